@@ -63,6 +63,8 @@ def calls() -> dict[str, Callable[[], object]]:
     into = torch.empty(SIZE, SIZE, dtype=x.dtype)
     options: dict[str, Any] = {"config": "", "allow_tf32": None}
     site = direct.site(direct.matmul, **options)
+    lists: tuple[Any, ...] = [], [of_rows["sums"]], [], [], sums.json
+    of_scales, in_groups = (a, scale_a, other, scale_b, *lists), (x, experts, offsets, None, None, None, *lists)
     with_bias = direct.site(direct.finished, activation=None, tensors=("bias",), **options)
     return {
         "matmul": lambda: matmul(x, y),
@@ -86,6 +88,10 @@ def calls() -> dict[str, Callable[[], object]]:
         "matmul, sums of rows": lambda: matmul(x, y, epilogue=sums, given=of_rows),
         "scaled_matmul, sums of rows": lambda: scaled_matmul(a, scale_a, other, scale_b, epilogue=sums, given=of_rows),
         "grouped_matmul, sums of rows": lambda: grouped_matmul(x, experts, offsets, epilogue=sums, given=of_rows),
+        "the same in Inductor's code, scales": lambda: direct.scaled_epilogue_matmul(*of_scales),
+        "by the operator, scales": lambda: torch.ops.layoutgemm.scaled_epilogue_matmul(*of_scales),
+        "the same in Inductor's code, groups": lambda: direct.grouped_epilogue_matmul(*in_groups),
+        "by the operator, groups": lambda: torch.ops.layoutgemm.grouped_epilogue_matmul(*in_groups),
         "quantized_matmul": lambda: quantized_matmul(x, weight),
         "QuantizedLinear": lambda: layer(x),
         "QuantizedLinear, both passes": lambda: passes(layer, leaf, y),

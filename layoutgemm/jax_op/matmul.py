@@ -62,7 +62,8 @@ def matmul(
                  float8, on 9.0. It goes with an epilogue, or with bias and activation; given has its vectors, too
     combine      for a tuple b of two to four matrices: the function of (*products, ops, **given) that makes each
                  element of the result, or the name of an activation: that of the first product, times the second. Of
-                 two tuples, (a, a2) and (b, b2), the result is activation(a @ b + a2 @ b2 + bias)
+                 two tuples, (a, a2) and (b, b2), the result is activation(a @ b + a2 @ b2 + bias); of
+                 ((b, b1), (b2, b3)) it is combine(a @ b + a2 @ b2, a @ b1 + a2 @ b3)
     order        the tiles of the result that are computed, and their order: see `kernels.orders`. given has what it
                  reads. A list of tiles may be traced, as int32 vector of row + 2**16 * column
     rows         int32 or int64: row i of the product reads row rows[i] of a, a matrix

@@ -177,9 +177,11 @@ def _named_fields(kind: type) -> tuple[tuple[str, bool], ...]:
 
 def check_words(words: tuple[str, ...]) -> None:
     """Raise PlanError for more words than a kernel takes, or two parameters of one name."""
+    if len(words) > MAX_WORDS:
+        raise PlanError(f"the kernel takes {MAX_WORDS} words, and these are {len(words)}: {', '.join(words)}")
     names = (*PERSISTENT_PARAMETERS, *words)
-    if len(words) > MAX_WORDS or len(set(names)) < len(names):
-        raise PlanError(f"the kernel's own words, {', '.join(words)}: {MAX_WORDS} at most, of different names")
+    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
+        raise PlanError(f"two parameters of the kernel are named {twice[0]}: give the operand another name")
 
 
 def check_settings(config: object, what: str, /, **wanted: object) -> None:

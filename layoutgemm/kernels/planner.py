@@ -26,10 +26,10 @@ from .plan import GemmPlan, check_sizes, present
 from .sm80.choose import choose_sm80, holding_groups
 from .sm80.plan import Sm80Config, Sm80Plan
 from .sm90.choose.prologue import prologue_config
-from .sm90.choose.rules import SPARE, Sm90Choice, in_place, with_whole_rows
+from .sm90.choose.rules import SPARE, Sm90Choice, in_place, whole_columns, with_whole_rows
 from .sm90.gated import combination
 from .sm90.indexed.choose import indexed_config
-from .sm90.operands.combined import Combined
+from .sm90.operands.combined import LEAST_MATRICES, Combined
 from .sm90.operands.pair import SecondPair, pair_of
 from .sm90.operands.prologue import Prologue
 from .sm90.plan import Sm90Config, Sm90Plan
@@ -74,7 +74,7 @@ def plan(
     order     the order of tiles, of all or some of them, as for `Sm90Plan.derive`; the rule chooses for as many
               columns as that share of the tiles has
     prologue  a function of A's elements, as for `Sm90Plan.derive`, on sm_90a
-    pair      K of a second pair of matrices, likewise
+    pair      K of a second pair of matrices, likewise; beside a gate or several matrices B, of each sum
     indexed   rows of A and C by index, likewise, and on sm_100a; m is the product's rows
     triangles A or B is triangular, likewise
 
@@ -97,17 +97,13 @@ def plan(
     gates = combination(gated)
     epilogue = None if epilogue is None else Epilogue.of(epilogue, gated=gates is not None)
     if kind is Sm90Config:
-        parts = HopperParts(epilogue, gates, order, prologue, pair_of(pair), indexed, triangles)
+        parts = HopperParts(epilogue, gates, order, prologue, pair_of(pair, gates), indexed, triangles)
         return _for_hopper((m, n, k), batch, (a, b, c), chosen, parts)
-    for name, part in (("pair", pair), ("triangles", triangles)):
+    rows = None if kind is Sm100Config else indexed
+    of_hopper = {"pair": pair, "triangles": triangles, "prologue": prologue, "gated": gates, "indexed": rows}
+    for name, part in of_hopper.items():
         if part is not None:
-            raise PlanError(f"{name}: the kernel of {target.name} has none; that of sm_90a has")
-    if indexed is not None and kind is not Sm100Config:
-        raise PlanError(f"indexed: the kernel of {target.name} has none; those of sm_90a and sm_100a have")
-    if prologue is not None:
-        raise PlanError(f"prologue: the kernel of {target.name} multiplies A as it is; sm_90a has a prologue")
-    if gates is not None:
-        raise PlanError(f"gated = {gated}: the kernel of {target.name} has no gated products")
+            raise PlanError(refusal_beside_hopper(name, target.name))
     if kind is Sm100Config:
         return Sm100Plan.derive(
             m, n, k, arch=target, batch=batch, a=a, b=b, c=c, config=chosen, epilogue=epilogue, order=order,
@@ -118,6 +114,35 @@ def plan(
     return Sm80Plan.derive(
         m, n, k, batch=batch, arch=target, a=a, b=b, c=c, config=chosen, epilogue=epilogue, order=order
     )
+
+
+# Arguments that kernels of other architectures do not take: why, and the way out.
+_BESIDE_HOPPER = {
+    "pair": ("its loop over K is of one A and one B", "add the first product behind the second, by Residual()"),
+    "triangles": ("its loop takes the same K tiles in every tile", "leave it out: products with zeros are right"),
+    "prologue": ("it multiplies A as it lies in shared memory", "compute the function of A first"),
+    "gated": (
+        "its tile of B is of neighbouring columns of one matrix",
+        "let the second product's epilogue read the first, as EpilogueOperand(name, 'mn', dtype)",
+    ),
+    "indexed": (
+        "it loads and stores rows one pitch apart",
+        "gather before and scatter behind the product: A[rows] @ B, C[out_rows] = A @ B",
+    ),
+}
+
+
+def refusal_beside_hopper(name: str, arch: str, said: str = "") -> str:
+    """Why the kernel of an architecture other than sm_90a does not take that argument, and the way out.
+
+    said  the argument's name in the caller's call, where it is another
+
+    >>> refusal_beside_hopper("triangles", "sm_120a").partition(": ")[2]
+    'its loop takes the same K tiles in every tile; sm_90a has a kernel. Leave it out: products with zeros are right'
+    """
+    why, way_out = _BESIDE_HOPPER[name]
+    have = "sm_90a and sm_100a have kernels" if name == "indexed" else "sm_90a has a kernel"
+    return f"{said or name}: not by the kernel of {arch}: {why}; {have}. {way_out[0].upper()}{way_out[1:]}"
 
 
 def _for_ampere(
@@ -186,13 +211,28 @@ def _rule(
     if indexed is not None and (not indexed.copies or indexed.scatter is not None):
         wide = stored.dtype.bits == 32
         rule = chain([indexed_config((m, columns, k, 1), not indexed.copies, False, wide)], SPARE)
+    if parts.pair is not None and parts.pair.matrices > LEAST_MATRICES:  # whose tensor maps leave C none
+        rule = (replace(config, store="direct") for config in rule)
     if parts.prologue is not None:
         rule = chain([prologue_config(m, columns, k, batch)], SPARE)
+    if parts.epilogue is not None and parts.epilogue.columns > 1:
+        sums = 1 if parts.gated is None else parts.gated.matrices
+        rule = _of_whole_columns(rule, sums * parts.epilogue.columns)
     if order is not None:
         rule = _for_order(order, rule, (m, n, columns))
         if (triangle := _listed(order, batch, parts)) is not None:
             rule = chain(_by_rounds(triangle, sizes, given), rule)
     return rule if parts.triangles is None else _for_triangles(rule)
+
+
+def _of_whole_columns(rule: Iterator[Sm90Config], columns: int) -> Iterator[Sm90Config]:
+    """The rule's configurations with tiles that store a multiple of so many columns at a time."""
+    for config in rule:
+        yield config
+        found = whole_columns(config, columns)
+        if found != config:
+            yield found
+        yield replace(found, staged_epilogue_k_tiles=0)
 
 
 def _for_triangles(rule: Iterator[Sm90Config]) -> Iterator[Sm90Config]:

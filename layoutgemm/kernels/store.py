@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 from typing import Any
 
 from ..arguments import as_int
@@ -146,7 +147,7 @@ class StorePlan:
     @memoized(256)
     def derive(
         cls, mma: MmaAtom, blocks: int, c: Operand, chunks: int, buffers: int, parts: int = 1,
-        part_per_cta: bool = True, rows: int = WARP_ROWS, at_once: bool = False,
+        part_per_cta: bool = True, rows: int = WARP_ROWS, at_once: bool = False, maps: int | None = None,
     ) -> StorePlan:  # fmt: skip
         """The store of `blocks` accumulators of `mma`, one below the other.
 
@@ -156,12 +157,16 @@ class StorePlan:
                  `part_per_cta`, complete one after the other
         rows     of a box of a row-major C: a warp's own 16, or a warpgroup's 64
         at_once  a buffer for each round of a tile, which are one bulk group; `buffers` does not count
+        maps     at most, one for each width of a chunk; None for as many as there are widths
 
         Raises PlanError where a count is not positive or the columns cannot be dealt out; passes on TmaError.
 
         >>> store = StorePlan.derive(wgmma(224), 2, Operand.parse("bf16"), 1, 2)
         >>> [chunk.width for round in store.rounds[:4] for chunk in round.chunks], store.buffer_bytes
         ([64, 64, 64, 32], 2048)
+        >>> few = StorePlan.derive(wgmma(112), 1, Operand.parse("bf16"), 1, 2, maps=2)
+        >>> [chunk.width for round in few.rounds for chunk in round.chunks]
+        [64, 16, 16, 16]
         """
         for name, value in (("chunks", chunks), ("buffers", buffers)):
             as_int(value, name, PlanError, least=1)
@@ -170,8 +175,9 @@ class StorePlan:
             raise PlanError(f"{columns} columns in {parts} parts: each needs whole groups of 8 columns")
         part = columns // parts
         widths = _spans(part, c.dtype) if by_row else _blocks_of(part, _COLUMNS)
+        widths = widths if maps is None else _of_few_widths(widths, maps)
         rows = rows if by_row else ROWS
-        tiles, maps = tiles_of_chunks(rows, widths, c)
+        tiles, tmas = tiles_of_chunks(rows, widths, c)
         rounds = [
             StoreRound(block, which, group)
             for block in range(blocks)
@@ -181,7 +187,7 @@ class StorePlan:
         bytes_ = buffer_bytes(rounds)
         buffers = len(rounds) if at_once else buffers
         per_cta = part_per_cta and parts > 1
-        return cls(c, maps, tuple(rounds), bytes_, buffers, rows // WARP_ROWS, parts, per_cta, at_once)
+        return cls(c, tmas, tuple(rounds), bytes_, buffers, rows // WARP_ROWS, parts, per_cta, at_once)
 
     @property
     def box_rows(self) -> int:
@@ -255,6 +261,21 @@ def _blocks_of(columns: int, most: int) -> tuple[int, ...]:
     """
     full, rest = divmod(columns, most)
     return (most,) * full + tuple(width for width in (rest // 16 * 16, rest % 16) if width)
+
+
+def _of_few_widths(widths: tuple[int, ...], most: int) -> tuple[int, ...]:
+    """The same columns in chunks of at most so many widths: the narrowest ones in equal parts.
+
+    >>> _of_few_widths((64, 32, 16), 2), _of_few_widths((64, 32, 8), 1), _of_few_widths((64, 32), 2)
+    ((64, 16, 16, 16), (8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8), (64, 32))
+    """
+    distinct = list(dict.fromkeys(widths))
+    if len(distinct) <= most:
+        return widths
+    kept = tuple([width for width in widths if width in distinct[: most - 1]])
+    rest = widths[len(kept) :]
+    width = gcd(*rest)
+    return (*kept, *[width] * (sum(rest) // width))
 
 
 def tiles_of_chunks(rows: int, widths: Sequence[int], c: Operand) -> tuple[dict[int, SmemTile], tuple[TmaPlan, ...]]:

@@ -114,7 +114,7 @@ def _plain_again(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | None:
 @repeated_first(_plain_again, 2)
 def matmul(
     a: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
-    b: torch.Tensor | Sequence[torch.Tensor],
+    b: torch.Tensor | Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]],
     *,
     out: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
@@ -162,7 +162,7 @@ def matmul(
                 of the result, in one kernel of compute capability 9.0. Or the name of an activation: that of the first
                 product, times the second. Traced once for each function object. See `torch_op.operands.several`
                 Of two tuples, (a, a2) and (b, b2), the result is activation(a @ b + a2 @ b2 + bias), in one kernel too:
-                see `torch_op.operands.pairs`
+                see `torch_op.operands.pairs`. Of ((b, b1), (b2, b3)) it is combine(a @ b + a2 @ b2, a @ b1 + a2 @ b3)
     order       the order of tiles of C, of all or some of them: "lower", "symmetric", a Schedule, a function, ...; see
                 `kernels.orders`. Tiles left out are not computed: `out` keeps its values there, and without an `out`
                 they are zeros. `given` has what the order reads, such as a rank. Refused if a tile is visited twice

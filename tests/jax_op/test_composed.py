@@ -278,7 +278,7 @@ def test_a_mesh_cuts_rows_and_columns(mesh: Any) -> None:
     [
         ({"b": (B,), "combine": "silu"}, "b is 1 matrices: combine= takes a tuple of 2 to 4"),
         ({"b": (B, B1)}, "a is 1 arrays and b 2: one of each, or two pairs; or combine="),
-        ({"a": (A, A), "b": (B, B1), "combine": "silu"}, "a is 2 arrays: combine= is of one a"),
+        ({"a": (A, A), "b": (B, B1), "combine": "silu"}, "b is of ArrayImpl and ArrayImpl: combine= of two a"),
         ({"b": (B, B1[:, :8]), "combine": "silu"}, "b[1] of (32, 8): the first are of (24, 32) and (32, 16)"),
         ({"b": (B, B1.astype("float16")), "combine": "silu"}, "b[1] float16: matrices of one type"),
         ({"b": (B, B1), "combine": "silu", "activation": "swiglu"}, "activation and combine: the function"),

@@ -12,7 +12,17 @@ import pytest
 from layoutgemm import GemmPlan, plan
 from layoutgemm.arch import ARCHES
 from layoutgemm.errors import LayoutError, PlanError
-from layoutgemm.kernels import Sm80Config, Sm80Plan, Sm90Config, Sm90Plan, Sm100Config, Sm100Plan, TeachingPlan
+from layoutgemm.kernels import (
+    IndexedRows,
+    RowIndices,
+    Sm80Config,
+    Sm80Plan,
+    Sm90Config,
+    Sm90Plan,
+    Sm100Config,
+    Sm100Plan,
+    TeachingPlan,
+)
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, Quantize, Scale
 from layoutgemm.kernels.sm90.choose.rules import choose
 
@@ -115,8 +125,11 @@ def test_the_type_of_c_is_one_rule() -> None:
         ),
         ({"arch": "hopper", "config": Sm100Config()}, "the kernel of sm_90a takes a Sm90Config"),
         ({"arch": "sm_80", "epilogue": Epilogue(Quantize(each=32))}, "Quantize gives e4m3, and c is bf16"),
-        ({"arch": "sm_120a", "gated": "silu"}, "the kernel of sm_120a has no gated products"),
-        ({"arch": "blackwell", "gated": "silu"}, "the kernel of sm_100a has no gated products"),
+        ({"arch": "sm_120a", "gated": "silu"}, "gated: not by the kernel of sm_120a: its tile of B is"),
+        (
+            {"arch": "blackwell", "gated": "silu"},
+            "Let the second product's epilogue read the first",
+        ),
         ({"arch": "sm_75"}, "no kernel for sm_75: it has no cp.async"),
         ({"batch": 0}, "batch"),
         ({"c": "i8"}, "c is i8"),
@@ -152,3 +165,10 @@ def test_a_batch_and_a_wide_output_have_plans_on_ampere() -> None:
 def test_the_common_type_derives_what_the_front_door_gives() -> None:
     assert GemmPlan.derive(512, 512, 512, b="bf16:col") == plan(512, 512, 512, b="bf16:col")
     assert isinstance(TeachingPlan.derive(64, 64, 64), GemmPlan)
+
+
+def test_tiles_hold_the_columns_that_share_a_scale() -> None:
+    """The rule's tile for gathered rows is of fewer columns for a small product."""
+    chosen = IndexedRows(RowIndices(90))
+    made = plan(200, 300, 128, b="bf16:col", c="e4m3", epilogue=Epilogue(Quantize()), indexed=chosen)
+    assert isinstance(made, Sm90Plan) and made.columns_at_a_time % 128 == 0 and made.check()

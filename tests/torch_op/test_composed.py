@@ -102,6 +102,17 @@ CASES = {
         lambda a, b, up, bias: matmul(a, (b, up), combine="silu", epilogue=FINISH, given={"bias": bias}),
         lambda a, b, up, bias: gelu(silu(a @ b) * (a @ up) + bias), (A, B, UP, BIAS), 4,
     ),
+    "several matrices in two pairs": Case(
+        lambda a, a2, b, up, b2, bias: matmul(
+            (a, a2), ((b, up), (b2, -b2)), combine=weighted, epilogue=FINISH, given={"bias": bias, "w": 0.5}
+        ),
+        lambda a, a2, b, up, b2, bias: gelu(0.5 * (a @ b + a2 @ b2) + a @ up - a2 @ b2 + bias),
+        (A, A2, B, UP, B2, BIAS), 6,
+    ),
+    "a gate of two pairs": Case(
+        lambda a, a2, b, b2: matmul((a, a2), (b, b2), activation="swiglu"),
+        lambda a, a2, b, b2: silu((a @ b + a2 @ b2)[:, :36]) * (a @ b + a2 @ b2)[:, 36:], (A, A2, B, B2), 4,
+    ),
     "several matrices of chosen rows": Case(
         lambda a, b, up, rows: matmul(a, (b, up), rows=rows, combine=weighted, given={"w": 0.5}),
         lambda a, b, up, rows: 0.5 * (a[rows] @ b) + a[rows] @ up, (A, B, UP, ROWS), 3,
@@ -161,7 +172,14 @@ def test_the_formula_is_computed_and_compiled_as_one_operator(name: str) -> None
     assert torch.equal(torch.compile(call, fullgraph=True, backend="aot_eager")(*operands), found)
 
 
-@pytest.mark.parametrize(("name", "call_of"), [("two pairs", "composed_matmul"), ("an order", "composed_result")])
+@pytest.mark.parametrize(
+    ("name", "call_of"),
+    [
+        ("two pairs", "composed_matmul"),
+        ("several matrices in two pairs", "composed_matmul"),
+        ("an order", "composed_result"),
+    ],
+)
 def test_generated_code_calls_products_with_parts_directly(name: str, call_of: str) -> None:
     call, _, operands, _ = CASES[name]
     torch._dynamo.reset()
@@ -360,7 +378,9 @@ REFUSED: list[tuple[str, Callable[..., Any]]] = [
     ("triangles is a str: a Triangles", lambda a, b: matmul(a, b, triangles="lower")),
     ("two operands of the product are named s", lambda a, b: matmul(
         a, b, prologue=SCALED, epilogue=NAMED, given={"s": SCALE})),
-    ("a gate and a second pair", lambda a, b: matmul((a, a), (b, b), activation="swiglu")),
+    ("a gate and triangular operands|a second pair and triangular", lambda a, b: matmul(
+        (a, a), (b, b), activation="swiglu", triangles=Triangles("lower"))),
+    ("b is of Tensor and Tensor: combine= of two a", lambda a, b: matmul((a, a), (b, b), combine="silu")),
     ("bias and epilogue: one or the other", lambda a, b: matmul((a, a), (b, b), bias=BIAS, epilogue=FINISH)),
     (r"b\[1\] of \[64, 36\]", lambda a, b: matmul((a, a), (b, b[:, :36]))),
     ("rows is torch.float32 of shape", lambda a, b: matmul(a, b, rows=SCALE, bias=BIAS)),

@@ -115,6 +115,29 @@ def test_calls_that_write_need_no_dispatcher() -> None:
     assert [f"layoutgemm_direct.{name}(" in line for name, line in zip(names, lines, strict=True)] == [True, True]
 
 
+LEAST = Epilogue(RowReduce("min", "least"), stores_c=False)
+
+
+def scaled_and_grouped(a: Any, s: Any, b: Any, t: Any, x: Any, experts: Any, offs: Any, c: Any) -> tuple[Any, ...]:
+    """Sums of rows beside C with scales, with a scale of A alone, and of groups; a gate's least values without C."""
+    totals, least = [x.new_zeros(24, dtype=torch.float32) for _ in range(3)], x.new_zeros(24, dtype=torch.float32)
+    given = [{"bias": c, "total": total} for total in totals]
+    one = scaled_matmul(a, s, b, t, epilogue=STEPS, given=given[0], out_dtype=BF16)
+    two = scaled_matmul(a, s, b, epilogue=STEPS, given=given[1], use_fast_accum=False)
+    three = grouped_matmul(x, experts, offs=offs, epilogue=STEPS, given=given[2])
+    none = grouped_matmul(x, experts, offs=offs, activation="swiglu", epilogue=LEAST, given={"least": least})
+    return one, two, three, none, *totals, least
+
+
+def test_scaled_and_grouped_calls_that_write_need_no_dispatcher() -> None:
+    inputs = EIGHT[0], SCALES[0], EIGHT[1], SCALES[1], A, EACH, OFFS, BIAS
+    got, lines = compiled(scaled_and_grouped, *inputs)
+    for x, y in zip(got, scaled_and_grouped(*inputs), strict=True):
+        assert torch.equal(x, y)
+    names = ["scaled_epilogue_matmul"] * 2 + ["grouped_epilogue_matmul"] * 2
+    assert [f"layoutgemm_direct.{name}(" in line for name, line in zip(names, lines, strict=True)] == [True] * 4
+
+
 NO_GROUP = {
     "rows": (normal(24, 64), normal(2, 40, 64).mT, {}),
     "gated rows": (normal(24, 64), normal(2, 40, 64).mT, {"activation": "swiglu"}),

@@ -70,6 +70,51 @@ def test_an_empty_pair_adds_nothing() -> None:
     assert layoutgemm.matmul((x[:0], h[:0]), (w, u)).shape == (0, 8, 48)
 
 
+def gated_sums(x: Any, h: Any, w: Any, w3: Any, u: Any, u3: Any) -> Any:
+    """silu(x @ w + h @ u) * (x @ w3 + h @ u3), of any type."""
+    return torch.nn.functional.silu(x @ w + h @ u) * (x @ w3 + h @ u3)
+
+
+OF_SUMS = ((3, 8, 64), (3, 8, 16), (64, 48), (64, 48), (16, 48), (16, 48))
+
+
+def test_a_function_of_sums_of_two_products_is_rounded_once() -> None:
+    """A gated MLP with low-rank updates: matrices that lie apart, or gate and up in one."""
+    x, h, w, w3, u, u3 = tensors(*OF_SUMS)
+    want = rounded(gated_sums(*[each.double() for each in (x, h, w, w3, u, u3)]), torch.bfloat16)
+    found = layoutgemm.matmul((x, h), ((w, w3), (u, u3)), combine="silu")
+    assert found.shape == (3, 8, 48) and torch.equal(found, want)
+    assert torch.equal(
+        layoutgemm.matmul((x, h), (torch.cat([w, w3], 1), torch.cat([u, u3], 1)), activation="swiglu"), want
+    )
+    out = torch.empty(3, 8, 48).bfloat16()
+    assert layoutgemm.matmul((x, h), ((w, w3), (u, u3)), combine="silu", out=out) is out and torch.equal(out, want)
+    how = explain_matmul((x, h), ((w, w3), (u, u3)), combine="silu")
+    assert how.launches == 1 and how.kernel.endswith("2 matrices B combined, and a second pair of K = 16")
+    rows = torch.tensor([2, 0, 7])
+    some = layoutgemm.matmul((x[0], h[0, :3]), ((w, w3), (u, u3)), combine="silu", rows=rows)
+    own = [each.double() for each in (x[0, rows], h[0, :3], w, w3, u, u3)]
+    assert torch.equal(some, rounded(gated_sums(*own), torch.bfloat16))
+
+
+def test_gradients_and_transforms_of_such_a_function() -> None:
+    plain = [x.float().requires_grad_() for x in tensors(*OF_SUMS)]
+    wide = [x.detach().double().requires_grad_() for x in plain]
+
+    def product(x: Any, h: Any, w: Any, w3: Any, u: Any, u3: Any) -> Any:
+        return layoutgemm.matmul((x, h), ((w, w3), (u, u3)), combine="silu", allow_tf32=True)
+
+    found, right = product(*plain), gated_sums(*wide)
+    slope = torch.randn(found.shape, generator=torch.Generator().manual_seed(1))
+    both = torch.autograd.grad(found, plain, slope), torch.autograd.grad(right, wide, slope.double())
+    for got, want in zip(*both, strict=True):
+        assert float((got.double() - want).abs().max() / want.abs().max()) < 1e-5
+    half = [x.detach().bfloat16() for x in plain]
+    once = product(*half)
+    assert torch.equal(torch.func.vmap(lambda x, h: product(x, h, *half[2:]))(half[0], half[1]), once)
+    assert torch.equal(torch.compile(product, backend="aot_eager", fullgraph=True)(*half), once)
+
+
 X, H, W, U, BIAS = tensors(*SHAPES)
 REFUSED: list[tuple[type[Exception], str, dict[str, Any]]] = [
     (OperandError, "a is 3 tensors and b 2", {"a": (X, H, H)}),
@@ -79,10 +124,33 @@ REFUSED: list[tuple[type[Exception], str, dict[str, Any]]] = [
     (TensorError, r"b\[1\] of \[16, 8\]", {"b": (W, U[:, :8])}),
     (TensorError, "K is 16 in a and 8 in b", {"b": (W, U[:8])}),
     (TensorError, r"a\[1\] is torch.float16", {"a": (X, H.half()), "b": (W, U.half())}),
-    (OperandError, "a is 2 tensors: combine= is of one a and several b", {"combine": "silu"}),
+    (OperandError, r"b is of Tensor and Tensor: combine= of two a takes b = \(\(b0, b1\)", {"combine": "silu"}),
+    (OperandError, "b is of 2 matrices and 1 matrices", {"combine": "silu", "b": ((W, W), (U,))}),
+    (OperandError, r"b\[0\] is 1 matrices: combine= takes a tuple of 2 to 4", {"combine": "silu", "b": ((W,), (U,))}),
+    (OperandError, "a is 3 matrices: combine= takes one a, or two", {"combine": "silu", "a": (X, H, H)}),
+    (
+        TensorError,
+        r"a\[1\] of \[3, 8, 16\] and b\[1\]\[1\] of \[16, 8\]",
+        {"combine": "silu", "b": ((W, W), (U, U[:, :8]))},
+    ),
+    (
+        OperandError,
+        "activation and combine: the function of the products has the gate",
+        {"combine": "silu", "b": ((W, W), (U, U)), "activation": "swiglu"},
+    ),
     (OperandError, "several parts is of two matrices", {"order": "lower"}),
     (OperandError, "s is no operand of it", {"given": {"s": 1.0}}),
-    (PlanError, "no kernel has a gate and a second pair", {"activation": "swiglu"}),
+    (
+        TensorError,
+        r"a\[1\] of \[8, 16\] and b\[1\] of \[16, 48\]: 2 rows",
+        {"a": (X[0], H[0]), "rows": torch.tensor([1, 0])},
+    ),
+    (
+        PlanError,
+        "pair: no kernel has a second pair and gathered rows: the second A's rows are in order",
+        {"a": (X[0], H[0]), "rows": torch.arange(8), "copy_rows": False},
+    ),
+    (OperandError, "bias and a gate", {"activation": "swiglu", "bias": BIAS}),
     (OperandError, "sums are computed on in float32", {"a": (X.char(), H.char()), "b": (W.char(), U.char())}),
     (TensorError, r"out, which is written to, shares memory with a\[0\]", {"out": X.view(-1)[:1152].view(3, 8, 48)}),
     (TensorError, "bias", {"bias": BIAS[:8]}),

@@ -27,7 +27,7 @@ from ...kernels.epilogue.parameters import check_names, host_number
 from ...kernels.indexed.rows import OUT_ROWS, ROWS, check_distinct, check_inside
 from ...kernels.orders import Order, is_symmetric, order_values
 from ...kernels.sm90.gated import combination
-from ...kernels.sm90.operands.combined import OF_ONE_A, Combine, Combined, function_of, refusal_of_matrices
+from ...kernels.sm90.operands.combined import Combine, Combined, function_of, refusal_of_matrices, refusal_of_pairs
 from ...kernels.sm90.operands.prologue import Prologue, check_chosen
 from ...layouts import Layout
 from ...memo import exact
@@ -91,7 +91,7 @@ def multiply_parts(
     turned: tuple[object, object], allow_tf32: object,
 ) -> Result:  # fmt: skip
     """The product with its parts. Raises TensorError, OperandError or PlanError for those that do not fit."""
-    left, right = _matrices("a", a), _matrices("b", b)
+    left, right = _operands(a, b, asked)
     _check_counts(left, right, asked)
     flags = flag("transpose_a", turned[0]), flag("transpose_b", turned[1])
     check_types(str(left[0].dtype), str(right[0].dtype), flag("allow_tf32", allow_tf32))
@@ -114,6 +114,21 @@ def multiply_parts(
     return named_results(product.epilogue, found)
 
 
+def _operands(a: object, b: object, asked: CallParts) -> tuple[list[jax.Array], list[jax.Array]]:
+    """The matrices of a, and those that the first multiplies before those of the second.
+
+    Raises OperandError for numbers of them that a function of several sums does not have.
+    """
+    left = _matrices("a", a)
+    if asked.combine is None:
+        return left, _matrices("b", b)
+    if text := refusal_of_matrices(b) if len(left) == 1 else refusal_of_pairs(b, len(left)):
+        raise OperandError(text)
+    if isinstance(b, (tuple, list)) and len(left) > 1:
+        return left, [*_matrices("b[0]", b[0]), *_matrices("b[1]", b[1])]
+    return left, _matrices("b", b)
+
+
 def _matrices(name: str, x: object) -> list[jax.Array]:
     several = isinstance(x, (tuple, list))
     given: Sequence[object] = x if isinstance(x, (tuple, list)) else [x]
@@ -123,10 +138,6 @@ def _matrices(name: str, x: object) -> list[jax.Array]:
 def _check_counts(left: Sequence[jax.Array], right: Sequence[jax.Array], asked: CallParts) -> None:
     """Raise OperandError for other numbers of matrices, and for parts that exclude each other."""
     if asked.combine is not None:
-        if text := refusal_of_matrices(list(right)):
-            raise OperandError(text)
-        if len(left) > 1:
-            raise OperandError(f"a is 2 arrays: {OF_ONE_A}")
         if gate_of(asked.activation) is not None:
             raise OperandError("activation and combine: the function of the products has the gate")
     elif len(left) != len(right) or len(left) not in (1, 2):
@@ -188,7 +199,8 @@ def _product_of(
     check_written(epilogue, values)
     of_epilogue = [] if epilogue is None else [x.name for x in epilogue.given if not x.written]
     owned = [*(prologue.names if prologue is not None else ()), *of_epilogue]
-    how, sums = _function(asked, gate, len(right), [name for name in values if name not in (*owned, *more)])
+    each = len(right) // len(left)
+    how, sums = _function(asked, gate, each, [name for name in values if name not in (*owned, *more)])
     check_names([*owned, *more, *sums], values, "the product's parts read")
     if prologue is not None and str(left[0].dtype) not in FUNCTION_TYPES:
         raise OperandError(f"a is {left[0].dtype}: a prologue is of {', '.join(FUNCTION_TYPES)}")
@@ -200,7 +212,7 @@ def _product_of(
     product = ComposedProduct(
         left[0].shape, right[0].shape, (str(left[0].dtype), str(right[0].dtype), kind), flags, epilogue, prologue, (),
         () if epilogue is None else launch_numbers(epilogue, values), how,
-        (left[1].shape, right[1].shape) if len(left) > 1 else (), order, tuple(wholes.items()),
+        (left[1].shape, right[each].shape) if len(left) > 1 else (), order, tuple(wholes.items()),
         tuple([(name, _float(name, values[name])) for name in sums]), None, None, asked.copy_rows, TILES in more,
         out is not None,
     )  # fmt: skip
@@ -225,7 +237,7 @@ def _product_of(
         check_kept(product, out.shape, str(out.dtype))
     checked_plan(product)
     listed = [_tiles(product, values[TILES])] if product.lists_tiles else []
-    further = [left[1], right[1]] if product.second else [*right[1:]]
+    further = [*right[1:each], *left[1:], *right[each:]]
     arrays = [left[0], right[0], *further, *own, *[x for x in (rows, out_rows) if x is not None], *listed]
     return product, [*arrays, *([] if out is None else [out])]
 

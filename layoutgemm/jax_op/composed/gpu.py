@@ -19,6 +19,7 @@ from ...kernels.epilogue.parameters import float_word
 from ...kernels.indexed.rows import OUT_ROWS, ROWS
 from ...kernels.orders import clusters_of_plan, schedule_of
 from ...kernels.run.partial import is_partial
+from ...kernels.sm90.operands.combined import MOST_MATRICES
 from ...kernels.sm90.plan import Sm90Plan
 from ...schedule import TileList
 from ..functions import gpu as functions
@@ -76,7 +77,7 @@ def _as_read(product: ComposedProduct, read: ComposedProduct, own: dict[str, jax
     return own
 
 
-_MORE: Mapping[str, tuple[str, ...]] = {"a": ("a2",), "b": ("b1", "b2", "b3")}
+_MORE: Mapping[str, tuple[str, ...]] = {"a": ("a2",), "b": tuple([f"b{i}" for i in range(1, 2 * MOST_MATRICES)])}
 
 
 def _launched(product: ComposedProduct, plan: Sm90Plan, own: dict[str, jax.Array], on: Target) -> dict[str, jax.Array]:

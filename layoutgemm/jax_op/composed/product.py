@@ -3,7 +3,7 @@
     part       arrays                        what it does
     --------   ---------------------------   ---------------------------------------------------------------
     how        a, b, b1, ..                  a function of the sums a @ b, a @ b1, ..; or a gate of b's halves
-    second     a, b, a2, b2                  a @ b + a2 @ b2
+    second     a, b, a2, b2                  a @ b + a2 @ b2; with `how`, of each sum
     rows       rows                          row i of the product reads row rows[i] of a
     out_rows   out_rows                      row i of the product is row out_rows[i] of the result
     order      tiles, of a list              the tiles of C that are computed, and their order
@@ -22,7 +22,8 @@ from ...kernels.indexed.rows import OUT_ROWS, ROWS
 from ...kernels.orders import Order, names_in_given
 from ...kernels.plan import WORKSPACE
 from ...kernels.sm90.gated import HALVES
-from ...kernels.sm90.operands.combined import Combined
+from ...kernels.sm90.operands.combined import Combined, name_of_b
+from ...kernels.sm90.operands.pair import pair_of
 from ...torch_op.problem import Ints, half
 from ..functions.product import FunctionProduct
 from ..product import check_shapes
@@ -80,10 +81,16 @@ class ComposedProduct(FunctionProduct):
     @property
     def names(self) -> tuple[str, ...]:
         """The arrays' names, in the primitive's order; those of matrices as the kernel's parameters have them."""
-        more = ("a2", "b2") if self.second else tuple([f"b{i}" for i in range(1, self.matrices)])
+        more = *[f"b{i}" for i in range(1, self.matrices)], *self.of_second
         parts = {ROWS: self.rows is not None, OUT_ROWS: self.out_rows is not None, TILES: self.lists_tiles}
         own = [name for name, there in parts.items() if there]
         return ("a", "b", *more, *[x.name for x in self.operands], *own, *[OUT] * self.keeps)
+
+    @property
+    def of_second(self) -> tuple[str, ...]:
+        """Names of the second pair's arrays."""
+        pair = pair_of(1, self.how) if self.second else None
+        return () if pair is None else ("a2", *pair.of_b)
 
     @property
     def k_contiguous(self) -> ComposedProduct:
@@ -114,10 +121,11 @@ def check_matrices(
     a: Sequence[tuple[Ints, str]], b: Sequence[tuple[Ints, str]], turned: tuple[bool, bool], gates: bool
 ) -> None:
     """Raise TensorError or OperandError for matrices that no kernel multiplies together; shapes and types of each."""
+    sums = len(b) // len(a)
     for i, (shape, kind) in enumerate(b):
-        left, of_a = a[min(i, len(a) - 1)]
+        left, of_a = a[i // sums]
         check_shapes(left, shape, turned)
-        named = (f"a[{i}]" if len(a) > 1 else "a"), (f"b[{i}]" if len(b) > 1 else "b")
+        named = (f"a[{i // sums}]" if len(a) > 1 else "a"), name_of_b(i, len(a), len(b))
         if len(left) not in (2, 3) or len(left) != len(shape) or left[:-2] != shape[:-2]:
             raise OperandError(
                 f"{named[0]} of shape {left} and {named[1]} of {shape}: a product with several parts is of two "
@@ -130,9 +138,10 @@ def check_matrices(
             )
     columns, rows = (-2 if turned[1] else -1), (-1 if turned[0] else -2)
     for i, (shape, _) in enumerate(b[1:], 1):
-        one = shape == b[0][0] if len(a) == 1 else shape[columns] == b[0][0][columns] and a[i][0][rows] == a[0][0][rows]
-        if not one:
-            of = (f"a[{i}] of {a[i][0]} and " if len(a) > 1 else "") + f"b[{i}] of {shape}"
+        pair = i // sums
+        left, first = a[pair][0], b[pair * sums][0]
+        if shape != first or shape[columns] != b[0][0][columns] or left[rows] != a[0][0][rows]:
+            of = (f"a[{pair}] of {left} and " if len(a) > 1 else "") + f"{name_of_b(i, len(a), len(b))} of {shape}"
             raise TensorError(f"{of}: the first are of {a[0][0]} and {b[0][0]}, and the products have one shape")
     if gates:
         half(2, b[0][0][columns])

@@ -51,9 +51,9 @@ def _sums(product: ComposedProduct, multiplied: Multiply, own: _Arrays) -> list[
         left["a"] = gathered(left["a"], own[ROWS])
     if product.prologue is not None:
         left["a"] = applied(product.prologue, left["a"], own)
-    pairs = [("a", "b"), *[("a", f"b{i}") for i in range(1, product.matrices)]]
+    first = ["b", *[f"b{i}" for i in range(1, product.matrices)]]
     found = []
-    for name, other in [*pairs, *([("a2", "b2")] if product.second else [])]:
+    for name, other in [*[("a", b) for b in first], *[("a2", b) for b in product.of_second[1:]]]:
         a, b = left[name], own[other]
         wide = "int32" if product.types[2] == "int32" else "float32"
         of = Product(a.shape, b.shape, (str(a.dtype), str(b.dtype), wide), (False, turned_b))
@@ -64,8 +64,11 @@ def _sums(product: ComposedProduct, multiplied: Multiply, own: _Arrays) -> list[
 def together(product: ComposedProduct, sums: list[jax.Array]) -> jax.Array:
     """One matrix of the sums: two pairs added, several sums combined, a gate's halves."""
     how = product.how
+    if product.second:
+        half = len(sums) // 2
+        sums = [one + other for one, other in zip(sums[:half], sums[half:], strict=True)]
     if how is None:
-        return sums[0] if len(sums) == 1 else sums[0] + sums[1]
+        return sums[0]
     parts = list(jnp.split(sums[0], how.matrices, axis=-1)) if product.gates else sums
     value = how.apply(parts, JaxMath, {name: jnp.float32(x) for name, x in product.sum_numbers})
     return jnp.broadcast_to(jnp.asarray(value, jnp.float32), parts[0].shape)

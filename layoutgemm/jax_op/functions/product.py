@@ -78,6 +78,11 @@ class FunctionProduct:
         return ()
 
     @property
+    def of_second(self) -> tuple[str, ...]:
+        """Names of the second pair's arrays."""
+        return ()
+
+    @property
     def known_by_place(self) -> bool:
         """True if an element may depend on its row or column: no mesh axis cuts the product."""
         steps = () if self.epilogue is None else self.epilogue.steps

@@ -37,7 +37,7 @@ def labels_of(product: FunctionProduct) -> Labels:
     found: dict[str, tuple[str, ...]] = {x.name: axes[x.axes] for x in product.operands}  # type: ignore[union-attr]
     for name in product.names:
         if name[0] in "ab" and name not in found:
-            depth = k2 if name in ("a2", "b2") and product.second else k
+            depth = k2 if name in product.of_second else k
             pair = (rows, depth) if name[0] == "a" else (depth, of_b)
             found[name] = pair[::-1] if product.turned[name[0] == "b"] else pair
     written = [axes[x.axes] if x.unit == (1, 1) else (rows, pieces) for x in written_by(product.epilogue)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -34,6 +34,9 @@ from .torch_tensors import check_tensors, chosen_device, launch, require_gpu, ru
 
 if TYPE_CHECKING:
     import torch
+
+
+T = TypeVar("T")  # an address, or the array at it
 
 
 def given_of(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, Any]:
@@ -117,10 +120,8 @@ def words_of_arrays(plan: Sm90Plan, values: Mapping[str, Any]) -> tuple[Any, ...
     if plan.groups is not None:
         kind = np.int32 if plan.groups.offsets == "i32" else np.int64
         words.append(plan.groups.read(values[plan.groups.name]).astype(kind))
-    for name in plan.further:
-        words += [values[name].bits, values[name].leading]
-    words += [float_word(float(values[name])) for name in plan.numbers_given]
-    words += [] if plan.pair is None else [plan.pair.k]
+    lines = {name: (values[name].bits, values[name].leading) for name in plan.further}
+    words += _further_words(plan, lines, {name: float(values[name]) for name in plan.numbers_given})
     words += [values[name] for name in plan.order.schedule.words]
     words += _rows_of_arrays(plan, values)
     words += [np.full(copied_bytes(plan), 0xFF, np.uint8)] if plan.copies_rows else []
@@ -164,10 +165,9 @@ def words_of_tensors(
         if numbers.stride(0) != 1 and numbers.shape[0] > 1:
             raise OperandError(f"{name} has stride {numbers.stride(0)}: it must be contiguous, stride 1")
         words.append(numbers.data_ptr())
-    for lines, leading in [(placed or {})[name] for name in plan.further]:
-        words += [lines.data_ptr(), leading]
-    words += [float_word(host_number(name, given[name])) for name in plan.numbers_given]
-    words += [] if plan.pair is None else [plan.pair.k]
+    further = {name: (placed or {})[name] for name in plan.further}
+    addresses = {name: (lines.data_ptr(), leading) for name, (lines, leading) in further.items()}
+    words += _further_words(plan, addresses, {name: host_number(name, given[name]) for name in plan.numbers_given})
     words += order_words(plan, given, device)
     words += _rows_of_tensors(plan, given, device)
     words += [present(workspace).data_ptr()] if plan.copies_rows else []
@@ -189,6 +189,20 @@ def words_of_tensors(
             raise OperandError(f"row_sums has stride {sums.stride(-1)}: it must be contiguous, stride 1")
         words += [sums.data_ptr(), sums.stride(0) if sums.ndim > 1 else 0]
     return (*words, *[0] * (MAX_WORDS - len(words)))
+
+
+def _further_words(
+    plan: Sm90Plan, lines: Mapping[str, tuple[T, int]], numbers: Mapping[str, float]
+) -> list[T | int]:  # fmt: skip
+    """The words of several matrices B and of a second pair, in the order of `plan.words`.
+
+    lines  the plan's further matrices by name: address, and elements from line to line
+    """
+    known: dict[str, T | int] = {name: float_word(x) for name, x in numbers.items()}
+    for name, (address, leading) in lines.items():
+        known |= {name: address, f"ld{name}": leading}
+    known |= {} if plan.pair is None else {"k2": plan.pair.k}
+    return [known[word] for part in (plan.gated, plan.pair) if part is not None for word in part.words]
 
 
 def indexed_rows(plan: Sm90Plan | Sm100Plan) -> int:

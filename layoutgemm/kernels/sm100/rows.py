@@ -40,9 +40,12 @@ def check_rows(
     if indexed is None:
         return
     if batch > 1:
-        raise PlanError(f"batch = {batch}: {arch}'s gather4 and scatter4 move rows of one matrix")
+        raise PlanError(
+            f"batch = {batch} and indexed: {arch}'s gather4 and scatter4 move rows of one matrix, by a tensor map of "
+            "two dimensions. Gather before and scatter behind the product"
+        )
     if indexed.copies:
-        raise PlanError(f"copy: {arch}'s kernel copies no rows first, TMA gathers them; leave copy out")
+        raise PlanError(f"indexed: {arch}'s kernel copies no rows first, TMA gathers them; leave copy out")
     check_rows_lie(indexed, *operands, epilogue)
 
 

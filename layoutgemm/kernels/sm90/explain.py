@@ -184,7 +184,7 @@ def _explain_parts(plan: Sm90Plan, across: tuple[int, int]) -> list[str]:
         k_tiles = plan.k_tiles
         lines.append(
             f"second pair: {k_tiles - tile_count(plan.k, plan.tile[2])} of {k_tiles} K tiles, the last ones, are of A2 "
-            "and B2, with tensor maps of their own"
+            f"and {', '.join(plan.pair.of_b).upper()}, with tensor maps of their own"
         )
     if plan.ragged is not None:
         lines += explain_ragged(plan)

@@ -218,7 +218,8 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
         ragged           A's m rows are `batch` groups, each of which multiplies its own matrix of B; or, masked, of m
                          rows of each group as many are computed as count: see `kernels.sm90.grouped`
         along_k          K is `batch` groups, each of which has its own matrix of C: see `kernels.sm90.along_k`
-        pair             K of a second pair: C = A @ B + A2 @ B2, in one accumulator; see `kernels.sm90.operands.pair`
+        pair             K of a second pair: C = A @ B + A2 @ B2, in one accumulator; of several sums, in each. See
+                         `kernels.sm90.operands.pair`
         shards           A's rows arrive from other GPUs, or C's are reduced with theirs: see `kernels.sm90.shards`
         weights          A is packed weights of that format, in a kernel's order; `a` is the type they become: see
                          `kernels.sm90.quantized`
@@ -242,9 +243,10 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
         (3, 256, 217136, 61440)
         """
         check_sizes(m=m, n=n, k=k, batch=batch)
+        how = combination(gated)
         asked = Asked(
-            combination(gated), mainloop, ragged, along_k, pair_of(pair), indexed, prologue, weights, experts, shards,
-            triangles, Epilogue.of(epilogue, halves_of(combination(gated)) > 1), batch,
+            how, mainloop, ragged, along_k, pair_of(pair, how), indexed, prologue, weights, experts, shards,
+            triangles, Epilogue.of(epilogue, halves_of(how) > 1), batch,
             is_symmetric(order), row_sums,
         )  # fmt: skip
         check_parts(asked.parts, batch)
@@ -263,7 +265,7 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
         tile_k, (along_m, along_n) = kernel.tile_k(atom), config.cluster
         a_plan, b_plan = kernel.operand_plans(atom, tile_k)
         half = kernel.half(b_plan)
-        store = kernel.store(half is not None)
+        store = kernel.store(half is not None, kernel.further_maps(a_plan, b_plan))
         exchange = kernel.exchange(atom)
         stages = kernel.stages(a_plan, b_plan, kernel.store_bytes(store), exchange)
         kernel.check_early(stages, tile_k)
@@ -389,15 +391,17 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
     def for_any_size(self) -> Sm90Plan:
         """The plan of the same kernel for products of 1x1x1: what the trace sees."""
         plan = super().for_any_size()
-        plan = plan if self.pair is None else replace(plan, pair=SecondPair())
+        plan = plan if self.pair is None else replace(plan, pair=replace(self.pair, k=1))
         return plan if self.indexed is None else replace(plan, indexed=self.indexed.for_any_size())
 
     @property
     def further(self) -> dict[str, tuple[OperandPlan, tuple[int, int]]]:
         """Matrices beyond A and B by name: the operand that each lies as, and its shape."""
-        if self.pair is not None:
-            return {"a2": (self.a, (self.m, self.pair.k)), "b2": (self.b, (self.pair.k, self.n))}
-        return {name: (self.b, (self.k, self.n)) for name, _ in (self.gated.places if self.gated is not None else ())}
+        found = {name: (self.b, (self.k, self.n)) for name, _ in (self.gated.places if self.gated is not None else ())}
+        if self.pair is None:
+            return found
+        of_b = self.pair.k, self.n * self.halves
+        return {**found, "a2": (self.a, (self.m, self.pair.k)), **dict.fromkeys(self.pair.of_b, (self.b, of_b))}
 
     @property
     def reads_by_name(self) -> bool:

@@ -83,9 +83,7 @@ def execute_sm90(
         a = copied_matrix(plan, a, given or {})
     if plan.along_k is not None and not plan.along_k.in_blocks:
         a, b = of_lines(plan, a), of_lines(plan, b)
-    if plan.halves > 1:  # the second half of B's columns begins n lines on
-        inner, _, *groups = b.extents
-        b = GlobalMatrix(b.bits, b.leading, (inner, plan.n, plan.halves, *groups), plan.n * b.leading, (b.pitch,))
+    b = of_halves(plan, b)
     across = plan.order.clusters(plan.tiles)
     c.wanted = stored_elements(plan, given or {})
     tiles = int(plan.order.schedule.count(across, reads=OnHost(given or {}) if plan.order.schedule.words else None))
@@ -97,6 +95,14 @@ def execute_sm90(
     workers = tiles if plan.config.one_tile_per_cluster else min(tiles, clusters)
     take_tiles(tiles, workers, lambda: _Cluster(plan, a, b, c, given or {}), progress)
     return c.values()
+
+
+def of_halves(plan: Sm90Plan, b: GlobalMatrix) -> GlobalMatrix:
+    """A gate's matrix with a dimension of two halves: the second half of its columns begins n lines on."""
+    if plan.halves == 1:
+        return b
+    inner, _, *groups = b.extents
+    return GlobalMatrix(b.bits, b.leading, (inner, plan.n, plan.halves, *groups), plan.n * b.leading, (b.pitch,))
 
 
 class _Block:
@@ -132,7 +138,11 @@ class _Cluster:
         self.first_number = 0  # the K block that it begins with
         self.rows: dict[tuple[int, int], Values] = {}  # sums of A's rows, by matrix and first row
         self.plan, self.a, self.c = plan, a, c
-        self.matrices_b = [b, *[given[name] for name in plan.further]]
+        further = plan.gated.places if plan.gated is not None else ()
+        self.matrices = {"A": [a], "B": [b, *[given[name] for name, _ in further]]}
+        if plan.pair is not None:
+            second = [of_halves(plan, given[name]) for name in plan.pair.of_b]
+            self.second = {"A": [given["a2"]], "B": second}
         self.blocks = [_Block(plan, rank) for rank in range(plan.cluster_size)]
         for block in self.blocks:
             for stage in range(plan.stages):
@@ -205,12 +215,10 @@ class _Cluster:
                 block.full[stage].arrive_expect(plan.expected(block.origin, plan, either))
             for block in blocks:
                 origin = {**block.origin, "k": (first + at) * plan.tile[2]}
-                of_a, of_b = [self.a], self.matrices_b
+                of = self.matrices
                 if plan.pair is not None:
-                    place = place_in_pairs(first + at, tile_count(plan.k, plan.tile[2]), plan.tile[2], either)
-                    origin |= place
-                    of_a, of_b = [([self.given[f"{x}2"]] if place[SECOND] else one) for x, one in
-                                  (("a", of_a), ("b", of_b[:1]))]  # fmt: skip
+                    origin |= place_in_pairs(first + at, tile_count(plan.k, plan.tile[2]), plan.tile[2], either)
+                    of = self.second if origin[SECOND] else of
                 if plan.along_k is not None:
                     origin |= place_in_group(plan, self.lines, first + at, plan.k, either, max)
                 block.first_k, block.second = first_column(origin), bool(origin.get(SECOND, False))
@@ -219,12 +227,13 @@ class _Cluster:
                     gather_tile(plan, self.given, self.a, origin, self.end, block.smem, at_stage)
                     block.full[stage].arrive(plan.a.arrivals)
                 elif plan.weights is None:
-                    self._share(plan.a, of_a, origin, stage, block.column, [b for b in blocks if b.row == block.row])
+                    row = [b for b in blocks if b.row == block.row]
+                    self._share(plan.a, of["A"], origin, stage, block.column, row)
                 else:
                     load_blocks(plan, self.a.bits, origin, block.smem, self._stage(block, plan.a, stage))
                     block.full[stage].complete(plan.a.bytes)
                 column = [b for b in blocks if b.column == block.column]
-                self._share(plan.b, of_b, origin, stage, block.row, column)
+                self._share(plan.b, of["B"], origin, stage, block.row, column)
             for block in blocks:
                 self._copy_numbers(block, stage, self.first_number + first + at)
             turn = [consumer for consumer in consumers if plan.place_of_consumer(consumer)[1] == i % plan.config.slices]

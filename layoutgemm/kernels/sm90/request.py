@@ -31,7 +31,7 @@ from .grouped import Ragged, check_ragged, ragged_store
 from .indexed.copies import GatheredOperand, RowGather
 from .indexed.refusals import check_indexed
 from .mainloop import Promoted, check_promoted
-from .multicast import columns_of, few_rows, shared, with_copies
+from .multicast import OTHER_MAPS, columns_of, few_rows, shared, with_copies
 from .operands.combinations import Asked, check_parts, order_parts
 from .operands.combined import Combined, check_combined, side_by_side
 from .operands.fragment_loads import product_groups
@@ -205,7 +205,11 @@ class Sm90Request(ProductParts, Asked):
 
         stores  C's, and a symmetric product's second one
         """
-        check_maps(stores, a.maps + b.maps - 2 + sum(second_maps(self.pair, self.shards, a, b)))
+        check_maps(stores, self.further_maps(a, b))
+
+    def further_maps(self, a: OperandOfA, b: OperandPlan) -> int:
+        """Tensor maps of A and B after the first of each."""
+        return a.maps + b.maps - 2 + sum(second_maps(self.pair, self.shards, a, b))
 
     def schedule(self, order: Order | None) -> Schedule:
         """The order of clusters' tiles; raises PlanError for one that the kernel has not."""
@@ -338,8 +342,11 @@ class Sm90Request(ProductParts, Asked):
         small = self.instruction(self.config.tile[1] // 2)
         return small, derive_descriptor(b_plan.smem, small, "B")
 
-    def store(self, halved: bool) -> StorePlan | None:
-        """The store through shared memory, or None for direct stores; raises PlanError."""
+    def store(self, halved: bool, copies: int) -> StorePlan | None:
+        """The store through shared memory, or None for direct stores; raises PlanError.
+
+        copies  tensor maps of A and B after the first of each
+        """
         config, tuning = self.config, self.config.tuning
         if config.store != "tma" or (self.epilogue is not None and not self.epilogue.stores_c):
             return None
@@ -355,6 +362,7 @@ class Sm90Request(ProductParts, Asked):
             part_per_cta=config.split > 1,
             rows=tuning.box_rows,
             at_once=tuning.store_at_once,
+            maps=max(1, OTHER_MAPS - copies),
         )
         if self.scatters:
             return store  # by vectors of C's rows, wherever they are

@@ -25,8 +25,10 @@ from ..quantized.launch import quantized_product, scale_recipe
 from ..quantized.operators import quantized_call
 from ..scaled_grouped import api as _api
 from ..scaled_grouped.grouped import grouped_product
+from ..scaled_grouped.grouped_epilogue import GroupedFactors, GroupedOptions, grouped_with_epilogue
 from ..scaled_grouped.kept import KeptKey, find
 from ..scaled_grouped.operators import checked_grouped, plain_config
+from ..scaled_grouped.own_epilogue import ScaledFactors, with_epilogue
 from ..scaled_grouped.recipes import BLOCK
 from ..scaled_grouped.scaled import BiasActivation
 from .call_sites import CallSite, View
@@ -81,7 +83,8 @@ def composed_matmul(
     """The product with several parts into `out`, of which it writes every element."""
     found = parts_of_text(parts)
     count = len(tensors) - len(found.read)  # of A and B
-    of_a = 1 if found.how is not None else count // 2
+    sums = 1 if found.how is None else found.how.matrices
+    of_a = count // (1 + sums)
     values = named_lists(found, tensors[count:], (), numbers, wholes)
     options = ComposedOptions(out, configured(config), out.dtype, allow_tf32)
     _composed(tensors[:of_a], tensors[of_a:count], found, values, options)
@@ -93,8 +96,10 @@ def _composed(
     """The product with parts; `values` are their operands by name."""
     own = {name: x for name, x in values.items() if name in parts.own and isinstance(x, torch.Tensor)}
     given = {name: x for name, x in values.items() if name not in own}
+    sums = len(b) // len(a)
+    right = b if len(a) == 1 or sums == 1 else (b[:sums], b[sums:])
     return composed_product(
-        a if len(a) > 1 else a[0], b if len(b) > 1 else b[0], parts.asked, own, given, options
+        a if len(a) > 1 else a[0], right if len(b) > 1 else b[0], parts.asked, own, given, options
     ).contiguous()
 
 
@@ -130,6 +135,35 @@ def composed_matmul_writing(
     found = parts_of_text(parts)
     values = named_lists(found, read, written, numbers, wholes)
     return _composed(a, b, found, values, ComposedOptions(None, configured(config), out_dtype, allow_tf32))
+
+
+def scaled_epilogue_matmul(
+    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None, read: Tensors,
+    written: Tensors, numbers: Sequence[float], wholes: Sequence[int], epilogue: str,
+    out_dtype: torch.dtype | None = None, recipe_a: str = "", recipe_b: str = "", use_fast_accum: bool = True,
+    config: str = "", activation: str | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """The product of scaled operands with an epilogue."""
+    steps, given = operands_of(epilogue, read, written, numbers, wholes)
+    return with_epilogue(
+        ScaledFactors(a, scale_a, b, scale_b), steps, given, (recipe_a or None, recipe_b or None),
+        BiasActivation(None, activation, use_fast_accum), None, out_dtype, plain_config(config),
+    ).contiguous()  # fmt: skip
+
+
+def grouped_epilogue_matmul(
+    a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None, rows: torch.Tensor | None, read: Tensors, written: Tensors,
+    numbers: Sequence[float], wholes: Sequence[int], epilogue: str, said: str = "offsets",
+    out_dtype: torch.dtype | None = None, recipe_a: str = "", recipe_b: str = "", use_fast_accum: bool = True,
+    config: str = "", activation: str | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """The product of groups with an epilogue; rows in no group are zeros."""
+    steps, given = operands_of(epilogue, read, written, numbers, wholes)
+    finish, recipes = BiasActivation(None, activation, use_fast_accum), (recipe_a or None, recipe_b or None)
+    asked = GroupedOptions(finish, recipes, None, out_dtype, plain_config(config))
+    of = GroupedFactors(a, b, groups, said, scale_a, scale_b, rows)
+    return grouped_with_epilogue(of, asked, steps, given).contiguous()
 
 
 def scaled_matmul(

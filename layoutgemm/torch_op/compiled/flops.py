@@ -62,7 +62,8 @@ def _of_parts(a: Sequence[Shape], b: Sequence[Shape], read: Sequence[Shape], *ot
     """The parts' text, the first among the others, names what is read: a row of the product for each of `rows`."""
     own = json.loads(next(text for text in others if isinstance(text, str)))["own"]
     first = (*read[own.index("rows")], a[0][-1]) if "rows" in own else a[0]
-    return sum(of_product([first, *a[1:]][min(i, len(a) - 1)], each) for i, each in enumerate(b))
+    sums = len(b) // len(a)
+    return sum(of_product([first, *a[1:]][i // sums], each) for i, each in enumerate(b))
 
 
 def _of_packed(x: Shape, units: Shape, *others: int, **named: int) -> int:

@@ -43,8 +43,8 @@ _OPTIONAL: dict[str, tuple[str, ...]] = {
     "scaled_matmul_quantized": ("scale_b", "bias"),
 }
 _ALWAYS = ("a", "scale_a", "b", "x", "units", "read")  # tensors of the operators, in the order of their arguments
-# Operators that write to arguments, and the functions of theirs.
-_WRITING = {"epilogue_matmul": "epilogue_matmul", "composed_matmul_writing": "composed_matmul_writing"}
+# Operators that write to arguments: the functions of theirs have the same names.
+_WRITING = ("epilogue_matmul", "composed_matmul_writing", "scaled_epilogue_matmul", "grouped_epilogue_matmul")
 _NODES = (
     "ExternKernelOut",
     "ExternKernelAlloc",
@@ -70,7 +70,7 @@ def register() -> bool:
         return False
     for name in missing:
         operator = getattr(torch.ops.layoutgemm, name).default
-        made = _lowering(name, operator) if name in _OPTIONAL else _own_form(_WRITING[name], operator)
+        made = _lowering(name, operator) if name in _OPTIONAL else _own_form(name, operator)
         lowering.register_lowering(operator, type_promotion_kind=None)(made)
         _lowered.add(name)
     return True

@@ -17,7 +17,7 @@ from ...kernels.epilogue.chain import Epilogue
 from ...kernels.epilogue.parameters import host_number
 from ...kernels.epilogue.steps import EpilogueOperand
 from ...kernels.indexed.rows import OUT_ROWS, ROWS
-from ...kernels.sm90.operands.combined import refusal_of_matrices
+from ...kernels.sm90.operands.combined import refusal_of_matrices, refusal_of_pairs
 from ...kernels.sm90.operands.prologue import Prologue
 from ...kernels.sm90.triangular.operands import Triangles
 from ..checks import (
@@ -37,13 +37,13 @@ from ..epilogue import Tensors
 from ..operands.several import NO_DICT
 from ..prepared import Config, choice_of, config_text
 from ..prologue.rows import of_chosen_rows
-from .checks import checked, named_operands
+from .checks import checked, further_operands, named_operands
 from .derivatives import derivable, dispatched, recorded, visited_part
 from .operators import CHECK_COMPOSED, names_of_text, text_of_parts
 from .parts import OWN, TILES, AskedParts, parts_of_text, parts_text
 from .product import computed, stored
 
-Operands: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
+Operands: TypeAlias = torch.Tensor | Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]]
 
 
 class ComposedOptions(NamedTuple):
@@ -81,8 +81,7 @@ def composed_product(
         assert isinstance(asked.prologue, Prologue)
         a, values = of_chosen_rows(a, there.pop(ROWS), asked.prologue, values, asked.copy_rows)
         asked = asked._replace(copy_rows=None)
-    refuse_or_raise(refusal_of_matrices(b) if asked.combine is not None else "")
-    left, right = as_several("a", a), as_several("b", b)
+    left, right = operands_of(a, b, asked.combine is not None)
     if torch.compiler.is_dynamo_compiling():
         return _traced(left, right, asked, {**there, **values}, tuple(there), options)
     out, config, out_dtype, allow_tf32 = options
@@ -90,7 +89,7 @@ def composed_product(
     def make() -> torch.Tensor:
         refuse_traces(said_of(asked, len(left)))
         choice_of(config)
-        text = parts_text(asked, len(right), tuple(there), tuple(values))
+        text = parts_text(asked, len(right) // len(left), tuple(there), tuple(values))
         parts, every = parts_of_text(text), {**there, **values}
         for name in parts.numbers:
             every[name] = host_number(name, every[name])
@@ -109,7 +108,7 @@ def composed_product(
             if out is None:
                 return shown(call, config)
             vectors = rows_in_order(there, left)
-            text = parts_text(asked, len(right), tuple(vectors), tuple(values))
+            text = parts_text(asked, len(right) // len(left), tuple(vectors), tuple(values))
             in_order = checked(left, right, parts_of_text(text), {**every, **vectors}, None, out_dtype, allow_tf32)
             inside = visited_part(torch.ones_like(out), in_order, config) != 0 if asked.order is not None else None
             return stored(shown(in_order, config), inside, there.get(OUT_ROWS), out)
@@ -124,6 +123,22 @@ def tiles_of_host(tiles: object) -> object:
         return tiles
     found = np.asarray(tiles)
     return torch.from_numpy(found.astype(np.int64)) if found.dtype.kind in "iu" else tiles
+
+
+def operands_of(a: Operands, b: Operands, combines: bool) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The matrices of a, and those that the first multiplies before those of the second.
+
+    combines  whether there is a function of several sums: then two a have a tuple of b each
+
+    Raises OperandError for anything but tensors and tuples of them.
+    """
+    left = as_several("a", a)
+    if not combines:
+        return left, as_several("b", b)
+    refuse_or_raise(refusal_of_matrices(b) if len(left) == 1 else refusal_of_pairs(b, len(left)))
+    if len(left) == 1:
+        return left, as_several("b", b)
+    return left, [*as_several("b[0]", b[0]), *as_several("b[1]", b[1])]
 
 
 def as_several(name: str, x: Operands) -> list[torch.Tensor]:
@@ -144,9 +159,7 @@ def _again(
     epilogue = asked.epilogue if isinstance(asked.epilogue, Epilogue) else None
     if not a or getattr(a[0], "dtype", None) is torch.float32:
         return make()  # whether float32 may be multiplied as tf32 is asked each time
-    read = {"a": a[0], "b": b[0], **({"a2": a[1], "b2": b[1]} if len(a) == len(b) == 2 else {})}
-    if len(a) == 1:
-        read |= {f"b{i}": x for i, x in enumerate(b[1:], 1)}
+    read = {"a": a[0], "b": b[0], **further_operands(a, b)}
     written = dict.fromkeys(() if epilogue is None else epilogue.writes)
     tensors = {name: x for name, x in given.items() if isinstance(x, torch.Tensor) and name not in written}
     numbers = {name: x for name, x in given.items() if not isinstance(x, torch.Tensor)}
@@ -217,9 +230,10 @@ def _traced(
         None if asked.epilogue is None else asked.epilogue.json, asked.activation, asked.copy_rows,  # type: ignore[union-attr]
         None if asked.triangles is None else (asked.triangles.a, asked.triangles.b),  # type: ignore[union-attr]
     )  # fmt: skip
-    text = text_of_parts(*parts, len(b), own, given)
+    sums = len(b) // len(a)
+    text = text_of_parts(*parts, sums, own, given)
     if not text:
-        refuse(refusal("parts", *parts, len(b), own, given))
+        refuse(refusal("parts", *parts, sums, own, given))
     reads, writes, numbers, wholes = names_of_text(text)
     named_tensors = {**named_operands(a, b), **{name: values[name] for name in reads}}
     check_kinds(named_tensors, {**{name: values[name] for name in writes}, **named(out=out)})
@@ -231,7 +245,7 @@ def _traced(
     if differentiated(*tensors, out):
         refuse(NOT_RECORDED if out is not None else "")
         refuse(refusal("derivative", parts[3] or "", a[0].dtype, out_dtype))
-    left = [autocast(x, b[min(i, len(b) - 1)])[0] for i, x in enumerate(a)]
+    left = [autocast(x, b[i * sums])[0] for i, x in enumerate(a)]
     right = [autocast(a[0], x)[1] for x in b]
     allowed = traced_flag(allow_tf32)
     lists = _lists(values, reads, writes, numbers, wholes)
@@ -241,7 +255,7 @@ def _traced(
         own = tuple(vectors)
         values = {**values, **vectors}
         copies = None if ROWS not in own else asked.copy_rows
-        text = text_of_parts(*parts[:5], copies, parts[6], len(b), own, given)
+        text = text_of_parts(*parts[:5], copies, parts[6], sums, own, given)
         lists = _lists(values, *names_of_text(text))
     read, written, floats, ints = lists
     if written:

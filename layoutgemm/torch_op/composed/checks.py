@@ -5,16 +5,19 @@
     none of below    (M, K)                (K, N)                   (M, N); a batch of both is one of the result
     two pairs        (M, K), (M, K2)       (K, N), (K2, N)          (M, N)
     combine          (M, K)                2 to 4 of (K, N)         (M, N)
+    both             (M, K), (M, K2)       each (K, N), (K2, N)     (M, N)
     a gate           (M, K)                (K, 2 N)                 (M, N)
     rows             (rows of A, K)        as above                 a row for each index
     out_rows         as above              as above                 as many rows as `out`, or as the product
 
-Two pairs with a bias and an activation alone take any number of dimensions before M, as one matrix of rows.
+Two pairs take any number of dimensions before M, as one matrix of rows. With an order, a prologue, an epilogue or rows
+by index they are matrices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -26,7 +29,7 @@ from ...kernels.orders import is_symmetric
 from ...kernels.run.operand_checks import addressed, check_operands, resolved
 from ...kernels.sm90.gated import combination
 from ...kernels.sm90.operands.combinations import Asked, check_parts
-from ...kernels.sm90.operands.combined import OF_ONE_A, Combined, refusal_of_matrices
+from ...kernels.sm90.operands.combined import Combined, name_of_b, refusal_of_matrices
 from ...kernels.sm90.operands.pair import SecondPair
 from ..checks import check_call, check_finish, check_out, product_shape, tracing_state
 from ..epilogue import Tensors as Operands
@@ -43,7 +46,7 @@ Tensors = Sequence[torch.Tensor]
 class ComposedCall(NamedTuple):
     """A checked call.
 
-    a, b    one or two of a, one to four of b
+    a, b    one or two of a, one to four of b for each: those that the first multiplies come first
     values  the operands of its parts by name
     kind    the result's type
     shape   the product's, (M, N) behind the dimensions of a batch; sizes may be symbols
@@ -69,18 +72,52 @@ class ComposedCall(NamedTuple):
         return [*self.a, *self.b, *[self.values[name] for name in (*self.parts.read, *self.parts.written)]]
 
     @property
+    def of_rows(self) -> bool:
+        """True for two pairs whose dimensions before M are rows."""
+        return len(self.a) > 1 and takes_rows(self.parts)
+
+    @property
+    def as_rows(self) -> ComposedCall:
+        """The call with the dimensions before M as rows, of two pairs; else the call."""
+        if not self.of_rows or len(self.shape) == 2:
+            return self
+        lines, m = [x.reshape(-1, x.shape[-1]) for x in self.a], prod(self.shape[:-1])
+        return self._replace(a=lines, shape=(m, self.shape[-1]), rows=m)
+
+    @property
     def plain_pairs(self) -> bool:
         """True for two pairs with a bias and an activation at most."""
-        parts = self.parts
-        alone = parts.order is None and parts.prologue is None and parts.epilogue is None
-        return len(self.a) > 1 and alone and not {ROWS, OUT_ROWS} & set(parts.own)
+        return self.of_rows and gated_of(self.parts) is None
+
+    @property
+    def pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Each a with each b that it multiplies."""
+        sums = len(self.b) // len(self.a)
+        return [(self.a[i // sums], b) for i, b in enumerate(self.b)]
+
+
+def takes_rows(parts: Parts) -> bool:
+    """True if two pairs with these parts take any number of dimensions before M."""
+    alone = parts.order is None and parts.prologue is None and parts.epilogue is None
+    return alone and not {ROWS, OUT_ROWS} & set(parts.own)
+
+
+def further_operands(a: Tensors, b: Tensors) -> dict[str, torch.Tensor]:
+    """The matrices after the first a and b, by the names of a kernel's parameters."""
+    sums = len(b) // max(1, len(a))
+    found = {f"b{i}": x for i, x in enumerate(b[1:sums], 1)}
+    if len(a) > 1:
+        found["a2"] = a[1]
+        for name, x in zip(SecondPair(1, max(1, sums)).of_b, b[sums:]):
+            found[name] = x
+    return found
 
 
 def named_operands(a: Tensors, b: Tensors) -> dict[str, torch.Tensor]:
     """A and B by the names of a call's arguments."""
-    found: dict[str, torch.Tensor] = {}
-    for name, several in (("a", a), ("b", b)):
-        found |= {name: several[0]} if len(several) == 1 else {f"{name}[{i}]": x for i, x in enumerate(several)}
+    found: dict[str, torch.Tensor] = {"a": a[0]} if len(a) == 1 else {f"a[{i}]": x for i, x in enumerate(a)}
+    for i, x in enumerate(b):
+        found[name_of_b(i, len(a), len(b))] = x
     return found
 
 
@@ -106,7 +143,7 @@ def checked(
     shape = _shape(left, right, parts, m)
     rows = out.shape[0] if out is not None and OUT_ROWS in parts.own and out.ndim == 2 else shape[-2]
     call = ComposedCall(left, right, parts, dict(values), kind, shape, rows)
-    if not call.plain_pairs or parts.gate is not None or parts.triangles is not None:  # which have a kernel together
+    if not call.plain_pairs or parts.triangles is not None:  # which have a kernel together
         check_parts(asked_parts(call).parts, shape[0] if len(shape) > 2 else 1)
     _check_finish(call, out)
     if out is not None:
@@ -121,10 +158,11 @@ def checked(
 def check_numbers_of(a: Tensors, b: Tensors, parts: Parts) -> None:
     """Raise OperandError for numbers of matrices that the parts do not have."""
     if parts.how is not None:
-        if text := refusal_of_matrices(list(b)):
+        sums = len(b) // len(a) if a else 0
+        if len(a) not in (1, 2) or sums * len(a) != len(b):
+            raise OperandError(f"a is {len(a)} tensors and b {len(b)}: one a or two, and as many b for each")
+        if text := refusal_of_matrices(list(b[:sums])):
             raise OperandError(text)
-        if len(a) > 1:
-            raise OperandError(f"a is 2 tensors: {OF_ONE_A}")
     elif len(a) != len(b) or len(a) not in (1, 2):
         raise OperandError(f"a is {len(a)} tensors and b {len(b)}: one of each, or two pairs")
 
@@ -132,13 +170,14 @@ def check_numbers_of(a: Tensors, b: Tensors, parts: Parts) -> None:
 def asked_parts(call: ComposedCall) -> Asked:
     """The parts that a plan of the call has."""
     parts = call.parts
+    copies = len(call.a) > 1 if parts.copy_rows is None else parts.copy_rows
     return Asked(
         gated=gated_of(parts),
         pair=SecondPair() if len(call.a) > 1 else None,
-        indexed=indexed_rows(call, bool(parts.copy_rows)),
+        indexed=indexed_rows(call, copies),
         prologue=parts.prologue,
         epilogue=epilogue_of(call),
-        batch=call.shape[0] if len(call.shape) > 2 and not call.plain_pairs else 1,
+        batch=call.shape[0] if len(call.shape) > 2 and not call.of_rows else 1,
         symmetric=is_symmetric(parts.order),
         triangles=parts.triangles,
     )
@@ -178,30 +217,32 @@ def _multiplied(
     a: Tensors, b: Tensors, parts: Parts, out_dtype: torch.dtype | None, allow_tf32: bool | None
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.dtype]:
     """The matrices as they are multiplied, and the result's type."""
-    last = len(a) - 1
-    made = [check_call(a[min(i, last)], x, None, out_dtype, True if i else allow_tf32) for i, x in enumerate(b)]
+    sums = len(b) // len(a)
+    made = [check_call(a[i // sums], x, None, out_dtype, True if i else allow_tf32) for i, x in enumerate(b)]
     of_a, of_b, kind = made[0]
     for i, (x, y, _) in enumerate(made):
         if x.dtype != of_a.dtype or y.dtype != of_b.dtype:
-            one = f"a[{i}] is {x.dtype} and b[{i}]" if len(a) > 1 else f"b[{i}] is"
-            raise TensorError(f"{one} {y.dtype}: matrices of one type are multiplied, b[0] is {of_b.dtype}")
+            name, first = (name_of_b(place, len(a), len(b)) for place in (i, 0))
+            one = f"a[{i // sums}] is {x.dtype} and {name}" if len(a) > 1 else f"{name} is"
+            raise TensorError(f"{one} {y.dtype}: matrices of one type are multiplied, {first} is {of_b.dtype}")
     if not kind.is_floating_point and (len(b) > 1 or parts.epilogue is not None or parts.gate is not None):
         raise OperandError(f"the product is {kind}, and sums are computed on in float32: say out_dtype=torch.float32")
     if parts.prologue is not None:
         check_type(of_a)
         if not kind.is_floating_point:
             raise OperandError(f"the product is {kind}: a prologue's sums are float32")
-    return [x for x, _, _ in made[: len(a)]], [y for _, y, _ in made], kind
+    return [x for x, _, _ in made[::sums]], [y for _, y, _ in made], kind
 
 
 def _shape(a: Tensors, b: Tensors, parts: Parts, m: int) -> tuple[int, ...]:
     """The product's shape. Raises TensorError for matrices that do not meet, OperandError for other ranks."""
     several = len(b) > 1
-    wide = len(a) > 1 and parts.order is None and parts.prologue is None and parts.epilogue is None
+    wide, sums = len(a) > 1 and takes_rows(parts), len(b) // len(a)
     indexed = {ROWS, OUT_ROWS} & set(parts.own)
     for i, y in enumerate(b):
-        x = a[min(i, len(a) - 1)]
-        fits = x.ndim == y.ndim == 2 or (wide and not indexed and x.ndim > 1 and y.ndim == 2)
+        pair = i // sums
+        x, first, name = a[pair], b[pair * sums], name_of_b(i, len(a), len(b))
+        fits = x.ndim == y.ndim == 2 or (wide and x.ndim > 1 and y.ndim == 2)
         fits = fits or (not several and not indexed and x.ndim == y.ndim == 3 and x.shape[0] == y.shape[0])
         if not fits:
             shapes = ", ".join(f"{name} of {list(z.shape)}" for name, z in named_operands(a, b).items())
@@ -209,10 +250,9 @@ def _shape(a: Tensors, b: Tensors, parts: Parts, m: int) -> tuple[int, ...]:
             raise OperandError(f"{shapes}: a product with several parts is of {of}; expand() makes a batch")
         if x.shape[-1] != y.shape[-2]:
             product_shape(x, y)  # raises in torch's words
-        same = y.shape == b[0].shape if parts.how is not None else y.shape[-1] == b[0].shape[-1]
-        rows = m if indexed and i else x.shape[-2]
-        if not same or (i and len(a) > 1 and (*x.shape[:-2], rows) != (*a[0].shape[:-2], m)):
-            of = f"a[{i}] of {list(x.shape)} and " * (len(a) > 1) + f"b[{i}] of {list(y.shape)}"
+        same = y.shape == first.shape and y.shape[-1] == b[0].shape[-1]
+        if not same or (pair and x.shape[:-1] != (*a[0].shape[:-2], m)):
+            of = f"a[{pair}] of {list(x.shape)} and " * (len(a) > 1) + f"{name} of {list(y.shape)}"
             want = f"{m} rows" if len(a) > 1 else f"the shape {list(b[0].shape)}"
             raise TensorError(f"{of}: {want} and {b[0].shape[-1]} columns, as the first has")
     n = b[0].shape[-1] if parts.gate is None else half(b[0].ndim, b[0].shape[-1])

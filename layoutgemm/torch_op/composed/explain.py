@@ -18,7 +18,7 @@ from ..launch import plan_of
 from ..operands.pairs import finish_of_pairs, placed_pairs
 from ..prepared import NO_FINISH, Config, problem_at
 from ..solver import solve
-from .api import ComposedOptions, Operands, as_several
+from .api import ComposedOptions, Operands, operands_of
 from .checks import ComposedCall, checked, epilogue_of
 from .parts import OWN, AskedParts, parts_of_text, parts_text
 from .plans import ready_plan
@@ -34,15 +34,16 @@ def explain_composed(
     >>> explain_composed(x, x.mT, AskedParts("lower"), {}, None, nothing).why
     '528 of 1024 tiles, 51.6% of the grid'
     """
-    left, right = as_several("a", a), as_several("b", b)
+    left, right = operands_of(a, b, asked.combine is not None)
     there = {name: own[name] for name in OWN if own.get(name) is not None}
     values = {**there, **(given or {})}
-    parts = parts_of_text(parts_text(asked, len(right), tuple(there), tuple(given or {})))
+    parts = parts_of_text(parts_text(asked, len(right) // len(left), tuple(there), tuple(given or {})))
     call = checked(left, right, parts, values, options.out, options.out_dtype, True)
     if call.plain_pairs:
         return _of_pairs(call, options.config)
     steps = epilogue_of(call)
     finish = None if steps is None else finish_of(steps, {x.name: values[x.name] for x in steps.given}, call.shape)
+    call = call.as_rows
     plan = ready_plan(call, options.config, None if finish is None else finish.epilogue).plan
     if not isinstance(plan, Sm90Plan):
         return Explanation(str(plan), "the mma.sync kernel", 1, (), plan.partial_bytes)

@@ -32,7 +32,7 @@ from ..operators import (
     with_autograd,
 )
 from ..own_epilogue.operators import check_mapped
-from .checks import ComposedCall, checked
+from .checks import ComposedCall, checked, takes_rows
 from .derivatives import recorded, visited_part
 from .parts import BIAS, AskedParts, Halves, Parts, named_lists, parts_of_text, parts_text
 from .plans import plan_of_call, visited
@@ -189,8 +189,7 @@ def _(
     """Two pairs with mapped rows are one product of all rows; two matrices a batch; others come one after another."""
     parts, others = parts_of_text(text), (read, numbers, wholes, text, *others)
     unmapped = all(at is None for places in (in_dims[1], in_dims[2]) for at in places)
-    sums = len(a) > 1 and parts.order is None and parts.prologue is None and parts.epilogue is None
-    if unmapped and sums and set(parts.read) <= {BIAS}:
+    if unmapped and len(a) > 1 and takes_rows(parts) and set(parts.read) <= {BIAS}:
         rows = [in_front(x, at, info.batch_size) for x, at in zip(a, in_dims[0], strict=True)]
         return torch.ops.layoutgemm.composed_matmul(rows, b, *others), 0
     if (batch := _as_batch(info, in_dims, a, b, read, parts)) is not None:

@@ -29,6 +29,7 @@ from ...kernels.orders import (
     spread_to_elements,
     visited_tiles,
 )
+from ...kernels.planner import refusal_beside_hopper
 from ...kernels.sm80.choose import by_lines, holding_groups
 from ...kernels.sm80.plan import Sm80Plan
 from ...kernels.sm90.config import Sm90Config
@@ -140,9 +141,7 @@ def _derived(key: PlanKey) -> Plan:
     if key.on[0] != "sm_90a":
         for name, part in _of_hopper(key).items():
             if part is not None:
-                raise OperandError(f"{name}: {key.on[0]}'s kernel has none; compute capability 9.0 has")
-        if second:
-            raise OperandError(f"two pairs in one kernel need wgmma, compute capability 9.0, not {key.on[0]}")
+                raise OperandError(refusal_beside_hopper(name, key.on[0], _SAID[name]))
         return _by_mma_sync(key)
     a, b, c = key.names
     found = plan_of(
@@ -153,10 +152,16 @@ def _derived(key: PlanKey) -> Plan:
     return found
 
 
+_SAID = {  # arguments of a call, by those of a plan
+    "gated": "gate or combine=", "prologue": "prologue", "indexed": "rows", "triangles": "triangles",
+    "pair": "two pairs",
+}  # fmt: skip
+
+
 def _of_hopper(key: PlanKey) -> dict[str, object]:
-    """Parts that the mma.sync kernel lacks, by the arguments that ask for them."""
-    parts = {"gate or combine=": key.gated, "prologue": key.prologue, "rows": key.indexed}
-    return {**parts, "triangles": key.triangles}
+    """Parts that the mma.sync kernel lacks, by the arguments of a plan that ask for them."""
+    parts = {"gated": key.gated, "prologue": key.prologue, "indexed": key.indexed, "triangles": key.triangles}
+    return {**parts, "pair": key.sizes[4] or None}
 
 
 def _by_mma_sync(key: PlanKey) -> Sm80Plan:

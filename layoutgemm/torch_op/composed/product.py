@@ -31,7 +31,7 @@ from ..operands.several import TorchMath
 from ..prepared import Config, mark_written, on_gpu
 from ..prologue.product import function_of
 from ..reference import exact, rounded
-from .checks import ComposedCall, epilogue_of
+from .checks import ComposedCall, epilogue_of, further_operands
 from .parts import BIAS, ROW_WEIGHTS
 from .plans import Plan, ReadyPlan, check_mirror, ready_plan, visited
 
@@ -43,15 +43,18 @@ def factors(call: ComposedCall) -> list[tuple[torch.Tensor, torch.Tensor]]:
         a[0] = gathered(a[0], call.values[ROWS])
     if parts.prologue is not None:
         a[0] = function_of(a[0], parts.prologue, {name: call.values[name] for name in parts.prologue.names})
-    return [(a[min(i, len(a) - 1)], b) for i, b in enumerate(call.b)]
+    return call._replace(a=a).pairs
 
 
 def together(call: ComposedCall, sums: list[torch.Tensor]) -> torch.Tensor:
     """One matrix of the products: two pairs added, several sums combined; before a gate."""
     how = call.parts.how
+    if len(call.a) > 1:
+        half = len(sums) // 2
+        sums = [one + other for one, other in zip(sums[:half], sums[half:], strict=True)]
     if how is not None:
         return how.apply(sums, TorchMath(sums[0]), {name: call.values[name] for name in how.numbers})  # type: ignore[no-any-return]
-    return sums[0] if len(sums) == 1 else sums[0] + sums[1]
+    return sums[0]
 
 
 def finished(call: ComposedCall, value: torch.Tensor) -> torch.Tensor:
@@ -103,6 +106,9 @@ def computed(call: ComposedCall, config: Config | None, out: torch.Tensor | None
     if 0 in (*call.shape, call.rows, *[x.shape[-1] for x in call.a], *call.a[0].shape):
         sizes = f"shape {list(call.shape)} over K = {', '.join(str(x.shape[-1]) for x in call.a)}"
         raise OperandError(f"a product with several parts, of {sizes}: no size may be 0")
+    if call.of_rows and len(call.shape) > 2:
+        value = computed(call.as_rows, config, None).reshape(call.shape)
+        return value if out is None else out.copy_(value)
     if len(call.shape) > 2 and call.shape[0] == 1:
         one = computed(_of_one(call), config, None if out is None else out[0])
         return (one[None] if parts.stores_c else one) if out is None else out
@@ -218,8 +224,9 @@ def _words(
     names += [name for name in (ROWS, OUT_ROWS) if name in parts.own]
     given = {**order, **{name: call.values[name] for name in names}}
     placed: dict[str, tuple[torch.Tensor, int]] = {}
-    further = [call.a[1], call.b[1]] if len(call.a) > 1 else call.b[1:]
-    for (name, (operand, _)), x in zip(plan.further.items(), further, strict=True):
+    further = further_operands(call.a, call.b)
+    for name, (operand, _) in plan.further.items():
+        x = further[name]
         given[name] = x
         placed[name] = lines_of(plan, operand.name, x, [], True)[:2]
         held.append(placed[name][0])

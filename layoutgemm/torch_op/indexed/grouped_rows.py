@@ -30,6 +30,10 @@ _autocast = torch._C._is_any_autocast_enabled
 Options = dict[str, Any]  # all other arguments of a call, by name
 Multiply = Callable[..., torch.Tensor]
 _SAID = "offsets", "offs"
+_WAYS = {
+    "out_rows": "; offsets= alone goes with it, or place the result's rows: out[out_rows] = c",
+    "row_weights": "; VectorScale('m') of an epilogue weighs rows",
+}
 
 
 def takes_copied_rows(options: Options) -> bool:
@@ -124,7 +128,8 @@ def _refused(options: Options) -> str:
     """Why no product has these arguments beside row indices, or ""."""
     for name in ("out_rows", "row_weights", "counts", "expected_rows"):
         if options.get(name) is not None:
-            return f"{name}: a product with row indices, and with scales, a bias, offs or an epilogue, takes none"
+            beside = "a product with row indices, and with scales, a bias, offs or an epilogue, takes none"
+            return f"{name}: {beside}{_WAYS.get(name, '')}"
     if options.get("copy_rows") is False:
         return "copy_rows: False, and rows of a product with scales, a bias, offs or an epilogue are copied first"
     if all(options.get(name) is None for name in _SAID):

@@ -273,8 +273,8 @@ GATHER, SCATTER = IndexedRows(RowIndices(50)), IndexedRows(scatter=RowIndices(50
     [
         ({"indexed": GATHER, "a": "bf16:col"}, "a is bf16 col-major: gathered rows are contiguous, a 'row' A"),
         ({"indexed": SCATTER, "c": "f32:col"}, "c is f32 col-major: scattered rows are contiguous, a 'row' C"),
-        ({"indexed": GATHER, "batch": 2}, "batch = 2: sm_100a's gather4 and scatter4 move rows of one matrix"),
-        ({"indexed": IndexedRows(RowIndices(5), copy=True)}, "copy: sm_100a's kernel copies no rows first"),
+        ({"indexed": GATHER, "batch": 2}, "batch = 2 and indexed: sm_100a's gather4 and scatter4 move"),
+        ({"indexed": IndexedRows(RowIndices(5), copy=True)}, "indexed: sm_100a's kernel copies no rows first"),
         ({"indexed": SCATTER, "epilogue": Epilogue(RowReduce("max"), stores_c=False)}, "no row of C is stored"),
         (
             {"indexed": SCATTER, "a": "e4m3", "b": "e4m3:col", "c": "e4m3", "config": one(48)},
@@ -319,5 +319,5 @@ def test_a_row_of_c_with_two_sources_is_refused() -> None:
 def test_the_front_door_takes_indices_where_a_kernel_does() -> None:
     assert isinstance(planned(64, 64, 64, arch="sm_103a", indexed=GATHER), Sm100Plan)
     for given in ({"arch": "sm_120a"}, {"arch": "sm_80"}, {"config": Sm80Config()}):
-        with pytest.raises(PlanError, match=r"indexed: the kernel of sm_.* has none; those of sm_90a and sm_100a have"):
+        with pytest.raises(PlanError, match=r"not by the kernel of sm_.*: .* one pitch apart; .*A\[rows\] @ B"):
             planned(64, 64, 64, indexed=GATHER, **given)

@@ -30,7 +30,7 @@ def test_the_tiles_of_a_triangle_are_stored_and_no_others(device: str) -> None:
 def test_orders_that_need_more_are_refused_by_name() -> None:
     with pytest.raises(PlanError, match="sm_100a's kernel stores no transposed tile"):
         Sm100Plan.derive(256, 256, 64, order="symmetric")
-    with pytest.raises(PlanError, match="own words, lda: 16 at most, of different names"):
+    with pytest.raises(PlanError, match="two parameters of the kernel are named lda"):
         Sm100Plan.derive(256, 256, 64, order=Rotated(Linear(), ranks=2, name="lda"))
 
 

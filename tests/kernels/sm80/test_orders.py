@@ -100,8 +100,8 @@ def test_an_epilogue_follows_an_order_that_reads_a_list() -> None:
 def test_orders_that_need_more_are_refused_by_name() -> None:
     for order, more, said in (
         ("symmetric", {}, "sm_80's kernel stores no transposed tile"),
-        (Rotated(Linear("N"), ranks=2, name="lda"), {}, "the kernel's own words, lda: 16 at most, of different names"),
-        ("list", {"epilogue": Epilogue(Bias(name="tiles"))}, "own words, tiles, tiles_batch, tiles, tile_count"),
+        (Rotated(Linear("N"), ranks=2, name="lda"), {}, "two parameters of the kernel are named lda"),
+        ("list", {"epilogue": Epilogue(Bias(name="tiles"))}, "two parameters of the kernel are named tiles"),
     ):
         with pytest.raises(PlanError, match=said):
             Sm80Plan.derive(128, 128, 64, config=SMALL, order=order, **more)

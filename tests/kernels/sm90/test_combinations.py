@@ -202,17 +202,19 @@ class Problem:
         if "main loop" in parts:
             scale = self.given["sa"] = np.exp2(self.drawn(*self.lead, M, -(-K // 128)))
             a = a * np.repeat(scale, 128, -1)[..., :K]
-        c = self.sums(a, self.b)
-        if "gate" in parts:
-            c = np.maximum(c[..., : self.plan.n], 0) * c[..., self.plan.n :]
+        sums = [self.sums(a, self.b)]
         if "several B" in parts:
             self.given |= {"b1": self.drawn(K, self.plan.n), "s": 2.0}
-            c = c + 2 * self.sums(a, self.given["b1"])
+            sums.append(self.sums(a, self.given["b1"]))
         if "second pair" in parts:
-            a2 = self.drawn(M, K2)
-            b2 = np.ascontiguousarray(a2.T) if "symmetric order" in parts else self.drawn(K2, N)
-            self.given |= {"a2": a2, "b2": b2}
-            c = c + a2.astype(np.float64) @ b2
+            a2 = self.given["a2"] = self.drawn(M, K2)
+            for i, one in enumerate(sums):
+                b2 = np.ascontiguousarray(a2.T) if "symmetric order" in parts else self.drawn(K2, one.shape[-1])
+                self.given[f"b{2 + i}"] = b2
+                sums[i] = one + a2.astype(np.float64) @ b2
+        c = sums[0] + 2 * sums[1] if "several B" in parts else sums[0]
+        if "gate" in parts:
+            c = np.maximum(c[..., : self.plan.n], 0) * c[..., self.plan.n :]
         if "order of some tiles" in parts:
             i, j = (np.arange(size) // tile for size, tile in zip((M, self.plan.n), self.plan.tile_c, strict=True))
             last_row = (i[:, None] + 1) * self.plan.tile_c[0] - 1
@@ -243,6 +245,7 @@ RUN = [
     ("scattered rows", "order of some tiles"), ("groups along K", "order with words"),
     ("groups along K", "order of some tiles"), ("gate", "triangular operands"), ("several B", "triangular operands"),
     ("second pair", "symmetric order"), ("triangular operands", "order with words"), ("gate", "masked groups"),
+    ("gate", "second pair", "scattered rows"), ("several B", "second pair", "prologue", "copied rows"),
     ("groups of rows", "gate", "gathered rows"), ("groups of rows", "main loop", "scattered rows"),
     ("groups of rows", "gathered rows", "scattered rows", "prologue"),
 ]  # fmt: skip

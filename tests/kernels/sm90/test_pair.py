@@ -12,13 +12,15 @@ import pytest
 
 from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import AlongK, Ragged, Sm90Config, Sm90Plan
+from layoutgemm.kernels import plan as choose_plan
 from layoutgemm.kernels.compile.worker import Kernel, entry_of, kernel_of
 from layoutgemm.kernels.epilogue.chain import Bias, ColumnReduce, Epilogue
 from layoutgemm.kernels.orders import order_values, stored_elements
 from layoutgemm.kernels.quantized.formats import MXFP4
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
 from layoutgemm.kernels.sm90.operands import pair
-from layoutgemm.kernels.sm90.operands.pair import pair_check
+from layoutgemm.kernels.sm90.operands.combined import Combined
+from layoutgemm.kernels.sm90.operands.pair import SecondPair, pair_check
 from layoutgemm.kernels.sm90.shards import Gathered
 from layoutgemm.kernels.sm90.triangular.operands import Triangles
 from layoutgemm.schedule import Linear, Rotated
@@ -34,6 +36,7 @@ FORMS: dict[str, tuple[str, str, str, int, Sm90Config]] = {
     "parts of K": ("bf16", "bf16:col", "f32", 136, replace(SMALL, one_tile_per_cluster=True, split=2)),
     "reversed": ("bf16", "bf16:col", "f32", 200, replace(SMALL, tuning=replace(SMALL.tuning, reverse_odd_tiles=True))),
     "fetched ahead": ("f16", "f16:col", "f16", 24, SMALL.tuned(overlap=True, prefetch=2)),
+    "chunks of two widths": ("bf16", "bf16:row", "f32", 16, replace(SMALL, tile=(64, 120))),
     "e4m3": ("e4m3", "e4m3:col", "f32", 16, replace(SMALL, cluster=(1, 2))),
 }
 EMULATED = ("last span in part", "in turn", "parts of K", "fetched ahead")
@@ -122,6 +125,73 @@ def test_one_kernel_serves_every_k() -> None:
     assert kernel_of(json.loads(json.dumps(entry_of(kernel)))) == kernel and kernel.takes_words
 
 
+# Of each sum: the function, its numbers, B's order, columns of C, and the configuration.
+BOTH = Combined.of(lambda x, y, ops, s: x * y + s * x, numbers=("s",))
+THREE = Combined.of(lambda x, y, z, ops: x * y - z)
+FOUR = Combined.of(lambda x, y, z, w, ops: x * y - z * w)
+OF_SUMS: dict[str, tuple[Any, dict[str, float], str, int, Sm90Config]] = {
+    "two sums": (BOTH, {"s": 3.0}, "col", 40, SMALL),
+    "two sums, shared loads": (BOTH, {"s": 3.0}, "col", 40, replace(SMALL, cluster=(2, 1), tile=(64, 112))),
+    "two sums, parts of K": (BOTH, {"s": 3.0}, "row", 40, Sm90Config((64, 128), consumers=1, stages=2, split=2,
+                             one_tile_per_cluster=True)),
+    "three sums": (THREE, {}, "col", 40, replace(SMALL, tile=(64, 96), store="direct")),
+    "a gate": ("relu", {}, "col", 40, replace(SMALL, cluster=(1, 2))),
+}  # fmt: skip
+EMULATED_SUMS = (
+    "two sums, shared loads", pytest.param("three sums", marks=pytest.mark.slow),
+    pytest.param("a gate", marks=pytest.mark.slow),
+)  # fmt: skip
+
+
+def problem_of_sums(form: str) -> tuple[Sm90Plan, np.ndarray, np.ndarray, dict[str, Any], np.ndarray]:
+    """A plan of several sums of two pairs each, its operands, and C by definition."""
+    how, numbers, order, n, config = OF_SUMS[form]
+    (m, _, k), k2 = SIZES, 72
+    plan = Sm90Plan.derive(m, n, k, b=f"bf16:{order}", c="f32", config=config, gated=how, pair=k2)
+    assert plan.gated is not None and plan.pair is not None
+    width = n * plan.halves
+    given: dict[str, Any] = {**numbers, "a2": integers((m, k2), 1)}
+    first = ["b", *[name for name, _ in plan.gated.places]]
+    given |= {name: integers((k, width), 2 + i) for i, name in enumerate(first)}
+    given |= {name: integers((k2, width), 7 + i) for i, name in enumerate(plan.pair.of_b)}
+    a, b = integers((m, k), 0), given["b"]
+    sums = [a @ given[x] + given["a2"] @ given[y] for x, y in zip(first, plan.pair.of_b, strict=True)]
+    if plan.halves > 1:
+        return plan, a, given.pop("b"), given, np.maximum(sums[0][:, :n], 0) * sums[0][:, n:]
+    del given["b"]
+    return plan, a, b, given, sums[0] * sums[1] - sums[2] if len(sums) > 2 else sums[0] * (sums[1] + 3)
+
+
+@pytest.mark.parametrize("form", OF_SUMS)
+def test_each_of_several_sums_has_both_products(form: str) -> None:
+    plan, a, b, given, want = problem_of_sums(form)
+    plan.check().require()
+    assert np.array_equal(plan.run(a, b, given=given, device="reference").c, want)
+    for name in [x for x in given if x[0] in "ab"]:
+        other = {**given, name: given[name] + 1}
+        assert not np.array_equal(plan.run(a, b, given=other, device="reference").c, want), name
+
+
+@needs_dsl
+@pytest.mark.dsl
+@pytest.mark.parametrize("form", EMULATED_SUMS)
+def test_compiled_kernel_of_several_sums_is_exact(form: str) -> None:
+    plan, a, b, given, want = problem_of_sums(form)
+    assert np.array_equal(plan.run(a, b, given=given, device="emulator").c, want)
+
+
+def test_matrices_are_numbered_through() -> None:
+    found = [SecondPair(8, matrices) for matrices in (1, 2, 3)]
+    assert [x.of_b for x in found] == [("b2",), ("b2", "b3"), ("b3", "b4", "b5")]
+    plan = problem_of_sums("two sums")[0]
+    assert plan.words == ("b1", "ldb1", "s", "a2", "lda2", "b2", "ldb2", "b3", "ldb3", "k2")
+    assert "are of A2 and B2, B3, with tensor maps of their own" in plan.explain()
+    kernel = Kernel(Sm90Choice(SMALL), ("bf16:row", "bf16:col", "f32:row"), gated=BOTH, paired=True)
+    assert kernel.plan(1, 1, 1, 1).for_any_size() == plan.for_any_size()
+    chosen = choose_plan(512, 512, 512, b="bf16:col", gated=THREE, pair=16)
+    assert isinstance(chosen, Sm90Plan) and chosen.store is None and chosen.check()
+
+
 def derive(**given: Any) -> Sm90Plan:
     return Sm90Plan.derive(64, 64, 64, **{"b": "bf16:col", "config": SMALL, "pair": 16, **given})
 
@@ -130,13 +200,13 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: derive(pair=0), "K of the second pair"),
     (lambda: derive(pair=1.5), "pair of Sm90Plan.derive must be a SecondPair or an integer"),
     (lambda: derive(batch=2), "batch = 2: no kernel has a batch and a second pair: a2 and b2 have a pitch each"),
-    (lambda: derive(gated="silu"), "gated: no kernel has a gate and a second pair"),
+    (lambda: derive(gated=THREE, config=replace(SMALL, tile=(64, 96))), "1 tensor maps of C's chunks and 6 further"),
+    (lambda: derive(gated=FOUR, config=replace(SMALL, store="direct")), "0 tensor maps of C's chunks and 8 further"),
     (lambda: derive(ragged=Ragged.of(1)), "ragged: no kernel has groups of rows and a second pair"),
     (
         lambda: derive(a="bf16:col", b="bf16", along_k=AlongK.of(1), config=replace(SMALL, loader="warp")),
         "along_k: no kernel has groups along K and a second pair",
     ),
-    (lambda: derive(b="bf16:row", config=replace(SMALL, tile=(64, 120))), "4 tensor maps of C's chunks and 4 further"),
     (lambda: derive(triangles=Triangles("lower")), "pair: no kernel has a second pair and triangular operands"),
     (
         lambda: derive(weights=MXFP4, c="bf16:col"),

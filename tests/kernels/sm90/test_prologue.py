@@ -330,7 +330,7 @@ def test_functions_and_operands_that_are_none() -> None:
         made.run(a, b, given={"rstd": given["rstd"]}, device="reference")
     with pytest.raises(OperandError, match=r"it takes f32 of shape \(72,\), one for each row of a"):
         made.run(a, b, given={**given, "rstd": given["rstd"][:-1]}, device="reference")
-    with pytest.raises(PlanError, match="sm_100a multiplies A as it is"):
+    with pytest.raises(PlanError, match="by the kernel of sm_100a: it multiplies A as it lies"):
         plan(64, 64, 64, arch="sm_100a", prologue=INVERSE)
 
 

@@ -82,8 +82,8 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         a, pitches_a = self.prepare_rows(matrices[0], pitches["a"], sizes, words, stream)
         extents = {"m": m, "n": n, "k": k, "l": batch, HALF: Int32(plan.halves)}
         maps_a = self.maps_of_a(a, extents, pitches_a)
-        sources_b = self.sources_of_b(b, n, pitches["b"], words)
-        maps_b = [self.map_of_lines(tma, *of, extents) for tma, of in zip(plan.b.copies, sources_b, strict=True)]
+        further = present(plan.gated).places if const_expr(plan.gated is not None) else ()
+        maps_b = self.maps_of_b((b, pitches["b"]), further, extents, words)
         maps_c = self.maps_of_c(c, extents, pitches, words)
         last_b = self.maps_of_last_rows(plan.b, b, extents, pitches["b"])
         tmas_mirror = present(plan.mirror).maps if const_expr(plan.mirror is not None) else ()
@@ -142,33 +142,36 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         """The words of a launch as the kernel takes them; `a` and `lda` are A's address and pitch."""
         return words
 
-    def sources_of_b(
-        self, b: Int64, n: Int32, pitches: tuple[Int64, Int64], words: Sequence[Int64]
-    ) -> list[tuple[Int64, tuple[Int64, ...]]]:
-        """(address, pitches) of the matrix that each of B's tensor maps is of."""
-        plan = self.plan
-        if plan.gated is None:
-            return [(b, pitches)] * len(plan.b.copies)
-        if not plan.gated.separate:  # the second half of B's columns begins n lines on
-            return [(b, (pitches[0], Int64(n) * pitches[0], pitches[1]))]
-        given = dict(zip(plan.words, words, strict=True))
-        return [(b, pitches), *[(given[at], (given[pitch],)) for at, pitch in plan.gated.places]]
+    def maps_of_b(
+        self, first: tuple[Int64, tuple[Int64, ...]], further: Sequence[tuple[str, str]],
+        extents: Mapping[str, Int32], words: Sequence[Int64],
+    ) -> list[bridge.TensorMap]:  # fmt: skip
+        """The tensor maps of a pair's B, of each matrix where there are several.
+
+        first    address and pitches of the first matrix
+        further  names of the words of the others: address, pitch
+        """
+        plan, (b, pitches) = self.plan, first
+        of = [first] * len(plan.b.copies)
+        if plan.halves > 1:  # the second half of B's columns begins n lines on
+            of = [(b, (pitches[0], Int64(extents["n"]) * pitches[0], *pitches[1:]))]
+        elif further:
+            given = dict(zip(plan.words, words, strict=True))
+            of = [first, *[(given[at], (given[pitch],)) for at, pitch in further]]
+        return [self.map_of_lines(tma, *place, extents) for tma, place in zip(plan.b.copies, of, strict=True)]
 
     def maps_of_second_pair(
         self, extents: Mapping[str, Int32], words: Sequence[Int64]
     ) -> tuple[list[bridge.TensorMap], list[bridge.TensorMap]]:
-        """The tensor maps of A2 and of B2, `plan.second_maps` of them."""
+        """The tensor maps of A2 and of the matrices that it multiplies, `plan.second_maps` of them."""
         plan = self.plan
         if plan.pair is None:
             return [], []
         given = dict(zip(plan.words, words, strict=True))
         of = {**extents, "k": Int32(given["k2"])}
-        a2, b2 = [(given[x], (given[f"ld{x}"],)) for x in ("a2", "b2")]
-        maps_a, maps_b = (
-            [self.map_of_lines(tma, *place, of) for tma in operand.copies]
-            for operand, place in ((plan.a, a2), (plan.b, b2))
-        )
-        return maps_a, maps_b
+        (a2, first), others = [(given[x], (given[f"ld{x}"],)) for x in ("a2", plan.pair.of_b[0])], plan.pair.of_b[1:]
+        maps_a = [self.map_of_lines(tma, *a2, of) for tma in plan.a.copies]
+        return maps_a, self.maps_of_b(first, [(name, f"ld{name}") for name in others], of, words)
 
     def map_of_lines(
         self, tma: TmaPlan, address: Int64, pitches: tuple[Int64, ...], extents: Mapping[str, Int32]

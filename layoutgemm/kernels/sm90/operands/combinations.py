@@ -63,8 +63,6 @@ _OWN_GRIDS = "each group has a grid of its own"
 _OF_WEIGHTS = "packed weights are A, whose rows are output features"
 # (part, other part) -> why no kernel has both; the first is the one that a refusal names.
 REFUSED: dict[tuple[str, str], str] = {
-    ("gate", "second pair"): "two products of one A and their function, or two pairs in one sum",
-    ("several B", "second pair"): "several products of one A and their function, or two pairs in one sum",
     ("main loop", "second pair"): "tables of scales are of one pair",
     ("groups of rows", "second pair"): "the second pair's matrices have no groups",
     ("masked groups", "second pair"): "the second pair's matrices have no groups",
@@ -119,7 +117,8 @@ REFUSED: dict[tuple[str, str], str] = {
     **{(part, "triangular operands"): "rows in another order are no triangle"
        for part in ("gathered rows", "copied rows", "scattered rows")},
     **{(part, "symmetric order"): _NOT_SQUARE for part in ("gate", "several B", "main loop", "prologue")},
-    ("steps by place", "symmetric order"): "an element is computed once, and stored at (i, j) and at (j, i)",
+    ("steps by place", "symmetric order"):
+        "an element is computed once, and stored at (i, j) and at (j, i); 'lower' stores one half, no order= both",
     **{(part, "symmetric order"): "rows in another order have no diagonal"
        for part in ("gathered rows", "copied rows", "scattered rows")},
     **{(part, "symmetric order"): _OWN_GRIDS for part in ("groups of rows", "masked groups")},

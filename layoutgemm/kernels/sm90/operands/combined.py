@@ -40,8 +40,9 @@ from ..multicast import LINE
 LEAST_MATRICES, MOST_MATRICES = 2, 4
 # The refusal of a function of A @ B and A2 @ B2.
 OF_ONE_A = (
-    "combine= is of one a and several b: a kernel loads one tile of A for all sums of an element. Let the second "
-    "product's epilogue read the first one, as EpilogueOperand(name, 'mn', dtype); two pairs alone are summed"
+    "combine= of two a takes b = ((b0, b1), (b2, b3)), for f(a[0] @ b0 + a[1] @ b2, a[0] @ b1 + a[1] @ b3). For a "
+    "function of a[0] @ b0 and a[1] @ b1, let the second product's epilogue read the first one, as "
+    "EpilogueOperand(name, 'mn', dtype)"
 )
 
 
@@ -175,6 +176,34 @@ def refusal_of_matrices(b: object) -> str:
         return ""
     what = f"{len(b)} matrices" if isinstance(b, (tuple, list)) else f"a {type(b).__qualname__}"
     return f"b is {what}: combine= takes a tuple of {LEAST_MATRICES} to {MOST_MATRICES} matrices"
+
+
+def name_of_b(number: int, of_a: int, of_b: int) -> str:
+    """The name of a matrix b in a call of so many a and b.
+
+    >>> name_of_b(0, 1, 1), name_of_b(1, 2, 2), name_of_b(3, 2, 4)
+    ('b', 'b[1]', 'b[1][1]')
+    """
+    sums = of_b // max(1, of_a)
+    if of_b == 1:
+        return "b"
+    return f"b[{number // sums}][{number % sums}]" if of_a > 1 and sums > 1 else f"b[{number}]"
+
+
+def refusal_of_pairs(b: object, of_a: int) -> str:
+    """The reason why `b` is no tuple of two, each of as many matrices, or ""; beside so many matrices a.
+
+    >>> refusal_of_pairs(((1, 2), (3, 4)), 2), refusal_of_pairs((1, 2), 2).partition(":")[0]
+    ('', 'b is of int and int')
+    """
+    if of_a != 2:
+        return f"a is {of_a} matrices: combine= takes one a, or two"
+    each = list(b) if isinstance(b, (tuple, list)) else []
+    tuples = len(each) == 2 and all(isinstance(x, (tuple, list)) for x in each)
+    if tuples and len(each[0]) == len(each[1]):
+        return refusal_of_matrices(each[0]).replace("b is", "b[0] is")
+    of = " and ".join([f"{len(x)} matrices" if tuples else type(x).__qualname__ for x in each])
+    return f"b is {'of ' + of if of else 'a ' + type(b).__qualname__}: {OF_ONE_A}"
 
 
 def function_of(combine: Combine, matrices: int, numbers: tuple[str, ...]) -> Combined:

@@ -1,5 +1,7 @@
 """A second pair of matrices into the same accumulators: C = A @ B + A2 @ B2, as for a low-rank update of weights.
 
+Of several matrices B each sum has a second product of its own: C = f(A @ B + A2 @ B2, A @ B1 + A2 @ B3).
+
 The loop over K runs over the K tiles of the first pair, and then over those of the second:
 
     K tile               copied from       coordinate along K
@@ -9,6 +11,9 @@ The loop over K runs over the K tiles of the first pair, and then over those of 
 
 T and T2 are the K tiles of the pairs. Both pairs have the same copies, with tensor maps of their own. Each map ends
 with its pair's K, and TMA fills the rest of the last K tile with zeros. A2 and B2 lie in the orders of A and B.
+
+Several matrices B are numbered through: of two, A multiplies B and B1, and A2 multiplies B2 and B3. A kernel has eight
+tensor maps: two matrices B take six, and C leaves in chunks of two widths. Three take eight, and need store="direct".
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ from ...numbers import W
 from ...plan import MAX_COORDINATE, tile_count
 from ...store import StorePlan
 from ..multicast import OTHER_MAPS
+from .combined import Combined
 
 if TYPE_CHECKING:
     from ..plan import Sm90Plan
@@ -34,26 +40,46 @@ SECOND = "second"  # beside the coordinates of a K tile: whether it is one of th
 
 @dataclass(frozen=True, slots=True)
 class SecondPair:
-    """The second pair of operands: A2 is M x K, and B2 K x N.
+    """The second pair of operands: A2 is M x K, and B2 K x N; with several matrices B as many of those.
+
+    matrices  that A2 multiplies; a plan has as many as its function has sums
 
     >>> SecondPair(16).words
     ('a2', 'lda2', 'b2', 'ldb2', 'k2')
+    >>> SecondPair(16, 2).of_b
+    ('b2', 'b3')
     """
 
     k: int = 1
+    matrices: int = 1
 
     def __post_init__(self) -> None:
         as_int(self.k, "K of the second pair", PlanError, 1, MAX_COORDINATE)
+        as_int(self.matrices, "matrices of the second pair", PlanError, 1)
+
+    @property
+    def of_b(self) -> tuple[str, ...]:
+        """Names of the matrices that A2 multiplies, behind those that A does."""
+        return tuple([f"b{max(2, self.matrices) + i}" for i in range(self.matrices)])
 
     @property
     def words(self) -> tuple[str, ...]:
         """The kernel's further parameters: addresses with pitches in elements, and K."""
-        return "a2", "lda2", "b2", "ldb2", "k2"
+        return (*[word for name in ("a2", *self.of_b) for word in (name, f"ld{name}")], "k2")
 
 
-def pair_of(given: SecondPair | int | None) -> SecondPair | None:
-    """The second pair of an argument: a SecondPair, its K, or None. Raises PlanError for anything else."""
-    return given if given is None or isinstance(given, SecondPair) else SecondPair(given)
+def pair_of(given: SecondPair | int | None, gated: Combined | None = None) -> SecondPair | None:
+    """The second pair of an argument: a SecondPair, its K, or None; with as many matrices B as the first has.
+
+    Raises PlanError for anything else.
+
+    >>> pair_of(16, Combined.of(lambda x, y, ops: x * y))
+    SecondPair(k=16, matrices=2)
+    """
+    if given is None:
+        return None
+    k = given.k if isinstance(given, SecondPair) else given
+    return SecondPair(k, gated.matrices if gated is not None and gated.separate else 1)
 
 
 def place_in_pairs(tile: W, first_tiles: W, depth: int, choose: Callable[[Any, Any, Any], Any]) -> dict[str, Any]:
@@ -76,7 +102,7 @@ def check_maps(stores: Sequence[StorePlan | None], copies: int) -> None:
     if of_c + copies > OTHER_MAPS:
         raise PlanError(
             f"{of_c} tensor maps of C's chunks and {copies} further ones of A and B: a kernel has {OTHER_MAPS} after "
-            "the first two; a tile with fewer chunks of columns has fewer"
+            "the first two; a tile with fewer chunks of columns has fewer, and store='direct' none of C's"
         )
 
 
