@@ -8,6 +8,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 
 from ..arguments import refusal, shown
 from ..errors import OperandError, TensorError
@@ -38,6 +39,17 @@ def array_of(name: str, x: object) -> jax.Array:
                 f"{name} has {changed.flat[0]}, which JAX would cut to {narrow}: jax_enable_x64 keeps it"
             )
     return jnp.asarray(x)
+
+
+def known_integers(x: jax.Array) -> npt.NDArray[np.int64] | None:
+    """Values that the host has, or None: of traced arrays, and of arrays on a GPU, for which it would wait.
+
+    >>> known_integers(jnp.array([0, 3])).tolist()
+    [0, 3]
+    """
+    if isinstance(x, jax.core.Tracer) or not x.is_fully_addressable:
+        return None
+    return None if any(each.platform != "cpu" for each in x.devices()) else np.asarray(x).astype(np.int64)
 
 
 def flag(name: str, value: object) -> bool:

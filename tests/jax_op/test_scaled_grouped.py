@@ -290,6 +290,27 @@ def test_refusals_name_the_operand(call: Any, error: type[Exception], said: str)
         call()
 
 
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ([0, 30, 20, 100, 130], r"offsets\[1\] = 30, offsets\[2\] = 20: they go from 0"),
+        ([0, 30, 30, 100, 131], r"offsets\[4\] = 131: they go from 0"),
+        ([0, 30, 30, 100, 120], r"offsets\[4\] = 120: "),
+        ([5, 30, 30, 100, 130], r"offsets\[0\] = 5: "),
+    ],
+)
+def test_offsets_that_are_no_groups_are_refused_where_the_host_has_them(ends: list[int], said: str) -> None:
+    wrong = np.array(ends, np.int32)
+    for offsets in (wrong, jnp.asarray(wrong)):
+        with pytest.raises(OperandError, match=said + ".*rows"):
+            grouped_matmul(X, Y, offsets)
+    with pytest.raises(OperandError, match=said + ".*columns, K"):
+        grouped_matmul(X, X, wrong, transpose_a=True)
+    with pytest.raises(OperandError, match=said + ".*rows"):
+        fp8_grouped_matmul(X, Y, wrong)
+    assert jax.eval_shape(grouped_matmul, X, Y, wrong).shape == (M, 8)  # traced: the host has none
+
+
 # -------------------------------------------------------------------------------------------------------------- meshes
 
 

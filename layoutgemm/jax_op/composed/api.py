@@ -37,7 +37,7 @@ from ..derivatives import derived_by_jax
 from ..functions.api import finish_steps, launch_numbers
 from ..functions.product import FUNCTION_TYPES, check_functions, check_operand, check_stored, check_written
 from ..functions.sharded import partitioned
-from ..inputs import array_of, flag, type_name
+from ..inputs import array_of, flag, known_integers, type_name
 from ..outputs import Arrays, Result, listed, named_results
 from ..primitive import MAX_PRODUCTS, one_by_one, primitive_of, varying_alike
 from ..product import check_types, gate_of, stored_as
@@ -317,17 +317,12 @@ def _check_indices(product: ComposedProduct, own: Mapping[str, jax.Array]) -> No
 
 def _check_known(name: str, indices: jax.Array, count: int, of: str) -> None:
     """Raise OperandError for a known index outside of a matrix, or a repeated result row."""
-    if isinstance(indices, jax.core.Tracer) or _on_gpu(indices):
+    found = known_integers(indices)
+    if found is None:
         return
-    found = np.asarray(indices).astype(np.int64)
     check_inside(name, found, count, of)
     if name == OUT_ROWS:
         check_distinct(name, found)
-
-
-def _on_gpu(x: jax.Array) -> bool:
-    """True for an array whose values the host would wait for."""
-    return any(each.platform != "cpu" for each in x.devices())
 
 
 # ----------------------------------------------------------------------------------------------- vmap, meshes, gradient

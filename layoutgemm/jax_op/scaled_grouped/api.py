@@ -16,7 +16,7 @@ from ...torch_op.scaled_grouped.epilogue import why_unfinished
 from ..derivatives import check_derived, saved
 from ..functions.api import launch_numbers
 from ..functions.product import check_functions, check_given, check_operand, check_stored
-from ..inputs import array_of, flag, type_name
+from ..inputs import array_of, flag, known_integers, type_name
 from ..outputs import Arrays, Result, listed, named_results, read_by
 from ..primitive import varying_alike
 from ..product import check_finish, stored_as
@@ -123,8 +123,9 @@ def grouped_matmul(
     a, b      bfloat16, float16, float8_e4m3fn or float8_e5m2. On GPUs of compute capability 9.0, or on the CPU. Of
               float8 and groups of K the kernel reads a, and b by transpose_b, in place
     offsets   int32 or int64 of groups + 1: where each group begins, from 0, and the last one ends, at a's rows (or K);
-              none below the one before it, so that groups may be empty. Their values are not checked. Groups of K of
-              float8 begin at multiples of 128, and end there or at K: the product of any other is NaN
+              none below the one before it, so that groups may be empty. Values are checked where the host has them:
+              not where they are traced or on a GPU. Groups of K of float8 begin at multiples of 128, and end there or
+              at K: the product of any other is NaN
     scale_a   of float8 and groups of rows: (rows, K blocks of 128), (rows, 1), (rows,) or one element; scale_b (groups,
               N, K blocks), (groups, N / 128, K blocks), (groups, 1, N), (groups, N, 1), (groups, N) or one element.
               Of groups of K: (M, K blocks) or (M / 128, K blocks), and N for M of b; (groups, M, 1) and (groups, 1, N);
@@ -156,8 +157,9 @@ def grouped_matmul(
         shapes = f"a and b have shapes {left.shape} and {right.shape}"
         raise TensorError(f"{shapes}: (rows, K) and (groups, K, N), or (M, K) and (K, N)")
     groups = right.shape[0] if right.ndim == 3 else None
-    check_offsets(str(ends.dtype), tuple(ends.shape), groups)
     k = left.shape[0] if transpose_a else left.shape[1]
+    grouped = (k, "columns, K") if groups is None else (left.shape[1 if transpose_a else 0], "rows")
+    check_offsets(str(ends.dtype), tuple(ends.shape), groups, known_integers(ends), *grouped)
     k_of_b = right.shape[-1 if transpose_b else -2]
     if k != k_of_b:
         raise TensorError(f"K is {k} in a of shape {left.shape} and {k_of_b} in b of shape {right.shape}")

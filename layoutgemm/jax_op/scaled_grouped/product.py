@@ -17,9 +17,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
+import numpy as np
+import numpy.typing as npt
+
 from ...errors import OperandError, TensorError
 from ...kernels.epilogue.chain import Epilogue, EpilogueOperand
 from ...kernels.sm90.gated import HALVES
+from ...kernels.sm90.grouped import check_ends
 from ...kernels.sm90.mainloop import DEPTH
 from ...torch_op.problem import Ints
 from ...torch_op.scaled_grouped.recipes import SQUARE, Recipes, ScaledOperand, Scales, recipe_text, recipes_of
@@ -176,10 +180,14 @@ def check_bias(bias: tuple[str, Ints] | None, shapes: list[Ints]) -> None:
         raise TensorError(f"bias has shape {bias[1]}: {' or '.join(map(str, shapes))}")
 
 
-def check_offsets(kind: str, shape: Ints, groups: int | None) -> None:
-    """Raise OperandError for offsets of another type or shape; their values are known on the device alone.
+def check_offsets(
+    kind: str, shape: Ints, groups: int | None, known: npt.NDArray[np.int64] | None, size: int, things: str
+) -> None:
+    """Raise OperandError for offsets of another type or shape, and for values that are no groups.
 
     groups  their number, where an operand has it
+    known   the values where the host has them, else None: a kernel does not check them
+    size, things  of A: its rows, or its columns along K
     """
     if kind not in OFFSETS or len(shape) != 1 or (shape[0] < 1 if groups is None else shape != (groups + 1,)):
         want = "groups + 1" if groups is None else groups + 1
@@ -187,3 +195,5 @@ def check_offsets(kind: str, shape: Ints, groups: int | None) -> None:
             f"offsets is {kind} of shape {shape}: int32 or int64 of ({want},), where each group begins, and the last "
             "one ends"
         )
+    if known is not None:
+        check_ends(known, size, things)
