@@ -191,12 +191,14 @@ class ScaledLinear(ActivatedLayer, ScaledBuffers):
         return self.weight.dense()
 
     def _save_to_state_dict(self, destination: dict[str, torch.Tensor], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        codes, scale = destination.pop(f"{prefix}codes"), destination.pop(f"{prefix}weight_scale")
+        own: dict[str, torch.Tensor] = {}
+        super()._save_to_state_dict(own, prefix, keep_vars)
+        codes, scale = own.pop(f"{prefix}codes"), own.pop(f"{prefix}weight_scale")
+        # The weight comes first, as in a torch.nn.Linear's.
+        destination[f"{prefix}weight"] = codes.view(FLOAT8) if self.saves_scales else self.dequantized()
         if self.saves_scales:
-            destination[f"{prefix}weight"], destination[f"{prefix}weight_scale_inv"] = codes.view(FLOAT8), scale
-        else:
-            destination[f"{prefix}weight"] = self.dequantized()
+            destination[f"{prefix}weight_scale_inv"] = scale
+        destination.update(own)
 
     def _load_from_state_dict(
         self, state: dict[str, torch.Tensor], prefix: str, metadata: object, strict: bool, missing: list[str],

@@ -99,10 +99,15 @@ def test_a_batch_norm_is_folded_in_front_of_no_activation(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["float8", "packed"])
 def test_a_module_that_multiplies_by_a_layer_s_weight_is_refused(name: str) -> None:
-    """As Mamba's do: for weights in their own type it is right."""
+    """As Mamba's and EVA's do: for weights in their own type it is right."""
     weight, x = LAYERS[name](layer()).weight, torch.ones(128, 2, dtype=BF16)
-    for compute in (lambda: weight @ x, lambda: x.mT @ weight, lambda: 2 * weight, lambda: x + weight):
-        with pytest.raises(OperandError, match="a module that reads a layer's weight itself keeps that layer, by wher"):
+    for compute in (
+        lambda: weight @ x, lambda: x.mT @ weight, lambda: 2 * weight, lambda: x + weight, lambda: weight - x,
+        lambda: torch.nn.functional.linear(x.mT, weight), lambda: torch.mm(input=weight, mat2=x),
+        lambda: torch.cat([weight, weight]),
+    ):  # fmt: skip
+        said = "a module that reads a layer's weight itself keeps that layer, by where= .*; here it reads .*128"
+        with pytest.raises(OperandError, match=said):
             compute()
 
 

@@ -1,25 +1,29 @@
-"""Weights that are no tensors: attributes and arithmetic of tensors are refused with the way out.
+"""Weights that are no tensors: attributes, arithmetic and functions of tensors are refused with the way out.
 
-weight.data, weight @ x, x * weight --> an error that names dense()
+weight.data, weight @ x, torch.nn.functional.linear(x, weight) --> an error that names dense()
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 from ...errors import OperandError
 
 
 class NoTensor:
-    """A weight of packed or float8 values: operators of Python refuse it by name.
+    """A weight of packed or float8 values: operators of Python and functions of torch refuse it by name.
 
-    Raises AttributeError for attributes that tensors have, OperandError for arithmetic.
+    Raises AttributeError for attributes that tensors have, OperandError for arithmetic and for torch's functions.
 
-    >>> NoTensor() @ 2
+    >>> class Weight(NoTensor):
+    ...     def __repr__(self) -> str:
+    ...         return "Weight([4, 2])"
+    >>> Weight() @ 2
     Traceback (most recent call last):
     ...
-    layoutgemm.errors.OperandError: NoTensor is no tensor to compute with, dense() gives one: a module that reads a \
-layer's weight itself keeps that layer, by where= of swap_linears
+    layoutgemm.errors.OperandError: Weight is no tensor to compute with, dense() gives one: a module that reads a \
+layer's weight itself keeps that layer, by where= of swap_linears; here it reads Weight([4, 2])
     """
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -29,8 +33,18 @@ layer's weight itself keeps that layer, by where= of swap_linears
     def _refused(self, other: object) -> NoReturn:
         raise OperandError(
             f"{type(self).__name__} is no tensor to compute with, dense() gives one: a module that reads a layer's "
-            "weight itself keeps that layer, by where= of swap_linears"
+            f"weight itself keeps that layer, by where= of swap_linears; here it reads {self!r}"
         )
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., object], types: Sequence[type], args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> NoReturn:  # fmt: skip
+        """Refuse a function of torch, which would say that an argument must be a Tensor."""
+        given = [*args, *(kwargs or {}).values()]
+        inside = [x for each in given for x in (each if isinstance(each, (list, tuple)) else [each])]
+        next(x for x in inside if isinstance(x, NoTensor))._refused(function)
 
     __matmul__ = __rmatmul__ = __mul__ = __rmul__ = __add__ = __radd__ = __sub__ = __rsub__ = _refused
     __truediv__ = __rtruediv__ = _refused
