@@ -41,15 +41,18 @@ def array_of(name: str, x: object) -> jax.Array:
     return jnp.asarray(x)
 
 
-def known_integers(x: jax.Array) -> npt.NDArray[np.int64] | None:
-    """Values that the host has, or None: of traced arrays, and of arrays on a GPU, for which it would wait.
+def known_integers(x: object) -> npt.NDArray[np.int64] | None:
+    """Integers that the host has, or None: of traced arrays, and of arrays on a GPU, for which it would wait.
 
-    >>> known_integers(jnp.array([0, 3])).tolist()
-    [0, 3]
+    >>> known_integers(np.array([0, 3])).tolist(), known_integers(jnp.array([0, 3])).tolist()
+    ([0, 3], [0, 3])
     """
-    if isinstance(x, jax.core.Tracer) or not x.is_fully_addressable:
+    if isinstance(x, jax.core.Tracer) or not isinstance(x, (jax.Array, np.ndarray)) or x.dtype.kind not in "iu":
         return None
-    return None if any(each.platform != "cpu" for each in x.devices()) else np.asarray(x).astype(np.int64)
+    on_host = isinstance(x, np.ndarray) or (
+        x.is_fully_addressable and {each.platform for each in x.devices()} == {"cpu"}
+    )
+    return np.asarray(x).astype(np.int64) if on_host else None
 
 
 def flag(name: str, value: object) -> bool:

@@ -159,7 +159,7 @@ def grouped_matmul(
     groups = right.shape[0] if right.ndim == 3 else None
     k = left.shape[0] if transpose_a else left.shape[1]
     grouped = (k, "columns, K") if groups is None else (left.shape[1 if transpose_a else 0], "rows")
-    check_offsets(str(ends.dtype), tuple(ends.shape), groups, known_integers(ends), *grouped)
+    check_offsets(str(ends.dtype), tuple(ends.shape), groups, known_integers(offsets), *grouped)
     k_of_b = right.shape[-1 if transpose_b else -2]
     if k != k_of_b:
         raise TensorError(f"K is {k} in a of shape {left.shape} and {k_of_b} in b of shape {right.shape}")

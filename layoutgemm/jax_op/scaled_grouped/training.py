@@ -86,7 +86,7 @@ def fp8_grouped_matmul(
     if left.ndim != 2 or right.ndim != 3 or left.shape[1] != right.shape[1]:
         shapes = f"a and b have shapes {left.shape} and {b.shape}"
         raise TensorError(f"{shapes}: groups of rows are (rows, K) and (groups, {'N, K' if transpose_b else 'K, N'})")
-    check_offsets(str(ends.dtype), tuple(ends.shape), right.shape[0], known_integers(ends), left.shape[0], "rows")
+    check_offsets(str(ends.dtype), tuple(ends.shape), right.shape[0], known_integers(offsets), left.shape[0], "rows")
     if type(multiple) is not int or multiple not in (1, DEPTH):
         raise OperandError(f"multiple = {shown(multiple)}: groups begin at any row, 1, or at multiples of {DEPTH}")
     kind = stored_as(str(left.dtype), type_name(out_dtype))
