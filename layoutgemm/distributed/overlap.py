@@ -10,8 +10,11 @@ computed without overlap, for tests (`reference`).
 
 from __future__ import annotations
 
+import math
+
 import torch
 
+from ..arguments import refusal
 from ..errors import OperandError
 from ..kernels.sm90.config import Sm90Config
 from ..torch_op.checks import autocast, differentiated, needs_dispatcher, seen_by_autograd_alone
@@ -39,8 +42,8 @@ def all_gather_matmul(
     scale_a, scale_b  of float8, float32: for a_shard (M / ranks, 1) or one element, for b (1, N) or one element
     out      (M, N), rows contiguous: a's type, bf16 of float8
     transfer, config  of the shards, and of the kernel; None: chosen
-    timeout  seconds to wait for a rank or a chunk. Then the kernel stops: the process's CUDA context ends with a launch
-             failure, and `check_ranks` names rank and flag
+    timeout  seconds to wait for a rank or a chunk, above 0. Then the kernel stops: the process's CUDA context ends with
+             a launch failure, and `check_ranks` names rank and flag
 
     All ranks call alike, on one stream. The result has the same bits in every run. Flags begin at 0 in each call, so
     that a CUDA graph's replays are right too, where the driver captures stream memory operations.
@@ -89,6 +92,7 @@ def _product(
     way: OverlapOptions,
 ) -> torch.Tensor:
     """The product of that name: computed now, or by its operator where torch has to see it."""
+    _check_options(way)
     if torch.compiler.is_dynamo_compiling():
         return _seen_by_torch(name, *autocast(a, b), group, scales, out, way)
     found = group_of(group)
@@ -102,6 +106,16 @@ def _product(
     if needs_dispatcher(*[x for x in (a, b, *scales, out) if isinstance(x, torch.Tensor)]):
         return _seen_by_torch(name, a, b, group, scales, out, way)
     return PRODUCTS[name](a, b, found, scales, out, way, key)
+
+
+def _check_options(way: OverlapOptions) -> None:
+    """Raise OperandError for options of another type, and for a time that no kernel can wait."""
+    for name, x, kind in (("transfer", way.transfer, Transfer), ("config", way.config, Sm90Config)):
+        if x is not None and not isinstance(x, kind):
+            _refuse(refusal(x, name, f"a {kind.__name__} or None"))
+    seconds = way.timeout
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
+        _refuse(refusal(seconds, "timeout", "seconds above 0, and finite"))
 
 
 def _seen_by_torch(

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ..arguments import shown
+from ..arguments import as_int, shown
 from ..atoms.copy.base import VECTOR_BYTES
 from ..dtypes import dtype as dtype_named
 from ..errors import PlanError
@@ -88,7 +88,7 @@ class Transfer:
     chunks  of a shard, each with a flag of its own: of rows of a gather, of tiles of a scatter
     by      of a scatter: "stores", by the kernel, across NVLink; "copies", by copy engines as chunks are complete
 
-    Raises PlanError for another value of `by`; the plan checks numbers.
+    Raises PlanError for another value of `by`, and for chunks below 1; the plan checks what they divide.
 
     >>> Transfer(chunks=2)
     Transfer(chunks=2, by=None)
@@ -100,6 +100,8 @@ class Transfer:
     def __post_init__(self) -> None:
         if self.by not in (None, "stores", "copies"):
             raise PlanError(f"by = {shown(self.by)}: known are 'stores', 'copies' and None")
+        if self.chunks is not None:
+            as_int(self.chunks, "chunks of Transfer", PlanError, least=1)
 
 
 @dataclass(frozen=True)

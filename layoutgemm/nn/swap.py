@@ -118,6 +118,8 @@ def swap_linears(
     if not isinstance(model, torch.nn.Module):
         raise OperandError(refusal(model, "model of swap_linears", "a torch.nn.Module"))
     gated = as_bool(gated, "gated of swap_linears", OperandError)
+    if allow_tf32 is not None:
+        allow_tf32 = as_bool(allow_tf32, "allow_tf32 of swap_linears", OperandError)
     if not isinstance(weights, QuantizedFormat) and not (isinstance(weights, str) and weights in _WEIGHTS):
         raise OperandError(f"weights {shown(weights)}: {', '.join(map(repr, _WEIGHTS))} or a QuantizedFormat")
     if isinstance(model, torch.nn.Linear):

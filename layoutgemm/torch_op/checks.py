@@ -441,7 +441,8 @@ def check_finish(bias: torch.Tensor | None, activation: str | None, shape: Seque
     if bias.dtype not in known:
         raise OperandError(f"bias is {bias.dtype}; to a product that is stored as {kind} it is one of {listed(known)}")
     if bias.ndim != 1 or not shape or bias.shape[0] != shape[-1]:
-        raise TensorError(f"bias of shape {list(bias.shape)} does not fit a product of shape {list(shape)}")
+        rule = f"it is a vector, one number for each of {shape[-1]} columns" if shape else "a number has no columns"
+        raise TensorError(f"bias of shape {list(bias.shape)} does not fit a product of shape {list(shape)}: {rule}")
 
 
 def scalars_of(alpha: object, beta: object, kind: torch.dtype, a: torch.Tensor) -> tuple[Scalar, Scalar]:

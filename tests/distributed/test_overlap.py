@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import math
 import os
 import signal
 import subprocess
@@ -22,10 +23,21 @@ torch = needs.module("torch")
 if not torch.distributed.is_available():
     pytest.skip("this torch is built without torch.distributed: install PyTorch's own wheel", allow_module_level=True)
 
-from layoutgemm.distributed import Transfer, calls, gathered_rows, kept, operators, products, shard_plans, workspaces
+from layoutgemm.distributed import (
+    Transfer,
+    all_gather_matmul,
+    calls,
+    gathered_rows,
+    kept,
+    matmul_reduce_scatter,
+    operators,
+    products,
+    shard_plans,
+    workspaces,
+)
 from layoutgemm.distributed.checks import ShardProduct, output_of
 from layoutgemm.distributed.gathered_rows import RankRows, RowsCall, sends_of_rows
-from layoutgemm.errors import PlanError, RankError, TensorError
+from layoutgemm.errors import OperandError, PlanError, RankError, TensorError
 from layoutgemm.kernels.run import stream_memory
 from layoutgemm.kernels.run.stream_memory import MemoryOperation
 from layoutgemm.kernels.sm90.choose.occupancy import ClusterOccupancy
@@ -73,6 +85,28 @@ def test_sizes_without_a_kernel_are_refused() -> None:
     for k, kind, said in ((12, "bf16", "24 % 16"), (520, "e4m3", "520 % 16")):  # a shard of one row has any pitch
         with pytest.raises(PlanError, match=said):
             shard_plans.gather_choice(2, 256, k, ranks=2, kind=kind)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"timeout": -1}, "timeout must be seconds above 0, and finite, not -1"),
+        ({"timeout": 0}, "timeout must be seconds above 0"),
+        ({"timeout": math.nan}, "timeout must be seconds above 0"),
+        ({"timeout": math.inf}, "timeout must be seconds above 0"),
+        ({"timeout": "soon"}, "timeout must be seconds above 0, and finite, not 'soon'"),
+        ({"transfer": "copies"}, "transfer must be a Transfer or None, not 'copies'"),
+        ({"config": {"stages": 3}}, "config must be a Sm90Config or None, not {'stages': 3}"),
+    ],
+)
+def test_options_of_a_call_are_refused_by_name(options: dict[str, Any], said: str) -> None:
+    x = torch.ones(64, 64, dtype=torch.bfloat16)
+    for product in (all_gather_matmul, matmul_reduce_scatter):
+        with pytest.raises(OperandError, match=said):
+            product(x, x, **options)
+    for chunks in (0, "2", True):
+        with pytest.raises(PlanError, match="chunks of Transfer must be a"):
+            Transfer(chunks=chunks)
 
 
 @pytest.mark.parametrize(("tile", "schedule"), [((128, n), "cooperative") for n in (192, 208, 224, 240)] + [

@@ -189,6 +189,7 @@ def test_layers_refuse_values_of_other_types_by_name() -> None:
     calls: list[tuple[Any, str]] = [
         (lambda: swap_linears([]), "model of swap_linears must be a torch.nn.Module"),
         (lambda: swap_linears(model, gated="no"), "gated of swap_linears must be True or False, not 'no'"),
+        (lambda: swap_linears(model, allow_tf32="no"), "allow_tf32 of swap_linears must be True or False, not 'no'"),
         (lambda: swap_linears(model, where=1), "where of swap_linears must be a function, a pattern"),
         (lambda: swap_linears(model, weights=["own"]), r"weights \['own'\]"),
         (lambda: Linear("8", 4), "in_features must be an integer, not '8'"),
