@@ -28,6 +28,7 @@ from ..torch_op.scaled_grouped.recipes import BLOCK, SQUARE
 from .linear import ActivatedLayer, check_features, sizes_text
 
 FLOAT8 = torch.float8_e4m3fn
+_is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)  # torch 2.6 lacks it
 
 
 def quantized(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -173,8 +174,10 @@ class ScaledLinear(ActivatedLayer, ScaledBuffers):
         weight = self.codes.view(FLOAT8)
         if differentiated(x, self.bias):
             product = _StraightThrough if torch.compiler.is_compiling() else _Transformed
-            value: torch.Tensor = product.apply(rows, weight, self.weight_scale, kind)
-            if self.bias is not None:
+            # An exporter records the inside of the Function, where a bias has no gradient: there it is added behind.
+            inside = None if _is_exporting() else self.bias
+            value: torch.Tensor = product.apply(rows, weight, self.weight_scale, kind, inside)
+            if self.bias is not inside:
                 value = (value + self.bias).to(kind)
             if self.activation is not None:
                 value = by_autograd(value, self.activation)
@@ -238,45 +241,58 @@ def dequantized(weight: torch.Tensor, scale: torch.Tensor, kind: torch.dtype) ->
     return (weight.float() * spread(scale, *weight.shape)).to(kind)
 
 
-_Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.dtype]
+_Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.dtype, torch.Tensor | None]
 
 
 class _StraightThrough(torch.autograd.Function):
-    """The product with the gradient of x: rounding x to 8 bits counts as the identity."""
+    """The product and its bias, with the gradient of x: rounding x to 8 bits counts as the identity."""
 
     @staticmethod
-    def forward(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    def forward(
+        x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, kind: torch.dtype, bias: torch.Tensor | None
+    ) -> torch.Tensor:
         eight, of_rows = quantize(x, BLOCK, power_of_two=True)
-        return scaled_matmul(eight, of_rows, weight.mT, scale, recipe_a=BLOCK, recipe_b=SQUARE, out_dtype=kind)
+        return scaled_matmul(
+            eight, of_rows, weight.mT, scale, recipe_a=BLOCK, recipe_b=SQUARE, bias=bias, out_dtype=kind
+        )
 
     @staticmethod
     def setup_context(ctx: FunctionCtx, inputs: _Inputs, output: torch.Tensor) -> None:
-        x, weight, scale, ctx.kind = inputs
+        x, weight, scale, ctx.kind, bias = inputs
         ctx.save_for_backward(weight, scale)
         ctx.save_for_forward(weight, scale)
-        ctx.like = x.dtype
+        ctx.like, ctx.of_bias, ctx.rows = x.dtype, None if bias is None else bias.dtype, x.shape[0]
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         weight, scale = ctx.saved_tensors
-        return matmul(grad, dequantized(weight, scale, grad.dtype)).to(ctx.like), None, None, None
+        of_x = matmul(grad, dequantized(weight, scale, grad.dtype)).to(ctx.like) if ctx.needs_input_grad[0] else None
+        return of_x, None, None, None, None if ctx.of_bias is None else grad.sum(0).to(ctx.of_bias)
 
 
 class _Transformed(_StraightThrough):
     """The same for torch.func: compilers take no Function with rules of its own for tangents and maps."""
 
     @staticmethod
-    def jvp(ctx: FunctionCtx, dx: torch.Tensor, *others: None) -> torch.Tensor:
+    def jvp(ctx: FunctionCtx, dx: torch.Tensor | None, *others: torch.Tensor | None) -> torch.Tensor | None:
         weight, scale = ctx.saved_tensors
-        return matmul(dx.to(ctx.kind), dequantized(weight, scale, ctx.kind).mT)
+        of_bias = None if others[-1] is None else others[-1].to(ctx.kind)
+        if dx is None:
+            return None if of_bias is None else of_bias.expand(ctx.rows, -1)
+        return matmul(dx.to(ctx.kind), dequantized(weight, scale, ctx.kind).mT, bias=of_bias)
 
     @staticmethod
     def vmap(
-        info: object, in_dims: tuple[int | None, ...], x: torch.Tensor, *others: torch.Tensor | torch.dtype
-    ) -> tuple[torch.Tensor, int]:
-        """Slices of x are more rows of one product."""
-        if in_dims[0] is None or in_dims[1] is not None or in_dims[2] is not None:
-            raise OperandError("float8 weights and scales are mapped by no transform: x alone is")
-        moved = x.movedim(in_dims[0], 0)
-        value = _Transformed.apply(moved.reshape(-1, moved.shape[-1]), *others)
-        return value.reshape(*moved.shape[:-1], value.shape[-1]), 0
+        info: object, in_dims: tuple[int | None, ...], x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor,
+        kind: torch.dtype, bias: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, int]:  # fmt: skip
+        """Slices of x are more rows of one product; biases that are mapped are added behind it."""
+        if in_dims[1] is not None or in_dims[2] is not None:
+            raise OperandError("float8 weights and scales are mapped by no transform: x and a bias are")
+        moved = x[None] if in_dims[0] is None else x.movedim(in_dims[0], 0)
+        apart = in_dims[4] is not None and bias is not None
+        value = _Transformed.apply(moved.flatten(0, 1), weight, scale, kind, None if apart else bias)
+        value = value.reshape(*moved.shape[:-1], value.shape[-1])
+        if bias is not None and apart:
+            value = (value + bias.movedim(in_dims[4], 0)[:, None]).to(kind)
+        return value, 0

@@ -124,6 +124,31 @@ def test_transforms_of_functions_give_gradients_maps_and_tangents(name: str) -> 
     )
 
 
+@pytest.mark.parametrize("name", ["dense", "master", "float8", "packed"])
+def test_recorded_calls_have_the_bits_of_others(name: str) -> None:
+    """A bias is added before the one rounding, with derivatives too."""
+    module = LAYERS[name]()
+    recorded = module(X.clone().requires_grad_())
+    with torch.no_grad():
+        assert recorded.requires_grad and torch.equal(recorded, module(X))
+
+
+def test_float8_layers_map_and_derive_their_bias_alone() -> None:
+    module = LAYERS["float8"]()
+    biases = torch.stack([module.bias.detach(), torch.ones_like(module.bias)])
+
+    def product(bias: Any, x: Any) -> Any:
+        return torch.func.functional_call(module, {"bias": bias}, (x,))
+
+    each = torch.stack([product(bias, X) for bias in biases]).detach()
+    assert near(torch.func.vmap(product, (0, None))(biases, X).detach(), each)
+    assert near(torch.func.vmap(product)(biases, torch.stack([X, X])).detach(), each)
+    _, tangent = torch.func.jvp(lambda bias: product(bias, X), (biases[0],), (biases[1],))
+    assert torch.equal(tangent, torch.ones_like(tangent)) and tangent.shape == each[0].shape
+    _, tangent = torch.func.jvp(product, (biases[0], X), (biases[1], X))
+    assert near(tangent, product(biases[1], X).detach())
+
+
 @pytest.mark.parametrize("name", ["dense", "float8", "packed"])
 def test_maps_of_tangents_and_tangents_of_maps(name: str) -> None:
     """A gradient's product sees a mapped tensor while forward mode is on: torch unpacks no tangent of one."""
@@ -159,6 +184,8 @@ def test_exported_float8_layers_compute_without_gradients_or_refuse() -> None:
         torch.export.export(module, (X,)).module()(X)
     with torch.no_grad():
         assert torch.equal(torch.export.export(module, (X,)).run_decompositions().module()(X), module(X))
+    one = LAYERS["float8"]()
+    assert near(torch.export.export(one, (X,)).module()(X).detach(), one(X).detach())  # x takes no gradient
 
 
 def test_a_dense_layer_takes_parametrizations_optimizers_and_averages_as_torch_s() -> None:
