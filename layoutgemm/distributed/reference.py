@@ -68,23 +68,26 @@ def _named(name: str, group: dist.ProcessGroup, timeout: float, facts: tuple[obj
 
 
 def _missing(group: dist.ProcessGroup, calls: int, timeout: float) -> str:
-    """The ranks that did not come to this rank's last call, in words.
+    """The ranks that did not come to this rank's last call, or came late, in words.
 
     gloo names the address of a closed connection, which no part of torch maps to a rank. So each rank counts its calls
     in the group's store.
     """
-    missing = {*range(group.size())} - {group.rank()}
+    missing, late = {*range(group.size())} - {group.rank()}, ""
     until = time.monotonic() + min(timeout, _LATE_SECONDS)  # a rank that runs may be late
     try:
         while missing:
             missing = {rank for rank in missing if group.get_group_store().add(f"{_CALLS}/{rank}", 0) < calls}
+            late = late or ", ".join(map(str, sorted(missing)))
             if time.monotonic() >= until:
                 break
             time.sleep(_POLL_SECONDS)
     except RuntimeError as error:
         return f"the group's store, which knows the ranks that came, does not answer ({error})"
     names = ", ".join(map(str, sorted(missing)))
-    return f"rank {names} did not come" if names else "each rank came, and one has ended since"
+    if names:
+        return f"rank {names} did not come"
+    return f"rank {late} came later" if late else "each rank came, and one has ended or given up since"
 
 
 def _every(x: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:

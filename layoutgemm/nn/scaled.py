@@ -28,7 +28,7 @@ from ..torch_op.scaled_grouped.recipes import BLOCK, SQUARE
 from .linear import ActivatedLayer, check_features, sizes_text
 
 FLOAT8 = torch.float8_e4m3fn
-_is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)  # torch 2.6 lacks it
+_is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)  # the latter in a torch without it
 
 
 def quantized(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -32,6 +32,7 @@ from layoutgemm.distributed import (
     matmul_reduce_scatter,
     operators,
     products,
+    reference,
     shard_plans,
     workspaces,
 )
@@ -107,6 +108,26 @@ def test_options_of_a_call_are_refused_by_name(options: dict[str, Any], said: st
     for chunks in (0, "2", True):
         with pytest.raises(PlanError, match="chunks of Transfer must be a"):
             Transfer(chunks=chunks)
+
+
+@pytest.mark.parametrize(
+    ("looks", "said"),
+    [
+        ({1: [7], 2: [6, 6, 7]}, "rank 2 came later"),
+        ({1: [7], 2: [6]}, "rank 2 did not come"),
+        ({1: [6], 2: [6, 7]}, "rank 1 did not come"),
+        ({1: [7], 2: [8]}, "each rank came, and one has ended or given up since"),
+    ],
+)
+def test_a_rank_that_comes_late_is_no_rank_that_has_ended(looks: dict[int, list[int]], said: str) -> None:
+    """The store's number of each other rank's calls, look by look; this one is at its seventh."""
+
+    def add(key: str, more: int) -> int:
+        numbers = looks[int(key.rpartition("/")[2])]
+        return numbers.pop(0) if len(numbers) > 1 else numbers[0]
+
+    group = SimpleNamespace(size=lambda: 3, rank=lambda: 0, get_group_store=lambda: SimpleNamespace(add=add))
+    assert reference._missing(group, 7, 0.1) == said
 
 
 @pytest.mark.parametrize(("tile", "schedule"), [((128, n), "cooperative") for n in (192, 208, 224, 240)] + [
