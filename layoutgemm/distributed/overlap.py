@@ -109,7 +109,7 @@ def _product(
 
 
 def _check_options(way: OverlapOptions) -> None:
-    """Raise OperandError for options of another type, and for a time that no kernel can wait."""
+    """Raise OperandError for options of another type, and a time that no kernel waits."""
     for name, x, kind in (("transfer", way.transfer, Transfer), ("config", way.config, Sm90Config)):
         if x is not None and not isinstance(x, kind):
             _refuse(refusal(x, name, f"a {kind.__name__} or None"))

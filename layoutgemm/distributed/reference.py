@@ -68,7 +68,7 @@ def _named(name: str, group: dist.ProcessGroup, timeout: float, facts: tuple[obj
 
 
 def _missing(group: dist.ProcessGroup, calls: int, timeout: float) -> str:
-    """The ranks that did not come to this rank's last call, or came late, in words.
+    """Ranks that did not come to this rank's last call, or came late, in words.
 
     gloo names the address of a closed connection, which no part of torch maps to a rank. So each rank counts its calls
     in the group's store.

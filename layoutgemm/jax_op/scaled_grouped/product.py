@@ -183,7 +183,7 @@ def check_bias(bias: tuple[str, Ints] | None, shapes: list[Ints]) -> None:
 def check_offsets(
     kind: str, shape: Ints, groups: int | None, known: npt.NDArray[np.int64] | None, size: int, things: str
 ) -> None:
-    """Raise OperandError for offsets of another type or shape, and for values that are no groups.
+    """Raise OperandError for offsets of another type or shape, and values that are no groups.
 
     groups  their number, where an operand has it
     known   the values where the host has them, else None: a kernel does not check them
