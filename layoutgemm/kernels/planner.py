@@ -137,7 +137,7 @@ def refusal_beside_hopper(name: str, arch: str, said: str = "") -> str:
 
     said  the argument's name in the caller's call, where it is another
 
-    >>> refusal_beside_hopper("triangles", "sm_120a").partition(": ")[2]
+    >>> refusal_beside_hopper("triangles", "sm_120a").partition("sm_120a: ")[2]
     'its loop takes the same K tiles in every tile; sm_90a has a kernel. Leave it out: products with zeros are right'
     """
     why, way_out = _BESIDE_HOPPER[name]
