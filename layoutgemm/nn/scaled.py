@@ -267,7 +267,7 @@ class _StraightThrough(torch.autograd.Function):
     def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         weight, scale = ctx.saved_tensors
         of_x = matmul(grad, dequantized(weight, scale, grad.dtype)).to(ctx.like) if ctx.needs_input_grad[0] else None
-        return of_x, None, None, None, None if ctx.of_bias is None else grad.sum(0).to(ctx.of_bias)
+        return of_x, None, None, None, grad.sum(0).to(ctx.of_bias) if ctx.needs_input_grad[4] else None
 
 
 class _Transformed(_StraightThrough):
