@@ -119,7 +119,7 @@ class GlobalMemory:
         return buffer, address - buffer.address
 
     def _widened(self, buffer: GlobalBuffer, address: int, size: int) -> bool:
-        """True if the place lies in the buffer's allocation, all of which is the buffer from then on."""
+        """Let the buffer be its whole allocation, if the place lies there."""
         whole, held = buffer.allocation, len(buffer.data)
         if whole is None or address < buffer.address or address + size > buffer.address + len(whole):
             return False

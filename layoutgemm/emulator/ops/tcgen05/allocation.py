@@ -118,7 +118,7 @@ def deallocate(program: Program, ins: PtxInstruction) -> Run:
         have = tensor.allocations.get(column)
         if lane or have is None or have[0] != count:
             if column in tensor.freed and not (lane or tensor.owned[column : column + count].any()):
-                by = tensor.freed[column][1]()
+                before = tensor.freed[column][1]()
                 fiber.machine.problem(
                     "protocol", f"frees {count} columns from {column} that were freed before: {by}", fiber
                 )
