@@ -120,7 +120,7 @@ def deallocate(program: Program, ins: PtxInstruction) -> Run:
             if column in tensor.freed and not (lane or tensor.owned[column : column + count].any()):
                 before = tensor.freed[column][1]()
                 fiber.machine.problem(
-                    "protocol", f"frees {count} columns from {column} that were freed before: {by}", fiber
+                    "protocol", f"frees {count} columns from {column} that were freed before: {before}", fiber
                 )
                 return
             live = ", ".join(f"{n} from column {at}" for at, (n, _) in tensor.allocations.items()) or "none"
