@@ -278,6 +278,8 @@ class ArgumentMemory:
             # A GPU aligns allocations, this process less; a script may also have aligned the address that it sees.
             offset = max((low - base) % PAGE, low % PAGE, key=lambda at: at & -at or PAGE)
             buffer = self.memory.add("/".join(dict.fromkeys(names)), view, offset)
+            if array.limit:  # the base is that of an allocation, too
+                buffer.before = low - base
             if high < array.limit and array.limit - low + offset <= self.memory.GAP:
                 buffer.allocation = _bytes(low, array.limit, array.writeable)
             self.regions.append((low, high, buffer))

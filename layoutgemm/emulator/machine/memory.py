@@ -37,6 +37,7 @@ class GlobalBuffer:
 
     allocation  its bytes and those behind it, to the end of its allocation; it gets them if a kernel reaches them
     added       what the bytes behind it held then
+    before      bytes of its allocation that lie before it
     """
 
     name: str
@@ -44,6 +45,7 @@ class GlobalBuffer:
     data: npt.NDArray[np.uint8]
     allocation: npt.NDArray[np.uint8] | None = None
     added: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
+    before: int = 0
 
     @property
     def end(self) -> int:

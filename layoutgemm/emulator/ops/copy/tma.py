@@ -203,9 +203,9 @@ class TmaTransfer:
         return buffer
 
     def source(self, fiber: Fiber, coordinates: Sequence[int]) -> GlobalBuffer:
-        """The same of a load or a prefetch: the tensor begins in the buffer, though the box may lie elsewhere."""
+        """The same of a load or a prefetch: the tensor begins in the buffer's allocation, wherever its box lies."""
         buffer = self.tensor(fiber, coordinates)
-        if not buffer.address <= self.address < buffer.end:
+        if not buffer.address - buffer.before <= self.address < buffer.end:
             before = buffer.address - self.address
             place = f"{before} bytes before {buffer.name}" if before > 0 else f"{self.address:#x}, in no buffer"
             raise EmulatorError(
