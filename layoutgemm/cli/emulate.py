@@ -40,7 +40,7 @@ examples:
   layoutgemm emulate kernel.ptx --arg f32:32=range --timeline
   layoutgemm emulate kernel.ptx --arg f32:32=range --svg timeline.svg
   layoutgemm emulate --arch sm_100a script.py --mnk 256,256,64   # a script for a GPU; its arguments come last
-  layoutgemm emulate -m pytest tests/test_gemm.py                # tests for a GPU
+  layoutgemm emulate -m script --mnk 256,256,64   # as python -m runs a module; -m pytest tests/test_gemm.py does, too
 
 exit status: 0 nothing was found, 1 something was, 2 the run could not be made, 3 the script failed by itself"""
 Argument: TypeAlias = npt.NDArray[np.generic] | PackedArray | TensorMapOf | bytes | int | float
