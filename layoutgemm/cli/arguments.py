@@ -75,12 +75,15 @@ def script_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
     >>> script_arguments(["emulate", "--banks", "gemm.py", "--m", "64"])
     (['emulate', '--banks', 'gemm.py'], ['--m', '64'])
+    >>> script_arguments(["emulate", "-m", "pytest", "-m", "gpu"])
+    (['emulate', '-m', 'pytest'], ['-m', 'gpu'])
     >>> script_arguments(["emulate", "kernel.ptx", "--timeline"])
     (['emulate', 'kernel.ptx', '--timeline'], [])
     """
     if not argv or argv[0] != "emulate":
         return list(argv), []
-    end = next((i + 1 for i, word in enumerate(argv) if word.endswith(SCRIPTS)), len(argv))
+    names = [i + (word == "-m") for i, word in enumerate(argv) if word == "-m" or word.endswith(SCRIPTS)]
+    end = names[0] + 1 if names else len(argv)
     return list(argv[:end]), list(argv[end:])
 
 

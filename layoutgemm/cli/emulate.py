@@ -40,6 +40,7 @@ examples:
   layoutgemm emulate kernel.ptx --arg f32:32=range --timeline
   layoutgemm emulate kernel.ptx --arg f32:32=range --svg timeline.svg
   layoutgemm emulate --arch sm_100a script.py --mnk 256,256,64   # a script for a GPU; its arguments come last
+  layoutgemm emulate -m script --mnk 256,256,64   # as python -m runs a module; -m pytest tests/test_gemm.py does, too
 
 exit status: 0 nothing was found, 1 something was, 2 the run could not be made, 3 the script failed by itself"""
 Argument: TypeAlias = npt.NDArray[np.generic] | PackedArray | TensorMapOf | bytes | int | float
@@ -58,7 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to a parser."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = ARGUMENTS
-    parser.add_argument("file", type=Path, help="PTX, or a Python script (.py, .ipynb), with its arguments behind it")
+    parser.add_argument(
+        "file", type=Path, nargs="?", help="PTX, or a Python script (.py, .ipynb), with its arguments behind it"
+    )
+    parser.add_argument(
+        "-m", dest="module", metavar="MODULE", help="a module in place of a script, as for python -m: -m pytest tests"
+    )
     parser.add_argument("--arch", default="sm_90a", help="the GPU that a script is told about (%(default)s)")
     parser.add_argument(
         "--ranks", type=_count, default=1, metavar="N", help="run a script as torchrun would, on N GPUs"
@@ -101,8 +107,10 @@ def run(args: argparse.Namespace) -> int:
     """Run the command; returns the exit status."""
     args.svg = args.svg or (Path(args.timeline) if args.timeline else None)
     try:
-        if args.file.suffix in SCRIPTS:
+        if args.module is not None or (args.file is not None and args.file.suffix in SCRIPTS):
             return _script(args)
+        if args.file is None:
+            raise EmulatorError("emulate runs a PTX file, a script, or -m MODULE: none is given")
         rng = np.random.default_rng(args.seed)
         values = [argument(text, rng) for text in args.arg]
         beyond = [number for number, _ in args.save if number >= len(values)]
@@ -173,15 +181,15 @@ def _script(args: argparse.Namespace) -> int:
     """Run a Python script on an emulated GPU; print its findings last."""
     for name, usual in _OF_PTX.items():
         if getattr(args, name) != usual:
-            raise EmulatorError(f"--{name} describes a launch of PTX, and {args.file} makes its own")
+            raise EmulatorError(f"--{name} describes a launch of PTX, and {args.module or args.file} makes its own")
     options = {
         "policy": replace(args.order, lanes=args.lanes), "banks": args.banks, "timeline": _timed(args),
         "progress": sys.stderr.isatty(),
     }  # fmt: skip
     if args.ranks > 1:
-        done = run_ranks(args.file, args.script, args.arch, args.ranks, **options)
+        done = run_ranks(args.module or args.file, args.script, args.arch, args.ranks, **options)
     else:
-        done = run_script(emulate, args.file, args.script, args.arch, **options)
+        done = run_script(emulate, args.module or args.file, args.script, args.arch, **options)
     gpu = done.gpu
     _drawn(args, [launch for run in gpu.runs for launch in run.launches])
     if args.json:

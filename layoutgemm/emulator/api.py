@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from ..arch import ArchName
 from ..arguments import as_int, checked, refusal, shown
+from ..atoms.tma.im2col import Im2colMap
 from ..atoms.tma.rules import TensorMap
 from ..dtypes import DType, dtype
 from ..errors import EmulatorError, NotCompiledError, OperandError
@@ -37,7 +38,7 @@ from .machine.bank_counts import BankRow, bank_rows, bank_table
 from .machine.interpreter import PtxMachine
 from .machine.launch import Policy, Progress, Watch
 from .machine.memory import GlobalMemory
-from .machine.tensor_map import BYTES, encode
+from .machine.tensor_map import BYTES, encode, encode_im2col
 from .machine.timeline import Timeline
 from .machine.unwritten_memory import settled
 from .ops import program_of
@@ -447,6 +448,28 @@ class TensorMapOf:
             raise EmulatorError(f"a tensor map of {name or type(self.array).__name__}: name its element type") from None
 
 
+@dataclass(frozen=True)
+class Im2colMapOf:
+    """An im2col tensor map over images, as an argument of a PTX kernel.
+
+    array       images first and channels last
+    tensor_map  as `tma_im2col(...).tensor_map` has it
+    """
+
+    array: object
+    tensor_map: Im2colMap
+
+    def checked(self, array: Array) -> Im2colMap:
+        """The map. Raises EmulatorError if it reaches beyond the array."""
+        tmap = self.tensor_map
+        ends = zip((tmap.tiled.kind.gmem_bits // 8, *tmap.strides), tmap.extents, strict=True)
+        reach = tmap.tiled.kind.gmem_bits // 8 + sum(stride * (extent - 1) for stride, extent in ends)
+        held = array.high - array.address
+        if reach > held:
+            raise EmulatorError(f"images of {held} bytes; the map reaches to byte {reach}")
+        return tmap
+
+
 @in_turn
 @checked(EmulatorError)
 def emulate_ptx(
@@ -469,7 +492,8 @@ def emulate_ptx(
     text     PTX, or the path of a file of it
     grid     blocks, along x or x, y, z; block: threads, default what the kernel requires (.reqntid); cluster likewise
     smem     bytes of dynamic shared memory
-    args     one for each parameter: an array (its address), a number, `TensorMapOf`, or the bytes of a struct
+    args     one for each parameter: an array (its address), a number, `TensorMapOf`, `Im2colMapOf`, or the
+             bytes of a struct
     kernel   its name, where the module has several
     variables  arrays in place of the module's `.global` and `.const` variables, by name; written in place
     policy, progress, banks, timeline  as for `emulate`
@@ -545,7 +569,7 @@ def described(
     if len(args) != len(chosen.parameters):
         sizes = ", ".join([f"{p.name} ({p.size} bytes)" for p in chosen.parameters])
         raise EmulatorError(f"{len(args)} arguments; {chosen.name} takes {len(chosen.parameters)}: {sizes}")
-    values = [value.array if isinstance(value, TensorMapOf) else value for value in args]
+    values = [value.array if isinstance(value, (TensorMapOf, Im2colMapOf)) else value for value in args]
     found = [(p.name, array_of(value)) for p, value in zip(chosen.parameters, values, strict=True)]
     arrays = ArgumentMemory([(name, array) for name, array in found if array is not None])
     parameters = bytearray(chosen.parameter_bytes)
@@ -569,11 +593,14 @@ def _triple(value: int | Sequence[int]) -> tuple[int, int, int]:
 def _content(parameter: Parameter, value: Any, array: Array | None, arrays: ArgumentMemory) -> bytes:
     """The bytes of one parameter."""
     size = parameter.size
-    if isinstance(value, TensorMapOf):
+    if isinstance(value, (TensorMapOf, Im2colMapOf)):
         assert array is not None
         if size != BYTES:
             raise EmulatorError(f"{parameter.name} has {size} bytes, a tensor map {BYTES}")
-        return encode(value.tensor_map(array), arrays.address(array.address))
+        address = arrays.address(array.address)
+        if isinstance(value, Im2colMapOf):
+            return encode_im2col(value.checked(array), address)
+        return encode(value.tensor_map(array), address)
     if array is not None:
         if size != 8:
             raise EmulatorError(f"{parameter.name} has {size} bytes, an address 8")
@@ -590,7 +617,7 @@ def _content(parameter: Parameter, value: Any, array: Array | None, arrays: Argu
         return _float_bytes(parameter, value)
     if hasattr(value, "__index__"):
         return _integer_bytes(parameter, index(value))
-    raise EmulatorError(f"{parameter.name}: {shown(value)} is not an array, number, bytes or TensorMapOf")
+    raise EmulatorError(f"{parameter.name}: {shown(value)} is not an array, number, bytes, TensorMapOf or Im2colMapOf")
 
 
 def _float_bytes(parameter: Parameter, value: float) -> bytes:

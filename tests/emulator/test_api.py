@@ -158,6 +158,26 @@ def test_beyond_an_array() -> None:
         emulate_ptx(GOOD, args=[x, y, 1.0, 64])
 
 
+def test_behind_a_view_lies_the_rest_of_its_storage() -> None:
+    """A kernel may reach it, as on a GPU: lint. The end of the storage is an error, as is the end of a NumPy array."""
+    torch = needs.module("torch")
+    names = {"x": "u64", "at": "u32"}
+    add = """
+    mov.u32 %r0, %tid.x; mad.lo.u32 %r0, %r0, 4, %at; cvt.u64.u32 %d0, %r0; add.u64 %d0, %d0, %x;
+    ld.global.u32 %r1, [%d0]; add.u32 %r1, %r1, 1; st.global.u32 [%d0], %r1;"""
+    whole = torch.arange(8, dtype=torch.int32)
+    done = emulate_ptx(module(add, names), block=4, args=[whole[:6], 16], policy=ORDERS, progress=False)
+    assert whole.tolist() == [0, 1, 2, 3, 5, 6, 7, 8]  # each order began with the same storage
+    assert done.ok
+    assert done.findings[0].message.startswith(
+        "byte 28 of x is accessed, which has 24: it lies in the tensor's storage"
+    )
+    with pytest.raises(EmulatorError, match="byte 32 of buffer x, which has 24"):
+        emulate_ptx(module(add, names), block=5, args=[whole[:6], 16])
+    with pytest.raises(EmulatorError, match="byte 28 of buffer x, which has 24"):
+        emulate_ptx(module(add, names), block=4, args=[np.arange(8, dtype=np.int32)[:6], 16])
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

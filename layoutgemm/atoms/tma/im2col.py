@@ -32,7 +32,7 @@ from ...lazy_numpy import np
 from . import engine
 from .derive import tma_load
 from .plan import TmaCopy
-from .rules import MODES, RULES, RuleViolation, TensorMap, broken
+from .rules import EDGE_UNIT, MODES, RULES, RuleViolation, TensorMap, broken
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -237,6 +237,29 @@ def load(
     source, inside = global_bits(tmap, coordinates, offsets)
     engine.move_in(tmap.tiled, memory, source, inside, shared, engine.shared_bits(tmap.column, address))
     return tmap.bytes
+
+
+def check_store(tmap: Im2colMap) -> None:
+    """Raises TmaError unless pixels end at a multiple of 16 bytes: no source says where other stores end."""
+    line = tmap.extents[0] * tmap.tiled.kind.gmem_bits
+    if line % (8 * EDGE_UNIT):
+        raise TmaError(
+            f"an im2col store to pixels of {line // 8} bytes, no multiple of {EDGE_UNIT}: where it ends is not known",
+            rule="coordinate",
+        )
+
+
+def store(
+    tmap: Im2colMap, memory: npt.NDArray[np.uint8], coordinates: Sequence[int], shared: npt.NDArray[np.uint8],
+    address: int,
+) -> None:  # fmt: skip
+    """cp.async.bulk.tensor.im2col_no_offs: copies one column of pixels to the base pixels that lie in the tensor.
+
+    Raises TmaError as `check_store` does.
+    """
+    check_store(tmap)
+    target, inside = global_bits(tmap, coordinates, (0,) * (tmap.rank - 2))
+    engine.move_out(tmap.tiled, memory, target, inside, shared, engine.shared_bits(tmap.column, address))
 
 
 # ---------------------------------------------------------------------------------------------------------- a tile

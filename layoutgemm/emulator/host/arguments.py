@@ -38,6 +38,7 @@ class Array:
     bits      of an element
     low, high the bytes [low, high) that its elements touch
     base      where its allocation begins
+    limit     where its allocation ends, if that is known to be behind `high`
     writeable whether a kernel may write it
     """
 
@@ -49,6 +50,7 @@ class Array:
     high: int
     base: int
     writeable: bool = True
+    limit: int = 0
 
 
 @dataclass(frozen=True)
@@ -106,9 +108,10 @@ def array_of(value: Any) -> Array | None:
     if device != "cpu":
         raise EmulatorError(f"a tensor on {value.device}: the emulator works in CPU memory, pass x.cpu()")
     if hasattr(value, "element_size"):  # a torch tensor
-        base = value.untyped_storage().data_ptr()
-        bits = 8 * value.element_size()
+        storage = value.untyped_storage()
+        bits, base = 8 * value.element_size(), storage.data_ptr()
         found = _spanned(value.data_ptr(), tuple(value.shape), tuple(value.stride()), bits, base)
+        found = replace(found, limit=base + storage.nbytes())
         if str(value.dtype) == "torch.float4_e2m1fn_x2":
             return PackedArray(value.view(sys.modules["torch"].uint8), "e2m1").array()
         return found
@@ -119,7 +122,8 @@ def array_of(value: Any) -> Array | None:
     bits = 8 if kind.__name__ == "Boolean" else kind.width  # a Boolean has one bit, and lies in a byte
     place = gpu_memory_at(address)
     base = place[1] if place is not None else address // PAGE * PAGE
-    return _spanned(address, _flat(value.shape), _flat(value.stride), bits, base)
+    found = _spanned(address, _flat(value.shape), _flat(value.stride), bits, base)
+    return found if place is None else replace(found, limit=base + len(place[2]))
 
 
 def element_of(value: object) -> str:
@@ -193,6 +197,15 @@ def bytes_at(low: int, size: int, owner: object) -> npt.NDArray[np.uint8]:
     return np.frombuffer(content, dtype=np.uint8)
 
 
+def _bytes(low: int, high: int, writeable: bool) -> npt.NDArray[np.uint8]:
+    """The bytes [low, high) of this process."""
+    content: Any = (ctypes.c_uint8 * (high - low)).from_address(low) if high > low else b""
+    view = np.frombuffer(content, dtype=np.uint8)
+    if not writeable:
+        view.flags.writeable = False
+    return view
+
+
 def callers_array(address: int) -> Place | None:
     """The array of a calling frame that holds an address: (name, first address, bytes), or None.
 
@@ -248,24 +261,27 @@ class ArgumentMemory:
     def __init__(self, named: Sequence[tuple[str, Array]]) -> None:
         self.memory = GlobalMemory()
         self.regions: list[tuple[int, int, GlobalBuffer]] = []
-        merged: list[tuple[int, int, int, bool, list[str]]] = []
+        merged: list[tuple[Array, list[str]]] = []
         for name, array in sorted(named, key=lambda entry: (entry[1].low, entry[1].high)):
-            if merged and array.low < merged[-1][1]:
-                low, high, base, writeable, names = merged[-1]
-                both = (low, max(high, array.high), base, writeable and array.writeable, [*names, name])
-                merged[-1] = both
+            if merged and array.low < merged[-1][0].high:
+                first, names = merged[-1]
+                high, limit = max(first.high, array.high), max(first.limit, array.limit)
+                both = replace(first, high=high, limit=limit, writeable=first.writeable and array.writeable)
+                merged[-1] = both, [*names, name]
             else:
-                merged.append((array.low, array.high, array.base, array.writeable, [name]))
+                merged.append((array, [name]))
         # In the order of the arguments, so that addresses do not depend on where the process put the arrays.
         order = {name: number for number, (name, _) in enumerate(named)}
-        for low, high, base, writeable, names in sorted(merged, key=lambda entry: min(order[n] for n in entry[4])):
-            content: Any = (ctypes.c_uint8 * (high - low)).from_address(low) if high > low else b""
-            view = np.frombuffer(content, dtype=np.uint8)
-            if not writeable:
-                view.flags.writeable = False
+        for array, names in sorted(merged, key=lambda entry: min(order[n] for n in entry[1])):
+            low, high, base = array.low, array.high, array.base
+            view = _bytes(low, high, array.writeable)
             # A GPU aligns allocations, this process less; a script may also have aligned the address that it sees.
             offset = max((low - base) % PAGE, low % PAGE, key=lambda at: at & -at or PAGE)
             buffer = self.memory.add("/".join(dict.fromkeys(names)), view, offset)
+            if array.limit:  # the base is that of an allocation, too
+                buffer.before = low - base
+            if high < array.limit and array.limit - low + offset <= self.memory.GAP:
+                buffer.allocation = _bytes(low, array.limit, array.writeable)
             self.regions.append((low, high, buffer))
 
     def holds(self, host: int) -> bool:

@@ -400,7 +400,8 @@ class CompiledFunction:
         streams = [name for name, p in signature.parameters.items() if _may_be_stream(p)]
         needed = [name for name, p in signature.parameters.items() if p.default is inspect.Parameter.empty]
         given = len(values) + len(named)
-        if streams and given < len(names) and not set(streams) & set(named):
+        at_its_place = any(name in streams and _is_stream(value) for name, value in zip(names, values, strict=False))
+        if streams and given < len(names) and not at_its_place and not set(streams) & set(named):
             others = [name for name in names if name not in streams]
             if given == len(others) or (given < len(needed) and len(values) <= len(others)):
                 named = {**dict(zip(others, values, strict=False)), **named, **dict.fromkeys(streams)}

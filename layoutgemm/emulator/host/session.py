@@ -409,12 +409,12 @@ def notebook_code(path: Path) -> str:
 
 
 def run_script(
-    emulate: Emulate, path: Path, arguments: Sequence[str], arch: Arch | str | int | tuple[int, int],
+    emulate: Emulate, path: Path | str, arguments: Sequence[str], arch: Arch | str | int | tuple[int, int],
     runner: Callable[[Callable[[], None]], None] | None = None, **options: object,
 ) -> ScriptRun:  # fmt: skip
     """Run a Python script as `python path arguments` would, on an emulated GPU; its traceback goes to stderr.
 
-    A notebook (.ipynb) runs as the script of its code cells.
+    A notebook (.ipynb) runs as the script of its code cells. A module, given by its name, runs as by `python -m`.
 
     runner  calls the script: by default once
 
@@ -422,20 +422,24 @@ def run_script(
     """
     from unittest import mock
 
-    if not path.is_file():
+    if isinstance(path, Path) and not path.is_file():
         raise EmulatorError(f"{path}: no such script")
     status, error = 0, None
+    first = path.resolve().parent if isinstance(path, Path) else Path.cwd()
     with session(emulate, arch, **options) as gpu, ExitStack() as stack:
         stack.enter_context(mock.patch.object(sys, "argv", [str(path), *arguments]))
-        stack.enter_context(mock.patch.object(sys, "path", [str(path.resolve().parent), *sys.path]))
+        stack.enter_context(mock.patch.object(sys, "path", [str(first), *sys.path]))
         code = path
-        if path.suffix == ".ipynb":  # the DSL reads its functions' source from a file
+        if isinstance(path, Path) and path.suffix == ".ipynb":  # the DSL reads its functions' source from a file
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="layoutgemm-notebook-"))
             code = Path(folder) / f"{path.stem}.py"
             code.write_text(notebook_code(path))
 
         def script() -> None:
-            runpy.run_path(str(code), run_name="__main__")
+            if isinstance(code, str):
+                runpy.run_module(code, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(str(code), run_name="__main__")
 
         try:
             (runner or (lambda body: body()))(script)

@@ -22,7 +22,7 @@ import numpy as np
 
 from ...dtypes import dtype
 from ...errors import EmulatorError
-from ..machine.tensor_map import from_driver
+from ..machine.tensor_map import from_driver, from_driver_im2col
 from ..ptx.parser import read_module
 from ..turns import OwnStack
 from .arguments import ArgumentMemory
@@ -79,6 +79,24 @@ class DescriptorMap:
         return from_driver(
             self.kind, arrays.address(self.address), self.shape[::-1], strides, self.box[::-1], [1] * len(self.box), 0,
             self.swizzle, 2, int(self.nan),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PixelMap(DescriptorMap):
+    """An im2col map that Triton's launcher asks for: corners and traversal steps in the order of the shape."""
+
+    lower: Sequence[int]
+    upper: Sequence[int]
+    steps: Sequence[int]
+
+    def encoded(self, arrays: ArgumentMemory) -> bytes:
+        """The map's 128 bytes."""
+        strides = [self.item * stride for stride in self.strides[-2::-1]]
+        pixels, channels = self.box
+        return from_driver_im2col(
+            self.kind, arrays.address(self.address), self.shape[::-1], strides, self.lower[::-1], self.upper[::-1],
+            channels, pixels, self.steps[::-1], 0, self.swizzle, 2, int(self.nan),
         )  # fmt: skip
 
 
@@ -200,6 +218,13 @@ class DriverModule:
     ) -> DescriptorMap:  # fmt: skip
         """A tensor map of the launch."""
         return DescriptorMap(address, swizzle, size, kind, box, shape, strides, bool(padding))
+
+    def fill_tma_descriptor_im2col(
+        self, address: int, swizzle: int, size: int, kind: int, box: Sequence[int], shape: Sequence[int],
+        strides: Sequence[int], padding: int, lower: Sequence[int], upper: Sequence[int], steps: Sequence[int],
+    ) -> PixelMap:  # fmt: skip
+        """An im2col map of the launch; box: pixels and channels."""
+        return PixelMap(address, swizzle, size, kind, box, shape, strides, bool(padding), lower, upper, steps)
 
     def launch(
         self, x: int, y: int, z: int, stream: int, function: TritonKernel, cooperative: bool, dependent: bool,

@@ -8,7 +8,7 @@ written.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
 from typing import TypeVar
@@ -33,16 +33,29 @@ ALL = np.ones(GRANULE, np.uint8).view(WHOLE)[0]
 
 @dataclass
 class GlobalBuffer:
-    """A piece of global memory: its address, its bytes, and a name for messages."""
+    """A piece of global memory: its address, its bytes, and a name for messages.
+
+    allocation  its bytes and those behind it, to the end of its allocation; it gets them if a kernel reaches them
+    added       what the bytes behind it held then
+    before      bytes of its allocation that lie before it
+    """
 
     name: str
     address: int
     data: npt.NDArray[np.uint8]
+    allocation: npt.NDArray[np.uint8] | None = None
+    added: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
+    before: int = 0
 
     @property
     def end(self) -> int:
         """The address after the last byte."""
         return self.address + len(self.data)
+
+    def complete(self, content: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """An earlier copy of the bytes, with those that were added since."""
+        missing = len(self.data) - len(content)
+        return np.concatenate([content, self.added[len(self.added) - missing :]]) if missing else content
 
 
 @dataclass(frozen=True)
@@ -96,6 +109,8 @@ class GlobalMemory:
             if buffer.address <= address and address + size <= buffer.end:
                 return buffer, address - buffer.address
             side = address - buffer.address
+            if self._widened(buffer, address, size):
+                return buffer, side
             raise EmulatorError(
                 f"global address {address:#x} is byte {side} of buffer {buffer.name}, which has {len(buffer.data)}: "
                 f"{size} bytes there are outside of it"
@@ -104,6 +119,18 @@ class GlobalMemory:
         if address + size > buffer.end:
             raise EmulatorError(f"global address {address:#x} and {size} bytes leave {buffer.name}")
         return buffer, address - buffer.address
+
+    def _widened(self, buffer: GlobalBuffer, address: int, size: int) -> bool:
+        """Let the buffer be its whole allocation, if the place lies there."""
+        whole, held = buffer.allocation, len(buffer.data)
+        if whole is None or address < buffer.address or address + size > buffer.address + len(whole):
+            return False
+        self.notes.append(
+            f"byte {address - buffer.address} of {buffer.name} is accessed, which has {held}: it lies in the tensor's "
+            "storage, behind the elements of the tensor that was passed"
+        )
+        buffer.data, buffer.allocation, buffer.added = whole, None, whole[held:].copy()
+        return True
 
     def address_of(self, buffer: GlobalBuffer, offset: int) -> int | None:
         """The address here of a byte of another memory's buffer, or None: of the same place in this process."""
@@ -178,12 +205,12 @@ class GlobalMemory:
         # An array may be part of one that was passed or followed before it, whose copy is the older one.
         for buffer, content in reversed(every):
             if buffer.data.flags.writeable:
-                buffer.data[:] = content
+                buffer.data[:] = buffer.complete(content)
 
     def differing(self, saved: MemorySnapshot) -> Iterator[tuple[str, int]]:
         """(name, first byte) of each buffer that differs from its copy."""
         for buffer, content in (*zip(self.buffers, saved.buffers, strict=True), *zip(self.followed, saved.followed)):
-            if (differ := buffer.data != content).any():
+            if (differ := buffer.data != buffer.complete(content)).any():
                 yield buffer.name, int(differ.argmax())
 
     def near(self, address: int, used: int | None = None) -> GlobalBuffer:

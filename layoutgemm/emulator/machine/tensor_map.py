@@ -13,7 +13,12 @@ from the DSL; that 16U4_ALIGN16B is format 12 follows from its neighbours alone.
     8-12    extent - 1, of dimensions 0 to 4
     13      bits 0-14 traversal step - 1, 3 bits each; bits 24-31 box extent - 1 of dimension 0
     14      box extent - 1 of dimensions 1 to 4, 8 bits each
+    15      of an im2col map alone: pixels - 1
     16      bytes of floor(box / step) elements; 18 a number that follows from the swizzle: what uses them is not known
+
+An im2col map has bit 0 of word 2. Channels - 1 stand in place of the innermost box extent. Word 14 has the corners
+of the pixel box, W first: lower ones from bit 0, upper ones from bit 16, of 16, 8 or 5 bits. The CuTe DSL 4.8.1 wrote
+24 such maps, each with another argument. The driver's were not looked at.
 
 So `decode` reads a tensor map from its bytes in parameter space or in global memory.
 """
@@ -21,11 +26,13 @@ So `decode` reads a tensor map from its bytes in parameter space or in global me
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
-from ...atoms.tma.rules import FORMATS, L2_PROMOTION, MODES, OOB_FILL, TensorMap, broken, format_of
-from ...dtypes import dtype
+from ...atoms.tma.im2col import CORNER_BITS, Im2colMap, broken_rules
+from ...atoms.tma.rules import FORMATS, L2_PROMOTION, MODES, OOB_FILL, RuleViolation, TensorMap, broken, format_of
+from ...dtypes import DType, dtype
 from ...errors import EmulatorError
 
 BYTES, ALIGN = 128, 64
@@ -56,7 +63,8 @@ _FLUSHED = {(8, 0): "FLOAT32_FTZ", (8, 1): "TFLOAT32_FTZ"}
 _SWIZZLE_FIELDS = {"none": (0, 0), "32B": (1, 0), "64B": (2, 0), "128B": (3, 0), "128B, atom 32B": (3, 1)}
 _SWIZZLES = {fields: name for name, fields in _SWIZZLE_FIELDS.items()}
 _MODES = {mode.driver: name for name, mode in MODES.items()}
-_KNOWN = 0x3FFFF2  # bits of word 2
+_IM2COL = 1  # bit of word 2
+_KNOWN = 0x3FFFF3  # bits of word 2
 _PROMOTIONS = {number: name for name, number in L2_PROMOTION.items()}
 _FILLS = {number: name for name, number in OOB_FILL.items()}
 _TYPES = {FORMATS[name].driver: (name, kind) for name, kind in _FORMAT.values()}
@@ -73,9 +81,48 @@ def encode(tmap: TensorMap, address: int) -> bytes:
     >>> decode(encode(tmap, 0x7FFF12345600)) == (tmap, 0x7FFF12345600)
     True
     """
-    wrong = next(broken(tmap, address), None)
+    _refuse(broken(tmap, address))
+    words = _shared_words(tmap, address)
+    for i, extent in enumerate(tmap.box[1:]):
+        words[14] |= extent - 1 << 8 * i
+    bits = tmap.kind.gmem_bits
+    for extent, step in zip(tmap.box, tmap.steps, strict=True):
+        bits *= extent // step
+    words[16] = bits // 8
+    words[18] = _SWIZZLE_WORD[tmap.swizzle]
+    return struct.pack("<32I", *words)
+
+
+def encode_im2col(tmap: Im2colMap, address: int) -> bytes:
+    """The 128 bytes of an im2col map of a tensor at an address. Raises EmulatorError for a map that breaks a rule.
+
+    >>> from layoutgemm.dtypes import dtype
+    >>> tmap = Im2colMap(dtype("bf16"), (64, 9, 7, 2), (128, 1152, 8064), (-3, -1), (-1, 0), 64, 96, (1, 1, 2, 1))
+    >>> [hex(word) for word in struct.unpack("<32I", encode_im2col(tmap, 0x7FFF12345600))[13:16]]
+    ['0x3f000040', '0xfffffd', '0x5f']
+    >>> decode_im2col(encode_im2col(tmap, 0x7FFF12345600)) == (tmap, 0x7FFF12345600)
+    True
+    """
+    _refuse(broken_rules(tmap, address))
+    words = _shared_words(tmap.tiled, address)
+    words[2] |= _IM2COL
+    bits = CORNER_BITS[tmap.rank - 2]
+    for first, corners in ((0, tmap.lower), (16, tmap.upper)):
+        for i, corner in enumerate(corners):
+            words[14] |= (corner & (1 << bits) - 1) << first + bits * i
+    words[15] = tmap.pixels - 1
+    return struct.pack("<32I", *words)
+
+
+def _refuse(faults: Iterator[RuleViolation]) -> None:
+    """Raise EmulatorError with the first rule that a map breaks."""
+    wrong = next(faults, None)
     if wrong is not None:
         raise EmulatorError(f"no tensor map can say this: {wrong.arithmetic} ({wrong.rule.source})")
+
+
+def _shared_words(tmap: TensorMap, address: int) -> list[int]:
+    """The 32 words with the fields that maps of both modes have."""
     if tmap.swizzle not in _SWIZZLE_WORD:
         raise EmulatorError(f"how a tensor map of {tmap.kind.name}, swizzle {tmap.swizzle}, is encoded is not known")
     (field, rounds), (mode, atom) = _FIELD[tmap.kind.name], _SWIZZLE_FIELDS[tmap.swizzle]
@@ -93,20 +140,53 @@ def encode(tmap: TensorMap, address: int) -> bytes:
     for i, step in enumerate(tmap.steps):
         words[13] |= step - 1 << 3 * i
     words[13] |= tmap.box[0] - 1 << 24
-    for i, extent in enumerate(tmap.box[1:]):
-        words[14] |= extent - 1 << 8 * i
-    bits = tmap.kind.gmem_bits
-    for extent, step in zip(tmap.box, tmap.steps, strict=True):
-        bits *= extent // step
-    words[16] = bits // 8
-    words[18] = _SWIZZLE_WORD[tmap.swizzle]
-    return struct.pack("<32I", *words)
+    return words
 
 
 @lru_cache(maxsize=256)
 def decode(content: bytes) -> tuple[TensorMap, int]:
     """The tensor map and the tensor's address in 128 bytes. Raises EmulatorError for other bytes, or unknown fields."""
     words = struct.unpack("<32I", content)
+    if words[2] & _IM2COL:
+        raise EmulatorError("the tensor map is an im2col map, and the instruction has no .im2col")
+    tmap, address = _decoded(words)
+    box = [(words[14] >> 8 * i & 255) + 1 for i in range(tmap.rank - 1)]
+    tmap = replace(tmap, box=(tmap.box[0], *box))
+    _refuse_read(broken(tmap, address), address)
+    return tmap, address
+
+
+@lru_cache(maxsize=256)
+def decode_im2col(content: bytes) -> tuple[Im2colMap, int]:
+    """The im2col map and the tensor's address in 128 bytes. Raises EmulatorError as `decode` does."""
+    words = struct.unpack("<32I", content)
+    tiled, address = _decoded(words)
+    if not words[2] & _IM2COL:
+        raise EmulatorError("the instruction is .im2col, and the tensor map is of a box, not of pixels")
+    if not 3 <= tiled.rank <= 5:
+        raise EmulatorError(f"an im2col map of rank {tiled.rank}: it has 3 to 5 dimensions")
+    bits = CORNER_BITS[tiled.rank - 2]
+    lower, upper = (
+        tuple([((words[14] >> first + bits * i) + half & 2 * half - 1) - half for i in range(tiled.rank - 2)])
+        for first, half in ((0, 1 << bits - 1), (16, 1 << bits - 1))
+    )
+    tmap = Im2colMap(
+        tiled.dtype, tiled.extents, tiled.strides, lower, upper, tiled.box[0], words[15] + 1, tiled.steps,
+        tiled.swizzle, tiled.format, tiled.l2_promotion, tiled.oob_fill,
+    )  # fmt: skip
+    _refuse_read(broken_rules(tmap, address), address)
+    return tmap, address
+
+
+def _refuse_read(faults: Iterator[RuleViolation], address: int) -> None:
+    """Raise EmulatorError with the first rule that a map in memory breaks."""
+    wrong = next(faults, None)
+    if wrong is not None:
+        raise EmulatorError(f"the tensor map at {address:#x} breaks a rule: {wrong.arithmetic} ({wrong.rule.source})")
+
+
+def _decoded(words: Sequence[int]) -> tuple[TensorMap, int]:
+    """The fields that maps of both modes have, and the address; the box has its innermost extent alone."""
     flags = words[2]
     if flags & ~_KNOWN or not any(words):
         raise EmulatorError(f"these 128 bytes are not a tensor map of a known format: word 2 is {flags:#x}")
@@ -127,7 +207,7 @@ def decode(content: bytes) -> tuple[TensorMap, int]:
         dtype(kind),
         tuple([words[8 + i] + 1 for i in range(rank)]),
         strides,
-        ((words[13] >> 24) + 1, *[(words[14] >> 8 * i & 255) + 1 for i in range(rank - 1)]),
+        ((words[13] >> 24) + 1, *(1,) * (rank - 1)),
         # The engine ignores the innermost step: the driver's documentation, elementStrides.
         (1, *[(words[13] >> 3 * i & 7) + 1 for i in range(1, rank)]),
         _SWIZZLES[swizzle],
@@ -135,11 +215,7 @@ def decode(content: bytes) -> tuple[TensorMap, int]:
         _PROMOTIONS[flags >> 17 & 3],
         _FILLS[flags >> 15 & 1],
     )
-    address = words[0] | words[1] << 32
-    wrong = next(broken(tmap, address), None)
-    if wrong is not None:
-        raise EmulatorError(f"the tensor map at {address:#x} breaks a rule: {wrong.arithmetic} ({wrong.rule.source})")
-    return tmap, address
+    return tmap, words[0] | words[1] << 32
 
 
 # Fields that tensormap.replace names (PTX ISA, "tensormap.replace"), and how many dimensions those have that take one.
@@ -198,6 +274,26 @@ def from_driver(
     interleave: int, swizzle: int, promotion: int, fill: int,
 ) -> bytes:  # fmt: skip
     """The map's bytes from cuTensorMapEncodeTiled's arguments, enumerators as numbers. Raises EmulatorError."""
+    element, named = _enumerators(kind, interleave, swizzle, promotion, fill)
+    return encode(TensorMap(element, tuple(dims), tuple(strides), tuple(box), (1, *steps[1:]), *named), address)
+
+
+def from_driver_im2col(
+    kind: int, address: int, dims: Sequence[int], strides: Sequence[int], lower: Sequence[int], upper: Sequence[int],
+    channels: int, pixels: int, steps: Sequence[int], interleave: int, swizzle: int, promotion: int, fill: int,
+) -> bytes:  # fmt: skip
+    """The map's bytes from cuTensorMapEncodeIm2col's arguments, enumerators as numbers. Raises EmulatorError."""
+    element, named = _enumerators(kind, interleave, swizzle, promotion, fill)
+    tmap = Im2colMap(
+        element, tuple(dims), tuple(strides), tuple(lower), tuple(upper), channels, pixels, (1, *steps[1:]), *named
+    )
+    return encode_im2col(tmap, address)
+
+
+def _enumerators(
+    kind: int, interleave: int, swizzle: int, promotion: int, fill: int
+) -> tuple[DType, tuple[str, str, str, str]]:
+    """The element type, and a map's last four fields, from the driver's numbers. Raises EmulatorError."""
     if interleave:
         raise EmulatorError("an interleaved tensor map (NC/8HWC8 or NC/16HWC16) is not emulated")
     for what, value, known in (("type", kind, _TYPES), ("swizzle", swizzle, _MODES), ("L2 promotion", promotion,
@@ -205,8 +301,4 @@ def from_driver(
         if value not in known:
             raise EmulatorError(f"a tensor map of {what} {value} is not known")
     name, element = _TYPES[kind]
-    tmap = TensorMap(
-        dtype(element), tuple(dims), tuple(strides), tuple(box), (1, *steps[1:]), _MODES[swizzle], _NAMED.get(name, ""),
-        _PROMOTIONS[promotion], _FILLS[fill],
-    )  # fmt: skip
-    return encode(tmap, address)
+    return dtype(element), (_MODES[swizzle], _NAMED.get(name, ""), _PROMOTIONS[promotion], _FILLS[fill])

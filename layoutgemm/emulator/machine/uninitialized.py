@@ -34,6 +34,7 @@ from ..ptx.program import CodeSegment, Operation, Program
 from ..ptx.values import (
     FULL,
     LANES,
+    LentRegister,
     NoValue,
     Register,
     Undefined,
@@ -81,7 +82,7 @@ def failed_at(segment: CodeSegment, error: BaseException) -> int:
 
 def compute_doubtful(fiber: Fiber, segment: CodeSegment, error: TypeError) -> None:
     """Compute the rest of a run of arithmetic after an undefined register; raise other errors again."""
-    program, registers = fiber.machine.program, fiber.registers
+    program = fiber.machine.program
     first = failed_at(segment, error)
     for pc in range(first, segment.end):
         ins = program.kernel.instructions[pc]
@@ -90,10 +91,27 @@ def compute_doubtful(fiber: Fiber, segment: CodeSegment, error: TypeError) -> No
             if doubtful:
                 _compute(fiber, ins, doubtful)
             else:
-                program.one(pc)(registers, fiber.warp)
+                _computed_once(fiber, ins)
         except Exception as other:
             other.pc = pc  # type: ignore[attr-defined]
             raise
+
+
+def _computed_once(fiber: Fiber, ins: PtxInstruction) -> None:
+    """Compute one arithmetic instruction; report registers among its operands that a product in flight reads."""
+    machine, registers = fiber.machine, fiber.registers
+    compute = machine.program.one(ins.pc)
+    try:
+        compute(registers, fiber.warp)
+    except TypeError:
+        lent = [at for at in machine.program.registers_read(ins) if isinstance(registers[at], LentRegister)]
+        if not lent:
+            raise
+        says = f"{registers[lent[0]]}: PTX leaves open what a read before that gives"
+        machine.problem("protocol", says, fiber, ins)
+        for at in lent:
+            registers[at] = registers[at].value
+        compute(registers, fiber.warp)
 
 
 def _settled(fiber: Fiber, numbers: list[int] | tuple[int, ...]) -> list[int]:

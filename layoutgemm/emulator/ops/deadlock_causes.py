@@ -58,8 +58,8 @@ def _untouched(barrier: EmulatedMbarrier) -> list[str]:
     waiting = barrier.waiting[0]
     if not barrier.phase:
         return [
-            f"{NOTE}nothing has arrived at it so far; the first wait for a buffer that is free asks for parity 1, "
-            "which ends at once."
+            f"{NOTE}nothing has arrived at it so far: an arrival is missing, or comes behind a wait; the first wait "
+            "for a buffer that is free asks for parity 1, which ends at once."
         ]
     if barrier.unordered(waiting.knows):
         return [

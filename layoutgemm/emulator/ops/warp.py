@@ -244,12 +244,11 @@ def _same_in_warpgroup(fiber: Fiber, ins: PtxInstruction, count: int, kind: str)
         theirs = asked.get(other, ())
         if len(theirs) >= len(mine) and theirs[len(mine) - 1] != mine[-1]:
             amount = theirs[len(mine) - 1][1]
-            fiber.machine.problem(
-                kind if amount != count else "lint",
-                f"setmaxnreg to {count}, where warp {other} of the same warpgroup executes another, to {amount}: all "
-                "of them have to execute the same",
-                fiber,
-            )
+            differ = f"where warp {other} of the same warpgroup executes another, to {amount}"
+            if amount == count:
+                differ = f"by another instruction than in warp {other} of the same warpgroup, to the same amount"
+            message = f"setmaxnreg to {count}, {differ}: all of them have to execute the same"
+            fiber.machine.problem(kind if amount != count else "lint", message, fiber)
 
 
 def _registers_of_some(cta: Cta, kind: str) -> None:

@@ -193,13 +193,21 @@ negated=False),), offset=4, negated=False)
     return kernels
 
 
+LISTED = 6  # lines that a refusal names
+_ANY_REGISTER = re.compile(r"%\w+(\.\w+)?")
+
+
 def listed(kernel: str, problems: list[str]) -> str:
-    """The problems of a kernel as one message; those of the same words but for the line are one."""
-    lines: dict[str, list[str]] = {}
+    """The problems of a kernel as one message; those that differ in lines and registers are one."""
+    lines: dict[str, dict[str, str]] = {}
     for problem in problems:
         where, _, what = problem.partition(": ")
-        lines.setdefault(what, []).append(where.removeprefix("PTX line "))
-    texts = [f"PTX line {', '.join(dict.fromkeys(where))}: {what}" for what, where in lines.items()]
+        lines.setdefault(_ANY_REGISTER.sub("%", what), {}).setdefault(where.removeprefix("PTX line "), what)
+    texts = []
+    for places in lines.values():
+        first, rest = list(places)[:LISTED], len(places) - LISTED
+        more = f" and {rest} more" if rest > 0 else ""
+        texts.append(f"PTX line {', '.join(first)}{more}: {places[first[0]]}")
     return texts[0] if len(texts) == 1 else f"kernel {kernel}, {len(texts)} refusals:\n  " + "\n  ".join(texts)
 
 

@@ -63,6 +63,15 @@ class Undefined(NoValue):
         return f"register {self.of} is read and was never written"
 
 
+class LentRegister(NoValue):
+    """A register's value while an asynchronous instruction still reads the register."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Value) -> None:
+        self.value = value
+
+
 Register: TypeAlias = Value | Undefined
 
 

@@ -408,7 +408,11 @@ def _places(addresses: Addresses, size: int) -> Iterator[PagePlaces]:
             yield PagePlaces(page, offset, extent)
             return
     pages, inside = addresses >> PAGE_BITS, (addresses & PAGE - 1).astype(np.int32)
-    for one in set(pages.tolist()):
+    low, high = int(pages.min()), int(pages.max())
+    if low == high:
+        yield PagePlaces(low, inside, size)
+        return
+    for one in (low, high) if high == low + 1 else set(pages.tolist()):
         yield PagePlaces(one, inside[pages == one], size)
 
 

@@ -82,7 +82,7 @@ def test_torch_tensors() -> None:
     x = torch.zeros(6, 10, dtype=torch.bfloat16)[:, 2:]
     found = array_of(x)
     at = x.data_ptr()
-    assert found == Array(at, (6, 8), (10, 1), 16, at, at + 2 * 58, at - 4, True)
+    assert found == Array(at, (6, 8), (10, 1), 16, at, at + 2 * 58, at - 4, True, at + 2 * 58)
 
 
 def test_elements_narrower_than_a_byte() -> None:

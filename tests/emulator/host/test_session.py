@@ -247,9 +247,27 @@ def test_the_exit_status_tells_findings_from_failures(script: str, capfd: pytest
         (["--grid", "2", script], "--grid describes a launch of PTX"),
         (["--arch", "sm_9", script], "no architecture 'sm_9'"),
         (["nowhere.py"], "nowhere.py: no such script"),
+        (["--arch", "sm_100a"], "a PTX file, a script, or -m MODULE: none is given"),
+        (["--grid", "2", "-m", "pytest"], "--grid describes a launch of PTX, and pytest makes its own"),
     ):
         assert main(["emulate", *arguments]) == 2
         assert text in capfd.readouterr().err
+
+
+def test_a_module_runs_by_its_name(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by python -m: its package is imported from the working directory, and what follows is its own."""
+    (tmp_path / "emulated_pack").mkdir()
+    (tmp_path / "emulated_pack" / "__init__.py").write_text("SIZE = 7")
+    (tmp_path / "emulated_pack" / "go.py").write_text(
+        "import sys\nfrom . import SIZE\nprint(SIZE, sys.argv[0][-5:], sys.argv[1:])\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(["emulate", "--arch", "sm_100a", "-m", "emulated_pack.go", "-m", "9"]) == 0
+    assert "7 go.py ['-m', '9']" in capfd.readouterr().out
+    assert main(["emulate", "-m", "emulated_pack.none"]) == 3
+    assert "No module named emulated_pack.none" in capfd.readouterr().err
 
 
 def test_what_a_script_exits_with(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

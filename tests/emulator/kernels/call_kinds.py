@@ -55,7 +55,7 @@ def plain(x: cute.Tensor, n: Int32, stream: cuda.CUstream):
 
 
 @cute.jit
-def bare(x, flag, n, ratio, stream):
+def bare(x, flag, n, ratio, stream, late=None):
     fill(x, Int32(flag) + n + Int32(ratio * 2.0)).launch(grid=[1, 1, 1], block=[32, 1, 1], stream=stream)
 
 

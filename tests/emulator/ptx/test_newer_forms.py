@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from layoutgemm.errors import PtxError
-from tests.emulator.run_ptx import run
+from tests.emulator.run_ptx import module, program, run
 
 RNG = random.Random(9)
 BF16 = ml_dtypes.bfloat16
@@ -211,3 +211,16 @@ def test_conversions_that_nothing_confirms_are_refused_by_name() -> None:
     for target in ("sm_100f", "sm_100"):  # of one architecture alone
         with pytest.raises(PtxError, match=r"needs \.target sm_100a"):
             run("cvt.rn.satfinite.bf16x2.s2f6x2 %r0, %h1;", target=target)
+
+
+def test_one_refusal_names_the_lines_of_all_like_it() -> None:
+    """Instructions that differ in their registers alone; of more than six the number."""
+    round_ = "cvt.rs.satfinite.e2m1x4.f32 %h{0}, {{%f{0}, %f1, %f2, %f3}}, %r{0};\n"
+    ptx = module("".join([round_.format(n) for n in range(9)]) + "cvt.rs.f16x2.f32 %r1, %f1, %f2, %r3;", {}, "sm_100a")
+    with pytest.raises(PtxError) as caught:
+        program(ptx)
+    first, second = str(caught.value).splitlines()[1:]
+    line = int(first.split()[2].rstrip(","))
+    lines = ", ".join(str(line + n) for n in range(6))
+    assert first.startswith(f"  PTX line {lines} and 3 more: cvt.rs.satfinite.e2m1x4.f32 %h0, ")
+    assert second.startswith(f"  PTX line {line + 9}: cvt.rs.f16x2.f32")

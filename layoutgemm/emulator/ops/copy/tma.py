@@ -20,12 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ....atoms.tma import engine as tma_engine
-from ....atoms.tma import gather
+from ....atoms.tma import gather, im2col
 from ....atoms.tma.rules import EDGE_UNIT, MAX_DIM, RULES, SMEM_UNIT, check_reduction, whole_units
 from ....errors import EmulatorError, TmaError
 from ...machine.interpreter import Cta, Fiber
 from ...machine.memory import ALL, GRANULE, RANK_SHIFT, WHOLE, GlobalBuffer
-from ...machine.tensor_map import ALIGN, BYTES, decode, encode
+from ...machine.tensor_map import ALIGN, BYTES, decode, decode_im2col, encode
 from ...ptx.codegen import PARAMETER_BASE, SHARED_WINDOW
 from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program, Run
@@ -47,7 +47,8 @@ LOAD = "mbarrier::complete_tx::bytes"
 # The engine takes one operation for a warp. ptxas 13.0 turns a load or a reduction into a loop over the active lanes,
 # so 32 lanes add 32 times (seen in its SASS, and recorded on an H200); it issues a store once.
 EACH = "each its own: elect one"
-LEFT_OUT = ("im2col", "im2col_no_offs", "im2col::w", "im2col::w::128")
+LEFT_OUT = ("im2col::w", "im2col::w::128")
+PIXELS = ("im2col", "im2col_no_offs")
 FOUR_ROWS = ("tile::gather4", "tile::scatter4")
 REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
 
@@ -202,9 +203,9 @@ class TmaTransfer:
         return buffer
 
     def source(self, fiber: Fiber, coordinates: Sequence[int]) -> GlobalBuffer:
-        """The same of a load or a prefetch: the tensor begins in the buffer, though the box may lie elsewhere."""
+        """The same of a load or a prefetch: the tensor begins in the buffer's allocation, wherever its box lies."""
         buffer = self.tensor(fiber, coordinates)
-        if not buffer.address <= self.address < buffer.end:
+        if not buffer.address - buffer.before <= self.address < buffer.end:
             before = buffer.address - self.address
             place = f"{before} bytes before {buffer.name}" if before > 0 else f"{self.address:#x}, in no buffer"
             raise EmulatorError(
@@ -276,12 +277,65 @@ class FourRowTransfer(TmaTransfer):
         return self, coordinates
 
 
+class PixelTransfer(TmaTransfer):
+    """The elements of one im2col copy: a column of pixels. Coordinates are followed by the offsets along W, H, D."""
+
+    def __init__(self, content: bytes) -> None:
+        self.pixels, self.address = decode_im2col(content)
+        self.tmap = self.written = self.pixels.tiled
+        self.bytes, self.unit = self.pixels.bytes, 0
+        self.granules = lru_cache(maxsize=None)(self._granules)
+
+    def _split(self, coordinates: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+        return coordinates[: self.pixels.rank], coordinates[self.pixels.rank :]
+
+    def global_bits(
+        self, coordinates: Sequence[int], stores: bool = False
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """The same of pixels: arrays [channels, pixels]."""
+        return im2col.global_bits(self.pixels, *self._split(coordinates))
+
+    def shared_bits(self, offset: int) -> npt.NDArray[np.int64]:
+        """The same of pixels, one row each."""
+        return tma_engine.shared_bits(self.pixels.column, offset)
+
+    def load(self, memory: Bytes, coordinates: Sequence[int], shared: Bytes, offset: int) -> None:
+        """Copy the pixels into shared memory."""
+        im2col.load(self.pixels, memory, *self._split(coordinates), shared, offset)
+
+    def store(self, memory: Bytes, coordinates: Sequence[int], shared: Bytes, offset: int) -> None:
+        """Copy shared memory into the pixels."""
+        im2col.store(self.pixels, memory, self._split(coordinates)[0], shared, offset)
+
+    def check(self, coordinates: Sequence[int], stores: bool) -> None:
+        """Raise EmulatorError for coordinates that the engine refuses."""
+        try:
+            self.global_bits(coordinates)
+            if stores:
+                im2col.check_store(self.pixels)
+        except TmaError as error:
+            raise EmulatorError(f"a column of pixels at {tuple(coordinates)}: {error}") from None
+
+    def whole(self, coordinates: Sequence[int], stores: bool = False) -> bool:
+        """False: the elements are looked at one by one."""
+        return False
+
+    def beyond(self, coordinates: Sequence[int]) -> range:
+        """No elements: pixels of a store end with a multiple of 16 bytes."""
+        return range(0)
+
+    def beside(self, buffer: GlobalBuffer, coordinates: list[int]) -> tuple[TmaTransfer, list[int]]:
+        """The same pixels: their map begins in the buffer."""
+        return self, coordinates
+
+
 _box = lru_cache(maxsize=256)(TmaTransfer)
 _four_rows = lru_cache(maxsize=256)(FourRowTransfer)
+_pixels = lru_cache(maxsize=256)(PixelTransfer)
 
 
-def _box_at(fiber: Fiber, address: int, rows: bool) -> TmaTransfer:
-    """The tensor map at a generic address; rows: of four chosen rows."""
+def _box_at(fiber: Fiber, address: int, made: Callable[[bytes], TmaTransfer]) -> TmaTransfer:
+    """The tensor map at a generic address, as boxes, as four rows, or as pixels."""
     launch = fiber.machine.launch
     if address % ALIGN:
         raise EmulatorError(f"a tensor map at {address:#x}: it must be a multiple of {ALIGN}")
@@ -296,7 +350,7 @@ def _box_at(fiber: Fiber, address: int, rows: bool) -> TmaTransfer:
         content = buffer.data[offset : offset + BYTES].tobytes()
     if len(content) != BYTES:
         raise EmulatorError(f"a tensor map at parameter byte {at}, of {len(launch.parameters)}")
-    return _four_rows(content) if rows else _box(content)
+    return made(content)
 
 
 class TmaForm:
@@ -309,10 +363,7 @@ class TmaForm:
             if len(word) == 2 and word[1] == "d" and word[0].isdigit():
                 self.rank = int(word[0])
             elif word in LEFT_OUT:
-                raise ValueError(
-                    f".{word} is not emulated: .tile, .tile::gather4 and .tile::scatter4 are. A tiled box at each "
-                    "filter tap's coordinates loads the same pixels"
-                )
+                raise ValueError(f".{word} is not emulated: .im2col, which walks along H and D too, is")
             elif word not in ("async", "bulk", "tensor", "tile", "L2::cache_hint", "reduce", *known):
                 raise ValueError(f".{word} is not emulated")
             else:
@@ -323,14 +374,32 @@ class TmaForm:
         self.rows = bool(self.words.intersection(FOUR_ROWS))
         if self.rows and self.rank != 2:
             raise ValueError(f"{ins.opcode}: four rows are of a tensor of 2 dimensions")
+        pixels = self.words.intersection(PIXELS)
+        self.made: Callable[[bytes], TmaTransfer] = _four_rows if self.rows else _pixels if pixels else _box
+        if pixels and not 3 <= self.rank <= 5:
+            raise ValueError(f"{ins.opcode}: an im2col copy has 3 to 5 dimensions")
         count = 1 + gather.ROWS if self.rows else self.rank
         if len(self.coordinates) != count:
             of = f"{count}, a column and {gather.ROWS} rows" if self.rows else f"{count} dimensions"
             raise ValueError(f"{len(self.coordinates)} coordinates for {of}")
+        self.offsets = self.rank - 2 if "im2col" in pixels else 0
+        if pixels and not self.offsets:
+            self.coordinates += [_no_offset] * (self.rank - 2)
+
+    def take_offsets(self, program: Program, ins: PtxInstruction, at: int) -> int:
+        """Add the operand of im2col offsets, if there is one; the number of the next operand."""
+        if not self.offsets:
+            return at
+        given = ins.operands[at] if len(ins.operands) > at else None
+        parts = () if given is None else given.parts if len(given.parts) > 0 else (given,)
+        if len(parts) != self.offsets:
+            raise ValueError(f"{len(parts)} im2col offsets for {self.offsets} spatial dimensions")
+        self.coordinates += [program.value(part, "b16") for part in parts]
+        return at + 1
 
     def box(self, fiber: Fiber, lane: int | None, where: Sequence[Value]) -> tuple[TmaTransfer, list[int]]:
         """One lane's box and coordinates. `where`: the values of the map's address and of the coordinates."""
-        box = _box_at(fiber, _of(where[0], lane), self.rows)
+        box = _box_at(fiber, _of(where[0], lane), self.made)
         if box.tmap.rank != self.rank:
             raise EmulatorError(f"a copy of {self.rank} dimensions with a tensor map of {box.tmap.rank}")
         coordinates = [int(s32(_of(value, lane))) for value in where[1:]]
@@ -340,6 +409,11 @@ class TmaForm:
     def where(self, fiber: Fiber) -> list[Value]:
         """The values of the map's address and of the coordinates."""
         return [self.map(fiber), *[coordinate(fiber) for coordinate in self.coordinates]]
+
+
+def _no_offset(fiber: Fiber) -> int:
+    """The offset along each spatial dimension without .im2col."""
+    return 0
 
 
 def _of(value: Value, lane: int | None) -> int:
@@ -396,7 +470,7 @@ def _load(program: Program, ins: PtxInstruction) -> Run:
     form = TmaForm(
         program, ins,
         ("shared::cta", "shared::cluster", "global", LOAD, "multicast::cluster", "cta_group::1", "cta_group::2",
-         "tile::gather4"), 1,
+         "tile::gather4", "im2col"), 1,
     )  # fmt: skip
     own, multicast, pair = "shared::cta" in form.words, "multicast::cluster" in form.words, "cta_group::2" in form.words
     if LOAD not in form.words or "global" not in form.words or own == ("shared::cluster" in form.words):
@@ -404,8 +478,9 @@ def _load(program: Program, ins: PtxInstruction) -> Run:
     if own and multicast:
         raise ValueError("a multicast has a .shared::cluster destination")
     address, barrier = program.address(ins.operands[0]), program.address(ins.operands[2])
-    counted(ins, 3 + multicast + ("L2::cache_hint" in ins.words))
-    mask = program.value(ins.operands[3], "b16") if multicast else None
+    next_operand = form.take_offsets(program, ins, 3)
+    counted(ins, next_operand + multicast + ("L2::cache_hint" in ins.words))
+    mask = program.value(ins.operands[next_operand], "b16") if multicast else None
 
     def go(fiber: Fiber) -> None:
         where, to, signal = form.where(fiber), address(fiber), barrier(fiber)
@@ -552,7 +627,8 @@ def _from_start(box: TmaTransfer, buffer: GlobalBuffer) -> npt.NDArray[np.uint8]
 
 
 def _store(program: Program, ins: PtxInstruction, reduces: str) -> Run:
-    form = TmaForm(program, ins, ("global", "shared::cta", "bulk_group", reduces or "tile::scatter4"), 0)
+    modes = (reduces,) if reduces else ("tile::scatter4", "im2col_no_offs")
+    form = TmaForm(program, ins, ("global", "shared::cta", "bulk_group", *modes), 0)
     if not {"global", "shared::cta", "bulk_group"} <= form.words:
         raise ValueError("a store is .global.shared::cta and .bulk_group")
     address = program.address(ins.operands[1])
@@ -645,7 +721,8 @@ def tensor_reduce(program: Program, ins: PtxInstruction) -> Run:
 @operation("cp.async.bulk.prefetch.tensor")
 def tensor_prefetch(program: Program, ins: PtxInstruction) -> Run:
     """cp.async.bulk.prefetch.tensor: a box into L2. Checks the map and the coordinates; no other effect."""
-    form = TmaForm(program, ins, ("prefetch", "L2", "global", "tile::gather4"), 0)
+    form = TmaForm(program, ins, ("prefetch", "L2", "global", "tile::gather4", "im2col"), 0)
+    counted(ins, form.take_offsets(program, ins, 1) + ("L2::cache_hint" in ins.words))
 
     def go(fiber: Fiber) -> None:
         where = form.where(fiber)

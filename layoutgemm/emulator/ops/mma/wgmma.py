@@ -39,7 +39,7 @@ from ....errors import EmulatorError
 from ...machine.interpreter import BLOCKED, Cta, Fiber
 from ...ptx.parser import PtxInstruction, PtxOperand
 from ...ptx.program import Program, Run
-from ...ptx.values import Lanes, Value
+from ...ptx.values import Lanes, LentRegister, Value
 from ...races.happens_before import MemoryEvent
 from ..in_flight import InFlightRegister
 from ..memory import said
@@ -55,6 +55,11 @@ RegisterValues: TypeAlias = tuple[Any, ...]  # the contents of registers, `Accum
 Picks: TypeAlias = Callable[[Sequence[Any]], RegisterValues]
 
 
+def _named(ins: PtxInstruction) -> str:
+    """The place and the opcode: a product's text lists some hundred registers."""
+    return f"{ins.where}: {ins.opcode}"
+
+
 class AccumulatorRegister(InFlightRegister):
     """Register `number` of an accumulator in flight."""
 
@@ -62,10 +67,8 @@ class AccumulatorRegister(InFlightRegister):
         self.accumulator, self.number = accumulator, number
 
     def __str__(self) -> str:
-        return (
-            f"the register is in the accumulator of {self.accumulator.last.ins}, which is in flight until a "
-            "wgmma.wait_group for it"
-        )
+        last = _named(self.accumulator.last.ins)
+        return f"the register is in the accumulator of {last}, which is in flight until a wgmma.wait_group for it"
 
     def __rshift__(self, low: int) -> AccumulatorHalf:
         return AccumulatorHalf(self, low)
@@ -96,14 +99,16 @@ class AccumulatorHalf(InFlightRegister):
         return self._refuse()
 
 
-class OperandRegister(InFlightRegister):
+class OperandRegister(LentRegister):
     """A register of A that a product in flight still reads, and its value."""
 
     def __init__(self, product: IssuedWgmma, value: Value) -> None:
-        self.product, self.value = product, value
+        super().__init__(value)
+        self.product = product
 
     def __str__(self) -> str:
-        return f"the register is in operand A of {self.product.ins}, which is in flight until a wgmma.wait_group for it"
+        product = _named(self.product.ins)
+        return f"the register is in operand A of {product}, which is in flight until a wgmma.wait_group for it"
 
 
 @dataclass(frozen=True, eq=False)

@@ -117,6 +117,12 @@ def deallocate(program: Program, ins: PtxInstruction) -> Run:
         tensor = tensor_of(fiber.cta)
         have = tensor.allocations.get(column)
         if lane or have is None or have[0] != count:
+            if column in tensor.freed and not (lane or tensor.owned[column : column + count].any()):
+                before = tensor.freed[column][1]()
+                fiber.machine.problem(
+                    "protocol", f"frees {count} columns from {column} that were freed before: {before}", fiber
+                )
+                return
             live = ", ".join(f"{n} from column {at}" for at, (n, _) in tensor.allocations.items()) or "none"
             raise EmulatorError(f"dealloc of {count} columns from ({lane}, {column}); allocated are: {live}")
         places = 0

@@ -14,7 +14,9 @@ def _cvt(g: CodeGenerator, ins: PtxInstruction) -> str:
     *words, to, from_ = ins.words[1:]
     sources = ins.operands[1:]
     if "rs" in words:
-        raise ValueError("stochastic rounding (.rs) is left out of the emulator")
+        raise ValueError(
+            "stochastic rounding (.rs) is left out of the emulator: which random bits round an element is not known"
+        )
     if "pack" in words:
         return _packed_integers(g, ins)
     if to == "s2f6x2":

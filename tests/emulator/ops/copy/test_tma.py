@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,22 @@ def test_a_tensor_that_its_buffer_does_not_align() -> None:
     made = TmaTransfer(encode(tmap, at(0) + 16))
     assert made.rows(GlobalBuffer("x", at(0) + 8, np.zeros(4096, np.uint8)), (0, 0)) is None
     assert made.rows(GlobalBuffer("x", at(0), np.zeros(4096, np.uint8)), (0, 0)) is not None
+
+
+def test_a_tensor_that_begins_before_a_view_of_its_storage() -> None:
+    """As NVIDIA's attention kernels have it: rows of padding lie before the view, and the map begins among them."""
+    tmap, memory = tiled("bf16", (64, 24), (64, 8), "128B")
+    held = GlobalMemory()
+    buffer = held.add("x", memory)
+    fiber: Any = SimpleNamespace(machine=SimpleNamespace(launch=SimpleNamespace(memory=held)))
+    early = TmaTransfer(encode(tmap, at(0) - 8 * tmap.strides[0]))
+    with pytest.raises(EmulatorError, match="1024 bytes before x"):
+        early.source(fiber, (0, 8))
+    buffer.before = 1023
+    with pytest.raises(EmulatorError, match="1024 bytes before x"):
+        early.source(fiber, (0, 8))
+    buffer.before = 1024
+    assert early.source(fiber, (0, 8)) is buffer
 
 
 def test_a_tensor_that_begins_far_before_its_buffer() -> None:

@@ -326,9 +326,15 @@ def test_computing_with_an_accumulator_in_flight_is_an_error(line):
         broken(BASE, "  wgmma.wait_group", extra + line + "\n  wgmma.wait_group")
 
 
-def test_computing_with_a_in_flight_is_an_error():
+def test_computing_with_a_in_flight_is_reported():
+    """Products leave A as it is: the run goes on with its value. A shuffle of it is an error."""
+    add = "  add.u32 %w, %a1, 1;\n  add.u32 %w, %w, %a1;\n  wgmma.wait_group"
+    found = broken(REGISTERS, "  wgmma.wait_group", add)
+    assert found.kinds == ["protocol"]
+    assert re.search(r"in operand A of PTX line \d+: wgmma.mma_async\S+, which is in flight", found.findings[0].message)
+    assert np.array_equal(REGISTERS.result(found), REGISTERS.exact)
     with pytest.raises(EmulatorError, match=r"in operand A of PTX line \d+: wgmma.mma_async"):
-        broken(REGISTERS, "  wgmma.wait_group", "  add.u32 %w, %a1, 1;\n  wgmma.wait_group")
+        broken(REGISTERS, "  wgmma.wait_group", "  shfl.sync.idx.b32 %w, %a1, 0, 31, -1;\n  wgmma.wait_group")
 
 
 def test_writing_registers_in_flight_is_reported():

@@ -1,0 +1,230 @@
+"""im2col copies by kernels: random maps against a walk of PTX's text, encodings of the CuTe DSL, refusals."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from layoutgemm.atoms.tma.im2col import Im2colMap
+from layoutgemm.dtypes import dtype
+from layoutgemm.emulator.api import Im2colMapOf, emulate_ptx
+from layoutgemm.emulator.machine.tensor_map import decode, decode_im2col, encode, encode_im2col, from_driver_im2col
+from layoutgemm.errors import EmulatorError, PtxError
+from tests.emulator.ops.copy.tensor_copies import ARM, BEGIN, IN, OUT, PAIR, POLICIES, SHARED, WAIT, at, one, swizzled
+from tests.emulator.run_ptx import Result, run
+
+LOAD = "cp.async.bulk.tensor.{rank}d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
+STORE = "cp.async.bulk.tensor.{rank}d.global.shared::cta.im2col_no_offs.bulk_group"
+WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+PIXELS = Im2colMap(dtype("bf16"), (64, 9, 7, 2), (128, 1152, 8064), (-1, -1), (-1, -1), 64, 64, (1, 1, 1, 1), "128B")
+
+
+def drawn(rng: np.random.Generator) -> Im2colMap:
+    """A random map whose pixels are rows of 32, 64 or 128 bytes in shared memory."""
+    kind, spatial = dtype(str(rng.choice(["e4m3", "bf16", "f32"]))), int(rng.integers(1, 4))
+    mode = str(rng.choice(["none", "32B", "64B", "128B"]))
+    channels = {"none": 32, "32B": 32, "64B": 64, "128B": 128}[mode] // kind.bytes
+    extents = tuple(int(n) for n in rng.integers(3, 7, spatial + 1))
+    inner = int(rng.integers(channels // 2, 2 * channels)) * kind.bytes // 16 * 16 // kind.bytes
+    pitches = [inner * kind.bytes + 16 * int(rng.integers(0, 2))]
+    for extent in extents[:-1]:
+        pitches.append(pitches[-1] * extent)
+    lower, upper = (tuple(int(n) for n in rng.integers(-2, 3, spatial)) for _ in range(2))
+    lower = tuple(min(low, extent - 1 + high) for low, high, extent in zip(lower, upper, extents, strict=False))
+    steps = (1, *(int(n) for n in rng.integers(1, 4, spatial)), 1)
+    pixels = int(rng.integers(1, 9)) * 8
+    return Im2colMap(kind, (inner, *extents), tuple(pitches), lower, upper, channels, pixels, steps, mode)
+
+
+def start(rng: np.random.Generator, tmap: Im2colMap) -> tuple[int, ...]:
+    """A random first pixel that the traversal visits."""
+    places = zip(tmap.box, tmap.visited, tmap.steps[1:-1], strict=True)
+    pixel = [first + step * int(rng.integers(0, count)) for (first, _), count, step in places]
+    return (0, *pixel, int(rng.integers(0, tmap.extents[-1])))
+
+
+def walk(tmap: Im2colMap, coordinates: tuple[int, ...]) -> list[list[int]]:
+    """The base pixels from the first one on: W fastest, then H, D and the images, each back to its lower corner."""
+    now, seen = list(coordinates[1:]), []
+    for _ in range(tmap.pixels):
+        seen.append(list(now))
+        for axis, (first, last) in enumerate(tmap.box):
+            now[axis] += tmap.steps[1 + axis]
+            if now[axis] <= last:
+                break
+            now[axis] = first
+        else:
+            now[-1] += 1
+    return seen
+
+
+def elements(tmap: Im2colMap, memory: np.ndarray) -> np.ndarray:
+    """The tensor as an array, images first."""
+    strides = (*reversed(tmap.strides), tmap.dtype.bytes)
+    return np.lib.stride_tricks.as_strided(memory.view(WORDS[tmap.dtype.bytes]), tmap.extents[::-1], strides)
+
+
+def setting(tmap: Im2colMap, **more: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    memory = np.random.default_rng(1).integers(0, 256, tmap.strides[-1] * tmap.extents[-1], dtype=np.uint8)
+    content = np.frombuffer(encode_im2col(tmap, at(1)), np.uint8).copy()
+    return {"map": content, "tensor": memory, **more}, memory
+
+
+def loaded(tmap: Im2colMap, coordinates: tuple[int, ...], offsets: tuple[int, ...], policy: int = 0) -> Result:
+    braces = ["{" + ", ".join(map(str, numbers)) + "}" for numbers in (coordinates, offsets)]
+    body = f"""{BEGIN} mov.u32 %r10, {tmap.bytes}; @!%p0 bra WAIT;
+    mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], {tmap.bytes};
+    {LOAD.format(rank=tmap.rank)} [%r1], [%map, {braces[0]}], [%r2], {braces[1]};
+    {WAIT} {OUT}"""
+    buffers, _ = setting(tmap, out=np.zeros(tmap.bytes, np.uint8))
+    return run(body, buffers, shared=SHARED, policy=POLICIES[policy])
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_loads_are_those_of_a_walk_through_the_pixels(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    tmap = drawn(rng)
+    coordinates, offsets = start(rng, tmap), tuple(int(n) for n in rng.integers(0, 4, tmap.rank - 2))
+    result = loaded(tmap, coordinates, offsets, seed % len(POLICIES))
+    whole = elements(tmap, setting(tmap)[1])
+    wanted = np.zeros((tmap.pixels, tmap.channels), whole.dtype)
+    kept = min(tmap.channels, tmap.extents[0])
+    for row, pixel in zip(wanted, walk(tmap, coordinates), strict=True):
+        place = [p + by for p, by in zip(pixel, (*offsets, 0), strict=True)][::-1]
+        if all(0 <= p < n for p, n in zip(place, whole.shape, strict=False)):
+            row[:kept] = whole[tuple(place)][:kept]
+    assert result.kinds == []
+    assert (result["out"] == swizzled(wanted.reshape(-1).view(np.uint8), tmap.swizzle)).all()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_stores_are_those_of_a_walk_through_the_pixels(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    tmap = drawn(rng)
+    coordinates = start(rng, tmap)
+    source = rng.integers(0, 256, tmap.bytes, dtype=np.uint8)
+    buffers, memory = setting(tmap, source=source)
+    wanted = memory.copy()
+    whole = elements(tmap, wanted)
+    rows = swizzled(source, tmap.swizzle).view(whole.dtype).reshape(tmap.pixels, tmap.channels)  # its own inverse
+    kept = min(tmap.channels, tmap.extents[0])
+    for row, pixel in zip(rows, walk(tmap, coordinates), strict=True):
+        if all(0 <= p < n for p, n in zip(pixel[::-1], whole.shape, strict=False)):
+            whole[tuple(pixel[::-1])][:kept] = row[:kept]
+    braces = "{" + ", ".join(map(str, coordinates)) + "}"
+    body = f"""mov.u32 %r0, %tid.x; mov.u32 %r1, smem; setp.eq.u32 %p0, %r0, 0; mov.u32 %r10, {tmap.bytes};
+    {IN} fence.proxy.async.shared::cta; bar.sync 0; @!%p0 bra END;
+    {STORE.format(rank=tmap.rank)} [%map, {braces}], [%r1]; cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;
+    END:"""
+    assert run(body, buffers, shared=SHARED, policy=POLICIES[seed % len(POLICIES)]).kinds == []
+    assert (buffers["tensor"] == wanted).all()
+
+
+# Words 2, 3 to 6, 13, 14 and 15, as the CuTe DSL 4.8.1 wrote them for sm_90a.
+ENCODED = [
+    (PIXELS, 0x46533, 0x3F000000, 0xFFFFFFFF, 0x3F),
+    (replace(PIXELS, upper=(-2, -1)), 0x46533, 0x3F000000, 0xFFFEFFFF, 0x3F),
+    (replace(PIXELS, lower=(-3, -1), upper=(-1, 0)), 0x46533, 0x3F000000, 0x00FFFFFD, 0x3F),
+    (replace(PIXELS, upper=(1, 2)), 0x46533, 0x3F000000, 0x0201FFFF, 0x3F),
+    (replace(PIXELS, steps=(1, 2, 1, 1)), 0x46533, 0x3F000008, 0xFFFFFFFF, 0x3F),
+    (replace(PIXELS, channels=16, pixels=1024), 0x46533, 0x0F000000, 0xFFFFFFFF, 0x3FF),
+    (
+        Im2colMap(dtype("bf16"), (64, 9, 2), (128, 1152), (-300,), (-100,), 64, 64, (1, 2, 1), "128B"),
+        0x46523, 0x3F000008, 0xFF9CFED4, 0x3F,
+    ),
+    (
+        Im2colMap(dtype("bf16"), (64, 9, 7, 5, 2), (128, 1152, 8064, 40320), (0, -1, 0), (-1, 0, -1), 64, 64,
+                  (1, 1, 2, 3, 1), "128B"),
+        0x46543, 0x3F000440, 0x7C1F03E0, 0x3F,
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ENCODED, ids=range(len(ENCODED)))
+def test_encodings_are_those_of_the_dsl(case: tuple[Im2colMap, int, int, int, int]) -> None:
+    tmap, *wanted = case
+    words = struct.unpack("<32I", encode_im2col(tmap, at(1)))
+    assert [words[2] | 2, *words[13:16]] == wanted  # the DSL alone sets bit 1
+    assert list(words[8 : 8 + tmap.rank]) == [extent - 1 for extent in tmap.extents]
+    assert decode_im2col(encode_im2col(tmap, at(1))) == (tmap, at(1))
+    shared = tmap.encode_arguments()
+    assert encode_im2col(tmap, at(1)) == from_driver_im2col(
+        shared["tensorDataType"], at(1), tmap.extents, tmap.strides, tmap.lower, tmap.upper, tmap.channels, tmap.pixels,
+        tmap.steps, 0, shared["swizzle"], shared["l2Promotion"], shared["oobFill"],
+    )  # fmt: skip
+
+
+def test_the_mode_of_a_map_is_that_of_its_copy() -> None:
+    with pytest.raises(EmulatorError, match="an im2col map, and the instruction has no"):
+        decode(encode_im2col(PIXELS, at(1)))
+    with pytest.raises(EmulatorError, match="im2col, and the tensor map is of a box"):
+        decode_im2col(encode(PAIR, at(1)))
+    with pytest.raises(EmulatorError, match="lower corner of H is -129"):
+        encode_im2col(replace(PIXELS, lower=(-1, -129)), at(1))
+
+
+@pytest.mark.parametrize(
+    ("coordinates", "offsets", "message"),
+    [
+        ((0, -2, 0, 0), (0, 0), "begins at W = -2; the pixel box has -1 to 7"),
+        ((4, 0, 0, 0), (0, 0), "channel 4 of bf16 is no multiple of 16 bytes"),
+        ((0, 0, 0, 0), (256, 0), r"offsets \(256, 0\); rank 4 takes 2 of 0 to 255"),
+    ],
+)
+def test_copies_that_are_refused(coordinates: tuple[int, ...], offsets: tuple[int, ...], message: str) -> None:
+    with pytest.raises(EmulatorError, match=message):
+        loaded(PIXELS, coordinates, offsets)
+
+
+GET = LOAD.format(rank=4) + " [%r1], [%map, {0, 0, 0, 0}], [%r2], {0, 0};"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (GET.replace(", {0, 0};", ";"), "0 im2col offsets for 2"),
+        (GET.replace(", {0, 0};", ", {0};"), "1 im2col offsets for 2"),
+        (GET.replace("4d", "2d").replace("{0, 0, 0, 0}", "{0, 0}"), "3 to 5 dimensions"),
+        (GET.replace(".im2col", ".im2col::w"), "im2col::w is not emulated"),
+        (GET.replace("{0, 0};", "{0, 0}, %r1, %r2;"), "operands"),
+        (STORE.replace("cp.async", "cp.reduce.async").replace("cta", "cta.add").format(rank=4)
+         + " [%map, {0, 0, 0, 0}], [%r1];", "im2col_no_offs is not emulated"),
+    ],
+)  # fmt: skip
+def test_forms_that_are_refused(text: str, message: str) -> None:
+    with pytest.raises(PtxError, match=message):
+        one(ARM + text)
+
+
+def test_a_store_of_odd_pixels_is_refused() -> None:
+    tmap = replace(PIXELS, extents=(60, 9, 7, 2))
+    buffers, _ = setting(tmap)
+    body = f"mov.u32 %r1, smem; {STORE.format(rank=4)} [%map, {{0, 0, 0, 0}}], [%r1];"
+    with pytest.raises(EmulatorError, match="pixels of 120 bytes, no multiple of 16"):
+        run(body, buffers, shared=SHARED, block=1)
+
+
+def test_emulate_ptx_takes_a_map_over_images() -> None:
+    images = np.arange(2 * 7 * 9 * 64, dtype=np.uint16).reshape(2, 7, 9, 64)
+    text = f"""
+    .version 8.7
+    .target sm_90a
+    .visible .entry copy(.param .align 64 .b8 map[128], .param .u64 out)
+    {{
+      .reg .b32 %r<12>; .reg .b64 %d<4>; .reg .b64 %map, %out; .reg .pred %p<4>;
+      .shared .align 1024 .b8 smem[{SHARED}];
+      mov.b64 %map, map; ld.param.u64 %out, [out];
+      {BEGIN} mov.u32 %r10, 8192; @!%p0 bra WAIT;
+      mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 8192;
+      {GET.replace("{0, 0};", "{1, 1};")}
+      {WAIT} {OUT} ret;
+    }}"""
+    out = np.zeros(4096, np.uint16)
+    tmap = replace(PIXELS, swizzle="none", channels=64)
+    assert emulate_ptx(text, block=32, args=[Im2colMapOf(images, tmap), out]).ok
+    assert (out.reshape(64, 64)[:3] == images[0, 1, 1:4]).all()
+    with pytest.raises(EmulatorError, match=r"images of 16128 bytes; the map reaches to byte 24192"):
+        emulate_ptx(text, block=32, args=[Im2colMapOf(images, replace(tmap, extents=(64, 9, 7, 3))), out])
