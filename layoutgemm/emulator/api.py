@@ -28,7 +28,7 @@ from ..atoms.tma.im2col import Im2colMap
 from ..atoms.tma.rules import TensorMap
 from ..dtypes import DType, dtype
 from ..errors import EmulatorError, NotCompiledError, OperandError
-from .findings import LINT, Counts, Finding
+from .findings import EDGE, LINT, Counts, Finding
 from .host.arguments import ArgumentMemory, Array, PackedArray, array_at, array_of, element_of
 from .host.dsl_calls import CompiledFunction, watch
 from .host.launcher import HostFunction, HostLaunch
@@ -374,6 +374,9 @@ def _run_once(
 def result_of(launch: HostLaunch, machine: PtxMachine, seconds: float) -> LaunchResult:
     """The result of a launch, with lint of its arguments."""
     notes = [Finding(LINT, text) for text in dict.fromkeys(machine.launch.memory.notes)]
+    for name, count, first in machine.launch.memory.written_behind():
+        text = f"{count} bytes were written behind the elements of {name}, in its storage: the first is byte {first}"
+        notes.append(Finding(EDGE, text, orders="pass the whole tensor, or store no further than its elements"))
     return LaunchResult(
         launch.kernel, launch.grid, launch.block, launch.cluster, launch.dynamic_shared, machine.counts,
         [*notes, *machine.findings.found], seconds, machine.suspects.found,

@@ -31,7 +31,8 @@ ORDERS = {
 class Finding:
     """An error, an undefined result, or hardware behaviour that PTX does not define.
 
-    kind     of `KINDS`; "edge" is what a tensor store writes beyond a line, "lint" is legal and suspicious
+    kind     "edge" is what a store writes beyond a line or behind the tensor that was passed, "lint" is legal and
+             suspicious; others are named as what they break
     message  what happened, with both sides of a race
     line     the PTX line of the instruction, 0 where there is none
     text     the instruction
@@ -85,6 +86,7 @@ def with_roles(text: str, role: RoleOf) -> str:
 
 
 LINT = "lint"  # the kind of a finding that is legal and suspicious
+EDGE = "edge"  # of one that wrote beyond what was passed
 
 
 @dataclass

@@ -159,7 +159,7 @@ def test_beyond_an_array() -> None:
 
 
 def test_behind_a_view_lies_the_rest_of_its_storage() -> None:
-    """A kernel may reach it, as on a GPU: lint. The end of the storage is an error, as is the end of a NumPy array."""
+    """To read it is lint, to write it a finding. The end of the storage is an error, as is that of a NumPy array."""
     torch = needs.module("torch")
     names = {"x": "u64", "at": "u32"}
     add = """
@@ -168,10 +168,14 @@ def test_behind_a_view_lies_the_rest_of_its_storage() -> None:
     whole = torch.arange(8, dtype=torch.int32)
     done = emulate_ptx(module(add, names), block=4, args=[whole[:6], 16], policy=ORDERS, progress=False)
     assert whole.tolist() == [0, 1, 2, 3, 5, 6, 7, 8]  # each order began with the same storage
-    assert done.ok
-    assert done.findings[0].message.startswith(
-        "byte 28 of x is accessed, which has 24: it lies in the tensor's storage"
-    )
+    assert not done.ok
+    lint, edge = (finding for finding in done.findings[:2])
+    assert lint.message.startswith("byte 28 of x is accessed, which has 24: it lies in the tensor's storage")
+    assert (edge.kind, edge.message) == (
+        "edge", "2 bytes were written behind the elements of x, in its storage: the first is byte 24"
+    )  # fmt: skip
+    read = emulate_ptx(module(add.replace("add.u32 %r1, %r1, 1;", ""), names), block=4, args=[whole[:6], 16])
+    assert read.ok and [finding.kind for finding in read.findings] == ["lint"]
     with pytest.raises(EmulatorError, match="byte 32 of buffer x, which has 24"):
         emulate_ptx(module(add, names), block=5, args=[whole[:6], 16])
     with pytest.raises(EmulatorError, match="byte 28 of buffer x, which has 24"):

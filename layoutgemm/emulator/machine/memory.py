@@ -132,6 +132,14 @@ class GlobalMemory:
         buffer.data, buffer.allocation, buffer.added = whole, None, whole[held:].copy()
         return True
 
+    def written_behind(self) -> Iterator[tuple[str, int, int]]:
+        """(name, bytes, first byte) of what was written behind each tensor that was passed, in its storage."""
+        for buffer in self.buffers:
+            held = len(buffer.data) - len(buffer.added)
+            changed = np.flatnonzero(buffer.data[held:] != buffer.added)
+            if changed.size:
+                yield buffer.name, changed.size, held + int(changed[0])
+
     def address_of(self, buffer: GlobalBuffer, offset: int) -> int | None:
         """The address here of a byte of another memory's buffer, or None: of the same place in this process."""
         place = buffer.data.__array_interface__["data"][0] + offset
