@@ -228,17 +228,19 @@ def _few(n: int, rows: int, k: int, sms: int, scales: str) -> Sm90Config:
     consumers = kind.consumers[rows > kind.narrow]
     config = _few_config(kind.tile, rows, kind.split, consumers, k_tiles, scales)
     stages = kind.stages if consumers == kind.consumers[1] else None
-    return replace(config, stages=stages, one_tile_per_cluster=config.one_tile_per_cluster or kind.single)
+    config = replace(config, stages=stages)
+    return replace(config, one_tile_per_cluster=True, launch="tiles") if kind.single else config
 
 
 def _few_config(tile: int, rows: int, split: int, consumers: int, k_tiles: int, scales: str) -> Sm90Config:
     """The kernel of few rows with tiles of `tile` features, K in `split` parts."""
     width, sliced = -(-rows // (8 * split)) * (8 * split), consumers > tile // UNIT_ROWS
-    return Sm90Config(
+    config = Sm90Config(
         (tile, width), consumers=consumers, split=split, one_tile_per_cluster=sliced or split > 1, store="direct",
         loader="warp", schedule="sliced" if sliced else "cooperative", overlap=True, prefetch=min(_AHEAD, k_tiles),
         scales=scales,
     )  # fmt: skip
+    return replace(config, launch="tiles") if config.one_tile_per_cluster else config
 
 
 def _many(n: int, rows: int, k: int, sms: int, float8: bool) -> Sm90Config:
