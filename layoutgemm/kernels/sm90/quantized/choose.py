@@ -134,7 +134,7 @@ _BY_SUMS = (
     _FewKind(128, 2, 0.24, 3.2, (0.163, 1.25), narrow=16, stages=(10, 10, 7, 5), scales="sums"),
     _FewKind(256, 1, 0.51, 1.85, (0.39, 0.95), narrow=24, stages=(6, 6, 5, 5), single=True, most=56, scales="sums"),
     _FewKind(256, 1, 0.54, 1.85, (0.39, 0.95), (2, 2), most=56, scales="sums"),
-    _FewKind(256, 1, 0.70, 3.0, (0.15, 1.0), (2, 2)),
+    _FewKind(256, 1, 0.70, 3.0, (0.19, 1.0), (2, 2)),
 )
 _MANY = (
     _TileKind((64, 128), 0.43, 2.8, consumers=1, loader="warp"),

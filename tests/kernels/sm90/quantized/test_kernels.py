@@ -18,6 +18,7 @@ from layoutgemm.kernels.quantized.formats import NVFP4, QuantizedFormat
 from layoutgemm.kernels.quantized.packing import PackedWeights, QuantizedWeights, pack, quantize, unpack
 from layoutgemm.kernels.run.emulated import emulate_plan
 from layoutgemm.kernels.run.hardware_model import GlobalMatrix
+from layoutgemm.kernels.sm90.budget_checks import registers_fit
 from layoutgemm.kernels.sm90.checks import pipeline_of
 from layoutgemm.kernels.sm90.quantized.choose import packed_config
 from layoutgemm.kernels.sm90.quantized.warp_products import WarpProducts, warp_checks
@@ -58,11 +59,12 @@ FORMS = {
     ),
     "four warpgroups": (
         INT4, "bf16", (200, 13, 256),
-        Sm90Config((256, 16), consumers=4, stages=2, scales="sums", one_tile_per_cluster=True, **FEW),
+        Sm90Config((256, 16), consumers=4, stages=2, scales="sums", one_tile_per_cluster=True, overlap=True, prefetch=2,
+                   launch="tiles", **FEW),
     ),
     "two CTAs an SM": (
         INT4, "bf16", (72, 13, 512),
-        Sm90Config((64, 16), consumers=2, split=2, stages=4, scales="sums", blocks_per_sm=2, **SLICED),
+        Sm90Config((64, 16), consumers=2, split=2, stages=4, scales="sums", blocks_per_sm=2, launch="tiles", **SLICED),
     ),
     "more slices than K tiles": (
         QuantizedFormat("int8"), "bf16", (64, 8, 128), Sm90Config((64, 8), consumers=4, stages=8, **SLICED),
@@ -187,6 +189,14 @@ def test_products_overlap_and_nothing_spills(form: str) -> None:
 def test_one_shift_converts_a_word() -> None:
     sass = problem("four warpgroups")[0].compile().sass()
     assert (sass.count("HFMA2"), sass.count("HADD2"), sass.count("HGMMA")) == (32, 0, 8)  # of 64 codes
+
+
+@needs_dsl
+@pytest.mark.dsl
+def test_first_addresses_are_derived_before_the_kernel_before_has_ended() -> None:
+    lines = problem("four warpgroups")[0].compile().sass().text.splitlines()
+    wait, load = [next(i for i, line in enumerate(lines) if name in line) for name in ("ACQBULK", "UBLKCP")]
+    assert wait < load < wait + 75  # lines: 62, and 106 where the compiler may move the addresses behind the wait
 
 
 def test_loads_of_other_columns_fail_their_check(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,7 +350,17 @@ def test_sixteen_rows_take_the_fastest_kernels() -> None:
     for (n, k), want in FASTEST.items():
         config = packed_config(n, 16, k, weights=INT4)
         assert (config.tile, config.consumers, config.split, config.stages) == want, (n, k)
-        assert config.one_tile_per_cluster == (n < 128256)
+        assert config.one_tile_per_cluster == (n < 128256) == (config.launch == "tiles")
+
+
+def test_few_rows_take_as_many_sums_as_registers_hold() -> None:
+    for fmt in (INT4, QuantizedFormat("int4", 128, True)):
+        for n, k in FASTEST:
+            for rows in (1, 8, 16, 24, 32, 40, 48, 56, 64):
+                config = packed_config(n, rows, k, weights=fmt)
+                plan = Sm90Plan.derive(n, rows, k, a="bf16", b="bf16:col", c="bf16:col", weights=fmt, config=config)
+                assert registers_fit(plan), (n, k, rows)
+                assert plan.sums_apart == (config.tile != (256, 64)), (n, k, rows)
 
 
 def test_one_cta_has_an_sm_unless_several_are_asked_for() -> None:
@@ -367,7 +387,7 @@ def test_chosen_configurations_have_plans_that_hold() -> None:
                 config=packed_config(n, rows, k, weights=INT4),
             )  # fmt: skip
             assert plan.config.tile[1] >= min(rows, 64)
-            assert plan.sums_apart == (rows <= 16)
+            assert plan.sums_apart == (rows <= 64)
             if n == 6144 and rows in (1, 200):
                 plan.check().require()
     for fmt, become in ((QuantizedFormat("int4", 32), "bf16"), (QuantizedFormat("int8", 128), "bf16"), (INT4, "e4m3")):
