@@ -21,8 +21,9 @@ __all__ = [
     "examples_count",
     "examples_table", "frameworks_table", "gated_table", "gemm_table", "indexed_table", "ladder_chart", "ladder_table",
     "launch_table", "level", "lines_table", "machine", "measured", "models_table", "operands_table",
-    "operators_table", "orders_table", "overlap_table", "programs_table", "quantized_formats_table", "quantized_table",
-    "reductions_table", "types_table", "variants_table",
+    "operators_table", "orders_table", "overlap_table", "programs_table", "quantized_bytes_table",
+    "quantized_formats_table", "quantized_own_table", "quantized_table", "reductions_table", "types_table",
+    "variants_table",
 ]  # fmt: skip
 
 
@@ -384,6 +385,33 @@ def quantized_table(name: str = "quantized", gpu: str = "h200") -> str:
         rows.append([sizes, f"{us:.1f}" + r"\*" * ("differs" in row), reading, bf16, f"{best / us:.2f}, {peer}"])
     head = ["M x N x K", "us", "time, x reading", "speed, x bf16 matmul", "speed, x best peer"]
     return table(head, rows)
+
+
+def quantized_own_table() -> str:
+    """Packed int4 weights as chosen, up to 64 rows: us, and the time relative to reading the weights."""
+    found: dict[str, dict[int, str]] = {}
+    for row in record("quantized_own")["rows"]:
+        us = row["us"]["default"]
+        found.setdefault(f"{row['n']} x {row['k']}", {})[row["rows"]] = f"{us:.1f} ({us / row['ideal us']:.2f})"
+    rows = sorted(set().union(*found.values()))
+    head = ["weights", *[f"M = {m}, us (x reading)" if m == rows[0] else f"M = {m}" for m in rows]]
+    return table(head, [[size, *[cells[m] for m in rows]] for size, cells in found.items()])
+
+
+def quantized_bytes_table() -> str:
+    """Weights of 8 bits: us, relative to reading them for few rows, and the speed relative to bf16 weights."""
+    found: dict[tuple[int, int, int], dict[str, Any]] = {}
+    for row in record("quantized_bytes")["rows"]:
+        found.setdefault((row["rows"], row["n"], row["k"]), {})[row["format"]] = row
+    names, rows = list(next(iter(found.values()))), []
+    for size, kinds in found.items():
+        first = kinds[names[0]]
+        us = [kinds[name]["us"]["default"] for name in names]
+        reading = f"{us[0] / first['ideal us']:.2f}" if size[0] <= 64 else "-"
+        speeds = [f"{first['us'][each] / us[0]:.2f}" for each in ("bf16 matmul", "torch.mm")]
+        rows.append([" x ".join(map(str, size)), *[f"{each:.1f}" for each in us], reading, *speeds])
+    head = ["M x N x K", *[f"{name}, us" for name in names], f"time of {names[0]}, x reading"]
+    return table([*head, "its speed, x bf16 matmul", "x torch.mm"], rows)
 
 
 def quantized_formats_table() -> str:

@@ -204,7 +204,8 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
             mma.settle(*accumulators)
             self.bring_together(job, accumulators, (consumer, thread))
             if const_expr(plan.drains or not plan.config.one_tile_per_cluster):
-                self.release(job, before)
+                if mine > 0:
+                    self.release(job, before)
                 if const_expr(plan.config.loader == "self"):
                     ahead = self.load_next(job, maps, ahead)
             self.store_tile(job, maps, accumulators, (consumer, thread, tile), origin)
@@ -268,7 +269,8 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
             scales.finish(totals)
             self.bring_together(job, totals, (consumer, thread))
             if const_expr(plan.drains or not plan.config.one_tile_per_cluster):
-                self.release(job, before)
+                if mine > 0:
+                    self.release(job, before)
                 if const_expr(plan.config.loader == "self"):
                     ahead = self.load_next(job, maps, ahead)
             self.store_tile(job, maps, totals, (consumer, thread, tile), origin)
