@@ -16,7 +16,7 @@ quack's `gemm_w4a16` where quack-kernels is installed.
 - Times are bursts by `layoutgemm/bench/method.py`. Weights rotate through more than 240 MB.
 - `ideal us` is the time to read the packed weights at the rate of a device copy of 512 MB, reads and writes counted.
 - `--own` and `--bytes` compile first, in `--jobs` processes, and do not compare ragged sizes. `--bytes` times all
-  formats of 8 bits and the products of bf16 weights in one burst. `torch._weight_int8pack_mm` is its int8 peer.
+  formats of 8 bits and the products of bf16 weights in one burst, and torch's `_weight_int8pack_mm` for one row.
 """
 
 from __future__ import annotations
@@ -88,6 +88,9 @@ _BLOCK = 1024  # rows of weights that are quantised; taller weights repeat them
 _FEW = 16  # rows of `--few`
 OWN_ROWS = (1, 4, 16, 64)  # of `--own`
 PROFILED = ((16, 6144, 4096), (16, 28672, 4096), (16, 4096, 14336), (16, 8192, 8192), (1, 6144, 4096), (4, 6144, 4096))
+_INT8PACK_ROWS = (
+    1  # the most for `torch._weight_int8pack_mm`: 425 us for one row of 8192 x 8192 on an H200, 2444 for 16
+)
 _PACK_ROWS = 256  # the most for `torch._weight_int4pack_mm`: its time grows with every row
 
 
@@ -326,7 +329,7 @@ def copies_of(weight: Any) -> list[Any]:
 
 
 def own_of(name: str, found: dict[str, Any]) -> dict[str, Any]:
-    """What was found of one format of 8 bits, which is `default` there, and of all but the other formats.
+    """The findings of one format of 8 bits, named `default`, and of the peers.
 
     >>> own_of("mxfp8", {"mxfp8": 2.0, "int8 column": 3.0, "torch.mm": 5.0})
     {'default': 2.0, 'torch.mm': 5.0}
@@ -360,7 +363,7 @@ def measured_bytes_of(
             each = [product(weight, x, None) for weight, x in zip(copies, xs, strict=False)]
             add(every, calls, name, each, partial(wrong, x=xs[0], weight=copies[0]))
         dense_peers(every, calls, xs, dense)
-        if rows <= _PACK_ROWS:
+        if rows <= _INT8PACK_ROWS:
             packed = [partial(torch._weight_int8pack_mm, x, w, scales) for x, w in zip(xs, codes, strict=False)]
             want = xs[0].double() @ (codes[0].double() * scales.double()[:, None]).T
             add(every, calls, INT8PACK, packed, lambda c, want=want: float((c - want).norm() / want.norm() / 2.0**-7))

@@ -18,11 +18,10 @@ NO_BREAK = "\u00a0x\u00a0"  # sizes stay on one line
 
 __all__ = [
     "account", "ampere_table", "api_table", "behind", "combinations_table", "counters_table", "epilogue_table",
-    "examples_count",
-    "examples_table", "frameworks_table", "gated_table", "gemm_table", "indexed_table", "ladder_chart", "ladder_table",
-    "launch_table", "level", "lines_table", "machine", "measured", "models_table", "operands_table",
-    "operators_table", "orders_table", "overlap_table", "programs_table", "quantized_bytes_table",
-    "quantized_formats_table", "quantized_own_table", "quantized_table", "reductions_table", "types_table",
+    "examples_count", "examples_table", "frameworks_table", "gated_table", "gemm_table", "indexed_table",
+    "ladder_chart", "ladder_table", "launch_table", "level", "lines_table", "machine", "measured", "models_table",
+    "operands_table", "operators_table", "orders_table", "overlap_table", "programs_table", "quantized_bytes_table",
+    "quantized_few_table", "quantized_formats_table", "quantized_table", "reductions_table", "types_table",
     "variants_table",
 ]  # fmt: skip
 
@@ -387,31 +386,25 @@ def quantized_table(name: str = "quantized", gpu: str = "h200") -> str:
     return table(head, rows)
 
 
-def quantized_own_table() -> str:
+def quantized_few_table() -> str:
     """Packed int4 weights as chosen, up to 64 rows: us, and the time relative to reading the weights."""
     found: dict[str, dict[int, str]] = {}
-    for row in record("quantized_own")["rows"]:
-        us = row["us"]["default"]
+    for row in record("quantized_few")["rows"]:
+        us = row["us"][row.get("chosen", "default")]
         found.setdefault(f"{row['n']} x {row['k']}", {})[row["rows"]] = f"{us:.1f} ({us / row['ideal us']:.2f})"
     rows = sorted(set().union(*found.values()))
-    head = ["weights", *[f"M = {m}, us (x reading)" if m == rows[0] else f"M = {m}" for m in rows]]
+    head = ["weights", f"M = {rows[0]}, us (x reading)", *[f"M = {m}" for m in rows[1:]]]
     return table(head, [[size, *[cells[m] for m in rows]] for size, cells in found.items()])
 
 
 def quantized_bytes_table() -> str:
-    """Weights of 8 bits: us, relative to reading them for few rows, and the speed relative to bf16 weights."""
-    found: dict[tuple[int, int, int], dict[str, Any]] = {}
+    """Weights of 8 bits as chosen: us, and the time relative to reading the weights."""
+    rows = []
     for row in record("quantized_bytes")["rows"]:
-        found.setdefault((row["rows"], row["n"], row["k"]), {})[row["format"]] = row
-    names, rows = list(next(iter(found.values()))), []
-    for size, kinds in found.items():
-        first = kinds[names[0]]
-        us = [kinds[name]["us"]["default"] for name in names]
-        reading = f"{us[0] / first['ideal us']:.2f}" if size[0] <= 64 else "-"
-        speeds = [f"{first['us'][each] / us[0]:.2f}" for each in ("bf16 matmul", "torch.mm")]
-        rows.append([" x ".join(map(str, size)), *[f"{each:.1f}" for each in us], reading, *speeds])
-    head = ["M x N x K", *[f"{name}, us" for name in names], f"time of {names[0]}, x reading"]
-    return table([*head, "its speed, x bf16 matmul", "x torch.mm"], rows)
+        us, sizes = row["us"][row.get("chosen", "default")], f"{row['rows']} x {row['n']} x {row['k']}"
+        bf16 = f"{row['us']['bf16 matmul'] / us:.2f}" if "bf16 matmul" in row["us"] else "-"
+        rows.append([row["format"], sizes, f"{us:.1f}", f"{us / row['ideal us']:.2f}", bf16])
+    return table(["weights", "M x N x K", "us", "time, x reading", "speed, x bf16 matmul"], rows)
 
 
 def quantized_formats_table() -> str:
