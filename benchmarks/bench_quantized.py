@@ -358,7 +358,8 @@ def measured_bytes_of(
     scales = torch.rand(n, device="cuda").bfloat16()
     for rows in BYTES_ROWS:
         xs = [torch.randn(rows, k, device="cuda", dtype=torch.bfloat16) for _ in weights["int8 column"]]
-        every, calls = Row("", n, k, rows, weights["e4m3 column"][0].units.numel() / rate * 1e6), {}
+        every = Row("", n, k, rows, weights["e4m3 column"][0].units.numel() / rate * 1e6)
+        calls: dict[str, Sequence[Call]] = {}
         for name, copies in weights.items():
             each = [product(weight, x, None) for weight, x in zip(copies, xs, strict=False)]
             add(every, calls, name, each, partial(wrong, x=xs[0], weight=copies[0]))

@@ -89,8 +89,8 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
     def first_loads(self, job: bridge.Carried, ahead: tuple[Int32, ...]) -> tuple[Int32 | Int64, ...]:
         """The bytes that a stage expects, then the addresses of the first K tile's units.
 
-        About 80 instructions in a chain: behind the wait for the kernel before, they delay the first loads. Uniform,
-        which keeps them where they are.
+        Else about 80 instructions in a chain stand between the wait for the kernel before and the first copy. The
+        compiler keeps uniform values above the wait where a prefetch takes the addresses, too.
         """
         plan, (_, m0, n0, matrix, *_, share) = self.plan, ahead
         if not plan.loads_once:
