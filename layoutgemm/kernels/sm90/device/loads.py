@@ -82,7 +82,7 @@ class Sm90Loads:
         return tile, m0, n0, matrix, k_tile, stage, parity, backwards, share
 
     def first_loads(self, job: bridge.Carried, ahead: tuple[Int32, ...]) -> tuple[Int32 | Int64, ...]:
-        """What `load_only` takes for the first K tile, computed while the kernel before this one ends."""
+        """Values that `load_only` takes, computed while the kernel before ends."""
         return ()
 
     def load_only(
