@@ -4,6 +4,7 @@
     python benchmarks/bench_quantized.py --float8 --json FILE       # float8 activations, beside bf16 ones
     python benchmarks/bench_quantized.py --own --jobs 13 --json FILE    # `default` alone, 1 to 64 rows: a minute
     python benchmarks/bench_quantized.py --step --jobs 13 --json FILE   # a decoder's products, alone and in turn
+    python benchmarks/bench_quantized.py --bytes --jobs 13 --json FILE  # weights of 8 bits at all sizes, beside bf16
     ncu --profile-from-start off --print-details all python benchmarks/bench_quantized.py --profile
 
 `default` is the configuration that `quantized_matmul` takes; a few others are timed beside it. Peers are
@@ -14,7 +15,8 @@ quack's `gemm_w4a16` where quack-kernels is installed.
   named, and the program exits with 1. Every timed contender is compared too; a wrong one is not timed.
 - Times are bursts by `layoutgemm/bench/method.py`. Weights rotate through more than 240 MB.
 - `ideal us` is the time to read the packed weights at the rate of a device copy of 512 MB, reads and writes counted.
-- `--own` compiles first, in `--jobs` processes, and does not compare ragged sizes.
+- `--own` and `--bytes` compile first, in `--jobs` processes, and do not compare ragged sizes. `--bytes` times all
+  formats of 8 bits and the products of bf16 weights in one burst, and torch's `_weight_int8pack_mm` for one row.
 """
 
 from __future__ import annotations
@@ -59,6 +61,13 @@ FORMATS = {
     "int8 g128": QuantizedFormat("int8", 128),
     "e5m2 g64": QuantizedFormat("e5m2", 64),
 }
+BYTES = {
+    "e4m3 column": FORMATS["e4m3 column"],
+    "e5m2 column": QuantizedFormat("e5m2"),
+    "mxfp8": QuantizedFormat("e4m3", 32),
+    "int8 column": FORMATS["int8 column"],
+}
+BYTES_ROWS = (1, 16, 64, 256, 1024, 4096)
 OTHER_ROWS = (1, 16, 4096)  # of the formats that are not `INT4`, at the first of SHAPES
 RAGGED = (
     (1, 100, 384),
@@ -72,13 +81,16 @@ RAGGED = (
 FLOAT8 = "int4 g128, float8 x"  # with a scale for each row
 W4A16 = "bf16 x"  # the same weights, packed for bf16
 DEFAULT, BF16, TORCH, INT4PACK = "default", "bf16 matmul", "torch.mm", "_weight_int4pack_mm"
-QUACK = "quack gemm_w4a16"
+QUACK, INT8PACK = "quack gemm_w4a16", "_weight_int8pack_mm"
 LAYER = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))  # N, K of a decoder's layer: Llama 3's of 8 billion
 LAYERS, STEP_ROWS = 6, (1, 2, 4, 16)  # of `--step`
 _BLOCK = 1024  # rows of weights that are quantised; taller weights repeat them
 _FEW = 16  # rows of `--few`
 OWN_ROWS = (1, 4, 16, 64)  # of `--own`
 PROFILED = ((16, 6144, 4096), (16, 28672, 4096), (16, 4096, 14336), (16, 8192, 8192), (1, 6144, 4096), (4, 6144, 4096))
+_INT8PACK_ROWS = (
+    1  # the most for `torch._weight_int8pack_mm`: 425 us for one row of 8192 x 8192 on an H200, 2444 for 16
+)
 _PACK_ROWS = 256  # the most for `torch._weight_int4pack_mm`: its time grows with every row
 
 
@@ -222,8 +234,8 @@ def add(
         row.errors[name] = f"wrong: {error:.3g} times the bound"
 
 
-def peers(row: Row, calls: dict[str, Sequence[Call]], xs: list[Any], wide: list[Any]) -> None:
-    """Adds our bf16 product, torch's, and torch's product of int4 weights, which is not compared."""
+def dense_peers(row: Row, calls: dict[str, Sequence[Call]], xs: list[Any], wide: list[Any]) -> None:
+    """Adds our product of bf16 weights and torch's."""
     import torch
 
     import layoutgemm
@@ -235,6 +247,13 @@ def peers(row: Row, calls: dict[str, Sequence[Call]], xs: list[Any], wide: list[
     pairs = list(zip(xs, wide, strict=False))
     add(row, calls, BF16, [partial(layoutgemm.matmul, x, w.T) for x, w in pairs], right)
     add(row, calls, TORCH, [partial(torch.mm, x, w.T) for x, w in pairs], right)
+
+
+def peers(row: Row, calls: dict[str, Sequence[Call]], xs: list[Any], wide: list[Any]) -> None:
+    """Adds products of bf16 weights, and torch's product of int4 weights, which is not compared."""
+    import torch
+
+    dense_peers(row, calls, xs, wide)
     if row.rows <= _PACK_ROWS:
         n, k = row.n, row.k
         codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device="cuda")
@@ -271,19 +290,24 @@ def timed(device: Device, row: Row, calls: dict[str, Sequence[Call]], rounds: in
     row.us |= microseconds(device, loops, rounds)
 
 
-def compile_choice(name: str, rows: int, size: tuple[int, int]) -> None:
-    """Has a Hopper GPU's chosen kernel in the cache on disk."""
+def compile_choice(fmt: QuantizedFormat | None, rows: int, size: tuple[int, int]) -> None:
+    """Has a Hopper GPU's chosen kernel in the cache on disk; of bf16 weights for None."""
     import torch
 
+    import layoutgemm
     from layoutgemm.kernels.compile.compiler import compile_plan
     from layoutgemm.torch_op.prepared import gpu, target
     from layoutgemm.torch_op.quantized.launch import QuantizedCall, plan_of, streamed_plan_of
 
-    call, sms = QuantizedCall(FORMATS[name], size, None, torch.bfloat16), gpu(-1)[0].multiprocessors
+    if fmt is None:
+        x, weight = (torch.empty(n, size[1], device="cuda", dtype=torch.bfloat16) for n in (rows, size[0]))
+        layoutgemm.matmul(x, weight.T)
+        return
+    call, sms = QuantizedCall(fmt, size, None, torch.bfloat16), gpu(-1)[0].multiprocessors
     compile_plan(streamed_plan_of(call, rows, "bf16", None, sms, *target(-1)) or plan_of(call, rows, "bf16", None, sms))
 
 
-def compile_choices(cases: Iterable[tuple[str, int, tuple[int, int]]], jobs: int) -> None:
+def compile_choices(cases: Iterable[tuple[QuantizedFormat | None, int, tuple[int, int]]], jobs: int) -> None:
     """Compiles the chosen kernels of (format, rows, size), `jobs` at a time."""
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         for done in [pool.submit(compile_choice, *case) for case in cases]:
@@ -293,9 +317,64 @@ def compile_choices(cases: Iterable[tuple[str, int, tuple[int, int]]], jobs: int
 def measured_own(device: Device, rate: float, rounds: int, save: Callable[[Row], None], jobs: int) -> None:
     """Times the choice alone: all sizes of int4, and all formats at the first size."""
     cases = [(INT4, size) for size in SHAPES] + [(name, SHAPES[0]) for name in FORMATS if name != INT4]
-    compile_choices([(name, rows, size) for name, size in cases for rows in OWN_ROWS], jobs)
+    compile_choices([(FORMATS[name], rows, size) for name, size in cases for rows in OWN_ROWS], jobs)
     for name, size in cases:
         measured(device, name, size, rate, rounds, save, rows_of=OWN_ROWS, alone=True)
+
+
+def copies_of(weight: Any) -> list[Any]:
+    """A weight and its copies: more than `ROTATION_BYTES` of packed weights."""
+    count = math.floor(ROTATION_BYTES / weight.units.numel())
+    return [weight, *[replace(weight, units=weight.units.clone()) for _ in range(count)]]
+
+
+def own_of(name: str, found: dict[str, Any]) -> dict[str, Any]:
+    """The findings of one format of 8 bits, named `default`, and of the peers.
+
+    >>> own_of("mxfp8", {"mxfp8": 2.0, "int8 column": 3.0, "torch.mm": 5.0})
+    {'default': 2.0, 'torch.mm': 5.0}
+    """
+    return {DEFAULT if each == name else each: of for each, of in found.items() if each == name or each not in BYTES}
+
+
+def measured_bytes(device: Device, rate: float, rounds: int, save: Callable[[Row], None], jobs: int) -> None:
+    """Checks and times the formats of 8 bits and bf16 weights, at all sizes of weights."""
+    cases = [(fmt, rows, size) for size in SHAPES for rows in BYTES_ROWS for fmt in (*BYTES.values(), None)]
+    compile_choices(cases, jobs)
+    for size in SHAPES:
+        measured_bytes_of(device, size, rate, rounds, save)
+
+
+def measured_bytes_of(
+    device: Device, size: tuple[int, int], rate: float, rounds: int, save: Callable[[Row], None]
+) -> None:
+    """The same at one size: all contenders of a number of rows in one burst, a row of the record for each format."""
+    import torch
+
+    n, k = size
+    weights = {name: copies_of(random_weight(fmt, n, k, torch.bfloat16)) for name, fmt in BYTES.items()}
+    dense = [torch.randn(n, k, device="cuda").bfloat16() for _ in range(math.floor(ROTATION_BYTES / (2 * n * k)) + 1)]
+    codes = [torch.randint(-128, 128, (n, k), dtype=torch.int8, device="cuda") for _ in dense * 2]
+    scales = torch.rand(n, device="cuda").bfloat16()
+    for rows in BYTES_ROWS:
+        xs = [torch.randn(rows, k, device="cuda", dtype=torch.bfloat16) for _ in weights["int8 column"]]
+        every = Row("", n, k, rows, weights["e4m3 column"][0].units.numel() / rate * 1e6)
+        calls: dict[str, Sequence[Call]] = {}
+        for name, copies in weights.items():
+            each = [product(weight, x, None) for weight, x in zip(copies, xs, strict=False)]
+            add(every, calls, name, each, partial(wrong, x=xs[0], weight=copies[0]))
+        dense_peers(every, calls, xs, dense)
+        if rows <= _INT8PACK_ROWS:
+            packed = [partial(torch._weight_int8pack_mm, x, w, scales) for x, w in zip(xs, codes, strict=False)]
+            want = xs[0].double() @ (codes[0].double() * scales.double()[:, None]).T
+            add(every, calls, INT8PACK, packed, lambda c, want=want: float((c - want).norm() / want.norm() / 2.0**-7))
+        timed(device, every, calls, rounds)
+        for name, copies in weights.items():
+            row = Row(name, n, k, rows, copies[0].units.numel() / rate * 1e6)
+            row.us, row.errors = [own_of(name, found) for found in (every.us, every.errors)]
+            save(row)
+        del calls
+        torch.cuda.empty_cache()
 
 
 def measured_steps(device: Device, rate: float, rounds: int, jobs: int) -> list[dict[str, Any]]:
@@ -307,7 +386,7 @@ def measured_steps(device: Device, rate: float, rounds: int, jobs: int) -> list[
 
     import layoutgemm
 
-    compile_choices([(INT4, rows, size) for size in LAYER for rows in STEP_ROWS], jobs)
+    compile_choices([(FORMATS[INT4], rows, size) for size in LAYER for rows in STEP_ROWS], jobs)
     first = {size: random_weight(FORMATS[INT4], *size, torch.bfloat16) for size in LAYER}
     weights = [[replace(each, units=each.units.clone()) for each in first.values()] for _ in range(LAYERS)]
     wide = [[torch.randn(k, n, device="cuda", dtype=torch.bfloat16) for n, k in LAYER] for _ in range(2)]
@@ -316,10 +395,7 @@ def measured_steps(device: Device, rate: float, rounds: int, jobs: int) -> list[
         x = {k: torch.randn(rows, k, device="cuda", dtype=torch.bfloat16) for _, k in LAYER}
         loops: dict[str, list[Call]] = {}
         for (n, k), each in first.items():
-            copies = [
-                replace(each, units=each.units.clone()) for _ in range(int(ROTATION_BYTES // each.units.numel()) + 1)
-            ]
-            loops[f"{n}x{k} alone"] = [product(weight, x[k], None) for weight in copies]
+            loops[f"{n}x{k} alone"] = [product(weight, x[k], None) for weight in copies_of(each)]
         loops["in turn"] = [product(weight, x[weight.k], None) for layer in weights for weight in layer]
         for name, multiply in ((BF16, layoutgemm.matmul), (TORCH, torch.mm)):
             loops[name] = [partial(multiply, x[weight.shape[0]], weight) for layer in wide for weight in layer]
@@ -366,8 +442,7 @@ def measured(
     n, k = size
     fmt = FORMATS[name]
     first = random_weight(fmt, n, k, torch.bfloat16)
-    count = math.floor(ROTATION_BYTES / first.units.numel()) + 1
-    weights = [first, *[replace(first, units=first.units.clone()) for _ in range(count - 1)]]
+    weights = copies_of(first)
     full = name == INT4 and not alone
     bf16 = [
         torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
@@ -436,6 +511,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="the first shape and format only")
     parser.add_argument("--own", action="store_true", help="the choice alone, up to 64 rows, all sizes and formats")
     parser.add_argument("--jobs", type=int, default=4, help="processes that compile for --own and --step")
+    parser.add_argument("--bytes", action="store_true", help="formats of 8 bits at all sizes, beside bf16 weights")
     parser.add_argument("--step", action="store_true", help="the products of a decoder's layers, in turn and alone")
     parser.add_argument("--profile", action="store_true", help="one launch each of six kernels, for ncu")
     parser.add_argument("--json", type=Path)
@@ -453,7 +529,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     device = CudaDevice()
     rate = copy_rate(device)
-    correct, bad = ({}, []) if options.own or options.step else checked()
+    correct, bad = ({}, []) if options.own or options.step or options.bytes else checked()
     found: dict[str, Any] = {"machine": machine.facts(), "copy TB/s": rate / 1e12, "correct": correct, "rows": []}
     print(found["machine"], f"copy {rate / 1e12:.3f} TB/s; wrong: {bad or 'none'}", flush=True)
 
@@ -472,6 +548,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if options.own:
         measured_own(device, rate, options.rounds, save, options.jobs)
+        return 1 if bad else 0
+    if options.bytes:
+        measured_bytes(device, rate, options.rounds, save, options.jobs)
         return 1 if bad else 0
     if options.float8:
         for size in SHAPES[: 1 if options.quick else None]:

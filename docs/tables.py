@@ -18,11 +18,11 @@ NO_BREAK = "\u00a0x\u00a0"  # sizes stay on one line
 
 __all__ = [
     "account", "ampere_table", "api_table", "behind", "combinations_table", "counters_table", "epilogue_table",
-    "examples_count",
-    "examples_table", "frameworks_table", "gated_table", "gemm_table", "indexed_table", "ladder_chart", "ladder_table",
-    "launch_table", "level", "lines_table", "machine", "measured", "models_table", "operands_table",
-    "operators_table", "orders_table", "overlap_table", "programs_table", "quantized_formats_table", "quantized_table",
-    "reductions_table", "types_table", "variants_table",
+    "examples_count", "examples_table", "frameworks_table", "gated_table", "gemm_table", "indexed_table",
+    "ladder_chart", "ladder_table", "launch_table", "level", "lines_table", "machine", "measured", "models_table",
+    "operands_table", "operators_table", "orders_table", "overlap_table", "programs_table", "quantized_bytes_table",
+    "quantized_few_table", "quantized_formats_table", "quantized_table", "reductions_table", "types_table",
+    "variants_table",
 ]  # fmt: skip
 
 
@@ -372,7 +372,7 @@ def quantized_table(name: str = "quantized", gpu: str = "h200") -> str:
     """Packed int4 weights: time, and its ratio to reading the weights, to bf16, and to the best peer."""
     rows = []
     for row in record(name, gpu)["rows"]:
-        if row["format"] != "int4 g128":
+        if row["format"] != "int4 g128" or row["rows"] in (4, 8):  # between the others
             continue
         times = row["us"]
         us = times[row.get("chosen", "default")]
@@ -384,6 +384,27 @@ def quantized_table(name: str = "quantized", gpu: str = "h200") -> str:
         rows.append([sizes, f"{us:.1f}" + r"\*" * ("differs" in row), reading, bf16, f"{best / us:.2f}, {peer}"])
     head = ["M x N x K", "us", "time, x reading", "speed, x bf16 matmul", "speed, x best peer"]
     return table(head, rows)
+
+
+def quantized_few_table() -> str:
+    """Packed int4 weights as chosen, up to 64 rows: us, and the time relative to reading the weights."""
+    found: dict[str, dict[int, str]] = {}
+    for row in record("quantized_few")["rows"]:
+        us = row["us"][row.get("chosen", "default")]
+        found.setdefault(f"{row['n']} x {row['k']}", {})[row["rows"]] = f"{us:.1f} ({us / row['ideal us']:.2f})"
+    rows = sorted(set().union(*found.values()))
+    head = ["weights", f"M = {rows[0]}, us (x reading)", *[f"M = {m}" for m in rows[1:]]]
+    return table(head, [[size, *[cells[m] for m in rows]] for size, cells in found.items()])
+
+
+def quantized_bytes_table() -> str:
+    """Weights of e4m3 with a scale a column as chosen, 16 rows: us, and relative to reading the weights."""
+    rows = []
+    for row in record("quantized_bytes")["rows"]:
+        if (row["format"], row["rows"]) == ("e4m3 column", 16):
+            us = row["us"][row.get("chosen", "default")]
+            rows.append([f"{row['n']} x {row['k']}", f"{us:.1f} ({us / row['ideal us']:.2f})"])
+    return table(["e4m3 with a scale a column", "M = 16, us (x reading)"], rows)
 
 
 def quantized_formats_table() -> str:

@@ -652,8 +652,8 @@ def test_few_rows_round_no_weight_and_many_do() -> None:
     weight = QuantizedWeight.quantize(torch.randn(64, 2048), QuantizedFormat("int4", 128))
     exact, rounded = weight.dense(torch.float64), weight.dense().bfloat16().double()
     assert not torch.equal(exact, rounded)
-    x = torch.randn(17, 2048).bfloat16()
-    for rows, dense in ((4, exact), (5, exact), (16, exact), (17, rounded)):  # streamed, then by wgmma
+    x = torch.randn(65, 2048).bfloat16()
+    for rows, dense in ((4, exact), (5, exact), (64, exact), (65, rounded)):  # streamed, then by wgmma
         found = quantized_matmul(x[:rows], weight, out_dtype=torch.float32).double()
         assert torch.allclose(found, x[:rows].double() @ dense.T, rtol=1e-6, atol=1e-6)
     given = Sm90Config((64, 8), consumers=1)

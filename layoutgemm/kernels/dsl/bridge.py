@@ -84,6 +84,7 @@ from .sync import (
     shared_writes_visible,
     take_registers,
     uniform,
+    uniform_address,
     wait_for_previous_kernel,
     warp_sync,
 )
@@ -233,6 +234,7 @@ __all__ = [
     "store_tile",
     "take_registers",
     "uniform",
+    "uniform_address",
     "unrolled",
     "wait_copies",
     "wait_for_previous_kernel",

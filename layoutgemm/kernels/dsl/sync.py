@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32
+from cutlass import Boolean, Int32, Int64, Uint32
 from cutlass.experimental import primitives
 
 # ------------------------------------------------------------------------------------------------------------ mbarriers
@@ -141,6 +141,13 @@ def elect() -> Boolean:
 def uniform(value: Int32) -> Int32:
     """A value that all threads of a warp share, put into a uniform register."""
     return cute.arch.make_warp_uniform(Int32(value))
+
+
+def uniform_address(value: Int64) -> Int64:
+    """The same of 64 bits."""
+    halves = [uniform(Int32(value >> shift)) for shift in (0, 32)]
+    low, high = [Int64(Uint32(half)) for half in halves]
+    return high << 32 | low
 
 
 # -------------------------------------------------------------------------------------------- fences, registers, launch

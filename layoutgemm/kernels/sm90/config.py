@@ -317,10 +317,9 @@ class Sm90Config:
                 f"sliced: {self.consumers} warpgroup(s) for {self.tile[0]} rows: each {ROWS} rows have the same "
                 "number, two or more"
             )
-        if self.loader == "self" or not self.one_tile_per_cluster or self.cluster != (1, 1):
+        if self.loader == "self" or not self.one_tile_per_cluster:
             raise PlanError(
-                "sliced: warpgroups meet once, behind a loader of their own, and blocks share no loads: loader='warp', "
-                "one_tile_per_cluster=True, cluster=(1, 1)"
+                "sliced: warpgroups meet once, behind a loader of their own: loader='warp', one_tile_per_cluster=True"
             )
 
     @property

@@ -469,12 +469,12 @@ class HopperPipeline:
             actions.append(StoreAsync("sums", 0, "sums", self.sends, others))
         if self.store:
             actions.append(Sync("stages"))
-        if not first:
-            return actions
-        if self.sources > 1:
+        if self.sources > 1 and first:
             actions += [Wait("sums", 0), Read("sums")]
         if self._drain and not self.promoted and not self.by_warps:
-            actions.append(If(Later(1), self._release(i)))
+            actions.append(If(Later(1 + i // self.rows * (self.slices > 1)), self._release(i)))
+        if not first:
+            return actions
         if self.store:
             actions += [Write(name, s, new=False) for name, s in stages]
         for block in range(self.blocks):

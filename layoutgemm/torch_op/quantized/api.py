@@ -49,7 +49,7 @@ def quantized_matmul(
     config     the configuration of 9.0's kernel, of the transposed product; default the one estimated fastest
 
     Scales of groups multiply sums in float32 where the kernel is a streamed one (`StreamedPlan`): of up to 4 rows on
-    9.0 and on the CPU, of up to 8 elsewhere. On 9.0 and on the CPU so do those of int4 in groups of 128, for up to 16
+    9.0 and on the CPU, of up to 8 elsewhere. On 9.0 and on the CPU so do those of int4 in groups of 128, for up to 64
     rows. Else a weight of a group is rounded to x's type when it is multiplied. Sums are float32. With float8 the codes
     are multiplied, exactly; each group's sum, or each 128 of K, is multiplied by its scale and added in float32.
     Scales, bias and activation are applied before the one rounding. Works under torch.compile, FakeTensor, autocast and

@@ -315,6 +315,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         # Uniform, which also keeps the divisions up here: the compiler would move them to where their results are used.
         origin = [bridge.uniform(x) for x in self.origin(job, first)]
         ahead = (first, *origin, Int32(0), Int32(0), Int32(1), Int32(0), self.share_of_k(job, tuple(origin)))
+        ready = self.first_loads(job, ahead)
 
         if const_expr(tuning.prefetch > 0):
             self.fetch_ahead(job, maps, (first, *origin))
@@ -342,7 +343,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
                 else:
                     if warp == plan.loader_warp and job.k_tiles > 0:
                         if const_expr(plan.loads_once):
-                            ahead = self.load_only(job, maps, ahead)
+                            ahead = self.load_only(job, maps, ahead, ready)
                         else:
                             while ahead[0] < job.tiles:
                                 ahead = self.load_next(job, maps, ahead)

@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, const_expr
+from cutlass import Int32, Int64, const_expr
 
 from ....atoms import TmaPlan
 from ...dsl import bridge
@@ -81,9 +81,14 @@ class Sm90Loads:
                         share = self.share_of_k(job, (m0, n0, matrix))
         return tile, m0, n0, matrix, k_tile, stage, parity, backwards, share
 
+    def first_loads(self, job: bridge.Carried, ahead: tuple[Int32, ...]) -> tuple[Int32 | Int64, ...]:
+        """Values that `load_only` takes, computed while the kernel before ends."""
+        return ()
+
     def load_only(
-        self, job: bridge.Carried, maps: Sequence[bridge.Maps], ahead: tuple[Int32, ...]
-    ) -> tuple[Int32, ...]:
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], ahead: tuple[Int32, ...],
+        ready: tuple[Int32 | Int64, ...],
+    ) -> tuple[Int32, ...]:  # fmt: skip
         """Load all K tiles of the block's only tile. Only a kernel of packed weights does so."""
         raise NotImplementedError
 

@@ -86,10 +86,26 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         for first, copy in self.packed_copies(job, origin):
             bridge.load_bytes(job.shared.a(stage) + (first + copy.target), job.packed + copy.source, copy.bytes, full)
 
+    def first_loads(self, job: bridge.Carried, ahead: tuple[Int32, ...]) -> tuple[Int32 | Int64, ...]:
+        """The bytes that a stage expects, then the addresses of the first K tile's units.
+
+        Else about 80 instructions in a chain stand between the wait for the kernel before and the first copy. The
+        compiler keeps uniform values above the wait where a prefetch takes the addresses, too.
+        """
+        plan, (_, m0, n0, matrix, *_, share) = self.plan, ahead
+        if not plan.loads_once:
+            return ()
+        first = {"m": m0, "n": n0, "l": matrix, GATE: Int32(0), **self.place_of_k(job, share, Int32(0))}
+        sent = bridge.uniform(plan.expected(first, job, choose))
+        if plan.a.parts > 1:
+            return (sent,)
+        return sent, *[bridge.uniform_address(job.packed + copy.source) for _, copy in self.packed_copies(job, first)]
+
     @cute.jit
     def load_only(
-        self, job: bridge.Carried, maps: Sequence[bridge.Maps], ahead: tuple[Int32, ...]
-    ) -> tuple[Int32, ...]:
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], ahead: tuple[Int32, ...],
+        ready: tuple[Int32 | Int64, ...],
+    ) -> tuple[Int32, ...]:  # fmt: skip
         """Load all K tiles of the block's only tile, by one thread. Only the loader's warp calls it.
 
         The tile's place is the same in each turn, so what hangs on it is computed once. Addresses of whole units are
@@ -97,17 +113,15 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         """
         plan = self.plan
         tile, m0, n0, matrix, _, stage, parity, backwards, share = ahead
-        count, whole = self.count_k_tiles(job, share), plan.a.parts == 1
+        count, sources = self.count_k_tiles(job, share), ready[1:]
         if tile < job.tiles:
             if bridge.elect():
                 place = {"m": m0, "n": n0, "l": matrix, GATE: Int32(0)}
-                first = {**place, **self.place_of_k(job, share, Int32(0))}
-                sources = tuple([job.packed + copy.source for _, copy in self.packed_copies(job, first)])
                 for k_tile in cutlass.range(count, unroll=1):
                     bridge.barrier_wait(job.shared.empty(stage), parity)
                     origin, full = {**place, **self.place_of_k(job, share, k_tile)}, job.shared.full(stage)
-                    bridge.barrier_expect(full, plan.expected(origin, job, choose))
-                    if const_expr(whole):
+                    bridge.barrier_expect(full, ready[0])
+                    if const_expr(plan.a.parts == 1):
                         self.load_units(job, sources, stage, full)
                         sources = tuple([source + Int64(plan.a.packing.unit_bytes) for source in sources])
                     else:
@@ -190,7 +204,8 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
             mma.settle(*accumulators)
             self.bring_together(job, accumulators, (consumer, thread))
             if const_expr(plan.drains or not plan.config.one_tile_per_cluster):
-                self.release(job, before)
+                if mine > 0:
+                    self.release(job, before)
                 if const_expr(plan.config.loader == "self"):
                     ahead = self.load_next(job, maps, ahead)
             self.store_tile(job, maps, accumulators, (consumer, thread, tile), origin)
@@ -254,7 +269,8 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
             scales.finish(totals)
             self.bring_together(job, totals, (consumer, thread))
             if const_expr(plan.drains or not plan.config.one_tile_per_cluster):
-                self.release(job, before)
+                if mine > 0:
+                    self.release(job, before)
                 if const_expr(plan.config.loader == "self"):
                     ahead = self.load_next(job, maps, ahead)
             self.store_tile(job, maps, totals, (consumer, thread, tile), origin)

@@ -3,7 +3,7 @@
 Each kind of kernel has an estimate: rounds of its clusters on the GPU's SMs, times the K tiles of a part of K, times
 the microseconds of one. What comes once is added. The times were fitted to products with int4 weights of six shapes:
 of 16 to 64 rows on an H100 (`benchmarks/NOTES.md`, "Sliced K"), of more on an H200 ("Tiles of packed weights"). Where
-scales multiply sums, of up to 16 rows and int4 in groups of 128, they were fitted on an H200 ("Scales on sums").
+scales multiply sums, of up to 64 rows and int4 in groups of 128, they were fitted on an H200 ("Scales on sums").
 
 rows up to 64    tiles of 64, 128 or 256 output features, K in up to 4 parts. First K tiles are brought to L2 before
                  the kernel before it ends. Warpgroups take K tiles in turn (sliced) where a tile has few features
@@ -20,7 +20,8 @@ multiply few rows, too. The estimates of more than 64 rows were fitted to the sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -33,7 +34,7 @@ _AHEAD = 4  # K tiles that are brought to L2 ahead
 _BETWEEN = 16  # rows of the times of few
 _PARTS = {64: (1, 2), 128: (1, 2, 4), 256: (1, 2, 4), 192: (1, 2), 448: (1, 2)}  # of K, by features, that are tuned
 _SUMMED = 128  # int4 weights of a group whose sum has its scale: others were not measured
-_SLICED = 32  # rows, at most, of four warpgroups
+_STAGED = (4, 16, 32, _FEW)  # rows, at most, of kernels of few rows with as many stages
 _BY_WARPS = 16  # rows: the most of a tile of experts that mma.sync multiplies
 _WIDTH = 128  # rows of a tile of many
 SMS = 132  # H100 SXM, H200
@@ -93,10 +94,12 @@ class _FewKind:
     split       parts of K
     time, once  us of a K tile of 128, and of the start, the exchange and the store: of `_BETWEEN` rows
     more        what `_FEW` rows add to each
-    consumers   warpgroups, of up to `narrow` rows and of more: four hide the conversions' latency, unless their sums
-                are many
-    stages      of those consumers that more rows have; None for as many as fit
+    consumers   warpgroups, of up to 4, 16, 32 and 64 rows: four hide the conversions' latency, unless their sums are
+                many
+    stages      of as many rows; () for as many as fit
     single      for a C of one round of tiles, one for each CTA
+    most        rows, of as many sums as registers hold
+    scales      what the scales of groups multiply, as `Sm90Tuning` has it
     """
 
     tile: int
@@ -104,10 +107,11 @@ class _FewKind:
     time: float
     once: float
     more: tuple[float, float] = (0.0, 0.0)
-    consumers: tuple[int, int] = (4, 2)
-    narrow: int = _SLICED
-    stages: int | None = None
+    consumers: tuple[int, int, int, int] = (4, 4, 4, 2)
+    stages: tuple[int, ...] = ()
     single: bool = False
+    most: int = _FEW
+    scales: str = "weights"
 
 
 _BY_WEIGHTS = (
@@ -116,19 +120,23 @@ _BY_WEIGHTS = (
     _FewKind(128, 1, 0.40, 1.0, (0.085, 1.0)),
     _FewKind(128, 2, 0.40, 2.5, (0.085, 1.0)),
     _FewKind(128, 4, 0.40, 2.5, (0.085, 1.0)),
-    _FewKind(256, 1, 0.70, 3.0, (0.15, 1.0), (2, 2)),
-    _FewKind(256, 2, 0.70, 4.5, (0.15, 1.0), (2, 2)),
-    _FewKind(256, 4, 0.70, 4.5, (0.15, 1.0), (2, 2)),
+    _FewKind(256, 1, 0.70, 3.0, (0.15, 1.0), (2, 2, 2, 2)),
+    _FewKind(256, 2, 0.70, 4.5, (0.15, 1.0), (2, 2, 2, 2)),
+    _FewKind(256, 4, 0.70, 4.5, (0.15, 1.0), (2, 2, 2, 2)),
 )
 _BY_SUMS = (
-    # Stages of about 128 KB: of more, what a CTA needs first waits in the memory's queues behind what it needs last.
-    _FewKind(64, 1, 0.136, 2.0, narrow=8, stages=18),
-    _FewKind(64, 2, 0.136, 2.4, consumers=(2, 2), stages=18),
-    _FewKind(128, 1, 0.274, 1.65, consumers=(4, 4), stages=10),
-    _FewKind(128, 2, 0.24, 3.2, consumers=(4, 4), stages=10),
-    _FewKind(256, 1, 0.51, 1.85, consumers=(4, 4), stages=6, single=True),
-    _FewKind(256, 1, 0.54, 1.85, consumers=(2, 2)),
+    # Stages of 125 to 175 KB: of more, what a CTA needs first waits in the memory's queues behind what it needs last.
+    _FewKind(64, 1, 0.136, 2.0, (0.079, 1.4), (4, 3, 2, 2), (24, 18, 14, 8), scales="sums"),
+    _FewKind(64, 2, 0.136, 2.4, (0.079, 1.6), (2, 2, 2, 2), (18, 18, 10, 8), scales="sums"),
+    _FewKind(128, 1, 0.274, 1.65, (0.176, 0.45), (4, 4, 2, 2), (10, 10, 7, 5), scales="sums"),
+    _FewKind(128, 2, 0.24, 3.2, (0.163, 1.25), (4, 4, 2, 2), (10, 10, 7, 5), scales="sums"),
+    _FewKind(256, 1, 0.51, 1.85, (0.39, 0.95), (4, 4, 2, 2), (6, 6, 5, 5), single=True, most=56, scales="sums"),
+    _FewKind(256, 1, 0.54, 1.85, (0.39, 0.95), (2, 2, 2, 2), most=56, scales="sums"),
+    _FewKind(256, 1, 0.70, 3.0, (0.19, 1.0), (2, 2, 2, 2), (4, 4, 4, 4), single=True),
+    _FewKind(256, 1, 0.70, 3.0, (0.19, 1.0), (2, 2, 2, 2)),
 )
+# Of up to 16 rows and weights of 8 bits with a scale a column: features -> warpgroups, and stages of about 150 KB.
+_OF_BYTES = {64: (3, 12), 256: (4, 4)}
 _MANY = (
     _TileKind((64, 128), 0.43, 2.8, consumers=1, loader="warp"),
     _TileKind((64, 128), 0.424, 2.6, split=2, consumers=1, loader="warp"),
@@ -163,7 +171,10 @@ def packed_config(
     ((64, 16), 2, (128, 256))
     """
     float8 = become == "e4m3"
-    return _few(n, rows, k, sms, _scales(weights, rows, float8)) if rows <= _FEW else _many(n, rows, k, sms, float8)
+    if rows > _FEW:
+        return _many(n, rows, k, sms, float8)
+    by_bytes = weights is not None and weights.bits == 8 and weights.group is None and rows <= _BETWEEN
+    return _few(n, rows, k, sms, _scales(weights, rows, float8), _OF_BYTES if by_bytes and not float8 else {})
 
 
 def packed_candidates(
@@ -210,35 +221,43 @@ def _rounds(blocks: int, split: int, sms: int) -> int:
 
 
 def _scales(weights: QuantizedFormat | None, rows: int, float8: bool) -> str:
-    """The target of the scales of groups: sums, of up to 16 rows and int4 in groups of 128, or weights."""
-    able = weights is not None and weights.code == "int4" and weights.group == _SUMMED and rows <= _BETWEEN
+    """The target of the scales of groups: sums, of up to 64 rows and int4 in groups of 128, or weights."""
+    able = weights is not None and weights.code == "int4" and weights.group == _SUMMED and rows <= _FEW
     return "sums" if able and not float8 else "weights"
 
 
-def _few(n: int, rows: int, k: int, sms: int, scales: str) -> Sm90Config:
-    """The tile and the parts of K with the least estimate; of equal ones the fewest parts."""
+def _few(n: int, rows: int, k: int, sms: int, scales: str, own: Mapping[int, tuple[int, int]]) -> Sm90Config:
+    """The tile and the parts of K with the least estimate; of equal ones the fewest parts.
+
+    own  warpgroups and stages of tiles in one round, in place of the kind's
+    """
     k_tiles, between = -(-k // UNIT_K), max(0, rows - _BETWEEN) / (_FEW - _BETWEEN)
     found = []
     for kind in _BY_SUMS if scales == "sums" else _BY_WEIGHTS:
         rounds = _rounds(-(-n // kind.tile), kind.split, sms)
-        if kind.split <= k_tiles and not (kind.single and rounds > 1):
+        if kind.split <= k_tiles and rows <= kind.most and not (kind.single and rounds > 1):
             time, once = kind.time + between * kind.more[0], kind.once + between * kind.more[1]
             found.append((rounds * (-(-k_tiles // kind.split) * time + once), kind.split, kind.tile, kind))
     *_, kind = min(found, key=lambda each: each[:3])
-    consumers = kind.consumers[rows > kind.narrow]
-    config = _few_config(kind.tile, rows, kind.split, consumers, k_tiles, scales)
-    stages = kind.stages if consumers == kind.consumers[1] else None
-    return replace(config, stages=stages, one_tile_per_cluster=config.one_tile_per_cluster or kind.single)
+    level = bisect_left(_STAGED, rows)
+    one_round = _rounds(-(-n // kind.tile), kind.split, sms) == 1
+    consumers, stages = kind.consumers[level], kind.stages[level] if kind.stages else None
+    if one_round:
+        consumers, stages = own.get(kind.tile, (consumers, stages))
+    config = replace(_few_config(kind.tile, rows, kind.split, consumers, k_tiles, kind.scales), stages=stages)
+    alone = one_round and (kind.scales == "sums" or kind.tile in own)
+    return replace(config, one_tile_per_cluster=True, launch="tiles") if kind.single or alone else config
 
 
 def _few_config(tile: int, rows: int, split: int, consumers: int, k_tiles: int, scales: str) -> Sm90Config:
     """The kernel of few rows with tiles of `tile` features, K in `split` parts."""
     width, sliced = -(-rows // (8 * split)) * (8 * split), consumers > tile // UNIT_ROWS
-    return Sm90Config(
+    config = Sm90Config(
         (tile, width), consumers=consumers, split=split, one_tile_per_cluster=sliced or split > 1, store="direct",
         loader="warp", schedule="sliced" if sliced else "cooperative", overlap=True, prefetch=min(_AHEAD, k_tiles),
         scales=scales,
     )  # fmt: skip
+    return replace(config, launch="tiles") if config.one_tile_per_cluster else config
 
 
 def _many(n: int, rows: int, k: int, sms: int, float8: bool) -> Sm90Config:
