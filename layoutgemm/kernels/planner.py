@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from math import lcm
 from typing import Any, NamedTuple
 
 from ..arch import Arch, ArchName
@@ -215,9 +216,9 @@ def _rule(
         rule = (replace(config, store="direct") for config in rule)
     if parts.prologue is not None:
         rule = chain([prologue_config(m, columns, k, batch)], SPARE)
-    if parts.epilogue is not None and parts.epilogue.columns > 1:
-        sums = 1 if parts.gated is None else parts.gated.matrices
-        rule = _of_whole_columns(rule, sums * parts.epilogue.columns)
+    sums, together = 1 if parts.gated is None else parts.gated.matrices, parts.epilogue.columns if parts.epilogue else 1
+    if together > 1 or sums > LEAST_MATRICES:  # of three matrices a tile of 64 or 128 columns has no whole share
+        rule = _of_whole_columns(rule, sums * (together if sums == 1 else lcm(8, together)))
     if order is not None:
         rule = _for_order(order, rule, (m, n, columns))
         if (triangle := _listed(order, batch, parts)) is not None:

@@ -13,7 +13,9 @@ from layoutgemm import GemmPlan, plan
 from layoutgemm.arch import ARCHES
 from layoutgemm.errors import LayoutError, PlanError
 from layoutgemm.kernels import (
+    Combined,
     IndexedRows,
+    Prologue,
     RowIndices,
     Sm80Config,
     Sm80Plan,
@@ -172,3 +174,10 @@ def test_tiles_hold_the_columns_that_share_a_scale() -> None:
     chosen = IndexedRows(RowIndices(90))
     made = plan(200, 300, 128, b="bf16:col", c="e4m3", epilogue=Epilogue(Quantize()), indexed=chosen)
     assert isinstance(made, Sm90Plan) and made.columns_at_a_time % 128 == 0 and made.check()
+
+
+def test_three_matrices_have_tiles_of_whole_shares() -> None:
+    three = Combined.of(lambda x, y, z, ops: x * y - z)
+    rows, scaled = IndexedRows(RowIndices(90)), Prologue.of(lambda x, i, k, ops: x + x)
+    for more in ({"indexed": rows}, {"indexed": IndexedRows(scatter=RowIndices(200))}, {"prologue": scaled}):
+        assert plan(136, 120, 96, b="bf16:col", c="f32", gated=three, **more).tile[1] % 24 == 0  # type: ignore[arg-type]
