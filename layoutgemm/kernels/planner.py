@@ -134,7 +134,7 @@ _BESIDE_HOPPER = {
 
 
 def refusal_beside_hopper(name: str, arch: str, said: str = "") -> str:
-    """Why the kernel of an architecture other than sm_90a does not take that argument, and the way out.
+    """Why another architecture's kernel does not take that argument, and the way out.
 
     said  the argument's name in the caller's call, where it is another
 
@@ -227,7 +227,7 @@ def _rule(
 
 
 def _of_whole_columns(rule: Iterator[Sm90Config], columns: int) -> Iterator[Sm90Config]:
-    """The rule's configurations with tiles that store a multiple of so many columns at a time."""
+    """The rule's configurations, with tiles of a multiple of so many columns."""
     for config in rule:
         yield config
         found = whole_columns(config, columns)
