@@ -113,29 +113,32 @@ def repeated_first(
     return decorated
 
 
-_PLAIN_CALL = False, 2, True, None, None, None  # what is behind the shapes in the key of two tensors alone
-
-
-def _plain_again(given: Tensors, _: Named) -> torch.Tensor | None:
-    """a @ b by a kept launch that a guard finds, recorded if it has derivatives, or None."""
+def _plain_again(given: Tensors, options: Named) -> torch.Tensor | None:
+    """a @ b, or with a bias, by a kept launch that a guard finds, recorded if it has derivatives, or None."""
     if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0:
         return None
     a, b = given
+    bias = options["bias"] if options else None
     try:
-        for check, records, ready in PREPARED.seen.get((a.shape, b.shape), ()):
-            if check(*given):
+        short: tuple[object, ...] = (a.shape, b.shape) if bias is None else (a.shape, b.shape, _BIAS)
+        tensors = given if bias is None else (a, b, bias)
+        for check, records, ready in PREPARED.seen.get(short, ()):
+            if check(*tensors):
                 if ready.tf32 and not tf32_allowed(None):
                     return None
                 if not records or not _grad_enabled():
-                    return ready.product(a, b)
-                c = ready.product(a, b) if a.ndim > 1 < b.ndim else None
-                return None if c is None else _record(a, b, None, (c, ready, None, False))
+                    return ready.product(a, b, bias)
+                c = ready.product(a, b, bias) if a.ndim > 1 < b.ndim else None
+                return None if c is None else _record(a, b, bias, (c, ready, None, False))
     except (AttributeError, TypeError, RuntimeError):  # no dense tensors
         pass
     return None
 
 
-@repeated_first(_plain_again, 2)
+_BIAS = "bias"  # in keys of guards of calls with a bias alone
+
+
+@repeated_first(_plain_again, 2, takes=(_BIAS,))
 def matmul(
     a: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
     b: torch.Tensor | Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]],
@@ -303,9 +306,11 @@ def _repeated(
     if out is not None:
         given = (*given, out)
     try:
-        short: tuple[object, ...] = a.shape, b.shape, a is b, len(given), out is None, activation, config, out_dtype
-        if short[2:] == _PLAIN_CALL:
-            short = short[:2]
+        short: tuple[object, ...] = a.shape, b.shape
+        if a is b or out is not None or activation is not None or config is not None or out_dtype is not None:
+            short = a.shape, b.shape, a is b, len(given), out is None, activation, config, out_dtype
+        elif bias is not None:
+            short = a.shape, b.shape, _BIAS
         for check, records, kept in PREPARED.seen.get(short, ()):
             if check(*given):
                 is_new, recorded, ready = False, records and _grad_enabled(), kept
