@@ -114,7 +114,10 @@ def repeated_first(
 
 
 def _plain_again(given: Tensors, options: Named) -> torch.Tensor | None:
-    """a @ b, or with a bias, by a kept launch that a guard finds, recorded if it has derivatives, or None."""
+    """The product of a kept launch that a guard finds, or None.
+
+    It is recorded if it has derivatives, and may have a bias.
+    """
     if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0:
         return None
     a, b = given
