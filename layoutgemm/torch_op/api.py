@@ -10,7 +10,7 @@ Imported when `layoutgemm.matmul` is first named; importing layoutgemm alone doe
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
@@ -75,28 +75,35 @@ _autocast = _C._is_any_autocast_enabled
 F = TypeVar("F", bound=Callable[..., object])
 
 
-def repeated_first(again: Callable[..., object], *counts: int, takes: str = "") -> Callable[[F], F]:
+Tensors = tuple["torch.Tensor", ...]
+Named = Mapping[str, "torch.Tensor"]  # of the keywords of a call
+
+
+def repeated_first(
+    again: Callable[[Tensors, Named], object], *counts: int, takes: Iterable[str] = ()
+) -> Callable[[F], F]:
     """A decorator that looks for a kept launch first, where a call has tensors alone.
 
     Python looks up the default of each keyword that a call leaves out: a tenth of a repeated call's time.
 
-    again   the result of a kept launch for so many tensors, or None
+    again   the result of a kept launch for a call's tensors and keywords, or None
     counts  of tensors
-    takes   a keyword of `again` too
+    takes   keywords of `again` too
 
-    >>> @repeated_first(lambda x: None if x == 0 else x, 1)
+    >>> @repeated_first(lambda given, options: given[0] or None, 1)
     ... def product(x: int, *, out: int = 5) -> int:
     ...     return out
     >>> product(3), product(0), product(3, out=4)
     (3, 5, 4)
     """
 
+    taken = frozenset(takes)
+
     def decorated(product: F) -> F:
         @functools.wraps(product)
-        def call(*tensors: object, **options: object) -> object:
-            alone = not options or (takes in options and len(options) == 1)
-            if alone and len(tensors) in counts and not _is_traced():
-                found = again(*tensors, **options)
+        def call(*tensors: torch.Tensor, **options: torch.Tensor) -> object:
+            if (not options or taken.issuperset(options)) and len(tensors) in counts and not _is_traced():
+                found = again(tensors, options)
                 if found is not None:
                     return found
             return product(*tensors, **options)
@@ -106,12 +113,35 @@ def repeated_first(again: Callable[..., object], *counts: int, takes: str = "") 
     return decorated
 
 
-def _plain_again(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | None:
-    """a @ b by a kept launch, or None."""
-    return _repeated(a, b, None, None, None, None, None, None)
+def _plain_again(given: Tensors, options: Named) -> torch.Tensor | None:
+    """The product of a kept launch that a guard finds, or None.
+
+    It is recorded if it has derivatives, and may have a bias.
+    """
+    if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0:
+        return None
+    a, b = given
+    bias = options["bias"] if options else None
+    try:
+        short: tuple[object, ...] = (a.shape, b.shape) if bias is None else (a.shape, b.shape, _BIAS)
+        tensors = given if bias is None else (a, b, bias)
+        for check, records, ready in PREPARED.seen.get(short, ()):
+            if check(*tensors):
+                if ready.tf32 and not tf32_allowed(None):
+                    return None
+                if not records or not _grad_enabled():
+                    return ready.product(a, b, bias)
+                c = ready.product(a, b, bias) if a.ndim > 1 < b.ndim else None
+                return None if c is None else _record(a, b, bias, (c, ready, None, False))
+    except (AttributeError, TypeError, RuntimeError):  # no dense tensors
+        pass
+    return None
 
 
-@repeated_first(_plain_again, 2)
+_BIAS = "bias"  # in keys of guards of calls with a bias alone
+
+
+@repeated_first(_plain_again, 2, takes=(_BIAS,))
 def matmul(
     a: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
     b: torch.Tensor | Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]],
@@ -279,7 +309,11 @@ def _repeated(
     if out is not None:
         given = (*given, out)
     try:
-        short = a.shape, b.shape, a is b, len(given), out is None, activation, config, out_dtype
+        short: tuple[object, ...] = a.shape, b.shape
+        if a is b or out is not None or activation is not None or config is not None or out_dtype is not None:
+            short = a.shape, b.shape, a is b, len(given), out is None, activation, config, out_dtype
+        elif bias is not None:
+            short = a.shape, b.shape, _BIAS
         for check, records, kept in PREPARED.seen.get(short, ()):
             if check(*given):
                 is_new, recorded, ready = False, records and _grad_enabled(), kept
@@ -369,15 +403,19 @@ def linear(
 
     Raises as `matmul`, and OperandError for a weight that is no matrix.
     """
-    recorded = not _is_traced() and _grad_enabled() and type(x) in PLAIN and type(weight) in PLAIN
+    recorded = not _is_traced() and _grad_enabled()
+    if recorded and (again := _linear_again(x, weight, bias, activation)) is not None:
+        return again
     if (
         recorded
+        and type(x) in PLAIN
+        and type(weight) in PLAIN
         and (weight.requires_grad or x.requires_grad or _records(bias))
         and (activation is None or activation == "relu")
         and x.ndim > 1 < weight.ndim
         and _seen_by_autograd_alone(bias)
     ):
-        found = _linear_again(x, weight, bias, activation)
+        found = _linear_by_facts(x, weight, bias, activation)
         return _first_linear(x, weight, bias, activation, allow_tf32) if found is None else found
     matrix = weight.mT if isinstance(weight, torch.Tensor) and weight.ndim > 1 else _not_linear(weight)
     return matmul(x, matrix, bias=bias, activation=activation, allow_tf32=allow_tf32)
@@ -405,24 +443,37 @@ def _not_linear(weight: object) -> torch.Tensor:
 def _linear_again(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None
 ) -> torch.Tensor | None:
-    """A kept launch of `linear`, recorded; None without one."""
+    """A kept launch of `linear` that a guard finds, recorded; None without one.
+
+    Guards are of recorded calls: they fail for other classes, in transforms, traces and autocast, without a gradient.
+    """
+    if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0:
+        return None
     given = (x, weight) if bias is None else (x, weight, bias)
-    short = x.shape, weight.shape, activation, len(given)
-    ready: PreparedProblem | None = None
-    for check, _, kept in PREPARED.seen.get(short, ()):
-        if check(*given):
-            ready = kept
-            break
-    else:
-        ready = _linear_prepared(x, weight, bias, activation)
-        if ready is None:
-            return None
-        guarded(PREPARED.seen, short, given, ready, MAX_READY)
     try:
-        c = ready.product(x, weight, bias)
+        for check, _, ready in PREPARED.seen.get((x.shape, weight.shape, activation, len(given)), ()):
+            if check(*given):
+                c = ready.product(x, weight, bias)
+                return None if c is None else _record(x, weight, bias, (c, ready, activation, True))
+    except (AttributeError, TypeError, RuntimeError):  # no dense tensors
+        pass
+    return None
+
+
+def _linear_by_facts(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None
+) -> torch.Tensor | None:
+    """The same by all facts of the tensors, guarded from then on."""
+    ready = _linear_prepared(x, weight, bias, activation)
+    try:
+        c = None if ready is None else ready.product(x, weight, bias)
     except RuntimeError:  # a wrapper without memory
         return None
-    return None if c is None else _record(x, weight, bias, (c, ready, activation, True))
+    if ready is None or c is None:
+        return None
+    given = (x, weight) if bias is None else (x, weight, bias)
+    guarded(PREPARED.seen, (x.shape, weight.shape, activation, len(given)), given, ready, MAX_READY)
+    return _record(x, weight, bias, (c, ready, activation, True))
 
 
 def _linear_prepared(
@@ -497,15 +548,15 @@ class _RecordedProduct(torch.autograd.Function):
             a, b = [x if x is not None else other for x, other in zip((a, b), stand_ins)]
         if rectified is not None:
             grad = torch.ops.aten.threshold_backward(grad, rectified, 0)
-        wants_a, wants_b, wants_bias, _ = ctx.needs_input_grad
+        wanted = ctx.needs_input_grad
+        wants_a, wants_b, wants_bias, _ = wanted
         if prepared is not None and (wants_a or wants_b) and not (_grad_enabled() or _is_traced()):
-            wants = wants_a, wants_b, kind_of_bias if wants_bias else None
-            found = _gradients_again(prepared, a, b, grad, wants, turned)
+            found = _gradients_again(prepared, a, b, grad, (wanted, kind_of_bias, turned))
             if found is not None:
-                of_bias = found[2]
+                left, right, of_bias = found
                 if wants_bias and of_bias is None:
                     of_bias = bias_gradient(grad, kind_of_bias)
-                return found[0], found[1], of_bias, None
+                return left, right, of_bias, None
         of_bias = bias_gradient(grad, kind_of_bias) if wants_bias else None
         left, right = gradients(a, b.mT if turned else b, (wants_a, wants_b), grad, _derived)
         return left, right.mT if turned and right is not None else right, of_bias, None
@@ -515,26 +566,21 @@ _record = recorder(_RecordedProduct)
 
 
 def _gradients_again(
-    prepared: PreparedProblem,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    grad: torch.Tensor,
-    wants: tuple[bool, bool, torch.dtype | None],
-    turned: bool,
-) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None] | None:
-    """The gradients by kept launches, the bias's if one makes it.
+    prepared: PreparedProblem, a: torch.Tensor, b: torch.Tensor, grad: torch.Tensor,
+    of: tuple[tuple[bool, ...], torch.dtype | None, bool],
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None] | None:  # fmt: skip
+    """The gradients by kept launches, the bias's if one makes it; `grad` is derived no further.
 
     None where torch's dispatcher has to see their products.
 
-    wants   whether the gradient of a is wanted, and that of b; the type of a bias whose gradient is, or None
-    turned  whether b holds the transpose of what was multiplied
+    of  whether the gradient of a, of b and of a bias is wanted; the bias's type; and whether b holds the transpose of
+        what was multiplied
     """
-    short = wants, turned
     if not modes_of_functions() and not modes_of_dispatch() and _forward._current_level < 0:
-        for check, records, kept in prepared.seen.get(short, ()):
-            if check(a, b, grad) and not (records and _grad_enabled()):
+        for check, _, kept in prepared.seen.get(of, ()):
+            if check(a, b, grad):
                 return kept(a, b, grad)
-    index, (wants_a, wants_b, bias) = grad.get_device(), wants
+    index, ((wants_a, wants_b, wants_bias, _), kind, turned) = grad.get_device(), of
     if (
         not (type(grad) in PLAIN and type(a) in PLAIN and type(b) in PLAIN)
         or not (index == prepared.device == current_device())
@@ -544,12 +590,13 @@ def _gradients_again(
         or grad.dtype != a.dtype
     ):  # fmt: skip
         return None
+    bias = kind if wants_bias else None
     found = kept_gradients(prepared, a, b.mT if turned else b, grad, (wants_a, wants_b), bias)
     if found is None:
         return None
-    kept = (found.of_transposed_b() if turned else found).call(empty_on_gpu)
-    guarded(prepared.seen, short, (a, b, grad), kept, MAX_KEPT)
-    return kept(a, b, grad)
+    call = (found.of_transposed_b() if turned else found).call(empty_on_gpu)
+    guarded(prepared.seen, of, (a, b, grad), call, MAX_KEPT)
+    return call(a, b, grad)
 
 
 def _derived(left: torch.Tensor, right: torch.Tensor, kind: torch.dtype) -> torch.Tensor:

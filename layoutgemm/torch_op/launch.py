@@ -13,6 +13,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from ctypes import Array, c_int64
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -196,17 +197,23 @@ class _Loaded:
             values = block.values
             values[place] = stream
             if _OPEN:
-                self._note(tuple(values[:place]))
+                self._note(values)
             entry(block.pointer)
-            error = values[status]
+            if values[status]:
+                self._refused(block)
             free.append(block)
-            if error:
-                raise PlanError(f"CUDA refused the launch: {error_name(error & 0xFFFFFFFF)}; {self._what}")
 
         return start
 
-    def _note(self, arguments: tuple[int, ...]) -> None:
+    def _refused(self, block: ArgumentBlock) -> None:
+        """Raise PlanError for the CUDA error of a launch."""
+        self._free.append(block)
+        error = block.values[len(self._template) + 1]
+        raise PlanError(f"CUDA refused the launch: {error_name(error & 0xFFFFFFFF)}; {self._what}")
+
+    def _note(self, values: Array[c_int64]) -> None:
         """Add a launch to this thread's recordings."""
+        arguments = tuple(values[: len(self._template)])
         for record in _RECORDED.now:
             record.launches.append(RecordedLaunch(self._compiled, arguments, self.device, self._what))
 
@@ -219,7 +226,8 @@ class _Loaded:
 
         places  of the arguments that are addresses: C's, and those of the tensors
         """
-        start, free, index = self._start, self._free, self.device
+        entry, free, index, stream = self._launcher.entry, self._free, self.device, len(self._template)
+        status = stream + 1
         of_c, of_a, of_b, of_third, of_fourth = (*places, 0, 0)[:5]
 
         def product(
@@ -244,7 +252,13 @@ class _Loaded:
                 values[of_third] = at_third
                 if fourth is not None:
                     values[of_fourth] = at_fourth
-            start(block, raw_stream(index))
+            values[stream] = raw_stream(index)
+            if _OPEN:
+                self._note(values)
+            entry(block.pointer)
+            if values[status]:
+                self._refused(block)
+            free.append(block)
             return c
 
         return product

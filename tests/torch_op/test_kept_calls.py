@@ -163,6 +163,33 @@ def test_a_second_call_makes_few_calls_more_than_matmul(name: str, monkeypatch: 
         assert counts[name] <= counts["matmul"] + CALLS_PER_TENSOR * READS[name] + own, counts
 
 
+@pytest.mark.parametrize("name", ["matmul", *READS, "ends"])
+def test_a_guarded_call_launches_what_the_checked_one_did(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every argument of a repeated call is the first one's, but the stream and the address of a new result."""
+    given = Tensors()
+    with bare_launches(monkeypatch) as noted:
+        made = [getattr(given, name)() for _ in range(4)]
+        if name != "ends":  # which begin at an odd address
+            monkeypatch.setattr(api, "find", None)  # a guard finds the last one
+        made.append(getattr(given, name)())
+    own = [x.data_ptr() for x in made]  # all held: each result has memory of its own
+    launched = [[0 if x == at else x for x in each[:-2]] for at, each in zip(own, noted.arguments, strict=True)]
+    assert len(set(own)) == 5 and launched == [launched[0]] * 5
+
+
+def test_groups_said_twice_are_refused_by_a_repeated_call_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Tensors()
+    with bare_launches(monkeypatch):
+        for _ in range(4):
+            given.grouped(), given.masked()
+        for _ in range(2):
+            for said in ({"counts": given.counts}, {"offs": given.offsets[1:]}):
+                with pytest.raises(OperandError, match=f"offsets and {next(iter(said))}"):
+                    given.grouped(**said)
+            with pytest.raises(OperandError, match="offs and counts"):
+                grouped_matmul(given.x, given.experts, offs=given.offsets[1:], counts=given.counts)
+
+
 def test_into_an_output_nothing_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
     given = Tensors()
     with bare_launches(monkeypatch) as noted:

@@ -429,11 +429,11 @@ def test_the_host_does_little(launches: HostLaunches, monkeypatch: pytest.Monkey
     matmul(*plain)
     columns = weight.t()
     alone, recorded = calls_of(lambda: matmul(*plain)), calls_of(lambda: matmul(x, columns))
-    assert recorded <= alone + 4, (alone, recorded)
+    assert alone <= 27 and recorded <= alone + 4, (alone, recorded)
     node = kept[2].grad_fn
     with torch.no_grad():
         backward = calls_of(lambda: node.apply(grad))
-    assert backward <= 54, backward
+    assert backward <= 42, backward
 
 
 def test_calls_are_counted() -> None:

@@ -14,7 +14,7 @@ from ...kernels.epilogue.chain import Epilogue
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.operands.prologue import Prologue
-from ..api import repeated_first
+from ..api import Named, Tensors, repeated_first
 from ..autograd.kept import recorder
 from ..autograd.products import stand_in
 from ..checks import (
@@ -33,6 +33,7 @@ from ..fp8.launch import AS_QUANTIZE, kept_shapes
 from ..indexed.api import indexed_matmul
 from ..indexed.grouped_rows import Options, grouped_rows, takes_copied_rows
 from ..indexed.product import IndexedOperands
+from ..launch import ProductCall
 from ..own_epilogue.scaled_api import QUANTIZES, traced_grouped, traced_scaled
 from ..prepared import config_text
 from ..prologue.grouped_api import grouped_prologue_product
@@ -50,7 +51,7 @@ from .grouped import (
 )
 from .grouped import grouped_product as computed_grouped
 from .grouped_epilogue import grouped_call, grouped_with_epilogue
-from .kept import KeptKey, find, memory_beside, usual_again
+from .kept import USUAL, KeptKey, find, memory_beside, usual_again
 from .kept_gradients import gradients_again
 from .operators import (
     CHECK_GROUPED,
@@ -73,28 +74,32 @@ _DERIVED = (torch.bfloat16, torch.float16)
 _NO_EXPECTED_ROWS = "expected_rows: not under torch.compile, where a configuration is given by config="
 
 
-_USUAL_SCALED = "scaled", torch.bfloat16, None, None, None, None, True  # out_dtype, config, recipes, activation, fast
-_USUAL_GROUPED = None, None, None, None, None, True, None  # likewise, and the rows to expect
-_USUAL_OFFSETS, _USUAL_ENDS = (OFFSETS, *_USUAL_GROUPED), (ENDS, *_USUAL_GROUPED)
+_USUAL_OPTIONS: tuple[object, ...] = None, None, None, None, None, True  # out_dtype, config, recipes, activation, fast
+USUAL.update({("scaled", torch.bfloat16, *_USUAL_OPTIONS[1:]): "scaled"})
+USUAL.update({(said, *_USUAL_OPTIONS, None): said for said in (OFFSETS, ENDS, COUNTS)})  # and the rows to expect
 
 
-def _scaled_again(
-    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None = None
-) -> torch.Tensor | None:
+def _scaled_again(given: Tensors, _: Named) -> torch.Tensor | None:
     """A product with scales by a kept launch, or None."""
-    return usual_again(_USUAL_SCALED, a, b, scale_a, scale_b)
+    if len(given) == 4:
+        a, scale_a, b, scale_b = given
+        return usual_again("scaled", a, b, scale_a, scale_b)
+    a, scale_a, b = given
+    return usual_again("scaled", a, b, scale_a)
 
 
-def _grouped_again(
-    a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor | None = None, *, offs: torch.Tensor | None = None
-) -> torch.Tensor | None:
+def _grouped_again(given: Tensors, options: Named) -> torch.Tensor | None:
     """A product of groups by a kept launch, recorded if it has derivatives, or None."""
-    groups, said, options = (offsets, OFFSETS, _USUAL_OFFSETS) if offs is None else (offs, ENDS, _USUAL_ENDS)
-    if groups is None or (offsets is not None and offs is not None):
+    said = OFFSETS
+    try:
+        if options:
+            (a, b), (said,) = given, options
+            groups = options[said]
+        else:
+            a, b, groups = given
+    except ValueError:  # groups that are said twice, or not
         return None
-    recorded = _grad_enabled() and _is_recorded(a, b)
-    found = usual_again(options, a, b, groups, None, recorded)
-    return found if found is None or not recorded else _record(a, b, groups, said, [found])
+    return usual_again(said, a, b, groups, None, _RECORDED[said])
 
 
 @overload
@@ -328,7 +333,7 @@ def _recipe_text(recipe: object) -> str:
 # -------------------------------------------------------------------------------------------------------------- grouped
 
 
-@repeated_first(_grouped_again, 2, 3, takes="offs")
+@repeated_first(_grouped_again, 2, 3, takes=(ENDS, COUNTS))
 def grouped_matmul(
     a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor | None = None, *, offs: torch.Tensor | None = None,
     counts: torch.Tensor | None = None, expected_rows: int | None = None, scale_a: torch.Tensor | None = None,
@@ -563,6 +568,34 @@ class _RecordedGroups(torch.autograd.Function):
 
 
 _record = recorder(_RecordedGroups)
+
+
+def _recorded_by_offsets(
+    product: ProductCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor
+) -> torch.Tensor | None:
+    """The recorded product of a kept launch; None for what is no node of its own."""
+    return _recorded_by(product, a, b, groups, OFFSETS)
+
+
+def _recorded_by_ends(
+    product: ProductCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor
+) -> torch.Tensor | None:
+    """Likewise."""
+    return _recorded_by(product, a, b, groups, ENDS)
+
+
+def _recorded_by(
+    product: ProductCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, said: str
+) -> torch.Tensor | None:
+    found = product(a, b, groups) if _is_recorded(a, b) else None
+    return None if found is None else _record(a, b, groups, said, [found])
+
+
+_RECORDED = {
+    OFFSETS: _recorded_by_offsets,
+    ENDS: _recorded_by_ends,
+    COUNTS: None,
+}  # a product of masked rows is no node of its own
 
 
 def _first_recorded(

@@ -7,7 +7,7 @@ keep      a prepared product with an epilogue, likewise
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -122,6 +122,9 @@ def _transposed(product: ProductCall) -> ProductCall:
 
 READY: KeptCalls[LaunchesByAddress[KeptLaunch]] = KeptCalls()
 SEEN = READY.seen
+_ONCE = -3  # in keys of guards: three tensors, of which the last is given twice, as both scales
+Record = Callable[[ProductCall, torch.Tensor, torch.Tensor, torch.Tensor], "torch.Tensor | None"]
+USUAL: dict[Key, str] = {}  # options of most calls, and the name that stands for them in keys of guards
 PLANS: dict[Key, tuple[Sm90Plan, str]] = {}  # of launches that are not kept, and why
 _grad_enabled = torch.is_grad_enabled
 _autocast = torch._C._is_any_autocast_enabled
@@ -129,18 +132,30 @@ _USUAL_PLACES = 5  # of C and four tensors
 
 
 def usual_again(
-    options: Key, a: torch.Tensor, b: torch.Tensor, third: torch.Tensor, fourth: torch.Tensor | None = None,
-    recorded: bool = False,
+    name: str, a: torch.Tensor, b: torch.Tensor, third: torch.Tensor, fourth: torch.Tensor | None = None,
+    record: Record | None = None,
 ) -> torch.Tensor | None:  # fmt: skip
-    """The new result of a kept launch that a guard finds, of different tensors; None leaves the call to `find`."""
-    if a is b or third is fourth or modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0:
+    """The new result of a kept launch that a guard finds; None leaves the call to `find`.
+
+    name    of the call's options in `USUAL`
+    record  makes the result of three tensors where its derivative is recorded, or None
+    """
+    if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0:
         return None
-    given = (a, b, third) if fourth is None else (a, b, third, fourth)
+    tensors: tuple[torch.Tensor, ...]
+    if fourth is None or fourth is third:
+        tensors, form = (a, b, third), 3 if fourth is None else _ONCE
+    else:
+        tensors, form = (a, b, third, fourth), 4
     try:
-        for check, records, launches in SEEN.get((options, a.shape, b.shape, len(given)), ()):
-            if check(*given) and (recorded or not (records and _grad_enabled())):
+        for check, records, launches in SEEN.get((name, a.shape, b.shape, form), ()):
+            if check(*tensors):
                 kept = launches.get(())
-                return None if kept is None or kept.product is None else kept.product(*given)
+                if kept is None or kept.product is None:
+                    return None
+                if records and _grad_enabled():
+                    return None if record is None else record(kept.product, a, b, third)
+                return kept.product(a, b, third, fourth)
     except (AttributeError, TypeError, RuntimeError):  # no dense tensors
         pass
     return None
@@ -165,11 +180,13 @@ def find(
     given: tuple[torch.Tensor, ...] = (a, b, third) if fourth is None else (a, b, third, fourth)
     tensors: tuple[torch.Tensor, ...] = given
     form: object = len(given)
-    if others or out is not None or a is b or third is fourth:
+    if others or out is not None or a is b:
         given, tensors, form = _of_form(given, others, out)
+    elif third is fourth:
+        tensors, form = given[:3], _ONCE
     kept: LaunchesByAddress[KeptLaunch] | None = None
     try:
-        short: Key = (options, a.shape, b.shape, form)
+        short: Key = (USUAL.get(options, options), a.shape, b.shape, form)
         for check, records, launches in SEEN.get(short, ()):
             if check(*tensors) and (recorded or not (records and _grad_enabled())):
                 kept = launches
