@@ -45,7 +45,7 @@ def expr(layout: object, *names: str) -> Any:
 
     One name for each top-level mode (i, j, k, l, x4, ... unless given), or one name in all for the flat index. The
     result prints with // % ^, and evaluates in Python and NumPy (`sympy.lambdify`). Coordinates as values give a tuple.
-    Raises LayoutError for a wrong number of names.
+    Raises LayoutError for a wrong number of names, and for one name twice.
 
     >>> expr(Layout(((4, 8, 4), (2, 2, 8)), ((128, 1, 16), (64, 8, 512))), "t", "r")
     512*(r//4) + 16*(t//32) + 64*(r%2) + 128*(t%4) + 8*((r//2)%2) + (t//4)%8
@@ -65,6 +65,9 @@ def expr(layout: object, *names: str) -> Any:
         if not isinstance(name, str) or not name.isidentifier() or name in sizes:
             wanted = "an identifier that no size is called"
             raise LayoutError(refusal(name, f"the name of a coordinate of {layout}", wanted))
+    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
+    if twice is not None:
+        raise LayoutError(f"two coordinates of {layout} have the name {twice!r}: each needs one of its own")
     return registries.closed_form(layout, names)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from layoutgemm.atoms import mma_sync
 from layoutgemm.errors import LayoutError, ParseError
 from layoutgemm.layouts import ComposedLayout, E, Layout, Swizzle
 from layoutgemm.layouts.formulas import expr, from_expr
@@ -299,3 +300,11 @@ def test_a_coordinate_has_no_name_of_a_size() -> None:
         layout.expr("i", "k")
     with pytest.raises(LayoutError, match="an identifier that no size is called, not 'a b'"):
         layout.expr("a b", "k")
+
+
+def test_two_coordinates_have_two_names() -> None:
+    for layout in (Layout((4, 8)), Swizzle(1, 0, 3) @ Layout((4, 8)), mma_sync("m16n8k16").layout_C):
+        with pytest.raises(LayoutError, match=r"two coordinates of .* have the name 'm'"):
+            layout.expr("m", "m")
+    with pytest.raises(LayoutError, match="have the name 't'"):
+        mma_sync("m16n8k16").formula("A", "t", "t")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
+from ...regex import regex
 from ..symbols.polynomial import (
     MissingFact,
     Polynomial,
@@ -19,6 +20,7 @@ from ..symbols.polynomial import (
     val,
 )
 
+_MARK = regex(r"'\d+")
 Digit = tuple[str, int]  # variable, position of the digit
 
 
@@ -105,6 +107,11 @@ def distinct(needs: Iterable[str]) -> tuple[str, ...]:
     """The facts, each once, without those about symbols of our own."""
     # A rounded-up extent is ours, and no symbol of which the user could state a fact.
     return tuple(dict.fromkeys(f for f in needs if "'" not in f))
+
+
+def unmarked(text: str) -> str:
+    """A text without the marks that keep extents of our own apart from the user's symbols: no reader needs them."""
+    return _MARK.sub("", text)
 
 
 @lru_cache(maxsize=1 << 12)

@@ -506,7 +506,10 @@ def rewrite(extents: Mapping[str, Scalar], *formulas: Formula) -> tuple[DigitBox
         try:
             out = [call(f, variables) for f in formulas]
         except (TypeError, AttributeError, IndexError, KeyError) as error:
-            raise CannotRewrite(f"the formula cannot be evaluated on digits: {error}") from error
+            said = str(error).replace("'NormalForm'", "'digits'")
+            raise CannotRewrite(
+                f"the formula cannot be evaluated on digits, which have + - * // % & | ^ ~ << >>: {said}"
+            ) from error
         except SplitNeeded as request:
             before = {v: list(d) for v, d in box.digits.items()}
             for name, at in request.splits:

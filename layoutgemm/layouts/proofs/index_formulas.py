@@ -9,6 +9,7 @@ the same way. Only where a split over-covers, and that coordinate lies outside, 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import prod
@@ -18,10 +19,12 @@ from ...arguments import shown
 from ...errors import LayoutError
 from ...lazy_numpy import np
 from ..int_tuple import idx2crd, leaves, product, product_each, transform
+from ..symbols.dims import entry
 from ..symbols.generators import GENERATORS, describe
 from ..symbols.polynomial import MissingFact, Polynomial, Scalar, gens, show, val, valuations
-from .digit_boxes import Digit, DigitBox
+from .digit_boxes import Digit, DigitBox, unmarked
 from .digits import Formula, NormalForm, call, rewrite
+from .sizes import grown
 from .sizes import sizes as values_of
 from .verdicts import Answer, CounterExample, Proof, Undecided
 
@@ -39,7 +42,8 @@ def prove_formulas(
     int or a symbol, given by keyword or as a mapping. A formula may return a tuple.
 
     A counterexample is the first one in colexicographic order (the first variable runs fastest), at the first sizes in
-    order of their sum that have one, and says the sizes. Undecided names the facts that would help.
+    order of their sum that have one, and says the sizes. Past small sums, sizes double until one shows a
+    difference, and bisection reduces them. Undecided names the facts that would help.
 
     >>> from layoutgemm.layouts import Swizzle
     >>> from layoutgemm.layouts.symbols.dims import dim
@@ -50,7 +54,7 @@ def prove_formulas(
     >>> print(answer.explain())
     not equivalent at M=1: (0,64) gives 72 and 64
     """
-    extents = {**(extents or {}), **more}
+    extents = {name: entry(n, f"the extent of {name}") for name, n in {**(extents or {}), **more}.items()}
     try:
         box, (f, g) = rewrite(extents, left, right)
     except MissingFact as stuck:
@@ -65,7 +69,7 @@ def prove_formulas(
 
         def steps() -> list[str]:
             lines = [f"{v} in 0..{show(n - 1)}" + _radices(box, v) for v, n in ranges]
-            return lines + [f"both are {x}" for x in fs]
+            return lines + [f"both are {_text(x)}" for x in fs]
 
         return Proof("digits", lambda: _conditions(used), steps)
     found = _witness(box, f, g, used)
@@ -76,7 +80,7 @@ def prove_formulas(
     if not used:
         # Forms that differ outside the box only: digits over-cover, and this many values can be enumerated.
         return _exhaust(left, right, extents, MissingFact(why, needs))
-    return Undecided(why + (f"; they may agree given {' or '.join(needs)}" if needs else ""))
+    return Undecided(why + (f"; {' or '.join(needs)} would decide it" if needs else ""))
 
 
 def prove_layouts(a: Any, b: Any) -> Answer:
@@ -118,12 +122,11 @@ def _conditions(used: list[int]) -> tuple[str, ...]:
 
 def _radices(box: DigitBox, v: str) -> str:
     d = box.digits[v]
-    # The mark that keeps an extent of our own apart from the user's symbols says nothing to a reader.
-    return "" if len(d) == 1 else f", digits {' x '.join(show(e).partition(chr(39))[0] for e in d)}"
+    return "" if len(d) == 1 else f", digits {' x '.join(unmarked(show(e)) for e in d)}"
 
 
 def _text(f: Any) -> str:
-    return str(f) if f.__class__ is NormalForm else f"({', '.join(map(_text, f))})"
+    return unmarked(str(f)) if f.__class__ is NormalForm else f"({', '.join(map(_text, f))})"
 
 
 # ---------------------------------------------------------------- what cannot be rewritten: all values of a small box
@@ -207,23 +210,28 @@ def _single(coord: list[int]) -> int | tuple[int, ...]:
 
 def _witness(box: DigitBox, f: object, g: object, used: list[int]) -> CounterExample | None:
     """Sizes and the first coordinate at which forms differ, or None where none is found."""
-    fs, gs = leaves(f), leaves(g)
-    if len(fs) != len(gs):
-        return None
-    differences = [a - b for a, b in zip(fs, gs, strict=True)]
-    for tried, env in enumerate(valuations(used, 24)):
-        if tried == SIZES:
-            break
+    differences = [a - b for a, b in zip(leaves(f), leaves(g), strict=False)]
+    tuples_differ = len(leaves(f)) != len(leaves(g))  # then the first coordinate shows it
+
+    def look(env: dict[int, int]) -> CounterExample | None:
         sizes = box.values(env)
         coords = [c for c in (_first_inside(box, d, sizes) for d in differences) if c is not None]
+        if tuples_differ:
+            coords.append([0] * len(box.extents))
         if not coords:
-            continue
+            return None
         coord = min(coords, key=lambda c: c[::-1])
         extents = [val(n, sizes) for n in box.extents.values()]
         index = sum(x * prod(extents[:i]) for i, x in enumerate(coord))
         left, right = _values(f, sizes, coord), _values(g, sizes, coord)
         return _counterexample(_single(coord), left, right, index, env)
-    return None
+
+    for env in itertools.islice(valuations(used, 24), SIZES):
+        found = look(env)
+        if found is not None:
+            return found
+    beyond = grown(used, look)
+    return None if beyond is None else beyond[0]
 
 
 def _counterexample(coord: object, left: Scalar, right: Scalar, index: int, env: dict[int, int]) -> CounterExample:
@@ -266,10 +274,22 @@ def _first_inside(box: DigitBox, difference: NormalForm, sizes: dict[int, int]) 
         true = _digits(box, sizes, list(at.values()))
         if all(true[digit] == x for (digit, _), x in zip(digits, first, strict=True)):
             return list(at.values())
-    if prod(sizes_of.values()) > LIMIT // 16:
+    if prod(sizes_of.values()) > LIMIT // 16 or _all_outside(box, difference, sizes, at):
         return None
     coordinates = _coordinates(list(sizes_of.values()))
     return next((c for c in coordinates if _value(difference, sizes, c)), None)
+
+
+def _all_outside(box: DigitBox, difference: NormalForm, sizes: Mapping[int, int], at: Mapping[str, int]) -> bool:
+    """True if the digits' first difference `at` is past the end of its last variable, and every later one as well."""
+    last = [v for v, x in at.items() if x][-1:]
+    used = {v for s in difference.terms for v, _ in s}
+    if not last or any(v in used for v in list(at)[list(at).index(last[0]) + 1 :]):
+        return False
+    weights = [val(w, sizes) for w in box.weights[last[0]]]
+    extents = [val(e, sizes) for e in box.digits[last[0]]]
+    grow = all(w * e <= above for w, e, above in zip(weights, extents, weights[1:], strict=False))
+    return grow and at[last[0]] >= val(box.extents[last[0]], sizes)
 
 
 def first_nonzero(constant: int, terms: Mapping[int, int], n: int) -> list[int] | None:

@@ -11,7 +11,6 @@ Nothing here rests on sampling: sizes are tried only to find a counterexample.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -36,7 +35,7 @@ from ..symbols.polynomial import Scalar, div, ge0, needs_ge, show, substitute, v
 from ..symbols.symbolic_layout import conditions_of, generators
 from . import verdicts as _proof
 from .index_formulas import prove_layouts
-from .sizes import at, candidates, cases_of, entries_of, plain, replaced, sizes
+from .sizes import at, cases_of, entries_of, plain, refuting, replaced, sizes
 from .verdicts import Answer, CounterExample, Proof, Undecided
 
 if TYPE_CHECKING:
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
 
 Argument = Callable[[], list[str]]  # the lines of an argument that holds, written when they are read
 EXHAUST = 1 << 16  # elements of a layout that is enumerated, at one size
+FAR = 1 << 60  # offsets of layouts that are enumerated are below this, so that sums of two fit 64 bits
 ALL_LOOKS = 1 << 21  # elements that are enumerated for one question
 
 
@@ -124,7 +124,9 @@ def injective(a: Any, given: object = ()) -> Answer:
     looks = _Looks()
 
     def shared(env: dict[int, int]) -> Answer | None:
-        return at(a, env).is_injective() if looks.at(val(a.size, env)) else None
+        one = at(a, env)
+        few = sum(s != 1 for s in leaves(one.shape)) <= 2  # then a closed form finds the first two
+        return one.is_injective() if few or looks.at(one) else None
 
     with recording() as used:
         answer = _decide((a,), steps, shared, "growing strides", lambda: f"{a} is not injective", facts)
@@ -164,7 +166,8 @@ def bijective(a: object, given: object = ()) -> Answer:
     looks = _Looks()
 
     def not_compact(env: dict[int, int]) -> Answer | None:
-        return at(a, env).is_bijective() if looks.at(val(a.size, env)) else None
+        one = at(a, env)
+        return one.is_bijective() if looks.at(one) else None
 
     with recording() as used:
         answer = _decide((a,), compact, not_compact, "injective onto its span", lambda: f"{a} is not bijective", facts)
@@ -212,10 +215,8 @@ def covers(a: object, tile: object, given: object = ()) -> Answer:
     looks = _Looks()
 
     def missing(env: dict[int, int]) -> Answer | None:
-        top, size = val(n, env), val(a.size, env)
-        if not looks.at(size, min(top, size + 1)):
-            return None
-        return _missing(at(a, env).offsets(), top, statement())
+        one, top = at(a, env), val(n, env)
+        return _missing(one.offsets(), top, statement()) if looks.at(one) else None
 
     with recording() as used:
         answer = _decide((a, target), reaches, missing, "right inverse", statement, facts)
@@ -257,9 +258,10 @@ def disjoint(a: object, b: object, offset: Scalar = 0, given: object = ()) -> An
     looks = _Looks()
 
     def meet(env: dict[int, int]) -> Answer | None:
-        if not looks.at(val(a.size, env), val(b.size, env)):
+        one, other, by = at(a, env), at(b, env), val(offset, env)
+        if abs(by) >= FAR or not looks.at(one, other):
             return None
-        return _meeting(at(a, env).offsets(), moved_by(at(b, env).offsets(), val(offset, env)), statement())
+        return _meeting(one.offsets(), moved_by(other.offsets(), by), statement())
 
     with recording() as used:
         answer = _decide((a, b, offset), apart, meet, "disjoint ranges", statement, facts)
@@ -322,12 +324,13 @@ def _decide(
     argument = shown(_as_is)
     if argument is not None:
         return Proof(method, (), argument)
-    for env in candidates(gs):
-        found = looked(env)
-        if isinstance(found, CounterExample):
-            return _sized(found, env, statement(), facts, objects)
-        if not gs and isinstance(found, Proof):
-            return found
+    refuted = refuting(gs, looked)
+    if refuted is not None:
+        return _sized(*refuted, statement(), facts, objects)
+    if not gs:
+        settled = looked({})
+        if isinstance(settled, Proof):
+            return settled
     bounded = [g for g in gs if GENERATORS[g].low is not None and GENERATORS[g].high is not None]
     cases = cases_of(bounded)
     if not bounded or cases is None:
@@ -339,13 +342,12 @@ def _decide(
         argument = shown(lambda x, case=case: substitute(x, case))  # type: ignore[misc]
         where = ", ".join(f"{show_names(GENERATORS[g].shown)}={v}" for g, v in case.items())
         if argument is None:
-            for env in candidates(free):
-                found = looked({**env, **case})
-                if isinstance(found, CounterExample):
-                    return _sized(found, {**env, **case}, statement(), facts, objects)
-                if not free and isinstance(found, Proof):
-                    argument = partial(list, [found.method])
-                    break
+            refuted = refuting(free, lambda env, case=case: looked({**env, **case}))  # type: ignore[misc]
+            if refuted is not None:
+                return _sized(refuted[0], {**refuted[1], **case}, statement(), facts, objects)
+            settled = None if free else looked(case)
+            if isinstance(settled, Proof):
+                argument = partial(list, [settled.method])
         if argument is None:
             return Undecided(f"undecided for {where}: no argument, and no size that refutes it was found")
         steps.append(f"{where}: {argument()[0]}")
@@ -363,9 +365,11 @@ class _Looks:
     def __init__(self) -> None:
         self.left = ALL_LOOKS
 
-    def at(self, *sizes: int) -> bool:
-        """True if layouts of these sizes may be enumerated; if so, they are counted."""
-        if max(sizes) > EXHAUST or sum(sizes) > self.left:
+    def at(self, *layouts: Layout | ComposedLayout) -> bool:
+        """True if all values of these layouts may be looked at; if so, they are counted."""
+        sizes = [x.size for x in layouts]
+        far = any(getattr(x, "layout", x).cosize + abs(getattr(x, "offset", 0)) >= FAR for x in layouts)
+        if max(sizes) > EXHAUST or sum(sizes) > self.left or far:
             return False
         self.left -= sum(sizes)
         return True
@@ -463,7 +467,8 @@ def _apart(a: list[tuple[Scalar, Scalar]], b: list[tuple[Scalar, Scalar]], offse
                 if holds(1, low) or holds(high, -1):
                     return partial(_between, "the difference lies in", low, high)
                 continue
-            for k in (0, 1, -1):
+            below = low // q if low.__class__ is int and q.__class__ is int else 0
+            for k in dict.fromkeys((0, 1, -1, below)):
                 if holds(k * q + 1, low) and holds(high, (k + 1) * q - 1):
                     return partial(_between, "modulo {} the difference lies in", low - k * q, high - k * q, q)
     return None
@@ -518,11 +523,14 @@ def _swizzled(a: Any, b: Any, facts: Facts | None) -> Answer:
         answer = prove_layouts(a, b) if a.size == b.size else Undecided(f"{a.size} and {b.size} elements")
     if isinstance(answer, Undecided):
         looks = _Looks()
-        for env in itertools.islice(candidates(generators(*entries_of(a), *entries_of(b))), 100):
-            if looks.at(val(a.size, env), val(b.size, env)):
-                found = _proof.equivalent(at(a, env), at(b, env))
-                if isinstance(found, CounterExample):
-                    return _sized(found, env, "not equivalent", facts, (a, b))
+
+        def differ(env: dict[int, int]) -> Answer | None:
+            one, other = at(a, env), at(b, env)
+            return _proof.equivalent(one, other) if looks.at(one, other) else None
+
+        refuted = refuting(generators(*entries_of(a), *entries_of(b)), differ)
+        if refuted is not None:
+            return _sized(*refuted, "not equivalent", facts, (a, b))
     return answer
 
 

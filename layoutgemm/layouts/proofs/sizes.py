@@ -15,21 +15,76 @@ from ..symbols.facts import Facts
 from ..symbols.generators import GENERATORS, Coefficient, Shown, inverse
 from ..symbols.generators import show as show_names
 from ..symbols.polynomial import Scalar, val, valuations
+from .verdicts import Answer, CounterExample
 
+Look = Callable[[dict[int, int]], Answer | None]  # the answer at one size
 CASES = 4096  # values of bounded symbols that are taken one by one
 TRIES = 1000  # sizes at which a counterexample is looked for
+DOUBLINGS = 40  # of a size that grows from its least value
 
 
-def candidates(gs: list[int]) -> Iterator[dict[int, int]]:
-    """Sizes in order of growing total, then larger ones: candidates for a counterexample, never for a proof."""
-    count = 0
-    total = 12 if len(gs) <= 3 else 6
-    for env in valuations(gs, total):
-        yield env
-        count += 1
-        if count >= TRIES:
-            break
-    rng = random.Random(0)  # the same sizes every time
+def refuting(gs: list[int], look: Look) -> tuple[CounterExample, dict[int, int]] | None:
+    """A counterexample and its sizes: small sizes by growing total, then sizes that double, then random ones.
+
+    `look` is the answer at one size, which says nothing where it is None.
+    """
+    for env in itertools.islice(valuations(gs, 12 if len(gs) <= 3 else 6), TRIES):
+        found = look(env)
+        if isinstance(found, CounterExample):
+            return found, env
+    beyond = grown(gs, look)
+    if beyond is not None:
+        return beyond
+    for env in _scattered(gs):
+        found = look(env)
+        if isinstance(found, CounterExample):
+            return found, env
+    return None
+
+
+def grown(gs: list[int], look: Look) -> tuple[CounterExample, dict[int, int]] | None:
+    """A counterexample at sizes of which one doubles, or all; then each is as small as leaves one.
+
+    Constants matter where a size passes them: in (M,N):(1,5000) two elements meet from M = 5001 on.
+    """
+    for k in range(1, DOUBLINGS + 1):
+        for large in [[g] for g in gs] + ([gs] if len(gs) > 1 else []):
+            env = {g: _away(g, (1 << k) - 1 if g in large else 1) for g in gs}
+            found = look(env)
+            if isinstance(found, CounterExample):
+                return _shrunk(found, env, look)
+    return None
+
+
+def _away(g: int, by: int) -> int:
+    """A value of a generator, so far from its least one (0 if none) as its bounds let it be."""
+    low, high = GENERATORS[g].low, GENERATORS[g].high
+    if low is None:
+        return by if high is None else high - by
+    return low + by if high is None else min(low + by, high)
+
+
+def _shrunk(found: CounterExample, env: dict[int, int], look: Look) -> tuple[CounterExample, dict[int, int]]:
+    """The counterexample at smaller sizes, by halving one after the other until none of them shrinks."""
+    before: dict[int, int] = {}
+    while env != before:
+        before = env
+        for g in env:
+            least = GENERATORS[g].low
+            low = env[g] if least is None else least - 1  # no counterexample there
+            while env[g] - low > 1:
+                tried = {**env, g: (low + env[g]) // 2}
+                smaller = look(tried)
+                if isinstance(smaller, CounterExample):
+                    found, env = smaller, tried
+                else:
+                    low = tried[g]
+    return found, env
+
+
+def _scattered(gs: list[int]) -> Iterator[dict[int, int]]:
+    """Larger sizes at random, the same ones every time."""
+    rng = random.Random(0)
     for k in range(200 if gs else 0):
         env = {}
         for g in gs:

@@ -46,6 +46,11 @@ def dim(name: str, multiple_of: int = 1, min: int = 1, max: int | None = None) -
     """
     if not isinstance(name, str) or not name.isidentifier():
         raise LayoutError(f"a symbol's name is an identifier such as M, not {shown(name)}")
+    bounds: tuple[tuple[str, str, object], ...] = (("min", ">=", min), ("max", "<=", max))
+    for what, relation, value in bounds:
+        if value.__class__ is Polynomial:
+            stated = f"{name} {relation} {show(value)}"
+            raise LayoutError(f"{what} of dim({name!r}) must be an integer; state a relation by given={stated!r}")
     multiple_of = as_int(multiple_of, f"multiple_of of dim({name!r})", least=1)
     min = as_int(min, f"min of dim({name!r})")
     max = None if max is None else as_int(max, f"max of dim({name!r})")

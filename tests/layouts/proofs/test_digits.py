@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from layoutgemm.errors import LayoutError
 from layoutgemm.layouts import ComposedLayout, CounterExample, Layout, Proof, Swizzle, Undecided
 from layoutgemm.layouts.proofs.digits import CannotRewrite, call, maximum, minimum, rewrite
 from layoutgemm.layouts.proofs.index_formulas import first_nonzero, prove_formulas, prove_layouts, tabulate
@@ -456,3 +457,40 @@ def test_large_boxes_do_not_enumerate() -> None:
 def test_forms_without_coordinates_are_compared_by_their_constants() -> None:
     _, forms = rewrite({"x": 10}, lambda x: 1 if x + 1 == x + 1 else 2, lambda x: 1 if x + 1 == x else 2)
     assert [str(form) for form in forms] == ["1", "2"]
+
+
+M128, N64 = dim("M", multiple_of=128), dim("N", multiple_of=64)
+BEYOND: list[tuple[Formula, Formula, dict[str, Any], dict[str, int], Any]] = [
+    (lambda m: m % 500, lambda m: m, {"m": dim("M")}, {"M": 501}, 500),
+    (lambda m: m // 4096, lambda m: 0 * m, {"m": dim("M")}, {"M": 4097}, 4096),
+    (lambda m: m % (100 * dim("N")), lambda m: m, {"m": dim("M")}, {"M": 101, "N": 1}, 100),
+    (lambda m, n: m // 1024, lambda m, n: m // 2048 * 2, {"m": N64, "n": M128}, {"M": 128, "N": 1088}, (1024, 0)),
+    (Swizzle(1, 20, 3), lambda m: m, {"m": dim("M")}, {"M": (1 << 23) + 1}, 1 << 23),
+]
+
+
+@pytest.mark.parametrize("left, right, extents, sizes, coord", BEYOND)
+def test_a_size_that_passes_a_constant_refutes(
+    left: Formula, right: Formula, extents: dict[str, Any], sizes: dict[str, int], coord: Any
+) -> None:
+    answer = prove_formulas(left, right, extents)
+    assert isinstance(answer, CounterExample), answer
+    assert (dict(answer.sizes), answer.coord) == (sizes, coord)
+
+
+def test_tuples_of_other_lengths_differ_at_the_first_coordinate() -> None:
+    answer = prove_formulas(lambda m: (m, m), lambda m: m, m=dim("M"))
+    assert isinstance(answer, CounterExample) and (answer.coord, answer.left, answer.right) == (0, (0, 0), 0)
+
+
+def test_texts_have_no_marks_of_extents_that_were_rounded_up() -> None:
+    answer = prove_formulas(lambda x: (x // N) // K, lambda x: x // (N * K), x=dim("M"))
+    assert answer.explain().splitlines()[1:] == ["  x in 0..M-1, digits N x K x ceil(ceil(M/N)/K)", "  both are x.2"]
+
+
+def test_what_digits_do_not_compute_is_named() -> None:
+    answer = prove_formulas(lambda m: m / 8, lambda m: m // 8, m=dim("M"))
+    assert isinstance(answer, Undecided) and "which have + - * // % & | ^ ~ << >>: " in answer.why
+    assert "NormalForm" not in answer.why
+    with pytest.raises(LayoutError, match="the extent of m must be an integer or a symbol, not 'M'"):
+        prove_formulas(lambda m: m, lambda m: m, m="M")

@@ -304,6 +304,34 @@ def test_integers_are_looked_at_whole():
     assert disjoint(Layout(2, 6), Layout(2, 8), 1) and not disjoint(Layout(2, 6), Layout(2, 8), 6)
 
 
+def test_a_size_that_passes_a_constant_refutes():
+    """Beyond the small sizes one size grows; the counterexample is at the smallest size that has one."""
+    M, N, Q = dim("M"), dim("N"), dim("Q", multiple_of=64)
+    for layout, found in (
+        (Layout((M, N), (1, 1000)), {"M": 1001, "N": 2}),
+        (Layout((N, M), (100000, 1)), {"M": 100001, "N": 2}),
+        (Layout((Q, N), (1, 10000)), {"N": 2, "Q": 10048}),
+        (Layout((M, 2, N), (1, 300, 700)), {"M": 301, "N": 1}),
+    ):
+        answer = injective(layout)
+        assert isinstance(answer, CounterExample) and dict(answer.sizes) == found, answer
+        assert layout.at(**found).is_injective().coord == answer.coord
+        for name in found:  # one step below there is none
+            step = 64 if name == "Q" else 1
+            if found[name] > step:
+                assert layout.at(**{**found, name: found[name] - step}).is_injective().ok
+    answer = disjoint(Layout(M, 2), Layout(N, 2), 1000)
+    assert (dict(answer.sizes), answer.coord) == ({"M": 501, "N": 1}, (500, 0))
+    assert not isinstance(injective(Layout((dim("B", max=1000), N), (1, 1000))), CounterExample)
+
+
+def test_a_residue_beyond_one_period_keeps_layouts_apart():
+    M, N = dims("M N")
+    assert disjoint(Layout(M, 2), Layout(N, 2), 1001).steps == ("modulo 2 the difference lies in 1..1",)
+    assert disjoint(Layout((M, 3), (8, 1)), Layout((N, 3), (8, 1)), -45).ok
+    assert isinstance(disjoint(Layout((M, 3), (8, 1)), Layout((N, 3), (8, 1)), -42), CounterExample)
+
+
 def test_disjoint():
     assert disjoint(Layout((M, N), (1, 2 * M)), Layout((M, N), (1, 2 * M)), M)
     assert disjoint(Layout(M), Layout(N), K, "K >= M")

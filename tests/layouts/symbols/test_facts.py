@@ -3,6 +3,7 @@
 import itertools
 import pickle
 import random
+import re
 import subprocess
 import sys
 
@@ -276,6 +277,12 @@ def test_facts_are_about_the_symbols_they_meet():
     assert given(bounded) // 64 == 1
     with pytest.raises(FactError, match="the facts about M leave no value"):
         given(dim("M", max=63))
+
+
+def test_a_bound_with_a_symbol_is_stated_as_a_relation():
+    for bound, relation in (({"min": 2 * M}, "ld >= 2*M"), ({"max": M}, "ld <= M")):
+        with pytest.raises(LayoutError, match=f"must be an integer; state a relation by given='{re.escape(relation)}'"):
+            dim("ld", **bound)
 
 
 def test_a_name_alone_is_a_symbol_of_at_least_one():
