@@ -42,7 +42,7 @@ PARTS = {
         ["layoutgemm.emulator.ptx.parser:parse", "layoutgemm.emulator.ptx.program:Program.__init__"],
     ),
     "run": ("emulating", ["layoutgemm.emulator.machine.interpreter:PtxMachine.run"]),
-    "order": ("looking for races, meanwhile", ["layoutgemm.emulator.races.happens_before:Shadow.access"]),
+    "order": ("looking for races, meanwhile", ["layoutgemm.emulator.races.happens_before:ShadowMemory.access"]),
     "tests": ("the tests' own work", []),
     "collect": ("collecting the tests, before the first", []),
 }

@@ -595,7 +595,10 @@ def mbarrier_init(program: Program, ins: PtxInstruction) -> Run:
         for at, lanes in Counter(fiber.each(address(fiber)).tolist()).items():
             cta, offset = block_of(fiber, int(at))
             if offset % BARRIER_BYTES or offset + BARRIER_BYTES > cta.shared.size:
-                raise EmulatorError(f"mbarrier at {offset:#x}: it is 8 bytes, 8-byte aligned, in shared memory")
+                raise EmulatorError(
+                    f"mbarrier at shared offset {offset:#x}: it takes {BARRIER_BYTES} bytes, {BARRIER_BYTES}-byte "
+                    f"aligned, and the launch gives the CTA {cta.shared.size} bytes of shared memory"
+                )
             live = barriers_of(cta)
             alike = "protocol" if fiber.machine.policy.fences == "writers" else "lint"  # the same bytes once more
             if (before := live.get(offset)) is not None:

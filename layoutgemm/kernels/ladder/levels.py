@@ -190,8 +190,8 @@ def _matrix(rng: np.random.Generator, rows: int, k: int, leading: int) -> npt.ND
 
 
 def operand(
-    name: str, rows: int, depth: int, mma: MmaAtom, *, multicast: int = 1, major: str = "K"
-) -> OperandPlan:  # fmt: skip
+    name: str, rows: int, depth: int, mma: MmaAtom, *, multicast: int = 1, major: str = "K", swizzle: str | None = None
+) -> OperandPlan:
     """A bf16 operand of wgmma: the tile in shared memory, the copy that fills it, the descriptor that reads it.
 
     name       "A" or "B"
@@ -199,10 +199,11 @@ def operand(
     depth      of the tile, along K
     multicast  blocks of the cluster that share the tile
     major      the contiguous dimension in both memories: "K" for A (M, K) and B (N, K), "MN" for A (K, M) and B (K, N)
+    swizzle    "128B", "64B", "32B" or "none"; None for the widest whose span divides the contiguous dimension
 
     An A that `mma` takes from registers lies in the same tile; its descriptor is that of wgmma with A in shared memory.
 
-    Raises PlanError for another name or major.
+    Raises PlanError for another name or major, AtomError for another swizzle.
 
     >>> from layoutgemm.atoms import wgmma
     >>> a = operand("A", 128, 64, wgmma(256, "bf16"))
@@ -211,10 +212,12 @@ def operand(
     >>> turned = operand("B", 128, 64, wgmma(128, "bf16"), major="MN")
     >>> turned.order, turned.tma.dims, turned.tma.box
     ('row', ('n', 'k'), (64, 64))
+    >>> operand("A", 64, 64, wgmma(64, "bf16"), swizzle="64B").tma.box
+    (32, 64)
     """
     if name not in ("A", "B") or major not in ("K", "MN"):
         raise PlanError(f"operand({shown(name)}, major={shown(major)}): a name is A or B, and a major K or MN")
-    tile, along = smem_tile((rows, depth), bf16, major), "m" if name == "A" else "n"
+    tile, along = smem_tile((rows, depth), bf16, major, swizzle), "m" if name == "A" else "n"
     copies = shared_out(derive_tma(tile, ("k", along) if major == "K" else (along, "k")), multicast)
     order = "row" if (name == "A") == (major == "K") else "col"
     return OperandPlan(name, bf16, order, major, tile, copies, derive_descriptor(tile, from_shared(mma), name))

@@ -7,7 +7,7 @@ from math import prod
 
 from layoutgemm.atoms import SmemTile
 from layoutgemm.lazy_numpy import np
-from layoutgemm.view.grid import Drawable, Offset, evaluate, extent
+from layoutgemm.view.grid import Drawable, Offset, evaluate, extent, rows_by_columns
 from layoutgemm.view.pages.model import Fact, Figure, Holder, Holders, Memory, PageMatrix, Paint, Planes, Table
 from layoutgemm.view.palette import HUES, each_hue
 from layoutgemm.view.svg import span_text
@@ -114,6 +114,8 @@ def layout_figure(layout: Drawable, *, title: str | None = None) -> Figure:
     Planes(names=('k',), extents=(3,), width=8)
     """
     extents = [extent(mode) for mode in (layout.shape if isinstance(layout.shape, tuple) else (layout.shape,))]
+    if not extents:
+        rows_by_columns(layout)  # says so
     names = tuple(AXES[at] if len(extents) <= len(AXES) else f"i{at}" for at in range(max(len(extents), 2)))
     height, width, *rest = extents if len(extents) > 1 else (1, *extents)
     size = (height, width * prod(rest))

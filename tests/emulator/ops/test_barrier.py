@@ -277,8 +277,12 @@ def test_misuse_of_mbarriers():
         mbarrier("mbarrier.arrive.shared.b64 _, [%r20+8];")
     with pytest.raises(EmulatorError, match="count 0: it is 1 to"):
         mbarrier("", 0)
-    with pytest.raises(EmulatorError, match="8-byte aligned"):
+    with pytest.raises(
+        EmulatorError, match="at shared offset 0x404: it takes 8 bytes, 8-byte aligned, and the launch gives"
+    ):
         kinds("@%p0 mbarrier.init.shared.b64 [%r20+4], 1;")
+    with pytest.raises(EmulatorError, match=r"at shared offset 0x\w+: .* gives the CTA \d+ bytes of shared memory"):
+        kinds("@%p0 mbarrier.init.shared.b64 [%r20+8192], 1;")
     assert "protocol" in mbarrier("@%p0 mbarrier.init.shared.b64 [%r20], 3;")
     assert mbarrier("@%p0 mbarrier.inval.shared.b64 [%r20]; @%p0 mbarrier.init.shared.b64 [%r20], 3;") == []
     assert "race" in kinds(INIT.replace("bar.sync 0;", "").replace("COUNT", "2") + "setp.eq.u32 %p1, %r30, 32;"

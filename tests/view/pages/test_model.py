@@ -378,3 +378,8 @@ def test_lanes_that_meet_have_another_hue_than_those_that_do_not() -> None:
 def test_a_product_is_by_threads_or_by_blocks() -> None:
     assert "64x16x16 by 128 threads." in wgmma(16, "bf16").html()
     assert "128x64x16 by one CTA." in tcgen05_mma("f16", 128, 64).html()
+
+
+def test_a_layout_without_modes_has_no_page() -> None:
+    with pytest.raises(LayoutError, match="it has 0 modes and a picture has rows and columns"):
+        Layout(()).html()
