@@ -16,13 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING
 
 import pytest
 
 from .layouts.proofs.verdicts import CounterExample, Undecided
 from .report import Report
+
+if TYPE_CHECKING:
+    from .emulator.api import Emulation
+    from .emulator.host.session import EmulatedGpu
 
 # pytest's rewritten assertions keep their parts in locals of this name until they have passed.
 _PARTS = "@py_assert"
@@ -30,7 +34,7 @@ MOST = 30  # lines of an explanation
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Add a section to the report of a test that failed on our verdict."""
     report = yield
     if call.excinfo is not None and call.excinfo.errisinstance(AssertionError):
@@ -40,7 +44,7 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, An
 
 
 @pytest.fixture
-def emulate() -> Callable[..., Any]:
+def emulate() -> Callable[..., Emulation]:
     """Run a compiled CuTe DSL function, or PTX with a described launch, on the CPU; fail on any finding.
 
     Called like `layoutgemm.emulate` or, with PTX first, `layoutgemm.emulate_ptx`; `lint=True` fails on lint too.
@@ -49,19 +53,19 @@ def emulate() -> Callable[..., Any]:
 
 
 @pytest.fixture
-def emulated_gpu(request: pytest.FixtureRequest) -> Generator[Any, None, None]:
+def emulated_gpu(request: pytest.FixtureRequest) -> Generator[EmulatedGpu, None, None]:
     """An emulated GPU for the test: code for a real one runs on it, and any finding fails the test at its end.
 
     The architecture is sm_90a, or the fixture's indirect parameter. See `layoutgemm.emulated_gpu`.
     """
-    arch: Any = getattr(request, "param", "sm_90a")
+    arch = getattr(request, "param", "sm_90a")
     with _emulator().emulated_gpu(arch, progress=False) as gpu:
         yield gpu
     if not gpu.ok:
         pytest.fail(gpu.report(), pytrace=False)
 
 
-def emulate_or_fail(compiled: object, *args: object, lint: bool = False, **options: object) -> Any:
+def emulate_or_fail(compiled: object, *args: object, lint: bool = False, **options: object) -> Emulation:
     """Run the kernel; the test fails with the report of any finding."""
     api = _emulator()
     call = api.emulate_ptx if isinstance(compiled, (str, Path)) else api.emulate
@@ -71,7 +75,7 @@ def emulate_or_fail(compiled: object, *args: object, lint: bool = False, **optio
     return done
 
 
-def _emulator() -> Any:
+def _emulator() -> ModuleType:
     from .emulator import api
 
     return api
@@ -104,7 +108,7 @@ def is_false_verdict(value: object) -> bool:
         return False
 
 
-def failed_verdicts(traceback: TracebackType | None) -> list[Any]:
+def failed_verdicts(traceback: TracebackType | None) -> list[object]:
     """The false verdicts in a failed assertion, in evaluation order.
 
     They come from the assertion's expression. If it holds none, as in `assert verdict`, they come from variables of the
@@ -117,7 +121,7 @@ def failed_verdicts(traceback: TracebackType | None) -> list[Any]:
     local = traceback.tb_frame.f_locals
     parts = [value for name, value in local.items() if name.startswith(_PARTS) and is_false_verdict(value)]
     named = [value for name, value in local.items() if not name.startswith("@") and is_false_verdict(value)]
-    found: list[Any] = []
+    found: list[object] = []
     for value in parts or named:
         if all(value is not each for each in found):
             found.append(value)

@@ -12,7 +12,7 @@ Where an element of C sits follows from the instruction's map and from how a ker
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 
@@ -56,7 +56,7 @@ def plan_figure(plan: GemmPlan) -> Figure:
 
 
 @paged.page.register(GemmPlan)
-def plan_html(plan: Any, path: Any = None) -> str:
+def plan_html(plan: GemmPlan, path: str | Path | None = None) -> str:
     """The linked page of a plan; `path` writes it to a file, too."""
     text = page(plan_figure(plan))
     if path is not None:
@@ -106,7 +106,7 @@ def _ampere(plan: Sm80Plan) -> Figure:
     places = plan.mma.coords_C
     lane, v = np.indices((WARP, plan.mma.accumulator_registers))
     i, j = (np.asarray(x, np.int64) for x in places(lane, v))
-    found: list[tuple[Any, ...]] = []
+    found: list[tuple[Table, ...]] = []
     for warp, (along_m, along_n) in _warps(plan):
         for m in range(plan.blocks[0]):
             for n in range(plan.blocks[1]):
@@ -128,7 +128,7 @@ def _warps(plan: Sm80Plan) -> Iterator[tuple[int, tuple[int, int]]]:
         yield warp, (int(along_m), int(along_n))
 
 
-def _joined(found: list[tuple[Any, ...]]) -> tuple[Any, ...]:
+def _joined(found: list[tuple[Table, ...]]) -> tuple[Table, ...]:
     return tuple(np.concatenate([np.broadcast_to(part, found[0][2].shape).ravel() for part in column])
                  for column in zip(*found, strict=True))  # fmt: skip
 
@@ -148,7 +148,7 @@ def _by_load(plan: Sm80Plan, number: int, holder: Holder) -> PageMatrix:
     i, k = (np.asarray(x, np.int64) for x in atom.coords(operand.name)(lane, v))
     one, depth = atom.tile_of(operand.name)
     blocks, indices = operand.warp_extent // one, _indices(operand)
-    found: list[tuple[Any, ...]] = []
+    found: list[tuple[Table, ...]] = []
     for warp, along in _warps(plan):
         for block in range(blocks):
             for step in range(plan.steps):

@@ -110,7 +110,7 @@ def distinct(needs: Iterable[str]) -> tuple[str, ...]:
 
 
 def unmarked(text: str) -> str:
-    """A text without the marks that keep extents of our own apart from the user's symbols: no reader needs them."""
+    """A text without the marks that keep rounded-up extents apart from symbols."""
     return _MARK.sub("", text)
 
 

@@ -33,7 +33,7 @@ SIZES = 400  # sizes at which a counterexample is looked for
 
 
 def prove_formulas(
-    left: Formula, right: Formula, extents: Mapping[str, Any] | None = None, /, **more: object
+    left: Formula, right: Formula, extents: Mapping[str, object] | None = None, /, **more: object
 ) -> Proof | CounterExample | Undecided:
     """Prove that two index formulas agree on a box at every size of the facts.
 
@@ -54,15 +54,15 @@ def prove_formulas(
     >>> print(answer.explain())
     not equivalent at M=1: (0,64) gives 72 and 64
     """
-    extents = {name: entry(n, f"the extent of {name}") for name, n in {**(extents or {}), **more}.items()}
+    sizes = {name: entry(n, f"the extent of {name}") for name, n in {**(extents or {}), **more}.items()}
     try:
-        box, (f, g) = rewrite(extents, left, right)
+        box, (f, g) = rewrite(sizes, left, right)
     except MissingFact as stuck:
-        return _exhaust(left, right, extents, stuck)
+        return _exhaust(left, right, sizes, stuck)
     entries = [c for x in (*leaves(f), *leaves(g)) for c in (x.constant, *x.terms.values())]
     entries += [x for _, e, q, _ in box.covers for x in (e, q)] + [e for d in box.digits.values() for e in d]
     rounded = gens(*[k for k, *_ in box.covers])
-    used = [i for i in gens(*extents.values(), *entries) if i not in rounded]
+    used = [i for i in gens(*sizes.values(), *entries) if i not in rounded]
     fs, gs = leaves(f), leaves(g)
     if len(fs) == len(gs) and all(x.same(y) for x, y in zip(fs, gs, strict=True)):
         ranges = list(box.extents.items())
@@ -79,7 +79,7 @@ def prove_formulas(
     needs = box.missing()
     if not used:
         # Forms that differ outside the box only: digits over-cover, and this many values can be enumerated.
-        return _exhaust(left, right, extents, MissingFact(why, needs))
+        return _exhaust(left, right, sizes, MissingFact(why, needs))
     return Undecided(why + (f"; {' or '.join(needs)} would decide it" if needs else ""))
 
 
@@ -133,9 +133,10 @@ def _text(f: Any) -> str:
 
 
 def _exhaust(
-    left: Formula, right: Formula, extents: dict[str, Any], stuck: MissingFact
+    left: Formula, right: Formula, sizes: Mapping[str, Scalar], stuck: MissingFact
 ) -> Proof | CounterExample | Undecided:
-    if any(n.__class__ is Polynomial for n in extents.values()):
+    extents = {name: n for name, n in sizes.items() if n.__class__ is int}
+    if len(extents) < len(sizes):
         return Undecided(str(stuck))
     size = prod(extents.values())
     if size > LIMIT:
@@ -281,7 +282,7 @@ def _first_inside(box: DigitBox, difference: NormalForm, sizes: dict[int, int]) 
 
 
 def _all_outside(box: DigitBox, difference: NormalForm, sizes: Mapping[int, int], at: Mapping[str, int]) -> bool:
-    """True if the digits' first difference `at` is past the end of its last variable, and every later one as well."""
+    """True if `at`, the first difference, and all later ones lie outside the box."""
     last = [v for v, x in at.items() if x][-1:]
     used = {v for s in difference.terms for v, _ in s}
     if not last or any(v in used for v in list(at)[list(at).index(last[0]) + 1 :]):

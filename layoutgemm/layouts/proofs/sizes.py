@@ -26,7 +26,7 @@ DOUBLINGS = 40  # of a size that grows from its least value
 def refuting(gs: list[int], look: Look) -> tuple[CounterExample, dict[int, int]] | None:
     """A counterexample and its sizes: small sizes by growing total, then sizes that double, then random ones.
 
-    `look` is the answer at one size, which says nothing where it is None.
+    `look` answers at one size; None says nothing.
     """
     for env in itertools.islice(valuations(gs, 12 if len(gs) <= 3 else 6), TRIES):
         found = look(env)
@@ -57,7 +57,7 @@ def grown(gs: list[int], look: Look) -> tuple[CounterExample, dict[int, int]] | 
 
 
 def _away(g: int, by: int) -> int:
-    """A value of a generator, so far from its least one (0 if none) as its bounds let it be."""
+    """The least value of a generator (0 if none), moved `by` within its bounds."""
     low, high = GENERATORS[g].low, GENERATORS[g].high
     if low is None:
         return by if high is None else high - by
@@ -65,7 +65,7 @@ def _away(g: int, by: int) -> int:
 
 
 def _shrunk(found: CounterExample, env: dict[int, int], look: Look) -> tuple[CounterExample, dict[int, int]]:
-    """The counterexample at smaller sizes, by halving one after the other until none of them shrinks."""
+    """The counterexample at smaller sizes, found by bisection of one after the other."""
     before: dict[int, int] = {}
     while env != before:
         before = env
