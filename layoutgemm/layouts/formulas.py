@@ -67,7 +67,7 @@ def expr(layout: object, *names: str) -> Any:
             raise LayoutError(refusal(name, f"the name of a coordinate of {layout}", wanted))
     twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
     if twice is not None:
-        raise LayoutError(f"two coordinates of {layout} have the name {twice!r}: each needs one of its own")
+        raise LayoutError(f"two coordinates of {layout} have the name {shown(twice)}: each needs one of its own")
     return registries.closed_form(layout, names)
 
 

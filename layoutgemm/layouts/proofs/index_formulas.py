@@ -24,7 +24,7 @@ from ..symbols.generators import GENERATORS, describe
 from ..symbols.polynomial import MissingFact, Polynomial, Scalar, gens, show, val, valuations
 from .digit_boxes import Digit, DigitBox, unmarked
 from .digits import Formula, NormalForm, call, rewrite
-from .sizes import grown
+from .sizes import grown, refuting
 from .sizes import sizes as values_of
 from .verdicts import Answer, CounterExample, Proof, Undecided
 
@@ -137,7 +137,7 @@ def _exhaust(
 ) -> Proof | CounterExample | Undecided:
     extents = {name: n for name, n in sizes.items() if n.__class__ is int}
     if len(extents) < len(sizes):
-        return Undecided(str(stuck))
+        return _refuted(left, right, sizes, stuck)
     size = prod(extents.values())
     if size > LIMIT:
         return Undecided(f"{stuck}; and {size} coordinates are too many to try")
@@ -154,6 +154,27 @@ def _exhaust(
     coord = coordinate(index, list(extents.values()))
     at = dict(zip(extents, coord, strict=True))
     return CounterExample(_single(coord), call(left, at), call(right, at), index, method="exhaustion")
+
+
+def _refuted(
+    left: Formula, right: Formula, sizes: Mapping[str, Scalar], stuck: MissingFact
+) -> CounterExample | Undecided:
+    """A counterexample at sizes whose boxes are small, by all of their values; no size proves anything."""
+    left_to_try = LIMIT // 4
+
+    def look(env: dict[int, int]) -> CounterExample | None:
+        nonlocal left_to_try
+        extents = {name: val(n, env) for name, n in sizes.items()}
+        size = prod(extents.values())
+        if size > min(LIMIT // 32, left_to_try):
+            return None
+        found = _exhaust(left, right, extents, stuck)
+        # A formula that uses symbols has no values at any size.
+        left_to_try = 0 if isinstance(found, Undecided) else left_to_try - size
+        return _at_sizes(found, env) if isinstance(found, CounterExample) else None
+
+    refuted = refuting(list(gens(*sizes.values())), look)
+    return Undecided(str(stuck)) if refuted is None else refuted[0]
 
 
 def tabulate(formula: Formula, extents: Mapping[str, int]) -> list[np.ndarray]:
@@ -225,7 +246,7 @@ def _witness(box: DigitBox, f: object, g: object, used: list[int]) -> CounterExa
         extents = [val(n, sizes) for n in box.extents.values()]
         index = sum(x * prod(extents[:i]) for i, x in enumerate(coord))
         left, right = _values(f, sizes, coord), _values(g, sizes, coord)
-        return _counterexample(_single(coord), left, right, index, env)
+        return _at_sizes(CounterExample(_single(coord), left, right, index, method="digits"), env)
 
     for env in itertools.islice(valuations(used, 24), SIZES):
         found = look(env)
@@ -235,12 +256,12 @@ def _witness(box: DigitBox, f: object, g: object, used: list[int]) -> CounterExa
     return None if beyond is None else beyond[0]
 
 
-def _counterexample(coord: object, left: Scalar, right: Scalar, index: int, env: dict[int, int]) -> CounterExample:
+def _at_sizes(found: CounterExample, env: dict[int, int]) -> CounterExample:
     if not env:
-        return CounterExample(coord, left, right, index, method="digits")
+        return found
     values = values_of(env)
     where = ", ".join(f"{k}={v}" for k, v in values.items())
-    return CounterExample(coord, left, right, index, f"not equivalent at {where}", "digits", tuple(values.items()))
+    return replace(found, statement=f"not equivalent at {where}", sizes=tuple(values.items()))
 
 
 def _values(f: object, sizes: Mapping[int, int], coord: list[int]) -> Any:
@@ -249,20 +270,20 @@ def _values(f: object, sizes: Mapping[int, int], coord: list[int]) -> Any:
 
 def _first_inside(box: DigitBox, difference: NormalForm, sizes: dict[int, int]) -> list[int] | None:
     """The first coordinate of the true box at which the difference is not 0."""
-    # (variable, weight, extent) in colexicographic order, extents of 1 left out
+    # digits and weights in colexicographic order, without those that are 0 in the whole box
     digits: list[tuple[Digit, int]] = []
     position = {}
+    sizes_of = {v: val(n, sizes) for v, n in box.extents.items()}
     for v, extents in box.digits.items():
         for i, (e, w) in enumerate(zip(extents, box.weights[v], strict=True)):
-            if val(e, sizes) > 1:
+            if val(e, sizes) > 1 and val(w, sizes) < sizes_of[v]:
                 position[v, i] = len(digits)
                 digits.append(((v, i), val(w, sizes)))
     terms: dict[int, int] = {}
     for s, c in difference.terms.items():
-        k = val(c, sizes)
-        if k and all(digit in position for digit in s):
-            mask = sum(1 << position[digit] for digit in s)
-            terms[mask] = terms.get(mask, 0) + k
+        mask = sum(1 << position[digit] for digit in s if digit in position)
+        if mask:
+            terms[mask] = terms.get(mask, 0) + val(c, sizes)
     first = first_nonzero(val(difference.constant, sizes), terms, len(digits))
     if first is None:
         return None
@@ -270,27 +291,14 @@ def _first_inside(box: DigitBox, difference: NormalForm, sizes: dict[int, int]) 
     for ((v, _), w), x in zip(digits, first, strict=True):
         at[v] += w * x
     # Digits reach past the box, and past each other, where splits over-cover.
-    sizes_of = {v: val(n, sizes) for v, n in box.extents.items()}
     if all(at[v] < n for v, n in sizes_of.items()):
         true = _digits(box, sizes, list(at.values()))
         if all(true[digit] == x for (digit, _), x in zip(digits, first, strict=True)):
             return list(at.values())
-    if prod(sizes_of.values()) > LIMIT // 16 or _all_outside(box, difference, sizes, at):
+    if prod(sizes_of.values()) > LIMIT // 16:
         return None
     coordinates = _coordinates(list(sizes_of.values()))
     return next((c for c in coordinates if _value(difference, sizes, c)), None)
-
-
-def _all_outside(box: DigitBox, difference: NormalForm, sizes: Mapping[int, int], at: Mapping[str, int]) -> bool:
-    """True if `at`, the first difference, and all later ones lie outside the box."""
-    last = [v for v, x in at.items() if x][-1:]
-    used = {v for s in difference.terms for v, _ in s}
-    if not last or any(v in used for v in list(at)[list(at).index(last[0]) + 1 :]):
-        return False
-    weights = [val(w, sizes) for w in box.weights[last[0]]]
-    extents = [val(e, sizes) for e in box.digits[last[0]]]
-    grow = all(w * e <= above for w, e, above in zip(weights, extents, weights[1:], strict=False))
-    return grow and at[last[0]] >= val(box.extents[last[0]], sizes)
 
 
 def first_nonzero(constant: int, terms: Mapping[int, int], n: int) -> list[int] | None:

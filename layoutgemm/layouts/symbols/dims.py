@@ -50,7 +50,7 @@ def dim(name: str, multiple_of: int = 1, min: int = 1, max: int | None = None) -
     for what, relation, value in bounds:
         if value.__class__ is Polynomial:
             stated = f"{name} {relation} {show(value)}"
-            raise LayoutError(f"{what} of dim({name!r}) must be an integer; state a relation by given={stated!r}")
+            raise LayoutError(f"{what} of dim must be an integer; state a relation by given={shown(stated)}")
     multiple_of = as_int(multiple_of, f"multiple_of of dim({name!r})", least=1)
     min = as_int(min, f"min of dim({name!r})")
     max = None if max is None else as_int(max, f"max of dim({name!r})")
