@@ -23,12 +23,17 @@ TRIES = 1000  # sizes at which a counterexample is looked for
 DOUBLINGS = 40  # of a size that grows from its least value
 
 
+def candidates(gs: list[int]) -> Iterator[dict[int, int]]:
+    """Small sizes in order of growing total: candidates for a counterexample, never for a proof."""
+    return itertools.islice(valuations(gs, 12 if len(gs) <= 3 else 6), TRIES)
+
+
 def refuting(gs: list[int], look: Look) -> tuple[CounterExample, dict[int, int]] | None:
     """A counterexample and its sizes: small sizes by growing total, then sizes that double, then random ones.
 
     `look` answers at one size; None says nothing.
     """
-    for env in itertools.islice(valuations(gs, 12 if len(gs) <= 3 else 6), TRIES):
+    for env in candidates(gs):
         found = look(env)
         if isinstance(found, CounterExample):
             return found, env
