@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
+from ...arguments import shown
 from ...errors import OperandError
 
 
@@ -33,7 +34,7 @@ layer's weight itself keeps that layer, by where= of swap_linears; here it reads
     def _refused(self, other: object) -> NoReturn:
         raise OperandError(
             f"{type(self).__name__} is no tensor to compute with, dense() gives one: a module that reads a layer's "
-            f"weight itself keeps that layer, by where= of swap_linears; here it reads {self!r}"
+            f"weight itself keeps that layer, by where= of swap_linears; here it reads {shown(self)}"
         )
 
     @classmethod
