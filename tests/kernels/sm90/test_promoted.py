@@ -396,7 +396,7 @@ def test_refusals() -> None:
         ({"loop": scaled(depth=24)}, "multiple of the instruction's K = 32"),
         ({"a": "i8", "b": "i8:col", "c": "f32"}, "computes in f32"),
         ({"loop": "sum"}, "a Promoted, made by Promoted.of"),
-        ({"epilogue": Epilogue(Bias(name="sa"))}, "of different names"),
+        ({"epilogue": Epilogue(Bias(name="sa"))}, "two parameters of the kernel are named sa"),
     ):
         with pytest.raises(PlanError, match=text):
             derive(**given)
