@@ -125,7 +125,7 @@ THEOREM_GOAL_MS = 5.0
 def caches() -> list[Any]:
     """Every cache of results in the library."""
     found: dict[int, Any] = {}
-    for name, module in sys.modules.items():
+    for name, module in list(sys.modules.items()):  # looking at one may import others
         if name == "layoutgemm" or name.startswith("layoutgemm."):
             for value in list(vars(module).values()):
                 if hasattr(value, "cache_clear"):
