@@ -375,7 +375,7 @@ def result_of(launch: HostLaunch, machine: PtxMachine, seconds: float) -> Launch
     """The result of a launch, with lint of its arguments."""
     notes = [Finding(LINT, text) for text in dict.fromkeys(machine.launch.memory.notes)]
     for name, count, first in machine.launch.memory.written_behind():
-        text = f"{count} bytes were written behind the elements of {name}, in its storage: the first is byte {first}"
+        text = f"{count} bytes behind the elements of {name}, in its storage, were changed: the first is byte {first}"
         notes.append(Finding(EDGE, text, orders="pass the whole tensor, or store no further than its elements"))
     return LaunchResult(
         launch.kernel, launch.grid, launch.block, launch.cluster, launch.dynamic_shared, machine.counts,

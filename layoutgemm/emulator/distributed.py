@@ -130,7 +130,9 @@ def run_ranks(
     path: Path | str, arguments: Sequence[str], arch: Arch | str | int | tuple[int, int], ranks: int,
     policy: Policy | None = None, **options: object,
 ) -> ScriptRun:  # fmt: skip
-    """Run a Python script, or a module by its name, as torchrun would, each rank on an emulated GPU.
+    """Run a Python script as torchrun would, each rank on an emulated GPU.
+
+    A module, given by its name, runs as by `python -m`.
 
     Raises EmulatorError where the file is not there or torch is missing, PlanError for an unknown architecture.
     """

@@ -165,7 +165,7 @@ def test_a_second_call_makes_few_calls_more_than_matmul(name: str, monkeypatch: 
 
 @pytest.mark.parametrize("name", ["matmul", *READS, "ends"])
 def test_a_guarded_call_launches_what_the_checked_one_did(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every argument of a repeated call is the first one's, but the stream and the address of a new result."""
+    """Repeated calls have the first one's arguments, but for stream and result."""
     given = Tensors()
     with bare_launches(monkeypatch) as noted:
         made = [getattr(given, name)() for _ in range(4)]

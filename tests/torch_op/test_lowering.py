@@ -119,7 +119,7 @@ LEAST = Epilogue(RowReduce("min", "least"), stores_c=False)
 
 
 def scaled_and_grouped(a: Any, s: Any, b: Any, t: Any, x: Any, experts: Any, offs: Any, c: Any) -> tuple[Any, ...]:
-    """Sums of rows beside C with scales, with a scale of A alone, and of groups; a gate's least values without C."""
+    """Sums of rows beside C: scaled, by A's scale alone, of groups; then a gate's least."""
     totals, least = [x.new_zeros(24, dtype=torch.float32) for _ in range(3)], x.new_zeros(24, dtype=torch.float32)
     given = [{"bias": c, "total": total} for total in totals]
     one = scaled_matmul(a, s, b, t, epilogue=STEPS, given=given[0], out_dtype=BF16)

@@ -37,6 +37,7 @@ class GlobalBuffer:
 
     allocation  its bytes and those behind it, to the end of its allocation; it gets them if a kernel reaches them
     added       what the bytes behind it held then
+    told        whether changes of those bytes were reported
     before      bytes of its allocation that lie before it
     """
 
@@ -46,6 +47,7 @@ class GlobalBuffer:
     allocation: npt.NDArray[np.uint8] | None = None
     added: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
     before: int = 0
+    told: bool = False
 
     @property
     def end(self) -> int:
@@ -133,11 +135,15 @@ class GlobalMemory:
         return True
 
     def written_behind(self) -> Iterator[tuple[str, int, int]]:
-        """(name, bytes, first byte) of what was written behind each tensor that was passed, in its storage."""
+        """(name, bytes, first byte) of changes in the storage behind each passed tensor, said once.
+
+        It is asked after each launch, so that the launch that made a change is the one that has it.
+        """
         for buffer in self.buffers:
             held = len(buffer.data) - len(buffer.added)
             changed = np.flatnonzero(buffer.data[held:] != buffer.added)
-            if changed.size:
+            if changed.size and not buffer.told:
+                buffer.told = True
                 yield buffer.name, changed.size, held + int(changed[0])
 
     def address_of(self, buffer: GlobalBuffer, offset: int) -> int | None:

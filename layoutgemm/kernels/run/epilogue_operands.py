@@ -194,7 +194,7 @@ def words_of_tensors(
 def _further_words(
     plan: Sm90Plan, lines: Mapping[str, tuple[T, int]], numbers: Mapping[str, float]
 ) -> list[T | int]:  # fmt: skip
-    """The words of several matrices B and of a second pair, in the order of `plan.words`.
+    """The words of further matrices, in the order of `plan.words`.
 
     lines  the plan's further matrices by name: address, and elements from line to line
     """

@@ -159,7 +159,7 @@ _SAID = {  # arguments of a call, by those of a plan
 
 
 def _of_hopper(key: PlanKey) -> dict[str, object]:
-    """Parts that the mma.sync kernel lacks, by the arguments of a plan that ask for them."""
+    """Parts that the mma.sync kernel lacks, by the names of a plan's arguments."""
     parts = {"gated": key.gated, "prologue": key.prologue, "indexed": key.indexed, "triangles": key.triangles}
     return {**parts, "pair": key.sizes[4] or None}
 

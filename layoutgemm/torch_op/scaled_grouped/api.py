@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, overload
 
 import torch
@@ -570,32 +570,16 @@ class _RecordedGroups(torch.autograd.Function):
 _record = recorder(_RecordedGroups)
 
 
-def _recorded_by_offsets(
-    product: ProductCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor
+def _recorded_by(
+    said: str, product: ProductCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor
 ) -> torch.Tensor | None:
     """The recorded product of a kept launch; None for what is no node of its own."""
-    return _recorded_by(product, a, b, groups, OFFSETS)
-
-
-def _recorded_by_ends(
-    product: ProductCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor
-) -> torch.Tensor | None:
-    """Likewise."""
-    return _recorded_by(product, a, b, groups, ENDS)
-
-
-def _recorded_by(
-    product: ProductCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, said: str
-) -> torch.Tensor | None:
     found = product(a, b, groups) if _is_recorded(a, b) else None
     return None if found is None else _record(a, b, groups, said, [found])
 
 
-_RECORDED = {
-    OFFSETS: _recorded_by_offsets,
-    ENDS: _recorded_by_ends,
-    COUNTS: None,
-}  # a product of masked rows is no node of its own
+# A product of masked rows is no node of its own.
+_RECORDED = {OFFSETS: partial(_recorded_by, OFFSETS), ENDS: partial(_recorded_by, ENDS), COUNTS: None}
 
 
 def _first_recorded(

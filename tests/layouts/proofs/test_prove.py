@@ -316,7 +316,7 @@ def test_a_size_that_passes_a_constant_refutes():
         answer = injective(layout)
         assert isinstance(answer, CounterExample) and dict(answer.sizes) == found, answer
         assert layout.at(**found).is_injective().coord == answer.coord
-        for name in found:  # one step below there is none
+        for name in found:  # one step below, it is injective
             step = 64 if name == "Q" else 1
             if found[name] > step:
                 assert layout.at(**{**found, name: found[name] - step}).is_injective().ok

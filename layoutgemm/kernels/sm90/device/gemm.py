@@ -163,7 +163,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
     def maps_of_second_pair(
         self, extents: Mapping[str, Int32], words: Sequence[Int64]
     ) -> tuple[list[bridge.TensorMap], list[bridge.TensorMap]]:
-        """The tensor maps of A2 and of the matrices that it multiplies, `plan.second_maps` of them."""
+        """The `plan.second_maps` tensor maps: of A2, and of what it multiplies."""
         plan = self.plan
         if plan.pair is None:
             return [], []
