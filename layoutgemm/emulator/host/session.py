@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import EmulatorError
 from .arguments import memory_found_by
+from .callers import with_callers
 from .cuda_calls import DeviceMemory, cuda_calls
 from .devices import GpuModel
 from .dsl_calls import RefusedArgumentError, types_of, watch
@@ -223,6 +224,7 @@ def _launches(device: GpuModel, folder: str, launch: Callable[..., None]) -> Ite
     from unittest import mock
 
     import cutlass
+    import cutlass._mlir_helpers.op as operations
     from cutlass.base_dsl.dsl import BaseDSL
     from cutlass.base_dsl.jit_executor import JitCompiledFunction
 
@@ -258,6 +260,9 @@ def _launches(device: GpuModel, folder: str, launch: Callable[..., None]) -> Ite
             stack.enter_context(mock.patch.object(owner, name, value))
 
         patch(BaseDSL, "generate_mlir_function_types", packed)
+        if hasattr(operations, "_get_location_from_frame_info"):
+            located = with_callers(operations._get_location_from_frame_info)
+            patch(operations, "_get_location_from_frame_info", located)
         if (ffi := sys.modules.get("tvm_ffi")) is not None:
             patch(ffi, "from_dlpack", _on_the_gpu(ffi.from_dlpack))
         for kind in (JitCompiledFunction, *_below(JitCompiledFunction)):

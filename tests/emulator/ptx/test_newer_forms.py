@@ -223,7 +223,7 @@ FORMATS = {
 
 
 def by_carry(word: int, random_bits: list[int], kind: str, saturates: bool, relu: bool) -> int:
-    """An f32 rounded by the carry out of its lost mantissa bits plus the random bits, in integers."""
+    """An f32 rounded by the carry out of its lost bits plus the random bits."""
     mantissa, least, _, largest, nan, _ = ROUNDED[kind]
     exponent, fraction = word >> 23 & 255, word & 0x7FFFFF
     negative = bool(word >> 31)

@@ -170,4 +170,6 @@ def test_the_line_of_an_inlined_function_is_its_callers():
         " mov.b32 %r, 2;\n .loc 2 70 1, function_name L+8, inlined_at 1 9 1\n mov.b32 %r, 3;\n .loc 2 0 0\n ret; }\n"
     )
     kernel = parse(text + '.file 1 "k.cu"\n.file 2 "library.hpp"\n')[0]
-    assert [str(ins.source) for ins in kernel.instructions] == ["k.cu:5", "k.cu:9", "k.cu:9, in library.hpp:70", "None"]
+    assert [str(ins.source) for ins in kernel.instructions] == [
+        "k.cu:5", "k.cu:9, called in line 5", "k.cu:9, called in line 5, in library.hpp:70", "None",
+    ]  # fmt: skip
