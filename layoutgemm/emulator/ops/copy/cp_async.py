@@ -102,6 +102,8 @@ def copy(program: Program, ins: PtxInstruction) -> Run:
     target, source, bytes_, *rest = ins.operands
     size = cp_async(constant(bytes_), ins.words[2]).bytes
     if "L2::cache_hint" in ins.words:
+        if not rest or program.generator.misfit(rest[-1], 64):
+            raise ValueError(f"{ins.opcode} takes a cache policy of 64 bits as its last operand")
         rest = rest[:-1]
     if len(rest) > 1:
         raise ValueError(f"{ins.opcode} with {len(rest)} operands after the size")
