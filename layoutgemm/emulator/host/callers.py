@@ -8,27 +8,36 @@ an inlined function has in `.loc ... inlined_at`. The DSL's compiler keeps one c
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any
 
 _CALLS_KERNELS = "kernel_wrapper"  # the function of the DSL whose callee is a kernel
 
 
-def with_callers(plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The DSL's `_get_location_from_frame_info`, whose locations also have the callers of helper functions."""
+@contextmanager
+def named_callers() -> Iterator[None]:
+    """The DSL's locations also have the callers of helper functions."""
+    from unittest import mock
+
     import cutlass._mlir_helpers.op as operations
     from cutlass._mlir import ir
 
+    name = "_get_location_from_frame_info"
+    plain = getattr(operations, name, None)
+    if plain is None:  # another version of the DSL
+        yield
+        return
     is_framework = operations._is_framework_stack_frame
 
     def located(info: Any) -> Any:
         location = plain(info)
-        frame = sys._getframe(1)  # of the DSL; the user's frames are behind it
-        caller = calling_line(frame, is_framework)
+        caller = calling_line(sys._getframe(1), is_framework)  # a frame of the DSL; the user's are behind it
         return location if caller is None else ir.Location.callsite(location, [ir.Location.file(*caller, 0)])
 
-    return located
+    with mock.patch.object(operations, name, located):
+        yield
 
 
 def calling_line(frame: FrameType, is_framework: Callable[[FrameType], bool]) -> tuple[str, int] | None:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import EmulatorError
 from .arguments import memory_found_by
-from .callers import with_callers
+from .callers import named_callers
 from .cuda_calls import DeviceMemory, cuda_calls
 from .devices import GpuModel
 from .dsl_calls import RefusedArgumentError, types_of, watch
@@ -224,7 +224,6 @@ def _launches(device: GpuModel, folder: str, launch: Callable[..., None]) -> Ite
     from unittest import mock
 
     import cutlass
-    import cutlass._mlir_helpers.op as operations
     from cutlass.base_dsl.dsl import BaseDSL
     from cutlass.base_dsl.jit_executor import JitCompiledFunction
 
@@ -251,7 +250,7 @@ def _launches(device: GpuModel, folder: str, launch: Callable[..., None]) -> Ite
         known = self.execution_args.signature.parameters  # no constants, and not the object whose method is called
         return call(self, **{name: value for name, value in packs.named.items() if name in known})
 
-    with ExitStack() as stack, warnings.catch_warnings(), _short_names():
+    with ExitStack() as stack, warnings.catch_warnings(), _short_names(), named_callers():
         warnings.filterwarnings("ignore", "Cache is disabled as user wants")  # PTX is kept for the emulator
 
         def patch(owner: object, name: str, value: object) -> None:
@@ -260,9 +259,6 @@ def _launches(device: GpuModel, folder: str, launch: Callable[..., None]) -> Ite
             stack.enter_context(mock.patch.object(owner, name, value))
 
         patch(BaseDSL, "generate_mlir_function_types", packed)
-        if hasattr(operations, "_get_location_from_frame_info"):
-            located = with_callers(operations._get_location_from_frame_info)
-            patch(operations, "_get_location_from_frame_info", located)
         if (ffi := sys.modules.get("tvm_ffi")) is not None:
             patch(ffi, "from_dlpack", _on_the_gpu(ffi.from_dlpack))
         for kind in (JitCompiledFunction, *_below(JitCompiledFunction)):
