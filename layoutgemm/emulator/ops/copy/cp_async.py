@@ -94,7 +94,7 @@ class CpAsyncCopy:
 
 
 def _without_policy(program: Program, ins: PtxInstruction, operands: list[PtxOperand]) -> list[PtxOperand]:
-    """The operands behind the size without the cache policy, which has no effect. Raises ValueError if it is missing."""
+    """The operands behind the size without the cache policy. Raises ValueError if that is missing."""
     if "L2::cache_hint" not in ins.words:
         return operands
     last = operands[-1] if operands else None
