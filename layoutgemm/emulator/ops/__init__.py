@@ -24,7 +24,7 @@ from ...errors import PtxError
 from ..ptx.codegen import UNREADABLE
 from ..ptx.parser import PtxInstruction, PtxKernel
 from ..ptx.program import Program, Run
-from .registry import BUILDERS, GUARDS, guarded
+from .registry import BUILDERS, GUARDS, HINT, guarded
 from .spellings import check_spelling, check_words
 
 MODULES = (
@@ -60,6 +60,8 @@ def build(program: Program, ins: PtxInstruction) -> Run:
             try:
                 check_spelling(ins, program.kernel.target)
                 run = builder(program, ins)
+                if HINT in ins.words:
+                    program.value(ins.operands[-1], "u64")
                 check_words(ins, program.kernel.target)
             except UNREADABLE as error:
                 raise PtxError(f"{ins.where}: {ins.text}: {error}") from None

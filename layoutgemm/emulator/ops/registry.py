@@ -12,6 +12,7 @@ from ..ptx.values import is_uniform, lane_bits
 Builder = Callable[[Program, PtxInstruction], Run]
 BUILDERS: dict[str, Builder] = {}  # opcode, or the beginning of one up to a dot -> builder
 GUARDS: set[str] = set()  # builders of these handle the predicate themselves
+HINT = "L2::cache_hint"  # the word of an instruction whose last operand is a cache policy
 TAKEN = object()  # marks a fiber that was split off to execute one predicated instruction
 
 

@@ -161,6 +161,11 @@ class CodeGenerator:
     def fits(self, operand: PtxOperand, kind: str, wider: bool, beside: bool) -> None:
         """Raise ValueError for a register or literal of another width or class than a type."""
         kind = "pred" if kind == "p" else kind
+        if kind == "address":  # an integer of any width
+            found = self.kinds.get(operand.text, "b64")
+            if _class(found) not in ("b", "integer") or bits_of(found) > 64:
+                raise ValueError(f"{operand.text} is a register of type .{found}, where an address is needed")
+            return
         if operand.kind == "number" and (_is_float(operand.text), kind[0]) in ((True, "u"), (True, "s"), (False, "f")):
             what = "a float" if _is_float(operand.text) else "an integer"
             raise ValueError(f"{operand.text} is {what}, where .{kind} is needed")

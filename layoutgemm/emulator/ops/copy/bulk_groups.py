@@ -161,7 +161,7 @@ def bulk_wait(program: Program, ins: PtxInstruction) -> Run:
     """cp.async.bulk.wait_group: until at most N of the thread's groups are pending, or (.read) unread."""
     known(ins, "async", "bulk", "wait_group", "read")
     constant(ins.operands[0])
-    left, read = program.value(ins.operands[0]), "read" in ins.words
+    left, read = program.value(ins.operands[0], "u32"), "read" in ins.words
 
     def go(fiber: Fiber) -> None:
         ledger = fiber.cta.cluster.ledger

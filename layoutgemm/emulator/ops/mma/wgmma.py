@@ -412,14 +412,14 @@ def product(program: Program, ins: PtxInstruction) -> Run:
     sign, majors = _immediates(plain, in_smem, [int(operand.text) for operand in rest])
     form = _form(n, a, b, c, plain.atom.a_source, plain.saturates, sparse, *majors)
     spelled(ins, form.atom.ptx, "satfinite")
-    names = _registers(program, ins, target, form.c.registers)
-    lent = [] if form.a is None else _registers(program, ins, first, form.a.registers)
+    names = _registers(program, target, form.c.registers, "f32" if c == "f32" else "b32")
+    lent = [] if form.a is None else _registers(program, first, form.a.registers, "b32")
     used = sum(1 << register for register in {*names, *lent})
     pick: Picks = itemgetter(*names) if len(names) > 1 else lambda registers: (registers[names[0]],)
-    describe_a = None if lent else program.value(first, "b64")
-    describe_b, adds = program.value(second, "b64"), program.value(scale, "pred")
+    describe_a = None if lent else program.value(first, "u64")
+    describe_b, adds = program.value(second, "u64"), program.value(scale, "pred")
     metadata = RegisterMetadata.of(form.atom, constant(selects[1])) if sparse else None
-    codes = program.value(selects[0]) if sparse else None
+    codes = program.value(selects[0], "b32") if sparse else None
 
     def go(fiber: Fiber) -> None:
         fiber.whole()
@@ -461,8 +461,8 @@ def _immediates(form: WgmmaOperation, in_smem: bool, given: list[int]) -> tuple[
     return (signs[0], signs[1]), (MAJORS[transposed[0]], MAJORS[transposed[1]])
 
 
-def _registers(program: Program, ins: PtxInstruction, operand: PtxOperand, count: int) -> list[int]:
-    targets = program.targets(operand)
+def _registers(program: Program, operand: PtxOperand, count: int, kind: str) -> list[int]:
+    targets = program.targets(operand, kind)
     if len(targets) != count or None in targets:
         raise ValueError(f"{count} registers are needed where {len(targets)} are given")
     return [target for target in targets if target is not None]

@@ -56,7 +56,7 @@ def allocate(program: Program, ins: PtxInstruction) -> Run:
     """
     known(ins, "alloc", "sync", "aligned", "shared::cta", "b32", *GROUPS)
     size = group_size(ins)
-    address, wanted = program.address(ins.operands[0]), program.value(ins.operands[1])
+    address, wanted = program.address(ins.operands[0]), program.value(ins.operands[1], "u32")
 
     def go(fiber: Fiber) -> int | None:
         fiber.whole()
@@ -108,7 +108,7 @@ def deallocate(program: Program, ins: PtxInstruction) -> Run:
     """
     known(ins, "dealloc", "sync", "aligned", "b32", *GROUPS)
     size = group_size(ins)
-    address, wanted = program.value(ins.operands[0]), program.value(ins.operands[1])
+    address, wanted = program.value(ins.operands[0], "u32"), program.value(ins.operands[1], "u32")
 
     def go(fiber: Fiber) -> None:
         fiber.whole()
@@ -176,7 +176,7 @@ def commit(program: Program, ins: PtxInstruction) -> Run:
         raise ValueError("it has .mbarrier::arrive::one, and a mask with .multicast::cluster")
     size = group_size(ins)
     address = program.address(ins.operands[0])
-    mask = program.value(ins.operands[1], "b16") if multicast in ins.words else None
+    mask = program.value(ins.operands[1], "u16") if multicast in ins.words else None
 
     def go(fiber: Fiber) -> None:
         group_of(fiber, size, False)

@@ -266,7 +266,14 @@ def test_a_source_outside_of_its_buffer_is_named_at_the_copy():
         run(body, {"a": np.zeros(16, np.float32)}, block=1, shared=64)
 
 
-@pytest.mark.parametrize("operands", ["16", "16, %r1", "16, %p1"])
-def test_a_cache_hint_needs_its_policy(operands):
-    with pytest.raises(PtxError, match="takes a cache policy of 64 bits as its last operand"):
+@pytest.mark.parametrize(
+    ("operands", "says"),
+    [
+        ("16", "takes a cache policy of 64 bits as its last operand"),
+        ("16, %r1", "%r1 is a register of 32 bits, where one of 64 is needed"),
+        ("16, %p1", "%p1 is a register of 1 bits, where one of 64 is needed"),
+    ],
+)
+def test_a_cache_hint_needs_its_policy(operands: str, says: str) -> None:
+    with pytest.raises(PtxError, match=says):
         go(f"cp.async.cg.shared.global.L2::cache_hint [%r10], [%d0], {operands};")
