@@ -243,6 +243,8 @@ def load(program: Program, ins: PtxInstruction) -> Run:
     """ld: elements of consecutive addresses into one register each."""
     form = AccessForm(ins)
     targets, width = program.targets(ins.operands[0], form.kind, True), _width(program, ins.operands[0], form)
+    if targets == [None]:
+        raise ValueError(f"the result of {ins.words[0]} cannot be dropped")
     address, lanes_of, after = program.address(ins.operands[1]), taken(program, ins), ins.pc + 1
     size, count, kind = form.bytes, form.count, form.kind
     # A compiler that joins loads may read elements between them, whose registers nothing reads: they order nothing.

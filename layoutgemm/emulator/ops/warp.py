@@ -38,15 +38,16 @@ def shuffle(program: Program, ins: PtxInstruction) -> Run:
     known(ins, "sync", "idx", "up", "down", "bfly", "b32")
     mode = ins.words[2]
     target, inside = _pair(program, ins.operands[0], "b32")
-    kinds = ("b32", "u32", "u32", "u32")
+    if target is None:
+        raise ValueError("the result of shfl cannot be dropped")
+    kinds = ("b32", "b32", "b32", "u32")
     value, other, bound, mask = (program.value(one, kind) for one, kind in zip(ins.operands[1:], kinds, strict=True))
 
     def go(fiber: Fiber) -> None:
         members = fiber.members(fiber.one(mask(fiber)))
         x, b, c = value(fiber), other(fiber), bound(fiber)
         if is_uniform(x) and inside is None:
-            if target is not None:
-                fiber.registers[target] = index(x)
+            fiber.registers[target] = index(x)
             return
         segment = c >> 8 & 31
         top = LANE & segment | c & 31 & ~segment
@@ -68,8 +69,7 @@ def shuffle(program: Program, ins: PtxInstruction) -> Run:
         if (members >> asked & 1 == 0).any():
             away = int(asked[(members >> asked & 1) == 0][0])
             fiber.machine.problem("divergence", f"shfl.sync reads lane {away}, which does not take part", fiber)
-        if target is not None:
-            fiber.registers[target] = compact(lanes_of(x)[source])
+        fiber.registers[target] = compact(lanes_of(x)[source])
         if inside is not None:
             fiber.registers[inside] = compact(np.broadcast_to(valid, LANE.shape).copy())
 

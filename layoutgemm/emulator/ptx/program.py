@@ -506,12 +506,11 @@ class Program:
 def _elements(operand: PtxOperand, kind: str, wider: bool) -> tuple[tuple[PtxOperand, ...], str, bool]:
     """The elements of a register or vector, the type of each register, and whether it may be wider.
 
-    ptxas takes registers of 16 bits for vectors of smaller elements, and any of the right width for halves.
+    ptxas takes registers of 16 bits for vectors of smaller elements, and for all but f32 and f64 any of that width.
     """
     if operand.kind != "vector":
         return (operand,), kind, wider
-    bits = bits_of(kind)
-    return operand.parts, f"b{max(bits, 16)}" if bits < 16 or "f16" in kind else kind, False
+    return operand.parts, kind if kind in ("f32", "f64") else f"b{max(bits_of(kind), 16)}", False
 
 
 def _numbers(bits: int) -> Iterator[int]:

@@ -19,7 +19,6 @@ import numpy.typing as npt
 from ....dtypes import DType, dtype
 from ....errors import EmulatorError
 from ...machine.interpreter import Fiber
-from ...ptx.codegen import bits_of
 from ...ptx.parser import PtxInstruction, PtxOperand
 from ...ptx.program import Program, Reader, Run
 from ...ptx.values import FULL, LANES, Value, compact
