@@ -20,7 +20,7 @@ from ...errors import PlanError
 from ...schedule import GpcOrder, Persistent, Schedule
 from ..derive import Operand, OperandPlan
 from ..epilogue.chain import Epilogue, EpilogueOperand
-from ..indexed.rows import OUT_ROWS, IndexedRows
+from ..indexed.rows import IndexedRows
 from ..numbers import W
 from ..orders import Order, is_symmetric
 from ..partials import PartialResults, ReducingPlan, RowExchange, check_reductions, partials_of
@@ -373,9 +373,9 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
 
         values  that the plan reads, by name
         """
-        if not self.scatters:
+        rows = super().stored_rows(values)
+        if rows is None:
             return None
-        rows = values[OUT_ROWS]
         return rows[: int(values[self.ragged.name][-1])] if self.ragged is not None and self.ragged.ends else rows
 
     @property
