@@ -43,6 +43,7 @@ from .quantized.warp_products import WarpProducts, warp_products
 from .request import ProductParts, Sm90Request, second_maps
 from .shards import Gathered, Shards
 from .smem import Sm90Smem, SplitKExchange
+from .triangular.mirror import is_mirrored
 from .triangular.operands import Triangles
 
 
@@ -501,7 +502,8 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
     @property
     def partials(self) -> tuple[PartialResults, ...]:
         """The partial results of the epilogue's reductions."""
-        found = partials_of(self.epilogue, self.columns_at_a_time, joined=self.joined_rows)
+        joined, mirrored = self.joined_rows, is_mirrored(self.order.schedule)
+        found = partials_of(self.epilogue, self.columns_at_a_time, joined=joined, mirrored=mirrored)
         return tuple(each for each in found if self.row_exchange is None or each.step.axes != "m")
 
     @property
