@@ -499,6 +499,26 @@ def _resolved(annotation: object, names: _Names) -> object:
         return Any
 
 
+_MADE_BEFORE = (
+    "epilogues, orders, layouts and configurations of layoutgemm are made before the compiled function is called; "
+    "epilogues, prologues and Triangles also in a function marked by torch.compiler.assume_constant_result"
+)
+
+
+def not_in_graphs(function: F) -> F:
+    """The function, marked: torch.compile refuses to trace it, and says what to do.
+
+    torch.compiler.disable sets the same marks, but imports the whole compiler. Without fullgraph=True the graph breaks
+    there, and Python calls the function.
+
+    >>> not_in_graphs(lambda: 3)()
+    3
+    """
+    function.__dict__["_torchdynamo_disable"] = True
+    function.__dict__["_torchdynamo_disable_msg"] = _MADE_BEFORE
+    return function
+
+
 def checked(error: type[LayoutError] = LayoutError) -> Callable[[F], F]:
     """A decorator that converts and checks each argument by its parameter's annotation.
 
@@ -553,6 +573,7 @@ class _Readers(NamedTuple):
     rest: _AnnotationReader | None
 
 
+@not_in_graphs
 def _readers_of(function: Callable[..., object]) -> _Readers:
     names = _Names(function.__globals__)
     positional, by_name, rest = [], {}, None
@@ -572,6 +593,7 @@ def _readers_of(function: Callable[..., object]) -> _Readers:
 _FIELDS: dict[type, list[tuple[str, _AnnotationReader]]] = {}
 
 
+@not_in_graphs
 def settle(value: object, error: type[LayoutError] = LayoutError) -> None:
     """Convert and check each field of a dataclass, as the first line of its `__post_init__`.
 

@@ -18,7 +18,7 @@ from math import lcm
 import numpy as np
 import numpy.typing as npt
 
-from ...arguments import checked, shown
+from ...arguments import checked, not_in_graphs, shown
 from ...errors import PlanError
 from ..plan import MAX_WORDS, PERSISTENT_PARAMETERS, WORKSPACE
 from .grouped_matrix import GroupedMatrix, parts_of
@@ -81,6 +81,7 @@ class Epilogue:
     lines: bool = False
     json: str = field(init=False, repr=False, compare=False)
 
+    @not_in_graphs
     def __init__(
         self, *steps: Step, flipped: bool = False, pairs: bool = False, stores_c: bool = True, sums: int = 0,
         lines: bool = False,

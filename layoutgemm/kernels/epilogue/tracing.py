@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ...arguments import as_arithmetic
+from ...arguments import as_arithmetic, not_in_graphs
 from ...arguments import shown as bounded
 from ...errors import LayoutError, PlanError
 from ...memo import exact
@@ -188,6 +188,7 @@ class Operations:
         return _apply("where", yes.kind, condition, yes, no)
 
 
+@not_in_graphs
 def trace(
     function: Callable[..., object], names: tuple[str, ...], coordinates: tuple[str, str] = ("i", "j")
 ) -> Expression:

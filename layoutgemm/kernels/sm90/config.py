@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...arch import MAX_GRID, Arch
 from ...arch import arch as arch_named
-from ...arguments import shown
+from ...arguments import not_in_graphs, shown
 from ...atoms.copy.base import WARP
 from ...atoms.tma.rules import L2_PROMOTION
 from ...checks.budgets import WARPGROUP, launch_registers, setmaxnreg_problem
@@ -210,6 +210,7 @@ class Sm90Config:
     staged_epilogue_k_tiles: int
     tuning: Sm90Tuning
 
+    @not_in_graphs
     def __init__(
         self, tile: tuple[int, int] = (128, 256), tile_k: int | None = None, stages: int | None = None,
         consumers: int = 2, schedule: str = "cooperative", loader: str = "self", loaded_a_rows: int | None = None,
