@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeGuard, TypeVar, Union
 
 from .errors import LayoutError
+from .graph_marks import constant_in_graphs, not_in_graphs
 
 __all__ = [
     "IntTuple",
@@ -499,26 +500,6 @@ def _resolved(annotation: object, names: _Names) -> object:
         return Any
 
 
-_MADE_BEFORE = (
-    "epilogues, orders, layouts and configurations of layoutgemm are made before the compiled function is called; "
-    "epilogues, prologues and Triangles also in a function marked by torch.compiler.assume_constant_result"
-)
-
-
-def not_in_graphs(function: F) -> F:
-    """The function, marked: torch.compile refuses to trace it, and says what to do.
-
-    torch.compiler.disable sets the same marks, but imports the whole compiler. Without fullgraph=True the graph breaks
-    there, and Python calls the function.
-
-    >>> not_in_graphs(lambda: 3)()
-    3
-    """
-    function.__dict__["_torchdynamo_disable"] = True
-    function.__dict__["_torchdynamo_disable_msg"] = _MADE_BEFORE
-    return function
-
-
 def checked(error: type[LayoutError] = LayoutError) -> Callable[[F], F]:
     """A decorator that converts and checks each argument by its parameter's annotation.
 
@@ -590,25 +571,34 @@ def _readers_of(function: Callable[..., object]) -> _Readers:
     return _Readers(tuple(positional), by_name, rest)
 
 
-_FIELDS: dict[type, list[tuple[str, _AnnotationReader]]] = {}
+_FIELDS, _SETTLED = (
+    "_settled_fields",
+    "_settled_class",
+)  # attributes: the readers, and whose they are
 
 
-@not_in_graphs
 def settle(value: object, error: type[LayoutError] = LayoutError) -> None:
     """Convert and check each field of a dataclass, as the first line of its `__post_init__`.
 
     Raises `error`, which names the field and the class.
     """
     kind = type(value)
-    if kind not in _FIELDS:
-        _FIELDS[kind] = _field_readers(kind)
-    for name, reader in _FIELDS[kind]:
+    if getattr(kind, _SETTLED, None) is not kind:
+        _learn(kind)
+    for name, reader in getattr(kind, _FIELDS):
         given = getattr(value, name)
         taken = reader.read(given)
         if taken is _REFUSED:
             raise error(refusal(given, f"{name} of {kind.__name__}", reader.wanted))
         if taken is not given:
             object.__setattr__(value, name, taken)
+
+
+@constant_in_graphs
+def _learn(kind: Any) -> None:
+    """Keep the readers of a class's fields in the class, where torch.compile finds them as Python does."""
+    setattr(kind, _FIELDS, _field_readers(kind))
+    setattr(kind, _SETTLED, kind)
 
 
 def _field_readers(kind: type) -> list[tuple[str, _AnnotationReader]]:

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any
 
-from ..arguments import DEPTH, as_int, is_int, not_in_graphs, refusal, shown
+from ..arguments import DEPTH, as_int, is_int, refusal, shown
 from ..errors import CoordinateError, LayoutError
+from ..graph_marks import not_in_graphs
 from ..lazy_numpy import np
 from . import int_tuple as _t
 from . import profiles, registries

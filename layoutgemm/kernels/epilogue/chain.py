@@ -18,8 +18,9 @@ from math import lcm
 import numpy as np
 import numpy.typing as npt
 
-from ...arguments import checked, not_in_graphs, shown
+from ...arguments import checked, shown
 from ...errors import PlanError
+from ...graph_marks import not_in_graphs
 from ..plan import MAX_WORDS, PERSISTENT_PARAMETERS, WORKSPACE
 from .grouped_matrix import GroupedMatrix, parts_of
 from .matrix import EpilogueMatrix, numbers_of

@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from ...arguments import as_arithmetic, not_in_graphs
+from ...arguments import as_arithmetic
 from ...arguments import shown as bounded
 from ...errors import LayoutError, PlanError
+from ...graph_marks import not_in_graphs
 from ...memo import exact
 from .places import Value
 

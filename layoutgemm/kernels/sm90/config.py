@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...arch import MAX_GRID, Arch
 from ...arch import arch as arch_named
-from ...arguments import not_in_graphs, shown
+from ...arguments import shown
 from ...atoms.copy.base import WARP
 from ...atoms.tma.rules import L2_PROMOTION
 from ...checks.budgets import WARPGROUP, launch_registers, setmaxnreg_problem
 from ...errors import PlanError
+from ...graph_marks import not_in_graphs
 from ...schedule import GpcOrder, Grouped, Linear
 from ...schedule.gpc_order import Rounds
 from ..plan import MAX_TILES, check_fields
