@@ -25,7 +25,19 @@ PACKAGE = "layoutgemm"
 
 # Lowest first: a file imports its own row and those above it in this table.
 ROWS: tuple[tuple[str, ...], ...] = (
-    ("errors", "arguments", "lazy_numpy", "lazy_names", "memo", "arch", "dtypes", "graph_marks", "regex", "report", "moved"),
+    (
+        "errors",
+        "arguments",
+        "graph_marks",
+        "lazy_numpy",
+        "lazy_names",
+        "memo",
+        "arch",
+        "dtypes",
+        "regex",
+        "report",
+        "moved",
+    ),
     ("layouts",),
     ("atoms",),
     ("schedule",),

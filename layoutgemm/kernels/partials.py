@@ -214,7 +214,7 @@ class PartialResults:
 
     def first_line(self, side: W) -> W:
         """The first of its lines; `side` is M, which is N, of a symmetric product."""
-        return tile_count(side, self.other) if self.behind else 0
+        return tile_count(side, self.other) if self.behind else side * 0
 
     @property
     def transposed(self) -> PartialResults:
