@@ -596,7 +596,7 @@ def settle(value: object, error: type[LayoutError] = LayoutError) -> None:
 
 @constant_in_graphs
 def _learn(kind: Any) -> None:
-    """Keep the readers of a class's fields in the class, where torch.compile finds them as Python does."""
+    """Keep the readers of a class's fields as its attributes, which torch.compile reads too."""
     setattr(kind, _FIELDS, _field_readers(kind))
     setattr(kind, _SETTLED, kind)
 

@@ -240,8 +240,7 @@ class Sm80Plan(IndexedProduct, ReducingPlan, GemmPlan):
         a_spec, b_spec, atom = _typed(a, b, target)
         c_spec = _output(c, a_spec, atom, epilogue)
         check_epilogue(epilogue, c_spec)
-        if indexed is not None:
-            _check_rows(indexed, (a_spec, c_spec), config, weights, epilogue)
+        _check_rows(indexed, (a_spec, c_spec), config, weights, epilogue)
         tile_k = stage_depth(config.tile_k, _STAGE_BYTES_OF_K, a_spec.dtype, atom)
         threads = _checked_threads(config, target)
         vectors = _vectors(config.align, (a_spec, b_spec, c_spec))
@@ -263,10 +262,9 @@ class Sm80Plan(IndexedProduct, ReducingPlan, GemmPlan):
         if weights is not None and schedule.words:
             raise PlanError(f"order = {schedule}: a launch of packed weights has no words of an order; take a formula")
         made = cls(
-            m=m, n=n, k=k, batch=batch, arch=target, a=a_plan, b=b_plan, c=c_spec, mma=atom,
+            m=m, n=n, k=k, batch=batch, arch=target, a=a_plan, b=b_plan, c=c_spec, mma=atom, indexed=indexed,
             tile=(*config.tile, tile_k), stages=stages, warps=config.warps, store=store,
             order=schedule, smem=smem, config=config, weights=weights, epilogue=epilogue,
-            indexed=indexed,
         )  # fmt: skip
         check_words(made.words)
         check_reductions(epilogue, b_plan.warp_extent, c_spec.dtype.name, made.fragment.lane_columns)
@@ -363,13 +361,15 @@ def _typed(a: OperandSpec, b: OperandSpec | None, target: Arch) -> tuple[Operand
 
 
 def _check_rows(
-    indexed: IndexedRows, operands: tuple[Operand, Operand], config: Sm80Config, weights: QuantizedFormat | None,
+    indexed: IndexedRows | None, operands: tuple[Operand, Operand], config: Sm80Config, weights: QuantizedFormat | None,
     epilogue: Epilogue,
 ) -> None:  # fmt: skip
     """Raise PlanError, naming the obstacle, for a product with indices that this kernel has not.
 
     operands  A and C
     """
+    if indexed is None:
+        return
     if weights is not None:
         raise PlanError("indexed and weights: the kernel of packed weights takes rows in order; index x and y instead")
     if indexed.copies:

@@ -48,7 +48,7 @@ class GatheredCopies(Copies):
         return anchors, rooms
 
 
-class ScatteredRows(RowPlaces):
+class IndexedPlaces(RowPlaces):
     """Rows of C by their indices."""
 
     def __init__(self, plan: Sm80Plan, job: bridge.Carried):
@@ -60,7 +60,7 @@ class ScatteredRows(RowPlaces):
         return found, found >= 0
 
 
-class IndexedRowsKernel:
+class IndexedPlacesKernel:
     """The copies and the store of a plan with indexed rows."""
 
     plan: Any
@@ -83,16 +83,16 @@ class IndexedRowsKernel:
 
     def row_places(self, m: Int32, words: tuple[Int64, ...]) -> RowPlaces:
         """The rows of C of the product's rows."""
-        return ScatteredRows(self.plan, self.job(m, words)) if self.plan.scatters else RowPlaces()
+        return IndexedPlaces(self.plan, self.job(m, words)) if self.plan.scatters else RowPlaces()
 
 
-class Sm80IndexedKernel(IndexedRowsKernel, Sm80FusedKernel):
+class Sm80IndexedKernel(IndexedPlacesKernel, Sm80FusedKernel):
     """A block for each tile."""
 
 
-class Sm80IndexedPersistentKernel(IndexedRowsKernel, Sm80FusedPersistentKernel):
+class Sm80IndexedPersistentKernel(IndexedPlacesKernel, Sm80FusedPersistentKernel):
     """Blocks that take tile after tile."""
 
 
-class Sm120IndexedKernel(IndexedRowsKernel, Sm120FusedKernel):
+class Sm120IndexedKernel(IndexedPlacesKernel, Sm120FusedKernel):
     """A block for each tile, fed by TMA: rows of C are scattered."""
