@@ -136,9 +136,9 @@ class DenseLinear(ActivatedLayer, torch.nn.Linear):
         made.weight, made.bias = layer.weight, layer.bias
         return made.train(layer.training)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         """activation(x @ weight.T + bias), of shape (..., out_features)."""
-        return linear(x, self.weight, self.bias, self.activation, self.allow_tf32)
+        return linear(input, self.weight, self.bias, self.activation, self.allow_tf32)
 
     def extra_repr(self) -> str:
         """Sizes, and options that differ from torch.nn.Linear's defaults."""

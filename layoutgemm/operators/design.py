@@ -126,7 +126,7 @@ def code_of(kernel: AnyKernel | PlannedKernel) -> str:
 
 
 def unlike(kernel: AnyKernel | PlannedKernel, needed: AnyKernel | PlannedKernel) -> str:
-    """Where an operator's kernel differs from the one that arguments need, for people.
+    """The difference between an operator's kernel and the one that arguments need.
 
     >>> one = BlackwellKernel(Sm100Config(), ("bf16:row", "bf16:col", "bf16:row"))
     >>> unlike(one, one._replace(operands=("f16:row", "bf16:row", "bf16:row")))

@@ -120,7 +120,7 @@ class HopperOperator(api.Operator):
 
     @classmethod
     def turned(cls, args: api.RuntimeArguments) -> str:
-        """How a refusal names operands of which the transposed product is computed, or ""."""
+        """The operands' names in a refusal of the transposed product, or ""."""
         return ". It computes out.mT: here a is B.mT, b is A.mT" if getattr(args, "offsets_along", "") == "n" else ""
 
     @classmethod
