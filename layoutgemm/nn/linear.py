@@ -59,6 +59,10 @@ class ActivatedLayer:
     def out_features(self, rows: int) -> None:
         self.weight_rows = rows
 
+    def __prepare_scriptable__(self) -> object:
+        """Raise OperandError: torch.jit.script, which asks here, compiles no kernel's call."""
+        raise OperandError(f"a {type(self).__name__} under torch.jit.script: torch.export and torch.compile take it")
+
     def __dir__(self) -> list[str]:
         """Attributes that can be read: tracers read each of them."""
         return [name for name in super().__dir__() if name != "out_features" or self.activation is None]

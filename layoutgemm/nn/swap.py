@@ -107,8 +107,8 @@ def swap_linears(
     State dicts stay as they are, but for packed weights. Hooks, parametrizations and subclasses with a forward of their
     own are left alone. Other subclasses, as torchtitan's, stay the same objects with their methods and hooks: "own" and
     "master" give them a class of both. Layers of vLLM and SGLang with a dense `quant_method` get a method of both by
-    "own". Layers whose weight other modules hold are replaced and stay tied; with float8 and packed weights they are left. Modules
-    that hold other matrices, as experts of three dimensions, are left and reported.
+    "own". Layers whose weight other modules hold are replaced and stay tied; with float8 and packed weights they are
+    left. Modules that hold other matrices, as experts of three dimensions, are left and reported.
 
     Raises OperandError for a model that is a linear layer itself, for unknown `weights`, and for packed gated MLPs.
 
