@@ -91,14 +91,14 @@ def _empty(ours: Any, kind: Any) -> object:
 
 
 def check_adopted(layer: torch.nn.Module, like: torch.nn.Module) -> None:
-    """Raise OperandError unless a subclass of torch.nn.Linear can be made to multiply as `like` does."""
+    """Raise OperandError unless a subclass of torch.nn.Linear can multiply as `like` does."""
     joined(type(like), type(layer))
     if taken := [name for name in _options(like) if name in vars(layer)]:
         raise OperandError(f"its attribute {taken[0]} has another meaning in a {type(like).__name__}")
 
 
 def adopt(layer: torch.nn.Module, like: torch.nn.Module) -> None:
-    """Make a subclass of torch.nn.Linear multiply as `like` does, a layer of ours for it."""
+    """Make a subclass of torch.nn.Linear multiply as `like`, a layer of ours."""
     rows = layer.__dict__.pop("out_features")
     layer.__class__ = joined(type(like), type(layer))
     for name, value in {**_options(like), "out_features": rows}.items():
@@ -106,7 +106,7 @@ def adopt(layer: torch.nn.Module, like: torch.nn.Module) -> None:
 
 
 def _options(like: torch.nn.Module) -> dict[str, Any]:
-    """What a layer of ours has beyond torch.nn.Linear's attributes."""
+    """The attributes of a layer of ours that torch.nn.Linear does not have."""
     return {name: x for name, x in vars(like).items() if name not in _USUAL and name != "weight_rows"}
 
 

@@ -261,6 +261,8 @@ def reason_to_stay(layer: torch.nn.Linear, allow_tf32: bool | None, stays: bool 
     """Why a layer is left, or ""; `stays`: the object would stay, with its class's methods, its hooks and buffers."""
     if is_parametrized(layer):
         return f"parametrized: {', '.join(layer.parametrizations)}"
+    if any(base.__name__ == "FSDPModule" for base in type(layer).__mro__):
+        return "fully_shard has sharded it: swap its layers first"
     if not stays and (kind := type(layer)) is not torch.nn.Linear:
         if kind.forward is not torch.nn.Linear.forward or kind.__module__.startswith("torch."):
             return f"a {kind.__qualname__}, whose forward may be its own"

@@ -491,7 +491,7 @@ class Meeting:
 
 
 def together(size: int, facts: Any, absent: int = -1, timeout: float = 5.0) -> list[str]:
-    """What each rank's check says; the absent one does not come."""
+    """The errors of each rank's check; the absent one does not come."""
     store, said = torch.distributed.HashStore(), ["" for _ in range(size)]
 
     def one(rank: int) -> None:
