@@ -24,7 +24,6 @@ from cutlass.operators.metadata import (
     ScaledOperandConstraints,
 )
 from cutlass.operators.metadata import GemmOperandsMetadata as GemmOperands
-from cutlass.operators.utils.dtype import torch_type_from_cutlass_type
 from cutlass.operators.utils.tensor import TensorWrapper, normalized_major_stride
 
 from ..errors import LayoutError, OperandError, PlanError
@@ -41,7 +40,7 @@ from ..torch_op.scaled_grouped.scaled import plan_of as plan_of_scaled
 from .api import LayoutgemmProvider, api
 from .dense import stream_of
 from .design import TMA_BYTES, PlannedKernel, checked_design, code_facts, design_of, name_of, targets_of, unlike
-from .problems import check_accumulator, check_memory_of_out, code_for, torch_type
+from .problems import check_accumulator, check_memory_of_out, code_for, described, torch_type
 
 CODE = "sm_90a"
 _MODES = {(1, DEPTH): BLOCK, (DEPTH, DEPTH): SQUARE}
@@ -56,12 +55,6 @@ class Tensors(NamedTuple):
     scale_a: torch.Tensor | None = None
     scale_b: torch.Tensor | None = None
     groups: torch.Tensor | None = None
-
-
-def described(tensor: TensorWrapper) -> torch.Tensor:
-    """A tensor without memory, of the same shape, strides and type."""
-    shape, stride = tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride))
-    return torch.empty_strided(shape, stride, dtype=torch_type_from_cutlass_type(tensor.dtype), device="meta")
 
 
 def running(tensor: TensorWrapper) -> torch.Tensor:

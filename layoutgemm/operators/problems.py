@@ -118,6 +118,20 @@ def check_memory(args: api.GemmArguments, device: int) -> None:
             raise OperandError(f"{name} is on {found.device}, and the launch on cuda:{device}")
 
 
+def described(tensor: TensorWrapper) -> torch.Tensor:
+    """A tensor without memory, of the same shape, strides and type."""
+    shape, stride = tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride))
+    return torch.empty_strided(shape, stride, dtype=torch_type_from_cutlass_type(tensor.dtype), device="meta")
+
+
+def given_tensor(tensor: TensorWrapper) -> object:
+    """The tensor of the caller; None for a fake one, which has no memory."""
+    try:
+        return tensor.runtime_tensor
+    except ValueError:
+        return None
+
+
 def named_tensors(args: api.RuntimeArguments) -> dict[str, TensorWrapper]:
     """Every tensor that a kernel reads, by the name of its argument, and `out`."""
     found: dict[str, TensorWrapper] = {}
@@ -138,15 +152,16 @@ def check_memory_of_out(args: api.RuntimeArguments) -> None:
 
     Raises OperandError for torch's negative bit, which addresses do not have; TensorError for memory.
     """
-    found = {name: x.runtime_tensor for name, x in named_tensors(args).items()}
+    found = {name: given_tensor(x) for name, x in named_tensors(args).items()}
     for name, x in found.items():
         if isinstance(x, torch.Tensor) and x.is_neg():
             raise OperandError(
                 f"{name} has torch's negative bit: an operator copies nothing; {name}.resolve_neg() does"
             )
     out = found.pop("out", None)
-    if not isinstance(out, torch.Tensor):
-        return  # of the DSL's tensors, which the API makes for other arrays
+    if not isinstance(out, torch.Tensor):  # a fake tensor, or one of the DSL's, which the API makes of other arrays
+        check_operands({}, {"out": described(args.out.tensor)})
+        return
     epilogue = () if args.epilogue is None else args.epilogue.tensors
     read = {
         name: x for name, x in found.items()
