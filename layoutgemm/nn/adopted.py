@@ -67,9 +67,9 @@ def joined(ours: Any, kind: Any) -> Any:
     if "extra_repr" in theirs:
         space["extra_repr"] = kind.extra_repr  # type: ignore[attr-defined]
 
-    def reduced(self: Any, protocol: Any) -> Any:
+    def reduced(self: Any, protocol: int) -> object:
         """Pickled by both classes: nothing can import the joined one."""
-        _, _, *rest = super(made, self).__reduce_ex__(max(2, int(protocol)))
+        _, _, *rest = super(made, self).__reduce_ex__(max(2, protocol))
         return (_empty, (ours, kind), *rest)
 
     made: Any = None
@@ -81,12 +81,12 @@ def joined(ours: Any, kind: Any) -> Any:
     return _JOINED.setdefault((ours, kind), made)
 
 
-def _own(kind: Any) -> list[Any]:
+def _own(kind: type) -> list[type]:
     """The classes in front of torch's and Python's own."""
     return [each for each in kind.__mro__ if each is not object and not each.__module__.startswith("torch.")]
 
 
-def _empty(ours: Any, kind: Any) -> object:
+def _empty(ours: type, kind: type) -> object:
     return object.__new__(joined(ours, kind))
 
 

@@ -146,28 +146,11 @@ def swap_linears(
         if isinstance(layer, DenseLinear | MasterLinear) or not isinstance(layer, torch.nn.Linear):
             continue
         stays = weights in ("own", "master") and keeps_forward(layer)  # the same object, of another class
-        # float32 layers are rounded to 8 bits by the caller's word, and those that are stored so are refused by `of`
-        reason = (
-            asked(name, layer) or bypassed.get(layer)
-            or reason_to_stay(layer, allow_tf32 or weights != "own", stays)
-        )  # fmt: skip
-        if not reason and weights not in ("own", "master") and (others := shared.get(layer.weight)):
-            reason = f"its weight is tied to {', '.join(others - {name}) or 'another name'}, which needs it as it is"
-        if not reason and weights not in ("own", "master"):
-            reason = _lost_with(layer.weight)
-        new: torch.nn.Module = layer
-        if not reason:
-            try:
-                new = _made(layer, weights, allow_tf32)
-                if stays:
-                    check_adopted(layer, new)
-                elif taken := [x for x in own_attributes(layer) if hasattr(new, x)]:
-                    reason = f"its attribute {taken[0]} has another meaning in a {type(new).__name__}"
-            except LayoutError as error:
-                reason = str(error)
-        if not reason:
+        said = asked(name, layer) or bypassed.get(layer, "")
+        new = said or _replacement(name, layer, weights, allow_tf32, stays, shared)
+        if isinstance(new, torch.nn.Module):
             (adopted if stays else made)[layer] = new
-        found.append(Swapped(name, reason=reason) if reason else Swapped(name, type(new).__name__))
+        found.append(Swapped(name, reason=new) if isinstance(new, str) else Swapped(name, type(new).__name__))
     beside = tuple(_other_matrices(model))
     replace_modules(model, made)
     for layer, new in adopted.items():
@@ -175,6 +158,30 @@ def swap_linears(
     for layer in methods:
         adopt_method(layer)
     return Swaps(tuple(found), beside)
+
+
+def _replacement(
+    name: str, layer: torch.nn.Linear, weights: str | QuantizedFormat, allow_tf32: bool | None, stays: bool,
+    shared: Mapping[torch.Tensor, set[str]],
+) -> torch.nn.Module | str:  # fmt: skip
+    """The module in a layer's place, or that it shall multiply like where it `stays`; else why it is left."""
+    # float32 layers are rounded to 8 bits by the caller's word, and those that are stored so are refused by `of`
+    if reason := reason_to_stay(layer, allow_tf32 or weights != "own", stays):
+        return reason
+    if weights not in ("own", "master"):
+        if others := shared.get(layer.weight):
+            return f"its weight is tied to {', '.join(others - {name}) or 'another name'}, which needs it as it is"
+        if reason := _lost_with(layer.weight):
+            return reason
+    try:
+        new = _made(layer, weights, allow_tf32)
+        if stays:
+            check_adopted(layer, new)
+    except LayoutError as error:
+        return str(error)
+    if not stays and (taken := [x for x in own_attributes(layer) if hasattr(new, x)]):
+        return f"its attribute {taken[0]} has another meaning in a {type(new).__name__}"
+    return new
 
 
 def replace_modules(model: torch.nn.Module, made: Mapping[torch.nn.Module, torch.nn.Module]) -> None:
