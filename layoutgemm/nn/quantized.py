@@ -222,8 +222,9 @@ class QuantizedLinear(ActivatedLayer, PackedBuffers):
         """The module's state, without the dense copy that `weight` keeps."""
         return {name: value for name, value in self.__dict__.items() if name != "_weight"}
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         """activation(x @ weight.T + bias), of shape (..., out_features)."""
+        x = input
         check_input(x, self.in_features)
         x = x if self.order is None else x.index_select(-1, self.order)
         if self.activations.itemsize > 1:
