@@ -49,7 +49,7 @@ from .checks import (
     tracing_state,
     transforms,
 )
-from .compiled.guards import ALIGNED, MAX_READY, UNKNOWN, LastCalls, guard_of, guarded
+from .compiled.guards import ALIGNED, MAX_READY, UNKNOWN, Guard, LastCalls, guard_of, guarded
 from .compiled.kept_launches import Extras, again_or
 from .compiled.traced import check_compiled, check_compiled_gemm, refuse, traced_flag
 from .composed.api import ComposedOptions, composed_product
@@ -126,7 +126,7 @@ def _plain_again(given: Tensors, options: Named) -> torch.Tensor | None:
         bias = options["bias"]
         given, last, at = (a, b, bias), _LAST_BIAS, id(bias)
     try:
-        found = last.get(at, UNKNOWN)
+        found: Guard[PreparedProblem] | None = last.get(at, UNKNOWN)
         if found is None or not found[0](*given):
             key: tuple[object, ...] = (a.shape, b.shape) if bias is None else (a.shape, b.shape, _BIAS)
             guard = guard_of(PREPARED.seen, key, given)
@@ -463,7 +463,7 @@ def _linear_again(
     given = (x, weight) if bias is None else (x, weight, bias)
     try:
         last = (_LAST_LINEAR if bias is None else _LAST_LINEAR_BIAS)[activation]
-        found = last.get(id(weight), UNKNOWN)
+        found: Guard[PreparedProblem] | None = last.get(id(weight), UNKNOWN)
         if found is None or not found[0](*given):
             guard = guard_of(PREPARED.seen, (x.shape, weight.shape, activation, len(given)), given)
             if guard is None:

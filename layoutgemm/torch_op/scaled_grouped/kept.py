@@ -174,7 +174,7 @@ def usual_again(
     if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0:
         return None
     try:
-        found = usual.last.get(at, UNKNOWN)
+        found: Guard[ProductCall] | None = usual.last.get(at, UNKNOWN)
         if found is None or not (found[0](a, b, third) if fourth is None else found[0](a, b, third, fourth)):
             found = _usual(usual, at, (a, b, third) if fourth is None else (a, b, third, fourth), found)
             if found is None:
