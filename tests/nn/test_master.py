@@ -199,7 +199,7 @@ def test_experts_train_in_fp8() -> None:
 
 
 class _Rounded(torch.autograd.Function):
-    """x @ w[e].T of rows' experts in float64, of operands rounded as the recipe says: an emulation of its own."""
+    """An emulation in float64: x @ w[e].T of operands that are rounded by the recipe."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, w: Any, index: Any) -> Any:
@@ -214,14 +214,14 @@ class _Rounded(torch.autograd.Function):
 
 
 def as_stored(x: Any, rows: int) -> Any:
-    """float8_e4m3fn with a scale for so many rows and 128 columns, by division and torch's rounding, in float64."""
+    """The values in float64 of float8_e4m3fn with scales, of `rows` rows and 128 columns each."""
     blocks = x.reshape(*x.shape[:-2], -1, rows, x.shape[-1] // 128, 128)
     scale = (blocks.abs().amax((-3, -1), keepdim=True) / 448).float().double()
     return ((blocks / scale).to(torch.float8_e4m3fn).double() * scale).view(x.shape)
 
 
 def test_a_routers_gradient_is_off_by_the_rounding_of_fp8() -> None:
-    """Of chosen experts: in a model of layers, other experts are chosen too, which no bound holds."""
+    """The experts are given: in a model of layers other ones are chosen, too, which no bound holds."""
     torch.manual_seed(0)
     first, down = MasterGroups(4, 128, 512, dtype=F32), MasterGroups(4, 256, 128, dtype=F32)
     x, router, index = torch.randn(64, 128), torch.randn(4, 128) / 11, torch.rand(64, 4).argsort()[:, :2]

@@ -86,7 +86,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 
 
 def launches(run: Callable[[], Any], noted: Any, read: list[Any]) -> list[Any]:
-    """The launches of a call, with the place of each tensor in place of its address, or the refusal."""
+    """The launches of a call, or its refusal; a tensor's place stands for its address."""
     noted.arguments.clear()
     try:
         c = run()
@@ -101,7 +101,7 @@ def launches(run: Callable[[], Any], noted: Any, read: list[Any]) -> list[Any]:
 
 @pytest.mark.parametrize("name", [*NOTED, "recorded"])
 def test_the_guard_that_is_asked_first_launches_the_same_call_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each tensor of a call in turn is another one, in a new object and in the noted one."""
+    """Each tensor in turn is another one; the noted one keeps its id."""
     recorded, name = name == "recorded", "matmul" if name == "recorded" else name
     run = CALLS[name]
     with bare_launches(monkeypatch) as noted:

@@ -63,7 +63,7 @@ def stated(name: str, given: dict[str, Any]) -> Any:
 
 
 def same(x: Any, y: Any) -> Any:
-    """Where both are the same number, the same zero included, or both NaN."""
+    """True where both are NaN, or the same number with the same sign."""
     x, y = (torch.as_tensor(each).float() for each in (x, y))
     return ((x == y) & (torch.signbit(x) == torch.signbit(y))) | (x.isnan() & y.isnan())
 
