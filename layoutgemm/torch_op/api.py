@@ -121,9 +121,10 @@ def _plain_again(given: Tensors, options: Named) -> torch.Tensor | None:
     if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0:
         return None
     a, b = given
-    bias, last, at = None, _LAST, id(b)
-    if options:
-        bias = options["bias"]
+    bias = options["bias"] if options else None
+    if bias is None:
+        last, at = _LAST, id(b)
+    else:
         given, last, at = (a, b, bias), _LAST_BIAS, id(bias)
     try:
         found: Guard[PreparedProblem] | None = last.get(at, UNKNOWN)

@@ -165,5 +165,5 @@ def test_calls_that_change_each_time_are_not_looked_for_first(monkeypatch: pytes
         prepared.forget()
         assert not api._LAST
         for _ in range(4):
-            matmul(t.a, t.b)
-        assert api._LAST[id(t.b)] is not None
+            matmul(t.a, t.b, bias=None)  # as without one
+        assert api._LAST[id(t.b)] is not None and not api._LAST_BIAS

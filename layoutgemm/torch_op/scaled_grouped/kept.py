@@ -191,7 +191,7 @@ def usual_again(
 def _usual(
     usual: UsualCalls, at: int, tensors: tuple[torch.Tensor, ...], last: Guard[ProductCall] | None
 ) -> Guard[ProductCall] | None:
-    """The product for tensors that a guard holds for, noted as the last one unless that is None."""
+    """The product that a guard finds by shapes; noted, unless `last` says that calls change too often."""
     found = guard_of(SEEN, (usual.name, tensors[0].shape, tensors[1].shape, usual.form), tensors)
     kept = None if found is None else found.kept.get(())
     if found is None or kept is None or kept.product is None:
