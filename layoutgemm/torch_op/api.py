@@ -49,7 +49,7 @@ from .checks import (
     tracing_state,
     transforms,
 )
-from .compiled.guards import ALIGNED, MAX_READY, UNKNOWN, Guard, LastCalls, guard_of, guarded
+from .compiled.guards import ALIGNED, MAX_READY, UNKNOWN, Guard, LastCalls, guarded
 from .compiled.kept_launches import Extras, again_or
 from .compiled.traced import check_compiled, check_compiled_gemm, refuse, traced_flag
 from .composed.api import ComposedOptions, composed_product
@@ -130,8 +130,10 @@ def _plain_again(given: Tensors, options: Named) -> torch.Tensor | None:
         found: Guard[PreparedProblem] | None = last.get(at, UNKNOWN)
         if found is None or not found[0](*given):
             key: tuple[object, ...] = (a.shape, b.shape) if bias is None else (a.shape, b.shape, _BIAS)
-            guard = guard_of(PREPARED.seen, key, given)
-            if guard is None:
+            for guard in PREPARED.seen.get(key, ()):
+                if guard[0](*given):
+                    break
+            else:
                 return None
             if found is not None:
                 last.note(at, guard)
@@ -466,8 +468,10 @@ def _linear_again(
         last = (_LAST_LINEAR if bias is None else _LAST_LINEAR_BIAS)[activation]
         found: Guard[PreparedProblem] | None = last.get(id(weight), UNKNOWN)
         if found is None or not found[0](*given):
-            guard = guard_of(PREPARED.seen, (x.shape, weight.shape, activation, len(given)), given)
-            if guard is None:
+            for guard in PREPARED.seen.get((x.shape, weight.shape, activation, len(given)), ()):
+                if guard[0](*given):
+                    break
+            else:
                 return None
             if found is not None:
                 last.note(id(weight), guard)

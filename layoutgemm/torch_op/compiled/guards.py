@@ -7,7 +7,7 @@ are different objects. A torch without the class guards nothing, and calls are f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -126,14 +126,6 @@ class LaunchesByAddress(dict[tuple[int, ...], T]):
 def bits_of(addresses: Sequence[int]) -> tuple[int, ...]:
     """The bits that tell an address from a multiple of 16."""
     return tuple([at & ALIGNED for at in addresses])
-
-
-def guard_of(seen: Mapping[Key, Sequence[Guard[T]]], key: Key, tensors: Sequence[torch.Tensor]) -> Guard[T] | None:
-    """The guard of a key that holds for tensors, or None."""
-    for guard in seen.get(key, ()):
-        if guard[0](*tensors):
-            return guard
-    return None
 
 
 def guarded(seen: dict[Key, list[Guard[T]]], key: Key, tensors: Sequence[torch.Tensor], kept: T, most: int) -> None:

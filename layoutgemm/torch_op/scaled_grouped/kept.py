@@ -35,7 +35,6 @@ from ..compiled.guards import (
     KeptCalls,
     LastCalls,
     LaunchesByAddress,
-    guard_of,
     guarded,
 )
 from ..epilogue import placed_of
@@ -192,14 +191,16 @@ def _usual(
     usual: UsualCalls, at: int, tensors: tuple[torch.Tensor, ...], last: Guard[ProductCall] | None
 ) -> Guard[ProductCall] | None:
     """The product that a guard finds by shapes; noted, unless `last` says that calls change too often."""
-    found = guard_of(SEEN, (usual.name, tensors[0].shape, tensors[1].shape, usual.form), tensors)
-    kept = None if found is None else found.kept.get(())
-    if found is None or kept is None or kept.product is None:
-        return None
-    made = Guard(found.check, found.records, _of_three(kept.product) if usual.form == ONCE else kept.product)
-    if last is not None:
-        usual.last.note(at, made)
-    return made
+    for check, records, launches in SEEN.get((usual.name, tensors[0].shape, tensors[1].shape, usual.form), ()):
+        if check(*tensors):
+            kept = launches.get(())
+            if kept is None or kept.product is None:
+                return None
+            made = Guard(check, records, _of_three(kept.product) if usual.form == ONCE else kept.product)
+            if last is not None:
+                usual.last.note(at, made)
+            return made
+    return None
 
 
 def _of_three(product: ProductCall) -> ProductCall:
