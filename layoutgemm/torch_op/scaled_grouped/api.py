@@ -51,7 +51,7 @@ from .grouped import (
 )
 from .grouped import grouped_product as computed_grouped
 from .grouped_epilogue import grouped_call, grouped_with_epilogue
-from .kept import USUAL, KeptKey, find, memory_beside, usual_again
+from .kept import ONCE, USUAL, KeptKey, find, memory_beside, usual_again, usual_calls
 from .kept_gradients import gradients_again
 from .operators import (
     CHECK_GROUPED,
@@ -79,13 +79,18 @@ USUAL.update({("scaled", torch.bfloat16, *_USUAL_OPTIONS[1:]): "scaled"})
 USUAL.update({(said, *_USUAL_OPTIONS, None): said for said in (OFFSETS, ENDS, COUNTS)})  # and the rows to expect
 
 
+_SCALED, _SCALED_ONCE, _SCALED_A = (usual_calls("scaled", form) for form in (4, ONCE, 3))
+
+
 def _scaled_again(given: Tensors, _: Named) -> torch.Tensor | None:
     """A product with scales by a kept launch, or None."""
     if len(given) == 4:
         a, scale_a, b, scale_b = given
-        return usual_again("scaled", a, b, scale_a, scale_b)
+        if scale_a is scale_b:
+            return usual_again(_SCALED_ONCE, id(scale_a), a, b, scale_a)
+        return usual_again(_SCALED, id(scale_b), a, b, scale_a, scale_b)
     a, scale_a, b = given
-    return usual_again("scaled", a, b, scale_a)
+    return usual_again(_SCALED_A, id(b), a, b, scale_a)
 
 
 def _grouped_again(given: Tensors, options: Named) -> torch.Tensor | None:
@@ -99,7 +104,7 @@ def _grouped_again(given: Tensors, options: Named) -> torch.Tensor | None:
             a, b, groups = given
     except ValueError:  # groups that are said twice, or not
         return None
-    return usual_again(said, a, b, groups, None, _RECORDED[said])
+    return usual_again(_GROUPED[said], id(b), a, b, groups)
 
 
 @overload
@@ -548,7 +553,7 @@ class _RecordedGroups(torch.autograd.Function):
         ctx: FunctionCtx, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, said: str, made: list[torch.Tensor]
     ) -> torch.Tensor:
         # Each operand is kept for the other's gradient alone, as by `matmul`.
-        keeps_a, keeps_b = b.requires_grad, a.requires_grad
+        keeps_b, keeps_a, *_ = ctx.needs_input_grad
         ctx.save_for_backward(a if keeps_a else None, b if keeps_b else None, groups)
         ctx.facts = said, None if keeps_a and keeps_b else (stand_in(a), stand_in(b))
         return made[0]
@@ -578,8 +583,8 @@ def _recorded_by(
     return None if found is None else _record(a, b, groups, said, [found])
 
 
-# A product of masked rows is no node of its own.
-_RECORDED = {OFFSETS: partial(_recorded_by, OFFSETS), ENDS: partial(_recorded_by, ENDS), COUNTS: None}
+_GROUPED = {said: usual_calls(said, 3, partial(_recorded_by, said)) for said in (OFFSETS, ENDS)}
+_GROUPED[COUNTS] = usual_calls(COUNTS, 3)  # a product of masked rows is no node of its own
 
 
 def _first_recorded(
