@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,12 @@ from benchmarks.bench_quantized import (
     DEFAULT,
     FORMATS,
     INT4,
+    PROFILED,
     ROWS,
     SHAPES,
     Row,
     add,
+    counted,
     others,
     product,
     random_weight,
@@ -71,6 +74,24 @@ def test_a_wrong_element_of_float8_activations_is_found() -> None:
 def test_weights_that_do_not_repeat_are_refused() -> None:
     with pytest.raises(ValueError, match="1500 rows of weights are no multiple of 1024"):
         random_weight(FORMATS[INT4], 1500, 128, torch.bfloat16, "cpu")
+
+
+def test_counters_are_those_of_the_kernels_that_were_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ncu prints a line of names, a line of units, and a line for each launch."""
+    launches = [f'"{i}","kernel","{1000 + i}"' for i in range(len(PROFILED))]
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        assert command[0] == "ncu" and command[-1] == "--profile"
+        lines = ['"ID","Kernel Name","gpu__time_duration.sum"', '"","","ns"', *launches]
+        return subprocess.CompletedProcess(command, 0, "\n".join(["==PROF== connected", *lines]))
+
+    monkeypatch.setattr(subprocess, "run", run)
+    found = counted()
+    assert [(each["rows"], each["n"], each["k"]) for each in found] == [*PROFILED]
+    assert (found[0]["us"], found[-1]["us"]) == (1.0, 1.01)
+    launches.pop()
+    with pytest.raises(RuntimeError, match=f"{len(PROFILED) - 1} kernels of {len(PROFILED)} products"):
+        counted()
 
 
 def test_contenders_are_kept_timed_or_named() -> None:
