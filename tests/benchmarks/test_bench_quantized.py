@@ -77,7 +77,7 @@ def test_weights_that_do_not_repeat_are_refused() -> None:
 
 
 def test_counters_are_those_of_the_kernels_that_were_launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ncu prints a line of names, a line of units, and a line for each launch."""
+    """ncu prints lines of names and of units, and one for each launch."""
     launches = [f'"{i}","kernel","{1000 + i}"' for i in range(len(PROFILED))]
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:

@@ -101,7 +101,7 @@ def _weights(codes: npt.NDArray[np.uint8], scales: object, zeros: npt.NDArray[An
 
 
 def _group(k: int, groups: int) -> tuple[int, int]:
-    """(weights that share a scale, times that each scale repeats) of a K in as many groups.
+    """(weights that share a scale, repeats of each scale) for K in that many groups.
 
     Groups of a multiple of a known size become several with the same scale. Raises OperandError for others.
     """
