@@ -117,7 +117,11 @@ _PACK_ROWS = 256  # the most for `torch._weight_int4pack_mm`: its time grows wit
 
 @dataclass
 class Row:
-    """One line of the record: microseconds of each contender, and the reason for each one without a time."""
+    """One line of the record: microseconds of each contender, and the reason for each one without a time.
+
+    shares  the largest error of each contender, as a share of its bound
+    kernel  what `default` takes
+    """
 
     format: str
     n: int
@@ -126,12 +130,15 @@ class Row:
     ideal_us: float
     us: dict[str, float] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
+    shares: dict[str, float] = field(default_factory=dict)
+    kernel: str = ""
 
     @property
     def recorded(self) -> dict[str, Any]:
         """The row as the record has it."""
         sizes = {"format": self.format, "n": self.n, "k": self.k, "rows": self.rows}
-        return {**sizes, "ideal us": round(self.ideal_us, 2), "us": self.us, "errors": self.errors}
+        found = {"us": self.us, "errors": self.errors, "shares of bound": self.shares, "kernel": self.kernel}
+        return {**sizes, "ideal us": round(self.ideal_us, 2), **found}
 
     def __str__(self) -> str:
         said = ", ".join(f"{name} {us:.2f}" for name, us in sorted(self.us.items(), key=lambda each: each[1]))
@@ -240,6 +247,13 @@ def product(weight: Any, x: Any, config: Sm90Config | StreamedConfig | None, sca
     return lambda: quantized_product(call, x, weight.units, weight.scales, None, scale)
 
 
+def kernel_of(weight: Any, x: Any) -> str:
+    """The kernel that the library chooses, in words."""
+    from layoutgemm import explain_matmul
+
+    return str(explain_matmul(x, weight).kernel)
+
+
 def add(
     row: Row, calls: dict[str, Sequence[Call]], name: str, each: Sequence[Call], check: Callable[[Any], float]
 ) -> None:
@@ -249,6 +263,7 @@ def add(
     except Exception as problem:  # a peer without a kernel for the case, or a configuration that is refused
         row.errors[name] = f"{type(problem).__name__}: {problem}"[:200]
         return
+    row.shares[name] = round(error, 3)
     if error <= 1:
         calls[name] = each
     else:
@@ -391,8 +406,8 @@ def measured_bytes_of(
             add(every, calls, INT8PACK, packed, lambda c, want=want: float((c - want).norm() / want.norm() / 2.0**-7))
         timed(device, every, calls, rounds)
         for name, copies in weights.items():
-            row = Row(name, n, k, rows, copies[0].units.numel() / rate * 1e6)
-            row.us, row.errors = [own_of(name, found) for found in (every.us, every.errors)]
+            row = Row(name, n, k, rows, copies[0].units.numel() / rate * 1e6, kernel=kernel_of(copies[0], xs[0]))
+            row.us, row.errors, row.shares = [own_of(name, found) for found in (every.us, every.errors, every.shares)]
             save(row)
         del calls
         torch.cuda.empty_cache()
@@ -501,8 +516,8 @@ def measured(
         for _ in range(math.floor(ROTATION_BYTES / (2 * n * k)) + 1)
     ] * full
     for rows in rows_of or (ROWS if full else OTHER_ROWS):
-        row = Row(name, n, k, rows, first.units.numel() / rate * 1e6)
         xs = [torch.randn(rows, k, device="cuda", dtype=torch.bfloat16) for _ in weights]
+        row = Row(name, n, k, rows, first.units.numel() / rate * 1e6, kernel=kernel_of(first, xs[0]))
         calls: dict[str, Sequence[Call]] = {}
         for label, config in {DEFAULT: None, **(others(rows) if full else {})}.items():
             each = [product(weight, x, config) for weight, x in zip(weights, xs, strict=True)]

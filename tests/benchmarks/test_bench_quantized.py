@@ -28,6 +28,7 @@ from benchmarks.bench_quantized import (
     timed,
     wrong,
 )
+from docs import tables
 from layoutgemm import quantize, quantized_matmul
 from layoutgemm.kernels.sm90.plan import Sm90Plan
 from layoutgemm.kernels.streamed.plan import StreamedConfig, StreamedPlan
@@ -92,6 +93,18 @@ def test_counters_are_those_of_the_kernels_that_were_launched(monkeypatch: pytes
     launches.pop()
     with pytest.raises(RuntimeError, match=f"{len(PROFILED) - 1} kernels of {len(PROFILED)} products"):
         counted()
+
+
+def test_more_rows_of_8_bits_are_compared_with_bf16_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = []
+    for count, size in ((16, 8), (64, 8), (64, 16)):
+        row = Row("int8 column", size, 128, count, 4.0, {DEFAULT: 5.0 * count, "bf16 matmul": 400.0, "torch.mm": 480.0})
+        rows.append(row.recorded)
+    monkeypatch.setattr(tables, "record", lambda name: {"rows": rows})
+    assert tables.quantized_bytes_table().splitlines()[2:] == [
+        f"| int8 column | 8{tables.NO_BREAK}128 | 80.0 (20.00) | 320 (1.25) |",
+        f"| int8 column | 16{tables.NO_BREAK}128 | - | 320 (1.25) |",
+    ]
 
 
 def test_contenders_are_kept_timed_or_named() -> None:
