@@ -21,11 +21,11 @@ from ..kernels.quantized.checkpoints import (
 from ..kernels.quantized.formats import CODES, QuantizedFormat
 from ..kernels.quantized.packing import QuantizedWeights
 from ..kernels.run.operand_checks import addressed, check_operands
-from ..torch_op.bias_activation import GATES
-from ..torch_op.checks import autocast_type, check_activation, check_input
+from ..torch_op.checks import autocast_type, check_input
 from ..torch_op.fp8.api import quantize
 from ..torch_op.quantized import QuantizedWeight, quantized_matmul
 from ..torch_op.quantized.launch import check_bias
+from ..torch_op.quantized.operators import check_gateless
 from ..torch_op.quantized.weights import packed_for
 from ..torch_op.scaled_grouped.recipes import ROW
 from ..torch_op.types import C_NAMES
@@ -144,9 +144,7 @@ class QuantizedLinear(ActivatedLayer, PackedBuffers):
     ) -> None:  # fmt: skip
         if not isinstance(weight, QuantizedWeight):
             raise OperandError(refusal(weight, "weight of QuantizedLinear", "a QuantizedWeight"))
-        check_activation(activation)
-        if activation in GATES:
-            raise OperandError(f"activation {shown(activation)}: a product with packed weights has no gate")
+        check_gateless(activation)
         if order is not None and (order.dtype != torch.int64 or tuple(order.shape) != (weight.k,)):
             raise OperandError(f"order is {order.dtype} of shape {list(order.shape)}: int64 of [{weight.k}]")
         if bias is not None:

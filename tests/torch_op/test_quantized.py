@@ -289,6 +289,31 @@ def test_weights_of_whole_bytes_equal_their_own_formula(kind: torch.dtype, scale
             QuantizedLinear.from_checkpoint({**given, **wrong}, read_as)
 
 
+def test_a_weight_that_is_not_finite_is_named_with_its_rows() -> None:
+    weight = torch.zeros(1030, 128)
+    weight[1025, 3] = float("nan")
+    with pytest.raises(LayoutError, match=r"^rows 1024 to 1029: weight \(1, 3\) is nan: finite ones are rounded"):
+        QuantizedWeight.quantize(weight, QuantizedFormat("int8"))
+    with pytest.raises(LayoutError, match=r"^weight \(1, 3\) is nan"):
+        QuantizedWeight.quantize(weight[1024:], QuantizedFormat("int8"))
+
+
+def test_groups_beyond_the_scales_are_named() -> None:
+    given = {"qweight": torch.zeros(16, 64).int(), "qzeros": torch.zeros(2, 8).int(), "scales": torch.ones(2, 64)}
+    with pytest.raises(LayoutError, match=r"^g_idx\[64\] = 2: groups are 0 to 1, as the scales have them"):
+        QuantizedLinear.from_checkpoint({**given, "g_idx": torch.arange(128) // 64 + 1}, "gptq")
+
+
+def test_gates_are_not_among_the_activations_of_packed_weights() -> None:
+    weight = QuantizedWeight.quantize(torch.eye(64, 128), QuantizedFormat("int8"))
+    for make in (lambda kind: quantized_matmul(torch.ones(1, 128).bfloat16(), weight, activation=kind),
+                 lambda kind: QuantizedLinear(weight, activation=kind)):  # fmt: skip
+        with pytest.raises(LayoutError, match="activation 'swish': known are 'relu', .*'tanh'$"):
+            make("swish")
+        with pytest.raises(LayoutError, match="'swiglu': a product with packed weights has no gate"):
+            make("swiglu")
+
+
 def test_few_features_do_not_tell_the_bits() -> None:
     given = {"weight_packed": torch.zeros(8, 1).int(), "weight_scale": torch.ones(8, 1)}
     with pytest.raises(LayoutError, match="3 codes of 4 bits fill a word as those of 8 do"):

@@ -150,6 +150,9 @@ def _in_order(
         if not np.array_equal(np.sort(taken.reshape(-1)), np.arange(count)):
             raise OperandError(f"order has shape {taken.shape}: each of {count} input features once")
         codes, given = codes[:, taken], given[taken]
+    if count and (given.min() < 0 or given.max() >= groups):
+        at = int(np.argmax((given < 0) | (given >= groups)))
+        raise OperandError(f"{name}[{at}] = {given[at]}: groups are 0 to {groups - 1}, as the scales have them")
     wrong = np.nonzero(given != np.arange(count) // max(1, count // max(1, groups)))[0]
     if len(wrong):
         at = int(wrong[0])
