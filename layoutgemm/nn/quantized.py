@@ -58,6 +58,7 @@ OTHERS: Mapping[str, str] = {
     "torchao": f"its weights are tensor subclasses. {_FROM_DENSE}",
     "awq_gemv": f"its words lie along K, and its scales are padded. {_FROM_DENSE}",
     "fp8": "float8 weights with weight_scale_inv of 128 x 128 blocks are ScaledLinear's state; ",
+    "modelopt": "its float8 weights with weight_scale are read as kind 'float-quantized', without input_scale; ",
 }
 
 
