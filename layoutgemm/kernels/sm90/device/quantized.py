@@ -180,9 +180,10 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         blocks_of_k = plan.tile[2] // plan.a.packing.depth // groups
         while tile < job.tiles:
             origin = self.origin(job, tile)
-            own = self.part_of_tile(job, tile, mine)
+            if const_expr(plan.units is not None):
+                mine = self.part_of_tile(job, tile, mine)
             before = stage
-            for k_tile in cutlass.range(own, unroll=1):
+            for k_tile in cutlass.range(mine, unroll=1):
                 stage = bridge.uniform(stage)
                 bridge.barrier_wait(job.shared.full(stage), parity)
                 words = [packed.load(job.shared, stage, block) for block in range(plan.blocks)]
@@ -203,13 +204,13 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
 
             mma.wait(0)
             if const_expr(plan.config.sources > 1):
-                if own == 0:
+                if mine == 0:
                     for block in cutlass.range_constexpr(plan.blocks):
                         accumulators[block].fill(0)
             mma.settle(*accumulators)
             self.bring_together(job, accumulators, (consumer, thread))
             if const_expr(plan.drains or not plan.config.one_tile_per_cluster):
-                if own > 0:
+                if mine > 0:
                     self.release(job, before)
                 if const_expr(plan.config.loader == "self"):
                     ahead = self.load_next(job, maps, ahead)
@@ -238,13 +239,14 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         parts = groups // plan.a.sums  # groups of a sum
         while tile < job.tiles:
             origin = self.origin(job, tile)
-            own = self.part_of_tile(job, tile, mine)
+            if const_expr(plan.units is not None):
+                mine = self.part_of_tile(job, tile, mine)
             before = stage
             products.fill(0)  # the sum before the first one
             scales.clear()
             for total in totals:
                 total.fill(0)
-            for k_tile in cutlass.range(own, unroll=1):
+            for k_tile in cutlass.range(mine, unroll=1):
                 stage = bridge.uniform(stage)
                 bridge.barrier_wait(job.shared.full(stage), parity)
                 if const_expr(not plan.a.packing.converts):
@@ -275,7 +277,7 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
             scales.finish(totals)
             self.bring_together(job, totals, (consumer, thread))
             if const_expr(plan.drains or not plan.config.one_tile_per_cluster):
-                if own > 0:
+                if mine > 0:
                     self.release(job, before)
                 if const_expr(plan.config.loader == "self"):
                     ahead = self.load_next(job, maps, ahead)
@@ -295,12 +297,13 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         packed = PackedFragments(plan, first_block, thread)
         while tile < job.tiles:
             origin = self.origin(job, tile)
-            own = self.part_of_tile(job, tile, mine)
+            if const_expr(plan.units is not None):
+                mine = self.part_of_tile(job, tile, mine)
             chains = [[mma.accumulator() for _ in range(plan.blocks)] for _ in range(CHAINS)]
             for chain in chains:
                 for accumulator in chain:
                     accumulator.fill(0)
-            for _ in cutlass.range(own, unroll=1):
+            for _ in cutlass.range(mine, unroll=1):
                 stage = bridge.uniform(stage)
                 bridge.barrier_wait(job.shared.full(stage), parity)
                 words = [packed.load(job.shared, stage, block) for block in range(plan.blocks)]

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 from ....report import Check
 from ...quantized.checks import bank_checks, conversion_check, copied_check, fragments_check, order_checks
 from ...quantized.order import PackedOrder
-from .choose import SMS
-from .units import units_check
 
 if TYPE_CHECKING:
     from ..plan import Sm90Plan
@@ -28,7 +26,6 @@ def packed_checks(plan: Sm90Plan, groups: int) -> list[Check]:
         fragments_check(operand, unlike),
         _blocks(plan, groups),
         *bank_checks(operand),
-        *([units_check(plan, SMS)] if plan.units is not None else []),
     ]
 
 

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ....arguments import shown
 from ....atoms.copy.base import WARP
 from ....errors import PlanError
 from ....layouts import Layout
@@ -107,7 +106,7 @@ def check_units(config: Sm90Config, sizes: tuple[int, int, int, int], epilogue: 
     )  # fmt: skip
     if config.loader == "self" or config.tile_k not in (None, UNIT_K):
         raise PlanError(
-            f"loader = {shown(config.loader)}, tile_k = {config.tile_k}: runs of K tiles are loaded by a warp, "
+            f"loader = {config.loader!r}, tile_k = {config.tile_k}: runs of K tiles are loaded by a warp of their own, "
             f"unit by unit of {UNIT_K}: loader='warp'"
         )
     if sizes[1] > config.tile[1]:
