@@ -141,24 +141,6 @@ class Persistent(HasPicture):
         yield "a row or column belongs to one cluster and one block of it", inside
 
 
-def first_unit(units: Any, workers: Any, worker: Any, minimum: Minimum) -> Any:
-    """The first of a worker's equal run of units; the first `units % workers` have one more. Ints or traced integers.
-
-    >>> [first_unit(12, 5, worker, min) for worker in range(6)]
-    [0, 3, 6, 8, 10, 12]
-    """
-    return worker * (units // workers) + minimum(worker, units % workers)
-
-
-def worker_of_unit(units: Any, workers: Any, unit: Any, maximum: Minimum) -> Any:
-    """The worker whose run has a unit, of as many units as workers or more. Ints or traced integers.
-
-    Among the longer runs the first quotient is the worker, and the second no more; among the others vice versa.
-    """
-    each, more = units // workers, units % workers
-    return maximum(unit // (each + 1), (unit - more) // each)
-
-
 class Segment(NamedTuple):
     """Part of a tile's sum: its K tiles first, ..., last."""
 
@@ -223,17 +205,8 @@ class StreamK:
     @checked(PlanError)
     def start(self, worker: Integer, minimum: Minimum = least) -> Any:
         """The first unit of a worker; its last is the one before the next worker's first."""
-        return first_unit(self.units, self.workers, worker, minimum)
-
-    @checked(PlanError)
-    def worker(self, unit: Integer, maximum: Minimum = max) -> Any:
-        """The worker that has a unit. Of as many units as workers, or more.
-
-        >>> cut = StreamK(tiles=3, k_tiles=4, workers=5)
-        >>> [cut.worker(unit) for unit in range(cut.units)]
-        [0, 0, 0, 1, 1, 1, 2, 2, 3, 3, 4, 4]
-        """
-        return worker_of_unit(self.units, self.workers, unit, maximum)
+        each, more = divmod(self.units, self.workers)
+        return worker * each + minimum(worker, more)
 
     @checked(PlanError)
     def segments(self, worker: int) -> tuple[Segment, ...]:

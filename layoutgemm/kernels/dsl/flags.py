@@ -1,7 +1,6 @@
 """The bridge's flags in global memory: words by which other devices and copy engines say that bytes have arrived.
 
-Sources: PTX ISA, "ld" (.acquire.sys), "red" (.release.sys), "atom" (.inc), "fence.proxy", "trap";
-"Memory Consistency Model".
+Sources: PTX ISA, "ld" (.acquire.sys), "red" (.release.sys), "fence.proxy", "trap"; "Memory Consistency Model".
 """
 
 from __future__ import annotations
@@ -21,15 +20,6 @@ def load_acquired(address: Int64) -> Int32:
 def add_released(address: Int64, count: int) -> None:
     """red.release.sys: add to a counter after all that this thread has written."""
     assembly("red.release.sys.global.add.u32 [$0], $1;", "l,r,~{memory}", [Int64(address), Int32(count)])
-
-
-def take_number(address: Int64, last: Int32) -> Int32:
-    """atom.inc.acq_rel.gpu: a counter's number before; behind number `last` it is 0 again.
-
-    The stores before it are visible to the thread that takes the next number.
-    """
-    text = "atom.acq_rel.gpu.global.inc.u32 $0, [$1], $2;"
-    return assembly(text, "=r,l,r,~{memory}", [Int64(address), Int32(last)], [Int32])[0]
 
 
 def global_reads_visible() -> None:

@@ -50,7 +50,7 @@ def run_quantized(
     offsets, rest = _offsets(plan, given)
     besides = _epilogue_arrays(plan, packed, rest)
     words: tuple[Any, ...] = () if besides is None else besides.words[: len(plan.epilogue.words)]
-    words = (*words, *offsets.values(), *_unit_sums(plan, chosen))
+    words = (*words, *offsets.values())
     words = (*words, *[0] * (MAX_WORDS - len(words)))
     copies: list[str] = []
     units = np.concatenate([each.units.reshape(-1) for each in packed])
@@ -67,18 +67,6 @@ def run_quantized(
     where = {"cuda": "GPU", "emulator": "emulator"}.get(chosen, "NumPy executor")
     written = {} if besides is None else besides.written()
     return GemmResult(c, where, why, tuple(copies), written=written).into(out)
-
-
-def _unit_sums(plan: Plan, device: str) -> tuple[np.ndarray, ...]:
-    """Zeros for the sums of tiles that CTAs share, where K tiles are divided evenly."""
-    if not isinstance(plan, Sm90Plan) or plan.units is None:
-        return ()
-    ctas = CLUSTERS
-    if device == "cuda":
-        import torch
-
-        ctas = resident(torch.cuda.current_device(), 1)
-    return (np.zeros(plan.units.bytes(plan.tiles[0], ctas) // 4, np.float32),)
 
 
 def _by_lines(plan: Sm80Plan, x: np.ndarray, units: np.ndarray, device: str, words: tuple[object, ...]) -> np.ndarray:

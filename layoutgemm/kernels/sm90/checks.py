@@ -44,9 +44,7 @@ from .operands.sum_checks import filled_by_halves, filled_side_by_side, halves_m
 from .pipeline_model import HopperPipeline
 from .plan import WARPS_OF_GROUP, Sm90Plan
 from .quantized.checks import packed_checks
-from .quantized.choose import SMS
 from .quantized.experts import expert_checks
-from .quantized.units import units_check
 from .quantized.warp_products import warp_checks
 from .shards import shard_checks
 from .store_checks import exchange_check, matrices_check, neighbours_check, rows_check, store_checks
@@ -87,8 +85,6 @@ def _checks(plan: Sm90Plan, explored: bool) -> list[Check]:
         checks.append(plan.gpc_order.check())
     if plan.weights is not None:
         checks += packed_checks(plan, plan.config.warpgroups_of_tile)
-    if plan.units is not None:
-        checks.append(units_check(plan, SMS))
     if plan.indexed is not None:
         checks += indexed_checks(plan)
     if plan.prologue is not None:

@@ -22,7 +22,7 @@ from ..store import ROWS, WARP_ROWS
 SCHEDULES = ("cooperative", "pingpong", "sliced")
 LOADERS = ("self", "warp", "warpgroup")
 STORES = ("tma", "direct")
-LAUNCHES = ("workers", "tiles", "units")
+LAUNCHES = ("workers", "tiles")
 TRIGGERS = ("start", "end")
 PRODUCTS = ("warpgroup", "warp")
 FINISHES = (None, "launch", "cluster")
@@ -173,8 +173,7 @@ class Sm90Config:
     one_tile_per_cluster   the grid is as large as the problem, and the store's buffers lie over the stages
     cluster    CTAs along M and N that share loads: those along M the tile of B, those along N the tile of A
     launch     "workers": as many clusters as are resident, which take tile after tile. "tiles": one for each tile, in
-               a grid of as many rows and columns, `along` first: a CTA finds its tile without a division. No batch.
-               "units", of packed weights: each CTA has an equal run of (tile, K tile), see `quantized.units`
+               a grid of as many rows and columns, `along` first: a CTA finds its tile without a division. No batch
     store      "tma", or "direct": each thread stores its own elements, for a C that TMA cannot store, and for few
                rows, which few threads have: no named barrier, and no way through shared memory
     split      split-K CTAs of a cluster, each with a part of a tile's K; they exchange their partial sums through

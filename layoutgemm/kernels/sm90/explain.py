@@ -22,10 +22,8 @@ from .operands.prologue import explain_prologue
 from .operands.row_sums import explain_row_sums
 from .operands.stage_numbers import explain_mainloop
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
-from .quantized.choose import SMS
 from .quantized.experts import explain_experts
 from .quantized.explain import explain_packed
-from .quantized.units import explain_units
 from .shards import explain_shards
 from .triangular.operands import share_of_work
 
@@ -159,7 +157,6 @@ def explain_sm90(plan: Sm90Plan) -> str:
         *explain_ends(plan.b, plan.n),
         *_explain_launch(plan, across),
         *_explain_parts(plan, across),
-        *(explain_units(plan, SMS) if plan.units is not None else []),
     ]
     if plan.dead_runs:
         zeros, rows = sum(count for _, count in plan.dead_runs), plan.config.loaded_a_rows

@@ -5,8 +5,6 @@ model leaves out:
 
 - In a split K the blocks of different parts may have different numbers of k tiles; the model gives all the same. Parts
   interact only at the cluster's barrier and in the exchange of sums, so their numbers are independent.
-- Where K tiles are divided evenly over CTAs, tiles differ in their number; the model gives all the same. The ring goes
-  on from tile to tile.
 - The store of C is a pipeline of its own (`store_pipeline`). Its buffers, named barriers and groups are one
   consumer's. It shares only the warps' barrier with the rest, which has one there too.
 - Buffers of C that lie over the stages are buffers of their own. That the stages are free by then is what the writes

@@ -39,7 +39,6 @@ from .operands.combined import Combined
 from .operands.pair import SecondPair, pair_of
 from .operands.prologue import Prologue
 from .operands.row_sums import RowSums
-from .quantized.units import UnitSums, unit_sums
 from .quantized.warp_products import WarpProducts, warp_products
 from .request import ProductParts, Sm90Request, second_maps
 from .shards import Gathered, Shards
@@ -135,11 +134,6 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
     def one_each(self) -> bool:
         """True if each cluster computes exactly one tile."""
         return self.config.one_tile_per_cluster or self.config.launch == "tiles"
-
-    @property
-    def units(self) -> UnitSums | None:
-        """Memory of shared tiles' sums where K tiles are divided evenly, or None."""
-        return unit_sums(self) if self.config.launch == "units" else None
 
     @property
     def groups(self) -> Ragged | AlongK | None:
@@ -357,13 +351,12 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
         | IndexedRows
         | Prologue
         | RowSums
-        | UnitSums
         | None,
         ...,
     ]:
         """Parts that may take words, in the order after the epilogue's."""
         first = self.mainloop, self.groups, self.shards, self.gated, self.pair
-        return *first, self.order.schedule, self.indexed, self.prologue, self.row_sums, self.units
+        return *first, self.order.schedule, self.indexed, self.prologue, self.row_sums
 
     @property
     def copies_rows(self) -> bool:
@@ -534,12 +527,11 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
 
     @property
     def loads_once(self) -> bool:
-        """True if a loader of its own has one tile, or one run of units.
+        """True if a loader of its own has the K tiles of a single tile.
 
         Of packed weights alone: other kernels were not measured with that loop.
         """
-        single = self.one_each or self.units is not None
-        return single and self.config.loader != "self" and self.weights is not None
+        return self.one_each and self.config.loader != "self" and self.weights is not None
 
     def place_of_consumer(self, consumer: W) -> tuple[W, W | int]:
         """(which rows of the tile a consumer has, its slice)."""
@@ -603,8 +595,6 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
             return f"sm90.device.shards:{which}"
         if self.experts is not None:
             return "sm90.device.experts:Sm90ExpertsKernel"
-        if self.units is not None:
-            return "sm90.device.units:Sm90UnitsKernel"
         if self.weights is not None:
             return "sm90.device.quantized:Sm90QuantizedKernel"
         loop = "Promoted" if self.mainloop is not None else "Prologue" if self.prologue is not None else ""

@@ -8,7 +8,6 @@ stated failure.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ...dtypes import f32
-from ...schedule import Segment
 from ...schedule.listed import OnHost
 from ..derive import OperandPlan, either
 from ..epilogue.numpy_math import Math
@@ -48,7 +46,6 @@ from .operands.prologue import first_column, prologue_values, values_in_stage
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 from .quantized.experts import expert_tables
 from .quantized.reference import block_in_stage, load_blocks, scales_in_stage
-from .quantized.units import runs_of
 from .triangular.mirror import is_off_diagonal
 
 Values = np.ndarray  # float32, or int32 of integers
@@ -95,29 +92,9 @@ def execute_sm90(
         tiles = tables(plan, numbers)[1][-1]
     if plan.experts is not None:
         tiles = expert_tables(plan, (given or {})[plan.experts.name])[1][-1]
-    if plan.units is not None:
-        _execute_units(plan, lambda: _Cluster(plan, a, b, c, given or {}), clusters, progress)
-        return c.values()
     workers = tiles if plan.config.one_tile_per_cluster else min(tiles, clusters)
     take_tiles(tiles, workers, lambda: _Cluster(plan, a, b, c, given or {}), progress)
     return c.values()
-
-
-def _execute_units(
-    plan: Sm90Plan, start: Callable[[], _Cluster], clusters: int, progress: Progress | None
-) -> None:  # fmt: skip
-    """CTAs with an equal run of K tiles each: sums of a tile are added in the order of its CTAs, then stored."""
-    cut, sums = runs_of(plan, clusters), dict[int, dict[tuple[int, int], Values]]()
-    for worker in range(cut.workers):
-        cta = start()
-        for segment in cut.segments(worker):
-            parts = cta.partial_sums(segment)
-            before = sums.get(segment.tile)
-            sums[segment.tile] = parts if before is None else {key: before[key] + parts[key] for key in parts}
-            if segment.last == cut.k_tiles - 1:  # of the tile's last CTA
-                cta.store_sums(sums.pop(segment.tile))
-                if progress is not None:
-                    progress(segment.tile + 1, cut.tiles)
 
 
 def of_halves(plan: Sm90Plan, b: GlobalMatrix) -> GlobalMatrix:
@@ -225,19 +202,6 @@ class _Cluster:
             for (consumer, number), values in registers.items():
                 for columns in (piece for of, piece in plan.pieces(part) if of == number):
                     self._store(held[part, place], consumer, number, columns, values)
-
-    def partial_sums(self, segment: Segment) -> dict[tuple[int, int], Values]:
-        """The registers of the CTA's part of a tile."""
-        (block,), consumers = self.blocks, list(range(self.plan.config.consumers))
-        block.origin = {"m": segment.tile * self.plan.tile_c[0], "n": 0, "l": 0, HALF: 0}
-        block.sums = {}
-        self._multiply([block], segment.first, segment.last - segment.first + 1, 0, consumers)
-        return {(c, b): block.registers((c, b)) for c in consumers for b in range(self.plan.blocks)}
-
-    def store_sums(self, registers: dict[tuple[int, int], Values]) -> None:
-        """Store a whole tile's sums, the CTA's last tile."""
-        for (consumer, number), values in registers.items():
-            self._store(self.blocks[0], consumer, number, 0, values)
 
     # ----------------------------------------------------------------------------------------------- loads and products
     def _multiply(self, blocks: list[_Block], first: int, count: int, step: int, consumers: list[int]) -> None:

@@ -41,7 +41,6 @@ from .operands.row_sums import check_row_sums
 from .operands.stage_numbers import StageNumbers
 from .quantized.experts import check_experts
 from .quantized.operand import PackedOperand, check_packed, check_types, packed_operand
-from .quantized.units import check_units
 from .quantized.warp_products import warp_products
 from .shards import Gathered, Shards, check_shards
 from .smem import Sm90Smem, SplitKExchange, exchange_bytes, smem_map, stage_bytes
@@ -143,8 +142,6 @@ class Sm90Request(ProductParts, Asked):
             check_experts(asked.experts, sizes[3], weights, config, c, asked.epilogue)
         if weights is not None:
             check_packed(weights, sizes, config, (a, b), asked.epilogue)
-            if config.launch == "units":
-                check_units(config, sizes, asked.epilogue)
             config = replace(config, tile_k=config.tile_k or UNIT_K)
         if asked.indexed is not None:
             check_indexed(asked.indexed, config, (a, c), asked.ragged, asked.epilogue)
@@ -191,8 +188,6 @@ class Sm90Request(ProductParts, Asked):
 
     def check_products(self, b: OperandPlan, tile_k: int) -> None:
         """Raise PlanError for products of warps that the kernel has not."""
-        if self.config.launch == "units" and (self.weights is None or self.experts is not None):
-            raise PlanError("launch = 'units': only K tiles of packed weights, and not of experts, are divided evenly")
         if self.weights is None and self.config.schedule == "sliced":
             raise PlanError("schedule = 'sliced': only the loop of packed weights takes K tiles in turn")
         if self.prologue is not None:

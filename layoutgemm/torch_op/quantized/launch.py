@@ -247,10 +247,6 @@ def plan_of(call: QuantizedCall, rows: int, x: str, bias: str | None, sms: int) 
     become = "e4m3" if x in FLOAT8 else x
     given = call.config
     config = given if isinstance(given, Sm90Config) else packed_config(n, rows, k, sms, become, call.format)
-    if config.launch == "units":
-        raise PlanError(
-            "launch = 'units': sums of tiles lie in memory that launches of one stream share; plan.run has it"
-        )
     return Sm90Plan.derive(
         n, rows, k, a=become, b=f"{x}:col", c=f"{C_NAMES[call.kind]}:col", config=config, weights=call.format,
         epilogue=epilogue_of(call.format, bias, call.activation, call.scale) or None,

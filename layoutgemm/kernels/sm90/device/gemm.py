@@ -95,7 +95,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         others += [map_a] * (OTHER_MAPS - len(others))  # a kernel has a fixed number of parameters
         more = self.kernel_words(words, a, pitches_a[0])
         self.kernel(map_a, maps_b[0], *others, c, m, n, k, batch, *pitches["c"], more).launch(
-            grid=self.launch_grid((m, n, k, batch), workers, self.reads_of(words)),
+            grid=self.launch_grid(m, n, batch, workers, self.reads_of(words)),
             block=(plan.threads, 1, 1),
             cluster=(plan.cluster_size, 1, 1),
             smem=plan.launch_bytes,
@@ -121,10 +121,10 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         return reads_of(self.plan.order.schedule, self.plan.words, words)
 
     def launch_grid(
-        self, sizes: tuple[Int32, Int32, Int32, Int32], workers: Int32, reads: WordReads | None
+        self, m: Int32, n: Int32, batch: Int32, workers: Int32, reads: WordReads | None
     ) -> tuple[Int32, Int32 | int, int]:
         """Blocks of the launch: of clusters in a row, or of the grid of tiles itself."""
-        plan, (m, n, _, batch) = self.plan, sizes
+        plan = self.plan
         if plan.tile_from_block_index:
             rows, columns = plan.order.clusters(self.grid_of(m, n))
             across = (rows, columns) if plan.config.tuning.along == "M" else (columns, rows)
@@ -309,8 +309,6 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         if const_expr(plan.config.launch == "tiles"):  # a block has one; its place may say which: see `origin`
             first = Int32(0) if plan.tile_from_block_index else first
             job.tiles, job.workers = first + 1, Int32(1)  # type: ignore[attr-defined]
-        if const_expr(plan.units is not None):
-            first, job.tiles, job.workers = self.tiles_of_block(job, first)  # type: ignore[attr-defined]
 
         # `ahead` is where the loader stands: tile, its origin, k tile, stage, parity, direction through K, and the
         # tile's own share of K, if it has one.
@@ -389,10 +387,6 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         reads = WordReads(job.given) if plan.order.schedule.words else None
         row, column = plan.order.tile(tile, 0, job.rank, grid, cutlass.min, reads)
         return row * plan.tile_c[0], column * plan.tile_c[1], matrix
-
-    def tiles_of_block(self, job: bridge.Carried, first: Int32) -> tuple[Int32, Int32, Int32]:
-        """A block's first tile, the one behind its last, and the step. Only a kernel of even runs has them."""
-        raise NotImplementedError
 
     # --------------------------------------------------------------------------------------------------------- products
     @cute.jit

@@ -160,10 +160,6 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         rows, slice_ = self.plan.place_of_consumer(consumer)
         return rows * self.plan.blocks, Int32(slice_), Int32(0), self.plan.slice_of_k(job.k_tiles, slice_)
 
-    def part_of_tile(self, job: bridge.Carried, tile: Int32, mine: Int32) -> Int32:
-        """K tiles of a tile that are the CTA's: all of the slice's."""
-        return mine
-
     @cute.jit
     def consume_by_warpgroup(
         self, job: bridge.Carried, maps: Sequence[bridge.Maps], tile: Int32, consumer: Int32, thread: Int32,
@@ -180,8 +176,6 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         blocks_of_k = plan.tile[2] // plan.a.packing.depth // groups
         while tile < job.tiles:
             origin = self.origin(job, tile)
-            if const_expr(plan.units is not None):
-                mine = self.part_of_tile(job, tile, mine)
             before = stage
             for k_tile in cutlass.range(mine, unroll=1):
                 stage = bridge.uniform(stage)
@@ -239,8 +233,6 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         parts = groups // plan.a.sums  # groups of a sum
         while tile < job.tiles:
             origin = self.origin(job, tile)
-            if const_expr(plan.units is not None):
-                mine = self.part_of_tile(job, tile, mine)
             before = stage
             products.fill(0)  # the sum before the first one
             scales.clear()
@@ -297,8 +289,6 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         packed = PackedFragments(plan, first_block, thread)
         while tile < job.tiles:
             origin = self.origin(job, tile)
-            if const_expr(plan.units is not None):
-                mine = self.part_of_tile(job, tile, mine)
             chains = [[mma.accumulator() for _ in range(plan.blocks)] for _ in range(CHAINS)]
             for chain in chains:
                 for accumulator in chain:

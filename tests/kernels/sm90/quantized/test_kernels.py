@@ -13,10 +13,9 @@ from layoutgemm.checks.pipeline.prove import prove_pipeline
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan
-from layoutgemm.kernels.epilogue.chain import Activation, Bias, Epilogue, RowReduce
+from layoutgemm.kernels.epilogue.chain import Activation, Bias, Epilogue
 from layoutgemm.kernels.quantized.formats import NVFP4, QuantizedFormat
 from layoutgemm.kernels.quantized.packing import PackedWeights, QuantizedWeights, pack, quantize, unpack
-from layoutgemm.kernels.run import emulated
 from layoutgemm.kernels.run.emulated import emulate_plan
 from layoutgemm.kernels.run.hardware_model import GlobalMatrix
 from layoutgemm.kernels.sm90.budget_checks import registers_fit
@@ -85,25 +84,12 @@ FORMS = {
         Sm90Config((64, 16), consumers=2, stages=4, scales="sums", **SLICED),
     ),
     "two blocks, scaled sums": (INT4, "bf16", (264, 13, 384), Sm90Config((256, 16), stages=3, scales="sums", **FEW)),
-    "even runs": (
-        INT4, "bf16", (328, 13, 1024),
-        Sm90Config((128, 16), stages=3, scales="sums", launch="units", overlap=True, prefetch=2, **FEW),
-    ),
-    "even runs, scaled weights": (
-        QuantizedFormat("e4m3"), "f16", (136, 9, 700),
-        Sm90Config((128, 16), consumers=1, stages=2, launch="units", **FEW),
-    ),
-    "even runs, warps": (
-        QuantizedFormat("int4", 64), "bf16", (200, 13, 512),
-        Sm90Config((64, 16), consumers=1, stages=2, launch="units", products="warp", **FEW),
-    ),
     "two blocks": (QuantizedFormat("int8", 128), "f16", (264, 40, 256), Sm90Config((256, 32), stages=2)),
 }  # fmt: skip
 
 
 SUMMED = ("four warpgroups", "two CTAs an SM")
 WARPS = ("warps, split", "warps, half units")
-RUNS = [form for form in FORMS if "runs" in form]
 SLICES = [form for form in FORMS if "slice" in form]
 
 
@@ -135,7 +121,7 @@ def test_the_checks_hold_and_the_executor_is_right(form: str) -> None:
 @needs_dsl
 @pytest.mark.dsl
 @pytest.mark.parametrize(
-    "form", ["split", pytest.param("cluster", marks=pytest.mark.slow), "half units", *SUMMED, *WARPS, *RUNS, *SLICES]
+    "form", ["split", pytest.param("cluster", marks=pytest.mark.slow), "half units", *SUMMED, *WARPS, *SLICES]
 )
 def test_the_compiled_kernel_is_right_and_free_of_races(form: str) -> None:
     plan, packed, b, want, bound = problem(form)
@@ -173,26 +159,6 @@ def test_orders_of_copies_and_products_change_nothing(policy: Policy) -> None:
     words, done = emulate_plan(plan, GlobalMatrix(bits, bits.size, (bits.size, 1)), matrix, policy, False, given)
     done.raise_for_findings()
     assert (np.abs(np.asarray(plan.c.dtype.decode(words), np.float64) - want) <= bound).all()
-
-
-@needs_dsl
-@pytest.mark.dsl
-def test_even_runs_give_equal_bits_in_all_orders_of_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums are added in the CTAs' order, whichever comes last. Counters end as zeros."""
-    plan, packed, b, want, bound = problem("even runs")
-    sums, bits = plan.units, packed.units.reshape(-1)
-    lines = np.ascontiguousarray(plan.b.dtype.encode(b.T)).reshape(-1)
-    matrices = GlobalMatrix(bits, bits.size, (bits.size, 1)), GlobalMatrix(lines, plan.k, (plan.k, plan.n), lines.size)
-    reluctant = Policy(loads="early", stores="early", pick="random", waits="reluctant")
-    for ctas in (5, 9):
-        monkeypatch.setattr(emulated, "CLUSTERS", ctas)
-        memory, found = np.zeros(sums.bytes(plan.tiles[0], ctas) // 4, np.float32), []
-        for policy in (None, reluctant):  # the second launch has the memory as the first one leaves it
-            words, done = emulate_plan(plan, *matrices, policy, False, (memory, *[0] * 15))
-            done.raise_for_findings()
-            found.append(words)
-        assert (found[0] == found[1]).all() and not memory[: sums.counters_bytes(plan.tiles[0]) // 4].any()
-        assert (np.abs(np.asarray(plan.c.dtype.decode(found[0]), np.float64) - want) <= bound).all()
 
 
 @needs_dsl
@@ -297,21 +263,7 @@ def test_a_changed_operand_fails_its_check(what: str) -> None:
     assert any(check.name in (what, "derivation") and not check for check in report.checks)
 
 
-EVEN: dict[str, Any] = {"consumers": 1, "launch": "units", **FEW}
-REFUSED: dict[str, Any] = {
-    "even runs by split K": (
-        {"config": Sm90Config((64, 16), **{**EVEN, "split": 2, "one_tile_per_cluster": True})},
-        "split = 2: launch = 'units': a run of K tiles takes 1",
-    ),
-    "even runs of half units": ({"config": Sm90Config((64, 16), tile_k=64, **EVEN)}, "unit by unit of 128"),
-    "even runs of two tiles along N": ({"config": Sm90Config((64, 8), **EVEN)}, "n = 16 in tiles of 8: runs of K"),
-    "even runs with a reduction": (
-        {"config": Sm90Config((64, 16), **EVEN), "epilogue": Epilogue(RowReduce())},
-        "warps of several CTAs store a tile, and reductions are of one",
-    ),
-    "even runs of bf16": (
-        {"config": Sm90Config((64, 16), **EVEN), "weights": None}, "only K tiles of packed weights, and not of experts",
-    ),
+REFUSED = {
     "group": ({"k": 200}, "k = 200 with groups of 128: the last group has 72 weights"),
     "batch": ({"batch": 2}, "batch = 2: no kernel has a batch and packed weights: one matrix"),
     "type": ({"a": "tf32", "b": "tf32:col", "c": "bf16:col"}, "a is tf32 and b tf32: packed weights become bf16 or"),
