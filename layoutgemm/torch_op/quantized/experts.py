@@ -190,7 +190,7 @@ def checked_experts(
             f"offsets are {offsets.dtype} of shape {list(offsets.shape)}: int32 or int64 of [{weights.experts + 1}]"
         )
     if addressed(offsets) and offsets.device.type == "cpu":
-        check_values(offsets.tolist(), OFFSETS, x, units[..., 0])
+        check_values(offsets.tolist(), OFFSETS, x, units[..., 0], "x")
     check_gateless(activation)
     scale = scale_recipe(scale_x, x.shape[0], x.dtype)
     return QuantizedCall(fmt, (n, k), activation, stored_as(x.dtype, out_dtype), plain_config(config), scale)

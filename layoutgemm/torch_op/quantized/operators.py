@@ -85,9 +85,9 @@ def check_rows(x: torch.Tensor, n: int, k: int) -> None:
 
 def check_gateless(activation: str | None) -> None:
     """Raise OperandError for an unknown activation, or a gate."""
-    check_activation(activation)
     if activation in GATES:
         raise OperandError(f"activation {shown(activation)}: a product with packed weights has no gate")
+    check_activation(activation, gates=())
 
 
 @functools.lru_cache(1024)
