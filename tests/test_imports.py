@@ -102,7 +102,7 @@ CONFINED: dict[str, tuple[str, ...]] = {
     "resvg_py": ("view",),
     "safetensors": ("nn",),
 }
-FREE = frozenset({"numpy"})
+FREE = frozenset({"numpy", "typing_extensions"})  # the second for type checkers alone: they have it
 ARCHITECTURES = ("sm80", "sm90", "sm100", "teaching")
 PROGRAM_FOLDERS = ("layouts", "atoms", "kernels")
 MOST_FILES = 20  # of a folder
