@@ -102,7 +102,8 @@ CONFINED: dict[str, tuple[str, ...]] = {
     "resvg_py": ("view",),
     "safetensors": ("nn",),
 }
-FREE = frozenset({"numpy", "typing_extensions"})  # the second for type checkers alone: they have it
+FREE = frozenset({"numpy"})
+TYPES = frozenset({"typing_extensions"})  # every type checker has it
 ARCHITECTURES = ("sm80", "sm90", "sm100", "teaching")
 PROGRAM_FOLDERS = ("layouts", "atoms", "kernels")
 MOST_FILES = 20  # of a folder
@@ -194,7 +195,7 @@ def package_violations(root: Path) -> Iterator[str]:
             elif head in CONFINED:
                 if not confined_to(folder, CONFINED[head]):
                     yield f"{where}: {head} may be imported only in {', '.join(CONFINED[head])}"
-            elif head not in sys.stdlib_module_names and head not in FREE:
+            elif head not in sys.stdlib_module_names and head not in (FREE | TYPES if found.typing else FREE):
                 yield f"{where}: {head} is not a dependency of the package"
 
 
