@@ -186,7 +186,7 @@ def test_three_matrices_have_tiles_of_whole_shares() -> None:
 
 
 def test_the_names_of_typed_callers_are_those_of_each_kernel() -> None:
-    """Each Literal of the overloads leads to its plan, and every name of every architecture is in one of them."""
+    """Each Literal of the overloads leads to its plan. Every name of every architecture is in one of them."""
     kinds = {planner.Sm80Name: Sm80Plan, planner.Sm90Name: Sm90Plan, planner.Sm100Name: Sm100Plan}
     listed = [(name, kind) for names, kind in kinds.items() for name in get_args(names)]
     for name, kind in listed:
