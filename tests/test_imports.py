@@ -578,15 +578,18 @@ def test_import_is_light() -> None:
     assert fresh(f"import sympy, layoutgemm, {loaded.removeprefix('import ')}") == "['sympy']"  # the probe sees
 
 
-LATER = ("atoms", "checks", "schedule", "view")  # packages whose names load their files when they are asked for
+# Packages whose names load their files when they are asked for.
+LATER = ("atoms", "checks", "schedule", "view", "torch_op")
 
 
 @pytest.mark.parametrize("name", LATER)
 def test_a_late_name_is_found_and_is_no_file(name: str) -> None:
     """A file of that name would take its place once it is loaded."""
     package = importlib.import_module(f"{PACKAGE}.{name}")
-    names = {each for homes in package._HOMES.values() for each in homes}
-    assert names == set(package.__all__) and names <= set(dir(package))
+    names = set(package.__all__)
+    assert names <= set(dir(package)) and len(names) == len(package.__all__)
+    typed = {found.target for found in imports_of(ROOT / PACKAGE / name / "__init__.py", ROOT) if found.typing}
+    assert {target.rpartition(".")[2] for target in typed} == names
     files = {path.stem for path in (ROOT / PACKAGE / name).iterdir()}
     assert not names & files and all(getattr(package, each) is not None for each in names)
     with pytest.raises(AttributeError, match=f"module '{PACKAGE}.{name}' has no attribute 'nonsense'"):
@@ -612,4 +615,4 @@ def test_import_loads_the_algebra_alone() -> None:
     """Atoms, checks, kernels, views and NumPy come when they are named; bench_algebra times the import."""
     loaded = "{m.split('.')[1] for m in sys.modules if m.startswith('layoutgemm.')}"
     code = f"import sys, layoutgemm; print(sorted({loaded}))"
-    assert fresh(code) == "['arguments', 'dtypes', 'errors', 'layouts', 'lazy_numpy', 'moved', 'regex']"
+    assert fresh(code) == "['arguments', 'dtypes', 'errors', 'layouts', 'lazy_names', 'lazy_numpy', 'moved', 'regex']"
