@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 SAME = (
     "both write the same bytes, or floats apart by rounding, so that memory holds them in either order; PTX calls it a "
-    "race all the same"
+    'race all the same, and so does Policy(fences="writers")'
 )
 PROXY, SCOPE = "proxy", "scope"  # what makes an ordered pair doubtful
 WHOLE = 0xFFFF  # every byte of a place
@@ -252,7 +252,7 @@ def _set_of(parts: Parts) -> int:
 class Ledger:
     """The source of all events, which keeps their sets short.
 
-    writers  True: a proxy fence covers the fencing fiber's own writes alone
+    writers  True: a proxy fence covers the fencing fiber's own writes alone, and two writes of the same bytes race
     refills  True: a copy over what was read needs a proxy fence, too
     scopes   True: what another block's mbarrier operation hands on needs the scope of the cluster
     enabled  False: nothing is recorded and nothing is a race
@@ -728,6 +728,7 @@ class ShadowMemory:
                     new is not None
                     and record.write
                     and not record.event.asynchronous
+                    and not ledger.writers
                     and same is not None
                     and same(bytes_met(common, bytes_of))
                 ):
