@@ -728,7 +728,7 @@ class ShadowMemory:
                     new is not None
                     and record.write
                     and not record.event.asynchronous
-                    and not ledger.writers
+                    and not self.ledger.writers
                     and same is not None
                     and same(bytes_met(common, bytes_of))
                 ):
