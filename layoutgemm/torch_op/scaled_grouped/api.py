@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache, partial
-from typing import Any, overload
+from typing import overload
 
 import torch
 from torch.autograd.function import FunctionCtx
@@ -287,9 +287,10 @@ def _scales_of(a: tuple[int, ...], columns: int, activation: str | None) -> tupl
 
 
 def _traced_scaled(
-    a: Any, scale_a: Any, b: Any, scale_b: Any, bias: Any, out: Any, recipe_a: object, recipe_b: object,
-    activation: Any, use_fast_accum: bool, out_dtype: object, config: Any, out_recipe: object,
-) -> Any:  # fmt: skip
+    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None, bias: torch.Tensor | None,
+    out: torch.Tensor | None, recipe_a: object, recipe_b: object, activation: str | None, use_fast_accum: bool,
+    out_dtype: object, config: Sm90Config | None, out_recipe: object,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """The same under torch.compile, whose tracer meets no exception of ours."""
     read = {"a": a, "scale_a": scale_a, "b": b, **named(scale_b=scale_b, bias=bias)}
     check_kinds(read, named(out=out))
@@ -605,8 +606,9 @@ def _said_product(
 
 
 def _traced_grouped(
-    a: Any, b: Any, said_groups: tuple[Any, ...], scales: tuple[Any, Any], finish: tuple[Any, ...], out: Any,
-    recipes: tuple[object, object], out_dtype: object, config: Any,
+    a: torch.Tensor, b: torch.Tensor, said_groups: tuple[torch.Tensor | None, ...],
+    scales: tuple[torch.Tensor | None, torch.Tensor | None], finish: tuple[torch.Tensor | None, str | None, bool],
+    out: torch.Tensor | None, recipes: tuple[object, object], out_dtype: object, config: Sm90Config | None,
 ) -> torch.Tensor:  # fmt: skip
     """The same under torch.compile, whose tracer meets no exception of ours."""
     (scale_a, scale_b), (bias, activation, use_fast_accum) = scales, finish
