@@ -11,7 +11,7 @@ from .machine.bank_counts import BankUse
 from .machine.roles import ALONE, NOTHING, PARTS
 from .ptx.parser import PtxInstruction, PtxKernel, SourceLine
 
-WARP = re.compile(r"CTA \((\d+), (\d+), (\d+)\) warp (\d+)(?! \()")
+WARP = re.compile(r"CTA \((\d+), (\d+), (\d+)\) warp (\d+)(?!\d| \()")
 PLACE = re.compile(r"CTA \(\d+, \d+, \d+\)(?: warp \d+)?")
 # What differs between findings of one line of the program: PTX lines, places, numbers, and roles of warps.
 NUMBERS = re.compile(rf" \((?:{'|'.join((*PARTS, *ALONE, NOTHING))})[^)]*\)|\b0x[0-9a-f]+|(?<![\w.:])\d+")
@@ -75,6 +75,8 @@ def with_roles(text: str, role: RoleOf) -> str:
 
     >>> with_roles("a store by CTA (0, 0, 0) warp 3 lanes 0x1", lambda cta, warp: "loads by TMA")
     'a store by CTA (0, 0, 0) warp 3 (loads by TMA) lanes 0x1'
+    >>> with_roles("CTA (0, 0, 0) warp 10 (stores): waits", lambda cta, warp: "loads by TMA")
+    'CTA (0, 0, 0) warp 10 (stores): waits'
     """
 
     def named(match: re.Match[str]) -> str:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from math import lcm
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
 
 from ..arch import Arch, ArchName
 from ..arch import arch as arch_named
@@ -39,7 +39,75 @@ from .sm90.triangular.operands import Triangles
 from .sm90.types import operands
 from .sm100.plan import Sm100Config, Sm100Plan
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 Config = Sm80Config | Sm90Config | Sm100Config
+
+# The names of architectures by the kernel that they have, for typed callers; `arch` takes further ones.
+Sm80Name = Literal[
+    "sm_80", "sm80", "ampere", "a100", "a30", "sm_86", "sm86", "ampere-geforce", "rtx-3090", "a10", "a40", "rtx-a6000",
+    "sm_87", "sm87", "orin", "jetson-orin", "sm_89", "sm89", "ada", "ada-lovelace", "rtx-4090", "l4", "l40", "l40s",
+    "sm_120a", "sm_120f", "sm120", "blackwell-geforce", "rtx-5090", "rtx-pro-6000",
+    "sm_121a", "sm_121f", "sm121", "spark", "dgx-spark", "gb10",
+]  # fmt: skip
+Sm90Name = Literal["sm_90a", "sm_90", "sm90", "hopper", "h100", "h200", "gh200", "h20"]
+Sm100Name = Literal[
+    "sm_100a", "sm_100f", "sm100", "blackwell", "b200", "gb200", "b100", "sm_103a", "sm_103f", "sm103",
+    "blackwell-ultra", "b300", "gb300", "sm_110a", "sm_110f", "sm110", "thor", "jetson-thor",
+]  # fmt: skip
+
+
+class PlanOptions(TypedDict, total=False):
+    """The keyword arguments of `plan` that do not decide which kernel it is."""
+
+    a: OperandSpec
+    b: OperandSpec | None
+    c: OperandSpec | None
+    batch: int
+    epilogue: Epilogue | None
+    gated: Combined | str | None
+    order: Order | None
+    prologue: Prologue | None
+    pair: SecondPair | int | None
+    indexed: IndexedRows | None
+    triangles: Triangles | None
+
+
+@overload
+def plan(
+    m: int, n: int, k: int, *, arch: Sm90Name | None = None, config: Sm90Config | None = None,
+    **options: Unpack[PlanOptions],
+) -> Sm90Plan: ...  # fmt: skip
+
+
+@overload
+def plan(
+    m: int, n: int, k: int, *, arch: Sm100Name, config: Sm100Config | None = None, **options: Unpack[PlanOptions]
+) -> Sm100Plan: ...
+
+
+@overload
+def plan(
+    m: int, n: int, k: int, *, arch: Sm80Name, config: None = None, **options: Unpack[PlanOptions]
+) -> Sm80Plan: ...
+
+
+@overload
+def plan(
+    m: int, n: int, k: int, *, config: Sm80Config, arch: ArchName | None = None, **options: Unpack[PlanOptions]
+) -> Sm80Plan: ...
+
+
+@overload
+def plan(m: int, n: int, k: int, *, config: Sm100Config, **options: Unpack[PlanOptions]) -> Sm100Plan: ...
+
+
+@overload
+def plan(
+    m: int, n: int, k: int, *, arch: ArchName | None = None, config: Config | None = None,
+    **options: Unpack[PlanOptions],
+) -> GemmPlan: ...  # fmt: skip
 
 
 @checked(PlanError)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import EmulatorError
 from .arguments import memory_found_by
+from .callers import named_callers
 from .cuda_calls import DeviceMemory, cuda_calls
 from .devices import GpuModel
 from .dsl_calls import RefusedArgumentError, types_of, watch
@@ -249,7 +250,7 @@ def _launches(device: GpuModel, folder: str, launch: Callable[..., None]) -> Ite
         known = self.execution_args.signature.parameters  # no constants, and not the object whose method is called
         return call(self, **{name: value for name, value in packs.named.items() if name in known})
 
-    with ExitStack() as stack, warnings.catch_warnings(), _short_names():
+    with ExitStack() as stack, warnings.catch_warnings(), _short_names(), named_callers():
         warnings.filterwarnings("ignore", "Cache is disabled as user wants")  # PTX is kept for the emulator
 
         def patch(owner: object, name: str, value: object) -> None:

@@ -702,6 +702,8 @@ def create_policy(program: Program, ins: PtxInstruction) -> Run:
     kind = ins.words[1]
     if kind not in ("fractional", "range", "cvt"):
         raise ValueError(f".{kind} is not emulated")
+    if "global" in ins.words and kind != "range":
+        raise ValueError(f"createpolicy.{kind} has no state space")
     target = program.index[ins.operands[0].text]
     policy = next((POLICIES[word] for word in ins.words if word in POLICIES), 0x10F0 << 48)
 

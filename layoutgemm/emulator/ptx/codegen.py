@@ -141,12 +141,22 @@ class CodeGenerator:
         """Raise ValueError unless opcode and operands are a form of the target."""
         form = form_of(ins.opcode, len(ins.operands), self.target)
         for operand, kind in zip(ins.operands, form.operands, strict=True):
+            if kind == "v4":
+                self.fits_four(operand)
+                continue
             whole, _, beside = kind.partition("|")
             parts = operand.parts if operand.kind == "pair" else (operand,)
             if operand.kind == "pair" and not beside:
                 raise ValueError(f"{operand.text} is a pair, where one register is needed")
             for part, type_ in zip(parts, (whole, "pred"), strict=False):
                 self.fits(part, type_.lstrip("*"), type_[:1] == "*", bool(beside))
+
+    def fits_four(self, operand: PtxOperand) -> None:
+        """Raise ValueError unless an operand is a vector of four f32."""
+        if operand.kind != "vector" or len(operand.parts) != 4:
+            raise ValueError(f"{operand.text} is no vector of four .f32")
+        for part in operand.parts:
+            self.fits(part, "f32", False, False)
 
     def fits(self, operand: PtxOperand, kind: str, wider: bool, beside: bool) -> None:
         """Raise ValueError for a register or literal of another width or class than a type."""
@@ -156,7 +166,7 @@ class CodeGenerator:
             raise ValueError(f"{operand.text} is {what}, where .{kind} is needed")
         if operand.kind == "sink" and not beside:
             raise ValueError("a result of it cannot be dropped")
-        if operand.kind != "reg" or kind in ("i", "v4"):
+        if operand.kind != "reg" or kind == "i":
             return
         bits, declared = bits_of(kind), self.kinds[operand.text]
         if (wrong := self.misfit(operand, bits)) and not (wider and bits_of(declared) > bits):

@@ -18,6 +18,7 @@ from ...errors import PtxError
 MAX_VARIABLE_BYTES = 1 << 28
 # Sizes in bytes of the types in declarations.
 SIZES = {"pred": 1, **{f"{k}{n}": n // 8 for k in "bsuf" for n in (8, 16, 32, 64, 128)}}
+OPAQUE = ("texref", "samplerref", "surfref")
 MAX_ALIGNMENT = 1 << 16
 
 
@@ -131,6 +132,8 @@ def variables_of(text: str) -> tuple[ModuleVariable, ...]:
     out = []
     for found in _VARIABLE.finditer(text):
         linkage, space, align, vector, kind, name, extents, ends = found.groups()
+        if kind in OPAQUE:
+            continue  # an instruction that takes one is refused
         line = line_of(text, found.start())
         what = f"PTX line {line}: .{space} {name}"
         unit = size_of(kind, what)

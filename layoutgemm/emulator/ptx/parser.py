@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from ...arguments import shown
 from ...errors import PtxError
+from .constants import WARP_SIZE, constant
 from .declarations import SIZES as SIZES
 from .declarations import DeviceFunction, ModuleVariable, alignment_of, functions_of, line_of, size_of, variables_of
 from .inlining import FRAMED, Inliner
@@ -165,7 +166,6 @@ _ALIGNED = re.compile(r"(\.align\s+\d{1,9})\.(?=[a-z])")
 # Directives without effect here; the variables of the module are read from its text as a whole.
 _IGNORED = {".pragma", ".const", ".global", ".branchtargets", ".calltargets", ".callprototype"}
 _TARGETS = ".branchtargets"
-WARP_SIZE = "WARP_SZ"  # the constant of PTX ("Predefined Constants")
 
 
 def parse(text: str) -> list[PtxKernel]:
@@ -546,6 +546,7 @@ def _split(text: str) -> list[str]:
     return out + [current.strip()] if current.strip() else out
 
 
+_SUM = re.compile(r"(%?[A-Za-z_$][\w$]*)\s*\+\s*(.+)", re.S)  # of a register or a symbol and an expression
 _OFFSET = re.compile(r"(.+?)\s*([+-])\s*(-?(?:0[xX])?[0-9a-fA-F]+)$", re.S)
 _NUMBER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|\d+)U?")
 
@@ -556,6 +557,8 @@ _DECIMAL = re.compile(r"-?\d+(?:\.\d*(?:[eE][+-]?\d+)?|[eE][+-]?\d+)")
 def _operand(kernel: PtxKernel, text: str) -> PtxOperand:
     if text in kernel.registers:
         return PtxOperand("reg", text)
+    if (value := constant(text)) is not None:
+        return PtxOperand("number", str(value))
     negated = text.startswith("!")
     bare = text.lstrip("!").strip()
     if bare[:1] in ("[", "{", "(") and bare[-1] != {"[": "]", "{": "}", "(": ")"}[bare[0]]:
@@ -563,6 +566,8 @@ def _operand(kernel: PtxKernel, text: str) -> PtxOperand:
     if bare.startswith("["):
         base, *coordinates = _split(bare[1:-1])
         offset = 0
+        if (more := _SUM.match(base)) is not None and (value := constant(more[2])) is not None:
+            base = f"{more[1]}{value:+}"
         m = _OFFSET.match(base)
         if m is not None and (m.group(1) in kernel.registers or not _NUMBER.fullmatch(base)):
             base, offset = m.group(1), int(m.group(2) + "1") * int(m.group(3), 0)

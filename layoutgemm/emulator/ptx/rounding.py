@@ -94,6 +94,22 @@ def to_narrow(y: Floats, kind: DType, mode: str) -> Value:
     return code if code.ndim else int(code)
 
 
+def stochastic(y: Floats, kind: DType, random: Value, count: int) -> Floats:
+    """A float rounded to a narrow format by `count` random bits (.rs).
+
+    They are added to the highest bits that the format loses. A carry rounds away from zero. Below the smallest normal
+    number the lost bits begin below the last bit that stays. The result may lie beyond the format's range.
+
+    >>> from layoutgemm.dtypes import dtype
+    >>> [float(stochastic(np.float32(1.25), dtype("e2m1"), bits, 8)) for bits in (0, 127, 128, 255)]
+    [1.0, 1.0, 1.5, 1.5]
+    """
+    with np.errstate(all="ignore"):
+        size = np.abs(np.float64(y))
+        last = np.maximum(np.ldexp(1.0, np.frexp(size)[1] - kind.mantissa), kind.decode(np.array(1, kind.storage)))
+        return np.copysign(np.floor(size / last + random * 2.0**-count) * last, y)
+
+
 def odd_integer(x: Value) -> Floats:
     """A signed or unsigned integer as a float64: exact up to 2**53, rounded to odd above, for formats of 32 bits."""
     if not isinstance(x, np.ndarray):

@@ -17,15 +17,19 @@ MAX_SCOPES = 256
 class SourceLine(NamedTuple):
     """The source line of an instruction.
 
-    inside  the line of a function in another file that was inlined there, as "file:line", or ""
+    file, line  the innermost line in the kernel's file
+    inside      "file:line" of a function in another file that was inlined there, or ""
+    caller      the kernel's line that calls the function of the source line, or 0 if that is in the kernel itself
     """
 
     file: str
     line: int
     inside: str = ""
+    caller: int = 0
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}" + (f", in {self.inside}" if self.inside else "")
+        called = f", called in line {self.caller}" if self.caller else ""
+        return f"{self.file}:{self.line}" + called + (f", in {self.inside}" if self.inside else "")
 
 
 class Statement(NamedTuple):
@@ -69,8 +73,10 @@ class _Locations:
             at = (int(inlined[1]), int(inlined[2]), int(inlined[3]))
             chain += self.callers.get(at, (at[:2],))
         self.callers[place] = tuple(chain)
-        number, line = next(one for one in chain if one[0] == chain[-1][0])
-        return SourceLine(self._name(number), line, "" if number == place[0] else f"{self._name(place[0])}:{place[1]}")
+        outermost = chain[-1]
+        number, line = next(one for one in chain if one[0] == outermost[0])
+        inside = "" if number == place[0] else f"{self._name(place[0])}:{place[1]}"
+        return SourceLine(self._name(number), line, inside, 0 if line == outermost[1] else outermost[1])
 
     def _name(self, number: int) -> str:
         return self.files.get(number, f"file {number}")

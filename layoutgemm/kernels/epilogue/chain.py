@@ -382,10 +382,11 @@ class Epilogue:
         return self._outputs(sums, gate, EpilogueMatrix(self, _result(sums, gate), given, visited))
 
     def _outputs(self, sums: np.ndarray, gate: Gate | None, at: EpilogueMatrix) -> Outputs:
-        """C and what is written, of sums at a place."""
-        if gate is not None:
-            sums = gate(np.split(np.broadcast_to(self.apply_to_sum(sums, at), sums.shape), 2, -1))
-        c = self.apply(sums, at)
+        """C and what is written, of sums at a place. Infinities and NaN come without NumPy's warnings."""
+        with np.errstate(all="ignore"):
+            if gate is not None:
+                sums = gate(np.split(np.broadcast_to(self.apply_to_sum(sums, at), sums.shape), 2, -1))
+            c = self.apply(sums, at)
         return Outputs(np.broadcast_to(c, at.accumulator.shape), at.written)
 
 
@@ -396,7 +397,8 @@ def _result(sums: np.ndarray, gate: Gate | None) -> np.ndarray:
 
 def _matrix_of(accumulator: object) -> np.ndarray:
     """An accumulator as float32. Raises PlanError for one that is no matrix, and no batch of them."""
-    sums = numbers_of("accumulator", accumulator).astype(np.float32)
+    with np.errstate(over="ignore"):  # beyond float32's range a kernel has infinities
+        sums = numbers_of("accumulator", accumulator).astype(np.float32)
     if sums.ndim < 2:
         raise PlanError(f"accumulator has shape {sums.shape}; it is (M, N), or (batch, M, N)")
     return sums

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 import threading
@@ -581,3 +582,59 @@ def test_the_dsl_has_its_own_settings_again_after_a_session() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, env={**environment, "CUTE_DSL_ARCH": "sm_90a"}
     )
     assert done.stdout.split() == ["False", "False", "sm_90a"], done.stdout + done.stderr
+
+
+CALLS = """
+import torch
+import cutlass
+import cutlass.cute as cute
+from cutlass.cute.runtime import from_dlpack
+from its_helpers import copied
+
+
+def put(tile, value, at):
+    tile[at] = value
+
+
+@cute.kernel
+def kernel(out: cute.Tensor):
+    t, _, _ = cute.arch.thread_idx()
+    tile = cutlass.memory.SmemAllocator().allocate_tensor(cutlass.Int32, cute.make_layout(64), 16)
+    for step in cutlass.range(2, unroll=1):
+        put(tile, t + step, t)  # the kernel's own call
+    out[t] = between(tile, t)
+
+
+@cute.jit
+def between(tile, t):
+    return copied(tile, 63 - t)  # of a helper in another file
+
+
+@cute.jit
+def run(out: cute.Tensor):
+    kernel(out).launch(grid=(1, 1, 1), block=(64, 1, 1))
+
+
+run(from_dlpack(torch.zeros(64, dtype=torch.int32, device="cuda")))
+"""
+ITS_HELPERS = "import cutlass.cute as cute\n\n\n@cute.jit\ndef copied(tile, at):\n    return tile[at]\n"
+
+
+@needs_dsl
+def test_a_finding_in_a_helper_names_the_lines_that_called_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both accesses of a race: in a helper of the kernel's file, and in one of another file, called by a helper."""
+    (tmp_path / "its_helpers.py").write_text(ITS_HELPERS)
+    script = tmp_path / "calls.py"
+    script.write_text(CALLS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with emulated_gpu("sm_90a") as gpu:
+        runpy.run_path(str(script), run_name="__main__")
+
+    def line(text: str) -> int:
+        return next(n for n, one in enumerate(CALLS.splitlines(), 1) if text in one)
+
+    race = next(one for one in gpu.report().splitlines() if one.startswith("race: ld.shared"))
+    put, call, helper = line("tile[at] = value"), line("put(tile, t + step, t)"), line("return copied")
+    assert f"calls.py:{put}, called in line {call})" in race
+    assert f"calls.py:{helper}, in " in race and "its_helpers.py:6) by CTA (0, 0, 0) warp 1" in race

@@ -335,3 +335,13 @@ def test_calls_through_registers():
     assert out.tolist() == [3 * i if i % 2 else i + 3 for i in range(30)] + [99, 99]
     with pytest.raises(EmulatorError, match="trap was executed"):
         emulate_ptx(POINTERS.replace("ld.global.u64 %d3, [%d1]", "mov.u64 %d3, 5"), block=32, args=[out])
+
+
+def test_textures_of_a_module_do_not_matter_to_other_kernels():
+    """A `.texref` without a use is passed over; an instruction that takes one is refused by name."""
+    text = ".version 8.0\n.target sm_80\n.global .texref image;\n.global .samplerref how;\n.global .surfref target;\n"
+    text += ".visible .entry plain() { ret; }\n.visible .entry samples() { .reg .f32 %f<6>;\n"
+    text += "tex.2d.v4.f32.f32 {%f0, %f1, %f2, %f3}, [image, {%f4, %f5}]; ret; }"
+    assert emulate_ptx(text, kernel="plain", block=32).ok
+    with pytest.raises(PtxError, match="tex of a texture or surface is not emulated"):
+        emulate_ptx(text, kernel="samples", block=32)

@@ -203,11 +203,90 @@ def test_scaled_pairs(kind: str, words: str) -> None:
         assert np.array_equal(np.signbit(got)[fine], np.signbit(wanted)[fine])
 
 
+# Destination of .rs -> (mantissa bits, least normal exponent, bits of an element, the largest, the bits of NaN), and
+# which bits of `rbits` each element has, the highest first.
+ROUNDED = {
+    "f16x2": (10, -14, 16, 65504, 0x7FFF, [range(28, 15, -1), range(12, -1, -1)]),
+    "bf16x2": (7, -126, 16, (2**8 - 1) * 2**120, 0x7FFF, [range(31, 15, -1), range(15, -1, -1)]),
+    "e2m1x4": (1, 0, 4, 6, 7, [range(31, 23, -1), range(15, 7, -1), range(23, 15, -1), range(7, -1, -1)]),
+} | {
+    f"{kind}x4": (*facts, [range(16, 32), range(31, 15, -1), range(16), range(15, -1, -1)])
+    for kind, facts in {
+        "e4m3": (3, -6, 8, 448, 0x7F), "e5m2": (2, -14, 8, 57344, 0x7F),
+        "e2m3": (3, 0, 8, Fraction(15, 2), 31), "e3m2": (2, -2, 8, 28, 31),
+    }.items()
+}  # fmt: skip
+FORMATS = {
+    "f16": np.float16, "bf16": BF16, "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2,
+    "e2m3": ml_dtypes.float6_e2m3fn, "e3m2": ml_dtypes.float6_e3m2fn, "e2m1": ml_dtypes.float4_e2m1fn,
+}  # fmt: skip
+
+
+def by_carry(word: int, random_bits: list[int], kind: str, saturates: bool, relu: bool) -> int:
+    """An f32 rounded by the carry out of its lost bits plus the random bits."""
+    mantissa, least, _, largest, nan, _ = ROUNDED[kind]
+    exponent, fraction = word >> 23 & 255, word & 0x7FFFFF
+    negative = bool(word >> 31)
+    if exponent == 255 and fraction:
+        return nan
+    if negative and relu:
+        return 0
+    whole, power = (fraction | 1 << 23, exponent - 150) if exponent else (fraction, -149)
+    step = max(power + max(whole.bit_length(), 1) - 1, least) - mantissa  # the weight of the last bit that stays
+    lost = max(step - power, 32)  # bits, of which the random ones are added to the highest
+    shifted = whole << lost - (step - power)
+    kept = shifted + (sum(bit << lost - 1 - n for n, bit in enumerate(random_bits))) >> lost
+    size = Fraction(kept) * Fraction(2) ** step
+    beyond = exponent == 255 or size > largest
+    if beyond and not saturates and kind[-1] == "2":
+        value = -math.inf if negative else math.inf
+    else:
+        value = math.copysign(float(min(size, largest) if exponent < 255 else largest), -1 if negative else 1)
+    made = np.array([value], np.float64).astype(FORMATS[kind[:-2]])
+    return int(made.view(np.uint16 if made.itemsize == 2 else np.uint8)[0])
+
+
+@pytest.mark.parametrize("kind", ROUNDED)
+def test_stochastic_rounding(kind: str) -> None:
+    """PTX ISA, "cvt", .rs: floats near every boundary and all exponents, with few and many random bits set."""
+    _, least, field, largest, _, places = ROUNDED[kind]
+    count, words = len(places), []
+    top = int(np.float32(float(largest)).view(np.uint32))
+    for n in range(2048):
+        near = [top, int(np.float32(2.0**least).view(np.uint32)), 0, 0x7F800000][n % 4]
+        exponent = (RNG.randrange(least - 12, least + 20) + 127) % 255
+        bits = RNG.choice([near + RNG.randrange(-(1 << 21), 1 << 21), exponent << 23 | RNG.getrandbits(23)])
+        words.append(bits & 0x7FFFFFFF | RNG.getrandbits(1) << 31)
+    words[:4] = 0x7FC00000, 0xFF800000, 0x7F800000, 0x80000000
+    inputs = [np.roll(np.array(words, np.uint32), 7 * n) for n in range(count)]
+    random_words = np.array([RNG.choice((0, 0xFFFFFFFF, RNG.getrandbits(32))) for _ in words], np.uint32)
+    vector = count == 4
+    for relu, saturates in [(False, True), (True, True)] + [(False, False), (True, False)] * (not vector):
+        opcode = f"cvt.rs{'.relu' * relu}{'.satfinite' * saturates}.{kind}.f32"
+        sources = "{%r1, %r2, %r3, %r4}, %r5" if vector else "%r1, %r2, %r3"
+        target = "%h0" if kind == "e2m1x4" else "%r0"
+        line = f"{opcode} {target}, {sources};"
+        found = computed(line, *inputs, random_words, target="sm_100a", kind="b16" if kind == "e2m1x4" else "b32")
+        wanted = []
+        for row in zip(*[part.tolist() for part in (*inputs, random_words)], strict=True):
+            made = 0
+            for word, place in zip(row, places, strict=False):
+                made = made << field | by_carry(word, [row[-1] >> bit & 1 for bit in place], kind, saturates, relu)
+            wanted.append(made)
+        assert found.tolist() == wanted
+
+
+def test_what_stochastic_rounding_refuses() -> None:
+    for operands in ("%r0, {%f0, %f1}, %r1", "%r0, {%f0, %f1, %f2, %h3}, %r1", "%r0, %f0, %r1"):
+        with pytest.raises(PtxError, match=r"cvt\.rs\.satfinite\.e4m3x4\.f32"):
+            run(f"cvt.rs.satfinite.e4m3x4.f32 {operands};", target="sm_100a")
+    with pytest.raises(PtxError, match=r"needs \.target sm_10x"):
+        run("cvt.rs.f16x2.f32 %r0, %f0, %f1, %r1;", target="sm_120a")
+
+
 def test_conversions_that_nothing_confirms_are_refused_by_name() -> None:
     with pytest.raises(PtxError, match="cvt to s2f6x2 is left out of the emulator"):
         run("cvt.rn.satfinite.s2f6x2.f32 %h0, %f0, %f1;", target="sm_100a")
-    with pytest.raises(PtxError, match=r"\.rs\) is left out"):
-        run("cvt.rs.f16x2.f32 %r0, %f0, %f1, %r1;", target="sm_100a")
     for target in ("sm_100f", "sm_100"):  # of one architecture alone
         with pytest.raises(PtxError, match=r"needs \.target sm_100a"):
             run("cvt.rn.satfinite.bf16x2.s2f6x2 %r0, %h1;", target=target)
@@ -215,12 +294,13 @@ def test_conversions_that_nothing_confirms_are_refused_by_name() -> None:
 
 def test_one_refusal_names_the_lines_of_all_like_it() -> None:
     """Instructions that differ in their registers alone; of more than six the number."""
-    round_ = "cvt.rs.satfinite.e2m1x4.f32 %h{0}, {{%f{0}, %f1, %f2, %f3}}, %r{0};\n"
-    ptx = module("".join([round_.format(n) for n in range(9)]) + "cvt.rs.f16x2.f32 %r1, %f1, %f2, %r3;", {}, "sm_100a")
+    round_ = "cvt.rn.satfinite.s2f6x2.f32 %h{0}, %f{0}, %f1;\n"
+    pair = "cvt.rn.satfinite.s2f6x2.bf16x2 %h1, %r1;"
+    ptx = module("".join([round_.format(n) for n in range(9)]) + pair, {}, "sm_100a")
     with pytest.raises(PtxError) as caught:
         program(ptx)
     first, second = str(caught.value).splitlines()[1:]
     line = int(first.split()[2].rstrip(","))
     lines = ", ".join(str(line + n) for n in range(6))
-    assert first.startswith(f"  PTX line {lines} and 3 more: cvt.rs.satfinite.e2m1x4.f32 %h0, ")
-    assert second.startswith(f"  PTX line {line + 9}: cvt.rs.f16x2.f32")
+    assert first.startswith(f"  PTX line {lines} and 3 more: cvt.rn.satfinite.s2f6x2.f32 %h0, ")
+    assert second.startswith(f"  PTX line {line + 9}: cvt.rn.satfinite.s2f6x2.bf16x2")

@@ -170,4 +170,37 @@ def test_the_line_of_an_inlined_function_is_its_callers():
         " mov.b32 %r, 2;\n .loc 2 70 1, function_name L+8, inlined_at 1 9 1\n mov.b32 %r, 3;\n .loc 2 0 0\n ret; }\n"
     )
     kernel = parse(text + '.file 1 "k.cu"\n.file 2 "library.hpp"\n')[0]
-    assert [str(ins.source) for ins in kernel.instructions] == ["k.cu:5", "k.cu:9", "k.cu:9, in library.hpp:70", "None"]
+    assert [str(ins.source) for ins in kernel.instructions] == [
+        "k.cu:5", "k.cu:9, called in line 5", "k.cu:9, called in line 5, in library.hpp:70", "None",
+    ]  # fmt: skip
+
+
+# Expression -> its 64 bits as ptxas 13.0 compiles them.
+EXPRESSIONS = {
+    "(1<<4)|3": 19, "~0": -1, "5>3?7:2": 7, "(.u64)-1>>63": 1, "-1>>63": -1, "0xffffffffffffffff>>4": (1 << 60) - 1,
+    "(.s64)0xffffffffffffffff>>4": -1, "10/-3": -3, "-7 % 4": 1, "7 % -4": 7, "(3+4)*WARP_SZ": 224, "!5": 0,
+    "!0+1": 2, "1&&2": 1, "0||3": 1, "2^7&3": 1, "1<2==1": 1, "-5/2": -2, "0x10U-0x20": -16, "(0-1)<1U": 0,
+    "~0U>>60": 15, "7&~2": 5, "1?2:3?4:5": 2, "(-1<0U)?5:6": 6, "017+1": 16, "0b101<<1": 10, "100-3-2": 95,
+    "-7/0x2U": (1 << 63) - 4, "1?-1>>1:0U": -1, "0x8000000000000000 > 1": 1, "1 << 63 >> 63": -1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", EXPRESSIONS)
+def test_constant_expressions(text: str):
+    """PTX ISA, "Integer Constant Expression Evaluation"."""
+    found = parse(f".target sm_80\n.entry k() {{ .reg .b64 %d; mov.b64 %d, {text}; ret; }}")[0].instructions[0]
+    assert found.operands[1].kind == "number"
+    assert int(found.operands[1].text) % 2**64 == EXPRESSIONS[text] % 2**64
+
+
+def test_offsets_of_addresses_are_constant_expressions():
+    text = ".target sm_80\n.entry k() { .reg .b32 %r; .reg .b64 %d; .shared .b8 s[64];\n"
+    text += "ld.global.b32 %r, [%d+4*8]; ld.shared.b32 %r, [s + (1<<3)*2]; ld.global.b32 %r, [%d + -4]; ret; }"
+    kernel = parse(text)[0]
+    assert [ins.operands[1].offset for ins in kernel.instructions[:3]] == [32, 16, -4]
+
+
+@pytest.mark.parametrize("text", ["1/0", "1<<64", "1<<-1", "(1+2", "1+", "1?2", "1 2 + 3", "+" * 100 + "1", "1+*2"])
+def test_expressions_without_a_value_are_refused(text: str):
+    with pytest.raises(PtxError, match="PTX line 2"):
+        parse(f".target sm_80\n.entry k() {{ .reg .b64 %d; mov.b64 %d, {text}; ret; }}")

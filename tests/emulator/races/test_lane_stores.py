@@ -151,6 +151,7 @@ def test_lanes_whose_sums_differ_by_rounding(first: str, step: int, kind: str) -
 def test_equal_writes_of_two_warps_are_lint():
     (one,) = run("st.shared.b32 [smem], 7;", block=64, shared=64).findings
     assert one.kind == "lint" and "both write the same bytes" in one.message
+    assert run("st.shared.b32 [smem], 7;", block=64, shared=64, policy=WRITERS).kinds == ["race"]
     body = "mov.u32 %r1, %warpid; st.shared.b32 [smem], %r1;"
     assert set(run(body, block=64, shared=64).kinds) == {"race"}
     rounded = body.replace("%warpid;", "%warpid; add.u32 %r1, %r1, 0x3F800000;")

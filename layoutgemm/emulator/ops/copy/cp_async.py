@@ -93,6 +93,16 @@ class CpAsyncCopy:
         return one, self
 
 
+def _without_policy(program: Program, ins: PtxInstruction, operands: list[PtxOperand]) -> list[PtxOperand]:
+    """The operands behind the size without the cache policy. Raises ValueError if that is missing."""
+    if "L2::cache_hint" not in ins.words:
+        return operands
+    last = operands[-1] if operands else None
+    if last is None or (last.kind == "reg" and program.generator.misfit(last, 64)):
+        raise ValueError(f"{ins.opcode} takes a cache policy of 64 bits as its last operand")
+    return operands[:-1]
+
+
 @operation("cp.async.ca", "cp.async.cg", guards=True)
 def copy(program: Program, ins: PtxInstruction) -> Run:
     """cp.async. With src-size, bytes beyond it become zeros; with a true ignore-src, all bytes."""
@@ -101,8 +111,7 @@ def copy(program: Program, ins: PtxInstruction) -> Run:
         raise ValueError(f"{ins.opcode} is not emulated")
     target, source, bytes_, *rest = ins.operands
     size = cp_async(constant(bytes_), ins.words[2]).bytes
-    if "L2::cache_hint" in ins.words:
-        rest = rest[:-1]
+    rest = _without_policy(program, ins, rest)
     if len(rest) > 1:
         raise ValueError(f"{ins.opcode} with {len(rest)} operands after the size")
     predicate = bool(rest) and program.kernel.registers.get(rest[0].text) == "pred"

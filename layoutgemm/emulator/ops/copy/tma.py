@@ -436,6 +436,14 @@ def _issuers(fiber: Fiber, values: Sequence[Value]) -> list[tuple[int | None, in
     return [(same[0], sum(1 << lane for lane in same)) for same in said_by.values()]
 
 
+def _repeated(fiber: Fiber, values: Sequence[Value]) -> bool:
+    """True if two lanes issue a copy with the same operands: lanes may each have a box of their own."""
+    if not any(isinstance(value, np.ndarray) for value in values):
+        return True
+    lanes = np.flatnonzero(bool_of(fiber.lanes)).tolist()
+    return len({tuple([_of(value, lane) for value in values]) for lane in lanes}) < len(lanes)
+
+
 def _aligned(offset: int, what: str) -> None:
     if offset % SMEM_UNIT:
         raise EmulatorError(f"{what} {offset:#x}: a tensor copy needs a multiple of {SMEM_UNIT}")
@@ -487,7 +495,7 @@ def _load(program: Program, ins: PtxInstruction) -> Run:
         blocks = mask(fiber) if mask is not None else 0
         issuers = _issuers(fiber, [*where, to, signal, blocks])
         count = fiber.lanes.bit_count()
-        if count > 1:
+        if count > 1 and _repeated(fiber, [*where, to, signal, blocks]):
             fiber.machine.problem("lint", f"{count} lanes issue a tensor load, {EACH}", fiber)
         for lane, by in issuers:
             box, coordinates = form.box(fiber, lane, where)
@@ -637,7 +645,7 @@ def _store(program: Program, ins: PtxInstruction, reduces: str) -> Run:
     def go(fiber: Fiber) -> None:
         where, source = form.where(fiber), address(fiber)
         count, machine, ledger = fiber.lanes.bit_count(), fiber.machine, fiber.cta.cluster.ledger
-        if count > 1:
+        if count > 1 and _repeated(fiber, [*where, source]):
             kind = f"{reduces} reduction" if reduces else "store"
             machine.problem("lint", f"{count} lanes issue a tensor {kind}, {EACH}", fiber)
         for lane, by in _issuers(fiber, [*where, source]):

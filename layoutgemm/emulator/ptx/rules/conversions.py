@@ -14,9 +14,7 @@ def _cvt(g: CodeGenerator, ins: PtxInstruction) -> str:
     *words, to, from_ = ins.words[1:]
     sources = ins.operands[1:]
     if "rs" in words:
-        raise ValueError(
-            "stochastic rounding (.rs) is left out of the emulator: which random bits round an element is not known"
-        )
+        return _stochastic(g, ins)
     if "pack" in words:
         return _packed_integers(g, ins)
     if to == "s2f6x2":
@@ -57,6 +55,38 @@ def _scaled(g: CodeGenerator, ins: PtxInstruction) -> str:
             part = f"decode({text} >> {at} & {(1 << bits) - 1}, {kind_of(from_[:-2])})"
         halves.append(part if scales is None else f"scaled({part}, {scales}, {scale_at})")
     return _pair(words, to, *halves)
+
+
+# Destination of .rs -> how many random bits an element has, and their lowest bit in `rbits` for each element, from the
+# first source on. Two elements with one place share their bits: the first one has them in reverse order.
+# PTX ISA, "cvt", figures of the layouts of random bits. It leaves open the order in a shared half, and which half of
+# e2m1x4 an element has. The former is what FlashInfer found for e4m3x4 on sm_100a (include/flashinfer/mamba/
+# conversion.cuh); the latter is that of bf16x2, since TransformerEngine has 8 bits an element (util/ptx.cuh).
+_RANDOM = {
+    "f16x2": (13, (16, 0)),
+    "bf16x2": (16, (16, 0)),
+    **dict.fromkeys(("e4m3x4", "e5m2x4", "e2m3x4", "e3m2x4"), (16, (16, 16, 0, 0))),
+    "e2m1x4": (8, (24, 8, 16, 0)),
+}
+
+
+def _stochastic(g: CodeGenerator, ins: PtxInstruction) -> str:
+    """cvt.rs: each element is rounded away from zero if its random bits and the lost bits of its mantissa carry."""
+    *words, to, _ = ins.words[1:]
+    count, places = _RANDOM[to]
+    *sources, random = ins.operands[1:]
+    sources = list(sources[0].parts) if sources[0].kind == "vector" else sources
+    kind, bits = to[:-2], g.read(random, "b32")
+    field = 16 if to in ("f16x2", "bf16x2") else _field_bits(to)
+    parts = []
+    for n, (source, place) in enumerate(zip(sources, places, strict=True)):
+        chosen = f"({bits} >> {place} & {(1 << count) - 1})"
+        if places[n + 1 : n + 2] == (place,):
+            chosen = f"by_lane(lambda x: reverse_bits(x, {count}), {chosen})"
+        value = _limited(words, f"decode({g.read(source, 'f32')}, KIND_f32)", kind)
+        made = f"encode(stochastic({value}, {kind_of(kind)}, {chosen}, {count}), {kind_of(kind)})"
+        parts.append(f"({made} << {field * (len(sources) - 1 - n)})")
+    return f"({' | '.join(parts)})"
 
 
 def _between_floats(g: CodeGenerator, ins: PtxInstruction) -> str:

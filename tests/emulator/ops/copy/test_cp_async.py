@@ -264,3 +264,9 @@ def test_a_source_outside_of_its_buffer_is_named_at_the_copy():
     )
     with pytest.raises(EmulatorError, match=r"(?s)byte 64 of buffer a.*cp\.async\.cg"):
         run(body, {"a": np.zeros(16, np.float32)}, block=1, shared=64)
+
+
+@pytest.mark.parametrize("operands", ["16", "16, %r1", "16, %p1"])
+def test_a_cache_hint_needs_its_policy(operands):
+    with pytest.raises(PtxError, match="takes a cache policy of 64 bits as its last operand"):
+        go(f"cp.async.cg.shared.global.L2::cache_hint [%r10], [%d0], {operands};")

@@ -214,6 +214,19 @@ def test_every_lane_issues_its_own() -> None:
     assert result.kinds == ["lint"]
 
 
+def test_lanes_with_a_box_of_their_own_are_no_lint() -> None:
+    """Two lanes store the two halves of a tile, as DeepGEMM's kernels do."""
+    tmap, memory = tiled("i32", (16, 4), (8, 4), "none")
+    values = np.arange(64, dtype=np.int32)
+    own: Any = ("%r21", 0)
+    begin = "setp.gt.u32 %p5, %r0, 1; @%p5 bra END; shl.b32 %r21, %r0, 3; shl.b32 %r22, %r0, 7; add.u32 %r1, %r1, %r22;"
+    result = store(tmap, memory, values.view(np.uint8), own, who=begin)
+    assert np.array_equal(memory.view(np.int32).reshape(4, 2, 8).swapaxes(0, 1), values.reshape(2, 4, 8))
+    assert result.kinds == []
+    twice = begin.replace("%r0, 1;", "%r0, 3; and.b32 %r0, %r0, 1;")  # four lanes, two of each box
+    assert "lint" in store(tmap, memory, values.view(np.uint8), own, who=twice).kinds
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_multicast_reaches_every_block_of_the_mask(policy: Policy) -> None:
     issue = f"mov.b16 %h0, 3; @%p4 {MULTICAST} [%r1], [%map, {{0, 8}}], [%r2], %h0;"
