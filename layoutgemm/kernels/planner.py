@@ -144,7 +144,7 @@ def plan(
               columns as that share of the tiles has
     prologue  a function of A's elements, as for `Sm90Plan.derive`, on sm_90a
     pair      K of a second pair of matrices, likewise; beside a gate or several matrices B, of each sum
-    indexed   rows of A and C by index, likewise, and on sm_100a; m is the product's rows
+    indexed   rows of A and C by index; m is the product's rows
     triangles A or B is triangular, likewise
 
     Raises PlanError naming the argument when the architecture's kernel does not take it, and passes on AtomError,
@@ -168,8 +168,7 @@ def plan(
     if kind is Sm90Config:
         parts = HopperParts(epilogue, gates, order, prologue, pair_of(pair, gates), indexed, triangles)
         return _for_hopper((m, n, k), batch, (a, b, c), chosen, parts)
-    rows = None if kind is Sm100Config else indexed
-    of_hopper = {"pair": pair, "triangles": triangles, "prologue": prologue, "gated": gates, "indexed": rows}
+    of_hopper = {"pair": pair, "triangles": triangles, "prologue": prologue, "gated": gates}
     for name, part in of_hopper.items():
         if part is not None:
             raise PlanError(refusal_beside_hopper(name, target.name))
@@ -180,9 +179,12 @@ def plan(
         )  # fmt: skip
     if chosen is None:
         chosen = holding_groups(_for_ampere(m, n, k, batch, target, a, c) or Sm80Config(), epilogue)
+        if indexed is not None and indexed.gather is not None and chosen.loads == "tma":
+            chosen = replace(chosen, loads="cp.async")  # which gathers rows
     return Sm80Plan.derive(
-        m, n, k, batch=batch, arch=target, a=a, b=b, c=c, config=chosen, epilogue=epilogue, order=order
-    )
+        m, n, k, batch=batch, arch=target, a=a, b=b, c=c, config=chosen, epilogue=epilogue, order=order,
+        indexed=indexed,
+    )  # fmt: skip
 
 
 # Arguments that kernels of other architectures do not take: why, and the way out.
@@ -193,10 +195,6 @@ _BESIDE_HOPPER = {
     "gated": (
         "its tile of B is of neighbouring columns of one matrix",
         "let the second product's epilogue read the first, as EpilogueOperand(name, 'mn', dtype)",
-    ),
-    "indexed": (
-        "it loads and stores rows one pitch apart",
-        "gather before and scatter behind the product: A[rows] @ B, C[out_rows] = A @ B",
     ),
 }
 
@@ -210,8 +208,7 @@ def refusal_beside_hopper(name: str, arch: str, said: str = "") -> str:
     'its loop takes the same K tiles in every tile; sm_90a has a kernel. Leave it out: products with zeros are right'
     """
     why, way_out = _BESIDE_HOPPER[name]
-    have = "sm_90a and sm_100a have kernels" if name == "indexed" else "sm_90a has a kernel"
-    return f"{said or name}: not by the kernel of {arch}: {why}; {have}. {way_out[0].upper()}{way_out[1:]}"
+    return f"{said or name}: not by the kernel of {arch}: {why}; sm_90a has a kernel. {way_out[0].upper()}{way_out[1:]}"
 
 
 def _for_ampere(

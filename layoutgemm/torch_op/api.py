@@ -210,8 +210,8 @@ def matmul(
     order       the order of tiles of C, of all or some of them: "lower", "symmetric", a Schedule, a function, ...; see
                 `kernels.orders`. Tiles left out are not computed: `out` keeps its values there, and without an `out`
                 they are zeros. `given` has what the order reads, such as a rank. Refused if a tile is visited twice
-    rows        int32 or int64: row i of the product reads row rows[i] of a, a matrix. A kernel of compute capability
-                9.0 gathers the rows, or copies them to a workspace first. Of (batch, M) with a 3-D b: row i of matrix l
+    rows        int32 or int64: row i of the product reads row rows[i] of a, a matrix. The kernel gathers the rows, or
+                on compute capability 9.0 copies them first. Of (batch, M) with a 3-D b: row i of matrix l
                 reads row rows[l, i] of a[l], or of a matrix a. See `torch_op.indexed.product`
     copy_rows   whether rows are copied first; default the way that is estimated faster, or the only one
     out_rows    likewise: row i of the product is row out_rows[i] of the result, which has zeros elsewhere. An `out` may

@@ -16,10 +16,10 @@ import torch.autograd.forward_ad as _forward
 from ..arguments import as_bool, shown
 from ..dtypes import dtype, multiply_together, way_to_alike
 from ..errors import OperandError, TensorError
+from ..graph_marks import constant_in_graphs
 from ..kernels.epilogue.parameters import host_number
 from ..kernels.run.operand_checks import check_operands
 from .bias_activation import ACTIVATIONS, GATES
-from .compiled.constants import constant_in_graphs
 from .problem import C_TYPES, broadcast, half, shapes_of
 from .types import C_NAMES, NAMES, READ, TYPES, WHOLE, Scalar, listed, usual_type
 

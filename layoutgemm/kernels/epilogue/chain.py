@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from ...arguments import checked, shown
 from ...errors import PlanError
+from ...graph_marks import not_in_graphs
 from ..plan import MAX_WORDS, PERSISTENT_PARAMETERS, WORKSPACE
 from .grouped_matrix import GroupedMatrix, parts_of
 from .matrix import EpilogueMatrix, numbers_of
@@ -81,6 +82,7 @@ class Epilogue:
     lines: bool = False
     json: str = field(init=False, repr=False, compare=False)
 
+    @not_in_graphs
     def __init__(
         self, *steps: Step, flipped: bool = False, pairs: bool = False, stores_c: bool = True, sums: int = 0,
         lines: bool = False,

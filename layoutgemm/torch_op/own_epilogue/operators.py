@@ -17,12 +17,12 @@ from functools import lru_cache
 import torch
 
 from ...errors import OperandError, PlanError, TensorError
+from ...graph_marks import constant_in_graphs
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.epilogue.parameters import check_names
 from ...kernels.epilogue.steps import EpilogueOperand
 from ...kernels.run.operand_checks import check_operands
 from ..checks import check_call, check_out
-from ..compiled.constants import constant_in_graphs
 from ..compiled.flops import count_flops
 from ..compiled.traced import CHECKS, checking_operator
 from ..epilogue import (

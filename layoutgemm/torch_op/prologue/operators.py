@@ -15,9 +15,9 @@ from functools import lru_cache
 import torch
 
 from ...errors import OperandError, PlanError
+from ...graph_marks import constant_in_graphs
 from ...kernels.sm90.operands.prologue import Prologue
 from ..bias_activation import by_torch
-from ..compiled.constants import constant_in_graphs
 from ..compiled.flops import count_flops
 from ..compiled.traced import CHECKS, checking_operator
 from ..operators import (

@@ -10,6 +10,7 @@ import torch
 from torch.autograd.function import FunctionCtx
 
 from ...errors import OperandError
+from ...graph_marks import constant_in_graphs
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.config import Sm90Config
@@ -27,7 +28,6 @@ from ..checks import (
     seen_by_autograd_alone,
     transforms,
 )
-from ..compiled.constants import constant_in_graphs
 from ..compiled.traced import check_kinds, named, refusal, refuse, refuse_finish
 from ..fp8.launch import AS_QUANTIZE, kept_shapes
 from ..indexed.api import indexed_matmul
