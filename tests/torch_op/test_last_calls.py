@@ -16,7 +16,7 @@ from tests import needs
 
 torch = needs.module("torch")
 
-from layoutgemm import grouped_matmul, matmul, scaled_matmul
+from layoutgemm import LayoutError, grouped_matmul, matmul, scaled_matmul
 from layoutgemm.torch_op import api, prepared
 from layoutgemm.torch_op.compiled.guards import MAX_CHANGES
 from layoutgemm.torch_op.scaled_grouped import api as scaled_api
@@ -153,6 +153,26 @@ def test_an_id_that_is_another_tensors_launches_nothing_else(name: str, monkeypa
         results.append(run(less))
         rows = 1 if name == "counts" else 0
         assert [x.shape[rows] for x in results] == [*[SIZE // (1 + rows)] * 4, 64 // (1 + rows)]
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors")
+@pytest.mark.parametrize("name", NOTED)
+def test_nested_tensors_are_refused_as_in_a_first_call(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's guard would end the process. So each place has one, with the guard looked for first and not."""
+    with bare_launches(monkeypatch):
+        for which in READ[name].split():
+            for known in (False, True):
+                t = tensors()
+                t.b.requires_grad_(name.startswith("linear"))
+                for _ in range(4):
+                    CALLS[name](t)
+                x = getattr(t, which).detach()
+                nested = torch.nested.nested_tensor([x if x.element_size() > 1 else x.half()] * 2)  # none of float8
+                for last in lasts() if known else ():
+                    last.update({id(nested): guard for guard in last.values()})
+                setattr(t, which, nested)
+                with pytest.raises((LayoutError, TypeError), match="nested"):
+                    CALLS[name](t)
 
 
 def test_calls_that_change_each_time_are_not_looked_for_first(monkeypatch: pytest.MonkeyPatch) -> None:
