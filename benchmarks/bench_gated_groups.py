@@ -70,6 +70,7 @@ def off(got: Any, a: Any, w: Any, kind: Any, act: Any = torch.nn.functional.silu
 
 def check() -> None:
     """Compare all forms with float64, and with themselves."""
+    a = w = ends = torch.empty(0)  # of the last form, below
     for kind in (BF16, F16, E4M3):
         for rows in ((3, 0, 20, 1), (60, 0, 64, 65), (300, 1, 0, 723), (150, 160, 170, 192), (2000, 3000, 0, 2501)):
             for name, act in (("swiglu", torch.nn.functional.silu), ("geglu", torch.nn.functional.gelu)):

@@ -1,15 +1,23 @@
 """The host's part of a repeated call, without a GPU: launches compute nothing.
 
     python benchmarks/bench_host.py
+    python benchmarks/bench_host.py --instructions --only matmul --only scaled_matmul
 
 CPU tensors are taken for a GPU's. Each figure is the least of the rounds, in microseconds; what a driver takes comes on
-top (`bench_launch.py`). Only figures of one run compare.
+top (`bench_launch.py`). Only figures of one run compare. Or it is the instructions of a call, which a busy machine does
+not change: valgrind's callgrind counts them, and a C compiler makes the calls that it hears.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
+import os
+import re
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -34,8 +42,10 @@ from layoutgemm import (
 from layoutgemm.inductor.registration import layoutgemm_matmul
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, RowReduce, Scale
 from layoutgemm.nn import QuantizedLinear
+from layoutgemm.torch_op import api, launch
 from layoutgemm.torch_op.api import linear
 from layoutgemm.torch_op.compiled import direct
+from layoutgemm.torch_op.scaled_grouped import kept
 from tests.torch_op.host_launches import bare_launches
 
 SIZE = 128
@@ -134,21 +144,77 @@ def least(run: Callable[[], object], rounds: int, count: int = 100) -> float:
     return best * 1e6
 
 
+COUNTED = 200  # calls whose instructions are counted
+REQUESTS = """#include <valgrind/callgrind.h>
+void start(void) { CALLGRIND_START_INSTRUMENTATION; CALLGRIND_ZERO_STATS; }
+void stop(const char *name) { CALLGRIND_DUMP_STATS_AT(name); CALLGRIND_STOP_INSTRUMENTATION; }
+"""
+
+
+def counted(library: ctypes.CDLL, name: str, run: Callable[[], object]) -> None:
+    """Make calls while callgrind counts: a repeated call, without collections of garbage."""
+    for _ in range(20):
+        run()
+    gc.collect()
+    gc.disable()
+    library.start()
+    for _ in range(COUNTED):
+        run()
+    library.stop(name.encode())
+    gc.enable()
+
+
+def count_instructions(only: Sequence[str]) -> int:
+    """Run this program in valgrind, and print the instructions of a call."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, library, found = Path(folder) / "requests.c", Path(folder) / "requests.so", Path(folder) / "counts"
+        source.write_text(REQUESTS)
+        compiler = os.environ.get("CC", "cc")
+        subprocess.run([compiler, "-shared", "-fPIC", "-O2", str(source), "-o", str(library)], check=True)
+        subprocess.run(
+            ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={found}", sys.executable,
+             __file__, "--counting", str(library), *[word for name in only for word in ("--only", name)]],
+            check=True, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        for path in sorted(Path(folder).glob("counts.*"), key=lambda each: int(each.suffix[1:])):
+            text = path.read_text()
+            name, total = re.search(r"Client Request: (.+)", text), re.search(r"^totals: (\d+)", text, re.MULTILINE)
+            if name and total:
+                print(f"{name[1]:36s} {int(total[1]) / COUNTED / 1000:7.1f} thousand instructions")
+    return 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--only", action="append", default=[], help="a call by its name; more than once for several")
+    parser.add_argument("--instructions", action="store_true", help="of a call, in place of its time")
+    parser.add_argument("--counting", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
+    if options.instructions:
+        return count_instructions(options.only)
+    library = None if options.counting is None else ctypes.CDLL(options.counting)
+
+    def measure(each: dict[str, Callable[[], object]]) -> None:
+        for name, run in each.items():
+            if options.only and name not in options.only:
+                continue
+            if library is not None:
+                counted(library, name, run)
+            else:
+                print(f"{name:36s} {least(run, options.rounds):7.2f} us", flush=True)
+
     torch.set_num_threads(1)
     patch = pytest.MonkeyPatch()
     try:
         with bare_launches(patch) as noted, torch.no_grad():
             noted.arguments = Discarded()
-            for name, run in calls().items():
-                print(f"{name:36s} {least(run, options.rounds):7.2f} us", flush=True)
+            for module in (launch, api, kept):  # a GPU's allocation is one call of C too
+                patch.setattr(module, "empty_on_gpu", torch._C._dynamo.guards._empty_strided_cpu)
+            measure(calls())
             with torch.enable_grad():
-                for name, run in recorded().items():
-                    print(f"{name:36s} {least(run, options.rounds):7.2f} us", flush=True)
+                measure(recorded())
     finally:
         patch.undo()
     return 0

@@ -40,6 +40,8 @@ COMPARED = (
     ("layoutgemm.matmul, a step of a sum", "torch.mm, a step of a sum"),
     ("layoutgemm.grouped_matmul, recorded", "torch._grouped_mm, recorded"),
     ("layoutgemm.grouped_matmul, a step", "torch._grouped_mm, a step"),
+    ("layoutgemm.scaled_matmul, row-wise", "torch._scaled_mm, row-wise"),
+    ("layoutgemm.grouped_matmul, ends", "torch._grouped_mm"),
     ("layoutgemm.gemm", "torch.addmm, scalars"),
 )
 
@@ -219,6 +221,10 @@ def variants(n: int) -> dict[str, Callable[[], object]]:
         ),
         "layoutgemm.quantize": lambda: quantize(x),
         "layoutgemm.scaled_matmul, row-wise": lambda: scaled_matmul(a, rows, right, columns),
+        "torch._scaled_mm, row-wise": lambda: torch._scaled_mm(
+            a, right, scale_a=rows, scale_b=columns, out_dtype=torch.bfloat16
+        ),
+        "torch._grouped_mm": lambda: torch._grouped_mm(x, experts, offs=ends),
         "layoutgemm.grouped_matmul": lambda: grouped_matmul(x, experts, offsets),
         "layoutgemm.grouped_matmul, ends": lambda: grouped_matmul(x, experts, offs=ends),
         "layoutgemm.grouped_matmul, columns": lambda: grouped_matmul(experts, x.T, offsets),

@@ -134,9 +134,8 @@ def differing(device: str) -> list[str]:
 
     from layoutgemm import quantize, quantize_both
 
-    found = []
+    found, x = [], torch.randn(300, 520).bfloat16()
     for recipe in (BLOCK, SQUARE, ROW):
-        x = torch.randn(300, 520).bfloat16()
         (v, s), (w, t) = quantize(x.to(device), recipe), quantize(x, recipe)
         same = torch.equal(v.cpu().view(torch.uint8), w.view(torch.uint8)) and torch.equal(s.cpu(), t)
         found += [] if same else [recipe]

@@ -5,7 +5,7 @@
     python benchmarks/bench_quantized.py --own --jobs 13 --json FILE    # `default` alone, 1 to 64 rows: a minute
     python benchmarks/bench_quantized.py --step --jobs 13 --json FILE   # a decoder's products, alone and in turn
     python benchmarks/bench_quantized.py --bytes --jobs 13 --json FILE  # weights of 8 bits at all sizes, beside bf16
-    ncu --profile-from-start off --print-details all python benchmarks/bench_quantized.py --profile
+    python benchmarks/bench_quantized.py --counters --json FILE         # ncu's counters of kernels that miss a goal
 
 `default` is the configuration that `quantized_matmul` takes; a few others are timed beside it. Peers are
 `layoutgemm.matmul` and `torch.mm` of bf16 weights, `torch._weight_int4pack_mm` (groups of 128) up to 256 rows, and
@@ -17,6 +17,7 @@ quack's `gemm_w4a16` where quack-kernels is installed.
 - `ideal us` is the time to read the packed weights at the rate of a device copy of 512 MB, reads and writes counted.
 - `--own` and `--bytes` compile first, in `--jobs` processes, and do not compare ragged sizes. `--bytes` times all
   formats of 8 bits and the products of bf16 weights in one burst, and torch's `_weight_int8pack_mm` for one row.
+- `--counters` runs itself under `ncu` with `--profile`: one launch of each kernel, caches cold, the GPU's own clock.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -38,6 +41,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from benchmarks import needs
+from benchmarks.profile_gemm import parsed
 from benchmarks.timing import microseconds
 from layoutgemm.bench.method import GRAPH_SECONDS, ROTATION_BYTES, Device
 from layoutgemm.kernels.quantized.formats import QuantizedFormat
@@ -87,7 +91,24 @@ LAYERS, STEP_ROWS = 6, (1, 2, 4, 16)  # of `--step`
 _BLOCK = 1024  # rows of weights that are quantised; taller weights repeat them
 _FEW = 16  # rows of `--few`
 OWN_ROWS = (1, 4, 16, 64)  # of `--own`
-PROFILED = ((16, 6144, 4096), (16, 28672, 4096), (16, 4096, 14336), (16, 8192, 8192), (1, 6144, 4096), (4, 6144, 4096))
+PROFILED = tuple((rows, *size) for rows in (1, 4, 16) for size in SHAPES[:4])  # rows, N, K
+SECTIONS = ("SpeedOfLight", "Occupancy", "LaunchStats", "SchedulerStats", "WarpStateStats")  # of ncu
+COUNTERS = {
+    "us": ("gpu__time_duration.sum", 1e-3),
+    "DRAM MB read": ("dram__bytes_read.sum", 1e-6),
+    "DRAM %": ("dram__throughput.avg.pct_of_peak_sustained_elapsed", 1.0),
+    "L2 %": ("lts__throughput.avg.pct_of_peak_sustained_elapsed", 1.0),
+    "SM active cycles": ("sm__cycles_active.avg", 1.0),
+    "elapsed cycles": ("sm__cycles_elapsed.max", 1.0),
+    "achieved occupancy %": ("sm__warps_active.avg.pct_of_peak_sustained_active", 1.0),
+    "CTAs": ("launch__grid_size", 1.0),
+    "registers": ("launch__registers_per_thread", 1.0),
+    "instructions": ("sm__inst_executed.sum", 1.0),
+    "issued": ("smsp__issue_active.avg.per_cycle_active", 1.0),
+    "eligible": ("smsp__warps_eligible.avg.per_cycle_active", 1.0),
+}  # name in the record -> ncu's metric in base units, and what it is multiplied by
+STALLS = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio")
+_STALLS = 6  # of a kernel in the record, the longest first
 _INT8PACK_ROWS = (
     1  # the most for `torch._weight_int8pack_mm`: 425 us for one row of 8192 x 8192 on an H200, 2444 for 16
 )
@@ -96,7 +117,11 @@ _PACK_ROWS = 256  # the most for `torch._weight_int4pack_mm`: its time grows wit
 
 @dataclass
 class Row:
-    """One line of the record: microseconds of each contender, and the reason for each one without a time."""
+    """One line of the record: microseconds of each contender, and the reason for each one without a time.
+
+    shares  the largest error of each contender, as a share of its bound
+    kernel  what `default` takes
+    """
 
     format: str
     n: int
@@ -105,12 +130,15 @@ class Row:
     ideal_us: float
     us: dict[str, float] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
+    shares: dict[str, float] = field(default_factory=dict)
+    kernel: str = ""
 
     @property
     def recorded(self) -> dict[str, Any]:
         """The row as the record has it."""
         sizes = {"format": self.format, "n": self.n, "k": self.k, "rows": self.rows}
-        return {**sizes, "ideal us": round(self.ideal_us, 2), "us": self.us, "errors": self.errors}
+        found = {"us": self.us, "errors": self.errors, "shares of bound": self.shares, "kernel": self.kernel}
+        return {**sizes, "ideal us": round(self.ideal_us, 2), **found}
 
     def __str__(self) -> str:
         said = ", ".join(f"{name} {us:.2f}" for name, us in sorted(self.us.items(), key=lambda each: each[1]))
@@ -219,6 +247,13 @@ def product(weight: Any, x: Any, config: Sm90Config | StreamedConfig | None, sca
     return lambda: quantized_product(call, x, weight.units, weight.scales, None, scale)
 
 
+def kernel_of(weight: Any, x: Any) -> str:
+    """The kernel that the library chooses, in words."""
+    from layoutgemm import explain_matmul
+
+    return str(explain_matmul(x, weight).kernel)
+
+
 def add(
     row: Row, calls: dict[str, Sequence[Call]], name: str, each: Sequence[Call], check: Callable[[Any], float]
 ) -> None:
@@ -228,6 +263,7 @@ def add(
     except Exception as problem:  # a peer without a kernel for the case, or a configuration that is refused
         row.errors[name] = f"{type(problem).__name__}: {problem}"[:200]
         return
+    row.shares[name] = round(error, 3)
     if error <= 1:
         calls[name] = each
     else:
@@ -370,8 +406,8 @@ def measured_bytes_of(
             add(every, calls, INT8PACK, packed, lambda c, want=want: float((c - want).norm() / want.norm() / 2.0**-7))
         timed(device, every, calls, rounds)
         for name, copies in weights.items():
-            row = Row(name, n, k, rows, copies[0].units.numel() / rate * 1e6)
-            row.us, row.errors = [own_of(name, found) for found in (every.us, every.errors)]
+            row = Row(name, n, k, rows, copies[0].units.numel() / rate * 1e6, kernel=kernel_of(copies[0], xs[0]))
+            row.us, row.errors, row.shares = [own_of(name, found) for found in (every.us, every.errors, every.shares)]
             save(row)
         del calls
         torch.cuda.empty_cache()
@@ -428,6 +464,37 @@ def profiled() -> None:
         torch.cuda.profiler.stop()
 
 
+def counters_of(metrics: dict[str, str]) -> dict[str, Any]:
+    """The record of a kernel's metrics, as `profile_gemm.parsed` gives them; cycles of a stall are an instruction's.
+
+    >>> stall = "smsp__average_warps_issue_stalled_wait_per_issue_active.ratio"
+    >>> counters_of({"gpu__time_duration.sum": "6300", "launch__grid_size": "96", stall: "1.244"})
+    {'us': 6.3, 'CTAs': 96.0, 'stalls': {'wait': 1.24}}
+    """
+    had = {name: (metric, times) for name, (metric, times) in COUNTERS.items() if metric in metrics}
+    found: dict[str, Any] = {name: round(float(metrics[metric]) * times, 2) for name, (metric, times) in had.items()}
+    stalls = {match[1]: round(float(x), 2) for name, x in metrics.items() if (match := STALLS.fullmatch(name))}
+    longest = sorted(stalls, key=lambda name: -stalls[name])[:_STALLS]
+    return {**found, "stalls": {name: stalls[name] for name in longest}}
+
+
+def counted() -> list[dict[str, Any]]:
+    """Counters of the kernels of PROFILED, by ncu. Raises RuntimeError unless each is a kernel."""
+    metrics = ",".join([metric for metric, _ in COUNTERS.values()])
+    command = [
+        "ncu", "--profile-from-start", "off", "--clock-control", "none", "--csv", "--page", "raw", "--print-units",
+        "base", "--metrics", metrics, *[f"--section={name}" for name in SECTIONS],
+        sys.executable, str(Path(__file__).resolve()), "--profile",
+    ]  # fmt: skip
+    kernels = parsed(subprocess.run(command, capture_output=True, text=True).stdout)
+    if len(kernels) != len(PROFILED):
+        raise RuntimeError(f"{len(kernels)} kernels of {len(PROFILED)} products: {[x['kernel'] for x in kernels]}")
+    return [
+        {"rows": rows, "n": n, "k": k, **counters_of(kernel)}
+        for (rows, n, k), kernel in zip(PROFILED, kernels, strict=True)
+    ]
+
+
 def measured(
     device: Device, name: str, size: tuple[int, int], rate: float, rounds: int, save: Callable[[Row], None],
     rows_of: Sequence[int] = (), alone: bool = False,
@@ -449,8 +516,8 @@ def measured(
         for _ in range(math.floor(ROTATION_BYTES / (2 * n * k)) + 1)
     ] * full
     for rows in rows_of or (ROWS if full else OTHER_ROWS):
-        row = Row(name, n, k, rows, first.units.numel() / rate * 1e6)
         xs = [torch.randn(rows, k, device="cuda", dtype=torch.bfloat16) for _ in weights]
+        row = Row(name, n, k, rows, first.units.numel() / rate * 1e6, kernel=kernel_of(first, xs[0]))
         calls: dict[str, Sequence[Call]] = {}
         for label, config in {DEFAULT: None, **(others(rows) if full else {})}.items():
             each = [product(weight, x, config) for weight, x in zip(weights, xs, strict=True)]
@@ -513,10 +580,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=4, help="processes that compile for --own and --step")
     parser.add_argument("--bytes", action="store_true", help="formats of 8 bits at all sizes, beside bf16 weights")
     parser.add_argument("--step", action="store_true", help="the products of a decoder's layers, in turn and alone")
-    parser.add_argument("--profile", action="store_true", help="one launch each of six kernels, for ncu")
+    parser.add_argument("--counters", action="store_true", help="ncu's counters of up to 16 rows; needs ncu")
+    parser.add_argument("--profile", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
-    if status := needs.refused(needs.no_gpu()):
+    if status := needs.refused(needs.no_gpu(), needs.no_tool("ncu") if options.counters else None):
         return status
     import torch
 
@@ -526,6 +594,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.manual_seed(0)
     if options.profile:
         profiled()
+        return 0
+    if options.counters:
+        record = json.dumps({"machine": machine.facts(), "kernels": counted()}, indent=1)
+        print(record)
+        if options.json:
+            options.json.write_text(record + "\n")
         return 0
     device = CudaDevice()
     rate = copy_rate(device)

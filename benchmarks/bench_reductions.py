@@ -112,6 +112,7 @@ def fault(epilogue: Epilogue, shape: tuple[int, int, int, int], where: str = "cu
     a = torch.randn(*lead, m, k, device=where).bfloat16()
     b = torch.randn(*lead, n, k, device=where).bfloat16().mT
     runs: list[dict[str, Any]] = []
+    given: dict[str, Any] = {}
     for _ in range(3):
         torch.manual_seed(2)
         given = given_of(epilogue, (m, n), lead, where)

@@ -445,6 +445,7 @@ def steps(sizes: tuple[int, int, int, int]) -> tuple[dict[str, list[Call]], floa
     calls["ours of bf16"] = [step(layoutgemm.grouped_matmul)]
     calls[f"{OURS}, multiple of 1"] = [step(layoutgemm.fp8_grouped_matmul)]
     calls[OURS] = [step(layoutgemm.fp8_grouped_matmul, multiple=DEPTH)]
+    found: Any = None
     for name in list(calls):
         for _ in range(3):  # the third pass is by kept launches
             found = calls[name][0]()

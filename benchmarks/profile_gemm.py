@@ -13,6 +13,7 @@ number. It needs ncu and a GPU with readable counters.
                 share of L2's peak
     hit         L2 hit rate of sectors
     memory      DRAM bytes read and written, and share of the peak
+    an SM       cycles in which an SM has work: the mean of all, and the most of one
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,11 +49,13 @@ METRICS = {
     "read": "dram__bytes_read.sum",
     "written": "dram__bytes_write.sum",
     "memory": f"dram__throughput.{ELAPSED}",
+    "mean": "sm__cycles_active.avg",
+    "most": "sm__cycles_active.max",
 }  # name in the table -> Nsight Compute's, as of 2025 for GH100
 SECTOR = 32  # bytes
 HEAD = (
     f"{'kernel':46} {'us':>8} {'cycles':>9} {'MHz':>5} {'tensor':>7} {'into SMs':>9} {'asked':>9} {'L2 out':>7} "
-    f"{'hit':>6} {'memory':>17}"
+    f"{'hit':>6} {'memory':>17} {'an SM, mean':>12} {'most':>9}"
 )
 
 
@@ -61,6 +64,17 @@ def chosen(problem: BenchProblem, options: argparse.Namespace) -> list[Contender
     names = options.contender.split(",")
     parsed = bench_gemm.arguments([*[f"--object={x}" for x in options.object], "--contender", options.contender])
     return [c for c in bench_gemm.contenders(problem, parsed) if any(c.name.startswith(name) for name in names)]
+
+
+def profiled(name: str, run: Callable[[], object]) -> None:
+    """Makes a launch that ncu counts, under a name with one bar."""
+    import torch
+
+    with torch.cuda.nvtx.range(f"@{name}@"):
+        torch.cuda.profiler.start()
+        run()
+        torch.cuda.synchronize()
+        torch.cuda.profiler.stop()
 
 
 def launch(options: argparse.Namespace) -> None:
@@ -81,11 +95,7 @@ def launch(options: argparse.Namespace) -> None:
             except Exception as error:
                 print(f"@failed {problem} {contender.name}: {error}", file=sys.stderr, flush=True)
                 continue
-            with torch.cuda.nvtx.range(f"@{problem}|{contender.name}@"):
-                torch.cuda.profiler.start()
-                run()
-                torch.cuda.synchronize()
-                torch.cuda.profiler.stop()
+            profiled(f"{problem}|{contender.name}", run)
 
 
 def parsed(text: str) -> list[dict[str, str]]:
@@ -143,20 +153,22 @@ def line(name: str, figures: dict[str, float | str]) -> str:
         [f"{name + several:46}", cell("ns", 8, 1e3, digits=2), cell("cycles", 9), cell("mhz", 5),
          cell("tensor", 7, unit="%", digits=1), cell("into_sms", 9, 1e9, " GB", 2),
          cell("asked", 9, 1e9 / SECTOR, " GB", 2), cell("l2_out", 7, unit="%"),
-         cell("l2_hit", 6, unit="%"), f"{moved:>17}"]
+         cell("l2_hit", 6, unit="%"), f"{moved:>17}", cell("mean", 12), cell("most", 9)]
     )  # fmt: skip
 
 
-def table(options: argparse.Namespace) -> int:
-    """Runs ncu, prints and writes the table; returns the exit status."""
-    sizes = ",".join("x".join(map(str, s)) for s in options.shapes)
+def counted(ncu: str, program: Path, words: Sequence[str], patience: float, file: Path | None) -> int:
+    """Runs a program under ncu, prints and writes the table; returns the exit status.
+
+    words  the program's, with which it makes the launches
+    file   where the figures go as JSON, or None
+    """
     command = [
-        options.ncu, "--profile-from-start", "off", "--clock-control", "none", "--nvtx", "--csv", "--page", "raw",
+        ncu, "--profile-from-start", "off", "--clock-control", "none", "--nvtx", "--csv", "--page", "raw",
         "--print-units", "base", "--metrics", ",".join(METRICS.values()),
-        sys.executable, str(Path(__file__).resolve()), "--launch", "--shapes", sizes,
-        "--contender", options.contender, *[f"--object={x}" for x in options.object],
+        sys.executable, str(program.resolve()), *words,
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=options.patience)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience)
     found = measured(parsed(done.stdout))
     failed = [text[1:] for text in done.stderr.splitlines() if text.startswith("@failed")]
     print(HEAD)
@@ -164,10 +176,10 @@ def table(options: argparse.Namespace) -> int:
         print(line(key.replace("|", " "), figures))
     for text in failed:
         print(text)
-    if options.json:
+    if file:
         from layoutgemm.bench import machine
 
-        options.json.write_text(json.dumps({"machine": machine.facts(), "kernels": found}, indent=1) + "\n")
+        file.write_text(json.dumps({"machine": machine.facts(), "kernels": found}, indent=1) + "\n")
     return 1 if failed else 0
 
 
@@ -187,7 +199,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.launch:
         launch(options)
         return 0
-    return table(options)
+    sizes = ",".join("x".join(map(str, s)) for s in options.shapes)
+    objects = [f"--object={x}" for x in options.object]
+    words = ["--launch", "--shapes", sizes, "--contender", options.contender, *objects]
+    return counted(options.ncu, Path(__file__), words, options.patience, options.json)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import LayoutError
 from .layouts import ComposedLayout, CounterExample, E, Layout, Proof, Swizzle, Undecided, parse
+from .lazy_names import homes_of_names
 from .moved import install, old_names
 
 if TYPE_CHECKING:
@@ -53,42 +54,7 @@ install()
 __version__ = "0.1.0"
 
 # Loaded on first use: users of layouts alone do not pay for kernels.
-_LATER = {
-    "Facts": "layouts.symbols.facts",
-    "GemmPlan": "kernels",
-    "Operand": "kernels",
-    "QuantizedFormat": "kernels.quantized.formats",
-    "QuantizedWeight": "torch_op.quantized",
-    "Sm80Config": "kernels",
-    "Sm80Plan": "kernels",
-    "Sm90Config": "kernels",
-    "Sm90Plan": "kernels",
-    "Sm100Config": "kernels",
-    "Sm100Plan": "kernels",
-    "dim": "layouts.symbols.dims",
-    "dims": "layouts.symbols.dims",
-    "emulate": "emulator.api",
-    "emulate_ptx": "emulator.api",
-    "emulated_gpu": "emulator.api",
-    "explain_matmul": "torch_op.explain",
-    "fp8_grouped_matmul": "torch_op.scaled_grouped",
-    "fp8_matmul": "torch_op.scaled_grouped",
-    "from_cute": "interop",
-    "gemm": "torch_op.api",
-    "grouped_matmul": "torch_op.scaled_grouped",
-    "matmul": "torch_op.api",
-    "mutate": "emulator.mutation.api",
-    "mutate_ptx": "emulator.mutation.api",
-    "plan": "kernels.planner",
-    "prove": "layouts.proofs.prove",
-    "quantize": "torch_op.fp8.api",
-    "quantize_both": "torch_op.fp8.api",
-    "quantized_matmul": "torch_op.quantized",
-    "scaled_matmul": "torch_op.scaled_grouped",
-    "smem_tile": "atoms",
-    "tune": "torch_op.tuning",
-    "wgmma": "atoms",
-}
+_LATER = homes_of_names(sys._getframe().f_code, globals())
 _DOORS = frozenset({"jax"})  # modules that need another framework
 _old_name = old_names(__name__, frames=1)
 
@@ -102,7 +68,7 @@ def __getattr__(name: str) -> Any:
         ("jax", "") if name in _DOORS else ("torch", "; layouts, proofs, plans and the emulator do without")
     )
     try:
-        module = import_module(f".{_LATER.get(name, name)}", __name__)
+        module = import_module(_LATER.get(name, f".{name}"), __name__)
         value = module if name in _DOORS else getattr(module, name)  # which may import more
     except ModuleNotFoundError as error:
         if error.name != needs:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeGuard, TypeVar, Union
 
 from .errors import LayoutError
+from .graph_marks import constant_in_graphs, not_in_graphs
 
 __all__ = [
     "IntTuple",
@@ -553,6 +554,7 @@ class _Readers(NamedTuple):
     rest: _AnnotationReader | None
 
 
+@not_in_graphs
 def _readers_of(function: Callable[..., object]) -> _Readers:
     names = _Names(function.__globals__)
     positional, by_name, rest = [], {}, None
@@ -569,7 +571,10 @@ def _readers_of(function: Callable[..., object]) -> _Readers:
     return _Readers(tuple(positional), by_name, rest)
 
 
-_FIELDS: dict[type, list[tuple[str, _AnnotationReader]]] = {}
+_FIELDS, _SETTLED = (
+    "_settled_fields",
+    "_settled_class",
+)  # attributes: the readers, and whose they are
 
 
 def settle(value: object, error: type[LayoutError] = LayoutError) -> None:
@@ -578,15 +583,22 @@ def settle(value: object, error: type[LayoutError] = LayoutError) -> None:
     Raises `error`, which names the field and the class.
     """
     kind = type(value)
-    if kind not in _FIELDS:
-        _FIELDS[kind] = _field_readers(kind)
-    for name, reader in _FIELDS[kind]:
+    if getattr(kind, _SETTLED, None) is not kind:
+        _learn(kind)
+    for name, reader in getattr(kind, _FIELDS):
         given = getattr(value, name)
         taken = reader.read(given)
         if taken is _REFUSED:
             raise error(refusal(given, f"{name} of {kind.__name__}", reader.wanted))
         if taken is not given:
             object.__setattr__(value, name, taken)
+
+
+@constant_in_graphs
+def _learn(kind: Any) -> None:
+    """Keep the readers of a class's fields as its attributes, which torch.compile reads too."""
+    setattr(kind, _FIELDS, _field_readers(kind))
+    setattr(kind, _SETTLED, kind)
 
 
 def _field_readers(kind: type) -> list[tuple[str, _AnnotationReader]]:

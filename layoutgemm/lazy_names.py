@@ -1,41 +1,63 @@
-"""Names of a package that load their files when they are first asked for."""
+"""Names of a package that load their files when they are first asked for.
+
+The package imports them under `if TYPE_CHECKING`, for type checkers alone. Python compiles those imports and never runs
+them, so the compiled code says where each name is.
+"""
 
 from __future__ import annotations
 
+import dis
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container
 from importlib import import_module
+from types import CodeType
 
 from .moved import old_names
 
-__all__ = ["named_later"]
+__all__ = ["homes_of_names", "named_later"]
 
 
-def named_later(
-    package: str, homes: Mapping[str, Iterable[str]]
-) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+def homes_of_names(code: CodeType, there: Container[str]) -> dict[str, str]:
+    """Name -> relative module, of the imports of a module's code that have not run.
+
+    there  the names that the module has, by imports that have run
+
+    >>> homes_of_names(compile("if checking: from .smem.tile import smem_tile", "", "exec"), ())
+    {'smem_tile': '.smem.tile'}
+    """
+    homes, level, home = {}, 0, ""
+    for step in dis.get_instructions(code):
+        if isinstance(step.argval, int):
+            level = step.argval  # the last number before an import is how many packages up it begins
+        elif step.opname == "IMPORT_NAME":
+            home = "." * level + step.argval
+        elif step.opname == "IMPORT_FROM" and step.argval not in there:
+            homes[step.argval] = home
+    return homes
+
+
+def named_later(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """The `__getattr__` and `__dir__` of a package that takes names from files below it.
 
-    package  its name, as in `__name__`
-    homes    file, relative to the package -> the names that it defines; no name may be that of a file of the package
+    package  its name, as in `__name__`: the package calls this, below its imports. No name may be that of a file of it
 
     A file is imported with the first of its names that is asked for. The package then keeps the name. Names that have
     moved away are found as `layoutgemm.moved` finds them.
 
-    >>> get, names = named_later("layoutgemm.atoms", {"smem.tile": ("SmemTile", "smem_tile")})
-    >>> get("smem_tile").__module__, "smem_tile" in names()
+    >>> import layoutgemm.atoms
+    >>> layoutgemm.atoms.smem_tile.__module__, "smem_tile" in dir(layoutgemm.atoms)
     ('layoutgemm.atoms.smem.tile', True)
-    >>> get("smem_tyle")
+    >>> layoutgemm.atoms.smem_tyle
     Traceback (most recent call last):
     AttributeError: module 'layoutgemm.atoms' has no attribute 'smem_tyle'
     """
-    home_of = {name: home for home, names in homes.items() for name in names}
+    home_of = homes_of_names(sys._getframe(1).f_code, vars(sys.modules[package]))
     old_name = old_names(package, frames=1)
 
     def get(name: str) -> object:
         if name not in home_of:
             return old_name(name)
-        value = getattr(import_module(f"{package}.{home_of[name]}"), name)
+        value = getattr(import_module(home_of[name], package), name)
         setattr(sys.modules[package], name, value)
         return value
 

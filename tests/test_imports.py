@@ -25,7 +25,19 @@ PACKAGE = "layoutgemm"
 
 # Lowest first: a file imports its own row and those above it in this table.
 ROWS: tuple[tuple[str, ...], ...] = (
-    ("errors", "arguments", "lazy_numpy", "lazy_names", "memo", "arch", "dtypes", "regex", "report", "moved"),
+    (
+        "errors",
+        "arguments",
+        "graph_marks",
+        "lazy_numpy",
+        "lazy_names",
+        "memo",
+        "arch",
+        "dtypes",
+        "regex",
+        "report",
+        "moved",
+    ),
     ("layouts",),
     ("atoms",),
     ("schedule",),
@@ -103,6 +115,7 @@ CONFINED: dict[str, tuple[str, ...]] = {
     "safetensors": ("nn",),
 }
 FREE = frozenset({"numpy"})
+TYPES = frozenset({"typing_extensions"})  # every type checker has it
 ARCHITECTURES = ("sm80", "sm90", "sm100", "teaching")
 PROGRAM_FOLDERS = ("layouts", "atoms", "kernels")
 MOST_FILES = 20  # of a folder
@@ -194,7 +207,7 @@ def package_violations(root: Path) -> Iterator[str]:
             elif head in CONFINED:
                 if not confined_to(folder, CONFINED[head]):
                     yield f"{where}: {head} may be imported only in {', '.join(CONFINED[head])}"
-            elif head not in sys.stdlib_module_names and head not in FREE:
+            elif head not in sys.stdlib_module_names and head not in (FREE | TYPES if found.typing else FREE):
                 yield f"{where}: {head} is not a dependency of the package"
 
 
@@ -577,15 +590,18 @@ def test_import_is_light() -> None:
     assert fresh(f"import sympy, layoutgemm, {loaded.removeprefix('import ')}") == "['sympy']"  # the probe sees
 
 
-LATER = ("atoms", "checks", "schedule", "view")  # packages whose names load their files when they are asked for
+# Packages whose names load their files when they are asked for.
+LATER = ("atoms", "checks", "schedule", "view", "torch_op")
 
 
 @pytest.mark.parametrize("name", LATER)
 def test_a_late_name_is_found_and_is_no_file(name: str) -> None:
     """A file of that name would take its place once it is loaded."""
     package = importlib.import_module(f"{PACKAGE}.{name}")
-    names = {each for homes in package._HOMES.values() for each in homes}
-    assert names == set(package.__all__) and names <= set(dir(package))
+    names = set(package.__all__)
+    assert names <= set(dir(package)) and len(names) == len(package.__all__)
+    typed = {found.target for found in imports_of(ROOT / PACKAGE / name / "__init__.py", ROOT) if found.typing}
+    assert {target.rpartition(".")[2] for target in typed} == names
     files = {path.stem for path in (ROOT / PACKAGE / name).iterdir()}
     assert not names & files and all(getattr(package, each) is not None for each in names)
     with pytest.raises(AttributeError, match=f"module '{PACKAGE}.{name}' has no attribute 'nonsense'"):
@@ -611,4 +627,5 @@ def test_import_loads_the_algebra_alone() -> None:
     """Atoms, checks, kernels, views and NumPy come when they are named; bench_algebra times the import."""
     loaded = "{m.split('.')[1] for m in sys.modules if m.startswith('layoutgemm.')}"
     code = f"import sys, layoutgemm; print(sorted({loaded}))"
-    assert fresh(code) == "['arguments', 'dtypes', 'errors', 'layouts', 'lazy_numpy', 'moved', 'regex']"
+    known = ["arguments", "dtypes", "errors", "graph_marks", "layouts", "lazy_names", "lazy_numpy", "moved", "regex"]
+    assert fresh(code) == str(known)

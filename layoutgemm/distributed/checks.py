@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import NamedTuple, TypeAlias
 
 import torch
 import torch.distributed as dist
 
-from ..errors import OperandError
+from ..errors import OperandError, RankError
 from ..kernels.alignment import address_misfit, line_misfit
 from ..kernels.run.operand_checks import check_operands
 from ..torch_op.scaled_grouped.recipes import ROW, TENSOR, Recipes
@@ -17,6 +19,7 @@ from ..torch_op.types import listed
 KINDS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 SCALED = (torch.float8_e4m3fn, torch.float8_e5m2)
 SHARD_ROWS = 64  # whose multiples a scatter's shards have
+_ALIKE = "layoutgemm/alike"  # facts of each rank's calls, in a group's store
 Group: TypeAlias = dist.ProcessGroup | None
 
 
@@ -91,14 +94,30 @@ def _recipes(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None, sca
     return Recipes(*found)
 
 
-def check_alike(name: str, group: dist.ProcessGroup, facts: tuple[object, ...]) -> None:
-    """Raise OperandError, with both ranks, unless all ranks of a group have these facts."""
-    own = (name, *facts)
-    every: list[tuple[object, ...]] = [()] * group.size()
-    dist.all_gather_object(every, own, group=group)
-    for rank, other in enumerate(every):
+def check_alike(name: str, group: dist.ProcessGroup, facts: tuple[object, ...], timeout: float) -> None:
+    """Compare facts of all ranks of a group in its store: no collective, which would wait for its own time.
+
+    Raises OperandError, with both ranks, for other facts. Raises RankError for a rank that is not there in `timeout` s:
+    one that has ended, or whose call is of sizes that it has called with before.
+    """
+    store, own, rank = group.get_group_store(), repr((name, *facts)), group.rank()
+    number, until = store.add(f"{_ALIKE}/{rank}", 1), time.monotonic() + timeout
+    store.set(f"{_ALIKE}/{number}/{rank}", own)
+    every = []
+    for peer in range(group.size()):
+        key = f"{_ALIKE}/{number}/{peer}"
+        try:
+            store.wait([key], timedelta(seconds=max(until - time.monotonic(), 1e-3)))
+        except RuntimeError as error:
+            said = f"{name}: rank {rank} of {group.size()} waited up to {timeout:g} s with {own}"
+            raise RankError(
+                f"{said}; rank {peer} did not come: it has ended, or has called with other sizes"
+            ) from error
+        every.append(store.get(key).decode())
+    store.delete_key(f"{_ALIKE}/{number - 1}/{rank}")  # whoever has come to this one has read the one before
+    for peer, other in enumerate(every):
         if other != own:
-            raise OperandError(f"{name}: rank {group.rank()} has {own}, rank {rank} has {other}: all call alike")
+            raise OperandError(f"{name}: rank {rank} has {own}, rank {peer} has {other}: all call alike")
 
 
 def check_lines(name: str, x: torch.Tensor, strides: Sequence[int], shape: Sequence[int]) -> None:

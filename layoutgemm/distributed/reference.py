@@ -60,8 +60,10 @@ def _named(name: str, group: dist.ProcessGroup, timeout: float, facts: tuple[obj
     try:
         if dist.get_backend(group) == "gloo":  # says which ranks are missing; a collective alone does not
             dist.monitored_barrier(group, timedelta(seconds=timeout), wait_all_ranks=True)
-        check_alike(name, group, facts)  # gloo ends the process for another number of bytes
+        check_alike(name, group, facts, timeout)  # gloo ends the process for another number of bytes
         yield
+    except RankError:
+        raise
     except RuntimeError as error:
         said = f"{name}: rank {group.rank()} of {group.size()} waited up to {timeout:g} s"
         raise RankError(f"{said}; {_missing(group, calls, timeout)}: {error}") from error

@@ -229,7 +229,8 @@ def workspace_of(
 
     facts  of the call, which have to be the same on all ranks: they are compared before memory is made
 
-    Raises OperandError for a group of more than 8 ranks, other facts on another rank, or without symmetric memory.
+    Raises OperandError for a group of more than 8 ranks, other facts on another rank, or without symmetric memory;
+    RankError for a rank that does not come.
     """
     key = (name, group, device, *facts)
     found = _WORKSPACES.get(key)
@@ -246,7 +247,7 @@ def _made(
     ranks = group.size()
     if not 2 <= ranks <= MAX_RANKS:
         raise OperandError(f"{name}: a group of {ranks} rank(s); kernels are for 2 to {MAX_RANKS} GPUs of one host")
-    check_alike(name, group, facts)
+    check_alike(name, group, facts, timeout)
     try:
         import torch.distributed._symmetric_memory as symmetric
 

@@ -35,6 +35,15 @@ def activated(sums: jax.Array, activation: str) -> jax.Array:
     return ACTIVATIONS[GATES[activation]](gate) * up
 
 
+def with_rank(x: jax.Array, rank: int) -> jax.Array:
+    """The array with dimensions of 1 in front: a program may have jax_numpy_rank_promotion="raise".
+
+    >>> with_rank(jnp.ones(3), 2).shape, with_rank(jnp.float32(1), 2).shape
+    ((1, 3), ())
+    """
+    return jnp.expand_dims(x, range(rank - x.ndim)) if 0 < x.ndim < rank else x
+
+
 def multiply(product: Product, a: jax.Array, b: jax.Array, bias: jax.Array | None = None) -> jax.Array:
     """The product by jax: sums in float32, of integers in int32, rounded once.
 
@@ -58,7 +67,8 @@ def finish(sums: jax.Array, bias: jax.Array | None, activation: str | None, kind
     if bias is not None or activation is not None:
         sums = sums.astype(jnp.float32)
     if bias is not None:
-        sums = sums + bias.astype(jnp.float32)
+        rank = max(sums.ndim, bias.ndim)
+        sums = with_rank(sums, rank) + with_rank(bias.astype(jnp.float32), rank)
     if activation is not None:
         sums = activated(sums, activation)
     if kind.startswith("float8"):  # beyond the range its end, as in the kernels; a conversion gives NaN or inf

@@ -42,6 +42,20 @@ def batch_misfit(steps: Iterable[int], size: int, unit: int = STRIDE_UNIT) -> st
     return f"matrices of the batch lie {uneven} * {size} = {uneven * size} bytes apart, no multiple of {unit}"
 
 
+def rows_misfit(leading: int, pitch: int) -> str:
+    """Why the matrices of a batch are not rows of one matrix, or ""; distances of lines and matrices in elements.
+
+    >>> rows_misfit(64, 640), rows_misfit(640, 64).partition(":")[0]
+    ('', 'matrices of the batch lie 64 elements apart, no multiple of the 640 from row to row')
+    """
+    if pitch % leading == 0:
+        return ""
+    return (
+        f"matrices of the batch lie {pitch} elements apart, no multiple of the {leading} from row to row: chosen rows "
+        "are of one matrix"
+    )
+
+
 def address_misfit(address: int, unit: int = STRIDE_UNIT) -> str:
     """Why memory cannot be read from this address on, or "".
 

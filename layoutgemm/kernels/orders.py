@@ -301,15 +301,16 @@ def clusters_of_plan(plan: Any) -> tuple[int, int]:
 
 
 def stored_elements(plan: GemmPlan, values: Mapping[str, object]) -> npt.NDArray[np.bool_] | None:
-    """True for each element (row, column) of C that the plan stores; None for all.
+    """True for each element ([matrix,] row, column) that the plan stores; None for all.
 
     values  of the order's words, as `order_values` gives them
     """
     visited = visited_elements(plan, values)
     if (rows := plan.stored_rows(values)) is None:
         return visited
-    found = np.zeros((plan.rows_of_c, plan.n), dtype=bool)
-    found[rows] = True if visited is None else visited
+    found = np.zeros((*rows.shape[:-1], plan.rows_of_c, plan.n), dtype=bool)
+    for matrix, of_matrix in zip(found.reshape(-1, plan.rows_of_c, plan.n), np.atleast_2d(rows), strict=True):
+        matrix[of_matrix] = True if visited is None else visited
     return found
 
 

@@ -183,11 +183,21 @@ class PartialResults:
     step   the reduction: of axis "m" one place a row, of axis "n" one a column
     span   columns, or rows, of C that one partial result is of
     joined groups of rows are those of one matrix of C
+    other  of a symmetric product, the span of the same reduction where tiles are transposed; else 0. Those have lines
+           of their own: the transposed tiles' come behind
+    behind these are the transposed tiles' lines
+
+    >>> from layoutgemm.kernels.epilogue.chain import RowReduce
+    >>> both = (sums := PartialResults(RowReduce(), 128, other=WARP_ROWS)), sums.transposed
+    >>> [(each.step.axes, each.span, each.extents(256, 256, 1), each.first_line(256)) for each in both]
+    [('m', 128, (18, 256), 0), ('n', 16, (18, 256), 2)]
     """
 
     step: ReductionStep
     span: int
     joined: bool = False
+    other: int = 0
+    behind: bool = False
 
     @property
     def components(self) -> int:
@@ -199,7 +209,19 @@ class PartialResults:
         if self.joined and self.step.axes == "n":
             return m // self.span + groups, n
         reduced, kept = (n, m) if self.step.axes == "m" else (m, n)
-        return tile_count(reduced, self.span), kept
+        lines = tile_count(reduced, self.span)
+        return lines + tile_count(kept, self.other) if self.other else lines, kept
+
+    def first_line(self, side: W) -> W:
+        """The first of its lines; `side` is M, which is N, of a symmetric product."""
+        return tile_count(side, self.other) if self.behind else side * 0
+
+    @property
+    def transposed(self) -> PartialResults:
+        """Those of transposed tiles, of the other axis."""
+        turned = self.step.transposed()
+        assert isinstance(turned, ReductionStep), turned
+        return PartialResults(turned, self.other, other=self.span, behind=not self.behind)
 
     def line(self, row: W, group: W) -> W:
         """The line of a warp's partial results; `row` is its first row, and `group` its group."""
@@ -220,13 +242,18 @@ class PartialResults:
 
 
 def partials_of(
-    epilogue: Epilogue, columns: int, rows: int = WARP_ROWS, joined: bool = False
+    epilogue: Epilogue, columns: int, rows: int = WARP_ROWS, joined: bool = False, mirrored: bool = False
 ) -> tuple[PartialResults, ...]:
     """The partial results of an epilogue for `columns` columns and a warp's rows.
 
-    joined  groups of rows are those of one matrix
+    joined    groups of rows are those of one matrix
+    mirrored  tiles are reduced transposed, too
     """
-    return tuple(PartialResults(step, columns if step.axes == "m" else rows, joined) for step in epilogue.partials)
+    found = []
+    for step in epilogue.partials:
+        span, other = (columns, rows) if step.axes == "m" else (rows, columns)
+        found.append(PartialResults(step, span, joined, other if mirrored else 0))
+    return tuple(found)
 
 
 def whole_rows(epilogue: Epilogue) -> tuple[ReductionStep, ...]:

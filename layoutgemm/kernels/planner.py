@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from math import lcm
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
 
 from ..arch import Arch, ArchName
 from ..arch import arch as arch_named
@@ -39,7 +39,75 @@ from .sm90.triangular.operands import Triangles
 from .sm90.types import operands
 from .sm100.plan import Sm100Config, Sm100Plan
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 Config = Sm80Config | Sm90Config | Sm100Config
+
+# The names of architectures by the kernel that they have, for typed callers; `arch` takes further ones.
+Sm80Name = Literal[
+    "sm_80", "sm80", "ampere", "a100", "a30", "sm_86", "sm86", "ampere-geforce", "rtx-3090", "a10", "a40", "rtx-a6000",
+    "sm_87", "sm87", "orin", "jetson-orin", "sm_89", "sm89", "ada", "ada-lovelace", "rtx-4090", "l4", "l40", "l40s",
+    "sm_120a", "sm_120f", "sm120", "blackwell-geforce", "rtx-5090", "rtx-pro-6000",
+    "sm_121a", "sm_121f", "sm121", "spark", "dgx-spark", "gb10",
+]  # fmt: skip
+Sm90Name = Literal["sm_90a", "sm_90", "sm90", "hopper", "h100", "h200", "gh200", "h20"]
+Sm100Name = Literal[
+    "sm_100a", "sm_100f", "sm100", "blackwell", "b200", "gb200", "b100", "sm_103a", "sm_103f", "sm103",
+    "blackwell-ultra", "b300", "gb300", "sm_110a", "sm_110f", "sm110", "thor", "jetson-thor",
+]  # fmt: skip
+
+
+class PlanOptions(TypedDict, total=False):
+    """The keyword arguments of `plan` that do not decide which kernel it is."""
+
+    a: OperandSpec
+    b: OperandSpec | None
+    c: OperandSpec | None
+    batch: int
+    epilogue: Epilogue | None
+    gated: Combined | str | None
+    order: Order | None
+    prologue: Prologue | None
+    pair: SecondPair | int | None
+    indexed: IndexedRows | None
+    triangles: Triangles | None
+
+
+@overload
+def plan(
+    m: int, n: int, k: int, *, arch: Sm90Name | None = None, config: Sm90Config | None = None,
+    **options: Unpack[PlanOptions],
+) -> Sm90Plan: ...  # fmt: skip
+
+
+@overload
+def plan(
+    m: int, n: int, k: int, *, arch: Sm100Name, config: Sm100Config | None = None, **options: Unpack[PlanOptions]
+) -> Sm100Plan: ...
+
+
+@overload
+def plan(
+    m: int, n: int, k: int, *, arch: Sm80Name, config: None = None, **options: Unpack[PlanOptions]
+) -> Sm80Plan: ...
+
+
+@overload
+def plan(
+    m: int, n: int, k: int, *, config: Sm80Config, arch: ArchName | None = None, **options: Unpack[PlanOptions]
+) -> Sm80Plan: ...
+
+
+@overload
+def plan(m: int, n: int, k: int, *, config: Sm100Config, **options: Unpack[PlanOptions]) -> Sm100Plan: ...
+
+
+@overload
+def plan(
+    m: int, n: int, k: int, *, arch: ArchName | None = None, config: Config | None = None,
+    **options: Unpack[PlanOptions],
+) -> GemmPlan: ...  # fmt: skip
 
 
 @checked(PlanError)
@@ -76,7 +144,7 @@ def plan(
               columns as that share of the tiles has
     prologue  a function of A's elements, as for `Sm90Plan.derive`, on sm_90a
     pair      K of a second pair of matrices, likewise; beside a gate or several matrices B, of each sum
-    indexed   rows of A and C by index, likewise, and on sm_100a; m is the product's rows
+    indexed   rows of A and C by index; m is the product's rows
     triangles A or B is triangular, likewise
 
     Raises PlanError naming the argument when the architecture's kernel does not take it, and passes on AtomError,
@@ -100,8 +168,7 @@ def plan(
     if kind is Sm90Config:
         parts = HopperParts(epilogue, gates, order, prologue, pair_of(pair, gates), indexed, triangles)
         return _for_hopper((m, n, k), batch, (a, b, c), chosen, parts)
-    rows = None if kind is Sm100Config else indexed
-    of_hopper = {"pair": pair, "triangles": triangles, "prologue": prologue, "gated": gates, "indexed": rows}
+    of_hopper = {"pair": pair, "triangles": triangles, "prologue": prologue, "gated": gates}
     for name, part in of_hopper.items():
         if part is not None:
             raise PlanError(refusal_beside_hopper(name, target.name))
@@ -112,9 +179,12 @@ def plan(
         )  # fmt: skip
     if chosen is None:
         chosen = holding_groups(_for_ampere(m, n, k, batch, target, a, c) or Sm80Config(), epilogue)
+        if indexed is not None and indexed.gather is not None and chosen.loads == "tma":
+            chosen = replace(chosen, loads="cp.async")  # which gathers rows
     return Sm80Plan.derive(
-        m, n, k, batch=batch, arch=target, a=a, b=b, c=c, config=chosen, epilogue=epilogue, order=order
-    )
+        m, n, k, batch=batch, arch=target, a=a, b=b, c=c, config=chosen, epilogue=epilogue, order=order,
+        indexed=indexed,
+    )  # fmt: skip
 
 
 # Arguments that kernels of other architectures do not take: why, and the way out.
@@ -125,10 +195,6 @@ _BESIDE_HOPPER = {
     "gated": (
         "its tile of B is of neighbouring columns of one matrix",
         "let the second product's epilogue read the first, as EpilogueOperand(name, 'mn', dtype)",
-    ),
-    "indexed": (
-        "it loads and stores rows one pitch apart",
-        "gather before and scatter behind the product: A[rows] @ B, C[out_rows] = A @ B",
     ),
 }
 
@@ -142,8 +208,7 @@ def refusal_beside_hopper(name: str, arch: str, said: str = "") -> str:
     'its loop takes the same K tiles in every tile; sm_90a has a kernel. Leave it out: products with zeros are right'
     """
     why, way_out = _BESIDE_HOPPER[name]
-    have = "sm_90a and sm_100a have kernels" if name == "indexed" else "sm_90a has a kernel"
-    return f"{said or name}: not by the kernel of {arch}: {why}; {have}. {way_out[0].upper()}{way_out[1:]}"
+    return f"{said or name}: not by the kernel of {arch}: {why}; sm_90a has a kernel. {way_out[0].upper()}{way_out[1:]}"
 
 
 def _for_ampere(

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..arguments import DEPTH, as_int, is_int, refusal, shown
 from ..errors import CoordinateError, LayoutError
+from ..graph_marks import not_in_graphs
 from ..lazy_numpy import np
 from . import int_tuple as _t
 from . import profiles, registries
@@ -65,6 +66,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
     _plain = True  # no swizzle: what the normal form applies to
     _symbolic = False  # SymbolicLayout has symbols among its entries
 
+    @not_in_graphs
     def __new__(cls, shape: object, stride: object = None) -> Layout:
         """A layout of integers, or with symbols where an entry is one."""
         if shape.__class__ is stride.__class__ is int and 0 < shape < BEYOND and BELOW < stride < BEYOND:

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast, overload
 
 from ..arguments import DEPTH, refusal, shown
 from ..dtypes import DType, dtype
@@ -185,14 +185,26 @@ Parsed: TypeAlias = (
 )
 
 
+Kind = TypeVar("Kind")
+
+
+@overload
+def parse(text: str, given: object = (), *, kind: None = None) -> Parsed: ...
+
+
+@overload
+def parse(text: str, given: object = (), *, kind: type[Kind]) -> Kind: ...
+
+
 @registries.parsed.register(object)
-def parse(text: str, given: object = ()) -> Parsed:
+def parse(text: str, given: object = (), *, kind: type | None = None) -> object:
     """A layout, a swizzle, or a swizzled layout from its notation. Raises ParseError, which points at the character.
 
     A listing of a tiled MMA, a tiled copy or an atom gives a Listing, with a value for each name. A linear layout of
     Triton gives a LinearLayout (register, lane, ...) -> flat index of the tensor. Coordinates that begin elsewhere than
     at 0 give a CoordinateTensor. The name of an atom in CUTLASS gives the MmaAtom, CopyAtom or TiledMma. A basis
-    element alone, as E<0>, gives a ScaledBasis.
+    element alone, as E<0>, gives a ScaledBasis. `kind` is the class that the caller expects: the result is one of it,
+    or ParseError names what the text is.
 
     Entries may hold symbols; `given` are facts about them, as `Facts` takes them, under which the text is read. Each
     `?` is a new symbol, unlike those of every other text. A pointer before a layout is left out. One of CuTe's after a
@@ -211,10 +223,18 @@ def parse(text: str, given: object = ()) -> Parsed:
     S<3,3,3>[16b] o 392 o (8,64):(64,1)
     >>> print(parse("tCsA: Sw<3,4,3>_smem_ptr[16b](0x7f..) o (_8,_64):(_64,_1)  // a tile"))
     S<3,3,3>[16b] o 0 o (8,64):(64,1)
+    >>> parse("S<3,4,3>", kind=Layout)
+    Traceback (most recent call last):
+    layoutgemm.errors.ParseError: 'S<3,4,3>' is a Swizzle and no Layout
     """
     if not isinstance(text, str):
         raise ParseError(refusal(text, "a layout's notation", "a string"))
-    return read(text, _symbols(given))
+    if kind is not None and not isinstance(kind, type):
+        raise ParseError(refusal(kind, "kind", "a class, such as Layout"))
+    found = read(text, _symbols(given))
+    if kind is not None and not isinstance(found, kind):
+        raise ParseError(f"{shown(text)} is a {type(found).__name__} and no {kind.__name__}")
+    return found
 
 
 def read(text: str, symbol: Symbols) -> Parsed:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..arguments import MAX_BITS, as_int, checked, is_int, refusal, shown
-from ..errors import CompositionError, LayoutError, ParseError, SwizzleError
+from ..errors import CompositionError, LayoutError, SwizzleError
 from ..lazy_numpy import has_numpy, np
 from . import registries
 from .algebra.recast import factor
@@ -206,10 +206,8 @@ class Swizzle(HasPicture, HasPage, Convertible):
     @checked(SwizzleError)
     def parse(cls, text: str) -> Swizzle:
         """The inverse of str(): S<3,4,3>, with an optional unit [bytes] or [16b]."""
-        out = registries.parsed(text)
-        if not isinstance(out, Swizzle):
-            raise ParseError(f"{shown(text)} is a layout and no swizzle")
-        return out
+        found: Swizzle = registries.parsed(text, kind=Swizzle)
+        return found
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -554,10 +552,8 @@ class ComposedLayout(OverLayout, PicturedLayout, Predicates, HasPage, Convertibl
     @checked(SwizzleError)
     def parse(cls, text: str) -> ComposedLayout:
         """The inverse of str()."""
-        out = registries.parsed(text)
-        if not isinstance(out, ComposedLayout):
-            raise LayoutError(f"{shown(text)} has no swizzle and is a plain layout")
-        return out
+        found: ComposedLayout = registries.parsed(text, kind=ComposedLayout)
+        return found
 
     def __eq__(self, other: object) -> bool:
         return (

@@ -16,7 +16,8 @@
 transformers' models. Linear is DenseLinear, as models and reports print it.
 
 linear, gated, scaled, master, quantized, experts  the layers
-swap, loading                                      layers into a model; tensors of files into it
+swap, adopted                                      layers into a model; layers of other libraries in place
+loading                                            tensors of files into a model
 checkpoint, packed_layer, stored_experts           files; packed layers of their tensors; experts stored one by one
 Every product is `layoutgemm.matmul`, `scaled_matmul`, `fp8_matmul`, `quantized_matmul` or a grouped one of these, with
 their rules and refusals.

@@ -122,9 +122,10 @@ def routed(x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, experts:
     of_rows, order = index.reshape(-1).clamp(0, experts - 1).sort(stable=True)
     every = torch.arange(experts + 1, device=of_rows.device, dtype=of_rows.dtype)
     offsets = torch.searchsorted(of_rows, every)
-    each = mlp(rows[order // index.shape[-1]], offsets)[order.argsort()].view(*index.shape, x.shape[-1])
+    back = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
+    each = mlp(rows[order // index.shape[-1]], offsets)[back].view(*index.shape, x.shape[-1])
     factors = weights.masked_fill((index < 0) | (index >= experts), 0).float()
-    return (each.float() * factors[..., None]).sum(-2).to(rows.dtype).view(x.shape)
+    return (each * factors[..., None]).sum(-2).to(rows.dtype).view(x.shape)
 
 
 class ExpertsMLP(torch.nn.Module):

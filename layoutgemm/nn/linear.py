@@ -59,6 +59,10 @@ class ActivatedLayer:
     def out_features(self, rows: int) -> None:
         self.weight_rows = rows
 
+    def __prepare_scriptable__(self) -> object:
+        """Raise OperandError: torch.jit.script, which asks here, compiles no kernel's call."""
+        raise OperandError(f"a {type(self).__name__} under torch.jit.script: torch.export and torch.compile take it")
+
     def __dir__(self) -> list[str]:
         """Attributes that can be read: tracers read each of them."""
         return [name for name in super().__dir__() if name != "out_features" or self.activation is None]
@@ -136,9 +140,9 @@ class DenseLinear(ActivatedLayer, torch.nn.Linear):
         made.weight, made.bias = layer.weight, layer.bias
         return made.train(layer.training)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         """activation(x @ weight.T + bias), of shape (..., out_features)."""
-        return linear(x, self.weight, self.bias, self.activation, self.allow_tf32)
+        return linear(input, self.weight, self.bias, self.activation, self.allow_tf32)
 
     def extra_repr(self) -> str:
         """Sizes, and options that differ from torch.nn.Linear's defaults."""

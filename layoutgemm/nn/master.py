@@ -70,8 +70,9 @@ class MasterLinear(ActivatedLayer, torch.nn.Linear):
         made.weight, made.bias = layer.weight, layer.bias
         return made.train(layer.training)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         """activation(x @ weight.T + bias), of shape (..., out_features), or half of them with a gate."""
+        x = input
         check_input(x, self.in_features)
         rows, kind = x if x.ndim > 1 else x.unsqueeze(0), autocast_type(x) or x.dtype
         if self.activation in GATES and not differentiated(x, self.weight, self.bias):

@@ -46,7 +46,10 @@ def check_size(name: str, found: tuple[int, ...], size: tuple[int, ...]) -> None
 def _scaled(tensors: Mapping[str, torch.Tensor], size: tuple[int, int], dtype: torch.dtype) -> ScaledLinear:
     """A layer of float8 weights with scales of blocks."""
     if surplus := sorted(tensors.keys() - {"weight", FLOAT8_SCALE, "bias"}):
-        raise OperandError(f"{surplus[0]} is surplus: a layer of kind 'fp8' has weight, {FLOAT8_SCALE} and bias alone")
+        way_out = "; kind 'float-quantized' reads weight_scale" * ("weight_scale" in surplus)
+        raise OperandError(
+            f"{surplus[0]} is surplus: a layer of kind 'fp8' has weight, {FLOAT8_SCALE} and bias alone{way_out}"
+        )
     weight = tensors.get("weight")
     if weight is None or weight.dtype != FLOAT8 or tuple(weight.shape) != size:
         there = "missing" if weight is None else f"{weight.dtype} of shape {list(weight.shape)}"

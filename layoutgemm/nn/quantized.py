@@ -12,29 +12,33 @@ from ..arguments import refusal, shown
 from ..errors import OperandError
 from ..kernels.quantized.checkpoints import (
     from_awq,
+    from_bytes,
     from_compressed_tensors,
     from_float4,
     from_gptq,
     order_of_groups,
 )
-from ..kernels.quantized.formats import QuantizedFormat
+from ..kernels.quantized.formats import CODES, QuantizedFormat
 from ..kernels.quantized.packing import QuantizedWeights
 from ..kernels.run.operand_checks import addressed, check_operands
-from ..torch_op.bias_activation import GATES
-from ..torch_op.checks import autocast_type, check_activation, check_input
+from ..torch_op.checks import autocast_type, check_input
 from ..torch_op.fp8.api import quantize
 from ..torch_op.quantized import QuantizedWeight, quantized_matmul
 from ..torch_op.quantized.launch import check_bias
+from ..torch_op.quantized.operators import check_gateless
 from ..torch_op.quantized.weights import packed_for
 from ..torch_op.scaled_grouped.recipes import ROW
+from ..torch_op.types import C_NAMES
 from .linear import ActivatedLayer, sizes_text
 
 INT4 = QuantizedFormat("int4", 128)
+OF_BYTES = ("float-quantized", "int-quantized", "naive-quantized")  # compressed-tensors' formats of whole bytes
 NEEDED: Mapping[str, tuple[str, ...]] = {
     "gptq": ("qweight", "qzeros", "scales"),
     "gptq_v2": ("qweight", "qzeros", "scales"),
     "awq": ("qweight", "qzeros", "scales"),
     "compressed-tensors": ("weight_packed", "weight_scale"),
+    **dict.fromkeys(OF_BYTES, ("weight_scale", "weight")),
     "mxfp4": ("blocks", "scales"),
 }
 _OPTIONAL: Mapping[str, tuple[str, ...]] = {
@@ -42,6 +46,7 @@ _OPTIONAL: Mapping[str, tuple[str, ...]] = {
     "gptq_v2": ("g_idx", "bias"),
     "awq": ("bias",),
     "compressed-tensors": ("weight_zero_point", "weight_shape", "weight_global_scale", "weight_g_idx", "bias"),
+    **dict.fromkeys(OF_BYTES, ("weight_zero_point", "bias")),
     "mxfp4": ("bias",),
 }
 _FROM_DENSE = "QuantizedLinear.from_linear takes the dequantised weights; "
@@ -52,8 +57,8 @@ OTHERS: Mapping[str, str] = {
     "gguf": f"its blocks hold scales between their codes. {_FROM_DENSE}",
     "torchao": f"its weights are tensor subclasses. {_FROM_DENSE}",
     "awq_gemv": f"its words lie along K, and its scales are padded. {_FROM_DENSE}",
-    "float-quantized": f"its weights are float8 with scales of rows. {_FROM_DENSE}",
     "fp8": "float8 weights with weight_scale_inv of 128 x 128 blocks are ScaledLinear's state; ",
+    "modelopt": "its float8 weights with weight_scale are read as kind 'float-quantized', without input_scale; ",
 }
 
 
@@ -140,9 +145,7 @@ class QuantizedLinear(ActivatedLayer, PackedBuffers):
     ) -> None:  # fmt: skip
         if not isinstance(weight, QuantizedWeight):
             raise OperandError(refusal(weight, "weight of QuantizedLinear", "a QuantizedWeight"))
-        check_activation(activation)
-        if activation in GATES:
-            raise OperandError(f"activation {shown(activation)}: a product with packed weights has no gate")
+        check_gateless(activation)
         if order is not None and (order.dtype != torch.int64 or tuple(order.shape) != (weight.k,)):
             raise OperandError(f"order is {order.dtype} of shape {list(order.shape)}: int64 of [{weight.k}]")
         if bias is not None:
@@ -185,6 +188,8 @@ class QuantizedLinear(ActivatedLayer, PackedBuffers):
                 "awq"                 qweight, qzeros, scales in GEMM's order
                 "compressed-tensors"  weight_packed, weight_scale, and weight_zero_point, weight_shape,
                                       weight_g_idx, weight_global_scale: pack-quantized, NVFP4 and MXFP4
+                "float-quantized", "int-quantized", "naive-quantized"   weight of float8 or int8, and weight_scale, of
+                                      compressed-tensors; x is not quantised
                 "mxfp4"               blocks and scales of one expert, as gpt-oss has them
         tensors  also `Checkpoint.under(layer)`, of files
         dtype   of activations: scales are rounded to it, those for float8_e4m3fn to bfloat16
@@ -222,8 +227,9 @@ class QuantizedLinear(ActivatedLayer, PackedBuffers):
         """The module's state, without the dense copy that `weight` keeps."""
         return {name: value for name, value in self.__dict__.items() if name != "_weight"}
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         """activation(x @ weight.T + bias), of shape (..., out_features)."""
+        x = input
         check_input(x, self.in_features)
         x = x if self.order is None else x.index_select(-1, self.order)
         if self.activations.itemsize > 1:
@@ -268,7 +274,19 @@ def plain_weights(
         check_operands({name: x})
         if not addressed(x):
             raise OperandError(f"{name} has no values: it is traced, mapped, fake or on the meta device")
+    if kind in OF_BYTES:
+        return _of_bytes(given), None
     return _plain_of(kind, {name: _array(x) for name, x in given.items() if name != "bias"})
+
+
+def _of_bytes(given: Mapping[str, torch.Tensor]) -> QuantizedWeights:
+    """The weights of tensors of whole bytes."""
+    weight, zeros = given["weight"], given.get("weight_zero_point")
+    code = C_NAMES.get(weight.dtype, "") if weight.is_floating_point() else "int8"
+    if code not in CODES:
+        raise OperandError(f"weight is {weight.dtype} of shape {list(weight.shape)}: int8 or float8")
+    bits = weight.detach().cpu().view(torch.uint8) if weight.is_floating_point() else weight.detach().cpu()
+    return from_bytes(bits.numpy(), _array(given["weight_scale"]), code, None if zeros is None else _array(zeros))
 
 
 def _array(x: torch.Tensor) -> npt.NDArray[np.generic]:

@@ -166,8 +166,9 @@ class ScaledLinear(ActivatedLayer, ScaledBuffers):
         """The weights: views of the buffers."""
         return ScaledWeight(self.codes.view(FLOAT8), self.weight_scale, self.wide)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         """activation(x @ weight.T + bias), of shape (..., out_features)."""
+        x = input
         refuse_jit("ScaledLinear")
         check_input(x, self.in_features)
         rows, kind = x.reshape(-1, x.shape[-1]), autocast_type(x) or self.wide

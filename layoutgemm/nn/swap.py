@@ -14,6 +14,7 @@ from ..errors import LayoutError, OperandError
 from ..kernels.quantized.formats import QuantizedFormat
 from ..torch_op.bias_activation import ACTIVATIONS, GATES
 from ..torch_op.checks import autocast, check_types
+from .adopted import adopt, adopt_method, check_adopted, is_served, keeps_forward, method_to_adopt, reason_of_method
 from .gated import NAMES, GatedMLP
 from .linear import DenseLinear
 from .master import MasterLinear
@@ -39,7 +40,7 @@ class Swapped:
     """One linear layer of a model: its name, and its replacement or the reason against one.
 
     name    as `named_modules` has it
-    by      class of the module in its place, "" where it was left
+    by      class of the module in its place, or that its own class was joined with; "" where it was left
     reason  why it was left, "" where it was replaced
     """
 
@@ -103,9 +104,11 @@ def swap_linears(
                 make optimizers afterwards
     allow_tf32  whether float32 layers may be multiplied as tf32; default as torch is set
 
-    State dicts stay as they are, but for packed weights. Hooks, parametrizations and subclasses are left alone. Layers
-    whose weight other modules hold are replaced and stay tied; with float8 and packed weights they are left. Modules
-    that hold other matrices, as experts of three dimensions, are left and reported.
+    State dicts stay as they are, but for packed weights. Hooks, parametrizations and subclasses with a forward of their
+    own are left alone. Other subclasses, as torchtitan's, stay the same objects with their methods and hooks: "own" and
+    "master" give them a class of both. Layers of vLLM and SGLang with a dense `quant_method` get a method of both by
+    "own". Layers whose weight other modules hold are replaced and stay tied; with float8 and packed weights they are
+    left. Modules that hold other matrices, as experts of three dimensions, are left and reported.
 
     Raises OperandError for a model that is a linear layer itself, for unknown `weights`, and for packed gated MLPs.
 
@@ -132,27 +135,53 @@ def swap_linears(
     asked = _asked(where)
     shared = _shared_weights(model)
     made: dict[torch.nn.Module, torch.nn.Module] = {}
+    adopted: dict[torch.nn.Module, torch.nn.Module] = {}
+    methods: list[torch.nn.Module] = []
     bypassed = _bypassed(model)
     for name, layer in list(model.named_modules()):
+        if method_to_adopt(layer) is not None:
+            reason = asked(name, layer) or _reason_of_method(layer, weights, allow_tf32)
+            found.append(Swapped(name, reason=reason) if reason else Swapped(name, "DenseMethod"))
+            methods += [] if reason else [layer]
         if isinstance(layer, DenseLinear | MasterLinear) or not isinstance(layer, torch.nn.Linear):
             continue
-        # float32 layers are rounded to 8 bits by the caller's word, and those that are stored so are refused by `of`
-        reason = asked(name, layer) or bypassed.get(layer) or reason_to_stay(layer, allow_tf32 or weights != "own")
-        if not reason and weights not in ("own", "master") and (others := shared.get(layer.weight)):
-            reason = f"its weight is tied to {', '.join(others - {name}) or 'another name'}, which needs it as it is"
-        if not reason and weights not in ("own", "master"):
-            reason = _lost_with(layer.weight)
-        if not reason:
-            try:
-                made[layer] = _made(layer, weights, allow_tf32)
-            except LayoutError as error:
-                reason = str(error)
-        if not reason and (taken := [name for name in own_attributes(layer) if hasattr(made[layer], name)]):
-            reason = f"its attribute {taken[0]} has another meaning in a {type(made.pop(layer)).__name__}"
-        found.append(Swapped(name, reason=reason) if reason else Swapped(name, type(made[layer]).__name__))
+        stays = weights in ("own", "master") and keeps_forward(layer)  # the same object, of another class
+        said = asked(name, layer) or bypassed.get(layer, "")
+        new = said or _replacement(name, layer, weights, allow_tf32, stays, shared)
+        if isinstance(new, torch.nn.Module):
+            (adopted if stays else made)[layer] = new
+        found.append(Swapped(name, reason=new) if isinstance(new, str) else Swapped(name, type(new).__name__))
     beside = tuple(_other_matrices(model))
     replace_modules(model, made)
+    for layer, new in adopted.items():
+        adopt(layer, new)
+    for layer in methods:
+        adopt_method(layer)
     return Swaps(tuple(found), beside)
+
+
+def _replacement(
+    name: str, layer: torch.nn.Linear, weights: str | QuantizedFormat, allow_tf32: bool | None, stays: bool,
+    shared: Mapping[torch.Tensor, set[str]],
+) -> torch.nn.Module | str:  # fmt: skip
+    """The module in a layer's place, or that it shall multiply like where it `stays`; else why it is left."""
+    # float32 layers are rounded to 8 bits by the caller's word, and those that are stored so are refused by `of`
+    if reason := reason_to_stay(layer, allow_tf32 or weights != "own", stays):
+        return reason
+    if weights not in ("own", "master"):
+        if others := shared.get(layer.weight):
+            return f"its weight is tied to {', '.join(others - {name}) or 'another name'}, which needs it as it is"
+        if reason := _lost_with(layer.weight):
+            return reason
+    try:
+        new = _made(layer, weights, allow_tf32)
+        if stays:
+            check_adopted(layer, new)
+    except LayoutError as error:
+        return str(error)
+    if not stays and (taken := [x for x in own_attributes(layer) if hasattr(new, x)]):
+        return f"its attribute {taken[0]} has another meaning in a {type(new).__name__}"
+    return new
 
 
 def replace_modules(model: torch.nn.Module, made: Mapping[torch.nn.Module, torch.nn.Module]) -> None:
@@ -189,7 +218,7 @@ def _lost_with(weight: torch.Tensor) -> str:
 def _other_matrices(model: torch.nn.Module) -> Iterator[Swapped]:
     """The modules that hold matrices in parameters of their own, and are no linear layers."""
     for name, module in model.named_modules():
-        if isinstance(module, (torch.nn.Linear, *_NO_PRODUCTS)):
+        if isinstance(module, (torch.nn.Linear, *_NO_PRODUCTS)) or is_served(module):
             continue
         own = {key: [*x.shape] for key, x in module.named_parameters(recurse=False) if sum(n > 1 for n in x.shape) > 1}
         if own:
@@ -223,11 +252,25 @@ def _asked(where: Where | str | Iterable[str] | None) -> Callable[[str, torch.nn
     return lambda name, module: "" if any(fnmatchcase(name, pattern) for pattern in patterns) else said
 
 
-def reason_to_stay(layer: torch.nn.Linear, allow_tf32: bool | None) -> str:
-    """Why a layer is left, or ""."""
+def _reason_of_method(layer: torch.nn.Module, weights: object, allow_tf32: bool | None) -> str:
+    """Why a server's layer keeps its method, or ""."""
+    if weights != "own":
+        return f"a {type(layer).__qualname__}, whose method multiplies its own weight: weights='own'"
+    try:
+        if not (reason := reason_of_method(layer)):
+            check_types(layer.weight, layer.weight, allow_tf32)  # type: ignore[arg-type]
+        return reason
+    except LayoutError as error:
+        return str(error).replace("a and b are", "its weight is")
+
+
+def reason_to_stay(layer: torch.nn.Linear, allow_tf32: bool | None, stays: bool = False) -> str:
+    """Why a layer is left, or ""; `stays`: the object would stay, with its class's methods, its hooks and buffers."""
     if is_parametrized(layer):
         return f"parametrized: {', '.join(layer.parametrizations)}"
-    if (kind := type(layer)) is not torch.nn.Linear:
+    if any(base.__name__ == "FSDPModule" for base in type(layer).__mro__):
+        return "fully_shard has sharded it: swap its layers first"
+    if not stays and (kind := type(layer)) is not torch.nn.Linear:
         if kind.forward is not torch.nn.Linear.forward or kind.__module__.startswith("torch."):
             return f"a {kind.__qualname__}, whose forward may be its own"
         return (
@@ -239,7 +282,7 @@ def reason_to_stay(layer: torch.nn.Linear, allow_tf32: bool | None) -> str:
     if layer.__dict__.get("_compiled_call_impl") is not None:
         return "its compile() was called: compile the model, or the layer in its place"
     others = [*layer._buffers, *layer._modules, *[name for name in layer._parameters if name not in ("weight", "bias")]]
-    if lost := [*hooks_of(layer), *others]:
+    if not stays and (lost := [*hooks_of(layer), *others]):
         return f"it has {', '.join(lost)}, which would be lost"
     if type(layer.weight) is not torch.nn.Parameter:
         return f"its weight is a {type(layer.weight).__qualname__}"

@@ -15,7 +15,7 @@ from ..kernels.compile.worker import Kernel, plan_of
 from ..torch_op.launch import PreparedProblem, compiled_kernel
 from ..torch_op.prepared import LaunchEpilogue
 from .api import LayoutgemmProvider, api
-from .design import AnyKernel, design_of, name_of, operands_of, targets_of
+from .design import AnyKernel, BlackwellKernel, checked_design, design_of, name_of, operands_of, targets_of
 from .epilogues import finish_for
 from .problems import by, check_memory, choose, code_for, has_tensor_memory, problem_of, solution_of, torch_type
 
@@ -44,8 +44,9 @@ class DenseOperator(api.Operator):
 
     def __init__(self, metadata: api.OperatorMetadata) -> None:
         super().__init__(metadata)
-        self.code: str = metadata.design.code
-        self.kernel: AnyKernel = metadata.design.kernel
+        design = checked_design(metadata, Kernel, BlackwellKernel)
+        self.code: str = design.code
+        self.kernel: AnyKernel = design.kernel  # type: ignore[assignment]
         if (self.kernel.epilogue is None) is not (metadata.epilogue is None):
             raise PlanError(
                 f"{metadata.operator_name}: metadata and kernel disagree on an epilogue; ask for operators anew"

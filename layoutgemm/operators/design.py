@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,9 +17,11 @@ from cutlass.operators.metadata import (
 )
 from cutlass.operators.mma import AmpereMma, BlackwellTcgen05Mma, HopperWgmma, MmaInstruction
 
+from ..arguments import shown
 from ..dtypes import dtype
+from ..errors import PlanError
 from ..kernels.compile.compiler import kernel_facts
-from ..kernels.compile.worker import Kernel
+from ..kernels.compile.worker import Kernel, plan_of
 from ..kernels.derive import Operand
 from ..kernels.epilogue.chain import Epilogue
 from ..kernels.plan import GemmPlan
@@ -90,6 +93,72 @@ def design_of(
         mma_instruction_type=mma, tile_shape=tuple(made.tile), cluster_shape=cluster,
         num_smem_stages=made.stages, code=code, kernel=kernel, why=why,
     )  # fmt: skip
+
+
+def checked_design(metadata: api.OperatorMetadata, *kinds: type[AnyKernel | PlannedKernel]) -> ChosenDesign:
+    """The design of an operator's metadata, which may have been altered since it was made.
+
+    kinds  of kernels that the operator launches
+
+    Raises PlanError, naming the field, for another design, kernel or target, or a kernel for other code.
+    """
+    design, ours = metadata.design, "ask get_operators anew"
+    name = f"{metadata.operator_name}: metadata's"
+    if not isinstance(design, ChosenDesign):
+        raise PlanError(f"{name} design is {shown(design)}, no ChosenDesign, from which an operator is built; {ours}")
+    if not isinstance(design.kernel, kinds):
+        known = " or ".join(kind.__name__ for kind in kinds)
+        raise PlanError(f"{name} design.kernel is a {type(design.kernel).__name__}, no {known}; {ours}")
+    if (code := code_of(design.kernel)) != design.code:
+        raise PlanError(f"{name} design.code is {shown(design.code)}, and its kernel is of {code}; {ours}")
+    if metadata.supported_targets != targets_of(code):
+        raise PlanError(f"{name} supported_targets are {shown(metadata.supported_targets)}, and {code} has one; {ours}")
+    return design
+
+
+def code_of(kernel: AnyKernel | PlannedKernel) -> str:
+    """The code that a kernel is compiled for: "sm_90a"."""
+    if isinstance(kernel, PlannedKernel):
+        return kernel.planned.arch.name
+    if isinstance(kernel, BlackwellKernel):
+        return kernel.code
+    return kernel.choice.arch if isinstance(kernel.choice, Sm80Choice) else "sm_90a"
+
+
+def unlike(kernel: AnyKernel | PlannedKernel, needed: AnyKernel | PlannedKernel) -> str:
+    """The difference between an operator's kernel and the one that arguments need.
+
+    >>> one = BlackwellKernel(Sm100Config(), ("bf16:row", "bf16:col", "bf16:row"))
+    >>> unlike(one, one._replace(operands=("f16:row", "bf16:row", "bf16:row")))
+    'A is f16:row and B is bf16:row; the operator takes A as bf16:row and B as bf16:col'
+    >>> unlike(one, one._replace(batched=True))
+    'A has a batch, and the operator is of matrices'
+    """
+    pairs = [x for x in zip(("A", "B", "out"), needed.operands, kernel.operands, strict=True) if x[1] != x[2]]
+    if pairs:
+        given, taken = (" and ".join(f"{x[0]} {word} {x[at]}" for x in pairs) for word, at in (("is", 1), ("as", 2)))
+        return f"{given}; the operator takes {taken}"
+    if isinstance(kernel, Kernel | BlackwellKernel) and isinstance(needed, Kernel | BlackwellKernel):
+        if kernel.batched is not needed.batched:
+            found = ("no batch", "batches") if kernel.batched else ("a batch", "matrices")
+            return f"A has {found[0]}, and the operator is of {found[1]}"
+        if kernel.epilogue != needed.epilogue:
+            return "epilogue is another function, or of operands of other shapes, than the operator's"
+    new, own = (
+        code_facts(x.planned if isinstance(x, PlannedKernel) else plan_of(x))  # type: ignore[arg-type]
+        for x in (needed, kernel)
+    )
+    said = [f"{name} {shown(x)}, and the operator has {shown(y)}" for name, x, y in _differences(new, own)]
+    return f"A, B and out need {said[-1]}" if said else "A, B and out need the kernel's operands exchanged"
+
+
+def _differences(x: object, y: object, name: str = "") -> Iterator[tuple[str, object, object]]:
+    """The leaves of two trees of facts that differ, by their names: those of the plan's parts follow derived ones."""
+    if isinstance(x, dict) and isinstance(y, dict):
+        for key, value in x.items():
+            yield from _differences(value, y.get(key), f"{name}.{key}".lstrip("."))
+    elif x != y:
+        yield name, x, y
 
 
 def name_of(kernel: AnyKernel | PlannedKernel, code: str, made: GemmPlan, kind: str) -> str:

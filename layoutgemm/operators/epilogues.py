@@ -29,9 +29,9 @@ from ..torch_op.epilogue import finish_of
 from ..torch_op.prepared import LaunchEpilogue
 from ..torch_op.types import C_NAMES
 from .api import api
+from .problems import RESULT
 
 Value: TypeAlias = Any  # of the traced function: a symbol or a number; of the arguments: whatever the caller gave
-RESULT = "D"
 _BINARY: dict[type[ast.operator], Callable[[Value, Value], Value]] = {
     ast.Add: lambda x, y: x + y, ast.Sub: lambda x, y: x - y, ast.Mult: lambda x, y: x * y,
     ast.Div: lambda x, y: x / y,
@@ -116,7 +116,10 @@ def _operand(name: str, x: Value, shape: Sequence[int]) -> tuple[Operand, Value]
     if not isinstance(x, TensorWrapper):
         if isinstance(x, bool) or not isinstance(x, (int, float)):
             raise OperandError(f"{name} is a {type(x).__name__}: a tensor or a number")
-        return Operand(name, "", "f32", host=True), float(x)  # type: ignore[arg-type]
+        try:
+            return Operand(name, "", "f32", host=True), float(x)  # type: ignore[arg-type]
+        except OverflowError:
+            raise OperandError(f"{name} = {shown(x)} is beyond float32") from None
     *batch, m, n = shape
     own, strides = tuple(map(int, x.shape)), tuple(map(int, x.stride))
     kind = torch_type_from_cutlass_type(x.dtype)

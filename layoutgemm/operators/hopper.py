@@ -24,7 +24,6 @@ from cutlass.operators.metadata import (
     ScaledOperandConstraints,
 )
 from cutlass.operators.metadata import GemmOperandsMetadata as GemmOperands
-from cutlass.operators.utils.dtype import torch_type_from_cutlass_type
 from cutlass.operators.utils.tensor import TensorWrapper, normalized_major_stride
 
 from ..errors import LayoutError, OperandError, PlanError
@@ -40,8 +39,8 @@ from ..torch_op.scaled_grouped.scaled import NO_FINISH, scaled_product
 from ..torch_op.scaled_grouped.scaled import plan_of as plan_of_scaled
 from .api import LayoutgemmProvider, api
 from .dense import stream_of
-from .design import TMA_BYTES, PlannedKernel, code_facts, design_of, name_of, targets_of
-from .problems import check_accumulator, code_for, torch_type
+from .design import TMA_BYTES, PlannedKernel, checked_design, code_facts, design_of, name_of, targets_of, unlike
+from .problems import check_accumulator, check_memory_of_out, code_for, described, torch_type
 
 CODE = "sm_90a"
 _MODES = {(1, DEPTH): BLOCK, (DEPTH, DEPTH): SQUARE}
@@ -56,12 +55,6 @@ class Tensors(NamedTuple):
     scale_a: torch.Tensor | None = None
     scale_b: torch.Tensor | None = None
     groups: torch.Tensor | None = None
-
-
-def described(tensor: TensorWrapper) -> torch.Tensor:
-    """A tensor without memory, of the same shape, strides and type."""
-    shape, stride = tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride))
-    return torch.empty_strided(shape, stride, dtype=torch_type_from_cutlass_type(tensor.dtype), device="meta")
 
 
 def running(tensor: TensorWrapper) -> torch.Tensor:
@@ -83,7 +76,7 @@ class HopperOperator(api.Operator):
 
     def __init__(self, metadata: api.OperatorMetadata) -> None:
         super().__init__(metadata)
-        self.plan: Sm90Plan = metadata.design.kernel.planned
+        self.plan: Sm90Plan = checked_design(metadata, PlannedKernel).kernel.planned  # type: ignore[union-attr]
 
     @classmethod
     def tensors(cls, args: api.RuntimeArguments, of: Callable[[TensorWrapper], torch.Tensor]) -> Tensors:
@@ -109,10 +102,19 @@ class HopperOperator(api.Operator):
         check_accumulator(made.a.dtype, args.accumulator_type)
         if 0 in (*made.a.shape, *made.b.shape):
             raise OperandError(f"A and B have shapes {list(made.a.shape)} and {list(made.b.shape)}: a size is 0")
-        plan, why, copies = cls.planned(made, config)
+        check_memory_of_out(args)
+        try:
+            plan, why, copies = cls.planned(made, config)
+        except LayoutError as error:
+            raise OperandError(f"{error}{cls.turned(args)}") from error
         if copies:
-            raise OperandError(f"{copies[0]}: an operator copies nothing")
+            raise OperandError(f"{copies[0]}: an operator copies nothing{cls.turned(args)}")
         return plan, why
+
+    @classmethod
+    def turned(cls, args: api.RuntimeArguments) -> str:
+        """The operands' names in a refusal of the transposed product, or ""."""
+        return ". It computes out.mT: here a is B.mT, b is A.mT" if getattr(args, "offsets_along", "") == "n" else ""
 
     @classmethod
     def _generate_operators(
@@ -142,7 +144,7 @@ class HopperOperator(api.Operator):
                 raise PlanError(f"target {target_sm or code} runs {code}, and {self.kind} products are of {CODE}")
             plan, _ = self.chosen(args, self.plan.config)
             if code_facts(plan) != code_facts(self.plan):
-                raise PlanError(f"the operator is of {self.plan}, and these arguments need {plan}")
+                raise PlanError(unlike(PlannedKernel(self.plan), PlannedKernel(plan)))
         except LayoutError as error:
             return api.Status.fail(error)
         return api.Status.success()

@@ -16,6 +16,7 @@ from cutlass.operators.utils.tensor import TensorWrapper
 from ..arch import arch, of_capability, with_feature
 from ..errors import OperandError
 from ..kernels.compile.worker import Kernel
+from ..kernels.run.operand_checks import check_operands, same_memory
 from ..kernels.sm80.choose import Sm80Choice
 from ..kernels.sm90.choose.occupancy import ClusterOccupancy
 from ..kernels.sm90.choose.rules import Sm90Choice
@@ -26,7 +27,9 @@ from ..torch_op.problem import Problem, Solution, StridedOperand
 from ..torch_op.solver import solve
 from ..torch_op.types import C_NAMES, NAMES
 from .api import api
-from .design import AnyKernel, BlackwellKernel
+from .design import AnyKernel, BlackwellKernel, unlike
+
+RESULT = "D"  # the epilogue's name of `out`
 
 
 class TargetGpu(NamedTuple):
@@ -84,7 +87,9 @@ def torch_type(operand: api.DenseTensor, name: str) -> torch.dtype:
         if kind not in C_NAMES:
             raise OperandError(f"out is {kind}: known are {', '.join(map(str, C_NAMES))}")
     elif kind is torch.float32:
-        raise OperandError(f"{name} is torch.float32, multiplied as tf32 by leave alone, which arguments cannot give")
+        raise OperandError(
+            f"{name} is torch.float32: kernels round it to tf32, which arguments of the API cannot allow"
+        )
     elif kind not in NAMES:
         raise OperandError(f"{name} is {kind}: known are {', '.join(map(str, NAMES))}")
     return kind
@@ -113,6 +118,58 @@ def check_memory(args: api.GemmArguments, device: int) -> None:
             raise OperandError(f"{name} is on {found.device}, and the launch on cuda:{device}")
 
 
+def described(tensor: TensorWrapper) -> torch.Tensor:
+    """A tensor without memory, of the same shape, strides and type."""
+    shape, stride = tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride))
+    return torch.empty_strided(shape, stride, dtype=torch_type_from_cutlass_type(tensor.dtype), device="meta")
+
+
+def given_tensor(tensor: TensorWrapper) -> object:
+    """The tensor of the caller; None for a fake one, which has no memory."""
+    try:
+        return tensor.runtime_tensor
+    except ValueError:
+        return None
+
+
+def named_tensors(args: api.RuntimeArguments) -> dict[str, TensorWrapper]:
+    """Every tensor that a kernel reads, by the name of its argument, and `out`."""
+    found: dict[str, TensorWrapper] = {}
+    for name, x in (("A", args.A), ("B", args.B), ("offsets", getattr(args, "offsets", None))):
+        if isinstance(x, api.ScaledOperand):
+            found |= {name: x.quantized.tensor, f"the scales of {name}": x.scale.tensor}
+        elif isinstance(x, api.DenseTensor):
+            found[name] = x.tensor
+    more = {} if args.epilogue is None else args.epilogue.tensors
+    read = {name: x for name, x in more.items() if name != RESULT and isinstance(x, TensorWrapper)}
+    return {**found, **read, **({"out": args.out.tensor} if isinstance(args.out, api.DenseTensor) else {})}
+
+
+def check_memory_of_out(args: api.RuntimeArguments) -> None:
+    """Raise unless `out` is written once, and not where the kernel reads.
+
+    An operand of the epilogue may be `out` itself: each element is read before it is written.
+
+    Raises OperandError for torch's negative bit, which addresses do not have; TensorError for memory.
+    """
+    found = {name: given_tensor(x) for name, x in named_tensors(args).items()}
+    for name, x in found.items():
+        if isinstance(x, torch.Tensor) and x.is_neg():
+            raise OperandError(
+                f"{name} has torch's negative bit: an operator copies nothing; {name}.resolve_neg() does"
+            )
+    out = found.pop("out", None)
+    if not isinstance(out, torch.Tensor):  # a fake tensor, or one of the DSL's, which the API makes of other arrays
+        check_operands({}, {"out": described(args.out.tensor)})
+        return
+    epilogue = () if args.epilogue is None else args.epilogue.tensors
+    read = {
+        name: x for name, x in found.items()
+        if isinstance(x, torch.Tensor) and not (name in epilogue and same_memory(x, out))
+    }  # fmt: skip
+    check_operands(read, {"out": out})
+
+
 def problem_of(args: api.GemmArguments, code: str, finish: LaunchEpilogue | None = None) -> Problem:
     """Dense arguments as a problem of that code. Raises OperandError, naming the operand."""
     kinds = torch_type(args.A, "A"), torch_type(args.B, "B")
@@ -123,6 +180,7 @@ def problem_of(args: api.GemmArguments, code: str, finish: LaunchEpilogue | None
     for name, x in (("A", a), ("B", b), ("out", c)):
         if 0 in x.shape:
             raise OperandError(f"{name} has shape {list(x.shape)}: a size is 0, and there is nothing to launch")
+    check_memory_of_out(args)
     room = room_of(code)
     epilogue, separate = (None, False) if finish is None else (finish.epilogue, finish.keep_batch_separate)
     return Problem(a, b, c, room.places, room.gpu, None, epilogue, separate, code, room.smem)
@@ -153,7 +211,7 @@ def solution_of(problem: Problem, kernel: AnyKernel | None = None) -> Solution:
         raise OperandError(f"{code}: TMA does not read these operands in place; {found.why}")
     ours = found.kernel if not blackwell else _blackwell(found.kernel, code)
     if kernel is not None and ours != kernel:
-        raise OperandError(f"the operator is of {kernel}, and these arguments need {ours}")
+        raise OperandError(unlike(kernel, ours))
     return found
 
 

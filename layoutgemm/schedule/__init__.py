@@ -39,39 +39,5 @@ __all__ = [
     "visits_once",
 ]  # fmt: skip
 
-# Where each name is: a file is loaded with the first of its names that is asked for.
-_HOMES = {
-    "by_shard": (
-        "RotatedRows",
-        "ShardByShard",
-    ),
-    "functions": (
-        "Formula",
-        "LayoutOrder",
-    ),
-    "gpc_order": ("GpcOrder",),
-    "l2_reuse": (
-        "Reuse",
-        "reuse",
-    ),
-    "listed": (
-        "Banded",
-        "TileList",
-    ),
-    "persistent": (
-        "Persistent",
-        "Segment",
-        "StreamK",
-    ),
-    "rotated": ("Rotated",),
-    "tile_order": (
-        "Grouped",
-        "Hilbert",
-        "Linear",
-        "Schedule",
-        "visits_once",
-    ),
-    "triangular": ("Triangular",),
-}
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = named_later(__name__, _HOMES)
+    __getattr__, __dir__ = named_later(__name__)

@@ -30,10 +30,9 @@ torch.ops, and `explain` is its part of explain_matmul. `composed` has orders of
 together.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ..moved import old_names
+from ..lazy_names import named_later
 
 if TYPE_CHECKING:
     from .api import gemm as gemm
@@ -46,24 +45,5 @@ if TYPE_CHECKING:
 __all__ = ["explain_matmul", "gemm", "grouped_matmul", "matmul", "scaled_matmul", "tune"]
 
 # Loaded on first use: `problem`, `solver` and `choose` serve frameworks without torch, too.
-_LATER = {
-    "explain_matmul": "explain",
-    "gemm": "api",
-    "grouped_matmul": "scaled_grouped",
-    "matmul": "api",
-    "scaled_matmul": "scaled_grouped",
-    "tune": "tuning",
-}
-_old_name = old_names(__name__, frames=1)
-
-
-def __getattr__(name: str) -> object:
-    if name not in _LATER:
-        return _old_name(name)
-    value = getattr(import_module(f".{_LATER[name]}", __name__), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = named_later(__name__)

@@ -49,7 +49,7 @@ from .checks import (
     tracing_state,
     transforms,
 )
-from .compiled.guards import ALIGNED, MAX_READY, guarded
+from .compiled.guards import ALIGNED, MAX_READY, UNKNOWN, Guard, LastCalls, guarded
 from .compiled.kept_launches import Extras, again_or
 from .compiled.traced import check_compiled, check_compiled_gemm, refuse, traced_flag
 from .composed.api import ComposedOptions, composed_product
@@ -122,23 +122,37 @@ def _plain_again(given: Tensors, options: Named) -> torch.Tensor | None:
         return None
     a, b = given
     bias = options["bias"] if options else None
+    if bias is None:
+        last, at = _LAST, id(b)
+    else:
+        given, last, at = (a, b, bias), _LAST_BIAS, id(bias)
     try:
-        short: tuple[object, ...] = (a.shape, b.shape) if bias is None else (a.shape, b.shape, _BIAS)
-        tensors = given if bias is None else (a, b, bias)
-        for check, records, ready in PREPARED.seen.get(short, ()):
-            if check(*tensors):
-                if ready.tf32 and not tf32_allowed(None):
-                    return None
-                if not records or not _grad_enabled():
-                    return ready.product(a, b, bias)
-                c = ready.product(a, b, bias) if a.ndim > 1 < b.ndim else None
-                return None if c is None else _record(a, b, bias, (c, ready, None, False))
+        found: Guard[PreparedProblem] | None = last.get(at, UNKNOWN)
+        if found is None or not found[0](*given):
+            key: tuple[object, ...] = (a.shape, b.shape) if bias is None else (a.shape, b.shape, _BIAS)
+            for guard in PREPARED.seen.get(key, ()):
+                if guard[0](*given):
+                    break
+            else:
+                return None
+            if found is not None:
+                last.note(at, guard)
+            found = guard
+        _, records, ready = found
+        if ready.tf32 and not tf32_allowed(None):
+            return None
+        if not records or not _grad_enabled():
+            return ready.product(a, b, bias)
+        c = ready.product(a, b, bias) if ready.of_matrices else None
+        return None if c is None else _record(a, b, bias, (c, ready, None, False))
     except (AttributeError, TypeError, RuntimeError):  # no dense tensors
         pass
     return None
 
 
 _BIAS = "bias"  # in keys of guards of calls with a bias alone
+_LAST: LastCalls[PreparedProblem] = LastCalls(PREPARED)  # by b
+_LAST_BIAS: LastCalls[PreparedProblem] = LastCalls(PREPARED)  # by the bias
 
 
 @repeated_first(_plain_again, 2, takes=(_BIAS,))
@@ -196,8 +210,8 @@ def matmul(
     order       the order of tiles of C, of all or some of them: "lower", "symmetric", a Schedule, a function, ...; see
                 `kernels.orders`. Tiles left out are not computed: `out` keeps its values there, and without an `out`
                 they are zeros. `given` has what the order reads, such as a rank. Refused if a tile is visited twice
-    rows        int32 or int64: row i of the product reads row rows[i] of a, a matrix. A kernel of compute capability
-                9.0 gathers the rows, or copies them to a workspace first. Of (batch, M) with a 3-D b: row i of matrix l
+    rows        int32 or int64: row i of the product reads row rows[i] of a, a matrix. The kernel gathers the rows, or
+                on compute capability 9.0 copies them first. Of (batch, M) with a 3-D b: row i of matrix l
                 reads row rows[l, i] of a[l], or of a matrix a. See `torch_op.indexed.product`
     copy_rows   whether rows are copied first; default the way that is estimated faster, or the only one
     out_rows    likewise: row i of the product is row out_rows[i] of the result, which has zeros elsewhere. An `out` may
@@ -451,13 +465,30 @@ def _linear_again(
         return None
     given = (x, weight) if bias is None else (x, weight, bias)
     try:
-        for check, _, ready in PREPARED.seen.get((x.shape, weight.shape, activation, len(given)), ()):
-            if check(*given):
-                c = ready.product(x, weight, bias)
-                return None if c is None else _record(x, weight, bias, (c, ready, activation, True))
-    except (AttributeError, TypeError, RuntimeError):  # no dense tensors
+        last = (_LAST_LINEAR if bias is None else _LAST_LINEAR_BIAS)[activation]
+        found: Guard[PreparedProblem] | None = last.get(id(weight), UNKNOWN)
+        if found is None or not found[0](*given):
+            for guard in PREPARED.seen.get((x.shape, weight.shape, activation, len(given)), ()):
+                if guard[0](*given):
+                    break
+            else:
+                return None
+            if found is not None:
+                last.note(id(weight), guard)
+            found = guard
+        ready = found[2]
+        c = ready.product(x, weight, bias)
+        return None if c is None else _record(x, weight, bias, (c, ready, activation, True))
+    except (AttributeError, LookupError, TypeError, RuntimeError):  # no dense tensors, or another activation
         pass
     return None
+
+
+def _last_linear() -> dict[str | None, LastCalls[PreparedProblem]]:
+    return {activation: LastCalls(PREPARED) for activation in (None, "relu")}
+
+
+_LAST_LINEAR, _LAST_LINEAR_BIAS = _last_linear(), _last_linear()  # by the weight: of recorded calls, by activation
 
 
 def _linear_by_facts(
@@ -534,7 +565,7 @@ class _RecordedProduct(torch.autograd.Function):
     ) -> torch.Tensor:  # fmt: skip
         c, prepared, activation, turned = made
         # Each operand is kept for the other's gradient alone, as torch.mm does it.
-        keeps_a, keeps_b = b.requires_grad, a.requires_grad
+        keeps_b, keeps_a, _, _ = ctx.needs_input_grad
         ctx.save_for_backward(a if keeps_a else None, b if keeps_b else None, None if activation is None else c)
         stand_ins = None if keeps_a and keeps_b else (stand_in(a), stand_in(b))
         ctx.facts = prepared, stand_ins, None if bias is None else bias.dtype, turned

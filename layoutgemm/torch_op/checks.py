@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,10 +16,10 @@ import torch.autograd.forward_ad as _forward
 from ..arguments import as_bool, shown
 from ..dtypes import dtype, multiply_together, way_to_alike
 from ..errors import OperandError, TensorError
+from ..graph_marks import constant_in_graphs
 from ..kernels.epilogue.parameters import host_number
 from ..kernels.run.operand_checks import check_operands
 from .bias_activation import ACTIVATIONS, GATES
-from .compiled.constants import constant_in_graphs
 from .problem import C_TYPES, broadcast, half, shapes_of
 from .types import C_NAMES, NAMES, READ, TYPES, WHOLE, Scalar, listed, usual_type
 
@@ -407,13 +407,11 @@ def refuse_derivatives(tensors: Mapping[str, object], way_out: str) -> None:
 # ------------------------------------------------------------------------------------------------ what follows the sums
 
 
-def check_activation(activation: object) -> None:
-    """Raise OperandError for an activation that is not known by that name."""
-    if activation is not None and (
-        not isinstance(activation, str) or (activation not in ACTIVATIONS and activation not in GATES)
-    ):
-        known = ", ".join([repr(name) for name in (*ACTIVATIONS, *GATES)])
-        raise OperandError(f"activation {shown(activation)}: known are {known}")
+def check_activation(activation: object, gates: Iterable[str] = GATES) -> None:
+    """Raise OperandError for an activation that is not known by that name; `gates` are those of the product."""
+    known = (*ACTIVATIONS, *gates)
+    if activation is not None and (not isinstance(activation, str) or activation not in known):
+        raise OperandError(f"activation {shown(activation)}: known are {', '.join(map(repr, known))}")
 
 
 def check_gated_type(kind: torch.dtype) -> None:

@@ -272,6 +272,7 @@ class PreparedProblem(_Loaded):
     device    index of the GPU
     simple    one launch and no copies: `launch` alone does it
     tf32      float32 operands, for which the caller's leave is asked each time
+    of_matrices  True if neither operand is a vector
     spans     bytes that A, B and C reach over, from their first
     workspace bytes of an epilogue's partial results of one launch
     product   the call that makes a new result: see `_Loaded`. Its third tensor is the epilogue's one word
@@ -284,6 +285,7 @@ class PreparedProblem(_Loaded):
         "_b",
         "gradients",
         "kind",
+        "of_matrices",
         "product",
         "seen",
         "shape",
@@ -301,6 +303,7 @@ class PreparedProblem(_Loaded):
         self.strides = contiguous_strides(self.shape)
         self.simple = self.solution.copies == _NO_COPIES and len(self.solution.launches) == 1
         self.tf32 = problem.a.dtype == "tf32"
+        self.of_matrices = len(problem.a.shape) > 1 < len(problem.b.shape)
         self.gradients: dict[tuple[object, ...], object] = {}
         self.seen: dict[tuple[object, ...], list[Guard[Any]]] = {}
         self.spans = tuple([span(x) for x in (problem.a, problem.b, problem.c)])

@@ -20,6 +20,7 @@ and C = act(a @ gate) * (a @ up) has n columns.
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -230,6 +231,39 @@ def with_autograd(name: str, recorded: Callable[..., torch.Tensor]) -> None:
         check_operands({at: x for at, x in zip(names, operands) if isinstance(x, torch.Tensor)})
 
     _library.impl(name, refuse, "AutogradNestedTensor")  # nested tensors would say NotImplementedError
+
+
+def operator_of(
+    name: str, call: Callable[..., Sequence[object]], computed: Callable[..., object], empty: Callable[..., object],
+    recorded: Callable[..., torch.Tensor] | None = None, mutates: Sequence[str] = (), returns: object = torch.Tensor,
+) -> torch.library.CustomOpDef:  # fmt: skip
+    """The operator `layoutgemm::name` of the calls that `call` makes of its arguments, and checks.
+
+    call      the operator's parameters, with the types of its schema -> what the three below take
+    computed  the result now; `empty`: a result without values, for compilers
+    recorded  the result where a derivative is recorded, if torch.func takes none; None: `with_autograd` says it later
+    mutates, returns  the lists of tensors that are written to, and the type of the result
+    """
+
+    def prototype() -> None: ...
+
+    typed = inspect.signature(call, eval_str=True).replace(return_annotation=returns)
+    prototype.__signature__ = typed  # type: ignore[attr-defined]
+    schema = torch.library.infer_schema(prototype, mutates_args=tuple(mutates))
+
+    def kernel(*arguments: object) -> object:
+        return computed(*call(*arguments))
+
+    def derived(*arguments: object) -> torch.Tensor:
+        assert recorded is not None
+        refuse_under_functorch(name)
+        return recorded(*call(*arguments))
+
+    made = torch.library.custom_op(f"layoutgemm::{name}", kernel, mutates_args=tuple(mutates), schema=schema)
+    made.register_fake(lambda *arguments: empty(*call(*arguments)))
+    if recorded is not None:
+        with_autograd(name, derived)
+    return made
 
 
 def _tensors(operands: Sequence[object]) -> list[torch.Tensor]:

@@ -14,6 +14,7 @@ import torch
 
 from ..arch import arch
 from ..errors import OperandError
+from ..graph_marks import constant_in_graphs
 from ..kernels.compile.worker import entry_of_choice
 from ..kernels.epilogue.chain import Epilogue
 from ..kernels.run.occupancy import of_device
@@ -22,7 +23,6 @@ from ..kernels.sm90.choose.rules import Sm90Choice
 from ..kernels.sm90.operands.combined import Combined
 from ..kernels.sm90.plan import Sm90Config
 from .compiled.call_sites import LAUNCHES
-from .compiled.constants import constant_in_graphs
 from .compiled.guards import KeptCalls
 from .launch import PreparedProblem
 from .problem import Problem, StridedOperand, code_of, contiguous_strides, gated_shapes, stores_fused, why_no_code

@@ -46,31 +46,31 @@ from typing import TYPE_CHECKING
 from ..lazy_names import named_later
 
 if TYPE_CHECKING:
-    from layoutgemm.view.access import access_svg
-    from layoutgemm.view.banks import own_tile, swizzle_pair_svg, swizzle_svg
-    from layoutgemm.view.box import box_svg
-    from layoutgemm.view.copy import copy_svg, tiled_copy_svg
-    from layoutgemm.view.diagrams.gather import gather_svg, gather_table
-    from layoutgemm.view.diagrams.im2col import im2col_svg, im2col_table
-    from layoutgemm.view.diagrams.pipeline import pipeline_svg
-    from layoutgemm.view.diagrams.tmem import tmem_svg
-    from layoutgemm.view.fields import fields_svg
-    from layoutgemm.view.product import product_svg, tiled_mma_svg
-    from layoutgemm.view.raster import png, save
-    from layoutgemm.view.schedule import schedule_svg
-    from layoutgemm.view.smem_map import Region, smem_map_svg
-    from layoutgemm.view.svg import layout_svg, repr_svg
-    from layoutgemm.view.text.atoms import copy_table, product_table
-    from layoutgemm.view.text.layouts import layout_table, tv_table
-    from layoutgemm.view.text.memory import (
+    from .access import access_svg
+    from .banks import own_tile, swizzle_pair_svg, swizzle_svg
+    from .box import box_svg
+    from .copy import copy_svg, tiled_copy_svg
+    from .diagrams.gather import gather_svg, gather_table
+    from .diagrams.im2col import im2col_svg, im2col_table
+    from .diagrams.pipeline import pipeline_svg
+    from .diagrams.tmem import tmem_svg
+    from .fields import fields_svg
+    from .product import product_svg, tiled_mma_svg
+    from .raster import png, save
+    from .schedule import schedule_svg
+    from .smem_map import Region, smem_map_svg
+    from .svg import layout_svg, repr_svg
+    from .text.atoms import copy_table, product_table
+    from .text.layouts import layout_table, tv_table
+    from .text.memory import (
         box_table,
         schedule_table,
         smem_map_table,
         swizzle_pair_table,
         swizzle_table,
     )
-    from layoutgemm.view.threads import fragment_svg, tv_svg
-    from layoutgemm.view.timeline import timeline_svg
+    from .threads import fragment_svg, tv_svg
+    from .timeline import timeline_svg
 
 __all__ = [
     "Region", "access_svg", "box_svg", "box_table", "copy_svg", "copy_table", "fields_svg", "fragment_svg",
@@ -80,27 +80,5 @@ __all__ = [
     "tiled_copy_svg", "tiled_mma_svg", "timeline_svg", "tmem_svg", "tv_svg", "tv_table",
 ]  # fmt: skip
 
-# Where each name is: a picture of a layout loads neither atoms nor checks.
-_HOMES = {
-    "access": ("access_svg",),
-    "banks": ("own_tile", "swizzle_pair_svg", "swizzle_svg"),
-    "box": ("box_svg",),
-    "copy": ("copy_svg", "tiled_copy_svg"),
-    "diagrams.gather": ("gather_svg", "gather_table"),
-    "diagrams.im2col": ("im2col_svg", "im2col_table"),
-    "diagrams.pipeline": ("pipeline_svg",),
-    "diagrams.tmem": ("tmem_svg",),
-    "fields": ("fields_svg",),
-    "product": ("product_svg", "tiled_mma_svg"),
-    "raster": ("png", "save"),
-    "schedule": ("schedule_svg",),
-    "smem_map": ("Region", "smem_map_svg"),
-    "svg": ("layout_svg", "repr_svg"),
-    "text.layouts": ("layout_table", "tv_table"),
-    "text.atoms": ("copy_table", "product_table"),
-    "text.memory": ("box_table", "schedule_table", "smem_map_table", "swizzle_pair_table", "swizzle_table"),
-    "threads": ("fragment_svg", "tv_svg"),
-    "timeline": ("timeline_svg",),
-}
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = named_later(__name__, _HOMES)
+    __getattr__, __dir__ = named_later(__name__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,16 +16,19 @@ from benchmarks.bench_quantized import (
     DEFAULT,
     FORMATS,
     INT4,
+    PROFILED,
     ROWS,
     SHAPES,
     Row,
     add,
+    counted,
     others,
     product,
     random_weight,
     timed,
     wrong,
 )
+from docs import tables
 from layoutgemm import quantize, quantized_matmul
 from layoutgemm.kernels.sm90.plan import Sm90Plan
 from layoutgemm.kernels.streamed.plan import StreamedConfig, StreamedPlan
@@ -71,6 +75,36 @@ def test_a_wrong_element_of_float8_activations_is_found() -> None:
 def test_weights_that_do_not_repeat_are_refused() -> None:
     with pytest.raises(ValueError, match="1500 rows of weights are no multiple of 1024"):
         random_weight(FORMATS[INT4], 1500, 128, torch.bfloat16, "cpu")
+
+
+def test_counters_are_those_of_the_kernels_that_were_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ncu prints lines of names and of units, and one for each launch."""
+    launches = [f'"{i}","kernel","{1000 + i}"' for i in range(len(PROFILED))]
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        assert command[0] == "ncu" and command[-1] == "--profile"
+        lines = ['"ID","Kernel Name","gpu__time_duration.sum"', '"","","ns"', *launches]
+        return subprocess.CompletedProcess(command, 0, "\n".join(["==PROF== connected", *lines]))
+
+    monkeypatch.setattr(subprocess, "run", run)
+    found = counted()
+    assert [(each["rows"], each["n"], each["k"]) for each in found] == [*PROFILED]
+    assert (found[0]["us"], found[-1]["us"]) == (1.0, 1.01)
+    launches.pop()
+    with pytest.raises(RuntimeError, match=f"{len(PROFILED) - 1} kernels of {len(PROFILED)} products"):
+        counted()
+
+
+def test_more_rows_of_8_bits_are_compared_with_bf16_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = []
+    for count, size in ((16, 8), (64, 8), (64, 16)):
+        row = Row("int8 column", size, 128, count, 4.0, {DEFAULT: 5.0 * count, "bf16 matmul": 400.0, "torch.mm": 480.0})
+        rows.append(row.recorded)
+    monkeypatch.setattr(tables, "record", lambda name: {"rows": rows})
+    assert tables.quantized_bytes_table().splitlines()[2:] == [
+        f"| int8 column | 8{tables.NO_BREAK}128 | 80.0 (20.00) | 320 (1.25) |",
+        f"| int8 column | 16{tables.NO_BREAK}128 | - | 320 (1.25) |",
+    ]
 
 
 def test_contenders_are_kept_timed_or_named() -> None:

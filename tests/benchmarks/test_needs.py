@@ -43,6 +43,7 @@ BY_TORCH = {
     "bench_types": ["run"],
     "bench_variants": [""],
     "profile_gemm": ["", "--launch"],
+    "profile_variants": ["scaled:64x64x128", "grouped:2x64x64x128 --launch"],
     "profile_ladder": ["table", "launch hopper_03_tma.py 0"],
     "soak": [""],
     "soak_variants": ["", "--seconds 5"],
@@ -102,7 +103,7 @@ def test_without_a_driver(
 
 @pytest.mark.parametrize(
     ("program", "line"),
-    [("profile_gemm", "--ncu"), ("profile_ladder", "table --ncu")],
+    [("profile_gemm", "--ncu"), ("profile_variants", "scaled:64x64x128 --ncu"), ("profile_ladder", "table --ncu")],
 )
 def test_without_a_tool(
     program: str, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

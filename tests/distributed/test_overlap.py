@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,9 +37,9 @@ from layoutgemm.distributed import (
     shard_plans,
     workspaces,
 )
-from layoutgemm.distributed.checks import ShardProduct, output_of
+from layoutgemm.distributed.checks import ShardProduct, check_alike, output_of
 from layoutgemm.distributed.gathered_rows import RankRows, RowsCall, sends_of_rows
-from layoutgemm.errors import OperandError, PlanError, RankError, TensorError
+from layoutgemm.errors import LayoutError, OperandError, PlanError, RankError, TensorError
 from layoutgemm.kernels.run import stream_memory
 from layoutgemm.kernels.run.stream_memory import MemoryOperation
 from layoutgemm.kernels.sm90.choose.occupancy import ClusterOccupancy
@@ -479,3 +480,41 @@ def test_gradients_of_shards_beside_each_other(monkeypatch: pytest.MonkeyPatch, 
     whole = torch.cat([grad, 2 * grad])
     assert torch.equal(of_h, whole @ b.t()) and torch.equal(of_b, h.t() @ whole)
     assert of_b.stride() == b.stride()
+
+
+class Meeting:
+    """A rank of a group in the store that its threads share."""
+
+    def __init__(self, rank: int, size: int, store: Any) -> None:
+        self.rank, self.size = (lambda: rank), (lambda: size)
+        self.get_group_store = lambda: store
+
+
+def together(size: int, facts: Any, absent: int = -1, timeout: float = 5.0) -> list[str]:
+    """The errors of each rank's check; the absent one does not come."""
+    store, said = torch.distributed.HashStore(), ["" for _ in range(size)]
+
+    def one(rank: int) -> None:
+        try:
+            for each in facts[rank]:
+                check_alike("all_gather_matmul", Meeting(rank, size, store), each, timeout)  # type: ignore[arg-type]
+        except LayoutError as error:
+            said[rank] = str(error)
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(size) if rank != absent]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert store.num_keys() <= 3 * size, "facts of former calls are kept"
+    return said
+
+
+def test_facts_of_ranks_are_compared_within_the_timeout() -> None:
+    assert together(3, [[(1,), (2,), (3,), (4,)]] * 3) == [""] * 3
+    first, second, third = together(3, [[(12,)], [(12,)], [(11,)]])
+    assert "rank 0 has ('all_gather_matmul', 12), rank 2 has ('all_gather_matmul', 11): all call alike" in first
+    assert second and "rank 2 has ('all_gather_matmul', 11), rank 0" in third
+    for facts, absent in (([[(1,)]] * 3, 1), ([[(1,), (2,)], [(1,)], [(1,), (2,)]], -1)):
+        said = together(3, facts, absent, 0.2)
+        assert said[1] == "" and all("rank 1 did not come: it has ended" in said[rank] for rank in (0, 2)), said

@@ -13,7 +13,7 @@ jax = needs.module("jax")
 jnp = jax.numpy
 from layoutgemm.dtypes import f32
 from layoutgemm.errors import OperandError, PlanError
-from layoutgemm.jax import matmul
+from layoutgemm.jax import grouped_matmul, matmul
 from layoutgemm.jax_op.functions import gpu
 from layoutgemm.jax_op.functions.product import FunctionProduct
 from layoutgemm.jax_op.functions.reference import JaxMath
@@ -323,3 +323,27 @@ def test_numbers_that_differ_in_their_sign_are_two_programs() -> None:
     for alpha in (0.0, -0.0, 0.0):
         found = np.asarray(matmul(*ones, epilogue=Epilogue(Scale()), given={"alpha": alpha}))
         assert np.signbit(found).tolist() == np.full((4, 4), np.signbit(alpha)).tolist()
+
+
+def test_programs_that_promote_nothing_in_silence_run() -> None:
+    """A caller's jax_numpy_rank_promotion="raise" and jax_numpy_dtype_promotion="strict" hold for our steps too."""
+    steps = Epilogue(
+        Custom.of(
+            lambda x, i, j, ops, s, v: ops.where(j <= i, x * s + v, 0.0),
+            EpilogueOperand("s", "m", "f32"), EpilogueOperand("v", "n", "f32"),
+        )
+    )  # fmt: skip
+    scaled = Prologue.of(lambda x, i, k, ops, s: x * s + k, s="m")
+    x, w, bias = jnp.ones((4, 8), jnp.bfloat16), jnp.ones((2, 8, 6), jnp.bfloat16), jnp.arange(6.0)
+    xs, biases, ends = jnp.stack([x, x]), jnp.stack([bias, bias]), jnp.array([0, 1, 4])
+    calls = (
+        lambda v: matmul(xs, w[0], bias=v, activation="gelu"),
+        lambda v: jax.vmap(lambda one: matmul(x, w[0], bias=one))(jnp.stack([v, v])),
+        lambda v: matmul(xs, w, epilogue=steps, given={"s": jnp.ones((2, 4)), "v": jnp.stack([v, v])}),
+        lambda v: matmul(xs, w, prologue=scaled, given={"s": jnp.ones((2, 4)) * v[:1, None]}),
+        lambda v: grouped_matmul(x, w, ends, bias=biases * v[None]),
+    )
+    wanted = [jax.grad(lambda v, f=f: f(v).astype(jnp.float32).sum())(bias) for f in calls]
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+        found = [jax.grad(lambda v, f=f: f(v).astype(jnp.float32).sum())(bias) for f in calls]
+    assert all(np.array_equal(*pair) for pair in zip(found, wanted, strict=True))

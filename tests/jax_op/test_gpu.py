@@ -13,7 +13,7 @@ from tests import needs
 
 jax = needs.module("jax")
 jnp = jax.numpy
-from layoutgemm.jax import matmul
+from layoutgemm.jax import dot_general, matmul
 from layoutgemm.jax_op import gpu
 from layoutgemm.jax_op.product import Product
 from layoutgemm.torch_op.problem import arguments, workers
@@ -180,3 +180,26 @@ def test_float8_matches_float64_on_a_gpu() -> None:
     value = jax.jit(functools.partial(matmul, transpose_b=True))(a, b)
     wanted = np.asarray(a, np.float64) @ np.asarray(b, np.float64).T
     np.testing.assert_allclose(np.asarray(value, np.float64), wanted, rtol=2**-7, atol=1e-3)
+
+
+# Letters of the operands and the result, their sizes, and the numbers of dimensions that `dot_general` takes.
+CONTRACTIONS = {
+    "xyk,kn->xyn": ((3, 77, 520), (520, 264), (((2,), (0,)), ((), ()))),
+    "xyk,nk->xyn": ((2, 33, 77), (51, 77), (((2,), (1,)), ((), ()))),
+    "xyhd,hdn->xyn": ((3, 77, 8, 64), (8, 64, 264), (((2, 3), (0, 1)), ((), ()))),
+    "byk,bkn->byn": ((3, 77, 520), (3, 520, 264), (((2,), (1,)), ((0,), (0,)))),
+    "bqhd,bkhd->bhqk": ((2, 45, 3, 24), (2, 77, 3, 24), (((3,), (3,)), ((0, 2), (0, 2)))),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.dsl
+@pytest.mark.parametrize("letters", CONTRACTIONS)
+def test_dot_general_matches_float64_on_a_gpu(letters: str) -> None:
+    of_a, of_b, dimensions = CONTRACTIONS[letters]
+    a, b = normal(*of_a), normal(*of_b, seed=1)
+    value = jax.jit(functools.partial(dot_general, dimension_numbers=dimensions))(a, b)
+    x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    wanted, scale = np.einsum(letters, x, y), np.einsum(letters, np.abs(x), np.abs(y))
+    assert value.shape == wanted.shape
+    assert (np.abs(np.asarray(value, np.float64) - wanted) <= 2**-8 * np.abs(wanted) + 2**-20 * scale + 1e-6).all()

@@ -7,25 +7,33 @@ from typing import Any
 
 import numpy as np
 
-from layoutgemm.kernels import Sm90Plan, Sm100Plan
+from layoutgemm.kernels import Sm80Plan, Sm90Plan, Sm100Plan
 
 KINDS = {"i32": np.int32, "i64": np.int64}
+Problem = tuple[np.ndarray, np.ndarray, dict[str, Any], np.ndarray]
 
 
-def problem(
-    plan: Sm90Plan | Sm100Plan, sizes: tuple[int, ...] = ()
-) -> tuple[np.ndarray, np.ndarray, dict[str, Any], np.ndarray]:
+def problem(plan: Sm80Plan | Sm90Plan | Sm100Plan, sizes: tuple[int, ...] = ()) -> Problem:
     """A, B, the vectors, and C with zeros in rows that none names; exact. `sizes`: of groups of rows."""
-    rng, indexed = np.random.default_rng(plan.m), plan.indexed
+    rng = np.random.default_rng(plan.m)
+    if plan.batch == 1 or sizes:
+        return _one(plan, rng, sizes)
+    matrices = [_one(plan, rng, ()) for _ in range(plan.batch)]
+    a, b, c = (np.stack([found[i] for found in matrices]) for i in (0, 1, 3))
+    return a, b, {name: np.concatenate([found[2][name] for found in matrices]) for name in matrices[0][2]}, c
+
+
+def _one(plan: Sm80Plan | Sm90Plan | Sm100Plan, rng: np.random.Generator, sizes: tuple[int, ...]) -> Problem:
+    indexed = plan.indexed
     assert indexed is not None
-    most = 1 if plan.c.dtype.bits == 8 else 3
-    a = rng.integers(-most, most + 1, (plan.rows_of_a, plan.k)).astype(np.float32)
-    b = rng.integers(-most, most + 1, (*[len(sizes)] * bool(sizes), plan.k, plan.n)).astype(np.float32)
+    most, kind = 1 if plan.c.dtype.bits == 8 else 3, np.float32 if plan.a.dtype.kind == "float" else np.int8
+    a = rng.integers(-most, most + 1, (plan.rows_of_a, plan.k)).astype(kind)
+    b = rng.integers(-most, most + 1, (*[len(sizes)] * bool(sizes), plan.k, plan.n)).astype(kind)
     given: dict[str, Any] = {}
-    read = a
+    read = a.astype(np.float32)
     if indexed.gather is not None:
         given["rows"] = rng.integers(0, plan.rows_of_a, plan.m).astype(KINDS[indexed.gather.kind])
-        read = a[given["rows"]]
+        read = read[given["rows"]]
     if sizes:
         given["offsets"] = np.cumsum([0, *sizes]).astype(np.int32)
         want = np.concatenate([read[x:y] @ b[e] for e, (x, y) in enumerate(pairwise(given["offsets"]))])

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from layoutgemm import GemmPlan, plan
 from layoutgemm.arch import ARCHES
+from layoutgemm.arch import arch as arch_named
 from layoutgemm.errors import LayoutError, PlanError
 from layoutgemm.kernels import (
     Combined,
@@ -24,6 +25,7 @@ from layoutgemm.kernels import (
     Sm100Config,
     Sm100Plan,
     TeachingPlan,
+    planner,
 )
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, Quantize, Scale
 from layoutgemm.kernels.sm90.choose.rules import choose
@@ -181,3 +183,14 @@ def test_three_matrices_have_tiles_of_whole_shares() -> None:
     rows, scaled = IndexedRows(RowIndices(90)), Prologue.of(lambda x, i, k, ops: x + x)
     for more in ({"indexed": rows}, {"indexed": IndexedRows(scatter=RowIndices(200))}, {"prologue": scaled}):
         assert plan(136, 120, 96, b="bf16:col", c="f32", gated=three, **more).tile[1] % 24 == 0  # type: ignore[arg-type]
+
+
+def test_the_names_of_typed_callers_are_those_of_each_kernel() -> None:
+    """Each Literal of the overloads leads to its plan. Every name of every architecture is in one of them."""
+    kinds = {planner.Sm80Name: Sm80Plan, planner.Sm90Name: Sm90Plan, planner.Sm100Name: Sm100Plan}
+    listed = [(name, kind) for names, kind in kinds.items() for name in get_args(names)]
+    for name, kind in listed:
+        assert KINDS[arch_named(name).name] is kind, name
+    found = [name for name, _ in listed]
+    assert len(found) == len(set(found))
+    assert {*ARCHES, *(name for entry in ARCHES.values() for name in entry.also)} <= {*found}

@@ -333,3 +333,14 @@ def test_a_basis_element_alone(text, wanted):
 def test_no_basis_element(text):
     with pytest.raises(ParseError):
         parse(text)
+
+
+def test_kind_names_what_the_text_is() -> None:
+    assert parse("(4,8):(8,1)", kind=Layout) == Layout((4, 8), (8, 1))
+    assert parse("(64,M):(1,64)", kind=Layout) == parse("(64,M):(1,64)")
+    with pytest.raises(ParseError, match=r"'\(4,8\):\(8,1\)' is a Layout and no Swizzle"):
+        Swizzle.parse("(4,8):(8,1)")
+    with pytest.raises(ParseError, match=r"is a Swizzle and no ComposedLayout"):
+        parse("S<3,4,3>", kind=ComposedLayout)
+    with pytest.raises(ParseError, match=r"kind must be a class, such as Layout, not .Layout."):
+        parse("4:1", kind="Layout")

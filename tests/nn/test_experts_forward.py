@@ -58,15 +58,16 @@ class Experts(torch.nn.Module):
         return torch.stack(rows)
 
 
-def drawn(**facts: bool) -> tuple[Any, Any, Any]:
+def drawn(device: str = "cpu", **facts: bool) -> tuple[Any, Any, Any]:
     torch.manual_seed(0)
-    return Experts(**facts).to(BF16), torch.randn(TOKENS, WIDE).to(BF16), torch.rand(TOKENS, 2)
+    given = Experts(**facts).to(BF16), torch.randn(TOKENS, WIDE).to(BF16), torch.rand(TOKENS, 2)
+    return tuple([each.to(device) for each in given])  # type: ignore[return-value]
 
 
 def gradients(call: Any, module: Any, x: Any) -> list[Any]:
     x = x.detach().requires_grad_()
     y = call(x)
-    slope = torch.cos(torch.arange(y.numel())).view(y.shape).to(y.dtype)
+    slope = torch.cos(torch.arange(y.numel(), device=y.device)).view(y.shape).to(y.dtype)
     return [y, *torch.autograd.grad(y, [x, *module.parameters()], slope)]
 
 
@@ -76,10 +77,11 @@ FACTS: dict[str, dict[str, bool]] = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.dsl])])
 @pytest.mark.parametrize("name", FACTS)
-def test_values_and_gradients_are_float64s(name: str) -> None:
-    module, x, factors = drawn(**FACTS[name])
-    index = INDEX.clone()
+def test_values_and_gradients_are_float64s(name: str, device: str) -> None:
+    module, x, factors = drawn(device, **FACTS[name])
+    index = INDEX.to(device, copy=True)
     index[3, 1], index[4, 0] = EXPERTS, -1  # on another process, as expert parallelism says it
     wide = copy.deepcopy(module).double()
     want = gradients(lambda x: wide(x, index, factors.double()), wide, x.double())

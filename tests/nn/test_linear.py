@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from layoutgemm import scaled_matmul
+from layoutgemm import QuantizedFormat, scaled_matmul
 from layoutgemm.errors import LayoutError, OperandError, TensorError
 from layoutgemm.nn import GatedMLP, Linear, MasterLinear, QuantizedLinear, ScaledLinear, scaled
 from layoutgemm.nn.scaled import dequantized, quantized
@@ -317,3 +317,14 @@ def test_refusals_name_the_argument() -> None:
     layer = Linear(4, 4, dtype=BF16)
     with pytest.raises(LayoutError, match="meta"):
         layer(torch.ones(2, 4, device="meta", dtype=BF16))
+
+
+@pytest.mark.parametrize("kind", [Linear, MasterLinear, ScaledLinear, QuantizedLinear])
+def test_the_operand_has_torchs_name_and_script_is_refused(kind: Any) -> None:
+    own = torch.nn.Linear(128, 16, dtype=BF16)
+    packed = kind is QuantizedLinear
+    layer = kind.from_linear(own, QuantizedFormat("int8", 128)) if packed else kind.of(own)
+    x = torch.ones(2, 128, dtype=BF16)
+    assert torch.equal(layer(input=x), layer(x))
+    with pytest.raises(OperandError, match=r"under torch\.jit\.script: torch\.export and torch\.compile take it"):
+        torch.jit.script(layer)

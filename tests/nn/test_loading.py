@@ -209,7 +209,8 @@ def test_ignored_tensors_are_left_and_reported(tmp_path: Path) -> None:
 CONFIGS = [
     ({"quant_method": "awq", "version": "gemv"}, "kind 'awq_gemv'"),
     ({"quant_method": "bitsandbytes"}, "kind 'bitsandbytes': its codes are places"),
-    ({"quant_method": "compressed-tensors", "format": "float-quantized"}, "kind 'float-quantized'"),
+    ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "kind 'marlin-24'"),
+    ({"quant_method": "modelopt"}, "kind 'modelopt': .* read as kind 'float-quantized'"),
     ({"quant_method": "gptq", "checkpoint_format": "gptq_v2"}, None),
     ({"quant_method": "gptq"}, None),
 ]
@@ -224,6 +225,22 @@ def test_the_kind_is_that_of_the_configuration(config: object, said: str | None,
         return
     load_checkpoint(model, path)
     assert model.up.format.zeros == (model.up.weight.plain().zeros is not None) == ("gptq_v2" in str(config))
+
+
+def test_weights_of_whole_bytes_are_read_by_the_format_of_compressed_tensors(tmp_path: Path) -> None:
+    weight, scale = normal(64, 128).to(torch.float8_e4m3fn), torch.rand(64, 1).to(BF16)
+    stored = {**dense(), "up.weight": weight, "up.weight_scale": scale}
+    config, model = {"quant_method": "compressed-tensors", "format": "float-quantized"}, Model()
+    loaded = load_checkpoint(model, sharded(tmp_path, stored, config=config))
+    assert "replaced  up  by QuantizedLinear" in str(loaded) and isinstance(model.up, QuantizedLinear)
+    assert torch.equal(model.up.dequantized(), (weight.double() * scale.double()).to(BF16))
+    one = {**stored, "up.weight_scale": torch.tensor(0.5), "up.input_scale": torch.tensor(1.0)}  # as AutoFP8 stores it
+    path = sharded(tmp_path, one, config={"quant_method": "fp8"})
+    with pytest.raises(OperandError, match=r"^up: .* has weight, weight_scale_inv .*; kind 'float-quantized' reads"):
+        load_checkpoint(Model(), path)
+    model = Model()
+    load_checkpoint(model, path, "float-quantized", ignore=["*.input_scale"])
+    assert torch.equal(model.up.dequantized(), (weight.double() * 0.5).to(BF16))
 
 
 def test_layers_that_were_swapped_before_are_refused(tmp_path: Path) -> None:

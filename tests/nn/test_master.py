@@ -198,6 +198,61 @@ def test_experts_train_in_fp8() -> None:
         MasterGroups(-1, 2, 2)
 
 
+class _Rounded(torch.autograd.Function):
+    """An emulation in float64: x @ w[e].T of operands that are rounded by the recipe."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, w: Any, index: Any) -> Any:
+        ctx.save_for_backward(x, w, index)
+        return torch.einsum("rk,rnk->rn", as_stored(x, 1), as_stored(w, 128)[index])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        x, w, index = ctx.saved_tensors
+        of_x = torch.einsum("rn,rnk->rk", as_stored(grad, 1), as_stored(w.mT, 128).mT[index])
+        return of_x, torch.zeros_like(w).index_add(0, index, grad[:, :, None] * x[:, None]), None
+
+
+def as_stored(x: Any, rows: int) -> Any:
+    """The values in float64 of float8_e4m3fn with scales, of `rows` rows and 128 columns each."""
+    blocks = x.reshape(*x.shape[:-2], -1, rows, x.shape[-1] // 128, 128)
+    scale = (blocks.abs().amax((-3, -1), keepdim=True) / 448).float().double()
+    return ((blocks / scale).to(torch.float8_e4m3fn).double() * scale).view(x.shape)
+
+
+def test_a_routers_gradient_is_off_by_the_rounding_of_fp8() -> None:
+    """The experts are given: in a model of layers other ones are chosen, too, which no bound holds."""
+    torch.manual_seed(0)
+    first, down = MasterGroups(4, 128, 512, dtype=F32), MasterGroups(4, 256, 128, dtype=F32)
+    x, router, index = torch.randn(64, 128), torch.randn(4, 128) / 11, torch.rand(64, 4).argsort()[:, :2]
+    for layer in (first, down):
+        layer.weight.requires_grad_(False)  # whose gradient is a product of 16 bits
+        layer.weight.copy_(torch.randn_like(layer.weight) / layer.weight.shape[-1] ** 0.5)
+
+    def gradients(mlp: Any, kind: Any) -> tuple[Any, Any]:
+        rows, leaf = (each.to(kind, copy=True).requires_grad_() for each in (x, router))
+        factors = torch.softmax(rows @ leaf.T, -1).gather(1, index)
+        value = mlp(rows, index, factors / factors.sum(1, keepdim=True))
+        (value.double() ** 2).mean().backward()
+        return rows.grad.double(), leaf.grad.double()
+
+    def each_expert(product: Any) -> Any:
+        def mlp(rows: Any, index: Any, factors: Any) -> Any:
+            gate, up = product(rows.repeat_interleave(2, 0), first.weight.double(), index.flatten()).chunk(2, 1)
+            hidden = torch.nn.functional.silu(gate) * up
+            value = product(hidden, down.weight.double(), index.flatten()).view(64, 2, 128)
+            return (value * factors[..., None]).sum(1)
+
+        return mlp
+
+    gate = ExpertsMLP(first, down, lambda h: torch.nn.functional.silu(h[:, :256]) * h[:, 256:])
+    exact = gradients(each_expert(lambda x, w, at: torch.einsum("rk,rnk->rn", x, w[at])), torch.float64)
+    emulated = gradients(each_expert(_Rounded.apply), torch.float64)
+    for ours, rounded_only, want in zip(gradients(gate, F32), emulated, exact, strict=True):
+        error, apart = ((found - other).norm() / want.norm() for found, other in ((ours, want), (ours, rounded_only)))
+        assert 0.02 < error < 0.08 and apart < 0.004
+
+
 def test_groups_at_multiples_of_128_have_gradients_in_fp8() -> None:
     layer, x, ends = MasterGroups(2, 128, 64, multiple=128), torch.randn(256, 128), torch.tensor([0, 128, 256])
     layer(x, ends).sum().backward()

@@ -108,9 +108,14 @@ def float8(rng: Any, n: int, k: int) -> dict[str, Any]:
     return {"weight": value, "weight_scale_inv": scale * 0.75}
 
 
+def whole_bytes(rng: Any, n: int, k: int) -> dict[str, Any]:
+    codes = torch.from_numpy(rng.integers(-127, 128, (n, k)).astype(np.int8))
+    return {"weight": codes, "weight_scale": torch.from_numpy(rng.uniform(0.001, 0.002, (n, 1)))}
+
+
 KINDS: dict[str, tuple[str, Callable[..., dict[str, Any]]]] = {
     "gptq": ("gptq", gptq), "awq": ("awq", awq), "compressed-tensors": ("compressed-tensors", compressed),
-    "nvfp4": ("compressed-tensors", float4), "fp8": ("fp8", float8),
+    "nvfp4": ("compressed-tensors", float4), "fp8": ("fp8", float8), "int8": ("int-quantized", whole_bytes),
 }  # fmt: skip
 
 

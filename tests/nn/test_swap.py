@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -252,6 +253,15 @@ def test_a_gate_joins_no_layers_with_attributes() -> None:
 class Configured(torch.nn.Linear):
     """A layer of another library: torch's forward, and methods that a replacement would not have."""
 
+    def described(self) -> str:
+        return f"{self.in_features} to {self.out_features}"
+
+
+class Clashing(torch.nn.Linear):
+    """A layer with an attribute of another meaning."""
+
+    activation = 3
+
 
 class Doubled(torch.nn.Linear):
     """A layer with a forward of its own."""
@@ -260,11 +270,78 @@ class Doubled(torch.nn.Linear):
         return 2 * super().forward(x)
 
 
-def test_subclasses_are_left_with_the_way_out() -> None:
+def test_subclasses_stay_with_their_methods_or_are_left() -> None:
     torch.manual_seed(0)
-    model = torch.nn.Sequential(Configured(16, 16, dtype=BF16), Doubled(16, 16, dtype=BF16))
-    first, second = (each.reason for each in swap_linears(model))
-    assert first.startswith(f"a {__name__}.Configured, whose other methods would be lost: DenseLinear.of(layer)")
-    assert second == "a Doubled, whose forward may be its own"
-    x = torch.randn(4, 16).to(BF16)
-    assert torch.equal(Linear.of(model[0])(x), model[0](x))
+    configured = Configured(16, 16, dtype=BF16)
+    model = torch.nn.Sequential(configured, Doubled(16, 16, dtype=BF16), Clashing(16, 16, dtype=BF16))
+    configured.register_buffer("own", torch.ones(1))
+    calls: list[Any] = []
+    configured.register_forward_hook(lambda *x: calls.append(x))
+    kept, x = dict(model.named_parameters()), torch.randn(4, 16).to(BF16)
+    want, state = model[0](x), list(model.state_dict())
+    first, *others = swap_linears(model)
+    assert first.by == "DenseLinear" and [each.reason for each in others] == [
+        "a Doubled, whose forward may be its own",
+        "activation of a Clashing has another meaning in a DenseLinear",
+    ]
+    assert model[0] is configured and isinstance(configured, Configured) and isinstance(configured, Linear)
+    assert all(value is kept[name] for name, value in model.named_parameters()) and [*model.state_dict()] == state
+    assert torch.equal(model[0](input=x), want) and len(calls) == 2 and configured.described() == "16 to 16"
+    assert type(configured)(16, 8).weight.shape == (8, 16)
+    configured._forward_hooks.clear()
+    for again in (copy.deepcopy(configured), pickle.loads(pickle.dumps(configured))):
+        assert type(again) is type(configured) and torch.equal(again(x), want)
+    assert [each.name for each in swap_linears(model)] == ["1", "2"], "a layer that was replaced is not met again"
+
+
+def test_subclasses_train_in_fp8_and_keep_their_methods() -> None:
+    model = torch.nn.Sequential(Configured(256, 128, dtype=BF16))
+    assert swap_linears(model, weights="fp8").left[0].reason.startswith(f"a {__name__}.Configured, whose other methods")
+    assert swap_linears(model, weights="master").replaced[0].by == "MasterLinear"
+    model(torch.ones(2, 256, dtype=BF16)).sum().backward()
+    assert model[0].weight.grad.shape == (128, 256) and model[0].described() == "256 to 128"
+
+
+class Served(torch.nn.Module):
+    """A linear layer of a server: its product is a method's, and the bias may come beside the result."""
+
+    def __init__(self, method: Any):
+        super().__init__()
+        self.weight, self.bias = (torch.nn.Parameter(torch.randn(*n, dtype=BF16)) for n in ((8, 16), (8,)))
+        self.quant_method = method
+
+    def forward(self, x: Any) -> Any:
+        return self.quant_method.apply(self, x), self.bias
+
+
+class UnquantizedLinearMethod:
+    """The dense method of vLLM and of SGLang, by its name."""
+
+    __module__ = "vllm.model_executor.layers.linear"
+
+    def apply(self, layer: Any, x: Any, bias: Any = None) -> Any:
+        raise AssertionError("the server's own product")
+
+    def create_weights(self) -> str:
+        return "theirs"
+
+
+def test_layers_of_servers_get_a_method_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, wide = Served(UnquantizedLinearMethod()), Served(UnquantizedLinearMethod())
+    wide.cpu_linear = print  # type: ignore[assignment]
+    model, x = (
+        torch.nn.ModuleDict({"layer": layer, "wide": wide, "other": Served(object())}),
+        torch.ones(2, 16).to(BF16),
+    )
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    assert swap_linears(model).left[0].reason.startswith("VLLM_BATCH_INVARIANT asks")
+    monkeypatch.delenv("VLLM_BATCH_INVARIANT")
+    assert "weights='own'" in swap_linears(model, weights="fp8").left[0].reason
+    swaps = swap_linears(model)
+    assert [each.name for each in swaps.replaced] == ["layer"] and [each.name for each in swaps.others] == ["other"]
+    assert swaps.left[0].reason == "its weight is packed for a CPU: it has cpu_linear"
+    value, bias = copy.deepcopy(model)["layer"](x)
+    assert torch.equal(value, torch.nn.functional.linear(x, layer.weight)) and torch.equal(bias, layer.bias)
+    assert isinstance(layer.quant_method, UnquantizedLinearMethod) and layer.quant_method.create_weights() == "theirs"
+    assert type(wide.quant_method) is UnquantizedLinearMethod
+    assert [each.name for each in swap_linears(model)] == ["wide"]

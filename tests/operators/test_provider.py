@@ -21,7 +21,7 @@ ops = needs.module("cutlass.operators")
 
 import layoutgemm
 from layoutgemm import operators
-from layoutgemm.errors import OperandError
+from layoutgemm.errors import LayoutError, OperandError
 from layoutgemm.kernels.epilogue.chain import Epilogue
 from layoutgemm.operators import dense as module
 from layoutgemm.operators.api import missing_name
@@ -137,7 +137,7 @@ def test_a_name_is_the_same_in_another_process() -> None:
         (dense(256, 0, 256), "90a", "out|a size is 0"),
         (dense(256, 256, 256, total=torch.float16), "90a", "accumulator"),
         (dense(256, 256, 256, kind=torch.float32), "90a", "float32"),
-        (fused("def f(accum): D = relu(accum); return D"), "90a", "these arguments need"),
+        (fused("def f(accum): D = relu(accum); return D"), "90a", "the operator takes B as bf16:col"),
     ],
 )
 def test_supports_refuses_with_the_reason(args: Any, target: str, part: str) -> None:
@@ -153,6 +153,107 @@ def test_supports_refuses_with_the_reason(args: Any, target: str, part: str) -> 
 )
 def test_no_operator_for_what_no_kernel_computes(args: Any) -> None:
     assert ours(args) == []
+
+
+def views(a: Any, b: Any, out: Any, **epilogue: Any) -> Any:
+    made = ops.EpilogueArguments("def f(accum, C): D = accum + C; return D", D=out, **epilogue) if epilogue else None
+    return ops.GemmArguments(a, b, out, torch.float32, epilogue=made)
+
+
+def plain(*shape: int) -> Any:
+    return torch.empty(shape, dtype=BF16)
+
+
+LINE, SQUARE = plain(3 * 64 * 64), plain(64, 64)
+
+
+@pytest.mark.parametrize(
+    ("args", "part"),
+    [
+        (lambda: views(SQUARE, plain(64, 64), SQUARE), "out, which is written to, shares memory with A"),
+        (lambda: views(plain(64, 64), LINE[:4096].view(64, 64), LINE[64:4160].view(64, 64)), "shares memory with B"),
+        (lambda: views(plain(64, 64), plain(64, 64), SQUARE, C=SQUARE[0]), "shares memory with C"),
+        (
+            lambda: views(*plain(2, 3, 64, 64), LINE.as_strided((3, 64, 64), (512, 64, 1))),
+            "more than one element of out",
+        ),
+        (lambda: views(torch._neg_view(SQUARE), plain(64, 64), plain(64, 64)), "A has torch's negative bit"),
+        (
+            lambda: views(plain(64, 64), plain(64, 64), SQUARE, C=10**400),
+            "C = an integer of 1329 bits is beyond float32",
+        ),
+    ],
+)
+def test_memory_and_numbers_that_no_launch_may_have_are_refused(args: Any, part: str) -> None:
+    (operator,) = ours(views(plain(64, 64), plain(64, 64), plain(64, 64)))
+    assert ours(args()) == []
+    assert part in str(operator._supports(args(), ops.TargetSm("90a")).error)
+
+
+def test_views_that_share_no_element_are_taken() -> None:
+    wide, square = plain(64, 128), plain(64, 64)
+    assert ours(views(wide[:, :64], square, wide[:, 64:])) and ours(views(square, square, plain(64, 64)))
+    assert ours(views(square, square, out := plain(64, 64), C=out)), (
+        "C += A @ B, each element read before it is written"
+    )
+
+
+def test_fake_tensors_are_asked_about_as_real_ones() -> None:
+    """torch's autotuning may ask with tensors without memory."""
+    with torch._subclasses.FakeTensorMode():
+        assert len(ours(dense(256, 256, 256))) == 1
+        assert ours(views(plain(64, 64), plain(64, 64), plain(64, 1).expand(64, 64))) == []
+
+
+def test_out_of_a_scaled_or_grouped_product_has_memory_of_its_own() -> None:
+    rows = plain(256, 128)
+    ends = torch.tensor([100, 200, 256], dtype=torch.int32)
+    args = ops.IndexPtrGroupedGemmArguments(rows, plain(3, 128, 128), rows, torch.float32, ends, "m")
+    (operator,) = ours(grouped("m"))
+    assert ours(args) == []
+    assert "out, which is written to, shares memory with A" in str(operator._supports(args).error)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "part"),
+    [
+        (dense(64, 64, 64), dense(64, 64, 64, kind=torch.float16), "A is f16:row and B is f16:col"),
+        (dense(64, 64, 64), dense(64, 64, 64, 1), None),
+        (scaled(), scaled((1, 1, 128)), "mainloop.tables"),
+        (grouped("m"), grouped("n"), "B is bf16:col; the operator takes B as bf16:row"),
+    ],
+)
+def test_a_refusal_says_where_the_kernels_differ(one: Any, other: Any, part: str | None) -> None:
+    status = ours(one)[0]._supports(other, ops.TargetSm("90a"))
+    assert bool(status) if part is None else part in str(status.error) and len(str(status.error)) < 600
+
+
+def test_groups_of_columns_name_operands_of_the_transposed_product() -> None:
+    args = grouped("n")
+    wrong = args.A.tensor.runtime_tensor[..., :1].expand(3, 64, 128)
+    args = ops.IndexPtrGroupedGemmArguments(
+        wrong, args.B.tensor.runtime_tensor, args.out.tensor.runtime_tensor, torch.float32,
+        torch.tensor([100, 200, 256], dtype=torch.int32), "n",
+    )  # fmt: skip
+    assert "b is A.mT" in str(ours(grouped("n"))[0]._supports(args).error)
+
+
+@pytest.mark.parametrize(
+    ("changes", "of_design", "part"),
+    [
+        ({"design": None}, {}, "metadata's design is None"),
+        ({}, {"kernel": None}, "design.kernel is a NoneType, no Kernel"),
+        ({}, {"code": "sm_80"}, "design.code is 'sm_80', and its kernel is of sm_90a"),
+        ({"supported_targets": [ops.TargetSm("80")]}, {}, "supported_targets"),
+        ({"operator_class": operators.ScaledOperator}, {}, "design.kernel is a Kernel, no PlannedKernel"),
+    ],
+)
+def test_altered_metadata_is_refused_by_the_field(changes: Any, of_design: Any, part: str) -> None:
+    metadata = ours(dense(64, 64, 64))[0].metadata
+    altered = dataclasses.replace(metadata, design=dataclasses.replace(metadata.design, **of_design))
+    altered = dataclasses.replace(altered, **changes)
+    with pytest.raises(LayoutError, match=re.escape(part)):
+        altered.operator_class(altered)
 
 
 def test_operands_that_need_a_copy_are_refused() -> None:

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from layoutgemm import Sm90Config, explain_matmul, matmul
 from layoutgemm.errors import OperandError, PlanError, TensorError
 from layoutgemm.kernels import Prologue, Triangles
-from layoutgemm.kernels.epilogue.chain import Activation, Aux, Bias, Custom, Epilogue, RowReduce, Scale
+from layoutgemm.kernels.epilogue.chain import Activation, Aux, Bias, Custom, Epilogue, Residual, RowReduce, Scale
 from layoutgemm.schedule import Linear, Rotated, Triangular
 from layoutgemm.torch_op.composed import operators
 from layoutgemm.torch_op.composed.parts import AskedParts, parts_text
@@ -31,6 +31,7 @@ FINISH = Epilogue(Bias("n", "bf16"), Activation("gelu"))
 KEPT = Epilogue(Bias("n", "bf16"), Aux("bf16"), Activation("relu"))
 NAMED = Epilogue(Bias("m", "f32", "s"))
 CAUSAL = Custom.of(lambda x, i, j, ops: ops.where(j <= i, x, -1e30))
+OF_GROUPS = Epilogue(RowReduce("max", each=32))
 STATISTICS = Epilogue(CAUSAL, RowReduce("softmax", "row"), stores_c=False)
 random = torch.Generator().manual_seed(0)
 
@@ -372,7 +373,8 @@ def test_operators_pass_torchs_checks() -> None:
 REFUSED: list[tuple[str, Callable[..., Any]]] = [
     ("order = 'spiral': known are", lambda a, b: matmul(a, b, order="spiral")),
     ("rank is missing", lambda a, b: matmul(a, b, order=RANKS)),
-    ("an element's place and a symmetric order", lambda a, b: matmul(a, b, order="symmetric", bias=BIAS)),
+    ("of groups of columns and a symmetric order", lambda a, b: matmul(
+        a, b, order="symmetric", epilogue=OF_GROUPS, given={"row_max": torch.zeros(136, 5)})),
     ("a second pair and triangular operands: its loop has as many K tiles", lambda a, b: matmul(
         (a, a), (b, b), triangles=Triangles("lower"))),
     ("triangles is a str: a Triangles", lambda a, b: matmul(a, b, triangles="lower")),
@@ -439,9 +441,12 @@ def test_flags_of_other_types_are_refused_after_equal_ones() -> None:
 
 def test_a_symmetric_product_behind_an_epilogue_has_gradients() -> None:
     x = torch.randn(70, 24, generator=torch.Generator().manual_seed(0)).bfloat16().requires_grad_()
-    steps, exact = Epilogue(Scale("s"), Activation("tanh")), x.detach().double().requires_grad_()
-    c = matmul(x, x.mT, order="symmetric", epilogue=steps, given={"s": 0.2}, out_dtype=torch.float32)
-    want = torch.tanh(0.2 * (exact @ exact.mT))
+    steps = Epilogue(Scale("s"), Bias(), Residual("f32"), Activation("tanh"))
+    exact = x.detach().double().requires_grad_()
+    bias, d = torch.linspace(-1, 1, 70), torch.linspace(-1, 1, 4900).reshape(70, 70)
+    given = {"s": 0.2, "bias": bias, "d": d, "beta": 1.0}
+    c = matmul(x, x.mT, order="symmetric", epilogue=steps, given=given, out_dtype=torch.float32)
+    want = torch.tanh(0.2 * (exact @ exact.mT) + bias + d)
     weights = torch.arange(70.0)
     assert torch.allclose(c.double(), want, atol=1e-6)
     (found,) = torch.autograd.grad((c * weights).sum(), x)

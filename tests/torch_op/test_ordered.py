@@ -57,6 +57,9 @@ def test_batches_types_and_symmetric_products() -> None:
     want = layoutgemm.matmul(a, a.mT, out_dtype=torch.float32)
     assert torch.equal(layoutgemm.matmul(a, a.mT, order="symmetric", out_dtype=torch.float32), want)
     assert torch.equal(layoutgemm.matmul(a[:1], a.mT[:1], order="symmetric", out_dtype=torch.float32), want[:1])
+    bias = torch.arange(136.0)
+    found = layoutgemm.matmul(a[0], a[0].mT, order="symmetric", bias=bias)
+    assert torch.equal(found, layoutgemm.matmul(a[0], a[0].mT, bias=bias))
     tiles = {"tiles": np.array([[0, 0]])}
     one = layoutgemm.matmul(A, B, order="list", given=tiles, config=CONFIG)
     assert (
@@ -80,7 +83,6 @@ def test_batches_types_and_symmetric_products() -> None:
         ({"order": "lower", "given": {"rank": 0}}, OperandError, "rank is no operand of it"),
         ({"order": RANKS, "given": {"rank": -1}}, OperandError, "rank is an integer from 0 on"),
         ({"order": "list", "given": {"tiles": "all"}}, OperandError, "tiles is a builtins.str"),
-        ({"order": "symmetric", "bias": torch.zeros(264)}, PlanError, "place and a symmetric order"),
         ({"order": "lower", "out": torch.zeros(200, 264)}, TensorError, "out"),
     ],
 )

@@ -263,13 +263,64 @@ def test_the_last_words_of_compressed_tensors_are_filled_up(bits: int, n: int, k
     assert layer.order is None and np.array_equal(layer.dequantized().double().numpy(), want)
 
 
+@pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("scales", [(), (1,), (64,), (64, 1), (64, 2), (64, 1, 1)])
+def test_weights_of_whole_bytes_equal_their_own_formula(kind: torch.dtype, scales: tuple[int, ...]) -> None:
+    """Scales of a tensor, of columns, and of groups of 192, which are three of 64."""
+    weight = torch.randint(-50, 50, (64, 384)).to(kind)
+    given = {"weight": weight, "weight_scale": torch.rand(scales) + 0.5, "weight_zero_point": torch.zeros(64, 1).char()}
+    read_as = "int-quantized" if kind == torch.int8 else "float-quantized"
+    if len(scales) == 3:
+        with pytest.raises(LayoutError, match=r"weight_scale has shape \(64, 1, 1\): one number, \(64,\)"):
+            QuantizedLinear.from_checkpoint(given, read_as)
+        return
+    layer = QuantizedLinear.from_checkpoint(given, read_as, dtype=torch.float16)
+    wide = given["weight_scale"].half() if scales == (64, 2) else given["weight_scale"]  # groups' have x's type
+    each = wide.double().repeat_interleave(192, 1) if scales == (64, 2) else wide.double().reshape(-1, 1)
+    assert torch.equal(layer.dequantized(), (weight.double() * each).half())
+    for wrong, text in (
+        ({"weight": weight.int()}, r"weight is int32 of shape \(64, 384\): int8 of \(N, K\) for int8"),
+        ({"weight": weight.half()}, r"weight is torch.float16 of shape \[64, 384\]: int8 or float8"),
+        ({"weight_zero_point": torch.ones(64, 1).char()}, r"weight_zero_point 1 at \(0, 0\): .* have 0 everywhere"),
+        ({"weight_scale": torch.ones(64, 5)}, "5 groups of K = 384: known are groups of"),
+        ({"input_scale": torch.ones(1)}, f"input_scale is surplus: a layer of kind '{read_as}'"),
+    ):
+        with pytest.raises(LayoutError, match=text):
+            QuantizedLinear.from_checkpoint({**given, **wrong}, read_as)
+
+
+def test_a_weight_that_is_not_finite_is_named_with_its_rows() -> None:
+    weight = torch.zeros(1030, 128)
+    weight[1025, 3] = float("nan")
+    with pytest.raises(LayoutError, match=r"^rows 1024 to 1029: weight \(1, 3\) is nan: finite ones are rounded"):
+        QuantizedWeight.quantize(weight, QuantizedFormat("int8"))
+    with pytest.raises(LayoutError, match=r"^weight \(1, 3\) is nan"):
+        QuantizedWeight.quantize(weight[1024:], QuantizedFormat("int8"))
+
+
+def test_groups_beyond_the_scales_are_named() -> None:
+    given = {"qweight": torch.zeros(16, 64).int(), "qzeros": torch.zeros(2, 8).int(), "scales": torch.ones(2, 64)}
+    with pytest.raises(LayoutError, match=r"^g_idx\[64\] = 2: groups are 0 to 1, as the scales have them"):
+        QuantizedLinear.from_checkpoint({**given, "g_idx": torch.arange(128) // 64 + 1}, "gptq")
+
+
+def test_gates_are_not_among_the_activations_of_packed_weights() -> None:
+    weight = QuantizedWeight.quantize(torch.eye(64, 128), QuantizedFormat("int8"))
+    for make in (lambda kind: quantized_matmul(torch.ones(1, 128).bfloat16(), weight, activation=kind),
+                 lambda kind: QuantizedLinear(weight, activation=kind)):  # fmt: skip
+        with pytest.raises(LayoutError, match=r"activation 'swish': known are 'relu', .*'tanh'$"):
+            make("swish")
+        with pytest.raises(LayoutError, match="'swiglu': a product with packed weights has no gate"):
+            make("swiglu")
+
+
 def test_few_features_do_not_tell_the_bits() -> None:
     given = {"weight_packed": torch.zeros(8, 1).int(), "weight_scale": torch.ones(8, 1)}
     with pytest.raises(LayoutError, match="3 codes of 4 bits fill a word as those of 8 do"):
         QuantizedLinear.from_checkpoint({**given, "weight_shape": torch.tensor([8, 3])}, "compressed-tensors")
 
 
-@pytest.mark.parametrize("kind", ["bitsandbytes", "hqq", "GGUF", "torchao", "awq_gemv", "fp8", "float-quantized"])
+@pytest.mark.parametrize("kind", ["bitsandbytes", "hqq", "GGUF", "torchao", "awq_gemv", "fp8"])
 def test_other_kinds_are_refused_with_the_way_out(kind: str) -> None:
     with pytest.raises(LayoutError, match=rf"kind '{kind}': .*(from_linear|ScaledLinear).*known are 'gptq', 'gptq_v2'"):
         QuantizedLinear.from_checkpoint({}, kind)

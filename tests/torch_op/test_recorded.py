@@ -426,8 +426,9 @@ def test_the_host_does_little(launches: HostLaunches, monkeypatch: pytest.Monkey
     kept = [matmul(x, weight.t()) for _ in range(4)]
     for c in kept[:2]:
         c.backward(grad)
-    matmul(*plain)
     columns = weight.t()
+    for _ in range(2):  # the second time, the guard is noted as the last one of its weight
+        matmul(*plain), matmul(x, columns)
     alone, recorded = calls_of(lambda: matmul(*plain)), calls_of(lambda: matmul(x, columns))
     assert alone <= 27 and recorded <= alone + 4, (alone, recorded)
     node = kept[2].grad_fn

@@ -31,7 +31,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from operator import itemgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from weakref import ref
 
 from ..machine.memory import GRANULE
@@ -539,6 +539,24 @@ def _examined(first: int, last: int, write: bool) -> tuple[int, ...]:
     return (*narrow, *wide)
 
 
+class MadeAccess(NamedTuple):
+    """An access that is checked, as `ShadowMemory.access` has its arguments."""
+
+    knows: Knowledge
+    asynchronous: bool
+    what: Callable[[], str]
+    event: MemoryEvent
+    own: MemoryEvent | None
+    lanes: int
+    touch: LaneAccess | None
+    write: bool
+
+
+# An earlier record that an access meets: its place in the order of reports, the record, the places and bytes that both
+# have, and what makes an ordered pair doubtful.
+Met: TypeAlias = tuple[tuple[int, bool, int], AccessRecord, int, str, Parts]
+
+
 class ShadowMemory:
     """The accesses to one memory that later ones could conflict with.
 
@@ -631,7 +649,7 @@ class ShadowMemory:
         self.accesses = turn = self.accesses + 1
         low, high = ends or ((places & -places).bit_length() - 1, places.bit_length() - 1)
         first, last = low + SHIFT >> PAGE, high + SHIFT >> PAGE
-        found: list[tuple[tuple[int, bool, int], AccessRecord, int, str, Parts]] = []
+        found: list[Met] = []
         for key in _examined(first, last, write):
             gone = False
             for record in self.pages.get(key, ()):
@@ -671,39 +689,51 @@ class ShadowMemory:
                     gone = gone or not record.places
             if gone:
                 self._drop(key)
-        race: Conflict | None = None
-        for _, record, common, crossed, bytes_of in sorted(found, key=itemgetter(0)):
-            if crossed:
-                if race is None or race.lint:
-                    says = self._crossed if crossed == PROXY else self._narrow
-                    doubt = record.first(common, partial(says, record, what))
-                    race = doubt if race is None or (doubt is not None and not doubt.lint) else race
-            elif race is None or race.lint:
-                check = partial(
-                    self._conflict, record, bytes_of, knows, asynchronous, what, event, own, lanes, touch, write
-                )
-                new = record.first(common, check)
-                if (
-                    new is not None
-                    and record.write
-                    and not record.event.asynchronous
-                    and not ledger.writers
-                    and same is not None
-                    and same(bytes_met(common, bytes_of))
-                ):
-                    new = replace(new, message=f"{new.message}; {SAME}", lint=True)
-                race = new or race
+        race = None
+        if found:
+            made = MadeAccess(knows, asynchronous, what, event, own, lanes, touch, write)
+            race = self._race_among(sorted(found, key=itemgetter(0)), made, same)
         if touch is not None and not event.joint:
             event.touches.append((self, write, touch))
             event.lanes |= touch.lanes
         event.wrote = event.wrote or (write and not asynchronous)
+        self._keep(event, write, what, places, parts, (first, last))
+        return race
+
+    def _keep(
+        self, event: MemoryEvent, write: bool, what: Callable[[], str], places: int, parts: Parts,
+        pages: tuple[int, int],
+    ) -> None:  # fmt: skip
+        """Add an access to its event's record."""
         mine = self.records.get((event.id, write))
         if mine is None:
             mine = self.records[event.id, write] = AccessRecord(write, event, what)
         mine.add(places, parts)
         mine.told[what] = mine.told.get(what, 0) | places
-        if (first, last) not in mine.spans:
-            self._list(mine, first, last)
+        if pages not in mine.spans:
+            self._list(mine, *pages)
+
+    def _race_among(self, found: Sequence[Met], made: MadeAccess, same: Same | None) -> Conflict | None:
+        """The first race of an access, else the first lint, else None."""
+        race: Conflict | None = None
+        for _, record, common, crossed, bytes_of in found:
+            if crossed:
+                if race is None or race.lint:
+                    says = self._crossed if crossed == PROXY else self._narrow
+                    doubt = record.first(common, partial(says, record, made.what))
+                    race = doubt if race is None or (doubt is not None and not doubt.lint) else race
+            elif race is None or race.lint:
+                new = record.first(common, partial(self._conflict, record, bytes_of, *made))
+                if (
+                    new is not None
+                    and record.write
+                    and not record.event.asynchronous
+                    and not self.ledger.writers
+                    and same is not None
+                    and same(bytes_met(common, bytes_of))
+                ):
+                    new = replace(new, message=f"{new.message}; {SAME}", lint=True)
+                race = new or race
         return race
 
     def _list(self, record: AccessRecord, first: int, last: int) -> None:

@@ -14,7 +14,7 @@ from ...kernels.epilogue.places import StepPlace, Value
 from ...kernels.sm90.operands.prologue import Prologue, PrologueElement, PrologueOperand
 from ..outputs import Arrays, WritingProduct, one_or_all, stores_c, written_arrays
 from ..product import Product
-from ..reference import finish, multiply
+from ..reference import finish, multiply, with_rank
 from .math import JaxMath, Number
 from .product import FunctionProduct
 from .reductions import reduced, seen
@@ -36,7 +36,10 @@ class JaxElement:
         groups: tuple[jax.Array, int] | None = None,
     ):  # fmt: skip
         self.i, self.j = (jnp.arange(n, dtype=jnp.int32) for n in shape[-2:])
-        self.i, self.j, self._values = self.i[:, None], self.j[None, :], values
+        self.i, self.j = with_rank(self.i[:, None], len(shape)), with_rank(self.j[None, :], len(shape))
+        self._values = {
+            name: x if isinstance(x, (int, float)) else with_rank(x, len(shape)) for name, x in values.items()
+        }
         self._shape, self._visited, self._groups = shape, visited, groups
         self.written: dict[str, jax.Array] = {}
 
@@ -89,10 +92,12 @@ def applied(prologue: Prologue, a: jax.Array, operands: Mapping[str, jax.Array])
     """
     rows, columns = (jnp.arange(n, dtype=jnp.int32) for n in a.shape[-2:])
     values = {
-        operand.name: jnp.expand_dims(operands[operand.name].astype(jnp.float32), -1 if operand.axis == "m" else -2)
+        operand.name: with_rank(
+            jnp.expand_dims(operands[operand.name].astype(jnp.float32), -1 if operand.axis == "m" else -2), a.ndim
+        )
         for operand in prologue.operands
     }
-    place = PrologueElement(rows[:, None], columns[None, :], values, JaxMath)
+    place = PrologueElement(with_rank(rows[:, None], a.ndim), with_rank(columns[None, :], a.ndim), values, JaxMath)
     found = jnp.asarray(prologue.apply(a.astype(jnp.float32), place), jnp.float32)
     return finish(jnp.broadcast_to(found, a.shape), None, None, str(a.dtype))
 

@@ -156,14 +156,16 @@ class BlockReductions:
         groups = block.job.groups if partial.joined else Int32(1)
         lines, places = partial.extents(m, n, Int64(groups))
         if step.axes == "m":
-            line, place, inside = block.column // partial.span + block.part, at.i, at.i < block.end
+            first = partial.first_line(block.job.n)
+            line, place, inside = first + block.column // partial.span + block.part, at.i, at.i < block.end
         else:
             warp, place = block.thread // WARP, at.j
             row = block.row + warp * partial.span
-            line, inside = partial.line(row, block.matrix), (at.j < block.job.n) & (row < block.end)
+            line = partial.line(row, block.matrix) + partial.first_line(block.job.n)
+            inside = (at.j < block.job.n) & (row < block.end)
         matrix = Int32(0) if partial.joined else block.matrix
-        first = partials_address(block.job.given, block.plan.partials, number, matrix, (m, n), Int64(groups))
-        address = first + (Int64(line) * places + place) * WORD_BYTES
+        base = partials_address(block.job.given, block.plan.partials, number, matrix, (m, n), Int64(groups))
+        address = base + (Int64(line) * places + place) * WORD_BYTES
         inside = inside & (line < Int32(lines)) & self.leads(step.axes)  # the last columns, or warps, may lie beyond C
         for component, value in enumerate(values):
             element.store_value(address + lines * places * (component * WORD_BYTES), bits_of(value), f32, inside)

@@ -65,10 +65,18 @@ def load_words_shared(address: Int32, *, loc: object = None, ip: object = None) 
     return list(assembly(text, "=r,=r,=r,=r,r,~{memory}", [Int32(address)], [Int32] * 4, loc=loc, ip=ip))
 
 
-def load_index(indexed: IndexedRows, job: Carried, name: str, number: Int32, end: Int32) -> Int64:
-    """The row of A or of C that is row `number` of the product; -1 from row `end` on, and for one outside of it."""
+def load_index(
+    indexed: IndexedRows, job: Carried, name: str, number: Int32, end: Int32, of_batch: Int32 | None = None
+) -> Int64:
+    """The row of A or of C that is row `number` of the product; -1 from row `end` on, and for one outside of it.
+
+    of_batch  the matrix of a batch, each of which has job.m indices; None for the first
+    """
     indices, matrix = indexed.of(name)
-    address = getattr(job.given, name) + Int64(cutlass.min(number, job.m - 1)) * indices.bytes
+    place = Int64(cutlass.min(number, job.m - 1))
+    if of_batch is not None:
+        place += Int64(of_batch) * job.m
+    address = getattr(job.given, name) + place * indices.bytes
     found = Int64(load_word(address)) if const_expr(indices.bytes == 4) else load_long(address)
     inside = (number < end) & (found >= 0) & (found < getattr(job.given, f"{matrix}_rows"))
     return Int64(cutlass.select_(Boolean(inside), found, Int64(-1)))

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from ...arguments import checked, shown
 from ...errors import PlanError
+from ...graph_marks import not_in_graphs
 from ..plan import MAX_WORDS, PERSISTENT_PARAMETERS, WORKSPACE
 from .grouped_matrix import GroupedMatrix, parts_of
 from .matrix import EpilogueMatrix, numbers_of
@@ -81,6 +82,7 @@ class Epilogue:
     lines: bool = False
     json: str = field(init=False, repr=False, compare=False)
 
+    @not_in_graphs
     def __init__(
         self, *steps: Step, flipped: bool = False, pairs: bool = False, stores_c: bool = True, sums: int = 0,
         lines: bool = False,
@@ -380,10 +382,11 @@ class Epilogue:
         return self._outputs(sums, gate, EpilogueMatrix(self, _result(sums, gate), given, visited))
 
     def _outputs(self, sums: np.ndarray, gate: Gate | None, at: EpilogueMatrix) -> Outputs:
-        """C and what is written, of sums at a place."""
-        if gate is not None:
-            sums = gate(np.split(np.broadcast_to(self.apply_to_sum(sums, at), sums.shape), 2, -1))
-        c = self.apply(sums, at)
+        """C and what is written, of sums at a place. Infinities and NaN come without NumPy's warnings."""
+        with np.errstate(all="ignore"):
+            if gate is not None:
+                sums = gate(np.split(np.broadcast_to(self.apply_to_sum(sums, at), sums.shape), 2, -1))
+            c = self.apply(sums, at)
         return Outputs(np.broadcast_to(c, at.accumulator.shape), at.written)
 
 
@@ -394,7 +397,8 @@ def _result(sums: np.ndarray, gate: Gate | None) -> np.ndarray:
 
 def _matrix_of(accumulator: object) -> np.ndarray:
     """An accumulator as float32. Raises PlanError for one that is no matrix, and no batch of them."""
-    sums = numbers_of("accumulator", accumulator).astype(np.float32)
+    with np.errstate(over="ignore"):  # beyond float32's range a kernel has infinities
+        sums = numbers_of("accumulator", accumulator).astype(np.float32)
     if sums.ndim < 2:
         raise PlanError(f"accumulator has shape {sums.shape}; it is (M, N), or (batch, M, N)")
     return sums

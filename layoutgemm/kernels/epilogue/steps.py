@@ -64,7 +64,8 @@ class EpilogueOperand:
             raise PlanError(f"{self.name}: order {shown(self.order)}; known are 'row' and 'col'")
         known = ("f32", "i32") if self.host else ("f32", "bf16", "f16") + ("i32",) * self.written
         if self.dtype.name not in known:
-            raise PlanError(f"{self.name} is {self.dtype}; an epilogue's operand is one of {', '.join(known)}")
+            way = "; f32 is exact up to 2**24, and ops.whole(x) is an int32" if self.dtype.kind == "int" else ""
+            raise PlanError(f"{self.name} is {self.dtype}; an epilogue's operand is one of {', '.join(known)}{way}")
         object.__setattr__(self, "unit", tuple(self.unit))
         object.__setattr__(self, "start", exact(self.start))
         if self.unit != (1, 1) and not (self.written and self.axes == "mn"):

@@ -19,6 +19,7 @@ import numpy as np
 from ...arguments import as_arithmetic
 from ...arguments import shown as bounded
 from ...errors import LayoutError, PlanError
+from ...graph_marks import not_in_graphs
 from ...memo import exact
 from .places import Value
 
@@ -188,6 +189,7 @@ class Operations:
         return _apply("where", yes.kind, condition, yes, no)
 
 
+@not_in_graphs
 def trace(
     function: Callable[..., object], names: tuple[str, ...], coordinates: tuple[str, str] = ("i", "j")
 ) -> Expression:
@@ -253,53 +255,6 @@ def transposed(expression: Expression) -> Expression:
     if expression[0] in ("i", "j"):
         return ("j",) if expression[0] == "i" else ("i",)
     return (expression[0], *map(transposed, expression[1:]))
-
-
-def reads_place(expression: Expression) -> bool:
-    """True if an expression reads i or j.
-
-    >>> reads_place(trace(lambda x, i, j, ops: ops.where(i < j, x, 0.0), ())), reads_place(("x",))
-    (True, False)
-    """
-    head, *parts = expression
-    return head in ("i", "j") or (head not in ("float", "int", "given") and any(map(reads_place, parts)))
-
-
-_COMMUTE = ("add", "mul", "maximum", "minimum", "largest", "smallest", "eq", "ne", "and_", "or_", "xor")
-_TURNED = {"gt": "lt", "ge": "le"}  # a > b is b < a
-
-
-def is_symmetric(expression: Expression) -> bool:
-    """True if the same operations give the value at (j, i): equal x give equal results there.
-
-    Operands that commute are compared in either order. So is -(i - j) with j - i, of whole numbers.
-
-    >>> made = [trace(f, ()) for f in (lambda x, i, j, ops: ops.where(i == j, x, 0.5 * x),
-    ...                                lambda x, i, j, ops: ops.where(abs(i - j) < 8, x, 0.0),
-    ...                                lambda x, i, j, ops: ops.where(i <= j, x, 0.0))]
-    >>> [is_symmetric(expression) for expression in made]
-    [True, True, False]
-    """
-    return _ordered(expression) == _ordered(transposed(expression))
-
-
-def _ordered(expression: Expression) -> Expression:
-    """The same value with operands that commute in one order."""
-    head, *parts = expression
-    if head in ("x", "i", "j", "float", "int", "given"):
-        return exact(expression)
-    head, parts = _TURNED.get(head, head), [_ordered(part) for part in parts][:: -1 if head in _TURNED else 1]
-    if head == "sub" and parts[0] == ("int", 0) and parts[1][0] == "sub" and _is_whole(parts[1]):
-        return ("sub", *parts[1][:0:-1])
-    return (head, *(sorted(parts, key=repr) if head in _COMMUTE else parts))
-
-
-def _is_whole(expression: Expression) -> bool:
-    """True if an expression is of whole numbers alone."""
-    head, *parts = expression
-    return head in ("i", "j", "int", "whole") or (
-        head in ("add", "sub", "mul", "floordiv", "mod") and all(map(_is_whole, parts))
-    )
 
 
 def evaluate(expression: Expression, x: Value, at: Any) -> Value:

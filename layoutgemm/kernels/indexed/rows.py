@@ -15,7 +15,8 @@ Without `copy` neither matrix has a copy in global memory. On Hopper:
     stores C   TMA           16-byte vectors from the store's buffers: 8 lanes store 128 bytes of a row
 
 On Blackwell TMA moves chosen rows itself, by tile::gather4 and tile::scatter4: see `kernels.sm100.rows`. No such
-kernel has run on hardware here.
+kernel has run on hardware here. The mma.sync kernels (sm_80 and later, sm_120a) copy each row by cp.async from the
+address that its index gives, and store 16-byte vectors likewise: see `kernels.sm80.device.indexed`.
 
 An index outside of its matrix reads nothing, and the row is zeros; or writes nothing. Where the host sees the indices
 they are refused instead, with the first one. Rows of C that no index names are left. An index of C that repeats is
@@ -24,16 +25,18 @@ refused where the host sees it; on a GPU the row is then of either product row, 
 With groups of rows the product's rows are those of the groups, so a mixture of experts gathers its tokens and
 multiplies them in one kernel.
 
+A batch has m indices for each matrix: row i of matrix l reads row rows[l * M + i] of matrix l of A. Hopper's kernel
+takes a batch with `copy` alone.
+
 With `copy` a kernel of its own gathers the rows (`indexed.row_copy`). The product is then an ordinary one, of any
-configuration. It may be of a batch: row i of matrix l reads row rows[l * M + i] of matrix l of A. A configuration gives
-the same bits either way, since its products see the same values in the same order.
+configuration. A configuration gives the same bits either way, since its products see the same values in the same order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -158,17 +161,18 @@ class IndexedRows:
         return part, matrix
 
     @checked(PlanError)
-    def take(self, given: Mapping[str, object], m: int) -> dict[str, npt.NDArray[np.int64]]:
+    def take(self, given: Mapping[str, object], m: int, matrices: int = 1) -> dict[str, npt.NDArray[np.int64]]:
         """The vectors by name, checked. Raises OperandError for one that does not fit, or that repeats a row of C.
 
-        m  rows of the product, of all matrices of a batch
+        m         rows of the product, of all matrices of a batch
+        matrices  of C: a row of one may have the number of a row of another
         """
         found: dict[str, npt.NDArray[np.int64]] = {}
         for name in self.names:
             part, matrix = self.of(name)
             found[name] = part.take(name, given[name], m, matrix)
         if OUT_ROWS in found:
-            check_distinct(OUT_ROWS, found[OUT_ROWS])
+            check_distinct(OUT_ROWS, found[OUT_ROWS], matrices)
         return found
 
     @property
@@ -217,6 +221,21 @@ class IndexedProduct:
         """Rows of the matrix C: the product's, unless they are scattered."""
         return self.m if self.indexed is None or self.indexed.scatter is None else self.indexed.scatter.rows
 
+    @property
+    def index_words(self) -> tuple[str, ...]:
+        """The kernel's parameters for row indices: see `IndexedRows.words`."""
+        return () if self.indexed is None else self.indexed.words
+
+    def stored_rows(self, values: Mapping[str, Any]) -> Any:
+        """The rows of C that are stored, as an array, (batch, M) of a batch; None for all.
+
+        values  that the plan reads, by name
+        """
+        if not self.scatters:
+            return None
+        rows = np.asarray(values[OUT_ROWS])
+        return rows if len(rows) == self.m else rows.reshape(-1, self.m)
+
 
 def check_rows_lie(indexed: IndexedRows, a: Operand, c: Operand, epilogue: Epilogue | None) -> None:
     """Raise PlanError for rows that are not contiguous, or of which none is stored."""
@@ -238,19 +257,23 @@ def check_inside(name: str, indices: npt.NDArray[np.int64], rows: int, matrix: s
         raise OperandError(f"{name}[{at}] = {indices[at]}: {shown(matrix)[1:-1]} has {rows} rows, 0 to {rows - 1}")
 
 
-def check_distinct(name: str, indices: npt.NDArray[np.int64]) -> None:
+def check_distinct(name: str, indices: npt.NDArray[np.int64], matrices: int = 1) -> None:
     """Raise OperandError, naming both places, for the first index that repeats.
+
+    matrices  of a batch: their indices lie one behind the other, and each may have the same ones
 
     >>> check_distinct("out_rows", np.array([5, 1, 5]))
     Traceback (most recent call last):
         ...
     layoutgemm.errors.OperandError: out_rows[0] and out_rows[2] are both 5: a row of the result has one source
     """
-    order = np.argsort(indices, kind="stable")
-    again = np.nonzero(indices[order][1:] == indices[order][:-1])[0]
+    of = np.arange(len(indices)) // max(1, len(indices) // matrices)
+    order = np.lexsort((indices, of))  # stable
+    rows, matrix = indices[order], of[order]
+    again = np.nonzero((rows[1:] == rows[:-1]) & (matrix[1:] == matrix[:-1]))[0]
     if len(again):
         second = int(order[again + 1].min())
-        first = int(np.argmax(indices == indices[second]))
+        first = int(np.argmax((indices == indices[second]) & (of == of[second])))
         raise OperandError(
             f"{name}[{first}] and {name}[{second}] are both {indices[second]}: a row of the result has one source"
         )

@@ -11,10 +11,10 @@ they are. The last words of compressed-tensors are filled up where K, or N of ze
 
 GPTQ and compressed-tensors have 8 bits, too, in half as many codes a word: they are int8 where every zero point is 128,
 and refused otherwise. Float4 weights are bytes of two codes along K, the first in the low half, and scales of e4m3 or
-powers of two (`from_float4`).
+powers of two (`from_float4`). Weights of whole bytes, int8 or float8, lie as they are (`from_bytes`).
 
 Sources: the packing functions of AutoGPTQ (qlinear_cuda.py), GPTQModel (convert_gptq_v1_to_v2_format), AutoAWQ
-(packing_utils.py), compressed-tensors (pack_quantized.py, nvfp4), gpt-oss (weights.py).
+(packing_utils.py), compressed-tensors (pack_quantized.py, nvfp4, naive_quantized.py), gpt-oss (weights.py).
 """
 
 from __future__ import annotations
@@ -85,7 +85,6 @@ def _weights(codes: npt.NDArray[np.uint8], scales: object, zeros: npt.NDArray[An
     wide = np.asarray(scales, np.float64)
     if wide.ndim != 2 or wide.shape != zeros.shape or wide.shape[0] != codes.shape[0] or not wide.shape[1]:
         raise OperandError(f"scales {wide.shape} and zero points {zeros.shape} of {codes.shape} codes: (N, groups)")
-    group, rest = divmod(codes.shape[1], wide.shape[1])
     symmetric = bool((zeros == 1 << (bits - 1)).all())
     if bits == 8 and not symmetric:
         at = tuple([int(x) for x in np.argwhere(zeros != 128)[0]])
@@ -93,16 +92,24 @@ def _weights(codes: npt.NDArray[np.uint8], scales: object, zeros: npt.NDArray[An
     code = "int4"
     if bits == 8:
         code, codes = "int8", codes ^ np.uint8(128)  # code - 128, in two's complement
-    if wide.shape[1] == 1 and group not in GROUPS and symmetric:
+    if wide.shape[1] == 1 and codes.shape[1] not in GROUPS and symmetric:
         return QuantizedWeights(QuantizedFormat(code), codes, wide[:, 0].astype(np.float32))
-    finer = [size for size in GROUPS if group % size == 0]
-    if not rest and group not in GROUPS and finer:  # groups that are larger, or a column's with zero points
-        repeats, group = group // finer[-1], finer[-1]
-        wide, zeros = np.repeat(wide, repeats, axis=1), np.repeat(zeros, repeats, axis=1)
-    if rest or group not in GROUPS:
-        raise OperandError(f"{wide.shape[1]} groups of K = {codes.shape[1]}: known are groups of {GROUPS}")
+    group, repeats = _group(codes.shape[1], wide.shape[1])
+    wide, zeros = np.repeat(wide, repeats, axis=1), np.repeat(zeros, repeats, axis=1)
     fmt = QuantizedFormat(code, group, zeros=not symmetric)
     return QuantizedWeights(fmt, codes, wide, None if symmetric else zeros)
+
+
+def _group(k: int, groups: int) -> tuple[int, int]:
+    """(weights that share a scale, repeats of each scale) for K in that many groups.
+
+    Groups of a multiple of a known size become several with the same scale. Raises OperandError for others.
+    """
+    size, rest = divmod(k, groups) if groups else (0, k)
+    found = next((group for group in reversed(GROUPS) if size and size % group == 0), None)
+    if rest or found is None:
+        raise OperandError(f"{groups} groups of K = {k}: known are groups of {GROUPS}")
+    return found, size // found
 
 
 @checked(OperandError)
@@ -143,6 +150,9 @@ def _in_order(
         if not np.array_equal(np.sort(taken.reshape(-1)), np.arange(count)):
             raise OperandError(f"order has shape {taken.shape}: each of {count} input features once")
         codes, given = codes[:, taken], given[taken]
+    if count and (given.min() < 0 or given.max() >= groups):
+        at = int(np.argmax((given < 0) | (given >= groups)))
+        raise OperandError(f"{name}[{at}] = {given[at]}: groups are 0 to {groups - 1}, as the scales have them")
     wrong = np.nonzero(given != np.arange(count) // max(1, count // max(1, groups)))[0]
     if len(wrong):
         at = int(wrong[0])
@@ -227,6 +237,38 @@ def from_compressed_tensors(
         weight_g_idx = None
     codes = _in_order("weight_g_idx", codes, scales.shape[-1], weight_g_idx, order)
     return _weights(np.ascontiguousarray(codes), scales, zeros, bits)
+
+
+@checked(OperandError)
+def from_bytes(
+    weight: npt.ArrayLike, weight_scale: npt.ArrayLike, code: str = "int8", weight_zero_point: object = None
+) -> QuantizedWeights:
+    """The weights of a checkpoint of whole bytes: compressed-tensors' "float-quantized" and "int-quantized".
+
+    weight        (N, K): int8; or uint8, the bits of float8
+    weight_scale  floats: one number, (N,) or (N, 1) of columns, or (N, groups)
+    code          "int8", "e4m3" or "e5m2"
+    weight_zero_point  zeros, of any shape, or None
+
+    Raises OperandError for shapes and types that do not fit, for codes of NaN, and for zero points above or below 0.
+
+    >>> from_bytes(np.full((2, 64), 0x38, np.uint8), [[0.5], [2]], "e4m3").dense()[:, 0].tolist()
+    [0.5, 2.0]
+    """
+    codes, scales, stored = np.asarray(weight), _floats("weight_scale", weight_scale), "i1" if code == "int8" else "u1"
+    if codes.ndim != 2 or codes.dtype != stored:
+        raise OperandError(f"weight is {codes.dtype} of shape {codes.shape}: {np.dtype(stored)} of (N, K) for {code}")
+    zeros = np.zeros(1) if weight_zero_point is None else np.asarray(weight_zero_point).astype(np.float64)
+    if zeros.any():
+        at = tuple([int(x) for x in np.argwhere(zeros)[0]])
+        raise OperandError(f"weight_zero_point {zeros[at]:g} at {at}: {code} weights have 0 everywhere")
+    (n, k), bits = codes.shape, codes.view(np.uint8)
+    if scales.size == 1 or scales.shape in ((n,), (n, 1)):
+        return QuantizedWeights(QuantizedFormat(code), bits, np.broadcast_to(scales.reshape(-1), n).astype(np.float32))
+    if scales.ndim != 2 or scales.shape[0] != n:
+        raise OperandError(f"weight_scale has shape {scales.shape}: one number, ({n},), ({n}, 1) or ({n}, groups)")
+    group, repeats = _group(k, scales.shape[1])
+    return QuantizedWeights(QuantizedFormat(code, group), bits, np.repeat(scales, repeats, axis=1))
 
 
 @checked(OperandError)

@@ -197,8 +197,11 @@ def quantize(weights: npt.ArrayLike, fmt: QuantizedFormat, activations: str | No
     ([[1.0], [1.0]], [0.0, 7.0, -7.0, 3.0])
     """
     wide = _real("weights", weights)
-    if wide.ndim != 2 or 0 in wide.shape or not np.isfinite(wide).all():
-        raise OperandError(f"weights have shape {wide.shape}: finite ones of (N, K), neither of them 0")
+    if wide.ndim != 2 or 0 in wide.shape:
+        raise OperandError(f"weights have shape {wide.shape}: (N, K), neither of them 0")
+    if len(wrong := np.argwhere(~np.isfinite(wide))):
+        at = tuple([int(x) for x in wrong[0]])
+        raise OperandError(f"weight {at} is {wide[at]}: finite ones are rounded")
     n, k = wide.shape
     check_k(fmt, k)
     if activations is not None:

@@ -59,7 +59,7 @@ def run_on_cpu(
     (lines_a, lda), (lines_b, ldb) = padded
     unit = max(1, plan.config.align[2] // plan.c.dtype.bytes)
     ldc = -(-plan.n // unit) * unit
-    bits_c = plan.c.dtype.encode(np.zeros((plan.batch, plan.m, ldc), np.int64))
+    bits_c = plan.c.dtype.encode(np.zeros((plan.batch, plan.rows_of_c, ldc), np.int64))
     before = bits_c[:, :, plan.n :].copy()
     strides = lines_a[0].size, lines_b[0].size, bits_c[0].size
     sizes = (plan.m, plan.n, plan.k, plan.batch, lda, ldb, ldc, *strides)

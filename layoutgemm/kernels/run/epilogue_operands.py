@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     import torch
 
 
+IndexedPlan = Sm80Plan | Sm90Plan | Sm100Plan
 T = TypeVar("T")  # an address, or the array at it
 
 
@@ -48,7 +49,7 @@ def given_of(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, Any]:
     if plan.groups is not None:
         found[plan.groups.name] = plan.groups.take(given[plan.groups.name], (plan.m, plan.n, plan.k, plan.batch))
     if plan.indexed is not None:
-        found |= plan.indexed.take(given, indexed_rows(plan))
+        found |= plan.indexed.take(given, indexed_rows(plan), indexed_matrices(plan))
     for name, (operand, shape) in plan.further.items():
         value = given[name]
         if not isinstance(value, np.ndarray):
@@ -169,7 +170,7 @@ def words_of_tensors(
     addresses = {name: (lines.data_ptr(), leading) for name, (lines, leading) in further.items()}
     words += _further_words(plan, addresses, {name: host_number(name, given[name]) for name in plan.numbers_given})
     words += order_words(plan, given, device)
-    words += _rows_of_tensors(plan, given, device)
+    words += rows_of_tensors(plan, given, device)
     words += [present(workspace).data_ptr()] if plan.copies_rows else []
     for operand in plan.prologue.operands if plan.prologue is not None else ():
         value = given[operand.name]
@@ -205,12 +206,17 @@ def _further_words(
     return [known[word] for part in (plan.gated, plan.pair) if part is not None for word in part.words]
 
 
-def indexed_rows(plan: Sm90Plan | Sm100Plan) -> int:
+def indexed_rows(plan: IndexedPlan) -> int:
     """Row indices of a launch: one for each row of the product, of each matrix of a batch."""
-    return plan.m * (1 if isinstance(plan, Sm90Plan) and plan.joined_rows else plan.batch)
+    return plan.m * indexed_matrices(plan)
 
 
-def _rows_of_arrays(plan: Sm90Plan | Sm100Plan, values: Mapping[str, object]) -> list[object]:
+def indexed_matrices(plan: IndexedPlan) -> int:
+    """Matrices of A and of C with row indices of their own: groups of rows lie in one."""
+    return 1 if isinstance(plan, Sm90Plan) and plan.joined_rows else plan.batch
+
+
+def _rows_of_arrays(plan: IndexedPlan, values: Mapping[str, object]) -> list[object]:
     """The words of row indices: each vector, and the rows of its matrix."""
     words: list[object] = []
     for name in plan.indexed.names if plan.indexed is not None else ():
@@ -223,8 +229,8 @@ def _rows_of_arrays(plan: Sm90Plan | Sm100Plan, values: Mapping[str, object]) ->
     return words
 
 
-def _rows_of_tensors(plan: Sm90Plan | Sm100Plan, given: Mapping[str, Any], device: torch.device) -> list[int]:
-    """The same of CUDA tensors, checked."""
+def rows_of_tensors(plan: IndexedPlan, given: Mapping[str, Any], device: torch.device) -> list[int]:
+    """The words of row indices of CUDA tensors, checked."""
     words: list[int] = []
     for name in plan.indexed.names if plan.indexed is not None else ():
         part, matrix = present(plan.indexed).of(name)
@@ -275,18 +281,17 @@ def kept_list(schedule: TileList, grid: tuple[int, int], device: torch.device) -
 
 def names_read(plan: Sm80Plan | Sm100Plan) -> tuple[str, ...]:
     """The names in `given` that a plan reads beside its epilogue's: those of its order, and of its row indices."""
-    indexed = plan.indexed if isinstance(plan, Sm100Plan) else None
-    return (*given_names(plan), *(() if indexed is None else indexed.names))
+    return (*given_names(plan), *(() if plan.indexed is None else plan.indexed.names))
 
 
 def values_read(plan: Sm80Plan | Sm100Plan, given: Mapping[str, object]) -> dict[str, object]:
     """Their values, checked: words of the order, and vectors of NumPy. Raises OperandError for others."""
     _check_names(plan, given)
     values: dict[str, object] = order_values(plan, given)
-    if not isinstance(plan, Sm100Plan) or plan.indexed is None:
+    if plan.indexed is None:
         return values
     _check_rows_given(plan, given)
-    return {**values, **plan.indexed.take(given, indexed_rows(plan))}
+    return {**values, **plan.indexed.take(given, indexed_rows(plan), indexed_matrices(plan))}
 
 
 def _check_names(plan: Sm80Plan | Sm100Plan, given: Mapping[str, object]) -> None:
@@ -300,11 +305,11 @@ def _check_names(plan: Sm80Plan | Sm100Plan, given: Mapping[str, object]) -> Non
 def words_read(plan: Sm80Plan | Sm100Plan, values: Mapping[str, object]) -> tuple[Any, ...]:
     """The words of a launch without an epilogue's, sixteen, with arrays in place of addresses."""
     words = [values[name] for name in schedule_of(plan).words]
-    words += _rows_of_arrays(plan, values) if isinstance(plan, Sm100Plan) else []
+    words += _rows_of_arrays(plan, values)
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
 
-def _check_rows_given(plan: Sm90Plan | Sm100Plan, given: Mapping[str, object]) -> None:
+def _check_rows_given(plan: IndexedPlan, given: Mapping[str, object]) -> None:
     """Raise OperandError for a vector of row indices that is missing."""
     for name in plan.indexed.names if plan.indexed is not None else ():
         if given.get(name) is None:
@@ -344,10 +349,8 @@ def _by_name_on_tensors(
     _check_names(plan, given)
     check_tensors(plan, a, b, out)
     require_gpu(plan, a.device.index)
-    own = order_words(plan, given, a.device)
-    if isinstance(plan, Sm100Plan):
-        _check_rows_given(plan, given)
-        own = (*own, *_rows_of_tensors(plan, given, a.device))
+    _check_rows_given(plan, given)
+    own = (*order_words(plan, given, a.device), *rows_of_tensors(plan, given, a.device))
     words = (*own, *[0] * (MAX_WORDS - len(own)))
     return launch(plan, resolved(a.detach()), resolved(b.detach()), out, "", copy, words)
 

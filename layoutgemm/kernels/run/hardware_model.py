@@ -9,7 +9,7 @@ they are issued.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol
 
@@ -130,6 +130,16 @@ class GlobalMatrix:
         strides = [step * plan.dtype.bytes for step in (self.leading, self.pitch, *self.further)]
         return plan.over(self.extents, strides[: len(self.extents) - 1])
 
+    @property
+    def rows_apart(self) -> int:
+        """Rows from matrix to matrix of a batch, as one matrix of rows has them."""
+        return self.pitch // self.leading
+
+    def as_rows(self) -> GlobalMatrix:
+        """A batch as one matrix, which has all of its rows."""
+        inner, rows, *batch = self.extents
+        return replace(self, extents=(inner, rows + sum(count - 1 for count in batch) * self.rows_apart))
+
 
 def tensor_copy(
     plan: TmaPlan, matrix: GlobalMatrix, coordinate: Sequence[int], smem: SharedBytes, address: int, barrier: Barrier
@@ -233,7 +243,7 @@ class Output:
         self.times = np.zeros(words.size, dtype=np.uint8)
         self._first = before * self.leading
         self.stored: Sequence[int] | None = None
-        self.wanted: npt.NDArray[np.bool_] | None = None  # (row, column): elements of each matrix that are stored
+        self.wanted: npt.NDArray[np.bool_] | None = None  # ([matrix,] row, column): elements that are stored
 
     def store(self, tma: TmaPlan, origin: Mapping[str, int], smem: SharedBytes, address: int) -> None:
         """All boxes of a tile in shared memory."""
@@ -268,7 +278,7 @@ class Output:
         for matrix, lines in enumerate(self.stored or ()):
             wanted[matrix, lines:] = 0
         if self.wanted is not None:
-            wanted[:] = self.wanted if self.c.order == "row" else self.wanted.T
+            wanted[:] = self.wanted if self.c.order == "row" else self.wanted.swapaxes(-1, -2)
         wrong = np.argwhere(times != wanted)
         if len(wrong):
             matrix, line, at = (int(i) for i in wrong[0])

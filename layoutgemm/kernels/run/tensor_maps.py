@@ -9,6 +9,7 @@ from ...atoms import TmaPlan
 from ...atoms.tma.rules import STRIDE_UNIT
 from ...dtypes import DType
 from ...errors import OperandError
+from ..alignment import rows_misfit
 from ..derive import OperandPlan, padded_leading
 from ..plan import GemmPlan, present
 from ..sm90.gated import as_one_matrix
@@ -60,6 +61,8 @@ def tma_operand(
     rule = tensor_misfit(tensor, operand.order)
     if not rule and lines.ndim > 2 and pitch <= 0:
         rule = f"matrices of the batch lie {pitch} elements apart, and a tensor map's at a positive distance"
+    if not rule and lines.ndim > 2 and all(_has_rows_alone(tma) for tma in operand.copies):
+        rule = rows_misfit(leading, pitch)
     if not rule:
         _check_maps(operand, name, lines, leading, pitch)
         return lines, leading, pitch
@@ -84,7 +87,14 @@ def _check_maps(operand: OperandPlan, name: str, lines: torch.Tensor, leading: i
 
 def _check_map(tma: TmaPlan, name: str, lines: torch.Tensor, leading: int, pitch: int) -> None:
     shape = tuple(reversed(lines.shape))
+    if len(shape) > 2 and _has_rows_alone(tma):
+        shape = shape[0], shape[1] + (shape[2] - 1) * (pitch // leading)
     without_groups(tma).check_global(name, lines.data_ptr(), shape, (leading, pitch)[: len(shape) - 1])
+
+
+def _has_rows_alone(tma: TmaPlan) -> bool:
+    """True if the tensor map has a batch's matrices as rows of one matrix."""
+    return len(without_groups(tma).dims) == 2
 
 
 def arguments(
@@ -119,7 +129,10 @@ def _store_rule(plan: Sm90Plan | Sm100Plan, out: torch.Tensor) -> str:
         return ""
     if plan.line_overrun:  # what follows a line of the caller's tensor may belong to another tensor
         return plan.line_overrun
-    _check_map(present(plan.store).maps[0], "out", lines, *_distances(lines, plan.c.dtype))
+    tma, (leading, pitch) = present(plan.store).maps[0], _distances(lines, plan.c.dtype)
+    if lines.ndim > 2 and _has_rows_alone(tma) and (rule := rows_misfit(leading, pitch)):
+        return f"out: {rule}"
+    _check_map(tma, "out", lines, leading, pitch)
     return ""
 
 

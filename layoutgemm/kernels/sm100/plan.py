@@ -8,7 +8,6 @@ No device of this architecture has run what is derived here: see Sm100Plan.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,7 +22,7 @@ from ...errors import PlanError
 from ...schedule import Grouped, Persistent, Schedule
 from ..derive import Operand, OperandPlan, OperandSpec, check_pair, derive_operand, refused_output
 from ..epilogue.chain import Epilogue
-from ..indexed.rows import OUT_ROWS, IndexedProduct, IndexedRows
+from ..indexed.rows import IndexedProduct, IndexedRows
 from ..orders import Order, unmirrored
 from ..partials import PartialResults, ReducingPlan, check_reductions, partials_of
 from ..plan import (
@@ -45,7 +44,7 @@ from ..plan import (
 )
 from ..store import StoreChunk, StorePlan
 from .fragment import TileRows
-from .rows import check_rows, gathered, scattered
+from .rows import check_rows, gathered, matrices_by_map, scattered
 from .store import derive_store
 
 BLOCK_ROWS = LANES  # of C that one block holds: one to a lane of tensor memory
@@ -199,7 +198,7 @@ class Sm100Plan(IndexedProduct, ReducingPlan, PersistentPlan):
         epilogue         what happens to the sums before they are stored, as in a Hopper kernel: see `kernels.epilogue`
         order            the order of tiles, of all or some of them, as for `Sm90Plan.derive`, but for "symmetric"
         indexed          A's rows are gathered, or C's scattered, by TMA, through vectors of indices; m is the product's
-                         rows: see `kernels.sm100.rows`
+                         rows, and a batch has m indices for each matrix: see `kernels.sm100.rows`
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists; passes on AtomError,
         DescriptorError and TmaError.
@@ -218,7 +217,7 @@ class Sm100Plan(IndexedProduct, ReducingPlan, PersistentPlan):
         a_spec, b_spec, c_spec = _typed(a, b, c)
         check_epilogue(epilogue, c_spec)
         check_reductions(epilogue, config.tile[1], c_spec.dtype.name, lane_columns=2)  # a lane has a row, by pairs
-        check_rows(indexed, (a_spec, c_spec), batch, epilogue, target.name)
+        check_rows(indexed, (a_spec, c_spec), epilogue, target.name)
         plan = cls._of(target, (m, n, k, batch), (a_spec, b_spec, c_spec), config, epilogue, order, indexed)
         check_words(plan.words)
         return plan
@@ -233,9 +232,10 @@ class Sm100Plan(IndexedProduct, ReducingPlan, PersistentPlan):
         (tile_m, tile_n), blocks = config.tile, config.blocks
         atom = tcgen05_mma(_KINDS[a_spec.dtype.name], tile_m, tile_n, a_spec.dtype, b_spec.dtype, "f32", blocks)
         tile_k = stage_depth(config.tile_k, STAGE_BYTES_OF_K, a_spec.dtype, atom)
-        a_plan = gathered(indexed, _operand("A", a_spec, "M", BLOCK_ROWS, tile_k, atom, batch))
+        of_a, of_c = matrices_by_map(indexed, batch)
+        a_plan = gathered(indexed, _operand("A", a_spec, "M", BLOCK_ROWS, tile_k, atom, of_a))
         b_plan = _operand("B", b_spec, "N", tile_n // blocks, tile_k, atom, batch)
-        store = derive_store(tile_n, c_spec, config.width, config.chunks, config.buffers).of_batch(batch)
+        store = derive_store(tile_n, c_spec, config.width, config.chunks, config.buffers).of_batch(of_c)
         store = scattered(indexed, store)
         stages = _stages(target, a_plan, b_plan, store, config)
         schedule = _schedule(order, config, (m, n, batch))
@@ -326,12 +326,7 @@ class Sm100Plan(IndexedProduct, ReducingPlan, PersistentPlan):
     @property
     def words(self) -> tuple[str, ...]:
         """Names of the 64-bit parameters: the epilogue's, then those of the order of tiles, and of row indices."""
-        indexed = () if self.indexed is None else self.indexed.words
-        return (*self.epilogue.words, *self.order.schedule.words, *indexed)
-
-    def stored_rows(self, values: Mapping[str, object]) -> object:
-        """The rows of C that are stored, as an array; None for all."""
-        return values[OUT_ROWS] if self.scatters else None
+        return (*self.epilogue.words, *self.order.schedule.words, *self.index_words)
 
     def for_any_size(self) -> Sm100Plan:
         """The plan of the same kernel for products of 1x1x1: what the trace sees."""

@@ -140,18 +140,20 @@ class _Group:
         if operand is not self.plan.a or not self.plan.gathers:
             copy_boxes(tma, tma.instructions, source, at, block.smem, address, full)
             return
-        rows = self._rows(ROWS, at["m"], self.plan.rows_of_a)
+        rows = self._rows(ROWS, at, self.plan.rows_of_a, source)
         for box in tma.instructions:
-            gather_rows(tma, source, _four(box, rows, at["k"]), block.smem, address + box.smem_offset, full)
+            place = _four(box, rows, at["k"])
+            gather_rows(tma, source.as_rows(), place, block.smem, address + box.smem_offset, full)
 
-    def _rows(self, name: str, first: int, end: int) -> npt.NDArray[np.int64]:
-        """The rows of A or C of a block's rows from `first` on.
+    def _rows(self, name: str, at: dict[str, int], count: int, matrix: GlobalMatrix) -> npt.NDArray[np.int64]:
+        """The rows of A or C from at["m"] on, counted over the batch's matrices.
 
-        end  rows of the matrix, which also stands for an index outside of it and for a row beyond M
+        count  rows of one matrix; an index outside of it, and a row beyond M, is the number of all rows
         """
-        numbers = np.arange(first, first + BLOCK_ROWS)
-        found = np.asarray(self.given[name])[np.minimum(numbers, self.plan.m - 1)]
-        return np.where((numbers < self.plan.m) & (found >= 0) & (found < end), found, end)
+        numbers, indices = np.arange(at["m"], at["m"] + BLOCK_ROWS), np.asarray(self.given[name])
+        found = indices.reshape(-1, self.plan.m)[at["l"], np.minimum(numbers, self.plan.m - 1)]
+        inside = (numbers < self.plan.m) & (found >= 0) & (found < count)
+        return np.where(inside, found + at["l"] * matrix.rows_apart, matrix.as_rows().extents[1])
 
     def _multiply(self, stage: int, first: int, accumulate: bool) -> None:
         """The product of each CTA's rows of A with all of B, from both CTAs."""
@@ -188,10 +190,10 @@ class _Group:
                 if not plan.scatters:
                     self.c.store(tma, place, block.smem, address + chunk.offset)
                     continue
-                rows = self._rows(OUT_ROWS, row, plan.rows_of_c)
+                rows = self._rows(OUT_ROWS, place, plan.rows_of_c, self.c.matrix)
                 for box in tma.instructions:
                     to, at = _four(box, rows, place["n"]), address + chunk.offset + box.smem_offset
-                    scatter_rows(tma, self.c.matrix, to, block.smem, at, self.c.times)
+                    scatter_rows(tma, self.c.matrix.as_rows(), to, block.smem, at, self.c.times)
 
     def _fill(self, block: _PairBlock, warp: int, first: int, address: int, chunk: StoreChunk) -> None:
         """A chunk's loads, converted, into its tile: register v of a thread holds where the load's map says."""

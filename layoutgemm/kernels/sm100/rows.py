@@ -9,6 +9,10 @@
 The tensor maps have boxes of one row. An index outside of its matrix becomes the matrix's number of rows, the first
 coordinate outside of the tensor map: TMA loads zeros from there, and stores nothing.
 
+The instructions take tensor maps of two dimensions. So the matrices of a batch are one matrix of rows: row r of matrix
+l is row l * s + r, where s is the distance of two matrices in rows. Matrices have to lie a multiple of their row pitch
+apart (`run.tensor_maps` refuses or copies others), and the first coordinate outside is the number of all rows.
+
 No device of this architecture has run it: the emulator and ptxas have.
 """
 
@@ -31,7 +35,7 @@ READ_BY_LANES = Layout((LANES // WARP, WARP))
 
 
 def check_rows(
-    indexed: IndexedRows | None, operands: tuple[Operand, Operand], batch: int, epilogue: Epilogue | None, arch: str
+    indexed: IndexedRows | None, operands: tuple[Operand, Operand], epilogue: Epilogue | None, arch: str
 ) -> None:
     """Raise PlanError, naming the obstacle, for a product with indices that this kernel has not.
 
@@ -39,14 +43,19 @@ def check_rows(
     """
     if indexed is None:
         return
-    if batch > 1:
-        raise PlanError(
-            f"batch = {batch} and indexed: {arch}'s gather4 and scatter4 move rows of one matrix, by a tensor map of "
-            "two dimensions. Gather before and scatter behind the product"
-        )
     if indexed.copies:
         raise PlanError(f"indexed: {arch}'s kernel copies no rows first, TMA gathers them; leave copy out")
     check_rows_lie(indexed, *operands, epilogue)
+
+
+def matrices_by_map(indexed: IndexedRows | None, batch: int) -> tuple[int, int]:
+    """Extents of the batch's dimension in the tensor maps of A and C.
+
+    It is 1 where rows are chosen: the matrices are rows of one.
+    """
+    if indexed is None:
+        return batch, batch
+    return 1 if indexed.gather is not None else batch, 1 if indexed.scatter is not None else batch
 
 
 def gathered(indexed: IndexedRows | None, a: OperandPlan) -> OperandPlan:

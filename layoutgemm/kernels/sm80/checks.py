@@ -46,7 +46,7 @@ IntArray = npt.NDArray[np.int64]
 
 def check_sm80(plan: Sm80Plan) -> Report:
     """Every check of the plan."""
-    more = asked_order(plan) if plan.weights is None else {"weights": plan.weights}
+    more = {**asked_order(plan), "indexed": plan.indexed} if plan.weights is None else {"weights": plan.weights}
     return checked(plan, _checks, arch=plan.arch, batch=plan.batch, epilogue=plan.epilogue or None, **more)
 
 

@@ -37,9 +37,20 @@ def explain_sm80(plan: Sm80Plan) -> str:
         + f", {described_order(plan.order, plan.tiles)}" * (not plan.order.is_full),
         f"shared       {smem.total} bytes, {plan.config.blocks_per_sm} block(s) a multiprocessor",
         *[f"epilogue     {step}" for step in plan.epilogue.steps],
+        *([] if plan.indexed is None else [_rows(plan)]),
         explain_workspace(plan),
     ]
     return "\n".join(lines)
+
+
+def _rows(plan: Sm80Plan) -> str:
+    how = []
+    if plan.gathers:
+        how.append(f"a thread reads {plan.a.copy.parts[0]} indices of A, once a tile")
+    if plan.scatters:
+        how.append(f"a lane reads {plan.blocks[0] * plan.store.drains} indices of C")
+    ends = "an index outside of its matrix reads zeros, or stores nothing"
+    return f"indexed      {plan.indexed}; {ends}; {'; '.join(how)}"
 
 
 def _operand(operand: Sm80Operand) -> list[str]:

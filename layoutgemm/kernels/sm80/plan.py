@@ -20,6 +20,7 @@ from ...errors import PlanError
 from ...schedule import Grouped, Schedule
 from ..derive import Operand, OperandSpec, check_pair, refused_output
 from ..epilogue.chain import Epilogue
+from ..indexed.rows import IndexedProduct, IndexedRows, check_rows_lie
 from ..numbers import W
 from ..orders import Order, unmirrored
 from ..partials import PartialResults, ReducingPlan, check_reductions, partials_of
@@ -119,12 +120,13 @@ class Sm80Smem(StoreSmemMap):
 
 
 @dataclass(frozen=True)
-class Sm80Plan(ReducingPlan, GemmPlan):
+class Sm80Plan(IndexedProduct, ReducingPlan, GemmPlan):
     """C[l, M, N] = A[l, M, K] @ B[l, K, N] by mma.sync; see `derive` and Sm80Config.
 
     b         an Sm80Operand; an Sm80PackedOperand where B is packed weights
     weights   the format of B where it is packed weights, or None; see `kernels.sm80.quantized`
     epilogue  steps between the sums and C; see `kernels.epilogue`
+    indexed   the row indices of A or of C, or None; see `kernels.sm80.device.indexed`
     """
 
     m: int
@@ -145,6 +147,7 @@ class Sm80Plan(ReducingPlan, GemmPlan):
     config: Sm80Config = field(default_factory=Sm80Config)
     weights: QuantizedFormat | None = None
     epilogue: Epilogue = field(default_factory=Epilogue)
+    indexed: IndexedRows | None = None
     operand_path = "run.ampere:BY_LINES"
     verbs = GemmPlan.verbs | {
         "check": "sm80.checks:check_sm80",
@@ -165,13 +168,13 @@ class Sm80Plan(ReducingPlan, GemmPlan):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Names of the 64-bit parameters: the epilogue's, then those of the order of tiles."""
-        return (*self.epilogue.words, *self.order.words)
+        """Names of the 64-bit parameters: the epilogue's, then those of the order of tiles, and of row indices."""
+        return (*self.epilogue.words, *self.order.words, *self.index_words)
 
     @property
     def takes_words(self) -> bool:
-        """True if the kernel has parameters for an epilogue, or an order's words."""
-        return self.weights is not None or bool(self.epilogue) or bool(self.order.words)
+        """True if the kernel has parameters for an epilogue, an order's words, or row indices."""
+        return self.weights is not None or bool(self.epilogue) or bool(self.words)
 
     @property
     def partials(self) -> tuple[PartialResults, ...]:
@@ -200,6 +203,7 @@ class Sm80Plan(ReducingPlan, GemmPlan):
         order: Order | None = None,
         weights: QuantizedFormat | None = None,
         epilogue: Epilogue | None = None,
+        indexed: IndexedRows | None = None,
     ) -> Sm80Plan:
         """Derive the kernel of `batch` products C[m, n] = A[m, k] @ B[k, n].
 
@@ -214,6 +218,8 @@ class Sm80Plan(ReducingPlan, GemmPlan):
         weights  B is packed weights of that format, of n output features: a is bf16 or f16, b the same and "col"
         epilogue what happens to the sums before they are stored, as in a Hopper kernel: see `kernels.epilogue`; with
                  packed weights `weights.epilogue(*steps, axis="n")`
+        indexed  A's rows are gathered, or C's scattered, through vectors of indices; m is the product's rows, and a
+                 batch has m indices for each matrix
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists, and passes on AtomError.
 
@@ -234,6 +240,7 @@ class Sm80Plan(ReducingPlan, GemmPlan):
         a_spec, b_spec, atom = _typed(a, b, target)
         c_spec = _output(c, a_spec, atom, epilogue)
         check_epilogue(epilogue, c_spec)
+        _check_rows(indexed, (a_spec, c_spec), config, weights, epilogue)
         tile_k = stage_depth(config.tile_k, _STAGE_BYTES_OF_K, a_spec.dtype, atom)
         threads = _checked_threads(config, target)
         vectors = _vectors(config.align, (a_spec, b_spec, c_spec))
@@ -255,7 +262,7 @@ class Sm80Plan(ReducingPlan, GemmPlan):
         if weights is not None and schedule.words:
             raise PlanError(f"order = {schedule}: a launch of packed weights has no words of an order; take a formula")
         made = cls(
-            m=m, n=n, k=k, batch=batch, arch=target, a=a_plan, b=b_plan, c=c_spec, mma=atom,
+            m=m, n=n, k=k, batch=batch, arch=target, a=a_plan, b=b_plan, c=c_spec, mma=atom, indexed=indexed,
             tile=(*config.tile, tile_k), stages=stages, warps=config.warps, store=store,
             order=schedule, smem=smem, config=config, weights=weights, epilogue=epilogue,
         )  # fmt: skip
@@ -285,6 +292,11 @@ class Sm80Plan(ReducingPlan, GemmPlan):
         m, n, _ = self.mma.shape_mnk
         return self.a.warp_extent // m, self.b.warp_extent // n
 
+    def for_any_size(self) -> Sm80Plan:
+        """The plan of the same kernel for products of 1x1x1: what the trace sees."""
+        plan = super().for_any_size()
+        return plan if self.indexed is None else replace(plan, indexed=self.indexed.for_any_size())
+
     def warp_place(self, warp: W) -> tuple[W, W]:
         """Which part of the tile a warp multiplies: its number along M and along N."""
         return warp % self.warps[0], warp // self.warps[0]
@@ -310,6 +322,10 @@ class Sm80Plan(ReducingPlan, GemmPlan):
     @property
     def device_kernel(self) -> str:
         """The kernel's class in device code."""
+        if self.indexed is not None:
+            persistent = "Persistent" * self.config.persistent
+            name = "Sm120IndexedKernel" if self.config.loads == "tma" else f"Sm80Indexed{persistent}Kernel"
+            return f"sm80.device.indexed:{name}"
         if self.weights is not None:
             return "sm80.device.quantized:Sm80QuantizedKernel"
         if self.config.loads == "tma":
@@ -342,6 +358,25 @@ def _typed(a: OperandSpec, b: OperandSpec | None, target: Arch) -> tuple[Operand
     if not exists_on(atom.archs, target):
         raise PlanError(f"a is {a_spec.dtype}: {target.name} has no {atom.ptx}; it exists from {atom.archs[0]} on")
     return a_spec, b_spec, atom
+
+
+def _check_rows(
+    indexed: IndexedRows | None, operands: tuple[Operand, Operand], config: Sm80Config, weights: QuantizedFormat | None,
+    epilogue: Epilogue,
+) -> None:  # fmt: skip
+    """Raise PlanError, naming the obstacle, for a product with indices that this kernel has not.
+
+    operands  A and C
+    """
+    if indexed is None:
+        return
+    if weights is not None:
+        raise PlanError("indexed and weights: the kernel of packed weights takes rows in order; index x and y instead")
+    if indexed.copies:
+        raise PlanError("indexed: this kernel gathers rows as it copies them, and copies none first; leave copy out")
+    check_rows_lie(indexed, *operands, epilogue)
+    if indexed.gather is not None and config.loads != "cp.async":
+        raise PlanError(f"loads = {shown(config.loads)}: rows of A are gathered by cp.async, loads='cp.async'")
 
 
 def _checked_threads(config: Sm80Config, target: Arch) -> int:

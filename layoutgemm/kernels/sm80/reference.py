@@ -18,6 +18,7 @@ from ...atoms import MmaAtom, ldmatrix
 from ...atoms.copy.base import VECTOR_BYTES, WARP
 from ...errors import PlanError
 from ...memo import memoized
+from ..indexed.rows import OUT_ROWS, ROWS
 from ..orders import reads_on_host, stored_elements
 from .operand import Sm80Operand, byte_selector
 from .plan import Sm80Plan
@@ -41,17 +42,22 @@ def execute_sm80(
     progress  called with (tiles done, tiles in all)
     given     values that the tile order reads
     """
-    reads = reads_on_host(plan.order, given or {})
-    c = plan.c.dtype.encode(np.zeros((plan.batch, plan.m, plan.n), np.int64))
+    given = given or {}
+    reads = reads_on_host(plan.order, given)
+    c = plan.c.dtype.encode(np.zeros((plan.batch, plan.rows_of_c, plan.n), np.int64))
     times = np.zeros(c.shape, np.uint8)
-    count, stored = int(plan.order.count(plan.tiles, reads=reads)), stored_elements(plan, given or {})
+    count, stored = int(plan.order.count(plan.tiles, reads=reads)), stored_elements(plan, given)
     each_round = _round_of(plan)
     total, wanted = plan.batch * count, 1 if stored is None else stored.astype(np.uint8)
+    rows_a = _rows_of(plan, given, ROWS, plan.rows_of_a) if plan.gathers else None
+    rows_c = _rows_of(plan, given, OUT_ROWS, plan.rows_of_c) if plan.scatters else None
     for number in range(total):
         matrix, block = divmod(number, count)
         row, column = plan.order.tile(block, plan.tiles, reads=reads)
-        sums = _block(plan, a[matrix], b[matrix], row * plan.tile[0], column * plan.tile[1])
-        _store(plan, each_round, sums, c[matrix], times[matrix], row * plan.tile[0], column * plan.tile[1])
+        rows = None if rows_a is None else rows_a[matrix]
+        sums = _block(plan, a[matrix], b[matrix], row * plan.tile[0], column * plan.tile[1], rows)
+        rows = np.arange(plan.m) if rows_c is None else rows_c[matrix]
+        _store(plan, each_round, sums, c[matrix], times[matrix], row * plan.tile[0], column * plan.tile[1], rows)
         if progress is not None:
             progress(number + 1, total)
     if (times != wanted).any():
@@ -61,15 +67,23 @@ def execute_sm80(
     return values if plan.batch > 1 else values[0]
 
 
-def _block(plan: Sm80Plan, a: np.ndarray, b: np.ndarray, m0: int, n0: int) -> dict[int, np.ndarray]:
-    """The sums of every warp: (block along M, block along N, lane, value)."""
+def _rows_of(plan: Sm80Plan, given: Mapping[str, object], name: str, count: int) -> npt.NDArray[np.int64]:
+    """The rows of A or C of each matrix's product, (batch, M); -1 for an index outside of its `count` rows."""
+    found = np.asarray(given[name], np.int64).reshape(plan.batch, plan.m)
+    return np.where((found >= 0) & (found < count), found, -1)
+
+
+def _block(
+    plan: Sm80Plan, a: np.ndarray, b: np.ndarray, m0: int, n0: int, rows: npt.NDArray[np.int64] | None
+) -> dict[int, np.ndarray]:
+    """The sums of every warp: (block along M, block along N, lane, value); `rows` are A's where they are gathered."""
     kind = np.int64 if plan.mma.c_dtype.name == "i32" else np.float32
     count = plan.blocks
     sums = {
         warp: np.zeros((*count, WARP, plan.mma.accumulator_registers), kind) for warp in range(plan.threads // WARP)
     }
     for k0 in range(0, plan.k, plan.tile[2]):
-        tile_a = _filled(plan, plan.a, a, m0, plan.m, k0)
+        tile_a = _filled(plan, plan.a, a, m0, plan.m, k0, rows)
         tile_b = _filled(plan, plan.b, b, n0, plan.n, k0) if plan.weights is None else filled_stage(plan, b, n0, k0)
         for step in range(plan.steps):
             packed = None if plan.weights is None else packed_fragments(plan, tile_b, step)
@@ -81,8 +95,11 @@ def _block(plan: Sm80Plan, a: np.ndarray, b: np.ndarray, m0: int, n0: int) -> di
     return sums
 
 
-def _filled(plan: Sm80Plan, operand: Sm80Operand, matrix: np.ndarray, first: int, extent: int, k0: int) -> Bytes:
-    """One stage's tile after the copies: 0xFF where none of them wrote."""
+def _filled(
+    plan: Sm80Plan, operand: Sm80Operand, matrix: np.ndarray, first: int, extent: int, k0: int,
+    rows: npt.NDArray[np.int64] | None = None,
+) -> Bytes:  # fmt: skip
+    """One stage's tile after the copies: 0xFF where none of them wrote; `rows` are those that are gathered."""
     copy, tile, size = operand.copy, operand.smem, operand.dtype.bytes
     memory = np.full(tile.bytes, 0xFF, np.uint8)
     threads = np.arange(plan.threads)
@@ -94,6 +111,9 @@ def _filled(plan: Sm80Plan, operand: Sm80Operand, matrix: np.ndarray, first: int
         if operand.major == "K":
             line = np.minimum(first + mn, extent - 1)[:, None] + 0 * run  # beyond the matrix: the last one again
             at, inside = (k0 + k)[:, None] + run, (k0 + k)[:, None] + run < plan.k
+            if rows is not None:
+                inside = inside & (first + mn < extent)[:, None] & (rows[line] >= 0)
+                line = rows[line]
         else:
             line, at = (k0 + k)[:, None] + 0 * run, (first + mn)[:, None] + run
             inside = (line < plan.k) & (at < extent)
@@ -202,9 +222,13 @@ def _round_of(plan: Sm80Plan) -> _Round:
 
 
 def _store(
-    plan: Sm80Plan, each_round: _Round, sums: dict[int, np.ndarray], c: np.ndarray, times: np.ndarray, m0: int, n0: int
-) -> None:
-    """A warp's rounds: pairs into the buffer, and its chunks inside the matrix to C."""
+    plan: Sm80Plan, each_round: _Round, sums: dict[int, np.ndarray], c: np.ndarray, times: np.ndarray, m0: int, n0: int,
+    row_of_c: npt.NDArray[np.int64],
+) -> None:  # fmt: skip
+    """A warp's rounds: pairs into the buffer, and its chunks inside the matrix to C.
+
+    row_of_c  of each row of the product, -1 for one that is not stored
+    """
     store, dtype = plan.store, plan.c.dtype
     size, values = dtype.bytes, plan.mma.accumulator_registers
     for warp, total in sums.items():
@@ -220,5 +244,7 @@ def _store(
                 rows = row0 + block * plan.mma.shape_mnk[0] + row[:, None] + 0 * words.astype(np.int64)
                 columns = column0 + (chunk * (VECTOR_BYTES // size))[:, None] + np.arange(VECTOR_BYTES // size)
                 inside = (row[:, None] < store.tile.extent[0]) & (rows < plan.m) & (columns < plan.n)
-                c[rows[inside], columns[inside]] = words[inside]
-                np.add.at(times, (rows[inside], columns[inside]), 1)
+                to = row_of_c[np.minimum(rows, plan.m - 1)]
+                inside &= to >= 0
+                c[to[inside], columns[inside]] = words[inside]
+                np.add.at(times, (to[inside], columns[inside]), 1)

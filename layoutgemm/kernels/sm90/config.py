@@ -14,6 +14,7 @@ from ...atoms.copy.base import WARP
 from ...atoms.tma.rules import L2_PROMOTION
 from ...checks.budgets import WARPGROUP, launch_registers, setmaxnreg_problem
 from ...errors import PlanError
+from ...graph_marks import not_in_graphs
 from ...schedule import GpcOrder, Grouped, Linear
 from ...schedule.gpc_order import Rounds
 from ..plan import MAX_TILES, check_fields
@@ -210,6 +211,7 @@ class Sm90Config:
     staged_epilogue_k_tiles: int
     tuning: Sm90Tuning
 
+    @not_in_graphs
     def __init__(
         self, tile: tuple[int, int] = (128, 256), tile_k: int | None = None, stages: int | None = None,
         consumers: int = 2, schedule: str = "cooperative", loader: str = "self", loaded_a_rows: int | None = None,

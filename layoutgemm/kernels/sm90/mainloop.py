@@ -200,9 +200,10 @@ class Promoted:
 
     @checked(PlanError)
     def apply(self, total: Value, product: Value, values: dict[str, Value]) -> Value:
-        """The same in NumPy."""
+        """The same in NumPy. Infinities and NaN come without its warnings, as from a kernel."""
         check_broadcast({"total": total, "product": product, **values})
-        return self.evaluate(product, tracing.Values({TOTAL: total, **values}, Math))
+        with np.errstate(all="ignore"):
+            return self.evaluate(product, tracing.Values({TOTAL: total, **values}, Math))
 
     @checked(PlanError)
     def reference(
@@ -219,9 +220,9 @@ class Promoted:
         m, n, k = a.shape[-2], b.shape[-1], a.shape[-1]
         total = np.zeros((*a.shape[:-1], n), kind)
         for number, first in enumerate(range(0, k, self.depth)):
-            product = a[..., first : first + self.depth].astype(kind) @ b[..., first : first + self.depth, :].astype(
-                kind
-            )
+            block = slice(first, first + self.depth)
+            with np.errstate(all="ignore"):  # infinite elements
+                product = a[..., block].astype(kind) @ b[..., block, :].astype(kind)
             values = {}
             for table in self.tables:
                 if table.name not in tables:

@@ -20,7 +20,7 @@ from ...errors import PlanError
 from ...schedule import GpcOrder, Persistent, Schedule
 from ..derive import Operand, OperandPlan
 from ..epilogue.chain import Epilogue, EpilogueOperand
-from ..indexed.rows import OUT_ROWS, IndexedRows
+from ..indexed.rows import IndexedRows
 from ..numbers import W
 from ..orders import Order, is_symmetric
 from ..partials import PartialResults, ReducingPlan, RowExchange, check_reductions, partials_of
@@ -43,6 +43,7 @@ from .quantized.warp_products import WarpProducts, warp_products
 from .request import ProductParts, Sm90Request, second_maps
 from .shards import Gathered, Shards
 from .smem import Sm90Smem, SplitKExchange
+from .triangular.mirror import is_mirrored
 from .triangular.operands import Triangles
 
 
@@ -373,9 +374,9 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
 
         values  that the plan reads, by name
         """
-        if not self.scatters:
+        rows = super().stored_rows(values)
+        if rows is None:
             return None
-        rows = values[OUT_ROWS]
         return rows[: int(values[self.ragged.name][-1])] if self.ragged is not None and self.ragged.ends else rows
 
     @property
@@ -501,7 +502,8 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
     @property
     def partials(self) -> tuple[PartialResults, ...]:
         """The partial results of the epilogue's reductions."""
-        found = partials_of(self.epilogue, self.columns_at_a_time, joined=self.joined_rows)
+        joined, mirrored = self.joined_rows, is_mirrored(self.order.schedule)
+        found = partials_of(self.epilogue, self.columns_at_a_time, joined=joined, mirrored=mirrored)
         return tuple(each for each in found if self.row_exchange is None or each.step.axes != "m")
 
     @property

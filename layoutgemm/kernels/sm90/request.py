@@ -48,7 +48,7 @@ from .triangular.mirror import check_mirror, is_mirrored, mirror_of
 from .triangular.operands import check_triangles
 from .types import accumulator_of, operands
 
-_WITH_WHOLE_ROWS = ("gate", "several B", "second pair", "batch", "epilogue", "steps by place", "other orders")
+_WITH_WHOLE_ROWS = ("gate", "several B", "second pair", "batch", "epilogue", "groups of columns", "other orders")
 OperandOfA = OperandPlan | PackedOperand | GatheredOperand
 
 

@@ -151,10 +151,12 @@ def divide(shape: Shape, stride: Stride, pair: Pair) -> Pair:
 
     So (10):(1) and the first mode of (10,2):(1,60) take tiles of 4. A tile of 2 does not divide (5,2):(1,60) as a
     whole: element 5 is the next mode's first, 60. In (5,1):(1,100) it is 100, as the last entry counts at extent 1 too.
-    Raises CompositionError where no layout is the function, and LayoutError where T and its translates do not tile.
+    Raises CompositionError where no layout is the function, and LayoutError where T and its translates leave out an
+    element of A. What they leave out past the end of A is no element: (2,2):(3,8) divides 6:1, and not 7:1.
     """
     s, d = pair
-    cs, cd = complement_exact(s, d, product(shape), "a divide")
+    size = product(shape)
+    cs, cd = complement_exact(s, d, size, "a divide", size)
     return compose(shape, stride, (s, cs), (d, cd))
 
 
@@ -170,9 +172,12 @@ def multiply(shape: Shape, stride: Stride, pair: Pair) -> Pair:
                 f"a product over {show(s)}:{show(d)}: mode {n}:{e} has a negative stride, and copies count up"
             )
         reach += (n - 1) * e
-    cs, cd = complement(shape, stride, product(shape) * reach)
+    size = product(shape)
+    cs, cd = complement(shape, stride, size * reach)
     if product(cs) < reach:
-        complement_exact(shape, stride, 1, "a product this large")
+        # A leaves gaps that its copies do not fill. The copies past its end begin at its end, and go on without one.
+        end = max(n * e for n, e in zip(leaves(shape), leaves(stride)))
+        cs, cd = complement(shape, stride, end * reach)
     s, d = compose(cs, cd, s, d)
     return (shape, s), (stride, d)
 

@@ -34,10 +34,13 @@ def complement(shape: Shape, stride: Stride, bound: Scalar = 1) -> Pair:
     return pack(S, D)
 
 
-def complement_exact(shape: Shape, stride: Stride, bound: Scalar, what: str) -> Pair:
-    """The complement where its translates leave nothing out below the end of the layout; `what` needs it so."""
+def complement_exact(shape: Shape, stride: Stride, bound: Scalar, what: str, size: int | None = None) -> Pair:
+    """The complement where its translates leave out nothing below `size`; `what` needs it so.
+
+    A `size` of None is the end of the layout: then nothing at all is left out.
+    """
     S, D, slack = _gaps(shape, stride, bound)
-    if slack is not None:
+    if slack is not None and (size is None or slack[0] // slack[1] * slack[1] < size):
         d, end = slack
         raise LayoutError(
             f"{what} needs the complement of {show(shape)}:{show(stride)} to leave nothing out: the stride {d} is no "

@@ -202,6 +202,8 @@ def tabulate(formula: Formula, extents: Mapping[str, int]) -> list[np.ndarray]:
 
 
 def _integers(values: np.ndarray) -> np.ndarray:
+    if set(map(type, values)) <= {int}:  # nearly always, and a box has up to millions of values
+        return values
     out = np.empty(len(values), dtype=object)
     for i, x in enumerate(values):
         if not hasattr(x, "__index__") or isinstance(x, (bool, np.bool_)):

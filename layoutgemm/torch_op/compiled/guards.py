@@ -8,7 +8,7 @@ are different objects. A torch without the class guards nothing, and calls are f
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -19,6 +19,7 @@ ALIGNED = 15  # bits that are 0 in an address that TMA or a bulk copy reads, or 
 Key = tuple[object, ...]
 T = TypeVar("T")
 MAX_GUARDS = 4  # of one key: calls that differ in strides, types or classes alone
+MAX_CHANGES = 16  # of calls with one tensor; beyond, the last one is not looked for first
 MAX_PLACES = 64  # of one call: launches for tensors that begin elsewhere; beyond, all go
 _class = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
 _grad_enabled = torch.is_grad_enabled
@@ -41,6 +42,9 @@ class Guard(NamedTuple, Generic[T]):
         return self.check(*tensors) and not (self.records and _grad_enabled())
 
 
+UNKNOWN: Guard[Any] = Guard(lambda *_: False, False, None)  # of no call
+
+
 class KeptCalls(dict[Key, T]):
     """Kept calls by their keys; `seen` has guards of repeated calls, by shorter keys.
 
@@ -58,6 +62,40 @@ class KeptCalls(dict[Key, T]):
         self.seen.clear()
         for also in self.on_clear:
             also()
+
+
+class LastCalls(dict[int, "Guard[T] | None"]):
+    """Guards that held last, by the id of a tensor that most calls share: a weight, or its scales.
+
+    A key of shapes takes a tenth of a repeated call's instructions, and an id almost none. It is a place to look first,
+    never a proof: the guard is asked all the same. So an id may come to be another tensor's. None is of a tensor whose
+    calls change too often, as of views that are made anew for each.
+
+    kept  all go with its calls
+
+    >>> last = LastCalls(KeptCalls())
+    >>> for kept in range(MAX_CHANGES + 1):
+    ...     last.note(7, Guard(bool, False, kept))
+    >>> last, last.get(8, UNKNOWN).check()
+    ({7: None}, False)
+    """
+
+    def __init__(self, kept: KeptCalls[Any]) -> None:
+        super().__init__()
+        self._changes: dict[int, int] = {}
+        kept.on_clear.append(self.clear)
+
+    def note(self, at: int, guard: Guard[T]) -> None:
+        """A guard held that was not found here."""
+        if len(self) >= MAX_READY:
+            self.clear()
+        changes = self._changes[at] = self._changes.get(at, 0) + 1
+        self[at] = guard if changes <= MAX_CHANGES else None
+
+    def clear(self) -> None:
+        """Drop all."""
+        super().clear()
+        self._changes.clear()
 
 
 class LaunchesByAddress(dict[tuple[int, ...], T]):
@@ -115,4 +153,17 @@ def guarded(seen: dict[Key, list[Guard[T]]], key: Key, tensors: Sequence[torch.T
         return
     if len(seen) >= most:
         seen.clear()
-    seen.setdefault(key, []).append(Guard(made.check, any(x.requires_grad for x in tensors), kept))
+    seen.setdefault(key, []).append(
+        Guard(_of_plain(made.check, len(tensors)), any(x.requires_grad for x in tensors), kept)
+    )
+
+
+def _of_plain(check: Callable[..., bool], count: int) -> Callable[..., bool]:
+    """The check of tensors that may be nested: for one, torch's own ends the process. A loop takes twice the time."""
+    if count == 2:
+        return lambda a, b: not (a.is_nested or b.is_nested) and check(a, b)
+    if count == 3:
+        return lambda a, b, c: not (a.is_nested or b.is_nested or c.is_nested) and check(a, b, c)
+    if count == 4:
+        return lambda a, b, c, d: not (a.is_nested or b.is_nested or c.is_nested or d.is_nested) and check(a, b, c, d)
+    return lambda *tensors: not any(x.is_nested for x in tensors) and check(*tensors)

@@ -24,8 +24,8 @@ from typing import Any
 
 import torch
 
+from ...graph_marks import constant_in_graphs
 from .call_sites import View
-from .constants import constant_in_graphs
 
 _IMPORT = "from layoutgemm.torch_op.compiled import direct as layoutgemm_direct"
 # The tensors that an operator of each name may be without.

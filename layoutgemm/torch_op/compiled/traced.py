@@ -20,6 +20,7 @@ import torch
 from torch.types import Number
 
 from ...errors import LayoutError, OperandError
+from ...graph_marks import constant_in_graphs
 from ...kernels.epilogue.parameters import host_number
 from ...kernels.run.operand_checks import check_operands, same_memory
 from ..checks import (
@@ -38,7 +39,6 @@ from ..checks import (
 )
 from ..prepared import choice_of
 from ..types import NAMES
-from .constants import constant_in_graphs
 from .lowering import register
 
 _library = torch.library.Library("layoutgemm", "FRAGMENT")

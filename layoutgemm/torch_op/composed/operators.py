@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ...errors import LayoutError, OperandError
+from ...graph_marks import constant_in_graphs
 from ...kernels.orders import Order, is_symmetric
 from ...kernels.sm90.operands.combined import Combine
-from ..compiled.constants import constant_in_graphs
 from ..compiled.flops import count_flops
 from ..compiled.traced import CHECKS, checking_operator
 from ..operators import (
@@ -27,11 +27,11 @@ from ..operators import (
     configured,
     in_front,
     one_after_another,
-    refuse_under_functorch,
+    operator_of,
     with_autocast,
-    with_autograd,
 )
 from ..own_epilogue.operators import check_mapped
+from ..prepared import Config
 from .checks import ComposedCall, checked, takes_rows
 from .derivatives import recorded, visited_part
 from .parts import BIAS, AskedParts, Halves, Parts, named_lists, parts_of_text, parts_text
@@ -40,6 +40,7 @@ from .product import computed
 
 _library = torch.library.Library("layoutgemm", "FRAGMENT")
 Tensors = Sequence[torch.Tensor]
+Made = tuple[ComposedCall, Sequence[int], Config | None]
 
 
 def call_of(
@@ -58,49 +59,42 @@ def call_of(
 # ------------------------------------------------------------------------------------------------------- operators
 
 
-@torch.library.custom_op("layoutgemm::composed_matmul", mutates_args=())
-def _operator(
+def _call(
     a: Sequence[torch.Tensor], b: Sequence[torch.Tensor], read: Sequence[torch.Tensor], numbers: Sequence[float],
     wholes: Sequence[int], parts: str, out_dtype: torch.dtype | None = None, config: str = "",
     allow_tf32: bool | None = None,
-) -> torch.Tensor:  # fmt: skip
-    call = call_of(a, b, read, (), numbers, wholes, parts, None, out_dtype, allow_tf32)
-    return computed(call, configured(config), None).contiguous()
+) -> Made:  # fmt: skip
+    return _call_writing(a, b, read, (), numbers, wholes, parts, out_dtype, config, allow_tf32)
 
 
-@torch.library.custom_op("layoutgemm::composed_matmul_writing", mutates_args=("written",))
-def _writing(
+def _call_writing(
     a: Sequence[torch.Tensor], b: Sequence[torch.Tensor], read: Sequence[torch.Tensor],
     written: Sequence[torch.Tensor], numbers: Sequence[float], wholes: Sequence[int], parts: str,
     out_dtype: torch.dtype | None = None, config: str = "", allow_tf32: bool | None = None,
-) -> torch.Tensor:  # fmt: skip
+) -> Made:  # fmt: skip
     call = call_of(a, b, read, written, numbers, wholes, parts, None, out_dtype, allow_tf32)
-    return computed(call, configured(config), None).contiguous()
+    return call, wholes, configured(config)
 
 
-def _fake(call: ComposedCall, config: str) -> torch.Tensor:
-    configured(config)
+def _computed(call: ComposedCall, wholes: Sequence[int], config: Config | None) -> torch.Tensor:
+    return computed(call, config, None).contiguous()
+
+
+def _empty(call: ComposedCall, *_: object) -> torch.Tensor:
     return call.a[0].new_empty(call.result, dtype=call.kind)
 
 
-@_operator.register_fake
-def _(
-    a: Sequence[torch.Tensor], b: Sequence[torch.Tensor], read: Sequence[torch.Tensor], numbers: Sequence[float],
-    wholes: Sequence[int], parts: str, out_dtype: torch.dtype | None = None, config: str = "",
-    allow_tf32: bool | None = None,
-) -> torch.Tensor:  # fmt: skip
-    return _fake(call_of(a, b, read, (), numbers, wholes, parts, None, out_dtype, allow_tf32), config)
+def _recorded(call: ComposedCall, wholes: Sequence[int], config: Config | None) -> torch.Tensor:
+    return recorded(_with_symbols(call, wholes), config)
 
 
-@_writing.register_fake
-def _(
-    a: Sequence[torch.Tensor], b: Sequence[torch.Tensor], read: Sequence[torch.Tensor],
-    written: Sequence[torch.Tensor], numbers: Sequence[float], wholes: Sequence[int], parts: str,
-    out_dtype: torch.dtype | None = None, config: str = "", allow_tf32: bool | None = None,
-) -> torch.Tensor:  # fmt: skip
-    return _fake(call_of(a, b, read, written, numbers, wholes, parts, None, out_dtype, allow_tf32), config)
+def _with_symbols(call: ComposedCall, wholes: Sequence[int]) -> ComposedCall:
+    """The call with its whole numbers as they were given: checks take a symbol for 0."""
+    return call._replace(values={**call.values, **dict(zip(call.parts.wholes, wholes, strict=True))})
 
 
+_operator = operator_of("composed_matmul", _call, _computed, _empty, _recorded)
+_writing = operator_of("composed_matmul_writing", _call_writing, _computed, _empty, _recorded, mutates=("written",))
 CHECK_COMPOSED = checking_operator(
     "check_composed",
     "(Tensor[] a, Tensor[] b, Tensor[] read, Tensor[] written, float[] numbers, SymInt[] wholes, str parts,"
@@ -109,22 +103,26 @@ CHECK_COMPOSED = checking_operator(
 )
 
 
-@torch.library.custom_op("layoutgemm::visited_part", mutates_args=())
-def _visited_part(
+def _call_of_part(
     x: torch.Tensor, a: Sequence[torch.Tensor], b: Sequence[torch.Tensor], read: Sequence[torch.Tensor],
     numbers: Sequence[float], wholes: Sequence[int], parts: str, out_dtype: torch.dtype, config: str = "",
-) -> torch.Tensor:  # fmt: skip
+) -> tuple[torch.Tensor, ComposedCall, Sequence[int], Config | None]:  # fmt: skip
     call = call_of(a, b, read, None, numbers, wholes, parts, None, out_dtype, True)
-    inside = visited(call, plan_of_call(call, configured(config)))
+    return x, call, wholes, configured(config)
+
+
+def _part(x: torch.Tensor, call: ComposedCall, wholes: Sequence[int], config: Config | None) -> torch.Tensor:
+    inside = visited(call, plan_of_call(call, config))
     return x.clone() if inside is None else torch.where(inside, x, x.new_zeros(())).contiguous()
 
 
-@_visited_part.register_fake
-def _(
-    x: torch.Tensor, a: Sequence[torch.Tensor], b: Sequence[torch.Tensor], read: Sequence[torch.Tensor],
-    numbers: Sequence[float], wholes: Sequence[int], parts: str, out_dtype: torch.dtype, config: str = "",
-) -> torch.Tensor:  # fmt: skip
-    return x.new_empty(x.shape)
+_visited_part = operator_of(
+    "visited_part",
+    _call_of_part,
+    _part,
+    lambda x, *_: x.new_empty(x.shape),
+    lambda x, call, wholes, config: visited_part(x, _with_symbols(call, wholes), config),
+)
 
 
 @_visited_part.register_vmap
@@ -141,41 +139,6 @@ def _(
     return torch.ops.layoutgemm.visited_part(in_front(x, in_dims[0], info.batch_size), a, b, *others), 0
 
 
-def _recorded(
-    a: Tensors, b: Tensors, read: Tensors, numbers: Sequence[float], wholes: Sequence[int], parts: str,
-    out_dtype: torch.dtype | None = None, config: str = "", allow_tf32: bool | None = None,
-) -> torch.Tensor:  # fmt: skip
-    refuse_under_functorch("composed_matmul")
-    call = call_of(a, b, read, (), numbers, wholes, parts, None, out_dtype, allow_tf32)
-    return recorded(_with_symbols(call, wholes), configured(config))
-
-
-def _recorded_writing(
-    a: Tensors, b: Tensors, read: Tensors, written: Tensors, numbers: Sequence[float], wholes: Sequence[int],
-    parts: str, out_dtype: torch.dtype | None = None, config: str = "", allow_tf32: bool | None = None,
-) -> torch.Tensor:  # fmt: skip
-    refuse_under_functorch("composed_matmul_writing")
-    call = call_of(a, b, read, written, numbers, wholes, parts, None, out_dtype, allow_tf32)
-    return recorded(_with_symbols(call, wholes), configured(config))
-
-
-def _recorded_part(
-    x: torch.Tensor, a: Tensors, b: Tensors, read: Tensors, numbers: Sequence[float], wholes: Sequence[int],
-    parts: str, out_dtype: torch.dtype, config: str = "",
-) -> torch.Tensor:  # fmt: skip
-    refuse_under_functorch("visited_part")
-    call = call_of(a, b, read, None, numbers, wholes, parts, None, out_dtype, True)
-    return visited_part(x, _with_symbols(call, wholes), configured(config))
-
-
-def _with_symbols(call: ComposedCall, wholes: Sequence[int]) -> ComposedCall:
-    """The call with its whole numbers as they were given: checks take a symbol for 0."""
-    return call._replace(values={**call.values, **dict(zip(call.parts.wholes, wholes, strict=True))})
-
-
-for _name, _rule in (("composed_matmul", _recorded), ("composed_matmul_writing", _recorded_writing),
-                     ("visited_part", _recorded_part)):  # fmt: skip
-    with_autograd(_name, _rule)
 with_autocast(_library, "composed_matmul")
 with_autocast(_library, "composed_matmul_writing")
 count_flops("composed_matmul", "composed_matmul_writing")

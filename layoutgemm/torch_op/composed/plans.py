@@ -6,7 +6,7 @@ tiles with an epilogue; other parts are refused by name.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
@@ -153,14 +153,13 @@ def _derived(key: PlanKey) -> Plan:
 
 
 _SAID = {  # arguments of a call, by those of a plan
-    "gated": "gate or combine=", "prologue": "prologue", "indexed": "rows", "triangles": "triangles",
-    "pair": "two pairs",
+    "gated": "gate or combine=", "prologue": "prologue", "triangles": "triangles", "pair": "two pairs",
 }  # fmt: skip
 
 
 def _of_hopper(key: PlanKey) -> dict[str, object]:
     """Parts that the mma.sync kernel lacks, by the names of a plan's arguments."""
-    parts = {"gated": key.gated, "prologue": key.prologue, "indexed": key.indexed, "triangles": key.triangles}
+    parts = {"gated": key.gated, "prologue": key.prologue, "triangles": key.triangles}
     return {**parts, "pair": key.sizes[4] or None}
 
 
@@ -169,11 +168,12 @@ def _by_mma_sync(key: PlanKey) -> Sm80Plan:
     (m, n, k, batch, _), (a, b, c), (code, most) = key.sizes, key.names, key.on
     refused: LayoutError = OperandError(f"a batch of {batch} is more than one launch of {code}'s kernel has")
     each = dtype(a.partition(":")[0]).bytes
+    indexed = None if key.indexed is None else replace(key.indexed, copy=None)  # this kernel gathers as it copies
     for number, (config, _) in enumerate(by_lines(m, n, k, (STRIDE_UNIT,) * 3, each, batch=batch, arch=code)):
         try:
             found = Sm80Plan.derive(
                 m, n, k, arch=code, a=a, b=b, c=c, batch=batch, config=holding_groups(config, key.epilogue),
-                order=key.order, epilogue=key.epilogue,
+                order=key.order, epilogue=key.epilogue, indexed=indexed,
             )  # fmt: skip
         except LayoutError as error:
             refused = error if number == 0 else refused

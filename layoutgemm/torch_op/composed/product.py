@@ -15,7 +15,7 @@ from ...errors import OperandError
 from ...kernels.indexed.rows import OUT_ROWS, ROWS
 from ...kernels.orders import clusters_of_plan, schedule_of
 from ...kernels.plan import MAX_WORDS, present
-from ...kernels.run.epilogue_operands import kept_list, order_words, rows_memory, words_of_tensors
+from ...kernels.run.epilogue_operands import kept_list, order_words, rows_memory, rows_of_tensors, words_of_tensors
 from ...kernels.run.partial import is_partial
 from ...kernels.run.tensor_maps import lines_of
 from ...kernels.run.torch_tensors import launch_of
@@ -216,7 +216,7 @@ def _words(
     parts, device = call.parts, call.a[0].device
     order = {name: call.values[name] for name in parts.order_names}
     if not isinstance(plan, Sm90Plan):
-        own += order_words(plan, order, device)
+        own += [*order_words(plan, order, device), *rows_of_tensors(plan, call.values, device)]
         return (*own, *[0] * (MAX_WORDS - len(own))) if plan.takes_words else ()
     if not plan.takes_extra_params:
         return ()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.autograd.forward_ad as _forward
 
+from ...graph_marks import constant_in_graphs
 from ..checks import (
     PLAIN,
     differentiated,
@@ -16,7 +17,6 @@ from ..checks import (
     tracing_state,
     transforms,
 )
-from ..compiled.constants import constant_in_graphs
 from ..compiled.traced import check_kinds, refusal, refuse
 from ..scaled_grouped.recipes import BLOCK, recipe_text
 from .launch import BOTH_READY, READY, Key, Pair, computed, computed_both

@@ -20,7 +20,7 @@ from ...kernels.alignment import address_misfit
 from ...kernels.run.operand_checks import addressed, check_operands
 from ..checks import check_device, differentiated, has_tangent
 from ..compiled.traced import CHECKS, checking_operator
-from ..operators import with_autograd
+from ..operators import operator_of, with_autograd
 from ..scaled_grouped.recipes import BLOCK, recipe_text
 from ..types import READ, listed
 from .launch import Pair, QuantizeOptions, computed, computed_both, empty_results
@@ -61,24 +61,18 @@ def check_quantized(x: torch.Tensor) -> None:
         raise OperandError(f"x: {rule}; x.clone() is")
 
 
-@torch.library.custom_op("layoutgemm::quantize", mutates_args=())
-def _quantize(
+def _call(
     x: torch.Tensor, recipe: str = BLOCK, dtype: torch.dtype | None = None, power_of_two: bool = False,
     scale_major: str = "mn",
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, QuantizeOptions]:  # fmt: skip
     asked = options_of(recipe, dtype, power_of_two, scale_major)
     check_quantized(x)
-    return computed(x, asked)
+    return x, asked
 
 
-@_quantize.register_fake
-def _(
-    x: torch.Tensor, recipe: str = BLOCK, dtype: torch.dtype | None = None, power_of_two: bool = False,
-    scale_major: str = "mn",
-) -> Pair:  # fmt: skip
-    asked = options_of(recipe, dtype, power_of_two, scale_major)
-    check_quantized(x)
-    return empty_results(x, tuple(x.shape), asked)
+_quantize = operator_of(
+    "quantize", _call, computed, lambda x, asked: empty_results(x, tuple(x.shape), asked), returns=Pair
+)
 
 
 def _underived(x: torch.Tensor, *others: object) -> Pair:

@@ -20,12 +20,13 @@ import torch
 from torch.autograd.function import FunctionCtx
 
 from ...errors import OperandError, TensorError
+from ...kernels.sm90.config import Sm90Config
 from ..autograd.products import dense
 from ..bias_activation import by_autograd
 from ..checks import derived_by_func, has_tangent, refuse_derivatives
 from ..compiled.flops import count_flops
 from ..compiled.traced import checking_operator
-from ..operators import dispatched, with_autograd
+from ..operators import dispatched, operator_of, with_autograd
 from ..reference import rounded
 from ..scaled_grouped.operators import differentiable, plain_config
 from .product import IndexedCall, IndexedOperands, check_indexed, indexed_product
@@ -35,27 +36,21 @@ _WAY_OUT = "use torch.no_grad(), or give its detach()"
 Vector: TypeAlias = "torch.Tensor | None"
 
 
-@torch.library.custom_op("layoutgemm::indexed_matmul", mutates_args=())
-def _indexed(
+def _call(
     a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor | None, out_rows: torch.Tensor | None,
     row_weights: torch.Tensor | None, offsets: torch.Tensor | None, activation: str | None,
     out_dtype: torch.dtype | None, config: str = "", copy_rows: bool | None = None,
-) -> torch.Tensor:  # fmt: skip
+) -> tuple[IndexedCall, IndexedOperands, Sm90Config | None, bool | None]:  # fmt: skip
     given = IndexedOperands(a, b, rows, out_rows, row_weights, offsets)
-    call = check_indexed(given, None, activation, out_dtype)
-    return indexed_product(call, given, plain_config(config), copies=copy_rows).contiguous()
+    return check_indexed(given, None, activation, out_dtype), given, plain_config(config), copy_rows
 
 
-@_indexed.register_fake
-def _(
-    a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor | None, out_rows: torch.Tensor | None,
-    row_weights: torch.Tensor | None, offsets: torch.Tensor | None, activation: str | None,
-    out_dtype: torch.dtype | None, config: str = "", copy_rows: bool | None = None,
-) -> torch.Tensor:  # fmt: skip
-    call = check_indexed(IndexedOperands(a, b, rows, out_rows, row_weights, offsets), None, activation, out_dtype)
-    plain_config(config)
-    del copy_rows  # of the kernel alone
-    return a.new_empty(call.shape, dtype=call.kind)
+_indexed = operator_of(
+    "indexed_matmul",
+    _call,
+    lambda call, given, config, copies: indexed_product(call, given, config, copies=copies).contiguous(),
+    lambda call, given, *_: given.a.new_empty(call.shape, dtype=call.kind),
+)
 
 
 def _checked(

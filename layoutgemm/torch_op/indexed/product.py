@@ -23,7 +23,10 @@ from ...kernels.run.operand_checks import addressed, check_operands, resolved
 from ...kernels.sm90.config import Sm90Config
 from ..bias_activation import GATES, by_torch, gate_by_torch
 from ..checks import check_activation, check_alike, check_device, stored_as, tracing_state
-from ..prepared import gpu, on_gpu
+from ..composed.checks import checked
+from ..composed.parts import AskedParts, parts_of_text, parts_text
+from ..composed.product import computed
+from ..prepared import gpu, on_gpu, target
 from ..problem import half
 from ..reference import exact, rounded
 from ..scaled_grouped.gated import why_by_torch
@@ -214,6 +217,8 @@ def indexed_product(
         raise OperandError(f"a has no rows, and rows has {given.m} indices")
     if not on_gpu(a.get_device()):
         return placed(call, given, _on_cpu(call, given), out)
+    if target(a.get_device())[0] != "sm_90a" and not given.batched and given.offsets is None and call.gate is None:
+        return _by_parts(call, given, out)
     require_hopper(a.get_device(), "a product with row indices")
     if call.gate is not None and (given.out_rows is not None or why_by_torch(b)):
         return _gated_in_steps(call, given, config, out, copies)
@@ -226,6 +231,13 @@ def indexed_product(
         a, vectors["rows"] = a.expand(b.shape[0], *a.shape[-2:]), vectors["rows"].view(-1)
     plan = plan_of(shape_of(call, given), config, copies)
     return launch(NOT_KEPT if copied else KeptKey(key), plan, a, b, vectors, weights, out)
+
+
+def _by_parts(call: IndexedCall, given: IndexedOperands, out: torch.Tensor | None) -> torch.Tensor:
+    """The product by another GPU's mma.sync kernel, which gathers as it copies."""
+    values = {name: x for name, x in given.named.items() if name not in ("a", "b")}
+    parts = parts_of_text(parts_text(AskedParts(activation=call.activation), 1, tuple(values), ()))
+    return computed(checked([given.a], [given.b], parts, values, out, call.kind, None), None, out)
 
 
 def ungated(call: IndexedCall, given: IndexedOperands) -> tuple[IndexedCall, IndexedOperands]:

@@ -18,9 +18,9 @@ import torch
 from torch.autograd.function import FunctionCtx
 
 from ...errors import LayoutError, OperandError, PlanError, TensorError
+from ...graph_marks import constant_in_graphs
 from ...kernels.sm90.operands.combined import Combine, Combined, function_of
 from ..checks import needs_dispatcher, product_shape
-from ..compiled.constants import constant_in_graphs
 from ..compiled.flops import count_flops
 from ..compiled.traced import CHECKS, checking_operator
 from ..compute import product
@@ -31,9 +31,8 @@ from ..operators import (
     differentiable,
     in_front,
     one_after_another,
-    refuse_under_functorch,
+    operator_of,
     with_autocast,
-    with_autograd,
 )
 from ..prepared import Config, config_text
 from .several import TorchMath, checked_call, computed
@@ -81,23 +80,11 @@ def _checked(
     return CombinedCall(*checked_call(a, b, how, given, out, None, out_dtype, allow_tf32))
 
 
-@torch.library.custom_op("layoutgemm::combined_matmul", mutates_args=())
-def _operator(
+def _call(
     a: torch.Tensor, b: Sequence[torch.Tensor], numbers: Sequence[float], function: str,
     out_dtype: torch.dtype | None = None, config: str = "", allow_tf32: bool | None = None,
-) -> torch.Tensor:  # fmt: skip
-    call = _checked(a, b, numbers, function, None, out_dtype, allow_tf32)
-    return computed(*call, configured(config)).contiguous()
-
-
-@_operator.register_fake
-def _(
-    a: torch.Tensor, b: Sequence[torch.Tensor], numbers: Sequence[float], function: str,
-    out_dtype: torch.dtype | None = None, config: str = "", allow_tf32: bool | None = None,
-) -> torch.Tensor:  # fmt: skip
-    call = _checked(a, b, numbers, function, None, out_dtype, allow_tf32)
-    configured(config)
-    return a.new_empty(product_shape(call.a, call.matrices[0]), dtype=call.kind)
+) -> tuple[CombinedCall, Config | None]:  # fmt: skip
+    return _checked(a, b, numbers, function, None, out_dtype, allow_tf32), configured(config)
 
 
 CHECK_COMBINED = checking_operator(
@@ -189,15 +176,13 @@ def recorded(call: CombinedCall, config: Config | None) -> torch.Tensor:
     return value
 
 
-def _recorded(
-    a: torch.Tensor, b: Sequence[torch.Tensor], numbers: Sequence[float], function: str,
-    out_dtype: torch.dtype | None = None, config: str = "", allow_tf32: bool | None = None,
-) -> torch.Tensor:  # fmt: skip
-    refuse_under_functorch("combined_matmul")
-    return recorded(_checked(a, b, numbers, function, None, out_dtype, allow_tf32), configured(config))
-
-
-with_autograd("combined_matmul", _recorded)
+_operator = operator_of(
+    "combined_matmul",
+    _call,
+    lambda call, config: computed(call.a, call.matrices, call.how, call.numbers, call.kind, config).contiguous(),
+    lambda call, _: call.a.new_empty(product_shape(call.a, call.matrices[0]), dtype=call.kind),
+    recorded,
+)
 with_autocast(_library, "combined_matmul")
 count_flops("combined_matmul")
 

@@ -17,12 +17,12 @@ from functools import lru_cache
 import torch
 
 from ...errors import OperandError, PlanError, TensorError
+from ...graph_marks import constant_in_graphs
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.epilogue.parameters import check_names
 from ...kernels.epilogue.steps import EpilogueOperand
 from ...kernels.run.operand_checks import check_operands
 from ..checks import check_call, check_out
-from ..compiled.constants import constant_in_graphs
 from ..compiled.flops import count_flops
 from ..compiled.traced import CHECKS, checking_operator
 from ..epilogue import (
@@ -33,7 +33,8 @@ from ..epilogue import (
     gate_of,
     refusal_of_epilogue,
 )
-from ..operators import Places, VmapInfo, configured, in_front, refuse_under_functorch, with_autocast, with_autograd
+from ..operators import Places, VmapInfo, configured, in_front, operator_of, with_autocast
+from ..prepared import Config
 from ..problem import gated_shapes
 from .derivatives import EpilogueProduct, recorded, refusal_of_derivatives
 from .names import OperandNames
@@ -102,26 +103,17 @@ def _checked(
     return EpilogueProduct(left, right, kind, steps, every, shape, gate, activation)
 
 
-@torch.library.custom_op("layoutgemm::epilogue_matmul", mutates_args=("written",))
-def _operator(
+def _call(
     a: torch.Tensor, b: torch.Tensor, read: Sequence[torch.Tensor], written: Sequence[torch.Tensor],
     numbers: Sequence[float], wholes: Sequence[int], epilogue: str, out_dtype: torch.dtype | None = None,
     config: str = "", allow_tf32: bool | None = None, activation: str | None = None,
-) -> torch.Tensor:  # fmt: skip
-    of = _checked(a, b, read, written, numbers, wholes, epilogue, None, out_dtype, allow_tf32, activation)
-    made = epilogue_product(of.a, of.b, of.kind, of.epilogue, of.every, configured(config), None, of.gate)
-    return made.contiguous()
+) -> tuple[EpilogueProduct, Sequence[int], Config | None]:  # fmt: skip
+    call = _checked(a, b, read, written, numbers, wholes, epilogue, None, out_dtype, allow_tf32, activation)
+    return call, wholes, configured(config)
 
 
-@_operator.register_fake
-def _(
-    a: torch.Tensor, b: torch.Tensor, read: Sequence[torch.Tensor], written: Sequence[torch.Tensor],
-    numbers: Sequence[float], wholes: Sequence[int], epilogue: str, out_dtype: torch.dtype | None = None,
-    config: str = "", allow_tf32: bool | None = None, activation: str | None = None,
-) -> torch.Tensor:  # fmt: skip
-    of = _checked(a, b, read, written, numbers, wholes, epilogue, None, out_dtype, allow_tf32, activation)
-    configured(config)
-    return a.new_empty(of.shape if of.epilogue.stores_c else (0,), dtype=of.kind)
+def _computed(of: EpilogueProduct, wholes: Sequence[int], config: Config | None) -> torch.Tensor:
+    return epilogue_product(of.a, of.b, of.kind, of.epilogue, of.every, config, None, of.gate).contiguous()
 
 
 CHECK_EPILOGUE = checking_operator(
@@ -132,18 +124,19 @@ CHECK_EPILOGUE = checking_operator(
 )
 
 
-def _recorded(
-    a: torch.Tensor, b: torch.Tensor, read: Sequence[torch.Tensor], written: Sequence[torch.Tensor],
-    numbers: Sequence[float], wholes: Sequence[int], epilogue: str, out_dtype: torch.dtype | None = None,
-    config: str = "", allow_tf32: bool | None = None, activation: str | None = None,
-) -> torch.Tensor:  # fmt: skip
-    refuse_under_functorch("epilogue_matmul")
-    call = _checked(a, b, read, written, numbers, wholes, epilogue, None, out_dtype, allow_tf32, activation)
+def _recorded(call: EpilogueProduct, wholes: Sequence[int], config: Config | None) -> torch.Tensor:
     symbols = dict(zip(OperandNames.of(call.epilogue).wholes, wholes, strict=True))
-    return recorded(call._replace(every={**call.every, **symbols}), configured(config))
+    return recorded(call._replace(every={**call.every, **symbols}), config)
 
 
-with_autograd("epilogue_matmul", _recorded)
+_operator = operator_of(
+    "epilogue_matmul",
+    _call,
+    _computed,
+    lambda call, *_: call.a.new_empty(call.shape if call.epilogue.stores_c else (0,), dtype=call.kind),
+    _recorded,
+    mutates=("written",),
+)
 with_autocast(_library, "epilogue_matmul")
 count_flops("epilogue_matmul")
 

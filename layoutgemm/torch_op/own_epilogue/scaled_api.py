@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from ...graph_marks import constant_in_graphs
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.sm90.config import Sm90Config
 from ..checks import NOT_RECORDED, autocast, copied, differentiated
-from ..compiled.constants import constant_in_graphs
 from ..compiled.traced import named, refusal, refuse, refuse_finish
 from ..epilogue import arguments_beside, gate_of
 from ..indexed.grouped_rows import Options, checked_rows

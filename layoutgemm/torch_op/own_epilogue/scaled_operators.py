@@ -25,9 +25,8 @@ from ..operators import (
     Places,
     VmapInfo,
     one_after_another,
-    refuse_under_functorch,
+    operator_of,
     with_autocast,
-    with_autograd,
 )
 from ..scaled_grouped.epilogue_gradients import check_derivable
 from ..scaled_grouped.grouped_epilogue import (
@@ -63,34 +62,6 @@ def _checked_scaled(
     return checked(of, steps, every, recipes, finish, out, out_dtype, plain_config(config))
 
 
-@torch.library.custom_op("layoutgemm::scaled_epilogue_matmul", mutates_args=("written",))
-def _scaled(
-    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None,
-    read: Sequence[torch.Tensor], written: Sequence[torch.Tensor], numbers: Sequence[float], wholes: Sequence[int],
-    epilogue: str, out_dtype: torch.dtype | None = None, recipe_a: str = "", recipe_b: str = "",
-    use_fast_accum: bool = True, config: str = "", activation: str | None = None,
-) -> torch.Tensor:  # fmt: skip
-    made = _checked_scaled(
-        a, scale_a, b, scale_b, read, written, numbers, wholes, epilogue, out_dtype, recipe_a, recipe_b,
-        use_fast_accum, config, activation,
-    )  # fmt: skip
-    return scaled_steps(made, use_fast_accum, plain_config(config)).contiguous()
-
-
-@_scaled.register_fake
-def _(
-    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None,
-    read: Sequence[torch.Tensor], written: Sequence[torch.Tensor], numbers: Sequence[float], wholes: Sequence[int],
-    epilogue: str, out_dtype: torch.dtype | None = None, recipe_a: str = "", recipe_b: str = "",
-    use_fast_accum: bool = True, config: str = "", activation: str | None = None,
-) -> torch.Tensor:  # fmt: skip
-    made = _checked_scaled(
-        a, scale_a, b, scale_b, read, written, numbers, wholes, epilogue, out_dtype, recipe_a, recipe_b,
-        use_fast_accum, config, activation,
-    )  # fmt: skip
-    return a.new_empty(made.call.shape if made.steps.stores_c else (0,), dtype=made.call.kind)
-
-
 # -------------------------------------------------------------------------------------------------------------- grouped
 
 
@@ -105,36 +76,6 @@ def _checked_grouped(
     finish, recipes = BiasActivation(None, activation, use_fast_accum), (recipe_a or None, recipe_b or None)
     of = GroupedFactors(a, b, groups, said, scale_a, scale_b, rows)
     return checked_groups(of, steps, every, GroupedOptions(finish, recipes, out, out_dtype, plain_config(config)))
-
-
-@torch.library.custom_op("layoutgemm::grouped_epilogue_matmul", mutates_args=("written",))
-def _grouped(
-    a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None, rows: torch.Tensor | None, read: Sequence[torch.Tensor],
-    written: Sequence[torch.Tensor], numbers: Sequence[float], wholes: Sequence[int], epilogue: str,
-    said: str = "offsets", out_dtype: torch.dtype | None = None, recipe_a: str = "", recipe_b: str = "",
-    use_fast_accum: bool = True, config: str = "", activation: str | None = None,
-) -> torch.Tensor:  # fmt: skip
-    made = _checked_grouped(
-        a, b, groups, scale_a, scale_b, rows, read, written, numbers, wholes, epilogue, said, out_dtype, recipe_a,
-        recipe_b, use_fast_accum, config, activation,
-    )  # fmt: skip
-    return grouped_steps(made).contiguous()
-
-
-@_grouped.register_fake
-def _(
-    a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None, rows: torch.Tensor | None, read: Sequence[torch.Tensor],
-    written: Sequence[torch.Tensor], numbers: Sequence[float], wholes: Sequence[int], epilogue: str,
-    said: str = "offsets", out_dtype: torch.dtype | None = None, recipe_a: str = "", recipe_b: str = "",
-    use_fast_accum: bool = True, config: str = "", activation: str | None = None,
-) -> torch.Tensor:  # fmt: skip
-    made = _checked_grouped(
-        a, b, groups, scale_a, scale_b, rows, read, written, numbers, wholes, epilogue, said, out_dtype, recipe_a,
-        recipe_b, use_fast_accum, config, activation,
-    )  # fmt: skip
-    return a.new_empty(made.call.shape if made.steps.stores_c else (0,), dtype=made.call.kind)
 
 
 # -------------------------------------------------------------------------------------------------------- of both kinds
@@ -157,36 +98,46 @@ CHECK_GROUPED_EPILOGUE = checking_operator(
 )
 
 
-def _scaled_recorded(
+def _scaled_call(
     a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None,
     read: Sequence[torch.Tensor], written: Sequence[torch.Tensor], numbers: Sequence[float], wholes: Sequence[int],
     epilogue: str, out_dtype: torch.dtype | None = None, recipe_a: str = "", recipe_b: str = "",
     use_fast_accum: bool = True, config: str = "", activation: str | None = None,
-) -> torch.Tensor:  # fmt: skip
-    refuse_under_functorch("scaled_epilogue_matmul")
+) -> tuple[CheckedScales, Sequence[int], tuple[bool, str, str | None]]:  # fmt: skip
     made = _checked_scaled(
         a, scale_a, b, scale_b, read, written, numbers, wholes, epilogue, out_dtype, recipe_a, recipe_b,
         use_fast_accum, config, activation,
     )  # fmt: skip
+    return made, wholes, (use_fast_accum, config, activation)
+
+
+def _scaled_recorded(made: CheckedScales, wholes: Sequence[int], options: tuple[bool, str, str | None]) -> torch.Tensor:
     check_derivable(made.steps, made.call.kind, made.of.tensors, False)
     made = made._replace(operands=_with_symbols(made.steps, made.operands, wholes))
-    return recorded(ScaledFormula(made, use_fast_accum, config, activation))
+    return recorded(ScaledFormula(made, *options))
 
 
-def _grouped_recorded(
+def _grouped_call(
     a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, scale_a: torch.Tensor | None,
     scale_b: torch.Tensor | None, rows: torch.Tensor | None, read: Sequence[torch.Tensor],
     written: Sequence[torch.Tensor], numbers: Sequence[float], wholes: Sequence[int], epilogue: str,
     said: str = "offsets", out_dtype: torch.dtype | None = None, recipe_a: str = "", recipe_b: str = "",
     use_fast_accum: bool = True, config: str = "", activation: str | None = None,
-) -> torch.Tensor:  # fmt: skip
-    refuse_under_functorch("grouped_epilogue_matmul")
+) -> tuple[CheckedGroups, Sequence[int]]:  # fmt: skip
     made = _checked_grouped(
         a, b, groups, scale_a, scale_b, rows, read, written, numbers, wholes, epilogue, said, out_dtype, recipe_a,
         recipe_b, use_fast_accum, config, activation,
     )  # fmt: skip
+    return made, wholes
+
+
+def _grouped_recorded(made: CheckedGroups, wholes: Sequence[int]) -> torch.Tensor:
     made.check_derivable()
     return recorded(GroupedFormula(made._replace(operands=_with_symbols(made.steps, made.operands, wholes))))
+
+
+def _empty(made: CheckedScales | CheckedGroups, *_: object) -> torch.Tensor:
+    return made.of.a.new_empty(made.call.shape if made.steps.stores_c else (0,), dtype=made.call.kind)
 
 
 def _with_symbols(steps: Epilogue, operands: GivenOperands, wholes: Sequence[int]) -> GivenOperands:
@@ -204,8 +155,22 @@ def _mapped(info: VmapInfo, in_dims: Places, arguments: Sequence[object], name: 
 
 _OF_SCALED = ("a", "scale_a", "b", "scale_b")
 _OF_GROUPED = ("a", "b", "groups", "scale_a", "scale_b", "rows")
-with_autograd("scaled_epilogue_matmul", _scaled_recorded)
-with_autograd("grouped_epilogue_matmul", _grouped_recorded)
+_scaled = operator_of(
+    "scaled_epilogue_matmul",
+    _scaled_call,
+    lambda made, _, options: scaled_steps(made, options[0], plain_config(options[1])).contiguous(),
+    _empty,
+    _scaled_recorded,
+    mutates=("written",),
+)
+_grouped = operator_of(
+    "grouped_epilogue_matmul",
+    _grouped_call,
+    lambda made, _: grouped_steps(made).contiguous(),
+    _empty,
+    _grouped_recorded,
+    mutates=("written",),
+)
 with_autocast(_library, "grouped_epilogue_matmul")
 count_flops("scaled_epilogue_matmul", "grouped_epilogue_matmul")
 

@@ -15,7 +15,7 @@ import torch
 
 from ..compiled.flops import count_flops
 from ..compiled.traced import checking_operator
-from ..operators import Places, VmapInfo, one_after_another, refuse_under_functorch, with_autocast, with_autograd
+from ..operators import Places, VmapInfo, one_after_another, operator_of, with_autocast
 from ..scaled_grouped.operators import plain_config
 from ..scaled_grouped.scaled import BiasActivation
 from .grouped import GroupedPrologue, checked_groups, computed_groups, function_of_groups
@@ -34,58 +34,38 @@ def _checked(
     return checked_groups(a, b, groups, said, function, values, finish, out, out_dtype)
 
 
-@torch.library.custom_op("layoutgemm::prologue_grouped_matmul", mutates_args=())
-def _operator(
+def _call(
     a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, given: Sequence[torch.Tensor], prologue: str,
     said: str = "offsets", bias: torch.Tensor | None = None, activation: str | None = None,
     out_dtype: torch.dtype | None = None, config: str = "",
-) -> torch.Tensor:  # fmt: skip
-    product = _checked(a, b, groups, given, prologue, said, bias, activation, None, out_dtype)
-    return computed_groups(product, plain_config(config)).contiguous()
-
-
-@_operator.register_fake
-def _(
-    a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, given: Sequence[torch.Tensor], prologue: str,
-    said: str = "offsets", bias: torch.Tensor | None = None, activation: str | None = None,
-    out_dtype: torch.dtype | None = None, config: str = "",
-) -> torch.Tensor:  # fmt: skip
+) -> tuple[GroupedPrologue, str]:  # fmt: skip
     product = _checked(a, b, groups, given, prologue, said, bias, activation, None, out_dtype)
     plain_config(config)
-    return a.new_empty(product.call.shape, dtype=product.call.kind)
+    return product, config
 
 
-def _check(
-    a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, given: Sequence[torch.Tensor], prologue: str,
-    said: str, bias: torch.Tensor | None, activation: str | None, out: torch.Tensor | None,
-    out_dtype: torch.dtype | None,
-) -> None:  # fmt: skip
-    _checked(a, b, groups, given, prologue, said, bias, activation, out, out_dtype)
-
-
-CHECK_GROUPS = checking_operator(
-    "check_prologue_groups",
-    "(Tensor a, Tensor b, Tensor? groups, Tensor[] given, str prologue, str said, Tensor? bias, str? activation,"
-    " Tensor? out, ScalarType? out_dtype) -> ()",
-    _check,
-)
-
-
-def _recorded(
-    a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, given: Sequence[torch.Tensor], prologue: str,
-    said: str = "offsets", bias: torch.Tensor | None = None, activation: str | None = None,
-    out_dtype: torch.dtype | None = None, config: str = "",
-) -> torch.Tensor:  # fmt: skip
-    refuse_under_functorch("prologue_grouped_matmul")
-    product = _checked(a, b, groups, given, prologue, said, bias, activation, None, out_dtype)
+def _recorded(product: GroupedPrologue, config: str) -> torch.Tensor:
+    call, finish = product.call, product.finish
     value: torch.Tensor = torch.ops.layoutgemm.grouped_matmul(
-        function_of_groups(product), product.b, groups, said, None, None, product.call.kind, "", "", config, bias,
-        activation,
+        function_of_groups(product), product.b, product.groups, call.said, None, None, call.kind, "", "", config,
+        finish.bias, finish.activation,
     )  # fmt: skip
     return value
 
 
-with_autograd("prologue_grouped_matmul", _recorded)
+_operator = operator_of(
+    "prologue_grouped_matmul",
+    _call,
+    lambda product, config: computed_groups(product, plain_config(config)).contiguous(),
+    lambda product, _: product.a.new_empty(product.call.shape, dtype=product.call.kind),
+    _recorded,
+)
+CHECK_GROUPS = checking_operator(
+    "check_prologue_groups",
+    "(Tensor a, Tensor b, Tensor? groups, Tensor[] given, str prologue, str said, Tensor? bias, str? activation,"
+    " Tensor? out, ScalarType? out_dtype) -> ()",
+    lambda *arguments: (_checked(*arguments), None)[1],
+)
 with_autocast(_library, "prologue_grouped_matmul")
 count_flops("prologue_grouped_matmul")
 

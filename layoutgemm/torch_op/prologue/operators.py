@@ -15,9 +15,9 @@ from functools import lru_cache
 import torch
 
 from ...errors import OperandError, PlanError
+from ...graph_marks import constant_in_graphs
 from ...kernels.sm90.operands.prologue import Prologue
 from ..bias_activation import by_torch
-from ..compiled.constants import constant_in_graphs
 from ..compiled.flops import count_flops
 from ..compiled.traced import CHECKS, checking_operator
 from ..operators import (
@@ -25,10 +25,9 @@ from ..operators import (
     VmapInfo,
     configured,
     in_front,
+    operator_of,
     recorded_product,
-    refuse_under_functorch,
     with_autocast,
-    with_autograd,
 )
 from ..prepared import Config
 from .product import PrologueProduct, check_config, check_gate, check_names, checked_product, computed, function_of
@@ -72,43 +71,20 @@ def _checked(
     return checked_product(a, b, function, values, bias, activation, out, out_dtype)
 
 
-@torch.library.custom_op("layoutgemm::prologue_matmul", mutates_args=())
-def _operator(
+def _call(
     a: torch.Tensor, b: torch.Tensor, given: Sequence[torch.Tensor], prologue: str, bias: torch.Tensor | None = None,
     activation: str | None = None, out_dtype: torch.dtype | None = None, config: str = "",
-) -> torch.Tensor:  # fmt: skip
-    product = _checked(a, b, given, prologue, bias, activation, None, out_dtype)
-    return computed(product, _configured(config)).contiguous()
-
-
-@_operator.register_fake
-def _(
-    a: torch.Tensor, b: torch.Tensor, given: Sequence[torch.Tensor], prologue: str, bias: torch.Tensor | None = None,
-    activation: str | None = None, out_dtype: torch.dtype | None = None, config: str = "",
-) -> torch.Tensor:  # fmt: skip
-    product = _checked(a, b, given, prologue, bias, activation, None, out_dtype)
-    _configured(config)
-    return a.new_empty(product.shape, dtype=product.kind)
-
-
-def _configured(text: str) -> Config | None:
-    found = configured(text)
+) -> tuple[PrologueProduct, Config | None]:  # fmt: skip
+    product, found = _checked(a, b, given, prologue, bias, activation, None, out_dtype), configured(config)
     check_config(found)
-    return found
-
-
-def _check(
-    a: torch.Tensor, b: torch.Tensor, given: Sequence[torch.Tensor], prologue: str, bias: torch.Tensor | None,
-    activation: str | None, out: torch.Tensor | None, out_dtype: torch.dtype | None,
-) -> None:  # fmt: skip
-    _checked(a, b, given, prologue, bias, activation, out, out_dtype)
+    return product, found
 
 
 CHECK_PROLOGUE = checking_operator(
     "check_prologue",
     "(Tensor a, Tensor b, Tensor[] given, str prologue, Tensor? bias, str? activation, Tensor? out,"
     " ScalarType? out_dtype) -> ()",
-    _check,
+    lambda *arguments: (_checked(*arguments), None)[1],
 )
 
 
@@ -118,16 +94,13 @@ def derivable(product: PrologueProduct, config: Config | None) -> torch.Tensor:
     return recorded_product(function_of(a, prologue, given), b, None, bias, activation, kind, config)
 
 
-def _recorded(
-    a: torch.Tensor, b: torch.Tensor, given: Sequence[torch.Tensor], prologue: str, bias: torch.Tensor | None = None,
-    activation: str | None = None, out_dtype: torch.dtype | None = None, config: str = "",
-) -> torch.Tensor:  # fmt: skip
-    refuse_under_functorch("prologue_matmul")
-    product = _checked(a, b, given, prologue, bias, activation, None, out_dtype)
-    return derivable(product, _configured(config))
-
-
-with_autograd("prologue_matmul", _recorded)
+_operator = operator_of(
+    "prologue_matmul",
+    _call,
+    lambda product, config: computed(product, config).contiguous(),
+    lambda product, _: product.a.new_empty(product.shape, dtype=product.kind),
+    derivable,
+)
 with_autocast(_library, "prologue_matmul")
 count_flops("prologue_matmul")
 

@@ -7,9 +7,9 @@ import json
 from functools import lru_cache
 
 from ...errors import OperandError
+from ...graph_marks import constant_in_graphs
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.streamed.plan import StreamedConfig
-from ..compiled.constants import constant_in_graphs
 from ..prepared import config_text
 from ..scaled_grouped.operators import plain_config
 

@@ -39,7 +39,7 @@ from ..checks import (
 from ..compiled.flops import count_flops
 from ..compiled.traced import named
 from ..launch import DirectLaunch, raw_stream
-from ..operators import with_autograd
+from ..operators import operator_of, with_autograd
 from ..prepared import config_text, gpu, on_gpu
 from ..scaled_grouped.api import grouped_matmul
 from ..scaled_grouped.grouped import OFFSETS, check_values
@@ -190,34 +190,28 @@ def checked_experts(
             f"offsets are {offsets.dtype} of shape {list(offsets.shape)}: int32 or int64 of [{weights.experts + 1}]"
         )
     if addressed(offsets) and offsets.device.type == "cpu":
-        check_values(offsets.tolist(), OFFSETS, x, units[..., 0])
+        check_values(offsets.tolist(), OFFSETS, x, units[..., 0], "x")
     check_gateless(activation)
     scale = scale_recipe(scale_x, x.shape[0], x.dtype)
     return QuantizedCall(fmt, (n, k), activation, stored_as(x.dtype, out_dtype), plain_config(config), scale)
 
 
-@torch.library.custom_op("layoutgemm::quantized_grouped_matmul", mutates_args=())
-def _grouped(
+def _call(
     x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, offsets: torch.Tensor, activation: str | None,
     code: str, group: int, zeros: bool, n: int, k: int, out_dtype: torch.dtype | None = None, config: str = "",
     scale_x: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
-    call = checked_experts(
-        x, units, scales, offsets, activation, (code, group, zeros, n, k), out_dtype, config, scale_x
-    )
-    return experts_product(call, x, units, scales, offsets, scale_x)
+) -> tuple[object, ...]:  # fmt: skip
+    facts = code, group, zeros, n, k
+    call = checked_experts(x, units, scales, offsets, activation, facts, out_dtype, config, scale_x)
+    return call, x, units, scales, offsets, scale_x
 
 
-@_grouped.register_fake
-def _(
-    x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, offsets: torch.Tensor, activation: str | None,
-    code: str, group: int, zeros: bool, n: int, k: int, out_dtype: torch.dtype | None = None, config: str = "",
-    scale_x: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
-    call = checked_experts(
-        x, units, scales, offsets, activation, (code, group, zeros, n, k), out_dtype, config, scale_x
-    )
-    return x.new_empty((x.shape[0], n), dtype=call.kind)
+operator_of(
+    "quantized_grouped_matmul",
+    _call,
+    lambda call, *operands: experts_product(call, *operands),
+    lambda call, x, *_: x.new_empty((x.shape[0], call.size[0]), dtype=call.kind),
+)
 
 
 class _ExpertsProduct(torch.autograd.Function):

@@ -37,7 +37,7 @@ from ..checks import (
 )
 from ..compiled.flops import count_flops
 from ..compiled.traced import named
-from ..operators import with_autograd
+from ..operators import operator_of, with_autograd
 from .configs import packed_config_of
 from .launch import QuantizedCall, check_bias, quantized_product, scale_recipe
 from .weights import QuantizedWeight, dense_of, packed_for
@@ -85,9 +85,9 @@ def check_rows(x: torch.Tensor, n: int, k: int) -> None:
 
 def check_gateless(activation: str | None) -> None:
     """Raise OperandError for an unknown activation, or a gate."""
-    check_activation(activation)
     if activation in GATES:
         raise OperandError(f"activation {shown(activation)}: a product with packed weights has no gate")
+    check_activation(activation, gates=())
 
 
 @functools.lru_cache(1024)
@@ -101,25 +101,25 @@ def quantized_call(
     return QuantizedCall(format_of(*facts[:3]), facts[3:], activation, kind, packed_config_of(config), scale)
 
 
-@torch.library.custom_op("layoutgemm::quantized_matmul", mutates_args=())
-def _quantized(
+Product = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+
+
+def _call(
     x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None,
     activation: str | None, code: str, group: int, zeros: bool, n: int, k: int, out_dtype: torch.dtype | None = None,
     config: str = "", scale_x: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
+) -> tuple[QuantizedCall, Product]:  # fmt: skip
     facts = code, group, zeros, n, k
     call = checked_call(x, units, scales, bias, activation, facts, out_dtype, config, scale_x)
-    return quantized_product(call, x, units, scales, bias, scale_x)
+    return call, (x, units, scales, bias, scale_x)
 
 
-@_quantized.register_fake
-def _(
-    x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None,
-    activation: str | None, code: str, group: int, zeros: bool, n: int, k: int, out_dtype: torch.dtype | None = None,
-    config: str = "", scale_x: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
-    call = checked_call(x, units, scales, bias, activation, (code, group, zeros, n, k), out_dtype, config, scale_x)
-    return x.new_empty((x.shape[0], n), dtype=call.kind)
+_quantized = operator_of(
+    "quantized_matmul",
+    _call,
+    lambda call, operands: quantized_product(call, *operands),
+    lambda call, operands: operands[0].new_empty((operands[0].shape[0], call.size[0]), dtype=call.kind),
+)
 
 
 @torch.library.custom_op("layoutgemm::dequantized", mutates_args=())

@@ -126,10 +126,15 @@ class QuantizedWeight(NoTensor):
             raise OperandError(f"weight has shape {list(weight.shape)}: (n, k), neither of them 0")
         if not addressed(weight):
             raise OperandError("weight has no values to round: it is traced, mapped, fake or on the meta device")
-        parts = [
-            pack(quantize(resolved(rows.detach()).double().cpu().numpy(), fmt, name), name)
-            for rows in weight.split(_AT_A_TIME)
-        ]
+        parts = []
+        for number, rows in enumerate(weight.split(_AT_A_TIME)):
+            try:
+                parts.append(pack(quantize(resolved(rows.detach()).double().cpu().numpy(), fmt, name), name))
+            except OperandError as error:
+                if len(weight) <= _AT_A_TIME:
+                    raise
+                first = number * _AT_A_TIME  # an error's places are those of the part
+                raise OperandError(f"rows {first} to {first + len(rows) - 1}: {error}") from None
         scales = None if fmt.group else np.concatenate([part.scales for part in parts if part.scales is not None])
         units = np.concatenate([part.units for part in parts])
         n, k = weight.shape

@@ -18,8 +18,9 @@ A call passes through these files, in this order:
 Imported when first named.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from ...lazy_names import named_later
 
 if TYPE_CHECKING:
     from ...kernels.sm90.mainloop import DEPTH as DEPTH
@@ -34,24 +35,5 @@ __all__ = [
     "DEPTH", "check_config", "fp8_grouped_matmul", "fp8_matmul", "grouped_matmul", "mainloop_of", "scaled_matmul",
 ]  # fmt: skip
 
-_LATER = {
-    "DEPTH": "...kernels.sm90.mainloop",
-    "check_config": ".scaled",
-    "fp8_grouped_matmul": ".grouped_training",
-    "fp8_matmul": ".training",
-    "grouped_matmul": ".api",
-    "mainloop_of": "...kernels.sm90.mainloop",
-    "scaled_matmul": ".api",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_LATER[name], __name__), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = named_later(__name__)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache, partial
-from typing import Any, overload
+from typing import overload
 
 import torch
 from torch.autograd.function import FunctionCtx
 
 from ...errors import OperandError
+from ...graph_marks import constant_in_graphs
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.config import Sm90Config
@@ -27,7 +28,6 @@ from ..checks import (
     seen_by_autograd_alone,
     transforms,
 )
-from ..compiled.constants import constant_in_graphs
 from ..compiled.traced import check_kinds, named, refusal, refuse, refuse_finish
 from ..fp8.launch import AS_QUANTIZE, kept_shapes
 from ..indexed.api import indexed_matmul
@@ -51,7 +51,7 @@ from .grouped import (
 )
 from .grouped import grouped_product as computed_grouped
 from .grouped_epilogue import grouped_call, grouped_with_epilogue
-from .kept import USUAL, KeptKey, find, memory_beside, usual_again
+from .kept import ONCE, USUAL, KeptKey, find, memory_beside, usual_again, usual_calls
 from .kept_gradients import gradients_again
 from .operators import (
     CHECK_GROUPED,
@@ -79,13 +79,18 @@ USUAL.update({("scaled", torch.bfloat16, *_USUAL_OPTIONS[1:]): "scaled"})
 USUAL.update({(said, *_USUAL_OPTIONS, None): said for said in (OFFSETS, ENDS, COUNTS)})  # and the rows to expect
 
 
+_SCALED, _SCALED_ONCE, _SCALED_A = (usual_calls("scaled", form) for form in (4, ONCE, 3))
+
+
 def _scaled_again(given: Tensors, _: Named) -> torch.Tensor | None:
     """A product with scales by a kept launch, or None."""
     if len(given) == 4:
         a, scale_a, b, scale_b = given
-        return usual_again("scaled", a, b, scale_a, scale_b)
+        if scale_a is scale_b:
+            return usual_again(_SCALED_ONCE, id(scale_a), a, b, scale_a)
+        return usual_again(_SCALED, id(scale_b), a, b, scale_a, scale_b)
     a, scale_a, b = given
-    return usual_again("scaled", a, b, scale_a)
+    return usual_again(_SCALED_A, id(b), a, b, scale_a)
 
 
 def _grouped_again(given: Tensors, options: Named) -> torch.Tensor | None:
@@ -99,7 +104,7 @@ def _grouped_again(given: Tensors, options: Named) -> torch.Tensor | None:
             a, b, groups = given
     except ValueError:  # groups that are said twice, or not
         return None
-    return usual_again(said, a, b, groups, None, _RECORDED[said])
+    return usual_again(_GROUPED[said], id(b), a, b, groups)
 
 
 @overload
@@ -282,9 +287,10 @@ def _scales_of(a: tuple[int, ...], columns: int, activation: str | None) -> tupl
 
 
 def _traced_scaled(
-    a: Any, scale_a: Any, b: Any, scale_b: Any, bias: Any, out: Any, recipe_a: object, recipe_b: object,
-    activation: Any, use_fast_accum: bool, out_dtype: object, config: Any, out_recipe: object,
-) -> Any:  # fmt: skip
+    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None, bias: torch.Tensor | None,
+    out: torch.Tensor | None, recipe_a: object, recipe_b: object, activation: str | None, use_fast_accum: bool,
+    out_dtype: object, config: Sm90Config | None, out_recipe: object,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """The same under torch.compile, whose tracer meets no exception of ours."""
     read = {"a": a, "scale_a": scale_a, "b": b, **named(scale_b=scale_b, bias=bias)}
     check_kinds(read, named(out=out))
@@ -548,7 +554,7 @@ class _RecordedGroups(torch.autograd.Function):
         ctx: FunctionCtx, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, said: str, made: list[torch.Tensor]
     ) -> torch.Tensor:
         # Each operand is kept for the other's gradient alone, as by `matmul`.
-        keeps_a, keeps_b = b.requires_grad, a.requires_grad
+        keeps_b, keeps_a, *_ = ctx.needs_input_grad
         ctx.save_for_backward(a if keeps_a else None, b if keeps_b else None, groups)
         ctx.facts = said, None if keeps_a and keeps_b else (stand_in(a), stand_in(b))
         return made[0]
@@ -578,8 +584,8 @@ def _recorded_by(
     return None if found is None else _record(a, b, groups, said, [found])
 
 
-# A product of masked rows is no node of its own.
-_RECORDED = {OFFSETS: partial(_recorded_by, OFFSETS), ENDS: partial(_recorded_by, ENDS), COUNTS: None}
+_GROUPED = {said: usual_calls(said, 3, partial(_recorded_by, said)) for said in (OFFSETS, ENDS)}
+_GROUPED[COUNTS] = usual_calls(COUNTS, 3)  # a product of masked rows is no node of its own
 
 
 def _first_recorded(
@@ -600,8 +606,9 @@ def _said_product(
 
 
 def _traced_grouped(
-    a: Any, b: Any, said_groups: tuple[Any, ...], scales: tuple[Any, Any], finish: tuple[Any, ...], out: Any,
-    recipes: tuple[object, object], out_dtype: object, config: Any,
+    a: torch.Tensor, b: torch.Tensor, said_groups: tuple[torch.Tensor | None, ...],
+    scales: tuple[torch.Tensor | None, torch.Tensor | None], finish: tuple[torch.Tensor | None, str | None, bool],
+    out: torch.Tensor | None, recipes: tuple[object, object], out_dtype: object, config: Sm90Config | None,
 ) -> torch.Tensor:  # fmt: skip
     """The same under torch.compile, whose tracer meets no exception of ours."""
     (scale_a, scale_b), (bias, activation, use_fast_accum) = scales, finish

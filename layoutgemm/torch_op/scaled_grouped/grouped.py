@@ -219,8 +219,8 @@ def _check_groups(a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, said: 
     return groups.shape[0] - zero if along else experts
 
 
-def check_values(ends: list[int], said: str, a: torch.Tensor, b: torch.Tensor) -> None:
-    """Raise OperandError, with the first that is wrong, for values that are no groups.
+def check_values(ends: list[int], said: str, a: torch.Tensor, b: torch.Tensor, name: str = "a") -> None:
+    """Raise OperandError, with the first that is wrong, for values that are no groups; `name` is a's in errors.
 
     Groups along K of 8-bit floats are in blocks, as the kernel has them.
     """
@@ -229,7 +229,7 @@ def check_values(ends: list[int], said: str, a: torch.Tensor, b: torch.Tensor) -
             if not 0 <= count <= a.shape[1]:
                 raise OperandError(f"counts[{e}] = {count}: a has 0 to {a.shape[1]} rows in a group")
         return
-    size, of = (a.shape[0], "a's {} rows") if (a.ndim, b.ndim) == (2, 3) else (b.shape[-1], "b's {} columns")
+    size, of = (a.shape[0], f"{name}'s {{}} rows") if (a.ndim, b.ndim) == (2, 3) else (b.shape[-1], "b's {} columns")
     size, of = (a.shape[-1], "a's {} columns, K") if a.ndim == b.ndim == 2 else (size, of)
     things = of.format(size)
     shown = f"{said} = {ends}" if len(ends) <= 17 else f"{said} of {len(ends)}"

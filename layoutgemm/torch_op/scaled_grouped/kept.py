@@ -26,7 +26,17 @@ from ...kernels.run.tensor_maps import lines_of
 from ...kernels.run.torch_tensors import TensorLaunch, check_tensors, launch_of
 from ...kernels.sm90.plan import Sm90Plan
 from ..checks import PLAIN, modes_of_dispatch, modes_of_functions, tracing_state, transforms
-from ..compiled.guards import ALIGNED, FIRST_GPU, MAX_READY, KeptCalls, LaunchesByAddress, guarded
+from ..compiled.guards import (
+    ALIGNED,
+    FIRST_GPU,
+    MAX_READY,
+    UNKNOWN,
+    Guard,
+    KeptCalls,
+    LastCalls,
+    LaunchesByAddress,
+    guarded,
+)
 from ..epilogue import placed_of
 from ..launch import (
     DirectLaunch,
@@ -122,7 +132,7 @@ def _transposed(product: ProductCall) -> ProductCall:
 
 READY: KeptCalls[LaunchesByAddress[KeptLaunch]] = KeptCalls()
 SEEN = READY.seen
-_ONCE = -3  # in keys of guards: three tensors, of which the last is given twice, as both scales
+ONCE = -3  # in keys of guards: three tensors, of which the last is given twice, as both scales
 Record = Callable[[ProductCall, torch.Tensor, torch.Tensor, torch.Tensor], "torch.Tensor | None"]
 USUAL: dict[Key, str] = {}  # options of most calls, and the name that stands for them in keys of guards
 PLANS: dict[Key, tuple[Sm90Plan, str]] = {}  # of launches that are not kept, and why
@@ -131,34 +141,71 @@ _autocast = torch._C._is_any_autocast_enabled
 _USUAL_PLACES = 5  # of C and four tensors
 
 
+class UsualCalls(NamedTuple):
+    """Calls of tensors alone, of one kind.
+
+    name    of the call's options in `USUAL`
+    form    of what a guard looks at, in its key
+    last    products that a guard held for last, by the id of a tensor of the call
+    record  makes the result of three tensors where its derivative is recorded, or None
+    """
+
+    name: str
+    form: int
+    last: LastCalls[ProductCall]
+    record: Record | None = None
+
+
+def usual_calls(name: str, form: int, record: Record | None = None) -> UsualCalls:
+    """Calls of a kind, of which none was made yet."""
+    return UsualCalls(name, form, LastCalls(READY), record)
+
+
 def usual_again(
-    name: str, a: torch.Tensor, b: torch.Tensor, third: torch.Tensor, fourth: torch.Tensor | None = None,
-    record: Record | None = None,
+    usual: UsualCalls, at: int, a: torch.Tensor, b: torch.Tensor, third: torch.Tensor,
+    fourth: torch.Tensor | None = None,
 ) -> torch.Tensor | None:  # fmt: skip
     """The new result of a kept launch that a guard finds; None leaves the call to `find`.
 
-    name    of the call's options in `USUAL`
-    record  makes the result of three tensors where its derivative is recorded, or None
+    at     id of the tensor whose last call is looked for first
+    third  also the fourth of a call of the form ONCE
     """
     if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0:
         return None
-    tensors: tuple[torch.Tensor, ...]
-    if fourth is None or fourth is third:
-        tensors, form = (a, b, third), 3 if fourth is None else _ONCE
-    else:
-        tensors, form = (a, b, third, fourth), 4
     try:
-        for check, records, launches in SEEN.get((name, a.shape, b.shape, form), ()):
-            if check(*tensors):
-                kept = launches.get(())
-                if kept is None or kept.product is None:
-                    return None
-                if records and _grad_enabled():
-                    return None if record is None else record(kept.product, a, b, third)
-                return kept.product(a, b, third, fourth)
+        found: Guard[ProductCall] | None = usual.last.get(at, UNKNOWN)
+        if found is None or not (found[0](a, b, third) if fourth is None else found[0](a, b, third, fourth)):
+            found = _usual(usual, at, (a, b, third) if fourth is None else (a, b, third, fourth), found)
+            if found is None:
+                return None
+        _, records, product = found
+        if records and _grad_enabled():
+            return None if usual.record is None else usual.record(product, a, b, third)
+        return product(a, b, third) if fourth is None else product(a, b, third, fourth)
     except (AttributeError, TypeError, RuntimeError):  # no dense tensors
         pass
     return None
+
+
+def _usual(
+    usual: UsualCalls, at: int, tensors: tuple[torch.Tensor, ...], last: Guard[ProductCall] | None
+) -> Guard[ProductCall] | None:
+    """The product that a guard finds by shapes; noted, unless `last` says that calls change too often."""
+    for check, records, launches in SEEN.get((usual.name, tensors[0].shape, tensors[1].shape, usual.form), ()):
+        if check(*tensors):
+            kept = launches.get(())
+            if kept is None or kept.product is None:
+                return None
+            made = Guard(check, records, _of_three(kept.product) if usual.form == ONCE else kept.product)
+            if last is not None:
+                usual.last.note(at, made)
+            return made
+    return None
+
+
+def _of_three(product: ProductCall) -> ProductCall:
+    """The call whose fourth tensor is its third."""
+    return lambda a, b, third: product(a, b, third, third)
 
 
 def find(
@@ -183,7 +230,7 @@ def find(
     if others or out is not None or a is b:
         given, tensors, form = _of_form(given, others, out)
     elif third is fourth:
-        tensors, form = given[:3], _ONCE
+        tensors, form = given[:3], ONCE
     kept: LaunchesByAddress[KeptLaunch] | None = None
     try:
         short: Key = (USUAL.get(options, options), a.shape, b.shape, form)

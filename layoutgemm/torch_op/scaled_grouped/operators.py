@@ -34,6 +34,7 @@ from ..operators import (
     configured,
     dispatched,
     one_after_another,
+    operator_of,
     slices_of,
     with_autocast,
     with_autograd,
@@ -55,54 +56,6 @@ _SAID = ("offsets", "offs", "counts")
 
 
 # --------------------------------------------------------------------------------------------------------------- scaled
-
-
-@torch.library.custom_op("layoutgemm::scaled_matmul", mutates_args=())
-def _scaled(
-    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None, activation: str | None = None, out_dtype: torch.dtype | None = None,
-    recipe_a: str = "", recipe_b: str = "", use_fast_accum: bool = True, config: str = "",
-) -> torch.Tensor:  # fmt: skip
-    finish = BiasActivation(bias, activation, use_fast_accum)
-    call = checked_scaled(a, scale_a, b, scale_b, finish, None, out_dtype, recipe_a, recipe_b)
-    return scaled_product(call, a, scale_a, b, scale_b, finish, plain_config(config)).contiguous()
-
-
-@_scaled.register_fake
-def _(
-    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None, activation: str | None = None, out_dtype: torch.dtype | None = None,
-    recipe_a: str = "", recipe_b: str = "", use_fast_accum: bool = True, config: str = "",
-) -> torch.Tensor:  # fmt: skip
-    finish = BiasActivation(bias, activation, use_fast_accum)
-    call = checked_scaled(a, scale_a, b, scale_b, finish, None, out_dtype, recipe_a, recipe_b)
-    plain_config(config)
-    return a.new_empty(call.shape, dtype=call.kind)
-
-
-@torch.library.custom_op("layoutgemm::scaled_matmul_quantized", mutates_args=())
-def _quantized(
-    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None, activation: str | None = None, out_dtype: torch.dtype | None = None,
-    recipe_a: str = "", recipe_b: str = "", use_fast_accum: bool = True, config: str = "",
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    finish = BiasActivation(bias, activation, use_fast_accum)
-    call = checked_scaled(a, scale_a, b, scale_b, finish, None, out_dtype, recipe_a, recipe_b, BLOCK)
-    scales = torch.empty_strided(*shapes_of(call.shape, AS_QUANTIZE).scales, dtype=torch.float32, device=a.device)
-    c = scaled_product(call, a, scale_a, b, scale_b, finish, plain_config(config), None, (), scales)
-    return pitched(c), scales
-
-
-@_quantized.register_fake
-def _(
-    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None, activation: str | None = None, out_dtype: torch.dtype | None = None,
-    recipe_a: str = "", recipe_b: str = "", use_fast_accum: bool = True, config: str = "",
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    finish = BiasActivation(bias, activation, use_fast_accum)
-    call = checked_scaled(a, scale_a, b, scale_b, finish, None, out_dtype, recipe_a, recipe_b, BLOCK)
-    plain_config(config)
-    return empty_results(a, call.shape, AS_QUANTIZE._replace(dtype=call.kind))
 
 
 def checked_scaled(
@@ -142,6 +95,47 @@ def plain_config(text: str) -> Sm90Config | None:
     return choice.config
 
 
+Factors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]  # a, scale_a, b, scale_b
+
+
+def _scaled_call(
+    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None, activation: str | None = None, out_dtype: torch.dtype | None = None,
+    recipe_a: str = "", recipe_b: str = "", use_fast_accum: bool = True, config: str = "",
+) -> tuple[ScaledCall, Factors, BiasActivation, Sm90Config | None]:  # fmt: skip
+    finish = BiasActivation(bias, activation, use_fast_accum)
+    call = checked_scaled(a, scale_a, b, scale_b, finish, None, out_dtype, recipe_a, recipe_b)
+    return call, (a, scale_a, b, scale_b), finish, plain_config(config)
+
+
+def _quantized_product(
+    call: ScaledCall, factors: Factors, finish: BiasActivation, config: Sm90Config | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    check_out_recipe(BLOCK, call.kind)
+    scales = torch.empty_strided(
+        *shapes_of(call.shape, AS_QUANTIZE).scales, dtype=torch.float32, device=factors[0].device
+    )
+    c = scaled_product(call._replace(quantizes=True), *factors, finish, config, None, (), scales)
+    return pitched(c), scales
+
+
+def _quantized_empty(call: ScaledCall, factors: Factors, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
+    check_out_recipe(BLOCK, call.kind)
+    return empty_results(factors[0], call.shape, AS_QUANTIZE._replace(dtype=call.kind))
+
+
+_scaled = operator_of(
+    "scaled_matmul",
+    _scaled_call,
+    lambda call, of, finish, config: scaled_product(call, of[0], of[1], of[2], of[3], finish, config).contiguous(),
+    lambda call, factors, *_: factors[0].new_empty(call.shape, dtype=call.kind),
+)
+_quantized = operator_of(
+    "scaled_matmul_quantized", _scaled_call, _quantized_product, _quantized_empty,
+    returns=tuple[torch.Tensor, torch.Tensor],
+)  # fmt: skip
+
+
 def _underived(*operands: object) -> torch.Tensor:
     names = ("a", "scale_a", "b", "scale_b", "bias")
     refuse_derivatives(dict(zip(names, operands)), WAY_OUT)
@@ -153,34 +147,6 @@ with_autograd("scaled_matmul_quantized", _underived)
 
 
 # -------------------------------------------------------------------------------------------------------------- grouped
-
-
-@torch.library.custom_op("layoutgemm::grouped_matmul", mutates_args=())
-def _grouped(
-    a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None = None, said: str = "offsets",
-    scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None, out_dtype: torch.dtype | None = None,
-    recipe_a: str = "", recipe_b: str = "", config: str = "", bias: torch.Tensor | None = None,
-    activation: str | None = None, use_fast_accum: bool = True,
-) -> torch.Tensor:  # fmt: skip
-    finish = BiasActivation(bias, activation, use_fast_accum)
-    call = checked_grouped(a, b, groups, said, scale_a, scale_b, finish, None, out_dtype, recipe_a, recipe_b)
-    c = grouped_product(call, a, b, groups, scale_a, scale_b, finish, plain_config(config))
-    return c.mT.contiguous().mT if call.form == COLUMNS else c.contiguous()
-
-
-@_grouped.register_fake
-def _(
-    a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None = None, said: str = "offsets",
-    scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None, out_dtype: torch.dtype | None = None,
-    recipe_a: str = "", recipe_b: str = "", config: str = "", bias: torch.Tensor | None = None,
-    activation: str | None = None, use_fast_accum: bool = True,
-) -> torch.Tensor:  # fmt: skip
-    finish = BiasActivation(bias, activation, use_fast_accum)
-    call = checked_grouped(a, b, groups, said, scale_a, scale_b, finish, None, out_dtype, recipe_a, recipe_b)
-    plain_config(config)
-    if call.form == COLUMNS:
-        return a.new_empty(call.shape[::-1], dtype=call.kind).mT
-    return a.new_empty(call.shape, dtype=call.kind)
 
 
 def checked_grouped(
@@ -201,6 +167,34 @@ def checked_grouped(
     return call
 
 
+Grouped = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+
+
+def _grouped_call(
+    a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None = None, said: str = "offsets",
+    scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None, out_dtype: torch.dtype | None = None,
+    recipe_a: str = "", recipe_b: str = "", config: str = "", bias: torch.Tensor | None = None,
+    activation: str | None = None, use_fast_accum: bool = True,
+) -> tuple[GroupedCall, Grouped, BiasActivation, Sm90Config | None]:  # fmt: skip
+    finish = BiasActivation(bias, activation, use_fast_accum)
+    call = checked_grouped(a, b, groups, said, scale_a, scale_b, finish, None, out_dtype, recipe_a, recipe_b)
+    return call, (a, b, groups, scale_a, scale_b), finish, plain_config(config)
+
+
+def _grouped_product(
+    call: GroupedCall, operands: Grouped, finish: BiasActivation, config: Sm90Config | None
+) -> torch.Tensor:
+    c = grouped_product(call, *operands, finish, config)
+    return c.mT.contiguous().mT if call.form == COLUMNS else c.contiguous()
+
+
+def _grouped_empty(call: GroupedCall, operands: Grouped, *_: object) -> torch.Tensor:
+    if call.form == COLUMNS:
+        return operands[0].new_empty(call.shape[::-1], dtype=call.kind).mT
+    return operands[0].new_empty(call.shape, dtype=call.kind)
+
+
+_grouped = operator_of("grouped_matmul", _grouped_call, _grouped_product, _grouped_empty)
 Multiply = Callable[..., torch.Tensor]
 
 

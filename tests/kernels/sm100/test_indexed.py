@@ -20,6 +20,9 @@ from layoutgemm.emulator.mutation.survivors import PROVEN, Explainer
 from layoutgemm.errors import LayoutError, OperandError, PlanError
 from layoutgemm.kernels import IndexedRows, RowIndices, Sm80Config, Sm100Config, Sm100Plan
 from layoutgemm.kernels.epilogue.chain import Amax, Bias, Custom, Epilogue, EpilogueOperand, Quantize, RowReduce
+from layoutgemm.kernels.orders import stored_elements
+from layoutgemm.kernels.plan import present
+from layoutgemm.kernels.run import tensor_maps
 from layoutgemm.kernels.run.emulated import emulate_launch, linked
 from layoutgemm.kernels.run.epilogue_operands import words_read
 from layoutgemm.kernels.sm100 import rows_checks
@@ -40,6 +43,7 @@ FORMS: dict[str, tuple[Any, ...]] = {
     "scatter": ((130, 130, 72), ("e4m3", "e4m3:col", "e4m3"), one(96, chunks=2, buffers=3), None, (131, "i64")),
     "tf32, long k tiles": ((140, 72, 100), ("tf32", "tf32:col", "f32"), one(48, tile_k=64), (3, "i32"), (140, "i32")),
     "widest": ((300, 264, 136), ("bf16", "bf16", "bf16"), Sm100Config((128, 256)), (50, "i32"), (300, "i64")),
+    "a batch": ((150, 20, 72), ("bf16", "bf16:col", "f32"), pair(32), (90, "i32"), (200, "i64")),
     "columns of C": ((140, 72, 328), ("e5m2", "e4m3:row", "bf16:col"), pair(64), (9, "i64"), None),
 }
 SMALL = (150, 20, 72)  # the same kernel as "both, a pair", for fewer products
@@ -51,6 +55,7 @@ def plan_of(form: str, **more: Any) -> Sm100Plan:
     sizes, (a, b, c), config, gather, scatter = FORMS[form]
     m, n, k = more.pop("sizes", sizes)
     indexed = IndexedRows(*[None if part is None else RowIndices(*part) for part in (gather, scatter)])
+    more = {"batch": 2 if form == "a batch" else 1, **more}
     return Sm100Plan.derive(m, n, k, **{"a": a, "b": b, "c": c, "config": config, "indexed": indexed, **more})
 
 
@@ -85,9 +90,45 @@ def test_compiled_kernel_is_exact(form: str) -> None:
     a, b, given, want = problem(plan)
     out = np.full_like(want, 7.0)
     found = plan.run(a, b, given=given, device="emulator", out=out).c
-    left = np.ones(plan.rows_of_c, bool)
-    left[given.get("out_rows", slice(None))] = False
-    assert np.array_equal(found[~left], want[~left]) and (found[left] == 7).all()
+    stored = stored_elements(plan, given)
+    assert np.array_equal(found, want if stored is None else np.where(stored, want, 7))
+
+
+@needs_dsl
+@pytest.mark.dsl
+def test_indices_outside_of_a_batchs_matrix_are_no_rows_of_the_next() -> None:
+    """For the tensor map, row 90 of a matrix is row 0 of the next."""
+    plan = plan_of("a batch")
+    a, b, given, want = problem(plan)
+    bits = [plan.a.dtype.encode(a), plan.b.dtype.encode(np.ascontiguousarray(b.swapaxes(1, 2)))]
+    worse = {name: x.copy() for name, x in given.items()}
+    worse["rows"][[3, 160]], worse["out_rows"][[5, 299]] = (90, -1), (200, 200)
+    c = np.full((2, 200, 24), 0x7777, np.uint32)
+    pitches = 72, 72, 24, 90 * 72, 72 * 20, 200 * 24
+    arguments = (*bits, c, plan.m, plan.n, plan.k, 2, *pitches, 1, *words_read(plan, worse))
+    done = emulate_launch(plan, arguments, replace(STRICT, edges=False), progress=False)
+    assert not done.findings, done.report()
+    found, rows = plan.c.dtype.decode(c[..., :20]), given["out_rows"].reshape(2, -1)
+    want[0][rows[0][3]] = want[1][rows[1][10]] = 0
+    want[~present(stored_elements(plan, given))] = plan.c.dtype.decode(np.array([0x7777], np.uint32))[0]
+    want[0][rows[0][5]] = want[1][rows[1][149]] = plan.c.dtype.decode(np.array([0x7777], np.uint32))[0]
+    assert np.array_equal(found, want)
+
+
+def test_matrices_between_whole_rows_are_copied_or_refused() -> None:
+    torch = needs.module("torch")
+    plan, apart = plan_of("a batch"), torch.zeros(90, 2, 72, dtype=torch.bfloat16).transpose(0, 1)
+    with pytest.raises(
+        OperandError, match="matrices of the batch lie 72 elements apart, no multiple of the 144 from row"
+    ):
+        tensor_maps.lines_of(plan, "A", apart, [], False)
+    copies: list[str] = []
+    _, leading, pitch = tensor_maps.lines_of(plan, "A", apart, copies, True)
+    assert (leading, pitch) == (72, 90 * 72) and len(copies) == 1
+    wide = torch.zeros(2, 100, 80, dtype=torch.bfloat16)[:, :90, :72]
+    assert tensor_maps.lines_of(plan, "A", wide, [], False)[1:] == (80, 8000)
+    out = torch.zeros(200, 2, 20).transpose(0, 1)
+    assert "no multiple of the 40 from row to row" in tensor_maps._store_rule(plan, out)
 
 
 def launched(
@@ -273,7 +314,6 @@ GATHER, SCATTER = IndexedRows(RowIndices(50)), IndexedRows(scatter=RowIndices(50
     [
         ({"indexed": GATHER, "a": "bf16:col"}, "a is bf16 col-major: gathered rows are contiguous, a 'row' A"),
         ({"indexed": SCATTER, "c": "f32:col"}, "c is f32 col-major: scattered rows are contiguous, a 'row' C"),
-        ({"indexed": GATHER, "batch": 2}, "batch = 2 and indexed: sm_100a's gather4 and scatter4 move"),
         ({"indexed": IndexedRows(RowIndices(5), copy=True)}, "indexed: sm_100a's kernel copies no rows first"),
         ({"indexed": SCATTER, "epilogue": Epilogue(RowReduce("max"), stores_c=False)}, "no row of C is stored"),
         (
@@ -319,5 +359,4 @@ def test_a_row_of_c_with_two_sources_is_refused() -> None:
 def test_the_front_door_takes_indices_where_a_kernel_does() -> None:
     assert isinstance(planned(64, 64, 64, arch="sm_103a", indexed=GATHER), Sm100Plan)
     for given in ({"arch": "sm_120a"}, {"arch": "sm_80"}, {"config": Sm80Config()}):
-        with pytest.raises(PlanError, match=r"not by the kernel of sm_.*: .* one pitch apart; .*A\[rows\] @ B"):
-            planned(64, 64, 64, indexed=GATHER, **given)
+        assert planned(64, 64, 64, indexed=GATHER, **given).gathers

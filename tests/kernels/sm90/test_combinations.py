@@ -12,7 +12,7 @@ import pytest
 
 from layoutgemm.errors import PlanError
 from layoutgemm.kernels import AlongK, IndexedRows, Prologue, Promoted, Ragged, RowIndices, Sm90Config, Sm90Plan, Table
-from layoutgemm.kernels.epilogue.chain import Activation, Bias, Epilogue
+from layoutgemm.kernels.epilogue.chain import Activation, Epilogue, RowReduce
 from layoutgemm.kernels.quantized.formats import QuantizedFormat
 from layoutgemm.kernels.sm90.operands.combinations import PARTS, REFUSED, refusal
 from layoutgemm.kernels.sm90.operands.combined import Combined
@@ -46,7 +46,7 @@ ASKED: dict[str, Given] = {
     "triangular operands": {"triangles": Triangles(a="lower")},
     "batch": {"batch": 3},
     "epilogue": {"epilogue": Epilogue(Activation("relu"))},
-    "steps by place": {"epilogue": Epilogue(Bias())},
+    "groups of columns": {"epilogue": Epilogue(RowReduce("max", each=8))},
     "symmetric order": {"order": "symmetric", "n": M},
     "order of some tiles": {"order": "lower"},
     "order with words": {"order": "hilbert"},
@@ -56,7 +56,7 @@ ASKED: dict[str, Given] = {
 EXCLUSIVE = (
     ("gate", "several B"), ("groups of rows", "masked groups"), ("gathered rows", "copied rows"),
     ("symmetric order", "order of some tiles", "order with words", "other orders"),
-    ("batch", "groups of rows", "masked groups", "groups along K"), ("epilogue", "steps by place"),
+    ("batch", "groups of rows", "masked groups", "groups along K"), ("epilogue", "groups of columns"),
 )  # fmt: skip
 
 

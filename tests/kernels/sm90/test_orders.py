@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -14,17 +14,21 @@ from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import Ragged, Sm90Config, Sm90Plan
 from layoutgemm.kernels.epilogue.chain import (
     Activation,
+    Amax,
     Aux,
     Bias,
+    ColumnReduce,
     Custom,
-    Dropout,
     Epilogue,
+    Quantize,
+    Reduction,
+    Residual,
     RowReduce,
     Scale,
+    VectorScale,
 )
 from layoutgemm.kernels.orders import order_values, stored_elements
 from layoutgemm.kernels.run.hardware_model import unwritten
-from layoutgemm.kernels.sm90.triangular.mirror import depends_on_place
 from layoutgemm.kernels.sm90.triangular.operands import Triangles
 from layoutgemm.layouts import Layout
 from layoutgemm.schedule import Banded, Formula, Grouped, Linear, Rotated, Triangular
@@ -134,8 +138,6 @@ def test_equal_sums_of_a_symmetric_product_have_equal_results() -> None:
     own = Custom.of(lambda x, i, j, ops: ops.exp(-abs(x)) * x)
     near = Custom.of(lambda x, i, j, ops: ops.where(abs(i - j) < 100, x, ops.round(x * ops.float(i + j))))
     epilogue = Epilogue(Scale("s"), own, Activation("relu"), near)
-    place = Custom.of(lambda x, i, j, ops: ops.where(i < j, x, 0.0))
-    assert [depends_on_place(x) for x in (epilogue, Epilogue(place), Epilogue(Dropout(0.5)))] == [False, True, True]
     plan = Sm90Plan.derive(136, 136, 72, b="bf16:col", config=ONE, order="symmetric", epilogue=epilogue)
     assert plan.check()
     a = np.random.default_rng(0).integers(-3, 4, (136, 72)).astype(np.float32) / 4
@@ -144,6 +146,58 @@ def test_equal_sums_of_a_symmetric_product_have_equal_results() -> None:
     want, (i, j) = np.maximum(np.exp(-np.abs(x)) * x, 0), np.indices(x.shape)
     want = np.where(np.abs(i - j) < 100, want, np.rint(want * (i + j)))
     assert np.array_equal(c, c.T) and np.abs(c - want).max() < 2e-3 * max(1, want.max())
+
+
+# Steps of a symmetric product, and its configuration: vectors, matrices and reductions in both of a tile's places.
+BEST = Reduction.of(
+    lambda x, i, j, ops: (x * ops.float(j), ops.float(i)), lambda a, b, ops: (a[0] + b[0], ops.maximum(a[1], b[1])),
+    identity=(0.0, -1.0), finish=lambda a, ops: (a[0], a[1]), results=("moment", "last"),
+)  # fmt: skip
+WINDOW = Custom.of(lambda x, i, j, ops: ops.where((j <= i) & (i - j < 90), x, -1.0))
+PLACED: dict[str, tuple[Epilogue, Sm90Config]] = {
+    "a matrix": (Epilogue(Bias(), VectorScale("m", name="v"), Residual("f32")), PAIR),
+    "a matrix in lines": (Epilogue(Residual("bf16")).in_pairs(lines=True), ONE),
+    "rows and columns": (
+        Epilogue(WINDOW, RowReduce("argmax"), ColumnReduce("sum"), RowReduce(BEST, "own"), Amax()),
+        PAIR,
+    ),
+    "without C": (Epilogue(Bias(), RowReduce("max"), ColumnReduce("argmin"), stores_c=False), PINGPONG),
+    "in memory": (Epilogue(Bias(), Aux("f32"), RowReduce("sum", ordered=False), ColumnReduce("max")), ONE),
+}
+
+
+@needs_dsl
+@pytest.mark.dsl
+@pytest.mark.parametrize(
+    ("name", "batch"),
+    [
+        ("a matrix in lines", 1),
+        ("rows and columns", 2),
+        ("without C", 1),
+        pytest.param("a matrix", 2, marks=SLOW),
+        pytest.param("rows and columns", 1, marks=SLOW),
+        pytest.param("in memory", 1, marks=SLOW),
+    ],
+)
+def test_a_symmetric_product_has_its_steps_at_both_places(name: str, batch: int) -> None:
+    (epilogue, config), n = PLACED[name], 200
+    half: Literal["lower", "upper"] = "upper" if batch == 2 else "lower"
+    order, kind = Triangular(half, mirror=True), "bf16:col"
+    plan = Sm90Plan.derive(n, n, 72, b=kind, c="f32", batch=batch, config=config, order=order, epilogue=epilogue)
+    plan.check().require()
+    rng, front = np.random.default_rng(0), (batch,) * (batch > 1)
+
+    def drawn(*shape: int) -> np.ndarray:
+        return rng.integers(-3, 4, (*front, *shape)).astype(np.float32)
+
+    a, sizes = drawn(n, 72), {"n": (n,), "m": (n,), "mn": (n, n)}
+    given = {x.name: 2.0 if x.host else drawn(*sizes[x.axes]) for x in epilogue.given if not x.written}
+    done = plan.run(a, a.swapaxes(-1, -2), given=given, device="emulator")
+    want = epilogue.reference(a @ a.swapaxes(-1, -2), **given)
+    assert done.c is None or np.array_equal(done.c, want.c)
+    assert set(done.written) == set(want.written)
+    for key, value in want.written.items():
+        assert np.array_equal(done.written[key], value), key
 
 
 @pytest.mark.parametrize(("n", "tiles"), [(4096, 528), (6144, 528), (8192, 1056)])
@@ -171,7 +225,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"order": "symmetric", "config": replace(ONE, tile=(64, 128))}, "needs square tiles"),
     ({"order": "symmetric", "config": replace(ONE, store="direct")}, "a symmetric product takes 'tma'"),
     ({"order": "symmetric", "config": SPLIT}, "split = 2: a symmetric product takes 1"),
-    ({"order": "symmetric", "epilogue": Epilogue(Bias())}, "depends on an element's place and a symmetric order"),
+    (
+        {"order": "symmetric", "epilogue": Epilogue(RowReduce("max", each=32))},
+        "results of groups of columns and a symmetric order: a tile is stored again transposed",
+    ),
+    ({"order": "symmetric", "epilogue": Epilogue(Quantize()), "c": "e4m3"}, "groups of columns and a symmetric order"),
     ({"triangles": Triangles("lower"), "config": SELF}, "loader = 'self'"),
     ({"triangles": Triangles("lower"), "config": PINGPONG}, "schedule = 'pingpong'"),
     ({"triangles": Triangles("lower"), "config": ONE.tuned(reverse_odd_tiles=True)}, "reverse_odd_tiles = True"),

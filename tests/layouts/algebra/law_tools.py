@@ -100,13 +100,12 @@ def parts(pair: Pair) -> list[Pair]:
 
 
 def exact_complement(t: Pair, bound: int) -> list[int] | None:
-    """The translates of a tile that tile 0..n-1 without a gap, n >= bound; None where none do."""
+    """The translates of a tile that hold each of 0..bound-1 once; None where none do."""
     rest = ref.complement(*t, bound)
     if rest is None:
         return None
     free = ref.image(tuple(rest[0]), tuple(rest[1]))
-    covered = set(ref.sums(ref.image(*t), free))
-    return free if covered == set(range(len(covered))) and len(covered) >= bound else None
+    return free if set(range(bound)) <= set(ref.sums(ref.image(*t), free)) else None
 
 
 def run(name: str, factor: int = 1, seed: int = 0) -> tuple[int, int]:

@@ -164,15 +164,14 @@ def divides(rng: random.Random) -> bool:
 
 
 def placed(pair: Pair, other: Pair) -> list[int] | None:
-    """The offsets of A's copies in the order of B: A* o B, with A* up to size(A) * cosize(B); None for no layout."""
+    """The offsets of A's copies in the order of B: A* o B, with A* up to cosize(B) copies; None for no layout."""
     picks = ref.image(*other)
     reach = max(picks) + 1
-    rest = ref.complement(*pair, ref.size(pair[0]) * reach)
+    end = max(1, *(n * d for n, d in zip(ref.leaves(pair[0]), ref.leaves(pair[1]), strict=True)))
+    rest = ref.complement(*pair, end * reach)
     if rest is None:
         return None
     free = ref.image(tuple(rest[0]), tuple(rest[1]))
-    if reach > len(free):
-        return None
     second = [free[p] for p in picks]
     return second if ref.first_misfit(second, ref.leaves(other[0])) is None else None
 

@@ -8,9 +8,11 @@ at any size. A case that becomes decided belongs among the theorems.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Callable, Iterator
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -29,8 +31,16 @@ SYMBOLS = ("M", "N", "K")
 Env = dict[str, Any]
 
 
+FUNCTIONS = {"minimum": minimum, "maximum": maximum, "S": Swizzle(3, 3, 3), "divmod": divmod}
+
+
+@functools.cache
+def compiled(text: str) -> CodeType:
+    return compile(text, text, "eval")
+
+
 def value(text: str, env: Env) -> Any:
-    return eval(text, {"minimum": minimum, "maximum": maximum, "S": Swizzle(3, 3, 3), "divmod": divmod}, env)
+    return eval(compiled(text), FUNCTIONS, env)
 
 
 def used(*texts: str) -> list[str]:

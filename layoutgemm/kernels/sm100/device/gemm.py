@@ -76,7 +76,7 @@ class Sm100GemmKernel(GemmEntry):
         across = tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1])
         reads = reads_of(plan.order.schedule, plan.words, words)
         tiles = plan.order.schedule.count(across, cutlass.min, reads) * batch
-        self.kernel(map_a, map_b, *maps_c, m, n, k, batch, words).launch(
+        self.kernel(map_a, map_b, *maps_c, m, n, k, batch, self.kernel_words(words, pitches)).launch(
             grid=(cutlass.min(tiles, workers) * plan.blocks, 1, 1),
             block=(plan.threads, 1, 1),
             cluster=(plan.blocks, 1, 1),
@@ -93,6 +93,14 @@ class Sm100GemmKernel(GemmEntry):
     ) -> bridge.TensorMap:  # fmt: skip
         """Host side: the tensor map of matrix `name`, "a", "b" or "c"."""
         return bridge.encode_tensor_map(tma, address, extents, *pitches)
+
+    def kernel_words(self, words: Sequence[Int64], pitches: Mapping[str, tuple[Int64, Int64]]) -> Sequence[Int64]:
+        """Host side: the words that the kernel takes; the plan's come first."""
+        return words
+
+    def given(self, words: Sequence[Int64]) -> bridge.Carried:
+        """The kernel's words by name."""
+        return bridge.Carried(**dict(zip(self.plan.words, words, strict=True)))
 
     @cute.kernel
     def kernel(
@@ -133,7 +141,8 @@ class Sm100GemmKernel(GemmEntry):
         accumulators = tensor.tensor_address(shared.slot)
 
         rows, columns = tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1])
-        reads = reads_of(plan.order.schedule, plan.words, words)
+        given = self.given(words)
+        reads = WordReads(given) if plan.order.schedule.words else None
         count = plan.order.schedule.count((rows, columns), cutlass.min, reads)
         job = bridge.Carried(
             shared=shared,
@@ -149,7 +158,8 @@ class Sm100GemmKernel(GemmEntry):
             workers=blocks // plan.blocks,
             m=m,
             n=n,
-            given=bridge.Carried(**dict(zip(plan.words, words, strict=True))),
+            batch=batch,
+            given=given,
         )
 
         # 2. Everything above touched no global memory, and ran while the kernel before this one drained.
@@ -209,7 +219,7 @@ class Sm100GemmKernel(GemmEntry):
         tile, stage, parity = job.first, Int32(0), Int32(1)
         while tile < job.tiles:
             m0, n0, matrix = self.origin(job, tile)
-            own = self.of_loaded_tile(job, m0)
+            own = self.of_loaded_tile(job, m0, matrix)
             for k_tile in cutlass.range(job.k_tiles, unroll=1):
                 stage = bridge.uniform(stage)
                 bridge.barrier_wait(job.shared.empty(stage), parity)
@@ -238,11 +248,11 @@ class Sm100GemmKernel(GemmEntry):
         load = tensor.load_for_pair if const_expr(plan.blocks > 1) else bridge.load_tile
         load(maps[1], plan.b.tma, {"n": n_own, "k": at_k, "l": matrix}, b, full)
 
-    def of_loaded_tile(self, job: bridge.Carried, row: Int32) -> bridge.Carried:
+    def of_loaded_tile(self, job: bridge.Carried, row: Int32, matrix: Int32) -> bridge.Carried:
         """The job of a tile for the loader's warp, all lanes alike; `row`: the first of this block."""
         return job
 
-    def of_stored_tile(self, job: bridge.Carried, row: Int32) -> bridge.Carried:
+    def of_stored_tile(self, job: bridge.Carried, row: Int32, matrix: Int32) -> bridge.Carried:
         """The job of a tile for a lane of an epilogue warp; `row`: the first of this block."""
         return job
 
@@ -294,7 +304,7 @@ class Sm100GemmKernel(GemmEntry):
             m0, n0, matrix = self.origin(job, tile)
             bridge.barrier_wait(job.shared.acc_full(number), turn)
             tensor.fence_after_sync()
-            self.epilogue.store(self.of_stored_tile(job, m0), maps, number, (m0, n0, matrix))
+            self.epilogue.store(self.of_stored_tile(job, m0, matrix), maps, number, (m0, n0, matrix))
             done += 1
             tile += job.workers
         bridge.wait_stores_read(0)

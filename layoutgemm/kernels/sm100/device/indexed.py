@@ -66,20 +66,35 @@ class Sm100IndexedKernel(Sm100FusedKernel):
         """Host side: the tensor map of a matrix, with boxes of one row where its rows are chosen."""
         if name in self.chosen:
             rows = dict(zip(self.plan.words, words, strict=True))[f"{name}_rows"]
-            tma, extents = one_row(tma), {**extents, "m": Int32(rows)}
+            if self.plan.batch > 1:
+                rows += Int64(extents["l"] - 1) * rows_apart(pitches)
+            tma, extents, pitches = one_row(tma), {**extents, "m": Int32(rows)}, pitches[:1]
         return super().encoded(name, tma, address, extents, pitches, words)
+
+    @property
+    def apart(self) -> tuple[str, ...]:
+        """Names of the kernel's further words: rows between the matrices of a batch."""
+        return tuple([f"{name}_apart" for name in self.chosen]) if self.plan.batch > 1 else ()
+
+    def kernel_words(self, words: Sequence[Int64], pitches: Mapping[str, tuple[Int64, Int64]]) -> Sequence[Int64]:
+        """Host side: the plan's words, then those of `apart`."""
+        return (*words, *[rows_apart(pitches[name[0]]) for name in self.apart])
+
+    def given(self, words: Sequence[Int64]) -> bridge.Carried:
+        """The kernel's words by name."""
+        return bridge.Carried(**dict(zip((*self.plan.words, *self.apart), words, strict=True)))
 
     @property
     def chosen(self) -> tuple[str, ...]:
         """The matrices whose rows are chosen."""
         return ("a",) * self.plan.gathers + ("c",) * self.plan.scatters
 
-    def of_loaded_tile(self, job: bridge.Carried, row: Int32) -> bridge.Carried:
+    def of_loaded_tile(self, job: bridge.Carried, row: Int32, matrix: Int32) -> bridge.Carried:
         """With the rows of A of this block's rows of a tile, in every lane: registers, as K tiles read them again."""
         if not self.plan.gathers:
             return job
         lane, values = cute.arch.lane_idx(), READ_BY_LANES.shape[0]
-        own = [self.row_of(job, ROWS, row + READ_BY_LANES(v, lane)) for v in range(values)]
+        own = [self.row_of(job, ROWS, row + READ_BY_LANES(v, lane), matrix) for v in range(values)]
         every = {READ_BY_LANES(v, of): cute.arch.shuffle_sync(own[v], of) for v in range(values) for of in range(WARP)}
         return job.extended(rows_of_a=tuple([every[i] for i in range(len(every))]))
 
@@ -94,15 +109,28 @@ class Sm100IndexedKernel(Sm100FusedKernel):
         tma, pair = self.plan.a.tma, self.plan.blocks > 1
         bridge.gather_tile(tensor_map, tma, origin, job.rows_of_a, destination, full, pair)
 
-    def of_stored_tile(self, job: bridge.Carried, row: Int32) -> bridge.Carried:
+    def of_stored_tile(self, job: bridge.Carried, row: Int32, matrix: Int32) -> bridge.Carried:
         """With the row of C of the lane's row."""
         if not self.plan.scatters:
             return job
         number = row + job.warp * WARP_LANES + cute.arch.lane_idx()
-        return job.extended(out_row=self.row_of(job, OUT_ROWS, number))
+        return job.extended(out_row=self.row_of(job, OUT_ROWS, number, matrix))
 
-    def row_of(self, job: bridge.Carried, name: str, number: Int32) -> Int32:
-        """The row of A or C that is row `number` of the product; the matrix's number of rows for one outside of it."""
-        indexed = present(self.plan.indexed)
-        found, (_, matrix) = load_index(indexed, job, name, number, job.m), indexed.of(name)
-        return Int32(cutlass.select_(Boolean(found >= 0), found, getattr(job.given, f"{matrix}_rows")))
+    def row_of(self, job: bridge.Carried, name: str, number: Int32, matrix: Int32) -> Int32:
+        """The row of A or C that is row `number` of the product; the number of all rows for one outside.
+
+        Rows are counted over the matrices of a batch, `matrix` being the product's.
+        """
+        indexed, of_batch = present(self.plan.indexed), self.plan.batch > 1
+        found = load_index(indexed, job, name, number, job.m, matrix if of_batch else None)
+        operand = indexed.of(name)[1]
+        outside, row = Int64(getattr(job.given, f"{operand}_rows")), found
+        if of_batch:
+            apart = getattr(job.given, f"{operand}_apart")
+            outside, row = outside + Int64(job.batch - 1) * apart, found + Int64(matrix) * apart
+        return Int32(cutlass.select_(Boolean(found >= 0), row, outside))
+
+
+def rows_apart(pitches: Sequence[Int64]) -> Int64:
+    """Rows from matrix to matrix, of (elements from row to row, from matrix to matrix)."""
+    return pitches[1] // pitches[0]

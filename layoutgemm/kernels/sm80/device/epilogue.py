@@ -6,12 +6,20 @@ from collections.abc import Sequence
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64, const_expr
+from cutlass import Boolean, Int32, Int64, const_expr
 
 from ....atoms.copy.base import VECTOR_BYTES, WARP
 from ...dsl import ampere, bridge
 from ..plan import Sm80Plan
 from ..store import BUFFERS, matrix_row
+
+
+class RowPlaces:
+    """The rows of C that the product's rows are: the same, of those inside."""
+
+    def place(self, row: Int32, m: Int32) -> tuple[Int32 | Int64, Boolean]:
+        """(row of C, whether it is stored) of a row of the product."""
+        return row, row < m
 
 
 class Sm80Epilogue:
@@ -22,9 +30,9 @@ class Sm80Epilogue:
 
     def store(
         self, sums: cute.Tensor, shared: cute.Pointer, warp: Int32, lane: Int32, c: Int64, ldc: Int64, m: Int32,
-        n: Int32, row: Int32, column: Int32,
+        n: Int32, row: Int32, column: Int32, rows: RowPlaces,
     ) -> None:  # fmt: skip
-        """All accumulators of a warp, whose part of C begins at (row, column)."""
+        """All accumulators of a warp, whose part of C begins at (row, column); `rows` says where its rows go."""
         store = self.plan.store
         buffers = shared + (self.plan.smem.c_offset + warp * (BUFFERS * store.buffer_bytes))
         put = [store.tile.byte(*store.place(lane, store.registers[at][0])) for (at,) in store.pairs.bases]
@@ -35,7 +43,9 @@ class Sm80Epilogue:
             buffer = buffers + block % BUFFERS * store.buffer_bytes
             self.fill(sums, block, buffer, put)
             bridge.warp_sync()
-            self.drain(buffer, taken, lane, c, ldc, m, n, row + block * self.plan.mma.shape_mnk[0], column)
+            first = row + block * self.plan.mma.shape_mnk[0]
+            places = [rows.place(first + store.chunk_of(lane, drain)[0], m) for drain in range(store.drains)]
+            self.drain(buffer, taken, lane, c, ldc, n, tuple(places), column)
 
     def inside(self, lane: Int32, drain: int) -> tuple[Int32, Int32]:
         """(row, column) of the chunk that a lane takes; beyond the last row, another lane's."""
@@ -64,10 +74,13 @@ class Sm80Epilogue:
 
     @cute.jit
     def drain(
-        self, buffer: cute.Pointer, taken: list[cute.Pointer], lane: Int32, c: Int64, ldc: Int64, m: Int32, n: Int32,
-        row: Int32, column: Int32,
+        self, buffer: cute.Pointer, taken: list[cute.Pointer], lane: Int32, c: Int64, ldc: Int64, n: Int32,
+        places: tuple[tuple[Int32 | Int64, Boolean], ...], column: Int32,
     ) -> None:  # fmt: skip
-        """A round from its buffer to C: 16 bytes a lane, whole lines of a warp's columns."""
+        """A round from its buffer to C: 16 bytes a lane, whole lines of a warp's columns.
+
+        places  (row of C, whether it is stored) of each chunk that a lane takes
+        """
         store = self.plan.store
         size = store.c.dtype.bytes
         width = VECTOR_BYTES // size
@@ -76,11 +89,11 @@ class Sm80Epilogue:
             words = ampere.load_words(buffer + taken[base] + constant, VECTOR_BYTES // 4)
             i, chunk = store.chunk_of(lane, drain)
             room = n - column - chunk * width
-            there = row + i < m
+            row, there = places[drain]
             if const_expr((drain + 1) * WARP > store.tile.extent[0] * store.per_row):
                 there = there and i < store.tile.extent[0]
             if there:
-                address = c + (Int64(row + i) * ldc + (column + chunk * width)) * size
+                address = c + (Int64(row) * ldc + (column + chunk * width)) * size
                 if room >= width:
                     self.store_chunk(address, words)
                 else:

@@ -38,7 +38,7 @@ from ...dsl.tables import reads_of
 from ...plan import ALL_SHARED, tile_count
 from ..operand import Sm80Operand, byte_selector
 from ..plan import Sm80Plan
-from .epilogue import Sm80Epilogue
+from .epilogue import RowPlaces, Sm80Epilogue
 from .steps import finished
 
 
@@ -134,7 +134,7 @@ class Sm80GemmKernel(TileEntry):
         row, column = plan.order.tile(block, grid, cutlass.min, reads_of(plan.order, plan.words, words))
         m0, n0 = row * plan.tile[0], column * plan.tile[1]
         shared = bridge.SharedMemory(plan.smem).base
-        copy_a = self.copies_of_a(thread, matrices[0], pitches[0], m0, m, k)
+        copy_a = self.copies_of_a(thread, matrices[0], pitches[0], m0, m, k, words)
         copy_b = self.copies_of_b(thread, matrices[1], pitches[1], n0, n, k)
         load_a = Loads(plan.a, plan.smem.a_offset, lane, warp_m)
         load_b = self.loads_of_b(lane, warp_n)
@@ -171,8 +171,10 @@ class Sm80GemmKernel(TileEntry):
         place = m0 + warp_m * plan.a.warp_extent, n0 + warp_n * plan.b.warp_extent
         self.store(sums, shared, (warp, lane), matrices[2], pitches[2], sizes, (*place, matrix), words)
 
-    def copies_of_a(self, thread: Int32, a: Int64, lda: Int64, start: Int32, m: Int32, k: Int32) -> _TileCopies:
-        """A thread's copies of A, whose tile begins at row `start`."""
+    def copies_of_a(
+        self, thread: Int32, a: Int64, lda: Int64, start: Int32, m: Int32, k: Int32, words: tuple[Int64, ...]
+    ) -> _TileCopies:
+        """A thread's copies of A, whose tile begins at row `start`; `words` are the launch's."""
         return Copies(self.plan.a, self.plan.smem.a_offset, thread, a, lda, start, m, k)
 
     def copies_of_b(self, thread: Int32, b: Int64, ldb: Int64, start: Int32, n: Int32, k: Int32) -> _TileCopies:
@@ -196,7 +198,12 @@ class Sm80GemmKernel(TileEntry):
         if plan.epilogue:
             sums = finished(plan, sums, at[1], sizes, place, words)
         if plan.epilogue.stores_c:
-            self.epilogue.store(sums, shared, at[0], at[1], c, ldc, sizes[0], sizes[1], place[0], place[1])
+            rows = self.row_places(sizes[0], words)
+            self.epilogue.store(sums, shared, at[0], at[1], c, ldc, sizes[0], sizes[1], place[0], place[1], rows)
+
+    def row_places(self, m: Int32, words: tuple[Int64, ...]) -> RowPlaces:
+        """The rows of C of the product's rows; `words` are the launch's."""
+        return RowPlaces()
 
     def launch_options(self) -> dict[str, object]:
         """The options of a launch that the plan decides."""

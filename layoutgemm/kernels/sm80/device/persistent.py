@@ -65,8 +65,8 @@ class Sm80PersistentKernel(GemmEntry, Sm80GemmKernel):
         # 1. Where the threads copy from and to, where the lanes read.
         m0, n0 = self.corner(tile, grid, words)
         shared = bridge.SharedMemory(plan.smem).base
-        copy_a = Copies(plan.a, plan.smem.a_offset, thread, a, lda, m0, m, k)
-        copy_b = Copies(plan.b, plan.smem.b_offset, thread, b, ldb, n0, n, k)
+        copy_a = self.copies_of_a(thread, a, lda, m0, m, k, words)
+        copy_b = self.copies_of_b(thread, b, ldb, n0, n, k)
         load_a = Loads(plan.a, plan.smem.a_offset, lane, warp_m)
         load_b = Loads(plan.b, plan.smem.b_offset, lane, warp_n)
 

@@ -57,7 +57,9 @@ class Sm80QuantizedKernel(FusedEntry, Sm80GemmKernel):
         """Device side: one block, one tile of C."""
         self.compute_tile((a, b, c), (m, n, k), (lda, ldb, ldc), words)
 
-    def copies_of_a(self, thread: Int32, a: Int64, lda: Int64, start: Int32, m: Int32, k: Int32) -> InsideCopies:
+    def copies_of_a(
+        self, thread: Int32, a: Int64, lda: Int64, start: Int32, m: Int32, k: Int32, words: tuple[Int64, ...]
+    ) -> InsideCopies:
         """A thread's copies of x, whose tile begins at row `start`."""
         return InsideCopies(self.plan.a, self.plan.smem.a_offset, thread, a, lda, start, m, k)
 

@@ -603,7 +603,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         block, columns = self.plan.pieces(part)[number]
         at = at[:2]
         self.epilogue.store(job, maps[2], accumulators[block], at, origin, block, columns)
-        if self.plan.mirror is not None and number == len(self.plan.pieces(part)) - 1:
+        if self.mirror.epilogue is not None and number == len(self.plan.pieces(part)) - 1:
             self.mirror.store(job, maps[2], accumulators, at, origin)
 
     @cute.jit

@@ -1,4 +1,6 @@
-"""The second store of a symmetric product's tile, transposed: see `triangular.mirror`.
+"""The second store of a symmetric product's tile, transposed, behind the transposed epilogue.
+
+See `triangular.mirror`.
 
 step      threads                          does
 ------    -----------------------------    ---------------------------------------------------------------------------
@@ -18,24 +20,38 @@ import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
 from ...dsl import bridge
+from ...dsl.fused import FusedBlock, PartPlan
 from ...plan import present
 from ...store import WARPS_OF_GROUP
 from ..plan import Sm90Plan
-from ..triangular.mirror import is_off_diagonal
+from ..triangular.mirror import is_mirrored, is_off_diagonal
 from .epilogue import Sm90Epilogue
 
 
 class MirrorEpilogue(Sm90Epilogue):
-    """The rounds of a transposed store; `plan.store` is that store, `first` the one whose buffers it uses."""
+    """The epilogue of a transposed tile, and its store's rounds.
+
+    `plan.epilogue` is transposed, and `plan.store` the second store; `first` is the one whose buffers it uses. A
+    product without a C has neither.
+    """
 
     def __init__(self, plan: Sm90Plan):
-        mirror = present(plan.mirror)
-        self.first = present(plan.store)
-        super().__init__(replace(plan, c=mirror.c, store=mirror))
+        mirror, self.first = plan.mirror, plan.store
+        c, epilogue = plan.c if mirror is None else mirror.c, plan.epilogue.transposed()
+        super().__init__(replace(plan, c=c, store=mirror, epilogue=epilogue))
+        self.partials = tuple([partial.transposed for partial in plan.partials])
+
+    def fused(self, job: bridge.Carried, place: bridge.Place, thread: Int32, part: int) -> FusedBlock | None:
+        """The transposed epilogue on 64 rows of the tile."""
+        if not self.plan.epilogue:
+            return None
+        view = PartPlan(self.plan, self.plan.mma)
+        view.partials = self.partials
+        return FusedBlock(view, job, place, thread, part)
 
     def buffer(self, job: bridge.Carried, owner: Int32, number: int) -> cute.Pointer:
         """A round's buffer, in the room of the warpgroup's own."""
-        store, first = present(self.plan.store), self.first
+        store, first = present(self.plan.store), present(self.first)
         owners = WARPS_OF_GROUP // store.warps
         group = job.shared.c(owner // owners * (WARPS_OF_GROUP // first.warps) * first.buffers)
         return group + (owner % owners * store.buffers + number % store.buffers) * store.buffer_bytes
@@ -46,7 +62,7 @@ class MirrorStore:
 
     def __init__(self, plan: Sm90Plan):
         self.plan = plan
-        self.epilogue = MirrorEpilogue(plan) if plan.mirror is not None else None
+        self.epilogue = MirrorEpilogue(plan) if is_mirrored(plan.order.schedule) else None
 
     @cute.jit
     def store(
@@ -62,11 +78,16 @@ class MirrorStore:
         origin: bridge.Place,
     ) -> None:  # fmt: skip
         """All blocks of rows, one after the other."""
-        first, mirror = present(self.plan.store), present(self.plan.mirror)
+        epilogue = present(self.epilogue)
+        if self.plan.mirror is None:  # no C: the epilogue reduces, or writes other outputs
+            for block in range(self.plan.blocks):
+                epilogue.store_direct(job, accumulators[block], at[1], origin, block, 0)
+            return
+        first, mirror = present(self.plan.store), self.plan.mirror
         self.hand_over(at, first.warps)
         for block in range(self.plan.blocks):
             own = maps[len(first.maps) :]
-            present(self.epilogue).store_tensor(job, own, accumulators[block], at, origin, block, 0)
+            epilogue.store_tensor(job, own, accumulators[block], at, origin, block, 0)
         self.hand_over(at, mirror.warps)
 
     @cute.jit

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ....errors import PlanError
-from ..triangular.mirror import depends_on_place
 
 if TYPE_CHECKING:
     from ....schedule import Schedule
@@ -47,7 +46,7 @@ PARTS: dict[str, tuple[str, str]] = {
     "triangular operands": ("triangles", "triangular operands"),
     "batch": ("batch", "a batch"),
     "epilogue": ("epilogue", "an epilogue"),
-    "steps by place": ("epilogue", "an epilogue that depends on an element's place"),
+    "groups of columns": ("epilogue", "an epilogue with scales or results of groups of columns"),
     "symmetric order": ("order", "a symmetric order"),
     "order of some tiles": ("order", "an order of some tiles"),
     "order with words": ("order", "an order that reads words"),
@@ -117,8 +116,8 @@ REFUSED: dict[tuple[str, str], str] = {
     **{(part, "triangular operands"): "rows in another order are no triangle"
        for part in ("gathered rows", "copied rows", "scattered rows")},
     **{(part, "symmetric order"): _NOT_SQUARE for part in ("gate", "several B", "main loop", "prologue")},
-    ("steps by place", "symmetric order"):
-        "an element is computed once, and stored at (i, j) and at (j, i); 'lower' stores one half, no order= both",
+    ("groups of columns", "symmetric order"):
+        "a tile is stored again transposed, and its groups of columns are of rows there; no order= computes all tiles",
     **{(part, "symmetric order"): "rows in another order have no diagonal"
        for part in ("gathered rows", "copied rows", "scattered rows")},
     **{(part, "symmetric order"): _OWN_GRIDS for part in ("groups of rows", "masked groups")},
@@ -186,7 +185,7 @@ class Asked:
             "triangular operands": self.triangles is not None,
             "batch": self.batch > 1 and all(groups is None for groups in (ragged, self.along_k, self.experts)),
             "epilogue": bool(self.epilogue),
-            "steps by place": depends_on_place(self.epilogue),
+            "groups of columns": self.epilogue is not None and self.epilogue.columns > 1,
             "symmetric order": self.symmetric,
         }
         return tuple(name for name, there in found.items() if there)

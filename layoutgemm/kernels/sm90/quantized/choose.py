@@ -37,6 +37,7 @@ _SUMMED = 128  # int4 weights of a group whose sum has its scale: others were no
 _STAGED = (4, 16, 32, _FEW)  # rows, at most, of kernels of few rows with as many stages
 _BY_WARPS = 16  # rows: the most of a tile of experts that mma.sync multiplies
 _WIDTH = 128  # rows of a tile of many
+_WIDEST = 256  # features of a tile
 SMS = 132  # H100 SXM, H200
 
 
@@ -63,11 +64,15 @@ class _TileKind:
     loader: str = "warpgroup"
     most: int | None = None
 
-    def config(self, rows: int, store: str) -> Sm90Config:
-        """The configuration for `rows` rows: tiles of up to 128 rows are as narrow as possible."""
+    def config(self, rows: int, store: str, bits: int = 4) -> Sm90Config:
+        """The configuration for `rows` rows: tiles of up to 128 rows are as narrow as possible.
+
+        bits  of a weight: with 8, stages of 128 of K and 256 features are two or three
+        """
+        depth = UNIT_K // 2 if bits == 8 and self.tile[0] == _WIDEST else self.tile_k
         width = min(self.tile[1], -(-rows // 16) * 16) if self.tile[1] == _WIDTH else self.tile[1]
         return Sm90Config(
-            (self.tile[0], width), tile_k=self.tile_k, consumers=self.consumers, loader=self.loader, split=self.split,
+            (self.tile[0], width), tile_k=depth, consumers=self.consumers, loader=self.loader, split=self.split,
             one_tile_per_cluster=self.split > 1, cluster=(self.along_m, 1), store=store,
         )  # fmt: skip
 
@@ -172,7 +177,7 @@ def packed_config(
     """
     float8 = become == "e4m3"
     if rows > _FEW:
-        return _many(n, rows, k, sms, float8)
+        return _many(n, rows, k, sms, float8, 4 if weights is None else weights.bits)
     by_bytes = weights is not None and weights.bits == 8 and weights.group is None and rows <= _BETWEEN
     return _few(n, rows, k, sms, _scales(weights, rows, float8), _OF_BYTES if by_bytes and not float8 else {})
 
@@ -187,7 +192,8 @@ def packed_candidates(
     """
     store = "tma" if n % 8 == 0 else "direct"
     if rows > _FEW:
-        yield from (kind.config(rows, store) for kind in (_MANY_FLOAT8 if become == "e4m3" else _MANY))
+        kinds, bits = _MANY_FLOAT8 if become == "e4m3" else _MANY, 4 if weights is None else weights.bits
+        yield from dict.fromkeys(kind.config(rows, store, each) for kind in kinds for each in (4, bits))
         return
     k_tiles, scales = -(-k // UNIT_K), _scales(weights, rows, become == "e4m3")
     for tile, parts in _PARTS.items():
@@ -260,8 +266,8 @@ def _few_config(tile: int, rows: int, split: int, consumers: int, k_tiles: int, 
     return replace(config, launch="tiles") if config.one_tile_per_cluster else config
 
 
-def _many(n: int, rows: int, k: int, sms: int, float8: bool) -> Sm90Config:
+def _many(n: int, rows: int, k: int, sms: int, float8: bool, bits: int) -> Sm90Config:
     """The kind with the least estimate; of equal ones the first."""
     estimates = [(kind.estimate(n, rows, k, sms), kind) for kind in (_MANY_FLOAT8 if float8 else _MANY)]
     _, kind = min([(time, kind) for time, kind in estimates if time is not None], key=lambda found: found[0])
-    return kind.config(rows, "tma" if n % 8 == 0 else "direct")
+    return kind.config(rows, "tma" if n % 8 == 0 else "direct", bits)

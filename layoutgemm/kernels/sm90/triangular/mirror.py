@@ -5,6 +5,11 @@ cluster's tiles are square. A column-major C has element (m, n) at m + n * pitch
 there. So the same accumulators leave twice: by C's own store, and by that of the other order. The second one has
 stmatrix.trans, and tensor maps of its own over the same memory.
 
+The second store's epilogue is transposed, as where operands change places: it reads a bias or a matrix at the place
+of the upper tile. A row's reduction becomes a column's, so rows get what the upper tiles have of them: their partial
+results have lines of their own, and the second launch combines both. Groups of columns would be groups of rows, and
+are refused.
+
 The second store uses the buffers of the first. Between them, and before the next tile, each thread that issued stores
 waits until they have read the buffers, and the warpgroup meets.
 """
@@ -18,8 +23,6 @@ from ....errors import PlanError
 from ....report import Check
 from ....schedule import Schedule, Triangular
 from ...derive import Operand
-from ...epilogue.chain import Activation, Clamp, Custom, Epilogue, Scale
-from ...epilogue.tracing import is_symmetric
 from ...numbers import W
 from ...plan import PersistentPlan, check_settings, present
 from ...plan_checks import boxes_of_c
@@ -39,25 +42,6 @@ def other_order(c: Operand) -> Operand:
 def is_mirrored(schedule: Schedule) -> bool:
     """True if tiles are stored twice."""
     return isinstance(schedule, Triangular) and schedule.mirror
-
-
-def depends_on_place(epilogue: Epilogue | None) -> bool:
-    """True unless equal sums give equal results at (i, j) and (j, i): no operands of C's axes, symmetric functions.
-
-    >>> from layoutgemm.kernels.epilogue.chain import Bias, RowReduce
-    >>> [depends_on_place(Epilogue(step)) for step in (Scale(), Activation("relu"), Bias(), RowReduce("sum"))]
-    [False, False, True, True]
-    """
-    if epilogue is None:
-        return False
-    return (
-        bool(epilogue.reductions)
-        or any(operand.axes for operand in epilogue.given)
-        or not all(
-            isinstance(step, (Scale, Activation, Clamp)) or (isinstance(step, Custom) and is_symmetric(step.expression))
-            for step in epilogue.steps
-        )
-    )
 
 
 def check_mirror(sizes: tuple[int, int, int, int], config: Sm90Config) -> None:
