@@ -437,16 +437,16 @@ class Program:
     # ------------------------------------------------------------ operands of operations
 
     def value(self, operand: PtxOperand, kind: str, wider: bool = False) -> Reader:
-        """A function of the fiber that gives the bits of an operand of a PTX type, or of an "address".
+        """A function of the fiber that gives an operand's bits.
 
-        `wider`: its register may be. Raises ValueError for registers and literals that the type does not take: PTX ISA,
+        kind: a PTX type, or "address"; `wider`: its register may be. Raises ValueError for registers and literals that the type does not take: PTX ISA,
         "Operand Type Checking". Every operand of an operation is read or written by its type.
         """
         self.generator.fits(operand, kind, wider, True)
         return _reader(self.generator.read(operand, "b64" if kind == "address" else kind, any_width=True))
 
     def address(self, operand: PtxOperand, kind: str = "address") -> Reader:
-        """A function of the fiber that returns the address of `[base+offset]`, whose base is of a type."""
+        """A function of the fiber that returns the address of `[base+offset]`; kind: of the base."""
         if operand.kind != "address":
             raise PtxError(f"{operand.text} is not an address")
         base, offset = self.value(operand.parts[0], kind), operand.offset
@@ -504,7 +504,7 @@ class Program:
 
 
 def _elements(operand: PtxOperand, kind: str, wider: bool) -> tuple[tuple[PtxOperand, ...], str, bool]:
-    """The elements of a register or vector, the type of each register, and whether it may be wider.
+    """The elements of an operand, the type of their registers, and whether these may be wider.
 
     ptxas takes registers of 16 bits for vectors of smaller elements, and for all but f32 and f64 any of that width.
     """

@@ -307,7 +307,7 @@ def refused_here(lines: list[str], target: str) -> dict[int, str]:
 
 
 def beyond(one: Changed) -> bool:
-    """True where ptxas takes a register that PTX does not name for the operand, or the other way round."""
+    """True where ptxas takes other registers than PTX names for the operand."""
     address, line = one.before.endswith("["), one.line
     if one.letter == "x":  # f16x2 as an integer
         return True
