@@ -439,8 +439,8 @@ class Program:
     def value(self, operand: PtxOperand, kind: str, wider: bool = False) -> Reader:
         """A function of the fiber that gives an operand's bits.
 
-        kind: a PTX type, or "address"; `wider`: its register may be. Raises ValueError for registers and literals that the type does not take: PTX ISA,
-        "Operand Type Checking". Every operand of an operation is read or written by its type.
+        kind: a PTX type, or "address"; `wider`: its register may be. Raises ValueError for registers and literals that
+        the type does not take: PTX ISA, "Operand Type Checking". Every operation reads and writes operands by a type.
         """
         self.generator.fits(operand, kind, wider, True)
         return _reader(self.generator.read(operand, "b64" if kind == "address" else kind, any_width=True))
@@ -504,7 +504,7 @@ class Program:
 
 
 def _elements(operand: PtxOperand, kind: str, wider: bool) -> tuple[tuple[PtxOperand, ...], str, bool]:
-    """The elements of an operand, the type of their registers, and whether these may be wider.
+    """The elements of an operand, their registers' type, and whether these may be wider.
 
     ptxas takes registers of 16 bits for vectors of smaller elements, and for all but f32 and f64 any of that width.
     """
