@@ -52,14 +52,14 @@ def indexed_branch(program: Program, ins: PtxInstruction) -> Run:
     return go
 
 
-@operation("ret", "exit")
+@operation("ret", "exit", operands=0)
 def end(program: Program, ins: PtxInstruction) -> Run:
     """ret, exit: the thread ends; in a kernel the two are the same."""
     known(ins, "uni")
     return lambda fiber: fiber.machine.exit(fiber)
 
 
-@operation("trap", "brkpt")
+@operation("trap", "brkpt", operands=0)
 def trap(program: Program, ins: PtxInstruction) -> Run:
     """trap: the kernel is aborted."""
 

@@ -701,6 +701,8 @@ def create_policy(program: Program, ins: PtxInstruction) -> Run:
         raise ValueError(f".{kind} is not emulated")
     if "global" in ins.words and kind != "range":
         raise ValueError(f"createpolicy.{kind} has no state space")
+    if len(ins.operands) > (4 if kind == "range" else 2):
+        raise ValueError(f"{ins.opcode} has fewer operands than {len(ins.operands)}")
     target = program.result(ins.operands[0], "u64")
     for operand in ins.operands[1:]:
         if operand.kind == "address":
@@ -740,7 +742,7 @@ def store_zeros(program: Program, ins: PtxInstruction) -> Run:
     return go
 
 
-@operation("mapa")
+@operation("mapa", operands=3)
 def map_address(program: Program, ins: PtxInstruction) -> Run:
     """mapa: this location in another block of the cluster; for a missing block an unusable address."""
     target, kind = program.result(ins.operands[0], ins.words[-1]), ins.words[-1]
@@ -763,7 +765,7 @@ def map_address(program: Program, ins: PtxInstruction) -> Run:
     return go
 
 
-@operation("getctarank")
+@operation("getctarank", operands=2)
 def rank_of(program: Program, ins: PtxInstruction) -> Run:
     """getctarank: the block of a shared address."""
     target, address = program.result(ins.operands[0], "u32"), program.value(ins.operands[1], ins.words[-1])

@@ -102,7 +102,7 @@ def _aliases(memory: GlobalMemory, parts: list[Bytes]) -> Iterator[int]:
                 yield buffer.address + place - low
 
 
-@operation("multimem", guards=True)
+@operation("multimem", guards=True, operands=2)
 def multimem(program: Program, ins: PtxInstruction) -> Run:
     """multimem.ld_reduce, .st and .red, lane by lane."""
     form = MultimemForm(ins)

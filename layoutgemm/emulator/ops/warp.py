@@ -32,7 +32,7 @@ def _pair(program: Program, operand: PtxOperand, kind: str) -> tuple[int | None,
     return found[0], found[1] if len(found) > 1 else None
 
 
-@operation("shfl.sync")
+@operation("shfl.sync", operands=5)
 def shuffle(program: Program, ins: PtxInstruction) -> Run:
     """shfl.sync: the value of another lane, by index, up, down or butterfly, within segments."""
     known(ins, "sync", "idx", "up", "down", "bfly", "b32")
@@ -76,7 +76,7 @@ def shuffle(program: Program, ins: PtxInstruction) -> Run:
     return by_mask(ins, mask, go)
 
 
-@operation("elect.sync")
+@operation("elect.sync", operands=2)
 def elect(program: Program, ins: PtxInstruction) -> Run:
     """elect.sync: one of the members, the lowest or the highest by the policy."""
     leader, chosen = _pair(program, ins.operands[0], "u32")
@@ -110,7 +110,7 @@ def vote(program: Program, ins: PtxInstruction) -> Run:
     return by_mask(ins, mask, go)
 
 
-@operation("activemask")
+@operation("activemask", operands=1)
 def active_mask(program: Program, ins: PtxInstruction) -> Run:
     """activemask: the lanes that execute this."""
     target = program.result(ins.operands[0], "b32")
@@ -179,7 +179,7 @@ def redux(program: Program, ins: PtxInstruction) -> Run:
     return by_mask(ins, mask, go)
 
 
-@operation("setmaxnreg")
+@operation("setmaxnreg", operands=1)
 def set_registers(program: Program, ins: PtxInstruction) -> Run:
     """setmaxnreg: return registers to the block's pool, or take some when available.
 

@@ -370,6 +370,47 @@ def test_a_wrong_operand_is_named(line: str, says: str) -> None:
         run(line)
 
 
+# Operands that are too many, too few, or no immediate.
+COUNTED = """
+shfl.sync.bfly.b32 %r1, %r2, 1, 31;
+shfl.sync.bfly.b32 %r1, %r2, 1, 31, -1, 4;
+elect.sync %r1|%p1;
+activemask.b32 %r1, %r2;
+mapa.u64 %d1, %d2;
+getctarank.u64 %r1, %d1, 3;
+wgmma.wait_group.sync.aligned;
+wgmma.wait_group.sync.aligned %r1;
+wgmma.wait_group.sync.aligned 1.5;
+wgmma.fence.sync.aligned 1;
+wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f1, %f2, %f3, %f4}, %d1, %d2, %p1, %r1, 1, 0, 0;
+ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r1}, [%r5], 1;
+stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r5], {%r1}, 1;
+movmatrix.sync.aligned.m8n8.trans.b16 %r1, %r2, %r3;
+createpolicy.fractional.L2::evict_last.b64 %d1, %f1, %f2;
+cp.async.commit_group 1;
+cp.async.wait_group %r1;
+cp.async.bulk.wait_group %r1;
+tensormap.replace.tile.elemtype.shared::cta.b1024.b32 [%r1], %r2;
+exit %r1;
+trap 1;
+multimem.st.relaxed.sys.global.f32 [%d1], %f1, %f2;
+multimem.st.relaxed.sys.global.f32 [%d1];
+tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], %r2, %r3;
+tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1];
+tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r1, %r2, %r3;
+tcgen05.wait::ld.sync.aligned 1;
+tcgen05.fence::before_thread_sync 1;
+tcgen05.cp.cta_group::1.128x256b [%r1], %d1, %d2;
+tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned 1;
+""".strip().split("\n")
+
+
+def test_operands_are_counted_and_immediates_are() -> None:
+    for line in COUNTED:
+        (why,) = refused_here([line], "sm_100a" if line.startswith("tcgen05") else "sm_90a").values()
+        assert re.search(r"operands|is not a constant integer", why), why
+
+
 # Instructions of the targets that have them; `refused` are two that do not.
 TARGETS = [
     ("wgmma.fence.sync.aligned;", "sm_90a", ("sm_90", "sm_100a"), "wgmma needs .target sm_90a"),

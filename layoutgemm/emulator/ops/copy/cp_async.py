@@ -28,7 +28,7 @@ from ...races.happens_before import Knowledge, MemoryEvent
 from ...races.lanes import LaneAccess, divide, learn
 from ..barrier import EmulatedMbarrier, mbarrier_at
 from ..memory import copies_global, lanewise, place, said
-from ..registry import HINT, constant, known, operation, taken
+from ..registry import HINT, constant, counted, known, operation, taken
 from .bulk_groups import AsyncOperation, group_count, groups_of
 
 KIND = "cp.async"
@@ -184,7 +184,7 @@ def _unread(
     return unused
 
 
-@operation("cp.async.commit_group")
+@operation("cp.async.commit_group", operands=0)
 def commit(program: Program, ins: PtxInstruction) -> Run:
     """cp.async.commit_group: close each thread's open group."""
     known(ins, "async", "commit_group")
@@ -195,10 +195,11 @@ def commit(program: Program, ins: PtxInstruction) -> Run:
 def wait(program: Program, ins: PtxInstruction) -> Run:
     """cp.async.wait_group: wait until at most N of the most recent groups are pending; wait_all: none."""
     known(ins, "async", "wait_group", "wait_all")
-    left: Reader = program.value(ins.operands[0], "u32") if ins.operands else lambda fiber: 0
-    if ("wait_all" in ins.words) != (not ins.operands):
-        raise ValueError(f"{ins.opcode} with {len(ins.operands)} operands")
     every = "wait_all" in ins.words
+    counted(ins, 0 if every else 1)
+    if not every:
+        constant(ins.operands[0])
+    left: Reader = (lambda fiber: 0) if every else program.value(ins.operands[0], "u32")
 
     def go(fiber: Fiber) -> None:
         ledger, groups = fiber.cta.cluster.ledger, groups_of(fiber, KIND)
@@ -213,7 +214,7 @@ def wait(program: Program, ins: PtxInstruction) -> Run:
     return go
 
 
-@operation("cp.async.mbarrier.arrive")
+@operation("cp.async.mbarrier.arrive", operands=1)
 def arrive(program: Program, ins: PtxInstruction) -> Run:
     """cp.async.mbarrier.arrive: each lane arrives when all its copies so far are complete.
 

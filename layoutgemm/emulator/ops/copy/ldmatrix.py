@@ -140,7 +140,7 @@ def _unpacked(rows: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
     return np.packbits(spread, axis=2, bitorder="little").reshape(len(rows), 16)
 
 
-@operation("ldmatrix")
+@operation("ldmatrix", operands=2)
 def load_matrix(program: Program, ins: PtxInstruction) -> Run:
     """ldmatrix: rows of shared memory, one address a lane, into fragments; packed elements become bytes."""
     rows = MatrixRows(program, ins, ins.operands[1])
@@ -186,7 +186,7 @@ def packed_registers(fiber: Fiber, sources: list[Reader]) -> npt.NDArray[np.uint
     return out
 
 
-@operation("stmatrix")
+@operation("stmatrix", operands=2)
 def store_matrix(program: Program, ins: PtxInstruction) -> Run:
     """stmatrix: fragments into rows of shared memory, one address a lane."""
     rows = MatrixRows(program, ins, ins.operands[0])
@@ -208,7 +208,7 @@ def store_matrix(program: Program, ins: PtxInstruction) -> Run:
     return go
 
 
-@operation("movmatrix")
+@operation("movmatrix", operands=2)
 def move_matrix(program: Program, ins: PtxInstruction) -> Run:
     """movmatrix: an 8x8 matrix of 16-bit elements transposed across the warp's registers."""
     atom = movmatrix()

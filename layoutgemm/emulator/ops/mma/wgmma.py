@@ -260,7 +260,7 @@ def _ended(group: WgmmaGroup, fiber: Fiber, warp: int) -> None:
 # Instructions ---------------------------------------------------------------------------------------------------------
 
 
-@operation("wgmma.fence")
+@operation("wgmma.fence", operands=0)
 def fence(program: Program, ins: PtxInstruction) -> Run:
     """wgmma.fence: order the warp's earlier register accesses before later products."""
     known(ins, "fence", "sync", "aligned")
@@ -275,7 +275,7 @@ def fence(program: Program, ins: PtxInstruction) -> Run:
     return go
 
 
-@operation("wgmma.commit_group")
+@operation("wgmma.commit_group", operands=0)
 def commit(program: Program, ins: PtxInstruction) -> Run:
     """wgmma.commit_group: the products since the last one become a group, which may be empty."""
     known(ins, "commit_group", "sync", "aligned")
@@ -289,11 +289,11 @@ def commit(program: Program, ins: PtxInstruction) -> Run:
     return go
 
 
-@operation("wgmma.wait_group")
+@operation("wgmma.wait_group", operands=1)
 def wait(program: Program, ins: PtxInstruction) -> Run:
     """wgmma.wait_group n: until at most the last n groups of the warp are in flight; results are in the registers."""
     known(ins, "wait_group", "sync", "aligned")
-    allowed = int(ins.operands[0].text)
+    allowed = constant(ins.operands[0])
 
     def go(fiber: Fiber) -> int | None:
         fiber.whole()
@@ -409,7 +409,7 @@ def product(program: Program, ins: PtxInstruction) -> Run:
     scale = rest.pop(0)
     in_smem = first.kind != "vector"
     plain = _form(n, a, b, c, "smem" if in_smem else "rmem", "satfinite" in ins.words, sparse, "K", "K")
-    sign, majors = _immediates(plain, in_smem, [int(operand.text) for operand in rest])
+    sign, majors = _immediates(plain, in_smem, [constant(operand) for operand in rest])
     form = _form(n, a, b, c, plain.atom.a_source, plain.saturates, sparse, *majors)
     spelled(ins, form.atom.ptx, "satfinite")
     names = _registers(program, target, form.c.registers, "f32" if c == "f32" else "b32")

@@ -222,7 +222,7 @@ def _copy_atom(ins: PtxInstruction) -> TmemCopyAtom:
     return found
 
 
-@operation("tcgen05.cp")
+@operation("tcgen05.cp", operands=2)
 def copy(program: Program, ins: PtxInstruction) -> Run:
     """tcgen05.cp: K-major rows into tensor memory; later tcgen05.mma of the thread see them."""
     atom = _copy_atom(ins)
