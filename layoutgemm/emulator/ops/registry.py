@@ -62,7 +62,7 @@ def spelled(ins: PtxInstruction, opcode: str, *optional: str) -> None:
 def counted(ins: PtxInstruction, expected: int) -> None:
     """Refuse another number of operands."""
     if len(ins.operands) != expected:
-        raise ValueError(f"{ins.opcode} has {expected} operands, not {len(ins.operands)}")
+        raise ValueError(f"{ins.opcode} has {expected} operand{'s' * (expected != 1)}, not {len(ins.operands)}")
 
 
 def constant(operand: PtxOperand) -> int:

@@ -222,8 +222,8 @@ def test_a_refill_without_a_wait_is_reported():
         ("cp.async.ca.shared.global [%r10], [%d0], 12;", "not 12"),
         ("cp.async.ca.global.shared [%r10], [%d0], 16;", "not emulated"),
         ("cp.async.ca.shared.global [%r10], [%d0], %r5;", "not a constant"),
-        ("cp.async.wait_group;", "0 operands"),
-        ("cp.async.wait_all 1;", "1 operands"),
+        ("cp.async.wait_group;", "has 1 operand, not 0"),
+        ("cp.async.wait_all 1;", "has 0 operands, not 1"),
     ],
 )
 def test_forms_that_ptx_has_not_are_refused(text, says):
