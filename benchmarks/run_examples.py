@@ -246,6 +246,15 @@ def without_folders(text: str) -> str:
     return re.sub(r"(?<![\w/])/(?:[^\s/():\"']+/)+", "", text)
 
 
+def bare_places(text: str) -> str:
+    """A finding's place with files' names in place of their paths.
+
+    >>> bare_places("/home/me/gemm.py:904, in /home/my tools/helpers.py:173")
+    'gemm.py:904, in helpers.py:173'
+    """
+    return ", in ".join([one.rpartition("/")[2] for one in text.split(", in ")])
+
+
 def outcome(out: str, err: str, status: int, seconds: float) -> Outcome:
     """The outcome by what a process wrote."""
     seconds = round(seconds, 1)
@@ -257,7 +266,7 @@ def outcome(out: str, err: str, status: int, seconds: float) -> Outcome:
     done = json.loads(line)
     times = Counter((f["kind"], f["message"].splitlines()[0], f["source"]) for f in done["findings"])
     findings: list[Found] = [
-        {"kind": kind, "message": without_folders(text), "source": place and re.sub(r".*/", "", place), "times": n}
+        {"kind": kind, "message": without_folders(text), "source": place and bare_places(place), "times": n}
         for (kind, text, place), n in times.items()
     ]
     error = last_error("\n".join(done["fatal"])) or last_error(err) if done["status"] else ""

@@ -170,7 +170,7 @@ def body_of(opcode: str, form: PtxForm, rng: random.Random) -> Case | None:
         elif kind == "pred":
             before = "and.b32 %u, %rc, 1; setp.ne.u32 %g, %u, 0; "
             texts.append(rng.choice(("%g", "!%g")))
-        elif kind in ("v4",):
+        elif kind[2:3] == ":":
             return None
         elif (name := next(names_, None)) is None:
             texts.append(str(rng.randrange(32)))

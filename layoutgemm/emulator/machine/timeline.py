@@ -295,11 +295,13 @@ class Recorder:
         program = fiber.machine.program
         if ins.words[0] == "mbarrier":
             at = fiber.one(program.address(ins.operands[1])(fiber))
-            phase = fiber.one(program.value(ins.operands[2])(fiber))
+            kind, said = ("u32", "parity") if "parity" in ins.words else ("u64", "phase")
+            phase = fiber.one(program.value(ins.operands[2], kind)(fiber))
             place = f" of rank {at >> 24}" if at >> 24 != fiber.cta.rank else ""
-            return f"mbarrier {at & 0xFFFFFF:#x}{place} {'parity' if 'parity' in ins.words else 'phase'} {phase}"
+            return f"mbarrier {at & 0xFFFFFF:#x}{place} {said} {phase}"
         if ins.words[0] in ("bar", "barrier") and "cluster" not in ins.words and "warp" not in ins.words:
-            return f"barrier {fiber.one(program.value(ins.operands[0])(fiber))}"
+            number = program.value(ins.operands[0], "u32")
+            return f"barrier {fiber.one(number(fiber))}"
         if ins.words[0] == "barrier":
             return "the cluster"
         return ".".join(ins.words[:3]) + (f" {ins.operands[0].text}" if ins.operands else "")

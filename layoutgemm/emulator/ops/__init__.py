@@ -24,7 +24,7 @@ from ...errors import PtxError
 from ..ptx.codegen import UNREADABLE
 from ..ptx.parser import PtxInstruction, PtxKernel
 from ..ptx.program import Program, Run
-from .registry import BUILDERS, GUARDS, guarded
+from .registry import BUILDERS, COUNTS, GUARDS, HINT, counted, guarded
 from .spellings import check_spelling, check_words
 
 MODULES = (
@@ -59,7 +59,10 @@ def build(program: Program, ins: PtxInstruction) -> Run:
         if builder is not None:
             try:
                 check_spelling(ins, program.kernel.target)
+                counted(ins, COUNTS.get(name, len(ins.operands)))
                 run = builder(program, ins)
+                if HINT in ins.words:
+                    program.value(ins.operands[-1], "u64")
                 check_words(ins, program.kernel.target)
             except UNREADABLE as error:
                 raise PtxError(f"{ins.where}: {ins.text}: {error}") from None

@@ -142,8 +142,8 @@ def _within(operand: PtxOperand, low: int, top: int, step: int = 1) -> None:
 def named_barrier(program: Program, ins: PtxInstruction) -> Run:
     """bar, barrier: arrive at barrier a with b threads, and wait for the others unless it is .arrive."""
     known(ins, "sync", "arrive", "cta", "aligned")
-    number = program.value(ins.operands[0])
-    threads = program.value(ins.operands[1]) if len(ins.operands) > 1 else None
+    number = program.value(ins.operands[0], "u32")
+    threads = program.value(ins.operands[1], "u32") if len(ins.operands) > 1 else None
     _within(ins.operands[0], 0, NAMED - 1)
     if len(ins.operands) > 1:
         _within(ins.operands[1], 32, 1024, 32)
@@ -198,8 +198,8 @@ def reducing_barrier(program: Program, ins: PtxInstruction) -> Run:
     kind = next((word for word in ("popc", "and", "or") if word in words), "")
     if not kind or (kind == "popc") != ("u32" in words) or len(ins.operands) not in (3, 4):
         raise ValueError(f"{ins.opcode} is not emulated")
-    target, number = program.index[ins.operands[0].text], program.value(ins.operands[1])
-    threads = program.value(ins.operands[2]) if len(ins.operands) == 4 else None
+    target, number = program.result(ins.operands[0], ins.words[-1]), program.value(ins.operands[1], "u32")
+    threads = program.value(ins.operands[2], "u32") if len(ins.operands) == 4 else None
     predicate, aligned = program.value(ins.operands[-1], "pred"), ins.words[0] == "bar" or "aligned" in words
 
     def go(fiber: Fiber) -> int | None:
@@ -223,7 +223,7 @@ def reducing_barrier(program: Program, ins: PtxInstruction) -> Run:
 @operation("bar.warp.sync")
 def warp_barrier(program: Program, ins: PtxInstruction) -> Run:
     """bar.warp.sync: lanes of a warp, which are together in a fiber, learn each other's accesses."""
-    mask = program.value(ins.operands[0])
+    mask = program.value(ins.operands[0], "u32")
 
     def go(fiber: Fiber) -> None:
         members = fiber.members(fiber.one(mask(fiber)))
@@ -586,7 +586,7 @@ def signals(fiber: Fiber, barrier: EmulatedMbarrier, copy: str) -> None:
 def mbarrier_init(program: Program, ins: PtxInstruction) -> Run:
     """mbarrier.init: a barrier of `count` arrivals a phase."""
     known(ins, "init", *SCOPES)
-    address, count = program.address(ins.operands[0]), program.value(ins.operands[1])
+    address, count = program.address(ins.operands[0]), program.value(ins.operands[1], "u32")
 
     def go(fiber: Fiber) -> None:
         arrivals = fiber.one(count(fiber))
@@ -641,9 +641,9 @@ def mbarrier_arrive(program: Program, ins: PtxInstruction) -> Run:
     state = None
     if operands[0].kind != "address":
         first = operands.pop(0)
-        state = program.index[first.text] if first.kind == "reg" else None
+        state = None if first.kind == "sink" else program.result(first, "u64")
     address = program.address(operands[0])
-    extra = program.value(operands[1]) if len(operands) > 1 else None
+    extra = program.value(operands[1], "u32") if len(operands) > 1 else None
     expects, drops, relaxed = "expect_tx" in ins.words, "arrive_drop" in ins.words, "relaxed" in ins.words
     wide, open_phase = "cluster" in ins.words, "noComplete" in ins.words
 
@@ -695,7 +695,7 @@ def mbarrier_arrive(program: Program, ins: PtxInstruction) -> Run:
 def mbarrier_pending(program: Program, ins: PtxInstruction) -> Run:
     """mbarrier.pending_count: the arrivals that a state, as an arrive returned it, still waited for."""
     known(ins, "pending_count", "b64")
-    target, state = program.index[ins.operands[0].text], program.value(ins.operands[1], "b64")
+    target, state = program.result(ins.operands[0], "u32"), program.value(ins.operands[1], "u64")
 
     def go(fiber: Fiber) -> None:
         found = state(fiber)
@@ -709,7 +709,7 @@ def mbarrier_pending(program: Program, ins: PtxInstruction) -> Run:
 def mbarrier_bytes(program: Program, ins: PtxInstruction) -> Run:
     """mbarrier.expect_tx, complete_tx: change the bytes outstanding."""
     known(ins, "expect_tx", "complete_tx", *SCOPES)
-    address, amount = program.address(ins.operands[0]), program.value(ins.operands[1])
+    address, amount = program.address(ins.operands[0]), program.value(ins.operands[1], "u32")
     sign = 1 if ins.words[1] == "expect_tx" else -1
 
     def go(fiber: Fiber) -> None:
@@ -726,9 +726,11 @@ def mbarrier_bytes(program: Program, ins: PtxInstruction) -> Run:
 def mbarrier_wait(program: Program, ins: PtxInstruction) -> Run:
     """mbarrier.try_wait, test_wait: has a phase ended? A second test that fails waits until it has."""
     known(ins, "try_wait", "test_wait", "parity", *SCOPES)
-    target = program.index[ins.operands[0].text]
+    target = program.result(ins.operands[0], "pred")
     address = program.address(ins.operands[1])
-    phase = program.value(ins.operands[2])
+    phase = program.value(ins.operands[2], "u32" if "parity" in ins.words else "u64")
+    for limit in ins.operands[3:]:
+        program.value(limit, "u32")
     by_parity, relaxed, tries = "parity" in ins.words, "relaxed" in ins.words, "try_wait" in ins.words
     wide = "cluster" in ins.words
 

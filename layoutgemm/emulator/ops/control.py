@@ -8,7 +8,7 @@ from ..ptx.parser import PtxInstruction
 from ..ptx.program import Program, Run
 from ..ptx.values import lane_bits
 from .memory import lanewise
-from .registry import known, operation, taken
+from .registry import HINT, known, operation, taken
 
 
 @operation("bra", guards=True)
@@ -36,7 +36,7 @@ def indexed_branch(program: Program, ins: PtxInstruction) -> Run:
     """brx.idx: branch to the label that an index selects; lanes with different ones go their ways until they meet."""
     known(ins, "idx", "uni")
     targets, after = program.targets_of(ins), ins.pc + 1
-    index, lanes_of, meet = program.value(ins.operands[0]), taken(program, ins), program.meets[ins.pc]
+    index, lanes_of, meet = program.value(ins.operands[0], "u32"), taken(program, ins), program.meets[ins.pc]
 
     def go(fiber: Fiber) -> int | None:
         lanes = lanes_of(fiber)
@@ -52,14 +52,14 @@ def indexed_branch(program: Program, ins: PtxInstruction) -> Run:
     return go
 
 
-@operation("ret", "exit")
+@operation("ret", "exit", operands=0)
 def end(program: Program, ins: PtxInstruction) -> Run:
     """ret, exit: the thread ends; in a kernel the two are the same."""
     known(ins, "uni")
     return lambda fiber: fiber.machine.exit(fiber)
 
 
-@operation("trap", "brkpt")
+@operation("trap", "brkpt", operands=0)
 def trap(program: Program, ins: PtxInstruction) -> Run:
     """trap: the kernel is aborted."""
 
@@ -73,6 +73,11 @@ def trap(program: Program, ins: PtxInstruction) -> Run:
 )  # fmt: skip
 def hint(program: Program, ins: PtxInstruction) -> Run:
     """Instructions without an effect on results: delays and cache hints."""
+    for operand in ins.operands[: -1 if HINT in ins.words else None]:
+        if operand.kind == "address":
+            program.address(operand)
+        else:
+            program.value(operand, "u32")
     return lambda fiber: None
 
 

@@ -63,8 +63,8 @@ def try_cancel(program: Program, ins: PtxInstruction) -> Run:
 @operation("clusterlaunchcontrol.query_cancel")
 def query_cancel(program: Program, ins: PtxInstruction) -> Run:
     """query_cancel: does a handle name a cluster, or a coordinate of its first block (undefined without)."""
-    targets, handle = program.targets(ins.operands[0]), program.value(ins.operands[1], "b128")
-    question = ins.words[2]
+    question, handle = ins.words[2], program.value(ins.operands[1], "b128")
+    targets = program.targets(ins.operands[0], "pred" if question == "is_canceled" else "b32")
     axis = question.rpartition("::")[2]
     axes = [0] if question == "is_canceled" else [SHIFTS[axis]] if axis in SHIFTS else [*SHIFTS.values()]
     if question not in ("is_canceled", "get_first_ctaid", f"get_first_ctaid::{axis}"):

@@ -43,7 +43,7 @@ from ..races.happens_before import MemoryEvent
 from ..races.lanes import LaneAccess, Meets, Same, apart_by_rounding, conflicting, did, strong
 from .flags import FlagAccess, learn, tell
 from .local import fetch_local, is_local, store_local
-from .registry import MixedMemories, by_place, constant, counted, guarded, known, operation, taken
+from .registry import HINT, MixedMemories, by_place, constant, counted, guarded, known, operation, taken
 
 UNSIGNED: dict[int, np.dtype[np.generic]] = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 # Words of ld and st for caches, ordering strength or scope, without an effect on values here.
@@ -51,7 +51,6 @@ IGNORED = {
     "weak", "relaxed", "volatile", "cta", "cluster", "gpu", "sys", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc",
     "acquire", "release", "acq_rel", "mmio", "noftz", "rn", "unified",
 }  # fmt: skip
-HINT = "L2::cache_hint"  # the word of an instruction whose last operand is a cache policy
 HALVES = ("bf16", "f16x2", "bf16x2")  # types of an element that no register is declared with
 # Words of a load or store that is "strong" in PTX's memory model: two of them are no data race.
 STRONG_WORDS = ("relaxed", "acquire", "release", "acq_rel", "mmio", "volatile")
@@ -230,24 +229,22 @@ def bytes_of(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     return np.frombuffer(b"".join([int(one).to_bytes(16, "little") for one in values.reshape(-1)]), np.uint8).copy()
 
 
-def _width(program: Program, operand: PtxOperand, form: AccessForm, wider: bool = True) -> int:
-    """Bits of an operand's registers, or of an element. Raises ValueError for narrower or unequal ones."""
+def _width(program: Program, operand: PtxOperand, form: AccessForm) -> int:
+    """Bits of an operand's registers, or of an element. Raises ValueError for another number of them."""
     parts = operand.parts if operand.kind == "vector" else (operand,)
     if len(parts) != form.count:
         raise ValueError(f"{operand.text} for {form.count} elements")
-    bits = 8 * form.bytes
-    found = {bits_of(program.kernel.registers[part.text]) for part in parts if part.kind == "reg"} or {bits}
-    if len(found) > 1 or min(found) < bits or (max(found) > bits and not wider):
-        sizes = " and ".join([str(one) for one in sorted(found)])
-        raise ValueError(f"{operand.text} has a register of {sizes} bits, for elements of {bits}")
-    return found.pop()
+    held = [bits_of(program.kernel.registers[part.text]) for part in parts if part.kind == "reg"]
+    return held[0] if held else 8 * form.bytes
 
 
 @operation("ld", "ldu", guards=True)
 def load(program: Program, ins: PtxInstruction) -> Run:
     """ld: elements of consecutive addresses into one register each."""
     form = AccessForm(ins)
-    targets, width = program.targets(ins.operands[0]), _width(program, ins.operands[0], form)
+    targets, width = program.targets(ins.operands[0], form.kind, True), _width(program, ins.operands[0], form)
+    if targets == [None]:
+        raise ValueError(f"the result of {ins.words[0]} cannot be dropped")
     address, lanes_of, after = program.address(ins.operands[1]), taken(program, ins), ins.pc + 1
     size, count, kind = form.bytes, form.count, form.kind
     # A compiler that joins loads may read elements between them, whose registers nothing reads: they order nothing.
@@ -486,7 +483,7 @@ def store(program: Program, ins: PtxInstruction) -> Run:
         raise ValueError("constant memory cannot be written")
     own = form.space in ("", "local", "param")
     address, lanes_of, after = program.address(ins.operands[0]), taken(program, ins), ins.pc + 1
-    sources = program.sources(ins.operands[1], form.kind)
+    sources = program.sources(ins.operands[1], form.kind, True)
     dtype, size = UNSIGNED.get(form.bytes, np.dtype(object)), form.bytes * form.count
     keeps = (1 << 8 * form.bytes) - 1 if _width(program, ins.operands[1], form) > 8 * form.bytes else 0
 
@@ -639,7 +636,7 @@ def atomic(program: Program, ins: PtxInstruction) -> Run:
     name = next(word for word in ins.words if word in ATOMICS)
     update = updater(name, form.kind)
     returns = ins.words[0] == "atom"
-    targets = program.targets(ins.operands[0]) if returns else [None] * form.count
+    targets = program.targets(ins.operands[0], form.kind) if returns else [None] * form.count
     address = program.address(ins.operands[1 if returns else 0])
     operands = ins.operands[2 if returns else 1 : -1 if HINT in ins.words else None]  # the last is a cache policy
     values = [program.sources(operand, form.kind) for operand in operands]
@@ -649,7 +646,7 @@ def atomic(program: Program, ins: PtxInstruction) -> Run:
         raise ValueError(f"{name} with {len(values)} values")
     for operand in [*ins.operands[: 1 if returns else 0], *operands]:
         if operand.kind != "sink":
-            _width(program, operand, form, wider=False)
+            _width(program, operand, form)
     dtype, size = UNSIGNED.get(form.bytes, np.dtype(object)), form.bytes
     held = np.dtype(object if size == 16 else np.uint64 if size == 8 else np.int64)
 
@@ -704,7 +701,14 @@ def create_policy(program: Program, ins: PtxInstruction) -> Run:
         raise ValueError(f".{kind} is not emulated")
     if "global" in ins.words and kind != "range":
         raise ValueError(f"createpolicy.{kind} has no state space")
-    target = program.index[ins.operands[0].text]
+    if len(ins.operands) > (4 if kind == "range" else 2):
+        raise ValueError(f"{ins.opcode} has fewer operands than {len(ins.operands)}")
+    target = program.result(ins.operands[0], "u64")
+    for operand in ins.operands[1:]:
+        if operand.kind == "address":
+            program.address(operand)
+        else:
+            program.value(operand, {"fractional": "f32", "range": "u32", "cvt": "u64"}[kind])
     policy = next((POLICIES[word] for word in ins.words if word in POLICIES), 0x10F0 << 48)
 
     def go(fiber: Fiber) -> None:
@@ -720,7 +724,7 @@ def store_zeros(program: Program, ins: PtxInstruction) -> Run:
     counted(ins, 3)
     if constant(ins.operands[2]):
         raise ValueError(f"{ins.operands[2].text} is not 0, the only value that st.bulk stores")
-    address, count = program.address(ins.operands[0]), program.value(ins.operands[1])
+    address, count = program.address(ins.operands[0]), program.value(ins.operands[1], "u64")
     space = "shared" if "shared::cta" in ins.words else ""
 
     def go(fiber: Fiber) -> None:
@@ -738,11 +742,11 @@ def store_zeros(program: Program, ins: PtxInstruction) -> Run:
     return go
 
 
-@operation("mapa")
+@operation("mapa", operands=3)
 def map_address(program: Program, ins: PtxInstruction) -> Run:
     """mapa: this location in another block of the cluster; for a missing block an unusable address."""
-    target = program.index[ins.operands[0].text]
-    address, rank = program.value(ins.operands[1], "b64"), program.value(ins.operands[2])
+    target, kind = program.result(ins.operands[0], ins.words[-1]), ins.words[-1]
+    address, rank = program.value(ins.operands[1], kind), program.value(ins.operands[2], "u32")
     shared = any(word.startswith("shared") for word in ins.words)
 
     def go(fiber: Fiber) -> None:
@@ -761,10 +765,10 @@ def map_address(program: Program, ins: PtxInstruction) -> Run:
     return go
 
 
-@operation("getctarank")
+@operation("getctarank", operands=2)
 def rank_of(program: Program, ins: PtxInstruction) -> Run:
     """getctarank: the block of a shared address."""
-    target, address = program.index[ins.operands[0].text], program.value(ins.operands[1], "b64")
+    target, address = program.result(ins.operands[0], "u32"), program.value(ins.operands[1], ins.words[-1])
 
     def go(fiber: Fiber) -> None:
         where = address(fiber)

@@ -102,13 +102,14 @@ def _aliases(memory: GlobalMemory, parts: list[Bytes]) -> Iterator[int]:
                 yield buffer.address + place - low
 
 
-@operation("multimem", guards=True)
+@operation("multimem", guards=True, operands=2)
 def multimem(program: Program, ins: PtxInstruction) -> Run:
     """multimem.ld_reduce, .st and .red, lane by lane."""
     form = MultimemForm(ins)
     loads = form.what == "ld_reduce"
-    targets = program.targets(ins.operands[0]) if loads else []
-    sources = [] if loads else program.sources(ins.operands[1], "b32" if form.bytes <= 4 else "b64")
+    kind = form.kind if form.packs == 1 else f"b{8 * form.bytes}"
+    targets = program.targets(ins.operands[0], kind) if loads else []
+    sources = [] if loads else program.sources(ins.operands[1], kind)
     address, lanes_of, after = program.address(ins.operands[1 if loads else 0]), taken(program, ins), ins.pc + 1
     size, unit = form.bytes * form.count, UNSIGNED[form.bytes]
     if len(targets if loads else sources) != form.count:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..machine.interpreter import Fiber, lanes_where
+from ..ptx.codegen import number
 from ..ptx.parser import PtxInstruction, PtxOperand
 from ..ptx.program import Program, Reader, Run
 from ..ptx.values import is_uniform, lane_bits
@@ -12,6 +13,8 @@ from ..ptx.values import is_uniform, lane_bits
 Builder = Callable[[Program, PtxInstruction], Run]
 BUILDERS: dict[str, Builder] = {}  # opcode, or the beginning of one up to a dot -> builder
 GUARDS: set[str] = set()  # builders of these handle the predicate themselves
+COUNTS: dict[str, int] = {}  # operands of those whose builders and spellings do not count them
+HINT = "L2::cache_hint"  # the word of an instruction whose last operand is a cache policy
 TAKEN = object()  # marks a fiber that was split off to execute one predicated instruction
 
 
@@ -23,12 +26,17 @@ class MixedMemories(Exception):
         self.keys = keys
 
 
-def operation(*names: str, guards: bool = False) -> Callable[[Builder], Builder]:
-    """Register a builder for opcodes that begin so; guards: it handles the predicate, lane by lane."""
+def operation(*names: str, guards: bool = False, operands: int | None = None) -> Callable[[Builder], Builder]:
+    """Register a builder for opcodes that begin so; guards: it handles the predicate, lane by lane.
+
+    operands  how many the instruction has, unless the builder or `spellings.py` counts them
+    """
 
     def register(builder: Builder) -> Builder:
         for name in names:
             BUILDERS[name] = builder
+            if operands is not None:
+                COUNTS[name] = operands
             if guards:
                 GUARDS.add(name)
         return builder
@@ -54,14 +62,15 @@ def spelled(ins: PtxInstruction, opcode: str, *optional: str) -> None:
 def counted(ins: PtxInstruction, expected: int) -> None:
     """Refuse another number of operands."""
     if len(ins.operands) != expected:
-        raise ValueError(f"{ins.opcode} has {expected} operands, not {len(ins.operands)}")
+        raise ValueError(f"{ins.opcode} has {expected} operand{'s' * (expected != 1)}, not {len(ins.operands)}")
 
 
 def constant(operand: PtxOperand) -> int:
-    """The value of a literal operand. Raises ValueError for any other."""
-    if operand.kind != "number":
-        raise ValueError(f"{operand.text} is not a constant")
-    return int(operand.text, 0)
+    """The value of an integer literal. Raises ValueError for any other operand."""
+    digits = operand.text.removeprefix("-")
+    if operand.kind != "number" or "." in digits or digits[:2].lower() in ("0f", "0d"):
+        raise ValueError(f"{operand.text} is not a constant integer")
+    return number(digits, 64) * (-1 if operand.text[0] == "-" else 1)
 
 
 def taken(program: Program, ins: PtxInstruction) -> Callable[[Fiber], int]:

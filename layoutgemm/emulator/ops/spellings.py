@@ -211,9 +211,16 @@ def _covering(opcode: str) -> tuple[WordFamily, ...]:
 
 # Beginnings of opcodes whose builders know their spellings.
 _OWN = ("cp.async", "cp.reduce.async.bulk.tensor", "fence.proxy.tensormap")
-# Words that a later target has: the least one, or several. ptxas 13.0 assembles scatter4, and the gather4 of clusters
-# and prefetches, for sm_100, sm_103 and sm_110 with their suffix alone.
+# Words that a later target has, instructions among them: the least one, or several. ptxas 13.0 assembles scatter4, and
+# the gather4 of clusters and prefetches, for sm_100, sm_103 and sm_110 with their suffix alone.
 _SINCE = {
+    **dict.fromkeys(("mbarrier", "redux", "createpolicy", "async", "L2::cache_hint"), ("80",)),
+    **dict.fromkeys((
+        "bulk", "cluster", "shared::cluster", "multicast::cluster", "mapa", "getctarank", "elect", "multimem",
+        "stmatrix", "griddepcontrol", "tensormap", "tensormap::generic", "try_wait", "expect_tx", "complete_tx",
+    ), ("90",)),
+    **dict.fromkeys(("setmaxnreg", "replace"), ("90a",)),
+    "wgmma": ("9X",), "tcgen05": ("10x", "11x"), "clusterlaunchcontrol": ("100",),
     "m16n16": ("100a",), "m8n16": ("100a",), "m16n8": ("100a",), "cp_mask": ("100",), "tile::gather4": ("10x", "11x"),
     "tile::scatter4": ("10x", "11x"), "swizzle_atomicity": ("100a",),
 }  # fmt: skip
@@ -284,4 +291,7 @@ def check_words(ins: PtxInstruction, target: str) -> None:
     for word in _SINCE.keys() & {*ins.words}:
         since = _GATHER_OF_CTA if word == "tile::gather4" and "shared::cta" in ins.words else _SINCE[word]
         if not any(reached(target, least) for least in since):
-            raise ValueError(f".{word} needs .target sm_{' or sm_'.join(since)} or above")
+            least = " or ".join([f"sm_{one[:-1]}0a" if one[-1] == "X" else f"sm_{one}" for one in since])
+            raise ValueError(
+                f"{'.' * (word != ins.words[0])}{word} needs .target {least}{' or above' * (since[0][-1] != 'X')}"
+            )

@@ -28,7 +28,7 @@ _REGISTER = {"u32": np.dtype(np.int64), "u64": np.dtype(np.uint64)}  # as lanes 
 def allocate(program: Program, ins: PtxInstruction) -> Run:
     """alloca: the address of that many new bytes on each thread's stack."""
     _checked(program, ins, 2, 3)
-    size, (target,) = program.value(ins.operands[1], ins.words[1]), program.targets(ins.operands[0])
+    size, target = program.value(ins.operands[1], ins.words[1]), program.result(ins.operands[0], ins.words[1])
     align = constant(ins.operands[2]) if len(ins.operands) == 3 else ALIGNMENT
     if align < 1 or align & align - 1:
         raise ValueError(f"an alignment of {align} bytes is not a power of two")
@@ -56,7 +56,7 @@ def allocate(program: Program, ins: PtxInstruction) -> Run:
 def save(program: Program, ins: PtxInstruction) -> Run:
     """stacksave: the top of each thread's stack."""
     _checked(program, ins, 1, 1)
-    (target,) = program.targets(ins.operands[0])
+    target = program.result(ins.operands[0], ins.words[1])
 
     def go(fiber: Fiber) -> None:
         if target is not None:

@@ -24,27 +24,30 @@ from .registry import by_mask, constant, known, operation
 WARP, GROUP = 32, 4  # threads of a warp, warps of a warpgroup
 
 
-def _pair(program: Program, operand: PtxOperand) -> tuple[int | None, int | None]:
-    """(value, predicate) registers of `d|p`, or of `d` alone."""
+def _pair(program: Program, operand: PtxOperand, kind: str) -> tuple[int | None, int | None]:
+    """(value, predicate) registers of `d|p`, or of `d` alone; kind: of the value."""
     parts = operand.parts if operand.kind == "pair" else (operand,)
-    found = [program.index[part.text] if part.kind == "reg" else None for part in parts]
+    kinds = zip(parts, (kind, "pred"), strict=False)
+    found = [None if part.kind == "sink" else program.result(part, one) for part, one in kinds]
     return found[0], found[1] if len(found) > 1 else None
 
 
-@operation("shfl.sync")
+@operation("shfl.sync", operands=5)
 def shuffle(program: Program, ins: PtxInstruction) -> Run:
     """shfl.sync: the value of another lane, by index, up, down or butterfly, within segments."""
     known(ins, "sync", "idx", "up", "down", "bfly", "b32")
     mode = ins.words[2]
-    target, inside = _pair(program, ins.operands[0])
-    value, other, bound, mask = (program.value(operand) for operand in ins.operands[1:5])
+    target, inside = _pair(program, ins.operands[0], "b32")
+    if target is None:
+        raise ValueError("the result of shfl cannot be dropped")
+    kinds = ("b32", "b32", "b32", "u32")
+    value, other, bound, mask = (program.value(one, kind) for one, kind in zip(ins.operands[1:], kinds, strict=True))
 
     def go(fiber: Fiber) -> None:
         members = fiber.members(fiber.one(mask(fiber)))
         x, b, c = value(fiber), other(fiber), bound(fiber)
         if is_uniform(x) and inside is None:
-            if target is not None:
-                fiber.registers[target] = index(x)
+            fiber.registers[target] = index(x)
             return
         segment = c >> 8 & 31
         top = LANE & segment | c & 31 & ~segment
@@ -66,19 +69,18 @@ def shuffle(program: Program, ins: PtxInstruction) -> Run:
         if (members >> asked & 1 == 0).any():
             away = int(asked[(members >> asked & 1) == 0][0])
             fiber.machine.problem("divergence", f"shfl.sync reads lane {away}, which does not take part", fiber)
-        if target is not None:
-            fiber.registers[target] = compact(lanes_of(x)[source])
+        fiber.registers[target] = compact(lanes_of(x)[source])
         if inside is not None:
             fiber.registers[inside] = compact(np.broadcast_to(valid, LANE.shape).copy())
 
     return by_mask(ins, mask, go)
 
 
-@operation("elect.sync")
+@operation("elect.sync", operands=2)
 def elect(program: Program, ins: PtxInstruction) -> Run:
     """elect.sync: one of the members, the lowest or the highest by the policy."""
-    leader, chosen = _pair(program, ins.operands[0])
-    mask = program.value(ins.operands[1])
+    leader, chosen = _pair(program, ins.operands[0], "u32")
+    mask = program.value(ins.operands[1], "u32")
 
     def go(fiber: Fiber) -> None:
         members = fiber.members(fiber.one(mask(fiber)))
@@ -96,8 +98,8 @@ def vote(program: Program, ins: PtxInstruction) -> Run:
     """vote.sync: all, any, uni, or the ballot of a predicate."""
     known(ins, "sync", "all", "any", "uni", "ballot", "pred", "b32")
     kind = ins.words[2]
-    target = program.index[ins.operands[0].text]
-    predicate, mask = program.value(ins.operands[1], "pred"), program.value(ins.operands[2])
+    target = program.result(ins.operands[0], ins.words[-1])
+    predicate, mask = program.value(ins.operands[1], "pred"), program.value(ins.operands[2], "u32")
 
     def go(fiber: Fiber) -> None:
         members = fiber.members(fiber.one(mask(fiber)))
@@ -108,10 +110,10 @@ def vote(program: Program, ins: PtxInstruction) -> Run:
     return by_mask(ins, mask, go)
 
 
-@operation("activemask")
+@operation("activemask", operands=1)
 def active_mask(program: Program, ins: PtxInstruction) -> Run:
     """activemask: the lanes that execute this."""
-    target = program.index[ins.operands[0].text]
+    target = program.result(ins.operands[0], "b32")
 
     def go(fiber: Fiber) -> None:
         fiber.registers[target] = fiber.lanes
@@ -124,8 +126,8 @@ def match(program: Program, ins: PtxInstruction) -> Run:
     """match.any, match.all: the lanes with the same value."""
     known(ins, "any", "all", "sync", "b32", "b64")
     every = ins.words[1] == "all"
-    target, same = _pair(program, ins.operands[0])
-    value, mask = program.value(ins.operands[1], ins.words[-1]), program.value(ins.operands[2])
+    target, same = _pair(program, ins.operands[0], "u32")
+    value, mask = program.value(ins.operands[1], ins.words[-1]), program.value(ins.operands[2], "u32")
 
     def go(fiber: Fiber) -> None:
         members = fiber.members(fiber.one(mask(fiber)))
@@ -151,8 +153,9 @@ def redux(program: Program, ins: PtxInstruction) -> Run:
     floats = kind == "f32" and name in ("min", "max")
     kinds = ("f32", "NaN", "abs") if floats else ("s32", "u32", "b32")
     known(ins, "sync", "add", "min", "max", "and", "or", "xor", *kinds)
-    target = program.index[ins.operands[0].text]
-    value, mask = program.value(ins.operands[1], kind), program.value(ins.operands[2])
+    register = "f32" if floats else "u32"
+    target = program.result(ins.operands[0], register)
+    value, mask = program.value(ins.operands[1], register), program.value(ins.operands[2], "u32")
     combines: dict[str, Callable[[int, int], int]] = {
         "add": lambda a, b: a + b, "min": min, "max": max,
         "and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda a, b: a ^ b,
@@ -176,7 +179,7 @@ def redux(program: Program, ins: PtxInstruction) -> Run:
     return by_mask(ins, mask, go)
 
 
-@operation("setmaxnreg")
+@operation("setmaxnreg", operands=1)
 def set_registers(program: Program, ins: PtxInstruction) -> Run:
     """setmaxnreg: return registers to the block's pool, or take some when available.
 
@@ -192,7 +195,7 @@ def set_registers(program: Program, ins: PtxInstruction) -> Run:
     known(ins, "inc", "dec", "sync", "aligned", "u32")
     if problem := setmaxnreg_problem(constant(ins.operands[0])):
         raise ValueError(f"setmaxnreg {ins.operands[0].text}: {problem}")
-    wanted, gives = program.value(ins.operands[0]), "dec" in ins.words
+    wanted, gives = program.value(ins.operands[0], "u32"), "dec" in ins.words
     facts = facts_of(program.kernel.target)
     kind = "protocol" if program.kernel.target.startswith("sm_90") else "lint"
 

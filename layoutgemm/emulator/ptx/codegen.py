@@ -141,8 +141,8 @@ class CodeGenerator:
         """Raise ValueError unless opcode and operands are a form of the target."""
         form = form_of(ins.opcode, len(ins.operands), self.target)
         for operand, kind in zip(ins.operands, form.operands, strict=True):
-            if kind == "v4":
-                self.fits_four(operand)
+            if kind[2:3] == ":":
+                self.fits_vector(operand, int(kind[1]), kind[3:])
                 continue
             whole, _, beside = kind.partition("|")
             parts = operand.parts if operand.kind == "pair" else (operand,)
@@ -151,19 +151,28 @@ class CodeGenerator:
             for part, type_ in zip(parts, (whole, "pred"), strict=False):
                 self.fits(part, type_.lstrip("*"), type_[:1] == "*", bool(beside))
 
-    def fits_four(self, operand: PtxOperand) -> None:
-        """Raise ValueError unless an operand is a vector of four f32."""
-        if operand.kind != "vector" or len(operand.parts) != 4:
-            raise ValueError(f"{operand.text} is no vector of four .f32")
+    def fits_vector(self, operand: PtxOperand, count: int, kind: str) -> None:
+        """Raise ValueError unless an operand is a vector of that many elements of a type."""
+        if operand.kind != "vector" or len(operand.parts) != count:
+            raise ValueError(f"{operand.text} is no vector of {count} .{kind}")
         for part in operand.parts:
-            self.fits(part, "f32", False, False)
+            self.fits(part, kind, False, True)
 
     def fits(self, operand: PtxOperand, kind: str, wider: bool, beside: bool) -> None:
         """Raise ValueError for a register or literal of another width or class than a type."""
         kind = "pred" if kind == "p" else kind
+        if kind == "address":  # an integer of any width
+            found = self.kinds.get(operand.text, "b64")
+            if _class(found) not in ("b", "integer") or bits_of(found) > 64:
+                raise ValueError(f"{operand.text} is a register of type .{found}, where an address is needed")
+            return
         if operand.kind == "number" and (_is_float(operand.text), kind[0]) in ((True, "u"), (True, "s"), (False, "f")):
             what = "a float" if _is_float(operand.text) else "an integer"
             raise ValueError(f"{operand.text} is {what}, where .{kind} is needed")
+        if operand.kind == "number" and kind[0] == "b" and _is_float(operand.text):
+            bits = 32 if operand.text.lstrip("-")[:2].lower() == "0f" else 64  # PTX ISA, "Floating-Point Constants"
+            if bits != bits_of(kind):
+                raise ValueError(f"{operand.text} is a float of {bits} bits, where .{kind} is needed")
         if operand.kind == "sink" and not beside:
             raise ValueError("a result of it cannot be dropped")
         if operand.kind != "reg" or kind == "i":

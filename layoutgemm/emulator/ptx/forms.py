@@ -2,7 +2,8 @@
 
 One line of `TABLE` is a family of forms. `[.rn|.rz]` is optional, `.u32|.s32` is a choice. Operand types follow the
 colon: `t` is the last type of the opcode, `u` the one before it, `w` twice the width of `t`, `d` the result's type.
-`*` before a type allows wider registers, `d|p` is a pair, `?` an operand that may be left out. `@90` is the least
+`*` before a type allows wider registers, `v4:` is a vector of four, `d|p` is a pair, `?` an operand that may be left
+out. `@90` is the least
 target, `@100a` an architecture or a family of its own, `@100A` an architecture alone, `@10x` one of the family 100 to
 109 and `@10X` its architectures alone.
 
@@ -84,6 +85,8 @@ prmt          .b32                                         : t t t b32
 prmt          .b32 .f4e|.b4e|.rc8|.ecl|.ecr|.rc16          : b32 b32 b32 b32
 mov           ANY                                          : t t
 mov           .pred|.b128                                  : t t
+mov           .v2 ANY                                      : v2:t v2:t
+mov           .v4 .b16|.b32|.u16|.u32|.s16|.s32|.f32       : v4:t v4:t
 cvta          [.to] .global|.shared|.local|.const|.shared::cta|.param .u32|.u64 : t t
 cvta          [.to] .shared::cluster .u32|.u64             : t t        @90
 isspacep      .global|.local|.const|.shared|.shared::cta   : pred b64
@@ -246,8 +249,8 @@ cvt           .rn .satfinite [.relu] .s2f6x2 .bf16x2       : b16 t       @100A
 cvt           .rn .satfinite [.relu] .scaled::n2::ue8m0 .s2f6x2 .f32 : b16 t t b16 @100A
 cvt           .rn .satfinite [.relu] .scaled::n2::ue8m0 .s2f6x2 .bf16x2 : b16 t b16 @100A
 cvt           .rs [.relu] [.satfinite] .f16x2|.bf16x2 .f32 : u t t b32   @10X
-cvt           .rs [.relu] .satfinite .e4m3x4|.e5m2x4|.e2m3x4|.e3m2x4 .f32 : b32 v4 b32 @10X
-cvt           .rs [.relu] .satfinite .e2m1x4 .f32          : b16 v4 b32  @10X
+cvt           .rs [.relu] .satfinite .e4m3x4|.e5m2x4|.e2m3x4|.e3m2x4 .f32 : b32 v4:t b32 @10X
+cvt           .rs [.relu] .satfinite .e2m1x4 .f32          : b16 v4:t b32 @10X
 cvt           .pack .sat .u16|.s16 .s32                    : b32 t t
 cvt           .pack .sat .u8|.s8|.u4|.s4|.u2|.s2 .s32 .b32 : b32 s32 s32 b32
 """
@@ -303,7 +306,11 @@ def forms_of(name: str) -> dict[str, list[PtxForm]]:
             words = tuple(text.split(".")[1:])
             named = {"t": words[-1], "u": words[-2] if len(words) > 1 else "", "w": _twice(words[-1])}
             operands = tuple(
-                "*" + named[one[1:]] if one[0] == "*" else named.get(one, one).replace("d|", f"{words[-1]}|")
+                "*" + named[one[1:]]
+                if one[0] == "*"
+                else one[:3] + named[one[3:]]
+                if one[2:3] == ":"
+                else named.get(one, one).replace("d|", f"{words[-1]}|")
                 for one in types
             )
             out.setdefault(name + text, []).append(PtxForm(words, operands, target))

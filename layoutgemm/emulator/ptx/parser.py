@@ -373,7 +373,7 @@ def _declare(
         elif directive == ".reg":
             m = _REGISTERS.fullmatch(text)
             found = [_REGISTER.fullmatch(name.strip()) for name in m.group(3).split(",")] if m is not None else []
-            if m is None or m.group(2) not in SIZES or not found or None in found:
+            if m is None or m.group(2) not in (*SIZES, "f16x2") or not found or None in found:
                 raise PtxError(f"PTX line {line}: cannot read the declaration {shown(text)}")
             for prefix, count in [one.groups() for one in found if one is not None]:
                 if int(count or 1) + len(kernel.registers) > MAX_REGISTERS:

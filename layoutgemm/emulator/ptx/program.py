@@ -436,22 +436,27 @@ class Program:
 
     # ------------------------------------------------------------ operands of operations
 
-    def value(self, operand: PtxOperand, kind: str = "b32") -> Reader:
-        """A function of the fiber that gives the operand's bits."""
-        return _reader(self.generator.read(operand, kind, any_width=True))
+    def value(self, operand: PtxOperand, kind: str, wider: bool = False) -> Reader:
+        """A function of the fiber that gives an operand's bits.
 
-    def address(self, operand: PtxOperand) -> Reader:
-        """A function of the fiber that returns the address of `[base+offset]`."""
+        kind: a PTX type, or "address"; `wider`: its register may be. Raises ValueError for registers and literals that
+        the type does not take: PTX ISA, "Operand Type Checking". Every operation reads and writes operands by a type.
+        """
+        self.generator.fits(operand, kind, wider, True)
+        return _reader(self.generator.read(operand, "b64" if kind == "address" else kind, any_width=True))
+
+    def address(self, operand: PtxOperand, kind: str = "address") -> Reader:
+        """A function of the fiber that returns the address of `[base+offset]`; kind: of the base."""
         if operand.kind != "address":
             raise PtxError(f"{operand.text} is not an address")
-        base, offset = self.value(operand.parts[0], "b64"), operand.offset
+        base, offset = self.value(operand.parts[0], kind), operand.offset
         if offset < 0:  # lanes' addresses are unsigned, and NumPy cannot add a negative number to them
             return lambda fiber: base(fiber) - -offset
         return (lambda fiber: base(fiber) + offset) if offset else base
 
     def coordinates(self, operand: PtxOperand) -> tuple[Reader, list[Reader]]:
         """The map's address and each coordinate of `[map, {x, y, ...}]`, as functions."""
-        return self.address(operand), [self.value(part) for part in operand.parts[1:]]
+        return self.address(operand), [self.value(part, "b32") for part in operand.parts[1:]]
 
     def _variables(self) -> list[tuple[ModuleVariable, npt.NDArray[np.uint8]]]:
         """The variables that the kernel reaches, and their first bytes."""
@@ -480,18 +485,32 @@ class Program:
             content[offset : offset + size] = (value & (1 << 8 * size) - 1).to_bytes(size, "little")
         return np.frombuffer(content, dtype=np.uint8).copy()
 
-    def targets(self, operand: PtxOperand) -> list[int | None]:
-        """The register numbers of a written register or vector; None for `_`. Raises PtxError for others."""
-        parts = operand.parts if operand.kind == "vector" else (operand,)
-        for part in parts:
-            if part.kind not in ("reg", "sink"):
-                raise PtxError(f"cannot write to {part.text}")
-        return [self.index[part.text] if part.kind == "reg" else None for part in parts]
+    def result(self, operand: PtxOperand, kind: str, wider: bool = False) -> int:
+        """The number of a written register of a type; `wider`: it may be. Raises ValueError for other operands."""
+        if operand.kind != "reg":
+            raise ValueError(f"cannot write to {operand.text}")
+        self.generator.fits(operand, kind, wider, False)
+        return self.index[operand.text]
 
-    def sources(self, operand: PtxOperand, kind: str = "b32") -> list[Reader]:
-        """Functions that return the elements of a register or vector that is read."""
-        parts = operand.parts if operand.kind == "vector" else (operand,)
-        return [self.value(part, kind) for part in parts]
+    def targets(self, operand: PtxOperand, kind: str, wider: bool = False) -> list[int | None]:
+        """The numbers of a written register or vector of a type, None for `_`; `wider`: a lone register may be."""
+        parts, kind, wider = _elements(operand, kind, wider)
+        return [None if part.kind == "sink" else self.result(part, kind, wider) for part in parts]
+
+    def sources(self, operand: PtxOperand, kind: str, wider: bool = False) -> list[Reader]:
+        """Functions that return the elements of a register or vector of a type; `wider`: a lone register may be."""
+        parts, kind, wider = _elements(operand, kind, wider)
+        return [self.value(part, kind, wider) for part in parts]
+
+
+def _elements(operand: PtxOperand, kind: str, wider: bool) -> tuple[tuple[PtxOperand, ...], str, bool]:
+    """The elements of an operand, their registers' type, and whether these may be wider.
+
+    ptxas takes registers of 16 bits for vectors of smaller elements, and for all but f32 and f64 any of that width.
+    """
+    if operand.kind != "vector":
+        return (operand,), kind, wider
+    return operand.parts, kind if kind in ("f32", "f64") else f"b{max(bits_of(kind), 16)}", False
 
 
 def _numbers(bits: int) -> Iterator[int]:

@@ -180,10 +180,10 @@ def others() -> Iterator[str]:
     )  # fmt: skip
 
 
-def refused_by_ptxas(lines: list[str], target: str, folder: Path) -> dict[int, str]:
+def refused_by_ptxas(lines: list[str], target: str, folder: Path, declared: str = DECLARED) -> dict[int, str]:
     """Line -> error, for each line that ptxas refuses."""
     text = folder / "lines.ptx"
-    head = f".version 8.8\n.target {target}\n.address_size 64\n.visible .entry k() {{\n{DECLARED}\n"
+    head = f".version 8.8\n.target {target}\n.address_size 64\n.visible .entry k() {{\n{declared}\n"
     text.write_text(head + "\n".join(lines) + "\nret; }\n")
     assert PTXAS is not None
     done = subprocess.run([PTXAS, "-arch", target, text, "-o", folder / "lines.o"], capture_output=True, text=True)

@@ -339,6 +339,11 @@ def test_moves():
     for b in ("b16", "b32", "b64"):
         agree(f"mov.{b} {{0}}, {{a}}", [b], [b], lambda x: x)
         agree(f"@{{b}} mov.{b} {{0}}, {{a}}".replace("{0}", "{a}"), [b, "pred"], [], lambda *a: ())
+    for b in ("b16", "b32", "b64"):
+        agree(f"mov.v2.{b} {{{{{{0}}, {{1}}}}}}, {{{{{{a}}, {{b}}}}}}", [b] * 2, [b] * 2, lambda x, y: (x, y))
+    swap = "mov.v2.b32 {{{a}, {b}}}, {{{b}, {a}}}; mov.v4.b32 {{{0}, {1}, {2}, _}}, {{1, 2, 3, 4}}; "
+    agree(swap + "@{c} mov.b32.v4 {{{0}, _, {1}, {2}}}, {{{a}, {a}, {b}, 7}}", ["b32", "b32", "pred"], ["b32"] * 3,
+          lambda x, y, c: (y, x, 7) if c else (1, 2, 3))  # fmt: skip
     agree("mov.b32 {0}, {{{a}, {b}}}", ["b16", "b16"], ["b32"], lambda x, y: x | y << 16)
     agree("mov.b64 {0}, {{{a}, {b}}}", ["b32", "b32"], ["b64"], lambda x, y: x | y << 32)
     agree(

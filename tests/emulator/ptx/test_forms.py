@@ -38,8 +38,8 @@ def width(kind: str) -> int:
 def operand(kind: str, number: int) -> str:
     if kind == "i":
         return "5"
-    if kind == "v4":
-        return "{%r1, %r2, %r3, %r4}"
+    if kind[2:3] == ":":
+        return "{" + ", ".join([f"%{REGISTERS[width(kind[3:])]}{n}" for n in range(int(kind[1]))]) + "}"
     whole, _, beside = kind.partition("|")
     return f"%{REGISTERS[width(whole)]}{number}" + ("|%p7" if beside else "")
 

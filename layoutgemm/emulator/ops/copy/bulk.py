@@ -181,10 +181,10 @@ def into_shared(program: Program, ins: PtxInstruction) -> Run:
     if ins.words[4] != "global" or "mbarrier::complete_tx::bytes" not in words:
         raise ValueError(f"{ins.opcode} is not emulated")
     destination, origin = program.address(ins.operands[0]), program.address(ins.operands[1])
-    size_of, barrier_of = program.value(ins.operands[2]), program.address(ins.operands[3])
+    size_of, barrier_of = program.value(ins.operands[2], "u32"), program.address(ins.operands[3])
     spread = "multicast::cluster" in words
     counted(ins, 4 + spread + ("L2::cache_hint" in words))
-    mask_of = program.value(ins.operands[4], "b16") if spread else None
+    mask_of = program.value(ins.operands[4], "u16") if spread else None
 
     def go(fiber: Fiber) -> None:
         machine, cluster = fiber.machine, fiber.cta.cluster
@@ -220,7 +220,7 @@ def into_shared(program: Program, ins: PtxInstruction) -> Run:
 def _between_blocks(program: Program, ins: PtxInstruction, combine: Combine | None) -> Run:
     """shared::cta to shared::cluster."""
     destination, origin = program.address(ins.operands[0]), program.address(ins.operands[1])
-    size_of, barrier_of = program.value(ins.operands[2]), program.address(ins.operands[3])
+    size_of, barrier_of = program.value(ins.operands[2], "u32"), program.address(ins.operands[3])
     counted(ins, 4)
 
     def go(fiber: Fiber) -> None:
@@ -257,7 +257,7 @@ def into_global(program: Program, ins: PtxInstruction) -> Run:
     words = known(ins, *_COMMON, "shared::cta", "cp_mask")
     if ins.words[4] != "shared::cta" or "bulk_group" not in words:
         raise ValueError(f"{ins.opcode} is not emulated")
-    mask_of = program.value(ins.operands[-1], "b16") if "cp_mask" in words else None
+    mask_of = program.value(ins.operands[-1], "u16") if "cp_mask" in words else None
     expected = 3 + ("cp_mask" in words) + ("L2::cache_hint" in words)
     return _outward(program, ins, None, mask_of, expected)
 
@@ -266,7 +266,7 @@ def _outward(
     program: Program, ins: PtxInstruction, combine: Combine | None, mask_of: Reader | None, expected: int
 ) -> Run:
     destination, origin = program.address(ins.operands[0]), program.address(ins.operands[1])
-    size_of = program.value(ins.operands[2])
+    size_of = program.value(ins.operands[2], "u32")
     counted(ins, expected)
 
     def go(fiber: Fiber) -> None:

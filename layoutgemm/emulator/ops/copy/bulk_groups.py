@@ -149,19 +149,19 @@ def group_count(fiber: Fiber, value: Value) -> int:
     return count
 
 
-@operation("cp.async.bulk.commit_group")
+@operation("cp.async.bulk.commit_group", operands=0)
 def bulk_commit(program: Program, ins: PtxInstruction) -> Run:
     """cp.async.bulk.commit_group: close each thread's open group."""
     known(ins, "async", "bulk", "commit_group")
     return lambda fiber: groups_of(fiber, "bulk").commit(fiber.lanes)
 
 
-@operation("cp.async.bulk.wait_group")
+@operation("cp.async.bulk.wait_group", operands=1)
 def bulk_wait(program: Program, ins: PtxInstruction) -> Run:
     """cp.async.bulk.wait_group: until at most N of the thread's groups are pending, or (.read) unread."""
     known(ins, "async", "bulk", "wait_group", "read")
     constant(ins.operands[0])
-    left, read = program.value(ins.operands[0]), "read" in ins.words
+    left, read = program.value(ins.operands[0], "u32"), "read" in ins.words
 
     def go(fiber: Fiber) -> None:
         ledger = fiber.cta.cluster.ledger

@@ -28,7 +28,7 @@ from ...races.happens_before import Knowledge, MemoryEvent
 from ...races.lanes import LaneAccess, divide, learn
 from ..barrier import EmulatedMbarrier, mbarrier_at
 from ..memory import copies_global, lanewise, place, said
-from ..registry import constant, known, operation, taken
+from ..registry import HINT, constant, counted, known, operation, taken
 from .bulk_groups import AsyncOperation, group_count, groups_of
 
 KIND = "cp.async"
@@ -93,12 +93,11 @@ class CpAsyncCopy:
         return one, self
 
 
-def _without_policy(program: Program, ins: PtxInstruction, operands: list[PtxOperand]) -> list[PtxOperand]:
+def _without_policy(ins: PtxInstruction, operands: list[PtxOperand]) -> list[PtxOperand]:
     """The operands behind the size without the cache policy. Raises ValueError if that is missing."""
-    if "L2::cache_hint" not in ins.words:
+    if HINT not in ins.words:
         return operands
-    last = operands[-1] if operands else None
-    if last is None or (last.kind == "reg" and program.generator.misfit(last, 64)):
+    if not operands:
         raise ValueError(f"{ins.opcode} takes a cache policy of 64 bits as its last operand")
     return operands[:-1]
 
@@ -111,11 +110,11 @@ def copy(program: Program, ins: PtxInstruction) -> Run:
         raise ValueError(f"{ins.opcode} is not emulated")
     target, source, bytes_, *rest = ins.operands
     size = cp_async(constant(bytes_), ins.words[2]).bytes
-    rest = _without_policy(program, ins, rest)
+    rest = _without_policy(ins, rest)
     if len(rest) > 1:
         raise ValueError(f"{ins.opcode} with {len(rest)} operands after the size")
     predicate = bool(rest) and program.kernel.registers.get(rest[0].text) == "pred"
-    extra = program.value(rest[0], "pred" if predicate else "b32") if rest else None
+    extra = program.value(rest[0], "pred" if predicate else "u32") if rest else None
     destination, origin, lanes_of = program.address(target), program.address(source), taken(program, ins)
     after = ins.pc + 1
 
@@ -185,7 +184,7 @@ def _unread(
     return unused
 
 
-@operation("cp.async.commit_group")
+@operation("cp.async.commit_group", operands=0)
 def commit(program: Program, ins: PtxInstruction) -> Run:
     """cp.async.commit_group: close each thread's open group."""
     known(ins, "async", "commit_group")
@@ -196,10 +195,11 @@ def commit(program: Program, ins: PtxInstruction) -> Run:
 def wait(program: Program, ins: PtxInstruction) -> Run:
     """cp.async.wait_group: wait until at most N of the most recent groups are pending; wait_all: none."""
     known(ins, "async", "wait_group", "wait_all")
-    left: Reader = program.value(ins.operands[0]) if ins.operands else lambda fiber: 0
-    if ("wait_all" in ins.words) != (not ins.operands):
-        raise ValueError(f"{ins.opcode} with {len(ins.operands)} operands")
     every = "wait_all" in ins.words
+    counted(ins, 0 if every else 1)
+    if not every:
+        constant(ins.operands[0])
+    left: Reader = (lambda fiber: 0) if every else program.value(ins.operands[0], "u32")
 
     def go(fiber: Fiber) -> None:
         ledger, groups = fiber.cta.cluster.ledger, groups_of(fiber, KIND)
@@ -214,7 +214,7 @@ def wait(program: Program, ins: PtxInstruction) -> Run:
     return go
 
 
-@operation("cp.async.mbarrier.arrive")
+@operation("cp.async.mbarrier.arrive", operands=1)
 def arrive(program: Program, ins: PtxInstruction) -> Run:
     """cp.async.mbarrier.arrive: each lane arrives when all its copies so far are complete.
 

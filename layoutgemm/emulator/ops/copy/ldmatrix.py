@@ -140,11 +140,11 @@ def _unpacked(rows: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
     return np.packbits(spread, axis=2, bitorder="little").reshape(len(rows), 16)
 
 
-@operation("ldmatrix")
+@operation("ldmatrix", operands=2)
 def load_matrix(program: Program, ins: PtxInstruction) -> Run:
     """ldmatrix: rows of shared memory, one address a lane, into fragments; packed elements become bytes."""
     rows = MatrixRows(program, ins, ins.operands[1])
-    targets = program.targets(ins.operands[0])
+    targets = program.targets(ins.operands[0], "b32")
     take = rows.place[_register_map(rows.atom, "dst")]
     _count(ins, targets, take)
     packed, unit, count = rows.packed, rows.unit, len(targets)
@@ -186,11 +186,11 @@ def packed_registers(fiber: Fiber, sources: list[Reader]) -> npt.NDArray[np.uint
     return out
 
 
-@operation("stmatrix")
+@operation("stmatrix", operands=2)
 def store_matrix(program: Program, ins: PtxInstruction) -> Run:
     """stmatrix: fragments into rows of shared memory, one address a lane."""
     rows = MatrixRows(program, ins, ins.operands[0])
-    sources = program.sources(ins.operands[1])
+    sources = program.sources(ins.operands[1], "b32")
     elements = _register_map(rows.atom, "src")
     _count(ins, sources, elements)
     order = np.empty(elements.size, dtype=np.int64)
@@ -208,13 +208,13 @@ def store_matrix(program: Program, ins: PtxInstruction) -> Run:
     return go
 
 
-@operation("movmatrix")
+@operation("movmatrix", operands=2)
 def move_matrix(program: Program, ins: PtxInstruction) -> Run:
     """movmatrix: an 8x8 matrix of 16-bit elements transposed across the warp's registers."""
     atom = movmatrix()
     if ins.opcode != atom.ptx:
         raise ValueError(f"{ins.opcode} is not emulated")
-    source, target = program.value(ins.operands[1]), program.index[ins.operands[0].text]
+    source, target = program.value(ins.operands[1], "b32"), program.result(ins.operands[0], "b32")
     held, wanted = _register_map(atom, "src").reshape(-1), _register_map(atom, "dst").reshape(-1)
     order = np.argsort(held)[wanted]
 

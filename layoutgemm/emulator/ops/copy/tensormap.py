@@ -106,6 +106,8 @@ def replace(program: Program, ins: PtxInstruction) -> Run:
     dimension = constant(ins.operands[1]) if ordered else 0
     if not 0 <= dimension < ORDERED.get(name, 1):
         raise ValueError(f".{name} of dimension {dimension}")
+    if kind == "b32" and not ordered and name != "rank":  # a choice, which PTX wants as an immediate
+        constant(ins.operands[-1])
     address, value = program.address(ins.operands[0]), program.value(ins.operands[-1], kind)
 
     def go(fiber: Fiber) -> None:

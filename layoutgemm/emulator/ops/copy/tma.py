@@ -488,7 +488,7 @@ def _load(program: Program, ins: PtxInstruction) -> Run:
     address, barrier = program.address(ins.operands[0]), program.address(ins.operands[2])
     next_operand = form.take_offsets(program, ins, 3)
     counted(ins, next_operand + multicast + ("L2::cache_hint" in ins.words))
-    mask = program.value(ins.operands[next_operand], "b16") if multicast else None
+    mask = program.value(ins.operands[next_operand], "u16") if multicast else None
 
     def go(fiber: Fiber) -> None:
         where, to, signal = form.where(fiber), address(fiber), barrier(fiber)

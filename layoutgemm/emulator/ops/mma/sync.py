@@ -289,16 +289,19 @@ def finisher(atom: MmaAtom) -> Callable[[Array, Array], Array]:
     return floats
 
 
-def _places(program: Program, ins: PtxInstruction, position: int, count: int) -> Places:
-    """The register numbers of a vector operand; a constant is a tuple of one."""
+def _places(program: Program, ins: PtxInstruction, atom: MmaAtom, name: str, count: int) -> Places:
+    """The register numbers of the operand D, A, B or C; a constant is a tuple of one."""
+    position, element = "DABC".index(name), atom.dtype_of(name).name
     operand = ins.operands[position]
+    bits = 64 if element == "f64" else 32
+    kind = f"f{bits}" if name in "CD" and element in ("f32", "f64") else f"b{bits}"
     parts = operand.parts if operand.kind == "vector" else (operand,)
     if len(parts) != count:
         raise ValueError(f"operand {position} has {len(parts)} registers; {ins.opcode} takes {count}")
     places: list[Any] = []
     for part in parts:
         if part.kind == "reg":
-            places.append(program.index[part.text])
+            places.append(program.result(part, kind))
         elif part.kind == "number":
             places.append((number(part.text, 64),))
         else:
@@ -314,7 +317,7 @@ def product(program: Program, ins: PtxInstruction) -> Operation:
     expected = 4 + (2 if found.variant else 0) + (0 if atom.scale is None else 4)
     if len(ins.operands) != expected:
         raise ValueError(f"{ins.opcode} has {expected} operands, not {len(ins.operands)}")
-    places = {name: _places(program, ins, n, maps[name].registers) for n, name in enumerate("DABC")}
+    places = {name: _places(program, ins, atom, name, maps[name].registers) for name in "DABC"}
     times = multiply(atom)
     if any(not isinstance(place, int) for place in places["D"]):
         raise ValueError("the result goes to registers")
@@ -368,7 +371,7 @@ def _run_from(program: Program, first: PtxInstruction, atom: MmaAtom) -> Instruc
     row = instructions_in_a_row(program, first)
     places = []
     for ins in row:
-        each = {name: _places(program, ins, n, maps[name].registers) for n, name in enumerate("DABC")}
+        each = {name: _places(program, ins, atom, name, maps[name].registers) for name in "DABC"}
         if any(not isinstance(place, int) for registers in each.values() for place in registers):
             return None
         places.append(each)

@@ -260,7 +260,7 @@ def _ended(group: WgmmaGroup, fiber: Fiber, warp: int) -> None:
 # Instructions ---------------------------------------------------------------------------------------------------------
 
 
-@operation("wgmma.fence")
+@operation("wgmma.fence", operands=0)
 def fence(program: Program, ins: PtxInstruction) -> Run:
     """wgmma.fence: order the warp's earlier register accesses before later products."""
     known(ins, "fence", "sync", "aligned")
@@ -275,7 +275,7 @@ def fence(program: Program, ins: PtxInstruction) -> Run:
     return go
 
 
-@operation("wgmma.commit_group")
+@operation("wgmma.commit_group", operands=0)
 def commit(program: Program, ins: PtxInstruction) -> Run:
     """wgmma.commit_group: the products since the last one become a group, which may be empty."""
     known(ins, "commit_group", "sync", "aligned")
@@ -289,11 +289,11 @@ def commit(program: Program, ins: PtxInstruction) -> Run:
     return go
 
 
-@operation("wgmma.wait_group")
+@operation("wgmma.wait_group", operands=1)
 def wait(program: Program, ins: PtxInstruction) -> Run:
     """wgmma.wait_group n: until at most the last n groups of the warp are in flight; results are in the registers."""
     known(ins, "wait_group", "sync", "aligned")
-    allowed = int(ins.operands[0].text)
+    allowed = constant(ins.operands[0])
 
     def go(fiber: Fiber) -> int | None:
         fiber.whole()
@@ -409,17 +409,17 @@ def product(program: Program, ins: PtxInstruction) -> Run:
     scale = rest.pop(0)
     in_smem = first.kind != "vector"
     plain = _form(n, a, b, c, "smem" if in_smem else "rmem", "satfinite" in ins.words, sparse, "K", "K")
-    sign, majors = _immediates(plain, in_smem, [int(operand.text) for operand in rest])
+    sign, majors = _immediates(plain, in_smem, [constant(operand) for operand in rest])
     form = _form(n, a, b, c, plain.atom.a_source, plain.saturates, sparse, *majors)
     spelled(ins, form.atom.ptx, "satfinite")
-    names = _registers(program, ins, target, form.c.registers)
-    lent = [] if form.a is None else _registers(program, ins, first, form.a.registers)
+    names = _registers(program, target, form.c.registers, "f32" if c == "f32" else "b32")
+    lent = [] if form.a is None else _registers(program, first, form.a.registers, "b32")
     used = sum(1 << register for register in {*names, *lent})
     pick: Picks = itemgetter(*names) if len(names) > 1 else lambda registers: (registers[names[0]],)
-    describe_a = None if lent else program.value(first, "b64")
-    describe_b, adds = program.value(second, "b64"), program.value(scale, "pred")
+    describe_a = None if lent else program.value(first, "u64")
+    describe_b, adds = program.value(second, "u64"), program.value(scale, "pred")
     metadata = RegisterMetadata.of(form.atom, constant(selects[1])) if sparse else None
-    codes = program.value(selects[0]) if sparse else None
+    codes = program.value(selects[0], "b32") if sparse else None
 
     def go(fiber: Fiber) -> None:
         fiber.whole()
@@ -461,8 +461,8 @@ def _immediates(form: WgmmaOperation, in_smem: bool, given: list[int]) -> tuple[
     return (signs[0], signs[1]), (MAJORS[transposed[0]], MAJORS[transposed[1]])
 
 
-def _registers(program: Program, ins: PtxInstruction, operand: PtxOperand, count: int) -> list[int]:
-    targets = program.targets(operand)
+def _registers(program: Program, operand: PtxOperand, count: int, kind: str) -> list[int]:
+    targets = program.targets(operand, kind)
     if len(targets) != count or None in targets:
         raise ValueError(f"{count} registers are needed where {len(targets)} are given")
     return [target for target in targets if target is not None]

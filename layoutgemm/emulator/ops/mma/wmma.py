@@ -19,7 +19,6 @@ import numpy.typing as npt
 from ....dtypes import DType, dtype
 from ....errors import EmulatorError
 from ...machine.interpreter import Fiber
-from ...ptx.codegen import bits_of
 from ...ptx.parser import PtxInstruction, PtxOperand
 from ...ptx.program import Program, Reader, Run
 from ...ptx.values import FULL, LANES, Value, compact
@@ -44,11 +43,19 @@ class WmmaFragment(NamedTuple):
 
     kind   PTX's name of its type; type: the same as a format, raw bits for tf32
     shape  (rows, columns)
+    sums   whether it is an accumulator
     """
 
     kind: str
     type: DType
     shape: tuple[int, int]
+    sums: bool
+
+    @property
+    def register(self) -> str:
+        """The type of a register: the accumulator's own where it is f32 or f64."""
+        sums = self.kind in ("f32", "f64") and self.sums
+        return self.kind if sums else f"b{self.register_bits}"
 
     @property
     def register_bits(self) -> int:
@@ -97,18 +104,15 @@ def _fragment(operand: str, kind: str, shape: tuple[int, int, int]) -> WmmaFragm
         raise ValueError(f".{kind} of {operand} in {word} is no form of wmma")
     rows, columns = {"a": (m, k), "b": (k, n)}.get(operand, (m, n))
     name = "f32" if kind == "tf32" else f"i{kind[1:]}" if kind[0] == "s" else kind
-    return WmmaFragment(kind, dtype(name), (rows, columns))
+    return WmmaFragment(kind, dtype(name), (rows, columns), operand in "cd")
 
 
-def _registers(program: Program, operand: PtxOperand, fragment: WmmaFragment) -> tuple[PtxOperand, ...]:
+def _registers(operand: PtxOperand, fragment: WmmaFragment) -> tuple[PtxOperand, ...]:
     """The registers of an operand. Raises ValueError unless they hold the matrix a whole number of times."""
     parts = operand.parts if operand.kind == "vector" else (operand,)
     room = len(parts) * LANES * fragment.register_bits // fragment.type.bits
     if room % fragment.size or not room:
         raise ValueError(f"{len(parts)} registers hold {room} elements, and the matrix has {fragment.size}")
-    for part in parts:
-        if part.kind == "reg" and bits_of(program.kernel.registers[part.text]) != fragment.register_bits:
-            raise ValueError(f"{part.text} is not a register of {fragment.register_bits} bits")
     return parts
 
 
@@ -125,7 +129,7 @@ class WmmaMatrix:
     ) -> None:
         self.ins, self.fragment = ins, fragment
         self.base: Reader = program.address(address)
-        self.stride: Reader | None = program.value(more[0]) if more else None
+        self.stride: Reader | None = program.value(more[0], "u32") if more else None
         self.by_row = "row" in ins.words
         if self.by_row == ("col" in ins.words) or len(more) > 1:
             raise ValueError(f"{ins.opcode} is not emulated")
@@ -166,8 +170,8 @@ class WmmaMatrix:
 def load_matrix(program: Program, ins: PtxInstruction) -> Run:
     """wmma.load: a matrix from memory into a fragment."""
     fragment = _fragment(ins.words[2], ins.words[-1], _shape_of(ins))
-    targets = _registers(program, ins.operands[0], fragment)
-    places = program.targets(ins.operands[0])
+    targets = _registers(ins.operands[0], fragment)
+    places = program.targets(ins.operands[0], fragment.register)
     matrix = WmmaMatrix(program, ins, fragment, ins.operands[1], ins.operands[2:])
     if matrix.packs > 1 and matrix.by_row != (ins.words[2] == "a"):
         raise ValueError(f"{ins.opcode} is no form of wmma: elements within a byte lie along k")
@@ -186,7 +190,7 @@ def load_matrix(program: Program, ins: PtxInstruction) -> Run:
 def store_matrix(program: Program, ins: PtxInstruction) -> Run:
     """wmma.store: a fragment of results into memory."""
     fragment = _fragment("d", ins.words[-1], _shape_of(ins))
-    sources = [program.value(part) for part in _registers(program, ins.operands[1], fragment)]
+    sources = [program.value(part, fragment.register) for part in _registers(ins.operands[1], fragment)]
     matrix = WmmaMatrix(program, ins, fragment, ins.operands[0], ins.operands[2:])
 
     def go(fiber: Fiber) -> None:
@@ -242,9 +246,9 @@ def multiply_fragments(program: Program, ins: PtxInstruction) -> Run:
         raise ValueError(f"{ins.opcode} has 4 operands, not {len(ins.operands)}")
     parts = dict(zip("dabc", ins.operands, strict=True))
     maps = {name: _fragment(name, kind, shape) for name, kind in zip("dabc", kinds, strict=True)}
-    registers = {name: _registers(program, parts[name], maps[name]) for name in "dabc"}
-    sources = {name: [program.value(part) for part in registers[name]] for name in "abc"}
-    targets, times = program.targets(ins.operands[0]), _multiply(ins, kinds)
+    registers = {name: _registers(parts[name], maps[name]) for name in "dabc"}
+    sources = {name: [program.value(part, maps[name].register) for part in registers[name]] for name in "abc"}
+    targets, times = program.targets(ins.operands[0], maps["d"].register), _multiply(ins, kinds)
 
     def go(fiber: Fiber) -> None:
         fiber.whole()

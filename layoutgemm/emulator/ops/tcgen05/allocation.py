@@ -48,7 +48,7 @@ def _columns(fiber: Fiber, value: Value) -> int:
     return count
 
 
-@operation("tcgen05.alloc")
+@operation("tcgen05.alloc", operands=2)
 def allocate(program: Program, ins: PtxInstruction) -> Run:
     """tcgen05.alloc: columns of tensor memory, whose address is written to shared memory. Waits until there are enough.
 
@@ -56,7 +56,7 @@ def allocate(program: Program, ins: PtxInstruction) -> Run:
     """
     known(ins, "alloc", "sync", "aligned", "shared::cta", "b32", *GROUPS)
     size = group_size(ins)
-    address, wanted = program.address(ins.operands[0]), program.value(ins.operands[1])
+    address, wanted = program.address(ins.operands[0]), program.value(ins.operands[1], "u32")
 
     def go(fiber: Fiber) -> int | None:
         fiber.whole()
@@ -101,14 +101,14 @@ def allocate(program: Program, ins: PtxInstruction) -> Run:
     return go
 
 
-@operation("tcgen05.dealloc")
+@operation("tcgen05.dealloc", operands=2)
 def deallocate(program: Program, ins: PtxInstruction) -> Run:
     """tcgen05.dealloc: free the columns of one alloc. All work on those columns must be done. For a pair that includes
     the other block's work ("issuing warp and peer CTA warp must synchronize Tensor Memory accesses").
     """
     known(ins, "dealloc", "sync", "aligned", "b32", *GROUPS)
     size = group_size(ins)
-    address, wanted = program.value(ins.operands[0]), program.value(ins.operands[1])
+    address, wanted = program.value(ins.operands[0], "u32"), program.value(ins.operands[1], "u32")
 
     def go(fiber: Fiber) -> None:
         fiber.whole()
@@ -149,7 +149,7 @@ def deallocate(program: Program, ins: PtxInstruction) -> Run:
     return go
 
 
-@operation("tcgen05.relinquish_alloc_permit")
+@operation("tcgen05.relinquish_alloc_permit", operands=0)
 def relinquish(program: Program, ins: PtxInstruction) -> Run:
     """tcgen05.relinquish_alloc_permit: the block allocates no more."""
     known(ins, "relinquish_alloc_permit", "sync", "aligned", *GROUPS)
@@ -176,7 +176,7 @@ def commit(program: Program, ins: PtxInstruction) -> Run:
         raise ValueError("it has .mbarrier::arrive::one, and a mask with .multicast::cluster")
     size = group_size(ins)
     address = program.address(ins.operands[0])
-    mask = program.value(ins.operands[1], "b16") if multicast in ins.words else None
+    mask = program.value(ins.operands[1], "u16") if multicast in ins.words else None
 
     def go(fiber: Fiber) -> None:
         group_of(fiber, size, False)
@@ -222,7 +222,7 @@ def commit(program: Program, ins: PtxInstruction) -> Run:
     return go
 
 
-@operation("tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync")
+@operation("tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync", operands=0)
 def fence(program: Program, ins: PtxInstruction) -> Run:
     """tcgen05.fence: order the thread's tcgen05 operations with other threads', before or after synchronising.
 
@@ -233,7 +233,7 @@ def fence(program: Program, ins: PtxInstruction) -> Run:
     return take_over if ins.words[1] == "fence::after_thread_sync" else hand_on_relaxed
 
 
-@operation("tcgen05.wait::ld", "tcgen05.wait::st")
+@operation("tcgen05.wait::ld", "tcgen05.wait::st", operands=0)
 def wait(program: Program, ins: PtxInstruction) -> Run:
     """tcgen05.wait::ld, ::st: until the warp's loads, or stores, have completed."""
     known(ins, "wait::ld", "wait::st", "sync", "aligned")

@@ -133,11 +133,11 @@ def load(program: Program, ins: PtxInstruction) -> Run:
     reduces = "red" in ins.words
     atom = _atom(ins, False, _split(ins, 2 + reduces))
     places = _places(atom)
-    targets = program.targets(ins.operands[0])
+    targets = program.targets(ins.operands[0], "b32")
     if len(targets) != atom.registers:
         raise ValueError(f"{atom.registers} registers are needed where {len(targets)} are given")
-    extra = program.targets(ins.operands[1])[0] if reduces else None
-    address = program.address(ins.operands[1 + reduces])
+    extra = program.targets(ins.operands[1], "b32")[0] if reduces else None
+    address = program.address(ins.operands[1 + reduces], "b32")
 
     def go(fiber: Fiber) -> None:
         fiber.whole()
@@ -183,7 +183,7 @@ def store(program: Program, ins: PtxInstruction) -> Run:
     """tcgen05.st: registers into lanes and columns of the warp's window."""
     atom = _atom(ins, True, _split(ins, 1))
     places = _places(atom)
-    address, sources = program.address(ins.operands[0]), program.sources(ins.operands[-1])
+    address, sources = program.address(ins.operands[0], "b32"), program.sources(ins.operands[-1], "b32")
     if len(sources) != atom.registers:
         raise ValueError(f"{atom.registers} registers are needed where {len(sources)} are given")
 
@@ -222,7 +222,7 @@ def _copy_atom(ins: PtxInstruction) -> TmemCopyAtom:
     return found
 
 
-@operation("tcgen05.cp")
+@operation("tcgen05.cp", operands=2)
 def copy(program: Program, ins: PtxInstruction) -> Run:
     """tcgen05.cp: K-major rows into tensor memory; later tcgen05.mma of the thread see them."""
     atom = _copy_atom(ins)
@@ -232,7 +232,7 @@ def copy(program: Program, ins: PtxInstruction) -> Run:
     bits = next((FORMATS[word] for word in ins.words if word in FORMATS), 8)
     packing = {8: "packed", 6: "b6x16_p32", 4: "b4x16_p64"}[bits]
     low = low_bit(dtype({8: "e4m3", 6: "e3m2", 4: "e2m1"}[bits]))
-    address, descriptor = program.address(ins.operands[0]), program.value(ins.operands[1], "b64")
+    address, descriptor = program.address(ins.operands[0], "b32"), program.value(ins.operands[1], "u64")
     shifts, kind = has_shifts(program), f"tcgen05.cp {_copied_shape(ins)}"
 
     def go(fiber: Fiber) -> None:

@@ -190,17 +190,17 @@ def product(program: Program, ins: PtxInstruction) -> Run:
     a_source = "tmem" if first.kind == "address" else "smem"
     if words.shifts and a_source == "smem":
         raise ValueError(".ashift moves the rows of an A in tensor memory")
-    metadata_at = program.address(rest.pop(0)) if words.sparse else None
-    says = program.value(rest.pop(0))
-    scale_at = [program.address(rest.pop(0)) for _ in range(2)] if KINDS[words.kind].scales else []
+    metadata_at = program.address(rest.pop(0), "u32") if words.sparse else None
+    says = program.value(rest.pop(0), "u32")
+    scale_at = [program.address(rest.pop(0), "u32") for _ in range(2)] if KINDS[words.kind].scales else []
     disable = _disabled(program, rest, size, bool(scale_at) or words.ws)
     adds = program.value(rest.pop(0), "pred")
-    mask = program.value(rest.pop(0), "b64") if words.ws and rest else None
+    mask = program.value(rest.pop(0), "u64") if words.ws and rest else None
     factor = _factor(rest.pop(0), words.kind) if rest and not words.ws else 1.0
     if rest:
         raise ValueError("operands after the last one that is known")
-    d_at, b_word = program.address(target), program.value(second, "b64")
-    a_at = program.address(first) if a_source == "tmem" else program.value(first, "b64")
+    d_at, b_word = program.address(target, "u32"), program.value(second, "u64")
+    a_at = program.address(first, "u32") if a_source == "tmem" else program.value(first, "u64")
 
     def go(fiber: Fiber) -> None:
         one_thread(fiber)
@@ -252,7 +252,7 @@ def _disabled(program: Program, rest: list[PtxOperand], size: int, never: bool) 
     """Take the vector of disabled lanes off the operands, or None without one."""
     if not rest or rest[0].kind != "vector":
         return None
-    disable = program.sources(rest.pop(0))
+    disable = program.sources(rest.pop(0), "b32")
     if never or len(disable) != LANES // 32 * size:
         raise ValueError(f"disable-output-lane is a vector of {LANES // 32 * size}, and of the plain form alone")
     return disable

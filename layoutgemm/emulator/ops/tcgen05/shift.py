@@ -82,7 +82,7 @@ def shift(program: Program, ins: PtxInstruction) -> Run:
     known(ins, "shift", "down", *GROUPS)
     if "down" not in ins.words or len(ins.operands) != 1:
         raise ValueError("it is .down, of one address")
-    size, address = group_size(ins), program.address(ins.operands[0])
+    size, address = group_size(ins), program.address(ins.operands[0], "b32")
 
     def go(fiber: Fiber) -> None:
         one_thread(fiber)

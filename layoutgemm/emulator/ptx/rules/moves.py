@@ -9,6 +9,8 @@ from ..parser import PtxInstruction, PtxOperand
 @rule("mov")
 def _mov(g: CodeGenerator, ins: PtxInstruction) -> str | list[tuple[PtxOperand, str]]:
     kind, (target, source) = ins.words[-1], ins.operands
+    if ins.words[1] in ("v2", "v4"):
+        return [(to, g.read(part, kind)) for to, part in zip(target.parts, source.parts, strict=True)]
     if target.kind == "vector":
         each = bits_of(kind) // len(target.parts)
         text = g.read(source, kind)

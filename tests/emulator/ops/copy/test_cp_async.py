@@ -222,8 +222,8 @@ def test_a_refill_without_a_wait_is_reported():
         ("cp.async.ca.shared.global [%r10], [%d0], 12;", "not 12"),
         ("cp.async.ca.global.shared [%r10], [%d0], 16;", "not emulated"),
         ("cp.async.ca.shared.global [%r10], [%d0], %r5;", "not a constant"),
-        ("cp.async.wait_group;", "0 operands"),
-        ("cp.async.wait_all 1;", "1 operands"),
+        ("cp.async.wait_group;", "has 1 operand, not 0"),
+        ("cp.async.wait_all 1;", "has 0 operands, not 1"),
     ],
 )
 def test_forms_that_ptx_has_not_are_refused(text, says):
@@ -266,7 +266,14 @@ def test_a_source_outside_of_its_buffer_is_named_at_the_copy():
         run(body, {"a": np.zeros(16, np.float32)}, block=1, shared=64)
 
 
-@pytest.mark.parametrize("operands", ["16", "16, %r1", "16, %p1"])
-def test_a_cache_hint_needs_its_policy(operands):
-    with pytest.raises(PtxError, match="takes a cache policy of 64 bits as its last operand"):
+@pytest.mark.parametrize(
+    ("operands", "says"),
+    [
+        ("16", "takes a cache policy of 64 bits as its last operand"),
+        ("16, %r1", "%r1 is a register of 32 bits, where one of 64 is needed"),
+        ("16, %p1", "%p1 is a register of 1 bits, where one of 64 is needed"),
+    ],
+)
+def test_a_cache_hint_needs_its_policy(operands: str, says: str) -> None:
+    with pytest.raises(PtxError, match=says):
         go(f"cp.async.cg.shared.global.L2::cache_hint [%r10], [%d0], {operands};")
