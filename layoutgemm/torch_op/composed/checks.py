@@ -280,9 +280,7 @@ def _check_vectors(call: ComposedCall) -> None:
         check_vectors(parts.prologue, values, {"m": [a.shape[:-1]], "k": [(*a.shape[:-2], a.shape[-1])]})
     for name in [name for name in (ROWS, OUT_ROWS) if name in parts.own]:
         x = values[name]
-        if x.dtype not in INTS or x.ndim != 1 or x.shape[0] != m:
-            of = f"{x.dtype} of shape {list(x.shape)}"
-            raise OperandError(f"{name} is {of}: int32 or int64 of {[m]}, a row for each row of the product")
+        check_indices(name, x, m)
         if addressed(x) and x.device.type == "cpu" and tracing_state() is None:
             with torch._C._DisableFuncTorch():  # a transform of the other operands hides the memory
                 found = resolved(x).numpy()
@@ -291,7 +289,19 @@ def _check_vectors(call: ComposedCall) -> None:
             if name == OUT_ROWS:
                 check_distinct(name, found)
     if ROW_WEIGHTS in parts.own:
-        x = values[ROW_WEIGHTS]
-        if x.dtype != torch.float32 or tuple(x.shape) != (m,):
-            of = f"{x.dtype} of shape {list(x.shape)}"
-            raise OperandError(f"row_weights is {of}: float32 of {[m]}, a factor for each row of the product")
+        check_row_weights(values[ROW_WEIGHTS], m)
+
+
+def check_indices(name: str, x: torch.Tensor, m: int) -> None:
+    """Raise OperandError unless `x` has the index of a row for each of the product's m rows."""
+    if x.dtype not in INTS or x.ndim != 1 or x.shape[0] != m:
+        # where `rows` itself is no vector, m is the size of one of its dimensions, and would mislead
+        of, wanted = f"{x.dtype} of shape {list(x.shape)}", [m] if x.ndim == 1 else "[M]"
+        raise OperandError(f"{name} is {of}: int32 or int64 of {wanted}, a row for each row of the product")
+
+
+def check_row_weights(x: torch.Tensor, m: int) -> None:
+    """Raise OperandError unless `x` has a float32 factor for each of the product's m rows."""
+    if x.dtype != torch.float32 or tuple(x.shape) != (m,):
+        of = f"{x.dtype} of shape {list(x.shape)}"
+        raise OperandError(f"row_weights is {of}: float32 of {[m]}, a factor for each row of the product")

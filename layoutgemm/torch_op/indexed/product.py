@@ -23,7 +23,7 @@ from ...kernels.run.operand_checks import addressed, check_operands, resolved
 from ...kernels.sm90.config import Sm90Config
 from ..bias_activation import GATES, by_torch, gate_by_torch
 from ..checks import check_activation, check_alike, check_device, stored_as, tracing_state
-from ..composed.checks import checked
+from ..composed.checks import check_indices, check_row_weights, checked
 from ..composed.parts import AskedParts, parts_of_text, parts_text
 from ..composed.product import computed
 from ..prepared import gpu, on_gpu, target
@@ -150,13 +150,10 @@ def _check_shapes(given: IndexedOperands) -> None:
 def _check_vectors(given: IndexedOperands) -> None:
     m = given.m
     for name, x in (("rows", None if given.batched else given.rows), ("out_rows", given.out_rows)):
-        if x is not None and (x.dtype not in INTS or x.ndim != 1 or x.shape[0] != m):
-            of = f"{x.dtype} of shape {list(x.shape)}"
-            raise OperandError(f"{name} is {of}: int32 or int64 of {[m]}, a row for each row of the product")
-    weights = given.row_weights
-    if weights is not None and (weights.dtype != torch.float32 or tuple(weights.shape) != (m,)):
-        of = f"{weights.dtype} of shape {list(weights.shape)}"
-        raise OperandError(f"row_weights is {of}: float32 of {[m]}, a factor for each row of the product")
+        if x is not None:
+            check_indices(name, x, m)
+    if given.row_weights is not None:
+        check_row_weights(given.row_weights, m)
     offsets = given.offsets
     if offsets is not None:
         wanted = given.b.shape[0] + 1
