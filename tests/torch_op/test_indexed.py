@@ -206,7 +206,10 @@ def test_operator_passes_torchs_checks() -> None:
         ({"rows": torch.tensor([0, 33])}, r"rows\[1\] = 33: a has 33 rows, 0 to 32"),
         ({"rows": torch.tensor([-1])}, r"rows\[0\] = -1: a has 33 rows"),
         ({"rows": torch.tensor([0.0])}, "rows is torch.float32 of shape"),
-        ({"rows": torch.zeros(3, 1, dtype=torch.int32)}, r"rows is torch.int32 of shape \[3, 1\]: int32 or int64 of \[M\]"),
+        (
+            {"rows": torch.zeros(3, 1, dtype=torch.int32)},
+            r"rows is torch.int32 of shape \[3, 1\]: int32 or int64 of \[M\]",
+        ),
         ({"rows": torch.zeros(2, dtype=torch.int32), "out_rows": torch.zeros(3, dtype=torch.int32)}, "out_rows is"),
         ({"out_rows": torch.zeros(33, dtype=torch.int32)}, r"out_rows\[0\] and out_rows\[1\] are both 0"),
         ({"out_rows": torch.arange(33) + 1}, r"out_rows\[32\] = 33: the result has 33 rows"),
