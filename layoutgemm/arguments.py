@@ -571,10 +571,9 @@ def _readers_of(function: Callable[..., object]) -> _Readers:
     return _Readers(tuple(positional), by_name, rest)
 
 
-_FIELDS, _SETTLED = (
-    "_settled_fields",
-    "_settled_class",
-)  # attributes: the readers, and whose they are
+# Attributes of a class: the readers of its fields, and the class whose they are.
+_FIELDS = "_settled_fields"
+_SETTLED = "_settled_class"
 
 
 def settle(value: object, error: type[LayoutError] = LayoutError) -> None:

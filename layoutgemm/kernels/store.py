@@ -267,8 +267,7 @@ def _blocks_of(columns: int, most: int) -> tuple[int, ...]:
 def _of_few_widths(widths: tuple[int, ...], most: int) -> tuple[int, ...]:
     """The same columns in chunks of at most `most` widths: the fewest chunks, then the fewest narrow columns.
 
-    A chunk's lines of 16 bytes are half of a sector of memory: five chunks of 8 columns in place of one cost 0.8% of a
-    gated product.
+    Lines of 8 columns have 16 bytes, half of a sector of memory; benchmarks/NOTES.md, "Several matrices B", has times.
 
     >>> _of_few_widths((64, 32, 16), 2), _of_few_widths((64, 32, 8), 2), _of_few_widths((64, 32), 2)
     ((32, 32, 32, 16), (32, 32, 32, 8), (64, 32))

@@ -293,7 +293,7 @@ def _check_vectors(call: ComposedCall) -> None:
 
 
 def check_indices(name: str, x: torch.Tensor, m: int) -> None:
-    """Raise OperandError unless `x` has the index of a row for each of the product's m rows."""
+    """Raise OperandError unless `x` has an index for each of the m rows."""
     if x.dtype not in INTS or x.ndim != 1 or x.shape[0] != m:
         # where `rows` itself is no vector, m is the size of one of its dimensions, and would mislead
         of, wanted = f"{x.dtype} of shape {list(x.shape)}", [m] if x.ndim == 1 else "[M]"
@@ -301,7 +301,7 @@ def check_indices(name: str, x: torch.Tensor, m: int) -> None:
 
 
 def check_row_weights(x: torch.Tensor, m: int) -> None:
-    """Raise OperandError unless `x` has a float32 factor for each of the product's m rows."""
+    """Raise OperandError unless `x` has a float32 factor for each of the m rows."""
     if x.dtype != torch.float32 or tuple(x.shape) != (m,):
         of = f"{x.dtype} of shape {list(x.shape)}"
         raise OperandError(f"row_weights is {of}: float32 of {[m]}, a factor for each row of the product")
