@@ -190,12 +190,15 @@ class Fiber:
         """The live lanes of a member mask, waited for; missing lanes and lanes that the mask lacks are reported."""
         ins = self.ins
         assert ins is not None
+        outside = self.lanes & ~mask
+        if outside:
+            message = f"{ins.opcode} is executed by lanes {outside:#x}, which its mask does not have"
+            self.machine.problem("divergence", message, self)
         if mask & self.warp.alive & ~self.lanes:
             missing = self.together(mask, mask, *form_of(self.machine.program, ins))
             self.machine.problem("divergence", f"{ins.opcode} waits for lanes {missing:#x}, on another way", self)
-        if outside := self.lanes & ~mask:
-            message = f"{ins.opcode} is executed by lanes {outside:#x}, which its mask does not have"
-            self.machine.problem("divergence", message, self)
+        if outside:
+            pass  # such lanes wait for none
         elif self.cta.cluster.ledger.lanes and not self.cta.cluster.ledger.reads:
             self.knows.met = self.knows.own
             for some in [some for some in self.warp.acquired if some & mask == some]:
@@ -238,6 +241,9 @@ class Cta:
         self.began: MemoryEvent | None = None
         self.remote: list[tuple[MemoryEvent, str]] = []  # changes by other blocks that this one must see before it ends
         self.warps: list[Warp] = []
+        self.guarded = 0  # granules with live mbarriers, as a bit set
+        # Called for writes there: (who, granules, their parts, text, whether it is of the async proxy).
+        self.overwrites: Callable[[Fiber, int, Parts, Callable[[], str], bool], None] | None = None
         self.scratch: dict[str, Any] = {}
 
 
@@ -552,6 +558,8 @@ class PtxMachine:
         same   of a write: whether memory holds what it writes
         """
         ledger, shadow, lanes = cta.cluster.ledger, cta.shadow, 0
+        if write and cta.guarded & places and cta.overwrites is not None:
+            cta.overwrites(fiber, places, parts, what, asynchronous)
         if ledger.lanes:
             lanes = by or fiber.lanes
             if event is None and (touch is None or not (write or ledger.reads)):

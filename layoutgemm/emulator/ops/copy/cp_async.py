@@ -235,7 +235,7 @@ def arrive(program: Program, ins: PtxInstruction) -> Run:
             if not counted:
                 barrier.pending += count
             copies = groups_of(fiber, KIND).of(lanes)
-            arrival = fiber.epoch
+            barrier.users[fiber.warp] = arrival = fiber.epoch
             ledger.renew(fiber)
             handed = ledger.knowledge(fiber.warp.scratch.get("cp.async waited"))
             for one in copies:
@@ -250,7 +250,12 @@ def arrive(program: Program, ins: PtxInstruction) -> Run:
                 for one in copies:
                     one.finish()
                 barrier.knows.merge(handed)
+                phase = barrier.phase
                 for _ in range(count):
+                    if barrier.phase != phase:
+                        message = f"lanes of one arrive fall into two phases of the {barrier}"
+                        machine.problem("protocol", message, fiber, ins)
+                        phase = barrier.phase
                     barrier.arrive(1, arrival, knows)
 
             machine.defer(fiber.cta.cluster, "loads", land)
