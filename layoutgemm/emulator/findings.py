@@ -23,6 +23,7 @@ ORDERS = {
     "race": "A barrier or an mbarrier between the two orders them.",
     "uninitialised": "Write it before, or keep what is computed from it out of results, addresses and branches.",
     "divergence": "Converge the warp first: bar.warp.sync, or move the instruction out of the branch.",
+    "edge": "A box or a predicate that ends with the tensor keeps the store inside of it.",
     "exit": "A wait before the exit for what is still to come, or a last barrier.cluster, orders them.",
 }
 

@@ -83,6 +83,8 @@ class Warp:
         self.acquired: dict[int, Knowledge] = {}  # lanes -> what they acquired at words of memory, without the others
         # Of its accesses to global memory (`races/clocks.py`): the source, its turn, and whether the turn has any.
         self.source, self.turn, self.accessing = 0, 1, False
+        # Turns that some lanes ended alone (`races/global_words.py`) -> (those lanes, the first turn that it concerns).
+        self.partly_told: dict[int, tuple[int, int]] = {}
         self.settles: Callable[[Fiber], None] | None = None  # to be called before its fibers release anything
 
     def clock(self, low: int, mask: int) -> int:

@@ -26,7 +26,7 @@ from .deadlock_causes import cluster_causes, mbarrier_causes, named_causes
 from .flags import fence as flag_fence
 from .flags import fenced, waited
 from .memory import block_of, said
-from .registry import by_mask, constant, known, operation
+from .registry import ELECT, by_mask, constant, known, operation
 
 PASSED = object()  # marks a fiber that a barrier released while it waited
 # In a warp's scratch, of tensor memory alone: what a relaxed arrive hands on, what relaxed waits have acquired.
@@ -39,6 +39,9 @@ INIT = (
     "barrier.cluster where they are in several blocks."
 )
 REUSE = "A barrier of all threads that use the mbarrier, then mbarrier.inval by one of them, ends its life."
+TWO_PHASES = "lanes of one arrive fall into two phases of the {}"
+COUNT = "mbarrier.init with as many arrivals as come in each phase keeps them in one."
+IN_TURN = "A wait for the end of the phase before, by this thread or one that it follows, orders them."
 # The opaque state that an arrive returns: the phase, and the arrivals that were pending before it.
 PHASE_BITS = 32
 PHASE_MASK = (1 << PHASE_BITS) - 1
@@ -93,6 +96,7 @@ def _named(fiber: Fiber, number: int, expected: int | None) -> EmulatedNamedBarr
             "protocol",
             f"barrier {number} is used with {expected or 'all'} threads, and before with {found.expected or 'all'}",
             fiber,
+            orders="One thread count for all bar instructions of a phase, or another barrier, mends it.",
         )
     return found
 
@@ -577,8 +581,10 @@ def barrier_in(cta: Cta, offset: int) -> EmulatedMbarrier:
     found = barriers_of(cta).get(offset)
     if found is None:
         last = cta.scratch.get("overwritten", {}).get(offset)
-        lost = f"{last} has overwritten it" if last is not None else (
-            "mbarrier.init, fence.mbarrier_init and a barrier of all threads that use it come first"
+        lost = (
+            f"{last} has overwritten it"
+            if last is not None
+            else ("mbarrier.init, fence.mbarrier_init and a barrier of all threads that use it come first")
         )
         raise EmulatorError(f"no mbarrier is initialised at {offset:#x} of CTA {cta.coordinate}: {lost}")
     return found
@@ -647,12 +653,14 @@ def mbarrier_init(program: Program, ins: PtxInstruction) -> Run:
             alike = "protocol" if fiber.machine.policy.fences == "writers" else "lint"  # the same bytes once more
             if (before := live.get(offset)) is not None:
                 kind = alike if before.fresh and before.count == arrivals else "protocol"
-                fiber.machine.problem(kind, f"mbarrier.init of the {before}, which is live: one thread does it", fiber)
+                message = f"mbarrier.init of the {before}, which is live: one thread does it"
+                fiber.machine.problem(kind, message, fiber, orders=REUSE)
             live[offset] = EmulatedMbarrier(cta, offset, arrivals, fiber.epoch)
             live[offset].users[fiber.warp] = fiber.epoch
             cta.guarded |= 1 << offset // GRANULE
             if lanes > 1:  # of PTX the second lane's is of a live one
-                fiber.machine.problem(alike, f"{lanes} lanes initialise the {live[offset]}: elect one", fiber)
+                message = f"{lanes} lanes initialise the {live[offset]}: elect one"
+                fiber.machine.problem(alike, message, fiber, orders=ELECT)
             cta.scratch["events"].append(fiber.epoch)
             if fiber.machine.trace is not None:
                 fiber.machine.trace.initialised(fiber, offset)
@@ -670,7 +678,8 @@ def mbarrier_inval(program: Program, ins: PtxInstruction) -> Run:
     def go(fiber: Fiber) -> None:
         barrier = mbarrier_at(fiber, fiber.one(address(fiber)))
         if barrier.waiting or barrier.bytes:
-            fiber.machine.problem("protocol", f"mbarrier.inval of the {barrier} while it is waited for", fiber)
+            message = f"mbarrier.inval of the {barrier} while it is waited for"
+            fiber.machine.problem("protocol", message, fiber, orders=REUSE)
         elif (user := barrier.in_use(fiber)) is not None:
             message = f"mbarrier.inval of the {barrier} after its use by {user.describe()}, and nothing orders the two"
             fiber.machine.problem("protocol", message, fiber, orders=REUSE)
@@ -712,7 +721,7 @@ def mbarrier_arrive(program: Program, ins: PtxInstruction) -> Run:
         for at in fiber.each(address(fiber)).tolist():
             barrier = mbarrier_at(fiber, int(at))
             if phases.setdefault(barrier, barrier.phase) != barrier.phase:
-                fiber.machine.problem("protocol", f"lanes of one arrive fall into two phases of the {barrier}", fiber)
+                fiber.machine.problem("protocol", TWO_PHASES.format(barrier), fiber, orders=COUNT)
             if state is not None:
                 states.append(barrier.phase | barrier.pending << PHASE_BITS)
             barrier.hand(fiber.cta, handed, wide or relaxed)  # of a relaxed one, initialisations alone
@@ -729,12 +738,12 @@ def mbarrier_arrive(program: Program, ins: PtxInstruction) -> Run:
             barrier.users[fiber.warp] = acted
             early = barrier.arrive(1 if expects else amount, acted, handed)
             if early is not None:
-                fiber.machine.problem("protocol", early, fiber, ins)
+                fiber.machine.problem("protocol", early, fiber, ins, orders=IN_TURN)
             if open_phase and barrier.phase != phases[barrier]:
                 text = (
                     f"a .noComplete arrival ends phase {phases[barrier]} of the {barrier}: PTX leaves open what comes"
                 )
-                fiber.machine.problem("protocol", text, fiber, ins)
+                fiber.machine.problem("protocol", text, fiber, ins, orders=COUNT)
         if state is not None:
             fiber.registers[state] = compact(fiber.spread(np.array(states, dtype=np.uint64)))
 
@@ -798,7 +807,7 @@ def mbarrier_wait(program: Program, ins: PtxInstruction) -> Run:
         if ended and (fiber.spin == question or not tries or fiber.machine.policy.waits == "prompt"):
             fiber.registers[target] = True
             if by_parity and (wrong := barrier.stale(fiber.knows)) is not None:
-                fiber.machine.problem("protocol", wrong, fiber)
+                fiber.machine.problem("protocol", wrong, fiber, orders=IN_TURN)
             ledger = fiber.cta.cluster.ledger
             barrier.tell(fiber, relaxed, wide)
             if relaxed or barrier.tensor_sealed.seen:

@@ -26,7 +26,7 @@ from ...races.clocks import Stamp
 from ...races.global_bytes import CopyAccess
 from ...races.happens_before import Knowledge, MemoryEvent
 from ...races.lanes import LaneAccess, divide, learn
-from ..barrier import EmulatedMbarrier, mbarrier_at
+from ..barrier import COUNT, TWO_PHASES, EmulatedMbarrier, mbarrier_at
 from ..memory import copies_global, lanewise, place, said
 from ..registry import HINT, constant, counted, known, operation, taken
 from .bulk_groups import AsyncOperation, group_count, groups_of
@@ -253,8 +253,7 @@ def arrive(program: Program, ins: PtxInstruction) -> Run:
                 phase = barrier.phase
                 for _ in range(count):
                     if barrier.phase != phase:
-                        message = f"lanes of one arrive fall into two phases of the {barrier}"
-                        machine.problem("protocol", message, fiber, ins)
+                        machine.problem("protocol", TWO_PHASES.format(barrier), fiber, ins, orders=COUNT)
                         phase = barrier.phase
                     barrier.arrive(1, arrival, knows)
 
