@@ -33,10 +33,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ...arch import MAX_GRID as GRID_LIMIT
+from ...arch import facts_of
 from ...arguments import shown
 from ...errors import DeadlockError, EmulatorError
 from ..findings import LINT, ORDERS, Counts, Finding, Findings
-from ..ptx.parser import MAX_SHARED_BYTES, PtxInstruction
+from ..ptx.parser import PtxInstruction
 from ..ptx.program import CodeSegment, Operation, Program
 from ..ptx.values import FULL, LANES, Lanes, Undefined, Value, any_of, bool_of, mask_of
 from ..races.conflicts import Conflict
@@ -59,9 +60,9 @@ if TYPE_CHECKING:
     from ..mutation.trace import AccessTrace
 
 BLOCKED, GONE = -1, -2
-# CUDA's limits of a launch: along each axis, threads of a block, blocks of a cluster; and blocks that are emulated.
-MOST = {"grid": GRID_LIMIT, "block": (1024, 1024, 64), "cluster": (16, 16, 16)}
+# CUDA's limits of a launch: along each axis, and threads of a block; and blocks that are emulated.
 MAX_THREADS, MAX_BLOCKS, MAX_GRID = 1024, 16, 1 << 24
+MOST = {"grid": GRID_LIMIT, "block": (1024, 1024, 64), "cluster": (MAX_BLOCKS,) * 3}
 PRODUCTS = ("wgmma.mma_async", "mma.", "tcgen05.mma")
 
 # Qualifiers come in any order: ptxas takes ld.global.acquire.gpu as well as ld.acquire.gpu.global.
@@ -361,7 +362,7 @@ class PtxMachine:
         self.quantum, self.landed = 0, 0
         self.device = ""  # the name of the device that it runs on, beside others
         self.alone = True  # False: other devices may write what its threads poll for, and no lanes go on by `_part`
-        if problem := _geometry(launch):
+        if problem := _geometry(launch, program):
             raise EmulatorError(problem)
         for variable, first in program.variables:
             launch.memory.define(variable.name, program.symbols[variable.name], None if variable.external else first)
@@ -965,7 +966,7 @@ def _children(cluster: Cluster, parent: Fiber) -> set[Fiber]:
     return found
 
 
-def _geometry(launch: Launch) -> str:
+def _geometry(launch: Launch, program: Program) -> str:
     """The reason why no GPU can run this launch, or ""."""
     for name, sizes in (("grid", launch.grid), ("block", launch.block), ("cluster", launch.cluster)):
         most = MOST[name]
@@ -974,10 +975,12 @@ def _geometry(launch: Launch) -> str:
     threads, blocks = prod(launch.block), prod(launch.cluster)
     if threads > MAX_THREADS:
         return f"a block of {launch.block} has {threads} threads, and {MAX_THREADS} are the most"
-    if blocks > MAX_BLOCKS:
-        return f"a cluster of {launch.cluster} has {blocks} blocks, and {MAX_BLOCKS} are the most"
-    if launch.dynamic_shared > MAX_SHARED_BYTES:
-        return f"{shown(launch.dynamic_shared)} bytes of dynamic shared memory, more than {MAX_SHARED_BYTES}"
+    facts, static = facts_of(program.kernel.target), sum([one.size for one in program.kernel.shared])
+    if static + launch.dynamic_shared > facts.smem_per_block:
+        both = f"{static} bytes of static and {shown(launch.dynamic_shared)} of dynamic shared memory"
+        return f"{both}, and a block on {facts.name} has {facts.smem_per_block} at most"
+    if blocks > facts.cluster_max:
+        return f"a cluster of {launch.cluster} has {blocks} blocks, and {facts.name} has {facts.cluster_max} at most"
     if prod(launch.grid) > MAX_GRID:
         return f"a grid of {launch.grid} has {prod(launch.grid)} blocks: more than {MAX_GRID} are not emulated"
     return ""
