@@ -81,6 +81,8 @@ def shuffle(program: Program, ins: PtxInstruction) -> Run:
 def elect(program: Program, ins: PtxInstruction) -> Run:
     """elect.sync: one of the members, the lowest or the highest by the policy."""
     leader, chosen = _pair(program, ins.operands[0], "u32")
+    if chosen is None:
+        raise ValueError("the predicate of elect cannot be dropped")
     mask = program.value(ins.operands[1], "u32")
 
     def go(fiber: Fiber) -> None:
@@ -88,8 +90,7 @@ def elect(program: Program, ins: PtxInstruction) -> Run:
         lane = (members & -members if fiber.machine.policy.elect == "lowest" else members).bit_length() - 1
         if leader is not None:
             fiber.registers[leader] = lane
-        if chosen is not None:
-            fiber.registers[chosen] = LANE == lane
+        fiber.registers[chosen] = LANE == lane
 
     return by_mask(ins, mask, go)
 
