@@ -53,6 +53,7 @@ from .launch import Launch as Launch
 from .launch import Policy as Policy
 from .memory import RANK_SHIFT, CtaSharedMemory
 from .roles import role_from
+from .sector_counts import SectorCounter
 from .timeline import Recorder
 from .uninitialized import compute_doubtful, failed_at, run_doubtful
 
@@ -344,6 +345,7 @@ class PtxMachine:
         self.progress = progress
         watch = watch or Watch()
         self.banks = BankCounter() if watch.banks else None
+        self.sectors = SectorCounter() if watch.banks else None
         self.recorder = Recorder() if watch.timeline else None
         self.random = random.Random(self.policy.seed)
         self.findings, self.suspects = Findings(), Findings()
@@ -407,6 +409,8 @@ class PtxMachine:
         self.program.mark(self.counts.executed)
         if self.banks is not None:
             self.counts.banks = self.banks.uses
+        if self.sectors is not None:
+            self.counts.sectors = self.sectors.uses
 
     def turn(self) -> bool:
         """Run a cluster until it ends, only polls, or has had its quantum; returns False if none is left."""

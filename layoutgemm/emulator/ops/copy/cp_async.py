@@ -27,7 +27,7 @@ from ...races.global_bytes import CopyAccess
 from ...races.happens_before import Knowledge, MemoryEvent
 from ...races.lanes import LaneAccess, divide, learn
 from ..barrier import COUNT, TWO_PHASES, EmulatedMbarrier, mbarrier_at
-from ..memory import copies_global, lanewise, place, said
+from ..memory import copies_global, count_sectors, lanewise, place, said
 from ..registry import HINT, constant, counted, known, operation, taken
 from .bulk_groups import AsyncOperation, group_count, groups_of
 
@@ -156,6 +156,9 @@ def copy(program: Program, ins: PtxInstruction) -> Run:
         machine.counts.bytes["global to shared"] += size * len(offsets)
         if machine.banks is not None:
             machine.banks.add(ins, "cp.async", size, offsets, lanes)
+        read = sources if valid is None else sources[valid > 0]
+        if read.size:
+            count_sectors(fiber, ins, read, size)
         if machine.policy.loads == "early":
             one.finish()
         groups_of(fiber, KIND).add(lanes, one, reads=False)
