@@ -49,7 +49,7 @@ class Twin:
     target: str = "sm_90a"
 
     def run(self, old: str = "", new: str = "") -> tuple[list, np.ndarray | str]:
-        """The findings, and the result or the error that ended it, of the kernel with a text changed."""
+        """(findings, the result or the error) of the kernel with a text changed."""
         body, old = by_lines(self.body), by_lines(old)
         assert old in body, old
         out = {name: value.copy() for name, value in self.inputs.items()} | {"o": np.zeros(len(self.want), np.uint32)}
@@ -497,7 +497,7 @@ def test_the_right_one_is_silent(twin: Twin) -> None:
     ids=lambda x: getattr(x, "name", ""),
 )
 def test_each_mistake_is_found(twin: Twin, old: str, new: str, kind: str) -> None:
-    """With the line, the warp's role or place, and one sentence that names what would mend it."""
+    """A finding has a line, the role of its warp, and a remedy."""
     findings, out = twin.run(old, new)
     if isinstance(out, str):
         assert out.startswith(kind), out
