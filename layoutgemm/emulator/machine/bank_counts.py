@@ -151,7 +151,7 @@ def as_table(
     head: str, names: Sequence[str], instructions: Sequence[PtxInstruction], cells: Sequence[Sequence[object]],
     most: int = 20,
 ) -> str:  # fmt: skip
-    """The head, and a line for each of the first `most` instructions with its counts of these names."""
+    """The head, and a line for each instruction with its counts, `most` of them."""
     if not instructions:
         return head
     lines = [("PTX line", *names, "instruction")]

@@ -402,7 +402,7 @@ class EmulatedMbarrier:
         return lines + mbarrier_causes(self)
 
     def in_use(self, fiber: Fiber) -> MemoryEvent | None:
-        """Another warp's operation that nothing orders before the end of the barrier's life by this fiber, or None."""
+        """Another warp's operation that nothing orders before this fiber, or None."""
         if not self.ledger.enabled:
             return None
         others = (event for warp, event in self.users.items() if warp is not fiber.warp)

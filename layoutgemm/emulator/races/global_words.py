@@ -1,10 +1,13 @@
 """Races in global memory between the lanes of one warp.
 
-Global memory is not checked between warps. Between the lanes of a warp, each event (`happens_before.py`) keeps the
-pieces that each lane wrote. They stay until all lanes know of the event (`lanes.py`) or the checker forgets it, for the
+Races between warps are found in `global_bytes.py`. Between the lanes of a warp, each event (`happens_before.py`) keeps
+the pieces that each lane wrote. They stay until all lanes know of the event (`lanes.py`) or the checker forgets it, for the
 latest `KEPT` events of a warp that touched global memory. An event ends where the warp releases something. A race
 across more than `KEPT` events, without a barrier of the warp in between, is not seen. Reads are kept only under
 `Policy(lanes="strict")`.
+
+Where one lane releases its warp's writes, another warp knows those of that lane alone, until a barrier of the warp
+(`untold`).
 """
 
 from __future__ import annotations
@@ -96,7 +99,7 @@ def _same(number: int, size: int, other: int) -> Iterator[int]:
 
 
 def note_partly_told(fiber: Fiber) -> None:
-    """Note that some lanes end their warp's turn while writes of other lanes are open, which they do not know."""
+    """Note that some lanes end their warp's turn and do not know of others' writes."""
     warp, ledger = fiber.warp, fiber.cta.cluster.ledger
     near = warp.scratch.get("global", ()) if fiber.lanes != warp.alive else ()
     others = [one.turn for one in near if one.lanes & ~fiber.lanes and not ledger.knows(fiber.knows, one)]
@@ -105,8 +108,9 @@ def note_partly_told(fiber: Fiber) -> None:
 
 
 def untold(warp: Warp, turn: int, known: int, addresses: Iterable[int]) -> tuple[int, str] | None:
-    """(first address, reason) of a byte that a lane wrote in a turn of which other lanes alone told; None without one.
+    """(first address, reason) of a byte that only other lanes told of, or None.
 
+    turn   in which it was written
     known  the warp's last turn that another warp knows. A turn that all lanes ended, or a barrier, tells of all before.
     """
     tellers = 0
