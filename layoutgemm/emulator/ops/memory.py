@@ -401,7 +401,7 @@ def _touch_global(
 
 def count_sectors(fiber: Fiber, ins: PtxInstruction, addresses: npt.NDArray[np.int64], size: int) -> None:
     """Count a request's sectors of global memory, where that is asked for."""
-    if fiber.machine.sectors is not None:
+    if fiber.machine.sectors is not None and addresses.size:
         fiber.machine.sectors.add(ins, size, addresses)
 
 

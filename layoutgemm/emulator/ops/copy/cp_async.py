@@ -156,9 +156,7 @@ def copy(program: Program, ins: PtxInstruction) -> Run:
         machine.counts.bytes["global to shared"] += size * len(offsets)
         if machine.banks is not None:
             machine.banks.add(ins, "cp.async", size, offsets, lanes)
-        read = sources if valid is None else sources[valid > 0]
-        if read.size:
-            count_sectors(fiber, ins, read, size)
+        count_sectors(fiber, ins, sources if valid is None else sources[valid > 0], size)
         if machine.policy.loads == "early":
             one.finish()
         groups_of(fiber, KIND).add(lanes, one, reads=False)
