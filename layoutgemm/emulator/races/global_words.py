@@ -1,8 +1,8 @@
 """Races in global memory between the lanes of one warp.
 
 Races between warps are found in `global_bytes.py`. Between the lanes of a warp, each event (`happens_before.py`) keeps
-the pieces that each lane wrote. They stay until all lanes know of the event (`lanes.py`) or the checker forgets it, for the
-latest `KEPT` events of a warp that touched global memory. An event ends where the warp releases something. A race
+the pieces that each lane wrote. They stay until all lanes know of the event (`lanes.py`) or the checker forgets it, for
+the latest `KEPT` events of a warp that touched global memory. An event ends where the warp releases something. A race
 across more than `KEPT` events, without a barrier of the warp in between, is not seen. Reads are kept only under
 `Policy(lanes="strict")`.
 
