@@ -292,7 +292,8 @@ TWINS = [
     Twin(
         "a warp's flag behind bar.warp.sync",
         """setp.ne.u32 %p0, %r24, 0; @%p0 bra READ; add.u64 %d1, %y, %d31; st.global.u32 [%d1], %r31; bar.warp.sync -1;
-        mov.u32 %r1, 1; @%p31 st.release.gpu.global.u32 [%f], %r1; add.u64 %d1, %d1, 128; st.global.u32 [%d1], %r31;
+        mov.u32 %r1, 1; st.global.u32 [%d1+256], %r31; @%p31 st.release.gpu.global.u32 [%f], %r1;
+        add.u64 %d1, %d1, 128; st.global.u32 [%d1], %r31;
         bra END;
         READ: @!%p31 bra GO; POLL: ld.acquire.gpu.global.u32 %r2, [%f]; setp.eq.u32 %p1, %r2, 0; @%p1 bra POLL;
         GO: bar.warp.sync -1; add.u64 %d1, %y, %d31; ld.global.u32 %r3, [%d1]; st.global.u32 [%d30], %r3; END:""",
@@ -300,9 +301,10 @@ TWINS = [
             ("bar.warp.sync -1;", "", "race"),
             ("bar.warp.sync -1;", "setp.lt.u32 %p3, %r26, 16; @!%p3 bra A; bar.warp.sync 0xffff; A:", "race"),
             ("ld.global.u32 %r3, [%d1];", "ld.global.u32 %r3, [%d1+128];", "race"),
+            ("ld.global.u32 %r3, [%d1];", "ld.global.u32 %r3, [%d1+256];", "race"),
         ),
         LANES,
-        {"y": iota(64), "f": np.zeros(1, np.uint32)},
+        {"y": iota(96), "f": np.zeros(1, np.uint32)},
         {"grid": 2},
     ),
     Twin(
