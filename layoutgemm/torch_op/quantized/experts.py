@@ -16,6 +16,7 @@ from itertools import pairwise
 
 import torch
 
+from ...arguments import refusal
 from ...errors import OperandError
 from ...kernels.compile.compiler import compile_plan
 from ...kernels.derive import padded_leading
@@ -55,7 +56,7 @@ _WAY_OUT = "x of 16 bits has one; give its detach()"
 INDEX = {torch.int32: "i32", torch.int64: "i64"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class QuantizedExperts:
     """Packed weights (experts, out features, in features) of 4 or 8 bits.
 
@@ -77,6 +78,8 @@ class QuantizedExperts:
     activations: torch.dtype = torch.bfloat16
 
     def __post_init__(self) -> None:
+        if not isinstance(self.units, torch.Tensor):
+            raise OperandError(refusal(self.units, "units", "a tensor"))
         if self.units.ndim != 4 or self.units.shape[0] == 0 or not self.units.is_contiguous():
             raise OperandError(f"units have shape {list(self.units.shape)}: contiguous (experts, rows, K, bytes)")
         if self.scales is not None and self.scales.shape != (self.experts, self.n):
