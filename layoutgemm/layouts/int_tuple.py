@@ -507,10 +507,11 @@ def added(x: Any, y: Any) -> Any:
     """x + y. Raises LayoutError where a sum of arrays does not fit 64 bits."""
     if not isinstance(y, np.ndarray):
         x, y = y, x
-    if not isinstance(y, np.ndarray) or y.dtype == object:
+    if not isinstance(y, np.ndarray) or y.dtype.kind == "O":
         return x + y
     total = moved_by(y, x)
-    return in_64_bits(total) if total.dtype == object and getattr(x, "dtype", None) != object else total
+    wide = total.dtype.kind == "O" and not (isinstance(x, np.ndarray) and x.dtype.kind == "O")
+    return in_64_bits(total) if wide else total
 
 
 def _offset(x: Integer, S: list[Scalar], D: list[StrideEntry]) -> Any:
