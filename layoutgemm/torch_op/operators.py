@@ -20,7 +20,6 @@ and C = act(a @ gate) * (a @ up) has n columns.
 from __future__ import annotations
 
 import functools
-import inspect
 import json
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -54,23 +53,12 @@ from .checks import (
     transforms,
 )
 from .compiled.flops import count_flops
+from .compiled.traced import schema_of
 from .compute import finished_product, gated_product, product, wide_type
 from .prepared import Config, config_text
 from .problem import half
 
 __getattr__ = old_names(__name__)
-
-NAME = "layoutgemm::matmul"
-
-
-@torch.library.custom_op(NAME, mutates_args=())
-def _matmul(
-    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None, config: str = "",
-    allow_tf32: bool | None = None,
-) -> torch.Tensor:  # fmt: skip
-    check_operands({"a": a, "b": b})
-    check_matrices(a, b, allow_tf32)
-    return product(a, b, output_type(a, b, out_dtype), configured(config))
 
 
 @functools.lru_cache(256)
@@ -85,25 +73,6 @@ def configured(text: str) -> Sm90Choice | None:
     if not isinstance(found, Sm90Choice):
         raise OperandError(f"config {shown(text)} is no configuration")
     return found
-
-
-@_matmul.register_fake
-def _(
-    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None, config: str = "",
-    allow_tf32: bool | None = None,
-) -> torch.Tensor:  # fmt: skip
-    check_operands({"a": a, "b": b})
-    check_matrices(a, b, allow_tf32)
-    configured(config)
-    return a.new_empty(fake_shape(a, b), dtype=output_type(a, b, out_dtype))
-
-
-@_matmul.register_vmap
-def _(
-    info: object, in_dims: tuple[int | None, ...], a: torch.Tensor, b: torch.Tensor,
-    out_dtype: torch.dtype | None = None, config: str = "", allow_tf32: bool | None = None,
-) -> tuple[torch.Tensor, int]:  # fmt: skip
-    return torch.ops.layoutgemm.matmul(*aligned(in_dims, a, b), out_dtype, config, allow_tf32), 0
 
 
 class VmapInfo(Protocol):
@@ -150,7 +119,138 @@ def aligned(in_dims: Sequence[int | None], *operands: torch.Tensor) -> list[torc
     return out
 
 
-# --------------------------------------------------------------------------------------------------------- derivatives
+# ----------------------------------------------------------------------------------------------------------- operators
+
+
+_library = torch.library.Library("layoutgemm", "FRAGMENT")
+
+
+def with_autograd(name: str, recorded: Callable[..., torch.Tensor]) -> None:
+    """Have an operator call `recorded` where a derivative by one of its tensors is recorded.
+
+    By torch.library's register_autograd an operator has gradients, and loses tangents in silence.
+    """
+    below = torch._C._after_autograd_keyset
+    operator = getattr(torch.ops.layoutgemm, name).default
+    names = [argument.name for argument in operator._schema.arguments]
+
+    def run(keys: object, *operands: object) -> Any:
+        if differentiated(*_tensors(operands)):
+            return recorded(*operands)
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator.redispatch(keys & below, *operands)
+
+    for device in ("CUDA", "CPU", "Meta"):
+        _library.impl(name, run, f"Autograd{device}", with_keyset=True)
+
+    def refuse(*operands: object) -> None:
+        check_operands({at: x for at, x in zip(names, operands) if isinstance(x, torch.Tensor)})
+
+    _library.impl(name, refuse, "AutogradNestedTensor")  # nested tensors would say NotImplementedError
+
+
+def operator_of(
+    name: str, call: Callable[..., Sequence[object]], computed: Callable[..., object], empty: Callable[..., object],
+    recorded: Callable[..., torch.Tensor] | None = None, mapped: Callable[..., tuple[object, object]] | None = None,
+    mutates: Sequence[str] = (), returns: object = torch.Tensor, autocast: bool = False, function: str = "matmul",
+) -> None:  # fmt: skip
+    """Define the operator `layoutgemm::name` of the calls that `call` makes of its arguments, and checks.
+
+    call      the operator's parameters, with the types of its schema -> what the three below take
+    computed  the result now; `empty`: a result without values, for compilers
+    recorded  the result where a derivative is recorded, if torch.func takes none; None: `with_autograd` says it later
+    mapped    the rule of torch.func.vmap; None: one product after another, stacked
+    mutates, returns  the lists of tensors that are written to, and the type of the result
+    autocast  whether a and b take the type of an autocast region
+    function  of layoutgemm, whose derivatives torch.func takes
+    """
+
+    def kernel(*arguments: object) -> object:
+        return computed(*call(*arguments))
+
+    def derived(*arguments: object) -> torch.Tensor:
+        assert recorded is not None
+        refuse_under_functorch(name, function)
+        return recorded(*call(*arguments))
+
+    def of_slices(info: VmapInfo, in_dims: Places, *arguments: object) -> tuple[torch.Tensor, int]:
+        return one_after_another(info, in_dims, arguments, getattr(torch.ops.layoutgemm, name)), 0
+
+    schema = schema_of(call, mutates, returns)
+    made = torch.library.custom_op(f"layoutgemm::{name}", kernel, mutates_args=tuple(mutates), schema=schema)
+    made.register_fake(lambda *arguments: empty(*call(*arguments)))
+    made.register_vmap(of_slices if mapped is None else mapped)
+    if recorded is not None:
+        with_autograd(name, derived)
+    if autocast:
+        _with_autocast(name)
+    count_flops(name)
+
+
+def _tensors(operands: Sequence[object]) -> list[torch.Tensor]:
+    """The tensors of an operator's arguments, those of its lists too."""
+    flat = [x for each in operands for x in (each if isinstance(each, (list, tuple)) else (each,))]
+    return [x for x in flat if isinstance(x, torch.Tensor)]
+
+
+def refuse_under_functorch(name: str, function: str = "matmul") -> None:
+    """Raise OperandError where torch.func differentiates an operator by name; `function` of layoutgemm may be."""
+    if derived_by_func():
+        raise OperandError(
+            f"torch.ops.layoutgemm.{name} is differentiated by torch.func, which takes no operator's derivative: "
+            f"layoutgemm.{function} has it, outside of torch.compile"
+        )
+
+
+def _cast(x: object, to: torch.dtype | None) -> object:
+    """A tensor, or those of a list, in the type of an autocast region."""
+    if isinstance(x, (list, tuple)):
+        return [_cast(each, to) for each in x]
+    return cast(x, to) if isinstance(x, torch.Tensor) else x
+
+
+def _with_autocast(name: str) -> None:
+    """Let an operator take a and b in the type of an autocast region.
+
+    They are tensors, or lists of them.
+
+    torch.matmul does the same. The functions of layoutgemm have cast already where they were called; this is for
+    operators called by name.
+    """
+
+    def under(key: torch._C.DispatchKey) -> Any:
+        def run(a: object, b: object, *others: object) -> object:
+            to = autocast_type(_tensors([a])[0])
+            a, b = (_cast(x, to) for x in (a, b))
+            with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
+                return getattr(torch.ops.layoutgemm, name)(a, b, *others)
+
+        return run
+
+    for device in ("CUDA", "CPU"):
+        _library.impl(name, under(getattr(torch._C.DispatchKey, f"Autocast{device}")), f"Autocast{device}")
+
+
+# ------------------------------------------------------------------------------------------------------------- product
+
+
+def _call(
+    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None, config: str = "",
+    allow_tf32: bool | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.dtype, Sm90Choice | None]:  # fmt: skip
+    check_operands({"a": a, "b": b})
+    check_matrices(a, b, allow_tf32)
+    return a, b, output_type(a, b, out_dtype), configured(config)
+
+
+operator_of(
+    "matmul",
+    _call,
+    product,
+    lambda a, b, kind, _: a.new_empty(fake_shape(a, b), dtype=kind),
+    mapped=lambda info, in_dims, a, b, *others: (torch.ops.layoutgemm.matmul(*aligned(in_dims, a, b), *others), 0),
+    autocast=True,
+)
 
 
 class _Product(torch.autograd.Function):
@@ -206,81 +306,6 @@ def differentiable(
     return torch.ops.layoutgemm.matmul(a, b, out_dtype, config, allow_tf32)
 
 
-_library = torch.library.Library("layoutgemm", "FRAGMENT")
-
-
-def with_autograd(name: str, recorded: Callable[..., torch.Tensor]) -> None:
-    """Have an operator call `recorded` where a derivative by one of its tensors is recorded.
-
-    By torch.library's register_autograd an operator has gradients, and loses tangents in silence.
-    """
-    below = torch._C._after_autograd_keyset
-    operator = getattr(torch.ops.layoutgemm, name).default
-    names = [argument.name for argument in operator._schema.arguments]
-
-    def run(keys: object, *operands: object) -> Any:
-        if differentiated(*_tensors(operands)):
-            return recorded(*operands)
-        with torch._C._AutoDispatchBelowAutograd():
-            return operator.redispatch(keys & below, *operands)
-
-    for device in ("CUDA", "CPU", "Meta"):
-        _library.impl(name, run, f"Autograd{device}", with_keyset=True)
-
-    def refuse(*operands: object) -> None:
-        check_operands({at: x for at, x in zip(names, operands) if isinstance(x, torch.Tensor)})
-
-    _library.impl(name, refuse, "AutogradNestedTensor")  # nested tensors would say NotImplementedError
-
-
-def operator_of(
-    name: str, call: Callable[..., Sequence[object]], computed: Callable[..., object], empty: Callable[..., object],
-    recorded: Callable[..., torch.Tensor] | None = None, mutates: Sequence[str] = (), returns: object = torch.Tensor,
-) -> torch.library.CustomOpDef:  # fmt: skip
-    """The operator `layoutgemm::name` of the calls that `call` makes of its arguments, and checks.
-
-    call      the operator's parameters, with the types of its schema -> what the three below take
-    computed  the result now; `empty`: a result without values, for compilers
-    recorded  the result where a derivative is recorded, if torch.func takes none; None: `with_autograd` says it later
-    mutates, returns  the lists of tensors that are written to, and the type of the result
-    """
-
-    def prototype() -> None: ...
-
-    typed = inspect.signature(call, eval_str=True).replace(return_annotation=returns)
-    prototype.__signature__ = typed  # type: ignore[attr-defined]
-    schema = torch.library.infer_schema(prototype, mutates_args=tuple(mutates))
-
-    def kernel(*arguments: object) -> object:
-        return computed(*call(*arguments))
-
-    def derived(*arguments: object) -> torch.Tensor:
-        assert recorded is not None
-        refuse_under_functorch(name)
-        return recorded(*call(*arguments))
-
-    made = torch.library.custom_op(f"layoutgemm::{name}", kernel, mutates_args=tuple(mutates), schema=schema)
-    made.register_fake(lambda *arguments: empty(*call(*arguments)))
-    if recorded is not None:
-        with_autograd(name, derived)
-    return made
-
-
-def _tensors(operands: Sequence[object]) -> list[torch.Tensor]:
-    """The tensors of an operator's arguments, those of its lists too."""
-    flat = [x for each in operands for x in (each if isinstance(each, (list, tuple)) else (each,))]
-    return [x for x in flat if isinstance(x, torch.Tensor)]
-
-
-def refuse_under_functorch(name: str) -> None:
-    """Raise OperandError where torch.func differentiates an operator by name."""
-    if derived_by_func():
-        raise OperandError(
-            f"torch.ops.layoutgemm.{name} is differentiated by torch.func, which takes no operator's derivative: "
-            "layoutgemm.matmul has it, outside of torch.compile"
-        )
-
-
 def _recorded(
     a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None, config: str = "",
     allow_tf32: bool | None = None,
@@ -292,73 +317,24 @@ def _recorded(
 with_autograd("matmul", _recorded)
 
 
-def _cast(x: object, to: torch.dtype | None) -> object:
-    """A tensor, or those of a list, in the type of an autocast region."""
-    if isinstance(x, (list, tuple)):
-        return [_cast(each, to) for each in x]
-    return cast(x, to) if isinstance(x, torch.Tensor) else x
-
-
-def with_autocast(library: torch.library.Library, name: str) -> None:
-    """Let an operator take a and b in the type of an autocast region.
-
-    They are tensors, or lists of them.
-
-    torch.matmul does the same. The functions of layoutgemm have cast already where they were called; this is for
-    operators called by name.
-    """
-
-    def under(key: torch._C.DispatchKey) -> Any:
-        def run(a: object, b: object, *others: object) -> object:
-            to = autocast_type(_tensors([a])[0])
-            a, b = (_cast(x, to) for x in (a, b))
-            with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
-                return getattr(torch.ops.layoutgemm, name)(a, b, *others)
-
-        return run
-
-    for device in ("CUDA", "CPU"):
-        library.impl(name, under(getattr(torch._C.DispatchKey, f"Autocast{device}")), f"Autocast{device}")
-
-
-with_autocast(_library, "matmul")
-
-
 # ---------------------------------------------------------------------------------------------------- finished products
 
 
-@torch.library.custom_op("layoutgemm::finished", mutates_args=())
-def _finished(
+Finished = tuple[torch.Tensor, torch.Tensor, "torch.Tensor | None", "str | None", torch.dtype, "Sm90Choice | None"]
+
+
+def _finished_call(
     a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str | None, out_dtype: torch.dtype,
     config: str = "", allow_tf32: bool | None = None,
-) -> torch.Tensor:  # fmt: skip
-    kind = _check_finished(a, b, bias, activation, out_dtype, allow_tf32)[1]
-    return finished_product(a, b, bias, activation, kind, configured(config))
-
-
-def _check_finished(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str | None, out_dtype: torch.dtype,
-    allow_tf32: bool | None,
-) -> tuple[tuple[int, ...], torch.dtype]:  # fmt: skip
-    """The shape and type of the result."""
+) -> Finished:  # fmt: skip
     check_operands({"a": a, "b": b} if bias is None else {"a": a, "b": b, "bias": bias})
     check_matrices(a, b, allow_tf32)
     check_activation(activation)
     if activation in GATES:
         raise OperandError(f"activation {shown(activation)}: torch.ops.layoutgemm.gated has it")
-    kind, shape = output_type(a, b, out_dtype), fake_shape(a, b)
-    check_finish(bias, activation, shape, kind)
-    return shape, kind
-
-
-@_finished.register_fake
-def _(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str | None, out_dtype: torch.dtype,
-    config: str = "", allow_tf32: bool | None = None,
-) -> torch.Tensor:  # fmt: skip
-    shape, kind = _check_finished(a, b, bias, activation, out_dtype, allow_tf32)
-    configured(config)
-    return a.new_empty(shape, dtype=kind)
+    kind = output_type(a, b, out_dtype)
+    check_finish(bias, activation, fake_shape(a, b), kind)
+    return a, b, bias, activation, kind, configured(config)
 
 
 class _Finished(torch.autograd.Function):
@@ -444,11 +420,7 @@ def _finished_recorded(
     return by_autograd(value, activation)
 
 
-with_autograd("finished", _finished_recorded)
-
-
-@_finished.register_vmap
-def _(
+def _finished_mapped(
     info: object, in_dims: tuple[int | None, ...], a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None,
     activation: str | None, out_dtype: torch.dtype, config: str = "", allow_tf32: bool | None = None,
 ) -> tuple[torch.Tensor, int]:  # fmt: skip
@@ -457,6 +429,16 @@ def _(
         return torch.ops.layoutgemm.finished(x, y, bias, activation, out_dtype, config, allow_tf32), 0
     value = torch.ops.layoutgemm.matmul(x, y, wide_type(a.dtype), config, allow_tf32)
     return by_torch(value, _lines(bias, in_dims, value), activation, out_dtype), 0
+
+
+operator_of(
+    "finished",
+    _finished_call,
+    finished_product,
+    lambda a, b, bias, activation, kind, _: a.new_empty(fake_shape(a, b), dtype=kind),
+    mapped=_finished_mapped,
+)
+with_autograd("finished", _finished_recorded)
 
 
 def _lines(bias: torch.Tensor, in_dims: Sequence[int | None], value: torch.Tensor) -> torch.Tensor:
@@ -469,34 +451,20 @@ def _lines(bias: torch.Tensor, in_dims: Sequence[int | None], value: torch.Tenso
 # ------------------------------------------------------------------------------------------------------- gated products
 
 
-@torch.library.custom_op("layoutgemm::gated", mutates_args=())
-def _gated(
+def _gated_call(
     a: torch.Tensor, b: torch.Tensor, activation: str, out_dtype: torch.dtype, config: str = "",
     allow_tf32: bool | None = None,
-) -> torch.Tensor:  # fmt: skip
-    kind = _check_gated(a, b, activation, out_dtype, allow_tf32)
-    return gated_product(a, b, None, activation, kind, configured(config))
-
-
-def _check_gated(
-    a: torch.Tensor, b: torch.Tensor, activation: str, out_dtype: torch.dtype, allow_tf32: bool | None
-) -> torch.dtype:
+) -> tuple[torch.Tensor, torch.Tensor, None, str, torch.dtype, Sm90Choice | None]:  # fmt: skip
     check_operands({"a": a, "b": b})
     check_matrices(a, b, allow_tf32)
     if activation not in GATES:
         raise OperandError(f"activation {shown(activation)}: of gated products known are {', '.join(map(repr, GATES))}")
     kind = output_type(a, b, out_dtype)
     check_gated_type(kind)
-    return kind
+    return a, b, None, activation, kind, configured(config)
 
 
-@_gated.register_fake
-def _(
-    a: torch.Tensor, b: torch.Tensor, activation: str, out_dtype: torch.dtype, config: str = "",
-    allow_tf32: bool | None = None,
-) -> torch.Tensor:  # fmt: skip
-    kind = _check_gated(a, b, activation, out_dtype, allow_tf32)
-    configured(config)
+def _gated_empty(a: torch.Tensor, b: torch.Tensor, bias: None, activation: str, kind: torch.dtype, _: object) -> object:
     *front, n = fake_shape(a, b)
     return a.new_empty((*front, half(b.ndim, n)), dtype=kind)
 
@@ -505,16 +473,14 @@ def _underived(a: torch.Tensor, b: torch.Tensor, *others: object) -> torch.Tenso
     raise OperandError("torch.ops.layoutgemm.gated has no derivative; matmul(a, b, activation=) has")
 
 
+operator_of(
+    "gated",
+    _gated_call,
+    gated_product,
+    _gated_empty,
+    mapped=lambda info, in_dims, a, b, *others: (torch.ops.layoutgemm.gated(*aligned(in_dims, a, b), *others), 0),
+)
 with_autograd("gated", _underived)
-count_flops("matmul", "finished", "gated")
-
-
-@_gated.register_vmap
-def _(
-    info: object, in_dims: tuple[int | None, ...], a: torch.Tensor, b: torch.Tensor, activation: str,
-    out_dtype: torch.dtype, config: str = "", allow_tf32: bool | None = None,
-) -> tuple[torch.Tensor, int]:  # fmt: skip
-    return torch.ops.layoutgemm.gated(*aligned(in_dims, a, b), activation, out_dtype, config, allow_tf32), 0
 
 
 def gated_operator(a: torch.Tensor, b: torch.Tensor, activation: str, kind: torch.dtype, config: str) -> torch.Tensor:

@@ -24,7 +24,6 @@ from ...kernels.sm90.config import Sm90Config
 from ..autograd.products import dense
 from ..bias_activation import by_autograd
 from ..checks import derived_by_func, has_tangent, refuse_derivatives
-from ..compiled.flops import count_flops
 from ..compiled.traced import checking_operator
 from ..operators import dispatched, operator_of, with_autograd
 from ..reference import rounded
@@ -33,7 +32,7 @@ from .product import IndexedCall, IndexedOperands, check_indexed, indexed_produc
 from .torch_rows import added, scattered, selected
 
 _WAY_OUT = "use torch.no_grad(), or give its detach()"
-Vector: TypeAlias = "torch.Tensor | None"
+Vector: TypeAlias = torch.Tensor | None
 
 
 def _call(
@@ -45,7 +44,7 @@ def _call(
     return check_indexed(given, None, activation, out_dtype), given, plain_config(config), copy_rows
 
 
-_indexed = operator_of(
+operator_of(
     "indexed_matmul",
     _call,
     lambda call, given, config, copies: indexed_product(call, given, config, copies=copies).contiguous(),
@@ -60,12 +59,7 @@ def _checked(
     check_indexed(IndexedOperands(a, b, rows, out_rows, row_weights, offsets), out, activation, out_dtype)
 
 
-CHECK_INDEXED = checking_operator(
-    "check_indexed",
-    "(Tensor a, Tensor b, Tensor? rows, Tensor? out_rows, Tensor? row_weights, Tensor? offsets, Tensor? out,"
-    " str? activation, ScalarType? out_dtype) -> ()",
-    _checked,
-)
+CHECK_INDEXED = checking_operator("check_indexed", _checked)
 
 
 class _IndexedProduct(torch.autograd.Function):
@@ -155,4 +149,3 @@ def _finished_by_torch(given: IndexedOperands, call: IndexedCall, config: str, c
 
 
 with_autograd("indexed_matmul", _recorded)
-count_flops("indexed_matmul")

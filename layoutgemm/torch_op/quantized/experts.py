@@ -37,7 +37,6 @@ from ..checks import (
     refuse_derivatives,
     stored_as,
 )
-from ..compiled.flops import count_flops
 from ..compiled.traced import named
 from ..launch import DirectLaunch, raw_stream
 from ..operators import operator_of, with_autograd
@@ -261,7 +260,6 @@ def _recorded(
 
 
 with_autograd("quantized_grouped_matmul", _recorded)
-count_flops("quantized_grouped_matmul")
 
 
 # ------------------------------------------------------------------------------------------------------------- product
