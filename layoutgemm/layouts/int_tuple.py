@@ -499,7 +499,7 @@ def _largest(x: int | np.ndarray) -> int:
 
 
 def _exceeds_words(extents: Iterable[Scalar]) -> bool:
-    """True if the product of the extents does not fit 64 bits, so that NumPy cannot divide by it."""
+    """True if the product of the extents does not fit 64 bits: NumPy cannot divide by it."""
     return bool(prod([s for s in extents if s.__class__ is int]) >> 63)
 
 

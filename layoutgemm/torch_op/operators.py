@@ -1,9 +1,6 @@
 """torch.ops.layoutgemm.matmul, finished and gated: products as torch's compiler, autograd and functorch see them.
 
-    matmul(Tensor a, Tensor b, ScalarType? out_dtype=None, str config="", bool? allow_tf32=None) -> Tensor
-    finished(Tensor a, Tensor b, Tensor? bias, str? activation, ScalarType out_dtype, str config="",
-             bool? allow_tf32=None) -> Tensor
-    gated(Tensor a, Tensor b, str activation, ScalarType out_dtype, str config="", bool? allow_tf32=None) -> Tensor
+An operator's parameters are those of its `..._call`; `torch.ops.layoutgemm.matmul.default._schema` prints them.
 
 a and b have two dimensions or more. `config` is a configuration as `torch_op.prepared.config_text` writes it. The
 derivatives are products too, through the same operator, so they have derivatives of their own:
@@ -59,6 +56,8 @@ from .prepared import Config, config_text
 from .problem import half
 
 __getattr__ = old_names(__name__)
+
+NAME = "layoutgemm::matmul"
 
 
 @functools.lru_cache(256)
@@ -154,7 +153,7 @@ def operator_of(
     recorded: Callable[..., torch.Tensor] | None = None, mapped: Callable[..., tuple[object, object]] | None = None,
     mutates: Sequence[str] = (), returns: object = torch.Tensor, autocast: bool = False, function: str = "matmul",
 ) -> None:  # fmt: skip
-    """Define the operator `layoutgemm::name` of the calls that `call` makes of its arguments, and checks.
+    """Define the operator `layoutgemm::name` of the calls that `call` makes and checks.
 
     call      the operator's parameters, with the types of its schema -> what the three below take
     computed  the result now; `empty`: a result without values, for compilers

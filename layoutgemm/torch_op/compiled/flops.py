@@ -83,6 +83,6 @@ _FORMULAS: Mapping[str, Callable[..., int]] = {
 
 
 def count_flops(name: str) -> None:
-    """Have torch count the operations of an operator, which is defined already, if it is a product."""
+    """Have torch count the operations of an operator, if it is a product."""
     if name in _FORMULAS:
         register_flop_formula(getattr(torch.ops.layoutgemm, name))(_FORMULAS[name])

@@ -1,9 +1,8 @@
 """torch.ops.layoutgemm.composed_matmul: products with several parts, as torch's compiler and functorch see them.
 
-    composed_matmul(Tensor[] a, Tensor[] b, Tensor[] read, float[] numbers, SymInt[] wholes, str parts,
-                    ScalarType? out_dtype=None, str config="", bool? allow_tf32=None) -> Tensor
-    composed_matmul_writing    the same with Tensor(a!)[] written after `read`, for epilogues that write
-    visited_part(Tensor x, ...the same...) -> Tensor    x with zeros where the product's order visits no tile
+    composed_matmul            lists of a and of b, of what is read, of numbers and of whole numbers; `parts`
+    composed_matmul_writing    the same with the list `written` after `read`, for epilogues that write
+    visited_part               x, then the same: x with zeros where the product's order visits no tile
 
 `parts` is `parts_text`, which has the names of the lists' operands. Derivatives are those of `derivatives`. vmap makes
 rows of two pairs, a batch of two matrices, and calls all others one after another.

@@ -1,9 +1,4 @@
-"""torch.ops.layoutgemm.quantize: as torch's compiler, autograd and functorch see it.
-
-    quantize(Tensor x, str recipe="BlockWise1x128", ScalarType? dtype=None, bool power_of_two=False,
-             str scale_major="mn") -> (Tensor, Tensor)
-    quantize_both(Tensor x, ScalarType? dtype=None, bool power_of_two=False, str scale_major="mn")
-        -> (Tensor, Tensor, Tensor, Tensor)
+"""torch.ops.layoutgemm.quantize and quantize_both: as torch's compiler, autograd and functorch see them.
 
 They have no derivatives: rounding has none.
 """

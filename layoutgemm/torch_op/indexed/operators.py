@@ -1,8 +1,5 @@
 """torch.ops.layoutgemm.indexed_matmul: products with row indices as torch's compiler and autograd see them.
 
-    indexed_matmul(Tensor a, Tensor b, Tensor? rows, Tensor? out_rows, Tensor? row_weights, Tensor? offsets,
-                   str? activation, ScalarType? out_dtype, str config="", bool? copy_rows=None) -> Tensor
-
 With g the gradient of the product's rows, and u = g @ B^T, which gathers g from that of the result:
 
     dA[rows[i]] += row_weights[i] * u[i]     dB = A[rows]^T @ (row_weights * g)     d row_weights[i] = u[i] . A[rows[i]]

@@ -1,8 +1,5 @@
 """torch.ops.layoutgemm.combined_matmul: a function of several products, as torch's compiler and functorch see it.
 
-    combined_matmul(Tensor a, Tensor[] b, float[] numbers, str function, ScalarType? out_dtype=None, str config="",
-                    bool? allow_tf32=None) -> Tensor
-
 `function` is `Combined.json`, and `numbers` has its numbers in their order. Gradients recompute the products in
 float32: torch differentiates the function, and each product has its two gradients. vmap makes a batch of rows; matrices
 that it maps are multiplied one after another.

@@ -1,9 +1,5 @@
 """torch.ops.layoutgemm.epilogue_matmul: products with an epilogue, as torch's compiler and functorch see them.
 
-    epilogue_matmul(Tensor a, Tensor b, Tensor[] read, Tensor(a!)[] written, float[] numbers, SymInt[] wholes,
-                    str epilogue, ScalarType? out_dtype=None, str config="", bool? allow_tf32=None,
-                    str? activation=None) -> Tensor
-
 `epilogue` is `Epilogue.json`. Its operands are in four lists, each in the steps' order: tensors that are read, tensors
 that are written, numbers and whole numbers of the launch. `activation` gates, before the epilogue. The result of an
 epilogue without a C has no elements. No derivative: a recorded one is refused. vmap makes a batch.

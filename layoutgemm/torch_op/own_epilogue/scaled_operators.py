@@ -1,12 +1,5 @@
 """The operators scaled_epilogue_matmul and grouped_epilogue_matmul, as torch's compiler and functorch see them.
 
-    scaled_epilogue_matmul(Tensor a, Tensor scale_a, Tensor b, Tensor? scale_b, Tensor[] read, Tensor(a!)[] written,
-                           float[] numbers, SymInt[] wholes, str epilogue, ScalarType? out_dtype=None,
-                           str recipe_a="", str recipe_b="", bool use_fast_accum=True, str config="",
-                           str? activation=None)
-    grouped_epilogue_matmul(Tensor a, Tensor b, Tensor? groups, Tensor? scale_a, Tensor? scale_b, Tensor? rows,
-                            Tensor[] read, ..., str epilogue, str said="offsets", ScalarType? out_dtype=None, ...)
-
 The epilogue and its operands are those of `epilogue_matmul`, the other arguments those of `scaled_matmul` and
 `grouped_matmul`. vmap computes one product after another.
 """

@@ -1,8 +1,5 @@
 """torch.ops.layoutgemm.prologue_grouped_matmul: grouped products with a prologue, as torch's compiler sees them.
 
-    prologue_grouped_matmul(Tensor a, Tensor b, Tensor? groups, Tensor[] given, str prologue, str said="offsets",
-                            Tensor? bias=None, str? activation=None, ScalarType? out_dtype=None, str config="")
-
 `said` is the argument of `layoutgemm.grouped_matmul` that `groups` is. Where a derivative is recorded, torch computes
 the function, which it derives, and the product is `grouped_matmul`'s own. vmap computes one product after another.
 """

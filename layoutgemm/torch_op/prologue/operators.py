@@ -1,8 +1,5 @@
 """torch.ops.layoutgemm.prologue_matmul: products with a prologue, as torch's compiler and autograd see them.
 
-    prologue_matmul(Tensor a, Tensor b, Tensor[] given, str prologue, Tensor? bias=None, str? activation=None,
-                    ScalarType? out_dtype=None, str config="") -> Tensor
-
 `prologue` is `Prologue.to_json()`, and `given` has its operands in their order. Where a derivative is recorded, torch
 computes the function, which it derives, and the product is `matmul`'s own, with its derivatives. vmap makes a batch.
 """

@@ -1,9 +1,5 @@
 """layoutgemm.quantized_grouped_matmul: rows in groups, each times packed weights of its own expert, in one launch.
 
-    quantized_grouped_matmul(Tensor x, Tensor units, Tensor? scales, Tensor offsets, str? activation, str code,
-                             int group, bool zeros, int n, int k, ScalarType? out_dtype=None, str config="",
-                             Tensor? scale_x=None) -> Tensor
-
 The gradient of x is a grouped product with dequantised weights. On the CPU groups are multiplied one by one in float64.
 """
 

@@ -1,11 +1,5 @@
 """torch.ops.layoutgemm.quantized_matmul and dequantized: as torch's compiler, autograd and functorch see them.
 
-    quantized_matmul(Tensor x, Tensor units, Tensor? scales, Tensor? bias, str? activation, str code, int group,
-                     bool zeros, int n, int k, ScalarType? out_dtype=None, str config="", Tensor? scale_x=None)
-                     -> Tensor
-    dequantized(Tensor units, Tensor? scales, ScalarType activations, str code, int group, bool zeros, int n, int k)
-                -> Tensor
-
 x is (rows, k); `group` is 0 where a column has one scale; scale_x is (rows,), or one element. The gradient of x is grad
 @ weights, the weights in x's type; a bias has its gradient by torch; the weights have none, and neither has a float8 x.
 """

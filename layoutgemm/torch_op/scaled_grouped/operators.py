@@ -1,12 +1,5 @@
 """torch.ops.layoutgemm.scaled_matmul and grouped_matmul: as torch's compiler, autograd and functorch see them.
 
-    scaled_matmul(Tensor a, Tensor scale_a, Tensor b, Tensor? scale_b=None, Tensor? bias=None, str? activation=None,
-                  ScalarType? out_dtype=None, str recipe_a="", str recipe_b="", bool use_fast_accum=True, str config="")
-    scaled_matmul_quantized(the same) -> (Tensor, Tensor)
-    grouped_matmul(Tensor a, Tensor b, Tensor? groups=None, str said="offsets", Tensor? scale_a=None,
-                   Tensor? scale_b=None, ScalarType? out_dtype=None, str recipe_a="", str recipe_b="", str config="",
-                   Tensor? bias=None, str? activation=None, bool use_fast_accum=True)
-
 `said` is the argument of `layoutgemm.grouped_matmul` that `groups` is: "offsets", "offs" or "counts". Derivatives are
 grouped products too, through the same operator, so they have derivatives of their own; see `grouped`. A product of
 8-bit floats has none. Two operators without a result check the calls that torch.compile traces: see `compiled`.
@@ -134,7 +127,7 @@ def _quantized_mapped(
 operator_of(
     "scaled_matmul",
     _scaled_call,
-    lambda call, of, finish, config: scaled_product(call, *of, finish, config).contiguous(),
+    lambda call, of, finish, config: scaled_product(call, of[0], of[1], of[2], of[3], finish, config).contiguous(),
     lambda call, factors, *_: factors[0].new_empty(call.shape, dtype=call.kind),
 )
 operator_of(
