@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import copy
 import importlib
 import inspect
+import pickle
 import pkgutil
 from pathlib import Path
 from typing import Any
@@ -65,3 +67,10 @@ def test_records_with_arrays_have_no_generated_equality() -> None:
             if any("dataclass" in each and "eq=False" not in each for each in made) and arrays and not own:
                 wrong.append(f"{path.relative_to(ROOT)}: {record.name}")
     assert not wrong
+
+
+def test_a_copied_relation_is_equal() -> None:
+    m = layoutgemm.dim("m", min=4)
+    relation = m >= 9
+    assert pickle.loads(pickle.dumps(relation)) == relation == copy.copy(relation) != (m >= 8)
+    assert len({relation, m >= 9}) == 1

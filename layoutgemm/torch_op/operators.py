@@ -253,70 +253,6 @@ operator_of(
 )
 
 
-class _Product(torch.autograd.Function):
-    """The operator with its derivatives: for autograd and forward mode, and for torch.func's transforms."""
-
-    @staticmethod
-    def forward(
-        a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None, config: str, allow_tf32: bool | None
-    ) -> torch.Tensor:
-        return torch.ops.layoutgemm.matmul(a, b, out_dtype, config, allow_tf32)
-
-    @staticmethod
-    def setup_context(ctx: FunctionCtx, inputs: Sequence[object], output: torch.Tensor) -> None:
-        a, b, *_ = inputs
-        ctx.save_for_backward(a, b)
-        ctx.save_for_forward(a, b)
-        ctx.set_materialize_grads(False)  # a tangent of None spares its product
-        ctx.kind = output.dtype
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        a, b = ctx.saved_tensors
-        return (*gradients(a, b, ctx.needs_input_grad[:2], grad, differentiable), None, None, None)
-
-    @staticmethod
-    def jvp(ctx: FunctionCtx, da: torch.Tensor | None, db: torch.Tensor | None, *others: None) -> torch.Tensor | None:
-        a, b = ctx.saved_tensors
-        check_derivable(a)
-        if da is None or db is None:
-            pair = (a, db) if da is None else (da, b)
-            return None if pair[1] is None else differentiable(*pair, ctx.kind)
-        return (differentiable(da, b, torch.float32) + differentiable(a, db, torch.float32)).to(ctx.kind)
-
-    @staticmethod
-    def vmap(
-        info: object, in_dims: tuple[int | None, ...], a: torch.Tensor, b: torch.Tensor,
-        out_dtype: torch.dtype | None, config: str, allow_tf32: bool | None,
-    ) -> tuple[torch.Tensor, int]:  # fmt: skip
-        x, y = aligned(in_dims, a, b)
-        return differentiable(x, y, out_dtype, config, allow_tf32), 0
-
-
-def differentiable(
-    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None, config: str = "",
-    allow_tf32: bool | None = True,
-) -> torch.Tensor:  # fmt: skip
-    """The operator, with its derivatives for autograd, forward mode and functorch.
-
-    float32 has been allowed, or is the derivative of a product that was.
-    """
-    if not torch.compiler.is_compiling() and derived_by_func():
-        return _Product.apply(a, b, out_dtype, config, allow_tf32)
-    return torch.ops.layoutgemm.matmul(a, b, out_dtype, config, allow_tf32)
-
-
-def _recorded(
-    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None, config: str = "",
-    allow_tf32: bool | None = None,
-) -> torch.Tensor:  # fmt: skip
-    refuse_under_functorch("matmul")
-    return _Product.apply(a, b, out_dtype, config, allow_tf32)
-
-
-with_autograd("matmul", _recorded)
-
-
 # ---------------------------------------------------------------------------------------------------- finished products
 
 
@@ -337,15 +273,18 @@ def _finished_call(
     return a, b, bias, activation, kind, configured(config)
 
 
-class _Finished(torch.autograd.Function):
-    """The operator with bias and relu, and its derivatives, as `_Product` has them."""
+class _Product(torch.autograd.Function):
+    """activation(a @ b + bias) with its derivatives: for autograd and forward mode, and for torch.func's transforms.
+
+    activation  relu, or None
+    """
 
     @staticmethod
     def forward(
-        a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str | None, out_dtype: torch.dtype,
-        config: str, allow_tf32: bool | None,
+        a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str | None,
+        out_dtype: torch.dtype | None, config: str, allow_tf32: bool | None,
     ) -> torch.Tensor:  # fmt: skip
-        return torch.ops.layoutgemm.finished(a, b, bias, activation, out_dtype, config, allow_tf32)
+        return _operated(a, b, bias, activation, out_dtype, config, allow_tf32)
 
     @staticmethod
     def setup_context(ctx: FunctionCtx, inputs: Sequence[Any], output: torch.Tensor) -> None:
@@ -353,7 +292,7 @@ class _Finished(torch.autograd.Function):
         rectified = None if activation is None else output
         ctx.save_for_backward(a, b, rectified)
         ctx.save_for_forward(a, b, rectified)
-        ctx.set_materialize_grads(False)
+        ctx.set_materialize_grads(False)  # a tangent of None spares its product
         ctx.kind, ctx.kind_of_bias = output.dtype, None if bias is None else bias.dtype
 
     @staticmethod
@@ -375,7 +314,8 @@ class _Finished(torch.autograd.Function):
         pairs = [pair for pair in ((da, b), (a, db)) if None not in pair]
         if not pairs and dbias is None:
             return None
-        terms = [differentiable(x, y, torch.float32) for x, y in pairs]
+        wide = ctx.kind if len(pairs) == 1 and dbias is None else torch.float32
+        terms = [differentiable(x, y, wide) for x, y in pairs]
         if dbias is not None:
             terms.append(dbias.float() if terms else dbias.float().expand(fake_shape(a, b)))
         value = sum(terms[1:], terms[0]).to(ctx.kind)
@@ -384,7 +324,7 @@ class _Finished(torch.autograd.Function):
     @staticmethod
     def vmap(
         info: object, in_dims: tuple[int | None, ...], a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None,
-        activation: str | None, out_dtype: torch.dtype, config: str, allow_tf32: bool | None,
+        activation: str | None, out_dtype: torch.dtype | None, config: str, allow_tf32: bool | None,
     ) -> tuple[torch.Tensor, int]:  # fmt: skip
         x, y = aligned(in_dims, a, b)
         if bias is None or in_dims[2] is None:
@@ -399,14 +339,46 @@ def bias_gradient(grad: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
     return grad.sum(lines) if grad.dtype == kind else grad.sum(lines, dtype=torch.float32).to(kind)
 
 
-def finishing(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str | None, kind: torch.dtype,
-    config: str = "", allow_tf32: bool | None = True,
+def _operated(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str | None, kind: torch.dtype | None,
+    config: str, allow_tf32: bool | None,
 ) -> torch.Tensor:  # fmt: skip
-    """The operator `finished`, with its derivatives as `differentiable` has those of `matmul`."""
-    if not torch.compiler.is_compiling() and derived_by_func():
-        return _Finished.apply(a, b, bias, activation, kind, config, allow_tf32)
+    """The operator `finished`, or `matmul` where nothing follows the product."""
+    if bias is None and activation is None:
+        return torch.ops.layoutgemm.matmul(a, b, kind, config, allow_tf32)
     return torch.ops.layoutgemm.finished(a, b, bias, activation, kind, config, allow_tf32)
+
+
+def finishing(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str | None,
+    kind: torch.dtype | None, config: str = "", allow_tf32: bool | None = True,
+) -> torch.Tensor:  # fmt: skip
+    """The operator, with its derivatives for autograd, forward mode and functorch.
+
+    float32 has been allowed, or is the derivative of a product that was.
+    """
+    if not torch.compiler.is_compiling() and derived_by_func():
+        return _Product.apply(a, b, bias, activation, kind, config, allow_tf32)
+    return _operated(a, b, bias, activation, kind, config, allow_tf32)
+
+
+def differentiable(
+    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None, config: str = "",
+    allow_tf32: bool | None = True,
+) -> torch.Tensor:  # fmt: skip
+    """`finishing` of the product alone."""
+    return finishing(a, b, None, None, out_dtype, config, allow_tf32)
+
+
+def _recorded(
+    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None, config: str = "",
+    allow_tf32: bool | None = None,
+) -> torch.Tensor:  # fmt: skip
+    refuse_under_functorch("matmul")
+    return _Product.apply(a, b, None, None, out_dtype, config, allow_tf32)
+
+
+with_autograd("matmul", _recorded)
 
 
 def _finished_recorded(
@@ -415,7 +387,7 @@ def _finished_recorded(
 ) -> torch.Tensor:  # fmt: skip
     refuse_under_functorch("finished")
     if activation is None or activation == "relu":
-        return _Finished.apply(a, b, bias, activation, out_dtype, config, allow_tf32)
+        return _Product.apply(a, b, bias, activation, out_dtype, config, allow_tf32)
     value = torch.ops.layoutgemm.finished(a, b, bias, None, out_dtype, config, allow_tf32)
     return by_autograd(value, activation)
 
