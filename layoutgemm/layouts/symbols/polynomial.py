@@ -457,7 +457,6 @@ class Relation:
         raise MissingFact(f"whether {bounded(self)}", needs_ge(p))
 
     def __eq__(self, other: object) -> bool:
-        same = isinstance(other, Relation)
         if not isinstance(other, Relation):
             return NotImplemented
         return (self.left, self.op, self.right) == (other.left, other.op, other.right)
