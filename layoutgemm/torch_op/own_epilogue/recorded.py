@@ -17,7 +17,6 @@ from torch.autograd.function import FunctionCtx
 
 from ...kernels.epilogue.chain import Epilogue
 from ..epilogue import Tensors
-from .derivatives import derived
 from .formula import StepResults
 
 
@@ -57,6 +56,11 @@ class SummedProduct(Protocol):
 
     def formula(self) -> StepResults:
         """Sums and steps with derivatives."""
+
+    def gradients(self, grads: Sequence[torch.Tensor | None], wants: Sequence[bool]) -> list[torch.Tensor | None]:
+        """The gradients of `tensors`, not recorded themselves: by the formula, its products' by torch's autograd."""
+        tensors = [x.detach().requires_grad_(want) for x, want in zip(self.tensors, wants, strict=True)]
+        return by_formula(self, tensors, grads, False)
 
 
 def derivable(call: SummedProduct) -> torch.Tensor:
@@ -105,12 +109,35 @@ class _RecordedSteps(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: FunctionCtx, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        wants, records = ctx.needs_input_grad[2:], torch.is_grad_enabled()
-        with torch.enable_grad():  # of views where these are recorded themselves: two operands may be one tensor
-            tensors = [
-                x.view_as(x) if records else x.detach().requires_grad_(want)
-                for x, want in zip(ctx.saved_tensors, wants, strict=True)
-            ]
-            made = ctx.call.of(tensors).formula()
-        results = [made.c, *[made.written[name] for name in ctx.call.steps.writes]]
-        return None, None, *derived(results, tensors, grads, records)
+        if not torch.is_grad_enabled():
+            return None, None, *ctx.call.of(ctx.saved_tensors).gradients(grads, ctx.needs_input_grad[2:])
+        # where these are recorded themselves, of views: two operands may be one tensor, and each has a gradient
+        return None, None, *by_formula(ctx.call, [x.view_as(x) for x in ctx.saved_tensors], grads, True)
+
+
+def by_formula(
+    call: SummedProduct, tensors: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None], records: bool
+) -> list[torch.Tensor | None]:
+    """The gradients of a product of `tensors`, derived from its formula."""
+    with torch.enable_grad():
+        made = call.of(tensors).formula()
+    return derived([made.c, *[made.written[name] for name in call.steps.writes]], tensors, grads, records)
+
+
+def derived(
+    results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None],
+    create_graph: bool = False,
+) -> list[torch.Tensor | None]:  # fmt: skip
+    """The gradients of a formula's inputs by torch; None for those that want none.
+
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> derived([2 * x, x.detach()], [x, x.detach()], [torch.ones(2), None])
+    [tensor([2., 2.]), None]
+    """
+    pairs = [(x, g) for x, g in zip(results, grads, strict=True) if g is not None and x.requires_grad]
+    wanted = [x for x in inputs if x.requires_grad]
+    if not (pairs and wanted):
+        return [None] * len(inputs)
+    values, of_values = [x for x, _ in pairs], [g.reshape(x.shape) for x, g in pairs]
+    found = iter(torch.autograd.grad(values, wanted, of_values, allow_unused=True, create_graph=create_graph))
+    return [next(found) if x.requires_grad else None for x in inputs]

@@ -20,6 +20,7 @@ from ...kernels.epilogue.reduce import combined
 from ..checks import refuse_derivatives
 from ..epilogue import GivenOperands, Tensors
 from ..own_epilogue.derivatives import refusal_of_derivatives
+from ..own_epilogue.recorded import SummedProduct
 from .operators import WAY_OUT
 
 NOTHING = torch.empty(0)  # in a tensor's place
@@ -66,7 +67,7 @@ F = TypeVar("F", bound="ProductFormula[CheckedProduct]")
 
 
 @dataclass(frozen=True)
-class ProductFormula(Generic[C]):
+class ProductFormula(SummedProduct, Generic[C]):
     """A checked product's part in `own_epilogue.recorded`: which tensors its results depend on."""
 
     made: C
