@@ -26,8 +26,8 @@ from ..operators import differentiable
 from ..prepared import Config, config_text
 from .formula import StepResults, refusal_of_derivative, steps_by_torch
 from .names import OperandNames
+from .recorded import by_formula, derived
 from .recorded import derivable as formula_alone
-from .recorded import derived
 from .recorded import recorded as kernel_and_formula
 
 
@@ -43,11 +43,6 @@ class EpilogueProduct(NamedTuple):
     gate: str | None
     activation: str | None
     config: Config | None = None
-
-    @property
-    def steps(self) -> Epilogue:
-        """The epilogue, as `recorded` has it."""
-        return self.epilogue
 
     @property
     def held(self) -> tuple[str, ...]:
@@ -88,8 +83,12 @@ class EpilogueProduct(NamedTuple):
         sums = differentiable(self.a, self.b, torch.float32)
         return steps_by_torch(self.epilogue, sums, self.every, self.kind, self.gate)
 
-    def gradients(self, grads: Sequence[torch.Tensor | None], wants: Sequence[bool]) -> list[torch.Tensor | None]:
+    def gradients(
+        self, grads: Sequence[torch.Tensor | None], wants: Sequence[bool], records: bool
+    ) -> list[torch.Tensor | None]:
         """The gradients of `tensors`: the steps' by torch, then the products'."""
+        if records:
+            return by_formula(self, grads, wants, records)
         a, b, *values = self.tensors
         times = differentiable if needs_dispatcher(a, b, *[x for x in grads if x is not None]) else product
         if is_linear(self, wants[2:]):

@@ -73,7 +73,7 @@ class ProductFormula(SummedProduct, Generic[C]):
     made: C
 
     @property
-    def steps(self) -> Epilogue:
+    def epilogue(self) -> Epilogue:
         """The epilogue."""
         return self.made.steps
 
@@ -85,12 +85,12 @@ class ProductFormula(SummedProduct, Generic[C]):
     @property
     def held(self) -> tuple[str, ...]:
         """Written operands that results are combined with."""
-        return combined(self.steps.reductions)
+        return combined(self.epilogue.reductions)
 
     @property
     def tensors(self) -> list[torch.Tensor]:
         """The product's own tensors, then what the steps read."""
-        return [*self.made.factors.values(), *[self.every[name] for name in (*self.steps.reads, *self.held)]]
+        return [*self.made.factors.values(), *[self.every[name] for name in (*self.epilogue.reads, *self.held)]]
 
     @property
     def alone(self: F) -> F:
@@ -100,7 +100,7 @@ class ProductFormula(SummedProduct, Generic[C]):
 
     def of(self: F, tensors: Sequence[torch.Tensor], every: Tensors | None = None) -> F:
         """The same of other tensors, and of other operands of the epilogue."""
-        names, steps = tuple(self.made.factors), self.steps
+        names, steps = tuple(self.made.factors), self.epilogue
         values = dict(zip((*steps.reads, *self.held), tensors[len(names) :], strict=True))
         every = {**self.every, **values} if every is None else every
         operands = GivenOperands(every, *[{name: every[name] for name in x} for x in (steps.reads, steps.writes)])
