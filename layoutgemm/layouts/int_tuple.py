@@ -13,7 +13,7 @@ from __future__ import annotations
 import numbers
 from collections.abc import Callable, Iterable, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from ..arguments import DEPTH, MAX_BITS, Integer, as_int, is_int, refusal, shown
 from ..errors import CoordinateError, LayoutError
@@ -398,7 +398,7 @@ def idx2crd(index: object, shape: Shape) -> Any:
 
 def _split(index: Any, shape: Shape) -> Any:
     flat = leaves(shape)
-    if isinstance(index, np.ndarray) and index.dtype != object and _exceeds_words(flat):
+    if _wraps(index) and _exceeds_words(flat):
         parts_of = _split(index.astype(object), shape)
         return transform(lambda part: part if part.__class__ is int else in_64_bits(part), parts_of)
     last = max([i for i, s in enumerate(flat) if s != 1], default=0)
@@ -438,6 +438,7 @@ def crd2idx(coord: Any, shape: Any, stride: Any) -> Any:
         if shape.__class__ is not tuple or len(coord) != len(shape):
             raise other_nesting(coord, shape)
         parts: Any = 0
+        most: int | None = None  # of a sum with arrays, which NumPy would wrap at 64 bits in silence
         for c, s, d in zip(coord, shape, stride):
             if c.__class__ is int and s.__class__ is int:
                 if not 0 <= c < s:
@@ -448,7 +449,14 @@ def crd2idx(coord: Any, shape: Any, stride: Any) -> Any:
             if part.__class__ is int:
                 if not part:
                     continue  # a traced sum needs no `+ 0`
-            parts = part if parts.__class__ is int and not parts else added(parts, part)
+                most = most if most is None else most + abs(part)
+            elif _wraps(part):
+                most = (most or (abs(parts) if parts.__class__ is int else 0)) + _largest(part)
+            if most is not None and most >> 63:
+                parts, part = [x.astype(object) if isinstance(x, np.ndarray) else x for x in (parts, part)]
+            parts = part if parts.__class__ is int and not parts else parts + part
+        if most is not None and most >> 63 and parts.dtype.kind == "O":
+            return in_64_bits(parts)
         return parts
     coord = scalar(coord)
     if coord.__class__ is int:
@@ -503,15 +511,19 @@ def _exceeds_words(extents: Iterable[Scalar]) -> bool:
     return bool(prod([s for s in extents if s.__class__ is int]) >> 63)
 
 
+def _wraps(x: object) -> TypeGuard[np.ndarray]:
+    """True for an array of machine integers, whose sums wrap in silence."""
+    return x.__class__ is not int and isinstance(x, np.ndarray) and x.dtype.kind != "O"
+
+
 def added(x: Any, y: Any) -> Any:
     """x + y. Raises LayoutError where a sum of arrays does not fit 64 bits."""
-    if not isinstance(y, np.ndarray):
+    if not _wraps(y):
         x, y = y, x
-    if not isinstance(y, np.ndarray) or y.dtype.kind == "O":
+    if not _wraps(y):
         return x + y
     total = moved_by(y, x)
-    wide = total.dtype.kind == "O" and not (isinstance(x, np.ndarray) and x.dtype.kind == "O")
-    return in_64_bits(total) if wide else total
+    return total if _wraps(total) or (isinstance(x, np.ndarray) and not _wraps(x)) else in_64_bits(total)
 
 
 def _offset(x: Integer, S: list[Scalar], D: list[StrideEntry]) -> Any:
