@@ -28,7 +28,7 @@ from ..atoms.tma.im2col import Im2colMap
 from ..atoms.tma.rules import TensorMap
 from ..dtypes import DType, dtype
 from ..errors import EmulatorError, NotCompiledError, OperandError
-from .findings import EDGE, LINT, Counts, Finding
+from .findings import EDGE, LINT, REMEDIES, Counts, Finding
 from .host.arguments import ArgumentMemory, Array, PackedArray, array_at, array_of, element_of
 from .host.dsl_calls import CompiledFunction, watch
 from .host.launcher import HostFunction, HostLaunch
@@ -48,6 +48,7 @@ from .races.dependent_launches import PreviousLaunch, dependent
 from .turns import in_turn
 
 EVERY = 2.0  # seconds between lines of progress
+AS_COMPILED = "Pass a tensor of the shape, strides and elements that the function was compiled for."
 QUIET = ("lint",)  # kinds of findings that leave a run ok
 # Orders that show different mistakes: everything as late as possible, as early as possible, and at random.
 ORDERS = (
@@ -326,7 +327,7 @@ def _run(
         if after is not None and one.launches:
             for name, byte in memory.differing(after):
                 text = f"byte {byte} of {name} depends on the order: {policy[0]} and {order}"
-                one.launches[-1].findings.append(Finding("race", text))
+                one.launches[-1].findings.append(Finding("race", text, orders=REMEDIES["race"]))
         after = after or memory.contents()
         seen = {(finding.kind, finding.line) for finding in out.findings}
         for launch in one.launches:
@@ -383,7 +384,7 @@ def _run_once(
 
 def result_of(launch: HostLaunch, machine: PtxMachine, seconds: float) -> LaunchResult:
     """The result of a launch, with lint of its arguments."""
-    notes = [Finding(LINT, text) for text in dict.fromkeys(machine.launch.memory.notes)]
+    notes = [Finding(LINT, text, orders=AS_COMPILED) for text in dict.fromkeys(machine.launch.memory.notes)]
     for name, count, first in machine.launch.memory.written_behind():
         text = f"{count} bytes behind the elements of {name}, in its storage, were changed: the first is byte {first}"
         notes.append(Finding(EDGE, text, orders="pass the whole tensor, or store no further than its elements"))

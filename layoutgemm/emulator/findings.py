@@ -20,9 +20,10 @@ LONG = re.compile(r"(\{%\w+, %\w+, )(?:%\w+, ){6,}(%\w+\})")  # many registers o
 ALIKE = 4  # findings of one line of the program that are kept
 RoleOf = Callable[[tuple[int, int, int], int], str]  # (block, number of a warp) -> its role, "" if unknown
 # Kinds of findings -> one sentence: the change that removes them, where the finding has none of its own.
-ORDERS = {
+REMEDIES = {
     "race": "A barrier or an mbarrier between the two orders them.",
     "uninitialised": "Write it before, or keep what is computed from it out of results, addresses and branches.",
+    "descriptor": "A descriptor that is derived from the tile's layout agrees with the tile and the instruction.",
     "divergence": "Converge the warp first: bar.warp.sync, or move the instruction out of the branch.",
     "edge": "A box or a predicate that ends with the tensor keeps the store inside of it.",
     "exit": "A wait before the exit for what is still to come, or a last barrier.cluster, orders them.",

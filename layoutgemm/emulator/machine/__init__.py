@@ -7,7 +7,8 @@ tensor_map            the 128 bytes of a tensor map
 devices               several GPUs and the copies between them
 deadlocks             the report of a deadlock
 uninitialized, unwritten_memory   results that depend on registers or bytes that were never written
-bank_counts, timeline   wavefronts of shared memory; activity of warps and engines
+bank_counts, sector_counts   wavefronts of shared memory; sectors of global memory
+timeline              activity of warps and engines
 """
 
 from ...moved import old_names

@@ -36,7 +36,7 @@ from ...arch import MAX_GRID as GRID_LIMIT
 from ...arch import facts_of
 from ...arguments import shown
 from ...errors import DeadlockError, EmulatorError
-from ..findings import LINT, ORDERS, Counts, Finding, Findings
+from ..findings import LINT, REMEDIES, Counts, Finding, Findings
 from ..ptx.parser import PtxInstruction
 from ..ptx.program import CodeSegment, Operation, Program
 from ..ptx.values import FULL, LANES, Lanes, Undefined, Value, any_of, bool_of, mask_of
@@ -243,7 +243,7 @@ class Cta:
         self.exit_knows = cluster.ledger.knowledge()
         # Known to the block's threads from their beginning, and to another block's only where something tells them.
         self.began: MemoryEvent | None = None
-        self.remote: list[tuple[MemoryEvent, str]] = []  # changes by other blocks that this one must see before it ends
+        self.remote: list[tuple[MemoryEvent, str, PtxInstruction]] = []  # changes by others to see before the end
         self.warps: list[Warp] = []
         self.guarded = 0  # granules with live mbarriers, as a bit set
         # Called for writes there: (who, granules, their parts, text, whether it is of the async proxy).
@@ -513,7 +513,7 @@ class PtxMachine:
                 block.coordinate if block is not None else (0, 0, 0),
                 fiber.warp.number if fiber else None,
                 fiber.lanes if fiber else 0,
-                orders=orders or ORDERS.get(kind, ""),
+                orders=orders or REMEDIES.get(kind, ""),
             )
         )
         if self.findings.full:
@@ -656,8 +656,8 @@ class PtxMachine:
         """Events still in use after their records are gone. Those known to every thread are dropped."""
         for cta in cluster.ctas:
             living = [f.knows for f in cluster.fibers if f.cta is cta] + [cta.exit_knows]
-            cta.remote = [(e, t) for e, t in cta.remote if not any(cluster.ledger.knows(k, e) for k in living)]
-            yield from [event for event, _ in cta.remote]
+            cta.remote = [one for one in cta.remote if not any(cluster.ledger.knows(k, one[0]) for k in living)]
+            yield from [event for event, _, _ in cta.remote]
             if cta.began is not None:
                 bit = cluster.ledger.bit(cta.began)
                 if all((f.knows.seen | f.knows.past) & bit for f in cluster.fibers):
@@ -672,9 +672,9 @@ class PtxMachine:
     def _after(self, cluster: Cluster) -> None:
         """Check what must hold when every thread has ended."""
         for cta in cluster.ctas:
-            for event, text in cta.remote:
+            for event, text, ins in cta.remote:
                 if cluster.ledger.enabled and not cluster.ledger.knows(cta.exit_knows, event):
-                    self.problem("exit", f"CTA {cta.coordinate} ends without knowing of {text}", cta=cta)
+                    self.problem("exit", f"CTA {cta.coordinate} ends without knowing of {text}", ins=ins, cta=cta)
                     break
             for check in cta.scratch.get("at end", ()):
                 check()

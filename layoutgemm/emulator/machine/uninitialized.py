@@ -108,7 +108,9 @@ def _computed_once(fiber: Fiber, ins: PtxInstruction) -> None:
         if not lent:
             raise
         says = f"{registers[lent[0]]}: PTX leaves open what a read before that gives"
-        machine.problem("protocol", says, fiber, ins)
+        machine.problem(
+            "protocol", says, fiber, ins, orders="A wgmma.wait_group for the product, before it, orders them."
+        )
         for at in lent:
             registers[at] = registers[at].value
         compute(registers, fiber.warp)

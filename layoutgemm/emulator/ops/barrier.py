@@ -40,6 +40,8 @@ INIT = (
 )
 REUSE = "A barrier of all threads that use the mbarrier, then mbarrier.inval by one of them, ends its life."
 TWO_PHASES = "lanes of one arrive fall into two phases of the {}"
+ANNOUNCED = "An expect_tx of all bytes that a phase gets, before the wait for it, orders them."
+PHASE_ENDS = "Arrivals and bytes as the barrier counts them, or a wait for the last phase, end it."
 COUNT = "mbarrier.init with as many arrivals as come in each phase keeps them in one."
 IN_TURN = "A wait for the end of the phase before, by this thread or one that it follows, orders them."
 # The opaque state that an arrive returns: the phase, and the arrivals that were pending before it.
@@ -61,6 +63,7 @@ class EmulatedNamedBarrier:
         self.arrived = self.yes = self.no = 0  # threads; of those of bar.red, by their predicates
         self.waiting: list[Fiber] = []
         self.warps: list[int] = []  # that have arrived
+        self.last: PtxInstruction | None = None  # that arrived
 
     def state(self, cta: Cta, number: int) -> list[str]:
         """Lines of a deadlock's report."""
@@ -114,6 +117,7 @@ def _named_left(cta: Cta) -> None:
             f"CTA {cta.coordinate} ends when {barrier.arrived} of {barrier.expected or 'all'} threads have arrived at "
             f"barrier {number}: {warps(cta, barrier.warps)}. PTX says nothing of it, and the hardware frees the "
             "barrier with the block; Policy(strict=True) makes this a finding",
+            ins=barrier.last,
             orders="A wait for it, or one arrival less in the last round, ends the barrier's phase.",
             cta=cta,
         )
@@ -182,6 +186,7 @@ def _arrive(fiber: Fiber, number: Reader, threads: Reader | None, aligned: bool)
     barrier = _named(fiber, at, expected)
     fiber.cta.cluster.ledger.release(fiber, barrier.knows)
     barrier.warps.append(fiber.warp.number)
+    barrier.last = fiber.ins
     barrier.arrived += 32 if aligned and expected is not None else fiber.lanes.bit_count()
     if barrier.expected is not None and barrier.arrived > barrier.expected:
         raise EmulatorError(f"{barrier.arrived} threads arrive at barrier {at}, which is for {barrier.expected}")
@@ -358,10 +363,11 @@ class EmulatedMbarrier:
     far      what threads of other blocks have handed on in this phase, or None; far_sealed: in the phases before
     members  arrivals in this phase; ended: in the phase before, or None; earlier: in the phase before that
     users    warp -> its last operation on the barrier
+    made     the instruction that initialised it
     """
 
-    def __init__(self, cta: Cta, offset: int, count: int, init: MemoryEvent) -> None:
-        self.cta, self.offset, self.count, self.init = cta, offset, count, init
+    def __init__(self, cta: Cta, offset: int, count: int, init: MemoryEvent, made: PtxInstruction) -> None:
+        self.cta, self.offset, self.count, self.init, self.made = cta, offset, count, init, made
         self.ledger = cta.cluster.ledger
         self.pending = count
         self.bytes = self.phase = self.announced = 0
@@ -561,12 +567,12 @@ def _mbarriers_left(cta: Cta) -> None:
             said = f"the {barrier} is left in a phase with {left}"
             if barrier.bytes < 0:
                 more = f"{-barrier.bytes} bytes came that no expect_tx announced, so a wait may end before they come"
-                machine.problem("exit", f"{said}: {more}", cta=cta)
+                machine.problem("exit", f"{said}: {more}", None, barrier.made, cta=cta, orders=ANNOUNCED)
             elif machine.policy.fences == "writers":
-                machine.problem("exit", said, cta=cta)
+                machine.problem("exit", said, None, barrier.made, cta=cta, orders=PHASE_ENDS)
             else:
                 ask = f"{said}. PTX says nothing of it; Policy(fences={'writers'!r}) makes this a finding"
-                machine.problem("lint", ask, cta=cta)
+                machine.problem("lint", ask, None, barrier.made, cta=cta, orders=PHASE_ENDS)
 
 
 def complete(barrier: EmulatedMbarrier, count: int, event: MemoryEvent) -> None:
@@ -655,7 +661,7 @@ def mbarrier_init(program: Program, ins: PtxInstruction) -> Run:
                 kind = alike if before.fresh and before.count == arrivals else "protocol"
                 message = f"mbarrier.init of the {before}, which is live: one thread does it"
                 fiber.machine.problem(kind, message, fiber, orders=REUSE)
-            live[offset] = EmulatedMbarrier(cta, offset, arrivals, fiber.epoch)
+            live[offset] = EmulatedMbarrier(cta, offset, arrivals, fiber.epoch, ins)
             live[offset].users[fiber.warp] = fiber.epoch
             cta.guarded |= 1 << offset // GRANULE
             if lanes > 1:  # of PTX the second lane's is of a live one
@@ -730,7 +736,7 @@ def mbarrier_arrive(program: Program, ins: PtxInstruction) -> Run:
             if tensor is not None:
                 barrier.tensor.merge(tensor)
             if barrier.cta is not fiber.cta:
-                barrier.cta.remote.append((acted, said(fiber, ins)()))
+                barrier.cta.remote.append((acted, said(fiber, ins)(), ins))
             if drops:
                 barrier.count -= 1
             if expects:
@@ -799,7 +805,7 @@ def mbarrier_wait(program: Program, ins: PtxInstruction) -> Run:
         asked = fiber.one(phase(fiber)) if by_parity else _phase_of(fiber, phase(fiber))
         if by_parity and asked > 1:  # ptxas shifts the operand left by 31: Triton passes -1 as parity 1
             message = f"phase parity {asked:#x}: PTX has 0 and 1; ptxas takes the lowest bit, {asked & 1}"
-            fiber.machine.problem("lint", message, fiber)
+            fiber.machine.problem("lint", message, fiber, orders="The phase number & 1 is its parity.")
             asked &= 1
         ended = barrier.phase & 1 != asked if by_parity else barrier.phase > asked
         question = (barrier, asked, ins.pc)

@@ -43,7 +43,7 @@ def try_cancel(program: Program, ins: PtxInstruction) -> Run:
         for cta in targets:
             machine.touch(fiber, cta, span(offset, HANDLE_BYTES), True, said(fiber, ins), event, True)
             if cta is not fiber.cta:
-                cta.remote.append((event, said(fiber, ins)()))
+                cta.remote.append((event, said(fiber, ins)(), ins))
         taken = machine.take_cluster()
         handle = 0
         if taken is not None:

@@ -538,7 +538,10 @@ def put(
         message = f"lanes of one {ins.opcode} write different values to address {at:#x}"
         if rounded:
             message += "; they are floats apart by rounding, and one of them stays"
-        machine.problem("lint" if rounded and not machine.policy.strict else "race", message, fiber)
+        machine.problem(
+            "lint" if rounded and not machine.policy.strict else "race", message, fiber,
+            orders="One lane stores it, or all lanes store the same bits.",
+        )  # fmt: skip
     cta, offsets = place(fiber, form.space, addresses)
     if cta is None:
         if lost is not None:
@@ -570,7 +573,7 @@ def put(
     _touch_strongly(fiber, ins, form, cta, offsets, size, lanes, "st.shared", same)
     machine.counts.bytes["shared write"] += raw.size
     if cta is not fiber.cta:
-        cta.remote.append((fiber.epoch, said(fiber, ins)()))
+        cta.remote.append((fiber.epoch, said(fiber, ins)(), ins))
     if form.strong:
         tell(fiber, form.flag, offsets + (cta.rank << RANK_SHIFT), False)
     cta.shared.write(offsets, raw)

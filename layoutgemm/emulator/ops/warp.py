@@ -260,13 +260,16 @@ def _same_in_warpgroup(fiber: Fiber, ins: PtxInstruction, count: int, kind: str)
 def _registers_of_some(cta: Cta, kind: str) -> None:
     """Report warps that ended without a setmaxnreg that their warpgroup executed."""
     asked: dict[int, list[tuple[int, int]]] = cta.scratch["setmaxnreg"]
+    program = cta.cluster.machine.program
     for first in sorted({number // GROUP * GROUP for number in asked}):
         counts = [len(asked.get(number, ())) for number in range(first, first + GROUP)]
         if len(set(counts)) > 1 and len(cta.warps) >= first + GROUP:
+            last = max(asked[warp][-1][0] for warp in range(first, first + GROUP) if warp in asked)
             cta.cluster.machine.problem(
                 kind,
                 f"warps {first} to {first + GROUP - 1} of CTA {cta.coordinate} execute {counts} setmaxnreg: all warps "
                 "of a warpgroup have to",
+                ins=program.kernel.instructions[last],
                 orders=WHOLE_GROUP,
                 cta=cta,
             )

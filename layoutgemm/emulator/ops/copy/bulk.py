@@ -96,7 +96,7 @@ def reads_shared(
     unwritten(fiber, ins, cta, np.array([offset]), size)
     fiber.machine.touch(fiber, cta, span(offset, size), False, said(fiber, ins), event, True, by=by)
     # The block must not end and free its memory before the engine has read it.
-    cta.remote.append((event, said(fiber, ins)()))
+    cta.remote.append((event, said(fiber, ins)(), ins))
 
 
 def writes_shared(
@@ -105,14 +105,14 @@ def writes_shared(
     """Record an asynchronous write to a block's shared memory; the block must outlive it."""
     places, parts = span(offset, size), span_parts(offset, size)
     fiber.machine.touch(fiber, cta, places, True, said(fiber, ins), event, event.asynchronous, parts, by=by)
-    cta.remote.append((event, said(fiber, ins)()))
+    cta.remote.append((event, said(fiber, ins)(), ins))
 
 
-def land(cta: Cta, offset: int, data: Bytes, combine: Combine | None = None) -> None:
+def land(cta: Cta, offset: int, data: Bytes, ins: PtxInstruction, combine: Combine | None = None) -> None:
     """Write bytes into a block's shared memory; report a block that has ended."""
     if cta.exited:
         cta.cluster.machine.problem(
-            "exit", f"an asynchronous copy lands in CTA {cta.coordinate}, which has ended", cta=cta
+            "exit", f"an asynchronous copy lands in CTA {cta.coordinate}, which has ended", ins=ins, cta=cta
         )
     where = slice(offset, offset + len(data))
     cta.shared.bytes[where] = data if combine is None else combine(cta.shared.bytes[where], data)
@@ -209,7 +209,7 @@ def into_shared(program: Program, ins: PtxInstruction) -> Run:
                        event: MemoryEvent = event) -> None:  # fmt: skip
                 data = machine.launch.memory.read(np.array([source]), size)[0]
                 for rank in ranks:
-                    land(cluster.ctas[rank], offset, data)
+                    land(cluster.ctas[rank], offset, data, ins)
                     complete(barrier_in(cluster.ctas[rank], at), size, event)
 
             machine.defer(cluster, "loads", arrive)
@@ -242,7 +242,7 @@ def _between_blocks(program: Program, ins: PtxInstruction, combine: Combine | No
             def arrive(own: Cta = own, at: int = at, cta: Cta = cta, offset: int = offset,
                        barrier: EmulatedMbarrier = barrier, event: MemoryEvent = event,
                        wrote: MemoryEvent = wrote) -> None:  # fmt: skip
-                land(cta, offset, own.shared.bytes[at : at + size].copy(), combine)
+                land(cta, offset, own.shared.bytes[at : at + size].copy(), ins, combine)
                 cluster.ledger.learn_open(barrier.knows, wrote)
                 complete(barrier, size, event)
 
@@ -359,7 +359,7 @@ def _remote_store(program: Program, ins: PtxInstruction, count: int, kind: str, 
 
         def arrive() -> None:
             for cta, offset, data, barrier in parts:
-                land(cta, offset, data, combine)
+                land(cta, offset, data, ins, combine)
                 complete(barrier, size, event)
 
         machine.defer(cluster, "loads", arrive)

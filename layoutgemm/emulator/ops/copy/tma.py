@@ -35,7 +35,7 @@ from ...races.happens_before import MemoryEvent
 from ...races.lanes import one_lane
 from ..barrier import EmulatedMbarrier, complete, mbarrier_at, signals
 from ..memory import block_of, blocks_of, said, unwritten
-from ..registry import counted, operation
+from ..registry import ELECT, counted, operation
 from . import bulk_groups
 from .bulk import reads_global, writes_global
 from .tensormap import check_use
@@ -46,7 +46,7 @@ FAR = 1 << 24  # bytes: a tensor that begins further before its buffer is a ragg
 LOAD = "mbarrier::complete_tx::bytes"
 # The engine takes one operation for a warp. ptxas 13.0 turns a load or a reduction into a loop over the active lanes,
 # so 32 lanes add 32 times (seen in its SASS, and recorded on an H200); it issues a store once.
-EACH = "each its own: elect one"
+EACH = "each its own"
 LEFT_OUT = ("im2col::w", "im2col::w::128")
 PIXELS = ("im2col", "im2col_no_offs")
 FOUR_ROWS = ("tile::gather4", "tile::scatter4")
@@ -488,7 +488,7 @@ def _load(program: Program, ins: PtxInstruction) -> Run:
         issuers = _issuers(fiber, [*where, to, signal, blocks])
         count = fiber.lanes.bit_count()
         if count > 1 and _repeated(fiber, [*where, to, signal, blocks]):
-            fiber.machine.problem("lint", f"{count} lanes issue a tensor load, {EACH}", fiber)
+            fiber.machine.problem("lint", f"{count} lanes issue a tensor load, {EACH}", fiber, orders=ELECT)
         for lane, by in issuers:
             box, coordinates = form.box(fiber, lane, where)
             at, on = _of(to, lane), _of(signal, lane)
@@ -534,7 +534,7 @@ def _land(
     if machine.global_watch is not None:
         reads_global(fiber, ins, *box.addresses(buffer, coordinates), barrier, event)
     machine.touch(fiber, cta, box.places(offset), True, what, event, True, by=by)
-    cta.remote.append((event, what()))
+    cta.remote.append((event, what(), ins))
     machine.counts.bytes["global to shared"] += box.bytes * times
 
     def land() -> None:
@@ -638,7 +638,7 @@ def _store(program: Program, ins: PtxInstruction, reduces: str) -> Run:
         count, machine, ledger = fiber.lanes.bit_count(), fiber.machine, fiber.cta.cluster.ledger
         if count > 1 and _repeated(fiber, [*where, source]):
             kind = f"{reduces} reduction" if reduces else "store"
-            machine.problem("lint", f"{count} lanes issue a tensor {kind}, {EACH}", fiber)
+            machine.problem("lint", f"{count} lanes issue a tensor {kind}, {EACH}", fiber, orders=ELECT)
         for lane, by in _issuers(fiber, [*where, source]):
             times = by.bit_count()
             box, coordinates = form.box(fiber, lane, where)
@@ -655,7 +655,7 @@ def _store(program: Program, ins: PtxInstruction, reduces: str) -> Run:
             what = said(fiber, ins)
             event = ledger.event(True, what)
             machine.touch(fiber, cta, box.places(offset), False, what, event, True, by=by)
-            cta.remote.append((event, f"the end of {what()}, which reads its shared memory"))
+            cta.remote.append((event, f"the end of {what()}, which reads its shared memory", ins))
             machine.counts.bytes["shared to global"] += box.bytes * times
             stored = PendingTmaStore(event, box, buffer, coordinates, cta, offset, reduces, times)
             if machine.global_watch is not None:

@@ -8,10 +8,9 @@ block's rank) reach the next field.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +29,15 @@ from ...ptx.values import any_of
 # The widest swizzle pattern repeats after this many bytes: chunks move with the address in steps of it.
 PERIOD = 1024
 CHUNK_SHIFT = CHUNK_BYTES.bit_length() - 1
-Report = Callable[[str, str], None]  # (kind, message)
+
+
+class Report(Protocol):
+    """What a finding of an operand is told to; `orders`: its remedy, where its kind has none."""
+
+    def __call__(self, kind: str, message: str, orders: str = "") -> None:
+        """Report a finding."""
+
+
 Matrix: TypeAlias = npt.NDArray[np.float32 | np.int64]
 UNWRITTEN = "uninitialised"  # the kind of finding for an operand with uninitialised bytes
 

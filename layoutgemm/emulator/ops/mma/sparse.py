@@ -49,6 +49,7 @@ def dense(
             "protocol",
             f"metadata of row {row}, group {group} of A is {int(metadata[row, group]):#06b}; PTX gives a meaning to "
             + ", ".join(f"{one:#06b}" for one in legal),
+            "Store the metadata that the compression of A gave, in the order of the instruction's selector.",
         )
     rows, groups = metadata.shape
     places = metadata[:, :, None] >> 3 if legal == SINGLE else np.stack((metadata & 3, metadata >> 2), axis=2)

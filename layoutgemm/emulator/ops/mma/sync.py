@@ -357,8 +357,8 @@ def _with_zeros(program: Program, ins: PtxInstruction, found: SyncProduct) -> Ca
     metadata = RegisterMetadata.of(found.full, constant(ins.operands[5]), found.variant != "sp")
 
     def zeros(fiber: Fiber, stored: Array) -> Array:
-        def report(kind: str, message: str) -> None:
-            fiber.machine.problem(kind, message, fiber)
+        def report(kind: str, message: str, orders: str = "") -> None:
+            fiber.machine.problem(kind, message, fiber, orders=orders)
 
         return dense(stored, metadata.read(source(fiber)), metadata.legal, report)
 

@@ -495,8 +495,8 @@ def _issued(
     found = group.products.get(number)
     if found is None:
 
-        def report(kind: str, message: str) -> None:
-            fiber.machine.problem(kind, message, fiber, ins)
+        def report(kind: str, message: str, orders: str = "") -> None:
+            fiber.machine.problem(kind, message, fiber, ins, orders=orders)
 
         word_a, word_b, _ = agreed
         operand_a = None
@@ -640,8 +640,8 @@ def _run_up_to(product: IssuedWgmma, fiber: Fiber) -> None:
 def _run(product: IssuedWgmma, fiber: Fiber) -> None:
     form, machine = product.form, fiber.machine
 
-    def report(kind: str, message: str) -> None:
-        machine.problem(kind, message, fiber, product.ins, kind == UNWRITTEN)
+    def report(kind: str, message: str, orders: str = "") -> None:
+        machine.problem(kind, message, fiber, product.ins, kind == UNWRITTEN, orders)
 
     def get(operand: tuple[OperandChunks, int]) -> Matrix:
         machine.counts.bytes["shared read by wgmma"] += operand[0].chunks.size * 16

@@ -133,7 +133,7 @@ def deallocate(program: Program, ins: PtxInstruction) -> Run:
             places |= (1 << count) - 1 << strip * COLUMNS + column
         if (by := tensor.allocators.get(column)) != fiber.warp.number:
             message = f"warp {fiber.warp.number} frees what warp {by} allocated: PTX has one warp of the block do both"
-            fiber.machine.problem("lint", message, fiber)
+            fiber.machine.problem("lint", message, fiber, orders="The warp that allocated the columns frees them.")
         ledger, knows = fiber.cta.cluster.ledger, fiber.knows
         event = ledger.event(False, fiber.describe, DEALLOCATION)
         for cta in blocks:
@@ -205,7 +205,7 @@ def commit(program: Program, ins: PtxInstruction) -> Run:
         barriers = [mbarrier_at(fiber, target) for target in targets if target not in ended]
         for barrier in barriers:
             if barrier.cta is not fiber.cta:
-                barrier.cta.remote.append((event, text))
+                barrier.cta.remote.append((event, text, ins))
         last = engine.queue[-1] if engine.queue else None
 
         def land() -> None:

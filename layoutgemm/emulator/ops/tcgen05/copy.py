@@ -98,6 +98,7 @@ def _window(fiber: Fiber, tensor: TensorMemory, places: TmemCoordinates, address
             f"lanes {first}..{first + places.lanes - 1} of tensor memory: warp {fiber.warp.number} reaches "
             f"{own[0]}..{own[-1]}. They are taken for the warp's own, as kernels that run have it; PTX does not say so",
             fiber,
+            orders="Address the lanes of the warp's own quarter: 32 times its number modulo 4.",
         )
         lane = own[0] + lane % WARP_LANES
     if lane not in own or lane + places.lanes - 1 not in own:
@@ -241,8 +242,8 @@ def copy(program: Program, ins: PtxInstruction) -> Run:
         machine, engine = fiber.machine, engine_of(fiber)
         lane, column = coordinate(fiber.one(address(fiber)))
 
-        def report(kind: str, message: str) -> None:
-            machine.problem(kind, message, fiber, ins)
+        def report(kind: str, message: str, orders: str = "") -> None:
+            machine.problem(kind, message, fiber, ins, orders=orders)
 
         found, first = reading(fiber.one(descriptor(fiber)), read, fiber, report)
         event, what = engine.event(fiber, ins), said(fiber, ins)

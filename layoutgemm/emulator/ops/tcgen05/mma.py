@@ -208,8 +208,8 @@ def product(program: Program, ins: PtxInstruction) -> Run:
             _hold_no_mask(fiber.one(mask(fiber)))
         machine, blocks = fiber.machine, group_of(fiber, size)
 
-        def report(which: str, message: str) -> None:
-            machine.problem(which, message, fiber, ins, which == UNWRITTEN)
+        def report(kind: str, message: str, orders: str = "") -> None:
+            machine.problem(kind, message, fiber, ins, kind == UNWRITTEN, orders)
 
         form = _decoded(words, fiber.one(says(fiber)), size, a_source, report)
         a = fiber.one(a_at(fiber))
@@ -263,11 +263,12 @@ def _disabled(program: Program, rest: list[PtxOperand], size: int, never: bool) 
 SPARSITY_VERSION = 1 << 12
 
 
-def _without_version(word: int, kind: str, report: Callable[[str, str], None]) -> int:
+def _without_version(word: int, kind: str, report: Report) -> int:
     """The instruction descriptor without its sparsity version, a set one noted."""
     if kind not in ("mxf4", "mxf4nvf4") or not word & SPARSITY_VERSION:
         return word
-    report("lint", f"instruction descriptor {word:#x} sets bit 12, the sparsity version, which kind::{kind} reserves")
+    text = f"instruction descriptor {word:#x} sets bit 12, the sparsity version, which kind::{kind} reserves"
+    report("lint", text, "Leave bit 12 of the instruction descriptor 0.")
     return word & ~SPARSITY_VERSION
 
 
@@ -461,6 +462,7 @@ def _factors(cta: Cta, job: IssuedTcgen05, which: int) -> npt.NDArray[np.float64
             "protocol",
             f"scale factor ({row}, {block}) of {'AB'[which]} differs between the quarters of tensor memory: "
             f"{fields[row, block, 0]:#x}, and {fields[row, block, copy]:#x} in copy {copy}",
+            "tcgen05.cp with .warpx4 writes all four copies.",
         )
     return job.form.atom.scale.dtype.decode(fields[:, :, 0]).astype(np.float64)
 
