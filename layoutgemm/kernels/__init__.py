@@ -30,6 +30,7 @@ weights, teaching and ladder the kernels to learn from.
 
 from .derive import Operand
 from .indexed.rows import IndexedRows, RowIndices
+from .operands.combined import Combined
 from .plan import GemmPlan
 from .planner import plan
 from .run.error_bound import error_bound
@@ -39,7 +40,6 @@ from .sm90.along_k import AlongK
 from .sm90.config import Sm90Tuning
 from .sm90.grouped import Ragged
 from .sm90.mainloop import Promoted, Table
-from .sm90.operands.combined import Combined
 from .sm90.operands.prologue import Prologue, PrologueOperand
 from .sm90.operands.row_sums import RowSums
 from .sm90.plan import Sm90Config, Sm90Plan

@@ -22,16 +22,16 @@ from ..schedule.triangular import HALVES
 from .derive import Operand, OperandSpec
 from .epilogue.chain import Epilogue
 from .indexed.rows import IndexedRows
+from .operands.combined import LEAST_MATRICES, Combined
+from .operands.gated import combination
+from .operands.pair import SecondPair, pair_of
 from .orders import Order, columns_of_order, diagonal_pattern, is_symmetric
 from .plan import GemmPlan, check_sizes, present
 from .sm80.choose import choose_sm80, holding_groups
 from .sm80.plan import Sm80Config, Sm80Plan
 from .sm90.choose.prologue import prologue_config
 from .sm90.choose.rules import SPARE, Sm90Choice, in_place, whole_columns, with_whole_rows
-from .sm90.gated import combination
 from .sm90.indexed.choose import indexed_config
-from .sm90.operands.combined import LEAST_MATRICES, Combined
-from .sm90.operands.pair import SecondPair, pair_of
 from .sm90.operands.prologue import Prologue
 from .sm90.plan import Sm90Config, Sm90Plan
 from .sm90.triangular.choose import SHORT_PATTERN, by_rounds

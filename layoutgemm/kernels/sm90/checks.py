@@ -21,6 +21,7 @@ from ...layouts.symbols.polynomial import ge0, show
 from ...report import Check, Report
 from ..derivation import checked
 from ..derive import OperandPlan, one_matrix
+from ..operands.pair import pair_check
 from ..orders import asked_order
 from ..partials import reductions_check
 from ..plan import MOST_BYTES
@@ -37,7 +38,6 @@ from .indexed.copies import GatheredOperand
 from .mainloop import COPY_ARRIVALS, product_of, products_check
 from .multicast import uneven_shares
 from .operands.fragment_loads import fragment_load_checks, groups_of
-from .operands.pair import pair_check
 from .operands.row_sums import row_sums_check
 from .operands.stage_numbers import promotion_check
 from .operands.sum_checks import filled_by_halves, filled_side_by_side, halves_meet

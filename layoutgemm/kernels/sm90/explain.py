@@ -8,13 +8,13 @@ from __future__ import annotations
 from ...checks.pipeline.actions import Arrive, ArriveExpect, ClusterArrive, Mma, Sync, TmaLoad, Wait
 from ...checks.pipeline.model import Mbarrier, Pipeline, walk
 from ..explain import BarrierRow, RoleRow, aligned, explain_operand, explain_workspace
+from ..operands.gated import Gated
 from ..orders import described_order, tiles_of_order
 from ..plan import present, tile_count
 from ..store import distinct_chunks
 from .along_k import explain_along_k
 from .checks import pipeline_of
 from .edges import explain_ends
-from .gated import Gated
 from .grouped import explain_ragged
 from .indexed.checks import explain_indexed
 from .mainloop import product_of

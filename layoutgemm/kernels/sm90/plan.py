@@ -22,6 +22,10 @@ from ..derive import Operand, OperandPlan
 from ..epilogue.chain import Epilogue, EpilogueOperand
 from ..indexed.rows import IndexedRows
 from ..numbers import W
+from ..operands.combinations import Asked, check_parts
+from ..operands.combined import Combined
+from ..operands.gated import combination, halves_of
+from ..operands.pair import SecondPair, pair_of
 from ..orders import Order, is_symmetric
 from ..partials import PartialResults, ReducingPlan, RowExchange, check_reductions, partials_of
 from ..plan import GemmPlan, PersistentPlan, check_sizes, check_words, launch_bytes, tile_count
@@ -29,14 +33,10 @@ from ..quantized.formats import QuantizedFormat
 from ..store import ROWS, WARPS_OF_GROUP, StorePlan
 from .along_k import AlongK
 from .config import BESIDE_MATRICES, Sm90Config, registers_of
-from .gated import combination, halves_of
 from .grouped import Ragged
 from .indexed.row_copy import copied_bytes
 from .mainloop import COPY_ARRIVALS, Promoted
 from .named_barriers import NamedBarriers
-from .operands.combinations import Asked, check_parts
-from .operands.combined import Combined
-from .operands.pair import SecondPair, pair_of
 from .operands.prologue import Prologue
 from .operands.row_sums import RowSums
 from .quantized.warp_products import WarpProducts, warp_products
@@ -212,15 +212,15 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
                          bf16 of 8-bit floats, f32 of tf32, i32 of integers: the table is in `kernels.sm90.types`
         epilogue         what happens to the sums before they are stored, see `kernels.epilogue`; `sums` precede a gate
         gated            "silu", "gelu", ...: C = act(A @ B[:, :n]) * (A @ B[:, n:]) for a "col" B of 2n columns, each
-                         tile half of either; the epilogue comes after it. See `kernels.sm90.gated`. Or a Combined: C
-                         is a function of A @ B0, A @ B1, ..., of as many matrices. See `kernels.sm90.operands.combined`
+                         tile half of either; the epilogue comes after it. See `operands.gated`. Or a Combined: C
+                         is a function of A @ B0, A @ B1, ..., of as many matrices. See `operands.combined`
         mainloop         what happens to the sum of each K block, where it is more than added; see
                          `kernels.sm90.mainloop`
         ragged           A's m rows are `batch` groups, each of which multiplies its own matrix of B; or, masked, of m
                          rows of each group as many are computed as count: see `kernels.sm90.grouped`
         along_k          K is `batch` groups, each of which has its own matrix of C: see `kernels.sm90.along_k`
         pair             K of a second pair: C = A @ B + A2 @ B2, in one accumulator; of several sums, in each. See
-                         `kernels.sm90.operands.pair`
+                         `kernels.operands.pair`
         shards           A's rows arrive from other GPUs, or C's are reduced with theirs: see `kernels.sm90.shards`
         weights          A is packed weights of that format, in a kernel's order; `a` is the type they become: see
                          `kernels.sm90.quantized`

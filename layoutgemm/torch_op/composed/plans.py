@@ -21,6 +21,7 @@ from ...kernels import plan as plan_of
 from ...kernels.compile.compiler import CompiledGemm, compile_plan
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.indexed.rows import ROWS, IndexedRows
+from ...kernels.operands.combined import Combined
 from ...kernels.orders import (
     Order,
     check_order,
@@ -34,7 +35,6 @@ from ...kernels.sm80.choose import by_lines, holding_groups
 from ...kernels.sm80.plan import Sm80Plan
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.indexed.choose import copies_first
-from ...kernels.sm90.operands.combined import Combined
 from ...kernels.sm90.operands.prologue import Prologue
 from ...kernels.sm90.plan import Sm90Plan
 from ...kernels.sm90.triangular.operands import Triangles

@@ -4,7 +4,7 @@
     matmul(x, (w0, w1), combine=lambda p, q, ops, s: p + s * q, given={"s": 0.5})
 
 The kernel loads each tile of a once for all products, and an element's sums meet in registers: see
-`kernels.sm90.operands.combined`. On the CPU products and function are computed in float64, and rounded once.
+`kernels.operands.combined`. On the CPU products and function are computed in float64, and rounded once.
 
 Gradients recompute the products in float32: see `operators`.
 """
@@ -17,8 +17,8 @@ import torch
 
 from ...errors import OperandError, TensorError
 from ...kernels.epilogue.parameters import float_word, host_number
+from ...kernels.operands.combined import Combine, Combined, function_of, refusal_of_matrices
 from ...kernels.run.operand_checks import check_operands
-from ...kernels.sm90.operands.combined import Combine, Combined, function_of, refusal_of_matrices
 from ..checks import autocast, check_call, check_out
 from ..explanation import Explanation
 from ..launch import plan_of

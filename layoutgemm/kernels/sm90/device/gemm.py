@@ -50,9 +50,9 @@ from ...derive import OperandPlan
 from ...dsl import bridge
 from ...dsl.entry import GemmEntry
 from ...dsl.tables import WordReads, reads_of
+from ...operands.gated import HALF
 from ...plan import ALL_SHARED, present, tile_count
 from ...store import ROWS
-from ..gated import HALF
 from ..multicast import OTHER_MAPS
 from ..plan import Sm90Plan
 from .epilogue import Sm90Epilogue

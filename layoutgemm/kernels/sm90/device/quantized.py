@@ -36,6 +36,7 @@ from ...dsl.packed_weights import DevicePairs, RegisterWgmma, held, multiply_add
 from ...dsl.tables import choose
 from ...dsl.types import element_type
 from ...dsl.warp import load_matrices, multiply_warp
+from ...operands.gated import HALF as GATE
 from ...plan import present, tile_count
 from ...quantized.blocks import BlockCopy
 from ...quantized.conversions import HALF
@@ -43,7 +44,6 @@ from ...quantized.formats import UNIT_K, UNIT_ROWS
 from ...quantized.fragments import ROW_SELECTORS, fragment, words_of
 from ...quantized.order import WORDS
 from ...store import ROWS
-from ..gated import HALF as GATE
 from ..plan import Sm90Plan
 from ..quantized.experts import weight_block
 from ..quantized.warp_products import CHAINS

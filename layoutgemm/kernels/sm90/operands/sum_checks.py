@@ -7,7 +7,7 @@ import numpy as np
 from ....atoms.tma.engine import shared_bits
 from ....checks.coverage import not_once
 from ....report import Check
-from ..gated import HALF, HALVES
+from ...operands.gated import HALF, HALVES
 from ..plan import WARPGROUP, Sm90Plan
 
 

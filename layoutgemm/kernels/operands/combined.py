@@ -13,8 +13,8 @@ matrix, so that a thread's accumulator holds all sums of one element:
     B2          2 w .. 3 w             value v + 2 count
 
 w is the tile's N over the number of matrices, and count the accumulator's registers over that number. One wgmma
-multiplies all of them. Each matrix has a tensor map, an address and a pitch of its own. `kernels.sm90.gated` has the
-form of two matrices in one, with a single map.
+multiplies all of them. Each matrix has a tensor map, an address and a pitch of its own. `kernels.operands.gated` has
+the form of two matrices in one, with a single map.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TypeAlias
 
-from ....arguments import checked, refusal, settle
-from ....atoms import TmaPlan, smem_tile
-from ....atoms.tma.derive import derive as derive_tma
-from ....errors import OperandError, PlanError
-from ....memo import exact
-from ...derive import Operand, OperandPlan
-from ...epilogue import tracing
-from ...epilogue.places import Value
-from ...epilogue.steps import ACTIVATIONS, check_activation
-from ..multicast import LINE
+from ...arguments import checked, refusal, settle
+from ...atoms import TmaPlan, smem_tile
+from ...atoms.smem.tile import SPANS
+from ...atoms.tma.derive import derive as derive_tma
+from ...errors import OperandError, PlanError
+from ...memo import exact
+from ..derive import Operand, OperandPlan
+from ..epilogue import tracing
+from ..epilogue.places import Value
+from ..epilogue.steps import ACTIVATIONS, check_activation
 
 LEAST_MATRICES, MOST_MATRICES = 2, 4
+LINE = SPANS["128B"]  # bytes of the widest span
 # The refusal of a function of A @ B and A2 @ B2.
 OF_ONE_A = (
     "combine= of two a takes b = ((b0, b1), (b2, b3)), for f(a[0] @ b0 + a[1] @ b2, a[0] @ b1 + a[1] @ b3). For a "

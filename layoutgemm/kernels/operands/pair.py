@@ -18,22 +18,20 @@ tensor maps: two matrices B take six, and C leaves in chunks of two widths. Thre
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ....arguments import as_int
-from ....errors import PlanError
-from ....report import Check
-from ...derive import either
-from ...numbers import W
-from ...plan import MAX_COORDINATE, tile_count
-from ...store import StorePlan
-from ..multicast import OTHER_MAPS
+from ...arguments import as_int
+from ...errors import PlanError
+from ...report import Check
+from ..derive import either
+from ..numbers import W
+from ..plan import MAX_COORDINATE, tile_count
 from .combined import Combined
 
 if TYPE_CHECKING:
-    from ..plan import Sm90Plan
+    from ..sm90.plan import Sm90Plan
 
 SECOND = "second"  # beside the coordinates of a K tile: whether it is one of the second pair's
 
@@ -90,20 +88,6 @@ def place_in_pairs(tile: W, first_tiles: W, depth: int, choose: Callable[[Any, A
     """
     second = tile >= first_tiles
     return {"k": (tile - choose(second, first_tiles, 0)) * depth, SECOND: second}
-
-
-def check_maps(stores: Sequence[StorePlan | None], copies: int) -> None:
-    """Raise PlanError for more tensor maps than a kernel has.
-
-    stores  of C, one or two
-    copies  tensor maps of A and B after their first
-    """
-    of_c = sum(len(store.maps) for store in stores if store is not None)
-    if of_c + copies > OTHER_MAPS:
-        raise PlanError(
-            f"{of_c} tensor maps of C's chunks and {copies} further ones of A and B: a kernel has {OTHER_MAPS} after "
-            "the first two; a tile with fewer chunks of columns has fewer, and store='direct' none of C's"
-        )
 
 
 def pair_check(plan: Sm90Plan) -> Check:

@@ -10,22 +10,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ....errors import PlanError
+from ...errors import PlanError
 
 if TYPE_CHECKING:
-    from ....schedule import Schedule
-    from ...epilogue.chain import Epilogue
-    from ...indexed.rows import IndexedRows
-    from ...quantized.formats import QuantizedFormat
-    from ..along_k import AlongK
-    from ..grouped import Ragged
-    from ..mainloop import Promoted
-    from ..shards import Shards
-    from ..triangular.operands import Triangles
+    from ...schedule import Schedule
+    from ..epilogue.chain import Epilogue
+    from ..indexed.rows import IndexedRows
+    from ..quantized.formats import QuantizedFormat
+    from ..sm90.along_k import AlongK
+    from ..sm90.grouped import Ragged
+    from ..sm90.mainloop import Promoted
+    from ..sm90.operands.prologue import Prologue
+    from ..sm90.operands.row_sums import RowSums
+    from ..sm90.shards import Shards
+    from ..sm90.triangular.operands import Triangles
     from .combined import Combined
     from .pair import SecondPair
-    from .prologue import Prologue
-    from .row_sums import RowSums
 
 # Name of a part -> the argument that asks for it, and the part in a sentence.
 PARTS: dict[str, tuple[str, str]] = {
@@ -162,7 +162,7 @@ class Asked:
     def parts(self) -> tuple[str, ...]:
         """The names of the parts, those of `PARTS`.
 
-        >>> from layoutgemm.kernels.sm90.operands.pair import SecondPair
+        >>> from layoutgemm.kernels.operands.pair import SecondPair
         >>> Asked(pair=SecondPair(16), batch=2).parts
         ('second pair', 'batch')
         """

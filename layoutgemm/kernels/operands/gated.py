@@ -21,7 +21,7 @@ from ...atoms import TmaPlan
 from ...errors import PlanError, TmaError
 from ..derive import Operand, OperandPlan
 from ..epilogue.steps import ACTIVATIONS, check_activation
-from .operands.combined import Combined
+from .combined import Combined
 
 HALF = "half"  # the dimension of a tensor map: 0 for the gate's columns of B, 1 for those that it multiplies
 HALVES = 2
