@@ -13,6 +13,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
 
+from ...dtypes import f32
 from ..derive import Operand
 from ..epilogue.chain import Epilogue, EpilogueOperand, Quantize, ReductionStep
 from ..epilogue.reductions import by_halves
@@ -285,3 +286,24 @@ class Element:
     def random(self, name: str) -> Int32:
         """16 random bits."""
         return self.pair.random(name, self.e)
+
+
+class CombinedSums:
+    """An accumulator of several sums as the one that is stored: its value v is of values v, v + count, ...
+
+    count  values of the accumulator that is stored
+    fused  the epilogue, some steps of which may be of each sum
+    """
+
+    def __init__(self, plan: Any, job: bridge.Carried, accumulator: Any, fused: FusedBlock | None, count: int):
+        self.gated, self.accumulator, self.fused = plan.gated, accumulator, fused
+        self.count, self.sums = count, plan.sums
+        self.math = element.ElementMath(plan.c.dtype.bits > 16, plan.c.dtype.mantissa <= 8)
+        self.numbers = {name: element.number(getattr(job.given, name), f32) for name in self.gated.numbers}
+
+    def __getitem__(self, v: int) -> Float32:
+        sums = [bridge.number(self.accumulator[v + i * self.count]) for i in range(self.sums)]
+        if self.fused is not None and self.fused.epilogue.sums:
+            pair = NeighbourPair(self.fused, v - v % 2)
+            sums = [self.fused.epilogue.apply_to_sum(x, pair.element(v % 2, i)) for i, x in enumerate(sums)]
+        return self.gated.apply(sums, self.math, self.numbers)

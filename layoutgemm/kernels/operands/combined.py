@@ -234,11 +234,9 @@ def _traced(combine: Callable[..., object] | str, matrices: int, numbers: tuple[
     return Combined.of(lambda gate, up, ops: ACTIVATIONS[combine](gate, ops) * up, matrices, numbers)
 
 
-def check_combined(how: Combined, tile_n: int, split: int, b: Operand, c: Operand) -> None:
-    """Raise PlanError, naming the obstacle, for a problem without a kernel of several sums."""
+def check_combined(how: Combined, tile_n: int, split: int, b: Operand) -> None:
+    """Raise PlanError, naming the obstacle, for a tile without a kernel of several sums."""
     unit = 8 if b.order == "col" or b.dtype.bits != 16 else LINE // b.dtype.bytes
-    if c.dtype.kind != "float":
-        raise PlanError(f"c is {c.dtype}, and several sums are combined in f32: store f32, or a narrower float")
     if tile_n % (how.matrices * unit):
         of = f": its {b.order}-major lines fill spans of {LINE} bytes" if unit > 8 else ""
         raise PlanError(

@@ -80,12 +80,17 @@ def halves_of(gated: Combined | None) -> int:
     return HALVES if gated is not None and not gated.separate else 1
 
 
-def check_gated(tile_n: int, split: int, b: Operand, c: Operand) -> None:
-    """Raise PlanError, naming the obstacle, for a problem without a gated kernel."""
-    if b.order != "col":
+def check_sums(how: Combined, b: Operand, c: Operand) -> None:
+    """Raise PlanError, naming the obstacle, for operands of which no kernel combines several sums."""
+    if not how.separate and b.order != "col":
         raise PlanError(f"b is {b}: a gated product takes the weights as one (2H, K) matrix, a 'col' B")
     if c.dtype.kind != "float":
-        raise PlanError(f"c is {c.dtype}, and a gated product is computed in f32: store f32, or a narrower float")
+        what = "several sums are combined" if how.separate else "a gated product is computed"
+        raise PlanError(f"c is {c.dtype}, and {what} in f32: store f32, or a narrower float")
+
+
+def check_gated(tile_n: int, split: int) -> None:
+    """Raise PlanError, naming the obstacle, for a tile without a gated kernel."""
     if tile_n % (unit := HALVES * 8 * split):
         of = f", and K in {split} parts" if split > 1 else ""
         raise PlanError(f"a tile of {tile_n} columns, half of them the gate's{of}: a multiple of {unit}")

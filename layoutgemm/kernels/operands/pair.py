@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...arguments import as_int
 from ...errors import PlanError
@@ -29,9 +29,6 @@ from ..derive import either
 from ..numbers import W
 from ..plan import MAX_COORDINATE, tile_count
 from .combined import Combined
-
-if TYPE_CHECKING:
-    from ..sm90.plan import Sm90Plan
 
 SECOND = "second"  # beside the coordinates of a K tile: whether it is one of the second pair's
 
@@ -90,7 +87,30 @@ def place_in_pairs(tile: W, first_tiles: W, depth: int, choose: Callable[[Any, A
     return {"k": (tile - choose(second, first_tiles, 0)) * depth, SECOND: second}
 
 
-def pair_check(plan: Sm90Plan) -> Check:
+def passes_on(left: W, behind: W) -> Any:
+    """True if a cursor behind a K tile begins the second pair; ints or traced integers alike.
+
+    left    K of the cursor's pair behind the K tile; none or less at the pair's end
+    behind  K of the pair that follows, 0 in the second pair
+
+    >>> passes_on(64, 16), passes_on(-48, 16), passes_on(-48, 0)
+    (False, True, False)
+    """
+    return (left <= 0) & (behind > 0)
+
+
+def _walked(first: int, second: int, depth: int) -> list[tuple[bool, int]]:
+    """(pair, coordinate along K) of each K tile that a cursor visits before nothing of K is left."""
+    left, behind, at, found = first, second, 0, []
+    while left > 0:
+        found.append((behind == 0, at))
+        left, at = left - depth, at + depth
+        if passes_on(left, behind):
+            left, behind, at = behind, 0, 0
+    return found
+
+
+def pair_check(plan: Any) -> Check:
     """Each K tile of either pair is copied once, the first pair's before the second's."""
     depth, witness, cases = plan.tile[2], "", 0
     for first in (1, depth, depth + 1, 3 * depth - 1):
@@ -101,6 +121,8 @@ def pair_check(plan: Sm90Plan) -> Check:
             cases += 1
             if [(x[SECOND], x["k"]) for x in found] != want:
                 witness = witness or f"K = {first} and {second}: the K tiles begin at {found}"
+            if (walked := _walked(first, second, depth)) != want:
+                witness = witness or f"K = {first} and {second}: a cursor visits {walked}"
     statement = (
         f"K tiles of {depth}: those that cover the first pair's K, then those that cover the second's, each once; both "
         "have the same boxes"

@@ -26,9 +26,10 @@ from ..operands.combinations import Asked, check_parts
 from ..operands.combined import Combined
 from ..operands.gated import combination, halves_of
 from ..operands.pair import SecondPair, pair_of
+from ..operands.product import SeveralOperands
 from ..orders import Order, is_symmetric
 from ..partials import PartialResults, ReducingPlan, RowExchange, check_reductions, partials_of
-from ..plan import GemmPlan, PersistentPlan, check_sizes, check_words, launch_bytes, tile_count
+from ..plan import GemmPlan, PersistentPlan, check_sizes, check_words, launch_bytes
 from ..quantized.formats import QuantizedFormat
 from ..store import ROWS, WARPS_OF_GROUP, StorePlan
 from .along_k import AlongK
@@ -48,7 +49,7 @@ from .triangular.operands import Triangles
 
 
 @dataclass(frozen=True)
-class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
+class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
     """C[l, M, N] = A[l, M, K] @ B[l, K, N] on Hopper; see `derive` and Sm90Config.
 
     a, b          the operands: tile of a block, copies (dealt out to the cluster's blocks), descriptors
@@ -379,16 +380,6 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
             return None
         return rows[: int(values[self.ragged.name][-1])] if self.ragged is not None and self.ragged.ends else rows
 
-    @property
-    def numbers_given(self) -> tuple[str, ...]:
-        """Names of the numbers that a launch takes, other than the epilogue's."""
-        return self.gated.numbers if self.gated is not None else ()
-
-    @property
-    def k_tiles(self) -> int:
-        """K tiles of a tile of C, of both pairs."""
-        return sum(tile_count(k, self.tile[2]) for k in (self.k, *([self.pair.k] if self.pair is not None else [])))
-
     def for_any_size(self) -> Sm90Plan:
         """The plan of the same kernel for products of 1x1x1: what the trace sees."""
         plan = super().for_any_size()
@@ -396,40 +387,11 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
         return plan if self.indexed is None else replace(plan, indexed=self.indexed.for_any_size())
 
     @property
-    def further(self) -> dict[str, tuple[OperandPlan, tuple[int, int]]]:
-        """Matrices beyond A and B by name: the operand that each lies as, and its shape."""
-        found = {name: (self.b, (self.k, self.n)) for name, _ in (self.gated.places if self.gated is not None else ())}
-        if self.pair is None:
-            return found
-        of_b = self.pair.k, self.n * self.halves
-        return {**found, "a2": (self.a, (self.m, self.pair.k)), **dict.fromkeys(self.pair.of_b, (self.b, of_b))}
-
-    @property
     def reads_by_name(self) -> bool:
         """True if a run takes operands by name beside an epilogue's: tables, groups, further matrices, the order's."""
         named = self.mainloop is not None or self.groups is not None or bool(self.order.schedule.words)
         named = named or any(part is not None for part in (self.indexed, self.prologue, self.row_sums))
         return named or bool(self.further or self.numbers_given)
-
-    @property
-    def tiles(self) -> tuple[int, int]:
-        """The number of tiles along M and N."""
-        return tile_count(self.m, self.tile_c[0]), tile_count(self.n, self.tile_c[1])
-
-    @property
-    def tile_c(self) -> tuple[int, int]:
-        """Rows and columns of C in a tile: of several sums, their share of the columns that are multiplied."""
-        return self.tile[0], self.tile[1] // self.sums
-
-    @property
-    def sums(self) -> int:
-        """Sums that make one element of C."""
-        return self.gated.matrices if self.gated is not None else 1
-
-    @property
-    def halves(self) -> int:
-        """Columns of B for each column of C: 2 of a gated product, the gate's and the gated."""
-        return halves_of(self.gated)
 
     @property
     def stored(self) -> MmaAtom:

@@ -20,7 +20,7 @@ from ..epilogue.chain import Epilogue
 from ..indexed.rows import IndexedProduct
 from ..operands.combinations import Asked, check_parts, order_parts
 from ..operands.combined import Combined, check_combined, side_by_side
-from ..operands.gated import HALVES, check_gated, halves_of, in_halves
+from ..operands.gated import HALVES, check_gated, check_sums, halves_of, in_halves
 from ..operands.pair import SecondPair
 from ..orders import Order, order_for
 from ..partials import RowExchange, whole_rows
@@ -124,10 +124,12 @@ class Sm90Request(ProductParts, Asked):
             check_types(weights, Operand.parse(given[0]), Operand.parse(given[0] if given[1] is None else given[1]))
         a, b, c = operands(*given)
         check_epilogue(present(asked.epilogue), c)
-        if gated is not None and gated.separate:
-            check_combined(gated, config.tile[1], config.split, b, c)
-        elif gated is not None:
-            check_gated(config.tile[1], config.split, b, c)
+        if gated is not None:
+            check_sums(gated, b, c)
+            if gated.separate:
+                check_combined(gated, config.tile[1], config.split, b)
+            else:
+                check_gated(config.tile[1], config.split)
         if mainloop is not None:
             if isinstance(mainloop, Promoted) and halves_of(gated) > 1:
                 mainloop = mainloop.in_halves(sizes[1], config.tile[1] // HALVES)
