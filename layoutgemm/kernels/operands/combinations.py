@@ -80,7 +80,7 @@ REFUSED: dict[tuple[str, str], str] = {
     ("copied rows", "groups along K"): "its A is read along M, and rows of A are not contiguous",
     ("scattered rows", "groups along K"): "each group has a matrix of C",
     ("main loop", "gathered rows"): f"one warp of the loader copies its numbers, and all four gather; {_COPY}",
-    ("second pair", "gathered rows"): f"the second A's rows are in order, and come by TMA; {_COPY}",
+    ("second pair", "gathered rows"): f"the second A's rows are in order; {_COPY}",
     ("masked groups", "gathered rows"): f"indices are of one matrix of A; {_COPY}",
     ("batch", "gathered rows"): f"indices are of one matrix of A; {_COPY}",
     ("masked groups", "scattered rows"): f"indices are of one matrix of C; {_SCATTER}",
@@ -206,19 +206,22 @@ def order_parts(schedule: Schedule, usual: Schedule) -> tuple[str, ...]:
     return tuple(name for name, there in found.items() if there) or ("other orders",)
 
 
-def refusal(parts: Sequence[str]) -> str:
-    """The reason why two of these parts do not go together; "" where all do.
+SUMS = ("gate", "several B", "second pair")  # parts of kernels without wgmma, too
+
+
+def refusal(parts: Sequence[str], of: Sequence[str] = tuple(PARTS)) -> str:
+    """The reason why two of these parts do not go together; "" where all do, or where neither is one `of` these.
 
     >>> refusal(("prologue", "main loop"))
     'mainloop: no kernel has a main loop that promotes and a prologue: a kernel has one loop over K'
     """
     for (first, other), why in REFUSED.items():
-        if first in parts and other in parts:
+        if first in parts and other in parts and (first in of or other in of):
             return f"{PARTS[first][0]}: no kernel has {PARTS[first][1]} and {PARTS[other][1]}: {why}"
     return ""
 
 
-def check_parts(parts: Sequence[str], batch: int) -> None:
-    """Raise PlanError, naming the first two parts that do not go together and the reason."""
-    if why := refusal(parts):
+def check_parts(parts: Sequence[str], batch: int, of: Sequence[str] = tuple(PARTS)) -> None:
+    """Raise PlanError, naming the first two parts that do not go together and the reason; see `refusal`."""
+    if why := refusal(parts, of):
         raise PlanError(why.replace("batch:", f"batch = {batch}:", 1))

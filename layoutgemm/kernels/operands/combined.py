@@ -234,13 +234,13 @@ def _traced(combine: Callable[..., object] | str, matrices: int, numbers: tuple[
     return Combined.of(lambda gate, up, ops: ACTIVATIONS[combine](gate, ops) * up, matrices, numbers)
 
 
-def check_combined(how: Combined, tile_n: int, split: int, b: Operand) -> None:
-    """Raise PlanError, naming the obstacle, for a tile without a kernel of several sums."""
-    unit = 8 if b.order == "col" or b.dtype.bits != 16 else LINE // b.dtype.bytes
+def check_combined(how: Combined, tile_n: int, split: int, b: Operand, tile: str = "a tile") -> None:
+    """Raise PlanError, naming the obstacle, for a tile without a kernel of several sums; `tile` is its name."""
+    unit = 8 if b.order == "col" else LINE // b.dtype.bytes
     if tile_n % (how.matrices * unit):
         of = f": its {b.order}-major lines fill spans of {LINE} bytes" if unit > 8 else ""
         raise PlanError(
-            f"a tile of {tile_n} columns, of {how.matrices} matrices B: a multiple of {how.matrices} * {unit}{of}"
+            f"{tile} of {tile_n} columns, of {how.matrices} matrices B: a multiple of {how.matrices} * {unit}{of}"
         )
     if tile_n % (how.matrices * 8 * split):
         raise PlanError(

@@ -193,9 +193,7 @@ def words_of_tensors(
         if numbers.stride(0) != 1 and numbers.shape[0] > 1:
             raise OperandError(f"{name} has stride {numbers.stride(0)}: it must be contiguous, stride 1")
         words.append(numbers.data_ptr())
-    further = {name: (placed or {})[name] for name in plan.further}
-    addresses = {name: (lines.data_ptr(), leading) for name, (lines, leading) in further.items()}
-    words += _further_words(plan, addresses, {name: host_number(name, given[name]) for name in plan.numbers_given})
+    words += further_of_tensors(plan, given, placed or {})
     words += order_words(plan, given, device)
     words += rows_of_tensors(plan, given, device)
     words += [present(workspace).data_ptr()] if plan.copies_rows else []
@@ -223,6 +221,17 @@ def _further_of_arrays(plan: IndexedPlan, values: Mapping[str, Any]) -> list[Any
     """The words of further matrices and numbers, with arrays in place of addresses."""
     numbers = {name: float(values[name]) for name in plan.numbers_given}
     return list(_further_words(plan, _further_lines(plan, values), numbers))
+
+
+def further_of_tensors(
+    plan: IndexedPlan, given: Mapping[str, Any], placed: Mapping[str, tuple[torch.Tensor, int]]
+) -> list[int]:
+    """The words of further matrices and numbers on a GPU.
+
+    placed  the plan's further matrices by name: lines as the kernel reads them, and elements from line to line
+    """
+    places = {name: (placed[name][0].data_ptr(), placed[name][1]) for name in plan.further}
+    return list(_further_words(plan, places, {name: host_number(name, given[name]) for name in plan.numbers_given}))
 
 
 def _further_words(
@@ -388,10 +397,8 @@ def _by_name_on_tensors(
     require_gpu(plan, a.device.index)
     _check_rows_given(plan, given)
     further = {name: _placed_tensor(plan, name, given[name]) for name in plan.further}
-    places = {name: (lines.data_ptr(), leading) for name, (lines, leading) in further.items()}
-    numbers = {name: host_number(name, given[name]) for name in plan.numbers_given}
     own = (
-        *_further_words(plan, places, numbers), *order_words(plan, given, a.device),
+        *further_of_tensors(plan, given, further), *order_words(plan, given, a.device),
         *rows_of_tensors(plan, given, a.device),
     )  # fmt: skip
     words = (*own, *[0] * (MAX_WORDS - len(own)))

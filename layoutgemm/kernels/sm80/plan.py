@@ -22,7 +22,7 @@ from ..derive import Operand, OperandSpec, check_pair, refused_output
 from ..epilogue.chain import Epilogue
 from ..indexed.rows import IndexedProduct, IndexedRows, check_rows_lie
 from ..numbers import W
-from ..operands.combinations import Asked, check_parts
+from ..operands.combinations import SUMS, Asked, check_parts
 from ..operands.combined import Combined
 from ..operands.gated import check_sums, combination
 from ..operands.pair import SecondPair, pair_of
@@ -256,11 +256,11 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan):
         a_spec, b_spec, atom = _typed(a, b, target)
         c_spec = _output(c, a_spec, atom, bool(epilogue) or sums is not None)
         check_epilogue(epilogue, c_spec)
-        check_parts(Asked(gated=sums, pair=second, indexed=indexed, weights=weights, batch=batch).parts, batch)
+        check_parts(Asked(gated=sums, pair=second, indexed=indexed, batch=batch).parts, batch, SUMS)
         _check_rows(indexed, (a_spec, c_spec), config, weights, epilogue)
         tile_k = stage_depth(config.tile_k, _STAGE_BYTES_OF_K, a_spec.dtype, atom)
         threads = _checked_threads(config, target)
-        _check_several(sums, second, config)
+        _check_several(sums, second, config, weights)
         vectors = _vectors(config.align, (a_spec, b_spec, c_spec))
         a_plan = derive_operand("A", a_spec, config.tile[0], tile_k, config.warps[0], threads, vectors[0], atom)
         b_plan: OperandOfB
@@ -419,10 +419,14 @@ def _checked_threads(config: Sm80Config, target: Arch) -> int:
     return threads
 
 
-def _check_several(sums: Combined | None, pair: SecondPair | None, config: Sm80Config) -> None:
+def _check_several(
+    sums: Combined | None, pair: SecondPair | None, config: Sm80Config, weights: QuantizedFormat | None
+) -> None:
     """Raise PlanError for a configuration whose warps cannot hold the sums, or that cannot load the matrices."""
     if sums is None and pair is None:
         return
+    if weights is not None:
+        raise PlanError("gated and pair: packed weights are one matrix B; leave weights out, or multiply twice")
     if config.loads != "cp.async":
         raise PlanError(f"loads = {shown(config.loads)}: several matrices come by cp.async, loads='cp.async'")
     if pair is not None and config.persistent:
