@@ -72,7 +72,6 @@ def drawn(made: Any) -> tuple[list[np.ndarray], dict[str, Any], np.ndarray]:
 
     a, b = cast(matrix(made.m, made.k)), cast(matrix(made.k, made.n * made.halves))
     given: dict[str, Any] = {name: cast(matrix(*shape)) for name, (_, shape) in made.further.items()}
-    firsts = [b, *[given[name] for name in given if name.startswith("b") and given[name].shape == b.shape]]
     firsts = [b, *[given[name] for name, _ in (made.gated.places if made.gated else ())]]
     sums = [a.astype(np.float64) @ x for x in firsts]
     if made.pair is not None:

@@ -53,7 +53,7 @@ def places(layout: Layout, *axes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np
 
 def execute_sm100(
     plan: Sm100Plan, a: GlobalMatrix, b: GlobalMatrix, progress: Progress | None = None, clusters: int = CLUSTERS,
-    given: Mapping[str, object] | None = None,
+    given: Mapping[str, Any] | None = None,
 ) -> Values:  # fmt: skip
     """C as a float32 array, rounded to the plan's output type: (M, N) or (batch, M, N).
 
@@ -97,7 +97,7 @@ class _Group:
 
     def __init__(
         self, plan: Sm100Plan, a: GlobalMatrix, b: GlobalMatrix, c: Output, reads: OnHost | None,
-        given: Mapping[str, object],
+        given: Mapping[str, Any],
     ) -> None:  # fmt: skip
         self.plan, self.a, self.b, self.c, self.reads, self.given = plan, a, b, c, reads, given
         self.blocks = [_PairBlock(plan, rank) for rank in range(plan.blocks)]

@@ -276,6 +276,7 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan):
         orders = a_plan.mn_order, b_plan.mn_order
         if sums is not None:
             check_sums(sums, b_spec, c_spec)
+            assert isinstance(b_plan, Sm80Operand), b_plan  # packed weights are refused above
             b_plan = replace(b_plan, beside=SideBySide(config.tile[1], sums.matrices, config.warps[1]))
         columns = config.tile[1] // (config.warps[1] * (1 if sums is None else sums.matrices))
         store = Sm80Store.derive(atom, columns, c_spec, vectors[2], orders, config.stmatrix)

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy as shallow_copy
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import cutlass
 import cutlass.cute as cute
@@ -51,7 +51,6 @@ class _TileCopies(Protocol):
 
     @property
     def step(self) -> Int64: ...
-    def switched(self, matrices: Sequence[Int64], pitches: Sequence[Int64], start: Int32) -> _TileCopies: ...
     def work(self, stage: cute.Pointer, offset: Int64, left: Int32) -> list[Callable[[], None]]: ...
     def issue(self, stage: cute.Pointer, offset: Int64, left: Int32) -> None: ...
 
@@ -189,9 +188,9 @@ class Sm80GemmKernel(TileEntry):
 
     @cute.jit
     def next_k_tile(
-        self, copy_a: _TileCopies, copy_b: _TileCopies, ahead: tuple[Int32, Int64, Int64, Int32],
+        self, copy_a: Any, copy_b: Any, ahead: tuple[Int32, Int64, Int64, Int32],
         corner: tuple[Int32, Int32], n: Int32, words: tuple[Int64, ...],
-    ) -> tuple[_TileCopies, _TileCopies, tuple[Int32, Int64, Int64, Int32]]:  # fmt: skip
+    ) -> tuple[Any, Any, tuple[Int32, Int64, Int64, Int32]]:  # fmt: skip
         """The cursor's next K tile: behind the first pair's last one, the first one of the second pair.
 
         corner  first row and column of the tile of C
@@ -364,7 +363,7 @@ def next_stage(offset: Int32, pitch: int, stages: int) -> Int32:
 class Copies(ampere.LoopCarried):
     """A thread's copies of one operand's tiles: where they come from, where they go, and how many bytes are there."""
 
-    held = ("anchors", "bases", "rooms", "others")
+    held: tuple[str, ...] = ("anchors", "bases", "rooms", "others")
 
     def __init__(
         self, operand: Sm80Operand, first: int, thread: Int32, matrix: Int64, pitch: Int64, start: Int32, extent: Int32,
@@ -485,7 +484,8 @@ class SeveralCopies(Copies):
         start: Int32, extent: Int32,
     ):  # fmt: skip
         """See `Copies`; `matrices` and `pitches` are those of all matrices."""
-        self.matrices, self.pitches, self.steps = list(matrices), list(pitches), []
+        self.matrices, self.pitches = list(matrices), list(pitches)
+        self.steps: list[Int64] = []
         super().__init__(operand, first, thread, matrices[0], pitches[0], start, extent, Int32(0))
 
     def lines(self, start: Int32) -> tuple[list[Int64], list[Int32]]:
