@@ -14,7 +14,9 @@ from layoutgemm import matmul
 from layoutgemm.errors import OperandError
 from layoutgemm.kernels.epilogue.chain import ColumnReduce, Epilogue, RowReduce
 from layoutgemm.torch_op.composed import plans
+from layoutgemm.torch_op.composed import product as composed
 from layoutgemm.torch_op.indexed import product as indexed
+from layoutgemm.torch_op.operands import several
 from tests.torch_op.emulated_launches import launches_are_emulated
 from tests.torch_op.test_composed import CASES, CAUSAL, TILE, A, drawn
 
@@ -70,6 +72,23 @@ def test_mma_sync_multiplies_several_matrices(name: str, hopper: list[Any], monk
     assert [type(plan).__name__ for plan in hopper] == ["Sm80Plan"]
     monkeypatch.undo()
     torch.testing.assert_close(found, call(*operands), rtol=2**-7, atol=2**-7)
+
+
+@needs.DSL
+@needs.C_COMPILER
+@pytest.mark.dsl
+def test_mma_sync_has_a_function_of_products_alone(hopper: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (plans, several, composed):
+        monkeypatch.setattr(module, "target", lambda index: ("sm_80", 163 << 10))
+    monkeypatch.setattr(several, "on_gpu", lambda index: True)
+    b, up, out = drawn(64, 72), drawn(64, 72), torch.empty(2, 68, 72).bfloat16()
+    x = A.reshape(2, 68, 64)
+    assert matmul(x, (b, up), combine="silu", out=out) is out
+    found = matmul((A, A), (b, up), bias=drawn(72))
+    assert [type(plan).__name__ for plan in hopper] == ["Sm80Plan"] * 2
+    monkeypatch.undo()
+    torch.testing.assert_close(out, matmul(x, (b, up), combine="silu"), rtol=2**-7, atol=2**-7)
+    assert found.shape == (136, 72)
 
 
 def statistics(keys: Any) -> Any:

@@ -9,10 +9,13 @@ On the CPU the plan is derived too: what no kernel computes is refused there as 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 
 from ...errors import OperandError
 from ...kernels.indexed.rows import OUT_ROWS, ROWS
+from ...kernels.operands.combined import Combined
 from ...kernels.orders import clusters_of_plan, schedule_of
 from ...kernels.plan import MAX_WORDS, present
 from ...kernels.run.epilogue_operands import (
@@ -34,12 +37,12 @@ from ..epilogue import finish_of, readable_gate, reference_of
 from ..indexed.torch_rows import gathered, scattered
 from ..launch import DirectLaunch, fill, note_list, note_target, note_workspace, raw_stream
 from ..operands.pairs import computed_pairs
-from ..operands.several import TorchMath
+from ..operands.several import BY_MMA_SYNC, TorchMath
 from ..prepared import Config, mark_written, on_gpu, target
 from ..prologue.product import function_of
 from ..reference import exact, rounded
 from .checks import ComposedCall, epilogue_of, further_operands
-from .parts import BIAS, ROW_WEIGHTS
+from .parts import BIAS, ROW_WEIGHTS, AskedParts, parts_of_text, parts_text
 from .plans import Plan, ReadyPlan, check_mirror, ready_plan, visited
 
 
@@ -237,3 +240,20 @@ def _words(
     given = {**order, **{name: call.values[name] for name in names}, **{name: further[name] for name in plan.further}}
     found = words_of_tensors(plan, given, device, placed, rows)
     return (*own, *found[: MAX_WORDS - len(own)])
+
+
+def _combined(
+    a: torch.Tensor, matrices: Sequence[torch.Tensor], how: Combined, numbers: Mapping[str, float],
+    kind: torch.dtype, config: Config | None, out: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """A function of several products alone, on a GPU without wgmma. Raises OperandError for a configuration."""
+    lines = a.reshape(-1, a.shape[-1])
+    parts = parts_of_text(parts_text(AskedParts(combine=how), len(matrices), (), tuple(numbers)))
+    sizes = int(lines.shape[0]), int(matrices[0].shape[1])
+    call = ComposedCall([lines], list(matrices), parts, dict(numbers), kind, sizes, sizes[0])
+    flat = None if out is None or not out.is_contiguous() else out.view(sizes)
+    value = computed(call, config, flat).reshape(*a.shape[:-1], sizes[1])
+    return value if out is None else out if flat is not None else out.copy_(value)
+
+
+BY_MMA_SYNC.append(_combined)
