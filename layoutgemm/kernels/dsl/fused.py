@@ -11,13 +11,15 @@ from typing import Any, Protocol
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64
+from cutlass import Boolean, Float32, Int32, Int64, Numeric
 
 from ...dtypes import f32
 from ..derive import Operand
 from ..epilogue.chain import Epilogue, EpilogueOperand, Quantize, ReductionStep
 from ..epilogue.reductions import by_halves
+from ..operands.product import SeveralOperands
 from ..partials import PartialResults, RowExchange
+from ..plan import present
 from . import bridge
 from . import math as element
 from .reductions import BlockReductions
@@ -288,6 +290,12 @@ class Element:
         return self.pair.random(name, self.e)
 
 
+class _Registers(Protocol):
+    """Values by their numbers."""
+
+    def __getitem__(self, v: int) -> Numeric: ...
+
+
 class CombinedSums:
     """An accumulator of several sums as the one that is stored: its value v is of values v, v + count, ...
 
@@ -295,8 +303,10 @@ class CombinedSums:
     fused  the epilogue, some steps of which may be of each sum
     """
 
-    def __init__(self, plan: Any, job: bridge.Carried, accumulator: Any, fused: FusedBlock | None, count: int):
-        self.gated, self.accumulator, self.fused = plan.gated, accumulator, fused
+    def __init__(
+        self, plan: SeveralOperands, job: bridge.Carried, accumulator: _Registers, fused: FusedBlock | None, count: int
+    ):
+        self.gated, self.accumulator, self.fused = present(plan.gated), accumulator, fused
         self.count, self.sums = count, plan.sums
         self.math = element.ElementMath(plan.c.dtype.bits > 16, plan.c.dtype.mantissa <= 8)
         self.numbers = {name: element.number(getattr(job.given, name), f32) for name in self.gated.numbers}

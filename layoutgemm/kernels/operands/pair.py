@@ -27,7 +27,7 @@ from ...errors import PlanError
 from ...report import Check
 from ..derive import either
 from ..numbers import W
-from ..plan import MAX_COORDINATE, tile_count
+from ..plan import MAX_COORDINATE, GemmPlan, tile_count
 from .combined import Combined
 
 SECOND = "second"  # beside the coordinates of a K tile: whether it is one of the second pair's
@@ -87,7 +87,7 @@ def place_in_pairs(tile: W, first_tiles: W, depth: int, choose: Callable[[Any, A
     return {"k": (tile - choose(second, first_tiles, 0)) * depth, SECOND: second}
 
 
-def passes_on(left: Any, behind: Any) -> Any:
+def passes_on(left: Any, behind: Any) -> bool:
     """True if a cursor behind a K tile begins the second pair; ints or traced integers alike.
 
     left    K of the cursor's pair behind the K tile; none or less at the pair's end
@@ -96,7 +96,8 @@ def passes_on(left: Any, behind: Any) -> Any:
     >>> passes_on(64, 16), passes_on(-48, 16), passes_on(-48, 0)
     (False, True, False)
     """
-    return (left <= 0) & (behind > 0)
+    found: bool = (left <= 0) & (behind > 0)
+    return found
 
 
 def _walked(first: int, second: int, depth: int) -> list[tuple[bool, int]]:
@@ -110,7 +111,7 @@ def _walked(first: int, second: int, depth: int) -> list[tuple[bool, int]]:
     return found
 
 
-def pair_check(plan: Any) -> Check:
+def pair_check(plan: GemmPlan) -> Check:
     """Each K tile of either pair is copied once, the first pair's before the second's."""
     depth, witness, cases = plan.tile[2], "", 0
     for first in (1, depth, depth + 1, 3 * depth - 1):

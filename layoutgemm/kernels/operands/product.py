@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from ...layouts import Layout
+from ..derive import Operand
 from ..numbers import W
 from ..plan import tile_count
 from .combined import Combined
@@ -43,11 +44,11 @@ class SideBySide:
         """(column of a matrix's tile, matrix) -> row of B's tile."""
         return Layout(((self.share, self.parts), self.matrices), ((1, self.share * self.matrices), self.share))
 
-    def row(self, column: W, matrix: W) -> Any:
+    def row(self, column: W, matrix: W) -> W:
         """The row of B's tile that holds a column of a matrix."""
         return self.layout(column, matrix)
 
-    def source(self, row: W) -> tuple[Any, Any]:
+    def source(self, row: W) -> tuple[W, W]:
         """(column, matrix) of a row of B's tile: the inverse of `row`."""
         inside = row % (self.share * self.matrices)
         return row // (self.share * self.matrices) * self.share + inside % self.share, inside // self.share
@@ -59,8 +60,9 @@ class SeveralOperands:
     m: int
     n: int
     k: int
-    a: Any
-    b: Any
+    a: object
+    b: object
+    c: Operand
     tile: tuple[int, int, int]
     gated: Combined | None
     pair: SecondPair | None

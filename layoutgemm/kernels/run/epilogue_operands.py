@@ -224,7 +224,7 @@ def _further_of_arrays(plan: IndexedPlan, values: Mapping[str, Any]) -> list[Any
 
 
 def further_of_tensors(
-    plan: IndexedPlan, given: Mapping[str, Any], placed: Mapping[str, tuple[torch.Tensor, int]]
+    plan: IndexedPlan, given: Mapping[str, object], placed: Mapping[str, tuple[torch.Tensor, int]]
 ) -> list[int]:
     """The words of further matrices and numbers on a GPU.
 
@@ -405,7 +405,7 @@ def _by_name_on_tensors(
     return launch(plan, resolved(a.detach()), resolved(b.detach()), out, "", copy, words)
 
 
-def _placed_tensor(plan: Sm80Plan | Sm100Plan, name: str, x: Any) -> tuple[torch.Tensor, int]:
+def _placed_tensor(plan: Sm80Plan | Sm100Plan, name: str, x: torch.Tensor) -> tuple[torch.Tensor, int]:
     """(lines, leading) of a further matrix, read in place. Raises OperandError for one that does not fit."""
     operand, shape = plan.further[name]
     if str(getattr(x, "dtype", type(x).__name__)) != str(torch_type(operand.dtype)) or tuple(x.shape) != shape:

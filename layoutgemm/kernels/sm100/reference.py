@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +52,7 @@ def places(layout: Layout, *axes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np
 
 def execute_sm100(
     plan: Sm100Plan, a: GlobalMatrix, b: GlobalMatrix, progress: Progress | None = None, clusters: int = CLUSTERS,
-    given: Mapping[str, Any] | None = None,
+    given: Mapping[str, object] | None = None,
 ) -> Values:  # fmt: skip
     """C as a float32 array, rounded to the plan's output type: (M, N) or (batch, M, N).
 
@@ -97,15 +96,16 @@ class _Group:
 
     def __init__(
         self, plan: Sm100Plan, a: GlobalMatrix, b: GlobalMatrix, c: Output, reads: OnHost | None,
-        given: Mapping[str, Any],
+        given: Mapping[str, object],
     ) -> None:  # fmt: skip
         self.plan, self.a, self.b, self.c, self.reads, self.given = plan, a, b, c, reads, given
         self.blocks = [_PairBlock(plan, rank) for rank in range(plan.blocks)]
-        further = [name for name, _ in plan.gated.places] if plan.gated is not None else []
-        self.pairs = [({"A": [a], "B": self._halves([b, *[given[name] for name in further]])}, plan.k)]
+        further = {name: x for name, x in given.items() if isinstance(x, GlobalMatrix)}
+        of_b = [further[name] for name, _ in plan.gated.places] if plan.gated is not None else []
+        self.pairs = [({"A": [a], "B": self._halves([b, *of_b])}, plan.k)]
         if plan.pair is not None:
-            second: Any = [given[name] for name in plan.pair.of_b]
-            self.pairs.append(({"A": [given["a2"]], "B": self._halves(second)}, plan.pair.k))
+            second = [further[name] for name in plan.pair.of_b]
+            self.pairs.append(({"A": [further["a2"]], "B": self._halves(second)}, plan.pair.k))
         self.loaded = 0  # k tiles so far, over all output tiles
 
     def _halves(self, matrices: list[GlobalMatrix]) -> list[GlobalMatrix]:

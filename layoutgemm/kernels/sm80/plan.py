@@ -244,46 +244,35 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan):
         target = arch_named(arch)
         check_range(PlanError, MAX_COORDINATE, f"it is 1 to {MAX_COORDINATE}", m=m, n=n, k=k)
         check_range(PlanError, MAX_BATCH, f"it is 1 to {MAX_BATCH}", batch=batch)
-        if config.persistent and batch > 1:
-            raise PlanError(f"batch = {batch}: a persistent kernel multiplies one pair of matrices")
         if weights is not None:
             b = _like(a) if b is None else b
             check_packed(weights, (k, batch), config, (Operand.parse(a), Operand.parse(b)), epilogue)
             config = replace(config, tile_k=config.tile_k or UNIT_K)
-        sums = combination(gated)
-        second = pair_of(pair, sums)
+        second = pair_of(pair, sums := combination(gated))
         epilogue = Epilogue.of(epilogue, gated=sums is not None)
         a_spec, b_spec, atom = _typed(a, b, target)
         c_spec = _output(c, a_spec, atom, bool(epilogue) or sums is not None)
         check_epilogue(epilogue, c_spec)
-        check_parts(Asked(gated=sums, pair=second, indexed=indexed, batch=batch).parts, batch, SUMS)
         _check_rows(indexed, (a_spec, c_spec), config, weights, epilogue)
         tile_k = stage_depth(config.tile_k, _STAGE_BYTES_OF_K, a_spec.dtype, atom)
-        threads = _checked_threads(config, target)
-        _check_several(sums, second, config, weights)
+        threads = _checked_threads(config, target, batch)
+        _check_several(Asked(gated=sums, pair=second, indexed=indexed, batch=batch, weights=weights), config)
         vectors = _vectors(config.align, (a_spec, b_spec, c_spec))
-        a_plan = derive_operand("A", a_spec, config.tile[0], tile_k, config.warps[0], threads, vectors[0], atom)
+        (tile_m, tile_n), (along_m, along_n) = config.tile, config.warps
+        a_plan = derive_operand("A", a_spec, tile_m, tile_k, along_m, threads, vectors[0], atom)
         b_plan: OperandOfB
         if weights is None:
-            b_plan = derive_operand("B", b_spec, config.tile[1], tile_k, config.warps[1], threads, vectors[1], atom)
+            b_plan = derive_operand("B", b_spec, tile_n, tile_k, along_n, threads, vectors[1], atom)
             if config.loads == "tma":
-                target.require("cp.async.bulk.tensor", "loads='tma'")
                 a_plan, b_plan = by_tensor_copy(a_plan, batch), by_tensor_copy(b_plan, batch)
+            b_plan = _beside(b_plan, sums, (b_spec, c_spec))
         else:
-            b_plan = packed_b(weights, b_spec, (config.tile[1], tile_k), config.warps[1], threads, atom)
-        if config.stmatrix:
-            target.require("stmatrix", "stmatrix=True")
+            b_plan = packed_b(weights, b_spec, (tile_n, tile_k), along_n, threads, atom)
+        columns = tile_n // (along_n * (1 if sums is None else sums.matrices))
         orders = a_plan.mn_order, b_plan.mn_order
-        if sums is not None:
-            check_sums(sums, b_spec, c_spec)
-            assert isinstance(b_plan, Sm80Operand), b_plan  # packed weights are refused above
-            b_plan = replace(b_plan, beside=SideBySide(config.tile[1], sums.matrices, config.warps[1]))
-        columns = config.tile[1] // (config.warps[1] * (1 if sums is None else sums.matrices))
         store = Sm80Store.derive(atom, columns, c_spec, vectors[2], orders, config.stmatrix)
         stages, smem = _ring(target, a_plan, b_plan, store, config)
-        schedule = _schedule(order, (config.tile[0], columns * config.warps[1]), config, (m, n))
-        if weights is not None and schedule.words:
-            raise PlanError(f"order = {schedule}: a launch of packed weights has no words of an order; take a formula")
+        schedule = _schedule(order, (tile_m, columns * along_n), config, (m, n), weights)
         made = cls(
             m=m, n=n, k=k, batch=batch, arch=target, a=a_plan, b=b_plan, c=c_spec, mma=atom, indexed=indexed,
             tile=(*config.tile, tile_k), stages=stages, warps=config.warps, store=store,
@@ -405,10 +394,16 @@ def _check_rows(
         raise PlanError(f"loads = {shown(config.loads)}: rows of A are gathered by cp.async, loads='cp.async'")
 
 
-def _checked_threads(config: Sm80Config, target: Arch) -> int:
+def _checked_threads(config: Sm80Config, target: Arch, batch: int) -> int:
     """Threads of a block; raises PlanError for too many, and for warps among which the tile cannot be divided."""
     warps = config.warps[0] * config.warps[1]
     threads = 32 * warps
+    if config.persistent and batch > 1:
+        raise PlanError(f"batch = {batch}: a persistent kernel multiplies one pair of matrices")
+    if config.loads == "tma":
+        target.require("cp.async.bulk.tensor", "loads='tma'")
+    if config.stmatrix:
+        target.require("stmatrix", "stmatrix=True")
     if threads > target.threads_per_block:
         raise PlanError(f"{warps} warps are {threads} threads; a block has up to {target.threads_per_block}")
     for what, extent, count in (("M", config.tile[0], config.warps[0]), ("N", config.tile[1], config.warps[1])):
@@ -420,14 +415,14 @@ def _checked_threads(config: Sm80Config, target: Arch) -> int:
     return threads
 
 
-def _check_several(
-    sums: Combined | None, pair: SecondPair | None, config: Sm80Config, weights: QuantizedFormat | None
-) -> None:
+def _check_several(asked: Asked, config: Sm80Config) -> None:
     """Raise PlanError for a configuration whose warps cannot hold the sums, or that cannot load the matrices."""
+    sums, pair = asked.gated, asked.pair
     if sums is None and pair is None:
         return
-    if weights is not None:
+    if asked.weights is not None:
         raise PlanError("gated and pair: packed weights are one matrix B; leave weights out, or multiply twice")
+    check_parts(asked.parts, asked.batch, SUMS)
     if config.loads != "cp.async":
         raise PlanError(f"loads = {shown(config.loads)}: several matrices come by cp.async, loads='cp.async'")
     if pair is not None and config.persistent:
@@ -438,6 +433,14 @@ def _check_several(
             f"warp takes a multiple of 16 of each, {config.tile[1]} = {config.tile[1] // unit}*{unit} + "
             f"{config.tile[1] % unit}"
         )
+
+
+def _beside(b: Sm80Operand, sums: Combined | None, operands: tuple[Operand, Operand]) -> Sm80Operand:
+    """B's tile with columns of several matrices; `operands`: B and C. Raises PlanError for others."""
+    if sums is None:
+        return b
+    check_sums(sums, *operands)
+    return replace(b, beside=SideBySide(b.smem.extent[0], sums.matrices, b.warps))
 
 
 def _vectors(align: tuple[int, int, int], specs: tuple[Operand, Operand, Operand]) -> list[int]:
@@ -472,13 +475,19 @@ def _way_to(c: str, a: str, whole: bool, fused: bool) -> str:
     return ""
 
 
-def _schedule(order: Order | None, tile: tuple[int, int], config: Sm80Config, sizes: tuple[int, int]) -> Schedule:
+def _schedule(
+    order: Order | None, tile: tuple[int, int], config: Sm80Config, sizes: tuple[int, int],
+    weights: QuantizedFormat | None,
+) -> Schedule:  # fmt: skip
     """The order of tiles of M and N; raises PlanError for too many tiles, and an order that this kernel has not."""
     m, n = sizes
     across = tile_count(m, tile[0]), tile_count(n, tile[1])
     if (tiles := across[0] * across[1]) > MAX_COORDINATE:
         raise PlanError(f"{m}x{n} in tiles of {tile} are {tiles} tiles; a grid holds 2**31 - 1 blocks")
-    return unmirrored(order, Grouped(config.along, config.group), tile, across, "sm_80's kernel")
+    found = unmirrored(order, Grouped(config.along, config.group), tile, across, "sm_80's kernel")
+    if weights is not None and found.words:
+        raise PlanError(f"order = {found}: a launch of packed weights has no words of an order; take a formula")
+    return found
 
 
 def _ring(target: Arch, a: Sm80Operand, b: OperandOfB, store: Sm80Store, config: Sm80Config) -> tuple[int, Sm80Smem]:

@@ -105,6 +105,10 @@ class Sm100GemmKernel(GemmEntry):
         """Host side: the tensor map of matrix `name`, "a", "b" or "c"."""
         return bridge.encode_tensor_map(tma, address, extents, *pitches)
 
+    def host_given(self, words: Sequence[Int64]) -> bridge.Carried:
+        """Host side: the plan's words by name."""
+        return bridge.Carried(**dict(zip(self.plan.words, words, strict=True)))
+
     def encoded_b(
         self, first: tuple[Int64, Sequence[Int64]], extents: Mapping[str, Int32], words: Sequence[Int64],
         names: Sequence[str] | None = None,
@@ -114,7 +118,7 @@ class Sm100GemmKernel(GemmEntry):
         first  address and pitches of the first
         names  of further ones; default those of the plan's function
         """
-        plan, given = self.plan, self.given(words)
+        plan, given = self.plan, self.host_given(words)
         (address, pitches), size = first, self.plan.b.dtype.bytes
         if names is None:
             names = [name for name, _ in plan.gated.places] if plan.gated is not None else []
@@ -127,7 +131,7 @@ class Sm100GemmKernel(GemmEntry):
 
     def encoded_second(self, extents: Mapping[str, Int32], words: Sequence[Int64]) -> list[bridge.TensorMap]:
         """Host side: the tensor maps of the second pair, A2 and the matrices that it multiplies."""
-        pair, given = present(self.plan.pair), self.given(words)
+        pair, given = present(self.plan.pair), self.host_given(words)
         extents = {**extents, "k": Int32(given.k2)}
         map_a = self.encoded("a2", self.plan.a.tma, given.a2, extents, [given.lda2], words)
         first, *others = pair.of_b
@@ -140,7 +144,7 @@ class Sm100GemmKernel(GemmEntry):
 
     def given(self, words: Sequence[Int64]) -> bridge.Carried:
         """The kernel's words by name."""
-        return bridge.Carried(**dict(zip(self.plan.words, words, strict=True)))
+        return self.host_given(words)
 
     @cute.kernel
     def kernel(

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy as shallow_copy
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import cutlass
 import cutlass.cute as cute
@@ -188,9 +188,9 @@ class Sm80GemmKernel(TileEntry):
 
     @cute.jit
     def next_k_tile(
-        self, copy_a: Any, copy_b: Any, ahead: tuple[Int32, Int64, Int64, Int32],
+        self, copy_a: Copies, copy_b: Copies, ahead: tuple[Int32, Int64, Int64, Int32],
         corner: tuple[Int32, Int32], n: Int32, words: tuple[Int64, ...],
-    ) -> tuple[Any, Any, tuple[Int32, Int64, Int64, Int32]]:  # fmt: skip
+    ) -> tuple[Copies, Copies, tuple[Int32, Int64, Int64, Int32]]:  # fmt: skip
         """The cursor's next K tile: behind the first pair's last one, the first one of the second pair.
 
         corner  first row and column of the tile of C
