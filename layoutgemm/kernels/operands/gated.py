@@ -20,8 +20,10 @@ from typing import Any, TypeVar
 from ...atoms import TmaPlan
 from ...errors import PlanError, TmaError
 from ..derive import Operand, OperandPlan
+from ..epilogue.chain import Epilogue
 from ..epilogue.steps import ACTIVATIONS, check_activation
 from .combined import Combined
+from .pair import SecondPair
 
 HALF = "half"  # the dimension of a tensor map: 0 for the gate's columns of B, 1 for those that it multiplies
 HALVES = 2
@@ -78,6 +80,21 @@ def halves_of(gated: Combined | None) -> int:
     (2, 1)
     """
     return HALVES if gated is not None and not gated.separate else 1
+
+
+def epilogue_behind(how: Combined | None, given: object) -> Epilogue:
+    """The epilogue of an argument beside that function of sums. Raises PlanError for steps of sums that have none.
+
+    >>> epilogue_behind(None, Bias()) == Epilogue(Bias())
+    True
+    """
+    if how is not None and how.separate and isinstance(given, Epilogue) and given.sums:
+        of_b = ", ".join(SecondPair(1, how.matrices).of_b)
+        raise PlanError(
+            f"sums = {given.sums}: steps of each sum precede a gate of one matrix [gate | up]. Of several matrices B a "
+            f"second pair adds a bias to each: pair = 1, a2 of (M, 1) ones, {of_b} of (1, N)"
+        )
+    return Epilogue.of(given, halves_of(how) > 1)
 
 
 def check_sums(how: Combined, b: Operand, c: Operand) -> None:

@@ -25,7 +25,7 @@ from ..epilogue.chain import Epilogue
 from ..indexed.rows import IndexedProduct, IndexedRows
 from ..operands.combinations import SUMS, Asked, check_parts
 from ..operands.combined import Combined, check_combined, side_by_side
-from ..operands.gated import check_sums, combination
+from ..operands.gated import check_sums, combination, epilogue_behind
 from ..operands.pair import SecondPair, pair_of
 from ..operands.product import SeveralOperands, SideBySide
 from ..orders import Order, unmirrored
@@ -227,7 +227,7 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan):
         check_sizes(m=m, n=n, k=k, batch=batch)
         sums = combination(gated)
         second = pair_of(pair, sums)
-        epilogue = Epilogue.of(epilogue, gated=sums is not None)
+        epilogue = epilogue_behind(sums, epilogue)
         target = arch_named(arch)
         target.require("tcgen05", "this kernel")
         a_spec, b_spec, c_spec = _typed(a, b, c)

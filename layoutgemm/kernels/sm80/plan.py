@@ -24,7 +24,7 @@ from ..indexed.rows import IndexedProduct, IndexedRows, check_rows_lie
 from ..numbers import W
 from ..operands.combinations import SUMS, Asked, check_parts
 from ..operands.combined import Combined
-from ..operands.gated import check_sums, combination
+from ..operands.gated import check_sums, combination, epilogue_behind
 from ..operands.pair import SecondPair, pair_of
 from ..operands.product import SeveralOperands, SideBySide
 from ..orders import Order, unmirrored
@@ -249,7 +249,7 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan):
             check_packed(weights, (k, batch), config, (Operand.parse(a), Operand.parse(b)), epilogue)
             config = replace(config, tile_k=config.tile_k or UNIT_K)
         second = pair_of(pair, sums := combination(gated))
-        epilogue = Epilogue.of(epilogue, gated=sums is not None)
+        epilogue = epilogue_behind(sums, epilogue)
         a_spec, b_spec, atom = _typed(a, b, target)
         c_spec = _output(c, a_spec, atom, bool(epilogue) or sums is not None)
         check_epilogue(epilogue, c_spec)

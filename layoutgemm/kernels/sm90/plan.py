@@ -24,7 +24,7 @@ from ..indexed.rows import IndexedRows
 from ..numbers import W
 from ..operands.combinations import Asked, check_parts
 from ..operands.combined import Combined
-from ..operands.gated import combination, halves_of
+from ..operands.gated import combination, epilogue_behind
 from ..operands.pair import SecondPair, pair_of
 from ..operands.product import SeveralOperands
 from ..orders import Order, is_symmetric
@@ -248,7 +248,7 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
         how = combination(gated)
         asked = Asked(
             how, mainloop, ragged, along_k, pair_of(pair, how), indexed, prologue, weights, experts, shards,
-            triangles, Epilogue.of(epilogue, halves_of(how) > 1), batch,
+            triangles, epilogue_behind(how, epilogue), batch,
             is_symmetric(order), row_sums,
         )  # fmt: skip
         check_parts(asked.parts, batch)
