@@ -85,7 +85,7 @@ def halves_of(gated: Combined | None) -> int:
 def epilogue_behind(how: Combined | None, given: object) -> Epilogue:
     """The epilogue of an argument beside that function of sums. Raises PlanError for steps of sums that have none.
 
-    >>> epilogue_behind(None, Bias()) == Epilogue(Bias())
+    >>> epilogue_behind(None, None) == Epilogue()
     True
     """
     if how is not None and how.separate and isinstance(given, Epilogue) and given.sums:
