@@ -13,7 +13,8 @@ F = TypeVar("F", bound=Callable[..., object])
 
 _MADE_BEFORE = (
     "epilogues, prologues, layouts and configurations of layoutgemm are made before the compiled function is called; "
-    "epilogues and prologues also in a function marked by torch.compiler.assume_constant_result"
+    "epilogues and prologues also by Epilogue.named, by from_json, or in a function marked by "
+    "torch.compiler.assume_constant_result"
 )
 
 

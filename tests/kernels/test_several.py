@@ -150,7 +150,11 @@ REFUSED = [
     ),
     ("sm_80", {"gated": SWIGLU, "c": "i32", "a": "i8", "b": "i8"}, "c is i32, and several sums are combined in f32"),
     ("sm_80", {"gated": "silu", "b": "bf16"}, "b is bf16 row-major: a gated product takes the weights as one"),
-    ("sm_80", {"gated": THREE, "epilogue": Epilogue(Bias(), sums=1)}, "sums = 1: .* pair = 1, a2 of .* ones, b3, b4, b5"),
+    (
+        "sm_80",
+        {"gated": THREE, "epilogue": Epilogue(Bias(), sums=1)},
+        "sums = 1: .* pair = 1, a2 of .* ones, b3, b4, b5",
+    ),
     ("sm_100a", {"gated": SWIGLU, "epilogue": Epilogue(Bias(), sums=1)}, "sums = 1: steps of each sum precede a gate"),
     ("sm_80", {"pair": 16, "config": replace(BY_MMA, persistent=True)}, "pair: copies of a persistent kernel run on"),
     (
