@@ -485,7 +485,7 @@ class _Cluster:
                     self._fill(store, block.smem, address + chunk.offset, chunk, owner, bits)
                 for chunk in round_.chunks:
                     if plan.scatters:
-                        first = row + owner * WARP_ROWS, column + chunk.column
+                        first = row + owner * WARP_ROWS, column + chunk.column, block.origin["l"]
                         scatter_chunk(
                             plan, self.given, self.c, chunk, first, self.end, block.smem, address + chunk.offset
                         )

@@ -57,7 +57,7 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         """Packed weights have no tensor map."""
         return []
 
-    def kernel_words(self, words: Sequence[Int64], a: Int64, lda: Int64) -> Sequence[Int64]:
+    def kernel_words(self, words: Sequence[Int64], a: Int64, pitches: tuple[Int64, Int64]) -> Sequence[Int64]:
         """The epilogue's words, then the address of the packed weights."""
         return (*words, a)
 
