@@ -101,7 +101,7 @@ def passes_on(left: Any, behind: Any) -> bool:
 
 
 def _walked(first: int, second: int, depth: int) -> list[tuple[bool, int]]:
-    """(pair, coordinate along K) of each K tile that a cursor visits before nothing of K is left."""
+    """(pair, coordinate along K) of each K tile that a cursor visits, in order."""
     left, behind, at, found = first, second, 0, []
     while left > 0:
         found.append((behind == 0, at))

@@ -77,7 +77,7 @@ def _further_values(plan: IndexedPlan, given: Mapping[str, object]) -> dict[str,
 
 
 def _further_lines(plan: IndexedPlan, values: Mapping[str, Any]) -> dict[str, tuple[np.ndarray, int]]:
-    """The memory of each further matrix, and elements from line to line, for a launch on arrays."""
+    """Each further matrix for a launch on arrays: memory, and elements from line to line."""
     if not isinstance(plan, Sm80Plan):
         return {name: (values[name].bits, values[name].leading) for name in plan.further}
     aligned = {"A": plan.config.align[0], "B": plan.config.align[1]}

@@ -45,7 +45,6 @@ from ..plan import (
     fitting_stages,
     rounded_up,
     stage_depth,
-    tile_count,
 )
 from ..store import StoreChunk, StorePlan
 from .fragment import TileRows
@@ -417,7 +416,7 @@ def _operand(
 
 
 def check_shares(store: StorePlan, beside: SideBySide) -> None:
-    """Raise PlanError for a store whose loads do not lie inside of a CTA's share of each sum's columns."""
+    """Raise PlanError for loads that cross a CTA's share of a sum's columns."""
     for chunk in (chunk for _, round_ in store.rounds_of(0, 0) for chunk in round_.chunks):
         if beside.matrices > 1 and chunk.column // beside.share != (chunk.column + chunk.width - 1) // beside.share:
             raise PlanError(
@@ -438,7 +437,7 @@ def _stages(target: Arch, a: OperandPlan, b: OperandPlan, store: StorePlan, conf
 def _schedule(order: Order | None, tile: tuple[int, int], config: Sm100Config, sizes: tuple[int, int, int]) -> Schedule:
     """The order of tiles of M, N and a batch; raises PlanError for more than have numbers."""
     m, n, batch = sizes
-    across = tile_count(m, tile[0]), tile_count(n, tile[1])
+    across = -(-m // tile[0]), -(-n // tile[1])
     if (tiles := across[0] * across[1] * batch) > MAX_TILES:
         raise PlanError(f"{across[0]} * {across[1]} * {batch} = {tiles} tiles: a tile's number goes up to {MAX_TILES}")
     return unmirrored(order, Grouped(config.along, config.group), tile, across, "sm_100a's kernel")

@@ -77,7 +77,7 @@ def holding_groups(config: Sm80Config, epilogue: Epilogue | None) -> Sm80Config:
 
 
 def for_several(config: Sm80Config, sums: int, paired: bool) -> Sm80Config:
-    """The configuration, or the nearest one that loads several matrices and whose warps hold all sums.
+    """The configuration, or the nearest one whose warps hold all sums.
 
     sums    that make one element of C;   paired   a second pair follows
 

@@ -45,7 +45,6 @@ from ..plan import (
     parameters_with,
     rounded_up,
     stage_depth,
-    tile_count,
 )
 from ..quantized.formats import UNIT_K, QuantizedFormat
 from ..quantized.order import WORDS
@@ -416,7 +415,7 @@ def _checked_threads(config: Sm80Config, target: Arch, batch: int) -> int:
 
 
 def _check_several(asked: Asked, config: Sm80Config) -> None:
-    """Raise PlanError for a configuration whose warps cannot hold the sums, or that cannot load the matrices."""
+    """Raise PlanError for a configuration that cannot hold the sums, or load the matrices."""
     sums, pair = asked.gated, asked.pair
     if sums is None and pair is None:
         return
@@ -481,7 +480,7 @@ def _schedule(
 ) -> Schedule:  # fmt: skip
     """The order of tiles of M and N; raises PlanError for too many tiles, and an order that this kernel has not."""
     m, n = sizes
-    across = tile_count(m, tile[0]), tile_count(n, tile[1])
+    across = -(-m // tile[0]), -(-n // tile[1])
     if (tiles := across[0] * across[1]) > MAX_COORDINATE:
         raise PlanError(f"{m}x{n} in tiles of {tile} are {tiles} tiles; a grid holds 2**31 - 1 blocks")
     found = unmirrored(order, Grouped(config.along, config.group), tile, across, "sm_80's kernel")

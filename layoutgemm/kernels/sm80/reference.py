@@ -101,7 +101,7 @@ def _pairs(plan: Sm80Plan, a: np.ndarray, b: np.ndarray, given: Mapping[str, Any
 
 
 def _combined(plan: Sm80Plan, total: np.ndarray, given: Mapping[str, object]) -> np.ndarray:
-    """A warp's values of C of its sums, which are its blocks along N, one matrix after the other."""
+    """A warp's values of C, of sums that are its blocks along N."""
     sums = np.split(total.astype(np.float32), plan.sums, axis=1)
     return np.asarray(present(plan.gated).apply(sums, Math, dict(given)), np.float32)
 

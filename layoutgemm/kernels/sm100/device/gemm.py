@@ -193,7 +193,7 @@ class Sm100GemmKernel(GemmEntry):
     def run(self, maps: bridge.Maps, maps_c: bridge.Maps, sizes: tuple[Int32, ...], words: tuple[Int64, ...]) -> None:
         """One block of a persistent grid.
 
-        maps  of A, of the matrices B, then of A2 and of those that it multiplies
+        maps  of A and the matrices B, then of A2 and its matrices B
         """
         plan, (m, n, k, batch) = self.plan, sizes
         thread, _, _ = cute.arch.thread_idx()

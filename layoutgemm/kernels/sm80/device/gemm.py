@@ -471,7 +471,7 @@ class Copies(ampere.LoopCarried):
 
 
 class SeveralCopies(Copies):
-    """A thread's copies of B's tile from several matrices, whose columns lie side by side in it.
+    """A thread's copies of a tile of several matrices B, side by side.
 
     A row of the tile tells its matrix: addresses and pitches of the thread's lines are selected once a tile of C.
     Where N is contiguous, pitches differ from vector to vector, and offsets along K count elements.
@@ -521,7 +521,7 @@ class SeveralCopies(Copies):
         return twin
 
     def step_of(self, pitch: Int64) -> Int64:
-        """What an offset grows by from one k tile to the next: bytes, or elements of K."""
+        """The step of an offset from one k tile to the next: bytes, or elements of K."""
         return super().step_of(pitch) if self.by_k else Int64(self.operand.smem.extent[1])
 
     def source(self, index: tuple[int, int], offset: Int64) -> Int64:
