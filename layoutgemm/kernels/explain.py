@@ -60,7 +60,7 @@ def explain_several(plan: SeveralOperands, count: int, each: str = "") -> list[s
         second = plan.k_tiles - tile_count(plan.k, plan.tile[2])
         lines.append(
             f"second pair: {second} of {plan.k_tiles} K tiles, the last ones, are of A2 and "
-            f"{', '.join(plan.pair.of_b).upper()}, with addresses of their own"
+            f"{', '.join(plan.pair.of_b).upper()}, with {'tensor maps' if each else 'addresses'} of their own"
         )
     return lines
 
