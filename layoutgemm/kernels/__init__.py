@@ -17,6 +17,7 @@ Shared by the architectures:
     derive, derivation     operands: tile, copies and descriptor of A and B; a plan against the one derived again
     operand_orders         swapped operands
     alignment              which pitch, distance and address of a matrix an instruction refuses
+    operands               several B, gates, a second pair, and the parts that go together
     orders                 orders of tiles by name, and their proofs
     store, store_ring      C from registers through shared memory by TMA; the pipeline of its buffers
     partials, epilogue     reductions of C in registers; an epilogue's steps
@@ -24,7 +25,7 @@ Shared by the architectures:
     numbers, verbs         index arithmetic; functions that plans name as data
     explain, pictures, page  a plan as text, as a picture, as a linked page
 
-compile has the compiler and its cache, run the launches, dsl every instruction, quantized the formats of packed
+compile has the compiler and its cache, run the launches, dsl every instruction. quantized has the formats of packed
 weights, fp8 and gates two kernels beside products, teaching and ladder the kernels to learn from.
 """
 
