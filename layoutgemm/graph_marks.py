@@ -35,6 +35,9 @@ def not_in_graphs(function: F) -> F:
 
     torch.compiler.disable sets the same marks, but imports the whole compiler.
 
+    No constant function can make an epilogue of steps that the trace has made: torch 2.13 hands it frozen classes
+    without the values of their fields.
+
     >>> not_in_graphs(lambda: 3)()
     3
     """
