@@ -59,12 +59,12 @@ def given_of(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, Any]:
     return {**found, **order_values(plan, given)}
 
 
-def _further_values(plan: IndexedPlan, given: Mapping[str, object]) -> dict[str, Any]:
+def _further_values(plan: IndexedPlan, given: Mapping[str, object]) -> dict[str, object]:
     """The plan's further matrices, as they lie in memory, and its numbers. Raises OperandError for others.
 
     Of an Sm80Plan a matrix is its lines as bits; else a GlobalMatrix.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for name, (operand, shape) in plan.further.items():
         value, own = given[name], replace(operand, name=name)
         if not isinstance(value, np.ndarray):
@@ -217,7 +217,7 @@ def words_of_tensors(
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
 
-def _further_of_arrays(plan: IndexedPlan, values: Mapping[str, Any]) -> list[Any]:
+def _further_of_arrays(plan: IndexedPlan, values: Mapping[str, Any]) -> list[object]:
     """The words of further matrices and numbers, with arrays in place of addresses."""
     numbers = {name: float(values[name]) for name in plan.numbers_given}
     return list(_further_words(plan, _further_lines(plan, values), numbers))
