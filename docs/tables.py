@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from docs import reference
-from layoutgemm.kernels.sm90.operands.combinations import PARTS, REFUSED
+from layoutgemm.kernels.operands.combinations import PARTS, REFUSED
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -5,13 +5,13 @@
 Needs: dsl.
 
 Each tile of A is loaded once. A thread holds both sums of an element, and applies the traced function, which takes a
-number of the launch. layoutgemm/kernels/sm90/operands/combined.py derives the tile of several matrices.
+number of the launch. layoutgemm/kernels/operands/combined.py derives the tile of several matrices.
 """
 
 import numpy as np
 
 from layoutgemm.kernels import Sm90Config, Sm90Plan
-from layoutgemm.kernels.sm90.operands.combined import Combined
+from layoutgemm.kernels.operands.combined import Combined
 
 tokens, hidden, width = 200, 88, 136  # A is tokens x width, each B width x hidden
 both = Combined.of(lambda gate, up, ops, s: gate * ops.sigmoid(gate) * up + s * up, numbers=("s",))

@@ -5,7 +5,7 @@
 Needs: dsl.
 
 The loop over K runs over the K tiles of X and W, and then over those of H = X @ D and U, whose K is the rank. Both
-pairs share boxes, stages and barriers, and have tensor maps of their own: layoutgemm/kernels/sm90/operands/pair.py.
+pairs share boxes, stages and barriers, and have tensor maps of their own: layoutgemm/kernels/operands/pair.py.
 """
 
 import numpy as np

@@ -5,7 +5,7 @@
 Needs: dsl.
 
 Each tile of the weights is half gate and half up. A thread holds both accumulators and stores one product, and the
-accumulators never go through memory. layoutgemm/kernels/sm90/gated.py derives the tile of two halves.
+accumulators never go through memory. layoutgemm/kernels/operands/gated.py derives the tile of two halves.
 """
 
 import numpy as np

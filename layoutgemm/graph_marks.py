@@ -13,7 +13,8 @@ F = TypeVar("F", bound=Callable[..., object])
 
 _MADE_BEFORE = (
     "epilogues, prologues, layouts and configurations of layoutgemm are made before the compiled function is called; "
-    "epilogues and prologues also in a function marked by torch.compiler.assume_constant_result"
+    "epilogues and prologues also by Epilogue.named, by from_json, or in a function marked by "
+    "torch.compiler.assume_constant_result"
 )
 
 
@@ -33,6 +34,9 @@ def not_in_graphs(function: F) -> F:
     """The function, marked: torch.compile does not trace it, and says what to do.
 
     torch.compiler.disable sets the same marks, but imports the whole compiler.
+
+    No constant function can make an epilogue of steps that the trace has made: torch 2.13 hands it frozen classes
+    without the values of their fields.
 
     >>> not_in_graphs(lambda: 3)()
     3

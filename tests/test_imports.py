@@ -477,7 +477,7 @@ LONG: dict[str, str] = {
     "kernels/sm90/device/gemm.py:consume": "the registers of a consumer live through its whole loop",
     "kernels/sm90/device/promoted.py:consume": "the registers of a consumer live through its whole loop",
     "kernels/sm90/device/gemm.py:kernel": _ROLES,
-    "kernels/sm100/device/gemm.py:kernel": _ROLES,
+    "kernels/sm100/device/gemm.py:run": _ROLES,
     "kernels/teaching/device/kernel.py:kernel": _ROLES,
     "torch_op/api.py:matmul": "the fast path of a call: each function call in it delays every launch",
 }

@@ -14,7 +14,7 @@ from ..arguments import shown
 from ..dtypes import dtype, multiply_together, way_to_alike
 from ..errors import OperandError, TensorError
 from ..kernels.epilogue.chain import ACTIVATIONS
-from ..kernels.sm90.gated import GATES, HALVES
+from ..kernels.operands.gated import GATES, HALVES
 from ..torch_op.problem import C_TYPES, Ints, broadcast, half
 
 # JAX's types and the names that plans use for them. float32 is multiplied as tf32.

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ..kernels.epilogue.chain import ACTIVATIONS as IN_KERNEL
-from ..kernels.sm90.gated import GATES, HALVES
+from ..kernels.operands.gated import GATES, HALVES
 from .product import Product, check_exact
 
 ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {

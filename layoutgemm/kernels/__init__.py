@@ -17,6 +17,7 @@ Shared by the architectures:
     derive, derivation     operands: tile, copies and descriptor of A and B; a plan against the one derived again
     operand_orders         swapped operands
     alignment              which pitch, distance and address of a matrix an instruction refuses
+    operands               several B, gates, a second pair, and the parts that go together
     orders                 orders of tiles by name, and their proofs
     store, store_ring      C from registers through shared memory by TMA; the pipeline of its buffers
     partials, epilogue     reductions of C in registers; an epilogue's steps
@@ -30,6 +31,7 @@ weights. fp8 and gates are two kernels beside products; teaching and ladder have
 
 from .derive import Operand
 from .indexed.rows import IndexedRows, RowIndices
+from .operands.combined import Combined
 from .plan import GemmPlan
 from .planner import plan
 from .run.error_bound import error_bound
@@ -39,7 +41,6 @@ from .sm90.along_k import AlongK
 from .sm90.config import Sm90Tuning
 from .sm90.grouped import Ragged
 from .sm90.mainloop import Promoted, Table
-from .sm90.operands.combined import Combined
 from .sm90.operands.prologue import Prologue, PrologueOperand
 from .sm90.operands.row_sums import RowSums
 from .sm90.plan import Sm90Config, Sm90Plan

@@ -174,7 +174,7 @@ class OperandPlan:
     major  "K" when K is contiguous in it, else "MN": shared memory keeps the order, since a tensor copy does not
            transpose
     rest   where the tile's last span is not full: the copies of what it has, `tma` being those of the full ones
-    others the copies from further matrices, which lie side by side in the tile: see `kernels.sm90.operands.combined`
+    others the copies from further matrices, which lie side by side in the tile: see `kernels.operands.combined`
     ends   where the copies end with the matrix, by a tensor map of the rows that are left: see `kernels.sm90.edges`
     """
 

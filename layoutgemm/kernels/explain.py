@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .derive import OperandPlan
-from .plan import GemmPlan
+from .operands.gated import Gated
+from .operands.product import SeveralOperands
+from .plan import GemmPlan, tile_count
 
 
 def explain_workspace(plan: GemmPlan, exchanged: int = 0) -> str:
@@ -33,6 +35,34 @@ def explain_operand(operand: OperandPlan) -> str:
         *("  " + line for line in operand.descriptor.explain().splitlines()),
     ]
     return "\n".join(lines)
+
+
+def explain_several(plan: SeveralOperands, count: int, each: str = "") -> list[str]:
+    """The sums of an element and the second pair, a line each; none for a plain product.
+
+    count  values of a thread between the sums of an element
+    each   what each matrix B has of its own
+    """
+    lines, how, width = [], plan.gated, plan.tile_c[1]
+    if isinstance(how, Gated):
+        lines.append(
+            f"gated: a tile is {width} columns of C; value v of a thread becomes {how.kind}(value v) * value "
+            f"v + {count}, for v < {count}"
+        )
+    elif how is not None:
+        values = ", ".join(["v", *[f"v + {i * count}" for i in range(1, plan.sums)]])
+        given = f"; numbers {', '.join(how.numbers)}" if how.numbers else ""
+        lines.append(
+            f"combined: a tile is {width} columns of C, and of each of {plan.sums} matrices B,{each} one load of A "
+            f"serves all. An element of C is a function of values {values} of a thread, for v < {count}{given}"
+        )
+    if plan.pair is not None:
+        second = plan.k_tiles - tile_count(plan.k, plan.tile[2])
+        lines.append(
+            f"second pair: {second} of {plan.k_tiles} K tiles, the last ones, are of A2 and "
+            f"{', '.join(plan.pair.of_b).upper()}, with {'tensor maps' if each else 'addresses'} of their own"
+        )
+    return lines
 
 
 class RoleRow(NamedTuple):

@@ -22,16 +22,16 @@ from ..schedule.triangular import HALVES
 from .derive import Operand, OperandSpec
 from .epilogue.chain import Epilogue
 from .indexed.rows import IndexedRows
+from .operands.combined import LEAST_MATRICES, Combined
+from .operands.gated import combination
+from .operands.pair import SecondPair, pair_of
 from .orders import Order, columns_of_order, diagonal_pattern, is_symmetric
 from .plan import GemmPlan, check_sizes, present
-from .sm80.choose import choose_sm80, holding_groups
+from .sm80.choose import choose_sm80, for_several, holding_groups
 from .sm80.plan import Sm80Config, Sm80Plan
 from .sm90.choose.prologue import prologue_config
 from .sm90.choose.rules import SPARE, Sm90Choice, in_place, whole_columns, with_whole_rows
-from .sm90.gated import combination
 from .sm90.indexed.choose import indexed_config
-from .sm90.operands.combined import LEAST_MATRICES, Combined
-from .sm90.operands.pair import SecondPair, pair_of
 from .sm90.operands.prologue import Prologue
 from .sm90.plan import Sm90Config, Sm90Plan
 from .sm90.triangular.choose import SHORT_PATTERN, by_rounds
@@ -139,7 +139,7 @@ def plan(
     config    None: what the architecture's rule chooses for these sizes, with the operands in their places. An
               Sm80Config asks for the mma.sync kernel on any architecture
     epilogue  what becomes of the product before it is stored
-    gated     as for `Sm90Plan.derive`, on sm_90a: B has 2n columns; or a function of the sums of several matrices B
+    gated     as for `Sm90Plan.derive`: B has 2n columns; or a function of the sums of several matrices B
     order     the order of tiles, of all or some of them, as for `Sm90Plan.derive`; the rule chooses for as many
               columns as that share of the tiles has
     prologue  a function of A's elements, as for `Sm90Plan.derive`, on sm_90a
@@ -168,34 +168,35 @@ def plan(
     if kind is Sm90Config:
         parts = HopperParts(epilogue, gates, order, prologue, pair_of(pair, gates), indexed, triangles)
         return _for_hopper((m, n, k), batch, (a, b, c), chosen, parts)
-    of_hopper = {"pair": pair, "triangles": triangles, "prologue": prologue, "gated": gates}
-    for name, part in of_hopper.items():
+    for name, part in {"triangles": triangles, "prologue": prologue}.items():
         if part is not None:
             raise PlanError(refusal_beside_hopper(name, target.name))
     if kind is Sm100Config:
+        if chosen is None and gates is not None:  # whole spans of 128 bytes of each matrix
+            unit = gates.matrices * MN_SPAN
+            chosen = Sm100Config((128, 256 // unit * unit))
         return Sm100Plan.derive(
             m, n, k, arch=target, batch=batch, a=a, b=b, c=c, config=chosen, epilogue=epilogue, order=order,
-            indexed=indexed,
+            indexed=indexed, gated=gates, pair=pair,
         )  # fmt: skip
     if chosen is None:
-        chosen = holding_groups(_for_ampere(m, n, k, batch, target, a, c) or Sm80Config(), epilogue)
+        sums = 1 if gates is None else gates.matrices
+        chosen = holding_groups(_for_ampere(m, n * sums, k, batch, target, a, c) or Sm80Config(), epilogue)
+        chosen = for_several(chosen, sums, pair is not None)
         if indexed is not None and indexed.gather is not None and chosen.loads == "tma":
             chosen = replace(chosen, loads="cp.async")  # which gathers rows
     return Sm80Plan.derive(
         m, n, k, batch=batch, arch=target, a=a, b=b, c=c, config=chosen, epilogue=epilogue, order=order,
-        indexed=indexed,
+        indexed=indexed, gated=gates, pair=pair,
     )  # fmt: skip
 
 
+MN_SPAN = 64  # columns of 16-bit elements in 128 bytes
+
 # Arguments that kernels of other architectures do not take: why, and the way out.
 _BESIDE_HOPPER = {
-    "pair": ("its loop over K is of one A and one B", "add the first product behind the second, by Residual()"),
     "triangles": ("its loop takes the same K tiles in every tile", "leave it out: products with zeros are right"),
     "prologue": ("it multiplies A as it lies in shared memory", "compute the function of A first"),
-    "gated": (
-        "its tile of B is of neighbouring columns of one matrix",
-        "let the second product's epilogue read the first, as EpilogueOperand(name, 'mn', dtype)",
-    ),
 }
 
 

@@ -21,8 +21,8 @@ from ..errors import OperandError
 from ..kernels.epilogue.chain import ACTIVATIONS as IN_KERNEL
 from ..kernels.epilogue.chain import Epilogue, Residual, Scale, Step
 from ..kernels.epilogue.parameters import PlacedOperand, words_of
+from ..kernels.operands.gated import GATES as GATES
 from ..kernels.run.operand_checks import addressed
-from ..kernels.sm90.gated import GATES as GATES
 from ..moved import old_names
 from .prepared import LaunchEpilogue, lies_in_units
 from .problem import bias_epilogue

@@ -34,9 +34,9 @@ from ..kernels.epilogue.grouped_matrix import parts_of
 from ..kernels.epilogue.numpy_math import Math
 from ..kernels.epilogue.parameters import PlacedOperand, check_names, host_number, words_of
 from ..kernels.epilogue.steps import ordered
+from ..kernels.operands.gated import Gated
 from ..kernels.partials import check_groups_of_columns
 from ..kernels.plan import present
-from ..kernels.sm90.gated import Gated
 from ..moved import old_names
 from .bias_activation import GATES
 from .launch import workspace_on

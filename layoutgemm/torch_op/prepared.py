@@ -17,10 +17,10 @@ from ..errors import OperandError
 from ..graph_marks import constant_in_graphs
 from ..kernels.compile.worker import entry_of_choice
 from ..kernels.epilogue.chain import Epilogue
+from ..kernels.operands.combined import Combined
 from ..kernels.run.occupancy import of_device
 from ..kernels.sm90.choose.occupancy import ClusterOccupancy
 from ..kernels.sm90.choose.rules import Sm90Choice
-from ..kernels.sm90.operands.combined import Combined
 from ..kernels.sm90.plan import Sm90Config
 from .compiled.call_sites import LAUNCHES
 from .compiled.guards import KeptCalls

@@ -19,11 +19,11 @@ from ..errors import TensorError
 from ..kernels.compile.worker import Kernel
 from ..kernels.derive import padded_leading
 from ..kernels.epilogue.chain import MAX_WORDS, Activation, Bias, Epilogue, Step
+from ..kernels.operands.combined import Combined
 from ..kernels.sm80.choose import Sm80Choice
 from ..kernels.sm80.plan import STORED_FLOATS, Sm80Config
 from ..kernels.sm90.choose.occupancy import ClusterOccupancy
 from ..kernels.sm90.choose.rules import Sm90Choice
-from ..kernels.sm90.operands.combined import Combined
 from ..moved import old_names
 
 __getattr__ = old_names(__name__)

@@ -19,10 +19,10 @@ from ..errors import LayoutError, OperandError
 from ..kernels.alignment import address_misfit, batch_misfit, line_misfit
 from ..kernels.compile.worker import Kernel
 from ..kernels.derive import padded_leading
+from ..kernels.operands.combined import Combined
 from ..kernels.sm80.choose import Sm80Choice
 from ..kernels.sm80.plan import MAX_BATCH
 from ..kernels.sm90.choose.rules import Sm90Choice
-from ..kernels.sm90.operands.combined import Combined
 from ..kernels.teaching.plan import MAX_COORDINATE
 from .choose import choose_by_lines, choose_kernel, compared
 from .problem import (

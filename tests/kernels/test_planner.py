@@ -129,11 +129,8 @@ def test_the_type_of_c_is_one_rule() -> None:
         ),
         ({"arch": "hopper", "config": Sm100Config()}, "the kernel of sm_90a takes a Sm90Config"),
         ({"arch": "sm_80", "epilogue": Epilogue(Quantize(each=32))}, "Quantize gives e4m3, and c is bf16"),
-        ({"arch": "sm_120a", "gated": "silu"}, "gated: not by the kernel of sm_120a: its tile of B is"),
-        (
-            {"arch": "blackwell", "gated": "silu"},
-            "Let the second product's epilogue read the first",
-        ),
+        ({"arch": "sm_120a", "gated": "silu"}, "b is bf16 row-major: a gated product takes the weights as one"),
+        ({"arch": "blackwell", "prologue": Prologue.of(lambda x, i, k, ops: x + x)}, "Compute the function of A first"),
         ({"arch": "sm_75"}, "no kernel for sm_75: it has no cp.async"),
         ({"batch": 0}, "batch"),
         ({"c": "i8"}, "c is i8"),

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from layoutgemm import matmul
 from layoutgemm.errors import OperandError
-from layoutgemm.kernels.sm90.operands.combined import Combined
+from layoutgemm.kernels.operands.combined import Combined
 from tests.torch_op.test_lowering import compiled
 
 BF16 = torch.bfloat16

@@ -18,8 +18,12 @@ from layoutgemm.layouts import Layout
 from layoutgemm.schedule import Banded, Triangular
 
 A, B, BIAS = torch.randn(64, 64).bfloat16().tril(), torch.randn(64, 64).bfloat16(), torch.randn(64)
+TEXTS = Epilogue(Bias(), Activation("gelu")).json, Prologue.of(lambda x, i, k, ops: x * 2.0).to_json()
 MADE: dict[str, tuple[str, Callable[[], Any], dict[str, Any]]] = {
     "epilogue": ("epilogue", lambda: Epilogue(Bias(), Activation("gelu")), {"given": {"bias": BIAS}}),
+    "named": ("epilogue", lambda: Epilogue.named("GELU_BIAS"), {"given": {"bias": BIAS}}),
+    "epilogue's text": ("epilogue", lambda: Epilogue.from_json(TEXTS[0]), {"given": {"bias": BIAS}}),
+    "prologue's text": ("prologue", lambda: Prologue.from_json(TEXTS[1]), {}),
     "custom": ("epilogue", lambda: Epilogue(Custom.of(lambda x, i, j, ops: x * 2.0)), {}),
     "order": ("order", lambda: Triangular("lower"), {}),
     "banded": ("order", lambda: Banded(below=1, above=0), {}),
@@ -39,7 +43,7 @@ def test_objects_made_in_a_graph_are_refused_in_plain_words(name: str) -> None:
 
     want = product(A, B)
     torch._dynamo.reset()
-    if argument == "triangles" or name in ("order", "banded"):
+    if argument == "triangles" or name in ("order", "banded", "named") or name.endswith("text"):
         assert torch.equal(torch.compile(product, backend="aot_eager", fullgraph=True)(A, B), want)
         return
     with pytest.raises(Exception, match=r"are made before the compiled function is called; epilogues and prologues"):

@@ -17,8 +17,8 @@ import layoutgemm.nn  # noqa: F401 - with torch_op it defines every operator of 
 from layoutgemm.distributed.operators import name_of
 from layoutgemm.kernels import Prologue
 from layoutgemm.kernels.epilogue.chain import Activation, Aux, Bias, Epilogue
+from layoutgemm.kernels.operands.combined import function_of
 from layoutgemm.kernels.quantized.formats import QuantizedFormat
-from layoutgemm.kernels.sm90.operands.combined import function_of
 from layoutgemm.torch_op.composed.parts import AskedParts, parts_text
 from layoutgemm.torch_op.quantized import QuantizedExperts, QuantizedWeight
 from layoutgemm.torch_op.quantized.operators import facts_of

@@ -13,7 +13,7 @@ torch = needs.module("torch")
 
 import layoutgemm
 from layoutgemm.errors import OperandError, PlanError, TensorError
-from layoutgemm.kernels.sm90.operands.combined import function_of
+from layoutgemm.kernels.operands.combined import function_of
 from layoutgemm.torch_op.explain import explain_matmul
 from layoutgemm.torch_op.operands.several import as_lines, finish_of
 from layoutgemm.torch_op.prepared import LaunchEpilogue, problem_at

@@ -25,9 +25,9 @@ from ...errors import OperandError
 from ...kernels.epilogue.chain import Epilogue, VectorScale
 from ...kernels.epilogue.parameters import check_names, host_number
 from ...kernels.indexed.rows import OUT_ROWS, ROWS, check_distinct, check_inside
+from ...kernels.operands.combined import Combine, Combined, function_of, refusal_of_matrices, refusal_of_pairs
+from ...kernels.operands.gated import combination
 from ...kernels.orders import Order, is_symmetric, order_values
-from ...kernels.sm90.gated import combination
-from ...kernels.sm90.operands.combined import Combine, Combined, function_of, refusal_of_matrices, refusal_of_pairs
 from ...kernels.sm90.operands.prologue import Prologue, check_chosen
 from ...layouts import Layout
 from ...memo import exact

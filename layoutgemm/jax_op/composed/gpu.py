@@ -17,9 +17,9 @@ from ...errors import OperandError
 from ...kernels.derive import padded_leading
 from ...kernels.epilogue.parameters import float_word
 from ...kernels.indexed.rows import OUT_ROWS, ROWS
+from ...kernels.operands.combined import MOST_MATRICES
 from ...kernels.orders import clusters_of_plan, schedule_of
 from ...kernels.run.partial import is_partial
-from ...kernels.sm90.operands.combined import MOST_MATRICES
 from ...kernels.sm90.plan import Sm90Plan
 from ...schedule import TileList
 from ..functions import gpu as functions

@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 
 from ...errors import OperandError, TensorError
 from ...kernels.indexed.rows import OUT_ROWS, ROWS
+from ...kernels.operands.combined import Combined, name_of_b
+from ...kernels.operands.gated import HALVES
+from ...kernels.operands.pair import pair_of
 from ...kernels.orders import Order, names_in_given
 from ...kernels.plan import WORKSPACE
-from ...kernels.sm90.gated import HALVES
-from ...kernels.sm90.operands.combined import Combined, name_of_b
-from ...kernels.sm90.operands.pair import pair_of
 from ...torch_op.problem import Ints, half
 from ..functions.product import FunctionProduct
 from ..product import check_shapes

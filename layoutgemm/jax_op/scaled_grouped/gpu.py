@@ -20,6 +20,7 @@ from ...errors import OperandError
 from ...kernels.derive import padded_leading
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.epilogue.parameters import PlacedOperand, words_of
+from ...kernels.operands.gated import HALVES
 from ...kernels.plan import MAX_WORDS, WORKSPACE, present
 from ...kernels.sm90.along_k import AlongK
 from ...kernels.sm90.choose.occupancy import ClusterOccupancy
@@ -32,7 +33,6 @@ from ...kernels.sm90.choose.scaled_grouped import (
     scaled_config,
     usual_config,
 )
-from ...kernels.sm90.gated import HALVES
 from ...kernels.sm90.grouped import Ragged
 from ...kernels.sm90.mainloop import DEPTH, widest_span
 from ...kernels.sm90.plan import Sm90Plan

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from ...errors import OperandError, TensorError
 from ...kernels.epilogue.chain import Epilogue, EpilogueOperand
-from ...kernels.sm90.gated import HALVES
+from ...kernels.operands.gated import HALVES
 from ...kernels.sm90.grouped import check_ends
 from ...kernels.sm90.mainloop import DEPTH
 from ...torch_op.problem import Ints

@@ -29,13 +29,13 @@ from typing import Any, NamedTuple
 from ...arguments import shown
 from ..epilogue.chain import Epilogue
 from ..epilogue.text import entry_of_steps, steps_of, tuples
+from ..operands.combined import Combined
+from ..operands.gated import Gated
+from ..operands.pair import SecondPair
 from ..sm80.choose import Sm80Choice
 from ..sm80.plan import Sm80Config
 from ..sm90.choose.rules import Sm90Choice
 from ..sm90.config import Sm90Config, with_current_names
-from ..sm90.gated import Gated
-from ..sm90.operands.combined import Combined
-from ..sm90.operands.pair import SecondPair
 from ..streamed.choose import StreamedChoice
 from ..streamed.plan import StreamedConfig
 from . import cache as object_cache

@@ -62,6 +62,12 @@ def copy_chunk(destination: cute.Pointer, address: Int64, valid: Int32, there: B
     )
 
 
+def select_word(condition: Boolean, chosen: Int64, other: Int64) -> Int64:
+    """selp of 64 bits. Of two kernel parameters the compiler would load one at a selected address, a lane each."""
+    text = "{ .reg .pred p; setp.ne.b32 p, $1, 0; selp.b64 $0, $2, $3, p; }"
+    return assembly(text, "=l,r,l,l", [Int32(condition), Int64(chosen), Int64(other)], (Int64,), pure=True)[0]
+
+
 def load_fragment(address: cute.Pointer, transpose: bool) -> list[Int32]:
     """ldmatrix.x4: four registers; `address` is that of the lane's row."""
     order = primitives.MMALayout.COL if transpose else primitives.MMALayout.ROW

@@ -11,12 +11,15 @@ from typing import Any, Protocol
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64
+from cutlass import Boolean, Float32, Int32, Int64, Numeric
 
+from ...dtypes import f32
 from ..derive import Operand
 from ..epilogue.chain import Epilogue, EpilogueOperand, Quantize, ReductionStep
 from ..epilogue.reductions import by_halves
+from ..operands.product import SeveralOperands
 from ..partials import PartialResults, RowExchange
+from ..plan import present
 from . import bridge
 from . import math as element
 from .reductions import BlockReductions
@@ -285,3 +288,32 @@ class Element:
     def random(self, name: str) -> Int32:
         """16 random bits."""
         return self.pair.random(name, self.e)
+
+
+class _Registers(Protocol):
+    """Values by their numbers."""
+
+    def __getitem__(self, v: int) -> Numeric: ...
+
+
+class CombinedSums:
+    """An accumulator of several sums as the one that is stored: its value v is of values v, v + count, ...
+
+    count  values of the accumulator that is stored
+    fused  the epilogue, some steps of which may be of each sum
+    """
+
+    def __init__(
+        self, plan: SeveralOperands, job: bridge.Carried, accumulator: _Registers, fused: FusedBlock | None, count: int
+    ):
+        self.gated, self.accumulator, self.fused = present(plan.gated), accumulator, fused
+        self.count, self.sums = count, plan.sums
+        self.math = element.ElementMath(plan.c.dtype.bits > 16, plan.c.dtype.mantissa <= 8)
+        self.numbers = {name: element.number(getattr(job.given, name), f32) for name in self.gated.numbers}
+
+    def __getitem__(self, v: int) -> Float32:
+        sums = [bridge.number(self.accumulator[v + i * self.count]) for i in range(self.sums)]
+        if self.fused is not None and self.fused.epilogue.sums:
+            pair = NeighbourPair(self.fused, v - v % 2)
+            sums = [self.fused.epilogue.apply_to_sum(x, pair.element(v % 2, i)) for i, x in enumerate(sums)]
+        return self.gated.apply(sums, self.math, self.numbers)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from ...arguments import checked, shown
 from ...errors import PlanError
-from ...graph_marks import not_in_graphs
+from ...graph_marks import constant_in_graphs, not_in_graphs
 from ..plan import MAX_WORDS, PERSISTENT_PARAMETERS, WORKSPACE
 from .grouped_matrix import GroupedMatrix, parts_of
 from .matrix import EpilogueMatrix, numbers_of
@@ -120,6 +120,7 @@ class Epilogue:
             return ""
 
     @classmethod
+    @constant_in_graphs
     @checked(PlanError)
     def from_json(cls, text: str) -> Epilogue:
         """The epilogue whose `json` is that text. Raises PlanError for another text.
@@ -172,6 +173,7 @@ class Epilogue:
         return given
 
     @classmethod
+    @constant_in_graphs
     def named(cls, name: str, dtype: str = "bf16", order: str = "row") -> Epilogue:
         """An epilogue by its cuBLASLt name (cublasLtEpilogue_t, without the prefix); the bias is f32, one a row of C.
 

@@ -11,6 +11,7 @@ from ...dtypes import bf16, dtype, f16, i8, tf32, u8
 from ...errors import OperandError
 from ..alignment import line_misfit
 from ..derive import OperandPlan, padded_leading
+from ..operands.product import SeveralOperands
 from ..plan import GemmPlan
 from ..sm90.plan import Sm90Plan
 from .hardware_model import GlobalMatrix
@@ -35,7 +36,7 @@ NUMPY_TAKES = {
 
 def columns_of_b(plan: GemmPlan) -> int:
     """N, or 2 N for a gated product: the gate's columns, then the others."""
-    return plan.n * plan.halves if isinstance(plan, Sm90Plan) else plan.n
+    return plan.n * plan.halves if isinstance(plan, SeveralOperands) else plan.n
 
 
 def batched(plan: GemmPlan, shape: tuple[int, int], name: str = "c") -> tuple[int, ...]:

@@ -23,6 +23,7 @@ from ..sm90.indexed.row_copy import copied_bytes
 from ..sm90.mainloop import NUMBER_BYTES, lie_together
 from ..sm90.plan import Sm90Plan
 from ..sm100.plan import Sm100Plan
+from ..verbs import named
 from . import ampere
 from .arrays import check_arrays, check_numpy_type, check_shape, global_matrix
 from .capture import outside_capture
@@ -30,7 +31,7 @@ from .cpu import executed, run_on_cpu
 from .hardware_model import GlobalMatrix
 from .operand_checks import resolved
 from .result import GemmResult
-from .torch_tensors import check_tensors, chosen_device, launch, require_gpu, run_arrays
+from .torch_tensors import check_tensors, chosen_device, launch, require_gpu, run_arrays, torch_type
 
 if TYPE_CHECKING:
     import torch
@@ -50,20 +51,48 @@ def given_of(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, Any]:
         found[plan.groups.name] = plan.groups.take(given[plan.groups.name], (plan.m, plan.n, plan.k, plan.batch))
     if plan.indexed is not None:
         found |= plan.indexed.take(given, indexed_rows(plan), indexed_matrices(plan))
-    for name, (operand, shape) in plan.further.items():
-        value = given[name]
-        if not isinstance(value, np.ndarray):
-            raise OperandError(f"{name} is a {type(value).__qualname__}; give NumPy arrays")
-        check_shape(name, value, shape)
-        check_numpy_type(replace(operand, name=name), value)
-        found[name] = global_matrix(replace(operand, name=name), value, [], True)
-    for name in plan.numbers_given:
-        found[name] = np.float32(host_number(name, given[name]))
+    found |= _further_values(plan, given)
     if plan.prologue is not None:
         found |= plan.prologue.check(given, (plan.m, plan.n, plan.k, plan.batch), shared_axis(plan))
     if plan.row_sums is not None:
         found["row_sums"] = plan.row_sums.take(given, (plan.m, plan.batch))
     return {**found, **order_values(plan, given)}
+
+
+def _further_values(plan: IndexedPlan, given: Mapping[str, object]) -> dict[str, object]:
+    """The plan's further matrices, as they lie in memory, and its numbers. Raises OperandError for others.
+
+    Of an Sm80Plan a matrix is its lines as bits; else a GlobalMatrix.
+    """
+    found: dict[str, object] = {}
+    for name, (operand, shape) in plan.further.items():
+        value, own = given[name], replace(operand, name=name)
+        if not isinstance(value, np.ndarray):
+            raise OperandError(f"{name} is a {type(value).__qualname__}; give NumPy arrays")
+        check_shape(name, value, shape)
+        check_numpy_type(own, value)
+        by_lines = isinstance(plan, Sm80Plan)
+        found[name] = ampere.lines_of_bits(own, value) if by_lines else global_matrix(own, value, [], True)
+    return found | {name: np.float32(host_number(name, given[name])) for name in plan.numbers_given}
+
+
+def _further_lines(plan: IndexedPlan, values: Mapping[str, Any]) -> dict[str, tuple[np.ndarray, int]]:
+    """Each further matrix for a launch on arrays: memory, and elements from line to line."""
+    if not isinstance(plan, Sm80Plan):
+        return {name: (values[name].bits, values[name].leading) for name in plan.further}
+    aligned = {"A": plan.config.align[0], "B": plan.config.align[1]}
+    found = {}
+    for name, (operand, _) in plan.further.items():
+        lines, leading = ampere.padded_lines(operand, values[name], aligned[operand.name])
+        found[name] = lines, leading
+    return found
+
+
+def _check_further(plan: IndexedPlan, given: Mapping[str, object]) -> None:
+    """Raise OperandError for a further matrix, or a number, that is missing."""
+    for name in (*plan.further, *plan.numbers_given):
+        if given.get(name) is None:
+            raise OperandError(f"{name} is missing: the plan reads {', '.join((*plan.further, *plan.numbers_given))}")
 
 
 def shared_axis(plan: Sm90Plan) -> str:
@@ -79,9 +108,8 @@ def _sizes_of_b(plan: Sm90Plan) -> tuple[int, int, int, int]:
 def _tables(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, object]:
     """The main loop's tables among the operands."""
     rest = {name: value for name, value in given.items() if name not in given_names(plan)}
-    for name in (*plan.further, *plan.numbers_given):
-        if rest.pop(name, None) is None:
-            raise OperandError(f"{name} is missing: the plan reads {', '.join((*plan.further, *plan.numbers_given))}")
+    _check_further(plan, rest)
+    rest = {name: value for name, value in rest.items() if name not in (*plan.further, *plan.numbers_given)}
     groups = plan.groups
     if groups is not None and rest.pop(groups.name, None) is None:
         raise OperandError(f"{groups.name} is missing: {groups.missing}, {groups.numbers(plan.batch)} numbers")
@@ -121,8 +149,7 @@ def words_of_arrays(plan: Sm90Plan, values: Mapping[str, Any]) -> tuple[Any, ...
     if plan.groups is not None:
         kind = np.int32 if plan.groups.offsets == "i32" else np.int64
         words.append(plan.groups.read(values[plan.groups.name]).astype(kind))
-    lines = {name: (values[name].bits, values[name].leading) for name in plan.further}
-    words += _further_words(plan, lines, {name: float(values[name]) for name in plan.numbers_given})
+    words += _further_of_arrays(plan, values)
     words += [values[name] for name in plan.order.schedule.words]
     words += _rows_of_arrays(plan, values)
     words += [np.full(copied_bytes(plan), 0xFF, np.uint8)] if plan.copies_rows else []
@@ -166,9 +193,7 @@ def words_of_tensors(
         if numbers.stride(0) != 1 and numbers.shape[0] > 1:
             raise OperandError(f"{name} has stride {numbers.stride(0)}: it must be contiguous, stride 1")
         words.append(numbers.data_ptr())
-    further = {name: (placed or {})[name] for name in plan.further}
-    addresses = {name: (lines.data_ptr(), leading) for name, (lines, leading) in further.items()}
-    words += _further_words(plan, addresses, {name: host_number(name, given[name]) for name in plan.numbers_given})
+    words += further_of_tensors(plan, given, placed or {})
     words += order_words(plan, given, device)
     words += rows_of_tensors(plan, given, device)
     words += [present(workspace).data_ptr()] if plan.copies_rows else []
@@ -192,8 +217,25 @@ def words_of_tensors(
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
 
+def _further_of_arrays(plan: IndexedPlan, values: Mapping[str, Any]) -> list[object]:
+    """The words of further matrices and numbers, with arrays in place of addresses."""
+    numbers = {name: float(values[name]) for name in plan.numbers_given}
+    return list(_further_words(plan, _further_lines(plan, values), numbers))
+
+
+def further_of_tensors(
+    plan: IndexedPlan, given: Mapping[str, object], placed: Mapping[str, tuple[torch.Tensor, int]]
+) -> list[int]:
+    """The words of further matrices and numbers on a GPU.
+
+    placed  the plan's further matrices by name: lines as the kernel reads them, and elements from line to line
+    """
+    places = {name: (placed[name][0].data_ptr(), placed[name][1]) for name in plan.further}
+    return list(_further_words(plan, places, {name: host_number(name, given[name]) for name in plan.numbers_given}))
+
+
 def _further_words(
-    plan: Sm90Plan, lines: Mapping[str, tuple[T, int]], numbers: Mapping[str, float]
+    plan: IndexedPlan, lines: Mapping[str, tuple[T, int]], numbers: Mapping[str, float]
 ) -> list[T | int]:  # fmt: skip
     """The words of further matrices, in the order of `plan.words`.
 
@@ -203,7 +245,7 @@ def _further_words(
     for name, (address, leading) in lines.items():
         known |= {name: address, f"ld{name}": leading}
     known |= {} if plan.pair is None else {"k2": plan.pair.k}
-    return [known[word] for part in (plan.gated, plan.pair) if part is not None for word in part.words]
+    return [known[word] for word in plan.operand_words]
 
 
 def indexed_rows(plan: IndexedPlan) -> int:
@@ -280,14 +322,16 @@ def kept_list(schedule: TileList, grid: tuple[int, int], device: torch.device) -
 
 
 def names_read(plan: Sm80Plan | Sm100Plan) -> tuple[str, ...]:
-    """The names in `given` that a plan reads beside its epilogue's: those of its order, and of its row indices."""
-    return (*given_names(plan), *(() if plan.indexed is None else plan.indexed.names))
+    """The names in `given` that a plan reads beside its epilogue's: further operands, its order's, row indices."""
+    rows = () if plan.indexed is None else plan.indexed.names
+    return (*plan.further, *plan.numbers_given, *given_names(plan), *rows)
 
 
 def values_read(plan: Sm80Plan | Sm100Plan, given: Mapping[str, object]) -> dict[str, object]:
-    """Their values, checked: words of the order, and vectors of NumPy. Raises OperandError for others."""
+    """Their values, checked: matrices, numbers, words of the order, and vectors of NumPy. Raises OperandError."""
     _check_names(plan, given)
-    values: dict[str, object] = order_values(plan, given)
+    _check_further(plan, given)
+    values: dict[str, object] = {**_further_values(plan, given), **order_values(plan, given)}
     if plan.indexed is None:
         return values
     _check_rows_given(plan, given)
@@ -298,13 +342,14 @@ def _check_names(plan: Sm80Plan | Sm100Plan, given: Mapping[str, object]) -> Non
     """Raise OperandError for operands that the plan does not read."""
     names = names_read(plan)
     if extra := [name for name in given if name not in names]:
-        who = "order" if names == given_names(plan) else "plan"
+        who = "order" if names and names == given_names(plan) else "plan"
         raise OperandError(f"given = {', '.join(extra)}: the {who} reads {', '.join(names) or 'no parameter'}")
 
 
 def words_read(plan: Sm80Plan | Sm100Plan, values: Mapping[str, object]) -> tuple[Any, ...]:
     """The words of a launch without an epilogue's, sixteen, with arrays in place of addresses."""
-    words = [values[name] for name in schedule_of(plan).words]
+    words = _further_of_arrays(plan, values)
+    words += [values[name] for name in schedule_of(plan).words]
     words += _rows_of_arrays(plan, values)
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
@@ -320,7 +365,7 @@ def run_by_name(
     plan: Sm80Plan | Sm100Plan, a: np.ndarray | torch.Tensor, b: np.ndarray | torch.Tensor,
     given: Mapping[str, object], out: np.ndarray | torch.Tensor | None, device: str | None, copy: bool,
 ) -> GemmResult:  # fmt: skip
-    """C = A @ B in an order that reads words, or of indexed rows: `given` has what a caller gives, by name.
+    """C of several B, two pairs, an order that reads words, or indexed rows: `given` has operands by name.
 
     Raises OperandError for others, for one that is missing or out of range, and for tensors on the CPU.
     """
@@ -347,12 +392,30 @@ def _by_name_on_tensors(
             f"a is on {a.device}: a plan that reads more than a and b takes CUDA tensors, or NumPy arrays"
         )
     _check_names(plan, given)
-    check_tensors(plan, a, b, out)
+    _check_further(plan, given)
+    check_tensors(plan, a, b, out, {name: given[name] for name in plan.further})
     require_gpu(plan, a.device.index)
     _check_rows_given(plan, given)
-    own = (*order_words(plan, given, a.device), *rows_of_tensors(plan, given, a.device))
+    further = {name: _placed_tensor(plan, name, given[name]) for name in plan.further}
+    own = (
+        *further_of_tensors(plan, given, further), *order_words(plan, given, a.device),
+        *rows_of_tensors(plan, given, a.device),
+    )  # fmt: skip
     words = (*own, *[0] * (MAX_WORDS - len(own)))
     return launch(plan, resolved(a.detach()), resolved(b.detach()), out, "", copy, words)
+
+
+def _placed_tensor(plan: Sm80Plan | Sm100Plan, name: str, x: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """(lines, leading) of a further matrix, read in place. Raises OperandError for one that does not fit."""
+    operand, shape = plan.further[name]
+    if str(getattr(x, "dtype", type(x).__name__)) != str(torch_type(operand.dtype)) or tuple(x.shape) != shape:
+        of = f"{getattr(x, 'dtype', type(x).__name__)} of shape {tuple(getattr(x, 'shape', ()))}"
+        raise OperandError(f"{name} is {of}: it takes {torch_type(operand.dtype)} of {shape}")
+    try:
+        lines, leading, _ = named(plan.operand_path).lines(plan, operand.name, resolved(x.detach()), [], False)
+    except OperandError as error:
+        raise OperandError(f"{name}{str(error).removeprefix(operand.name.lower())}") from error
+    return lines, leading
 
 
 def _check_tensor(name: str, value: Any, kind: str, shape: tuple[int, ...], device: torch.device, of: str) -> None:

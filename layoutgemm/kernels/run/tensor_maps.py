@@ -11,8 +11,8 @@ from ...dtypes import DType
 from ...errors import OperandError
 from ..alignment import rows_misfit
 from ..derive import OperandPlan, padded_leading
+from ..operands.gated import as_one_matrix
 from ..plan import GemmPlan, present
-from ..sm90.gated import as_one_matrix
 from ..sm90.grouped import without_groups
 from ..sm90.plan import Sm90Plan
 from ..sm100.plan import Sm100Plan

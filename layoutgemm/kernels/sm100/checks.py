@@ -6,6 +6,8 @@ changed number fails the check of that number.
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 
 from ...atoms.smem.instruction_descriptor import InstructionDescriptor
@@ -22,6 +24,8 @@ from ...errors import LayoutError
 from ...report import Check, Report
 from ..derivation import checked
 from ..derive import OperandPlan
+from ..operands.pair import pair_check
+from ..operands.sum_checks import filled_side_by_side
 from ..orders import asked_order
 from ..partials import reductions_check
 from ..plan import MOST_BYTES
@@ -52,6 +56,7 @@ HELD = 56  # registers of an epilogue thread beside what it loads: converted val
 def check_sm100(plan: Sm100Plan) -> Report:
     """Every check of the plan."""
     asked = {"arch": plan.arch, "batch": plan.batch, "epilogue": plan.epilogue, "indexed": plan.indexed}
+    asked |= {"gated": plan.gated, "pair": plan.pair}
     return checked(plan, _checks, **asked, **asked_order(plan))
 
 
@@ -64,11 +69,14 @@ def _checks(plan: Sm100Plan, explored: bool) -> list[Check]:
     checks += rows_checks(plan) if plan.indexed is not None else []
     checks += [_barriers(plan), *(_pipelines(plan) if explored else [])]
     checks += [_shared_map(plan), _shared_memory(plan), _threads(plan)]
+    if plan.pair is not None:
+        checks.append(pair_check(plan))
     if plan.loads_whole_rows:
         checks.append(reductions_check(plan, plan.fragment, range(plan.fragment.accumulator_registers)))
     load = max(load_of(chunk).registers for chunk in distinct_chunks(plan.store))
     if plan.epilogue.quantizes is not None:
         load = max(load, plan.epilogue.quantizes.each)
+    load *= plan.sums
     checks.append(registers(plan.arch, plan.threads, {"loaded columns": load, "the epilogue's other values": HELD}))
     return checks
 
@@ -79,7 +87,7 @@ def pipeline_of(plan: Sm100Plan) -> BlackwellPipeline:
     rounds = tuple((i % store.buffers, store.pending(i)) for i, _ in store.rounds_of(0, 0))
     return BlackwellPipeline(
         stages=plan.stages,
-        lands=(plan.a.tma.bytes, plan.b.tma.bytes),
+        lands=(plan.a.bytes, plan.b.bytes),
         accumulators=plan.accumulators,
         pair=plan.blocks > 1,
         warps=EPILOGUE_WARPS,
@@ -99,7 +107,7 @@ def _tiles_of_c(plan: Sm100Plan) -> Check:
     """The order visits each tile of each grid once, and the tiles cover C."""
     rows, columns = plan.tiles
     statement = (
-        f"{rows} x {columns} tiles of {plan.tile[0]}x{plan.tile[1]} cover {plan.m}x{plan.n}"
+        f"{rows} x {columns} tiles of {plan.tile_c[0]}x{plan.tile_c[1]} cover {plan.m}x{plan.n}"
         + f", {plan.batch} times" * (plan.batch > 1)
         + f", and {plan.order.schedule} visits each {'' if plan.order.schedule.is_full else 'of its set '}once, for "
         f"any number of workers; {plan.blocks} block(s) of {BLOCK_ROWS} rows have each"
@@ -109,7 +117,7 @@ def _tiles_of_c(plan: Sm100Plan) -> Check:
         unlike = f"{plan.blocks} * {BLOCK_ROWS} rows of {plan.tile[0]}"
     elif plan.order.cluster != (1, 1):
         unlike = f"the order is of clusters of {plan.order.cluster} tiles, a pair computes one tile"
-    return tiles_of_c(plan, statement, plan.tile, unlike)
+    return tiles_of_c(plan, statement, plan.tile_c, unlike)
 
 
 # ------------------------------------------------------------------------------------------------------------- operands
@@ -134,6 +142,8 @@ def _operand(plan: Sm100Plan, operand: OperandPlan) -> list[Check]:
         witness,
     )
     bijective, filled, *reads = operand_checks(operand, plan.mma)
+    if operand.others:
+        filled = filled_side_by_side(operand, plan.sums)
     return [bijective, filled, share, *reads]
 
 
@@ -214,14 +224,16 @@ def _loads(plan: Sm100Plan) -> Check:
         if ld.registers != chunk.width:
             witness = witness or f"{ld} for {chunk.width} columns"
             continue
-        for warp in range(EPILOGUE_WARPS):
+        for warp, number in product(range(EPILOGUE_WARPS), range(plan.sums)):
+            first = plan.beside.row(chunk.column, number)
             at_lane, at_column = places(ld.tmem, np.arange(WARP_LANES)[:, None], np.arange(chunk.width)[None, :])
             at_lane = np.broadcast_arrays(at_lane, at_column)[0] + warp * WARP_LANES
-            element = held[at_lane, chunk.column + at_column]
+            element = held[at_lane, first + at_column]
             if at_lane.min() not in warp_lanes(warp) or at_lane.max() not in warp_lanes(warp):
                 witness = witness or f"warp {warp} loads lanes {at_lane.min()} to {at_lane.max()}"
             row, col = element // plan.tile[1], element % plan.tile[1]
-            want_row, want_col = warp * WARP_LANES + np.arange(WARP_LANES)[:, None], chunk.column + at_column
+            want_row = warp * WARP_LANES + np.arange(WARP_LANES)[:, None]
+            want_col = plan.beside.row(chunk.column + at_column, number)
             if (element < 0).any() or (row != want_row).any() or (col != want_col).any():
                 witness = witness or f"warp {warp}, column {chunk.column}: a thread loads another's element"
                 continue
@@ -239,7 +251,7 @@ def _loads(plan: Sm100Plan) -> Check:
 
 def _barriers(plan: Sm100Plan) -> Check:
     """Arrivals and bytes of each barrier against those that are sent."""
-    landed = plan.blocks * (plan.a.tma.bytes + plan.b.tma.bytes)
+    landed = plan.blocks * (plan.a.bytes + plan.b.bytes)
     warps = plan.blocks * EPILOGUE_WARPS
     witness = ""
     if plan.full_bytes != landed:
@@ -251,8 +263,8 @@ def _barriers(plan: Sm100Plan) -> Check:
     elif plan.acc_empty_arrivals != warps:
         witness = f"{warps} warps load an accumulator"
     statement = (
-        f"a stage is full with {plan.full_arrivals} arrival and {plan.blocks} * ({plan.a.tma.bytes} + "
-        f"{plan.b.tma.bytes}) = {plan.full_bytes} bytes, empty with {plan.empty_arrivals} commit; an accumulator is "
+        f"a stage is full with {plan.full_arrivals} arrival and {plan.blocks} * ({plan.a.bytes} + "
+        f"{plan.b.bytes}) = {plan.full_bytes} bytes, empty with {plan.empty_arrivals} commit; an accumulator is "
         f"full with {plan.acc_full_arrivals} commit, empty with {plan.acc_empty_arrivals} arrivals of {warps} warps"
     )
     return Check("barriers", statement, not witness, "arithmetic", witness)

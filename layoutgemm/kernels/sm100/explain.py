@@ -9,7 +9,7 @@ from ...atoms.copy.base import WARP
 from ...atoms.tma.gather import one_row
 from ...checks.pipeline.actions import Arrive, ArriveExpect, CommitTo, Mma, Read, TmaLoad, Wait
 from ...checks.pipeline.model import Mbarrier, walk
-from ..explain import BarrierRow, RoleRow, aligned, explain_operand, explain_workspace
+from ..explain import BarrierRow, RoleRow, aligned, explain_operand, explain_several, explain_workspace
 from ..orders import described_order
 from ..store import distinct_chunks
 from .checks import pipeline_of
@@ -22,7 +22,7 @@ _ARRIVALS = {Arrive: "warps", ArriveExpect: "arrive.expect_tx", CommitTo: "commi
 
 def roles(plan: Sm100Plan) -> tuple[RoleRow, ...]:
     """The three roles, from the programs of the plan's pipeline."""
-    boxes = sum(len(op.tma.instructions) for op in (plan.a, plan.b))
+    boxes = sum(len(tma.instructions) for op in (plan.a, plan.b) for tma in op.copies)
     steps = len(plan.a.descriptor.k_steps)
     rows = []
     for role in pipeline_of(plan).pipeline().roles:
@@ -78,7 +78,7 @@ def explain_sm100(plan: Sm100Plan) -> str:
     lines = [
         str(plan),
         f"tiles: {rows} x {columns} of C" + f", {plan.batch} times" * (plan.batch > 1) + f", "
-        f"{-(-plan.k // plan.tile[2])} along K, in the order of {plan.order.schedule}"
+        f"{plan.k_tiles} along K, in the order of {plan.order.schedule}"
         + f", {described_order(plan.order.schedule, plan.tiles)}"
         * (not plan.order.schedule.is_full),
         explain_operand(plan.a).replace("wgmma", "tcgen05.mma"),
@@ -104,6 +104,7 @@ def explain_sm100(plan: Sm100Plan) -> str:
         f"{smem.barrier_offset}, {smem.empty_offset}, {smem.acc_full_offset} and {smem.acc_empty_offset}, the address "
         f"of tensor memory at {smem.slot_offset}; {smem.total} of {plan.arch.smem_per_block} bytes"
     )
+    lines += explain_several(plan, plan.fragment.accumulator_registers, " with a tensor map each,")
     lines += _explain_rows(plan) if plan.indexed is not None else []
     lines.append(explain_workspace(plan))
     lines.append("rests on: proofs, compilation, the emulator; no device of this architecture has run it here")

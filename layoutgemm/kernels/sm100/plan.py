@@ -23,6 +23,11 @@ from ...schedule import Grouped, Persistent, Schedule
 from ..derive import Operand, OperandPlan, OperandSpec, check_pair, derive_operand, refused_output
 from ..epilogue.chain import Epilogue
 from ..indexed.rows import IndexedProduct, IndexedRows
+from ..operands.combinations import SUMS, Asked, check_parts
+from ..operands.combined import Combined, check_combined, side_by_side
+from ..operands.gated import check_sums, combination, epilogue_behind
+from ..operands.pair import SecondPair, pair_of
+from ..operands.product import SeveralOperands, SideBySide
 from ..orders import Order, unmirrored
 from ..partials import PartialResults, ReducingPlan, check_reductions, partials_of
 from ..plan import (
@@ -40,7 +45,6 @@ from ..plan import (
     fitting_stages,
     rounded_up,
     stage_depth,
-    tile_count,
 )
 from ..store import StoreChunk, StorePlan
 from .fragment import TileRows
@@ -119,7 +123,7 @@ class Sm100Smem(StoreSmemMap):
 
 
 @dataclass(frozen=True)
-class Sm100Plan(IndexedProduct, ReducingPlan, PersistentPlan):
+class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan):
     """C[l, M, N] = A[l, M, K] @ B[l, K, N] on Blackwell; see `derive` and Sm100Config.
 
     What it rests on: proofs (`check`), the compiled PTX in the emulator, SASS, and agreement with the CuTe DSL's own
@@ -132,6 +136,8 @@ class Sm100Plan(IndexedProduct, ReducingPlan, PersistentPlan):
     full_arrivals, full_bytes, empty_arrivals, acc_full_arrivals, acc_empty_arrivals
                   what completes a phase of the barriers; of a pair, full and acc_empty are the even block's
     indexed       the row indices of A or of C, or None; see `kernels.sm100.rows`
+    gated         the function of several sums that makes one element of C, or None; n is then C's columns
+    pair          a second pair of matrices, whose product is added, or None
     """
 
     m: int
@@ -160,6 +166,8 @@ class Sm100Plan(IndexedProduct, ReducingPlan, PersistentPlan):
     config: Sm100Config = field(default_factory=Sm100Config)
     epilogue: Epilogue = field(default_factory=Epilogue)
     indexed: IndexedRows | None = None
+    gated: Combined | None = None
+    pair: SecondPair | None = None
     verbs = GemmPlan.verbs | {
         "check": "sm100.checks:check_sm100",
         "execute": "sm100.reference:execute_sm100",
@@ -185,6 +193,8 @@ class Sm100Plan(IndexedProduct, ReducingPlan, PersistentPlan):
         epilogue: Epilogue | None = None,
         order: Order | None = None,
         indexed: IndexedRows | None = None,
+        gated: Combined | str | None = None,
+        pair: SecondPair | int | None = None,
     ) -> Sm100Plan:
         """Derive the kernel for `batch` products C[m, n] = A[m, k] @ B[k, n].
 
@@ -199,6 +209,9 @@ class Sm100Plan(IndexedProduct, ReducingPlan, PersistentPlan):
         order            the order of tiles, of all or some of them, as for `Sm90Plan.derive`, but for "symmetric"
         indexed          A's rows are gathered, or C's scattered, by TMA, through vectors of indices; m is the product's
                          rows, and a batch has m indices for each matrix: see `kernels.sm100.rows`
+        gated            a Combined, of two to four matrices B, or the name of a gate, whose B has 2n columns; as for
+                         `Sm90Plan.derive`. Their sums lie side by side in an accumulator's columns
+        pair             K of a second pair of matrices, whose product is added, likewise
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists; passes on AtomError,
         DescriptorError and TmaError.
@@ -211,34 +224,47 @@ class Sm100Plan(IndexedProduct, ReducingPlan, PersistentPlan):
         """
         config = config or Sm100Config()
         check_sizes(m=m, n=n, k=k, batch=batch)
-        epilogue = Epilogue.of(epilogue)
+        sums = combination(gated)
+        second = pair_of(pair, sums)
+        epilogue = epilogue_behind(sums, epilogue)
         target = arch_named(arch)
         target.require("tcgen05", "this kernel")
         a_spec, b_spec, c_spec = _typed(a, b, c)
         check_epilogue(epilogue, c_spec)
-        check_reductions(epilogue, config.tile[1], c_spec.dtype.name, lane_columns=2)  # a lane has a row, by pairs
+        check_parts(Asked(gated=sums, pair=second, indexed=indexed, batch=batch).parts, batch, SUMS)
+        columns = config.tile[1]
+        if sums is not None:
+            check_sums(sums, b_spec, c_spec)
+            own = "a CTA's tile" if config.blocks > 1 else "a tile"
+            check_combined(sums, columns // config.blocks, 1, b_spec, own)
+            columns //= sums.matrices
+        check_reductions(epilogue, columns, c_spec.dtype.name, lane_columns=2)  # a lane has a row, by pairs
         check_rows(indexed, (a_spec, c_spec), epilogue, target.name)
-        plan = cls._of(target, (m, n, k, batch), (a_spec, b_spec, c_spec), config, epilogue, order, indexed)
+        asked = Asked(gated=sums, pair=second, indexed=indexed, epilogue=epilogue)
+        plan = cls._of(target, (m, n, k, batch), (a_spec, b_spec, c_spec), config, order, asked)
         check_words(plan.words)
         return plan
 
     @classmethod
     def _of(
         cls, target: Arch, sizes: tuple[int, int, int, int], operands: tuple[Operand, Operand, Operand],
-        config: Sm100Config, epilogue: Epilogue, order: Order | None, indexed: IndexedRows | None,
+        config: Sm100Config, order: Order | None, asked: Asked,
     ) -> Sm100Plan:  # fmt: skip
         """The plan of a request that has been checked: each object from those before it."""
-        (m, n, k, batch), (a_spec, b_spec, c_spec) = sizes, operands
+        (m, n, k, batch), (a_spec, b_spec, c_spec), indexed = sizes, operands, asked.indexed
         (tile_m, tile_n), blocks = config.tile, config.blocks
         atom = tcgen05_mma(_KINDS[a_spec.dtype.name], tile_m, tile_n, a_spec.dtype, b_spec.dtype, "f32", blocks)
         tile_k = stage_depth(config.tile_k, STAGE_BYTES_OF_K, a_spec.dtype, atom)
         of_a, of_c = matrices_by_map(indexed, batch)
         a_plan = gathered(indexed, _operand("A", a_spec, "M", BLOCK_ROWS, tile_k, atom, of_a))
-        b_plan = _operand("B", b_spec, "N", tile_n // blocks, tile_k, atom, batch)
-        store = derive_store(tile_n, c_spec, config.width, config.chunks, config.buffers).of_batch(of_c)
+        sums = 1 if asked.gated is None else asked.gated.matrices
+        b_plan = _operand("B", b_spec, "N", tile_n // blocks, tile_k, atom, batch, sums)
+        columns = tile_n // sums
+        store = derive_store(columns, c_spec, config.width, config.chunks, config.buffers).of_batch(of_c)
+        check_shares(store, SideBySide(tile_n, sums, blocks))
         store = scattered(indexed, store)
         stages = _stages(target, a_plan, b_plan, store, config)
-        schedule = _schedule(order, config, (m, n, batch))
+        schedule = _schedule(order, (tile_m, columns), config, (m, n, batch))
         return cls(
             m=m,
             n=n,
@@ -259,13 +285,15 @@ class Sm100Plan(IndexedProduct, ReducingPlan, PersistentPlan):
             smem=_smem(a_plan, b_plan, stages, config.accumulators, store),
             threads=THREADS,
             full_arrivals=1,
-            full_bytes=blocks * (a_plan.tma.bytes + b_plan.tma.bytes),
+            full_bytes=blocks * (a_plan.bytes + b_plan.bytes),
             empty_arrivals=1,
             acc_full_arrivals=1,
             acc_empty_arrivals=blocks * EPILOGUE_WARPS,
             config=config,
-            epilogue=epilogue or Epilogue(),
+            epilogue=asked.epilogue or Epilogue(),
             indexed=indexed,
+            gated=asked.gated,
+            pair=asked.pair,
         )
 
     # ------------------------------------------------------------------------------------------------ what is asked for
@@ -292,7 +320,7 @@ class Sm100Plan(IndexedProduct, ReducingPlan, PersistentPlan):
     @property
     def partials(self) -> tuple[PartialResults, ...]:
         """The partial results of the epilogue's reductions: of a tile's columns, and of a warp's rows."""
-        return partials_of(self.epilogue, self.tile[1], rows=WARP_LANES)
+        return partials_of(self.epilogue, self.tile_c[1], rows=WARP_LANES)
 
     @property
     def loads_whole_rows(self) -> bool:
@@ -314,23 +342,24 @@ class Sm100Plan(IndexedProduct, ReducingPlan, PersistentPlan):
         return rounded_up(chunk.column + chunk.width, 1 if quantize is None else quantize.each)
 
     @property
-    def tiles(self) -> tuple[int, int]:
-        """The number of tiles along M and N."""
-        return tile_count(self.m, self.tile[0]), tile_count(self.n, self.tile[1])
+    def beside(self) -> SideBySide:
+        """(column of C, sum) -> column of an accumulator; and rows of B's tile, that of a pair's CTAs together."""
+        return SideBySide(self.tile[1], self.sums, self.blocks)
 
     @property
     def takes_extra_params(self) -> bool:
-        """True if the kernel takes words: it has an epilogue, row indices, or an order of tiles that reads some."""
-        return bool(self.epilogue) or bool(self.order.schedule.words) or self.indexed is not None
+        """True if the kernel takes words: of an epilogue, row indices, further operands, or an order of tiles."""
+        return bool(self.epilogue) or bool(self.words) or self.indexed is not None
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Names of the 64-bit parameters: the epilogue's, then those of the order of tiles, and of row indices."""
-        return (*self.epilogue.words, *self.order.schedule.words, *self.index_words)
+        """Names of the 64-bit parameters: the epilogue's, further operands', the order of tiles', row indices'."""
+        return (*self.epilogue.words, *self.operand_words, *self.order.schedule.words, *self.index_words)
 
     def for_any_size(self) -> Sm100Plan:
         """The plan of the same kernel for products of 1x1x1: what the trace sees."""
         plan = super().for_any_size()
+        plan = plan if self.pair is None else replace(plan, pair=replace(self.pair, k=1))
         return plan if self.indexed is None else replace(plan, indexed=self.indexed.for_any_size())
 
     @property
@@ -343,7 +372,9 @@ class Sm100Plan(IndexedProduct, ReducingPlan, PersistentPlan):
     def __str__(self) -> str:
         many = f"{self.stages} stages, {self.accumulators} accumulator(s)"
         return f"{self.described(f' {self.arch.name}')} by {self.blocks} block(s), {many}" + (
-            f", {self.indexed}" if self.indexed is not None else ""
+            (f", {self.indexed}" if self.indexed is not None else "")
+            + (f", {self.gated}" if self.gated is not None else "")
+            + (f", and a second pair of K = {self.pair.k}" if self.pair is not None else "")
         )
 
 
@@ -368,16 +399,30 @@ def _typed(a: OperandSpec, b: OperandSpec | None, c: OperandSpec | None) -> tupl
 
 
 def _operand(
-    name: str, spec: Operand, free: str, extent: int, tile_k: int, atom: Tcgen05Atom, batch: int
+    name: str, spec: Operand, free: str, extent: int, tile_k: int, atom: Tcgen05Atom, batch: int, matrices: int = 1
 ) -> OperandPlan:
-    """One CTA's part of an operand."""
+    """One CTA's part of an operand, of which several matrices lie side by side."""
     if spec.dtype.bits == 32 and (spec.order == "row") != (name == "A"):
         raise PlanError(
             f"{name.lower()} is {spec}: the instruction reads an MN-major tf32 under the swizzle 128B_ATOM_32B only, "
             "which no tensor copy here is derived for"
         )
     plan = derive_operand(name, spec, free, extent, tile_k, None, atom)
-    return replace(plan, tma=plan.tma.batched("l")) if batch > 1 else plan
+    if matrices > 1:
+        plan = side_by_side(plan, matrices)
+    if batch == 1:
+        return plan
+    return replace(plan, tma=plan.tma.batched("l"), others=tuple([tma.batched("l") for tma in plan.others]))
+
+
+def check_shares(store: StorePlan, beside: SideBySide) -> None:
+    """Raise PlanError for loads that cross a CTA's share of a sum's columns."""
+    for chunk in (chunk for _, round_ in store.rounds_of(0, 0) for chunk in round_.chunks):
+        if beside.matrices > 1 and chunk.column // beside.share != (chunk.column + chunk.width - 1) // beside.share:
+            raise PlanError(
+                f"a load of columns {chunk.column} to {chunk.column + chunk.width - 1} of C: each CTA of the pair has "
+                f"{beside.share} columns of each sum; width = {beside.share & -beside.share} divides them"
+            )
 
 
 def _stages(target: Arch, a: OperandPlan, b: OperandPlan, store: StorePlan, config: Sm100Config) -> int:
@@ -389,13 +434,13 @@ def _stages(target: Arch, a: OperandPlan, b: OperandPlan, store: StorePlan, conf
     return fitting_stages(target, config.stages, LEAST_STAGES, each, beside, taken)
 
 
-def _schedule(order: Order | None, config: Sm100Config, sizes: tuple[int, int, int]) -> Schedule:
+def _schedule(order: Order | None, tile: tuple[int, int], config: Sm100Config, sizes: tuple[int, int, int]) -> Schedule:
     """The order of tiles of M, N and a batch; raises PlanError for more than have numbers."""
     m, n, batch = sizes
-    across = -(-m // config.tile[0]), -(-n // config.tile[1])
+    across = -(-m // tile[0]), -(-n // tile[1])
     if (tiles := across[0] * across[1] * batch) > MAX_TILES:
         raise PlanError(f"{across[0]} * {across[1]} * {batch} = {tiles} tiles: a tile's number goes up to {MAX_TILES}")
-    return unmirrored(order, Grouped(config.along, config.group), config.tile, across, "sm_100a's kernel")
+    return unmirrored(order, Grouped(config.along, config.group), tile, across, "sm_100a's kernel")
 
 
 def _smem(a: OperandPlan, b: OperandPlan, stages: int, accumulators: int, store: StorePlan) -> Sm100Smem:

@@ -9,18 +9,20 @@ failure.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from ...atoms.smem.descriptor import element_addresses
 from ...atoms.tma.gather import ROWS as FOUR
-from ...atoms.tma.plan import TmaCopy
+from ...atoms.tma.plan import TmaCopy, TmaPlan
 from ...atoms.tmem.layout import COLUMNS, LANES, WARP_LANES
 from ...layouts import Layout
 from ...layouts.basis import component
 from ...schedule.listed import OnHost
 from ..derive import OperandPlan
+from ..epilogue.numpy_math import Math
 from ..indexed.rows import OUT_ROWS, ROWS
 from ..orders import reads_on_host, stored_elements
 from ..run.hardware_model import (
@@ -98,30 +100,47 @@ class _Group:
     ) -> None:  # fmt: skip
         self.plan, self.a, self.b, self.c, self.reads, self.given = plan, a, b, c, reads, given
         self.blocks = [_PairBlock(plan, rank) for rank in range(plan.blocks)]
+        further = {name: x for name, x in given.items() if isinstance(x, GlobalMatrix)}
+        of_b = [further[name] for name, _ in plan.gated.places] if plan.gated is not None else []
+        self.pairs = [({"A": [a], "B": self._halves([b, *of_b])}, plan.k)]
+        if plan.pair is not None:
+            second = [further[name] for name in plan.pair.of_b]
+            self.pairs.append(({"A": [further["a2"]], "B": self._halves(second)}, plan.pair.k))
         self.loaded = 0  # k tiles so far, over all output tiles
+
+    def _halves(self, matrices: list[GlobalMatrix]) -> list[GlobalMatrix]:
+        """The matrices of B's tile: a gate's second half begins n lines into the one matrix."""
+        plan = self.plan
+        if plan.halves == 1:
+            return matrices
+        (one,), (k, _, *batch) = matrices, matrices[0].extents
+        own = [one.bits.reshape(-1)[i * plan.n * one.leading :] for i in range(plan.halves)]
+        return [replace(one, bits=bits, extents=(k, plan.n, *batch)) for bits in own]
 
     def compute(self, tile: int, step: int) -> None:
         """Tile number `tile` of all, this group's number `step`: load, multiply, store."""
         plan, leader = self.plan, self.blocks[0]
         matrix, number = divmod(tile, int(plan.order.schedule.count(plan.tiles, reads=self.reads)))
         row, column = plan.order.tile(number, 0, 0, plan.tiles, reads=self.reads)
-        origin = {"m": row * plan.tile[0], "n": column * plan.tile[1], "l": matrix}
+        origin = {"m": row * plan.tile_c[0], "n": column * plan.tile_c[1], "l": matrix}
         which, turn = step % plan.accumulators, step // plan.accumulators & 1
         leader.acc_empty[which].wait(turn ^ 1)
         first = which * plan.mma.accumulator.columns
-        for k_tile in range(-(-plan.k // plan.tile[2])):
+        all_k = [(of, at) for of, k in self.pairs for at in range(0, k, plan.tile[2])]
+        for number, (matrices, at_k) in enumerate(all_k):
             stage, parity = self.loaded % plan.stages, self.loaded // plan.stages & 1
             for block in self.blocks:
                 block.empty[stage].wait(parity ^ 1)
             leader.full[stage].arrive_expect(plan.full_bytes)
             for block in self.blocks:
-                at = {**origin, "k": k_tile * plan.tile[2]}
+                at = {**origin, "k": at_k}
                 at["m"] += block.rank * BLOCK_ROWS
-                at["n"] += block.rank * plan.b.smem.extent[0]
-                for operand, source in ((plan.a, self.a), (plan.b, self.b)):
-                    self._load(operand, source, at, stage, block)
+                at["n"] += block.rank * plan.beside.share
+                for operand in (plan.a, plan.b):
+                    for tma, source in zip(operand.copies, matrices[operand.name], strict=True):
+                        self._load(operand, tma, source, at, stage, block)
             leader.full[stage].wait(parity)
-            self._multiply(stage, first, k_tile > 0)
+            self._multiply(stage, first, number > 0)
             for block in self.blocks:
                 block.empty[stage].arrive()
             self.loaded += 1
@@ -133,9 +152,10 @@ class _Group:
                 leader.acc_empty[which].arrive()
 
     def _load(
-        self, operand: OperandPlan, source: GlobalMatrix, at: dict[str, int], stage: int, block: _PairBlock
-    ) -> None:
-        tma, address = operand.tma, block.smem.base + self.plan.smem.stage(operand.name, stage)
+        self, operand: OperandPlan, tma: TmaPlan, source: GlobalMatrix, at: dict[str, int], stage: int,
+        block: _PairBlock,
+    ) -> None:  # fmt: skip
+        address = block.smem.base + self.plan.smem.stage(operand.name, stage)
         full = self.blocks[0].full[stage]
         if operand is not self.plan.a or not self.plan.gathers:
             copy_boxes(tma, tma.instructions, source, at, block.smem, address, full)
@@ -200,5 +220,9 @@ class _Group:
         ld, dtype = load_of(chunk), self.plan.c.dtype
         thread, value = np.arange(WARP_LANES)[:, None], np.arange(ld.repeat)[None, :]
         lane, column = places(ld.tmem, thread, value)
-        held = block.tensor[warp * WARP_LANES + lane, first + chunk.column + column]
+        own = warp * WARP_LANES + lane
+        sums = [
+            block.tensor[own, first + self.plan.beside.row(chunk.column, i) + column] for i in range(self.plan.sums)
+        ]
+        held = sums[0] if self.plan.gated is None else self.plan.gated.apply(sums, Math, self.given)
         block.smem.write(address + np.asarray(chunk.tile.byte(lane, column)), dtype.encode(held), dtype)

@@ -24,7 +24,7 @@ def store_checks(plan: Sm100Plan) -> list[Check]:
 def _columns_of_c(plan: Sm100Plan) -> Check:
     """Each column is in one chunk, and a round's chunks are disjoint in its buffer."""
     store, witness = plan.store, ""
-    times = np.zeros(plan.tile[1], dtype=np.int64)
+    times = np.zeros(plan.tile_c[1], dtype=np.int64)
     for number, round_ in store.rounds_of(0, 0):
         end = 0
         for chunk in round_.chunks:
@@ -39,10 +39,10 @@ def _columns_of_c(plan: Sm100Plan) -> Check:
         witness = witness or f"a store of {store.c} by {store.warps} warp(s)"
     widths = "+".join(str(chunk.width) for chunk in distinct_chunks(store))
     statement = (
-        f"chunks of {widths} columns store each of {plan.tile[1]} once, in {len(store.rounds)} round(s) through "
+        f"chunks of {widths} columns store each of {plan.tile_c[1]} once, in {len(store.rounds)} round(s) through "
         f"{store.buffers} buffer(s) of {store.buffer_bytes} bytes for each warp"
     )
-    return Check("columns of C", statement, not witness, f"exhaustion ({plan.tile[1]} columns)", witness)
+    return Check("columns of C", statement, not witness, f"exhaustion ({plan.tile_c[1]} columns)", witness)
 
 
 def _rows(plan: Sm100Plan) -> Check:

@@ -30,9 +30,11 @@ from ...memo import memoized
 from ...report import Check, Report
 from ..derivation import checked
 from ..derive import one_matrix
+from ..operands.pair import pair_check
 from ..orders import asked_order
 from ..partials import reductions_check
 from ..plan_checks import fragment_checks, tiles_of_c, tiles_of_k
+from .fragment import WarpFragment
 from .operand import Sm80Operand, byte_selector
 from .pipeline import proven
 from .plan import Sm80Plan
@@ -47,7 +49,8 @@ IntArray = npt.NDArray[np.int64]
 def check_sm80(plan: Sm80Plan) -> Report:
     """Every check of the plan."""
     more = {**asked_order(plan), "indexed": plan.indexed} if plan.weights is None else {"weights": plan.weights}
-    return checked(plan, _checks, arch=plan.arch, batch=plan.batch, epilogue=plan.epilogue or None, **more)
+    several = {"gated": plan.gated, "pair": plan.pair} if plan.weights is None else {}
+    return checked(plan, _checks, arch=plan.arch, batch=plan.batch, epilogue=plan.epilogue or None, **more, **several)
 
 
 def _checks(plan: Sm80Plan, explored: bool) -> list[Check]:
@@ -66,7 +69,11 @@ def _checks(plan: Sm80Plan, explored: bool) -> list[Check]:
         "addresses and counters": HELD,
     }
     checks.append(registers(plan.arch, plan.threads, held, plan.config.blocks_per_sm))
-    if plan.epilogue:
+    if plan.gated is not None:
+        checks.append(_sums(plan))
+    if plan.pair is not None:
+        checks.append(pair_check(plan))
+    if plan.epilogue or plan.gated is not None:
         checks.append(numbered_check(plan))
     if plan.epilogue.reductions:
         checks.append(reductions_check(plan, plan.fragment, range(plan.fragment.accumulator_registers)))
@@ -78,11 +85,11 @@ def _checks(plan: Sm80Plan, explored: bool) -> list[Check]:
 
 def _tiles_of_c(plan: Sm80Plan) -> Check:
     statement = (
-        f"{plan.tiles[0]}x{plan.tiles[1]} tiles of {plan.tile[0]}x{plan.tile[1]} cover {plan.m}x{plan.n}"
+        f"{plan.tiles[0]}x{plan.tiles[1]} tiles of {plan.tile_c[0]}x{plan.tile_c[1]} cover {plan.m}x{plan.n}"
         + f" of each of {plan.batch} matrices" * (plan.batch > 1)
         + f", and {plan.order} visits each {'' if plan.order.is_full else 'of its set '}once"
     )
-    return tiles_of_c(plan, statement, plan.tile, batched=False)
+    return tiles_of_c(plan, statement, plan.tile_c, batched=False)
 
 
 def _tiles_of_k(plan: Sm80Plan) -> Check:
@@ -307,6 +314,38 @@ def _warps(plan: Sm80Plan) -> Check:
         f"{len(plan.products)} products a depth"
     )
     return Check("warps", statement, not witness, "exhaustion", witness)
+
+
+def _sums(plan: Sm80Plan) -> Check:
+    """Each column of each matrix has a row of B's tile; its sum is in a register of the lane that stores C's column."""
+    beside, fragment, witness = plan.b.beside, plan.fragment, ""
+    width, count = plan.tile_c[1], plan.fragment.accumulator_registers
+    rows = np.array([[int(beside.row(j, i)) for j in range(width)] for i in range(plan.sums)])
+    if not np.array_equal(np.sort(rows, axis=None), np.arange(plan.tile[1])):
+        witness = f"rows {rows.tolist()} of B's tile are not all of {plan.tile[1]}"
+    back = np.stack([np.asarray(x) for x in beside.source(rows)])
+    if (back != np.stack(np.meshgrid(np.arange(width), np.arange(plan.sums)))).any():
+        witness = witness or "a row of B's tile is copied from another column or matrix"
+    whole, lanes = WarpFragment(plan.store, plan.blocks), np.arange(WARP)
+    per_block, down = plan.mma.accumulator_registers, plan.blocks[0]
+    at = {}  # register -> (row, column) of the warp's products, by lane
+    for register in range(whole.accumulator_registers):
+        block, inside = divmod(register, per_block)
+        row, column = plan.store.place(lanes, block // down * per_block + inside)
+        at[register] = row + block % down * int(plan.mma.shape_mnk[0]), column
+    for warp, number, value in product(range(plan.warps[1]), range(plan.sums), range(count)):
+        row, column = fragment.coords_C(lanes, value)
+        held = at[fragment.register(value) + number * count]
+        want = np.asarray(beside.row(column + warp * plan.warp_columns, number)) - warp * plan.b.warp_extent
+        wrong = np.argwhere((held[0] != row) | (held[1] != want))
+        if len(wrong):
+            lane = int(wrong[0][0])
+            witness = witness or f"warp {warp}, lane {lane}, value {value} of sum {number} is of another element"
+    statement = (
+        f"{plan.sums} sums of {plan.warp_columns} columns of a warp, of matrices side by side in B's tile: a value of "
+        f"C has its sums {count} registers apart"
+    )
+    return Check("gated", statement, not witness, f"exhaustion ({plan.sums * count * WARP} values)", witness)
 
 
 def _pipeline(plan: Sm80Plan) -> Check:

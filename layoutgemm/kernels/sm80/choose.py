@@ -76,6 +76,23 @@ def holding_groups(config: Sm80Config, epilogue: Epilogue | None) -> Sm80Config:
     return Sm80Config((64, width), None, 3, (4, 1), 8, align=config.align) if width <= _LARGE[1] else config
 
 
+def for_several(config: Sm80Config, sums: int, paired: bool) -> Sm80Config:
+    """The configuration, or the nearest one whose warps hold all sums.
+
+    sums    that make one element of C;   paired   a second pair follows
+
+    >>> three = for_several(Sm80Config((128, 256), persistent=True), 3, True)
+    >>> three.tile, three.warps, three.persistent
+    ((128, 192), (2, 4), False)
+    """
+    if sums == 1 and not paired:
+        return config
+    unit = ROUND_ROWS * config.warps[1] * sums  # a warp takes a multiple of 16 columns of each matrix
+    width = max(unit, config.tile[1] // unit * unit)
+    persistent = config.persistent and not paired
+    return replace(config, tile=(config.tile[0], width), loads="cp.async", persistent=persistent)
+
+
 def shared_bytes(config: Sm80Config) -> int:
     """Shared memory that a block takes whose tile_k and stages are given: what `Sm80Plan.smem.total` is, or more.
 

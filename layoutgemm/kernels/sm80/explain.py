@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..explain import explain_workspace
+from ..explain import explain_several, explain_workspace
 from ..orders import described_order
 from .operand import Sm80Operand
 from .plan import Sm80Plan
@@ -37,6 +37,7 @@ def explain_sm80(plan: Sm80Plan) -> str:
         + f", {described_order(plan.order, plan.tiles)}" * (not plan.order.is_full),
         f"shared       {smem.total} bytes, {plan.config.blocks_per_sm} block(s) a multiprocessor",
         *[f"epilogue     {step}" for step in plan.epilogue.steps],
+        *explain_several(plan, plan.fragment.accumulator_registers),
         *([] if plan.indexed is None else [_rows(plan)]),
         explain_workspace(plan),
     ]

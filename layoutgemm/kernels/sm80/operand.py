@@ -39,6 +39,7 @@ from ...errors import PlanError
 from ...layouts import Layout
 from ...memo import memoized
 from ..derive import Operand
+from ..operands.product import SideBySide
 from ..thread_addresses import Index, ThreadAddresses
 
 _ASYNC = (16, 8, 4)  # bytes of cp.async: PTX ISA, "cp.async"
@@ -167,6 +168,7 @@ class Sm80Operand:
     load       shared memory to registers
     warps      how many warps share the tile along M (of A) or N (of B)
     tma        the tensor copy that fills the tile in place of `copy`, or None
+    beside     where columns of several matrices B lie in the tile, or None for one matrix
     """
 
     name: str
@@ -178,6 +180,7 @@ class Sm80Operand:
     load: FragmentLoad
     warps: int
     tma: TmaPlan | None = None
+    beside: SideBySide | None = None
 
     @cached_property
     def warp_extent(self) -> int:

@@ -22,6 +22,11 @@ from ..derive import Operand, OperandSpec, check_pair, refused_output
 from ..epilogue.chain import Epilogue
 from ..indexed.rows import IndexedProduct, IndexedRows, check_rows_lie
 from ..numbers import W
+from ..operands.combinations import SUMS, Asked, check_parts
+from ..operands.combined import Combined
+from ..operands.gated import check_sums, combination, epilogue_behind
+from ..operands.pair import SecondPair, pair_of
+from ..operands.product import SeveralOperands, SideBySide
 from ..orders import Order, unmirrored
 from ..partials import PartialResults, ReducingPlan, check_reductions, partials_of
 from ..plan import (
@@ -40,7 +45,6 @@ from ..plan import (
     parameters_with,
     rounded_up,
     stage_depth,
-    tile_count,
 )
 from ..quantized.formats import UNIT_K, QuantizedFormat
 from ..quantized.order import WORDS
@@ -120,13 +124,15 @@ class Sm80Smem(StoreSmemMap):
 
 
 @dataclass(frozen=True)
-class Sm80Plan(IndexedProduct, ReducingPlan, GemmPlan):
+class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan):
     """C[l, M, N] = A[l, M, K] @ B[l, K, N] by mma.sync; see `derive` and Sm80Config.
 
     b         an Sm80Operand; an Sm80PackedOperand where B is packed weights
     weights   the format of B where it is packed weights, or None; see `kernels.sm80.quantized`
     epilogue  steps between the sums and C; see `kernels.epilogue`
     indexed   the row indices of A or of C, or None; see `kernels.sm80.device.indexed`
+    gated     the function of several sums that makes one element of C, or None; n is then C's columns
+    pair      a second pair of matrices, whose product is added, or None
     """
 
     m: int
@@ -148,6 +154,8 @@ class Sm80Plan(IndexedProduct, ReducingPlan, GemmPlan):
     weights: QuantizedFormat | None = None
     epilogue: Epilogue = field(default_factory=Epilogue)
     indexed: IndexedRows | None = None
+    gated: Combined | None = None
+    pair: SecondPair | None = None
     operand_path = "run.ampere:BY_LINES"
     verbs = GemmPlan.verbs | {
         "check": "sm80.checks:check_sm80",
@@ -168,8 +176,8 @@ class Sm80Plan(IndexedProduct, ReducingPlan, GemmPlan):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Names of the 64-bit parameters: the epilogue's, then those of the order of tiles, and of row indices."""
-        return (*self.epilogue.words, *self.order.words, *self.index_words)
+        """Names of the 64-bit parameters: the epilogue's, further operands', the order of tiles', row indices'."""
+        return (*self.epilogue.words, *self.operand_words, *self.order.words, *self.index_words)
 
     @property
     def takes_words(self) -> bool:
@@ -179,12 +187,12 @@ class Sm80Plan(IndexedProduct, ReducingPlan, GemmPlan):
     @property
     def partials(self) -> tuple[PartialResults, ...]:
         """The partial results of the epilogue's reductions: of a warp's columns, and of its rows."""
-        return partials_of(self.epilogue, self.b.warp_extent, rows=self.a.warp_extent)
+        return partials_of(self.epilogue, self.warp_columns, rows=self.a.warp_extent)
 
     @property
     def fragment(self) -> WarpFragment:
         """The map of a warp's accumulators."""
-        return WarpFragment(self.store, self.blocks)
+        return WarpFragment(self.store, (self.blocks[0], self.blocks[1] // self.sums))
 
     @classmethod
     @checked(PlanError)
@@ -204,6 +212,8 @@ class Sm80Plan(IndexedProduct, ReducingPlan, GemmPlan):
         weights: QuantizedFormat | None = None,
         epilogue: Epilogue | None = None,
         indexed: IndexedRows | None = None,
+        gated: Combined | str | None = None,
+        pair: SecondPair | int | None = None,
     ) -> Sm80Plan:
         """Derive the kernel of `batch` products C[m, n] = A[m, k] @ B[k, n].
 
@@ -220,6 +230,9 @@ class Sm80Plan(IndexedProduct, ReducingPlan, GemmPlan):
                  packed weights `weights.epilogue(*steps, axis="n")`
         indexed  A's rows are gathered, or C's scattered, through vectors of indices; m is the product's rows, and a
                  batch has m indices for each matrix
+        gated    a Combined, of two to four matrices B, or the name of a gate, whose B has 2n columns; as for
+                 `Sm90Plan.derive`
+        pair     K of a second pair of matrices, whose product is added, likewise
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists, and passes on AtomError.
 
@@ -230,44 +243,42 @@ class Sm80Plan(IndexedProduct, ReducingPlan, GemmPlan):
         target = arch_named(arch)
         check_range(PlanError, MAX_COORDINATE, f"it is 1 to {MAX_COORDINATE}", m=m, n=n, k=k)
         check_range(PlanError, MAX_BATCH, f"it is 1 to {MAX_BATCH}", batch=batch)
-        if config.persistent and batch > 1:
-            raise PlanError(f"batch = {batch}: a persistent kernel multiplies one pair of matrices")
         if weights is not None:
             b = _like(a) if b is None else b
             check_packed(weights, (k, batch), config, (Operand.parse(a), Operand.parse(b)), epilogue)
             config = replace(config, tile_k=config.tile_k or UNIT_K)
-        epilogue = Epilogue.of(epilogue)
+        second = pair_of(pair, sums := combination(gated))
+        epilogue = epilogue_behind(sums, epilogue)
         a_spec, b_spec, atom = _typed(a, b, target)
-        c_spec = _output(c, a_spec, atom, epilogue)
+        c_spec = _output(c, a_spec, atom, bool(epilogue) or sums is not None)
         check_epilogue(epilogue, c_spec)
         _check_rows(indexed, (a_spec, c_spec), config, weights, epilogue)
         tile_k = stage_depth(config.tile_k, _STAGE_BYTES_OF_K, a_spec.dtype, atom)
-        threads = _checked_threads(config, target)
+        threads = _checked_threads(config, target, batch)
+        _check_several(Asked(gated=sums, pair=second, indexed=indexed, batch=batch, weights=weights), config)
         vectors = _vectors(config.align, (a_spec, b_spec, c_spec))
-        a_plan = derive_operand("A", a_spec, config.tile[0], tile_k, config.warps[0], threads, vectors[0], atom)
+        (tile_m, tile_n), (along_m, along_n) = config.tile, config.warps
+        a_plan = derive_operand("A", a_spec, tile_m, tile_k, along_m, threads, vectors[0], atom)
         b_plan: OperandOfB
         if weights is None:
-            b_plan = derive_operand("B", b_spec, config.tile[1], tile_k, config.warps[1], threads, vectors[1], atom)
+            b_plan = derive_operand("B", b_spec, tile_n, tile_k, along_n, threads, vectors[1], atom)
             if config.loads == "tma":
-                target.require("cp.async.bulk.tensor", "loads='tma'")
                 a_plan, b_plan = by_tensor_copy(a_plan, batch), by_tensor_copy(b_plan, batch)
+            b_plan = _beside(b_plan, sums, (b_spec, c_spec))
         else:
-            b_plan = packed_b(weights, b_spec, (config.tile[1], tile_k), config.warps[1], threads, atom)
-        if config.stmatrix:
-            target.require("stmatrix", "stmatrix=True")
+            b_plan = packed_b(weights, b_spec, (tile_n, tile_k), along_n, threads, atom)
+        columns = tile_n // (along_n * (1 if sums is None else sums.matrices))
         orders = a_plan.mn_order, b_plan.mn_order
-        store = Sm80Store.derive(atom, config.tile[1] // config.warps[1], c_spec, vectors[2], orders, config.stmatrix)
+        store = Sm80Store.derive(atom, columns, c_spec, vectors[2], orders, config.stmatrix)
         stages, smem = _ring(target, a_plan, b_plan, store, config)
-        schedule = _schedule(order, config, (m, n), epilogue)
-        if weights is not None and schedule.words:
-            raise PlanError(f"order = {schedule}: a launch of packed weights has no words of an order; take a formula")
+        schedule = _schedule(order, (tile_m, columns * along_n), config, (m, n), weights)
         made = cls(
             m=m, n=n, k=k, batch=batch, arch=target, a=a_plan, b=b_plan, c=c_spec, mma=atom, indexed=indexed,
             tile=(*config.tile, tile_k), stages=stages, warps=config.warps, store=store,
-            order=schedule, smem=smem, config=config, weights=weights, epilogue=epilogue,
+            order=schedule, smem=smem, config=config, weights=weights, epilogue=epilogue, gated=sums, pair=second,
         )  # fmt: skip
         check_words(made.words)
-        check_reductions(epilogue, b_plan.warp_extent, c_spec.dtype.name, made.fragment.lane_columns)
+        check_reductions(epilogue, columns, c_spec.dtype.name, made.fragment.lane_columns)
         return made
 
     # ------------------------------------------------------------------------------------------------ what is asked for
@@ -275,11 +286,6 @@ class Sm80Plan(IndexedProduct, ReducingPlan, GemmPlan):
     def threads(self) -> int:
         """Threads of a block."""
         return 32 * self.warps[0] * self.warps[1]
-
-    @property
-    def tiles(self) -> tuple[int, int]:
-        """The number of tiles along M and N."""
-        return tile_count(self.m, self.tile[0]), tile_count(self.n, self.tile[1])
 
     @property
     def steps(self) -> int:
@@ -292,9 +298,15 @@ class Sm80Plan(IndexedProduct, ReducingPlan, GemmPlan):
         m, n, _ = self.mma.shape_mnk
         return self.a.warp_extent // m, self.b.warp_extent // n
 
+    @property
+    def warp_columns(self) -> int:
+        """Columns of C of one warp: of several sums, their share of the columns that it multiplies."""
+        return int(self.b.warp_extent) // self.sums
+
     def for_any_size(self) -> Sm80Plan:
         """The plan of the same kernel for products of 1x1x1: what the trace sees."""
         plan = super().for_any_size()
+        plan = plan if self.pair is None else replace(plan, pair=replace(self.pair, k=1))
         return plan if self.indexed is None else replace(plan, indexed=self.indexed.for_any_size())
 
     def warp_place(self, warp: W) -> tuple[W, W]:
@@ -338,7 +350,9 @@ class Sm80Plan(IndexedProduct, ReducingPlan, GemmPlan):
     def __str__(self) -> str:
         head = self.described(f" {self.arch.name}")
         packed = f", B packed {self.weights}" * (self.weights is not None)
-        return f"{head}, {self.stages} stages, {self.warps[0]}x{self.warps[1]} warps{packed}"
+        several = f", {self.gated}" if self.gated is not None else ""
+        several += f", and a second pair of K = {self.pair.k}" if self.pair is not None else ""
+        return f"{head}, {self.stages} stages, {self.warps[0]}x{self.warps[1]} warps{packed}{several}"
 
 
 def _like(a: OperandSpec) -> Operand:
@@ -379,10 +393,16 @@ def _check_rows(
         raise PlanError(f"loads = {shown(config.loads)}: rows of A are gathered by cp.async, loads='cp.async'")
 
 
-def _checked_threads(config: Sm80Config, target: Arch) -> int:
+def _checked_threads(config: Sm80Config, target: Arch, batch: int) -> int:
     """Threads of a block; raises PlanError for too many, and for warps among which the tile cannot be divided."""
     warps = config.warps[0] * config.warps[1]
     threads = 32 * warps
+    if config.persistent and batch > 1:
+        raise PlanError(f"batch = {batch}: a persistent kernel multiplies one pair of matrices")
+    if config.loads == "tma":
+        target.require("cp.async.bulk.tensor", "loads='tma'")
+    if config.stmatrix:
+        target.require("stmatrix", "stmatrix=True")
     if threads > target.threads_per_block:
         raise PlanError(f"{warps} warps are {threads} threads; a block has up to {target.threads_per_block}")
     for what, extent, count in (("M", config.tile[0], config.warps[0]), ("N", config.tile[1], config.warps[1])):
@@ -394,6 +414,34 @@ def _checked_threads(config: Sm80Config, target: Arch) -> int:
     return threads
 
 
+def _check_several(asked: Asked, config: Sm80Config) -> None:
+    """Raise PlanError for a configuration that cannot hold the sums, or load the matrices."""
+    sums, pair = asked.gated, asked.pair
+    if sums is None and pair is None:
+        return
+    if asked.weights is not None:
+        raise PlanError("gated and pair: packed weights are one matrix B; leave weights out, or multiply twice")
+    check_parts(asked.parts, asked.batch, SUMS)
+    if config.loads != "cp.async":
+        raise PlanError(f"loads = {shown(config.loads)}: several matrices come by cp.async, loads='cp.async'")
+    if pair is not None and config.persistent:
+        raise PlanError("pair: copies of a persistent kernel run on from tile to tile of one pair; persistent=False")
+    if sums is not None and config.tile[1] % (unit := 16 * config.warps[1] * sums.matrices):
+        raise PlanError(
+            f"a tile of {config.tile[1]} columns, {config.warps[1]} warp(s) along N, of {sums.matrices} matrices B: a "
+            f"warp takes a multiple of 16 of each, {config.tile[1]} = {config.tile[1] // unit}*{unit} + "
+            f"{config.tile[1] % unit}"
+        )
+
+
+def _beside(b: Sm80Operand, sums: Combined | None, operands: tuple[Operand, Operand]) -> Sm80Operand:
+    """B's tile with columns of several matrices; `operands`: B and C. Raises PlanError for others."""
+    if sums is None:
+        return b
+    check_sums(sums, *operands)
+    return replace(b, beside=SideBySide(b.smem.extent[0], sums.matrices, b.warps))
+
+
 def _vectors(align: tuple[int, int, int], specs: tuple[Operand, Operand, Operand]) -> list[int]:
     """Bytes of an access to A, B and C; raises PlanError for an alignment below an element's bytes."""
     for name, bytes_, spec in zip("abc", align, specs, strict=True):
@@ -402,13 +450,13 @@ def _vectors(align: tuple[int, int, int], specs: tuple[Operand, Operand, Operand
     return [bytes_ if bytes_ >= 4 else spec.dtype.bytes for bytes_, spec in zip(align, specs, strict=True)]
 
 
-def _output(c: OperandSpec | None, a: Operand, atom: MmaAtom, epilogue: Epilogue) -> Operand:
+def _output(c: OperandSpec | None, a: Operand, atom: MmaAtom, fused: bool) -> Operand:
     whole = atom.c_dtype.name == "i32"
     default = "i32" if whole else a.dtype if a.dtype.bits == 16 else "f32"
     spec = Operand.parse(default if c is None else c)
-    known = ("i32", *STORED_FLOATS * bool(epilogue)) if whole else STORED_FLOATS
+    known = ("i32", *STORED_FLOATS * fused) if whole else STORED_FLOATS
     if spec.dtype.name not in known:
-        raise refused_output(spec.dtype, a.dtype, known, _way_to(spec.dtype.name, a.dtype.name, whole, bool(epilogue)))
+        raise refused_output(spec.dtype, a.dtype, known, _way_to(spec.dtype.name, a.dtype.name, whole, fused))
     if spec.order != "row":
         raise PlanError(f"c is {spec}; this kernel stores row-major. Compute the transpose: C^T = B^T @ A^T")
     return spec
@@ -426,13 +474,18 @@ def _way_to(c: str, a: str, whole: bool, fused: bool) -> str:
     return ""
 
 
-def _schedule(order: Order | None, config: Sm80Config, sizes: tuple[int, int], epilogue: Epilogue) -> Schedule:
+def _schedule(
+    order: Order | None, tile: tuple[int, int], config: Sm80Config, sizes: tuple[int, int],
+    weights: QuantizedFormat | None,
+) -> Schedule:  # fmt: skip
     """The order of tiles of M and N; raises PlanError for too many tiles, and an order that this kernel has not."""
     m, n = sizes
-    across = -(-m // config.tile[0]), -(-n // config.tile[1])
+    across = -(-m // tile[0]), -(-n // tile[1])
     if (tiles := across[0] * across[1]) > MAX_COORDINATE:
-        raise PlanError(f"{m}x{n} in tiles of {config.tile} are {tiles} tiles; a grid holds 2**31 - 1 blocks")
-    found = unmirrored(order, Grouped(config.along, config.group), config.tile, across, "sm_80's kernel")
+        raise PlanError(f"{m}x{n} in tiles of {tile} are {tiles} tiles; a grid holds 2**31 - 1 blocks")
+    found = unmirrored(order, Grouped(config.along, config.group), tile, across, "sm_80's kernel")
+    if weights is not None and found.words:
+        raise PlanError(f"order = {found}: a launch of packed weights has no words of an order; take a formula")
     return found
 
 

@@ -7,9 +7,9 @@ registers. A wrong address, map or order gives a wrong result. Time is not model
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +18,10 @@ from ...atoms import MmaAtom, ldmatrix
 from ...atoms.copy.base import VECTOR_BYTES, WARP
 from ...errors import PlanError
 from ...memo import memoized
+from ..epilogue.numpy_math import Math
 from ..indexed.rows import OUT_ROWS, ROWS
 from ..orders import reads_on_host, stored_elements
+from ..plan import present
 from .operand import Sm80Operand, byte_selector
 from .plan import Sm80Plan
 from .quantized.reference import filled_stage, packed_fragments
@@ -55,9 +57,12 @@ def execute_sm80(
         matrix, block = divmod(number, count)
         row, column = plan.order.tile(block, plan.tiles, reads=reads)
         rows = None if rows_a is None else rows_a[matrix]
-        sums = _block(plan, a[matrix], b[matrix], row * plan.tile[0], column * plan.tile[1], rows)
+        pairs = _pairs(plan, a[matrix], b[matrix], given)
+        sums = _block(plan, pairs, row * plan.tile_c[0], column * plan.tile_c[1], rows)
+        if plan.gated is not None:
+            sums = {warp: _combined(plan, total, given) for warp, total in sums.items()}
         rows = np.arange(plan.m) if rows_c is None else rows_c[matrix]
-        _store(plan, each_round, sums, c[matrix], times[matrix], row * plan.tile[0], column * plan.tile[1], rows)
+        _store(plan, each_round, sums, c[matrix], times[matrix], row * plan.tile_c[0], column * plan.tile_c[1], rows)
         if progress is not None:
             progress(number + 1, total)
     if (times != wanted).any():
@@ -73,8 +78,36 @@ def _rows_of(plan: Sm80Plan, given: Mapping[str, object], name: str, count: int)
     return np.where((found >= 0) & (found < count), found, -1)
 
 
+class _Pair(NamedTuple):
+    """A, the matrices B that it multiplies, and their K."""
+
+    a: np.ndarray
+    b: list[np.ndarray]
+    k: int
+
+
+def _pairs(plan: Sm80Plan, a: np.ndarray, b: np.ndarray, given: Mapping[str, Any]) -> list[_Pair]:
+    """The pairs of a tile's loop over K: a gate's halves are lines of one matrix."""
+
+    def of_b(names: Sequence[str], first: Sequence[np.ndarray] = ()) -> list[np.ndarray]:
+        found = [*first, *[given[name][0] for name in names]]
+        return found if plan.halves == 1 else [found[0][i * plan.n : (i + 1) * plan.n] for i in range(plan.halves)]
+
+    further = [name for name, _ in plan.gated.places] if plan.gated is not None else []
+    pairs = [_Pair(a, of_b(further, [b]) if plan.weights is None else [b], plan.k)]
+    if plan.pair is not None:
+        pairs.append(_Pair(given["a2"][0], of_b(plan.pair.of_b), plan.pair.k))
+    return pairs
+
+
+def _combined(plan: Sm80Plan, total: np.ndarray, given: Mapping[str, object]) -> np.ndarray:
+    """A warp's values of C, of sums that are its blocks along N."""
+    sums = np.split(total.astype(np.float32), plan.sums, axis=1)
+    return np.asarray(present(plan.gated).apply(sums, Math, dict(given)), np.float32)
+
+
 def _block(
-    plan: Sm80Plan, a: np.ndarray, b: np.ndarray, m0: int, n0: int, rows: npt.NDArray[np.int64] | None
+    plan: Sm80Plan, pairs: Sequence[_Pair], m0: int, n0: int, rows: npt.NDArray[np.int64] | None
 ) -> dict[int, np.ndarray]:
     """The sums of every warp: (block along M, block along N, lane, value); `rows` are A's where they are gathered."""
     kind = np.int64 if plan.mma.c_dtype.name == "i32" else np.float32
@@ -82,9 +115,12 @@ def _block(
     sums = {
         warp: np.zeros((*count, WARP, plan.mma.accumulator_registers), kind) for warp in range(plan.threads // WARP)
     }
-    for k0 in range(0, plan.k, plan.tile[2]):
-        tile_a = _filled(plan, plan.a, a, m0, plan.m, k0, rows)
-        tile_b = _filled(plan, plan.b, b, n0, plan.n, k0) if plan.weights is None else filled_stage(plan, b, n0, k0)
+    for pair, k0 in ((one, k0) for one in pairs for k0 in range(0, one.k, plan.tile[2])):
+        tile_a = _filled(plan, plan.a, [pair.a], m0, plan.m, (k0, pair.k), rows)
+        if plan.weights is None:
+            tile_b = _filled(plan, plan.b, pair.b, n0, plan.n, (k0, pair.k))
+        else:
+            tile_b = filled_stage(plan, pair.b[0], n0, k0)
         for step in range(plan.steps):
             packed = None if plan.weights is None else packed_fragments(plan, tile_b, step)
             for warp, total in sums.items():
@@ -96,29 +132,39 @@ def _block(
 
 
 def _filled(
-    plan: Sm80Plan, operand: Sm80Operand, matrix: np.ndarray, first: int, extent: int, k0: int,
-    rows: npt.NDArray[np.int64] | None = None,
+    plan: Sm80Plan, operand: Sm80Operand, matrices: Sequence[np.ndarray], first: int, extent: int,
+    along_k: tuple[int, int], rows: npt.NDArray[np.int64] | None = None,
 ) -> Bytes:  # fmt: skip
-    """One stage's tile after the copies: 0xFF where none of them wrote; `rows` are those that are gathered."""
+    """One stage's tile after the copies: 0xFF where none of them wrote; `rows` are those that are gathered.
+
+    along_k  the K tile's first element, and K
+    """
+    k0, k_end = along_k
     copy, tile, size = operand.copy, operand.smem, operand.dtype.bytes
     memory = np.full(tile.bytes, 0xFF, np.uint8)
     threads = np.arange(plan.threads)
     run = np.arange(copy.vector_bytes // size)
     for index in copy.indices:
         mn, k = (np.asarray(x) for x in copy.coordinates(threads, *index))
+        which = np.zeros_like(mn)
+        if operand.beside is not None:
+            mn, which = (np.asarray(x) for x in operand.beside.source(mn))
         base, constant = copy.places.of[index]
         to = np.asarray(tile.byte(*copy.coordinates(threads, *copy.places.bases[base]))) + constant
         if operand.major == "K":
             line = np.minimum(first + mn, extent - 1)[:, None] + 0 * run  # beyond the matrix: the last one again
-            at, inside = (k0 + k)[:, None] + run, (k0 + k)[:, None] + run < plan.k
+            at, inside = (k0 + k)[:, None] + run, (k0 + k)[:, None] + run < k_end
             if rows is not None:
                 inside = inside & (first + mn < extent)[:, None] & (rows[line] >= 0)
                 line = rows[line]
         else:
             line, at = (k0 + k)[:, None] + 0 * run, (first + mn)[:, None] + run
-            inside = (line < plan.k) & (at < extent)
+            inside = (line < k_end) & (at < extent)
         line, at = np.where(inside, line, 0), np.where(inside, at, 0)
-        values = np.where(inside, matrix[line, at], 0).astype(operand.dtype.storage)
+        values = np.zeros(line.shape, operand.dtype.storage)
+        for number, matrix in enumerate(matrices):
+            own = inside & (which == number)[:, None]
+            values[own] = matrix[line[own], at[own]]
         raw = np.ascontiguousarray(values).view(np.uint8).reshape(plan.threads, copy.vector_bytes)
         memory[to[:, None] + np.arange(copy.vector_bytes)] = raw
     return memory
@@ -233,7 +279,7 @@ def _store(
     size, values = dtype.bytes, plan.mma.accumulator_registers
     for warp, total in sums.items():
         place = plan.warp_place(warp)
-        row0, column0 = m0 + place[0] * plan.a.warp_extent, n0 + place[1] * plan.b.warp_extent
+        row0, column0 = m0 + place[0] * plan.a.warp_extent, n0 + place[1] * plan.warp_columns
         for block in range(plan.blocks[0]):
             memory = np.full(store.tile.bytes, 0xFF, np.uint8)
             for number, at in each_round.pairs:

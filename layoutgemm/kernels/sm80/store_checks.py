@@ -59,7 +59,7 @@ def store_checks(plan: Sm80Plan) -> list[Check]:
 def numbered_check(plan: Sm80Plan) -> Check:
     """The epilogue's numbers of a warp's accumulators: each register once, pairs of neighbours, its part of C once."""
     fragment, lanes = plan.fragment, np.arange(WARP)
-    rows, columns = plan.a.warp_extent, plan.b.warp_extent
+    rows, columns = plan.a.warp_extent, plan.warp_columns
     count, witness = fragment.accumulator_registers, ""
     if sorted(fragment.register(v) for v in range(count)) != list(range(count)):
         witness = f"values 0..{count - 1} are not the {count} accumulators, each once"

@@ -18,10 +18,10 @@ device             what imports cutlass: the kernel, and the other kernels made 
 Variants of a product, each with its checks:
 
 grouped, along_k   ragged rows of groups; groups along K
-gated, mainloop    two halves of B; promoted sums and scales
+mainloop           promoted sums and scales
 shards             overlap with communication
 indexed            gathered and scattered rows
-operands           several B, a second pair, a prologue, row sums
+operands           a prologue, row sums, numbers of a stage; several B and pairs are in `kernels.operands`
 quantized          packed weights
 triangular         skipped zeros, symmetric products
 """

@@ -21,6 +21,8 @@ from ...layouts.symbols.polynomial import ge0, show
 from ...report import Check, Report
 from ..derivation import checked
 from ..derive import OperandPlan, one_matrix
+from ..operands.pair import pair_check
+from ..operands.sum_checks import filled_side_by_side
 from ..orders import asked_order
 from ..partials import reductions_check
 from ..plan import MOST_BYTES
@@ -37,10 +39,9 @@ from .indexed.copies import GatheredOperand
 from .mainloop import COPY_ARRIVALS, product_of, products_check
 from .multicast import uneven_shares
 from .operands.fragment_loads import fragment_load_checks, groups_of
-from .operands.pair import pair_check
 from .operands.row_sums import row_sums_check
 from .operands.stage_numbers import promotion_check
-from .operands.sum_checks import filled_by_halves, filled_side_by_side, halves_meet
+from .operands.sum_checks import filled_by_halves, halves_meet
 from .pipeline_model import HopperPipeline
 from .plan import WARPS_OF_GROUP, Sm90Plan
 from .quantized.checks import packed_checks
@@ -235,7 +236,7 @@ def _operand(plan: Sm90Plan, operand: OperandPlan, groups: int) -> list[Check]:
     elif name == "B" and tile.extent[0] != plan.tile[1]:
         filled = _filled_columns(plan)
     elif name == "B" and plan.gated is not None:
-        filled = filled_side_by_side(plan) if plan.gated.separate else filled_by_halves(plan)
+        filled = filled_side_by_side(operand, plan.sums) if plan.gated.separate else filled_by_halves(plan)
     else:
         filled = copy_check(name, tile, operand.tma)
     problem = ""

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from ...checks.pipeline.actions import Arrive, ArriveExpect, ClusterArrive, Mma, Sync, TmaLoad, Wait
 from ...checks.pipeline.model import Mbarrier, Pipeline, walk
-from ..explain import BarrierRow, RoleRow, aligned, explain_operand, explain_workspace
+from ..explain import BarrierRow, RoleRow, aligned, explain_operand, explain_several, explain_workspace
 from ..orders import described_order, tiles_of_order
-from ..plan import present, tile_count
 from ..store import distinct_chunks
 from .along_k import explain_along_k
 from .checks import pipeline_of
 from .edges import explain_ends
-from .gated import Gated
 from .grouped import explain_ragged
 from .indexed.checks import explain_indexed
 from .mainloop import product_of
@@ -128,23 +126,6 @@ def _arrivals(plan: Sm90Plan, name: str, count: int) -> str:
     return f"{count} arrivals, of each warp of {who}" + (f" of {blocks} blocks" if blocks > 1 else "")
 
 
-def _explain_sums(plan: Sm90Plan) -> str:
-    """The registers of one element's sums."""
-    count, width = plan.stored.accumulator_registers, plan.tile_c[1]
-    how = present(plan.gated)
-    if isinstance(how, Gated):
-        return (
-            f"gated: a tile is {width} columns of C; value v of a thread becomes {how.kind}(value v) * value "
-            f"v + {count}, for v < {count}"
-        )
-    values = ", ".join(["v", *[f"v + {i * count}" for i in range(1, plan.sums)]])
-    given = f"; numbers {', '.join(how.numbers)}" if how.numbers else ""
-    return (
-        f"combined: a tile is {width} columns of C, and of each of {plan.sums} matrices B, with a tensor map each; one "
-        f"load of A serves all. An element of C is a function of values {values} of a thread, for v < {count}{given}"
-    )
-
-
 def explain_sm90(plan: Sm90Plan) -> str:
     """The whole derivation, section by section, in the order of the data's way."""
     across = plan.order.clusters(plan.tiles)
@@ -179,13 +160,7 @@ def _explain_tiles(plan: Sm90Plan, across: tuple[int, int]) -> str:
 
 def _explain_parts(plan: Sm90Plan, across: tuple[int, int]) -> list[str]:
     """The parts that a plain product does not have, one by one."""
-    lines = [_explain_sums(plan)] if plan.gated is not None else []
-    if plan.pair is not None:
-        k_tiles = plan.k_tiles
-        lines.append(
-            f"second pair: {k_tiles - tile_count(plan.k, plan.tile[2])} of {k_tiles} K tiles, the last ones, are of A2 "
-            f"and {', '.join(plan.pair.of_b).upper()}, with tensor maps of their own"
-        )
+    lines = explain_several(plan, plan.stored.accumulator_registers, " with a tensor map each,")
     if plan.ragged is not None:
         lines += explain_ragged(plan)
     if plan.experts is not None:

@@ -47,8 +47,8 @@ from ..epilogue.numpy_math import Math
 from ..epilogue.parameters import check_names
 from ..epilogue.places import OperandPlace, Value
 from ..numbers import check_broadcast, check_product, float_type
+from ..operands.gated import HALVES
 from ..plan import check_settings
-from .gated import HALVES
 
 if TYPE_CHECKING:
     from .config import Sm90Config

@@ -14,6 +14,7 @@ from ...errors import PlanError
 from ...layouts import Layout
 from ..derive import Operand, OperandPlan, derive_operand
 from ..numbers import W
+from ..store import StorePlan
 
 LINE = SPANS["128B"]  # bytes of the widest span
 # A kernel's tensor maps after A's and B's first: C's chunks of 64, 32, 16, 8 columns, the last rows of A, and of B
@@ -48,6 +49,20 @@ class MulticastGroups:
         """Those that need the same tile of the operand as a block: how many, rank of the first, step to the next."""
         row, column = self.place(rank)
         return (self.columns, row, self.rows) if operand == "A" else (self.rows, column * self.rows, 1)
+
+
+def check_maps(stores: Sequence[StorePlan | None], copies: int) -> None:
+    """Raise PlanError for more tensor maps than a kernel has.
+
+    stores  of C, one or two
+    copies  tensor maps of A and B after their first
+    """
+    of_c = sum(len(store.maps) for store in stores if store is not None)
+    if of_c + copies > OTHER_MAPS:
+        raise PlanError(
+            f"{of_c} tensor maps of C's chunks and {copies} further ones of A and B: a kernel has {OTHER_MAPS} after "
+            "the first two; a tile with fewer chunks of columns has fewer, and store='direct' none of C's"
+        )
 
 
 def columns_of(spec: Operand, tile_n: int, tile_k: int, atom: MmaAtom, halved: bool = False) -> OperandPlan:

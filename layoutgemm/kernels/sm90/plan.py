@@ -22,21 +22,22 @@ from ..derive import Operand, OperandPlan
 from ..epilogue.chain import Epilogue, EpilogueOperand
 from ..indexed.rows import IndexedRows
 from ..numbers import W
+from ..operands.combinations import Asked, check_parts
+from ..operands.combined import Combined
+from ..operands.gated import combination, epilogue_behind
+from ..operands.pair import SecondPair, pair_of
+from ..operands.product import SeveralOperands
 from ..orders import Order, is_symmetric
 from ..partials import PartialResults, ReducingPlan, RowExchange, check_reductions, partials_of
-from ..plan import GemmPlan, PersistentPlan, check_sizes, check_words, launch_bytes, tile_count
+from ..plan import GemmPlan, PersistentPlan, check_sizes, check_words, launch_bytes
 from ..quantized.formats import QuantizedFormat
 from ..store import ROWS, WARPS_OF_GROUP, StorePlan
 from .along_k import AlongK
 from .config import BESIDE_MATRICES, Sm90Config, registers_of
-from .gated import combination, halves_of
 from .grouped import Ragged
 from .indexed.row_copy import copied_bytes
 from .mainloop import COPY_ARRIVALS, Promoted
 from .named_barriers import NamedBarriers
-from .operands.combinations import Asked, check_parts
-from .operands.combined import Combined
-from .operands.pair import SecondPair, pair_of
 from .operands.prologue import Prologue
 from .operands.row_sums import RowSums
 from .quantized.warp_products import WarpProducts, warp_products
@@ -48,7 +49,7 @@ from .triangular.operands import Triangles
 
 
 @dataclass(frozen=True)
-class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
+class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
     """C[l, M, N] = A[l, M, K] @ B[l, K, N] on Hopper; see `derive` and Sm90Config.
 
     a, b          the operands: tile of a block, copies (dealt out to the cluster's blocks), descriptors
@@ -212,15 +213,15 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
                          bf16 of 8-bit floats, f32 of tf32, i32 of integers: the table is in `kernels.sm90.types`
         epilogue         what happens to the sums before they are stored, see `kernels.epilogue`; `sums` precede a gate
         gated            "silu", "gelu", ...: C = act(A @ B[:, :n]) * (A @ B[:, n:]) for a "col" B of 2n columns, each
-                         tile half of either; the epilogue comes after it. See `kernels.sm90.gated`. Or a Combined: C
-                         is a function of A @ B0, A @ B1, ..., of as many matrices. See `kernels.sm90.operands.combined`
+                         tile half of either; the epilogue comes after it. See `operands.gated`. Or a Combined: C
+                         is a function of A @ B0, A @ B1, ..., of as many matrices. See `operands.combined`
         mainloop         what happens to the sum of each K block, where it is more than added; see
                          `kernels.sm90.mainloop`
         ragged           A's m rows are `batch` groups, each of which multiplies its own matrix of B; or, masked, of m
                          rows of each group as many are computed as count: see `kernels.sm90.grouped`
         along_k          K is `batch` groups, each of which has its own matrix of C: see `kernels.sm90.along_k`
         pair             K of a second pair: C = A @ B + A2 @ B2, in one accumulator; of several sums, in each. See
-                         `kernels.sm90.operands.pair`
+                         `kernels.operands.pair`
         shards           A's rows arrive from other GPUs, or C's are reduced with theirs: see `kernels.sm90.shards`
         weights          A is packed weights of that format, in a kernel's order; `a` is the type they become: see
                          `kernels.sm90.quantized`
@@ -247,7 +248,7 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
         how = combination(gated)
         asked = Asked(
             how, mainloop, ragged, along_k, pair_of(pair, how), indexed, prologue, weights, experts, shards,
-            triangles, Epilogue.of(epilogue, halves_of(how) > 1), batch,
+            triangles, epilogue_behind(how, epilogue), batch,
             is_symmetric(order), row_sums,
         )  # fmt: skip
         check_parts(asked.parts, batch)
@@ -379,16 +380,6 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
             return None
         return rows[: int(values[self.ragged.name][-1])] if self.ragged is not None and self.ragged.ends else rows
 
-    @property
-    def numbers_given(self) -> tuple[str, ...]:
-        """Names of the numbers that a launch takes, other than the epilogue's."""
-        return self.gated.numbers if self.gated is not None else ()
-
-    @property
-    def k_tiles(self) -> int:
-        """K tiles of a tile of C, of both pairs."""
-        return sum(tile_count(k, self.tile[2]) for k in (self.k, *([self.pair.k] if self.pair is not None else [])))
-
     def for_any_size(self) -> Sm90Plan:
         """The plan of the same kernel for products of 1x1x1: what the trace sees."""
         plan = super().for_any_size()
@@ -396,40 +387,11 @@ class Sm90Plan(ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
         return plan if self.indexed is None else replace(plan, indexed=self.indexed.for_any_size())
 
     @property
-    def further(self) -> dict[str, tuple[OperandPlan, tuple[int, int]]]:
-        """Matrices beyond A and B by name: the operand that each lies as, and its shape."""
-        found = {name: (self.b, (self.k, self.n)) for name, _ in (self.gated.places if self.gated is not None else ())}
-        if self.pair is None:
-            return found
-        of_b = self.pair.k, self.n * self.halves
-        return {**found, "a2": (self.a, (self.m, self.pair.k)), **dict.fromkeys(self.pair.of_b, (self.b, of_b))}
-
-    @property
     def reads_by_name(self) -> bool:
         """True if a run takes operands by name beside an epilogue's: tables, groups, further matrices, the order's."""
         named = self.mainloop is not None or self.groups is not None or bool(self.order.schedule.words)
         named = named or any(part is not None for part in (self.indexed, self.prologue, self.row_sums))
         return named or bool(self.further or self.numbers_given)
-
-    @property
-    def tiles(self) -> tuple[int, int]:
-        """The number of tiles along M and N."""
-        return tile_count(self.m, self.tile_c[0]), tile_count(self.n, self.tile_c[1])
-
-    @property
-    def tile_c(self) -> tuple[int, int]:
-        """Rows and columns of C in a tile: of several sums, their share of the columns that are multiplied."""
-        return self.tile[0], self.tile[1] // self.sums
-
-    @property
-    def sums(self) -> int:
-        """Sums that make one element of C."""
-        return self.gated.matrices if self.gated is not None else 1
-
-    @property
-    def halves(self) -> int:
-        """Columns of B for each column of C: 2 of a gated product, the gate's and the gated."""
-        return halves_of(self.gated)
 
     @property
     def stored(self) -> MmaAtom:

@@ -18,6 +18,8 @@ from ...dtypes import f32
 from ...schedule.listed import OnHost
 from ..derive import OperandPlan, either
 from ..epilogue.numpy_math import Math
+from ..operands.gated import HALF
+from ..operands.pair import SECOND, place_in_pairs
 from ..orders import stored_elements
 from ..plan import present, tile_count
 from ..run.hardware_model import (
@@ -37,11 +39,9 @@ from ..run.hardware_model import (
 )
 from ..store import ROWS, WARP_ROWS, StoreChunk, StorePlan
 from .along_k import first_block, is_refused, k_tiles_of, line_table, of_lines, place_in_group
-from .gated import HALF
 from .grouped import STOP, store_extents, store_place, tables
 from .indexed.reference import copied_matrix, gather_tile, scatter_chunk
 from .mainloop import COPY_ARRIVALS, NUMBER_BYTES, product_of
-from .operands.pair import SECOND, place_in_pairs
 from .operands.prologue import first_column, prologue_values, values_in_stage
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 from .quantized.experts import expert_tables
@@ -485,7 +485,7 @@ class _Cluster:
                     self._fill(store, block.smem, address + chunk.offset, chunk, owner, bits)
                 for chunk in round_.chunks:
                     if plan.scatters:
-                        first = row + owner * WARP_ROWS, column + chunk.column
+                        first = row + owner * WARP_ROWS, column + chunk.column, block.origin["l"]
                         scatter_chunk(
                             plan, self.given, self.c, chunk, first, self.end, block.smem, address + chunk.offset
                         )

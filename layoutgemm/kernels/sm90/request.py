@@ -18,6 +18,10 @@ from ...schedule import LayoutOrder, Schedule
 from ..derive import Operand, OperandPlan, OperandSpec, derive_operand
 from ..epilogue.chain import Epilogue
 from ..indexed.rows import IndexedProduct
+from ..operands.combinations import Asked, check_parts, order_parts
+from ..operands.combined import Combined, check_combined, side_by_side
+from ..operands.gated import HALVES, check_gated, check_sums, halves_of, in_halves
+from ..operands.pair import SecondPair
 from ..orders import Order, order_for
 from ..partials import RowExchange, whole_rows
 from ..plan import LEAST_STAGES, STAGE_BYTES_OF_K, check_epilogue, fitting_stages, present, stage_depth
@@ -26,16 +30,12 @@ from ..store import ROWS, TILE_ALIGNMENT, WARP_ROWS, WARPS_OF_GROUP, StorePlan
 from .along_k import check_along_k, with_starts
 from .config import Sm90Config, check_tiles, check_whole_rows, loader_threads, order_of
 from .edges import with_ends
-from .gated import HALVES, check_gated, halves_of, in_halves
 from .grouped import Ragged, check_ragged, ragged_store
 from .indexed.copies import GatheredOperand, RowGather
 from .indexed.refusals import check_indexed
 from .mainloop import Promoted, check_promoted
-from .multicast import OTHER_MAPS, columns_of, few_rows, shared, with_copies
-from .operands.combinations import Asked, check_parts, order_parts
-from .operands.combined import Combined, check_combined, side_by_side
+from .multicast import OTHER_MAPS, check_maps, columns_of, few_rows, shared, with_copies
 from .operands.fragment_loads import product_groups
-from .operands.pair import SecondPair, check_maps
 from .operands.prologue import check_prologue
 from .operands.row_sums import check_row_sums
 from .operands.stage_numbers import StageNumbers
@@ -124,10 +124,12 @@ class Sm90Request(ProductParts, Asked):
             check_types(weights, Operand.parse(given[0]), Operand.parse(given[0] if given[1] is None else given[1]))
         a, b, c = operands(*given)
         check_epilogue(present(asked.epilogue), c)
-        if gated is not None and gated.separate:
-            check_combined(gated, config.tile[1], config.split, b, c)
-        elif gated is not None:
-            check_gated(config.tile[1], config.split, b, c)
+        if gated is not None:
+            check_sums(gated, b, c)
+            if gated.separate:
+                check_combined(gated, config.tile[1], config.split, b)
+            else:
+                check_gated(config.tile[1], config.split)
         if mainloop is not None:
             if isinstance(mainloop, Promoted) and halves_of(gated) > 1:
                 mainloop = mainloop.in_halves(sizes[1], config.tile[1] // HALVES)

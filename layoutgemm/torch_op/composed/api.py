@@ -17,7 +17,7 @@ from ...kernels.epilogue.chain import Epilogue
 from ...kernels.epilogue.parameters import host_number
 from ...kernels.epilogue.steps import EpilogueOperand
 from ...kernels.indexed.rows import OUT_ROWS, ROWS
-from ...kernels.sm90.operands.combined import refusal_of_matrices, refusal_of_pairs
+from ...kernels.operands.combined import refusal_of_matrices, refusal_of_pairs
 from ...kernels.sm90.operands.prologue import Prologue
 from ...kernels.sm90.triangular.operands import Triangles
 from ..checks import (

@@ -25,12 +25,12 @@ import torch
 from ...errors import OperandError, TensorError
 from ...kernels.epilogue.chain import Epilogue, Step, VectorScale
 from ...kernels.indexed.rows import OUT_ROWS, ROWS, IndexedRows, RowIndices, check_distinct, check_inside
+from ...kernels.operands.combinations import Asked, check_parts
+from ...kernels.operands.combined import Combined, name_of_b, refusal_of_matrices
+from ...kernels.operands.gated import combination
+from ...kernels.operands.pair import SecondPair
 from ...kernels.orders import is_symmetric
 from ...kernels.run.operand_checks import addressed, check_operands, resolved
-from ...kernels.sm90.gated import combination
-from ...kernels.sm90.operands.combinations import Asked, check_parts
-from ...kernels.sm90.operands.combined import Combined, name_of_b, refusal_of_matrices
-from ...kernels.sm90.operands.pair import SecondPair
 from ..checks import check_call, check_finish, check_out, product_shape, tracing_state
 from ..epilogue import Tensors as Operands
 from ..epilogue import check_epilogue, check_result

@@ -8,9 +8,9 @@ from math import prod
 
 import torch
 
+from ...kernels.operands.pair import SecondPair
 from ...kernels.orders import clusters_of_plan, described_order, schedule_of
 from ...kernels.sm90.explain import described_triangles
-from ...kernels.sm90.operands.pair import SecondPair
 from ...kernels.sm90.plan import Sm90Plan
 from ..epilogue import finish_of, readable_gate
 from ..explanation import Explanation, of_plan, partial_text, sums_again

@@ -16,8 +16,8 @@ import torch
 
 from ...errors import LayoutError, OperandError
 from ...graph_marks import constant_in_graphs
+from ...kernels.operands.combined import Combine
 from ...kernels.orders import Order, is_symmetric
-from ...kernels.sm90.operands.combined import Combine
 from ..compiled.traced import CHECKS, checking_operator
 from ..operators import (
     Places,

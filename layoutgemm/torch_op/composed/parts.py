@@ -18,8 +18,8 @@ from ...errors import OperandError, PlanError
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.epilogue.parameters import check_names
 from ...kernels.indexed.rows import OUT_ROWS, ROWS
+from ...kernels.operands.combined import Combine, Combined, function_of
 from ...kernels.orders import Order, check_name, names_in_given
-from ...kernels.sm90.operands.combined import Combine, Combined, function_of
 from ...kernels.sm90.operands.prologue import Prologue
 from ...kernels.sm90.triangular.operands import Triangles
 from ...schedule import Schedule

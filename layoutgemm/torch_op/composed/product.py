@@ -9,17 +9,27 @@ On the CPU the plan is derived too: what no kernel computes is refused there as 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 
 from ...errors import OperandError
 from ...kernels.indexed.rows import OUT_ROWS, ROWS
+from ...kernels.operands.combined import Combined
 from ...kernels.orders import clusters_of_plan, schedule_of
 from ...kernels.plan import MAX_WORDS, present
-from ...kernels.run.epilogue_operands import kept_list, order_words, rows_memory, rows_of_tensors, words_of_tensors
+from ...kernels.run.epilogue_operands import (
+    further_of_tensors,
+    kept_list,
+    order_words,
+    rows_memory,
+    rows_of_tensors,
+    words_of_tensors,
+)
 from ...kernels.run.partial import is_partial
-from ...kernels.run.tensor_maps import lines_of
 from ...kernels.run.torch_tensors import launch_of
 from ...kernels.sm90.plan import Sm90Plan
+from ...kernels.verbs import named
 from ...schedule.listed import TileList
 from ..bias_activation import GATES, by_torch
 from ..checks import copied
@@ -27,12 +37,12 @@ from ..epilogue import finish_of, readable_gate, reference_of
 from ..indexed.torch_rows import gathered, scattered
 from ..launch import DirectLaunch, fill, note_list, note_target, note_workspace, raw_stream
 from ..operands.pairs import computed_pairs
-from ..operands.several import TorchMath
-from ..prepared import Config, mark_written, on_gpu
+from ..operands.several import BY_MMA_SYNC, TorchMath
+from ..prepared import Config, mark_written, on_gpu, target
 from ..prologue.product import function_of
 from ..reference import exact, rounded
 from .checks import ComposedCall, epilogue_of, further_operands
-from .parts import BIAS, ROW_WEIGHTS
+from .parts import BIAS, ROW_WEIGHTS, AskedParts, parts_of_text, parts_text
 from .plans import Plan, ReadyPlan, check_mirror, ready_plan, visited
 
 
@@ -100,7 +110,7 @@ def computed(call: ComposedCall, config: Config | None, out: torch.Tensor | None
     Raises OperandError or PlanError for a product without a kernel, before anything is written.
     """
     parts = call.parts
-    if call.plain_pairs:
+    if call.plain_pairs and (not on_gpu(call.a[0].get_device()) or target(call.a[0].get_device())[0] == "sm_90a"):
         bias = call.values[BIAS] if BIAS in parts.own else None
         return computed_pairs(call.a, call.b, bias, parts.activation, call.kind, config, out)
     if 0 in (*call.shape, call.rows, *[x.shape[-1] for x in call.a], *call.a[0].shape):
@@ -215,20 +225,35 @@ def _words(
         own[-1] = workspace.data_ptr()
     parts, device = call.parts, call.a[0].device
     order = {name: call.values[name] for name in parts.order_names}
+    further, placed = further_operands(call.a, call.b), {}
+    for name, (operand, _) in plan.further.items():
+        placed[name] = named(plan.operand_path).lines(plan, operand.name, further[name], [], True)[:2]
+        held.append(placed[name][0])
     if not isinstance(plan, Sm90Plan):
+        own += further_of_tensors(plan, call.values, placed)
         own += [*order_words(plan, order, device), *rows_of_tensors(plan, call.values, device)]
         return (*own, *[0] * (MAX_WORDS - len(own))) if plan.takes_words else ()
     if not plan.takes_extra_params:
         return ()
     names = [*(parts.prologue.names if parts.prologue is not None else ()), *(parts.how.numbers if parts.how else ())]
     names += [name for name in (ROWS, OUT_ROWS) if name in parts.own]
-    given = {**order, **{name: call.values[name] for name in names}}
-    placed: dict[str, tuple[torch.Tensor, int]] = {}
-    further = further_operands(call.a, call.b)
-    for name, (operand, _) in plan.further.items():
-        x = further[name]
-        given[name] = x
-        placed[name] = lines_of(plan, operand.name, x, [], True)[:2]
-        held.append(placed[name][0])
+    given = {**order, **{name: call.values[name] for name in names}, **{name: further[name] for name in plan.further}}
     found = words_of_tensors(plan, given, device, placed, rows)
     return (*own, *found[: MAX_WORDS - len(own)])
+
+
+def _combined(
+    a: torch.Tensor, matrices: Sequence[torch.Tensor], how: Combined, numbers: Mapping[str, float],
+    kind: torch.dtype, config: Config | None, out: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """A function of several products alone, on a GPU without wgmma. Raises OperandError for a configuration."""
+    lines = a.reshape(-1, a.shape[-1])
+    parts = parts_of_text(parts_text(AskedParts(combine=how), len(matrices), (), tuple(numbers)))
+    sizes = int(lines.shape[0]), int(matrices[0].shape[1])
+    call = ComposedCall([lines], list(matrices), parts, dict(numbers), kind, sizes, sizes[0])
+    flat = None if out is None or not out.is_contiguous() else out.view(sizes)
+    value = computed(call, config, flat).reshape(*a.shape[:-1], sizes[1])
+    return value if out is None else out if flat is not None else out.copy_(value)
+
+
+BY_MMA_SYNC.append(_combined)

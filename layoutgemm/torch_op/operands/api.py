@@ -13,7 +13,7 @@ import torch
 from ...dtypes import f32
 from ...errors import TensorError
 from ...kernels.epilogue.steps import EpilogueOperand
-from ...kernels.sm90.operands.combined import Combine, Combined, refusal_of_matrices
+from ...kernels.operands.combined import Combine, Combined, refusal_of_matrices
 from ..checks import (
     NOT_RECORDED,
     autocast,

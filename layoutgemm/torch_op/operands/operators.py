@@ -16,7 +16,7 @@ from torch.autograd.function import FunctionCtx
 
 from ...errors import LayoutError, OperandError, PlanError, TensorError
 from ...graph_marks import constant_in_graphs
-from ...kernels.sm90.operands.combined import Combine, Combined, function_of
+from ...kernels.operands.combined import Combine, Combined, function_of
 from ..checks import needs_dispatcher, product_shape
 from ..compiled.traced import CHECKS, checking_operator
 from ..compute import product

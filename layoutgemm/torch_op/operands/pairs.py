@@ -2,7 +2,7 @@
 
     matmul((x, x @ down), (w, up))       x @ w + (x @ down) @ up, added in float32 and rounded once
 
-One accumulator takes the K tiles of the first pair and then of the second: see `kernels.sm90.operands.pair`. Bias and
+One accumulator takes the K tiles of the first pair and then of the second: see `kernels.operands.pair`. Bias and
 activation follow in the kernel. On the CPU both products are computed in float64.
 """
 

@@ -4,7 +4,7 @@
     matmul(x, (w0, w1), combine=lambda p, q, ops, s: p + s * q, given={"s": 0.5})
 
 The kernel loads each tile of a once for all products, and an element's sums meet in registers: see
-`kernels.sm90.operands.combined`. On the CPU products and function are computed in float64, and rounded once.
+`kernels.operands.combined`. On the CPU products and function are computed in float64, and rounded once.
 
 Gradients recompute the products in float32: see `operators`.
 """
@@ -17,8 +17,8 @@ import torch
 
 from ...errors import OperandError, TensorError
 from ...kernels.epilogue.parameters import float_word, host_number
+from ...kernels.operands.combined import Combine, Combined, function_of, refusal_of_matrices
 from ...kernels.run.operand_checks import check_operands
-from ...kernels.sm90.operands.combined import Combine, Combined, function_of, refusal_of_matrices
 from ..checks import autocast, check_call, check_out
 from ..explanation import Explanation
 from ..launch import plan_of
@@ -104,6 +104,10 @@ def checked_call(
     return a, matrices, how, numbers, kind
 
 
+# The product on a GPU without wgmma, of the arguments of `computed`: `composed.product` puts it here.
+BY_MMA_SYNC: list[Callable[..., torch.Tensor]] = []
+
+
 def computed(
     a: torch.Tensor, matrices: Sequence[torch.Tensor], how: Combined, numbers: Mapping[str, float],
     kind: torch.dtype, config: Config | None = None, out: torch.Tensor | None = None,
@@ -116,11 +120,10 @@ def computed(
         sums = [exact(a, b).double() for b in matrices]
         value = rounded(how.apply(sums, TorchMath(sums[0]), numbers), kind)
         return value if out is None else out.copy_(value)
-    code, _ = target(a.get_device())
-    if code != "sm_90a":
-        raise OperandError(f"{a.device} runs {code}: combine= needs wgmma, compute capability 9.0")
     if shapes.k == 0:  # empty sums are 0, and the function of them follows
         a, matrices = a.new_zeros(*a.shape[:-1], 16), [b.new_zeros(16, b.shape[1]) for b in matrices]
+    if target(a.get_device())[0] != "sm_90a":
+        return BY_MMA_SYNC[0](a, matrices, how, numbers, kind, config, out)
     placed, _ = as_lines([b.resolve_neg() for b in matrices])
     return launched(a, placed[0], kind, config, out, finish_of(how, numbers, placed))
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 from ...kernels.epilogue.chain import Activation, Bias, Epilogue, Quantize, Scale, Step, VectorScale
 from ...kernels.fp8.plan import BLOCK as BLOCK_OF_C
 from ...kernels.fp8.plan import LEAST
-from ...kernels.sm90.gated import GATES
+from ...kernels.operands.gated import GATES
 from .recipes import TENSOR, Recipes
 
 SCALE_C = "scale_c"  # the epilogue's operand

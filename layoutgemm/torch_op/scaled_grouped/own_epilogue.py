@@ -16,10 +16,10 @@ import torch
 
 from ...errors import OperandError
 from ...kernels.epilogue.chain import MAX_WORDS, Epilogue
+from ...kernels.operands.gated import HALVES
 from ...kernels.run.epilogue_operands import words_of_tensors
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.choose.rules import whole_columns
-from ...kernels.sm90.gated import HALVES
 from ...kernels.sm90.plan import Sm90Config, Sm90Plan
 from ..checks import copied, derived_by_transform, has_tangent, needs_dispatcher, refuse_traces, seen_and_recorded
 from ..compiled.kept_launches import epilogue_again_or

@@ -13,8 +13,8 @@ torch = needs.module("torch")
 from layoutgemm.emulator.api import emulate_host
 from layoutgemm.errors import PlanError
 from layoutgemm.kernels.gates.plan import SLOPES, GatePlan
+from layoutgemm.kernels.operands.gated import GATES
 from layoutgemm.kernels.run.emulated import host_of
-from layoutgemm.kernels.sm90.gated import GATES
 from layoutgemm.torch_op.types import TYPES
 
 needs_dsl = needs.DSL

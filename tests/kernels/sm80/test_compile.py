@@ -10,11 +10,13 @@ import pytest
 from layoutgemm.atoms import mma_sync
 from layoutgemm.dtypes import dtype
 from layoutgemm.errors import PlanError
+from layoutgemm.kernels import Combined
 from layoutgemm.kernels.ladder.primitives import emulate
 from layoutgemm.kernels.sm80.plan import Sm80Config, Sm80Plan
 
 pytestmark = pytest.mark.dsl
 
+THREE = Combined.of(lambda x, y, z, ops: x * y + z)
 FORMS = {
     # what is multiplied, by which configuration -> most registers
     "the fastest": ({"b": "bf16:col", "arch": "sm_90a", "config": Sm80Config(group=16)}, 255),
@@ -22,6 +24,9 @@ FORMS = {
         {"b": "bf16:col", "arch": "sm_90a", "config": Sm80Config((256, 192), 32, 4, (4, 2), ahead=False)}, 255,
     ),
     "persistent": ({"b": "bf16:col", "arch": "sm_90a", "config": Sm80Config(group=16, persistent=True)}, 255),
+    "three matrices and a pair": (
+        {"b": "bf16:col", "gated": THREE, "pair": 1, "config": Sm80Config((128, 192), 32, 4)}, 255,
+    ),
     "on sm_80": ({"a": "bf16:col", "b": "bf16"}, 255),
     "tf32, words": ({"a": "tf32", "b": "tf32", "config": Sm80Config((128, 128), 16, 3, (2, 2))}, 255),
     "bytes": ({"a": "i8:col", "b": "i8", "config": Sm80Config((128, 128), 64, 3, (2, 2))}, 255),

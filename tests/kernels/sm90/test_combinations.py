@@ -13,9 +13,9 @@ import pytest
 from layoutgemm.errors import PlanError
 from layoutgemm.kernels import AlongK, IndexedRows, Prologue, Promoted, Ragged, RowIndices, Sm90Config, Sm90Plan, Table
 from layoutgemm.kernels.epilogue.chain import Activation, Epilogue, RowReduce
+from layoutgemm.kernels.operands.combinations import PARTS, REFUSED, refusal
+from layoutgemm.kernels.operands.combined import Combined
 from layoutgemm.kernels.quantized.formats import QuantizedFormat
-from layoutgemm.kernels.sm90.operands.combinations import PARTS, REFUSED, refusal
-from layoutgemm.kernels.sm90.operands.combined import Combined
 from layoutgemm.kernels.sm90.operands.row_sums import RowSums
 from layoutgemm.kernels.sm90.shards import Gathered
 from layoutgemm.kernels.sm90.triangular.operands import Triangles

@@ -15,10 +15,10 @@ from layoutgemm.kernels import Sm90Config, Sm90Plan
 from layoutgemm.kernels.compile.worker import Kernel, entry_of, kernel_of
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, RowReduce
 from layoutgemm.kernels.epilogue.numpy_math import Math
+from layoutgemm.kernels.operands.combined import Combined, side_by_side
+from layoutgemm.kernels.operands.gated import Gated
 from layoutgemm.kernels.quantized.formats import MXFP4
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice, choose
-from layoutgemm.kernels.sm90.gated import Gated
-from layoutgemm.kernels.sm90.operands.combined import Combined, side_by_side
 from layoutgemm.kernels.sm90.shards import Gathered
 from layoutgemm.kernels.sm90.triangular.operands import Triangles
 from tests import needs

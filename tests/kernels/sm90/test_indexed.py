@@ -90,6 +90,21 @@ def test_compiled_kernel_is_exact(form: str) -> None:
 
 @needs_dsl
 @pytest.mark.dsl
+def test_matrices_of_a_batch_have_indices_of_their_own() -> None:
+    both = IndexedRows(RowIndices(90), RowIndices(80, "i64"))
+    plan = Sm90Plan.derive(72, 40, 72, batch=3, b="bf16:col", c="f32", config=SMALL, indexed=both)
+    a, b, given, want = problem(plan)
+    plan.check().require()
+    stored = given["out_rows"].reshape(3, -1)
+    for device in ("reference", "emulator"):
+        found = plan.run(a, b, given=given, device=device, out=np.full_like(want, 7.0)).c
+        for matrix, rows in enumerate(stored):
+            assert np.array_equal(found[matrix][rows], want[matrix][rows])
+            assert (np.delete(found[matrix], rows, 0) == 7).all()
+
+
+@needs_dsl
+@pytest.mark.dsl
 def test_weights_of_rows_are_an_epilogue() -> None:
     plan = plan_of("groups", epilogue=WEIGHTED)
     a, b, given, want = problem(plan, SIZES)
@@ -298,7 +313,6 @@ GATHER, SCATTER = IndexedRows(RowIndices(50)), IndexedRows(scatter=RowIndices(50
         ),
         ({"indexed": SCATTER, "c": "bf16:col"}, "scattered rows are contiguous, a 'row' C"),
         ({"indexed": SCATTER, "config": replace(SMALL, store="direct")}, "store = 'direct': a product with indexed"),
-        ({"indexed": GATHER, "batch": 3}, "batch = 3: no kernel has a batch and gathered rows"),
         ({"indexed": GATHER, "batch": 3, "ragged": Ragged.of(3, masked=True)}, "no kernel has masked groups and gath"),
         ({"indexed": GATHER, "pair": 64}, "pair: no kernel has a second pair and gathered rows"),
         ({"indexed": GATHER, "mainloop": Promoted.of(lambda t, x: t + x), "a": "e4m3", "b": "e4m3:col",

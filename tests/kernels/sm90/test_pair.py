@@ -15,12 +15,12 @@ from layoutgemm.kernels import AlongK, Ragged, Sm90Config, Sm90Plan
 from layoutgemm.kernels import plan as choose_plan
 from layoutgemm.kernels.compile.worker import Kernel, entry_of, kernel_of
 from layoutgemm.kernels.epilogue.chain import Bias, ColumnReduce, Epilogue
+from layoutgemm.kernels.operands import pair
+from layoutgemm.kernels.operands.combined import Combined
+from layoutgemm.kernels.operands.pair import SecondPair, pair_check
 from layoutgemm.kernels.orders import order_values, stored_elements
 from layoutgemm.kernels.quantized.formats import MXFP4
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
-from layoutgemm.kernels.sm90.operands import pair
-from layoutgemm.kernels.sm90.operands.combined import Combined
-from layoutgemm.kernels.sm90.operands.pair import SecondPair, pair_check
 from layoutgemm.kernels.sm90.shards import Gathered
 from layoutgemm.kernels.sm90.triangular.operands import Triangles
 from layoutgemm.schedule import Linear, Rotated

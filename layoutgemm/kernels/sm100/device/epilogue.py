@@ -18,7 +18,7 @@ from ....atoms import TmemCopyAtom
 from ....atoms.copy.base import VECTOR_BYTES
 from ...dsl import bridge
 from ...dsl import tcgen05 as tensor
-from ...dsl.fused import FusedBlock, PartPlan
+from ...dsl.fused import CombinedSums, FusedBlock, PartPlan
 from ...store import StoreChunk, StoreRound
 from ..plan import Sm100Plan
 from ..store import alike, load_of
@@ -71,10 +71,10 @@ class Sm100Epilogue:
         for chunk in round_.chunks:
             ld = load_of(chunk)
             here = past + chunk.column
-            values = tensor.tensor_load(ld, own + here)
-            if here + chunk.width == plan.tile[1]:
+            values = self.loaded(ld, own, here)
+            if here + chunk.width == plan.tile_c[1]:
                 self.give_back(job, number, lane)
-            if const_expr(plan.epilogue):
+            if const_expr(bool(plan.epilogue) or plan.gated is not None):
                 corner = (row + job.warp * WARP_LANES, column + here, matrix)
                 values = self.fused(job, corner, ld, lane, values)
             self.fill(values, buffer + chunk.offset, chunk, ld, lane)
@@ -91,11 +91,14 @@ class Sm100Epilogue:
         corner = (row + job.warp * WARP_LANES, column, matrix)
         fused = FusedBlock(PartPlan(plan, plan.fragment), job, corner, lane)
         held: dict[int, Float32] = {}
+        sums: dict[int, Float32] | CombinedSums = held
+        if const_expr(plan.gated is not None):
+            sums = CombinedSums(plan, job, held, fused, plan.fragment.accumulator_registers)
         for i, round_ in store.rounds_of(0, 0):
             done = []
             for chunk in round_.chunks:
                 self.load(job, at, held, plan.columns_before(chunk))
-                done.append(fused.values(held, chunk.first_value, chunk.values))
+                done.append(fused.values(sums, chunk.first_value, chunk.values))
             if const_expr(plan.epilogue.stores_c):
                 buffer = job.shared.c(job.warp * store.buffers + i % store.buffers)
                 if lane == 0:
@@ -106,14 +109,20 @@ class Sm100Epilogue:
                 self.issue(job, maps, corner, round_, buffer, lane)
         fused.finish()
 
+    def loaded(self, ld: TmemCopyAtom, own: Int32, column: Int32 | int) -> list[Float32]:
+        """The values of each sum for the columns of C from `column` on; `own`: the accumulator in the warp's lanes."""
+        plan = self.plan
+        return [x for i in range(plan.sums) for x in tensor.tensor_load(ld, own + plan.beside.row(column, i))]
+
     def load(self, job: bridge.Carried, at: bridge.Place, held: dict[int, Float32], columns: int) -> None:
         """Load the first columns of the accumulator that are not held yet; with the last it is given back."""
         number, own, lane = at
         for chunk in self.plan.fragment.chunks:
             if chunk.column < columns and chunk.first_value not in held:
-                values = tensor.tensor_load(load_of(chunk), own + chunk.column)
-                held.update({chunk.first_value + v: value for v, value in enumerate(values)})
-                if chunk.column + chunk.width == self.plan.tile[1]:
+                count, each = self.plan.fragment.accumulator_registers, chunk.values
+                for v, value in enumerate(self.loaded(load_of(chunk), own, chunk.column)):
+                    held[chunk.first_value + v // each * count + v % each] = value
+                if chunk.column + chunk.width == self.plan.tile_c[1]:
                     self.give_back(job, number, lane)
 
     @cute.jit

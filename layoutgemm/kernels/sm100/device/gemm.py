@@ -42,10 +42,13 @@ from ...dsl import bridge
 from ...dsl import tcgen05 as tensor
 from ...dsl.entry import GemmEntry
 from ...dsl.reductions import launch_finish
-from ...dsl.tables import WordReads, reads_of
-from ...plan import tile_count
+from ...dsl.tables import WordReads, choose, reads_of
+from ...operands.pair import SECOND, place_in_pairs
+from ...plan import present, tile_count
 from ..plan import BLOCK_ROWS, EPILOGUE_WARPS, LOADER_WARP, MMA_WARP, Sm100Plan
 from .epilogue import Sm100Epilogue
+
+FURTHER_MAPS = 6  # of three matrices B and a second pair: two, and four; four matrices have no words left for a pair
 
 
 class Sm100GemmKernel(GemmEntry):
@@ -69,14 +72,22 @@ class Sm100GemmKernel(GemmEntry):
         extents = {"m": m, "n": n, "k": k, "l": batch}
         used = 2 if plan.batch > 1 else 1
         map_a = self.encoded("a", plan.a.tma, a, extents, pitches["a"][:used], words)
-        map_b = self.encoded("b", plan.b.tma, b, extents, pitches["b"][:used], words)
+        map_b, *further = self.encoded_b((b, pitches["b"][:used]), extents, words)
         stored = plan.store.maps if plan.epilogue.stores_c else ()
         maps_c = [self.encoded("c", tma, c, extents, pitches["c"][:used], words) for tma in stored]
         maps_c = (maps_c + [map_b] * 4)[:4]  # a kernel has a fixed number of parameters
-        across = tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1])
+        if const_expr(plan.pair is not None):
+            further += self.encoded_second(extents, words)
+        across = tile_count(m, plan.tile_c[0]), tile_count(n, plan.tile_c[1])
         reads = reads_of(plan.order.schedule, plan.words, words)
         tiles = plan.order.schedule.count(across, cutlass.min, reads) * batch
-        self.kernel(map_a, map_b, *maps_c, m, n, k, batch, self.kernel_words(words, pitches)).launch(
+        arguments = *maps_c, m, n, k, batch, self.kernel_words(words, pitches)
+        if const_expr(bool(further)):
+            further = (further + [map_b] * FURTHER_MAPS)[:FURTHER_MAPS]
+            launched = self.several_kernel(map_a, map_b, *further, *arguments)
+        else:
+            launched = self.kernel(map_a, map_b, *arguments)
+        launched.launch(
             grid=(cutlass.min(tiles, workers) * plan.blocks, 1, 1),
             block=(plan.threads, 1, 1),
             cluster=(plan.blocks, 1, 1),
@@ -94,13 +105,46 @@ class Sm100GemmKernel(GemmEntry):
         """Host side: the tensor map of matrix `name`, "a", "b" or "c"."""
         return bridge.encode_tensor_map(tma, address, extents, *pitches)
 
+    def host_given(self, words: Sequence[Int64]) -> bridge.Carried:
+        """Host side: the plan's words by name."""
+        return bridge.Carried(**dict(zip(self.plan.words, words, strict=True)))
+
+    def encoded_b(
+        self, first: tuple[Int64, Sequence[Int64]], extents: Mapping[str, Int32], words: Sequence[Int64],
+        names: Sequence[str] | None = None,
+    ) -> list[bridge.TensorMap]:  # fmt: skip
+        """Host side: the tensor maps of the matrices that lie side by side in B's tile; a gate's halves are of one.
+
+        first  address and pitches of the first
+        names  of further ones; default those of the plan's function
+        """
+        plan, given = self.plan, self.host_given(words)
+        (address, pitches), size = first, self.plan.b.dtype.bytes
+        if names is None:
+            names = [name for name, _ in plan.gated.places] if plan.gated is not None else []
+        at = [(address, pitches), *[(getattr(given, name), [getattr(given, f"ld{name}")]) for name in names]]
+        if plan.halves > 1:
+            half = Int64(extents["n"]) * pitches[0] * size
+            at = [(address + i * half, pitches) for i in range(plan.halves)]
+        return [self.encoded("b", tma, *where[:1], extents, where[1], words)
+                for tma, where in zip(plan.b.copies, at, strict=True)]  # fmt: skip
+
+    def encoded_second(self, extents: Mapping[str, Int32], words: Sequence[Int64]) -> list[bridge.TensorMap]:
+        """Host side: the tensor maps of the second pair, A2 and the matrices that it multiplies."""
+        pair, given = present(self.plan.pair), self.host_given(words)
+        extents = {**extents, "k": Int32(given.k2)}
+        map_a = self.encoded("a2", self.plan.a.tma, given.a2, extents, [given.lda2], words)
+        first, *others = pair.of_b
+        at = getattr(given, first), [getattr(given, f"ld{first}")]
+        return [map_a, *self.encoded_b(at, extents, words, others)]
+
     def kernel_words(self, words: Sequence[Int64], pitches: Mapping[str, tuple[Int64, Int64]]) -> Sequence[Int64]:
         """Host side: the words that the kernel takes; the plan's come first."""
         return words
 
     def given(self, words: Sequence[Int64]) -> bridge.Carried:
         """The kernel's words by name."""
-        return bridge.Carried(**dict(zip(self.plan.words, words, strict=True)))
+        return self.host_given(words)
 
     @cute.kernel
     def kernel(
@@ -118,7 +162,40 @@ class Sm100GemmKernel(GemmEntry):
         words: tuple,
     ) -> None:
         """Device side: one block of a persistent grid."""
-        plan = self.plan
+        self.run((map_a, map_b), (map_c0, map_c1, map_c2, map_c3), (m, n, k, batch), words)
+
+    @cute.kernel
+    def several_kernel(
+        self,
+        map_a: cutlass.GridConstant[bridge.TensorMap],
+        map_b: cutlass.GridConstant[bridge.TensorMap],
+        further0: cutlass.GridConstant[bridge.TensorMap],
+        further1: cutlass.GridConstant[bridge.TensorMap],
+        further2: cutlass.GridConstant[bridge.TensorMap],
+        further3: cutlass.GridConstant[bridge.TensorMap],
+        further4: cutlass.GridConstant[bridge.TensorMap],
+        further5: cutlass.GridConstant[bridge.TensorMap],
+        map_c0: cutlass.GridConstant[bridge.TensorMap],
+        map_c1: cutlass.GridConstant[bridge.TensorMap],
+        map_c2: cutlass.GridConstant[bridge.TensorMap],
+        map_c3: cutlass.GridConstant[bridge.TensorMap],
+        m: Int32,
+        n: Int32,
+        k: Int32,
+        batch: Int32,
+        words: tuple,
+    ) -> None:
+        """Device side, with tensor maps of several matrices B, and of a second pair."""
+        maps = (map_a, map_b, further0, further1, further2, further3, further4, further5)
+        self.run(maps, (map_c0, map_c1, map_c2, map_c3), (m, n, k, batch), words)
+
+    @cute.jit
+    def run(self, maps: bridge.Maps, maps_c: bridge.Maps, sizes: tuple[Int32, ...], words: tuple[Int64, ...]) -> None:
+        """One block of a persistent grid.
+
+        maps  of A and the matrices B, then of A2 and its matrices B
+        """
+        plan, (m, n, k, batch) = self.plan, sizes
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         blocks, _, _ = cute.arch.grid_dim()
@@ -131,7 +208,7 @@ class Sm100GemmKernel(GemmEntry):
         # 1. Barriers and tensor memory, once. Then the block meets, or the pair, whose blocks arrive at each other's.
         shared = tensor.TensorShared(plan.smem)
         if thread == 0:
-            for tensor_map in (map_a, map_b, map_c0):
+            for tensor_map in (*maps[:2], maps_c[0]):
                 bridge.prefetch_map(tensor_map)
             self.init_barriers(shared)
         if warp == MMA_WARP:
@@ -140,7 +217,7 @@ class Sm100GemmKernel(GemmEntry):
         self.meet()
         accumulators = tensor.tensor_address(shared.slot)
 
-        rows, columns = tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1])
+        rows, columns = tile_count(m, plan.tile_c[0]), tile_count(n, plan.tile_c[1])
         given = self.given(words)
         reads = WordReads(given) if plan.order.schedule.words else None
         count = plan.order.schedule.count((rows, columns), cutlass.min, reads)
@@ -153,7 +230,8 @@ class Sm100GemmKernel(GemmEntry):
             columns=columns,
             count=count,
             tiles=count * batch,
-            k_tiles=tile_count(k, plan.tile[2]),
+            k_tiles=self.k_tiles(k, given),
+            first_tiles=tile_count(k, plan.tile[2]),
             first=block // plan.blocks,
             workers=blocks // plan.blocks,
             m=m,
@@ -168,11 +246,11 @@ class Sm100GemmKernel(GemmEntry):
 
         # 3. The roles.
         if warp == LOADER_WARP:
-            self.load(job, (map_a, map_b))
+            self.load(job, maps)
         if warp == MMA_WARP and rank == 0:
             self.multiply(job)
         if warp < EPILOGUE_WARPS:
-            self.drain(job, (map_c0, map_c1, map_c2, map_c3))
+            self.drain(job, maps_c)
 
         # 4. Tensor memory is freed when all its loads are done, and no block leaves while another may arrive at it.
         tensor.fence_before_sync()
@@ -209,7 +287,7 @@ class Sm100GemmKernel(GemmEntry):
             tile = tile % job.count
         reads = WordReads(job.given) if plan.order.schedule.words else None
         row, column = plan.order.tile(tile, 0, 0, (job.rows, job.columns), cutlass.min, reads)
-        return row * plan.tile[0] + job.rank * BLOCK_ROWS, column * plan.tile[1], matrix
+        return row * plan.tile_c[0] + job.rank * BLOCK_ROWS, column * plan.tile_c[1], matrix
 
     # ------------------------------------------------------------------------------------------------------------ loads
     @cute.jit
@@ -238,15 +316,26 @@ class Sm100GemmKernel(GemmEntry):
         self, job: bridge.Carried, maps: bridge.Maps, m0: Int32, n0: Int32, matrix: Int32, k_tile: Int32, stage: Int32
     ) -> None:
         """Arm full[stage] and issue this block's part of both tiles. Called by one thread."""
-        plan = self.plan
-        at_k = k_tile * plan.tile[2]
+        plan, place = self.plan, {"l": matrix, "k": k_tile * self.plan.tile[2]}
+        of_a, of_b = maps[0], maps[1 : 1 + len(plan.b.copies)]
+        if const_expr(plan.pair is not None):
+            second, place = maps[1 + len(of_b) :], place_in_pairs(k_tile, job.first_tiles, plan.tile[2], choose)
+            place["l"] = matrix
+            of_a, *of_b = [bridge.SelectedTensorMap(place[SECOND], *two)
+                           for two in zip(second, (of_a, *of_b), strict=False)]  # fmt: skip
         full, a, b = job.shared.full(stage), job.shared.a(stage), job.shared.b(stage)
         if job.rank == 0:
             bridge.barrier_expect(full, plan.full_bytes)
-        self.load_a(job, maps[0], {"m": m0, "k": at_k, "l": matrix}, a, full)
-        n_own = n0 + job.rank * plan.b.smem.extent[0]
+        self.load_a(job, of_a, {**place, "m": m0}, a, full)
+        n_own = n0 + job.rank * plan.beside.share
         load = tensor.load_for_pair if const_expr(plan.blocks > 1) else bridge.load_tile
-        load(maps[1], plan.b.tma, {"n": n_own, "k": at_k, "l": matrix}, b, full)
+        for tensor_map, tma in zip(of_b, plan.b.copies, strict=True):
+            load(tensor_map, tma, {**place, "n": n_own}, b, full)
+
+    def k_tiles(self, k: Int32, given: bridge.Carried) -> Int32:
+        """K tiles of a tile of C, of both pairs."""
+        first, depth = tile_count(k, self.plan.tile[2]), self.plan.tile[2]
+        return first if self.plan.pair is None else first + tile_count(Int32(given.k2), depth)
 
     def of_loaded_tile(self, job: bridge.Carried, row: Int32, matrix: Int32) -> bridge.Carried:
         """The job of a tile for the loader's warp, all lanes alike; `row`: the first of this block."""

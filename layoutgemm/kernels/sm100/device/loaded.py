@@ -13,7 +13,7 @@ from cutlass import Float32, Int32
 from ....atoms import TmemCopyAtom
 from ...derive import Operand
 from ...dsl import bridge
-from ...dsl.fused import FusedBlock
+from ...dsl.fused import CombinedSums, FusedBlock
 from ...epilogue.chain import Epilogue
 from ...partials import PartialResults
 from ..plan import Sm100Plan
@@ -59,8 +59,13 @@ class _LoadedFragment:
 def fused_values(
     plan: Sm100Plan, job: bridge.Carried, place: bridge.Place, ld: TmemCopyAtom, lane: Int32, values: Sequence[Float32]
 ) -> list[Float32]:
-    """The epilogue's values of the registers that a load brought; `place`: row, column and matrix of the first."""
+    """The epilogue's values of the registers that a load brought, of each sum in turn.
+
+    place  row, column and matrix of the first
+    """
     block = FusedBlock(_LoadedFragment(plan, ld), job, place, lane)
-    done = block.values(values, 0, len(values))
+    count = len(values) // plan.sums
+    held = values if plan.gated is None else CombinedSums(plan, job, values, block, count)
+    done = block.values(held, 0, count)
     block.finish()
     return done

@@ -35,7 +35,8 @@ from ...dsl import ampere, bridge
 from ...dsl.entry import TileEntry
 from ...dsl.reductions import launch_finish
 from ...dsl.tables import reads_of
-from ...plan import ALL_SHARED, tile_count
+from ...operands.pair import passes_on
+from ...plan import ALL_SHARED, present, tile_count
 from ..operand import Sm80Operand, byte_selector
 from ..plan import Sm80Plan
 from .epilogue import RowPlaces, Sm80Epilogue
@@ -79,7 +80,7 @@ class Sm80GemmKernel(TileEntry):
         plan = self.plan
         m, n, k, batch = sizes
         pitch, stride = ([pitches[name][i] for name in "abc"] for i in range(2))
-        grid_of_tiles = tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1])
+        grid_of_tiles = tile_count(m, plan.tile_c[0]), tile_count(n, plan.tile_c[1])
         blocks = plan.order.count(grid_of_tiles, cutlass.min, reads_of(plan.order, plan.words, words))
         grid = (blocks, 1, batch if const_expr(plan.batch > 1) else 1)
         self.kernel(*matrices, m, n, k, *pitch, *stride, tuple(words)).launch(
@@ -130,24 +131,24 @@ class Sm80GemmKernel(TileEntry):
         warp_m, warp_n = plan.warp_place(warp)
 
         # 1. The tile of C that this block owns; where its threads copy from and to, where its lanes read.
-        grid = (tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1]))
+        grid = (tile_count(m, plan.tile_c[0]), tile_count(n, plan.tile_c[1]))
         row, column = plan.order.tile(block, grid, cutlass.min, reads_of(plan.order, plan.words, words))
-        m0, n0 = row * plan.tile[0], column * plan.tile[1]
+        m0, n0 = row * plan.tile_c[0], column * plan.tile_c[1]
         shared = bridge.SharedMemory(plan.smem).base
         copy_a = self.copies_of_a(thread, matrices[0], pitches[0], m0, m, k, words)
-        copy_b = self.copies_of_b(thread, matrices[1], pitches[1], n0, n, k)
+        copy_b = self.copies_of_b(thread, matrices[1], pitches[1], n0, n, k, words)
         load_a = Loads(plan.a, plan.smem.a_offset, lane, warp_m)
         load_b = self.loads_of_b(lane, warp_n)
         pitch = plan.smem.a_stage_bytes
-        k_tiles = tile_count(k, plan.tile[2])
+        k_tiles, ahead_k = self.k_tiles(k, words), (k, Int64(0), Int64(0), self.second_k(words))
 
         # 2. Fill all stages but one. A k tile that is not there becomes zeros: no branch, and always one group each.
-        left, offset_a, offset_b = k, Int64(0), Int64(0)
+        # The cursor: K left, bytes along K of A and B, K of the pair that follows.
         for s in cutlass.range_constexpr(plan.stages - 1):
-            copy_a.issue(shared + s * pitch, offset_a, left)
-            copy_b.issue(shared + s * pitch, offset_b, left)
+            copy_a.issue(shared + s * pitch, ahead_k[1], ahead_k[0])
+            copy_b.issue(shared + s * pitch, ahead_k[2], ahead_k[0])
             bridge.commit_copies()
-            left, offset_a, offset_b = left - plan.tile[2], offset_a + copy_a.step, offset_b + copy_b.step
+            copy_a, copy_b, ahead_k = self.next_k_tile(copy_a, copy_b, ahead_k, (m0, n0), n, words)
         # 3. The main loop. `held_a` and `held_b` carry the first fragments of a k tile into it.
         sums, held_a, held_b = self.registers()
         sums.fill(0)
@@ -160,16 +161,65 @@ class Sm80GemmKernel(TileEntry):
         for _ in cutlass.range(k_tiles, unroll=1):
             if const_expr(not ahead):
                 self.meet()
-            copies = copy_a.work(shared + write, offset_a, left) + copy_b.work(shared + write, offset_b, left)
+            place = shared + write
+            copies = copy_a.work(place, ahead_k[1], ahead_k[0]) + copy_b.work(place, ahead_k[2], ahead_k[0])
             read = self.multiply_k_tile((sums, held_a, held_b), (load_a, load_b), copies, shared, read)
             write = next_stage(write, pitch, plan.stages)
-            left, offset_a, offset_b = left - plan.tile[2], offset_a + copy_a.step, offset_b + copy_b.step
+            copy_a, copy_b, ahead_k = self.next_k_tile(copy_a, copy_b, ahead_k, (m0, n0), n, words)
 
         # 4. C, through the stages' memory: all copies have landed and been read.
         bridge.wait_copies(0)
         bridge.block_sync()
-        place = m0 + warp_m * plan.a.warp_extent, n0 + warp_n * plan.b.warp_extent
-        self.store(sums, shared, (warp, lane), matrices[2], pitches[2], sizes, (*place, matrix), words)
+        corner = m0 + warp_m * plan.a.warp_extent, n0 + warp_n * plan.warp_columns
+        self.store(sums, shared, (warp, lane), matrices[2], pitches[2], sizes, (*corner, matrix), words)
+
+    def given(self, words: tuple[Int64, ...]) -> dict[str, Int64]:
+        """The launch's words by name."""
+        return dict(zip(self.plan.words, words, strict=True))
+
+    def second_k(self, words: tuple[Int64, ...]) -> Int32:
+        """K of the second pair, or 0."""
+        return Int32(self.given(words)["k2"]) if self.plan.pair is not None else Int32(0)
+
+    def k_tiles(self, k: Int32, words: tuple[Int64, ...]) -> Int32:
+        """K tiles of a tile of C, of both pairs."""
+        depth = self.plan.tile[2]
+        return tile_count(k, depth) + (tile_count(self.second_k(words), depth) if self.plan.pair is not None else 0)
+
+    @cute.jit
+    def next_k_tile(
+        self, copy_a: Copies, copy_b: Copies, ahead: tuple[Int32, Int64, Int64, Int32],
+        corner: tuple[Int32, Int32], n: Int32, words: tuple[Int64, ...],
+    ) -> tuple[Copies, Copies, tuple[Int32, Int64, Int64, Int32]]:  # fmt: skip
+        """The cursor's next K tile: behind the first pair's last one, the first one of the second pair.
+
+        corner  first row and column of the tile of C
+        n       C's columns
+
+        Behind the last K tile nothing of K is left: copies are zeros.
+        """
+        plan = self.plan
+        left, offset_a, offset_b, behind = ahead
+        left, offset_a, offset_b = left - plan.tile[2], offset_a + copy_a.step, offset_b + copy_b.step
+        if const_expr(plan.pair is not None):
+            given = self.given(words)
+            if passes_on(left, behind):
+                left, behind, offset_a, offset_b = behind, Int32(0), Int64(0), Int64(0)
+                copy_a = copy_a.switched((given["a2"],), (given["lda2"],), corner[0])
+                of_b = present(plan.pair).of_b
+                at = [given[name] for name in of_b], [given[f"ld{name}"] for name in of_b]
+                copy_b = copy_b.switched(*self.matrices_of_b(*at, n), corner[1])
+        return copy_a, copy_b, (left, offset_a, offset_b, behind)
+
+    def matrices_of_b(
+        self, matrices: Sequence[Int64], pitches: Sequence[Int64], n: Int32
+    ) -> tuple[Sequence[Int64], Sequence[Int64]]:
+        """(addresses, pitches) of all matrices of B's tile: a gate's halves are one matrix of 2n lines."""
+        if self.plan.halves == 1:
+            return matrices, pitches
+        (address,), (pitch,) = matrices, pitches
+        half = Int64(n) * pitch * self.plan.b.dtype.bytes
+        return [address + i * half for i in range(self.plan.halves)], [pitch] * self.plan.halves
 
     def copies_of_a(
         self, thread: Int32, a: Int64, lda: Int64, start: Int32, m: Int32, k: Int32, words: tuple[Int64, ...]
@@ -177,9 +227,18 @@ class Sm80GemmKernel(TileEntry):
         """A thread's copies of A, whose tile begins at row `start`; `words` are the launch's."""
         return Copies(self.plan.a, self.plan.smem.a_offset, thread, a, lda, start, m, k)
 
-    def copies_of_b(self, thread: Int32, b: Int64, ldb: Int64, start: Int32, n: Int32, k: Int32) -> _TileCopies:
-        """A thread's copies of B, whose tile begins at column `start`."""
-        return Copies(self.plan.b, self.plan.smem.b_offset, thread, b, ldb, start, n, k)
+    def copies_of_b(
+        self, thread: Int32, b: Int64, ldb: Int64, start: Int32, n: Int32, k: Int32, words: tuple[Int64, ...]
+    ) -> _TileCopies:
+        """A thread's copies of B, whose tile begins at column `start`; `words` are the launch's."""
+        plan = self.plan
+        at = plan.b, plan.smem.b_offset, thread
+        if plan.gated is None:
+            return Copies(*at, b, ldb, start, n, k)
+        given = self.given(words)
+        matrices = [b, *[given[name] for name, _ in plan.gated.places]]
+        pitches = [ldb, *[given[pitch] for _, pitch in plan.gated.places]]
+        return SeveralCopies(*at, *self.matrices_of_b(matrices, pitches, n), start, n)
 
     def loads_of_b(self, lane: Int32, warp: Int32) -> _FragmentLoads:
         """A lane's loads of B's fragments; `warp` is the warp's number along N."""
@@ -195,7 +254,7 @@ class Sm80GemmKernel(TileEntry):
         place  first row, first column and matrix of the warp's part
         """
         plan = self.plan
-        if plan.epilogue:
+        if plan.epilogue or plan.gated is not None:
             sums = finished(plan, sums, at[1], sizes, place, words)
         if plan.epilogue.stores_c:
             rows = self.row_places(sizes[0], words)
@@ -304,7 +363,7 @@ def next_stage(offset: Int32, pitch: int, stages: int) -> Int32:
 class Copies(ampere.LoopCarried):
     """A thread's copies of one operand's tiles: where they come from, where they go, and how many bytes are there."""
 
-    held = ("anchors", "bases", "rooms", "others")
+    held: tuple[str, ...] = ("anchors", "bases", "rooms", "others")
 
     def __init__(
         self, operand: Sm80Operand, first: int, thread: Int32, matrix: Int64, pitch: Int64, start: Int32, extent: Int32,
@@ -315,7 +374,7 @@ class Copies(ampere.LoopCarried):
         first   byte of the tile in a stage;   matrix, pitch   global address, and elements from line to line
         start, extent   the tile's first index along M or N, and M or N
         """
-        copy, size = operand.copy, operand.dtype.bytes
+        copy = operand.copy
         self.operand, self.copy = operand, copy
         self.by_k = operand.major == "K"
         mn, depth = copy.coordinates(thread, 0, 0)
@@ -324,8 +383,7 @@ class Copies(ampere.LoopCarried):
         self.away = {
             (i, j): tuple(int(x - y) for x, y in zip(copy.coordinates(0, i, j), zero)) for i, j in copy.indices
         }
-        step = Int64(operand.smem.extent[1] * size) if self.by_k else operand.smem.extent[1] * size * pitch
-        self.others = [depth, step, mn, matrix, pitch, extent]
+        self.others = [depth, self.step_of(pitch), mn, matrix, pitch, extent]
         self.anchors, self.rooms = self.lines(start)
         self.bases = [first + operand.smem.byte(*copy.coordinates(thread, *index)) for index in copy.places.bases]
 
@@ -351,6 +409,19 @@ class Copies(ampere.LoopCarried):
         twin.anchors, twin.rooms = self.lines(start)
         return twin
 
+    def switched(self, matrices: Sequence[Int64], pitches: Sequence[Int64], start: Int32) -> Copies:
+        """The same thread's copies from another matrix of as many lines."""
+        (matrix,), (pitch,), twin = matrices, pitches, shallow_copy(self)
+        depth, _, mn, _, _, extent = self.others
+        twin.others = [depth, self.step_of(pitch), mn, matrix, pitch, extent]
+        twin.anchors, twin.rooms = twin.lines(start)
+        return twin
+
+    def step_of(self, pitch: Int64) -> Int64:
+        """Bytes of global memory from one k tile to the next."""
+        size, depth = self.operand.dtype.bytes, self.operand.smem.extent[1]
+        return Int64(depth * size) if self.by_k else depth * size * pitch
+
     @property
     def step(self) -> Int64:
         """Bytes of global memory from one k tile to the next."""
@@ -365,21 +436,25 @@ class Copies(ampere.LoopCarried):
         for copy in self.work(stage, offset, left):
             copy()
 
+    def source(self, index: tuple[int, int], offset: Int64) -> Int64:
+        """The address of a vector, `offset` bytes along K from the first K tile's."""
+        (i, j), (mn, k), size = index, self.away[index], self.operand.dtype.bytes
+        return self.anchors[i] + offset + k * size if self.by_k else self.anchors[j] + offset + mn * size
+
     def one(self, index: tuple[int, int], stage: cute.Pointer, offset: Int64, left: Int32) -> None:
         """One vector: bytes beyond the matrix become zeros."""
-        i, j = index
+        i, _ = index
         size, width = self.operand.dtype.bytes, self.copy.vector_bytes
         base, constant = self.copy.places.of[index]
         destination = stage + (self.bases[base] + constant)
-        mn, k = self.away[index]
+        _, k = self.away[index]
         there = left - self.others[0] - k
+        source = self.source(index, offset)
         if self.by_k:
-            source = self.anchors[i] + offset + k * size
             valid = clamp(there * size, width)
             if self.rooms:
                 valid = cutlass.min(valid, self.rooms[i])
         else:
-            source = self.anchors[j] + offset + mn * size
             valid = cutlass.select_(there > 0, self.rooms[i], Int32(0))
         if not self.copy.by_elements:
             ampere.copy_bytes(destination, source, width, valid)
@@ -393,6 +468,68 @@ class Copies(ampere.LoopCarried):
                 word = word | (ampere.load_element(source + at, valid > at, bits) << (e * bits))
             words.append(word)
         bridge.store_shared(destination.toint(), words)
+
+
+class SeveralCopies(Copies):
+    """A thread's copies of a tile of several matrices B, side by side.
+
+    A row of the tile tells its matrix: addresses and pitches of the thread's lines are selected once a tile of C.
+    Where N is contiguous, pitches differ from vector to vector, and offsets along K count elements.
+    """
+
+    held = ("anchors", "bases", "rooms", "others", "matrices", "pitches", "steps")
+
+    def __init__(
+        self, operand: Sm80Operand, first: int, thread: Int32, matrices: Sequence[Int64], pitches: Sequence[Int64],
+        start: Int32, extent: Int32,
+    ):  # fmt: skip
+        """See `Copies`; `matrices` and `pitches` are those of all matrices."""
+        self.matrices, self.pitches = list(matrices), list(pitches)
+        self.steps: list[Int64] = []
+        super().__init__(operand, first, thread, matrices[0], pitches[0], start, extent, Int32(0))
+
+    def lines(self, start: Int32) -> tuple[list[Int64], list[Int32]]:
+        """Addresses of the thread's vectors at K = 0, and bytes to the line's end."""
+        depth, _, mn, _, _, extent = self.others
+        size, anchors, rooms, steps = self.operand.dtype.bytes, [], [], []
+        for i in range(self.copy.parts[0]):
+            column, which = present(self.operand.beside).source(mn + self.away[i, 0][0])
+            matrix, pitch = (self.selected(of, which) for of in (self.matrices, self.pitches))
+            if self.by_k:
+                row = cutlass.min(start + column, extent - 1)
+                anchors.append(matrix + (Int64(row) * pitch + depth) * size)
+                continue
+            steps.append(pitch * size)
+            rooms.append(clamp((extent - start - column) * size, self.copy.vector_bytes))
+            for j in range(self.copy.parts[1]):
+                anchors.append(matrix + (Int64(depth + self.away[0, j][1]) * pitch + (start + column)) * size)
+        self.steps = steps
+        return anchors, rooms
+
+    def selected(self, values: Sequence[Int64], which: Int32) -> Int64:
+        """The value of a matrix."""
+        found = values[0]
+        for number, value in enumerate(values[1:], 1):
+            found = ampere.select_word(which == number, value, found)
+        return found
+
+    def switched(self, matrices: Sequence[Int64], pitches: Sequence[Int64], start: Int32) -> Copies:
+        """The same thread's copies from other matrices of as many lines."""
+        twin = shallow_copy(self)
+        twin.matrices, twin.pitches = list(matrices), list(pitches)
+        twin.anchors, twin.rooms = twin.lines(start)
+        return twin
+
+    def step_of(self, pitch: Int64) -> Int64:
+        """The step of an offset from one k tile to the next: bytes, or elements of K."""
+        return super().step_of(pitch) if self.by_k else Int64(self.operand.smem.extent[1])
+
+    def source(self, index: tuple[int, int], offset: Int64) -> Int64:
+        """The address of a vector."""
+        i, j = index
+        if self.by_k:
+            return super().source(index, offset)
+        return self.anchors[i * self.copy.parts[1] + j] + offset * self.steps[i]
 
 
 def clamp(value: Int32, most: int) -> Int32:

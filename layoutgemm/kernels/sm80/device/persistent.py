@@ -38,7 +38,7 @@ class Sm80PersistentKernel(GemmEntry, Sm80GemmKernel):
         """Host side: launch at most `workers` blocks; the batch is one matrix. See `TileEntry.start`."""
         plan = self.plan
         m, n, k, batch = sizes
-        across = tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1])
+        across = tile_count(m, plan.tile_c[0]), tile_count(n, plan.tile_c[1])
         blocks = cutlass.min(plan.order.count(across, cutlass.min, reads_of(plan.order, plan.words, words)), workers)
         self.persistent_kernel(*matrices, m, n, k, *[pitches[name][0] for name in "abc"], tuple(words)).launch(
             grid=(blocks, 1, 1), stream=stream, **self.launch_options()
@@ -57,7 +57,7 @@ class Sm80PersistentKernel(GemmEntry, Sm80GemmKernel):
         workers, _, _ = cute.arch.grid_dim()
         lane, warp = thread % 32, bridge.uniform(thread // 32)
         warp_m, warp_n = plan.warp_place(warp)
-        grid = (tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1]))
+        grid = (tile_count(m, plan.tile_c[0]), tile_count(n, plan.tile_c[1]))
         tiles = plan.order.count(grid, cutlass.min, reads_of(plan.order, plan.words, words))
         k_tiles = tile_count(k, plan.tile[2])
         pitch = plan.smem.a_stage_bytes
@@ -66,7 +66,7 @@ class Sm80PersistentKernel(GemmEntry, Sm80GemmKernel):
         m0, n0 = self.corner(tile, grid, words)
         shared = bridge.SharedMemory(plan.smem).base
         copy_a = self.copies_of_a(thread, a, lda, m0, m, k, words)
-        copy_b = self.copies_of_b(thread, b, ldb, n0, n, k)
+        copy_b = self.copies_of_b(thread, b, ldb, n0, n, k, words)
         load_a = Loads(plan.a, plan.smem.a_offset, lane, warp_m)
         load_b = Loads(plan.b, plan.smem.b_offset, lane, warp_n)
 
@@ -97,7 +97,7 @@ class Sm80PersistentKernel(GemmEntry, Sm80GemmKernel):
                 copy_a, copy_b, ahead = self.step_on(copy_a, copy_b, ahead, workers, tiles, grid, k, words)
             # 4. C, through the warp's own buffers, while copies of the next tile land.
             m0, n0 = self.corner(tile, grid, words)
-            corner = m0 + warp_m * plan.a.warp_extent, n0 + warp_n * plan.b.warp_extent
+            corner = m0 + warp_m * plan.a.warp_extent, n0 + warp_n * plan.warp_columns
             bridge.warp_sync()
             self.store(sums, shared, (warp, lane), c, ldc, (m, n, k), (*corner, Int32(0)), words)
             tile += workers
@@ -107,7 +107,7 @@ class Sm80PersistentKernel(GemmEntry, Sm80GemmKernel):
         """First row and column of a tile of C; `words` are the launch's, for an order that reads some."""
         order = self.plan.order
         row, column = order.tile(tile, grid, cutlass.min, reads_of(order, self.plan.words, words))
-        return row * self.plan.tile[0], column * self.plan.tile[1]
+        return row * self.plan.tile_c[0], column * self.plan.tile_c[1]
 
     @cute.jit
     def step_on(

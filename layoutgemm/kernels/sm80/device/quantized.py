@@ -63,7 +63,9 @@ class Sm80QuantizedKernel(FusedEntry, Sm80GemmKernel):
         """A thread's copies of x, whose tile begins at row `start`."""
         return InsideCopies(self.plan.a, self.plan.smem.a_offset, thread, a, lda, start, m, k)
 
-    def copies_of_b(self, thread: Int32, b: Int64, ldb: Int64, start: Int32, n: Int32, k: Int32) -> PackedCopies:
+    def copies_of_b(
+        self, thread: Int32, b: Int64, ldb: Int64, start: Int32, n: Int32, k: Int32, words: tuple[Int64, ...]
+    ) -> PackedCopies:
         """A thread's copies of packed weights, whose tile begins at feature `start`."""
         return PackedCopies(self.plan.b, self.plan.smem.b_offset, thread, b, start, n, k)
 

@@ -19,15 +19,15 @@ from ...derive import Operand, OperandSpec
 from ...epilogue.chain import Epilogue
 from ...indexed.rows import IndexedRows
 from ...operand_orders import KernelChoice
+from ...operands.combined import Combined
+from ...operands.gated import combination
+from ...operands.pair import SecondPair
 from ...orders import Order
 from ...plan import STAGE_BYTES_OF_K as _STAGE_BYTES
 from ...store import ROWS
 from ..config import BESIDE_MATRICES
-from ..gated import combination
 from ..grouped import Ragged
 from ..multicast import LINE
-from ..operands.combined import Combined
-from ..operands.pair import SecondPair
 from ..operands.prologue import Prologue
 from ..plan import Sm90Config, Sm90Plan
 from ..triangular.operands import Triangles
@@ -133,7 +133,7 @@ SPARE = tuple(
 def spare_of_sums(how: Combined) -> Sm90Config:
     """A configuration for several sums of every type and order: 64 rows, and spans of 64 columns of each matrix.
 
-    >>> from layoutgemm.kernels.sm90.gated import Gated
+    >>> from layoutgemm.kernels.operands.gated import Gated
     >>> spare_of_sums(Gated("silu")).tile
     (64, 128)
     """

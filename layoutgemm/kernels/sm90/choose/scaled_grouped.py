@@ -12,11 +12,11 @@ from functools import lru_cache, partial
 from typing import Any
 
 from ....dtypes import dtype
+from ...operands.gated import HALVES
 from ...plan import STAGE_BYTES_OF_K
 from ...store import ROWS, WARP_ROWS
 from ..budget_checks import registers_fit
 from ..config import Sm90Config
-from ..gated import HALVES
 from ..mainloop import DEPTH, Promoted, mainloop_of, takes_together
 from ..plan import Sm90Plan
 from .costs import CostModel, changed, cost_model

@@ -12,35 +12,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Numeric, const_expr
 
-from ....dtypes import f32
 from ...dsl import bridge
-from ...dsl.fused import FusedBlock, NeighbourPair
-from ...dsl.math import ElementMath, number
+from ...dsl.fused import CombinedSums, FusedBlock
 from ...plan import present
 from ...store import ROWS, WARP_ROWS, WARPS_OF_GROUP, StoreChunk, rows_of_values
 from ..plan import Sm90Plan
 from .group_table import end_of_rows
 from .matrices import BufferedMatrices
-
-
-class GatedSums:
-    """An accumulator of several sums as the one that is stored: its value v is of values v, v + count, ...
-
-    fused  the epilogue, some steps of which may be of each sum
-    """
-
-    def __init__(self, plan: Sm90Plan, job: bridge.Carried, accumulator: cute.Tensor, fused: FusedBlock | None):
-        self.gated, self.accumulator, self.fused = present(plan.gated), accumulator, fused
-        self.count, self.sums = plan.stored.accumulator_registers, plan.sums
-        self.math = ElementMath(plan.c.dtype.bits > 16, plan.c.dtype.mantissa <= 8)
-        self.numbers = {name: number(getattr(job.given, name), f32) for name in self.gated.numbers}
-
-    def __getitem__(self, v: int) -> Float32:
-        sums = [bridge.number(self.accumulator[v + i * self.count]) for i in range(self.sums)]
-        if self.fused is not None and self.fused.epilogue.sums:
-            pair = NeighbourPair(self.fused, v - v % 2)
-            sums = [self.fused.epilogue.apply_to_sum(x, pair.element(v % 2, i)) for i, x in enumerate(sums)]
-        return self.gated.apply(sums, self.math, self.numbers)
 
 
 class Sm90Epilogue:
@@ -164,9 +142,11 @@ class Sm90Epilogue:
 
     def stored(
         self, job: bridge.Carried, accumulator: cute.Tensor, fused: FusedBlock | None
-    ) -> cute.Tensor | GatedSums:
+    ) -> cute.Tensor | CombinedSums:
         """The values that are stored, before the epilogue: the accumulator's own, or those of several sums."""
-        return GatedSums(self.plan, job, accumulator, fused) if self.plan.gated is not None else accumulator
+        if self.plan.gated is None:
+            return accumulator
+        return CombinedSums(self.plan, job, accumulator, fused, self.plan.stored.accumulator_registers)
 
     def sums(self, accumulator: cute.Tensor, first: int, count: int) -> list[Numeric]:
         """Values of an accumulator; sums of integers as f32, unless C has them as they are."""

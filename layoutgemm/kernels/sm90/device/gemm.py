@@ -50,9 +50,9 @@ from ...derive import OperandPlan
 from ...dsl import bridge
 from ...dsl.entry import GemmEntry
 from ...dsl.tables import WordReads, reads_of
+from ...operands.gated import HALF
 from ...plan import ALL_SHARED, present, tile_count
 from ...store import ROWS
-from ..gated import HALF
 from ..multicast import OTHER_MAPS
 from ..plan import Sm90Plan
 from .epilogue import Sm90Epilogue
@@ -93,7 +93,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         others = maps_c + maps_a[1:] + maps_a2 + maps_b[1:] + last_b + maps_b2
         assert len(others) <= OTHER_MAPS, f"{len(others)} tensor maps besides the first two"
         others += [map_a] * (OTHER_MAPS - len(others))  # a kernel has a fixed number of parameters
-        more = self.kernel_words(words, a, pitches_a[0])
+        more = self.kernel_words(words, a, pitches_a)
         self.kernel(map_a, maps_b[0], *others, c, m, n, k, batch, *pitches["c"], more).launch(
             grid=self.launch_grid(m, n, batch, workers, self.reads_of(words)),
             block=(plan.threads, 1, 1),
@@ -138,8 +138,8 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         own = self.map_of_lines(self.plan.a.tma, a, pitches, extents)
         return [own, *self.maps_of_last_rows(self.plan.a, a, extents, pitches)]
 
-    def kernel_words(self, words: Sequence[Int64], a: Int64, lda: Int64) -> Sequence[Int64]:
-        """The words of a launch as the kernel takes them; `a` and `lda` are A's address and pitch."""
+    def kernel_words(self, words: Sequence[Int64], a: Int64, pitches: tuple[Int64, Int64]) -> Sequence[Int64]:
+        """The words of a launch as the kernel takes them; `a` and `pitches` are A's address and distances."""
         return words
 
     def maps_of_b(

@@ -37,6 +37,11 @@ from .prologue import Sm90PrologueKernel
 from .promoted import Sm90PromotedKernel
 
 
+def matrix_of_rows(plan: Sm90Plan, matrix: Int32) -> Int32 | None:
+    """The matrix of a batch whose rows the indices are of; None for one matrix, which all groups of rows share."""
+    return matrix if plan.batch > 1 and not plan.joined_rows else None
+
+
 class GatheredRows(bridge.Carried):
     """The rows of A that one loader thread copies for a tile of C.
 
@@ -46,13 +51,17 @@ class GatheredRows(bridge.Carried):
     element  its first element of K
     """
 
-    def __init__(self, plan: Sm90Plan, job: bridge.Carried, first: Int32, end: Int32, thread: Int32):
+    def __init__(
+        self, plan: Sm90Plan, job: bridge.Carried, first: Int32, end: Int32, thread: Int32, of_batch: Int32 | None
+    ):
         self.plan, copy = plan, plan.a.copy
+        start = job.a if of_batch is None else job.a + Int64(of_batch) * job.stride_a * plan.a.dtype.bytes
         element, size = copy.element(thread, 0), plan.a.dtype.bytes
         starts, inside = [], Int32(0)
         for number in range(copy.passes):
-            row = load_index(present(plan.indexed), job, GATHERED_ROWS, first + copy.row(thread, number), end)
-            starts.append(job.a + (cutlass.max(row, Int64(0)) * job.lda + element) * size)
+            place = first + copy.row(thread, number)
+            row = load_index(present(plan.indexed), job, GATHERED_ROWS, place, end, of_batch)
+            starts.append(start + (cutlass.max(row, Int64(0)) * job.lda + element) * size)
             inside |= choose(row >= 0, 1 << number, 0)
         super().__init__(starts=tuple(starts), inside=inside, target=Int32(copy.byte(thread)), element=Int32(element))
 
@@ -86,7 +95,7 @@ class ScatterEpilogue(Sm90Epilogue):
         owner = consumer * (ROWS // WARP_ROWS) + warp
         first = row + (block * ROWS + warp * WARP_ROWS)
         fused = self.fused(job, (row + block * ROWS, column, matrix), thread, part)
-        rows = ScatteredRows(self.plan, job, first, self.end(job, matrix), lane)
+        rows = ScatteredRows(self.plan, job, first, self.end(job, matrix), lane, matrix_of_rows(self.plan, matrix))
         for i, round_ in store.rounds_of(block, part):
             buffer = self.buffer(job, owner, i)
             packed = [self.convert(job, accumulator, chunk, fused) for chunk in round_.chunks]
@@ -107,9 +116,12 @@ class ScatterEpilogue(Sm90Epilogue):
 class ScatteredRows:
     """The rows of C of a warp's 16 rows, as its lanes store them: read once for each width of a chunk."""
 
-    def __init__(self, plan: Sm90Plan, job: bridge.Carried, first: Int32, end: Int32, lane: Int32):
-        self.plan, self.lane = plan, lane
-        self.aligned = (job.c | job.ldc * plan.c.dtype.bytes) % VECTOR_BYTES == 0
+    def __init__(
+        self, plan: Sm90Plan, job: bridge.Carried, first: Int32, end: Int32, lane: Int32, of_batch: Int32 | None
+    ):
+        self.plan, self.lane, size = plan, lane, plan.c.dtype.bytes
+        self.c = job.c if of_batch is None else job.c + Int64(of_batch) * job.stride_c * size
+        self.aligned = (self.c | job.ldc * size) % VECTOR_BYTES == 0
         indexed = present(plan.indexed)
         self.rows: dict[int, list[Int64]] = {}  # vectors of a row -> a lane's rows, pass by pass
         for chunk in [c for r in present(plan.store).rounds for c in r.chunks]:
@@ -118,7 +130,8 @@ class ScatteredRows:
                 places = [scatter.place(number, lane)[0] for number in range(scatter.passes)]
                 ends = [end if scatter.is_even else choose(i < WARP_ROWS, end, 0) for i in places]
                 self.rows[scatter.vectors] = [
-                    load_index(indexed, job, OUT_ROWS, first + i, last) for i, last in zip(places, ends, strict=True)
+                    load_index(indexed, job, OUT_ROWS, first + i, last, of_batch)
+                    for i, last in zip(places, ends, strict=True)
                 ]
 
     def store(self, job: bridge.Carried, chunk: StoreChunk, tile: cute.Pointer, column: Int32) -> None:
@@ -128,7 +141,7 @@ class ScatteredRows:
             i, j = scatter.place(number, self.lane)
             i = i if const_expr(scatter.is_even) else choose(i < WARP_ROWS, i, 0)
             words = load_words(tile + scatter.byte((i, j)), VECTOR_BYTES // 4)
-            address = job.c + (row * job.ldc + Int64(column + j)) * size
+            address = self.c + (row * job.ldc + Int64(column + j)) * size
             store_row(words, address, (row >= 0, self.aligned), job.n - (column + j), size)
 
 
@@ -181,18 +194,20 @@ class IndexedRowsKernel:
         """Tensor maps that the store uses."""
         return 0 if self.plan.scatters else super().store_maps  # type: ignore[misc]
 
-    def kernel_words(self, words: Sequence[Int64], a: Int64, lda: Int64) -> Sequence[Int64]:
-        """The plan's words, then A's address and pitch."""
-        return (*words, a, lda)
+    def kernel_words(self, words: Sequence[Int64], a: Int64, pitches: tuple[Int64, Int64]) -> Sequence[Int64]:
+        """The plan's words, then A's address, its pitch and the distance of a batch's matrices."""
+        return (*words, a, *pitches)
 
     def job_of(
         self, shared: bridge.SharedMemory, place: tuple[Int32, ...], sizes: tuple[Int32, Int32, Int32],
         c: tuple[Int64, Int64, Int64], words: tuple[Int64, ...],
     ) -> bridge.Carried:  # fmt: skip
         """The same, with A's address, its pitch, and K; the job of a prologue has K already."""
-        *own, a, lda = words
+        *own, a, lda, stride_a = words
         job = super().job_of(shared, place, sizes, c, tuple(own))  # type: ignore[misc]
-        return job.extended(a=a, lda=lda, **({} if self.plan.prologue is not None else {"k": sizes[2]}))
+        return job.extended(
+            a=a, lda=lda, stride_a=stride_a, **({} if self.plan.prologue is not None else {"k": sizes[2]})
+        )
 
     @property
     def mapped_operands(self) -> str:
@@ -206,7 +221,8 @@ class IndexedRowsKernel:
         stage, parity = Int32(0), Int32(1)
         while tile < job.tiles:
             place = self.origin(job, tile)  # type: ignore[attr-defined]
-            rows = GatheredRows(plan, job, place[0], end_of_rows(plan, job, place[2]), thread)
+            of_batch = matrix_of_rows(plan, place[2])
+            rows = GatheredRows(plan, job, place[0], end_of_rows(plan, job, place[2]), thread, of_batch)
             stage, parity = self.gather_tile(job, maps, rows, place, stage, parity)
             tile += job.workers
         if const_expr(plan.drains):

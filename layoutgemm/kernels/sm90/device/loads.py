@@ -24,8 +24,8 @@ from cutlass import Int32, Int64, const_expr
 from ....atoms import TmaPlan
 from ...dsl import bridge
 from ...dsl.tables import choose
-from ..gated import HALF
-from ..operands.pair import SECOND, place_in_pairs
+from ...operands.gated import HALF
+from ...operands.pair import SECOND, place_in_pairs
 from ..plan import Sm90Plan
 
 Copy: TypeAlias = "tuple[bridge.TensorMap | bridge.SelectedTensorMap, TmaPlan, Mapping[str, Int32], Int32 | int]"

@@ -24,10 +24,10 @@ from ...dsl import bridge
 from ...dsl import math as element
 from ...dsl.ampere import load_fragment
 from ...dsl.packed_weights import RegisterWgmma
+from ...operands.pair import SECOND
 from ...plan import present
 from ...store import ROWS
 from ..operands.fragment_loads import groups_of, loads_of
-from ..operands.pair import SECOND
 from ..operands.prologue import AXES, PrologueElement, PrologueOperand, first_column
 from ..plan import Sm90Plan
 from .fused import Sm90FusedKernel

@@ -36,6 +36,7 @@ from ...dsl.packed_weights import DevicePairs, RegisterWgmma, held, multiply_add
 from ...dsl.tables import choose
 from ...dsl.types import element_type
 from ...dsl.warp import load_matrices, multiply_warp
+from ...operands.gated import HALF as GATE
 from ...plan import present, tile_count
 from ...quantized.blocks import BlockCopy
 from ...quantized.conversions import HALF
@@ -43,7 +44,6 @@ from ...quantized.formats import UNIT_K, UNIT_ROWS
 from ...quantized.fragments import ROW_SELECTORS, fragment, words_of
 from ...quantized.order import WORDS
 from ...store import ROWS
-from ..gated import HALF as GATE
 from ..plan import Sm90Plan
 from ..quantized.experts import weight_block
 from ..quantized.warp_products import CHAINS
@@ -57,7 +57,7 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         """Packed weights have no tensor map."""
         return []
 
-    def kernel_words(self, words: Sequence[Int64], a: Int64, lda: Int64) -> Sequence[Int64]:
+    def kernel_words(self, words: Sequence[Int64], a: Int64, pitches: tuple[Int64, Int64]) -> Sequence[Int64]:
         """The epilogue's words, then the address of the packed weights."""
         return (*words, a)
 

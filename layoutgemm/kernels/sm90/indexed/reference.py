@@ -20,11 +20,14 @@ if TYPE_CHECKING:
 
 
 def rows_found(
-    plan: Sm90Plan, given: dict[str, Any], name: str, numbers: npt.NDArray[np.int64], end: int
+    plan: Sm90Plan, given: dict[str, Any], name: str, numbers: npt.NDArray[np.int64], end: int, matrix: int
 ) -> npt.NDArray[np.int64]:
-    """The rows of A or of C that are rows `numbers` of the product; -1 from row `end` on, and outside of the matrix."""
+    """The rows of A or of C that are rows `numbers` of the product; -1 from row `end` on, and outside of the matrix.
+
+    matrix  of a batch, whose indices lie one matrix behind the other
+    """
     rows = plan.rows_of_a if name == ROWS else plan.rows_of_c
-    found = given[name][np.minimum(numbers, plan.m - 1)]
+    found = given[name][matrix * plan.m + np.minimum(numbers, plan.m - 1)]
     return np.where((numbers < end) & (found >= 0) & (found < rows), found, -1)
 
 
@@ -50,33 +53,33 @@ def gather_tile(
 ) -> None:  # fmt: skip
     """A's K tile by the loader's threads, from the rows that the indices name."""
     copy, dtype, thread = plan.a.copy, plan.a.dtype, np.arange(WARPGROUP)
-    elements = np.arange(VECTOR_BYTES // dtype.bytes)
+    elements, matrix = np.arange(VECTOR_BYTES // dtype.bytes), 0 if plan.joined_rows else origin["l"]
     for number in range(copy.passes):
-        rows = rows_found(plan, given, ROWS, origin["m"] + np.asarray(copy.row(thread, number)), end)
+        rows = rows_found(plan, given, ROWS, origin["m"] + np.asarray(copy.row(thread, number)), end, matrix)
         for span in range(copy.spans):
             first = origin["k"] + np.asarray(copy.element(thread, span))
             valid = np.asarray(copy.valid(plan.k - first, np.minimum, np.maximum))
             read = (rows[:, None] >= 0) & (elements * dtype.bytes < valid[:, None])
-            source = np.where(read, rows[:, None] * a.leading + first[:, None] + elements, 0)
+            source = np.where(read, matrix * a.pitch + rows[:, None] * a.leading + first[:, None] + elements, 0)
             bits = np.where(read, a.bits[source], a.bits.dtype.type(0))
             to = address + np.asarray(copy.byte(thread)) + copy.step(number, span)
             smem.write(to[:, None] + elements * dtype.bytes, bits, dtype)
 
 
 def scatter_chunk(
-    plan: Sm90Plan, given: dict[str, object], c: Output, chunk: StoreChunk, place: tuple[int, int], end: int,
+    plan: Sm90Plan, given: dict[str, object], c: Output, chunk: StoreChunk, place: tuple[int, int, int], end: int,
     smem: SharedBytes, address: int,
 ) -> None:  # fmt: skip
-    """A warp's chunk, in a buffer, to the rows that the indices name; `place` is its first row and column."""
+    """A warp's chunk, in a buffer, to the rows that the indices name; `place`: its first row and column, and matrix."""
     scatter, dtype, lane = RowVectors(chunk.tile), plan.c.dtype, np.arange(WARP)
-    elements = np.arange(scatter.width)
+    elements, matrix = np.arange(scatter.width), 0 if plan.joined_rows else place[2]
     for number in range(scatter.passes):
         row, column = (np.asarray(x) for x in scatter.place(number, lane))
         row, column = row[row < chunk.tile.extent[0]], column[row < chunk.tile.extent[0]]
-        rows = rows_found(plan, given, OUT_ROWS, place[0] + row, end)
+        rows = rows_found(plan, given, OUT_ROWS, place[0] + row, end, matrix)
         bits = smem.read(address + np.asarray(scatter.byte((row, column)))[:, None] + elements * dtype.bytes, dtype)
         columns = place[1] + column[:, None] + elements
         stored = (rows[:, None] >= 0) & (columns < plan.n)
-        at = (rows[:, None] * c.leading + columns)[stored]
+        at = ((matrix * plan.rows_of_c + rows[:, None]) * c.leading + columns)[stored]
         c.matrix.bits[at] = bits[stored]
         np.add.at(c.times, at, 1)

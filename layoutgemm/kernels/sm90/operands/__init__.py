@@ -1,1 +1,1 @@
-"""Further operands of a Hopper product: several matrices B, a second pair, numbers of tables."""
+"""Further operands of a Hopper product: a prologue, sums of rows, numbers of tables."""

@@ -32,6 +32,7 @@ import numpy.typing as npt
 from ....arguments import checked, settle, shown
 from ....dtypes import DType, dtype
 from ....errors import OperandError, PlanError
+from ....graph_marks import constant_in_graphs
 from ....memo import exact
 from ...epilogue import tracing
 from ...epilogue.matrix import numbers_of
@@ -158,6 +159,7 @@ class Prologue:
         return self.json
 
     @classmethod
+    @constant_in_graphs
     @checked(PlanError)
     def from_json(cls, text: str) -> Prologue:
         """The prologue that `to_json` wrote. Raises PlanError for another text.

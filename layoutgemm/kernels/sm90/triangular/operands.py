@@ -25,8 +25,8 @@ from ...numbers import check_matrix
 from ...plan import check_settings
 
 if TYPE_CHECKING:
+    from ...operands.combined import Combined
     from ..config import Sm90Config
-    from ..operands.combined import Combined
     from ..plan import Sm90Plan
 
 _HALVES = (None, "lower", "upper")

@@ -13,8 +13,8 @@ matrix, so that a thread's accumulator holds all sums of one element:
     B2          2 w .. 3 w             value v + 2 count
 
 w is the tile's N over the number of matrices, and count the accumulator's registers over that number. One wgmma
-multiplies all of them. Each matrix has a tensor map, an address and a pitch of its own. `kernels.sm90.gated` has the
-form of two matrices in one, with a single map.
+multiplies all of them. Each matrix has a tensor map, an address and a pitch of its own. `kernels.operands.gated` has
+the form of two matrices in one, with a single map.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TypeAlias
 
-from ....arguments import checked, refusal, settle
-from ....atoms import TmaPlan, smem_tile
-from ....atoms.tma.derive import derive as derive_tma
-from ....errors import OperandError, PlanError
-from ....memo import exact
-from ...derive import Operand, OperandPlan
-from ...epilogue import tracing
-from ...epilogue.places import Value
-from ...epilogue.steps import ACTIVATIONS, check_activation
-from ..multicast import LINE
+from ...arguments import checked, refusal, settle
+from ...atoms import TmaPlan, smem_tile
+from ...atoms.smem.tile import SPANS
+from ...atoms.tma.derive import derive as derive_tma
+from ...errors import OperandError, PlanError
+from ...memo import exact
+from ..derive import Operand, OperandPlan
+from ..epilogue import tracing
+from ..epilogue.places import Value
+from ..epilogue.steps import ACTIVATIONS, check_activation
 
 LEAST_MATRICES, MOST_MATRICES = 2, 4
+LINE = SPANS["128B"]  # bytes of the widest span
 # The refusal of a function of A @ B and A2 @ B2.
 OF_ONE_A = (
     "combine= of two a takes b = ((b0, b1), (b2, b3)), for f(a[0] @ b0 + a[1] @ b2, a[0] @ b1 + a[1] @ b3). For a "
@@ -233,15 +234,13 @@ def _traced(combine: Callable[..., object] | str, matrices: int, numbers: tuple[
     return Combined.of(lambda gate, up, ops: ACTIVATIONS[combine](gate, ops) * up, matrices, numbers)
 
 
-def check_combined(how: Combined, tile_n: int, split: int, b: Operand, c: Operand) -> None:
-    """Raise PlanError, naming the obstacle, for a problem without a kernel of several sums."""
-    unit = 8 if b.order == "col" or b.dtype.bits != 16 else LINE // b.dtype.bytes
-    if c.dtype.kind != "float":
-        raise PlanError(f"c is {c.dtype}, and several sums are combined in f32: store f32, or a narrower float")
+def check_combined(how: Combined, tile_n: int, split: int, b: Operand, tile: str = "a tile") -> None:
+    """Raise PlanError, naming the obstacle, for a tile without a kernel of several sums; `tile` is its name."""
+    unit = 8 if b.order == "col" else LINE // b.dtype.bytes
     if tile_n % (how.matrices * unit):
         of = f": its {b.order}-major lines fill spans of {LINE} bytes" if unit > 8 else ""
         raise PlanError(
-            f"a tile of {tile_n} columns, of {how.matrices} matrices B: a multiple of {how.matrices} * {unit}{of}"
+            f"{tile} of {tile_n} columns, of {how.matrices} matrices B: a multiple of {how.matrices} * {unit}{of}"
         )
     if tile_n % (how.matrices * 8 * split):
         raise PlanError(

@@ -10,22 +10,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ....errors import PlanError
+from ...errors import PlanError
 
 if TYPE_CHECKING:
-    from ....schedule import Schedule
-    from ...epilogue.chain import Epilogue
-    from ...indexed.rows import IndexedRows
-    from ...quantized.formats import QuantizedFormat
-    from ..along_k import AlongK
-    from ..grouped import Ragged
-    from ..mainloop import Promoted
-    from ..shards import Shards
-    from ..triangular.operands import Triangles
+    from ...schedule import Schedule
+    from ..epilogue.chain import Epilogue
+    from ..indexed.rows import IndexedRows
+    from ..quantized.formats import QuantizedFormat
+    from ..sm90.along_k import AlongK
+    from ..sm90.grouped import Ragged
+    from ..sm90.mainloop import Promoted
+    from ..sm90.operands.prologue import Prologue
+    from ..sm90.operands.row_sums import RowSums
+    from ..sm90.shards import Shards
+    from ..sm90.triangular.operands import Triangles
     from .combined import Combined
     from .pair import SecondPair
-    from .prologue import Prologue
-    from .row_sums import RowSums
 
 # Name of a part -> the argument that asks for it, and the part in a sentence.
 PARTS: dict[str, tuple[str, str]] = {
@@ -80,11 +80,9 @@ REFUSED: dict[tuple[str, str], str] = {
     ("copied rows", "groups along K"): "its A is read along M, and rows of A are not contiguous",
     ("scattered rows", "groups along K"): "each group has a matrix of C",
     ("main loop", "gathered rows"): f"one warp of the loader copies its numbers, and all four gather; {_COPY}",
-    ("second pair", "gathered rows"): f"the second A's rows are in order, and come by TMA; {_COPY}",
+    ("second pair", "gathered rows"): f"the second A's rows are in order; {_COPY}",
     ("masked groups", "gathered rows"): f"indices are of one matrix of A; {_COPY}",
-    ("batch", "gathered rows"): f"indices are of one matrix of A; {_COPY}",
     ("masked groups", "scattered rows"): f"indices are of one matrix of C; {_SCATTER}",
-    ("batch", "scattered rows"): f"indices are of one matrix of C; {_SCATTER}",
     ("main loop", "prologue"): _ONE_LOOP,
     ("gate", "packed weights"): f"{_OF_WEIGHTS}: a tile's halves are columns of B",
     ("several B", "packed weights"): f"{_OF_WEIGHTS}: a tile's sums are of columns of B",
@@ -162,7 +160,7 @@ class Asked:
     def parts(self) -> tuple[str, ...]:
         """The names of the parts, those of `PARTS`.
 
-        >>> from layoutgemm.kernels.sm90.operands.pair import SecondPair
+        >>> from layoutgemm.kernels.operands.pair import SecondPair
         >>> Asked(pair=SecondPair(16), batch=2).parts
         ('second pair', 'batch')
         """
@@ -206,19 +204,22 @@ def order_parts(schedule: Schedule, usual: Schedule) -> tuple[str, ...]:
     return tuple(name for name, there in found.items() if there) or ("other orders",)
 
 
-def refusal(parts: Sequence[str]) -> str:
-    """The reason why two of these parts do not go together; "" where all do.
+SUMS = ("gate", "several B", "second pair")  # parts of kernels without wgmma, too
+
+
+def refusal(parts: Sequence[str], of: Sequence[str] = tuple(PARTS)) -> str:
+    """The reason why two of these parts do not go together; "" where all do, or where neither is one `of` these.
 
     >>> refusal(("prologue", "main loop"))
     'mainloop: no kernel has a main loop that promotes and a prologue: a kernel has one loop over K'
     """
     for (first, other), why in REFUSED.items():
-        if first in parts and other in parts:
+        if first in parts and other in parts and (first in of or other in of):
             return f"{PARTS[first][0]}: no kernel has {PARTS[first][1]} and {PARTS[other][1]}: {why}"
     return ""
 
 
-def check_parts(parts: Sequence[str], batch: int) -> None:
-    """Raise PlanError, naming the first two parts that do not go together and the reason."""
-    if why := refusal(parts):
+def check_parts(parts: Sequence[str], batch: int, of: Sequence[str] = tuple(PARTS)) -> None:
+    """Raise PlanError, naming the first two parts that do not go together and the reason; see `refusal`."""
+    if why := refusal(parts, of):
         raise PlanError(why.replace("batch:", f"batch = {batch}:", 1))

@@ -18,22 +18,17 @@ tensor maps: two matrices B take six, and C leaves in chunks of two widths. Thre
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ....arguments import as_int
-from ....errors import PlanError
-from ....report import Check
-from ...derive import either
-from ...numbers import W
-from ...plan import MAX_COORDINATE, tile_count
-from ...store import StorePlan
-from ..multicast import OTHER_MAPS
+from ...arguments import as_int
+from ...errors import PlanError
+from ...report import Check
+from ..derive import either
+from ..numbers import W
+from ..plan import MAX_COORDINATE, GemmPlan, tile_count
 from .combined import Combined
-
-if TYPE_CHECKING:
-    from ..plan import Sm90Plan
 
 SECOND = "second"  # beside the coordinates of a K tile: whether it is one of the second pair's
 
@@ -92,21 +87,31 @@ def place_in_pairs(tile: W, first_tiles: W, depth: int, choose: Callable[[Any, A
     return {"k": (tile - choose(second, first_tiles, 0)) * depth, SECOND: second}
 
 
-def check_maps(stores: Sequence[StorePlan | None], copies: int) -> None:
-    """Raise PlanError for more tensor maps than a kernel has.
+def passes_on(left: Any, behind: Any) -> bool:
+    """True if a cursor behind a K tile begins the second pair; ints or traced integers alike.
 
-    stores  of C, one or two
-    copies  tensor maps of A and B after their first
+    left    K of the cursor's pair behind the K tile; none or less at the pair's end
+    behind  K of the pair that follows, 0 in the second pair
+
+    >>> passes_on(64, 16), passes_on(-48, 16), passes_on(-48, 0)
+    (False, True, False)
     """
-    of_c = sum(len(store.maps) for store in stores if store is not None)
-    if of_c + copies > OTHER_MAPS:
-        raise PlanError(
-            f"{of_c} tensor maps of C's chunks and {copies} further ones of A and B: a kernel has {OTHER_MAPS} after "
-            "the first two; a tile with fewer chunks of columns has fewer, and store='direct' none of C's"
-        )
+    found: bool = (left <= 0) & (behind > 0)
+    return found
 
 
-def pair_check(plan: Sm90Plan) -> Check:
+def _walked(first: int, second: int, depth: int) -> list[tuple[bool, int]]:
+    """(pair, coordinate along K) of each K tile that a cursor visits, in order."""
+    left, behind, at, found = first, second, 0, []
+    while left > 0:
+        found.append((behind == 0, at))
+        left, at = left - depth, at + depth
+        if passes_on(left, behind):
+            left, behind, at = behind, 0, 0
+    return found
+
+
+def pair_check(plan: GemmPlan) -> Check:
     """Each K tile of either pair is copied once, the first pair's before the second's."""
     depth, witness, cases = plan.tile[2], "", 0
     for first in (1, depth, depth + 1, 3 * depth - 1):
@@ -117,6 +122,8 @@ def pair_check(plan: Sm90Plan) -> Check:
             cases += 1
             if [(x[SECOND], x["k"]) for x in found] != want:
                 witness = witness or f"K = {first} and {second}: the K tiles begin at {found}"
+            if (walked := _walked(first, second, depth)) != want:
+                witness = witness or f"K = {first} and {second}: a cursor visits {walked}"
     statement = (
         f"K tiles of {depth}: those that cover the first pair's K, then those that cover the second's, each once; both "
         "have the same boxes"

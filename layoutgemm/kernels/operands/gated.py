@@ -20,8 +20,10 @@ from typing import Any, TypeVar
 from ...atoms import TmaPlan
 from ...errors import PlanError, TmaError
 from ..derive import Operand, OperandPlan
+from ..epilogue.chain import Epilogue
 from ..epilogue.steps import ACTIVATIONS, check_activation
-from .operands.combined import Combined
+from .combined import Combined
+from .pair import SecondPair
 
 HALF = "half"  # the dimension of a tensor map: 0 for the gate's columns of B, 1 for those that it multiplies
 HALVES = 2
@@ -80,12 +82,32 @@ def halves_of(gated: Combined | None) -> int:
     return HALVES if gated is not None and not gated.separate else 1
 
 
-def check_gated(tile_n: int, split: int, b: Operand, c: Operand) -> None:
-    """Raise PlanError, naming the obstacle, for a problem without a gated kernel."""
-    if b.order != "col":
+def epilogue_behind(how: Combined | None, given: object) -> Epilogue:
+    """The epilogue of an argument beside that function of sums. Raises PlanError for steps of sums that have none.
+
+    >>> epilogue_behind(None, None) == Epilogue()
+    True
+    """
+    if how is not None and how.separate and isinstance(given, Epilogue) and given.sums:
+        of_b = ", ".join(SecondPair(1, how.matrices).of_b)
+        raise PlanError(
+            f"sums = {given.sums}: steps of each sum precede a gate of one matrix [gate | up]. Of several matrices B a "
+            f"second pair adds a bias to each: pair = 1, a2 of (M, 1) ones, {of_b} of (1, N)"
+        )
+    return Epilogue.of(given, halves_of(how) > 1)
+
+
+def check_sums(how: Combined, b: Operand, c: Operand) -> None:
+    """Raise PlanError, naming the obstacle, for operands of which no kernel combines several sums."""
+    if not how.separate and b.order != "col":
         raise PlanError(f"b is {b}: a gated product takes the weights as one (2H, K) matrix, a 'col' B")
     if c.dtype.kind != "float":
-        raise PlanError(f"c is {c.dtype}, and a gated product is computed in f32: store f32, or a narrower float")
+        what = "several sums are combined" if how.separate else "a gated product is computed"
+        raise PlanError(f"c is {c.dtype}, and {what} in f32: store f32, or a narrower float")
+
+
+def check_gated(tile_n: int, split: int) -> None:
+    """Raise PlanError, naming the obstacle, for a tile without a gated kernel."""
     if tile_n % (unit := HALVES * 8 * split):
         of = f", and K in {split} parts" if split > 1 else ""
         raise PlanError(f"a tile of {tile_n} columns, half of them the gate's{of}: a multiple of {unit}")

@@ -1,0 +1,115 @@
+"""Facts of a plan that several matrices B, a gate, and a second pair decide: see `combined`, `gated`, `pair`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ...layouts import Layout
+from ..derive import Operand
+from ..numbers import W
+from ..plan import tile_count
+from .combined import Combined
+from .gated import halves_of
+from .pair import SecondPair
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """Rows of B's tile that hold columns of several matrices.
+
+    rows      of the tile
+    matrices  that lie side by side in each part
+    parts     of the tile, each of which has all sums of its columns: of a warp along N, or of a CTA of a pair
+
+    >>> two = SideBySide(128, 2, 2)
+    >>> [int(two.row(column, matrix)) for column, matrix in ((0, 0), (31, 1), (32, 0))]
+    [0, 63, 64]
+    >>> two.source(63), two.source(64)
+    ((31, 1), (32, 0))
+    """
+
+    rows: int
+    matrices: int
+    parts: int = 1
+
+    @property
+    def share(self) -> int:
+        """Columns of a matrix in a part."""
+        return self.rows // (self.matrices * self.parts)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """(column of a matrix's tile, matrix) -> row of B's tile."""
+        return Layout(((self.share, self.parts), self.matrices), ((1, self.share * self.matrices), self.share))
+
+    def row(self, column: W, matrix: W) -> W:
+        """The row of B's tile that holds a column of a matrix."""
+        return self.layout(column, matrix)
+
+    def source(self, row: W) -> tuple[W, W]:
+        """(column, matrix) of a row of B's tile: the inverse of `row`."""
+        inside = row % (self.share * self.matrices)
+        return row // (self.share * self.matrices) * self.share + inside % self.share, inside // self.share
+
+
+class SeveralOperands:
+    """Facts of a plan with `gated` and `pair`, either of which may be None."""
+
+    m: int
+    n: int
+    k: int
+    a: object
+    b: object
+    c: Operand
+    tile: tuple[int, int, int]
+    gated: Combined | None
+    pair: SecondPair | None
+
+    @property
+    def sums(self) -> int:
+        """Sums that make one element of C."""
+        return self.gated.matrices if self.gated is not None else 1
+
+    @property
+    def halves(self) -> int:
+        """Columns of B for each column of C: 2 of a gated product, the gate's and the gated."""
+        return halves_of(self.gated)
+
+    @property
+    def tile_c(self) -> tuple[int, int]:
+        """Rows and columns of C in a tile: of several sums, their share of the columns that are multiplied."""
+        return self.tile[0], self.tile[1] // self.sums
+
+    @property
+    def tiles(self) -> tuple[int, int]:
+        """The number of tiles along M and N."""
+        return tile_count(self.m, self.tile_c[0]), tile_count(self.n, self.tile_c[1])
+
+    @property
+    def k_tiles(self) -> int:
+        """K tiles of a tile of C, of both pairs."""
+        return sum(tile_count(k, self.tile[2]) for k in (self.k, *([self.pair.k] if self.pair is not None else [])))
+
+    @property
+    def further(self) -> dict[str, tuple[Any, tuple[int, int]]]:
+        """Matrices beyond A and B by name: the operand that each lies as, and its shape."""
+        found = {name: (self.b, (self.k, self.n)) for name, _ in (self.gated.places if self.gated is not None else ())}
+        if self.pair is None:
+            return found
+        of_b = self.pair.k, self.n * self.halves
+        return {**found, "a2": (self.a, (self.m, self.pair.k)), **dict.fromkeys(self.pair.of_b, (self.b, of_b))}
+
+    @property
+    def numbers_given(self) -> tuple[str, ...]:
+        """Names of the numbers that a launch takes, other than the epilogue's."""
+        return self.gated.numbers if self.gated is not None else ()
+
+    @property
+    def operand_words(self) -> tuple[str, ...]:
+        """The kernel's parameters for further matrices and numbers, in order."""
+        return tuple([word for part in (self.gated, self.pair) if part is not None for word in part.words])
+
+
+__all__ = ["SeveralOperands", "SideBySide"]
