@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from tests import needs
 torch = needs.module("torch")
 
 from layoutgemm.errors import LayoutError, OperandError
-from layoutgemm.nn import experts_forward, swap_linears
+from layoutgemm.nn import experts, experts_forward, swap_linears
 
 BF16 = torch.bfloat16
 EXPERTS, WIDE, HIDDEN, TOKENS = 3, 128, 64, 9
@@ -95,6 +97,61 @@ def test_values_and_gradients_are_float64s(name: str, device: str) -> None:
         for found, right in zip(gradients(call, module, x), want, strict=True):
             assert found.dtype == BF16
             assert (found - right).detach().norm() <= bound * right.detach().norm()
+
+
+def usual(module: Any, x: Any) -> Any:
+    gate, up = x.chunk(2, -1)
+    return module.act_fn(gate) * up
+
+
+class Usual(Experts):
+    """Experts whose gate is transformers' own."""
+
+    _apply_gate = usual
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.dsl])])
+@pytest.mark.parametrize("act", [torch.nn.SiLU(), torch.nn.GELU(), torch.nn.GELU("tanh"), None])
+def test_rows_go_by_index_without_gradients(act: Any, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers.integrations.moe", SimpleNamespace(_default_apply_gate=usual))
+    gates = []
+    product = experts.grouped_matmul
+
+    def counted(*args: Any, **named: Any) -> Any:
+        gates.append(named.get("activation"))
+        return product(*args, **named)
+
+    monkeypatch.setattr(experts, "grouped_matmul", counted)
+    module, x, factors = drawn(device)
+    index = INDEX.to(device, copy=True)
+    index[3, 1], index[4, 0] = EXPERTS, -1
+    if act is not None:
+        module.__class__, module.act_fn = Usual, act
+    wide = copy.deepcopy(module).double()
+    with torch.no_grad():
+        found, want = experts_forward(module, x, index, factors), wide(x.double(), index, factors.double())
+    assert gates == [
+        {"none": "geglu", "tanh": None}[act.approximate] if isinstance(act, torch.nn.GELU) else act and "swiglu",
+        None,
+    ]
+    assert found.dtype == BF16
+    assert (found - want).norm() <= 2**-7 * want.norm()
+    (hook := module.act_fn.register_forward_hook(lambda *_: None))
+    assert experts.usual_gate(module) is None
+    hook.remove()
+
+
+def test_autocast_and_no_rows() -> None:
+    module, x, factors = drawn()
+    module = module.float()
+    with torch.no_grad(), torch.autocast("cpu", BF16):
+        found = experts_forward(module, x.float(), INDEX, factors)
+        assert experts_forward(module, x[:0].float(), INDEX[:0], factors[:0]).shape == (0, WIDE)
+    want = copy.deepcopy(module).double()(x.double(), INDEX, factors.double())
+    assert found.dtype == BF16
+    assert (found - want).norm() <= 2**-6 * want.norm()
+    with torch.no_grad(), pytest.raises(OperandError, match="float32"):
+        experts_forward(module, x.float(), INDEX, factors)
 
 
 def test_a_graph_holds_it_whole() -> None:
