@@ -17,7 +17,15 @@ from torch.autograd.function import FunctionCtx
 
 from ..arguments import shown
 from ..errors import OperandError, TensorError
-from ..torch_op.checks import autocast_type, cast, check_input, differentiated, needs_dispatcher
+from ..torch_op.checks import (
+    autocast_type,
+    cast,
+    check_input,
+    differentiated,
+    has_tangent,
+    needs_dispatcher,
+    transforms,
+)
 from ..torch_op.fp8.api import quantize
 from ..torch_op.quantized import QuantizedExperts, quantized_grouped_matmul
 from ..torch_op.scaled_grouped import grouped_matmul
@@ -148,9 +156,37 @@ def routed(x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, experts:
     route = _route(x, rows.shape[0], index, weights, experts)
     order = route.order
     back = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
-    # Of a permutation: index_select's gradient adds each row once, and that of an index sorts them first.
-    each = mlp(rows[route.sources], route.offsets).index_select(0, back).view(*index.shape, x.shape[-1])
+    each = permuted(mlp(rows[route.sources], route.offsets), back, order).view(*index.shape, x.shape[-1])
     return (each * route.factors[..., None]).sum(-2).to(rows.dtype).view(x.shape)
+
+
+class _Permuted(torch.autograd.Function):
+    """Rows in another order. torch's own gradients sort or add the rows; this one permutes them back."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, to: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
+        return x.index_select(0, to)
+
+    @staticmethod
+    def setup_context(ctx: FunctionCtx, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        to, back = ctx.saved_tensors
+        return permuted(grad, back, to), None, None
+
+
+def permuted(x: torch.Tensor, to: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
+    """The rows to[i] of x; `to` is a permutation, and `back` its inverse.
+
+    >>> permuted(torch.tensor([[5], [6], [7]]), torch.tensor([2, 0, 1]), torch.tensor([1, 2, 0])).flatten().tolist()
+    [7, 5, 6]
+    """
+    if torch.compiler.is_compiling() or not differentiated(x) or transforms() or has_tangent(x):
+        return x[to]
+    value: torch.Tensor = _Permuted.apply(x, to, back)
+    return value
 
 
 class ExpertsMLP(torch.nn.Module):
