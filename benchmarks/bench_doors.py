@@ -16,6 +16,7 @@ Rounds run all contenders in an order drawn anew, and times are medians. The exi
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import json
 import os
@@ -39,10 +40,11 @@ if importlib.util.find_spec("torch") is None:
 
 import torch
 
-from benchmarks.bench_models import captured, medians
+from benchmarks.bench_models import Run, captured, medians
 from layoutgemm.bench import machine
 from layoutgemm.nn import experts_forward
 
+Call = Callable[..., Any]
 BOUND = 2.0**-6  # distance to float64 over its norm: three roundings to bfloat16, and a sum
 CHECKED = 16  # rows beside float64
 
@@ -159,12 +161,12 @@ def experts_lines(size: Size, rounds: int, device: str) -> Iterator[Line]:
     module, on_gpu = Experts(size, device), device == "cuda"
     x = torch.randn(size.tokens, size.width, device=device, dtype=torch.bfloat16)
     weights, index = torch.randn(size.tokens, size.experts, device=device).softmax(-1).topk(size.chosen)
-    calls = {"torch": module, "layoutgemm": lambda *given: experts_forward(module, *given)}
+    calls: dict[str, Call] = {"torch": module, "layoutgemm": lambda *given: experts_forward(module, *given)}
     some = slice(0, CHECKED)
     with torch.no_grad():
         want = exact(module, x[some], index[some], weights[some])
         far = {name: off(call(x, index, weights)[some], want) for name, call in calls.items()}
-        runs = {name: lambda call=call: call(x, index, weights) for name, call in calls.items()}
+        runs: dict[str, Run] = {name: functools.partial(call, x, index, weights) for name, call in calls.items()}
         ways = {"experts, by the host": runs}
         if on_gpu:
             ways["experts, in a graph"] = {name: captured(run) for name, run in runs.items()}
@@ -178,10 +180,10 @@ def experts_lines(size: Size, rounds: int, device: str) -> Iterator[Line]:
     apart = {"torch": 0.0, "layoutgemm": max(off(ours, theirs) for theirs, ours in zip(*found.values(), strict=True))}
     del found
 
-    def step(call: Callable[..., torch.Tensor]) -> None:
+    def step(call: Call) -> None:
         torch.autograd.grad(call(rows, index, factors).square().mean(), inputs)
 
-    steps = {name: lambda call=call: step(call) for name, call in calls.items()}
+    steps: dict[str, Run] = {name: functools.partial(step, call) for name, call in calls.items()}
     us = {name: s * 1e6 for name, s in medians(steps, rounds, on_gpu).items()}
     yield Line("experts, both passes", str(size), us, apart)
 
@@ -223,7 +225,7 @@ def jax_lines(tiny: bool, rounds: int) -> Iterator[Line]:
     def line(door: str, size: tuple[int, ...], calls: dict[str, Any], given: tuple[Any, ...], want: Any) -> Line:
         compiled = {name: jax.jit(call) for name, call in calls.items()}
         far = {name: off(double(call(*given)[: len(want)]), want) for name, call in compiled.items()}
-        runs = {name: lambda call=call: call(*given) for name, call in compiled.items()}
+        runs: dict[str, Run] = {name: functools.partial(call, *given) for name, call in compiled.items()}
         return Line(door, "x".join(map(str, size)), jax_times(runs, rounds), far)
 
     numbers = (((1,), (1,)), ((), ()))
@@ -236,14 +238,14 @@ def jax_lines(tiny: bool, rounds: int) -> Iterator[Line]:
         yield line("jax.dot_general", (m, n, k), calls, (x, w), double(x[:CHECKED]) @ double(w).T)
     for groups, rows, n, k in TINY_GROUPS if tiny else GROUPS:
         x, w, sizes = drawn(0, groups * rows, k), drawn(1, groups, k, n), jnp.full(groups, rows, jnp.int32)
-        calls = {
+        of_groups: dict[str, Call] = {
             "jax": lambda x, w, sizes: jax.lax.ragged_dot(x, w, sizes),
             "layoutgemm": lambda x, w, sizes: grouped_matmul(
                 x, w, jnp.concatenate([jnp.zeros(1, int), sizes.cumsum()])
             ),
         }
         want = double(x[: min(CHECKED, rows)]) @ double(w[0])
-        yield line("jax.grouped_matmul", (groups, rows, n, k), calls, (x, w, sizes), want)
+        yield line("jax.grouped_matmul", (groups, rows, n, k), of_groups, (x, w, sizes), want)
 
 
 def no_jax_gpu() -> str | None:

@@ -42,19 +42,20 @@ def check_derived(types: Sequence[str], epilogue: Epilogue | None = None) -> Non
         raise OperandError(f"{epilogue.quantizes}: values of 8 bits have no derivative")
 
 
-def derived_by_jax(multiply: Callable[..., Arrays], with_sums: Callable[..., Arrays]) -> Derived:
+def derived_by_jax(with_sums: Callable[..., Arrays]) -> Derived:
     """The derivative of a product of several parts: by jax through the parts, by products through the sums.
 
-    multiply   (product, *arrays), by its kernel
     with_sums  the parts in jax, of a product, of the function that multiplies, and of the arrays
     """
 
-    def derived(product: WritingProduct, arrays: Operands, tangents: Tangents) -> tuple[Arrays, Tangents]:
+    def derived(
+        multiply: Callable[..., Arrays], product: WritingProduct, arrays: Operands, tangents: Tangents
+    ) -> tuple[Arrays, Tangents]:
         check_derived(product.types, product.epilogue)
         again = functools.partial(with_sums, product, differentiable)
         return saved(multiply(product, *arrays)), tangents_through(again, arrays, tangents)
 
-    return derived  # type: ignore[return-value]
+    return derived
 
 
 def tangents_through(parts: Callable[..., Arrays], arrays: Operands, tangents: Tangents) -> Tangents:
@@ -92,7 +93,9 @@ def summed(terms: Sequence[jax.Array | None]) -> jax.Array:
     return functools.reduce(jnp.add, [x for x in terms if x is not None])
 
 
-def _derived(product: Product, operands: Operands, tangents: Tangents) -> tuple[Arrays, Tangents]:
+def _derived(
+    multiply: Callable[..., Arrays], product: Product, operands: Operands, tangents: Tangents
+) -> tuple[Arrays, Tangents]:
     """The product and its tangent: of relu by the result, of others and of gates by the sums in float32."""
     check_derived(product.types)
     a, b = operands[:2]
@@ -101,16 +104,16 @@ def _derived(product: Product, operands: Operands, tangents: Tangents) -> tuple[
     if of_bias is not None:
         of_bias = jnp.broadcast_to(with_rank(of_bias.astype(jnp.float32), len(plain.result)), plain.result)
     linear = [
-        None if of_a is None else differentiable(plain, of_a, b),
-        None if of_b is None else differentiable(plain, a, of_b),
+        None if of_a is None else multiply(plain, of_a, b),
+        None if of_b is None else multiply(plain, a, of_b),
     ]  # fmt: skip
     tangent = summed([*linear, of_bias])
     if product.activation is None or product.activation == "relu":
-        (c,) = listed(saved(differentiable(product, *operands)))
+        (c,) = listed(saved(multiply(product, *operands)))
         tangent = tangent if product.activation is None else jnp.where(c > 0, tangent, jnp.zeros_like(tangent))
         return c, [tangent.astype(kind)]
     wide = replace(product, types=(*product.types[:2], product.wide), activation=None)
-    (sums,) = listed(saved(differentiable(wide, *operands)))
+    (sums,) = listed(saved(multiply(wide, *operands)))
     tangent = through_activation(sums, tangent, product.activation)
     return activated(sums, product.activation).astype(kind), [tangent.astype(kind)]
 
@@ -146,5 +149,5 @@ def _stretched(shape: Sequence[int], own: Sequence[int]) -> tuple[int, ...]:
     return tuple([i for i, n in enumerate(shape) if i < front or own[i - front] != n])
 
 
-differentiable = differentiable_of("layoutgemm_product", partitioned, mapped, _derived, _transposed)  # type: ignore[arg-type]
+differentiable = differentiable_of("layoutgemm_product", partitioned, mapped, _derived, _transposed)
 compiled = jax.jit(differentiable, static_argnums=0)

@@ -171,7 +171,7 @@ def result_types(*operands: jax.core.ShapedArray, product: PrimitiveProduct) -> 
 Operands = tuple[jax.Array, ...]
 Tangents = Sequence["jax.Array | None"]  # of operands or results; None for those that have none
 Mapped = Callable[..., Arrays]
-Derived = Callable[["PrimitiveProduct", Operands, Tangents], tuple[Arrays, Tangents]]
+Derived = Callable[..., tuple[Arrays, Tangents]]
 Transposed = Callable[..., jax.Array]
 
 
@@ -209,7 +209,7 @@ def differentiable_of(
     of_devices  product -> its function of arrays, over a mesh
     mapped      (binding function, product, size, which operands have vmap's dimension, in front, *operands) -> arrays,
                 each with that dimension in front
-    derived     (product, operands, their tangents) -> arrays, and their tangents
+    derived     (binding function, product, operands, their tangents) -> arrays, and their tangents
     transposed  of products that are linear in a and in b: (product, "a" or "b", the result's gradient, *operands) ->
                 the gradient of that operand, of which shape and type alone are known
     """
@@ -250,7 +250,7 @@ def differentiable_of(
     ) -> tuple[object, object]:
         del call
         known = [None if isinstance(x, ad.Zero) else x for x in tangents]
-        found, moved = derived(product, primals, known)  # type: ignore[arg-type]
+        found, moved = derived(bound, product, primals, known)
         values = listed(found)
         filled = [
             ad.Zero(jax.typeof(value).to_tangent_aval()) if x is None or x.dtype == jax.dtypes.float0 else x

@@ -366,7 +366,5 @@ def _folded(
     return found.reshape(size, *product.result)
 
 
-_differentiable = differentiable_of(
-    "layoutgemm_composed", _of_devices, _mapped, derived_by_jax(lambda *given: _differentiable(*given), with_sums)
-)
+_differentiable = differentiable_of("layoutgemm_composed", _of_devices, _mapped, derived_by_jax(with_sums))
 _compiled = jax.jit(_differentiable, static_argnums=0)

@@ -144,7 +144,5 @@ def _stretched(x: jax.Array, on: bool, batch: tuple[int, ...], own: int) -> jax.
     return jnp.broadcast_to(x.reshape(*front, *inner), (*batch, *inner)).reshape(-1, *inner)
 
 
-_differentiable = differentiable_of(
-    "layoutgemm_functions", _of_devices, _mapped, derived_by_jax(lambda *given: _differentiable(*given), with_sums)
-)
+_differentiable = differentiable_of("layoutgemm_functions", _of_devices, _mapped, derived_by_jax(with_sums))
 _compiled = jax.jit(_differentiable, static_argnums=0)

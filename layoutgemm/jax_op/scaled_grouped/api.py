@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import jax
@@ -246,7 +246,9 @@ def _differentiable(product: ScaledProduct, *operands: jax.Array | None) -> Arra
 # ----------------------------------------------------------------------------------------------------------- derivative
 
 
-def _derived(product: ScaledProduct, operands: Operands, tangents: Tangents) -> tuple[Arrays, Tangents]:
+def _derived(
+    multiply: Callable[..., Arrays], product: ScaledProduct, operands: Operands, tangents: Tangents
+) -> tuple[Arrays, Tangents]:
     """The product and its tangents: of an activation or a gate by the sums in float32."""
     check_derived(product.types, product.epilogue)
     plain, names = product.without_finish(), product.names
@@ -256,7 +258,7 @@ def _derived(product: ScaledProduct, operands: Operands, tangents: Tangents) -> 
             own = dict(zip(names, arrays, strict=True))
             return finished(product, _sums(plain, *[own[name] for name in plain.names]), own)
 
-        return saved(_product(product, *operands)), tangents_through(again, operands, tangents)
+        return saved(multiply(product, *operands)), tangents_through(again, operands, tangents)
     given, moving = dict(zip(names, operands, strict=True)), dict(zip(names, tangents, strict=True))
     offsets, kind, bias = given["offsets"], product.types[2], moving.get("bias")
     if bias is not None:
@@ -268,9 +270,9 @@ def _derived(product: ScaledProduct, operands: Operands, tangents: Tangents) -> 
     ]
     tangent = jnp.broadcast_to(summed([*linear, bias]), plain.result)
     if product.activation is None:
-        return saved(_product(product, *operands)), [tangent.astype(kind)]
+        return saved(multiply(product, *operands)), [tangent.astype(kind)]
     wide = replace(product, types=(*product.types[:2], "float32"), activation=None)
-    (sums,) = listed(saved(_product(wide, *operands)))
+    (sums,) = listed(saved(multiply(wide, *operands)))
     tangent = through_activation(sums, tangent, product.activation)
     return activated(sums, product.activation).astype(kind), [tangent.astype(kind)]
 
@@ -307,5 +309,5 @@ def _sums(product: ScaledProduct, *operands: jax.Array) -> jax.Array:
     return found
 
 
-_product = differentiable_of("layoutgemm_described", of_devices, mapped, _derived, _transposed)  # type: ignore[arg-type]
+_product = differentiable_of("layoutgemm_described", of_devices, mapped, _derived, _transposed)
 _compiled = jax.jit(_product, static_argnums=0)
