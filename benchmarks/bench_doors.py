@@ -193,7 +193,7 @@ def jax_times(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, flo
     import jax
 
     def seconds(call: Callable[[], Any], count: int) -> float:
-        start = time.perf_counter()
+        start, last = time.perf_counter(), None
         for _ in range(count):
             last = call()
         jax.block_until_ready(last)

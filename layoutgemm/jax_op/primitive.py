@@ -235,6 +235,16 @@ def differentiable_of(
     made.def_impl(_computed(bound))
     mlir.register_lowering(made, _lowering(lambda *operands, product, call: jaxpr_as_fun(call)(*operands)))
 
+    batching.primitive_batchers[made] = _batched(bound, mapped)
+    ad.primitive_jvps[made] = _jvp(bound, derived)
+    if transposed is not None:
+        ad.primitive_transposes[made] = _transpose(transposed)
+    return bound
+
+
+def _batched(bound: Callable[..., Arrays], mapped: Mapped) -> Callable[..., object]:
+    """A primitive's rule for vmap, by one whose operands have the mapped dimension in front."""
+
     def batched(
         operands: Sequence[jax.Array], dims: Sequence[int | None], *, product: object, call: object
     ) -> tuple[list[jax.Array], list[int]]:
@@ -245,12 +255,17 @@ def differentiable_of(
         found = listed(mapped(bound, product, size, on, *front))
         return found, [0] * len(found)
 
+    return batched
+
+
+def _jvp(bound: Callable[..., Arrays], derived: Derived) -> Callable[..., object]:
+    """A primitive's rule for tangents, by one that has None for those that are 0."""
+
     def jvp(
         primals: Operands, tangents: Sequence[object], *, product: PrimitiveProduct, call: object
-    ) -> tuple[object, object]:
+    ) -> tuple[list[jax.Array], list[object]]:
         del call
-        known = [None if isinstance(x, ad.Zero) else x for x in tangents]
-        found, moved = derived(bound, product, primals, known)
+        found, moved = derived(bound, product, primals, [None if isinstance(x, ad.Zero) else x for x in tangents])
         values = listed(found)
         filled = [
             ad.Zero(jax.typeof(value).to_tangent_aval()) if x is None or x.dtype == jax.dtypes.float0 else x
@@ -258,23 +273,22 @@ def differentiable_of(
         ]
         return values, filled
 
+    return jvp
+
+
+def _transpose(transposed: Transposed) -> Callable[..., object]:
+    """A primitive's rule for gradients, of its one operand that is a tangent."""
+
     def transpose(grads: Sequence[object], *operands: object, product: object, call: object) -> list[object]:
         del call
-        assert transposed is not None, "tangents are products of sums alone"
         (grad,) = grads
-        found: list[object] = [None] * len(operands)
         at = next(i for i, x in enumerate(operands) if ad.is_undefined_primal(x))
-        if isinstance(grad, ad.Zero):
-            found[at] = ad.Zero(operands[at].aval)  # type: ignore[attr-defined]
-            return found
         given = [x.aval if ad.is_undefined_primal(x) else x for x in operands]  # type: ignore[attr-defined]
-        found[at] = transposed(product, "ab"[at], grad, *given)
+        found: list[object] = [None] * len(operands)
+        found[at] = ad.Zero(given[at]) if isinstance(grad, ad.Zero) else transposed(product, "ab"[at], grad, *given)
         return found
 
-    batching.primitive_batchers[made] = batched
-    ad.primitive_jvps[made] = jvp
-    ad.primitive_transposes[made] = transpose
-    return bound
+    return transpose
 
 
 def _computed(bound: Callable[..., Arrays]) -> Callable[..., list[jax.Array]]:
