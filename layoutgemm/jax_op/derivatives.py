@@ -59,7 +59,7 @@ def derived_by_jax(with_sums: Callable[..., Arrays]) -> Derived:
 
 
 def tangents_through(parts: Callable[..., Arrays], arrays: Operands, tangents: Tangents) -> Tangents:
-    """The tangents of what `parts` computes, which a backward pass computes again and does not keep."""
+    """The tangents of what `parts` computes. A backward pass computes it again, and keeps nothing."""
     moving = {i: x for i, x in enumerate(tangents) if x is not None}
 
     def of_moving(*some: jax.Array) -> Arrays:
@@ -119,7 +119,7 @@ def _derived(
 
 
 def _transposed(product: Product, name: str, grad: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
-    """The gradient of a or of b, for the sums' gradient, which is rounded to their type.
+    """The gradient of a or of b. The sums' gradient is rounded to their type.
 
     Turned operands have the transposed products, and nothing is copied for them: A @ B gives grad @ B^T and A^T @ grad.
     """

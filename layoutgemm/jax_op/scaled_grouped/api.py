@@ -280,7 +280,7 @@ def _derived(
 def _transposed(
     product: ScaledProduct, name: str, grad: jax.Array, a: jax.Array, b: jax.Array, offsets: jax.Array
 ) -> jax.Array:
-    """The gradient of a or of b by a grouped product, for the sums' gradient, which is rounded to their type.
+    """The gradient of a or of b by a grouped product. The sums' gradient is rounded to their type.
 
     Groups of rows give one of rows and one of K, and groups of K two of rows: nothing is copied.
     """
