@@ -18,7 +18,8 @@ from torch.autograd.function import FunctionCtx
 from ..arguments import shown
 from ..errors import OperandError, TensorError
 from ..torch_op.api import matmul
-from ..torch_op.bias_activation import GATES, by_autograd
+from ..torch_op.autograd.activation import by_autograd
+from ..torch_op.bias_activation import GATES
 from ..torch_op.checks import autocast_type, check_activation, check_input, differentiated, refuse_jit
 from ..torch_op.fp8.api import quantize
 from ..torch_op.problem import half
