@@ -17,6 +17,7 @@ from torch.autograd.function import FunctionCtx
 
 from ..arguments import shown
 from ..errors import OperandError, TensorError
+from ..torch_op.autograd.activation import by_autograd
 from ..torch_op.checks import (
     autocast_type,
     cast,
@@ -312,7 +313,9 @@ def experts_forward(
 
     def mlp(x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         if experts.has_gate:
-            hidden = experts._apply_gate(product(x, first, "gate_up_proj", offsets))
+            both = product(x, first, "gate_up_proj", offsets)
+            gate = None if torch.compiler.is_compiling() else usual_gate(experts)
+            hidden = experts._apply_gate(both) if gate is None else by_autograd(both, gate)
         else:
             hidden = experts.act_fn(product(x, first, "up_proj", offsets))
         value = product(hidden, down, "down_proj", offsets)
