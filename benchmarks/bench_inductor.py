@@ -2,13 +2,14 @@
 
     python benchmarks/bench_inductor.py --json FILE --models llama      # on a GPU, about two minutes a model
     python benchmarks/bench_inductor.py --steps train                   # those steps alone
+    python benchmarks/bench_inductor.py --mode default                  # without autotuning: about 20 s a step
     python benchmarks/bench_inductor.py --tiny                          # anywhere: small sizes, no autotuning
 
 Weights are random. Each model is compiled twice with fullgraph=True, so that a graph break is an error: as torch has
-it, and inside `layoutgemm.inductor.register()`, both by mode="max-autotune-no-cudagraphs". Inference is timed launched
-by the host ("inductor"), and captured in a CUDA graph ("graph"). Lines are those of `bench_models`: both times, their
-ratio, and the distance of each from a float32 model. Behind them stands what was rewritten. The exit status is 1 for a
-result further off than `bench_models` allows.
+it, and inside `layoutgemm.inductor.register()`. Inference is timed launched by the host ("inductor"), and captured in a
+CUDA graph ("graph"). Lines are those of `bench_models`: both times, their ratio, and the distance of each from a
+float32 model. Behind them stands what was rewritten. The exit status is 1 for a result further off than `bench_models`
+allows.
 """
 
 from __future__ import annotations
@@ -84,7 +85,13 @@ def own_code(model: torch.nn.Module) -> Callable[..., Any]:
 
 
 def figures(
-    name: str, steps: Sequence[Step], tiny: bool, rounds: int, device: str, say: Callable[[str], object] = print
+    name: str,
+    steps: Sequence[Step],
+    tiny: bool,
+    rounds: int,
+    device: str,
+    say: Callable[[str], object] = print,
+    mode: str = MODE,
 ) -> tuple[list[Figure], dict[str, str]]:
     """The figures of a model, and what was rewritten, by step."""
     exact = made(name, tiny).to(device)
@@ -99,7 +106,7 @@ def figures(
         words = torch.randint(0, exact.config.vocab_size, (step.sequences, step.tokens), generator=generator).to(device)
         want = result(exact, step, work(exact, exact, step, words))
         torch._dynamo.reset()
-        mode = None if tiny else MODE
+        mode = "default" if tiny else mode
         runs = {
             "torch": work(theirs, torch.compile(own_code(theirs), fullgraph=True, mode=mode), step, words),
             "ours": work(ours, torch.compile(own_code(ours), fullgraph=True, mode=mode), step, words),
@@ -125,6 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--models", default=",".join(STEPS), help="of llama, encoder")
     parser.add_argument("--tiny", action="store_true", help="small models; without a GPU on the CPU")
     parser.add_argument("--steps", default="", help="names of steps, of prefill, decode, forward, odd, train; all")
+    parser.add_argument("--mode", default=MODE, help=f"torch.compile's, {MODE}")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
@@ -134,12 +142,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     facts = machine_of(on_gpu)
     print(facts)
     print(HEAD, flush=True)
-    record: dict[str, Any] = {"machine": facts, "tiny": options.tiny, "rounds": options.rounds, "figures": []}
+    record: dict[str, Any] = {"machine": facts, "tiny": options.tiny, "mode": options.mode}
+    record.update(rounds=options.rounds, figures=[])
     right = True
     for name in options.models.split(","):
         all_steps = TINY_STEPS if options.tiny else STEPS[name]
         steps = tuple(step for step in all_steps if step.name in options.steps.split(",") or not options.steps)
-        found, reports = figures(name, steps, options.tiny, options.rounds, "cuda" if on_gpu else "cpu")
+        found, reports = figures(
+            name, steps, options.tiny, options.rounds, "cuda" if on_gpu else "cpu", mode=options.mode
+        )
         right = right and all(figure.right for figure in found)
         record["figures"] += [one.recorded for one in found]
         record.setdefault("rewritten", {}).update(reports)

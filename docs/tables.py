@@ -17,7 +17,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 NO_BREAK = "\u00a0x\u00a0"  # sizes stay on one line
 
 __all__ = [
-    "account", "ampere_table", "api_table", "behind", "combinations_table", "counters_table", "epilogue_table",
+    "account", "ampere_table", "api_table", "behind", "combinations_table", "counters_table", "doors_table",
+    "epilogue_table",
     "examples_count", "examples_table", "frameworks_table", "gated_table", "gemm_table", "indexed_table",
     "ladder_chart", "ladder_table", "launch_table", "level", "lines_table", "machine", "measured", "models_table",
     "operands_table", "operators_table", "orders_table", "overlap_table", "programs_table", "quantized_bytes_table",
@@ -340,6 +341,15 @@ def frameworks_table() -> str:
         for name, found in sorted(times.items(), key=lambda item: item[0].partition(", ")[2])
     ]
     return table(["door, model", *[f"{size.partition('x')[0]} rows" for size in sizes]], rows)
+
+
+def doors_table() -> str:
+    """Experts and products of JAX: us of ours, and the framework's own time over it."""
+    rows = []
+    for line in record("doors")["lines"]:
+        (_, theirs), (_, own) = line["us"].items()
+        rows.append([line["door"], line["size"].replace("x", " x "), f"{own:.0f}", f"{theirs / own:.3f}"])
+    return table(["door", "size", "us", "the framework's own / layoutgemm"], rows)
 
 
 def operators_table() -> str:

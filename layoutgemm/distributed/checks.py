@@ -43,8 +43,29 @@ def group_of(group: Group) -> dist.ProcessGroup:
         raise OperandError("torch.distributed is not initialised: dist.init_process_group first")
     found = group if group is not None else dist.group.WORLD
     if not isinstance(found, dist.ProcessGroup):
-        raise OperandError(f"group is {type(found).__name__}: a ProcessGroup that this rank is part of")
+        from torch.distributed.device_mesh import DeviceMesh
+
+        way = "; of a mesh of one dimension mesh.get_group()" if isinstance(found, DeviceMesh) else ""
+        raise OperandError(f"group is {type(found).__name__}: a ProcessGroup that this rank is part of{way}")
     return found
+
+
+def check_own_part(tensors: dict[str, torch.Tensor]) -> None:
+    """Raise OperandError for a DTensor: a rank gives its own part."""
+    from torch.distributed.tensor import DTensor  # which takes longer than all of this package
+
+    for name, x in tensors.items():
+        if isinstance(x, DTensor):
+            raise OperandError(f"{name} is a DTensor {list(x.placements)}: each rank gives its own part, x.to_local()")
+
+
+def check_backend(name: str, group: dist.ProcessGroup) -> None:
+    """Raise OperandError for a group without a backend for tensors of the CPU."""
+    has = dist.get_backend_config(group)
+    if "cpu:" not in has:
+        raise OperandError(
+            f"{name}: tensors are on the CPU, and the group's backend is {has}: gloo, or tensors of GPUs"
+        )
 
 
 def product_of(

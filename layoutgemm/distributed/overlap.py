@@ -17,10 +17,10 @@ import torch
 from ..arguments import refusal
 from ..errors import OperandError
 from ..kernels.sm90.config import Sm90Config
-from ..torch_op.checks import autocast, differentiated, needs_dispatcher, seen_by_autograd_alone
+from ..torch_op.checks import autocast, autocast_type, differentiated, needs_dispatcher, seen_by_autograd_alone
 from ..torch_op.compiled.traced import refuse
 from .calls import Scales
-from .checks import Group, group_of
+from .checks import Group, check_own_part, group_of
 from .kept import find
 from .operators import name_of, recorded
 from .products import GATHER, PRODUCTS, SCATTER, OverlapOptions
@@ -99,7 +99,8 @@ def _product(
     key, kept = find(name, found, (a, b), scales, out, way)
     if kept is not None:
         return kept.run(a, b, scales, out)
-    if isinstance(a, torch.Tensor) and torch.is_autocast_enabled(a.device.type):
+    check_own_part({("a_shard" if name == GATHER else "a"): a, "b": b})
+    if isinstance(a, torch.Tensor) and autocast_type(a) is not None:
         a, b = autocast(a, b)  # outside of the region calls are kept
         with torch.autocast(a.device.type, enabled=False):
             return _product(name, a, b, group, scales, out, way)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import RankError
-from .checks import check_alike
+from .checks import check_alike, check_backend
 
 _CALLS = "layoutgemm/calls"  # numbers of each rank's calls, in a group's store
 _LATE_SECONDS, _POLL_SECONDS = 5.0, 0.02
@@ -56,6 +56,7 @@ def _scaled(sums: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor | N
 @contextmanager
 def _named(name: str, group: dist.ProcessGroup, timeout: float, facts: tuple[object, ...]) -> Iterator[None]:
     """Raise RankError, naming the product, where a rank has ended or is late; OperandError for other facts on one."""
+    check_backend(name, group)
     calls = group.get_group_store().add(f"{_CALLS}/{group.rank()}", 1)
     try:
         if dist.get_backend(group) == "gloo":  # says which ranks are missing; a collective alone does not

@@ -1,6 +1,7 @@
 """The JAX operator: products of JAX arrays by layoutgemm's kernels. Its public name is `layoutgemm.jax`.
 
-matmul        checks, vectors as matrices, and the derivative (custom_vjp)
+matmul        checks, and vectors as matrices
+derivatives   tangents and gradients, which are products too
 dot_general   the same product by jax.lax.dot_general's arguments
 product       the value that a product is traced as: shapes, types, bias, activation
 primitive     one product of matrices or batches: vmap, shardings, and the lowering for each platform

@@ -77,7 +77,7 @@ def matmul(
     are refused where their values are known; elsewhere they read zeros and write nothing.
 
     Sums are float32, of integers int32. On the CPU jax computes the product in float32 and rounds it once. Works under
-    jit, grad (reverse mode, any number of times) and vmap, and on meshes: rows, columns, K and batch may be sharded.
+    jit, grad, jvp (any number of times) and vmap, and on meshes: rows, columns, K and batch may be sharded.
     A gradient is rounded to a's type before it is multiplied. A call is compiled for its shapes.
 
     Raises TensorError for shapes that do not meet, OperandError for types that no kernel multiplies or stores.
@@ -122,7 +122,7 @@ def matmul(
         tuple(left.shape), tuple(right.shape), types, turned, None if added is None else str(added.dtype), activation
     )
     alike = varying_alike(*[x for x in (left, right, added) if x is not None])
-    result: jax.Array = compiled(product, *alike, *[None] * (3 - len(alike)))
+    result: jax.Array = compiled(product, *alike)
     if vectors[0]:
         result = jnp.squeeze(result, -2)
     return jnp.squeeze(result, -1) if vectors[1] else result

@@ -1,10 +1,10 @@
 """One product of matrices or batches in a JAX program.
 
-    multiply --> custom_vmap             a mapped dimension becomes one of the batch
-             --> custom_partitioning     each device of a mesh multiplies its shards; `shardings` has the rules
-             --> layoutgemm_product      a primitive: its shape, and its lowering for "cuda" and "cpu"
+    layoutgemm_product       a primitive with its derivatives, and with vmap's rule: a mapped dimension is the batch's
+    --> custom_partitioning  each device of a mesh multiplies its shards; `shardings` has the rules
+    --> layoutgemm_product_of_device    a primitive: its shape, and its lowering for "cuda" and "cpu"
 
-Derivatives are one floor up, in `matmul`.
+`derivatives` has the rules of the first.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from dataclasses import replace
 from typing import NoReturn, Protocol
 
 import jax
-from jax.custom_batching import custom_vmap
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.extend.core import Primitive
-from jax.interpreters import mlir
+from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+from jax.interpreters import ad, batching, mlir
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..errors import OperandError
@@ -39,13 +38,6 @@ class PrimitiveProduct(Protocol):
     @property
     def outputs(self) -> tuple[Shaped, ...]:
         """Shape and type of each array that it gives."""
-
-
-def multiply(product: Product, a: jax.Array, b: jax.Array, bias: jax.Array | None = None) -> jax.Array:
-    """The product's result: (*batch, m, n)."""
-    operands = (a, b) if bias is None else (a, b, bias)
-    result: jax.Array = _mapped(product)(*operands)
-    return result
 
 
 def manual_axes(*arrays: jax.Array) -> frozenset[object]:
@@ -76,43 +68,33 @@ def varying_alike(*arrays: jax.Array) -> tuple[jax.Array, ...]:
     return tuple([jax.lax.pcast(x, own, to="varying") if own else x for x, own in zip(arrays, lacked, strict=True)])
 
 
-@functools.lru_cache(MAX_PRODUCTS)
-def _mapped(product: Product) -> Callable[..., jax.Array]:
-    """The product as a function that vmap maps to batches."""
-    shared = custom_vmap(_partitioned(product))
-
-    @shared.def_vmap
-    def rule(size: int, mapped: Sequence[bool], *operands: jax.Array) -> tuple[jax.Array, bool]:
-        del size
-        rank = len(product.batch)
-        a, b = [_front(x, rank + 2) if on else x for x, on in zip(operands[:2], mapped[:2], strict=True)]
-        bias = operands[2] if product.bias is not None else None
-        if bias is None or not mapped[2]:
-            return multiply(replace(product, a=a.shape, b=b.shape), a, b, bias), True
-        # The kernel's bias is one vector: a vector for each matrix is added to sums in float32.
-        sums = multiply(replace(product, a=a.shape, b=b.shape).without_finish(), a, b)
-        return finish(sums, _front(bias, rank + 2), product.activation, product.types[2]), True
-
-    return shared
-
-
-def all_mapped(found: Arrays) -> object:
-    """True for each result: all have the mapped dimension."""
-    return jax.tree.map(lambda _: True, found)
+def mapped(
+    multiply: Callable[..., Arrays], product: Product, size: int, on: Sequence[bool], *operands: jax.Array
+) -> Arrays:
+    """A dense product's rule for vmap: the mapped dimension is one of the batch; see `differentiable_of`."""
+    del size
+    rank = len(product.batch)
+    a, b = [_front(x, rank + 2) if moves else x for x, moves in zip(operands[:2], on[:2], strict=True)]
+    own = replace(product, a=a.shape, b=b.shape)
+    if product.bias is None or not on[2]:
+        return multiply(own, a, b, *operands[2:])
+    # The kernel's bias is one vector: a vector for each matrix is added to sums in float32.
+    (sums,) = listed(multiply(own.without_finish(), a, b))
+    return finish(sums, _front(operands[2], rank + 2), product.activation, product.types[2])
 
 
 def one_by_one(
-    made: Callable[[], Callable[..., Arrays]], mapped: Sequence[bool], arrays: Sequence[jax.Array]
-) -> tuple[Arrays, object]:
-    """A vmap rule's results of one call after another; `made` gives the function of one."""
-    moving = [x for x, on in zip(arrays, mapped, strict=True) if on]
+    multiply: Callable[..., Arrays], product: object, on: Sequence[bool], arrays: Sequence[jax.Array]
+) -> Arrays:
+    """A vmap rule's results of one call after another."""
+    moving = [x for x, moves in zip(arrays, on, strict=True) if moves]
 
     def one(parts: Sequence[jax.Array]) -> Arrays:
         rest = iter(parts)
-        return made()(*[next(rest) if on else x for x, on in zip(arrays, mapped, strict=True)])
+        return multiply(product, *[next(rest) if moves else x for x, moves in zip(arrays, on, strict=True)])
 
     found: Arrays = jax.lax.map(one, moving)
-    return found, all_mapped(found)
+    return found
 
 
 def _front(x: jax.Array, rank: int) -> jax.Array:
@@ -154,7 +136,8 @@ def partition_rule(labels: Labels, k: int, entries: Entries, local: Local) -> Ca
     return partition
 
 
-def _partitioned(product: Product) -> Callable[..., jax.Array]:
+@functools.lru_cache(MAX_PRODUCTS)
+def partitioned(product: Product) -> Callable[..., jax.Array]:
     """The product as a function that is partitioned over a mesh."""
     labels = labels_of(product)
 
@@ -185,41 +168,150 @@ def result_types(*operands: jax.core.ShapedArray, product: PrimitiveProduct) -> 
     return found
 
 
+Operands = tuple[jax.Array, ...]
+Tangents = Sequence["jax.Array | None"]  # of operands or results; None for those that have none
+Mapped = Callable[..., Arrays]
+Derived = Callable[..., tuple[Arrays, Tangents]]
+Transposed = Callable[..., jax.Array]
+
+
 def primitive_of(name: str, on_cuda: Callable[..., Arrays], on_cpu: Callable[..., Arrays]) -> Callable[..., Arrays]:
-    """A primitive with its shapes and its lowerings; gives the function that binds it: (product, *operands) -> arrays.
+    """One device's primitive: its shapes and its lowerings; gives the function that binds it: (product, *operands).
 
     on_cuda, on_cpu  (product, *operands) -> the product's `outputs`, as `one_or_all` has them
     """
-    made = Primitive(name)
+    made = Primitive(f"{name}_of_device")
     made.multiple_results = True
 
     def bound(product: object, *operands: jax.Array) -> Arrays:
         return one_or_all(made.bind(*operands, product=product))
 
-    def lowering(compute: Callable[..., Arrays]) -> Callable[..., object]:
-        def traced(*operands: jax.Array, product: object) -> list[jax.Array]:
+    made.def_abstract_eval(result_types)
+    made.def_impl(_computed(bound))
+    for platform, compute in (("cuda", on_cuda), ("cpu", on_cpu)):
+
+        def traced(
+            *operands: jax.Array, product: object, compute: Callable[..., Arrays] = compute
+        ) -> Sequence[jax.Array]:
             return listed(compute(product, *operands))
 
-        def lowered(ctx: mlir.LoweringRuleContext, *operands: object, product: object) -> object:
-            # One device's parts: the axes along which they vary would have to meet in all that `compute` calls.
-            types = [jax.core.ShapedArray(x.shape, x.dtype) for x in ctx.avals_in]
-            return mlir.lower_fun(traced, multiple_results=True)(
-                ctx.replace(avals_in=types), *operands, product=product
-            )
+        mlir.register_lowering(made, _lowering(traced), platform=platform)
+    mlir.register_lowering(made, _refused)
+    return bound
 
-        return lowered
 
-    made.def_abstract_eval(result_types)
+def differentiable_of(
+    name: str, of_devices: Callable[..., Callable[..., Arrays]], mapped: Mapped, derived: Derived,
+    transposed: Transposed | None = None,
+) -> Callable[..., Arrays]:  # fmt: skip
+    """A primitive of whole arrays, with vmap and derivatives; gives the function that binds it: (product, *operands).
 
-    def computed(*operands: jax.Array, product: object) -> list[jax.Array]:
+    of_devices  product -> its function of arrays, over a mesh
+    mapped      (binding function, product, size, which operands have vmap's dimension, in front, *operands) -> arrays,
+                each with that dimension in front
+    derived     (binding function, product, operands, their tangents) -> arrays, and their tangents
+    transposed  of products that are linear in a and in b: (product, "a" or "b", the result's gradient, *operands) ->
+                the gradient of that operand, of which shape and type alone are known
+    """
+    made = Primitive(name)
+    made.multiple_results = True
+
+    @functools.lru_cache(MAX_PRODUCTS)
+    def call_of(product: object, mesh: object, *facts: tuple[tuple[int, ...], object]) -> ClosedJaxpr:
+        """The function of a product's arrays, which jit searches for what needs a mesh."""
+        del mesh  # in whose context it is traced
+        return jax.make_jaxpr(of_devices(product))(*[jax.ShapeDtypeStruct(*each) for each in facts])
+
+    def bound(product: object, *operands: jax.Array) -> Arrays:
+        facts = [(x.shape, x.dtype) for x in operands]
+        call = call_of(product, jax.sharding.get_abstract_mesh(), *facts)
+        return one_or_all(made.bind(*operands, product=product, call=call))
+
+    def types(*operands: jax.core.ShapedArray, product: PrimitiveProduct, call: object) -> list[jax.core.ShapedArray]:
+        del call
+        return result_types(*operands, product=product)
+
+    made.def_abstract_eval(types)
+    made.def_impl(_computed(bound))
+    mlir.register_lowering(made, _lowering(lambda *operands, product, call: jaxpr_as_fun(call)(*operands)))
+
+    batching.primitive_batchers[made] = _batched(bound, mapped)
+    ad.primitive_jvps[made] = _jvp(bound, derived)
+    if transposed is not None:
+        ad.primitive_transposes[made] = _transpose(transposed)
+    return bound
+
+
+def _batched(bound: Callable[..., Arrays], mapped: Mapped) -> Callable[..., object]:
+    """A primitive's rule for vmap, by one whose operands have the mapped dimension in front."""
+
+    def batched(
+        operands: Sequence[jax.Array], dims: Sequence[int | None], *, product: object, call: object
+    ) -> tuple[list[jax.Array], list[int]]:
+        del call
+        on = [dim is not None for dim in dims]
+        front = [x if dim is None else jax.numpy.moveaxis(x, dim, 0) for x, dim in zip(operands, dims, strict=True)]
+        size = next(x.shape[0] for x, moves in zip(front, on, strict=True) if moves)
+        found = listed(mapped(bound, product, size, on, *front))
+        return found, [0] * len(found)
+
+    return batched
+
+
+def _jvp(bound: Callable[..., Arrays], derived: Derived) -> Callable[..., object]:
+    """A primitive's rule for tangents, by one that has None for those that are 0."""
+
+    def jvp(
+        primals: Operands, tangents: Sequence[object], *, product: PrimitiveProduct, call: object
+    ) -> tuple[list[jax.Array], list[object]]:
+        del call
+        found, moved = derived(bound, product, primals, [None if isinstance(x, ad.Zero) else x for x in tangents])
+        values = listed(found)
+        filled = [
+            ad.Zero(jax.typeof(value).to_tangent_aval()) if x is None or x.dtype == jax.dtypes.float0 else x
+            for value, x in zip(values, moved, strict=True)
+        ]
+        return values, filled
+
+    return jvp
+
+
+def _transpose(transposed: Transposed) -> Callable[..., object]:
+    """A primitive's rule for gradients, of its one operand that is a tangent."""
+
+    def transpose(grads: Sequence[object], *operands: object, product: object, call: object) -> list[object]:
+        del call
+        (grad,) = grads
+        at = next(i for i, x in enumerate(operands) if ad.is_undefined_primal(x))
+        given = [x.aval if ad.is_undefined_primal(x) else x for x in operands]  # type: ignore[attr-defined]
+        found: list[object] = [None] * len(operands)
+        found[at] = ad.Zero(given[at]) if isinstance(grad, ad.Zero) else transposed(product, "ab"[at], grad, *given)
+        return found
+
+    return transpose
+
+
+def _computed(bound: Callable[..., Arrays]) -> Callable[..., list[jax.Array]]:
+    """A primitive's value outside of jit."""
+
+    def computed(*operands: jax.Array, product: object, **others: object) -> list[jax.Array]:
+        del others
         with jax.disable_jit(False):  # else jit would call the primitive, and this again
             return listed(jax.jit(functools.partial(bound, product))(*operands))
 
-    made.def_impl(computed)
-    mlir.register_lowering(made, lowering(on_cuda), platform="cuda")
-    mlir.register_lowering(made, lowering(on_cpu), platform="cpu")
-    mlir.register_lowering(made, _refused)
-    return bound
+    return computed
+
+
+def _lowering(traced: Callable[..., Sequence[jax.Array]]) -> Callable[..., object]:
+    """The lowering of a function (*operands, **parameters) -> arrays."""
+
+    def lowered(ctx: mlir.LoweringRuleContext, *operands: object, **parameters: object) -> object:
+        # One device's parts: the axes along which they vary would have to meet in all that `traced` calls.
+        types = [jax.core.ShapedArray(x.shape, x.dtype) for x in ctx.avals_in]
+        lower = mlir.lower_fun(traced, multiple_results=True)
+        return lower(ctx.replace(avals_in=types), *operands, **parameters)
+
+    return lowered
 
 
 def _refused(ctx: mlir.LoweringRuleContext, *operands: object, product: object) -> NoReturn:

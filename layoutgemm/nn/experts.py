@@ -8,15 +8,25 @@ parameters (experts, ...) of a model of transformers, likewise                  
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch.autograd.function import FunctionCtx
 
 from ..arguments import having, shown
 from ..errors import OperandError, TensorError
-from ..torch_op.checks import autocast_type, cast, check_input, differentiated
+from ..torch_op.autograd.activation import by_autograd
+from ..torch_op.checks import (
+    autocast_type,
+    cast,
+    check_input,
+    differentiated,
+    has_tangent,
+    needs_dispatcher,
+    transforms,
+)
 from ..torch_op.fp8.api import quantize
 from ..torch_op.quantized import QuantizedExperts, quantized_grouped_matmul
 from ..torch_op.scaled_grouped import grouped_matmul
@@ -103,6 +113,38 @@ class ScaledGroups(ScaledBuffers):
         return f"{self.experts} x (in_features={self.in_features}, out_features={self.out_features})"
 
 
+class _Route(NamedTuple):
+    """Rows sorted by expert, k for each row of x: row i is row order[i] // k of x.
+
+    offsets  expert e has rows offsets[e] to offsets[e + 1]
+    factors  (rows of x, k): of the sums, 0 for an index of no expert
+    """
+
+    order: torch.Tensor
+    offsets: torch.Tensor
+    factors: torch.Tensor
+
+    @property
+    def sources(self) -> torch.Tensor:
+        """The row of x of each sorted row."""
+        return self.order // self.factors.shape[-1]
+
+
+def _route(x: torch.Tensor, rows: int, index: torch.Tensor, weights: torch.Tensor, experts: int) -> _Route:
+    """The rows of x by expert. Raises as `routed` does."""
+    if index.dtype not in (torch.int32, torch.int64):
+        raise OperandError(f"index is {index.dtype}: a row's experts are int32 or int64")
+    if index.ndim != 2 or index.shape[0] != rows or index.shape != weights.shape:
+        raise TensorError(
+            f"index has shape {list(index.shape)} and weights {list(weights.shape)}: both are ({rows}, k), k "
+            f"experts for each row of x of shape {list(x.shape)}"
+        )
+    known = index.clamp(0, experts - 1)
+    of_rows, order = known.reshape(-1).sort(stable=True)
+    every = torch.arange(experts + 1, device=of_rows.device, dtype=of_rows.dtype)
+    return _Route(order, torch.searchsorted(of_rows, every), torch.where(known == index, weights, 0).float())
+
+
 def routed(x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, experts: int, mlp: Mlp) -> torch.Tensor:
     """The sums for x (..., features), of x's shape.
 
@@ -112,20 +154,40 @@ def routed(x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, experts:
     Raises OperandError for indices that are no integers, TensorError for other shapes.
     """
     rows = cast(x.reshape(-1, x.shape[-1]), autocast_type(x))
-    if index.dtype not in (torch.int32, torch.int64):
-        raise OperandError(f"index is {index.dtype}: a row's experts are int32 or int64")
-    if index.ndim != 2 or index.shape[0] != rows.shape[0] or index.shape != weights.shape:
-        raise TensorError(
-            f"index has shape {list(index.shape)} and weights {list(weights.shape)}: both are ({rows.shape[0]}, k), k "
-            f"experts for each row of x of shape {list(x.shape)}"
-        )
-    of_rows, order = index.reshape(-1).clamp(0, experts - 1).sort(stable=True)
-    every = torch.arange(experts + 1, device=of_rows.device, dtype=of_rows.dtype)
-    offsets = torch.searchsorted(of_rows, every)
+    route = _route(x, rows.shape[0], index, weights, experts)
+    order = route.order
     back = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
-    each = mlp(rows[order // index.shape[-1]], offsets)[back].view(*index.shape, x.shape[-1])
-    factors = weights.masked_fill((index < 0) | (index >= experts), 0).float()
-    return (each * factors[..., None]).sum(-2).to(rows.dtype).view(x.shape)
+    each = permuted(mlp(rows[route.sources], route.offsets), back, order).view(*index.shape, x.shape[-1])
+    return (each * route.factors[..., None]).sum(-2).to(rows.dtype).view(x.shape)
+
+
+class _Permuted(torch.autograd.Function):
+    """Rows in another order. torch's own gradients sort or add the rows; this one permutes them back."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, to: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
+        return x.index_select(0, to)
+
+    @staticmethod
+    def setup_context(ctx: FunctionCtx, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        to, back = ctx.saved_tensors
+        return permuted(grad, back, to), None, None
+
+
+def permuted(x: torch.Tensor, to: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
+    """The rows to[i] of x; `to` is a permutation, and `back` its inverse.
+
+    >>> permuted(torch.tensor([[5], [6], [7]]), torch.tensor([2, 0, 1]), torch.tensor([1, 2, 0])).flatten().tolist()
+    [7, 5, 6]
+    """
+    if torch.compiler.is_compiling() or not differentiated(x) or transforms() or has_tangent(x):
+        return x[to]
+    value: torch.Tensor = _Permuted.apply(x, to, back)
+    return value
 
 
 class ExpertsMLP(torch.nn.Module):
@@ -237,22 +299,69 @@ def experts_forward(
     if weights == "master" and experts.has_bias:
         raise OperandError(f"the experts of a {type(module).__qualname__} have biases, and fp8 products none: 'own'")
 
-    def product(x: torch.Tensor, name: str, offsets: torch.Tensor) -> torch.Tensor:
+    def matrices(name: str) -> torch.Tensor:
         own: torch.Tensor = getattr(module, name)
-        b = own if experts.is_transposed else own.mT
+        return own if experts.is_transposed else own.mT
+
+    first, down = matrices("gate_up_proj" if experts.has_gate else "up_proj"), matrices("down_proj")
+    apart = weights == "master" or experts.has_bias or experts.has_post_expert_norm
+    if not apart and not needs_dispatcher(hidden_states, top_k_index, top_k_weights, first, down):
+        return _by_index(experts, hidden_states, top_k_index, top_k_weights, first, down)
+
+    def product(x: torch.Tensor, b: torch.Tensor, name: str, offsets: torch.Tensor) -> torch.Tensor:
         if weights == "master":
             return fp8_grouped_matmul(x, b, offsets)
         return grouped_matmul(x, b, offsets, bias=getattr(module, f"{name}_bias") if experts.has_bias else None)
 
     def mlp(x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         if experts.has_gate:
-            hidden = experts._apply_gate(product(x, "gate_up_proj", offsets))
+            both = product(x, first, "gate_up_proj", offsets)
+            gate = None if torch.compiler.is_compiling() else usual_gate(experts)
+            hidden = experts._apply_gate(both) if gate is None else by_autograd(both, gate)
         else:
-            hidden = experts.act_fn(product(x, "up_proj", offsets))
-        value = product(hidden, "down_proj", offsets)
+            hidden = experts.act_fn(product(x, first, "up_proj", offsets))
+        value = product(hidden, down, "down_proj", offsets)
         return experts.post_expert_norm(value) if experts.has_post_expert_norm else value
 
-    return routed(hidden_states, top_k_index, top_k_weights, experts.down_proj.shape[0], mlp)
+    return routed(hidden_states, top_k_index, top_k_weights, down.shape[0], mlp)
+
+
+def _by_index(
+    experts: _Experts, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, first: torch.Tensor,
+    down: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
+    """The sums of plain products: the first reads rows of x by index and gates, the second weighs and returns rows."""
+    rows = x.reshape(-1, x.shape[-1])
+    route = _route(x, rows.shape[0], index, weights, down.shape[0])
+    gate = usual_gate(experts) if experts.has_gate else None
+    hidden = grouped_matmul(rows, first, route.offsets, rows=route.sources, activation=gate)
+    if gate is None:
+        hidden = experts._apply_gate(hidden) if experts.has_gate else experts.act_fn(hidden)
+    each = hidden.new_empty(index.numel(), down.shape[-1])  # the order names each row once
+    factors = route.factors.reshape(-1)[route.order]
+    grouped_matmul(hidden, down, route.offsets, out_rows=route.order, row_weights=factors, out=each)
+    return each.view(*index.shape, x.shape[-1]).sum(-2).view(x.shape)
+
+
+def usual_gate(experts: object) -> str | None:
+    """The kernels' gate that transformers' own `_apply_gate` computes with the module's `act_fn`, or None.
+
+    >>> usual_gate(torch.nn.Linear(1, 1)) is None
+    True
+    """
+    moe = sys.modules.get("transformers.integrations.moe")
+    usual = getattr(moe, "_default_apply_gate", None)
+    if usual is None or getattr(type(experts), "_apply_gate", None) is not usual:
+        return None
+    act = getattr(experts, "act_fn", None)
+    if not isinstance(act, torch.nn.Module) or act._forward_hooks or act._forward_pre_hooks:
+        return None
+    theirs = sys.modules.get("transformers.activations")
+    if type(act) in (torch.nn.SiLU, getattr(theirs, "SiLUActivation", None)):
+        return "swiglu"
+    plain = type(act) is torch.nn.GELU and act.approximate == "none"
+    wrapped = type(act) is getattr(theirs, "GELUActivation", None) and act.act is torch.nn.functional.gelu
+    return "geglu" if plain or wrapped else None
 
 
 def _scaled_product(

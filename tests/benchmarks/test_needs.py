@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Program -> command lines that measure on torch's GPU, or on what the CUDA driver alone finds.
 BY_TORCH = {
     "bench_ampere": ["run FOLDER"],
+    "bench_doors": ["", "--parts jax"],
     "bench_epilogue": [""],
     "bench_frameworks": [""],
     "bench_gated": [""],

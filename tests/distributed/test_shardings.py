@@ -15,12 +15,12 @@ from tests import needs
 torch = needs.module("torch")
 
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from layoutgemm import matmul, quantize, scaled_matmul
-from layoutgemm.distributed import register_shardings
+from layoutgemm.distributed import all_gather_matmul, matmul_reduce_scatter, register_shardings
 from layoutgemm.distributed.shardings import gated_rules, grouped_rules, product_rules, scaled_rules
 from layoutgemm.errors import OperandError
 from layoutgemm.nn import DenseLinear
@@ -152,3 +152,18 @@ def test_an_adapter_of_a_sharded_weight_takes_no_activated_layer_s_place(two_ran
             OperandError, match="0 is a DenseLinear with activation='gelu', and a module of Adapter with out"
         ):
             model[0] = Adapter(model[0])
+
+
+def test_products_of_shards_refuse_dtensors_and_meshes(two_ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = torch.ones(8, 64).bfloat16(), torch.ones(64, 8).bfloat16()
+    sharded = distribute_tensor(x, two_ranks, [Replicate()])
+    with pytest.raises(OperandError, match=r"a_shard is a DTensor \[Replicate\(\)\]: .* its own part, x.to_local"):
+        all_gather_matmul(sharded, w)
+    with pytest.raises(OperandError, match=r"b is a DTensor"):
+        matmul_reduce_scatter(x, distribute_tensor(w, two_ranks, [Replicate()]))
+    with pytest.raises(OperandError, match=r"group is DeviceMesh: .*mesh.get_group\(\)"):
+        all_gather_matmul(x, w, two_ranks)
+    assert all_gather_matmul(x.to("meta"), w.to("meta")).shape == (16, 8)
+    monkeypatch.setattr(torch.distributed, "get_backend_config", lambda _: "cuda:nccl")
+    with pytest.raises(OperandError, match="tensors are on the CPU, and the group's backend is cuda:nccl: gloo"):
+        all_gather_matmul(x, w)

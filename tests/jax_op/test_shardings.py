@@ -67,6 +67,18 @@ def test_gradients_on_a_mesh(mesh: Mesh) -> None:
         np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol=1e-4, atol=1e-4)
 
 
+def test_tangents_on_a_mesh_and_in_shard_map(mesh: Mesh) -> None:
+    a, b, bias = placed(mesh, ("x", None), 8, 16), placed(mesh, (None, "y"), 16, 12), placed(mesh, ("y",), 12)
+    specs = PartitionSpec("x", None), PartitionSpec(None, "y"), PartitionSpec("y")
+    each = jax.shard_map(layer, mesh=mesh, in_specs=specs, out_specs=PartitionSpec("x", "y"))
+    whole = [jnp.asarray(np.asarray(x)) for x in (a, b, bias)]
+    wanted = jax.jvp(lambda a, b, bias: jnp.maximum(a @ b + bias, 0), whole, whole)
+    for f in (layer, each):
+        found = jax.jit(lambda *x, f=f: jax.jvp(f, x, x))(a, b, bias)
+        for x, y in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol=1e-4, atol=1e-4)
+
+
 def test_a_batch_is_sharded_under_vmap(mesh: Mesh) -> None:
     a, b = placed(mesh, ("x", None, None), 4, 8, 16), placed(mesh, ("x", None, None), 4, 16, 12)
     compiled = jax.jit(jax.vmap(lambda a, b: matmul(a, b, allow_tf32=True))).lower(a, b).compile()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from tests import needs
 torch = needs.module("torch")
 
 from layoutgemm.errors import LayoutError, OperandError
+from layoutgemm.nn import experts as experts_file
 from layoutgemm.nn import experts_forward, swap_linears
 
 BF16 = torch.bfloat16
@@ -95,6 +98,84 @@ def test_values_and_gradients_are_float64s(name: str, device: str) -> None:
         for found, right in zip(gradients(call, module, x), want, strict=True):
             assert found.dtype == BF16
             assert (found - right).detach().norm() <= bound * right.detach().norm()
+
+
+def usual(module: Any, x: Any) -> Any:
+    gate, up = x.chunk(2, -1)
+    return module.act_fn(gate) * up
+
+
+class Usual(Experts):
+    """Experts whose gate is transformers' own."""
+
+    _apply_gate = usual
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.dsl])])
+@pytest.mark.parametrize("act", [torch.nn.SiLU(), torch.nn.GELU(), torch.nn.GELU("tanh"), None])
+def test_rows_go_by_index_without_gradients(act: Any, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers.integrations.moe", SimpleNamespace(_default_apply_gate=usual))
+    gates = []
+    product = experts_file.grouped_matmul
+
+    def counted(*args: Any, **named: Any) -> Any:
+        gates.append(named.get("activation"))
+        return product(*args, **named)
+
+    monkeypatch.setattr(experts_file, "grouped_matmul", counted)
+    module, x, factors = drawn(device)
+    index = INDEX.to(device, copy=True)
+    index[3, 1], index[4, 0] = EXPERTS, -1
+    if act is not None:
+        module.__class__, module.act_fn = Usual, act
+    wide = copy.deepcopy(module).double()
+    with torch.no_grad():
+        found, want = experts_forward(module, x, index, factors), wide(x.double(), index, factors.double())
+    known = {"SiLU()": "swiglu", "GELU(approximate='none')": "geglu"}
+    assert gates == [known.get(repr(act)), None]
+    assert found.dtype == BF16
+    assert (found - want).norm() <= 2**-7 * want.norm()
+    recorded = experts_forward(module, x, index, factors)
+    assert (recorded - want).norm() <= 2**-6 * want.norm()
+    hook = module.act_fn.register_forward_hook(lambda *_: None)
+    assert experts_file.usual_gate(module) is None
+    hook.remove()
+
+
+def test_autocast_and_no_rows() -> None:
+    module, x, factors = drawn()
+    module = module.float()
+    with torch.no_grad(), torch.autocast("cpu", BF16):
+        found = experts_forward(module, x.float(), INDEX, factors)
+        assert experts_forward(module, x[:0].float(), INDEX[:0], factors[:0]).shape == (0, WIDE)
+    want = copy.deepcopy(module).double()(x.double(), INDEX, factors.double())
+    assert found.dtype == BF16
+    assert (found - want).norm() <= 2**-6 * want.norm()
+    with torch.no_grad(), pytest.raises(OperandError, match="float32"):
+        experts_forward(module, x.float(), INDEX, factors)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_torch_func_derives_it_in_all_modes() -> None:
+    module, x, factors = drawn()
+    weights = dict(module.named_parameters())
+
+    def loss(weights: Any, x: Any) -> Any:
+        call = torch.func.functional_call(module, weights, (x,), {"index": INDEX, "weights": factors})
+        return call.float().square().sum()
+
+    def ours(weights: Any, x: Any) -> Any:
+        held = copy.copy(module)
+        held._parameters = weights
+        return experts_forward(held, x, INDEX, factors).float().square().sum()
+
+    for made in (
+        lambda f: torch.func.grad(f)(weights, x)["down_proj"],
+        lambda f: torch.func.jvp(lambda x: f(weights, x), (x,), (x,))[1],
+        lambda f: torch.func.vmap(lambda x: f(weights, x))(torch.stack([x, 2 * x])),
+    ):
+        found, want = made(ours).float(), made(loss).float()
+        assert (found - want).norm() <= 2**-4 * want.norm()
 
 
 def test_a_graph_holds_it_whole() -> None:

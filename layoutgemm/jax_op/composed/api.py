@@ -19,7 +19,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.custom_batching import custom_vmap
 
 from ...errors import OperandError
 from ...kernels.epilogue.chain import Epilogue, VectorScale
@@ -39,7 +38,7 @@ from ..functions.product import FUNCTION_TYPES, check_functions, check_operand, 
 from ..functions.sharded import partitioned
 from ..inputs import array_of, flag, known_integers, type_name
 from ..outputs import Arrays, Result, listed, named_results
-from ..primitive import MAX_PRODUCTS, one_by_one, primitive_of, varying_alike
+from ..primitive import MAX_PRODUCTS, differentiable_of, one_by_one, primitive_of, varying_alike
 from ..product import check_types, gate_of, stored_as
 from . import gpu
 from .plans import checked_plan
@@ -331,18 +330,19 @@ _bound = primitive_of("layoutgemm_composed", gpu.multiply, computed)
 
 
 @functools.lru_cache(MAX_PRODUCTS)
-def _mapped(product: ComposedProduct) -> Callable[..., Arrays]:
-    """The product as a function that vmap maps: rows of a plain product are one product, others follow each other."""
-    shared = custom_vmap(partitioned(product, functools.partial(_bound, product), _bound))
+def _of_devices(product: ComposedProduct) -> Callable[..., Arrays]:
+    """The product's function of arrays, over a mesh."""
+    return partitioned(product, functools.partial(_bound, product), _bound)
 
-    @shared.def_vmap
-    def rule(size: int, mapped: Sequence[bool], *arrays: jax.Array) -> tuple[Arrays, object]:
-        named = dict(zip(product.names, mapped, strict=True))
-        if _folds(product, named):
-            return _folded(product, size, named, arrays), True
-        return one_by_one(functools.partial(_mapped, product), mapped, arrays)
 
-    return shared
+def _mapped(
+    multiply: Callable[..., Arrays], product: ComposedProduct, size: int, on: Sequence[bool], *arrays: jax.Array
+) -> Arrays:
+    """The rule for vmap: rows of a plain product are one product, others follow each other."""
+    named = dict(zip(product.names, on, strict=True))
+    if _folds(product, named):
+        return _folded(multiply, product, size, named, arrays)
+    return one_by_one(multiply, product, on, arrays)
 
 
 def _folds(product: ComposedProduct, mapped: Mapping[str, bool]) -> bool:
@@ -354,14 +354,17 @@ def _folds(product: ComposedProduct, mapped: Mapping[str, bool]) -> bool:
     return only and not (product.known_by_place or of_rows or product.turned[0] or product.batch)
 
 
-def _folded(product: ComposedProduct, size: int, mapped: Mapping[str, bool], arrays: Sequence[jax.Array]) -> jax.Array:
+def _folded(
+    multiply: Callable[..., Arrays], product: ComposedProduct, size: int, mapped: Mapping[str, bool],
+    arrays: Sequence[jax.Array],
+) -> jax.Array:  # fmt: skip
     flat = [x.reshape(-1, x.shape[-1]) if on else x for x, on in zip(arrays, mapped.values(), strict=True)]
     named = dict(zip(mapped, flat, strict=True))
     second = (named["a2"].shape, product.second[1]) if product.second else ()
     own = replace(product, a=named["a"].shape, second=second)
-    (found,) = listed(_mapped(own)(*flat))
+    (found,) = listed(multiply(own, *flat))
     return found.reshape(size, *product.result)
 
 
-_differentiable = derived_by_jax(_mapped, with_sums)
+_differentiable = differentiable_of("layoutgemm_composed", _of_devices, _mapped, derived_by_jax(with_sums))
 _compiled = jax.jit(_differentiable, static_argnums=0)

@@ -16,7 +16,6 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
-from jax.custom_batching import custom_vmap
 
 from ...errors import OperandError
 from ...kernels.epilogue.chain import Activation, Bias, Epilogue
@@ -27,7 +26,7 @@ from ...memo import exact
 from ..derivatives import derived_by_jax
 from ..inputs import array_of, flag, type_name
 from ..outputs import Arrays, Result, listed, named_results, one_or_all, written_by
-from ..primitive import MAX_PRODUCTS, all_mapped, one_by_one, primitive_of, varying_alike
+from ..primitive import MAX_PRODUCTS, differentiable_of, one_by_one, primitive_of, varying_alike
 from ..product import C_NAMES, check_finish, check_shapes, check_types, stored_as
 from . import gpu
 from .product import FunctionProduct, check_functions, check_given, check_operands
@@ -100,25 +99,24 @@ _bound = primitive_of("layoutgemm_functions", gpu.multiply, computed)
 
 
 @functools.lru_cache(MAX_PRODUCTS)
-def _mapped(product: FunctionProduct) -> Callable[..., Arrays]:
-    """The product as a function that vmap maps: to a batch, or call by call."""
-    shared = custom_vmap(partitioned(product, functools.partial(_bound, product), _bound))
+def _of_devices(product: FunctionProduct) -> Callable[..., Arrays]:
+    """The product's function of arrays, over a mesh."""
+    return partitioned(product, functools.partial(_bound, product), _bound)
 
-    @shared.def_vmap
-    def rule(size: int, mapped: Sequence[bool], *arrays: jax.Array) -> tuple[Arrays, object]:
-        if any(not operand.axes for operand in written_by(product.epilogue)):
-            return one_by_one(functools.partial(_mapped, product), mapped, arrays)
-        batch = (size, *product.batch)
-        found = [_stretched(x, on, batch, len(product.batch)) for x, on in zip(arrays[:2], mapped[:2], strict=True)]
-        for operand, x, on in zip(product.operands, arrays[2:], mapped[2:], strict=True):
-            found.append(_of_batch(operand, x, on, batch, product))
-        own = replace(product, a=found[0].shape, b=found[1].shape, shapes=tuple([x.shape for x in found[2:]]))
-        made = [
-            x.reshape(size, *shape) for x, (shape, _) in zip(listed(_mapped(own)(*found)), product.outputs, strict=True)
-        ]
-        return one_or_all(made), all_mapped(one_or_all(made))
 
-    return shared
+def _mapped(
+    multiply: Callable[..., Arrays], product: FunctionProduct, size: int, on: Sequence[bool], *arrays: jax.Array
+) -> Arrays:
+    """The rule for vmap: a batch, or call by call."""
+    if any(not operand.axes for operand in written_by(product.epilogue)):
+        return one_by_one(multiply, product, on, arrays)
+    batch = (size, *product.batch)
+    found = [_stretched(x, moves, batch, len(product.batch)) for x, moves in zip(arrays[:2], on[:2], strict=True)]
+    for operand, x, moves in zip(product.operands, arrays[2:], on[2:], strict=True):
+        found.append(_of_batch(operand, x, moves, batch, product))
+    own = replace(product, a=found[0].shape, b=found[1].shape, shapes=tuple([x.shape for x in found[2:]]))
+    made = listed(multiply(own, *found))
+    return one_or_all([x.reshape(size, *shape) for x, (shape, _) in zip(made, product.outputs, strict=True)])
 
 
 def _of_batch(
@@ -146,5 +144,5 @@ def _stretched(x: jax.Array, on: bool, batch: tuple[int, ...], own: int) -> jax.
     return jnp.broadcast_to(x.reshape(*front, *inner), (*batch, *inner)).reshape(-1, *inner)
 
 
-_differentiable = derived_by_jax(_mapped, with_sums)
+_differentiable = differentiable_of("layoutgemm_functions", _of_devices, _mapped, derived_by_jax(with_sums))
 _compiled = jax.jit(_differentiable, static_argnums=0)

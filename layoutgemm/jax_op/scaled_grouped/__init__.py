@@ -1,6 +1,6 @@
 """Products of JAX arrays with scales, and of groups. Their public names are in `layoutgemm.jax`.
 
-api           scaled_matmul and grouped_matmul: checks, and the derivative of groups (custom_vjp)
+api           scaled_matmul and grouped_matmul: checks, and the derivative of groups
 training      fp8_grouped_matmul, which quantises its operands and those of its gradients, and calls `api`
 described     the value that a product is traced as, and its refusals
 primitive     vmap, shardings, and the lowering for each platform

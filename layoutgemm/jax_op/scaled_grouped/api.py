@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ...errors import OperandError, TensorError
 from ...kernels.epilogue.chain import Epilogue
 from ...torch_op.scaled_grouped.epilogue import why_unfinished
-from ..derivatives import check_derived, saved
+from ..derivatives import check_derived, saved, summed, tangents_through, through_activation
 from ..functions.api import launch_numbers
 from ..functions.product import check_functions, check_given, check_operand, check_stored
 from ..inputs import array_of, flag, known_integers, type_name
 from ..outputs import Arrays, Result, listed, named_results, read_by
-from ..primitive import varying_alike
+from ..primitive import Operands, Tangents, differentiable_of, varying_alike
 from ..product import check_finish, stored_as
 from ..reference import activated
-from .primitive import multiply
+from .primitive import mapped, of_devices
 from .product import (
     ALONG_K,
     FLOAT8,
@@ -34,8 +32,6 @@ from .product import (
     recipes_for,
 )
 from .reference import finished, groups_of_rows
-
-_Kept = tuple[tuple[jax.Array, ...], "jax.Array | None"]
 
 
 def scaled_matmul(
@@ -139,7 +135,7 @@ def grouped_matmul(
               arrays and numbers that it reads, by name: of groups of rows a vector along N is (N,), or
               (groups, N); of K each group has vectors and matrices of its own, or all share one
 
-    Differentiable for bfloat16 and float16 in reverse mode, any number of times. vmap computes one product after
+    Differentiable for bfloat16 and float16, in both modes and any number of times. vmap computes one product after
     another. On meshes columns may be sharded, and K of groups of rows without scales.
 
     Raises TensorError for shapes that do not meet, OperandError for types and options without a kernel.
@@ -250,75 +246,45 @@ def _differentiable(product: ScaledProduct, *operands: jax.Array | None) -> Arra
 # ----------------------------------------------------------------------------------------------------------- derivative
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _product(product: ScaledProduct, *operands: jax.Array) -> Arrays:
-    return multiply(product, *operands)
-
-
-def _sums(product: ScaledProduct, *operands: jax.Array) -> jax.Array:
-    """The product of one array."""
-    (found,) = listed(_product(product, *operands))
-    return found
-
-
-def _forward(product: ScaledProduct, *operands: jax.Array) -> tuple[Arrays, _Kept]:
-    """The product, and what its gradients need: with an activation or a gate, the sums in float32."""
+def _derived(
+    multiply: Callable[..., Arrays], product: ScaledProduct, operands: Operands, tangents: Tangents
+) -> tuple[Arrays, Tangents]:
+    """The product and its tangents: of an activation or a gate by the sums in float32."""
     check_derived(product.types, product.epilogue)
-    if product.activation is None or product.epilogue is not None:
-        return saved(_product(product, *operands)), (operands, None)
-    wide = replace(product, types=(*product.types[:2], "float32"), activation=None)
-    sums = saved(_sums(wide, *operands))
-    return activated(sums, product.activation).astype(product.types[2]), (operands, sums)
-
-
-def _backward(product: ScaledProduct, kept: _Kept, grads: Arrays) -> tuple[jax.Array | None, ...]:
-    operands, sums = kept
-    given = dict(zip(product.names, operands, strict=True))
+    plain, names = product.without_finish(), product.names
     if product.epilogue is not None:
-        return _through_epilogue(product, given, grads)
-    (grad,) = listed(grads)
-    if sums is not None:
-        _, pull = jax.vjp(functools.partial(activated, activation=str(product.activation)), sums)
-        (grad,) = pull(grad.astype(jnp.float32))
-    found: dict[str, jax.Array | np.ndarray] = {"offsets": np.zeros(given["offsets"].shape, jax.dtypes.float0)}
-    if product.bias is not None:
-        wide, bias = grad.astype(jnp.float32), given["bias"]
-        if bias.ndim == 1:
-            summed = wide.sum(0)
-        else:
-            summed = jax.ops.segment_sum(wide, groups_of_rows(given["offsets"], wide.shape[0]), bias.shape[0])
-        found["bias"] = summed.astype(bias.dtype)
-    found["a"], found["b"] = gradients(product, given["a"], given["b"], given["offsets"], grad.astype(product.types[0]))
-    return tuple([found[name] for name in product.names])  # integers have a tangent of no bytes
+
+        def again(*arrays: jax.Array) -> Arrays:
+            own = dict(zip(names, arrays, strict=True))
+            return finished(product, _sums(plain, *[own[name] for name in plain.names]), own)
+
+        return saved(multiply(product, *operands)), tangents_through(again, operands, tangents)
+    given, moving = dict(zip(names, operands, strict=True)), dict(zip(names, tangents, strict=True))
+    offsets, kind, bias = given["offsets"], product.types[2], moving.get("bias")
+    if bias is not None:
+        bias = bias.astype(jnp.float32)
+        bias = bias[None] if bias.ndim == 1 else bias[groups_of_rows(offsets, given["a"].shape[0])]
+    linear = [
+        None if moving[name] is None else _sums(plain, *[{**given, name: moving[name]}[x] for x in ("a", "b")], offsets)
+        for name in ("a", "b")
+    ]
+    tangent = jnp.broadcast_to(summed([*linear, bias]), plain.result)
+    if product.activation is None:
+        return saved(multiply(product, *operands)), [tangent.astype(kind)]
+    wide = replace(product, types=(*product.types[:2], "float32"), activation=None)
+    (sums,) = listed(saved(multiply(wide, *operands)))
+    tangent = through_activation(sums, tangent, product.activation)
+    return activated(sums, product.activation).astype(kind), [tangent.astype(kind)]
 
 
-def _through_epilogue(
-    product: ScaledProduct, given: Mapping[str, jax.Array], grads: Arrays
-) -> tuple[jax.Array | None, ...]:
-    """The gradients with an epilogue: the sums are computed again, and jax derives the steps."""
-    plain = product.without_finish()
-    sums = _sums(plain, *[given[name] for name in plain.names])
-    read = {operand.name: given[operand.name] for operand in product.operands}
-    _, pull = jax.vjp(lambda sums, read: finished(product, sums, {**given, **read}), sums, read)
-    grad, of_read = pull(grads)
-    of_a, of_b = gradients(product, given["a"], given["b"], given["offsets"], grad.astype(product.types[0]))
-    ends = np.zeros(given["offsets"].shape, jax.dtypes.float0)
-    found = {"a": of_a, "b": of_b, "offsets": ends, **of_read}
-    return tuple([found[name] for name in product.names])
-
-
-_product.defvjp(_forward, _backward)
-_compiled = jax.jit(_product, static_argnums=0)
-
-
-def gradients(
-    product: ScaledProduct, a: jax.Array, b: jax.Array, offsets: jax.Array, grad: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """The gradients of both operands by grouped products, for the result's gradient in a's type.
+def _transposed(
+    product: ScaledProduct, name: str, grad: jax.Array, a: jax.Array, b: jax.Array, offsets: jax.Array
+) -> jax.Array:
+    """The gradient of a or of b by a grouped product. The sums' gradient is rounded to their type.
 
     Groups of rows give one of rows and one of K, and groups of K two of rows: nothing is copied.
     """
-    kind = product.types[0]
+    kind, grad = product.types[0], grad.astype(product.types[0])
 
     def rows(left: jax.Array, right: jax.Array, turned: bool) -> jax.Array:
         shapes = tuple(left.shape), tuple(right.shape)
@@ -331,6 +297,17 @@ def gradients(
         return _sums(made, left, right, offsets)
 
     if product.form == ALONG_K:
-        return rows(b, grad, True), rows(a, grad, False)
-    of_b = along(grad, a) if product.turned else along(a, grad)
-    return rows(grad, b, not product.turned), of_b
+        return rows(b, grad, True) if name == "a" else rows(a, grad, False)
+    if name == "a":
+        return rows(grad, b, not product.turned)
+    return along(grad, a) if product.turned else along(a, grad)
+
+
+def _sums(product: ScaledProduct, *operands: jax.Array) -> jax.Array:
+    """The product of one array."""
+    (found,) = listed(_product(product, *operands))
+    return found
+
+
+_product = differentiable_of("layoutgemm_described", of_devices, mapped, _derived, _transposed)
+_compiled = jax.jit(_product, static_argnums=0)

@@ -1,8 +1,8 @@
 """One product with scales or of groups in a JAX program.
 
-multiply --> custom_vmap             a mapped dimension: a batch, or one call after another
+multiply --> layoutgemm_described    a primitive with its derivatives, and with vmap's rule: a batch, or call by call
          --> custom_partitioning     each device of a mesh multiplies its shards; `sharded` has the rules
-         --> layoutgemm_described    a primitive: its shape, and its lowering for "cuda" and "cpu"
+         --> layoutgemm_described_of_device     a primitive: its shape, and its lowering for "cuda" and "cpu"
 """
 
 from __future__ import annotations
@@ -13,54 +13,42 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
-from jax.custom_batching import custom_vmap
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding
 
 from ...torch_op.scaled_grouped.recipes import TENSOR
 from ..outputs import Arrays, written_by
-from ..primitive import MAX_PRODUCTS, all_mapped, partition_rule, primitive_of, spec_of
+from ..primitive import MAX_PRODUCTS, one_by_one, partition_rule, primitive_of, spec_of
 from ..shardings import Axes
 from . import gpu, reference
 from .product import PLAIN, ScaledProduct
 from .sharded import cut, labels_of
 
 
-def multiply(product: ScaledProduct, *operands: jax.Array) -> Arrays:
-    """The product's arrays, operands in the order of its names."""
-    return _mapped(product)(*operands)
-
-
 @functools.lru_cache(MAX_PRODUCTS)
-def _mapped(product: ScaledProduct) -> Callable[..., Arrays]:
-    """The product as a function that vmap maps."""
+def of_devices(product: ScaledProduct) -> Callable[..., Arrays]:
+    """The product's function of arrays, over a mesh."""
     # Where a step may know its row and column, XLA gathers a kernel's operands: a part's coordinates are others.
-    alone = product.epilogue is not None
-    shared = custom_vmap(functools.partial(_bound, product) if alone else _partitioned(product))
+    return functools.partial(_bound, product) if product.epilogue is not None else _partitioned(product)
 
-    @shared.def_vmap
-    def rule(size: int, mapped: Sequence[bool], *operands: jax.Array) -> tuple[Arrays, object]:
-        whole = dict(zip(product.names, mapped, strict=True))
-        tensors = product.recipes is not None and TENSOR in product.recipes
-        one_each = ["bias"] * (product.bias is not None) + [x.name for x in product.operands if not x.axes]
-        gives = any(not x.axes for x in written_by(product.epilogue))
-        apart = tensors or gives or any(whole[name] for name in one_each)  # a launch has one of each
-        if product.form == PLAIN and len(product.a) == 2 and not apart:
-            own = {"bias", *[operand.name for operand in product.operands]}  # one for all, or one of each
-            wide = [
-                x if on or name in own else jnp.broadcast_to(x, (size, *x.shape))
-                for (name, on), x in zip(whole.items(), operands, strict=True)
-            ]
-            found = multiply(with_shapes(product, wide), *wide)
-            return found, all_mapped(found)
 
-        def one(i: jax.Array) -> Arrays:
-            return multiply(product, *[x[i] if on else x for x, on in zip(operands, mapped, strict=True)])
-
-        found = jax.lax.map(one, jnp.arange(size))
-        return found, all_mapped(found)
-
-    return shared
+def mapped(
+    multiply: Callable[..., Arrays], product: ScaledProduct, size: int, on: Sequence[bool], *operands: jax.Array
+) -> Arrays:
+    """The rule for vmap: one product of a batch where all may be mapped, else one call after another."""
+    whole = dict(zip(product.names, on, strict=True))
+    tensors = product.recipes is not None and TENSOR in product.recipes
+    one_each = ["bias"] * (product.bias is not None) + [x.name for x in product.operands if not x.axes]
+    gives = any(not x.axes for x in written_by(product.epilogue))
+    apart = tensors or gives or any(whole[name] for name in one_each)  # a launch has one of each
+    if product.form != PLAIN or len(product.a) != 2 or apart:
+        return one_by_one(multiply, product, on, operands)
+    own = {"bias", *[operand.name for operand in product.operands]}  # one for all, or one of each
+    wide = [
+        x if moves or name in own else jnp.broadcast_to(x, (size, *x.shape))
+        for (name, moves), x in zip(whole.items(), operands, strict=True)
+    ]
+    return multiply(with_shapes(product, wide), *wide)
 
 
 def with_shapes(product: ScaledProduct, operands: Sequence[jax.Array]) -> ScaledProduct:
