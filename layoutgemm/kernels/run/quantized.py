@@ -51,6 +51,8 @@ def run_quantized(
     besides = _epilogue_arrays(plan, packed, rest)
     words: tuple[Any, ...] = () if besides is None else besides.words[: len(plan.epilogue.words)]
     words = (*words, *offsets.values())
+    if isinstance(plan, Sm80Plan) and plan.split is not None:
+        words = (*words, np.full(plan.split_bytes, 0xFF, np.uint8))  # of a sum that no block writes: NaN
     words = (*words, *[0] * (MAX_WORDS - len(words)))
     copies: list[str] = []
     units = np.concatenate([each.units.reshape(-1) for each in packed])
@@ -127,7 +129,7 @@ def _epilogue_arrays(plan: Plan, packed: Sequence[PackedWeights], given: Mapping
     scales = [each.scales for each in packed if each.scales is not None]
     own: dict[str, object] = {COLUMN_SCALE: np.stack(scales) if len(scales) > 1 else scales[0]} if scales else {}
     shape = (plan.m, plan.n) if plan.batch == 1 else (plan.batch, plan.m, plan.n)
-    return Arrays(plan.epilogue, shape, {**given, **own}, plan.workspace)
+    return Arrays(plan.epilogue, shape, {**given, **own}, plan.partial_bytes)
 
 
 def check_operands_of(plan: Plan, a: object, b: object, out: object) -> tuple[tuple[PackedWeights, ...], np.ndarray]:

@@ -15,6 +15,7 @@ from ...arch import MAX_GRID, Arch, ArchName, with_feature
 from ...arch import arch as arch_named
 from ...arguments import check_range, checked, shown
 from ...atoms import MmaAtom, mma_sync
+from ...atoms.copy.base import WARP
 from ...atoms.targets import exists_on
 from ...errors import PlanError
 from ...schedule import Grouped, Schedule
@@ -47,6 +48,7 @@ from ..quantized.order import WORDS
 from .fragment import WarpFragment
 from .operand import Sm80Operand, by_tensor_copy, derive_operand
 from .quantized.operand import Sm80PackedOperand, check_packed, packed_b
+from .quantized.split import SPLIT_SUMS, SplitK, split_of
 from .store import BUFFERS, Sm80Store
 
 ARCHES = with_feature("mma.sync")  # every architecture has the kernel's instruction
@@ -73,6 +75,7 @@ class Sm80Config:
     ahead      take a depth's fragments while the one before it is multiplied, across k tiles too; False leaves their
                registers to larger tiles
     persistent a block takes tile after tile, and copies run on into the next one; of one product, by cp.async
+    split      parts of K of packed weights: each has blocks of its own, and a second launch adds their sums in order
     loads      "cp.async" by all threads, or "tma": one thread issues tensor copies (sm_90 on)
     stmatrix   put C's fragments into shared memory by stmatrix (sm_90 on, 16-bit outputs)
     align      bytes that addresses, pitches and the distance of a batch's matrices are multiples of, for A, B and C:
@@ -88,6 +91,7 @@ class Sm80Config:
     blocks_per_sm: int = 1
     ahead: bool = True
     persistent: bool = False
+    split: int = 1
     loads: str = "cp.async"
     stmatrix: bool = False
     align: tuple[int, int, int] = (16, 16, 16)
@@ -127,6 +131,7 @@ class Sm80Plan(IndexedProduct, ReducingPlan, GemmPlan):
     weights   the format of B where it is packed weights, or None; see `kernels.sm80.quantized`
     epilogue  steps between the sums and C; see `kernels.epilogue`
     indexed   the row indices of A or of C, or None; see `kernels.sm80.device.indexed`
+    split     the parts of K, or None; see `kernels.sm80.quantized.split`
     """
 
     m: int
@@ -148,6 +153,7 @@ class Sm80Plan(IndexedProduct, ReducingPlan, GemmPlan):
     weights: QuantizedFormat | None = None
     epilogue: Epilogue = field(default_factory=Epilogue)
     indexed: IndexedRows | None = None
+    split: SplitK | None = None
     operand_path = "run.ampere:BY_LINES"
     verbs = GemmPlan.verbs | {
         "check": "sm80.checks:check_sm80",
@@ -169,7 +175,23 @@ class Sm80Plan(IndexedProduct, ReducingPlan, GemmPlan):
     @property
     def words(self) -> tuple[str, ...]:
         """Names of the 64-bit parameters: the epilogue's, then those of the order of tiles, and of row indices."""
-        return (*self.epilogue.words, *self.order.words, *self.index_words)
+        own = (SPLIT_SUMS,) * (self.split is not None)
+        return (*self.epilogue.words, *self.order.words, *self.index_words, *own)
+
+    @property
+    def split_bytes(self) -> int:
+        """Bytes of device memory of the parts' sums; 0 of a K that is not split.
+
+        >>> weights, config = QuantizedFormat("int4", 128), Sm80Config((16, 64), 128, warps=(1, 4), split=2)
+        >>> Sm80Plan.derive(16, 8192, 8192, weights=weights, config=config).split_bytes
+        1048576
+        """
+        return 0 if self.split is None else int(self.order.count(self.tiles)) * self.split.tile_bytes
+
+    @property
+    def workspace(self) -> int:
+        """Bytes of device memory for partial results and for the sums of parts of K."""
+        return self.partial_bytes + self.split_bytes
 
     @property
     def takes_words(self) -> bool:
@@ -261,8 +283,10 @@ class Sm80Plan(IndexedProduct, ReducingPlan, GemmPlan):
         schedule = _schedule(order, config, (m, n), epilogue)
         if weights is not None and schedule.words:
             raise PlanError(f"order = {schedule}: a launch of packed weights has no words of an order; take a formula")
+        of_warp = config.tile[0] // config.warps[0] * (config.tile[1] // config.warps[1])
+        split = split_of(config.split, threads, of_warp // WARP, tile_count(k, tile_k), weights)
         made = cls(
-            m=m, n=n, k=k, batch=batch, arch=target, a=a_plan, b=b_plan, c=c_spec, mma=atom, indexed=indexed,
+            m=m, n=n, k=k, batch=batch, arch=target, a=a_plan, b=b_plan, c=c_spec, mma=atom, indexed=indexed, split=split,
             tile=(*config.tile, tile_k), stages=stages, warps=config.warps, store=store,
             order=schedule, smem=smem, config=config, weights=weights, epilogue=epilogue,
         )  # fmt: skip

@@ -7,6 +7,7 @@ registers. A wrong address, map or order gives a wrong result. Time is not model
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
@@ -77,20 +78,33 @@ def _block(
     plan: Sm80Plan, a: np.ndarray, b: np.ndarray, m0: int, n0: int, rows: npt.NDArray[np.int64] | None
 ) -> dict[int, np.ndarray]:
     """The sums of every warp: (block along M, block along N, lane, value); `rows` are A's where they are gathered."""
-    kind = np.int64 if plan.mma.c_dtype.name == "i32" else np.float32
-    count = plan.blocks
+    parts = [(0, plan.k)]
+    if plan.split is not None:
+        ranges = [plan.split.range_of(part, -(-plan.k // plan.tile[2])) for part in range(plan.split.parts)]
+        parts = [(first * plan.tile[2], min(end * plan.tile[2], plan.k)) for first, end in ranges]
+    whole = [_part(plan, a, b, (m0, n0), part, rows) for part in parts]
+    return {warp: functools.reduce(np.add, [sums[warp] for sums in whole]) for warp in whole[0]}
+
+
+def _part(
+    plan: Sm80Plan, a: np.ndarray, b: np.ndarray, place: tuple[int, int], of_k: tuple[int, int],
+    rows: npt.NDArray[np.int64] | None,
+) -> dict[int, np.ndarray]:  # fmt: skip
+    """The sums of every warp over a range of K."""
+    (m0, n0), kind = place, np.int64 if plan.mma.c_dtype.name == "i32" else np.float32
     sums = {
-        warp: np.zeros((*count, WARP, plan.mma.accumulator_registers), kind) for warp in range(plan.threads // WARP)
+        warp: np.zeros((*plan.blocks, WARP, plan.mma.accumulator_registers), kind)
+        for warp in range(plan.threads // WARP)
     }
-    for k0 in range(0, plan.k, plan.tile[2]):
+    for k0 in range(*of_k, plan.tile[2]):
         tile_a = _filled(plan, plan.a, a, m0, plan.m, k0, rows)
         tile_b = _filled(plan, plan.b, b, n0, plan.n, k0) if plan.weights is None else filled_stage(plan, b, n0, k0)
         for step in range(plan.steps):
             packed = None if plan.weights is None else packed_fragments(plan, tile_b, step)
             for warp, total in sums.items():
-                place = plan.warp_place(warp)
-                fa = _fragments(plan, plan.a, tile_a, place[0], step)
-                fb = _fragments(plan, plan.b, tile_b, place[1], step) if packed is None else packed[place[1]]
+                at = plan.warp_place(warp)
+                fa = _fragments(plan, plan.a, tile_a, at[0], step)
+                fb = _fragments(plan, plan.b, tile_b, at[1], step) if packed is None else packed[at[1]]
                 _multiply(plan, fa, fb, total)
     return sums
 

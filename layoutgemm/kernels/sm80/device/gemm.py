@@ -139,10 +139,10 @@ class Sm80GemmKernel(TileEntry):
         load_a = Loads(plan.a, plan.smem.a_offset, lane, warp_m)
         load_b = self.loads_of_b(lane, warp_n)
         pitch = plan.smem.a_stage_bytes
-        k_tiles = tile_count(k, plan.tile[2])
 
         # 2. Fill all stages but one. A k tile that is not there becomes zeros: no branch, and always one group each.
-        left, offset_a, offset_b = k, Int64(0), Int64(0)
+        left, offset_a, offset_b = self.beginning(k, copy_a.step, copy_b.step)
+        k_tiles = tile_count(left, plan.tile[2])
         for s in cutlass.range_constexpr(plan.stages - 1):
             copy_a.issue(shared + s * pitch, offset_a, left)
             copy_b.issue(shared + s * pitch, offset_b, left)
@@ -180,6 +180,13 @@ class Sm80GemmKernel(TileEntry):
     def copies_of_b(self, thread: Int32, b: Int64, ldb: Int64, start: Int32, n: Int32, k: Int32) -> _TileCopies:
         """A thread's copies of B, whose tile begins at column `start`."""
         return Copies(self.plan.b, self.plan.smem.b_offset, thread, b, ldb, start, n, k)
+
+    def beginning(self, k: Int32, *steps: Int64) -> tuple[Int32, Int64, Int64]:
+        """Elements of K that the block multiplies, and the offsets of A and B at which they begin.
+
+        steps  of A's and B's offsets from one K tile to the next
+        """
+        return k, Int64(0), Int64(0)
 
     def loads_of_b(self, lane: Int32, warp: Int32) -> _FragmentLoads:
         """A lane's loads of B's fragments; `warp` is the warp's number along N."""
