@@ -362,6 +362,7 @@ class Sm80Plan(IndexedProduct, ReducingPlan, GemmPlan):
     def __str__(self) -> str:
         head = self.described(f" {self.arch.name}")
         packed = f", B packed {self.weights}" * (self.weights is not None)
+        packed += f", K in {self.config.split} parts" * (self.split is not None)
         return f"{head}, {self.stages} stages, {self.warps[0]}x{self.warps[1]} warps{packed}"
 
 

@@ -27,6 +27,7 @@ from .launch import (
     mma_plan_of,
     plan_of,
     spaced,
+    split_bytes,
     streamed_plan_of,
     unreadable,
 )
@@ -68,7 +69,8 @@ def explain_quantized(
     ]
     said = tuple([f"{rule}, {size} bytes" for rule, size in copies])
     why = MEASURED if measured is not call else _why(plan, rows, config)
-    return Explanation(str(plan), why, 1, said, sum(size for _, size in copies))
+    own = split_bytes(plan)
+    return Explanation(str(plan), why, 1 + len(own), said, sum(size for _, size in copies) + sum(own))
 
 
 def explain_experts(

@@ -47,17 +47,21 @@ _TILES = {
     (128, 256): _TimedTile(188, DEPTHS[0], (1, 8)), (128, 128): _TimedTile(96, DEPTHS[0], (2, 4)),
     (64, 128): _TimedTile(56, DEPTHS[0], (1, 4)), (64, 64): _TimedTile(37, DEPTHS[1], (1, 4)),
 }  # fmt: skip
+_PARTS = (1, 2, 4)  # of K
+_BLOCKS = 2  # of a multiprocessor, at most, of a K in parts
+_LEAST_K_TILES = 8  # of a part
 _SPILLS = 256  # features of a tile whose warps hold no fragments ahead
 
 
 @cache
 def packed_config(
-    fmt: QuantizedFormat, rows: int, n: int, processors: int = 108, shared: int = 0, arch: str = "sm_80"
-) -> Sm80Config:
+    fmt: QuantizedFormat, rows: int, n: int, processors: int = 108, shared: int = 0, arch: str = "sm_80", k: int = 0
+) -> Sm80Config:  # fmt: skip
     """The configuration for `rows` activations and weights of n output features.
 
     processors  multiprocessors of the GPU: 108 of an A100
     shared      bytes of shared memory that a block may have; 0: the architecture's
+    k           of the product, which decides on the parts of K; 0: it is not split
 
     >>> int4 = QuantizedFormat("int4", 128)
     >>> [packed_config(int4, rows, 8192, 132).tile for rows in (1, 40, 128, 256, 4096)]
@@ -71,7 +75,8 @@ def packed_config(
         stage = rounded_up(x.bytes + stage_bytes(fmt, tile[1], how.depth), x.alignment)
         stages = min(most_stages(limited, stage), how.stages)
         if stages >= LEAST_STAGES:
-            return Sm80Config(tile, how.depth, stages, how.warps, 8, ahead=tile[1] < _SPILLS)
+            split = _parts(tile, how.depth, (rows, n, k), processors)
+            return Sm80Config(tile, how.depth, stages, how.warps, 8, ahead=tile[1] < _SPILLS, split=split)
     raise PlanError(f"{room} bytes of shared memory: 2 stages of packed weights do not fit")
 
 
@@ -88,6 +93,14 @@ def _by_time(rows: int, n: int, processors: int) -> list[tuple[tuple[int, int], 
         return [((height, width), few) for width in (*filled, _FEW_FEATURES[-1])]
     tiles = [tile for tile in _TILES if tile[0] <= 64 or rows > 64]
     return [(tile, _TILES[tile]) for tile in sorted(tiles, key=lambda tile: rounds(tile) * _TILES[tile].us)]
+
+
+def _parts(tile: tuple[int, int], depth: int, sizes: tuple[int, int, int], processors: int) -> int:
+    """Parts of K of a C of few tiles: as many as leave each multiprocessor `_BLOCKS` blocks, and each part K tiles."""
+    rows, n, k = sizes
+    blocks, k_tiles = -(-rows // tile[0]) * -(-n // tile[1]), -(-k // depth)
+    able = [parts for parts in _PARTS if blocks * parts <= _BLOCKS * processors and k_tiles >= parts * _LEAST_K_TILES]
+    return max(able, default=1)
 
 
 def stage_bytes(fmt: QuantizedFormat, features: int, depth: int) -> int:
