@@ -125,8 +125,35 @@ def test_checkpoints_become_the_weights_that_they_hold() -> None:
     tensors = {"qweight": words(codes.T, 0), "qzeros": words(zeros.T - 1, 1), "scales": scales.T}
     layer = QuantizedLinear.from_checkpoint({name: torch.from_numpy(x) for name, x in tensors.items()}, "gptq")
     assert np.array_equal(layer.weight.plain().dense(), want)
-    with pytest.raises(LayoutError, match=r"g_idx\[0\] = 1: groups are not in order"):
-        from_gptq(tensors["qweight"], tensors["qzeros"], tensors["scales"], (np.arange(256) // 128)[::-1])
+    for g_idx, said in (
+        ((np.arange(256) // 128)[::-1], r"g_idx\[0\] = 1: groups are not in order"),
+        (np.zeros(256, np.int64), "group 0 has 256 of 256 input features: 128 each"),
+    ):
+        with pytest.raises(LayoutError, match=said):
+            from_gptq(tensors["qweight"], tensors["qzeros"], tensors["scales"], g_idx)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_state_has_the_order_of_its_input_features(assign: bool) -> None:
+    weight = QuantizedWeight.quantize(torch.randn(64, 256), QuantizedFormat("int4", 128))
+    order = torch.randperm(256)
+    ordered, plain = QuantizedLinear(weight, order=order), QuantizedLinear(weight)
+    x = torch.randn(3, 256).bfloat16()
+    for one, other in ((ordered, plain), (plain, ordered)):
+        made = copy.deepcopy(other)
+        made.load_state_dict(one.state_dict(), strict=False, assign=assign)
+        assert torch.equal(made(x), one(x)) and not torch.equal(made(x), other(x))
+        with torch.device("meta"):
+            empty = torch.nn.Linear(256, 64, bias=False, dtype=torch.bfloat16)
+        meta = QuantizedLinear.from_linear(empty, weight.format)
+        meta.load_state_dict(one.state_dict(), assign=True)
+        assert torch.equal(meta(x), one(x))
+
+
+def test_autocast_to_another_type_than_the_weights_take_is_named() -> None:
+    layer = QuantizedLinear(QuantizedWeight.quantize(torch.randn(64, 128), QuantizedFormat("int8")))
+    with torch.autocast("cpu", torch.float16), pytest.raises(LayoutError, match="take one of dtype=torch.bfloat16"):
+        layer(torch.randn(2, 128))
 
 
 def gptq_dequantised(given: dict[str, Any], bits: int, offset: int) -> Any:

@@ -243,6 +243,11 @@ def _rounded(scales: npt.NDArray[np.float64], fmt: QuantizedFormat, activations:
     found = np.asarray(kind.decode(kind.encode(scales)), np.float64)
     least = float(kind.decode(np.array([1]))[0])
     found = np.where((found == 0) & (scales > 0), least, found)
+    if len(wrong := np.argwhere(~np.isfinite(found))):
+        at = tuple(int(x) for x in wrong[0])
+        raise OperandError(
+            f"the weights of group {at} take a scale of {scales[at]:g}, which is {found[at]} as {kind}, the type of scales"
+        )
     return found.astype(np.float32) if fmt.group is None else found
 
 
