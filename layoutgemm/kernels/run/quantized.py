@@ -57,7 +57,7 @@ def run_quantized(
     copies: list[str] = []
     units = np.concatenate([each.units.reshape(-1) for each in packed])
     if isinstance(plan, Sm80Plan):
-        c = _by_lines(plan, x, units, chosen, words)
+        c = _by_lines(plan, x, units, chosen, words, offsets)
     elif isinstance(plan, StreamedPlan):
         c = _streamed(plan, x, units, chosen, words)
     else:
@@ -71,11 +71,17 @@ def run_quantized(
     return GemmResult(c, where, why, tuple(copies), written=written).into(out)
 
 
-def _by_lines(plan: Sm80Plan, x: np.ndarray, units: np.ndarray, device: str, words: tuple[object, ...]) -> np.ndarray:
-    """C of the mma.sync kernel; lines of A have the pitch that the plan's alignment asks for."""
+def _by_lines(
+    plan: Sm80Plan, x: np.ndarray, units: np.ndarray, device: str, words: tuple[object, ...],
+    offsets: Mapping[str, np.ndarray],
+) -> np.ndarray:  # fmt: skip
+    """C of the mma.sync kernel; lines of A have the pitch that the plan's alignment asks for.
+
+    offsets  those of experts, by their name
+    """
     bits = lines_of_bits(plan.a, x)
     if device == "reference":
-        return np.asarray(plan.does("execute")(plan, bits, units[None], progress=progress_line()), np.float32)
+        return np.asarray(plan.does("execute")(plan, bits, units[None], progress_line(), offsets), np.float32)
     lines, lda = padded_lines(plan.a, bits, plan.config.align[0])
     if device == "cuda":
         return _on_gpu(plan, (lines, units), lda, words)
@@ -83,7 +89,7 @@ def _by_lines(plan: Sm80Plan, x: np.ndarray, units: np.ndarray, device: str, wor
     ldc = -(-plan.n // unit) * unit
     c = unwritten(plan.c.dtype, (plan.m, ldc))
     before = c[:, plan.n :].copy()
-    sizes = (plan.m, plan.n, plan.k, 1, lda, plan.k, ldc, 0, 0, c.size, 1)
+    sizes = (plan.m, plan.n, plan.k, plan.batch, lda, plan.k, ldc, 0, 0, c.size, 1)
     plan.does("emulate")(plan, (lines, units, c, *sizes, *words)).raise_for_findings()
     if not np.array_equal(before, c[:, plan.n :]):
         raise EmulatorError(f"{plan}: elements between the lines of C were written")
@@ -111,12 +117,13 @@ def _streamed(
 
 def _offsets(plan: Plan, given: Mapping[str, object]) -> tuple[dict[str, np.ndarray], dict[str, object]]:
     """The checked offsets of a plan of experts, by their name; and the other operands."""
-    if not isinstance(plan, Sm90Plan) or plan.experts is None:
+    if isinstance(plan, StreamedPlan) or plan.experts is None:
         return {}, dict(given)
+    rows = plan.m if isinstance(plan, Sm80Plan) else plan.n
     name, rest = plan.experts.name, dict(given)
     if rest.get(name) is None:
         raise OperandError(f"{name} is missing: {plan.experts.missing}, {plan.experts.numbers(plan.batch)} numbers")
-    found = plan.experts.take(rest.pop(name), (plan.n, plan.m, plan.k, plan.batch))
+    found = plan.experts.take(rest.pop(name), (rows, plan.m, plan.k, plan.batch))
     return {name: found.astype(np.int32 if plan.experts.offsets == "i32" else np.int64)}, rest
 
 
@@ -152,7 +159,7 @@ def check_operands_of(plan: Plan, a: object, b: object, out: object) -> tuple[tu
 
 
 def _has_experts(plan: Plan) -> bool:
-    return isinstance(plan, Sm90Plan) and plan.experts is not None
+    return not isinstance(plan, StreamedPlan) and plan.experts is not None
 
 
 def _packed(plan: Plan, given: object, name: str) -> PackedWeights:

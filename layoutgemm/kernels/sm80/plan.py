@@ -45,8 +45,10 @@ from ..plan import (
 )
 from ..quantized.formats import UNIT_K, QuantizedFormat
 from ..quantized.order import WORDS
+from ..ragged import Ragged
 from .fragment import WarpFragment
 from .operand import Sm80Operand, by_tensor_copy, derive_operand
+from .quantized.experts import check_experts, row_tiles
 from .quantized.operand import Sm80PackedOperand, check_packed, packed_b
 from .quantized.split import SPLIT_SUMS, SplitK, split_of
 from .store import BUFFERS, Sm80Store
@@ -131,6 +133,7 @@ class Sm80Plan(IndexedProduct, ReducingPlan, GemmPlan):
     weights   the format of B where it is packed weights, or None; see `kernels.sm80.quantized`
     epilogue  steps between the sums and C; see `kernels.epilogue`
     indexed   the row indices of A or of C, or None; see `kernels.sm80.device.indexed`
+    experts   groups of rows, each times packed weights of its own, or None; see `kernels.sm80.quantized.experts`
     split     the parts of K, or None; see `kernels.sm80.quantized.split`
     """
 
@@ -154,6 +157,7 @@ class Sm80Plan(IndexedProduct, ReducingPlan, GemmPlan):
     epilogue: Epilogue = field(default_factory=Epilogue)
     indexed: IndexedRows | None = None
     split: SplitK | None = None
+    experts: Ragged | None = None
     operand_path = "run.ampere:BY_LINES"
     verbs = GemmPlan.verbs | {
         "check": "sm80.checks:check_sm80",
@@ -175,7 +179,8 @@ class Sm80Plan(IndexedProduct, ReducingPlan, GemmPlan):
     @property
     def words(self) -> tuple[str, ...]:
         """Names of the 64-bit parameters: the epilogue's, then those of the order of tiles, and of row indices."""
-        own = (SPLIT_SUMS,) * (self.split is not None)
+        own = () if self.experts is None else self.experts.words
+        own += (SPLIT_SUMS,) * (self.split is not None)
         return (*self.epilogue.words, *self.order.words, *self.index_words, *own)
 
     @property
@@ -226,6 +231,7 @@ class Sm80Plan(IndexedProduct, ReducingPlan, GemmPlan):
         weights: QuantizedFormat | None = None,
         epilogue: Epilogue | None = None,
         indexed: IndexedRows | None = None,
+        experts: Ragged | None = None,
     ) -> Sm80Plan:
         """Derive the kernel of `batch` products C[m, n] = A[m, k] @ B[k, n].
 
@@ -242,6 +248,7 @@ class Sm80Plan(IndexedProduct, ReducingPlan, GemmPlan):
                  packed weights `weights.epilogue(*steps, axis="n")`
         indexed  A's rows are gathered, or C's scattered, through vectors of indices; m is the product's rows, and a
                  batch has m indices for each matrix
+        experts  `Ragged.of(batch)`: A's m rows are as many groups, each times the packed weights of its own expert
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists, and passes on AtomError.
 
@@ -256,9 +263,11 @@ class Sm80Plan(IndexedProduct, ReducingPlan, GemmPlan):
             raise PlanError(f"batch = {batch}: a persistent kernel multiplies one pair of matrices")
         if weights is not None:
             b = _like(a) if b is None else b
-            check_packed(weights, (k, batch), config, (Operand.parse(a), Operand.parse(b)), epilogue)
+            check_packed(weights, (k, batch if experts is None else 1), config, (Operand.parse(a), Operand.parse(b)), epilogue)
             config = replace(config, tile_k=config.tile_k or UNIT_K)
         epilogue = Epilogue.of(epilogue)
+        if experts is not None:
+            check_experts(experts, batch, weights, config, epilogue)
         a_spec, b_spec, atom = _typed(a, b, target)
         c_spec = _output(c, a_spec, atom, epilogue)
         check_epilogue(epilogue, c_spec)
@@ -287,6 +296,7 @@ class Sm80Plan(IndexedProduct, ReducingPlan, GemmPlan):
         split = split_of(config.split, threads, of_warp // WARP, tile_count(k, tile_k), weights)
         made = cls(
             m=m, n=n, k=k, batch=batch, arch=target, a=a_plan, b=b_plan, c=c_spec, mma=atom, indexed=indexed, split=split,
+            experts=experts,
             tile=(*config.tile, tile_k), stages=stages, warps=config.warps, store=store,
             order=schedule, smem=smem, config=config, weights=weights, epilogue=epilogue,
         )  # fmt: skip
@@ -304,6 +314,18 @@ class Sm80Plan(IndexedProduct, ReducingPlan, GemmPlan):
     def tiles(self) -> tuple[int, int]:
         """The number of tiles along M and N."""
         return tile_count(self.m, self.tile[0]), tile_count(self.n, self.tile[1])
+
+    @property
+    def launched_tiles(self) -> tuple[int, int]:
+        """The grid of a launch: the tiles; of groups the numbers of all groups' tiles along M, some without rows."""
+        if self.experts is None:
+            return self.tiles
+        return row_tiles(self.m, self.batch, self.tile[0]), self.tiles[1]
+
+    @property
+    def matrices_of_c(self) -> int:
+        """Matrices of C: one for each product; one of all groups."""
+        return 1 if self.experts is not None else self.batch
 
     @property
     def steps(self) -> int:
@@ -351,7 +373,8 @@ class Sm80Plan(IndexedProduct, ReducingPlan, GemmPlan):
             name = "Sm120IndexedKernel" if self.config.loads == "tma" else f"Sm80Indexed{persistent}Kernel"
             return f"sm80.device.indexed:{name}"
         if self.weights is not None:
-            return "sm80.device.quantized:Sm80QuantizedKernel"
+            name = "Sm80QuantizedKernel" if self.experts is None else "Sm80ExpertsKernel"
+            return f"sm80.device.quantized:{name}"
         if self.config.loads == "tma":
             return "sm80.device.fused:Sm120FusedKernel" if self.takes_words else "sm80.device.gemm_tma:Sm120GemmKernel"
         if self.config.persistent:

@@ -21,8 +21,10 @@ from ...errors import PlanError
 from ...memo import memoized
 from ..indexed.rows import OUT_ROWS, ROWS
 from ..orders import reads_on_host, stored_elements
+from ..plan import present
 from .operand import Sm80Operand, byte_selector
 from .plan import Sm80Plan
+from .quantized.experts import expert_bytes, rows_of_tile
 from .quantized.reference import filled_stage, packed_fragments
 
 if TYPE_CHECKING:
@@ -45,27 +47,41 @@ def execute_sm80(
     """
     given = given or {}
     reads = reads_on_host(plan.order, given)
-    c = plan.c.dtype.encode(np.zeros((plan.batch, plan.rows_of_c, plan.n), np.int64))
+    matrices = plan.matrices_of_c
+    c = plan.c.dtype.encode(np.zeros((matrices, plan.rows_of_c, plan.n), np.int64))
     times = np.zeros(c.shape, np.uint8)
-    count, stored = int(plan.order.count(plan.tiles, reads=reads)), stored_elements(plan, given)
+    count, stored = int(plan.order.count(plan.launched_tiles, reads=reads)), stored_elements(plan, given)
     each_round = _round_of(plan)
-    total, wanted = plan.batch * count, 1 if stored is None else stored.astype(np.uint8)
+    total, wanted = matrices * count, 1 if stored is None else stored.astype(np.uint8)
     rows_a = _rows_of(plan, given, ROWS, plan.rows_of_a) if plan.gathers else None
     rows_c = _rows_of(plan, given, OUT_ROWS, plan.rows_of_c) if plan.scatters else None
     for number in range(total):
         matrix, block = divmod(number, count)
-        row, column = plan.order.tile(block, plan.tiles, reads=reads)
-        rows = None if rows_a is None else rows_a[matrix]
-        sums = _block(plan, a[matrix], b[matrix], row * plan.tile[0], column * plan.tile[1], rows)
-        rows = np.arange(plan.m) if rows_c is None else rows_c[matrix]
-        _store(plan, each_round, sums, c[matrix], times[matrix], row * plan.tile[0], column * plan.tile[1], rows)
+        row, column = plan.order.tile(block, plan.launched_tiles, reads=reads)
+        rows, weights, first = None if rows_a is None else rows_a[matrix], b[matrix], row * plan.tile[0]
+        stored = np.arange(plan.m) if rows_c is None else rows_c[matrix]
+        if plan.experts is not None:
+            first, stored, weights = _of_expert(plan, np.asarray(given[plan.experts.name]), row, weights)
+        sums = _block(plan, a[matrix], weights, first, column * plan.tile[1], rows)
+        _store(plan, each_round, sums, c[matrix], times[matrix], first, column * plan.tile[1], stored)
         if progress is not None:
             progress(number + 1, total)
     if (times != wanted).any():
         at = tuple(int(i) for i in np.argwhere(times != wanted)[0])
         raise PlanError(f"C[{at[1]}, {at[2]}] is stored {int(times[at])} times")
     values = np.asarray(plan.c.dtype.decode(c))
-    return values if plan.batch > 1 else values[0]
+    return values if matrices > 1 else values[0]
+
+
+def _of_expert(
+    plan: Sm80Plan, offsets: npt.NDArray[np.int64], number: int, units: Bytes
+) -> tuple[int, npt.NDArray[np.int64], Bytes]:
+    """(first row, row of C of each row or -1, packed weights) of a tile's number along M."""
+    last = len(offsets) - 1
+    experts = present(plan.experts)
+    group, first, end = rows_of_tile(experts, lambda e: int(offsets[min(e, last)]), number, plan.tile[0])
+    rows, size = np.arange(plan.m), expert_bytes(plan, plan.n, plan.k)
+    return first, np.where((rows >= first) & (rows < end), rows, -1), units[group * size : (group + 1) * size]
 
 
 def _rows_of(plan: Sm80Plan, given: Mapping[str, object], name: str, count: int) -> npt.NDArray[np.int64]:

@@ -123,19 +123,20 @@ class Sm80GemmKernel(TileEntry):
         matrices, pitches  addresses of A, B and C, and elements from line to line
         words              that the epilogue reads
         """
-        plan, (m, n, k) = self.plan, sizes
+        plan, (m, n, k, *_) = self.plan, sizes
         thread, _, _ = cute.arch.thread_idx()
         block, _, matrix = cute.arch.block_idx()
         lane, warp = thread % 32, bridge.uniform(thread // 32)
         warp_m, warp_n = plan.warp_place(warp)
 
         # 1. The tile of C that this block owns; where its threads copy from and to, where its lanes read.
-        grid = (tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1]))
+        grid = self.grid_of_tiles(sizes)
         row, column = plan.order.tile(block, grid, cutlass.min, reads_of(plan.order, plan.words, words))
-        m0, n0 = row * plan.tile[0], column * plan.tile[1]
+        m0, m, k, matrix, weights = self.place_of_rows(row, sizes, matrix, matrices[1], words)
+        n0 = column * plan.tile[1]
         shared = bridge.SharedMemory(plan.smem).base
         copy_a = self.copies_of_a(thread, matrices[0], pitches[0], m0, m, k, words)
-        copy_b = self.copies_of_b(thread, matrices[1], pitches[1], n0, n, k)
+        copy_b = self.copies_of_b(thread, weights, pitches[1], n0, n, k)
         load_a = Loads(plan.a, plan.smem.a_offset, lane, warp_m)
         load_b = self.loads_of_b(lane, warp_n)
         pitch = plan.smem.a_stage_bytes
@@ -169,7 +170,17 @@ class Sm80GemmKernel(TileEntry):
         bridge.wait_copies(0)
         bridge.block_sync()
         place = m0 + warp_m * plan.a.warp_extent, n0 + warp_n * plan.b.warp_extent
-        self.store(sums, shared, (warp, lane), matrices[2], pitches[2], sizes, (*place, matrix), words)
+        self.store(sums, shared, (warp, lane), matrices[2], pitches[2], (m, n, k), (*place, matrix), words)
+
+    def grid_of_tiles(self, sizes: tuple[Int32, ...]) -> tuple[Int32, Int32]:
+        """Tiles along M and N of a launch of such sizes: m, n, k."""
+        return tile_count(sizes[0], self.plan.tile[0]), tile_count(sizes[1], self.plan.tile[1])
+
+    def place_of_rows(
+        self, row: Int32, sizes: tuple[Int32, ...], matrix: Int32, b: Int64, words: tuple[Int64, ...]
+    ) -> tuple[Int32, Int32, Int32, Int32, Int64]:
+        """(first row, end of rows, K, matrix, address of B) of a tile's number along M."""
+        return row * self.plan.tile[0], sizes[0], sizes[2], matrix, b
 
     def copies_of_a(
         self, thread: Int32, a: Int64, lda: Int64, start: Int32, m: Int32, k: Int32, words: tuple[Int64, ...]

@@ -23,10 +23,12 @@ from ...dsl import ampere, bridge
 from ...dsl.entry import FusedEntry
 from ...dsl.packed_weights import DevicePairs
 from ...dsl.reductions import launch_finish
+from ...dsl.tables import choose
 from ...plan import present, tile_count
 from ...quantized.formats import UNIT_K, UNIT_ROWS
 from ...quantized.fragments import ROW_SELECTORS, fragment, words_of
 from ...quantized.order import WORDS
+from ..quantized.experts import expert_bytes, row_tiles, rows_of_tile
 from ..quantized.operand import Sm80PackedOperand
 from ..quantized.split import SPLIT_SUMS, VECTOR
 from .gemm import Copies, Sm80GemmKernel
@@ -138,6 +140,51 @@ class Sm80QuantizedKernel(FusedEntry, Sm80GemmKernel):
     def loads_of_b(self, lane: Int32, warp: Int32) -> PackedLoads:
         """A lane's loads of its words; `warp` is the warp's number along N."""
         return PackedLoads(self.plan.b, self.plan.smem.b_offset, lane, warp)
+
+
+class Sm80ExpertsKernel(Sm80QuantizedKernel):
+    """The kernel for groups of rows, each times packed weights of its own expert. See `quantized.experts`."""
+
+    @cute.jit
+    def start(
+        self, matrices: Sequence[Int64], sizes: Sequence[Int32], pitches: Mapping[str, tuple[Int64, Int64]],
+        workers: Int32 | None, words: Sequence[Int64], stream: bridge.Stream,
+    ) -> None:  # fmt: skip
+        """Host side: a block for each number of a tile; `sizes` has the experts as the batch."""
+        pitch = [pitches[name][0] for name in "abc"]
+        blocks = self.plan.order.count(self.grid_of_tiles(tuple(sizes)), cutlass.min)
+        self.experts_kernel(*matrices, *sizes, *pitch, tuple(words)).launch(
+            grid=(blocks, 1, 1), stream=stream, **self.launch_options()
+        )
+
+    @cute.kernel
+    def experts_kernel(
+        self, a: Int64, b: Int64, c: Int64, m: Int32, n: Int32, k: Int32, experts: Int32, lda: Int64, ldb: Int64,
+        ldc: Int64, words: tuple,
+    ) -> None:  # fmt: skip
+        """Device side: one block, one tile of a group's rows."""
+        self.compute_tile((a, b, c), (m, n, k, experts), (lda, ldb, ldc), words)
+
+    def grid_of_tiles(self, sizes: tuple[Int32, ...]) -> tuple[Int32, Int32]:
+        """Numbers of tiles along M, those without rows among them, and tiles along N."""
+        height, width, _ = self.plan.tile
+        return row_tiles(sizes[0], sizes[3], height), tile_count(sizes[1], width)
+
+    def place_of_rows(
+        self, row: Int32, sizes: tuple[Int32, ...], matrix: Int32, b: Int64, words: tuple[Int64, ...]
+    ) -> tuple[Int32, Int32, Int32, Int32, Int64]:
+        """The same of a group's rows; no K for a tile without rows, so that it loads nothing."""
+        plan, experts, (_, n, k, count) = self.plan, present(self.plan.experts), sizes
+        first = words[plan.words.index(experts.name)]
+
+        def offset(group: Int32) -> Int32:
+            """The low four bytes of an offset."""
+            at = cutlass.min(group, count)
+            return ampere.load_element(first + Int64(at) * experts.offset_bytes, Boolean(True), 32)
+
+        group, start, end = rows_of_tile(experts, offset, row, plan.tile[0], choose)
+        depth = cutlass.select_(start < end, k, Int32(0))
+        return start, end, depth, group, b + Int64(group) * Int64(expert_bytes(plan, n, k))
 
 
 class InsideCopies(Copies):
@@ -259,4 +306,4 @@ class PackedLoads(ampere.LoopCarried):
         return self.loaded[key]
 
 
-__all__ = ["Sm80QuantizedKernel"]
+__all__ = ["Sm80ExpertsKernel", "Sm80QuantizedKernel"]
