@@ -132,7 +132,7 @@ def check_given(call: QuantizedCall, rows: int, x: torch.dtype, bias: torch.Tens
 
 
 def check_target(call: QuantizedCall, x: torch.Tensor) -> None:
-    """Raise OperandError, naming the GPU, for a product that it has no kernel for."""
+    """Raise OperandError, naming the GPU, for a product, of experts too, that it has no kernel for."""
     code = target(x.get_device())[0]
     if code == HOPPER:
         return
@@ -303,11 +303,13 @@ def mma_plan_of(call: QuantizedCall, rows: int, x: str, bias: str | None, sms: i
 def mma_arguments_of(plan: Sm80Plan, pitch: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The same as `arguments_of`, of the kernel by mma.sync: one block a tile, so workers are not read.
 
-    The last place is that of the parts' sums, where K is split.
+    The last place is that of the parts' sums, where K is split, or of the experts' offsets.
     """
-    words = words_of(plan.epilogue, {given.name: PlacedOperand(0) for given in plan.epilogue.given})
-    sizes = (plan.m, plan.n, plan.k, 1, pitch, plan.k, plan.n, 0, 0, 0, 1)
+    own = plan.n if plan.batch > 1 else 0  # of each expert
+    words = words_of(plan.epilogue, {given.name: PlacedOperand(0, 0, own) for given in plan.epilogue.given})
+    sizes = (plan.m, plan.n, plan.k, plan.batch, pitch, plan.k, plan.n, 0, 0, 0, 1)
     names = [given.name for given in plan.epilogue.given] + [SPLIT_SUMS] * (plan.split is not None)
+    names += [] if plan.experts is None else [plan.experts.name]
     at = [3 + len(sizes) + plan.words.index(name) for name in names]
     return (0, 0, 0, *sizes, *words), (1, 0, 2, *at)
 
