@@ -9,6 +9,8 @@
     above 64       128x128        64        up to 4    2 along M, 4 along N
                    128x256        64        up to 4    8 along N; fragments as they are multiplied
 
+K is in up to 8 parts where that leaves a multiprocessor 4 blocks of few rows, 3 of 64x64 tiles or one of others.
+
 Few rows read weights: each is multiplied once for all rows. Their K tiles are deep, and many are in flight: a CTA of 64
 features has 4 KiB of int4 in each. Of the features the most are taken with which there is a tile for each
 multiprocessor; they read x fewer times. More rows take the tile for which all of them take least. With fragments one
@@ -47,8 +49,9 @@ _TILES = {
     (128, 256): _TimedTile(188, DEPTHS[0], (1, 8)), (128, 128): _TimedTile(96, DEPTHS[0], (2, 4)),
     (64, 128): _TimedTile(56, DEPTHS[0], (1, 4)), (64, 64): _TimedTile(37, DEPTHS[1], (1, 4)),
 }  # fmt: skip
-_PARTS = (1, 2, 4)  # of K
-_BLOCKS = 2  # of a multiprocessor, at most, of a K in parts
+_PARTS = (1, 2, 4, 8)  # of K
+_FEW_BLOCKS, _BLOCKS = 4, {(64, 64): 3}  # of a multiprocessor, at most, of a K in parts: of few rows, of a tile; else 1
+_SPLIT_STAGES = {16: 4, 32: 3, 64: 3}  # of a K in parts, at most, by rows of a tile: several blocks fit beside each other
 _LEAST_K_TILES = 8  # of a part
 _SPILLS = 256  # features of a tile whose warps hold no fragments ahead
 
@@ -76,6 +79,7 @@ def packed_config(
         stages = min(most_stages(limited, stage), how.stages)
         if stages >= LEAST_STAGES:
             split = _parts(tile, how.depth, (rows, n, k), processors)
+            stages = min(stages, _SPLIT_STAGES.get(tile[0], stages)) if split > 1 else stages
             return Sm80Config(tile, how.depth, stages, how.warps, 8, ahead=tile[1] < _SPILLS, split=split)
     raise PlanError(f"{room} bytes of shared memory: 2 stages of packed weights do not fit")
 
@@ -114,7 +118,8 @@ def _parts(tile: tuple[int, int], depth: int, sizes: tuple[int, int, int], proce
     """Parts of K of a C of few tiles: as many as leave each multiprocessor `_BLOCKS` blocks, and each part K tiles."""
     rows, n, k = sizes
     blocks, k_tiles = -(-rows // tile[0]) * -(-n // tile[1]), -(-k // depth)
-    able = [parts for parts in _PARTS if blocks * parts <= _BLOCKS * processors and k_tiles >= parts * _LEAST_K_TILES]
+    most = _BLOCKS.get(tile, _FEW_BLOCKS if tile[0] <= _FEW_ROWS[-1] else 1) * processors
+    able = [parts for parts in _PARTS if blocks * parts <= most and k_tiles >= parts * _LEAST_K_TILES]
     return max(able, default=1)
 
 
