@@ -159,7 +159,7 @@ def test_a_state_has_the_order_of_its_input_features(assign: bool) -> None:
 
 def test_autocast_to_another_type_than_the_weights_take_is_named() -> None:
     layer = QuantizedLinear(QuantizedWeight.quantize(torch.randn(64, 128), QuantizedFormat("int8")))
-    with torch.autocast("cpu", torch.float16), pytest.raises(LayoutError, match="take one of dtype=torch.bfloat16"):
+    with torch.autocast("cpu", torch.float16), pytest.raises(LayoutError, match=r"take one of dtype=torch\.bfloat16"):
         layer(torch.randn(2, 128))
 
 

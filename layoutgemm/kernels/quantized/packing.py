@@ -246,7 +246,8 @@ def _rounded(scales: npt.NDArray[np.float64], fmt: QuantizedFormat, activations:
     if len(wrong := np.argwhere(~np.isfinite(found))):
         at = tuple(int(x) for x in wrong[0])
         raise OperandError(
-            f"the weights of group {at} take a scale of {scales[at]:g}, which is {found[at]} as {kind}, the type of scales"
+            f"the weights of group {at} take a scale of {scales[at]:g}, which is {found[at]} as {kind}, the type of "
+            "scales"
         )
     return found.astype(np.float32) if fmt.group is None else found
 
@@ -349,8 +350,8 @@ def _check_bias(order: PackedOrder, scales: npt.NDArray[np.float64]) -> None:
     if len(wrong):
         at = tuple(int(x) for x in wrong[0])
         raise OperandError(
-            f"scale {scales[at]:g} at {at} of {order.format}: a kernel multiplies it by {factor:g}, and {kind} does not "
-            f"hold {scales[at] * factor:g}. Divide the weights by a power of two, and multiply the result by it"
+            f"scale {scales[at]:g} at {at} of {order.format}: a kernel multiplies it by {factor:g}, and {kind} does "
+            f"not hold {scales[at] * factor:g}. Divide the weights by a power of two, and multiply the result by it"
         )
 
 

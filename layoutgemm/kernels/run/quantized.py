@@ -136,7 +136,8 @@ def _epilogue_arrays(plan: Plan, packed: Sequence[PackedWeights], given: Mapping
     scales = [each.scales for each in packed if each.scales is not None]
     own: dict[str, object] = {COLUMN_SCALE: np.stack(scales) if len(scales) > 1 else scales[0]} if scales else {}
     shape = (plan.m, plan.n) if plan.batch == 1 else (plan.batch, plan.m, plan.n)
-    return Arrays(plan.epilogue, shape, {**given, **own}, plan.partial_bytes)
+    own_bytes = 0 if isinstance(plan, StreamedPlan) else plan.partial_bytes
+    return Arrays(plan.epilogue, shape, {**given, **own}, own_bytes)
 
 
 def check_operands_of(plan: Plan, a: object, b: object, out: object) -> tuple[tuple[PackedWeights, ...], np.ndarray]:

@@ -263,7 +263,8 @@ class Sm80Plan(IndexedProduct, ReducingPlan, GemmPlan):
             raise PlanError(f"batch = {batch}: a persistent kernel multiplies one pair of matrices")
         if weights is not None:
             b = _like(a) if b is None else b
-            check_packed(weights, (k, batch if experts is None else 1), config, (Operand.parse(a), Operand.parse(b)), epilogue)
+            sizes = k, batch if experts is None else 1
+            check_packed(weights, sizes, config, (Operand.parse(a), Operand.parse(b)), epilogue)
             config = replace(config, tile_k=config.tile_k or UNIT_K)
         epilogue = Epilogue.of(epilogue)
         if experts is not None:
@@ -295,9 +296,8 @@ class Sm80Plan(IndexedProduct, ReducingPlan, GemmPlan):
         of_warp = config.tile[0] // config.warps[0] * (config.tile[1] // config.warps[1])
         split = split_of(config.split, threads, of_warp // WARP, tile_count(k, tile_k), weights)
         made = cls(
-            m=m, n=n, k=k, batch=batch, arch=target, a=a_plan, b=b_plan, c=c_spec, mma=atom, indexed=indexed, split=split,
-            experts=experts,
-            tile=(*config.tile, tile_k), stages=stages, warps=config.warps, store=store,
+            m=m, n=n, k=k, batch=batch, arch=target, a=a_plan, b=b_plan, c=c_spec, mma=atom, indexed=indexed,
+            split=split, experts=experts, tile=(*config.tile, tile_k), stages=stages, warps=config.warps, store=store,
             order=schedule, smem=smem, config=config, weights=weights, epilogue=epilogue,
         )  # fmt: skip
         check_words(made.words)

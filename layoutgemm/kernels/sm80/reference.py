@@ -59,11 +59,11 @@ def execute_sm80(
         matrix, block = divmod(number, count)
         row, column = plan.order.tile(block, plan.launched_tiles, reads=reads)
         rows, weights, first = None if rows_a is None else rows_a[matrix], b[matrix], row * plan.tile[0]
-        stored = np.arange(plan.m) if rows_c is None else rows_c[matrix]
+        into = np.arange(plan.m) if rows_c is None else rows_c[matrix]
         if plan.experts is not None:
-            first, stored, weights = _of_expert(plan, np.asarray(given[plan.experts.name]), row, weights)
+            first, into, weights = _of_expert(plan, np.asarray(given[plan.experts.name]), row, weights)
         sums = _block(plan, a[matrix], weights, first, column * plan.tile[1], rows)
-        _store(plan, each_round, sums, c[matrix], times[matrix], first, column * plan.tile[1], stored)
+        _store(plan, each_round, sums, c[matrix], times[matrix], first, column * plan.tile[1], into)
         if progress is not None:
             progress(number + 1, total)
     if (times != wanted).any():

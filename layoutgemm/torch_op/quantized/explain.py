@@ -95,7 +95,8 @@ def explain_experts(
     copies = unreadable(x), spaced("scale_x", factors), spaced("offsets", offsets)
     said = tuple([f"{rule}, {size} bytes" for rule, size in copies if rule])
     why = "the configuration that was given" if config is not None else (
-        f"{rows} rows of {count} experts: tiles of {plan.tile[isinstance(plan, Sm90Plan)]} rows, half as many again as a usual group has"
+        f"{rows} rows of {count} experts: tiles of {plan.tile[isinstance(plan, Sm90Plan)]} rows, half as many again as "
+        "a usual group has"
     )  # fmt: skip
     return Explanation(str(plan), f"{why}; the kernel reads the offsets", 1, said, sum(size for _, size in copies))
 

@@ -50,8 +50,11 @@ _TILES = {
     (64, 128): _TimedTile(56, DEPTHS[0], (1, 4)), (64, 64): _TimedTile(37, DEPTHS[1], (1, 4)),
 }  # fmt: skip
 _PARTS = (1, 2, 4, 8)  # of K
-_FEW_BLOCKS, _BLOCKS = 4, {(64, 64): 3}  # of a multiprocessor, at most, of a K in parts: of few rows, of a tile; else 1
-_SPLIT_STAGES = {16: 4, 32: 3, 64: 3}  # of a K in parts, at most, by rows of a tile: several blocks fit beside each other
+_FEW_BLOCKS, _BLOCKS = (
+    4,
+    {(64, 64): 3},
+)  # of a multiprocessor, at most, where K is split: of few rows, of a tile; else 1
+_SPLIT_STAGES = {16: 4, 32: 3, 64: 3}  # where K is split, at most, by rows of a tile: several blocks fit
 _LEAST_K_TILES = 8  # of a part
 _SPILLS = 256  # features of a tile whose warps hold no fragments ahead
 

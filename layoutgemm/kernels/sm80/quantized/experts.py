@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from ..plan import Sm80Config, Sm80Plan
 
 
-def check_experts(
-    experts: Ragged, groups: int, weights: object, config: Sm80Config, epilogue: Epilogue | None
-) -> None:
+def check_experts(experts: Ragged, groups: int, weights: object, config: Sm80Config, epilogue: Epilogue | None) -> None:
     """Raise PlanError, naming the obstacle, for a problem without a kernel of several experts."""
     if experts.masked or experts.ends or groups > experts.capacity:
-        raise PlanError(f"experts = {shown(experts)}, batch = {groups}: Ragged.of(groups) has room for them, by offsets")
+        raise PlanError(
+            f"experts = {shown(experts)}, batch = {groups}: Ragged.of(groups) has room for them, by offsets"
+        )
     if weights is None:
         raise PlanError("experts without weights: they are groups of rows of a product with packed weights")
     check_settings(config, "a product of several experts takes", split=1)
@@ -54,7 +54,8 @@ def row_tiles(m: W, groups: W, height: int) -> W:
 
 
 def rows_of_tile(
-    experts: Ragged, offset: Callable[[Any], Any], number: W, height: int, choose: Callable[[Any, Any, Any], Any] = either
+    experts: Ragged, offset: Callable[[Any], Any], number: W, height: int,
+    choose: Callable[[Any, Any, Any], Any] = either,
 ) -> tuple[W, W, W]:  # fmt: skip
     """(group, first row, end of the group) of a tile of rows; ints or traced integers. No rows if first >= end.
 
@@ -82,10 +83,11 @@ def expert_checks(plan: Sm80Plan) -> list[Check]:
     witness, height, count = "", plan.tile[0], 0
     samples = sample_offsets(present(plan.experts).capacity, height)
     for offsets in samples:
-        last, found = len(offsets) - 1, np.zeros(int(offsets[-1]), np.int64)
+        ends, last, found = offsets.tolist(), len(offsets) - 1, np.zeros(int(offsets[-1]), np.int64)
+        ends += [ends[-1]] * (plan.experts.entries - last)
         owner = np.repeat(np.arange(last), np.diff(offsets))
         for number in range(row_tiles(int(offsets[-1]), last, height)):
-            group, first, end = rows_of_tile(plan.experts, lambda e: int(offsets[min(e, last)]), number, height)
+            group, first, end = rows_of_tile(plan.experts, ends.__getitem__, number, height)
             rows = slice(first, max(first, min(first + height, end)))
             found[rows] += 1
             if group >= last or (owner[rows] != group).any():
@@ -94,7 +96,9 @@ def expert_checks(plan: Sm80Plan) -> list[Check]:
         if (found != 1).any():
             row = int(np.argmax(found != 1))
             witness = witness or f"offsets {offsets.tolist()}: row {row} is in {found[row]} tiles"
-    statement = f"groups of up to {plan.experts.capacity} experts: each row is in one tile of {height} rows of its group"
+    statement = (
+        f"groups of up to {plan.experts.capacity} experts: each row is in one tile of {height} rows of its group"
+    )
     return [Check("groups", statement, not witness, f"{len(samples)} ragged batches ({count} tiles)", witness)]
 
 

@@ -150,8 +150,8 @@ _BY_SUMS = (
     _FewKind(256, 1, 0.70, 3.0, (0.19, 1.0), (2, 2, 2, 2), (4, 4, 4, 4), single=True),
     _FewKind(256, 1, 0.70, 3.0, (0.19, 1.0), (2, 2, 2, 2)),
 )
-# Kernels of weights of 8 bits that start while the kernel before ends, with stages of 64 of K where K is split: (features
-# and rows of a tile, parts of K, CTAs that share x) -> the most rows of x. Others were as fast without, or faster.
+# Kernels of weights of 8 bits that start while the kernel before ends, with stages of 64 of K where K is split:
+# (features and rows of a tile, parts of K, CTAs that share x) -> the most rows of x. Others were no faster so.
 _OVERLAPPED = {(192, 128, 2, 1): 256, (256, 128, 1, 2): 128, (128, 256, 1, 1): 256, (192, 128, 1, 1): 1024}
 _OVERLAPPED_GROUPS = {(128, 128, 2, 1): 128, (128, 256, 2, 1): 256}
 _ALONG_N = 1024  # rows, above which clusters of weights of 8 bits take tiles along N
@@ -284,7 +284,9 @@ def _few_config(tile: int, rows: int, split: int, consumers: int, k_tiles: int, 
 
 def _many(n: int, rows: int, k: int, sms: int, float8: bool, weights: QuantizedFormat | None) -> Sm90Config:
     """The kind with the least estimate; of equal ones the first."""
-    kinds = [kind for kind in (_MANY_FLOAT8 if float8 else _MANY) if kind.bits in (0, 4 if weights is None else weights.bits)]
+    kinds = [
+        kind for kind in (_MANY_FLOAT8 if float8 else _MANY) if kind.bits in (0, 4 if weights is None else weights.bits)
+    ]
     estimates = [(kind.estimate(n, rows, k, sms), kind) for kind in kinds]
     _, kind = min([(time, kind) for time, kind in estimates if time is not None], key=lambda found: found[0])
     return kind.config(rows, k, "tma" if n % 8 == 0 else "direct", None if float8 else weights)

@@ -66,7 +66,8 @@ def test_the_compiled_kernel_is_right_and_free_of_races(form: str) -> None:
 WRONG: dict[str, Any] = {
     "a tile too few": ("row_tiles", lambda m, groups, height: m // height + groups - 1),
     "rows of the group before": (
-        "rows_of_tile", lambda experts, offset, r, height, choose=None: (0, r * height, offset(1))
+        "rows_of_tile",
+        lambda experts, offset, r, height, choose=None: (0, r * height, offset(1)),
     ),
 }
 

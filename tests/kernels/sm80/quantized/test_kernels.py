@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -85,7 +87,9 @@ def test_the_checks_hold_and_the_executor_is_right(form: str) -> None:
 @pytest.mark.dsl
 @pytest.mark.parametrize("form", ["half units", "odd lines", "K in parts, one of them empty", *[
     pytest.param(form, marks=pytest.mark.slow)
-    for form in ("few rows", "K in parts", "sixteen features a warp", "groups of 16", "x by column", "warps across units")
+    for form in (
+        "few rows", "K in parts", "sixteen features a warp", "groups of 16", "x by column", "warps across units",
+    )
 ]])  # fmt: skip
 def test_the_compiled_kernel_is_right_and_free_of_races(form: str) -> None:
     plan, x, packed, want, bound = problem(form)
@@ -142,7 +146,9 @@ def test_epilogue_steps_are_applied_in_order() -> None:
 def test_rows_columns_and_all_of_a_packed_product_are_reduced(split: int) -> None:
     fmt, rng = QuantizedFormat("int4"), np.random.default_rng(7)
     epilogue = fmt.epilogue(Bias("n"), RowReduce("argmax", "best"), ColumnReduce("sum"), Amax(), axis="n")
-    plan = Sm80Plan.derive(21, 136, 100, weights=fmt, config=Sm80Config((32, 64), 64, 2, (2, 2), split=split), epilogue=epilogue)
+    plan = Sm80Plan.derive(
+        21, 136, 100, weights=fmt, config=Sm80Config((32, 64), 64, 2, (2, 2), split=split), epilogue=epilogue
+    )
     plan.check().require()
     assert plan.split_bytes == (split > 1) * 3 * split * 32 * 64 * 4 == plan.workspace - plan.partial_bytes
     packed = pack(quantize(rng.integers(-7, 8, (136, 100)), fmt))
@@ -287,6 +293,17 @@ def test_operands_of_another_plan_are_refused() -> None:
         assert said in str(refused.value)
     with pytest.raises(LayoutError, match="weights are packed"):
         plan.html()
+
+
+RECORD = Path(__file__).parents[4] / "benchmarks/results/quantized_mma_split_h200.json"
+
+
+def test_parts_of_k_are_chosen_within_seven_percent_of_the_fastest() -> None:
+    for row in json.loads(RECORD.read_text())["rows"]:
+        config = packed_config(INT4, row["rows"], row["n"], 132, 0, "sm_80", row["k"])
+        name = f"{config.tile[0]}x{config.tile[1]} s{config.split}" + f" st{config.stages}" * (config.tile[1] == 64)
+        timed = {label: us for label, us in row["us"].items() if label[:2].isdigit()}
+        assert timed[name] <= 1.07 * min(timed.values()), (row["n"], row["k"], row["rows"], name)
 
 
 @pytest.mark.parametrize("shared", [0, 99 << 10])  # of 8.0; of 8.6 and 8.9
