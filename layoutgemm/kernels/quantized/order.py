@@ -84,7 +84,7 @@ class PackedOrder:
 
     @property
     def bias_factor(self) -> float:
-        """The power of two that scales of groups of float8 are multiplied by, in place of each weight."""
+        """The exponent's bias as a power of two; it multiplies a float8 group's scale."""
         return bias_factor(self.format.code, self.target) if self.format.group else 1.0
 
     @property

@@ -270,8 +270,8 @@ def pack(weights: QuantizedWeights, activations: str = "bf16") -> PackedWeights:
     rows, K to whole units of 128, with codes of 0.
 
     Raises OperandError for a scale that the type holds as 0 or not at all, and for codes that it does not hold. It
-    refuses a weight beyond the type in which it is multiplied, too, and a scale of float8 groups that the type does not
-    hold times `PackedOrder.bias_factor`: for e4m3 of 256 or more.
+    refuses a weight beyond the type in which it is multiplied, too. So is a scale of float8 groups that the type does
+    not hold times `PackedOrder.bias_factor`: of e4m3 256 or more.
 
     >>> packed = pack(quantize(np.eye(100, 256) * 7, QuantizedFormat("int4", 128)))
     >>> packed.units.shape, bool((unpack(packed).dense() == np.eye(100, 256) * 7).all())

@@ -76,7 +76,7 @@ def execute_sm80(
 def _of_expert(
     plan: Sm80Plan, offsets: npt.NDArray[np.int64], number: int, units: Bytes
 ) -> tuple[int, npt.NDArray[np.int64], Bytes]:
-    """(first row, row of C of each row or -1, packed weights) of a tile's number along M."""
+    """(first row, row of C of each row or -1, packed weights) of a tile."""
     last = len(offsets) - 1
     experts = present(plan.experts)
     group, first, end = rows_of_tile(experts, lambda e: int(offsets[min(e, last)]), number, plan.tile[0])

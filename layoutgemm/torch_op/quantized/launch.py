@@ -132,7 +132,7 @@ def check_given(call: QuantizedCall, rows: int, x: torch.dtype, bias: torch.Tens
 
 
 def check_target(call: QuantizedCall, x: torch.Tensor) -> None:
-    """Raise OperandError, naming the GPU, for a product, of experts too, that it has no kernel for."""
+    """Raise OperandError, naming the GPU, for a product or experts without a kernel there."""
     code = target(x.get_device())[0]
     if code == HOPPER:
         return

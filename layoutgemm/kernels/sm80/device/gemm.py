@@ -179,7 +179,7 @@ class Sm80GemmKernel(TileEntry):
     def place_of_rows(
         self, row: Int32, sizes: tuple[Int32, ...], matrix: Int32, b: Int64, words: tuple[Int64, ...]
     ) -> tuple[Int32, Int32, Int32, Int32, Int64]:
-        """(first row, end of rows, K, matrix, address of B) of a tile's number along M."""
+        """(first row, end of rows, K, matrix, address of B) of a tile along M."""
         return row * self.plan.tile[0], sizes[0], sizes[2], matrix, b
 
     def copies_of_a(
@@ -193,7 +193,7 @@ class Sm80GemmKernel(TileEntry):
         return Copies(self.plan.b, self.plan.smem.b_offset, thread, b, ldb, start, n, k)
 
     def beginning(self, k: Int32, *steps: Int64) -> tuple[Int32, Int64, Int64]:
-        """Elements of K that the block multiplies, and the offsets of A and B at which they begin.
+        """Elements of K of the block, and the offsets at which A and B begin.
 
         steps  of A's and B's offsets from one K tile to the next
         """

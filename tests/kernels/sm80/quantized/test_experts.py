@@ -30,7 +30,7 @@ FORMS = {
 
 
 def problem(form: str) -> tuple[Sm80Plan, list[PackedWeights], np.ndarray, dict[str, Any], np.ndarray, np.ndarray]:
-    """The plan, all packed weights, x, the offsets, the product in float64, its bound of error."""
+    """The plan, all packed weights, x, the offsets, the product in float64, its bound."""
     fmt, (n, k), offsets, config = FORMS[form]
     m, experts, rng = offsets[-1], len(offsets) - 1, np.random.default_rng(7)
     plan = Sm80Plan.derive(
