@@ -261,14 +261,8 @@ class Sm80Plan(IndexedProduct, ReducingPlan, GemmPlan):
         check_range(PlanError, MAX_BATCH, f"it is 1 to {MAX_BATCH}", batch=batch)
         if config.persistent and batch > 1:
             raise PlanError(f"batch = {batch}: a persistent kernel multiplies one pair of matrices")
-        if weights is not None:
-            b = _like(a) if b is None else b
-            sizes = k, batch if experts is None else 1
-            check_packed(weights, sizes, config, (Operand.parse(a), Operand.parse(b)), epilogue)
-            config = replace(config, tile_k=config.tile_k or UNIT_K)
+        b, config = _checked_packed(weights, experts, (k, batch), config, (a, b), epilogue)
         epilogue = Epilogue.of(epilogue)
-        if experts is not None:
-            check_experts(experts, batch, weights, config, epilogue)
         a_spec, b_spec, atom = _typed(a, b, target)
         c_spec = _output(c, a_spec, atom, epilogue)
         check_epilogue(epilogue, c_spec)
@@ -387,6 +381,25 @@ class Sm80Plan(IndexedProduct, ReducingPlan, GemmPlan):
         packed = f", B packed {self.weights}" * (self.weights is not None)
         packed += f", K in {self.config.split} parts" * (self.split is not None)
         return f"{head}, {self.stages} stages, {self.warps[0]}x{self.warps[1]} warps{packed}"
+
+
+def _checked_packed(
+    weights: QuantizedFormat | None, experts: Ragged | None, sizes: tuple[int, int], config: Sm80Config,
+    operands: tuple[OperandSpec, OperandSpec | None], epilogue: Epilogue | None,
+) -> tuple[OperandSpec | None, Sm80Config]:  # fmt: skip
+    """(B, configuration) of packed weights, or as they are. Raises PlanError where there is no such kernel.
+
+    sizes  K and batch
+    """
+    (k, batch), (a, b) = sizes, operands
+    if experts is not None:
+        check_experts(experts, batch, weights, config, Epilogue.of(epilogue))
+    if weights is None:
+        return b, config
+    b = _like(a) if b is None else b
+    taken = Operand.parse(a), Operand.parse(b)
+    check_packed(weights, (k, batch if experts is None else 1), config, taken, epilogue)
+    return b, replace(config, tile_k=config.tile_k or UNIT_K)
 
 
 def _like(a: OperandSpec) -> Operand:

@@ -18,9 +18,9 @@ from layoutgemm.kernels import Sm90Config, Sm90Plan
 from layoutgemm.kernels.compile.worker import Kernel, entry_of, kernel_of
 from layoutgemm.kernels.epilogue.chain import Activation, Bias, Clamp, Epilogue, Scale, VectorScale
 from layoutgemm.kernels.epilogue.numpy_math import Math
+from layoutgemm.kernels.ragged import Ragged
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
 from layoutgemm.kernels.sm90.gated import Gated
-from layoutgemm.kernels.sm90.grouped import Ragged
 from layoutgemm.kernels.sm90.mainloop import mainloop_of, product_of
 from layoutgemm.kernels.sm90.operands.combined import Combined
 from tests import needs
