@@ -73,7 +73,8 @@ def test_a_scale_with_the_bias_gives_the_bits_of_a_product_with_each(code: str, 
     finite = np.nonzero(np.isfinite(CODES[code].values()))[0].astype(np.uint32)
     word = finite | finite << np.uint32(8) | finite << np.uint32(16) | finite << np.uint32(24)
     bits = np.arange(0, 1 << 16, 13, dtype=np.uint32)  # every thirteenth scale, of both signs and subnormal ones too
-    scales = bits[np.isfinite(kind.decode(kind.encode(kind.decode(bits) * order.bias_factor)))][:, None]
+    finite_bits = bits[np.isfinite(kind.decode(bits))]
+    scales = finite_bits[np.isfinite(kind.decode(kind.encode(kind.decode(finite_bits) * order.bias_factor)))][:, None]
     row = scales | scales << np.uint32(16)
     found = fragment(order, [word[None]] * order.words_of_fragment, [row, row], [], ops)
     plain = [ops.mul(pair, row) for pair in conversions.pairs_of(code, order.target, word[None], ops)]
