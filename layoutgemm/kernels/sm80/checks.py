@@ -7,7 +7,6 @@ number fails the check of that number.
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -49,7 +48,7 @@ IntArray = npt.NDArray[np.int64]
 
 def check_sm80(plan: Sm80Plan) -> Report:
     """Every check of the plan."""
-    more: dict[str, Any] = {**asked_order(plan), "indexed": plan.indexed}
+    more: dict[str, object] = {**asked_order(plan), "indexed": plan.indexed}
     if plan.weights is not None:
         more = {"weights": plan.weights, "experts": plan.experts}
     return checked(plan, _checks, arch=plan.arch, batch=plan.batch, epilogue=plan.epilogue or None, **more)

@@ -54,7 +54,7 @@ def row_tiles(m: W, groups: W, height: int) -> W:
 
 
 def rows_of_tile(
-    experts: Ragged, offset: Callable[[Any], Any], number: W, height: int,
+    experts: Ragged, offset: Callable[[W], W], number: W, height: int,
     choose: Callable[[Any, Any, Any], Any] = either,
 ) -> tuple[W, W, W]:  # fmt: skip
     """(group, first row, end of the group) of a tile of rows; ints or traced integers. No rows if first >= end.
