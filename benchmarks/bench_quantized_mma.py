@@ -77,7 +77,7 @@ def planned(
     if not name:
         return Sm80Plan.derive(rows, n, k, arch=arch, b="bf16:col", config=config)
     fmt = FORMATS[name]
-    config = config or packed_config(fmt, rows, n, SMS, 0, arch)
+    config = config or packed_config(fmt, rows, n, SMS, 0, arch, 0 if arch == "sm_80" else k)  # the JIT's of one launch
     size = 2 * n
     config = replace(config, align=(16, 16, min(16, size & -size)))
     steps = (Bias("n"),) if sizes == RAGGED[1] else ()
@@ -132,6 +132,13 @@ def direct(plan: Sm80Plan, pitch: int) -> DirectLaunch:
     return DirectLaunch(plan.compile(), *mma_arguments_of(plan, pitch), 0, plan)
 
 
+def sums_of(plan: Sm80Plan) -> list[torch.Tensor]:
+    """The memory of the sums of parts of K, behind all other addresses; none of one part."""
+    import torch
+
+    return [torch.empty(plan.split_bytes, dtype=torch.uint8, device="cuda")] if plan.split is not None else []
+
+
 def jitted(plan: Sm80Plan, tensors: Sequence[torch.Tensor], stream: int) -> None:
     """Launch the plan's PTX through the driver's JIT. tensors: weights, x, C, and the vectors."""
     from cuda.bindings import driver
@@ -184,7 +191,7 @@ def correct(name: str, size: tuple[int, int, int], kind: str, jit: bool = False)
         if jit:
             jitted(plan, tensors, stream)
         else:
-            direct(plan, k).launch([t.data_ptr() for t in tensors], stream)
+            direct(plan, k).launch([t.data_ptr() for t in (*tensors, *sums_of(plan))], stream)
         torch.cuda.synchronize()
         found.append(c)
     return error_of(found[0], x, weight, bias) if torch.equal(*found) else float("inf")
@@ -213,17 +220,19 @@ def timed(size: tuple[int, int], save: Callable[[Any], None]) -> None:
         xs = [torch.randn(rows, k, device="cuda").bfloat16() for _ in weights]
         cs = [torch.empty(rows, n, device="cuda", dtype=torch.bfloat16) for _ in weights]
 
-        def ours(launch: Any, weight: Any, x: Any, c: Any) -> Any:
-            launch.launch([weight.data_ptr(), x.data_ptr(), c.data_ptr()], torch.cuda.current_stream().cuda_stream)
+        def ours(launch: Any, weight: Any, x: Any, c: Any, sums: Sequence[Any] = ()) -> Any:
+            addresses = [t.data_ptr() for t in (weight, x, c, *sums)]
+            launch.launch(addresses, torch.cuda.current_stream().cuda_stream)
             return c
 
         for label, config in {"mma.sync": None, **OTHERS[rows]}.items():
             try:
-                launch = direct(planned(INT4, (rows, n, k), "bf16", config), k)
+                plan = planned(INT4, (rows, n, k), "bf16", config)
+                launch, sums = direct(plan, k), sums_of(plan)
             except Exception as error:
                 row.errors[label] = f"{type(error).__name__}: {error}"[:200]
                 continue
-            each = [partial(ours, launch, w.units, x, c) for w, x, c in zip(weights, xs, cs, strict=True)]
+            each = [partial(ours, launch, w.units, x, c, sums) for w, x, c in zip(weights, xs, cs, strict=True)]
             add(row, calls, label, each, partial(wrong, x=xs[0], weight=first))
         each = [product(w, x, None) for w, x in zip(weights, xs, strict=True)]
         add(row, calls, "wgmma", each, partial(wrong, x=xs[0], weight=first))

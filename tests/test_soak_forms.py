@@ -14,9 +14,9 @@ torch = needs.module("torch")
 
 from benchmarks import soak_forms
 from benchmarks.soak_cases import Case, draw, fault, kernel_of, tensors
+from layoutgemm.kernels.ragged import Ragged
 from layoutgemm.kernels.sm90.choose.occupancy import ClusterOccupancy
 from layoutgemm.kernels.sm90.choose.scaled_grouped import grouped_scaled_config
-from layoutgemm.kernels.sm90.grouped import Ragged
 from layoutgemm.torch_op.emulated import emulate
 from layoutgemm.torch_op.prepared import choice_of
 from layoutgemm.torch_op.scaled_grouped import scaled

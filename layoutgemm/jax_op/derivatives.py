@@ -16,7 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from ..errors import OperandError
 from ..kernels.epilogue.chain import Epilogue
-from ..kernels.sm90.gated import GATES, HALVES
+from ..kernels.operands.gated import GATES, HALVES
 from .outputs import Arrays, WritingProduct, listed
 from .primitive import Derived, Operands, Tangents, differentiable_of, mapped, partitioned
 from .product import Product

@@ -21,6 +21,7 @@ Shared by the architectures:
     orders                 orders of tiles by name, and their proofs
     store, store_ring      C from registers through shared memory by TMA; the pipeline of its buffers
     partials, epilogue     reductions of C in registers; an epilogue's steps
+    ragged                 groups of rows whose ends are known on the device alone
     thread_addresses       a thread's shared-memory addresses
     numbers, verbs         index arithmetic; functions that plans name as data
     explain, pictures, page  a plan as text, as a picture, as a linked page
@@ -34,12 +35,12 @@ from .indexed.rows import IndexedRows, RowIndices
 from .operands.combined import Combined
 from .plan import GemmPlan
 from .planner import plan
+from .ragged import Ragged
 from .run.error_bound import error_bound
 from .run.result import GemmResult
 from .sm80.plan import Sm80Config, Sm80Plan
 from .sm90.along_k import AlongK
 from .sm90.config import Sm90Tuning
-from .sm90.grouped import Ragged
 from .sm90.mainloop import Promoted, Table
 from .sm90.operands.prologue import Prologue, PrologueOperand
 from .sm90.operands.row_sums import RowSums

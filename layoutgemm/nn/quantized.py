@@ -110,6 +110,10 @@ class PackedBuffers(torch.nn.Module):
         """Refuse another layer's state before anything is copied."""
         if (said := state.get(f"{prefix}_extra_state")) is not None:
             self.set_extra_state(said)
+        if f"{prefix}units" in state:  # whose input features lie in the state's order, if it has one
+            there = state.get(f"{prefix}order")
+            if there is None or self.order is None:
+                self.order = None if there is None else torch.empty_like(there, device=self.units.device)
         super()._load_from_state_dict(state, prefix, *others)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> PackedBuffers:

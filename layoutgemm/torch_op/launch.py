@@ -165,13 +165,13 @@ def fill(memory: torch.Tensor, first: Runs) -> None:
 class _Loaded:
     """A kernel on one GPU, with blocks of its arguments: one block for each call at a time."""
 
-    __slots__ = ("_compiled", "_free", "_launcher", "_start", "_template", "_what", "device")
+    __slots__ = ("_compiled", "_free", "_launcher", "_start", "_template", "device", "what")
 
     def __init__(self, compiled: CompiledGemm, arguments: Sequence[int], device: int, what: object):
         self._compiled = compiled
         compiled.launcher.load(device)
         self._launcher, self._template = compiled.launcher, tuple(arguments)
-        self._what, self.device = what, device  # `what` is named in errors
+        self.what, self.device = what, device  # `what` is named in errors
         self._free: list[ArgumentBlock] = []
         self._start = self._starter()
 
@@ -210,13 +210,13 @@ class _Loaded:
         """Raise PlanError for the CUDA error of a launch."""
         self._free.append(block)
         error = block.values[len(self._template) + 1]
-        raise PlanError(f"CUDA refused the launch: {error_name(error & 0xFFFFFFFF)}; {self._what}")
+        raise PlanError(f"CUDA refused the launch: {error_name(error & 0xFFFFFFFF)}; {self.what}")
 
     def _note(self, values: Array[c_int64]) -> None:
         """Add a launch to this thread's recordings."""
         arguments = tuple(values[: len(self._template)])
         for record in _RECORDED.now:
-            record.launches.append(RecordedLaunch(self._compiled, arguments, self.device, self._what))
+            record.launches.append(RecordedLaunch(self._compiled, arguments, self.device, self.what))
 
     def _product(
         self, shape: Sequence[int], strides: Sequence[int], kind: torch.dtype, places: Sequence[int]

@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.bench_variants import ALONG_K, DEPTH, GROUPED, MASKED, MASKED_ROWS, SCALED, group_tiles
 from layoutgemm.dtypes import dtype
+from layoutgemm.kernels.ragged import Ragged
 from layoutgemm.kernels.sm90.along_k import AlongK
 from layoutgemm.kernels.sm90.budget_checks import budget_checks
 from layoutgemm.kernels.sm90.choose.scaled_grouped import (
@@ -16,7 +17,6 @@ from layoutgemm.kernels.sm90.choose.scaled_grouped import (
     masked_rows,
     scaled_config,
 )
-from layoutgemm.kernels.sm90.grouped import Ragged
 from layoutgemm.kernels.sm90.mainloop import Promoted, Table, mainloop_of
 from layoutgemm.kernels.sm90.plan import Sm90Plan
 

@@ -33,7 +33,14 @@ from layoutgemm.kernels.quantized.checkpoints import (
 from layoutgemm.kernels.run.emulated import emulate_launch
 from layoutgemm.nn import QuantizedLinear
 from layoutgemm.torch_op import launch as launches
-from layoutgemm.torch_op.quantized import QuantizedExperts, launch, operators, quantized_grouped_matmul, weights
+from layoutgemm.torch_op.quantized import (
+    QuantizedExperts,
+    experts,
+    launch,
+    operators,
+    quantized_grouped_matmul,
+    weights,
+)
 from layoutgemm.torch_op.quantized.configs import packed_config_of, packed_text
 from layoutgemm.torch_op.quantized.experts import experts_plan
 from layoutgemm.torch_op.quantized.launch import (
@@ -125,8 +132,35 @@ def test_checkpoints_become_the_weights_that_they_hold() -> None:
     tensors = {"qweight": words(codes.T, 0), "qzeros": words(zeros.T - 1, 1), "scales": scales.T}
     layer = QuantizedLinear.from_checkpoint({name: torch.from_numpy(x) for name, x in tensors.items()}, "gptq")
     assert np.array_equal(layer.weight.plain().dense(), want)
-    with pytest.raises(LayoutError, match=r"g_idx\[0\] = 1: groups are not in order"):
-        from_gptq(tensors["qweight"], tensors["qzeros"], tensors["scales"], (np.arange(256) // 128)[::-1])
+    for g_idx, said in (
+        ((np.arange(256) // 128)[::-1], r"g_idx\[0\] = 1: groups are not in order"),
+        (np.zeros(256, np.int64), "group 0 has 256 of 256 input features: 128 each"),
+    ):
+        with pytest.raises(LayoutError, match=said):
+            from_gptq(tensors["qweight"], tensors["qzeros"], tensors["scales"], g_idx)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_state_has_the_order_of_its_input_features(assign: bool) -> None:
+    weight = QuantizedWeight.quantize(torch.randn(64, 256), QuantizedFormat("int4", 128))
+    order = torch.randperm(256)
+    ordered, plain = QuantizedLinear(weight, order=order), QuantizedLinear(weight)
+    x = torch.randn(3, 256).bfloat16()
+    for one, other in ((ordered, plain), (plain, ordered)):
+        made = copy.deepcopy(other)
+        made.load_state_dict(one.state_dict(), strict=False, assign=assign)
+        assert torch.equal(made(x), one(x)) and not torch.equal(made(x), other(x))
+        with torch.device("meta"):
+            empty = torch.nn.Linear(256, 64, bias=False, dtype=torch.bfloat16)
+        meta = QuantizedLinear.from_linear(empty, weight.format)
+        meta.load_state_dict(one.state_dict(), assign=True)
+        assert torch.equal(meta(x), one(x))
+
+
+def test_autocast_to_another_type_than_the_weights_take_is_named() -> None:
+    layer = QuantizedLinear(QuantizedWeight.quantize(torch.randn(64, 128), QuantizedFormat("int8")))
+    with torch.autocast("cpu", torch.float16), pytest.raises(LayoutError, match=r"take one of dtype=torch\.bfloat16"):
+        layer(torch.randn(2, 128))
 
 
 def gptq_dequantised(given: dict[str, Any], bits: int, offset: int) -> Any:
@@ -424,6 +458,38 @@ def test_the_launch_by_mma_sync_writes_what_the_cpu_computes() -> None:
     assert torch.allclose(found.float(), want.float(), rtol=2**-7, atol=1e-2)
 
 
+def emulated_by_rows(plan: Any, pitch: int, given: list[np.ndarray], c: np.ndarray) -> torch.Tensor:
+    """C of a launch by mma.sync; `given` are units, x, and what follows C in the order of the launch's places."""
+    numbers, places = mma_arguments_of(plan, pitch)
+    arguments: list[Any] = list(numbers)
+    for place, array in zip(places, [*given[:2], c, *given[2:]], strict=True):
+        arguments[place] = array
+    emulate_launch(plan, tuple(arguments), progress=False).raise_for_findings()
+    return torch.from_numpy(c.view(np.int16)).view(torch.bfloat16)
+
+
+def test_the_launch_of_parts_of_k_adds_them_in_its_workspace() -> None:
+    fmt = QuantizedFormat("int8")
+    weight, x = QuantizedWeight.quantize(torch.randn(64, 2048), fmt), torch.randn(3, 2048).bfloat16()
+    plan = mma_plan_of(QuantizedCall(fmt, (64, 2048), None, torch.bfloat16), 3, "bf16", None, 108, "sm_80", 99 << 10)
+    assert plan.config.split == 2 and launch.split_bytes(plan) == [plan.split_bytes] and "in 2 parts" in str(plan)
+    sums = np.full(plan.split_bytes, 0xFF, np.uint8)
+    given = [weight.units.numpy().reshape(-1), x.view(torch.int16).numpy(), weight.scales.numpy(), sums]
+    found = emulated_by_rows(plan, 2048, given, np.zeros((3, 64), np.uint16))
+    assert torch.allclose(found.float(), quantized_matmul(x, weight).float(), rtol=2**-7, atol=1e-2)
+
+
+def test_the_launch_of_experts_by_mma_sync_writes_what_the_cpu_computes() -> None:
+    fmt, offsets = QuantizedFormat("int8"), torch.tensor([0, 0, 5, 7])
+    weights = QuantizedExperts.of([QuantizedWeight.quantize(torch.randn(71, 128), fmt) for _ in range(3)])
+    x, call = torch.randn(7, 128).bfloat16(), QuantizedCall(fmt, (71, 128), "relu", torch.bfloat16)
+    plan = experts_plan(call, 3, 7, "bf16", "i64", 108, "sm_80", 99 << 10)
+    given = [weights.units.numpy().reshape(-1), x.view(torch.int16).numpy(), weights.scales.numpy(), offsets.numpy()]
+    found = emulated_by_rows(plan, 128, given, np.zeros((7, 71), np.uint16))
+    want = quantized_grouped_matmul(x, weights, offsets, activation="relu")
+    assert torch.allclose(found.float(), want.float(), rtol=2**-7, atol=1e-2)
+
+
 class _Launched:
     """A compiled kernel that keeps its launches' arguments."""
 
@@ -449,11 +515,16 @@ def ampere(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[object, list[
     monkeypatch.setattr(launch, "target", lambda index: ("sm_80", 99 << 10))
     monkeypatch.setattr(launch, "compile_plan", lambda plan: _Launched(plan, seen))
     monkeypatch.setattr(launch, "raw_stream", lambda index: 77)
+    for name in ("on_gpu", "target", "compile_plan", "raw_stream"):
+        monkeypatch.setattr(experts, name, getattr(launch, name))
     monkeypatch.setattr(launches, "THREAD", SimpleNamespace(bound=True))
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
-    launch.forget()
+    forget = launch.forget, experts._prepared.cache_clear
+    for each in forget:
+        each()
     yield seen
-    launch.forget()
+    for each in forget:
+        each()
 
 
 def test_a_gpu_of_compute_capability_8_multiplies_the_same_weights(ampere: list[tuple[object, list[int]]]) -> None:
@@ -466,6 +537,23 @@ def test_a_gpu_of_compute_capability_8_multiplies_the_same_weights(ampere: list[
     assert values[3:7] == [6, 100, 384, 1] and values[7] == 384 and values[9] == 100
     assert values[14] == bias.data_ptr()
     assert plan.smem.total <= 99 << 10
+
+
+def test_a_gpu_of_compute_capability_8_multiplies_experts_and_keeps_the_sums_of_parts(
+    ampere: list[tuple[object, list[int]]],
+) -> None:
+    weights, offsets = QuantizedExperts.of([weight_of(FORMATS[0])] * 2), torch.tensor([0, 2, 6], dtype=torch.int32)
+    x = torch.randn(6, 384).bfloat16()
+    assert quantized_grouped_matmul(x, weights, offsets).shape == (6, 100)
+    ((plan, values),) = ampere
+    assert (type(plan).__name__, plan.batch, values[3:7]) == ("Sm80Plan", 2, [6, 100, 384, 2])
+    assert values[14 + plan.words.index("offsets")] == offsets.data_ptr()
+    quantized_matmul(torch.randn(20, 4096).bfloat16(), QuantizedWeight.quantize(torch.randn(64, 4096), FORMATS[0]))
+    plan, values = ampere[1]
+    assert plan.split.parts > 1 and values[14 + plan.words.index("split_sums")] > 1 << 32
+    float8 = QuantizedExperts.of([weight_of(FORMATS[0], torch.float8_e4m3fn)] * 2)
+    with pytest.raises(LayoutError, match="whose kernel is sm_80's: scales of groups"):
+        quantized_grouped_matmul(x.to(torch.float8_e4m3fn), float8, offsets, scale_x=torch.ones(6))
 
 
 def test_a_gpu_of_compute_capability_8_refuses_float8_and_a_configuration_by_name(

@@ -99,6 +99,17 @@ def load_words(address: cute.Pointer, count: int) -> list[Int32]:
     )
 
 
+def load_vector(address: Int64, count: int) -> list[Int32]:
+    """ld.global of two or four 32-bit words, aligned to their total size."""
+    names = ", ".join(f"${i}" for i in range(count))
+    return assembly(
+        f"ld.global.v{count}.b32 {{{names}}}, [${count}];",
+        ",".join(["=r"] * count + ["l", "~{memory}"]),
+        [Int64(address)],
+        (Int32,) * count,
+    )
+
+
 def store_vector(address: Int64, words: Sequence[Int32]) -> None:
     """st.global of one, two or four 32-bit registers, aligned to their total size."""
     vector = "" if len(words) == 1 else f".v{len(words)}"

@@ -155,6 +155,7 @@ def _in_order(
         raise OperandError(f"{name}[{at}] = {given[at]}: groups are 0 to {groups - 1}, as the scales have them")
     wrong = np.nonzero(given != np.arange(count) // max(1, count // max(1, groups)))[0]
     if len(wrong):
+        order_of_groups(given, groups)  # of groups of other sizes no order helps
         at = int(wrong[0])
         raise OperandError(f"{name}[{at}] = {given[at]}: groups are not in order (act-order): give order=")
     return codes

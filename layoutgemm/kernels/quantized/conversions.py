@@ -22,7 +22,8 @@ A kernel spends, for a word:
                                                               lop3 puts four into the high bytes: `sign_digits`
     e4m3    both      5         6       0       2             sign and the other bits move to their places; a product
     e5m2    both      5         6       0       2             with a power of two moves the exponent's bias, subnormals
-                                                              too (e5m2 to f16 is a shift alone)
+                                                              too (e5m2 to f16 is a shift alone). A group's scale is
+                                                              that power's product already: `placed`
 
 Before sm_90, bf16 has fma alone. `FusedPairs` computes x - y as fma(y, -1, x). Its x * y is fma(x, y, -0), which keeps
 the sign of a product that is 0. Source: PTX ISA, "sub" and "mul", Target ISA Notes.
@@ -192,12 +193,14 @@ def zeros_of(target: TargetFormat, bits: npt.NDArray[np.uint16]) -> npt.NDArray[
 
 
 def pairs_of(
-    code: str, target: TargetFormat, word: Word, ops: PairMath, zeros: Sequence[Word] = (), one_shift: bool = False
+    code: str, target: TargetFormat, word: Word, ops: PairMath, zeros: Sequence[Word] = (), one_shift: bool = False,
+    placed: bool = False,
 ) -> list[Word]:  # fmt: skip
     """The pairs of a word of codes, unscaled.
 
     zeros      of int4 the `zero_word` of each pair; by default that of the codes' excess
     one_shift  int4 values are divided by `nibbles(target).factor`, in fewer instructions
+    placed     float8 values are divided by `bias_factor`, which their scale is multiplied by: no product moves the bias
     """
     if code == "int4" and one_shift:
         return _by_one_shift(target, word, ops, zeros)
@@ -206,7 +209,18 @@ def pairs_of(
         return [ops.sub(_magic(target, ops, word, -4 * i, 0x000F), zero) for i, zero in enumerate(taken)]
     if code == "int8":
         return [_integer(target, ops, word, i) for i in range(2)]
-    return _looked_up(target, word, ops) if code == LOOKED_UP else _floats(code, target, word, ops)
+    return _looked_up(target, word, ops) if code == LOOKED_UP else _floats(code, target, word, ops, placed)
+
+
+def bias_factor(code: str, target: TargetFormat) -> float:
+    """A float8's value divided by that of its bits where a 16-bit type has them; 1 of other codes.
+
+    >>> [bias_factor(code, TARGETS["bf16"]) == 2.0**power for code, power in (("e4m3", 120), ("e5m2", 112))]
+    [True, True]
+    >>> bias_factor("e5m2", TARGETS["f16"]), bias_factor("int8", TARGETS["bf16"])
+    (1.0, 1.0)
+    """
+    return 2.0 ** (target.bias - _FLOATS[code][2]) if code in _FLOATS and target.values == 2 else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,8 +313,8 @@ def _looked_up(target: TargetFormat, word: Word, ops: PairMath) -> list[Word]:
     return found
 
 
-def _floats(code: str, target: TargetFormat, word: Word, ops: PairMath) -> list[Word]:
-    exponent, mantissa, bias = _FLOATS[code]
+def _floats(code: str, target: TargetFormat, word: Word, ops: PairMath, placed: bool) -> list[Word]:
+    exponent, mantissa, _ = _FLOATS[code]
     bits, found = 1 + exponent + mantissa, []
     right = target.exponent - exponent  # from a code at the top of a half to its place
     for i in range(HALF // bits):
@@ -311,8 +325,9 @@ def _floats(code: str, target: TargetFormat, word: Word, ops: PairMath) -> list[
             continue
         sign = ops.select(moved, both(1 << HALF - 1), ops.constant(0))
         magnitude = both((1 << bits - 1) - 1 << HALF - bits - right)
-        placed = ops.select(ops.shifted(moved, -right), magnitude, sign)
-        found.append(ops.mul(placed, ops.constant(target.word(2.0 ** (target.bias - bias)))))
+        bits_there = ops.select(ops.shifted(moved, -right), magnitude, sign)
+        factor = ops.constant(target.word(bias_factor(code, target)))
+        found.append(bits_there if placed else ops.mul(bits_there, factor))
     return found
 
 

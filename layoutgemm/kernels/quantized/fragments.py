@@ -32,13 +32,16 @@ def fragment(
     one_shift  values are divided by `order.division`, which the totals are multiplied by
     """
     registers: list[Any] = []
+    placed = bool(rows) and order.bias_factor != 1
+    if placed:  # once for each row of a group, in place of once for each register
+        rows = [ops.mul(row, ops.constant(order.target.word(order.bias_factor))) for row in rows]
     for word in words:
         # Each register is of one of the two rows, and a word begins with the first.
         taken = [zeros[order.row_of(i)] for i in range(order.codes_of_word // order.target.values)] if zeros else ()
         if order.scales_sums:
             registers += quads_of(order.format, word, ops, taken)
         else:
-            registers += pairs_of(order.format.code, order.target, word, ops, taken, one_shift)
+            registers += pairs_of(order.format.code, order.target, word, ops, taken, one_shift, placed)
     if not rows or order.scales_sums:
         return registers
     return [ops.mul(register, rows[order.row_of(i)]) for i, register in enumerate(registers)]

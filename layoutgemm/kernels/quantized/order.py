@@ -20,7 +20,7 @@ from ...atoms import MmaAtom, wgmma
 from ...atoms.copy.base import VECTOR_BYTES
 from ...errors import PlanError
 from ...layouts import Layout
-from .conversions import TARGETS, WORD, TargetFormat, nibbles, pair_values, sign_digits
+from .conversions import TARGETS, WORD, TargetFormat, bias_factor, nibbles, pair_values, sign_digits
 from .float8 import ZERO_FACTOR, refusal, word_values
 from .formats import UNIT_K, UNIT_ROWS, QuantizedFormat
 
@@ -81,6 +81,11 @@ class PackedOrder:
     def division(self) -> float:
         """The divisor of values that are converted by one shift: totals are multiplied by it."""
         return nibbles(self.target).factor if self.format.code == "int4" and not self.scales_sums else 1.0
+
+    @property
+    def bias_factor(self) -> float:
+        """The exponent's bias as a power of two; it multiplies a float8 group's scale."""
+        return bias_factor(self.format.code, self.target) if self.format.group else 1.0
 
     @property
     def codes_of_word(self) -> int:

@@ -243,6 +243,12 @@ def _rounded(scales: npt.NDArray[np.float64], fmt: QuantizedFormat, activations:
     found = np.asarray(kind.decode(kind.encode(scales)), np.float64)
     least = float(kind.decode(np.array([1]))[0])
     found = np.where((found == 0) & (scales > 0), least, found)
+    if len(wrong := np.argwhere(~np.isfinite(found))):
+        at = tuple(int(x) for x in wrong[0])
+        raise OperandError(
+            f"the weights of group {at} take a scale of {scales[at]:g}, which is {found[at]} as {kind}, the type of "
+            "scales"
+        )
     return found.astype(np.float32) if fmt.group is None else found
 
 
@@ -264,7 +270,8 @@ def pack(weights: QuantizedWeights, activations: str = "bf16") -> PackedWeights:
     rows, K to whole units of 128, with codes of 0.
 
     Raises OperandError for a scale that the type holds as 0 or not at all, and for codes that it does not hold. It
-    refuses a weight beyond the type in which it is multiplied, too.
+    refuses a weight beyond the type in which it is multiplied, too. So is a scale of float8 groups that the type does
+    not hold times `PackedOrder.bias_factor`: of e4m3 256 or more.
 
     >>> packed = pack(quantize(np.eye(100, 256) * 7, QuantizedFormat("int4", 128)))
     >>> packed.units.shape, bool((unpack(packed).dense() == np.eye(100, 256) * 7).all())
@@ -278,6 +285,7 @@ def pack(weights: QuantizedWeights, activations: str = "bf16") -> PackedWeights:
     _check_range(weights, scales, _COLUMN_SCALES if order.scales_sums or not order.format.group else order.target.dtype)
     if weights.format.group is None:
         return PackedWeights(weights.format, activations, weights.n, weights.k, packed, scales.astype(np.float32))
+    _check_bias(order, scales)
     numbers = [bits.astype(np.uint16)]
     if weights.zeros is not None:
         numbers.append(zero_bits(order.target, weights.zeros))
@@ -332,6 +340,18 @@ def _check_range(weights: QuantizedWeights, scales: npt.NDArray[np.float64], kin
         raise OperandError(
             f"weight {wide[row, column]:g} at ({row}, {column}), of scale {scale:g}, is no number of {kind}, the type "
             "in which it is multiplied"
+        )
+
+
+def _check_bias(order: PackedOrder, scales: npt.NDArray[np.float64]) -> None:
+    """Raise OperandError for a scale that a kernel cannot multiply by the exponent's bias."""
+    kind, factor = order.target.dtype, order.bias_factor
+    wrong = np.argwhere(~np.isfinite(np.asarray(kind.decode(kind.encode(scales * factor)), np.float64)))
+    if len(wrong):
+        at = tuple(int(x) for x in wrong[0])
+        raise OperandError(
+            f"scale {scales[at]:g} at {at} of {order.format}: a kernel multiplies it by {factor:g}, and {kind} does "
+            f"not hold {scales[at] * factor:g}. Divide the weights by a power of two, and multiply the result by it"
         )
 
 

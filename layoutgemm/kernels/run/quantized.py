@@ -51,11 +51,13 @@ def run_quantized(
     besides = _epilogue_arrays(plan, packed, rest)
     words: tuple[Any, ...] = () if besides is None else besides.words[: len(plan.epilogue.words)]
     words = (*words, *offsets.values())
+    if isinstance(plan, Sm80Plan) and plan.split is not None:
+        words = (*words, np.full(plan.split_bytes, 0xFF, np.uint8))  # of a sum that no block writes: NaN
     words = (*words, *[0] * (MAX_WORDS - len(words)))
     copies: list[str] = []
     units = np.concatenate([each.units.reshape(-1) for each in packed])
     if isinstance(plan, Sm80Plan):
-        c = _by_lines(plan, x, units, chosen, words)
+        c = _by_lines(plan, x, units, chosen, words, offsets)
     elif isinstance(plan, StreamedPlan):
         c = _streamed(plan, x, units, chosen, words)
     else:
@@ -69,11 +71,17 @@ def run_quantized(
     return GemmResult(c, where, why, tuple(copies), written=written).into(out)
 
 
-def _by_lines(plan: Sm80Plan, x: np.ndarray, units: np.ndarray, device: str, words: tuple[object, ...]) -> np.ndarray:
-    """C of the mma.sync kernel; lines of A have the pitch that the plan's alignment asks for."""
+def _by_lines(
+    plan: Sm80Plan, x: np.ndarray, units: np.ndarray, device: str, words: tuple[object, ...],
+    offsets: Mapping[str, np.ndarray],
+) -> np.ndarray:  # fmt: skip
+    """C of the mma.sync kernel; lines of A have the pitch that the plan's alignment asks for.
+
+    offsets  those of experts, by their name
+    """
     bits = lines_of_bits(plan.a, x)
     if device == "reference":
-        return np.asarray(plan.does("execute")(plan, bits, units[None], progress=progress_line()), np.float32)
+        return np.asarray(plan.does("execute")(plan, bits, units[None], progress_line(), offsets), np.float32)
     lines, lda = padded_lines(plan.a, bits, plan.config.align[0])
     if device == "cuda":
         return _on_gpu(plan, (lines, units), lda, words)
@@ -81,7 +89,7 @@ def _by_lines(plan: Sm80Plan, x: np.ndarray, units: np.ndarray, device: str, wor
     ldc = -(-plan.n // unit) * unit
     c = unwritten(plan.c.dtype, (plan.m, ldc))
     before = c[:, plan.n :].copy()
-    sizes = (plan.m, plan.n, plan.k, 1, lda, plan.k, ldc, 0, 0, c.size, 1)
+    sizes = (plan.m, plan.n, plan.k, plan.batch, lda, plan.k, ldc, 0, 0, c.size, 1)
     plan.does("emulate")(plan, (lines, units, c, *sizes, *words)).raise_for_findings()
     if not np.array_equal(before, c[:, plan.n :]):
         raise EmulatorError(f"{plan}: elements between the lines of C were written")
@@ -109,12 +117,13 @@ def _streamed(
 
 def _offsets(plan: Plan, given: Mapping[str, object]) -> tuple[dict[str, np.ndarray], dict[str, object]]:
     """The checked offsets of a plan of experts, by their name; and the other operands."""
-    if not isinstance(plan, Sm90Plan) or plan.experts is None:
+    if isinstance(plan, StreamedPlan) or plan.experts is None:
         return {}, dict(given)
+    rows = plan.m if isinstance(plan, Sm80Plan) else plan.n
     name, rest = plan.experts.name, dict(given)
     if rest.get(name) is None:
         raise OperandError(f"{name} is missing: {plan.experts.missing}, {plan.experts.numbers(plan.batch)} numbers")
-    found = plan.experts.take(rest.pop(name), (plan.n, plan.m, plan.k, plan.batch))
+    found = plan.experts.take(rest.pop(name), (rows, plan.m, plan.k, plan.batch))
     return {name: found.astype(np.int32 if plan.experts.offsets == "i32" else np.int64)}, rest
 
 
@@ -127,7 +136,8 @@ def _epilogue_arrays(plan: Plan, packed: Sequence[PackedWeights], given: Mapping
     scales = [each.scales for each in packed if each.scales is not None]
     own: dict[str, object] = {COLUMN_SCALE: np.stack(scales) if len(scales) > 1 else scales[0]} if scales else {}
     shape = (plan.m, plan.n) if plan.batch == 1 else (plan.batch, plan.m, plan.n)
-    return Arrays(plan.epilogue, shape, {**given, **own}, plan.workspace)
+    own_bytes = 0 if isinstance(plan, StreamedPlan) else plan.partial_bytes
+    return Arrays(plan.epilogue, shape, {**given, **own}, own_bytes)
 
 
 def check_operands_of(plan: Plan, a: object, b: object, out: object) -> tuple[tuple[PackedWeights, ...], np.ndarray]:
@@ -150,7 +160,7 @@ def check_operands_of(plan: Plan, a: object, b: object, out: object) -> tuple[tu
 
 
 def _has_experts(plan: Plan) -> bool:
-    return isinstance(plan, Sm90Plan) and plan.experts is not None
+    return not isinstance(plan, StreamedPlan) and plan.experts is not None
 
 
 def _packed(plan: Plan, given: object, name: str) -> PackedWeights:

@@ -39,6 +39,8 @@ from .operand import Sm80Operand, byte_selector
 from .pipeline import proven
 from .plan import Sm80Plan
 from .quantized.checks import packed_checks
+from .quantized.experts import expert_checks
+from .quantized.split import split_checks
 from .store import BUFFERS
 from .store_checks import numbered_check, store_checks
 
@@ -48,15 +50,17 @@ IntArray = npt.NDArray[np.int64]
 
 def check_sm80(plan: Sm80Plan) -> Report:
     """Every check of the plan."""
-    more = {**asked_order(plan), "indexed": plan.indexed} if plan.weights is None else {"weights": plan.weights}
-    several = {"gated": plan.gated, "pair": plan.pair} if plan.weights is None else {}
-    return checked(plan, _checks, arch=plan.arch, batch=plan.batch, epilogue=plan.epilogue or None, **more, **several)
+    more: dict[str, object] = {**asked_order(plan), "indexed": plan.indexed, "gated": plan.gated, "pair": plan.pair}
+    if plan.weights is not None:
+        more = {"weights": plan.weights, "experts": plan.experts}
+    return checked(plan, _checks, arch=plan.arch, batch=plan.batch, epilogue=plan.epilogue or None, **more)
 
 
 def _checks(plan: Sm80Plan, explored: bool) -> list[Check]:
     checks: list[Check] = [_tiles_of_c(plan), _tiles_of_k(plan)]
     checks += operand_checks(plan.a, plan.threads, plan.mma)
     checks += operand_checks(plan.b, plan.threads, plan.mma) if plan.weights is None else packed_checks(plan)
+    checks += [*split_checks(plan), *expert_checks(plan)]
     checks += [_warps(plan), *([_pipeline(plan)] if explored else [])]
     checks += [*fragment_checks(plan.mma), *store_checks(plan), _stages(plan)]
     parts = {f"{plan.stages} stages of A and B": plan.stages * plan.smem.a_stage_bytes}
@@ -86,7 +90,7 @@ def _checks(plan: Sm80Plan, explored: bool) -> list[Check]:
 def _tiles_of_c(plan: Sm80Plan) -> Check:
     statement = (
         f"{plan.tiles[0]}x{plan.tiles[1]} tiles of {plan.tile_c[0]}x{plan.tile_c[1]} cover {plan.m}x{plan.n}"
-        + f" of each of {plan.batch} matrices" * (plan.batch > 1)
+        + f" of each of {plan.batch} matrices" * (plan.matrices_of_c > 1)
         + f", and {plan.order} visits each {'' if plan.order.is_full else 'of its set '}once"
     )
     return tiles_of_c(plan, statement, plan.tile_c, batched=False)

@@ -6,7 +6,9 @@ from ..explain import explain_several, explain_workspace
 from ..orders import described_order
 from .operand import Sm80Operand
 from .plan import Sm80Plan
+from .quantized.experts import explain_experts
 from .quantized.explain import explain_packed
+from .quantized.split import explain_split
 from .store import BUFFERS
 
 
@@ -36,6 +38,8 @@ def explain_sm80(plan: Sm80Plan) -> str:
         f"order        {plan.tiles[0]}x{plan.tiles[1]} tiles by {plan.order}"
         + f", {described_order(plan.order, plan.tiles)}" * (not plan.order.is_full),
         f"shared       {smem.total} bytes, {plan.config.blocks_per_sm} block(s) a multiprocessor",
+        *explain_split(plan.split),
+        *explain_experts(plan),
         *[f"epilogue     {step}" for step in plan.epilogue.steps],
         *explain_several(plan, plan.fragment.accumulator_registers),
         *([] if plan.indexed is None else [_rows(plan)]),

@@ -15,6 +15,7 @@ from ...arch import MAX_GRID, Arch, ArchName, with_feature
 from ...arch import arch as arch_named
 from ...arguments import check_range, checked, shown
 from ...atoms import MmaAtom, mma_sync
+from ...atoms.copy.base import WARP
 from ...atoms.targets import exists_on
 from ...errors import PlanError
 from ...schedule import Grouped, Schedule
@@ -45,12 +46,16 @@ from ..plan import (
     parameters_with,
     rounded_up,
     stage_depth,
+    tile_count,
 )
 from ..quantized.formats import UNIT_K, QuantizedFormat
 from ..quantized.order import WORDS
+from ..ragged import Ragged
 from .fragment import WarpFragment
 from .operand import Sm80Operand, by_tensor_copy, derive_operand
+from .quantized.experts import check_experts, row_tiles
 from .quantized.operand import Sm80PackedOperand, check_packed, packed_b
+from .quantized.split import SPLIT_SUMS, SplitK, split_of
 from .store import BUFFERS, Sm80Store
 
 ARCHES = with_feature("mma.sync")  # every architecture has the kernel's instruction
@@ -77,6 +82,7 @@ class Sm80Config:
     ahead      take a depth's fragments while the one before it is multiplied, across k tiles too; False leaves their
                registers to larger tiles
     persistent a block takes tile after tile, and copies run on into the next one; of one product, by cp.async
+    split      parts of K of packed weights: each has blocks of its own, and a second launch adds their sums in order
     loads      "cp.async" by all threads, or "tma": one thread issues tensor copies (sm_90 on)
     stmatrix   put C's fragments into shared memory by stmatrix (sm_90 on, 16-bit outputs)
     align      bytes that addresses, pitches and the distance of a batch's matrices are multiples of, for A, B and C:
@@ -92,6 +98,7 @@ class Sm80Config:
     blocks_per_sm: int = 1
     ahead: bool = True
     persistent: bool = False
+    split: int = 1
     loads: str = "cp.async"
     stmatrix: bool = False
     align: tuple[int, int, int] = (16, 16, 16)
@@ -133,6 +140,8 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan):
     indexed   the row indices of A or of C, or None; see `kernels.sm80.device.indexed`
     gated     the function of several sums that makes one element of C, or None; n is then C's columns
     pair      a second pair of matrices, whose product is added, or None
+    experts   groups of rows, each times packed weights of its own, or None; see `kernels.sm80.quantized.experts`
+    split     the parts of K, or None; see `kernels.sm80.quantized.split`
     """
 
     m: int
@@ -156,6 +165,8 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan):
     indexed: IndexedRows | None = None
     gated: Combined | None = None
     pair: SecondPair | None = None
+    split: SplitK | None = None
+    experts: Ragged | None = None
     operand_path = "run.ampere:BY_LINES"
     verbs = GemmPlan.verbs | {
         "check": "sm80.checks:check_sm80",
@@ -177,7 +188,24 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan):
     @property
     def words(self) -> tuple[str, ...]:
         """Names of the 64-bit parameters: the epilogue's, further operands', the order of tiles', row indices'."""
-        return (*self.epilogue.words, *self.operand_words, *self.order.words, *self.index_words)
+        own = () if self.experts is None else self.experts.words
+        own += (SPLIT_SUMS,) * (self.split is not None)
+        return (*self.epilogue.words, *self.operand_words, *self.order.words, *self.index_words, *own)
+
+    @property
+    def split_bytes(self) -> int:
+        """Bytes of device memory of the parts' sums; 0 of a K that is not split.
+
+        >>> weights, config = QuantizedFormat("int4", 128), Sm80Config((16, 64), 128, warps=(1, 4), split=2)
+        >>> Sm80Plan.derive(16, 8192, 8192, weights=weights, config=config).split_bytes
+        1048576
+        """
+        return 0 if self.split is None else int(self.order.count(self.tiles)) * self.split.tile_bytes
+
+    @property
+    def workspace(self) -> int:
+        """Bytes of device memory for partial results and for the sums of parts of K."""
+        return self.partial_bytes + self.split_bytes
 
     @property
     def takes_words(self) -> bool:
@@ -214,6 +242,7 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan):
         indexed: IndexedRows | None = None,
         gated: Combined | str | None = None,
         pair: SecondPair | int | None = None,
+        experts: Ragged | None = None,
     ) -> Sm80Plan:
         """Derive the kernel of `batch` products C[m, n] = A[m, k] @ B[k, n].
 
@@ -233,6 +262,7 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan):
         gated    a Combined, of two to four matrices B, or the name of a gate, whose B has 2n columns; as for
                  `Sm90Plan.derive`
         pair     K of a second pair of matrices, whose product is added, likewise
+        experts  `Ragged.of(batch)`: A's m rows are as many groups, each times the packed weights of its own expert
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists, and passes on AtomError.
 
@@ -243,10 +273,7 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan):
         target = arch_named(arch)
         check_range(PlanError, MAX_COORDINATE, f"it is 1 to {MAX_COORDINATE}", m=m, n=n, k=k)
         check_range(PlanError, MAX_BATCH, f"it is 1 to {MAX_BATCH}", batch=batch)
-        if weights is not None:
-            b = _like(a) if b is None else b
-            check_packed(weights, (k, batch), config, (Operand.parse(a), Operand.parse(b)), epilogue)
-            config = replace(config, tile_k=config.tile_k or UNIT_K)
+        b, config = _checked_packed(weights, experts, (k, batch), config, (a, b), epilogue)
         second = pair_of(pair, sums := combination(gated))
         epilogue = epilogue_behind(sums, epilogue)
         a_spec, b_spec, atom = _typed(a, b, target)
@@ -272,9 +299,11 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan):
         store = Sm80Store.derive(atom, columns, c_spec, vectors[2], orders, config.stmatrix)
         stages, smem = _ring(target, a_plan, b_plan, store, config)
         schedule = _schedule(order, (tile_m, columns * along_n), config, (m, n), weights)
+        of_warp = tile_m // along_m * (tile_n // along_n)
+        split = split_of(config.split, threads, of_warp // WARP, tile_count(k, tile_k), weights)
         made = cls(
             m=m, n=n, k=k, batch=batch, arch=target, a=a_plan, b=b_plan, c=c_spec, mma=atom, indexed=indexed,
-            tile=(*config.tile, tile_k), stages=stages, warps=config.warps, store=store,
+            split=split, experts=experts, tile=(*config.tile, tile_k), stages=stages, warps=config.warps, store=store,
             order=schedule, smem=smem, config=config, weights=weights, epilogue=epilogue, gated=sums, pair=second,
         )  # fmt: skip
         check_words(made.words)
@@ -286,6 +315,18 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan):
     def threads(self) -> int:
         """Threads of a block."""
         return 32 * self.warps[0] * self.warps[1]
+
+    @property
+    def launched_tiles(self) -> tuple[int, int]:
+        """The grid of a launch: the tiles; of groups the numbers of all groups' tiles along M, some without rows."""
+        if self.experts is None:
+            return self.tiles
+        return row_tiles(self.m, self.batch, self.tile[0]), self.tiles[1]
+
+    @property
+    def matrices_of_c(self) -> int:
+        """Matrices of C: one for each product; one of all groups."""
+        return 1 if self.experts is not None else self.batch
 
     @property
     def steps(self) -> int:
@@ -339,7 +380,8 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan):
             name = "Sm120IndexedKernel" if self.config.loads == "tma" else f"Sm80Indexed{persistent}Kernel"
             return f"sm80.device.indexed:{name}"
         if self.weights is not None:
-            return "sm80.device.quantized:Sm80QuantizedKernel"
+            name = "Sm80QuantizedKernel" if self.experts is None else "Sm80ExpertsKernel"
+            return f"sm80.device.quantized:{name}"
         if self.config.loads == "tma":
             return "sm80.device.fused:Sm120FusedKernel" if self.takes_words else "sm80.device.gemm_tma:Sm120GemmKernel"
         if self.config.persistent:
@@ -350,9 +392,29 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan):
     def __str__(self) -> str:
         head = self.described(f" {self.arch.name}")
         packed = f", B packed {self.weights}" * (self.weights is not None)
+        packed += f", K in {self.config.split} parts" * (self.split is not None)
         several = f", {self.gated}" if self.gated is not None else ""
         several += f", and a second pair of K = {self.pair.k}" if self.pair is not None else ""
         return f"{head}, {self.stages} stages, {self.warps[0]}x{self.warps[1]} warps{packed}{several}"
+
+
+def _checked_packed(
+    weights: QuantizedFormat | None, experts: Ragged | None, sizes: tuple[int, int], config: Sm80Config,
+    operands: tuple[OperandSpec, OperandSpec | None], epilogue: Epilogue | None,
+) -> tuple[OperandSpec | None, Sm80Config]:  # fmt: skip
+    """(B, configuration) of packed weights, or as they are. Raises PlanError where there is no such kernel.
+
+    sizes  K and batch
+    """
+    (k, batch), (a, b) = sizes, operands
+    if experts is not None:
+        check_experts(experts, batch, weights, config, Epilogue.of(epilogue))
+    if weights is None:
+        return b, config
+    b = _like(a) if b is None else b
+    taken = Operand.parse(a), Operand.parse(b)
+    check_packed(weights, (k, batch if experts is None else 1), config, taken, epilogue)
+    return b, replace(config, tile_k=config.tile_k or UNIT_K)
 
 
 def _like(a: OperandSpec) -> Operand:

@@ -7,6 +7,7 @@ registers. A wrong address, map or order gives a wrong result. Time is not model
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,6 +25,7 @@ from ..orders import reads_on_host, stored_elements
 from ..plan import present
 from .operand import Sm80Operand, byte_selector
 from .plan import Sm80Plan
+from .quantized.experts import expert_bytes, rows_of_tile
 from .quantized.reference import filled_stage, packed_fragments
 
 if TYPE_CHECKING:
@@ -46,30 +48,44 @@ def execute_sm80(
     """
     given = given or {}
     reads = reads_on_host(plan.order, given)
-    c = plan.c.dtype.encode(np.zeros((plan.batch, plan.rows_of_c, plan.n), np.int64))
+    matrices = plan.matrices_of_c
+    c = plan.c.dtype.encode(np.zeros((matrices, plan.rows_of_c, plan.n), np.int64))
     times = np.zeros(c.shape, np.uint8)
-    count, stored = int(plan.order.count(plan.tiles, reads=reads)), stored_elements(plan, given)
+    count, stored = int(plan.order.count(plan.launched_tiles, reads=reads)), stored_elements(plan, given)
     each_round = _round_of(plan)
-    total, wanted = plan.batch * count, 1 if stored is None else stored.astype(np.uint8)
+    total, wanted = matrices * count, 1 if stored is None else stored.astype(np.uint8)
     rows_a = _rows_of(plan, given, ROWS, plan.rows_of_a) if plan.gathers else None
     rows_c = _rows_of(plan, given, OUT_ROWS, plan.rows_of_c) if plan.scatters else None
     for number in range(total):
         matrix, block = divmod(number, count)
-        row, column = plan.order.tile(block, plan.tiles, reads=reads)
-        rows = None if rows_a is None else rows_a[matrix]
-        pairs = _pairs(plan, a[matrix], b[matrix], given)
-        sums = _block(plan, pairs, row * plan.tile_c[0], column * plan.tile_c[1], rows)
+        row, column = plan.order.tile(block, plan.launched_tiles, reads=reads)
+        rows, weights, first = None if rows_a is None else rows_a[matrix], b[matrix], row * plan.tile_c[0]
+        into = np.arange(plan.m) if rows_c is None else rows_c[matrix]
+        if plan.experts is not None:
+            first, into, weights = _of_expert(plan, np.asarray(given[plan.experts.name]), row, weights)
+        pairs = _pairs(plan, a[matrix], weights, given)
+        sums = _block(plan, pairs, first, column * plan.tile_c[1], rows)
         if plan.gated is not None:
-            sums = {warp: _combined(plan, total, given) for warp, total in sums.items()}
-        rows = np.arange(plan.m) if rows_c is None else rows_c[matrix]
-        _store(plan, each_round, sums, c[matrix], times[matrix], row * plan.tile_c[0], column * plan.tile_c[1], rows)
+            sums = {warp: _combined(plan, one, given) for warp, one in sums.items()}
+        _store(plan, each_round, sums, c[matrix], times[matrix], first, column * plan.tile_c[1], into)
         if progress is not None:
             progress(number + 1, total)
     if (times != wanted).any():
         at = tuple(int(i) for i in np.argwhere(times != wanted)[0])
         raise PlanError(f"C[{at[1]}, {at[2]}] is stored {int(times[at])} times")
     values = np.asarray(plan.c.dtype.decode(c))
-    return values if plan.batch > 1 else values[0]
+    return values if matrices > 1 else values[0]
+
+
+def _of_expert(
+    plan: Sm80Plan, offsets: npt.NDArray[np.int64], number: int, units: Bytes
+) -> tuple[int, npt.NDArray[np.int64], Bytes]:
+    """(first row, row of C of each row or -1, packed weights) of a tile."""
+    last = len(offsets) - 1
+    experts = present(plan.experts)
+    group, first, end = rows_of_tile(experts, lambda e: int(offsets[min(e, last)]), number, plan.tile[0])
+    rows, size = np.arange(plan.m), expert_bytes(plan, plan.n, plan.k)
+    return first, np.where((rows >= first) & (rows < end), rows, -1), units[group * size : (group + 1) * size]
 
 
 def _rows_of(plan: Sm80Plan, given: Mapping[str, object], name: str, count: int) -> npt.NDArray[np.int64]:
@@ -110,12 +126,25 @@ def _block(
     plan: Sm80Plan, pairs: Sequence[_Pair], m0: int, n0: int, rows: npt.NDArray[np.int64] | None
 ) -> dict[int, np.ndarray]:
     """The sums of every warp: (block along M, block along N, lane, value); `rows` are A's where they are gathered."""
-    kind = np.int64 if plan.mma.c_dtype.name == "i32" else np.float32
-    count = plan.blocks
+    parts = [(0, max(pair.k for pair in pairs))]
+    if plan.split is not None:
+        ranges = [plan.split.range_of(part, -(-plan.k // plan.tile[2])) for part in range(plan.split.parts)]
+        parts = [(first * plan.tile[2], min(end * plan.tile[2], plan.k)) for first, end in ranges]
+    whole = [_part(plan, pairs, (m0, n0), part, rows) for part in parts]
+    return {warp: functools.reduce(np.add, [sums[warp] for sums in whole]) for warp in whole[0]}
+
+
+def _part(
+    plan: Sm80Plan, pairs: Sequence[_Pair], place: tuple[int, int], of_k: tuple[int, int],
+    rows: npt.NDArray[np.int64] | None,
+) -> dict[int, np.ndarray]:  # fmt: skip
+    """The sums of every warp over a range of K."""
+    (m0, n0), kind = place, np.int64 if plan.mma.c_dtype.name == "i32" else np.float32
     sums = {
-        warp: np.zeros((*count, WARP, plan.mma.accumulator_registers), kind) for warp in range(plan.threads // WARP)
+        warp: np.zeros((*plan.blocks, WARP, plan.mma.accumulator_registers), kind)
+        for warp in range(plan.threads // WARP)
     }
-    for pair, k0 in ((one, k0) for one in pairs for k0 in range(0, one.k, plan.tile[2])):
+    for pair, k0 in ((one, k0) for one in pairs for k0 in range(of_k[0], min(of_k[1], one.k), plan.tile[2])):
         tile_a = _filled(plan, plan.a, [pair.a], m0, plan.m, (k0, pair.k), rows)
         if plan.weights is None:
             tile_b = _filled(plan, plan.b, pair.b, n0, plan.n, (k0, pair.k))
@@ -124,9 +153,9 @@ def _block(
         for step in range(plan.steps):
             packed = None if plan.weights is None else packed_fragments(plan, tile_b, step)
             for warp, total in sums.items():
-                place = plan.warp_place(warp)
-                fa = _fragments(plan, plan.a, tile_a, place[0], step)
-                fb = _fragments(plan, plan.b, tile_b, place[1], step) if packed is None else packed[place[1]]
+                at = plan.warp_place(warp)
+                fa = _fragments(plan, plan.a, tile_a, at[0], step)
+                fb = _fragments(plan, plan.b, tile_b, at[1], step) if packed is None else packed[at[1]]
                 _multiply(plan, fa, fb, total)
     return sums
 

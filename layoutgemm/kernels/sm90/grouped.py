@@ -32,22 +32,30 @@ dimension.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from ...arguments import Integer, checked, settle, shown
+from ...arguments import shown
 from ...atoms import TmaPlan
 from ...atoms.tma.engine import global_bits
-from ...errors import OperandError, PlanError
+from ...errors import PlanError
 from ...report import Check
 from ..derive import either, one_matrix
-from ..numbers import W, checked_numbers
-from ..plan import check_settings, present, rounded_up
+from ..numbers import W
+from ..plan import check_settings, present
+from ..ragged import ENTRY_BYTES as ENTRY_BYTES
+from ..ragged import GroupOffsets as GroupOffsets
+from ..ragged import Ragged as Ragged
+from ..ragged import capacity_for as capacity_for
+from ..ragged import check_ends as check_ends
+from ..ragged import offsets_of as offsets_of
+from ..ragged import sample_offsets as sample_offsets
+from ..ragged import sample_sizes as sample_sizes
 from ..store import StorePlan
 
 if TYPE_CHECKING:
@@ -58,174 +66,6 @@ if TYPE_CHECKING:
 
 STOP = "stop"  # the dimension of C's tensor map that says where a group ends
 START = "start"  # and of the operands' tensor maps, where a group along K begins
-ENTRY_BYTES = 4  # of the table: rows and tiles are 31-bit
-_LEAST_GROUPS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class GroupOffsets:
-    """The most groups, and the type of the numbers that say where they end.
-
-    TABLES  of entries that every block makes of them in shared memory
-    """
-
-    TABLES: ClassVar[int] = 1
-
-    capacity: int
-    offsets: str = "i32"
-
-    def __post_init__(self) -> None:
-        settle(self, PlanError)
-        if self.offsets not in ("i32", "i64"):
-            raise PlanError(f"{self.name} of {shown(self.offsets)}: i32 or i64")
-
-    @property
-    def name(self) -> str:
-        """The array in global memory that says where groups end."""
-        return "offsets"
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """The kernel's parameters: the address of that array."""
-        return (self.name,)
-
-    def read(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The numbers as a kernel reads them, from what `take` gives: all."""
-        return numbers
-
-    @property
-    def offset_bytes(self) -> int:
-        """Bytes of one of its numbers; the low four are read."""
-        return int(self.offsets.removeprefix("i")) // 8
-
-    @property
-    def entries(self) -> int:
-        """Entries of each table."""
-        return self.capacity + 1
-
-    @property
-    def bytes(self) -> int:
-        """Shared memory of the tables, a multiple of 16 bytes."""
-        return rounded_up(self.TABLES * self.entries * ENTRY_BYTES, 16)
-
-
-@dataclass(frozen=True, slots=True)
-class Ragged(GroupOffsets):
-    """The largest number of groups of rows, and the type of their offsets.
-
-    capacity  groups that the table has room for, a power of two
-    offsets   i32 or i64, `groups + 1` of them in global memory, from 0 to A's rows, none below the one before it
-    masked    `groups` counts of that type in place of offsets: each group has a matrix of A, whose first rows count
-    ends      `groups` ends of that type in place of offsets: the first group begins at row 0, the last may end early
-    clears    rows of C from the last end on become zeros; else they are not written
-
-    Raises PlanError for ends of masked groups, and for rows to clear where there are no ends.
-
-    >>> Ragged.of(8), Ragged.of(100, "i64").capacity, Ragged.of(8, masked=True).words, Ragged.of(8, ends=True).name
-    (Ragged(capacity=64, offsets='i32', masked=False, ends=False, clears=False), 128, ('counts',), 'ends')
-    """
-
-    TABLES: ClassVar[int] = 2
-
-    masked: bool = False
-    ends: bool = False
-    clears: bool = False
-
-    def __post_init__(self) -> None:
-        GroupOffsets.__post_init__(self)
-        if self.masked and self.ends:
-            raise PlanError("masked groups have counts, not ends")
-        if self.clears and not self.ends:
-            raise PlanError("clears: offsets leave no row, and rows that do not count stay; it is for ends")
-
-    @classmethod
-    @checked(PlanError)
-    def of(
-        cls, groups: int, offsets: str = "i32", masked: bool = False, ends: bool = False, clears: bool = False
-    ) -> Ragged:
-        """Room for `groups` groups. Raises PlanError for any other number of groups."""
-        return cls(capacity_for(groups), offsets, masked, ends, clears)
-
-    @property
-    def name(self) -> str:
-        """The array in global memory that says where groups end."""
-        return "counts" if self.masked else "ends" if self.ends else "offsets"
-
-    @checked(PlanError)
-    def numbers(self, groups: int) -> int:
-        """The number of offsets, ends or counts of `groups` groups."""
-        return groups + (not (self.masked or self.ends))
-
-    @checked(PlanError)
-    def read(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The numbers as a kernel reads them, from what `take` gives."""
-        return numbers[1:] if self.ends else numbers
-
-    @property
-    def missing(self) -> str:
-        """The meaning of the offsets, or of the counts, for an error."""
-        return "how many rows of each group count" if self.masked else "where the groups of rows begin and end"
-
-    @checked(PlanError)
-    def take(self, numbers: object, sizes: tuple[int, int, int, int]) -> npt.NDArray[np.int64]:
-        """NumPy offsets or counts as int64; raises OperandError for others than the plan's, or that are no groups.
-
-        sizes  M, N, K and the groups
-
-        Of ends the offsets are given.
-
-        >>> Ragged.of(2, ends=True).take(np.array([3, 5], np.int32), (8, 64, 64, 2)).tolist()
-        [0, 3, 5]
-        """
-        found, rows = checked_numbers(self.name, numbers, self.offsets, self.numbers(sizes[3])), sizes[0]
-        if self.ends:
-            return offsets_of(found, rows, "rows")
-        if not self.masked:
-            check_ends(found, rows, "rows")
-        elif (outside := (found < 0) | (found > rows)).any():
-            at = int(np.argmax(outside))
-            raise OperandError(f"counts[{at}] = {found[at]}: a has 0 to {rows} rows in a group")
-        return found
-
-    @checked(PlanError)
-    def rows(self, entry: Callable[[W], W], group: W) -> tuple[W, W]:
-        """First row and end of a group in its matrix of C; ints or traced integers alike.
-
-        entry  group -> its entry of the first table, for 0 to capacity
-
-        >>> Ragged(64).rows([0, 3, 5].__getitem__, 1), Ragged(64, masked=True).rows([7, 3, 0].__getitem__, 1)
-        ((3, 5), (0, 3))
-        """
-        return (group * 0, entry(group)) if self.masked else (entry(group), entry(group + 1))
-
-    @checked(PlanError)
-    def find(self, first: Callable[[Any], Any], tile: Integer, choose: Callable[[Any, Any, Any], Any]) -> Any:
-        """The last group whose first tile is not after `tile`: ints or traced integers alike.
-
-        first   group -> its first tile, for 0 to capacity - 1; past the last group the number of all tiles
-        choose  (condition, yes, no) -> one of them
-
-        >>> tiles = [0, 3, 3, 5] + [6] * 61  # groups of 3, 0, 2 and 1 tiles
-        >>> [Ragged(64).find(tiles.__getitem__, t, lambda c, x, y: x if c else y) for t in range(6)]
-        [0, 0, 0, 2, 2, 3]
-        """
-        group: Any = 0
-        half = self.capacity // 2
-        while half:
-            group = choose(first(group + half) <= tile, group + half, group)
-            half //= 2
-        return group
-
-
-def capacity_for(groups: int) -> int:
-    """The entries of a table of `groups` groups: a power of two. Raises PlanError for fewer than one group.
-
-    >>> capacity_for(3), capacity_for(65)
-    (64, 128)
-    """
-    if groups < 1:
-        raise PlanError(f"ragged = {shown(groups)}: how many groups there are, 1 or more")
-    return max(_LEAST_GROUPS, 1 << (groups - 1).bit_length())
 
 
 def tables(plan: Sm90Plan, numbers: npt.NDArray[np.int64], columns: int | None = None) -> tuple[list[int], list[int]]:
@@ -299,31 +139,6 @@ def store_place(row: W, end: W, column: W, lines: int, minimum: Callable[..., W]
     return {"n": column, "m": place, STOP: stop}
 
 
-def offsets_of(ends: npt.NDArray[np.int64], size: int, things: str) -> npt.NDArray[np.int64]:
-    """The offsets of groups with these ends. Raises OperandError, with the first wrong one, for no groups' ends.
-
-    >>> offsets_of(np.array([3, 5]), 8, "rows").tolist()
-    [0, 3, 5]
-    """
-    found = np.concatenate([np.zeros(1, np.int64), ends])
-    if (steps := np.diff(found) < 0).any() or found[-1] > size:
-        at = int(np.argmax(steps)) if steps.any() else len(found) - 2
-        raise OperandError(f"ends[{at}] = {found[at + 1]}: they are 0 to A's {size} {things}, in order")
-    return found
-
-
-def check_ends(offsets: npt.NDArray[np.int64], size: int, things: str) -> None:
-    """Raise OperandError, with the first wrong one, for offsets that are no groups."""
-    steps = np.diff(offsets)
-    if offsets[0] != 0 or offsets[-1] != size or (steps < 0).any():
-        at = int(np.argmax(steps < 0)) if (steps < 0).any() else 0 if offsets[0] else len(steps)
-        raise OperandError(
-            f"offsets[{at}] = {offsets[at]}"
-            + (f", offsets[{at + 1}] = {offsets[at + 1]}" if (steps < 0).any() else "")
-            + f": they go from 0 to A's {size} {things}, none below the one before it"
-        )
-
-
 def check_ragged(ragged: Ragged, groups: int, config: Sm90Config, a: Operand, c: Operand) -> None:
     """Raise PlanError, naming the obstacle, for a problem without a grouped kernel."""
     if not isinstance(ragged, Ragged) or groups > ragged.capacity:
@@ -355,18 +170,6 @@ def _samples(plan: Sm90Plan) -> list[npt.NDArray[np.int64]]:
     if ragged.masked:
         return sample_sizes(ragged.capacity, tile, (-1, plan.m + 1))
     return sample_offsets(ragged.capacity, tile)
-
-
-def sample_sizes(most: int, tile: int, wrong: Sequence[int] = ()) -> list[npt.NDArray[np.int64]]:
-    """Sizes of groups, up to `most` of them: many are 0 or end at a tile's border, some are `wrong`."""
-    rng, sizes = np.random.default_rng(0), [0, 0, 1, tile - 1, tile, tile + 1, 2 * tile, 3 * tile + 5, *wrong]
-    found = [np.asarray(few, np.int64) for few in ([0], [1], [0] * (most - 1) + [tile + 1])]
-    return found + [rng.choice(sizes, groups) for groups in (1, 2, 7, most - 1, most) for _ in range(3)]
-
-
-def sample_offsets(most: int, tile: int) -> list[npt.NDArray[np.int64]]:
-    """Offsets of groups of such sizes."""
-    return [np.concatenate([[0], np.cumsum(each)]) for each in sample_sizes(most, tile)]
 
 
 def _tiles_of_groups(plan: Sm90Plan) -> Check:

@@ -11,11 +11,11 @@ from ...errors import LayoutError, OperandError
 from ...kernels.epilogue.chain import Activation, Epilogue, VectorScale
 from ...kernels.indexed.rows import IndexedRows, RowIndices
 from ...kernels.operands.gated import HALVES
+from ...kernels.ragged import Ragged
 from ...kernels.sm90.choose.occupancy import ClusterOccupancy
 from ...kernels.sm90.choose.rules import Sm90Choice, in_place
 from ...kernels.sm90.choose.scaled_grouped import masked_rows, usual_config
 from ...kernels.sm90.config import Sm90Config
-from ...kernels.sm90.grouped import Ragged
 from ...kernels.sm90.indexed.choose import copies_first, indexed_config
 from ...kernels.sm90.plan import Sm90Plan
 from ..scaled_grouped.grouped import COUNTS, OFFSETS

@@ -13,15 +13,19 @@ from itertools import pairwise
 import torch
 
 from ...arguments import refusal
+from ...atoms.copy.base import VECTOR_BYTES
+from ...dtypes import dtype
 from ...errors import OperandError
 from ...kernels.compile.compiler import compile_plan
 from ...kernels.derive import padded_leading
 from ...kernels.quantized.formats import FLOAT8, QuantizedFormat
+from ...kernels.ragged import Ragged
 from ...kernels.run.operand_checks import addressed, check_operands, resolved
+from ...kernels.sm80.plan import Sm80Plan
+from ...kernels.sm80.quantized import choose as by_mma
 from ...kernels.sm90.config import Sm90Config
-from ...kernels.sm90.grouped import Ragged
 from ...kernels.sm90.plan import Sm90Plan
-from ...kernels.sm90.quantized.choose import experts_config
+from ...kernels.sm90.quantized.choose import SMS, experts_config
 from ...kernels.streamed.plan import StreamedConfig
 from ..bias_activation import by_torch
 from ..checks import (
@@ -36,14 +40,24 @@ from ..checks import (
 from ..compiled.traced import named
 from ..launch import DirectLaunch, raw_stream
 from ..operators import operator_of, with_autograd
-from ..prepared import config_text, gpu, on_gpu
+from ..prepared import alignment_of, config_text, gpu, on_gpu, target
 from ..scaled_grouped.api import grouped_matmul
 from ..scaled_grouped.grouped import OFFSETS, check_values
-from ..scaled_grouped.kept import require_hopper
 from ..scaled_grouped.operators import plain_config
 from ..scaled_grouped.scaled import check_config
 from ..types import C_NAMES, NAMES
-from .launch import QuantizedCall, arguments_of, epilogue_of, flat, in_place, readable, scale_recipe
+from .launch import (
+    HOPPER,
+    QuantizedCall,
+    arguments_of,
+    check_target,
+    epilogue_of,
+    flat,
+    in_place,
+    mma_arguments_of,
+    readable,
+    scale_recipe,
+)
 from .operators import Facts, check_gateless, check_rows, facts_of, format_of
 from .weights import QuantizedWeight, check_kinds_of, dense_of, multiplied, packed_for, unlike
 
@@ -126,8 +140,8 @@ def quantized_grouped_matmul(
     """activation(scale_x[g] * x[g] @ weights[e].T) for each expert e, g its rows.
 
     x          bfloat16 or float16, (rows, k), the type that `weights` are packed for; float8_e4m3fn or float8_e5m2 if
-               that is float8_e4m3fn. On one GPU of compute capability 9.0, or on the CPU, where the products are
-               computed in float64
+               that is float8_e4m3fn. On one GPU of compute capability 9.0, or by mma.sync of 8.x and 12.0 without
+               float8, or on the CPU, where the products are computed in float64
     weights    of all experts, on x's device
     offsets    int32 or int64, (experts + 1,): group e is rows offsets[e] to offsets[e + 1]; from 0 to x's rows, none
                below the one before it. On a GPU their values are read by the kernel alone, and not checked
@@ -271,7 +285,7 @@ def experts_product(
         if call.config is not None and rows:
             experts_plan(call, units.shape[0], rows, NAMES[x.dtype], INDEX[offsets.dtype])  # refused as on an H200
         return _on_cpu(call, x, units, scales, offsets, scale_x)
-    require_hopper(x.get_device(), "quantized_grouped_matmul")
+    check_target(call, x)
     c = torch.empty((rows, n), dtype=call.kind, device=x.device)
     if rows == 0:
         return c
@@ -310,20 +324,36 @@ def _prepared(
     It takes addresses: weights, x, C, the scales of columns, of x, the offsets.
     """
     places = gpu(device)[0]
-    plan = experts_plan(call, experts, rows, NAMES[x], INDEX[offsets])
-    pitch = stride if rows > 1 else padded_leading(plan.b.dtype, call.size[1])
+    plan = experts_plan(call, experts, rows, NAMES[x], INDEX[offsets], places.multiprocessors, *target(device))
+    pitch = stride if rows > 1 else padded_leading(dtype(NAMES[x]), call.size[1])
+    if isinstance(plan, Sm80Plan):
+        return DirectLaunch(compile_plan(plan), *mma_arguments_of(plan, pitch), device, plan)
     return DirectLaunch(compile_plan(plan), *arguments_of(plan, pitch, places.resident(1)), device, plan)
 
 
 @lru_cache(maxsize=1024)
-def experts_plan(call: QuantizedCall, experts: int, rows: int, x: str, offsets: str) -> Sm90Plan:
-    """The plan of a product of that many rows, all groups together."""
+def experts_plan(
+    call: QuantizedCall, experts: int, rows: int, x: str, offsets: str, sms: int = SMS, code: str = HOPPER,
+    shared: int = 0,
+) -> Sm80Plan | Sm90Plan:  # fmt: skip
+    """The plan of a product of that many rows, all groups together.
+
+    sms, code, shared  the GPU's multiprocessors, its target, and bytes of shared memory that a block may have
+    """
     if isinstance(call.config, StreamedConfig):
         raise OperandError(f"config = {call.config}: groups of rows are not streamed; an Sm90Config, or None to choose")
-    become = "e4m3" if x in FLOAT8 else x
+    groups, become = Ragged.of(experts, offsets), "e4m3" if x in FLOAT8 else x
+    if code != HOPPER:
+        (n, k), kind = call.size, C_NAMES[call.kind]
+        config = by_mma.experts_config(call.format, rows, experts, n, sms, shared, code)
+        return Sm80Plan.derive(
+            rows, n, k, arch=code, batch=experts, a=x, c=kind, weights=call.format, experts=groups,
+            config=replace(config, align=(VECTOR_BYTES, VECTOR_BYTES, alignment_of(n * dtype(kind).bytes))),
+            epilogue=epilogue_of(call.format, None, call.activation, axis="n") or None,
+        )  # fmt: skip
     (n, k), epilogue = call.size, epilogue_of(call.format, None, call.activation, call.scale)
     return Sm90Plan.derive(
         n, rows, k, batch=experts, a=become, b=f"{x}:col", c=f"{C_NAMES[call.kind]}:col",
         config=call.config or experts_config(rows, experts, become), weights=call.format,
-        experts=Ragged.of(experts, offsets), epilogue=epilogue or None,
+        experts=groups, epilogue=epilogue or None,
     )  # fmt: skip

@@ -10,10 +10,10 @@ import torch
 from ...errors import OperandError
 from ...kernels.plan import GemmPlan, present
 from ...kernels.sm80.plan import Sm80Plan
+from ...kernels.sm90.plan import Sm90Plan
 from ...kernels.streamed.plan import StreamedPlan
 from ..explanation import Explanation
 from ..prepared import gpu, target
-from ..scaled_grouped.kept import require_hopper
 from ..tuned_store import MEASURED
 from ..types import C_NAMES, NAMES
 from .configs import PackedConfig, packed_text
@@ -27,6 +27,7 @@ from .launch import (
     mma_plan_of,
     plan_of,
     spaced,
+    split_bytes,
     streamed_plan_of,
     unreadable,
 )
@@ -68,7 +69,8 @@ def explain_quantized(
     ]
     said = tuple([f"{rule}, {size} bytes" for rule, size in copies])
     why = MEASURED if measured is not call else _why(plan, rows, config)
-    return Explanation(str(plan), why, 1, said, sum(size for _, size in copies))
+    own = split_bytes(plan)
+    return Explanation(str(plan), why, 1 + len(own), said, sum(size for _, size in copies) + sum(own))
 
 
 def explain_experts(
@@ -86,12 +88,15 @@ def explain_experts(
     if rows == 0:
         return Explanation("no kernel: an empty result", "x has no rows", 0, (), 0)
     if x.get_device() >= 0:
-        require_hopper(x.get_device(), "quantized_grouped_matmul")
-    plan = experts_plan(call, count, rows, NAMES[x.dtype], INDEX[present(offsets).dtype])
+        check_target(call, x)
+    index = x.get_device()
+    on = gpu(index)[0].multiprocessors, *target(index)
+    plan = experts_plan(call, count, rows, NAMES[x.dtype], INDEX[present(offsets).dtype], *on)
     copies = unreadable(x), spaced("scale_x", factors), spaced("offsets", offsets)
     said = tuple([f"{rule}, {size} bytes" for rule, size in copies if rule])
     why = "the configuration that was given" if config is not None else (
-        f"{rows} rows of {count} experts: tiles of {plan.tile[1]} rows, half as many again as a usual group has"
+        f"{rows} rows of {count} experts: tiles of {plan.tile[isinstance(plan, Sm90Plan)]} rows, half as many again as "
+        "a usual group has"
     )  # fmt: skip
     return Explanation(str(plan), f"{why}; the kernel reads the offsets", 1, said, sum(size for _, size in copies))
 

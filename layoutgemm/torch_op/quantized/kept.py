@@ -27,6 +27,7 @@ class KeptProduct(NamedTuple):
     """A launch for tensors of known shapes and strides; it takes addresses: weights, x, C, then the vectors.
 
     direct          the launch
+    memory          bytes of each workspace that a call allocates, of the last addresses
     shape, strides  of the result, with its type `kind`
     """
 
@@ -34,6 +35,7 @@ class KeptProduct(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     kind: torch.dtype
+    memory: Sequence[int] = ()
 
 
 READY: KeptCalls[KeptProduct] = KeptCalls()
@@ -81,7 +83,9 @@ def _again(
     if scale_x is not None and scale_x.data_ptr() & _ALIGNED_FLOAT:
         return None
     c = empty_on_gpu(kept.shape, kept.strides, kept.kind)
-    kept.direct.launch((at_units, at_x, c.data_ptr(), *[v.data_ptr() for v in vectors]), raw_stream(index))
+    own = [empty_on_gpu((size,), (1,), torch.uint8) for size in kept.memory]  # they live until the launch
+    addresses = (at_units, at_x, c.data_ptr(), *[v.data_ptr() for v in (*vectors, *own)])
+    kept.direct.launch(addresses, raw_stream(index))
     return c
 
 
@@ -108,11 +112,12 @@ def _by_facts(
         return (), None
 
 
-def keep(key: Key, direct: DirectLaunch, shape: Sequence[int], kind: torch.dtype) -> None:
+def keep(key: Key, direct: DirectLaunch, shape: Sequence[int], kind: torch.dtype, memory: Sequence[int] = ()) -> None:
     """Keep a launch under the key of `find`.
 
-    shape  of the result as the call returns it
+    shape   of the result as the call returns it
+    memory  bytes of the workspaces that the launch takes
     """
     if len(READY) >= MAX_READY:
         READY.clear()
-    READY[key] = KeptProduct(direct, tuple(shape), contiguous_strides(shape), kind)
+    READY[key] = KeptProduct(direct, tuple(shape), contiguous_strides(shape), kind, memory)

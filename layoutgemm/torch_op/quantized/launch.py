@@ -29,13 +29,14 @@ from ...kernels.quantized.formats import FLOAT8, QuantizedFormat
 from ...kernels.run.operand_checks import resolved
 from ...kernels.sm80.plan import Sm80Plan
 from ...kernels.sm80.quantized import choose as by_mma
+from ...kernels.sm80.quantized.split import SPLIT_SUMS
 from ...kernels.sm90.plan import Sm90Config, Sm90Plan
 from ...kernels.sm90.quantized.choose import SMS, packed_config
 from ...kernels.streamed.choose import streamed_config
 from ...kernels.streamed.plan import StreamedConfig, StreamedPlan
 from .. import tuned_store
 from ..bias_activation import by_torch
-from ..launch import DirectLaunch, raw_stream
+from ..launch import DirectLaunch, raw_stream, workspace_on
 from ..prepared import alignment_of, gpu, on_gpu, target
 from ..scaled_grouped.recipes import ROW, TENSOR
 from ..scaled_grouped.scaled import check_addresses
@@ -94,11 +95,21 @@ def quantized_product(
     read = [value for value in (scales, factor, vector) if value is not None]  # in the order of the epilogue's steps
     with torch.cuda.device(x.device):
         direct = _prepared(call, rows, lines.stride(0), x.dtype, None if bias is None else bias.dtype, x.get_device())
-        addresses = [t.data_ptr() for t in (units, lines, c, *read)]
+        sums = [workspace_on(x.device, size) for size in split_bytes(direct.what)]  # it lives until the launch
+        addresses = [t.data_ptr() for t in (units, lines, c, *read, *sums)]
         direct.launch(addresses, raw_stream(x.get_device()))
     if key and lines.data_ptr() == x.data_ptr() and vector is bias and factor is scale_x:
-        keep(key, direct, shape, call.kind)
+        keep(key, direct, shape, call.kind, split_bytes(direct.what))
     return c
+
+
+def split_bytes(plan: object) -> list[int]:
+    """Bytes of the memory in which a launch keeps the sums of parts of K: one number, or none.
+
+    >>> split_bytes(None)
+    []
+    """
+    return [plan.split_bytes] if isinstance(plan, Sm80Plan) and plan.split is not None else []
 
 
 def rounds_weights(call: QuantizedCall, rows: int, x: torch.dtype) -> bool:
@@ -121,7 +132,7 @@ def check_given(call: QuantizedCall, rows: int, x: torch.dtype, bias: torch.Tens
 
 
 def check_target(call: QuantizedCall, x: torch.Tensor) -> None:
-    """Raise OperandError, naming the GPU, for a product that it has no kernel for."""
+    """Raise OperandError, naming the GPU, for a product or experts without a kernel there."""
     code = target(x.get_device())[0]
     if code == HOPPER:
         return
@@ -280,7 +291,7 @@ def mma_plan_of(call: QuantizedCall, rows: int, x: str, bias: str | None, sms: i
     code, shared  the GPU's target, and bytes of shared memory that a block may have
     """
     n, k = call.size
-    config = by_mma.packed_config(call.format, rows, n, sms, shared, code)
+    config = by_mma.packed_config(call.format, rows, n, sms, shared, code, k)
     kind = C_NAMES[call.kind]
     lines = alignment_of(n * dtype(kind).bytes)
     return Sm80Plan.derive(
@@ -290,10 +301,16 @@ def mma_plan_of(call: QuantizedCall, rows: int, x: str, bias: str | None, sms: i
 
 
 def mma_arguments_of(plan: Sm80Plan, pitch: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The same as `arguments_of`, of the kernel by mma.sync: one block a tile, so workers are not read."""
-    words = words_of(plan.epilogue, {given.name: PlacedOperand(0) for given in plan.epilogue.given})
-    sizes = (plan.m, plan.n, plan.k, 1, pitch, plan.k, plan.n, 0, 0, 0, 1)
-    at = [3 + len(sizes) + plan.words.index(given.name) for given in plan.epilogue.given]
+    """The same as `arguments_of`, of the kernel by mma.sync: one block a tile, so workers are not read.
+
+    The last place is that of the parts' sums, where K is split, or of the experts' offsets.
+    """
+    own = plan.n if plan.batch > 1 else 0  # of each expert
+    words = words_of(plan.epilogue, {given.name: PlacedOperand(0, 0, own) for given in plan.epilogue.given})
+    sizes = (plan.m, plan.n, plan.k, plan.batch, pitch, plan.k, plan.n, 0, 0, 0, 1)
+    names = [given.name for given in plan.epilogue.given] + [SPLIT_SUMS] * (plan.split is not None)
+    names += [] if plan.experts is None else [plan.experts.name]
+    at = [3 + len(sizes) + plan.words.index(name) for name in names]
     return (0, 0, 0, *sizes, *words), (1, 0, 2, *at)
 
 

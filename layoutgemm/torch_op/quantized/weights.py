@@ -296,6 +296,9 @@ def unlike(kind: torch.dtype, packed: torch.dtype) -> str:
     way_out = (
         f"x.to({packed}) is one" if packed.itemsize > 1 else "layoutgemm.quantize(x, 'RowWise') makes one, and scales"
     )
+    device = next((name for name in ("cuda", "cpu") if torch.is_autocast_enabled(name)), None)
+    if packed.itemsize > 1 and device is not None and torch.get_autocast_dtype(device) == kind:
+        way_out = f"torch.autocast casts it: take one of dtype={packed}"
     return f"x is {kind}, and the weights are packed for {packed}: {way_out}"
 
 

@@ -32,6 +32,7 @@ from ...kernels.epilogue.chain import Epilogue
 from ...kernels.epilogue.grouped_matrix import Part
 from ...kernels.indexed.rows import IndexedRows, RowIndices
 from ...kernels.operands.gated import HALVES
+from ...kernels.ragged import Ragged
 from ...kernels.run.operand_checks import addressed
 from ...kernels.sm90.along_k import AlongK, check_multiples
 from ...kernels.sm90.choose.scaled_grouped import (
@@ -41,7 +42,6 @@ from ...kernels.sm90.choose.scaled_grouped import (
     usual_config,
 )
 from ...kernels.sm90.config import Sm90Config
-from ...kernels.sm90.grouped import Ragged
 from ...kernels.sm90.mainloop import DEPTH
 from ...kernels.sm90.plan import Sm90Plan
 from .. import tuned_store

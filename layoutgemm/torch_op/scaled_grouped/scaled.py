@@ -25,6 +25,7 @@ from ...kernels.epilogue.chain import Epilogue
 from ...kernels.fp8.plan import BLOCK as BLOCK_OF_C
 from ...kernels.indexed.rows import IndexedRows
 from ...kernels.operands.gated import HALVES
+from ...kernels.ragged import Ragged
 from ...kernels.run.operand_checks import addressed
 from ...kernels.sm90.along_k import AlongK
 from ...kernels.sm90.choose.scaled_grouped import (
@@ -35,7 +36,6 @@ from ...kernels.sm90.choose.scaled_grouped import (
     read_each_column,
     scaled_config,
 )
-from ...kernels.sm90.grouped import Ragged
 from ...kernels.sm90.mainloop import DEPTH, lie_together, mainloop_of, widest_span
 from ...kernels.sm90.plan import Sm90Config, Sm90Plan
 from .. import tuned_store

@@ -17,7 +17,7 @@ from layoutgemm.kernels.quantized.blocks import PackedBlocks, PackedTile
 from layoutgemm.kernels.quantized.checks import conversion_check, fragments_check, probe
 from layoutgemm.kernels.quantized.conversions import TARGETS, FusedPairs, NumpyPairs
 from layoutgemm.kernels.quantized.formats import CODES, GROUPS, MXFP4, NVFP4, UNIT_K, QuantizedFormat
-from layoutgemm.kernels.quantized.fragments import block_values
+from layoutgemm.kernels.quantized.fragments import block_values, fragment
 from layoutgemm.kernels.quantized.order import PackedOrder
 from layoutgemm.kernels.quantized.packing import QuantizedWeights, pack, quantize, unpack
 
@@ -63,6 +63,31 @@ def test_a_fused_product_with_any_scale_is_the_product() -> None:
         word = np.uint32(int(target.dtype.encode(value)) << 16)
         fused, plain = (pairs(target).mul(scales << np.uint32(16), word) for pairs in (FusedPairs, NumpyPairs))
         assert np.array_equal(fused >> np.uint32(16), plain >> np.uint32(16))
+
+
+@pytest.mark.parametrize("activations", ["bf16", "f16"])
+@pytest.mark.parametrize("code", ["e4m3", "e5m2"])
+def test_a_scale_with_the_bias_gives_the_bits_of_a_product_with_each(code: str, activations: str) -> None:
+    order = PackedOrder(QuantizedFormat(code, 32), activations)
+    ops, kind = NumpyPairs(order.target), order.target.dtype
+    finite = np.nonzero(np.isfinite(CODES[code].values()))[0].astype(np.uint32)
+    word = finite | finite << np.uint32(8) | finite << np.uint32(16) | finite << np.uint32(24)
+    bits = np.arange(0, 1 << 16, 13, dtype=np.uint32)  # every thirteenth scale, of both signs and subnormal ones too
+    finite_bits = bits[np.isfinite(kind.decode(bits))]
+    scales = finite_bits[np.isfinite(kind.decode(kind.encode(kind.decode(finite_bits) * order.bias_factor)))][:, None]
+    row = scales | scales << np.uint32(16)
+    found = fragment(order, [word[None]] * order.words_of_fragment, [row, row], [], ops)
+    plain = [ops.mul(pair, row) for pair in conversions.pairs_of(code, order.target, word[None], ops)]
+    assert len(scales) > 1000 and np.array_equal(np.stack(found), np.stack(plain * order.words_of_fragment))
+
+
+def test_a_scale_that_takes_no_bias_is_refused() -> None:
+    for code, most in (("e4m3", 255.0), ("e5m2", 65280.0)):
+        fmt = QuantizedFormat(code, 32)
+        weights = QuantizedWeights(fmt, np.ones((2, 64), np.uint8), np.array([[1.0, most], [2.0, 1.0]]))
+        assert unpack(pack(weights)).scales[0, 1] == most
+        with pytest.raises(OperandError, match=rf"scale \d+ at \(0, 1\) of {fmt}: a kernel multiplies it by"):
+            pack(replace(weights, scales=np.array([[1.0, 2 * most], [2.0, 1.0]])))
 
 
 def test_a_wrong_magic_number_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,6 +162,8 @@ def test_a_scale_that_the_activations_hold_not_is_refused() -> None:
     weights = QuantizedWeights(QuantizedFormat("int4", 128), np.zeros((2, 128), np.uint8), np.full((2, 1), 1e-9))
     with pytest.raises(OperandError, match=r"scale 1e-09 at \(0, 0\) is 0.0 as f16"):
         pack(weights, "f16")
+    with pytest.raises(OperandError, match=r"group \(0, 0\) take a scale of 142857, which is inf as f16"):
+        quantize(np.full((2, 128), 1e6), QuantizedFormat("int4", 128), "f16")
     assert unpack(pack(weights)).scales[0, 0] == pytest.approx(1e-9, rel=2**-8)
 
 

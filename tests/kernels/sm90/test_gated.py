@@ -13,9 +13,9 @@ from layoutgemm.kernels import Sm90Config, Sm90Plan, error_bound
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, Scale
 from layoutgemm.kernels.epilogue.numpy_math import Math
 from layoutgemm.kernels.operands.gated import Gated, as_one_matrix
+from layoutgemm.kernels.ragged import Ragged
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice, choose
 from layoutgemm.kernels.sm90.choose.scaled_grouped import grouped_config
-from layoutgemm.kernels.sm90.grouped import Ragged
 from tests import needs
 from tests.kernels.sm90.other_orders import SOON, stored_in_order
 

@@ -20,8 +20,8 @@ from layoutgemm.kernels.epilogue.chain import Activation, Bias, Clamp, Epilogue,
 from layoutgemm.kernels.epilogue.numpy_math import Math
 from layoutgemm.kernels.operands.combined import Combined
 from layoutgemm.kernels.operands.gated import Gated
+from layoutgemm.kernels.ragged import Ragged
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
-from layoutgemm.kernels.sm90.grouped import Ragged
 from layoutgemm.kernels.sm90.mainloop import mainloop_of, product_of
 from tests import needs
 from tests.kernels.sm90.other_orders import each_policy, stored_in_order

@@ -27,7 +27,7 @@ from layoutgemm.kernels.epilogue.chain import (
 from layoutgemm.kernels.epilogue.grouped_matrix import parts_of
 from layoutgemm.kernels.indexed.rows import IndexedRows, RowIndices
 from layoutgemm.kernels.partials import PartialResults, reductions_check
-from layoutgemm.kernels.sm90.grouped import Ragged
+from layoutgemm.kernels.ragged import Ragged
 from layoutgemm.kernels.sm90.mainloop import Promoted, Table
 from tests import needs
 

@@ -19,10 +19,10 @@ from layoutgemm.errors import LayoutError, OperandError, PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan
 from layoutgemm.kernels.epilogue.chain import Custom, Epilogue, EpilogueOperand, RowReduce
 from layoutgemm.kernels.indexed.rows import IndexedRows, RowIndices
+from layoutgemm.kernels.ragged import Ragged
 from layoutgemm.kernels.run.emulated import emulate_launch, linked
 from layoutgemm.kernels.run.epilogue_operands import given_of, words_of_arrays
 from layoutgemm.kernels.sm90.checks import pipeline_of
-from layoutgemm.kernels.sm90.grouped import Ragged
 from layoutgemm.kernels.sm90.mainloop import Promoted
 from tests import needs
 from tests.kernels.indexed_problem import problem

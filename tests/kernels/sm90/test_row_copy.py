@@ -24,10 +24,10 @@ from layoutgemm.kernels.epilogue.chain import Epilogue, RowReduce
 from layoutgemm.kernels.indexed.row_copy import RowCopy
 from layoutgemm.kernels.indexed.rows import IndexedRows, RowIndices
 from layoutgemm.kernels.operands.combined import Combined
+from layoutgemm.kernels.ragged import Ragged
 from layoutgemm.kernels.run.emulated import emulate_launch, linked
 from layoutgemm.kernels.run.epilogue_operands import words_of_arrays
 from layoutgemm.kernels.run.hardware_model import GlobalMatrix
-from layoutgemm.kernels.sm90.grouped import Ragged
 from layoutgemm.kernels.sm90.indexed.choose import copies_first
 from layoutgemm.kernels.sm90.indexed.reference import copied_matrix
 from layoutgemm.kernels.sm90.indexed.row_copy import copied_shape

@@ -124,26 +124,28 @@ class Sm80GemmKernel(TileEntry):
         matrices, pitches  addresses of A, B and C, and elements from line to line
         words              that the epilogue reads
         """
-        plan, (m, n, k) = self.plan, sizes
+        plan, (m, n, k, *_) = self.plan, sizes
         thread, _, _ = cute.arch.thread_idx()
         block, _, matrix = cute.arch.block_idx()
         lane, warp = thread % 32, bridge.uniform(thread // 32)
         warp_m, warp_n = plan.warp_place(warp)
 
         # 1. The tile of C that this block owns; where its threads copy from and to, where its lanes read.
-        grid = (tile_count(m, plan.tile_c[0]), tile_count(n, plan.tile_c[1]))
+        grid = self.grid_of_tiles(sizes)
         row, column = plan.order.tile(block, grid, cutlass.min, reads_of(plan.order, plan.words, words))
-        m0, n0 = row * plan.tile_c[0], column * plan.tile_c[1]
+        m0, m, k, matrix, weights = self.place_of_rows(row, sizes, matrix, matrices[1], words)
+        n0 = column * plan.tile_c[1]
         shared = bridge.SharedMemory(plan.smem).base
         copy_a = self.copies_of_a(thread, matrices[0], pitches[0], m0, m, k, words)
-        copy_b = self.copies_of_b(thread, matrices[1], pitches[1], n0, n, k, words)
+        copy_b = self.copies_of_b(thread, weights, pitches[1], n0, n, k, words)
         load_a = Loads(plan.a, plan.smem.a_offset, lane, warp_m)
         load_b = self.loads_of_b(lane, warp_n)
         pitch = plan.smem.a_stage_bytes
-        k_tiles, ahead_k = self.k_tiles(k, words), (k, Int64(0), Int64(0), self.second_k(words))
 
         # 2. Fill all stages but one. A k tile that is not there becomes zeros: no branch, and always one group each.
         # The cursor: K left, bytes along K of A and B, K of the pair that follows.
+        left, offset_a, offset_b = self.beginning(k, copy_a.step, copy_b.step)
+        k_tiles, ahead_k = self.k_tiles(left, words), (left, offset_a, offset_b, self.second_k(words))
         for s in cutlass.range_constexpr(plan.stages - 1):
             copy_a.issue(shared + s * pitch, ahead_k[1], ahead_k[0])
             copy_b.issue(shared + s * pitch, ahead_k[2], ahead_k[0])
@@ -171,7 +173,18 @@ class Sm80GemmKernel(TileEntry):
         bridge.wait_copies(0)
         bridge.block_sync()
         corner = m0 + warp_m * plan.a.warp_extent, n0 + warp_n * plan.warp_columns
-        self.store(sums, shared, (warp, lane), matrices[2], pitches[2], sizes, (*corner, matrix), words)
+        self.store(sums, shared, (warp, lane), matrices[2], pitches[2], (m, n, k), (*corner, matrix), words)
+
+    def grid_of_tiles(self, sizes: tuple[Int32, ...]) -> tuple[Int32, Int32]:
+        """Tiles along M and N of a launch of such sizes: m, n, k."""
+        height, width = self.plan.tile_c
+        return tile_count(sizes[0], height), tile_count(sizes[1], width)
+
+    def place_of_rows(
+        self, row: Int32, sizes: tuple[Int32, ...], matrix: Int32, b: Int64, words: tuple[Int64, ...]
+    ) -> tuple[Int32, Int32, Int32, Int32, Int64]:
+        """(first row, end of rows, K, matrix, address of B) of a tile along M."""
+        return row * self.plan.tile_c[0], sizes[0], sizes[2], matrix, b
 
     def given(self, words: tuple[Int64, ...]) -> dict[str, Int64]:
         """The launch's words by name."""
@@ -182,7 +195,7 @@ class Sm80GemmKernel(TileEntry):
         return Int32(self.given(words)["k2"]) if self.plan.pair is not None else Int32(0)
 
     def k_tiles(self, k: Int32, words: tuple[Int64, ...]) -> Int32:
-        """K tiles of a tile of C, of both pairs."""
+        """K tiles of a tile of C whose part of K is `k`, of both pairs."""
         depth = self.plan.tile[2]
         return tile_count(k, depth) + (tile_count(self.second_k(words), depth) if self.plan.pair is not None else 0)
 
@@ -239,6 +252,13 @@ class Sm80GemmKernel(TileEntry):
         matrices = [b, *[given[name] for name, _ in plan.gated.places]]
         pitches = [ldb, *[given[pitch] for _, pitch in plan.gated.places]]
         return SeveralCopies(*at, *self.matrices_of_b(matrices, pitches, n), start, n)
+
+    def beginning(self, k: Int32, *steps: Int64) -> tuple[Int32, Int64, Int64]:
+        """Elements of K of the block, and the offsets at which A and B begin.
+
+        steps  of A's and B's offsets from one K tile to the next
+        """
+        return k, Int64(0), Int64(0)
 
     def loads_of_b(self, lane: Int32, warp: Int32) -> _FragmentLoads:
         """A lane's loads of B's fragments; `warp` is the warp's number along N."""

@@ -6,7 +6,7 @@ As `device.gemm`, whose loop it is. What is other:
               x beyond the last are zeros, and not read: of few rows, x would be as many bytes as the weights
     loads     ld.shared of 16 bytes: the lane's own words of 16 features, for all depths that they hold
     between   the words of the next depth become registers of B while those of this depth are multiplied
-    store     behind the epilogue's steps on the warp's accumulators
+    store     behind the epilogue's steps on the warp's accumulators. Of a K in parts, by a second launch that adds them
 """
 
 from __future__ import annotations
@@ -16,18 +16,21 @@ from functools import partial
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64
+from cutlass import Boolean, Int32, Int64, const_expr
 
 from ....atoms.copy.base import VECTOR_BYTES
 from ...dsl import ampere, bridge
 from ...dsl.entry import FusedEntry
 from ...dsl.packed_weights import DevicePairs
 from ...dsl.reductions import launch_finish
-from ...plan import tile_count
+from ...dsl.tables import choose
+from ...plan import present, tile_count
 from ...quantized.formats import UNIT_K, UNIT_ROWS
 from ...quantized.fragments import ROW_SELECTORS, fragment, words_of
 from ...quantized.order import WORDS
+from ..quantized.experts import expert_bytes, row_tiles, rows_of_tile
 from ..quantized.operand import Sm80PackedOperand
+from ..quantized.split import SPLIT_SUMS, VECTOR
 from .gemm import Copies, Sm80GemmKernel
 
 
@@ -43,10 +46,14 @@ class Sm80QuantizedKernel(FusedEntry, Sm80GemmKernel):
         plan = self.plan
         m, n, k, batch = sizes
         blocks = plan.order.count((tile_count(m, plan.tile[0]), tile_count(n, plan.tile[1])), cutlass.min)
-        pitch = [pitches[name][0] for name in "abc"]
+        pitch, parts = [pitches[name][0] for name in "abc"], 1 if plan.split is None else plan.split.parts
         self.quantized_kernel(*matrices, m, n, k, *pitch, tuple(words)).launch(
-            grid=(blocks, 1, 1), stream=stream, **self.launch_options()
+            grid=(blocks, 1, parts), stream=stream, **self.launch_options()
         )
+        if const_expr(plan.split is not None):
+            self.adding_kernel(matrices[2], m, n, pitch[2], tuple(words)).launch(
+                grid=(blocks, 1, 1), stream=stream, **self.launch_options(), use_pdl=self.overlaps
+            )
         launch_finish(plan, words, (m, n, batch), stream)
 
     @cute.kernel
@@ -56,6 +63,69 @@ class Sm80QuantizedKernel(FusedEntry, Sm80GemmKernel):
     ) -> None:  # fmt: skip
         """Device side: one block, one tile of C."""
         self.compute_tile((a, b, c), (m, n, k), (lda, ldb, ldc), words)
+
+    @property
+    def overlaps(self) -> bool:
+        """True if the second launch starts while the first one's last blocks end."""
+        return "griddepcontrol" in self.plan.arch.features
+
+    def beginning(self, k: Int32, *steps: Int64) -> tuple[Int32, Int64, Int64]:
+        """The block's part of K: elements, none of a part without K tiles, and both offsets."""
+        plan = self.plan
+        if plan.split is None:
+            return super().beginning(k, *steps)
+        _, _, part = cute.arch.block_idx()
+        first, end = plan.split.range_of(part, tile_count(k, plan.tile[2]))
+        left = cutlass.max(cutlass.min(k, end * plan.tile[2]) - first * plan.tile[2], Int32(0))
+        return left, *[Int64(first) * step for step in steps]
+
+    def store(
+        self, sums: cute.Tensor, shared: cute.Pointer, at: tuple[Int32, Int32], c: Int64, ldc: Int64,
+        sizes: tuple[Int32, ...], place: tuple[Int32, Int32, Int32], words: tuple[Int64, ...],
+    ) -> None:  # fmt: skip
+        """The epilogue and C; of a K in parts the accumulators as they lie."""
+        if self.plan.split is None:
+            super().store(sums, shared, at, c, ldc, sizes, place, words)
+            return
+        for vector, address in enumerate(self.kept(words, place[2])):
+            found = [sums[VECTOR * vector + v] for v in range(VECTOR)]
+            ampere.store_vector(address, [value.bitcast(Int32) for value in found])
+
+    def kept(self, words: tuple[Int64, ...], part: Int32) -> list[Int64]:
+        """Addresses of the thread's vectors of a part's sums."""
+        plan, split = self.plan, present(self.plan.split)
+        thread, _, _ = cute.arch.thread_idx()
+        tile, _, _ = cute.arch.block_idx()
+        first = words[plan.words.index(SPLIT_SUMS)] + Int64(tile) * split.tile_bytes + split.places(thread, 0, part)
+        return [first + int(split.places(0, vector, 0)) for vector in range(split.registers // VECTOR)]
+
+    @cute.kernel
+    def adding_kernel(self, c: Int64, m: Int32, n: Int32, ldc: Int64, words: tuple) -> None:
+        """Device side of the second launch: one block, one tile of C."""
+        if const_expr(self.overlaps):
+            bridge.wait_for_previous_kernel()
+        self.add_parts(c, (m, n), ldc, words)
+
+    @cute.jit
+    def add_parts(self, c: Int64, sizes: tuple[Int32, ...], ldc: Int64, words: tuple[Int64, ...]) -> None:
+        """The parts' sums of a tile in order, then the epilogue and C."""
+        plan, split = self.plan, present(self.plan.split)
+        thread, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        lane, warp = thread % 32, bridge.uniform(thread // 32)
+        warp_m, warp_n = plan.warp_place(warp)
+        grid = (tile_count(sizes[0], plan.tile[0]), tile_count(sizes[1], plan.tile[1]))
+        row, column = plan.order.tile(block, grid, cutlass.min)
+        sums, _, _ = self.registers()
+        for part in cutlass.range_constexpr(split.parts):
+            for vector, address in enumerate(self.kept(words, Int32(part))):
+                found = bridge.as_floats(ampere.load_vector(address, VECTOR))
+                for v, value in enumerate(found):
+                    at = VECTOR * vector + v
+                    sums[at] = value if part == 0 else sums[at] + value
+        place = row * plan.tile[0] + warp_m * plan.a.warp_extent, column * plan.tile[1] + warp_n * plan.b.warp_extent
+        shared = bridge.SharedMemory(plan.smem).base
+        Sm80GemmKernel.store(self, sums, shared, (warp, lane), c, ldc, sizes, (*place, Int32(0)), words)
 
     def copies_of_a(
         self, thread: Int32, a: Int64, lda: Int64, start: Int32, m: Int32, k: Int32, words: tuple[Int64, ...]
@@ -72,6 +142,51 @@ class Sm80QuantizedKernel(FusedEntry, Sm80GemmKernel):
     def loads_of_b(self, lane: Int32, warp: Int32) -> PackedLoads:
         """A lane's loads of its words; `warp` is the warp's number along N."""
         return PackedLoads(self.plan.b, self.plan.smem.b_offset, lane, warp)
+
+
+class Sm80ExpertsKernel(Sm80QuantizedKernel):
+    """The kernel for groups of rows, each times packed weights of its own expert. See `quantized.experts`."""
+
+    @cute.jit
+    def start(
+        self, matrices: Sequence[Int64], sizes: Sequence[Int32], pitches: Mapping[str, tuple[Int64, Int64]],
+        workers: Int32 | None, words: Sequence[Int64], stream: bridge.Stream,
+    ) -> None:  # fmt: skip
+        """Host side: a block for each number of a tile; `sizes` has the experts as the batch."""
+        pitch = [pitches[name][0] for name in "abc"]
+        blocks = self.plan.order.count(self.grid_of_tiles(tuple(sizes)), cutlass.min)
+        self.experts_kernel(*matrices, *sizes, *pitch, tuple(words)).launch(
+            grid=(blocks, 1, 1), stream=stream, **self.launch_options()
+        )
+
+    @cute.kernel
+    def experts_kernel(
+        self, a: Int64, b: Int64, c: Int64, m: Int32, n: Int32, k: Int32, experts: Int32, lda: Int64, ldb: Int64,
+        ldc: Int64, words: tuple,
+    ) -> None:  # fmt: skip
+        """Device side: one block, one tile of a group's rows."""
+        self.compute_tile((a, b, c), (m, n, k, experts), (lda, ldb, ldc), words)
+
+    def grid_of_tiles(self, sizes: tuple[Int32, ...]) -> tuple[Int32, Int32]:
+        """Numbers of tiles along M, those without rows among them, and tiles along N."""
+        height, width, _ = self.plan.tile
+        return row_tiles(sizes[0], sizes[3], height), tile_count(sizes[1], width)
+
+    def place_of_rows(
+        self, row: Int32, sizes: tuple[Int32, ...], matrix: Int32, b: Int64, words: tuple[Int64, ...]
+    ) -> tuple[Int32, Int32, Int32, Int32, Int64]:
+        """The same of a group's rows; no K for a tile without rows, so that it loads nothing."""
+        plan, experts, (_, n, k, count) = self.plan, present(self.plan.experts), sizes
+        first = words[plan.words.index(experts.name)]
+
+        def offset(group: Int32) -> Int32:
+            """The low four bytes of an offset."""
+            at = cutlass.min(group, count)
+            return ampere.load_element(first + Int64(at) * experts.offset_bytes, Boolean(True), 32)
+
+        group, start, end = rows_of_tile(experts, offset, row, plan.tile[0], choose)
+        depth = cutlass.select_(start < end, k, Int32(0))
+        return start, end, depth, group, b + Int64(group) * Int64(expert_bytes(plan, n, k))
 
 
 class InsideCopies(Copies):
@@ -193,4 +308,4 @@ class PackedLoads(ampere.LoopCarried):
         return self.loaded[key]
 
 
-__all__ = ["Sm80QuantizedKernel"]
+__all__ = ["Sm80ExpertsKernel", "Sm80QuantizedKernel"]

@@ -52,6 +52,7 @@ class _TileKind:
     tile_k       depth of a stage
     consumers, loader  as `Sm90Config` has them
     most         rows of x, at most; None for any number
+    bits         of a weight; 0 for any, as others were not measured
     """
 
     tile: tuple[int, int]
@@ -63,18 +64,27 @@ class _TileKind:
     consumers: int = 2
     loader: str = "warpgroup"
     most: int | None = None
+    bits: int = 0
 
-    def config(self, rows: int, store: str, bits: int = 4) -> Sm90Config:
+    def config(self, rows: int, k: int, store: str, weights: QuantizedFormat | None = None) -> Sm90Config:
         """The configuration for `rows` rows: tiles of up to 128 rows are as narrow as possible.
 
-        bits  of a weight: with 8, stages of 128 of K and 256 features are two or three
+        weights  their format, where it is known: those of 8 bits have depths of their own, and may overlap
         """
-        depth = UNIT_K // 2 if bits == 8 and self.tile[0] == _WIDEST else self.tile_k
+        of_bytes = weights is not None and weights.bits == 8
+        depth = UNIT_K // 2 if of_bytes and self.tile[0] == _WIDEST else self.tile_k
         width = min(self.tile[1], -(-rows // 16) * 16) if self.tile[1] == _WIDTH else self.tile[1]
-        return Sm90Config(
+        found = Sm90Config(
             (self.tile[0], width), tile_k=depth, consumers=self.consumers, loader=self.loader, split=self.split,
             one_tile_per_cluster=self.split > 1, cluster=(self.along_m, 1), store=store,
         )  # fmt: skip
+        if weights is None or weights.bits != 8:
+            return found
+        overlapped = _OVERLAPPED if weights.group is None else {**_OVERLAPPED, **_OVERLAPPED_GROUPS}
+        if rows <= overlapped.get((*self.tile, self.split, self.along_m), 0):
+            depth = UNIT_K // 2 if self.split > 1 else depth
+            return replace(found, tile_k=depth).tuned(overlap=True, prefetch=min(_AHEAD, -(-k // (depth or UNIT_K))))
+        return found.tuned(along="N") if self.along_m > 1 and rows > _ALONG_N else found
 
     def estimate(self, n: int, rows: int, k: int, sms: int) -> float | None:
         """Microseconds; None for a problem that the kind is not for.
@@ -140,6 +150,11 @@ _BY_SUMS = (
     _FewKind(256, 1, 0.70, 3.0, (0.19, 1.0), (2, 2, 2, 2), (4, 4, 4, 4), single=True),
     _FewKind(256, 1, 0.70, 3.0, (0.19, 1.0), (2, 2, 2, 2)),
 )
+# Kernels of weights of 8 bits that start while the kernel before ends, with stages of 64 of K where K is split:
+# (features and rows of a tile, parts of K, CTAs that share x) -> the most rows of x. Others were no faster so.
+_OVERLAPPED = {(192, 128, 2, 1): 256, (256, 128, 1, 2): 128, (128, 256, 1, 1): 256, (192, 128, 1, 1): 1024}
+_OVERLAPPED_GROUPS = {(128, 128, 2, 1): 128, (128, 256, 2, 1): 256}
+_ALONG_N = 1024  # rows, above which clusters of weights of 8 bits take tiles along N
 # Of up to 16 rows and weights of 8 bits with a scale a column: features -> warpgroups, and stages of about 150 KB.
 _OF_BYTES = {64: (3, 12), 256: (4, 4)}
 _MANY = (
@@ -148,6 +163,7 @@ _MANY = (
     _TileKind((128, 128), 0.70, 1.4),
     _TileKind((128, 128), 0.63, 5.0, split=2),
     _TileKind((192, 128), 1.09, 2.6, split=2, consumers=3),
+    _TileKind((192, 128), 1.03, 1.5, consumers=3, bits=8),
     _TileKind((256, 128), 1.30, 1.3, along_m=2),
     _TileKind((256, 128), 1.154, 8.7, split=2),
     _TileKind((128, 224), 1.13, tile_k=64),
@@ -177,7 +193,7 @@ def packed_config(
     """
     float8 = become == "e4m3"
     if rows > _FEW:
-        return _many(n, rows, k, sms, float8, 4 if weights is None else weights.bits)
+        return _many(n, rows, k, sms, float8, weights)
     by_bytes = weights is not None and weights.bits == 8 and weights.group is None and rows <= _BETWEEN
     return _few(n, rows, k, sms, _scales(weights, rows, float8), _OF_BYTES if by_bytes and not float8 else {})
 
@@ -192,8 +208,8 @@ def packed_candidates(
     """
     store = "tma" if n % 8 == 0 else "direct"
     if rows > _FEW:
-        kinds, bits = _MANY_FLOAT8 if become == "e4m3" else _MANY, 4 if weights is None else weights.bits
-        yield from dict.fromkeys(kind.config(rows, store, each) for kind in kinds for each in (4, bits))
+        kinds = _MANY_FLOAT8 if become == "e4m3" else _MANY
+        yield from dict.fromkeys(kind.config(rows, k, store, each) for kind in kinds for each in (None, weights))
         return
     k_tiles, scales = -(-k // UNIT_K), _scales(weights, rows, become == "e4m3")
     for tile, parts in _PARTS.items():
@@ -266,8 +282,11 @@ def _few_config(tile: int, rows: int, split: int, consumers: int, k_tiles: int, 
     return replace(config, launch="tiles") if config.one_tile_per_cluster else config
 
 
-def _many(n: int, rows: int, k: int, sms: int, float8: bool, bits: int) -> Sm90Config:
+def _many(n: int, rows: int, k: int, sms: int, float8: bool, weights: QuantizedFormat | None) -> Sm90Config:
     """The kind with the least estimate; of equal ones the first."""
-    estimates = [(kind.estimate(n, rows, k, sms), kind) for kind in (_MANY_FLOAT8 if float8 else _MANY)]
+    kinds = [
+        kind for kind in (_MANY_FLOAT8 if float8 else _MANY) if kind.bits in (0, 4 if weights is None else weights.bits)
+    ]
+    estimates = [(kind.estimate(n, rows, k, sms), kind) for kind in kinds]
     _, kind = min([(time, kind) for time, kind in estimates if time is not None], key=lambda found: found[0])
-    return kind.config(rows, "tma" if n % 8 == 0 else "direct", bits)
+    return kind.config(rows, k, "tma" if n % 8 == 0 else "direct", None if float8 else weights)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from layoutgemm.kernels.quantized.packing import PackedWeights, pack, quantize, 
 from layoutgemm.kernels.run.emulated import emulate_launch
 from layoutgemm.kernels.sm80.quantized.choose import packed_config
 from layoutgemm.kernels.sm80.quantized.operand import Sm80PackedOperand
+from layoutgemm.kernels.sm80.quantized.split import SplitK
 from tests import needs
 
 needs_dsl = needs.DSL
@@ -39,6 +42,11 @@ FORMS = {
     "warps across units": (
         QuantizedFormat("int4", 64), "bf16", (16, 190, 192), Sm80Config((16, 192), 64, 2, (1, 4)), "bf16",
     ),
+    "K in parts, one of them empty": (
+        QuantizedFormat("int8"), "bf16", (35, 71, 250),
+        Sm80Config((64, 64), 64, 3, (2, 2), ahead=False, align=(4, 16, 2), split=3), "bf16",
+    ),
+    "K in parts": (INT4, "bf16", (13, 100, 640), Sm80Config((16, 64), 128, 3, (1, 4), split=2), "bf16"),
 }  # fmt: skip
 FORMATS = [
     *[QuantizedFormat("int4", group) for group in (32, 64, 128, None)],
@@ -77,9 +85,11 @@ def test_the_checks_hold_and_the_executor_is_right(form: str) -> None:
 
 @needs_dsl
 @pytest.mark.dsl
-@pytest.mark.parametrize("form", ["half units", "odd lines", *[
+@pytest.mark.parametrize("form", ["half units", "odd lines", "K in parts, one of them empty", *[
     pytest.param(form, marks=pytest.mark.slow)
-    for form in ("few rows", "sixteen features a warp", "groups of 16", "x by column", "warps across units")
+    for form in (
+        "few rows", "K in parts", "sixteen features a warp", "groups of 16", "x by column", "warps across units",
+    )
 ]])  # fmt: skip
 def test_the_compiled_kernel_is_right_and_free_of_races(form: str) -> None:
     plan, x, packed, want, bound = problem(form)
@@ -132,11 +142,15 @@ def test_epilogue_steps_are_applied_in_order() -> None:
 
 @needs_dsl
 @pytest.mark.dsl
-def test_rows_columns_and_all_of_a_packed_product_are_reduced() -> None:
+@pytest.mark.parametrize("split", [1, 2])
+def test_rows_columns_and_all_of_a_packed_product_are_reduced(split: int) -> None:
     fmt, rng = QuantizedFormat("int4"), np.random.default_rng(7)
     epilogue = fmt.epilogue(Bias("n"), RowReduce("argmax", "best"), ColumnReduce("sum"), Amax(), axis="n")
-    plan = Sm80Plan.derive(21, 136, 100, weights=fmt, config=Sm80Config((32, 64), 64, 2, (2, 2)), epilogue=epilogue)
+    plan = Sm80Plan.derive(
+        21, 136, 100, weights=fmt, config=Sm80Config((32, 64), 64, 2, (2, 2), split=split), epilogue=epilogue
+    )
     plan.check().require()
+    assert plan.split_bytes == (split > 1) * 3 * split * 32 * 64 * 4 == plan.workspace - plan.partial_bytes
     packed = pack(quantize(rng.integers(-7, 8, (136, 100)), fmt))
     x, bias = rng.integers(-3, 4, (21, 100)).astype(np.float32), rng.standard_normal(136).astype(np.float32)
     sums = x @ unpack(packed).dense().T + bias
@@ -198,6 +212,17 @@ def test_a_changed_operand_fails_its_check(what: str) -> None:
     assert what == "fewer threads" or name in failed
 
 
+@pytest.mark.parametrize("what", ["registers", "threads", "range"])
+def test_changed_parts_of_k_fail_their_checks(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = problem("K in parts")[0]
+    assert plan.split is not None
+    changed = {"registers": {"registers": 4}, "threads": {"threads": 64}, "range": {}}[what]
+    if what == "range":
+        monkeypatch.setattr(SplitK, "range_of", lambda self, part, k_tiles: (part * 2, part * 2 + 2))
+    failed = [check.name for check in replace(plan, split=replace(plan.split, **changed)).check().checks if not check]
+    assert ("parts of K" if what == "range" else "kept sums") in failed
+
+
 FORMULAS: dict[str, tuple[str, str, Any]] = {
     "blocks that do not advance": ("chunk", "chunks B", lambda self, t, i: (t * 0, (t + i * self.threads) * 16)),
     "scales of the first half": ("source", "chunks B", lambda self, inside: (inside, self.code_bytes)),
@@ -234,6 +259,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "tensor copies": (
         {"arch": "sm_90a", "config": Sm80Config((64, 64), loads="tma")}, "loads = 'tma': a product with packed weights"
     ),
+    "parts": ({"config": Sm80Config((16, 64), 128, 2, (1, 4), split=3)}, "split = 3: K has 2 K tile(s), fewer than"),
+    "parts of dense weights": (
+        {"weights": None, "b": "bf16:col", "config": Sm80Config((64, 64), split=2)}, "split = 2: K is split for packed"
+    ),
     "alignment": ({"config": Sm80Config((16, 64), 64, align=(16, 8, 16))}, "packed weights are aligned to 16 bytes"),
     "scale": ({"epilogue": INT4.epilogue(Bias("n", name="weight_scale"))}, "the epilogue has weight_scale"),
     "no scale": ({"weights": QuantizedFormat("int8"), "epilogue": Epilogue(Bias("n"))}, "has no weight_scale"),
@@ -264,6 +293,17 @@ def test_operands_of_another_plan_are_refused() -> None:
         assert said in str(refused.value)
     with pytest.raises(LayoutError, match="weights are packed"):
         plan.html()
+
+
+RECORD = Path(__file__).parents[4] / "benchmarks/results/quantized_mma_split_h200.json"
+
+
+def test_parts_of_k_are_chosen_within_seven_percent_of_the_fastest() -> None:
+    for row in json.loads(RECORD.read_text())["rows"]:
+        config = packed_config(INT4, row["rows"], row["n"], 132, 0, "sm_80", row["k"])
+        name = f"{config.tile[0]}x{config.tile[1]} s{config.split}" + f" st{config.stages}" * (config.tile[1] == 64)
+        timed = {label: us for label, us in row["us"].items() if label[:2].isdigit()}
+        assert timed[name] <= 1.07 * min(timed.values()), (row["n"], row["k"], row["rows"], name)
 
 
 @pytest.mark.parametrize("shared", [0, 99 << 10])  # of 8.0; of 8.6 and 8.9

@@ -14,7 +14,7 @@ from layoutgemm.kernels import Sm90Config, Sm90Plan
 from layoutgemm.kernels.epilogue.chain import RowReduce
 from layoutgemm.kernels.quantized.formats import QuantizedFormat
 from layoutgemm.kernels.quantized.packing import PackedWeights, pack, quantize, unpack
-from layoutgemm.kernels.sm90.grouped import Ragged
+from layoutgemm.kernels.ragged import Ragged
 from layoutgemm.kernels.sm90.quantized import experts as experts_of
 from tests import needs
 
