@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from ..epilogue.chain import Epilogue
     from ..indexed.rows import IndexedRows
     from ..quantized.formats import QuantizedFormat
+    from ..ragged import Ragged
     from ..sm90.along_k import AlongK
-    from ..sm90.grouped import Ragged
     from ..sm90.mainloop import Promoted
     from ..sm90.operands.prologue import Prologue
     from ..sm90.operands.row_sums import RowSums

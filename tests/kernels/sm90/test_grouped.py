@@ -15,13 +15,14 @@ from layoutgemm.kernels import Sm90Config, Sm90Plan
 from layoutgemm.kernels.derive import padded_leading
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue
 from layoutgemm.kernels.operands.combined import Combined
+from layoutgemm.kernels.ragged import Ragged
 from layoutgemm.kernels.run.arrays import global_matrix
 from layoutgemm.kernels.run.emulated import emulate_launch, emulate_plan
 from layoutgemm.kernels.sm90 import grouped as sm90_ragged
 from layoutgemm.kernels.sm90 import reference as sm90_reference
 from layoutgemm.kernels.sm90.choose.occupancy import ClusterOccupancy
 from layoutgemm.kernels.sm90.choose.scaled_grouped import gated_config, plan_with_scales, usual_config
-from layoutgemm.kernels.sm90.grouped import Ragged, store_place, tables
+from layoutgemm.kernels.sm90.grouped import store_place, tables
 from layoutgemm.kernels.sm90.mainloop import Promoted, Table
 from layoutgemm.kernels.store import WARPS_OF_GROUP
 from tests import needs

@@ -31,8 +31,8 @@ PERIOD = 1024
 CHUNK_SHIFT = CHUNK_BYTES.bit_length() - 1
 
 
-class Report(Protocol):
-    """What a finding of an operand is told to; `orders`: its remedy, where its kind has none."""
+class OnFinding(Protocol):
+    """A function that reports a finding of an operand; `orders`: its remedy, where its kind has none."""
 
     def __call__(self, kind: str, message: str, orders: str = "") -> None:
         """Report a finding."""
@@ -137,7 +137,7 @@ def _resolved(word: int, read: SharedOperandRead, rank: int) -> tuple[OperandChu
     return found, base // CHUNK_BYTES, tuple(problems)
 
 
-def reading(word: int, read: SharedOperandRead, fiber: Fiber, report: Report) -> tuple[OperandChunks, int]:
+def reading(word: int, read: SharedOperandRead, fiber: Fiber, report: OnFinding) -> tuple[OperandChunks, int]:
     """The reading of a descriptor word, and its first chunk. Raises EmulatorError for words without one."""
     try:
         found, first, problems = _resolved(word, read, fiber.cta.rank)
@@ -164,7 +164,7 @@ _NEEDED = {
 
 
 def lines(
-    cta: Cta, found: OperandChunks, first: int, report: Report, packing: str | None = None
+    cta: Cta, found: OperandChunks, first: int, report: OnFinding, packing: str | None = None
 ) -> npt.NDArray[np.uint8]:
     """The bytes of the operand's chunks, [line, byte]. Reports unwritten ones, except padding of `packing`."""
     chunks = found.chunks + first if first else found.chunks
@@ -175,7 +175,7 @@ def lines(
     return np.asarray(shared.chunks[chunks].view(np.uint8))
 
 
-def fetch(cta: Cta, found: OperandChunks, first: int, report: Report) -> Matrix:
+def fetch(cta: Cta, found: OperandChunks, first: int, report: OnFinding) -> Matrix:
     """The operand's values, [mn, k]: float32, or integers as float32 (exact). Reports unwritten bytes."""
     read = found.read
     count = read.depth if read.major == "K" else read.rows
@@ -183,7 +183,7 @@ def fetch(cta: Cta, found: OperandChunks, first: int, report: Report) -> Matrix:
     return values if read.major == "K" else values.T
 
 
-def check_written(shared: CtaSharedMemory, chunks: npt.NDArray[np.int64], packing: str, report: Report) -> bool:
+def check_written(shared: CtaSharedMemory, chunks: npt.NDArray[np.int64], packing: str, report: OnFinding) -> bool:
     """True if every byte of these chunks was written, but for padding; else report the first one."""
     needed = _NEEDED[packing]
     have = shared.written.view(np.uint64).reshape(-1, 2)[chunks]

@@ -31,8 +31,8 @@ from ..memory import said
 from ..mma.operands import (
     UNWRITTEN,
     Matrix,
+    OnFinding,
     OperandChunks,
-    Report,
     SharedOperandRead,
     accumulate,
     fetch,
@@ -171,7 +171,7 @@ class IssuedTcgen05:
     factor: float
     disabled: npt.NDArray[np.bool_] | None
     shifts: bool
-    report: Report
+    report: OnFinding
 
 
 @operation("tcgen05.mma")
@@ -236,7 +236,7 @@ def product(program: Program, ins: PtxInstruction) -> Run:
     return go
 
 
-def _decoded(words: MmaWords, word: int, size: int, a_source: str, report: Report) -> Tcgen05Operation:
+def _decoded(words: MmaWords, word: int, size: int, a_source: str, report: OnFinding) -> Tcgen05Operation:
     """The operation of an opcode and an instruction descriptor. Raises EmulatorError for words without one."""
     try:
         form = _form(words, _without_version(word, words.kind, report), size, a_source)
@@ -263,7 +263,7 @@ def _disabled(program: Program, rest: list[PtxOperand], size: int, never: bool) 
 SPARSITY_VERSION = 1 << 12
 
 
-def _without_version(word: int, kind: str, report: Report) -> int:
+def _without_version(word: int, kind: str, report: OnFinding) -> int:
     """The instruction descriptor without its sparsity version, a set one noted."""
     if kind not in ("mxf4", "mxf4nvf4") or not word & SPARSITY_VERSION:
         return word
@@ -320,7 +320,7 @@ def _factor(operand: PtxOperand, kind: str) -> float:
     return 2.0**-shift
 
 
-def _scale_addresses(form: Tcgen05Operation, addresses: list[int], report: Report) -> tuple[tuple[int, int], ...]:
+def _scale_addresses(form: Tcgen05Operation, addresses: list[int], report: OnFinding) -> tuple[tuple[int, int], ...]:
     found = []
     for address, which in zip(addresses, (form.says.scale_a_id, form.says.scale_b_id)):
         if address >> 30 not in (0, which):
@@ -396,7 +396,7 @@ def _run(job: IssuedTcgen05) -> None:
                 shift_rows(tensor_of(cta), first, column)
 
 
-def _shared(cta: Cta, operand: tuple[OperandChunks, int], report: Report) -> Matrix:
+def _shared(cta: Cta, operand: tuple[OperandChunks, int], report: OnFinding) -> Matrix:
     found, first = operand
     return fetch(cta, found, first, report)
 
