@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -102,17 +102,17 @@ class _Pair(NamedTuple):
     k: int
 
 
-def _pairs(plan: Sm80Plan, a: np.ndarray, b: np.ndarray, given: Mapping[str, Any]) -> list[_Pair]:
+def _pairs(plan: Sm80Plan, a: np.ndarray, b: np.ndarray, given: Mapping[str, object]) -> list[_Pair]:
     """The pairs of a tile's loop over K: a gate's halves are lines of one matrix."""
 
     def of_b(names: Sequence[str], first: Sequence[np.ndarray] = ()) -> list[np.ndarray]:
-        found = [*first, *[given[name][0] for name in names]]
+        found = [*first, *[np.asarray(given[name])[0] for name in names]]
         return found if plan.halves == 1 else [found[0][i * plan.n : (i + 1) * plan.n] for i in range(plan.halves)]
 
     further = [name for name, _ in plan.gated.places] if plan.gated is not None else []
     pairs = [_Pair(a, of_b(further, [b]) if plan.weights is None else [b], plan.k)]
     if plan.pair is not None:
-        pairs.append(_Pair(given["a2"][0], of_b(plan.pair.of_b), plan.pair.k))
+        pairs.append(_Pair(np.asarray(given["a2"])[0], of_b(plan.pair.of_b), plan.pair.k))
     return pairs
 
 

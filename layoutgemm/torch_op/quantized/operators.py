@@ -29,7 +29,7 @@ from ..checks import (
     stored_as,
 )
 from ..compiled.traced import named
-from ..operators import operator_of, refuse_under_functorch, with_autograd
+from ..operators import VmapInfo, operator_of, refuse_under_functorch, with_autograd
 from .configs import packed_config_of
 from .launch import QuantizedCall, check_bias, quantized_product, scale_recipe
 from .weights import QuantizedWeight, dense_of, packed_for
@@ -106,7 +106,7 @@ def _call(
     return call, (x, units, scales, bias, scale_x)
 
 
-def _mapped(info: Any, in_dims: Sequence[int | None], x: torch.Tensor, *others: Any) -> tuple[torch.Tensor, int]:
+def _mapped(info: VmapInfo, in_dims: Sequence[int | None], x: torch.Tensor, *others: Any) -> tuple[torch.Tensor, int]:
     """Slices of x, and of its scales, are more rows of one product."""
     scaled = len(others) > _SCALE_X and others[_SCALE_X] is not None
     mapped = [at for i, at in enumerate(in_dims[1:]) if at is not None and not (scaled and i == _SCALE_X)]

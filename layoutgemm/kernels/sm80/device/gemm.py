@@ -195,7 +195,7 @@ class Sm80GemmKernel(TileEntry):
         return Int32(self.given(words)["k2"]) if self.plan.pair is not None else Int32(0)
 
     def k_tiles(self, k: Int32, words: tuple[Int64, ...]) -> Int32:
-        """K tiles of a tile of C whose part of K is `k`, of both pairs."""
+        """K tiles of both pairs; `k` is the block's part of K."""
         depth = self.plan.tile[2]
         return tile_count(k, depth) + (tile_count(self.second_k(words), depth) if self.plan.pair is not None else 0)
 
