@@ -36,6 +36,7 @@ __getattr__ = old_names(__name__)
 _NO_COPIES = (None, None, None)
 MAX_KERNELS = 1024
 _BEYOND = 1 << 32  # addresses are larger; sizes and numbers are smaller
+_ABSENT = ALIGNED + 1  # in place of an address, where there is no tensor
 _WORDS = 14  # where an epilogue's words begin, after the product's own arguments
 
 raw_stream: Callable[[int], int] = getattr(
@@ -222,7 +223,8 @@ class _Loaded:
     ) -> ProductCall:
         """The call that makes a new result of two to four tensors on its stream.
 
-        It returns None where the GPU is not the current one, and for addresses that are no multiples of 16.
+        It returns None where the GPU is not the current one, for addresses that are no multiples of 16, and for 0: that
+        of a tensor whose storage was freed.
 
         places  of the arguments that are addresses: C's, and those of the tensors
         """
@@ -234,9 +236,13 @@ class _Loaded:
             a: torch.Tensor, b: torch.Tensor, third: torch.Tensor | None = None, fourth: torch.Tensor | None = None
         ) -> torch.Tensor | None:
             at_a, at_b = a.data_ptr(), b.data_ptr()
-            at_third = 0 if third is None else third.data_ptr()
-            at_fourth = 0 if fourth is None else fourth.data_ptr()
-            if (at_a | at_b | at_third | at_fourth) & ALIGNED or current_device() != index:
+            at_third = _ABSENT if third is None else third.data_ptr()
+            at_fourth = _ABSENT if fourth is None else fourth.data_ptr()
+            if (
+                (at_a | at_b | at_third | at_fourth) & ALIGNED
+                or not (at_a and at_b and at_third and at_fourth)
+                or current_device() != index
+            ):
                 return None
             c = empty_on_gpu(shape, strides, kind)
             try:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from ..arch import arch
-from ..errors import OperandError, TensorError
+from ..errors import OperandError
 from ..graph_marks import constant_in_graphs
 from ..kernels.compile.worker import entry_of_choice
 from ..kernels.epilogue.chain import Epilogue
@@ -55,28 +55,15 @@ class LaunchEpilogue(NamedTuple):
 NO_FINISH = LaunchEpilogue(None, (), (None, None))
 
 
-# In C alone, half the time of increment_version.
+# A graph that saved a tensor has to see that it has changed: in C alone, half the time of increment_version.
 try:
-    (_count_writes := torch._C._increment_version)((torch.empty(0),))
+    (mark_written := torch._C._increment_version)((torch.empty(0),))
 except (AttributeError, TypeError):
 
-    def _count_writes(tensors: Sequence[torch.Tensor]) -> None:
+    def mark_written(tensors: Sequence[torch.Tensor]) -> None:
+        """Count one more version of each tensor."""
         for x in tensors:
             torch.autograd.graph.increment_version(x)
-
-
-def mark_written(tensors: Sequence[torch.Tensor]) -> None:
-    """Count one more version of each tensor: a graph that saved one has to see that it has changed.
-
-    Raises TensorError, as torch, outside of inference mode for a tensor that was made in it: it counts no versions.
-    """
-    for x in tensors:
-        if x.is_inference() and not torch.is_inference_mode_enabled():
-            raise TensorError(
-                "Inplace update to inference tensor outside InferenceMode is not allowed: what is written to has shape "
-                f"{list(x.shape)}, and was made there"
-            )
-    _count_writes(tensors)
 
 
 def launched(

@@ -484,7 +484,7 @@ def test_an_output_made_in_inference_mode_is_refused_outside(monkeypatch: pytest
         made = torch.zeros(M, N, dtype=BF16)
     with bare_launches(monkeypatch) as noted:
         for call in calls:
-            for usual in range(3):
+            for _ in range(3):
                 count = len(noted.arguments)
                 with pytest.raises(RuntimeError, match="Inplace update to inference tensor outside InferenceMode"):
                     call(made)

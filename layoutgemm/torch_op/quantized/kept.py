@@ -80,8 +80,11 @@ def _again(
         return None
     if scale_x is not None and scale_x.data_ptr() & _ALIGNED_FLOAT:
         return None
+    others = [v.data_ptr() for v in vectors]
+    if not (at_x and at_units) or 0 in others:  # of a freed storage
+        return None
     c = empty_on_gpu(kept.shape, kept.strides, kept.kind)
-    kept.direct.launch((at_units, at_x, c.data_ptr(), *[v.data_ptr() for v in vectors]), raw_stream(index))
+    kept.direct.launch((at_units, at_x, c.data_ptr(), *others), raw_stream(index))
     return c
 
 
