@@ -445,7 +445,7 @@ UNORDERED: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", UNORDERED)
 def test_sums_in_any_order_are_refused_in_deterministic_mode(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a kept call, too; on the CPU they have an order."""
+    """A kept call is refused too. On the CPU sums have an order."""
     given, run = {"sums": torch.zeros(N)}, UNORDERED[name]
     modes = [("refused", {}), ("warned", {"warn_only": True})]
     try:

@@ -304,7 +304,7 @@ def test_activations_are_offloaded_and_computed_again(launches: HostLaunches) ->
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_a_gate_in_a_checkpoint(reentrant: bool, launches: HostLaunches) -> None:
-    """A reentrant one has the gated kernel's result first, and torch's gate when it computes it again."""
+    """A reentrant one has the gated kernel's result first, and torch's gate later."""
     x, weight, grad = leaf(integers(24, 16)), leaf(integers(64, 16)), integers(24, 32)
     exact = [leaf(each.double()) for each in (x, weight)]
 

@@ -29,9 +29,9 @@ def check_operands(read: Mapping[str, torch.Tensor], written: Mapping[str, torch
     read     operands by name, the first of which says the device
     written  outputs by name
 
-    Raises OperandError for anything but a dense tensor. Raises TensorError for one whose storage was freed or cut, for
-    two devices, for an output that overlaps itself or another tensor, for one with torch's negative bit, which no
-    kernel writes, and for one that was made in inference mode, outside of it.
+    Raises OperandError for anything but a dense tensor. Raises TensorError for a freed or cut storage, and for two
+    devices. Raises TensorError for an output that overlaps itself or another tensor, for one with torch's negative bit,
+    which no kernel writes, and for one that was made in inference mode, outside of it.
     """
     import torch
 
