@@ -1,6 +1,7 @@
 """Times layoutgemm inside torch's frameworks against torch's own choice, on the current GPU.
 
     python benchmarks/bench_frameworks.py --json frameworks.json        # on the GPU, about five minutes
+    python benchmarks/bench_frameworks.py --doors nn                    # without what Inductor takes minutes to compile
 
 A line for each door and size: us of torch, us of layoutgemm, and the ratio (above 1: layoutgemm is faster). Operands
 are random normal and larger than L2 in rotation; results are compared before anything is timed, contenders alternate,
@@ -10,6 +11,7 @@ caches.
 
 from __future__ import annotations
 
+import argparse
 import copy
 import json
 import statistics
@@ -35,6 +37,7 @@ Run = Callable[[Any], Any]
 Times = dict[str, dict[str, dict[str, float]]]  # us by door, size and contender
 SIZES = [(16, 4096, 14336), (1024, 4096, 14336), (8192, 4096, 14336)]  # rows, width, hidden width
 ROUNDS, INPUTS = 50, 8
+DOORS = ("nn", "inductor")
 
 
 class Mlp(torch.nn.Module):
@@ -115,9 +118,24 @@ def compiled_line(times: Times, model: torch.nn.Module, size: tuple[int, ...]) -
     print(registered, flush=True)
 
 
+def layer_lines(times: Times, theirs: torch.nn.Module, ours: torch.nn.Module, size: tuple[int, ...]) -> None:
+    """Times our layers beside torch's: eager, with float8 weights, and a training step."""
+    name = type(theirs).__name__
+    eight = torch.nn.ModuleDict({"mlp": copy.deepcopy(theirs)})
+    swap_linears(eight, weights="fp8")
+    with torch.no_grad():
+        line(times, f"nn {name}, eager", size, theirs, ours, 0.03)
+        line(times, f"nn {name}, float8 weights", size, theirs, eight["mlp"], 0.2)
+    line(times, f"nn {name}, training step", size, step(theirs), step(ours), 0.03)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; exits 2 without a GPU."""
-    file = needs.record_file(__doc__, argv)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--doors", nargs="+", choices=DOORS, default=DOORS)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(argv)
+    file: Path | None = options.json
     if status := needs.refused(needs.no_gpu()):
         return status
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
@@ -129,14 +147,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             ours = torch.nn.ModuleDict({"mlp": copy.deepcopy(theirs)})
             swaps = swap_linears(ours, gated=gated)
             assert not swaps.left, str(swaps)
-            name = kind.__name__
-            with torch.no_grad():
-                line(times, f"nn {name}, eager", size, theirs, ours["mlp"], 0.03)
-                compiled_line(times, theirs, size)
-                eight = torch.nn.ModuleDict({"mlp": copy.deepcopy(theirs)})
-                swap_linears(eight, weights="fp8")
-                line(times, f"nn {name}, float8 weights", size, theirs, eight["mlp"], 0.2)
-            line(times, f"nn {name}, training step", size, step(theirs), step(ours["mlp"]), 0.03)
+            if "inductor" in options.doors:
+                with torch.no_grad():
+                    compiled_line(times, theirs, size)
+            if "nn" in options.doors:
+                layer_lines(times, theirs, ours["mlp"], size)
             if file:
                 file.write_text(json.dumps({"machine": machine.facts(), "us": times}, indent=1) + "\n")
     return 0

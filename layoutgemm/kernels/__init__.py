@@ -25,7 +25,7 @@ Shared by the architectures:
     explain, pictures, page  a plan as text, as a picture, as a linked page
 
 compile has the compiler and its cache, run the launches, dsl every instruction, quantized the formats of packed
-weights, teaching and ladder the kernels to learn from.
+weights, fp8 and gates two kernels beside products, teaching and ladder the kernels to learn from.
 """
 
 from .derive import Operand

@@ -105,7 +105,7 @@ class DenseLinear(ActivatedLayer, torch.nn.Linear):
     allow_tf32  whether float32 weights may be multiplied as tf32; default as `layoutgemm.matmul`
 
     Parameters and state dict are torch.nn.Linear's. Trains, and works under autocast and torch.compile. While
-    derivatives are recorded, the kernel computes bias and relu, and torch the other activations.
+    derivatives are recorded, the kernel computes bias and relu, another kernel a gate, and torch other activations.
 
     Raises OperandError or TensorError as `layoutgemm.matmul`; OperandError for an activation that is not known.
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from ..errors import OperandError
-from ..torch_op.bias_activation import GATES, by_autograd
+from ..torch_op.autograd.activation import by_autograd
+from ..torch_op.bias_activation import GATES
 from ..torch_op.checks import autocast, autocast_type, check_activation, check_input, differentiated
 from ..torch_op.fp8.api import quantize
 from ..torch_op.problem import half

@@ -18,9 +18,11 @@ from torch.autograd.function import FunctionCtx
 from ..arguments import shown
 from ..errors import OperandError, TensorError
 from ..torch_op.api import matmul
-from ..torch_op.bias_activation import GATES, by_autograd
+from ..torch_op.autograd.activation import by_autograd
+from ..torch_op.bias_activation import GATES
 from ..torch_op.checks import autocast_type, check_activation, check_input, differentiated, refuse_jit
 from ..torch_op.fp8.api import quantize
+from ..torch_op.fp8.layer import layer_again_or
 from ..torch_op.problem import half
 from ..torch_op.quantized.no_tensor import NoTensor
 from ..torch_op.scaled_grouped import DEPTH, scaled_matmul
@@ -169,6 +171,13 @@ class ScaledLinear(ActivatedLayer, ScaledBuffers):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """activation(x @ weight.T + bias), of shape (..., out_features)."""
         x = input
+        if not torch.compiler.is_compiling() and type(x) is torch.Tensor:
+            own = (self.codes, self.weight_scale) if self.bias is None else (self.codes, self.weight_scale, self.bias)
+            return layer_again_or(lambda: self._made(x), (self.activation, self.wide), x, own)
+        return self._made(x)[2]
+
+    def _made(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """x's values and scales, and the result; of a call that is recorded, the result three times."""
         refuse_jit("ScaledLinear")
         check_input(x, self.in_features)
         rows, kind = x.reshape(-1, x.shape[-1]), autocast_type(x) or self.wide
@@ -182,13 +191,14 @@ class ScaledLinear(ActivatedLayer, ScaledBuffers):
                 value = (value + self.bias).to(kind)
             if self.activation is not None:
                 value = by_autograd(value, self.activation)
+            eight = scale = value
         else:
             eight, scale = quantize(rows, BLOCK, power_of_two=True)
             value = scaled_matmul(
                 eight, scale, weight.mT, self.weight_scale, recipe_a=BLOCK, recipe_b=SQUARE, bias=self.bias,
                 activation=self.activation, out_dtype=kind,
             )  # fmt: skip
-        return value.reshape(*x.shape[:-1], value.shape[-1])
+        return eight, scale, value.reshape(*x.shape[:-1], value.shape[-1])
 
     def dequantized(self) -> torch.Tensor:
         """The weights (out_features, in_features) in the type of state dicts."""

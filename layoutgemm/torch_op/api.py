@@ -26,9 +26,10 @@ from ..kernels.sm90.operands.combined import Combine
 from ..kernels.sm90.operands.prologue import Prologue
 from ..kernels.sm90.triangular.operands import Triangles
 from ..moved import old_names
+from .autograd.activation import by_autograd
 from .autograd.kept import MAX_KEPT, kept_gradients, recorder
 from .autograd.products import gradients, stand_in
-from .bias_activation import ACTIVATIONS, GATES, by_autograd, scaled_by_torch
+from .bias_activation import ACTIVATIONS, GATES, scaled_by_torch
 from .checks import (
     PLAIN,
     autocast,

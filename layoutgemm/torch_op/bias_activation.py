@@ -60,18 +60,6 @@ def by_torch(c: torch.Tensor, bias: torch.Tensor | None, activation: str | None,
     return rounded(c, kind)
 
 
-def by_autograd(c: torch.Tensor, activation: str) -> torch.Tensor:
-    """An activation or a gate by torch, of a product in its own type: what autograd records is small.
-
-    >>> by_autograd(torch.tensor([[0.0, 2.0, 3.0, 5.0]]), "geglu")
-    tensor([[0.0000, 9.7725]])
-    """
-    if activation in GATES:
-        gate, up = c.chunk(2, -1)  # their gradients are one tensor again, by one kernel
-        return ACTIVATIONS[GATES[activation]](gate) * up
-    return ACTIVATIONS[activation](c)
-
-
 def as_int32(c: torch.Tensor, said: str) -> torch.Tensor:
     """Sums of int64 as int32.
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..atoms.copy.base import VECTOR_BYTES
 from ..dtypes import dtype
 from ..errors import PlanError
 from ..kernels.compile import worker as compile_apart
@@ -414,6 +415,18 @@ class DirectLaunch(_Loaded):
     def product(self, shape: Sequence[int], strides: Sequence[int], kind: torch.dtype) -> ProductCall:
         """The call that makes a new result of up to four tensors: see `_Loaded`."""
         return self._product(shape, strides, kind, self.places)
+
+
+def alignment(*numbers: int) -> int:
+    """The largest power of two up to 16 that divides all.
+
+    >>> alignment(0x1000, 400, 4096), alignment(0x1000, 402)
+    (16, 2)
+    """
+    bits = VECTOR_BYTES
+    for number in numbers:
+        bits |= number
+    return bits & -bits
 
 
 def run(

@@ -34,8 +34,9 @@ from ..kernels.run.operand_checks import check_operands
 from ..kernels.sm90.choose.rules import Sm90Choice
 from ..moved import old_names
 from . import tuned_store as tuned
+from .autograd.activation import by_autograd
 from .autograd.products import check_derivable, gradients
-from .bias_activation import GATES, by_autograd, by_torch, gate_by_torch
+from .bias_activation import GATES, by_torch, gate_by_torch
 from .checks import (
     autocast_type,
     cast,

@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.dsl]
 from benchmarks.bench_models import experts_forward
 from layoutgemm import matmul
 from layoutgemm.torch_op import api
+from layoutgemm.torch_op.autograd.activation import by_autograd
 from tests.benchmarks.test_bench_models import experts
 from tests.torch_op.test_recorded import BF16, CASES, F32, ONE_LAUNCH_EACH, integers, leaf, wanted
 
@@ -156,3 +157,27 @@ def test_a_weight_and_its_bias_by_one_launch(sizes: tuple[int, int, int], kind: 
     want = wide.mT @ x.double()
     assert bool(((found[0][0].double() - want).norm() / want.norm()) < 2.0**-8)
     assert all(torch.equal(w, found[0][0]) and torch.equal(b, found[0][1]) for w, b in found[1:])
+
+
+@pytest.mark.parametrize("gate", ["swiglu", "geglu"])
+@pytest.mark.parametrize("kind", [BF16, torch.float16, F32])
+def test_gates_by_kernels(gate: str, kind: Any) -> None:
+    """Beside float64, of whole vectors and of four bytes; as few passes as launches."""
+    act = {"swiglu": torch.nn.functional.silu, "geglu": torch.nn.functional.gelu}[gate]
+    for rows, n in ((1000, 1536), (77, 4098)):
+        h = (torch.randn(rows, 2 * n, device="cuda") * 3).to(kind).requires_grad_()
+        dy = torch.randn(rows, n, device="cuda").to(kind)
+        y = by_autograd(h, gate)
+        (dh,) = torch.autograd.grad(y, h, dy)
+        wide = h.detach().double().requires_grad_()
+        first, up = wide.chunk(2, -1)
+        want = act(first) * up
+        (slopes,) = torch.autograd.grad(want, wide, dy.double())
+        for got, right in ((y, want), (dh, slopes)):
+            bound = torch.finfo(kind).eps / 2 * right.abs() + 1e-6 * right.abs().max()
+            assert ((got.double() - right).abs() <= bound).all()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        torch.autograd.grad(by_autograd(h, gate), h, dy)
+        torch.cuda.synchronize()
+    launched = [event for event in seen.key_averages() if "gates" in event.key]
+    assert sum(event.count for event in launched) == 2, [event.key for event in seen.key_averages()]

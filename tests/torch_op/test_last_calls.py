@@ -187,3 +187,23 @@ def test_calls_that_change_each_time_are_not_looked_for_first(monkeypatch: pytes
         for _ in range(4):
             matmul(t.a, t.b, bias=None)  # as without one
         assert api._LAST[id(t.b)] is not None and not api._LAST_BIAS
+
+
+def test_one_tensor_twice_is_found_by_a_guard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own guard holds for no tensor that it is given twice; other calls of the shapes keep theirs."""
+    t, into = tensors(), torch.empty(SIZE, SIZE).bfloat16()
+    calls = [
+        lambda: matmul(t.a, t.a), lambda: matmul(t.a, t.b), lambda: matmul(t.a, t.a, bias=t.bias),
+        lambda: matmul(t.b, t.b, out=into),
+    ]  # fmt: skip
+    with bare_launches(monkeypatch) as noted:
+        for call in calls * 3:
+            call()
+        searched, prepared_by_key = [], api._prepared  # what finds a call by its longer key
+        monkeypatch.setattr(api, "_prepared", lambda *given: searched.append(given) or prepared_by_key(*given))
+        noted.arguments.clear()
+        for call in calls:
+            call()
+        first, second = t.a.data_ptr(), t.b.data_ptr()
+        assert [each[:2] for each in noted.arguments] == [[first] * 2, [first, second], [first] * 2, [second] * 2]
+        assert not searched

@@ -305,6 +305,12 @@ def divided_by(x: Float32, y: float) -> Float32:
     return ElementMath.where(x < math.inf, rounded, x)
 
 
+def parts_of(x: Int32, y: Int32) -> tuple[Int32, Int32]:
+    """x // y and x % y of numbers that are not negative: a signed division has corrections."""
+    quotient = Int32(Uint32(x) // Uint32(y))
+    return quotient, x - quotient * y
+
+
 def inverse_of(x: Float32) -> Float32:
     """1 / x, correctly rounded, of 2**-126 <= x < 2**126: rcp.approx and one Newton step, as in rcp.rn's own code."""
     guess = _unary("rcp.approx.ftz.f32", x)

@@ -142,25 +142,41 @@ def guarded(seen: dict[Key, list[Guard[T]]], key: Key, tensors: Sequence[torch.T
     >>> guarded(seen, ("a call",), [x, y], "kept", 8)
     >>> [guard.holds([z, y]) for guard in seen[("a call",)] for z in (x.clone(), x[:1], x.double(), x.view(1, 2))]
     [True, False, False, False]
+    >>> guarded(seen, ("another",), [x, x], "kept", 8)
+    >>> [guard.holds(pair) for guard in seen[("another",)] for pair in ((y[:2], y[:2]), (x, x))]
+    [False, True]
     """
     found = seen.get(key)
     if _class is None or (found is not None and not 0 < len(found) < MAX_GUARDS):
         return
+    firsts = [next(i for i, other in enumerate(tensors) if other is x) for x in tensors]
+    own = [x for i, x in enumerate(tensors) if firsts[i] == i]
     try:
         made = _class(
-            *tensors, dynamic_dims_sizes=[list(x.shape) for x in tensors],
-            dynamic_dims_strides=[list(x.stride()) for x in tensors],
+            *own, dynamic_dims_sizes=[list(x.shape) for x in own],
+            dynamic_dims_strides=[list(x.stride()) for x in own],
         )  # fmt: skip
-        if not made.check(*tensors):  # one tensor twice: no call of this key is guarded
+        check = _of_repeats(_of_plain(made.check, len(own)), firsts)
+        if not check(*tensors):  # no call of this key is guarded
             seen.setdefault(key, [])
             return
     except (TypeError, RuntimeError, AttributeError, SystemError):  # another version's class
         return
     if len(seen) >= most:
         seen.clear()
-    seen.setdefault(key, []).append(
-        Guard(_of_plain(made.check, len(tensors)), any(x.requires_grad for x in tensors), kept)
-    )
+    seen.setdefault(key, []).append(Guard(check, any(x.requires_grad for x in tensors), kept))
+
+
+def _of_repeats(check: Callable[..., bool], firsts: Sequence[int]) -> Callable[..., bool]:
+    """The check of tensors of which some are one object: torch's own holds for none that it is given twice.
+
+    firsts  of each tensor the place where it stands first
+    """
+    places = [place for place, first in enumerate(firsts) if place == first]
+    again = [(place, first) for place, first in enumerate(firsts) if place != first]
+    if not again:
+        return check
+    return lambda *tensors: all(tensors[i] is tensors[j] for i, j in again) and check(*[tensors[i] for i in places])
 
 
 def _of_plain(check: Callable[..., bool], count: int) -> Callable[..., bool]:

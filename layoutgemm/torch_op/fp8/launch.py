@@ -20,7 +20,7 @@ from ...kernels.fp8.plan import BLOCK as DEPTH
 from ...kernels.fp8.plan import BothWaysPlan, QuantizePlan, pitch_of, scale_pitch
 from ...kernels.plan import MAX_COORDINATE, tile_count
 from ..compiled.guards import MAX_READY
-from ..launch import DirectLaunch, empty_on_gpu, raw_stream
+from ..launch import DirectLaunch, alignment, empty_on_gpu, raw_stream
 from ..prepared import on_gpu, target
 from ..problem import contiguous_strides
 from ..scaled_grouped.recipes import BLOCK, ROW, SQUARE, TENSOR
@@ -293,7 +293,7 @@ def _pitch_and_access(x: torch.Tensor) -> tuple[int, int]:
     batch, lines, length = x.shape
     pitch, size = x.stride(1), x.element_size()
     steps = [step * size for step, count in ((pitch, lines), (x.stride(0), batch)) if count > 1]
-    return pitch, _alignment(x.data_ptr(), length * size, *steps)
+    return pitch, alignment(x.data_ptr(), length * size, *steps)
 
 
 def _distances(x: torch.Tensor, made: QuantizedShapes) -> tuple[int, ...]:
@@ -310,15 +310,3 @@ def _distances(x: torch.Tensor, made: QuantizedShapes) -> tuple[int, ...]:
 def compiled(plan: QuantizePlan) -> CompiledGemm:
     """The kernel of a plan."""
     return plan.compile()
-
-
-def _alignment(*numbers: int) -> int:
-    """The largest power of two up to 16 that divides all.
-
-    >>> _alignment(0x1000, 400, 4096), _alignment(0x1000, 402)
-    (16, 2)
-    """
-    bits = VECTOR_BYTES
-    for number in numbers:
-        bits |= number
-    return bits & -bits

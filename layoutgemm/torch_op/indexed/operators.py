@@ -21,8 +21,8 @@ from torch.autograd.function import FunctionCtx
 
 from ...errors import OperandError, TensorError
 from ...kernels.sm90.config import Sm90Config
+from ..autograd.activation import by_autograd
 from ..autograd.products import dense
-from ..bias_activation import by_autograd
 from ..checks import derived_by_func, has_tangent, refuse_derivatives
 from ..compiled.flops import count_flops
 from ..compiled.traced import checking_operator

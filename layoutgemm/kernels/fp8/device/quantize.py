@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, Uint32, const_expr
+from cutlass import Boolean, Float32, Int32, Int64, const_expr
 
 from ....atoms.copy.base import WARP
 from ....dtypes import dtype, f32
@@ -80,7 +80,7 @@ class QuantizeKernel:
         """Device side."""
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
-        matrix, tile = _divided(block, tiles)
+        matrix, tile = element.parts_of(block, tiles)
         job = self.job(given, matrix)
         shared = Int32(0)
         if const_expr(self.plan.shared_bytes > 0):
@@ -204,10 +204,10 @@ class LineTiles(QuantizeKernel):
         first = plan.tile(thread, 0)
         step = plan.tile(0, plan.vector * plan.vectors) // BLOCK
         if plan.group == 1:
-            row, k_block = _divided(tile * plan.lines + first // BLOCK, blocks)
-            rows, across = _divided(Int32(step), blocks)
+            row, k_block = element.parts_of(tile * plan.lines + first // BLOCK, blocks)
+            rows, across = element.parts_of(Int32(step), blocks)
         else:
-            square, k_block = _divided(tile, blocks)
+            square, k_block = element.parts_of(tile, blocks)
             row, rows, across = square * BLOCK + first // BLOCK, Int32(step), Int32(0)
         found = []
         for number in range(plan.passes):
@@ -276,7 +276,7 @@ class Transposed(QuantizeKernel):
     def run(self, job: bridge.Carried, thread: Int32, tile: Int32, shared: Int32) -> None:
         """Load all lines, find the maxima, store through shared memory."""
         plan = self.plan
-        k_block, down = _divided(tile, tile_count(job.m, BLOCK))  # neighbouring CTAs read neighbours of a line
+        k_block, down = element.parts_of(tile, tile_count(job.m, BLOCK))  # neighbouring CTAs read neighbours of a line
         row0 = down * BLOCK
         first = plan.tile(thread, 0)
         row, line = row0 + first % BLOCK, first // BLOCK
@@ -419,12 +419,6 @@ def _store_first(thread: Int32, address: Int32, value: Float32) -> None:
     """Store a row's number, by the first of the two threads that have it."""
     if thread < BLOCK:
         bridge.store_shared(address, [value])
-
-
-def _divided(x: Int32, y: Int32) -> tuple[Int32, Int32]:
-    """x // y and x % y of numbers that are not negative: a signed division has corrections."""
-    quotient = Int32(Uint32(x) // Uint32(y))
-    return quotient, x - quotient * y
 
 
 def _number(address: Int32) -> Float32:

@@ -1,0 +1,117 @@
+"""The activation of a product that autograd records: torch's operators, or for a gate one kernel each way.
+
+gate      h = [gate | up]    y = act(gate) * up    dh = [dy * up * act'(gate) | dy * act(gate)]
+recorded  torch computes act(gate), keeps it beside h, and makes three passes over halves whose rows are apart;
+          the kernels (`kernels.gates`) read h and dy once, and keep h alone
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.autograd.function import FunctionCtx
+
+from ...kernels.gates.plan import LEAST_ACCESS, GatePlan
+from ...kernels.plan import MAX_COORDINATE
+from ..bias_activation import ACTIVATIONS, GATES
+from ..checks import PLAIN, needs_dispatcher
+from ..launch import DirectLaunch, alignment, raw_stream
+from ..prepared import on_gpu, target
+from ..types import C_NAMES
+
+_KINDS = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def by_autograd(c: torch.Tensor, activation: str) -> torch.Tensor:
+    """An activation or a gate of a product in its own type: what autograd records is small.
+
+    A gate rounds once where a kernel computes it, and act(gate) as well where torch does.
+
+    >>> by_autograd(torch.tensor([[0.0, 2.0, 3.0, 5.0]]), "geglu")
+    tensor([[0.0000, 9.7725]])
+    """
+    if activation not in GATES:
+        return ACTIVATIONS[activation](c)
+    with torch.no_grad():
+        alone = type(c) in PLAIN and on_gpu(c.get_device()) and not needs_dispatcher(c)
+    if alone and c.shape[-1] % 2 == 0 and (access := _access(c, 2)):
+        value: torch.Tensor = _Gate.apply(c, GATES[activation], access)
+        return value
+    return _by_torch(c, GATES[activation])
+
+
+def _by_torch(h: torch.Tensor, kind: str) -> torch.Tensor:
+    gate, up = h.chunk(2, -1)  # their gradients are one tensor again, by one kernel
+    return ACTIVATIONS[kind](gate) * up
+
+
+class _Gate(torch.autograd.Function):
+    """A gate by a kernel, and its gradient by another; by torch's operators where that is derived or transformed."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, h: torch.Tensor, kind: str, access: int) -> torch.Tensor:
+        ctx.save_for_backward(h)
+        ctx.facts = kind, access
+        *front, wide = h.shape
+        y = _empty((*front, wide // 2), h)
+        _launch(h, kind, access, (h, y))
+        return y
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, dy: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (h,), (kind, access) = ctx.saved_tensors, ctx.facts
+        with torch.no_grad():
+            seen = needs_dispatcher(h, dy)
+        if seen or torch.is_grad_enabled():
+            return _gradient_by_torch(h, dy, kind), None, None
+        dy = dy.contiguous()
+        if not _access(dy):  # at an odd address, or to be negated
+            dy = dy.clone()
+        dh = _empty(h.shape, h)
+        _launch(h, kind, min(access, _access(dy)), (h, dy, dh))
+        return dh, None, None
+
+
+def _gradient_by_torch(h: torch.Tensor, dy: torch.Tensor, kind: str) -> torch.Tensor:
+    """The gradient of h, itself recorded where derivatives are."""
+    gate, up = h.chunk(2, -1)
+    if not torch.is_grad_enabled():
+        return torch.cat([_BACKWARD[kind](dy * up, gate), dy * ACTIVATIONS[kind](gate)], -1)
+    value = ACTIVATIONS[kind](gate)  # torch's backward operators have no derivatives of their own
+    (of_gate,) = torch.autograd.grad(value, gate, dy * up, create_graph=True)
+    return torch.cat([of_gate, dy * value], -1)
+
+
+_BACKWARD: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "silu": torch.ops.aten.silu_backward,
+    "gelu": torch.ops.aten.gelu_backward,
+}
+
+
+def _access(x: torch.Tensor, halves: int = 1) -> int:
+    """Bytes of a load of contiguous rows, `halves` beside each other; 0 where no kernel takes them."""
+    if x.dtype not in _KINDS or not x.is_contiguous() or not x.numel() or x.numel() > MAX_COORDINATE or x.is_neg():
+        return 0
+    found = alignment(x.data_ptr(), x.shape[-1] // halves * x.element_size())
+    return found if found >= LEAST_ACCESS else 0
+
+
+def _launch(h: torch.Tensor, kind: str, access: int, operands: Sequence[torch.Tensor]) -> None:
+    """Launch the kernel of two tensors, or the gradient's of three."""
+    index, n = h.get_device(), h.shape[-1] // 2
+    with torch.cuda.device(index):
+        direct = _prepared(h.numel() // h.shape[-1], n, C_NAMES[h.dtype], kind, len(operands) > 2, access, index)
+        direct.launch([x.data_ptr() for x in operands], raw_stream(index))
+
+
+@functools.lru_cache(256)
+def _prepared(m: int, n: int, source: str, kind: str, gradient: bool, access: int, index: int) -> DirectLaunch:
+    plan = GatePlan(source, kind, gradient, access, target(index)[0])
+    places = tuple(range(3 if gradient else 2))
+    return DirectLaunch(plan.compile(), (*[0 for _ in places], m, n, 2 * n), places, index, plan)
+
+
+def _empty(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+    return torch.empty(shape, dtype=like.dtype, device=like.device)
