@@ -30,8 +30,8 @@ def check_operands(read: Mapping[str, torch.Tensor], written: Mapping[str, torch
     written  outputs by name
 
     Raises OperandError for anything but a dense tensor. Raises TensorError for a freed or cut storage, and for two
-    devices. Raises it for an output that overlaps itself or another tensor. Raises it for one with torch's negative bit,
-    which no kernel writes, and for one that was made in inference mode, outside of it.
+    devices. Raises it for an output that overlaps itself or another tensor. Raises it for one with torch's negative
+    bit, which no kernel writes, and for one that was made in inference mode, outside of it.
     """
     import torch
 
