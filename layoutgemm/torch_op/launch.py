@@ -37,7 +37,6 @@ __getattr__ = old_names(__name__)
 _NO_COPIES = (None, None, None)
 MAX_KERNELS = 1024
 _BEYOND = 1 << 32  # addresses are larger; sizes and numbers are smaller
-_ABSENT = ALIGNED + 1  # in place of an address, where there is no tensor
 _WORDS = 14  # where an epilogue's words begin, after the product's own arguments
 
 raw_stream: Callable[[int], int] = getattr(
@@ -237,13 +236,12 @@ class _Loaded:
             a: torch.Tensor, b: torch.Tensor, third: torch.Tensor | None = None, fourth: torch.Tensor | None = None
         ) -> torch.Tensor | None:
             at_a, at_b = a.data_ptr(), b.data_ptr()
-            at_third = _ABSENT if third is None else third.data_ptr()
-            at_fourth = _ABSENT if fourth is None else fourth.data_ptr()
-            if (
-                (at_a | at_b | at_third | at_fourth) & ALIGNED
-                or not (at_a and at_b and at_third and at_fourth)
-                or current_device() != index
-            ):
+            at_third = at_fourth = 0
+            if third is not None:
+                at_third = third.data_ptr() or 1  # refused as a 0 of a or b
+                if fourth is not None:
+                    at_fourth = fourth.data_ptr() or 1
+            if (at_a | at_b | at_third | at_fourth) & ALIGNED or not (at_a and at_b) or current_device() != index:
                 return None
             c = empty_on_gpu(shape, strides, kind)
             try:
