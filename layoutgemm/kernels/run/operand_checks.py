@@ -76,7 +76,7 @@ def _check_dense(name: str, x: torch.Tensor, written: bool) -> None:
         kind = "a nested tensor" if x.is_nested else x.layout
         way_out = f"{name}.to_padded_tensor(0)" if x.is_nested else f"{name}.to_dense()"
         raise OperandError(f"{name} is {kind}: this library multiplies dense tensors; {way_out} is one")
-    if not addressed(x):
+    if not addressed(x) or torch.jit.is_tracing():  # whose sizes are tensors
         return
     if x.is_neg() and x.is_floating_point() and x.element_size() == 1:
         raise OperandError(f"{name} is {x.dtype} with torch's negative bit, and torch negates none of that type")
