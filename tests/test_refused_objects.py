@@ -50,7 +50,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     # 64 bits: NumPy wraps in silence
     "array": (lambda: Layout(8, 3)(np.array([1 << 62])), "offsets up to 13835058055282163712 do not fit 64 bits"),
     "offset": (lambda: ComposedLayout(Swizzle(0, 0, 0), FAR, L).offsets(), r"offsets\(\) of .* do not fit 64 bits"),
-    "cosize": (lambda: ComposedLayout(Swizzle(1, 0, 1), FAR, L).cosize, "do not fit 64 bits"),
     "wide swizzle": (lambda: Swizzle(3, 2, -60)(np.arange(40)), "S<3,2,-60> of an array: .* do not fit 64 bits"),
     # free functions
     "make_layout": (lambda: functions.make_layout(stride=(1, 2)), "takes a shape and a stride, or layouts, not 0"),

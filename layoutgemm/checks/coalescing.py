@@ -196,7 +196,7 @@ def sectors(
         if alignment % width:
             raise AtomError(f"{name}: a base aligned to {alignment} bytes does not align accesses of {width}")
     bases = range(0, LINE, alignment) if alignment < LINE else (0,)
-    counts = [(base, [_count(addresses, width, base) for _, addresses, width in found]) for base in bases]
+    counts = [(base, [count_sectors(addresses, width, base) for _, addresses, width in found]) for base in bases]
     base, rows = max(counts, key=lambda pair: sum(int(r[0].sum()) for r in pair[1]))
     names, tables, widths = (tuple(column) for column in zip(*found))
     return SectorReport(names, tuple(rows), tables, widths, base, alignment, subject)
@@ -207,8 +207,14 @@ def _global_only(kind: str) -> None:
         raise AtomError(f"{shown(kind)} does not access global memory: sectors are of ld.global, st.global, cp.async")
 
 
-def _count(addresses: IntArray, width: int, base: int) -> IntArray:
-    """(sectors, lines, distinct bytes, least sectors) x request."""
+def count_sectors(addresses: IntArray, width: int, base: int) -> IntArray:
+    """(sectors, lines, distinct bytes, least sectors) x request, of addresses (request, lane); -1: takes no part.
+
+    width  bytes for a lane, of which each address is a multiple; base: byte offset of address 0 within a line
+
+    >>> count_sectors(np.arange(0, 256, 8)[None], 4, 0)[:, 0].tolist()
+    [8, 2, 128, 4]
+    """
     idle = addresses < 0
     start = addresses + base
     asked = distinct(np.where(idle, -1, start)) * width

@@ -88,7 +88,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="races between the lanes of one warp: by PTX's definition, by practice (%(default)s), or not checked",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="of random arrays (%(default)s)")
-    parser.add_argument("--banks", action="store_true", help="count bank conflicts of shared memory by instruction")
+    parser.add_argument(
+        "--banks",
+        action="store_true",
+        help="count bank conflicts of shared memory and sectors of global memory by instruction",
+    )
     parser.add_argument(
         "--timeline", nargs="?", const="", metavar="FILE",
         help="draw one row of activity for each warp and engine: as text, or as SVG to a file",

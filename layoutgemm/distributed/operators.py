@@ -1,9 +1,7 @@
 """torch.ops.layoutgemm.all_gather_matmul and matmul_reduce_scatter: as torch's compiler and autograd see them.
 
-    all_gather_matmul(Tensor a, Tensor b, Tensor? scale_a, Tensor? scale_b, str group, float timeout) -> Tensor
-    matmul_reduce_scatter(the same) -> Tensor
-    gathered_rows(Tensor x, str group) -> Tensor     the rows of all ranks
-    summed_rows(Tensor x, str group) -> Tensor       this rank's rows of all ranks' sum
+    gathered_rows(x, group)     the rows of all ranks
+    summed_rows(x, group)       this rank's rows of all ranks' sum
 
 A group is given by its name. The gradient of one product is the other one; those of b need the rows of all ranks:
 
@@ -26,13 +24,13 @@ from torch.autograd.function import FunctionCtx
 from ..errors import OperandError, TensorError
 from ..torch_op.api import matmul
 from ..torch_op.checks import has_tangent, needs_dispatcher, refuse_derivatives
-from ..torch_op.operators import with_autograd
+from ..torch_op.operators import operator_of, with_autograd
 from .calls import GatherCall
 from .checks import KINDS, SCALED, SHARD_ROWS, Group, group_of
 from .kept import find
 from .products import GATHER, PRODUCTS, SCATTER, OverlapOptions, gather_product, rows_beside, scatter_product
 
-Scale: TypeAlias = "torch.Tensor | None"
+Scale: TypeAlias = torch.Tensor | None
 
 
 def name_of(group: Group) -> str:
@@ -45,7 +43,9 @@ def _group(name: str) -> dist.ProcessGroup:
     return group_of(found)
 
 
-def _result(a: torch.Tensor, b: torch.Tensor, group: str, gathers: bool) -> torch.Tensor:
+def _result(
+    gathers: bool, a: torch.Tensor, b: torch.Tensor, scales: object, group: str, timeout: float
+) -> torch.Tensor:
     """A result's shape and type; the product checks the operands."""
     if a.ndim != 2 or b.ndim != 2 or a.dtype not in KINDS:
         raise OperandError(f"a and b are {a.dtype}{list(a.shape)} and {b.dtype}{list(b.shape)}: no product of shards")
@@ -56,54 +56,33 @@ def _result(a: torch.Tensor, b: torch.Tensor, group: str, gathers: bool) -> torc
     return a.new_empty((rows, b.shape[1]), dtype=torch.bfloat16 if a.dtype in SCALED else a.dtype)
 
 
-@torch.library.custom_op("layoutgemm::all_gather_matmul", mutates_args=())
-def _gather(
-    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None, group: str,
-    timeout: float,
-) -> torch.Tensor:  # fmt: skip
-    return gather_product(
-        a.detach(), b.detach(), _group(group), (scale_a, scale_b), None, OverlapOptions(None, None, timeout)
-    )
+Call = tuple[bool, torch.Tensor, torch.Tensor, tuple[Scale, Scale], str, float]
 
 
-@_gather.register_fake
-def _(a: torch.Tensor, b: torch.Tensor, scale_a: Scale, scale_b: Scale, group: str, timeout: float) -> torch.Tensor:
-    return _result(a, b, group, True)
+def _call(
+    gathers: bool, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None,
+    group: str, timeout: float,
+) -> Call:  # fmt: skip
+    return gathers, a, b, (scale_a, scale_b), group, timeout
 
 
-@torch.library.custom_op("layoutgemm::matmul_reduce_scatter", mutates_args=())
-def _scatter(
-    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None, group: str,
-    timeout: float,
-) -> torch.Tensor:  # fmt: skip
-    return scatter_product(
-        a.detach(), b.detach(), _group(group), (scale_a, scale_b), None, OverlapOptions(None, None, timeout)
-    )
+def _computed(
+    gathers: bool, a: torch.Tensor, b: torch.Tensor, scales: tuple[Scale, Scale], group: str, timeout: float
+) -> torch.Tensor:
+    multiply = gather_product if gathers else scatter_product
+    return multiply(a.detach(), b.detach(), _group(group), scales, None, OverlapOptions(None, None, timeout))
 
 
-@_scatter.register_fake
-def _(a: torch.Tensor, b: torch.Tensor, scale_a: Scale, scale_b: Scale, group: str, timeout: float) -> torch.Tensor:
-    return _result(a, b, group, False)
+for _name, _gathers in ((GATHER, True), (SCATTER, False)):
+    operator_of(_name, functools.partial(_call, _gathers), _computed, _result)
 
 
-@torch.library.custom_op("layoutgemm::gathered_rows", mutates_args=())
-def _gathered_rows(x: torch.Tensor, group: str) -> torch.Tensor:
-    return gather_rows(x, group)
+def _rows_call(x: torch.Tensor, group: str) -> tuple[torch.Tensor, str]:
+    return x, group
 
 
-@_gathered_rows.register_fake
-def _(x: torch.Tensor, group: str) -> torch.Tensor:
-    return x.new_empty((x.shape[0] * _group(group).size(), *x.shape[1:]))
-
-
-@torch.library.custom_op("layoutgemm::summed_rows", mutates_args=())
-def _summed_rows(x: torch.Tensor, group: str) -> torch.Tensor:
-    return sum_rows(x, group)
-
-
-@_summed_rows.register_fake
-def _(x: torch.Tensor, group: str) -> torch.Tensor:
-    return x.new_empty((x.shape[0] // _group(group).size(), *x.shape[1:]))
+def _rows_of(x: torch.Tensor, rows: int) -> torch.Tensor:
+    return x.new_empty((rows, *x.shape[1:]))
 
 
 def gather_rows(x: torch.Tensor, group: str) -> torch.Tensor:
@@ -123,6 +102,10 @@ def sum_rows(x: torch.Tensor, group: str) -> torch.Tensor:
     mine = x.new_empty((x.shape[0] // found.size(), *x.shape[1:]))
     dist.reduce_scatter_tensor(mine, x, group=found)
     return mine
+
+
+operator_of("gathered_rows", _rows_call, gather_rows, lambda x, group: _rows_of(x, x.shape[0] * _group(group).size()))
+operator_of("summed_rows", _rows_call, sum_rows, lambda x, group: _rows_of(x, x.shape[0] // _group(group).size()))
 
 
 # Eager products and their gradients skip torch's dispatcher, unless something there has to see them.

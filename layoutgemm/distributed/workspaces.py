@@ -59,7 +59,7 @@ class Send(NamedTuple):
     of_rows: bool = False
 
 
-@dataclass
+@dataclass(eq=False)
 class Workspace:
     """The memory of one kind of product of a group.
 

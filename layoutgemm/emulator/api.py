@@ -38,6 +38,7 @@ from .machine.bank_counts import BankRow, bank_rows, bank_table
 from .machine.interpreter import PtxMachine
 from .machine.launch import Policy, Progress, Watch
 from .machine.memory import GlobalMemory
+from .machine.sector_counts import SectorRow, sector_rows, sector_table
 from .machine.tensor_map import BYTES, encode, encode_im2col
 from .machine.timeline import Timeline
 from .machine.unwritten_memory import settled
@@ -91,12 +92,19 @@ class LaunchResult:
         """Bank use of each instruction, the worst first; needs `banks=True`."""
         return bank_rows(self.kernel, self.counts.banks)
 
+    @property
+    def sectors(self) -> list[SectorRow]:
+        """Sectors of global memory for each instruction, the worst first; needs `banks=True`."""
+        return sector_rows(self.kernel, self.counts.sectors)
+
     def __str__(self) -> str:
         size = f"grid {self.grid}, block {self.block}, cluster {self.cluster}, {self.dynamic_shared} bytes of shared"
         done = f"{sum(self.counts.instructions.values())} instructions other than arithmetic, {self.seconds:.2f} s"
         lines = [self.kernel.name, size, done]
         if self.counts.banks:
             lines += bank_table(self.banks).splitlines()
+        if self.counts.sectors:
+            lines += sector_table(self.sectors).splitlines()
         return "\n  ".join(lines)
 
 
@@ -179,6 +187,7 @@ class Emulation:
                     "instructions": dict(launch.counts.instructions), "bytes": dict(launch.counts.bytes),
                     "waits": [[opcode, line, times] for (opcode, line), times in launch.counts.waits.items()],
                     "banks": [row.as_json() for row in launch.banks],
+                    "sectors": [row.as_json() for row in launch.sectors],
                     "timeline": launch.timeline.as_json() if launch.timeline is not None else None,
                 }
                 for launch in self.launches
@@ -223,7 +232,8 @@ def emulate(
               content of the arrays, and results that differ are reported
     progress  a line on stderr every two seconds
     extra     arrays that kernels reach otherwise
-    banks     count the wavefronts of shared memory for each instruction, of the first order: `LaunchResult.banks`
+    banks     count the wavefronts of shared memory and the sectors of global memory for each instruction, of the first
+              order: `LaunchResult.banks` and `.sectors`
     timeline  record what each warp and engine did, of the first order: `LaunchResult.timeline`
 
     Raises EmulatorError that names an argument that does not fit. Raises EmulatorError (DeadlockError, PtxError) where

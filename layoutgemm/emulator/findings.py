@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from .machine.bank_counts import BankUse
 from .machine.roles import ALONE, NOTHING, PARTS
+from .machine.sector_counts import SectorUse
 from .ptx.parser import PtxInstruction, PtxKernel, SourceLine
 
 WARP = re.compile(r"CTA \((\d+), (\d+), (\d+)\) warp (\d+)(?!\d| \()")
@@ -23,6 +24,7 @@ ORDERS = {
     "race": "A barrier or an mbarrier between the two orders them.",
     "uninitialised": "Write it before, or keep what is computed from it out of results, addresses and branches.",
     "divergence": "Converge the warp first: bar.warp.sync, or move the instruction out of the branch.",
+    "edge": "A box or a predicate that ends with the tensor keeps the store inside of it.",
     "exit": "A wait before the exit for what is still to come, or a last barrier.cluster, orders them.",
 }
 
@@ -142,6 +144,7 @@ class Counts:
     waits         opcode and PTX line -> how often a fiber had to wait there
     bytes         kind of traffic -> bytes: "global to shared", "shared to global", "shared read by wgmma", ...
     banks         pc -> what the instruction there did to the banks of shared memory, where that was counted
+    sectors       pc -> the sectors of global memory that the instruction there moved, likewise
     """
 
     instructions: Counter[str] = field(default_factory=Counter)
@@ -149,6 +152,7 @@ class Counts:
     waits: Counter[tuple[str, int]] = field(default_factory=Counter)
     bytes: Counter[str] = field(default_factory=Counter)
     banks: dict[int, BankUse] = field(default_factory=dict)
+    sectors: dict[int, SectorUse] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         moved = f", {sum(self.bytes.values())} bytes moved" if self.bytes else ""
@@ -166,4 +170,6 @@ class Counts:
         self.bytes += other.bytes
         for pc, use in other.banks.items():
             self.banks.setdefault(pc, BankUse()).add(use)
+        for pc, moved in other.sectors.items():
+            self.sectors.setdefault(pc, SectorUse()).add(moved)
         self.executed = bytearray(a | b for a, b in zip(self.executed, other.executed, strict=True))

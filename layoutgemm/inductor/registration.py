@@ -13,7 +13,7 @@ from types import ModuleType
 import torch
 import torch._functorch.config as functorch_config
 
-from ..arguments import as_bool, refusal
+from ..arguments import as_bool, checked, refusal
 from ..errors import LayoutError, OperandError
 from ..torch_op.api import matmul
 from ..torch_op.compiled.call_sites import CallSite
@@ -75,6 +75,7 @@ class Registration:
     refused  products that Inductor's autotuning asked for and that have no kernel, with the reason: keys, in order
     """
 
+    @checked(OperandError)
     def __init__(self, products: frozenset[str], devices: frozenset[str], autotune: bool) -> None:
         self.products, self.devices, self.autotune = products, devices, autotune
         self.on = " and ".join(sorted(devices))

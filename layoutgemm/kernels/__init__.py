@@ -24,8 +24,8 @@ Shared by the architectures:
     numbers, verbs         index arithmetic; functions that plans name as data
     explain, pictures, page  a plan as text, as a picture, as a linked page
 
-compile has the compiler and its cache, run the launches, dsl every instruction, quantized the formats of packed
-weights, fp8 and gates two kernels beside products, teaching and ladder the kernels to learn from.
+compile has the compiler and its cache, run the launches, dsl every instruction, and quantized the formats of packed
+weights. fp8 and gates are two kernels beside products; teaching and ladder have the kernels to learn from.
 """
 
 from .derive import Operand

@@ -11,7 +11,7 @@ from ..errors import LayoutError
 from . import registries
 from .basis import ScaledBasis, assemble, paths_of
 from .display import PicturedLayout
-from .int_tuple import as_entries, code, leaves, show
+from .int_tuple import added, as_entries, code, leaves, show
 from .layout import Layout
 from .over_layout import OverLayout
 from .paged import HasPage
@@ -135,7 +135,7 @@ def _sum(first: Any, value: Any, layout: Layout) -> Any:
         return tuple([_sum(x, entry, layout) for x in whole])
     if isinstance(first, ScaledBasis):
         raise LayoutError(f"expected integers in the offset of {layout}, not {first}")
-    return first + value
+    return added(first, value)
 
 
 @registries.coordinates_from.register(Layout)

@@ -11,9 +11,9 @@ integer-like entries could stand in their place.
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from ..arguments import DEPTH, MAX_BITS, Integer, as_int, is_int, refusal, shown
 from ..errors import CoordinateError, LayoutError
@@ -398,6 +398,9 @@ def idx2crd(index: object, shape: Shape) -> Any:
 
 def _split(index: Any, shape: Shape) -> Any:
     flat = leaves(shape)
+    if _wraps(index) and _exceeds_words(flat):
+        parts_of = _split(index.astype(object), shape)
+        return transform(lambda part: part if part.__class__ is int else in_64_bits(part), parts_of)
     last = max([i for i, s in enumerate(flat) if s != 1], default=0)
     w: Scalar = 1
     parts: list[Integer] = []
@@ -435,6 +438,7 @@ def crd2idx(coord: Any, shape: Any, stride: Any) -> Any:
         if shape.__class__ is not tuple or len(coord) != len(shape):
             raise other_nesting(coord, shape)
         parts: Any = 0
+        most: int | None = None  # of a sum with arrays, which NumPy would wrap at 64 bits in silence
         for c, s, d in zip(coord, shape, stride):
             if c.__class__ is int and s.__class__ is int:
                 if not 0 <= c < s:
@@ -445,7 +449,14 @@ def crd2idx(coord: Any, shape: Any, stride: Any) -> Any:
             if part.__class__ is int:
                 if not part:
                     continue  # a traced sum needs no `+ 0`
+                most = most if most is None else most + abs(part)
+            elif _wraps(part):
+                most = (most or (abs(parts) if parts.__class__ is int else 0)) + _largest(part)
+            if most is not None and most >> 63:
+                parts, part = [x.astype(object) if isinstance(x, np.ndarray) else x for x in (parts, part)]
             parts = part if parts.__class__ is int and not parts else parts + part
+        if most is not None and most >> 63 and parts.dtype.kind == "O":
+            return in_64_bits(parts)
         return parts
     coord = scalar(coord)
     if coord.__class__ is int:
@@ -453,8 +464,7 @@ def crd2idx(coord: Any, shape: Any, stride: Any) -> Any:
     if isinstance(coord, np.ndarray):
         S, D = coal_open(shape, stride)
         if coord.dtype != object and (
-            any(d.__class__ is int and abs(d) >> 31 for d in D)
-            or (coord.size and max(int(coord.max()), -int(coord.min())) >> 31)
+            any(d.__class__ is int and abs(d) >> 31 for d in D) or _largest(coord) >> 31 or _exceeds_words(S[:-1])
         ):
             return _far(coord, S, D)
         out = _offset(coord, S, D)
@@ -464,7 +474,7 @@ def crd2idx(coord: Any, shape: Any, stride: Any) -> Any:
 
 
 def _far(coord: np.ndarray, S: list[Scalar], D: list[StrideEntry]) -> np.ndarray:
-    """Offsets under strides so large that 64 bits may not hold them: by Python's integers, or refused."""
+    """Offsets under strides or extents so large that 64 bits may not hold them: by Python's integers, or refused."""
     return np.broadcast_to(in_64_bits(np.asarray(_offset(coord.astype(object), S, D), object)), coord.shape)
 
 
@@ -478,13 +488,42 @@ def in_64_bits(values: np.ndarray, what: str = "") -> np.ndarray:
 def moved_by(values: Any, offset: Any) -> Any:
     """`values` + offset: of Python's integers where 64 bits may not hold them, since NumPy's wrap in silence.
 
+    offset  an int, or an array
+
     >>> moved_by(np.array([3]), 4).tolist(), moved_by(np.array([3]), (1 << 63) - 1).tolist()
     ([7], [9223372036854775810])
     """
-    if offset.__class__ is int and offset and values.dtype != object and values.size:
-        if max(int(values.max()), -int(values.min())) + abs(offset) >> 63:
+    if offset.__class__ is int or isinstance(offset, np.ndarray):
+        if values.dtype != object and _largest(values) + _largest(offset) >> 63:
             values = values.astype(object)
     return values + offset
+
+
+def _largest(x: int | np.ndarray) -> int:
+    """The largest absolute value."""
+    if isinstance(x, np.ndarray):
+        return max(int(x.max()), -int(x.min())) if x.size else 0
+    return abs(x)
+
+
+def _exceeds_words(extents: Iterable[Scalar]) -> bool:
+    """True if the product of the extents does not fit 64 bits: NumPy cannot divide by it."""
+    return bool(prod([s for s in extents if s.__class__ is int]) >> 63)
+
+
+def _wraps(x: object) -> TypeGuard[np.ndarray]:
+    """True for an array of machine integers, whose sums wrap in silence."""
+    return x.__class__ is not int and isinstance(x, np.ndarray) and x.dtype.kind != "O"
+
+
+def added(x: Any, y: Any) -> Any:
+    """x + y. Raises LayoutError where a sum of arrays does not fit 64 bits."""
+    if not _wraps(y):
+        x, y = y, x
+    if not _wraps(y):
+        return x + y
+    total = moved_by(y, x)
+    return total if _wraps(total) or (isinstance(x, np.ndarray) and not _wraps(x)) else in_64_bits(total)
 
 
 def _offset(x: Integer, S: list[Scalar], D: list[StrideEntry]) -> Any:

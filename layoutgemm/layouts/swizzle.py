@@ -24,6 +24,7 @@ from .algebra.recast import factor
 from .conversion import Convertible
 from .display import HasPicture, PicturedLayout
 from .int_tuple import (
+    added,
     bit_field,
     check_enumerable,
     coal_open,
@@ -311,7 +312,7 @@ class ComposedLayout(OverLayout, PicturedLayout, Predicates, HasPage, Convertibl
         """The swizzled offset of a coordinate."""
         x = self.layout(*coord)
         if not (self.offset.__class__ is int and self.offset == 0):
-            x = x + self.offset
+            x = added(x, self.offset)
         return self.swizzle(x)
 
     def offsets(self) -> npt.NDArray[np.int64]:
@@ -339,9 +340,21 @@ class ComposedLayout(OverLayout, PicturedLayout, Predicates, HasPage, Convertibl
 
     @property
     def cosize(self) -> int:
-        """One more than the largest value, found by looking at all of them."""
-        check_enumerable("cosize", self)
-        return 1 + (int(np.max(self.offsets())) if has_numpy() else max(map(self, range(self.size))))
+        """One more than the largest value, found by looking at those that may be it."""
+        start, few = self._topmost()
+        check_enumerable("cosize", few)
+        return 1 + start + (int(np.max(few.offsets())) if has_numpy() else max(map(few, range(few.size))))
+
+    def _topmost(self) -> tuple[int, ComposedLayout]:
+        """The last span of offsets that is reached: its start, and the values in it. A swizzle moves none out of it."""
+        if self.layout.__class__ is not Layout or self.offset.__class__ is not int:
+            return 0, self
+        modes = [(s, d) for s, d in zip(leaves(self.layout.shape), leaves(self.layout.stride)) if d and s > 1]
+        top = self.offset + sum([(s - 1) * d for s, d in modes if d > 0])
+        inside = top % self.swizzle.span
+        shape = tuple([min(s, inside // abs(d) + 1) for s, d in modes])
+        few = Layout(shape, tuple([-abs(d) for _, d in modes]))
+        return top - inside, ComposedLayout._new(self.swizzle, inside, few)
 
     # ------------------------------------------------------------ operations on the layout inside
 

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch.autograd.function import FunctionCtx
 
-from ..arguments import shown
+from ..arguments import having, shown
 from ..errors import OperandError, TensorError
 from ..torch_op.checks import autocast_type, cast, check_input, differentiated
 from ..torch_op.fp8.api import quantize
@@ -147,6 +147,8 @@ class ExpertsMLP(torch.nn.Module):
         self, first: PackedGroups | ScaledGroups | MasterGroups, down: PackedGroups | ScaledGroups | MasterGroups,
         gate: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:  # fmt: skip
+        for name, layer in (("first", first), ("down", down)):
+            having(layer, name, "a layer of experts", "experts", "in_features", "out_features", error=OperandError)
         sizes = [(x.experts, x.in_features, x.out_features) for x in (first, down)]
         if sizes[0][:2] != (sizes[1][0], sizes[1][2]) or sizes[0][2] not in (sizes[1][1], 2 * sizes[1][1]):
             raise OperandError(f"first and down have (experts, in, out) sizes {sizes}: (e, n, m or 2m) and (e, m, n)")

@@ -17,7 +17,7 @@ from cutlass.operators.metadata import (
 )
 from cutlass.operators.mma import AmpereMma, BlackwellTcgen05Mma, HopperWgmma, MmaInstruction
 
-from ..arguments import shown
+from ..arguments import having, shown
 from ..dtypes import dtype
 from ..errors import PlanError
 from ..kernels.compile.compiler import kernel_facts
@@ -102,6 +102,7 @@ def checked_design(metadata: api.OperatorMetadata, *kinds: type[AnyKernel | Plan
 
     Raises PlanError, naming the field, for another design, kernel or target, or a kernel for other code.
     """
+    having(metadata, "metadata", "an OperatorMetadata", "design", "operator_name", "supported_targets", error=PlanError)
     design, ours = metadata.design, "ask get_operators anew"
     name = f"{metadata.operator_name}: metadata's"
     if not isinstance(design, ChosenDesign):

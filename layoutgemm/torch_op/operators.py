@@ -1,9 +1,6 @@
 """torch.ops.layoutgemm.matmul, finished and gated: products as torch's compiler, autograd and functorch see them.
 
-    matmul(Tensor a, Tensor b, ScalarType? out_dtype=None, str config="", bool? allow_tf32=None) -> Tensor
-    finished(Tensor a, Tensor b, Tensor? bias, str? activation, ScalarType out_dtype, str config="",
-             bool? allow_tf32=None) -> Tensor
-    gated(Tensor a, Tensor b, str activation, ScalarType out_dtype, str config="", bool? allow_tf32=None) -> Tensor
+An operator's parameters are those of its `..._call`; `torch.ops.layoutgemm.matmul.default._schema` prints them.
 
 a and b have two dimensions or more. `config` is a configuration as `torch_op.prepared.config_text` writes it. The
 derivatives are products too, through the same operator, so they have derivatives of their own:
@@ -20,7 +17,6 @@ and C = act(a @ gate) * (a @ up) has n columns.
 from __future__ import annotations
 
 import functools
-import inspect
 import json
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -55,6 +51,7 @@ from .checks import (
     transforms,
 )
 from .compiled.flops import count_flops
+from .compiled.traced import schema_of
 from .compute import finished_product, gated_product, product, wide_type
 from .prepared import Config, config_text
 from .problem import half
@@ -62,16 +59,6 @@ from .problem import half
 __getattr__ = old_names(__name__)
 
 NAME = "layoutgemm::matmul"
-
-
-@torch.library.custom_op(NAME, mutates_args=())
-def _matmul(
-    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None, config: str = "",
-    allow_tf32: bool | None = None,
-) -> torch.Tensor:  # fmt: skip
-    check_operands({"a": a, "b": b})
-    check_matrices(a, b, allow_tf32)
-    return product(a, b, output_type(a, b, out_dtype), configured(config))
 
 
 @functools.lru_cache(256)
@@ -86,25 +73,6 @@ def configured(text: str) -> Sm90Choice | None:
     if not isinstance(found, Sm90Choice):
         raise OperandError(f"config {shown(text)} is no configuration")
     return found
-
-
-@_matmul.register_fake
-def _(
-    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None, config: str = "",
-    allow_tf32: bool | None = None,
-) -> torch.Tensor:  # fmt: skip
-    check_operands({"a": a, "b": b})
-    check_matrices(a, b, allow_tf32)
-    configured(config)
-    return a.new_empty(fake_shape(a, b), dtype=output_type(a, b, out_dtype))
-
-
-@_matmul.register_vmap
-def _(
-    info: object, in_dims: tuple[int | None, ...], a: torch.Tensor, b: torch.Tensor,
-    out_dtype: torch.dtype | None = None, config: str = "", allow_tf32: bool | None = None,
-) -> tuple[torch.Tensor, int]:  # fmt: skip
-    return torch.ops.layoutgemm.matmul(*aligned(in_dims, a, b), out_dtype, config, allow_tf32), 0
 
 
 class VmapInfo(Protocol):
@@ -151,60 +119,7 @@ def aligned(in_dims: Sequence[int | None], *operands: torch.Tensor) -> list[torc
     return out
 
 
-# --------------------------------------------------------------------------------------------------------- derivatives
-
-
-class _Product(torch.autograd.Function):
-    """The operator with its derivatives: for autograd and forward mode, and for torch.func's transforms."""
-
-    @staticmethod
-    def forward(
-        a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None, config: str, allow_tf32: bool | None
-    ) -> torch.Tensor:
-        return torch.ops.layoutgemm.matmul(a, b, out_dtype, config, allow_tf32)
-
-    @staticmethod
-    def setup_context(ctx: FunctionCtx, inputs: Sequence[object], output: torch.Tensor) -> None:
-        a, b, *_ = inputs
-        ctx.save_for_backward(a, b)
-        ctx.save_for_forward(a, b)
-        ctx.set_materialize_grads(False)  # a tangent of None spares its product
-        ctx.kind = output.dtype
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        a, b = ctx.saved_tensors
-        return (*gradients(a, b, ctx.needs_input_grad[:2], grad, differentiable), None, None, None)
-
-    @staticmethod
-    def jvp(ctx: FunctionCtx, da: torch.Tensor | None, db: torch.Tensor | None, *others: None) -> torch.Tensor | None:
-        a, b = ctx.saved_tensors
-        check_derivable(a)
-        if da is None or db is None:
-            pair = (a, db) if da is None else (da, b)
-            return None if pair[1] is None else differentiable(*pair, ctx.kind)
-        return (differentiable(da, b, torch.float32) + differentiable(a, db, torch.float32)).to(ctx.kind)
-
-    @staticmethod
-    def vmap(
-        info: object, in_dims: tuple[int | None, ...], a: torch.Tensor, b: torch.Tensor,
-        out_dtype: torch.dtype | None, config: str, allow_tf32: bool | None,
-    ) -> tuple[torch.Tensor, int]:  # fmt: skip
-        x, y = aligned(in_dims, a, b)
-        return differentiable(x, y, out_dtype, config, allow_tf32), 0
-
-
-def differentiable(
-    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None, config: str = "",
-    allow_tf32: bool | None = True,
-) -> torch.Tensor:  # fmt: skip
-    """The operator, with its derivatives for autograd, forward mode and functorch.
-
-    float32 has been allowed, or is the derivative of a product that was.
-    """
-    if not torch.compiler.is_compiling() and derived_by_func():
-        return _Product.apply(a, b, out_dtype, config, allow_tf32)
-    return torch.ops.layoutgemm.matmul(a, b, out_dtype, config, allow_tf32)
+# ----------------------------------------------------------------------------------------------------------- operators
 
 
 _library = torch.library.Library("layoutgemm", "FRAGMENT")
@@ -236,35 +151,40 @@ def with_autograd(name: str, recorded: Callable[..., torch.Tensor]) -> None:
 
 def operator_of(
     name: str, call: Callable[..., Sequence[object]], computed: Callable[..., object], empty: Callable[..., object],
-    recorded: Callable[..., torch.Tensor] | None = None, mutates: Sequence[str] = (), returns: object = torch.Tensor,
-) -> torch.library.CustomOpDef:  # fmt: skip
-    """The operator `layoutgemm::name` of the calls that `call` makes of its arguments, and checks.
+    recorded: Callable[..., torch.Tensor] | None = None, mapped: Callable[..., tuple[object, object]] | None = None,
+    mutates: Sequence[str] = (), returns: object = torch.Tensor, autocast: bool = False, function: str = "matmul",
+) -> None:  # fmt: skip
+    """Define the operator `layoutgemm::name` of the calls that `call` makes and checks.
 
     call      the operator's parameters, with the types of its schema -> what the three below take
     computed  the result now; `empty`: a result without values, for compilers
     recorded  the result where a derivative is recorded, if torch.func takes none; None: `with_autograd` says it later
+    mapped    the rule of torch.func.vmap; None: one product after another, stacked
     mutates, returns  the lists of tensors that are written to, and the type of the result
+    autocast  whether a and b take the type of an autocast region
+    function  of layoutgemm, whose derivatives torch.func takes
     """
-
-    def prototype() -> None: ...
-
-    typed = inspect.signature(call, eval_str=True).replace(return_annotation=returns)
-    prototype.__signature__ = typed  # type: ignore[attr-defined]
-    schema = torch.library.infer_schema(prototype, mutates_args=tuple(mutates))
 
     def kernel(*arguments: object) -> object:
         return computed(*call(*arguments))
 
     def derived(*arguments: object) -> torch.Tensor:
         assert recorded is not None
-        refuse_under_functorch(name)
+        refuse_under_functorch(name, function)
         return recorded(*call(*arguments))
 
+    def of_slices(info: VmapInfo, in_dims: Places, *arguments: object) -> tuple[torch.Tensor, int]:
+        return one_after_another(info, in_dims, arguments, getattr(torch.ops.layoutgemm, name)), 0
+
+    schema = schema_of(call, mutates, returns)
     made = torch.library.custom_op(f"layoutgemm::{name}", kernel, mutates_args=tuple(mutates), schema=schema)
     made.register_fake(lambda *arguments: empty(*call(*arguments)))
+    made.register_vmap(of_slices if mapped is None else mapped)
     if recorded is not None:
         with_autograd(name, derived)
-    return made
+    if autocast:
+        _with_autocast(name)
+    count_flops(name)
 
 
 def _tensors(operands: Sequence[object]) -> list[torch.Tensor]:
@@ -273,24 +193,13 @@ def _tensors(operands: Sequence[object]) -> list[torch.Tensor]:
     return [x for x in flat if isinstance(x, torch.Tensor)]
 
 
-def refuse_under_functorch(name: str) -> None:
-    """Raise OperandError where torch.func differentiates an operator by name."""
+def refuse_under_functorch(name: str, function: str = "matmul") -> None:
+    """Raise OperandError where torch.func differentiates an operator by name; `function` of layoutgemm may be."""
     if derived_by_func():
         raise OperandError(
             f"torch.ops.layoutgemm.{name} is differentiated by torch.func, which takes no operator's derivative: "
-            "layoutgemm.matmul has it, outside of torch.compile"
+            f"layoutgemm.{function} has it, outside of torch.compile"
         )
-
-
-def _recorded(
-    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None, config: str = "",
-    allow_tf32: bool | None = None,
-) -> torch.Tensor:  # fmt: skip
-    refuse_under_functorch("matmul")
-    return _Product.apply(a, b, out_dtype, config, allow_tf32)
-
-
-with_autograd("matmul", _recorded)
 
 
 def _cast(x: object, to: torch.dtype | None) -> object:
@@ -300,7 +209,7 @@ def _cast(x: object, to: torch.dtype | None) -> object:
     return cast(x, to) if isinstance(x, torch.Tensor) else x
 
 
-def with_autocast(library: torch.library.Library, name: str) -> None:
+def _with_autocast(name: str) -> None:
     """Let an operator take a and b in the type of an autocast region.
 
     They are tensors, or lists of them.
@@ -319,58 +228,63 @@ def with_autocast(library: torch.library.Library, name: str) -> None:
         return run
 
     for device in ("CUDA", "CPU"):
-        library.impl(name, under(getattr(torch._C.DispatchKey, f"Autocast{device}")), f"Autocast{device}")
+        _library.impl(name, under(getattr(torch._C.DispatchKey, f"Autocast{device}")), f"Autocast{device}")
 
 
-with_autocast(_library, "matmul")
+# ------------------------------------------------------------------------------------------------------------- product
+
+
+def _call(
+    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None, config: str = "",
+    allow_tf32: bool | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.dtype, Sm90Choice | None]:  # fmt: skip
+    check_operands({"a": a, "b": b})
+    check_matrices(a, b, allow_tf32)
+    return a, b, output_type(a, b, out_dtype), configured(config)
+
+
+operator_of(
+    "matmul",
+    _call,
+    product,
+    lambda a, b, kind, _: a.new_empty(fake_shape(a, b), dtype=kind),
+    mapped=lambda info, in_dims, a, b, *others: (torch.ops.layoutgemm.matmul(*aligned(in_dims, a, b), *others), 0),
+    autocast=True,
+)
 
 
 # ---------------------------------------------------------------------------------------------------- finished products
 
 
-@torch.library.custom_op("layoutgemm::finished", mutates_args=())
-def _finished(
+Finished = tuple[torch.Tensor, torch.Tensor, "torch.Tensor | None", "str | None", torch.dtype, "Sm90Choice | None"]
+
+
+def _finished_call(
     a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str | None, out_dtype: torch.dtype,
     config: str = "", allow_tf32: bool | None = None,
-) -> torch.Tensor:  # fmt: skip
-    kind = _check_finished(a, b, bias, activation, out_dtype, allow_tf32)[1]
-    return finished_product(a, b, bias, activation, kind, configured(config))
-
-
-def _check_finished(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str | None, out_dtype: torch.dtype,
-    allow_tf32: bool | None,
-) -> tuple[tuple[int, ...], torch.dtype]:  # fmt: skip
-    """The shape and type of the result."""
+) -> Finished:  # fmt: skip
     check_operands({"a": a, "b": b} if bias is None else {"a": a, "b": b, "bias": bias})
     check_matrices(a, b, allow_tf32)
     check_activation(activation)
     if activation in GATES:
         raise OperandError(f"activation {shown(activation)}: torch.ops.layoutgemm.gated has it")
-    kind, shape = output_type(a, b, out_dtype), fake_shape(a, b)
-    check_finish(bias, activation, shape, kind)
-    return shape, kind
+    kind = output_type(a, b, out_dtype)
+    check_finish(bias, activation, fake_shape(a, b), kind)
+    return a, b, bias, activation, kind, configured(config)
 
 
-@_finished.register_fake
-def _(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str | None, out_dtype: torch.dtype,
-    config: str = "", allow_tf32: bool | None = None,
-) -> torch.Tensor:  # fmt: skip
-    shape, kind = _check_finished(a, b, bias, activation, out_dtype, allow_tf32)
-    configured(config)
-    return a.new_empty(shape, dtype=kind)
+class _Product(torch.autograd.Function):
+    """activation(a @ b + bias) with its derivatives: for autograd and forward mode, and for torch.func's transforms.
 
-
-class _Finished(torch.autograd.Function):
-    """The operator with bias and relu, and its derivatives, as `_Product` has them."""
+    activation  relu, or None
+    """
 
     @staticmethod
     def forward(
-        a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str | None, out_dtype: torch.dtype,
-        config: str, allow_tf32: bool | None,
+        a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str | None,
+        out_dtype: torch.dtype | None, config: str, allow_tf32: bool | None,
     ) -> torch.Tensor:  # fmt: skip
-        return torch.ops.layoutgemm.finished(a, b, bias, activation, out_dtype, config, allow_tf32)
+        return _operated(a, b, bias, activation, out_dtype, config, allow_tf32)
 
     @staticmethod
     def setup_context(ctx: FunctionCtx, inputs: Sequence[Any], output: torch.Tensor) -> None:
@@ -378,7 +292,7 @@ class _Finished(torch.autograd.Function):
         rectified = None if activation is None else output
         ctx.save_for_backward(a, b, rectified)
         ctx.save_for_forward(a, b, rectified)
-        ctx.set_materialize_grads(False)
+        ctx.set_materialize_grads(False)  # a tangent of None spares its product
         ctx.kind, ctx.kind_of_bias = output.dtype, None if bias is None else bias.dtype
 
     @staticmethod
@@ -400,7 +314,8 @@ class _Finished(torch.autograd.Function):
         pairs = [pair for pair in ((da, b), (a, db)) if None not in pair]
         if not pairs and dbias is None:
             return None
-        terms = [differentiable(x, y, torch.float32) for x, y in pairs]
+        wide = ctx.kind if len(pairs) == 1 and dbias is None else torch.float32
+        terms = [differentiable(x, y, wide) for x, y in pairs]
         if dbias is not None:
             terms.append(dbias.float() if terms else dbias.float().expand(fake_shape(a, b)))
         value = sum(terms[1:], terms[0]).to(ctx.kind)
@@ -409,7 +324,7 @@ class _Finished(torch.autograd.Function):
     @staticmethod
     def vmap(
         info: object, in_dims: tuple[int | None, ...], a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None,
-        activation: str | None, out_dtype: torch.dtype, config: str, allow_tf32: bool | None,
+        activation: str | None, out_dtype: torch.dtype | None, config: str, allow_tf32: bool | None,
     ) -> tuple[torch.Tensor, int]:  # fmt: skip
         x, y = aligned(in_dims, a, b)
         if bias is None or in_dims[2] is None:
@@ -424,14 +339,46 @@ def bias_gradient(grad: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
     return grad.sum(lines) if grad.dtype == kind else grad.sum(lines, dtype=torch.float32).to(kind)
 
 
-def finishing(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str | None, kind: torch.dtype,
-    config: str = "", allow_tf32: bool | None = True,
+def _operated(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str | None, kind: torch.dtype | None,
+    config: str, allow_tf32: bool | None,
 ) -> torch.Tensor:  # fmt: skip
-    """The operator `finished`, with its derivatives as `differentiable` has those of `matmul`."""
-    if not torch.compiler.is_compiling() and derived_by_func():
-        return _Finished.apply(a, b, bias, activation, kind, config, allow_tf32)
+    """The operator `finished`, or `matmul` where nothing follows the product."""
+    if bias is None and activation is None:
+        return torch.ops.layoutgemm.matmul(a, b, kind, config, allow_tf32)
     return torch.ops.layoutgemm.finished(a, b, bias, activation, kind, config, allow_tf32)
+
+
+def finishing(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str | None,
+    kind: torch.dtype | None, config: str = "", allow_tf32: bool | None = True,
+) -> torch.Tensor:  # fmt: skip
+    """The operator, with its derivatives for autograd, forward mode and functorch.
+
+    float32 has been allowed, or is the derivative of a product that was.
+    """
+    if not torch.compiler.is_compiling() and derived_by_func():
+        return _Product.apply(a, b, bias, activation, kind, config, allow_tf32)
+    return _operated(a, b, bias, activation, kind, config, allow_tf32)
+
+
+def differentiable(
+    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None, config: str = "",
+    allow_tf32: bool | None = True,
+) -> torch.Tensor:  # fmt: skip
+    """`finishing` of the product alone."""
+    return finishing(a, b, None, None, out_dtype, config, allow_tf32)
+
+
+def _recorded(
+    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None, config: str = "",
+    allow_tf32: bool | None = None,
+) -> torch.Tensor:  # fmt: skip
+    refuse_under_functorch("matmul")
+    return _Product.apply(a, b, None, None, out_dtype, config, allow_tf32)
+
+
+with_autograd("matmul", _recorded)
 
 
 def _finished_recorded(
@@ -440,16 +387,12 @@ def _finished_recorded(
 ) -> torch.Tensor:  # fmt: skip
     refuse_under_functorch("finished")
     if activation is None or activation == "relu":
-        return _Finished.apply(a, b, bias, activation, out_dtype, config, allow_tf32)
+        return _Product.apply(a, b, bias, activation, out_dtype, config, allow_tf32)
     value = torch.ops.layoutgemm.finished(a, b, bias, None, out_dtype, config, allow_tf32)
     return by_autograd(value, activation)
 
 
-with_autograd("finished", _finished_recorded)
-
-
-@_finished.register_vmap
-def _(
+def _finished_mapped(
     info: object, in_dims: tuple[int | None, ...], a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None,
     activation: str | None, out_dtype: torch.dtype, config: str = "", allow_tf32: bool | None = None,
 ) -> tuple[torch.Tensor, int]:  # fmt: skip
@@ -458,6 +401,16 @@ def _(
         return torch.ops.layoutgemm.finished(x, y, bias, activation, out_dtype, config, allow_tf32), 0
     value = torch.ops.layoutgemm.matmul(x, y, wide_type(a.dtype), config, allow_tf32)
     return by_torch(value, _lines(bias, in_dims, value), activation, out_dtype), 0
+
+
+operator_of(
+    "finished",
+    _finished_call,
+    finished_product,
+    lambda a, b, bias, activation, kind, _: a.new_empty(fake_shape(a, b), dtype=kind),
+    mapped=_finished_mapped,
+)
+with_autograd("finished", _finished_recorded)
 
 
 def _lines(bias: torch.Tensor, in_dims: Sequence[int | None], value: torch.Tensor) -> torch.Tensor:
@@ -470,34 +423,20 @@ def _lines(bias: torch.Tensor, in_dims: Sequence[int | None], value: torch.Tenso
 # ------------------------------------------------------------------------------------------------------- gated products
 
 
-@torch.library.custom_op("layoutgemm::gated", mutates_args=())
-def _gated(
+def _gated_call(
     a: torch.Tensor, b: torch.Tensor, activation: str, out_dtype: torch.dtype, config: str = "",
     allow_tf32: bool | None = None,
-) -> torch.Tensor:  # fmt: skip
-    kind = _check_gated(a, b, activation, out_dtype, allow_tf32)
-    return gated_product(a, b, None, activation, kind, configured(config))
-
-
-def _check_gated(
-    a: torch.Tensor, b: torch.Tensor, activation: str, out_dtype: torch.dtype, allow_tf32: bool | None
-) -> torch.dtype:
+) -> tuple[torch.Tensor, torch.Tensor, None, str, torch.dtype, Sm90Choice | None]:  # fmt: skip
     check_operands({"a": a, "b": b})
     check_matrices(a, b, allow_tf32)
     if activation not in GATES:
         raise OperandError(f"activation {shown(activation)}: of gated products known are {', '.join(map(repr, GATES))}")
     kind = output_type(a, b, out_dtype)
     check_gated_type(kind)
-    return kind
+    return a, b, None, activation, kind, configured(config)
 
 
-@_gated.register_fake
-def _(
-    a: torch.Tensor, b: torch.Tensor, activation: str, out_dtype: torch.dtype, config: str = "",
-    allow_tf32: bool | None = None,
-) -> torch.Tensor:  # fmt: skip
-    kind = _check_gated(a, b, activation, out_dtype, allow_tf32)
-    configured(config)
+def _gated_empty(a: torch.Tensor, b: torch.Tensor, bias: None, activation: str, kind: torch.dtype, _: object) -> object:
     *front, n = fake_shape(a, b)
     return a.new_empty((*front, half(b.ndim, n)), dtype=kind)
 
@@ -506,16 +445,14 @@ def _underived(a: torch.Tensor, b: torch.Tensor, *others: object) -> torch.Tenso
     raise OperandError("torch.ops.layoutgemm.gated has no derivative; matmul(a, b, activation=) has")
 
 
+operator_of(
+    "gated",
+    _gated_call,
+    gated_product,
+    _gated_empty,
+    mapped=lambda info, in_dims, a, b, *others: (torch.ops.layoutgemm.gated(*aligned(in_dims, a, b), *others), 0),
+)
 with_autograd("gated", _underived)
-count_flops("matmul", "finished", "gated")
-
-
-@_gated.register_vmap
-def _(
-    info: object, in_dims: tuple[int | None, ...], a: torch.Tensor, b: torch.Tensor, activation: str,
-    out_dtype: torch.dtype, config: str = "", allow_tf32: bool | None = None,
-) -> tuple[torch.Tensor, int]:  # fmt: skip
-    return torch.ops.layoutgemm.gated(*aligned(in_dims, a, b), activation, out_dtype, config, allow_tf32), 0
 
 
 def gated_operator(a: torch.Tensor, b: torch.Tensor, activation: str, kind: torch.dtype, config: str) -> torch.Tensor:

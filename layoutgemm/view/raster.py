@@ -10,7 +10,7 @@ from layoutgemm.layouts import display
 from layoutgemm.view import canvas
 from layoutgemm.view.canvas import DARK
 
-from ..arguments import as_path, checked
+from ..arguments import as_path, checked, shown
 
 # The generic families of a document whose named fonts are not installed.
 FAMILIES = {"darwin": ("Helvetica", "Menlo"), "win32": ("Segoe UI", "Consolas")}
@@ -34,7 +34,10 @@ def png(svg: str, *, dark: bool = False, scale: float = SCALE) -> bytes:
     sans, mono = FAMILIES.get(sys.platform, LINUX)
 
     def draw(document: str, zoom: float) -> bytes:
-        found = resvg_py.svg_to_bytes(svg_string=document, zoom=zoom, sans_serif_family=sans, monospace_family=mono)
+        try:
+            found = resvg_py.svg_to_bytes(svg_string=document, zoom=zoom, sans_serif_family=sans, monospace_family=mono)
+        except ValueError as error:
+            raise LayoutError(f"png of {shown(document)}: no SVG document: {error}") from None
         return bytes(found)
 
     for families in (canvas.SANS, canvas.MONO):

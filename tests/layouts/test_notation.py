@@ -15,7 +15,7 @@ from layoutgemm.atoms import TiledMma, fma, ldmatrix, mma_sync
 from layoutgemm.dtypes import dtype
 from layoutgemm.errors import LayoutError, ParseError
 from layoutgemm.kernels.derive import Operand
-from layoutgemm.layouts import CounterExample
+from layoutgemm.layouts import CoordinateTensor, CounterExample
 from layoutgemm.layouts.formulas import from_expr
 from layoutgemm.layouts.notation import MAX_TEXT
 from layoutgemm.layouts.proofs.prove import prove
@@ -165,9 +165,24 @@ def test_offsets_that_64_bits_do_not_hold_are_refused() -> None:
     with pytest.raises(LayoutError, match="do not fit 64 bits"):
         large(np.arange(32))
     assert large(np.arange(2)).tolist() == [0, 1 << 62]
+    assert large(3, 1) == (3 << 62) + 1
+    for wraps in (lambda: large(np.array([3]), 1), lambda: Layout((4, 4), 2 * (1 << 61,))(np.array([3]), np.array([3])),
+                  lambda: ComposedLayout(Swizzle(3, 4, 3), 1 << 62, large)(np.array([1])),
+                  lambda: CoordinateTensor((1 << 62, 0), Layout((4, 8), (E(0) * (1 << 61), E(1))))(np.array([3]), 0),
+                  ):  # fmt: skip
+        with pytest.raises(LayoutError, match="do not fit 64 bits"):
+            wraps()
     with pytest.raises(LayoutError, match="more than 65536"):
         Layout((2**100, 7)).svg()
     assert f">{2**70 + 1}</text>" in Layout((4, 8), (2**70, 1)).svg()  # pictures compute with integers of any size
+
+
+def test_extents_beyond_64_bits_take_arrays_of_coordinates() -> None:
+    long = Layout((4, 1 << 70, 2), (1, 8, 4))
+    assert long(np.array([13, 1 << 40])).tolist() == [long(13), long(1 << 40)]
+    assert [part.tolist() for part in long.coord(np.array([13]))] == [[1], [3], [0]]
+    swizzled = ComposedLayout(Swizzle(3, 4, 3), 0, Layout((1000, 3), (9, 1)))
+    assert swizzled.equivalent(Layout((5, 1 << 70, 3), (1 << 70, 15, 1 << 80))).index == 1  # no OverflowError
 
 
 def test_plain_converts_integers_and_lists_and_nothing_else() -> None:

@@ -238,6 +238,19 @@ def test_swizzled_operations_act_inside() -> None:
     assert composed.is_injective() and not ComposedLayout(Swizzle(3, 3, 3), 0, Layout((8, 2), (1, 1))).is_injective()
 
 
+def test_the_cosize_of_a_swizzled_layout_is_found_in_the_last_span() -> None:
+    draw = random.Random(5)
+    for _ in range(300):
+        modes = draw.randint(1, 4)
+        shape = tuple(draw.choice([1, 2, 3, 4, 5, 8]) for _ in range(modes))
+        inner = Layout(shape, tuple(draw.choice([0, 1, 2, -3, 4, -8, 16, 31, 64]) for _ in range(modes)))
+        swizzle = Swizzle(draw.randint(0, 3), draw.randint(0, 4), draw.choice([3, 4, -3, 5, -5]))
+        composed = ComposedLayout(swizzle, draw.choice([0, 5, 64, 1000, -7]), inner)
+        assert composed.cosize == 1 + max(composed(i) for i in range(composed.size)), composed
+    huge = ComposedLayout(Swizzle(3, 4, 3), 64, Layout((1 << 40, 1 << 30), (1 << 30, 1)))
+    assert huge.cosize == (1 << 70) + 64  # of 2^70 values none is enumerated
+
+
 def test_swizzled_equivalence() -> None:
     layout = Layout((8, 64), (64, 1))
     a = ComposedLayout(Swizzle(3, 3, 3), 0, layout)

@@ -173,7 +173,7 @@ def test_derivatives_and_autocast_launch_no_kept_call(noted: Any) -> None:
 @pytest.mark.parametrize("activation", [None, "swiglu"])
 @pytest.mark.parametrize("bias", [False, True])
 def test_repeated_calls_on_a_gpu(bias: bool, activation: str | None) -> None:
-    """The bits of a first call, on other values, in a graph, and on another stream."""
+    """The bits of a first call: of other values, in a graph, on another stream."""
     forget()
     linear = made(bias, activation).cuda()
     inputs = [torch.randn(77, 2 * SIZE, device="cuda").bfloat16() for _ in range(6)]

@@ -42,7 +42,7 @@ BANK_HIGH = WAVEFRONT.bit_length() - 1  # ... up to, not including, here number 
 TMA_MODES = tuple(swizzle_of(name) for name in sorted(SPANS, key=SPANS.__getitem__))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pattern:
     """The distinct phases of one access to an unswizzled tile.
 

@@ -12,7 +12,7 @@ bounds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -130,7 +130,7 @@ def bank_rows(kernel: PtxKernel, uses: Mapping[int, BankUse]) -> list[BankRow]:
     return sorted(rows, key=lambda row: (-row.use.excess, row.ins.line))
 
 
-def bank_table(rows: list[BankRow], most: int = 20) -> str:
+def bank_table(rows: list[BankRow]) -> str:
     """Rows as text: the sums, then the instructions with excess wavefronts."""
     total = BankUse()
     for row in rows:
@@ -140,21 +140,24 @@ def bank_table(rows: list[BankRow], most: int = 20) -> str:
     head = f"shared memory: {total.requests} accesses take {taken}, at best {total.minimum}"
     head += "; those of atomics are lower bounds: lanes that name one address wait for each other" * bound
     worse = [row for row in rows if row.use.excess]
-    if not worse:
-        return head
-    names = ("PTX line", "requests", "wavefronts", "ideal", "ways", "instruction")
     cells = [
-        (
-            str(row.ins.line), str(row.use.requests), f"{'>=' if row.at_least else ''}{row.use.wavefronts}",
-            str(row.use.minimum), str(row.use.ways),
-            row.ins.opcode + (f"  {row.ins.source}" if row.ins.source else ""),
-        )
-        for row in worse[:most]
-    ]  # fmt: skip
-    widths = [max(len(line[i]) for line in (names, *cells)) for i in range(5)]
-    lines = [
-        "  " + "  ".join([*(cell.rjust(width) for cell, width in zip(line, widths)), line[5]])
-        for line in (names, *cells)
+        (row.use.requests, f"{'>=' if row.at_least else ''}{row.use.wavefronts}", row.use.minimum, row.use.ways)
+        for row in worse
     ]
-    more = [f"  and {len(worse) - most} more instructions"] if len(worse) > most else []
-    return "\n".join([head, *lines, *more])
+    return as_table(head, ("requests", "wavefronts", "ideal", "ways"), [row.ins for row in worse], cells)
+
+
+def as_table(
+    head: str, names: Sequence[str], instructions: Sequence[PtxInstruction], cells: Sequence[Sequence[object]],
+    most: int = 20,
+) -> str:  # fmt: skip
+    """The head, and a line for each instruction with its counts, `most` of them."""
+    if not instructions:
+        return head
+    lines = [("PTX line", *names, "instruction")]
+    for ins, counts in zip(instructions[:most], cells):
+        lines.append((str(ins.line), *map(str, counts), ins.opcode + (f"  {ins.source}" if ins.source else "")))
+    widths = [max(len(line[i]) for line in lines) for i in range(len(names) + 1)]
+    rows = ["  " + "  ".join([*(cell.rjust(width) for cell, width in zip(line, widths)), line[-1]]) for line in lines]
+    beyond = len(instructions) - most
+    return "\n".join([head, *rows, *([f"  and {beyond} more instructions"] if beyond > 0 else [])])

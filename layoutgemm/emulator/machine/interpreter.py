@@ -33,10 +33,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ...arch import MAX_GRID as GRID_LIMIT
+from ...arch import facts_of
 from ...arguments import shown
 from ...errors import DeadlockError, EmulatorError
 from ..findings import LINT, ORDERS, Counts, Finding, Findings
-from ..ptx.parser import MAX_SHARED_BYTES, PtxInstruction
+from ..ptx.parser import PtxInstruction
 from ..ptx.program import CodeSegment, Operation, Program
 from ..ptx.values import FULL, LANES, Lanes, Undefined, Value, any_of, bool_of, mask_of
 from ..races.conflicts import Conflict
@@ -52,6 +53,7 @@ from .launch import Launch as Launch
 from .launch import Policy as Policy
 from .memory import RANK_SHIFT, CtaSharedMemory
 from .roles import role_from
+from .sector_counts import SectorCounter
 from .timeline import Recorder
 from .uninitialized import compute_doubtful, failed_at, run_doubtful
 
@@ -59,9 +61,9 @@ if TYPE_CHECKING:
     from ..mutation.trace import AccessTrace
 
 BLOCKED, GONE = -1, -2
-# CUDA's limits of a launch: along each axis, threads of a block, blocks of a cluster; and blocks that are emulated.
-MOST = {"grid": GRID_LIMIT, "block": (1024, 1024, 64), "cluster": (16, 16, 16)}
+# CUDA's limits of a launch: along each axis, and threads of a block; and blocks that are emulated.
 MAX_THREADS, MAX_BLOCKS, MAX_GRID = 1024, 16, 1 << 24
+MOST = {"grid": GRID_LIMIT, "block": (1024, 1024, 64), "cluster": (MAX_BLOCKS,) * 3}
 PRODUCTS = ("wgmma.mma_async", "mma.", "tcgen05.mma")
 
 # Qualifiers come in any order: ptxas takes ld.global.acquire.gpu as well as ld.acquire.gpu.global.
@@ -83,6 +85,8 @@ class Warp:
         self.acquired: dict[int, Knowledge] = {}  # lanes -> what they acquired at words of memory, without the others
         # Of its accesses to global memory (`races/clocks.py`): the source, its turn, and whether the turn has any.
         self.source, self.turn, self.accessing = 0, 1, False
+        # Turns that some lanes ended alone (`races/global_words.py`) -> (those lanes, the first turn that it concerns).
+        self.partly_told: dict[int, tuple[int, int]] = {}
         self.settles: Callable[[Fiber], None] | None = None  # to be called before its fibers release anything
 
     def clock(self, low: int, mask: int) -> int:
@@ -190,12 +194,15 @@ class Fiber:
         """The live lanes of a member mask, waited for; missing lanes and lanes that the mask lacks are reported."""
         ins = self.ins
         assert ins is not None
+        outside = self.lanes & ~mask
+        if outside:
+            message = f"{ins.opcode} is executed by lanes {outside:#x}, which its mask does not have"
+            self.machine.problem("divergence", message, self)
         if mask & self.warp.alive & ~self.lanes:
             missing = self.together(mask, mask, *form_of(self.machine.program, ins))
             self.machine.problem("divergence", f"{ins.opcode} waits for lanes {missing:#x}, on another way", self)
-        if outside := self.lanes & ~mask:
-            message = f"{ins.opcode} is executed by lanes {outside:#x}, which its mask does not have"
-            self.machine.problem("divergence", message, self)
+        if outside:
+            pass  # such lanes wait for none
         elif self.cta.cluster.ledger.lanes and not self.cta.cluster.ledger.reads:
             self.knows.met = self.knows.own
             for some in [some for some in self.warp.acquired if some & mask == some]:
@@ -238,6 +245,9 @@ class Cta:
         self.began: MemoryEvent | None = None
         self.remote: list[tuple[MemoryEvent, str]] = []  # changes by other blocks that this one must see before it ends
         self.warps: list[Warp] = []
+        self.guarded = 0  # granules with live mbarriers, as a bit set
+        # Called for writes there: (who, granules, their parts, text, whether it is of the async proxy).
+        self.overwrites: Callable[[Fiber, int, Parts, Callable[[], str], bool], None] | None = None
         self.scratch: dict[str, Any] = {}
 
 
@@ -335,6 +345,7 @@ class PtxMachine:
         self.progress = progress
         watch = watch or Watch()
         self.banks = BankCounter() if watch.banks else None
+        self.sectors = SectorCounter() if watch.banks else None
         self.recorder = Recorder() if watch.timeline else None
         self.random = random.Random(self.policy.seed)
         self.findings, self.suspects = Findings(), Findings()
@@ -353,7 +364,7 @@ class PtxMachine:
         self.quantum, self.landed = 0, 0
         self.device = ""  # the name of the device that it runs on, beside others
         self.alone = True  # False: other devices may write what its threads poll for, and no lanes go on by `_part`
-        if problem := _geometry(launch):
+        if problem := _geometry(launch, program):
             raise EmulatorError(problem)
         for variable, first in program.variables:
             launch.memory.define(variable.name, program.symbols[variable.name], None if variable.external else first)
@@ -398,6 +409,8 @@ class PtxMachine:
         self.program.mark(self.counts.executed)
         if self.banks is not None:
             self.counts.banks = self.banks.uses
+        if self.sectors is not None:
+            self.counts.sectors = self.sectors.uses
 
     def turn(self) -> bool:
         """Run a cluster until it ends, only polls, or has had its quantum; returns False if none is left."""
@@ -552,6 +565,8 @@ class PtxMachine:
         same   of a write: whether memory holds what it writes
         """
         ledger, shadow, lanes = cta.cluster.ledger, cta.shadow, 0
+        if write and cta.guarded & places and cta.overwrites is not None:
+            cta.overwrites(fiber, places, parts, what, asynchronous)
         if ledger.lanes:
             lanes = by or fiber.lanes
             if event is None and (touch is None or not (write or ledger.reads)):
@@ -955,7 +970,7 @@ def _children(cluster: Cluster, parent: Fiber) -> set[Fiber]:
     return found
 
 
-def _geometry(launch: Launch) -> str:
+def _geometry(launch: Launch, program: Program) -> str:
     """The reason why no GPU can run this launch, or ""."""
     for name, sizes in (("grid", launch.grid), ("block", launch.block), ("cluster", launch.cluster)):
         most = MOST[name]
@@ -964,10 +979,12 @@ def _geometry(launch: Launch) -> str:
     threads, blocks = prod(launch.block), prod(launch.cluster)
     if threads > MAX_THREADS:
         return f"a block of {launch.block} has {threads} threads, and {MAX_THREADS} are the most"
-    if blocks > MAX_BLOCKS:
-        return f"a cluster of {launch.cluster} has {blocks} blocks, and {MAX_BLOCKS} are the most"
-    if launch.dynamic_shared > MAX_SHARED_BYTES:
-        return f"{shown(launch.dynamic_shared)} bytes of dynamic shared memory, more than {MAX_SHARED_BYTES}"
+    facts, static = facts_of(program.kernel.target), sum([one.size for one in program.kernel.shared])
+    if static + launch.dynamic_shared > facts.smem_per_block:
+        both = f"{static} bytes of static and {shown(launch.dynamic_shared)} of dynamic shared memory"
+        return f"{both}, and a block on {facts.name} has {facts.smem_per_block} at most"
+    if blocks > facts.cluster_max:
+        return f"a cluster of {launch.cluster} has {blocks} blocks, and {facts.name} has {facts.cluster_max} at most"
     if prod(launch.grid) > MAX_GRID:
         return f"a grid of {launch.grid} has {prod(launch.grid)} blocks: more than {MAX_GRID} are not emulated"
     return ""

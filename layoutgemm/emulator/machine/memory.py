@@ -31,7 +31,7 @@ WHOLE = np.complex128
 ALL = np.ones(GRANULE, np.uint8).view(WHOLE)[0]
 
 
-@dataclass
+@dataclass(eq=False)
 class GlobalBuffer:
     """A piece of global memory: its address, its bytes, and a name for messages.
 
@@ -60,7 +60,7 @@ class GlobalBuffer:
         return np.concatenate([content, self.added[len(self.added) - missing :]]) if missing else content
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MemorySnapshot:
     """Copies of a memory's buffers, and of the arrays found through pointers."""
 

@@ -8,23 +8,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 from ...errors import EmulatorError
 from ...moved import old_names
 from ..machine.deadlocks import STATES, fibers, warps
-from ..machine.interpreter import BLOCKED, Cluster, Cta, Fiber
+from ..machine.interpreter import BLOCKED, Cluster, Cta, Fiber, Warp
+from ..machine.memory import GRANULE
 from ..ptx.parser import PtxInstruction, PtxOperand
 from ..ptx.program import Program, Reader, Run
 from ..ptx.values import Value, compact, mask_of
-from ..races.happens_before import Knowledge, MemoryEvent
-from ..races.lanes import synchronise
+from ..races.happens_before import Knowledge, MemoryEvent, Parts
+from ..races.lanes import EVERY, synchronise
 from .deadlock_causes import cluster_causes, mbarrier_causes, named_causes
 from .flags import fence as flag_fence
 from .flags import fenced, waited
 from .memory import block_of, said
-from .registry import by_mask, constant, known, operation
+from .registry import ELECT, by_mask, constant, known, operation
 
 PASSED = object()  # marks a fiber that a barrier released while it waited
 # In a warp's scratch, of tensor memory alone: what a relaxed arrive hands on, what relaxed waits have acquired.
@@ -36,6 +38,10 @@ INIT = (
     "fence.mbarrier_init after the initialisation, then a barrier of all threads that use it, orders them: "
     "barrier.cluster where they are in several blocks."
 )
+REUSE = "A barrier of all threads that use the mbarrier, then mbarrier.inval by one of them, ends its life."
+TWO_PHASES = "lanes of one arrive fall into two phases of the {}"
+COUNT = "mbarrier.init with as many arrivals as come in each phase keeps them in one."
+IN_TURN = "A wait for the end of the phase before, by this thread or one that it follows, orders them."
 # The opaque state that an arrive returns: the phase, and the arrivals that were pending before it.
 PHASE_BITS = 32
 PHASE_MASK = (1 << PHASE_BITS) - 1
@@ -90,6 +96,7 @@ def _named(fiber: Fiber, number: int, expected: int | None) -> EmulatedNamedBarr
             "protocol",
             f"barrier {number} is used with {expected or 'all'} threads, and before with {found.expected or 'all'}",
             fiber,
+            orders="One thread count for all bar instructions of a phase, or another barrier, mends it.",
         )
     return found
 
@@ -350,6 +357,7 @@ class EmulatedMbarrier:
     arrivals (who, how many) of this phase, for reports; before: of the phase before
     far      what threads of other blocks have handed on in this phase, or None; far_sealed: in the phases before
     members  arrivals in this phase; ended: in the phase before, or None; earlier: in the phase before that
+    users    warp -> its last operation on the barrier
     """
 
     def __init__(self, cta: Cta, offset: int, count: int, init: MemoryEvent) -> None:
@@ -361,6 +369,7 @@ class EmulatedMbarrier:
         self.arrivals: list[tuple[Callable[[], str], int]] = []
         self.before: list[tuple[Callable[[], str], int]] = []
         self.waiting: list[Fiber] = []
+        self.users: dict[Warp, MemoryEvent] = {}
         self.knows, self.sealed, self.members = (self.ledger.knowledge() for _ in range(3))
         self.tensor, self.tensor_sealed = self.ledger.knowledge(), self.ledger.knowledge()
         self.far: Knowledge | None = None
@@ -391,6 +400,13 @@ class EmulatedMbarrier:
         if len(self.arrivals) > 8:
             lines.append(f"  and {len(self.arrivals) - 8} more arrivals")
         return lines + mbarrier_causes(self)
+
+    def in_use(self, fiber: Fiber) -> MemoryEvent | None:
+        """Another warp's operation that nothing orders before this fiber, or None."""
+        if not self.ledger.enabled:
+            return None
+        others = (event for warp, event in self.users.items() if warp is not fiber.warp)
+        return next((event for event in others if not self.ledger.came_before(fiber.knows, event)), None)
 
     def unordered(self, knows: Knowledge) -> bool:
         """True if nothing orders a thread after the end of the phase before."""
@@ -493,11 +509,42 @@ def barriers_of(cta: Cta) -> dict[int, EmulatedMbarrier]:
     if "mbarriers" not in cta.scratch:
         cta.scratch["mbarriers"] = {}
         cta.scratch["events"] = []
+        cta.overwrites = partial(_overwritten, cta)
         cta.scratch.setdefault("at end", []).append(lambda: _mbarriers_left(cta))
         cta.scratch.setdefault(STATES, []).append(
             lambda: [line for one in cta.scratch["mbarriers"].values() for line in one.state()]
         )
     return cta.scratch["mbarriers"]
+
+
+def _ended_life(barrier: EmulatedMbarrier) -> None:
+    """Take a barrier off the list of its block."""
+    live = barriers_of(barrier.cta)
+    del live[barrier.offset]
+    barrier.cta.guarded = sum({1 << offset // GRANULE for offset in live})
+
+
+def _overwritten(
+    cta: Cta, fiber: Fiber, places: int, parts: Parts, what: Callable[[], str], asynchronous: bool
+) -> None:
+    """Report a write over live mbarriers. What comes after all their operations is lint, and ends their lives.
+
+    PTX has mbarrier.inval come first.
+    """
+    for barrier in list(barriers_of(cta).values()):
+        place, first = divmod(barrier.offset, GRANULE)
+        if not places >> place & 1 or not parts.get(place, EVERY) >> first & (1 << BARRIER_BYTES) - 1:
+            continue
+        message, user = f"{what()} overwrites the {barrier}, which is live", barrier.in_use(fiber)
+        if user is not None:
+            message += f": nothing orders this after its use by {user.describe()}"
+        elif not asynchronous and not barrier.waiting and fiber.machine.policy.fences != "writers":
+            message += '. PTX asks for mbarrier.inval before; Policy(fences="writers") makes this a finding'
+            fiber.machine.problem("lint", message, fiber, orders=REUSE)
+            _ended_life(barrier)
+            cta.scratch.setdefault("overwritten", {})[barrier.offset] = what()
+            continue
+        fiber.machine.problem("protocol", message, fiber, orders=REUSE)
 
 
 def _mbarriers_left(cta: Cta) -> None:
@@ -533,10 +580,13 @@ def barrier_in(cta: Cta, offset: int) -> EmulatedMbarrier:
     """The mbarrier of a block at an offset. Raises EmulatorError without a live one."""
     found = barriers_of(cta).get(offset)
     if found is None:
-        raise EmulatorError(
-            f"no mbarrier is initialised at {offset:#x} of CTA {cta.coordinate}: mbarrier.init, fence.mbarrier_init "
-            "and a barrier of all threads that use it come first"
+        last = cta.scratch.get("overwritten", {}).get(offset)
+        lost = (
+            f"{last} has overwritten it"
+            if last is not None
+            else ("mbarrier.init, fence.mbarrier_init and a barrier of all threads that use it come first")
         )
+        raise EmulatorError(f"no mbarrier is initialised at {offset:#x} of CTA {cta.coordinate}: {lost}")
     return found
 
 
@@ -603,10 +653,14 @@ def mbarrier_init(program: Program, ins: PtxInstruction) -> Run:
             alike = "protocol" if fiber.machine.policy.fences == "writers" else "lint"  # the same bytes once more
             if (before := live.get(offset)) is not None:
                 kind = alike if before.fresh and before.count == arrivals else "protocol"
-                fiber.machine.problem(kind, f"mbarrier.init of the {before}, which is live: one thread does it", fiber)
+                message = f"mbarrier.init of the {before}, which is live: one thread does it"
+                fiber.machine.problem(kind, message, fiber, orders=REUSE)
             live[offset] = EmulatedMbarrier(cta, offset, arrivals, fiber.epoch)
+            live[offset].users[fiber.warp] = fiber.epoch
+            cta.guarded |= 1 << offset // GRANULE
             if lanes > 1:  # of PTX the second lane's is of a live one
-                fiber.machine.problem(alike, f"{lanes} lanes initialise the {live[offset]}: elect one", fiber)
+                message = f"{lanes} lanes initialise the {live[offset]}: elect one"
+                fiber.machine.problem(alike, message, fiber, orders=ELECT)
             cta.scratch["events"].append(fiber.epoch)
             if fiber.machine.trace is not None:
                 fiber.machine.trace.initialised(fiber, offset)
@@ -624,8 +678,12 @@ def mbarrier_inval(program: Program, ins: PtxInstruction) -> Run:
     def go(fiber: Fiber) -> None:
         barrier = mbarrier_at(fiber, fiber.one(address(fiber)))
         if barrier.waiting or barrier.bytes:
-            fiber.machine.problem("protocol", f"mbarrier.inval of the {barrier} while it is waited for", fiber)
-        del barriers_of(barrier.cta)[barrier.offset]
+            message = f"mbarrier.inval of the {barrier} while it is waited for"
+            fiber.machine.problem("protocol", message, fiber, orders=REUSE)
+        elif (user := barrier.in_use(fiber)) is not None:
+            message = f"mbarrier.inval of the {barrier} after its use by {user.describe()}, and nothing orders the two"
+            fiber.machine.problem("protocol", message, fiber, orders=REUSE)
+        _ended_life(barrier)
 
     return go
 
@@ -663,7 +721,7 @@ def mbarrier_arrive(program: Program, ins: PtxInstruction) -> Run:
         for at in fiber.each(address(fiber)).tolist():
             barrier = mbarrier_at(fiber, int(at))
             if phases.setdefault(barrier, barrier.phase) != barrier.phase:
-                fiber.machine.problem("protocol", f"lanes of one arrive fall into two phases of the {barrier}", fiber)
+                fiber.machine.problem("protocol", TWO_PHASES.format(barrier), fiber, orders=COUNT)
             if state is not None:
                 states.append(barrier.phase | barrier.pending << PHASE_BITS)
             barrier.hand(fiber.cta, handed, wide or relaxed)  # of a relaxed one, initialisations alone
@@ -677,14 +735,15 @@ def mbarrier_arrive(program: Program, ins: PtxInstruction) -> Run:
                 barrier.count -= 1
             if expects:
                 barrier.expect(amount)
+            barrier.users[fiber.warp] = acted
             early = barrier.arrive(1 if expects else amount, acted, handed)
             if early is not None:
-                fiber.machine.problem("protocol", early, fiber, ins)
+                fiber.machine.problem("protocol", early, fiber, ins, orders=IN_TURN)
             if open_phase and barrier.phase != phases[barrier]:
                 text = (
                     f"a .noComplete arrival ends phase {phases[barrier]} of the {barrier}: PTX leaves open what comes"
                 )
-                fiber.machine.problem("protocol", text, fiber, ins)
+                fiber.machine.problem("protocol", text, fiber, ins, orders=COUNT)
         if state is not None:
             fiber.registers[state] = compact(fiber.spread(np.array(states, dtype=np.uint64)))
 
@@ -715,6 +774,7 @@ def mbarrier_bytes(program: Program, ins: PtxInstruction) -> Run:
     def go(fiber: Fiber) -> None:
         for at in fiber.each(address(fiber)).tolist():
             barrier = mbarrier_at(fiber, int(at))
+            barrier.users[fiber.warp] = fiber.epoch
             barrier.expect(sign * fiber.one(amount(fiber)))
             if sign < 0:
                 barrier.check()
@@ -743,10 +803,11 @@ def mbarrier_wait(program: Program, ins: PtxInstruction) -> Run:
             asked &= 1
         ended = barrier.phase & 1 != asked if by_parity else barrier.phase > asked
         question = (barrier, asked, ins.pc)
+        barrier.users[fiber.warp] = fiber.epoch
         if ended and (fiber.spin == question or not tries or fiber.machine.policy.waits == "prompt"):
             fiber.registers[target] = True
             if by_parity and (wrong := barrier.stale(fiber.knows)) is not None:
-                fiber.machine.problem("protocol", wrong, fiber)
+                fiber.machine.problem("protocol", wrong, fiber, orders=IN_TURN)
             ledger = fiber.cta.cluster.ledger
             barrier.tell(fiber, relaxed, wide)
             if relaxed or barrier.tensor_sealed.seen:

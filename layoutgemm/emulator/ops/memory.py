@@ -318,6 +318,7 @@ def fetch(fiber: Fiber, form: AccessForm, addresses: Lanes, lanes: int, ins: Ptx
         if form.strong:
             learn(fiber, form.flag, offsets, True)
         _aligned(offsets, size)
+        count_sectors(fiber, ins, offsets, size)
         for at in form.elements or (0,):
             _read_global(fiber, ins, form, offsets + at, form.bytes if form.elements else size, lanes)
         return machine.launch.memory.read(offsets, size)
@@ -396,6 +397,12 @@ def _touch_global(
             found = watch.access(fiber, ins.pc, said(fiber, ins), where, size, same_bytes, None, strong)
         if found is not None:
             fiber.machine.conflict(found, fiber)
+
+
+def count_sectors(fiber: Fiber, ins: PtxInstruction, addresses: npt.NDArray[np.int64], size: int) -> None:
+    """Count a request's sectors of global memory, where that is asked for."""
+    if fiber.machine.sectors is not None and addresses.size:
+        fiber.machine.sectors.add(ins, size, addresses)
 
 
 def _aligned(addresses: npt.NDArray[np.int64], size: int) -> None:
@@ -545,6 +552,7 @@ def put(
             return bool((machine.launch.memory.read(offsets, size) == raw)[meets(at)].all())
 
         _touch_global(fiber, ins, offsets, size, lanes, "writes", bool(form.strong), holds)
+        count_sectors(fiber, ins, offsets, size)
         if form.strong:
             tell(fiber, form.flag, offsets, True)
         machine.launch.memory.write(offsets, raw)
@@ -659,6 +667,7 @@ def atomic(program: Program, ins: PtxInstruction) -> Run:
         total = size * form.count
         if cta is None:
             _touch_global(fiber, ins, offsets, total, lanes, "adds to" if sums else "changes", True)
+            count_sectors(fiber, ins, offsets, total)
         else:
             cta.shared.check(offsets, total, ins.opcode)
             unwritten(fiber, ins, cta, offsets, total, suspect=True)

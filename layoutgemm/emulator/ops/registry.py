@@ -15,6 +15,7 @@ BUILDERS: dict[str, Builder] = {}  # opcode, or the beginning of one up to a dot
 GUARDS: set[str] = set()  # builders of these handle the predicate themselves
 COUNTS: dict[str, int] = {}  # operands of those whose builders and spellings do not count them
 HINT = "L2::cache_hint"  # the word of an instruction whose last operand is a cache policy
+ELECT = "One lane, as elect.sync chooses it, does it for the warp."  # the remedy where several lanes do what one should
 TAKEN = object()  # marks a fiber that was split off to execute one predicated instruction
 
 

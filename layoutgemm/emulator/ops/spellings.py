@@ -122,8 +122,10 @@ atom ATOM .add .u32|.s32|.u64|.f32|.f64                            : v a v v?
 atom ATOM .add .noftz .f16|.bf16|.f16x2|.bf16x2                    : v a v v?
 atom ATOM .min|.max .u32|.s32|.u64|.s64                            : v a v v?
 atom ATOM .and|.or|.xor .b32|.b64                                  : v a v v?
-atom ATOM .exch .b32|.b64|.b128                                    : v a v v?
-atom ATOM .cas .b16|.b32|.b64|.b128                                : v a v v v?
+atom ATOM .exch .b32|.b64                                          : v a v v?
+atom ATOM .cas .b16|.b32|.b64                                      : v a v v v?
+atom ATOM .exch .b128                                              : v a v v?   @90
+atom ATOM .cas .b128                                               : v a v v v? @90
 atom ATOM .inc|.dec .u32                                           : v a v v?
 atom WIDE .add .v2|.v4 .f32                                        : v a v v? @90
 atom WIDE .add|.min|.max .noftz .v2|.v4|.v8 .f16|.bf16             : v a v v? @90

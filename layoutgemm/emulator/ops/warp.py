@@ -22,6 +22,7 @@ from ..ptx.values import LANE, M32, Value, bool_of, compact, is_uniform, lanes_o
 from .registry import by_mask, constant, known, operation
 
 WARP, GROUP = 32, 4  # threads of a warp, warps of a warpgroup
+WHOLE_GROUP = "One setmaxnreg that all four warps of a warpgroup execute, outside of branches between them, is defined."
 
 
 def _pair(program: Program, operand: PtxOperand, kind: str) -> tuple[int | None, int | None]:
@@ -80,6 +81,8 @@ def shuffle(program: Program, ins: PtxInstruction) -> Run:
 def elect(program: Program, ins: PtxInstruction) -> Run:
     """elect.sync: one of the members, the lowest or the highest by the policy."""
     leader, chosen = _pair(program, ins.operands[0], "u32")
+    if chosen is None:
+        raise ValueError("the predicate of elect cannot be dropped")
     mask = program.value(ins.operands[1], "u32")
 
     def go(fiber: Fiber) -> None:
@@ -87,8 +90,7 @@ def elect(program: Program, ins: PtxInstruction) -> Run:
         lane = (members & -members if fiber.machine.policy.elect == "lowest" else members).bit_length() - 1
         if leader is not None:
             fiber.registers[leader] = lane
-        if chosen is not None:
-            fiber.registers[chosen] = LANE == lane
+        fiber.registers[chosen] = LANE == lane
 
     return by_mask(ins, mask, go)
 
@@ -210,6 +212,7 @@ def set_registers(program: Program, ins: PtxInstruction) -> Run:
                 f"setmaxnreg by a warp whose warpgroup is not whole: a block of {threads} threads has {there} of its "
                 f"{GROUP} warps, and all of them have to execute it",
                 fiber,
+                orders=WHOLE_GROUP,
             )
         at_launch = launch_registers(facts, threads)
         lacking = allocated_threads(threads) - len(cta.warps) * WARP
@@ -251,7 +254,7 @@ def _same_in_warpgroup(fiber: Fiber, ins: PtxInstruction, count: int, kind: str)
             if amount == count:
                 differ = f"by another instruction than in warp {other} of the same warpgroup, to the same amount"
             message = f"setmaxnreg to {count}, {differ}: all of them have to execute the same"
-            fiber.machine.problem(kind if amount != count else "lint", message, fiber)
+            fiber.machine.problem(kind if amount != count else "lint", message, fiber, orders=WHOLE_GROUP)
 
 
 def _registers_of_some(cta: Cta, kind: str) -> None:
@@ -264,4 +267,6 @@ def _registers_of_some(cta: Cta, kind: str) -> None:
                 kind,
                 f"warps {first} to {first + GROUP - 1} of CTA {cta.coordinate} execute {counts} setmaxnreg: all warps "
                 "of a warpgroup have to",
+                orders=WHOLE_GROUP,
+                cta=cta,
             )

@@ -10,7 +10,7 @@ Semantics: PTX ISA, "Instruction Set", by the names of the instructions.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
 import numpy as np
@@ -153,9 +153,10 @@ class CodeGenerator:
 
     def fits_vector(self, operand: PtxOperand, count: int, kind: str) -> None:
         """Raise ValueError unless an operand is a vector of that many elements of a type."""
-        if operand.kind != "vector" or len(operand.parts) != count:
+        parts = elements_of(operand)
+        if len(parts) != count:
             raise ValueError(f"{operand.text} is no vector of {count} .{kind}")
-        for part in operand.parts:
+        for part in parts:
             self.fits(part, kind, False, True)
 
     def fits(self, operand: PtxOperand, kind: str, wider: bool, beside: bool) -> None:
@@ -207,6 +208,13 @@ def _is_float(text: str) -> bool:
     """True for the text of a float literal."""
     text = text.lstrip("-").lower()
     return text[:2] in ("0f", "0d") or "." in text or (text[:2] != "0x" and "e" in text)
+
+
+def elements_of(operand: PtxOperand) -> Sequence[PtxOperand]:
+    """The elements of a vector, or of a special register of four such as %tid; none of another operand."""
+    if operand.kind == "special" and f"{operand.text}.w" in SPECIAL:
+        return [PtxOperand("special", f"{operand.text}.{element}") for element in "xyzw"]
+    return operand.parts if operand.kind == "vector" else ()
 
 
 def special(operand: PtxOperand) -> str:

@@ -223,6 +223,9 @@ def read_module(text: str, only: str | None = None) -> list[PtxKernel]:
     target = re.search(r"\.target\s+(\w+)", text)
     if target is None:
         raise PtxError("PTX line 1: no .target: this is not a PTX module")
+    if re.fullmatch(r"sm_\d{2,3}[af]?", target.group(1)) is None:
+        line = line_of(text, target.start(1))
+        raise PtxError(f"PTX line {line}: .target {shown(target.group(1))}: not a GPU's, such as sm_90a")
     files = {int(number): name for number, name in _FILE.findall(text)}
     entries = list(_ENTRY.finditer(text))
     if not entries:

@@ -101,7 +101,7 @@ def addresses_of(variables: tuple[ModuleVariable, ...]) -> dict[str, int]:
     return out
 
 
-@dataclass
+@dataclass(eq=False)
 class Program:
     """A kernel with its control flow, its live registers, and its steps.
 

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from ..machine.memory import GRANULE
 from .clocks import NO_CLOCKS, Clock, Clocks, Stamp
 from .conflicts import FENCE, Conflict, remedy
+from .global_words import untold
 from .lanes import Same
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ FLAG = (
     "For data, a fence by the writer before it sets the flag, and an acquiring read of the flag, order them. For the "
     "flag itself, an st.release or atomic operation is no race."
 )
+WARP = "bar.warp.sync (__syncwarp) of the writing warp, before one of its lanes releases, orders them."
 UNFENCED = "no fence.proxy.async between the write and the read by a copy engine"
 Numbers = npt.NDArray[np.int32]
 Addresses = npt.NDArray[np.int64]
@@ -347,11 +349,22 @@ class GlobalWatch:
         different = np.unique(numbers).tolist() if np.count_nonzero(numbers != first) else [int(first)]
         for number, one in [(every, one) for every in different for one in self.groups.get(every, (every,))]:
             earlier = self.accesses[one]
-            if earlier is None or (lacks := self._lacks(fiber, earlier, wrote, writes, copying)) is None:
+            if earlier is None:
+                continue
+            lacks = self._lacks(fiber, earlier, wrote, writes, copying)
+            source, turn = earlier.stamp
+            partly = wrote and lacks is None and source == earlier.warp.source != fiber.warp.source
+            if lacks is None and not (partly and turn in earlier.warp.partly_told):
                 continue
             theirs = np.flatnonzero(numbers == number)
             inside = theirs + where.start if isinstance(where, slice) else where[theirs].astype(np.int64)
             units = inside + (page << PAGE_BITS - shift)
+            if lacks is None:
+                known = fiber.knows.clocks.known[source]
+                alone = untold(earlier.warp, turn, known, (units << shift).tolist())
+                if alone is None:
+                    continue
+                units, lacks = units[units == alone[0] >> shift], alone[1]
             if same is not None and same(partial(_among, units, shift)):
                 continue  # memory holds these bytes in either order
             at = int(units[0]) << shift
@@ -361,7 +374,15 @@ class GlobalWatch:
             both = f"both touch byte {offset} of {buffer.name}"
             message = f"{what()} and, before it, {earlier.what}, which {'wrote' if wrote else 'read'} it, {both}"
             why, lint = lacks, lacks is DOUBTED and not self.strict
-            orders = ACQUIRE if lacks is DOUBTED else FENCE if lacks is UNFENCED else self._orders(fiber, earlier, what)
+            orders = (
+                WARP
+                if partly
+                else ACQUIRE
+                if lacks is DOUBTED
+                else FENCE
+                if lacks is UNFENCED
+                else self._orders(fiber, earlier, what)
+            )
             return Conflict(f"{message}; {why}" if lacks is UNFENCED else f"{message}; nothing orders them: {why}",
                             orders, lint)  # fmt: skip
         return None

@@ -1,16 +1,21 @@
 """Races in global memory between the lanes of one warp.
 
-Global memory is not checked between warps. Between the lanes of a warp, each event (`happens_before.py`) keeps the
-pieces that each lane wrote. They stay until all lanes know of the event (`lanes.py`) or the checker forgets it, for the
-latest `KEPT` events of a warp that touched global memory. An event ends where the warp releases something. A race
+Races between warps are found in `global_bytes.py`. Between the lanes of a warp, each event (`happens_before.py`) keeps
+the pieces that each lane wrote. They stay until all lanes know of the event (`lanes.py`) or the checker forgets it, for
+the latest `KEPT` events of a warp that touched global memory. An event ends where the warp releases something. A race
 across more than `KEPT` events, without a barrier of the warp in between, is not seen. Reads are kept only under
 `Policy(lanes="strict")`.
+
+Where one lane releases its warp's writes, another warp knows those of that lane alone, until a barrier of the warp
+(`untold`).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +25,7 @@ from ..ptx.values import lane_bits
 from .lanes import one_lane, uninformed
 
 if TYPE_CHECKING:
-    from ..machine.interpreter import Fiber
+    from ..machine.interpreter import Fiber, Warp
     from .happens_before import MemoryEvent
 
 KEPT = 256
@@ -65,6 +70,7 @@ def touch(
                 pieces[number] = pieces.get(number, 0) | members
         epoch.lanes |= lanes
         if epoch.near is None:
+            epoch.turn = fiber.warp.turn
             epoch.near = fiber.warp.scratch.setdefault("global", deque(maxlen=KEPT))
             epoch.near.append(epoch)
     return race
@@ -90,3 +96,33 @@ def _same(number: int, size: int, other: int) -> Iterator[int]:
     """The numbers of the pieces of `other` bytes that overlap a piece of `size`."""
     first = number * size // other
     yield from range(first, max(first + 1, (number + 1) * size // other))
+
+
+def note_partly_told(fiber: Fiber) -> None:
+    """Note that some lanes end their warp's turn and do not know of others' writes."""
+    warp, ledger = fiber.warp, fiber.cta.cluster.ledger
+    near = warp.scratch.get("global", ()) if fiber.lanes != warp.alive else ()
+    others = [one.turn for one in near if one.lanes & ~fiber.lanes and not ledger.knows(fiber.knows, one)]
+    if others:
+        warp.partly_told[warp.turn] = fiber.lanes, min(others)
+
+
+def untold(warp: Warp, turn: int, known: int, addresses: Iterable[int]) -> tuple[int, str] | None:
+    """(first address, reason) of a byte that only other lanes told of, or None.
+
+    turn   in which it was written
+    known  the warp's last turn that another warp knows. A turn that all lanes ended, or a barrier, tells of all before.
+    """
+    tellers = 0
+    for ended in range(turn, known + 1):
+        lanes, since = warp.partly_told.get(ended, (0, 0))
+        if not lanes or since > turn:
+            return None
+        tellers |= lanes
+    open_ = [event for event in warp.scratch.get("global", ()) if event.turn == turn and event.lanes & ~tellers]
+    written = [(size, each) for one in open_ for (size, writes, _), each in one.pieces.items() if writes]
+    for at in addresses:
+        wrote = reduce(or_, [each.get(at // size, 0) for size, each in written], 0)
+        if wrote & ~tellers:
+            return at, f"lanes {wrote:#x} wrote it, {tellers:#x} told of it, and no bar.warp.sync stands between"
+    return None

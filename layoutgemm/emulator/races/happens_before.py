@@ -49,11 +49,13 @@ from .conflicts import (
     Conflict,
     remedy,
 )
+from .global_words import note_partly_told
 from .lanes import (
     FILTER,
     NOTHING,
     LaneAccess,
     Same,
+    both_strong,
     bytes_met,
     crossing,
     each_alone,
@@ -90,6 +92,7 @@ class MemoryEvent:
     joint     whether its lanes do it as one
     wrote     whether it wrote through the generic proxy
     stamp     the turn of its accesses to global memory (`clocks.py`), or None
+    turn      the turn of its warp in which it first wrote global memory, or 0
     divided   the events that have some of its lanes' accesses since those lanes waited alone
     fellows   of a warp's part of a product: those of its warpgroup, None where a warp has not issued it
     told      whether a finding says already that its mbarriers are signalled without a fence
@@ -98,12 +101,12 @@ class MemoryEvent:
 
     __slots__ = (
         "asynchronous", "describe", "divided", "engine", "fellows", "id", "issued", "joint", "lanes", "near", "pieces",
-        "settled", "stamp", "time", "told", "touches", "wrote",
+        "settled", "stamp", "time", "told", "touches", "turn", "wrote",
     )  # fmt: skip
 
     def __init__(self, number: int, asynchronous: bool, describe: Callable[[], str], engine: object = None) -> None:
         self.id, self.asynchronous, self.describe, self.engine = number, asynchronous, describe, engine
-        self.time = 0
+        self.time = self.turn = 0
         self.issued: Knowledge | None = None
         self.stamp: Stamp | None = None
         self.lanes, self.joint, self.wrote, self.told, self.settled = 0, False, False, False, False
@@ -392,7 +395,7 @@ class Ledger:
         if fiber.warp.settles is not None:
             fiber.warp.settles(fiber)
         self.renew(fiber)
-        end_turn(fiber)
+        self.end_turn(fiber)
         knows = fiber.knows
         into.merge(knows)
         for event in knows.mine:
@@ -414,14 +417,24 @@ class Ledger:
         """Learn all that was handed to a barrier or completed with an operation."""
         fiber.knows.merge(source)
 
+    def end_turn(self, fiber: Fiber) -> None:
+        """End the turn of a warp's accesses to global memory, which the fiber then knows."""
+        warp = fiber.warp
+        # A turn without accesses counts where some lanes alone have ended the one before: it may tell of the others'.
+        if warp.accessing or warp.turn - 1 in warp.partly_told:
+            note_partly_told(fiber)
+            warp.accessing = False
+            warp.turn += 1
+            fiber.knows.clocks = fiber.knows.clocks.after((warp.source, warp.turn - 1), False)
+
     def gpu_fence(self, fiber: Fiber, acquires: bool, releases: bool) -> None:
         """fence.gpu: acquire what relaxed reads saw, and release through later relaxed writes."""
-        end_turn(fiber)
+        self.end_turn(fiber)
         fiber.knows.clocks = fiber.knows.clocks.after_fence(acquires, releases)
 
     def global_fence(self, fiber: Fiber) -> None:
         """fence.proxy.async.global: earlier accesses to global memory become visible to the async proxy."""
-        end_turn(fiber)
+        self.end_turn(fiber)
         fiber.knows.clocks = fiber.knows.clocks.after_proxy_fence()
 
     def proxy_fence(self, fiber: Fiber) -> None:
@@ -500,15 +513,6 @@ class Ledger:
         """True if every fiber knows the record's event, so it can conflict with nothing."""
         bit = self.bit(record.event)
         return bool(seen & bit) and (record.event.asynchronous or bool(proxied & bit))
-
-
-def end_turn(fiber: Fiber) -> None:
-    """End the turn of a warp's accesses to global memory, which the fiber then knows."""
-    warp = fiber.warp
-    if warp.accessing:
-        warp.accessing = False
-        warp.turn += 1
-        fiber.knows.clocks = fiber.knows.clocks.after((warp.source, warp.turn - 1), False)
 
 
 # Records are listed by pages of 2**PAGE places, so that few are examined. An access that covers half of a wide page of
@@ -681,7 +685,9 @@ class ShadowMemory:
                     continue
                 if not harmless or doubtful:
                     found.append((record.meets(first, last), record, common, doubtful, dict(record.parts)))
-                if write and earlier is not event:
+                # An atomic operation hides no other warp's that it does not follow: what comes later follows both.
+                beside = not harmless and both_strong(earlier.engine, event.engine) and not knows.own >> at & 1
+                if write and earlier is not event and not beside:
                     if parts or record.parts:
                         record.overwritten(places, parts)
                     else:

@@ -373,6 +373,7 @@ def _by_lane(ledger: Ledger, knows: Knowledge) -> None:
 def synchronise(ledger: Ledger, fiber: Fiber) -> None:
     """bar.warp.sync: each of the fiber's lanes knows what any of them knew and did."""
     ledger.renew(fiber)
+    ledger.end_turn(fiber)
     knows = fiber.knows
     for _, more in knows.apart:
         knows.merge(more)
@@ -388,6 +389,11 @@ def synchronise(ledger: Ledger, fiber: Fiber) -> None:
 def strong(ledger: Ledger, fiber: Fiber, warp: object = None) -> MemoryEvent:
     """The event of a strong access, such as an atomic: two of them do not race, unless both are of `warp`."""
     return ledger.event(False, fiber.describe, STRONG if warp is None else StrongAccess(warp))
+
+
+def both_strong(one: object, other: object) -> bool:
+    """True if these are the engines of two strong accesses."""
+    return isinstance(one, StrongAccess) and isinstance(other, StrongAccess)
 
 
 def never_race(one: object, other: object) -> bool:
@@ -467,7 +473,7 @@ def learn(ledger: Ledger, fiber: Fiber, lanes: int, event: MemoryEvent) -> None:
 def divide(ledger: Ledger, event: MemoryEvent, lanes: int) -> MemoryEvent:
     """Move some lanes' accesses into a new event, known to the same fibers."""
     made = ledger.event(event.asynchronous, event.describe, event.engine)
-    made.time, made.wrote, made.stamp = event.time, event.wrote, event.stamp
+    made.time, made.wrote, made.stamp, made.turn = event.time, event.wrote, event.stamp, event.turn
     made.lanes, event.lanes = lanes, event.lanes & ~lanes
     event.divided += (made,)
     kept: list[tuple[ShadowMemory, bool, LaneAccess]] = []

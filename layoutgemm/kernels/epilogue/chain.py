@@ -50,7 +50,7 @@ Gate = Callable[[Sequence[np.ndarray]], np.ndarray]  # both sums -> what is gate
 _FLAGS: Mapping[str, type] = {"flipped": bool, "pairs": bool, "stores_c": bool, "sums": int, "lines": bool}  # beside
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Outputs:
     """A reference result: C before it is rounded, and the written operands by name."""
 

@@ -101,7 +101,7 @@ class GatePlan:
 
     @property
     def overlaps(self) -> bool:
-        """True where it waits for the kernel before it by itself, and the next begins early."""
+        """True where it waits for the kernel before it, and the next begins early."""
         return "griddepcontrol" in self.arch.features
 
     def blocks(self, m: int, n: int) -> int:

@@ -29,7 +29,7 @@ _COLUMN_SCALES = dtype("f32")
 _MOST_EXACT = 1 << 53  # of the integers that float64 holds one by one
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class QuantizedWeights:
     """Codes of weights and their scales, in plain order.
 
@@ -114,7 +114,7 @@ def _real(name: str, given: npt.ArrayLike) -> npt.NDArray[np.float64]:
     return array.astype(np.float64)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PackedWeights:
     """Weights in the order that `quantized_matmul` reads.
 

@@ -109,7 +109,7 @@ class Barrier:
             )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GlobalMatrix:
     """A matrix in global memory, or a batch of them: raw element bits, contiguous along one dimension.
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 DEVICES = ("cuda", "emulator", "reference")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GemmResult:
     """A run's result: the product, its device, and the copied operands.
 

@@ -375,6 +375,7 @@ def takes_together(config: Sm90Config) -> bool:
     return config.loader == "warpgroup" and config.split == 1
 
 
+@checked(PlanError)
 def mainloop_of(groups: tuple[int, ...], span: int = 1) -> Promoted:
     """The main loop of a product with scales.
 

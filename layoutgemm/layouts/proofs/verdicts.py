@@ -6,6 +6,7 @@ All of them may stand where a bool does: they are truthy when the answer is yes.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import gcd, prod
 from typing import Any, TypeAlias
 
@@ -375,9 +376,13 @@ def _by_exhaustion(a: Any, b: Any) -> Answer:
     if n > LIMIT:
         return Undecided(f"{n} values, more than {LIMIT}, would have to be compared")
     index = None if has_numpy() else next((i for i in range(n) if a(i) != b(i)), None)
-    for start in range(0, n, 1 << 20) if has_numpy() else ():
-        i = np.arange(start, min(n, start + (1 << 20)))
-        bad = np.nonzero(a(i) != b(i))[0]
+    starts = [0, *range(1 << 10, n, 1 << 20)] if has_numpy() else []  # few at first: most differ early
+    for start, end in pairwise([*starts, n]):
+        i = np.arange(start, end)
+        try:
+            bad = np.nonzero(a(i) != b(i))[0]
+        except LayoutError:  # offsets beyond 64 bits: by Python's integers
+            bad = np.nonzero(a(i.astype(object)) != b(i.astype(object)))[0]
         if len(bad):
             index = start + int(bad[0])
             break

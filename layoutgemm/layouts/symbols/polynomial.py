@@ -456,6 +456,14 @@ class Relation:
             return False
         raise MissingFact(f"whether {bounded(self)}", needs_ge(p))
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Relation):
+            return NotImplemented
+        return (self.left, self.op, self.right) == (other.left, other.op, other.right)
+
+    def __hash__(self) -> int:
+        return hash((self.left, self.op, self.right))
+
     def __repr__(self) -> str:
         return f"{show(self.left)} {self.op} {show(self.right)}"
 

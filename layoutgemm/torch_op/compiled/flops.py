@@ -82,7 +82,7 @@ _FORMULAS: Mapping[str, Callable[..., int]] = {
 }  # fmt: skip
 
 
-def count_flops(*names: str) -> None:
-    """Have torch count the operations of these operators, which are defined already."""
-    for name in names:
+def count_flops(name: str) -> None:
+    """Have torch count the operations of an operator, if it is a product."""
+    if name in _FORMULAS:
         register_flop_formula(getattr(torch.ops.layoutgemm, name))(_FORMULAS[name])

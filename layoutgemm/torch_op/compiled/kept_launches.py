@@ -32,7 +32,7 @@ MAX_KEPT = 1024
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class KeptCall:
     """A launch for tensors of known shapes and strides.
 

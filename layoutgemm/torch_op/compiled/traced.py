@@ -13,6 +13,7 @@ mode keeps them until `run_decompositions`.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,7 +43,7 @@ from ..types import NAMES
 from .lowering import register
 
 _library = torch.library.Library("layoutgemm", "FRAGMENT")
-OF_TENSORS: dict[str, Callable[..., None]] = {}  # name of an operator without a result -> its check
+OF_TENSORS: dict[str, Callable[..., object]] = {}  # name of an operator without a result -> its check
 _MOST = 2**63  # beyond the integers that an operator's schema holds
 
 
@@ -97,10 +98,29 @@ def _nothing(*arguments: object) -> None:
     """A graph that runs has been checked when it was traced."""
 
 
-def checking_operator(name: str, schema: str, check: Callable[..., None]) -> Callable[..., None]:
-    """An operator without a result, whose fake kernel is the check; under vmap, of one slice."""
-    made = torch.library.custom_op(f"layoutgemm::{name}", _nothing, mutates_args=(), schema=schema)
-    made.register_fake(check)
+def schema_of(call: Callable[..., object], mutates: Sequence[str] = (), returns: object = torch.Tensor) -> str:
+    """The schema of an operator with the parameters of `call`.
+
+    mutates, returns  the lists of tensors that are written to, and the type of the result
+    """
+
+    def prototype() -> None: ...
+
+    typed = inspect.signature(call, eval_str=True).replace(return_annotation=returns)
+    prototype.__signature__ = typed  # type: ignore[attr-defined]
+    found: str = torch.library.infer_schema(prototype, mutates_args=tuple(mutates))
+    return found
+
+
+def checking_operator(name: str, check: Callable[..., object]) -> Callable[..., None]:
+    """An operator without a result, whose fake kernel is the check; under vmap, of one slice.
+
+    check  whose parameters are the operator's; its result is not used
+    """
+    made = torch.library.custom_op(
+        f"layoutgemm::{name}", _nothing, mutates_args=(), schema=schema_of(check, returns=None)
+    )
+    made.register_fake(lambda *arguments: (check(*arguments), None)[1])
     operator = getattr(torch.ops.layoutgemm, name).default
 
     def of_slices(info: object, in_dims: tuple[object, ...], *arguments: object) -> tuple[None, None]:
@@ -127,18 +147,9 @@ def _slice(x: Any, at: Any) -> object:
     return x if at is None else x.select(at, 0)
 
 
-_CHECK = checking_operator(
-    "check",
-    "(Tensor a, Tensor b, Tensor? out, Tensor? bias, str? activation, ScalarType? out_dtype, bool? allow_tf32) -> ()",
-    _checked,
-)
-_CHECK_GEMM = checking_operator(
-    "check_gemm",
-    "(Tensor a, Tensor b, Tensor? c, Tensor? out, Scalar? alpha, Scalar? beta, Tensor[] scales, bool? allow_tf32)"
-    " -> ()",
-    _checked_gemm,
-)
-_REFUSE = checking_operator("refuse", "(str text) -> ()", _refuse)
+_CHECK = checking_operator("check", _checked)
+_CHECK_GEMM = checking_operator("check_gemm", _checked_gemm)
+_REFUSE = checking_operator("refuse", _refuse)
 
 
 # --------------------------------------------------------------------------------------------------------- traced calls

@@ -10,19 +10,25 @@ Where an order leaves tiles out, gradients of C are zero there; what an epilogue
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.autograd.function import FunctionCtx
 
 from ...errors import TensorError
+from ...kernels.epilogue.chain import Epilogue
 from ...kernels.epilogue.reduce import combined
 from ...kernels.sm90.triangular.operands import Triangles
 from ..autograd.products import check_derivable, dense, gradients
 from ..checks import derived_by_func, has_tangent, needs_dispatcher
 from ..compute import product
 from ..operators import Places, VmapInfo, bias_gradient, differentiable, in_front
-from ..own_epilogue.derivatives import derived, refusal_of_derivatives
+from ..own_epilogue.derivatives import refusal_of_derivatives
 from ..own_epilogue.formula import StepResults, steps_by_torch
+from ..own_epilogue.recorded import SummedProduct, by_formula
+from ..own_epilogue.recorded import derivable as formula_alone
+from ..own_epilogue.recorded import recorded as kernel_and_formula
 from ..prepared import Config, config_text
 from .checks import ComposedCall, checked
 from .parts import BIAS, AskedParts, lists_of, parts_of_text, parts_text
@@ -129,36 +135,78 @@ def dispatched(call: ComposedCall, config: Config | None) -> torch.Tensor:
     return value
 
 
+@dataclass(frozen=True, eq=False)
+class ComposedFormula(SummedProduct):
+    """A checked product with several parts, as `own_epilogue.recorded` derives it."""
+
+    call: ComposedCall
+    config: Config | None
+
+    @property
+    def epilogue(self) -> Epilogue | None:
+        """The steps, if there are any."""
+        return self.call.parts.epilogue
+
+    @property
+    def every(self) -> dict[str, Any]:
+        """The operands by name."""
+        return self.call.values
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """Names of the written operands whose values before the launch are part of a result."""
+        return held(self.call)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors on which a result depends."""
+        return dependencies(self.call)
+
+    @property
+    def alone(self) -> ComposedFormula:
+        """The same without tensors."""
+        return ComposedFormula(without_tensors(self.call), self.config)
+
+    def of(self, tensors: Sequence[torch.Tensor], every: dict[str, Any] | None = None) -> ComposedFormula:
+        """The same of other tensors, or of other operands."""
+        call = with_tensors(self.call, tensors)
+        return ComposedFormula(call if every is None else call._replace(values=every), self.config)
+
+    def launched(self) -> torch.Tensor:
+        """The product by a kernel, into the operands that it has."""
+        if needs_dispatcher(*self.tensors):
+            return dispatched(self.call, self.config)
+        return computed(self.call, self.config, None)
+
+    def formula(self) -> StepResults:
+        """C in its place, and what the epilogue writes, by operators that have derivatives."""
+        return _formula(self.call, self.config)
+
+    def gradients(
+        self, grads: Sequence[torch.Tensor | None], wants: Sequence[bool], records: bool
+    ) -> list[torch.Tensor | None]:
+        """The gradients of `tensors`; of a sum of products by operators that are recorded where it is asked for."""
+        if self.call.parts.linear:
+            return _linear_gradients(self.call, self.config, grads[0], wants)
+        return by_formula(self, grads, wants, records)
+
+
 def derivable(call: ComposedCall, config: Config | None) -> torch.Tensor:
     """The product by operators that have derivatives: float32 sums, and the parts by torch."""
     _check(call)
-    return _stored(call, _formula(_held_apart(call), config))
+    return formula_alone(ComposedFormula(call, config))
 
 
 def recorded(call: ComposedCall, config: Config | None) -> torch.Tensor:
     """The product by a kernel, with its gradients. Raises TensorError where it has none."""
     _check(call)
-    forms = [call.values[name].detach() for name in call.parts.written]
-    c, *written = _RecordedComposed.apply(without_tensors(call), config, forms, *dependencies(_held_apart(call)))
-    return _stored(call, StepResults(c, dict(zip(call.parts.written, written, strict=True))))
+    return kernel_and_formula(ComposedFormula(call, config))
 
 
 def _check(call: ComposedCall) -> None:
     epilogue = call.parts.epilogue
     if text := refusal_of_derivatives(epilogue, call.a[0].dtype, call.kind):
         raise TensorError(text)
-
-
-def _held_apart(call: ComposedCall) -> ComposedCall:
-    """The same with copies of what is held: autograd keeps them, and the launch changes the others."""
-    return call._replace(values={**call.values, **{name: call.values[name].clone() for name in held(call)}})
-
-
-def _stored(call: ComposedCall, made: StepResults) -> torch.Tensor:
-    for name, value in made.written.items():
-        target = call.values[name]
-        target.copy_(value.reshape(target.shape))
-    return made.c
 
 
 def _formula(call: ComposedCall, config: Config | None) -> StepResults:
@@ -228,37 +276,6 @@ def _triangle_of_product(
     return of_triangle(_product_of_triangles(a, b, asked, a.dtype), half)
 
 
-class _RecordedComposed(torch.autograd.Function):
-    """A composed product with its gradients."""
-
-    @staticmethod
-    def forward(
-        ctx: FunctionCtx, call: ComposedCall, config: Config | None, forms: Sequence[torch.Tensor],
-        *tensors: torch.Tensor,
-    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-        ctx.save_for_backward(*tensors)
-        ctx.facts = call, config
-        ctx.set_materialize_grads(False)
-        of, names = with_tensors(call, tensors), call.parts.written
-        written = {
-            name: of.values[name].clone() if name in held(call) else torch.empty_like(form)
-            for name, form in zip(names, forms, strict=True)
-        }
-        of = of._replace(values={**of.values, **written})
-        c = dispatched(of, config) if needs_dispatcher(*tensors) else computed(of, config, None)
-        empty = () if call.parts.stores_c else (c,)
-        ctx.mark_non_differentiable(*empty, *[x for x in written.values() if not x.is_floating_point()])
-        return (c, *written.values())
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        call, config = ctx.facts
-        of, wants = with_tensors(call, ctx.saved_tensors), ctx.needs_input_grad[3:]
-        if call.parts.linear:  # by operators that are recorded themselves where create_graph asks for it
-            return None, None, None, *_linear_gradients(of, config, grads[0], wants)
-        return None, None, None, *_gradients_again(of, config, grads, wants, torch.is_grad_enabled())
-
-
 def _linear_gradients(
     call: ComposedCall, config: Config | None, grad: torch.Tensor | None, wants: Sequence[bool]
 ) -> list[torch.Tensor | None]:
@@ -278,20 +295,3 @@ def _linear_gradients(
         bias = bias_gradient(grad, call.values[BIAS].dtype)
     rest = [bias if name == BIAS and BIAS in call.parts.own else None for name in call.parts.read]
     return [*[of_a for of_a, _ in found], *[of_b for _, of_b in found], *rest]
-
-
-def _gradients_again(
-    call: ComposedCall, config: Config | None, grads: Sequence[torch.Tensor | None], wants: Sequence[bool],
-    records: bool,
-) -> list[torch.Tensor | None]:  # fmt: skip
-    """The gradients by torch, of the product computed again.
-
-    records  whether these are recorded themselves: then of views, since two operands may be one tensor
-    """
-    with torch.enable_grad():
-        tensors = [
-            x.view_as(x) if records else x.detach().requires_grad_(want)
-            for x, want in zip(dependencies(call), wants, strict=True)
-        ]
-        made = _formula(with_tensors(call, tensors), config)
-    return derived([made.c, *[made.written[name] for name in call.parts.written]], tensors, grads, records)

@@ -1,9 +1,8 @@
 """torch.ops.layoutgemm.composed_matmul: products with several parts, as torch's compiler and functorch see them.
 
-    composed_matmul(Tensor[] a, Tensor[] b, Tensor[] read, float[] numbers, SymInt[] wholes, str parts,
-                    ScalarType? out_dtype=None, str config="", bool? allow_tf32=None) -> Tensor
-    composed_matmul_writing    the same with Tensor(a!)[] written after `read`, for epilogues that write
-    visited_part(Tensor x, ...the same...) -> Tensor    x with zeros where the product's order visits no tile
+    composed_matmul            lists of a and of b, of what is read, of numbers and of whole numbers; `parts`
+    composed_matmul_writing    the same with the list `written` after `read`, for epilogues that write
+    visited_part               x, then the same: x with zeros where the product's order visits no tile
 
 `parts` is `parts_text`, which has the names of the lists' operands. Derivatives are those of `derivatives`. vmap makes
 rows of two pairs, a batch of two matrices, and calls all others one after another.
@@ -19,7 +18,6 @@ from ...errors import LayoutError, OperandError
 from ...graph_marks import constant_in_graphs
 from ...kernels.orders import Order, is_symmetric
 from ...kernels.sm90.operands.combined import Combine
-from ..compiled.flops import count_flops
 from ..compiled.traced import CHECKS, checking_operator
 from ..operators import (
     Places,
@@ -28,7 +26,6 @@ from ..operators import (
     in_front,
     one_after_another,
     operator_of,
-    with_autocast,
 )
 from ..own_epilogue.operators import check_mapped
 from ..prepared import Config
@@ -38,7 +35,6 @@ from .parts import BIAS, AskedParts, Halves, Parts, named_lists, parts_of_text, 
 from .plans import plan_of_call, visited
 from .product import computed
 
-_library = torch.library.Library("layoutgemm", "FRAGMENT")
 Tensors = Sequence[torch.Tensor]
 Made = tuple[ComposedCall, Sequence[int], Config | None]
 
@@ -93,14 +89,15 @@ def _with_symbols(call: ComposedCall, wholes: Sequence[int]) -> ComposedCall:
     return call._replace(values={**call.values, **dict(zip(call.parts.wholes, wholes, strict=True))})
 
 
-_operator = operator_of("composed_matmul", _call, _computed, _empty, _recorded)
-_writing = operator_of("composed_matmul_writing", _call_writing, _computed, _empty, _recorded, mutates=("written",))
-CHECK_COMPOSED = checking_operator(
-    "check_composed",
-    "(Tensor[] a, Tensor[] b, Tensor[] read, Tensor[] written, float[] numbers, SymInt[] wholes, str parts,"
-    " Tensor? out, ScalarType? out_dtype, bool? allow_tf32) -> ()",
-    lambda *arguments: (call_of(*arguments), None)[1],
-)
+def _checked(
+    a: Sequence[torch.Tensor], b: Sequence[torch.Tensor], read: Sequence[torch.Tensor],
+    written: Sequence[torch.Tensor], numbers: Sequence[float], wholes: Sequence[int], parts: str,
+    out: torch.Tensor | None, out_dtype: torch.dtype | None, allow_tf32: bool | None,
+) -> None:  # fmt: skip
+    call_of(a, b, read, written, numbers, wholes, parts, out, out_dtype, allow_tf32)
+
+
+CHECK_COMPOSED = checking_operator("check_composed", _checked)
 
 
 def _call_of_part(
@@ -116,17 +113,7 @@ def _part(x: torch.Tensor, call: ComposedCall, wholes: Sequence[int], config: Co
     return x.clone() if inside is None else torch.where(inside, x, x.new_zeros(())).contiguous()
 
 
-_visited_part = operator_of(
-    "visited_part",
-    _call_of_part,
-    _part,
-    lambda x, *_: x.new_empty(x.shape),
-    lambda x, call, wholes, config: visited_part(x, _with_symbols(call, wholes), config),
-)
-
-
-@_visited_part.register_vmap
-def _(
+def _part_mapped(
     info: VmapInfo, in_dims: Places, x: torch.Tensor, a: Tensors, b: Tensors, *others: object
 ) -> tuple[torch.Tensor, int]:
     """One slice of the operands decides for all: values do not matter."""
@@ -139,13 +126,17 @@ def _(
     return torch.ops.layoutgemm.visited_part(in_front(x, in_dims[0], info.batch_size), a, b, *others), 0
 
 
-with_autocast(_library, "composed_matmul")
-with_autocast(_library, "composed_matmul_writing")
-count_flops("composed_matmul", "composed_matmul_writing")
+operator_of(
+    "visited_part",
+    _call_of_part,
+    _part,
+    lambda x, *_: x.new_empty(x.shape),
+    lambda x, call, wholes, config: visited_part(x, _with_symbols(call, wholes), config),
+    _part_mapped,
+)
 
 
-@_operator.register_vmap
-def _(
+def _mapped(
     info: VmapInfo, in_dims: Places, a: Tensors, b: Tensors, read: Tensors, numbers: Sequence[float],
     wholes: Sequence[int], text: str, *others: object,
 ) -> tuple[torch.Tensor, int]:  # fmt: skip
@@ -180,14 +171,19 @@ def _as_batch(
     return [left], [right], values
 
 
-@_writing.register_vmap
-def _(info: VmapInfo, in_dims: Places, *arguments: object) -> tuple[torch.Tensor, int]:
+def _writing_mapped(info: VmapInfo, in_dims: Places, *arguments: object) -> tuple[torch.Tensor, int]:
     parts = parts_of_text(str(arguments[6]))
     for name, at in zip(parts.written, in_dims[3], strict=True):
         assert parts.epilogue is not None
         check_mapped(parts.epilogue.named_given(name), at)
     call: Callable[..., torch.Tensor] = torch.ops.layoutgemm.composed_matmul_writing
     return one_after_another(info, in_dims, arguments, call), 0
+
+
+operator_of("composed_matmul", _call, _computed, _empty, _recorded, _mapped, autocast=True)
+operator_of(
+    "composed_matmul_writing", _call_writing, _computed, _empty, _recorded, _writing_mapped, ("written",), autocast=True
+)
 
 
 @constant_in_graphs

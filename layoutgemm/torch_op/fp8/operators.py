@@ -1,9 +1,4 @@
-"""torch.ops.layoutgemm.quantize: as torch's compiler, autograd and functorch see it.
-
-    quantize(Tensor x, str recipe="BlockWise1x128", ScalarType? dtype=None, bool power_of_two=False,
-             str scale_major="mn") -> (Tensor, Tensor)
-    quantize_both(Tensor x, ScalarType? dtype=None, bool power_of_two=False, str scale_major="mn")
-        -> (Tensor, Tensor, Tensor, Tensor)
+"""torch.ops.layoutgemm.quantize and quantize_both: as torch's compiler, autograd and functorch see them.
 
 They have no derivatives: rounding has none.
 """
@@ -70,49 +65,31 @@ def _call(
     return x, asked
 
 
-_quantize = operator_of(
-    "quantize", _call, computed, lambda x, asked: empty_results(x, tuple(x.shape), asked), returns=Pair
-)
-
-
-def _underived(x: torch.Tensor, *others: object) -> Pair:
-    check_quantized(x)
-    raise OperandError("x: torch.ops.layoutgemm.quantize and quantize_both have no derivatives")
-
-
-with_autograd("quantize", _underived)
-
-
-@_quantize.register_vmap
-def _(info: object, in_dims: Sequence[int | None], x: torch.Tensor, *options: object) -> tuple[Pair, tuple[int, int]]:
+def _quantize_mapped(
+    info: object, in_dims: Sequence[int | None], x: torch.Tensor, *options: object
+) -> tuple[Pair, tuple[int, int]]:
     """The mapped dimension comes in front: matrices of a batch have scales of their own."""
     at = in_dims[0]
     assert at is not None  # what else is mapped is no tensor
     return torch.ops.layoutgemm.quantize(x.movedim(at, 0), *options), (0, 0)
 
 
-@torch.library.custom_op("layoutgemm::quantize_both", mutates_args=())
-def _quantize_both(
+def _both_call(
     x: torch.Tensor, dtype: torch.dtype | None = None, power_of_two: bool = False, scale_major: str = "mn"
-) -> Four:
-    asked = options_of(BLOCK, dtype, power_of_two, scale_major)
-    check_quantized(x)
+) -> tuple[torch.Tensor, QuantizeOptions]:
+    return _call(x, BLOCK, dtype, power_of_two, scale_major)
+
+
+def _both(x: torch.Tensor, asked: QuantizeOptions) -> Four:
     (values, scales), (turned, of_turned) = computed_both(x, asked)
     return values, scales, turned, of_turned
 
 
-@_quantize_both.register_fake
-def _(x: torch.Tensor, dtype: torch.dtype | None = None, power_of_two: bool = False, scale_major: str = "mn") -> Four:
-    asked = options_of(BLOCK, dtype, power_of_two, scale_major)
-    check_quantized(x)
+def _both_empty(x: torch.Tensor, asked: QuantizeOptions) -> Four:
     return *empty_results(x, tuple(x.shape), asked), *empty_results(x, tuple(x.mT.shape), asked)
 
 
-with_autograd("quantize_both", _underived)
-
-
-@_quantize_both.register_vmap
-def _(
+def _both_mapped(
     info: object, in_dims: Sequence[int | None], x: torch.Tensor, *options: object
 ) -> tuple[Four, tuple[int, int, int, int]]:
     """As of `quantize`."""
@@ -121,5 +98,19 @@ def _(
     return torch.ops.layoutgemm.quantize_both(x.movedim(at, 0), *options), (0, 0, 0, 0)
 
 
-CHECK_QUANTIZE = checking_operator("check_quantize", "(Tensor x) -> ()", check_quantized)
+operator_of(
+    "quantize", _call, computed, lambda x, asked: empty_results(x, tuple(x.shape), asked), mapped=_quantize_mapped,
+    returns=Pair,
+)  # fmt: skip
+operator_of("quantize_both", _both_call, _both, _both_empty, mapped=_both_mapped, returns=Four)
+
+
+def _underived(x: torch.Tensor, *others: object) -> Pair:
+    check_quantized(x)
+    raise OperandError("x: torch.ops.layoutgemm.quantize and quantize_both have no derivatives")
+
+
+with_autograd("quantize", _underived)
+with_autograd("quantize_both", _underived)
+CHECK_QUANTIZE = checking_operator("check_quantize", check_quantized)
 CHECKS["quantize"] = options_of

@@ -1,8 +1,5 @@
 """torch.ops.layoutgemm.indexed_matmul: products with row indices as torch's compiler and autograd see them.
 
-    indexed_matmul(Tensor a, Tensor b, Tensor? rows, Tensor? out_rows, Tensor? row_weights, Tensor? offsets,
-                   str? activation, ScalarType? out_dtype, str config="", bool? copy_rows=None) -> Tensor
-
 With g the gradient of the product's rows, and u = g @ B^T, which gathers g from that of the result:
 
     dA[rows[i]] += row_weights[i] * u[i]     dB = A[rows]^T @ (row_weights * g)     d row_weights[i] = u[i] . A[rows[i]]
@@ -24,7 +21,6 @@ from ...kernels.sm90.config import Sm90Config
 from ..autograd.activation import by_autograd
 from ..autograd.products import dense
 from ..checks import derived_by_func, has_tangent, refuse_derivatives
-from ..compiled.flops import count_flops
 from ..compiled.traced import checking_operator
 from ..operators import dispatched, operator_of, with_autograd
 from ..reference import rounded
@@ -33,7 +29,7 @@ from .product import IndexedCall, IndexedOperands, check_indexed, indexed_produc
 from .torch_rows import added, scattered, selected
 
 _WAY_OUT = "use torch.no_grad(), or give its detach()"
-Vector: TypeAlias = "torch.Tensor | None"
+Vector: TypeAlias = torch.Tensor | None
 
 
 def _call(
@@ -45,7 +41,7 @@ def _call(
     return check_indexed(given, None, activation, out_dtype), given, plain_config(config), copy_rows
 
 
-_indexed = operator_of(
+operator_of(
     "indexed_matmul",
     _call,
     lambda call, given, config, copies: indexed_product(call, given, config, copies=copies).contiguous(),
@@ -60,12 +56,7 @@ def _checked(
     check_indexed(IndexedOperands(a, b, rows, out_rows, row_weights, offsets), out, activation, out_dtype)
 
 
-CHECK_INDEXED = checking_operator(
-    "check_indexed",
-    "(Tensor a, Tensor b, Tensor? rows, Tensor? out_rows, Tensor? row_weights, Tensor? offsets, Tensor? out,"
-    " str? activation, ScalarType? out_dtype) -> ()",
-    _checked,
-)
+CHECK_INDEXED = checking_operator("check_indexed", _checked)
 
 
 class _IndexedProduct(torch.autograd.Function):
@@ -155,4 +146,3 @@ def _finished_by_torch(given: IndexedOperands, call: IndexedCall, config: str, c
 
 
 with_autograd("indexed_matmul", _recorded)
-count_flops("indexed_matmul")

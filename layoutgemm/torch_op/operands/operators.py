@@ -1,8 +1,5 @@
 """torch.ops.layoutgemm.combined_matmul: a function of several products, as torch's compiler and functorch see it.
 
-    combined_matmul(Tensor a, Tensor[] b, float[] numbers, str function, ScalarType? out_dtype=None, str config="",
-                    bool? allow_tf32=None) -> Tensor
-
 `function` is `Combined.json`, and `numbers` has its numbers in their order. Gradients recompute the products in
 float32: torch differentiates the function, and each product has its two gradients. vmap makes a batch of rows; matrices
 that it maps are multiplied one after another.
@@ -21,7 +18,6 @@ from ...errors import LayoutError, OperandError, PlanError, TensorError
 from ...graph_marks import constant_in_graphs
 from ...kernels.sm90.operands.combined import Combine, Combined, function_of
 from ..checks import needs_dispatcher, product_shape
-from ..compiled.flops import count_flops
 from ..compiled.traced import CHECKS, checking_operator
 from ..compute import product
 from ..operators import (
@@ -32,12 +28,9 @@ from ..operators import (
     in_front,
     one_after_another,
     operator_of,
-    with_autocast,
 )
 from ..prepared import Config, config_text
 from .several import TorchMath, checked_call, computed
-
-_library = torch.library.Library("layoutgemm", "FRAGMENT")
 
 
 class CombinedCall(NamedTuple):
@@ -87,11 +80,7 @@ def _call(
     return _checked(a, b, numbers, function, None, out_dtype, allow_tf32), configured(config)
 
 
-CHECK_COMBINED = checking_operator(
-    "check_combined",
-    "(Tensor a, Tensor[] b, float[] numbers, str function, Tensor? out, ScalarType? out_dtype, bool? allow_tf32) -> ()",
-    lambda *arguments: (_checked(*arguments), None)[1],
-)
+CHECK_COMBINED = checking_operator("check_combined", _checked)
 
 
 def dispatched(call: CombinedCall, config: Config | None) -> torch.Tensor:
@@ -176,25 +165,23 @@ def recorded(call: CombinedCall, config: Config | None) -> torch.Tensor:
     return value
 
 
-_operator = operator_of(
-    "combined_matmul",
-    _call,
-    lambda call, config: computed(call.a, call.matrices, call.how, call.numbers, call.kind, config).contiguous(),
-    lambda call, _: call.a.new_empty(product_shape(call.a, call.matrices[0]), dtype=call.kind),
-    recorded,
-)
-with_autocast(_library, "combined_matmul")
-count_flops("combined_matmul")
-
-
-@_operator.register_vmap
-def _(
+def _mapped(
     info: VmapInfo, in_dims: Places, a: torch.Tensor, b: Sequence[torch.Tensor], *others: object
 ) -> tuple[torch.Tensor, int]:
     if any(at is not None for at in in_dims[1]):
         return one_after_another(info, in_dims, (a, b, *others), torch.ops.layoutgemm.combined_matmul), 0
     return torch.ops.layoutgemm.combined_matmul(in_front(a, in_dims[0], info.batch_size), b, *others), 0
 
+
+operator_of(
+    "combined_matmul",
+    _call,
+    lambda call, config: computed(call.a, call.matrices, call.how, call.numbers, call.kind, config).contiguous(),
+    lambda call, _: call.a.new_empty(product_shape(call.a, call.matrices[0]), dtype=call.kind),
+    recorded,
+    _mapped,
+    autocast=True,
+)
 
 # A call's values that are no tensors, for the compiler.
 CHECKS["combine"] = function_of

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch.autograd.function import FunctionCtx
 
 from ...errors import TensorError
 from ...kernels.epilogue.chain import Aux, Bias, Dropout, Epilogue, ReductionStep, Residual, Scale, Step, VectorScale
@@ -27,6 +26,9 @@ from ..operators import differentiable
 from ..prepared import Config, config_text
 from .formula import StepResults, refusal_of_derivative, steps_by_torch
 from .names import OperandNames
+from .recorded import by_formula, derived
+from .recorded import derivable as formula_alone
+from .recorded import recorded as kernel_and_formula
 
 
 class EpilogueProduct(NamedTuple):
@@ -40,27 +42,67 @@ class EpilogueProduct(NamedTuple):
     shape: tuple[int, ...]
     gate: str | None
     activation: str | None
+    config: Config | None = None
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """Written operands that results are combined with."""
+        return combined(self.epilogue.reductions)
 
     @property
     def read(self) -> tuple[str, ...]:
         """Names of the tensors on which a result depends: written ones too, where they are combined with results."""
-        return (*self.epilogue.reads, *combined(self.epilogue.reductions))
+        return (*self.epilogue.reads, *self.held)
 
     @property
     def tensors(self) -> list[torch.Tensor]:
         """The tensors on which a result depends."""
         return [self.a, self.b, *[self.every[name] for name in self.read]]
 
-    def of(self, tensors: Sequence[torch.Tensor]) -> EpilogueProduct:
-        """The same of other `tensors`."""
+    def of(self, tensors: Sequence[torch.Tensor], every: Tensors | None = None) -> EpilogueProduct:
+        """The same of other `tensors`, or of other operands."""
         a, b, *values = tensors
-        return self._replace(a=a, b=b, every={**self.every, **dict(zip(self.read, values, strict=True))})
+        if every is None:
+            every = {**self.every, **dict(zip(self.read, values, strict=True))}
+        return self._replace(a=a, b=b, every=every)
 
     @property
     def alone(self) -> EpilogueProduct:
         """The same without tensors: `of` puts them back. torch.func unwraps a call's arguments, and none inside one."""
         every = {name: None if isinstance(x, torch.Tensor) else x for name, x in self.every.items()}
         return self._replace(a=_NOTHING, b=_NOTHING, every=every)
+
+    def launched(self) -> torch.Tensor:
+        """The product by a kernel, into the operands that it has."""
+        if needs_dispatcher(*self.tensors):
+            return dispatched(self, self.config)
+        return epilogue_product(self.a, self.b, self.kind, self.epilogue, self.every, self.config, None, self.gate)
+
+    def formula(self) -> StepResults:
+        """Float32 sums with derivatives, and the steps by torch."""
+        sums = differentiable(self.a, self.b, torch.float32)
+        return steps_by_torch(self.epilogue, sums, self.every, self.kind, self.gate)
+
+    def gradients(
+        self, grads: Sequence[torch.Tensor | None], wants: Sequence[bool], records: bool
+    ) -> list[torch.Tensor | None]:
+        """The gradients of `tensors`: the steps' by torch, then the products'."""
+        if records:
+            return by_formula(self, grads, wants, records)
+        a, b, *values = self.tensors
+        times = differentiable if needs_dispatcher(a, b, *[x for x in grads if x is not None]) else product
+        if is_linear(self, wants[2:]):
+            sums = a.new_zeros((), dtype=torch.float32).expand(*self.shape[:-1], b.shape[-1])
+        else:
+            sums = times(a, b, torch.float32)
+        with torch.enable_grad():
+            sums = sums.detach().requires_grad_(wants[0] or wants[1])
+            values = [x.detach().requires_grad_(want) for x, want in zip(values, wants[2:], strict=True)]
+            every = self.of([a, b, *values]).every
+            made = steps_by_torch(self.epilogue, sums, every, self.kind, self.gate)
+            results = [made.c, *[made.written[name] for name in self.epilogue.writes]]
+            of_sums, *found = derived(results, [sums, *values], grads)
+        return [*gradients(a, b, (wants[0], wants[1]), of_sums, times), *found]
 
 
 _NOTHING = torch.empty(0)
@@ -85,67 +127,13 @@ def refusal_of_derivatives(epilogue: Epilogue | None, multiplied: torch.dtype, k
 def derivable(call: EpilogueProduct, config: Config | None) -> torch.Tensor:
     """The product by operators that have derivatives of every order; what the steps write is copied to its place."""
     _check(call)
-    return _placed(call, _formula(_held_apart(call)))
+    return formula_alone(call)
 
 
 def recorded(call: EpilogueProduct, config: Config | None) -> torch.Tensor:
     """The product by a kernel, with its gradients. Raises TensorError where it has none."""
     _check(call)
-    forms = [call.every[name].detach() for name in call.epilogue.writes]
-    c, *written = _RecordedEpilogue.apply(call.alone, config, forms, *_held_apart(call).tensors)
-    return _placed(call, StepResults(c, dict(zip(call.epilogue.writes, written, strict=True))))
-
-
-def _held_apart(call: EpilogueProduct) -> EpilogueProduct:
-    """The same with the values before the launch of what results are combined with: autograd keeps them."""
-    held = {name: call.every[name].clone() for name in combined(call.epilogue.reductions)}
-    return call._replace(every={**call.every, **held})
-
-
-def _placed(call: EpilogueProduct, made: StepResults) -> torch.Tensor:
-    for name, value in made.written.items():
-        target = call.every[name]
-        target.copy_(value.reshape(target.shape))
-    return made.c if call.epilogue.stores_c else call.a.new_empty(0, dtype=call.kind)
-
-
-def _formula(call: EpilogueProduct) -> StepResults:
-    sums = differentiable(call.a, call.b, torch.float32)
-    return steps_by_torch(call.epilogue, sums, call.every, call.kind, call.gate)
-
-
-class _RecordedEpilogue(torch.autograd.Function):
-    """A product with an epilogue, computed by a kernel into new tensors, with its gradients."""
-
-    @staticmethod
-    def forward(
-        ctx: FunctionCtx, call: EpilogueProduct, config: Config | None, forms: Sequence[torch.Tensor],
-        *tensors: torch.Tensor,
-    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-        ctx.save_for_backward(*tensors)
-        ctx.call = call
-        ctx.set_materialize_grads(False)
-        held = combined(call.epilogue.reductions)
-        written = [
-            torch.empty_like(x) if name not in held else x.clone()
-            for name, x in zip(call.epilogue.writes, forms, strict=True)
-        ]
-        of = call.of(tensors)
-        of = of._replace(every={**of.every, **dict(zip(call.epilogue.writes, written, strict=True))})
-        c = dispatched(of, config) if needs_dispatcher(*tensors) else _computed(of, config)
-        empty = () if call.epilogue.stores_c else (c,)
-        ctx.mark_non_differentiable(*empty, *[x for x in written if not x.is_floating_point()])
-        return (c, *written)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        call = ctx.call.of(ctx.saved_tensors)
-        again = _gradients_recorded if torch.is_grad_enabled() else _gradients
-        return None, None, None, *again(call, grads, ctx.needs_input_grad[3:])
-
-
-def _computed(call: EpilogueProduct, config: Config | None) -> torch.Tensor:
-    return epilogue_product(call.a, call.b, call.kind, call.epilogue, call.every, config, None, call.gate)
+    return kernel_and_formula(call._replace(config=config))
 
 
 def dispatched(call: EpilogueProduct, config: Config | None) -> torch.Tensor:
@@ -155,59 +143,6 @@ def dispatched(call: EpilogueProduct, config: Config | None) -> torch.Tensor:
         call.a, call.b, *lists, call.epilogue.json, call.kind, config_text(config), True, call.activation
     )
     return value
-
-
-def _gradients(
-    call: EpilogueProduct, grads: Sequence[torch.Tensor | None], wants: Sequence[bool]
-) -> list[torch.Tensor | None]:
-    """The gradients of the call's tensors: the steps' by torch, then the products'."""
-    a, b, *values = call.tensors
-    times = differentiable if needs_dispatcher(a, b, *[x for x in grads if x is not None]) else product
-    if is_linear(call, wants[2:]):
-        columns = call.b.shape[-1]
-        sums = a.new_zeros((), dtype=torch.float32).expand(*call.shape[:-1], columns)
-    else:
-        sums = times(a, b, torch.float32)
-    with torch.enable_grad():
-        sums = sums.detach().requires_grad_(wants[0] or wants[1])
-        values = [x.detach().requires_grad_(want) for x, want in zip(values, wants[2:], strict=True)]
-        of = call.of([a, b, *values])
-        made = steps_by_torch(call.epilogue, sums, of.every, call.kind, call.gate)
-        of_sums, *found = derived(_results(call, made), [sums, *values], grads)
-    of_a, of_b = gradients(a, b, (wants[0], wants[1]), of_sums, times)
-    return [of_a, of_b, *found]
-
-
-def _gradients_recorded(
-    call: EpilogueProduct, grads: Sequence[torch.Tensor | None], wants: Sequence[bool]
-) -> list[torch.Tensor | None]:
-    """The same where they are recorded themselves: for derivatives of derivatives."""
-    own = [x.view_as(x) for x in call.tensors]  # a and b may be views of one tensor, and each has a gradient
-    return derived(_results(call, _formula(call.of(own))), own, grads, create_graph=True)
-
-
-def _results(call: EpilogueProduct, made: StepResults) -> list[torch.Tensor]:
-    """C and what the steps write, in the order of the function's results."""
-    return [made.c, *[made.written[name] for name in call.epilogue.writes]]
-
-
-def derived(
-    results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None],
-    create_graph: bool = False,
-) -> list[torch.Tensor | None]:  # fmt: skip
-    """The gradients of a formula's inputs by torch; None for those that want none.
-
-    >>> x = torch.ones(2, requires_grad=True)
-    >>> derived([2 * x, x.detach()], [x, x.detach()], [torch.ones(2), None])
-    [tensor([2., 2.]), None]
-    """
-    pairs = [(x, g) for x, g in zip(results, grads, strict=True) if g is not None and x.requires_grad]
-    wanted = [x for x in inputs if x.requires_grad]
-    if not (pairs and wanted):
-        return [None] * len(inputs)
-    values, of_values = [x for x, _ in pairs], [g.reshape(x.shape) for x, g in pairs]
-    found = iter(torch.autograd.grad(values, wanted, of_values, allow_unused=True, create_graph=create_graph))
-    return [next(found) if x.requires_grad else None for x in inputs]
 
 
 def is_linear(call: EpilogueProduct, wants: Sequence[bool]) -> bool:

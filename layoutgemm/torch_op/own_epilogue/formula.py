@@ -253,7 +253,7 @@ def columns_of_groups(operation: str, x: torch.Tensor, group: torch.Tensor, coun
     return [y[:count] for y in found]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _TensorPlace:
     """Coordinates of elements, as a reduction's traced functions read them."""
 

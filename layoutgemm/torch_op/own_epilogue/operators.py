@@ -1,9 +1,5 @@
 """torch.ops.layoutgemm.epilogue_matmul: products with an epilogue, as torch's compiler and functorch see them.
 
-    epilogue_matmul(Tensor a, Tensor b, Tensor[] read, Tensor(a!)[] written, float[] numbers, SymInt[] wholes,
-                    str epilogue, ScalarType? out_dtype=None, str config="", bool? allow_tf32=None,
-                    str? activation=None) -> Tensor
-
 `epilogue` is `Epilogue.json`. Its operands are in four lists, each in the steps' order: tensors that are read, tensors
 that are written, numbers and whole numbers of the launch. `activation` gates, before the epilogue. The result of an
 epilogue without a C has no elements. No derivative: a recorded one is refused. vmap makes a batch.
@@ -23,7 +19,6 @@ from ...kernels.epilogue.parameters import check_names
 from ...kernels.epilogue.steps import EpilogueOperand
 from ...kernels.run.operand_checks import check_operands
 from ..checks import check_call, check_out
-from ..compiled.flops import count_flops
 from ..compiled.traced import CHECKS, checking_operator
 from ..epilogue import (
     Tensors,
@@ -33,13 +28,12 @@ from ..epilogue import (
     gate_of,
     refusal_of_epilogue,
 )
-from ..operators import Places, VmapInfo, configured, in_front, operator_of, with_autocast
+from ..operators import Places, VmapInfo, configured, in_front, operator_of
 from ..prepared import Config
 from ..problem import gated_shapes
 from .derivatives import EpilogueProduct, recorded, refusal_of_derivatives
 from .names import OperandNames
 
-_library = torch.library.Library("layoutgemm", "FRAGMENT")
 _FOREIGN = "the epilogue has a step of another package, which no graph holds: Custom.of makes a step of a function"
 
 
@@ -116,12 +110,7 @@ def _computed(of: EpilogueProduct, wholes: Sequence[int], config: Config | None)
     return epilogue_product(of.a, of.b, of.kind, of.epilogue, of.every, config, None, of.gate).contiguous()
 
 
-CHECK_EPILOGUE = checking_operator(
-    "check_epilogue",
-    "(Tensor a, Tensor b, Tensor[] read, Tensor[] written, float[] numbers, SymInt[] wholes, str epilogue,"
-    " Tensor? out, ScalarType? out_dtype, bool? allow_tf32, str? activation) -> ()",
-    lambda *arguments: (_checked(*arguments), None)[1],
-)
+CHECK_EPILOGUE = checking_operator("check_epilogue", _checked)
 
 
 def _recorded(call: EpilogueProduct, wholes: Sequence[int], config: Config | None) -> torch.Tensor:
@@ -129,20 +118,7 @@ def _recorded(call: EpilogueProduct, wholes: Sequence[int], config: Config | Non
     return recorded(call._replace(every={**call.every, **symbols}), config)
 
 
-_operator = operator_of(
-    "epilogue_matmul",
-    _call,
-    _computed,
-    lambda call, *_: call.a.new_empty(call.shape if call.epilogue.stores_c else (0,), dtype=call.kind),
-    _recorded,
-    mutates=("written",),
-)
-with_autocast(_library, "epilogue_matmul")
-count_flops("epilogue_matmul")
-
-
-@_operator.register_vmap
-def _(
+def _mapped(
     info: VmapInfo, in_dims: Places, a: torch.Tensor, b: torch.Tensor, read: Sequence[torch.Tensor],
     written: Sequence[torch.Tensor], numbers: Sequence[float], wholes: Sequence[int], epilogue: str, *others: object,
 ) -> tuple[torch.Tensor, int]:  # fmt: skip
@@ -163,6 +139,18 @@ def _(
     ]
     value = torch.ops.layoutgemm.epilogue_matmul(left, right, of_read, of_written, numbers, wholes, epilogue, *others)
     return (value if steps.stores_c else value.new_empty(size, 0)), 0
+
+
+operator_of(
+    "epilogue_matmul",
+    _call,
+    _computed,
+    lambda call, *_: call.a.new_empty(call.shape if call.epilogue.stores_c else (0,), dtype=call.kind),
+    _recorded,
+    _mapped,
+    mutates=("written",),
+    autocast=True,
+)
 
 
 def check_mapped(operand: EpilogueOperand, at: int | None) -> None:

@@ -17,21 +17,20 @@ from torch.autograd.function import FunctionCtx
 
 from ...kernels.epilogue.chain import Epilogue
 from ..epilogue import Tensors
-from .derivatives import derived
 from .formula import StepResults
 
 
 class SummedProduct(Protocol):
     """A checked product with an epilogue.
 
-    steps, every  the epilogue, and its operands by name
+    epilogue, every  the steps, if there are any, and their operands by name
     held          written operands whose values before the launch are part of a result
     tensors       on which a result depends; `of` puts others in their places, `alone` leaves the places empty
     """
 
     @property
-    def steps(self) -> Epilogue:
-        """The epilogue."""
+    def epilogue(self) -> Epilogue | None:
+        """The epilogue, if the product has one."""
 
     @property
     def every(self) -> Tensors:
@@ -58,6 +57,20 @@ class SummedProduct(Protocol):
     def formula(self) -> StepResults:
         """Sums and steps with derivatives."""
 
+    def gradients(
+        self, grads: Sequence[torch.Tensor | None], wants: Sequence[bool], records: bool
+    ) -> list[torch.Tensor | None]:
+        """The gradients of `tensors`; `records`: they are recorded themselves."""
+        return by_formula(self, grads, wants, records)
+
+
+def _writes(call: SummedProduct) -> tuple[str, ...]:
+    return () if call.epilogue is None else call.epilogue.writes
+
+
+def _stores_c(call: SummedProduct) -> bool:
+    return call.epilogue is None or call.epilogue.stores_c
+
 
 def derivable(call: SummedProduct) -> torch.Tensor:
     """The product by its formula, which has derivatives of every kind that its products have."""
@@ -66,9 +79,9 @@ def derivable(call: SummedProduct) -> torch.Tensor:
 
 def recorded(call: SummedProduct) -> torch.Tensor:
     """The product by a kernel, with its gradients."""
-    forms = [call.every[name].detach() for name in call.steps.writes]
+    forms = [call.every[name].detach() for name in _writes(call)]
     c, *written = _RecordedSteps.apply(call.alone, forms, *_held_apart(call).tensors)
-    return _placed(call, StepResults(c, dict(zip(call.steps.writes, written, strict=True))))
+    return _placed(call, StepResults(c, dict(zip(_writes(call), written, strict=True))))
 
 
 def _held_apart(call: SummedProduct) -> SummedProduct:
@@ -80,7 +93,7 @@ def _placed(call: SummedProduct, made: StepResults) -> torch.Tensor:
     for name, value in made.written.items():
         target = call.every[name]
         target.copy_(value.reshape(target.shape))
-    return made.c if call.steps.stores_c else made.c.new_empty(0)
+    return made.c if _stores_c(call) else made.c.new_empty(0)
 
 
 class _RecordedSteps(torch.autograd.Function):
@@ -93,24 +106,52 @@ class _RecordedSteps(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         ctx.call = call
         ctx.set_materialize_grads(False)
-        of, names = call.of(tensors), call.steps.writes
+        of, names = call.of(tensors), _writes(call)
         written = {
             name: of.every[name].clone() if name in call.held else torch.empty_like(form)
             for name, form in zip(names, forms, strict=True)
         }
         c = of.of(of.tensors, {**of.every, **written}).launched()
-        empty = () if call.steps.stores_c else (c,)
+        empty = () if _stores_c(call) else (c,)
         ctx.mark_non_differentiable(*empty, *[x for x in written.values() if not x.is_floating_point()])
         return (c, *written.values())
 
     @staticmethod
     def backward(ctx: FunctionCtx, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        wants, records = ctx.needs_input_grad[2:], torch.is_grad_enabled()
-        with torch.enable_grad():  # of views where these are recorded themselves: two operands may be one tensor
-            tensors = [
-                x.view_as(x) if records else x.detach().requires_grad_(want)
-                for x, want in zip(ctx.saved_tensors, wants, strict=True)
-            ]
-            made = ctx.call.of(tensors).formula()
-        results = [made.c, *[made.written[name] for name in ctx.call.steps.writes]]
-        return None, None, *derived(results, tensors, grads, records)
+        of, wants = ctx.call.of(ctx.saved_tensors), ctx.needs_input_grad[2:]
+        return None, None, *of.gradients(grads, wants, torch.is_grad_enabled())
+
+
+def by_formula(
+    call: SummedProduct, grads: Sequence[torch.Tensor | None], wants: Sequence[bool], records: bool
+) -> list[torch.Tensor | None]:
+    """The gradients of a product's tensors, derived from its formula.
+
+    records  whether they are recorded themselves: then of views, since two operands may be one tensor
+    """
+    with torch.enable_grad():
+        tensors = [
+            x.view_as(x) if records else x.detach().requires_grad_(want)
+            for x, want in zip(call.tensors, wants, strict=True)
+        ]
+        made = call.of(tensors).formula()
+    return derived([made.c, *[made.written[name] for name in _writes(call)]], tensors, grads, records)
+
+
+def derived(
+    results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None],
+    create_graph: bool = False,
+) -> list[torch.Tensor | None]:  # fmt: skip
+    """The gradients of a formula's inputs by torch; None for those that want none.
+
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> derived([2 * x, x.detach()], [x, x.detach()], [torch.ones(2), None])
+    [tensor([2., 2.]), None]
+    """
+    pairs = [(x, g) for x, g in zip(results, grads, strict=True) if g is not None and x.requires_grad]
+    wanted = [x for x in inputs if x.requires_grad]
+    if not (pairs and wanted):
+        return [None] * len(inputs)
+    values, of_values = [x for x, _ in pairs], [g.reshape(x.shape) for x, g in pairs]
+    found = iter(torch.autograd.grad(values, wanted, of_values, allow_unused=True, create_graph=create_graph))
+    return [next(found) if x.requires_grad else None for x in inputs]

@@ -1,24 +1,16 @@
 """The operators scaled_epilogue_matmul and grouped_epilogue_matmul, as torch's compiler and functorch see them.
 
-    scaled_epilogue_matmul(Tensor a, Tensor scale_a, Tensor b, Tensor? scale_b, Tensor[] read, Tensor(a!)[] written,
-                           float[] numbers, SymInt[] wholes, str epilogue, ScalarType? out_dtype=None,
-                           str recipe_a="", str recipe_b="", bool use_fast_accum=True, str config="",
-                           str? activation=None)
-    grouped_epilogue_matmul(Tensor a, Tensor b, Tensor? groups, Tensor? scale_a, Tensor? scale_b, Tensor? rows,
-                            Tensor[] read, ..., str epilogue, str said="offsets", ScalarType? out_dtype=None, ...)
-
 The epilogue and its operands are those of `epilogue_matmul`, the other arguments those of `scaled_matmul` and
 `grouped_matmul`. vmap computes one product after another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from ...kernels.epilogue.chain import Epilogue
-from ..compiled.flops import count_flops
 from ..compiled.traced import CHECKS, checking_operator
 from ..epilogue import GivenOperands
 from ..operators import (
@@ -26,7 +18,6 @@ from ..operators import (
     VmapInfo,
     one_after_another,
     operator_of,
-    with_autocast,
 )
 from ..scaled_grouped.epilogue_gradients import check_derivable
 from ..scaled_grouped.grouped_epilogue import (
@@ -43,9 +34,6 @@ from ..scaled_grouped.scaled import BiasActivation
 from .names import OperandNames
 from .operators import check_mapped, epilogue_of_text, operands_of
 from .recorded import recorded
-
-_library = torch.library.Library("layoutgemm", "FRAGMENT")
-
 
 # --------------------------------------------------------------------------------------------------------------- scaled
 
@@ -80,22 +68,8 @@ def _checked_grouped(
 
 # -------------------------------------------------------------------------------------------------------- of both kinds
 
-_LISTS = "Tensor[] read, Tensor[] written, float[] numbers, SymInt[] wholes, str epilogue"
-_OPTIONS = "ScalarType? out_dtype, str recipe_a, str recipe_b, bool use_fast_accum, str config"
-_OUT = "Tensor? out"
-
-
-CHECK_SCALED_EPILOGUE = checking_operator(
-    "check_scaled_epilogue",
-    f"(Tensor a, Tensor scale_a, Tensor b, Tensor? scale_b, {_LISTS}, {_OPTIONS}, str? activation, {_OUT}) -> ()",
-    lambda *arguments: (_checked_scaled(*arguments), None)[1],
-)
-CHECK_GROUPED_EPILOGUE = checking_operator(
-    "check_grouped_epilogue",
-    f"(Tensor a, Tensor b, Tensor? groups, Tensor? scale_a, Tensor? scale_b, Tensor? rows, {_LISTS}, str said,"
-    f" {_OPTIONS}, str? activation, {_OUT}) -> ()",
-    lambda *arguments: (_checked_grouped(*arguments), None)[1],
-)
+CHECK_SCALED_EPILOGUE = checking_operator("check_scaled_epilogue", _checked_scaled)
+CHECK_GROUPED_EPILOGUE = checking_operator("check_grouped_epilogue", _checked_grouped)
 
 
 def _scaled_call(
@@ -145,44 +119,42 @@ def _with_symbols(steps: Epilogue, operands: GivenOperands, wholes: Sequence[int
     return operands._replace(every={**operands.every, **dict(zip(OperandNames.of(steps).wholes, wholes, strict=True))})
 
 
-def _mapped(info: VmapInfo, in_dims: Places, arguments: Sequence[object], name: str, lists: int) -> torch.Tensor:
-    """One product after another. Raises OperandError for an operand that each of them would write."""
-    steps = epilogue_of_text(str(arguments[lists + 4]))
-    for operand, at in zip(steps.writes, in_dims[lists + 1], strict=True):
-        check_mapped(steps.named_given(operand), at)
-    return one_after_another(info, in_dims, arguments, getattr(torch.ops.layoutgemm, name))
+def _mapped(name: str, lists: int) -> Callable[..., tuple[torch.Tensor, int]]:
+    """The rule of an operator: one product after another.
+
+    lists  how many arguments are before the epilogue's lists
+
+    Raises OperandError for an operand that each product would write.
+    """
+
+    def rule(info: VmapInfo, in_dims: Places, *arguments: object) -> tuple[torch.Tensor, int]:
+        steps = epilogue_of_text(str(arguments[lists + 4]))
+        for operand, at in zip(steps.writes, in_dims[lists + 1], strict=True):
+            check_mapped(steps.named_given(operand), at)
+        return one_after_another(info, in_dims, arguments, getattr(torch.ops.layoutgemm, name)), 0
+
+    return rule
 
 
-_OF_SCALED = ("a", "scale_a", "b", "scale_b")
-_OF_GROUPED = ("a", "b", "groups", "scale_a", "scale_b", "rows")
-_scaled = operator_of(
+operator_of(
     "scaled_epilogue_matmul",
     _scaled_call,
     lambda made, _, options: scaled_steps(made, options[0], plain_config(options[1])).contiguous(),
     _empty,
     _scaled_recorded,
+    _mapped("scaled_epilogue_matmul", 4),
     mutates=("written",),
 )
-_grouped = operator_of(
+operator_of(
     "grouped_epilogue_matmul",
     _grouped_call,
     lambda made, _: grouped_steps(made).contiguous(),
     _empty,
     _grouped_recorded,
+    _mapped("grouped_epilogue_matmul", 6),
     mutates=("written",),
+    autocast=True,
 )
-with_autocast(_library, "grouped_epilogue_matmul")
-count_flops("scaled_epilogue_matmul", "grouped_epilogue_matmul")
-
-
-@_scaled.register_vmap
-def _(info: VmapInfo, in_dims: Places, *arguments: object) -> tuple[torch.Tensor, int]:
-    return _mapped(info, in_dims, arguments, "scaled_epilogue_matmul", len(_OF_SCALED)), 0
-
-
-@_grouped.register_vmap
-def _(info: VmapInfo, in_dims: Places, *arguments: object) -> tuple[torch.Tensor, int]:
-    return _mapped(info, in_dims, arguments, "grouped_epilogue_matmul", len(_OF_GROUPED)), 0
 
 
 def _check_derivative(text: str, asked: torch.dtype | None, of_rows: bool) -> None:

@@ -1,8 +1,5 @@
 """torch.ops.layoutgemm.prologue_grouped_matmul: grouped products with a prologue, as torch's compiler sees them.
 
-    prologue_grouped_matmul(Tensor a, Tensor b, Tensor? groups, Tensor[] given, str prologue, str said="offsets",
-                            Tensor? bias=None, str? activation=None, ScalarType? out_dtype=None, str config="")
-
 `said` is the argument of `layoutgemm.grouped_matmul` that `groups` is. Where a derivative is recorded, torch computes
 the function, which it derives, and the product is `grouped_matmul`'s own. vmap computes one product after another.
 """
@@ -13,15 +10,12 @@ from collections.abc import Sequence
 
 import torch
 
-from ..compiled.flops import count_flops
 from ..compiled.traced import checking_operator
-from ..operators import Places, VmapInfo, one_after_another, operator_of, with_autocast
+from ..operators import operator_of
 from ..scaled_grouped.operators import plain_config
 from ..scaled_grouped.scaled import BiasActivation
 from .grouped import GroupedPrologue, checked_groups, computed_groups, function_of_groups
 from .operators import operands_of
-
-_library = torch.library.Library("layoutgemm", "FRAGMENT")
 
 
 def _checked(
@@ -53,24 +47,12 @@ def _recorded(product: GroupedPrologue, config: str) -> torch.Tensor:
     return value
 
 
-_operator = operator_of(
+operator_of(
     "prologue_grouped_matmul",
     _call,
     lambda product, config: computed_groups(product, plain_config(config)).contiguous(),
     lambda product, _: product.a.new_empty(product.call.shape, dtype=product.call.kind),
     _recorded,
+    autocast=True,
 )
-CHECK_GROUPS = checking_operator(
-    "check_prologue_groups",
-    "(Tensor a, Tensor b, Tensor? groups, Tensor[] given, str prologue, str said, Tensor? bias, str? activation,"
-    " Tensor? out, ScalarType? out_dtype) -> ()",
-    lambda *arguments: (_checked(*arguments), None)[1],
-)
-with_autocast(_library, "prologue_grouped_matmul")
-count_flops("prologue_grouped_matmul")
-
-
-@_operator.register_vmap
-def _(info: VmapInfo, in_dims: Places, *arguments: object) -> tuple[torch.Tensor, int]:
-    """One product after another: groups differ from slice to slice."""
-    return one_after_another(info, in_dims, arguments, torch.ops.layoutgemm.prologue_grouped_matmul), 0
+CHECK_GROUPS = checking_operator("check_prologue_groups", _checked)

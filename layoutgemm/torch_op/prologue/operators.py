@@ -1,8 +1,5 @@
 """torch.ops.layoutgemm.prologue_matmul: products with a prologue, as torch's compiler and autograd see them.
 
-    prologue_matmul(Tensor a, Tensor b, Tensor[] given, str prologue, Tensor? bias=None, str? activation=None,
-                    ScalarType? out_dtype=None, str config="") -> Tensor
-
 `prologue` is `Prologue.to_json()`, and `given` has its operands in their order. Where a derivative is recorded, torch
 computes the function, which it derives, and the product is `matmul`'s own, with its derivatives. vmap makes a batch.
 """
@@ -18,7 +15,6 @@ from ...errors import OperandError, PlanError
 from ...graph_marks import constant_in_graphs
 from ...kernels.sm90.operands.prologue import Prologue
 from ..bias_activation import by_torch
-from ..compiled.flops import count_flops
 from ..compiled.traced import CHECKS, checking_operator
 from ..operators import (
     Places,
@@ -27,12 +23,9 @@ from ..operators import (
     in_front,
     operator_of,
     recorded_product,
-    with_autocast,
 )
 from ..prepared import Config
 from .product import PrologueProduct, check_config, check_gate, check_names, checked_product, computed, function_of
-
-_library = torch.library.Library("layoutgemm", "FRAGMENT")
 
 
 @lru_cache(256)
@@ -80,12 +73,7 @@ def _call(
     return product, found
 
 
-CHECK_PROLOGUE = checking_operator(
-    "check_prologue",
-    "(Tensor a, Tensor b, Tensor[] given, str prologue, Tensor? bias, str? activation, Tensor? out,"
-    " ScalarType? out_dtype) -> ()",
-    lambda *arguments: (_checked(*arguments), None)[1],
-)
+CHECK_PROLOGUE = checking_operator("check_prologue", _checked)
 
 
 def derivable(product: PrologueProduct, config: Config | None) -> torch.Tensor:
@@ -94,19 +82,7 @@ def derivable(product: PrologueProduct, config: Config | None) -> torch.Tensor:
     return recorded_product(function_of(a, prologue, given), b, None, bias, activation, kind, config)
 
 
-_operator = operator_of(
-    "prologue_matmul",
-    _call,
-    lambda product, config: computed(product, config).contiguous(),
-    lambda product, _: product.a.new_empty(product.shape, dtype=product.kind),
-    derivable,
-)
-with_autocast(_library, "prologue_matmul")
-count_flops("prologue_matmul")
-
-
-@_operator.register_vmap
-def _(
+def _mapped(
     info: VmapInfo, in_dims: Places, a: torch.Tensor, b: torch.Tensor, given: Sequence[torch.Tensor],
     prologue: str, bias: torch.Tensor | None = None, activation: str | None = None,
     out_dtype: torch.dtype | None = None, config: str = "",
@@ -128,6 +104,16 @@ def _(
     kind = a.dtype if out_dtype is None else out_dtype
     return by_torch(wide.reshape(*front, *wide.shape[-2:]), lines, activation, kind), 0
 
+
+operator_of(
+    "prologue_matmul",
+    _call,
+    lambda product, config: computed(product, config).contiguous(),
+    lambda product, _: product.a.new_empty(product.shape, dtype=product.kind),
+    derivable,
+    _mapped,
+    autocast=True,
+)
 
 # A call's values that are no tensors, for the compiler.
 CHECKS["prologue"] = _check_names

@@ -1,9 +1,5 @@
 """layoutgemm.quantized_grouped_matmul: rows in groups, each times packed weights of its own expert, in one launch.
 
-    quantized_grouped_matmul(Tensor x, Tensor units, Tensor? scales, Tensor offsets, str? activation, str code,
-                             int group, bool zeros, int n, int k, ScalarType? out_dtype=None, str config="",
-                             Tensor? scale_x=None) -> Tensor
-
 The gradient of x is a grouped product with dequantised weights. On the CPU groups are multiplied one by one in float64.
 """
 
@@ -16,6 +12,7 @@ from itertools import pairwise
 
 import torch
 
+from ...arguments import refusal
 from ...errors import OperandError
 from ...kernels.compile.compiler import compile_plan
 from ...kernels.derive import padded_leading
@@ -36,7 +33,6 @@ from ..checks import (
     refuse_derivatives,
     stored_as,
 )
-from ..compiled.flops import count_flops
 from ..compiled.traced import named
 from ..launch import DirectLaunch, raw_stream
 from ..operators import operator_of, with_autograd
@@ -55,7 +51,7 @@ _WAY_OUT = "x of 16 bits has one; give its detach()"
 INDEX = {torch.int32: "i32", torch.int64: "i64"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class QuantizedExperts:
     """Packed weights (experts, out features, in features) of 4 or 8 bits.
 
@@ -77,6 +73,8 @@ class QuantizedExperts:
     activations: torch.dtype = torch.bfloat16
 
     def __post_init__(self) -> None:
+        if not isinstance(self.units, torch.Tensor):
+            raise OperandError(refusal(self.units, "units", "a tensor"))
         if self.units.ndim != 4 or self.units.shape[0] == 0 or not self.units.is_contiguous():
             raise OperandError(f"units have shape {list(self.units.shape)}: contiguous (experts, rows, K, bytes)")
         if self.scales is not None and self.scales.shape != (self.experts, self.n):
@@ -258,7 +256,6 @@ def _recorded(
 
 
 with_autograd("quantized_grouped_matmul", _recorded)
-count_flops("quantized_grouped_matmul")
 
 
 # ------------------------------------------------------------------------------------------------------------- product

@@ -1,11 +1,5 @@
 """torch.ops.layoutgemm.quantized_matmul and dequantized: as torch's compiler, autograd and functorch see them.
 
-    quantized_matmul(Tensor x, Tensor units, Tensor? scales, Tensor? bias, str? activation, str code, int group,
-                     bool zeros, int n, int k, ScalarType? out_dtype=None, str config="", Tensor? scale_x=None)
-                     -> Tensor
-    dequantized(Tensor units, Tensor? scales, ScalarType activations, str code, int group, bool zeros, int n, int k)
-                -> Tensor
-
 x is (rows, k); `group` is 0 where a column has one scale; scale_x is (rows,), or one element. The gradient of x is grad
 @ weights, the weights in x's type; a bias has its gradient by torch; the weights have none, and neither has a float8 x.
 """
@@ -30,14 +24,12 @@ from ..checks import (
     PLAIN,
     check_activation,
     check_device,
-    derived_by_func,
     refuse_derivatives,
     seen_by_autograd_alone,
     stored_as,
 )
-from ..compiled.flops import count_flops
 from ..compiled.traced import named
-from ..operators import operator_of, with_autograd
+from ..operators import operator_of, refuse_under_functorch, with_autograd
 from .configs import packed_config_of
 from .launch import QuantizedCall, check_bias, quantized_product, scale_recipe
 from .weights import QuantizedWeight, dense_of, packed_for
@@ -114,20 +106,36 @@ def _call(
     return call, (x, units, scales, bias, scale_x)
 
 
-_quantized = operator_of(
+def _mapped(info: Any, in_dims: Sequence[int | None], x: torch.Tensor, *others: Any) -> tuple[torch.Tensor, int]:
+    """Slices of x, and of its scales, are more rows of one product."""
+    scaled = len(others) > _SCALE_X and others[_SCALE_X] is not None
+    mapped = [at for i, at in enumerate(in_dims[1:]) if at is not None and not (scaled and i == _SCALE_X)]
+    if mapped or in_dims[0] is None:
+        raise OperandError("torch.ops.layoutgemm.quantized_matmul is mapped along x and scale_x alone")
+    moved = x.movedim(in_dims[0], 0)
+    if scaled:
+        scale, at = others[_SCALE_X], in_dims[1 + _SCALE_X]
+        if at is not None or scale.numel() > 1:
+            slices = scale.movedim(at, 0).reshape(moved.shape[0], -1) if at is not None else scale.reshape(1, -1)
+            others = (*others[:_SCALE_X], slices.expand(*moved.shape[:-1]).reshape(-1), *others[_SCALE_X + 1 :])
+    value = torch.ops.layoutgemm.quantized_matmul(moved.reshape(-1, moved.shape[-1]), *others)
+    return value.reshape(*moved.shape[:-1], value.shape[-1]), 0
+
+
+operator_of(
     "quantized_matmul",
     _call,
     lambda call, operands: quantized_product(call, *operands),
     lambda call, operands: operands[0].new_empty((operands[0].shape[0], call.size[0]), dtype=call.kind),
+    mapped=_mapped,
 )
 
 
-@torch.library.custom_op("layoutgemm::dequantized", mutates_args=())
-def _dequantized(
+def _dense_call(
     units: torch.Tensor, scales: torch.Tensor | None, activations: torch.dtype, code: str, group: int, zeros: bool,
     n: int, k: int,
-) -> torch.Tensor:  # fmt: skip
-    return dense_weights(units, scales, activations, (code, group, zeros, n, k))
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.dtype, Facts]:  # fmt: skip
+    return units, scales, activations, (code, group, zeros, n, k)
 
 
 def dense_weights(
@@ -138,12 +146,12 @@ def dense_weights(
     return dense.to(activations).contiguous()
 
 
-@_dequantized.register_fake
-def _(
-    units: torch.Tensor, scales: torch.Tensor | None, activations: torch.dtype, code: str, group: int, zeros: bool,
-    n: int, k: int,
-) -> torch.Tensor:  # fmt: skip
-    return units.new_empty((n, k), dtype=activations)
+operator_of(
+    "dequantized",
+    _dense_call,
+    dense_weights,
+    lambda units, scales, kind, facts: units.new_empty(facts[3:], dtype=kind),
+)
 
 
 class _QuantizedProduct(torch.autograd.Function):
@@ -224,11 +232,7 @@ def _recorded(
     config: str = "", scale_x: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """The product as autograd records it."""
-    if derived_by_func():
-        raise OperandError(
-            "torch.ops.layoutgemm.quantized_matmul is differentiated by torch.func, which takes no operator's "
-            "derivative: layoutgemm.quantized_matmul has it, outside of torch.compile"
-        )
+    refuse_under_functorch("quantized_matmul", "quantized_matmul")
     return derivable(x, units, scales, bias, activation, (code, group, zeros, n, k), out_dtype, config, scale_x)
 
 
@@ -245,21 +249,3 @@ def derivable(
 
 
 with_autograd("quantized_matmul", _recorded)
-count_flops("quantized_matmul")
-
-
-@_quantized.register_vmap
-def _(info: Any, in_dims: Sequence[int | None], x: torch.Tensor, *others: Any) -> tuple[torch.Tensor, int]:
-    """Slices of x, and of its scales, are more rows of one product."""
-    scaled = len(others) > _SCALE_X and others[_SCALE_X] is not None
-    mapped = [at for i, at in enumerate(in_dims[1:]) if at is not None and not (scaled and i == _SCALE_X)]
-    if mapped or in_dims[0] is None:
-        raise OperandError("torch.ops.layoutgemm.quantized_matmul is mapped along x and scale_x alone")
-    moved = x.movedim(in_dims[0], 0)
-    if scaled:
-        scale, at = others[_SCALE_X], in_dims[1 + _SCALE_X]
-        if at is not None or scale.numel() > 1:
-            slices = scale.movedim(at, 0).reshape(moved.shape[0], -1) if at is not None else scale.reshape(1, -1)
-            others = (*others[:_SCALE_X], slices.expand(*moved.shape[:-1]).reshape(-1), *others[_SCALE_X + 1 :])
-    value = torch.ops.layoutgemm.quantized_matmul(moved.reshape(-1, moved.shape[-1]), *others)
-    return value.reshape(*moved.shape[:-1], value.shape[-1]), 0

@@ -20,6 +20,7 @@ from ...kernels.epilogue.reduce import combined
 from ..checks import refuse_derivatives
 from ..epilogue import GivenOperands, Tensors
 from ..own_epilogue.derivatives import refusal_of_derivatives
+from ..own_epilogue.recorded import SummedProduct
 from .operators import WAY_OUT
 
 NOTHING = torch.empty(0)  # in a tensor's place
@@ -66,13 +67,13 @@ F = TypeVar("F", bound="ProductFormula[CheckedProduct]")
 
 
 @dataclass(frozen=True)
-class ProductFormula(Generic[C]):
+class ProductFormula(SummedProduct, Generic[C]):
     """A checked product's part in `own_epilogue.recorded`: which tensors its results depend on."""
 
     made: C
 
     @property
-    def steps(self) -> Epilogue:
+    def epilogue(self) -> Epilogue:
         """The epilogue."""
         return self.made.steps
 
@@ -84,12 +85,12 @@ class ProductFormula(Generic[C]):
     @property
     def held(self) -> tuple[str, ...]:
         """Written operands that results are combined with."""
-        return combined(self.steps.reductions)
+        return combined(self.epilogue.reductions)
 
     @property
     def tensors(self) -> list[torch.Tensor]:
         """The product's own tensors, then what the steps read."""
-        return [*self.made.factors.values(), *[self.every[name] for name in (*self.steps.reads, *self.held)]]
+        return [*self.made.factors.values(), *[self.every[name] for name in (*self.epilogue.reads, *self.held)]]
 
     @property
     def alone(self: F) -> F:
@@ -99,7 +100,7 @@ class ProductFormula(Generic[C]):
 
     def of(self: F, tensors: Sequence[torch.Tensor], every: Tensors | None = None) -> F:
         """The same of other tensors, and of other operands of the epilogue."""
-        names, steps = tuple(self.made.factors), self.steps
+        names, steps = tuple(self.made.factors), self.epilogue
         values = dict(zip((*steps.reads, *self.held), tensors[len(names) :], strict=True))
         every = {**self.every, **values} if every is None else every
         operands = GivenOperands(every, *[{name: every[name] for name in x} for x in (steps.reads, steps.writes)])

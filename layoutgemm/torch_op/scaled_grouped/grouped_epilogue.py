@@ -326,7 +326,7 @@ class GroupedFormula(ProductFormula[CheckedGroups]):
     @property
     def held(self) -> tuple[str, ...]:
         """Written operands that keep a part of what they have: all, where rows are in no group."""
-        return self.steps.writes if self.made.call.leaves_rows else super().held
+        return self.epilogue.writes if self.made.call.leaves_rows else super().held
 
     def launched(self) -> torch.Tensor:
         """The product by a kernel, into the operands that it has."""
@@ -346,7 +346,7 @@ class GroupedFormula(ProductFormula[CheckedGroups]):
                 made.fast,
             )  # fmt: skip
         rows = self._rows()
-        found = steps_by_torch(self.steps, sums, self.every, call.kind, made.gate, rows=rows)
+        found = steps_by_torch(self.epilogue, sums, self.every, call.kind, made.gate, rows=rows)
         if rows is None or rows.inside is None:
             return found
         return found._replace(c=torch.where(rows.inside, found.c, 0))

@@ -1,12 +1,5 @@
 """torch.ops.layoutgemm.scaled_matmul and grouped_matmul: as torch's compiler, autograd and functorch see them.
 
-    scaled_matmul(Tensor a, Tensor scale_a, Tensor b, Tensor? scale_b=None, Tensor? bias=None, str? activation=None,
-                  ScalarType? out_dtype=None, str recipe_a="", str recipe_b="", bool use_fast_accum=True, str config="")
-    scaled_matmul_quantized(the same) -> (Tensor, Tensor)
-    grouped_matmul(Tensor a, Tensor b, Tensor? groups=None, str said="offsets", Tensor? scale_a=None,
-                   Tensor? scale_b=None, ScalarType? out_dtype=None, str recipe_a="", str recipe_b="", str config="",
-                   Tensor? bias=None, str? activation=None, bool use_fast_accum=True)
-
 `said` is the argument of `layoutgemm.grouped_matmul` that `groups` is: "offsets", "offs" or "counts". Derivatives are
 grouped products too, through the same operator, so they have derivatives of their own; see `grouped`. A product of
 8-bit floats has none. Two operators without a result check the calls that torch.compile traces: see `compiled`.
@@ -25,7 +18,6 @@ from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.config import Sm90Config
 from ..autograd.products import dense
 from ..checks import check_device, check_out, derived_by_func, differentiated, refuse_derivatives
-from ..compiled.flops import count_flops
 from ..compiled.traced import CHECKS, checking_operator, named
 from ..fp8.launch import AS_QUANTIZE, empty_results, pitched, shapes_of
 from ..operators import (
@@ -35,8 +27,8 @@ from ..operators import (
     dispatched,
     one_after_another,
     operator_of,
+    refuse_under_functorch,
     slices_of,
-    with_autocast,
     with_autograd,
 )
 from .grouped import (
@@ -124,14 +116,22 @@ def _quantized_empty(call: ScaledCall, factors: Factors, *_: object) -> tuple[to
     return empty_results(factors[0], call.shape, AS_QUANTIZE._replace(dtype=call.kind))
 
 
-_scaled = operator_of(
+def _quantized_mapped(
+    info: VmapInfo, in_dims: Places, *arguments: object
+) -> tuple[tuple[torch.Tensor, ...], tuple[int, int]]:
+    call = torch.ops.layoutgemm.scaled_matmul_quantized
+    found = [call(*each) for each in slices_of(info, in_dims, arguments)]
+    return tuple([torch.stack(parts) for parts in zip(*found)]), (0, 0)
+
+
+operator_of(
     "scaled_matmul",
     _scaled_call,
     lambda call, of, finish, config: scaled_product(call, of[0], of[1], of[2], of[3], finish, config).contiguous(),
     lambda call, factors, *_: factors[0].new_empty(call.shape, dtype=call.kind),
 )
-_quantized = operator_of(
-    "scaled_matmul_quantized", _scaled_call, _quantized_product, _quantized_empty,
+operator_of(
+    "scaled_matmul_quantized", _scaled_call, _quantized_product, _quantized_empty, mapped=_quantized_mapped,
     returns=tuple[torch.Tensor, torch.Tensor],
 )  # fmt: skip
 
@@ -194,7 +194,7 @@ def _grouped_empty(call: GroupedCall, operands: Grouped, *_: object) -> torch.Te
     return operands[0].new_empty(call.shape, dtype=call.kind)
 
 
-_grouped = operator_of("grouped_matmul", _grouped_call, _grouped_product, _grouped_empty)
+operator_of("grouped_matmul", _grouped_call, _grouped_product, _grouped_empty, autocast=True)
 Multiply = Callable[..., torch.Tensor]
 
 
@@ -307,11 +307,7 @@ def _recorded(
     activation: str | None = None, use_fast_accum: bool = True,
 ) -> torch.Tensor:  # fmt: skip
     check_derivable(a, b, scale_a, scale_b, bias)
-    if derived_by_func():
-        raise OperandError(
-            "torch.ops.layoutgemm.grouped_matmul is differentiated by torch.func, which takes no operator's "
-            "derivative: layoutgemm.grouped_matmul has it, outside of torch.compile"
-        )
+    refuse_under_functorch("grouped_matmul", "grouped_matmul")
     finish = BiasActivation(bias, activation, use_fast_accum)
     call = checked_grouped(a, b, groups, said, scale_a, scale_b, finish, None, out_dtype, recipe_a, recipe_b)
     if bias is None and activation is None:
@@ -335,31 +331,9 @@ def check_derivable(
 
 
 with_autograd("grouped_matmul", _recorded)
-count_flops("scaled_matmul", "scaled_matmul_quantized", "grouped_matmul")
 
 
-# ---------------------------------------------------------------------------------------- vmap, autocast, compilers
-
-
-@_scaled.register_vmap
-def _(info: VmapInfo, in_dims: Places, *arguments: object) -> tuple[torch.Tensor, int]:
-    return one_after_another(info, in_dims, arguments, torch.ops.layoutgemm.scaled_matmul), 0
-
-
-@_quantized.register_vmap
-def _(info: VmapInfo, in_dims: Places, *arguments: object) -> tuple[tuple[torch.Tensor, ...], tuple[int, int]]:
-    call = torch.ops.layoutgemm.scaled_matmul_quantized
-    found = [call(*each) for each in slices_of(info, in_dims, arguments)]
-    return tuple([torch.stack(parts) for parts in zip(*found)]), (0, 0)
-
-
-@_grouped.register_vmap
-def _(info: VmapInfo, in_dims: Places, *arguments: object) -> tuple[torch.Tensor, int]:
-    return one_after_another(info, in_dims, arguments, torch.ops.layoutgemm.grouped_matmul), 0
-
-
-_library = torch.library.Library("layoutgemm", "FRAGMENT")
-with_autocast(_library, "grouped_matmul")
+# ------------------------------------------------------------------------------------------------------------ compilers
 
 
 def _check_scaled(
@@ -380,18 +354,8 @@ def _check_grouped(
     checked_grouped(a, b, groups, said, scale_a, scale_b, finish, out, out_dtype, recipe_a, recipe_b)
 
 
-CHECK_SCALED = checking_operator(
-    "check_scaled",
-    "(Tensor a, Tensor scale_a, Tensor b, Tensor? scale_b, Tensor? bias, Tensor? out, str? activation,"
-    " ScalarType? out_dtype, str recipe_a, str recipe_b, str out_recipe) -> ()",
-    _check_scaled,
-)
-CHECK_GROUPED = checking_operator(
-    "check_grouped",
-    "(Tensor a, Tensor b, Tensor? groups, Tensor? scale_a, Tensor? scale_b, Tensor? bias, Tensor? out, str said,"
-    " str? activation, ScalarType? out_dtype, str recipe_a, str recipe_b) -> ()",
-    _check_grouped,
-)
+CHECK_SCALED = checking_operator("check_scaled", _check_scaled)
+CHECK_GROUPED = checking_operator("check_grouped", _check_grouped)
 CHECKS["recipe"] = recipe_text
 CHECKS["out recipe"] = check_out_recipe
 CHECKS["plain config"] = check_config

@@ -168,7 +168,7 @@ class ScaledFormula(ProductFormula[CheckedScales]):
         """Float32 sums, and the steps by torch."""
         call, of = self.made.call, self.made.of
         sums = torch.ops.layoutgemm.scaled_matmul(*of, None, None, torch.float32, *call.recipes, self.fast)
-        return steps_by_torch(self.steps, sums, self.every, call.kind, self.made.gate)
+        return steps_by_torch(self.epilogue, sums, self.every, call.kind, self.made.gate)
 
 
 def scaled_steps(

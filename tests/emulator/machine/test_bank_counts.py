@@ -15,6 +15,7 @@ from layoutgemm.emulator.machine.bank_counts import BankUse, wavefronts
 from layoutgemm.emulator.machine.interpreter import PtxMachine
 from layoutgemm.emulator.machine.launch import Launch, Watch
 from layoutgemm.emulator.machine.memory import GlobalMemory
+from layoutgemm.emulator.machine.sector_counts import SectorUse
 from tests.emulator.run_ptx import module, program
 
 
@@ -149,7 +150,53 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 
 
 def test_counts_of_two_runs_add_up():
-    one, two = (Counts(executed=bytearray(4), banks={3: BankUse(1, 4, 1, 4)}) for _ in range(2))
+    one, two = (
+        Counts(executed=bytearray(4), banks={3: BankUse(1, 4, 1, 4)}, sectors={1: SectorUse(1, 32, 4)})
+        for _ in range(2)
+    )
     two.banks[2] = BankUse(1, 1, 1, 1)
     one.merge(two)
-    assert one.banks == {3: BankUse(2, 8, 2, 4), 2: BankUse(1, 1, 1, 1)}
+    assert one.banks == {3: BankUse(2, 8, 2, 4), 2: BankUse(1, 1, 1, 1)} and one.sectors == {1: SectorUse(2, 64, 8)}
+
+
+def moved(body: str, block: int = 32) -> dict[str, SectorUse]:
+    """Opcode -> sectors, of a body over 16 KiB of global memory at %x; %r31 is the thread."""
+    done = emulate_ptx(
+        module(f"mov.u32 %r31, %tid.x; mov.u32 %r30, smem; {body}", {"x": "u64"}), block=block, smem=4096, banks=True,
+        args=[np.zeros(1 << 14, np.uint8)],
+    )  # fmt: skip
+    return {row.ins.opcode: row.use for row in done.launches[0].sectors}
+
+
+@pytest.mark.parametrize(
+    ("stride", "opcode", "values", "expected"),
+    [(4, "ld.global.b32", "%r0", (1, 4, 4)), (8, "ld.global.b32", "%r0", (1, 8, 4)),
+     (128, "ld.global.b32", "%r0", (1, 32, 4)), (0, "ld.global.b32", "%r0", (1, 1, 1)),
+     (16, "ld.global.v4.b32", "{%r0, %r1, %r2, %r3}", (1, 16, 16)), (32, "ld.global.u8", "%r0", (1, 32, 1)),
+     (256, "ld.global.nc.v2.b32", "{%r0, %r1}", (1, 32, 8))],
+)  # fmt: skip
+def test_sectors_of_strides(stride: int, opcode: str, values: str, expected: tuple[int, int, int]) -> None:
+    body = f"mul.wide.u32 %d0, %r31, {stride}; add.u64 %d0, %d0, %x; {opcode} {values}, [%d0];"
+    assert moved(body)[opcode] == SectorUse(*expected)
+
+
+def test_sectors_of_other_accesses() -> None:
+    body = """mul.wide.u32 %d0, %r31, 64; add.u64 %d0, %d0, %x; mad.lo.u32 %r1, %r31, 16, %r30;
+    cp.async.cg.shared.global [%r1], [%d0], 16; setp.lt.u32 %p0, %r31, 3; cp.async.wait_all; st.global.b32 [%d0+4], 1;
+    red.global.add.u32 [%x], 1; @%p0 st.global.u64 [%d0+8], 2; mov.u32 %r5, 4;
+    mul.wide.u32 %d2, %r31, 4; add.u64 %d2, %d2, %x; st.global.u8 [%d2+8192], %r5;"""
+    found = moved(body, 64)
+    assert found["cp.async.cg.shared.global"] == SectorUse(2, 64, 32)
+    assert found["st.global.b32"] == SectorUse(2, 64, 8) and found["red.global.add.u32"] == SectorUse(2, 2, 2)
+    assert found["st.global.u64"] == SectorUse(1, 3, 1) and found["st.global.u8"] == SectorUse(2, 8, 2)
+
+
+def test_a_table_of_sectors() -> None:
+    done = emulate_ptx(TEXT.replace("mul.wide.u32 %d1, %r0, 4;", "mul.wide.u32 %d1, %r0, 64;"),
+                       args=[np.zeros(512, np.uint32)], banks=True)  # fmt: skip
+    report = done.report()
+    assert "global memory: 1 accesses move 32 sectors of 32 bytes, at best 4" in report
+    (line,) = [line.split() for line in report.splitlines() if "st.global" in line]
+    assert line[1:] == ["1", "32", "4", "st.global.b32", "columns.py:9"]
+    (row,) = done.as_json()["launches"][0]["sectors"]
+    assert (row["source"], row["sectors"], row["minimum"]) == ("columns.py:9", 32, 4)

@@ -356,6 +356,9 @@ def test_the_lines_are_of_every_operation() -> None:
         ("mbarrier.init.shared.b64 [%r0], %f1;", r"%f1 is a register of type \.f32, where \.u32 is needed"),
         ("ld.global.b32 %r1, [%f0];", r"%f0 is a register of type \.f32, where an address is needed"),
         ("ld.global.f32 %r1, [%d0+4]; ld.global.u32 %f1, [%d0];", r"%f1 is a register of type \.f32, where \.u32"),
+        ("elect.sync %r1|_, -1;", "the predicate of elect cannot be dropped"),
+        ("mov.b64 {_, _}, %d1;", "all of its results are dropped"),
+        ("mov.v4.u32 {%r1, %r2, %r3, %r4}, %laneid;", r"%laneid is no vector of 4 \.u32"),
         ("ld.global.v2.b32 {%r1, %d1}, [%d0];", "%d1 is a register of 64 bits, where one of 32 is needed"),
         ("ld.global.b32 _, [%d0];", "the result of ld cannot be dropped"),
         ("shfl.sync.bfly.b32 _, %r1, 1, 31, -1;", "the result of shfl cannot be dropped"),
@@ -415,6 +418,7 @@ def test_operands_are_counted_and_immediates_are() -> None:
 TARGETS = [
     ("wgmma.fence.sync.aligned;", "sm_90a", ("sm_90", "sm_100a"), "wgmma needs .target sm_90a"),
     ("tcgen05.wait::ld.sync.aligned;", "sm_100f", ("sm_90a", "sm_120a"), "needs .target sm_10x or sm_11x or above"),
+    ("atom.shared.cas.b128 %q1, [%r1], %q2, %q3;", "sm_90", ("sm_80", "sm_89"), "needs .target sm_90 or above"),
     ("mapa.u64 %d1, %d2, %r3;", "sm_90", ("sm_80", "sm_89"), "mapa needs .target sm_90 or above"),
     ("mbarrier.inval.shared.b64 [%r1];", "sm_80", ("sm_70", "sm_75"), "mbarrier needs .target sm_80 or above"),
     ("setmaxnreg.inc.sync.aligned.u32 232;", "sm_100a", ("sm_90", "sm_100"), "needs .target sm_90a or above"),

@@ -7,7 +7,7 @@ import pytest
 
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import DeadlockError, EmulatorError, PtxError
-from tests.emulator.run_ptx import run
+from tests.emulator.run_ptx import LANE, run
 
 HEAD = "mov.u32 %r30, %tid.x; mul.wide.u32 %d30, %r30, 4; add.s64 %d0, %out, %d30; mad.lo.u32 %r1, %r30, 7, 100;"
 TAIL = "st.global.u32 [%d0], %r0;"
@@ -204,3 +204,11 @@ def test_the_number_of_warps_counts_all_three_dimensions() -> None:
     out = np.zeros(1, np.int32)
     run("mov.u32 %r0, %nwarpid; st.global.b32 [%out], %r0;", {"out": out}, block=(40, 3, 2))
     assert out[0] == 8  # 240 threads
+
+
+def test_a_special_register_of_four_is_a_vector() -> None:
+    body = f"""{LANE} mov.v4.u32 {{%r0, %r1, %r2, _}}, %tid; mad.lo.u32 %r0, %r1, 100, %r0;
+    mul.wide.u32 %d0, %r1, 32; mov.u32 %r3, %tid.x; mul.wide.u32 %d1, %r3, 4; add.u64 %d0, %d0, %d1;
+    add.u64 %d0, %o, %d0; st.global.u32 [%d0], %r0;"""
+    out = run(body, {"o": np.zeros(32, np.uint32)}, block=(8, 4, 1))["o"]
+    assert out.tolist() == [x + 100 * y for y in range(4) for x in range(8)]

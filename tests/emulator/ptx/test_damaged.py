@@ -147,6 +147,25 @@ def test_launches_that_no_gpu_takes(directives: str, arguments: dict[str, object
         emulate_ptx(kernel("ret;", directives=directives), progress=False, **arguments)
 
 
+@pytest.mark.parametrize(
+    ("target", "most"),
+    [("sm_80", 166912), ("sm_89", 101376), ("sm_90", 232448), ("sm_100a", 232448), ("sm_120a", 101376)],
+)
+def test_static_and_dynamic_shared_memory_of_a_block_are_limited(target: str, most: int) -> None:
+    text = kernel(".shared .align 16 .b8 x[16]; ret;").replace(".target sm_90a", f".target {target}")
+    assert f".target {target}" in text and emulate_ptx(text, block=1, smem=most - 16, progress=False).ok
+    with pytest.raises(EmulatorError, match=f"16 bytes of static and {most - 15} of dynamic .* has {most} at most"):
+        emulate_ptx(text, block=1, smem=most - 15, progress=False)
+
+
+@pytest.mark.parametrize(("target", "most"), [("sm_80", 1), ("sm_90", 16), ("sm_100a", 16), ("sm_120a", 8)])
+def test_clusters_are_limited(target: str, most: int) -> None:
+    text = kernel("ret;").replace(".target sm_90a", f".target {target}")
+    assert emulate_ptx(text, block=1, grid=most, cluster=most, progress=False).ok
+    with pytest.raises(EmulatorError, match=f"a cluster of .{most + 1}"):
+        emulate_ptx(text, block=1, grid=most + 1, cluster=most + 1, progress=False)
+
+
 def test_a_loop_without_end_is_ended() -> None:
     for body in ("L: bra L;", ".reg .b32 %r; mov.u32 %r, 0; L: add.u32 %r, %r, 1; bra L;"):
         with pytest.raises(DeadlockError, match="1000 operations: a livelock"):

@@ -20,7 +20,7 @@ class Actor:
 
     def __init__(self, ledger: Ledger, name: str) -> None:
         self.ledger, self.name = ledger, name
-        self.warp = SimpleNamespace(accessing=False, settles=None)
+        self.warp = SimpleNamespace(accessing=False, settles=None, turn=1, partly_told={})
         self.knows: Knowledge = ledger.knowledge()
         self.epoch: MemoryEvent = ledger.event(False, self.describe)
 

@@ -26,8 +26,8 @@ from ...races.clocks import Stamp
 from ...races.global_bytes import CopyAccess
 from ...races.happens_before import Knowledge, MemoryEvent
 from ...races.lanes import LaneAccess, divide, learn
-from ..barrier import EmulatedMbarrier, mbarrier_at
-from ..memory import copies_global, lanewise, place, said
+from ..barrier import COUNT, TWO_PHASES, EmulatedMbarrier, mbarrier_at
+from ..memory import copies_global, count_sectors, lanewise, place, said
 from ..registry import HINT, constant, counted, known, operation, taken
 from .bulk_groups import AsyncOperation, group_count, groups_of
 
@@ -156,6 +156,7 @@ def copy(program: Program, ins: PtxInstruction) -> Run:
         machine.counts.bytes["global to shared"] += size * len(offsets)
         if machine.banks is not None:
             machine.banks.add(ins, "cp.async", size, offsets, lanes)
+        count_sectors(fiber, ins, sources if valid is None else sources[valid > 0], size)
         if machine.policy.loads == "early":
             one.finish()
         groups_of(fiber, KIND).add(lanes, one, reads=False)
@@ -235,7 +236,7 @@ def arrive(program: Program, ins: PtxInstruction) -> Run:
             if not counted:
                 barrier.pending += count
             copies = groups_of(fiber, KIND).of(lanes)
-            arrival = fiber.epoch
+            barrier.users[fiber.warp] = arrival = fiber.epoch
             ledger.renew(fiber)
             handed = ledger.knowledge(fiber.warp.scratch.get("cp.async waited"))
             for one in copies:
@@ -250,7 +251,11 @@ def arrive(program: Program, ins: PtxInstruction) -> Run:
                 for one in copies:
                     one.finish()
                 barrier.knows.merge(handed)
+                phase = barrier.phase
                 for _ in range(count):
+                    if barrier.phase != phase:
+                        machine.problem("protocol", TWO_PHASES.format(barrier), fiber, ins, orders=COUNT)
+                        phase = barrier.phase
                     barrier.arrive(1, arrival, knows)
 
             machine.defer(fiber.cta.cluster, "loads", land)

@@ -33,7 +33,7 @@ from ...ptx.values import Value, bool_of, s32
 from ...races.clocks import Stamp
 from ...races.happens_before import MemoryEvent
 from ...races.lanes import one_lane
-from ..barrier import EmulatedMbarrier, barriers_of, complete, mbarrier_at, signals
+from ..barrier import EmulatedMbarrier, complete, mbarrier_at, signals
 from ..memory import block_of, blocks_of, said, unwritten
 from ..registry import counted, operation
 from . import bulk_groups
@@ -457,14 +457,6 @@ def _fits(cta: Cta, box: TmaTransfer, offset: int) -> None:
         )
 
 
-def _clear_of_barriers(fiber: Fiber, cta: Cta, box: TmaTransfer, offset: int) -> None:
-    """Report a box that would overwrite a live mbarrier."""
-    places = box.places(offset)
-    for at, barrier in barriers_of(cta).items():
-        if places >> at // GRANULE & 1:
-            fiber.machine.problem("protocol", f"a box at shared offset {offset:#x} covers the {barrier}", fiber)
-
-
 # Global to shared -----------------------------------------------------------------------------------------------------
 
 
@@ -535,7 +527,6 @@ def _land(
     machine, ledger = fiber.machine, cta.cluster.ledger
     _aligned(offset, "shared offset")
     _fits(cta, box, offset)
-    _clear_of_barriers(fiber, cta, box, offset)
     signals(fiber, barrier, "a tensor copy")
     buffer = box.source(fiber, coordinates)
     what = said(fiber, ins)

@@ -51,6 +51,9 @@ from .sparse import ROWS, RegisterMetadata, dense, groups_of, meanings, of_full_
 _NAMES = {name for form in FORMS for name in (*form.types, *form.accumulators)}
 TYPES = {ptx_type(dtype(name)): name for name in _NAMES}
 MAJORS = ("K", "MN")
+WAIT = "wgmma.wait_group of the product, before the write, orders them."
+REGISTERS = "wgmma.fence by all four warps, after the last write of the registers and before the product, orders them."
+TOGETHER = "One wgmma that all four warps of a warpgroup execute, with the same operands, is defined."
 RegisterValues: TypeAlias = tuple[Any, ...]  # the contents of registers, `AccumulatorRegister` ones among them
 Picks: TypeAlias = Callable[[Sequence[Any]], RegisterValues]
 
@@ -253,7 +256,11 @@ def _ended(group: WgmmaGroup, fiber: Fiber, warp: int) -> None:
     missing = group.products.get(group.issued[warp])
     if missing is not None:
         fiber.machine.problem(
-            "protocol", f"{fiber.warp} ends and has not issued a product that its warpgroup has", fiber, missing.ins
+            "protocol",
+            f"{fiber.warp} ends and has not issued a product that its warpgroup has",
+            fiber,
+            missing.ins,
+            orders=TOGETHER,
         )
 
 
@@ -351,7 +358,8 @@ def _materialise(fiber: Fiber, group: WgmmaGroup, warp: int, accumulator: Accumu
     if missing:
         lost = _name(fiber, names[min(missing)])
         ins = accumulator.last.ins
-        fiber.machine.problem("protocol", f"{lost} of its accumulator is written while it is in flight", fiber, ins)
+        message = f"{lost} of its accumulator is written while it is in flight"
+        fiber.machine.problem("protocol", message, fiber, ins, orders=WAIT)
 
 
 def _materialise_copies(fiber: Fiber, accumulator: Accumulator, values: list[Lanes]) -> set[int]:
@@ -384,7 +392,8 @@ def _give_back(fiber: Fiber, group: WgmmaGroup, warp: int, product: IssuedWgmma)
 
 def _written_in_flight(fiber: Fiber, register: int, product: IssuedWgmma) -> None:
     name = _name(fiber, register)
-    fiber.machine.problem("protocol", f"{name} of A is written while it is in flight", fiber, product.ins)
+    message = f"{name} of A is written while it is in flight"
+    fiber.machine.problem("protocol", message, fiber, product.ins, orders=WAIT)
 
 
 def _name(fiber: Fiber, register: int) -> str:
@@ -516,6 +525,7 @@ def _issued(
             f"the warps of a warpgroup give different operands: (A, B, scale-d) is {shown[0]} here, and {shown[1]} in "
             "another",
             fiber,
+            orders=TOGETHER,
         )
     if own is not found.accumulator and (own is not None or found.accumulator.pending[warp]):
         raise EmulatorError("the warps of a warpgroup give different accumulators to one product")
@@ -548,12 +558,18 @@ def _check_fence(
             written &= ~(1 << register)
     if unfenced:
         fiber.machine.problem(
-            "protocol", "no wgmma.fence between the last access to the product's registers and the product", fiber
+            "protocol",
+            "no wgmma.fence between the last access to the product's registers and the product",
+            fiber,
+            orders=REGISTERS,
         )
     elif written:
         first = (written & -written).bit_length() - 1
         fiber.machine.problem(
-            "protocol", f"{_name(fiber, first)} of the product is written after the last wgmma.fence", fiber
+            "protocol",
+            f"{_name(fiber, first)} of the product is written after the last wgmma.fence",
+            fiber,
+            orders=REGISTERS,
         )
 
 

@@ -23,7 +23,7 @@ from ...machine.memory import OFFSET, RANK_SHIFT, granules, parts_of
 from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program, Run
 from ...ptx.values import Value
-from ..barrier import mbarrier_at
+from ..barrier import IN_TURN, mbarrier_at
 from ..memory import blocks_of, place, said
 from ..registry import known, operation
 from .tmem import STRIP, coordinate, engine_of, group_of, tensor_of, touch
@@ -120,7 +120,10 @@ def deallocate(program: Program, ins: PtxInstruction) -> Run:
             if column in tensor.freed and not (lane or tensor.owned[column : column + count].any()):
                 before = tensor.freed[column][1]()
                 fiber.machine.problem(
-                    "protocol", f"frees {count} columns from {column} that were freed before: {before}", fiber
+                    "protocol",
+                    f"frees {count} columns from {column} that were freed before: {before}",
+                    fiber,
+                    orders="The warp that allocated the columns frees them, after a barrier of all that use them.",
                 )
                 return
             live = ", ".join(f"{n} from column {at}" for at, (n, _) in tensor.allocations.items()) or "none"
@@ -215,7 +218,7 @@ def commit(program: Program, ins: PtxInstruction) -> Run:
                 except EmulatorError as error:
                     raise EmulatorError(f"{error}\n  at {ins}") from error
                 if early is not None:
-                    machine.problem("protocol", early, fiber, ins)
+                    machine.problem("protocol", early, fiber, ins, orders=IN_TURN)
 
         machine.defer(cluster, "products", land)
 

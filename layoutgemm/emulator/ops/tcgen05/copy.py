@@ -120,6 +120,7 @@ def _same_address(fiber: Fiber, ins: PtxInstruction, address: Value) -> int:
             f"{ins.opcode}: lanes give different addresses, {every[:4].tolist()}..., and the warp has one: the first "
             "lane's is taken",
             fiber,
+            orders="One address for the whole warp, without terms of the lane, is defined.",
         )
     return int(every[0])
 

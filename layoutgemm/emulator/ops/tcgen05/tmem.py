@@ -28,6 +28,7 @@ from ...ptx.parser import PtxInstruction
 from ...races.happens_before import Knowledge, MemoryEvent, ShadowMemory
 from ...races.lanes import NOTHING
 from ..mma.operands import bits_of
+from ..registry import ELECT
 from .waits import fenced_knowledge, known_beside
 
 Item = TypeVar("Item", np.uint32, np.bool_)
@@ -114,7 +115,10 @@ def group_of(fiber: Fiber, size: int, alive: bool = True) -> list[Cta]:
     tensor = tensor_of(fiber.cta)
     if tensor.group not in (None, size):
         fiber.machine.problem(
-            "protocol", f"cta_group::{size} in a kernel that uses cta_group::{tensor.group}: one for all", fiber
+            "protocol",
+            f"cta_group::{size} in a kernel that uses cta_group::{tensor.group}: one for all",
+            fiber,
+            orders="The same .cta_group at every tcgen05 instruction of a kernel is defined.",
         )
     tensor.group = size
     if size == 1:
@@ -284,6 +288,7 @@ def one_thread(fiber: Fiber) -> None:
             "protocol",
             f"{fiber.ins.opcode} is issued by {fiber.lanes.bit_count()} lanes, each for itself: one has to be elected",
             fiber,
+            orders=ELECT,
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..codegen import LOCAL_BYTES, LOCAL_WINDOW, SHARED_WINDOW, CodeGenerator, bits_of, rule
+from ..codegen import LOCAL_BYTES, LOCAL_WINDOW, SHARED_WINDOW, CodeGenerator, bits_of, elements_of, rule
 from ..parser import PtxInstruction, PtxOperand
 
 
@@ -10,8 +10,10 @@ from ..parser import PtxInstruction, PtxOperand
 def _mov(g: CodeGenerator, ins: PtxInstruction) -> str | list[tuple[PtxOperand, str]]:
     kind, (target, source) = ins.words[-1], ins.operands
     if ins.words[1] in ("v2", "v4"):
-        return [(to, g.read(part, kind)) for to, part in zip(target.parts, source.parts, strict=True)]
+        return [(to, g.read(part, kind)) for to, part in zip(target.parts, elements_of(source), strict=True)]
     if target.kind == "vector":
+        if all(part.kind == "sink" for part in target.parts):
+            raise ValueError("all of its results are dropped")
         each = bits_of(kind) // len(target.parts)
         text = g.read(source, kind)
         for part in target.parts:

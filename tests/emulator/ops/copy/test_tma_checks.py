@@ -89,7 +89,7 @@ def test_bytes_are_exact(amount: int) -> None:
 def test_a_box_over_a_barrier() -> None:
     result = one(ARM + GET.replace("[%r1]", f"[%r1+{BARRIER - 896}]"))
     assert "protocol" in result.kinds
-    assert "covers the mbarrier" in next(f.message for f in result.findings if f.kind == "protocol")
+    assert "overwrites the mbarrier" in next(f.message for f in result.findings if f.kind == "protocol")
 
 
 def test_initialisation_without_a_fence() -> None:
