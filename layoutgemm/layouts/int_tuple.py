@@ -516,7 +516,7 @@ def _wraps(x: object) -> TypeGuard[np.ndarray]:
     return x.__class__ is not int and isinstance(x, np.ndarray) and x.dtype.kind != "O"
 
 
-def added(x: Any, y: Any) -> Any:
+def added(x: Integer, y: Integer) -> Integer:
     """x + y. Raises LayoutError where a sum of arrays does not fit 64 bits."""
     if not _wraps(y):
         x, y = y, x

@@ -361,6 +361,8 @@ def _into(
         return None
     at_a, at_b, at_c = a.data_ptr(), b.data_ptr(), out.data_ptr()
     at_bias = 0 if bias is None else bias.data_ptr()
+    if not (at_a and at_b and at_c) or (bias is not None and not at_bias):  # of a freed storage
+        return None
     end = at_c + ready.spans[2]
     if (
         (at_a | at_b | at_c | at_bias) & ALIGNED
@@ -643,6 +645,8 @@ def _longer(
     into = over = None
     if out is not None:
         if type(out) not in PLAIN or out.get_device() != index or out.requires_grad or out.is_neg():
+            return ()
+        if out.is_inference() and not torch.is_inference_mode_enabled():  # `check_operands` refuses it
             return ()
         into = out.shape, out.stride(), out.dtype
     if bias is not None:

@@ -309,11 +309,14 @@ def sizes_later() -> bool:
 
 
 def needs_dispatcher(*tensors: torch.Tensor | None) -> bool:
-    """True if torch's dispatcher has to see the product: recorded, transformed, traced or faked."""
+    """True if torch's dispatcher has to see the product: recorded, transformed, traced or faked.
+
+    So it has to for zeros without memory, which forward derivatives have: it gives them some.
+    """
     given = [x for x in tensors if x is not None]
     return bool(
         torch.compiler.is_compiling()
-        or any(type(x) not in PLAIN or x.device.type == "meta" or in_older_vmap(x) for x in given)
+        or any(type(x) not in PLAIN or x.device.type == "meta" or in_older_vmap(x) or x._is_zerotensor() for x in given)
         or differentiated(*given)
         or modes_of_functions()
         or modes_of_dispatch()

@@ -18,6 +18,7 @@ The order that a step states for a matrix is not asked for: the tensor's strides
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
@@ -212,6 +213,7 @@ def epilogue_product(
             if not epilogue.stores_c:
                 return value.new_empty(0)
             return value if out is None else out.copy_(value)
+        check_order(epilogue)
         if shapes.k == 0:  # an empty sum is 0, and the epilogue follows
             a, b = a.new_zeros(*a.shape[:-1], 16), b.new_zeros(*b.shape[:-2], 16, b.shape[-1])
         c = out
@@ -225,6 +227,18 @@ def epilogue_product(
         for part in list(spread(a.resolve_neg(), b.resolve_neg(), c, epilogue, given)):
             _launch(*part, epilogue, kind, config, gate)
         return c if epilogue.stores_c else a.new_empty(0, dtype=kind)
+
+
+def check_order(epilogue: Epilogue) -> None:
+    """Raise TensorError in torch's deterministic mode for sums in any order; where that only warns, warn."""
+    if epilogue.unordered_sums and torch.are_deterministic_algorithms_enabled():
+        said = (
+            f"{', '.join(epilogue.unordered_sums)}: a sum with ordered=False does not have a deterministic "
+            "implementation, but you set 'torch.use_deterministic_algorithms(True)': take ordered=True"
+        )
+        if not torch.is_deterministic_algorithms_warn_only_enabled():
+            raise TensorError(said)
+        warnings.warn(said, stacklevel=2)
 
 
 def readable_gate(b: torch.Tensor) -> torch.Tensor:

@@ -223,7 +223,8 @@ class _Loaded:
     ) -> ProductCall:
         """The call that makes a new result of two to four tensors on its stream.
 
-        It returns None where the GPU is not the current one, and for addresses that are no multiples of 16.
+        It returns None where the GPU is not the current one, for addresses that are no multiples of 16, and for 0: that
+        of a tensor whose storage was freed.
 
         places  of the arguments that are addresses: C's, and those of the tensors
         """
@@ -235,9 +236,12 @@ class _Loaded:
             a: torch.Tensor, b: torch.Tensor, third: torch.Tensor | None = None, fourth: torch.Tensor | None = None
         ) -> torch.Tensor | None:
             at_a, at_b = a.data_ptr(), b.data_ptr()
-            at_third = 0 if third is None else third.data_ptr()
-            at_fourth = 0 if fourth is None else fourth.data_ptr()
-            if (at_a | at_b | at_third | at_fourth) & ALIGNED or current_device() != index:
+            at_third = at_fourth = 0
+            if third is not None:
+                at_third = third.data_ptr() or 1  # refused as a 0 of a or b
+                if fourth is not None:
+                    at_fourth = fourth.data_ptr() or 1
+            if (at_a | at_b | at_third | at_fourth) & ALIGNED or not (at_a and at_b) or current_device() != index:
                 return None
             c = empty_on_gpu(shape, strides, kind)
             try:

@@ -59,15 +59,20 @@ def compute_launch(solution: Any, values: list[int]) -> None:
     m, n, k, batch = solution.sizes
     at = values[1], values[0], values[2]
     at = at if solution.kernel.choice.swapped else (values[0], values[1], values[2])
+    gate = solution.kernel.gated
+    assert gate is None or isinstance(gate, str), "several matrices are no launch of this kind"
     tensors = []
     for address, operand, (rows, columns), pitch, step in zip(
-        at, solution.kernel.operands, ((m, k), (k, n), (m, n)), solution.leading, solution.strides
-    ):
+        at, solution.kernel.operands, ((m, k), (k, n if gate is None else 2 * n), (m, n)), solution.leading,
+        solution.strides,
+    ):  # fmt: skip
         name, _, order = operand.partition(":")
         inner = (pitch, 1) if order == "row" else (1, pitch)
         tensors.append(memory(address, name, (batch, rows, columns), (step, *inner)))
     a, b, c = tensors
     value = a.double() @ b.double()
+    if gate is not None:
+        value = bias_activation.ACTIVATIONS[gate](value[..., :n]) * value[..., n:]
     word = _WORDS
     for step in getattr(solution.kernel.epilogue, "steps", ()):
         if isinstance(step, Bias):

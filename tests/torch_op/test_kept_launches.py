@@ -430,3 +430,65 @@ def test_an_epilogue_goes_to_other_processes_without_its_hash() -> None:
     assert hash(steps) == hash(PLAIN) and steps.given == PLAIN.given and "_hashed" in vars(steps)
     other = pickle.loads(pickle.dumps(steps))
     assert other == steps and "_hashed" not in vars(other) and "given" not in vars(other)
+
+
+SUMS = Epilogue(ColumnReduce("sum", "sums", ordered=False))
+UNORDERED: dict[str, Callable[[Any], Any]] = {
+    "dense": lambda given: matmul(normal(M, K), normal(K, N), epilogue=SUMS, given=given),
+    "in an order": lambda given: matmul(normal(M, K), normal(N, K).mT, epilogue=SUMS, given=given, order="hilbert"),
+    "scaled": lambda given: scaled_matmul(normal(M, K, kind=E4M3), torch.ones(M, 3), normal(N, K, kind=E4M3).mT,
+                                          torch.ones(2, 3), epilogue=SUMS, given=given),
+    "masked": lambda given: grouped_matmul(normal(1, M, K), normal(1, K, N), counts=torch.tensor([7]), epilogue=SUMS,
+                                           given={"sums": given["sums"].view(1, N)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNORDERED)
+def test_sums_in_any_order_are_refused_in_deterministic_mode(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kept call is refused too. On the CPU sums have an order."""
+    given, run = {"sums": torch.zeros(N)}, UNORDERED[name]
+    modes = [("refused", {}), ("warned", {"warn_only": True})]
+    try:
+        torch.use_deterministic_algorithms(True)
+        run(given)
+        with launches(monkeypatch) as (noted, first):
+            for kept in (False, True):
+                for mode, options in modes:
+                    torch.use_deterministic_algorithms(True, **options)
+                    expected = pytest.raises(TensorError) if mode == "refused" else pytest.warns(UserWarning)
+                    count, version = len(noted.arguments), given["sums"]._version
+                    with expected as said:
+                        run(given)
+                    text = str(said.value if mode == "refused" else said[0].message)
+                    assert "sums: a sum with ordered=False does not have a deterministic implementation" in text
+                    made = mode == "warned"
+                    assert len(noted.arguments) - count == given["sums"]._version - version == made
+                torch.use_deterministic_algorithms(False)
+                run(given), run(given)
+                assert kept or len(first) >= 1
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_an_output_made_in_inference_mode_is_refused_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch does it, and before a launch: by first calls, and by calls that others have kept."""
+    a, b, experts, counts = normal(M, K), normal(K, N), normal(2, K, N), torch.tensor([3, 4])
+    given = {"half": 2.0, "bias": normal(N, kind=F32)}
+    calls: list[Callable[[Any], Any]] = [
+        lambda out: matmul(a, b, out=out),
+        lambda out: matmul(a, b, epilogue=PLAIN, given=given, out=out),
+        lambda out: grouped_matmul(a, experts, offs=counts, out=out),
+        lambda out: scaled_matmul(a.to(E4M3), torch.ones(M, 1), b.T.contiguous().to(E4M3).T, torch.ones(1, N), out=out),
+    ]
+    with torch.inference_mode():
+        made = torch.zeros(M, N, dtype=BF16)
+    with bare_launches(monkeypatch) as noted:
+        for call in calls:
+            for _ in range(3):
+                count = len(noted.arguments)
+                with pytest.raises(RuntimeError, match="Inplace update to inference tensor outside InferenceMode"):
+                    call(made)
+                assert len(noted.arguments) == count
+                call(torch.zeros(M, N, dtype=BF16))
+                with torch.inference_mode():
+                    assert call(made) is made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,7 @@ from layoutgemm import (
 from layoutgemm.errors import LayoutError, OperandError, TensorError
 from layoutgemm.torch_op.api import linear
 from layoutgemm.torch_op.quantized import QuantizedExperts, quantized_grouped_matmul
+from tests.torch_op.host_launches import bare_launches, host_launches
 
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 
@@ -121,6 +123,65 @@ def test_operands_with_the_negative_bit_are_read_as_what_they_stand_for(name: st
 # M * N * K of the calls above where it is not 24 * 32 * 64.
 MULTIPLIED = {"groups along K": 16 * 32 * 24, "groups of columns": 16 * 24 * 64, "packed": 24 * 48 * 64,
               "fp8": 24 * 128 * 128}  # fmt: skip
+
+
+def freed(x: Any) -> Any:
+    """A copy whose storage was freed, as a sharded parameter's is between its uses."""
+    made = x.clone()
+    made.untyped_storage().resize_(0)
+    return made
+
+
+class Named(torch.Tensor):
+    """A subclass that changes nothing."""
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_tensors_without_memory_and_of_subclasses(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By first and by kept calls, on the CPU and as if on a GPU: no launch reads address 0."""
+    call, given = CALLS[name]
+    for place in ("cpu", "gpu"):
+        with bare_launches(monkeypatch) if place == "gpu" else contextlib.nullcontext() as noted:
+            for _ in range(3):
+                call(**given)
+                for operand, x in given.items():
+                    with pytest.raises(TensorError, match=f"its data is not allocated yet: {operand}, of shape"):
+                        call(**{**given, operand: freed(x)})
+            for operand, x in given.items():
+                found = call(**{**given, operand: x.as_subclass(Named)})
+                assert place == "gpu" or close(found, call(**given))
+                if x.dtype in (torch.int64, torch.int32):
+                    continue
+                zeros = torch._efficientzerotensor(x.shape, dtype=x.dtype)
+                count = 0 if noted is None else len(noted.arguments)
+                found = call(**{**given, operand: zeros})
+                assert place == "gpu" or close(found, call(**{**given, operand: torch.zeros_like(x)}))
+                launched = [] if noted is None else noted.arguments[count:]
+                assert not [at for each in launched for at in each[:3] if at == 0]
+
+
+def close(found: Any, wanted: Any) -> bool:
+    """True if results, one or several, are equal."""
+    pairs = zip(found, wanted, strict=True) if isinstance(found, tuple) else [(found, wanted)]
+    return all(torch.equal(x.as_subclass(torch.Tensor).float(), y.float()) for x, y in pairs)
+
+
+def test_gradients_of_a_freed_weight_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its storage went between the passes, whose launches are kept."""
+    x, weight = normal(24, 64).requires_grad_(), normal(64, 32).requires_grad_()
+    with host_launches(monkeypatch):
+        for _ in range(3):
+            matmul(x, weight).sum().backward()
+        c = matmul(x, weight)
+        weight.untyped_storage().resize_(0)
+        with pytest.raises(RuntimeError, match="of size 0"):  # torch's, of the weight's view
+            c.sum().backward()
+
+
+def test_a_negative_bit_of_a_type_that_torch_does_not_negate_is_refused() -> None:
+    for operand in ("a", "b"):
+        with pytest.raises(OperandError, match=f"{operand} is torch.float8_e4m3fn with torch's negative bit"):
+            scaled_matmul(**{**EIGHT, **SCALES, operand: torch._neg_view(EIGHT[operand])})
 
 
 @pytest.mark.parametrize("name", CALLS)

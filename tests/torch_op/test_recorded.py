@@ -302,6 +302,27 @@ def test_activations_are_offloaded_and_computed_again(launches: HostLaunches) ->
         assert torch.equal(b.grad, (grad * want).mT @ x)
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_gate_in_a_checkpoint(reentrant: bool, launches: HostLaunches) -> None:
+    """A reentrant one has the gated kernel's result first, and torch's gate later."""
+    x, weight, grad = leaf(integers(24, 16)), leaf(integers(64, 16)), integers(24, 32)
+    exact = [leaf(each.double()) for each in (x, weight)]
+
+    def wanted_gate(a: Any, b: Any) -> Any:
+        gate, up = torch.matmul(a, b.mT).chunk(2, -1)
+        return torch.nn.functional.silu(gate) * up
+
+    for _ in range(3):
+        x.grad = weight.grad = None
+        c = checkpoint(lambda a, b: matmul(a, b.mT, activation="swiglu"), x, weight, use_reentrant=reentrant)
+        torch.testing.assert_close(c.double(), wanted_gate(*exact), rtol=2**-6, atol=2**-6)
+        c.backward(grad)
+    wanted_gate(*exact).backward(grad.double())
+    for mine, other in zip((x, weight), exact, strict=True):
+        torch.testing.assert_close(mine.grad.double(), other.grad, rtol=2**-5, atol=0.25)
+    assert any(each.kernel.gated for each in launches.made) == reentrant
+
+
 def test_a_graph_leaves_no_cycle(launches: HostLaunches) -> None:
     """Operands and result are freed with their last name, with and without a backward pass."""
     weight = leaf(integers(32, 16))

@@ -258,6 +258,21 @@ class Epilogue:
         """Those whose results of tiles are combined by a second launch: they need a workspace."""
         return tuple(step for step in self.reductions if step.partial)
 
+    @cached_property
+    def unordered_sums(self) -> tuple[str, ...]:
+        """Names of the sums that atomic instructions add in any order: their bits differ from run to run.
+
+        >>> steps = ColumnReduce("sum", "sums", ordered=False), ColumnReduce("max", "most", ordered=False)
+        >>> Epilogue(*steps).unordered_sums
+        ('sums',)
+        """
+        return tuple(
+            given.name
+            for step in self.reductions
+            if not step.ordered and step.reduction.atomic == "sum"
+            for given in step.given
+        )
+
     @property
     def quantizes(self) -> Quantize | None:
         """The last step, where it gives 8-bit floats with scales."""

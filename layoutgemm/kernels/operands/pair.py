@@ -87,7 +87,7 @@ def place_in_pairs(tile: W, first_tiles: W, depth: int, choose: Callable[[Any, A
     return {"k": (tile - choose(second, first_tiles, 0)) * depth, SECOND: second}
 
 
-def passes_on(left: W, behind: W) -> bool:
+def passes_on(left: Any, behind: Any) -> bool:
     """True if a cursor behind a K tile begins the second pair; ints or traced integers alike.
 
     left    K of the cursor's pair behind the K tile; none or less at the pair's end

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -312,7 +312,7 @@ def order_words(plan: GemmPlan, given: Mapping[str, object], device: torch.devic
     return tuple([values[name] for name in schedule.words])
 
 
-@lru_cache(maxsize=256)
+@cache  # none is dropped: CUDA graphs read them, and do not hold them
 def kept_list(schedule: TileList, grid: tuple[int, int], device: torch.device) -> torch.Tensor:
     """The list of a schedule's tiles on a GPU. The first call may be captured in a graph."""
     import torch

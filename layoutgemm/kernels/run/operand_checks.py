@@ -29,9 +29,12 @@ def check_operands(read: Mapping[str, torch.Tensor], written: Mapping[str, torch
     read     operands by name, the first of which says the device
     written  outputs by name
 
-    Raises OperandError for anything but a dense tensor. Raises TensorError for two devices, for an output that overlaps
-    itself or another tensor, and for one with torch's negative bit, which no kernel writes.
+    Raises OperandError for anything but a dense tensor. Raises TensorError for a freed or cut storage, and for two
+    devices. Raises it for an output that overlaps itself or another tensor. Raises it for one with torch's negative
+    bit, which no kernel writes, and for one that was made in inference mode, outside of it.
     """
+    import torch
+
     written = written or {}
     tensors = {**read, **written}
     for name, x in tensors.items():
@@ -48,6 +51,11 @@ def check_operands(read: Mapping[str, torch.Tensor], written: Mapping[str, torch
     for name, x in written.items():
         if addressed(x) and x.is_neg():
             raise TensorError(f"{name} has torch's negative bit, and is written to: {name}.resolve_neg() is a copy")
+        if addressed(x) and x.is_inference() and not torch.is_inference_mode_enabled():
+            raise TensorError(
+                f"Inplace update to inference tensor outside InferenceMode is not allowed: {name}, of shape "
+                f"{list(x.shape)}, was made there"
+            )
         if overlaps_itself(x):
             raise TensorError(
                 f"unsupported operation: more than one element of {name}, which is written to, refers to a single "
@@ -68,6 +76,21 @@ def _check_dense(name: str, x: torch.Tensor, written: bool) -> None:
         kind = "a nested tensor" if x.is_nested else x.layout
         way_out = f"{name}.to_padded_tensor(0)" if x.is_nested else f"{name}.to_dense()"
         raise OperandError(f"{name} is {kind}: this library multiplies dense tensors; {way_out} is one")
+    if not addressed(x) or torch.jit.is_tracing():  # whose sizes are tensors
+        return
+    if x.is_neg() and x.is_floating_point() and x.element_size() == 1:
+        raise OperandError(f"{name} is {x.dtype} with torch's negative bit, and torch negates none of that type")
+    if x._is_zerotensor():  # zeros without memory, which torch's dispatcher gives some
+        if written:
+            raise TensorError(f"ZeroTensors are immutable: {name} is written to; {name}.clone() is mutable")
+    elif x.numel():
+        last = x.storage_offset() + sum([(size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True)])
+        wanted, held = (last + 1) * x.element_size(), x.untyped_storage().nbytes()
+        if held < wanted:
+            raise TensorError(
+                f"The tensor has a non-zero number of elements, but its data is not allocated yet: {name}, of shape "
+                f"{list(x.shape)}, ends at byte {wanted} of its storage, which has {held}"
+            )
 
 
 def tensor_misfit(x: torch.Tensor, order: str, unit: int = STRIDE_UNIT) -> str:
@@ -87,12 +110,15 @@ def tensor_misfit(x: torch.Tensor, order: str, unit: int = STRIDE_UNIT) -> str:
 
 
 def addressed(x: torch.Tensor) -> bool:
-    """True if a tensor has an address: not if traced, mapped, fake or meta."""
+    """True if a tensor has an address: not if traced, mapped, fake or meta.
+
+    A subclass without a `__torch_dispatch__` of its own has one, as a parameter has.
+    """
     import torch
 
     return (
         not torch.compiler.is_compiling()
-        and type(x) in (torch.Tensor, torch.nn.Parameter)
+        and getattr(type(x), "__torch_dispatch__", None) is torch.Tensor.__torch_dispatch__
         and x.device.type != "meta"
         and not torch._C._functorch.is_functorch_wrapped_tensor(x)
         and not torch._C._functorch.is_legacy_batchedtensor(x)

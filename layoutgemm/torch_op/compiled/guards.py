@@ -112,7 +112,12 @@ class LaunchesByAddress(dict[tuple[int, ...], T]):
     """
 
     def at(self, addresses: Sequence[int], together: int) -> T | None:
-        """The launch for these addresses, or None. `together` has every bit of them."""
+        """The launch for these addresses, or None. `together` has every bit of them.
+
+        None also where one is 0: of a tensor whose storage was freed, as a sharded parameter's may be.
+        """
+        if 0 in addresses:
+            return None
         return self.get(bits_of(addresses) if together & ALIGNED else ())
 
     def keep(self, addresses: Sequence[int], launch: T) -> None:

@@ -45,6 +45,7 @@ class KeptCall:
     memory   bytes of each workspace, and what it holds before the launch
     lists    what the launch reads of its plan's own
     clears   whether a new C is cleared first, for what the launch leaves out
+    ordered  whether it gives the same bits each time: in torch's deterministic mode no other is made again
     """
 
     direct: DirectLaunch
@@ -56,6 +57,7 @@ class KeptCall:
     memory: tuple[tuple[int, Runs], ...]
     lists: tuple[torch.Tensor, ...]
     clears: bool = False
+    ordered: bool = True
 
 
 KEPT: KeptCalls[LaunchesByAddress[KeptCall]] = KeptCalls()
@@ -147,7 +149,7 @@ def _again(
 ) -> torch.Tensor | None:  # fmt: skip
     """The launch at the addresses of tensors that a guard holds for; None where what is written overlaps others."""
     index = kept.direct.device
-    if _current_device() != index:
+    if _current_device() != index or (not kept.ordered and torch.are_deterministic_algorithms_enabled()):
         return None
     for place in kept.written:
         first, end = values[place], values[place] + kept.spans[place]
@@ -209,8 +211,9 @@ class _RecordedCall:
         addresses = [made.arguments[place] for place in workspaces]
         memory = tuple([(record.memory[at], record.first[at]) for at in addresses])
         spans, lists = tuple(map(_span, self.tensors)), tuple(record.lists.values())
-        clears = new and record.clears
-        return KeptCall(direct, result, kind, spans, self.written, numbers, memory, lists, clears)
+        clears, epilogue = new and record.clears, getattr(made.compiled.plan, "epilogue", None)
+        unordered = isinstance(epilogue, Epilogue) and bool(epilogue.unordered_sums)
+        return KeptCall(direct, result, kind, spans, self.written, numbers, memory, lists, clears, not unordered)
 
     def written_once(self) -> bool:
         """True if the call wrote once what it writes, and nothing else."""

@@ -33,7 +33,7 @@ from ...kernels.verbs import named
 from ...schedule.listed import TileList
 from ..bias_activation import GATES, by_torch
 from ..checks import copied
-from ..epilogue import finish_of, readable_gate, reference_of
+from ..epilogue import check_order, finish_of, readable_gate, reference_of
 from ..indexed.torch_rows import gathered, scattered
 from ..launch import DirectLaunch, fill, note_list, note_target, note_workspace, raw_stream
 from ..operands.pairs import computed_pairs
@@ -179,6 +179,7 @@ def _launched(
 ) -> torch.Tensor:  # fmt: skip
     """One launch on the current stream of the operands' device; `words`: the epilogue's."""
     plan, parts = ready.plan, call.parts
+    check_order(plan.epilogue)
     a, b = call.a[0], call.b[0] if parts.gate is None else readable_gate(call.b[0])
     c, device = out, a.device
     if c is None and not parts.stores_c:

@@ -82,9 +82,12 @@ def _again(
         return None
     if scale_x is not None and scale_x.data_ptr() & _ALIGNED_FLOAT:
         return None
+    others = [v.data_ptr() for v in vectors]
+    if not (at_x and at_units) or 0 in others:  # of a freed storage
+        return None
     c = empty_on_gpu(kept.shape, kept.strides, kept.kind)
     own = [empty_on_gpu((size,), (1,), torch.uint8) for size in kept.memory]  # they live until the launch
-    addresses = (at_units, at_x, c.data_ptr(), *[v.data_ptr() for v in (*vectors, *own)])
+    addresses = (at_units, at_x, c.data_ptr(), *others, *[memory.data_ptr() for memory in own])
     kept.direct.launch(addresses, raw_stream(index))
     return c
 

@@ -51,6 +51,7 @@ from ..epilogue import (
     Groups,
     Tensors,
     arguments_beside,
+    check_order,
     check_result,
     epilogue_product,
     finish_of,
@@ -579,6 +580,7 @@ def _plan(made: CheckedGroups, numbers: torch.Tensor, clears: bool, epilogue: Ep
 def _launched(made: CheckedGroups, out: torch.Tensor | None, new: bool) -> torch.Tensor:
     """The product by its kernel; without elements where no C is stored."""
     call, of, steps = made.call, made.of, made.steps
+    check_order(steps)
     a, b = of.a.resolve_neg(), of.b.resolve_neg()
     if of.rows is not None and of.rows.ndim == 2:
         a = a.expand(b.shape[0], *a.shape[-2:])

@@ -331,6 +331,8 @@ def by_facts(
         if out is not None:
             if type(out) not in PLAIN or out.get_device() != index or out.requires_grad or out.is_neg():
                 return (), None
+            if out.is_inference() and not torch.is_inference_mode_enabled():  # `check_operands` refuses it
+                return (), None
             key = (*key, "out", out.shape, out.stride(), out.dtype)
         launches = READY.get(key)
     except (RuntimeError, TypeError):  # sparse tensors have no strides, and a configuration may have no hash
@@ -381,7 +383,7 @@ def _special(
     else:
         c, at_c = out, out.data_ptr()
         end = at_c + kept.spans[-1]
-        if at_c & ALIGNED:
+        if at_c & ALIGNED or not at_c:
             return None
         for at, size in zip(addresses, kept.spans):
             if at < end and at_c < at + size:

@@ -27,6 +27,7 @@ from ..epilogue import (
     GivenOperands,
     Tensors,
     arguments_beside,
+    check_order,
     check_result,
     epilogue_product,
     finish_of,
@@ -293,6 +294,7 @@ def _own_plan(
 ) -> torch.Tensor:  # fmt: skip
     """The product by a promoted or a gated kernel, on a GPU."""
     call, of, epilogue = made.call, made.of, made.steps
+    check_order(epilogue)
     a, b = of.a.resolve_neg(), of.b.resolve_neg()
     given = {name: x.resolve_neg() if isinstance(x, torch.Tensor) else x for name, x in given.items()}
     plan, _, finish = own_plan(made, fast, given, config)

@@ -56,8 +56,10 @@ _USUAL_BAND = 8
 _NARROWER, _NARROWER_COST = (128, 192), 1.02  # groups' tile where its rounds are fewer columns, and time a column
 _PAIR = 2  # CTAs of a cluster
 _ALONG_N = ((128, 192), _LARGEST)  # tiles of which bands along N were faster
-_AT_ONCE_K = range(512, 2049)  # where a store at once is faster: it takes the memory of a stage
-_AT_ONCE_GAIN = 0.28e-6  # seconds a tile
+_AT_ONCE_K = {_LARGEST: range(512, 2049), _NARROWER: range(512, 7169)}  # where a store at once is faster, by tile:
+# it takes the memory of a stage, and leaves three of the larger tile, four of the other
+_AT_ONCE_CHUNKS = {_LARGEST: 2, _NARROWER: 3}  # whole rounds of 16 bits: a round with room to spare costs a stage, too
+_AT_ONCE_GAIN = {_LARGEST: 0.28e-6}  # seconds a tile. The narrower one's is left out: tiles stay those that were timed
 _QUANTIZED_GATE_STEP = {64: 0.44e-6, 128: 0.755e-6}
 
 
@@ -82,6 +84,8 @@ def scaled_config(
     ((128, 256), (128, 192))
     >>> [scaled_config(4096, 7168, 2048, c=c).tuning.store_at_once for c in ("bf16", "f32")]
     [True, False]
+    >>> [scaled_config(4096, 2112, k).tuning.chunks for k in (7168, 8192)]
+    [3, 1]
     >>> scaled_config(64, 576, 7168).tile, scaled_config(64, 576, 7168, c="e4m3").tile
     ((64, 32), (64, 64))
     >>> scaled_config(4096, 7168, 7168, sums=2).tile, scaled_config(64, 2048, 7168, sums=2).split
@@ -253,7 +257,7 @@ def estimate(model: CostModel, sizes: tuple[int, int, int, int], kind: str, conf
     k_blocks = -(-k // DEPTH)
     steps = -(-k_blocks // parts)
     waves = -(-tiles // max(1, resident))
-    end = getattr(model, f"{kind}_end")[tile] - _AT_ONCE_GAIN * config.tuning.store_at_once
+    end = getattr(model, f"{kind}_end")[tile] - config.tuning.store_at_once * _AT_ONCE_GAIN.get(tile, 0.0)
     products = waves * (steps * getattr(model, f"{kind}_step")[tile] + end)
     loads = tiles * along_m * along_n * k * (tile[0] / along_n + tile[1] / along_m) / model.l2
     rate = model.memory[KINDS[kind]]
@@ -304,10 +308,11 @@ def _kernels(
             yield "few", alone(tile, consumers=tile[0] // 64, loaded_a_rows=of_rows, buffers=2)
     for tile in MODEL.full_step if m > _FEW_ROWS else ():
         if not each_column:
-            three, at_once = tile[0] == 192, narrow and tile == _LARGEST and k in _AT_ONCE_K
+            three, at_once = tile[0] == 192, narrow and k in _AT_ONCE_K.get(tile, ())
             yield "full", Sm90Config(
                 tile, consumers=3 if three else 2, loader="warpgroup", cluster=_sharing(sizes, tile),
-                chunks=2 if three or at_once else 1, buffers=2 if tile == (128, 128) else 1, overlap=True,
+                chunks=_AT_ONCE_CHUNKS[tile] if at_once else 2 if three else 1,
+                buffers=2 if tile == (128, 128) else 1, overlap=True,
                 store_at_once=at_once, box_rows=ROWS if at_once else WARP_ROWS, along="N" if tile in _ALONG_N else "M",
                 group=_band(sizes, tile),
             )  # fmt: skip
@@ -530,14 +535,15 @@ def grouped_scaled_config(
     if rows <= _TWO_TILES:
         return usual(_NARROWER, cluster=(1, 2))
     if rows < _ONE_TALL:
-        return usual((256, 128), cluster=(1, 2), skip_empty_blocks=True)
+        return usual((256, 128), cluster=(1, 2), skip_empty_blocks=True, l2_promotion="256B")
     if adds:
         return usual((256, 128), cluster=(1, 2))
     if rows < _UNEVEN and narrow:
-        return usual(_LARGEST, cluster=(1, 2), chunks=2, store_at_once=True, box_rows=ROWS)
+        return usual(_LARGEST, cluster=(1, 2), chunks=_AT_ONCE_CHUNKS[_LARGEST], store_at_once=True, box_rows=ROWS)
+    tile = _large_tile(rows, columns, groups) if narrow else _LARGEST
     return Sm90Config(
-        _large_tile(rows, columns, groups) if narrow else _LARGEST, loader="warpgroup", cluster=(2, 1),
-        along="N" if rows >= _LARGER_GROUP else "M", chunks=2 if narrow else 1, buffers=1, store_at_once=narrow,
+        tile, loader="warpgroup", cluster=(2, 1), along="N" if rows >= _LARGER_GROUP else "M",
+        chunks=_AT_ONCE_CHUNKS[tile] if narrow else 1, buffers=1, store_at_once=narrow,
         box_rows=ROWS if narrow else WARP_ROWS,
     )  # fmt: skip
 
