@@ -149,8 +149,8 @@ class Ragged(GroupOffsets):
 
         entry  group -> its entry of the first table, for 0 to capacity
 
-        >>> Ragged(64).rows([0, 3, 5].__getitem__, 1), Ragged(64, masked=True).rows([7, 3, 0].__getitem__, 1)
-        ((3, 5), (0, 3))
+        >>> Ragged(64).rows(lambda group: 3 * group, 1), Ragged(64, masked=True).rows(lambda group: 7, 1)
+        ((3, 6), (0, 7))
         """
         return (group * 0, entry(group)) if self.masked else (entry(group), entry(group + 1))
 

@@ -97,6 +97,8 @@ class Combined:
         count = sums_of(function) if matrices is None else matrices
         if not LEAST_MATRICES <= count <= MOST_MATRICES:
             raise PlanError(f"{count} matrices B: a kernel combines {LEAST_MATRICES} to {MOST_MATRICES}")
+        if isinstance(numbers, str):
+            raise PlanError(f"numbers = {shown(numbers)}: a list of names")
         sums, names = [sum_name(i) for i in range(count)], tuple(numbers)
         try:
             inspect.signature(function).bind(*sums, "ops", **dict.fromkeys(names))
