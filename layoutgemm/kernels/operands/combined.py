@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TypeAlias
 
-from ...arguments import checked, refusal, settle
+from ...arguments import checked, refusal, settle, shown
 from ...atoms import TmaPlan, smem_tile
 from ...atoms.smem.tile import SPANS
 from ...atoms.tma.derive import derive as derive_tma
