@@ -37,6 +37,7 @@ from ..epilogue import tracing
 from ..epilogue.places import Value
 from ..epilogue.steps import ACTIVATIONS, check_activation
 
+_LONGEST = 200  # characters of an error that is passed on
 LEAST_MATRICES, MOST_MATRICES = 2, 4
 LINE = SPANS["128B"]  # bytes of the widest span
 # The refusal of a function of A @ B and A2 @ B2.
@@ -97,14 +98,13 @@ class Combined:
         count = sums_of(function) if matrices is None else matrices
         if not LEAST_MATRICES <= count <= MOST_MATRICES:
             raise PlanError(f"{count} matrices B: a kernel combines {LEAST_MATRICES} to {MOST_MATRICES}")
-        if isinstance(numbers, str):
-            raise PlanError(f"numbers = {shown(numbers)}: a list of names")
         sums, names = [sum_name(i) for i in range(count)], tuple(numbers)
         try:
             inspect.signature(function).bind(*sums, "ops", **dict.fromkeys(names))
         except (TypeError, ValueError) as error:  # ValueError: a class or a function of Python's own
             taken = ", ".join((*sums, "ops", *names))
-            raise PlanError(f"the function of the sums is called with ({taken}): {error}") from None
+            said = error if len(str(error)) <= _LONGEST else f"names are {shown(names)}"
+            raise PlanError(f"the function of the sums is called with ({taken[:_LONGEST]}): {said}") from None
 
         def traced(x: object, i: object, j: object, ops: object, *values: object) -> object:
             return function(*values[:count], ops, **dict(zip(names, values[count:], strict=True)))
