@@ -334,7 +334,9 @@ def operands_table() -> str:
 
 def frameworks_table() -> str:
     """Torch's time over ours for each door and number of rows."""
-    times = record("frameworks", "h100")["us"]
+    times = record("frameworks", "h200")["us"]
+    compiled = record("frameworks", "h100")["us"]
+    times |= {name: found for name, found in compiled.items() if name.startswith("inductor")}
     sizes = list(dict.fromkeys(size for found in times.values() for size in found))
     rows = [
         [name, *[f"{us['torch'] / us['layoutgemm']:.3f}" if (us := found.get(size)) else "-" for size in sizes]]

@@ -50,11 +50,10 @@ _TILES = {
     (64, 128): _TimedTile(56, DEPTHS[0], (1, 4)), (64, 64): _TimedTile(37, DEPTHS[1], (1, 4)),
 }  # fmt: skip
 _PARTS = (1, 2, 4, 8)  # of K
-_FEW_BLOCKS, _BLOCKS = (
-    4,
-    {(64, 64): 3},
-)  # of a multiprocessor, at most, where K is split: of few rows, of a tile; else 1
+# Blocks of a multiprocessor, at most, where K is split: of few rows, of a tile; else 1.
+_FEW_BLOCKS, _BLOCKS = 4, {(64, 64): 3}
 _SPLIT_STAGES = {16: 4, 32: 3, 64: 3}  # where K is split, at most, by rows of a tile: several blocks fit
+_EXPERTS_STAGES = {16: 4}  # the same for groups of rows
 _LEAST_K_TILES = 8  # of a part
 _SPILLS = 256  # features of a tile whose warps hold no fragments ahead
 
@@ -92,14 +91,16 @@ def experts_config(
 ) -> Sm80Config:  # fmt: skip
     """The configuration for groups of rows, each times its expert's weights: tiles of half as many again as usual.
 
-    n  output features of an expert; others as `packed_config`. No time was measured
+    n  output features of an expert; others as `packed_config`. Only tiles of 16 rows were timed
 
     >>> int4 = QuantizedFormat("int4", 128)
     >>> experts_config(int4, 292, 64, 2816).tile, experts_config(int4, 4096, 8, 2816).tile
     ((16, 128), (128, 256))
     """
     usual = max(1, -(-3 * rows // (2 * experts)))
-    return packed_config(fmt, usual, n * min(rows, experts), processors, shared, arch)
+    config = packed_config(fmt, usual, n * min(rows, experts), processors, shared, arch)
+    most = _EXPERTS_STAGES.get(config.tile[0])
+    return config if most is None else replace(config, stages=min(most, config.stages or most))
 
 
 def _by_time(rows: int, n: int, processors: int) -> list[tuple[tuple[int, int], _TimedTile]]:

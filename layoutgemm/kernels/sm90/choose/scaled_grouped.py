@@ -58,6 +58,7 @@ _PAIR = 2  # CTAs of a cluster
 _ALONG_N = ((128, 192), _LARGEST)  # tiles of which bands along N were faster
 _AT_ONCE_K = {_LARGEST: range(512, 2049), _NARROWER: range(512, 7169)}  # where a store at once is faster, by tile:
 # it takes the memory of a stage, and leaves three of the larger tile, four of the other
+_AT_ONCE_ROWS = 256  # up to which, and behind a gate, the narrower one was faster in rounds
 _AT_ONCE_CHUNKS = {_LARGEST: 2, _NARROWER: 3}  # whole rounds of 16 bits: a round with room to spare costs a stage, too
 _AT_ONCE_GAIN = {_LARGEST: 0.28e-6}  # seconds a tile. The narrower one's is left out: tiles stay those that were timed
 _QUANTIZED_GATE_STEP = {64: 0.44e-6, 128: 0.755e-6}
@@ -163,7 +164,7 @@ def _fastest(
     wide, unit = (m, n * sums, k, batch), STORE_UNIT // dtype(c).bytes
     stored = [
         (config.tile[1] // config.split // sums, kind, config)
-        for kind, config in _ranked(wide, each_column, places, dtype(c).bits <= 16, *of)
+        for kind, config in _ranked(wide, each_column, places, dtype(c).bits <= 16, *of, gated=sums > 1)
         if config.tile[1] % (8 * sums * config.split) == 0
     ]
     found = [(width, kind, config) for width, kind, config in stored if width % unit == 0]
@@ -227,13 +228,14 @@ def scaled_candidates(sizes: tuple[int, int, int, int], places: int) -> list[Sm9
 
 def _ranked(
     sizes: tuple[int, int, int, int], each_column: bool, places: int, narrow: bool = True, model: CostModel = MODEL,
-    adds: bool = False,
+    adds: bool = False, gated: bool = False,
 ) -> list[tuple[str, Sm90Config]]:  # fmt: skip
     """(kind, configuration) of all that may be chosen, the one estimated fastest first.
 
-    adds  the main loop only adds: its registers spill with the largest tile
+    adds   the main loop only adds: its registers spill with the largest tile
+    gated  an element of C has two sums
     """
-    kernels = _kernels(sizes, each_column, places, narrow)
+    kernels = _kernels(sizes, each_column, places, narrow, gated)
     return sorted(
         [found for found in kernels if not (adds and found[1].tile == _LARGEST)],
         key=lambda found: estimate(model, sizes, found[0], found[1], places),
@@ -269,7 +271,7 @@ def estimate(model: CostModel, sizes: tuple[int, int, int, int], kind: str, conf
 
 
 def _kernels(
-    sizes: tuple[int, int, int, int], each_column: bool, places: int, narrow: bool
+    sizes: tuple[int, int, int, int], each_column: bool, places: int, narrow: bool, gated: bool
 ) -> Iterator[tuple[str, Sm90Config]]:
     """(kind, configuration) of all that may be chosen.
 
@@ -309,6 +311,7 @@ def _kernels(
     for tile in MODEL.full_step if m > _FEW_ROWS else ():
         if not each_column:
             three, at_once = tile[0] == 192, narrow and k in _AT_ONCE_K.get(tile, ())
+            at_once &= tile != _NARROWER or (not gated and m > _AT_ONCE_ROWS)
             yield "full", Sm90Config(
                 tile, consumers=3 if three else 2, loader="warpgroup", cluster=_sharing(sizes, tile),
                 chunks=_AT_ONCE_CHUNKS[tile] if at_once else 2 if three else 1,
