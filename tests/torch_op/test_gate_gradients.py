@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -46,10 +45,10 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     with monkeypatch.context() as patch:
         patch.setattr(torch.Tensor, "data_ptr", seen)
         patch.setattr(activation, "on_gpu", lambda index: True)
+        patch.setattr(activation, "current_device", lambda: -1)
         patch.setattr(activation, "target", lambda index: ("sm_90a", 0))
         patch.setattr(activation, "DirectLaunch", direct)
         patch.setattr(activation, "raw_stream", lambda index: 0)
-        patch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
         yield made
     activation._prepared.cache_clear()
 

@@ -7,19 +7,22 @@ recorded  torch computes act(gate), keeps it beside h, and makes three passes ov
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.autograd.forward_ad as _forward
 from torch.autograd.function import FunctionCtx
 
 from ...kernels.gates.plan import LEAST_ACCESS, GatePlan
 from ...kernels.plan import MAX_COORDINATE
 from ..bias_activation import ACTIVATIONS, GATES
-from ..checks import PLAIN, needs_dispatcher
-from ..launch import DirectLaunch, alignment, raw_stream
+from ..checks import PLAIN, in_older_vmap, modes_of_dispatch, modes_of_functions, tracing_state, transforms
+from ..launch import DirectLaunch, alignment, current_device, raw_stream
 from ..prepared import on_gpu, target
 from ..types import C_NAMES
+from .kept import recorder
 
 _KINDS = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -34,12 +37,20 @@ def by_autograd(c: torch.Tensor, activation: str) -> torch.Tensor:
     """
     if activation not in GATES:
         return ACTIVATIONS[activation](c)
-    with torch.no_grad():
-        alone = type(c) in PLAIN and on_gpu(c.get_device()) and not needs_dispatcher(c)
-    if alone and c.shape[-1] % 2 == 0 and (access := _access(c, 2)):
-        value: torch.Tensor = _Gate.apply(c, GATES[activation], access)
-        return value
+    if _is_launched(c) and on_gpu(c.get_device()) and c.shape[-1] % 2 == 0 and (access := _access(c, 2)):
+        return _record(c, GATES[activation], access)
     return _by_torch(c, GATES[activation])
+
+
+def _is_launched(*tensors: torch.Tensor) -> bool:
+    """True for plain tensors without modes, transforms and traces; autocast changes no type here."""
+    return (
+        not torch.compiler.is_compiling()
+        and all(type(x) in PLAIN for x in tensors)
+        and not (modes_of_functions() or modes_of_dispatch() or transforms() or any(map(in_older_vmap, tensors)))
+        and _forward._current_level < 0
+        and tracing_state() is None
+    )
 
 
 def _by_torch(h: torch.Tensor, kind: str) -> torch.Tensor:
@@ -62,16 +73,18 @@ class _Gate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: FunctionCtx, dy: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (h,), (kind, access) = ctx.saved_tensors, ctx.facts
-        with torch.no_grad():
-            seen = needs_dispatcher(h, dy)
-        if seen or torch.is_grad_enabled():
+        if torch.is_grad_enabled() or not _is_launched(h, dy):
             return _gradient_by_torch(h, dy, kind), None, None
         dy = dy.contiguous()
-        if not _access(dy):  # at an odd address, or to be negated
+        if not (of_dy := _access(dy)):  # at an odd address, or to be negated
             dy = dy.clone()
+            of_dy = _access(dy)
         dh = _empty(h.shape, h)
-        _launch(h, kind, min(access, _access(dy)), (h, dy, dh))
+        _launch(h, kind, min(access, of_dy), (h, dy, dh))
         return dh, None, None
+
+
+_record = recorder(_Gate)
 
 
 def _gradient_by_torch(h: torch.Tensor, dy: torch.Tensor, kind: str) -> torch.Tensor:
@@ -101,7 +114,7 @@ def _access(x: torch.Tensor, halves: int = 1) -> int:
 def _launch(h: torch.Tensor, kind: str, access: int, operands: Sequence[torch.Tensor]) -> None:
     """Launch the kernel of two tensors, or the gradient's of three."""
     index, n = h.get_device(), h.shape[-1] // 2
-    with torch.cuda.device(index):
+    with contextlib.nullcontext() if index == current_device() else torch.cuda.device(index):
         direct = _prepared(h.numel() // h.shape[-1], n, C_NAMES[h.dtype], kind, len(operands) > 2, access, index)
         direct.launch([x.data_ptr() for x in operands], raw_stream(index))
 
