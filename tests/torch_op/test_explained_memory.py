@@ -190,7 +190,6 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(fp8_launch, "DirectLaunch", lambda *x: SimpleNamespace(launch=lambda *y: None))
         monkeypatch.setattr(fp8_launch, "raw_stream", lambda index: 77)
         monkeypatch.setattr(fp8_launch, "empty_on_gpu", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
-        monkeypatch.setattr(experts, "require_hopper", lambda index, what: None)
         monkeypatch.setattr(experts, "compile_plan", lambda plan: made)
         monkeypatch.setattr(experts, "DirectLaunch", lambda *x: SimpleNamespace(launch=lambda *y: None))
         monkeypatch.setattr(experts, "raw_stream", lambda index: 77)

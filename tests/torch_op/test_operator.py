@@ -542,7 +542,7 @@ def test_blocks_belong_to_one_call_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
 
     found = torch_launch.PreparedProblem.__new__(torch_launch.PreparedProblem)
     found.solution = solve(Problem(given(64, 64), given(64, 64), given(64, 64)))
-    found._what = found.solution.kernel
+    found.what = found.solution.kernel
     found._launcher = SimpleNamespace(entry=host, block=lambda arguments: ArgumentBlock(host, arguments))
     found._template, found._free, found._a, found._b, found.device = (0,) * 14, [], 0, 1, 0
     found._start = found._starter()

@@ -276,15 +276,10 @@ SCATTERS = {"indexed": IndexedRows(RowIndices(50), RowIndices(9), copy=True)}
         ({"a": "bf16:col"}, "gathered rows are contiguous, a 'row' A"),
         ({"order": "symmetric", "n": 200}, "indexed: no kernel has copied rows and a symmetric order"),
         ({**IN_KERNEL, "pair": 64}, r"pair: .* IndexedRows\(..., copy=True\) copies A's rows first"),
-        ({**IN_KERNEL, "batch": 2}, r"batch = 2: .* IndexedRows\(..., copy=True\) copies A's rows first"),
         ({**IN_KERNEL, "a": "tf32", "b": "tf32:col"}, "copy=True copies rows first"),
         (
             {**SCATTERS, "batch": 2, "ragged": Ragged.of(2, masked=True)},
             "no kernel has masked groups and scattered",
-        ),
-        (
-            {**SCATTERS, "batch": 2},
-            "batch = 2: no kernel has a batch and scattered rows: indices are of one",
         ),
     ],
 )
