@@ -70,6 +70,15 @@ def case(form: str) -> tuple[Sm90Plan, Any, Any, dict[str, Any], Any]:
         a, b, rows = integers(3, 50, 72), integers(3, 72, 88, seed=1), indices(210)
         want = np.stack([x[i] @ y for x, i, y in zip(a, rows.reshape(3, 70), b)])
         return Sm90Plan.derive(70, 88, 72, batch=3, **plain), a, b, {"rows": rows}, want
+    if form == "batch, scattered":
+        a, b, rows = integers(3, 50, 72), integers(3, 72, 88, seed=1), indices(210)
+        out = np.concatenate([np.random.default_rng(seed).permutation(90)[:70] for seed in range(3)])
+        want = np.zeros((3, 90, 88), np.float32)
+        for matrix, (into, own) in enumerate(zip(out.reshape(3, 70), rows.reshape(3, 70))):
+            want[matrix, into] = a[matrix][own] @ b[matrix]
+        both = IndexedRows(RowIndices(50), RowIndices(90, "i64"), copy=True)
+        plan = Sm90Plan.derive(70, 88, 72, batch=3, **{**plain, "indexed": both})
+        return plan, a, b, {"rows": rows, "out_rows": out}, want
     if form == "pair":
         a2, b2 = integers(70, 16, seed=2), integers(16, 88, seed=3)
         plan = Sm90Plan.derive(70, 88, 72, pair=16, **plain)
@@ -101,7 +110,7 @@ def case(form: str) -> tuple[Sm90Plan, Any, Any, dict[str, Any], Any]:
     return Sm90Plan.derive(64, 32, 256, **{**plain, "config": config}), a, b, {"rows": rows}, a[rows] @ b
 
 
-FORMS = ("batch", "groups", "scatter", "several", "pair", "scaled", "tf32", "parts")
+FORMS = ("batch", "batch, scattered", "groups", "scatter", "several", "pair", "scaled", "tf32", "parts")
 SLOW = ("groups", "scaled", "tf32", "parts", "pair")
 
 
