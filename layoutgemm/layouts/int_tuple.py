@@ -444,13 +444,16 @@ def crd2idx(coord: Any, shape: Any, stride: Any) -> Any:
                 if not 0 <= c < s:
                     raise out_of_range(c, s)
                 part = c * d
+            elif isinstance(c, np.ndarray) and _wraps(c := scalar(c)):
+                part, bound = _offsets_of(c, s, d)
+                most = (most or (abs(parts) if parts.__class__ is int else 0)) + bound
             else:
                 part = crd2idx(c, s, d)
             if part.__class__ is int:
                 if not part:
                     continue  # a traced sum needs no `+ 0`
                 most = most if most is None else most + abs(part)
-            elif _wraps(part):
+            elif _wraps(part) and not _wraps(c):
                 most = (most or (abs(parts) if parts.__class__ is int else 0)) + _largest(part)
             if most is not None and most >> 63:
                 parts, part = [x.astype(object) if isinstance(x, np.ndarray) else x for x in (parts, part)]
@@ -462,15 +465,25 @@ def crd2idx(coord: Any, shape: Any, stride: Any) -> Any:
     if coord.__class__ is int:
         return crd2idx(coord, shape, stride)
     if isinstance(coord, np.ndarray):
-        S, D = coal_open(shape, stride)
-        if coord.dtype != object and (
-            any(d.__class__ is int and abs(d) >> 31 for d in D) or _largest(coord) >> 31 or _exceeds_words(S[:-1])
-        ):
-            return _far(coord, S, D)
-        out = _offset(coord, S, D)
-        return np.zeros(coord.shape, np.int64) if out.__class__ is int else out
+        return _offsets_of(coord, shape, stride)[0]
     # A traced index must be in range: what is 0 there costs no instruction.
     return _offset(coord, *coal(shape, stride))
+
+
+def _offsets_of(coord: np.ndarray, shape: Any, stride: Any) -> tuple[Any, int]:
+    """The offsets of flat indices, and a bound of their absolute values; 0 for Python's integers."""
+    S, D = coal_open(shape, stride)
+    low, high = (int(coord.min()), int(coord.max())) if coord.dtype != object and coord.size else (0, 0)
+    steps, largest = [abs(d) for d in D if d.__class__ is int], max(high, -low)
+    if coord.dtype != object and (any(d >> 31 for d in steps) or largest >> 31 or _exceeds_words(S[:-1])):
+        far = _far(coord, S, D)
+        return far, _largest(far)
+    out = _offset(coord, S, D)
+    if out.__class__ is int:
+        return np.zeros(coord.shape, np.int64), 0
+    # An index is at least each of its modes' coordinates, unless it is negative: those wrap around.
+    bounded = low >= 0 and len(steps) == len(D)
+    return out, largest * sum(steps) if bounded else _largest(out) if _wraps(out) else 0
 
 
 def _far(coord: np.ndarray, S: list[Scalar], D: list[StrideEntry]) -> np.ndarray:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import layoutgemm.layouts as layouts
 from layoutgemm.errors import CoordinateError
-from layoutgemm.layouts import ComposedLayout, E, Layout, LinearLayout, Swizzle, Verdict, idx2crd
+from layoutgemm.layouts import ComposedLayout, E, Layout, LinearLayout, Swizzle, Verdict, idx2crd, int_tuple
 from layoutgemm.pytest_plugin import explanation, is_false_verdict
 from tests.layouts import reference as ref
 from tests.layouts.strategies import INJECTIVE, Pair, pairs, refined, seeds
@@ -459,3 +459,14 @@ def test_a_value_that_a_matrix_leaves_out_is_said() -> None:
         found, values = f.is_surjective(), set(f.offsets().tolist())
         assert found.ok == (len(values) == 1 << f.width)
         assert found.ok or (found.witness not in values and str(found.witness) in found.reason)
+
+
+def test_the_bound_of_offsets_holds() -> None:
+    """Sums of arrays are checked against 64 bits by it: nested, ragged, one-element and stretched modes, any index."""
+    rng = np.random.default_rng(7)
+    for _ in range(400):
+        shape = tuple(int(x) for x in rng.integers(1, 6, rng.integers(1, 5)))
+        stride = tuple(int(x) for x in rng.integers(-40, 40, len(shape)))
+        index = rng.integers(-200 if rng.integers(2) else 0, 200, 50)
+        values, bound = int_tuple._offsets_of(index, (shape,), (stride,))
+        assert np.abs(values).max() <= bound or (not bound and not values.any()), (shape, stride)
