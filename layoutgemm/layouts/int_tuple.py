@@ -470,7 +470,7 @@ def crd2idx(coord: Any, shape: Any, stride: Any) -> Any:
     return _offset(coord, *coal(shape, stride))
 
 
-def _offsets_of(coord: np.ndarray, shape: Any, stride: Any) -> tuple[Any, int]:
+def _offsets_of(coord: np.ndarray, shape: object, stride: object) -> tuple[Any, int]:
     """The offsets of flat indices, and a bound of their absolute values; 0 for Python's integers."""
     S, D = coal_open(shape, stride)
     low, high = (int(coord.min()), int(coord.max())) if coord.dtype != object and coord.size else (0, 0)
