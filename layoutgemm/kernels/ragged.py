@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,9 @@ from ..arguments import Integer, checked, settle, shown
 from ..errors import OperandError, PlanError
 from .numbers import W, checked_numbers
 from .plan import rounded_up
+
+if TYPE_CHECKING:
+    from .epilogue.chain import Epilogue
 
 ENTRY_BYTES = 4  # of a table: rows and tiles are 31-bit
 _LEAST_GROUPS = 64
@@ -219,3 +222,11 @@ def sample_sizes(most: int, tile: int, wrong: Sequence[int] = ()) -> list[npt.ND
 def sample_offsets(most: int, tile: int) -> list[npt.NDArray[np.int64]]:
     """Offsets of groups of such sizes."""
     return [np.concatenate([[0], np.cumsum(each)]) for each in sample_sizes(most, tile)]
+
+
+def check_writes_of_groups(epilogue: Epilogue | None) -> None:
+    """Raise PlanError for an epilogue of groups of rows that writes more than C."""
+    written = [given.name for given in epilogue.given if given.written] if epilogue else []
+    if written or (epilogue and epilogue.reductions):
+        name = written[0] if written else "a reduction"
+        raise PlanError(f"the epilogue writes {name}: a tile reaches into the next group, and would write there")

@@ -140,29 +140,32 @@ class BareLaunches:
     arguments: list[list[int]] = field(default_factory=list)
     allocated: int = 0
 
+    def compiled(self, plan: Any) -> Any:
+        """A kernel whose launches are noted."""
+        return SimpleNamespace(launcher=self, plan=plan)
+
+    def load(self, device: int) -> None:
+        """The launcher's: nothing."""
+
+    def block(self, arguments: Any) -> Any:
+        """The launcher's block of arguments."""
+        values = [*arguments, 0, 0]
+        return SimpleNamespace(values=values, pointer=values)
+
+    def entry(self, values: list[int]) -> None:
+        """The launcher's launch."""
+        self.arguments.append([*values])
+
 
 @contextlib.contextmanager
 def bare_launches(patch: Any) -> Iterator[BareLaunches]:
     """CPU tensors are taken for an H200's by all products, and nothing is computed."""
     noted = BareLaunches()
-
-    class Launcher:
-        def load(self, device: int) -> None:
-            pass
-
-        def block(self, arguments: Any) -> Any:
-            values = [*arguments, 0, 0]
-            return SimpleNamespace(values=values, pointer=values)
-
-        def entry(self, values: list[int]) -> None:
-            noted.arguments.append([*values])
+    made = noted.compiled
 
     def empty(shape: Any, strides: Any, kind: torch.dtype) -> torch.Tensor:
         noted.allocated += 1
         return torch.empty_strided(shape, strides, dtype=kind)
-
-    def made(plan: Any) -> Any:
-        return SimpleNamespace(launcher=Launcher(), plan=plan)
 
     patch.setattr(launch, "kernel", lambda solution: made(launch.plan_of(solution)))
     patch.setattr(launch, "THREAD", SimpleNamespace(bound=True))

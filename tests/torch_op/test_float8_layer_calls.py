@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,22 +33,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         return torch.empty_strided(shape, strides, dtype=kind)
 
     with bare_launches(monkeypatch) as noted:
-
-        class Launcher:
-            def load(self, device: int) -> None:
-                pass
-
-            def block(self, arguments: Any) -> Any:
-                values = [*arguments, 0, 0]
-                return SimpleNamespace(values=values, pointer=values)
-
-            def entry(self, values: list[int]) -> None:
-                noted.arguments.append([*values])
-
-        def compiled(plan: Any) -> Any:
-            return SimpleNamespace(launcher=Launcher(), plan=plan)
-
-        monkeypatch.setattr(launch, "compiled", compiled)
+        monkeypatch.setattr(launch, "compiled", noted.compiled)
         monkeypatch.setattr(launch, "on_gpu", lambda index: True)
         monkeypatch.setattr(launch, "target", lambda index: ("sm_90a", 0))
         monkeypatch.setattr(api, "_current_device", lambda: -1)

@@ -22,7 +22,7 @@ from ...derive import either
 from ...numbers import W
 from ...plan import check_settings, present, tile_count
 from ...quantized.formats import UNIT_K, UNIT_ROWS
-from ...ragged import Ragged, sample_offsets
+from ...ragged import Ragged, check_writes_of_groups, sample_offsets
 
 if TYPE_CHECKING:
     from ...epilogue.chain import Epilogue
@@ -38,10 +38,7 @@ def check_experts(experts: Ragged, groups: int, weights: object, config: Sm80Con
     if weights is None:
         raise PlanError("experts without weights: they are groups of rows of a product with packed weights")
     check_settings(config, "a product of several experts takes", split=1)
-    written = [given.name for given in epilogue.given if given.written] if epilogue else []
-    if written or (epilogue and epilogue.reductions):
-        name = written[0] if written else "a reduction"
-        raise PlanError(f"the epilogue writes {name}: a tile reaches into the next group, and would write there")
+    check_writes_of_groups(epilogue)
 
 
 def row_tiles(m: W, groups: W, height: int) -> W:

@@ -26,7 +26,7 @@ from ...derive import either
 from ...numbers import W
 from ...plan import check_settings, present, tile_count
 from ...quantized.formats import UNIT_ROWS
-from ..grouped import Ragged, sample_offsets
+from ...ragged import Ragged, check_writes_of_groups, sample_offsets
 
 if TYPE_CHECKING:
     from ...derive import Operand
@@ -51,10 +51,7 @@ def check_experts(
     )  # fmt: skip
     if c.order != "col":
         raise PlanError(f"c is {c}: a group of rows of x is a group of columns of C, a 'col'")
-    written = [given.name for given in epilogue.given if given.written] if epilogue else []
-    if written or (epilogue and epilogue.reductions):
-        name = written[0] if written else "a reduction"
-        raise PlanError(f"the epilogue writes {name}: a tile reaches into the next group, and would write there")
+    check_writes_of_groups(epilogue)
 
 
 def weight_block(m: W, matrix: W, block: W) -> W:
