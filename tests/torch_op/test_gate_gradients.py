@@ -70,6 +70,10 @@ def is_close(got: Any, right: Any) -> bool:
     return bool(((got.double() - right).abs() <= 2.0**-8 * right.abs() + 2.0**-14).all())
 
 
+def test_each_gate_has_torchs_gradient() -> None:
+    assert set(activation._BACKWARD) == set(GATES.values())
+
+
 @needs_dsl
 @pytest.mark.parametrize("gate", GATES)
 def test_one_launch_each_way(gate: str, launched: list[Any]) -> None:

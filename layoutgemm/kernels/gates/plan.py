@@ -58,8 +58,8 @@ class GatePlan:
     Raises PlanError, naming the argument.
 
     >>> plan = GatePlan("bf16", "silu")
-    >>> plan.vector, plan.blocks(10, 4096), list(plan.parameters)
-    (8, 20, ['h', 'y', 'm', 'n', 'ldh'])
+    >>> plan.vector, list(plan.parameters)
+    (8, ['h', 'y', 'm', 'n', 'ldh'])
     """
 
     source: str
@@ -103,10 +103,6 @@ class GatePlan:
     def overlaps(self) -> bool:
         """True where it waits for the kernel before it, and the next begins early."""
         return "griddepcontrol" in self.arch.features
-
-    def blocks(self, m: int, n: int) -> int:
-        """CTAs of m rows of n gates."""
-        return -(-m * (n // self.vector) // THREADS)
 
     def compile(self) -> CompiledGemm:
         """The kernel, compiled or from the cache; it needs the DSL, and a GPU only to launch."""

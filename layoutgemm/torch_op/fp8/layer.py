@@ -15,11 +15,10 @@ import torch.autograd.forward_ad as _forward
 from ...kernels.plan import rounded_up
 from ..checks import launched_alone, modes_of_dispatch, modes_of_functions
 from ..compiled.guards import FIRST_GPU, MAX_READY, KeptCalls, Key, LaunchesByAddress, guarded
-from ..launch import DirectLaunch, RecordedLaunch, Recording, current_device, empty_on_gpu, raw_stream, recorded
+from ..launch import DirectLaunch, Recording, current_device, empty_on_gpu, raw_stream, recorded
 
 Made = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # values and scales of x, and the result
 _APART = 256  # bytes: scales begin at a multiple, as memory of their own does
-_LARGEST_NUMBER = 1 << 32  # of a launch's arguments: what is larger is an address
 
 
 class KeptLayer(NamedTuple):
@@ -98,8 +97,8 @@ def _kept(record: Recording, tensors: Sequence[torch.Tensor], made: Made) -> Kep
     values, scales, c = made
     if len(record.launches) != 2 or record.memory or record.lists or record.clears or not c.is_contiguous():
         return None
-    quantize = _direct(record.launches[0], (tensors[0], values, scales))
-    product = _direct(record.launches[1], (values, scales, *tensors[1:], c))
+    quantize = _direct(record, 0, (tensors[0], values, scales))
+    product = _direct(record, 1, (values, scales, *tensors[1:], c))
     if quantize is None or product is None:
         return None
     apart = rounded_up(values.untyped_storage().nbytes(), _APART)
@@ -107,9 +106,10 @@ def _kept(record: Recording, tensors: Sequence[torch.Tensor], made: Made) -> Kep
     return KeptLayer(quantize, product, apart, size, (tuple(c.shape), tuple(c.stride()), c.dtype))
 
 
-def _direct(made: RecordedLaunch, tensors: Sequence[torch.Tensor]) -> DirectLaunch | None:
+def _direct(record: Recording, number: int, tensors: Sequence[torch.Tensor]) -> DirectLaunch | None:
     """A recorded launch for such tensors; None unless each is an argument once, and no other address is."""
+    made = record.launches[number]
     arguments, addresses = made.arguments, [x.data_ptr() for x in tensors]
-    if sorted(at for at in arguments if at >= _LARGEST_NUMBER) != sorted(addresses):
+    if sorted(at for at in arguments if not record.knows(at)) != sorted(addresses):
         return None
     return DirectLaunch(made.compiled, arguments, [arguments.index(at) for at in addresses], made.device, made.what)
