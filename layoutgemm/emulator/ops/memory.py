@@ -202,6 +202,12 @@ def place(fiber: Fiber, space: str, addresses: Lanes) -> tuple[Cta | None, npt.N
     return cta, places & OFFSET
 
 
+def _word_by_word(fiber: Fiber, form: AccessForm, addresses: Lanes) -> None:
+    """Part lanes that release at several words: each tells of its own accesses. Raises MixedMemories."""
+    if form.strong and form.flag.releases and fiber.cta.cluster.ledger.lanes and any_of(addresses != addresses[0]):
+        raise MixedMemories(addresses.tolist())
+
+
 def signed_to(values: npt.NDArray[Any], kind: str, width: int) -> Lanes:
     """Loaded elements as register values, sign-extended to the register's width."""
     if kind == "b128":
@@ -533,6 +539,7 @@ def put(
 ) -> None:  # fmt: skip
     """Write the bytes [lane, bytes of all elements] of a store, checked and recorded; `lost`: those without a value."""
     machine, size = fiber.machine, form.bytes * form.count
+    _word_by_word(fiber, form, addresses)
     if fiber.cta.cluster.ledger.lanes and (both := conflicting(addresses, raw, form.bytes)) is not None:
         at, rounded = both
         message = f"lanes of one {ins.opcode} write different values to address {at:#x}"
@@ -666,7 +673,8 @@ def atomic(program: Program, ins: PtxInstruction) -> Run:
         if not lanes:
             return after
         machine = fiber.machine
-        cta, offsets = place(fiber, form.space, lanewise(address(fiber), lanes))
+        _word_by_word(fiber, form, where := lanewise(address(fiber), lanes))
+        cta, offsets = place(fiber, form.space, where)
         total = size * form.count
         if cta is None:
             _touch_global(fiber, ins, offsets, total, lanes, "adds to" if sums else "changes", True)
