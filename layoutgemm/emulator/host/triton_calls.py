@@ -179,7 +179,7 @@ def _flat(annotations: Sequence[KernelArg], values: Sequence[object]) -> Iterato
 
 
 def _annotated(types: Sequence[Type]) -> list[KernelArg]:
-    """What each argument of a signature is."""
+    """Whether each argument is a parameter, a constant or a tuple of both."""
     return [
         KernelArg(_annotated(one), TUPLE) if isinstance(one, tuple)
         else KernelArg(None, CONSTEXPR if one == "constexpr" else KERNEL)
@@ -424,7 +424,7 @@ def _driven(driver: ModuleType, module: DriverModule) -> Iterator[None]:
             return
         values = {
             "CudaUtils": lambda: module, "make_launcher": module.compiled_launcher,
-            "compile_module_from_src": lambda src, **_: src, "library_dirs": lambda: [],
+            "compile_module_from_src": lambda src, **_: src, "library_dirs": list,
         }  # fmt: skip
     else:
         values = {
