@@ -179,7 +179,7 @@ def _flat(annotations: Sequence[KernelArg], values: Sequence[object]) -> Iterato
 
 
 def _annotated(types: Sequence[Type]) -> list[KernelArg]:
-    """Whether each argument is a parameter, a constant or a tuple of both."""
+    """Each argument as a parameter, a constant or a tuple of both."""
     return [
         KernelArg(_annotated(one), TUPLE) if isinstance(one, tuple)
         else KernelArg(None, CONSTEXPR if one == "constexpr" else KERNEL)
