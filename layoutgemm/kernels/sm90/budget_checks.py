@@ -39,8 +39,9 @@ def _regions(plan: Sm90Plan) -> tuple[list[Region], list[Region]]:
         barriers.append(("sums", smem.sums_offset, 8, 8))
     if plan.row_exchange is not None and plan.row_exchange.bytes:
         barriers.append(("rows", plan.row_exchange.offset, plan.row_exchange.bytes, 16))
-    for i, at in enumerate(smem.converted_buffers):
-        lasting.append((f"converted[{i}]", at, smem.converted_bytes, plan.a.converted.smem.alignment))
+    if plan.weights is not None and plan.a.converted is not None:
+        at, tile = smem.converted_offset, plan.a.converted.smem
+        lasting += [(f"converted[{i}]", at + i * tile.bytes, tile.bytes, tile.alignment) for i in range(BUFFERS)]
     if plan.groups is not None:
         lasting.append(("groups", smem.table_offset, plan.groups.bytes, 16))
     if plan.numbers.parts:
@@ -68,8 +69,8 @@ def _shared_memory(plan: Sm90Plan) -> Check:
     parts = stage_budget(plan)
     if plan.store is not None and not plan.config.one_tile_per_cluster:
         parts["buffers of C"] = plan.store.bytes(WARPS_OF_GROUP * plan.config.consumers)
-    if smem.converted_bytes:
-        parts[f"{BUFFERS} buffers of converted weights"] = BUFFERS * smem.converted_bytes
+    if plan.weights is not None and plan.a.converted is not None:
+        parts[f"{BUFFERS} buffers of converted weights"] = BUFFERS * plan.a.converted_bytes
     if plan.exchange is not None:
         parts["partial sums"] = plan.exchange.bytes
     if plan.row_exchange is not None:

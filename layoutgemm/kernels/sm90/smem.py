@@ -31,13 +31,6 @@ class Sm90Smem(StoreSmemMap):
     converted_offset: int = 0
     converted_bytes: int = 0
 
-    @property
-    def converted_buffers(self) -> tuple[int, ...]:
-        """The first byte of each buffer of converted weights."""
-        return tuple(
-            self.converted_offset + i * self.converted_bytes for i in range(BUFFERS * bool(self.converted_bytes))
-        )
-
 
 @dataclass(frozen=True)
 class SplitKExchange:
