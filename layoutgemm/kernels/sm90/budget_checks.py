@@ -17,7 +17,6 @@ from .operands.fragment_loads import IN_FLIGHT, groups_of, loads_of
 from .operands.row_sums import ROW_VECTOR, VECTOR_WORDS
 from .operands.stage_numbers import table_registers
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
-from .quantized.operand import BUFFERS
 
 HELD_PROMOTED = 16  # the same of a main loop that promotes: ptxas takes 153 where accumulators and tables are 143
 HELD_PACKED = 24  # of packed weights, beside fragments and words of a K tile: ptxas takes 93 where these are 73
@@ -39,9 +38,6 @@ def _regions(plan: Sm90Plan) -> tuple[list[Region], list[Region]]:
         barriers.append(("sums", smem.sums_offset, 8, 8))
     if plan.row_exchange is not None and plan.row_exchange.bytes:
         barriers.append(("rows", plan.row_exchange.offset, plan.row_exchange.bytes, 16))
-    if plan.weights is not None and plan.a.converted is not None:
-        at, tile = smem.converted_offset, plan.a.converted.smem
-        lasting += [(f"converted[{i}]", at + i * tile.bytes, tile.bytes, tile.alignment) for i in range(BUFFERS)]
     if plan.groups is not None:
         lasting.append(("groups", smem.table_offset, plan.groups.bytes, 16))
     if plan.numbers.parts:
@@ -69,8 +65,6 @@ def _shared_memory(plan: Sm90Plan) -> Check:
     parts = stage_budget(plan)
     if plan.store is not None and not plan.config.one_tile_per_cluster:
         parts["buffers of C"] = plan.store.bytes(WARPS_OF_GROUP * plan.config.consumers)
-    if plan.weights is not None and plan.a.converted is not None:
-        parts[f"{BUFFERS} buffers of converted weights"] = BUFFERS * plan.a.converted_bytes
     if plan.exchange is not None:
         parts["partial sums"] = plan.exchange.bytes
     if plan.row_exchange is not None:
@@ -173,10 +167,7 @@ def _prologue_registers(plan: Sm90Plan) -> int:
 
 
 def _packed_registers(plan: Sm90Plan) -> int:
-    """Registers of two groups of fragments, or of one that is stored, and of a K tile's words and scales."""
-    words = int(plan.a.vectors * WORDS + plan.a.groups * plan.a.packing.scale_words)
-    if plan.a.converted is not None:
-        return words + int(plan.a.packing.atom.registers("A"))
+    """Registers of two groups of fragments, and of a K tile's words and scales."""
     depth = plan.a.packing.depth * plan.a.product_groups(plan.blocks)
     fragments = 2 * plan.tile[2] // depth * plan.mma.registers("A")
-    return fragments + plan.blocks * words
+    return fragments + plan.blocks * (plan.a.vectors * WORDS + plan.a.groups * plan.a.packing.scale_words)
