@@ -76,6 +76,16 @@ class WgmmaOperand:
         twin.low = cutlass.new_from_mlir_values(self.low, values)
         return twin
 
+    def of_turn(self, turn: Int32 | int, turns: int) -> WgmmaOperand:
+        """The operand of one of so many equal parts of a K tile. Raises PlanError if they are not evenly apart."""
+        each = len(self.k_steps) // turns
+        own, step = self.k_steps[:each], self.k_steps[each] - self.k_steps[0] if turns > 1 else 0
+        if self.k_steps != tuple(part * step + first for part in range(turns) for first in own):
+            raise PlanError(f"K blocks at {self.k_steps} are not {turns} equal parts")
+        twin = copy.copy(self)
+        twin.low, twin.k_steps = (self.low if turns == 1 else uniform(self.low + turn * step)), own
+        return twin
+
     def at(self, stage: Int32 | int, k_block: int, block: int = 0) -> Int64:
         """The descriptor of one instruction's operand."""
         low = self.low + stage * self.stage_units + (self.k_steps[k_block] + self.mn_steps[block])

@@ -10,8 +10,7 @@ from ...checks.budgets import launch_registers, role_registers
 from ...report import Check
 from ..plan import present
 from ..plan_checks import Region, barriers_at, buffers_of_c, misplaced, stage_budget, stages_of
-from ..quantized.order import WORDS
-from .config import loader_threads
+from .config import HELD, loader_threads
 from .mainloop import product_of
 from .operands.fragment_loads import IN_FLIGHT, groups_of, loads_of
 from .operands.row_sums import ROW_VECTOR, VECTOR_WORDS
@@ -20,7 +19,6 @@ from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 
 HELD_PROMOTED = 16  # the same of a main loop that promotes: ptxas takes 153 where accumulators and tables are 143
 HELD_PACKED = 24  # of packed weights, beside fragments and words of a K tile: ptxas takes 93 where these are 73
-HELD = 26  # registers of a consumer beside its accumulators: ptxas asks for 130 where these are 104
 
 
 def budget_checks(plan: Sm90Plan) -> list[Check]:
@@ -167,7 +165,8 @@ def _prologue_registers(plan: Sm90Plan) -> int:
 
 
 def _packed_registers(plan: Sm90Plan) -> int:
-    """Registers of two groups of fragments, and of a K tile's words and scales."""
+    """Registers of two groups of fragments, and of the words and scales of a K tile, or of a turn."""
     depth = plan.a.packing.depth * plan.a.product_groups(plan.blocks)
     fragments = 2 * plan.tile[2] // depth * plan.mma.registers("A")
-    return fragments + plan.blocks * (plan.a.vectors * WORDS + plan.a.groups * plan.a.packing.scale_words)
+    words = sum(count for _, count in plan.a.turn_words(0)) + len(plan.a.turn_scales(0)) * plan.a.packing.scale_words
+    return fragments + plan.blocks * words

@@ -29,6 +29,7 @@ PRODUCTS = ("warpgroup", "warp")
 FINISHES = (None, "launch", "cluster")
 SCALES = ("weights", "sums")
 MAX_CONSUMERS, MAX_BESIDE_WARP = 3, 4
+HELD = 26  # registers of a consumer beside accumulators and fragments: ptxas asks for 130 where these are 104
 _PRODUCER_REGISTERS = 24  # the least that setmaxnreg takes: one thread issues copies
 _NUMBERS_REGISTERS = 40  # of a producer whose lanes hold the addresses of up to 9 numbers each
 _WAITS_REGISTERS = 56  # of a producer that waits for other GPUs: with 40 the compiler spills

@@ -11,7 +11,7 @@ from ...arch import arch as arch_named
 from ...atoms import MmaAtom, wgmma
 from ...atoms.smem.descriptor import OperandDescriptor
 from ...atoms.smem.descriptor import derive as derive_descriptor
-from ...checks.budgets import WARPGROUP
+from ...checks.budgets import WARPGROUP, launch_registers
 from ...errors import PlanError
 from ...layouts import Layout
 from ...schedule import LayoutOrder, Schedule
@@ -28,7 +28,7 @@ from ..plan import LEAST_STAGES, STAGE_BYTES_OF_K, check_epilogue, fitting_stage
 from ..quantized.formats import UNIT_K, QuantizedFormat
 from ..store import ROWS, TILE_ALIGNMENT, WARP_ROWS, WARPS_OF_GROUP, StorePlan
 from .along_k import check_along_k, with_starts
-from .config import Sm90Config, check_tiles, check_whole_rows, loader_threads, order_of
+from .config import HELD, Sm90Config, check_tiles, check_whole_rows, loader_threads, order_of, registers_of
 from .edges import with_ends
 from .grouped import Ragged, check_ragged, ragged_store
 from .indexed.copies import GatheredOperand, RowGather
@@ -329,7 +329,24 @@ class Sm90Request(ProductParts, Asked):
         b_plan = with_copies(b_plan, [replace(tma, l2_promotion=config.tuning.l2_promotion) for tma in b_plan.copies])
         ends = config.loader != "self" and self.experts is None  # groups begin at any column
         packed = packed_operand(weights, tile_m, tile_k, a_spec, config.tuning.scales)
+        packed = replace(packed, turns=self.turns(packed, atom))
         return packed, with_ends(b_plan, "n", tile_n, c_spec.dtype, ends)
+
+    def turns(self, packed: PackedOperand, atom: MmaAtom) -> int:
+        """The turns of a K tile of packed weights: as few as leave registers for two sets of fragments.
+
+        With fewer registers ptxas waits for each wgmma by itself (C7510), in silence. If none fits, there is one.
+        """
+        if self.blocks > 1 or self.config.tuning.products == "warp" or packed.scales_sums:
+            return 1
+        arch, steps = arch_named("sm_90a"), packed.smem.extent[1] // packed.packing.depth
+        launched = launch_registers(arch, self.threads, self.config.tuning.blocks_per_sm)
+        _, have = registers_of(self.config, arch, self.threads) or (0, launched)
+        for turns in (1, 2, 4):
+            of_set, rest = divmod(steps, replace(packed, turns=turns).product_groups(1))
+            if not rest and atom.accumulator_registers + 2 * of_set * atom.registers("A") + HELD <= have:
+                return turns
+        return 1
 
     def half(self, b_plan: OperandPlan) -> tuple[MmaAtom, OperandDescriptor] | None:
         """The instruction of half the columns and B's descriptor, if halves are finished."""

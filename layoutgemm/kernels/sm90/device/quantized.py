@@ -42,7 +42,6 @@ from ...quantized.blocks import BlockCopy
 from ...quantized.conversions import HALF
 from ...quantized.formats import UNIT_K, UNIT_ROWS
 from ...quantized.fragments import ROW_SELECTORS, fragment, words_of
-from ...quantized.order import WORDS
 from ...store import ROWS
 from ..plan import Sm90Plan
 from ..quantized.experts import weight_block
@@ -172,27 +171,21 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         first_block, stage, parity, mine = self.slice_of(job, consumer)
         b = bridge.WgmmaOperand(plan.b.descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
         packed = PackedFragments(plan, first_block, thread)
-        groups = plan.a.product_groups(plan.blocks)
-        blocks_of_k = plan.tile[2] // plan.a.packing.depth // groups
+        turns = plan.a.turns
         while tile < job.tiles:
             origin = self.origin(job, tile)
             before = stage
             for k_tile in cutlass.range(mine, unroll=1):
                 stage = bridge.uniform(stage)
                 bridge.barrier_wait(job.shared.full(stage), parity)
-                words = [packed.load(job.shared, stage, block) for block in range(plan.blocks)]
-                for group in cutlass.range_constexpr(groups):
-                    for block in cutlass.range_constexpr(plan.blocks):
-                        first = group * blocks_of_k
-                        fragments = [packed.fragment(words[block], first + i) for i in range(blocks_of_k)]
-                        keep = k_tile > 0 if group == 0 else True
-                        mma.multiply_fragments(accumulators[block], fragments, b, stage, first, keep)
-                        mma.wait(1)
-                        if const_expr(group == 0 and block == 0):
-                            if k_tile > 0:
-                                self.release(job, before)
-                                if const_expr(plan.config.loader == "self"):
-                                    ahead = self.load_next(job, maps, ahead)
+                if const_expr(turns == 1):
+                    ahead = self.multiply_turn(
+                        job, maps, (mma, accumulators, packed, b), (k_tile, 0, stage, before), ahead
+                    )
+                else:
+                    for turn in cutlass.range(turns, unroll=1):
+                        at = k_tile, bridge.uniform(turn), stage, before
+                        ahead = self.multiply_turn(job, maps, (mma, accumulators, packed, b), at, ahead)
                 before = stage
                 stage, parity = bridge.next_in_ring(stage, parity, plan.stages, plan.config.slices)
 
@@ -211,6 +204,36 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
             self.store_tile(job, maps, accumulators, (consumer, thread, tile), origin)
             tile += job.workers
         self.end_tiles(job, ahead)
+
+    @cute.jit
+    def multiply_turn(
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], products: tuple[Any, ...],
+        at: tuple[Int32, Int32 | int, Int32, Int32], ahead: tuple[Int32, ...],
+    ) -> tuple[Int32, ...]:  # fmt: skip
+        """The products of a turn of a K tile; behind the first ones the stage before is released.
+
+        products  the instruction, accumulators, fragments of A, and B
+        at        K tile, turn, stage, and the stage before
+        """
+        plan, (mma, accumulators, packed, b), (k_tile, turn, stage, before) = self.plan, products, at
+        turns, of_turn = plan.a.turns, b.of_turn(turn, plan.a.turns)
+        groups = plan.a.product_groups(plan.blocks) // turns
+        each = plan.tile[2] // plan.a.packing.depth // groups // turns
+        words = [packed.load(job.shared, stage, block, turn) for block in range(plan.blocks)]
+        for group in cutlass.range_constexpr(groups):
+            for block in cutlass.range_constexpr(plan.blocks):
+                fragments = [packed.fragment(words[block], group * each + i) for i in range(each)]
+                keep = True
+                if const_expr(group == 0):
+                    keep = k_tile > 0 if turns == 1 else (k_tile > 0) | (turn > 0)
+                mma.multiply_fragments(accumulators[block], fragments, of_turn, stage, group * each, keep)
+                mma.wait(1)
+                if const_expr(group == 0 and block == 0):
+                    if k_tile > 0 if turns == 1 else (k_tile > 0) & (turn == 0):
+                        self.release(job, before)
+                        if const_expr(plan.config.loader == "self"):
+                            ahead = self.load_next(job, maps, ahead)
+        return ahead
 
     @cute.jit
     def consume_apart(
@@ -414,16 +437,14 @@ class PackedFragments(bridge.Carried):
             scale=plan.a.code_bytes + self.order.scale_bytes(thread, 0),
         )
 
-    def load(self, shared: bridge.SharedMemory, stage: Int32, block: int) -> Words:
-        """The thread's words of one block's K tile, and its scales by group."""
+    def load(self, shared: bridge.SharedMemory, stage: Int32, block: int, turn: Int32 | int = 0) -> Words:
+        """The thread's words of a turn of one block's K tile, and its scales by group."""
         order, operand = self.order, self.plan.a
         unit = shared.a(stage) + (self.first + block * operand.block_bytes)
         words: list[Int32] = []
-        for vector in range(operand.vectors):
-            words += load_words(unit + (self.vector + order.vector_bytes(0, vector)), WORDS)
-        scales: list[list[Int32]] = []
-        for group in range(operand.groups):
-            scales.append(load_words(unit + (self.scale + order.scale_bytes(0, group)), order.scale_words))
+        for at, count in operand.turn_words(turn):
+            words += load_words(unit + (self.vector + at), count)
+        scales = [load_words(unit + (self.scale + at), order.scale_words) for at in operand.turn_scales(turn)]
         return words, scales
 
     def fragment(self, held: Words, number: int) -> list[Int32]:

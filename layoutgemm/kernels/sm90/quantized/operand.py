@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from ....errors import PlanError
 from ...derive import Operand
+from ...numbers import W
 from ...plan import check_settings
 from ...quantized.blocks import DEPTHS, PackedBlocks, PackedTile
 from ...quantized.float8 import refusal
 from ...quantized.formats import ACTIVATIONS, FLOAT8, QuantizedFormat
-from ...quantized.order import PackedOrder
+from ...quantized.order import WORDS, PackedOrder
 
 if TYPE_CHECKING:
     from ...epilogue.chain import Epilogue
@@ -25,9 +26,12 @@ class PackedOperand(PackedBlocks):
     """Packed weights as A: bulk copies of whole or half units, one row block after another; no tensor map.
 
     scales  what the scales of groups multiply, as `Sm90Tuning` has it; of float8 activations they multiply sums
+    turns   runs of the loop that issues the products of a K tile, each with the words of its own part of K: two sets of
+            fragment registers are then as many times smaller
     """
 
     scales: str = "weights"
+    turns: int = 1
     rest: None = None
     ends: None = None
     maps: int = 1  # every kernel's first parameter is a tensor map: here it is B's once more, and not used
@@ -58,7 +62,29 @@ class PackedOperand(PackedBlocks):
         [2, 1, 2, 2]
         """
         sums = self.sums if self.scales_sums else 1
-        return max(sums, self.smem.extent[1] // PRODUCT_K, 2 // blocks)
+        return max(sums, self.smem.extent[1] // PRODUCT_K, 2 // blocks) if self.turns == 1 else 2 * self.turns
+
+    def turn_words(self, turn: W) -> list[tuple[W, int]]:
+        """A thread's words of a turn: (byte behind its first vector of the unit, words there); int or traced.
+
+        >>> fmt, spec = QuantizedFormat("int4", 128), Operand.parse("bf16")
+        >>> replace(packed_operand(fmt, 192, 64, spec), turns=2).turn_words(1)
+        [(8, 2)]
+        """
+        each, at = self.vectors * WORDS // self.turns, self.packing.vector_bytes
+        if each % WORDS == 0:
+            return [(at(0, turn * (each // WORDS) + vector), WORDS) for vector in range(each // WORDS)]
+        return [(at(0, turn * each // WORDS) + 4 * (turn * each % WORDS), each)]
+
+    def turn_scales(self, turn: W) -> list[W]:
+        """The bytes of the scales of a turn's groups, behind those of the thread's rows; ints or traced integers.
+
+        >>> fmt, spec = QuantizedFormat("e4m3", 32), Operand.parse("bf16")
+        >>> replace(packed_operand(fmt, 192, 64, spec), turns=2).turn_scales(1)
+        [128]
+        """
+        first, count = turn * self.groups // self.turns, -(-self.groups // self.turns)
+        return [self.packing.scale_bytes(0, first + group) for group in range(count)]
 
 
 def packed_operand(
