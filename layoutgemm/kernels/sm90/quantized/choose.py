@@ -52,6 +52,7 @@ class _TileKind:
     tile_k       depth of a stage
     consumers, loader  as `Sm90Config` has them
     most         rows of x, at most; None for any number
+    single       for a C of one round of tiles, one for each CTA; it starts while the kernel before ends
     bits         of a weight; 0 for any, as others were not measured
     """
 
@@ -64,6 +65,7 @@ class _TileKind:
     consumers: int = 2
     loader: str = "warpgroup"
     most: int | None = None
+    single: bool = False
     bits: int = 0
 
     def config(self, rows: int, k: int, store: str, weights: QuantizedFormat | None = None) -> Sm90Config:
@@ -78,6 +80,9 @@ class _TileKind:
             (self.tile[0], width), tile_k=depth, consumers=self.consumers, loader=self.loader, split=self.split,
             one_tile_per_cluster=self.split > 1, cluster=(self.along_m, 1), store=store,
         )  # fmt: skip
+        if self.single:
+            alone = replace(found, one_tile_per_cluster=True, launch="tiles")
+            return alone.tuned(overlap=True, prefetch=min(_AHEAD, -(-k // (depth or UNIT_K))))
         if weights is None or weights.bits != 8:
             return found
         overlapped = _OVERLAPPED if weights.group is None else {**_OVERLAPPED, **_OVERLAPPED_GROUPS}
@@ -89,12 +94,13 @@ class _TileKind:
     def estimate(self, n: int, rows: int, k: int, sms: int) -> float | None:
         """Microseconds; None for a problem that the kind is not for.
 
-        Kernels of several parts of K were measured in one round.
+        Kernels of several parts of K, and of one tile for each CTA, are for one round.
         """
         k_tiles = -(-k // UNIT_K)
         clusters = -(-n // (self.tile[0] * self.along_m)) * -(-rows // self.tile[1])
         rounds = _rounds(clusters, self.split * self.along_m, sms)
-        if self.split > k_tiles or (self.split > 1 and rounds > 1) or rows > (self.most or rows):
+        once = self.split > 1 or self.single
+        if self.split > k_tiles or (once and rounds > 1) or rows > (self.most or rows):
             return None
         if self.tile[1] > _WIDTH >= rows:
             return None
@@ -166,6 +172,7 @@ _MANY = (
     _TileKind((192, 128), 1.03, 1.5, consumers=3, bits=8),
     _TileKind((256, 128), 1.30, 1.3, along_m=2),
     _TileKind((256, 128), 1.154, 8.7, split=2),
+    _TileKind((192, 256), 1.94, 2.0, tile_k=64, consumers=3, loader="self", single=True),
     _TileKind((128, 224), 1.13, tile_k=64),
     _TileKind((128, 256), 1.275, along_m=2, tile_k=64),
     _TileKind((128, 256), 1.26, tile_k=64, most=256),

@@ -22,7 +22,9 @@ from layoutgemm.kernels.run.emulated import emulate_plan
 from layoutgemm.kernels.run.hardware_model import GlobalMatrix
 from layoutgemm.kernels.sm90.budget_checks import registers_fit
 from layoutgemm.kernels.sm90.checks import pipeline_of
+from layoutgemm.kernels.sm90.quantized.checks import packed_checks
 from layoutgemm.kernels.sm90.quantized.choose import packed_config
+from layoutgemm.kernels.sm90.quantized.operand import PackedOperand
 from layoutgemm.kernels.sm90.quantized.warp_products import WarpProducts, warp_checks
 from layoutgemm.kernels.sm90.store_checks import exchange_check
 from tests import needs
@@ -86,12 +88,21 @@ FORMS = {
         Sm90Config((64, 16), consumers=2, stages=4, scales="sums", **SLICED),
     ),
     "two blocks, scaled sums": (INT4, "bf16", (264, 13, 384), Sm90Config((256, 16), stages=3, scales="sums", **FEW)),
+    "in turns": (
+        QuantizedFormat("e4m3", 32), "bf16", (200, 100, 192),
+        Sm90Config((256, 112), tile_k=64, consumers=4, stages=2, **FEW),
+    ),
+    "in turns, of half vectors": (
+        QuantizedFormat("int4", 32, True), "f16", (200, 100, 192),
+        Sm90Config((256, 112), tile_k=64, consumers=4, stages=2, **FEW),
+    ),
     "two blocks": (QuantizedFormat("int8", 128), "f16", (264, 40, 256), Sm90Config((256, 32), stages=2)),
 }  # fmt: skip
 
 
 SUMMED = ("four warpgroups", "two CTAs an SM")
 WARPS = ("warps, split", "warps, half units")
+TURNS = ("in turns", "in turns, of half vectors")
 SLICES = [form for form in FORMS if "slice" in form]
 
 
@@ -123,7 +134,17 @@ def test_the_checks_hold_and_the_executor_is_right(form: str) -> None:
 @needs_dsl
 @pytest.mark.dsl
 @pytest.mark.parametrize(
-    "form", ["split", pytest.param("cluster", marks=pytest.mark.slow), "half units", *SUMMED, *WARPS, *SLICES]
+    "form",
+    [
+        "split",
+        pytest.param("cluster", marks=pytest.mark.slow),
+        "half units",
+        *SUMMED,
+        TURNS[0],
+        pytest.param(TURNS[1], marks=pytest.mark.slow),
+        *WARPS,
+        *SLICES,
+    ],
 )
 def test_the_compiled_kernel_is_right_and_free_of_races(form: str) -> None:
     plan, packed, b, want, bound = problem(form)
@@ -188,6 +209,31 @@ def test_products_overlap_and_nothing_spills(form: str) -> None:
     compiled = problem(form)[0].compile()
     assert compiled.sass().serialised_wgmma(4) is None
     assert not compiled.sass().local_memory
+
+
+@needs_dsl
+@pytest.mark.dsl
+def test_turns_leave_registers_to_overlap_products() -> None:
+    """192x256 has 128 accumulators of 168 registers: with two sets of fragments of 32 of K ptxas waits for each one."""
+    fmt = QuantizedFormat("e4m3", 32)
+    config = Sm90Config((192, 256), tile_k=64, consumers=3, one_tile_per_cluster=True, launch="tiles")
+    plan = Sm90Plan.derive(6144, 1024, 4096, a="bf16", b="bf16:col", c="bf16:col", weights=fmt, config=config)
+    plan.check().require()
+    sass = plan.compile().sass()
+    waits = [each.operands[-3:] for each in sass.instructions if each.opcode.startswith("WARPGROUP.DEPBAR")]
+    assert (plan.a.turns, sass.wgmma_runs, waits) == (2, (1, 1), ["0x1", "0x1", "0x0"]) and not sass.local_memory
+    narrower = replace(config, tile=(192, 248))
+    assert Sm90Plan.derive(6144, 1024, 4096, b="bf16:col", c="bf16:col", weights=fmt, config=narrower).a.turns == 1
+
+
+def test_words_of_another_turn_fail_their_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    for form in TURNS:
+        plan = problem(form)[0]
+        for name in ("turn_words", "turn_scales"):
+            with monkeypatch.context() as patch:
+                whole = getattr(PackedOperand, name)
+                patch.setattr(PackedOperand, name, lambda self, turn, whole=whole: whole(self, 0))
+                assert [check.name for check in packed_checks(plan, 4) if not check] == ["turns A"]
 
 
 @needs_dsl
