@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..arguments import shown
+from ..arguments import nearest, shown
 from ..errors import OperandError, PlanError
 from ..layouts import Layout
 from ..layouts.proofs.verdicts import Answer
@@ -101,7 +101,7 @@ def _named(usual: Linear | Grouped) -> dict[str, Schedule]:
 def check_name(order: str) -> None:
     """Raise PlanError for a name that no order has."""
     if order not in (known := _named(Grouped())):
-        raise PlanError(f"order = {shown(order)}: known are {', '.join(known)}")
+        raise PlanError(f"order = {shown(order)}: {nearest(order, known)}known are {', '.join(known)}")
 
 
 def schedule_of(plan: Any) -> Schedule:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import ClassVar, overload
 
-from ..arguments import as_path, shown
+from ..arguments import as_bool, as_path, shown
 from ..errors import LayoutError
 from .registry import Registry
 
@@ -59,7 +59,7 @@ class HasPicture:
         >>> Layout((4, 8), (8, 1)).svg("rows.svg").name
         'rows.svg'
         """
-        where = None if path is None else as_path(path, "path of svg")
+        where, dark = None if path is None else as_path(path, "path of svg"), as_bool(dark, "dark of svg")
         if where is not None and where.suffix.lower() not in (".svg", ".png"):
             raise LayoutError(
                 f"{shown(str(where))}: a picture is written to an .svg or a .png; one operand of an atom is drawn by "
