@@ -42,6 +42,7 @@ from ..schedule import (
     visits_once,
 )
 from ..schedule.listed import OnHost, listed
+from ..schedule.text import refused_order
 
 if TYPE_CHECKING:
     from .plan import GemmPlan
@@ -76,7 +77,7 @@ def order_for(order: Order | None, usual: Linear | Grouped, tile: tuple[int, int
         order = LayoutOrder(layout=order)
     elif not isinstance(order, Schedule):
         if not callable(order):
-            raise PlanError(f"order = {shown(order)}: a Schedule, a name, a Layout, or a function of the tile's number")
+            raise PlanError(refused_order(order))
         order = Formula.of(order)
     if isinstance(order, LayoutOrder):
         order.check_grid(grid)

@@ -18,7 +18,7 @@ from math import lcm
 import numpy as np
 import numpy.typing as npt
 
-from ...arguments import checked, shown
+from ...arguments import as_bool, as_int, checked, shown
 from ...errors import PlanError
 from ...graph_marks import constant_in_graphs, not_in_graphs
 from ..plan import MAX_WORDS, PERSISTENT_PARAMETERS, WORKSPACE
@@ -92,6 +92,8 @@ class Epilogue:
                 raise PlanError(
                     f"an epilogue is made of steps, such as Bias() and Activation('relu'), not of {shown(step)}"
                 )
+        as_bool(stores_c, "stores_c of Epilogue", PlanError)
+        as_int(sums, "sums of Epilogue", PlanError)
         object.__setattr__(self, "steps", tuple(steps))
         object.__setattr__(self, "flipped", flipped)
         object.__setattr__(self, "pairs", pairs)

@@ -147,7 +147,7 @@ class _Vector(Step):
     name: str = "vector"
 
     def __post_init__(self) -> None:
-        if self.axis not in ("m", "n"):
+        if not isinstance(self.axis, str) or self.axis not in ("m", "n"):
             raise PlanError(f"{self.name}: axis {shown(self.axis)}; 'n' for one value a column, 'm' for one a row")
 
     @property

@@ -195,7 +195,7 @@ def packed_for(kind: torch.dtype) -> torch.dtype | None:
 
 
 def _name_of(activations: torch.dtype) -> str:
-    name = C_NAMES.get(activations)
+    name = C_NAMES.get(activations) if isinstance(activations, torch.dtype) else None
     if name not in TARGETS:
         raise OperandError(f"activations are {activations}: {_KNOWN}")
     return str(name)
