@@ -461,7 +461,7 @@ class EmulatedMbarrier:
 
     def tell(self, fiber: Fiber, relaxed: bool, wide: bool) -> None:
         """Let a thread that has waited learn what the ended phases tell: now, or if relaxed, at its next fence."""
-        near, others = waited(fiber) if relaxed else (fiber.knows, fiber.knows)
+        near, others = waited(fiber, fiber.lanes) if relaxed else (fiber.knows, fiber.knows)
         near.merge(self.sealed)
         if self.far_sealed is not None:
             if wide:
