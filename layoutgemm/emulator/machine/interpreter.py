@@ -362,6 +362,7 @@ class PtxMachine:
         self.banks = BankCounter() if watch.banks else None
         self.sectors = SectorCounter() if watch.banks else None
         self.recorder = Recorder() if watch.timeline else None
+        self.writers = watch.writers
         self.random = random.Random(self.policy.seed)
         self.findings, self.suspects = Findings(), Findings()
         self.counts = Counts(executed=bytearray(program.size))

@@ -221,11 +221,11 @@ class GlobalMemory:
             if buffer.data.flags.writeable:
                 buffer.data[:] = buffer.complete(content)
 
-    def differing(self, saved: MemorySnapshot) -> Iterator[tuple[str, int]]:
-        """(name, first byte) of each buffer that differs from its copy."""
+    def differing(self, saved: MemorySnapshot) -> Iterator[tuple[GlobalBuffer, int]]:
+        """(buffer, first byte) of each buffer that differs from its copy."""
         for buffer, content in (*zip(self.buffers, saved.buffers, strict=True), *zip(self.followed, saved.followed)):
             if (differ := buffer.data != buffer.complete(content)).any():
-                yield buffer.name, int(differ.argmax())
+                yield buffer, int(differ.argmax())
 
     def near(self, address: int, used: int | None = None) -> GlobalBuffer:
         """The buffer that holds the address, or the next one after it: a tensor may begin before its buffer.

@@ -393,6 +393,9 @@ def _touch_global(
         message = f"{said(fiber, ins)()} {does} {race}"
         fiber.machine.problem("race", message, fiber, orders="bar.warp.sync between the two orders them.")
     watch = fiber.machine.global_watch
+    if fiber.machine.writers is not None and does != "reads":
+        adds = does == "adds to"
+        fiber.machine.writers.note(fiber, ins, said(fiber, ins), addresses, size, lanes, adds)
     # Locks, counters and maxima are built of other atomic operations, with ordinary accesses that may come too early.
     if watch is not None and (does != "changes" or not strong):
         where = addresses[:1] if len(addresses) > 1 and not any_of(addresses != addresses[0]) else addresses
@@ -425,6 +428,8 @@ def copies_global(
 ) -> None:  # fmt: skip
     """Check and record a copy's access to global memory: `size` bytes at each address; strong: a reduction."""
     watch = fiber.machine.global_watch
+    if writes and fiber.machine.writers is not None and len(addresses):
+        fiber.machine.writers.note(fiber, ins, said(fiber, ins), addresses, size, fiber.lanes, strong)
     if watch is not None and len(addresses):
         same = _never if writes else None
         found = watch.access(fiber, ins.pc, said(fiber, ins), addresses, size, same, copying, strong)
