@@ -148,7 +148,10 @@ def test_a_result_that_depends_on_the_order_names_its_last_writers(write: str, l
     policy = [Policy(races=False, pick="random", seed=seed) for seed in range(8)]
     found = emulate_ptx(head + LAST.replace("WRITE", write), block=33, args=[y], policy=policy)
     (differs,) = [finding for finding in found.findings if finding.kind == "race"]
-    assert "of y depends on the order: Policy(pick='random', races=False) and" in differs.message and orders in differs.orders
+    assert (
+        "of y depends on the order: Policy(pick='random', races=False) and" in differs.message
+        and orders in differs.orders
+    )
     assert lines == {line for line in lines if f"(last.py:{line})" in differs.message}, differs.message
 
 

@@ -96,7 +96,9 @@ def tell(fiber: Fiber, access: FlagAccess, addresses: Addresses, lanes: int, in_
                     part.far.merge(far)
     if watch is not None:
         clocks = clocks_of(fiber.knows, lanes)
-        watch.release(clocks if access.releases else clocks.handed_relaxed(), addresses, None if access.atomic else fiber.warp)
+        watch.release(
+            clocks if access.releases else clocks.handed_relaxed(), addresses, None if access.atomic else fiber.warp
+        )
 
 
 def learn(fiber: Fiber, access: FlagAccess, addresses: Addresses, lanes: int, in_global: bool) -> None:

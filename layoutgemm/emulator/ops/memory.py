@@ -126,7 +126,8 @@ def block_of(fiber: Fiber, address: int) -> tuple[Cta, int]:
             "exit",
             f"{said(fiber, fiber.ins)()} uses shared memory of CTA {ctas[rank].coordinate}, which has ended",
             fiber,
-            orders="barrier.cluster.arrive and .wait by all threads of the cluster, after it, keep the block.",
+            orders="barrier.cluster.arrive and .wait by all threads of the cluster, after it, keep the block; so does "
+            "the block's wait for it, as a pipeline's producer_tail has.",
         )
     elif ctas[rank] is not fiber.cta:
         has_begun(fiber, ctas[rank])

@@ -290,9 +290,7 @@ class GlobalWatch:
                         return None if access is None else access.what
         return None
 
-    def _examined(
-        self, made: MadeGlobalAccess, places: PagePlaces, same: Same | None, strong: bool
-    ) -> Conflict | None:
+    def _examined(self, made: MadeGlobalAccess, places: PagePlaces, same: Same | None, strong: bool) -> Conflict | None:
         """The race of an access to some places of a page, or None."""
         race: Conflict | None = None
         for pages in (self.pages, self.coarse):
@@ -435,9 +433,7 @@ class GlobalWatch:
         return f"{ALONE}, lane {missing[0][0].bit_length() - 1} has not, and no bar.warp.sync tells it"
 
     @staticmethod
-    def _untold(
-        made: MadeGlobalAccess, earlier: GlobalAccess, units: Addresses, shift: int
-    ) -> tuple[int, str] | None:
+    def _untold(made: MadeGlobalAccess, earlier: GlobalAccess, units: Addresses, shift: int) -> tuple[int, str] | None:
         """(first address, reason) of a unit whose writing lane has not told the lanes that touch it now, or None."""
         knows, (source, turn) = made.fiber.knows, earlier.stamp
         lanes = made.at(units, shift)

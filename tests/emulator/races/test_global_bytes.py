@@ -116,7 +116,9 @@ def test_a_lanes_acquire_is_its_own_until_a_barrier_of_the_warp(tell: str, ask: 
     body = WARP.format(lane=LANE, tell=tell, ask=ask, meet=meet)
 
     def seen(policy: Policy) -> list[Finding]:
-        return run(body, {"a": np.zeros(32, np.uint32), "flag": np.zeros(32, np.uint32)}, grid=2, policy=policy).findings
+        return run(
+            body, {"a": np.zeros(32, np.uint32), "flag": np.zeros(32, np.uint32)}, grid=2, policy=policy
+        ).findings
 
     for policy in (Policy(), Policy(lanes="strict"), Policy(pick="random", seed=2)):
         expected = races if races != "strict" else "other lanes" if policy.lanes == "strict" else ""
