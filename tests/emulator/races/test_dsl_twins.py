@@ -93,7 +93,8 @@ def test_the_right_kernels_have_no_finding(compiled: Callable[[str], Any], name:
 
 # Kernel, mistake, kind of the finding or the class of the error, the line of Python, the role of its warp, the remedy.
 MISTAKES = [
-    ("Ring", "COUNT", "EmulatorError", "ring.producer_acquire(state)", "loads by TMA", "of count 2: it ends too soon if"),
+    ("Ring", "COUNT", "EmulatorError", "ring.producer_acquire(state)", "loads by TMA",
+     "of count 2: it ends too soon if"),
     ("Ring", "RELEASE", "DeadlockError", "ring.consumer_wait(state)", "works in shared memory",
      "waits for it at the mbarrier at 0x3410 of CTA (0, 0, 0): an arrival of one of the two is missing"),
     ("Ring", "TAIL", "exit", "ring.consumer_release(state)", "works in shared memory", "a pipeline's producer_tail"),
