@@ -41,6 +41,7 @@ from .machine.launch import Policy, Progress, Watch
 from .machine.memory import GlobalBuffer, GlobalMemory, MemorySnapshot
 from .machine.sector_counts import SectorRow, sector_rows, sector_table
 from .machine.tensor_map import BYTES, encode, encode_im2col
+from .machine.textures import TextureOf
 from .machine.timeline import Timeline
 from .machine.unwritten_memory import settled
 from .ops import program_of
@@ -531,8 +532,8 @@ def emulate_ptx(
     text     PTX, or the path of a file of it
     grid     blocks, along x or x, y, z; block: threads, default what the kernel requires (.reqntid); cluster likewise
     smem     bytes of dynamic shared memory
-    args     one for each parameter: an array (its address), a number, `TensorMapOf`, `Im2colMapOf`, or the
-             bytes of a struct
+    args     one for each parameter: an array (its address), a number, `TensorMapOf`, `Im2colMapOf`, `TextureOf`, or
+             the bytes of a struct
     kernel   its name, where the module has several
     variables  arrays in place of the module's `.global` and `.const` variables, by name; written in place
     policy, progress, banks, timeline  as for `emulate`
@@ -608,7 +609,7 @@ def described(
     if len(args) != len(chosen.parameters):
         sizes = ", ".join([f"{p.name} ({p.size} bytes)" for p in chosen.parameters])
         raise EmulatorError(f"{len(args)} arguments; {chosen.name} takes {len(chosen.parameters)}: {sizes}")
-    values = [value.array if isinstance(value, (TensorMapOf, Im2colMapOf)) else value for value in args]
+    values = [value.array if isinstance(value, (TensorMapOf, Im2colMapOf, TextureOf)) else value for value in args]
     found = [(p.name, array_of(value)) for p, value in zip(chosen.parameters, values, strict=True)]
     arrays = ArgumentMemory([(name, array) for name, array in found if array is not None])
     parameters = bytearray(chosen.parameter_bytes)
@@ -640,6 +641,11 @@ def _content(parameter: Parameter, value: Any, array: Array | None, arrays: Argu
         if isinstance(value, Im2colMapOf):
             return encode_im2col(value.checked(array), address)
         return encode(value.tensor_map(array), address)
+    if isinstance(value, TextureOf):
+        assert array is not None
+        if size != 8:
+            raise EmulatorError(f"{parameter.name} has {size} bytes, a texture object 8")
+        return struct.pack("<Q", arrays.memory.bind(value, arrays.address(array.address)))
     if array is not None:
         if size != 8:
             raise EmulatorError(f"{parameter.name} has {size} bytes, an address 8")
@@ -656,7 +662,9 @@ def _content(parameter: Parameter, value: Any, array: Array | None, arrays: Argu
         return _float_bytes(parameter, value)
     if hasattr(value, "__index__"):
         return _integer_bytes(parameter, index(value))
-    raise EmulatorError(f"{parameter.name}: {shown(value)} is not an array, number, bytes, TensorMapOf or Im2colMapOf")
+    raise EmulatorError(
+        f"{parameter.name}: {shown(value)} is not an array, number, bytes, TensorMapOf, Im2colMapOf or TextureOf"
+    )
 
 
 def _float_bytes(parameter: Parameter, value: float) -> bytes:

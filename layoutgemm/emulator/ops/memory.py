@@ -438,6 +438,17 @@ def copies_global(
             fiber.machine.conflict(found, fiber)
 
 
+def touches_texels(
+    fiber: Fiber, ins: PtxInstruction, addresses: npt.NDArray[np.int64], size: int, lanes: int, does: str
+) -> None:
+    """Check and record an access to an array's texels; does: "reads", "writes", or of a texture "samples"."""
+    watch = fiber.machine.global_watch
+    if does == "samples" and watch is not None and (writer := watch.written_by(addresses, size)) is not None:
+        message = f"{said(fiber, ins)()} samples what {writer} wrote in this launch, and textures are read only"
+        fiber.machine.problem("race", message, fiber, orders="A surface, or ld.global, reads what has been written.")
+    _touch_global(fiber, ins, addresses, size, lanes, "writes" if does == "writes" else "reads")
+
+
 def _never(meets: Meets) -> bool:
     return False
 

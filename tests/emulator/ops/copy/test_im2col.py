@@ -125,7 +125,7 @@ def test_wide_loads_are_those_of_a_walk_along_w_and_the_images(seed: int) -> Non
     rng = np.random.default_rng(seed)
     tmap = drawn_wide(rng)
     halo, offset = (0 if tmap.wide == "w::128" else int(rng.integers(0, 4))), int(rng.integers(0, 4))
-    (first, last), step = tmap.box[0], tmap.steps[1]
+    first, step = tmap.box[0][0], tmap.steps[1]
     begin = first - int(rng.integers(1, 4)) if seed % 3 == 0 else first + step * int(rng.integers(0, tmap.visited[0]))
     fixed = [int(rng.integers(0, extent)) for extent in tmap.extents[2:]]
     coordinates, count = (0, begin, *fixed), (128 if tmap.wide == "w::128" else tmap.pixels) + halo
