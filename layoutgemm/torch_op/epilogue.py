@@ -138,6 +138,7 @@ def check_result(
     if out is not None and not epilogue.stores_c:
         raise OperandError("out is given, and the epilogue stores no C (stores_c=False)")
     check_groups_of_columns(epilogue)  # as the kernels that torch has refuse them: the CPU, too
+    epilogue.check_columns(shape[-1])
     quantize = epilogue.quantizes
     if quantize is not None and kind != TYPES[quantize.dtype]:
         raise OperandError(

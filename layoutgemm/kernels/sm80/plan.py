@@ -307,7 +307,7 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan):
             order=schedule, smem=smem, config=config, weights=weights, epilogue=epilogue, gated=sums, pair=second,
         )  # fmt: skip
         check_words(made.words)
-        check_reductions(epilogue, columns, c_spec.dtype.name, made.fragment.lane_columns)
+        check_reductions(epilogue, (n, columns), c_spec.dtype.name, made.fragment.lane_columns)
         return made
 
     # ------------------------------------------------------------------------------------------------ what is asked for
