@@ -12,14 +12,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import lcm
 from typing import Any, Protocol
 
 import numpy as np
 
+from ..atoms import wgmma
 from ..atoms.copy.base import WARP
 from ..errors import PlanError
 from ..report import Check
 from .epilogue.chain import Epilogue
+from .partials import LANE_COLUMNS
+
+MOST_COLUMNS = 256  # of a tile, in every kernel
 
 
 class _Fragment(Protocol):
@@ -78,7 +83,7 @@ def members_of(fragment: _Fragment, columns: int, distance: int) -> tuple[Member
             if len(others := sorted({value for _, value in own})) > 1:
                 raise PlanError(
                     f"a function of {columns} columns {distance} apart: column {k} of value {v}'s group is value "
-                    f"{others[0]} of some lanes and {others[1]} of others"
+                    f"{others[0]} or {others[1]} by the lane"
                 )
             values.append(others[0])
             lanes[k] = [lane for lane, _ in own]
@@ -105,6 +110,24 @@ def _column(column: np.ndarray, columns: int, distance: int, k: int) -> np.ndarr
     """The column of member k of a column's group."""
     span = columns * distance
     return column // span * span + column % distance + k * distance
+
+
+def check_groups(epilogue: Epilogue, fragment: _Fragment | None = None) -> None:
+    """Raise PlanError for functions of columns that no lanes have.
+
+    fragment  the map of a kernel's accumulators; None: wgmma's of the narrowest tile with whole groups
+
+    >>> from layoutgemm.kernels.epilogue.chain import ColumnGroup
+    >>> check_groups(Epilogue(ColumnGroup.of(lambda x, i, j, ops: (x[1], x[0]), distance=5)))
+    Traceback (most recent call last):
+        ...
+    layoutgemm.errors.PlanError: a function of 2 columns 5 apart: column 0 of value 0's group is value 0 or 1 by the lane
+    """
+    for step in epilogue.groups:
+        width = lcm(step.span, LANE_COLUMNS)
+        if fragment is None and width > MOST_COLUMNS:
+            raise PlanError(f"{step}: whole groups are of {width} columns, and a tile has at most {MOST_COLUMNS}")
+        members_of(fragment or wgmma(width, "bf16", "bf16", "f32"), step.columns, step.distance)
 
 
 def groups_check(epilogue: Epilogue, fragment: _Fragment, values: Sequence[int]) -> Check:
@@ -147,4 +170,4 @@ def _lanes(masks: set[int]) -> str:
     return "one lane" if masks == {0} else f"lanes whose numbers differ under the mask {said}"
 
 
-__all__ = ["Members", "groups_check", "members_of"]
+__all__ = ["Members", "check_groups", "groups_check", "members_of"]

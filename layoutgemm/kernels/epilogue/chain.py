@@ -248,11 +248,12 @@ class Epilogue:
         >>> Epilogue(ColumnGroup.of(lambda x, i, j, ops: (x[1], x[0]))).check_columns(7)
         Traceback (most recent call last):
             ...
-        layoutgemm.errors.PlanError: a function of 2 columns: C has 7 columns, 3 * 2 and 1 more
+        layoutgemm.errors.PlanError: a function of 2 columns: C has 7 columns, and a group spans 2: 3 * 2 and 1 more
         """
         for step in self.groups:
             if n % step.span:
-                raise PlanError(f"{step}: {of} {n} columns, {n // step.span} * {step.span} and {n % step.span} more")
+                rest = f"{n // step.span} * {step.span} and {n % step.span} more"
+                raise PlanError(f"{step}: {of} {n} columns, and a group spans {step.span}: {rest}")
 
     @cached_property
     def stages(self) -> tuple[tuple[ColumnGroup | None, tuple[Step, ...]], ...]:

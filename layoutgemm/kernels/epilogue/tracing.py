@@ -45,6 +45,9 @@ class Symbol:
         self.expression = expression
         self.kind = kind
 
+    def __repr__(self) -> str:
+        return shown(self.expression)
+
     def __bool__(self) -> bool:
         raise PlanError(
             "a function of elements is traced once for all of them: a value has no truth in Python. Choose with "

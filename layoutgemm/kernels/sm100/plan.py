@@ -20,6 +20,7 @@ from ...atoms.tmem.layout import COLUMNS, LANES, WARP_LANES, allocation_columns
 from ...dtypes import DType
 from ...errors import PlanError
 from ...schedule import Grouped, Persistent, Schedule
+from ..column_groups import check_groups
 from ..derive import Operand, OperandPlan, OperandSpec, check_pair, derive_operand, refused_output
 from ..epilogue.chain import Epilogue
 from ..indexed.rows import IndexedProduct, IndexedRows
@@ -243,6 +244,7 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan):
         asked = Asked(gated=sums, pair=second, indexed=indexed, epilogue=epilogue)
         plan = cls._of(target, (m, n, k, batch), (a_spec, b_spec, c_spec), config, order, asked)
         check_words(plan.words)
+        check_groups(epilogue, plan.fragment)
         return plan
 
     @classmethod

@@ -66,11 +66,15 @@ def holding_groups(config: Sm80Config, epilogue: Epilogue | None) -> Sm80Config:
     >>> from layoutgemm.kernels.epilogue.chain import RowReduce
     >>> by_groups = holding_groups(Sm80Config((128, 128)), Epilogue(RowReduce("sum", each=128)))
     >>> by_groups.tile, by_groups.warps
-    ((64, 128), (4, 1))
+    ((128, 128), (8, 1))
     """
     columns = epilogue.columns if epilogue else 1
     if not (config.tile[1] // config.warps[1]) % columns:
         return config
+    threads = config.warps[0] * config.warps[1]
+    for along in (each for each in (4, 2, 1) if each < config.warps[1] and threads % each == 0):
+        if not (config.tile[1] // along % columns or config.tile[0] % (threads // along * ROUND_ROWS)):
+            return replace(config, warps=(threads // along, along))  # as many values a lane
     width = lcm(columns, 2 * ROUND_ROWS)
     return Sm80Config((64, width), None, 3, (4, 1), 8, align=config.align) if width <= _LARGE[1] else config
 

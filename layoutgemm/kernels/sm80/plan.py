@@ -19,6 +19,7 @@ from ...atoms.copy.base import WARP
 from ...atoms.targets import exists_on
 from ...errors import PlanError
 from ...schedule import Grouped, Schedule
+from ..column_groups import check_groups
 from ..derive import Operand, OperandSpec, check_pair, refused_output
 from ..epilogue.chain import Epilogue
 from ..indexed.rows import IndexedProduct, IndexedRows, check_rows_lie
@@ -308,6 +309,7 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan):
         )  # fmt: skip
         check_words(made.words)
         check_reductions(epilogue, (n, columns), c_spec.dtype.name, made.fragment.lane_columns)
+        check_groups(epilogue, made.fragment)
         return made
 
     # ------------------------------------------------------------------------------------------------ what is asked for
