@@ -82,7 +82,7 @@ def members_of(fragment: _Fragment, columns: int, distance: int) -> tuple[Member
             own = [place for place in at if place is not None]
             if len(others := sorted({value for _, value in own})) > 1:
                 raise PlanError(
-                    f"a function of {columns} columns {distance} apart: column {k} of value {v}'s group is value "
+                    f"a function of {columns} columns {distance} apart: column {k} of value {v} is value "
                     f"{others[0]} or {others[1]} by the lane"
                 )
             values.append(others[0])
@@ -121,7 +121,7 @@ def check_groups(epilogue: Epilogue, fragment: _Fragment | None = None) -> None:
     >>> check_groups(Epilogue(ColumnGroup.of(lambda x, i, j, ops: (x[1], x[0]), distance=5)))
     Traceback (most recent call last):
         ...
-    layoutgemm.errors.PlanError: a function of 2 columns 5 apart: column 0 of value 0's group is value 0 or 1 by the lane
+    layoutgemm.errors.PlanError: a function of 2 columns 5 apart: column 0 of value 0 is value 0 or 1 by the lane
     """
     for step in epilogue.groups:
         width = lcm(step.span, LANE_COLUMNS)

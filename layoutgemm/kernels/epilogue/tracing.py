@@ -215,6 +215,7 @@ def trace(
     return _float(result).expression
 
 
+@not_in_graphs
 def trace_columns(function: Callable[..., object], names: Mapping[str, bool], columns: int) -> tuple[Expression, ...]:
     """The expressions of `function(x, i, j, ops, *values)`, one for each column of a group.
 
