@@ -131,7 +131,9 @@ def check_groups(epilogue: Epilogue, fragment: _Fragment | None = None) -> None:
 
 
 def groups_check(epilogue: Epilogue, fragment: _Fragment, values: Sequence[int]) -> Check:
-    """Each function of several columns reads its own group's members, and each value takes its own column's result.
+    """Each function of several columns reads its own group's members.
+
+    Each value takes its own column's result.
 
     values  those of a thread that are stored
     """

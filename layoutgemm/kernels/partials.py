@@ -288,7 +288,9 @@ LANE_COLUMNS = 8  # of an accumulator in registers, of which the lanes of a row 
 def check_reductions(
     epilogue: Epilogue, sizes: tuple[int, int], c: str, lane_columns: int = LANE_COLUMNS
 ) -> None:  # fmt: skip
-    """Raise PlanError for groups of columns that a store or C's last column cuts, or another type of C.
+    """Raise PlanError for groups of columns that a store or C's end cuts.
+
+    So it does for another type of C than `Quantize` gives.
 
     sizes         columns of C, and those of a tile that are stored at a time
     lane_columns  columns of which the lanes of a row hold all, and no others

@@ -169,7 +169,10 @@ def check_written(epilogue: Epilogue | None, given: Mapping[str, object]) -> Non
 
 
 def check_stored(product: WritingProduct) -> None:
-    """Raise OperandError for a C of another type than `Quantize` gives, PlanError for columns that no group takes."""
+    """Raise OperandError for a C of another type than `Quantize` gives.
+
+    PlanError where C's columns are no whole groups.
+    """
     if product.epilogue is None:
         return
     product.epilogue.check_columns(product.result[-1])

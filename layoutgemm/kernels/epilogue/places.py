@@ -133,7 +133,7 @@ class ColumnGroups:
         return self.member(self.of.read(name), k)
 
     def results(self, x: Value) -> tuple[Value, ...]:
-        """The function's values for each column of the groups of x, to be broadcast to its members' shape."""
+        """The new values of each column of the groups, to be broadcast to its members."""
         return self.step.results(tuple([self.member(x, k) for k in range(self.step.columns)]), self)
 
 

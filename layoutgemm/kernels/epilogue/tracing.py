@@ -217,7 +217,7 @@ def trace(
 
 @not_in_graphs
 def trace_columns(function: Callable[..., object], names: Mapping[str, bool], columns: int) -> tuple[Expression, ...]:
-    """The expressions of `function(x, i, j, ops, *values)`, one for each column of a group.
+    """The expression of each column of a group, by `function(x, i, j, ops, *values)`.
 
     names  of the operands in order, and whether one differs from column to column: its value is then a tuple, as x is
 
