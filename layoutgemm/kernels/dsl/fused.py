@@ -328,6 +328,10 @@ class Element:
         """x unchanged: the block scales it once its whole group is there."""
         return x
 
+    def grouped(self, step: ColumnGroup, x: Float32) -> Float32:
+        """Never asked: a function of columns begins a stage, and the block computes it of all its members."""
+        raise AssertionError(f"{step} is no step on one element")
+
     def random(self, name: str) -> Int32:
         """16 random bits."""
         return self.pair.random(name, self.e)

@@ -345,7 +345,7 @@ def restored(parts: object, names: Sequence[str], along: Sequence[str] = (), col
     ('mul', ('x',), ('given', 's'))
     """
     each = range(columns)
-    leaves = {("x", k) for k in each} if columns else {("x",)}
+    leaves: set[Expression] = {("x", k) for k in each} if columns else {("x",)}
     leaves |= {("given", name) for name in names if name not in along}
     leaves |= {("given", name, k) for name in along for k in each}
     found = _float(_restored(parts, leaves)).expression
