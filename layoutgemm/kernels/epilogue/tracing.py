@@ -51,8 +51,16 @@ class Symbol:
     def __bool__(self) -> bool:
         raise PlanError(
             "a function of elements is traced once for all of them: a value has no truth in Python. Choose with "
-            "ops.where(condition, yes, no)"
+            "ops.where(condition, yes, no), and join conditions by & and |, as in (0 <= j) & (j < 8)"
         )
+
+    def __getitem__(self, key: object) -> Symbol:
+        raise PlanError(
+            f"{shown(self.expression)} is one value, and [{bounded(key)}] asks for several: ColumnGroup.of gives a "
+            "function the values of neighbouring columns, x[0], x[1] and so on, and tuples of operands along N"
+        )
+
+    __iter__ = None  # else unpacking asks for items
 
     def __array_ufunc__(self, function: np.ufunc, method: str, *values: object, **options: object) -> Symbol:
         """NumPy's numbers may stand in the arithmetic; its functions cannot be traced."""

@@ -547,7 +547,7 @@ def _schedule(
     across = -(-m // tile[0]), -(-n // tile[1])
     if (tiles := across[0] * across[1]) > MAX_COORDINATE:
         raise PlanError(f"{m}x{n} in tiles of {tile} are {tiles} tiles; a grid holds 2**31 - 1 blocks")
-    found = unmirrored(order, Grouped(config.along, config.group), tile, across, "sm_80's kernel")
+    found = unmirrored(order, Grouped(config.along, config.group), tile, across, "the kernel of mma.sync")
     if weights is not None and found.words:
         raise PlanError(f"order = {found}: a launch of packed weights has no words of an order; take a formula")
     return found

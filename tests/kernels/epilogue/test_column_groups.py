@@ -19,8 +19,10 @@ from layoutgemm.kernels.epilogue.chain import (
     Aux,
     Bias,
     ColumnGroup,
+    Custom,
     Epilogue,
     EpilogueOperand,
+    Quantize,
     RowReduce,
 )
 from layoutgemm.kernels.sm80.plan import Sm80Config, Sm80Plan
@@ -139,3 +141,14 @@ def test_the_proof_finds_a_wrong_place(other: dict[str, Any], text: str, monkeyp
     monkeypatch.setattr(column_groups, "members_of", lambda *_: (replace(right[0], **other), *right[1:]))
     found = column_groups.groups_check(four, atom, range(16))
     assert not found.ok and re.search(text, found.witness), found.witness
+
+
+def test_values_without_neighbours_say_who_has_them() -> None:
+    with pytest.raises(PlanError, match=r"x is one value, and \[j \+ 1\] asks for several: ColumnGroup.of gives"):
+        Custom.of(lambda x, i, j, ops: x[j + 1])
+    with pytest.raises(PlanError, match="r is one value"):
+        ColumnGroup.of(lambda x, i, j, ops, r: (x[0] * r[0], x[1]), ROWS)
+    with pytest.raises(PlanError, match="join conditions by & and |"):
+        Custom.of(lambda x, i, j, ops: ops.where(0 <= j < 8, x, 0.0))
+    with pytest.raises(PlanError, match="a scale is of columns of one row"):
+        Quantize(each=(128, 128))  # type: ignore[arg-type]
