@@ -148,7 +148,7 @@ def test_values_without_neighbours_say_who_has_them() -> None:
         Custom.of(lambda x, i, j, ops: x[j + 1])
     with pytest.raises(PlanError, match="r is one value"):
         ColumnGroup.of(lambda x, i, j, ops, r: (x[0] * r[0], x[1]), ROWS)
-    with pytest.raises(PlanError, match="join conditions by & and |"):
+    with pytest.raises(PlanError, match=r"join conditions by & and \|"):
         Custom.of(lambda x, i, j, ops: ops.where(0 <= j < 8, x, 0.0))
     with pytest.raises(PlanError, match="a scale is of columns of one row"):
         Quantize(each=(128, 128))  # type: ignore[arg-type]
