@@ -52,6 +52,7 @@ from .checks import (
 )
 from .compiled.guards import ALIGNED, MAX_READY, UNKNOWN, Guard, LastCalls, guarded
 from .compiled.kept_launches import Extras, again_or
+from .compiled.repeated_calls import RepeatedCalls
 from .compiled.traced import check_compiled, check_compiled_gemm, refuse, traced_flag
 from .composed.api import ComposedOptions, composed_product
 from .composed.parts import AskedParts, composes
@@ -81,15 +82,16 @@ Named = Mapping[str, "torch.Tensor"]  # of the keywords of a call
 
 
 def repeated_first(
-    again: Callable[[Tensors, Named], object], *counts: int, takes: Iterable[str] = ()
+    again: Callable[[Tensors, Named], object], *counts: int, takes: Iterable[str] = (), weight: int = 0
 ) -> Callable[[F], F]:
-    """A decorator that looks for a kept launch first, where a call has tensors alone.
+    """A decorator that looks for a kept launch first: of a call with tensors alone, then of one with options.
 
     Python looks up the default of each keyword that a call leaves out: a tenth of a repeated call's time.
 
     again   the result of a kept launch for a call's tensors and keywords, or None
     counts  of tensors
     takes   keywords of `again` too
+    weight  the place of the argument that most calls share
 
     >>> @repeated_first(lambda given, options: given[0] or None, 1)
     ... def product(x: int, *, out: int = 5) -> int:
@@ -98,16 +100,18 @@ def repeated_first(
     (3, 5, 4)
     """
 
-    taken = frozenset(takes)
+    taken, repeated = frozenset(takes), RepeatedCalls(weight)
 
     def decorated(product: F) -> F:
         @functools.wraps(product)
         def call(*tensors: torch.Tensor, **options: torch.Tensor) -> object:
-            if (not options or taken.issuperset(options)) and len(tensors) in counts and not _is_traced():
+            if _is_traced():
+                return product(*tensors, **options)
+            if (not options or taken.issuperset(options)) and len(tensors) in counts:
                 found = again(tensors, options)
                 if found is not None:
                     return found
-            return product(*tensors, **options)
+            return repeated.again_or(product, tensors, options)
 
         return cast(F, call)
 
@@ -156,7 +160,7 @@ _LAST: LastCalls[PreparedProblem] = LastCalls(PREPARED)  # by b
 _LAST_BIAS: LastCalls[PreparedProblem] = LastCalls(PREPARED)  # by the bias
 
 
-@repeated_first(_plain_again, 2, takes=(_BIAS,))
+@repeated_first(_plain_again, 2, takes=(_BIAS,), weight=1)
 def matmul(
     a: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
     b: torch.Tensor | Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]],

@@ -410,6 +410,10 @@ class DirectLaunch(_Loaded):
             values[place] = address
         self._start(block, stream)
 
+    def at(self, places: Sequence[int]) -> DirectLaunch:
+        """The same launch, which takes its addresses in the order of other places."""
+        return DirectLaunch(self._compiled, self._template, places, self.device, self.what)
+
     def product(self, shape: Sequence[int], strides: Sequence[int], kind: torch.dtype) -> ProductCall:
         """The call that makes a new result of up to four tensors: see `_Loaded`."""
         return self._product(shape, strides, kind, self.places)

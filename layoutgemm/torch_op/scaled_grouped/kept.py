@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -37,6 +38,7 @@ from ..compiled.guards import (
     LaunchesByAddress,
     guarded,
 )
+from ..compiled.kept_launches import KEPT, KeptCall, Served, note_served
 from ..epilogue import placed_of
 from ..launch import (
     DirectLaunch,
@@ -131,6 +133,7 @@ def _transposed(product: ProductCall) -> ProductCall:
 
 
 READY: KeptCalls[LaunchesByAddress[KeptLaunch]] = KeptCalls()
+READY.on_clear.append(KEPT.clear)  # calls that are found by their arguments go too
 SEEN = READY.seen
 ONCE = -3  # in keys of guards: three tensors, of which the last is given twice, as both scales
 Record = Callable[[ProductCall, torch.Tensor, torch.Tensor, torch.Tensor], "torch.Tensor | None"]
@@ -241,6 +244,7 @@ def find(
     except (AttributeError, TypeError, RuntimeError):  # no dense tensors, or a configuration without a hash
         return (), None
     if kept is not None and (found := again(kept, given, a, b, out)) is not None:
+        note_served(partial(_served, kept, given, out, found))
         return (), found
     if tracing_state() is not None:
         return (), None
@@ -260,6 +264,21 @@ def _of_form(
     more = tuple([x for x in others if x is not None])
     tensors = (*(given[1:2] if same else given[:2]), *(given[2:3] if twice else given[2:]), *more)
     return (*given, *more), tensors if out is None else (*tensors, out), form
+
+
+def _served(
+    launches: LaunchesByAddress[KeptLaunch], given: Sequence[torch.Tensor], out: torch.Tensor | None, c: torch.Tensor
+) -> Served | None:
+    """The kept call that made `c`; None where it is more than a launch, or of operands at odd addresses."""
+    kept = launches.get(())
+    if kept is None or kept.special or any(x.data_ptr() & ALIGNED for x in given):
+        return None
+    into, *places = kept.direct.places
+    tensors = given if out is None else (*given, out)
+    result = (kept.shape, kept.strides, kept.kind) if out is None else None
+    written = () if out is None else (len(given),)
+    call = KeptCall(kept.direct.at((*places, into)), result, None, kept.spans, written, (), (), ())
+    return Served(call, tensors, c)
 
 
 def again(
