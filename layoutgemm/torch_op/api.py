@@ -51,7 +51,7 @@ from .checks import (
     transforms,
 )
 from .compiled.guards import ALIGNED, MAX_READY, UNKNOWN, Guard, LastCalls, guarded
-from .compiled.kept_launches import Extras, again_or
+from .compiled.kept_launches import Extras, KeptCall, Served, again_or, note_served
 from .compiled.repeated_calls import RepeatedCalls
 from .compiled.traced import check_compiled, check_compiled_gemm, refuse, traced_flag
 from .composed.api import ComposedOptions, composed_product
@@ -353,7 +353,21 @@ def _repeated(
         return None
     if is_new:
         guarded(PREPARED.seen, short, given, ready, MAX_READY)
-    return _record(a, b, bias, (c, ready, activation, False)) if recorded else c
+    if recorded:
+        return _record(a, b, bias, (c, ready, activation, False))
+    if not ready.tf32:  # float32 needs the caller's leave each time
+        note_served(functools.partial(_served, ready, given, out, c))
+    return c
+
+
+def _served(ready: PreparedProblem, given: Tensors, out: torch.Tensor | None, c: torch.Tensor) -> Served:
+    """The kept call that made `c`, of the tensors of a guard."""
+    read = len(given) - (out is not None)
+    direct = ready.of_tensors(read)
+    result = (ready.shape, ready.strides, ready.kind) if out is None else None
+    a, b, of_c = ready.spans
+    spans = (a, b, *[x.nbytes for x in given[2:read]], of_c)
+    return Served(KeptCall(direct, result, None, spans, () if out is None else (read,), (), (), ()), given, c)
 
 
 def _into(

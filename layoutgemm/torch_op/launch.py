@@ -165,7 +165,7 @@ def fill(memory: torch.Tensor, first: Runs) -> None:
 class _Loaded:
     """A kernel on one GPU, with blocks of its arguments: one block for each call at a time."""
 
-    __slots__ = ("_compiled", "_free", "_launcher", "_start", "_template", "device", "what")
+    __slots__ = ("_compiled", "_free", "_launcher", "_template", "device", "what")
 
     def __init__(self, compiled: CompiledGemm, arguments: Sequence[int], device: int, what: object):
         self._compiled = compiled
@@ -173,7 +173,6 @@ class _Loaded:
         self._launcher, self._template = compiled.launcher, tuple(arguments)
         self.what, self.device = what, device  # `what` is named in errors
         self._free: list[ArgumentBlock] = []
-        self._start = self._starter()
 
     def _block(self) -> ArgumentBlock:
         """A block that no other call has: of a new thread, or where as many calls were at once as there are blocks."""
@@ -186,17 +185,24 @@ class _Loaded:
         except IndexError:
             return self._launcher.block(self._template)
 
-    def _starter(self) -> Callable[[ArgumentBlock, int], None]:
-        """The launch with a block's arguments, on a stream. It raises PlanError when CUDA refuses.
+    def _starter(self, places: Sequence[int]) -> Callable[[Sequence[int], int], None]:
+        """The launch with values at these places, on a stream. It raises PlanError when CUDA refuses.
 
         What is the same each time is the function's own: to look up an attribute takes as long as to write an address.
         """
-        entry, free, place = self._launcher.entry, self._free, len(self._template)
-        status = place + 1
+        entry, free, stream_place = self._launcher.entry, self._free, len(self._template)
+        status = stream_place + 1
 
-        def start(block: ArgumentBlock, stream: int) -> None:
+        def start(given: Sequence[int], stream: int) -> None:
+            try:
+                THREAD.bound  # noqa: B018  # as in `_block`, without a call of it
+                block = free.pop()
+            except (AttributeError, IndexError):
+                block = self._block()
             values = block.values
-            values[place] = stream
+            for place, value in zip(places, given):
+                values[place] = value
+            values[stream_place] = stream
             if _OPEN:
                 self._note(values)
             entry(block.pointer)
@@ -288,6 +294,7 @@ class PreparedProblem(_Loaded):
     __slots__ = (
         "_a",
         "_b",
+        "_start",
         "gradients",
         "kind",
         "of_matrices",
@@ -316,6 +323,7 @@ class PreparedProblem(_Loaded):
         self._a, self._b = (1, 0) if self.solution.kernel.choice.swapped else (0, 1)
         template = arguments(self.solution, (0, 0, 0), workers(self.solution, problem.places))
         super().__init__(kernel(self.solution), template, device, self.solution.kernel)
+        self._start = self._starter((self._a, self._b, 2, *range(_WORDS, len(template))))
         self.product = self.product_as(self.shape, self.strides, kind)
 
     def product_as(
@@ -338,6 +346,11 @@ class PreparedProblem(_Loaded):
         places = (2, self._a, self._b, *[_WORDS + place for place in at])
         return DirectLaunch(kernel(self.solution), template, places, self.device, self.solution.kernel)
 
+    def of_tensors(self, count: int) -> DirectLaunch:
+        """The one launch: it takes the addresses of A, B and any bias, `count` in all, then C's."""
+        into, *places = self.direct((0,) * (count - 2), range(count - 2)).places
+        return DirectLaunch(kernel(self.solution), self._template, (*places, into), self.device, self.solution.kernel)
+
     def launch(self, a: int, b: int, c: int, stream: int, words: Sequence[int] = ()) -> None:
         """Launch at these addresses, on a stream of this kernel's device, which is current.
 
@@ -345,19 +358,7 @@ class PreparedProblem(_Loaded):
 
         Raises PlanError when CUDA refuses.
         """
-        try:
-            THREAD.bound  # noqa: B018  # as in `_block`, without a call of it
-            block = self._free.pop()
-        except (AttributeError, IndexError):
-            block = self._block()
-        values = block.values
-        values[self._a] = a
-        values[self._b] = b
-        values[2] = c
-        if words:
-            for place, word in enumerate(words, _WORDS):
-                values[place] = word
-        self._start(block, stream)
+        self._start((a, b, c, *words), stream)
 
     def run(
         self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, words: Sequence[int] = ()
@@ -385,30 +386,18 @@ class DirectLaunch(_Loaded):
     arguments  of one launch; a call writes the addresses among them
     places     of the arguments that are addresses
     what       is named in errors
+    launch     the launch at addresses, one for each place, on a stream of the current device. It raises PlanError when
+               CUDA refuses
     """
 
-    __slots__ = ("places",)
+    __slots__ = ("launch", "places")
 
     def __init__(
         self, compiled: CompiledGemm, arguments: Sequence[int], places: Sequence[int], device: int, what: object
     ):
         self.places = tuple(places)
         super().__init__(compiled, arguments, device, what)
-
-    def launch(self, addresses: Sequence[int], stream: int) -> None:
-        """Launch at these addresses, one for each place, on a stream of the current device.
-
-        Raises PlanError when CUDA refuses.
-        """
-        try:
-            THREAD.bound  # noqa: B018  # as in `_block`, without a call of it
-            block = self._free.pop()
-        except (AttributeError, IndexError):
-            block = self._block()
-        values = block.values
-        for place, address in zip(self.places, addresses):
-            values[place] = address
-        self._start(block, stream)
+        self.launch = self._starter(self.places)
 
     def at(self, places: Sequence[int]) -> DirectLaunch:
         """The same launch, which takes its addresses in the order of other places."""

@@ -199,18 +199,18 @@ def launched_again(
     index = direct.device
     if _current_device() != index or (not kept.ordered and torch.are_deterministic_algorithms_enabled()):
         return None
-    if kept.written:
-        spans = kept.spans
-        for place in kept.written:
-            first = values[place]
-            end = first + spans[place]
-            for at, size in zip(values, spans):
-                # What is written overlaps itself: the two begin at one address.
-                if at < end and first < at + size and (at != first or values.count(first) > 1):
-                    return None
+    written = kept.written
+    for place in written:
+        hits, first = 0, values[place]
+        end = first + kept.spans[place]
+        for at, size in zip(values, kept.spans):
+            if at < end and first < at + size:
+                hits += 1
+        if hits > 1:  # more than the tensor itself
+            return None
     numbers = [number_word(operand, given[operand.name]) for operand in kept.numbers] if given else ()
-    if kept.written:
-        mark_written([tensors[place] for place in kept.written])
+    if written:
+        mark_written([tensors[place] for place in written])
     if kept.result is not None:
         c = empty_on_gpu(*kept.result)
         if kept.clears:
@@ -219,10 +219,12 @@ def launched_again(
     else:
         c = tensors[0].new_empty(0, dtype=kept.kind) if out is None else out
     if kept.memory:
-        workspaces = [empty_on_gpu((size,), (1,), torch.uint8) for size, _ in kept.memory]  # they live until the launch
-        for memory, (_, runs) in zip(workspaces, kept.memory):
-            fill(memory, runs)
-        values += [x.data_ptr() for x in workspaces]
+        workspaces = []  # they live until the launch
+        for size, runs in kept.memory:
+            workspaces.append(memory := empty_on_gpu((size,), (1,), torch.uint8))
+            if runs:
+                fill(memory, runs)
+            values.append(memory.data_ptr())
     values += numbers
     direct.launch(values, raw_stream(index))
     return c

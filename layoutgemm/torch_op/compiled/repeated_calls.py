@@ -1,4 +1,4 @@
-"""Repeated calls of a function with options: a kept launch, found by the places of its tensors and numbers in the call.
+"""Repeated calls with options: a kept launch, found by the places of its tensors and numbers in the call.
 
     first call    checked; its launch is kept (`kept_launches`, `scaled_grouped.kept`)
     next one      found there by a guard, and noted: which argument is which address of the launch
@@ -11,27 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
-from itertools import chain
-from operator import is_, itemgetter, or_
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.autograd.forward_ad as _forward
 
 from ..checks import modes_of_dispatch, modes_of_functions
-from .guards import ALIGNED, MAX_CHANGES, MAX_GUARDS, MAX_READY, check_of
 from . import kept_launches
+from .guards import ALIGNED, MAX_CHANGES, MAX_READY, check_of
 from .kept_launches import KEPT, KeptCall, Served, launched_again, served
 
 Arguments = tuple[Any, ...]
 Options = Mapping[str, Any]
 Again = Callable[[Arguments, Options], Any]
-GIVEN = "given"  # the option that holds operands by name
-_PAIRS = (tuple, list)
-_address = torch.Tensor.data_ptr
-_grad_enabled = torch.is_grad_enabled
-
+GIVEN, OUT = "given", "out"  # options: operands by name, and where the result goes
+MAX_OF_KIND = 8  # calls of one shape and the same names
+_SEVERAL = (tuple, list)
 
 class RepeatedCalls:
     """The calls of one function that are found by their arguments.
@@ -41,8 +36,8 @@ class RepeatedCalls:
 
     def __init__(self, weight: int) -> None:
         self._weight = weight
-        self._last: dict[tuple[object, ...], Again | None] = {}
-        self._changes: dict[tuple[object, ...], int] = {}
+        self._last: dict[int, Again | None] = {}
+        self._changes: dict[int, int] = {}
         self._seen: dict[tuple[object, ...], list[Again]] = {}
         KEPT.on_clear.append(self.clear)
 
@@ -58,31 +53,35 @@ class RepeatedCalls:
             return function(*arguments, **options)
         try:
             weight = arguments[self._weight]
-            if type(weight) in _PAIRS:
+            if type(weight) in _SEVERAL:
                 weight = weight[0]
-            key = (id(weight), id(options.get("epilogue")), len(arguments), *options)
-            known = self._last.get(key, _unknown)
-            if known is not None and (found := known(arguments, options)) is not None:
-                return found
-            kind = (weight.shape, len(arguments), *options)
-            for again in self._seen.get(kind, ()):
-                if again is not known and (found := again(arguments, options)) is not None:
-                    self._note(key, again)
-                    return found
-        except (AttributeError, IndexError, TypeError):  # no tensors, or none that are dense
+        except IndexError:
             return function(*arguments, **options)
+        key = id(weight) ^ id(options.get("epilogue"))
+        known = self._last.get(key, _unknown)
+        if known is not None and (found := known(arguments, options)) is not None:
+            return found
+        try:
+            kind = (weight.shape, len(arguments), *options)
+            of_kind = self._seen.get(kind, ())
+        except (AttributeError, RuntimeError, TypeError):  # no dense tensors
+            return function(*arguments, **options)
+        for again in of_kind:
+            if again is not known and (found := again(arguments, options)) is not None:
+                self._note(key, again)
+                return found
         with served() as calls:
             result = function(*arguments, **options)
         if len(calls) == 1 and (made := repeated(calls[0], arguments, options, result)) is not None:
             if len(self._seen) >= MAX_READY:
                 self.clear()
-            of_kind = self._seen.setdefault(kind, [])
-            if len(of_kind) < MAX_GUARDS * 2:
-                of_kind.append(made)
+            calls_of_kind = self._seen.setdefault(kind, [])
+            if len(calls_of_kind) < MAX_OF_KIND:
+                calls_of_kind.append(made)
             self._note(key, made)
         return result
 
-    def _note(self, key: tuple[object, ...], again: Again) -> None:
+    def _note(self, key: int, again: Again) -> None:
         """Look for a call here first; not for one that changes too often."""
         if len(self._last) >= MAX_READY:
             self._last.clear()
@@ -95,101 +94,134 @@ def _unknown(arguments: Arguments, options: Options) -> None:
     return None
 
 
+class Named(NamedTuple):
+    """The options of a call, or its operands in `given`: names of tensors, and the other values by name."""
+
+    tensors: list[str]
+    others: dict[str, Any]
+
+    @classmethod
+    def of(cls, values: Options, without: Sequence[str]) -> Named:
+        """Tell them apart; `without` are told elsewhere."""
+        tensors = [name for name, x in values.items() if isinstance(x, torch.Tensor)]
+        return cls(tensors, {name: x for name, x in values.items() if name not in (*tensors, *without)})
+
+
 def repeated(call: Served, arguments: Arguments, options: Options, result: object) -> Again | None:
     """What makes the launch of a served call again, for arguments like these; None where something else was done too.
 
     Each tensor of the call must be one of the launch, and each number in `given` one of the launch's or the same object
     as before. A tensor of the launch that is no argument must be part of the result, and is allocated anew.
     """
-    given = options.get(GIVEN)
-    if given is not None and type(given) is not dict:
-        return None
+    given = options.get(GIVEN) or {}
     several = result if type(result) is tuple else (result,)
-    if several[0] is not call.result:
+    if type(given) is not dict or several[0] is not call.result:
         return None
-    kinds = tuple(map(type, arguments))
-    nested = any(kind in _PAIRS for kind in kinds)
-    flat = tuple(chain.from_iterable(_spread(arguments))) if nested else arguments
-    lengths = tuple(len(x) for x in arguments if type(x) in _PAIRS)
-    given = given or {}
-    of_options = [name for name, x in options.items() if isinstance(x, torch.Tensor)]
-    of_given = [name for name, x in given.items() if isinstance(x, torch.Tensor)]
-    tensors = [*flat, *[options[name] for name in of_options], *[given[name] for name in of_given]]
+    numbers = [operand.name for operand in call.kept.numbers]
+    of_options, of_given = Named.of(options, [GIVEN]), Named.of(given, numbers)
+    tensors = [x for each in arguments for x in (each if type(each) in _SEVERAL else [each])]
+    tensors += [options[name] for name in of_options.tensors] + [given[name] for name in of_given.tensors]
     places = {id(x): place for place, x in enumerate(tensors)}
-    numbers = {operand.name for operand in call.kept.numbers}
-    if not all(isinstance(x, torch.Tensor) for x in tensors) or len(places) != len(tensors) or numbers - given.keys():
+    count = len(tensors)
+    if not all(isinstance(x, torch.Tensor) for x in tensors) or len(places) < count or not given.keys() >= {*numbers}:
         return None
     beside = [x for x in several[1:] if id(x) not in places]
-    places |= {id(x): len(tensors) + place for place, x in enumerate(beside)}
-    order = [places.get(id(x)) for x in call.tensors]
-    if None in order or sorted(order) != list(range(len(tensors) + len(beside))):  # type: ignore[type-var]
+    places |= {id(x): place for place, x in enumerate(beside, count)}
+    order = [places.get(id(x), -1) for x in call.tensors]
+    if sorted(order) != list(range(count + len(beside))) or any(x.data_ptr() & ALIGNED for x in tensors):
         return None
-    if any(x.data_ptr() & ALIGNED or not x.data_ptr() for x in tensors) or (check := check_of(tensors)) is None:
+    check, kept = check_of(tensors), _in_order(call.kept, [order.index(place) for place in range(len(order))])
+    if check is None:
         return None
-    kept = _in_order(call.kept, [order.index(place) for place in range(len(order))])
-    fixed = [name for name in options if name not in of_options and name != GIVEN]
-    of_fixed, constants = _values_of(fixed), tuple(options[name] for name in fixed)
-    held = [name for name in given if name not in of_given and name not in numbers]
-    of_held, kept_given = _values_of(held), tuple(given[name] for name in held)
-    more, named = _values_of(of_options), _values_of(of_given)
-    memory = [(tuple(x.shape), tuple(x.stride()), x.dtype) for x in beside]
-    records, count, size, into = any(x.requires_grad for x in tensors), len(arguments), len(given), "out" in of_options
-    takes_given = GIVEN in options and options[GIVEN] is not None
+    launch = _with_more(kept, [(tuple(x.shape), tuple(x.stride()), x.dtype) for x in beside])
+    names: dict[str, Any] = {
+        "check": check, "launch": launch, "kept": kept, "fixed": [*of_options.others.values()],
+        "held": [*of_given.others.values()], "grad_enabled": torch.is_grad_enabled,
+    }  # fmt: skip
+    records = any(x.requires_grad for x in tensors)
+    source = source_of(arguments, options, of_options, of_given, records)
+    exec(source, names)
+    made: Again = names["again"]
+    return made
 
-    def again(arguments: Arguments, options: Options) -> Any:
-        if len(arguments) != count or not all(map(is_, of_fixed(options), constants)):
-            return None
-        tensors = arguments
-        if nested:
-            if tuple(map(type, arguments)) != kinds or tuple([len(x) for x in arguments if type(x) in _PAIRS]) != lengths:
-                return None
-            tensors = tuple(chain.from_iterable(_spread(arguments)))
-        if of_options:
-            tensors = (*tensors, *more(options))
-        operands = options.get(GIVEN)
-        if takes_given:
-            try:
-                if type(operands) is not dict or len(operands) != size:
-                    return None
-                if of_given:
-                    tensors = (*tensors, *named(operands))
-                if held and not all(map(is_, of_held(operands), kept_given)):
-                    return None
-            except KeyError:
-                return None
-        elif operands is not None:
-            return None
+
+def source_of(
+    arguments: Arguments, options: Options, of_options: Named, of_given: Named, records: bool
+) -> str:  # fmt: skip
+    """The code that finds a call's tensors, asks the guard, and launches: a loop over them takes twice the time.
+
+    of_options, of_given  the options, and the operands in `given`, told apart
+    records               whether a tensor requires a gradient: the launch is for calls that record none
+
+    >>> x, bias = torch.ones(2), torch.ones(2)
+    >>> options = {"given": {"bias": bias, "alpha": 2.0}, "config": None}
+    >>> print(source_of((x, x), options, Named([], {"config": None}), Named(["bias"], {}), False))
+    def again(arguments, options):
         try:
-            if not check(*tensors) or (records and _grad_enabled()):
-                return None
-        except (AttributeError, RuntimeError, TypeError):  # no dense tensors
-            return None
-        values = list(map(_address, tensors))
-        if reduce(or_, values) & ALIGNED or 0 in values:
-            return None
-        if not memory:
-            return launched_again(kept, tensors, values, operands, options["out"] if into else None)
-        made = [kept_launches.empty_on_gpu(*each) for each in memory]
-        values += map(_address, made)
-        c = launched_again(kept, tensors, values, operands, options["out"] if into else None)
+            if len(arguments) != 2 or len(options) != 2: return None
+            if options['config'] is not fixed[0]: return None
+            given = options['given']
+            if type(given) is not dict or len(given) != 2: return None
+            t0, t1, = arguments
+            t2 = given['bias']
+            if t0.is_nested or t1.is_nested or t2.is_nested or not check(t0, t1, t2): return None
+            values = [t0.data_ptr(), t1.data_ptr(), t2.data_ptr()]
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError): return None
+        if (values[0] | values[1] | values[2]) & 15 or 0 in values: return None
+        return launch(kept, (t0, t1, t2,), values, given, None)
+    """
+    given = options.get(GIVEN)
+    wrong = [f"len(arguments) != {len(arguments)} or len(options) != {len(options)}", *["grad_enabled()"] * records]
+    wrong += [f"options[{name!r}] is not fixed[{i}]" for i, name in enumerate(of_options.others)]
+    lines = ["given = None" if given is None else f"given = options[{GIVEN!r}]"]
+    if given is not None:
+        wrong_given = [f"type(given) is not dict or len(given) != {len(given)}"]
+        wrong_given += [f"given[{name!r}] is not held[{i}]" for i, name in enumerate(of_given.others)]
+        lines += [f"if {each}: return None" for each in wrong_given]
+    elif GIVEN in options:
+        wrong.append(f"options[{GIVEN!r}] is not None")
+    names: list[str] = []
+
+    def another() -> str:
+        names.append(f"t{len(names)}")
+        return names[-1]
+
+    said = []
+    for i, each in enumerate(arguments):
+        if type(each) in _SEVERAL:
+            wrong.append(f"type(arguments[{i}]) is not {type(each).__name__}")
+            said.append(f"({''.join(f'{another()}, ' for _ in each)})")
+        else:
+            said.append(another())
+    lines.append(f"{''.join(f'{each}, ' for each in said)[:-1]} = arguments")
+    lines += [f"{another()} = options[{name!r}]" for name in of_options.tensors]
+    lines += [f"{another()} = given[{name!r}]" for name in of_given.tensors]
+    every, nested = ", ".join(names), "".join(f"{name}.is_nested or " for name in names)
+    lines.append(f"if {nested}not check({every}): return None")
+    lines.append(f"values = [{', '.join(f'{name}.data_ptr()' for name in names)}]")
+    body = [f"        {line}" for line in (*[f"if {each}: return None" for each in wrong], *lines)]
+    low = " | ".join(f"values[{i}]" for i in range(len(names)))
+    out = f"options[{OUT!r}]" if OUT in of_options.tensors else "None"
+    return "\n".join([
+        "def again(arguments, options):", "    try:", *body,
+        "    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError): return None",
+        f"    if ({low}) & {ALIGNED} or 0 in values: return None",
+        f"    return launch(kept, ({every},), values, given, {out})",
+    ])  # fmt: skip
+
+
+def _with_more(kept: KeptCall, more: Sequence[Any]) -> Callable[..., Any]:
+    """`launched_again`, with further new tensors behind the result: shape, strides and type of each."""
+    if not more:
+        return launched_again
+
+    def launched(kept: KeptCall, tensors: Sequence[torch.Tensor], values: list[int], *rest: Any) -> Any:
+        made = [kept_launches.empty_on_gpu(*each) for each in more]
+        values += [x.data_ptr() for x in made]
+        c = launched_again(kept, tensors, values, *rest)
         return None if c is None else (c, *made)
 
-    return again
-
-
-def _spread(arguments: Arguments) -> list[Sequence[Any]]:
-    """Each argument as the tensors that it holds."""
-    return [x if type(x) in _PAIRS else (x,) for x in arguments]
-
-
-def _values_of(names: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
-    """The values of names, as a tuple."""
-    if len(names) > 1:
-        return itemgetter(*names)
-    if names:
-        [name] = names
-        return lambda values: (values[name],)
-    return lambda values: ()
+    return launched
 
 
 def _in_order(kept: KeptCall, order: Sequence[int]) -> KeptCall:
