@@ -646,7 +646,7 @@ def _gradients_again(
     found = kept_gradients(prepared, a, b.mT if turned else b, grad, (wants_a, wants_b), bias)
     if found is None:
         return None
-    call = (found.of_transposed_b() if turned else found).call(empty_on_gpu)
+    call = (found.of_transposed_b() if turned else found).call()
     guarded(prepared.seen, of, (a, b, grad), call, MAX_KEPT)
     return call(a, b, grad)
 

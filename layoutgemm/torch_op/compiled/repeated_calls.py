@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.autograd.forward_ad as _forward
 
+from ...kernels.epilogue.parameters import number_word
 from ..checks import modes_of_dispatch, modes_of_functions
-from . import kept_launches
+from ..launch import NewResult, NewTensor, ProductCall, making
 from .guards import ALIGNED, MAX_CHANGES, MAX_READY, check_of
 from .kept_launches import KEPT, KeptCall, Served, launched_again, served
 
@@ -133,29 +134,35 @@ def repeated(call: Served, arguments: Arguments, options: Options, result: objec
     check, kept = check_of(tensors), _in_order(call.kept, [order.index(place) for place in range(len(order))])
     if check is None:
         return None
-    launch = _with_more(kept, [(tuple(x.shape), tuple(x.stride()), x.dtype) for x in beside])
+    product = _product(kept, count, beside)
+    if product is None and beside:
+        return None
     names: dict[str, Any] = {
-        "check": check, "launch": launch, "kept": kept, "fixed": [*of_options.others.values()],
-        "held": [*of_given.others.values()], "grad_enabled": torch.is_grad_enabled,
+        "check": check, "launch": launched_again, "kept": kept, "fixed": [*of_options.others.values()],
+        "held": [*of_given.others.values()], "grad_enabled": torch.is_grad_enabled, "product": product,
+        "word": number_word, "numbers": kept.numbers,
     }  # fmt: skip
     records = any(x.requires_grad for x in tensors)
-    source = source_of(arguments, options, of_options, of_given, records)
+    words = None if product is None else numbers
+    source = source_of(arguments, options, of_options, of_given, records, words)
     exec(source, names)
     made: Again = names["again"]
     return made
 
 
 def source_of(
-    arguments: Arguments, options: Options, of_options: Named, of_given: Named, records: bool
+    arguments: Arguments, options: Options, of_options: Named, of_given: Named, records: bool,
+    words: Sequence[str] | None,
 ) -> str:  # fmt: skip
     """The code that finds a call's tensors, asks the guard, and launches: a loop over them takes twice the time.
 
     of_options, of_given  the options, and the operands in `given`, told apart
     records               whether a tensor requires a gradient: the launch is for calls that record none
+    words                 the numbers in `given`, of a launch that writes new tensors alone; None for others
 
     >>> x, bias = torch.ones(2), torch.ones(2)
     >>> options = {"given": {"bias": bias, "alpha": 2.0}, "config": None}
-    >>> print(source_of((x, x), options, Named([], {"config": None}), Named(["bias"], {}), False))
+    >>> print(source_of((x, x), options, Named([], {"config": None}), Named(["bias"], {}), False, ["alpha"]))
     def again(arguments, options):
         try:
             if len(arguments) != 2 or len(options) != 2: return None
@@ -165,10 +172,8 @@ def source_of(
             t0, t1, = arguments
             t2 = given['bias']
             if t0.is_nested or t1.is_nested or t2.is_nested or not check(t0, t1, t2): return None
-            values = [t0.data_ptr(), t1.data_ptr(), t2.data_ptr()]
         except (AttributeError, KeyError, RuntimeError, TypeError, ValueError): return None
-        if (values[0] | values[1] | values[2]) & 15 or 0 in values: return None
-        return launch(kept, (t0, t1, t2,), values, given, None)
+        return product(t0, t1, t2, word(numbers[0], given['alpha']))
     """
     given = options.get(GIVEN)
     wrong = [f"len(arguments) != {len(arguments)} or len(options) != {len(options)}", *["grad_enabled()"] * records]
@@ -198,30 +203,36 @@ def source_of(
     lines += [f"{another()} = given[{name!r}]" for name in of_given.tensors]
     every, nested = ", ".join(names), "".join(f"{name}.is_nested or " for name in names)
     lines.append(f"if {nested}not check({every}): return None")
-    lines.append(f"values = [{', '.join(f'{name}.data_ptr()' for name in names)}]")
+    if words is None:
+        low = " | ".join(f"values[{i}]" for i in range(len(names)))
+        out = f"options[{OUT!r}]" if OUT in of_options.tensors else "None"
+        lines.append(f"values = [{', '.join(f'{name}.data_ptr()' for name in names)}]")
+        launch = f"launch(kept, ({every},), values, given, {out}) if not ({low}) & {ALIGNED} and all(values) else None"
+    else:
+        launch = f"product({', '.join([every, *[f'word(numbers[{i}], given[{name!r}])' for i, name in enumerate(words)]])})"
     body = [f"        {line}" for line in (*[f"if {each}: return None" for each in wrong], *lines)]
-    low = " | ".join(f"values[{i}]" for i in range(len(names)))
-    out = f"options[{OUT!r}]" if OUT in of_options.tensors else "None"
     return "\n".join([
         "def again(arguments, options):", "    try:", *body,
         "    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError): return None",
-        f"    if ({low}) & {ALIGNED} or 0 in values: return None",
-        f"    return launch(kept, ({every},), values, given, {out})",
+        f"    return {launch}",
     ])  # fmt: skip
 
 
-def _with_more(kept: KeptCall, more: Sequence[Any]) -> Callable[..., Any]:
-    """`launched_again`, with further new tensors behind the result: shape, strides and type of each."""
-    if not more:
-        return launched_again
+def _product(kept: KeptCall, count: int, beside: Sequence[torch.Tensor]) -> ProductCall | None:
+    """The call of tensors and numbers that makes new tensors alone; None where the launch writes others, or workspaces.
 
-    def launched(kept: KeptCall, tensors: Sequence[torch.Tensor], values: list[int], *rest: Any) -> Any:
-        made = [kept_launches.empty_on_gpu(*each) for each in more]
-        values += [x.data_ptr() for x in made]
-        c = launched_again(kept, tensors, values, *rest)
-        return None if c is None else (c, *made)
-
-    return launched
+    beside  what is made behind the result: the launch has them behind the call's `count` tensors
+    """
+    if kept.result is None or kept.written or kept.memory or kept.clears or not kept.ordered:
+        return None
+    places = kept.direct.places
+    at = count + len(beside)
+    more = [
+        NewTensor(tuple(x.shape), tuple(x.stride()), x.dtype, place) for x, place in zip(beside, places[count:at])
+    ]  # fmt: skip
+    made = (NewTensor(*kept.result, places[at]), *more)
+    launch = NewResult(kept.direct, made, dict(enumerate(places[:count])), places[at + 1 :])
+    return making([launch], count, range(len(made)) if more else None)
 
 
 def _in_order(kept: KeptCall, order: Sequence[int]) -> KeptCall:

@@ -95,7 +95,7 @@ class KeptLaunch:
     copied   what is copied before the launch, or None
     memory   bytes of A's rows that the launch itself copies first: memory of its own, whose address is the last
     special  whether there is more to a call than a new result's memory and the launch
-    product  the call of up to four tensors that makes a new result, or None where there is more to it
+    product  the call that makes a new result, or None where there is more to it
     """
 
     direct: DirectLaunch
@@ -115,9 +115,7 @@ class KeptLaunch:
         more = self.turned or self.zeros or self.copied is not None
         self.special = more or bool(self.columns or self.memory)
         self.product = None
-        if len(self.direct.places) <= _USUAL_PLACES and not (
-            self.zeros or self.columns or self.memory or self.copied is not None
-        ):
+        if not (self.zeros or self.columns or self.memory or self.copied is not None):
             made = self.direct.product(self.shape, self.strides, self.kind)
             self.product = _transposed(made) if self.turned else made
 
@@ -141,7 +139,6 @@ USUAL: dict[Key, str] = {}  # options of most calls, and the name that stands fo
 PLANS: dict[Key, tuple[Sm90Plan, str]] = {}  # of launches that are not kept, and why
 _grad_enabled = torch.is_grad_enabled
 _autocast = torch._C._is_any_autocast_enabled
-_USUAL_PLACES = 5  # of C and four tensors
 
 
 class UsualCalls(NamedTuple):
