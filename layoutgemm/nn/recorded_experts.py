@@ -18,6 +18,8 @@ from ..torch_op.autograd.activation import by_autograd, gate, gate_gradient
 from ..torch_op.autograd.kept import recorder
 from ..torch_op.checks import PLAIN, differentiated, in_older_vmap, seen_by_autograd_alone
 from ..torch_op.scaled_grouped import grouped_matmul
+from ..torch_op.scaled_grouped.api import gradients_of
+from ..torch_op.scaled_grouped.grouped import OFFSETS
 from .routing import Route, permuted
 
 _KINDS = (torch.bfloat16, torch.float16)  # whose products have derivatives
@@ -55,17 +57,18 @@ class _Experts(torch.autograd.Function):
         ctx: FunctionCtx, x: torch.Tensor, factors: torch.Tensor, first: torch.Tensor, down: torch.Tensor,
         order: torch.Tensor, offsets: torch.Tensor, activation: str,
     ) -> torch.Tensor:  # fmt: skip
-        h = grouped_matmul(x, first, offsets, rows=order // factors.shape[-1])
+        source, of_rows = order // factors.shape[-1], factors.reshape(-1)[order]
+        h = grouped_matmul(x, first, offsets, rows=source)
         hidden = gate(h, activation)
-        ctx.save_for_backward(x, factors, first, down, order, offsets, h, hidden)
+        ctx.save_for_backward(x, factors, first, down, order, offsets, source, of_rows, h, hidden)
         ctx.activation = activation
-        return _placed_sums(hidden, down, offsets, order, factors.shape, factors.reshape(-1)[order])
+        return _placed_sums(hidden, down, offsets, order, factors.shape, of_rows)
 
     @staticmethod
     def backward(ctx: FunctionCtx, dy: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         if dy is None:
             return (None,) * 7
-        x, factors, first, down, order, offsets, h, hidden = ctx.saved_tensors
+        x, factors, first, down, order, offsets, source, of_rows, h, hidden = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:4]
         if torch.is_grad_enabled() or not _alone(dy):
             return (
@@ -74,23 +77,21 @@ class _Experts(torch.autograd.Function):
                 None,
                 None,
             )
-        source, of_rows = order // factors.shape[-1], factors.reshape(-1)[order]
-        g = dy.index_select(0, source)
-        of_x = of_factors = of_first = of_down = None
-        if wanted[3]:
-            weighted = torch.mul(hidden, of_rows[:, None], out=torch.empty_like(hidden))
-            of_down = _of_matrices(weighted, g, down, offsets)
-        if any(wanted[:3]):
-            p = grouped_matmul(g, down.mT, offsets)
+        column, g = of_rows[:, None], dy.index_select(0, source)
+        weighted = torch.mul(hidden, column, out=torch.empty_like(hidden)) if wanted[3] else hidden
+        p, of_down = gradients_of(weighted, down, offsets, OFFSETS, (any(wanted[:3]), wanted[3]), g)
+        of_x = of_factors = of_first = None
+        if p is not None:
             if wanted[1]:
                 sums = (p * hidden).sum(-1, dtype=factors.dtype)
                 of_factors = torch.empty_like(sums).scatter_(0, order, sums).view(factors.shape)
             if wanted[0] or wanted[2]:
-                dh = gate_gradient(h, p.mul_(of_rows[:, None]), ctx.activation)
+                dh = gate_gradient(h, p.mul_(column), ctx.activation)
                 if wanted[0]:
                     of_x = _placed_sums(dh, first.mT, offsets, order, factors.shape)
                 if wanted[2]:
-                    of_first = _of_matrices(x.index_select(0, source), dh, first, offsets)
+                    rows = x.index_select(0, source)
+                    _, of_first = gradients_of(rows, first, offsets, OFFSETS, (False, True), dh)
         return of_x, of_factors, of_first, of_down, None, None, None
 
 
@@ -110,13 +111,6 @@ def _placed_sums(
     each = rows.new_empty(order.numel(), b.shape[-1])  # the order names each row once
     grouped_matmul(rows, b, offsets, out_rows=order, row_weights=factors, out=each)
     return each.view(*shape, b.shape[-1]).sum(-2)
-
-
-def _of_matrices(a: torch.Tensor, grad: torch.Tensor, like: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    """a^T @ grad of each expert's rows, with the contiguous dimension of `like`."""
-    if like.stride(-2) == 1 and like.stride(-1) != 1:
-        return grouped_matmul(grad.mT, a, offsets).mT
-    return grouped_matmul(a.mT, grad, offsets)
 
 
 def _by_operators(

@@ -23,8 +23,8 @@ shard, in the order of the schedule: in a room of partial sums it is consecutive
 but the first. Rooms that are written lie in the memory of the rank before (the kernel's stores cross NVLink), or in the
 own (copy engines move complete chunks).
 
-Flag f has arrived when flags[f] - target >= 0, in 32 bits. A wait has a limit by the GPU's clock (`Patience`): beyond it
-the kernel writes (1 + flag, what it saw, target, rank) to `record` and stops, so that the launch ends with an error.
+Flag f has arrived when flags[f] - target >= 0, in 32 bits. A wait has a limit by the GPU's clock (`Patience`). Beyond
+it the kernel writes (1 + flag, what it saw, target, rank) to `record` and stops: the launch ends with an error.
 
 Persistent CTAs take tiles in order. A tile waits for tiles that the next rank takes a whole shard before, so the first
 tile that is not done on any rank waits for none.

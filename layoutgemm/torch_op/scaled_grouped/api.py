@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import overload
 
@@ -565,15 +565,26 @@ class _RecordedGroups(torch.autograd.Function):
         said, stand_ins = ctx.facts
         if stand_ins is not None:
             a, b = [x if x is not None else other for x, other in zip((a, b), stand_ins)]
-        if grad is not None and not (_grad_enabled() or _is_traced()):
-            again = gradients_again(a, b, groups, said, ctx.needs_input_grad[:2], grad)
-            if again is not None:
-                return (*again, None, None, None)
-        found = grouped_gradients(a, b, groups, said, ctx.needs_input_grad, grad, _said_product)
-        return (*found, None, None, None)
+        if grad is None:
+            return None, None, None, None, None
+        return (*gradients_of(a, b, groups, said, ctx.needs_input_grad[:2], grad), None, None, None)
 
 
 _record = recorder(_RecordedGroups)
+
+
+def gradients_of(
+    a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, said: str, wanted: Sequence[bool], grad: torch.Tensor
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The gradients of A and B, where wanted: by kept launches, or by `grouped_matmul`, which records them.
+
+    said  what `groups` are: "offsets" or "offs"
+    """
+    if not (_grad_enabled() or _is_traced()):
+        again = gradients_again(a, b, groups, said, wanted, grad)
+        if again is not None:
+            return again
+    return grouped_gradients(a, b, groups, said, wanted, grad, _said_product)
 
 
 def _recorded_by(
