@@ -27,7 +27,7 @@ from ..torch_op.scaled_grouped.recipes import BLOCK, SQUARE
 from .master import MasterGroups
 from .quantized import PackedBuffers
 from .recorded_experts import recorded_alone, recorded_experts
-from .routing import route_of, routed
+from .routing import route_of, routed, shaped_as
 from .scaled import FLOAT8, ScaledBuffers, ScaledLinear, dequantized
 
 _FACTS = ("has_gate", "has_bias", "is_transposed", "has_post_expert_norm", "down_proj", "_apply_gate")
@@ -228,7 +228,7 @@ def experts_forward(
     if gate is not None and recorded_alone(hidden_states, top_k_index, top_k_weights, first, down):
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
         route = route_of(hidden_states, rows.shape[0], top_k_index, top_k_weights, down.shape[0])
-        return recorded_experts(rows, route, first, down, gate).view(hidden_states.shape)
+        return shaped_as(recorded_experts(rows, route, first, down, gate), hidden_states)
 
     def product(x: torch.Tensor, b: torch.Tensor, name: str, offsets: torch.Tensor) -> torch.Tensor:
         if weights == "master":
@@ -262,7 +262,7 @@ def _by_index(
     each = hidden.new_empty(index.numel(), down.shape[-1])  # the order names each row once
     factors = route.factors.reshape(-1)[route.order]
     grouped_matmul(hidden, down, route.offsets, out_rows=route.order, row_weights=factors, out=each)
-    return each.view(*index.shape, x.shape[-1]).sum(-2).view(x.shape)
+    return shaped_as(each.view(*index.shape, x.shape[-1]).sum(-2), x)
 
 
 def usual_gate(experts: object) -> str | None:

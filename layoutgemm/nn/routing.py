@@ -66,7 +66,12 @@ def routed(x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, experts:
     back = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
     read = permuted(rows, order, back, index.shape[-1])
     each = permuted(mlp(read, route.offsets), back, order).view(*index.shape, x.shape[-1])
-    return (each * route.factors[..., None]).sum(-2).to(rows.dtype).view(x.shape)
+    return shaped_as((each * route.factors[..., None]).sum(-2).to(rows.dtype), x)
+
+
+def shaped_as(rows: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Rows in x's shape. Matrices stay what they are: FSDP warns of modules that return a view."""
+    return rows if x.ndim == 2 else rows.view(x.shape)
 
 
 class _Permuted(torch.autograd.Function):
