@@ -196,7 +196,10 @@ def test_behind_a_view_lies_the_rest_of_its_storage() -> None:
         ([0, 0, 1.0, 2.5], "n is .u32, 4 bytes: no float has"),
         ([0, 0, 1 + (1 << 24), 64], "s is .f32: not every integer as large as 16777217"),
         ([0, 0, 1e39, 64], "the float 1e\\+39 does not fit"),
-        ([0, 0, 1.0, TensorMapOf(np.zeros((4, 4), np.float32), (4, 4))], "n has 4 bytes, a tensor map 128, and its address 8"),
+        (
+            [0, 0, 1.0, TensorMapOf(np.zeros((4, 4), np.float32), (4, 4))],
+            "n has 4 bytes, a tensor map 128, and its address 8",
+        ),
     ],
 )
 def test_wrong_arguments(args: list[Any], message: str) -> None:

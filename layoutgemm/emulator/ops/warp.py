@@ -260,8 +260,8 @@ def _without_effect(fiber: Fiber) -> None:
         "lint",
         "ptxas ignores this setmaxnreg (C7508): the kernel does not fix its registers at launch",
         fiber,
-        orders="Fix them by .minnctapersm with .maxntid or .reqntid, or by .maxnreg: min_blocks_per_mp=1 in a launch of "
-        "the CuTe DSL, or the second number of __launch_bounds__.",
+        orders="Fix them by .minnctapersm with .maxntid or .reqntid, or by .maxnreg: min_blocks_per_mp=1 in a launch "
+        "of the CuTe DSL, or the second number of __launch_bounds__.",
     )
 
 
