@@ -18,6 +18,7 @@ from layoutgemm.emulator.host.triton_calls import (
     TUPLE,
     DriverModule,
     KernelArg,
+    SignatureLauncher,
     TritonLaunch,
     _driven,
     host_cublas,
@@ -64,12 +65,29 @@ def test_the_driver_module_launches_what_triton_hands_over() -> None:
             emulate(TritonLaunch(module._kernels[id(function)], (1, 1, 1), 32, 1, 0, [("*fp32", x)] * 4))
 
 
-def test_another_launcher_is_refused_with_the_way_out() -> None:
+def test_another_launcher_is_refused_at_its_first_use_with_the_way_out() -> None:
+    """Scripts import Triton that launch none of its kernels."""
+    driver = ModuleType("driver")
     with (
-        pytest.raises(EmulatorError, match=r"no CudaUtils, CudaLauncher.*of Triton 3\.9.*for emulate_ptx"),
-        _driven(ModuleType("driver"), DriverModule(GpuModel.of("sm_90a"), lambda one, stream: None)),
+        _driven(driver, DriverModule(GpuModel.of("sm_90a"), lambda one, stream: None)),
+        pytest.raises(EmulatorError, match=r"no CudaUtils, CudaLauncher.*of Triton 3\.5 to 3\.9.*for emulate_ptx"),
     ):
-        pass
+        driver.CudaUtils()
+
+
+def test_a_launcher_of_one_signature_takes_arguments_apart() -> None:
+    """As Triton 3.5 and 3.6 call it: 13 arguments of the launch, then the kernel's, descriptors expanded."""
+    with emulated_gpu("sm_90a") as gpu:
+        x, told = torch.zeros(40, device="cuda"), []
+        module = DriverModule(GpuModel.of("sm_90a"), lambda one, stream: gpu.runs.append(emulate(one)))
+        with module.loading(KERNELS):
+            _, function, *_ = module.load_binary("grow", b"", 0, 0)
+        made = SignatureLauncher.of(module, ["*fp32", ("fp32", "i32"), "constexpr"], None)
+        base = (2, 1, 1, 0, function, False, False, None, None, (1, 1, 0), "facts", told.append, told.append)
+        made.launch(*base, x, (2.5, 37), 128)
+        assert x.tolist() == [2.5] * 37 + [0] * 3 and gpu.ok and told == ["facts", "facts"]
+    maps = SignatureLauncher.of(module, ["i32", "tensordesc<fp16[64, 64]>", "tensordesc<fp16[8, 4, 4]>"], [{}, None])
+    assert maps.kinds == ["i32", "nvTmaDesc", *["i64"] * 4, "*i8", *["i64"] * 6, "i1", *["i64"] * 6]
 
 
 def test_what_the_driver_lacks_is_named() -> None:
