@@ -392,8 +392,8 @@ def _driven(driver: ModuleType, module: DriverModule) -> Iterator[None]:
 
     def refuse() -> NoReturn:
         raise EmulatorError(
-            f"this Triton's launcher has no {', '.join(lacks)}: the emulated GPU launches kernels of Triton 3.5 to 3.9. "
-            "triton.compile gives the PTX of others, for emulate_ptx"
+            f"this Triton's launcher has no {', '.join(lacks)}: the emulated GPU launches kernels of Triton 3.5 to "
+            "3.9. triton.compile gives the PTX of others, for emulate_ptx"
         )
 
     if lacks:  # an error at the first use: many scripts import Triton, and launch none of its kernels
@@ -412,7 +412,7 @@ def _driven(driver: ModuleType, module: DriverModule) -> Iterator[None]:
                     module, signature.values(), maps
                 ),
                 "compile_module_from_src": lambda src, **_: src,
-                "library_dirs": lambda: [],
+                "library_dirs": list,
             }
         for name, value in values.items():
             stack.enter_context(mock.patch.object(driver, name, value, create=True))
