@@ -73,9 +73,10 @@ ARROWS_UP: dict[str, tuple[tuple[str, ...], str]] = {
         ),
         "a layout has what is written on top of it as methods, and SymPy and atoms are loaded where they are wanted",
     ),
-    "layouts/conversion.py": (("interop.cute_writer",), "what makes objects of the CuTe DSL knows atoms"),
-    "layouts/display.py": (("view.layouts", "view.objects", "view.raster"), "an object is drawn by its method"),
-    "layouts/paged.py": (("view.pages.html",), "an object has its page as a method"),
+    "layouts/display.py": (
+        ("interop.cute_writer", "view.layouts", "view.objects", "view.pages.html", "view.raster"),
+        "an object has its picture, its page and its object of the CuTe DSL as methods",
+    ),
     "checks/pipeline/model.py": (
         ("checks.pipeline.prove", "checks.pipeline.table", "view.diagrams.pipeline"),
         "a pipeline has its proof, its table and its picture as methods",

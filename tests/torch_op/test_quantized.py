@@ -609,7 +609,7 @@ def checkpoint_of(**other: object) -> QuantizedLinear:
 REFUSED = {
     "type": (lambda w: quantized_matmul(torch.randn(2, 384), w), "x is torch.float32, and the weights are packed for"),
     "shape": (lambda w: quantized_matmul(torch.randn(2, 100).bfloat16(), w), "x has shape [2, 100]: (..., 384)"),
-    "weight": (lambda w: quantized_matmul(torch.randn(2, 384).bfloat16(), w.units), "weight is a Tensor: a Quantized"),
+    "weight": (lambda w: quantized_matmul(torch.randn(2, 384).bfloat16(), w.units), "weight is a Tensor, not a Quant"),
     "bias": (
         lambda w: quantized_matmul(torch.randn(2, 384).bfloat16(), w, bias=torch.ones(3)),
         "bias is torch.float32 of shape [3]: float32, bfloat16 or float16 of [100]",

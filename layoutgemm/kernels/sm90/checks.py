@@ -19,6 +19,7 @@ from ...checks.pipeline.model import MOST_NAMED, NamedBarrier
 from ...layouts.symbols.facts import Facts
 from ...layouts.symbols.polynomial import ge0, show
 from ...report import Check, Report
+from ..column_groups import groups_check
 from ..derivation import checked
 from ..derive import OperandPlan, one_matrix
 from ..operands.pair import pair_check
@@ -119,9 +120,11 @@ def _checks(plan: Sm90Plan, explored: bool) -> list[Check]:
         checks += [products_check(plan)] if product_of(plan)[2] > 1 else []
     if plan.shards is not None:
         checks += shard_checks(plan)
+    values = plan.stored_values(0) if plan.half is None else range(plan.stored.accumulator_registers)
     if plan.epilogue.reductions or plan.epilogue.quantizes is not None:
-        values = plan.stored_values(0) if plan.half is None else range(plan.stored.accumulator_registers)
         checks.append(reductions_check(plan, plan.stored, values))
+    if plan.epilogue.groups:
+        checks.append(groups_check(plan.epilogue, plan.stored, values))
     if plan.store is None:
         checks.append(neighbours_check(plan))
     else:

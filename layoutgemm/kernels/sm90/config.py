@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...arch import MAX_GRID, Arch
 from ...arch import arch as arch_named
-from ...arguments import shown
+from ...arguments import nearest, shown
 from ...atoms.copy.base import WARP
 from ...atoms.tma.rules import L2_PROMOTION
 from ...checks.budgets import WARPGROUP, launch_registers, setmaxnreg_problem
@@ -44,7 +44,7 @@ def _check_known(value: Sm90Config | Sm90Tuning, known: dict[str, tuple[str | No
     """Raise PlanError for a field that holds none of its known names."""
     for name, names in known.items():
         if (given := getattr(value, name)) not in names:
-            raise PlanError(f"{name} = {shown(given)}: known are {', '.join(map(repr, names))}")
+            raise PlanError(f"{name} = {shown(given)}: {nearest(given, names)}known are {', '.join(map(repr, names))}")
 
 
 @dataclass(frozen=True, slots=True)
