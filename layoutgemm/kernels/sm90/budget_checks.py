@@ -165,7 +165,7 @@ def _prologue_registers(plan: Sm90Plan) -> int:
 
 
 def _packed_registers(plan: Sm90Plan) -> int:
-    """Registers of two groups of fragments, and of the words and scales of a K tile, or of a turn."""
+    """Registers of two groups of fragments, and of the words and scales of a turn."""
     depth = plan.a.packing.depth * plan.a.product_groups(plan.blocks)
     fragments = 2 * plan.tile[2] // depth * plan.mma.registers("A")
     words = sum(count for _, count in plan.a.turn_words(0)) + len(plan.a.turn_scales(0)) * plan.a.packing.scale_words

@@ -438,7 +438,7 @@ class PackedFragments(bridge.Carried):
         )
 
     def load(self, shared: bridge.SharedMemory, stage: Int32, block: int, turn: Int32 | int = 0) -> Words:
-        """The thread's words of a turn of one block's K tile, and its scales by group."""
+        """The thread's words of a turn of one block, and its scales by group."""
         order, operand = self.order, self.plan.a
         unit = shared.a(stage) + (self.first + block * operand.block_bytes)
         words: list[Int32] = []

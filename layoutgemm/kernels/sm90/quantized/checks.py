@@ -35,7 +35,7 @@ def packed_checks(plan: Sm90Plan, groups: int) -> list[Check]:
 
 
 def _turns(operand: PackedOperand) -> Check:
-    """A turn's words and scales are those of its fragments, which are the next ones along K."""
+    """A turn loads the words and scales of its fragments, the next ones along K."""
     order, witness = operand.packing, ""
     each, vectors = operand.smem.extent[1] // order.depth // operand.turns, np.arange(operand.vectors)[:, None]
     words = (np.asarray(order.vector_bytes(0, vectors)) + 4 * np.arange(WORDS)).reshape(-1)
