@@ -545,7 +545,7 @@ def test_blocks_belong_to_one_call_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
     found.what = found.solution.kernel
     found._launcher = SimpleNamespace(entry=host, block=lambda arguments: ArgumentBlock(host, arguments))
     found._template, found._free, found._a, found._b, found.device = (0,) * 14, [], 0, 1, 0
-    found._start = found._starter()
+    found._start = found._starter((0, 1, 2))
     monkeypatch.setattr(torch_launch, "current_device", lambda: 0)
     monkeypatch.setattr(torch_launch, "raw_stream", lambda index: 77)
     monkeypatch.setattr(torch_launch, "empty_on_gpu", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
@@ -575,7 +575,7 @@ def test_blocks_belong_to_one_call_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
         ctypes.c_int32.from_address((ctypes.c_void_p * 16).from_address(pointer)[15]).value = 700
 
     found._launcher.entry = refuse
-    found._start = found._starter()
+    found._start = found._starter((0, 1, 2))
     with pytest.raises(PlanError, match=r"cudaErrorIllegalAddress|cudaError 700"):
         found.launch(0, 0, 0, 0)
     with pytest.raises(PlanError, match=r"cudaErrorIllegalAddress|cudaError 700"):
