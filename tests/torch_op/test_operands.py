@@ -327,8 +327,8 @@ def short_way(monkeypatch: pytest.MonkeyPatch) -> Any:
     direct: Any = launch.DirectLaunch(SimpleNamespace(launcher=Launcher()), (0, 0, 0), (2, 0, 1), -1, "")  # type: ignore[arg-type]
     ready = SimpleNamespace(
         simple=True, tf32=False, spans=(512, 512, 512), device=-1, product=direct.product((16, 16), (16, 1), BF16),
-        launch=lambda *arguments: launches.append(arguments), of_tensors=lambda count: direct.at((0, 1, 2)),
-        shape=(16, 16), strides=(16, 1), kind=BF16,
+        launch=lambda *arguments: launches.append(arguments), shape=(16, 16), strides=(16, 1), kind=BF16,
+        of_tensors=lambda count: direct.at((0, 1, *[1] * (count - 2), 2)),
     )  # fmt: skip
 
     class Always(KeptCalls[Any]):

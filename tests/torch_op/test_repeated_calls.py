@@ -239,6 +239,8 @@ def test_gradients_and_modes_are_seen(noted: BareLaunches) -> None:
         assert run(t).dtype == torch.float16
     count = len(noted.arguments)
     with torch._subclasses.FakeTensorMode() as mode, torch.no_grad():
-        t = SimpleNamespace(**{k: mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for k, x in vars(t).items()})
+        t = SimpleNamespace(**{
+            name: mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for name, x in vars(t).items()
+        })  # fmt: skip
         assert type(run(t)).__name__ == "FakeTensor"
     assert len(noted.arguments) == count

@@ -37,7 +37,7 @@ from ..launch import (
     recorded,
     span,
 )
-from ..prepared import mark_written
+from ..prepared import PREPARED, mark_written
 from ..problem import StridedOperand
 from .guards import FIRST_GPU, KeptCalls, Key, LaunchesByAddress, guarded
 
@@ -74,6 +74,7 @@ class KeptCall:
 
 
 KEPT: KeptCalls[LaunchesByAddress[KeptCall]] = KeptCalls()
+PREPARED.on_clear.append(KEPT.clear)  # the next call of each chooses anew
 
 
 class Extras(NamedTuple):
