@@ -262,10 +262,38 @@ def test_expected_rows_choose_tiles_alone() -> None:
     told = grouped_matmul(a, b, counts=counts, expected_rows=20)
     assert torch.equal(told, grouped_matmul(a, b, counts=counts))
     for more, text in (
-        ({"expected_rows": 20, "offsets": torch.tensor([0, 1, 2, 3])}, "there is no counts"),
+        ({"expected_rows": 20}, "there is no groups"),
         ({"expected_rows": 20, "counts": counts, "config": grouped_config(20)}, "there is a config"),
         ({"expected_rows": 0, "counts": counts}, "expected_rows"),
         ({"expected_rows": "20", "counts": counts}, "expected_rows must be an integer"),
     ):
         with pytest.raises(OperandError, match=text):
             grouped_matmul(a, b, **more)
+
+
+def test_expected_rows_of_equal_groups_choose_tiles_that_they_fill() -> None:
+    a, b, offs = torch.randn(768, 256).bfloat16(), torch.randn(4, 256, 64).bfloat16(), torch.arange(1, 5) * 192
+    for said, groups in (("offs", offs), ("offsets", torch.arange(5) * 192)):
+        call = check_grouped(a, b, groups, said, None, None, None, ("", ""))
+        tiles = [expected_config(call, a, b, rows, NO_FINISH).tile for rows in (20, 128, 192)]
+        assert tiles == [grouped_config(20, columns=64, groups=4).tile, (128, 256), (192, 128)]
+        told = grouped_matmul(a, b, **{said: groups}, expected_rows=192)
+        assert torch.equal(told, grouped_matmul(a, b, **{said: groups}))
+    for given, more, text in (
+        (
+            (a, b),
+            {"offs": offs, "expected_rows": 193},
+            "expected_rows = 193: 4 groups of as many have 772 rows, and a has",
+        ),
+        ((a.T, a), {"offs": offs, "expected_rows": 1}, "of groups of rows, and these are groups along K"),
+        (
+            (
+                b.mT,
+                a[:64].T,
+            ),
+            {"offs": offs // 12, "expected_rows": 1},
+            "these are groups of columns",
+        ),
+    ):
+        with pytest.raises(OperandError, match=text):
+            grouped_matmul(*given, **more)

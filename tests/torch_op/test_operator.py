@@ -38,6 +38,7 @@ from layoutgemm.torch_op import epilogue as torch_epilogue
 from layoutgemm.torch_op import launch as torch_launch
 from layoutgemm.torch_op import prepared as torch_prepared
 from layoutgemm.torch_op import solver as torch_solver
+from layoutgemm.torch_op.compiled import kept_launches
 from layoutgemm.torch_op.indexed import product as torch_indexed
 from layoutgemm.torch_op.problem import Problem, StridedOperand, contiguous_strides, shapes_of
 from layoutgemm.torch_op.scaled_grouped import grouped as torch_grouped
@@ -379,7 +380,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch, edges: bool = True) -> Any:
 
     monkeypatch.setattr(torch_launch, "kernel", lambda solution: SimpleNamespace(launcher=Emulated(original(solution))))
     monkeypatch.setattr(torch.Tensor, "data_ptr", seen)
-    for module in (torch_launch, torch_op, torch_kept):
+    for module in (torch_launch, torch_op, torch_kept, kept_launches):
         monkeypatch.setattr(module, "current_device", lambda: -1)
         monkeypatch.setattr(module, "raw_stream", lambda index: 77)
         monkeypatch.setattr(module, "empty_on_gpu", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
