@@ -121,7 +121,8 @@ def host_launches(patch: Any, computes: bool = True) -> Iterator[HostLaunches]:
     for module in (launch, api, kept_launches):
         patch.setattr(module, "current_device", lambda: -1)
         patch.setattr(module, "raw_stream", lambda index: 77)
-        patch.setattr(module, "empty_on_gpu", empty if computes else quick)
+        if hasattr(module, "empty_on_gpu"):
+            patch.setattr(module, "empty_on_gpu", empty if computes else quick)
     patch.setattr(call_sites, "FIRST_GPU", -1)
     patch.setattr(call_sites, "raw_stream", lambda index: 77)
     patch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
@@ -188,7 +189,8 @@ def bare_launches(patch: Any) -> Iterator[BareLaunches]:
     patch.setattr(quantized_kept, "_current_device", lambda: -1)
     for module in (launch, api, kept, kept_launches, quantized_kept):
         patch.setattr(module, "raw_stream", lambda index: 77)
-        patch.setattr(module, "empty_on_gpu", empty)
+        if hasattr(module, "empty_on_gpu"):
+            patch.setattr(module, "empty_on_gpu", empty)
     for module in (indexed, own_epilogue, grouped_epilogue):
         patch.setattr(module, "require_hopper", lambda index, what: None)
     groups = (scaled, own_epilogue, grouped, grouped_epilogue)

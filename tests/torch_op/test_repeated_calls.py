@@ -18,7 +18,7 @@ torch = needs.module("torch")
 
 from layoutgemm import Sm90Config, grouped_matmul, matmul, scaled_matmul
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, RowReduce, Scale
-from layoutgemm.torch_op import prepared
+from layoutgemm.torch_op import api, prepared
 from layoutgemm.torch_op.compiled import kept_launches, repeated_calls
 from layoutgemm.torch_op.compiled.guards import _class
 from layoutgemm.torch_op.scaled_grouped import kept
@@ -111,13 +111,13 @@ def said(run: Callable[[], Any], noted: BareLaunches, read: list[Any]) -> list[A
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Notes each call that goes through its function, which the cases here do by `served`."""
     first: list[str] = []
-    served = repeated_calls.served
+    served = api.served
 
     def counted() -> Any:
         first.append("")
         return served()
 
-    monkeypatch.setattr(repeated_calls, "served", counted)
+    monkeypatch.setattr(api, "served", counted)
     return first
 
 

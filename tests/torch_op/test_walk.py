@@ -62,7 +62,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     for module in (launch, api, kept_launches):
         monkeypatch.setattr(module, "current_device", lambda: -1)
         monkeypatch.setattr(module, "raw_stream", lambda index: 77)
-        monkeypatch.setattr(module, "empty_on_gpu", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
+        if hasattr(module, "empty_on_gpu"):
+            monkeypatch.setattr(module, "empty_on_gpu", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=88))
     prepared.forget()
