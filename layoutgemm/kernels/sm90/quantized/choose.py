@@ -53,7 +53,6 @@ class _TileKind:
     consumers, loader  as `Sm90Config` has them
     most         rows of x, at most; None for any number
     single       for a C of one round of tiles, one for each CTA; it starts while the kernel before ends
-    bits         of a weight; 0 for any, as others were not measured
     """
 
     tile: tuple[int, int]
@@ -66,7 +65,6 @@ class _TileKind:
     loader: str = "warpgroup"
     most: int | None = None
     single: bool = False
-    bits: int = 0
 
     def config(self, rows: int, k: int, store: str, weights: QuantizedFormat | None = None) -> Sm90Config:
         """The configuration for `rows` rows: tiles of up to 128 rows are as narrow as possible.
@@ -83,13 +81,15 @@ class _TileKind:
         if self.single:
             alone = replace(found, one_tile_per_cluster=True, launch="tiles")
             return alone.tuned(overlap=True, prefetch=min(_AHEAD, -(-k // (depth or UNIT_K))))
-        if weights is None or weights.bits != 8:
+        if weights is None:
             return found
         overlapped = _OVERLAPPED if weights.group is None else {**_OVERLAPPED, **_OVERLAPPED_GROUPS}
+        if not of_bytes:
+            overlapped = {_OF_ANY: _OVERLAPPED[_OF_ANY]}
         if rows <= overlapped.get((*self.tile, self.split, self.along_m), 0):
             depth = UNIT_K // 2 if self.split > 1 else depth
             return replace(found, tile_k=depth).tuned(overlap=True, prefetch=min(_AHEAD, -(-k // (depth or UNIT_K))))
-        return found.tuned(along="N") if self.along_m > 1 and rows > _ALONG_N else found
+        return found.tuned(along="N") if of_bytes and self.along_m > 1 and rows > _ALONG_N else found
 
     def estimate(self, n: int, rows: int, k: int, sms: int) -> float | None:
         """Microseconds; None for a problem that the kind is not for.
@@ -159,6 +159,7 @@ _BY_SUMS = (
 # Kernels of weights of 8 bits that start while the kernel before ends, with stages of 64 of K where K is split:
 # (features and rows of a tile, parts of K, CTAs that share x) -> the most rows of x. Others were no faster so.
 _OVERLAPPED = {(192, 128, 2, 1): 256, (256, 128, 1, 2): 128, (128, 256, 1, 1): 256, (192, 128, 1, 1): 1024}
+_OF_ANY = (192, 128, 1, 1)  # of these weights of 4 bits overlap, too
 _OVERLAPPED_GROUPS = {(128, 128, 2, 1): 128, (128, 256, 2, 1): 256}
 _ALONG_N = 1024  # rows, above which clusters of weights of 8 bits take tiles along N
 # Of up to 16 rows and weights of 8 bits with a scale a column: features -> warpgroups, and stages of about 150 KB.
@@ -169,7 +170,7 @@ _MANY = (
     _TileKind((128, 128), 0.70, 1.4),
     _TileKind((128, 128), 0.63, 5.0, split=2),
     _TileKind((192, 128), 1.09, 2.6, split=2, consumers=3),
-    _TileKind((192, 128), 1.03, 1.5, consumers=3, bits=8),
+    _TileKind((192, 128), 1.03, 1.5, consumers=3),
     _TileKind((256, 128), 1.30, 1.3, along_m=2),
     _TileKind((256, 128), 1.154, 8.7, split=2),
     _TileKind((192, 256), 1.94, 2.0, tile_k=64, consumers=3, loader="self", single=True),
@@ -291,9 +292,6 @@ def _few_config(tile: int, rows: int, split: int, consumers: int, k_tiles: int, 
 
 def _many(n: int, rows: int, k: int, sms: int, float8: bool, weights: QuantizedFormat | None) -> Sm90Config:
     """The kind with the least estimate; of equal ones the first."""
-    kinds = [
-        kind for kind in (_MANY_FLOAT8 if float8 else _MANY) if kind.bits in (0, 4 if weights is None else weights.bits)
-    ]
-    estimates = [(kind.estimate(n, rows, k, sms), kind) for kind in kinds]
+    estimates = [(kind.estimate(n, rows, k, sms), kind) for kind in (_MANY_FLOAT8 if float8 else _MANY)]
     _, kind = min([(time, kind) for time, kind in estimates if time is not None], key=lambda found: found[0])
     return kind.config(rows, k, "tma" if n % 8 == 0 else "direct", None if float8 else weights)

@@ -434,7 +434,7 @@ def test_weights_of_bytes_take_other_warpgroups_and_stages() -> None:
 
 
 RESULTS = Path(__file__).parents[4] / "benchmarks/results"
-RECORDS = ("quantized_bytes_overlap_h200.json",)
+RECORDS = ("quantized_bytes_overlap_h200.json", "quantized_turns_h200.json")  # a case is that of the last one
 
 
 def named(config: Sm90Config) -> str:
@@ -451,7 +451,7 @@ def test_weights_of_bytes_and_many_rows_take_kernels_within_1_5_percent_of_the_f
         for name, fmt in formats.items():
             config = packed_config(n, rows, k, weights=fmt)
             own = {label[len(name) + 1 :]: us for label, us in row["us"].items() if label.startswith(f"{name} ")}
-            if not own or config.launch == "tiles":  # was not measured then
+            if not own:
                 continue
             own = {label.replace(" wg", ""): us for label, us in own.items()}
             assert own.get(named(config), own["choice"]) <= 1.015 * min(own.values()), (name, n, rows, k, config)
