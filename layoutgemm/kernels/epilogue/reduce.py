@@ -241,6 +241,11 @@ class Quantize(Step):
     order: str = "row"
 
     def __post_init__(self) -> None:
+        if isinstance(self.each, tuple):
+            raise PlanError(
+                f"{self.name}: each = {shown(self.each)}: a scale is of columns of one row, since a block's rows are "
+                "those of several warps. RowReduce('amax', each=128) has the largest |x| of each row's columns"
+            )
         as_int(self.each, f"{self.name}: each", PlanError, least=1)
         if not isinstance(self.dtype, str) or self.dtype not in FP8_MOST:
             raise PlanError(f"{self.name}: values of {shown(self.dtype)}; known are {', '.join(FP8_MOST)}")
