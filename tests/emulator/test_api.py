@@ -115,10 +115,45 @@ def test_orders_are_compared() -> None:
     x, y = np.arange(64, dtype=np.float32), np.zeros(64, np.float32)
     policies = [Policy(races=False), Policy(races=False, pick="random", seed=5), Policy(races=False, pick="random")]
     done = emulate_ptx(RACY, args=[x, y, 1.0, 64], policy=policies)
-    assert any("depends on the order" in finding.message for finding in done.findings)
+    (differs,) = {finding for finding in done.findings if "depends on the order" in finding.message}
+    assert str(differs.source) == "reverse.py:12" and "both have it from: st.global.f32 at PTX line" in differs.message
+    assert "st.shared.f32 at PTX line" in differs.message and "bar.sync of both warps" in differs.orders
     good = emulate_ptx(GOOD, args=[x, y, 1.0, 64], policy=ORDERS)
     assert good.ok and len(good.launches) == len(ORDERS)
     assert (y == x[::-1]).all()
+
+
+LAST = """{
+.reg .b32 %r<5>; .reg .f32 %f<3>; .reg .b64 %d<3>; .reg .pred %p;
+ld.param.u64 %d0, [y]; mov.u32 %r0, %tid.x; setp.ge.u32 %p, %r0, 32;
+.loc 1 20 0
+@!%p WRITE 0f4C000000;
+.loc 1 21 0
+@%p WRITE 0f3F800000;
+ret;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("write", "lines", "orders"),
+    [("st.global.f32 [%d0],", {"20", "21"}, "bar.sync of both warps"),
+     ("red.global.add.f32 [%d0],", {"20", "21"}, "The sum's rounding follows the order of its terms"),
+     # An operation whose old value is used, as of a lock, is none that races are looked for among.
+     ("atom.global.exch.b32 %r1, [%d0],", {"20", "21"}, "bar.sync of both warps")],
+)  # fmt: skip
+def test_a_result_that_depends_on_the_order_names_its_last_writers(write: str, lines: set[str], orders: str) -> None:
+    """Two warps write one word of y: 32 times 2**25, and 1, which is lost in a sum with -2**30."""
+    head = '.version 8.0\n.target sm_80\n.file 1 "last.py"\n.visible .entry last(.param .u64 y)\n'
+    y = np.full(1, -(2.0**30), np.float32)
+    policy = [Policy(races=False, pick="random", seed=seed) for seed in range(8)]
+    found = emulate_ptx(head + LAST.replace("WRITE", write), block=33, args=[y], policy=policy)
+    (differs,) = [finding for finding in found.findings if finding.kind == "race"]
+    assert (
+        "of y depends on the order: Policy(pick='random', races=False) and" in differs.message
+        and orders in differs.orders
+    )
+    assert lines == {line for line in lines if f"(last.py:{line})" in differs.message}, differs.message
 
 
 def test_every_order_begins_with_the_same_arrays() -> None:

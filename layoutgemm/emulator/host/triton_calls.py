@@ -1,7 +1,7 @@
 """Triton's launches on an emulated GPU: its compiler and launcher run as they are, its driver's C module does not.
 
 Triton's launcher hands a kernel's arguments to functions of a C module that call CUDA. `DriverModule` stands for that
-module. Triton 3.5 and 3.6 compile one more C module for each signature, and `SignatureLauncher` stands for those.
+module. Triton 3.5 and 3.6 compile a launcher in C for each signature instead: `CompiledLauncher` stands for one.
 Source: triton/backends/nvidia/driver.py of Triton 3.5 to 3.9.
 """
 
@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.util
+import re
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
-from itertools import chain
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 
 import numpy as np
 
@@ -38,12 +38,22 @@ if TYPE_CHECKING:
 
 DRIVER = "triton.backends.nvidia.driver"
 CONSTEXPR, KERNEL, TUPLE = range(3)  # kinds of an argument, as the C module numbers them
-_NEEDS = ("CudaUtils", "CudaLauncher", "annotate_arguments", "make_kernel_signature", "expand_signature")
-_NEEDS_BEFORE_37 = ("CudaUtils", "CudaLauncher", "make_launcher", "compile_module_from_src", "_BASE_ARGS_FORMAT")
-_BASE_ARGUMENTS = "iiiKKppOOOOOO"  # of a launch in Triton 3.5 and 3.6, before those of the kernel
+_LAUNCHER = (
+    "CudaUtils",
+    "CudaLauncher",
+    "CudaDriver",
+    "annotate_arguments",
+    "make_kernel_signature",
+    "expand_signature",
+)
+_COMPILED = ("CudaUtils", "CudaLauncher", "CudaDriver", "make_launcher", "compile_module_from_src")  # Triton 3.5, 3.6
+_FIRST_ARGUMENTS = (
+    "iiiKKppOOOOOO"  # what such a launcher takes before a kernel's arguments, as Python's C interface writes it
+)
 _FLOATS = {"fp32": "<f", "f32": "<f", "fp64": "<d", "fp16": "<e"}
 
 
+Type: TypeAlias = str | tuple["Type", ...]  # of an argument, as Triton writes it
 Hook = Callable[[object], None] | None  # of a profiler
 
 
@@ -168,6 +178,58 @@ def _flat(annotations: Sequence[KernelArg], values: Sequence[object]) -> Iterato
             yield value
 
 
+def _annotated(types: Sequence[Type]) -> list[KernelArg]:
+    """Each argument as a parameter, a constant or a tuple of both."""
+    return [
+        KernelArg(_annotated(one), TUPLE) if isinstance(one, tuple)
+        else KernelArg(None, CONSTEXPR if one == "constexpr" else KERNEL)
+        for one in types
+    ]  # fmt: skip
+
+
+def _types(types: Sequence[Type]) -> Iterator[str]:
+    """The types of a kernel's parameters: tuples are taken apart, constants left out."""
+    for one in types:
+        if isinstance(one, tuple):
+            yield from _types(one)
+        elif one != "constexpr":
+            yield one
+
+
+def _expanded(types: Iterable[Type], descriptors: Sequence[object] | None) -> list[Type]:
+    """Types with those of a descriptor's parts: a map or a pointer, extents and strides."""
+    found: list[Type] = []
+    maps = iter(descriptors or ())
+    for one in types:
+        match = re.match(r"tensordesc<([^[>]*)\[([^]]*)\]", one) if isinstance(one, str) else None
+        if match is None:
+            found.append(one)
+            continue
+        rank = match[2].count(",") + 1
+        whole = next(maps, None) is not None
+        found += ["nvTmaDesc"] if whole else [f"*{match[1]}", *["i64"] * (2 * rank), "i1"]
+        found += ["i32"] * rank + ["i64"] * rank
+    return found
+
+
+@dataclass(frozen=True)
+class CompiledLauncher:
+    """A launcher for one signature, and the module that Triton compiles it into."""
+
+    driver: DriverModule
+    types: Sequence[Type]
+
+    def launch(
+        self, x: int, y: int, z: int, stream: int, function: TritonKernel, cooperative: bool, dependent: bool,
+        scratch: object, profile: object, packed: object, metadata: object, enter: Hook, leave: Hook, *values: object,
+    ) -> None:  # fmt: skip
+        """Launch a kernel with its arguments."""
+        self.driver.launch(
+            x, y, z, stream, function, cooperative, dependent, packed, metadata, enter, leave, scratch, profile,
+            _annotated(self.types), list(_types(self.types)), values,
+        )  # fmt: skip
+
+
 class DriverModule:
     """The functions of the C module, on an emulated GPU."""
 
@@ -223,8 +285,6 @@ class DriverModule:
         """A tensor map of the launch."""
         return DescriptorMap(address, swizzle, size, kind, box, shape, strides, bool(padding))
 
-    fill_tma_descriptor = fill_tma_descriptor_tiled  # its name before Triton 3.7
-
     def fill_tma_descriptor_im2col(
         self, address: int, swizzle: int, size: int, kind: int, box: Sequence[int], shape: Sequence[int],
         strides: Sequence[int], padding: int, lower: Sequence[int], upper: Sequence[int], steps: Sequence[int],
@@ -232,33 +292,34 @@ class DriverModule:
         """An im2col map of the launch; box: pixels and channels."""
         return PixelMap(address, swizzle, size, kind, box, shape, strides, bool(padding), lower, upper, steps)
 
+    fill_tma_descriptor = fill_tma_descriptor_tiled  # its name in Triton 3.5 and 3.6
+
+    def compiled_launcher(
+        self, constants: object, signature: Mapping[object, Type], descriptors: Sequence[object] | None
+    ) -> CompiledLauncher:
+        """The launcher of a signature, in place of its source in C.
+
+        descriptors  of each tensor descriptor what its map needs, or None: its parts are arguments then
+        """
+        return CompiledLauncher(self, _expanded(signature.values(), descriptors))
+
     def launch(
         self, x: int, y: int, z: int, stream: int, function: TritonKernel, cooperative: bool, dependent: bool,
         packed: object, metadata: object, enter: Hook, leave: Hook, scratch: object, profile: object,
         annotations: Sequence[KernelArg], signature: Sequence[str], values: Sequence[object],
     ) -> None:  # fmt: skip
         """Launch a kernel, between the hooks of a profiler."""
-        typed = zip(signature, _flat(annotations, values), strict=True)
-        self.run(
-            function, (x, y, z), stream, chain(typed, [("*i8", scratch), ("*i8", profile)]), (enter, leave, metadata)
-        )
-
-    def run(
-        self, function: TritonKernel, grid: tuple[int, int, int], stream: int, arguments: Iterable[tuple[str, object]],
-        hooks: tuple[Hook, Hook, object],
-    ) -> None:  # fmt: skip
-        """The same, of arguments with their types. hooks: before and after it, and what they are called with."""
-        if 0 in grid:
+        if 0 in (x, y, z):
             return
-        enter, leave, metadata = hooks
         if enter is not None:
             enter(metadata)
         if id(function) not in self._kernels:
             known = {one.name: one for one in read_module(function.asm["ptx"])}
             self._kernels[id(function)] = known[function.name]
+        arguments = [*zip(signature, _flat(annotations, values), strict=True), ("*i8", scratch), ("*i8", profile)]
         about = function.metadata
         one = TritonLaunch(
-            self._kernels[id(function)], grid, 32 * about.num_warps, about.num_ctas, about.shared, [*arguments]
+            self._kernels[id(function)], (x, y, z), 32 * about.num_warps, about.num_ctas, about.shared, arguments
         )
         self._launch(one, stream)
         if leave is not None:
@@ -266,47 +327,6 @@ class DriverModule:
 
     def __getattr__(self, name: str) -> Any:
         raise EmulatorError(f"Triton's driver function {name} has no answer on an emulated GPU")
-
-
-@dataclass(frozen=True)
-class SignatureLauncher:
-    """The launcher that Triton 3.5 and 3.6 compile for one signature: its types, tensor descriptors taken apart."""
-
-    module: DriverModule
-    kinds: Sequence[Any]  # a type, or a tuple of them
-
-    @classmethod
-    def of(cls, module: DriverModule, signature: Iterable[Any], maps: Sequence[object] | None) -> SignatureLauncher:
-        """maps: for each descriptor None, where the kernel makes its tensor map itself, else facts of the map."""
-        kinds: list[Any] = []
-        left = iter(maps or ())
-        for kind in signature:
-            if isinstance(kind, str) and kind.startswith("tensordesc"):
-                rank = kind[: kind.index("]")].count(",") + 1
-                # The map, or the base with sizes, strides and padding; then sizes and strides.
-                kinds += ["nvTmaDesc"] if next(left, None) is not None else ["*i8", *["i64"] * (2 * rank), "i1"]
-                kinds += ["i64"] * (2 * rank)
-            else:
-                kinds.append(kind)
-        return cls(module, kinds)
-
-    def launch(self, *given: Any) -> None:
-        """A launch, as the compiled function takes it."""
-        x, y, z, stream, function, _, _, *scratch = given[: len(_BASE_ARGUMENTS)]
-        *scratch, _, metadata, enter, leave = scratch
-        values = _typed(self.kinds, given[len(_BASE_ARGUMENTS) :])
-        arguments = chain(values, [("*i8", one) for one in scratch])
-        self.module.run(function, (x, y, z), stream, arguments, (enter, leave, metadata))
-
-
-def _typed(kinds: Sequence[Any], values: Sequence[object]) -> Iterator[tuple[str, object]]:
-    """The types and values that a kernel takes: tuples are taken apart, constants left out."""
-    for kind, value in zip(kinds, values, strict=True):
-        if isinstance(kind, tuple):
-            assert isinstance(value, Sequence)
-            yield from _typed(kind, value)
-        elif kind != "constexpr":
-            yield kind, value
 
 
 @contextmanager
@@ -382,38 +402,37 @@ def host_cublas() -> Iterator[None]:
         yield
 
 
+def _refuse(lacks: Sequence[str]) -> NoReturn:
+    """Refuse a Triton of another launcher, when something is to be launched."""
+    raise EmulatorError(
+        f"this Triton's launcher has no {', '.join(lacks)}: the emulated GPU launches kernels of Triton 3.5 to 3.9. "
+        "triton.compile gives the PTX of others, for emulate_ptx"
+    )
+
+
 @contextmanager
 def _driven(driver: ModuleType, module: DriverModule) -> Iterator[None]:
     """Triton's driver with another module in place of the one in C."""
     from unittest import mock
 
-    before_37 = getattr(driver, "_BASE_ARGS_FORMAT", None) == _BASE_ARGUMENTS
-    lacks = [name for name in (_NEEDS_BEFORE_37 if before_37 else _NEEDS) if not hasattr(driver, name)]
-
-    def refuse() -> NoReturn:
-        raise EmulatorError(
-            f"this Triton's launcher has no {', '.join(lacks)}: the emulated GPU launches kernels of Triton 3.5 to "
-            "3.9. triton.compile gives the PTX of others, for emulate_ptx"
-        )
-
-    if lacks:  # an error at the first use: many scripts import Triton, and launch none of its kernels
-        with mock.patch.object(driver, "CudaUtils", refuse, create=True):
-            yield
-        return
-    with ExitStack() as stack:
-        stack.enter_context(host_cublas())
-        values: dict[str, object] = {
+    values: dict[str, object]
+    if lacks := [name for name in _LAUNCHER if not hasattr(driver, name)]:
+        compiled = all(hasattr(driver, name) for name in _COMPILED)
+        if not compiled or getattr(driver, "_BASE_ARGS_FORMAT", "") != _FIRST_ARGUMENTS:
+            with mock.patch.object(driver, "CudaUtils", lambda: _refuse(lacks), create=True):
+                yield
+            return
+        values = {
+            "CudaUtils": lambda: module, "make_launcher": module.compiled_launcher,
+            "compile_module_from_src": lambda src, **_: src, "library_dirs": list,
+        }  # fmt: skip
+    else:
+        values = {
             "CudaUtils": lambda: module, "PyKernelArg": KernelArg, "ARG_CONSTEXPR": CONSTEXPR, "ARG_KERNEL": KERNEL,
             "ARG_TUPLE": TUPLE,
         }  # fmt: skip
-        if before_37:
-            values |= {
-                "make_launcher": lambda constants, signature, maps: SignatureLauncher.of(
-                    module, signature.values(), maps
-                ),
-                "compile_module_from_src": lambda src, **_: src,
-                "library_dirs": list,
-            }
+    with ExitStack() as stack:
+        stack.enter_context(host_cublas())
         for name, value in values.items():
             stack.enter_context(mock.patch.object(driver, name, value, create=True))
         for name, value in _DRIVER_ANSWERS.items():
