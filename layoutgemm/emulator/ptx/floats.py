@@ -129,13 +129,13 @@ BINARY: dict[str, Callable[[Floats, Floats], Floats]] = {
 }
 
 
-def _turn(a: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _turn(a: Floats) -> Floats:
     """The angle of sin.approx and cos.approx in (-2 pi, 2 pi): ptxas multiplies by the f32 of 1 / 2 pi, toward zero.
 
     Large arguments lose their fraction there: from 2**26 on, sin gives 0 and cos 1, as on an H200.
     """
-    turns = to_f32(np.asarray(a * np.float64(np.float32(0.5 / np.pi))), "rz")
-    return np.asarray(np.fmod(turns.astype(np.float64), 1.0) * (2 * np.pi))
+    turns = np.float64(to_f32(a * np.float64(np.float32(0.5 / np.pi)), "rz"))
+    return np.asarray(np.fmod(turns, 1.0) * (2 * np.pi))
 
 
 # f32 functions that PTX approximates: computed in float64, then rounded.
