@@ -17,7 +17,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +31,7 @@ from ...machine.interpreter import Cta, Fiber
 from ...ptx.floats import chosen32
 from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program, Run
-from ...ptx.values import Lanes, Undefined, Value, any_of, bits_without, defined
+from ...ptx.values import Lanes, Register, Undefined, Value, any_of, bits_without, defined
 from ..memory import said
 from ..mma.fragments import words_of
 from ..mma.operands import SharedOperandRead, codes, lines, reading
@@ -205,7 +204,7 @@ def store(program: Program, ins: PtxInstruction) -> Run:
         lane, column = _window(fiber, tensor, places, _same_address(fiber, ins, address(fiber)))
         touch(fiber, fiber.cta, places.places(lane, column), True, said(fiber, ins), begin(fiber, "st", ins))
         fiber.machine.counts.bytes["tensor memory write"] += 4 * places.flat.size
-        values: list[Any] = [source(fiber) for source in sources]
+        values: list[Register] = [source(fiber) for source in sources]
         words, lost = words_of([defined(value) for value in values]), None
         if any(type(value) is Undefined for value in values):
             lost = np.stack([bits_without(value, 32) for value in values])
