@@ -12,9 +12,9 @@ import torch
 from ..errors import OperandError
 from ..kernels.epilogue.chain import Epilogue
 from ..kernels.operands.combined import Combine
+from ..kernels.operands.prologue import Prologue
 from ..kernels.orders import Order
 from ..kernels.run.operand_checks import check_operands
-from ..kernels.sm90.operands.prologue import Prologue
 from ..kernels.sm90.triangular.operands import Triangles
 from ..kernels.streamed.plan import StreamedConfig
 from .bias_activation import GATES, gated_finish

@@ -96,6 +96,11 @@ def for_several(config: Sm80Config, sums: int, paired: bool) -> Sm80Config:
     return replace(config, tile=(config.tile[0], width), loads="cp.async", persistent=persistent)
 
 
+def for_prologue(config: Sm80Config) -> Sm80Config:
+    """The configuration, or the nearest one that computes a function of A: a block for each tile, fed by cp.async."""
+    return replace(config, loads="cp.async", persistent=False)
+
+
 def shared_bytes(config: Sm80Config) -> int:
     """Shared memory that a block takes whose tile_k and stages are given: what `Sm80Plan.smem.total` is, or more.
 
