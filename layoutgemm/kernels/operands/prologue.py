@@ -272,7 +272,7 @@ def _reads(expression: object, name: str) -> bool:
 
 
 def check_types(prologue: object, a: Operand, b: Operand) -> None:
-    """Raise PlanError for another object than a Prologue, and for types that no function's results are rounded to."""
+    """Raise PlanError for another object than a Prologue, and for other types than TYPES."""
     if not isinstance(prologue, Prologue):
         raise PlanError(f"prologue = {shown(prologue)}: a Prologue, made by Prologue.of")
     for name, operand in (("a", a), ("b", b)):

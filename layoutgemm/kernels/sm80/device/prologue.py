@@ -35,7 +35,7 @@ class Sm80PrologueKernel(Sm80FusedKernel):
         return FunctionLoads(self.plan, lane, warp, (row, place[1]), (sizes[0], sizes[2]), self.given(words))
 
     def of_k_tile(self, load: FragmentLoads, left: Int32) -> FragmentLoads:
-        """The loads of the K tile that is multiplied, when copies have `left` elements of K before them."""
+        """The loads of the K tile that is multiplied; copies have `left` elements of K before them."""
         assert isinstance(load, FunctionLoads)
         return load.at(left + (self.plan.stages - 1) * self.plan.tile[2])
 
@@ -69,7 +69,7 @@ class FunctionLoads:
         }
 
     def at(self, left: Int32) -> FunctionLoads:
-        """The same loads in the K tile from whose begin on `left` elements of K are left."""
+        """The same loads in another K tile; `left`: elements of K from its begin on."""
         twin = shallow_copy(self)
         twin.column = self.k - left
         return twin
