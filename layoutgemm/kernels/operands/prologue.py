@@ -281,11 +281,14 @@ def check_types(prologue: object, a: Operand, b: Operand) -> None:
             raise PlanError(f"{name} is {operand.dtype}: a prologue is of {', '.join(TYPES)}; {why}")
 
 
-def prologue_line(plan: Any, warps: int = 1) -> str:
-    """The function, where it is computed and how often; `warps`: those along N that compute it alike."""
-    times, columns = tile_count(plan.n, plan.tile_c[1]) * warps, plan.tile_c[1]
+def prologue_line(prologue: Prologue, a: DType, n: int, columns: int, warps: int = 1) -> str:
+    """The function, where it is computed and how often.
+
+    n, columns  of C and of a tile;   warps  along N that compute it alike
+    """
+    times = tile_count(n, columns) * warps
     each = f", by each of {warps} warps along N" if warps > 1 else ""
     return (
-        f"prologue: a = {plan.prologue.text}, rounded to {plan.a.dtype}; in registers, {times} time(s) for "
+        f"prologue: a = {prologue.text}, rounded to {a}; in registers, {times} time(s) for "
         f"each element: once for each tile of {columns} columns{each}"
     )

@@ -330,7 +330,7 @@ def _check_vectors(plan: IndexedPlan, given: Mapping[str, object]) -> None:
         raise OperandError(f"{missing[0]} is missing: the prologue reads {', '.join(names)}")
 
 
-def _vectors_of_arrays(plan: IndexedPlan, values: Mapping[str, Any]) -> list[object]:
+def _vectors_of_arrays(plan: IndexedPlan, values: Mapping[str, object]) -> list[object]:
     """The words of the prologue's vectors, with arrays in place of addresses."""
     words: list[object] = []
     for operand in _vectors(plan):

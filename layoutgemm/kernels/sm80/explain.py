@@ -41,7 +41,11 @@ def explain_sm80(plan: Sm80Plan) -> str:
         f"shared       {smem.total} bytes, {plan.config.blocks_per_sm} block(s) a multiprocessor",
         *explain_split(plan.split),
         *explain_experts(plan),
-        *([] if plan.prologue is None else [prologue_line(plan, plan.warps[1])]),
+        *[
+            prologue_line(prologue, plan.a.dtype, plan.n, plan.tile_c[1], plan.warps[1])
+            for prologue in (plan.prologue,)
+            if prologue is not None
+        ],
         *[f"epilogue     {step}" for step in plan.epilogue.steps],
         *explain_several(plan, plan.fragment.accumulator_registers),
         *([] if plan.indexed is None else [_rows(plan)]),

@@ -290,10 +290,10 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan):
         c_spec = _output(c, a_spec, atom, bool(epilogue) or sums is not None)
         check_epilogue(epilogue, c_spec)
         _check_rows(indexed, (a_spec, c_spec), config, weights, epilogue)
-        _check_prologue(prologue, (a_spec, b_spec), config, weights, (indexed, second))
         tile_k = stage_depth(config.tile_k, _STAGE_BYTES_OF_K, a_spec.dtype, atom)
         threads = _checked_threads(config, target, batch)
-        _check_several(Asked(gated=sums, pair=second, indexed=indexed, batch=batch, weights=weights), config)
+        asked = Asked(gated=sums, pair=second, indexed=indexed, batch=batch, weights=weights, prologue=prologue)
+        _check_several(asked, (a_spec, b_spec), config)
         vectors = _vectors(config.align, (a_spec, b_spec, c_spec))
         (tile_m, tile_n), (along_m, along_n) = config.tile, config.warps
         a_plan = derive_operand("A", a_spec, tile_m, tile_k, along_m, threads, vectors[0], atom)
@@ -306,8 +306,7 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan):
         else:
             b_plan = packed_b(weights, b_spec, (tile_n, tile_k), along_n, threads, atom)
         columns = tile_n // (along_n * (1 if sums is None else sums.matrices))
-        orders = a_plan.mn_order, b_plan.mn_order
-        store = Sm80Store.derive(atom, columns, c_spec, vectors[2], orders, config.stmatrix)
+        store = Sm80Store.derive(atom, columns, c_spec, vectors[2], (a_plan.mn_order, b_plan.mn_order), config.stmatrix)
         stages, smem = _ring(target, a_plan, b_plan, store, config)
         schedule = _schedule(order, (tile_m, columns * along_n), config, (m, n), weights)
         of_warp = tile_m // along_m * (tile_n // along_n)
@@ -318,10 +317,7 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan):
             order=schedule, smem=smem, config=config, weights=weights, epilogue=epilogue, gated=sums, pair=second,
             prologue=prologue,
         )  # fmt: skip
-        check_words(made.words)
-        check_reductions(epilogue, (n, columns), c_spec.dtype.name, made.fragment.lane_columns)
-        check_groups(epilogue, made.fragment)
-        return made
+        return _checked_plan(made)
 
     # ------------------------------------------------------------------------------------------------ what is asked for
     @property
@@ -471,20 +467,14 @@ def _check_rows(
         raise PlanError(f"loads = {shown(config.loads)}: rows of A are gathered by cp.async, loads='cp.async'")
 
 
-def _check_prologue(
-    prologue: Prologue | None, operands: tuple[Operand, Operand], config: Sm80Config, weights: QuantizedFormat | None,
-    beside: tuple[IndexedRows | None, SecondPair | None],
-) -> None:  # fmt: skip
-    """Raise PlanError, naming the obstacle, for a function of A that this kernel has not.
-
-    operands  A and B;   beside  row indices and a second pair
-    """
-    if prologue is None:
+def _check_prologue(asked: Asked, operands: tuple[Operand, Operand], config: Sm80Config) -> None:
+    """Raise PlanError, naming the obstacle, for a function of A that this kernel has not; `operands`: A and B."""
+    if asked.prologue is None:
         return
-    check_types(prologue, *operands)
-    if weights is not None:
+    check_types(asked.prologue, *operands)
+    if asked.weights is not None:
         raise PlanError("prologue and weights: the kernel of packed weights makes B's elements in registers, not A's")
-    for name, part in zip(("indexed", "pair"), beside, strict=True):
+    for name, part in (("indexed", asked.indexed), ("pair", asked.pair)):
         if part is not None:
             raise PlanError(f"prologue and {name}: by mma.sync a function is of one A whose rows are in order")
     if config.loads != "cp.async" or config.persistent:
@@ -492,6 +482,14 @@ def _check_prologue(
             f"loads = {shown(config.loads)}, persistent = {config.persistent}: a prologue takes a block for each tile, "
             "fed by cp.async"
         )
+
+
+def _checked_plan(plan: Sm80Plan) -> Sm80Plan:
+    """The plan. Raises PlanError for more words than a kernel has, and for columns that its warps do not hold."""
+    check_words(plan.words)
+    check_reductions(plan.epilogue, (plan.n, plan.warp_columns), plan.c.dtype.name, plan.fragment.lane_columns)
+    check_groups(plan.epilogue, plan.fragment)
+    return plan
 
 
 def _checked_threads(config: Sm80Config, target: Arch, batch: int) -> int:
@@ -515,8 +513,12 @@ def _checked_threads(config: Sm80Config, target: Arch, batch: int) -> int:
     return threads
 
 
-def _check_several(asked: Asked, config: Sm80Config) -> None:
-    """Raise PlanError for a configuration that cannot hold the sums, or load the matrices."""
+def _check_several(asked: Asked, operands: tuple[Operand, Operand], config: Sm80Config) -> None:
+    """Raise PlanError for a configuration that cannot hold the sums, or load the matrices.
+
+    So it does for one that has no function of A. `operands`: A and B.
+    """
+    _check_prologue(asked, operands, config)
     sums, pair = asked.gated, asked.pair
     if sums is None and pair is None:
         return

@@ -55,7 +55,7 @@ class _TileCopies(Protocol):
     def issue(self, stage: cute.Pointer, offset: Int64, left: Int32) -> None: ...
 
 
-class FragmentLoads(Protocol):
+class DepthLoads(Protocol):
     """A lane's loads of an operand's fragments, depth by depth of a K tile."""
 
     def begin(self) -> None:
@@ -266,7 +266,7 @@ class Sm80GemmKernel(TileEntry):
 
     def loads_of_a(
         self, lane: Int32, warp: Int32, place: tuple[Int32, Int32], sizes: tuple[Int32, ...], words: tuple[Int64, ...]
-    ) -> FragmentLoads:  # fmt: skip
+    ) -> DepthLoads:  # fmt: skip
         """A lane's loads of A's fragments; `warp` is the warp's number along M.
 
         place  first row of the tile, and matrix
@@ -274,11 +274,11 @@ class Sm80GemmKernel(TileEntry):
         """
         return Loads(self.plan.a, self.plan.smem.a_offset, lane, warp)
 
-    def of_k_tile(self, load: FragmentLoads, left: Int32) -> FragmentLoads:
+    def of_k_tile(self, load: DepthLoads, left: Int32) -> DepthLoads:
         """A's loads in the K tile that is multiplied; `left`: elements of K before the copies, which are ahead."""
         return load
 
-    def loads_of_b(self, lane: Int32, warp: Int32) -> FragmentLoads:
+    def loads_of_b(self, lane: Int32, warp: Int32) -> DepthLoads:
         """A lane's loads of B's fragments; `warp` is the warp's number along N."""
         return Loads(self.plan.b, self.plan.smem.b_offset, lane, warp)
 
@@ -320,7 +320,7 @@ class Sm80GemmKernel(TileEntry):
         return sums, held_a, cute.make_rmem_tensor(count_n * mma.registers("B"), Int32)
 
     def multiply_k_tile(
-        self, registers: tuple[cute.Tensor, ...], loads: Sequence[FragmentLoads], copies: list[Callable[[], None]],
+        self, registers: tuple[cute.Tensor, ...], loads: Sequence[DepthLoads], copies: list[Callable[[], None]],
         shared: cute.Pointer, read: Int32,
     ) -> Int32:  # fmt: skip
         """All products of one k tile, among them the copies of another; gives the first byte of the next stage.

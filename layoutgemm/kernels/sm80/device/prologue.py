@@ -21,7 +21,7 @@ from ...operands.prologue import PrologueElement, PrologueOperand
 from ...plan import present
 from ..plan import Sm80Plan
 from .fused import Sm80FusedKernel
-from .gemm import FragmentLoads, Loads
+from .gemm import DepthLoads, Loads
 
 
 class Sm80PrologueKernel(Sm80FusedKernel):
@@ -34,7 +34,7 @@ class Sm80PrologueKernel(Sm80FusedKernel):
         row = place[0] + warp * self.plan.a.warp_extent
         return FunctionLoads(self.plan, lane, warp, (row, place[1]), (sizes[0], sizes[2]), self.given(words))
 
-    def of_k_tile(self, load: FragmentLoads, left: Int32) -> FragmentLoads:
+    def of_k_tile(self, load: DepthLoads, left: Int32) -> DepthLoads:
         """The loads of the K tile that is multiplied; copies have `left` elements of K before them."""
         assert isinstance(load, FunctionLoads)
         return load.at(left + (self.plan.stages - 1) * self.plan.tile[2])

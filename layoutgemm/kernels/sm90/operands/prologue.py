@@ -96,7 +96,7 @@ def explain_prologue(plan: Sm90Plan) -> list[str]:
     prologue, loads = present(plan.prologue), loads_of(plan)
     values = plan.blocks * loads.steps * int(loads.atom.layout_A[1].size)
     lines = [
-        prologue_line(plan),
+        prologue_line(prologue, plan.a.dtype, plan.n, plan.tile_c[1]),
         f"  a thread computes {values} values a K tile, from {plan.blocks * loads.steps} {loads.copy.ptx}",
     ]
     for operand in prologue.operands:
