@@ -10,10 +10,12 @@ from tests import needs
 
 torch = needs.module("torch")
 
+import layoutgemm
 from layoutgemm import matmul
 from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import Prologue
 from layoutgemm.kernels.epilogue.chain import ColumnReduce, Epilogue, RowReduce
+from layoutgemm.torch_op import explain
 from layoutgemm.torch_op.composed import plans
 from layoutgemm.torch_op.composed import product as composed
 from layoutgemm.torch_op.indexed import product as indexed
@@ -138,6 +140,8 @@ def test_mma_sync_has_a_function_of_a_alone(hopper: list[Any], monkeypatch: pyte
     scaled = Prologue.of(lambda x, i, k, ops, s: ops.maximum(x, 0.0) * s + k, s="m")
     b, bias, s = drawn(64, 72), drawn(72), drawn(2, 2 * 136)[0, ::2].float()
     found = matmul(A, b, prologue=scaled, given={"s": s}, bias=bias, activation="relu", out_dtype=torch.float32)
+    monkeypatch.setattr(explain, "_by_mma_sync", lambda a: True)
+    assert str(layoutgemm.explain_matmul(A, b, prologue=scaled, given={"s": s})).startswith("Sm80Plan 136x72x64 sm_80")
     assert [type(plan).__name__ for plan in hopper] == ["Sm80Plan"]
     x = (A.float().relu() * s[:, None] + torch.arange(64)).bfloat16()
     torch.testing.assert_close(found, (x.float() @ b.float() + bias.float()).relu(), rtol=1e-5, atol=1e-3)
