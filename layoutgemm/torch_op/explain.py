@@ -157,7 +157,7 @@ def _together(
 
 
 def _by_mma_sync(a: object) -> bool:
-    """True if `a` is on a GPU without wgmma, where a function of A is a part as others are."""
+    """True if `a` is on a GPU without wgmma: a function of A is a part as others there."""
     return isinstance(a, torch.Tensor) and on_gpu(a.get_device()) and target(a.get_device())[0] != "sm_90a"
 
 
