@@ -92,7 +92,7 @@ def test_the_kernel_equals_numpy(name: str) -> None:
 def test_explain_counts_the_warps_that_compute_an_element() -> None:
     made = plan(4096, 4096, 4096, arch="ampere", b="bf16:col", prologue=NORM)
     assert (
-        "64 time(s) for each element: once for each tile of 256 columns, by each of 4 warps along N" in made.explain()
+        "32 time(s) for each element: once for each tile of 256 columns, by each of 2 warps along N" in made.explain()
     )
     assert (made.config.persistent, made.config.loads) == (False, "cp.async")
 
