@@ -12,9 +12,9 @@ from torch.autograd.function import FunctionCtx
 from ...errors import OperandError
 from ...graph_marks import constant_in_graphs
 from ...kernels.epilogue.chain import Epilogue
+from ...kernels.operands.prologue import Prologue
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.config import Sm90Config
-from ...kernels.sm90.operands.prologue import Prologue
 from ..api import Named, Tensors, repeated_first
 from ..autograd.kept import recorder
 from ..autograd.products import stand_in
