@@ -158,7 +158,7 @@ def scaled_matmul(
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
-@repeated_first(_scaled_again, 3, 4)
+@repeated_first(_scaled_again, 3, 4, weight=2)
 def scaled_matmul(
     a: torch.Tensor,
     scale_a: torch.Tensor,
@@ -350,7 +350,7 @@ def _recipe_text(recipe: object) -> str:
 # -------------------------------------------------------------------------------------------------------------- grouped
 
 
-@repeated_first(_grouped_again, 2, 3, takes=(ENDS, COUNTS, "rows", "activation"))
+@repeated_first(_grouped_again, 2, 3, weight=1, takes=(ENDS, COUNTS, "rows", "activation"))
 def grouped_matmul(
     a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor | None = None, *, offs: torch.Tensor | None = None,
     counts: torch.Tensor | None = None, expected_rows: int | None = None, scale_a: torch.Tensor | None = None,
