@@ -50,7 +50,7 @@ def recorded_experts(
 
 
 class _Experts(torch.autograd.Function):
-    """The sums, and the gradients of x, of the factors and of both matrices of each expert."""
+    """The sums, with gradients of x, the factors and both matrices."""
 
     @staticmethod
     def forward(

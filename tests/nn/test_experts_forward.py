@@ -143,7 +143,7 @@ def test_rows_go_by_index_without_gradients(act: Any, device: str, monkeypatch: 
 
 
 def usual_experts(monkeypatch: pytest.MonkeyPatch, device: str, **facts: bool) -> tuple[Any, Any, Any, Any]:
-    """Experts with transformers' own gate, x, indices of which two are of no expert, and factors."""
+    """Experts with transformers' own gate, x, indices, and factors; two indices are of no expert."""
     monkeypatch.setitem(sys.modules, "transformers.integrations.moe", SimpleNamespace(_default_apply_gate=usual))
     module, x, factors = drawn(device, **facts)
     module.__class__ = Usual
@@ -181,7 +181,7 @@ def test_gated_experts_are_one_node_with_float64s_gradients(
 
 
 def test_gradients_of_gated_experts_have_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recorded backward passes, and those of several gradients at once, are those of the single operators."""
+    """Recorded backward passes, and several at once, are those of the single operators."""
     module, x, index, factors = usual_experts(monkeypatch, "cpu")
     results: list[list[Any]] = []
     for alone in (True, False):

@@ -382,6 +382,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch, edges: bool = True) -> Any:
     for module in (torch_launch, torch_op, torch_kept):
         monkeypatch.setattr(module, "current_device", lambda: -1)
         monkeypatch.setattr(module, "raw_stream", lambda index: 77)
+    for module in (torch_launch, torch_kept):
         monkeypatch.setattr(module, "empty_on_gpu", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
     # plans with more to them than A and B
     for name, value in {

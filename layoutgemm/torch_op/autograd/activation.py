@@ -55,7 +55,7 @@ def gate(h: torch.Tensor, activation: str) -> torch.Tensor:
 
 
 class WeightedGradient(NamedTuple):
-    """Of rows y of a gate that are weighted: the gradient of h, factor * y, and each row's sum of dy * y."""
+    """The gradient of h, the rows factor * y, and each row's sum of dy * y."""
 
     of_h: torch.Tensor
     y: torch.Tensor
@@ -63,7 +63,9 @@ class WeightedGradient(NamedTuple):
 
 
 def weighted_gradient(h: torch.Tensor, dy: torch.Tensor, factors: torch.Tensor, activation: str) -> WeightedGradient:
-    """The gradients of factors * y, y = gate(h), by one kernel where rows are whole parts of warps.
+    """The gradients of factors * gate(h), and the weighted rows.
+
+    One kernel makes them where rows are whole parts of warps.
 
     h, dy, factors  (rows, 2n), (rows, n) and float32 (rows,), of which nothing is recorded
 
@@ -167,7 +169,7 @@ def _access(x: torch.Tensor, halves: int = 1) -> int:
 
 
 def _launch(h: torch.Tensor, kind: str, access: int, operands: Sequence[torch.Tensor]) -> None:
-    """Launch the kernel of two tensors, the gradient's of three, or the weighted one's of six."""
+    """Launch the kernel of two tensors, the gradient's of three, the weighted one's of six."""
     index, n = h.get_device(), h.shape[-1] // 2
     with contextlib.nullcontext() if index == current_device() else torch.cuda.device(index):
         direct = _prepared(h.numel() // h.shape[-1], n, C_NAMES[h.dtype], kind, len(operands), access, index)

@@ -102,7 +102,10 @@ class Gradient(GateKernel):
 
 
 class WeightedGradient(GateKernel):
-    """The gradient of rows with a factor each, the weighted rows, and sums of dy * y of each warp's part of a row."""
+    """The gradient of rows with a factor each, weighted rows, and sums.
+
+    A sum is that of dy * y, over a warp's part of a row.
+    """
 
     @cute.jit
     def __call__(
