@@ -91,7 +91,7 @@ class GatePlan:
     @property
     def parameters(self) -> dict[str, str]:
         """The kernel's parameters, and what each is."""
-        addresses = ("h", "dy", "dh") if self.gradient else ("h", "y")
+        addresses: tuple[str, ...] = ("h", "dy", "dh") if self.gradient else ("h", "y")
         addresses += ("factors", "y", "sums") if self.weighted else ()
         return {**dict.fromkeys(addresses, "address"), "m": "size", "n": "size", "ldh": "stride"}
 

@@ -29,7 +29,6 @@ GIVEN, OUT = "given", "out"  # options: operands by name, and where the result g
 MAX_OF_KIND = 8  # calls of one shape and the same names
 _SEVERAL = (tuple, list)
 
-
 class RepeatedCalls:
     """The calls of one function that are found by their arguments.
 
@@ -210,9 +209,7 @@ def source_of(
         lines.append(f"values = [{', '.join(f'{name}.data_ptr()' for name in names)}]")
         launch = f"launch(kept, ({every},), values, given, {out}) if not ({low}) & {ALIGNED} and all(values) else None"
     else:
-        launch = (
-            f"product({', '.join([every, *[f'word(numbers[{i}], given[{name!r}])' for i, name in enumerate(words)]])})"
-        )
+        launch = f"product({', '.join([every, *[f'word(numbers[{i}], given[{name!r}])' for i, name in enumerate(words)]])})"
     body = [f"        {line}" for line in (*[f"if {each}: return None" for each in wrong], *lines)]
     return "\n".join([
         "def again(arguments, options):", "    try:", *body,
