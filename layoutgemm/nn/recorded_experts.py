@@ -49,7 +49,7 @@ def recorded_experts(
     return _record(x, route.factors, first, down, route.order, route.offsets, activation)
 
 
-class _Experts(torch.autograd.Function):
+class _RecordedExperts(torch.autograd.Function):
     """The sums, with gradients of x, the factors and both matrices."""
 
     @staticmethod
@@ -91,7 +91,7 @@ class _Experts(torch.autograd.Function):
         return of_x, of_factors, of_first, of_down, None, None, None
 
 
-_record = recorder(_Experts)
+_record = recorder(_RecordedExperts)
 
 
 def _alone(dy: torch.Tensor) -> bool:

@@ -103,7 +103,7 @@ class Patience(NamedTuple):
         return self.limit << 32 | self.loads
 
     @staticmethod
-    def of_word(word: Any) -> tuple[Any, Any]:
+    def of_word(word: int) -> tuple[int, int]:
         """(loads, limit) of that parameter, an int or a traced integer."""
         return word & 0xFFFFFFFF, word >> 32
 

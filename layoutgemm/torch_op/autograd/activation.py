@@ -54,7 +54,7 @@ def gate(h: torch.Tensor, activation: str) -> torch.Tensor:
     return _gate(h, GATES[activation], access) if access else _by_torch(h, GATES[activation])
 
 
-class WeightedGradient(NamedTuple):
+class WeightedGate(NamedTuple):
     """The gradient of h, the rows factor * y, and each row's sum of dy * y."""
 
     of_h: torch.Tensor
@@ -62,7 +62,7 @@ class WeightedGradient(NamedTuple):
     of_factors: torch.Tensor
 
 
-def weighted_gradient(h: torch.Tensor, dy: torch.Tensor, factors: torch.Tensor, activation: str) -> WeightedGradient:
+def weighted_gradient(h: torch.Tensor, dy: torch.Tensor, factors: torch.Tensor, activation: str) -> WeightedGate:
     """The gradients of factors * gate(h), and the weighted rows.
 
     One kernel makes them where rows are whole parts of warps.
@@ -77,13 +77,13 @@ def weighted_gradient(h: torch.Tensor, dy: torch.Tensor, factors: torch.Tensor, 
     if _of_kernel(h) == _access(dy) == VECTOR_BYTES and factors.is_contiguous():
         parts, rest = divmod(dy.shape[-1], _weighted_plan(C_NAMES[h.dtype], kind, h.get_device()).part)
         if not rest:
-            found = WeightedGradient(_empty(h.shape, h), _empty(dy.shape, h), _empty((len(h), parts), factors))
+            found = WeightedGate(_empty(h.shape, h), _empty(dy.shape, h), _empty((len(h), parts), factors))
             _launch(h, kind, VECTOR_BYTES, (h, dy, found.of_h, factors, *found[1:]))
             return found._replace(of_factors=found.of_factors.sum(-1))
     with torch.no_grad():
         y, column = gate(h, activation), factors[:, None]
         of_h = _gradient_by_torch(h, (dy * column).to(dy.dtype), kind)
-        return WeightedGradient(of_h, (y * column).to(y.dtype), (dy * y).sum(-1, dtype=factors.dtype))
+        return WeightedGate(of_h, (y * column).to(y.dtype), (dy * y).sum(-1, dtype=factors.dtype))
 
 
 def _of_kernel(h: torch.Tensor) -> int:

@@ -101,7 +101,7 @@ class Gradient(GateKernel):
         self.store(dh, into + n, [d * self.act(g, self.ops) for g, d in zip(gates, grads, strict=True)])
 
 
-class WeightedGradient(GateKernel):
+class RowGradient(GateKernel):
     """The gradient of rows with a factor each, weighted rows, and sums.
 
     A sum is that of dy * y, over a warp's part of a row.
@@ -140,5 +140,5 @@ class WeightedGradient(GateKernel):
 def kernel_of(plan: GatePlan) -> GateKernel:
     """The kernel of a plan."""
     if plan.weighted:
-        return WeightedGradient(plan)
+        return RowGradient(plan)
     return Gradient(plan) if plan.gradient else Gate(plan)
