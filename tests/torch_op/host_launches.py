@@ -84,15 +84,6 @@ def compute_launch(solution: Any, values: list[int]) -> None:
     c.copy_(value)
 
 
-def on_gpu(patch: Any, module: Any, empty: Any) -> None:
-    """The functions of a GPU that a module has imported: its current device, stream and memory."""
-    device, stream = (lambda: -1), (lambda index: 77)
-    named = {"current_device": device, "_current_device": device, "raw_stream": stream, "empty_on_gpu": empty}
-    for name, function in named.items():
-        if hasattr(module, name):
-            patch.setattr(module, name, function)
-
-
 @contextlib.contextmanager
 def host_launches(patch: Any, computes: bool = True) -> Iterator[HostLaunches]:
     """CPU tensors are taken for an H200's.
@@ -128,7 +119,10 @@ def host_launches(patch: Any, computes: bool = True) -> Iterator[HostLaunches]:
     patch.setattr(launch, "THREAD", SimpleNamespace(bound=True))
     patch.setattr(compute, "on_gpu", lambda index: True)
     for module in (launch, api, kept_launches):
-        on_gpu(patch, module, empty if computes else quick)
+        patch.setattr(module, "current_device", lambda: -1)
+        patch.setattr(module, "raw_stream", lambda index: 77)
+        if hasattr(module, "empty_on_gpu"):
+            patch.setattr(module, "empty_on_gpu", empty if computes else quick)
     patch.setattr(call_sites, "FIRST_GPU", -1)
     patch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     patch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=88))
@@ -187,8 +181,13 @@ def bare_launches(patch: Any) -> Iterator[BareLaunches]:
     patch.setattr(quantized_kept, "FIRST_GPU", -1)
     patch.setattr(quantized, "compile_plan", made)
     patch.setattr(quantized, "raw_stream", lambda index: 77)
+    for module in (launch, api, kept, kept_launches):
+        patch.setattr(module, "current_device", lambda: -1)
+    patch.setattr(quantized_kept, "_current_device", lambda: -1)
     for module in (launch, api, kept, kept_launches, quantized_kept):
-        on_gpu(patch, module, empty)
+        patch.setattr(module, "raw_stream", lambda index: 77)
+        if hasattr(module, "empty_on_gpu"):
+            patch.setattr(module, "empty_on_gpu", empty)
     for module in (indexed, own_epilogue, grouped_epilogue):
         patch.setattr(module, "require_hopper", lambda index, what: None)
     groups = (scaled, own_epilogue, grouped, grouped_epilogue)
