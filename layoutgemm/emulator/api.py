@@ -14,7 +14,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import index
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from ..atoms.tma.im2col import Im2colMap
 from ..atoms.tma.rules import TensorMap
 from ..dtypes import DType, dtype
 from ..errors import EmulatorError, NotCompiledError, OperandError
-from .findings import EDGE, LINT, REMEDIES, Counts, Finding
+from .findings import EDGE, LINT, Counts, Finding
 from .host.arguments import ArgumentMemory, Array, PackedArray, array_at, array_of, element_of
 from .host.dsl_calls import CompiledFunction, watch
 from .host.launcher import HostFunction, HostLaunch
@@ -36,10 +36,12 @@ from .host.session import EmulatedGpu, session
 from .host.triton_calls import TritonLaunch
 from .machine.bank_counts import BankRow, bank_rows, bank_table
 from .machine.interpreter import PtxMachine
+from .machine.last_writers import LastWriters, disagreement
 from .machine.launch import Policy, Progress, Watch
-from .machine.memory import GlobalMemory
+from .machine.memory import GlobalBuffer, GlobalMemory, MemorySnapshot
 from .machine.sector_counts import SectorRow, sector_rows, sector_table
 from .machine.tensor_map import BYTES, encode, encode_im2col
+from .machine.textures import TextureOf
 from .machine.timeline import Timeline
 from .machine.unwritten_memory import settled
 from .ops import program_of
@@ -324,15 +326,37 @@ def _run(
         if number:
             memory.restore(before)
         one = run(order, Watch()) if number else _shown(lambda: run(policy[0], watch))
-        if after is not None and one.launches:
-            for name, byte in memory.differing(after):
-                text = f"byte {byte} of {name} depends on the order: {policy[0]} and {order}"
-                one.launches[-1].findings.append(Finding("race", text, orders=REMEDIES["race"]))
+        if after is not None and one.launches and (differing := list(memory.differing(after))):
+            found = _disagreements(launches, memory, before, (policy[0], order), differing)
+            for launch, finding in found:
+                one.launches[launch].findings.append(finding)
         after = after or memory.contents()
         seen = {(finding.kind, finding.line) for finding in out.findings}
         for launch in one.launches:
             launch.findings[:] = [f for f in launch.findings if (f.kind, f.line) not in seen]
         out.launches += one.launches
+    return out
+
+
+def _disagreements(
+    launches: Sequence[HostLaunch], memory: GlobalMemory, before: MemorySnapshot, orders: tuple[Policy, Policy],
+    differing: Sequence[tuple[GlobalBuffer, int]],
+) -> list[tuple[int, Finding]]:  # fmt: skip
+    """Run both orders again for the last writes to bytes that they leave different: (number of the launch, finding)."""
+    places = [buffer.address + byte for buffer, byte in differing]
+    writes: list[LastWriters] = []
+    races: list[Finding] = []
+    for order in orders:
+        memory.restore(before)
+        writes.append(LastWriters(places))
+        done = _run_once(launches, memory, replace(order, races=True), False, Watch(writers=writes[-1]))
+        races += [finding for launch in done for finding in launch.findings if finding.kind == "race"]
+    out = []
+    for (buffer, byte), at in zip(differing, places, strict=True):
+        one, other = (each.of[at] for each in writes)
+        text = f"byte {byte} of {buffer.name} depends on the order: {orders[0]} and {orders[1]}"
+        last = max((each.launch for each in (one, other) if each is not None), default=len(launches) - 1)
+        out.append((last, disagreement(text, one, other, races[0] if races else None)))
     return out
 
 
@@ -361,6 +385,8 @@ def _run_once(
     for number, launch in enumerate(launches):
         line = _progress(f"{launch.kernel.name[:40]} ({number + 1} of {len(launches)})") if progress else None
         machine = PtxMachine(program_of(launch.kernel), launch.within(memory), policy, line, watch)
+        if watch.writers is not None:
+            watch.writers.launch = number
         if machine.global_watch is not None:
             if launch.dependent:
                 machine.global_watch.dependent = dependent(machine.global_watch, front)
@@ -506,8 +532,8 @@ def emulate_ptx(
     text     PTX, or the path of a file of it
     grid     blocks, along x or x, y, z; block: threads, default what the kernel requires (.reqntid); cluster likewise
     smem     bytes of dynamic shared memory
-    args     one for each parameter: an array (its address), a number, `TensorMapOf`, `Im2colMapOf`, or the
-             bytes of a struct
+    args     one for each parameter: an array (its address), a number, the bytes of a struct, `TextureOf`, or
+             `TensorMapOf` or `Im2colMapOf` (the map itself; for a parameter of 8 bytes, its address in global memory)
     kernel   its name, where the module has several
     variables  arrays in place of the module's `.global` and `.const` variables, by name; written in place
     policy, progress, banks, timeline  as for `emulate`
@@ -583,7 +609,7 @@ def described(
     if len(args) != len(chosen.parameters):
         sizes = ", ".join([f"{p.name} ({p.size} bytes)" for p in chosen.parameters])
         raise EmulatorError(f"{len(args)} arguments; {chosen.name} takes {len(chosen.parameters)}: {sizes}")
-    values = [value.array if isinstance(value, (TensorMapOf, Im2colMapOf)) else value for value in args]
+    values = [value.array if isinstance(value, (TensorMapOf, Im2colMapOf, TextureOf)) else value for value in args]
     found = [(p.name, array_of(value)) for p, value in zip(chosen.parameters, values, strict=True)]
     arrays = ArgumentMemory([(name, array) for name, array in found if array is not None])
     parameters = bytearray(chosen.parameter_bytes)
@@ -609,12 +635,22 @@ def _content(parameter: Parameter, value: Any, array: Array | None, arrays: Argu
     size = parameter.size
     if isinstance(value, (TensorMapOf, Im2colMapOf)):
         assert array is not None
-        if size != BYTES:
-            raise EmulatorError(f"{parameter.name} has {size} bytes, a tensor map {BYTES}")
+        if size not in (BYTES, 8):
+            raise EmulatorError(f"{parameter.name} has {size} bytes, a tensor map {BYTES}, and its address 8")
         address = arrays.address(array.address)
         if isinstance(value, Im2colMapOf):
-            return encode_im2col(value.checked(array), address)
-        return encode(value.tensor_map(array), address)
+            words = encode_im2col(value.checked(array), address)
+        else:
+            words = encode(value.tensor_map(array), address)
+        if size == BYTES:
+            return words
+        held = arrays.memory.add(f"the tensor map of {parameter.name}", np.frombuffer(bytearray(words), np.uint8))
+        return struct.pack("<Q", held.address)
+    if isinstance(value, TextureOf):
+        assert array is not None
+        if size != 8:
+            raise EmulatorError(f"{parameter.name} has {size} bytes, a texture object 8")
+        return struct.pack("<Q", arrays.memory.bind(value, arrays.address(array.address)))
     if array is not None:
         if size != 8:
             raise EmulatorError(f"{parameter.name} has {size} bytes, an address 8")
@@ -631,7 +667,9 @@ def _content(parameter: Parameter, value: Any, array: Array | None, arrays: Argu
         return _float_bytes(parameter, value)
     if hasattr(value, "__index__"):
         return _integer_bytes(parameter, index(value))
-    raise EmulatorError(f"{parameter.name}: {shown(value)} is not an array, number, bytes, TensorMapOf or Im2colMapOf")
+    raise EmulatorError(
+        f"{parameter.name}: {shown(value)} is not an array, number, bytes, TensorMapOf, Im2colMapOf or TextureOf"
+    )
 
 
 def _float_bytes(parameter: Parameter, value: float) -> bytes:

@@ -10,6 +10,7 @@ allocated there.
 from __future__ import annotations
 
 import functools
+import operator
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -494,6 +495,60 @@ class DirectLaunch(_Loaded):
         into, *places = self.places
         made = NewResult(self, (NewTensor(shape, strides, kind, into),), dict(enumerate(places)))
         return making([made], len(places))
+
+    def into(self, begins: Sequence[int], memory: Sequence[int]) -> Callable[..., bool]:
+        """The call that writes to a given tensor, on its stream: of `out`, then the tensors that are read.
+
+        It returns False, without a launch, for addresses that are no multiples of 16.
+
+        begins  bytes from each tensor, `out` last, to what the launch takes of it
+        memory  bytes of each workspace
+        places  of the arguments: those of the tensors that are read, `out`'s, then those of workspaces
+        """
+        places, index, launch = self.places, self.device, self.launch
+        entry, free, stream = self._launcher.entry, self._free, len(self._template)
+        status, read = stream + 1, len(begins) - 1
+
+        def any_number(out: torch.Tensor, *tensors: torch.Tensor) -> bool:
+            addresses = [x.data_ptr() + more for x, more in zip((*tensors, out), begins)]
+            if functools.reduce(operator.or_, addresses) & ALIGNED:
+                return False
+            spaces = [empty_on_gpu((size,), (1,), torch.uint8) for size in memory]  # they live until the launch
+            launch([*addresses, *[x.data_ptr() for x in spaces]], raw_stream(index))
+            return True
+
+        if memory or not 2 <= read <= 3:
+            return any_number
+        # Without lists and loops, each of which takes as long as several addresses.
+        more_a, more_b, more_c = begins[0], begins[1], begins[-1]
+        of_a, of_b, of_third, of_c = places[0], places[1], places[2], places[read]
+        more_third = begins[2] if read == 3 else 0
+
+        def up_to_three(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, third: torch.Tensor | None = None) -> bool:
+            at_a, at_b, at_c = a.data_ptr() + more_a, b.data_ptr() + more_b, out.data_ptr() + more_c
+            at_third = at_c if third is None else third.data_ptr() + more_third
+            if (at_a | at_b | at_c | at_third) & ALIGNED:
+                return False
+            try:
+                THREAD.bound  # noqa: B018  # as in `_block`, without a call of it
+                block = free.pop()
+            except (AttributeError, IndexError):
+                block = self._block()
+            values = block.values
+            values[of_a] = at_a
+            values[of_b] = at_b
+            values[of_third] = at_third
+            values[of_c] = at_c
+            values[stream] = raw_stream(index)
+            if _OPEN:
+                self._note(values)
+            entry(block.pointer)
+            if values[status]:
+                self._refused(block)
+            free.append(block)
+            return True
+
+        return up_to_three
 
 
 def alignment(*numbers: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -114,10 +115,45 @@ def test_orders_are_compared() -> None:
     x, y = np.arange(64, dtype=np.float32), np.zeros(64, np.float32)
     policies = [Policy(races=False), Policy(races=False, pick="random", seed=5), Policy(races=False, pick="random")]
     done = emulate_ptx(RACY, args=[x, y, 1.0, 64], policy=policies)
-    assert any("depends on the order" in finding.message for finding in done.findings)
+    (differs,) = {finding for finding in done.findings if "depends on the order" in finding.message}
+    assert str(differs.source) == "reverse.py:12" and "both have it from: st.global.f32 at PTX line" in differs.message
+    assert "st.shared.f32 at PTX line" in differs.message and "bar.sync of both warps" in differs.orders
     good = emulate_ptx(GOOD, args=[x, y, 1.0, 64], policy=ORDERS)
     assert good.ok and len(good.launches) == len(ORDERS)
     assert (y == x[::-1]).all()
+
+
+LAST = """{
+.reg .b32 %r<5>; .reg .f32 %f<3>; .reg .b64 %d<3>; .reg .pred %p;
+ld.param.u64 %d0, [y]; mov.u32 %r0, %tid.x; setp.ge.u32 %p, %r0, 32;
+.loc 1 20 0
+@!%p WRITE 0f4C000000;
+.loc 1 21 0
+@%p WRITE 0f3F800000;
+ret;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("write", "lines", "orders"),
+    [("st.global.f32 [%d0],", {"20", "21"}, "bar.sync of both warps"),
+     ("red.global.add.f32 [%d0],", {"20", "21"}, "The sum's rounding follows the order of its terms"),
+     # An operation whose old value is used, as of a lock, is none that races are looked for among.
+     ("atom.global.exch.b32 %r1, [%d0],", {"20", "21"}, "bar.sync of both warps")],
+)  # fmt: skip
+def test_a_result_that_depends_on_the_order_names_its_last_writers(write: str, lines: set[str], orders: str) -> None:
+    """Two warps write one word of y: 32 times 2**25, and 1, which is lost in a sum with -2**30."""
+    head = '.version 8.0\n.target sm_80\n.file 1 "last.py"\n.visible .entry last(.param .u64 y)\n'
+    y = np.full(1, -(2.0**30), np.float32)
+    policy = [Policy(races=False, pick="random", seed=seed) for seed in range(8)]
+    found = emulate_ptx(head + LAST.replace("WRITE", write), block=33, args=[y], policy=policy)
+    (differs,) = [finding for finding in found.findings if finding.kind == "race"]
+    assert (
+        "of y depends on the order: Policy(pick='random', races=False) and" in differs.message
+        and orders in differs.orders
+    )
+    assert lines == {line for line in lines if f"(last.py:{line})" in differs.message}, differs.message
 
 
 def test_every_order_begins_with_the_same_arrays() -> None:
@@ -195,7 +231,10 @@ def test_behind_a_view_lies_the_rest_of_its_storage() -> None:
         ([0, 0, 1.0, 2.5], "n is .u32, 4 bytes: no float has"),
         ([0, 0, 1 + (1 << 24), 64], "s is .f32: not every integer as large as 16777217"),
         ([0, 0, 1e39, 64], "the float 1e\\+39 does not fit"),
-        ([TensorMapOf(np.zeros((4, 4), np.float32), (4, 4)), 0, 1.0, 64], "a tensor map 128"),
+        (
+            [0, 0, 1.0, TensorMapOf(np.zeros((4, 4), np.float32), (4, 4))],
+            "n has 4 bytes, a tensor map 128, and its address 8",
+        ),
     ],
 )
 def test_wrong_arguments(args: list[Any], message: str) -> None:
@@ -263,6 +302,16 @@ def test_tensor_maps_over_arrays() -> None:
     assert len(mutate_ptx(COPY, grid=(2, 4), smem=4096, args=maps, count=1, edges=False).rows) == 1
     with pytest.raises(EmulatorError, match="not contiguous"):
         emulate_ptx(COPY, args=[TensorMapOf(a.T, (16, 64)), maps[1]])
+
+
+def test_an_address_of_a_tensor_map_reads_the_map_from_global_memory() -> None:
+    """CUDA C++ that takes `const CUtensorMap *`: the map is in device memory."""
+    a, b = np.arange(50 * 104, dtype=np.uint16).reshape(50, 104), np.zeros((50, 104), np.uint16)
+    text = COPY.replace("mov.b64 %d0, from; cvta.param.u64 %d0, %d0;", "ld.param.u64 %d0, [from];")
+    text = re.sub(r"\.param \.align 64 \.b8 from\[128\]", ".param .u64 from", text)
+    maps = [TensorMapOf(a, (16, 64), "128B"), TensorMapOf(b, (16, 64), "128B")]
+    assert emulate_ptx(text, grid=(2, 4), smem=4096, args=maps, policy=ORDERS).ok
+    assert (a == b).all()
 
 
 def test_lint_leaves_a_run_ok_and_is_told_once() -> None:

@@ -124,7 +124,6 @@ def host_launches(patch: Any, computes: bool = True) -> Iterator[HostLaunches]:
         if hasattr(module, "empty_on_gpu"):
             patch.setattr(module, "empty_on_gpu", empty if computes else quick)
     patch.setattr(call_sites, "FIRST_GPU", -1)
-    patch.setattr(call_sites, "raw_stream", lambda index: 77)
     patch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     patch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=88))
     prepared.forget()
@@ -178,8 +177,6 @@ def bare_launches(patch: Any) -> Iterator[BareLaunches]:
     patch.setattr(call_sites, "FIRST_GPU", -1)
     patch.setattr(registration, "FIRST_GPU", -1)
     patch.setattr(registration, "_sites", {})
-    patch.setattr(call_sites, "raw_stream", lambda index: 77)
-    patch.setattr(call_sites, "empty_on_gpu", empty)
     patch.setattr(tensor_maps, "resident", lambda index, blocks: 2)
     patch.setattr(quantized_kept, "FIRST_GPU", -1)
     patch.setattr(quantized, "compile_plan", made)

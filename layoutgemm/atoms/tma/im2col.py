@@ -9,10 +9,20 @@ activations only, channels innermost. An im2col load builds a tile of A from the
     offsets         added to every base pixel: the filter tap times the dilation
     shared memory   one row a pixel, of `channels` elements; rows are compact and swizzled, as in tiled mode
 
+A wide copy (im2col::w, im2col::w::128, of sm_100a) keeps H and D, and walks along W and the images: its pixel box has
+W alone, and follows the coordinates along H and D. It may begin left of the box, and it has two operands:
+
+    wHalo           pixels of the walk beyond the column, in the rows behind it; a first layer of a filter's later taps
+    wOffset         added to W and to the box
+
+im2col::w::128 has columns of 128 pixels. Where its halo lies in shared memory PTX shows in a figure alone, so one is
+refused.
+
 `Im2colMap` is what the driver encodes, `Im2colPlan` what a kernel needs to fill one tile of A, `tma_im2col` derives it.
 
 Sources: PTX ISA, "im2col mode" and cp.async.bulk.tensor; CUDA Driver API, cuTensorMapEncodeIm2col; NVIDIA/cutlass,
-cute/atom/copy_traits_sm90_im2col.hpp (corners in the order W, H, D). No im2col load has run on hardware here.
+cute/atom/copy_traits_sm90_im2col.hpp (corners in the order W, H, D); for wide copies PTX ISA, "im2col::w and
+im2col::w::128 modes", and cuTensorMapEncodeIm2colWide. No im2col load has run on hardware here.
 """
 
 from __future__ import annotations
@@ -20,7 +30,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ...arguments import IntTuple, checked, shown
@@ -40,6 +50,9 @@ if TYPE_CHECKING:
 MAX_PIXELS = 1024
 CORNER_BITS = {1: 16, 2: 8, 3: 5}  # bits of a corner and of an offset, by the number of spatial dimensions
 SPATIAL = ("W", "H", "D")
+WIDE = {"w": 0, "w::128": 128}  # modes of wide copies -> pixels of a column, 0: as the map has it
+WIDE_BITS = 16  # of a wide map's corners, and of the operands of its copies
+WIDE_SWIZZLES = ("32B", "64B", "128B")
 
 
 @dataclass(frozen=True)
@@ -54,6 +67,8 @@ class Im2colMap:
     pixels          pixels that one instruction moves
     steps           traversal strides of all dimensions; 1 for the channels and the images
     swizzle, format, l2_promotion, oob_fill   as of `TensorMap`
+    wide            "w" or "w::128": of wide copies, whose corners are of W alone; the arguments are those of
+                    cuTensorMapEncodeIm2colWide
     """
 
     dtype: DType
@@ -68,6 +83,7 @@ class Im2colMap:
     format: str = ""
     l2_promotion: str = "128B"
     oob_fill: str = "zeros"
+    wide: str = ""
 
     @property
     def rank(self) -> int:
@@ -88,7 +104,7 @@ class Im2colMap:
     @property
     def column(self) -> TensorMap:
         """A tiled map whose box fills shared memory as one instruction does: `channels` x `pixels`."""
-        box = (self.channels, self.pixels)
+        box = (self.channels, WIDE.get(self.wide) or self.pixels)
         return self._as_tiled(box, (0,), box, (1, 1))
 
     def _as_tiled(
@@ -100,20 +116,20 @@ class Im2colMap:
 
     @property
     def box(self) -> tuple[tuple[int, int], ...]:
-        """The first and the last base pixel along W, H and D."""
-        parts = zip(self.spatial, self.lower, self.upper, strict=True)
+        """The first and the last base pixel along W, H and D; of a wide map along W."""
+        parts = zip(self.spatial[: len(self.lower)], self.lower, self.upper, strict=True)
         return tuple((low, extent - 1 + high) for extent, low, high in parts)
 
     @property
     def visited(self) -> tuple[int, ...]:
-        """Base pixels that the traversal visits along W, H and D: the extents of the convolution's output.
+        """Base pixels that the traversal visits along W, H and D, as `box`: the extents of the convolution's output.
 
         >>> from layoutgemm.dtypes import dtype
         >>> strides = (128, 128 * 9, 128 * 63)
         >>> Im2colMap(dtype("bf16"), (64, 9, 7, 2), strides, (-1, -1), (-1, -1), 64, 32, (1, 2, 1, 1)).visited
         (5, 7)
         """
-        return tuple((last - first) // step + 1 for (first, last), step in zip(self.box, self.steps[1:-1], strict=True))
+        return tuple((last - first) // step + 1 for (first, last), step in zip(self.box, self.steps[1:-1]))
 
     @property
     def bytes(self) -> int:
@@ -121,15 +137,14 @@ class Im2colMap:
         return engine.bytes_moved(self.column)
 
     def encode_arguments(self) -> dict[str, Any]:
-        """The arguments of cuTensorMapEncodeIm2col but the addresses, by their names there, enumerators as numbers."""
+        """The arguments of cuTensorMapEncodeIm2col(Wide) but the addresses, by their names, enumerators as numbers."""
         shared = self.tiled.encode_arguments()
         del shared["boxDim"]
-        return shared | {
-            "pixelBoxLowerCorner": self.lower,
-            "pixelBoxUpperCorner": self.upper,
-            "channelsPerPixel": self.channels,
-            "pixelsPerColumn": self.pixels,
-        }
+        shared |= {"channelsPerPixel": self.channels, "pixelsPerColumn": self.pixels}
+        if self.wide:
+            width = {"pixelBoxLowerCornerWidth": self.lower[0], "pixelBoxUpperCornerWidth": self.upper[0]}
+            return shared | width | {"mode": list(WIDE).index(self.wide)}
+        return shared | {"pixelBoxLowerCorner": self.lower, "pixelBoxUpperCorner": self.upper}
 
 
 def broken_rules(tmap: Im2colMap, address: int = 0) -> Iterator[RuleViolation]:
@@ -144,7 +159,10 @@ def broken_rules(tmap: Im2colMap, address: int = 0) -> Iterator[RuleViolation]:
     if not 3 <= tmap.rank <= 5:
         yield RuleViolation(RULES["im2col rank"], f"{tmap.rank} dimensions {tmap.extents}; an im2col map has 3 to 5")
         return
-    if not len(tmap.lower) == len(tmap.upper) == tmap.rank - 2:
+    if tmap.wide not in ("", *WIDE):
+        yield RuleViolation(RULES["im2col rank"], f"a map of mode {tmap.wide!r}: it is one of {', '.join(WIDE)}, or ''")
+        return
+    if not len(tmap.lower) == len(tmap.upper) == (1 if tmap.wide else tmap.rank - 2):
         corners = f"corners {tmap.lower} and {tmap.upper} for the {tmap.rank - 2} spatial dimensions of {tmap.extents}"
         yield RuleViolation(RULES["im2col rank"], corners)
         return
@@ -153,7 +171,10 @@ def broken_rules(tmap: Im2colMap, address: int = 0) -> Iterator[RuleViolation]:
     yield from shared
     if any(fault.rule.name == "rank" for fault in shared):
         return
-    reach = 1 << (CORNER_BITS[tmap.rank - 2] - 1)
+    reach = 1 << ((WIDE_BITS if tmap.wide else CORNER_BITS[tmap.rank - 2]) - 1)
+    if tmap.wide and tmap.swizzle not in WIDE_SWIZZLES:
+        text = f"swizzle {tmap.swizzle} of a copy im2col::{tmap.wide}; it is {', '.join(WIDE_SWIZZLES)}"
+        yield RuleViolation(RULES["im2col swizzle"], text)
     for side, corner in (("lower", tmap.lower), ("upper", tmap.upper)):
         for name, at in zip(SPATIAL, corner):
             if not -reach <= at < reach:
@@ -199,23 +220,72 @@ def base_pixels(tmap: Im2colMap, coordinates: Sequence[int]) -> list[engine.Ints
     return [*found, walk // weights[-1]]
 
 
+def wide_pixels(tmap: Im2colMap, coordinates: Sequence[int], halo: int) -> list[engine.Ints]:
+    """The base pixels of one wide copy and its halo: coordinates along W, H, D and the images.
+
+    Raises TmaError, rule "first pixel", for one right of the pixel box; and for a halo of im2col::w::128.
+    """
+    if len(coordinates) != tmap.rank:
+        raise TmaError(f"{len(coordinates)} coordinates {tuple(coordinates)} for rank {tmap.rank}", rule="rank")
+    if halo and WIDE[tmap.wide]:
+        raise TmaError(
+            f"a halo of {halo} pixels of im2col::{tmap.wide}: PTX shows its place in shared memory in a figure alone; "
+            "im2col::w has one",
+            rule="offset",
+        )
+    (first, last), step, start = tmap.box[0], tmap.steps[1], coordinates[1]
+    if start > last or (start >= first and (start - first) % step):
+        raise TmaError(
+            f"a column begins at W = {start}; the pixel box has {first} to {last} in steps of {step}, and it may begin "
+            "left of that",
+            rule="first pixel",
+        )
+    walk = np.arange(tmap.column.box[1] + halo, dtype=np.int64)
+    begun, row = (last - start) // step + 1, tmap.visited[0]  # pixels of the first row of the walk, and of the others
+    later = walk - begun
+    at = np.where(later < 0, start + step * walk, first + step * (later % row))
+    rest = [np.full_like(walk, fixed) for fixed in coordinates[2:-1]]
+    return [at, *rest, coordinates[-1] + np.where(later < 0, 0, 1 + later // row)]
+
+
 def global_bits(
     tmap: Im2colMap, coordinates: Sequence[int], offsets: Sequence[int]
 ) -> tuple[engine.Ints, npt.NDArray[np.bool_]]:
     """Bit offsets in the tensor and inside or not, two arrays [channels, pixels].
 
-    offsets: im2col offsets along W, H and D. Raises TmaError for an offset that the instruction cannot hold, and for a
-    first channel that is not at a multiple of 16 bytes.
+    offsets: im2col offsets along W, H and D; of a wide copy wHalo and wOffset, with the halo's pixels behind the
+    others. Raises TmaError for an offset that the instruction cannot hold, and for a first channel that is not at a
+    multiple of 16 bytes.
     """
+    if tmap.wide:
+        return _global_bits(tmap, coordinates, *_wide_at(tmap, coordinates, offsets))
     reach = 1 << CORNER_BITS[tmap.rank - 2]
     if len(offsets) != tmap.rank - 2 or not all(0 <= offset < reach for offset in offsets):
         raise TmaError(
             f"im2col offsets {tuple(offsets)}; rank {tmap.rank} takes {tmap.rank - 2} of 0 to {reach - 1}",
             rule="offset",
         )
+    return _global_bits(tmap, coordinates, base_pixels(tmap, coordinates), offsets)
+
+
+def _wide_at(
+    tmap: Im2colMap, coordinates: Sequence[int], offsets: Sequence[int]
+) -> tuple[list[engine.Ints], tuple[int, ...]]:
+    """The pixels of a wide copy, and what is added to them along W, H and D. Raises TmaError."""
+    reach = 1 << WIDE_BITS - 1
+    if len(offsets) != 2 or not all(0 <= offset < reach for offset in offsets):
+        raise TmaError(f"wHalo and wOffset {tuple(offsets)}: two numbers of 0 to {reach - 1}", rule="offset")
+    halo, offset = offsets
+    return wide_pixels(tmap, coordinates, halo), (offset, *(0,) * (tmap.rank - 3))
+
+
+def _global_bits(
+    tmap: Im2colMap, coordinates: Sequence[int], base: list[engine.Ints], offsets: Sequence[int]
+) -> tuple[engine.Ints, npt.NDArray[np.bool_]]:
+    """`global_bits` of these base pixels."""
     if coordinates[0] * tmap.tiled.kind.smem_bits % 128:
         raise TmaError(f"channel {coordinates[0]} of {tmap.dtype} is no multiple of 16 bytes", rule="coordinate")
-    at = [base + offset for base, offset in zip(base_pixels(tmap, coordinates), (*offsets, 0), strict=True)]
+    at = [pixel + offset for pixel, offset in zip(base, (*offsets, 0), strict=True)]
     channel = coordinates[0] + np.arange(tmap.channels, dtype=np.int64)[:, None]
     inside = (channel >= 0) & (channel < tmap.extents[0])
     where = channel * tmap.tiled.kind.gmem_bits
@@ -231,12 +301,21 @@ def load(
 ) -> int:  # fmt: skip
     """cp.async.bulk.tensor in im2col mode: copies one column of pixels; returns the bytes reported to the barrier.
 
+    A wide copy's halo counts among them.
+
     memory   the tensor's bytes, from its first one on
     shared   shared memory's bytes, from address 0 on
     """
     source, inside = global_bits(tmap, coordinates, offsets)
-    engine.move_in(tmap.tiled, memory, source, inside, shared, engine.shared_bits(tmap.column, address))
-    return tmap.bytes
+    column = with_halo(tmap, offsets).column
+    engine.move_in(tmap.tiled, memory, source, inside, shared, engine.shared_bits(column, address))
+    return engine.bytes_moved(column)
+
+
+def with_halo(tmap: Im2colMap, offsets: Sequence[int]) -> Im2colMap:
+    """The map of a column that has a wide copy's halo, too: what the copy fills in shared memory."""
+    halo = offsets[0] if tmap.wide else 0
+    return replace(tmap, pixels=tmap.pixels + halo) if halo else tmap
 
 
 def check_store(tmap: Im2colMap) -> None:

@@ -86,6 +86,8 @@ _RULES = (
     Rule("offset", "an im2col offset has 16 unsigned bits at rank 3, 8 at rank 4, 5 at rank 5",
          '[PTX] cp.async.bulk.tensor, "im2colOffsets"'),
     Rule("first pixel", "a column begins at a pixel of the box that the traversal visits", '[PTX] "im2col mode"'),
+    Rule("im2col swizzle", "a wide im2col copy has a swizzle of 32, 64 or 128 bytes",
+         '[PTX] "im2col::w and im2col::w::128 modes"'),
     Rule("gather", "gather4 and scatter4 move four rows of a 2-D map, whose box has one row and steps of 1",
          '[PTX] "tile::gather4 and tile::scatter4 modes"'),
 )  # fmt: skip

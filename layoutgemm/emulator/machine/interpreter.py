@@ -83,11 +83,25 @@ class Warp:
         self.did = bytearray(cta.cluster.machine.program.size)  # for each pc, whether some lane executed it
         self.scratch: dict[Hashable, Any] = {}  # what operations keep for a warp
         self.acquired: dict[int, Knowledge] = {}  # lanes -> what they acquired at words of memory, without the others
+        # Lanes -> what relaxed reads told them, which their next fence acquires: of their own block, and of others.
+        self.waited: dict[int, tuple[Knowledge, Knowledge]] = {}
+        # Lanes -> what came before their fence, which their relaxed writes hand on: to their own block, and to others.
+        self.fenced: dict[int, tuple[Knowledge, Knowledge]] = {}
         # Of its accesses to global memory (`races/clocks.py`): the source, its turn, and whether the turn has any.
         self.source, self.turn, self.accessing = 0, 1, False
         # Turns that some lanes ended alone (`races/global_words.py`) -> (those lanes, the first turn that it concerns).
         self.partly_told: dict[int, tuple[int, int]] = {}
         self.settles: Callable[[Fiber], None] | None = None  # to be called before its fibers release anything
+
+    def meet(self, lanes: int) -> None:
+        """Let each of these lanes know, at its next fence, what relaxed reads told some of them."""
+        for some in [some for some in self.waited if some & lanes == some != lanes]:
+            near, far = self.waited.pop(some)
+            if lanes in self.waited:
+                self.waited[lanes][0].merge(near)
+                self.waited[lanes][1].merge(far)
+            else:
+                self.waited[lanes] = near, far
 
     def clock(self, low: int, mask: int) -> int:
         """Bits of the launch's clock, from bit `low`; it goes on with operations, and faster with each look at it."""
@@ -207,13 +221,14 @@ class Fiber:
             self.knows.met = self.knows.own
             for some in [some for some in self.warp.acquired if some & mask == some]:
                 self.knows.merge(self.warp.acquired.pop(some))
+            self.warp.meet(mask & self.lanes & self.warp.alive)
         return mask & self.lanes & self.warp.alive
 
-    def asked(self, told: Knowledge) -> None:
-        """Note what these lanes acquired at a word of memory: the others learn it where all meet (`races/lanes.py`)."""
+    def asked(self, told: Knowledge, lanes: int) -> None:
+        """Note what some lanes acquired at a word of memory: the others learn it where all meet (`races/lanes.py`)."""
         ledger, acquired = self.cta.cluster.ledger, self.warp.acquired
-        if self.lanes != self.warp.alive and ledger.lanes and not ledger.reads:
-            acquired.setdefault(self.lanes, ledger.knowledge()).merge(told)
+        if lanes != self.warp.alive and ledger.lanes and not ledger.reads:
+            acquired.setdefault(lanes, ledger.knowledge()).merge(told)
 
     def whole(self) -> None:
         """Gather the warp for an .aligned instruction; threads that have ended may be missing at a barrier."""
@@ -347,6 +362,7 @@ class PtxMachine:
         self.banks = BankCounter() if watch.banks else None
         self.sectors = SectorCounter() if watch.banks else None
         self.recorder = Recorder() if watch.timeline else None
+        self.writers = watch.writers
         self.random = random.Random(self.policy.seed)
         self.findings, self.suspects = Findings(), Findings()
         self.counts = Counts(executed=bytearray(program.size))
@@ -932,7 +948,7 @@ class PtxMachine:
                 fiber.knows.merge(one.knows)
                 fiber.knows.own |= one.knows.own
         elif rest := [(one.lanes, one.knows) for one, gone in parts if not gone]:
-            join(cluster.ledger, fiber.knows, rest, [one.knows for one, gone in parts if gone])
+            join(cluster.ledger, fiber.knows, rest, [one.knows for one, gone in parts if gone], fiber.warp.source)
 
     def _join(self, parent: Fiber, children: list[Fiber]) -> None:
         """Merge the children's live written registers into the parent, lane by lane."""

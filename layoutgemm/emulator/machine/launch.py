@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from ...arguments import as_int, settle, shown
 from ...atoms.tma.rules import TensorMap
 from ...errors import EmulatorError
 from ..ptx.values import FULL, LANE, LANES, M32, M64, Value
+from .last_writers import LastWriters
 from .memory import POISON, GlobalMemory
 
 MULTIPROCESSORS = 132  # machine facts that kernels read: an H200's SM count, which sizes persistent grids
@@ -30,7 +31,7 @@ WORDS = {  # what the fields of a policy may say
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Policy:
     """The legal order to execute.
 
@@ -76,6 +77,11 @@ class Policy:
     limit: int = 100_000_000
     fill: int = POISON
 
+    def __repr__(self) -> str:
+        """The fields that are not the default, as Python that makes the policy."""
+        said = [(one.name, getattr(self, one.name)) for one in fields(self) if getattr(self, one.name) != one.default]
+        return f"Policy({', '.join([f'{name}={value!r}' for name, value in said])})"
+
     def __post_init__(self) -> None:
         settle(self, EmulatorError)
         for name, words in WORDS.items():
@@ -111,10 +117,12 @@ class Watch:
 
     banks     wavefronts of shared memory, instruction by instruction (`emulator/machine/bank_counts.py`)
     timeline  activity of each warp and engine over time (`timeline.py`)
+    writers   the last writes to some bytes of global memory (`last_writers.py`)
     """
 
     banks: bool = False
     timeline: bool = False
+    writers: LastWriters | None = None
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from ...arguments import shown
 from ...errors import EmulatorError
 from ..ptx.values import any_of
 from . import device_heap
+from .textures import HANDLES, BoundTexture, TextureOf
 
 Item = TypeVar("Item", np.uint8, np.bool_)
 POISON = 0xFF
@@ -91,6 +92,7 @@ class GlobalMemory:
         self.kept: tuple[object, ...] = ()  # objects whose memory the buffers are, where they hold it by address alone
         self.notes: list[str] = []  # lint of the arguments: their layouts differ from the compiled ones
         self.heap = device_heap.DeviceHeap()
+        self.textures: dict[int, BoundTexture] = {}  # texture and surface objects, by their numbers
 
     def add(self, name: str, values: npt.NDArray[np.generic], offset: int = 0) -> GlobalBuffer:
         """Add a buffer over a contiguous array's bytes, `offset` bytes past a 4 GiB boundary."""
@@ -102,6 +104,12 @@ class GlobalMemory:
             raise EmulatorError(f"buffer {name} has {len(buffer.data)} bytes, more than the {self.GAP} of its window")
         self.buffers.append(buffer)
         return buffer
+
+    def bind(self, texture: TextureOf, address: int) -> int:
+        """The object of a texture or surface whose array is at an address."""
+        handle = HANDLES + 16 * len(self.textures)
+        self.textures[handle] = BoundTexture(texture, address, self.find(address)[0].name)
+        return handle
 
     def find(self, address: int, size: int = 1) -> tuple[GlobalBuffer, int]:
         """The buffer that holds [address, address + size), and the offset in it. Raises EmulatorError."""
@@ -221,11 +229,11 @@ class GlobalMemory:
             if buffer.data.flags.writeable:
                 buffer.data[:] = buffer.complete(content)
 
-    def differing(self, saved: MemorySnapshot) -> Iterator[tuple[str, int]]:
-        """(name, first byte) of each buffer that differs from its copy."""
+    def differing(self, saved: MemorySnapshot) -> Iterator[tuple[GlobalBuffer, int]]:
+        """(buffer, first byte) of each buffer that differs from its copy."""
         for buffer, content in (*zip(self.buffers, saved.buffers, strict=True), *zip(self.followed, saved.followed)):
             if (differ := buffer.data != buffer.complete(content)).any():
-                yield buffer.name, int(differ.argmax())
+                yield buffer, int(differ.argmax())
 
     def near(self, address: int, used: int | None = None) -> GlobalBuffer:
         """The buffer that holds the address, or the next one after it: a tensor may begin before its buffer.

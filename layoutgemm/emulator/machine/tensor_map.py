@@ -20,6 +20,9 @@ An im2col map has bit 0 of word 2. Channels - 1 stand in place of the innermost 
 of the pixel box, W first: lower ones from bit 0, upper ones from bit 16, of 16, 8 or 5 bits. The CuTe DSL 4.8.1 wrote
 24 such maps, each with another argument. The driver's were not looked at.
 
+How a wide im2col map (cuTensorMapEncodeIm2colWide) is laid out is not known. Here it has the corners of W in 16 bits,
+and in word 31, which no other map uses, 1 for W and 2 for W128. Such a map comes from this module alone.
+
 So `decode` reads a tensor map from its bytes in parameter space or in global memory.
 """
 
@@ -30,7 +33,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from ...atoms.tma.im2col import CORNER_BITS, Im2colMap, broken_rules
+from ...atoms.tma.im2col import CORNER_BITS, WIDE, WIDE_BITS, Im2colMap, broken_rules
 from ...atoms.tma.rules import FORMATS, L2_PROMOTION, MODES, OOB_FILL, RuleViolation, TensorMap, broken, format_of
 from ...dtypes import DType, dtype
 from ...errors import EmulatorError
@@ -64,6 +67,7 @@ _SWIZZLE_FIELDS = {"none": (0, 0), "32B": (1, 0), "64B": (2, 0), "128B": (3, 0),
 _SWIZZLES = {fields: name for name, fields in _SWIZZLE_FIELDS.items()}
 _MODES = {mode.driver: name for name, mode in MODES.items()}
 _IM2COL = 1  # bit of word 2
+_WIDE_WORD, _WIDE = 31, ("", *WIDE)
 _KNOWN = 0x3FFFF3  # bits of word 2
 _PROMOTIONS = {number: name for name, number in L2_PROMOTION.items()}
 _FILLS = {number: name for name, number in OOB_FILL.items()}
@@ -106,7 +110,8 @@ def encode_im2col(tmap: Im2colMap, address: int) -> bytes:
     _refuse(broken_rules(tmap, address))
     words = _shared_words(tmap.tiled, address)
     words[2] |= _IM2COL
-    bits = CORNER_BITS[tmap.rank - 2]
+    bits = WIDE_BITS if tmap.wide else CORNER_BITS[tmap.rank - 2]
+    words[_WIDE_WORD] = _WIDE.index(tmap.wide)
     for first, corners in ((0, tmap.lower), (16, tmap.upper)):
         for i, corner in enumerate(corners):
             words[14] |= (corner & (1 << bits) - 1) << first + bits * i
@@ -157,22 +162,29 @@ def decode(content: bytes) -> tuple[TensorMap, int]:
 
 
 @lru_cache(maxsize=256)
-def decode_im2col(content: bytes) -> tuple[Im2colMap, int]:
-    """The im2col map and the tensor's address in 128 bytes. Raises EmulatorError as `decode` does."""
+def decode_im2col(content: bytes, wide: str = "") -> tuple[Im2colMap, int]:
+    """The im2col map and the tensor's address in 128 bytes. Raises EmulatorError as `decode` does.
+
+    wide  the mode of the instruction, and of the map: "" or one of `WIDE`
+    """
     words = struct.unpack("<32I", content)
     tiled, address = _decoded(words)
     if not words[2] & _IM2COL:
         raise EmulatorError("the instruction is .im2col, and the tensor map is of a box, not of pixels")
     if not 3 <= tiled.rank <= 5:
         raise EmulatorError(f"an im2col map of rank {tiled.rank}: it has 3 to 5 dimensions")
-    bits = CORNER_BITS[tiled.rank - 2]
+    mode = _WIDE[words[_WIDE_WORD]] if words[_WIDE_WORD] < len(_WIDE) else ""
+    if mode != wide:
+        said = [f"im2col::{one}" if one else "im2col" for one in (wide, mode)]
+        raise EmulatorError(f"the instruction is .{said[0]}, and the tensor map is of {said[1]}")
+    bits, count = (WIDE_BITS, 1) if wide else (CORNER_BITS[tiled.rank - 2], tiled.rank - 2)
     lower, upper = (
-        tuple([((words[14] >> first + bits * i) + half & 2 * half - 1) - half for i in range(tiled.rank - 2)])
+        tuple([((words[14] >> first + bits * i) + half & 2 * half - 1) - half for i in range(count)])
         for first, half in ((0, 1 << bits - 1), (16, 1 << bits - 1))
     )
     tmap = Im2colMap(
         tiled.dtype, tiled.extents, tiled.strides, lower, upper, tiled.box[0], words[15] + 1, tiled.steps,
-        tiled.swizzle, tiled.format, tiled.l2_promotion, tiled.oob_fill,
+        tiled.swizzle, tiled.format, tiled.l2_promotion, tiled.oob_fill, wide,
     )  # fmt: skip
     _refuse_read(broken_rules(tmap, address), address)
     return tmap, address

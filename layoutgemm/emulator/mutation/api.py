@@ -91,7 +91,7 @@ def _survey(
     def check(done: Launch) -> str | None:
         if not after:
             after.append(done.memory.contents())
-        different = [name for name, _ in done.memory.differing(after[0])]
+        different = [buffer.name for buffer, _ in done.memory.differing(after[0])]
         return f"other bytes in {', '.join(different)}" if different else None
 
     def mutants() -> Iterator[Mutant]:

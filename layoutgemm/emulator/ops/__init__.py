@@ -29,7 +29,7 @@ from .spellings import check_spelling, check_words
 
 MODULES = (
     "barrier", "calls", "control", "launch_control", "memory", "multimem", "routines", "stack",
-    "warp",
+    "textures", "warp",
     "copy.bulk", "copy.bulk_groups", "copy.cp_async", "copy.ldmatrix", "copy.tensormap", "copy.tma",
     "mma.sync", "mma.wgmma", "mma.wmma", "tcgen05.allocation", "tcgen05.copy", "tcgen05.mma", "tcgen05.shift",
 )  # fmt: skip

@@ -34,6 +34,7 @@ HANDED, RELAXED = "tensor handed", "tensor relaxed"
 NAMED = 16  # named barriers of a block
 PHASES = "cluster phases"  # in a warp's scratch: phase of the cluster's barrier -> lanes that arrived in it
 BARRIER_BYTES = 8
+LAST_WAIT = "last wait"  # in a warp's scratch: the mbarrier for which it waited last
 INIT = (
     "fence.mbarrier_init after the initialisation, then a barrier of all threads that use it, orders them: "
     "barrier.cluster where they are in several blocks."
@@ -424,16 +425,23 @@ class EmulatedMbarrier:
         self.announced += max(count, 0)
         self.transacted = True
 
-    def arrive(self, count: int, by: MemoryEvent, knows: Knowledge) -> str | None:
+    def arrive(
+        self, count: int, by: MemoryEvent, knows: Knowledge, after: EmulatedMbarrier | None = None
+    ) -> str | None:
         """Add `count` arrivals; return the error of the phase that counts them, or None.
+
+        after  the barrier for which the arriving thread waited last
 
         An arrival that is not ordered after all of the previous phase may precede part of it in another schedule. So
         may the arrival of another lane in the same instruction.
         """
         if count > self.pending:
-            raise EmulatorError(
-                f"{self} gets {count} arrivals where {self.pending} of {self.count} are pending: more than its count"
-            )
+            says = f"{self} gets {count} arrivals where {self.pending} of {self.count} are pending: more than its count"
+            if after is not None and after is not self:
+                says += (
+                    f"; the wait before it was for the {after}, of count {after.count}: it ends too soon if more come"
+                )
+            raise EmulatorError(says)
         early = None
         alike = self.ended is not None and self.ledger.enabled and self.ended.past & self.ledger.bit(by)
         if alike or not self._after(knows, self.ended):
@@ -461,7 +469,7 @@ class EmulatedMbarrier:
 
     def tell(self, fiber: Fiber, relaxed: bool, wide: bool) -> None:
         """Let a thread that has waited learn what the ended phases tell: now, or if relaxed, at its next fence."""
-        near, others = waited(fiber) if relaxed else (fiber.knows, fiber.knows)
+        near, others = waited(fiber, fiber.lanes) if relaxed else (fiber.knows, fiber.knows)
         near.merge(self.sealed)
         if self.far_sealed is not None:
             if wide:
@@ -742,7 +750,8 @@ def mbarrier_arrive(program: Program, ins: PtxInstruction) -> Run:
             if expects:
                 barrier.expect(amount)
             barrier.users[fiber.warp] = acted
-            early = barrier.arrive(1 if expects else amount, acted, handed)
+            last_wait: EmulatedMbarrier | None = fiber.warp.scratch.get(LAST_WAIT)
+            early = barrier.arrive(1 if expects else amount, acted, handed, last_wait)
             if early is not None:
                 fiber.machine.problem("protocol", early, fiber, ins, orders=IN_TURN)
             if open_phase and barrier.phase != phases[barrier]:
@@ -816,6 +825,7 @@ def mbarrier_wait(program: Program, ins: PtxInstruction) -> Run:
                 fiber.machine.problem("protocol", wrong, fiber, orders=IN_TURN)
             ledger = fiber.cta.cluster.ledger
             barrier.tell(fiber, relaxed, wide)
+            fiber.warp.scratch[LAST_WAIT] = barrier
             if relaxed or barrier.tensor_sealed.seen:
                 told = fiber.warp.scratch.setdefault(RELAXED, ledger.knowledge())
                 told.merge(barrier.tensor_sealed)

@@ -97,9 +97,3 @@ def dependent_grid(program: Program, ins: PtxInstruction) -> Run:
                 watch.dependent.trigger(fiber)
 
     return go
-
-
-@operation("tex", "tld4", "txq", "istypep", "suld", "sust", "sured", "suq")
-def texture(program: Program, ins: PtxInstruction) -> Run:
-    """Refuse textures and surfaces, whose objects only a driver makes."""
-    raise ValueError(f"{ins.words[0]} of a texture or surface is not emulated: ld.global of its array is")

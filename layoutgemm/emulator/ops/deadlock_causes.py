@@ -66,10 +66,36 @@ def _untouched(barrier: EmulatedMbarrier) -> list[str]:
             f"{CAUSE}{waiting.describe()} has not waited for phase {barrier.phase - 1}, which has ended, and asks for "
             f"phase {barrier.phase}: its parity is one phase ahead."
         ]
-    last = list(dict.fromkeys(_who(who()) for who, _ in barrier.before))
+    last = _arrived_before(barrier)
     if not last:
         return []
+    circle = _circle(barrier, last)
+    if circle is not None:
+        return [circle]
     return [f"{NOTE}{last[0]} arrived in phase {barrier.phase - 1}: now it {_doing(barrier.cta, last[0])}."]
+
+
+def _arrived_before(barrier: EmulatedMbarrier) -> list[str]:
+    """The warps that arrived in the last phase that has ended."""
+    return list(dict.fromkeys(_who(who()) for who, _ in barrier.before))
+
+
+def _live(cta: Cta) -> list[EmulatedMbarrier]:
+    """The mbarriers of the cluster's blocks."""
+    return [barrier for one in cta.cluster.ctas for barrier in one.scratch.get("mbarriers", {}).values()]
+
+
+def _circle(barrier: EmulatedMbarrier, last: Sequence[str]) -> str | None:
+    """A line at the first of two barriers where two warps wait for each other; last: those that arrived before."""
+    for warp in dict.fromkeys(str(fiber.warp) for fiber in barrier.waiting):
+        for other in _live(barrier.cta):
+            held = {str(fiber.warp) for fiber in other.waiting} & set(last)
+            if held and warp in _arrived_before(other) and not other.unordered(other.waiting[0].knows):
+                if (barrier.cta.rank, barrier.offset) > (other.cta.rank, other.offset):
+                    return None
+                circle = f"{warp} waits here for {min(held)}, which waits for it at the {other}"
+                return f"{CAUSE}{circle}: an arrival of one of the two is missing before its wait."
+    return None
 
 
 def _who(text: str) -> str:
@@ -102,7 +128,13 @@ def named_causes(
         there = [warp for warp in missing if warp in held.warps]
         if other != number and there:
             return [f"{CAUSE}{_warps(there)} wait{'s' * (len(there) == 1)} at barrier {other}, and not at {number}."]
-    return []
+    if barrier.expected is None:
+        return []
+    who = f"{cta.coordinate} warp {missing[0]}"
+    return [
+        f"{CAUSE}it is for {expected} threads, and {barrier.arrived} have arrived: the count is {expected} in place of "
+        f"{barrier.arrived}, or {_warps(missing)} should arrive, of which the first {_doing(cta, f'CTA {who}')}."
+    ]
 
 
 def cluster_causes(missing: Sequence[Fiber], arrived: int) -> list[str]:

@@ -126,7 +126,8 @@ def block_of(fiber: Fiber, address: int) -> tuple[Cta, int]:
             "exit",
             f"{said(fiber, fiber.ins)()} uses shared memory of CTA {ctas[rank].coordinate}, which has ended",
             fiber,
-            orders="barrier.cluster.arrive and .wait by all threads of the cluster, after it, keep the block.",
+            orders="barrier.cluster.arrive and .wait by all threads of the cluster, after it, keep the block; so does "
+            "the block's wait for it, as a pipeline's producer_tail has.",
         )
     elif ctas[rank] is not fiber.cta:
         has_begun(fiber, ctas[rank])
@@ -200,6 +201,12 @@ def place(fiber: Fiber, space: str, addresses: Lanes) -> tuple[Cta | None, npt.N
         raise MixedMemories(ranks.tolist())
     cta, _ = block_of(fiber, int(places[0]))
     return cta, places & OFFSET
+
+
+def _word_by_word(fiber: Fiber, form: AccessForm, addresses: Lanes) -> None:
+    """Part lanes that release at several words: each tells of its own accesses. Raises MixedMemories."""
+    if form.strong and form.flag.releases and fiber.cta.cluster.ledger.lanes and any_of(addresses != addresses[0]):
+        raise MixedMemories(addresses.tolist())
 
 
 def signed_to(values: npt.NDArray[Any], kind: str, width: int) -> Lanes:
@@ -316,7 +323,7 @@ def fetch(fiber: Fiber, form: AccessForm, addresses: Lanes, lanes: int, ins: Ptx
             return machine.launch.memory.read(offsets, size)
         machine.counts.bytes["global read"] += size * lanes.bit_count()
         if form.strong:
-            learn(fiber, form.flag, offsets, True)
+            learn(fiber, form.flag, offsets, lanes, True)
         _aligned(offsets, size)
         count_sectors(fiber, ins, offsets, size)
         for at in form.elements or (0,):
@@ -333,7 +340,7 @@ def fetch(fiber: Fiber, form: AccessForm, addresses: Lanes, lanes: int, ins: Ptx
         _touch_strongly(fiber, ins, form, cta, offsets, size, lanes, "ld.shared")
     machine.counts.bytes["shared read"] += size * lanes.bit_count()
     if form.strong:
-        learn(fiber, form.flag, offsets + (cta.rank << RANK_SHIFT), False)
+        learn(fiber, form.flag, offsets + (cta.rank << RANK_SHIFT), lanes, False)
     return cta.shared.read(offsets, size)
 
 
@@ -387,14 +394,17 @@ def _touch_global(
         message = f"{said(fiber, ins)()} {does} {race}"
         fiber.machine.problem("race", message, fiber, orders="bar.warp.sync between the two orders them.")
     watch = fiber.machine.global_watch
+    if fiber.machine.writers is not None and does != "reads":
+        adds = does == "adds to"
+        fiber.machine.writers.note(fiber, ins, said(fiber, ins), addresses, size, lanes, adds)
     # Locks, counters and maxima are built of other atomic operations, with ordinary accesses that may come too early.
     if watch is not None and (does != "changes" or not strong):
         where = addresses[:1] if len(addresses) > 1 and not any_of(addresses != addresses[0]) else addresses
         if does == "reads" and strong:
-            found = watch.polled(fiber, said(fiber, ins), where, size)
+            found = watch.polled(fiber, said(fiber, ins), where, size, lanes)
         else:
             same_bytes = None if does == "reads" else same
-            found = watch.access(fiber, ins.pc, said(fiber, ins), where, size, same_bytes, None, strong)
+            found = watch.access(fiber, ins.pc, said(fiber, ins), where, size, same_bytes, None, strong, lanes)
         if found is not None:
             fiber.machine.conflict(found, fiber)
 
@@ -419,11 +429,24 @@ def copies_global(
 ) -> None:  # fmt: skip
     """Check and record a copy's access to global memory: `size` bytes at each address; strong: a reduction."""
     watch = fiber.machine.global_watch
+    if writes and fiber.machine.writers is not None and len(addresses):
+        fiber.machine.writers.note(fiber, ins, said(fiber, ins), addresses, size, fiber.lanes, strong)
     if watch is not None and len(addresses):
         same = _never if writes else None
         found = watch.access(fiber, ins.pc, said(fiber, ins), addresses, size, same, copying, strong)
         if found is not None:
             fiber.machine.conflict(found, fiber)
+
+
+def touches_texels(
+    fiber: Fiber, ins: PtxInstruction, addresses: npt.NDArray[np.int64], size: int, lanes: int, does: str
+) -> None:
+    """Check and record an access to an array's texels; does: "reads", "writes", or of a texture "samples"."""
+    watch = fiber.machine.global_watch
+    if does == "samples" and watch is not None and (writer := watch.written_by(addresses, size)) is not None:
+        message = f"{said(fiber, ins)()} samples what {writer} wrote in this launch, and textures are read only"
+        fiber.machine.problem("race", message, fiber, orders="A surface, or ld.global, reads what has been written.")
+    _touch_global(fiber, ins, addresses, size, lanes, "writes" if does == "writes" else "reads")
 
 
 def _never(meets: Meets) -> bool:
@@ -533,6 +556,7 @@ def put(
 ) -> None:  # fmt: skip
     """Write the bytes [lane, bytes of all elements] of a store, checked and recorded; `lost`: those without a value."""
     machine, size = fiber.machine, form.bytes * form.count
+    _word_by_word(fiber, form, addresses)
     if fiber.cta.cluster.ledger.lanes and (both := conflicting(addresses, raw, form.bytes)) is not None:
         at, rounded = both
         message = f"lanes of one {ins.opcode} write different values to address {at:#x}"
@@ -557,7 +581,7 @@ def put(
         _touch_global(fiber, ins, offsets, size, lanes, "writes", bool(form.strong), holds)
         count_sectors(fiber, ins, offsets, size)
         if form.strong:
-            tell(fiber, form.flag, offsets, True)
+            tell(fiber, form.flag, offsets, lanes, True)
         machine.launch.memory.write(offsets, raw)
         return
     cta.shared.check(offsets, size, ins.opcode)
@@ -575,7 +599,7 @@ def put(
     if cta is not fiber.cta:
         cta.remote.append((fiber.epoch, said(fiber, ins)(), ins))
     if form.strong:
-        tell(fiber, form.flag, offsets + (cta.rank << RANK_SHIFT), False)
+        tell(fiber, form.flag, offsets + (cta.rank << RANK_SHIFT), lanes, False)
     cta.shared.write(offsets, raw)
     if lost is not None:
         cta.shared.forget(offsets, lost)
@@ -666,7 +690,8 @@ def atomic(program: Program, ins: PtxInstruction) -> Run:
         if not lanes:
             return after
         machine = fiber.machine
-        cta, offsets = place(fiber, form.space, lanewise(address(fiber), lanes))
+        _word_by_word(fiber, form, where := lanewise(address(fiber), lanes))
+        cta, offsets = place(fiber, form.space, where)
         total = size * form.count
         if cta is None:
             _touch_global(fiber, ins, offsets, total, lanes, "adds to" if sums else "changes", True)
@@ -676,9 +701,9 @@ def atomic(program: Program, ins: PtxInstruction) -> Run:
             unwritten(fiber, ins, cta, offsets, total, suspect=True)
             _touch_strongly(fiber, ins, form, cta, offsets, total, lanes, "st.shared")
         flags = offsets if cta is None else offsets + (cta.rank << RANK_SHIFT)
-        tell(fiber, form.flag, flags, cta is None)
+        tell(fiber, form.flag, flags, lanes, cta is None)
         if returns:
-            learn(fiber, form.flag, flags, cta is None)
+            learn(fiber, form.flag, flags, lanes, cta is None)
         columns = [[lanewise(source(fiber), lanes).tolist() for source in group] for group in values]
         before = np.zeros((len(offsets), form.count), dtype=dtype)
         memory = machine.launch.memory if cta is None else cta.shared

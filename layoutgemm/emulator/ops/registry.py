@@ -20,7 +20,7 @@ TAKEN = object()  # marks a fiber that was split off to execute one predicated i
 
 
 class MixedMemories(Exception):
-    """Lanes of one access whose addresses lie in different memories; `keys`: which, of each lane in its order."""
+    """Lanes of one access that do it apart, as of different memories; `keys`: which part, of each lane in its order."""
 
     def __init__(self, keys: Sequence[int]) -> None:
         super().__init__("generic addresses of one access lie in several memories")

@@ -213,8 +213,9 @@ def _covering(opcode: str) -> tuple[WordFamily, ...]:
 
 # Beginnings of opcodes whose builders know their spellings.
 _OWN = ("cp.async", "cp.reduce.async.bulk.tensor", "fence.proxy.tensormap")
-# Words that a later target has, instructions among them: the least one, or several. ptxas 13.0 assembles scatter4, and
-# the gather4 of clusters and prefetches, for sm_100, sm_103 and sm_110 with their suffix alone.
+# Words that a later target has, instructions among them: the least one, or several. ptxas 13.0 assembles scatter4,
+# im2col::w::128, and the gather4 and im2col::w of clusters and prefetches, for sm_100, sm_103 and sm_110 with their
+# suffix alone.
 _SINCE = {
     **dict.fromkeys(("mbarrier", "redux", "createpolicy", "async", "L2::cache_hint"), ("80",)),
     **dict.fromkeys((
@@ -224,9 +225,10 @@ _SINCE = {
     **dict.fromkeys(("setmaxnreg", "replace"), ("90a",)),
     "wgmma": ("9X",), "tcgen05": ("10x", "11x"), "clusterlaunchcontrol": ("100",),
     "m16n16": ("100a",), "m8n16": ("100a",), "m16n8": ("100a",), "cp_mask": ("100",), "tile::gather4": ("10x", "11x"),
-    "tile::scatter4": ("10x", "11x"), "swizzle_atomicity": ("100a",),
+    "tile::scatter4": ("10x", "11x"), "im2col::w": ("10x", "11x"), "im2col::w::128": ("10x", "11x"),
+    "swizzle_atomicity": ("100a",),
 }  # fmt: skip
-_GATHER_OF_CTA = ("100",)  # gather4 into .shared::cta
+_INTO_CTA = dict.fromkeys(("tile::gather4", "im2col::w"), ("100",))  # of copies into .shared::cta
 
 
 _WIDTH = re.compile(r"[busf](\d+)")
@@ -291,7 +293,7 @@ def check_spelling(ins: PtxInstruction, target: str) -> None:
 def check_words(ins: PtxInstruction, target: str) -> None:
     """Raise ValueError for a word of a later target."""
     for word in _SINCE.keys() & {*ins.words}:
-        since = _GATHER_OF_CTA if word == "tile::gather4" and "shared::cta" in ins.words else _SINCE[word]
+        since = _INTO_CTA.get(word, _SINCE[word]) if "shared::cta" in ins.words else _SINCE[word]
         if not any(reached(target, least) for least in since):
             least = " or ".join([f"sm_{one[:-1]}0a" if one[-1] == "X" else f"sm_{one}" for one in since])
             raise ValueError(

@@ -248,8 +248,15 @@ class _Module(NamedTuple):
     variables: tuple[ModuleVariable, ...]
 
 
+# Inline assembly of several lines: LLVM counts its source lines on from the call's, line by line.
+_INLINE = re.compile(r"// begin inline asm\n.*?// end inline asm\n", re.S)
+_LOC_LINE = re.compile(r"^[ \t]*\.loc\b[^\n]*", re.M)
+
+
 def _blank_comments(text: str) -> str:
-    """Comments replaced by blanks, line ends kept."""
+    """Comments, and source lines within inline assembly, replaced by blanks, line ends kept."""
+    if _LOC_LINE.search(text):
+        text = _INLINE.sub(lambda m: _LOC_LINE.sub("", m.group(0)), text)
 
     def blank(m: re.Match[str]) -> str:
         if m.group(0) == "/*":

@@ -44,6 +44,21 @@ class Clocks(NamedTuple):
                 return whole
         return Clocks(*found)
 
+    def covers(self, other: Clocks) -> bool:
+        """True if these know all accesses that the other knows."""
+        return all(one is two or all(one.get(source, 0) >= turn for source, turn in two.items())
+                   for one, two in zip(self, other, strict=True))  # fmt: skip
+
+    def common(self, other: Clocks) -> Clocks:
+        """The accesses that both know: one of the two, if the other covers it."""
+        if other is self:
+            return self
+        found = [_common(one, two) for one, two in zip(self, other, strict=True)]
+        for whole in (self, other):
+            if all(one is two for one, two in zip(found, whole, strict=True)):
+                return whole
+        return Clocks(*found)
+
     def after(self, stamp: Stamp, asynchronous: bool) -> Clocks:
         """These, and a source's turn; asynchronous: it was the async proxy's."""
         source, turn = stamp
@@ -91,3 +106,11 @@ def _merged(one: Clock, two: Clock) -> Clock:
     if not ahead:
         return two
     return one if len(out) == len(one) and all(one[source] >= turn for source, turn in two.items()) else out
+
+
+def _common(one: Clock, two: Clock) -> Clock:
+    """The earlier turns of both; one of the two where the other has all of them."""
+    if one is two:
+        return one
+    out = {source: min(turn, two[source]) for source, turn in one.items() if source in two}
+    return one if out == one else two if out == two else out

@@ -14,6 +14,8 @@ PTX ISA, "griddepcontrol". CUDA's programming guide, "Programmatic Dependent Lau
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -51,10 +53,11 @@ class DependentLaunch:
         self.before, self.after, self.stamp = before, after, stamp
         self.waited = self.held = False
 
-    def knows(self, fiber: Fiber) -> bool:
-        """True if a thread of the fiber has waited, or knows of one that has."""
+    def knows(self, fiber: Fiber, lanes: int) -> bool:
+        """True if each of these lanes has waited, or knows of a thread that has."""
         source, turn = self.stamp
-        return fiber.knows.clocks.known.get(source, 0) >= turn
+        told = [members for members, more in fiber.knows.apart if more.clocks.known.get(source, 0) >= turn]
+        return fiber.knows.clocks.known.get(source, 0) >= turn or not lanes & ~reduce(or_, told, 0)
 
     def wait(self, fiber: Fiber) -> None:
         """griddepcontrol.wait."""
@@ -69,16 +72,17 @@ class DependentLaunch:
         """griddepcontrol.launch_dependents: the block's first counts."""
         if not fiber.cta.scratch.get("triggered"):
             fiber.cta.scratch["triggered"] = True
-            self.held = self.held or self.knows(fiber)
+            self.held = self.held or self.knows(fiber, fiber.lanes)
 
     def _ends(self, triggered: bool) -> None:
         self.held = self.held or not triggered
 
     def race(
-        self, fiber: Fiber, what: Callable[[], str], addresses: npt.NDArray[np.int64], size: int, writes: bool
-    ) -> Conflict | None:
-        """The race of an access with a launch that may still run, or None."""
-        waited = self.knows(fiber)
+        self, fiber: Fiber, what: Callable[[], str], addresses: npt.NDArray[np.int64], size: int, writes: bool,
+        lanes: int,
+    ) -> Conflict | None:  # fmt: skip
+        """The race of some lanes' access with a launch that may still run, or None."""
+        waited = self.knows(fiber, lanes)
         for one in self.after if waited else self.before:
             find = fiber.machine.launch.memory.find
             low, high = int(addresses.min()), int(addresses.max())

@@ -9,6 +9,8 @@ Two accesses are ordered if the second's thread knows the first's turn (`clocks.
 a block or a cluster, and by a wait for a copy. Between clusters a word of global memory is released and acquired. An
 ordinary write comes before a copy engine's read only with a proxy fence between them, by either thread.
 
+What a lane acquires at a word counts for that lane, until a barrier of the warp (`lanes.py`).
+
 Lanes of one warp have a file of their own (`global_words.py`). PTX ISA, "Memory Consistency Model", "Data races".
 """
 
@@ -22,10 +24,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..machine.memory import GRANULE
+from ..ptx.values import lane_bits
 from .clocks import NO_CLOCKS, Clock, Clocks, Stamp
 from .conflicts import FENCE, Conflict, remedy
 from .global_words import untold
-from .lanes import Same
+from .lanes import Same, clocks_of
 
 if TYPE_CHECKING:
     from ..machine.interpreter import Fiber, Warp
@@ -59,6 +62,8 @@ FLAG = (
     "flag itself, an st.release or atomic operation is no race."
 )
 WARP = "bar.warp.sync (__syncwarp) of the writing warp, before one of its lanes releases, orders them."
+ALONE = "other lanes of the warp have acquired it"
+AFTER = "bar.warp.sync (__syncwarp) between the lane that acquires, or waits, and the others' accesses orders them."
 UNFENCED = "no fence.proxy.async between the write and the read by a copy engine"
 Numbers = npt.NDArray[np.int32]
 Addresses = npt.NDArray[np.int64]
@@ -84,6 +89,26 @@ class CopyAccess(NamedTuple):
     stamp: Stamp
     event: MemoryEvent | None = None
     asynchronous: bool = True
+
+
+class MadeGlobalAccess(NamedTuple):
+    """An access that is examined, as `GlobalWatch.access` has its arguments."""
+
+    fiber: Fiber
+    what: Callable[[], str]
+    copying: CopyAccess | None
+    addresses: Addresses
+    size: int
+    lanes: int
+
+    def at(self, units: Addresses, shift: int) -> int:
+        """The lanes that touch one of these units of 2**shift bytes."""
+        lanes = self.lanes or self.fiber.lanes
+        if self.copying is not None or len(self.addresses) == 1:
+            return lanes
+        low, high = self.addresses >> shift, self.addresses + self.size - 1 >> shift
+        touch = ((low[:, None] <= units) & (units <= high[:, None])).any(axis=1)
+        return sum(bit for bit, here in zip(lane_bits(lanes), touch.tolist(), strict=True) if here)
 
 
 class WatchedPage:
@@ -190,21 +215,17 @@ class GlobalWatch:
         turns, readers = self.observed.get(at, ((), ()))
         return stamp in turns and warp in readers
 
-    def told(self, addresses: Addresses) -> Clocks:
-        """Return the clocks that were handed on at these words."""
-        out = NO_CLOCKS
-        for at in set(addresses.tolist()):
-            if at in self.flags:
-                out = out.merged(self.flags[at][0])
-        return out
+    def told(self, address: int) -> Clocks:
+        """Return the clocks that were handed on at a word."""
+        return self.flags[address][0] if address in self.flags else NO_CLOCKS
 
     def access(
         self, fiber: Fiber, pc: int, what: Callable[[], str], addresses: Addresses, size: int,
-        same: Same | None, copying: CopyAccess | None = None, strong: bool = False,
+        same: Same | None, copying: CopyAccess | None = None, strong: bool = False, lanes: int = 0,
     ) -> Conflict | None:  # fmt: skip
         """Record an access and return its race, or None.
 
-        addresses  each a multiple of `size`, a power of two
+        addresses  each a multiple of `size`, a power of two; of the lanes in their order, or one for all of them
         same       of a write, whether memory holds what it writes; None: a read
         copying    of a copy that goes on after its instruction
         strong     of a write, whether it is atomic or strong
@@ -213,10 +234,11 @@ class GlobalWatch:
         source = fiber.warp.source if copying is None else copying.stamp[0]
         race: Conflict | None = None
         if self.dependent is not None:
-            race = self.dependent.race(fiber, what, addresses, size, same is not None)
+            race = self.dependent.race(fiber, what, addresses, size, same is not None, lanes or fiber.lanes)
+        made = MadeGlobalAccess(fiber, what, copying, addresses, size, lanes)
         for places in _places(addresses, size):
             if race is None or race.lint:
-                race = self._examined(fiber, what, copying, places, same, strong) or race
+                race = self._examined(made, places, same, strong) or race
             pages, shift = (self.coarse, COARSE) if coarse else (self.pages, 0)
             page = pages.get(places.page)
             if page is None:
@@ -233,15 +255,18 @@ class GlobalWatch:
                 page.written = True
         return race
 
-    def polled(self, fiber: Fiber, what: Callable[[], str], addresses: Addresses, size: int) -> Conflict | None:
-        """The conflict of a strong read with an unordered ordinary write, or None."""
+    def polled(
+        self, fiber: Fiber, what: Callable[[], str], addresses: Addresses, size: int, lanes: int
+    ) -> Conflict | None:
+        """The conflict of some lanes' strong read with an unordered ordinary write, or None."""
+        made = MadeGlobalAccess(fiber, what, None, addresses, size, lanes)
         for places in _places(addresses, size):
             page = self.pages.get(places.page)
             if page is None or not page.written:
                 continue
             where = places.units(page.shift)
             found = (page.writers[where], True, False, where, page.shift)
-            race = self._race(fiber, what, None, places.page, found, None)
+            race = self._race(made, places.page, found, None)
             if race is not None and not race.lint:  # a relaxed read of a flag before this one is enough in practice
                 message = race.message.partition("; nothing orders them: ")[0]
                 return Conflict(f"{message}; nothing orders them: {POLLED}", FLAG, not self.strict)
@@ -265,10 +290,7 @@ class GlobalWatch:
                         return None if access is None else access.what
         return None
 
-    def _examined(
-        self, fiber: Fiber, what: Callable[[], str], copying: CopyAccess | None, places: PagePlaces,
-        same: Same | None, strong: bool,
-    ) -> Conflict | None:  # fmt: skip
+    def _examined(self, made: MadeGlobalAccess, places: PagePlaces, same: Same | None, strong: bool) -> Conflict | None:
         """The race of an access to some places of a page, or None."""
         race: Conflict | None = None
         for pages in (self.pages, self.coarse):
@@ -279,13 +301,13 @@ class GlobalWatch:
             where = places.units(page.shift)
             if changed and page.changers is not None:
                 found = (page.changers[where], True, same is not None, where, page.shift)
-                race = self._race(fiber, what, copying, places.page, found, same)
+                race = self._race(made, places.page, found, same)
             if page.written and (race is None or race.lint):
                 found = (page.writers[where], True, same is not None, where, page.shift)
-                race = self._race(fiber, what, copying, places.page, found, same) or race
+                race = self._race(made, places.page, found, same) or race
             if page.read and same is not None and (race is None or race.lint):
                 found = (page.readers[where], False, True, where, page.shift)
-                race = self._race(fiber, what, copying, places.page, found, None) or race
+                race = self._race(made, places.page, found, None) or race
             if race is not None:
                 return race
         return None
@@ -336,8 +358,8 @@ class GlobalWatch:
         return found
 
     def _race(
-        self, fiber: Fiber, what: Callable[[], str], copying: CopyAccess | None, page: int,
-        found: tuple[Numbers, bool, bool, slice | Numbers, int], same: Same | None,
+        self, made: MadeGlobalAccess, page: int, found: tuple[Numbers, bool, bool, slice | Numbers, int],
+        same: Same | None,
     ) -> Conflict | None:  # fmt: skip
         """The race with one of these earlier accesses, or None.
 
@@ -345,13 +367,19 @@ class GlobalWatch:
         same   of a write after a write, whether memory holds the same bytes
         """
         numbers, wrote, writes, where, shift = found
+        fiber, what = made.fiber, made.what
         first = numbers[0]
         different = np.unique(numbers).tolist() if np.count_nonzero(numbers != first) else [int(first)]
         for number, one in [(every, one) for every in different for one in self.groups.get(every, (every,))]:
             earlier = self.accesses[one]
             if earlier is None:
                 continue
-            lacks = self._lacks(fiber, earlier, wrote, writes, copying)
+            lacks = self._lacks(made, earlier, wrote, writes)
+            if lacks is not None and fiber.knows.apart:
+                theirs = np.flatnonzero(numbers == number)
+                inside = theirs + where.start if isinstance(where, slice) else where[theirs].astype(np.int64)
+                units = inside + (page << PAGE_BITS - shift)
+                lacks = self._lacking(made, earlier, wrote, writes, lacks, units, shift)
             source, turn = earlier.stamp
             partly = wrote and lacks is None and source == earlier.warp.source != fiber.warp.source
             if lacks is None and not (partly and turn in earlier.warp.partly_told):
@@ -360,8 +388,7 @@ class GlobalWatch:
             inside = theirs + where.start if isinstance(where, slice) else where[theirs].astype(np.int64)
             units = inside + (page << PAGE_BITS - shift)
             if lacks is None:
-                known = fiber.knows.clocks.known[source]
-                alone = untold(earlier.warp, turn, known, (units << shift).tolist())
+                alone = self._untold(made, earlier, units, shift)
                 if alone is None:
                     continue
                 units, lacks = units[units == alone[0] >> shift], alone[1]
@@ -377,6 +404,8 @@ class GlobalWatch:
             orders = (
                 WARP
                 if partly
+                else AFTER
+                if lacks.startswith(ALONE)
                 else ACQUIRE
                 if lacks is DOUBTED
                 else FENCE
@@ -387,13 +416,43 @@ class GlobalWatch:
                             orders, lint)  # fmt: skip
         return None
 
+    def _lacking(
+        self, made: MadeGlobalAccess, earlier: GlobalAccess, wrote: bool, writes: bool, lacks: str,
+        units: Addresses, shift: int,
+    ) -> str | None:  # fmt: skip
+        """`_lacks` of each lane that touches one of these units; of a copy, of the lanes together."""
+        lanes = made.at(units, shift)
+        if made.copying is not None:
+            return self._lacks(made, earlier, wrote, writes, lanes)
+        each = [(bit, self._lacks(made, earlier, wrote, writes, bit)) for bit in lane_bits(lanes)]
+        missing = [(bit, why) for bit, why in each if why is not None]
+        if len(missing) == len(each):
+            return lacks
+        if not missing or missing[0][1] in (DOUBTED, UNFENCED):
+            return missing[0][1] if missing else None
+        return f"{ALONE}, lane {missing[0][0].bit_length() - 1} has not, and no bar.warp.sync tells it"
+
+    @staticmethod
+    def _untold(made: MadeGlobalAccess, earlier: GlobalAccess, units: Addresses, shift: int) -> tuple[int, str] | None:
+        """(first address, reason) of a unit whose writing lane has not told the lanes that touch it now, or None."""
+        knows, (source, turn) = made.fiber.knows, earlier.stamp
+        lanes = made.at(units, shift)
+        for bit in lane_bits(lanes) if knows.apart and made.copying is None else (lanes,):
+            own = units if bit == lanes else [unit for unit in units.tolist() if made.at(np.array([unit]), shift) & bit]
+            known = clocks_of(knows, bit).known[source]
+            found = untold(earlier.warp, turn, known, [int(unit) << shift for unit in own])
+            if found is not None:
+                return found
+        return None
+
     def _lacks(
-        self, fiber: Fiber, earlier: GlobalAccess, wrote: bool, writes: bool, copying: CopyAccess | None
+        self, made: MadeGlobalAccess, earlier: GlobalAccess, wrote: bool, writes: bool, lanes: int = 0
     ) -> str | None:
-        """The reason why an earlier access is not ordered before this one, or None."""
-        clocks, (source, turn) = fiber.knows.clocks, earlier.stamp
+        """The reason why an earlier access is not ordered before this one, by what all lanes know and these."""
+        fiber, copying = made.fiber, made.copying
+        clocks, (source, turn) = clocks_of(fiber.knows, lanes), earlier.stamp
         own, alone = source == fiber.warp.source, earlier.warp.cta.cluster is fiber.cta.cluster
-        if not own and clocks.known.get(source, 0) < turn and not (alone and self._ended(fiber, earlier)):
+        if not own and clocks.known.get(source, 0) < turn and not (alone and self._ended(fiber, earlier, lanes)):
             if clocks.doubted.get(source, 0) >= turn:
                 return DOUBTED
             if earlier.warp is fiber.warp:
@@ -404,13 +463,13 @@ class GlobalWatch:
         crosses = wrote and copying is not None and copying.asynchronous and not earlier.asynchronous
         return UNFENCED if crosses and clocks.crossed.get(source, 0) < turn else None
 
-    def _ended(self, fiber: Fiber, earlier: GlobalAccess) -> bool:
-        """True if some lane knows that a copy of its cluster has ended; a lane's wait counts for its warp."""
+    def _ended(self, fiber: Fiber, earlier: GlobalAccess, lanes: int) -> bool:
+        """True if all lanes, or one of these, know that a copy of their cluster has ended."""
         knows, ledger, event = fiber.knows, fiber.cta.cluster.ledger, earlier.event
         if event is None:
             return False
         known = ledger.came_before if earlier.warp is fiber.warp else ledger.knows
-        every = (knows, *[more for _, more in knows.apart])
+        every = (knows, *[more for members, more in knows.apart if members & lanes])
         return any(known(one, part) for one in every for part in (event, *event.divided))
 
     def _orders(self, fiber: Fiber, earlier: GlobalAccess, what: Callable[[], str]) -> str:

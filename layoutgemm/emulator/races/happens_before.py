@@ -136,7 +136,7 @@ class Knowledge:
     time     a logical clock that goes along, for a timeline
     mine     a fiber's own events of which each lane knows its part alone, and those that own writes were left unfenced
     apart    (lanes, what they know beside)
-    clocks   accesses to global memory; what one lane of a warp knows of them counts for all
+    clocks   accesses to global memory
     """
 
     __slots__ = (
@@ -430,12 +430,14 @@ class Ledger:
     def gpu_fence(self, fiber: Fiber, acquires: bool, releases: bool) -> None:
         """fence.gpu: acquire what relaxed reads saw, and release through later relaxed writes."""
         self.end_turn(fiber)
-        fiber.knows.clocks = fiber.knows.clocks.after_fence(acquires, releases)
+        for one in (fiber.knows, *[more for _, more in fiber.knows.apart]):
+            one.clocks = one.clocks.after_fence(acquires, releases)
 
     def global_fence(self, fiber: Fiber) -> None:
         """fence.proxy.async.global: earlier accesses to global memory become visible to the async proxy."""
         self.end_turn(fiber)
-        fiber.knows.clocks = fiber.knows.clocks.after_proxy_fence()
+        for one in (fiber.knows, *[more for _, more in fiber.knows.apart]):
+            one.clocks = one.clocks.after_proxy_fence()
 
     def proxy_fence(self, fiber: Fiber) -> None:
         """fence.proxy.async: earlier accesses become visible to the async proxy, each lane's own."""

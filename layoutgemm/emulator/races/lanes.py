@@ -26,7 +26,8 @@ three additions:
 
     mine   events of the warp itself that touched memory lane by lane, and that no barrier has ordered since: each lane
            knows its own part of them
-    apart  what some lanes know beside: those that a branch sent the other way, and that waited for something there
+    apart  what some lanes know beside: those that a branch sent the other way, and that waited for something there;
+           and those that acquired at a word of their own
     fenced events of `mine` that each lane has fenced its own part of, since the last barrier
 
 They are empty at most times. `synchronise` empties them. Acquiring a barrier at which the lanes arrived does so too,
@@ -43,6 +44,7 @@ import numpy.typing as npt
 
 from ..machine.memory import granules, parts_of
 from ..ptx.values import FULL, Lanes, any_of, bool_of
+from .clocks import Clocks
 
 if TYPE_CHECKING:
     from ..machine.interpreter import Fiber
@@ -204,6 +206,15 @@ def uninformed(ledger: Ledger, knows: Knowledge, event: MemoryEvent, lanes: int)
     return lanes
 
 
+def clocks_of(knows: Knowledge, lanes: int) -> Clocks:
+    """The accesses to global memory that some of these lanes know of."""
+    found = knows.clocks
+    for members, more in knows.apart:
+        if members & lanes:
+            found = found.merged(more.clocks)
+    return found
+
+
 def unknown(
     ledger: Ledger,
     knows: Knowledge,
@@ -303,13 +314,23 @@ def fork(ledger: Ledger, knows: Knowledge, lanes: int) -> Knowledge:
 
 
 def join(
-    ledger: Ledger, knows: Knowledge, children: Iterable[tuple[int, Knowledge]], ended: Iterable[Knowledge]
-) -> None:
-    """Merge the knowledge of reconverging lanes into `knows`. ended: knowledge of lanes that exited."""
+    ledger: Ledger, knows: Knowledge, children: Iterable[tuple[int, Knowledge]], ended: Iterable[Knowledge],
+    source: int = 0,
+) -> None:  # fmt: skip
+    """Merge the knowledge of reconverging lanes into `knows`.
+
+    ended   knowledge of lanes that exited
+    source  the warp's own in `Clocks`, or 0
+    """
     arrived = list(children)
     for gone in ended:
         knows.past |= gone.seen | gone.past
     common = arrived[0][1]
+    clocks = common.clocks
+    for _, one in arrived[1:]:
+        clocks = clocks.common(one.clocks)
+    if len(arrived) > 1 and source:  # what the warp itself did is told apart by its lanes elsewhere
+        clocks = clocks.after((source, max(one.clocks.known.get(source, 0) for _, one in arrived)), False)
     seen, proxied, inits, opened, crossed = common.seen, common.proxied, common.inits, common.open, common.crossed
     met = common.met
     for _, one in arrived[1:]:
@@ -320,8 +341,8 @@ def join(
         inits &= one.inits
         opened &= one.open
     knows.apart, knows.mine, knows.fenced, knows.narrow = [], [], 0, 0
+    knows.clocks = clocks
     for lanes, one in arrived:
-        knows.clocks = knows.clocks.merged(one.clocks)
         knows.past |= one.seen | one.past
         knows.own |= one.own
         knows.fenced |= one.fenced
@@ -329,7 +350,7 @@ def join(
         knows.time = max(knows.time, one.time)
         knows.mine += [event for event in one.mine if event not in knows.mine]
         if (one.seen & ~seen or one.proxied & ~proxied or one.inits & ~inits or one.open & ~opened
-                or one.crossed & ~crossed):  # fmt: skip
+                or one.crossed & ~crossed or not clocks.covers(one.clocks)):  # fmt: skip
             _add(ledger, knows, lanes, one)
         for some, more in one.apart:
             _add(ledger, knows, some, more)
@@ -352,28 +373,24 @@ def _add(ledger: Ledger, knows: Knowledge, lanes: int, more: Knowledge) -> None:
 def _by_lane(ledger: Ledger, knows: Knowledge) -> None:
     """One set for each lane; equal sets share lanes."""
     names = ("seen", "proxied", "inits", "open", "crossed", "narrow")
-    found: dict[tuple[int, ...], int] = {}
+    found: dict[tuple[object, ...], tuple[int, Knowledge]] = {}
     for lane in range(32):
-        bits = [0] * len(names)
+        made = ledger.knowledge()
         for members, more in knows.apart:
             if members >> lane & 1:
-                for i, name in enumerate(names):
-                    bits[i] |= getattr(more, name)
-        if any(bits):
-            key = tuple(bits)
-            found[key] = found.get(key, 0) | 1 << lane
-    knows.apart = []
-    for key, lanes in found.items():
-        made = ledger.knowledge()
-        for name, events in zip(names, key, strict=True):
-            setattr(made, name, events)
-        knows.apart.append((lanes, made))
+                made.merge(more)
+        key: tuple[object, ...] = tuple([getattr(made, name) for name in names])
+        key += tuple([frozenset(clock.items()) for clock in made.clocks])
+        if any(key):
+            found[key] = found.get(key, (0, made))[0] | 1 << lane, made
+    knows.apart = list(found.values())
 
 
 def synchronise(ledger: Ledger, fiber: Fiber) -> None:
     """bar.warp.sync: each of the fiber's lanes knows what any of them knew and did."""
     ledger.renew(fiber)
     ledger.end_turn(fiber)
+    fiber.warp.meet(fiber.lanes)
     knows = fiber.knows
     for _, more in knows.apart:
         knows.merge(more)
@@ -452,13 +469,13 @@ def apart_by_rounding(a: npt.NDArray[np.uint8], b: npt.NDArray[np.uint8], width:
 def learn(ledger: Ledger, fiber: Fiber, lanes: int, event: MemoryEvent) -> None:
     """Teach some of the fiber's lanes their part of an asynchronous operation that has happened."""
     knows = fiber.knows
-    if event.stamp is not None:
-        knows.clocks = knows.clocks.after(event.stamp, event.asynchronous)
     if not ledger.lanes or (lanes & fiber.lanes == fiber.lanes and (event.lanes == 0 or one_lane(fiber.lanes))):
         ledger.learn(knows, event)
         if ledger.lanes and event.wrote and not event.asynchronous:
             knows.mine.append(event)
     elif event.lanes:
+        if event.stamp is not None:
+            knows.clocks = knows.clocks.after(event.stamp, event.asynchronous)
         knows.mine.append(event)
         knows.own |= ledger.bit(event)
         knows.time = max(knows.time, event.time)
@@ -468,6 +485,15 @@ def learn(ledger: Ledger, fiber: Fiber, lanes: int, event: MemoryEvent) -> None:
         ledger.learn(more, event)
         _add(ledger, knows, lanes & fiber.lanes, more)
         knows.past |= more.seen | more.past
+
+
+def acquire(ledger: Ledger, fiber: Fiber, lanes: int, told: Knowledge) -> None:
+    """Teach some of the fiber's lanes what was handed on to them."""
+    if not ledger.lanes or lanes & fiber.lanes == fiber.lanes:
+        fiber.knows.merge(told)
+    else:
+        _add(ledger, fiber.knows, lanes & fiber.lanes, told)
+        fiber.knows.past |= told.seen | told.past
 
 
 def divide(ledger: Ledger, event: MemoryEvent, lanes: int) -> MemoryEvent:

@@ -98,10 +98,10 @@ def test_clocks_go_on():
     ("text", "said"),
     [
         ("wgmma.mma_async.sp.sync.aligned.m64n8k32.f32.f16.f16 %f0;", "has 6 operands and its immediates, not 1"),
-        ("tex.2d.v4.f32.f32 {%f0, %f1, %f2, %f3}, [%d0, {%f4, %f5}];", "ld.global of its array is"),
+        ("tex.acube.v4.f32.f32 {%f0, %f1, %f2, %f3}, [%d0, {%f4, %f5}];", "of textures 1d, 2d, 3d, a1d, a2d"),
         ("shfl.up.b32 %r0, %r1, 1, 0;", "does not know shfl.up.b32; .sync and a member mask come with sm_70"),
         ("vote.ballot.b32 %r0, %p0;", "does not know vote.ballot.b32; .sync and a member mask come with sm_70"),
-        ("suld.b.2d.b32.trap %r0, [%d0, {%r1, %r2}];", "suld of a texture or surface"),
+        ("sured.b.add.2d.u32.trap [%d0, {%r1, %r2}], %r0;", "atom.global of the surface's array is"),
     ],
 )
 def test_what_is_not_emulated_has_a_name_and_a_way_out(text, said):

@@ -175,6 +175,16 @@ def test_the_line_of_an_inlined_function_is_its_callers():
     ]  # fmt: skip
 
 
+def test_the_line_of_inline_assembly_is_its_calls():
+    """LLVM counts on from there, a line of the source for each line of the assembly."""
+    text = '.target sm_90\n.file 1 "a.py"\n.entry k() {\n.reg .pred q;\n.loc 1 92 16\n// begin inline asm\n{\n'
+    text += ".loc 1 94 16\nWAIT:\n.loc 1 95 16\n@q bra DONE;\n.loc 1 97 16\nbra WAIT;\nDONE:\n}\n"
+    kernel = parse(text + "\n// end inline asm\n.loc 1 93 16\nret;\n}\n")[0]
+    assert [(ins.line, str(ins.source)) for ins in kernel.instructions] == [
+        (11, "a.py:92"), (13, "a.py:92"), (19, "a.py:93"),
+    ]  # fmt: skip
+
+
 # Expression -> its 64 bits as ptxas 13.0 compiles them.
 EXPRESSIONS = {
     "(1<<4)|3": 19, "~0": -1, "5>3?7:2": 7, "(.u64)-1>>63": 1, "-1>>63": -1, "0xffffffffffffffff>>4": (1 << 60) - 1,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from layoutgemm.emulator.findings import Finding
 from layoutgemm.emulator.machine.interpreter import Policy
 from tests.emulator.run_ptx import LANE, run
 
@@ -72,12 +73,60 @@ def test_a_word_is_reset_by_the_thread_that_read_what_was_added():
 
 def test_each_step_between_the_flag_and_a_blocks_threads_counts():
     text = BLOCKS.format(tid=LANE, write=WRITE, read=READ, tell=RELEASE, ask=ACQUIRE)
-    for barrier in ("bar.sync 0; @!%p2 bra END;", "READY: bar.sync 0;"):
-        (race,) = found(text.replace(barrier, barrier.replace("bar.sync 0;", "")), block=64, grid=2)
-        assert race.kind == "race", barrier
+    for barrier, alone in (("bar.sync 0; @!%p2 bra END;", 0), ("READY: bar.sync 0;", 1)):
+        races = found(text.replace(barrier, barrier.replace("bar.sync 0;", "")), block=64, grid=2)
+        assert {race.kind for race in races} == {"race"}, barrier
+        assert sum("other lanes of the warp have acquired it" in race.message for race in races) == alone
     # All threads fence, then a barrier, and one thread's relaxed atomic: what CUDA's samples do.
     assert not exchange(write=WRITE + FENCE, tell=RELAXED)
     assert not exchange(read=FENCE + READ, ask=VOLATILE)
+
+
+# Block 1 writes a word a lane and sets flags; block 0 polls some of them, and its lane i reads word i ^ 1.
+WARP = """mov.u32 %r9, %ctaid.x; setp.eq.u32 %p0, %r9, 0; {lane} setp.eq.u32 %p2, %r31, 0; add.s64 %d1, %a, %d31;
+    add.s64 %d3, %flag, %d31; @%p0 bra WAIT; st.global.b32 [%d1], %r31; {tell} bra END;
+    WAIT: {ask} READY: {meet} xor.b32 %r1, %r31, 1; mul.wide.u32 %d2, %r1, 4; add.s64 %d2, %a, %d2;
+    ld.global.b32 %r2, [%d2]; END:"""
+POLL_ONE = "mov.u32 %r3, 0; @!%p2 bra READY; POLL: {} setp.eq.u32 %p1, %r3, 0; @%p1 bra POLL;"
+BY_ONE = f"bar.warp.sync -1; @%p2 {RELEASE}"
+BY_EACH = "st.release.gpu.global.b32 [%d3], 1;"
+POLL_EACH = "POLL: ld.acquire.gpu.global.b32 %r3, [%d3]; setp.eq.u32 %p1, %r3, 0; @%p1 bra POLL;"
+SHUFFLE = "shfl.sync.idx.b32 %r3, %r3, 0, 31, -1;"
+
+
+@pytest.mark.parametrize(
+    ("tell", "ask", "meet", "races"),
+    [(BY_ONE, POLL_ONE.format(ACQUIRE), "bar.warp.sync -1;", ""),
+     (BY_ONE, POLL_ONE.format(ACQUIRE), "bar.sync 0;", ""),
+     (BY_ONE, POLL_ONE.format(ACQUIRE), "", "other lanes of the warp have acquired it, lane 1 has not"),
+     (BY_ONE, POLL_ONE.format(ACQUIRE), SHUFFLE, "strict"),
+     # All lanes poll one word.
+     (BY_ONE, "POLL: ld.acquire.gpu.global.b32 %r3, [%flag]; setp.eq.u32 %p1, %r3, 0; @%p1 bra POLL;", "", ""),
+     # Each lane acquires its own flag, and reads what its neighbour's tells of.
+     (BY_EACH, POLL_EACH, "bar.warp.sync -1;", ""),
+     (BY_EACH, POLL_EACH, "", "told of it, and no bar.warp.sync stands between"),
+     # A fence acquires what its own lane has read, and releases for its own lane's later writes.
+     (BY_ONE, POLL_ONE.format(VOLATILE + FENCE), "bar.warp.sync -1;", ""),
+     (BY_ONE, POLL_ONE.format("ld.relaxed.gpu.global.b32 %r3, [%flag];"), FENCE, "other lanes of the warp"),
+     (f"{FENCE} bar.warp.sync -1; @%p2 {RELAXED}", POLL_ONE.format(ACQUIRE), "bar.warp.sync -1;", ""),
+     (f"setp.eq.u32 %p5, %r31, 1; bar.warp.sync -1; @!%p5 bra OVER; {FENCE} OVER: @%p2 {RELAXED}",
+      POLL_ONE.format(ACQUIRE), "bar.warp.sync -1;", "no word that the one releases")],
+)  # fmt: skip
+def test_a_lanes_acquire_is_its_own_until_a_barrier_of_the_warp(tell: str, ask: str, meet: str, races: str):
+    body = WARP.format(lane=LANE, tell=tell, ask=ask, meet=meet)
+
+    def seen(policy: Policy) -> list[Finding]:
+        return run(
+            body, {"a": np.zeros(32, np.uint32), "flag": np.zeros(32, np.uint32)}, grid=2, policy=policy
+        ).findings
+
+    for policy in (Policy(), Policy(lanes="strict"), Policy(pick="random", seed=2)):
+        expected = races if races != "strict" else "other lanes" if policy.lanes == "strict" else ""
+        got = seen(policy)
+        assert [one.kind for one in got] == ["race"] * bool(expected) and all(expected in one.message for one in got)
+    if "other lanes" in races:
+        assert "bar.warp.sync (__syncwarp) between the lane that acquires" in got[0].orders
+        assert not seen(Policy(lanes="off"))
 
 
 def test_a_relaxed_poll_without_a_fence():

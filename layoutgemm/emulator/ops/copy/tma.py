@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -47,8 +47,8 @@ LOAD = "mbarrier::complete_tx::bytes"
 # The engine takes one operation for a warp. ptxas 13.0 turns a load or a reduction into a loop over the active lanes,
 # so 32 lanes add 32 times (seen in its SASS, and recorded on an H200); it issues a store once.
 EACH = "each its own"
-LEFT_OUT = ("im2col::w", "im2col::w::128")
-PIXELS = ("im2col", "im2col_no_offs")
+WIDE_PIXELS = {f"im2col::{mode}": mode for mode in im2col.WIDE}
+PIXELS = ("im2col", "im2col_no_offs", *WIDE_PIXELS)
 FOUR_ROWS = ("tile::gather4", "tile::scatter4")
 REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
 
@@ -278,10 +278,14 @@ class FourRowTransfer(TmaTransfer):
 
 
 class PixelTransfer(TmaTransfer):
-    """The elements of one im2col copy: a column of pixels. Coordinates are followed by the offsets along W, H, D."""
+    """The elements of one im2col copy: a column of pixels. Coordinates are followed by the offsets along W, H, D.
 
-    def __init__(self, content: bytes) -> None:
-        self.pixels, self.address = decode_im2col(content)
+    Those of a wide copy are wHalo and wOffset; a map has a transfer for each wHalo, as it moves other bytes.
+    """
+
+    def __init__(self, content: bytes, wide: str = "", halo: int = 0) -> None:
+        self.map, self.address = decode_im2col(content, wide)
+        self.pixels = im2col.with_halo(self.map, (halo, 0))
         self.tmap = self.written = self.pixels.tiled
         self.bytes, self.unit = self.pixels.bytes, 0
         self.granules = lru_cache(maxsize=None)(self._granules)
@@ -293,7 +297,7 @@ class PixelTransfer(TmaTransfer):
         self, coordinates: Sequence[int], stores: bool = False
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
         """The same of pixels: arrays [channels, pixels]."""
-        return im2col.global_bits(self.pixels, *self._split(coordinates))
+        return im2col.global_bits(self.map, *self._split(coordinates))
 
     def shared_bits(self, offset: int) -> npt.NDArray[np.int64]:
         """The same of pixels, one row each."""
@@ -301,7 +305,7 @@ class PixelTransfer(TmaTransfer):
 
     def load(self, memory: Bytes, coordinates: Sequence[int], shared: Bytes, offset: int) -> None:
         """Copy the pixels into shared memory."""
-        im2col.load(self.pixels, memory, *self._split(coordinates), shared, offset)
+        im2col.load(self.map, memory, *self._split(coordinates), shared, offset)
 
     def store(self, memory: Bytes, coordinates: Sequence[int], shared: Bytes, offset: int) -> None:
         """Copy shared memory into the pixels."""
@@ -332,6 +336,7 @@ class PixelTransfer(TmaTransfer):
 _box = lru_cache(maxsize=256)(TmaTransfer)
 _four_rows = lru_cache(maxsize=256)(FourRowTransfer)
 _pixels = lru_cache(maxsize=256)(PixelTransfer)
+_wide_pixels = lru_cache(maxsize=256)(PixelTransfer)
 
 
 def _box_at(fiber: Fiber, address: int, made: Callable[[bytes], TmaTransfer]) -> TmaTransfer:
@@ -362,8 +367,6 @@ class TmaForm:
         for word in ins.words[1:]:
             if len(word) == 2 and word[1] == "d" and word[0].isdigit():
                 self.rank = int(word[0])
-            elif word in LEFT_OUT:
-                raise ValueError(f".{word} is not emulated: .im2col, which walks along H and D too, is")
             elif word not in ("async", "bulk", "tensor", "tile", "L2::cache_hint", "reduce", *known):
                 raise ValueError(f".{word} is not emulated")
             else:
@@ -382,7 +385,8 @@ class TmaForm:
         if len(self.coordinates) != count:
             of = f"{count}, a column and {gather.ROWS} rows" if self.rows else f"{count} dimensions"
             raise ValueError(f"{len(self.coordinates)} coordinates for {of}")
-        self.offsets = self.rank - 2 if "im2col" in pixels else 0
+        self.wide = WIDE_PIXELS.get(next(iter(pixels), ""), "")
+        self.offsets = 2 if self.wide else self.rank - 2 if "im2col" in pixels else 0
         if pixels and not self.offsets:
             self.coordinates += [_no_offset] * (self.rank - 2)
 
@@ -393,13 +397,15 @@ class TmaForm:
         given = ins.operands[at] if len(ins.operands) > at else None
         parts = () if given is None else given.parts if len(given.parts) > 0 else (given,)
         if len(parts) != self.offsets:
-            raise ValueError(f"{len(parts)} im2col offsets for {self.offsets} spatial dimensions")
+            wants = "wHalo and wOffset" if self.wide else f"{self.offsets} spatial dimensions"
+            raise ValueError(f"{len(parts)} im2col offsets for {wants}")
         self.coordinates += [program.value(part, "b16") for part in parts]
         return at + 1
 
     def box(self, fiber: Fiber, lane: int | None, where: Sequence[Value]) -> tuple[TmaTransfer, list[int]]:
         """One lane's box and coordinates. `where`: the values of the map's address and of the coordinates."""
-        box = _box_at(fiber, _of(where[0], lane), self.made)
+        made = partial(_wide_pixels, wide=self.wide, halo=_of(where[-2], lane)) if self.wide else self.made
+        box = _box_at(fiber, _of(where[0], lane), made)
         if box.tmap.rank != self.rank:
             raise EmulatorError(f"a copy of {self.rank} dimensions with a tensor map of {box.tmap.rank}")
         coordinates = [int(s32(_of(value, lane))) for value in where[1:]]
@@ -470,7 +476,7 @@ def _load(program: Program, ins: PtxInstruction) -> Run:
     form = TmaForm(
         program, ins,
         ("shared::cta", "shared::cluster", "global", LOAD, "multicast::cluster", "cta_group::1", "cta_group::2",
-         "tile::gather4", "im2col"), 1,
+         "tile::gather4", "im2col", *WIDE_PIXELS), 1,
     )  # fmt: skip
     own, multicast, pair = "shared::cta" in form.words, "multicast::cluster" in form.words, "cta_group::2" in form.words
     if LOAD not in form.words or "global" not in form.words or own == ("shared::cluster" in form.words):
@@ -720,7 +726,7 @@ def tensor_reduce(program: Program, ins: PtxInstruction) -> Run:
 @operation("cp.async.bulk.prefetch.tensor")
 def tensor_prefetch(program: Program, ins: PtxInstruction) -> Run:
     """cp.async.bulk.prefetch.tensor: a box into L2. Checks the map and the coordinates; no other effect."""
-    form = TmaForm(program, ins, ("prefetch", "L2", "global", "tile::gather4", "im2col"), 0)
+    form = TmaForm(program, ins, ("prefetch", "L2", "global", "tile::gather4", "im2col", *WIDE_PIXELS), 0)
     counted(ins, form.take_offsets(program, ins, 1) + ("L2::cache_hint" in ins.words))
 
     def go(fiber: Fiber) -> None:

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from layoutgemm.atoms.tma.im2col import Im2colMap
+from layoutgemm.atoms.tma.im2col import Im2colMap, global_bits, wide_pixels
 from layoutgemm.dtypes import dtype
 from layoutgemm.emulator.api import Im2colMapOf, emulate_ptx
 from layoutgemm.emulator.machine.tensor_map import decode, decode_im2col, encode, encode_im2col, from_driver_im2col
-from layoutgemm.errors import EmulatorError, PtxError
+from layoutgemm.errors import EmulatorError, PtxError, TmaError
 from tests.emulator.ops.copy.tensor_copies import ARM, BEGIN, IN, OUT, PAIR, POLICIES, SHARED, WAIT, at, one, swizzled
 from tests.emulator.run_ptx import Result, run
 
@@ -98,6 +98,97 @@ def test_loads_are_those_of_a_walk_through_the_pixels(seed: int) -> None:
             row[:kept] = whole[tuple(place)][:kept]
     assert result.kinds == []
     assert (result["out"] == swizzled(wanted.reshape(-1).view(np.uint8), tmap.swizzle)).all()
+
+
+def drawn_wide(rng: np.random.Generator) -> Im2colMap:
+    """A random map of wide copies: of the drawn maps, with corners of W alone and a swizzle."""
+    while (tmap := drawn(rng)).swizzle == "none":
+        pass
+    wide = str(rng.choice(["w", "w::128"]))
+    return replace(tmap, lower=tmap.lower[:1], upper=tmap.upper[:1], wide=wide, pixels=min(tmap.pixels, 32))
+
+
+def walk_wide(tmap: Im2colMap, coordinates: tuple[int, ...], count: int) -> list[list[int]]:
+    """The pixels from the first one on: along W, then to the lower corner of the next image, H and D as they are."""
+    now, seen, ((first, last),) = list(coordinates[1:]), [], tmap.box
+    while len(seen) < count:
+        seen.append(list(now))
+        now[0] += tmap.steps[1]
+        if now[0] > last:
+            now[0], now[-1] = first, now[-1] + 1
+    return seen
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_wide_loads_are_those_of_a_walk_along_w_and_the_images(seed: int) -> None:
+    """wHalo pixels more of the walk lie behind the column; wOffset moves the box and the first pixel."""
+    rng = np.random.default_rng(seed)
+    tmap = drawn_wide(rng)
+    halo, offset = (0 if tmap.wide == "w::128" else int(rng.integers(0, 4))), int(rng.integers(0, 4))
+    first, step = tmap.box[0][0], tmap.steps[1]
+    begin = first - int(rng.integers(1, 4)) if seed % 3 == 0 else first + step * int(rng.integers(0, tmap.visited[0]))
+    fixed = [int(rng.integers(0, extent)) for extent in tmap.extents[2:]]
+    coordinates, count = (0, begin, *fixed), (128 if tmap.wide == "w::128" else tmap.pixels) + halo
+    size = count * tmap.channels * tmap.dtype.bytes
+    load = LOAD.format(rank=tmap.rank).replace("im2col", f"im2col::{tmap.wide}")
+    body = f"""{BEGIN} mov.u32 %r10, {size}; @!%p0 bra WAIT;
+    mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], {size}; mov.u16 %h0, {halo}; mov.u16 %h1, {offset};
+    {load} [%r1], [%map, {{{", ".join(map(str, coordinates))}}}], [%r2], {{%h0, %h1}};
+    {WAIT} {OUT}"""
+    buffers, memory = setting(tmap, out=np.zeros(size, np.uint8))
+    result = run(body, buffers, shared=2 * SHARED, policy=POLICIES[seed % len(POLICIES)], target="sm_100a")
+    whole = elements(tmap, memory)
+    wanted = np.zeros((count, tmap.channels), whole.dtype)
+    kept = min(tmap.channels, tmap.extents[0])
+    for row, pixel in zip(wanted, walk_wide(tmap, coordinates, count), strict=True):
+        place = [pixel[0] + offset, *pixel[1:]][::-1]
+        if all(0 <= p < n for p, n in zip(place, whole.shape, strict=False)):
+            row[:kept] = whole[tuple(place)][:kept]
+    assert result.kinds == []
+    assert (result["out"] == swizzled(wanted.reshape(-1).view(np.uint8), tmap.swizzle)).all()
+    read, address = decode_im2col(encode_im2col(tmap, at(1)), tmap.wide)
+    assert (replace(read, dtype=tmap.dtype), address) == (tmap, at(1))
+
+
+def test_the_figures_of_wide_copies() -> None:
+    """PTX ISA's examples of im2col::w, of images of 7 pixels: 128 pixels and two more; and three buffers in steps."""
+    images = Im2colMap(
+        dtype("bf16"), (64, 7, 9, 128), (128, 896, 8064), (0,), (0,), 64, 128, (1,) * 4, "128B", wide="w"
+    )
+    w, h, n = wide_pixels(images, (0, 3, 2, 7), 2)
+    assert len(w) == 130 and set(h.tolist()) == {2}
+    assert list(zip(n.tolist(), w.tolist(), strict=True))[:6] == [(7, 3), (7, 4), (7, 5), (7, 6), (8, 0), (8, 1)]
+    assert (n[-1], w[-1]) == (7 + (3 + 129) // 7, (3 + 129) % 7)
+    steps = replace(images, lower=(-1,), upper=(-1,), steps=(1, 3, 1, 1))
+    for offset, places in ((0, [-1, 2, 5]), (1, [0, 3, 6]), (2, [1, 4, 7])):
+        assert (wide_pixels(steps, (0, -1, 2, 7), 0)[0][:6] + offset).tolist() == places * 2
+
+
+@pytest.mark.parametrize(
+    ("change", "coordinates", "offsets", "message"),
+    [
+        ({}, (0, 7, 0, 0), (0, 0), "begins at W = 7; the pixel box has -1 to 5"),
+        ({"steps": (1, 2, 1, 1)}, (0, 0, 0, 0), (0, 0), "begins at W = 0; the pixel box has -1 to 5 in steps of 2"),
+        ({"wide": "w::128"}, (0, 0, 0, 0), (2, 0), r"a halo of 2 pixels of im2col::w::128: .* a figure alone"),
+        ({}, (0, 0, 0, 0), (0, 40000), r"wHalo and wOffset \(0, 40000\)"),
+        ({"swizzle": "none"}, (0, 0, 0, 0), (0, 0), "swizzle none of a copy im2col::w"),
+    ],
+)
+def test_wide_copies_that_are_refused(
+    change: dict[str, object], coordinates: tuple[int, ...], offsets: tuple[int, ...], message: str
+) -> None:
+    wide = Im2colMap(dtype("bf16"), (64, 7, 9, 2), (128, 896, 8064), (-1,), (-1,), 64, 64, (1,) * 4, "128B", wide="w")
+    tmap = replace(wide, **change)
+    with pytest.raises((EmulatorError, TmaError), match=message):
+        encode_im2col(tmap, at(1))
+        global_bits(tmap, coordinates, offsets)
+
+
+def test_a_wide_map_is_of_its_mode() -> None:
+    wide = Im2colMap(dtype("bf16"), (64, 7, 9, 2), (128, 896, 8064), (-1,), (-1,), 64, 64, (1,) * 4, "128B", wide="w")
+    for mode, said in (("", "is .im2col, and"), ("w::128", "is .im2col::w::128, and the tensor map is of im2col::w")):
+        with pytest.raises(EmulatorError, match=said):
+            decode_im2col(encode_im2col(wide, at(1)), mode)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -188,7 +279,7 @@ GET = LOAD.format(rank=4) + " [%r1], [%map, {0, 0, 0, 0}], [%r2], {0, 0};"
         (GET.replace(", {0, 0};", ";"), "0 im2col offsets for 2"),
         (GET.replace(", {0, 0};", ", {0};"), "1 im2col offsets for 2"),
         (GET.replace("4d", "2d").replace("{0, 0, 0, 0}", "{0, 0}"), "3 to 5 dimensions"),
-        (GET.replace(".im2col", ".im2col::w"), "im2col::w is not emulated"),
+        (GET.replace(".im2col", ".im2col::w"), "im2col::w needs .target sm_10"),
         (GET.replace("{0, 0};", "{0, 0}, %r1, %r2;"), "operands"),
         (STORE.replace("cp.async", "cp.reduce.async").replace("cta", "cta.add").format(rank=4)
          + " [%map, {0, 0, 0, 0}], [%r1];", "im2col_no_offs is not emulated"),
