@@ -135,13 +135,16 @@ def nearest(x: object, known: Iterable[object], most: int = 1) -> str:
 
     >>> nearest("rleu", ("relu", "gelu")), nearest("tanj", ("relu", "gelu")), nearest(3, ("relu",))
     ("do you mean 'relu'? ", '', '')
+    >>> nearest("rowwize", ("RowWise", "TensorWise"))
+    "do you mean 'RowWise'? "
     """
     if not isinstance(x, str):
         return ""
     from difflib import get_close_matches
 
-    near = get_close_matches(x.lower()[:_TEXT], [name for name in known if isinstance(name, str)], most)
-    return f"do you mean {' or '.join(map(repr, near))}? " if near else ""
+    names = {name.lower(): name for name in known if isinstance(name, str)}
+    near = get_close_matches(x.lower()[:_TEXT], names, most)
+    return f"do you mean {' or '.join(repr(names[name]) for name in near)}? " if near else ""
 
 
 def unnamed(error: Refusal, value: object) -> Refusal:

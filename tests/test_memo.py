@@ -14,8 +14,8 @@ import pytest
 from layoutgemm.kernels.epilogue.chain import Clamp, Custom, Epilogue
 from layoutgemm.kernels.epilogue.reductions import Reduction
 from layoutgemm.kernels.operands.combined import Combined
+from layoutgemm.kernels.operands.prologue import Prologue
 from layoutgemm.kernels.sm90.mainloop import Promoted
-from layoutgemm.kernels.sm90.operands.prologue import Prologue
 from layoutgemm.memo import ExactFloat, exact, memoized
 
 

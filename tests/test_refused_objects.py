@@ -20,8 +20,8 @@ from layoutgemm.emulator.mutation.api import mutate
 from layoutgemm.errors import NotCompiledError
 from layoutgemm.kernels.epilogue.chain import Custom
 from layoutgemm.kernels.operands.combined import Combined
+from layoutgemm.kernels.operands.prologue import Prologue
 from layoutgemm.kernels.quantized.formats import QuantizedFormat
-from layoutgemm.kernels.sm90.operands.prologue import Prologue
 from layoutgemm.kernels.streamed.plan import StreamedPlan
 from layoutgemm.layouts import LinearLayout, functions
 from layoutgemm.layouts.swizzle import ComposedLayout

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from ..kernels.epilogue.chain import Epilogue
 from ..kernels.operands.combined import Combine
+from ..kernels.operands.prologue import Prologue
 from ..kernels.orders import Order
-from ..kernels.sm90.operands.prologue import Prologue
 from .composed.api import CallParts, composes, multiply_parts
 from .derivatives import compiled
 from .functions.api import multiply_with_functions

@@ -33,6 +33,7 @@ weights. fp8 and gates are two kernels beside products; teaching and ladder have
 from .derive import Operand
 from .indexed.rows import IndexedRows, RowIndices
 from .operands.combined import Combined
+from .operands.prologue import Prologue, PrologueOperand
 from .plan import GemmPlan
 from .planner import plan
 from .ragged import Ragged
@@ -42,7 +43,6 @@ from .sm80.plan import Sm80Config, Sm80Plan
 from .sm90.along_k import AlongK
 from .sm90.config import Sm90Tuning
 from .sm90.mainloop import Promoted, Table
-from .sm90.operands.prologue import Prologue, PrologueOperand
 from .sm90.operands.row_sums import RowSums
 from .sm90.plan import Sm90Config, Sm90Plan
 from .sm90.triangular.operands import Triangles

@@ -13,27 +13,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import lcm
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from ..atoms import wgmma
 from ..atoms.copy.base import WARP
 from ..errors import PlanError
 from ..report import Check
 from .epilogue.chain import Epilogue
+from .numbers import W
 from .partials import LANE_COLUMNS
 
 MOST_COLUMNS = 256  # of a tile, in every kernel
 
 
-class _Fragment(Protocol):
+class LaneValues(Protocol):
     """A map (lane, value) -> (row, column) of a warp's accumulators."""
 
     @property
     def accumulator_registers(self) -> int: ...
     @property
-    def coords_C(self) -> Callable[..., Any]: ...
+    def coords_C(self) -> Callable[..., tuple[W, W]]: ...
     def __hash__(self) -> int: ...
 
 
@@ -52,7 +54,7 @@ class Members:
 
 
 @cache
-def members_of(fragment: _Fragment, columns: int, distance: int) -> tuple[Members, ...]:
+def members_of(fragment: LaneValues, columns: int, distance: int) -> tuple[Members, ...]:
     """The members of the group of each value.
 
     Raises PlanError where a member lies in another warp or tile, or as another value in some lanes.
@@ -98,10 +100,12 @@ def members_of(fragment: _Fragment, columns: int, distance: int) -> tuple[Member
     return tuple(found)
 
 
-def _places(fragment: _Fragment) -> tuple[np.ndarray, np.ndarray]:
+def _places(fragment: LaneValues) -> tuple[np.ndarray, np.ndarray]:
     """(lane, value) -> row, and -> column."""
     lanes = np.arange(WARP)
-    each = [fragment.coords_C(lanes, v) for v in range(fragment.accumulator_registers)]
+    each: list[tuple[npt.NDArray[np.int64], ...]] = [
+        fragment.coords_C(lanes, v) for v in range(fragment.accumulator_registers)
+    ]
     rows, columns = (np.stack([np.broadcast_to(np.asarray(x[at]), (WARP,)) for x in each], 1) for at in (0, 1))
     return rows, columns
 
@@ -112,7 +116,7 @@ def _column(column: np.ndarray, columns: int, distance: int, k: int) -> np.ndarr
     return column // span * span + column % distance + k * distance
 
 
-def check_groups(epilogue: Epilogue, fragment: _Fragment | None = None) -> None:
+def check_groups(epilogue: Epilogue, fragment: LaneValues | None = None) -> None:
     """Raise PlanError for functions of columns that no lanes have.
 
     fragment  the map of a kernel's accumulators; None: wgmma's of the narrowest tile with whole groups
@@ -130,7 +134,7 @@ def check_groups(epilogue: Epilogue, fragment: _Fragment | None = None) -> None:
         members_of(fragment or wgmma(width, "bf16", "bf16", "f32"), step.columns, step.distance)
 
 
-def groups_check(epilogue: Epilogue, fragment: _Fragment, values: Sequence[int]) -> Check:
+def groups_check(epilogue: Epilogue, fragment: LaneValues, values: Sequence[int]) -> Check:
     """Each function of several columns reads its own group's members.
 
     Each value takes its own column's result.

@@ -25,14 +25,14 @@ from .indexed.rows import IndexedRows
 from .operands.combined import LEAST_MATRICES, Combined
 from .operands.gated import combination
 from .operands.pair import SecondPair, pair_of
+from .operands.prologue import Prologue
 from .orders import Order, columns_of_order, diagonal_pattern, is_symmetric
 from .plan import GemmPlan, check_sizes, present
-from .sm80.choose import choose_sm80, for_several, holding_groups
+from .sm80.choose import choose_sm80, for_prologue, for_several, holding_groups
 from .sm80.plan import Sm80Config, Sm80Plan
 from .sm90.choose.prologue import prologue_config
 from .sm90.choose.rules import SPARE, Sm90Choice, in_place, whole_columns, with_whole_rows
 from .sm90.indexed.choose import indexed_config
-from .sm90.operands.prologue import Prologue
 from .sm90.plan import Sm90Config, Sm90Plan
 from .sm90.triangular.choose import SHORT_PATTERN, by_rounds
 from .sm90.triangular.operands import Triangles
@@ -142,7 +142,7 @@ def plan(
     gated     as for `Sm90Plan.derive`: B has 2n columns; or a function of the sums of several matrices B
     order     the order of tiles, of all or some of them, as for `Sm90Plan.derive`; the rule chooses for as many
               columns as that share of the tiles has
-    prologue  a function of A's elements, as for `Sm90Plan.derive`, on sm_90a
+    prologue  a function of A's elements, as for `Sm90Plan.derive`; not on sm_100a
     pair      K of a second pair of matrices, likewise; beside a gate or several matrices B, of each sum
     indexed   rows of A and C by index; m is the product's rows
     triangles A or B is triangular, likewise
@@ -168,7 +168,7 @@ def plan(
     if kind is Sm90Config:
         parts = HopperParts(epilogue, gates, order, prologue, pair_of(pair, gates), indexed, triangles)
         return _for_hopper((m, n, k), batch, (a, b, c), chosen, parts)
-    for name, part in {"triangles": triangles, "prologue": prologue}.items():
+    for name, part in {"triangles": triangles, "prologue": prologue if kind is Sm100Config else None}.items():
         if part is not None:
             raise PlanError(refusal_beside_hopper(name, target.name))
     if kind is Sm100Config:
@@ -185,9 +185,11 @@ def plan(
         chosen = for_several(chosen, sums, pair is not None)
         if indexed is not None and indexed.gather is not None and chosen.loads == "tma":
             chosen = replace(chosen, loads="cp.async")  # which gathers rows
+        if prologue is not None:
+            chosen = for_prologue(chosen)
     return Sm80Plan.derive(
         m, n, k, batch=batch, arch=target, a=a, b=b, c=c, config=chosen, epilogue=epilogue, order=order,
-        indexed=indexed, gated=gates, pair=pair,
+        indexed=indexed, gated=gates, pair=pair, prologue=prologue,
     )  # fmt: skip
 
 

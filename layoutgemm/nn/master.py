@@ -12,7 +12,7 @@ from ..torch_op.fp8.api import quantize
 from ..torch_op.problem import half
 from ..torch_op.scaled_grouped import scaled_matmul
 from ..torch_op.scaled_grouped.grouped_training import fp8_grouped_matmul
-from ..torch_op.scaled_grouped.recipes import BLOCK, FAMILIES, SQUARE, recipe_text
+from ..torch_op.scaled_grouped.recipes import BLOCK, SQUARE, recipe_text, refusal_of_both
 from ..torch_op.scaled_grouped.training import fp8_matmul
 from .linear import ActivatedLayer, check_features, sizes_text
 
@@ -49,8 +49,8 @@ class MasterLinear(ActivatedLayer, torch.nn.Linear):
         if activation in GATES:
             half(2, out_features)
         names = recipe_text("recipe_a", recipe_a), recipe_text("recipe_b", recipe_b)
-        if not any(names[0] in family and names[1] in family for family in FAMILIES):
-            raise OperandError(f"recipe_a {names[0]} and recipe_b {names[1]}: both are of blocks, or neither is")
+        if refused := refusal_of_both(*names):
+            raise OperandError(refused)
         super().__init__(in_features, out_features, bias, device, dtype)
         self.activation, self.recipe_a, self.recipe_b = activation, *names
 

@@ -4,9 +4,9 @@
     backward  g = dy[source]               p = g @ down^T   dfactor = sum(p * a)      ddown  = (factor * a)^T @ g
               dh = gate'(h) * factor * p                    dx[row] += dh @ first^T   dfirst = x[source]^T @ dh
 
-Sorted rows are not kept: x, h and a are. No pass goes over rows of x's width in float32, and rows that have left their
-order are not sorted back: products place them. Where the backward pass is itself recorded, or transformed, its
-derivatives are those of the single operators.
+Sorted rows are not kept: x and h are. No pass goes over rows of x's width in float32, and rows that have left their
+order are not sorted back: products place them. One kernel reads h and p, and makes dh, factor * a and dfactor. Where
+the backward pass is itself recorded, or transformed, its derivatives are those of the single operators.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch.autograd.function import FunctionCtx
 
-from ..torch_op.autograd.activation import by_autograd, gate, gate_gradient
+from ..torch_op.autograd.activation import by_autograd, gate, weighted_gradient
 from ..torch_op.autograd.kept import recorder
 from ..torch_op.checks import PLAIN, differentiated, in_older_vmap, seen_by_autograd_alone
 from ..torch_op.scaled_grouped import grouped_matmul
@@ -49,8 +49,8 @@ def recorded_experts(
     return _record(x, route.factors, first, down, route.order, route.offsets, activation)
 
 
-class _Experts(torch.autograd.Function):
-    """The sums, and the gradients of x, of the factors and of both matrices of each expert."""
+class _RecordedExperts(torch.autograd.Function):
+    """The sums, with gradients of x, the factors and both matrices."""
 
     @staticmethod
     def forward(
@@ -60,7 +60,7 @@ class _Experts(torch.autograd.Function):
         source, of_rows = order // factors.shape[-1], factors.reshape(-1)[order]
         h = grouped_matmul(x, first, offsets, rows=source)
         hidden = gate(h, activation)
-        ctx.save_for_backward(x, factors, first, down, order, offsets, source, of_rows, h, hidden)
+        ctx.save_for_backward(x, factors, first, down, order, offsets, source, of_rows, h)
         ctx.activation = activation
         return _placed_sums(hidden, down, offsets, order, factors.shape, of_rows)
 
@@ -68,7 +68,7 @@ class _Experts(torch.autograd.Function):
     def backward(ctx: FunctionCtx, dy: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         if dy is None:
             return (None,) * 7
-        x, factors, first, down, order, offsets, source, of_rows, h, hidden = ctx.saved_tensors
+        x, factors, first, down, order, offsets, source, of_rows, h = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:4]
         if torch.is_grad_enabled() or not _alone(dy):
             return (
@@ -77,25 +77,21 @@ class _Experts(torch.autograd.Function):
                 None,
                 None,
             )
-        column, g = of_rows[:, None], dy.index_select(0, source)
-        weighted = torch.mul(hidden, column, out=torch.empty_like(hidden)) if wanted[3] else hidden
-        p, of_down = gradients_of(weighted, down, offsets, OFFSETS, (any(wanted[:3]), wanted[3]), g)
-        of_x = of_factors = of_first = None
-        if p is not None:
-            if wanted[1]:
-                sums = (p * hidden).sum(-1, dtype=factors.dtype)
-                of_factors = torch.empty_like(sums).scatter_(0, order, sums).view(factors.shape)
-            if wanted[0] or wanted[2]:
-                dh = gate_gradient(h, p.mul_(column), ctx.activation)
-                if wanted[0]:
-                    of_x = _placed_sums(dh, first.mT, offsets, order, factors.shape)
-                if wanted[2]:
-                    rows = x.index_select(0, source)
-                    _, of_first = gradients_of(rows, first, offsets, OFFSETS, (False, True), dh)
+        g = dy.index_select(0, source)
+        dh, weighted, sums = weighted_gradient(h, grouped_matmul(g, down.mT, offsets), of_rows, ctx.activation)
+        of_x = of_factors = of_first = of_down = None
+        if wanted[0]:
+            of_x = _placed_sums(dh, first.mT, offsets, order, factors.shape)
+        if wanted[1]:
+            of_factors = torch.empty_like(sums).scatter_(0, order, sums).view(factors.shape)
+        if wanted[2]:
+            _, of_first = gradients_of(x.index_select(0, source), first, offsets, OFFSETS, (False, True), dh)
+        if wanted[3]:
+            _, of_down = gradients_of(weighted, down, offsets, OFFSETS, (False, True), g)
         return of_x, of_factors, of_first, of_down, None, None, None
 
 
-_record = recorder(_Experts)
+_record = recorder(_RecordedExperts)
 
 
 def _alone(dy: torch.Tensor) -> bool:

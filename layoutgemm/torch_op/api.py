@@ -21,9 +21,9 @@ from ..dtypes import f32
 from ..errors import OperandError
 from ..kernels.epilogue.chain import Epilogue, EpilogueOperand
 from ..kernels.operands.combined import Combine
+from ..kernels.operands.prologue import Prologue
 from ..kernels.orders import Order
 from ..kernels.run.operand_checks import check_operands, same_memory
-from ..kernels.sm90.operands.prologue import Prologue
 from ..kernels.sm90.triangular.operands import Triangles
 from ..moved import old_names
 from .autograd.activation import by_autograd

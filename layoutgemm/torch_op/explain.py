@@ -12,9 +12,9 @@ import torch
 from ..errors import OperandError
 from ..kernels.epilogue.chain import Epilogue
 from ..kernels.operands.combined import Combine
+from ..kernels.operands.prologue import Prologue
 from ..kernels.orders import Order
 from ..kernels.run.operand_checks import check_operands
-from ..kernels.sm90.operands.prologue import Prologue
 from ..kernels.sm90.triangular.operands import Triangles
 from ..kernels.streamed.plan import StreamedConfig
 from .bias_activation import GATES, gated_finish
@@ -29,7 +29,7 @@ from .indexed.grouped_rows import Options, checked_rows, takes_copied_rows
 from .indexed.product import IndexedOperands
 from .operands.several import explain_combined
 from .own_epilogue.derivatives import NO_SUMS, EpilogueProduct, is_linear
-from .prepared import NO_FINISH, Config, problem_at
+from .prepared import NO_FINISH, Config, on_gpu, problem_at, target
 from .problem import gated_shapes
 from .prologue.explain import explain_prologue
 from .quantized.configs import PackedConfig
@@ -147,12 +147,18 @@ def _together(
     """The explanation of `matmul` with parts together, or of several matrices; None for other products."""
     asked = AskedParts(*parts[:4], options["activation"], options["copy_rows"], parts[4])
     own = {name: options[name] for name in OWN}
-    if _in_groups(options) or options["scale_a"] is not None or not composes(type(a) is tuple, asked, own):
+    together = composes(type(a) is tuple, asked, own) or (asked.prologue is not None and _by_mma_sync(a))
+    if _in_groups(options) or options["scale_a"] is not None or not together:
         if parts[2] is None:
             return None
         return explain_combined(a, b, parts[2], given, options["out"], options["config"], options["out_dtype"])
     result = ComposedOptions(options["out"], options["config"], options["out_dtype"], None)
     return explain_composed(a, b, asked, own, given, result)
+
+
+def _by_mma_sync(a: object) -> bool:
+    """True if `a` is on a GPU without wgmma: a function of A is a part as others there."""
+    return isinstance(a, torch.Tensor) and on_gpu(a.get_device()) and target(a.get_device())[0] != "sm_90a"
 
 
 def _check_unscaled(given: Options) -> None:

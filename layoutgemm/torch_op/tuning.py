@@ -28,10 +28,10 @@ from ..errors import LayoutError, OperandError, PlanError
 from ..kernels.compile import cache as object_cache
 from ..kernels.compile.worker import Kernel, build
 from ..kernels.epilogue.chain import Epilogue
+from ..kernels.operands.prologue import Prologue
 from ..kernels.quantized.formats import QuantizedFormat
 from ..kernels.sm90.choose.candidates import candidates
 from ..kernels.sm90.choose.rules import Sm90Choice
-from ..kernels.sm90.operands.prologue import Prologue
 from ..kernels.sm90.plan import Sm90Config
 from ..kernels.streamed.choose import StreamedChoice
 from ..kernels.streamed.plan import StreamedConfig

@@ -23,6 +23,7 @@ from layoutgemm.kernels.sm90.shards import (
 )
 
 POISON = 0x7FC0  # a NaN of bf16
+LONG = Patience(1 << 30, 0)  # of a wait that a deadlock ends
 
 
 @dataclass
@@ -36,7 +37,7 @@ class Ranks:
     plan: Sm90Plan
     ranks: int
     chunks: int
-    patience: Patience = Patience(1 << 30, 0)
+    patience: Patience = LONG
     target: int | None = None
     workers: int = 2
     copies: bool = False

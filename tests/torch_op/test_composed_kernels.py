@@ -10,13 +10,17 @@ from tests import needs
 
 torch = needs.module("torch")
 
+import layoutgemm
 from layoutgemm import matmul
-from layoutgemm.errors import OperandError
+from layoutgemm.errors import OperandError, PlanError
+from layoutgemm.kernels import Prologue
 from layoutgemm.kernels.epilogue.chain import ColumnReduce, Epilogue, RowReduce
+from layoutgemm.torch_op import explain
 from layoutgemm.torch_op.composed import plans
 from layoutgemm.torch_op.composed import product as composed
 from layoutgemm.torch_op.indexed import product as indexed
 from layoutgemm.torch_op.operands import several
+from layoutgemm.torch_op.prologue import product as prologues
 from tests.torch_op.emulated_launches import launches_are_emulated
 from tests.torch_op.test_composed import CASES, CAUSAL, TILE, A, drawn
 
@@ -64,7 +68,7 @@ def test_rows_are_gathered_and_scattered_by_mma_sync(hopper: list[Any], monkeypa
 @needs.DSL
 @needs.C_COMPILER
 @pytest.mark.dsl
-@pytest.mark.parametrize("name", ["several matrices in two pairs", "a gate of two pairs"])
+@pytest.mark.parametrize("name", ["several matrices in two pairs", "a gate of two pairs", "a prologue and an epilogue"])
 def test_mma_sync_multiplies_several_matrices(name: str, hopper: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "target", lambda index: ("sm_80", 163 << 10))
     call, _, operands, _ = CASES[name]
@@ -118,8 +122,26 @@ def test_tiles_left_out_count_as_nothing(code: str, hopper: list[Any], monkeypat
 
 def test_the_mma_sync_kernel_refuses_other_parts(hopper: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "target", lambda index: ("sm_80", 99 << 10))
-    with pytest.raises(OperandError, match=r"prologue: not by the kernel of sm_80: .* Compute the function"):
-        CASES["a prologue and an epilogue"].call(*CASES["a prologue and an epilogue"].operands)
+    twice = Prologue.of(lambda x, i, k, ops: x * 2.0)
+    with pytest.raises(PlanError, match=r"prologue and pair: by mma\.sync a function is of one A"):
+        matmul((A, A), (A.T, A.T), prologue=twice)
     with pytest.raises(OperandError, match="config is one of sm_90a's kernel"):
         matmul(A, A.T, order="lower", bias=drawn(136), config=TILE)
     assert not hopper
+
+
+@needs.DSL
+@needs.C_COMPILER
+@pytest.mark.dsl
+def test_mma_sync_has_a_function_of_a_alone(hopper: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (plans, prologues, composed):
+        monkeypatch.setattr(module, "target", lambda index: ("sm_80", 163 << 10))
+    monkeypatch.setattr(prologues, "on_gpu", lambda index: True)
+    scaled = Prologue.of(lambda x, i, k, ops, s: ops.maximum(x, 0.0) * s + k, s="m")
+    b, bias, s = drawn(64, 72), drawn(72), drawn(2, 2 * 136)[0, ::2].float()
+    found = matmul(A, b, prologue=scaled, given={"s": s}, bias=bias, activation="relu", out_dtype=torch.float32)
+    monkeypatch.setattr(explain, "_by_mma_sync", lambda a: True)
+    assert str(layoutgemm.explain_matmul(A, b, prologue=scaled, given={"s": s})).startswith("Sm80Plan 136x72x64 sm_80")
+    assert [type(plan).__name__ for plan in hopper] == ["Sm80Plan"]
+    x = (A.float().relu() * s[:, None] + torch.arange(64)).bfloat16()
+    torch.testing.assert_close(found, (x.float() @ b.float() + bias.float()).relu(), rtol=1e-5, atol=1e-3)

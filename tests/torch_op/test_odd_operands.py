@@ -306,6 +306,8 @@ def test_a_weight_that_is_no_matrix_is_refused(weight: Any) -> None:
         (lambda a, b: explain_matmul(a, b, triangles=3), "triangles is a int: a Triangles"),
         (lambda a, b: fp8_matmul(a, b, out_dtype={}), "out_dtype"),
         (lambda a, b: fp8_matmul(a, b, out_dtype=torch.zeros(2)), "out_dtype"),
+        (lambda a, b: fp8_matmul(a, b, recipe_a=None), "recipe_a None and recipe_b BlockWise128x128: both of"),
+        (lambda a, b: fp8_matmul(a, b, recipe_b="rowwize"), "recipe_b 'rowwize': do you mean 'RowWise'[?] known"),
         (lambda a, b: matmul(a, b, activation="rleu"), "do you mean 'relu'[?] known are 'relu', "),
         (lambda a, b: quantized_matmul(a, WEIGHT, activation=["relu"]), r"activation \['relu'\]: known are"),
         (lambda a, b: QuantizedWeight.quantize(b, WEIGHT.format, ["bf16"]), r"activations are \['bf16'\]"),

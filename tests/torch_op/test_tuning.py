@@ -25,9 +25,9 @@ from layoutgemm.kernels.compile import cache as object_cache
 from layoutgemm.kernels.compile import compiler as compiling
 from layoutgemm.kernels.compile import worker as compile_apart
 from layoutgemm.kernels.epilogue.chain import Activation, Amax, Epilogue, Residual, RowReduce, Scale
+from layoutgemm.kernels.operands.prologue import Prologue
 from layoutgemm.kernels.sm90.choose.occupancy import ClusterOccupancy
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice, choose
-from layoutgemm.kernels.sm90.operands.prologue import Prologue
 from layoutgemm.kernels.sm90.plan import Sm90Config
 from layoutgemm.kernels.streamed.choose import StreamedChoice
 from layoutgemm.kernels.streamed.plan import StreamedConfig

@@ -38,7 +38,7 @@ from ...arguments import shown
 from ...errors import DeadlockError, EmulatorError
 from ..findings import LINT, REMEDIES, Counts, Finding, Findings
 from ..ptx.parser import PtxInstruction
-from ..ptx.program import CodeSegment, Operation, Program
+from ..ptx.program import CodeSegment, Operation, Program, set_bits
 from ..ptx.values import FULL, LANES, Lanes, Undefined, Value, any_of, bool_of, mask_of
 from ..races.conflicts import Conflict
 from ..races.global_bytes import GlobalWatch
@@ -964,9 +964,7 @@ class PtxMachine:
             parent.registers[:] = first.registers
             return
         wanted = self.program.live.get(parent.pc, -1) & written
-        while wanted:
-            register = (wanted & -wanted).bit_length() - 1
-            wanted &= wanted - 1
+        for register in set_bits(wanted):
             value = first.registers[register]
             for child in others:
                 wide = bool(self.program.wide >> register & 1)

@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from ...errors import EmulatorError
 from ..ptx.parser import PtxInstruction, PtxOperand
-from ..ptx.program import CodeSegment, Operation, Program
+from ..ptx.program import CodeSegment, Operation, Program, set_bits
 from ..ptx.values import (
     FULL,
     LANES,
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
 # Operations that move values between lanes, or compute with many: their operands decide nothing.
 MOVES = ("shfl", "redux", "movmatrix", "vote", "match", "stmatrix", "mma", "wmma", "wgmma", "atom", "red", "st.async")
+_TENSOR_STORE = ("tcgen05", "st")
 # Instructions that put bits elsewhere, by their data operands; the others say where to.
 CARRIES = {
     "mov": None,
@@ -132,7 +133,7 @@ def _settled(fiber: Fiber, numbers: list[int] | tuple[int, ...]) -> list[int]:
 def _compute(fiber: Fiber, ins: PtxInstruction, doubtful: list[int]) -> None:
     """Compute one arithmetic instruction, some of whose registers are undefined in some lanes."""
     program, registers = fiber.machine.program, fiber.registers
-    targets = [at for at in range(len(registers)) if program.writes[ins.pc] >> at & 1]
+    targets = [*set_bits(program.writes[ins.pc])]
     kept = {at: registers[at] for at in doubtful}
     before = {at: bits_without(registers[at], program.widths[at]) for at in targets}
     guard = None if ins.predicate is None else program.index[ins.predicate]
@@ -289,7 +290,7 @@ def run_doubtful(fiber: Fiber, step: Operation) -> int | None:
             kept[at], registers[at] = value, value.value
             continue
         if value.lanes & lanes:
-            if (ins.words[0] in MOVES or ins.words[:2] == ("tcgen05", "st")) and not addresses >> at & 1:
+            if ins.words[0] in MOVES and not addresses >> at & 1:
                 message = f"{ins.opcode} takes it: {_said(fiber, at)}"
                 machine.problem("uninitialised", message, fiber, suspect=True)
             elif values >> at & 1 and not addresses >> at & 1:
@@ -330,14 +331,15 @@ def _parts(ins: PtxInstruction, program: Program) -> tuple[int, int]:
         if operand.kind == "address":
             for at in program.registers(operand):
                 addresses |= 1 << at
-    if ins.words[0] == "st":
-        for at in program.registers(ins.operands[1]):
+    stored = ins.operands[1:2] if ins.words[0] == "st" else ins.operands[-1:] if ins.words[:2] == _TENSOR_STORE else ()
+    for operand in stored:
+        for at in program.registers(operand):
             values |= 1 << at
     return addresses, values
 
 
 def _said(fiber: Fiber, at: int) -> str:
-    name, value = list(fiber.machine.program.index)[at], fiber.registers[at]
+    name, value = fiber.machine.program.names[at], fiber.registers[at]
     return str(value) if name == value.of else f"{value}, and {name} depends on it"
 
 

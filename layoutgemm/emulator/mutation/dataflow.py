@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from ..ptx.parser import PtxInstruction, PtxOperand
-from ..ptx.program import Program
+from ..ptx.program import Program, set_bits
 
 # Special registers that are the thread's own, in every block and launch.
 OF_THREAD = ("%tid", "%laneid", "%warpid", "%lanemask")
@@ -50,13 +50,9 @@ def depends(program: Program, pc: int) -> str | None:
         return None
     what = "nothing"
     definitions: dict[str, list[int]] = {}
-    names = list(program.index)
     for ins in instructions:
-        written = program.writes[ins.pc]
-        while written:
-            low = written & -written
-            written ^= low
-            definitions.setdefault(names[low.bit_length() - 1], []).append(ins.pc)
+        for register in set_bits(program.writes[ins.pc]):
+            definitions.setdefault(program.names[register], []).append(ins.pc)
     wanted, done = list(registers_in(address)), set[str]()
     while wanted:
         name = wanted.pop()

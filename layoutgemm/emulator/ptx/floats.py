@@ -127,6 +127,17 @@ BINARY: dict[str, Callable[[Floats, Floats], Floats]] = {
     "max.NaN": lambda a, b: np.where(np.isnan(a) | np.isnan(b), np.nan, _maximum(a, b)),
     "div.approx": _approximate_quotient,
 }
+
+
+def _turn(a: Floats) -> Floats:
+    """The angle of sin.approx and cos.approx in (-2 pi, 2 pi): ptxas multiplies by the f32 of 1 / 2 pi, toward zero.
+
+    Large arguments lose their fraction there: from 2**26 on, sin gives 0 and cos 1, as on an H200.
+    """
+    turns = np.float64(to_f32(a * np.float64(np.float32(0.5 / np.pi)), "rz"))
+    return np.asarray(np.fmod(turns, 1.0) * (2 * np.pi))
+
+
 # f32 functions that PTX approximates: computed in float64, then rounded.
 UNARY: dict[str, Callable[[Floats], Floats]] = {
     "rcp": lambda a: 1 / a,
@@ -134,8 +145,8 @@ UNARY: dict[str, Callable[[Floats], Floats]] = {
     "rsqrt": lambda a: 1 / np.sqrt(a),
     "ex2": np.exp2,
     "lg2": np.log2,
-    "sin": np.sin,
-    "cos": np.cos,
+    "sin": lambda a: np.sin(_turn(a)),
+    "cos": lambda a: np.cos(_turn(a)),
     "tanh": np.tanh,
 }
 
@@ -180,11 +191,11 @@ def directed32(name: str, mode: str, flush: bool, saturate: bool, *values: Value
 def upper64(name: str, a: Value, flush: bool) -> Value:
     """rcp.approx, rsqrt.approx of f64: the upper 32 bits of the result; the lower ones are 0.
 
-    The reciprocal of a NaN whose upper half is an infinity's is that of the infinity, as on an H100.
+    With .ftz a NaN whose upper half is an infinity's counts as the infinity, as on an H100 and an H200.
     """
     with np.errstate(all="ignore"):
         x = f64(a)
-        x = np.where(np.isnan(x) & (name == "rcp"), f64(np.asarray(a, np.uint64) & np.uint64(M64 - M32)), x)
+        x = np.where(np.isnan(x) & flush, f64(np.asarray(a, np.uint64) & np.uint64(M64 - M32)), x)
         x = np.where(np.abs(x) < np.finfo(np.float64).tiny, np.copysign(0.0, x), x) if flush else x
         y = np.asarray(UNARY[name](x))
         y = np.where(flush & (np.abs(y) < np.finfo(np.float64).tiny), np.copysign(0.0, y), y)

@@ -201,7 +201,7 @@ class Program:
 
     def registers_read(self, ins: PtxInstruction) -> list[int]:
         """The registers that an instruction reads."""
-        return list(_numbers(self.reads[ins.pc]))
+        return list(set_bits(self.reads[ins.pc]))
 
     def _effect(self, ins: PtxInstruction) -> tuple[int, int]:
         """(written, read) registers, but for the predicate."""
@@ -222,6 +222,11 @@ class Program:
             written |= ("cc" in ins.words) << self.index[CARRY]
             read |= (ins.words[0] in CARRIED) << self.index[CARRY]
         return written, read
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The registers' names, in the order of their numbers."""
+        return list(self.index)
 
     @cached_property
     def _read_anywhere(self) -> int:
@@ -421,7 +426,7 @@ class Program:
             else:
                 ins = instructions[pc]
                 moved = self.writes[pc] if ins.words[0] == "wgmma" else 0
-                doubtful = tuple(_numbers(self.doubts[pc]))
+                doubtful = tuple(set_bits(self.doubts[pc]))
                 try:
                     self.steps[pc] = Operation(ins, self.build(self, ins), self.writes[pc], moved, doubtful)
                 except PtxError as error:
@@ -513,7 +518,7 @@ def _elements(operand: PtxOperand, kind: str, wider: bool) -> tuple[tuple[PtxOpe
     return operand.parts, kind if kind in ("f32", "f64") else f"b{max(bits_of(kind), 16)}", False
 
 
-def _numbers(bits: int) -> Iterator[int]:
+def set_bits(bits: int) -> Iterator[int]:
     """The numbers in a bit set, from the lowest."""
     while bits:
         yield (bits & -bits).bit_length() - 1

@@ -26,8 +26,8 @@ from ...kernels.epilogue.parameters import check_names, host_number
 from ...kernels.indexed.rows import OUT_ROWS, ROWS, check_distinct, check_inside
 from ...kernels.operands.combined import Combine, Combined, function_of, refusal_of_matrices, refusal_of_pairs
 from ...kernels.operands.gated import combination
+from ...kernels.operands.prologue import Prologue, check_chosen
 from ...kernels.orders import Order, is_symmetric, order_values
-from ...kernels.sm90.operands.prologue import Prologue, check_chosen
 from ...layouts import Layout
 from ...memo import exact
 from ...schedule import Formula, Schedule

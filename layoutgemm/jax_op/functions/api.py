@@ -21,7 +21,7 @@ from ...errors import OperandError
 from ...kernels.epilogue.chain import Activation, Bias, Epilogue
 from ...kernels.epilogue.parameters import host_number
 from ...kernels.epilogue.steps import EpilogueOperand, Step
-from ...kernels.sm90.operands.prologue import Prologue, PrologueOperand
+from ...kernels.operands.prologue import Prologue, PrologueOperand
 from ...memo import exact
 from ..derivatives import derived_by_jax
 from ..inputs import array_of, flag, type_name

@@ -15,9 +15,9 @@ from ...errors import OperandError
 from ...kernels.derive import padded_leading
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.epilogue.parameters import PlacedOperand, words_of
+from ...kernels.operands.prologue import PrologueOperand
 from ...kernels.plan import MAX_WORDS, WORKSPACE, present
 from ...kernels.sm90.choose.prologue import plan_with_prologue
-from ...kernels.sm90.operands.prologue import PrologueOperand
 from ...kernels.sm90.plan import Sm90Plan
 from ...torch_op.problem import Problem, Solution, arguments, stores_fused, workers
 from ...torch_op.solver import solve

@@ -16,10 +16,10 @@ from ...kernels.column_groups import check_groups
 from ...kernels.epilogue.chain import ColumnReduce, Custom, Dropout, Epilogue, EpilogueOperand, Reduction
 from ...kernels.epilogue.parameters import check_names
 from ...kernels.epilogue.steps import ordered
+from ...kernels.operands.prologue import TYPES as ROUNDED
+from ...kernels.operands.prologue import Prologue, PrologueOperand
 from ...kernels.partials import check_groups_of_columns
 from ...kernels.plan import WORKSPACE
-from ...kernels.sm90.operands.prologue import TYPES as ROUNDED
-from ...kernels.sm90.operands.prologue import Prologue, PrologueOperand
 from ...torch_op.problem import Ints
 from ..outputs import Shaped, WritingProduct, outputs_of, read_by
 from ..product import C_NAMES, TYPES, check_shapes

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from ...kernels.epilogue.chain import ColumnGroup, Epilogue, EpilogueOperand, Quantize, ReductionStep, RowReduce
 from ...kernels.epilogue.numpy_math import mix
 from ...kernels.epilogue.places import ColumnGroups, StepPlace, Value
-from ...kernels.sm90.operands.prologue import Prologue, PrologueElement, PrologueOperand
+from ...kernels.operands.prologue import Prologue, PrologueElement, PrologueOperand
 from ..outputs import Arrays, WritingProduct, one_or_all, stores_c, written_arrays
 from ..product import Product
 from ..reference import finish, multiply, with_rank

@@ -2,6 +2,7 @@
 
     h (m, 2n) = [gate | up]         y = act(gate) * up
     gradient of y: dy (m, n)        dh = [dy * up * act'(gate) | dy * act(gate)]
+    weighted, a factor f a row      dh likewise of f * dy, f * y, and the sums of dy * y along rows, in parts
 
 A product that autograd records stores its sums, which the backward pass reads; so the gate is a kernel of its own. Each
 element is read once and written once, in vectors of up to 16 bytes, and computed in f32. A thread has one vector of
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ...arch import Arch, arch
 from ...arguments import shown
-from ...atoms.copy.base import VECTOR_BYTES
+from ...atoms.copy.base import VECTOR_BYTES, WARP
 from ...dtypes import DType, dtype
 from ...errors import PlanError
 from ..epilogue.places import Functions, Value
@@ -52,6 +53,7 @@ class GatePlan:
     source    type of h and y: bf16, f16 or f32
     kind      act: "silu" or "gelu"
     gradient  whether it makes the gradient
+    weighted  whether the gradient is of rows with a factor each: n is a multiple of `part` then
     access    bytes of a load: 16, or 8 or 4 where addresses, pitches or n are no multiple of it
     code      the architecture that it is compiled for
 
@@ -67,6 +69,7 @@ class GatePlan:
     gradient: bool = False
     access: int = VECTOR_BYTES
     code: str = "sm_90a"
+    weighted: bool = False
 
     device_kernel: ClassVar[str] = "gates.device.gate:kernel_of"  # as `kernels.verbs.named` takes it
 
@@ -75,6 +78,8 @@ class GatePlan:
             raise PlanError(f"source = {shown(self.source)}: known are {', '.join(_SOURCES)}")
         if self.kind not in SLOPES:
             raise PlanError(f"kind = {shown(self.kind)}: known are {', '.join(SLOPES)}")
+        if self.weighted and not self.gradient:
+            raise PlanError("weighted = True of a gate: of its gradient alone")
         if self.access not in (LEAST_ACCESS, 8, VECTOR_BYTES):
             raise PlanError(f"access = {shown(self.access)}: {LEAST_ACCESS}, 8 or {VECTOR_BYTES} bytes")
 
@@ -86,7 +91,8 @@ class GatePlan:
     @property
     def parameters(self) -> dict[str, str]:
         """The kernel's parameters, and what each is."""
-        addresses = ("h", "dy", "dh") if self.gradient else ("h", "y")
+        addresses: tuple[str, ...] = ("h", "dy", "dh") if self.gradient else ("h", "y")
+        addresses += ("factors", "y", "sums") if self.weighted else ()
         return {**dict.fromkeys(addresses, "address"), "m": "size", "n": "size", "ldh": "stride"}
 
     @property
@@ -100,13 +106,18 @@ class GatePlan:
         return self.access // self.x.bytes
 
     @property
+    def part(self) -> int:
+        """Elements of a row that a warp has: a weighted gradient's sums are (m, n / part), float32."""
+        return WARP * self.vector
+
+    @property
     def overlaps(self) -> bool:
         """True where it waits for the kernel before it, and the next begins early."""
         return "griddepcontrol" in self.arch.features
 
     def compile(self) -> CompiledGemm:
         """The kernel, compiled or from the cache; it needs the DSL, and a GPU only to launch."""
-        facts = {"gate": {name: getattr(self, name) for name in ("source", "kind", "gradient", "access")}}
+        facts = {"gate": {name: getattr(self, name) for name in ("source", "kind", "gradient", "access", "weighted")}}
         made: CompiledGemm = named("compile.compiler:compile_kernel")(
             named(self.device_kernel)(self), self.code, facts, self
         )

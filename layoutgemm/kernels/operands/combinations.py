@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from ..ragged import Ragged
     from ..sm90.along_k import AlongK
     from ..sm90.mainloop import Promoted
-    from ..sm90.operands.prologue import Prologue
     from ..sm90.operands.row_sums import RowSums
     from ..sm90.shards import Shards
     from ..sm90.triangular.operands import Triangles
     from .combined import Combined
     from .pair import SecondPair
+    from .prologue import Prologue
 
 # Name of a part -> the argument that asks for it, and the part in a sentence.
 PARTS: dict[str, tuple[str, str]] = {

@@ -16,6 +16,7 @@ from ...errors import OperandError
 from ...schedule import TileList
 from ..epilogue.chain import MAX_WORDS
 from ..epilogue.parameters import float_word, host_number
+from ..operands.prologue import PrologueOperand
 from ..orders import clusters_of_plan, given_names, order_values, schedule_of
 from ..plan import GemmPlan, present
 from ..sm80.plan import Sm80Plan
@@ -95,8 +96,10 @@ def _check_further(plan: IndexedPlan, given: Mapping[str, object]) -> None:
             raise OperandError(f"{name} is missing: the plan reads {', '.join((*plan.further, *plan.numbers_given))}")
 
 
-def shared_axis(plan: Sm90Plan) -> str:
+def shared_axis(plan: IndexedPlan) -> str:
     """The axis of A along which groups lie one behind the other, "m" or "k"; "" where each has a matrix."""
+    if not isinstance(plan, Sm90Plan):
+        return ""
     return "m" if plan.joined_rows else "k" if plan.along_k is not None else ""
 
 
@@ -116,11 +119,9 @@ def _tables(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, object]:
     _check_rows_given(plan, rest)
     for name in plan.indexed.names if plan.indexed is not None else ():
         rest.pop(name)
-    for operand in plan.prologue.operands if plan.prologue is not None else ():
-        if rest.pop(operand.name, None) is None:
-            raise OperandError(
-                f"{operand.name} is missing: the prologue reads {', '.join(present(plan.prologue).names)}"
-            )
+    _check_vectors(plan, rest)
+    for operand in _vectors(plan):
+        rest.pop(operand.name)
     if plan.row_sums is not None:
         rest.pop("row_sums", None)
     if rest and plan.mainloop is None:
@@ -153,9 +154,7 @@ def words_of_arrays(plan: Sm90Plan, values: Mapping[str, Any]) -> tuple[Any, ...
     words += [values[name] for name in plan.order.schedule.words]
     words += _rows_of_arrays(plan, values)
     words += [np.full(copied_bytes(plan), 0xFF, np.uint8)] if plan.copies_rows else []
-    for operand in plan.prologue.operands if plan.prologue is not None else ():
-        bits = np.ascontiguousarray(operand.dtype.encode(np.asarray(values[operand.name]).astype(np.float32)))
-        words += [bits, bits.shape[-1] if bits.ndim > 1 else 0]
+    words += _vectors_of_arrays(plan, values)
     if plan.row_sums is not None:
         words += [values["row_sums"], plan.m]
     return (*words, *[0] * (MAX_WORDS - len(words)))
@@ -197,16 +196,7 @@ def words_of_tensors(
     words += order_words(plan, given, device)
     words += rows_of_tensors(plan, given, device)
     words += [present(workspace).data_ptr()] if plan.copies_rows else []
-    for operand in plan.prologue.operands if plan.prologue is not None else ():
-        value = given[operand.name]
-        wanted = operand.shapes((plan.m, plan.n, plan.k, plan.batch), shared_axis(plan))
-        want = next((shape for shape in wanted if len(shape) == getattr(value, "ndim", 0)), wanted[0])
-        kind = {"f32": "torch.float32", "bf16": "torch.bfloat16", "f16": "torch.float16"}[operand.dtype.name]
-        of = "row" if operand.axis == "m" else "column"
-        _check_tensor(operand.name, value, kind, want, device, f", a number for each {of} of a")
-        if value.stride(-1) != 1 and value.shape[-1] > 1:
-            raise OperandError(f"{operand.name} has stride {value.stride(-1)}: it must be contiguous, stride 1")
-        words += [value.data_ptr(), value.stride(0) if value.ndim > 1 else 0]
+    words += vectors_of_tensors(plan, given, device)
     if plan.row_sums is not None:
         sums, shape = given["row_sums"], (plan.batch, plan.m) if plan.batch > 1 else (plan.m,)
         kind = {"f32": "torch.float32", "bf16": "torch.bfloat16", "f16": "torch.float16"}[plan.row_sums.kind]
@@ -324,7 +314,45 @@ def kept_list(schedule: TileList, grid: tuple[int, int], device: torch.device) -
 def names_read(plan: Sm80Plan | Sm100Plan) -> tuple[str, ...]:
     """The names in `given` that a plan reads beside its epilogue's: further operands, its order's, row indices."""
     rows = () if plan.indexed is None else plan.indexed.names
-    return (*plan.further, *plan.numbers_given, *given_names(plan), *rows)
+    return (*plan.further, *plan.numbers_given, *given_names(plan), *rows, *(x.name for x in _vectors(plan)))
+
+
+def _vectors(plan: IndexedPlan) -> tuple[PrologueOperand, ...]:
+    """The vectors of the plan's prologue."""
+    prologue = None if isinstance(plan, Sm100Plan) else plan.prologue
+    return () if prologue is None else prologue.operands
+
+
+def _check_vectors(plan: IndexedPlan, given: Mapping[str, object]) -> None:
+    """Raise OperandError for a vector of the prologue that is missing."""
+    names = [operand.name for operand in _vectors(plan)]
+    if missing := [name for name in names if given.get(name) is None]:
+        raise OperandError(f"{missing[0]} is missing: the prologue reads {', '.join(names)}")
+
+
+def _vectors_of_arrays(plan: IndexedPlan, values: Mapping[str, object]) -> list[object]:
+    """The words of the prologue's vectors, with arrays in place of addresses."""
+    words: list[object] = []
+    for operand in _vectors(plan):
+        bits = np.ascontiguousarray(operand.dtype.encode(np.asarray(values[operand.name]).astype(np.float32)))
+        words += [bits, bits.shape[-1] if bits.ndim > 1 else 0]
+    return words
+
+
+def vectors_of_tensors(plan: IndexedPlan, given: Mapping[str, Any], device: torch.device) -> list[int]:
+    """The words of the prologue's vectors on a GPU, checked."""
+    words: list[int] = []
+    for operand in _vectors(plan):
+        value = given[operand.name]
+        wanted = operand.shapes((plan.m, plan.n, plan.k, plan.batch), shared_axis(plan))
+        want = next((shape for shape in wanted if len(shape) == getattr(value, "ndim", 0)), wanted[0])
+        kind = {"f32": "torch.float32", "bf16": "torch.bfloat16", "f16": "torch.float16"}[operand.dtype.name]
+        of = "row" if operand.axis == "m" else "column"
+        _check_tensor(operand.name, value, kind, want, device, f", a number for each {of} of a")
+        if value.stride(-1) != 1 and value.shape[-1] > 1:
+            raise OperandError(f"{operand.name} has stride {value.stride(-1)}: it must be contiguous, stride 1")
+        words += [value.data_ptr(), value.stride(0) if value.ndim > 1 else 0]
+    return words
 
 
 def values_read(plan: Sm80Plan | Sm100Plan, given: Mapping[str, object]) -> dict[str, object]:
@@ -332,6 +360,9 @@ def values_read(plan: Sm80Plan | Sm100Plan, given: Mapping[str, object]) -> dict
     _check_names(plan, given)
     _check_further(plan, given)
     values: dict[str, object] = {**_further_values(plan, given), **order_values(plan, given)}
+    _check_vectors(plan, given)
+    if isinstance(plan, Sm80Plan) and plan.prologue is not None:
+        values |= plan.prologue.check(given, (plan.m, plan.n, plan.k, plan.batch))
     if plan.indexed is None:
         return values
     _check_rows_given(plan, given)
@@ -351,6 +382,7 @@ def words_read(plan: Sm80Plan | Sm100Plan, values: Mapping[str, object]) -> tupl
     words = _further_of_arrays(plan, values)
     words += [values[name] for name in schedule_of(plan).words]
     words += _rows_of_arrays(plan, values)
+    words += _vectors_of_arrays(plan, values)
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
 
@@ -396,10 +428,11 @@ def _by_name_on_tensors(
     check_tensors(plan, a, b, out, {name: given[name] for name in plan.further})
     require_gpu(plan, a.device.index)
     _check_rows_given(plan, given)
+    _check_vectors(plan, given)
     further = {name: _placed_tensor(plan, name, given[name]) for name in plan.further}
     own = (
         *further_of_tensors(plan, given, further), *order_words(plan, given, a.device),
-        *rows_of_tensors(plan, given, a.device),
+        *rows_of_tensors(plan, given, a.device), *vectors_of_tensors(plan, given, a.device),
     )  # fmt: skip
     words = (*own, *[0] * (MAX_WORDS - len(own)))
     return launch(plan, resolved(a.detach()), resolved(b.detach()), out, "", copy, words)

@@ -102,7 +102,7 @@ def _run(
     if isinstance(plan, (Sm80Plan, Sm90Plan, Sm100Plan)) and plan.epilogue:
         return run_fused(plan, a, b, given or {}, out, device, copy)
     kind = check_matrices(plan, a, b, device)
-    if isinstance(plan, (Sm80Plan, Sm100Plan)) and plan.words:
+    if (isinstance(plan, Sm80Plan) and plan.takes_words) or (isinstance(plan, Sm100Plan) and plan.words):
         return run_by_name(plan, a, b, given or {}, out, device, copy)
     if isinstance(plan, Sm90Plan) and plan.triangles is not None and isinstance(a, np.ndarray):
         plan.triangles.check(a, np.asarray(b))

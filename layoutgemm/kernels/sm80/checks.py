@@ -52,6 +52,7 @@ IntArray = npt.NDArray[np.int64]
 def check_sm80(plan: Sm80Plan) -> Report:
     """Every check of the plan."""
     more: dict[str, object] = {**asked_order(plan), "indexed": plan.indexed, "gated": plan.gated, "pair": plan.pair}
+    more |= {"prologue": plan.prologue}
     if plan.weights is not None:
         more = {"weights": plan.weights, "experts": plan.experts}
     return checked(plan, _checks, arch=plan.arch, batch=plan.batch, epilogue=plan.epilogue or None, **more)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..explain import explain_several, explain_workspace
+from ..operands.prologue import prologue_line
 from ..orders import described_order
 from .operand import Sm80Operand
 from .plan import Sm80Plan
@@ -40,6 +41,11 @@ def explain_sm80(plan: Sm80Plan) -> str:
         f"shared       {smem.total} bytes, {plan.config.blocks_per_sm} block(s) a multiprocessor",
         *explain_split(plan.split),
         *explain_experts(plan),
+        *[
+            prologue_line(prologue, plan.a.dtype, plan.n, plan.tile_c[1], plan.warps[1])
+            for prologue in (plan.prologue,)
+            if prologue is not None
+        ],
         *[f"epilogue     {step}" for step in plan.epilogue.steps],
         *explain_several(plan, plan.fragment.accumulator_registers),
         *([] if plan.indexed is None else [_rows(plan)]),

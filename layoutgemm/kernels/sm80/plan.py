@@ -29,6 +29,7 @@ from ..operands.combined import Combined
 from ..operands.gated import check_sums, combination, epilogue_behind
 from ..operands.pair import SecondPair, pair_of
 from ..operands.product import SeveralOperands, SideBySide
+from ..operands.prologue import Prologue, check_types
 from ..orders import Order, unmirrored
 from ..partials import PartialResults, ReducingPlan, check_reductions, partials_of
 from ..plan import (
@@ -142,6 +143,7 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan):
     gated     the function of several sums that makes one element of C, or None; n is then C's columns
     pair      a second pair of matrices, whose product is added, or None
     experts   groups of rows, each times packed weights of its own, or None; see `kernels.sm80.quantized.experts`
+    prologue  the function of A's elements, or None; see `kernels.operands.prologue`
     split     the parts of K, or None; see `kernels.sm80.quantized.split`
     """
 
@@ -168,6 +170,7 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan):
     pair: SecondPair | None = None
     split: SplitK | None = None
     experts: Ragged | None = None
+    prologue: Prologue | None = None
     operand_path = "run.ampere:BY_LINES"
     verbs = GemmPlan.verbs | {
         "check": "sm80.checks:check_sm80",
@@ -191,6 +194,7 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan):
         """Names of the 64-bit parameters: the epilogue's, further operands', the order of tiles', row indices'."""
         own = () if self.experts is None else self.experts.words
         own += (SPLIT_SUMS,) * (self.split is not None)
+        own += () if self.prologue is None else self.prologue.words
         return (*self.epilogue.words, *self.operand_words, *self.order.words, *self.index_words, *own)
 
     @property
@@ -211,7 +215,9 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan):
     @property
     def takes_words(self) -> bool:
         """True if the kernel has parameters for an epilogue, an order's words, or row indices."""
-        return self.weights is not None or bool(self.epilogue) or bool(self.words)
+        return (
+            any(part is not None for part in (self.weights, self.prologue)) or bool(self.epilogue) or bool(self.words)
+        )
 
     @property
     def partials(self) -> tuple[PartialResults, ...]:
@@ -244,6 +250,7 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan):
         gated: Combined | str | None = None,
         pair: SecondPair | int | None = None,
         experts: Ragged | None = None,
+        prologue: Prologue | None = None,
     ) -> Sm80Plan:
         """Derive the kernel of `batch` products C[m, n] = A[m, k] @ B[k, n].
 
@@ -265,6 +272,8 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan):
         pair     K of a second pair of matrices, whose product is added, likewise
         experts  `Ragged.of(batch)`: A's m rows are as many groups, each times the packed weights of its own expert
 
+        prologue a function of A's elements, in registers before they are multiplied: see `kernels.operands.prologue`
+
         Raises PlanError naming the argument and the arithmetic when no such kernel exists, and passes on AtomError.
 
         >>> print(Sm80Plan.derive(4096, 4096, 4096, b="bf16:col"))
@@ -283,7 +292,8 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan):
         _check_rows(indexed, (a_spec, c_spec), config, weights, epilogue)
         tile_k = stage_depth(config.tile_k, _STAGE_BYTES_OF_K, a_spec.dtype, atom)
         threads = _checked_threads(config, target, batch)
-        _check_several(Asked(gated=sums, pair=second, indexed=indexed, batch=batch, weights=weights), config)
+        asked = Asked(gated=sums, pair=second, indexed=indexed, batch=batch, weights=weights, prologue=prologue)
+        _check_several(asked, (a_spec, b_spec), config)
         vectors = _vectors(config.align, (a_spec, b_spec, c_spec))
         (tile_m, tile_n), (along_m, along_n) = config.tile, config.warps
         a_plan = derive_operand("A", a_spec, tile_m, tile_k, along_m, threads, vectors[0], atom)
@@ -296,8 +306,7 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan):
         else:
             b_plan = packed_b(weights, b_spec, (tile_n, tile_k), along_n, threads, atom)
         columns = tile_n // (along_n * (1 if sums is None else sums.matrices))
-        orders = a_plan.mn_order, b_plan.mn_order
-        store = Sm80Store.derive(atom, columns, c_spec, vectors[2], orders, config.stmatrix)
+        store = Sm80Store.derive(atom, columns, c_spec, vectors[2], (a_plan.mn_order, b_plan.mn_order), config.stmatrix)
         stages, smem = _ring(target, a_plan, b_plan, store, config)
         schedule = _schedule(order, (tile_m, columns * along_n), config, (m, n), weights)
         of_warp = tile_m // along_m * (tile_n // along_n)
@@ -306,11 +315,9 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan):
             m=m, n=n, k=k, batch=batch, arch=target, a=a_plan, b=b_plan, c=c_spec, mma=atom, indexed=indexed,
             split=split, experts=experts, tile=(*config.tile, tile_k), stages=stages, warps=config.warps, store=store,
             order=schedule, smem=smem, config=config, weights=weights, epilogue=epilogue, gated=sums, pair=second,
+            prologue=prologue,
         )  # fmt: skip
-        check_words(made.words)
-        check_reductions(epilogue, (n, columns), c_spec.dtype.name, made.fragment.lane_columns)
-        check_groups(epilogue, made.fragment)
-        return made
+        return _checked_plan(made)
 
     # ------------------------------------------------------------------------------------------------ what is asked for
     @property
@@ -381,6 +388,8 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan):
             persistent = "Persistent" * self.config.persistent
             name = "Sm120IndexedKernel" if self.config.loads == "tma" else f"Sm80Indexed{persistent}Kernel"
             return f"sm80.device.indexed:{name}"
+        if self.prologue is not None:
+            return "sm80.device.prologue:Sm80PrologueKernel"
         if self.weights is not None:
             name = "Sm80QuantizedKernel" if self.experts is None else "Sm80ExpertsKernel"
             return f"sm80.device.quantized:{name}"
@@ -396,6 +405,7 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan):
         packed = f", B packed {self.weights}" * (self.weights is not None)
         packed += f", K in {self.config.split} parts" * (self.split is not None)
         several = f", {self.gated}" if self.gated is not None else ""
+        several += f", {self.prologue}" if self.prologue is not None else ""
         several += f", and a second pair of K = {self.pair.k}" if self.pair is not None else ""
         return f"{head}, {self.stages} stages, {self.warps[0]}x{self.warps[1]} warps{packed}{several}"
 
@@ -457,6 +467,31 @@ def _check_rows(
         raise PlanError(f"loads = {shown(config.loads)}: rows of A are gathered by cp.async, loads='cp.async'")
 
 
+def _check_prologue(asked: Asked, operands: tuple[Operand, Operand], config: Sm80Config) -> None:
+    """Raise PlanError, naming the obstacle, for a function of A that this kernel has not; `operands`: A and B."""
+    if asked.prologue is None:
+        return
+    check_types(asked.prologue, *operands)
+    if asked.weights is not None:
+        raise PlanError("prologue and weights: the kernel of packed weights makes B's elements in registers, not A's")
+    for name, part in (("indexed", asked.indexed), ("pair", asked.pair)):
+        if part is not None:
+            raise PlanError(f"prologue and {name}: by mma.sync a function is of one A whose rows are in order")
+    if config.loads != "cp.async" or config.persistent:
+        raise PlanError(
+            f"loads = {shown(config.loads)}, persistent = {config.persistent}: a prologue takes a block for each tile, "
+            "fed by cp.async"
+        )
+
+
+def _checked_plan(plan: Sm80Plan) -> Sm80Plan:
+    """The plan. Raises PlanError for more words than a kernel has, and for columns that its warps do not hold."""
+    check_words(plan.words)
+    check_reductions(plan.epilogue, (plan.n, plan.warp_columns), plan.c.dtype.name, plan.fragment.lane_columns)
+    check_groups(plan.epilogue, plan.fragment)
+    return plan
+
+
 def _checked_threads(config: Sm80Config, target: Arch, batch: int) -> int:
     """Threads of a block; raises PlanError for too many, and for warps among which the tile cannot be divided."""
     warps = config.warps[0] * config.warps[1]
@@ -478,8 +513,12 @@ def _checked_threads(config: Sm80Config, target: Arch, batch: int) -> int:
     return threads
 
 
-def _check_several(asked: Asked, config: Sm80Config) -> None:
-    """Raise PlanError for a configuration that cannot hold the sums, or load the matrices."""
+def _check_several(asked: Asked, operands: tuple[Operand, Operand], config: Sm80Config) -> None:
+    """Raise PlanError for a configuration that cannot hold the sums, or load the matrices.
+
+    So it does for one that has no function of A. `operands`: A and B.
+    """
+    _check_prologue(asked, operands, config)
     sums, pair = asked.gated, asked.pair
     if sums is None and pair is None:
         return

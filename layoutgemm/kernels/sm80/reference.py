@@ -21,6 +21,7 @@ from ...errors import PlanError
 from ...memo import memoized
 from ..epilogue.numpy_math import Math
 from ..indexed.rows import OUT_ROWS, ROWS
+from ..operands.prologue import PrologueElement
 from ..orders import reads_on_host, stored_elements
 from ..plan import present
 from .operand import Sm80Operand, byte_selector
@@ -64,6 +65,10 @@ def execute_sm80(
         if plan.experts is not None:
             first, into, weights = _of_expert(plan, np.asarray(given[plan.experts.name]), row, weights)
         pairs = _pairs(plan, a[matrix], weights, given)
+        if plan.prologue is not None:
+            vectors = {name: np.asarray(given[name], np.float32) for name in plan.prologue.names}
+            numbers = {name: x[matrix] if x.ndim > 1 else x for name, x in vectors.items()}
+            pairs[0] = pairs[0]._replace(numbers=numbers)
         sums = _block(plan, pairs, first, column * plan.tile_c[1], rows)
         if plan.gated is not None:
             sums = {warp: _combined(plan, one, given) for warp, one in sums.items()}
@@ -100,6 +105,7 @@ class _Pair(NamedTuple):
     a: np.ndarray
     b: list[np.ndarray]
     k: int
+    numbers: Mapping[str, np.ndarray] | None = None  # the prologue's, of the matrix; None for an A as it lies
 
 
 def _pairs(plan: Sm80Plan, a: np.ndarray, b: np.ndarray, given: Mapping[str, object]) -> list[_Pair]:
@@ -155,9 +161,30 @@ def _part(
             for warp, total in sums.items():
                 at = plan.warp_place(warp)
                 fa = _fragments(plan, plan.a, tile_a, at[0], step)
+                if pair.numbers is not None:
+                    place = m0 + at[0] * plan.a.warp_extent, k0 + step * plan.mma.shape_mnk[2]
+                    fa = _function(plan, fa, place, pair.numbers)
                 fb = _fragments(plan, plan.b, tile_b, at[1], step) if packed is None else packed[at[1]]
                 _multiply(plan, fa, fb, total)
     return sums
+
+
+def _function(
+    plan: Sm80Plan, fragments: np.ndarray, place: tuple[int, int], numbers: Mapping[str, np.ndarray]
+) -> np.ndarray:
+    """f of A's fragments (block, lane, value), rounded to A's type; 0 behind K. `place`: first row and column."""
+    i, j = _held(plan.mma, "A", fragments.shape[2])
+    blocks = np.arange(fragments.shape[0])[:, None, None] * plan.mma.shape_mnk[0]
+    rows, columns = (np.broadcast_to(x, fragments.shape) for x in (place[0] + blocks + i, place[1] + j))
+    read = {}
+    for operand in present(plan.prologue).operands:
+        at, of = (rows, plan.m) if operand.axis == "m" else (columns, plan.k)
+        read[operand.name] = numbers[operand.name][np.minimum(at, of - 1)]
+    with np.errstate(all="ignore"):
+        at_place = PrologueElement(rows, columns, read, Math)
+        found = np.asarray(present(plan.prologue).apply(fragments.astype(np.float32), at_place), np.float32)
+    found = np.where(columns < plan.k, found, np.float32(0))
+    return np.asarray(plan.a.dtype.decode(plan.a.dtype.encode(found)), np.float32)
 
 
 def _filled(

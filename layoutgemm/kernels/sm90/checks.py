@@ -121,11 +121,7 @@ def _checks(plan: Sm90Plan, explored: bool) -> list[Check]:
         checks += [products_check(plan)] if product_of(plan)[2] > 1 else []
     if plan.shards is not None:
         checks += shard_checks(plan)
-    values = plan.stored_values(0) if plan.half is None else range(plan.stored.accumulator_registers)
-    if plan.epilogue.reductions or plan.epilogue.quantizes is not None:
-        checks.append(reductions_check(plan, plan.stored, values))
-    if plan.epilogue.groups:
-        checks.append(groups_check(plan.epilogue, plan.stored, values))
+    checks += _lanes(plan)
     if plan.store is None:
         checks.append(neighbours_check(plan))
     else:
@@ -137,6 +133,16 @@ def _checks(plan: Sm90Plan, explored: bool) -> list[Check]:
     if plan.row_exchange is not None:
         checks.append(rows_check(plan, plan.row_exchange))
     checks += [_named_barriers(plan), *budget_checks(plan)]
+    return checks
+
+
+def _lanes(plan: Sm90Plan) -> list[Check]:
+    """Checks of the lanes that an epilogue reduces or exchanges values among."""
+    values, checks = plan.stored_values(0) if plan.half is None else range(plan.stored.accumulator_registers), []
+    if plan.epilogue.reductions or plan.epilogue.quantizes is not None:
+        checks.append(reductions_check(plan, plan.stored, values))
+    if plan.epilogue.groups:
+        checks.append(groups_check(plan.epilogue, plan.stored, values))
     return checks
 
 

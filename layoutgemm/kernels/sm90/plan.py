@@ -28,6 +28,7 @@ from ..operands.combined import Combined
 from ..operands.gated import combination, epilogue_behind
 from ..operands.pair import SecondPair, pair_of
 from ..operands.product import SeveralOperands
+from ..operands.prologue import Prologue
 from ..orders import Order, is_symmetric
 from ..partials import PartialResults, ReducingPlan, RowExchange, check_reductions, partials_of
 from ..plan import GemmPlan, PersistentPlan, check_sizes, check_words, launch_bytes
@@ -39,7 +40,6 @@ from .grouped import Ragged
 from .indexed.row_copy import copied_bytes
 from .mainloop import COPY_ARRIVALS, Promoted
 from .named_barriers import NamedBarriers
-from .operands.prologue import Prologue
 from .operands.row_sums import RowSums
 from .quantized.warp_products import WarpProducts, warp_products
 from .request import ProductParts, Sm90Request, second_maps
@@ -73,7 +73,7 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
     mirror        the second store of a symmetric product, or None
     indexed       the row indices of A or of C, or None; A is a GatheredOperand unless its rows are copied first. See
                   `kernels.indexed.rows`
-    prologue      the function of A's elements, or None: see `kernels.sm90.operands.prologue`
+    prologue      the function of A's elements, or None: see `kernels.operands.prologue`
     row_sums      the vector of the sums of A's rows, or None: see `kernels.sm90.operands.row_sums`
     row_exchange  where a cluster has whole rows, the shared memory in which it combines their reductions, or None
     """
@@ -234,7 +234,7 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
         indexed          A's rows are gathered, or C's scattered, through vectors of indices; m is the product's rows:
                          see `kernels.indexed.rows`
         prologue         a function of A's elements, in registers before they are multiplied: see
-                         `kernels.sm90.operands.prologue`
+                         `kernels.operands.prologue`
         row_sums         the sums of A's rows along K are stored too, as a bias's gradient beside its weight's: see
                          `kernels.sm90.operands.row_sums`
 

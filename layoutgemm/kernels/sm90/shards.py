@@ -76,7 +76,7 @@ _LEAST_LOADS = 4  # vectors of partial sums that are loaded at once, however few
 
 
 class Patience(NamedTuple):
-    """How long a kernel waits for a flag.
+    """The limit of a kernel's wait for a flag.
 
     loads  of the flag between two looks at the GPU's clock
     limit  of a wait, in units of 2**20 ns; 0: one round of loads
@@ -103,7 +103,7 @@ class Patience(NamedTuple):
         return self.limit << 32 | self.loads
 
     @staticmethod
-    def of_word(word: W) -> tuple[W, W]:
+    def of_word(word: int) -> tuple[int, int]:
         """(loads, limit) of that parameter, an int or a traced integer."""
         return word & 0xFFFFFFFF, word >> 32
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.autograd.forward_ad as _forward
 from torch.autograd.function import FunctionCtx
 
+from ...atoms.copy.base import VECTOR_BYTES
 from ...kernels.gates.plan import LEAST_ACCESS, GatePlan
 from ...kernels.plan import MAX_COORDINATE
 from ..bias_activation import ACTIVATIONS, GATES
@@ -52,16 +54,36 @@ def gate(h: torch.Tensor, activation: str) -> torch.Tensor:
     return _gate(h, GATES[activation], access) if access else _by_torch(h, GATES[activation])
 
 
-def gate_gradient(h: torch.Tensor, dy: torch.Tensor, activation: str) -> torch.Tensor:
-    """The gradient of h of that gate, of the gradient dy of its result.
+class WeightedGate(NamedTuple):
+    """The gradient of h, the rows factor * y, and each row's sum of dy * y."""
 
-    >>> gate_gradient(torch.tensor([[0.0, 3.0]]), torch.tensor([[1.0]]), "swiglu")
-    tensor([[1.5000, 0.0000]])
+    of_h: torch.Tensor
+    y: torch.Tensor
+    of_factors: torch.Tensor
+
+
+def weighted_gradient(h: torch.Tensor, dy: torch.Tensor, factors: torch.Tensor, activation: str) -> WeightedGate:
+    """The gradients of factors * gate(h), and the weighted rows.
+
+    One kernel makes them where rows are whole parts of warps.
+
+    h, dy, factors  (rows, 2n), (rows, n) and float32 (rows,), of which nothing is recorded
+
+    >>> found = weighted_gradient(torch.tensor([[1.0, 3.0]]), torch.ones(1, 1), torch.tensor([2.0]), "swiglu")
+    >>> [round(x.item(), 4) for x in (found.y, found.of_factors)]
+    [4.3864, 2.1932]
     """
-    access, kind = _of_kernel(h), GATES[activation]
-    if not access or torch.is_grad_enabled() or not _is_launched(dy):
-        return _gradient_by_torch(h, dy, kind)
-    return _gradient(h, dy, kind, access)
+    kind = GATES[activation]
+    if _of_kernel(h) == _access(dy) == VECTOR_BYTES and factors.is_contiguous():
+        parts, rest = divmod(dy.shape[-1], _weighted_plan(C_NAMES[h.dtype], kind, h.get_device()).part)
+        if not rest:
+            found = WeightedGate(_empty(h.shape, h), _empty(dy.shape, h), _empty((len(h), parts), factors))
+            _launch(h, kind, VECTOR_BYTES, (h, dy, found.of_h, factors, *found[1:]))
+            return found._replace(of_factors=found.of_factors.sum(-1))
+    with torch.no_grad():
+        y, column = gate(h, activation), factors[:, None]
+        of_h = _gradient_by_torch(h, (dy * column).to(dy.dtype), kind)
+        return WeightedGate(of_h, (y * column).to(y.dtype), (dy * y).sum(-1, dtype=factors.dtype))
 
 
 def _of_kernel(h: torch.Tensor) -> int:
@@ -147,18 +169,26 @@ def _access(x: torch.Tensor, halves: int = 1) -> int:
 
 
 def _launch(h: torch.Tensor, kind: str, access: int, operands: Sequence[torch.Tensor]) -> None:
-    """Launch the kernel of two tensors, or the gradient's of three."""
+    """Launch the kernel of two tensors, the gradient's of three, the weighted one's of six."""
     index, n = h.get_device(), h.shape[-1] // 2
     with contextlib.nullcontext() if index == current_device() else torch.cuda.device(index):
-        direct = _prepared(h.numel() // h.shape[-1], n, C_NAMES[h.dtype], kind, len(operands) > 2, access, index)
+        direct = _prepared(h.numel() // h.shape[-1], n, C_NAMES[h.dtype], kind, len(operands), access, index)
         direct.launch([x.data_ptr() for x in operands], raw_stream(index))
 
 
 @functools.lru_cache(256)
-def _prepared(m: int, n: int, source: str, kind: str, gradient: bool, access: int, index: int) -> DirectLaunch:
-    plan = GatePlan(source, kind, gradient, access, target(index)[0])
-    places = tuple(range(3 if gradient else 2))
+def _prepared(m: int, n: int, source: str, kind: str, operands: int, access: int, index: int) -> DirectLaunch:
+    if operands > 3:
+        plan = _weighted_plan(source, kind, index)
+    else:
+        plan = GatePlan(source, kind, operands > 2, access, target(index)[0])
+    places = tuple(range(operands))
     return DirectLaunch(plan.compile(), (*[0 for _ in places], m, n, 2 * n), places, index, plan)
+
+
+@functools.lru_cache(64)
+def _weighted_plan(source: str, kind: str, index: int) -> GatePlan:
+    return GatePlan(source, kind, True, VECTOR_BYTES, target(index)[0], weighted=True)
 
 
 def _empty(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:

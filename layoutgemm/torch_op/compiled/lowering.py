@@ -145,7 +145,7 @@ def _writes_every_element(parts: str, wholes: object) -> bool:
     return found["order"] is None and "out_rows" not in found["own"] and not wholes  # one may be a symbol
 
 
-def matmul_node(layout: Any, a: Any, b: Any) -> Any:
+def matmul_node(layout: object, a: object, b: object) -> object:
     """Inductor's node of a @ b, two of its nodes, with a result of that layout."""
     named = {"inputs": [a, b], "kwargs": {"config": "", "allow_tf32": None}}
     return _calls()[0](layout=layout, python_kernel_name="layoutgemm_direct.matmul", **named)

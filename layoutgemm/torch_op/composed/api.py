@@ -18,7 +18,7 @@ from ...kernels.epilogue.parameters import host_number
 from ...kernels.epilogue.steps import EpilogueOperand
 from ...kernels.indexed.rows import OUT_ROWS, ROWS
 from ...kernels.operands.combined import refusal_of_matrices, refusal_of_pairs
-from ...kernels.sm90.operands.prologue import Prologue
+from ...kernels.operands.prologue import Prologue
 from ...kernels.sm90.triangular.operands import Triangles
 from ..checks import (
     NOT_RECORDED,

@@ -19,8 +19,8 @@ from ...kernels.epilogue.chain import Epilogue
 from ...kernels.epilogue.parameters import check_names
 from ...kernels.indexed.rows import OUT_ROWS, ROWS
 from ...kernels.operands.combined import Combine, Combined, function_of
+from ...kernels.operands.prologue import Prologue
 from ...kernels.orders import Order, check_name, names_in_given
-from ...kernels.sm90.operands.prologue import Prologue
 from ...kernels.sm90.triangular.operands import Triangles
 from ...layouts import Layout
 from ...schedule import Schedule

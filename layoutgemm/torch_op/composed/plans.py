@@ -22,6 +22,7 @@ from ...kernels.compile.compiler import CompiledGemm, compile_plan
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.indexed.rows import ROWS, IndexedRows
 from ...kernels.operands.combined import Combined
+from ...kernels.operands.prologue import Prologue
 from ...kernels.orders import (
     Order,
     check_order,
@@ -31,11 +32,10 @@ from ...kernels.orders import (
     visited_tiles,
 )
 from ...kernels.planner import refusal_beside_hopper
-from ...kernels.sm80.choose import by_lines, for_several, holding_groups
+from ...kernels.sm80.choose import by_lines, for_prologue, for_several, holding_groups
 from ...kernels.sm80.plan import Sm80Plan
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.indexed.choose import copies_first
-from ...kernels.sm90.operands.prologue import Prologue
 from ...kernels.sm90.plan import Sm90Plan
 from ...kernels.sm90.triangular.operands import Triangles
 from ...schedule.listed import decoded, tiles_on_host
@@ -139,9 +139,8 @@ def _derived(key: PlanKey) -> Plan:
     """The plan of a key; its order may still visit a tile twice."""
     m, n, k, batch, second = key.sizes
     if key.on[0] != "sm_90a":
-        for name, part in _of_hopper(key).items():
-            if part is not None:
-                raise OperandError(refusal_beside_hopper(name, key.on[0]))
+        if key.triangles is not None:
+            raise OperandError(refusal_beside_hopper("triangles", key.on[0]))
         return _by_mma_sync(key)
     a, b, c = key.names
     found = plan_of(
@@ -152,11 +151,6 @@ def _derived(key: PlanKey) -> Plan:
     return found
 
 
-def _of_hopper(key: PlanKey) -> dict[str, object]:
-    """Parts that the mma.sync kernel lacks, by the names of a plan's arguments."""
-    return {"prologue": key.prologue, "triangles": key.triangles}
-
-
 def _by_mma_sync(key: PlanKey) -> Sm80Plan:
     """The first plan of the mma.sync kernel that fits the GPU. Raises the first refusal where none does."""
     (m, n, k, batch, second), (a, b, c), (code, most) = key.sizes, key.names, key.on
@@ -165,11 +159,13 @@ def _by_mma_sync(key: PlanKey) -> Sm80Plan:
     each = dtype(a.partition(":")[0]).bytes
     indexed = None if key.indexed is None else replace(key.indexed, copy=None)  # this kernel gathers as it copies
     for number, (config, _) in enumerate(by_lines(m, n * sums, k, (STRIDE_UNIT,) * 3, each, batch=batch, arch=code)):
+        chosen = for_several(holding_groups(config, key.epilogue), sums, second > 0)
+        if key.prologue is not None:
+            chosen = for_prologue(chosen)
         try:
             found = Sm80Plan.derive(
                 m, n, k, arch=code, a=a, b=b, c=c, batch=batch, order=key.order, epilogue=key.epilogue, indexed=indexed,
-                config=for_several(holding_groups(config, key.epilogue), sums, second > 0), gated=key.gated,
-                pair=second or None,
+                config=chosen, gated=key.gated, pair=second or None, prologue=key.prologue,
             )  # fmt: skip
         except LayoutError as error:
             refused = error if number == 0 else refused

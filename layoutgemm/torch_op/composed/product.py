@@ -24,6 +24,7 @@ from ...kernels.run.epilogue_operands import (
     order_words,
     rows_memory,
     rows_of_tensors,
+    vectors_of_tensors,
     words_of_tensors,
 )
 from ...kernels.run.partial import is_partial
@@ -39,7 +40,8 @@ from ..launch import DirectLaunch, fill, note_list, note_target, note_workspace,
 from ..operands.pairs import computed_pairs
 from ..operands.several import BY_MMA_SYNC, TorchMath
 from ..prepared import Config, mark_written, on_gpu, target
-from ..prologue.product import function_of
+from ..prologue import product as prologues
+from ..prologue.product import PrologueProduct, function_of
 from ..reference import exact, rounded
 from .checks import ComposedCall, epilogue_of, further_operands
 from .parts import BIAS, ROW_WEIGHTS, AskedParts, parts_of_text, parts_text
@@ -233,6 +235,7 @@ def _words(
     if not isinstance(plan, Sm90Plan):
         own += further_of_tensors(plan, call.values, placed)
         own += [*order_words(plan, order, device), *rows_of_tensors(plan, call.values, device)]
+        own += vectors_of_tensors(plan, call.values, device)
         return (*own, *[0] * (MAX_WORDS - len(own))) if plan.takes_words else ()
     if not plan.takes_extra_params:
         return ()
@@ -257,4 +260,19 @@ def _combined(
     return value if out is None else out if flat is not None else out.copy_(value)
 
 
+def _of_function(product: PrologueProduct, config: Config | None, out: torch.Tensor | None) -> torch.Tensor:
+    """A product with a function of A alone, on a GPU without wgmma. Raises OperandError for a configuration."""
+    own = {} if product.bias is None else {BIAS: product.bias}
+    asked = AskedParts(prologue=product.prologue, activation=product.activation)
+    parts = parts_of_text(parts_text(asked, 1, tuple(own), product.prologue.names))
+    values = {name: x if x.stride(-1) == 1 else x.contiguous() for name, x in product.given.items()}
+    call = ComposedCall(
+        [product.a], [product.b], parts, {**values, **own}, product.kind, product.shape, product.shape[-2]
+    )
+    flat = None if out is None or not out.is_contiguous() else out
+    value = computed(call, config, flat)
+    return value if out is None or flat is not None else out.copy_(value)
+
+
 BY_MMA_SYNC.append(_combined)
+prologues.BY_MMA_SYNC.append(_of_function)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import torch
 
 from ...errors import OperandError
-from ...kernels.sm90.operands.prologue import Prologue
+from ...kernels.operands.prologue import Prologue
 from ..checks import copied, derived_by_transform, needs_dispatcher, refuse_traces
 from ..compiled.kept_launches import again_or
 from ..compiled.traced import refuse

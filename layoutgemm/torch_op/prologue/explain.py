@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 
 from ...errors import OperandError
+from ...kernels.operands.prologue import Prologue
 from ...kernels.plan import tile_count
-from ...kernels.sm90.operands.prologue import Prologue
 from ...kernels.sm90.plan import Sm90Plan
 from ..explanation import ZEROS, Explanation, of_plan
 from ..indexed.grouped_rows import Options

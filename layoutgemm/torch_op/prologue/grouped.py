@@ -17,13 +17,13 @@ from typing import NamedTuple
 import torch
 
 from ...errors import OperandError
+from ...kernels.operands.prologue import Prologue
 from ...kernels.ragged import Ragged
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.along_k import AlongK
 from ...kernels.sm90.choose.prologue import plan_with_prologue
 from ...kernels.sm90.choose.scaled_grouped import masked_rows
 from ...kernels.sm90.config import Sm90Config
-from ...kernels.sm90.operands.prologue import Prologue
 from ...kernels.sm90.plan import Sm90Plan
 from ..checks import autocast
 from ..compiled.traced import named

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from ...kernels.operands.prologue import Prologue
 from ...kernels.sm90.config import Sm90Config
-from ...kernels.sm90.operands.prologue import Prologue
 from ..checks import copied, derived_by_transform, needs_dispatcher, refuse_traces
 from ..compiled.kept_launches import again_or
 from ..compiled.traced import refuse

@@ -13,7 +13,7 @@ import torch
 
 from ...errors import OperandError, PlanError
 from ...graph_marks import constant_in_graphs
-from ...kernels.sm90.operands.prologue import Prologue
+from ...kernels.operands.prologue import Prologue
 from ..bias_activation import by_torch
 from ..compiled.traced import CHECKS, checking_operator
 from ..operators import (

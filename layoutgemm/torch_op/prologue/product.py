@@ -9,17 +9,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 
 from ...arguments import shown
 from ...errors import LayoutError, OperandError
+from ...kernels.operands.prologue import TYPES as ROUNDED
+from ...kernels.operands.prologue import Prologue, PrologueElement
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.choose.prologue import plan_with_prologue
-from ...kernels.sm90.operands.prologue import TYPES as ROUNDED
-from ...kernels.sm90.operands.prologue import Prologue, PrologueElement
 from ...kernels.sm90.plan import Sm90Plan
 from .. import tuned_store as tuned
 from ..bias_activation import GATES, by_torch
@@ -184,6 +184,10 @@ def computed(product: PrologueProduct, config: Config | None = None, out: torch.
         return _placed(by_torch(sums, bias, product.activation, product.kind), out)
 
 
+# The product on a GPU without wgmma, by `torch_op.composed`, which imports this module.
+BY_MMA_SYNC: list[Callable[[PrologueProduct, Config | None, torch.Tensor | None], torch.Tensor]] = []
+
+
 def _placed(value: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
     return value if out is None else out.copy_(value)
 
@@ -193,9 +197,7 @@ def _launched(product: PrologueProduct, config: Config | None, out: torch.Tensor
     a, b, _, given, bias, activation, kind = product
     code, _ = target(a.get_device())
     if code != "sm_90a":
-        raise OperandError(
-            f"{a.device} runs {code}: a prologue needs wgmma with A in registers, compute capability 9.0"
-        )
+        return BY_MMA_SYNC[0](product, config, out)
     if bias is not None and (bias.dtype not in READ or bias.stride(0) != 1):
         wide = _launched(product._replace(bias=None, activation=None, kind=torch.float32), config, None)
         return _placed(by_torch(wide, bias, activation, kind), out)

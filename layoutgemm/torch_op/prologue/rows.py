@@ -15,8 +15,8 @@ from ...arguments import shown
 from ...errors import OperandError
 from ...graph_marks import constant_in_graphs
 from ...kernels.indexed.rows import check_inside
+from ...kernels.operands.prologue import Prologue, check_chosen
 from ...kernels.run.operand_checks import addressed, check_operands, resolved
-from ...kernels.sm90.operands.prologue import Prologue, check_chosen
 from ..compiled.traced import CHECKS, check_kinds, refusal, refuse
 from ..indexed.torch_rows import gathered, selected
 from ..scaled_grouped.grouped import INTS

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from ...kernels.sm90.operands.prologue import Prologue
+from ...kernels.operands.prologue import Prologue
 from ..checks import NOT_RECORDED, autocast, differentiated
 from ..compiled.traced import check_kinds, named, refusal, refuse, refuse_finish
 from .operators import prologue_names

@@ -12,13 +12,12 @@ from torch.autograd.function import FunctionCtx
 from ...errors import OperandError
 from ...graph_marks import constant_in_graphs
 from ...kernels.epilogue.chain import Epilogue
+from ...kernels.operands.prologue import Prologue
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.config import Sm90Config
-from ...kernels.sm90.operands.prologue import Prologue
 from ..api import Named, Tensors, repeated_first
 from ..autograd.kept import recorder
 from ..autograd.products import stand_in
-from ..bias_activation import GATES
 from ..checks import (
     NOT_RECORDED,
     PLAIN,
@@ -78,10 +77,6 @@ _NO_EXPECTED_ROWS = "expected_rows: not under torch.compile, where a configurati
 _USUAL_OPTIONS: tuple[object, ...] = None, None, None, None, None, True  # out_dtype, config, recipes, activation, fast
 USUAL.update({("scaled", torch.bfloat16, *_USUAL_OPTIONS[1:]): "scaled"})
 USUAL.update({(said, *_USUAL_OPTIONS, None): said for said in (OFFSETS, ENDS, COUNTS)})  # and the rows to expect
-# Rows by index of groups by offsets: as `indexed_matmul` and `kept.find` have such a call.
-_ROWS_ALONE = False, True, True, False, True  # whether rows, out_rows, row_weights, offsets and counts are not given
-_ROWS_FORM = False, False, True, True, True, False, True, True
-USUAL.update({("indexed", _ROWS_ALONE, gate, None, None, None): f"rows, {gate}" for gate in (None, *GATES)})
 
 
 _SCALED, _SCALED_ONCE, _SCALED_A = (usual_calls("scaled", form) for form in (4, ONCE, 3))
@@ -102,20 +97,14 @@ def _grouped_again(given: Tensors, options: Named) -> torch.Tensor | None:
     """A product of groups by a kept launch, recorded if it has derivatives, or None."""
     said = OFFSETS
     try:
-        if "rows" in options:
-            a, b, offsets = given
-            if len(options) > 2:
-                return None
-            gate = options["activation"] if len(options) > 1 else None
-            return usual_again(_OF_ROWS[gate], id(b), a, b, options["rows"], offsets)
         if options:
             (a, b), (said,) = given, options
             groups = options[said]
         else:
             a, b, groups = given
-        return usual_again(_GROUPED[said], id(b), a, b, groups)
-    except (ValueError, LookupError, TypeError):  # groups that are said twice, or not; another activation
+    except ValueError:  # groups that are said twice, or not
         return None
+    return usual_again(_GROUPED[said], id(b), a, b, groups)
 
 
 @overload
@@ -350,7 +339,7 @@ def _recipe_text(recipe: object) -> str:
 # -------------------------------------------------------------------------------------------------------------- grouped
 
 
-@repeated_first(_grouped_again, 2, 3, weight=1, takes=(ENDS, COUNTS, "rows", "activation"))
+@repeated_first(_grouped_again, 2, 3, weight=1, takes=(ENDS, COUNTS))
 def grouped_matmul(
     a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor | None = None, *, offs: torch.Tensor | None = None,
     counts: torch.Tensor | None = None, expected_rows: int | None = None, scale_a: torch.Tensor | None = None,
@@ -608,7 +597,6 @@ def _recorded_by(
 
 
 _GROUPED = {said: usual_calls(said, 3, partial(_recorded_by, said)) for said in (OFFSETS, ENDS)}
-_OF_ROWS = {gate: usual_calls(f"rows, {gate}", _ROWS_FORM) for gate in (None, *GATES)}
 _GROUPED[COUNTS] = usual_calls(COUNTS, 3)  # a product of masked rows is no node of its own
 
 

@@ -145,18 +145,18 @@ class UsualCalls(NamedTuple):
     """Calls of tensors alone, of one kind.
 
     name    of the call's options in `USUAL`
-    form    of what a guard looks at, in its key, as `find` has it
+    form    of what a guard looks at, in its key
     last    products that a guard held for last, by the id of a tensor of the call
     record  makes the result of three tensors where its derivative is recorded, or None
     """
 
     name: str
-    form: object
+    form: int
     last: LastCalls[ProductCall]
     record: Record | None = None
 
 
-def usual_calls(name: str, form: object, record: Record | None = None) -> UsualCalls:
+def usual_calls(name: str, form: int, record: Record | None = None) -> UsualCalls:
     """Calls of a kind, of which none was made yet."""
     return UsualCalls(name, form, LastCalls(READY), record)
 

@@ -154,6 +154,21 @@ def recipe_text(name: str, recipe: object) -> str:
     raise OperandError(f"{name} is a {type(recipe).__qualname__}; it is a ScalingType of torch, its name, or None")
 
 
+def refusal_of_both(a: str, b: str) -> str:
+    """Why no product quantises its operands by two recipes, "" for None; "" where one does.
+
+    >>> refusal_of_both("BlockWise1x128", "BlockWise128x128")
+    ''
+    >>> refusal_of_both("RowWise", "")
+    'recipe_a RowWise and recipe_b None: both of BlockWise1x128 and BlockWise128x128, or of RowWise and TensorWise'
+    """
+    for family in FAMILIES:
+        if a in family and b in family:
+            return ""
+    known = ", or of ".join([" and ".join(family) for family in FAMILIES])
+    return f"recipe_a {a or None} and recipe_b {b or None}: both of {known}"
+
+
 def recipes_of(
     a: ScaledOperand,
     scale_a: Scales,

@@ -28,7 +28,7 @@ from ..fp8.api import quantize, quantize_both
 from ..fp8.launch import Pair
 from ..types import listed
 from .api import scaled_matmul
-from .recipes import BLOCK, FAMILIES, ROW, SQUARE, Recipes, recipe_text
+from .recipes import BLOCK, ROW, SQUARE, Recipes, recipe_text, refusal_of_both
 
 TRAINED = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -71,11 +71,8 @@ def fp8_matmul(
     a, b = autocast(a, b)
     _check(a, b)
     names = recipe_text("recipe_a", recipe_a), recipe_text("recipe_b", recipe_b)
-    for family in FAMILIES:
-        if names[0] in family and names[1] not in family:
-            refuse_training(
-                f"recipe_a {names[0]} and recipe_b {names[1]}: both are of {' and '.join(family)}, or neither is"
-            )
+    if refused := refusal_of_both(*names):
+        refuse_training(refused)
     rows = a.flatten(0, -2) if b.ndim == 2 else a
     value: torch.Tensor = _Fp8Product.apply(
         rows, b.mT, bias, Recipes(*names), a.dtype if out_dtype is None else out_dtype, True

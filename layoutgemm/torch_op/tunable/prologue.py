@@ -13,11 +13,11 @@ import torch
 
 from ...dtypes import dtype
 from ...errors import OperandError
+from ...kernels.operands.prologue import Prologue
 from ...kernels.run.error_bound import rounded_error, sum_error
 from ...kernels.sm90.choose.prologue import plan_with_prologue, prologue_candidates
 from ...kernels.sm90.choose.rules import Sm90Choice
 from ...kernels.sm90.config import Sm90Config
-from ...kernels.sm90.operands.prologue import Prologue
 from ...kernels.sm90.plan import Sm90Plan
 from ..api import matmul
 from ..prologue.product import KINDS, function_of, tuned_types

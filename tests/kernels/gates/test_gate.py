@@ -55,6 +55,27 @@ def test_gates_and_gradients_are_those_of_torch(name: str) -> None:
         assert ((got.double() - right).abs() <= bound).all(), "beyond half a last bit, and what f32 loses"
 
 
+@needs_dsl
+@pytest.mark.parametrize(
+    ("source", "kind", "code", "parts"), [("bf16", "silu", "sm_90a", 3), ("f16", "gelu", "sm_80", 1)]
+)
+def test_weighted_gradients_are_those_of_torch(source: str, kind: str, code: str, parts: int) -> None:
+    """A factor of 0, too, whose sum is not one of zeros."""
+    of, plan = TYPES[source], GatePlan(source, kind, True, code=code, weighted=True)
+    m, n = 5, parts * plan.part
+    h, dy, factors = numbers(m, 2 * n, of), numbers(m, n, of), torch.tensor([0.5, 0.0, 1.25, -2.0, 3.0])
+    y, dh, sums = torch.empty(m, n, dtype=of), torch.empty(m, 2 * n, dtype=of), torch.empty(m, parts)
+    held = [x.view(torch.uint8).numpy() for x in (h, dy, dh, factors, y, sums)]
+    emulate_host(host_of(plan.compile()), (*held, m, n, 2 * n), progress=False).raise_for_findings()
+    wide, weights = h.double().requires_grad_(), factors.double()[:, None].requires_grad_()
+    gate, up = wide.chunk(2, -1)
+    want = BY_TORCH[kind](gate) * up * weights
+    slopes, of_factors = torch.autograd.grad(want, (wide, weights), dy.double())
+    for got, right in ((y, want), (dh, slopes), (sums.sum(1, keepdim=True), of_factors)):
+        assert ((got.double() - right).norm() <= 2.0**-9 * right.norm()) and got.isfinite().all()
+    assert (sums.sum(1).double() - of_factors[:, 0]).abs().max() <= 1e-5 * of_factors.abs().max()
+
+
 def test_each_gate_has_a_slope() -> None:
     assert set(SLOPES) == set(GATES.values())
 
@@ -65,6 +86,7 @@ def test_each_gate_has_a_slope() -> None:
         ({"source": "e4m3"}, "source = 'e4m3': known are bf16, f16, f32"),
         ({"kind": "relu"}, "kind = 'relu': known are silu, gelu"),
         ({"access": 2}, "access = 2: 4, 8 or 16 bytes"),
+        ({"weighted": True}, "weighted = True of a gate: of its gradient alone"),
     ],
 )
 def test_refused(options: dict[str, Any], said: str) -> None:

@@ -397,7 +397,7 @@ def _written_in_flight(fiber: Fiber, register: int, product: IssuedWgmma) -> Non
 
 
 def _name(fiber: Fiber, register: int) -> str:
-    return f"register {list(fiber.machine.program.index)[register]}"
+    return f"register {fiber.machine.program.names[register]}"
 
 
 @operation("wgmma.mma_async", "wgmma.mma_async.sp")

@@ -31,7 +31,7 @@ from ...machine.interpreter import Cta, Fiber
 from ...ptx.floats import chosen32
 from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program, Run
-from ...ptx.values import Lanes, Value, any_of
+from ...ptx.values import Lanes, Register, Undefined, Value, any_of, bits_without, defined
 from ..memory import said
 from ..mma.fragments import words_of
 from ..mma.operands import SharedOperandRead, codes, lines, reading
@@ -180,9 +180,18 @@ def _reduced(words: npt.NDArray[np.int64], atom: TmemCopyAtom) -> Lanes:
     return (values.min(axis=0) if least else values.max(axis=0)).astype(np.int64) & 0xFFFFFFFF
 
 
+def _halves(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """[register, lane] of 32 bits -> [2 * register + half, lane] of 16."""
+    return np.stack([words & 0xFFFF, words >> 16], axis=1).reshape(-1, WARP_LANES)
+
+
 @operation("tcgen05.st")
 def store(program: Program, ins: PtxInstruction) -> Run:
-    """tcgen05.st: registers into lanes and columns of the warp's window."""
+    """tcgen05.st: registers into lanes and columns of the warp's window.
+
+    A register without a value leaves its words unwritten, as `st` does in shared memory: kernels store whole vectors
+    of which they use a part.
+    """
     atom = _atom(ins, True, _split(ins, 1))
     places = _places(atom)
     address, sources = program.address(ins.operands[0], "b32"), program.sources(ins.operands[-1], "b32")
@@ -195,11 +204,18 @@ def store(program: Program, ins: PtxInstruction) -> Run:
         lane, column = _window(fiber, tensor, places, _same_address(fiber, ins, address(fiber)))
         touch(fiber, fiber.cta, places.places(lane, column), True, said(fiber, ins), begin(fiber, "st", ins))
         fiber.machine.counts.bytes["tensor memory write"] += 4 * places.flat.size
-        words = words_of([source(fiber) for source in sources])
+        values: list[Register] = [source(fiber) for source in sources]
+        words, lost = words_of([defined(value) for value in values]), None
+        if any(type(value) is Undefined for value in values):
+            lost = np.stack([bits_without(value, 32) for value in values])
+            words = words & ~lost | np.uint64(fiber.machine.policy.fill * 0x01010101) & lost
         if atom.pack:
             kept = places.read(tensor, lane, column).T & np.uint32(0xFFFF0000)
-            words = np.stack([words & 0xFFFF, words >> 16], axis=1).reshape(-1, WARP_LANES) | kept
+            words = _halves(words) | kept
+            lost = None if lost is None else _halves(lost)
         places.write(tensor, lane, column, words.T.astype(np.uint32))
+        if lost is not None:
+            places.forget(tensor, lane, column, lost.T != 0)
 
     return go
 

@@ -238,6 +238,10 @@ class TmemCoordinates:
         tensor.words.reshape(-1)[flat] = words
         tensor.written.reshape(-1)[flat] = True
 
+    def forget(self, tensor: TensorMemory, lane: int, column: int, words: npt.NDArray[np.bool_]) -> None:
+        """Count these words, in the shape of `words`, as unwritten."""
+        tensor.written.reshape(-1)[(self.flat + (lane * COLUMNS + column))[words]] = False
+
 
 class TensorCores:
     """The tensor cores of one warp, which run its operations in order.

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, const_expr
 
+from ....dtypes import dtype
 from ...dsl import bridge
 from ...dsl.ampere import store_vector
 from ...dsl.fp8 import load_bytes
@@ -17,6 +18,8 @@ from ...dsl.math import ElementMath, as_words, from_words, parts_of
 from ...epilogue.steps import ACTIVATIONS
 from ...plan import tile_count
 from ..plan import SLOPES, THREADS, GatePlan
+
+F32 = dtype("f32")
 
 
 class GateKernel:
@@ -98,6 +101,44 @@ class Gradient(GateKernel):
         self.store(dh, into + n, [d * self.act(g, self.ops) for g, d in zip(gates, grads, strict=True)])
 
 
+class RowGradient(GateKernel):
+    """The gradient of rows with a factor each, weighted rows, and sums.
+
+    A sum is that of dy * y, over a warp's part of a row.
+    """
+
+    @cute.jit
+    def __call__(
+        self, h: Int64, dy: Int64, dh: Int64, factors: Int64, y: Int64, sums: Int64, m: Int32, n: Int32, ldh: Int64,
+        stream: bridge.Stream,
+    ) -> None:  # fmt: skip
+        """Host side."""
+        self.launch((h, dy, dh, factors, y, sums), m, n, ldh, stream)
+
+    @cute.jit
+    def run(self, addresses: tuple, row: Int64, column: Int64, n: Int64, ldh: Int64) -> None:
+        """Three loads and three stores. A warp's vectors are of one row."""
+        h, dy, dh, factors, y, sums = addresses
+        first, own = row * ldh + column, row * n + column
+        gates, ups, grads = self.load(h, first), self.load(h, first + n), self.load(dy, own)
+        factor = from_words(load_bytes(factors + row * F32.bytes, Boolean(True), F32.bytes), F32)[0]
+        acts = [self.act(g, self.ops) for g in gates]
+        values, into = [act * up for act, up in zip(acts, ups, strict=True)], own + row * n
+        slopes = [factor * d * up * self.slope(g, self.ops) for g, up, d in zip(gates, ups, grads, strict=True)]
+        self.store(dh, into, slopes)
+        self.store(dh, into + n, [factor * d * act for act, d in zip(acts, grads, strict=True)])
+        self.store(y, own, [factor * value for value in values])
+        total = grads[0] * values[0]
+        for d, value in list(zip(grads, values, strict=True))[1:]:
+            total = total + d * value
+        for distance in (16, 8, 4, 2, 1):
+            total = total + cute.arch.shuffle_sync_bfly(total, distance)
+        if cute.arch.lane_idx() == 0:
+            store_vector(sums + own // self.plan.part * F32.bytes, as_words([total], F32))
+
+
 def kernel_of(plan: GatePlan) -> GateKernel:
     """The kernel of a plan."""
+    if plan.weighted:
+        return RowGradient(plan)
     return Gradient(plan) if plan.gradient else Gate(plan)

@@ -55,11 +55,14 @@ class _TileCopies(Protocol):
     def issue(self, stage: cute.Pointer, offset: Int64, left: Int32) -> None: ...
 
 
-class _FragmentLoads(Protocol):
+class DepthLoads(Protocol):
     """A lane's loads of an operand's fragments, depth by depth of a K tile."""
 
-    def begin(self) -> None: ...
-    def fragments(self, stage: cute.Pointer, step: int) -> list[Int32]: ...
+    def begin(self) -> None:
+        """Begin a K tile."""
+
+    def fragments(self, stage: cute.Pointer, step: int) -> list[Int32]:
+        """Registers of one depth."""
 
 
 class Sm80GemmKernel(TileEntry):
@@ -138,7 +141,7 @@ class Sm80GemmKernel(TileEntry):
         shared = bridge.SharedMemory(plan.smem).base
         copy_a = self.copies_of_a(thread, matrices[0], pitches[0], m0, m, k, words)
         copy_b = self.copies_of_b(thread, weights, pitches[1], n0, n, k, words)
-        load_a = Loads(plan.a, plan.smem.a_offset, lane, warp_m)
+        load_a = self.loads_of_a(lane, warp_m, (m0, matrix), (m, n, k), words)
         load_b = self.loads_of_b(lane, warp_n)
         pitch = plan.smem.a_stage_bytes
 
@@ -157,7 +160,7 @@ class Sm80GemmKernel(TileEntry):
         ahead = plan.config.ahead
         if const_expr(ahead):
             self.meet()
-            keep(held_a, load_a.fragments(shared, 0))
+            keep(held_a, self.of_k_tile(load_a, ahead_k[0] + plan.tile[2]).fragments(shared, 0))
             keep(held_b, load_b.fragments(shared, 0))
         read, write = Int32(0), Int32((plan.stages - 1) * pitch)
         for _ in cutlass.range(k_tiles, unroll=1):
@@ -165,7 +168,8 @@ class Sm80GemmKernel(TileEntry):
                 self.meet()
             place = shared + write
             copies = copy_a.work(place, ahead_k[1], ahead_k[0]) + copy_b.work(place, ahead_k[2], ahead_k[0])
-            read = self.multiply_k_tile((sums, held_a, held_b), (load_a, load_b), copies, shared, read)
+            loads = self.of_k_tile(load_a, ahead_k[0]), load_b
+            read = self.multiply_k_tile((sums, held_a, held_b), loads, copies, shared, read)
             write = next_stage(write, pitch, plan.stages)
             copy_a, copy_b, ahead_k = self.next_k_tile(copy_a, copy_b, ahead_k, (m0, n0), n, words)
 
@@ -260,7 +264,21 @@ class Sm80GemmKernel(TileEntry):
         """
         return k, Int64(0), Int64(0)
 
-    def loads_of_b(self, lane: Int32, warp: Int32) -> _FragmentLoads:
+    def loads_of_a(
+        self, lane: Int32, warp: Int32, place: tuple[Int32, Int32], sizes: tuple[Int32, ...], words: tuple[Int64, ...]
+    ) -> DepthLoads:  # fmt: skip
+        """A lane's loads of A's fragments; `warp` is the warp's number along M.
+
+        place  first row of the tile, and matrix
+        sizes  m, n and k
+        """
+        return Loads(self.plan.a, self.plan.smem.a_offset, lane, warp)
+
+    def of_k_tile(self, load: DepthLoads, left: Int32) -> DepthLoads:
+        """A's loads in the K tile that is multiplied; `left`: elements of K before the copies, which are ahead."""
+        return load
+
+    def loads_of_b(self, lane: Int32, warp: Int32) -> DepthLoads:
         """A lane's loads of B's fragments; `warp` is the warp's number along N."""
         return Loads(self.plan.b, self.plan.smem.b_offset, lane, warp)
 
@@ -302,7 +320,7 @@ class Sm80GemmKernel(TileEntry):
         return sums, held_a, cute.make_rmem_tensor(count_n * mma.registers("B"), Int32)
 
     def multiply_k_tile(
-        self, registers: tuple[cute.Tensor, ...], loads: Sequence[_FragmentLoads], copies: list[Callable[[], None]],
+        self, registers: tuple[cute.Tensor, ...], loads: Sequence[DepthLoads], copies: list[Callable[[], None]],
         shared: cute.Pointer, read: Int32,
     ) -> Int32:  # fmt: skip
         """All products of one k tile, among them the copies of another; gives the first byte of the next stage.

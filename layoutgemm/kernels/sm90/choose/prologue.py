@@ -11,12 +11,12 @@ from typing import Any
 
 from ....errors import LayoutError
 from ...epilogue.chain import Epilogue
+from ...operands.prologue import Prologue
 from ...plan import present
 from ...store import ROWS
 from ..along_k import AlongK
 from ..config import Sm90Config
 from ..grouped import Ragged
-from ..operands.prologue import Prologue
 from ..plan import Sm90Plan
 from .occupancy import ClusterOccupancy
 

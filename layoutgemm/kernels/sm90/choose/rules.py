@@ -22,13 +22,13 @@ from ...operand_orders import KernelChoice
 from ...operands.combined import Combined
 from ...operands.gated import combination
 from ...operands.pair import SecondPair
+from ...operands.prologue import Prologue
 from ...orders import Order
 from ...plan import STAGE_BYTES_OF_K as _STAGE_BYTES
 from ...store import ROWS
 from ..config import BESIDE_MATRICES
 from ..grouped import Ragged
 from ..multicast import LINE
-from ..operands.prologue import Prologue
 from ..plan import Sm90Config, Sm90Plan
 from ..triangular.operands import Triangles
 from ..types import operands, output_of

@@ -25,10 +25,11 @@ from ...dsl import math as element
 from ...dsl.ampere import load_fragment
 from ...dsl.packed_weights import RegisterWgmma
 from ...operands.pair import SECOND
+from ...operands.prologue import AXES, PrologueElement, PrologueOperand
 from ...plan import present
 from ...store import ROWS
 from ..operands.fragment_loads import groups_of, loads_of
-from ..operands.prologue import AXES, PrologueElement, PrologueOperand, first_column
+from ..operands.prologue import first_column
 from ..plan import Sm90Plan
 from .fused import Sm90FusedKernel
 
