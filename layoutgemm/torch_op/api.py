@@ -53,7 +53,6 @@ from .checks import (
 from .compiled.guards import ALIGNED, MAX_READY, UNKNOWN, Guard, LastCalls, guarded
 from .compiled.kept_launches import Extras, KeptCall, Served, again_or, note_served, served
 from .compiled.repeated_calls import SEVERAL, RepeatedCalls, repeated
-from .compiled.repeated_calls import UNKNOWN as UNKNOWN_CALL
 from .compiled.traced import check_compiled, check_compiled_gemm, refuse, traced_flag
 from .composed.api import ComposedOptions, composed_product
 from .composed.parts import AskedParts, composes
@@ -112,14 +111,16 @@ def repeated_first(
                 found = again(tensors, options)
                 if found is not None:
                     return found
+                if type(tensors[weight]) not in SEVERAL:  # the next one is found above
+                    return product(*tensors, **options)
             if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0 or len(tensors) <= weight:
                 return product(*tensors, **options)
             shared = tensors[weight]
             if type(shared) in SEVERAL and shared:
                 shared = shared[0]
             at = id(shared) ^ id(options.get("epilogue"))
-            known = calls.last.get(at, UNKNOWN_CALL)
-            if known is not None:
+            known = calls.last.get(at)
+            if known:
                 found = known(tensors, options)
                 if found is not None:
                     return found
@@ -129,7 +130,8 @@ def repeated_first(
                 return product(*tensors, **options)
             for other in calls.seen.get(kind, ()):
                 if other is not known and (found := other(tensors, options)) is not None:
-                    calls.note(at, other)
+                    if known is not False:
+                        calls.note(at, other)
                     return found
             with served() as made:
                 result = product(*tensors, **options)

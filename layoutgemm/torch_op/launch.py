@@ -227,7 +227,7 @@ class _Loaded:
 
     @property
     def names_of_call(self) -> dict[str, Any]:
-        """What the code of `making_code` calls of this launch."""
+        """Functions of this launch that the code of `making_code` calls, by name."""
         return {
             "entry": self._launcher.entry, "free": self._free, "block": self._block, "note": self._note,
             "refused": self._refused,
@@ -235,7 +235,7 @@ class _Loaded:
 
     @property
     def arguments(self) -> int:
-        """How many arguments a launch has."""
+        """The number of a launch's arguments."""
         return len(self._template)
 
 
@@ -262,7 +262,9 @@ class NewResult(NamedTuple):
 
 
 def making(launches: Sequence[NewResult], count: int, returns: Sequence[int | None] | None = None) -> ProductCall:
-    """The call that allocates the new tensors of launches, and makes these, all of one GPU, on its stream.
+    """The call that allocates new tensors and makes the launches that write them.
+
+    All are of one GPU, and on its stream.
 
     It returns None where the GPU is not the current one, for addresses that are no multiples of 16, and for 0: that of
     a tensor whose storage was freed.
@@ -489,7 +491,7 @@ class DirectLaunch(_Loaded):
         return DirectLaunch(self._compiled, self._template, places, self.device, self.what)
 
     def product(self, shape: Sequence[int], strides: Sequence[int], kind: torch.dtype) -> ProductCall:
-        """The call that makes a new result of the other tensors, in the order of their places."""
+        """The call that makes a new result. Its tensors are in the order of their places."""
         into, *places = self.places
         made = NewResult(self, (NewTensor(shape, strides, kind, into),), dict(enumerate(places)))
         return making([made], len(places))

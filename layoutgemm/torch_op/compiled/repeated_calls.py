@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -28,20 +28,16 @@ MAX_OF_KIND = 8  # calls of one shape and the same names
 SEVERAL = (tuple, list)
 
 
-def _unknown(arguments: Arguments, options: Options) -> None:
-    return None
-
-
 class RepeatedCalls:
     """The calls of one function that are found by their arguments.
 
-    last  what found a call last, by the ids of its weight and its epilogue; None for calls that change too often. It is
-          a place to look first, never a proof: an id may come to be another object's
+    last  what found a call last, by the ids of its weight and epilogue; False for calls that change too often. It is a
+          place to look first, never a proof: an id may come to be another object's
     seen  all, by the weight's shape and the names of the options
     """
 
     def __init__(self) -> None:
-        self.last: dict[int, Again | None] = {}
+        self.last: dict[int, Again | Literal[False]] = {}
         self.seen: dict[tuple[object, ...], list[Again]] = {}
         self._changes: dict[int, int] = {}
         KEPT.on_clear.append(self.clear)
@@ -58,7 +54,7 @@ class RepeatedCalls:
             self.last.clear()
             self._changes.clear()
         changes = self._changes[at] = self._changes.get(at, 0) + 1
-        self.last[at] = again if changes <= MAX_CHANGES else None
+        self.last[at] = again if changes <= MAX_CHANGES else False
 
     def keep(self, at: int, kind: tuple[object, ...], again: Again) -> None:
         """A call that is found from now on."""
@@ -68,9 +64,6 @@ class RepeatedCalls:
         if len(of_kind) < MAX_OF_KIND:
             of_kind.append(again)
         self.note(at, again)
-
-
-UNKNOWN: Again = _unknown  # of no call
 
 
 class Named(NamedTuple):
@@ -87,7 +80,7 @@ class Named(NamedTuple):
 
 
 def repeated(call: Served, arguments: Arguments, options: Options, result: object) -> Again | None:
-    """What makes the launch of a served call again, for arguments like these; None where something else was done too.
+    """The function that repeats a served call's launch for arguments like these; None where more was done.
 
     Each tensor of the call must be one of the launch, and each number in `given` one of the launch's or the same object
     as before. A tensor of the launch that is no argument must be part of the result, and is allocated anew.
