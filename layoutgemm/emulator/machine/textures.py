@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ HANDLES = 0x4A00_0000_0000  # texture objects are numbers from here on, which ar
 MODES = ("clamp", "border", "wrap", "mirror")
 _KINDS = ("u1", "i1", "u2", "i2", "u4", "i4", "f2", "f4")
 Integers: TypeAlias = npt.NDArray[np.int64]
+Texels: TypeAlias = npt.NDArray[np.float32] | npt.NDArray[np.int64]  # [texel, four channels]
 
 
 @dataclass(frozen=True)
@@ -179,20 +180,21 @@ class TextureOf:
         x, y = [np.floor(place - np.float32(0.5)).astype(np.int64) for place in self.places(coordinates)]
         return [[x, y + 1], [x + 1, y + 1], [x + 1, y], [x, y]]
 
-    def decoded(self, raw: npt.NDArray[np.uint8], inside: npt.NDArray[np.bool_]) -> npt.NDArray[np.generic]:
+    def decoded(self, raw: npt.NDArray[np.uint8], inside: npt.NDArray[np.bool_]) -> Texels:
         """[texel, four channels] of texels' bytes: float32, or integers as int64.
 
         Channels that it lacks are 0, 0 and 1: PTX leaves them open.
         """
         kind = self.array.dtype
         values = np.ascontiguousarray(raw).view(kind).reshape(len(raw), self.channels)
-        wide = np.float32 if self.floats else np.int64
-        found = values.astype(wide)
+        wide: type[np.float32] | type[np.int64] = np.float32 if self.floats else np.int64
+        found: Any = values.astype(wide)
         if self.read == "normalized":
-            found = np.maximum(found / np.float32(np.iinfo(kind).max), np.float32(-1))
+            found = np.maximum(found / np.float32((1 << 8 * kind.itemsize - (kind.kind == "i")) - 1), np.float32(-1))
         missing = np.tile(np.array([0, 0, 0, 1], wide)[self.channels :], (len(raw), 1))
         border = np.array(self.border, wide)
-        return np.where(inside[:, None], np.concatenate([found, missing], axis=1), border)
+        out: Texels = np.where(inside[:, None], np.concatenate([found, missing], axis=1), border)
+        return out
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..machine.memory import GRANULE
-from ..ptx.values import lane_bits
+from ..ptx.values import lane_bits, lanes_among
 from .clocks import NO_CLOCKS, Clock, Clocks, Stamp
 from .conflicts import FENCE, Conflict, remedy
 from .global_words import untold
@@ -107,8 +107,8 @@ class MadeGlobalAccess(NamedTuple):
         if self.copying is not None or len(self.addresses) == 1:
             return lanes
         low, high = self.addresses >> shift, self.addresses + self.size - 1 >> shift
-        touch = ((low[:, None] <= units) & (units <= high[:, None])).any(axis=1)
-        return sum(bit for bit, here in zip(lane_bits(lanes), touch.tolist(), strict=True) if here)
+        touch = np.asarray(((low[:, None] <= units) & (units <= high[:, None])).any(axis=1))
+        return lanes_among(lanes, touch)
 
 
 class WatchedPage:
