@@ -118,11 +118,13 @@ def compiled_line(times: Times, model: torch.nn.Module, size: tuple[int, ...]) -
     print(registered, flush=True)
 
 
-def layer_lines(times: Times, theirs: torch.nn.Module, ours: torch.nn.Module, size: tuple[int, ...]) -> None:
+def layer_lines(
+    times: Times, theirs: torch.nn.Module, ours: torch.nn.Module, size: tuple[int, ...], gated: bool
+) -> None:
     """Times our layers beside torch's: eager, with float8 weights, and a training step."""
     name = type(theirs).__name__
     eight = torch.nn.ModuleDict({"mlp": copy.deepcopy(theirs)})
-    swap_linears(eight, weights="fp8")
+    swap_linears(eight, weights="fp8", gated=gated)
     with torch.no_grad():
         line(times, f"nn {name}, eager", size, theirs, ours, 0.03)
         line(times, f"nn {name}, float8 weights", size, theirs, eight["mlp"], 0.2)
@@ -151,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 with torch.no_grad():
                     compiled_line(times, theirs, size)
             if "nn" in options.doors:
-                layer_lines(times, theirs, ours["mlp"], size)
+                layer_lines(times, theirs, ours["mlp"], size, gated)
             if file:
                 file.write_text(json.dumps({"machine": machine.facts(), "us": times}, indent=1) + "\n")
     return 0

@@ -44,7 +44,7 @@ from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, RowReduce, Scale
 from layoutgemm.nn import QuantizedLinear
 from layoutgemm.torch_op import api, launch
 from layoutgemm.torch_op.api import linear
-from layoutgemm.torch_op.compiled import direct
+from layoutgemm.torch_op.compiled import direct, kept_launches
 from layoutgemm.torch_op.scaled_grouped import kept
 from tests.torch_op.host_launches import bare_launches
 
@@ -71,6 +71,7 @@ def calls() -> dict[str, Callable[[], object]]:
     weight = QuantizedWeight.quantize(torch.randn(SIZE, SIZE), QuantizedFormat("int4", 128))
     layer, leaf = QuantizedLinear(weight), x.clone().requires_grad_()
     into = torch.empty(SIZE, SIZE, dtype=x.dtype)
+    other_x, other_y, gates = x.clone(), y.clone(), experts.mT
     options: dict[str, Any] = {"config": "", "allow_tf32": None}
     site = direct.site(direct.matmul, **options)
     lists: tuple[Any, ...] = [], [of_rows["sums"]], [], [], sums.json
@@ -96,6 +97,12 @@ def calls() -> dict[str, Callable[[], object]]:
         "matmul, scattered rows": lambda: matmul(x, y, out_rows=out_rows),
         "matmul, an epilogue": lambda: matmul(x, y, epilogue=steps, given=given),
         "matmul, sums of rows": lambda: matmul(x, y, epilogue=sums, given=of_rows),
+        "matmul of two pairs": lambda: matmul((x, other_x), (y, other_y)),
+        "matmul of several matrices": lambda: matmul(x, (y, other_y), combine="silu"),
+        "matmul with an activation": lambda: matmul(x, y, bias=bias, activation="gelu"),
+        "matmul into a tensor": lambda: matmul(x, y, out=into),
+        "scaled_matmul into a tensor": lambda: scaled_matmul(a, scale_a, right, scale_b, out=into),
+        "grouped_matmul, gated": lambda: grouped_matmul(x, gates, offsets, activation="swiglu"),
         "scaled_matmul, sums of rows": lambda: scaled_matmul(a, scale_a, other, scale_b, epilogue=sums, given=of_rows),
         "grouped_matmul, sums of rows": lambda: grouped_matmul(x, experts, offsets, epilogue=sums, given=of_rows),
         "the same in Inductor's code, scales": lambda: direct.scaled_epilogue_matmul(*of_scales),
@@ -210,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with bare_launches(patch) as noted, torch.no_grad():
             noted.arguments = Discarded()
-            for module in (launch, api, kept):  # a GPU's allocation is one call of C too
+            for module in (launch, api, kept, kept_launches):  # a GPU's allocation is one call of C too
                 patch.setattr(module, "empty_on_gpu", torch._C._dynamo.guards._empty_strided_cpu)
             measure(calls())
             with torch.enable_grad():

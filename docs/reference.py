@@ -103,8 +103,8 @@ def without_objects(markdown: str) -> str:
 def shown(module: ModuleType, options: str) -> list[str]:
     """The names of a module that its directive shows: the members listed, or the documented ones that filters leave.
 
-    >>> shown(importlib.import_module("layoutgemm.layouts.paged"), 'filters: ["!^_"]')
-    ['HasPage']
+    >>> shown(importlib.import_module("layoutgemm.layouts.registries"), 'filters: ["!^_"]')
+    ['Registry']
     """
     listed = re.search(r"members: \[([^]]*)\]", options)
     if listed is not None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import LayoutError
 from .layouts import ComposedLayout, CounterExample, E, Layout, Proof, Swizzle, Undecided, parse
-from .lazy_names import homes_of_names
+from .lazy_names import home_below, homes_of_names
 from .moved import install, old_names
 
 if TYPE_CHECKING:
@@ -56,12 +56,23 @@ __version__ = "0.1.0"
 # Loaded on first use: users of layouts alone do not pay for kernels.
 _LATER = homes_of_names(sys._getframe().f_code, globals())
 _DOORS = frozenset({"jax"})  # modules that need another framework
+_ROOMS = "layouts", "atoms", "checks", "schedule", "view", "kernels"  # where a name may be that is not here
 _old_name = old_names(__name__, frames=1)
 
 
 def __getattr__(name: str) -> Any:
+    # `from layoutgemm import name` calls importlib's hasattr first, which would drop the text of an AttributeError.
+    imported = sys._getframe(1).f_code.co_name == "_handle_fromlist"
     if name not in _LATER and name not in _DOORS:
-        return _old_name(name)
+        try:
+            return _old_name(name)
+        except AttributeError as error:
+            if name.startswith("_") or not (home := home_below(__name__, _ROOMS, name)):
+                raise
+            said = f"{error}: it is {home}.{name}"
+        if imported:
+            raise ImportError(said, name=__name__)
+        raise AttributeError(said, name=name, obj=sys.modules[__name__])
     from importlib import import_module
 
     needs, without = (
@@ -74,8 +85,7 @@ def __getattr__(name: str) -> Any:
         if error.name != needs:
             raise
         said = f"layoutgemm.{name} needs {needs}: pip install 'layoutgemm[{needs}]'{without}"
-        # `from layoutgemm import matmul` calls importlib's hasattr, which would drop the text of an AttributeError.
-        if sys._getframe(1).f_code.co_name == "_handle_fromlist":
+        if imported:
             raise ModuleNotFoundError(said, name=needs) from None
         raise AttributeError(said, name=name, obj=sys.modules[__name__]) from None
     globals()[name] = value

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from types import MappingProxyType
 
-from .arguments import is_int, read_by, shown
+from .arguments import is_int, read_by, shown, unnamed
 from .errors import PlanError
 
 KIB = 1024
@@ -259,10 +259,10 @@ sm_103a or blackwell-ultra, sm_110a or thor, sm_120a or blackwell-geforce, sm_12
         return found
     known = ", ".join(f"{entry.name} or {entry.also[0]}" for entry in _SPECIFIC)
     if (why := _WITHOUT.get(text.rstrip("af"))) is not None:
-        raise PlanError(f"no kernel for {text}: {why}; known: {known}")
+        raise unnamed(PlanError(f"no kernel for {text}: {why}; known: {known}"), name)
     near = _near(text)
     meant = f"do you mean {near[0]}? " if near else ""
-    raise PlanError(f"no architecture {shown(name)}; {meant}known: {known}")
+    raise unnamed(PlanError(f"no architecture {shown(name)}; {meant}known: {known}"), name)
 
 
 def _near(text: str) -> list[str]:

@@ -61,6 +61,7 @@ class Integer(Protocol):
 
 
 F = TypeVar("F", bound=Callable[..., Any])
+Refusal = TypeVar("Refusal", bound=LayoutError)
 Read = Callable[[Any], object]  # converts an argument, or returns _REFUSED
 
 DEPTH = 64  # levels of nested tuples: each level takes several of the 1000 calls that Python allows
@@ -127,6 +128,48 @@ def refusal(x: object, what: str, wanted: str) -> str:
 
 def _bits(x: object) -> int:
     return int(x).bit_length() if is_int(x) else 0
+
+
+def nearest(x: object, known: Iterable[object], most: int = 1) -> str:
+    """The question whether a misspelt name is one of the known names; "" where none is like it.
+
+    >>> nearest("rleu", ("relu", "gelu")), nearest("tanj", ("relu", "gelu")), nearest(3, ("relu",))
+    ("do you mean 'relu'? ", '', '')
+    """
+    if not isinstance(x, str):
+        return ""
+    from difflib import get_close_matches
+
+    near = get_close_matches(x.lower()[:_TEXT], [name for name in known if isinstance(name, str)], most)
+    return f"do you mean {' or '.join(map(repr, near))}? " if near else ""
+
+
+def unnamed(error: Refusal, value: object) -> Refusal:
+    """The error of a refused value whose argument is not known where it is refused.
+
+    The outermost call of a `checked` function with this value says the argument's name before the message.
+
+    >>> from layoutgemm import wgmma
+    >>> wgmma(64, "bf61")
+    Traceback (most recent call last):
+        ...
+    layoutgemm.errors.OperandError: a of wgmma: unknown number format 'bf61'; do you mean bf16 or b1? known: f64, f32, \
+tf32, f16, bf16, e4m3, e5m2, e3m2, e2m3, e2m1, ue8m0, ue4m3, i64, i32, i16, i8, u64, u32, u16, u8, i4, u4, b1
+    """
+    error.unnamed = value, error.reason
+    return error
+
+
+def _say_name(error: LayoutError, name: str, x: object) -> bool:
+    """Put an argument's name before the message of an error about its value; True if it is."""
+    if error.unnamed is None:
+        return False
+    value, message = error.unnamed
+    if x is not value and not (x.__class__ is str and x == value):
+        return False
+    error.reason = f"{name}: {message}"
+    error.args = (error.reason,)
+    return True
 
 
 def as_int(
@@ -286,10 +329,12 @@ class _AnnotationReader(NamedTuple):
 
     read     the converted argument, or _REFUSED
     wanted   the annotation in words, for the message
+    raises   True if `read` has errors of its own
     """
 
     read: Read
     wanted: str
+    raises: bool = False
 
 
 def _int(x: object) -> object:
@@ -442,7 +487,7 @@ def _reader(hint: object) -> _AnnotationReader | None:
         return _AnnotationReader(lambda x: x if callable(x) else _REFUSED, "a function")
     kind = origin if isinstance(origin, type) else hint
     if isinstance(kind, type) and kind.__name__ in _MAKERS:
-        return _AnnotationReader(_MAKERS[kind.__name__], f"a {kind.__name__}")
+        return _AnnotationReader(_MAKERS[kind.__name__], f"a {kind.__name__}", raises=True)
     if not isinstance(kind, type) or kind.__name__ in _READ_ELSEWHERE:
         return None
     if getattr(kind, "_is_protocol", False):
@@ -470,7 +515,8 @@ def _union_reader(members: Sequence[object]) -> _AnnotationReader | None:
     if any(each is None for each in readers):
         return None
     known = [each for each in readers if each is not None]
-    return _AnnotationReader(_union(known), " or ".join(dict.fromkeys(each.wanted for each in known)))
+    wanted = " or ".join(dict.fromkeys(each.wanted for each in known))
+    return _AnnotationReader(_union(known), wanted, any(each.raises for each in known))
 
 
 class _NamedClass(type):
@@ -532,14 +578,23 @@ def checked(error: type[LayoutError] = LayoutError) -> Callable[[F], F]:
 
         @functools.wraps(function)
         def call(*given: object, **named: object) -> Any:
-            positional, by_name, rest = readers()
-            taken = [x if reader is None else take(x, reader, name) for x, (name, reader) in zip(given, positional)]
-            if len(given) > len(positional):
-                taken += [x if rest is None else take(x, rest, "an argument") for x in given[len(positional) :]]
-            for name, x in named.items():
-                if (reader := by_name.get(name)) is not None:
-                    named[name] = take(x, reader, name)
-            return function(*taken, **named)
+            positional, by_name, rest, known = readers()
+            try:
+                taken = [x if reader is None else take(x, reader, name) for x, (name, reader) in zip(given, positional)]
+                if len(given) > len(positional):
+                    taken += [x if rest is None else take(x, rest, "an argument") for x in given[len(positional) :]]
+                for name, x in named.items():
+                    if (reader := by_name.get(name)) is not None:
+                        named[name] = take(x, reader, name)
+                    elif known is not None and name not in known:
+                        meant = f"; {nearest(name, known)}".rstrip(" ;")
+                        raise TypeError(f"{said}() got an unexpected keyword argument {shown(name)}{meant}")
+                return function(*taken, **named)
+            except LayoutError as error:
+                if error.unnamed is not None:
+                    arguments = [*zip([name for name, _ in positional], given), *named.items()]
+                    any(_say_name(error, f"{name} of {said}", x) for name, x in arguments)
+                raise
 
         return typing.cast(F, call)
 
@@ -547,18 +602,23 @@ def checked(error: type[LayoutError] = LayoutError) -> Callable[[F], F]:
 
 
 class _Readers(NamedTuple):
-    """The readers of a function's parameters: by position, by name, and for `*args`."""
+    """The readers of a function's parameters: by position, by name, and for `*args`.
+
+    known  the names that a call may have; None where it may have any
+    """
 
     positional: tuple[tuple[str, _AnnotationReader | None], ...]
     by_name: dict[str, _AnnotationReader]
     rest: _AnnotationReader | None
+    known: frozenset[str] | None
 
 
 @not_in_graphs
 def _readers_of(function: Callable[..., object]) -> _Readers:
     names = _Names(function.__globals__)
     positional, by_name, rest = [], {}, None
-    for parameter in inspect.signature(function).parameters.values():
+    parameters = inspect.signature(function).parameters
+    for parameter in parameters.values():
         annotated = parameter.annotation is not inspect.Parameter.empty
         reader = _reader(_resolved(parameter.annotation, names)) if annotated else None
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
@@ -568,7 +628,8 @@ def _readers_of(function: Callable[..., object]) -> _Readers:
                 positional.append((parameter.name, reader))
             if reader is not None:
                 by_name[parameter.name] = reader
-    return _Readers(tuple(positional), by_name, rest)
+    taken_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    return _Readers(tuple(positional), by_name, rest, None if taken_any else frozenset(parameters))
 
 
 # Attributes of a class: the readers of its fields, and the class whose they are.
@@ -600,6 +661,19 @@ def _learn(kind: Any) -> None:
     setattr(kind, _SETTLED, kind)
 
 
+def _naming(reader: _AnnotationReader, what: str) -> _AnnotationReader:
+    """A reader whose errors about a value say what it is."""
+
+    def read(x: object) -> object:
+        try:
+            return reader.read(x)
+        except LayoutError as error:
+            _say_name(error, what, x)
+            raise
+
+    return reader._replace(read=read) if reader.raises else reader
+
+
 def _field_readers(kind: type) -> list[tuple[str, _AnnotationReader]]:
     out = []
     for base in reversed(kind.__mro__):
@@ -608,5 +682,5 @@ def _field_readers(kind: type) -> list[tuple[str, _AnnotationReader]]:
             if name in kind.__dataclass_fields__ and kind.__dataclass_fields__[name].init:  # type: ignore[attr-defined]
                 reader = _reader(_resolved(annotation, names))
                 if reader is not None:
-                    out.append((name, reader))
+                    out.append((name, _naming(reader, f"{name} of {kind.__name__}")))
     return out

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .arguments import read_by, shown
+from .arguments import read_by, shown, unnamed
 from .errors import OperandError
 from .lazy_numpy import np
 
@@ -397,7 +397,7 @@ e4m3, e5m2, e3m2, e2m3, e2m1, ue8m0, ue4m3, i64, i32, i16, i8, u64, u32, u16, u8
     if found is None:
         near = list(dict.fromkeys(_ALIASES.get(each, each) for each in get_close_matches(text, [*_BY_NAME, *_ALIASES])))
         meant = f"do you mean {' or '.join(near)}? " if near else ""
-        raise OperandError(f"unknown number format {shown(name)}; {meant}known: {', '.join(_BY_NAME)}")
+        raise unnamed(OperandError(f"unknown number format {shown(name)}; {meant}known: {', '.join(_BY_NAME)}"), name)
     return found
 
 

@@ -16,6 +16,8 @@ class LayoutError(ValueError):
     `reason` is the message; `witness` is the first failing coordinate (or pair of coordinates), or None.
     """
 
+    unnamed: tuple[object, str] | None = None  # (value, message) of a refused value: see `arguments.checked`
+
     def __init__(self, reason: str = "", witness: object = None) -> None:
         self.args = (reason,)  # not by super().__init__, which torch.compile does not trace: it would lose the text
         self.reason = reason
@@ -26,7 +28,8 @@ class LayoutError(ValueError):
 
     def __reduce__(self) -> tuple[object, ...]:
         # An exception's default pickle calls the class with `args`, which drops the attributes.
-        return _rebuild, (self.__class__, self.args, self.__dict__)
+        kept = {name: value for name, value in self.__dict__.items() if name != "unnamed"}
+        return _rebuild, (self.__class__, self.args, kept)
 
 
 def printable(text: str) -> str:

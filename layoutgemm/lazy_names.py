@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from importlib import import_module
+from importlib.machinery import PathFinder
 from types import CodeType
 
 from .moved import old_names
 
-__all__ = ["homes_of_names", "named_later"]
+__all__ = ["home_below", "homes_of_names", "named_later"]
 
 
 def homes_of_names(code: CodeType, there: Container[str]) -> dict[str, str]:
@@ -34,6 +35,18 @@ def homes_of_names(code: CodeType, there: Container[str]) -> dict[str, str]:
         elif step.opname == "IMPORT_FROM" and step.argval not in there:
             homes[step.argval] = home
     return homes
+
+
+def home_below(package: str, rooms: Sequence[str], name: str) -> str | None:
+    """The first of a package's rooms that has a public name; None for a module of the package, and a name of none.
+
+    >>> home_below("layoutgemm", ("atoms", "layouts"), "complement")
+    'layoutgemm.layouts'
+    """
+    if PathFinder.find_spec(f"{package}.{name}", sys.modules[package].__path__):
+        return None  # `from package import module` asks for a name first
+    paths = [f"{package}.{room}" for room in rooms]
+    return next((path for path in paths if name in getattr(import_module(path), "__all__", ())), None)
 
 
 def named_later(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]]]:

@@ -7,6 +7,7 @@ equal answer, and by meaningless values, which must raise a LayoutError.
 from __future__ import annotations
 
 import collections
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests import needs
 
 torch = needs.module("torch")
 
-from layoutgemm import checks, schedule
+from layoutgemm import Operand, checks, from_cute, plan, schedule
 from layoutgemm.arch import arch
 from layoutgemm.arguments import MAX_BITS, as_int, checked, refusal, shown
 from layoutgemm.atoms import (
@@ -50,6 +51,7 @@ from layoutgemm.atoms import (
     universal_copy,
     wgmma,
 )
+from layoutgemm.atoms.mma.fma import fma
 from layoutgemm.dtypes import dtype
 from layoutgemm.errors import AtomError, LayoutError, PlanError
 from layoutgemm.kernels import Sm80Config, Sm80Plan, Sm90Config, Sm90Plan, Sm100Config, Sm100Plan
@@ -289,3 +291,39 @@ def test_the_number_of_a_tile_may_be_an_array() -> None:
 def test_settle_is_for_dataclasses() -> None:
     with pytest.raises(LayoutError, match="rounds of GpcOrder must be a tuple of"):
         schedule.GpcOrder(4)
+
+
+@pytest.mark.parametrize(
+    ("call", "begins"),
+    [
+        (lambda: plan(64, 64, 64, a="bf61:col"), "a of plan: unknown number format 'bf61'; do you mean bf16"),
+        (lambda: plan(64, 64, 64, a="bf16:cool"), "a of plan: 'bf16:cool': the order is"),
+        (lambda: plan(64, 64, 64, c="bf61"), "c of plan: unknown number format"),
+        (lambda: plan(64, 64, 64, arch="hoper"), "arch of plan: no architecture 'hoper'; do you mean hopper?"),
+        (lambda: plan(64, 64, 64, arch="sm_75"), "arch of plan: no kernel for sm_75"),
+        (lambda: Operand("bf61"), "dtype of Operand: unknown number format"),  # type: ignore[arg-type]
+        (lambda: fma("bf61"), "of of fma: unknown number format"),
+        (lambda: from_cute(Layout(4), element="bf61"), "element of from_cute: unknown number format"),
+    ],
+)
+def test_unknown_names_say_the_argument(call: Callable[[], object], begins: str) -> None:
+    with pytest.raises(LayoutError) as raised:
+        call()
+    assert str(raised.value).startswith(begins) and raised.value.reason == str(raised.value)
+    assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
+
+
+def test_values_that_are_no_argument_keep_their_message() -> None:
+    @checked()
+    def typed(name: object) -> object:
+        return dtype(f"{name}1")
+
+    with pytest.raises(LayoutError, match=r"^unknown number format 'bf61'"):
+        typed("bf6")
+
+
+def test_misspelt_keywords_name_the_nearest() -> None:
+    with pytest.raises(TypeError, match=r"plan\(\) got an unexpected keyword argument 'acrh'; do you mean 'arch'\?$"):
+        plan(64, 64, 64, acrh="sm_90a")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"plan\(\) got an unexpected keyword argument 'zzz'$"):
+        plan(64, 64, 64, zzz=1)  # type: ignore[call-arg]

@@ -20,6 +20,8 @@ from typing import NamedTuple
 
 import pytest
 
+import layoutgemm
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "layoutgemm"
 
@@ -71,9 +73,10 @@ ARROWS_UP: dict[str, tuple[tuple[str, ...], str]] = {
         ),
         "a layout has what is written on top of it as methods, and SymPy and atoms are loaded where they are wanted",
     ),
-    "layouts/conversion.py": (("interop.cute_writer",), "what makes objects of the CuTe DSL knows atoms"),
-    "layouts/display.py": (("view.layouts", "view.objects", "view.raster"), "an object is drawn by its method"),
-    "layouts/paged.py": (("view.pages.html",), "an object has its page as a method"),
+    "layouts/display.py": (
+        ("interop.cute_writer", "view.layouts", "view.objects", "view.pages.html", "view.raster"),
+        "an object has its picture, its page and its object of the CuTe DSL as methods",
+    ),
     "checks/pipeline/model.py": (
         ("checks.pipeline.prove", "checks.pipeline.table", "view.diagrams.pipeline"),
         "a pipeline has its proof, its table and its picture as methods",
@@ -606,6 +609,22 @@ def test_a_late_name_is_found_and_is_no_file(name: str) -> None:
     assert not names & files and all(getattr(package, each) is not None for each in names)
     with pytest.raises(AttributeError, match=f"module '{PACKAGE}.{name}' has no attribute 'nonsense'"):
         _ = package.nonsense
+
+
+@pytest.mark.parametrize("name, home", [("complement", "layouts"), ("ldmatrix", "atoms"), ("Linear", "schedule")])
+def test_a_name_of_another_room_is_pointed_at(name: str, home: str) -> None:
+    said = f"module 'layoutgemm' has no attribute '{name}': it is layoutgemm.{home}.{name}"
+    with pytest.raises(AttributeError, match=said):
+        getattr(layoutgemm, name)
+    with pytest.raises(ImportError, match=said):
+        exec(f"from layoutgemm import {name}")
+    assert not hasattr(layoutgemm, name)
+
+
+def test_a_name_of_no_room_and_a_module_are_as_ever() -> None:
+    with pytest.raises(AttributeError, match=r"has no attribute 'nonsense'$"):
+        _ = layoutgemm.nonsense
+    assert fresh("from layoutgemm import view; print(view.__name__)") == "layoutgemm.view"
 
 
 def test_a_package_loads_one_file_for_a_name() -> None:

@@ -45,7 +45,7 @@ def atoms(arch: str | Arch | None = None, family: str | None = None) -> Iterator
     """
     name = arch.name if isinstance(arch, Arch) else arch
     if name is not None and (not isinstance(name, str) or name not in TARGETS):
-        raise AtomError(f"no target {shown(name)}; known: {', '.join(TARGETS)}")
+        raise AtomError(f"arch of atoms: no target {shown(name)}; known: {', '.join(TARGETS)}")
     if family is not None and family not in FAMILIES:
         raise AtomError(f"no family {shown(family)}; known: {', '.join(FAMILIES)}")
     chosen = FAMILIES if family is None else {family: FAMILIES[family]}

@@ -44,7 +44,7 @@ class ShardCall:
 
     def __init__(self, workspace: Workspace, choice: ShardChoice, shape: Sequence[int], kind: torch.dtype, index: int):
         self.workspace, self.choice, self.index = workspace, choice, index
-        self.timeout = workspace.timeout  # which the launch's number of loads stands for
+        self.timeout = workspace.timeout  # which the launch's limit of a wait stands for
         self.shape, self.strides, self.kind = tuple(shape), contiguous_strides(shape), kind
 
     def prepare(self, matrices: Sequence[torch.Tensor], scaled: bool, target: int, more: Sequence[int]) -> None:
@@ -59,7 +59,7 @@ class ShardCall:
         pitches = (a, a.stride(0)), (b, b.stride(1 if plan.b.order == "col" else 0)), (c, c.stride(0))
         leading = [max(pitch, VECTOR_BYTES // x.element_size()) for x, pitch in pitches]
         place = workspace.flag_address(workspace.rank, 0), target, workspace.rank, workspace.ranks, self.choice.chunks
-        words = (*place, workspace.polls, workspace.record.data_ptr(), *more)
+        words = (*place, workspace.patience.word, workspace.record.data_ptr(), *more)
         names = (*(("scale_a", "scale_b") if scaled else ()), *self.names)
         self.direct = _direct(plan, self.index, leading, words, names)
 

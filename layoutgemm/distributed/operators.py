@@ -29,6 +29,7 @@ from .calls import GatherCall
 from .checks import KINDS, SCALED, SHARD_ROWS, Group, group_of
 from .kept import find
 from .products import GATHER, PRODUCTS, SCATTER, OverlapOptions, gather_product, rows_beside, scatter_product
+from .workspaces import raise_if_given_up
 
 Scale: TypeAlias = torch.Tensor | None
 
@@ -112,6 +113,14 @@ operator_of("summed_rows", _rows_call, sum_rows, lambda x, group: _rows_of(x, x.
 
 
 def _product(name: str, a: torch.Tensor, b: torch.Tensor, group: str, timeout: float) -> torch.Tensor:
+    try:
+        return _computed_or_seen(name, a, b, group, timeout)
+    except RuntimeError as error:  # of a context that an earlier call's kernel has ended, for one
+        raise_if_given_up(error)
+        raise
+
+
+def _computed_or_seen(name: str, a: torch.Tensor, b: torch.Tensor, group: str, timeout: float) -> torch.Tensor:
     if not torch.compiler.is_compiling():
         none, way, found = (None, None), OverlapOptions(None, None, timeout), _group(group)
         key, kept = find(name, found, (a, b), none, None, way)

@@ -25,6 +25,7 @@ from .kept import find
 from .operators import name_of, recorded
 from .products import GATHER, PRODUCTS, SCATTER, OverlapOptions
 from .shard_plans import Transfer
+from .workspaces import raise_if_given_up
 
 TIMEOUT = 30.0  # seconds
 
@@ -95,6 +96,23 @@ def _product(
     _check_options(way)
     if torch.compiler.is_dynamo_compiling():
         return _seen_by_torch(name, *autocast(a, b), group, scales, out, way)
+    try:
+        return _eager(name, a, b, group, scales, out, way)
+    except RuntimeError as error:  # of a context that an earlier call's kernel has ended, or of torch's checks
+        raise_if_given_up(error)
+        raise
+
+
+def _eager(
+    name: str,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    group: Group,
+    scales: Scales,
+    out: torch.Tensor | None,
+    way: OverlapOptions,
+) -> torch.Tensor:
+    """The product, called outside of the compiler."""
     found = group_of(group)
     key, kept = find(name, found, (a, b), scales, out, way)
     if kept is not None:
@@ -103,7 +121,7 @@ def _product(
     if isinstance(a, torch.Tensor) and autocast_type(a) is not None:
         a, b = autocast(a, b)  # outside of the region calls are kept
         with torch.autocast(a.device.type, enabled=False):
-            return _product(name, a, b, group, scales, out, way)
+            return _eager(name, a, b, group, scales, out, way)
     if needs_dispatcher(*[x for x in (a, b, *scales, out) if isinstance(x, torch.Tensor)]):
         return _seen_by_torch(name, a, b, group, scales, out, way)
     return PRODUCTS[name](a, b, found, scales, out, way, key)

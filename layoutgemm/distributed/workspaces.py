@@ -11,8 +11,10 @@ NVLink multicast is not used.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -34,10 +36,9 @@ from ..kernels.run.stream_memory import (
     wait,
     write,
 )
-from ..kernels.sm90.shards import MAX_RANKS, RECORD_WORDS
+from ..kernels.sm90.shards import MAX_RANKS, RECORD_WORDS, Patience
 from .checks import check_alike
 
-POLLS_PER_SECOND = 1_300_000  # loads of a flag in a second: one takes about 0.75 us on an H100
 MAX_GRAPHS, MAX_SEEN = 256, 65536  # addresses of own rows: beyond, sends are put on the stream one by one
 _ALIGNMENT = 4096  # of the buffer behind the flags
 _is_capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
@@ -69,6 +70,7 @@ class Workspace:
     side      the handle of the stream of the copy engines, which nothing else uses
     sends     what goes to the rank before in each call, by copy engines
     graphs    of all sends, by the address of own rows; `seen` has those that have come once
+    reported  whether a RankError has named the wait that a kernel gave up
     rank, ranks  this rank of the group, and how many there are
     starts    the address of each rank's memory, in this rank's address space
     """
@@ -86,6 +88,7 @@ class Workspace:
     views: dict[tuple[object, ...], torch.Tensor] = field(default_factory=dict)
     graphs: dict[int, object] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
+    reported: bool = False
     rank: int = field(init=False)
     ranks: int = field(init=False)
     starts: tuple[int, ...] = field(init=False)
@@ -96,9 +99,9 @@ class Workspace:
         self.starts = tuple([int(at) for at in self.handle.buffer_ptrs])
 
     @property
-    def polls(self) -> int:
-        """Loads of a flag before a wait ends."""
-        return min((1 << 31) - 1, max(1, int(self.timeout * POLLS_PER_SECOND)))
+    def patience(self) -> Patience:
+        """How long the kernel waits for a flag."""
+        return Patience.of_seconds(self.timeout)
 
     @functools.cached_property
     def events(self) -> tuple[int, int]:
@@ -199,11 +202,12 @@ class Workspace:
     def require_alive(self) -> None:
         """Raise RankError if a kernel of an earlier call has given up a wait."""
         if self.given_up.value:
+            self.reported = True
             flag, seen, target, rank = self.record.tolist()
             raise RankError(
                 f"{self.name}: rank {rank} waited {self.timeout:g} s for flag {flag - 1}, which was {seen} and not "
-                f"{target}: {self.meaning(flag - 1)} did not arrive. A rank has ended or has not called; restart the "
-                "process, whose CUDA context is gone"
+                f"{target}: {self.meaning(flag - 1)} did not arrive. A rank has ended, has not called, or with "
+                "other sizes; restart the process, whose CUDA context is gone"
             )
 
     def meaning(self, flag: int) -> str:
@@ -265,10 +269,31 @@ def _made(
     return Workspace(handle, memory, flags, chunks, record, side, timeout, name)
 
 
+def raise_if_given_up(cause: BaseException | None = None) -> None:
+    """Raise RankError, of that cause, where a kernel of any product of shards has given up a wait."""
+    for workspace in _WORKSPACES.values():
+        try:
+            workspace.require_alive()
+        except RankError as named:
+            raise named from cause
+
+
+@atexit.register
+def _say_at_exit() -> None:
+    """Name rank and flag where the process ends with the launch failure alone, as torch reports it."""
+    for workspace in _WORKSPACES.values():
+        if not workspace.reported:
+            try:
+                workspace.require_alive()
+            except RankError as named:
+                print(f"layoutgemm: {named}", file=sys.stderr, flush=True)
+
+
 def check_ranks() -> None:
     """Wait for this process's products of shards; raise RankError where a rank did not come.
 
-    torch reports a stopped kernel as a launch failure, at any later call. This names the rank and the flag.
+    torch reports a stopped kernel as a launch failure, at any later call. This names the rank and the flag. So do
+    later calls of products of shards, and a line on stderr where a process ends without either.
 
     >>> check_ranks()  # nothing has run
     """
@@ -278,10 +303,6 @@ def check_ranks() -> None:
             torch.cuda.synchronize()
         except RuntimeError as error:
             failure = error
-    for workspace in _WORKSPACES.values():
-        try:
-            workspace.require_alive()
-        except RankError as named:
-            raise named from failure
+    raise_if_given_up(failure)
     if failure is not None:
         raise failure

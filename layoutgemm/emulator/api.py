@@ -535,8 +535,8 @@ def emulate_ptx(
     text     PTX, or the path of a file of it
     grid     blocks, along x or x, y, z; block: threads, default what the kernel requires (.reqntid); cluster likewise
     smem     bytes of dynamic shared memory
-    args     one for each parameter: an array (its address), a number, `TensorMapOf`, `Im2colMapOf`, `TextureOf`, or
-             the bytes of a struct
+    args     one for each parameter: an array (its address), a number, the bytes of a struct, `TextureOf`, or
+             `TensorMapOf` or `Im2colMapOf` (the map itself; for a parameter of 8 bytes, its address in global memory)
     kernel   its name, where the module has several
     variables  arrays in place of the module's `.global` and `.const` variables, by name; written in place
     policy, progress, banks, timeline  as for `emulate`
@@ -638,12 +638,15 @@ def _content(parameter: Parameter, value: Any, array: Array | None, arrays: Argu
     size = parameter.size
     if isinstance(value, (TensorMapOf, Im2colMapOf)):
         assert array is not None
-        if size != BYTES:
-            raise EmulatorError(f"{parameter.name} has {size} bytes, a tensor map {BYTES}")
+        if size not in (BYTES, 8):
+            raise EmulatorError(f"{parameter.name} has {size} bytes, a tensor map {BYTES}, and its address 8")
         address = arrays.address(array.address)
-        if isinstance(value, Im2colMapOf):
-            return encode_im2col(value.checked(array), address)
-        return encode(value.tensor_map(array), address)
+        im2col = isinstance(value, Im2colMapOf)
+        words = encode_im2col(value.checked(array), address) if im2col else encode(value.tensor_map(array), address)
+        if size == BYTES:
+            return words
+        held = arrays.memory.add(f"the tensor map of {parameter.name}", np.frombuffer(bytearray(words), np.uint8))
+        return struct.pack("<Q", held.address)
     if isinstance(value, TextureOf):
         assert array is not None
         if size != 8:

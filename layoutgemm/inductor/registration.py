@@ -18,6 +18,7 @@ from ..errors import LayoutError, OperandError
 from ..torch_op.api import matmul
 from ..torch_op.compiled.call_sites import CallSite
 from ..torch_op.compiled.guards import FIRST_GPU
+from ..torch_op.compiled.lowering import matmul_node
 from ..torch_op.compiled.lowering import register as register_lowerings
 from ..torch_op.scaled_grouped import operators as _operators  # noqa: F401  # defines the operators that it rewrites to
 from .rewrite import PRODUCTS, GraphReport, rewrite_graph
@@ -200,10 +201,7 @@ def config_with_hooks() -> ModuleType:
 
 
 def _define_choice() -> None:
-    """Define the autotuned function by its name in generated code, and its operator in C++.
-
-    Inductor defines it where a graph is tuned, and not where a later process has the tuned graph in its cache.
-    """
+    """Say what Inductor writes where autotuning has chosen the product: a call site, and its operator in C++."""
     from torch._inductor import ir
     from torch._inductor.kernel.mm import lazy_register_extern_choice
     from torch._inductor.virtualized import V
@@ -214,7 +212,7 @@ def _define_choice() -> None:
         if V.graph.cpp_wrapper:
             return ir.FallbackKernel.create(torch.ops.layoutgemm.matmul.default, a, b, a.get_dtype())
         layout = ir.FixedLayout(a.get_device(), a.get_dtype(), [a.get_size()[0], b.get_size()[1]])
-        return ir.ExternKernelOut(layout, [a, b], python_kernel_name=choice.call_name())
+        return matmul_node(layout, a, b)
 
     choice.kernel_creator = node
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..arguments import refusal, shown
+from ..arguments import checked, refusal, shown
 from ..atoms import CopyAtom, MmaAtom, TiledCopy, TiledMma
 from ..dtypes import DType, dtype
 from ..errors import LayoutError, OperandError
@@ -33,6 +33,7 @@ _ATOMS: dict[str, Callable[[Any, tuple[str, str]], object]] = {
 }
 
 
+@checked()
 def from_cute(
     x: object,
     *,

@@ -8,7 +8,7 @@ from typing import Any
 from ..arguments import shown
 from ..errors import LayoutError
 from ..layouts import ComposedLayout, Layout, Swizzle
-from ..layouts.conversion import converted
+from ..layouts.display import converted
 from .unsupported import UnsupportedObject
 
 

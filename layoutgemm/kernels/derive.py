@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..arch import ARCHES
-from ..arguments import checked, settle, shown
+from ..arguments import checked, settle, shown, unnamed
 from ..atoms import MmaAtom, OperandDescriptor, SmemTile, TmaPlan, smem_tile
 from ..atoms.smem.descriptor import derive as derive_descriptor
 from ..atoms.tma.derive import STRIDE_UNIT
 from ..atoms.tma.derive import derive as derive_tma
 from ..dtypes import DType, dtype, multiply_together, way_to_alike
-from ..errors import PlanError
+from ..errors import OperandError, PlanError
 from ..memo import memoized
 from .numbers import W
 
@@ -155,8 +155,11 @@ class Operand:
             return spec
         name, _, order = spec.partition(":") if isinstance(spec, str) else (spec, "", "")
         if order not in ("", *ORDERS):
-            raise PlanError(f"{shown(spec)}: the order is 'row' or 'col', not {shown(order)}")
-        return cls(dtype(name), order or "row")
+            raise unnamed(PlanError(f"{shown(spec)}: the order is 'row' or 'col', not {shown(order)}"), spec)
+        try:
+            return cls(dtype(name), order or "row")
+        except OperandError as error:
+            raise unnamed(error, spec) from None
 
     def __str__(self) -> str:
         return f"{self.dtype} {self.order}-major"

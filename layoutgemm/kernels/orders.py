@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..arguments import shown
+from ..arguments import nearest, shown
 from ..errors import OperandError, PlanError
 from ..layouts import Layout
 from ..layouts.proofs.verdicts import Answer
@@ -42,6 +42,7 @@ from ..schedule import (
     visits_once,
 )
 from ..schedule.listed import OnHost, listed
+from ..schedule.text import refused_order
 
 if TYPE_CHECKING:
     from .plan import GemmPlan
@@ -76,7 +77,7 @@ def order_for(order: Order | None, usual: Linear | Grouped, tile: tuple[int, int
         order = LayoutOrder(layout=order)
     elif not isinstance(order, Schedule):
         if not callable(order):
-            raise PlanError(f"order = {shown(order)}: a Schedule, a name, a Layout, or a function of the tile's number")
+            raise PlanError(refused_order(order))
         order = Formula.of(order)
     if isinstance(order, LayoutOrder):
         order.check_grid(grid)
@@ -101,7 +102,7 @@ def _named(usual: Linear | Grouped) -> dict[str, Schedule]:
 def check_name(order: str) -> None:
     """Raise PlanError for a name that no order has."""
     if order not in (known := _named(Grouped())):
-        raise PlanError(f"order = {shown(order)}: known are {', '.join(known)}")
+        raise PlanError(f"order = {shown(order)}: {nearest(order, known)}known are {', '.join(known)}")
 
 
 def schedule_of(plan: Any) -> Schedule:

@@ -20,7 +20,7 @@ from ..arguments import shown
 from ..atoms import MmaAtom
 from ..atoms.copy.base import WARP
 from ..errors import PlanError
-from ..layouts import paged
+from ..layouts import display
 from ..view.pages.html import page, write
 from ..view.pages.model import THREADS, Fact, Figure, Holder, Holders, PageMatrix, Table
 from ..view.pages.parts import axes, shared_memory
@@ -55,7 +55,7 @@ def plan_figure(plan: GemmPlan) -> Figure:
     raise PlanError(f"{shown(plan)} has no page: a TeachingPlan, an Sm80Plan, an Sm90Plan or an Sm100Plan has")
 
 
-@paged.page.register(GemmPlan)
+@display.page.register(GemmPlan)
 def plan_html(plan: GemmPlan, path: str | Path | None = None) -> str:
     """The linked page of a plan; `path` writes it to a file, too."""
     text = page(plan_figure(plan))

@@ -285,12 +285,21 @@ def words_of_matrix(partials: Sequence[PartialResults], m: Any, n: Any, groups: 
 LANE_COLUMNS = 8  # of an accumulator in registers, of which the lanes of a row hold all, and no others
 
 
-def check_reductions(epilogue: Epilogue, columns: int, c: str, lane_columns: int = LANE_COLUMNS) -> None:
-    """Raise PlanError for groups of columns that a store cuts, or another type of C.
+def check_reductions(
+    epilogue: Epilogue, sizes: tuple[int, int], c: str, lane_columns: int = LANE_COLUMNS
+) -> None:  # fmt: skip
+    """Raise PlanError for groups of columns that a store or C's end cuts.
 
+    So it does for another type of C than `Quantize` gives.
+
+    sizes         columns of C, and those of a tile that are stored at a time
     lane_columns  columns of which the lanes of a row hold all, and no others
     """
+    n, columns = sizes
     check_groups_of_columns(epilogue, lane_columns)
+    if n > 1:  # a plan of one column stands for all sizes, and its launches ask
+        epilogue.check_columns(n)
+    epilogue.check_columns(columns, "a tile is stored at a time by")
     for name, each in _groups_of_columns(epilogue):
         if columns % each:
             raise PlanError(f"{name}: each = {each} columns, and a tile is stored {columns} columns at a time")

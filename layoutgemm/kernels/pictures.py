@@ -135,6 +135,8 @@ def regions_of(plan: Any) -> list[Any]:
         kind = getattr(tile, "said", "") or f"{tile.dtype}, {tile.swizzle_name}"
         note = f"{'x'.join(map(str, tile.extent))} {kind}"
         out += [Region(operand.name, first + i * pitch, tile.bytes, i, note) for i in stages]
+    for i, at in enumerate(getattr(smem, "converted_buffers", ())):
+        out.append(Region("converted A", at, smem.converted_bytes, i, str(plan.a.dtype), "buffer"))
     size = getattr(smem, "c_buffer_bytes", 0)
     if size:
         out += [Region("C", smem.c_offset + i * size, size, i, "", "buffer") for i in range(buffers_of(plan))]

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from ..arguments import as_int, check_range, checked, settle, shown
 from ..checks.budgets import most_stages
 from ..errors import PlanError
-from ..layouts.display import HasPicture
-from ..layouts.paged import HasPage
+from ..layouts.display import HasPage, HasPicture
 from .numbers import W
 from .verbs import named
 

@@ -3,8 +3,8 @@
 Layouts of integers     int_tuple: shapes, strides, coordinates; basis: strides that lead to coordinates; layout: the
                         Layout; algebra: its operations; swizzle: Swizzle, ComposedLayout; predicates: verdicts in
                         place of exceptions; functions: CuTe's names as free functions
-Text                    notation: text back into layouts; listing: several by name; spelled: C++ types and calls;
-                        bases, encodings: Triton's
+Text                    notation: text back into layouts; listing: several by name; texts: other notations than CuTe's,
+                        of C++, Triton, torch, NumPy, MLIR
 Layouts with symbols    symbols.dims: dim; polynomial, generators: what an entry is when it is no int; facts, solver:
                         what is known; conditions: what was used; symbolic_layout, operations, views: the operations;
                         sympy_io: to and from SymPy
@@ -12,10 +12,9 @@ Proofs                  proofs.verdicts: Proof, CounterExample, Undecided, and l
                         layouts with symbols; linear, gf2: LinearLayout, matrices over GF(2); digits, digit_boxes,
                         index_formulas: index formulas
 Formulas                formulas: closed forms of layouts, and layouts of closed forms
-Names by file           registry, registries: functions of files above, by name; over_layout: functions of offsets;
+Names by file           registries: what layouts ask of the files above them; over_layout: functions of offsets;
                         profiles: congruent and compatible
-Methods                 display, paged, conversion: pictures, pages and objects of the CuTe DSL; above: what layouts ask
-                        of the files above them
+Methods                 display: pictures, pages and objects of the CuTe DSL
 
 A layout of integers handed to compose enters layout, algebra.compose, basis, int_tuple; no file that knows symbols.
 """

@@ -10,11 +10,10 @@ from ..arguments import refusal
 from ..errors import LayoutError
 from . import registries
 from .basis import ScaledBasis, assemble, paths_of
-from .display import PicturedLayout
+from .display import HasPage, PicturedLayout
 from .int_tuple import added, as_entries, code, leaves, show
 from .layout import Layout
 from .over_layout import OverLayout
-from .paged import HasPage
 from .predicates import Predicates
 from .proofs.verdicts import Answer, Verdict, between, equivalent
 

@@ -1,19 +1,22 @@
-"""The picture methods of objects: return it, write it, print its text, show it in a notebook."""
+"""The methods that other rooms of the package fill: an object's picture, its linked page, its twin of the CuTe DSL."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import ClassVar, overload
+from typing import Any, ClassVar, overload
 
-from ..arguments import as_path, shown
+from ..arguments import as_bool, as_path, shown
 from ..errors import LayoutError
-from .registry import Registry
+from .registries import Registry
 
 # `_drawn_by` of a class names the module that registers its picture and its text.
 picture = Registry("picture", "layoutgemm.view.objects", "_drawn_by")
 table = Registry("text of its picture", "layoutgemm.view.objects", "_drawn_by")
 save = Registry("file", "layoutgemm.view.raster")
+# `_paged_by` of a class names the module that registers its page, in which all parts of an element light up together.
+page = Registry("page", "layoutgemm.view.pages.html", "_paged_by")
+converted = Registry("object of the CuTe DSL", "layoutgemm.interop.cute_writer")
 
 
 class HasPicture:
@@ -59,7 +62,7 @@ class HasPicture:
         >>> Layout((4, 8), (8, 1)).svg("rows.svg").name
         'rows.svg'
         """
-        where = None if path is None else as_path(path, "path of svg")
+        where, dark = None if path is None else as_path(path, "path of svg"), as_bool(dark, "dark of svg")
         if where is not None and where.suffix.lower() not in (".svg", ".png"):
             raise LayoutError(
                 f"{shown(str(where))}: a picture is written to an .svg or a .png; one operand of an atom is drawn by "
@@ -98,3 +101,49 @@ class PicturedLayout(HasPicture):
 
     __slots__ = ()
     _drawn_by: ClassVar[str] = "layoutgemm.view.layouts"  # which loads no atoms
+
+
+class HasPage:
+    """Gives layouts, swizzles, tiles, matrix and copy instructions, tiled ones and plans the method `html`."""
+
+    __slots__ = ()
+    _paged_by: ClassVar[str] = "layoutgemm.view.pages.html"
+
+    @overload
+    def html(self, path: None = None, **options: object) -> str: ...
+
+    @overload
+    def html(self, path: str | Path, **options: object) -> Path: ...
+
+    def html(self, path: str | Path | None = None, **options: object) -> str | Path:
+        """A page to point at: one self-contained file, with mouse, touch or keyboard, light or dark.
+
+        path     a file to write it to, too
+        options  of a layout `tile=(M, N)` where it is a thread-value layout over that tile, else none; of a matrix
+                 instruction `a=`, `b=`: its operands' tiles in shared memory; `extent=`; see `view.product_html`. Of
+                 a copy `src=`, `dst=`: where that side lies; see `view.copy_html`. Of a swizzle `layout=`, `bits=`,
+                 `access=`; see `view.swizzle_html`. `title=` of each. Of a plan none
+
+        Returns the page, or with a path the path. Raises LayoutError for what has no picture, and for more elements
+        than a page holds.
+
+        >>> from layoutgemm.layouts import Layout
+        >>> Layout((4, 8), (8, 1)).html()[:15]
+        '<!DOCTYPE html>'
+        """
+        where = None if path is None else as_path(path, "path of html")
+        text = str(page(self, where, **options))
+        return text if where is None else where
+
+
+class Convertible:
+    """Gives layouts, swizzles, matrix and copy instructions and tiled ones the method `to_cute`."""
+
+    __slots__ = ()
+
+    def to_cute(self, **values: object) -> Any:
+        """The same as an object of the CuTe DSL. See interop.to_cute.
+
+        It needs a trace, or `interop.cute_context()`.
+        """
+        return converted(self, **values)

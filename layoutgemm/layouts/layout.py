@@ -18,8 +18,7 @@ from .algebra import recast as _recast
 from .algebra.compose import compose as _compose
 from .algebra.divide import as_tiler
 from .basis import as_stride, assemble, component, has_basis, identity_stride, paths_of
-from .conversion import Convertible
-from .display import PicturedLayout
+from .display import Convertible, HasPage, PicturedLayout
 from .int_tuple import (
     BELOW,
     BEYOND,
@@ -34,7 +33,6 @@ from .int_tuple import (
     crd2idx,
     show_coord,
 )
-from .paged import HasPage
 from .predicates import Predicates
 from .proofs import verdicts as _proof
 from .proofs.verdicts import Answer, Verdict

@@ -21,8 +21,7 @@ from ..errors import CompositionError, LayoutError, SwizzleError
 from ..lazy_numpy import has_numpy, np
 from . import registries
 from .algebra.recast import factor
-from .conversion import Convertible
-from .display import HasPicture, PicturedLayout
+from .display import Convertible, HasPage, HasPicture, PicturedLayout
 from .int_tuple import (
     added,
     bit_field,
@@ -37,7 +36,6 @@ from .int_tuple import (
 )
 from .layout import Layout
 from .over_layout import OverLayout
-from .paged import HasPage
 from .predicates import Predicates
 from .proofs.verdicts import Answer, CounterExample, Proof, Verdict, between, equivalent, layout_of
 from .symbols.dims import entry

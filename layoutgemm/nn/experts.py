@@ -10,23 +10,15 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch.autograd.function import FunctionCtx
 
 from ..arguments import having, shown
-from ..errors import OperandError, TensorError
+from ..errors import OperandError
 from ..torch_op.autograd.activation import by_autograd
-from ..torch_op.checks import (
-    autocast_type,
-    cast,
-    check_input,
-    differentiated,
-    has_tangent,
-    needs_dispatcher,
-    transforms,
-)
+from ..torch_op.checks import autocast_type, check_input, differentiated, needs_dispatcher
 from ..torch_op.fp8.api import quantize
 from ..torch_op.quantized import QuantizedExperts, quantized_grouped_matmul
 from ..torch_op.scaled_grouped import grouped_matmul
@@ -34,9 +26,10 @@ from ..torch_op.scaled_grouped.grouped_training import fp8_grouped_matmul
 from ..torch_op.scaled_grouped.recipes import BLOCK, SQUARE
 from .master import MasterGroups
 from .quantized import PackedBuffers
+from .recorded_experts import recorded_alone, recorded_experts
+from .routing import route_of, routed, shaped_as
 from .scaled import FLOAT8, ScaledBuffers, ScaledLinear, dequantized
 
-Mlp = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (rows of all experts, offsets) -> as many rows
 _FACTS = ("has_gate", "has_bias", "is_transposed", "has_post_expert_norm", "down_proj", "_apply_gate")
 
 
@@ -111,83 +104,6 @@ class ScaledGroups(ScaledBuffers):
     def extra_repr(self) -> str:
         """Sizes."""
         return f"{self.experts} x (in_features={self.in_features}, out_features={self.out_features})"
-
-
-class _Route(NamedTuple):
-    """Rows sorted by expert, k for each row of x: row i is row order[i] // k of x.
-
-    offsets  expert e has rows offsets[e] to offsets[e + 1]
-    factors  (rows of x, k): of the sums, 0 for an index of no expert
-    """
-
-    order: torch.Tensor
-    offsets: torch.Tensor
-    factors: torch.Tensor
-
-    @property
-    def sources(self) -> torch.Tensor:
-        """The row of x of each sorted row."""
-        return self.order // self.factors.shape[-1]
-
-
-def _route(x: torch.Tensor, rows: int, index: torch.Tensor, weights: torch.Tensor, experts: int) -> _Route:
-    """The rows of x by expert. Raises as `routed` does."""
-    if index.dtype not in (torch.int32, torch.int64):
-        raise OperandError(f"index is {index.dtype}: a row's experts are int32 or int64")
-    if index.ndim != 2 or index.shape[0] != rows or index.shape != weights.shape:
-        raise TensorError(
-            f"index has shape {list(index.shape)} and weights {list(weights.shape)}: both are ({rows}, k), k "
-            f"experts for each row of x of shape {list(x.shape)}"
-        )
-    known = index.clamp(0, experts - 1)
-    of_rows, order = known.reshape(-1).sort(stable=True)
-    every = torch.arange(experts + 1, device=of_rows.device, dtype=of_rows.dtype)
-    return _Route(order, torch.searchsorted(of_rows, every), torch.where(known == index, weights, 0).float())
-
-
-def routed(x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, experts: int, mlp: Mlp) -> torch.Tensor:
-    """The sums for x (..., features), of x's shape.
-
-    index, weights  (rows of x, k): each row's experts, and their factors. An index of no expert counts as 0
-    mlp             of rows (rows, features), where expert e has offsets[e] to offsets[e + 1]
-
-    Raises OperandError for indices that are no integers, TensorError for other shapes.
-    """
-    rows = cast(x.reshape(-1, x.shape[-1]), autocast_type(x))
-    route = _route(x, rows.shape[0], index, weights, experts)
-    order = route.order
-    back = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
-    each = permuted(mlp(rows[route.sources], route.offsets), back, order).view(*index.shape, x.shape[-1])
-    return (each * route.factors[..., None]).sum(-2).to(rows.dtype).view(x.shape)
-
-
-class _Permuted(torch.autograd.Function):
-    """Rows in another order. torch's own gradients sort or add the rows; this one permutes them back."""
-
-    @staticmethod
-    def forward(x: torch.Tensor, to: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
-        return x.index_select(0, to)
-
-    @staticmethod
-    def setup_context(ctx: FunctionCtx, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-        ctx.save_for_backward(*inputs[1:])
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        to, back = ctx.saved_tensors
-        return permuted(grad, back, to), None, None
-
-
-def permuted(x: torch.Tensor, to: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
-    """The rows to[i] of x; `to` is a permutation, and `back` its inverse.
-
-    >>> permuted(torch.tensor([[5], [6], [7]]), torch.tensor([2, 0, 1]), torch.tensor([1, 2, 0])).flatten().tolist()
-    [7, 5, 6]
-    """
-    if torch.compiler.is_compiling() or not differentiated(x) or transforms() or has_tangent(x):
-        return x[to]
-    value: torch.Tensor = _Permuted.apply(x, to, back)
-    return value
 
 
 class ExpertsMLP(torch.nn.Module):
@@ -308,6 +224,12 @@ def experts_forward(
     if not apart and not needs_dispatcher(hidden_states, top_k_index, top_k_weights, first, down):
         return _by_index(experts, hidden_states, top_k_index, top_k_weights, first, down)
 
+    gate = None if apart or not experts.has_gate or torch.compiler.is_compiling() else usual_gate(experts)
+    if gate is not None and recorded_alone(hidden_states, top_k_index, top_k_weights, first, down):
+        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
+        route = route_of(hidden_states, rows.shape[0], top_k_index, top_k_weights, down.shape[0])
+        return shaped_as(recorded_experts(rows, route, first, down, gate), hidden_states)
+
     def product(x: torch.Tensor, b: torch.Tensor, name: str, offsets: torch.Tensor) -> torch.Tensor:
         if weights == "master":
             return fp8_grouped_matmul(x, b, offsets)
@@ -332,7 +254,7 @@ def _by_index(
 ) -> torch.Tensor:  # fmt: skip
     """The sums of plain products: the first reads rows of x by index and gates, the second weighs and returns rows."""
     rows = x.reshape(-1, x.shape[-1])
-    route = _route(x, rows.shape[0], index, weights, down.shape[0])
+    route = route_of(x, rows.shape[0], index, weights, down.shape[0])
     gate = usual_gate(experts) if experts.has_gate else None
     hidden = grouped_matmul(rows, first, route.offsets, rows=route.sources, activation=gate)
     if gate is None:
@@ -340,7 +262,7 @@ def _by_index(
     each = hidden.new_empty(index.numel(), down.shape[-1])  # the order names each row once
     factors = route.factors.reshape(-1)[route.order]
     grouped_matmul(hidden, down, route.offsets, out_rows=route.order, row_weights=factors, out=each)
-    return each.view(*index.shape, x.shape[-1]).sum(-2).view(x.shape)
+    return shaped_as(each.view(*index.shape, x.shape[-1]).sum(-2), x)
 
 
 def usual_gate(experts: object) -> str | None:

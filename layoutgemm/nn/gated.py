@@ -118,7 +118,7 @@ class _Half:
 
 def _layers(weights: str, allow_tf32: bool | None) -> tuple[Callable[..., Layer], Callable[..., Layer]]:
     """The layers' class and its `of`. Raises OperandError for unknown weights."""
-    if weights not in WEIGHTS:
+    if not isinstance(weights, str) or weights not in WEIGHTS:
         raise OperandError(f"weights {shown(weights)}: {', '.join(map(repr, WEIGHTS))}")
     if weights == "own":
         return partial(DenseLinear, allow_tf32=allow_tf32), partial(DenseLinear.of, allow_tf32=allow_tf32)

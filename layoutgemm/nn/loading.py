@@ -257,7 +257,7 @@ def _kind(asked: str | None, config: Mapping[str, object], layers: list[str]) ->
             kind = "gptq_v2"
         elif kind == "awq" and str(said.get("version", "gemm")).lower() != "gemm":
             kind = f"awq_{str(said['version']).lower()}"
-        elif kind == "compressed-tensors" and not str(said.get("format")).endswith("pack-quantized"):
+        elif kind == "compressed-tensors":
             kind = str(said.get("format"))
     if kind is None and layers:
         raise OperandError(f"{layers[0]} is packed, and no config.json says how: give kind=")

@@ -32,12 +32,19 @@ from ..torch_op.types import C_NAMES
 from .linear import ActivatedLayer, sizes_text
 
 INT4 = QuantizedFormat("int4", 128)
-OF_BYTES = ("float-quantized", "int-quantized", "naive-quantized")  # compressed-tensors' formats of whole bytes
+# Formats of compressed-tensors: of whole bytes, and of packed codes, which its own name stands for, too.
+OF_BYTES = ("float-quantized", "int-quantized", "naive-quantized", "mxfp8-quantized")
+_ANY_PACKED, _GLOBAL = "compressed-tensors", "weight_global_scale"
+_PACKED_NEEDED = ("weight_packed", "weight_scale")
+_WORDS_OPTIONAL = ("weight_zero_point", "weight_shape", "weight_g_idx", "bias")
 NEEDED: Mapping[str, tuple[str, ...]] = {
     "gptq": ("qweight", "qzeros", "scales"),
     "gptq_v2": ("qweight", "qzeros", "scales"),
     "awq": ("qweight", "qzeros", "scales"),
-    "compressed-tensors": ("weight_packed", "weight_scale"),
+    _ANY_PACKED: _PACKED_NEEDED,
+    "pack-quantized": _PACKED_NEEDED,
+    "nvfp4-pack-quantized": (*_PACKED_NEEDED, _GLOBAL),
+    "mxfp4-pack-quantized": _PACKED_NEEDED,
     **dict.fromkeys(OF_BYTES, ("weight_scale", "weight")),
     "mxfp4": ("blocks", "scales"),
 }
@@ -45,10 +52,13 @@ _OPTIONAL: Mapping[str, tuple[str, ...]] = {
     "gptq": ("g_idx", "bias"),
     "gptq_v2": ("g_idx", "bias"),
     "awq": ("bias",),
-    "compressed-tensors": ("weight_zero_point", "weight_shape", "weight_global_scale", "weight_g_idx", "bias"),
+    _ANY_PACKED: (_GLOBAL, *_WORDS_OPTIONAL),
+    "pack-quantized": _WORDS_OPTIONAL,
+    **dict.fromkeys(("nvfp4-pack-quantized", "mxfp4-pack-quantized"), ("bias",)),
     **dict.fromkeys(OF_BYTES, ("weight_zero_point", "bias")),
     "mxfp4": ("bias",),
 }
+_PACKED = tuple(kind for kind, needed in NEEDED.items() if needed[0] == "weight_packed")
 _FROM_DENSE = "QuantizedLinear.from_linear takes the dequantised weights; "
 # Other tools' checkpoints, and the way out.
 OTHERS: Mapping[str, str] = {
@@ -58,6 +68,7 @@ OTHERS: Mapping[str, str] = {
     "torchao": f"its weights are tensor subclasses. {_FROM_DENSE}",
     "awq_gemv": f"its words lie along K, and its scales are padded. {_FROM_DENSE}",
     "fp8": "float8 weights with weight_scale_inv of 128 x 128 blocks are ScaledLinear's state; ",
+    "mixed-precision": "its layers have formats of their own, in config_groups, and from_checkpoint reads each; ",
     "modelopt": "its float8 weights with weight_scale are read as kind 'float-quantized', without input_scale; ",
 }
 
@@ -190,10 +201,11 @@ class QuantizedLinear(ActivatedLayer, PackedBuffers):
         kind    "gptq"                qweight, qzeros, scales, and g_idx if there is; 4 bits, or 8 without zero points
                 "gptq_v2"             the same, with zero points as they are
                 "awq"                 qweight, qzeros, scales in GEMM's order
-                "compressed-tensors"  weight_packed, weight_scale, and weight_zero_point, weight_shape,
-                                      weight_g_idx, weight_global_scale: pack-quantized, NVFP4 and MXFP4
-                "float-quantized", "int-quantized", "naive-quantized"   weight of float8 or int8, and weight_scale, of
-                                      compressed-tensors; x is not quantised
+                "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized"   weight_packed, weight_scale, and
+                                      weight_zero_point, weight_shape, weight_g_idx, or weight_global_scale of NVFP4:
+                                      formats of compressed-tensors, whose name is a kind of all three
+                "float-quantized", "int-quantized", "naive-quantized", "mxfp8-quantized"   weight of float8 or int8, and
+                                      weight_scale, of compressed-tensors; x is not quantised
                 "mxfp4"               blocks and scales of one expert, as gpt-oss has them
         tensors  also `Checkpoint.under(layer)`, of files
         dtype   of activations: scales are rounded to it, those for float8_e4m3fn to bfloat16
@@ -280,6 +292,8 @@ def plain_weights(
             raise OperandError(f"{name} has no values: it is traced, mapped, fake or on the meta device")
     if kind in OF_BYTES:
         return _of_bytes(given), None
+    if kind in _PACKED:
+        return _compressed(given)
     return _plain_of(kind, {name: _array(x) for name, x in given.items() if name != "bias"})
 
 
@@ -308,8 +322,6 @@ def _plain_of(
         if (scales := found["scales"]).dtype != np.uint8:
             raise OperandError(f"scales are {scales.dtype} of shape {scales.shape}: uint8 exponents")
         return from_float4(found["blocks"], found["scales"]), None
-    if kind == "compressed-tensors":
-        return _compressed(found)
     words, g_idx = (found["qweight"], found["qzeros"], found["scales"]), found.get("g_idx")
     if kind == "awq":
         return from_awq(*words), None
@@ -318,17 +330,20 @@ def _plain_of(
 
 
 def _compressed(
-    found: Mapping[str, npt.NDArray[np.generic]],
+    given: Mapping[str, torch.Tensor],
 ) -> tuple[QuantizedWeights, npt.NDArray[np.int64] | None]:
     """The weights of compressed-tensors: bytes of float4, or words; and any order of their input features."""
+    found = {name: _array(x) for name, x in given.items() if name != "bias"}
     packed, scale, g_idx = found["weight_packed"], found["weight_scale"], found.get("weight_g_idx")
     if packed.dtype == np.uint8:
         others = ("weight_zero_point", "weight_g_idx")
         if surplus := [name for name in others if name in found]:
             raise OperandError(f"{surplus[0]} is surplus: weight_packed is uint8, which are codes of float4")
-        return from_float4(packed, scale, found.get("weight_global_scale")), None
-    if "weight_global_scale" in found:
-        raise OperandError(f"weight_global_scale is surplus: weight_packed is {packed.dtype}, and float4's is uint8")
+        if _GLOBAL not in found and given["weight_scale"].dtype == torch.float8_e4m3fn:
+            raise OperandError(f"{_GLOBAL} is missing: weight_scale is float8_e4m3fn, NVFP4's, which it divides")
+        return from_float4(packed, scale, found.get(_GLOBAL)), None
+    if _GLOBAL in found:
+        raise OperandError(f"{_GLOBAL} is surplus: weight_packed is {packed.dtype}, and float4's is uint8")
     order = _order(g_idx, scale.shape[-1] if scale.ndim else 0)
     zeros, shape = found.get("weight_zero_point"), found.get("weight_shape")
     return from_compressed_tensors(packed, scale, zeros, shape, g_idx, order), order

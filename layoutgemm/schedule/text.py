@@ -27,7 +27,15 @@ _KINDS: dict[str, type[Schedule]] = {
 }
 
 
-@checked(PlanError)
+def refused_order(order: object) -> str:
+    """The refusal of an argument that is no order.
+
+    >>> refused_order(3)
+    "order = 3: a Schedule, a name, a Layout, or a function of the tile's number"
+    """
+    return f"order = {shown(order)}: a Schedule, a name, a Layout, or a function of the tile's number"
+
+
 def order_text(order: Asked) -> str:
     """The text of an order as a caller asks for it; `order_of_text` reads it.
 
@@ -42,7 +50,7 @@ def order_text(order: Asked) -> str:
         order = LayoutOrder(layout=order)
     if not isinstance(order, (str, Schedule)):
         if not callable(order):
-            raise PlanError(f"order = {shown(order)}: a Schedule, a name, a Layout, or a function of the tile's number")
+            raise PlanError(refused_order(order))
         order = Formula.of(order)
     return json.dumps(order if isinstance(order, str) else _entry(order))
 

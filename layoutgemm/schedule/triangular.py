@@ -20,7 +20,7 @@ from functools import cached_property
 from math import lcm
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..arguments import Integer, as_int, checked, settle, shown
+from ..arguments import Integer, as_int, checked, nearest, settle, shown
 from ..errors import PlanError
 from ..layouts.proofs.digits import minimum as least
 from ..layouts.proofs.index_formulas import prove_formulas
@@ -85,7 +85,8 @@ class Triangular(Schedule):
     def __post_init__(self) -> None:
         settle(self, PlanError)
         if self.half not in HALVES:
-            raise PlanError(f"half = {shown(self.half)}: known are {', '.join(map(repr, HALVES))}")
+            meant = nearest(self.half, HALVES)
+            raise PlanError(f"half = {shown(self.half)}: {meant}known are {', '.join(map(repr, HALVES))}")
         as_int(self.group, "group", PlanError, 1, _MOST_ROWS)
         object.__setattr__(self, "along", "M" if self.half == "lower" else "N")
         if self.tile_shape is None:

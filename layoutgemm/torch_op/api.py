@@ -51,7 +51,8 @@ from .checks import (
     transforms,
 )
 from .compiled.guards import ALIGNED, MAX_READY, UNKNOWN, Guard, LastCalls, guarded
-from .compiled.kept_launches import Extras, again_or
+from .compiled.kept_launches import Extras, KeptCall, Served, again_or, note_served
+from .compiled.repeated_calls import RepeatedCalls
 from .compiled.traced import check_compiled, check_compiled_gemm, refuse, traced_flag
 from .composed.api import ComposedOptions, composed_product
 from .composed.parts import AskedParts, composes
@@ -81,15 +82,16 @@ Named = Mapping[str, "torch.Tensor"]  # of the keywords of a call
 
 
 def repeated_first(
-    again: Callable[[Tensors, Named], object], *counts: int, takes: Iterable[str] = ()
+    again: Callable[[Tensors, Named], object], *counts: int, takes: Iterable[str] = (), weight: int = 0
 ) -> Callable[[F], F]:
-    """A decorator that looks for a kept launch first, where a call has tensors alone.
+    """A decorator that looks for a kept launch first: of a call with tensors alone, then of one with options.
 
     Python looks up the default of each keyword that a call leaves out: a tenth of a repeated call's time.
 
     again   the result of a kept launch for a call's tensors and keywords, or None
     counts  of tensors
     takes   keywords of `again` too
+    weight  the place of the argument that most calls share
 
     >>> @repeated_first(lambda given, options: given[0] or None, 1)
     ... def product(x: int, *, out: int = 5) -> int:
@@ -98,16 +100,18 @@ def repeated_first(
     (3, 5, 4)
     """
 
-    taken = frozenset(takes)
+    taken, repeated = frozenset(takes), RepeatedCalls(weight)
 
     def decorated(product: F) -> F:
         @functools.wraps(product)
         def call(*tensors: torch.Tensor, **options: torch.Tensor) -> object:
-            if (not options or taken.issuperset(options)) and len(tensors) in counts and not _is_traced():
+            if _is_traced():
+                return product(*tensors, **options)
+            if (not options or taken.issuperset(options)) and len(tensors) in counts:
                 found = again(tensors, options)
                 if found is not None:
                     return found
-            return product(*tensors, **options)
+            return repeated.again_or(product, tensors, options)
 
         return cast(F, call)
 
@@ -156,7 +160,7 @@ _LAST: LastCalls[PreparedProblem] = LastCalls(PREPARED)  # by b
 _LAST_BIAS: LastCalls[PreparedProblem] = LastCalls(PREPARED)  # by the bias
 
 
-@repeated_first(_plain_again, 2, takes=(_BIAS,))
+@repeated_first(_plain_again, 2, takes=(_BIAS,), weight=1)
 def matmul(
     a: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
     b: torch.Tensor | Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]],
@@ -349,7 +353,21 @@ def _repeated(
         return None
     if is_new:
         guarded(PREPARED.seen, short, given, ready, MAX_READY)
-    return _record(a, b, bias, (c, ready, activation, False)) if recorded else c
+    if recorded:
+        return _record(a, b, bias, (c, ready, activation, False))
+    if not ready.tf32:  # float32 needs the caller's leave each time
+        note_served(functools.partial(_served, ready, given, out, c))
+    return c
+
+
+def _served(ready: PreparedProblem, given: Tensors, out: torch.Tensor | None, c: torch.Tensor) -> Served:
+    """The kept call that made `c`, of the tensors of a guard."""
+    read = len(given) - (out is not None)
+    direct = ready.of_tensors(read)
+    result = (ready.shape, ready.strides, ready.kind) if out is None else None
+    a, b, of_c = ready.spans
+    spans = (a, b, *[x.nbytes for x in given[2:read]], of_c)
+    return Served(KeptCall(direct, result, None, spans, () if out is None else (read,), (), (), ()), given, c)
 
 
 def _into(
@@ -628,7 +646,7 @@ def _gradients_again(
     found = kept_gradients(prepared, a, b.mT if turned else b, grad, (wants_a, wants_b), bias)
     if found is None:
         return None
-    call = (found.of_transposed_b() if turned else found).call(empty_on_gpu)
+    call = (found.of_transposed_b() if turned else found).call()
     guarded(prepared.seen, of, (a, b, grad), call, MAX_KEPT)
     return call(a, b, grad)
 

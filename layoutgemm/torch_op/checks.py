@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.autograd.forward_ad as _forward
 
-from ..arguments import as_bool, shown
+from ..arguments import as_bool, nearest, shown
 from ..dtypes import dtype, multiply_together, way_to_alike
 from ..errors import OperandError, TensorError
 from ..graph_marks import constant_in_graphs
@@ -414,7 +414,8 @@ def check_activation(activation: object, gates: Iterable[str] = GATES) -> None:
     """Raise OperandError for an activation that is not known by that name; `gates` are those of the product."""
     known = (*ACTIVATIONS, *gates)
     if activation is not None and (not isinstance(activation, str) or activation not in known):
-        raise OperandError(f"activation {shown(activation)}: known are {', '.join(map(repr, known))}")
+        meant = nearest(activation, known)
+        raise OperandError(f"activation {shown(activation)}: {meant}known are {', '.join(map(repr, known))}")
 
 
 def check_gated_type(kind: torch.dtype) -> None:

@@ -29,6 +29,7 @@ import torch
 
 from ..atoms.copy.base import VECTOR_BYTES
 from ..errors import OperandError, PlanError, TensorError
+from ..kernels.column_groups import check_groups
 from ..kernels.epilogue.chain import ColumnReduce, Custom, Dropout, Epilogue
 from ..kernels.epilogue.chain import EpilogueOperand as Operand
 from ..kernels.epilogue.grouped_matrix import parts_of
@@ -138,6 +139,8 @@ def check_result(
     if out is not None and not epilogue.stores_c:
         raise OperandError("out is given, and the epilogue stores no C (stores_c=False)")
     check_groups_of_columns(epilogue)  # as the kernels that torch has refuse them: the CPU, too
+    check_groups(epilogue)
+    epilogue.check_columns(shape[-1])
     quantize = epilogue.quantizes
     if quantize is not None and kind != TYPES[quantize.dtype]:
         raise OperandError(

@@ -10,12 +10,13 @@ allocated there.
 from __future__ import annotations
 
 import functools
+import operator
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from ctypes import Array, c_int64
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -69,7 +70,7 @@ class RecordedLaunch:
         return tuple(self.compiled.plan.parameters)
 
 
-ProductCall = Callable[..., "torch.Tensor | None"]  # of A, B and up to two more tensors
+ProductCall = Callable[..., Any]  # of A, B and more tensors: a new result, or None
 Runs = tuple[tuple[int, np.generic], ...]  # (words, value), as `ReducingPlan.first_partials` has them
 
 
@@ -165,7 +166,7 @@ def fill(memory: torch.Tensor, first: Runs) -> None:
 class _Loaded:
     """A kernel on one GPU, with blocks of its arguments: one block for each call at a time."""
 
-    __slots__ = ("_compiled", "_free", "_launcher", "_start", "_template", "device", "what")
+    __slots__ = ("_compiled", "_free", "_launcher", "_template", "device", "what")
 
     def __init__(self, compiled: CompiledGemm, arguments: Sequence[int], device: int, what: object):
         self._compiled = compiled
@@ -173,7 +174,6 @@ class _Loaded:
         self._launcher, self._template = compiled.launcher, tuple(arguments)
         self.what, self.device = what, device  # `what` is named in errors
         self._free: list[ArgumentBlock] = []
-        self._start = self._starter()
 
     def _block(self) -> ArgumentBlock:
         """A block that no other call has: of a new thread, or where as many calls were at once as there are blocks."""
@@ -186,17 +186,24 @@ class _Loaded:
         except IndexError:
             return self._launcher.block(self._template)
 
-    def _starter(self) -> Callable[[ArgumentBlock, int], None]:
-        """The launch with a block's arguments, on a stream. It raises PlanError when CUDA refuses.
+    def _starter(self, places: Sequence[int]) -> Callable[[Sequence[int], int], None]:
+        """The launch with values at these places, on a stream. It raises PlanError when CUDA refuses.
 
         What is the same each time is the function's own: to look up an attribute takes as long as to write an address.
         """
-        entry, free, place = self._launcher.entry, self._free, len(self._template)
-        status = place + 1
+        entry, free, stream_place = self._launcher.entry, self._free, len(self._template)
+        status = stream_place + 1
 
-        def start(block: ArgumentBlock, stream: int) -> None:
+        def start(given: Sequence[int], stream: int) -> None:
+            try:
+                THREAD.bound  # noqa: B018  # as in `_block`, without a call of it
+                block = free.pop()
+            except (AttributeError, IndexError):
+                block = self._block()
             values = block.values
-            values[place] = stream
+            for place, value in zip(places, given):
+                values[place] = value
+            values[stream_place] = stream
             if _OPEN:
                 self._note(values)
             entry(block.pointer)
@@ -218,55 +225,136 @@ class _Loaded:
         for record in _RECORDED.now:
             record.launches.append(RecordedLaunch(self._compiled, arguments, self.device, self.what))
 
-    def _product(
-        self, shape: Sequence[int], strides: Sequence[int], kind: torch.dtype, places: Sequence[int]
-    ) -> ProductCall:
-        """The call that makes a new result of two to four tensors on its stream.
+    @property
+    def names_of_call(self) -> dict[str, Any]:
+        """What the code of `making_code` calls of this launch."""
+        return {
+            "entry": self._launcher.entry, "free": self._free, "block": self._block, "note": self._note,
+            "refused": self._refused,
+        }  # fmt: skip
 
-        It returns None where the GPU is not the current one, for addresses that are no multiples of 16, and for 0: that
-        of a tensor whose storage was freed.
+    @property
+    def arguments(self) -> int:
+        """How many arguments a launch has."""
+        return len(self._template)
 
-        places  of the arguments that are addresses: C's, and those of the tensors
-        """
-        entry, free, index, stream = self._launcher.entry, self._free, self.device, len(self._template)
-        status = stream + 1
-        of_c, of_a, of_b, of_third, of_fourth = (*places, 0, 0)[:5]
 
-        def product(
-            a: torch.Tensor, b: torch.Tensor, third: torch.Tensor | None = None, fourth: torch.Tensor | None = None
-        ) -> torch.Tensor | None:
-            at_a, at_b = a.data_ptr(), b.data_ptr()
-            at_third = at_fourth = 0
-            if third is not None:
-                at_third = third.data_ptr() or 1  # refused as a 0 of a or b
-                if fourth is not None:
-                    at_fourth = fourth.data_ptr() or 1
-            if (at_a | at_b | at_third | at_fourth) & ALIGNED or not (at_a and at_b) or current_device() != index:
-                return None
-            c = empty_on_gpu(shape, strides, kind)
-            try:
-                THREAD.bound  # noqa: B018  # as in `_block`, without a call of it
-                block = free.pop()
-            except (AttributeError, IndexError):
-                block = self._block()
-            values = block.values
-            values[of_a] = at_a
-            values[of_b] = at_b
-            values[of_c] = c.data_ptr()
-            if third is not None:
-                values[of_third] = at_third
-                if fourth is not None:
-                    values[of_fourth] = at_fourth
-            values[stream] = raw_stream(index)
-            if _OPEN:
-                self._note(values)
-            entry(block.pointer)
-            if values[status]:
-                self._refused(block)
-            free.append(block)
-            return c
+class NewTensor(NamedTuple):
+    """A tensor that a call allocates, and the argument that is its address."""
 
-        return product
+    shape: Sequence[int]
+    strides: Sequence[int]
+    kind: torch.dtype
+    place: int
+
+
+class NewResult(NamedTuple):
+    """A launch that writes new tensors.
+
+    reads  tensor of the call -> the argument that is its address
+    words  the arguments that are the call's numbers, which come behind its tensors, as a launch has them
+    """
+
+    loaded: _Loaded
+    makes: tuple[NewTensor, ...]
+    reads: Mapping[int, int]
+    words: tuple[int, ...] = ()
+
+
+def making(launches: Sequence[NewResult], count: int, returns: Sequence[int | None] | None = None) -> ProductCall:
+    """The call that allocates the new tensors of launches, and makes these, all of one GPU, on its stream.
+
+    It returns None where the GPU is not the current one, for addresses that are no multiples of 16, and for 0: that of
+    a tensor whose storage was freed.
+
+    count    of the call's tensors; a third one may be None where there are two
+    returns  numbers of the new tensors, with None for none: the call returns them together. None for the only one
+    """
+    code = making_code([(len(x.makes), tuple(x.reads), len(x.words)) for x in launches], count, returns)
+    parts: dict[str, Any] = {"index": launches[0].loaded.device}
+    new = 0
+    for i, (loaded, makes, reads, words) in enumerate(launches):
+        parts |= {f"word{i}_{number}": place for number, place in enumerate(words)}
+        parts |= {f"{name}{i}": x for name, x in loaded.names_of_call.items()}
+        parts |= {f"stream{i}": loaded.arguments, f"status{i}": loaded.arguments + 1}
+        parts |= {f"read{i}_{tensor}": place for tensor, place in reads.items()}
+        for each in makes:
+            parts |= {f"shape{new}": each.shape, f"strides{new}": each.strides, f"kind{new}": each.kind}
+            parts[f"made{new}"] = each.place
+            new += 1
+    found: ProductCall = _made(code, tuple(parts))(*parts.values())
+    return found
+
+
+@functools.lru_cache(64)
+def _made(code: str, names: tuple[str, ...]) -> Callable[..., ProductCall]:
+    """A function of the names' values that returns the call: to look up a name of its own costs least."""
+    inner = "".join(f"    {line}\n" for line in code.splitlines())
+    scope: dict[str, Any] = {}
+    exec(f"def bound({', '.join(names)}):\n{inner}    return product\n", globals(), scope)
+    made: Callable[..., ProductCall] = scope["bound"]
+    return made
+
+
+def making_code(
+    launches: Sequence[tuple[int, tuple[int, ...], int]], count: int, returns: Sequence[int | None] | None
+) -> str:
+    """The code of `making`: a loop over tensors would take a tenth of a call's time.
+
+    launches  of each the number of new tensors, the tensors that it reads, and how many numbers
+
+    >>> print(making_code([(1, (0, 1), 0)], 2, None))
+    def product(t0, t1, _=None):
+        p0 = t0.data_ptr()
+        p1 = t1.data_ptr()
+        if (p0 | p1) & ALIGNED or not (p0 and p1) or current_device() != index: return None
+        c0 = empty_on_gpu(shape0, strides0, kind0)
+        stream = raw_stream(index)
+        try:
+            THREAD.bound
+            block = free0.pop()
+        except (AttributeError, IndexError): block = block0()
+        values = block.values
+        values[read0_0] = p0
+        values[read0_1] = p1
+        values[made0] = c0.data_ptr()
+        values[stream0] = stream
+        if _OPEN: note0(values)
+        entry0(block.pointer)
+        if values[status0]: refused0(block)
+        free0.append(block)
+        return c0
+    """
+    tensors = range(count)
+    read = sorted({tensor for _, reads, _ in launches for tensor in reads})
+    addresses = [f"p{i}" for i in read]
+    new = list(range(sum(makes for makes, _, _ in launches)))
+    lines = [
+        *[f"p{i} = t{i}.data_ptr()" for i in read],
+        f"if ({' | '.join(addresses)}) & ALIGNED or not ({' and '.join(addresses)}) or current_device() != index: "
+        "return None",
+        *[f"c{i} = empty_on_gpu(shape{i}, strides{i}, kind{i})" for i in new],
+        "stream = raw_stream(index)",
+    ]
+    for i, (makes, reads, words) in enumerate(launches):
+        lines += [
+            "try:", "    THREAD.bound", f"    block = free{i}.pop()",
+            f"except (AttributeError, IndexError): block = block{i}()", "values = block.values",
+            *[f"values[read{i}_{tensor}] = p{tensor}" for tensor in reads],
+            *[f"values[word{i}_{number}] = w{number}" for number in range(words)],
+        ]  # fmt: skip
+        for _ in range(makes):
+            number = new.pop(0)
+            lines.append(f"values[made{number}] = c{number}.data_ptr()")
+        lines += [
+            f"values[stream{i}] = stream", f"if _OPEN: note{i}(values)", f"entry{i}(block.pointer)",
+            f"if values[status{i}]: refused{i}(block)", f"free{i}.append(block)",
+        ]  # fmt: skip
+    result = "c0" if returns is None else ", ".join("None" if i is None else f"c{i}" for i in returns)
+    numbers = [f"w{number}" for number in range(max(words for _, _, words in launches))]
+    names = [*[f"t{i}" for i in tensors], *numbers, *["_=None"] * (count == 2 and not numbers)]
+    body = "".join(f"    {line}\n" for line in (*lines, f"return {result}"))
+    return f"def product({', '.join(names)}):\n{body}".rstrip()
 
 
 class PreparedProblem(_Loaded):
@@ -280,7 +368,7 @@ class PreparedProblem(_Loaded):
     of_matrices  True if neither operand is a vector
     spans     bytes that A, B and C reach over, from their first
     workspace bytes of an epilogue's partial results of one launch
-    product   the call that makes a new result: see `_Loaded`. Its third tensor is the epilogue's one word
+    product   the call that makes a new result: see `making`. Its third tensor is the epilogue's one word
     gradients launches of backward passes, where the product was recorded: see `autograd.kept`
     seen      guards of these
     """
@@ -288,6 +376,7 @@ class PreparedProblem(_Loaded):
     __slots__ = (
         "_a",
         "_b",
+        "_start",
         "gradients",
         "kind",
         "of_matrices",
@@ -316,17 +405,21 @@ class PreparedProblem(_Loaded):
         self._a, self._b = (1, 0) if self.solution.kernel.choice.swapped else (0, 1)
         template = arguments(self.solution, (0, 0, 0), workers(self.solution, problem.places))
         super().__init__(kernel(self.solution), template, device, self.solution.kernel)
+        self._start = self._starter((self._a, self._b, 2, *range(_WORDS, len(template))))
         self.product = self.product_as(self.shape, self.strides, kind)
 
-    def product_as(
-        self, shape: Sequence[int], strides: Sequence[int], kind: torch.dtype, swaps: bool = False
-    ) -> ProductCall:
-        """The same for a result that has another shape.
+    def product_as(self, shape: Sequence[int], strides: Sequence[int], kind: torch.dtype) -> ProductCall:
+        """The same for a result that has another shape."""
+        epilogue = self.solution.kernel.epilogue
+        finishes = epilogue is not None and bool(epilogue.given)
+        made = self.new_result(shape, strides, kind, (0, 1))
+        return making([made._replace(reads={**made.reads, **({2: _WORDS} if finishes else {})})], 2 + finishes)
 
-        swaps  whether the call's first tensor is B
-        """
-        first, second = (self._b, self._a) if swaps else (self._a, self._b)
-        return self._product(shape, strides, kind, (2, first, second, _WORDS))
+    def new_result(
+        self, shape: Sequence[int], strides: Sequence[int], kind: torch.dtype, reads: tuple[int, int]
+    ) -> NewResult:
+        """The launch into a new result; `reads`: which tensors of a call are A and B."""
+        return NewResult(self, (NewTensor(shape, strides, kind, 2),), {reads[0]: self._a, reads[1]: self._b})
 
     def direct(self, words: Sequence[int], at: Sequence[int]) -> DirectLaunch:
         """The one launch with an epilogue's words, of which those at `at` are addresses.
@@ -338,6 +431,11 @@ class PreparedProblem(_Loaded):
         places = (2, self._a, self._b, *[_WORDS + place for place in at])
         return DirectLaunch(kernel(self.solution), template, places, self.device, self.solution.kernel)
 
+    def of_tensors(self, count: int) -> DirectLaunch:
+        """The one launch: it takes the addresses of A, B and any bias, `count` in all, then C's."""
+        into, *places = self.direct((0,) * (count - 2), range(count - 2)).places
+        return DirectLaunch(kernel(self.solution), self._template, (*places, into), self.device, self.solution.kernel)
+
     def launch(self, a: int, b: int, c: int, stream: int, words: Sequence[int] = ()) -> None:
         """Launch at these addresses, on a stream of this kernel's device, which is current.
 
@@ -345,19 +443,7 @@ class PreparedProblem(_Loaded):
 
         Raises PlanError when CUDA refuses.
         """
-        try:
-            THREAD.bound  # noqa: B018  # as in `_block`, without a call of it
-            block = self._free.pop()
-        except (AttributeError, IndexError):
-            block = self._block()
-        values = block.values
-        values[self._a] = a
-        values[self._b] = b
-        values[2] = c
-        if words:
-            for place, word in enumerate(words, _WORDS):
-                values[place] = word
-        self._start(block, stream)
+        self._start((a, b, c, *words), stream)
 
     def run(
         self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, words: Sequence[int] = ()
@@ -385,34 +471,82 @@ class DirectLaunch(_Loaded):
     arguments  of one launch; a call writes the addresses among them
     places     of the arguments that are addresses
     what       is named in errors
+    launch     the launch at addresses, one for each place, on a stream of the current device. It raises PlanError when
+               CUDA refuses
     """
 
-    __slots__ = ("places",)
+    __slots__ = ("launch", "places")
 
     def __init__(
         self, compiled: CompiledGemm, arguments: Sequence[int], places: Sequence[int], device: int, what: object
     ):
         self.places = tuple(places)
         super().__init__(compiled, arguments, device, what)
+        self.launch = self._starter(self.places)
 
-    def launch(self, addresses: Sequence[int], stream: int) -> None:
-        """Launch at these addresses, one for each place, on a stream of the current device.
-
-        Raises PlanError when CUDA refuses.
-        """
-        try:
-            THREAD.bound  # noqa: B018  # as in `_block`, without a call of it
-            block = self._free.pop()
-        except (AttributeError, IndexError):
-            block = self._block()
-        values = block.values
-        for place, address in zip(self.places, addresses):
-            values[place] = address
-        self._start(block, stream)
+    def at(self, places: Sequence[int]) -> DirectLaunch:
+        """The same launch, which takes its addresses in the order of other places."""
+        return DirectLaunch(self._compiled, self._template, places, self.device, self.what)
 
     def product(self, shape: Sequence[int], strides: Sequence[int], kind: torch.dtype) -> ProductCall:
-        """The call that makes a new result of up to four tensors: see `_Loaded`."""
-        return self._product(shape, strides, kind, self.places)
+        """The call that makes a new result of the other tensors, in the order of their places."""
+        into, *places = self.places
+        made = NewResult(self, (NewTensor(shape, strides, kind, into),), dict(enumerate(places)))
+        return making([made], len(places))
+
+    def into(self, begins: Sequence[int], memory: Sequence[int]) -> Callable[..., bool]:
+        """The call that writes to a given tensor, on its stream: of `out`, then the tensors that are read.
+
+        It returns False, without a launch, for addresses that are no multiples of 16.
+
+        begins  bytes from each tensor, `out` last, to what the launch takes of it
+        memory  bytes of each workspace
+        places  of the arguments: those of the tensors that are read, `out`'s, then those of workspaces
+        """
+        places, index, launch = self.places, self.device, self.launch
+        entry, free, stream = self._launcher.entry, self._free, len(self._template)
+        status, read = stream + 1, len(begins) - 1
+
+        def any_number(out: torch.Tensor, *tensors: torch.Tensor) -> bool:
+            addresses = [x.data_ptr() + more for x, more in zip((*tensors, out), begins)]
+            if functools.reduce(operator.or_, addresses) & ALIGNED:
+                return False
+            spaces = [empty_on_gpu((size,), (1,), torch.uint8) for size in memory]  # they live until the launch
+            launch([*addresses, *[x.data_ptr() for x in spaces]], raw_stream(index))
+            return True
+
+        if memory or not 2 <= read <= 3:
+            return any_number
+        # Without lists and loops, each of which takes as long as several addresses.
+        more_a, more_b, more_c = begins[0], begins[1], begins[-1]
+        of_a, of_b, of_third, of_c = places[0], places[1], places[2], places[read]
+        more_third = begins[2] if read == 3 else 0
+
+        def up_to_three(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, third: torch.Tensor | None = None) -> bool:
+            at_a, at_b, at_c = a.data_ptr() + more_a, b.data_ptr() + more_b, out.data_ptr() + more_c
+            at_third = at_c if third is None else third.data_ptr() + more_third
+            if (at_a | at_b | at_c | at_third) & ALIGNED:
+                return False
+            try:
+                THREAD.bound  # noqa: B018  # as in `_block`, without a call of it
+                block = free.pop()
+            except (AttributeError, IndexError):
+                block = self._block()
+            values = block.values
+            values[of_a] = at_a
+            values[of_b] = at_b
+            values[of_third] = at_third
+            values[of_c] = at_c
+            values[stream] = raw_stream(index)
+            if _OPEN:
+                self._note(values)
+            entry(block.pointer)
+            if values[status]:
+                self._refused(block)
+            free.append(block)
+            return True
+
+        return up_to_three
 
 
 def alignment(*numbers: int) -> int:

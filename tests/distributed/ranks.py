@@ -14,6 +14,7 @@ from layoutgemm.kernels.run.emulated import linked
 from layoutgemm.kernels.sm90.shards import (
     RECORD_WORDS,
     Gathered,
+    Patience,
     Scattered,
     check_division,
     crosses_shards,
@@ -35,7 +36,7 @@ class Ranks:
     plan: Sm90Plan
     ranks: int
     chunks: int
-    polls: int = 1 << 30
+    patience: Patience = Patience(1 << 30, 0)
     target: int | None = None
     workers: int = 2
     copies: bool = False
@@ -110,7 +111,7 @@ class Ranks:
         plan = self.plan
         sizes = (plan.m, plan.n, plan.k, 1, plan.k, plan.k, plan.n, 0, 0, 0, self.workers)
         words: list[object] = [*self.scale_words(rank), self.flags[rank], self.target, rank, self.ranks, self.chunks]
-        words += [self.polls, self.records[rank]]
+        words += [self.patience.word, self.records[rank]]
         if isinstance(plan.shards, Scattered):
             words += [self.numbers[rank], *self._goes_on(rank), self.inbox[rank]]
         else:

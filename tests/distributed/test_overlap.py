@@ -32,6 +32,7 @@ from layoutgemm.distributed import (
     kept,
     matmul_reduce_scatter,
     operators,
+    overlap,
     products,
     reference,
     shard_plans,
@@ -387,6 +388,40 @@ def test_a_wait_that_ended_names_rank_and_flag(monkeypatch: pytest.MonkeyPatch) 
         rank.space.record[:] = torch.tensor([flag + 1, 0, 1, 0], dtype=torch.int32)
         with pytest.raises(RankError, match=said):
             rank.space.require_alive()
+
+
+def test_a_launch_failure_is_named_by_later_calls_and_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """torch reports a stopped kernel as a launch failure, at any call; a failure alone stays what it is."""
+    space = Rank(monkeypatch, "all_gather_matmul", 2, 64, 1).space
+    monkeypatch.setattr(workspaces, "_WORKSPACES", {(): space})
+    failure = RuntimeError("unspecified launch failure")
+
+    def fails(*_: object) -> None:
+        raise failure
+
+    x = torch.ones(64, 64, dtype=torch.bfloat16)
+    for module in (overlap, operators):
+        monkeypatch.setattr(module, "find", fails)
+    monkeypatch.setattr(overlap, "group_of", lambda _: None)
+    monkeypatch.setattr(operators, "_group", lambda _: None)
+    asked = (lambda: all_gather_matmul(x, x), lambda: operators._product("all_gather_matmul", x, x, "", 3.0))
+    for call in asked:
+        with pytest.raises(RuntimeError, match="unspecified launch failure"):
+            call()
+    workspaces._say_at_exit()
+    assert capsys.readouterr().err == ""
+    space.record[:] = torch.tensor([2, 0, 1, 0])
+    said = "all_gather_matmul: rank 0 waited 3 s for flag 1, which was 0 and not 1: chunk 0 of rank 1, "
+    workspaces._say_at_exit()
+    assert capsys.readouterr().err.startswith(f"layoutgemm: {said}")
+    for call in asked:
+        with pytest.raises(RankError, match=said) as named:
+            call()
+        assert named.value.__cause__ is failure
+    workspaces._say_at_exit()  # an error has named it
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.skipif(not needs.found("cuda"), reason=needs.reason("cuda"))

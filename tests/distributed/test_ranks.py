@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from layoutgemm.atoms import wgmma
 from layoutgemm.emulator.devices import Stream, emulate_devices
 from layoutgemm.errors import DeadlockError, EmulatorError, PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan
-from layoutgemm.kernels.sm90.shards import Gathered, Scattered, check_division
+from layoutgemm.kernels.sm90.shards import Gathered, Patience, Scattered, check_division
 from layoutgemm.schedule import ShardByShard
 from tests import needs
 
@@ -114,7 +115,7 @@ def test_a_lost_flag_is_a_deadlock_that_names_the_device(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["gather", "scatter"])
 def test_a_wait_ends_with_rank_and_flag_on_record(kind: str) -> None:
     given = small(kind)
-    given.polls = 40 if kind == "gather" else 1000  # what is not lost comes sooner
+    given.patience = Patience(40 if kind == "gather" else 1000, 0)  # what is not lost comes sooner
     with pytest.raises(EmulatorError, match="device 1: trap was executed"):
         emulate_devices(given.launches(), given.streams(lost=(1, 0)), order="copies first")
     assert given.records[1].tolist() == [1, 0, 1, 1]  # flag 0, which was 0 and not 1, on rank 1
@@ -123,8 +124,25 @@ def test_a_wait_ends_with_rank_and_flag_on_record(kind: str) -> None:
 
 @needs_dsl
 @pytest.mark.dsl
+def test_the_limit_of_a_wait_is_by_the_clock_and_not_by_loads() -> None:
+    """Rows come after more than four loads of their flag: in time, unless that is the limit."""
+    for limit in (1 << 20, 0):
+        given = small("gather")
+        given.patience = Patience(4, limit)
+        with nullcontext() if limit else pytest.raises(EmulatorError, match="trap was executed"):
+            emulate_devices(given.launches(), given.streams(), order="devices first")
+        assert bool(given.wrong()) is not bool(limit)
+    given = small("gather")
+    given.patience = Patience(4, 1)
+    with pytest.raises(EmulatorError, match="device 1: trap was executed"):
+        emulate_devices(given.launches(), given.streams(lost=(1, 0)), order="copies first")
+    assert given.records[1].tolist() == [1, 0, 1, 1]
+
+
+@needs_dsl
+@pytest.mark.dsl
 def test_a_rank_that_does_not_begin_is_on_record() -> None:
-    given = Ranks(scattered(512, 88, 128, **SCATTER), 2, chunks=1, polls=40)
+    given = Ranks(scattered(512, 88, 128, **SCATTER), 2, chunks=1, patience=Patience(40, 0))
     with pytest.raises(EmulatorError, match="trap was executed"):
         emulate_devices([given.launch(1)])
     assert given.records[1].tolist() == [1 + given.begun, 0, 1, 1]  # rank 1 waited for rank 0 to begin its first call

@@ -41,11 +41,19 @@ class Result:
         return self.arrays[name]
 
 
-def module(body: str, names: Mapping[str, str], target: str = "sm_90a", shared: bool = True, static: int = 0) -> str:
+def module(
+    body: str,
+    names: Mapping[str, str],
+    target: str = "sm_90a",
+    shared: bool = True,
+    static: int = 0,
+    directives: str = "",
+) -> str:
     """A PTX module whose kernel has these instructions.
 
     names   parameter -> type
     shared  the dynamic shared symbol `smem`; static: bytes of a second one, `fixed`
+    directives  of the kernel, as .maxnreg
 
     Registers %p0, %b0, %h0, %r0, %d0, %f0, %e0 and on are predicates and values of 8 to 64 bits, f32 and f64. The
     parameters are loaded into registers of their own name: %a for parameter a.
@@ -59,7 +67,7 @@ def module(body: str, names: Mapping[str, str], target: str = "sm_90a", shared: 
     fixed = f".shared .align 16 .b8 fixed[{static}];" if static else ""
     head = f".version 8.7\n.target {target}\n.address_size 64\n{symbols}"
     lines = [*registers, fixed, *loads, body]
-    return f"{head}.visible .entry kernel({parameters})\n{{\n" + "\n".join(lines) + "\nret;\n}\n"
+    return f"{head}.visible .entry kernel({parameters}) {directives}\n{{\n" + "\n".join(lines) + "\nret;\n}\n"
 
 
 @lru_cache(maxsize=64)
@@ -79,6 +87,7 @@ def run(
     policy: Policy | None = None,
     target: str = "sm_90a",
     static: int = 0,
+    directives: str = "",
     **scalars: int,
 ) -> Result:
     """Run instructions, or a whole module, over these buffers (in place).
@@ -87,7 +96,7 @@ def run(
     """
     buffers = dict(buffers or {})
     names = {**dict.fromkeys(buffers, "u64"), **dict.fromkeys(scalars, "u32")}
-    text = body if ".entry" in body else module(body, names, target, True, static)
+    text = body if ".entry" in body else module(body, names, target, True, static, directives)
     memory = GlobalMemory()
     addresses = [memory.add(name, array).address for name, array in buffers.items()]
     parameters = struct.pack(f"<{len(addresses)}Q{len(scalars)}I", *addresses, *scalars.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -230,7 +231,10 @@ def test_behind_a_view_lies_the_rest_of_its_storage() -> None:
         ([0, 0, 1.0, 2.5], "n is .u32, 4 bytes: no float has"),
         ([0, 0, 1 + (1 << 24), 64], "s is .f32: not every integer as large as 16777217"),
         ([0, 0, 1e39, 64], "the float 1e\\+39 does not fit"),
-        ([TensorMapOf(np.zeros((4, 4), np.float32), (4, 4)), 0, 1.0, 64], "a tensor map 128"),
+        (
+            [0, 0, 1.0, TensorMapOf(np.zeros((4, 4), np.float32), (4, 4))],
+            "n has 4 bytes, a tensor map 128, and its address 8",
+        ),
     ],
 )
 def test_wrong_arguments(args: list[Any], message: str) -> None:
@@ -298,6 +302,16 @@ def test_tensor_maps_over_arrays() -> None:
     assert len(mutate_ptx(COPY, grid=(2, 4), smem=4096, args=maps, count=1, edges=False).rows) == 1
     with pytest.raises(EmulatorError, match="not contiguous"):
         emulate_ptx(COPY, args=[TensorMapOf(a.T, (16, 64)), maps[1]])
+
+
+def test_an_address_of_a_tensor_map_reads_the_map_from_global_memory() -> None:
+    """CUDA C++ that takes `const CUtensorMap *`: the map is in device memory."""
+    a, b = np.arange(50 * 104, dtype=np.uint16).reshape(50, 104), np.zeros((50, 104), np.uint16)
+    text = COPY.replace("mov.b64 %d0, from; cvta.param.u64 %d0, %d0;", "ld.param.u64 %d0, [from];")
+    text = re.sub(r"\.param \.align 64 \.b8 from\[128\]", ".param .u64 from", text)
+    maps = [TensorMapOf(a, (16, 64), "128B"), TensorMapOf(b, (16, 64), "128B")]
+    assert emulate_ptx(text, grid=(2, 4), smem=4096, args=maps, policy=ORDERS).ok
+    assert (a == b).all()
 
 
 def test_lint_leaves_a_run_ok_and_is_told_once() -> None:

@@ -17,6 +17,7 @@ import torch._inductor.config as config
 from torch._inductor import ir, select_algorithm
 from torch._inductor.graph import GraphLowering
 from torch._inductor.kernel import mm
+from torch._inductor.utils import run_and_get_code
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -58,8 +59,20 @@ def test_a_tuned_product_is_the_operator_where_inductor_writes_cpp(cpp: bool) ->
         ]
         return
     [made] = graph.operations
-    assert made.python_kernel_name == f"extern_kernels.{NAME}"
+    assert made.python_kernel_name == "layoutgemm_direct.matmul"  # of fixed sizes a call site, once it is written
     assert (made.get_size(), made.get_dtype()) == ([8, 16], torch.bfloat16)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_tuned_product_is_a_call_site_of_its_sizes(dynamic: bool) -> None:
+    """Where autotuning has chosen it, too. Sizes that change are a call with all checks."""
+    a, b = torch.randn(8, 64).bfloat16(), torch.randn(64, 16).bfloat16()
+    tuned = {"max_autotune": True, "max_autotune_gemm_backends": "TRITON", "force_disable_caches": True}
+    with inductor.register((), devices=["cpu"]), config.patch(tuned):
+        found, [code] = run_and_get_code(torch.compile(lambda a, b: torch.mm(a, b), dynamic=dynamic), a, b)
+    assert torch.equal(found, (a.double() @ b.double()).bfloat16())
+    calls = [line for line in code.splitlines() if line.strip().startswith("layoutgemm_direct") and "out=" in line]
+    assert len(calls) == 1 and ("config=" in calls[0]) is dynamic, calls
 
 
 def test_cached_graphs_are_of_one_version_and_of_the_same_cards(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from tests import needs
 jax = needs.module("jax")
 jnp = jax.numpy
 from layoutgemm.errors import OperandError
-from layoutgemm.jax import dot_general, fp8_grouped_matmul, grouped_matmul, matmul, scaled_matmul
+from layoutgemm.jax import dot_general, grouped_matmul, matmul, scaled_matmul
 from layoutgemm.jax_op.reference import activated
 from layoutgemm.kernels.epilogue.chain import Activation, Bias, Epilogue, RowReduce
 
@@ -222,9 +222,3 @@ def test_products_of_8_bits_have_no_tangents(f: Any) -> None:
     x = normal(M, K, kind="float8_e4m3fn")
     with pytest.raises(OperandError, match="products of 8-bit types have no derivative; multiply in bfloat16"):
         jax.jvp(f, (x,), (x,))
-
-
-def test_training_in_fp8_is_reverse_mode_alone() -> None:
-    x, w = normal(M, K), normal(3, K, N)
-    with pytest.raises(TypeError, match="forward-mode"):
-        jax.jvp(lambda x: fp8_grouped_matmul(x, w, OFFSETS), (x,), (x,))

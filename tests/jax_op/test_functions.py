@@ -22,6 +22,7 @@ from layoutgemm.kernels import Prologue
 from layoutgemm.kernels.epilogue.chain import (
     Activation,
     Bias,
+    ColumnGroup,
     Custom,
     Dropout,
     Epilogue,
@@ -36,7 +37,8 @@ from layoutgemm.kernels.epilogue.numpy_math import Math
 M, N, K = 6, 8, 16
 NORM = Prologue.of(lambda x, i, k, ops, rstd, w: x * rstd * w + ops.where(k > i, 1.0, 0.0), rstd="m", w="k:bf16")
 DECAY = Custom.of(lambda x, i, j, ops, slope: x * ops.exp(slope * (j - i)), EpilogueOperand("slope", "m", f32))
-CHAIN = (Scale(), DECAY, Residual(beta=None, order="col"), Activation("gelu"))
+MIXED = ColumnGroup.of(lambda x, i, j, ops: (x[1] * 0.5, x[0] + 0.1 * j), distance=2)
+CHAIN = (Scale(), DECAY, Residual(beta=None, order="col"), MIXED, Activation("gelu"))
 WITH_DROPOUT = Epilogue(*CHAIN, Dropout(0.5))
 ONES = {"alpha": 1.0}
 
@@ -154,6 +156,8 @@ def test_gradients_are_those_of_jax() -> None:
         x = (a.astype(jnp.float32) * rstd[:, None] * w.astype(jnp.float32) + (k > i)).astype(a.dtype)
         sums = jnp.matmul(x.astype(jnp.float32), b.astype(jnp.float32), precision="highest") * 0.5
         sums = sums * jnp.exp(slope[:, None] * (j - i)) + d.astype(jnp.float32)
+        pairs, column = sums.reshape(M, N // 4, 2, 2), j.reshape(N // 4, 2, 2)
+        sums = jnp.stack([pairs[:, :, 1] * 0.5, pairs[:, :, 0] + 0.1 * column[:, 0]], 2).reshape(M, N)
         return (jax.nn.gelu(sums, approximate=False) ** 2).sum()
 
     given = A, B, *ARRAYS.values()

@@ -198,6 +198,13 @@ def test_gradients_in_fp8_are_products_of_what_is_quantised(multiple: int, turne
     near(of_a, np.concatenate([seen(grad)[part] @ turned_right[e].T for e, part in enumerate(parts)]))
     lines = (seen(a.T), seen(grad.T)) if multiple == 128 else (exact(a).T, exact(grad).T)
     near(of_b, np.stack([lines[0][:, part] @ lines[1][:, part].T for part in parts]))
+    moved = normal(K, 40, seed=3), normal(4, 40, 24, seed=4)
+    found, tangent = jax.jit(lambda a, b, *moved: jax.jvp(ours, (a, b), moved))(a, b, *moved)
+    np.testing.assert_array_equal(exact(found), exact(value))
+    of_moved = [(seen(moved[0]), right), (seen(a), seen(jnp.swapaxes(moved[1], 1, 2), 128))]
+    near(tangent, np.concatenate([sum(x[part] @ y[e].T for x, y in of_moved) for e, part in enumerate(parts)]))
+    alone = jax.jvp(lambda b: ours(a, b), (b,), (moved[1],))[1]
+    near(alone, np.concatenate([of_moved[1][0][part] @ of_moved[1][1][e].T for e, part in enumerate(parts)]))
     first = jax.grad(lambda a, b: (ours(a, b).astype(jnp.float32) ** 2).sum(), (0, 1))
     second = jax.jit(jax.grad(lambda b: sum((g.astype(jnp.float32) ** 2).sum() for g in first(a, b))))(b)
     assert second.shape == b.shape and np.isfinite(exact(second)).all() and exact(second)[0].any()
@@ -275,7 +282,7 @@ REFUSED = [
     (lambda: fp8_grouped_matmul(EIGHT, Y, OFFSETS), OperandError, "a is float8_e4m3fn: fp8_grouped_matmul quantises"),
     (lambda: fp8_grouped_matmul(X, Y, OFFSETS, transpose_b=True), TensorError, r"\(4, 16, 8\): .*\(groups, N, K\)"),
     (lambda: fp8_grouped_matmul(X, Y, OFFSETS, multiple=64), OperandError, "multiple = 64: groups begin at any row"),
-    (lambda: jax.grad(lambda a: fp8_grouped_matmul(a, Y, OFFSETS).sum())(X.astype(jnp.float32)), OperandError,
+    (lambda: jax.grad(lambda b: fp8_grouped_matmul(X.astype(jnp.float32), b, OFFSETS).sum())(Y), OperandError,
      "a is float32, and b's gradient of groups that begin at any row"),
     (lambda: grouped_matmul(X, Y, OFFSETS, scale_b=scales(4, 1, 8)), OperandError, "scale_b without a scale_a"),
     (lambda: grouped_matmul(X[None], Y, OFFSETS), TensorError, r"a and b have shapes \(1, 130, 16\)"),

@@ -142,6 +142,61 @@ def test_rows_go_by_index_without_gradients(act: Any, device: str, monkeypatch: 
     hook.remove()
 
 
+def usual_experts(monkeypatch: pytest.MonkeyPatch, device: str, **facts: bool) -> tuple[Any, Any, Any, Any]:
+    """Experts with transformers' own gate, x, indices of which two are of no expert, and factors."""
+    monkeypatch.setitem(sys.modules, "transformers.integrations.moe", SimpleNamespace(_default_apply_gate=usual))
+    module, x, factors = drawn(device, **facts)
+    module.__class__ = Usual
+    index = INDEX.to(device, copy=True)
+    index[3, 1], index[4, 0] = EXPERTS, -1
+    return module, x, index, factors
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.dsl])])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_gated_experts_are_one_node_with_float64s_gradients(
+    transposed: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of some operands alone; factors of no expert have a gradient of 0."""
+    module, x, index, factors = usual_experts(monkeypatch, device, transposed=transposed)
+    wide = copy.deepcopy(module).double()
+    found_of, want_of = [], []
+    for call, layer, of in ((experts_forward, module, found_of), (None, wide, want_of)):
+        dtype = layer.down_proj.dtype
+        given = [t.detach().to(dtype if t is x else torch.float64 if call is None else t.dtype) for t in (x, factors)]
+        rows, weights = (t.requires_grad_() for t in given)
+        y = layer(rows, index, weights) if call is None else call(layer, rows, index, weights)
+        slope = torch.cos(torch.arange(y.numel(), device=device)).view(y.shape).to(y.dtype)
+        inputs = [rows, weights, *layer.parameters()]
+        of += [y, *torch.autograd.grad(y, inputs, slope, retain_graph=True)]
+        for one in inputs:
+            of += torch.autograd.grad(y, [one], slope, retain_graph=True)
+        if call is not None:
+            assert type(y.grad_fn).__name__ == "_ExpertsBackward", y.grad_fn
+    for found, want in zip(found_of, want_of, strict=True):
+        assert (found - want).detach().norm() <= 2**-6 * want.detach().norm()
+    assert found_of[2][3, 1] == found_of[2][4, 0] == 0
+    assert [found_of[i].stride() for i in (3, 4)] == [each.stride() for each in module.parameters()]
+
+
+def test_gradients_of_gated_experts_have_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recorded backward passes, and those of several gradients at once, are those of the single operators."""
+    module, x, index, factors = usual_experts(monkeypatch, "cpu")
+    results: list[list[Any]] = []
+    for alone in (True, False):
+        monkeypatch.setattr(experts_file, "recorded_alone", lambda *_, alone=alone: alone)
+        rows, weights = x.clone().requires_grad_(), factors.clone().requires_grad_()
+        inputs = [rows, weights, *module.parameters()]
+        y = experts_forward(module, rows, index, weights)
+        first = torch.autograd.grad(y.float().square().sum(), inputs, create_graph=True)
+        second = torch.autograd.grad(sum(each.float().square().sum() for each in first), inputs)
+        y = experts_forward(module, rows, index, weights)
+        batch = torch.autograd.grad(y, inputs, torch.stack([y.detach(), 2 * y.detach()]), is_grads_batched=True)
+        results.append([*first, *second, *batch])
+    for found, want in zip(*results, strict=True):
+        assert (found - want).double().norm() <= 2**-6 * want.double().norm()
+
+
 def test_autocast_and_no_rows() -> None:
     module, x, factors = drawn()
     module = module.float()

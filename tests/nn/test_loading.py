@@ -210,6 +210,14 @@ CONFIGS = [
     ({"quant_method": "awq", "version": "gemv"}, "kind 'awq_gemv'"),
     ({"quant_method": "bitsandbytes"}, "kind 'bitsandbytes': its codes are places"),
     ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "kind 'marlin-24'"),
+    (
+        {"quant_method": "compressed-tensors", "format": "mxfp6-pack-quantized"},
+        "kind 'mxfp6-pack-quantized': known are",
+    ),
+    (
+        {"quant_method": "compressed-tensors", "format": "mixed-precision"},
+        "kind 'mixed-precision': .* in config_groups",
+    ),
     ({"quant_method": "modelopt"}, "kind 'modelopt': .* read as kind 'float-quantized'"),
     ({"quant_method": "gptq", "checkpoint_format": "gptq_v2"}, None),
     ({"quant_method": "gptq"}, None),

@@ -80,5 +80,5 @@ def test_other_orders_have_no_text() -> None:
 
     with pytest.raises(PlanError, match="an order of class Own has no text"):
         order_text(Own())
-    with pytest.raises(PlanError, match="order of order_text must be a Schedule"):
+    with pytest.raises(PlanError, match="order = 3: a Schedule, a name, a Layout"):
         order_text(3)  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ from layoutgemm.kernels.epilogue.chain import (
     Aux,
     Bias,
     Clamp,
+    ColumnGroup,
     ColumnReduce,
     Custom,
     Dropout,
@@ -64,6 +65,9 @@ OWN = Custom.of(
     lambda x, i, j, ops, g, s: ops.where((i + 2 * j) % 3 == 0, x * g, ops.exp(-x * x) + ops.maximum(s * x, 1)),
     EpilogueOperand("g", "mn", "f32"), EpilogueOperand("s", "m", "f32"),
 )  # fmt: skip
+SQUARED = ColumnGroup.of(
+    lambda x, i, j, ops, g: (x[0] * x[1] * g[1], x[1] - g[0] * j), EpilogueOperand("pairs", "mn", "f32")
+)
 WEIGHED = Reduction.of(
     lambda x, i, j, ops: (x * ops.float(j), x * x),
     lambda a, b, ops: (a[0] + b[0], a[1] + b[1]),
@@ -87,6 +91,11 @@ def own(x: torch.Tensor, of: Tensors, written: Written) -> torch.Tensor:
     return torch.where((ROW + 2 * COLUMN) % 3 == 0, x * of["g"], other)
 
 
+def squared(x: torch.Tensor, of: Tensors, written: Written) -> torch.Tensor:
+    (x0, x1), (g0, g1) = x.unflatten(-1, (-1, 2)).unbind(-1), of["pairs"].unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack([x0 * x1 * g1, x1 - g0 * COLUMN[..., ::2]], -1).flatten(-2)
+
+
 CASES = {
     "scale": Case(Scale("twice"), {}, lambda x, of, written: x * 2.5),
     "scale in memory": Case(Scale("alpha", device=True), {"alpha": (1,)}, lambda x, of, written: x * of["alpha"]),
@@ -99,6 +108,7 @@ CASES = {
                   lambda x, of, written: x * gelu_slope(of["z"])),
     "clamp": Case(Clamp(-1.0, 2.0), {}, lambda x, of, written: x.clamp(-1.0, 2.0)),
     "aux": Case(Aux("f32"), {}, kept("aux", lambda x: x)),
+    "columns": Case(SQUARED, {"pairs": (M, N)}, squared),
     "own": Case(OWN, {"g": (M, N), "s": (M,)}, own),
     "sum": Case(RowReduce("sum", "total"), {}, kept("total", lambda x: x.sum(-1))),
     "max": Case(ColumnReduce("max", "most"), {}, kept("most", lambda x: x.amax(-2))),

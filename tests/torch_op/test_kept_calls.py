@@ -45,6 +45,7 @@ class Tensors:
         self.a, self.b = torch.ones(SIZE, SIZE).to(E4M3), torch.ones(SIZE, SIZE).to(E4M3).T
         self.scale_a, self.scale_b, self.rows = torch.ones(SIZE, 1), torch.ones(1, 1), torch.ones(SIZE)
         self.experts = torch.ones(4, SIZE, SIZE, dtype=BF16)
+        self.gates = torch.ones(4, SIZE, SIZE, dtype=BF16).mT
         self.offsets = torch.arange(5, dtype=torch.int32) * (SIZE // 4)
         self.counts = torch.full((4,), 7)
         self.indices = torch.arange(SIZE)
@@ -75,6 +76,12 @@ class Tensors:
     def grouped(self, **options: Any) -> Any:
         return grouped_matmul(self.x, self.experts, self.offsets, **options)
 
+    def grouped_rows(self) -> Any:
+        return self.grouped(rows=self.indices)
+
+    def gated_rows(self) -> Any:
+        return grouped_matmul(self.x, self.gates, self.offsets, rows=self.indices, activation="swiglu")
+
     def ends(self) -> Any:
         return grouped_matmul(self.x, self.experts, offs=self.offsets[1:])
 
@@ -101,7 +108,7 @@ class Tensors:
 
 
 # How many tensors a call reads beside A and B.
-READS = {"scaled": 2, "row_wise": 2, "grouped": 1, "masked": 1, "columns": 1, "along_k": 1}
+READS = {"scaled": 2, "row_wise": 2, "grouped": 1, "masked": 1, "columns": 1, "along_k": 1, "grouped_rows": 2}
 PACKED = ("packed_weights", "packed_with_bias", "packed_float8")
 BY_INDEX = ("gathered", "scattered")
 COPIED = ("columns_copied", "scaled_copied")  # with an operand whose strides no kernel reads
@@ -186,6 +193,10 @@ def test_groups_said_twice_are_refused_by_a_repeated_call_too(monkeypatch: pytes
         for _ in range(4):
             given.grouped(), given.masked()
         for _ in range(2):
+            gate = {"rows": given.indices, "activation": "swiglu"}
+            given.grouped_rows(), given.gated_rows()
+            with pytest.raises(OperandError, match="counts: row indices of masked groups"):
+                given.grouped(counts=given.counts, **gate)
             for said in ({"counts": given.counts}, {"offs": given.offsets[1:]}):
                 with pytest.raises(OperandError, match=f"offsets and {next(iter(said))}"):
                     given.grouped(**said)

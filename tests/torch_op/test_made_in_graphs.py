@@ -13,7 +13,7 @@ torch = needs.module("torch")
 
 from layoutgemm import Sm90Config, matmul
 from layoutgemm.kernels import Prologue, Triangles
-from layoutgemm.kernels.epilogue.chain import Activation, Bias, Custom, Epilogue
+from layoutgemm.kernels.epilogue.chain import Activation, Bias, ColumnGroup, Custom, Epilogue
 from layoutgemm.layouts import Layout
 from layoutgemm.schedule import Banded, Triangular
 
@@ -25,6 +25,7 @@ MADE: dict[str, tuple[str, Callable[[], Any], dict[str, Any]]] = {
     "epilogue's text": ("epilogue", lambda: Epilogue.from_json(TEXTS[0]), {"given": {"bias": BIAS}}),
     "prologue's text": ("prologue", lambda: Prologue.from_json(TEXTS[1]), {}),
     "custom": ("epilogue", lambda: Epilogue(Custom.of(lambda x, i, j, ops: x * 2.0)), {}),
+    "columns": ("epilogue", lambda: Epilogue(ColumnGroup.of(lambda x, i, j, ops: (x[1], x[0]))), {}),
     "order": ("order", lambda: Triangular("lower"), {}),
     "banded": ("order", lambda: Banded(below=1, above=0), {}),
     "layout": ("order", lambda: Layout((1, 1)), {}),

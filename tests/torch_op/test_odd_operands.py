@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from layoutgemm import (
     QuantizedFormat,
     QuantizedWeight,
+    explain_matmul,
     fp8_matmul,
     grouped_matmul,
     matmul,
@@ -24,6 +25,7 @@ from layoutgemm import (
     scaled_matmul,
 )
 from layoutgemm.errors import LayoutError, OperandError, TensorError
+from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, RowReduce
 from layoutgemm.torch_op.api import linear
 from layoutgemm.torch_op.quantized import QuantizedExperts, quantized_grouped_matmul
 from tests.torch_op.host_launches import bare_launches, host_launches
@@ -294,3 +296,24 @@ def test_torch_s_default_type_changes_nothing(name: str) -> None:
 def test_a_weight_that_is_no_matrix_is_refused(weight: Any) -> None:
     with pytest.raises(OperandError, match="weight"):
         linear(LINEAR["x"], weight)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda a, b: matmul(a, b, order=[1]), r"order = \[1\]: a Schedule, a name"),
+        (lambda a, b: explain_matmul(a, b, order=[1]), r"order = \[1\]: a Schedule, a name"),
+        (lambda a, b: explain_matmul(a, b, triangles=3), "triangles is a int: a Triangles"),
+        (lambda a, b: fp8_matmul(a, b, out_dtype={}), "out_dtype"),
+        (lambda a, b: fp8_matmul(a, b, out_dtype=torch.zeros(2)), "out_dtype"),
+        (lambda a, b: matmul(a, b, activation="rleu"), "do you mean 'relu'[?] known are 'relu', "),
+        (lambda a, b: quantized_matmul(a, WEIGHT, activation=["relu"]), r"activation \['relu'\]: known are"),
+        (lambda a, b: QuantizedWeight.quantize(b, WEIGHT.format, ["bf16"]), r"activations are \['bf16'\]"),
+        (lambda a, b: matmul(a, b, epilogue=Epilogue(Bias(), sums="1")), "sums of Epilogue must be an integer"),
+        (lambda a, b: matmul(a, b, epilogue=Epilogue(Bias(), stores_c="no")), "stores_c of Epilogue must be True or"),
+        (lambda a, b: matmul(a, b, epilogue=Epilogue(RowReduce(ordered="no"))), "ordered must be True or False"),
+    ],
+)
+def test_options_of_foreign_kinds_are_refused_by_name(call: Callable[[Any, Any], Any], said: str) -> None:
+    with pytest.raises(LayoutError, match=said):
+        call(normal(32, 64), normal(64, 48))

@@ -233,13 +233,24 @@ def test_float4_checkpoints_equal_their_own_formula(kind: str) -> None:
     if kind == "mxfp4":
         for wrong, text in (
             ({"blocks": packed.view(1, 64, 8, 16)}, "of several experts each one alone"),
-            ({"scales": torch.full_like(exponents, 255)}, r"scale 255 at \(0, 0\) is NaN"),
+            ({"scales": torch.full_like(exponents, 255)}, r"scales 255 at \(0, 0\) is NaN"),
             ({"scales": exponents[:, :3]}, "3 groups of K = 256"),
             ({"scales": exponents.float()}, r"scales are float64 of shape \(64, 8\): uint8 exponents"),
         ):
             with pytest.raises(LayoutError, match=text):
                 QuantizedLinear.from_checkpoint({**given, **wrong}, "mxfp4")
+    else:  # by its own format's name, too, which takes no other tensor
+        own = QuantizedLinear.from_checkpoint(given, f"{kind.lower()}-pack-quantized", dtype=torch.bfloat16)
+        assert torch.equal(own.units, layer.units)
+        with pytest.raises(LayoutError, match="weight_shape is surplus: a layer of kind"):
+            QuantizedLinear.from_checkpoint(
+                {**given, "weight_shape": torch.tensor([64, 256])}, f"{kind.lower()}-pack-quantized"
+            )
     if kind == "NVFP4":
+        alone = {name: x for name, x in given.items() if name != "weight_global_scale"}
+        for name in ("compressed-tensors", "nvfp4-pack-quantized"):
+            with pytest.raises(LayoutError, match="weight_global_scale is missing"):
+                QuantizedLinear.from_checkpoint(alone, name)
         with pytest.raises(LayoutError, match=r"global_scale is \[0.0\]: one finite number above 0"):
             QuantizedLinear.from_checkpoint({**given, "weight_global_scale": torch.zeros(1)}, read_as)
         with pytest.raises(LayoutError, match=r"global_scale is \[inf\]: one finite number above 0"):
@@ -321,6 +332,26 @@ def test_weights_of_whole_bytes_equal_their_own_formula(kind: torch.dtype, scale
     ):
         with pytest.raises(LayoutError, match=text):
             QuantizedLinear.from_checkpoint({**given, **wrong}, read_as)
+
+
+def test_exponents_of_scales_are_read_as_powers_of_two() -> None:
+    """MXFP8 stores them as uint8, or as float8_e8m0fnu; scales of blocks are another layer's."""
+    weight, exponents = torch.randn(64, 256).to(torch.float8_e4m3fn), torch.randint(120, 130, (64, 8)).byte()
+    want = weight.double() * torch.exp2(exponents.double() - 127).repeat_interleave(32, 1)
+    for scales in (exponents, exponents.view(torch.float8_e8m0fnu)):
+        given = {"weight": weight, "weight_scale": scales}
+        layer = QuantizedLinear.from_checkpoint(given, "mxfp8-quantized", dtype=torch.bfloat16)
+        assert layer.format == QuantizedFormat("e4m3", 32) and torch.equal(layer.dequantized().double(), want)
+    for wrong, text in (
+        ({"weight_scale": torch.full_like(exponents, 255)}, r"weight_scale 255 at \(0, 0\) is NaN"),
+        (
+            {"weight_scale": torch.rand(1, 2)},
+            r"scales of 128 x 128 blocks are ScaledLinear's state, as weight_scale_inv",
+        ),
+        ({"weight": torch.zeros(64, 256, dtype=torch.int8)}, r"weight_scale is uint8 of shape \(64, 8\): floats"),
+    ):
+        with pytest.raises(LayoutError, match=text):
+            QuantizedLinear.from_checkpoint({"weight": weight, "weight_scale": exponents, **wrong}, "mxfp8-quantized")
 
 
 def test_a_weight_that_is_not_finite_is_named_with_its_rows() -> None:
@@ -578,7 +609,7 @@ def checkpoint_of(**other: object) -> QuantizedLinear:
 REFUSED = {
     "type": (lambda w: quantized_matmul(torch.randn(2, 384), w), "x is torch.float32, and the weights are packed for"),
     "shape": (lambda w: quantized_matmul(torch.randn(2, 100).bfloat16(), w), "x has shape [2, 100]: (..., 384)"),
-    "weight": (lambda w: quantized_matmul(torch.randn(2, 384).bfloat16(), w.units), "weight is a Tensor: a Quantized"),
+    "weight": (lambda w: quantized_matmul(torch.randn(2, 384).bfloat16(), w.units), "weight is a Tensor, not a Quant"),
     "bias": (
         lambda w: quantized_matmul(torch.randn(2, 384).bfloat16(), w, bias=torch.ones(3)),
         "bias is torch.float32 of shape [3]: float32, bfloat16 or float16 of [100]",

@@ -18,9 +18,7 @@ from ...arguments import checked, settle, shown
 from ...dtypes import DType, dtype
 from ...errors import AtomError
 from ...layouts import E, Layout
-from ...layouts.conversion import Convertible
-from ...layouts.display import HasPicture
-from ...layouts.paged import HasPage
+from ...layouts.display import Convertible, HasPage, HasPicture
 from ...lazy_numpy import np
 from ..targets import since
 

@@ -15,9 +15,7 @@ from ...arguments import checked, shown
 from ...dtypes import DType
 from ...errors import AtomError
 from ...layouts import CounterExample, E, Layout, Proof, Undecided
-from ...layouts.conversion import Convertible
-from ...layouts.display import HasPicture
-from ...layouts.paged import HasPage
+from ...layouts.display import Convertible, HasPage, HasPicture
 
 NARROW = ("e4m3", "e5m2", "e3m2", "e2m3", "e2m1")  # types of mma.sync and tcgen05 in kinds f8f6f4
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...arguments import checked
 from ...dtypes import DType, dtype, f32
 from ...errors import AtomError
 from ...layouts import Layout
@@ -13,6 +14,7 @@ from .base import MmaAtom
 _TYPES = ("f16", "f32", "f64")
 
 
+@checked(AtomError)
 def fma(of: DType | str = f32) -> MmaAtom:
     """The scalar product fma.rn of one thread: D = A*B + C, all of one type, f16, f32 or f64.
 

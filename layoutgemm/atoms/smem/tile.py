@@ -20,8 +20,7 @@ from ...arguments import Integer, checked, settle, shown
 from ...dtypes import DType, dtype
 from ...errors import AtomError
 from ...layouts import ComposedLayout, Layout, Swizzle
-from ...layouts.display import HasPicture
-from ...layouts.paged import HasPage
+from ...layouts.display import HasPage, HasPicture
 from ...layouts.proofs.verdicts import Function
 
 MAJORS = ("K", "MN")

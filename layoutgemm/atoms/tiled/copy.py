@@ -20,10 +20,8 @@ from typing import Any
 from ...arguments import as_number, checked, plain, refusal, settle, shown
 from ...errors import AtomError
 from ...layouts import ComposedLayout, CounterExample, Layout, Proof, Undecided
-from ...layouts.conversion import Convertible
-from ...layouts.display import HasPicture
+from ...layouts.display import Convertible, HasPage, HasPicture
 from ...layouts.int_tuple import ENUMERABLE
-from ...layouts.paged import HasPage
 from ...layouts.proofs.verdicts import Answer, layout_of
 from ...layouts.swizzle import AnyLayout, Part
 from ...lazy_numpy import np

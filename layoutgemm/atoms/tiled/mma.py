@@ -21,10 +21,8 @@ from typing import Any
 from ...arguments import as_int, checked, plain, refusal, settle, shown
 from ...errors import AtomError
 from ...layouts import ComposedLayout, Layout
-from ...layouts.conversion import Convertible
-from ...layouts.display import HasPicture
+from ...layouts.display import Convertible, HasPage, HasPicture
 from ...layouts.int_tuple import Shape
-from ...layouts.paged import HasPage
 from ...layouts.swizzle import AnyLayout, Part
 from ..mma.base import MmaAtom
 from .thread_map import View

@@ -14,8 +14,7 @@ from ...arguments import Integer, checked, shown
 from ...dtypes import DType
 from ...errors import OperandError, TmaError
 from ...layouts import Layout
-from ...layouts.conversion import converted
-from ...layouts.display import HasPicture
+from ...layouts.display import HasPicture, converted
 from ...lazy_numpy import np
 from . import engine
 from .box import Digit

@@ -18,7 +18,7 @@ from ...arguments import as_int, checked, settle, shown
 from ...atoms.copy.base import WARP
 from ...errors import PlanError
 from ...layouts.display import HasPicture
-from ...layouts.registry import Registry
+from ...layouts.registries import Registry
 from ...report import Check, Report
 from ..budgets import role_registers
 from .actions import (

@@ -1,7 +1,7 @@
-"""The pipelines of our kernels, each a few lines: rings, clusters, self-loading, pingpong, sm_80, tcgen05, epilogues.
+"""Common pipelines, each a few lines: rings, clusters, self-loading, pingpong, sm_80, tcgen05, epilogues.
 
-Every constructor returns a `Pipeline`; a kernel's plan calls one with its own numbers and asks `prove()`. The pieces
-(`start`, `store_ring`) are there for kernels that are like none of these.
+Every constructor returns a `Pipeline`; the teaching kernel has its own from here, and the kernels of an architecture
+from `kernels/*/pipeline*`. The pieces (`start`, `store_ring`) are there for kernels that are like none of these.
 """
 
 from __future__ import annotations

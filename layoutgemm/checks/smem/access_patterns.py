@@ -122,7 +122,7 @@ def listed(accesses: object) -> list[AccessPattern]:
     layoutgemm.errors.AtomError: accesses are AccessPatterns, as matrix_access((64, 64), 'bf16') makes, not 7
     """
     found: list[AccessPattern] = []
-    several = accesses if isinstance(accesses, Iterable) and not isinstance(accesses, np.ndarray) else [accesses]
+    several = accesses if isinstance(accesses, Iterable) and not isinstance(accesses, (np.ndarray, str)) else [accesses]
     for access in several:
         if not isinstance(access, AccessPattern):
             said = shown(access) if len(shown(access)) <= 40 else f"a {type(access).__name__}"

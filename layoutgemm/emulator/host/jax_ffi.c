@@ -17,8 +17,9 @@ static XLA_FFI_Error *error(XLA_FFI_CallFrame *frame, const char *text) {
   return frame->api->XLA_FFI_Error_Create(&args);
 }
 
+/* The type of an extension has one name up to JAX 0.10 and another since. */
 static int metadata(XLA_FFI_CallFrame *frame) {
-  for (XLA_FFI_Extension_Base *one = frame->extension_start; one; one = one->next)
+  for (__typeof__(frame->extension_start) one = frame->extension_start; one; one = one->next)
     if (one->type == XLA_FFI_Extension_Metadata) {
       XLA_FFI_Metadata *asked = ((XLA_FFI_Metadata_Extension *)one)->metadata;
       asked->api_version.major_version = XLA_FFI_API_MAJOR;

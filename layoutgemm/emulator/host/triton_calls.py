@@ -1,22 +1,24 @@
 """Triton's launches on an emulated GPU: its compiler and launcher run as they are, its driver's C module does not.
 
 Triton's launcher hands a kernel's arguments to functions of a C module that call CUDA. `DriverModule` stands for that
-module. Source: triton/backends/nvidia/driver.py of Triton 3.9.
+module. Triton 3.5 and 3.6 compile a launcher in C for each signature instead: `CompiledLauncher` stands for one.
+Source: triton/backends/nvidia/driver.py of Triton 3.5 to 3.9.
 """
 
 from __future__ import annotations
 
 import importlib.abc
 import importlib.util
+import re
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 
 import numpy as np
 
@@ -36,10 +38,22 @@ if TYPE_CHECKING:
 
 DRIVER = "triton.backends.nvidia.driver"
 CONSTEXPR, KERNEL, TUPLE = range(3)  # kinds of an argument, as the C module numbers them
-_NEEDS = ("CudaUtils", "CudaLauncher", "annotate_arguments", "make_kernel_signature", "expand_signature")
+_LAUNCHER = (
+    "CudaUtils",
+    "CudaLauncher",
+    "CudaDriver",
+    "annotate_arguments",
+    "make_kernel_signature",
+    "expand_signature",
+)
+_COMPILED = ("CudaUtils", "CudaLauncher", "CudaDriver", "make_launcher", "compile_module_from_src")  # Triton 3.5, 3.6
+_FIRST_ARGUMENTS = (
+    "iiiKKppOOOOOO"  # what such a launcher takes before a kernel's arguments, as Python's C interface writes it
+)
 _FLOATS = {"fp32": "<f", "f32": "<f", "fp64": "<d", "fp16": "<e"}
 
 
+Type: TypeAlias = str | tuple["Type", ...]  # of an argument, as Triton writes it
 Hook = Callable[[object], None] | None  # of a profiler
 
 
@@ -164,6 +178,58 @@ def _flat(annotations: Sequence[KernelArg], values: Sequence[object]) -> Iterato
             yield value
 
 
+def _annotated(types: Sequence[Type]) -> list[KernelArg]:
+    """Each argument as a parameter, a constant or a tuple of both."""
+    return [
+        KernelArg(_annotated(one), TUPLE) if isinstance(one, tuple)
+        else KernelArg(None, CONSTEXPR if one == "constexpr" else KERNEL)
+        for one in types
+    ]  # fmt: skip
+
+
+def _types(types: Sequence[Type]) -> Iterator[str]:
+    """The types of a kernel's parameters: tuples are taken apart, constants left out."""
+    for one in types:
+        if isinstance(one, tuple):
+            yield from _types(one)
+        elif one != "constexpr":
+            yield one
+
+
+def _expanded(types: Iterable[Type], descriptors: Sequence[object] | None) -> list[Type]:
+    """Types with those of a descriptor's parts: a map or a pointer, extents and strides."""
+    found: list[Type] = []
+    maps = iter(descriptors or ())
+    for one in types:
+        match = re.match(r"tensordesc<([^[>]*)\[([^]]*)\]", one) if isinstance(one, str) else None
+        if match is None:
+            found.append(one)
+            continue
+        rank = match[2].count(",") + 1
+        whole = next(maps, None) is not None
+        found += ["nvTmaDesc"] if whole else [f"*{match[1]}", *["i64"] * (2 * rank), "i1"]
+        found += ["i32"] * rank + ["i64"] * rank
+    return found
+
+
+@dataclass(frozen=True)
+class CompiledLauncher:
+    """A launcher for one signature, and the module that Triton compiles it into."""
+
+    driver: DriverModule
+    types: Sequence[Type]
+
+    def launch(
+        self, x: int, y: int, z: int, stream: int, function: TritonKernel, cooperative: bool, dependent: bool,
+        scratch: object, profile: object, packed: object, metadata: object, enter: Hook, leave: Hook, *values: object,
+    ) -> None:  # fmt: skip
+        """Launch a kernel with its arguments."""
+        self.driver.launch(
+            x, y, z, stream, function, cooperative, dependent, packed, metadata, enter, leave, scratch, profile,
+            _annotated(self.types), list(_types(self.types)), values,
+        )  # fmt: skip
+
+
 class DriverModule:
     """The functions of the C module, on an emulated GPU."""
 
@@ -225,6 +291,17 @@ class DriverModule:
     ) -> PixelMap:  # fmt: skip
         """An im2col map of the launch; box: pixels and channels."""
         return PixelMap(address, swizzle, size, kind, box, shape, strides, bool(padding), lower, upper, steps)
+
+    fill_tma_descriptor = fill_tma_descriptor_tiled  # its name in Triton 3.5 and 3.6
+
+    def compiled_launcher(
+        self, constants: object, signature: Mapping[object, Type], descriptors: Sequence[object] | None
+    ) -> CompiledLauncher:
+        """The launcher of a signature, in place of its source in C.
+
+        descriptors  of each tensor descriptor what its map needs, or None: its parts are arguments then
+        """
+        return CompiledLauncher(self, _expanded(signature.values(), descriptors))
 
     def launch(
         self, x: int, y: int, z: int, stream: int, function: TritonKernel, cooperative: bool, dependent: bool,
@@ -325,23 +402,37 @@ def host_cublas() -> Iterator[None]:
         yield
 
 
+def _refuse(lacks: Sequence[str]) -> NoReturn:
+    """Refuse a Triton of another launcher, when something is to be launched."""
+    raise EmulatorError(
+        f"this Triton's launcher has no {', '.join(lacks)}: the emulated GPU launches kernels of Triton 3.5 to 3.9. "
+        "triton.compile gives the PTX of others, for emulate_ptx"
+    )
+
+
 @contextmanager
 def _driven(driver: ModuleType, module: DriverModule) -> Iterator[None]:
     """Triton's driver with another module in place of the one in C."""
     from unittest import mock
 
-    lacks = [name for name in _NEEDS if not hasattr(driver, name)]
-    if lacks:
-        raise EmulatorError(
-            f"this Triton's launcher has no {', '.join(lacks)}: the emulated GPU launches kernels of Triton 3.9. "
-            "triton.compile gives the PTX of others, for emulate_ptx"
-        )
-    with ExitStack() as stack:
-        stack.enter_context(host_cublas())
+    values: dict[str, object]
+    if lacks := [name for name in _LAUNCHER if not hasattr(driver, name)]:
+        compiled = all(hasattr(driver, name) for name in _COMPILED)
+        if not compiled or getattr(driver, "_BASE_ARGS_FORMAT", "") != _FIRST_ARGUMENTS:
+            with mock.patch.object(driver, "CudaUtils", lambda: _refuse(lacks), create=True):
+                yield
+            return
+        values = {
+            "CudaUtils": lambda: module, "make_launcher": module.compiled_launcher,
+            "compile_module_from_src": lambda src, **_: src, "library_dirs": list,
+        }  # fmt: skip
+    else:
         values = {
             "CudaUtils": lambda: module, "PyKernelArg": KernelArg, "ARG_CONSTEXPR": CONSTEXPR, "ARG_KERNEL": KERNEL,
             "ARG_TUPLE": TUPLE,
         }  # fmt: skip
+    with ExitStack() as stack:
+        stack.enter_context(host_cublas())
         for name, value in values.items():
             stack.enter_context(mock.patch.object(driver, name, value, create=True))
         for name, value in _DRIVER_ANSWERS.items():

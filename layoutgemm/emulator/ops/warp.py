@@ -5,6 +5,7 @@ PTX ISA, "shfl.sync", "vote.sync", "match.sync", "redux.sync", "elect.sync", "ac
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import reduce
 from operator import index
@@ -16,7 +17,7 @@ from ...checks.budgets import allocated_threads, launch_registers, setmaxnreg_pr
 from ...errors import EmulatorError
 from ..machine.interpreter import BLOCKED, Cta, Fiber
 from ..ptx.floats import binary32
-from ..ptx.parser import PtxInstruction, PtxOperand
+from ..ptx.parser import PtxInstruction, PtxKernel, PtxOperand
 from ..ptx.program import Program, Run
 from ..ptx.values import LANE, M32, Value, bool_of, compact, is_uniform, lanes_of, mask_of, s32
 from .registry import by_mask, constant, known, operation
@@ -185,9 +186,10 @@ def redux(program: Program, ins: PtxInstruction) -> Run:
 def set_registers(program: Program, ins: PtxInstruction) -> Run:
     """setmaxnreg: return registers to the block's pool, or take some when available.
 
-    PTX does not define a warp's register count at launch: the assembler decides. Here it is the most that fit. So a
-    first `inc` to fewer is not an error; it returns nothing. A launch takes registers for whole warpgroups, and those
-    of warps that a block lacks lie in its pool: NVIDIA's blocks of 288 threads take them (cute/blackwell_geforce).
+    PTX does not define a warp's register count at launch: the assembler decides. Here it is the most that fit
+    (`entry_registers`). So a first `inc` to fewer is not an error; it returns nothing. A launch takes registers for
+    whole warpgroups, and those of warps that a block lacks lie in its pool: NVIDIA's blocks of 288 threads take them
+    (cute/blackwell_geforce).
 
     All warps of a warpgroup must execute the same setmaxnreg. Seen on an H200: a block of 288 threads hung when its
     ninth warp returned registers. NVIDIA's examples for sm_100 and sm_120 break this rule, with unknown effects on that
@@ -198,8 +200,10 @@ def set_registers(program: Program, ins: PtxInstruction) -> Run:
     if problem := setmaxnreg_problem(constant(ins.operands[0])):
         raise ValueError(f"setmaxnreg {ins.operands[0].text}: {problem}")
     wanted, gives = program.value(ins.operands[0], "u32"), "dec" in ins.words
-    facts = facts_of(program.kernel.target)
     kind = "protocol" if program.kernel.target.startswith("sm_90") else "lint"
+    at_launch = entry_registers(program.kernel)
+    if at_launch is None:
+        return _without_effect
 
     def go(fiber: Fiber) -> int | None:
         fiber.whole()
@@ -214,7 +218,6 @@ def set_registers(program: Program, ins: PtxInstruction) -> Run:
                 fiber,
                 orders=WHOLE_GROUP,
             )
-        at_launch = launch_registers(facts, threads)
         lacking = allocated_threads(threads) - len(cta.warps) * WARP
         pool = cta.scratch.setdefault("registers", [lacking * at_launch, []])
         have = fiber.warp.scratch.get("registers", at_launch)
@@ -235,6 +238,31 @@ def set_registers(program: Program, ins: PtxInstruction) -> Run:
         return None
 
     return go
+
+
+def entry_registers(kernel: PtxKernel) -> int | None:
+    """Registers of a thread at launch, as the kernel's directives fix them; None where they leave it to ptxas.
+
+    They fix it by .maxnreg, or by .minnctapersm with .maxntid or .reqntid; the smaller of the two where both are there.
+    Seen with ptxas 13.0 for sm_90a, sm_100a and sm_120a, which ignores setmaxnreg in other kernels (note C7508).
+    """
+    given = kernel.directives
+    counts = list(given.get(".maxnreg", ()))
+    if (threads := given.get(".reqntid") or given.get(".maxntid")) and (blocks := given.get(".minnctapersm")):
+        counts.append(launch_registers(facts_of(kernel.target), math.prod(threads), blocks[0]))
+    return min(counts) if counts else None
+
+
+def _without_effect(fiber: Fiber) -> None:
+    """setmaxnreg as ptxas compiles it where it does not know the registers at launch: not at all."""
+    fiber.whole()
+    fiber.machine.problem(
+        "lint",
+        "ptxas ignores this setmaxnreg (C7508): the kernel does not fix its registers at launch",
+        fiber,
+        orders="Fix them by .minnctapersm with .maxntid or .reqntid, or by .maxnreg: min_blocks_per_mp=1 in a launch "
+        "of the CuTe DSL, or the second number of __launch_bounds__.",
+    )
 
 
 def _same_in_warpgroup(fiber: Fiber, ins: PtxInstruction, count: int, kind: str) -> None:

@@ -229,7 +229,7 @@ def _product_of(
     product = replace(product, shapes=tuple([x.shape for x in own]))
     beside = [name for name in ("bias", ROW_WEIGHTS) if getattr(asked, name) is not None]
     check_parts_together(product, beside)
-    check_stored(epilogue, kind)
+    check_stored(product)
     for operand, x in zip(product.operands, own, strict=True):
         check_operand(operand, product.wanted(operand), x.shape, str(x.dtype))
     if out is not None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ...errors import OperandError, TensorError
+from ...kernels.column_groups import check_groups
 from ...kernels.epilogue.chain import ColumnReduce, Custom, Dropout, Epilogue, EpilogueOperand, Reduction
 from ...kernels.epilogue.parameters import check_names
 from ...kernels.epilogue.steps import ordered
@@ -20,7 +21,7 @@ from ...kernels.plan import WORKSPACE
 from ...kernels.sm90.operands.prologue import TYPES as ROUNDED
 from ...kernels.sm90.operands.prologue import Prologue, PrologueOperand
 from ...torch_op.problem import Ints
-from ..outputs import Shaped, outputs_of, read_by
+from ..outputs import Shaped, WritingProduct, outputs_of, read_by
 from ..product import C_NAMES, TYPES, check_shapes
 
 FUNCTION_TYPES = tuple([TYPES[name] for name in ROUNDED])  # of an A with a prologue
@@ -144,6 +145,7 @@ def check_functions(epilogue: object, prologue: object, given: object, beside: S
     if epilogue.flipped or epilogue.sums:
         raise OperandError("the epilogue is of a transposed C, or of a gate's sums: of C itself, steps alone")
     check_groups_of_columns(epilogue)
+    check_groups(epilogue)
 
 
 def check_given(epilogue: Epilogue | None, prologue: Prologue | None, given: Mapping[str, object]) -> None:
@@ -166,9 +168,15 @@ def check_written(epilogue: Epilogue | None, given: Mapping[str, object]) -> Non
         raise OperandError(f"{found[0]} is given, and the epilogue writes it: JAX arrays are results, (c, {{name: x}})")
 
 
-def check_stored(epilogue: Epilogue | None, kind: str) -> None:
-    """Raise OperandError for a C of another type than a `Quantize` step gives."""
-    step = None if epilogue is None else epilogue.quantizes
+def check_stored(product: WritingProduct) -> None:
+    """Raise OperandError for a C of another type than `Quantize` gives.
+
+    PlanError where C's columns are no whole groups.
+    """
+    if product.epilogue is None:
+        return
+    product.epilogue.check_columns(product.result[-1])
+    step, kind = product.epilogue.quantizes, product.types[2]
     if step is not None and C_NAMES[kind] != step.dtype:
         raise OperandError(f"the epilogue quantizes to {step.dtype}: say out_dtype='{TYPES[step.dtype]}', not {kind}")
 
@@ -181,7 +189,7 @@ def check_operands(product: FunctionProduct, arrays: Sequence[tuple[Ints, str]])
             f"epilogue= and prologue= are of two matrices, or of two batches of as many: not of shapes {product.a} and "
             f"{product.b}; jax.numpy.broadcast_to makes a batch"
         )
-    check_stored(product.epilogue, product.types[2])
+    check_stored(product)
     if product.types[2] == "int32":
         raise OperandError("the product is int32, and functions compute in float32: say out_dtype='float32'")
     if product.prologue is not None and product.types[0] not in FUNCTION_TYPES:

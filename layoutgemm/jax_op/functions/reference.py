@@ -8,9 +8,9 @@ from typing import cast
 import jax
 import jax.numpy as jnp
 
-from ...kernels.epilogue.chain import Epilogue, EpilogueOperand, Quantize, ReductionStep, RowReduce
+from ...kernels.epilogue.chain import ColumnGroup, Epilogue, EpilogueOperand, Quantize, ReductionStep, RowReduce
 from ...kernels.epilogue.numpy_math import mix
-from ...kernels.epilogue.places import StepPlace, Value
+from ...kernels.epilogue.places import ColumnGroups, StepPlace, Value
 from ...kernels.sm90.operands.prologue import Prologue, PrologueElement, PrologueOperand
 from ..outputs import Arrays, WritingProduct, one_or_all, stores_c, written_arrays
 from ..product import Product
@@ -68,6 +68,12 @@ class JaxElement:
         scales, inverse = amax / largest, one / amax * largest
         self.written[step.name] = scales if self._visited is None else jnp.where(seen(most, self._visited), scales, 0.0)
         return wide * jnp.repeat(inverse, step.each, -1)[..., : wide.shape[-1]]
+
+    def grouped(self, step: ColumnGroup, x: Value) -> jax.Array:
+        """The function of each group of columns."""
+        at, x = ColumnGroups(step, cast(StepPlace, self)), self.spread(x)
+        shape = at.member(x, 0).shape
+        return jnp.stack([jnp.broadcast_to(each, shape) for each in at.results(x)], -2).reshape(x.shape)
 
     def read(self, name: str) -> jax.Array:
         """An operand, broadcast along C; a number as float32."""

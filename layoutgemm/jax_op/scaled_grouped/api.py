@@ -232,7 +232,7 @@ def _with_epilogue(
     arrays = [array_of(operand.name, given[operand.name]) for operand in read_by(epilogue)]
     shapes, numbers = tuple([tuple(x.shape) for x in arrays]), launch_numbers(epilogue, given)
     product = replace(product, epilogue=epilogue, shapes=shapes, numbers=numbers)
-    check_stored(epilogue, product.types[2])
+    check_stored(product)
     for operand, x in zip(product.operands, arrays, strict=True):
         check_operand(operand, product.wanted(operand), tuple(x.shape), str(x.dtype))
     return named_results(epilogue, _differentiable(product, *operands, *arrays))

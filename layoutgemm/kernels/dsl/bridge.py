@@ -142,6 +142,10 @@ class SharedMemory:
         """First byte of B's tile in a stage."""
         return self.base + (self.smem.b_offset + stage * self.smem.b_stage_bytes)
 
+    def converted(self, buffer: Int32 | int) -> cute.Pointer:
+        """First byte of a buffer of converted weights."""
+        return self.base + (self.smem.converted_offset + buffer * self.smem.converted_bytes)
+
     def c(self, buffer: Int32 | int) -> cute.Pointer:
         """First byte of an epilogue buffer."""
         return self.base + (self.smem.c_offset + buffer * self.smem.c_buffer_bytes)

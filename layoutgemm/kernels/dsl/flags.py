@@ -1,6 +1,7 @@
 """The bridge's flags in global memory: words by which other devices and copy engines say that bytes have arrived.
 
-Sources: PTX ISA, "ld" (.acquire.sys), "red" (.release.sys), "fence.proxy", "trap"; "Memory Consistency Model".
+Sources: PTX ISA, "ld" (.acquire.sys), "red" (.release.sys), "fence.proxy", "trap", "%globaltimer"; "Memory Consistency
+Model".
 """
 
 from __future__ import annotations
@@ -25,6 +26,11 @@ def add_released(address: Int64, count: int) -> None:
 def global_reads_visible() -> None:
     """fence.proxy.async: this thread's later TMA loads and stores come after what it has acquired."""
     assembly("fence.proxy.async.global;", "~{memory}", [])
+
+
+def nanoseconds() -> Int64:
+    """The GPU's own clock, %globaltimer: it does not follow the SMs' frequency."""
+    return assembly("mov.u64 $0, %globaltimer;", "=l,~{memory}", [], [Int64])[0]
 
 
 def abort(record: Int64, words: Sequence[Int32]) -> None:

@@ -6,16 +6,18 @@ column is read once a block of 64 rows, two neighbours at once where the epilogu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Numeric
 
+from ...atoms.copy.base import WARP
 from ...dtypes import f32
+from ..column_groups import Members, members_of
 from ..derive import Operand
-from ..epilogue.chain import Epilogue, EpilogueOperand, Quantize, ReductionStep
+from ..epilogue.chain import ColumnGroup, Epilogue, EpilogueOperand, Quantize, ReductionStep
 from ..epilogue.reductions import by_halves
 from ..operands.product import SeveralOperands
 from ..partials import PartialResults, RowExchange
@@ -76,6 +78,7 @@ class FusedBlock:
         self.read: dict[tuple[object, ...], Int64] = {}
         self.reductions = BlockReductions(self)
         self.scaled: dict[int, Float32] = {}  # of a quantised C: values of groups of columns that are complete
+        self.staged: dict[tuple[object, ...], list[Float32]] = {}  # values that a function of several columns reads
 
     def values(self, accumulator: cute.Tensor, first: int, count: int) -> list[Float32]:
         """The accumulator's values from `first` on, after the epilogue; `first` and `count` are even."""
@@ -134,13 +137,53 @@ class FusedBlock:
 
     def applied(self, accumulator: cute.Tensor, first: int, count: int) -> list[Float32]:
         """The accumulator's values after the epilogue's steps, element by element."""
-        out: list[Float32] = []
-        for v in range(first, first + count, 2):
-            pair = NeighbourPair(self, v)
-            done = [self.epilogue.apply(bridge.number(accumulator[v + e]), pair.element(e)) for e in range(2)]
-            pair.flush()
-            out.extend(done)
-        return out
+        last = len(self.epilogue.stages) - 1
+        return [x for v in range(first, first + count, 2) for x in self.after_stage(accumulator, v, last)]
+
+    def after_stage(self, accumulator: cute.Tensor, v: int, stage: int) -> list[Float32]:
+        """Values v and v + 1 after a stage of the epilogue: a function of columns, then steps on each alone."""
+        group, steps = self.epilogue.stages[stage]
+        if group is None:
+            done = [bridge.number(accumulator[v + e]) for e in range(2)]
+        else:
+            done = [self.of_group(accumulator, v + e, stage, group) for e in range(2)]
+        pair = NeighbourPair(self, v)
+        for e in range(2):
+            for step in steps:
+                done[e] = step.apply(done[e], pair.element(e))
+        pair.flush()
+        return done
+
+    def of_group(self, accumulator: cute.Tensor, v: int, stage: int, group: ColumnGroup) -> Float32:
+        """Value v of the function of its group of columns; lanes of a row exchange the values that they hold."""
+        places = members_of(self.plan.mma, group.columns, group.distance)[v]
+        key = ("results", stage, places)
+        if key not in self.staged:
+
+            def values(v: int) -> list[Float32]:
+                before = ("stage", stage - 1, v)
+                if before not in self.staged:
+                    self.staged[before] = self.after_stage(accumulator, v, stage - 1)
+                return self.staged[before]
+
+            x = [self.member(places, k, stage, lambda v: values(v - v % 2)[v % 2]) for k in range(group.columns)]
+            self.staged[key] = [Float32(y) for y in group.results(x, GroupElement(self, places))]
+        own = [(lane, x) for lane, of, x in zip(places.lanes, places.values, self.staged[key], strict=True) if of == v]
+        found = own[0][1]
+        for lane, x in own[1:]:
+            found = self.math.where((self.thread & places.mask) == lane, x, found)
+        return found
+
+    def member(self, places: Members, k: int, what: object, value: Callable[[int], Float32]) -> Float32:
+        """Member k of a group of what a thread has for each of its values: its own, or another lane's."""
+        v, lane = places.values[k], places.lanes[k]
+        if not places.mask:
+            return value(v)
+        key = ("member", what, v, lane, places.mask)
+        if key not in self.staged:
+            source = (self.thread % WARP & ~places.mask) | lane
+            self.staged[key] = [cute.arch.shuffle_sync(Float32(value(v)), source)]
+        return self.staged[key][0]
 
     def hold(self, given: EpilogueOperand, v: int, word: Int32) -> None:
         """Keep two loaded neighbours of a matrix, for the accumulator's values v and v + 1."""
@@ -285,9 +328,33 @@ class Element:
         """x unchanged: the block scales it once its whole group is there."""
         return x
 
+    def grouped(self, step: ColumnGroup, x: Float32) -> Float32:
+        """Never asked: a function of columns begins a stage, and the block computes it of all its members."""
+        raise AssertionError(f"{step} is no step on one element")
+
     def random(self, name: str) -> Int32:
         """16 random bits."""
         return self.pair.random(name, self.e)
+
+
+class GroupElement:
+    """A group of columns, as the place of a function of them."""
+
+    def __init__(self, block: FusedBlock, places: Members):
+        self.block, self.places, self.math = block, places, block.math
+        lane = (block.thread & ~places.mask) | places.lanes[0]
+        i, j = block.plan.mma.coords_C(lane, places.values[0])
+        self.i, self.j = block.row + i, block.column + j
+
+    def read(self, name: str, k: int | None = None) -> Float32:
+        """An operand's value in column k of the group; without k one of the row's or of all."""
+        if k is None:
+            return self.value(name, self.places.values[0])
+        return self.block.member(self.places, k, name, lambda v: self.value(name, v))
+
+    def value(self, name: str, v: int) -> Float32:
+        """The operand's value for the thread's value v."""
+        return NeighbourPair(self.block, v - v % 2).value(name, v % 2, 0)
 
 
 class _Registers(Protocol):

@@ -76,6 +76,12 @@ class WgmmaOperand:
         twin.low = cutlass.new_from_mlir_values(self.low, values)
         return twin
 
+    def of_stage(self, stage: Int32 | int) -> WgmmaOperand:
+        """The operand of one stage, whatever stage `at` is asked for."""
+        twin = copy.copy(self)
+        twin.low, twin.stage_units = uniform(self.low + stage * self.stage_units), 0
+        return twin
+
     def at(self, stage: Int32 | int, k_block: int, block: int = 0) -> Int64:
         """The descriptor of one instruction's operand."""
         low = self.low + stage * self.stage_units + (self.k_steps[k_block] + self.mn_steps[block])

@@ -40,6 +40,7 @@ class Arrays:
     ):  # fmt: skip
         if results := [operand.name for operand in epilogue.given if operand.written and operand.name in given]:
             raise OperandError(f"{results[0]} is a result: of NumPy arrays, `written` of the run's result holds it")
+        epilogue.check_columns(shape[-1])
         self.epilogue = epilogue
         self._bits: dict[str, np.ndarray] = {}
         placed: dict[str, Any] = {name: value for name, value in given.items() if self._host(name)}

@@ -18,7 +18,7 @@ from math import lcm
 import numpy as np
 import numpy.typing as npt
 
-from ...arguments import checked, shown
+from ...arguments import as_bool, as_int, checked, shown
 from ...errors import PlanError
 from ...graph_marks import constant_in_graphs, not_in_graphs
 from ..plan import MAX_WORDS, PERSISTENT_PARAMETERS, WORKSPACE
@@ -36,6 +36,7 @@ from .steps import (
     Aux,
     Bias,
     Clamp,
+    ColumnGroup,
     Custom,
     Dropout,
     EpilogueOperand,
@@ -92,6 +93,8 @@ class Epilogue:
                 raise PlanError(
                     f"an epilogue is made of steps, such as Bias() and Activation('relu'), not of {shown(step)}"
                 )
+        as_bool(stores_c, "stores_c of Epilogue", PlanError)
+        as_int(sums, "sums of Epilogue", PlanError)
         object.__setattr__(self, "steps", tuple(steps))
         object.__setattr__(self, "flipped", flipped)
         object.__setattr__(self, "pairs", pairs)
@@ -220,13 +223,55 @@ class Epilogue:
 
     @property
     def columns(self) -> int:
-        """Columns that a tile has a multiple of: those that share a scale or a result.
+        """Columns that a tile has a multiple of: those that share a scale, a result or a function.
 
         >>> Epilogue(RowReduce("max", "most", each=32), Quantize()).columns, Epilogue(Bias()).columns
         (128, 1)
         """
-        each = [step.each or 1 for step in self.reductions]
-        return lcm(1 if self.quantizes is None else self.quantizes.each, *each)
+        return lcm(self.columns_together, *[step.each or 1 for step in self.reductions])
+
+    @property
+    def columns_together(self) -> int:
+        """Columns whose results depend on each other: a thread has all sums of them before it stores one.
+
+        >>> Epilogue(RowReduce("max", "most", each=32), Quantize()).columns_together, Epilogue(Bias()).columns_together
+        (128, 1)
+        """
+        return lcm(1 if self.quantizes is None else self.quantizes.each, *[step.span for step in self.groups])
+
+    @cached_property
+    def groups(self) -> tuple[ColumnGroup, ...]:
+        """The steps that are functions of groups of columns."""
+        return tuple([step for step in self.steps if isinstance(step, ColumnGroup)])
+
+    def check_columns(self, n: int, of: str = "C has") -> None:
+        """Raise PlanError unless n columns are whole groups of every function of columns; `of`: whose they are.
+
+        >>> Epilogue(ColumnGroup.of(lambda x, i, j, ops: (x[1], x[0]))).check_columns(7)
+        Traceback (most recent call last):
+            ...
+        layoutgemm.errors.PlanError: a function of 2 columns: C has 7 columns, and a group spans 2: 3 * 2 and 1 more
+        """
+        for step in self.groups:
+            if n % step.span:
+                rest = f"{n // step.span} * {step.span} and {n % step.span} more"
+                raise PlanError(f"{step}: {of} {n} columns, and a group spans {step.span}: {rest}")
+
+    @cached_property
+    def stages(self) -> tuple[tuple[ColumnGroup | None, tuple[Step, ...]], ...]:
+        """The steps behind a gate as stages: a function of groups of columns, then steps on single elements.
+
+        >>> swap = ColumnGroup.of(lambda x, i, j, ops: (x[1], x[0]))
+        >>> [len(steps) for _, steps in Epilogue(Bias(), Scale(), swap, Activation("relu")).stages]
+        [2, 1]
+        """
+        found: list[tuple[ColumnGroup | None, tuple[Step, ...]]] = [(None, ())]
+        for step in self.steps[self.sums :]:
+            if isinstance(step, ColumnGroup):
+                found.append((step, ()))
+            else:
+                found[-1] = (found[-1][0], (*found[-1][1], step))
+        return tuple(found)
 
     @cached_property
     def numbers(self) -> tuple[EpilogueOperand, ...]:
@@ -433,6 +478,7 @@ __all__ = [
     "Aux",
     "Bias",
     "Clamp",
+    "ColumnGroup",
     "ColumnReduce",
     "Custom",
     "Dropout",

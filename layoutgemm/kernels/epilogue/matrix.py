@@ -10,12 +10,13 @@ import numpy as np
 from ...errors import OperandError, PlanError
 from .numpy_math import Array, Math, mix
 from .parameters import host_number
+from .places import ColumnGroups
 from .reduce import Quantize, ReductionStep
 from .reductions import REDUCTIONS, Reduction
 
 if TYPE_CHECKING:
     from .chain import Epilogue
-    from .steps import EpilogueOperand
+    from .steps import ColumnGroup, EpilogueOperand
 
 
 def numbers_of(name: str, value: object) -> Array:
@@ -53,6 +54,7 @@ class EpilogueMatrix:
         self.accumulator = accumulator
         self.written: dict[str, Array] = {}
         rows, columns = accumulator.shape[-2:]
+        epilogue.check_columns(columns)
         self.i = np.arange(rows, dtype=np.int32)[:, None]
         self.j = np.arange(columns, dtype=np.int32)[None, :]
         self._values = {name: self._placed(name, value) for name, value in given.items()}
@@ -114,6 +116,12 @@ class EpilogueMatrix:
         inverse = np.float32(1) / amax * most  # as torch computes most / amax: by the reciprocal
         with np.errstate(invalid="ignore"):  # of an infinite row, whose inverse is 0
             return x * np.repeat(inverse, step.each, -1)[..., : x.shape[-1]]
+
+    def grouped(self, step: ColumnGroup, x: Array) -> Array:
+        """The function of each group of columns."""
+        at, x = ColumnGroups(step, self), np.broadcast_to(x, self.accumulator.shape)
+        shape = at.member(x, 0).shape
+        return np.stack([np.broadcast_to(each, shape) for each in at.results(x)], -2).reshape(x.shape)
 
     def random(self, name: str) -> Array:
         """16 bits for each element, 0 to 65535."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from .reduce import Quantize, ReductionStep
+    from .steps import ColumnGroup
 
 # A number, an array of numbers, a register or a tensor: types of packages that need not be installed.
 Value: TypeAlias = Any
@@ -94,8 +95,46 @@ class StepPlace(Protocol):
     def quantized(self, step: Quantize, x: Value) -> Value:
         """x scaled to the range of C's type."""
 
+    def grouped(self, step: ColumnGroup, x: Value) -> Value:
+        """The function of x and of its neighbours in a group of columns."""
+
     def random(self, name: str) -> Value:
         """16 random bits of the seed `name`."""
 
 
-__all__ = ["ElementPlace", "Functions", "OperandPlace", "StepPlace", "Value"]
+class ColumnGroups:
+    """All groups of columns of whole matrices: arrays (..., M, groups, distance), where `at` has (..., M, N).
+
+    Arrays of NumPy, torch or JAX.
+
+    >>> import numpy as np
+    >>> from types import SimpleNamespace
+    >>> from layoutgemm.kernels.epilogue.steps import ColumnGroup
+    >>> halves = ColumnGroup.of(lambda x, i, j, ops: (x[1], x[0]), distance=2)
+    >>> at = ColumnGroups(halves, SimpleNamespace(i=np.arange(1)[:, None], j=np.arange(8)[None], math=None))
+    >>> [at.member(at.of.j, k).tolist() for k in (0, 1)]
+    [[[[0, 1], [4, 5]]], [[[2, 3], [6, 7]]]]
+    """
+
+    def __init__(self, step: ColumnGroup, at: StepPlace):
+        self.step, self.of, self.math = step, at, at.math
+        self.i, self.j = at.i[..., None], self.member(at.j, 0)
+
+    def member(self, value: Value, k: int) -> Value:
+        """An array's values in column k of each group."""
+        if getattr(value, "ndim", 0) == 0:
+            return value
+        if value.shape[-1] == 1:
+            return value[..., None]
+        return value.reshape(*value.shape[:-1], -1, self.step.columns, self.step.distance)[..., k, :]
+
+    def read(self, name: str, k: int = 0) -> Value:
+        """An operand's values in column k."""
+        return self.member(self.of.read(name), k)
+
+    def results(self, x: Value) -> tuple[Value, ...]:
+        """The new values of each column of the groups, to be broadcast to its members."""
+        return self.step.results(tuple([self.member(x, k) for k in range(self.step.columns)]), self)
+
+
+__all__ = ["ColumnGroups", "ElementPlace", "Functions", "OperandPlace", "StepPlace", "Value"]

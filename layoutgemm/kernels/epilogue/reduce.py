@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...arguments import as_int, shown
+from ...arguments import as_bool, as_int, shown
 from ...dtypes import dtype as dtype_named
 from ...errors import PlanError
 from ..derive import ORDERS
@@ -84,9 +84,10 @@ class _Along(ReductionStep):
 
     def __post_init__(self) -> None:
         made = reduction_of(self.operation)
-        if not self.name:
+        if isinstance(self.name, str) and not self.name:
             object.__setattr__(self, "name", f"{'row' if self.axes == 'm' else 'column'}_{made.name}")
-        if self.order not in ORDERS:
+        as_bool(self.ordered, f"{shown(self.name)}: ordered", PlanError)
+        if not isinstance(self.order, str) or self.order not in ORDERS:
             raise PlanError(f"{self.name}: order {shown(self.order)}; known are 'row' and 'col'")
         if self.each is not None:
             as_int(self.each, f"{self.name}: each", PlanError, least=1)
@@ -240,8 +241,13 @@ class Quantize(Step):
     order: str = "row"
 
     def __post_init__(self) -> None:
+        if isinstance(self.each, tuple):
+            raise PlanError(
+                f"{self.name}: each = {shown(self.each)}: a scale is of columns of one row, since a block's rows are "
+                "those of several warps. RowReduce('amax', each=128) has the largest |x| of each row's columns"
+            )
         as_int(self.each, f"{self.name}: each", PlanError, least=1)
-        if self.dtype not in FP8_MOST:
+        if not isinstance(self.dtype, str) or self.dtype not in FP8_MOST:
             raise PlanError(f"{self.name}: values of {shown(self.dtype)}; known are {', '.join(FP8_MOST)}")
         if isinstance(self.least, bool) or not isinstance(self.least, (int, float)) or not 1e-30 <= self.least < 1e30:
             raise PlanError(f"{self.name}: least = {shown(self.least)}: a number from 1e-30 to 1e30")

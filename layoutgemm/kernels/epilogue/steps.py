@@ -6,18 +6,18 @@ A step is written once. A kernel evaluates it on registers, NumPy on whole matri
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ...arguments import shown
+from ...arguments import as_int, shown
 from ...dtypes import DType
 from ...dtypes import dtype as dtype_named
 from ...errors import PlanError
 from ...memo import exact
 from ..derive import ORDERS, OTHER_ORDER
 from . import tracing
-from .places import Functions, StepPlace, Value
+from .places import Functions, OperandPlace, StepPlace, Value
 
 _FLIPPED = {"": "", "m": "n", "n": "m", "mn": "mn"}
 
@@ -147,7 +147,7 @@ class _Vector(Step):
     name: str = "vector"
 
     def __post_init__(self) -> None:
-        if self.axis not in ("m", "n"):
+        if not isinstance(self.axis, str) or self.axis not in ("m", "n"):
             raise PlanError(f"{self.name}: axis {shown(self.axis)}; 'n' for one value a column, 'm' for one a row")
 
     @property
@@ -417,14 +417,7 @@ class Custom(Step):
         >>> Epilogue(causal).reference(np.ones((2, 3), np.float32)).c.tolist()
         [[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]]
         """
-        for operand in operands:
-            if not isinstance(operand, EpilogueOperand):
-                raise PlanError(
-                    f"an operand of the function is {shown(operand)}: an EpilogueOperand, as in "
-                    'EpilogueOperand("gate", "mn", "f32")'
-                )
-        if any(operand.written for operand in operands):
-            raise PlanError("an epilogue's function reads its operands; Aux writes a matrix")
+        _check_operands(operands)
         return cls(tracing.trace(function, tuple(operand.name for operand in operands)), operands)
 
     @property
@@ -440,6 +433,92 @@ class Custom(Step):
         """The same with i and j in each other's place."""
         flipped = tuple(operand.transposed() for operand in self.operands)
         return Custom(tracing.transposed(self.expression), flipped)
+
+
+def _check_operands(operands: Sequence[object]) -> None:
+    """Raise PlanError for operands that no traced function reads."""
+    for operand in operands:
+        if not isinstance(operand, EpilogueOperand):
+            raise PlanError(
+                f"an operand of the function is {shown(operand)}: an EpilogueOperand, as in "
+                'EpilogueOperand("gate", "mn", "f32")'
+            )
+        if operand.written:
+            raise PlanError("an epilogue's function reads its operands; Aux writes a matrix")
+
+
+GROUP_SIZES = (2, 4, 8)  # columns of a group
+
+
+@dataclass(frozen=True)
+class ColumnGroup(Custom):
+    """A function of 2, 4 or 8 columns of a row, which gives a new value for each: see `ColumnGroup.of`.
+
+    expression  one for each column of a group
+    columns     of a group
+    distance    from each of its columns to the next; groups tile C's columns in spans of columns * distance
+    """
+
+    columns: int = 2
+    distance: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.columns, bool) or self.columns not in GROUP_SIZES:
+            raise PlanError(f"a group of {shown(self.columns)} columns: known are {', '.join(map(str, GROUP_SIZES))}")
+        object.__setattr__(self, "distance", as_int(self.distance, "distance", PlanError, least=1))
+        if len(self.expression) != self.columns:
+            raise PlanError(f"{len(self.expression)} expressions for a group of {self.columns} columns: one for each")
+
+    @classmethod
+    def of(  # type: ignore[override]
+        cls, function: Callable[..., object], *operands: EpilogueOperand, columns: int = 2, distance: int = 1
+    ) -> ColumnGroup:
+        """The step (x[0], x[1], ...) -> function(x, i, j, ops, *operands), a value for each column.
+
+        x holds the f32 values of columns j, j + distance, ..., and i is their row. An operand along N ("n", "mn") is a
+        tuple of its values in these columns; another is one value. C has a multiple of columns * distance columns.
+
+        Rotary embedding of neighbouring columns, with cosine and sine side by side in a matrix of C's shape. For
+        columns j and j + 64 of heads of 128: `distance=64`.
+
+        >>> import numpy as np
+        >>> from layoutgemm.kernels.epilogue.chain import Epilogue
+        >>> turn = EpilogueOperand("turn", "mn", "f32")
+        >>> rotary = ColumnGroup.of(
+        ...     lambda x, i, j, ops, t: (x[0] * t[0] - x[1] * t[1], x[0] * t[1] + x[1] * t[0]), turn
+        ... )
+        >>> Epilogue(rotary).reference(np.array([[1.0, 2.0, 3.0, 4.0]]), turn=[[0.0, 1.0, 1.0, 0.0]]).c.tolist()
+        [[-2.0, 1.0, 3.0, 4.0]]
+
+        Raises PlanError for another number of columns, and where the function does not give as many values.
+        """
+        _check_operands(operands)
+        if isinstance(columns, bool) or columns not in GROUP_SIZES:
+            raise PlanError(f"a group of {shown(columns)} columns: known are {', '.join(map(str, GROUP_SIZES))}")
+        names = {operand.name: "n" in operand.axes for operand in operands}
+        return cls(tracing.trace_columns(function, names, columns), operands, columns, distance)
+
+    @property
+    def span(self) -> int:
+        """Columns of C that hold whole groups and no part of another."""
+        return self.columns * self.distance
+
+    def __str__(self) -> str:
+        apart = f" {self.distance} apart" if self.distance > 1 else ""
+        return f"a function of {self.columns} columns{apart}"
+
+    def apply(self, x: Value, at: StepPlace) -> Value:
+        """The function's value for x's column of its group."""
+        return at.grouped(self, x)
+
+    def results(self, x: Sequence[Value], at: OperandPlace) -> tuple[Value, ...]:
+        """The new values of a group; `at` has its row i, its first column j, and operands by name and column."""
+        return tuple([tracing.evaluate(expression, x, at) for expression in self.expression])
+
+    def transposed(self) -> Step:
+        """Refused: a group's columns are rows of the transposed product, which several warps may hold."""
+        raise PlanError(f"{self}: C's columns are rows of this kernel's product, which is computed transposed")
 
 
 def ordered(step: Step, orders: Mapping[str, str]) -> Step:

@@ -15,7 +15,7 @@ from ...dtypes import DType, dtype
 from ...errors import PlanError
 from . import tracing
 from .reductions import About, Reduction
-from .steps import STEPS, Custom, EpilogueOperand, Step
+from .steps import STEPS, ColumnGroup, Custom, EpilogueOperand, Step
 
 
 def entry_of_steps(steps: Sequence[Step]) -> list[list[object]]:
@@ -52,18 +52,22 @@ def _values_of(step: Step) -> Mapping[str, object]:
     if not isinstance(step, Custom):
         return {name: value.name if isinstance(value, DType) else value for name, value in vars(step).items()}
     operands = [{**vars(operand), "dtype": operand.dtype.name} for operand in step.operands]
-    return {"expression": step.expression, "operands": operands}
+    return {**vars(step), "operands": operands}
 
 
 def _step_of(name: object, values: object) -> Step:
     if not isinstance(name, str) or name not in STEPS or not isinstance(values, dict):
         raise PlanError(f"an epilogue's step is {shown(name)}: known are {', '.join(STEPS)}")
-    if name != "Custom":
+    if not issubclass(STEPS[name], Custom):
         own = values.get("operation")
         return STEPS[name](**(values if not isinstance(own, dict) else {**values, "operation": _reduction_of(own)}))
     operands = [EpilogueOperand(**{**operand, "dtype": dtype(operand["dtype"])}) for operand in values["operands"]]
-    expression = tracing.restored(values["expression"], tuple(operand.name for operand in operands))
-    return Custom(expression, tuple(operands))
+    names = [operand.name for operand in operands]
+    if name == "Custom":
+        return Custom(tracing.restored(values["expression"], names), tuple(operands))
+    along = [operand.name for operand in operands if "n" in operand.axes]
+    each = [tracing.restored(part, names, along, values["columns"]) for part in values["expression"]]
+    return ColumnGroup(tuple(each), tuple(operands), values["columns"], values["distance"])
 
 
 def _reduction_of(entry: Mapping[str, object]) -> Reduction:

@@ -10,7 +10,8 @@ import inspect
 import json
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from types import MappingProxyType
 from typing import Any
 
@@ -24,6 +25,7 @@ from ...memo import exact
 from .places import Value
 
 # An expression: ("float", value), ("int", value), ("x",), ("i",), ("j",), ("given", name) or (operation, *expressions).
+# Of a group of columns ("x", k) is the value of column k of the group, and ("given", name, k) an operand's there.
 Expression = tuple[Any, ...]
 
 _FLOATS = ("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "normal", "sigmoid", "abs", "floor", "round")  # of one float
@@ -43,11 +45,22 @@ class Symbol:
         self.expression = expression
         self.kind = kind
 
+    def __repr__(self) -> str:
+        return shown(self.expression)
+
     def __bool__(self) -> bool:
         raise PlanError(
             "a function of elements is traced once for all of them: a value has no truth in Python. Choose with "
-            "ops.where(condition, yes, no)"
+            "ops.where(condition, yes, no), and join conditions by & and |, as in (0 <= j) & (j < 8)"
         )
+
+    def __getitem__(self, key: object) -> Symbol:
+        raise PlanError(
+            f"{shown(self.expression)} is one value, and [{bounded(key)}] asks for several: ColumnGroup.of gives a "
+            "function the values of neighbouring columns, x[0], x[1] and so on, and tuples of operands along N"
+        )
+
+    __iter__ = None  # else unpacking asks for items
 
     def __array_ufunc__(self, function: np.ufunc, method: str, *values: object, **options: object) -> Symbol:
         """NumPy's numbers may stand in the arithmetic; its functions cannot be traced."""
@@ -210,6 +223,29 @@ def trace(
     return _float(result).expression
 
 
+@not_in_graphs
+def trace_columns(function: Callable[..., object], names: Mapping[str, bool], columns: int) -> tuple[Expression, ...]:
+    """The expression of each column of a group, by `function(x, i, j, ops, *values)`.
+
+    names  of the operands in order, and whether one differs from column to column: its value is then a tuple, as x is
+
+    Raises PlanError as `trace`, and unless the function gives a value for each column.
+
+    >>> trace_columns(lambda x, i, j, ops, w: (x[1] * w[0], x[0]), {"w": True}, 2)
+    (('mul', ('x', 1), ('given', 'w', 0)), ('x', 0))
+    """
+    each = range(columns)
+    x = tuple([Symbol(("x", k), "float") for k in each])
+    given = [
+        tuple([Symbol(("given", name, k), "float") for k in each]) if along else Symbol(("given", name), "float")
+        for name, along in names.items()
+    ]
+    found = called(function, ("x", "i", "j", "ops", *names), (x, *element()[1:], Operations(), *given))
+    if not isinstance(found, (tuple, list)) or len(found) != columns:
+        raise PlanError(f"the function of {columns} columns gave {bounded(found)}: it gives {columns} values, one each")
+    return tuple([_float(value).expression for value in found])
+
+
 def element() -> tuple[Symbol, Symbol, Symbol]:
     """The symbols of an element: its f32 value, its row and its column."""
     return Symbol(("x",), "float"), Symbol(("i",), "int"), Symbol(("j",), "int")
@@ -250,7 +286,7 @@ def as_value(value: object, kind: str | None = None) -> Symbol:
 
 def transposed(expression: Expression) -> Expression:
     """The same of the transposed matrix: i and j change places."""
-    if expression[0] in ("float", "int", "given"):
+    if expression[0] in ("float", "int", "given", "x"):
         return expression
     if expression[0] in ("i", "j"):
         return ("j",) if expression[0] == "i" else ("i",)
@@ -261,13 +297,13 @@ def evaluate(expression: Expression, x: Value, at: Any) -> Value:
     """The value of an expression; `at` gives coordinates, operands and operations, as for a step's `apply`."""
     head, *rest = expression
     if head == "x":
-        return as_arithmetic(x, "x", PlanError)
+        return as_arithmetic(x[rest[0]] if rest else x, "x", PlanError)
     if head in ("i", "j"):
         return getattr(at, head)
     if head in ("float", "int"):
         return at.math.constant(rest[0]) if head == "float" else rest[0]
     if head == "given":
-        return at.read(rest[0])
+        return at.read(*rest)
     if not hasattr(at.math, head):
         raise PlanError(f"math has no {head}: {bounded(at.math)}")
     return getattr(at.math, head)(*[evaluate(part, x, at) for part in rest])
@@ -286,9 +322,9 @@ def shown(expression: Expression, names: Mapping[str, str] = MappingProxyType({}
     """
     head, *parts = expression
     if head in ("x", "i", "j"):
-        return names.get(head, str(head))
+        return names.get(head, str(head)) + "".join(f"[{k}]" for k in parts)
     if head in ("given", "float", "int"):
-        return str(parts[0])
+        return str(parts[0]) + "".join(f"[{k}]" for k in parts[1:])
     if head in _SIGNS:
         text = f" {_SIGNS[head]} ".join(shown(part, names, True) for part in parts)
         return f"({text})" if inside else text
@@ -304,34 +340,40 @@ _MADE: Mapping[str, Callable[..., Symbol]] = {
 }  # fmt: skip
 
 
-def restored(parts: object, names: tuple[str, ...]) -> Expression:
+def restored(parts: object, names: Sequence[str], along: Sequence[str] = (), columns: int = 0) -> Expression:
     """The expression of nested lists, as JSON has them: its operations are made again, with their checks.
 
-    names  of the operands that it may read
+    names    of the operands that it may read
+    along    names of those of them that have a value for each column of a group
+    columns  of a group; 0 for a function of one element
 
     Raises PlanError for lists that no function's trace gives.
 
     >>> restored(["mul", ["x"], ["given", "s"]], ("s",))
     ('mul', ('x',), ('given', 's'))
     """
-    found = _float(_restored(parts, names)).expression
+    each = range(columns)
+    leaves: set[Expression] = {("x", k) for k in each} if columns else {("x",)}
+    leaves |= {("given", name) for name in names if name not in along}
+    leaves |= {("given", name, k) for name in along for k in each}
+    found = _float(_restored(parts, leaves)).expression
     if exact(found) != exact(_as_tuples(parts)):
         raise PlanError(f"an expression is {bounded(parts)}, and a trace would give {bounded(found)}")
     return found
 
 
-def _restored(parts: object, names: tuple[str, ...]) -> Symbol:
+def _restored(parts: object, leaves: AbstractSet[Expression]) -> Symbol:
     head, *rest = parts if isinstance(parts, (list, tuple)) and parts else (None,)
-    if head in ("x", "i", "j") and not rest:
-        return Symbol((head,), "float" if head == "x" else "int")
+    if head in ("i", "j") and not rest:
+        return Symbol((head,), "int")
     if head in ("float", "int") and len(rest) == 1 and isinstance(rest[0], float if head == "float" else int):
         return _symbol(rest[0])
-    if head == "given" and len(rest) == 1 and rest[0] in names:
-        return Symbol(("given", rest[0]), "float")
+    if head in ("x", "given") and {type(part) for part in rest} <= {str, int} and (head, *rest) in leaves:
+        return Symbol((head, *rest), "float")
     if not isinstance(head, str) or head not in _MADE:
         raise PlanError(f"no part of an expression: {bounded(parts)}")
     try:
-        return _MADE[head](*[_restored(part, names) for part in rest])
+        return _MADE[head](*[_restored(part, leaves) for part in rest])
     except TypeError as error:
         raise PlanError(f"{head} of {len(rest)} parts in an expression: {error}") from None
 

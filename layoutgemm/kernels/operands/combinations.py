@@ -46,7 +46,7 @@ PARTS: dict[str, tuple[str, str]] = {
     "triangular operands": ("triangles", "triangular operands"),
     "batch": ("batch", "a batch"),
     "epilogue": ("epilogue", "an epilogue"),
-    "groups of columns": ("epilogue", "an epilogue with scales or results of groups of columns"),
+    "groups of columns": ("epilogue", "an epilogue with scales, results or functions of groups of columns"),
     "symmetric order": ("order", "a symmetric order"),
     "order of some tiles": ("order", "an order of some tiles"),
     "order with words": ("order", "an order that reads words"),

@@ -34,6 +34,7 @@ _BITS = (4, 8)
 _IN_ORDER = tuple(range(_WORD // _BITS[0]))
 _AWQ = (0, 2, 4, 6, 1, 3, 5, 7)  # the column that nibble i of a word holds
 _EXCESS, _NAN_EXPONENT = 127, 255  # of scales that are powers of two
+_BLOCK = 128  # rows and columns that share a scale in other layers
 _NO_GROUP = -1  # in each place of a weight_g_idx that was never set
 Words = npt.NDArray[Any]
 
@@ -60,6 +61,17 @@ def _floats(name: str, given: npt.ArrayLike) -> npt.NDArray[np.float64]:
     if array.dtype.kind != "f":
         raise OperandError(f"{name} is {array.dtype} of shape {array.shape}: floats")
     return array.astype(np.float64)
+
+
+def _scales(name: str, given: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Scales as floats, or as uint8: the exponents of powers of two, of which 255 is NaN."""
+    array = np.asarray(given)
+    if array.dtype != np.uint8:
+        return _floats(name, array)
+    if (array == _NAN_EXPONENT).any():
+        at = tuple([int(x) for x in np.argwhere(array == _NAN_EXPONENT)[0]])
+        raise OperandError(f"{name} 255 at {at} is NaN: exponents are 0 to 254")
+    return np.exp2(array.astype(np.float64) - _EXCESS)
 
 
 def _bits(name: str, words: Words, axis: int, features: int, filled: bool = False) -> int:
@@ -244,10 +256,11 @@ def from_compressed_tensors(
 def from_bytes(
     weight: npt.ArrayLike, weight_scale: npt.ArrayLike, code: str = "int8", weight_zero_point: object = None
 ) -> QuantizedWeights:
-    """The weights of a checkpoint of whole bytes: compressed-tensors' "float-quantized" and "int-quantized".
+    """The weights of a checkpoint of whole bytes: compressed-tensors' float8 and int8, and MXFP8.
 
     weight        (N, K): int8; or uint8, the bits of float8
-    weight_scale  floats: one number, (N,) or (N, 1) of columns, or (N, groups)
+    weight_scale  floats: one number, (N,) or (N, 1) of columns, or (N, groups). Of float8 also uint8: the exponents
+                  of powers of two, with an excess of 127
     code          "int8", "e4m3" or "e5m2"
     weight_zero_point  zeros, of any shape, or None
 
@@ -256,7 +269,8 @@ def from_bytes(
     >>> from_bytes(np.full((2, 64), 0x38, np.uint8), [[0.5], [2]], "e4m3").dense()[:, 0].tolist()
     [0.5, 2.0]
     """
-    codes, scales, stored = np.asarray(weight), _floats("weight_scale", weight_scale), "i1" if code == "int8" else "u1"
+    codes, stored = np.asarray(weight), "i1" if code == "int8" else "u1"
+    scales = (_floats if code == "int8" else _scales)("weight_scale", weight_scale)
     if codes.ndim != 2 or codes.dtype != stored:
         raise OperandError(f"weight is {codes.dtype} of shape {codes.shape}: {np.dtype(stored)} of (N, K) for {code}")
     zeros = np.zeros(1) if weight_zero_point is None else np.asarray(weight_zero_point).astype(np.float64)
@@ -267,7 +281,11 @@ def from_bytes(
     if scales.size == 1 or scales.shape in ((n,), (n, 1)):
         return QuantizedWeights(QuantizedFormat(code), bits, np.broadcast_to(scales.reshape(-1), n).astype(np.float32))
     if scales.ndim != 2 or scales.shape[0] != n:
-        raise OperandError(f"weight_scale has shape {scales.shape}: one number, ({n},), ({n}, 1) or ({n}, groups)")
+        blocks = "; scales of 128 x 128 blocks are ScaledLinear's state, as weight_scale_inv"
+        raise OperandError(
+            f"weight_scale has shape {scales.shape}: one number, ({n},), ({n}, 1) or ({n}, groups)"
+            + blocks * (scales.shape == (-(-n // _BLOCK), -(-k // _BLOCK)))
+        )
     group, repeats = _group(k, scales.shape[1])
     return QuantizedWeights(QuantizedFormat(code, group), bits, np.repeat(scales, repeats, axis=1))
 
@@ -296,13 +314,7 @@ def from_float4(
         )
     flat = array.reshape(array.shape[0], -1)
     codes = np.stack([flat & 15, flat >> 4], axis=-1).reshape(flat.shape[0], -1)
-    if given.dtype == np.uint8:
-        if (given == _NAN_EXPONENT).any():
-            at = tuple([int(x) for x in np.argwhere(given == _NAN_EXPONENT)[0]])
-            raise OperandError(f"scale 255 at {at} is NaN: exponents are 0 to 254")
-        wide = np.exp2(given.astype(np.float64) - _EXCESS)
-    else:
-        wide = _floats("scales", given)
+    wide = _scales("scales", given)
     if global_scale is not None:
         divisor = _floats("global_scale", global_scale).reshape(-1)
         if divisor.shape != (1,) or not 0 < divisor[0] < np.inf:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ...arguments import checked, settle, shown
+from ...arguments import checked, nearest, settle, shown
 from ...dtypes import DType, dtype
 from ...errors import PlanError
 from ..epilogue.chain import Epilogue, Step, VectorScale
@@ -97,7 +97,7 @@ class QuantizedFormat:
     def __post_init__(self) -> None:
         settle(self, PlanError)
         if self.code not in CODES:
-            raise PlanError(f"code = {shown(self.code)}: known are {', '.join(CODES)}")
+            raise PlanError(f"code = {shown(self.code)}: {nearest(self.code, CODES)}known are {', '.join(CODES)}")
         if self.group is not None and self.group not in GROUPS:
             known = ", ".join(map(str, GROUPS))
             raise PlanError(f"group = {shown(self.group)}: known are {known}, and None for a whole column")

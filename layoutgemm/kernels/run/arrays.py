@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...arguments import shown
+from ...arguments import nearest, shown
 from ...dtypes import bf16, dtype, f16, i8, tf32, u8
 from ...errors import OperandError
 from ..alignment import line_misfit
@@ -85,7 +85,8 @@ def refuse_or_note(rule: str, made: str, copies: list[str], copy: bool) -> None:
 def check_device_name(device: str | None) -> None:
     """Raise OperandError for a device that there is not."""
     if device not in (None, *DEVICES):
-        raise OperandError(f"device {shown(device)}: known are {', '.join(map(repr, DEVICES))}, or None to choose")
+        meant, known = nearest(device, DEVICES), ", ".join(map(repr, DEVICES))
+        raise OperandError(f"device {shown(device)}: {meant}known are {known}, or None to choose")
 
 
 def check_matrices(

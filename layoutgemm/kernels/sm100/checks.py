@@ -22,6 +22,7 @@ from ...checks import (
 from ...checks.coverage import not_once
 from ...errors import LayoutError
 from ...report import Check, Report
+from ..column_groups import groups_check
 from ..derivation import checked
 from ..derive import OperandPlan
 from ..operands.pair import pair_check
@@ -73,9 +74,10 @@ def _checks(plan: Sm100Plan, explored: bool) -> list[Check]:
         checks.append(pair_check(plan))
     if plan.loads_whole_rows:
         checks.append(reductions_check(plan, plan.fragment, range(plan.fragment.accumulator_registers)))
+    if plan.epilogue.groups:
+        checks.append(groups_check(plan.epilogue, plan.fragment, range(plan.fragment.accumulator_registers)))
     load = max(load_of(chunk).registers for chunk in distinct_chunks(plan.store))
-    if plan.epilogue.quantizes is not None:
-        load = max(load, plan.epilogue.quantizes.each)
+    load = max(load, plan.epilogue.columns_together)
     load *= plan.sums
     checks.append(registers(plan.arch, plan.threads, {"loaded columns": load, "the epilogue's other values": HELD}))
     return checks

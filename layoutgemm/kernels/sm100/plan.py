@@ -20,6 +20,7 @@ from ...atoms.tmem.layout import COLUMNS, LANES, WARP_LANES, allocation_columns
 from ...dtypes import DType
 from ...errors import PlanError
 from ...schedule import Grouped, Persistent, Schedule
+from ..column_groups import check_groups
 from ..derive import Operand, OperandPlan, OperandSpec, check_pair, derive_operand, refused_output
 from ..epilogue.chain import Epilogue
 from ..indexed.rows import IndexedProduct, IndexedRows
@@ -238,11 +239,12 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan):
             own = "a CTA's tile" if config.blocks > 1 else "a tile"
             check_combined(sums, columns // config.blocks, 1, b_spec, own)
             columns //= sums.matrices
-        check_reductions(epilogue, columns, c_spec.dtype.name, lane_columns=2)  # a lane has a row, by pairs
+        check_reductions(epilogue, (n, columns), c_spec.dtype.name, lane_columns=2)  # a lane has a row, by pairs
         check_rows(indexed, (a_spec, c_spec), epilogue, target.name)
         asked = Asked(gated=sums, pair=second, indexed=indexed, epilogue=epilogue)
         plan = cls._of(target, (m, n, k, batch), (a_spec, b_spec, c_spec), config, order, asked)
         check_words(plan.words)
+        check_groups(epilogue, plan.fragment)
         return plan
 
     @classmethod
@@ -324,13 +326,18 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan):
 
     @property
     def loads_whole_rows(self) -> bool:
-        """True if the epilogue sees a tile's rows as a whole: they are reduced, quantised, or not stored."""
+        """True if the epilogue sees a tile's rows as a whole: they are reduced, quantised, or not stored.
+
+        So it does where a load cuts the columns of a function of several.
+        """
         along = any(step.axes or step.each for step in self.epilogue.reductions)
-        return along or self.epilogue.quantizes is not None or not self.epilogue.stores_c
+        spans = [step.span for step in self.epilogue.groups]
+        cut = any(x % span for chunk in self.fragment.chunks for span in spans for x in (chunk.column, chunk.width))
+        return along or cut or self.epilogue.quantizes is not None or not self.epilogue.stores_c
 
     @checked(PlanError)
     def columns_before(self, chunk: StoreChunk) -> int:
-        """Columns that are loaded before a chunk of an accumulator is stored: its own, and those it has a scale with.
+        """Columns that are loaded before a chunk of an accumulator is stored: its own, and those its results need.
 
         >>> from layoutgemm.kernels.epilogue.chain import Quantize
         >>> wide, scaled = Sm100Config((128, 128)), Epilogue(Quantize())
@@ -338,8 +345,7 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan):
         >>> plan.columns_before(plan.fragment.chunks[0])
         128
         """
-        quantize = self.epilogue.quantizes
-        return rounded_up(chunk.column + chunk.width, 1 if quantize is None else quantize.each)
+        return rounded_up(chunk.column + chunk.width, self.epilogue.columns_together)
 
     @property
     def beside(self) -> SideBySide:

@@ -28,6 +28,7 @@ from ...checks.coverage import not_once
 from ...layouts import Layout
 from ...memo import memoized
 from ...report import Check, Report
+from ..column_groups import groups_check
 from ..derivation import checked
 from ..derive import one_matrix
 from ..operands.pair import pair_check
@@ -81,6 +82,8 @@ def _checks(plan: Sm80Plan, explored: bool) -> list[Check]:
         checks.append(numbered_check(plan))
     if plan.epilogue.reductions:
         checks.append(reductions_check(plan, plan.fragment, range(plan.fragment.accumulator_registers)))
+    if plan.epilogue.groups:
+        checks.append(groups_check(plan.epilogue, plan.fragment, range(plan.fragment.accumulator_registers)))
     return checks
 
 

@@ -61,17 +61,20 @@ def choose_sm80(m: int, n: int, k: int, arch: str | Arch = "sm_80", processors: 
 def holding_groups(config: Sm80Config, epilogue: Epilogue | None) -> Sm80Config:
     """The configuration, or one whose warps hold the groups of columns that an epilogue reduces.
 
-    A row's group is combined by the lanes of one warp. Groups wider than a tile are `check_reductions`' to refuse.
+    A row's group is of the lanes of one warp. Groups wider than a tile are `check_reductions`' to refuse.
 
     >>> from layoutgemm.kernels.epilogue.chain import RowReduce
     >>> by_groups = holding_groups(Sm80Config((128, 128)), Epilogue(RowReduce("sum", each=128)))
     >>> by_groups.tile, by_groups.warps
-    ((64, 128), (4, 1))
+    ((128, 128), (8, 1))
     """
-    groups = [step.each for step in epilogue.reductions if step.each is not None] if epilogue else []
-    columns = lcm(*groups)
+    columns = epilogue.columns if epilogue else 1
     if not (config.tile[1] // config.warps[1]) % columns:
         return config
+    threads = config.warps[0] * config.warps[1]
+    for along in (each for each in (4, 2, 1) if each < config.warps[1] and threads % each == 0):
+        if not (config.tile[1] // along % columns or config.tile[0] % (threads // along * ROUND_ROWS)):
+            return replace(config, warps=(threads // along, along))  # as many values a lane
     width = lcm(columns, 2 * ROUND_ROWS)
     return Sm80Config((64, width), None, 3, (4, 1), 8, align=config.align) if width <= _LARGE[1] else config
 

@@ -19,6 +19,7 @@ from ...atoms.copy.base import WARP
 from ...atoms.targets import exists_on
 from ...errors import PlanError
 from ...schedule import Grouped, Schedule
+from ..column_groups import check_groups
 from ..derive import Operand, OperandSpec, check_pair, refused_output
 from ..epilogue.chain import Epilogue
 from ..indexed.rows import IndexedProduct, IndexedRows, check_rows_lie
@@ -307,7 +308,8 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan):
             order=schedule, smem=smem, config=config, weights=weights, epilogue=epilogue, gated=sums, pair=second,
         )  # fmt: skip
         check_words(made.words)
-        check_reductions(epilogue, columns, c_spec.dtype.name, made.fragment.lane_columns)
+        check_reductions(epilogue, (n, columns), c_spec.dtype.name, made.fragment.lane_columns)
+        check_groups(epilogue, made.fragment)
         return made
 
     # ------------------------------------------------------------------------------------------------ what is asked for
@@ -545,7 +547,7 @@ def _schedule(
     across = -(-m // tile[0]), -(-n // tile[1])
     if (tiles := across[0] * across[1]) > MAX_COORDINATE:
         raise PlanError(f"{m}x{n} in tiles of {tile} are {tiles} tiles; a grid holds 2**31 - 1 blocks")
-    found = unmirrored(order, Grouped(config.along, config.group), tile, across, "sm_80's kernel")
+    found = unmirrored(order, Grouped(config.along, config.group), tile, across, "the kernel of mma.sync")
     if weights is not None and found.words:
         raise PlanError(f"order = {found}: a launch of packed weights has no words of an order; take a formula")
     return found

@@ -17,6 +17,7 @@ from .operands.fragment_loads import IN_FLIGHT, groups_of, loads_of
 from .operands.row_sums import ROW_VECTOR, VECTOR_WORDS
 from .operands.stage_numbers import table_registers
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
+from .quantized.operand import BUFFERS
 
 HELD_PROMOTED = 16  # the same of a main loop that promotes: ptxas takes 153 where accumulators and tables are 143
 HELD_PACKED = 24  # of packed weights, beside fragments and words of a K tile: ptxas takes 93 where these are 73
@@ -38,6 +39,8 @@ def _regions(plan: Sm90Plan) -> tuple[list[Region], list[Region]]:
         barriers.append(("sums", smem.sums_offset, 8, 8))
     if plan.row_exchange is not None and plan.row_exchange.bytes:
         barriers.append(("rows", plan.row_exchange.offset, plan.row_exchange.bytes, 16))
+    for i, at in enumerate(smem.converted_buffers):
+        lasting.append((f"converted[{i}]", at, smem.converted_bytes, plan.a.converted.smem.alignment))
     if plan.groups is not None:
         lasting.append(("groups", smem.table_offset, plan.groups.bytes, 16))
     if plan.numbers.parts:
@@ -65,6 +68,8 @@ def _shared_memory(plan: Sm90Plan) -> Check:
     parts = stage_budget(plan)
     if plan.store is not None and not plan.config.one_tile_per_cluster:
         parts["buffers of C"] = plan.store.bytes(WARPS_OF_GROUP * plan.config.consumers)
+    if smem.converted_bytes:
+        parts[f"{BUFFERS} buffers of converted weights"] = BUFFERS * smem.converted_bytes
     if plan.exchange is not None:
         parts["partial sums"] = plan.exchange.bytes
     if plan.row_exchange is not None:
@@ -115,6 +120,13 @@ def _registers(plan: Sm90Plan) -> list[Check]:
     beside = HELD_PROMOTED if promoted else HELD_PACKED if packed else HELD
     have = plan.registers[1] if plan.registers is not None else at_launch
     over = held + read + beside - have
+    instruction = _instruction_registers(plan)
+    witness = f"{over} too many" if over > 0 else ""
+    if instruction > at_launch:
+        witness = witness or (
+            f"ptxas compiles {plan.mma} with {instruction} registers or more, setmaxnreg or not, and a launch of "
+            f"{plan.threads} threads has {at_launch}"
+        )
     source = "after setmaxnreg" if plan.registers is not None else f"of a launch of {plan.threads} threads"
     checks = [
         Check(
@@ -126,9 +138,9 @@ def _registers(plan: Sm90Plan) -> list[Check]:
             + f" + sums of A's rows {read}" * (plan.row_sums is not None)
             + f" + descriptors, addresses and counters {beside} = {held + read + beside} registers "
             f"of a consumer <= {have} {source}",
-            over <= 0,
+            not witness,
             "arithmetic",
-            f"{over} too many" if over > 0 else "",
+            witness,
         )
     ]
     if plan.registers is not None:
@@ -139,6 +151,14 @@ def _registers(plan: Sm90Plan) -> list[Check]:
         }
         checks.append(replace(role_registers(plan.arch, roles), name="setmaxnreg"))
     return checks
+
+
+def _instruction_registers(plan: Sm90Plan) -> int:
+    """Registers below which ptxas 13.0 to 13.4 refuses one wgmma of the plan (C7602): its own, and `HELD`."""
+    if plan.products is not None:
+        return 0
+    atom = product_of(plan)[0] if plan.mainloop is not None else plan.mma
+    return int(atom.accumulator_registers + (atom.registers("A") if atom.a_source == "rmem" else 0) + HELD)
 
 
 def _prologue_registers(plan: Sm90Plan) -> int:
@@ -152,7 +172,10 @@ def _prologue_registers(plan: Sm90Plan) -> int:
 
 
 def _packed_registers(plan: Sm90Plan) -> int:
-    """Registers of two groups of fragments, and of a K tile's words and scales."""
+    """Registers of two groups of fragments, or of one that is stored, and of a K tile's words and scales."""
+    words = int(plan.a.vectors * WORDS + plan.a.groups * plan.a.packing.scale_words)
+    if plan.a.converted is not None:
+        return words + int(plan.a.packing.atom.registers("A"))
     depth = plan.a.packing.depth * plan.a.product_groups(plan.blocks)
     fragments = 2 * plan.tile[2] // depth * plan.mma.registers("A")
-    return fragments + plan.blocks * (plan.a.vectors * WORDS + plan.a.groups * plan.a.packing.scale_words)
+    return fragments + plan.blocks * words

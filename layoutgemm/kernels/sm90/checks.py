@@ -19,6 +19,7 @@ from ...checks.pipeline.model import MOST_NAMED, NamedBarrier
 from ...layouts.symbols.facts import Facts
 from ...layouts.symbols.polynomial import ge0, show
 from ...report import Check, Report
+from ..column_groups import groups_check
 from ..derivation import checked
 from ..derive import OperandPlan, one_matrix
 from ..operands.pair import pair_check
@@ -46,6 +47,7 @@ from .pipeline_model import HopperPipeline
 from .plan import WARPS_OF_GROUP, Sm90Plan
 from .quantized.checks import packed_checks
 from .quantized.experts import expert_checks
+from .quantized.operand import BUFFERS
 from .quantized.warp_products import warp_checks
 from .shards import shard_checks
 from .store_checks import exchange_check, matrices_check, neighbours_check, rows_check, store_checks
@@ -119,9 +121,11 @@ def _checks(plan: Sm90Plan, explored: bool) -> list[Check]:
         checks += [products_check(plan)] if product_of(plan)[2] > 1 else []
     if plan.shards is not None:
         checks += shard_checks(plan)
+    values = plan.stored_values(0) if plan.half is None else range(plan.stored.accumulator_registers)
     if plan.epilogue.reductions or plan.epilogue.quantizes is not None:
-        values = plan.stored_values(0) if plan.half is None else range(plan.stored.accumulator_registers)
         checks.append(reductions_check(plan, plan.stored, values))
+    if plan.epilogue.groups:
+        checks.append(groups_check(plan.epilogue, plan.stored, values))
     if plan.store is None:
         checks.append(neighbours_check(plan))
     else:
@@ -172,6 +176,7 @@ def pipeline_of(plan: Sm90Plan) -> HopperPipeline:
         numbers=bool(plan.numbers.parts),
         bulk_numbers=plan.numbers.bulk_bytes if plan.numbers_warp is not None else 0,
         packed=_groups_of_registers(plan),
+        converted=BUFFERS if plan.weights is not None and plan.a.converted is not None else 0,
         apart=plan.a.sums if plan.sums_apart else 0,
         by_warps=plan.products is not None,
         gathers=plan.gathers,
@@ -180,9 +185,9 @@ def pipeline_of(plan: Sm90Plan) -> HopperPipeline:
 
 
 def _groups_of_registers(plan: Sm90Plan) -> int:
-    """Groups of products of a K tile whose A threads hold; 0 of an A in shared memory."""
+    """Groups of products of a K tile whose A threads convert; 0 of an A that is loaded as it is multiplied."""
     if plan.weights is not None:
-        return int(plan.a.product_groups(plan.blocks))
+        return 1 if plan.a.converted is not None else int(plan.a.product_groups(plan.blocks))
     return len(groups_of(plan)) if plan.prologue is not None else 0
 
 

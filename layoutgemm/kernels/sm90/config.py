@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...arch import MAX_GRID, Arch
 from ...arch import arch as arch_named
-from ...arguments import shown
+from ...arguments import nearest, shown
 from ...atoms.copy.base import WARP
 from ...atoms.tma.rules import L2_PROMOTION
 from ...checks.budgets import WARPGROUP, launch_registers, setmaxnreg_problem
@@ -28,6 +28,7 @@ TRIGGERS = ("start", "end")
 PRODUCTS = ("warpgroup", "warp")
 FINISHES = (None, "launch", "cluster")
 SCALES = ("weights", "sums")
+CONVERTED = ("registers", "shared")
 MAX_CONSUMERS, MAX_BESIDE_WARP = 3, 4
 _PRODUCER_REGISTERS = 24  # the least that setmaxnreg takes: one thread issues copies
 _NUMBERS_REGISTERS = 40  # of a producer whose lanes hold the addresses of up to 9 numbers each
@@ -43,7 +44,7 @@ def _check_known(value: Sm90Config | Sm90Tuning, known: dict[str, tuple[str | No
     """Raise PlanError for a field that holds none of its known names."""
     for name, names in known.items():
         if (given := getattr(value, name)) not in names:
-            raise PlanError(f"{name} = {shown(given)}: known are {', '.join(map(repr, names))}")
+            raise PlanError(f"{name} = {shown(given)}: {nearest(given, names)}known are {', '.join(map(repr, names))}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,8 @@ class Sm90Tuning:
                warpgroup's: a quarter of the boxes
     store_at_once   all rounds of a tile's store have a buffer, and are stored together: one wait and one fence. For a
                main loop that promotes
+    converted  where packed weights are multiplied from: "registers", or "shared": a consumer stores its own converted
+               rows, and wgmma reads both operands from shared memory
     products   of packed weights: "warpgroup" is wgmma, "warp" is mma.sync, each warp for its own 16 rows; see
                `quantized.warp_products`
     scales     what the scales of groups of packed weights multiply: "weights", which rounds them, before the products,
@@ -104,6 +107,7 @@ class Sm90Tuning:
     store_at_once: bool = False
     products: str = "warpgroup"
     scales: str = "weights"
+    converted: str = "registers"
     gpc_order: Rounds = ()
     skip_empty_blocks: bool = False
     blocks_per_sm: int = 1
@@ -113,7 +117,7 @@ class Sm90Tuning:
         check_fields(self, prefetch=0)
         _check_known(self, {
             "along": ("M", "N"), "trigger": TRIGGERS, "l2_promotion": tuple(L2_PROMOTION), "first": (None, "A", "B"),
-            "products": PRODUCTS, "scales": SCALES, "finish": FINISHES,
+            "products": PRODUCTS, "scales": SCALES, "converted": CONVERTED, "finish": FINISHES,
         })  # fmt: skip
         if self.box_rows not in (WARP_ROWS, ROWS):
             raise PlanError(f"box_rows = {self.box_rows}: {WARP_ROWS}, a warp's rows, or {ROWS}, a warpgroup's")

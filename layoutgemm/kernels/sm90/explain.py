@@ -48,7 +48,8 @@ def roles(plan: Sm90Plan) -> tuple[RoleRow, ...]:
         if any(isinstance(action, Mma) for action in actions):
             number = int(role.name.removeprefix("math"))
             of, slices = plan.place_of_consumer(number)[1], plan.config.slices
-            does = f"waits for full[s], multiplies {plan.blocks} block(s) of 64 rows, releases empty[s], "
+            stores = "stores its converted rows, " * bool(plan.smem.converted_bytes)
+            does = f"waits for full[s], {stores}multiplies {plan.blocks} block(s) of 64 rows, releases empty[s], "
             does += "stores" if of == 0 else "sends its sums"
             does += f"; k tiles {of} modulo {slices}" if slices > 1 else ""
             rows.append(RoleRow(f"consumer {number}", f"warps {4 * number} to {4 * number + 3}", does))
@@ -193,11 +194,13 @@ def _explain_resources(plan: Sm90Plan) -> list[str]:
     if plan.mainloop is not None:  # the products of one block of rows, or of half its columns
         accumulators, held = accumulators + 1, held + product_of(plan)[0].accumulator_registers
     over = " over the stages" if config.one_tile_per_cluster else ""
+    converted = f", converted weights at {smem.converted_offset} + buffer*{smem.converted_bytes}"
+    converted *= bool(smem.converted_bytes)
     asked = f"; {plan.launch_bytes} are asked for, so that two CTAs never share an SM"
     return [
         f"shared memory: A at {smem.a_offset} + stage*{smem.a_stage_bytes}, B at {smem.b_offset} + "
-        f"stage*{smem.b_stage_bytes}, C at {smem.c_offset} + buffer*{smem.c_buffer_bytes}{over}, barriers at "
-        f"{smem.barrier_offset} and {smem.empty_offset} + stage*{smem.barrier_bytes}; {smem.total} of "
+        f"stage*{smem.b_stage_bytes}{converted}, C at {smem.c_offset} + buffer*{smem.c_buffer_bytes}{over}, barriers "
+        f"at {smem.barrier_offset} and {smem.empty_offset} + stage*{smem.barrier_bytes}; {smem.total} of "
         f"{plan.arch.smem_per_block} bytes, aligned to {smem.alignment}" + asked * (plan.launch_bytes > smem.total),
         f"registers: {held} of {accumulators} accumulator(s) in each of {WARPGROUP * config.consumers} threads; "
         + (f"setmaxnreg: {plan.registers[0]} for the loader, {plan.registers[1]} for consumers" if plan.registers

@@ -81,6 +81,7 @@ class HopperPipeline:
     packed            groups of products of a k tile whose A is packed weights, which threads read; 0 without them
     apart             sums of a k tile, each of one or more of these groups, and read before the next one begins in the
                       same registers; 0 where all groups add to one
+    converted         buffers into which each consumer stores its converted weights, for products from there; 0 for none
     by_warps          mma.sync multiplies them: a k tile is read by threads alone, and done when it is released
     adds_rows         consumers read A themselves, too, while products of it run
     gathers           the loader's warps copy A by cp.async, and a thread arrives for its own copies; consumers fence
@@ -112,6 +113,7 @@ class HopperPipeline:
     bulk_numbers: int = 0
     packed: int = 0
     apart: int = 0
+    converted: int = 0
     by_warps: bool = False
     gathers: bool = False
     adds_rows: bool = False
@@ -208,7 +210,8 @@ class HopperPipeline:
                 Mbarrier("sums", self.sums_arrivals, bytes=come if self.sums_bytes is None else self.sums_bytes)
             )
             buffers.append(Buffer("sums"))
-        if self.store and self.store.warps == WARPS:
+        buffers += [Buffer(f"converted{i}", self.converted) for i in range(self.consumers if self.converted else 0)]
+        if self.converted or (self.store and self.store.warps == WARPS):
             barriers += [NamedBarrier(f"store{i}", 32 * WARPS) for i in range(self.rows)]
         least = self.staged_epilogue_k_tiles if self.loader or self.one_tile_per_cluster else self.stages
         return Pipeline(
@@ -227,6 +230,7 @@ class HopperPipeline:
         by_warps = ["A converted, multiplied by warps"]
         converted = [f"A converted in {self.packed} group(s) of products"]
         converted += [f"{self.apart} sum(s) read apart"] if self.apart else []
+        converted = [f"A converted through {self.converted} buffers"] if self.converted else converted
         more += by_warps if self.by_warps else converted if self.packed else []
         more += ["A gathered"] if self.gathers else []
         more += ["A's rows added"] if self.adds_rows else []
@@ -239,6 +243,8 @@ class HopperPipeline:
         mine = [Cursor("read", self.stages), Cursor("release", self.stages)]
         if self._loads_for_itself(consumer):
             mine.append(Cursor("load", self.stages))
+        if self.converted:
+            mine.append(Cursor("convert", self.converted))
         return (*mine, *[Cursor(f"again{block}", self.stages) for block in self._later_blocks])
 
     @property
@@ -345,7 +351,9 @@ class HopperPipeline:
         step: Program = (*added, *products, Commit("wgmma"), WaitGroup("wgmma", 1), earlier)
         if self.promoted:
             step = self._promoted(i, reads)
-        if self.apart:
+        if self.converted:
+            step = self._through_shared(i, earlier)
+        elif self.apart:
             step = self._apart(earlier)
         elif self.packed:
             step = ()
@@ -428,6 +436,18 @@ class HopperPipeline:
                 last = number == sums - 1 and part == parts - 1
                 step += (Mma(("b",), "read", "acc0", last=last), Commit("wgmma"), WaitGroup("wgmma", 1))
         return step
+
+    def _through_shared(self, i: int, earlier: Action) -> Program:
+        """A k tile whose A the consumer stores as converted weights: its warps meet, and multiply from there.
+
+        An instruction reads the buffer and B's stage, which are places of two rings: an action each.
+        """
+        buffer = f"converted{i}"
+        step: Program = (Read("a", "read"), Write(buffer, "convert"), FenceProxy(), Sync(f"store{i}"))
+        for block in range(self.blocks):
+            last = block == self.blocks - 1
+            step += (Mma((buffer,), "convert", f"acc{block}", last=last), Mma(("b",), "read", f"acc{block}", last=last))
+        return (*step, Commit("wgmma"), WaitGroup("wgmma", 1), earlier, Advance("convert"))
 
     def _by_warps(self, i: int) -> Program:
         """A consumer whose warps multiply by mma.sync, and release a stage when they have."""

@@ -18,6 +18,7 @@ from ...checks.budgets import WARPGROUP
 from ...dtypes import DType
 from ...errors import PlanError
 from ...schedule import GpcOrder, Persistent, Schedule
+from ..column_groups import check_groups
 from ..derive import Operand, OperandPlan
 from ..epilogue.chain import Epilogue, EpilogueOperand
 from ..indexed.rows import IndexedRows
@@ -255,7 +256,8 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
         kernel = Sm90Request.of((m, n, k, batch), (a, b, c), config or _usual(triangles), asked)
         plan = cls._of(kernel, order)
         check_words(plan.words)
-        check_reductions(plan.epilogue, plan.columns_at_a_time, plan.c.dtype.name)
+        check_reductions(plan.epilogue, (n, plan.columns_at_a_time), plan.c.dtype.name)
+        check_groups(plan.epilogue, plan.stored)
         return plan
 
     @classmethod

@@ -351,6 +351,9 @@ class _Cluster:
         plan, b, depth = self.plan, self.plan.b.descriptor, self.plan.mma.shape_mnk[2]
         weights = block_in_stage(plan, block.smem, self._stage(block, plan.a, stage), of_rows)
         first_b = self._stage(block, plan.b, stage)
+        if plan.a.converted is not None:
+            self._stored_product(block, key, of_rows, weights, first_b)
+            return
         apart: dict[int, Values] = {}  # where scales multiply sums: by the sum's number
         for number, step in enumerate(b.k_steps):
             word = b.base.at(first_b + step).word
@@ -366,6 +369,19 @@ class _Cluster:
             total = block.sums.get(key, self._nothing())
             times = scales[:, which, None].astype(np.float64) * plan.a.total_factor
             block.sums[key] = (total + times * product).astype(np.float32)
+
+    def _stored_product(
+        self, block: _Block, key: tuple[int, int], of_rows: int, weights: npt.NDArray[np.float32], first_b: int
+    ) -> None:
+        """Converted weights of a row block, through the first buffer, times B's K blocks."""
+        plan, a, b, tile = self.plan, self.plan.a.descriptor, self.plan.b.descriptor, self.plan.a.converted.smem
+        buffer, (row, column) = block.smem.base + plan.smem.converted_offset, np.indices(weights.shape)
+        block.smem.write(buffer + tile.byte(row + ROWS * of_rows, column), tile.dtype.encode(weights), tile.dtype)
+        first_a = buffer + a.mn_steps[of_rows] - a.mn_steps[0]
+        for step_a, step_b in zip(a.k_steps, b.k_steps, strict=True):
+            words = a.base.at(first_a + step_a).word, b.base.at(first_b + step_b).word
+            product = wgmma_product(plan.mma, block.smem, words[0], tile.major, words[1], b.major)
+            block.sums[key] = accumulated(plan.mma, block.sums[key], product) if key in block.sums else product
 
     def _copy_numbers(self, block: _Block, stage: int, k_tile: int) -> None:
         """The loader's copies of numbers into a stage: those of a K block, or of the `span` from it on."""

@@ -40,7 +40,7 @@ from .operands.prologue import check_prologue
 from .operands.row_sums import check_row_sums
 from .operands.stage_numbers import StageNumbers
 from .quantized.experts import check_experts
-from .quantized.operand import PackedOperand, check_packed, check_types, packed_operand
+from .quantized.operand import BUFFERS, PackedOperand, check_packed, check_types, packed_operand
 from .quantized.warp_products import warp_products
 from .shards import Gathered, Shards, check_shards
 from .smem import Sm90Smem, SplitKExchange, exchange_bytes, smem_map, stage_bytes
@@ -198,6 +198,8 @@ class Sm90Request(ProductParts, Asked):
             if self.weights is None:
                 raise PlanError("products = 'warp': only those of packed weights are by mma.sync")
             warp_products(self.config, b, tile_k)
+        if self.config.tuning.converted == "shared" and self.weights is None:
+            raise PlanError("converted = 'shared': only packed weights are converted")
         if self.config.tuning.scales == "sums" and (self.weights is None or not self.weights.group):
             what = "no packed weights" if self.weights is None else f"weights {self.weights}"
             raise PlanError(f"scales = 'sums' of {what}: there are no scales of groups")
@@ -269,7 +271,8 @@ class Sm90Request(ProductParts, Asked):
         """The wgmma of `columns` columns, as the DSL issues it."""
         a, b, _ = self.operands
         sums = accumulator_of(a.dtype)
-        source = "smem" if self.weights is None and self.prologue is None else "rmem"
+        shared = self.weights is None or self.config.tuning.converted == "shared"
+        source = "smem" if shared and self.prologue is None else "rmem"
         return wgmma(columns, a.dtype, b.dtype, sums, source, saturate=sums == "i32")
 
     def tile_k(self, atom: MmaAtom) -> int:
@@ -329,6 +332,9 @@ class Sm90Request(ProductParts, Asked):
         b_plan = with_copies(b_plan, [replace(tma, l2_promotion=config.tuning.l2_promotion) for tma in b_plan.copies])
         ends = config.loader != "self" and self.experts is None  # groups begin at any column
         packed = packed_operand(weights, tile_m, tile_k, a_spec, config.tuning.scales)
+        if config.tuning.converted == "shared":
+            whole = derive_operand("A", a_spec, "M", tile_m, tile_k, None, atom)
+            packed = replace(packed, converted=whole)
         return packed, with_ends(b_plan, "n", tile_n, c_spec.dtype, ends)
 
     def half(self, b_plan: OperandPlan) -> tuple[MmaAtom, OperandDescriptor] | None:
@@ -428,6 +434,7 @@ class Sm90Request(ProductParts, Asked):
         beside = (0 if self.config.one_tile_per_cluster else c_bytes) + table
         packed = self.weights is not None
         beside += TILE_ALIGNMENT if packed else 0  # between the stages of A and of B
+        beside += BUFFERS * a.converted_bytes if isinstance(a, PackedOperand) else 0
         alignment = a.smem.alignment if packed else TILE_ALIGNMENT
         each = stage_bytes(a.smem.bytes, b.smem.bytes, alignment, self.numbers.bytes)
         taken = f"A {a.smem.bytes} + B {b.smem.bytes} bytes beside {beside} of the store and {sums} of partial sums"

@@ -23,8 +23,8 @@ shard, in the order of the schedule: in a room of partial sums it is consecutive
 but the first. Rooms that are written lie in the memory of the rank before (the kernel's stores cross NVLink), or in the
 own (copy engines move complete chunks).
 
-Flag f has arrived when flags[f] - target >= 0, in 32 bits. A wait ends after `polls` loads: the kernel writes
-(1 + flag, what it saw, target, rank) to `record` and stops, so that the launch ends with an error.
+Flag f has arrived when flags[f] - target >= 0, in 32 bits. A wait has a limit by the GPU's clock (`Patience`). Beyond
+it the kernel writes (1 + flag, what it saw, target, rank) to `record` and stops: the launch ends with an error.
 
 Persistent CTAs take tiles in order. A tile waits for tiles that the next rank takes a whole shard before, so the first
 tile that is not done on any rank waits for none.
@@ -32,6 +32,7 @@ tile that is not done on any rank waits for none.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -62,14 +63,49 @@ if TYPE_CHECKING:
     from .plan import Sm90Plan
 
 # The 64-bit parameters: addresses of flags and of the record, the value that a flag has to reach, this rank, the ranks,
-# chunks of a shard, and loads of a flag before a wait is given up.
-WORDS = ("flags", "target", "rank", "ranks", "chunks", "polls", "record")
+# chunks of a shard, and how long a wait may take: `Patience.word`.
+WORDS = ("flags", "target", "rank", "ranks", "chunks", "patience", "record")
 RECORD_WORDS = 4  # 32-bit words of a record: 1 + flag, the value seen, the target, the rank that waited
 MAX_RANKS = 8  # GPUs of a host
 MAX_CHUNKS = 32  # of a shard
+UNIT_BITS = 20  # a unit of a wait's limit is 2**20 ns, about a millisecond
+_LOADS = 1 << 13  # of a flag between two looks at the clock: 2 to 7 ms
 _VECTOR_REGISTERS = VECTOR_BYTES // 4
 _OTHER_REGISTERS = 24  # of a consumer, beside its sums and the loads of partial ones: addresses, the place of a tile
 _LEAST_LOADS = 4  # vectors of partial sums that are loaded at once, however few registers are left
+
+
+class Patience(NamedTuple):
+    """How long a kernel waits for a flag.
+
+    loads  of the flag between two looks at the GPU's clock
+    limit  of a wait, in units of 2**20 ns; 0: one round of loads
+
+    A load of a flag takes 0.2 to 0.8 us, by the GPU and by what it shares: loads alone measure no time.
+
+    >>> Patience.of_seconds(5.0)
+    Patience(loads=8192, limit=4769)
+    >>> Patience.of_word(Patience.of_seconds(5.0).word)
+    (8192, 4769)
+    """
+
+    loads: int
+    limit: int
+
+    @classmethod
+    def of_seconds(cls, seconds: float) -> Patience:
+        """At least these seconds, and at most the 26 days that 31 bits of units have."""
+        return cls(_LOADS, min((1 << 31) - 1, math.ceil(seconds * 1e9 / (1 << UNIT_BITS))))
+
+    @property
+    def word(self) -> int:
+        """The kernel's 64-bit parameter."""
+        return self.limit << 32 | self.loads
+
+    @staticmethod
+    def of_word(word: W) -> tuple[W, W]:
+        """(loads, limit) of that parameter, an int or a traced integer."""
+        return word & 0xFFFFFFFF, word >> 32
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,16 +10,16 @@ from ..numbers import W
 from ..plan import BARRIER_BYTES, StoreSmemMap, rounded_up
 from ..store import TILE_ALIGNMENT, StorePlan
 from .indexed.copies import GatheredOperand
-from .quantized.operand import PackedOperand
+from .quantized.operand import BUFFERS, PackedOperand
 
 
 @dataclass(frozen=True, slots=True)
 class Sm90Smem(StoreSmemMap):
     """The map of a Hopper kernel's shared memory.
 
-    Stages of A, stages of B, C's buffers, then the barriers `full` (`barrier_offset`) and `empty` for each stage. The
-    barrier of the split-K exchange, the table of groups of a ragged batch and the numbers of each stage, which a main
-    loop reads, follow. Tuples of rows come last, in a cluster that reduces whole rows.
+    Stages of A, stages of B, buffers of converted weights, C's buffers, then the barriers `full` (`barrier_offset`) and
+    `empty` for each stage. The barrier of the split-K exchange, the table of groups of a ragged batch and the numbers
+    of each stage, which a main loop reads, follow. Tuples of rows come last, in a cluster that reduces whole rows.
     """
 
     empty_offset: int
@@ -28,6 +28,15 @@ class Sm90Smem(StoreSmemMap):
     numbers_offset: int = 0
     numbers_bytes: int = 0
     rows_offset: int = 0
+    converted_offset: int = 0
+    converted_bytes: int = 0
+
+    @property
+    def converted_buffers(self) -> tuple[int, ...]:
+        """The first byte of each buffer of converted weights."""
+        return tuple(
+            self.converted_offset + i * self.converted_bytes for i in range(BUFFERS * bool(self.converted_bytes))
+        )
 
 
 @dataclass(frozen=True)
@@ -111,6 +120,8 @@ def smem_map(
     a_stage, b_stage = rounded_up(a.smem.bytes, a.smem.alignment), rounded_up(b.smem.bytes, b.smem.alignment)
     b_offset = rounded_up(stages * a_stage, TILE_ALIGNMENT)
     end = rounded_up(b_offset + stages * b_stage, TILE_ALIGNMENT)
+    converted, converted_bytes = end, a.converted_bytes if isinstance(a, PackedOperand) else 0
+    end += BUFFERS * converted_bytes
     c_offset = 0 if single else end  # one tile: the stages are free when C is stored
     barriers = end + (0 if single else c_bytes) + sums_bytes
     sums = barriers + 2 * stages * BARRIER_BYTES
@@ -137,4 +148,6 @@ def smem_map(
         numbers_offset=numbers,
         numbers_bytes=numbers_bytes,
         rows_offset=rows,
+        converted_offset=converted,
+        converted_bytes=converted_bytes,
     )

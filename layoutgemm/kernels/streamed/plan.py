@@ -417,6 +417,8 @@ def _check_epilogue(weights: QuantizedFormat, epilogue: Epilogue) -> None:
     weights.check_epilogue(epilogue)
     for step in epilogue.reductions:
         raise PlanError(f"{step.name}: {type(step).__name__} reduces C, and a streamed product has no reductions")
+    for group in epilogue.groups:
+        raise PlanError(f"{group}: x's rows are columns of a streamed product, and a thread has none of C's neighbours")
     if (last := epilogue.quantizes) is not None:
         raise PlanError(f"{type(last).__name__} scales groups of C's columns; a streamed product has at most {COLUMNS}")
 

@@ -37,9 +37,36 @@ def by_autograd(c: torch.Tensor, activation: str) -> torch.Tensor:
     """
     if activation not in GATES:
         return ACTIVATIONS[activation](c)
-    if _is_launched(c) and on_gpu(c.get_device()) and c.shape[-1] % 2 == 0 and (access := _access(c, 2)):
+    if access := _of_kernel(c):
         return _record(c, GATES[activation], access)
     return _by_torch(c, GATES[activation])
+
+
+def gate(h: torch.Tensor, activation: str) -> torch.Tensor:
+    """A gate of [gate | up] where nothing is recorded.
+
+    >>> gate(torch.tensor([[0.0, 2.0, 3.0, 5.0]]), "geglu")
+    tensor([[0.0000, 9.7725]])
+    """
+    access = _of_kernel(h)
+    return _gate(h, GATES[activation], access) if access else _by_torch(h, GATES[activation])
+
+
+def gate_gradient(h: torch.Tensor, dy: torch.Tensor, activation: str) -> torch.Tensor:
+    """The gradient of h of that gate, of the gradient dy of its result.
+
+    >>> gate_gradient(torch.tensor([[0.0, 3.0]]), torch.tensor([[1.0]]), "swiglu")
+    tensor([[1.5000, 0.0000]])
+    """
+    access, kind = _of_kernel(h), GATES[activation]
+    if not access or torch.is_grad_enabled() or not _is_launched(dy):
+        return _gradient_by_torch(h, dy, kind)
+    return _gradient(h, dy, kind, access)
+
+
+def _of_kernel(h: torch.Tensor) -> int:
+    """Bytes of a load of the kernels of [gate | up]; 0 where torch's operators compute."""
+    return _access(h, 2) if _is_launched(h) and on_gpu(h.get_device()) and h.shape[-1] % 2 == 0 else 0
 
 
 def _is_launched(*tensors: torch.Tensor) -> bool:
@@ -65,26 +92,34 @@ class _Gate(torch.autograd.Function):
     def forward(ctx: FunctionCtx, h: torch.Tensor, kind: str, access: int) -> torch.Tensor:
         ctx.save_for_backward(h)
         ctx.facts = kind, access
-        *front, wide = h.shape
-        y = _empty((*front, wide // 2), h)
-        _launch(h, kind, access, (h, y))
-        return y
+        return _gate(h, kind, access)
 
     @staticmethod
     def backward(ctx: FunctionCtx, dy: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (h,), (kind, access) = ctx.saved_tensors, ctx.facts
         if torch.is_grad_enabled() or not _is_launched(h, dy):
             return _gradient_by_torch(h, dy, kind), None, None
-        dy = dy.contiguous()
-        if not (of_dy := _access(dy)):  # at an odd address, or to be negated
-            dy = dy.clone()
-            of_dy = _access(dy)
-        dh = _empty(h.shape, h)
-        _launch(h, kind, min(access, of_dy), (h, dy, dh))
-        return dh, None, None
+        return _gradient(h, dy, kind, access), None, None
 
 
 _record = recorder(_Gate)
+
+
+def _gate(h: torch.Tensor, kind: str, access: int) -> torch.Tensor:
+    *front, wide = h.shape
+    y = _empty((*front, wide // 2), h)
+    _launch(h, kind, access, (h, y))
+    return y
+
+
+def _gradient(h: torch.Tensor, dy: torch.Tensor, kind: str, access: int) -> torch.Tensor:
+    dy = dy.contiguous()
+    if not (of_dy := _access(dy)):  # at an odd address, or to be negated
+        dy = dy.clone()
+        of_dy = _access(dy)
+    dh = _empty(h.shape, h)
+    _launch(h, kind, min(access, of_dy), (h, dy, dh))
+    return dh
 
 
 def _gradient_by_torch(h: torch.Tensor, dy: torch.Tensor, kind: str) -> torch.Tensor:

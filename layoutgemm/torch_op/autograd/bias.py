@@ -20,7 +20,7 @@ from ...kernels.sm90.choose.rules import Sm90Choice
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.operands.row_sums import RowSums
 from ...kernels.sm90.plan import Sm90Plan
-from ..launch import DirectLaunch
+from ..launch import DirectLaunch, NewResult, NewTensor
 from ..prepared import problem_at
 from ..solver import solve
 from ..types import C_NAMES
@@ -41,6 +41,12 @@ class WeightAndBias(NamedTuple):
     direct: DirectLaunch
     rows: int
     kind: torch.dtype
+
+    def launch(self, shape: tuple[int, ...], strides: tuple[int, ...], kind: torch.dtype) -> NewResult:
+        """The launch that makes a weight's gradient and the bias's: of dC, the third tensor of a call, and the first."""
+        into, of_c, of_a, of_bias = self.direct.places
+        weight = NewTensor(shape, strides, kind, into)
+        return NewResult(self.direct, (weight, NewTensor((self.rows,), (1,), self.kind, of_bias)), {2: of_c, 0: of_a})
 
 
 def weight_and_bias(made: DerivedProduct | None, kind: torch.dtype | None) -> WeightAndBias | None:

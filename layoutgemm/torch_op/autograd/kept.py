@@ -6,12 +6,12 @@ backward  the same tensors again: an allocation and a launch for each gradient, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
-from ..launch import PreparedProblem, ProductCall
+from ..launch import NewResult, PreparedProblem, making
 from ..prepared import prepare, problem_at
 from ..solver import solve
 from .bias import WeightAndBias, weight_and_bias
@@ -37,9 +37,10 @@ class GradientLaunch(NamedTuple):
     kind: torch.dtype
     swaps: bool
 
-    def call(self) -> ProductCall:
-        """The call of dC and the other operand that makes the gradient."""
-        return self.prepared.product_as(self.shape, self.strides, self.kind, self.swaps)
+    def launch(self, other: int) -> NewResult:
+        """The launch of dC, the third tensor of a call, and of the other operand, which has that place."""
+        reads = (other, 2) if self.swaps else (2, other)
+        return self.prepared.new_result(self.shape, self.strides, self.kind, reads)
 
 
 class KeptGradients(NamedTuple):
@@ -63,31 +64,24 @@ class KeptGradients(NamedTuple):
         turned = self.of_b._replace(shape=(*batch, columns, rows), strides=(*steps, inner, step))
         return self._replace(of_b=turned)
 
-    def call(self, empty: Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]) -> GradientsCall:
+    def call(self) -> GradientsCall:
         """The call of a, b and dC that makes the gradients.
 
-        A bias without a launch has None. So have all, where no kernel reads an address.
-
-        empty  makes the bias's gradient
+        A bias without a launch has None. None in place of all, where no kernel reads an address.
         """
-        of_a, copies, with_bias = None if self.of_a is None else self.of_a.call(), self.copies, self.bias
-        of_b = None if self.of_b is None else self.of_b.call()
-        if self.of_b is not None and with_bias is not None:
-            of_b = with_bias.direct.product(*self.of_b[1:4])
-
-        def gradients(a: torch.Tensor, b: torch.Tensor, grad: torch.Tensor) -> Gradients | None:
-            if copies:
-                grad = grad.contiguous()
-            left = right = of_bias = None
-            if of_a is not None and (left := of_a(grad, b)) is None:
-                return None
-            if with_bias is not None:
-                of_bias = empty((with_bias.rows,), (1,), with_bias.kind)
-            if of_b is not None and (right := of_b(grad, a, of_bias)) is None:
-                return None
-            return left, right, of_bias
-
-        return gradients
+        launches: list[NewResult] = []
+        returns: list[int | None] = [None, None, None]
+        if self.of_a is not None:
+            returns[0] = 0
+            launches.append(self.of_a.launch(1))
+        if self.of_b is not None:
+            returns[1] = len(launches)
+            launches.append(self.of_b.launch(0) if self.bias is None else self.bias.launch(*self.of_b[1:4]))
+            returns[2] = None if self.bias is None else len(launches)
+        both = making(launches, 3, returns)
+        if not self.copies:
+            return both
+        return lambda a, b, grad: both(a, b, grad.contiguous())
 
 
 def kept_gradients(

@@ -8,11 +8,10 @@ kept if it was one launch of which every argument is known, as `kept_launches` h
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 
-from ..launch import DirectLaunch, Recording, empty_on_gpu, raw_stream, recorded
+from ..launch import DirectLaunch, Recording, recorded
 from .guards import ALIGNED, FIRST_GPU
 
 _reinterpreted: Callable[..., torch.Tensor] = getattr(
@@ -22,18 +21,6 @@ _reinterpreted: Callable[..., torch.Tensor] = getattr(
 )
 
 View = tuple[tuple[int, ...], tuple[int, ...], int]  # sizes, strides, and elements from the tensor's first
-
-
-class SiteLaunch(NamedTuple):
-    """The launch of a site: it takes the addresses of the tensors, the result's and those of workspaces.
-
-    memory  bytes of each workspace
-    begins  bytes from each tensor to its view; () where all begin together
-    """
-
-    direct: DirectLaunch
-    memory: tuple[int, ...]
-    begins: tuple[int, ...] = ()
 
 
 class CallSite:
@@ -56,25 +43,12 @@ class CallSite:
 
     def __call__(self, *tensors: torch.Tensor, out: torch.Tensor) -> None:
         """The product of these tensors into `out`. Raises what the product raises."""
-        kept = LAUNCHES.get(self, _NEW)
-        if kept is None:
-            return self._call(*self._read(tensors), out=out)
-        if kept is _NEW:
+        launch = LAUNCHES.get(self, _not_called)
+        if launch is _not_called:
             return self._first([*self._read(tensors), out], tensors)
-        direct, memory, begins = kept
-        low = 0
-        addresses = [x.data_ptr() for x in tensors]
-        addresses.append(out.data_ptr())
-        if begins:
-            addresses = [at + more for at, more in zip(addresses, begins)]
-        for at in addresses:
-            low |= at
-        if low & ALIGNED:
-            return self._call(*self._read(tensors), out=out)
-        if memory:
-            spaces = [empty_on_gpu((size,), (1,), torch.uint8) for size in memory]  # they live until the launch
-            addresses += [x.data_ptr() for x in spaces]
-        return direct.launch(addresses, raw_stream(direct.device))
+        if not launch(out, *tensors):
+            self._call(*self._read(tensors), out=out)
+        return None
 
     def _read(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The tensors that the product reads."""
@@ -95,15 +69,27 @@ class CallSite:
         once = all(count is None or count <= (x is out) for x, count in zip(tensors, added))
         if len(LAUNCHES) >= MAX_SITES:
             LAUNCHES.clear()
-        kept = launch_at(record, addresses) if once else None
-        begins = tuple([at - x.data_ptr() for at, x in zip(addresses, given)])
-        LAUNCHES[self] = kept._replace(begins=(*begins, 0)) if kept and any(begins) else kept
+        found = launch_at(record, addresses) if once else None
+        if found is not None:
+            direct, memory = found
+            LAUNCHES[self] = direct.into([*[at - x.data_ptr() for at, x in zip(addresses, given)], 0], memory)
+        else:
+            LAUNCHES[self] = _product_alone
         return None
 
 
 MAX_SITES = 1 << 16  # beyond, all begin anew
-LAUNCHES: dict[CallSite, SiteLaunch | None] = {}  # None: the site's calls stay calls of its product
-_NEW = SiteLaunch.__new__(SiteLaunch, None, ())  # type: ignore[arg-type]
+LAUNCHES: dict[CallSite, Callable[..., bool]] = {}  # of `out` and the tensors; False where the product has to be called
+
+
+def _not_called(out: torch.Tensor, *tensors: torch.Tensor) -> bool:
+    """Of a site that has not been called."""
+    return False
+
+
+def _product_alone(out: torch.Tensor, *tensors: torch.Tensor) -> bool:
+    """Of a site whose calls stay calls of its product."""
+    return False
 
 
 def _writes(x: torch.Tensor) -> int | None:
@@ -111,8 +97,11 @@ def _writes(x: torch.Tensor) -> int | None:
     return None if x.is_inference() else x._version
 
 
-def launch_at(record: Recording, addresses: Sequence[int]) -> SiteLaunch | None:
-    """The one launch of a recorded call with tensors at these addresses; None where an argument is not known."""
+def launch_at(record: Recording, addresses: Sequence[int]) -> tuple[DirectLaunch, tuple[int, ...]] | None:
+    """The one launch of a recorded call with tensors at these addresses, and bytes of each of its workspaces.
+
+    None where an argument is not known. The launch takes these addresses, then those of workspaces.
+    """
     if len(record.launches) != 1 or record.lists or record.clears or any(record.first.values()):
         return None
     [made] = record.launches
@@ -131,4 +120,4 @@ def launch_at(record: Recording, addresses: Sequence[int]) -> SiteLaunch | None:
         return None
     order = [places[at] for at in (*addresses, *spaces)]
     direct = DirectLaunch(made.compiled, made.arguments, order, made.device, made.what)
-    return SiteLaunch(direct, tuple([record.memory[at] for at in spaces]))
+    return direct, tuple([record.memory[at] for at in spaces])

@@ -147,8 +147,22 @@ def guarded(seen: dict[Key, list[Guard[T]]], key: Key, tensors: Sequence[torch.T
     [False, True]
     """
     found = seen.get(key)
-    if _class is None or (found is not None and not 0 < len(found) < MAX_GUARDS):
+    if found is not None and not 0 < len(found) < MAX_GUARDS:
         return
+    check = check_of(tensors)
+    if check is None:  # no call of this key is guarded
+        if _class is not None:
+            seen.setdefault(key, [])
+        return
+    if len(seen) >= most:
+        seen.clear()
+    seen.setdefault(key, []).append(Guard(check, any(x.requires_grad for x in tensors), kept))
+
+
+def check_of(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
+    """The check that tensors are as these; None where torch has no class for it, or it does not hold for them."""
+    if _class is None:
+        return None
     firsts = [next(i for i, other in enumerate(tensors) if other is x) for x in tensors]
     own = [x for i, x in enumerate(tensors) if firsts[i] == i]
     try:
@@ -157,14 +171,9 @@ def guarded(seen: dict[Key, list[Guard[T]]], key: Key, tensors: Sequence[torch.T
             dynamic_dims_strides=[list(x.stride()) for x in own],
         )  # fmt: skip
         check = _of_repeats(_of_plain(made.check, len(own)), firsts)
-        if not check(*tensors):  # no call of this key is guarded
-            seen.setdefault(key, [])
-            return
+        return check if check(*tensors) else None
     except (TypeError, RuntimeError, AttributeError, SystemError):  # another version's class
-        return
-    if len(seen) >= most:
-        seen.clear()
-    seen.setdefault(key, []).append(Guard(check, any(x.requires_grad for x in tensors), kept))
+        return None
 
 
 def _of_repeats(check: Callable[..., bool], firsts: Sequence[int]) -> Callable[..., bool]:

@@ -11,8 +11,11 @@ bits of the recorded ones, and what is written overlaps nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -80,6 +83,43 @@ class Extras(NamedTuple):
 NO_EXTRAS = Extras()
 
 
+class Served(NamedTuple):
+    """A kept call that was made again.
+
+    tensors  in the order of the launch: a new C is not among them
+    """
+
+    kept: KeptCall
+    tensors: Sequence[torch.Tensor]
+    result: torch.Tensor
+
+
+class _Served(threading.local):
+    """Where this thread's served calls are noted: the innermost list."""
+
+    now: list[Served] | None = None
+
+
+_SERVED = _Served()
+
+
+@contextmanager
+def served() -> Iterator[list[Served]]:
+    """The kept calls that this thread makes again inside."""
+    found: list[Served] = []
+    before, _SERVED.now = _SERVED.now, found
+    try:
+        yield found
+    finally:
+        _SERVED.now = before
+
+
+def note_served(make: Callable[[], Served | None]) -> None:
+    """Say that a kept call was made again, where a caller asks."""
+    if _SERVED.now is not None and (call := make()) is not None:
+        _SERVED.now.append(call)
+
+
 def epilogue_again_or(
     make: Callable[[], torch.Tensor], options: Key, tensors: Mapping[str, torch.Tensor | None], epilogue: object,
     given: Mapping[str, object] | None, out: torch.Tensor | None,
@@ -125,8 +165,11 @@ def again_or(
             if guard.holds(every):
                 launches = guard.kept
                 if (kept := launches.at(values, low)) is not None:
-                    found = _again(kept, every, values, extras.given, out)
-                    return make() if found is None else found
+                    found = launched_again(kept, every, [*values], extras.given, out)
+                    if found is None:
+                        return make()
+                    note_served(partial(Served, kept, every, found))
+                    return found
                 break
         if any(type(x) not in PLAIN for x in every) or not seen_by_autograd_alone():
             return make()  # subclasses, transforms, autocast: the call may launch for other tensors
@@ -143,21 +186,31 @@ def again_or(
     return c
 
 
-def _again(
-    kept: KeptCall, tensors: Sequence[torch.Tensor], values: list[int], given: Mapping[str, object],
+def launched_again(
+    kept: KeptCall, tensors: Sequence[torch.Tensor], values: list[int], given: Mapping[str, object] | None,
     out: torch.Tensor | None,
 ) -> torch.Tensor | None:  # fmt: skip
-    """The launch at the addresses of tensors that a guard holds for; None where what is written overlaps others."""
-    index = kept.direct.device
+    """The launch for tensors that a guard holds for; None where what is written overlaps others.
+
+    values  addresses, which the launch's other arguments are appended to
+    given   numbers by name
+    """
+    direct = kept.direct
+    index = direct.device
     if _current_device() != index or (not kept.ordered and torch.are_deterministic_algorithms_enabled()):
         return None
-    for place in kept.written:
-        first, end = values[place], values[place] + kept.spans[place]
-        for other, (at, size) in enumerate(zip(values, kept.spans)):
-            if at < end and first < at + size and other != place:
-                return None
-    numbers = [number_word(operand, given[operand.name]) for operand in kept.numbers]
-    mark_written([tensors[place] for place in kept.written])
+    written = kept.written
+    for place in written:
+        hits, first = 0, values[place]
+        end = first + kept.spans[place]
+        for at, size in zip(values, kept.spans):
+            if at < end and first < at + size:
+                hits += 1
+        if hits > 1:  # more than the tensor itself
+            return None
+    numbers = [number_word(operand, given[operand.name]) for operand in kept.numbers] if given else ()
+    if written:
+        mark_written([tensors[place] for place in written])
     if kept.result is not None:
         c = empty_on_gpu(*kept.result)
         if kept.clears:
@@ -165,11 +218,15 @@ def _again(
         values.append(c.data_ptr())
     else:
         c = tensors[0].new_empty(0, dtype=kept.kind) if out is None else out
-    workspaces = [empty_on_gpu((size,), (1,), torch.uint8) for size, _ in kept.memory]  # they live until the launch
-    for memory, (_, runs) in zip(workspaces, kept.memory):
-        fill(memory, runs)
-    values += [x.data_ptr() for x in workspaces]
-    kept.direct.launch([*values, *numbers], raw_stream(index))
+    if kept.memory:
+        workspaces = []  # they live until the launch
+        for size, runs in kept.memory:
+            workspaces.append(memory := empty_on_gpu((size,), (1,), torch.uint8))
+            if runs:
+                fill(memory, runs)
+            values.append(memory.data_ptr())
+    values += numbers
+    direct.launch(values, raw_stream(index))
     return c
 
 

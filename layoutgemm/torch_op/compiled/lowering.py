@@ -145,6 +145,12 @@ def _writes_every_element(parts: str, wholes: object) -> bool:
     return found["order"] is None and "out_rows" not in found["own"] and not wholes  # one may be a symbol
 
 
+def matmul_node(layout: Any, a: Any, b: Any) -> Any:
+    """Inductor's node of a @ b, two of its nodes, with a result of that layout."""
+    named = {"inputs": [a, b], "kwargs": {"config": "", "allow_tf32": None}}
+    return _calls()[0](layout=layout, python_kernel_name="layoutgemm_direct.matmul", **named)
+
+
 @functools.cache
 def _calls() -> tuple[Any, Any]:
     """Inductor's nodes of calls of `compiled.direct`: with one result, and with several."""

@@ -18,7 +18,7 @@ from ..launch import plan_of
 from ..operands.pairs import finish_of_pairs, placed_pairs
 from ..prepared import NO_FINISH, Config, problem_at
 from ..solver import solve
-from .api import ComposedOptions, Operands, operands_of
+from .api import ComposedOptions, Operands, operands_of, refusal_of_kinds, refuse_or_raise
 from .checks import ComposedCall, checked, epilogue_of
 from .parts import OWN, AskedParts, parts_of_text, parts_text
 from .plans import ready_plan
@@ -34,6 +34,7 @@ def explain_composed(
     >>> explain_composed(x, x.mT, AskedParts("lower"), {}, None, nothing).why
     '528 of 1024 tiles, 51.6% of the grid'
     """
+    refuse_or_raise(refusal_of_kinds(asked, given))
     left, right = operands_of(a, b, asked.combine is not None)
     there = {name: own[name] for name in OWN if own.get(name) is not None}
     values = {**there, **(given or {})}

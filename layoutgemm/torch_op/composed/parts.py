@@ -22,8 +22,9 @@ from ...kernels.operands.combined import Combine, Combined, function_of
 from ...kernels.orders import Order, check_name, names_in_given
 from ...kernels.sm90.operands.prologue import Prologue
 from ...kernels.sm90.triangular.operands import Triangles
+from ...layouts import Layout
 from ...schedule import Schedule
-from ...schedule.text import order_of_text, order_text
+from ...schedule.text import order_of_text, order_text, refused_order
 from ..bias_activation import GATES
 from ..checks import check_activation
 from ..epilogue import arguments_beside, refusal_of_epilogue
@@ -143,6 +144,9 @@ def parts_text(asked: AskedParts, matrices: int, own: Sequence[str], given: Sequ
     ('bias',)
     """
     check_copy_rows(asked.copy_rows, own)  # here: the cache takes 1 for True
+    check_activation(asked.activation)
+    if asked.order is not None and not isinstance(asked.order, (Schedule, Layout, str)) and not callable(asked.order):
+        raise PlanError(refused_order(asked.order))
     try:
         return _kept_text(asked, matrices, tuple(own), tuple(given))
     except TypeError as error:
@@ -151,7 +155,6 @@ def parts_text(asked: AskedParts, matrices: int, own: Sequence[str], given: Sequ
 
 @lru_cache(256)
 def _kept_text(asked: AskedParts, matrices: int, own: tuple[str, ...], given: tuple[str, ...]) -> str:
-    check_activation(asked.activation)
     if isinstance(asked.order, str):
         check_name(asked.order)
     prologue = prologue_of(asked.prologue) if isinstance(asked.prologue, str) else asked.prologue

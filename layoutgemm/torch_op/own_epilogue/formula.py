@@ -19,8 +19,18 @@ from typing import NamedTuple
 import torch
 
 from ...errors import OperandError
-from ...kernels.epilogue.chain import Activation, Clamp, ColumnReduce, Epilogue, ReductionStep, RowReduce, Step
+from ...kernels.epilogue.chain import (
+    Activation,
+    Clamp,
+    ColumnGroup,
+    ColumnReduce,
+    Epilogue,
+    ReductionStep,
+    RowReduce,
+    Step,
+)
 from ...kernels.epilogue.numpy_math import mix
+from ...kernels.epilogue.places import ColumnGroups
 from ...kernels.epilogue.reduce import Quantize
 from ...kernels.epilogue.reductions import NO_INDEX, Reduction
 from ...kernels.plan import present
@@ -171,6 +181,12 @@ class _EpilogueElements:
             return found
         inside = groups.inside.squeeze(-1)
         return [torch.where(inside, y, self._held(of.name)) for y, of in zip(found, step.given, strict=True)]
+
+    def grouped(self, step: ColumnGroup, x: torch.Tensor) -> torch.Tensor:
+        """The function of each group of columns."""
+        at, x = ColumnGroups(step, self), self.spread(x)
+        shape = at.member(x, 0).shape
+        return torch.stack([each.to(x.dtype).expand(shape) for each in at.results(x)], -2).reshape(x.shape)
 
     def random(self, name: str) -> torch.Tensor:
         """16 bits for each element, 0 to 65535."""

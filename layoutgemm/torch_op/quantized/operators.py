@@ -77,7 +77,7 @@ def check_rows(x: torch.Tensor, n: int, k: int) -> None:
 
 def check_gateless(activation: str | None) -> None:
     """Raise OperandError for an unknown activation, or a gate."""
-    if activation in GATES:
+    if isinstance(activation, str) and activation in GATES:
         raise OperandError(f"activation {shown(activation)}: a product with packed weights has no gate")
     check_activation(activation, gates=())
 

@@ -195,7 +195,7 @@ def packed_for(kind: torch.dtype) -> torch.dtype | None:
 
 
 def _name_of(activations: torch.dtype) -> str:
-    name = C_NAMES.get(activations)
+    name = C_NAMES.get(activations) if isinstance(activations, torch.dtype) else None
     if name not in TARGETS:
         raise OperandError(f"activations are {activations}: {_KNOWN}")
     return str(name)
@@ -312,7 +312,8 @@ def check_kinds_of(**operands: object) -> None:
 def check_product(x: object, weight: object, config: object) -> None:
     """Raise OperandError or TensorError for what `quantized_matmul` does not multiply."""
     if not isinstance(weight, QuantizedWeight):
-        raise OperandError(f"weight is a {type(weight).__qualname__}: a QuantizedWeight, as QuantizedWeight.quantize")
+        made = "QuantizedWeight.quantize(weight, format) makes one"
+        raise OperandError(f"weight is a {type(weight).__qualname__}, not a QuantizedWeight: {made}")
     if not isinstance(x, torch.Tensor):
         raise OperandError(f"x is a {type(x).__qualname__}, not a torch tensor")
     if not torch.compiler.is_compiling():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import overload
 
@@ -18,6 +18,7 @@ from ...kernels.sm90.operands.prologue import Prologue
 from ..api import Named, Tensors, repeated_first
 from ..autograd.kept import recorder
 from ..autograd.products import stand_in
+from ..bias_activation import GATES
 from ..checks import (
     NOT_RECORDED,
     PLAIN,
@@ -77,6 +78,10 @@ _NO_EXPECTED_ROWS = "expected_rows: not under torch.compile, where a configurati
 _USUAL_OPTIONS: tuple[object, ...] = None, None, None, None, None, True  # out_dtype, config, recipes, activation, fast
 USUAL.update({("scaled", torch.bfloat16, *_USUAL_OPTIONS[1:]): "scaled"})
 USUAL.update({(said, *_USUAL_OPTIONS, None): said for said in (OFFSETS, ENDS, COUNTS)})  # and the rows to expect
+# Rows by index of groups by offsets: as `indexed_matmul` and `kept.find` have such a call.
+_ROWS_ALONE = False, True, True, False, True  # whether rows, out_rows, row_weights, offsets and counts are not given
+_ROWS_FORM = False, False, True, True, True, False, True, True
+USUAL.update({("indexed", _ROWS_ALONE, gate, None, None, None): f"rows, {gate}" for gate in (None, *GATES)})
 
 
 _SCALED, _SCALED_ONCE, _SCALED_A = (usual_calls("scaled", form) for form in (4, ONCE, 3))
@@ -97,14 +102,20 @@ def _grouped_again(given: Tensors, options: Named) -> torch.Tensor | None:
     """A product of groups by a kept launch, recorded if it has derivatives, or None."""
     said = OFFSETS
     try:
+        if "rows" in options:
+            a, b, offsets = given
+            if len(options) > 2:
+                return None
+            gate = options["activation"] if len(options) > 1 else None
+            return usual_again(_OF_ROWS[gate], id(b), a, b, options["rows"], offsets)
         if options:
             (a, b), (said,) = given, options
             groups = options[said]
         else:
             a, b, groups = given
-    except ValueError:  # groups that are said twice, or not
+        return usual_again(_GROUPED[said], id(b), a, b, groups)
+    except (ValueError, LookupError, TypeError):  # groups that are said twice, or not; another activation
         return None
-    return usual_again(_GROUPED[said], id(b), a, b, groups)
 
 
 @overload
@@ -147,7 +158,7 @@ def scaled_matmul(
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
-@repeated_first(_scaled_again, 3, 4)
+@repeated_first(_scaled_again, 3, 4, weight=2)
 def scaled_matmul(
     a: torch.Tensor,
     scale_a: torch.Tensor,
@@ -339,7 +350,7 @@ def _recipe_text(recipe: object) -> str:
 # -------------------------------------------------------------------------------------------------------------- grouped
 
 
-@repeated_first(_grouped_again, 2, 3, takes=(ENDS, COUNTS))
+@repeated_first(_grouped_again, 2, 3, weight=1, takes=(ENDS, COUNTS, "rows", "activation"))
 def grouped_matmul(
     a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor | None = None, *, offs: torch.Tensor | None = None,
     counts: torch.Tensor | None = None, expected_rows: int | None = None, scale_a: torch.Tensor | None = None,
@@ -565,15 +576,26 @@ class _RecordedGroups(torch.autograd.Function):
         said, stand_ins = ctx.facts
         if stand_ins is not None:
             a, b = [x if x is not None else other for x, other in zip((a, b), stand_ins)]
-        if grad is not None and not (_grad_enabled() or _is_traced()):
-            again = gradients_again(a, b, groups, said, ctx.needs_input_grad[:2], grad)
-            if again is not None:
-                return (*again, None, None, None)
-        found = grouped_gradients(a, b, groups, said, ctx.needs_input_grad, grad, _said_product)
-        return (*found, None, None, None)
+        if grad is None:
+            return None, None, None, None, None
+        return (*gradients_of(a, b, groups, said, ctx.needs_input_grad[:2], grad), None, None, None)
 
 
 _record = recorder(_RecordedGroups)
+
+
+def gradients_of(
+    a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, said: str, wanted: Sequence[bool], grad: torch.Tensor
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The gradients of A and B, where wanted: by kept launches, or by `grouped_matmul`, which records them.
+
+    said  what `groups` are: "offsets" or "offs"
+    """
+    if not (_grad_enabled() or _is_traced()):
+        again = gradients_again(a, b, groups, said, wanted, grad)
+        if again is not None:
+            return again
+    return grouped_gradients(a, b, groups, said, wanted, grad, _said_product)
 
 
 def _recorded_by(
@@ -585,6 +607,7 @@ def _recorded_by(
 
 
 _GROUPED = {said: usual_calls(said, 3, partial(_recorded_by, said)) for said in (OFFSETS, ENDS)}
+_OF_ROWS = {gate: usual_calls(f"rows, {gate}", _ROWS_FORM) for gate in (None, *GATES)}
 _GROUPED[COUNTS] = usual_calls(COUNTS, 3)  # a product of masked rows is no node of its own
 
 

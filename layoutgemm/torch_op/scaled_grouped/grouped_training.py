@@ -84,7 +84,9 @@ def fp8_grouped_matmul(
         refuse_transforms("fp8_grouped_matmul", given)
     a, b = autocast(a, b)
     _check(a, b, groups, said, multiple)
-    value: torch.Tensor = _Fp8Groups.apply(a, b, groups, said, ROWS, multiple, out_dtype or a.dtype)
+    value: torch.Tensor = _Fp8Groups.apply(
+        a, b, groups, said, ROWS, multiple, a.dtype if out_dtype is None else out_dtype
+    )
     return value
 
 

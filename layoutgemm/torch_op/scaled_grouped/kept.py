@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -37,6 +38,7 @@ from ..compiled.guards import (
     LaunchesByAddress,
     guarded,
 )
+from ..compiled.kept_launches import KEPT, KeptCall, Served, note_served
 from ..epilogue import placed_of
 from ..launch import (
     DirectLaunch,
@@ -93,7 +95,7 @@ class KeptLaunch:
     copied   what is copied before the launch, or None
     memory   bytes of A's rows that the launch itself copies first: memory of its own, whose address is the last
     special  whether there is more to a call than a new result's memory and the launch
-    product  the call of up to four tensors that makes a new result, or None where there is more to it
+    product  the call that makes a new result, or None where there is more to it
     """
 
     direct: DirectLaunch
@@ -113,9 +115,7 @@ class KeptLaunch:
         more = self.turned or self.zeros or self.copied is not None
         self.special = more or bool(self.columns or self.memory)
         self.product = None
-        if len(self.direct.places) <= _USUAL_PLACES and not (
-            self.zeros or self.columns or self.memory or self.copied is not None
-        ):
+        if not (self.zeros or self.columns or self.memory or self.copied is not None):
             made = self.direct.product(self.shape, self.strides, self.kind)
             self.product = _transposed(made) if self.turned else made
 
@@ -131,6 +131,7 @@ def _transposed(product: ProductCall) -> ProductCall:
 
 
 READY: KeptCalls[LaunchesByAddress[KeptLaunch]] = KeptCalls()
+READY.on_clear.append(KEPT.clear)  # calls that are found by their arguments go too
 SEEN = READY.seen
 ONCE = -3  # in keys of guards: three tensors, of which the last is given twice, as both scales
 Record = Callable[[ProductCall, torch.Tensor, torch.Tensor, torch.Tensor], "torch.Tensor | None"]
@@ -138,25 +139,24 @@ USUAL: dict[Key, str] = {}  # options of most calls, and the name that stands fo
 PLANS: dict[Key, tuple[Sm90Plan, str]] = {}  # of launches that are not kept, and why
 _grad_enabled = torch.is_grad_enabled
 _autocast = torch._C._is_any_autocast_enabled
-_USUAL_PLACES = 5  # of C and four tensors
 
 
 class UsualCalls(NamedTuple):
     """Calls of tensors alone, of one kind.
 
     name    of the call's options in `USUAL`
-    form    of what a guard looks at, in its key
+    form    of what a guard looks at, in its key, as `find` has it
     last    products that a guard held for last, by the id of a tensor of the call
     record  makes the result of three tensors where its derivative is recorded, or None
     """
 
     name: str
-    form: int
+    form: object
     last: LastCalls[ProductCall]
     record: Record | None = None
 
 
-def usual_calls(name: str, form: int, record: Record | None = None) -> UsualCalls:
+def usual_calls(name: str, form: object, record: Record | None = None) -> UsualCalls:
     """Calls of a kind, of which none was made yet."""
     return UsualCalls(name, form, LastCalls(READY), record)
 
@@ -241,6 +241,7 @@ def find(
     except (AttributeError, TypeError, RuntimeError):  # no dense tensors, or a configuration without a hash
         return (), None
     if kept is not None and (found := again(kept, given, a, b, out)) is not None:
+        note_served(partial(_served, kept, given, out, found))
         return (), found
     if tracing_state() is not None:
         return (), None
@@ -260,6 +261,21 @@ def _of_form(
     more = tuple([x for x in others if x is not None])
     tensors = (*(given[1:2] if same else given[:2]), *(given[2:3] if twice else given[2:]), *more)
     return (*given, *more), tensors if out is None else (*tensors, out), form
+
+
+def _served(
+    launches: LaunchesByAddress[KeptLaunch], given: Sequence[torch.Tensor], out: torch.Tensor | None, c: torch.Tensor
+) -> Served | None:
+    """The kept call that made `c`; None where it is more than a launch, or of operands at odd addresses."""
+    kept = launches.get(())
+    if kept is None or kept.special or any(x.data_ptr() & ALIGNED for x in given):
+        return None
+    into, *places = kept.direct.places
+    tensors = given if out is None else (*given, out)
+    result = (kept.shape, kept.strides, kept.kind) if out is None else None
+    written = () if out is None else (len(given),)
+    call = KeptCall(kept.direct.at((*places, into)), result, None, kept.spans, written, (), (), ())
+    return Served(call, tensors, c)
 
 
 def again(

@@ -61,7 +61,7 @@ def checked_scaled(
     refuse_derivatives(tensors, WAY_OUT)
     names = recipe_text("recipe_a", recipe_a or None), recipe_text("recipe_b", recipe_b or None)
     call = check_scaled(a, scale_a, b, scale_b, finish, out_dtype, names)
-    if out_recipe:
+    if out_recipe is not None and not (isinstance(out_recipe, str) and not out_recipe):
         check_out_recipe(out_recipe, call.kind)
         call = call._replace(quantizes=True)
     if out is not None:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from ...arguments import as_bool, shown
+from ...arguments import as_bool, nearest, shown
 from ...errors import OperandError, TensorError
 from ...kernels.sm90.mainloop import DEPTH
 
@@ -150,7 +150,7 @@ def recipe_text(name: str, recipe: object) -> str:
                 f"{name} {text}: scales of {text.rpartition('x')[2]} elements are for tensor cores of compute "
                 f"capability 10.0; these kernels are for 9.0, and take {', '.join(_KNOWN)}"
             )
-        raise OperandError(f"{name} {shown(text)}: known are {', '.join(_KNOWN)}")
+        raise OperandError(f"{name} {shown(text)}: {nearest(text, _KNOWN)}known are {', '.join(_KNOWN)}")
     raise OperandError(f"{name} is a {type(recipe).__qualname__}; it is a ScalingType of torch, its name, or None")
 
 

@@ -77,7 +77,9 @@ def fp8_matmul(
                 f"recipe_a {names[0]} and recipe_b {names[1]}: both are of {' and '.join(family)}, or neither is"
             )
     rows = a.flatten(0, -2) if b.ndim == 2 else a
-    value: torch.Tensor = _Fp8Product.apply(rows, b.mT, bias, Recipes(*names), out_dtype or a.dtype, True)
+    value: torch.Tensor = _Fp8Product.apply(
+        rows, b.mT, bias, Recipes(*names), a.dtype if out_dtype is None else out_dtype, True
+    )
     return value if value.ndim == a.ndim else value.view(*a.shape[:-1], b.shape[1])
 
 

@@ -18,7 +18,7 @@ from typing import Any, ParamSpec
 from layoutgemm.arguments import as_path
 from layoutgemm.atoms import CopyAtom, MmaAtom, SmemTile, TiledMma
 from layoutgemm.atoms.tiled.copy import TiledCopy
-from layoutgemm.layouts import Swizzle, paged
+from layoutgemm.layouts import Swizzle, display
 from layoutgemm.layouts.display import PicturedLayout
 from layoutgemm.lazy_numpy import np
 from layoutgemm.view.canvas import escape
@@ -108,7 +108,7 @@ PAGES: tuple[tuple[tuple[type, ...], Callable[..., str]], ...] = (
 )
 
 
-@paged.page.register(PicturedLayout, MmaAtom, TiledMma, CopyAtom, TiledCopy, Swizzle, SmemTile)
+@display.page.register(PicturedLayout, MmaAtom, TiledMma, CopyAtom, TiledCopy, Swizzle, SmemTile)
 def html_of(thing: Any, path: str | Path | None = None, **options: Any) -> str:
     """The linked page of an atom, a tile, a swizzle, or a layout.
 

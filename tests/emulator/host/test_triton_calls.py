@@ -13,6 +13,7 @@ from layoutgemm import emulated_gpu
 from layoutgemm.emulator.api import emulate
 from layoutgemm.emulator.host.devices import GpuModel
 from layoutgemm.emulator.host.triton_calls import (
+    _DRIVER_ANSWERS,
     CONSTEXPR,
     KERNEL,
     TUPLE,
@@ -64,12 +65,55 @@ def test_the_driver_module_launches_what_triton_hands_over() -> None:
             emulate(TritonLaunch(module._kernels[id(function)], (1, 1, 1), 32, 1, 0, [("*fp32", x)] * 4))
 
 
-def test_another_launcher_is_refused_with_the_way_out() -> None:
-    with (
-        pytest.raises(EmulatorError, match=r"no CudaUtils, CudaLauncher.*of Triton 3\.9.*for emulate_ptx"),
-        _driven(ModuleType("driver"), DriverModule(GpuModel.of("sm_90a"), lambda one, stream: None)),
-    ):
-        pass
+def compiled_by_signature() -> ModuleType:
+    """A driver as in Triton 3.6, whose launchers are compiled from C."""
+    driver = ModuleType("driver")
+    for name in ("CudaUtils", "CudaLauncher", "make_launcher", "compile_module_from_src", "library_dirs"):
+        setattr(driver, name, lambda *args, **named: pytest.fail("it needs a GPU"))
+    driver.CudaDriver = type("CudaDriver", (), dict.fromkeys(_DRIVER_ANSWERS))
+    driver._BASE_ARGS_FORMAT = "iiiKKppOOOOOO"
+    return driver
+
+
+def test_a_launcher_that_triton_compiles_from_c_is_replaced() -> None:
+    driver = compiled_by_signature()
+    with emulated_gpu("sm_90a") as gpu:
+        x = torch.zeros(40, device="cuda")
+        module = DriverModule(GpuModel.of("sm_90a"), lambda one, stream: gpu.runs.append(emulate(one)))
+        with _driven(driver, module):
+            utils = driver.CudaUtils()
+            with module.loading(KERNELS):
+                _, function, *_ = utils.load_binary("grow", b"", 0, 0)
+            signature = {0: "*fp32", 1: ("fp32", "i32", "constexpr"), 2: "constexpr"}
+            made = driver.compile_module_from_src(
+                src=driver.make_launcher({}, signature, None), name="launcher", library_dirs=driver.library_dirs()
+            )
+            hooked = []
+            made.launch(
+                2, 1, 1, 0, function, False, False, None, None, (1, 1, 0), "facts", hooked.append, None,
+                x, (2.5, 37, 3), 128,
+            )  # fmt: skip
+        assert x.tolist() == [2.5] * 37 + [0] * 3 and gpu.ok and hooked == ["facts"]
+
+
+@pytest.mark.parametrize(
+    "descriptors, parts",
+    [(None, ["*fp16", *["i64"] * 4, "i1"]), ([None], ["*fp16", *["i64"] * 4, "i1"]), ([{}], ["nvTmaDesc"])],
+)
+def test_a_descriptor_is_its_map_or_its_parts(descriptors: list[object] | None, parts: list[str]) -> None:
+    module = DriverModule(GpuModel.of("sm_90a"), lambda one, stream: None)
+    made = module.compiled_launcher({}, {0: "tensordesc<fp16[64, 32]>", 1: "i32"}, descriptors)
+    assert made.types == [*parts, "i32", "i32", "i64", "i64", "i32"]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_another_launcher_is_refused_with_the_way_out(known: bool) -> None:
+    """A script that imports Triton and launches nothing with it goes on."""
+    driver = compiled_by_signature() if known else ModuleType("driver")
+    driver._BASE_ARGS_FORMAT = "iiiKKppOOOOO"
+    module = DriverModule(GpuModel.of("sm_90a"), lambda one, stream: None)
+    with _driven(driver, module), pytest.raises(EmulatorError, match=r"of Triton 3\.5 to 3\.9.*for emulate_ptx"):
+        driver.CudaUtils()
 
 
 def test_what_the_driver_lacks_is_named() -> None:

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from layoutgemm.emulator.machine.interpreter import Policy
+from layoutgemm.emulator.ops.warp import entry_registers
+from layoutgemm.emulator.ptx.parser import parse
 from layoutgemm.errors import DeadlockError, EmulatorError, PtxError
-from tests.emulator.run_ptx import LANE, run
+from tests.emulator.run_ptx import LANE, module, run
 
 HEAD = "mov.u32 %r30, %tid.x; mul.wide.u32 %d30, %r30, 4; add.s64 %d0, %out, %d30; mad.lo.u32 %r1, %r30, 7, 100;"
 TAIL = "st.global.u32 [%d0], %r0;"
@@ -136,8 +138,9 @@ def test_active_mask_of_a_branch():
     ]
 
 
-def registers(body: str, threads: int = 384):
-    return run("mov.u32 %r30, %tid.x; setp.lt.u32 %p0, %r30, 128;" + body, block=threads)
+def registers(body: str, threads: int = 384, directives: str = ".maxntid 384 .minnctapersm 1"):
+    body = "mov.u32 %r30, %tid.x; setp.lt.u32 %p0, %r30, 128;" + body
+    return run(body, block=threads, directives=directives)
 
 
 def test_register_budgets():
@@ -153,6 +156,27 @@ def test_register_budgets():
         registers("setmaxnreg.dec.sync.aligned.u32 200;")
     odd = "and.b32 %r1, %r30, 1; setp.eq.u32 %p1, %r1, 0; @%p1 setmaxnreg.dec.sync.aligned.u32 40;"
     assert "divergence" in registers(odd).kinds
+
+
+@pytest.mark.parametrize(
+    ("directives", "count"),
+    [("", None), (".reqntid 320, 1, 1", None), (".minnctapersm 1", None), (".maxnreg 100", 100),
+     (".maxntid 32, 10 .minnctapersm 1", 168), (".reqntid 320 .minnctapersm 2", 96), (".reqntid 384 .maxnreg 200", 200),
+     (".reqntid 320 .minnctapersm 1 .maxnreg 96", 96), (".reqntid 320 .minnctapersm 1 .maxnreg 200", 168)],
+)  # fmt: skip
+def test_registers_at_launch_are_those_of_ptxas(directives, count):
+    """The counts that ptxas 13.0 -v prints of a kernel with setmaxnreg; None: it ignores setmaxnreg."""
+    (kernel,) = parse(module("setmaxnreg.inc.sync.aligned.u32 232;", {}, directives=directives))
+    assert entry_registers(kernel) == count
+
+
+def test_setmaxnreg_that_ptxas_ignores_is_lint():
+    """12 warps of 232 registers, in a block that never had them: the kernel runs."""
+    more = "@%p0 bra A; setmaxnreg.inc.sync.aligned.u32 256; bra B; A: setmaxnreg.dec.sync.aligned.u32 24; B:"
+    done = registers(more, threads=512, directives="")
+    assert set(done.kinds) == {"lint"} and "ptxas ignores this setmaxnreg" in str(done.findings[0])
+    with pytest.raises(DeadlockError, match=r"setmaxnreg\.inc"):
+        registers(more, threads=512)
 
 
 def test_register_budgets_are_of_whole_warpgroups():

@@ -47,13 +47,15 @@ class Twin:
     inputs: Mapping[str, np.ndarray] = field(default_factory=dict)
     launch: Mapping[str, int] = field(default_factory=dict)
     target: str = "sm_90a"
+    directives: str = ""
 
     def run(self, old: str = "", new: str = "") -> tuple[list, np.ndarray | str]:
         """(findings, the result or the error) of the kernel with a text changed."""
         body, old = by_lines(self.body), by_lines(old)
         assert old in body, old
         out = {name: value.copy() for name, value in self.inputs.items()} | {"o": np.zeros(len(self.want), np.uint32)}
-        text = module(START + body.replace(old, by_lines(new), 1), dict.fromkeys(out, "u64"), self.target)
+        body = START + body.replace(old, by_lines(new), 1)
+        text = module(body, dict.fromkeys(out, "u64"), self.target, directives=self.directives)
         try:
             found = emulate_ptx(text, args=list(out.values()), **{"block": 32, "smem": 4096, **self.launch})
         except EmulatorError as error:
@@ -482,6 +484,7 @@ TWINS = [
         LANES,
         {},
         {"block": 384},
+        directives=".reqntid 384 .minnctapersm 1",
     ),
 ]  # fmt: skip
 

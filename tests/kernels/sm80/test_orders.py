@@ -99,7 +99,7 @@ def test_an_epilogue_follows_an_order_that_reads_a_list() -> None:
 
 def test_orders_that_need_more_are_refused_by_name() -> None:
     for order, more, said in (
-        ("symmetric", {}, "sm_80's kernel stores no transposed tile"),
+        ("symmetric", {}, "kernel of mma.sync stores no transposed tile"),
         (Rotated(Linear("N"), ranks=2, name="lda"), {}, "two parameters of the kernel are named lda"),
         ("list", {"epilogue": Epilogue(Bias(name="tiles"))}, "two parameters of the kernel are named tiles"),
     ):

@@ -383,6 +383,17 @@ def test_a_loader_warp_takes_registers_for_four() -> None:
         assert bool(GemmPlan.derive(512, 512, 512, b="bf16:col", config=config).check()) is fits
 
 
+def test_one_instruction_fits_the_registers_of_the_launch() -> None:
+    """setmaxnreg gives each consumer of 512 threads 160 registers; ptxas compiles a wgmma with the launch's 128."""
+    for columns, witness in ((200, ""), (208, "130 registers or more, setmaxnreg or not, and a launch of 512 threads")):
+        config = Sm90Config((192, columns), consumers=3, loader="warpgroup", chunks=1)
+        found = {
+            check.name: check for check in GemmPlan.derive(512, 512, 512, b="bf16:col", config=config).check().checks
+        }
+        assert witness in found["registers"].witness and found["registers"].ok is not bool(witness)
+        assert found["setmaxnreg"].ok
+
+
 def test_spills_are_predicted_from_registers() -> None:
     """Two blocks of 256 columns are 256 accumulators, more than a thread has."""
     failed = GemmPlan.derive(512, 512, 512, b="bf16:col", config=Sm90Config((256, 256), stages=2)).check().failures

@@ -20,20 +20,31 @@ from ..plan import Sm100Plan
 
 
 @dataclass(frozen=True)
-class _LoadedFragment:
-    """A load's fragment map as the plan that `FusedBlock` asks: `mma.coords_C`."""
+class _LoadedValues:
+    """A load's fragment map."""
 
-    plan: Sm100Plan
     ld: TmemCopyAtom
 
     @property
-    def mma(self) -> _LoadedFragment:
-        return self
+    def accumulator_registers(self) -> int:
+        return int(self.ld.registers)
 
     def coords_C(self, lane: Int32, value: int) -> tuple[Int32, Int32]:
         """(lane, register) -> row and column of the chunk."""
         row, column = self.ld.tmem(lane, value)
         return row, column
+
+
+@dataclass(frozen=True)
+class _LoadedFragment:
+    """A load's values as the plan that `FusedBlock` asks."""
+
+    plan: Sm100Plan
+    ld: TmemCopyAtom
+
+    @property
+    def mma(self) -> _LoadedValues:
+        return _LoadedValues(self.ld)
 
     @property
     def epilogue(self) -> Epilogue:

@@ -7,6 +7,12 @@
                 blocks of 64 rows: converts the fragments, while the products of the group before
                 run, multiplies them with B from shared memory, and waits for the group before
 
+Or consumers multiply from shared memory (`Sm90Config(converted="shared")`), which leaves registers to wider tiles.
+
+    consumer    for each K tile: converts its rows, and stores them by stmatrix into the oldest of its buffers, while
+                the products of the K tile before run; its warps meet; multiplies the buffer with B, and waits for the
+                products before
+
 A stage is released behind the first group of the next K tile: all products that read it are done then.
 
 Weights that become e4m3 are summed apart: where scales of groups are not exact as e4m3, they multiply the f32 sums.
@@ -33,6 +39,7 @@ from ....atoms.copy.base import WARP
 from ...dsl import bridge
 from ...dsl.ampere import load_words
 from ...dsl.packed_weights import DevicePairs, RegisterWgmma, held, multiply_add
+from ...dsl.registers import store_matrices
 from ...dsl.tables import choose
 from ...dsl.types import element_type
 from ...dsl.warp import load_matrices, multiply_warp
@@ -44,8 +51,10 @@ from ...quantized.formats import UNIT_K, UNIT_ROWS
 from ...quantized.fragments import ROW_SELECTORS, fragment, words_of
 from ...quantized.order import WORDS
 from ...store import ROWS
+from ..operands.fragment_loads import fragment_loads
 from ..plan import Sm90Plan
 from ..quantized.experts import weight_block
+from ..quantized.operand import BUFFERS
 from ..quantized.warp_products import CHAINS
 from .fused import Sm90FusedKernel
 
@@ -150,6 +159,8 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         """A consumer warpgroup: all its tiles, conversions, products and stores."""
         if const_expr(self.plan.products is not None):
             self.consume_by_warps(job, maps, tile, consumer, thread)
+        elif const_expr(self.plan.a.converted is not None):
+            self.consume_through_shared(job, maps, tile, consumer, thread, ahead)
         elif const_expr(self.plan.sums_apart):
             self.consume_apart(job, maps, tile, consumer, thread, ahead)
         else:
@@ -206,6 +217,52 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
             if const_expr(plan.drains or not plan.config.one_tile_per_cluster):
                 if mine > 0:
                     self.release(job, before)
+                if const_expr(plan.config.loader == "self"):
+                    ahead = self.load_next(job, maps, ahead)
+            self.store_tile(job, maps, accumulators, (consumer, thread, tile), origin)
+            tile += job.workers
+        self.end_tiles(job, ahead)
+
+    @cute.jit
+    def consume_through_shared(
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], tile: Int32, consumer: Int32, thread: Int32,
+        ahead: tuple[Int32, ...],
+    ) -> None:  # fmt: skip
+        """Products by wgmma of A from shared memory, where the warpgroup stores its own converted rows."""
+        plan = self.plan
+        mma = bridge.Wgmma(plan)
+        accumulators = [mma.accumulator() for _ in range(plan.blocks)]
+        first_block, stage, parity, k_tiles = self.slice_of(job, consumer)
+        a = bridge.WgmmaOperand(plan.a.descriptor, job.shared.converted(0), plan.smem.converted_bytes, first_block)
+        b = bridge.WgmmaOperand(plan.b.descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
+        packed, stores = PackedFragments(plan, first_block, thread), FragmentStores(plan, first_block, thread)
+        buffer = Int32(0)
+        while tile < job.tiles:
+            origin = self.origin(job, tile)
+            before = stage
+            for k_tile in cutlass.range(k_tiles, unroll=1):
+                stage = bridge.uniform(stage)
+                bridge.barrier_wait(job.shared.full(stage), parity)
+                for block in cutlass.range_constexpr(plan.blocks):
+                    words = packed.load(job.shared, stage, block)
+                    for step in cutlass.range_constexpr(plan.tile[2] // plan.a.packing.depth):
+                        stores.store(job.shared.converted(buffer), packed.fragment(words, step), block, step)
+                bridge.shared_writes_visible()
+                bridge.named_sync(plan.store_barrier(consumer), plan.store_threads)
+                mma.multiply_blocks(accumulators, a.of_stage(buffer), b, stage, k_tile > 0)
+                mma.wait(1)
+                if k_tile > 0:
+                    self.release(job, before)
+                    if const_expr(plan.config.loader == "self"):
+                        ahead = self.load_next(job, maps, ahead)
+                before = stage
+                stage, parity = bridge.next_in_ring(stage, parity, plan.stages)
+                buffer = bridge.next_in_ring(buffer, Int32(0), BUFFERS)[0]
+
+            mma.wait(0, *accumulators)
+            self.bring_together(job, accumulators, (consumer, thread))
+            if const_expr(plan.drains or not plan.config.one_tile_per_cluster):
+                self.release(job, before)
                 if const_expr(plan.config.loader == "self"):
                     ahead = self.load_next(job, maps, ahead)
             self.store_tile(job, maps, accumulators, (consumer, thread, tile), origin)
@@ -452,6 +509,27 @@ class PackedFragments(bridge.Carried):
             values = [Int16(word >> (HALF * half)).bitcast(element_type(kind)).to(Float32) for half in range(2)]
         factor = self.order.factor
         return [value if factor == 1 else value * Float32(factor) for value in values]
+
+
+class FragmentStores(bridge.Carried):
+    """One thread's stmatrix stores of fragments: the bytes of its rows in a buffer of converted weights.
+
+    base0, ...  as `FragmentLoads.places` has them, of the warpgroup's first block
+    """
+
+    def __init__(self, plan: Sm90Plan, first_block: Int32, thread: Int32):
+        self.loads = fragment_loads(plan.a.packing.atom, plan.a.converted.smem)
+        first = first_block * self.loads.block_bytes
+        bases = {
+            f"base{number}": first + self.loads.byte(thread, 0, *index)
+            for number, index in enumerate(self.loads.places.bases)
+        }
+        super().__init__(**bases)
+
+    def store(self, tile: cute.Pointer, fragment: Sequence[Int32], block: int, step: int) -> None:
+        """A fragment's registers to its place."""
+        base, further = self.loads.places.of[block, step]
+        store_matrices(tile + (getattr(self, f"base{base}") + further), fragment, False)
 
 
 class ScaledSums(bridge.Carried):

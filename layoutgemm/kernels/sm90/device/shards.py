@@ -29,13 +29,22 @@ from cutlass import Int32, Int64, const_expr
 from ....schedule import ShardByShard
 from ...dsl import bridge
 from ...dsl.ampere import store_vector
-from ...dsl.flags import abort, add_released, global_reads_visible, load_acquired
+from ...dsl.flags import abort, add_released, global_reads_visible, load_acquired, nanoseconds
 from ...dsl.fused import FusedBlock
 from ...dsl.math import as_words, from_words, load_sixteen_bytes
 from ...dsl.tables import choose, load_word
 from ...store import ROWS
 from ..plan import Sm90Plan
-from ..shards import PartialTile, ShardWork, chunks_of_rows, cluster_place, place_in_own, signals_of_tile
+from ..shards import (
+    UNIT_BITS,
+    PartialTile,
+    Patience,
+    ShardWork,
+    chunks_of_rows,
+    cluster_place,
+    place_in_own,
+    signals_of_tile,
+)
 from .epilogue import Sm90Epilogue
 from .fused import Sm90FusedKernel
 from .loads import Copy
@@ -69,15 +78,21 @@ class Sm90ShardsKernel(Sm90FusedKernel):
 
     @cute.jit
     def await_flag(self, job: bridge.Carried, number: Int32, target: Int32) -> None:
-        """Wait until a flag has reached a target; stop the kernel after too many loads of it."""
+        """Wait until a flag has reached a target; stop the kernel after too long a time."""
         address = job.given.flags + Int64(number) * 4
-        left = Int32(job.given.polls)
         seen = load_acquired(address)
-        while (seen - target < 0) & (left > 0):
-            seen = load_acquired(address)
-            left -= 1
         if seen - target < 0:
-            abort(job.given.record, (number + 1, seen, target, job.rank_of_host))
+            loads, limit = Patience.of_word(job.given.patience)
+            loads, limit = Int32(loads), Int32(limit)
+            start, passed = nanoseconds(), Int32(-1)
+            while (seen - target < 0) & (passed < limit):
+                left = loads
+                while (seen - target < 0) & (left > 0):
+                    seen = load_acquired(address)
+                    left -= 1
+                passed = Int32((nanoseconds() - start) >> UNIT_BITS)
+            if seen - target < 0:
+                abort(job.given.record, (number + 1, seen, target, job.rank_of_host))
 
 
 class Sm90GatheredKernel(Sm90ShardsKernel):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ....atoms import CopyAtom, MmaAtom, SmemTile, ldmatrix, operand_map
+from ....atoms import CopyAtom, MmaAtom, SmemTile, ldmatrix, operand_map, stmatrix
 from ....atoms.copy.base import WARP
 from ....checks import bank_conflicts
 from ....errors import PlanError
@@ -190,6 +190,21 @@ def _feeds(loads: FragmentLoads) -> Check:
     count = loads.blocks * loads.steps
     statement = f"{count} {loads.copy} give the registers of {loads.atom}, block by block {loads.block_bytes} bytes on"
     return Check("fragments A", statement, not witness, f"exhaustion ({count} loads)", witness)
+
+
+def store_checks(loads: FragmentLoads) -> list[Check]:
+    """Checks of stmatrix stores of fragments at the addresses of the loads.
+
+    >>> from layoutgemm.atoms import smem_tile, wgmma
+    >>> found = store_checks(FragmentLoads(wgmma(64, a_source="rmem"), smem_tile((64, 64), "bf16", "K")))
+    >>> [(check.name, check.ok) for check in found]
+    [('stores A', True), ('fragments A', True), ('banks fragments A', True)]
+    """
+    load, store = loads.copy, stmatrix(4, transpose=loads.tile.major == "MN", element=loads.tile.dtype)
+    same = (store.layout_src, store.layout_dst) == (load.layout_dst, load.layout_src)
+    witness = "" if same else f"{store} takes {store.layout_src} to {store.layout_dst}, unlike {load} from there"
+    mirrored = Check("stores A", f"{store} puts registers where {load} finds them", same, "equality", witness)
+    return [mirrored, *load_checks(loads)]
 
 
 def _numbers(plan: Sm90Plan) -> Check:

@@ -47,7 +47,7 @@ def check_experts(
         raise PlanError("experts without weights: they are groups of columns of a product with packed weights")
     check_settings(
         config, "a product of several experts takes", cluster=(1, 1), split=1, one_tile_per_cluster=False,
-        overlap=False, store="direct", launch="workers",
+        overlap=False, store="direct", launch="workers", converted="registers",
     )  # fmt: skip
     if c.order != "col":
         raise PlanError(f"c is {c}: a group of rows of x is a group of columns of C, a 'col'")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .operand import PackedOperand
+from .operand import BUFFERS, PackedOperand
 
 
 def explain_packed(operand: PackedOperand) -> str:
@@ -10,7 +10,8 @@ def explain_packed(operand: PackedOperand) -> str:
     order, fmt = operand.packing, operand.packing.format
     rows, depth = operand.smem.extent
     lines = [
-        f"A: packed {fmt}, converted to {order.target.dtype} in registers",
+        f"A: packed {fmt}, converted to {order.target.dtype} in registers"
+        + (", stored to shared memory by stmatrix" if operand.converted is not None else ""),
         f"  unit 64x128: {order.code_bytes} bytes of codes, {order.unit_bytes - order.code_bytes} of scales",
         f"  codes ((code, word), thread, vector) -> row + 64*column: {order.codes}",
     ]
@@ -22,6 +23,9 @@ def explain_packed(operand: PackedOperand) -> str:
         f"  a thread loads {operand.vectors} vector(s) of 16 bytes a block and K tile: "
         f"{depth // order.depth} fragments",
     ]
+    if operand.converted is not None:
+        tile = operand.converted.smem
+        lines.append(f"  {BUFFERS} buffers of converted weights, {tile.bytes} bytes each: {tile}")
     if operand.scales_sums:
         each = f"of {min(fmt.group or depth, depth)} of K"
         by = f", times {order.factor:g}" if order.factor != 1 else ""

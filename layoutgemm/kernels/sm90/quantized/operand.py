@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ....atoms.smem.descriptor import OperandDescriptor
 from ....errors import PlanError
-from ...derive import Operand
+from ...derive import Operand, OperandPlan
 from ...plan import check_settings
 from ...quantized.blocks import DEPTHS, PackedBlocks, PackedTile
 from ...quantized.float8 import refusal
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from ...epilogue.chain import Epilogue
     from ..config import Sm90Config
 
+BUFFERS = 3  # of converted weights: written, waited for, and read by products that run
 PRODUCT_K = 64  # of a group of products, at most: its fragments are converted while the group before runs
 
 
@@ -24,10 +26,12 @@ PRODUCT_K = 64  # of a group of products, at most: its fragments are converted w
 class PackedOperand(PackedBlocks):
     """Packed weights as A: bulk copies of whole or half units, one row block after another; no tensor map.
 
-    scales  what the scales of groups multiply, as `Sm90Tuning` has it; of float8 activations they multiply sums
+    scales     what the scales of groups multiply, as `Sm90Tuning` has it; of float8 activations they multiply sums
+    converted  the operand that converted weights become in shared memory, or None where they stay in registers
     """
 
     scales: str = "weights"
+    converted: OperandPlan | None = None
     rest: None = None
     ends: None = None
     maps: int = 1  # every kernel's first parameter is a tensor map: here it is B's once more, and not used
@@ -36,6 +40,18 @@ class PackedOperand(PackedBlocks):
     def copies(self) -> tuple[()]:
         """Its TMA copies: none."""
         return ()
+
+    @property
+    def descriptor(self) -> OperandDescriptor:
+        """The descriptor of converted weights. Raises PlanError where they stay in registers."""
+        if self.converted is None:
+            raise PlanError("converted weights stay in registers: they have no descriptor")
+        return self.converted.descriptor
+
+    @property
+    def converted_bytes(self) -> int:
+        """Bytes of a buffer of converted weights; 0 where they stay in registers."""
+        return 0 if self.converted is None else self.converted.smem.bytes
 
     @property
     def sent_bytes(self) -> int:
@@ -81,6 +97,11 @@ def check_packed(
         raise PlanError(f"a is {a}: packed weights have K contiguous, a 'row'")
     fmt.check_depth(sizes[2])
     takes = "a product with packed weights takes"
+    if config.tuning.converted == "shared":
+        through = "weights through shared memory take"
+        check_settings(config, through, schedule="cooperative", products="warpgroup", scales="weights", split=1)
+        if a.dtype.name in FLOAT8:
+            raise PlanError(f"{through} activations of 16 bits, not {a.dtype}: float8 has sums of its own in registers")
     check_settings(config, takes, loaded_a_rows=None, staged_epilogue_k_tiles=0)
     if config.schedule != "sliced":
         check_settings(config, f"{takes} 'sliced' or", schedule="cooperative")

@@ -22,6 +22,7 @@ from layoutgemm.kernels.run.emulated import emulate_plan
 from layoutgemm.kernels.run.hardware_model import GlobalMatrix
 from layoutgemm.kernels.sm90.budget_checks import registers_fit
 from layoutgemm.kernels.sm90.checks import pipeline_of
+from layoutgemm.kernels.sm90.pipeline_model import HopperPipeline
 from layoutgemm.kernels.sm90.quantized.choose import packed_config
 from layoutgemm.kernels.sm90.quantized.warp_products import WarpProducts, warp_checks
 from layoutgemm.kernels.sm90.store_checks import exchange_check
@@ -86,12 +87,21 @@ FORMS = {
         Sm90Config((64, 16), consumers=2, stages=4, scales="sums", **SLICED),
     ),
     "two blocks, scaled sums": (INT4, "bf16", (264, 13, 384), Sm90Config((256, 16), stages=3, scales="sums", **FEW)),
+    "through shared memory": (
+        QuantizedFormat("e4m3", 32), "bf16", (100, 13, 224),
+        Sm90Config((128, 16), tile_k=64, stages=2, converted="shared", store="direct"),
+    ),
+    "two blocks through shared memory": (
+        QuantizedFormat("int4", 64, True), "f16", (264, 40, 256),
+        Sm90Config((256, 32), 64, 2, cluster=(2, 1), loader="warpgroup", converted="shared", one_tile_per_cluster=True),
+    ),
     "two blocks": (QuantizedFormat("int8", 128), "f16", (264, 40, 256), Sm90Config((256, 32), stages=2)),
 }  # fmt: skip
 
 
 SUMMED = ("four warpgroups", "two CTAs an SM")
 WARPS = ("warps, split", "warps, half units")
+THROUGH = ("through shared memory", "two blocks through shared memory")
 SLICES = [form for form in FORMS if "slice" in form]
 
 
@@ -123,7 +133,17 @@ def test_the_checks_hold_and_the_executor_is_right(form: str) -> None:
 @needs_dsl
 @pytest.mark.dsl
 @pytest.mark.parametrize(
-    "form", ["split", pytest.param("cluster", marks=pytest.mark.slow), "half units", *SUMMED, *WARPS, *SLICES]
+    "form",
+    [
+        "split",
+        pytest.param("cluster", marks=pytest.mark.slow),
+        "half units",
+        THROUGH[0],
+        pytest.param(THROUGH[1], marks=pytest.mark.slow),
+        *SUMMED,
+        *WARPS,
+        *SLICES,
+    ],
 )
 def test_the_compiled_kernel_is_right_and_free_of_races(form: str) -> None:
     plan, packed, b, want, bound = problem(form)
@@ -183,7 +203,7 @@ def test_column_scales_bias_and_activation_are_applied_in_this_order() -> None:
 
 @needs_dsl
 @pytest.mark.dsl
-@pytest.mark.parametrize("form", ["self", *SUMMED])
+@pytest.mark.parametrize("form", ["self", *SUMMED, THROUGH[0]])
 def test_products_overlap_and_nothing_spills(form: str) -> None:
     compiled = problem(form)[0].compile()
     assert compiled.sass().serialised_wgmma(4) is None
@@ -242,6 +262,22 @@ def test_a_changed_pipeline_of_slices_is_no_proof(what: str) -> None:
     assert prove_pipeline(case)
     (case,) = replace(pipeline_of(problem("sliced, cluster")[0]), **changes).cases()
     assert f": {hazard}, with K" in str(prove_pipeline(case))
+
+
+@pytest.mark.parametrize(("missing", "hazard"), [("FenceProxy", "proxy"), ("Sync", "data"), ("", "race")])
+def test_converted_weights_need_a_fence_a_barrier_and_three_buffers(
+    missing: str, hazard: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With two buffers a warp would write where another's products still read."""
+    pipeline = pipeline_of(problem(THROUGH[0])[0])
+    assert prove_pipeline(pipeline.cases()[-1])
+    whole = HopperPipeline._through_shared
+    monkeypatch.setattr(
+        HopperPipeline, "_through_shared",
+        lambda self, *given: tuple(action for action in whole(self, *given) if type(action).__name__ != missing),
+    )  # fmt: skip
+    wrong = pipeline if missing else replace(pipeline, converted=2)
+    assert hazard in str(prove_pipeline(wrong.cases()[-1]))
 
 
 def test_the_exchange_of_slices_is_checked() -> None:
@@ -322,6 +358,18 @@ REFUSED = {
         {"weights": QuantizedFormat("int8"), "epilogue": QuantizedFormat("int8").epilogue(),
          "config": Sm90Config((64, 16), consumers=1, scales="sums")},
         "scales = 'sums' of weights int8 with a scale a column: there are no scales of groups",
+    ),
+    "converted alone": (
+        {"weights": None, "config": Sm90Config((64, 16), consumers=1, converted="shared")},
+        "converted = 'shared': only packed weights are converted",
+    ),
+    "converted, scaled sums": (
+        {"config": Sm90Config((64, 16), consumers=1, converted="shared", scales="sums")},
+        "scales = 'sums': weights through shared memory take 'weights'",
+    ),
+    "converted, float8": (
+        {"a": "e4m3", "b": "e4m3:col", "config": Sm90Config((64, 16), consumers=1, converted="shared")},
+        "weights through shared memory take activations of 16 bits, not e4m3",
     ),
     "format": ({"weights": "int4"}, "weights of Sm90Plan.derive must be a QuantizedFormat or None"),
 }  # fmt: skip

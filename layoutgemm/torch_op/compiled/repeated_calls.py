@@ -1,0 +1,247 @@
+"""Repeated calls with options: a kept launch, found by the places of its tensors and numbers in the call.
+
+    first call    checked; its launch is kept (`kept_launches`, `scaled_grouped.kept`)
+    next one      found there by a guard, and noted: which argument is which address of the launch
+    later ones    found here: options are the same objects, one guard holds for all tensors, and addresses are written
+
+Nothing is proved here. A call that differs in anything goes through the function, which finds or checks it as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.autograd.forward_ad as _forward
+
+from ...kernels.epilogue.parameters import number_word
+from ..checks import modes_of_dispatch, modes_of_functions
+from ..launch import NewResult, NewTensor, ProductCall, making
+from .guards import ALIGNED, MAX_CHANGES, MAX_READY, check_of
+from .kept_launches import KEPT, KeptCall, Served, launched_again, served
+
+Arguments = tuple[Any, ...]
+Options = Mapping[str, Any]
+Again = Callable[[Arguments, Options], Any]
+GIVEN, OUT = "given", "out"  # options: operands by name, and where the result goes
+MAX_OF_KIND = 8  # calls of one shape and the same names
+_SEVERAL = (tuple, list)
+
+class RepeatedCalls:
+    """The calls of one function that are found by their arguments.
+
+    `weight` is the place of the argument that most calls share: what was found for it last is asked first.
+    """
+
+    def __init__(self, weight: int) -> None:
+        self._weight = weight
+        self._last: dict[int, Again | None] = {}
+        self._changes: dict[int, int] = {}
+        self._seen: dict[tuple[object, ...], list[Again]] = {}
+        KEPT.on_clear.append(self.clear)
+
+    def clear(self) -> None:
+        """Drop all."""
+        self._last.clear()
+        self._changes.clear()
+        self._seen.clear()
+
+    def again_or(self, function: Callable[..., Any], arguments: Arguments, options: Options) -> Any:
+        """The result of a kept launch for such a call, or of the function, whose kept launch is noted."""
+        if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0:
+            return function(*arguments, **options)
+        try:
+            weight = arguments[self._weight]
+            if type(weight) in _SEVERAL:
+                weight = weight[0]
+        except IndexError:
+            return function(*arguments, **options)
+        key = id(weight) ^ id(options.get("epilogue"))
+        known = self._last.get(key, _unknown)
+        if known is not None and (found := known(arguments, options)) is not None:
+            return found
+        try:
+            kind = (weight.shape, len(arguments), *options)
+            of_kind = self._seen.get(kind, ())
+        except (AttributeError, RuntimeError, TypeError):  # no dense tensors
+            return function(*arguments, **options)
+        for again in of_kind:
+            if again is not known and (found := again(arguments, options)) is not None:
+                self._note(key, again)
+                return found
+        with served() as calls:
+            result = function(*arguments, **options)
+        if len(calls) == 1 and (made := repeated(calls[0], arguments, options, result)) is not None:
+            if len(self._seen) >= MAX_READY:
+                self.clear()
+            calls_of_kind = self._seen.setdefault(kind, [])
+            if len(calls_of_kind) < MAX_OF_KIND:
+                calls_of_kind.append(made)
+            self._note(key, made)
+        return result
+
+    def _note(self, key: int, again: Again) -> None:
+        """Look for a call here first; not for one that changes too often."""
+        if len(self._last) >= MAX_READY:
+            self._last.clear()
+            self._changes.clear()
+        changes = self._changes[key] = self._changes.get(key, 0) + 1
+        self._last[key] = again if changes <= MAX_CHANGES else None
+
+
+def _unknown(arguments: Arguments, options: Options) -> None:
+    return None
+
+
+class Named(NamedTuple):
+    """The options of a call, or its operands in `given`: names of tensors, and the other values by name."""
+
+    tensors: list[str]
+    others: dict[str, Any]
+
+    @classmethod
+    def of(cls, values: Options, without: Sequence[str]) -> Named:
+        """Tell them apart; `without` are told elsewhere."""
+        tensors = [name for name, x in values.items() if isinstance(x, torch.Tensor)]
+        return cls(tensors, {name: x for name, x in values.items() if name not in (*tensors, *without)})
+
+
+def repeated(call: Served, arguments: Arguments, options: Options, result: object) -> Again | None:
+    """What makes the launch of a served call again, for arguments like these; None where something else was done too.
+
+    Each tensor of the call must be one of the launch, and each number in `given` one of the launch's or the same object
+    as before. A tensor of the launch that is no argument must be part of the result, and is allocated anew.
+    """
+    given = options.get(GIVEN) or {}
+    several = result if type(result) is tuple else (result,)
+    if type(given) is not dict or several[0] is not call.result:
+        return None
+    numbers = [operand.name for operand in call.kept.numbers]
+    of_options, of_given = Named.of(options, [GIVEN]), Named.of(given, numbers)
+    tensors = [x for each in arguments for x in (each if type(each) in _SEVERAL else [each])]
+    tensors += [options[name] for name in of_options.tensors] + [given[name] for name in of_given.tensors]
+    places = {id(x): place for place, x in enumerate(tensors)}
+    count = len(tensors)
+    if not all(isinstance(x, torch.Tensor) for x in tensors) or len(places) < count or not given.keys() >= {*numbers}:
+        return None
+    beside = [x for x in several[1:] if id(x) not in places]
+    places |= {id(x): place for place, x in enumerate(beside, count)}
+    order = [places.get(id(x), -1) for x in call.tensors]
+    if sorted(order) != list(range(count + len(beside))) or any(x.data_ptr() & ALIGNED for x in tensors):
+        return None
+    check, kept = check_of(tensors), _in_order(call.kept, [order.index(place) for place in range(len(order))])
+    if check is None:
+        return None
+    product = _product(kept, count, beside)
+    if product is None and beside:
+        return None
+    names: dict[str, Any] = {
+        "check": check, "launch": launched_again, "kept": kept, "fixed": [*of_options.others.values()],
+        "held": [*of_given.others.values()], "grad_enabled": torch.is_grad_enabled, "product": product,
+        "word": number_word, "numbers": kept.numbers,
+    }  # fmt: skip
+    records = any(x.requires_grad for x in tensors)
+    words = None if product is None else numbers
+    source = source_of(arguments, options, of_options, of_given, records, words)
+    exec(source, names)
+    made: Again = names["again"]
+    return made
+
+
+def source_of(
+    arguments: Arguments, options: Options, of_options: Named, of_given: Named, records: bool,
+    words: Sequence[str] | None,
+) -> str:  # fmt: skip
+    """The code that finds a call's tensors, asks the guard, and launches: a loop over them takes twice the time.
+
+    of_options, of_given  the options, and the operands in `given`, told apart
+    records               whether a tensor requires a gradient: the launch is for calls that record none
+    words                 the numbers in `given`, of a launch that writes new tensors alone; None for others
+
+    >>> x, bias = torch.ones(2), torch.ones(2)
+    >>> options = {"given": {"bias": bias, "alpha": 2.0}, "config": None}
+    >>> print(source_of((x, x), options, Named([], {"config": None}), Named(["bias"], {}), False, ["alpha"]))
+    def again(arguments, options):
+        try:
+            if len(arguments) != 2 or len(options) != 2: return None
+            if options['config'] is not fixed[0]: return None
+            given = options['given']
+            if type(given) is not dict or len(given) != 2: return None
+            t0, t1, = arguments
+            t2 = given['bias']
+            if t0.is_nested or t1.is_nested or t2.is_nested or not check(t0, t1, t2): return None
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError): return None
+        return product(t0, t1, t2, word(numbers[0], given['alpha']))
+    """
+    given = options.get(GIVEN)
+    wrong = [f"len(arguments) != {len(arguments)} or len(options) != {len(options)}", *["grad_enabled()"] * records]
+    wrong += [f"options[{name!r}] is not fixed[{i}]" for i, name in enumerate(of_options.others)]
+    lines = ["given = None" if given is None else f"given = options[{GIVEN!r}]"]
+    if given is not None:
+        wrong_given = [f"type(given) is not dict or len(given) != {len(given)}"]
+        wrong_given += [f"given[{name!r}] is not held[{i}]" for i, name in enumerate(of_given.others)]
+        lines += [f"if {each}: return None" for each in wrong_given]
+    elif GIVEN in options:
+        wrong.append(f"options[{GIVEN!r}] is not None")
+    names: list[str] = []
+
+    def another() -> str:
+        names.append(f"t{len(names)}")
+        return names[-1]
+
+    said = []
+    for i, each in enumerate(arguments):
+        if type(each) in _SEVERAL:
+            wrong.append(f"type(arguments[{i}]) is not {type(each).__name__}")
+            said.append(f"({''.join(f'{another()}, ' for _ in each)})")
+        else:
+            said.append(another())
+    lines.append(f"{''.join(f'{each}, ' for each in said)[:-1]} = arguments")
+    lines += [f"{another()} = options[{name!r}]" for name in of_options.tensors]
+    lines += [f"{another()} = given[{name!r}]" for name in of_given.tensors]
+    every, nested = ", ".join(names), "".join(f"{name}.is_nested or " for name in names)
+    lines.append(f"if {nested}not check({every}): return None")
+    if words is None:
+        low = " | ".join(f"values[{i}]" for i in range(len(names)))
+        out = f"options[{OUT!r}]" if OUT in of_options.tensors else "None"
+        lines.append(f"values = [{', '.join(f'{name}.data_ptr()' for name in names)}]")
+        launch = f"launch(kept, ({every},), values, given, {out}) if not ({low}) & {ALIGNED} and all(values) else None"
+    else:
+        launch = f"product({', '.join([every, *[f'word(numbers[{i}], given[{name!r}])' for i, name in enumerate(words)]])})"
+    body = [f"        {line}" for line in (*[f"if {each}: return None" for each in wrong], *lines)]
+    return "\n".join([
+        "def again(arguments, options):", "    try:", *body,
+        "    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError): return None",
+        f"    return {launch}",
+    ])  # fmt: skip
+
+
+def _product(kept: KeptCall, count: int, beside: Sequence[torch.Tensor]) -> ProductCall | None:
+    """The call of tensors and numbers that makes new tensors alone; None where the launch writes others, or workspaces.
+
+    beside  what is made behind the result: the launch has them behind the call's `count` tensors
+    """
+    if kept.result is None or kept.written or kept.memory or kept.clears or not kept.ordered:
+        return None
+    places = kept.direct.places
+    at = count + len(beside)
+    more = [
+        NewTensor(tuple(x.shape), tuple(x.stride()), x.dtype, place) for x, place in zip(beside, places[count:at])
+    ]  # fmt: skip
+    made = (NewTensor(*kept.result, places[at]), *more)
+    launch = NewResult(kept.direct, made, dict(enumerate(places[:count])), places[at + 1 :])
+    return making([launch], count, range(len(made)) if more else None)
+
+
+def _in_order(kept: KeptCall, order: Sequence[int]) -> KeptCall:
+    """A kept call whose tensors are handed over in another order: `order` has the former place of each."""
+    direct, count = kept.direct, len(order)
+    places = (*[direct.places[place] for place in order], *direct.places[count:])
+    return replace(
+        kept,
+        direct=direct.at(places),
+        spans=tuple([kept.spans[place] for place in order]),
+        written=tuple([order.index(place) for place in kept.written]),
+    )
