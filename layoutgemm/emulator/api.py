@@ -641,8 +641,10 @@ def _content(parameter: Parameter, value: Any, array: Array | None, arrays: Argu
         if size not in (BYTES, 8):
             raise EmulatorError(f"{parameter.name} has {size} bytes, a tensor map {BYTES}, and its address 8")
         address = arrays.address(array.address)
-        im2col = isinstance(value, Im2colMapOf)
-        words = encode_im2col(value.checked(array), address) if im2col else encode(value.tensor_map(array), address)
+        if isinstance(value, Im2colMapOf):
+            words = encode_im2col(value.checked(array), address)
+        else:
+            words = encode(value.tensor_map(array), address)
         if size == BYTES:
             return words
         held = arrays.memory.add(f"the tensor map of {parameter.name}", np.frombuffer(bytearray(words), np.uint8))

@@ -59,7 +59,7 @@ from .composed.parts import AskedParts, composes
 from .compute import finished_product, gated_product, scaled_product, wide_type
 from .indexed.api import indexed_matmul
 from .indexed.product import IndexedOperands
-from .launch import PreparedProblem, current_device, empty_on_gpu, raw_stream
+from .launch import PreparedProblem, current_device, raw_stream
 from .operands.api import matmul_combined
 from .operators import bias_gradient, dispatched, recorded_product
 from .own_epilogue.api import epilogue_matmul
