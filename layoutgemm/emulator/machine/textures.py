@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -176,7 +176,7 @@ class TextureOf:
         return out
 
     def footprint(self, coordinates: list[npt.NDArray[np.float32]]) -> list[list[Integers]]:
-        """The four texels of tld4 around a point of two dimensions, counter-clockwise from the lower left."""
+        """The four texels around a point, counter-clockwise from the lower left, as tld4 has them."""
         x, y = [np.floor(place - np.float32(0.5)).astype(np.int64) for place in self.places(coordinates)]
         return [[x, y + 1], [x + 1, y + 1], [x + 1, y], [x, y]]
 
@@ -188,9 +188,12 @@ class TextureOf:
         kind = self.array.dtype
         values = np.ascontiguousarray(raw).view(kind).reshape(len(raw), self.channels)
         wide: type[np.float32] | type[np.int64] = np.float32 if self.floats else np.int64
-        found: Any = values.astype(wide)
+        found: npt.NDArray[np.generic] = values.astype(wide)
         if self.read == "normalized":
-            found = np.maximum(found / np.float32((1 << 8 * kind.itemsize - (kind.kind == "i")) - 1), np.float32(-1))
+            found = np.maximum(
+                values.astype(np.float32) / np.float32((1 << 8 * kind.itemsize - (kind.kind == "i")) - 1),
+                np.float32(-1),
+            )
         missing = np.tile(np.array([0, 0, 0, 1], wide)[self.channels :], (len(raw), 1))
         border = np.array(self.border, wide)
         out: Texels = np.where(inside[:, None], np.concatenate([found, missing], axis=1), border)

@@ -147,8 +147,8 @@ def fetch_texture(program: Program, ins: PtxInstruction) -> Run:
     if (kind not in ("f32", "f16", "u32", "s32") or of not in ("f32", "s32") or "v4" not in words
             or [word for word in words if word not in known] or bool(component) != gathers):  # fmt: skip
         raise ValueError(
-            f"{ins.opcode} is not emulated: .v4 of .f32, .f16, .u32 or .s32 at .f32 or .s32 coordinates is, of textures "
-            f"{', '.join(GEOMETRIES)}"
+            f"{ins.opcode} is not emulated: .v4 of .f32, .f16, .u32 or .s32 at .f32 or .s32 coordinates is, of "
+            f"textures {', '.join(GEOMETRIES)}"
         )
     form = TextureForm(program, ins, 1)
     if gathers and (form.geometry not in ("2d", "a2d") or of != "f32"):
@@ -191,7 +191,7 @@ def _filtered(
     fiber: Fiber, ins: PtxInstruction, bound: BoundTexture, at: list[npt.NDArray[np.float32]],
     layers: npt.NDArray[np.int64], lanes: int,
 ) -> Texels:  # fmt: skip
-    """[lane, four channels] of the weighted texels around each point, or of the one that it is in."""
+    """[lane, four channels] of each point, by the texture's filter."""
     samples = bound.texture.samples(at)
     texels = [_read(fiber, ins, bound, places, layers, lanes) for places, _ in samples]
     if bound.texture.filter == "point":

@@ -149,7 +149,10 @@ def lane_bits(mask: int) -> tuple[int, ...]:
 
 
 def lanes_among(mask: int, flags: npt.NDArray[np.bool_]) -> int:
-    """The lanes of a bit mask for which a flag holds, one flag a lane from the lowest.
+    """The lanes of a bit mask for which a flag holds.
+
+    flags  one a lane, from the lowest
+
 
     >>> lanes_among(0b1101, np.array([True, False, True]))
     9
