@@ -64,7 +64,7 @@ class TextureForm:
         """The nearest layer of each lane."""
         if self.layer is None:
             return np.zeros(lanes.bit_count(), np.int64)
-        return np.clip(_signed(lanewise(self.layer(fiber), lanes)), 0, count - 1)
+        return np.clip(lanewise(self.layer(fiber), lanes).astype(np.int64) & 0xFFFFFFFF, 0, count - 1)
 
 
 def _object(program: Program, operand: PtxOperand) -> Reader:
