@@ -42,7 +42,7 @@ from layoutgemm import (
 from layoutgemm.inductor.registration import layoutgemm_matmul
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, RowReduce, Scale
 from layoutgemm.nn import QuantizedLinear
-from layoutgemm.torch_op import api, launch
+from layoutgemm.torch_op import launch
 from layoutgemm.torch_op.api import linear
 from layoutgemm.torch_op.compiled import direct, kept_launches
 from layoutgemm.torch_op.scaled_grouped import kept
@@ -217,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with bare_launches(patch) as noted, torch.no_grad():
             noted.arguments = Discarded()
-            for module in (launch, api, kept, kept_launches):  # a GPU's allocation is one call of C too
+            for module in (launch, kept, kept_launches):  # a GPU's allocation is one call of C too
                 patch.setattr(module, "empty_on_gpu", torch._C._dynamo.guards._empty_strided_cpu)
             measure(calls())
             with torch.enable_grad():

@@ -51,8 +51,9 @@ from .checks import (
     transforms,
 )
 from .compiled.guards import ALIGNED, MAX_READY, UNKNOWN, Guard, LastCalls, guarded
-from .compiled.kept_launches import Extras, KeptCall, Served, again_or, note_served
-from .compiled.repeated_calls import RepeatedCalls
+from .compiled.kept_launches import Extras, KeptCall, Served, again_or, note_served, served
+from .compiled.repeated_calls import SEVERAL, RepeatedCalls, repeated
+from .compiled.repeated_calls import UNKNOWN as UNKNOWN_CALL
 from .compiled.traced import check_compiled, check_compiled_gemm, refuse, traced_flag
 from .composed.api import ComposedOptions, composed_product
 from .composed.parts import AskedParts, composes
@@ -100,7 +101,7 @@ def repeated_first(
     (3, 5, 4)
     """
 
-    taken, repeated = frozenset(takes), RepeatedCalls(weight)
+    taken, calls = frozenset(takes), RepeatedCalls()
 
     def decorated(product: F) -> F:
         @functools.wraps(product)
@@ -111,7 +112,30 @@ def repeated_first(
                 found = again(tensors, options)
                 if found is not None:
                     return found
-            return repeated.again_or(product, tensors, options)
+            if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0 or len(tensors) <= weight:
+                return product(*tensors, **options)
+            shared = tensors[weight]
+            if type(shared) in SEVERAL and shared:
+                shared = shared[0]
+            at = id(shared) ^ id(options.get("epilogue"))
+            known = calls.last.get(at, UNKNOWN_CALL)
+            if known is not None:
+                found = known(tensors, options)
+                if found is not None:
+                    return found
+            try:
+                kind: tuple[object, ...] = (shared.shape, len(tensors), *options)
+            except (AttributeError, RuntimeError):  # no dense tensors
+                return product(*tensors, **options)
+            for other in calls.seen.get(kind, ()):
+                if other is not known and (found := other(tensors, options)) is not None:
+                    calls.note(at, other)
+                    return found
+            with served() as made:
+                result = product(*tensors, **options)
+            if len(made) == 1 and (new := repeated(made[0], tensors, options, result)) is not None:
+                calls.keep(at, kind, new)
+            return result
 
         return cast(F, call)
 

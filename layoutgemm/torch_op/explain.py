@@ -127,7 +127,7 @@ def explain_matmul(
             of, after = ScaledFactors(a, scale_a, b, scale_b), BiasActivation(bias, activation, use_fast_accum)
             return explain_own_epilogue(of, epilogue, given, (recipe_a, recipe_b), after, out, out_dtype, config)
         return _with_epilogue(a, b, out, epilogue, given, config, out_dtype, (bias, activation))
-    check_expected(expected_rows, counts, config)
+    check_expected(expected_rows, groups, config)
     recipes, after = (recipe_a, recipe_b), BiasActivation(bias, activation, use_fast_accum)
     if groups is not None or (scale_a is not None and out_recipe is None and _is_of_each(a, b, bias)):
         return explain_grouped(

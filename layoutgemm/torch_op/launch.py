@@ -307,7 +307,7 @@ def making_code(
     def product(t0, t1, _=None):
         p0 = t0.data_ptr()
         p1 = t1.data_ptr()
-        if (p0 | p1) & ALIGNED or not (p0 and p1) or current_device() != index: return None
+        if (p0 | p1) & 15 or not (p0 and p1) or current_device() != index: return None
         c0 = empty_on_gpu(shape0, strides0, kind0)
         stream = raw_stream(index)
         try:
@@ -331,7 +331,7 @@ def making_code(
     new = list(range(sum(makes for makes, _, _ in launches)))
     lines = [
         *[f"p{i} = t{i}.data_ptr()" for i in read],
-        f"if ({' | '.join(addresses)}) & ALIGNED or not ({' and '.join(addresses)}) or current_device() != index: "
+        f"if ({' | '.join(addresses)}) & {ALIGNED} or not ({' and '.join(addresses)}) or current_device() != index: "
         "return None",
         *[f"c{i} = empty_on_gpu(shape{i}, strides{i}, kind{i})" for i in new],
         "stream = raw_stream(index)",

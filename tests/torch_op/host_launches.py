@@ -118,10 +118,11 @@ def host_launches(patch: Any, computes: bool = True) -> Iterator[HostLaunches]:
     patch.setattr(launch, "kernel", lambda solution: SimpleNamespace(launcher=Launcher(solution)))
     patch.setattr(launch, "THREAD", SimpleNamespace(bound=True))
     patch.setattr(compute, "on_gpu", lambda index: True)
-    for module in (launch, api):
+    for module in (launch, api, kept_launches):
         patch.setattr(module, "current_device", lambda: -1)
         patch.setattr(module, "raw_stream", lambda index: 77)
-        patch.setattr(module, "empty_on_gpu", empty if computes else quick)
+        if hasattr(module, "empty_on_gpu"):
+            patch.setattr(module, "empty_on_gpu", empty if computes else quick)
     patch.setattr(call_sites, "FIRST_GPU", -1)
     patch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     patch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=88))
@@ -180,13 +181,13 @@ def bare_launches(patch: Any) -> Iterator[BareLaunches]:
     patch.setattr(quantized_kept, "FIRST_GPU", -1)
     patch.setattr(quantized, "compile_plan", made)
     patch.setattr(quantized, "raw_stream", lambda index: 77)
-    for module in (launch, api, kept):
+    for module in (launch, api, kept, kept_launches):
         patch.setattr(module, "current_device", lambda: -1)
-    for module in (kept_launches, quantized_kept):
-        patch.setattr(module, "_current_device", lambda: -1)
+    patch.setattr(quantized_kept, "_current_device", lambda: -1)
     for module in (launch, api, kept, kept_launches, quantized_kept):
         patch.setattr(module, "raw_stream", lambda index: 77)
-        patch.setattr(module, "empty_on_gpu", empty)
+        if hasattr(module, "empty_on_gpu"):
+            patch.setattr(module, "empty_on_gpu", empty)
     for module in (indexed, own_epilogue, grouped_epilogue):
         patch.setattr(module, "require_hopper", lambda index, what: None)
     groups = (scaled, own_epilogue, grouped, grouped_epilogue)

@@ -127,9 +127,9 @@ def test_refusals_are_the_products() -> None:
         ({"a": a, "b": a.T, "scale_a": torch.ones(256, 1)}, OperandError, "a is torch.bfloat16: scales are for"),
         ({"a": a, "b": b, "offsets": OFFSETS, "out": a.clone()}, TensorError, r"out has shape \[256, 512\]"),
         (
-            {"a": a, "b": b, "offsets": OFFSETS, "expected_rows": 7},
+            {"a": a, "b": b, "offsets": OFFSETS, "expected_rows": 700},
             OperandError,
-            "tiles of masked groups, and there is",
+            "expected_rows = 700: 3 groups of as many have 2100 rows, and a has 256",
         ),
         (
             {"a": a.view(1, 256, 512).expand(3, 256, 512), "b": b, "counts": OFFSETS[:3], "expected_rows": 0},

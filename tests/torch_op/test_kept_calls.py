@@ -322,7 +322,7 @@ REFUSED: list[tuple[str, Callable[[Tensors], Any], type[Exception], str]] = [
      OperandError, "offsets is torch.float32"),
     ("offsets that are too many", lambda t: grouped_matmul(t.x, t.experts, torch.zeros(9, dtype=torch.int32)),
      OperandError, r"offsets is torch.int32 of shape \[9\]"),
-    ("expected rows of offsets", lambda t: t.grouped(expected_rows=7), OperandError, "there is no counts"),
+    ("more rows than there are", lambda t: t.grouped(expected_rows=1 << 20), OperandError, "groups of as many have"),
     ("no tensor", lambda t: grouped_matmul([[1.0]], t.experts, t.offsets), OperandError, "a is a builtins.list"),
 ]  # fmt: skip
 

@@ -26,6 +26,7 @@ from layoutgemm.kernels.epilogue.chain import Aux, Bias, Epilogue
 from layoutgemm.kernels.run.operand_checks import overlaps_itself, share_memory
 from layoutgemm.torch_op import api as torch_op
 from layoutgemm.torch_op import launch
+from layoutgemm.torch_op.compiled import kept_launches
 from layoutgemm.torch_op.compiled.guards import KeptCalls
 from layoutgemm.torch_op.reference import rounded
 from tests.torch_op.operand_fuzz import faults
@@ -327,7 +328,8 @@ def short_way(monkeypatch: pytest.MonkeyPatch) -> Any:
     direct: Any = launch.DirectLaunch(SimpleNamespace(launcher=Launcher()), (0, 0, 0), (2, 0, 1), -1, "")  # type: ignore[arg-type]
     ready = SimpleNamespace(
         simple=True, tf32=False, spans=(512, 512, 512), device=-1, product=direct.product((16, 16), (16, 1), BF16),
-        launch=lambda *arguments: launches.append(arguments),
+        launch=lambda *arguments: launches.append(arguments), shape=(16, 16), strides=(16, 1), kind=BF16,
+        of_tensors=lambda count: direct.at((0, 1, *[1] * (count - 2), 2)),
     )  # fmt: skip
 
     class Always(KeptCalls[Any]):
@@ -335,7 +337,7 @@ def short_way(monkeypatch: pytest.MonkeyPatch) -> Any:
             return ready if key else default
 
     monkeypatch.setattr(torch_op, "PREPARED", Always())
-    for module in (launch, torch_op):
+    for module in (launch, torch_op, kept_launches):
         monkeypatch.setattr(module, "current_device", lambda: -1)
         monkeypatch.setattr(module, "raw_stream", lambda index: 0)
     monkeypatch.setattr(launch, "empty_on_gpu", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))

@@ -38,6 +38,7 @@ from layoutgemm.torch_op import epilogue as torch_epilogue
 from layoutgemm.torch_op import launch as torch_launch
 from layoutgemm.torch_op import prepared as torch_prepared
 from layoutgemm.torch_op import solver as torch_solver
+from layoutgemm.torch_op.compiled import kept_launches
 from layoutgemm.torch_op.indexed import product as torch_indexed
 from layoutgemm.torch_op.problem import Problem, StridedOperand, contiguous_strides, shapes_of
 from layoutgemm.torch_op.scaled_grouped import grouped as torch_grouped
@@ -379,10 +380,11 @@ def emulated(monkeypatch: pytest.MonkeyPatch, edges: bool = True) -> Any:
 
     monkeypatch.setattr(torch_launch, "kernel", lambda solution: SimpleNamespace(launcher=Emulated(original(solution))))
     monkeypatch.setattr(torch.Tensor, "data_ptr", seen)
-    for module in (torch_launch, torch_op, torch_kept):
+    for module in (torch_launch, torch_op, torch_kept, kept_launches):
         monkeypatch.setattr(module, "current_device", lambda: -1)
         monkeypatch.setattr(module, "raw_stream", lambda index: 77)
-        monkeypatch.setattr(module, "empty_on_gpu", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
+        if hasattr(module, "empty_on_gpu"):
+            monkeypatch.setattr(module, "empty_on_gpu", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
     # plans with more to them than A and B
     for name, value in {
         "compile_plan": lambda plan: SimpleNamespace(launcher=Emulated(SimpleNamespace(plan=plan))),
@@ -545,7 +547,7 @@ def test_blocks_belong_to_one_call_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
     found.what = found.solution.kernel
     found._launcher = SimpleNamespace(entry=host, block=lambda arguments: ArgumentBlock(host, arguments))
     found._template, found._free, found._a, found._b, found.device = (0,) * 14, [], 0, 1, 0
-    found._start = found._starter()
+    found._start = found._starter((0, 1, 2))
     monkeypatch.setattr(torch_launch, "current_device", lambda: 0)
     monkeypatch.setattr(torch_launch, "raw_stream", lambda index: 77)
     monkeypatch.setattr(torch_launch, "empty_on_gpu", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
@@ -575,7 +577,7 @@ def test_blocks_belong_to_one_call_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
         ctypes.c_int32.from_address((ctypes.c_void_p * 16).from_address(pointer)[15]).value = 700
 
     found._launcher.entry = refuse
-    found._start = found._starter()
+    found._start = found._starter((0, 1, 2))
     with pytest.raises(PlanError, match=r"cudaErrorIllegalAddress|cudaError 700"):
         found.launch(0, 0, 0, 0)
     with pytest.raises(PlanError, match=r"cudaErrorIllegalAddress|cudaError 700"):

@@ -20,6 +20,7 @@ from layoutgemm import Sm90Config, gemm, matmul
 from layoutgemm.kernels.epilogue.chain import Aux, Bias, Epilogue
 from layoutgemm.moved import MODULES, NAMES
 from layoutgemm.torch_op import api, compute, epilogue, launch, prepared
+from layoutgemm.torch_op.compiled import kept_launches
 from tests.test_imports import imports_of
 
 ROOT = Path(layoutgemm.__file__).resolve().parent
@@ -58,10 +59,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     monkeypatch.setattr(launch, "THREAD", SimpleNamespace(bound=True))
     for module in (compute, epilogue):
         monkeypatch.setattr(module, "on_gpu", lambda x: True)
-    for module in (launch, api):
+    for module in (launch, api, kept_launches):
         monkeypatch.setattr(module, "current_device", lambda: -1)
         monkeypatch.setattr(module, "raw_stream", lambda index: 77)
-        monkeypatch.setattr(module, "empty_on_gpu", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
+        if hasattr(module, "empty_on_gpu"):
+            monkeypatch.setattr(module, "empty_on_gpu", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=88))
     prepared.forget()

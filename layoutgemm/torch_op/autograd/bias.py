@@ -43,7 +43,7 @@ class WeightAndBias(NamedTuple):
     kind: torch.dtype
 
     def launch(self, shape: tuple[int, ...], strides: tuple[int, ...], kind: torch.dtype) -> NewResult:
-        """The launch that makes a weight's gradient and the bias's: of dC, the third tensor of a call, and the first."""
+        """The launch that makes both gradients, of dC and x: a call's third tensor and its first."""
         into, of_c, of_a, of_bias = self.direct.places
         weight = NewTensor(shape, strides, kind, into)
         return NewResult(self.direct, (weight, NewTensor((self.rows,), (1,), self.kind, of_bias)), {2: of_c, 0: of_a})

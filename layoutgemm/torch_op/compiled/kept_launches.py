@@ -25,14 +25,24 @@ import torch.autograd.forward_ad as _forward
 from ...kernels.epilogue.chain import Epilogue, EpilogueOperand
 from ...kernels.epilogue.parameters import number_word
 from ..checks import PLAIN, modes_of_dispatch, modes_of_functions, seen_by_autograd_alone, tracing_state
-from ..launch import DirectLaunch, RecordedLaunch, Recording, Runs, empty_on_gpu, fill, raw_stream, recorded, span
-from ..prepared import mark_written
+from ..launch import (
+    DirectLaunch,
+    RecordedLaunch,
+    Recording,
+    Runs,
+    current_device,
+    empty_on_gpu,
+    fill,
+    raw_stream,
+    recorded,
+    span,
+)
+from ..prepared import PREPARED, mark_written
 from ..problem import StridedOperand
 from .guards import FIRST_GPU, KeptCalls, Key, LaunchesByAddress, guarded
 
 OWN = ("a", "b", "c")  # a launch's first arguments
 MAX_KEPT = 1024
-_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,6 +74,7 @@ class KeptCall:
 
 
 KEPT: KeptCalls[LaunchesByAddress[KeptCall]] = KeptCalls()
+PREPARED.on_clear.append(KEPT.clear)  # the next call of each chooses anew
 
 
 class Extras(NamedTuple):
@@ -197,7 +208,7 @@ def launched_again(
     """
     direct = kept.direct
     index = direct.device
-    if _current_device() != index or (not kept.ordered and torch.are_deterministic_algorithms_enabled()):
+    if current_device() != index or (not kept.ordered and torch.are_deterministic_algorithms_enabled()):
         return None
     written = kept.written
     for place in written:

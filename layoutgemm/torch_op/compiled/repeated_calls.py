@@ -14,85 +14,63 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-import torch.autograd.forward_ad as _forward
 
 from ...kernels.epilogue.parameters import number_word
-from ..checks import modes_of_dispatch, modes_of_functions
 from ..launch import NewResult, NewTensor, ProductCall, making
 from .guards import ALIGNED, MAX_CHANGES, MAX_READY, check_of
-from .kept_launches import KEPT, KeptCall, Served, launched_again, served
+from .kept_launches import KEPT, KeptCall, Served, launched_again
 
 Arguments = tuple[Any, ...]
 Options = Mapping[str, Any]
 Again = Callable[[Arguments, Options], Any]
 GIVEN, OUT = "given", "out"  # options: operands by name, and where the result goes
 MAX_OF_KIND = 8  # calls of one shape and the same names
-_SEVERAL = (tuple, list)
-
-class RepeatedCalls:
-    """The calls of one function that are found by their arguments.
-
-    `weight` is the place of the argument that most calls share: what was found for it last is asked first.
-    """
-
-    def __init__(self, weight: int) -> None:
-        self._weight = weight
-        self._last: dict[int, Again | None] = {}
-        self._changes: dict[int, int] = {}
-        self._seen: dict[tuple[object, ...], list[Again]] = {}
-        KEPT.on_clear.append(self.clear)
-
-    def clear(self) -> None:
-        """Drop all."""
-        self._last.clear()
-        self._changes.clear()
-        self._seen.clear()
-
-    def again_or(self, function: Callable[..., Any], arguments: Arguments, options: Options) -> Any:
-        """The result of a kept launch for such a call, or of the function, whose kept launch is noted."""
-        if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0:
-            return function(*arguments, **options)
-        try:
-            weight = arguments[self._weight]
-            if type(weight) in _SEVERAL:
-                weight = weight[0]
-        except IndexError:
-            return function(*arguments, **options)
-        key = id(weight) ^ id(options.get("epilogue"))
-        known = self._last.get(key, _unknown)
-        if known is not None and (found := known(arguments, options)) is not None:
-            return found
-        try:
-            kind = (weight.shape, len(arguments), *options)
-            of_kind = self._seen.get(kind, ())
-        except (AttributeError, RuntimeError, TypeError):  # no dense tensors
-            return function(*arguments, **options)
-        for again in of_kind:
-            if again is not known and (found := again(arguments, options)) is not None:
-                self._note(key, again)
-                return found
-        with served() as calls:
-            result = function(*arguments, **options)
-        if len(calls) == 1 and (made := repeated(calls[0], arguments, options, result)) is not None:
-            if len(self._seen) >= MAX_READY:
-                self.clear()
-            calls_of_kind = self._seen.setdefault(kind, [])
-            if len(calls_of_kind) < MAX_OF_KIND:
-                calls_of_kind.append(made)
-            self._note(key, made)
-        return result
-
-    def _note(self, key: int, again: Again) -> None:
-        """Look for a call here first; not for one that changes too often."""
-        if len(self._last) >= MAX_READY:
-            self._last.clear()
-            self._changes.clear()
-        changes = self._changes[key] = self._changes.get(key, 0) + 1
-        self._last[key] = again if changes <= MAX_CHANGES else None
+SEVERAL = (tuple, list)
 
 
 def _unknown(arguments: Arguments, options: Options) -> None:
     return None
+
+
+class RepeatedCalls:
+    """The calls of one function that are found by their arguments.
+
+    last  what found a call last, by the ids of its weight and its epilogue; None for calls that change too often. It is
+          a place to look first, never a proof: an id may come to be another object's
+    seen  all, by the weight's shape and the names of the options
+    """
+
+    def __init__(self) -> None:
+        self.last: dict[int, Again | None] = {}
+        self.seen: dict[tuple[object, ...], list[Again]] = {}
+        self._changes: dict[int, int] = {}
+        KEPT.on_clear.append(self.clear)
+
+    def clear(self) -> None:
+        """Drop all."""
+        self.last.clear()
+        self.seen.clear()
+        self._changes.clear()
+
+    def note(self, at: int, again: Again) -> None:
+        """Look for a call here first from now on."""
+        if len(self.last) >= MAX_READY:
+            self.last.clear()
+            self._changes.clear()
+        changes = self._changes[at] = self._changes.get(at, 0) + 1
+        self.last[at] = again if changes <= MAX_CHANGES else None
+
+    def keep(self, at: int, kind: tuple[object, ...], again: Again) -> None:
+        """A call that is found from now on."""
+        if len(self.seen) >= MAX_READY:
+            self.clear()
+        of_kind = self.seen.setdefault(kind, [])
+        if len(of_kind) < MAX_OF_KIND:
+            of_kind.append(again)
+        self.note(at, again)
+
+
+UNKNOWN: Again = _unknown  # of no call
 
 
 class Named(NamedTuple):
@@ -120,7 +98,7 @@ def repeated(call: Served, arguments: Arguments, options: Options, result: objec
         return None
     numbers = [operand.name for operand in call.kept.numbers]
     of_options, of_given = Named.of(options, [GIVEN]), Named.of(given, numbers)
-    tensors = [x for each in arguments for x in (each if type(each) in _SEVERAL else [each])]
+    tensors = [x for each in arguments for x in (each if type(each) in SEVERAL else [each])]
     tensors += [options[name] for name in of_options.tensors] + [given[name] for name in of_given.tensors]
     places = {id(x): place for place, x in enumerate(tensors)}
     count = len(tensors)
@@ -193,7 +171,7 @@ def source_of(
 
     said = []
     for i, each in enumerate(arguments):
-        if type(each) in _SEVERAL:
+        if type(each) in SEVERAL:
             wrong.append(f"type(arguments[{i}]) is not {type(each).__name__}")
             said.append(f"({''.join(f'{another()}, ' for _ in each)})")
         else:
@@ -209,7 +187,9 @@ def source_of(
         lines.append(f"values = [{', '.join(f'{name}.data_ptr()' for name in names)}]")
         launch = f"launch(kept, ({every},), values, given, {out}) if not ({low}) & {ALIGNED} and all(values) else None"
     else:
-        launch = f"product({', '.join([every, *[f'word(numbers[{i}], given[{name!r}])' for i, name in enumerate(words)]])})"
+        launch = (
+            f"product({', '.join([every, *[f'word(numbers[{i}], given[{name!r}])' for i, name in enumerate(words)]])})"
+        )
     body = [f"        {line}" for line in (*[f"if {each}: return None" for each in wrong], *lines)]
     return "\n".join([
         "def again(arguments, options):", "    try:", *body,

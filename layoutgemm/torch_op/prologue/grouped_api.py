@@ -16,7 +16,7 @@ from ..compiled.kept_launches import again_or
 from ..compiled.traced import refuse
 from ..indexed.grouped_rows import Options
 from ..prepared import config_text
-from ..scaled_grouped.grouped import check_expected, groups_of, in_groups
+from ..scaled_grouped.grouped import MASKED_GROUPS, check_expected, groups_of, in_groups
 from ..scaled_grouped.recipes import fast_accum
 from ..scaled_grouped.scaled import BiasActivation, check_config
 from .api import refusal_of_call
@@ -82,7 +82,7 @@ def _eager(
 
     def make() -> torch.Tensor:
         refuse_traces("prologue=")
-        check_expected(expected, options.get("counts"), config)
+        check_expected(expected, options.get("counts"), config, MASKED_GROUPS)
         check_config(config)
         product = checked_groups(a, b, groups, said, prologue, given, finish, out, options["out_dtype"])
         if not needs_dispatcher(*product.tensors, out):

@@ -380,9 +380,10 @@ def grouped_matmul(
     counts    in place of both, int32 or int64 of experts: the rows of each group that count. Others are not written to
               `out`, and are unspecified in a new result. On a GPU the kernel reads the counts and skips tiles of rows
               beyond them; a count below 0 is 0, one above the group's rows is all of them
-    expected_rows   with counts: the rows of a group that the tiles are chosen for, since the host does not see the
-              counts; 128 if it is not given, or as many as a group has. Any counts give the same result. Not under
-              torch.compile, which takes config
+    expected_rows   the rows of a group that the tiles are chosen for, since the host does not see the groups. With
+              counts 128 if it is not given, or as many as a group has. With offsets or offs the rows that each group
+              has, as with a capacity: without it tiles are those of uneven groups with the rows of the average. Any
+              groups give the same result. Not of columns nor along K, nor under torch.compile, which takes config
     scale_a   of float8: float32 (rows, K blocks of 128) and scale_b (experts, N / 128, K blocks), as for scaled_matmul,
               and its recipes likewise. Along K the blocks are those of K, (M, K blocks) and (N / 128, K blocks) or
               (N, K blocks); a scale of each row and column of each group is (experts, M, 1) and (experts, 1, N)
@@ -455,7 +456,7 @@ def grouped_matmul(
         key, found = find(a, b, groups, scale_a, others, out, options, recorded)
         if found is not None:
             return _record(a, b, groups, said, [found]) if recorded else found
-    check_expected(expected_rows, counts, config)
+    check_expected(expected_rows, groups, config)
     if _recorded_alone(a, b, groups, out, scale_a, scale_b, recipe_a, recipe_b, bias, activation):
         return _first_recorded(a, b, groups, said, out_dtype, config)
     finish = BiasActivation(bias, activation, fast_accum(use_fast_accum))

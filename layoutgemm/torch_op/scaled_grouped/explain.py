@@ -197,7 +197,8 @@ def explain_grouped(
         config = expected_config(call, a, b, expected_rows, finish)
         found = _grouped(call, a, b, groups, scale_a, scale_b, finish, out, config)
         tile = "x".join(map(str, config.tile))
-        what = f"one launch for all groups, whose counts of rows the kernel reads; expected_rows = {expected_rows}"
+        read = "counts of rows" if call.form == MASKED else "ends"
+        what = f"one launch for all groups, whose {read} the kernel reads; expected_rows = {expected_rows}"
         return found if found == ZEROS else replace(found, why=f"{what}: tiles of {tile}")
     return _grouped(call, a, b, groups, scale_a, scale_b, finish, out, config)
 

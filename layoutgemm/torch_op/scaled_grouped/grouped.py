@@ -80,6 +80,7 @@ ROWS, COLUMNS, ALONG_K, BATCH, MASKED = "rows", "columns", "K", "batch", "masked
 INTS = {torch.int32: "i32", torch.int64: "i64"}  # types of groups and of row indices
 _KEPT_AS = {ROWS: "groups", MASKED: "masked groups", ALONG_K: "groups along K"}  # names of what was measured
 _FORMS = {(2, 3): ROWS, (3, 2): COLUMNS, (2, 2): ALONG_K}
+MASKED_GROUPS = "masked groups"
 OFFSETS, ENDS, COUNTS = "offsets", "offs", "counts"  # the arguments that say which groups there are
 _RECORDS = "groups_h200.json, groups_uneven_h200.json, scaled_choices_h200.json"  # that tiles are chosen by
 
@@ -122,13 +123,16 @@ def groups_of(
     return given[0] if given else (None, OFFSETS)
 
 
-def check_expected(rows: object, counts: object, config: object) -> None:
-    """Raise OperandError for `rows` that choose no tiles: no int of at least 1, or no masked groups."""
+def check_expected(rows: object, groups: object, config: object, of: str = "groups of rows") -> None:
+    """Raise OperandError for `rows` that choose no tiles: no int of at least 1, no groups, or a configuration.
+
+    of  the groups whose tiles they may choose, which `groups` are, or None
+    """
     if rows is None:
         return
-    if counts is None or config is not None:
-        what = "no counts" if counts is None else "a config"
-        raise OperandError(f"expected_rows: it chooses tiles of masked groups, and there is {what}")
+    if groups is None or config is not None:
+        what = f"no {COUNTS if of == MASKED_GROUPS else 'groups'}" if groups is None else "a config"
+        raise OperandError(f"expected_rows: it chooses tiles of {of}, and there is {what}")
     as_int(rows, "expected_rows", OperandError, least=1)
 
 
@@ -516,11 +520,22 @@ def _types_and_scales(
 def expected_config(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, rows: int, finish: BiasActivation
 ) -> Sm90Config:
-    """The configuration of masked groups of `rows` rows each."""
+    """The configuration of groups of `rows` rows each, masked or not.
+
+    Raises OperandError for groups of another form, and for more rows than there are.
+    """
+    if call.form not in (ROWS, MASKED):
+        form = {COLUMNS: "of columns", ALONG_K: "along K"}.get(call.form, "of a batch")
+        raise OperandError(f"expected_rows: it chooses tiles of groups of rows, and these are groups {form}")
     (m, k), n = a.shape[-2:], call.shape[-1]
+    equal = call.form == ROWS
+    if equal and rows * call.experts > max(m, call.experts):
+        raise OperandError(
+            f"expected_rows = {rows}: {call.experts} groups of as many have {rows * call.experts} rows, and a has {m}"
+        )
     sizes = min(rows, max(m, 1)) * call.experts, n, k, call.experts
     places, _ = gpu(a.get_device())
-    return usual_config(sizes, *_types_and_scales(call, a, b, finish), finish.halves, places=places)
+    return usual_config(sizes, *_types_and_scales(call, a, b, finish), finish.halves, places=places, equal=equal)
 
 
 def _plan_along_k(

@@ -199,7 +199,7 @@ class GroupedOptions(NamedTuple):
 
     finish         bias and activation, which an epilogue stands for unless that gates, and `use_fast_accum`
     recipes        as the caller names them
-    expected_rows  of masked groups, for which the configuration is chosen
+    expected_rows  of a group, for which the configuration is chosen
     """
 
     finish: BiasActivation = NO_FINISH
@@ -226,7 +226,8 @@ def grouped_call(
         _check_masked_rows(a, b, rows)
     elif rows is not None:
         groups, said, scale_a = checked_rows(a, rows, options)
-    check_expected(options.get("expected_rows"), options.get("counts"), options["config"])
+    said_groups = [x for x in map(options.get, (OFFSETS, ENDS, COUNTS)) if x is not None]
+    check_expected(options.get("expected_rows"), said_groups or None, options["config"])
     finish = BiasActivation(options["bias"], options["activation"], fast_accum(options["use_fast_accum"]))
     asked = GroupedOptions(
         finish, (options["recipe_a"], options["recipe_b"]), options["out"], options["out_dtype"], options["config"],

@@ -37,8 +37,8 @@ SETTINGS = {
 
 
 UNCHECKED = (
-    "torch.compile compiled for the CPU, and none of its kernels were checked. With Triton 3.9 (pip install triton) "
-    "they compile for the emulated GPU and launch in the emulator"
+    "torch.compile compiled for the CPU, and none of its kernels were checked. With Triton 3.6 to 3.9 (pip install "
+    "triton) they compile for the emulated GPU and launch in the emulator"
 )
 
 
@@ -52,7 +52,7 @@ class DeviceNode(Protocol):
 def has_triton() -> bool:
     """True if there is the Triton whose launches run in the emulator (`triton_calls.py`)."""
     try:
-        return version("triton").startswith("3.9.")
+        return version("triton").startswith(("3.6.", "3.7.", "3.8.", "3.9."))
     except PackageNotFoundError:
         return False
 

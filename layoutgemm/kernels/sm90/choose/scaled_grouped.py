@@ -44,6 +44,8 @@ _START_COLUMNS = 48  # of a tile of few rows without scales, that its start and 
 # and up to the second one tile of 256. Up to the third, pairs of tiles of 128 waste more rows than sharing B gains.
 # From the last number on bands lie along N, or tiles are larger.
 _TWO_TILES, _ONE_TALL, _UNEVEN, _LARGER_GROUP = 128, 224, 384, 1024
+# Seconds a row, of which the least matters, of equal groups by the rows of a CTA's tile, or of a pair of CTAs along M:
+_EQUAL_SCALED_COSTS, _EQUAL_COSTS = {128: 1.035, 192: 1.055, 256: 1.0}, {128: 1.01, 192: 1.0, 256: 0.95}
 _SHORT_K = 6144  # bytes of K up to which stores that hide behind another tile's products gain more than larger tiles
 _USUAL_K = 8192  # likewise up to which tiles of 128 rows, of which a group's last one wastes fewer, gain more
 _MASKED_ROWS = 128  # a group of masked ones, for which tiles are chosen: see `masked_rows`
@@ -578,7 +580,7 @@ def read_each_column(scales: tuple[int, ...], n: int, sums: int) -> bool:
 
 def usual_config(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], scales: tuple[int, ...] | None, sums: int = 1,
-    columns: int = 1, places: ClusterOccupancy | None = None,
+    columns: int = 1, places: ClusterOccupancy | None = None, equal: bool = False,
 ) -> Sm90Config:  # fmt: skip
     """The configuration of a grouped product, unless it was measured or given.
 
@@ -587,6 +589,7 @@ def usual_config(
     sums     of an element of C: 2 of a gated product
     columns  a CTA stores a multiple of this many columns of C, where there is such a tile
     places   of the GPU, or None for an H100's
+    equal    all groups have as many rows
 
     >>> types = ("e4m3", "e4m3:col", "e4m3")
     >>> usual_config((160, 3072, 4096, 8), types, None).tile, usual_config((160, 3072, 4096, 8), types, None, 2).tile
@@ -598,6 +601,9 @@ def usual_config(
     """
     m, n, k, experts = sizes
     rows, wide = -(-m // experts), dtype(types[2]).bits == 32
+    alike = _equal_config(rows, types, scales) if equal and not read_each_column(scales or (), n, sums) else None
+    if alike is not None:
+        return whole_columns(whole_stores(alike, types[2], sums), columns * sums)
     if scales is not None:
         each_column = read_each_column(scales, n, sums)
         found = grouped_scaled_config(
@@ -611,6 +617,44 @@ def usual_config(
     if rows < _UNEVEN or sums > 1:
         return found
     return _as_dealt(found, _tiles((rows, n, k, experts), found.tile, found.cluster), places)
+
+
+def _equal_config(rows: int, types: tuple[str, str, str], scales: tuple[int, ...] | None) -> Sm90Config | None:
+    """The configuration of groups that all have `rows` rows; None where it was not measured to differ.
+
+    Tiles fill a group's rows as far as they can: each has a cost for a row, with those of its last tile that a group
+    does not have. Fitted to `results/groups_equal_h200.json`.
+
+    >>> types = "e4m3", "e4m3:col", "bf16"
+    >>> [config and config.tile for config in (_equal_config(rows, types, (1, 128)) for rows in (64, 128, 192, 384))]
+    [None, (128, 256), (192, 128), (128, 256)]
+    >>> [config and config.tile for config in (_equal_config(rows, types, (1, 128)) for rows in (256, 576, 768, 1024))]
+    [(256, 128), (192, 128), None, None]
+    >>> types = "bf16", "bf16:col", "bf16"
+    >>> [config and config.tile for config in (_equal_config(rows, types, None) for rows in (128, 192, 384, 768))]
+    [(128, 256), (192, 128), (192, 160), (256, 192)]
+    """
+    promoted = scales is not None
+    bits = [dtype(each.partition(":")[0]).bits for each in (types[0], types[2])]
+    if not _ONE_TILE < rows < _LARGER_GROUP or scales == () or bits != [8 if promoted else 16, 16]:
+        return None
+    costs = _EQUAL_SCALED_COSTS if promoted else _EQUAL_COSTS
+    tall = min(costs, key=lambda each: -(-rows // each) * each * costs[each])
+    if promoted:
+        usual = partial(Sm90Config, loader="warpgroup", buffers=1)
+        if tall == 192:
+            return usual((192, 128), consumers=3, cluster=(1, 2), chunks=2)
+        if tall == 128:
+            return usual(_LARGEST, cluster=(1, 2), chunks=_AT_ONCE_CHUNKS[_LARGEST], store_at_once=True, box_rows=ROWS)
+        one = rows <= tall
+        return usual((256, 128), cluster=(1, 2), chunks=1, l2_promotion="256B") if one else None
+    usual = partial(Sm90Config, chunks=1, buffers=2, l2_promotion="256B")
+    if tall == 192:
+        one = rows <= tall
+        return usual((192, 128 if one else 160), consumers=3, cluster=(1, 2), overlap=not one)
+    if tall == 128:
+        return usual((128, 256), cluster=(1, 2))
+    return usual((128, 256), cluster=(2, 1), along="N") if rows <= tall else usual((256, 192), cluster=(1, 2))
 
 
 def gated_config(

@@ -1,0 +1,246 @@
+"""Repeated calls with options: found by the places of their tensors and numbers in the call.
+
+CPU tensors are taken for a GPU's, and launches compute nothing: their arguments are compared with those of a process
+that has kept nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests import needs
+
+torch = needs.module("torch")
+
+from layoutgemm import Sm90Config, grouped_matmul, matmul, scaled_matmul
+from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, RowReduce, Scale
+from layoutgemm.torch_op import api, prepared
+from layoutgemm.torch_op.compiled import kept_launches, repeated_calls
+from layoutgemm.torch_op.compiled.guards import _class
+from layoutgemm.torch_op.scaled_grouped import kept
+from tests.torch_op.host_launches import BareLaunches, bare_launches
+
+pytestmark = [
+    pytest.mark.dsl,
+    pytest.mark.skipif(_class is None, reason="this torch has no guards in C, so nothing is kept: pip install torch"),
+]
+SIZE = 128
+STEPS, SUMS = Epilogue(Scale(), Bias()), Epilogue(RowReduce("sum", "sums"))
+TILE = Sm90Config((SIZE, SIZE))
+
+
+def tensors() -> SimpleNamespace:
+    """Operands of all calls, each of its own memory."""
+    ones, eight = torch.ones(SIZE, SIZE).bfloat16(), torch.ones(SIZE, SIZE).to(torch.float8_e4m3fn)
+    return SimpleNamespace(
+        a=ones.clone(), b=ones.clone(), a2=ones.clone(), b2=ones.clone(), bias=torch.ones(SIZE), sums=torch.zeros(SIZE),
+        alpha=0.5, experts=torch.ones(2, SIZE, SIZE).bfloat16(), groups=torch.tensor([0, 64, 128]), out=ones.clone(),
+        a8=eight.clone(), b8=eight.clone().T, scale_a=torch.ones(SIZE, 1), scale_b=torch.ones(1, 1),
+    )  # fmt: skip
+
+
+CALLS: dict[str, tuple[Callable[[SimpleNamespace], Any], str]] = {
+    "an epilogue": (lambda t: matmul(t.a, t.b, epilogue=STEPS, given={"alpha": t.alpha, "bias": t.bias}), "a b bias"),
+    "sums of rows": (lambda t: matmul(t.a, t.b, epilogue=SUMS, given={"sums": t.sums}), "a b sums"),
+    "sums and an output": (
+        lambda t: matmul(t.a, t.b, epilogue=SUMS, given={"sums": t.sums}, out=t.out), "a b sums out"),
+    "two pairs": (lambda t: matmul((t.a, t.a2), (t.b, t.b2)), "a a2 b b2"),
+    "several": (lambda t: matmul(t.a, (t.b, t.b2), combine="silu"), "a b b2"),
+    "an activation": (lambda t: matmul(t.a, t.b, bias=t.bias, activation="gelu"), "a b bias"),
+    "an output": (lambda t: matmul(t.a, t.b, out=t.out), "a b out"),
+    "scales and a bias": (lambda t: scaled_matmul(t.a8, t.scale_a, t.b8, t.scale_b, bias=t.bias),
+                          "a8 scale_a b8 scale_b bias"),
+    "quantised": (lambda t: scaled_matmul(t.a8, t.scale_a, t.b8, t.scale_b, config=TILE, out_dtype=torch.float8_e4m3fn,
+                                          out_recipe="BlockWise1x128"), "a8 scale_a b8 scale_b"),
+    "groups and a bias": (lambda t: grouped_matmul(t.a, t.experts, t.groups, bias=t.bias), "a experts groups bias"),
+    "sums of groups": (lambda t: grouped_matmul(t.a, t.experts, t.groups, epilogue=SUMS, given={"sums": t.sums}),
+                       "a experts groups sums"),
+}  # fmt: skip
+
+
+def odd(x: Any) -> Any:
+    """The same values, one element behind a multiple of 16 bytes."""
+    made = torch.empty(x.numel() + 1, dtype=x.dtype)[1:].as_strided(x.shape, x.stride())
+    return made.copy_(x)
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "nothing": lambda x: x,
+    "memory": lambda x: x.clone(),
+    "rows": lambda x: torch.cat([x.float(), x.float()]).to(x.dtype),
+    "columns": lambda x: x[..., : x.shape[-1] // 2].clone() if x.shape[-1] > 1 else x,
+    "pitch": lambda x: torch.cat([x.float()] * 2, -1).to(x.dtype)[..., : x.shape[-1]],
+    "type": lambda x: x.to(torch.float64 if x.dtype == torch.float32 else torch.float16),
+    "address": odd,
+    "gradient": lambda x: x.clone().requires_grad_() if x.is_floating_point() and x.itemsize > 1 else x,
+    "negated": lambda x: torch._neg_view(x) if x.is_floating_point() and x.itemsize > 1 else x,
+    "no tensor": lambda x: [1.0],
+}
+
+
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> Iterator[BareLaunches]:
+    with bare_launches(monkeypatch) as launches:
+        yield launches
+
+
+def forget() -> None:
+    prepared.forget()
+    kept.READY.clear()
+    kept_launches.KEPT.clear()
+
+
+def said(run: Callable[[], Any], noted: BareLaunches, read: list[Any]) -> list[Any]:
+    """The launches of a call and its results, or its refusal; a tensor's place stands for its address."""
+    noted.arguments.clear()
+    try:
+        made = run()
+    except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+        return [type(error), str(error)]
+    results = made if isinstance(made, tuple) else (made,)
+    every = [x for x in (*read, *results) if isinstance(x, torch.Tensor)]
+    places = {x.data_ptr(): place for place, x in enumerate(every, 1 << 40)}
+    launched = [[places.get(x, x if x < 1 << 32 else x % 16) for x in each[:-2]] for each in noted.arguments]
+    return [[(x.shape, x.stride(), x.dtype, x.requires_grad) for x in results], launched]
+
+
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Notes each call that goes through its function, which the cases here do by `served`."""
+    first: list[str] = []
+    served = api.served
+
+    def counted() -> Any:
+        first.append("")
+        return served()
+
+    monkeypatch.setattr(api, "served", counted)
+    return first
+
+
+FEW = ("nothing", "memory", "address")  # changes of most calls: first calls take the time
+FULL = ("sums of rows", "two pairs", "quantised")
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_that_differs_launches_as_a_first_one(
+    name: str, noted: BareLaunches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each tensor in turn is another one, and each time as in a process that has kept nothing."""
+    run, names = CALLS[name]
+    first = asked(monkeypatch)
+    for change, vary in CHANGES.items() if name in FULL else [(each, CHANGES[each]) for each in FEW]:
+        for which in names.split() if name in FULL else names.split()[-1:]:
+            results = []
+            for keeps in (True, False):
+                t = tensors()
+                forget()
+                for _ in range(3 * keeps):
+                    run(t)
+                count = len(first)
+                setattr(t, which, vary(getattr(t, which)))
+                read = [getattr(t, each) for each in names.split()]
+                results.append(said(lambda t=t: run(t), noted, read))
+                if keeps and change in ("nothing", "memory"):
+                    assert len(first) == count and len(noted.arguments) == 1
+            assert results[0] == results[1], (change, which)
+
+
+def test_numbers_are_those_of_the_call_and_other_options_another_call(noted: BareLaunches) -> None:
+    t = tensors()
+    run, _ = CALLS["an epilogue"]
+    for alpha, word in ((0.5, 0x3F000000), (0.5, 0x3F000000), (2, 0x40000000), (-0.0, 0x80000000), (0.0, 0)):
+        t.alpha = alpha
+        run(t)
+        assert word in noted.arguments[-1]
+    for wrong, text in ((1e39, "alpha = 1e\\+39 is beyond float32"), (True, "alpha is a number"), ("1", "alpha")):
+        t.alpha = wrong
+        with pytest.raises(ValueError, match=text):
+            run(t)
+    count = len(noted.arguments)
+    for given in ({"bias": t.bias}, {"alpha": 1.0, "bias": t.bias, "more": 1.0}, {"alpha": 1.0, "beta": t.bias}, 7):
+        with pytest.raises((ValueError, TypeError)):
+            matmul(t.a, t.b, epilogue=STEPS, given=given)
+    for options in ({"activation": "relu"}, {"bias": t.bias}, {"out_dtype": torch.int8}, {"allow_tf32": 1}):
+        with pytest.raises(ValueError):
+            matmul(t.a, t.b, epilogue=STEPS, given={"alpha": 1.0, "bias": t.bias}, **options)
+    assert len(noted.arguments) == count
+
+
+def test_what_is_written_overlaps_nothing_and_is_counted(noted: BareLaunches) -> None:
+    t = tensors()
+    room = torch.zeros(4 * SIZE)
+    t.bias, t.sums = room[:SIZE], room[SIZE : 2 * SIZE]
+    steps = Epilogue(Bias(), RowReduce("sum", "sums"))
+
+    def run() -> Any:
+        return matmul(t.a, t.b, epilogue=steps, given={"bias": t.bias, "sums": t.sums})
+
+    for _ in range(4):
+        version = t.sums._version
+        run()
+        assert t.sums._version == version + 1
+    count = len(noted.arguments)
+    for first in (0, 4, SIZE - 4):
+        t.sums = room[first : first + SIZE]
+        with pytest.raises(RuntimeError, match="sums, which is written to, shares memory with bias"):
+            run()
+    assert len(noted.arguments) == count
+
+
+def test_a_name_of_an_operand_is_text_in_the_code(noted: BareLaunches) -> None:
+    """Names of operands are the caller's, and come into the code that finds a call."""
+    t, name = tensors(), "x'] or [\\\"0"
+    for _ in range(4):
+        with pytest.raises(ValueError):
+            matmul(t.a, t.b, epilogue=STEPS, given={"alpha": 1.0, "bias": t.bias, name: 1.0})
+    code = repeated_calls.source_of(
+        (t.a, t.b), {"given": {name: t.bias}}, repeated_calls.Named([], {}), repeated_calls.Named([name], {}), False, []
+    )
+    names: dict[str, Any] = {"check": lambda *x: True, "product": lambda *x: x}
+    exec(code, names)
+    assert names["again"]((t.a, t.b), {"given": {name: t.bias}}) == (t.a, t.b, t.bias)
+
+
+def test_calls_of_many_weights_and_epilogues_are_each_found(
+    noted: BareLaunches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    t, first = tensors(), asked(monkeypatch)
+    weights = [torch.ones(SIZE, SIZE).bfloat16() for _ in range(5)]
+    steps = [Epilogue(Scale(), Bias()), Epilogue(Scale("half"), Bias())]
+    given = [{"alpha": 0.5, "bias": t.bias}, {"half": 0.5, "bias": t.bias}]
+
+    def step() -> None:
+        for b in weights:
+            for epilogue, operands in zip(steps, given, strict=True):
+                matmul(t.a, b, epilogue=epilogue, given=operands)
+
+    step()
+    count = len(first)
+    step(), step()
+    assert len(first) == count and len(noted.arguments) == 30
+    for _ in range(40):  # views made anew, as of a weight's transpose
+        matmul(t.a, weights[0].mT.contiguous(), epilogue=steps[0], given=given[0])
+    assert len(first) == count and len(noted.arguments) == 70
+
+
+def test_gradients_and_modes_are_seen(noted: BareLaunches) -> None:
+    t = tensors()
+    run, _ = CALLS["an epilogue"]
+    t.b.requires_grad_()
+    with torch.no_grad():
+        for _ in range(4):
+            assert not run(t).requires_grad
+    assert run(t).requires_grad
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.float16):
+        assert run(t).dtype == torch.float16
+    count = len(noted.arguments)
+    with torch._subclasses.FakeTensorMode() as mode, torch.no_grad():
+        t = SimpleNamespace(**{
+            name: mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for name, x in vars(t).items()
+        })  # fmt: skip
+        assert type(run(t)).__name__ == "FakeTensor"
+    assert len(noted.arguments) == count
