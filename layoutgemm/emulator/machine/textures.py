@@ -197,7 +197,7 @@ class TextureOf:
         border = np.array(self.border, wide)[: self.channels]
         if self.read == "normalized":
             border = np.clip(border, -1 if kind.kind == "i" else 0, 1)
-        out: Texels = np.zeros((len(raw), 4), wide)
+        out: Texels = np.zeros((len(raw), 4), np.float32) if self.floats else np.zeros((len(raw), 4), np.int64)
         out[:, : self.channels] = np.where(inside[:, None], found, border)
         return out
 
