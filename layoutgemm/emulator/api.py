@@ -320,20 +320,23 @@ def _run(
     if policy is None or isinstance(policy, Policy):
         return _shown(lambda: run(policy or Policy(), watch))
     before = memory.contents()
-    after = None
+    after: MemorySnapshot | None = None
+    told: set[str] = set()
     out = Emulation()
     for number, order in enumerate(policy):
         if number:
             memory.restore(before)
         one = run(order, Watch()) if number else _shown(lambda: run(policy[0], watch))
-        if after is not None and one.launches and (differing := list(memory.differing(after))):
-            found = _disagreements(launches, memory, before, (policy[0], order), differing)
-            for launch, finding in found:
-                one.launches[launch].findings.append(finding)
+        different = memory.differing(after) if after is not None and one.launches else ()
+        differing = [place for place in different if place[0].name not in told]  # once for all orders
+        told |= {buffer.name for buffer, _ in differing}
         after = after or memory.contents()
         seen = {(finding.kind, finding.line) for finding in out.findings}
         for launch in one.launches:
             launch.findings[:] = [f for f in launch.findings if (f.kind, f.line) not in seen]
+        if differing:
+            for place, finding in _disagreements(launches, memory, before, (policy[0], order), differing):
+                one.launches[place].findings.append(finding)
         out.launches += one.launches
     return out
 

@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from ...errors import EmulatorError
 from ..machine.interpreter import Fiber
-from ..machine.textures import BoundTexture, TextureOf
+from ..machine.textures import BoundTexture, Texels, TextureOf
 from ..ptx.parser import PtxInstruction, PtxOperand
 from ..ptx.program import Program, Reader, Run
-from ..ptx.values import Lanes, lane_bits
+from ..ptx.values import Lanes, lanes_among
 from .memory import UNSIGNED, assign, elements, lanewise, signed_to, touches_texels
 from .registry import operation, taken
 
@@ -64,7 +64,7 @@ class TextureForm:
         """The nearest layer of each lane."""
         if self.layer is None:
             return np.zeros(lanes.bit_count(), np.int64)
-        return np.clip(_signed(lanewise(self.layer(fiber), lanes)), 0, count - 1)
+        return np.clip(lanewise(self.layer(fiber), lanes).astype(np.int64) & 0xFFFFFFFF, 0, count - 1)
 
 
 def _object(program: Program, operand: PtxOperand) -> Reader:
@@ -93,12 +93,12 @@ def _signed(values: Lanes) -> npt.NDArray[np.int64]:
 def _read(
     fiber: Fiber, ins: PtxInstruction, bound: BoundTexture, at: list[npt.NDArray[np.int64]],
     layers: npt.NDArray[np.int64], lanes: int,
-) -> npt.NDArray[np.generic]:  # fmt: skip
+) -> Texels:  # fmt: skip
     """[lane, four channels] of one texel a lane, checked and recorded."""
     texture = bound.texture
     places, inside = texture.wrapped(at)
     addresses = bound.address + texture.offsets(places, layers)
-    mask = sum(bit for bit, here in zip(lane_bits(lanes), inside.tolist(), strict=True) if here)
+    mask = lanes_among(lanes, inside)
     if mask:
         touches_texels(fiber, ins, addresses[inside], texture.texel, mask, "samples")
     fiber.machine.counts.bytes["texture read"] += texture.texel * len(addresses)
@@ -126,7 +126,7 @@ def _checked(texture: TextureOf, kind: str, name: str) -> None:
 
 
 def _assign(
-    fiber: Fiber, targets: list[int | None], values: npt.NDArray[np.generic], kind: str, lanes: int
+    fiber: Fiber, targets: list[int | None], values: Texels, kind: str, lanes: int
 ) -> None:  # fmt: skip
     """Write [lane, target] of floats or integers to registers of a type."""
     size = 2 if kind == "f16" else 4
@@ -147,7 +147,8 @@ def fetch_texture(program: Program, ins: PtxInstruction) -> Run:
     if (kind not in ("f32", "f16", "u32", "s32") or of not in ("f32", "s32") or "v4" not in words
             or [word for word in words if word not in known] or bool(component) != gathers):  # fmt: skip
         raise ValueError(
-            f"{ins.opcode} is not emulated: .v4 of .f32, .f16, .u32 or .s32 at .f32 or .s32 coordinates is"
+            f"{ins.opcode} is not emulated: .v4 of .f32, .f16, .u32 or .s32 at .f32 or .s32 coordinates is, of "
+            f"textures {', '.join(GEOMETRIES)}"
         )
     form = TextureForm(program, ins, 1)
     if gathers and (form.geometry not in ("2d", "a2d") or of != "f32"):
@@ -173,27 +174,38 @@ def fetch_texture(program: Program, ins: PtxInstruction) -> Run:
         if gathers:
             n = COMPONENTS.index(component)
             four = [_read(fiber, ins, bound, one, layers, lanes)[:, n] for one in texture.footprint(at)]
-            _assign(fiber, targets, np.stack(four, axis=1), kind, lanes)
+            stacked: Texels = np.stack(four, axis=1)  # type: ignore[assignment]  # of one of two types
+            _assign(fiber, targets, stacked, kind, lanes)
             return None
         if of == "s32":
             values = _by_number(fiber, ins, bound, [x.astype(np.int64) for x in at], layers, lanes)
         else:
-            values = sum(
-                weight[:, None] * texels if texture.filter == "linear" else texels
-                for texels, weight in (
-                    (_read(fiber, ins, bound, one, layers, lanes), weight) for one, weight in texture.samples(at)
-                )
-            )
+            values = _filtered(fiber, ins, bound, at, layers, lanes)
         _assign(fiber, targets, values, kind, lanes)
         return None
 
     return go
 
 
+def _filtered(
+    fiber: Fiber, ins: PtxInstruction, bound: BoundTexture, at: list[npt.NDArray[np.float32]],
+    layers: npt.NDArray[np.int64], lanes: int,
+) -> Texels:  # fmt: skip
+    """[lane, four channels] of each point, by the texture's filter."""
+    samples = bound.texture.samples(at)
+    texels = [_read(fiber, ins, bound, places, layers, lanes) for places, _ in samples]
+    if bound.texture.filter == "point":
+        return texels[0]
+    total = np.zeros(texels[0].shape, np.float32)
+    for (_, weight), one in zip(samples, texels, strict=True):
+        total += weight[:, None] * one.astype(np.float32)
+    return total
+
+
 def _by_number(
     fiber: Fiber, ins: PtxInstruction, bound: BoundTexture, at: list[npt.NDArray[np.int64]],
     layers: npt.NDArray[np.int64], lanes: int,
-) -> npt.NDArray[np.generic]:  # fmt: skip
+) -> Texels:  # fmt: skip
     """[lane, four channels] of the texels of these numbers, as tex1Dfetch; zeros outside."""
     texels = _read(fiber, ins, bound, at, layers, lanes)
     inside = np.ones(len(at[0]), bool)
@@ -255,7 +267,7 @@ def surface(program: Program, ins: PtxInstruction) -> Run:
         bound = form.object(fiber, lanes)
         at = [_signed(lanewise(reader(fiber), lanes)) for reader in form.coordinates]
         addresses, inside = _surface_places(bound, at, form.layers(fiber, lanes, bound.texture.layers), size, modes[0])
-        mask = sum(bit for bit, here in zip(lane_bits(lanes), inside.tolist(), strict=True) if here)
+        mask = lanes_among(lanes, inside)
         memory = fiber.machine.launch.memory
         if mask:
             touches_texels(fiber, ins, addresses[inside], size, mask, "reads" if loads else "writes")

@@ -148,6 +148,18 @@ def lane_bits(mask: int) -> tuple[int, ...]:
     return tuple([1 << lane for lane in range(LANES) if mask >> lane & 1])
 
 
+def lanes_among(mask: int, flags: npt.NDArray[np.bool_]) -> int:
+    """The lanes of a bit mask for which a flag holds.
+
+    flags  one a lane, from the lowest
+
+
+    >>> lanes_among(0b1101, np.array([True, False, True]))
+    9
+    """
+    return sum([bit for bit, here in zip(lane_bits(mask), flags.tolist(), strict=True) if here])
+
+
 # Integers -------------------------------------------------------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..machine.memory import GRANULE
-from ..ptx.values import lane_bits
+from ..ptx.values import lane_bits, lanes_among
 from .clocks import NO_CLOCKS, Clock, Clocks, Stamp
 from .conflicts import FENCE, Conflict, remedy
 from .global_words import untold
@@ -107,8 +107,8 @@ class MadeGlobalAccess(NamedTuple):
         if self.copying is not None or len(self.addresses) == 1:
             return lanes
         low, high = self.addresses >> shift, self.addresses + self.size - 1 >> shift
-        touch = ((low[:, None] <= units) & (units <= high[:, None])).any(axis=1)
-        return sum(bit for bit, here in zip(lane_bits(lanes), touch.tolist(), strict=True) if here)
+        touch = np.asarray(((low[:, None] <= units) & (units <= high[:, None])).any(axis=1))
+        return lanes_among(lanes, touch)
 
 
 class WatchedPage:
@@ -434,7 +434,7 @@ class GlobalWatch:
 
     @staticmethod
     def _untold(made: MadeGlobalAccess, earlier: GlobalAccess, units: Addresses, shift: int) -> tuple[int, str] | None:
-        """(first address, reason) of a unit whose writing lane has not told the lanes that touch it now, or None."""
+        """(first address, reason) of a unit whose writer has not told its reader, or None; lane by lane."""
         knows, (source, turn) = made.fiber.knows, earlier.stamp
         lanes = made.at(units, shift)
         for bit in lane_bits(lanes) if knows.apart and made.copying is None else (lanes,):
@@ -448,7 +448,10 @@ class GlobalWatch:
     def _lacks(
         self, made: MadeGlobalAccess, earlier: GlobalAccess, wrote: bool, writes: bool, lanes: int = 0
     ) -> str | None:
-        """The reason why an earlier access is not ordered before this one, by what all lanes know and these."""
+        """The reason why an earlier access is unordered before this one, or None.
+
+        lanes  whose knowledge counts, beside that of all
+        """
         fiber, copying = made.fiber, made.copying
         clocks, (source, turn) = clocks_of(fiber.knows, lanes), earlier.stamp
         own, alone = source == fiber.warp.source, earlier.warp.cta.cluster is fiber.cta.cluster
@@ -464,7 +467,7 @@ class GlobalWatch:
         return UNFENCED if crosses and clocks.crossed.get(source, 0) < turn else None
 
     def _ended(self, fiber: Fiber, earlier: GlobalAccess, lanes: int) -> bool:
-        """True if all lanes, or one of these, know that a copy of their cluster has ended."""
+        """True if the fiber, or one of these lanes, knows that a copy has ended."""
         knows, ledger, event = fiber.knows, fiber.cta.cluster.ledger, earlier.event
         if event is None:
             return False

@@ -343,5 +343,5 @@ def test_textures_of_a_module_do_not_matter_to_other_kernels():
     text += ".visible .entry plain() { ret; }\n.visible .entry samples() { .reg .f32 %f<6>;\n"
     text += "tex.2d.v4.f32.f32 {%f0, %f1, %f2, %f3}, [image, {%f4, %f5}]; ret; }"
     assert emulate_ptx(text, kernel="plain", block=32).ok
-    with pytest.raises(PtxError, match="a .texref or .surfref is not emulated"):
+    with pytest.raises(PtxError, match=r"a \.texref or \.surfref is not emulated"):
         emulate_ptx(text, kernel="samples", block=32)
