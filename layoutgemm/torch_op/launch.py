@@ -226,7 +226,7 @@ class _Loaded:
             record.launches.append(RecordedLaunch(self._compiled, arguments, self.device, self.what))
 
     @property
-    def names_of_call(self) -> dict[str, Any]:
+    def names_of_call(self) -> dict[str, object]:
         """Functions of this launch that the code of `making_code` calls, by name."""
         return {
             "entry": self._launcher.entry, "free": self._free, "block": self._block, "note": self._note,
@@ -273,7 +273,7 @@ def making(launches: Sequence[NewResult], count: int, returns: Sequence[int | No
     returns  numbers of the new tensors, with None for none: the call returns them together. None for the only one
     """
     code = making_code([(len(x.makes), tuple(x.reads), len(x.words)) for x in launches], count, returns)
-    parts: dict[str, Any] = {"index": launches[0].loaded.device}
+    parts: dict[str, object] = {"index": launches[0].loaded.device}
     new = 0
     for i, (loaded, makes, reads, words) in enumerate(launches):
         parts |= {f"word{i}_{number}": place for number, place in enumerate(words)}

@@ -20,9 +20,9 @@ from ..launch import NewResult, NewTensor, ProductCall, making
 from .guards import ALIGNED, MAX_CHANGES, MAX_READY, check_of
 from .kept_launches import KEPT, KeptCall, Served, launched_again
 
-Arguments = tuple[Any, ...]
+Arguments = Sequence[Any]
 Options = Mapping[str, Any]
-Again = Callable[[Arguments, Options], Any]
+Again = Callable[[Arguments, Options], object]
 GIVEN, OUT = "given", "out"  # options: operands by name, and where the result goes
 MAX_OF_KIND = 8  # calls of one shape and the same names
 SEVERAL = (tuple, list)
@@ -70,7 +70,7 @@ class Named(NamedTuple):
     """The options of a call, or its operands in `given`: names of tensors, and the other values by name."""
 
     tensors: list[str]
-    others: dict[str, Any]
+    others: dict[str, object]
 
     @classmethod
     def of(cls, values: Options, without: Sequence[str]) -> Named:
