@@ -100,7 +100,7 @@ class Workspace:
 
     @property
     def patience(self) -> Patience:
-        """How long the kernel waits for a flag."""
+        """The limit of a wait for a flag, as the kernel counts it."""
         return Patience.of_seconds(self.timeout)
 
     @functools.cached_property
@@ -270,7 +270,7 @@ def _made(
 
 
 def raise_if_given_up(cause: BaseException | None = None) -> None:
-    """Raise RankError, of that cause, where a kernel of any product of shards has given up a wait."""
+    """Raise RankError, of that cause, if some kernel has given up a wait."""
     for workspace in _WORKSPACES.values():
         try:
             workspace.require_alive()
@@ -280,7 +280,7 @@ def raise_if_given_up(cause: BaseException | None = None) -> None:
 
 @atexit.register
 def _say_at_exit() -> None:
-    """Name rank and flag where the process ends with the launch failure alone, as torch reports it."""
+    """Name rank and flag at the process's end, where torch named a launch failure alone."""
     for workspace in _WORKSPACES.values():
         if not workspace.reported:
             try:

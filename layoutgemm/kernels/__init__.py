@@ -21,6 +21,7 @@ Shared by the architectures:
     orders                 orders of tiles by name, and their proofs
     store, store_ring      C from registers through shared memory by TMA; the pipeline of its buffers
     partials, epilogue     reductions of C in registers; an epilogue's steps
+    column_groups          the lanes that hold neighbouring columns of C
     ragged                 groups of rows whose ends are known on the device alone
     thread_addresses       a thread's shared-memory addresses
     numbers, verbs         index arithmetic; functions that plans name as data

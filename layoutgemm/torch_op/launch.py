@@ -501,8 +501,8 @@ class DirectLaunch(_Loaded):
 
         It returns False, without a launch, for addresses that are no multiples of 16.
 
-        begins  bytes from each tensor, `out` last, to what the launch takes of it
-        memory  bytes of each workspace
+        begins  bytes from each tensor, `out` last, to what the launch takes of it.
+        memory  bytes of each workspace.
         places  of the arguments: those of the tensors that are read, `out`'s, then those of workspaces
         """
         places, index, launch = self.places, self.device, self.launch

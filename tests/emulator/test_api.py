@@ -139,7 +139,7 @@ ret;
     ("write", "lines", "orders"),
     [("st.global.f32 [%d0],", {"20", "21"}, "bar.sync of both warps"),
      ("red.global.add.f32 [%d0],", {"20", "21"}, "The sum's rounding follows the order of its terms"),
-     # An operation whose old value is used, as of a lock, is none that races are looked for among.
+     # No race is looked for among operations whose old value is used, as of a lock.
      ("atom.global.exch.b32 %r1, [%d0],", {"20", "21"}, "bar.sync of both warps")],
 )  # fmt: skip
 def test_a_result_that_depends_on_the_order_names_its_last_writers(write: str, lines: set[str], orders: str) -> None:

@@ -65,7 +65,7 @@ def test_a_tuned_product_is_the_operator_where_inductor_writes_cpp(cpp: bool) ->
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_tuned_product_is_a_call_site_of_its_sizes(dynamic: bool) -> None:
-    """Where autotuning has chosen it, too. Sizes that change are a call with all checks."""
+    """Autotuning has chosen it. Sizes that change are a call with all checks."""
     a, b = torch.randn(8, 64).bfloat16(), torch.randn(64, 16).bfloat16()
     tuned = {"max_autotune": True, "max_autotune_gemm_backends": "TRITON", "force_disable_caches": True}
     with inductor.register((), devices=["cpu"]), config.patch(tuned):

@@ -129,7 +129,7 @@ FULL = ("sums of rows", "two pairs", "quantised")
 def test_a_call_that_differs_launches_as_a_first_one(
     name: str, noted: BareLaunches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each tensor in turn is another one, and each time as in a process that has kept nothing."""
+    """Each tensor in turn is another one; each result is that of a fresh process."""
     run, names = CALLS[name]
     first = asked(monkeypatch)
     for change, vary in CHANGES.items() if name in FULL else [(each, CHANGES[each]) for each in FEW]:

@@ -9,7 +9,7 @@ activations only, channels innermost. An im2col load builds a tile of A from the
     offsets         added to every base pixel: the filter tap times the dilation
     shared memory   one row a pixel, of `channels` elements; rows are compact and swizzled, as in tiled mode
 
-A wide copy (im2col::w, im2col::w::128, of sm_100a) keeps H and D, and walks along W and the images: its pixel box has
+A wide copy (im2col::w, im2col::w::128, of sm_100a) keeps H and D. It walks along W and the images: its pixel box has
 W alone, and follows the coordinates along H and D. It may begin left of the box, and it has two operands:
 
     wHalo           pixels of the walk beyond the column, in the rows behind it; a first layer of a filter's later taps
@@ -20,8 +20,8 @@ refused.
 
 `Im2colMap` is what the driver encodes, `Im2colPlan` what a kernel needs to fill one tile of A, `tma_im2col` derives it.
 
-Sources: PTX ISA, "im2col mode" and cp.async.bulk.tensor; CUDA Driver API, cuTensorMapEncodeIm2col; NVIDIA/cutlass,
-cute/atom/copy_traits_sm90_im2col.hpp (corners in the order W, H, D); for wide copies PTX ISA, "im2col::w and
+Sources: PTX ISA, "im2col mode" and cp.async.bulk.tensor; CUDA Driver API, cuTensorMapEncodeIm2col. NVIDIA/cutlass,
+cute/atom/copy_traits_sm90_im2col.hpp (corners in the order W, H, D). For wide copies PTX ISA, "im2col::w and
 im2col::w::128 modes", and cuTensorMapEncodeIm2colWide. No im2col load has run on hardware here.
 """
 
@@ -271,7 +271,7 @@ def global_bits(
 def _wide_at(
     tmap: Im2colMap, coordinates: Sequence[int], offsets: Sequence[int]
 ) -> tuple[list[engine.Ints], tuple[int, ...]]:
-    """The pixels of a wide copy, and what is added to them along W, H and D. Raises TmaError."""
+    """The pixels of a wide copy, and their offsets along W, H and D. Raises TmaError."""
     reach = 1 << WIDE_BITS - 1
     if len(offsets) != 2 or not all(0 <= offset < reach for offset in offsets):
         raise TmaError(f"wHalo and wOffset {tuple(offsets)}: two numbers of 0 to {reach - 1}", rule="offset")

@@ -94,7 +94,7 @@ class Warp:
         self.settles: Callable[[Fiber], None] | None = None  # to be called before its fibers release anything
 
     def meet(self, lanes: int) -> None:
-        """Let each of these lanes know, at its next fence, what relaxed reads told some of them."""
+        """Share what relaxed reads told some of these lanes: each knows it from its next fence on."""
         for some in [some for some in self.waited if some & lanes == some != lanes]:
             near, far = self.waited.pop(some)
             if lanes in self.waited:

@@ -1,4 +1,4 @@
-"""The last writer of some bytes of global memory, for results that two runs do not agree on."""
+"""The last writers of bytes of global memory that two runs leave different."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class LastWriters:
 
 
 def disagreement(text: str, one: LastWrite | None, other: LastWrite | None, race: Finding | None) -> Finding:
-    """The finding of a byte that two orders of events leave different, by its last write in each.
+    """The finding of a byte that two orders leave different, by its last writes.
 
     text  which byte, and which two orders
     race  the first race of these runs, or None

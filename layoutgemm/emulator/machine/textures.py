@@ -33,7 +33,7 @@ Integers: TypeAlias = npt.NDArray[np.int64]
 Texels: TypeAlias = npt.NDArray[np.float32] | npt.NDArray[np.int64]  # [texel, four channels]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TextureOf:
     """A texture or surface object over an array, as an argument of a PTX kernel.
 

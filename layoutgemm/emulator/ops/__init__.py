@@ -9,6 +9,7 @@ memory, local, heap      loads, stores and atomics; a thread's own memory; mallo
 copy, mma, tcgen05       copies between memories; products of warps and warpgroups; Blackwell's tensor core
 barrier, launch_control  barriers and fences; clusters that take over others
 multimem, flags          all devices at once; words by which threads signal
+textures                 loads, stores and questions of textures and surfaces
 warp, control            shuffles, votes, setmaxnreg; branches and exits
 calls, routines, stack   functions without a body; functions that reach themselves; alloca
 in_flight                registers that an asynchronous instruction owns

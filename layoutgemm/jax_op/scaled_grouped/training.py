@@ -155,7 +155,7 @@ def _mapped(
 def _derived(
     multiply: Callable[..., Arrays], product: TrainedGroups, operands: Operands, tangents: Tangents
 ) -> tuple[Arrays, Tangents]:
-    """The product, and its tangent by products of each tangent with the other operand, in fp8 too."""
+    """The product and its tangent: each tangent times the other operand, in fp8 too."""
     (left, right, offsets), (of_left, of_right, _) = operands, tangents
     wide = product._replace(kind="float32")  # the sum of both is rounded once
     moved = [

@@ -38,7 +38,7 @@ class GradientLaunch(NamedTuple):
     swaps: bool
 
     def launch(self, other: int) -> NewResult:
-        """The launch of dC, the third tensor of a call, and of the other operand, which has that place."""
+        """The launch of dC, a call's third tensor, and of the operand at place `other`."""
         reads = (other, 2) if self.swaps else (2, other)
         return self.prepared.new_result(self.shape, self.strides, self.kind, reads)
 

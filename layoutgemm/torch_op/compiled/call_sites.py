@@ -83,12 +83,12 @@ LAUNCHES: dict[CallSite, Callable[..., bool]] = {}  # of `out` and the tensors; 
 
 
 def _not_called(out: torch.Tensor, *tensors: torch.Tensor) -> bool:
-    """Of a site that has not been called."""
+    """A site that has not been called launches nothing."""
     return False
 
 
 def _product_alone(out: torch.Tensor, *tensors: torch.Tensor) -> bool:
-    """Of a site whose calls stay calls of its product."""
+    """A site whose calls stay calls of its product launches nothing itself."""
     return False
 
 
@@ -98,9 +98,9 @@ def _writes(x: torch.Tensor) -> int | None:
 
 
 def launch_at(record: Recording, addresses: Sequence[int]) -> tuple[DirectLaunch, tuple[int, ...]] | None:
-    """The one launch of a recorded call with tensors at these addresses, and bytes of each of its workspaces.
+    """A recorded call's one launch, and the bytes of each of its workspaces.
 
-    None where an argument is not known. The launch takes these addresses, then those of workspaces.
+    None where it made another number of launches, or an argument is another address. The launch takes these addresses, then those of workspaces.
     """
     if len(record.launches) != 1 or record.lists or record.clears or any(record.first.values()):
         return None

@@ -106,7 +106,7 @@ class Served(NamedTuple):
 
 
 class _Served(threading.local):
-    """Where this thread's served calls are noted: the innermost list."""
+    """The innermost list in which this thread's served calls are noted."""
 
     now: list[Served] | None = None
 

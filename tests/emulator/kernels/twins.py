@@ -1,6 +1,6 @@
-"""Kernels as users of the CuTe DSL write them, each with mistakes that a run-time number chooses: 0 is the right one.
+"""Kernels as users write them, with mistakes that a run-time number chooses.
 
-A number in place of a constant, so that one compilation has all of a kernel's mistakes.
+0 is the right kernel. A number in place of a constant, so that one compilation has all of a kernel's mistakes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cutlass.cute.nvgpu import cpasync, tcgen05
 
 
 class Ring:
-    """y[32 t + i, j] = (rank + 1) * sum over c of x[32 t + i, 32 c + j], in tiles of 32x32, persistent.
+    """Sums of tiles in a persistent kernel: y[32 t + i, j] = (rank + 1) * sum over c of x[32 t + i, 32 c + j].
 
     Two CTAs of a cluster load half of each tile for both. Warp 2 loads; warps 0 and 1 add, and warp 0 stores. y has the
     tiles of both, one below the other.
@@ -133,7 +133,7 @@ class Ring:
 
 
 class Stages:
-    """y[i] = the sum over chunks of x[chunk, 255 - i], for any number of chunks of 256, by cp.async in three stages."""
+    """Sums of chunks by cp.async in three stages: y[i] = sum over chunks of x[chunk, 255 - i]."""
 
     STAGES = 3
 

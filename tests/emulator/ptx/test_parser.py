@@ -176,7 +176,7 @@ def test_the_line_of_an_inlined_function_is_its_callers():
 
 
 def test_the_line_of_inline_assembly_is_its_calls():
-    """LLVM counts on from there, a line of the source for each line of the assembly."""
+    """LLVM counts on from there, a source line for each line of assembly."""
     text = '.target sm_90\n.file 1 "a.py"\n.entry k() {\n.reg .pred q;\n.loc 1 92 16\n// begin inline asm\n{\n'
     text += ".loc 1 94 16\nWAIT:\n.loc 1 95 16\n@q bra DONE;\n.loc 1 97 16\nbra WAIT;\nDONE:\n}\n"
     kernel = parse(text + "\n// end inline asm\n.loc 1 93 16\nret;\n}\n")[0]

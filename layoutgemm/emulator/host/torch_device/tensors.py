@@ -155,7 +155,7 @@ def _mode_is_on(torch: ModuleType) -> bool:
     return any(type(one).__name__ == "CudaMode" for one in _modes(torch))
 
 
-def gpu_mode() -> AbstractContextManager[Any]:
+def gpu_mode() -> AbstractContextManager[object]:
     """A mode in which torch reads "cuda" as CPU memory; each thread has its own. It is on once."""
     import torch
 
@@ -170,7 +170,7 @@ def gpu_mode() -> AbstractContextManager[Any]:
                 return _traced(torch, func, args, kwargs or {})
             return _called(torch, func, args, dict(kwargs or {}))
 
-    mode: AbstractContextManager[Any] = CudaMode()
+    mode: AbstractContextManager[object] = CudaMode()
     return mode
 
 
@@ -405,7 +405,7 @@ class GpuCapsule:
     def __init__(self, tensor: Any) -> None:
         self._tensor = tensor.detach()
 
-    def __dlpack__(self, **_: object) -> Any:
+    def __dlpack__(self, **_: object) -> object:
         return _on_cuda(type(self._tensor).__dlpack__(self._tensor))
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -559,7 +559,7 @@ def _within(torch: ModuleType, register: Function) -> Function:
         return run
 
     @functools.wraps(register)
-    def registered(library: Any, name: Any, body: Any, key: str = "", **more: Any) -> Any:
+    def registered(library: Any, name: object, body: Function, key: str = "", **more: object) -> object:
         wraps = str(library.ns).startswith(_OF_TORCH) or key not in _KERNELS or not isinstance(body, FunctionType)
         return register(library, name, body if wraps else kernel(body), key, **more)
 
@@ -663,7 +663,7 @@ def _compile(torch: ModuleType, session: ExitStack, device: GpuModel, note: Call
 def _autocast(kind: Any) -> Named:
     """Entry and exit of torch.autocast: that of "cuda" is the CPU's, too, where the tensors lie."""
     enter, leave = kind.__enter__, kind.__exit__
-    inner: OwnStack[Any] = OwnStack()
+    inner: OwnStack[object] = OwnStack()
 
     def entered(self: Any) -> object:
         done = enter(self)
