@@ -100,7 +100,8 @@ def _writes(x: torch.Tensor) -> int | None:
 def launch_at(record: Recording, addresses: Sequence[int]) -> tuple[DirectLaunch, tuple[int, ...]] | None:
     """A recorded call's one launch, and the bytes of each of its workspaces.
 
-    None where it made another number of launches, or an argument is another address. The launch takes these addresses, then those of workspaces.
+    None where it made another number of launches, or an argument is another address. The launch takes these addresses,
+    then those of workspaces.
     """
     if len(record.launches) != 1 or record.lists or record.clears or any(record.first.values()):
         return None
