@@ -82,6 +82,8 @@ class FusedBlock:
 
     def values(self, accumulator: cute.Tensor, first: int, count: int) -> list[Float32]:
         """The accumulator's values from `first` on, after the epilogue; `first` and `count` are even."""
+        if self.epilogue.quantizes_rows is not None:  # all steps are done, in place: `sm90.device.group_scales`
+            return [bridge.number(accumulator[v]) for v in range(first, first + count)]
         if self.epilogue.quantizes is not None:
             return self.quantized(accumulator, first, count, self.epilogue.quantizes)
         return self.applied(accumulator, first, count)

@@ -36,6 +36,8 @@ def _regions(plan: Sm90Plan) -> tuple[list[Region], list[Region]]:
         barriers.append(("sums", smem.sums_offset, 8, 8))
     if plan.row_exchange is not None and plan.row_exchange.bytes:
         barriers.append(("rows", plan.row_exchange.offset, plan.row_exchange.bytes, 16))
+    if plan.group_scales is not None:
+        barriers.append(("scales of rows", plan.group_scales.offset, plan.group_scales.bytes, 16))
     if plan.groups is not None:
         lasting.append(("groups", smem.table_offset, plan.groups.bytes, 16))
     if plan.numbers.parts:
@@ -67,6 +69,8 @@ def _shared_memory(plan: Sm90Plan) -> Check:
         parts["partial sums"] = plan.exchange.bytes
     if plan.row_exchange is not None:
         parts["tuples of rows"] = plan.row_exchange.bytes
+    if plan.group_scales is not None:
+        parts["scales of rows"] = plan.group_scales.bytes
     if plan.groups is not None:
         parts["table of groups"] = plan.groups.bytes
     if plan.numbers.parts:
