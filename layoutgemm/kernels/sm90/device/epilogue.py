@@ -14,6 +14,7 @@ from cutlass import Float32, Int32, Int64, Numeric, const_expr
 
 from ...dsl import bridge
 from ...dsl.fused import CombinedSums, FusedBlock
+from ...dsl.tables import load_word_shared
 from ...plan import present
 from ...store import ROWS, WARP_ROWS, WARPS_OF_GROUP, StoreChunk, rows_of_values
 from ..plan import Sm90Plan
@@ -37,7 +38,7 @@ class Sm90Epilogue:
         if const_expr(plan.store is not None):
             self.store_tensor(job, maps, accumulator, at, origin, block, part)
         else:
-            self.store_direct(job, accumulator, at[1], origin, block, part)
+            self.store_direct(job, accumulator, at, origin, block, part)
 
     @cute.jit
     def store_tensor(
@@ -47,7 +48,7 @@ class Sm90Epilogue:
         """Round by round: convert, wait for the buffer, write it, fence, store it by TMA."""
         store, (consumer, thread), (row, column, matrix) = present(self.plan.store), at, origin
         owner, inside, rows = self.owner(consumer, thread)
-        fused = self.fused(job, (row + block * ROWS, column, matrix), thread, part)
+        fused = self.scaled(self.fused(job, (row + block * ROWS, column, matrix), thread, part), at, block)
         matrices = self.matrices(fused, row + (block * ROWS + rows), inside)
         if const_expr(matrices is not None):
             present(matrices).begin([each for _, each in store.rounds_of(block, part)])
@@ -86,7 +87,7 @@ class Sm90Epilogue:
             bridge.wait_stores_read(store.pending(0))
         self.meet(consumer)
         for block in cutlass.range_constexpr(self.plan.blocks):
-            fused = self.fused(job, (row + block * ROWS, column, matrix), thread, 0)
+            fused = self.scaled(self.fused(job, (row + block * ROWS, column, matrix), thread, 0), at, block)
             for i, round_ in store.rounds_of(block, 0):
                 for chunk in round_.chunks:
                     values = self.convert(job, accumulators[block], chunk, fused)
@@ -127,6 +128,21 @@ class Sm90Epilogue:
         ends = self.plan.ragged is not None and self.plan.epilogue.writes  # a tile reaches into the next group's rows
         end = cutlass.min(self.limits(job, place[2])[0], job.m) if ends else None
         return FusedBlock(self.plan, job, place, thread, part, end)
+
+    def scaled(self, fused: FusedBlock | None, at: tuple[Int32, ...], block: int) -> FusedBlock | None:
+        """The epilogue with the factors of the block's columns, where groups of rows have scales."""
+        scales, (consumer, thread) = self.plan.group_scales, at
+        if scales is not None and fused is not None:
+            group, base = block * scales.groups // self.plan.blocks, fused.job.shared.base
+
+            def factor(v: int) -> Float32:
+                _, column = self.plan.mma.coords_C(thread, v)
+                return load_word_shared((base + scales.byte(consumer, group, scales.factors, column)).toint()).bitcast(
+                    Float32
+                )
+
+            fused.factor = factor
+        return fused
 
     def matrices(self, fused: FusedBlock | None, first: Int32, lane: Int32) -> BufferedMatrices | None:
         """The epilogue's matrices that come through a warp's buffers, or None; `first` is the warp's first row."""
@@ -188,15 +204,16 @@ class Sm90Epilogue:
 
     @cute.jit
     def store_direct(
-        self, job: bridge.Carried, accumulator: cute.Tensor, thread: Int32, origin: bridge.Place, block: int, part: int
-    ) -> None:
+        self, job: bridge.Carried, accumulator: cute.Tensor, at: tuple[Int32, ...], origin: bridge.Place, block: int,
+        part: int,
+    ) -> None:  # fmt: skip
         """Each thread its own elements, guarded; neighbours in a row of C together where its lines allow it."""
-        plan = self.plan
+        plan, (_, thread) = self.plan, at
         mine = plan.stored_values(part)
         row, column, matrix = origin
         row += block * ROWS
         base = job.c + Int64(matrix) * job.stride_c * plan.c.dtype.bytes
-        fused = self.fused(job, (row, column, matrix), thread, part)
+        fused = self.scaled(self.fused(job, (row, column, matrix), thread, part), at, block)
         sums, take = self.stored(job, accumulator, fused), self.sums if fused is None else fused.values
         values = dict(zip(mine, take(sums, mine.start, len(mine)), strict=True))
         if const_expr(fused is not None):

@@ -42,8 +42,8 @@ class Sm90FusedKernel(FusedEntry, Sm90GemmKernel):
     def scale_rows(
         self, job: bridge.Carried, accumulators: Sequence[cute.Tensor], at: tuple[Int32, Int32], origin: bridge.Place
     ) -> None:  # fmt: skip
-        """Apply the epilogue to the accumulators and scale them, in place."""
-        GroupScaling(self.epilogue, job, at, origin).scale(accumulators)
+        """Leave the factors of the groups of rows, by which the store multiplies."""
+        GroupScaling(self.epilogue, job, at, origin).leave_factors(accumulators)
 
     @cute.jit
     def finish_rows(self, job: bridge.Carried, tile: Int32, thread: Int32) -> None:

@@ -539,7 +539,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
     def scale_rows(
         self, job: bridge.Carried, accumulators: Sequence[cute.Tensor], at: tuple[Int32, Int32], origin: bridge.Place
     ) -> None:  # fmt: skip
-        """Scale groups of rows in place, likewise."""
+        """Leave the factors of groups of rows, likewise."""
         raise NotImplementedError
 
     def finish_rows(self, job: bridge.Carried, tile: Int32, thread: Int32) -> None:
