@@ -13,10 +13,11 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Numeric, const_expr
 
 from ...dsl import bridge
+from ...dsl.ampere import permute
 from ...dsl.fused import CombinedSums, FusedBlock
 from ...dsl.tables import load_word_shared
 from ...plan import present
-from ...store import ROWS, WARP_ROWS, WARPS_OF_GROUP, StoreChunk, rows_of_values
+from ...store import ROWS, WARP_ROWS, WARPS_OF_GROUP, ByteExchange, StoreChunk, rows_of_values
 from ..plan import Sm90Plan
 from .group_table import end_of_rows
 from .matrices import BufferedMatrices
@@ -193,6 +194,9 @@ class Sm90Epilogue:
                 matrices = pairs[i * chunk.matrices : (i + 1) * chunk.matrices]
                 bridge.store_matrices(tile + offset, [pair for (pair,) in matrices], transpose=not by_row)
             return
+        if chunk.exchange is not None:
+            self.fill_columns(pairs, tile, chunk, chunk.exchange, thread)
+            return
         for v, pair in enumerate(pairs):
             i, j = self.plan.mma.coords_C(thread, chunk.first_value + 2 * v)
             j = j - chunk.column
@@ -201,6 +205,22 @@ class Sm90Epilogue:
             else:  # neighbours along a row of C are a column apart in memory
                 for step, value in enumerate(bridge.split_pair(pair, dtype)):
                     bridge.store_shared((tile + chunk.tile.byte(i, j + step)).toint(), (value,))
+
+    def fill_columns(
+        self, pairs: Sequence[Numeric], tile: cute.Pointer, chunk: StoreChunk, exchange: ByteExchange, thread: Int32
+    ) -> None:  # fmt: skip
+        """Columns of 8 bits: lanes exchange halves of words, so that each has neighbours of a column for stmatrix."""
+        warp, lane = bridge.uniform(thread // 32), thread % 32
+        even, odd = exchange.sources(lane)
+        selector, words = exchange.selector(lane), []
+        for (low,), (high,) in zip(pairs[::2], pairs[1::2], strict=True):
+            word = bridge.join_pairs(low, high)
+            words.append(
+                permute(cute.arch.shuffle_sync(word, even), cute.arch.shuffle_sync(word, odd), selector)
+            )
+        for i in range(len(words) // exchange.matrices):
+            offset = chunk.tile.byte(*exchange.place(warp, i, lane))
+            bridge.store_matrices(tile + offset, words[i * exchange.matrices :][: exchange.matrices], transpose=True)
 
     @cute.jit
     def store_direct(
