@@ -40,7 +40,7 @@ from ..prologue.rows import of_chosen_rows
 from .checks import checked, further_operands, named_operands
 from .derivatives import derivable, dispatched, recorded, visited_part
 from .operators import CHECK_COMPOSED, names_of_text, text_of_parts
-from .parts import OWN, TILES, AskedParts, parts_of_text, parts_text
+from .parts import OWN, TILES, AskedParts, check_copy_rows, parts_of_text, parts_text
 from .product import computed, stored
 
 Operands: TypeAlias = torch.Tensor | Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]]
@@ -154,6 +154,7 @@ def _again(
 ) -> torch.Tensor:  # fmt: skip
     """The kept launch of such a call, or what `make` computes."""
     out, config, out_dtype, _ = options
+    check_copy_rows(asked.copy_rows, tuple(own))  # a key takes 1 for True
     if a and isinstance(a[0], torch.Tensor) and a[0].get_device() < kept_launches.FIRST_GPU:
         return make()  # of tensors of the CPU nothing is launched
     epilogue = asked.epilogue if isinstance(asked.epilogue, Epilogue) else None
