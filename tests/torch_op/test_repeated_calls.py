@@ -234,6 +234,24 @@ def test_a_repeated_call_refuses_numbers_that_equal_its_options(noted: BareLaunc
             raise AssertionError((name, x))
 
 
+def test_a_recorded_product_of_groups_has_the_tiles_of_expected_rows(noted: BareLaunches) -> None:
+    """Training has the kernel that `explain_matmul` states, and the refusals of a call without gradients."""
+    t, groups = tensors(), torch.tensor([0, 400, 800])
+    sizes: list[list[Any]] = []
+    for records in (False, True):
+        forget()
+        x = torch.ones(800, SIZE).bfloat16().requires_grad_(records)
+        for rows in (400, None):
+            noted.arguments.clear()
+            noted.plans.clear()
+            for _ in range(3):
+                grouped_matmul(x, t.experts, groups, expected_rows=rows)
+            sizes.append([plan.config for plan in noted.plans])
+        with pytest.raises(ValueError, match="expected_rows = 700: 2 groups of as many have 1400 rows, and a has 800"):
+            grouped_matmul(x, t.experts, groups, expected_rows=700)
+    assert sizes[:2] == sizes[2:] and sizes[0] != sizes[1]
+
+
 def test_calls_with_new_options_each_time_make_no_more_code(
     noted: BareLaunches, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -447,7 +447,7 @@ def grouped_matmul(
         if found is not None:
             return _record(a, b, groups, said, [found]) if recorded else found
     if _recorded_alone(a, b, groups, out, scale_a, scale_b, recipe_a, recipe_b, bias, activation):
-        return _first_recorded(a, b, groups, said, out_dtype, config)
+        return _first_recorded(a, b, groups, said, out_dtype, config, expected_rows)
     finish = BiasActivation(bias, activation, fast)
     tensors = {"a": a, "b": b, **named(**{said: groups}, scale_a=scale_a, scale_b=scale_b, bias=bias)}
     check_operands(tensors, named(out=out))
@@ -602,19 +602,19 @@ _GROUPED[COUNTS] = usual_calls(COUNTS, 3)  # a product of masked rows is no node
 
 def _first_recorded(
     a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, said: str, kind: torch.dtype | None,
-    config: Sm90Config | None,
+    config: Sm90Config | None, expected: int | None,
 ) -> torch.Tensor:  # fmt: skip
     assert groups is not None
     with torch.no_grad():
-        c = _said_product(a, b, groups, said, kind, config)
+        c = _said_product(a, b, groups, said, kind, config, expected)
     return _record(a, b, groups, said, [c])
 
 
 def _said_product(
     left: torch.Tensor, right: torch.Tensor, groups: torch.Tensor, said: str, kind: torch.dtype | None,
-    config: Sm90Config | None = None,
+    config: Sm90Config | None = None, expected: int | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    return grouped_matmul(left, right, **{said: groups}, out_dtype=kind, config=config)
+    return grouped_matmul(left, right, **{said: groups}, out_dtype=kind, config=config, expected_rows=expected)
 
 
 def _traced_grouped(
