@@ -10,6 +10,9 @@ rows up to 64    tiles of 64, 128 or 256 output features, K in up to 4 parts. Fi
 more             tiles of 64 to 256 output features and up to 128, 224 or 256 rows, K in up to 2 parts; where many
                  tiles have the same rows of x, clusters of two share them
 
+Tiles of more than 64 rows are as wide as their kind allows, or share the rows evenly: 768 rows of 6144 features are 128
+tiles of 192x192 for 132 SMs, where 192x256 makes 96. A narrower tile saves products, and no conversions.
+
 A warpgroup converts and multiplies in turn. So an SM waits unless there is a second one, or a second block of 64
 features. A tile of 64 features is for products that have no more.
 
