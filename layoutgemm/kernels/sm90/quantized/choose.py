@@ -236,7 +236,7 @@ def packed_candidates(
     """Configurations that could be the fastest, in no order: all kinds of tiles, splits and slices.
 
     >>> [config.tile for config in packed_candidates(8192, 256, 8192)][:3]
-    [(64, 128), (64, 128), (128, 128)]
+    [(64, 128), (64, 88), (64, 128)]
     """
     store = "tma" if n % 8 == 0 else "direct"
     if rows > _FEW:
