@@ -172,7 +172,7 @@ def test_numbers_are_those_of_the_call_and_other_options_another_call(noted: Bar
 
 
 def test_a_number_that_is_missing_is_named_by_a_repeated_call(noted: BareLaunches) -> None:
-    """Of a launch that makes a new result, of one that writes an operand too, and of one with an order of tiles."""
+    """Launches make a new result, write an operand too, or have an order of tiles."""
     sums = Epilogue(Scale(), RowReduce("sum", "sums"))
     for options in ({"epilogue": Epilogue(Scale())}, {"epilogue": sums}, {"epilogue": sums, "order": "snake"}):
         t = tensors()
