@@ -440,7 +440,8 @@ def test_weights_of_bytes_take_other_warpgroups_and_stages() -> None:
 
 
 RESULTS = Path(__file__).parents[4] / "benchmarks/results"
-RECORDS = ("quantized_bytes_overlap_h200.json", "quantized_turns_h200.json", "quantized_widths_h200.json")  # a case is that of the last one
+# A case is that of the last one.
+RECORDS = ("quantized_bytes_overlap_h200.json", "quantized_turns_h200.json", "quantized_widths_h200.json")
 
 
 def named(config: Sm90Config) -> str:
