@@ -50,6 +50,23 @@ class CallSite:
             self._call(*self._read(tensors), out=out)
         return None
 
+    def of(self, count: int) -> Callable[..., None]:
+        """The site as a function of `count` tensors and `out`.
+
+        Of two and three a function of its own: no tuple of tensors is made, and no method looked up.
+        """
+        launches, key, not_called = LAUNCHES, self, _not_called
+
+        def of_two(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> None:
+            if not launches.get(key, not_called)(out, a, b):
+                key(a, b, out=out)
+
+        def of_three(a: torch.Tensor, b: torch.Tensor, third: torch.Tensor, *, out: torch.Tensor) -> None:
+            if not launches.get(key, not_called)(out, a, b, third):
+                key(a, b, third, out=out)
+
+        return {2: of_two, 3: of_three}.get(count, self)
+
     def _read(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The tensors that the product reads."""
         if not self._views:
