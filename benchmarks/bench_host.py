@@ -95,6 +95,9 @@ def calls() -> dict[str, Callable[[], object]]:
         "grouped_matmul of columns, copied": lambda: grouped_matmul(experts, x, offsets),
         "matmul, gathered rows": lambda: matmul(x, y, rows=rows),
         "matmul, scattered rows": lambda: matmul(x, y, out_rows=out_rows),
+        "grouped_matmul, placed rows": lambda: grouped_matmul(
+            x, experts, offsets, out_rows=out_rows, row_weights=bias, out=into
+        ),
         "matmul, an epilogue": lambda: matmul(x, y, epilogue=steps, given=given),
         "matmul, sums of rows": lambda: matmul(x, y, epilogue=sums, given=of_rows),
         "matmul of two pairs": lambda: matmul((x, other_x), (y, other_y)),
