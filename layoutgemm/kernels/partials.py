@@ -31,7 +31,7 @@ from .epilogue.reduce import ReductionStep
 from .numbers import W
 from .orders import schedule_of
 from .plan import tile_count
-from .store import WARP_ROWS
+from .store import ROWS, WARP_ROWS
 
 WORD_BYTES = 4  # of a component: f32 or i32
 FINISH_PLACES, FINISH_LINES = 32, 16  # threads of a block of the second launch: places, and parts of the lines
@@ -79,6 +79,44 @@ class RowExchange:
     def byte(self, column: W, word: W | int, row: W) -> W:
         """The byte at which a number of a CTA's tuple of a row lies."""
         return self.offset + ((column * self.words + word) * self.rows + row) * WORD_BYTES
+
+
+@dataclass(frozen=True)
+class GroupScales:
+    """Shared memory of scales of groups of rows, each group in one consumer's registers.
+
+    Every warp leaves the largest |x| of its rows in each column. A thread a column combines them, and leaves the factor
+    that all warps read.
+
+    groups   of a consumer's rows
+    columns  of its accumulators
+    warps    that have rows of a group
+    offset   bytes from the beginning of the CTA's shared memory
+
+    >>> two = GroupScales(1, 224, 4, 2, 1024)
+    >>> two.bytes, two.byte(0, 0, 0, 1), two.byte(1, 0, two.factors, 0)
+    (8960, 1028, 9088)
+    """
+
+    groups: int
+    columns: int
+    warps: int
+    consumers: int
+    offset: int = 0
+
+    @property
+    def factors(self) -> int:
+        """The line of the factors, behind one for each warp."""
+        return self.warps
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of shared memory."""
+        return self.consumers * self.groups * (self.warps + 1) * self.columns * WORD_BYTES
+
+    def byte(self, consumer: W, group: W, line: W, column: W) -> W:
+        """The byte of a warp's maximum, or of a factor."""
+        return self.offset + (((consumer * self.groups + group) * (self.warps + 1) + line) * self.columns + column) * 4
 
 
 class ReducingPlan:
@@ -286,7 +324,7 @@ LANE_COLUMNS = 8  # of an accumulator in registers, of which the lanes of a row 
 
 
 def check_reductions(
-    epilogue: Epilogue, sizes: tuple[int, int], c: str, lane_columns: int = LANE_COLUMNS
+    epilogue: Epilogue, sizes: tuple[int, int], c: str, lane_columns: int = LANE_COLUMNS, rows: int = 0
 ) -> None:  # fmt: skip
     """Raise PlanError for groups of columns that a store or C's end cuts.
 
@@ -294,8 +332,12 @@ def check_reductions(
 
     sizes         columns of C, and those of a tile that are stored at a time
     lane_columns  columns of which the lanes of a row hold all, and no others
+    rows          of a warpgroup, whose warps combine groups of rows; 0 where none do
     """
     n, columns = sizes
+    if (turned := epilogue.quantizes_rows) is not None and (rows == 0 or turned.each % ROWS or rows % turned.each):
+        held = f"a warpgroup has {rows} rows" if rows else "no warpgroup of this kernel combines rows"
+        raise PlanError(f"{turned.name}: {turned.each} rows a scale, and {held}: multiples of {ROWS} that divide them")
     check_groups_of_columns(epilogue, lane_columns)
     if n > 1:  # a plan of one column stands for all sizes, and its launches ask
         epilogue.check_columns(n)
@@ -332,7 +374,7 @@ def check_groups_of_columns(epilogue: Epilogue, lane_columns: int = LANE_COLUMNS
 
 def _groups_of_columns(epilogue: Epilogue) -> list[tuple[str, int]]:
     """(name, columns) of each result that groups of columns of a row have."""
-    quantizing = () if epilogue.quantizes is None else (epilogue.quantizes,)
+    quantizing = () if epilogue.quantizes is None or epilogue.quantizes_rows is not None else (epilogue.quantizes,)
     return [(step.name, step.each) for step in (*epilogue.reductions, *quantizing) if step.each is not None]
 
 
@@ -343,7 +385,8 @@ def reductions_check(plan: ReducingPlan, mma: _Fragment, values: Sequence[int]) 
     """
     witness = _lines_met(plan)
     used = [step.axes for step in plan.epilogue.reductions if step.axes]
-    used += ["m"] * (plan.epilogue.quantizes is not None)
+    if plan.epilogue.quantizes is not None:
+        used.append("m" if plan.epilogue.quantizes_rows is None else "n")
     for axis in sorted(set(used)):
         witness = witness or _uncovered(mma, axis, values)
     lanes = ", ".join(

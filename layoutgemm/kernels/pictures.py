@@ -144,6 +144,9 @@ def regions_of(plan: Any) -> list[Any]:
     rows = getattr(plan, "row_exchange", None)
     if rows is not None and rows.bytes:
         out.append(Region("rows", rows.offset, rows.bytes))
+    scales = getattr(plan, "group_scales", None)
+    if scales is not None:
+        out.append(Region("scales of rows", scales.offset, scales.bytes))
     places = {
         "full": ("barrier_offset", plan.stages), "empty": ("empty_offset", plan.stages),
         "acc_full": ("acc_full_offset", accumulators_of(plan)),

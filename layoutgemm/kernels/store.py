@@ -21,6 +21,8 @@ from itertools import combinations
 from math import gcd
 from typing import Any
 
+import numpy as np
+
 from ..arguments import as_int
 from ..atoms import MmaAtom, SmemTile, TmaPlan, row_addresses, smem_tile, stmatrix, wgmma
 from ..atoms.copy.base import VECTOR_BYTES, WARP
@@ -52,6 +54,7 @@ class StoreChunk:
     matrices        8x8 matrices of one stmatrix
     first_value     the accumulator's value at (0, column) for thread 0: values of the chunk begin there
     values          of one thread in the chunk
+    exchange        of 8-bit columns: the lanes' exchange before stmatrix, or None
     """
 
     column: int
@@ -63,6 +66,48 @@ class StoreChunk:
     matrices: int
     first_value: int
     values: int
+    exchange: ByteExchange | None = None
+
+
+@dataclass(frozen=True)
+class ByteExchange:
+    """The store of 8-bit columns by stmatrix.trans, whose elements are two bytes: two neighbours of a column.
+
+    A lane holds rows r and r + 8 of two columns, and needs rows 2r and 2r + 1: a word of four values comes from two
+    lanes, half of each. A word's bytes are (row, column) of (r, c), (r, c + 1), (r + 8, c), (r + 8, c + 1) before, and of
+    (2r, c), (2r + 1, c), (2r, c + 1), (2r + 1, c + 1) after.
+
+    matrices  words of a lane that an stmatrix stores
+
+    >>> four = ByteExchange(4)
+    >>> [four.sources(lane) for lane in (0, 1, 4, 16)], [hex(four.selector(lane)) for lane in (0, 16)]
+    ([(0, 4), (1, 5), (8, 12), (0, 4)], ['0x5140', '0x7362'])
+    >>> four.place(3, 1, 33)
+    (48, 33)
+    """
+
+    matrices: int
+
+    def sources(self, lane: W) -> tuple[W, W]:
+        """The lanes that have the even and the odd row."""
+        even = lane // 4 % 4 * 8 + lane % 4
+        return even, even + 4
+
+    def selector(self, lane: W) -> W:
+        """prmt's digits: low halves of both words, of lanes from 16 on high ones."""
+        return 0x5140 + lane // 16 * 0x2222
+
+    def place(self, warp: W, instruction: int, lane: W) -> tuple[W, W]:
+        """(row, column) of the 16 bytes whose address the lane gives; those of x2 are lanes 0 to 15's."""
+        columns = 8 * self.matrices
+        return warp * WARP_ROWS, instruction * columns + lane % columns
+
+    def exchanged(self, words: np.ndarray) -> np.ndarray:
+        """(32, words, 4) values of a warp's lanes after the exchange."""
+        lanes = np.arange(WARP)
+        both = np.concatenate([words[source] for source in self.sources(lanes)], axis=-1)
+        digits = self.selector(lanes)[:, None] >> np.array([0, 4, 8, 12]) & 7
+        return np.take_along_axis(both, np.broadcast_to(digits[:, None, :], words.shape), axis=-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,14 +375,16 @@ def _chunk(mma: MmaAtom, c: Operand, column: int, width: int, offset: int, map_:
     # The accumulator's values of these columns are one run: the first one's element is (row of thread 0, column).
     at = mma.coords_C(0, first)
     assert threads.size == 128 and tuple(int(x) for x in at) == (0, column), (mma, column, at)
-    rows, matrices = None, 0
+    rows, matrices, exchange = None, 0, None
+    if c.dtype.bits == 8 and c.order == "col" and count % 8 == 0:  # two words of four values, of 16 columns
+        exchange = ByteExchange(4 if count % 16 == 0 else 2)
     if c.dtype.bits == 16:
         matrices = 4 if count % 8 == 0 else 2
         copy = stmatrix(matrices, transpose=c.order == "col")
         # Addresses of all 64 rows: of row-major C the 16-row tile is the first quarter, and warp 0's are taken.
         whole = smem_tile((ROWS, width), c.dtype, tile.major)
         rows = row_addresses(copy, whole, wgmma(width, "bf16"), "C")
-    return StoreChunk(column, width, offset, map_, tile, rows, matrices, first, count)
+    return StoreChunk(column, width, offset, map_, tile, rows, matrices, first, count, exchange)
 
 
 def rows_of_values(atom: MmaAtom, values: Iterable[int] | None = None) -> list[list[int]]:

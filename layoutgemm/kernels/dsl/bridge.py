@@ -48,6 +48,7 @@ from .registers import (
     floats_of,
     from_floats,
     join,
+    join_pairs,
     load_shared,
     number,
     remote,

@@ -70,6 +70,7 @@ class FusedBlock:
         self, plan: _StoredPlan, job: bridge.Carried, place: tuple[Int32, Int32, Int32], thread: Int32, part: int = 0,
         end: Int32 | None = None,
     ):  # fmt: skip
+        self.factor: Callable[[int], Float32] | None = None  # value -> its column's, where groups of rows have scales
         self.part, self.end = part, job.m if end is None else end
         self.epilogue: Epilogue = plan.epilogue
         self.plan, self.job, self.thread = plan, job, thread
@@ -82,6 +83,8 @@ class FusedBlock:
 
     def values(self, accumulator: cute.Tensor, first: int, count: int) -> list[Float32]:
         """The accumulator's values from `first` on, after the epilogue; `first` and `count` are even."""
+        if self.factor is not None:
+            return self.scaled_rows(accumulator, range(first, first + count), self.factor)
         if self.epilogue.quantizes is not None:
             return self.quantized(accumulator, first, count, self.epilogue.quantizes)
         return self.applied(accumulator, first, count)
@@ -95,6 +98,15 @@ class FusedBlock:
             factors = self.factors(dict(zip(of_group, self.of_values(accumulator, of_group), strict=True)), step)
             self.scaled.update(factors)
         return [self.scaled.pop(v) for v in wanted]
+
+    def scaled_rows(
+        self, accumulator: cute.Tensor, values: Sequence[int], factor: Callable[[int], Float32]
+    ) -> list[Float32]:
+        """Values times their columns' factors, each of which is read once."""
+        columns = [int(self.plan.mma.coords_C(0, v)[1]) for v in values]
+        read = {column: factor(v) for column, v in dict(zip(columns, values, strict=True)).items()}
+        found = self.of_values(accumulator, list(values))
+        return [x * read[column] for x, column in zip(found, columns, strict=True)]
 
     def of_values(self, accumulator: cute.Tensor, values: list[int]) -> list[Float32]:
         """Values after all steps of the epilogue but the last."""

@@ -47,7 +47,12 @@ def join(values: Sequence[Float32], dtype: DType) -> Int32:
     pairs = [convert_pair(low, high, dtype) for low, high in zip(values[::2], values[1::2], strict=True)]
     if len(pairs) == 1:
         return Int32(pairs[0])
-    return assembly("mov.b32 $0, {$1, $2};", "=r,h,h", pairs, (Int32,), pure=True)[0]
+    return join_pairs(*pairs)
+
+
+def join_pairs(low: Int16, high: Int16) -> Int32:
+    """32 bits of two `convert_pair` results of 8-bit values."""
+    return assembly("mov.b32 $0, {$1, $2};", "=r,h,h", [low, high], (Int32,), pure=True)[0]
 
 
 def floats_of(word: Int32, dtype: DType) -> list[Float32]:

@@ -25,7 +25,7 @@ from ..plan import MAX_WORDS, PERSISTENT_PARAMETERS, WORKSPACE
 from .grouped_matrix import GroupedMatrix, parts_of
 from .matrix import EpilogueMatrix, numbers_of
 from .places import StepPlace, Value
-from .reduce import Amax, ColumnReduce, Quantize, ReductionStep, RowReduce
+from .reduce import Amax, ColumnReduce, Quantize, QuantizeRows, ReductionStep, RowReduce
 from .reductions import REDUCTIONS, Reduction
 from .steps import (
     ACTIVATIONS,
@@ -108,6 +108,8 @@ class Epilogue:
             raise PlanError(f"two operands of the epilogue are named {twice[0]}: give one of them another name")
         if any(isinstance(step, Quantize) for step in steps[:-1]):
             raise PlanError("Quantize is the last step of an epilogue: what follows would be of C's rounded values")
+        if steps and isinstance(steps[-1], QuantizeRows) and not flipped:
+            raise PlanError("QuantizeRows: groups of rows are of a transposed product; of C's columns, Quantize is")
         if not stores_c and not any(given.written for given in self.given):
             raise PlanError("stores_c=False, and no step writes anything: such a product has no result")
         if same := set(self.words) & set(PERSISTENT_PARAMETERS):
@@ -237,7 +239,9 @@ class Epilogue:
         >>> Epilogue(RowReduce("max", "most", each=32), Quantize()).columns_together, Epilogue(Bias()).columns_together
         (128, 1)
         """
-        return lcm(1 if self.quantizes is None else self.quantizes.each, *[step.span for step in self.groups])
+        quantize = self.quantizes
+        by_columns = quantize is not None and not isinstance(quantize, QuantizeRows)
+        return lcm(quantize.each if quantize is not None and by_columns else 1, *[step.span for step in self.groups])
 
     @cached_property
     def groups(self) -> tuple[ColumnGroup, ...]:
@@ -323,6 +327,16 @@ class Epilogue:
         """The last step, where it gives 8-bit floats with scales."""
         last = self.steps[-1] if self.steps else None
         return last if isinstance(last, Quantize) else None
+
+    @property
+    def quantizes_rows(self) -> QuantizeRows | None:
+        """The last step, where its scales are of groups of rows.
+
+        >>> Epilogue(Quantize()).quantizes_rows, Epilogue(Quantize()).transposed().quantizes_rows.each
+        (None, 128)
+        """
+        last = self.quantizes
+        return last if isinstance(last, QuantizeRows) else None
 
     def __bool__(self) -> bool:
         return bool(self.steps)

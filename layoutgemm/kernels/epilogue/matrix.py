@@ -11,7 +11,7 @@ from ...errors import OperandError, PlanError
 from .numpy_math import Array, Math, mix
 from .parameters import host_number
 from .places import ColumnGroups
-from .reduce import Quantize, ReductionStep
+from .reduce import Quantize, QuantizeRows, ReductionStep
 from .reductions import REDUCTIONS, Reduction
 
 if TYPE_CHECKING:
@@ -109,6 +109,16 @@ class EpilogueMatrix:
     def quantized(self, step: Quantize, x: Array) -> Array:
         """Values scaled to the range of C's type, and the scales kept."""
         x = np.broadcast_to(x, self.accumulator.shape).astype(np.float32)
+        if isinstance(step, QuantizeRows):
+            turned = step.transposed()
+            assert isinstance(turned, Quantize), turned
+            scaled = self._scaled(turned, x.swapaxes(-1, -2)).swapaxes(-1, -2)
+            self.written[step.name] = self.written[step.name].swapaxes(-1, -2)
+            return scaled
+        return self._scaled(step, x)
+
+    def _scaled(self, step: Quantize, x: Array) -> Array:
+        """The same for groups of columns."""
         most, least = np.float32(step.most), np.float32(step.least)
         (amax,) = self._of_groups(REDUCTIONS["amax"], x, step.each)
         amax = np.maximum(amax, least)

@@ -14,7 +14,7 @@ With `ordered=False` atomic instructions combine the results in memory: no secon
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ...arguments import as_bool, as_int, shown
@@ -23,7 +23,7 @@ from ...errors import PlanError
 from ..derive import ORDERS
 from .places import StepPlace, Value
 from .reductions import REDUCTIONS, Reduction, reduction_of
-from .steps import EpilogueOperand, Step
+from .steps import OTHER_ORDER, EpilogueOperand, Step
 
 FP8_MOST = {"e4m3": 448.0, "e5m2": 57344.0}  # the largest finite value
 
@@ -274,10 +274,29 @@ class Quantize(Step):
         return at.quantized(self, x)
 
     def transposed(self) -> Step:
-        """Refused: a tile's rows are those of several warps."""
-        raise PlanError(
-            f"{self.name}: a scale for {self.each} columns of a row, and this product is computed transposed"
-        )
+        """Groups of rows of the transposed C."""
+        return QuantizeRows(self.name, self.each, self.dtype, self.least, OTHER_ORDER[self.order])
 
 
-__all__ = ["FP8_MOST", "Amax", "ColumnReduce", "Quantize", "ReductionStep", "RowReduce", "combined"]
+@dataclass(frozen=True)
+class QuantizeRows(Quantize):
+    """`Quantize` of a product that is computed transposed: a scale for every `each` rows of a column.
+
+    `Quantize.transposed` makes it; an epilogue of a product in its own place refuses it.
+
+    >>> made = Quantize().transposed()
+    >>> made.given[0].shape(256, 8), made.transposed() == Quantize()
+    ((2, 8), True)
+    """
+
+    @property
+    def given(self) -> tuple[EpilogueOperand, ...]:
+        """The scales."""
+        return tuple(replace(scales, unit=scales.unit[::-1]) for scales in super().given)
+
+    def transposed(self) -> Step:
+        """Groups of columns of C."""
+        return Quantize(self.name, self.each, self.dtype, self.least, OTHER_ORDER[self.order])
+
+
+__all__ = ["FP8_MOST", "Amax", "ColumnReduce", "Quantize", "QuantizeRows", "ReductionStep", "RowReduce", "combined"]

@@ -321,7 +321,8 @@ def store_matrices(
     """stmatrix of 8x8 matrices of 16-bit elements by one warp.
 
     rows       the addresses that lanes give: row i % 8 of matrix i // 8 from lane i
-    registers  [lane, matrix, element]: the two elements that a lane has of each matrix
+    registers  [lane, matrix, element]: the two elements that a lane has of each matrix; [..., byte] where an element
+               is two values of 8 bits
 
     PTX ISA, "stmatrix": lane t holds elements (t / 4, 2 * (t % 4)) and the next of the row; with .trans (row, column)
     change places.
@@ -330,7 +331,8 @@ def store_matrices(
     along, across = np.broadcast_arrays(lane // 4, 2 * (lane % 4) + element)
     row, column = (across, along) if transpose else (along, across)
     for matrix in range(registers.shape[1]):
-        smem.write(rows[8 * matrix + row] + column * dtype.bytes, registers[:, matrix], dtype)
+        at = rows[8 * matrix + row] + column * 2
+        smem.write(at if registers.ndim == 3 else at[..., None] + element[0], registers[:, matrix], dtype)
 
 
 @lru_cache(maxsize=512)

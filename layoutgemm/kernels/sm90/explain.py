@@ -250,6 +250,8 @@ def _explain_store(plan: Sm90Plan) -> list[str]:
         how = "each thread its own values"
         if chunk.rows is not None:
             how = f"stmatrix x{chunk.matrices}" + " .trans" * (plan.c.order == "col")
+        elif chunk.exchange is not None:
+            how = f"lanes exchange bytes, stmatrix x{chunk.exchange.matrices} .trans"
         lines.append(
             f"  columns {chunk.column} to {chunk.column + chunk.width - 1}: values {chunk.first_value} to "
             f"{chunk.first_value + chunk.values - 1}, {how}, box {store.maps[chunk.map].box}"

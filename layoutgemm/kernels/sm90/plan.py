@@ -30,7 +30,7 @@ from ..operands.pair import SecondPair, pair_of
 from ..operands.product import SeveralOperands
 from ..operands.prologue import Prologue
 from ..orders import Order, is_symmetric
-from ..partials import PartialResults, ReducingPlan, RowExchange, check_reductions, partials_of
+from ..partials import GroupScales, PartialResults, ReducingPlan, RowExchange, check_reductions, partials_of
 from ..plan import GemmPlan, PersistentPlan, check_sizes, check_words, launch_bytes
 from ..quantized.formats import QuantizedFormat
 from ..store import ROWS, WARPS_OF_GROUP, StorePlan
@@ -76,6 +76,7 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
     prologue      the function of A's elements, or None: see `kernels.operands.prologue`
     row_sums      the vector of the sums of A's rows, or None: see `kernels.sm90.operands.row_sums`
     row_exchange  where a cluster has whole rows, the shared memory in which it combines their reductions, or None
+    group_scales  shared memory of the scales of groups of rows, where the epilogue quantises those, or None
     """
 
     m: int
@@ -116,6 +117,7 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
     prologue: Prologue | None = None
     row_sums: RowSums | None = None
     row_exchange: RowExchange | None = None
+    group_scales: GroupScales | None = None
     remedy = ", unless store is 'direct'"
     verbs = GemmPlan.verbs | {
         "check": "sm90.checks:check_sm90",
@@ -256,7 +258,9 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
         kernel = Sm90Request.of((m, n, k, batch), (a, b, c), config or _usual(triangles), asked)
         plan = cls._of(kernel, order)
         check_words(plan.words)
-        check_reductions(plan.epilogue, (n, plan.columns_at_a_time), plan.c.dtype.name)
+        check_reductions(
+            plan.epilogue, (n, plan.columns_at_a_time), plan.c.dtype.name, rows=kernel.rows_of_consumer
+        )
         check_groups(plan.epilogue, plan.stored)
         return plan
 
@@ -278,7 +282,7 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
         schedule = kernel.schedule(order)
         mirror = kernel.mirror(store, schedule)
         kernel.check_maps((store, mirror), a_plan, b_plan)
-        smem, exchange, row_exchange = kernel.memory(a_plan, b_plan, stages, store, exchange)
+        smem, exchange, row_exchange, group_scales = kernel.memory(a_plan, b_plan, stages, store, exchange)
         return cls(
             m=m,
             n=n,
@@ -320,6 +324,7 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
             prologue=kernel.prologue,
             row_sums=kernel.row_sums,
             row_exchange=row_exchange,
+            group_scales=group_scales,
         )
 
     # ------------------------------------------------------------------------------------------------ what is asked for

@@ -513,6 +513,13 @@ class _Cluster:
                     rows = address + np.asarray(chunk.rows(lanes, (i, inside))) * dtype.bytes
                     store_matrices(smem, rows, words[:, i], dtype, store.c.order == "col")
                 continue
+            if chunk.exchange is not None:
+                words = chunk.exchange.exchanged(mine.reshape(32, -1, 4)).reshape(32, -1, chunk.exchange.matrices, 2, 2)
+                lanes = np.arange(8 * chunk.exchange.matrices)
+                for i in range(words.shape[1]):
+                    rows = address + np.asarray(chunk.tile.byte(*chunk.exchange.place(inside, i, lanes)))
+                    store_matrices(smem, rows, words[:, i], dtype, transpose=True)
+                continue
             thread = 32 * inside + np.arange(32)[:, None]
             row, column = plan.mma.coords_C(thread, values[None, :])
             at = address + np.asarray(chunk.tile.byte(row, column - chunk.column))

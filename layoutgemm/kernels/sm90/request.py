@@ -23,12 +23,12 @@ from ..operands.combined import Combined, check_combined, side_by_side
 from ..operands.gated import HALVES, check_gated, check_sums, halves_of, in_halves
 from ..operands.pair import SecondPair
 from ..orders import Order, order_for
-from ..partials import RowExchange, whole_rows
+from ..partials import GroupScales, RowExchange, whole_rows
 from ..plan import LEAST_STAGES, STAGE_BYTES_OF_K, check_epilogue, fitting_stages, present, stage_depth
 from ..quantized.formats import UNIT_K, QuantizedFormat
 from ..store import ROWS, TILE_ALIGNMENT, WARP_ROWS, WARPS_OF_GROUP, StorePlan
 from .along_k import check_along_k, with_starts
-from .config import HELD, Sm90Config, check_tiles, check_whole_rows, loader_threads, order_of, registers_of
+from .config import HELD_PACKED, Sm90Config, check_tiles, check_whole_rows, loader_threads, order_of, registers_of
 from .edges import with_ends
 from .grouped import Ragged, check_ragged, ragged_store
 from .indexed.copies import GatheredOperand, RowGather
@@ -49,6 +49,7 @@ from .triangular.operands import check_triangles
 from .types import accumulator_of, operands
 
 _WITH_WHOLE_ROWS = ("gate", "several B", "second pair", "batch", "epilogue", "groups of columns", "other orders")
+_WITH_GROUP_SCALES = ("batch", "epilogue")
 OperandOfA = OperandPlan | PackedOperand | GatheredOperand
 
 
@@ -343,8 +344,10 @@ class Sm90Request(ProductParts, Asked):
         launched = launch_registers(arch, self.threads, self.config.tuning.blocks_per_sm)
         _, have = registers_of(self.config, arch, self.threads) or (0, launched)
         for turns in (1, 2, 4):
-            of_set, rest = divmod(steps, replace(packed, turns=turns).product_groups(1))
-            if not rest and atom.accumulator_registers + 2 * of_set * atom.registers("A") + HELD <= have:
+            trial = replace(packed, turns=turns)
+            if steps % trial.product_groups(1):
+                continue
+            if atom.accumulator_registers + trial.registers(atom, 1) + HELD_PACKED <= have:
                 return turns
         return 1
 
@@ -435,6 +438,28 @@ class Sm90Request(ProductParts, Asked):
         words = sum(len(step.reduction.kinds) for step in whole_rows(epilogue))
         return RowExchange(config.cluster[1], config.tile[0], words)
 
+    @property
+    def rows_of_consumer(self) -> int:
+        """Rows of C that one consumer has at a time."""
+        return self.blocks * ROWS
+
+    @property
+    def group_scales(self) -> GroupScales | None:
+        """The scales of groups of rows, not yet placed, or None; raises PlanError for a kernel without them."""
+        step, config = (self.epilogue or Epilogue()).quantizes_rows, self.config
+        if step is None or self.rows_of_consumer % step.each:
+            return None
+        if config.split > 1 or self.halved or config.staged_epilogue_k_tiles:
+            raise PlanError(
+                f"{step.name}: a scale is of {step.each} rows, all of which are complete before one is stored: no parts "
+                f"of K (split = {config.split}), no staged epilogue (staged_epilogue_k_tiles = "
+                f"{config.staged_epilogue_k_tiles})"
+            )
+        if other := next((part for part in self.parts if part not in _WITH_GROUP_SCALES), None):
+            raise PlanError(f"{step.name}: scales of rows of a transposed product and {other}")
+        groups = self.rows_of_consumer // step.each
+        return GroupScales(groups, self.columns, WARPS_OF_GROUP, config.consumers)
+
     def stages(self, a: OperandOfA, b: OperandPlan, c_bytes: int, exchange: SplitKExchange | None) -> int:
         """The stages, as many as asked for or as fit; raises PlanError."""
         table = self.table_bytes + 16 if self.table_bytes else 0  # and up to 16 to align it
@@ -442,6 +467,8 @@ class Sm90Request(ProductParts, Asked):
         sums = exchange.bytes if exchange is not None else 0
         if (rows := self.row_exchange) is not None and rows.bytes:
             table += rows.bytes + 16
+        if (scales := self.group_scales) is not None:
+            table += scales.bytes + 16
         beside = (0 if self.config.one_tile_per_cluster else c_bytes) + table
         packed = self.weights is not None
         beside += TILE_ALIGNMENT if packed else 0  # between the stages of A and of B
@@ -468,17 +495,20 @@ class Sm90Request(ProductParts, Asked):
     def memory(
         self, a: OperandOfA, b: OperandPlan, stages: int, store: StorePlan | None,
         exchange: SplitKExchange | None,
-    ) -> tuple[Sm90Smem, SplitKExchange | None, RowExchange | None]:  # fmt: skip
+    ) -> tuple[Sm90Smem, SplitKExchange | None, RowExchange | None, GroupScales | None]:  # fmt: skip
         """The map of shared memory, and the exchanges at their places; raises PlanError."""
         single, c_bytes = self.config.one_tile_per_cluster, self.store_bytes(store)
         sums_bytes = exchange.bytes if exchange is not None else 0
-        rows = self.row_exchange
+        rows, scales = self.row_exchange, self.group_scales
+        beside = [each.bytes for each in (rows, scales) if each is not None]
         smem = smem_map(
             a, b, stages, c_bytes, store, single, self.table_bytes, sums_bytes, self.numbers.bytes,
-            0 if rows is None else rows.bytes,
+            sum(beside),
         )  # fmt: skip
         end = smem.barrier_offset - sums_bytes
         if single and c_bytes > end:
             raise PlanError(f"the store's buffers take {c_bytes} bytes, the stages {end}")
         placed = None if rows is None else replace(rows, offset=smem.rows_offset)
-        return smem, None if exchange is None else replace(exchange, offset=end), placed
+        behind = smem.rows_offset + (0 if rows is None else rows.bytes)
+        held = None if scales is None else replace(scales, offset=behind)
+        return smem, None if exchange is None else replace(exchange, offset=end), placed, held

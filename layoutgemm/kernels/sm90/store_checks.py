@@ -19,7 +19,7 @@ from ...report import Check
 from ..derive import Operand
 from ..partials import WORD_BYTES, RowExchange, whole_rows
 from ..plan_checks import boxes_of_c
-from ..store import ROWS, WARP_ROWS, RowVectors, StoreChunk, StorePlan, distinct_chunks, rows_of_values
+from ..store import ROWS, WARP_ROWS, ByteExchange, RowVectors, StoreChunk, StorePlan, distinct_chunks, rows_of_values
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 
 
@@ -27,7 +27,11 @@ def store_checks(plan: Sm90Plan, store: StorePlan) -> list[Check]:
     """Columns, boxes, buffers, and what the threads write into them."""
     checks = [_columns(plan, store), boxes_of_c(plan, store, ROWS // WARPS_OF_GROUP * store.warps), _buffers(store)]
     written = [
-        _written_one_by_one(plan, chunk) if chunk.rows is None else _written(chunk, plan.c)
+        _written_by_bytes(plan, chunk, chunk.exchange)
+        if chunk.exchange is not None
+        else _written_one_by_one(plan, chunk)
+        if chunk.rows is None
+        else _written(chunk, plan.c)
         for chunk in distinct_chunks(store)
     ]
     return [*checks, next((check for check in written if not check), written[0])]
@@ -203,6 +207,40 @@ def _written(chunk: StoreChunk, c: Operand) -> Check:
         witness = "" if banks else str(banks.witness)
         statement += f", {banks.ways}-way in its banks"
     return Check("rows of C", statement, not witness, proof.method, witness)
+
+
+def _written_by_bytes(plan: Sm90Plan, chunk: StoreChunk, exchange: ByteExchange) -> Check:
+    """Lanes exchange bytes, and stmatrix puts each value where its tile has it."""
+    lanes, values = np.arange(WARP), chunk.first_value + np.arange(chunk.values)
+    witness, requests, banks = "", chunk.values // 4 // exchange.matrices, None
+    for warp in range(_owners_warps(chunk)):
+        i, j = plan.mma.coords_C((WARP * warp + lanes)[:, None], values[None, :])
+        own = np.asarray(chunk.tile.byte(i, j - chunk.column)).reshape(WARP, -1, 4)
+        words = exchange.exchanged(own)
+        for number in range(requests):
+            rows = np.asarray(chunk.tile.byte(*exchange.place(warp, number, lanes[: 8 * exchange.matrices])))
+            banks = bank_conflicts(rows[None], 16, "stmatrix")
+            for matrix in range(exchange.matrices):
+                # Of matrix `matrix`, a lane has two columns of two bytes, in the line of its row pair.
+                found = words[:, number * exchange.matrices + matrix].reshape(WARP, 2, 2)
+                line = rows[8 * matrix + 2 * (lanes % 4)[:, None] + np.arange(2)]
+                want = line[:, :, None] + 2 * (lanes // 4)[:, None, None] + np.arange(2)
+                wrong = np.argwhere(found != want)
+                if len(wrong):
+                    at = tuple(int(x) for x in wrong[0])
+                    witness = witness or (
+                        f"warp {warp}, instruction {number}, matrix {matrix}, lane {at[0]}: the byte of place "
+                        f"{int(found[at])} goes to {int(want[at])}"
+                    )
+    if requests * exchange.matrices * 4 != chunk.values:
+        witness = witness or f"{requests} instructions of {exchange.matrices} words store {chunk.values} values"
+    statement = (
+        f"lanes exchange bytes; stmatrix x{exchange.matrices} .trans puts columns {chunk.column} to "
+        f"{chunk.column + chunk.width - 1} where their tile has them"
+    )
+    if banks is not None:
+        statement += f", {banks.ways}-way in its banks"
+    return Check("rows of C", statement, not witness, f"exhaustion ({ROWS * chunk.width} elements)", witness)
 
 
 def _written_one_by_one(plan: Sm90Plan, chunk: StoreChunk) -> Check:

@@ -96,6 +96,8 @@ class Sm90Choice(KernelChoice):
         plain = not epilogue and c_ is not None and c_.dtype.bits == a_.dtype.bits == 16 and orders == ("row", "col")
         if config.tile == WIDE and config.staged_epilogue_k_tiles and config.loader == "warp" and not plain:
             config = replace(config, **_WHOLE)
+        if epilogue and epilogue.quantizes_rows is not None:  # no row has its scale before all blocks are complete
+            config = replace(config, staged_epilogue_k_tiles=0)
         return Sm90Plan.derive(
             m, n, k, batch=batch, a=a_, b=b_, c=c_, config=config, epilogue=epilogue, gated=gated, pair=pair,
             ragged=ragged, indexed=indexed, order=order, prologue=prologue, triangles=triangles,
@@ -234,7 +236,7 @@ def likeliest(
     places = ClusterOccupancy.of(multiprocessors)
     read, along = (0, 0), False
     if epilogue is not None:
-        read, along = epilogue.read_in_lines, any(given.axes == "mn" for given in epilogue.given)
+        read, along = epilogue.read_in_lines, any(given.axes == "mn" and given.unit == (1, 1) for given in epilogue.given)
     reduced = ReductionCost.of(epilogue)
     straight = LargeMModel(m, n, k, batch, places, rows_of=rows_of, read=read, reduced=reduced)
     found = [*straight.estimates(), *(straight.in_parts() if parts else ())]

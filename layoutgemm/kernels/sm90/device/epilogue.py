@@ -13,9 +13,11 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Numeric, const_expr
 
 from ...dsl import bridge
+from ...dsl.ampere import permute
 from ...dsl.fused import CombinedSums, FusedBlock
+from ...dsl.tables import load_word_shared
 from ...plan import present
-from ...store import ROWS, WARP_ROWS, WARPS_OF_GROUP, StoreChunk, rows_of_values
+from ...store import ROWS, WARP_ROWS, WARPS_OF_GROUP, ByteExchange, StoreChunk, rows_of_values
 from ..plan import Sm90Plan
 from .group_table import end_of_rows
 from .matrices import BufferedMatrices
@@ -37,7 +39,7 @@ class Sm90Epilogue:
         if const_expr(plan.store is not None):
             self.store_tensor(job, maps, accumulator, at, origin, block, part)
         else:
-            self.store_direct(job, accumulator, at[1], origin, block, part)
+            self.store_direct(job, accumulator, at, origin, block, part)
 
     @cute.jit
     def store_tensor(
@@ -47,7 +49,7 @@ class Sm90Epilogue:
         """Round by round: convert, wait for the buffer, write it, fence, store it by TMA."""
         store, (consumer, thread), (row, column, matrix) = present(self.plan.store), at, origin
         owner, inside, rows = self.owner(consumer, thread)
-        fused = self.fused(job, (row + block * ROWS, column, matrix), thread, part)
+        fused = self.scaled(self.fused(job, (row + block * ROWS, column, matrix), thread, part), at, block)
         matrices = self.matrices(fused, row + (block * ROWS + rows), inside)
         if const_expr(matrices is not None):
             present(matrices).begin([each for _, each in store.rounds_of(block, part)])
@@ -86,7 +88,7 @@ class Sm90Epilogue:
             bridge.wait_stores_read(store.pending(0))
         self.meet(consumer)
         for block in cutlass.range_constexpr(self.plan.blocks):
-            fused = self.fused(job, (row + block * ROWS, column, matrix), thread, 0)
+            fused = self.scaled(self.fused(job, (row + block * ROWS, column, matrix), thread, 0), at, block)
             for i, round_ in store.rounds_of(block, 0):
                 for chunk in round_.chunks:
                     values = self.convert(job, accumulators[block], chunk, fused)
@@ -127,6 +129,21 @@ class Sm90Epilogue:
         ends = self.plan.ragged is not None and self.plan.epilogue.writes  # a tile reaches into the next group's rows
         end = cutlass.min(self.limits(job, place[2])[0], job.m) if ends else None
         return FusedBlock(self.plan, job, place, thread, part, end)
+
+    def scaled(self, fused: FusedBlock | None, at: tuple[Int32, ...], block: int) -> FusedBlock | None:
+        """The epilogue with the factors of the block's columns, where groups of rows have scales."""
+        scales, (consumer, thread) = self.plan.group_scales, at
+        if scales is not None and fused is not None:
+            group, base = block * scales.groups // self.plan.blocks, fused.job.shared.base
+
+            def factor(v: int) -> Float32:
+                _, column = self.plan.mma.coords_C(thread, v)
+                return load_word_shared((base + scales.byte(consumer, group, scales.factors, column)).toint()).bitcast(
+                    Float32
+                )
+
+            fused.factor = factor
+        return fused
 
     def matrices(self, fused: FusedBlock | None, first: Int32, lane: Int32) -> BufferedMatrices | None:
         """The epilogue's matrices that come through a warp's buffers, or None; `first` is the warp's first row."""
@@ -177,6 +194,9 @@ class Sm90Epilogue:
                 matrices = pairs[i * chunk.matrices : (i + 1) * chunk.matrices]
                 bridge.store_matrices(tile + offset, [pair for (pair,) in matrices], transpose=not by_row)
             return
+        if chunk.exchange is not None:
+            self.fill_columns(pairs, tile, chunk, chunk.exchange, thread)
+            return
         for v, pair in enumerate(pairs):
             i, j = self.plan.mma.coords_C(thread, chunk.first_value + 2 * v)
             j = j - chunk.column
@@ -186,17 +206,34 @@ class Sm90Epilogue:
                 for step, value in enumerate(bridge.split_pair(pair, dtype)):
                     bridge.store_shared((tile + chunk.tile.byte(i, j + step)).toint(), (value,))
 
+    def fill_columns(
+        self, pairs: Sequence[Numeric], tile: cute.Pointer, chunk: StoreChunk, exchange: ByteExchange, thread: Int32
+    ) -> None:  # fmt: skip
+        """Columns of 8 bits: lanes exchange halves of words, so that each has neighbours of a column for stmatrix."""
+        warp, lane = bridge.uniform(thread // 32), thread % 32
+        even, odd = exchange.sources(lane)
+        selector, words = exchange.selector(lane), []
+        for (low,), (high,) in zip(pairs[::2], pairs[1::2], strict=True):
+            word = bridge.join_pairs(low, high)
+            words.append(
+                permute(cute.arch.shuffle_sync(word, even), cute.arch.shuffle_sync(word, odd), selector)
+            )
+        for i in range(len(words) // exchange.matrices):
+            offset = chunk.tile.byte(*exchange.place(warp, i, lane))
+            bridge.store_matrices(tile + offset, words[i * exchange.matrices :][: exchange.matrices], transpose=True)
+
     @cute.jit
     def store_direct(
-        self, job: bridge.Carried, accumulator: cute.Tensor, thread: Int32, origin: bridge.Place, block: int, part: int
-    ) -> None:
+        self, job: bridge.Carried, accumulator: cute.Tensor, at: tuple[Int32, ...], origin: bridge.Place, block: int,
+        part: int,
+    ) -> None:  # fmt: skip
         """Each thread its own elements, guarded; neighbours in a row of C together where its lines allow it."""
-        plan = self.plan
+        plan, (_, thread) = self.plan, at
         mine = plan.stored_values(part)
         row, column, matrix = origin
         row += block * ROWS
         base = job.c + Int64(matrix) * job.stride_c * plan.c.dtype.bytes
-        fused = self.fused(job, (row, column, matrix), thread, part)
+        fused = self.scaled(self.fused(job, (row, column, matrix), thread, part), at, block)
         sums, take = self.stored(job, accumulator, fused), self.sums if fused is None else fused.values
         values = dict(zip(mine, take(sums, mine.start, len(mine)), strict=True))
         if const_expr(fused is not None):

@@ -17,6 +17,7 @@ from ...dsl.entry import FusedEntry
 from ...dsl.reductions import WholeRows, launch_finish
 from ...plan import present
 from .gemm import Sm90GemmKernel
+from .group_scales import GroupScaling
 from .row_copy import RowCopyKernel
 
 
@@ -37,6 +38,12 @@ class Sm90FusedKernel(FusedEntry, Sm90GemmKernel):
         """A launch for each reduction of which tiles have partial results."""
         m, n, _, batch = sizes
         launch_finish(self.plan, words, (m, n, batch), stream)
+
+    def scale_rows(
+        self, job: bridge.Carried, accumulators: Sequence[cute.Tensor], at: tuple[Int32, Int32], origin: bridge.Place
+    ) -> None:  # fmt: skip
+        """Leave the factors of the groups of rows, by which the store multiplies."""
+        GroupScaling(self.epilogue, job, at, origin).leave_factors(accumulators)
 
     @cute.jit
     def finish_rows(self, job: bridge.Carried, tile: Int32, thread: Int32) -> None:

@@ -512,6 +512,10 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
                 mma.settle(*accumulators)
             self.bring_together(job, accumulators, (consumer, thread))
             for number in cutlass.range_constexpr(len(pieces)):
+                if const_expr(plan.group_scales is not None and number == 0):
+                    mma.wait(0)
+                    finish.settle(*sums)
+                    self.scale_rows(job, accumulators, (consumer, thread), (row, n0, matrix))
                 if const_expr(early and number < last):
                     mma.wait((last - number) * early)
                 for step in cutlass.range_constexpr(max(1, early) if number == last and frees else 0):
@@ -531,6 +535,12 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             done += 2
         self.after_tiles(job, tile)
         self.end_tiles(job, ahead)
+
+    def scale_rows(
+        self, job: bridge.Carried, accumulators: Sequence[cute.Tensor], at: tuple[Int32, Int32], origin: bridge.Place
+    ) -> None:  # fmt: skip
+        """Leave the factors of groups of rows, likewise."""
+        raise NotImplementedError
 
     def finish_rows(self, job: bridge.Carried, tile: Int32, thread: Int32) -> None:
         """Store the reductions of the cluster's rows. Only a kernel with an epilogue does."""
