@@ -63,7 +63,7 @@ class WeightedGate(NamedTuple):
 
 
 def weighted_gradient(h: torch.Tensor, dy: torch.Tensor, factors: torch.Tensor, activation: str) -> WeightedGate:
-    """The gradients of factors * gate(h), and the weighted rows, in a node of autograd as `gate`.
+    """The gradients of factors * gate(h), and the weighted rows, in a node of autograd.
 
     One kernel makes them where rows are whole parts of warps.
 

@@ -53,7 +53,7 @@ class CallSite:
     def of(self, count: int) -> Callable[..., None]:
         """The site as a function of `count` tensors and `out`.
 
-        Of two and three a function of its own: no tuple of tensors is made, and no method looked up.
+        Two and three tensors have functions of their own, which make no tuple of tensors.
         """
         launches, key, not_called = LAUNCHES, self, _not_called
 
@@ -65,7 +65,8 @@ class CallSite:
             if not launches.get(key, not_called)(out, a, b, third):
                 key(a, b, third, out=out)
 
-        return {2: of_two, 3: of_three}.get(count, self)
+        few: dict[int, Callable[..., None]] = {2: of_two, 3: of_three}
+        return few.get(count, self)
 
     def _read(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The tensors that the product reads."""
