@@ -194,7 +194,7 @@ def test_rows_that_are_not_placed_are_zeros_of_a_new_result_alone(
 
 
 def test_a_number_that_is_missing_is_named_by_a_repeated_call(noted: BareLaunches) -> None:
-    """Of a launch that makes a new result, of one that writes an operand too, and of one with an order of tiles."""
+    """Launches make a new result, write an operand too, or have an order of tiles."""
     sums = Epilogue(Scale(), RowReduce("sum", "sums"))
     for options in ({"epilogue": Epilogue(Scale())}, {"epilogue": sums}, {"epilogue": sums, "order": "snake"}):
         t = tensors()

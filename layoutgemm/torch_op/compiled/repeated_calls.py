@@ -93,7 +93,7 @@ def is_value(x: object) -> bool:
 
 
 def compared(at: str, kept: str, x: object) -> str:
-    """The code that is true unless the value at `at` is that at `kept`, or equal to it.
+    """Code that is true for a value at `at` other than that at `kept`.
 
     >>> compared("options['config']", "fixed[0]", None)
     "options['config'] is not fixed[0]"
