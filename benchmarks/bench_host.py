@@ -73,10 +73,10 @@ def calls() -> dict[str, Callable[[], object]]:
     into = torch.empty(SIZE, SIZE, dtype=x.dtype)
     other_x, other_y, gates = x.clone(), y.clone(), experts.mT
     options: dict[str, Any] = {"config": "", "allow_tf32": None}
-    site = direct.site(direct.matmul, **options)
+    site = direct.site(direct.matmul, count=2, **options)
     lists: tuple[Any, ...] = [], [of_rows["sums"]], [], [], sums.json
     of_scales, in_groups = (a, scale_a, other, scale_b, *lists), (x, experts, offsets, None, None, None, *lists)
-    with_bias = direct.site(direct.finished, activation=None, tensors=("bias",), **options)
+    with_bias = direct.site(direct.finished, count=3, activation=None, tensors=("bias",), **options)
     return {
         "matmul": lambda: matmul(x, y),
         "matmul with a bias": lambda: matmul(x, y, bias=bias),
@@ -95,6 +95,9 @@ def calls() -> dict[str, Callable[[], object]]:
         "grouped_matmul of columns, copied": lambda: grouped_matmul(experts, x, offsets),
         "matmul, gathered rows": lambda: matmul(x, y, rows=rows),
         "matmul, scattered rows": lambda: matmul(x, y, out_rows=out_rows),
+        "grouped_matmul, placed rows": lambda: grouped_matmul(
+            x, experts, offsets, out_rows=out_rows, row_weights=bias, out=into
+        ),
         "matmul, an epilogue": lambda: matmul(x, y, epilogue=steps, given=given),
         "matmul, sums of rows": lambda: matmul(x, y, epilogue=sums, given=of_rows),
         "matmul of two pairs": lambda: matmul((x, other_x), (y, other_y)),

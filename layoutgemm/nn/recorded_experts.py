@@ -27,15 +27,13 @@ _KINDS = (torch.bfloat16, torch.float16)  # whose products have derivatives
 
 def recorded_alone(x: torch.Tensor, *others: torch.Tensor) -> bool:
     """True for plain tensors that autograd records, and nothing else has to see."""
-    given = (x, *others)
-    return (
-        not torch.compiler.is_compiling()
-        and all(type(each) in PLAIN and each.device == x.device and each.layout == torch.strided for each in given)
-        and x.dtype in _KINDS
-        and x.device.type in ("cuda", "cpu")
-        and differentiated(*given)
-        and seen_by_autograd_alone()
-    )
+    if torch.compiler.is_compiling() or type(x) not in PLAIN or x.dtype not in _KINDS or not (x.is_cuda or x.is_cpu):
+        return False
+    device = x.device
+    for each in (x, *others):
+        if type(each) not in PLAIN or each.device != device or each.layout is not torch.strided:
+            return False
+    return differentiated(x, *others) and seen_by_autograd_alone()
 
 
 def recorded_experts(

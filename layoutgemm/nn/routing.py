@@ -24,7 +24,7 @@ class Route(NamedTuple):
     """Rows sorted by expert, k for each row of x: row i is row order[i] // k of x.
 
     offsets  expert e has rows offsets[e] to offsets[e + 1]
-    factors  (rows of x, k): of the sums, 0 for an index of no expert
+    factors  (rows of x, k): of the sums, 0 for an index of no expert.
     outside  (rows of x, k): whether an index is one of no expert
     """
 

@@ -62,7 +62,7 @@ def test_second_calls_are_the_launch_alone(form: str, inference: bool, monkeypat
     """At other tensors. Results are those of the product on the CPU."""
     function, options, tensors, shape = FORMS[form]
     product = Counted(function, options)
-    site = CallSite(product)
+    site = CallSite(product).of(len(tensors()))
     with torch.inference_mode(inference):
         calls = [(tensors(), torch.empty(shape, dtype=BF16)) for _ in range(3)]
         want = []
@@ -147,7 +147,7 @@ def test_calls_of_more_than_a_launch_stay_calls(monkeypatch: pytest.MonkeyPatch)
 def test_a_kept_site_serves_addresses_of_16_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A later call between multiples of 16 is the product's, and the launch stays."""
     product = Counted(direct.matmul, MATMUL)
-    site, b, out = CallSite(product), whole(128, 192), torch.empty(64, 192, dtype=BF16)
+    site, b, out = CallSite(product).of(2), whole(128, 192), torch.empty(64, 192, dtype=BF16)
     with host_launches(monkeypatch):
         for a, calls in ((whole(64, 128), 1), (whole(64 * 128 + 1)[1:].view(64, 128), 2), (whole(64, 128), 2)):
             site(a, b, out=out)

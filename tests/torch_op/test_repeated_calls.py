@@ -41,6 +41,7 @@ def tensors() -> SimpleNamespace:
         a=ones.clone(), b=ones.clone(), a2=ones.clone(), b2=ones.clone(), bias=torch.ones(SIZE), sums=torch.zeros(SIZE),
         alpha=0.5, experts=torch.ones(2, SIZE, SIZE).bfloat16(), groups=torch.tensor([0, 64, 128]), out=ones.clone(),
         a8=eight.clone(), b8=eight.clone().T, scale_a=torch.ones(SIZE, 1), scale_b=torch.ones(1, 1),
+        rows=torch.arange(SIZE).flip(0), weights=torch.ones(SIZE),
     )  # fmt: skip
 
 
@@ -60,6 +61,10 @@ CALLS: dict[str, tuple[Callable[[SimpleNamespace], Any], str]] = {
     "groups and a bias": (lambda t: grouped_matmul(t.a, t.experts, t.groups, bias=t.bias), "a experts groups bias"),
     "sums of groups": (lambda t: grouped_matmul(t.a, t.experts, t.groups, epilogue=SUMS, given={"sums": t.sums}),
                        "a experts groups sums"),
+    "placed rows": (lambda t: matmul(t.a, t.b, out_rows=t.rows), "a b rows"),
+    "placed rows and an output": (lambda t: grouped_matmul(t.a, t.experts, t.groups, out_rows=t.rows, out=t.out,
+                                                           row_weights=t.weights), "a experts groups rows weights out"),
+    "rows copied first": (lambda t: matmul(t.a, t.b, rows=t.rows, copy_rows=True, out=t.out), "a b rows out"),
 }  # fmt: skip
 
 
@@ -123,7 +128,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 FEW = ("nothing", "memory", "address")  # changes of most calls: first calls take the time
-FULL = ("sums of rows", "two pairs", "quantised")
+FULL = ("sums of rows", "two pairs", "quantised")  # what a guard asks is the same for the others
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -169,6 +174,23 @@ def test_numbers_are_those_of_the_call_and_other_options_another_call(noted: Bar
         with pytest.raises(ValueError):
             matmul(t.a, t.b, epilogue=STEPS, given={"alpha": 1.0, "bias": t.bias}, **options)
     assert len(noted.arguments) == count
+
+
+@pytest.mark.parametrize("name", ["placed rows", "placed rows and an output"])
+def test_rows_that_are_not_placed_are_zeros_of_a_new_result_alone(
+    name: str, noted: BareLaunches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Launches compute nothing, and memory holds ones. No place of the output may be that of an operand."""
+    first, (run, _), t = asked(monkeypatch), CALLS[name], tensors()
+    monkeypatch.setattr(kept_launches, "empty_on_gpu", lambda shape, strides, kind: torch.ones(shape, dtype=kind))
+    for _ in range(3):
+        run(t)
+    count, value = len(first), 1 if "output" in name else 0
+    assert torch.equal(run(t), torch.full((SIZE, SIZE), value).bfloat16()) and len(first) == count
+    if value:
+        t.out = t.a
+        with pytest.raises(RuntimeError, match="out, which is written to, shares memory with a"):
+            run(t)
 
 
 def test_a_number_that_is_missing_is_named_by_a_repeated_call(noted: BareLaunches) -> None:

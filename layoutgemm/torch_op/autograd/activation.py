@@ -45,12 +45,12 @@ def by_autograd(c: torch.Tensor, activation: str) -> torch.Tensor:
 
 
 def gate(h: torch.Tensor, activation: str) -> torch.Tensor:
-    """A gate of [gate | up] where nothing is recorded.
+    """A gate of [gate | up] in a node of autograd: nothing is recorded there, and nothing else sees it.
 
     >>> gate(torch.tensor([[0.0, 2.0, 3.0, 5.0]]), "geglu")
     tensor([[0.0000, 9.7725]])
     """
-    access = _of_kernel(h)
+    access = _of_halves(h)
     return _gate(h, GATES[activation], access) if access else _by_torch(h, GATES[activation])
 
 
@@ -63,7 +63,7 @@ class WeightedGate(NamedTuple):
 
 
 def weighted_gradient(h: torch.Tensor, dy: torch.Tensor, factors: torch.Tensor, activation: str) -> WeightedGate:
-    """The gradients of factors * gate(h), and the weighted rows.
+    """The gradients of factors * gate(h), and the weighted rows, in a node of autograd.
 
     One kernel makes them where rows are whole parts of warps.
 
@@ -74,7 +74,7 @@ def weighted_gradient(h: torch.Tensor, dy: torch.Tensor, factors: torch.Tensor, 
     [4.3864, 2.1932]
     """
     kind = GATES[activation]
-    if _of_kernel(h) == _access(dy) == VECTOR_BYTES and factors.is_contiguous():
+    if _of_halves(h) == _access(dy) == VECTOR_BYTES and factors.is_contiguous():
         parts, rest = divmod(dy.shape[-1], _weighted_plan(C_NAMES[h.dtype], kind, h.get_device()).part)
         if not rest:
             found = WeightedGate(_empty(h.shape, h), _empty(dy.shape, h), _empty((len(h), parts), factors))
@@ -88,7 +88,12 @@ def weighted_gradient(h: torch.Tensor, dy: torch.Tensor, factors: torch.Tensor, 
 
 def _of_kernel(h: torch.Tensor) -> int:
     """Bytes of a load of the kernels of [gate | up]; 0 where torch's operators compute."""
-    return _access(h, 2) if _is_launched(h) and on_gpu(h.get_device()) and h.shape[-1] % 2 == 0 else 0
+    return _of_halves(h) if _is_launched(h) else 0
+
+
+def _of_halves(h: torch.Tensor) -> int:
+    """The same for a tensor that nothing else has to see."""
+    return _access(h, 2) if on_gpu(h.get_device()) and h.shape[-1] % 2 == 0 else 0
 
 
 def _is_launched(*tensors: torch.Tensor) -> bool:

@@ -50,6 +50,24 @@ class CallSite:
             self._call(*self._read(tensors), out=out)
         return None
 
+    def of(self, count: int) -> Callable[..., None]:
+        """The site as a function of `count` tensors and `out`.
+
+        Two and three tensors have functions of their own, which make no tuple of tensors.
+        """
+        launches, key, not_called = LAUNCHES, self, _not_called
+
+        def of_two(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> None:
+            if not launches.get(key, not_called)(out, a, b):
+                key(a, b, out=out)
+
+        def of_three(a: torch.Tensor, b: torch.Tensor, third: torch.Tensor, *, out: torch.Tensor) -> None:
+            if not launches.get(key, not_called)(out, a, b, third):
+                key(a, b, third, out=out)
+
+        few: dict[int, Callable[..., None]] = {2: of_two, 3: of_three}
+        return few.get(count, self)
+
     def _read(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The tensors that the product reads."""
         if not self._views:

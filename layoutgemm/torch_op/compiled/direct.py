@@ -36,9 +36,11 @@ from .call_sites import CallSite, View
 Tensors = Sequence[torch.Tensor]
 
 
-def site(call: Callable[..., None], /, *, views: tuple[View | None, ...] = (), **options: object) -> CallSite:
-    """A call site of one of these functions, with all arguments but the tensors; `views` as `CallSite` has them."""
-    return CallSite(functools.partial(call, **options), views)
+def site(
+    call: Callable[..., None], /, *, count: int, views: tuple[View | None, ...] = (), **options: object
+) -> Callable[..., None]:
+    """A call site of one of these functions on `count` tensors, with all other arguments; `views` as in `CallSite`."""
+    return CallSite(functools.partial(call, **options), views).of(count)
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor, config: str, allow_tf32: bool | None) -> None:

@@ -195,7 +195,7 @@ def _site(function: str, options: Mapping[str, object], tensors: Sequence[Any]) 
     if symbols or forms[0][0] is torch.float32:
         return None
     views = tuple([_viewed(x)[1] for x in tensors[:-1]])
-    named = {**({"views": views} if any(views) else {}), **options}
+    named = {"count": len(views), **({"views": views} if any(views) else {}), **options}
     made = f"layoutgemm_direct.site({', '.join([function, *[f'{name}={x!r}' for name, x in named.items()]])})"
     same = hashlib.sha256(f"{made} {forms}".encode()).hexdigest()[:16]
     return f"{function.replace('.', '_')}_{same}", made
