@@ -48,7 +48,6 @@ from .registers import (
     floats_of,
     from_floats,
     join,
-    join_pairs,
     load_shared,
     number,
     remote,

@@ -449,12 +449,16 @@ class Sm90Request(ProductParts, Asked):
             return None
         if config.split > 1 or self.halved or config.staged_epilogue_k_tiles:
             raise PlanError(
-                f"{step.name}: a scale is of {step.each} rows, all of which are complete before one is stored: no parts "
+                f"{step.name}: a scale is of {step.each} rows, all complete before one is stored: no parts "
                 f"of K (split = {config.split}), no staged epilogue (staged_epilogue_k_tiles = "
                 f"{config.staged_epilogue_k_tiles})"
             )
         if other := next((part for part in self.parts if part not in _WITH_GROUP_SCALES), None):
             raise PlanError(f"{step.name}: scales of rows of a transposed product and {other}")
+        before = [given.name for each in present(self.epilogue).steps[:-1] for given in each.given if given.written]
+        if before:
+            what = f"{step.name}: scales of rows are of values that are computed twice"
+            raise PlanError(f"{what}, and {before[0]} is written once")
         groups = self.rows_of_consumer // step.each
         return GroupScales(groups, self.columns, WARPS_OF_GROUP, config.consumers)
 

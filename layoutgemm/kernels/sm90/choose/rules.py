@@ -190,8 +190,9 @@ def choose(
     places = ClusterOccupancy.of(multiprocessors)
     if m <= 64:
         few = for_few_rows(
-            m, n, k, batch, kind, b_major, places, _unit(kind, halves, b_major), halves == 1 and not in_place
-        )
+            m, n, k, batch, kind, b_major, places, _unit(kind, halves, b_major),
+            halves == 1 and not in_place and (epilogue is None or epilogue.quantizes is None),
+        )  # fmt: skip
         return Sm90Choice(few.config, few.swapped), few.reason + _gated_reason(few.config.tile[1], how)
     if kind.bits == 16 and halves == 1:
         ranked = likeliest(m, n, k, b_major, batch=batch, multiprocessors=places, epilogue=epilogue)
@@ -236,17 +237,30 @@ def likeliest(
     places = ClusterOccupancy.of(multiprocessors)
     read, along = (0, 0), False
     if epilogue is not None:
-        read, along = epilogue.read_in_lines, any(given.axes == "mn" and given.unit == (1, 1) for given in epilogue.given)
+        read, along = epilogue.read_in_lines, any(given.axes == "mn" for given in epilogue.given)
     reduced = ReductionCost.of(epilogue)
     straight = LargeMModel(m, n, k, batch, places, rows_of=rows_of, read=read, reduced=reduced)
     found = [*straight.estimates(), *(straight.in_parts() if parts else ())]
     if b_major != "K":
         found = [e for e in found if e.tile[1] % SPAN == 0 or (e.split == 1 and _spans_in_part_pay(e, k))]
+    scales = epilogue is not None and epilogue.quantizes is not None
+    along = along and not (scales and epilogue is not None and len(epilogue.steps) == 1)
     turned = LargeMModel(
         n, m, k, batch, places, swapped=True, matrices=along, rows_of=rows_of, read=read, reduced=reduced.turned
     )
-    found += [*turned.estimates(), *(turned.in_parts() if parts else ())]
+    across = [*turned.estimates(), *(turned.in_parts() if parts else ())]
+    if scales and epilogue is not None:
+        across = [e for e in across if _scales_rows(e, epilogue, 2 * m * n * k * batch)]
+    found += across
     return sorted(found, key=lambda e: (e.seconds, -e.tile[0] * e.tile[1], -e.tile[0], e.swapped))
+
+
+def _scales_rows(e: Estimate, epilogue: Epilogue, work: int) -> bool:
+    """True if a transposed product is one whose groups of columns of C get their scales.
+
+    Tiles of 256 rows without any other step, which a thread has no registers for; smaller products were not measured.
+    """
+    return e.tile[0] == 256 and e.split == 1 and len(epilogue.steps) == 1 and work >= LONG_WORK
 
 
 def of_estimate(
