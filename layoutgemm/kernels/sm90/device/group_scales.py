@@ -120,12 +120,12 @@ class GroupScaling:
         sizes: dict[int, list[Float32]] = {first: [] for first in firsts}
         taken = iter(values)
         for block in self.blocks[group * self.together : (group + 1) * self.together]:
-            for v, of in sorted((v, of) for of in firsts for v in self.columns[of]):
+            for v, column in sorted((v, first) for first in firsts for v in self.columns[first]):
                 x = self.math.abs(next(taken))
                 if asks:
                     i, _ = self.plan.mma.coords_C(self.thread, v)
                     x = self.math.where(block.row + i < block.end, x, 0.0)
-                sizes[of].append(x)
+                sizes[column].append(x)
         return tuple([by_halves(self.math.largest, sizes[first]) for first in firsts])
 
     @cute.jit
