@@ -407,7 +407,7 @@ def test_plans_with_scales_of_rows_are_checked_and_refused(monkeypatch: pytest.M
     with pytest.raises(PlanError, match="QuantizeRows: groups of rows"):
         Epilogue(*turned.steps)
     with pytest.raises(PlanError, match="no warpgroup of this kernel"):
-        Sm80Plan.derive(256, 64, 64, b="bf16:col", c="e4m3", epilogue=turned)
+        Sm100Plan.derive(256, 64, 64, b="bf16:col", c="e4m3", config=Sm100Config((128, 64), stages=2), epilogue=turned)
 
 
 @needs_dsl
