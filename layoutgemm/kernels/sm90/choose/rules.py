@@ -243,20 +243,20 @@ def likeliest(
     found = [*straight.estimates(), *(straight.in_parts() if parts else ())]
     if b_major != "K":
         found = [e for e in found if e.tile[1] % SPAN == 0 or (e.split == 1 and _spans_in_part_pay(e, k))]
-    scales = epilogue is not None and epilogue.quantizes is not None
-    along = along and not (scales and epilogue is not None and len(epilogue.steps) == 1)
+    scales = None if epilogue is None or epilogue.quantizes is None else epilogue
+    along = along and (scales is None or len(scales.steps) > 1)  # scales are no matrix of C's shape
     turned = LargeMModel(
         n, m, k, batch, places, swapped=True, matrices=along, rows_of=rows_of, read=read, reduced=reduced.turned
     )
     across = [*turned.estimates(), *(turned.in_parts() if parts else ())]
-    if scales and epilogue is not None:
-        across = [e for e in across if _scales_rows(e, epilogue, 2 * m * n * k * batch)]
+    if scales is not None:
+        across = [e for e in across if _scales_rows(e, scales, 2 * m * n * k * batch)]
     found += across
     return sorted(found, key=lambda e: (e.seconds, -e.tile[0] * e.tile[1], -e.tile[0], e.swapped))
 
 
 def _scales_rows(e: Estimate, epilogue: Epilogue, work: int) -> bool:
-    """True if a transposed product is one whose groups of columns of C get their scales.
+    """True for a transposed product with scales of groups of C's columns.
 
     Tiles of 256 rows without any other step, which a thread has no registers for; smaller products were not measured.
     """

@@ -67,7 +67,7 @@ class GroupScaling:
         bridge.named_sync(self.plan.store_barrier(self.consumer), self.plan.store_threads)
 
     def address(self, group: int, line: Int32 | int, column: Int32) -> Int32:
-        """Where a warp's maximum lies, or a factor."""
+        """The address of a warp's maximum, or of a factor."""
         return (self.job.shared.base + self.shared.byte(self.consumer, group, line, column)).toint()
 
     def line(self, group: int, warp: int, column: Int32) -> Float32:
