@@ -299,4 +299,4 @@ class QuantizeRows(Quantize):
         return Quantize(self.name, self.each, self.dtype, self.least, OTHER_ORDER[self.order])
 
 
-__all__ = ["FP8_MOST", "Amax", "ColumnReduce", "Quantize", "QuantizeRows", "ReductionStep", "RowReduce", "combined"]
+__all__ = ["FP8_MOST", "Amax", "ColumnReduce", "Quantize", "ReductionStep", "RowReduce", "combined"]
