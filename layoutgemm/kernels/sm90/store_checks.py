@@ -18,7 +18,7 @@ from ...layouts import Proof
 from ...memo import memoized
 from ...report import Check
 from ..derive import Operand
-from ..partials import WORD_BYTES, GroupScales, RowExchange, whole_rows
+from ..partials import WORD_BYTES, GroupScales, RowExchange, quantized_rows, whole_rows
 from ..plan import present
 from ..plan_checks import boxes_of_c
 from ..store import ROWS, WARP_ROWS, ByteExchange, RowVectors, StoreChunk, StorePlan, distinct_chunks, rows_of_values
@@ -285,7 +285,7 @@ def rows_check(plan: Sm90Plan, rows: RowExchange) -> Check:
 
 def group_scales_check(plan: Sm90Plan, scales: GroupScales) -> Check:
     """Each group is of whole blocks of one consumer; each maximum and each factor has its own place."""
-    each, blocks = present(plan.epilogue.quantizes_rows).each, plan.blocks
+    each, blocks = present(quantized_rows(plan.epilogue)).each, plan.blocks
     consumers, columns = plan.config.consumers, plan.mma.shape_mnk[1]
     places = [
         int(scales.byte(consumer, group, line, column))

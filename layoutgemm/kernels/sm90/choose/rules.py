@@ -24,6 +24,7 @@ from ...operands.gated import combination
 from ...operands.pair import SecondPair
 from ...operands.prologue import Prologue
 from ...orders import Order
+from ...partials import quantized_rows
 from ...plan import STAGE_BYTES_OF_K as _STAGE_BYTES
 from ...store import ROWS
 from ..config import BESIDE_MATRICES
@@ -96,7 +97,7 @@ class Sm90Choice(KernelChoice):
         plain = not epilogue and c_ is not None and c_.dtype.bits == a_.dtype.bits == 16 and orders == ("row", "col")
         if config.tile == WIDE and config.staged_epilogue_k_tiles and config.loader == "warp" and not plain:
             config = replace(config, **_WHOLE)
-        if epilogue and epilogue.quantizes_rows is not None:  # no row has its scale before all blocks are complete
+        if epilogue and quantized_rows(epilogue) is not None:  # no row has its scale before all blocks are complete
             config = replace(config, staged_epilogue_k_tiles=0)
         return Sm90Plan.derive(
             m, n, k, batch=batch, a=a_, b=b_, c=c_, config=config, epilogue=epilogue, gated=gated, pair=pair,

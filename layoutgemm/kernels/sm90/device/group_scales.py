@@ -22,7 +22,7 @@ from ...dsl import bridge
 from ...dsl import math as element
 from ...dsl.tables import load_word_shared
 from ...epilogue.reductions import by_halves
-from ...partials import exchanges_of
+from ...partials import exchanges_of, quantized_rows
 from ...plan import present
 from ...store import ROWS
 from .epilogue import Sm90Epilogue
@@ -39,7 +39,7 @@ class GroupScaling:
 
     def __init__(self, epilogue: Sm90Epilogue, job: bridge.Carried, at: tuple[Int32, Int32], origin: bridge.Place):
         self.plan, self.job, (self.consumer, self.thread) = epilogue.plan, job, at
-        self.step, self.shared = present(self.plan.epilogue.quantizes_rows), present(self.plan.group_scales)
+        self.step, self.shared = present(quantized_rows(self.plan.epilogue)), present(self.plan.group_scales)
         row, column, matrix = origin
         blocks = range(self.plan.blocks)
         self.blocks = [present(epilogue.fused(job, (row + i * ROWS, column, matrix), self.thread, 0)) for i in blocks]
