@@ -227,8 +227,7 @@ def experts_forward(
     gate = None if apart or not experts.has_gate or torch.compiler.is_compiling() else usual_gate(experts)
     if gate is not None and recorded_alone(hidden_states, top_k_index, top_k_weights, first, down):
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
-        route = route_of(hidden_states, rows.shape[0], top_k_index, top_k_weights, down.shape[0])
-        return shaped_as(recorded_experts(rows, route, first, down, gate), hidden_states)
+        return shaped_as(recorded_experts(rows, top_k_index, top_k_weights, first, down, gate), hidden_states)
 
     def product(x: torch.Tensor, b: torch.Tensor, name: str, offsets: torch.Tensor) -> torch.Tensor:
         if weights == "master":
@@ -260,7 +259,7 @@ def _by_index(
     if gate is None:
         hidden = experts._apply_gate(hidden) if experts.has_gate else experts.act_fn(hidden)
     each = hidden.new_empty(index.numel(), down.shape[-1])  # the order names each row once
-    factors = route.factors.reshape(-1)[route.order]
+    factors = route.sorted_factors
     grouped_matmul(hidden, down, route.offsets, out_rows=route.order, row_weights=factors, out=each)
     return shaped_as(each.view(*index.shape, x.shape[-1]).sum(-2), x)
 

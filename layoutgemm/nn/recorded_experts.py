@@ -20,7 +20,7 @@ from ..torch_op.checks import PLAIN, differentiated, in_older_vmap, seen_by_auto
 from ..torch_op.scaled_grouped import grouped_matmul
 from ..torch_op.scaled_grouped.api import gradients_of
 from ..torch_op.scaled_grouped.grouped import OFFSETS
-from .routing import Route, permuted
+from .routing import permuted, route_of
 
 _KINDS = (torch.bfloat16, torch.float16)  # whose products have derivatives
 
@@ -39,56 +39,57 @@ def recorded_alone(x: torch.Tensor, *others: torch.Tensor) -> bool:
 
 
 def recorded_experts(
-    x: torch.Tensor, route: Route, first: torch.Tensor, down: torch.Tensor, activation: str
-) -> torch.Tensor:
+    x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, first: torch.Tensor, down: torch.Tensor,
+    activation: str,
+) -> torch.Tensor:  # fmt: skip
     """The sums of gated experts for rows x (rows, features), of x's shape.
 
+    index, weights  as `routed` has them
     first, down  (experts, features, 2 * hidden) of [gate | up], and (experts, hidden, features)
     activation   "swiglu" or "geglu"
     """
-    return _record(x, route.factors, first, down, route.order, route.offsets, activation)
+    return _record(x, weights, first, down, index, activation)
 
 
 class _RecordedExperts(torch.autograd.Function):
-    """The sums, with gradients of x, the factors and both matrices."""
+    """The sums, with gradients of x, the weights and both matrices. The route is no part of what autograd records."""
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx, x: torch.Tensor, factors: torch.Tensor, first: torch.Tensor, down: torch.Tensor,
-        order: torch.Tensor, offsets: torch.Tensor, activation: str,
+        ctx: FunctionCtx, x: torch.Tensor, weights: torch.Tensor, first: torch.Tensor, down: torch.Tensor,
+        index: torch.Tensor, activation: str,
     ) -> torch.Tensor:  # fmt: skip
-        source, of_rows = order // factors.shape[-1], factors.reshape(-1)[order]
-        h = grouped_matmul(x, first, offsets, rows=source)
+        route = route_of(x, x.shape[0], index, weights, first.shape[0])
+        source, of_rows = route.sources, route.sorted_factors
+        h = grouped_matmul(x, first, route.offsets, rows=source)
         hidden = gate(h, activation)
-        ctx.save_for_backward(x, factors, first, down, order, offsets, source, of_rows, h)
+        facts = route.order, route.offsets, route.outside
+        ctx.save_for_backward(x, weights, first, down, *facts, source, of_rows, h)
         ctx.activation = activation
-        return _placed_sums(hidden, down, offsets, order, factors.shape, of_rows)
+        return _placed_sums(hidden, down, route.offsets, route.order, weights.shape, of_rows)
 
     @staticmethod
     def backward(ctx: FunctionCtx, dy: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         if dy is None:
-            return (None,) * 7
-        x, factors, first, down, order, offsets, source, of_rows, h = ctx.saved_tensors
+            return (None,) * 6
+        x, weights, first, down, order, offsets, outside, source, of_rows, h = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:4]
         if torch.is_grad_enabled() or not _alone(dy):
-            return (
-                *_by_operators((x, factors, first, down), order, offsets, ctx.activation, dy, wanted),
-                None,
-                None,
-                None,
-            )
+            operands, facts = (x, weights, first, down), (order, offsets, outside)
+            return *_by_operators(operands, facts, ctx.activation, dy, wanted), None, None
         g = dy.index_select(0, source)
         dh, weighted, sums = weighted_gradient(h, grouped_matmul(g, down.mT, offsets), of_rows, ctx.activation)
-        of_x = of_factors = of_first = of_down = None
+        of_x = of_weights = of_first = of_down = None
         if wanted[0]:
-            of_x = _placed_sums(dh, first.mT, offsets, order, factors.shape)
+            of_x = _placed_sums(dh, first.mT, offsets, order, weights.shape)
         if wanted[1]:
-            of_factors = torch.empty_like(sums).scatter_(0, order, sums).view(factors.shape)
+            placed = torch.empty_like(sums).scatter_(0, order, sums).view(weights.shape)
+            of_weights = placed.masked_fill_(outside, 0).to(weights.dtype)
         if wanted[2]:
             _, of_first = gradients_of(x.index_select(0, source), first, offsets, OFFSETS, (False, True), dh)
         if wanted[3]:
             _, of_down = gradients_of(weighted, down, offsets, OFFSETS, (False, True), g)
-        return of_x, of_factors, of_first, of_down, None, None, None
+        return of_x, of_weights, of_first, of_down, None, None
 
 
 _record = recorder(_RecordedExperts)
@@ -110,15 +111,20 @@ def _placed_sums(
 
 
 def _by_operators(
-    operands: tuple[torch.Tensor, ...], order: torch.Tensor, offsets: torch.Tensor, activation: str, dy: torch.Tensor,
+    operands: tuple[torch.Tensor, ...], facts: tuple[torch.Tensor, ...], activation: str, dy: torch.Tensor,
     wanted: tuple[bool, ...],
 ) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
-    """The gradients of the wanted operands, which are recorded where derivatives are."""
+    """The gradients of the wanted operands, which are recorded where derivatives are.
+
+    facts  the route's order, offsets, and which indices are of no expert
+    """
+    order, offsets, outside = facts
     recorded = torch.is_grad_enabled()
     with torch.enable_grad():
         if not recorded:  # of what the backward pass of torch.vmap, for one, sees
             operands = tuple([x.detach().requires_grad_(asked) for x, asked in zip(operands, wanted)])
-        x, factors, first, down = operands
+        x, weights, first, down = operands
+        factors = weights.float().masked_fill(outside, 0)
         back = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
         sorted_rows = permuted(x, order, back, factors.shape[-1])
         hidden = by_autograd(grouped_matmul(sorted_rows, first, offsets), activation)

@@ -25,16 +25,23 @@ class Route(NamedTuple):
 
     offsets  expert e has rows offsets[e] to offsets[e + 1]
     factors  (rows of x, k): of the sums, 0 for an index of no expert
+    outside  (rows of x, k): whether an index is one of no expert
     """
 
     order: torch.Tensor
     offsets: torch.Tensor
     factors: torch.Tensor
+    outside: torch.Tensor
 
     @property
     def sources(self) -> torch.Tensor:
         """The row of x of each sorted row."""
         return self.order // self.factors.shape[-1]
+
+    @property
+    def sorted_factors(self) -> torch.Tensor:
+        """The factor of each sorted row."""
+        return self.factors.reshape(-1).index_select(0, self.order)
 
 
 def route_of(x: torch.Tensor, rows: int, index: torch.Tensor, weights: torch.Tensor, experts: int) -> Route:
@@ -49,7 +56,8 @@ def route_of(x: torch.Tensor, rows: int, index: torch.Tensor, weights: torch.Ten
     known = index.clamp(0, experts - 1)
     of_rows, order = known.reshape(-1).sort(stable=True)
     every = torch.arange(experts + 1, device=of_rows.device, dtype=of_rows.dtype)
-    return Route(order, torch.searchsorted(of_rows, every), torch.where(known == index, weights, 0).float())
+    outside = known != index
+    return Route(order, torch.searchsorted(of_rows, every), weights.float().masked_fill(outside, 0), outside)
 
 
 def routed(x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, experts: int, mlp: Mlp) -> torch.Tensor:

@@ -52,7 +52,7 @@ from .checks import (
 )
 from .compiled.guards import ALIGNED, MAX_READY, UNKNOWN, Guard, LastCalls, guarded
 from .compiled.kept_launches import Extras, KeptCall, Served, again_or, note_served, served
-from .compiled.repeated_calls import SEVERAL, RepeatedCalls, repeated
+from .compiled.repeated_calls import MAX_OF_KIND, SEVERAL, RepeatedCalls, repeated
 from .compiled.traced import check_compiled, check_compiled_gemm, refuse, traced_flag
 from .composed.api import ComposedOptions, composed_product
 from .composed.parts import AskedParts, composes
@@ -124,15 +124,19 @@ def repeated_first(
                 found = known(tensors, options)
                 if found is not None:
                     return found
+            first = tensors[0][0] if type(tensors[0]) in SEVERAL and tensors[0] else tensors[0]
             try:
-                kind: tuple[object, ...] = (shared.shape, len(tensors), *options)
-            except (AttributeError, RuntimeError):  # no dense tensors
+                kind: tuple[object, ...] = (first.shape, shared.shape, len(tensors), *options)
+                alike = calls.seen.get(kind, ())
+            except (AttributeError, RuntimeError, TypeError):  # no dense tensors, or sizes that are symbols
                 return product(*tensors, **options)
-            for other in calls.seen.get(kind, ()):
+            for other in alike:
                 if other is not known and (found := other(tensors, options)) is not None:
                     if known is not False:
                         calls.note(at, other)
                     return found
+            if len(alike) >= MAX_OF_KIND:  # to make one more takes ten times a call that is found by its facts
+                return product(*tensors, **options)
             with served() as made:
                 result = product(*tensors, **options)
             if len(made) == 1 and (new := repeated(made[0], tensors, options, result)) is not None:

@@ -135,13 +135,15 @@ def host_launches(patch: Any, computes: bool = True) -> Iterator[HostLaunches]:
 
 @dataclass
 class BareLaunches:
-    """Launches that compute nothing: the arguments of each, and how many results were allocated."""
+    """Launches that compute nothing: the arguments of each, how many results were allocated, and the compiled plans."""
 
     arguments: list[list[int]] = field(default_factory=list)
     allocated: int = 0
+    plans: list[Any] = field(default_factory=list)
 
     def compiled(self, plan: Any) -> Any:
         """A kernel whose launches are noted."""
+        self.plans.append(plan)
         return SimpleNamespace(launcher=self, plan=plan)
 
     def load(self, device: int) -> None:

@@ -118,6 +118,8 @@ def test_gradients_and_transforms_of_such_a_function() -> None:
 X, H, W, U, BIAS = tensors(*SHAPES)
 REFUSED: list[tuple[type[Exception], str, dict[str, Any]]] = [
     (OperandError, "a is 3 tensors and b 2", {"a": (X, H, H)}),
+    (OperandError, "a is 0 tensors and b 2: one of each, or two pairs", {"a": ()}),
+    (OperandError, "a is 0 matrices: combine= takes one a, or two", {"a": (), "combine": "silu"}),
     (OperandError, "a is 2 tensors and b 1: one of each, or two pairs", {"b": W}),
     (OperandError, r"a\[1\] is a builtins.int", {"a": (X, 1)}),
     (TensorError, r"a\[1\] of \[8, 16\] and b\[1\] of \[16, 48\]", {"a": (X, H[0])}),

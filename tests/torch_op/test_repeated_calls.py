@@ -18,6 +18,7 @@ torch = needs.module("torch")
 
 from layoutgemm import Sm90Config, grouped_matmul, matmul, scaled_matmul
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, RowReduce, Scale
+from layoutgemm.kernels.operands.prologue import Prologue
 from layoutgemm.torch_op import api, prepared
 from layoutgemm.torch_op.compiled import kept_launches, repeated_calls
 from layoutgemm.torch_op.compiled.guards import _class
@@ -170,6 +171,115 @@ def test_numbers_are_those_of_the_call_and_other_options_another_call(noted: Bar
     assert len(noted.arguments) == count
 
 
+def test_a_number_that_is_missing_is_named_by_a_repeated_call(noted: BareLaunches) -> None:
+    """Launches make a new result, write an operand too, or have an order of tiles."""
+    sums = Epilogue(Scale(), RowReduce("sum", "sums"))
+    for options in ({"epilogue": Epilogue(Scale())}, {"epilogue": sums}, {"epilogue": sums, "order": "snake"}):
+        t = tensors()
+        rest = {"sums": t.sums} if options["epilogue"] is sums else {}
+        for name in ("alpha", "alpha", "alpha", "beta"):
+            count = len(noted.arguments)
+            try:
+                matmul(t.a, t.b, **options, given={name: 0.5, **rest})
+            except ValueError as error:
+                assert "alpha" in str(error) and name == "beta" and len(noted.arguments) == count
+            else:
+                assert name == "alpha" and len(noted.arguments) == count + 1
+
+
+def test_equal_options_are_those_of_the_kept_call(noted: BareLaunches, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options that a caller makes anew are found by value."""
+    t, first = tensors(), asked(monkeypatch)
+    rows, groups = torch.ones(800, SIZE).bfloat16(), torch.tensor([0, 400, 800])
+    calls: list[Callable[[], Any]] = [
+        lambda: matmul(t.a, t.b, epilogue=Epilogue(Scale(), Bias()), given={"alpha": 0.5, "bias": t.bias}),
+        lambda: matmul(t.a, t.b, out_dtype=torch.float32, config=Sm90Config((SIZE, SIZE))),
+        lambda: matmul(t.a, t.b, activation="".join(["ge", "lu"])),
+        lambda: grouped_matmul(rows, t.experts, groups, expected_rows=int("400"), activation="silu"),
+    ]
+    for run in calls:
+        for _ in range(3):
+            run()
+        count = len(first)
+        for _ in range(10):
+            run()
+        assert len(first) == count
+
+
+def test_a_repeated_call_refuses_numbers_that_equal_its_options(noted: BareLaunches) -> None:
+    """1 == True == 1.0, and a kept call's key compares so: a first call refuses what is of another type."""
+    t, rows = tensors(), torch.arange(SIZE)
+    doubled = Prologue.of(lambda x, i, k, ops: x + x)
+    masked = torch.ones(2, SIZE, SIZE).bfloat16(), t.experts
+    counts = torch.tensor([5, 6])
+    calls: dict[str, tuple[Callable[[Any], Any], Any, list[Any]]] = {
+        "scaled": (lambda x: scaled_matmul(t.a8, t.scale_a, t.b8, t.scale_b, use_fast_accum=x), True, [1, 1.0]),
+        "groups": (lambda x: grouped_matmul(t.a, t.experts, t.groups, use_fast_accum=x), True, [1, 1.0]),
+        "rows": (lambda x: grouped_matmul(t.a, t.experts, t.groups, expected_rows=x), 1, [True, 1.0]),
+        "function": (
+            lambda x: grouped_matmul(*masked, counts=counts, prologue=doubled, expected_rows=x), 1, [True, 1.0]),
+        "sums": (lambda x: grouped_matmul(t.a, t.experts, t.groups, epilogue=SUMS, given={"sums": t.sums},
+                                          expected_rows=x), 1, [True, 1.0]),
+        "copies": (lambda x: matmul(t.a, t.b, rows=rows, copy_rows=x, order="lower"), True, [1, 1.0]),
+        "tf32": (lambda x: matmul(t.a, (t.b, t.b2), combine="silu", allow_tf32=x), True, [1]),
+    }  # fmt: skip
+    for name, (run, right, wrong) in calls.items():
+        for _ in range(3):
+            run(right)
+        for x in wrong:
+            try:
+                run(x)
+            except ValueError:
+                continue
+            raise AssertionError((name, x))
+
+
+def test_a_recorded_product_of_groups_has_the_tiles_of_expected_rows(noted: BareLaunches) -> None:
+    """Training has the kernel that `explain_matmul` states, and the refusals of a call without gradients."""
+    t, groups = tensors(), torch.tensor([0, 400, 800])
+    sizes: list[list[Any]] = []
+    for records in (False, True):
+        forget()
+        x = torch.ones(800, SIZE).bfloat16().requires_grad_(records)
+        for rows in (400, None):
+            noted.arguments.clear()
+            noted.plans.clear()
+            for _ in range(3):
+                grouped_matmul(x, t.experts, groups, expected_rows=rows)
+            sizes.append([plan.config for plan in noted.plans])
+        with pytest.raises(ValueError, match="expected_rows = 700: 2 groups of as many have 1400 rows, and a has 800"):
+            grouped_matmul(x, t.experts, groups, expected_rows=700)
+    assert sizes[:2] == sizes[2:] and sizes[0] != sizes[1]
+
+
+def test_calls_with_new_options_each_time_make_no_more_code(
+    noted: BareLaunches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A function that each call makes anew is never found again; rows of many counts are, each by its own shape."""
+    t, made = tensors(), []
+    inner = api.repeated
+    monkeypatch.setattr(api, "repeated", lambda *call: made.append("") or inner(*call))
+    keys = [Epilogue(Scale(f"alpha{i}")) for i in range(repeated_calls.MAX_OF_KIND + 8)]
+    for _ in range(4):
+        for each in keys:
+            matmul(t.a, t.b, epilogue=each, given={each.numbers[0].name: 1.0})
+    assert len(made) == repeated_calls.MAX_OF_KIND
+    del made[:]
+    rows = [torch.ones(8 * i, SIZE).bfloat16() for i in range(1, 21)]
+    for _ in range(4):
+        for a in rows:
+            matmul(a, t.b, out_dtype=torch.float32)
+    assert len(made) == len(rows)
+
+
+def test_fake_tensors_of_symbolic_sizes_are_no_key(noted: BareLaunches) -> None:
+    """Outside of their mode, too."""
+    mode = torch._subclasses.FakeTensorMode(shape_env=torch.fx.experimental.symbolic_shapes.ShapeEnv())
+    a, b = (mode.from_tensor(x, static_shapes=False) for x in (tensors().a, tensors().b))
+    for options in ({"out_dtype": torch.float32}, {"activation": "relu"}):
+        assert type(matmul(a, b, **options)).__name__ == "FakeTensor"
+
+
 def test_what_is_written_overlaps_nothing_and_is_counted(noted: BareLaunches) -> None:
     t = tensors()
     room = torch.zeros(4 * SIZE)
@@ -198,7 +308,13 @@ def test_a_name_of_an_operand_is_text_in_the_code(noted: BareLaunches) -> None:
         with pytest.raises(ValueError):
             matmul(t.a, t.b, epilogue=STEPS, given={"alpha": 1.0, "bias": t.bias, name: 1.0})
     code = repeated_calls.source_of(
-        (t.a, t.b), {"given": {name: t.bias}}, repeated_calls.Named([], {}), repeated_calls.Named([name], {}), False, []
+        (t.a, t.b),
+        {"given": {name: t.bias}},
+        repeated_calls.Named([], {}),
+        repeated_calls.Named([name], {}),
+        False,
+        [],
+        True,
     )
     names: dict[str, Any] = {"check": lambda *x: True, "product": lambda *x: x}
     exec(code, names)

@@ -10,7 +10,7 @@ from ...checks.budgets import launch_registers, role_registers
 from ...report import Check
 from ..plan import present
 from ..plan_checks import Region, barriers_at, buffers_of_c, misplaced, stage_budget, stages_of
-from .config import HELD, loader_threads
+from .config import HELD, HELD_PACKED, loader_threads
 from .mainloop import product_of
 from .operands.fragment_loads import IN_FLIGHT, groups_of, loads_of
 from .operands.row_sums import ROW_VECTOR, VECTOR_WORDS
@@ -18,7 +18,6 @@ from .operands.stage_numbers import table_registers
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 
 HELD_PROMOTED = 16  # the same of a main loop that promotes: ptxas takes 153 where accumulators and tables are 143
-HELD_PACKED = 24  # of packed weights, beside fragments and words of a K tile: ptxas takes 93 where these are 73
 
 
 def budget_checks(plan: Sm90Plan) -> list[Check]:
@@ -110,7 +109,13 @@ def _registers(plan: Sm90Plan) -> list[Check]:
     held, read = accumulators * plan.mma.accumulator_registers, table_registers(plan)
     if promoted:
         held += product_of(plan)[0].accumulator_registers - plan.mma.accumulator_registers
-    read += _packed_registers(plan) if packed else _prologue_registers(plan) if plan.prologue is not None else 0
+    read += (
+        plan.a.registers(plan.mma, plan.blocks)
+        if packed
+        else _prologue_registers(plan)
+        if plan.prologue is not None
+        else 0
+    )
     several = plan.config.tuning.blocks_per_sm
     at_launch = min(launch_registers(plan.arch, plan.threads, several), plan.arch.registers_per_thread)
     read += plan.blocks * ROW_VECTOR + VECTOR_WORDS if plan.row_sums is not None else 0
@@ -166,11 +171,3 @@ def _prologue_registers(plan: Sm90Plan) -> int:
     numbers = {"m": rows * plan.blocks, "k": 2 * columns * loads.steps}  # of columns, the next K tile's too
     fragments = IN_FLIGHT * max(len(group) for group in groups_of(plan)) * each
     return int(loads.steps * each + fragments + sum(numbers[operand.axis] for operand in prologue.operands))
-
-
-def _packed_registers(plan: Sm90Plan) -> int:
-    """Registers of two groups of fragments, and of the words and scales of a turn."""
-    depth = plan.a.packing.depth * plan.a.product_groups(plan.blocks)
-    fragments = 2 * plan.tile[2] // depth * plan.mma.registers("A")
-    words = sum(count for _, count in plan.a.turn_words(0)) + len(plan.a.turn_scales(0)) * plan.a.packing.scale_words
-    return fragments + plan.blocks * words

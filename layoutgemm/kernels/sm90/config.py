@@ -30,6 +30,7 @@ FINISHES = (None, "launch", "cluster")
 SCALES = ("weights", "sums")
 MAX_CONSUMERS, MAX_BESIDE_WARP = 3, 4
 HELD = 26  # registers of a consumer beside accumulators and fragments: ptxas asks for 130 where these are 104
+HELD_PACKED = 24  # of packed weights, beside fragments and words of a K tile: ptxas takes 93 where these are 73
 _PRODUCER_REGISTERS = 24  # the least that setmaxnreg takes: one thread issues copies
 _NUMBERS_REGISTERS = 40  # of a producer whose lanes hold the addresses of up to 9 numbers each
 _WAITS_REGISTERS = 56  # of a producer that waits for other GPUs: with 40 the compiler spills

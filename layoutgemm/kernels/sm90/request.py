@@ -28,7 +28,7 @@ from ..plan import LEAST_STAGES, STAGE_BYTES_OF_K, check_epilogue, fitting_stage
 from ..quantized.formats import UNIT_K, QuantizedFormat
 from ..store import ROWS, TILE_ALIGNMENT, WARP_ROWS, WARPS_OF_GROUP, StorePlan
 from .along_k import check_along_k, with_starts
-from .config import HELD, Sm90Config, check_tiles, check_whole_rows, loader_threads, order_of, registers_of
+from .config import HELD_PACKED, Sm90Config, check_tiles, check_whole_rows, loader_threads, order_of, registers_of
 from .edges import with_ends
 from .grouped import Ragged, check_ragged, ragged_store
 from .indexed.copies import GatheredOperand, RowGather
@@ -344,8 +344,10 @@ class Sm90Request(ProductParts, Asked):
         launched = launch_registers(arch, self.threads, self.config.tuning.blocks_per_sm)
         _, have = registers_of(self.config, arch, self.threads) or (0, launched)
         for turns in (1, 2, 4):
-            of_set, rest = divmod(steps, replace(packed, turns=turns).product_groups(1))
-            if not rest and atom.accumulator_registers + 2 * of_set * atom.registers("A") + HELD <= have:
+            trial = replace(packed, turns=turns)
+            if steps % trial.product_groups(1):
+                continue
+            if atom.accumulator_registers + trial.registers(atom, 1) + HELD_PACKED <= have:
                 return turns
         return 1
 

@@ -176,7 +176,8 @@ def again_or(
             if guard.holds(every):
                 launches = guard.kept
                 if (kept := launches.at(values, low)) is not None:
-                    found = launched_again(kept, every, [*values], extras.given, out)
+                    words = [number_word(operand, extras.given[operand.name]) for operand in kept.numbers]
+                    found = launched_again(kept, every, [*values], words, out)
                     if found is None:
                         return make()
                     note_served(partial(Served, kept, every, found))
@@ -185,8 +186,8 @@ def again_or(
         if any(type(x) not in PLAIN for x in every) or not seen_by_autograd_alone():
             return make()  # subclasses, transforms, autocast: the call may launch for other tensors
         call = _RecordedCall(own, extras, out, every)
-    except (AttributeError, RuntimeError, TypeError):  # no dense tensors, or a configuration without a hash
-        return make()
+    except (AttributeError, KeyError, RuntimeError, TypeError):
+        return make()  # no dense tensors, a number that is missing, or a configuration without a hash
     with recorded() as record:
         c = make()
     kept = call.kept(record, c)
@@ -198,13 +199,12 @@ def again_or(
 
 
 def launched_again(
-    kept: KeptCall, tensors: Sequence[torch.Tensor], values: list[int], given: Mapping[str, object] | None,
-    out: torch.Tensor | None,
-) -> torch.Tensor | None:  # fmt: skip
+    kept: KeptCall, tensors: Sequence[torch.Tensor], values: list[int], words: Sequence[int], out: torch.Tensor | None
+) -> torch.Tensor | None:
     """The launch for tensors that a guard holds for; None where what is written overlaps others.
 
     values  addresses, which the launch's other arguments are appended to
-    given   numbers by name
+    words   of the kept call's numbers
     """
     direct = kept.direct
     index = direct.device
@@ -219,7 +219,6 @@ def launched_again(
                 hits += 1
         if hits > 1:  # more than the tensor itself
             return None
-    numbers = [number_word(operand, given[operand.name]) for operand in kept.numbers] if given else ()
     if written:
         mark_written([tensors[place] for place in written])
     if kept.result is not None:
@@ -236,7 +235,7 @@ def launched_again(
             if runs:
                 fill(memory, runs)
             values.append(memory.data_ptr())
-    values += numbers
+    values += words
     direct.launch(values, raw_stream(index))
     return c
 

@@ -2,15 +2,18 @@
 
     first call    checked; its launch is kept (`kept_launches`, `scaled_grouped.kept`)
     next one      found there by a guard, and noted: which argument is which address of the launch
-    later ones    found here: options are the same objects, one guard holds for all tensors, and addresses are written
+    later ones    found here: options are equal, one guard holds for all tensors, and addresses are written
 
 Nothing is proved here. A call that differs in anything goes through the function, which finds or checks it as before.
 """
 
 from __future__ import annotations
 
+import functools
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import CodeType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -24,7 +27,7 @@ Arguments = Sequence[Any]
 Options = Mapping[str, Any]
 Again = Callable[[Arguments, Options], object]
 GIVEN, OUT = "given", "out"  # options: operands by name, and where the result goes
-MAX_OF_KIND = 8  # calls of one shape and the same names
+MAX_OF_KIND = 8  # calls of the same shapes and names: beyond, none is kept, as of a function that each call makes anew
 SEVERAL = (tuple, list)
 
 
@@ -33,7 +36,7 @@ class RepeatedCalls:
 
     last  what found a call last, by the ids of its weight and epilogue; False for calls that change too often. It is a
           place to look first, never a proof: an id may come to be another object's
-    seen  all, by the weight's shape and the names of the options
+    seen  all, by the first operand's shape, the weight's, and the names of the options
     """
 
     def __init__(self) -> None:
@@ -60,9 +63,7 @@ class RepeatedCalls:
         """A call that is found from now on."""
         if len(self.seen) >= MAX_READY:
             self.clear()
-        of_kind = self.seen.setdefault(kind, [])
-        if len(of_kind) < MAX_OF_KIND:
-            of_kind.append(again)
+        self.seen.setdefault(kind, []).append(again)
         self.note(at, again)
 
 
@@ -79,6 +80,31 @@ class Named(NamedTuple):
         return cls(tensors, {name: x for name, x in values.items() if name not in (*tensors, *without)})
 
 
+def is_value(x: object) -> bool:
+    """True if an equal object of the same type stands for it: its hash says so too. A float's does not, of -0.0.
+
+    >>> [is_value(x) for x in ("silu", 300, None, object(), [1], 0.0)]
+    [True, True, False, False, False, False]
+    """
+    own = type(x)
+    if isinstance(x, numbers.Number):
+        return own in (int, bool)
+    return x is not None and own.__eq__ is not object.__eq__ and own.__hash__ not in (None, object.__hash__)
+
+
+def compared(at: str, kept: str, x: object) -> str:
+    """Code that is true for a value at `at` other than that at `kept`.
+
+    >>> compared("options['config']", "fixed[0]", None)
+    "options['config'] is not fixed[0]"
+    >>> compared("options['activation']", "fixed[0]", "silu")
+    "(x := options['activation']) is not fixed[0] and (type(x) is not type(fixed[0]) or x != fixed[0])"
+    """
+    if not is_value(x):
+        return f"{at} is not {kept}"
+    return f"(x := {at}) is not {kept} and (type(x) is not type({kept}) or x != {kept})"
+
+
 def repeated(call: Served, arguments: Arguments, options: Options, result: object) -> Again | None:
     """The function that repeats a served call's launch for arguments like these; None where more was done.
 
@@ -89,13 +115,13 @@ def repeated(call: Served, arguments: Arguments, options: Options, result: objec
     several = result if type(result) is tuple else (result,)
     if type(given) is not dict or several[0] is not call.result:
         return None
-    numbers = [operand.name for operand in call.kept.numbers]
-    of_options, of_given = Named.of(options, [GIVEN]), Named.of(given, numbers)
+    words = [operand.name for operand in call.kept.numbers]
+    of_options, of_given = Named.of(options, [GIVEN]), Named.of(given, words)
     tensors = [x for each in arguments for x in (each if type(each) in SEVERAL else [each])]
     tensors += [options[name] for name in of_options.tensors] + [given[name] for name in of_given.tensors]
     places = {id(x): place for place, x in enumerate(tensors)}
     count = len(tensors)
-    if not all(isinstance(x, torch.Tensor) for x in tensors) or len(places) < count or not given.keys() >= {*numbers}:
+    if not all(isinstance(x, torch.Tensor) for x in tensors) or len(places) < count or not given.keys() >= {*words}:
         return None
     beside = [x for x in several[1:] if id(x) not in places]
     places |= {id(x): place for place, x in enumerate(beside, count)}
@@ -114,26 +140,31 @@ def repeated(call: Served, arguments: Arguments, options: Options, result: objec
         "word": number_word, "numbers": kept.numbers,
     }  # fmt: skip
     records = any(x.requires_grad for x in tensors)
-    words = None if product is None else numbers
-    source = source_of(arguments, options, of_options, of_given, records, words)
-    exec(source, names)
+    source = source_of(arguments, options, of_options, of_given, records, words, product is not None)
+    exec(_code(source), names)
     made: Again = names["again"]
     return made
 
 
+@functools.lru_cache(256)
+def _code(source: str) -> CodeType:
+    return compile(source, "<repeated call>", "exec")
+
+
 def source_of(
     arguments: Arguments, options: Options, of_options: Named, of_given: Named, records: bool,
-    words: Sequence[str] | None,
+    words: Sequence[str], makes: bool,
 ) -> str:  # fmt: skip
     """The code that finds a call's tensors, asks the guard, and launches: a loop over them takes twice the time.
 
     of_options, of_given  the options, and the operands in `given`, told apart
     records               whether a tensor requires a gradient: the launch is for calls that record none
-    words                 the numbers in `given`, of a launch that writes new tensors alone; None for others
+    words                 the numbers in `given`
+    makes                 whether the launch writes new tensors alone
 
     >>> x, bias = torch.ones(2), torch.ones(2)
     >>> options = {"given": {"bias": bias, "alpha": 2.0}, "config": None}
-    >>> print(source_of((x, x), options, Named([], {"config": None}), Named(["bias"], {}), False, ["alpha"]))
+    >>> print(source_of((x, x), options, Named([], {"config": None}), Named(["bias"], {}), False, ["alpha"], True))
     def again(arguments, options):
         try:
             if len(arguments) != 2 or len(options) != 2: return None
@@ -143,16 +174,19 @@ def source_of(
             t0, t1, = arguments
             t2 = given['bias']
             if t0.is_nested or t1.is_nested or t2.is_nested or not check(t0, t1, t2): return None
+            w0 = word(numbers[0], given['alpha'])
         except (AttributeError, KeyError, RuntimeError, TypeError, ValueError): return None
-        return product(t0, t1, t2, word(numbers[0], given['alpha']))
+        return product(t0, t1, t2, w0)
     """
     given = options.get(GIVEN)
     wrong = [f"len(arguments) != {len(arguments)} or len(options) != {len(options)}", *["grad_enabled()"] * records]
-    wrong += [f"options[{name!r}] is not fixed[{i}]" for i, name in enumerate(of_options.others)]
+    for i, (name, x) in enumerate(of_options.others.items()):
+        wrong.append(compared(f"options[{name!r}]", f"fixed[{i}]", x))
     lines = ["given = None" if given is None else f"given = options[{GIVEN!r}]"]
     if given is not None:
         wrong_given = [f"type(given) is not dict or len(given) != {len(given)}"]
-        wrong_given += [f"given[{name!r}] is not held[{i}]" for i, name in enumerate(of_given.others)]
+        for i, (name, x) in enumerate(of_given.others.items()):
+            wrong_given.append(compared(f"given[{name!r}]", f"held[{i}]", x))
         lines += [f"if {each}: return None" for each in wrong_given]
     elif GIVEN in options:
         wrong.append(f"options[{GIVEN!r}] is not None")
@@ -174,15 +208,16 @@ def source_of(
     lines += [f"{another()} = given[{name!r}]" for name in of_given.tensors]
     every, nested = ", ".join(names), "".join(f"{name}.is_nested or " for name in names)
     lines.append(f"if {nested}not check({every}): return None")
-    if words is None:
+    lines += [f"w{i} = word(numbers[{i}], given[{name!r}])" for i, name in enumerate(words)]
+    numbered = [f"w{i}" for i in range(len(words))]
+    if makes:
+        launch = f"product({', '.join([every, *numbered])})"
+    else:
         low = " | ".join(f"values[{i}]" for i in range(len(names)))
         out = f"options[{OUT!r}]" if OUT in of_options.tensors else "None"
         lines.append(f"values = [{', '.join(f'{name}.data_ptr()' for name in names)}]")
-        launch = f"launch(kept, ({every},), values, given, {out}) if not ({low}) & {ALIGNED} and all(values) else None"
-    else:
-        launch = (
-            f"product({', '.join([every, *[f'word(numbers[{i}], given[{name!r}])' for i, name in enumerate(words)]])})"
-        )
+        written = f"launch(kept, ({every},), values, [{', '.join(numbered)}], {out})"
+        launch = f"{written} if not ({low}) & {ALIGNED} and all(values) else None"
     body = [f"        {line}" for line in (*[f"if {each}: return None" for each in wrong], *lines)]
     return "\n".join([
         "def again(arguments, options):", "    try:", *body,

@@ -37,10 +37,10 @@ from ..epilogue import Tensors
 from ..operands.several import NO_DICT
 from ..prepared import Config, choice_of, config_text
 from ..prologue.rows import of_chosen_rows
-from .checks import checked, further_operands, named_operands
+from .checks import checked, further_operands, named_operands, refusal_of_numbers
 from .derivatives import derivable, dispatched, recorded, visited_part
 from .operators import CHECK_COMPOSED, names_of_text, text_of_parts
-from .parts import OWN, TILES, AskedParts, parts_of_text, parts_text
+from .parts import OWN, TILES, AskedParts, check_copy_rows, parts_of_text, parts_text
 from .product import computed, stored
 
 Operands: TypeAlias = torch.Tensor | Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]]
@@ -134,7 +134,9 @@ def operands_of(a: Operands, b: Operands, combines: bool) -> tuple[list[torch.Te
     """
     left = as_several("a", a)
     if not combines:
-        return left, as_several("b", b)
+        right = as_several("b", b)
+        refuse_or_raise(refusal_of_numbers(left, right))
+        return left, right
     refuse_or_raise(refusal_of_matrices(b) if len(left) == 1 else refusal_of_pairs(b, len(left)))
     if len(left) == 1:
         return left, as_several("b", b)
@@ -154,6 +156,7 @@ def _again(
 ) -> torch.Tensor:  # fmt: skip
     """The kept launch of such a call, or what `make` computes."""
     out, config, out_dtype, _ = options
+    check_copy_rows(asked.copy_rows, tuple(own))  # a key takes 1 for True
     if a and isinstance(a[0], torch.Tensor) and a[0].get_device() < kept_launches.FIRST_GPU:
         return make()  # of tensors of the CPU nothing is launched
     epilogue = asked.epilogue if isinstance(asked.epilogue, Epilogue) else None

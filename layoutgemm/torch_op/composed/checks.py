@@ -163,8 +163,15 @@ def check_numbers_of(a: Tensors, b: Tensors, parts: Parts) -> None:
             raise OperandError(f"a is {len(a)} tensors and b {len(b)}: one a or two, and as many b for each")
         if text := refusal_of_matrices(list(b[:sums])):
             raise OperandError(text)
-    elif len(a) != len(b) or len(a) not in (1, 2):
-        raise OperandError(f"a is {len(a)} tensors and b {len(b)}: one of each, or two pairs")
+    elif text := refusal_of_numbers(a, b):
+        raise OperandError(text)
+
+
+def refusal_of_numbers(a: Tensors, b: Tensors) -> str:
+    """The reason why so many matrices, without a function of several sums, are no product; or ""."""
+    if len(a) == len(b) and len(a) in (1, 2):
+        return ""
+    return f"a is {len(a)} tensors and b {len(b)}: one of each, or two pairs"
 
 
 def asked_parts(call: ComposedCall) -> Asked:

@@ -79,10 +79,10 @@ def _eager(
     groups, _ = groups_of(options.get("offsets"), options.get("offs"), options.get("counts"))
     out, config, expected = options["out"], options["config"], options["expected_rows"]
     finish = BiasActivation(options["bias"], options["activation"], fast_accum(options["use_fast_accum"]))
+    check_expected(expected, options.get("counts"), config, MASKED_GROUPS)
 
     def make() -> torch.Tensor:
         refuse_traces("prologue=")
-        check_expected(expected, options.get("counts"), config, MASKED_GROUPS)
         check_config(config)
         product = checked_groups(a, b, groups, said, prologue, given, finish, out, options["out_dtype"])
         if not needs_dispatcher(*product.tensors, out):

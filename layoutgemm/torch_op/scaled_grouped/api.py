@@ -227,12 +227,12 @@ def scaled_matmul(
         finish = BiasActivation(bias, activation, fast_accum(use_fast_accum))
         named_by = recipe_a, recipe_b, out_dtype, out_recipe
         return _quantized(a, scale_a, b, scale_b, finish, out, *named_by, config)
+    finish = BiasActivation(bias, activation, fast_accum(use_fast_accum))  # a key takes 1 for True
     others = () if bias is None else (bias,)
-    chosen = "scaled", out_dtype, config, recipe_a, recipe_b, activation, use_fast_accum
+    chosen = "scaled", out_dtype, config, recipe_a, recipe_b, activation, finish.fast
     key, found = find(a, b, scale_a, scale_b, others, out, chosen)
     if found is not None:
         return found
-    finish = BiasActivation(bias, activation, fast_accum(use_fast_accum))
     check_config(config)
     names = recipe_text("recipe_a", recipe_a), recipe_text("recipe_b", recipe_b)
     call = checked_scaled(a, scale_a, b, scale_b, finish, out, out_dtype, *names)
@@ -432,23 +432,23 @@ def grouped_matmul(
             (recipe_a, recipe_b), out_dtype, config,
         )  # fmt: skip
     key: tuple[object, ...] = ()
-    groups, said = offsets, OFFSETS
+    groups, said, fast = offsets, OFFSETS, fast_accum(use_fast_accum)
     if offsets is None and counts is None and offs is not None:
         groups, said = offs, ENDS
     elif offs is not None or counts is not None:
         groups, said = groups_of(offsets, offs, counts)
+    check_expected(expected_rows, groups, config)  # a key takes 1.0 for 1
     if groups is not None:
-        options = said, out_dtype, config, recipe_a, recipe_b, activation, use_fast_accum, expected_rows
+        options = said, out_dtype, config, recipe_a, recipe_b, activation, fast, expected_rows
         others = () if scale_b is None and bias is None else (scale_b, bias)
         alone = scale_a is None and activation is None and not others and out is None
         recorded = alone and _grad_enabled() and _is_recorded(a, b)
         key, found = find(a, b, groups, scale_a, others, out, options, recorded)
         if found is not None:
             return _record(a, b, groups, said, [found]) if recorded else found
-    check_expected(expected_rows, groups, config)
     if _recorded_alone(a, b, groups, out, scale_a, scale_b, recipe_a, recipe_b, bias, activation):
-        return _first_recorded(a, b, groups, said, out_dtype, config)
-    finish = BiasActivation(bias, activation, fast_accum(use_fast_accum))
+        return _first_recorded(a, b, groups, said, out_dtype, config, expected_rows)
+    finish = BiasActivation(bias, activation, fast)
     tensors = {"a": a, "b": b, **named(**{said: groups}, scale_a=scale_a, scale_b=scale_b, bias=bias)}
     check_operands(tensors, named(out=out))
     check_config(config)
@@ -602,19 +602,19 @@ _GROUPED[COUNTS] = usual_calls(COUNTS, 3)  # a product of masked rows is no node
 
 def _first_recorded(
     a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, said: str, kind: torch.dtype | None,
-    config: Sm90Config | None,
+    config: Sm90Config | None, expected: int | None,
 ) -> torch.Tensor:  # fmt: skip
     assert groups is not None
     with torch.no_grad():
-        c = _said_product(a, b, groups, said, kind, config)
+        c = _said_product(a, b, groups, said, kind, config, expected)
     return _record(a, b, groups, said, [c])
 
 
 def _said_product(
     left: torch.Tensor, right: torch.Tensor, groups: torch.Tensor, said: str, kind: torch.dtype | None,
-    config: Sm90Config | None = None,
+    config: Sm90Config | None = None, expected: int | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    return grouped_matmul(left, right, **{said: groups}, out_dtype=kind, config=config)
+    return grouped_matmul(left, right, **{said: groups}, out_dtype=kind, config=config, expected_rows=expected)
 
 
 def _traced_grouped(

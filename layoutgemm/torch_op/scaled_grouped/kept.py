@@ -44,6 +44,7 @@ from ..launch import (
     DirectLaunch,
     PreparedProblem,
     ProductCall,
+    Runs,
     current_device,
     empty_on_gpu,
     note_target,
@@ -266,16 +267,20 @@ def _of_form(
 def _served(
     launches: LaunchesByAddress[KeptLaunch], given: Sequence[torch.Tensor], out: torch.Tensor | None, c: torch.Tensor
 ) -> Served | None:
-    """The kept call that made `c`; None where it is more than a launch, or of operands at odd addresses."""
+    """The kept call that made `c`; None for copied operands, odd addresses, and a new result that is a view."""
     kept = launches.get(())
-    if kept is None or kept.special or any(x.data_ptr() & ALIGNED for x in given):
+    if kept is None or kept.copied is not None or any(x.data_ptr() & ALIGNED for x in given):
+        return None
+    if out is None and (kept.columns or kept.turned):
         return None
     into, *places = kept.direct.places
-    tensors = given if out is None else (*given, out)
-    result = (kept.shape, kept.strides, kept.kind) if out is None else None
-    written = () if out is None else (len(given),)
-    call = KeptCall(kept.direct.at((*places, into)), result, None, kept.spans, written, (), (), ())
-    return Served(call, tensors, c)
+    memory: tuple[tuple[int, Runs], ...] = ((kept.memory, ()),) if kept.memory else ()
+    count = len(places) - len(memory)  # of the tensors that are read
+    direct = kept.direct.at((*places[:count], into, *places[count:]))
+    result, written = ((kept.shape, kept.strides, kept.kind), ()) if out is None else (None, (count,))
+    clears = kept.zeros and out is None
+    call = KeptCall(direct, result, None, kept.spans, written, (), memory, (), clears)
+    return Served(call, given if out is None else (*given, out), c)
 
 
 def again(

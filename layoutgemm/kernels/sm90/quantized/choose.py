@@ -10,6 +10,9 @@ rows up to 64    tiles of 64, 128 or 256 output features, K in up to 4 parts. Fi
 more             tiles of 64 to 256 output features and up to 128, 224 or 256 rows, K in up to 2 parts; where many
                  tiles have the same rows of x, clusters of two share them
 
+Tiles of more than 64 rows are as wide as their kind allows, or share the rows evenly: 768 rows of 6144 features are 128
+tiles of 192x192 for 132 SMs, where 192x256 makes 96. A narrower tile saves products, and no conversions.
+
 A warpgroup converts and multiplies in turn. So an SM waits unless there is a second one, or a second block of 64
 features. A tile of 64 features is for products that have no more.
 
@@ -37,6 +40,10 @@ _SUMMED = 128  # int4 weights of a group whose sum has its scale: others were no
 _STAGED = (4, 16, 32, _FEW)  # rows, at most, of kernels of few rows with as many stages
 _BY_WARPS = 16  # rows: the most of a tile of experts that mma.sync multiplies
 _WIDTH = 128  # rows of a tile of many
+_STEP = 8  # rows by which tiles differ
+_ROW_US = 0.0023  # a row of x takes in the products of 64 features and 128 of K, at 1.74 GHz
+_CONVERTED_US = 0.25  # 64 features and 128 of K take, however few the rows
+_GAIN = 0.95  # of the time of tiles as wide as they may be, at most, for tiles that share rows evenly
 _WIDEST = 256  # features of a tile
 SMS = 132  # H100 SXM, H200
 
@@ -46,7 +53,7 @@ class _TileKind:
     """A kind of kernel for more than 64 rows.
 
     tile         output features, and rows at most
-    time, once   us of a K tile of 128, and of what comes once
+    time, once   us of a K tile of 128 and as many rows, and of what comes once
     split        parts of K
     along_m      CTAs of a cluster, which share x
     tile_k       depth of a stage
@@ -66,14 +73,23 @@ class _TileKind:
     most: int | None = None
     single: bool = False
 
-    def config(self, rows: int, k: int, store: str, weights: QuantizedFormat | None = None) -> Sm90Config:
+    def width(self, rows: int, tiles: int) -> int:
+        """Rows of x of a tile where `tiles` share them evenly; whole vectors of what parts of K exchange."""
+        step = _STEP * self.split
+        return -(-rows // (tiles * step)) * step
+
+    def config(
+        self, rows: int, k: int, store: str, weights: QuantizedFormat | None = None, tiles: int = 0
+    ) -> Sm90Config:
         """The configuration for `rows` rows: tiles of up to 128 rows are as narrow as possible.
 
         weights  their format, where it is known: those of 8 bits have depths of their own, and may overlap
+        tiles    that share the rows evenly; 0 for tiles as wide as they may be
         """
         of_bytes = weights is not None and weights.bits == 8
         depth = UNIT_K // 2 if of_bytes and self.tile[0] == _WIDEST else self.tile_k
         width = min(self.tile[1], -(-rows // 16) * 16) if self.tile[1] == _WIDTH else self.tile[1]
+        width = self.width(rows, tiles) if tiles else width
         found = Sm90Config(
             (self.tile[0], width), tile_k=depth, consumers=self.consumers, loader=self.loader, split=self.split,
             one_tile_per_cluster=self.split > 1, cluster=(self.along_m, 1), store=store,
@@ -91,20 +107,28 @@ class _TileKind:
             return replace(found, tile_k=depth).tuned(overlap=True, prefetch=min(_AHEAD, -(-k // (depth or UNIT_K))))
         return found.tuned(along="N") if of_bytes and self.along_m > 1 and rows > _ALONG_N else found
 
-    def estimate(self, n: int, rows: int, k: int, sms: int) -> float | None:
-        """Microseconds; None for a problem that the kind is not for.
+    def estimate(self, n: int, rows: int, k: int, sms: int, tiles: int = 0) -> float | None:
+        """Microseconds of a number of tiles, as in `config`; None for a problem that the kind is not for.
 
         Kernels of several parts of K, and of one tile for each CTA, are for one round.
         """
         k_tiles = -(-k // UNIT_K)
-        clusters = -(-n // (self.tile[0] * self.along_m)) * -(-rows // self.tile[1])
+        width = self.width(rows, tiles) if tiles else self.tile[1]
+        clusters = -(-n // (self.tile[0] * self.along_m)) * -(-rows // width)
         rounds = _rounds(clusters, self.split * self.along_m, sms)
         once = self.split > 1 or self.single
         if self.split > k_tiles or (once and rounds > 1) or rows > (self.most or rows):
             return None
-        if self.tile[1] > _WIDTH >= rows:
+        if width > _WIDTH >= rows:
             return None
-        return rounds * -(-k_tiles // self.split) * self.time + self.once
+        blocks = self.tile[0] // UNIT_ROWS
+        time = max(self.time - blocks * _ROW_US * (self.tile[1] - width), min(self.time, blocks * _CONVERTED_US))
+        return rounds * -(-k_tiles // self.split) * time + self.once
+
+    def shares(self, rows: int) -> range:
+        """Numbers of tiles with 64 rows or more, and over half of `tile`'s; none for the rows of one tile of 128."""
+        least = max(self.tile[1] // 2 + _STEP, _FEW)
+        return range(-(-rows // self.tile[1]), rows // least + 1 if rows > _WIDTH else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +241,10 @@ def packed_candidates(
     store = "tma" if n % 8 == 0 else "direct"
     if rows > _FEW:
         kinds = _MANY_FLOAT8 if become == "e4m3" else _MANY
-        yield from dict.fromkeys(kind.config(rows, k, store, each) for kind in kinds for each in (None, weights))
+        shares = [(kind, tiles) for kind in kinds for tiles in (0, *kind.shares(rows)[:2])]
+        yield from dict.fromkeys(
+            kind.config(rows, k, store, each, by) for kind, by in shares for each in (None, weights)
+        )
         return
     k_tiles, scales = -(-k // UNIT_K), _scales(weights, rows, become == "e4m3")
     for tile, parts in _PARTS.items():
@@ -291,7 +318,12 @@ def _few_config(tile: int, rows: int, split: int, consumers: int, k_tiles: int, 
 
 
 def _many(n: int, rows: int, k: int, sms: int, float8: bool, weights: QuantizedFormat | None) -> Sm90Config:
-    """The kind with the least estimate; of equal ones the first."""
-    estimates = [(kind.estimate(n, rows, k, sms), kind) for kind in (_MANY_FLOAT8 if float8 else _MANY)]
-    _, kind = min([(time, kind) for time, kind in estimates if time is not None], key=lambda found: found[0])
-    return kind.config(rows, k, "tma" if n % 8 == 0 else "direct", None if float8 else weights)
+    """The kind with the least estimate; of equal ones the first. Rows are shared evenly where that gains enough."""
+    found: list[tuple[float, _TileKind, int]] = []
+    for kind in _MANY_FLOAT8 if float8 else _MANY:
+        for tiles in (0, *(() if float8 else kind.shares(rows))):
+            time = kind.estimate(n, rows, k, sms, tiles)
+            if time is not None:
+                found.append((time if not tiles else time / _GAIN, kind, tiles))
+    _, kind, tiles = min(found, key=lambda each: each[0])
+    return kind.config(rows, k, "tma" if n % 8 == 0 else "direct", None if float8 else weights, tiles)

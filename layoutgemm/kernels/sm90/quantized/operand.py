@@ -15,6 +15,7 @@ from ...quantized.formats import ACTIVATIONS, FLOAT8, QuantizedFormat
 from ...quantized.order import WORDS, PackedOrder
 
 if TYPE_CHECKING:
+    from ....atoms import MmaAtom
     from ...epilogue.chain import Epilogue
     from ..config import Sm90Config
 
@@ -63,6 +64,12 @@ class PackedOperand(PackedBlocks):
         """
         sums = self.sums if self.scales_sums else 1
         return max(sums, self.smem.extent[1] // PRODUCT_K, 2 // blocks) if self.turns == 1 else 2 * self.turns
+
+    def registers(self, atom: MmaAtom, blocks: int) -> int:
+        """A consumer's registers of two groups of fragments, and of the words and scales of a turn."""
+        fragments = 2 * self.smem.extent[1] // (self.packing.depth * self.product_groups(blocks)) * atom.registers("A")
+        words = sum(count for _, count in self.turn_words(0)) + len(self.turn_scales(0)) * self.packing.scale_words
+        return fragments + blocks * words
 
     def turn_words(self, turn: W) -> list[tuple[W, int]]:
         """A thread's words of a turn: (byte behind its first vector of the unit, words there); int or traced.

@@ -16,14 +16,14 @@ from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan
 from layoutgemm.kernels.epilogue.chain import Activation, Bias, Epilogue
-from layoutgemm.kernels.quantized.formats import NVFP4, QuantizedFormat
+from layoutgemm.kernels.quantized.formats import MXFP8, NVFP4, QuantizedFormat
 from layoutgemm.kernels.quantized.packing import PackedWeights, QuantizedWeights, pack, quantize, unpack
 from layoutgemm.kernels.run.emulated import emulate_plan
 from layoutgemm.kernels.run.hardware_model import GlobalMatrix
 from layoutgemm.kernels.sm90.budget_checks import registers_fit
 from layoutgemm.kernels.sm90.checks import pipeline_of
 from layoutgemm.kernels.sm90.quantized.checks import packed_checks
-from layoutgemm.kernels.sm90.quantized.choose import packed_config
+from layoutgemm.kernels.sm90.quantized.choose import packed_candidates, packed_config
 from layoutgemm.kernels.sm90.quantized.operand import PackedOperand
 from layoutgemm.kernels.sm90.quantized.warp_products import WarpProducts, warp_checks
 from layoutgemm.kernels.sm90.store_checks import exchange_check
@@ -42,7 +42,7 @@ FORMS = {
     ),
     "cluster": (
         QuantizedFormat("e4m3", 64), "bf16", (328, 70, 192),
-        Sm90Config((128, 64), cluster=(2, 1), loader="warpgroup", tile_k=64, stages=3),
+        Sm90Config((128, 40), cluster=(2, 1), loader="warpgroup", tile_k=64, stages=3),
     ),
     "half units": (
         NVFP4, "bf16", (64, 8, 272),
@@ -222,8 +222,14 @@ def test_turns_leave_registers_to_overlap_products() -> None:
     sass = plan.compile().sass()
     waits = [each.operands[-3:] for each in sass.instructions if each.opcode.startswith("WARPGROUP.DEPBAR")]
     assert (plan.a.turns, sass.wgmma_runs, waits) == (2, (1, 1), ["0x1", "0x1", "0x0"]) and not sass.local_memory
-    narrower = replace(config, tile=(192, 248))
-    assert Sm90Plan.derive(6144, 1024, 4096, b="bf16:col", c="bf16:col", weights=fmt, config=narrower).a.turns == 1
+    turns = {}
+    for width in range(136, 256, 8):
+        plan = Sm90Plan.derive(
+            6144, 1024, 4096, b="bf16:col", c="bf16:col", weights=fmt, config=replace(config, tile=(192, width))
+        )  # fmt: skip
+        assert registers_fit(plan), width
+        turns[width] = plan.a.turns
+    assert turns == {width: 2 if width >= 240 else 1 for width in turns}
 
 
 def test_words_of_another_turn_fail_their_check(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -459,6 +465,27 @@ def test_weights_of_bytes_and_many_rows_take_kernels_within_1_5_percent_of_the_f
                 n, rows, k, b="bf16:col", c="bf16:col", weights=fmt, config=config, epilogue=fmt.epilogue() or None
             )  # fmt: skip
             assert registers_fit(plan)
+
+
+# (out features, in features), rows -> tile, parts of K: rows are shared evenly where the widest tiles do more work
+EVEN = {
+    ((6144, 4096), 768): ((192, 192), 1), ((6144, 4096), 1024): ((192, 256), 1), ((6144, 4096), 192): ((192, 96), 2),
+    ((8192, 8192), 160): ((128, 160), 2), ((28672, 4096), 137): ((128, 144), 1), ((8192, 8192), 4096): ((128, 256), 1),
+}  # fmt: skip
+
+
+def test_tiles_share_rows_evenly_where_that_gains() -> None:
+    for ((n, k), rows), want in EVEN.items():
+        config = packed_config(n, rows, k, weights=MXFP8)
+        assert (config.tile, config.split) == want, (n, k, rows)
+    for n, k in FASTEST:
+        for rows in range(65, 1100, 71):
+            plan = Sm90Plan.derive(
+                n, rows, k, b="bf16:col", c="bf16:col", weights=MXFP8, config=packed_config(n, rows, k, weights=MXFP8)
+            )  # fmt: skip
+            assert registers_fit(plan), (n, k, rows)
+    sizes = {config.tile for config in packed_candidates(6144, 768, 4096, weights=MXFP8)}
+    assert {(192, 192), (192, 256), (128, 192), (192, 112)} <= sizes
 
 
 def test_few_rows_take_as_many_sums_as_registers_hold() -> None:
