@@ -558,7 +558,7 @@ def test_a_gated_product_is_called_and_judged(variant: Any, monkeypatch: pytest.
         ({"form": "K", "groups": 2}, "a_major 'k', b_major 'k': of groups along K both are 'mn'"),
         ({"form": "K", "groups": 2, "activation": "swiglu"}, "groups along K take no gate"),
         ({"form": "K", "groups": 2, "dtype": "e4m3", "a_major": "mn", "b_major": "mn"}, "'k' for A, and of 8"),
-        ({"recipe_a": "Rows"}, "recipe_a 'Rows': known are"),
+        ({"recipe_a": "Rows"}, "recipe_a 'Rows': do you mean 'RowWise'"),
         ({"recipe_a": "BlockWise1x128"}, "dtype 'bf16': 'e4m3', 'e5m2'"),
         ({"recipe_a": "BlockWise128x128", "dtype": "e4m3", "groups": 2}, "groups end at any row"),
         ({"groups": 2, "a_major": "mn"}, "a_major 'mn', b_major 'k'"),

@@ -42,8 +42,8 @@ _BY_WARPS = 16  # rows: the most of a tile of experts that mma.sync multiplies
 _WIDTH = 128  # rows of a tile of many
 _STEP = 8  # rows by which tiles differ
 _ROW_US = 0.0023  # a row of x takes in the products of 64 features and 128 of K, at 1.74 GHz
-_CONVERTED_US = 0.25  # 64 features and 128 of K take, however few the rows
-_GAIN = 0.95  # of the time of tiles as wide as they may be, at most, for tiles that share rows evenly
+_CONVERTED_US = 0.30  # 64 features and 128 of K take, however few the rows
+_GAIN = 0.95  # of the widest tiles' time, at most, for tiles that share rows evenly; those of one round were timed
 _WIDEST = 256  # features of a tile
 SMS = 132  # H100 SXM, H200
 
@@ -126,8 +126,8 @@ class _TileKind:
         return rounds * -(-k_tiles // self.split) * time + self.once
 
     def shares(self, rows: int) -> range:
-        """Numbers of tiles with 64 rows or more, and over half of `tile`'s; none for the rows of one tile of 128."""
-        least = max(self.tile[1] // 2 + _STEP, _FEW)
+        """Numbers of tiles with over half of `tile`'s rows, or over 128 in one round; none for up to 128 rows."""
+        least = _WIDTH + _STEP if self.single else max(self.tile[1] // 2 + _STEP, _FEW)
         return range(-(-rows // self.tile[1]), rows // least + 1 if rows > _WIDTH else 0)
 
 
@@ -198,6 +198,8 @@ _MANY = (
     _TileKind((256, 128), 1.30, 1.3, along_m=2),
     _TileKind((256, 128), 1.154, 8.7, split=2),
     _TileKind((192, 256), 1.94, 2.0, tile_k=64, consumers=3, loader="self", single=True),
+    _TileKind((192, 192), 1.451, 2.0, tile_k=64, consumers=3, single=True),  # wider ones have no registers for a loader
+    _TileKind((192, 192), 1.451, 4.8, split=2, tile_k=64, consumers=3, loader="self", single=True),
     _TileKind((128, 224), 1.13, tile_k=64),
     _TileKind((128, 256), 1.275, along_m=2, tile_k=64),
     _TileKind((128, 256), 1.26, tile_k=64, most=256),
@@ -236,7 +238,7 @@ def packed_candidates(
     """Configurations that could be the fastest, in no order: all kinds of tiles, splits and slices.
 
     >>> [config.tile for config in packed_candidates(8192, 256, 8192)][:3]
-    [(64, 128), (64, 128), (128, 128)]
+    [(64, 128), (64, 88), (64, 128)]
     """
     store = "tma" if n % 8 == 0 else "direct"
     if rows > _FEW:
@@ -324,6 +326,6 @@ def _many(n: int, rows: int, k: int, sms: int, float8: bool, weights: QuantizedF
         for tiles in (0, *(() if float8 else kind.shares(rows))):
             time = kind.estimate(n, rows, k, sms, tiles)
             if time is not None:
-                found.append((time if not tiles else time / _GAIN, kind, tiles))
+                found.append((time if not tiles or kind.single else time / _GAIN, kind, tiles))
     _, kind, tiles = min(found, key=lambda each: each[0])
     return kind.config(rows, k, "tma" if n % 8 == 0 else "direct", None if float8 else weights, tiles)
