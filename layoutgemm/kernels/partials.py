@@ -27,7 +27,7 @@ from ..layouts import Layout
 from ..report import Check
 from ..schedule import Schedule
 from .epilogue.chain import Epilogue
-from .epilogue.reduce import ReductionStep
+from .epilogue.reduce import QuantizeRows, ReductionStep
 from .numbers import W
 from .orders import schedule_of
 from .plan import tile_count
@@ -323,6 +323,17 @@ def words_of_matrix(partials: Sequence[PartialResults], m: Any, n: Any, groups: 
 LANE_COLUMNS = 8  # of an accumulator in registers, of which the lanes of a row hold all, and no others
 
 
+def quantized_rows(epilogue: Epilogue) -> QuantizeRows | None:
+    """The last step, where its scales are of groups of rows.
+
+    >>> from layoutgemm.kernels.epilogue.chain import Quantize
+    >>> quantized_rows(Epilogue(Quantize())), quantized_rows(Epilogue(Quantize()).transposed()).each
+    (None, 128)
+    """
+    last = epilogue.quantizes
+    return last if isinstance(last, QuantizeRows) else None
+
+
 def check_reductions(
     epilogue: Epilogue, sizes: tuple[int, int], c: str, lane_columns: int = LANE_COLUMNS, rows: int = 0
 ) -> None:  # fmt: skip
@@ -335,7 +346,7 @@ def check_reductions(
     rows          of a warpgroup, whose warps combine groups of rows; 0 where none do
     """
     n, columns = sizes
-    if (turned := epilogue.quantizes_rows) is not None and (rows == 0 or turned.each % ROWS or rows % turned.each):
+    if (turned := quantized_rows(epilogue)) is not None and (rows == 0 or turned.each % ROWS or rows % turned.each):
         held = f"a warpgroup has {rows} rows" if rows else "no warpgroup of this kernel combines rows"
         raise PlanError(f"{turned.name}: {turned.each} rows a scale, and {held}: multiples of {ROWS} that divide them")
     check_groups_of_columns(epilogue, lane_columns)
@@ -374,7 +385,7 @@ def check_groups_of_columns(epilogue: Epilogue, lane_columns: int = LANE_COLUMNS
 
 def _groups_of_columns(epilogue: Epilogue) -> list[tuple[str, int]]:
     """(name, columns) of each result that groups of columns of a row have."""
-    quantizing = () if epilogue.quantizes is None or epilogue.quantizes_rows is not None else (epilogue.quantizes,)
+    quantizing = () if epilogue.quantizes is None or quantized_rows(epilogue) is not None else (epilogue.quantizes,)
     return [(step.name, step.each) for step in (*epilogue.reductions, *quantizing) if step.each is not None]
 
 
@@ -386,7 +397,7 @@ def reductions_check(plan: ReducingPlan, mma: _Fragment, values: Sequence[int]) 
     witness = _lines_met(plan)
     used = [step.axes for step in plan.epilogue.reductions if step.axes]
     if plan.epilogue.quantizes is not None:
-        used.append("m" if plan.epilogue.quantizes_rows is None else "n")
+        used.append("m" if quantized_rows(plan.epilogue) is None else "n")
     for axis in sorted(set(used)):
         witness = witness or _uncovered(mma, axis, values)
     lanes = ", ".join(

@@ -74,7 +74,7 @@ class ByteExchange:
     """The store of 8-bit columns by stmatrix.trans, whose elements are two bytes: two neighbours of a column.
 
     A lane holds rows r and r + 8 of two columns, and needs rows 2r and 2r + 1: a word of four values comes from two
-    lanes, half of each. A word's bytes are (row, column) of (r, c), (r, c + 1), (r + 8, c), (r + 8, c + 1) before, and of
+    lanes, half of each. A word's bytes, by (row, column), are (r, c), (r, c + 1), (r + 8, c), (r + 8, c + 1) before and
     (2r, c), (2r + 1, c), (2r, c + 1), (2r + 1, c + 1) after.
 
     matrices  words of a lane that an stmatrix stores

@@ -137,7 +137,8 @@ def _candidates(
     k_major = orders[0] == "row", orders[1] == "col"
     # Few columns are few rows of the transposed product. Where rows are reduced, a tile has them whole: its columns'
     # partial results and a second launch take 6% longer for 65536x64x2048.
-    flip = n < m and n <= 64 and not (problem.epilogue is not None and whole_rows(problem.epilogue))
+    by_rows = problem.epilogue is not None and (whole_rows(problem.epilogue) or problem.epilogue.quantizes is not None)
+    flip = n < m and n <= 64 and not by_rows
     rows, columns, b_major = (n, m, k_major[0]) if flip else (m, n, k_major[1])
     choice, why = choose(
         rows, columns, k, batch=batch, a=problem.a.dtype, b_major="K" if b_major else "MN",

@@ -203,6 +203,7 @@ __all__ = [
     "give_registers",
     "init_barriers",
     "join",
+    "join_pairs",
     "keep_elements",
     "load_bytes",
     "load_matrices",

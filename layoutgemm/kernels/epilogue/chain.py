@@ -328,16 +328,6 @@ class Epilogue:
         last = self.steps[-1] if self.steps else None
         return last if isinstance(last, Quantize) else None
 
-    @property
-    def quantizes_rows(self) -> QuantizeRows | None:
-        """The last step, where its scales are of groups of rows.
-
-        >>> Epilogue(Quantize()).quantizes_rows, Epilogue(Quantize()).transposed().quantizes_rows.each
-        (None, 128)
-        """
-        last = self.quantizes
-        return last if isinstance(last, QuantizeRows) else None
-
     def __bool__(self) -> bool:
         return bool(self.steps)
 

@@ -20,10 +20,10 @@ from typing import ClassVar
 from ...arguments import as_bool, as_int, shown
 from ...dtypes import dtype as dtype_named
 from ...errors import PlanError
-from ..derive import ORDERS
+from ..derive import ORDERS, OTHER_ORDER
 from .places import StepPlace, Value
 from .reductions import REDUCTIONS, Reduction, reduction_of
-from .steps import OTHER_ORDER, EpilogueOperand, Step
+from .steps import EpilogueOperand, Step
 
 FP8_MOST = {"e4m3": 448.0, "e5m2": 57344.0}  # the largest finite value
 
@@ -299,4 +299,4 @@ class QuantizeRows(Quantize):
         return Quantize(self.name, self.each, self.dtype, self.least, OTHER_ORDER[self.order])
 
 
-__all__ = ["FP8_MOST", "Amax", "ColumnReduce", "Quantize", "QuantizeRows", "ReductionStep", "RowReduce", "combined"]
+__all__ = ["FP8_MOST", "Amax", "ColumnReduce", "Quantize", "ReductionStep", "RowReduce", "combined"]

@@ -49,7 +49,7 @@ from .quantized.checks import packed_checks
 from .quantized.experts import expert_checks
 from .quantized.warp_products import warp_checks
 from .shards import shard_checks
-from .store_checks import exchange_check, matrices_check, neighbours_check, rows_check, store_checks
+from .store_checks import exchange_check, group_scales_check, matrices_check, neighbours_check, rows_check, store_checks
 from .triangular.mirror import mirror_check
 from .triangular.operands import triangles_check
 
@@ -131,6 +131,8 @@ def _checks(plan: Sm90Plan, explored: bool) -> list[Check]:
         checks.append(exchange_check(plan))
     if plan.row_exchange is not None:
         checks.append(rows_check(plan, plan.row_exchange))
+    if plan.group_scales is not None:
+        checks.append(group_scales_check(plan, plan.group_scales))
     checks += [_named_barriers(plan), *budget_checks(plan)]
     return checks
 

@@ -258,9 +258,7 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
         kernel = Sm90Request.of((m, n, k, batch), (a, b, c), config or _usual(triangles), asked)
         plan = cls._of(kernel, order)
         check_words(plan.words)
-        check_reductions(
-            plan.epilogue, (n, plan.columns_at_a_time), plan.c.dtype.name, rows=kernel.rows_of_consumer
-        )
+        check_reductions(plan.epilogue, (n, plan.columns_at_a_time), plan.c.dtype.name, rows=kernel.rows_of_consumer)
         check_groups(plan.epilogue, plan.stored)
         return plan
 

@@ -23,7 +23,7 @@ from ..operands.combined import Combined, check_combined, side_by_side
 from ..operands.gated import HALVES, check_gated, check_sums, halves_of, in_halves
 from ..operands.pair import SecondPair
 from ..orders import Order, order_for
-from ..partials import GroupScales, RowExchange, whole_rows
+from ..partials import GroupScales, RowExchange, quantized_rows, whole_rows
 from ..plan import LEAST_STAGES, STAGE_BYTES_OF_K, check_epilogue, fitting_stages, present, stage_depth
 from ..quantized.formats import UNIT_K, QuantizedFormat
 from ..store import ROWS, TILE_ALIGNMENT, WARP_ROWS, WARPS_OF_GROUP, StorePlan
@@ -446,17 +446,21 @@ class Sm90Request(ProductParts, Asked):
     @property
     def group_scales(self) -> GroupScales | None:
         """The scales of groups of rows, not yet placed, or None; raises PlanError for a kernel without them."""
-        step, config = (self.epilogue or Epilogue()).quantizes_rows, self.config
+        step, config = quantized_rows(self.epilogue or Epilogue()), self.config
         if step is None or self.rows_of_consumer % step.each:
             return None
         if config.split > 1 or self.halved or config.staged_epilogue_k_tiles:
             raise PlanError(
-                f"{step.name}: a scale is of {step.each} rows, all of which are complete before one is stored: no parts "
+                f"{step.name}: a scale is of {step.each} rows, all complete before one is stored: no parts "
                 f"of K (split = {config.split}), no staged epilogue (staged_epilogue_k_tiles = "
                 f"{config.staged_epilogue_k_tiles})"
             )
         if other := next((part for part in self.parts if part not in _WITH_GROUP_SCALES), None):
             raise PlanError(f"{step.name}: scales of rows of a transposed product and {other}")
+        before = [given.name for each in present(self.epilogue).steps[:-1] for given in each.given if given.written]
+        if before:
+            what = f"{step.name}: scales of rows are of values that are computed twice"
+            raise PlanError(f"{what}, and {before[0]} is written once")
         groups = self.rows_of_consumer // step.each
         return GroupScales(groups, self.columns, WARPS_OF_GROUP, config.consumers)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,8 @@ from ...layouts import Proof
 from ...memo import memoized
 from ...report import Check
 from ..derive import Operand
-from ..partials import WORD_BYTES, RowExchange, whole_rows
+from ..partials import WORD_BYTES, GroupScales, RowExchange, quantized_rows, whole_rows
+from ..plan import present
 from ..plan_checks import boxes_of_c
 from ..store import ROWS, WARP_ROWS, ByteExchange, RowVectors, StoreChunk, StorePlan, distinct_chunks, rows_of_values
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
@@ -279,6 +281,32 @@ def rows_check(plan: Sm90Plan, rows: RowExchange) -> Check:
             witness = witness or f"bytes {rows.offset} to {rows.offset + rows.bytes} of {plan.smem.total}"
     way = f"are combined by the first of {columns} CTAs, from {rows.bytes} bytes" if columns > 1 else "are one CTA's"
     return Check("whole rows", f"{words} numbers of each row {way}", not witness, "exhaustion (places)", witness)
+
+
+def group_scales_check(plan: Sm90Plan, scales: GroupScales) -> Check:
+    """Each group is of whole blocks of one consumer; each maximum and each factor has its own place."""
+    each, blocks = present(quantized_rows(plan.epilogue)).each, plan.blocks
+    consumers, columns = plan.config.consumers, plan.mma.shape_mnk[1]
+    places = [
+        int(scales.byte(consumer, group, line, column))
+        for consumer in range(scales.consumers)
+        for group in range(scales.groups)
+        for line in range(scales.warps + 1)
+        for column in range(scales.columns)
+    ]
+    met = next((place for place, count in Counter(places).items() if count > 1), None)
+    witness = "" if met is None else f"byte {met} is the place of two numbers"
+    if scales.groups * each != blocks * ROWS or blocks % scales.groups:
+        witness = f"{scales.groups} groups of {each} rows of {blocks} blocks of {ROWS}"
+    elif (scales.columns, scales.warps, scales.consumers) != (columns, WARPS_OF_GROUP, consumers):
+        witness = f"{scales} for {consumers} consumers of {WARPS_OF_GROUP} warps and {columns} columns"
+    elif min(places) < scales.offset or max(places) + WORD_BYTES > min(scales.offset + scales.bytes, plan.smem.total):
+        witness = f"bytes {min(places)} to {max(places) + WORD_BYTES} of {scales.offset} to {plan.smem.total}"
+    statement = (
+        f"{scales.groups} group(s) of {each} rows of a consumer have scales, from {scales.bytes} bytes of maxima and "
+        "factors"
+    )
+    return Check("scales of rows", statement, not witness, "exhaustion (places)", witness)
 
 
 def exchange_check(plan: Sm90Plan) -> Check:

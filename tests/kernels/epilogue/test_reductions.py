@@ -37,6 +37,7 @@ from layoutgemm.kernels.partials import exchanges_of, lanes_of, reductions_check
 from layoutgemm.kernels.run.arrays import global_matrix
 from layoutgemm.kernels.run.emulated import emulate_plan
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
+from layoutgemm.kernels.sm90.store_checks import store_checks
 from tests import needs
 
 SMALL = Sm90Config((64, 64), consumers=1, stages=2)
@@ -349,6 +350,64 @@ def test_values_quantised_to_the_bit(form: str) -> None:
     assert np.array_equal(result.written["scales"], want.written["scales"], equal_nan=True)
     assert np.array_equal(result.c, plan.c.dtype.decode(plan.c.dtype.encode(np.asarray(want.c))), equal_nan=True)
     assert np.nanmax(np.abs(result.c)) == 448 and result.written["scales"].shape == (m, -(-n // step.each))
+
+
+TURNED = {  # of the transposed product: tile and settings, rows of a scale, batch, steps before
+    "all warps and blocks": (Sm90Config((256, 24), chunks=1, buffers=2), 128, 1, ()),
+    "own stores": (Sm90Config((128, 16), consumers=1, store="direct"), 64, 2, (Bias(),)),
+}
+
+
+@needs_dsl
+@pytest.mark.dsl
+@pytest.mark.parametrize("form", list(TURNED))
+def test_groups_of_the_transposed_product_to_the_bit(form: str) -> None:
+    config, each, batch, before = TURNED[form]
+    m, n, k = 20, 272 if batch == 1 else 144, 40
+    front = (batch,) if batch > 1 else ()
+    a, b = numbers((*front, m, k), 1) / 3, numbers((*front, k, n), 2) / 7
+    a[..., :2, :] *= np.float32([2.0**120, 2.0**124])[:, None]
+    a[..., 2:4, :], a[..., 2, 0], a[..., 3, 0], b[..., 0, :] = 0, np.inf, np.nan, np.abs(b[..., 0, :]) + 1
+    given = {"bias": np.linspace(-1e-3, 5, n).astype(np.float32)} if before else {}
+
+    def run(c: str, *steps: Any) -> Any:
+        epilogue = Epilogue(*before, *steps) if before or steps else None
+        plan = Sm90Choice(config, swapped=True).plan(m, n, k, batch=batch, b="bf16:col", c=c, epilogue=epilogue)
+        assert plan.check()
+        return plan, plan.run(b.swapaxes(-1, -2), a.swapaxes(-1, -2), given=given or None, device="emulator")
+
+    step = Quantize(each=each)
+    _, sums = run("f32")
+    sums = sums if isinstance(sums, np.ndarray) else sums.c
+    plan, found = run("e4m3", step)
+    want = Epilogue(step).reference(sums.swapaxes(-1, -2))
+    assert np.array_equal(found.written["scales"].swapaxes(-1, -2), want.written["scales"], equal_nan=True)
+    kind = plan.c.dtype
+    c = kind.decode(kind.encode(np.asarray(want.c)))
+    assert np.array_equal(found.c.swapaxes(-1, -2), c, equal_nan=True) and np.nanmax(np.abs(c)) == 448
+
+
+def test_plans_with_scales_of_rows_are_checked_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    turned = Epilogue(Quantize()).transposed()
+    more: dict[str, Any] = {"b": "bf16:col", "c": "e4m3:col"}
+    plan = Sm90Plan.derive(256, 64, 64, **more, config=Sm90Config((256, 32)), epilogue=turned)
+    assert plan.check() and plan.group_scales is not None and plan.store is not None
+    wrong = replace(plan, group_scales=replace(plan.group_scales, warps=3))
+    assert "for 2 consumers of 4 warps" in str(wrong.check())
+    monkeypatch.setattr("layoutgemm.kernels.store.ByteExchange.selector", lambda self, lane: 0x5140 + 0 * lane)
+    found = next(each for each in store_checks(plan, plan.store) if each.name == "rows of C")
+    assert not found and "warp 0, instruction 0, matrix 0, lane 16" in found.witness
+    for text, epilogue, config in (
+        ("128 rows a scale, and a warpgroup has 64 rows", turned, Sm90Config((128, 32))),
+        ("no staged epilogue", turned, Sm90Config((256, 32), staged_epilogue_k_tiles=1)),
+        ("amax is written once", Epilogue(Amax(), Quantize()).transposed(), Sm90Config((256, 32))),
+    ):
+        with pytest.raises(PlanError, match=text):
+            Sm90Plan.derive(256, 64, 64, **more, config=config, epilogue=epilogue)
+    with pytest.raises(PlanError, match="QuantizeRows: groups of rows"):
+        Epilogue(*turned.steps)
+    with pytest.raises(PlanError, match="no warpgroup of this kernel"):
+        Sm100Plan.derive(256, 64, 64, b="bf16:col", c="e4m3", config=Sm100Config((128, 64), stages=2), epilogue=turned)
 
 
 @needs_dsl

@@ -24,6 +24,7 @@ from ...operands.gated import combination
 from ...operands.pair import SecondPair
 from ...operands.prologue import Prologue
 from ...orders import Order
+from ...partials import quantized_rows
 from ...plan import STAGE_BYTES_OF_K as _STAGE_BYTES
 from ...store import ROWS
 from ..config import BESIDE_MATRICES
@@ -96,7 +97,7 @@ class Sm90Choice(KernelChoice):
         plain = not epilogue and c_ is not None and c_.dtype.bits == a_.dtype.bits == 16 and orders == ("row", "col")
         if config.tile == WIDE and config.staged_epilogue_k_tiles and config.loader == "warp" and not plain:
             config = replace(config, **_WHOLE)
-        if epilogue and epilogue.quantizes_rows is not None:  # no row has its scale before all blocks are complete
+        if epilogue and quantized_rows(epilogue) is not None:  # no row has its scale before all blocks are complete
             config = replace(config, staged_epilogue_k_tiles=0)
         return Sm90Plan.derive(
             m, n, k, batch=batch, a=a_, b=b_, c=c_, config=config, epilogue=epilogue, gated=gated, pair=pair,
@@ -190,8 +191,9 @@ def choose(
     places = ClusterOccupancy.of(multiprocessors)
     if m <= 64:
         few = for_few_rows(
-            m, n, k, batch, kind, b_major, places, _unit(kind, halves, b_major), halves == 1 and not in_place
-        )
+            m, n, k, batch, kind, b_major, places, _unit(kind, halves, b_major),
+            halves == 1 and not in_place and (epilogue is None or epilogue.quantizes is None),
+        )  # fmt: skip
         return Sm90Choice(few.config, few.swapped), few.reason + _gated_reason(few.config.tile[1], how)
     if kind.bits == 16 and halves == 1:
         ranked = likeliest(m, n, k, b_major, batch=batch, multiprocessors=places, epilogue=epilogue)
@@ -236,17 +238,30 @@ def likeliest(
     places = ClusterOccupancy.of(multiprocessors)
     read, along = (0, 0), False
     if epilogue is not None:
-        read, along = epilogue.read_in_lines, any(given.axes == "mn" and given.unit == (1, 1) for given in epilogue.given)
+        read, along = epilogue.read_in_lines, any(given.axes == "mn" for given in epilogue.given)
     reduced = ReductionCost.of(epilogue)
     straight = LargeMModel(m, n, k, batch, places, rows_of=rows_of, read=read, reduced=reduced)
     found = [*straight.estimates(), *(straight.in_parts() if parts else ())]
     if b_major != "K":
         found = [e for e in found if e.tile[1] % SPAN == 0 or (e.split == 1 and _spans_in_part_pay(e, k))]
+    scales = None if epilogue is None or epilogue.quantizes is None else epilogue
+    along = along and (scales is None or len(scales.steps) > 1)  # scales are no matrix of C's shape
     turned = LargeMModel(
         n, m, k, batch, places, swapped=True, matrices=along, rows_of=rows_of, read=read, reduced=reduced.turned
     )
-    found += [*turned.estimates(), *(turned.in_parts() if parts else ())]
+    across = [*turned.estimates(), *(turned.in_parts() if parts else ())]
+    if scales is not None:
+        across = [e for e in across if _scales_rows(e, scales, 2 * m * n * k * batch)]
+    found += across
     return sorted(found, key=lambda e: (e.seconds, -e.tile[0] * e.tile[1], -e.tile[0], e.swapped))
+
+
+def _scales_rows(e: Estimate, epilogue: Epilogue, work: int) -> bool:
+    """True for a transposed product with scales of groups of C's columns.
+
+    Tiles of 256 rows without any other step, which a thread has no registers for; smaller products were not measured.
+    """
+    return e.tile[0] == 256 and e.split == 1 and len(epilogue.steps) == 1 and work >= LONG_WORK
 
 
 def of_estimate(

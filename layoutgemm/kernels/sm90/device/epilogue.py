@@ -215,9 +215,7 @@ class Sm90Epilogue:
         selector, words = exchange.selector(lane), []
         for (low,), (high,) in zip(pairs[::2], pairs[1::2], strict=True):
             word = bridge.join_pairs(low, high)
-            words.append(
-                permute(cute.arch.shuffle_sync(word, even), cute.arch.shuffle_sync(word, odd), selector)
-            )
+            words.append(permute(cute.arch.shuffle_sync(word, even), cute.arch.shuffle_sync(word, odd), selector))
         for i in range(len(words) // exchange.matrices):
             offset = chunk.tile.byte(*exchange.place(warp, i, lane))
             bridge.store_matrices(tile + offset, words[i * exchange.matrices :][: exchange.matrices], transpose=True)

@@ -22,7 +22,7 @@ from ...dsl import bridge
 from ...dsl import math as element
 from ...dsl.tables import load_word_shared
 from ...epilogue.reductions import by_halves
-from ...partials import exchanges_of
+from ...partials import exchanges_of, quantized_rows
 from ...plan import present
 from ...store import ROWS
 from .epilogue import Sm90Epilogue
@@ -39,7 +39,7 @@ class GroupScaling:
 
     def __init__(self, epilogue: Sm90Epilogue, job: bridge.Carried, at: tuple[Int32, Int32], origin: bridge.Place):
         self.plan, self.job, (self.consumer, self.thread) = epilogue.plan, job, at
-        self.step, self.shared = present(self.plan.epilogue.quantizes_rows), present(self.plan.group_scales)
+        self.step, self.shared = present(quantized_rows(self.plan.epilogue)), present(self.plan.group_scales)
         row, column, matrix = origin
         blocks = range(self.plan.blocks)
         self.blocks = [present(epilogue.fused(job, (row + i * ROWS, column, matrix), self.thread, 0)) for i in blocks]
@@ -67,7 +67,7 @@ class GroupScaling:
         bridge.named_sync(self.plan.store_barrier(self.consumer), self.plan.store_threads)
 
     def address(self, group: int, line: Int32 | int, column: Int32) -> Int32:
-        """Where a warp's maximum lies, or a factor."""
+        """The address of a warp's maximum, or of a factor."""
         return (self.job.shared.base + self.shared.byte(self.consumer, group, line, column)).toint()
 
     def line(self, group: int, warp: int, column: Int32) -> Float32:
@@ -120,12 +120,12 @@ class GroupScaling:
         sizes: dict[int, list[Float32]] = {first: [] for first in firsts}
         taken = iter(values)
         for block in self.blocks[group * self.together : (group + 1) * self.together]:
-            for v, first in sorted((v, first) for first in firsts for v in self.columns[first]):
+            for v, column in sorted((v, first) for first in firsts for v in self.columns[first]):
                 x = self.math.abs(next(taken))
                 if asks:
                     i, _ = self.plan.mma.coords_C(self.thread, v)
                     x = self.math.where(block.row + i < block.end, x, 0.0)
-                sizes[first].append(x)
+                sizes[column].append(x)
         return tuple([by_halves(self.math.largest, sizes[first]) for first in firsts])
 
     @cute.jit

@@ -81,7 +81,7 @@ class MirrorStore:
         epilogue = present(self.epilogue)
         if self.plan.mirror is None:  # no C: the epilogue reduces, or writes other outputs
             for block in range(self.plan.blocks):
-                epilogue.store_direct(job, accumulators[block], at[1], origin, block, 0)
+                epilogue.store_direct(job, accumulators[block], at, origin, block, 0)
             return
         first, mirror = present(self.plan.store), self.plan.mirror
         self.hand_over(at, first.warps)
