@@ -283,7 +283,7 @@ def test_refusals() -> None:
         ),
         ({"scale_b": given["scale_b"][:1]}, TensorError, r"scale_b has shape \[1, 3\]: \[176, 3\], or \[2, 3\]"),
         ({"scale_b": leaf}, TensorError, "scale_b requires grad, and this product has no gradient"),
-        ({"activation": "reglu"}, OperandError, "activation 'reglu': known are 'relu'"),
+        ({"activation": "reglu"}, OperandError, "activation 'reglu': do you mean 'relu'. known are 'relu'"),
         ({"out_dtype": torch.int32}, OperandError, "out_dtype torch.int32"),
     ):
         with pytest.raises(error, match=text):

@@ -154,7 +154,7 @@ A, B = operands()
 SA, SB = scales("RowWise", "a"), scales("RowWise", "b")
 BA, BB = scales("BlockWise1x128", "a"), scales("BlockWise128x128", "b")
 REFUSED: list[tuple[dict[str, Any], Any, str]] = [
-    ({"recipe_a": "Row"}, OperandError, "recipe_a 'Row': known are TensorWise, RowWise"),
+    ({"recipe_a": "Row"}, OperandError, "recipe_a 'Row': do you mean 'RowWise'. known are TensorWise, RowWise"),
     ({"recipe_a": 3}, OperandError, "recipe_a is a int; it is a ScalingType of torch, its name, or None"),
     ({"recipe_b": "BlockWise1x16"}, OperandError, "recipe_b BlockWise1x16: scales of 16 elements"),
     ({"recipe_a": "BlockWise1x128"}, TensorError, r"scale_a has shape \[200, 1\]: BlockWise1x128 takes \[200, 3\]"),
@@ -294,7 +294,7 @@ def test_torchs_names_and_an_output_under_the_compiler() -> None:
 
 COMPILED = (
     (lambda a: scaled_matmul(a, SA, B, 5), "scale_b is a builtins.int"),
-    (lambda a: scaled_matmul(a, SA, B, SB, recipe_a="Row"), "recipe_a 'Row': known are TensorWise"),
+    (lambda a: scaled_matmul(a, SA, B, SB, recipe_a="Row"), "recipe_a 'Row': do you mean"),
     (lambda a: scaled_matmul(a, SA, B, SB, recipe_a="BlockWise1x128"), r"BlockWise1x128 takes \[200, 3\]"),
     (lambda a: scaled_matmul(a, BA, B, SB), "scale_a is BlockWise1x128 and scale_b RowWise"),
     (lambda a: scaled_matmul(a, SA, B, SB, activation="nope"), "activation 'nope': known are"),

@@ -208,7 +208,7 @@ REFUSED = {
         lambda: replace(pack(_column(1.0)), scales=np.ones(3, np.float32)), "scales are float32 of shape (3,): float32",
     ),
     "K of packed weights": (lambda: replace(pack(_weights()), k=100), "K = 100 is 0 groups of 128 and 100 more"),
-    "format": (lambda: QuantizedFormat("int3"), "code = 'int3': known are int4, e2m1, int8, e4m3, e5m2"),
+    "format": (lambda: QuantizedFormat("int3"), "code = 'int3': do you mean 'int8'? known are int4, e2m1, int8, e4m3"),
     "zeros of floats": (lambda: QuantizedFormat("e4m3", 128, True), "zero points are of int4 in groups"),
     "complex weights": (lambda: _int4(np.full((2, 128), 1 + 2j)), "weights are complex128 of shape (2, 128): real"),
     "weights of text": (lambda: _int4([["1.5"] * 128]), "weights are <U3 of shape (1, 128): real numbers"),

@@ -227,7 +227,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"order": "symmetric", "config": SPLIT}, "split = 2: a symmetric product takes 1"),
     (
         {"order": "symmetric", "epilogue": Epilogue(RowReduce("max", each=32))},
-        "results of groups of columns and a symmetric order: a tile is stored again transposed",
+        "results or functions of groups of columns and a symmetric order: a tile is stored again transposed",
     ),
     ({"order": "symmetric", "epilogue": Epilogue(Quantize()), "c": "e4m3"}, "groups of columns and a symmetric order"),
     ({"triangles": Triangles("lower"), "config": SELF}, "loader = 'self'"),

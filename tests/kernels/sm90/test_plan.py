@@ -97,7 +97,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: Sm90Config(tile=(64,)), "tile of Sm90Config must be 2 integers, not (64,)"),
     (lambda: Sm90Config(cluster=(2, True)), "cluster of Sm90Config must be 2 integers, not (2, True)"),
     (lambda: Sm90Config(one_tile_per_cluster=1), "one_tile_per_cluster of Sm90Config must be True or False, not 1"),
-    (lambda: Sm90Config(schedule="pong"), "schedule = 'pong': known are 'cooperative', 'pingpong'"),
+    (lambda: Sm90Config(schedule="pong"), "schedule = 'pong': do you mean 'pingpong'? known are 'cooperative'"),
     (lambda: Sm90Config(consumers=0), "consumers of Sm90Config must be at least 1, not 0"),
     (lambda: Sm90Config((256, 64), consumers=4), "three warpgroups and a producer"),
     (lambda: Sm90Config((96, 64), consumers=1), "96 rows for 1 cooperative warpgroup(s)"),

@@ -5,6 +5,7 @@ loads                   the loader: waits for free stages, TMA loads, multicast
 epilogue, fused         the end of a tile, split-K exchange and store; with a chain of steps
 matrices, mirror        matrices that an epilogue reads; a symmetric product's second store
 promoted                each K block in registers of its own, then added with its scales
+group_scales            scales of groups of a transposed product's rows
 prologue                A computed in registers before it is multiplied
 grouped, group_table    ragged rows of groups, and their table in shared memory
 along_k                 groups along K
