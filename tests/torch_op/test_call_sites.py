@@ -157,6 +157,13 @@ def test_a_kept_site_serves_addresses_of_16_alone(monkeypatch: pytest.MonkeyPatc
             assert torch.equal(out, want)
 
 
+def test_code_that_an_earlier_version_generated_runs() -> None:
+    """Inductor's cache on disk outlives a version of the package: its sites do not say how many tensors they have."""
+    a, b, out = whole(64, 128), whole(128, 192), torch.empty(64, 192, dtype=BF16)
+    direct.site(direct.matmul, **MATMUL)(a, b, out=out)
+    assert torch.equal(out, a @ b)
+
+
 def test_a_site_reads_views_of_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """Addresses are those of the views. One that begins between multiples of 16 is the product's."""
     for begin, calls in ((64, 1), (1, 3)):

@@ -50,8 +50,8 @@ class CallSite:
             self._call(*self._read(tensors), out=out)
         return None
 
-    def of(self, count: int) -> Callable[..., None]:
-        """The site as a function of `count` tensors and `out`.
+    def of(self, count: int | None) -> Callable[..., None]:
+        """The site as a function of `count` tensors and `out`; None: of any number.
 
         Two and three tensors have functions of their own, which make no tuple of tensors.
         """
@@ -65,7 +65,7 @@ class CallSite:
             if not launches.get(key, not_called)(out, a, b, third):
                 key(a, b, third, out=out)
 
-        few: dict[int, Callable[..., None]] = {2: of_two, 3: of_three}
+        few: dict[int | None, Callable[..., None]] = {2: of_two, 3: of_three}
         return few.get(count, self)
 
     def _read(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

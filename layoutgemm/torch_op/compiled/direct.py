@@ -37,9 +37,12 @@ Tensors = Sequence[torch.Tensor]
 
 
 def site(
-    call: Callable[..., None], /, *, count: int, views: tuple[View | None, ...] = (), **options: object
+    call: Callable[..., None], /, *, count: int | None = None, views: tuple[View | None, ...] = (), **options: object
 ) -> Callable[..., None]:
-    """A call site of one of these functions on `count` tensors, with all other arguments; `views` as in `CallSite`."""
+    """A call site of one of these functions on `count` tensors, with all other arguments; `views` as in `CallSite`.
+
+    Inductor keeps generated code on disk: what an earlier version wrote has no `count`, and has to run.
+    """
     return CallSite(functools.partial(call, **options), views).of(count)
 
 
