@@ -143,6 +143,9 @@ class Machine:
         self.roles = {role.name: role for role in pipeline.roles}
         self.spots: dict[tuple[int, int, bool, int], list[_Spot]] = {}  # see `_spots`
         self._survey()
+        for parts in self.parts.values():  # a buffer that is written whole has all of its parts
+            if len(parts) > 1:
+                parts.discard(None)
         self.flags = {
             at: {(reader, part): 1 << i for i, (reader, part) in enumerate(
                 (reader, part) for reader in readers for part in sorted(self.parts.get(at, ()), key=repr)

@@ -96,26 +96,25 @@ def load_tile(
 
 def load_share(
     tensor_map: TensorMap | SelectedTensorMap, tma: TmaPlan, origin: Mapping[str, Int32], destination: cute.Pointer,
-    barrier: cute.Pointer, rank: Int32 | int, mask: Int32,
+    barrier: cute.Pointer, rank: Int32 | int, mask: Int32 | None,
 ) -> None:  # fmt: skip
     """Issue this block's share of a multicast tile: `load_tile` for `tma.multicast` blocks that need the same tile.
 
     rank   this block's place in the multicast group, 0 .. tma.multicast - 1, traced or an int
     mask   bit i for each block i of the cluster that receives it; every receiver counts the bytes on its own barrier at
-           the same address
+           the same address. None: this block alone
 
     Every rank sends the same number of boxes, evenly apart in shared memory and in the tensor, so that the share is
     rank times a distance; that is asserted here, while tracing.
     """
     for byte, byte_step, offsets in _share(tma, rank):
-        primitives.cp_async_bulk_tensor_shared_cluster_global(
-            raw(destination + (byte + rank * byte_step)),
-            tensor_map.get_ptr(),
-            coordinates_of(tma, origin, offsets),
-            raw(barrier),
-            [],
-            multicast_mask=Int16(mask),
-        )
+        target, place = raw(destination + (byte + rank * byte_step)), coordinates_of(tma, origin, offsets)
+        if mask is None:
+            primitives.cp_async_bulk_tensor_shared_cta_global(target, tensor_map.get_ptr(), place, raw(barrier))
+        else:
+            primitives.cp_async_bulk_tensor_shared_cluster_global(
+                target, tensor_map.get_ptr(), place, raw(barrier), [], multicast_mask=Int16(mask)
+            )
 
 
 def prefetch_share(

@@ -187,6 +187,7 @@ def pipeline_of(plan: Sm90Plan) -> HopperPipeline:
         by_warps=plan.products is not None,
         gathers=plan.gathers,
         adds_rows=plan.row_sums is not None,
+        turns=plan.turns,
     )
 
 
@@ -241,7 +242,7 @@ def _tiles_of_k(plan: Sm90Plan) -> Check:
 
 def _operand(plan: Sm90Plan, operand: OperandPlan, groups: int) -> list[Check]:
     name, tile = operand.name, operand.smem
-    blocks = plan.config.cluster[1 if name == "A" else 0]
+    blocks = plan.sharing if plan.turns else plan.config.cluster[1 if name == "A" else 0]
     if name == "A" and plan.config.loaded_a_rows is not None:
         filled = _filled_rows(plan, plan.config.loaded_a_rows)
     elif name == "B" and tile.extent[0] != plan.tile[1]:
@@ -256,9 +257,10 @@ def _operand(plan: Sm90Plan, operand: OperandPlan, groups: int) -> list[Check]:
         if tma.multicast != blocks:
             problem = f"the copies are dealt out to {tma.multicast} blocks"
     boxes = sum(len(tma.instructions) for tma in operand.copies)
+    own = ", or all to itself" if plan.turns else ""
     shares = Check(
         f"shares {name}",
-        f"each of {blocks} block(s) sends {boxes // max(1, blocks)} box(es) of {name} to all, "
+        f"each of {blocks} block(s) sends {boxes // max(1, blocks)} box(es) of {name} to all{own}, "
         "rank times a distance from the first one's",
         not problem,
         "exhaustion",
@@ -356,8 +358,11 @@ def _filled_columns(plan: Sm90Plan) -> Check:
 def _barriers(plan: Sm90Plan) -> Check:
     """Arrivals and bytes of the full and empty barriers against those that are sent."""
     rows, columns = plan.config.cluster
-    sent = [f"{blocks} * {op.sent_bytes}" for op, blocks in ((plan.a, columns), (plan.b, rows))]
-    landed = plan.a.sent_bytes * columns + plan.b.sent_bytes * rows
+    shares = [(plan.a, columns), (plan.b, rows)]
+    if plan.turns:  # of either operand all: from both CTAs, or by its own copies
+        shares = [(plan.a, plan.sharing), (plan.b, plan.sharing)]
+    sent = [f"{blocks} * {op.sent_bytes}" for op, blocks in shares]
+    landed = sum(op.sent_bytes * blocks for op, blocks in shares)
     warps = plan.config.warpgroups_of_tile * WARPS_OF_GROUP
     reach = rows + columns - 1
     copied = COPY_ARRIVALS if plan.numbers.parts else 0
@@ -385,13 +390,15 @@ def _barriers(plan: Sm90Plan) -> Check:
 
 def _unlike_groups(plan: Sm90Plan) -> str:
     """The first tile that other CTAs share than in the proven pipeline, or ""."""
-    for name, groups in zip("AB", pipeline_of(plan).sharers(), strict=True):
-        for rank in range(plan.sharing):
-            count, first, step = plan.sharers.group(name, rank)
-            found = tuple(range(first, first + count * step, step))
-            if found != groups[rank] or found[plan.sharers.share(name, rank)] != rank:
-                sends = f"block {rank} sends share {plan.sharers.share(name, rank)} of {name} to blocks {found}"
-                return f"{sends}, and {groups[rank]} need the same"
+    for turned in (False, True)[: 1 + plan.turns]:
+        sharers = plan.sharers.turned if turned else plan.sharers
+        for name, groups in zip("AB", pipeline_of(plan).sharers(turned), strict=True):
+            for rank in range(plan.sharing):
+                count, first, step = sharers.group(name, rank)
+                found = tuple(range(first, first + count * step, step))
+                if found != groups[rank] or found[sharers.share(name, rank)] != rank:
+                    sends = f"block {rank} sends share {sharers.share(name, rank)} of {name} to blocks {found}"
+                    return f"{sends}, and {groups[rank]} need the same"
     return ""
 
 

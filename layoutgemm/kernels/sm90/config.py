@@ -83,6 +83,8 @@ class Sm90Tuning:
                a second launch, unless the rule that chooses a product's configuration finds that a cluster can
     skip_empty_blocks   of groups of rows: blocks of 64 rows of a tile behind their group's end are not multiplied. It
                pays where many tiles are partly empty, and costs 1 to 5% where few are
+    turn_last_pair   of groups of rows, in clusters of (2, 1): where a group has an odd number of rows of tiles, a
+               pair's CTAs have two tiles of the last one, and share A in place of B. Else one of them has no row
 
     Raises PlanError, naming the field and its known values.
 
@@ -108,6 +110,7 @@ class Sm90Tuning:
     scales: str = "weights"
     gpc_order: Rounds = ()
     skip_empty_blocks: bool = False
+    turn_last_pair: bool = False
     blocks_per_sm: int = 1
     finish: str | None = None
 
@@ -278,6 +281,8 @@ class Sm90Config:
                 "pingpong needs a loader of its own, 'warp' or 'warpgroup': a consumer that loads for both does not "
                 "while it waits for its turn, and the other one's tile has more k tiles than there are stages"
             )
+        if self.tuning.turn_last_pair and self.cluster != (2, 1):
+            raise PlanError(f"turn_last_pair = True in clusters of {self.cluster}: pairs of CTAs along M, (2, 1), turn")
         if self.launch == "tiles" and self.schedule == "pingpong":
             raise PlanError("a grid of tiles leaves a block one tile, and pingpong takes two in turn: launch='workers'")
         if self.one_tile_per_cluster and (self.staged_epilogue_k_tiles or self.schedule == "pingpong"):

@@ -89,7 +89,36 @@ def tables(plan: Sm90Plan, numbers: npt.NDArray[np.int64], columns: int | None =
 def clusters_of(plan: Sm90Plan, rows: W, columns: W | int) -> W:
     """Tiles of clusters of a group with `rows` rows; `columns` tiles along N. Ints or traced integers."""
     along_m, along_n = plan.config.cluster
+    if plan.turns:
+        tiles = -(-rows // plan.tile_c[0])
+        return tiles // 2 * columns + tiles % 2 * -(-columns // 2)
     return -(-rows // (plan.tile_c[0] * along_m)) * -(-columns // along_n)
+
+
+def tile_of_group(
+    plan: Sm90Plan, number: W, rows: W, columns: W | int, rank: W, of: tuple[Callable[..., W], Callable[..., W]]
+) -> tuple[W, W]:
+    """Row and column, in tiles of C, of a CTA's tile in its group's grid. Ints or traced integers.
+
+    number   of the cluster's tile in the group
+    rows     of the group, in elements; `columns` tiles along N
+    of       the smaller of two; (condition, yes, no) -> one of them
+    """
+    (along_m, along_n), (minimum, choose) = plan.config.cluster, of
+    lines = -(-rows // plan.tile_c[0])
+    clusters = lines // 2 if plan.turns else -(-lines // along_m)
+    whole = choose(clusters > 1, clusters, 1)  # of none the place has no meaning, and divides by no 0
+    row, column = plan.order.tile(number, 0, rank, (whole * along_m, -(-columns // along_n) * along_n), minimum)
+    if not plan.turns:
+        return row, column
+    last = number - clusters * columns  # of the pairs at the odd row of tiles, which have two columns each
+    return choose(last < 0, row, 2 * clusters), choose(last < 0, column, 2 * last + rank)
+
+
+def is_turned(plan: Sm90Plan, row: W, start: W, end: W) -> W:
+    """True if the pair of a tile at `row` of a group from `start` to `end` has one row of tiles. Traced or not."""
+    tile = plan.tile_c[0]
+    return ((row - start) // tile % 2 == 0) & (end - row <= tile)
 
 
 def stops_in_box(tma: TmaPlan) -> TmaPlan:
@@ -184,7 +213,12 @@ def _tiles_of_groups(plan: Sm90Plan) -> Check:
             groups = list(pairwise(numbers.tolist()))
         if groups != (found := [ragged.rows(starts.__getitem__, e) for e in range(len(groups))]):
             witness = witness or f"{said}: the table has groups {found}"
-        expected = [(e, i) for e, (start, end) in enumerate(groups) for i in range(-(-(end - start) // tile) * columns)]
+        sizes = [end - start for start, end in groups]
+        expected = [(e, i) for e, rows in enumerate(sizes) for i in range(clusters_of(plan, rows, 3))]
+        if plan.turns:
+            witness = witness or next(filter(None, (_unlike_grid(plan, rows, 3) for rows in sorted(set(sizes)))), "")
+        elif len(expected) != sum(-(-rows // tile) * columns for rows in sizes):
+            witness = witness or f"{said}: {len(expected)} tiles of clusters"
         for t, want in enumerate(expected):
             group = ragged.find(first.__getitem__, t, either)
             if (group, t - first[group]) != want:
@@ -197,6 +231,27 @@ def _tiles_of_groups(plan: Sm90Plan) -> Check:
         "each once, and a group's grid has as many as the table says"
     )
     return Check("groups", statement, not witness, f"{len(samples)} ragged batches ({tiles} tiles)", witness)
+
+
+def _unlike_grid(plan: Sm90Plan, rows: int, columns: int) -> str:
+    """The first tile of a group with that many rows that its pairs do not compute once, or "".
+
+    And the first pair whose CTAs do not share the operand that they both send: rows of A, or columns of B.
+    """
+    lines, tile_m = -(-rows // plan.tile_c[0]), plan.tile_c[0]
+    times = dict.fromkeys(((row, column) for row in range(lines) for column in range(columns)), 0)
+    for number in range(clusters_of(plan, rows, columns)):
+        pair = [tile_of_group(plan, number, rows, columns, rank, (min, either)) for rank in range(plan.sharing)]
+        turned = {is_turned(plan, row * tile_m, 0, rows) for row, _ in pair}
+        if len(turned) > 1 or len({place[0 if True in turned else 1] for place in pair}) > 1:
+            return f"{rows} rows: pair {number} has tiles {pair}, turned {sorted(turned)}"
+        for at in pair:
+            if at in times:
+                times[at] += 1
+            elif at[0] >= lines or at[1] > columns:
+                return f"{rows} rows: pair {number} has tile {at} of {lines}x{columns}"
+    wrong = next((at for at, count in times.items() if count != 1), None)
+    return "" if wrong is None else f"{rows} rows: tile {wrong} of {lines}x{columns} is computed {times[wrong]} times"
 
 
 def _ends(plan: Sm90Plan) -> Check:
@@ -249,4 +304,5 @@ def explain_ragged(plan: Sm90Plan) -> list[str]:
         f"{ragged.entries} {entries} and first tiles at {plan.smem.table_offset}, {ragged.bytes} bytes",
         f"  {ends}",
         *["  blocks of 64 rows behind a group's end are not multiplied"] * plan.config.tuning.skip_empty_blocks,
+        *["  pairs at a group's odd last row of tiles have two columns of it, and share A in place of B"] * plan.turns,
     ]

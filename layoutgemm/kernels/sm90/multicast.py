@@ -16,6 +16,7 @@ from ..derive import Operand, OperandPlan, derive_operand
 from ..numbers import W
 from ..store import StorePlan
 
+TURNED = "turned"  # of a tile's origin: 1 where its pair shares A in place of B
 LINE = SPANS["128B"]  # bytes of the widest span
 # A kernel's tensor maps after A's and B's first: C's chunks of 64, 32, 16, 8 columns, the last rows of A, and of B
 # either those or what its spans have in part.
@@ -49,6 +50,23 @@ class MulticastGroups:
         """Those that need the same tile of the operand as a block: how many, rank of the first, step to the next."""
         row, column = self.place(rank)
         return (self.columns, row, self.rows) if operand == "A" else (self.rows, column * self.rows, 1)
+
+    @property
+    def turned(self) -> MulticastGroups:
+        """The same blocks with rows and columns exchanged."""
+        return MulticastGroups(self.columns, self.rows)
+
+    def sent(self, operand: str, rank: W, shares: int) -> list[tuple[W | int, tuple[int, W, int]]]:
+        """Each share of the operand's tile that a block sends, and the group that it sends it to.
+
+        shares  that the tile's copies are dealt out to: as many as blocks need the tile, or more where it needs it alone
+
+        >>> pair = MulticastGroups(2, 1)
+        >>> pair.sent("B", 1, 2), pair.turned.sent("B", 1, 2)
+        ([(1, (2, 0, 1))], [(0, (1, 1, 1)), (1, (1, 1, 1))])
+        """
+        group = self.group(operand, rank)
+        return [(self.share(operand, rank), group)] if group[0] > 1 else [(share, group) for share in range(shares)]
 
 
 def check_maps(stores: Sequence[StorePlan | None], copies: int) -> None:

@@ -31,6 +31,11 @@ class NamedBarriers:
         return MulticastGroups(*self.config.cluster)
 
     @property
+    def turns(self) -> bool:
+        """True if pairs of CTAs share A in place of B where a group ends."""
+        return self.config.tuning.turn_last_pair
+
+    @property
     def cluster_size(self) -> int:
         """Blocks of a cluster: rank = part of K * sharing + place among those that share loads."""
         return self.sharing * self.config.split

@@ -83,6 +83,8 @@ class HopperPipeline:
                       same registers; 0 where all groups add to one
     by_warps          mma.sync multiplies them: a k tile is read by threads alone, and done when it is released
     adds_rows         consumers read A themselves, too, while products of it run
+    turns             in every second tile CTAs share the other operand, as a cluster of (N, M): each has shares of A and
+                      of B, `lands` bytes, and sends all those of an operand that it needs alone
     gathers           the loader's warps copy A by cp.async, and a thread arrives for its own copies; consumers fence
     """
 
@@ -115,6 +117,7 @@ class HopperPipeline:
     by_warps: bool = False
     gathers: bool = False
     adds_rows: bool = False
+    turns: bool = False
 
     @property
     def sharing(self) -> int:
@@ -180,7 +183,8 @@ class HopperPipeline:
         full = (
             self.full_bytes
             if self.full_bytes is not None
-            else self.lands[0] * self.cluster[1] + (self.lands[1] * self.cluster[0])
+            else sum(lands * (self.sharing if self.turns else blocks)
+                     for lands, blocks in zip(self.lands, self.cluster[::-1]))
         )
         readers = 1 if self.pingpong else self.rows
         empty = self.empty_arrivals if self.empty_arrivals is not None else readers * WARPS * (sum(self.cluster) - 1)
@@ -230,6 +234,7 @@ class HopperPipeline:
         more += by_warps if self.by_warps else converted if self.packed else []
         more += ["A gathered"] if self.gathers else []
         more += ["A's rows added"] if self.adds_rows else []
+        more += ["every second tile turned"] if self.turns else []
         return ", ".join([f"ring of {self.stages}", loads, kind, *more])
 
     def _count(self, which: int) -> int | None:
@@ -272,9 +277,9 @@ class HopperPipeline:
             return ()
         return (Wait("empty", "load", flip=True, by="one"), Advance("load")) * self.stages
 
-    def sharers(self) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
-        """Each rank's sharers of A (along N) and of B (along M)."""
-        rows, ranks = self.cluster[0], range(self.size)
+    def sharers(self, turned: bool = False) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
+        """Each rank's sharers of A (along N) and of B (along M); `turned`: of the cluster (N, M)."""
+        rows, ranks = self.cluster[turned], range(self.size)
         first = [rank - rank % self.sharing % rows for rank in ranks]
         same_a = tuple(tuple(r for r in self._part(rank) if (r - rank) % rows == 0) for rank in ranks)
         return same_a, tuple(tuple(range(f, f + rows)) for f in first)
@@ -282,20 +287,27 @@ class HopperPipeline:
     @property
     def _load(self) -> Program:
         """One k tile: this block's share of A and of B."""
-        copies: list[TmaLoad] = []
-        for name, lands, to, blocks in zip("ab", self.lands, self.sharers(), self.cluster[::-1]):
-            if name == "a" and self.gathers:
-                continue
-            alone = blocks == 1
-            copies.append(
-                TmaLoad(name, "load", "full", lands, "own" if alone else to, part="whole" if alone else "rank")
-            )
+        copies = self._copies(False)
+        if self.turns:  # a warp that loads for itself turns tiles ahead: it does so in all CTAs at once, all the same
+            copies = (If(TileIs(2, 1), self._copies(True), copies),)
         numbers = (CpAsyncArrive("numbers", "load", "full"),) if self.numbers and not self.loader else ()
         rows = (CpAsyncArrive("a", "load", "full", by="warp"),) if self.gathers else ()
         return (
             Wait("empty", "load", flip=True, by="warp" if self.gathers else "one"), ArriveExpect("full", "load"),
             *copies, *rows, *numbers, Advance("load"),
         )  # fmt: skip
+
+    def _copies(self, turned: bool) -> Program:
+        """The copies of one k tile; `turned`: of the cluster (N, M)."""
+        copies: list[Action] = []
+        cluster = self.cluster[::-1] if turned else self.cluster
+        for name, lands, to, blocks in zip("ab", self.lands, self.sharers(turned), cluster[::-1]):
+            if name == "a" and self.gathers:
+                continue
+            alone = blocks == 1
+            sent = lands * self.sharing if alone and self.turns else lands
+            copies.append(TmaLoad(name, "load", "full", sent, "own" if alone else to, part="whole" if alone else "rank"))
+        return tuple(copies)
 
     def _tiles(self, *body: Action) -> Program:
         return body if self.one_tile_per_cluster else (ForTiles(body),)

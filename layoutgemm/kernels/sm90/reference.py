@@ -39,7 +39,7 @@ from ..run.hardware_model import (
 )
 from ..store import ROWS, WARP_ROWS, StoreChunk, StorePlan
 from .along_k import first_block, is_refused, k_tiles_of, line_table, of_lines, place_in_group
-from .grouped import STOP, store_extents, store_place, tables
+from .grouped import STOP, is_turned, store_extents, store_place, tables, tile_of_group
 from .indexed.reference import copied_matrix, gather_tile, scatter_chunk
 from .mainloop import COPY_ARRIVALS, NUMBER_BYTES, product_of
 from .operands.prologue import first_column, prologue_values, values_in_stage
@@ -110,7 +110,7 @@ class _Block:
 
     def __init__(self, plan: Sm90Plan, rank: int) -> None:
         self.part, self.place = divmod(rank, plan.sharing)
-        self.row, self.column = self.place % plan.config.cluster[0], self.place // plan.config.cluster[0]
+        self.sharers = plan.sharers  # of its tile
         self.smem = SharedBytes(plan.smem.total)
         self.full = [Barrier(f"full[{s}] of block {rank}", plan.full_arrivals) for s in range(plan.stages)]
         self.empty = [Barrier(f"empty[{s}] of block {rank}", plan.empty_arrivals) for s in range(plan.stages)]
@@ -168,7 +168,6 @@ class _Cluster:
             matrix = plan.ragged.find(first.__getitem__, tile, either)
             start, self.end = plan.ragged.rows(starts.__getitem__, matrix)
             number = tile - first[matrix]
-            rows = (first[matrix + 1] - first[matrix]) // columns
         first_column = 0
         if plan.experts is not None:
             starts, first = expert_tables(plan, self.given[plan.experts.name])
@@ -177,9 +176,15 @@ class _Cluster:
             number, columns = tile - first[matrix], tile_count(self.columns_end - first_column, plan.tile_c[1])
         grid = rows * plan.config.cluster[0], columns * plan.config.cluster[1]
         for block in self.blocks:
-            row, column = plan.order.tile(number, 0, block.place, grid, reads=reads)
+            if plan.ragged is None:
+                row, column = plan.order.tile(number, 0, block.place, grid, reads=reads)
+            else:
+                row, column = tile_of_group(plan, number, self.end - start, plan.tiles[1], block.place, (min, either))
             corner = {"m": start + row * plan.tile_c[0], "n": first_column + column * plan.tile_c[1], "l": matrix}
             block.origin = {**corner, HALF: 0}
+            block.sharers = plan.sharers
+            if plan.turns and is_turned(plan, corner["m"], start, self.end):
+                block.sharers = plan.sharers.turned
             block.sums = {}
         pingpong = plan.config.schedule == "pingpong"
         consumers = [step % 2] if pingpong else list(range(plan.config.consumers))
@@ -227,13 +232,11 @@ class _Cluster:
                     gather_tile(plan, self.given, self.a, origin, self.end, block.smem, at_stage)
                     block.full[stage].arrive(plan.a.arrivals)
                 elif plan.weights is None:
-                    row = [b for b in blocks if b.row == block.row]
-                    self._share(plan.a, of["A"], origin, stage, block.column, row)
+                    self._share(plan.a, of["A"], origin, stage, block, blocks)
                 else:
                     load_blocks(plan, self.a.bits, origin, block.smem, self._stage(block, plan.a, stage))
                     block.full[stage].complete(plan.a.bytes)
-                column = [b for b in blocks if b.column == block.column]
-                self._share(plan.b, of["B"], origin, stage, block.row, column)
+                self._share(plan.b, of["B"], origin, stage, block, blocks)
             for block in blocks:
                 self._copy_numbers(block, stage, self.first_number + first + at)
             turn = [consumer for consumer in consumers if plan.place_of_consumer(consumer)[1] == i % plan.config.slices]
@@ -249,7 +252,8 @@ class _Cluster:
                 block.loaded += 1
             for block in blocks:
                 for other in blocks:
-                    if block.row == other.row or block.column == other.column:
+                    (row, column), (own_row, own_column) = [plan.sharers.place(x.place) for x in (other, block)]
+                    if row == own_row or column == own_column:
                         other.empty[stage].arrive(WARPS_OF_GROUP * len(turn))
         for block in blocks:
             for consumer in consumers:
@@ -292,10 +296,19 @@ class _Cluster:
         return np.zeros(self.plan.mma.shape_mnk[:2], kind)
 
     def _share(
+        self, operand: OperandPlan, matrices: list[GlobalMatrix], origin: dict[str, int], stage: int, block: _Block,
+        blocks: list[_Block],
+    ) -> None:  # fmt: skip
+        """One block's boxes of a tile, into every block that needs it; of each matrix, or all of the only one."""
+        for share, (count, first, step) in block.sharers.sent(operand.name, block.place, operand.tma.multicast):
+            targets = [blocks[first + i * step] for i in range(count)]
+            self._send(operand, matrices, origin, stage, share, targets)
+
+    def _send(
         self, operand: OperandPlan, matrices: list[GlobalMatrix], origin: dict[str, int], stage: int, rank: int,
         targets: list[_Block],
     ) -> None:  # fmt: skip
-        """One block's boxes of a tile, into every block that needs it; of each matrix, or all of the only one."""
+        """The boxes of one share of a tile."""
         copies, ends = operand.copies, operand.ends
         if ends is not None:
             extent = getattr(self.plan, ends.dim)

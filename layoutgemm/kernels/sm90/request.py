@@ -87,6 +87,21 @@ def check_skipped(asked: Asked, config: Sm90Config) -> None:
         raise PlanError(f"skip_empty_blocks = True: {why}")
 
 
+def check_turned(asked: Asked, config: Sm90Config) -> None:
+    """Raise PlanError for pairs that turn in other kernels than those of groups, or that gather A.
+
+    >>> check_turned(Asked(), Sm90Config(cluster=(2, 1), turn_last_pair=True))
+    Traceback (most recent call last):
+        ...
+    layoutgemm.errors.PlanError: turn_last_pair = True: only groups of rows have a last row of tiles each
+    """
+    if config.tuning.turn_last_pair:
+        if asked.ragged is None:
+            raise PlanError("turn_last_pair = True: only groups of rows have a last row of tiles each")
+        if asked.indexed is not None and asked.indexed.gather is not None and not asked.indexed.copies:
+            raise PlanError("turn_last_pair = True: a turned pair shares A, and cp.async gathers rows for one CTA")
+
+
 class ProductParts(IndexedProduct):
     """Facts that the parts of a product decide, for a request and for its plan."""
 
@@ -139,6 +154,7 @@ class Sm90Request(ProductParts, Asked):
         if asked.ragged is not None:
             check_ragged(asked.ragged, sizes[3], config, a, c)
         check_skipped(asked, config)
+        check_turned(asked, config)
         if asked.along_k is not None:
             check_along_k(asked.along_k, sizes, config, (a, b), mainloop)
         if asked.experts is not None:
@@ -283,6 +299,8 @@ class Sm90Request(ProductParts, Asked):
             return self.packed_plans(self.weights, atom, tile_k)
         config, (a_spec, b_spec, c_spec), (m, _, _, batch) = self.config, self.operands, self.sizes
         (tile_m, tile_n), (along_m, along_n) = config.tile, config.cluster
+        if config.tuning.turn_last_pair:  # either operand is the one that both CTAs need
+            along_n = along_m
         matrices = batch > 1 and self.along_k is None
         batched_a, batched_b = matrices and not self.joined_rows, matrices or self.joined_rows
         by_descriptor = atom  # A's tile is that of a product from shared memory, wherever it goes from there

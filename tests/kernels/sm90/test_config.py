@@ -20,9 +20,9 @@ KNOBS: dict[str, Any] = {
     "group": 4, "along": "N", "reverse_odd_tiles": True, "overlap": True, "trigger": "end", "prefetch": 1, "first": "B",
     "l2_promotion": "256B", "chunks": 1, "buffers": 2, "gpc_order": (((0, 1), 2),),
     "products": "warp", "box_rows": 64, "store_at_once": True,
-    "scales": "sums", "skip_empty_blocks": True, "blocks_per_sm": 2, "finish": "cluster",
+    "scales": "sums", "skip_empty_blocks": True, "turn_last_pair": True, "blocks_per_sm": 2, "finish": "cluster",
 }  # fmt: skip
-FULL = Sm90Config((64, 32), consumers=1, loader="warp", one_tile_per_cluster=True, **KNOBS)
+FULL = Sm90Config((64, 32), cluster=(2, 1), consumers=1, loader="warp", one_tile_per_cluster=True, **KNOBS)
 
 
 def test_fields_and_knobs_are_apart() -> None:
@@ -33,7 +33,7 @@ def test_fields_and_knobs_are_apart() -> None:
 
 def test_short_form_puts_knobs_into_tuning() -> None:
     tuning = Sm90Tuning(**KNOBS)
-    assert FULL == Sm90Config((64, 32), consumers=1, loader="warp", one_tile_per_cluster=True, tuning=tuning)
+    assert FULL == Sm90Config((64, 32), cluster=(2, 1), consumers=1, loader="warp", one_tile_per_cluster=True, tuning=tuning)
     assert {name: getattr(FULL, name) for name in KNOBS} == KNOBS
     base = Sm90Config(tuning=Sm90Tuning(group=2))
     assert Sm90Config(tuning=base.tuning, along="N").tuning == Sm90Tuning(group=2, along="N")

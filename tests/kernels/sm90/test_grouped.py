@@ -85,6 +85,38 @@ FORMS: dict[str, tuple[Sm90Config, str, str, str, tuple[int, ...], Any]] = {
         (70, 0, 513, 1, 129),
         SCALED,
     ),
+    "turns": (
+        Sm90Config((128, 32), stages=2, cluster=(2, 1), turn_last_pair=True),
+        "bf16",
+        "bf16:col",
+        "bf16",
+        (129, 0, 257, 64, 256),
+        None,
+    ),
+    "turns, loader": (
+        Sm90Config((64, 64), consumers=1, stages=3, loader="warpgroup", cluster=(2, 1), turn_last_pair=True, along="N"),
+        "f16",
+        "f16",
+        "f16",
+        (130, 0, 64, 1, 65),
+        None,
+    ),
+    "turns scaled": (
+        Sm90Config((128, 64), stages=2, loader="warpgroup", cluster=(2, 1), turn_last_pair=True, chunks=2, buffers=1),
+        "e4m3",
+        "e4m3:col",
+        "bf16",
+        (70, 0, 513, 1, 129),
+        SCALED,
+    ),
+    "turns and skips": (
+        Sm90Config((128, 64), stages=2, cluster=(2, 1), turn_last_pair=True, skip_empty_blocks=True),
+        "bf16",
+        "bf16:col",
+        "bf16",
+        (70, 0, 385, 1, 129),
+        None,
+    ),
     "warps at once": (AT_ONCE, "e4m3", "e4m3:col", "bf16", (70, 0, 130, 1), SCALED),
 }
 N, K = 88, 200

@@ -26,7 +26,8 @@ from ...dsl.ampere import store_part, store_vector
 from ...dsl.tables import WordReads, choose, group_entry
 from ...plan import present, tile_count
 from ...store import ROWS, WARPS_OF_GROUP
-from ..grouped import ENTRY_BYTES, clusters_of, store_extents, store_place
+from ..grouped import ENTRY_BYTES, clusters_of, is_turned, store_extents, store_place, tile_of_group
+from ..multicast import TURNED
 from .epilogue import Sm90Epilogue
 from .fused import Sm90FusedKernel
 from .group_table import GroupTable, end_of_rows
@@ -131,11 +132,23 @@ class RaggedTiles:
         table = GroupTable(plan, job.shared)
         group = plan.ragged.find(table.first, tile, choose)
         start, end = plan.ragged.rows(table.entry, group)
-        along_m, along_n = plan.config.cluster
-        rows = cutlass.max(tile_count(end - start, plan.tile_c[0] * along_m), 1)
-        grid = (rows * along_m, job.columns * along_n)
-        row, column = plan.order.tile(tile - table.first(group), 0, job.rank, grid, cutlass.min)
+        number, columns = tile - table.first(group), tile_count(job.n, plan.tile_c[1])
+        row, column = tile_of_group(plan, number, end - start, columns, job.rank, (cutlass.min, choose))
         return start + row * plan.tile_c[0], column * plan.tile_c[1], group
+
+
+    def share_of_k(self, job: bridge.Carried, place: bridge.Place) -> tuple[Int32, ...]:
+        """Of pairs that turn, whether this one has, in the place of a tile's share of K: all of it."""
+        plan, (row, _, matrix) = self.plan, place
+        if not plan.turns:
+            return ()
+        start, end = plan.ragged.rows(GroupTable(plan, job.shared).entry, matrix)
+        return (bridge.uniform(choose(is_turned(plan, row, start, end), Int32(1), Int32(0))),)
+
+    def place_of_k(self, job: bridge.Carried, share: tuple[Int32, ...], k_tile: Int32) -> dict[str, Int32]:
+        """Coordinates along K, and whether a pair has turned."""
+        found: dict[str, Int32] = super().place_of_k(job, (), k_tile)  # type: ignore[misc]
+        return {**found, TURNED: share[0]} if self.plan.turns else found
 
 
 class Sm90RaggedKernel(RaggedTiles, Sm90FusedKernel):

@@ -26,9 +26,10 @@ from ...dsl import bridge
 from ...dsl.tables import choose
 from ...operands.gated import HALF
 from ...operands.pair import SECOND, place_in_pairs
+from ..multicast import TURNED, MulticastGroups
 from ..plan import Sm90Plan
 
-Copy: TypeAlias = "tuple[bridge.TensorMap | bridge.SelectedTensorMap, TmaPlan, Mapping[str, Int32], Int32 | int]"
+Copy: TypeAlias = "tuple[bridge.TensorMap | bridge.SelectedTensorMap, TmaPlan, Mapping[str, Int32]]"
 
 
 class Sm90Loads:
@@ -152,7 +153,8 @@ class Sm90Loads:
         if const_expr(self.plan.weights is not None):
             self.prefetch_packed(job, origin)
         for operand in self.mapped_operands:
-            for tensor_map, tma, place, share in self.copies_of(job, maps, operand, origin):
+            share = self.plan.sharers.share(operand, job.rank) if self.shares_of(operand) > 1 else 0
+            for tensor_map, tma, place in self.copies_of(job, maps, operand, origin, share):
                 bridge.prefetch_share(tensor_map, tma, place, share)
 
     def issue_loads(
@@ -175,17 +177,38 @@ class Sm90Loads:
         self, job: bridge.Carried, maps: Sequence[bridge.Maps], origin: Mapping[str, Int32], stage: Int32
     ) -> None:
         """Issue this block's share of the tiles with tensor maps into an armed stage. Called by one thread."""
+        if self.plan.turns:
+            self.issue_either(job, maps, origin, stage)
+        else:
+            self.issue_shares(job, maps, origin, stage, self.plan.sharers)
+
+    @cute.jit
+    def issue_either(
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], origin: Mapping[str, Int32], stage: Int32
+    ) -> None:
+        """The same for pairs that turn."""
+        if origin[TURNED] != 0:
+            self.issue_shares(job, maps, origin, stage, self.plan.sharers.turned)
+        else:
+            self.issue_shares(job, maps, origin, stage, self.plan.sharers)
+
+    def issue_shares(
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], origin: Mapping[str, Int32], stage: Int32,
+        sharers: MulticastGroups,
+    ) -> None:  # fmt: skip
+        """Issue the shares of both tiles that this block sends to those that need them."""
         plan, full = self.plan, job.shared.full(stage)
         part = job.part * plan.sharing
         for operand in self.mapped_operands:
             destination = job.shared.a(stage) if operand == "A" else job.shared.b(stage)
-            for tensor_map, tma, place, share in self.copies_of(job, maps, operand, origin):
-                if tma.multicast == 1:
-                    bridge.load_tile(tensor_map, tma, place, destination, full)
-                else:
-                    blocks, first, step = plan.sharers.group(operand, job.rank)
-                    mask = bridge.cluster_mask(blocks, part + first, step)
+            for share, (blocks, first, step) in sharers.sent(operand, job.rank, self.shares_of(operand)):
+                mask = bridge.cluster_mask(blocks, part + first, step) if blocks > 1 else None
+                for tensor_map, tma, place in self.copies_of(job, maps, operand, origin, share):
                     bridge.load_share(tensor_map, tma, place, destination, full, share, mask)
+
+    def shares_of(self, operand: str) -> int:
+        """The shares into which an operand's copies are dealt out."""
+        return int((self.plan.a if operand == "A" else self.plan.b).tma.multicast)
 
     @property
     def mapped_operands(self) -> str:
@@ -211,23 +234,23 @@ class Sm90Loads:
         """Copy the main loop's numbers for all tiles, by a warp of their own."""
 
     def copies_of(
-        self, job: bridge.Carried, maps: Sequence[bridge.Maps], name: str, origin: Mapping[str, Int32]
-    ) -> list[Copy]:
-        """(tensor map, its copies, where they begin, this block's share) of an operand's tile."""
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], name: str, origin: Mapping[str, Int32],
+        share: Int32 | int,
+    ) -> list[Copy]:  # fmt: skip
+        """(tensor map, its copies, where they begin) of a share of an operand's tile."""
         plan = self.plan
         operand, own = (plan.a, maps[0]) if name == "A" else (plan.b, maps[1])
-        share = plan.sharers.share(name, job.rank) if operand.tma.multicast > 1 else 0
         if plan.pair is not None:
             first, second = own[: len(operand.copies)], own[len(operand.copies) :]
             either = [
                 bridge.SelectedTensorMap(origin[SECOND], two, one) for one, two in zip(first, second, strict=True)
             ]
-            return [(one, tma, origin, share) for one, tma in zip(either, operand.copies, strict=True)]
+            return [(one, tma, origin) for one, tma in zip(either, operand.copies, strict=True)]
         if operand.ends is None:
-            return [(tensor_map, tma, origin, share) for tensor_map, tma in zip(own, operand.copies, strict=True)]
+            return [(tensor_map, tma, origin) for tensor_map, tma in zip(own, operand.copies, strict=True)]
         ends = operand.ends
         whole, row = ends.place(getattr(job, ends.dim), origin[ends.dim], share, choose)
-        return [(bridge.SelectedTensorMap(whole, *own), operand.tma, {**origin, ends.dim: row}, share)]
+        return [(bridge.SelectedTensorMap(whole, *own), operand.tma, {**origin, ends.dim: row})]
 
     @cute.jit
     def clear_dead_rows(self, shared: bridge.SharedMemory, thread: Int32) -> None:

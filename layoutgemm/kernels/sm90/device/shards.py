@@ -107,17 +107,18 @@ class Sm90GatheredKernel(Sm90ShardsKernel):
         return [self.map_of_lines(self.plan.a.tma, given["own"], (Int64(extents["k"]),), of)], []
 
     def copies_of(
-        self, job: bridge.Carried, maps: Sequence[bridge.Maps], name: str, origin: Mapping[str, Int32]
-    ) -> list[Copy]:
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], name: str, origin: Mapping[str, Int32],
+        share: Int32 | int,
+    ) -> list[Copy]:  # fmt: skip
         """The same; a tile of own rows comes from the own shard."""
         gathered, own = maps[0]
-        found = super().copies_of(job, ((gathered,), *maps[1:]), name, origin)
+        found = super().copies_of(job, ((gathered,), *maps[1:]), name, origin, share)
         if name != "A":
             return found
-        [(_, tma, place, share)] = found
+        [(_, tma, place)] = found
         first = job.rank_of_host * job.shard_rows
         inside, row = place_in_own(origin["m"], self.plan.tile[0], first, job.shard_rows, choose)
-        return [(bridge.SelectedTensorMap(inside, own, gathered), tma, {**place, "m": row}, share)]
+        return [(bridge.SelectedTensorMap(inside, own, gathered), tma, {**place, "m": row})]
 
     @cute.jit
     def before_loads(self, job: bridge.Carried, tile: Int32, m0: Int32, k_tile: Int32) -> None:
