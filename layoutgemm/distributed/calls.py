@@ -21,8 +21,7 @@ from ..kernels.run.occupancy import of_device
 from ..kernels.run.stream_memory import clear_words, copy_bytes, wait
 from ..kernels.sm90.plan import Sm90Plan
 from ..kernels.sm90.shards import crosses_shards
-from ..torch_op.launch import DirectLaunch, empty_on_gpu, raw_stream
-from ..torch_op.prepared import mark_written
+from ..torch_op.launch import DirectLaunch, empty_on_gpu, mark_written, raw_stream
 from ..torch_op.problem import contiguous_strides
 from .gathered_rows import FLOAT, clear_flags, fill_own
 from .shard_plans import ShardChoice

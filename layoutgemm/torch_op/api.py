@@ -59,11 +59,11 @@ from .composed.parts import AskedParts, composes
 from .compute import finished_product, gated_product, scaled_product, wide_type
 from .indexed.api import indexed_matmul
 from .indexed.product import IndexedOperands
-from .launch import PreparedProblem, current_device, raw_stream
+from .launch import PreparedProblem, current_device, mark_written, raw_stream
 from .operands.api import matmul_combined
 from .operators import bias_gradient, dispatched, recorded_product
 from .own_epilogue.api import epilogue_matmul
-from .prepared import PREPARED, Config, choice_of, mark_written
+from .prepared import PREPARED, Config, choice_of
 from .prologue.api import prologue_product
 from .prologue.product import ALONE
 
@@ -164,6 +164,8 @@ def _plain_again(given: Tensors, options: Named) -> torch.Tensor | None:
     try:
         found: Guard[PreparedProblem] | None = last.get(at, UNKNOWN)
         if found is None or not found[0](*given):
+            if type(b) in SEVERAL:  # whose shape would raise
+                return None
             key: tuple[object, ...] = (a.shape, b.shape) if bias is None else (a.shape, b.shape, _BIAS)
             for guard in PREPARED.seen.get(key, ()):
                 if guard[0](*given):

@@ -41,8 +41,8 @@ from ..kernels.partials import check_groups_of_columns
 from ..kernels.plan import present
 from ..moved import old_names
 from .bias_activation import GATES
-from .launch import workspace_on
-from .prepared import Config, LaunchEpilogue, lies_in_units, mark_written, on_gpu, prepare, problem_at
+from .launch import mark_written, workspace_on
+from .prepared import Config, LaunchEpilogue, lies_in_units, on_gpu, prepare, problem_at
 from .problem import Shapes, Solution, gated_shapes
 from .reference import multiply, rounded
 from .solver import solve

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from ctypes import Array, c_int64
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -43,6 +43,7 @@ _WORDS = 14  # where an epilogue's words begin, after the product's own argument
 raw_stream: Callable[[int], int] = getattr(
     torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream
 )
+deterministic: Callable[[], bool] = torch.are_deterministic_algorithms_enabled
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
@@ -148,14 +149,17 @@ def note_workspace(memory: torch.Tensor | None, first: Runs = ()) -> None:
             record.first[memory.data_ptr()] = first
 
 
-def fill(memory: torch.Tensor, first: Runs) -> None:
-    """Fill a workspace with runs of equal words.
+def fill(memory: torch.Tensor, first: Runs | Literal["zeros"]) -> None:
+    """Fill a workspace with runs of equal words, or a result with zeros.
 
     >>> memory = torch.zeros(16, dtype=torch.uint8)
     >>> fill(memory, ((1, np.float32(2)), (2, np.int32(7))))
     >>> memory[:4].view(torch.float32).tolist(), memory[4:].view(torch.int32).tolist()
     ([2.0], [7, 7, 0])
     """
+    if first == ZEROS:
+        memory.zero_()
+        return
     at = 0
     for count, value in first:
         kind = torch.float32 if value.dtype.kind == "f" else torch.int32
@@ -239,17 +243,35 @@ class _Loaded:
         return len(self._template)
 
 
+# A graph that saved a tensor has to see that it has changed: in C alone, half the time of increment_version.
+try:
+    (mark_written := torch._C._increment_version)((torch.empty(0),))
+except (AttributeError, TypeError):
+
+    def mark_written(tensors: Sequence[torch.Tensor]) -> None:
+        """Count one more version of each tensor."""
+        for x in tensors:
+            torch.autograd.graph.increment_version(x)
+
+
 class NewTensor(NamedTuple):
-    """A tensor that a call allocates, and the argument that is its address."""
+    """A tensor that a call allocates, and the argument that is its address; None where the launch has none.
+
+    first  what it holds before the launch: runs of equal words, as `fill` takes them, or ZEROS; () for anything
+    """
 
     shape: Sequence[int]
     strides: Sequence[int]
     kind: torch.dtype
-    place: int
+    place: int | None
+    first: Runs | Literal["zeros"] = ()
+
+
+ZEROS: Literal["zeros"] = "zeros"
 
 
 class NewResult(NamedTuple):
-    """A launch that writes new tensors.
+    """A launch that writes new tensors, or given ones.
 
     reads  tensor of the call -> the argument that is its address
     words  the arguments that are the call's numbers, which come behind its tensors, as a launch has them
@@ -261,19 +283,45 @@ class NewResult(NamedTuple):
     words: tuple[int, ...] = ()
 
 
-def making(launches: Sequence[NewResult], count: int, returns: Sequence[int | None] | None = None) -> ProductCall:
+class Given(NamedTuple):
+    """A call's own tensors that its launches write, and when it launches.
+
+    written  places of the tensors, which may share no memory with another one
+    spans    bytes from first to last element of each tensor of the call; () where none is written
+    into     the place of the tensor that is returned in place of new ones, or None
+    ordered  whether the launches give the same bits each time: in torch's deterministic mode no others are made
+    aligned  whether the call asks for addresses that are multiples of 16, and not 0
+    """
+
+    written: tuple[int, ...] = ()
+    spans: tuple[int, ...] = ()
+    into: int | None = None
+    ordered: bool = True
+    aligned: bool = True
+
+
+NONE_WRITTEN = Given()
+
+
+def making(
+    launches: Sequence[NewResult], count: int, returns: Sequence[int | None] | None = None, given: Given = NONE_WRITTEN
+) -> ProductCall:
     """The call that allocates new tensors and makes the launches that write them.
 
     All are of one GPU, and on its stream.
 
     It returns None where the GPU is not the current one, for addresses that are no multiples of 16, and for 0: that of
-    a tensor whose storage was freed.
+    a tensor whose storage was freed. And where a tensor that is written shares memory with another one.
 
     count    of the call's tensors; a third one may be None where there are two
-    returns  numbers of the new tensors, with None for none: the call returns them together. None for the only one
+    returns  numbers of the new tensors, with None for none: the call returns them together. None for the first one
+    given    the call's tensors that are written
     """
-    code = making_code([(len(x.makes), tuple(x.reads), len(x.words)) for x in launches], count, returns)
+    of = [([(x.place is not None, bool(x.first)) for x in each.makes], tuple(each.reads), len(each.words))
+          for each in launches]  # fmt: skip
+    code = making_code(of, count, returns, given._replace(spans=()))
     parts: dict[str, object] = {"index": launches[0].loaded.device}
+    parts |= {f"span{i}": size for i, size in enumerate(given.spans)}
     new = 0
     for i, (loaded, makes, reads, words) in enumerate(launches):
         parts |= {f"word{i}_{number}": place for number, place in enumerate(words)}
@@ -282,13 +330,14 @@ def making(launches: Sequence[NewResult], count: int, returns: Sequence[int | No
         parts |= {f"read{i}_{tensor}": place for tensor, place in reads.items()}
         for each in makes:
             parts |= {f"shape{new}": each.shape, f"strides{new}": each.strides, f"kind{new}": each.kind}
-            parts[f"made{new}"] = each.place
+            parts |= {} if each.place is None else {f"made{new}": each.place}
+            parts |= {f"first{new}": each.first} if each.first else {}
             new += 1
     found: ProductCall = _made(code, tuple(parts))(*parts.values())
     return found
 
 
-@functools.lru_cache(64)
+@functools.lru_cache(256)
 def _made(code: str, names: tuple[str, ...]) -> Callable[..., ProductCall]:
     """A function of the names' values that returns the call: to look up a name of its own costs least."""
     inner = "".join(f"    {line}\n" for line in code.splitlines())
@@ -299,13 +348,15 @@ def _made(code: str, names: tuple[str, ...]) -> Callable[..., ProductCall]:
 
 
 def making_code(
-    launches: Sequence[tuple[int, tuple[int, ...], int]], count: int, returns: Sequence[int | None] | None
-) -> str:
+    launches: Sequence[tuple[Sequence[tuple[bool, bool]], tuple[int, ...], int]], count: int,
+    returns: Sequence[int | None] | None, given: Given = NONE_WRITTEN,
+) -> str:  # fmt: skip
     """The code of `making`: a loop over tensors would take a tenth of a call's time.
 
-    launches  of each the number of new tensors, the tensors that it reads, and how many numbers
+    launches  of each its new tensors, as (whether an argument is its address, whether it holds something before); the
+              tensors that it reads; how many numbers
 
-    >>> print(making_code([(1, (0, 1), 0)], 2, None))
+    >>> print(making_code([([(True, False)], (0, 1), 0)], 2, None))
     def product(t0, t1, _=None):
         p0 = t0.data_ptr()
         p1 = t1.data_ptr()
@@ -330,14 +381,23 @@ def making_code(
     tensors = range(count)
     read = sorted({tensor for _, reads, _ in launches for tensor in reads})
     addresses = [f"p{i}" for i in read]
-    new = list(range(sum(makes for makes, _, _ in launches)))
+    every = [each for makes, _, _ in launches for each in makes]
+    new = list(range(len(every)))
+    aligned = f"({' | '.join(addresses)}) & {ALIGNED} or not ({' and '.join(addresses)}) or "
+    shared = [f"p{j} < e{i} and p{i} < p{j} + span{j}" for i in given.written for j in read
+              if j != i and not (j in given.written and j < i)]  # fmt: skip
     lines = [
         *[f"p{i} = t{i}.data_ptr()" for i in read],
-        f"if ({' | '.join(addresses)}) & {ALIGNED} or not ({' and '.join(addresses)}) or current_device() != index: "
-        "return None",
-        *[f"c{i} = empty_on_gpu(shape{i}, strides{i}, kind{i})" for i in new],
+        f"if {aligned if given.aligned else ''}current_device() != index: return None",
+        *["if deterministic(): return None"] * (not given.ordered),
+        *[f"e{i} = p{i} + span{i}" for i in given.written],
+        *[f"if {' or '.join(shared)}: return None"] * bool(shared),
+        *[f"mark_written(({''.join(f't{i}, ' for i in given.written)}))"] * bool(given.written),
+        *[line for i in new for line in (
+            f"c{i} = empty_on_gpu(shape{i}, strides{i}, kind{i})", *[f"fill(c{i}, first{i})"] * every[i][1],
+        )],
         "stream = raw_stream(index)",
-    ]
+    ]  # fmt: skip
     for i, (makes, reads, words) in enumerate(launches):
         lines += [
             "try:", "    THREAD.bound", f"    block = free{i}.pop()",
@@ -345,14 +405,16 @@ def making_code(
             *[f"values[read{i}_{tensor}] = p{tensor}" for tensor in reads],
             *[f"values[word{i}_{number}] = w{number}" for number in range(words)],
         ]  # fmt: skip
-        for _ in range(makes):
+        for is_argument, _ in makes:
             number = new.pop(0)
-            lines.append(f"values[made{number}] = c{number}.data_ptr()")
+            lines += [f"values[made{number}] = c{number}.data_ptr()"] * is_argument
         lines += [
             f"values[stream{i}] = stream", f"if _OPEN: note{i}(values)", f"entry{i}(block.pointer)",
             f"if values[status{i}]: refused{i}(block)", f"free{i}.append(block)",
         ]  # fmt: skip
-    result = "c0" if returns is None else ", ".join("None" if i is None else f"c{i}" for i in returns)
+    given_first = [] if given.into is None else [f"t{given.into}"]
+    numbers_of_new = returns if returns is not None else [] if given_first else [0]
+    result = ", ".join([*given_first, *["None" if i is None else f"c{i}" for i in numbers_of_new]])
     numbers = [f"w{number}" for number in range(max(words for _, _, words in launches))]
     names = [*[f"t{i}" for i in tensors], *numbers, *["_=None"] * (count == 2 and not numbers)]
     body = "".join(f"    {line}\n" for line in (*lines, f"return {result}"))

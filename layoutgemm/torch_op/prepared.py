@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -24,7 +23,7 @@ from ..kernels.sm90.choose.rules import Sm90Choice
 from ..kernels.sm90.plan import Sm90Config
 from .compiled.call_sites import LAUNCHES
 from .compiled.guards import KeptCalls
-from .launch import PreparedProblem
+from .launch import PreparedProblem, mark_written
 from .problem import Problem, StridedOperand, code_of, contiguous_strides, gated_shapes, stores_fused, why_no_code
 from .types import C_NAMES, NAMES, usual_type
 
@@ -53,17 +52,6 @@ class LaunchEpilogue(NamedTuple):
 
 
 NO_FINISH = LaunchEpilogue(None, (), (None, None))
-
-
-# A graph that saved a tensor has to see that it has changed: in C alone, half the time of increment_version.
-try:
-    (mark_written := torch._C._increment_version)((torch.empty(0),))
-except (AttributeError, TypeError):
-
-    def mark_written(tensors: Sequence[torch.Tensor]) -> None:
-        """Count one more version of each tensor."""
-        for x in tensors:
-            torch.autograd.graph.increment_version(x)
 
 
 def launched(

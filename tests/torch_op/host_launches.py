@@ -118,7 +118,7 @@ def host_launches(patch: Any, computes: bool = True) -> Iterator[HostLaunches]:
     patch.setattr(launch, "kernel", lambda solution: SimpleNamespace(launcher=Launcher(solution)))
     patch.setattr(launch, "THREAD", SimpleNamespace(bound=True))
     patch.setattr(compute, "on_gpu", lambda index: True)
-    for module in (launch, api, kept_launches):
+    for module in (launch, api):
         patch.setattr(module, "current_device", lambda: -1)
         patch.setattr(module, "raw_stream", lambda index: 77)
         if hasattr(module, "empty_on_gpu"):
@@ -183,10 +183,10 @@ def bare_launches(patch: Any) -> Iterator[BareLaunches]:
     patch.setattr(quantized_kept, "FIRST_GPU", -1)
     patch.setattr(quantized, "compile_plan", made)
     patch.setattr(quantized, "raw_stream", lambda index: 77)
-    for module in (launch, api, kept, kept_launches):
+    for module in (launch, api, kept):
         patch.setattr(module, "current_device", lambda: -1)
     patch.setattr(quantized_kept, "_current_device", lambda: -1)
-    for module in (launch, api, kept, kept_launches, quantized_kept):
+    for module in (launch, api, kept, quantized_kept):
         patch.setattr(module, "raw_stream", lambda index: 77)
         if hasattr(module, "empty_on_gpu"):
             patch.setattr(module, "empty_on_gpu", empty)

@@ -307,8 +307,8 @@ def test_operands_that_begin_elsewhere_have_a_launch_of_their_own(monkeypatch: p
 
 
 def test_partial_results_of_tiles_left_out_are_filled_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    filled, fill = [], kept_launches.fill
-    monkeypatch.setattr(kept_launches, "fill", lambda x, runs: (fill(x, runs), filled.append(x.view(torch.float32))))
+    filled, fill = [], launch.fill
+    monkeypatch.setattr(launch, "fill", lambda x, runs: (fill(x, runs), filled.append(x.view(torch.float32))))
     with launches(monkeypatch) as (noted, first):
         call = statistics()
         call(), call()
@@ -363,7 +363,7 @@ def test_a_new_result_is_cleared_where_the_launch_leaves_tiles_out(monkeypatch: 
         return torch.empty_strided(shape, strides, dtype=kind).fill_(1)
 
     with launches(monkeypatch) as (noted, first):
-        monkeypatch.setattr(kept_launches, "empty_on_gpu", ones)
+        monkeypatch.setattr(launch, "empty_on_gpu", ones)
         results = [call() for _ in range(3)]
         assert len(first) == 1 and len(noted.arguments) == 3
         assert len({c.data_ptr() for c in results}) == 3 and not any(c.any() for c in results)  # they compute nothing

@@ -26,7 +26,6 @@ from layoutgemm.kernels.epilogue.chain import Aux, Bias, Epilogue
 from layoutgemm.kernels.run.operand_checks import overlaps_itself, share_memory
 from layoutgemm.torch_op import api as torch_op
 from layoutgemm.torch_op import launch
-from layoutgemm.torch_op.compiled import kept_launches
 from layoutgemm.torch_op.compiled.guards import KeptCalls
 from layoutgemm.torch_op.reference import rounded
 from tests.torch_op.operand_fuzz import faults
@@ -337,7 +336,7 @@ def short_way(monkeypatch: pytest.MonkeyPatch) -> Any:
             return ready if key else default
 
     monkeypatch.setattr(torch_op, "PREPARED", Always())
-    for module in (launch, torch_op, kept_launches):
+    for module in (launch, torch_op):
         monkeypatch.setattr(module, "current_device", lambda: -1)
         monkeypatch.setattr(module, "raw_stream", lambda index: 0)
     monkeypatch.setattr(launch, "empty_on_gpu", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))

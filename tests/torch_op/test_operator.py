@@ -38,7 +38,6 @@ from layoutgemm.torch_op import epilogue as torch_epilogue
 from layoutgemm.torch_op import launch as torch_launch
 from layoutgemm.torch_op import prepared as torch_prepared
 from layoutgemm.torch_op import solver as torch_solver
-from layoutgemm.torch_op.compiled import kept_launches
 from layoutgemm.torch_op.indexed import product as torch_indexed
 from layoutgemm.torch_op.problem import Problem, StridedOperand, contiguous_strides, shapes_of
 from layoutgemm.torch_op.scaled_grouped import grouped as torch_grouped
@@ -380,7 +379,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch, edges: bool = True) -> Any:
 
     monkeypatch.setattr(torch_launch, "kernel", lambda solution: SimpleNamespace(launcher=Emulated(original(solution))))
     monkeypatch.setattr(torch.Tensor, "data_ptr", seen)
-    for module in (torch_launch, torch_op, torch_kept, kept_launches):
+    for module in (torch_launch, torch_op, torch_kept):
         monkeypatch.setattr(module, "current_device", lambda: -1)
         monkeypatch.setattr(module, "raw_stream", lambda index: 77)
         if hasattr(module, "empty_on_gpu"):

@@ -19,7 +19,7 @@ torch = needs.module("torch")
 from layoutgemm import Sm90Config, grouped_matmul, matmul, scaled_matmul
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, RowReduce, Scale
 from layoutgemm.kernels.operands.prologue import Prologue
-from layoutgemm.torch_op import api, prepared
+from layoutgemm.torch_op import api, launch, prepared
 from layoutgemm.torch_op.compiled import kept_launches, repeated_calls
 from layoutgemm.torch_op.compiled.guards import _class
 from layoutgemm.torch_op.scaled_grouped import kept
@@ -182,7 +182,7 @@ def test_rows_that_are_not_placed_are_zeros_of_a_new_result_alone(
 ) -> None:
     """Launches compute nothing, and memory holds ones. No place of the output may be that of an operand."""
     first, (run, _), t = asked(monkeypatch), CALLS[name], tensors()
-    monkeypatch.setattr(kept_launches, "empty_on_gpu", lambda shape, strides, kind: torch.ones(shape, dtype=kind))
+    monkeypatch.setattr(launch, "empty_on_gpu", lambda shape, strides, kind: torch.ones(shape, dtype=kind))
     for _ in range(3):
         run(t)
     count, value = len(first), 1 if "output" in name else 0
@@ -336,7 +336,6 @@ def test_a_name_of_an_operand_is_text_in_the_code(noted: BareLaunches) -> None:
         repeated_calls.Named([name], {}),
         False,
         [],
-        True,
     )
     names: dict[str, Any] = {"check": lambda *x: True, "product": lambda *x: x}
     exec(code, names)

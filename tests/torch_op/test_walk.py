@@ -20,7 +20,6 @@ from layoutgemm import Sm90Config, gemm, matmul
 from layoutgemm.kernels.epilogue.chain import Aux, Bias, Epilogue
 from layoutgemm.moved import MODULES, NAMES
 from layoutgemm.torch_op import api, compute, epilogue, launch, prepared
-from layoutgemm.torch_op.compiled import kept_launches
 from tests.test_imports import imports_of
 
 ROOT = Path(layoutgemm.__file__).resolve().parent
@@ -59,7 +58,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     monkeypatch.setattr(launch, "THREAD", SimpleNamespace(bound=True))
     for module in (compute, epilogue):
         monkeypatch.setattr(module, "on_gpu", lambda x: True)
-    for module in (launch, api, kept_launches):
+    for module in (launch, api):
         monkeypatch.setattr(module, "current_device", lambda: -1)
         monkeypatch.setattr(module, "raw_stream", lambda index: 77)
         if hasattr(module, "empty_on_gpu"):

@@ -59,7 +59,8 @@ class MulticastGroups:
     def sent(self, operand: str, rank: W, shares: int) -> list[tuple[W | int, tuple[int, W, int]]]:
         """Each share of the operand's tile that a block sends, and the group that it sends it to.
 
-        shares  that the tile's copies are dealt out to: as many as blocks need the tile, or more where it needs it alone
+        shares  into which the tile's copies are dealt: one for each block of the group, or any number where a block
+                needs the tile alone, and sends itself all of them
 
         >>> pair = MulticastGroups(2, 1)
         >>> pair.sent("B", 1, 2), pair.turned.sent("B", 1, 2)

@@ -83,8 +83,8 @@ class HopperPipeline:
                       same registers; 0 where all groups add to one
     by_warps          mma.sync multiplies them: a k tile is read by threads alone, and done when it is released
     adds_rows         consumers read A themselves, too, while products of it run
-    turns             in every second tile CTAs share the other operand, as a cluster of (N, M): each has shares of A and
-                      of B, `lands` bytes, and sends all those of an operand that it needs alone
+    turns             in every second tile CTAs share the other operand, as a cluster of (N, M). `lands` are then the
+                      shares of both, and a CTA sends itself each share of the operand that it needs alone
     gathers           the loader's warps copy A by cp.async, and a thread arrives for its own copies; consumers fence
     """
 
@@ -183,8 +183,10 @@ class HopperPipeline:
         full = (
             self.full_bytes
             if self.full_bytes is not None
-            else sum(lands * (self.sharing if self.turns else blocks)
-                     for lands, blocks in zip(self.lands, self.cluster[::-1]))
+            else sum(
+                lands * (self.sharing if self.turns else blocks)
+                for lands, blocks in zip(self.lands, self.cluster[::-1])
+            )
         )
         readers = 1 if self.pingpong else self.rows
         empty = self.empty_arrivals if self.empty_arrivals is not None else readers * WARPS * (sum(self.cluster) - 1)
@@ -306,7 +308,8 @@ class HopperPipeline:
                 continue
             alone = blocks == 1
             sent = lands * self.sharing if alone and self.turns else lands
-            copies.append(TmaLoad(name, "load", "full", sent, "own" if alone else to, part="whole" if alone else "rank"))
+            part = "whole" if alone else "rank"
+            copies.append(TmaLoad(name, "load", "full", sent, "own" if alone else to, part=part))
         return tuple(copies)
 
     def _tiles(self, *body: Action) -> Program:

@@ -159,8 +159,11 @@ def guarded(seen: dict[Key, list[Guard[T]]], key: Key, tensors: Sequence[torch.T
     seen.setdefault(key, []).append(Guard(check, any(x.requires_grad for x in tensors), kept))
 
 
-def check_of(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
-    """The check that tensors are as these; None where torch has no class for it, or it does not hold for them."""
+def check_of(tensors: Sequence[torch.Tensor], plain: bool = False) -> Callable[..., bool] | None:
+    """The check that tensors are as these; None where torch has no class for it, or it does not hold for them.
+
+    plain  whether the caller knows that none is nested: for a nested one, torch's own ends the process
+    """
     if _class is None:
         return None
     firsts = [next(i for i, other in enumerate(tensors) if other is x) for x in tensors]
@@ -170,7 +173,7 @@ def check_of(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
             *own, dynamic_dims_sizes=[list(x.shape) for x in own],
             dynamic_dims_strides=[list(x.stride()) for x in own],
         )  # fmt: skip
-        check = _of_repeats(_of_plain(made.check, len(own)), firsts)
+        check = _of_repeats(made.check if plain else _of_plain(made.check, len(own)), firsts)
         return check if check(*tensors) else None
     except (TypeError, RuntimeError, AttributeError, SystemError):  # another version's class
         return None

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -26,18 +26,20 @@ from ...kernels.epilogue.chain import Epilogue, EpilogueOperand
 from ...kernels.epilogue.parameters import number_word
 from ..checks import PLAIN, modes_of_dispatch, modes_of_functions, seen_by_autograd_alone, tracing_state
 from ..launch import (
+    ZEROS,
     DirectLaunch,
+    Given,
+    NewResult,
+    NewTensor,
+    ProductCall,
     RecordedLaunch,
     Recording,
     Runs,
-    current_device,
-    empty_on_gpu,
-    fill,
-    raw_stream,
+    making,
     recorded,
     span,
 )
-from ..prepared import PREPARED, mark_written
+from ..prepared import PREPARED
 from ..problem import StridedOperand
 from .guards import FIRST_GPU, KeptCalls, Key, LaunchesByAddress, guarded
 
@@ -45,7 +47,7 @@ OWN = ("a", "b", "c")  # a launch's first arguments
 MAX_KEPT = 1024
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class KeptCall:
     """A launch for tensors of known shapes and strides.
 
@@ -71,6 +73,40 @@ class KeptCall:
     lists: tuple[torch.Tensor, ...]
     clears: bool = False
     ordered: bool = True
+
+    @cached_property
+    def again(self) -> ProductCall:
+        """The launch for tensors that a guard holds for, at addresses like the recorded ones, then words of numbers.
+
+        Into a given C it returns the last tensor.
+        """
+        count = len(self.spans)
+        return self.call(count, (), count - 1 if self.result is None and self.kind is None else None, aligned=False)
+
+    def call(
+        self, count: int, beside: Sequence[torch.Tensor], into: int | None, aligned: bool = True
+    ) -> ProductCall:  # fmt: skip
+        """The launch for `count` tensors and words of numbers: see `launch.making`.
+
+        beside  tensors that are made behind the result: the launch has them behind the call's
+        into    which tensor is returned, where there is no new C
+        """
+        places = iter(self.direct.places)
+        reads = {i: next(places) for i in range(count)}
+        more = [NewTensor(tuple(x.shape), tuple(x.stride()), x.dtype, next(places)) for x in beside]
+        made, returns = [], [0] if self.result is not None else []
+        if self.result is not None:
+            made.append(NewTensor(*self.result, next(places), ZEROS if self.clears else ()))
+        made += more
+        returns += range(len(returns), len(made))
+        made += [NewTensor((size,), (1,), torch.uint8, next(places), runs) for size, runs in self.memory]
+        if self.kind is not None and into is None:  # no C is stored
+            returns = [len(made), *returns]
+            made.append(NewTensor((0,), (1,), self.kind, None))
+        launch = NewResult(self.direct, tuple(made), reads, tuple(places))
+        written = tuple([place for place in self.written if place < count])
+        given = Given(written, self.spans if written else (), into, self.ordered, aligned)
+        return making([launch], count, returns, given)
 
 
 KEPT: KeptCalls[LaunchesByAddress[KeptCall]] = KeptCalls()
@@ -177,7 +213,7 @@ def again_or(
                 launches = guard.kept
                 if (kept := launches.at(values, low)) is not None:
                     words = [number_word(operand, extras.given[operand.name]) for operand in kept.numbers]
-                    found = launched_again(kept, every, [*values], words, out)
+                    found = kept.again(*every, *words)
                     if found is None:
                         return make()
                     note_served(partial(Served, kept, every, found))
@@ -195,48 +231,6 @@ def again_or(
         guarded(KEPT.seen, short, every, launches := LaunchesByAddress(), MAX_KEPT)
     if kept is not None and launches is not None:
         launches.keep(values, kept)
-    return c
-
-
-def launched_again(
-    kept: KeptCall, tensors: Sequence[torch.Tensor], values: list[int], words: Sequence[int], out: torch.Tensor | None
-) -> torch.Tensor | None:
-    """The launch for tensors that a guard holds for; None where what is written overlaps others.
-
-    values  addresses, which the launch's other arguments are appended to
-    words   of the kept call's numbers
-    """
-    direct = kept.direct
-    index = direct.device
-    if current_device() != index or (not kept.ordered and torch.are_deterministic_algorithms_enabled()):
-        return None
-    written = kept.written
-    for place in written:
-        hits, first = 0, values[place]
-        end = first + kept.spans[place]
-        for at, size in zip(values, kept.spans):
-            if at < end and first < at + size:
-                hits += 1
-        if hits > 1:  # more than the tensor itself
-            return None
-    if written:
-        mark_written([tensors[place] for place in written])
-    if kept.result is not None:
-        c = empty_on_gpu(*kept.result)
-        if kept.clears:
-            c.zero_()
-        values.append(c.data_ptr())
-    else:
-        c = tensors[0].new_empty(0, dtype=kept.kind) if out is None else out
-    if kept.memory:
-        workspaces = []  # they live until the launch
-        for size, runs in kept.memory:
-            workspaces.append(memory := empty_on_gpu((size,), (1,), torch.uint8))
-            if runs:
-                fill(memory, runs)
-            values.append(memory.data_ptr())
-    values += words
-    direct.launch(values, raw_stream(index))
     return c
 
 

@@ -19,9 +19,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from ...kernels.epilogue.parameters import number_word
-from ..launch import NewResult, NewTensor, ProductCall, making
 from .guards import ALIGNED, MAX_CHANGES, MAX_READY, check_of
-from .kept_launches import KEPT, KeptCall, Served, launched_again
+from .kept_launches import KEPT, KeptCall, Served
 
 Arguments = Sequence[Any]
 Options = Mapping[str, Any]
@@ -128,19 +127,21 @@ def repeated(call: Served, arguments: Arguments, options: Options, result: objec
     order = [places.get(id(x), -1) for x in call.tensors]
     if sorted(order) != list(range(count + len(beside))) or any(x.data_ptr() & ALIGNED for x in tensors):
         return None
-    check, kept = check_of(tensors), _in_order(call.kept, [order.index(place) for place in range(len(order))])
+    check = check_of(tensors, plain=True)
+    kept = _in_order(call.kept, [order.index(place) for place in range(len(order))])
     if check is None:
         return None
-    product = _product(kept, count, beside)
-    if product is None and beside:
+    into = places[id(options[OUT])] if isinstance(options.get(OUT), torch.Tensor) else None
+    if into is None and call.kept.result is None and call.kept.kind is None:
         return None
+    product = kept.call(count, beside, into)
     names: dict[str, Any] = {
-        "check": check, "launch": launched_again, "kept": kept, "fixed": [*of_options.others.values()],
+        "check": check, "kept": kept, "fixed": [*of_options.others.values()],
         "held": [*of_given.others.values()], "grad_enabled": torch.is_grad_enabled, "product": product,
         "word": number_word, "numbers": kept.numbers,
     }  # fmt: skip
     records = any(x.requires_grad for x in tensors)
-    source = source_of(arguments, options, of_options, of_given, records, words, product is not None)
+    source = source_of(arguments, options, of_options, of_given, records, words)
     exec(_code(source), names)
     made: Again = names["again"]
     return made
@@ -153,18 +154,17 @@ def _code(source: str) -> CodeType:
 
 def source_of(
     arguments: Arguments, options: Options, of_options: Named, of_given: Named, records: bool,
-    words: Sequence[str], makes: bool,
+    words: Sequence[str],
 ) -> str:  # fmt: skip
     """The code that finds a call's tensors, asks the guard, and launches: a loop over them takes twice the time.
 
     of_options, of_given  the options, and the operands in `given`, told apart
     records               whether a tensor requires a gradient: the launch is for calls that record none
     words                 the numbers in `given`
-    makes                 whether the launch writes new tensors alone
 
     >>> x, bias = torch.ones(2), torch.ones(2)
     >>> options = {"given": {"bias": bias, "alpha": 2.0}, "config": None}
-    >>> print(source_of((x, x), options, Named([], {"config": None}), Named(["bias"], {}), False, ["alpha"], True))
+    >>> print(source_of((x, x), options, Named([], {"config": None}), Named(["bias"], {}), False, ["alpha"]))
     def again(arguments, options):
         try:
             if len(arguments) != 2 or len(options) != 2: return None
@@ -210,37 +210,12 @@ def source_of(
     lines.append(f"if {nested}not check({every}): return None")
     lines += [f"w{i} = word(numbers[{i}], given[{name!r}])" for i, name in enumerate(words)]
     numbered = [f"w{i}" for i in range(len(words))]
-    if makes:
-        launch = f"product({', '.join([every, *numbered])})"
-    else:
-        low = " | ".join(f"values[{i}]" for i in range(len(names)))
-        out = f"options[{OUT!r}]" if OUT in of_options.tensors else "None"
-        lines.append(f"values = [{', '.join(f'{name}.data_ptr()' for name in names)}]")
-        written = f"launch(kept, ({every},), values, [{', '.join(numbered)}], {out})"
-        launch = f"{written} if not ({low}) & {ALIGNED} and all(values) else None"
     body = [f"        {line}" for line in (*[f"if {each}: return None" for each in wrong], *lines)]
     return "\n".join([
         "def again(arguments, options):", "    try:", *body,
         "    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError): return None",
-        f"    return {launch}",
+        f"    return product({', '.join([every, *numbered])})",
     ])  # fmt: skip
-
-
-def _product(kept: KeptCall, count: int, beside: Sequence[torch.Tensor]) -> ProductCall | None:
-    """The call of tensors and numbers that makes new tensors alone; None where the launch writes others, or workspaces.
-
-    beside  what is made behind the result: the launch has them behind the call's `count` tensors
-    """
-    if kept.result is None or kept.written or kept.memory or kept.clears or not kept.ordered:
-        return None
-    places = kept.direct.places
-    at = count + len(beside)
-    more = [
-        NewTensor(tuple(x.shape), tuple(x.stride()), x.dtype, place) for x, place in zip(beside, places[count:at])
-    ]  # fmt: skip
-    made = (NewTensor(*kept.result, places[at]), *more)
-    launch = NewResult(kept.direct, made, dict(enumerate(places[:count])), places[at + 1 :])
-    return making([launch], count, range(len(made)) if more else None)
 
 
 def _in_order(kept: KeptCall, order: Sequence[int]) -> KeptCall:

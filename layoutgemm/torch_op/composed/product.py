@@ -36,10 +36,10 @@ from ..bias_activation import GATES, by_torch
 from ..checks import copied
 from ..epilogue import check_order, finish_of, readable_gate, reference_of
 from ..indexed.torch_rows import gathered, scattered
-from ..launch import DirectLaunch, fill, note_list, note_target, note_workspace, raw_stream
+from ..launch import DirectLaunch, fill, mark_written, note_list, note_target, note_workspace, raw_stream
 from ..operands.pairs import computed_pairs
 from ..operands.several import BY_MMA_SYNC, TorchMath
-from ..prepared import Config, mark_written, on_gpu, target
+from ..prepared import Config, on_gpu, target
 from ..prologue import product as prologues
 from ..prologue.product import PrologueProduct, function_of
 from ..reference import exact, rounded

@@ -63,11 +63,11 @@ from ..epilogue import (
 )
 from ..indexed.grouped_rows import Options, checked_rows
 from ..indexed.torch_rows import gathered, of_rows
-from ..launch import note_workspace, workspace_on
+from ..launch import mark_written, note_workspace, workspace_on
 from ..own_epilogue.formula import RowGroups, StepResults, steps_by_torch
 from ..own_epilogue.names import OperandNames
 from ..own_epilogue.recorded import derivable, recorded
-from ..prepared import LaunchEpilogue, config_text, mark_written, on_gpu
+from ..prepared import LaunchEpilogue, config_text, on_gpu
 from .epilogue import why_unfinished
 from .epilogue_gradients import ProductFormula, check_derivable
 from .grouped import (

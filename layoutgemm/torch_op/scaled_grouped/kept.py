@@ -47,11 +47,12 @@ from ..launch import (
     Runs,
     current_device,
     empty_on_gpu,
+    mark_written,
     note_target,
     raw_stream,
     span,
 )
-from ..prepared import mark_written, target
+from ..prepared import target
 from ..problem import StridedOperand, contiguous_strides
 
 Key = tuple[object, ...]

@@ -36,11 +36,11 @@ from ..epilogue import (
     reduce_nothing,
     reference_of,
 )
-from ..launch import workspace_on
+from ..launch import mark_written, workspace_on
 from ..own_epilogue.formula import StepResults, steps_by_torch
 from ..own_epilogue.names import OperandNames
 from ..own_epilogue.recorded import derivable, recorded
-from ..prepared import LaunchEpilogue, config_text, mark_written, on_gpu
+from ..prepared import LaunchEpilogue, config_text, on_gpu
 from ..types import C_NAMES, NAMES
 from .epilogue import epilogue_of
 from .epilogue_gradients import ProductFormula, check_derivable

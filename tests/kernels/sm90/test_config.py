@@ -33,7 +33,9 @@ def test_fields_and_knobs_are_apart() -> None:
 
 def test_short_form_puts_knobs_into_tuning() -> None:
     tuning = Sm90Tuning(**KNOBS)
-    assert FULL == Sm90Config((64, 32), cluster=(2, 1), consumers=1, loader="warp", one_tile_per_cluster=True, tuning=tuning)
+    assert FULL == Sm90Config(
+        (64, 32), cluster=(2, 1), consumers=1, loader="warp", one_tile_per_cluster=True, tuning=tuning
+    )
     assert {name: getattr(FULL, name) for name in KNOBS} == KNOBS
     base = Sm90Config(tuning=Sm90Tuning(group=2))
     assert Sm90Config(tuning=base.tuning, along="N").tuning == Sm90Tuning(group=2, along="N")

@@ -136,7 +136,6 @@ class RaggedTiles:
         row, column = tile_of_group(plan, number, end - start, columns, job.rank, (cutlass.min, choose))
         return start + row * plan.tile_c[0], column * plan.tile_c[1], group
 
-
     def share_of_k(self, job: bridge.Carried, place: bridge.Place) -> tuple[Int32, ...]:
         """Of pairs that turn, whether this one has, in the place of a tile's share of K: all of it."""
         plan, (row, _, matrix) = self.plan, place
