@@ -193,6 +193,36 @@ def test_rows_that_are_not_placed_are_zeros_of_a_new_result_alone(
             run(t)
 
 
+@pytest.mark.parametrize("name", ["sums and an output", "an output", "sums of groups"])
+def test_writes_are_counted_and_shared_memory_is_refused(
+    name: str, noted: BareLaunches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory beside an operand's is written by a repeated call; one that shares 16 bytes is named, and none written."""
+    first, (run, names), t = asked(monkeypatch), CALLS[name], tensors()
+    written = [each for each in names.split() if each in ("sums", "out")]
+    for _ in range(4):
+        before = [getattr(t, each)._version for each in written]
+        run(t)
+        assert [getattr(t, each)._version for each in written] == [version + 1 for version in before]
+    for which in written:
+        kept, count = getattr(t, which), len(first)
+        last = torch.ones(2 * SIZE * SIZE, dtype=kept.dtype)
+        bytes_of_a = SIZE * SIZE * t.a.itemsize // kept.itemsize
+        t.a = last[:bytes_of_a].view(t.a.dtype).view(SIZE, SIZE)
+        for shared in (0, 16):
+            at = bytes_of_a - shared // kept.itemsize
+            setattr(t, which, last[at : at + kept.numel()].view(kept.shape))
+            version, launches = last._version, len(noted.arguments)
+            if shared:
+                with pytest.raises(RuntimeError, match=f"{which}, which is written to, shares memory with a"):
+                    run(t)
+            else:
+                run(t)
+                assert len(first) == count
+            assert (last._version, len(noted.arguments)) == (version + (not shared), launches + (not shared))
+        setattr(t, which, kept)
+
+
 def test_a_number_that_is_missing_is_named_by_a_repeated_call(noted: BareLaunches) -> None:
     """Launches make a new result, write an operand too, or have an order of tiles."""
     sums = Epilogue(Scale(), RowReduce("sum", "sums"))
