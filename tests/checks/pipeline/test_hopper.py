@@ -48,6 +48,8 @@ FORMS = {
         3, LANDS, consumers=2, blocks=2, staged_epilogue_k_tiles=1, store=store(1, 2, 2, 2)
     ),
     "self, cluster": HopperPipeline(2, LANDS, cluster=(2, 1)),
+    "self, turns": HopperPipeline(2, LANDS, cluster=(2, 1), turns=True),
+    "a loader, turns": HopperPipeline(2, LANDS, loader=4, cluster=(2, 1), consumers=2, promoted=True, turns=True),
     "warp, cluster": HopperPipeline(2, LANDS, loader=1, cluster=(1, 2)),
     "warpgroup, cluster 2x2": HopperPipeline(2, LANDS, loader=4, cluster=(2, 2), registers=(24, 240)),
     "pingpong": HopperPipeline(2, LANDS, loader=1, consumers=2, pingpong=True),

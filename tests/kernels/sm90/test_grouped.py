@@ -14,6 +14,7 @@ from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan
 from layoutgemm.kernels.derive import padded_leading
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue
+from layoutgemm.kernels.indexed.rows import IndexedRows, RowIndices
 from layoutgemm.kernels.operands.combined import Combined
 from layoutgemm.kernels.ragged import Ragged
 from layoutgemm.kernels.run.arrays import global_matrix
@@ -31,6 +32,7 @@ from tests.kernels.sm90.other_orders import each_policy, stored_in_order
 needs_dsl = needs.DSL
 SLOW = [pytest.mark.slow]
 SMALL = Sm90Config((64, 64), consumers=1, stages=3)
+TURNS = Sm90Config((64, 64), consumers=1, stages=2, cluster=(2, 1), turn_last_pair=True)
 AT_ONCE = Sm90Config((128, 64), stages=2, chunks=2, store_at_once=True, overlap=True)
 SIZES = (0, 70, 0, 1, 64, 0, 0, 33, 15, 0)
 SCALED = Promoted.of(lambda total, product, sa, sb: total + sa * sb * product, Table("sa", "m"), Table("sb", "n", 64))
@@ -224,6 +226,47 @@ def test_empty_blocks_are_not_multiplied(skips: bool) -> None:
 
 @needs_dsl
 @pytest.mark.dsl
+@pytest.mark.parametrize("loader", ["self", "warpgroup"])
+def test_pairs_turn_where_a_group_has_an_odd_row_of_tiles(loader: str) -> None:
+    """Masked groups of 0 to 4 rows of tiles, three columns: fewer pairs than without, and the same results."""
+    counts, (m, n, k) = np.array([64, 0, 129, 200, 1, 199], np.int32), (200, 150, 96)
+    ragged, rng = Ragged.of(len(counts), masked=True), np.random.default_rng(2)
+    a, b = (rng.integers(-3, 4, (len(counts), *size)).astype(np.float32) for size in ((m, k), (k, n)))
+    clusters = []
+    for turns in (True, False):
+        config = replace(TURNS, loader=loader, turn_last_pair=turns)
+        plan = Sm90Plan.derive(m, n, k, batch=len(counts), b="bf16:col", config=config, ragged=ragged)
+        plan.check().require()
+        clusters.append(tables(plan, counts)[1][-1])
+        assert ("share A in place of B" in plan.explain()) == turns
+        for device in ("reference", "emulator") if turns else ():
+            c = plan.run(a, b, given={"counts": counts}, device=device).c
+            for found, x, y, count in zip(c, a, b, counts, strict=True):
+                assert np.array_equal(found[:count], plan.c.dtype.decode(plan.c.dtype.encode(x[:count] @ y))), device
+    tiles = [-(-int(count) // 64) for count in counts]
+    assert clusters == [sum(x // 2 * 3 + x % 2 * 2 for x in tiles), sum(-(-x // 2) * 3 for x in tiles)]
+
+
+def test_a_pair_that_turns_elsewhere_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = problem("turns, loader")[0]
+    place, turned = sm90_ragged.tile_of_group, sm90_ragged.is_turned
+
+    def one_row_on(plan: Any, number: Any, *of: Any) -> Any:
+        row, column = place(plan, number, *of)
+        return row + (number == 0), column
+
+    for name, wrong in (
+        ("tile_of_group", one_row_on), ("is_turned", lambda *of: False), ("is_turned", lambda *of: not turned(*of)),
+        ("clusters_of", lambda plan, rows, columns: -(-rows // 128) * columns),
+    ):  # fmt: skip
+        monkeypatch.setattr(sm90_ragged, name, wrong)
+        assert failing(plan) == {"groups"}, name
+        monkeypatch.undo()
+    assert not failing(plan)
+
+
+@needs_dsl
+@pytest.mark.dsl
 @each_policy
 def test_in_other_orders_of_events(policy: Policy) -> None:
     """Two tiles that write one row conflict: the order decides which one wins."""
@@ -388,6 +431,8 @@ def test_refusals() -> None:
         ({"config": replace(SMALL, overlap=True, prefetch=1)}, "prefetch = 1"),
         ({"config": replace(SMALL, store="direct")}, "store = 'direct'"),
         ({"config": replace(SMALL, skip_empty_blocks=True), "ragged": None}, "only groups of rows end within a tile"),
+        ({"config": TURNS, "ragged": None}, "only groups of rows have a last row of tiles each"),
+        ({"config": TURNS, "indexed": IndexedRows(RowIndices(99))}, "turn_last_pair = True: a turned pair shares A"),
         (
             {"gated": Combined.of(lambda x, y, ops: x * y), "batch": 1},
             "gated: no kernel has several matrices",
@@ -414,6 +459,9 @@ def test_refusals() -> None:
     ):
         with pytest.raises(OperandError, match=text):
             plan.run(a, b, given=wrong)
+    for cluster in ((1, 2), (1, 1), (4, 1)):
+        with pytest.raises(PlanError, match=r"pairs of CTAs along M, \(2, 1\), turn"):
+            replace(TURNS, cluster=cluster)
     with pytest.raises(OperandError, match="b has shape"):
         plan.run(a, b[0], given=given)
     assert str(plan).endswith("rows in 10 group(s)") and "groups: 10 of 183 rows" in plan.explain()

@@ -29,6 +29,7 @@ NORM = Prologue.of(lambda x, i, k, ops, rstd, w: x * rstd * w + ops.where(k > i,
 CLAMPED = Prologue.of(lambda x, i, k, ops, rstd, w: ops.minimum(x * rstd * w, 2.0) + 1.0 / x, rstd="m", w="k:bf16")
 INVERSE = Prologue.of(lambda x, i, k, ops: 1.0 / x)
 ONE = Sm90Config((64, 32), consumers=1, loader="warp", stages=2)
+TURNED = Sm90Config((64, 32), consumers=1, loader="warp", stages=2, cluster=(2, 1), turn_last_pair=True)
 CASES: dict[str, tuple[Prologue, dict[str, Any]]] = {
     "one block": (NORM, {"config": ONE}),
     "columns": (NORM, {"a": "bf16:col", "b": "bf16", "config": Sm90Config((128, 64), loader="warpgroup")}),
@@ -108,6 +109,7 @@ GROUPS: dict[str, tuple[Ragged, list[int], Sm90Config]] = {
     "offsets": (Ragged.of(4), [0, 70, 70, 75, 140], ONE),
     "one vector along K": (Ragged.of(4), [0, 1, 130, 200, 201], WITH_LOADER),
     "ends": (Ragged.of(4, ends=True), [0, 70, 70, 75, 140], ONE),
+    "turns": (Ragged.of(4), [0, 70, 70, 75, 270], TURNED),
     "masked": (Ragged.of(4, masked=True), [70, 0, 100, 1], ONE),
 }
 
@@ -150,7 +152,7 @@ def test_groups_of_rows_on_a_gpu(name: str) -> None:
 
 @needs.DSL
 def test_the_compiled_kernel_of_groups() -> None:
-    of_groups("offsets", "emulator")
+    of_groups("turns", "emulator")
 
 
 def test_several_products_of_one_function() -> None:
