@@ -179,6 +179,7 @@ class OperandPlan:
     rest   where the tile's last span is not full: the copies of what it has, `tma` being those of the full ones
     others the copies from further matrices, which lie side by side in the tile: see `kernels.operands.combined`
     ends   where the copies end with the matrix, by a tensor map of the rows that are left: see `kernels.sm90.edges`
+    turned the copies of a tile that CTAs share only where a pair of them has turned, by a tensor map of their own
     """
 
     name: str
@@ -191,6 +192,7 @@ class OperandPlan:
     rest: TmaPlan | None = None
     ends: EdgeBoxes | None = None
     others: tuple[TmaPlan, ...] = ()
+    turned: TmaPlan | None = None
 
     @property
     def copies(self) -> tuple[TmaPlan, ...]:
@@ -200,7 +202,7 @@ class OperandPlan:
     @property
     def maps(self) -> int:
         """The number of its tensor maps."""
-        return len(self.copies) + (self.ends is not None)
+        return len(self.copies) + (self.ends is not None) + (self.turned is not None)
 
     @property
     def bytes(self) -> int:

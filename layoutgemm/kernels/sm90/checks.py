@@ -159,7 +159,7 @@ def pipeline_of(plan: Sm90Plan) -> HopperPipeline:
             ring = StoreRing(plan.store.warps, 1, (*[()] * (len(part) - 1), ((0, 0),)))
     return HopperPipeline(
         stages=plan.stages,
-        lands=(plan.a.sent_bytes, plan.b.sent_bytes),
+        lands=(plan.operand("A", plan.turns).sent_bytes, plan.b.sent_bytes),
         full_bytes=plan.full_bytes,
         full_arrivals=plan.full_arrivals,
         empty_arrivals=plan.empty_arrivals,
@@ -242,7 +242,7 @@ def _tiles_of_k(plan: Sm90Plan) -> Check:
 
 def _operand(plan: Sm90Plan, operand: OperandPlan, groups: int) -> list[Check]:
     name, tile = operand.name, operand.smem
-    blocks = plan.sharing if plan.turns else plan.config.cluster[1 if name == "A" else 0]
+    blocks = plan.config.cluster[1 if name == "A" else 0]
     if name == "A" and plan.config.loaded_a_rows is not None:
         filled = _filled_rows(plan, plan.config.loaded_a_rows)
     elif name == "B" and tile.extent[0] != plan.tile[1]:
@@ -251,23 +251,27 @@ def _operand(plan: Sm90Plan, operand: OperandPlan, groups: int) -> list[Check]:
         filled = filled_side_by_side(operand, plan.sums) if plan.gated.separate else filled_by_halves(plan)
     else:
         filled = copy_check(name, tile, operand.tma)
-    problem = ""
+    problem, turned = "", []
     for tma in operand.copies:
         problem = problem or uneven_shares(tma)
         if tma.multicast != blocks:
             problem = f"the copies are dealt out to {tma.multicast} blocks"
+    if operand.turned is not None:
+        turned = [copy_check("A of a turned pair", tile, operand.turned)]
+        problem = problem or uneven_shares(operand.turned)
+        if operand.turned.multicast != plan.sharing:
+            problem = f"the copies of a turned pair are dealt out to {operand.turned.multicast} blocks"
     boxes = sum(len(tma.instructions) for tma in operand.copies)
-    own = ", or all to itself" if plan.turns else ""
     shares = Check(
         f"shares {name}",
-        f"each of {blocks} block(s) sends {boxes // max(1, blocks)} box(es) of {name} to all{own}, "
+        f"each of {blocks} block(s) sends {boxes // max(1, blocks)} box(es) of {name} to all, "
         "rank times a distance from the first one's",
         not problem,
         "exhaustion",
         problem,
     )
     bijective, *read = _read(plan, operand)
-    return [bijective, filled, shares, *read, _blocks(plan, operand, groups)]
+    return [bijective, filled, *turned, shares, *read, _blocks(plan, operand, groups)]
 
 
 def _read(plan: Sm90Plan, operand: OperandPlan | GatheredOperand) -> tuple[Check, ...]:
@@ -358,11 +362,8 @@ def _filled_columns(plan: Sm90Plan) -> Check:
 def _barriers(plan: Sm90Plan) -> Check:
     """Arrivals and bytes of the full and empty barriers against those that are sent."""
     rows, columns = plan.config.cluster
-    shares = [(plan.a, columns), (plan.b, rows)]
-    if plan.turns:  # of either operand all: from both CTAs, or by its own copies
-        shares = [(plan.a, plan.sharing), (plan.b, plan.sharing)]
-    sent = [f"{blocks} * {op.sent_bytes}" for op, blocks in shares]
-    landed = sum(op.sent_bytes * blocks for op, blocks in shares)
+    sent = [f"{blocks} * {op.sent_bytes}" for op, blocks in ((plan.a, columns), (plan.b, rows))]
+    landed = plan.a.sent_bytes * columns + plan.b.sent_bytes * rows
     warps = plan.config.warpgroups_of_tile * WARPS_OF_GROUP
     reach = rows + columns - 1
     copied = COPY_ARRIVALS if plan.numbers.parts else 0
@@ -370,6 +371,8 @@ def _barriers(plan: Sm90Plan) -> Check:
     witness = ""
     if plan.full_bytes != landed:
         witness = f"{landed} bytes land"
+    elif plan.turns and plan.operand("A", True).bytes != plan.a.bytes:
+        witness = f"{plan.operand('A', True).bytes} bytes of A land where a pair has turned"
     elif landed > MOST_BYTES:
         witness = f"a phase counts up to {MOST_BYTES} bytes"
     elif plan.full_arrivals != 1 + copied + gathered:
@@ -391,7 +394,7 @@ def _barriers(plan: Sm90Plan) -> Check:
 def _unlike_groups(plan: Sm90Plan) -> str:
     """The first tile that other CTAs share than in the proven pipeline, or ""."""
     for turned in (False, True)[: 1 + plan.turns]:
-        sharers = plan.sharers.turned if turned else plan.sharers
+        sharers = plan.sharers_of(turned)
         for name, groups in zip("AB", pipeline_of(plan).sharers(turned), strict=True):
             for rank in range(plan.sharing):
                 count, first, step = sharers.group(name, rank)

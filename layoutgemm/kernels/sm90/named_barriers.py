@@ -30,6 +30,10 @@ class NamedBarriers:
         """The CTAs that need and send each tile."""
         return MulticastGroups(*self.config.cluster)
 
+    def sharers_of(self, turned: bool) -> MulticastGroups:
+        """The same of CTAs that have turned, or have not."""
+        return self.sharers.turned if turned else self.sharers
+
     @property
     def turns(self) -> bool:
         """True if pairs of CTAs share A in place of B where a group ends."""

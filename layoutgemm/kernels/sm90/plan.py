@@ -537,6 +537,11 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
         """True if the loader's one tile begins at constants."""
         return self.config.launch == "tiles" and self.half is None
 
+    def operand(self, name: str, turned: bool = False) -> OperandPlan:
+        """A or B, with the copies of a pair that has turned or has not."""
+        found: OperandPlan = self.a if name == "A" else self.b
+        return replace(found, tma=found.turned) if turned and found.turned is not None else found
+
     def expected(self, origin: Any, sizes: Any, choose: Any) -> Any:
         """Bytes that a stage's barrier expects, for the tile at an origin; ints or traced integers. See `edges`."""
         found = self.full_bytes

@@ -110,7 +110,7 @@ class _Block:
 
     def __init__(self, plan: Sm90Plan, rank: int) -> None:
         self.part, self.place = divmod(rank, plan.sharing)
-        self.sharers = plan.sharers  # of its tile
+        self.turned = False  # whether its tile is that of a pair that has turned
         self.smem = SharedBytes(plan.smem.total)
         self.full = [Barrier(f"full[{s}] of block {rank}", plan.full_arrivals) for s in range(plan.stages)]
         self.empty = [Barrier(f"empty[{s}] of block {rank}", plan.empty_arrivals) for s in range(plan.stages)]
@@ -182,9 +182,7 @@ class _Cluster:
                 row, column = tile_of_group(plan, number, self.end - start, plan.tiles[1], block.place, (min, either))
             corner = {"m": start + row * plan.tile_c[0], "n": first_column + column * plan.tile_c[1], "l": matrix}
             block.origin = {**corner, HALF: 0}
-            block.sharers = plan.sharers
-            if plan.turns and is_turned(plan, corner["m"], start, self.end):
-                block.sharers = plan.sharers.turned
+            block.turned = plan.turns and bool(is_turned(plan, corner["m"], start, self.end))
             block.sums = {}
         pingpong = plan.config.schedule == "pingpong"
         consumers = [step % 2] if pingpong else list(range(plan.config.consumers))
@@ -300,7 +298,9 @@ class _Cluster:
         blocks: list[_Block],
     ) -> None:  # fmt: skip
         """One block's boxes of a tile, into every block that needs it; of each matrix, or all of the only one."""
-        for share, (count, first, step) in block.sharers.sent(operand.name, block.place, operand.tma.multicast):
+        operand = self.plan.operand(operand.name, block.turned)
+        sharers = self.plan.sharers_of(block.turned)
+        for share, (count, first, step) in sharers.sent(operand.name, block.place, operand.tma.multicast):
             targets = [blocks[first + i * step] for i in range(count)]
             self._send(operand, matrices, origin, stage, share, targets)
 

@@ -299,14 +299,13 @@ class Sm90Request(ProductParts, Asked):
             return self.packed_plans(self.weights, atom, tile_k)
         config, (a_spec, b_spec, c_spec), (m, _, _, batch) = self.config, self.operands, self.sizes
         (tile_m, tile_n), (along_m, along_n) = config.tile, config.cluster
-        if config.tuning.turn_last_pair:  # either operand is the one that both CTAs need
-            along_n = along_m
         matrices = batch > 1 and self.along_k is None
         batched_a, batched_b = matrices and not self.joined_rows, matrices or self.joined_rows
         by_descriptor = atom  # A's tile is that of a product from shared memory, wherever it goes from there
         if self.prologue is not None:
             by_descriptor = wgmma(tile_n, a_spec.dtype, b_spec.dtype, atom.c_dtype)
-        a_plan = shared(derive_operand("A", a_spec, "M", tile_m, tile_k, None, by_descriptor), along_n, batched_a)
+        a_whole = derive_operand("A", a_spec, "M", tile_m, tile_k, None, by_descriptor)
+        a_plan = shared(a_whole, along_n, batched_a)
         if config.loaded_a_rows is not None:
             a_plan = few_rows(a_plan, config.loaded_a_rows, batched_a)
             check_rows(config, m)
@@ -319,6 +318,11 @@ class Sm90Request(ProductParts, Asked):
             with_copies(x, [replace(tma, l2_promotion=config.tuning.l2_promotion) for tma in x.copies])
             for x in (a_plan, shared(b_whole, along_m, batched_b))
         ]
+        if (
+            config.tuning.turn_last_pair
+        ):  # whole boxes of A where both CTAs need another tile: they cost less than halves
+            turned = shared(a_whole, along_m, batched_a).tma
+            a_plan = replace(a_plan, turned=replace(turned, l2_promotion=config.tuning.l2_promotion))
         if self.along_k is not None and not self.along_k.in_blocks:
             return with_starts(a_plan), with_starts(b_plan)
         # Beside loads between the products it costs 1%; halves of a tile ptxas serialises then (as with `stays`): 5%.

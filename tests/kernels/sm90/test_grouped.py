@@ -103,6 +103,14 @@ FORMS: dict[str, tuple[Sm90Config, str, str, str, tuple[int, ...], Any]] = {
         (130, 0, 64, 1, 65),
         None,
     ),
+    "turns in turn": (
+        Sm90Config((64, 64), schedule="pingpong", loader="warpgroup", cluster=(2, 1), turn_last_pair=True),
+        "bf16",
+        "bf16",
+        "bf16",
+        (130, 0, 64, 1, 65),
+        None,
+    ),
     "turns scaled": (
         Sm90Config((128, 64), stages=2, loader="warpgroup", cluster=(2, 1), turn_last_pair=True, chunks=2, buffers=1),
         "e4m3",

@@ -134,9 +134,13 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         return clusters * plan.cluster_size, 1, 1
 
     def maps_of_a(self, a: Int64, extents: Mapping[str, Int32], pitches: tuple[Int64, Int64]) -> list[bridge.TensorMap]:
-        """A's tensor maps, that of its last rows behind the first."""
+        """A's tensor maps: behind the first that of its last rows, and that of pairs that have turned."""
         own = self.map_of_lines(self.plan.a.tma, a, pitches, extents)
-        return [own, *self.maps_of_last_rows(self.plan.a, a, extents, pitches)]
+        turned = [self.plan.a.turned] if self.plan.turns else []
+        return [
+            own, *self.maps_of_last_rows(self.plan.a, a, extents, pitches),
+            *[self.map_of_lines(tma, a, pitches, extents) for tma in turned],
+        ]  # fmt: skip
 
     def kernel_words(self, words: Sequence[Int64], a: Int64, pitches: tuple[Int64, Int64]) -> Sequence[Int64]:
         """The words of a launch as the kernel takes them; `a` and `pitches` are A's address and distances."""

@@ -26,7 +26,7 @@ from ...dsl import bridge
 from ...dsl.tables import choose
 from ...operands.gated import HALF
 from ...operands.pair import SECOND, place_in_pairs
-from ..multicast import TURNED, MulticastGroups
+from ..multicast import TURNED
 from ..plan import Sm90Plan
 
 Copy: TypeAlias = "tuple[bridge.TensorMap | bridge.SelectedTensorMap, TmaPlan, Mapping[str, Int32]]"
@@ -180,7 +180,7 @@ class Sm90Loads:
         if self.plan.turns:
             self.issue_either(job, maps, origin, stage)
         else:
-            self.issue_shares(job, maps, origin, stage, self.plan.sharers)
+            self.issue_shares(job, maps, origin, stage)
 
     @cute.jit
     def issue_either(
@@ -188,27 +188,27 @@ class Sm90Loads:
     ) -> None:
         """The same for pairs that turn."""
         if origin[TURNED] != 0:
-            self.issue_shares(job, maps, origin, stage, self.plan.sharers.turned)
+            self.issue_shares(job, maps, origin, stage, True)
         else:
-            self.issue_shares(job, maps, origin, stage, self.plan.sharers)
+            self.issue_shares(job, maps, origin, stage)
 
     def issue_shares(
         self, job: bridge.Carried, maps: Sequence[bridge.Maps], origin: Mapping[str, Int32], stage: Int32,
-        sharers: MulticastGroups,
+        turned: bool = False,
     ) -> None:  # fmt: skip
         """Issue the shares of both tiles that this block sends to those that need them."""
         plan, full = self.plan, job.shared.full(stage)
-        part = job.part * plan.sharing
+        part, sharers = job.part * plan.sharing, plan.sharers_of(turned)
         for operand in self.mapped_operands:
             destination = job.shared.a(stage) if operand == "A" else job.shared.b(stage)
-            for share, (blocks, first, step) in sharers.sent(operand, job.rank, self.shares_of(operand)):
+            for share, (blocks, first, step) in sharers.sent(operand, job.rank, self.shares_of(operand, turned)):
                 mask = bridge.cluster_mask(blocks, part + first, step) if blocks > 1 else None
-                for tensor_map, tma, place in self.copies_of(job, maps, operand, origin, share):
+                for tensor_map, tma, place in self.copies_of(job, maps, operand, origin, share, turned):
                     bridge.load_share(tensor_map, tma, place, destination, full, share, mask)
 
-    def shares_of(self, operand: str) -> int:
+    def shares_of(self, operand: str, turned: bool = False) -> int:
         """The shares into which an operand's copies are dealt out."""
-        return int((self.plan.a if operand == "A" else self.plan.b).tma.multicast)
+        return self.plan.operand(operand, turned).tma.multicast
 
     @property
     def mapped_operands(self) -> str:
@@ -235,11 +235,13 @@ class Sm90Loads:
 
     def copies_of(
         self, job: bridge.Carried, maps: Sequence[bridge.Maps], name: str, origin: Mapping[str, Int32],
-        share: Int32 | int,
+        share: Int32 | int, turned: bool = False,
     ) -> list[Copy]:  # fmt: skip
         """(tensor map, its copies, where they begin) of a share of an operand's tile."""
         plan = self.plan
-        operand, own = (plan.a, maps[0]) if name == "A" else (plan.b, maps[1])
+        operand, own = plan.operand(name, turned), maps[0] if name == "A" else maps[1]
+        if operand.turned is not None:
+            own = own[1:] if turned else own[:1]
         if plan.pair is not None:
             first, second = own[: len(operand.copies)], own[len(operand.copies) :]
             either = [

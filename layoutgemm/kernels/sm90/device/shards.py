@@ -108,7 +108,7 @@ class Sm90GatheredKernel(Sm90ShardsKernel):
 
     def copies_of(
         self, job: bridge.Carried, maps: Sequence[bridge.Maps], name: str, origin: Mapping[str, Int32],
-        share: Int32 | int,
+        share: Int32 | int, turned: bool = False,
     ) -> list[Copy]:  # fmt: skip
         """The same; a tile of own rows comes from the own shard."""
         gathered, own = maps[0]
