@@ -43,7 +43,8 @@ _TILES = ((64, 128), (64, 256), (128, 64), (128, 128), (128, 192), (128, 256), (
 _FEW_ROWS_WIDTHS = (16, 32, 48, 64, 96, 112, 128, 160, 192, 224, 256)  # of tiles of 64 rows, with a gate
 _LARGE_TILES = ((256, 192), (256, 208), (256, 224))  # with a gate, and without scales
 _FEW_ROWS = 64
-_CLUSTERS = ((1, 1), (2, 1), (1, 2))
+_PAIR = (2, 1)
+_CLUSTERS = ((1, 1), _PAIR, (1, 2))
 
 
 class OperandSet(NamedTuple):
@@ -162,10 +163,12 @@ class Tunable:
             loader = "warp" if consumers == 1 else "self"
             base = Sm90Config(tile, consumers=consumers, loader=loader, chunks=1, buffers=2 if tile[0] < 192 else 1)
             for cluster in _CLUSTERS:
-                for config in (replace(base, cluster=cluster), replace(base, cluster=cluster, loader="warpgroup")):
-                    if config not in seen:
-                        seen.add(config)
-                        yield Sm90Choice(config)
+                for turns in (False, True) if self.experts is not None and cluster == _PAIR else (False,):
+                    own = replace(base, cluster=cluster, turn_last_pair=turns)
+                    for config in (own, replace(own, loader="warpgroup")):
+                        if config not in seen:
+                            seen.add(config)
+                            yield Sm90Choice(config)
 
     def _near(self, choice: Sm90Choice) -> Iterator[Sm90Choice]:
         """Other widths and splits of K for few rows, swapped as the choice is."""

@@ -374,10 +374,8 @@ def grouped_config(
         return usual((192, 160), consumers=3, cluster=(1, 2), overlap=True, skip_empty_blocks=True)
     if rows < _ONE_TALL:
         return usual((256, 128), cluster=(1, 2), skip_empty_blocks=True)
-    if rows < _UNEVEN:
-        return usual((128, 256), cluster=(1, 2))
     if rows < _LARGER_GROUP:
-        return usual((128, 256), cluster=(2, 1), along="N", skip_empty_blocks=True)
+        return usual((128, 256), cluster=(2, 1), turn_last_pair=True, skip_empty_blocks=True)
     if k_bytes <= _SHORT_K:
         return usual((128, 192), schedule="pingpong", loader="warpgroup", cluster=(1, 2), group=16)
     if k_bytes <= _USUAL_K:
@@ -517,7 +515,7 @@ def grouped_scaled_config(
 
     >>> grouped_scaled_config(8192).tile, grouped_scaled_config(192).tile, grouped_scaled_config(64, True).tile
     ((128, 256), (256, 128), (64, 64))
-    >>> [grouped_scaled_config(rows).cluster for rows in (128, 256, 512)]
+    >>> [grouped_scaled_config(rows).cluster for rows in (128, 223, 256)]
     [(1, 2), (1, 2), (2, 1)]
     >>> [grouped_scaled_config(20, columns=n, groups=6).tile[1] for n in (4096, 6144, 7168)]
     [96, 96, 128]
@@ -543,13 +541,11 @@ def grouped_scaled_config(
         return usual((256, 128), cluster=(1, 2), skip_empty_blocks=True, l2_promotion="256B")
     if adds:
         return usual((256, 128), cluster=(1, 2))
-    if rows < _UNEVEN and narrow:
-        return usual(_LARGEST, cluster=(1, 2), chunks=_AT_ONCE_CHUNKS[_LARGEST], store_at_once=True, box_rows=ROWS)
-    tile = _large_tile(rows, columns, groups) if narrow else _LARGEST
-    return Sm90Config(
-        tile, loader="warpgroup", cluster=(2, 1), along="N" if rows >= _LARGER_GROUP else "M",
-        chunks=_AT_ONCE_CHUNKS[tile] if narrow else 1, buffers=1, store_at_once=narrow,
-        box_rows=ROWS if narrow else WARP_ROWS,
+    tile = _large_tile(rows, columns, groups) if narrow and rows >= _UNEVEN else _LARGEST
+    return usual(
+        tile, cluster=(2, 1), along="N" if rows >= _LARGER_GROUP else "M",
+        chunks=_AT_ONCE_CHUNKS[tile] if narrow else 1, store_at_once=narrow, box_rows=ROWS if narrow else WARP_ROWS,
+        turn_last_pair=rows < _LARGER_GROUP,
     )  # fmt: skip
 
 
@@ -675,7 +671,7 @@ def gated_config(
     m, n, k, batch = sizes
     if batch > 1:
         config = usual_config((m * batch, n, k, batch), types, None, HALVES, places=places)
-        config = config.tuned(skip_empty_blocks=False)  # a matrix of a batch has all rows
+        config = config.tuned(skip_empty_blocks=False, turn_last_pair=False)  # a matrix of a batch has all rows
         return config, f"{m} rows a matrix, gated: tiles of {'x'.join(map(str, config.tile))}"
     choice, why = choose(m, n, k, a=types[0], multiprocessors=places, gated=gate)
     return whole_stores(choice.config, types[2], HALVES), why
