@@ -83,8 +83,8 @@ class Sm90Tuning:
                a second launch, unless the rule that chooses a product's configuration finds that a cluster can
     skip_empty_blocks   of groups of rows: blocks of 64 rows of a tile behind their group's end are not multiplied. It
                pays where many tiles are partly empty, and costs 1 to 5% where few are
-    turn_last_pair   of groups of rows, in clusters of (2, 1): where a group has an odd number of rows of tiles, a
-               pair's CTAs have two tiles of the last one, and share A in place of B. Else one of them has no row
+    turn_last_pair   of groups of rows, in clusters of (2, 1): the pair of CTAs at a group's odd last row of tiles takes
+               two columns of it, and shares A in place of B. Without, one of the two CTAs has no row there
 
     Raises PlanError, naming the field and its known values.
 

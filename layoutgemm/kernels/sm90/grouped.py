@@ -8,6 +8,10 @@ tiles is the plan's own, group after group, each over the grid of its own rows:
         first[e]     tiles (of clusters) in the groups before it
     tile t           the last group e with first[e] <= t, an empty one never; tile t - first[e] of its grid
 
+Pairs of CTAs along M share B. With `turn_last_pair` a pair at an odd last row of tiles takes two columns of it, and
+shares A. A group of L rows and W columns of tiles has L // 2 * W pairs, then L % 2 * ceil(W / 2) that have turned. A
+CTA expects the same bytes, and releases stages to the same CTA, either way.
+
 Tiles of A reach into the rows of the next group: they are loaded, and what comes of them is not stored. A TMA store
 ends at its tensor's extents, and a group's end is not one. So C's map has the end as a dimension:
 
@@ -116,7 +120,11 @@ def tile_of_group(
 
 
 def is_turned(plan: Sm90Plan, row: W, start: W, end: W) -> W:
-    """True if the pair of a tile at `row` of a group from `start` to `end` has one row of tiles. Traced or not."""
+    """True if the tile's pair has turned: its group has an odd number of rows of tiles, and this is the last.
+
+    row         the first of a tile; ints or traced integers
+    start, end  of its group's rows
+    """
     tile = plan.tile_c[0]
     return ((row - start) // tile % 2 == 0) & (end - row <= tile)
 
@@ -234,9 +242,9 @@ def _tiles_of_groups(plan: Sm90Plan) -> Check:
 
 
 def _unlike_grid(plan: Sm90Plan, rows: int, columns: int) -> str:
-    """The first tile of a group with that many rows that its pairs do not compute once, or "".
+    """The first tile of a group that its pairs do not compute once, or "".
 
-    And the first pair whose CTAs do not share the operand that they both send: rows of A, or columns of B.
+    Or the first pair whose CTAs do not share the operand that they both send: rows of A, or columns of B.
     """
     lines, tile_m = -(-rows // plan.tile_c[0]), plan.tile_c[0]
     times = dict.fromkeys(((row, column) for row in range(lines) for column in range(columns)), 0)

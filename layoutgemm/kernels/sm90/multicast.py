@@ -57,7 +57,7 @@ class MulticastGroups:
         return MulticastGroups(self.columns, self.rows)
 
     def sent(self, operand: str, rank: W, shares: int) -> list[tuple[W | int, tuple[int, W, int]]]:
-        """Each share of the operand's tile that a block sends, and the group that it sends it to.
+        """Each share of a tile that a block sends, and the group that receives it.
 
         shares  into which the tile's copies are dealt: one for each block of the group, or any number where a block
                 needs the tile alone, and sends itself all of them

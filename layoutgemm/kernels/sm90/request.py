@@ -88,7 +88,7 @@ def check_skipped(asked: Asked, config: Sm90Config) -> None:
 
 
 def check_turned(asked: Asked, config: Sm90Config) -> None:
-    """Raise PlanError for pairs that turn in other kernels than those of groups, or that gather A.
+    """Raise PlanError for pairs that turn without groups of rows, or with gathered rows.
 
     >>> check_turned(Asked(), Sm90Config(cluster=(2, 1), turn_last_pair=True))
     Traceback (most recent call last):

@@ -76,9 +76,9 @@ class KeptCall:
 
     @cached_property
     def again(self) -> ProductCall:
-        """The launch for tensors that a guard holds for, at addresses like the recorded ones, then words of numbers.
+        """The launch again, for tensors that a guard holds for, then words of numbers.
 
-        Into a given C it returns the last tensor.
+        Their addresses have the bits of the recorded ones. Into a given C it returns the last tensor.
         """
         count = len(self.spans)
         return self.call(count, (), count - 1 if self.result is None and self.kind is None else None, aligned=False)

@@ -164,8 +164,8 @@ class Tunable:
             base = Sm90Config(tile, consumers=consumers, loader=loader, chunks=1, buffers=2 if tile[0] < 192 else 1)
             for cluster in _CLUSTERS:
                 for turns in (False, True) if self.experts is not None and cluster == _PAIR else (False,):
-                    own = replace(base, cluster=cluster, turn_last_pair=turns)
-                    for config in (own, replace(own, loader="warpgroup")):
+                    alone = replace(base, cluster=cluster).tuned(turn_last_pair=turns)
+                    for config in (alone, replace(alone, loader="warpgroup")):
                         if config not in seen:
                             seen.add(config)
                             yield Sm90Choice(config)

@@ -137,7 +137,7 @@ class RaggedTiles:
         return start + row * plan.tile_c[0], column * plan.tile_c[1], group
 
     def share_of_k(self, job: bridge.Carried, place: bridge.Place) -> tuple[Int32, ...]:
-        """Of pairs that turn, whether this one has, in the place of a tile's share of K: all of it."""
+        """(1 if the tile's pair has turned, else 0), in the place of a share of K; () without such pairs."""
         plan, (row, _, matrix) = self.plan, place
         if not plan.turns:
             return ()
