@@ -198,7 +198,7 @@ def test_a_guarded_call_launches_what_the_checked_one_did(name: str, monkeypatch
 def test_a_guarded_call_with_packed_weights_launches_what_the_checked_one_did(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Memory of the call's own, for the result and the sums of parts of K, is told by its place."""
+    """Memory of the call's own is told by its place."""
     given = Tensors()
     if name == "packed_parts":
         monkeypatch.setattr(packed_launch, "target", lambda index: ("sm_80", 99 << 10))
