@@ -6,6 +6,7 @@ Counts, not times: CPU tensors are taken for a GPU's, and launches compute nothi
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -192,6 +193,31 @@ def test_a_guarded_call_launches_what_the_checked_one_did(name: str, monkeypatch
     own = [x.data_ptr() for x in made]  # all held: each result has memory of its own
     launched = [[0 if x == at else x for x in each[:-2]] for at, each in zip(own, noted.arguments, strict=True)]
     assert len(set(own)) == 5 and launched == [launched[0]] * 5
+
+
+@pytest.mark.parametrize("name", COPIED)
+def test_a_guarded_call_copies_the_operand_that_the_checked_one_did(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, size = Tensors(), SIZE * SIZE
+    given.x, given.a = (torch.randn(SIZE, SIZE).to(kind) for kind in (BF16, E4M3))
+    own, copied = (given.experts, given.x) if name == "columns_copied" else (given.a, given.a)
+    read: list[Any] = []
+
+    def entry(values: list[int]) -> None:
+        at = [x for x in values[:2] if x != own.data_ptr()][0]  # the copy, while it lives
+        raw = (ctypes.c_uint8 * (size * copied.element_size())).from_address(at)
+        read.append(torch.frombuffer(bytearray(raw), dtype=copied.dtype).view(SIZE, SIZE))
+
+    with bare_launches(monkeypatch) as noted:
+        monkeypatch.setattr(noted, "entry", entry)
+        for _ in range(4):
+            getattr(given, name)()
+            if len(read) == 2:
+                monkeypatch.setattr(kept, "launch_of", None)
+            given.x.copy_(given.x.flip(0))  # the next call copies what is there then
+            given.a.view(torch.uint8).copy_(given.a.view(torch.uint8).flip(0))
+    for each, turns in zip(read, range(4), strict=True):
+        now = copied.view(torch.uint8 if copied.dtype == E4M3 else torch.int16)
+        assert torch.equal(each.view(now.dtype), (now.flip(0) if turns % 2 else now).T)
 
 
 @pytest.mark.parametrize("name", [*PACKED, "packed_parts"])
