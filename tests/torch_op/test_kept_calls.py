@@ -203,7 +203,7 @@ def test_a_guarded_call_copies_the_operand_that_the_checked_one_did(name: str, m
     read: list[Any] = []
 
     def entry(values: list[int]) -> None:
-        at = [x for x in values[:2] if x != own.data_ptr()][0]  # the copy, while it lives
+        at = next(x for x in values[:2] if x != own.data_ptr())  # the copy, while it lives
         raw = (ctypes.c_uint8 * (size * copied.element_size())).from_address(at)
         read.append(torch.frombuffer(bytearray(raw), dtype=copied.dtype).view(SIZE, SIZE))
 

@@ -71,7 +71,7 @@ def tma_operand(
 
 
 class LineCopy(NamedTuple):
-    """How an operand that TMA cannot read is copied: into lines along its contiguous index.
+    """A copy of an operand that TMA cannot read, into lines along its contiguous index.
 
     transposed  whether the lines are the tensor's columns
     pitch       elements from line to line

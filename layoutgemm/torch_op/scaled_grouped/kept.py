@@ -73,7 +73,7 @@ NOT_KEPT = KeptKey(())
 
 
 class CopiedOperands(NamedTuple):
-    """How operands of a plan are copied first, where TMA cannot read their strides: None for one that is read in place.
+    """Copies of operands whose strides TMA cannot read; None for what is read in place.
 
     a, b  of the plan's A, and of its B
     """
