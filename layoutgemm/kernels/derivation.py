@@ -26,6 +26,8 @@ from ..schedule import Persistent
 from ..schedule.tile_order import Schedule
 from .compile.cache import facts_of
 from .derive import Operand
+from .operands.combinations import Asked
+from .orders import asked_order
 
 if TYPE_CHECKING:
     from .plan import GemmPlan
@@ -44,8 +46,12 @@ def checked(plan: GemmPlan, checks: Callable[[Any, bool], list[Check]], **more: 
     """The report of a plan's checks, and a failed one if `derive` gives another plan.
 
     checks  those of a plan, with or without the search through its pipeline's states
-    more    arguments of `derive` beside m, n, k, a, b, c and config
+    more    arguments of `derive` beside m, n, k, a, b, c, config, and those that a plan has as fields of `Asked`
     """
+    if isinstance(plan, Asked):
+        # The order says what is symmetric; an epilogue without steps is none.
+        given = {name: x for name, x in plan.asked.items() if name != "symmetric" and (name == "batch" or x)}
+        more = {**given, **asked_order(plan), **more}
     witness, distance = _witness(plan, more)
     if not witness:
         return Report(tuple(checks(plan, True)))
