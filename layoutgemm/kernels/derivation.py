@@ -49,7 +49,7 @@ def checked(plan: GemmPlan, checks: Callable[[Any, bool], list[Check]], **more: 
     more    arguments of `derive` beside m, n, k, a, b, c, config, and those that a plan has as fields of `Asked`
     """
     if isinstance(plan, Asked):
-        # The order says what is symmetric; an epilogue without steps is none.
+        # The order says what is symmetric; an epilogue without steps counts as not given.
         given = {name: x for name, x in plan.asked.items() if name != "symmetric" and (name == "batch" or x)}
         more = {**given, **asked_order(plan), **more}
     witness, distance = _witness(plan, more)

@@ -43,7 +43,7 @@ T = TypeVar("T")  # an address, or the array at it
 
 
 def names_read(plan: NamedPlan) -> tuple[str, ...]:
-    """The names in `given` that a plan reads beside its epilogue's, in the order of the launch's words."""
+    """Names of the operands beside an epilogue's, in the order of the launch's words."""
     tables = [table.name for table in plan.mainloop.tables] if plan.mainloop is not None else []
     groups = [found.name] if (found := groups_of(plan)) is not None else []
     rows = () if plan.indexed is None else plan.indexed.names
@@ -58,7 +58,7 @@ def groups_of(plan: NamedPlan) -> Ragged | AlongK | None:
 
 
 def check_names(plan: NamedPlan, given: Mapping[str, object]) -> None:
-    """Raise OperandError for an operand that the plan does not read, and for one that is missing.
+    """Raise OperandError for a name that the plan does not read, and for one missing.
 
     A main loop checks its own tables, and names those it reads.
     """
@@ -203,7 +203,7 @@ def words_of_tensors(
 
 
 def _groups_of_tensors(plan: Sm90Plan, given: Mapping[str, Any], device: torch.device) -> list[int]:
-    """The words of the main loop's tables, and of the ends or counts of groups, of CUDA tensors."""
+    """The words of a main loop's tables and of groups' numbers, of CUDA tensors."""
     words: list[int] = []
     if plan.mainloop is not None:
         for table, shape in plan.mainloop.expected(_tables(plan, given), _sizes_of_b(plan), plan.joined_rows):
@@ -409,7 +409,7 @@ def _placed_tensor(plan: NamedPlan, name: str, x: torch.Tensor) -> tuple[torch.T
 def _check_tensor(
     name: str, value: Any, kind: str, shape: tuple[int, ...], device: torch.device, of: str, contiguous: bool = True
 ) -> None:
-    """Raise OperandError for another type, device or shape, and for numbers that do not lie side by side.
+    """Raise OperandError for another type, device or shape, and for numbers with gaps.
 
     of  the reason for the shape, in words
     """

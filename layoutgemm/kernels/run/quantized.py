@@ -73,7 +73,7 @@ def _by_lines(
     plan: Sm80Plan | StreamedPlan, x: np.ndarray, units: np.ndarray, device: str, words: tuple[object, ...],
     offsets: Mapping[str, np.ndarray],
 ) -> np.ndarray:  # fmt: skip
-    """C of a kernel whose lines of x have the pitch that its alignment asks for: by mma.sync, or streamed.
+    """C by mma.sync, or streamed: lines of x have the pitch that the alignment asks for.
 
     offsets  those of experts, by their name
     """
