@@ -48,10 +48,6 @@ def checked(plan: GemmPlan, checks: Callable[[Any, bool], list[Check]], **more: 
     checks  those of a plan, with or without the search through its pipeline's states
     more    arguments of `derive` beside m, n, k, a, b, c, config, and those that a plan has as fields of `Asked`
     """
-    if isinstance(plan, Asked):
-        # The order says what is symmetric; an epilogue without steps counts as not given.
-        given = {name: x for name, x in plan.asked.items() if name != "symmetric" and (name == "batch" or x)}
-        more = {**given, **asked_order(plan), **more}
     witness, distance = _witness(plan, more)
     if not witness:
         return Report(tuple(checks(plan, True)))
@@ -80,6 +76,7 @@ def _witness(plan: Any, more: dict[str, object]) -> tuple[str, PlanDifference]:
         if plan.arch != arch(plan.arch.name):
             return f"arch is {_shown(plan.arch)}, which is no {_shown(plan.arch.name, str)}", PlanDifference.FAR
         a, b = (Operand(operand.dtype, operand.order) for operand in (plan.a, plan.b))
+        more = {**_asked(plan), **more}
         derived = type(plan).derive(plan.m, plan.n, plan.k, a=a, b=b, c=plan.c, config=plan.config, **more)
     except LayoutError as error:
         return f"derive refuses: {_shown(error, str)}", PlanDifference.LARGER if _is_moderate(
@@ -99,6 +96,16 @@ def _witness(plan: Any, more: dict[str, object]) -> tuple[str, PlanDifference]:
             wanted = f", not {_shown(want)}" if want else ""
             witness = f"{field.name} is {_shown(have)}{wanted}"
     return witness, max(found, key=list(PlanDifference).index)
+
+
+def _asked(plan: Any) -> dict[str, object]:
+    """The arguments of `derive` that a plan has as fields; the order says what is symmetric."""
+    if not isinstance(plan, Asked):
+        return {}
+    given = {name: x for name, x in plan.asked.items() if x is not None and name != "symmetric"}
+    if not given.get("epilogue"):  # without steps
+        given.pop("epilogue", None)
+    return {**given, **asked_order(plan)}
 
 
 def _shown(value: object, text: Callable[[object], str] = repr) -> str:
