@@ -23,8 +23,15 @@ from layoutgemm.kernels import (
     Sm100Plan,
     Table,
 )
-from layoutgemm.kernels.run.epilogue_operands import names_read, values_read, words_read
+from layoutgemm.kernels.run.epilogue_operands import (
+    names_read,
+    order_words,
+    values_read,
+    words_of_tensors,
+    words_read,
+)
 from layoutgemm.kernels.sm90.operands.row_sums import RowSums
+from tests import needs
 
 ROWS, K = 72, 128
 SWIGLU = Combined.of(lambda g, u, ops, s: g * ops.sigmoid(g) * u + s * u, numbers=("s",))
@@ -89,3 +96,35 @@ def test_operands_by_name_are_missed_and_refused_by_name(case: str) -> None:
     read = "no table" if plan.mainloop is not None else f"reads {', '.join(names_read(plan))}"
     with pytest.raises(OperandError, match=rf"more.* {read}"):
         values_read(plan, {**given, "more": 1})
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_tensors_are_words_where_arrays_are(case: str) -> None:
+    torch = needs.module("torch")
+    plan, given = asked(case)
+    bf16 = [x.name for x in plan.prologue.operands if x.dtype.name == "bf16"] if plan.prologue is not None else []
+    tensors = {name: torch.from_numpy(x) if isinstance(x, np.ndarray) else x for name, x in given.items()}
+    tensors |= {name: tensors[name].bfloat16() for name in bf16}
+    placed = {name: (tensors[name], plan.n) for name in plan.further}
+    room = torch.zeros(1)
+    words = words_of_tensors(plan, tensors, torch.device("cpu"), placed, room)
+    at = {x.data_ptr(): name for name, x in {**tensors, "copied_rows": room}.items() if isinstance(x, torch.Tensor)}
+    arrays = words_read(plan, values_read(plan, given))
+    assert [number for number, word in enumerate(words) if word in at] == [
+        number for number, word in enumerate(arrays) if isinstance(word, np.ndarray)
+    ]
+    assert [at[word] for word in words if word in at] == [name for name in plan.words if name in at.values()]
+    vectors = [name for name, x in tensors.items() if isinstance(x, torch.Tensor) and x.ndim == 1]
+    for name in vectors:
+        apart = torch.stack([tensors[name]] * 2, 1)[:, 0]
+        with pytest.raises(OperandError, match=f"{name} has stride 2: it must be contiguous"):
+            words_of_tensors(plan, {**tensors, name: apart}, torch.device("cpu"), placed, room)
+
+
+def test_a_strided_list_of_tiles_is_refused() -> None:
+    torch = needs.module("torch")
+    plan = Sm90Plan.derive(ROWS, 64, K, config=HOPPER, order="list")
+    tiles = torch.zeros((2, 2), dtype=torch.int32)
+    assert order_words(plan, {"tiles": tiles[0]}, torch.device("cpu")) == (tiles.data_ptr(), 2)
+    with pytest.raises(OperandError, match="tiles has stride 2"):
+        order_words(plan, {"tiles": tiles[:, 0]}, torch.device("cpu"))
