@@ -100,9 +100,10 @@ def _witness(plan: Any, more: dict[str, object]) -> tuple[str, PlanDifference]:
 
 def _asked(plan: Any) -> dict[str, object]:
     """The arguments of `derive` that a plan has as fields; the order says what is symmetric."""
-    if not isinstance(plan, Asked):
+    parts = plan.asked if isinstance(plan, Asked) else None
+    if parts is None:
         return {}
-    given = {name: x for name, x in plan.asked.items() if x is not None and name != "symmetric"}
+    given = {name: x for name, x in parts.items() if x is not None and name != "symmetric"}
     if not given.get("epilogue"):  # without steps
         given.pop("epilogue", None)
     return {**given, **asked_order(plan)}
