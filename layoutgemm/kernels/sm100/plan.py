@@ -353,12 +353,6 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, A
         """Names of the 64-bit parameters: the epilogue's, further operands', the order of tiles', row indices'."""
         return (*self.epilogue.words, *self.operand_words, *self.order.schedule.words, *self.index_words)
 
-    def for_any_size(self) -> Sm100Plan:
-        """The plan of the same kernel for products of 1x1x1: what the trace sees."""
-        plan = super().for_any_size()
-        plan = plan if self.pair is None else replace(plan, pair=replace(self.pair, k=1))
-        return plan if self.indexed is None else replace(plan, indexed=self.indexed.for_any_size())
-
     @property
     def device_kernel(self) -> str:
         """The kernel's class in device code."""

@@ -342,12 +342,6 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan, Asked):
         """Columns of C of one warp: of several sums, their share of the columns that it multiplies."""
         return int(self.b.warp_extent) // self.sums
 
-    def for_any_size(self) -> Sm80Plan:
-        """The plan of the same kernel for products of 1x1x1: what the trace sees."""
-        plan = super().for_any_size()
-        plan = plan if self.pair is None else replace(plan, pair=replace(self.pair, k=1))
-        return plan if self.indexed is None else replace(plan, indexed=self.indexed.for_any_size())
-
     def warp_place(self, warp: W) -> tuple[W, W]:
         """Which part of the tile a warp multiplies: its number along M and along N."""
         return warp % self.warps[0], warp // self.warps[0]

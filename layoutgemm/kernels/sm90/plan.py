@@ -7,7 +7,7 @@ problem, Sm90Config --> wgmma atom, tiles of A and B, multicast copies, descript
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...arch import arch as arch_named
@@ -332,12 +332,6 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
         if rows is None:
             return None
         return rows[: int(values[self.ragged.name][-1])] if self.ragged is not None and self.ragged.ends else rows
-
-    def for_any_size(self) -> Sm90Plan:
-        """The plan of the same kernel for products of 1x1x1: what the trace sees."""
-        plan = super().for_any_size()
-        plan = plan if self.pair is None else replace(plan, pair=replace(self.pair, k=1))
-        return plan if self.indexed is None else replace(plan, indexed=self.indexed.for_any_size())
 
     @property
     def stored(self) -> MmaAtom:
