@@ -98,7 +98,7 @@ def _witness(plan: Any, more: dict[str, object]) -> tuple[str, PlanDifference]:
     return witness, max(found, key=list(PlanDifference).index)
 
 
-def _asked(plan: Any) -> dict[str, object]:
+def _asked(plan: GemmPlan) -> dict[str, object]:
     """The arguments of `derive` that a plan has as fields; the order says what is symmetric."""
     parts = plan.asked if isinstance(plan, Asked) else None
     if parts is None:

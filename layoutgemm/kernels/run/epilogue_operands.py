@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 
 NamedPlan = Sm80Plan | Sm90Plan | Sm100Plan
+Given = Mapping[str, Any]  # operands by name: arrays, tensors, numbers
 T = TypeVar("T")  # an address, or the array at it
 
 
@@ -120,7 +121,7 @@ def _further_values(plan: NamedPlan, given: Mapping[str, object]) -> dict[str, o
     return found | {name: np.float32(host_number(name, given[name])) for name in plan.numbers_given}
 
 
-def _further_lines(plan: NamedPlan, values: Mapping[str, Any]) -> dict[str, tuple[np.ndarray, int]]:
+def _further_lines(plan: NamedPlan, values: Given) -> dict[str, tuple[np.ndarray, int]]:
     """Each further matrix for a launch on arrays: memory, and elements from line to line."""
     if not isinstance(plan, Sm80Plan):
         return {name: (values[name].bits, values[name].leading) for name in plan.further}
@@ -144,7 +145,7 @@ def _sizes_of_b(plan: Sm90Plan) -> tuple[int, int, int, int]:
     return plan.m, plan.n * plan.halves, plan.k, plan.tables_of_batch
 
 
-def words_read(plan: NamedPlan, values: Mapping[str, Any]) -> tuple[Any, ...]:
+def words_read(plan: NamedPlan, values: Given) -> tuple[Any, ...]:
     """The sixteen words of a launch without an epilogue's, with arrays in place of addresses.
 
     values  as `values_read` gives them
@@ -163,7 +164,7 @@ def words_read(plan: NamedPlan, values: Mapping[str, Any]) -> tuple[Any, ...]:
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
 
-def _tables_of_arrays(plan: Sm90Plan, values: Mapping[str, Any]) -> list[Any]:
+def _tables_of_arrays(plan: Sm90Plan, values: Given) -> list[Any]:
     """The words of the main loop's tables: each one, its strides, and elements from matrix to matrix."""
     words: list[Any] = []
     for table in plan.mainloop.tables if plan.mainloop is not None else ():
@@ -177,7 +178,7 @@ def _tables_of_arrays(plan: Sm90Plan, values: Mapping[str, Any]) -> list[Any]:
 
 
 def words_of_tensors(
-    plan: NamedPlan, given: Mapping[str, Any], device: torch.device,
+    plan: NamedPlan, given: Given, device: torch.device,
     placed: Mapping[str, tuple[torch.Tensor, int]] | None = None, workspace: torch.Tensor | None = None,
 ) -> tuple[int, ...]:  # fmt: skip
     """The sixteen words of a launch on CUDA tensors; raises OperandError for unsuitable operands.
@@ -195,14 +196,14 @@ def words_of_tensors(
     words += [present(workspace).data_ptr()] if isinstance(plan, Sm90Plan) and plan.copies_rows else []
     words += vectors_of_tensors(plan, given, device)
     if plan.row_sums is not None:
-        sums: Any = given.get("row_sums")
         shape = (plan.batch, plan.m) if plan.batch > 1 else (plan.m,)
-        _check_tensor("row_sums", sums, plan.row_sums.kind, shape, device, ", a sum of each row of a")
+        _check_tensor("row_sums", given.get("row_sums"), plan.row_sums.kind, shape, device, ", a sum of each row of a")
+        sums = given["row_sums"]
         words += [sums.data_ptr(), sums.stride(0) if sums.ndim > 1 else 0]
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
 
-def _groups_of_tensors(plan: Sm90Plan, given: Mapping[str, Any], device: torch.device) -> list[int]:
+def _groups_of_tensors(plan: Sm90Plan, given: Given, device: torch.device) -> list[int]:
     """The words of a main loop's tables and of groups' numbers, of CUDA tensors."""
     words: list[int] = []
     if plan.mainloop is not None:
@@ -224,7 +225,7 @@ def _groups_of_tensors(plan: Sm90Plan, given: Mapping[str, Any], device: torch.d
     return words
 
 
-def _further_of_arrays(plan: NamedPlan, values: Mapping[str, Any]) -> list[object]:
+def _further_of_arrays(plan: NamedPlan, values: Given) -> list[object]:
     """The words of further matrices and numbers, with arrays in place of addresses."""
     numbers = {name: float(values[name]) for name in plan.numbers_given}
     return list(_further_words(plan, _further_lines(plan, values), numbers))
@@ -278,7 +279,7 @@ def _rows_of_arrays(plan: NamedPlan, values: Mapping[str, object]) -> list[objec
     return words
 
 
-def rows_of_tensors(plan: NamedPlan, given: Mapping[str, Any], device: torch.device) -> list[int]:
+def rows_of_tensors(plan: NamedPlan, given: Given, device: torch.device) -> list[int]:
     """The words of row indices of CUDA tensors, checked."""
     words: list[int] = []
     for name in plan.indexed.names if plan.indexed is not None else ():
@@ -339,7 +340,7 @@ def _vectors_of_arrays(plan: NamedPlan, values: Mapping[str, object]) -> list[ob
     return words
 
 
-def vectors_of_tensors(plan: NamedPlan, given: Mapping[str, Any], device: torch.device) -> list[int]:
+def vectors_of_tensors(plan: NamedPlan, given: Given, device: torch.device) -> list[int]:
     """The words of the prologue's vectors on a GPU, checked."""
     words: list[int] = []
     for operand in _vectors(plan):
