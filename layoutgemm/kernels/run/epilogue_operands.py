@@ -30,6 +30,8 @@ from ..verbs import named
 from . import ampere
 from .arrays import check_arrays, check_numpy_type, check_shape, global_matrix
 from .capture import outside_capture
+from .cpu import executed
+from .hardware_model import GlobalMatrix
 from .operand_checks import resolved
 from .result import GemmResult
 from .torch_tensors import TORCH_NAMES, check_tensors, chosen_device, launch, require_gpu, run_on_device, torch_type
@@ -355,7 +357,8 @@ def vectors_of_tensors(plan: NamedPlan, given: Given, device: torch.device) -> l
 
 def run_by_name(
     plan: NamedPlan, a: np.ndarray | torch.Tensor, b: np.ndarray | torch.Tensor,
-    given: Mapping[str, object], out: np.ndarray | torch.Tensor | None, device: str | None, copy: bool,
+    given: Mapping[str, object], out: np.ndarray | torch.Tensor | None = None, copy: bool = True,
+    device: str | None = None,
 ) -> GemmResult:  # fmt: skip
     """C of a plan that reads more than A and B; `given` has these operands by name.
 
@@ -367,6 +370,14 @@ def run_by_name(
     check_arrays(plan, a, b, out)
     chosen, why = chosen_device(plan, device)
     return run_on_device(plan, a, b, chosen, why, copy, values, words_read(plan, values)).into(out)
+
+
+def execute_with_operands(
+    plan: NamedPlan, a: GlobalMatrix, b: GlobalMatrix, given: Mapping[str, object], device: str
+) -> np.ndarray:
+    """C by the NumPy executor ("reference") or the compiled kernel ("emulator")."""
+    values = values_read(plan, given)
+    return executed(plan, a, b, device, values, words_read(plan, values))
 
 
 def _by_name_on_tensors(

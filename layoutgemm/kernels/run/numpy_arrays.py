@@ -101,7 +101,7 @@ def _run(
     if isinstance(plan, Sm90Plan) and plan.triangles is not None and isinstance(a, np.ndarray):
         plan.triangles.check(a, np.asarray(b))
     if isinstance(plan, (Sm80Plan, Sm90Plan, Sm100Plan)) and "word" in plan.parameters.values():
-        return run_by_name(plan, a, b, given or {}, out, device, copy)
+        return run_by_name(plan, a, b, given or {}, out, copy, device)
     if given:
         raise OperandError(f"given = {', '.join(given)}: the plan reads a and b alone")
     if kind.startswith("torch"):
