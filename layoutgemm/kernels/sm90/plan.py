@@ -7,7 +7,7 @@ problem, Sm90Config --> wgmma atom, tiles of A and B, multicast copies, descript
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...arch import arch as arch_named
