@@ -129,6 +129,7 @@ FORMS: dict[str, tuple[Sm90Config, str, str, str, tuple[int, ...], Any]] = {
     ),
     "warps at once": (AT_ONCE, "e4m3", "e4m3:col", "bf16", (70, 0, 130, 1), SCALED),
 }
+LATE = ("early", "pingpong", "fp8", "turns in turn")  # forms whose executor is tried with the slow tests
 N, K = 88, 200
 
 
@@ -159,7 +160,7 @@ def problem(form: str, offsets_type: str = "i32") -> Problem:
     return plan, a, b, given, np.asarray(plan.c.dtype.decode(plan.c.dtype.encode(want)))
 
 
-@pytest.mark.parametrize("form", [pytest.param(x, marks=SLOW * (x in ("early", "pingpong", "fp8", "turns in turn"))) for x in FORMS])
+@pytest.mark.parametrize("form", [pytest.param(x, marks=SLOW * (x in LATE)) for x in FORMS])
 def test_executor_is_exact_and_the_checks_hold(form: str) -> None:
     plan, a, b, given, want = problem(form)
     plan.check().require()
