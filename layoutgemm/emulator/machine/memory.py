@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -292,6 +292,61 @@ class GlobalMemory:
             buffer.data[_bytes(offsets, data.shape[1])] = data
 
 
+class TileBox(NamedTuple):
+    """How tensor copies with one map lay a box out: the swizzle's mode, and 16-byte chunks of a row (0: not whole)."""
+
+    swizzle: str
+    pitch: int
+
+
+class LoadedBox(NamedTuple):
+    """What a tensor load wrote into shared memory.
+
+    start    the box's first chunk, before the swizzle
+    chunks   the 16-byte chunks that it filled, and content: what with
+    text     the load, for messages
+    """
+
+    tile: TileBox
+    start: int
+    chunks: npt.NDArray[np.int64]
+    content: npt.NDArray[np.complex128]
+    text: Callable[[], str]
+
+
+class StoredMatrices:
+    """The matrices that stmatrix wrote into a block's shared memory.
+
+    number   [chunk] -> the number of the last matrix that has a row there, 0 for none; its low bits are the
+             instruction's number
+    content  [chunk] -> what that row held
+    texts    the instruction's number -> its last execution, for messages
+    """
+
+    BITS = 20
+
+    def __init__(self, chunks: int) -> None:
+        self.number = np.zeros(chunks, np.int64)
+        self.content = np.zeros(chunks, WHOLE)
+        self.texts: dict[int, Callable[[], str]] = {}
+        self._count = 0
+
+    def add(
+        self, pc: int, rows: npt.NDArray[np.int64], each: int, content: npt.NDArray[np.complex128],
+        text: Callable[[], str],
+    ) -> None:  # fmt: skip
+        """Note the matrices, of `each` rows, of one execution."""
+        first = self._count + 1
+        self._count += len(rows) // each
+        self.number[rows] = np.arange(first, self._count + 1).repeat(each) << self.BITS | pc
+        self.content[rows] = content
+        self.texts[pc] = text
+
+    def text(self, number: int) -> str:
+        """The instruction of a matrix."""
+        return self.texts[number & (1 << self.BITS) - 1]()
+
+
 class CtaSharedMemory:
     """One block's shared memory: bytes, views of wider units, and written flags.
 
@@ -307,6 +362,18 @@ class CtaSharedMemory:
         self.written = np.zeros(size, dtype=bool)
         self.full_chunks = self.written.view(WHOLE)  # equal to `ALL` where the chunk was written
         self.complete: set[Hashable] = set()  # reads of which all bytes were found written
+        self.boxes: dict[int, LoadedBox] = {}  # the last tensor load to each offset, the latest one last
+        self.agreeing: set[Hashable] = set()  # reads and stores whose swizzle was compared with the writer's
+        self.matrices: StoredMatrices | None = None
+
+    def load(self, offset: int, box: LoadedBox) -> None:
+        """Note that a tensor load filled a box there."""
+        before = self.boxes.pop(offset, None)
+        if before is None or (
+            before.tile is not box.tile and (before.tile != box.tile or not np.array_equal(before.chunks, box.chunks))
+        ):
+            self.agreeing.clear()
+        self.boxes[offset] = box
 
     def check(self, offsets: npt.NDArray[np.int64], size: int, what: str) -> None:
         """Raise EmulatorError for bytes outside or for misaligned addresses."""

@@ -1,0 +1,147 @@
+"""The swizzle that wrote a tile in shared memory against the one that reads it.
+
+Every byte may be written and every access in order, and the values wrong: the writer and the reader put a row's 16-byte
+chunks in different order. A tensor map and a descriptor name their swizzle. Threads name none, but the 8 rows of one
+matrix of ldmatrix or stmatrix are one column of chunks, in the tile that TMA loaded or will store.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ...atoms.smem.tile import CHUNK_BYTES, swizzle_of
+from ...atoms.tma.rules import MODES
+from ...layouts.swizzle import Swizzle
+from ..machine.memory import CtaSharedMemory, LoadedBox, TileBox
+
+PERIOD = 1024  # bytes after which every swizzle repeats
+ROWS = 8  # of a matrix
+SAME = "One swizzle for the tensor map and for the threads' addresses keeps the rows."
+Chunks = npt.NDArray[np.int64]
+
+
+class OnFinding(Protocol):
+    """A function that reports a finding of an operand; `orders`: its remedy, where its kind has none."""
+
+    def __call__(self, kind: str, message: str, orders: str = "") -> None:
+        """Report a finding."""
+
+
+@cache
+def _turned(swizzle: Swizzle) -> Chunks:
+    """[chunk of a period] -> the chunk that the swizzle puts in its place; each swizzle is its own inverse."""
+    return np.asarray(swizzle(np.arange(0, PERIOD, CHUNK_BYTES)) // CHUNK_BYTES)
+
+
+def _turn(swizzle: Swizzle, chunks: Chunks) -> Chunks:
+    within = chunks & PERIOD // CHUNK_BYTES - 1
+    return chunks - within + _turned(swizzle)[within]
+
+
+def _words(chunks: npt.NDArray[np.complex128]) -> npt.NDArray[np.uint64]:
+    """The bits of 16-byte chunks."""
+    return np.ascontiguousarray(chunks).view(np.uint64).reshape(-1, 2)
+
+
+def check_operand(shared: CtaSharedMemory, swizzle: str, chunks: Chunks, report: OnFinding) -> None:
+    """Report an operand that a descriptor reads in another swizzle than tensor loads wrote, if its values differ by it.
+
+    No chunk of the operand comes from a load of the right mode: rows that go unused may lie in another tensor's tile.
+    A tensor that was loaded without a swizzle may lie swizzled in global memory, so that is lint.
+
+    swizzle  the descriptor's mode; "": its pattern begins elsewhere than at a multiple of `PERIOD`
+    """
+    if not swizzle:
+        return
+    reads, asked, wrong = swizzle_of(swizzle), np.unique(chunks), None
+    taken = np.zeros(len(shared.chunks), dtype=bool)
+    for box in reversed(shared.boxes.values()):
+        read = ~taken[box.chunks] & np.isin(box.chunks, asked)
+        taken[box.chunks] = True
+        if not read.any():
+            continue
+        wrote = MODES[box.tile.swizzle].swizzle
+        if wrote == reads or wrote.bits == reads.bits == 0:
+            return
+        if wrong is None and _moved(shared, box, read, wrote, reads):
+            wrong = box
+    if wrong is None:
+        return
+    plain = wrong.tile.swizzle == "none"
+    report(
+        "lint" if plain else "descriptor",
+        f"it reads with swizzle {swizzle} what {wrong.text()} wrote with swizzle {wrong.tile.swizzle}: chunks of a row "
+        "trade places",
+        "One swizzle for the tensor map and the descriptor keeps the rows"
+        + (", unless global memory holds the tile swizzled." if plain else "."),
+    )
+
+
+def _moved(
+    shared: CtaSharedMemory, box: LoadedBox, read: npt.NDArray[np.bool_], wrote: Swizzle, reads: Swizzle
+) -> bool:
+    """True if the box is as it was loaded, and its bytes read by one swizzle and by the other differ."""
+    now = _words(shared.chunks[box.chunks])
+    if not np.array_equal(now, _words(box.content)):
+        return False
+    right = _turn(wrote, _turn(reads, box.chunks[read]))
+    inside = np.isin(right, box.chunks)
+    return bool((now[read][inside] != _words(shared.chunks[right[inside]])).any())
+
+
+def _other(tile: TileBox, start: int, rows: Chunks) -> str:
+    """The swizzle by which 8 chunks are one column of a tile at chunk `start`, "" if by the tile's own or by none."""
+    if tile.pitch <= 1:
+        return ""
+    own = _turn(MODES[tile.swizzle].swizzle, rows) - start
+    if len({*(own // tile.pitch).tolist()}) < ROWS or (own % tile.pitch == own[0] % tile.pitch).all():
+        return ""
+    for name, mode in MODES.items():
+        column = (_turn(mode.swizzle, rows) - start) % tile.pitch
+        if name != tile.swizzle and (column == column[0]).all():
+            return name
+    return ""
+
+
+def check_loaded(shared: CtaSharedMemory, rows: Chunks, report: OnFinding) -> None:
+    """Report matrices of ldmatrix whose 8 rows are no column of the box that a tensor load wrote."""
+    for matrix in rows.reshape(-1, ROWS):
+        for box in reversed(shared.boxes.values()):
+            inside = np.isin(matrix, box.chunks)
+            if not inside.any():
+                continue
+            found = _other(box.tile, box.start, matrix) if inside.all() else ""
+            if found and np.array_equal(_words(shared.chunks[box.chunks]), _words(box.content)):
+                report(
+                    "lint",
+                    f"its addresses have swizzle {found}, and {box.text()} wrote with swizzle {box.tile.swizzle}: the "
+                    "rows of a matrix come from different columns",
+                    SAME,
+                )
+                return
+            break
+
+
+def check_stored(shared: CtaSharedMemory, tile: TileBox, start: int, chunks: Chunks, report: OnFinding) -> None:
+    """Report a tensor store of a tile whose columns are not those of the matrices that stmatrix wrote there."""
+    known = shared.matrices
+    if known is None:
+        return
+    kept = (_words(shared.chunks[chunks]) == _words(known.content[chunks])).all(axis=1)
+    written = chunks[kept & (known.number[chunks] > 0)]
+    order = np.argsort(known.number[written], kind="stable")
+    groups, counts = np.unique(known.number[written], return_counts=True)
+    for group, matrix in zip(groups.tolist(), np.split(written[order], np.cumsum(counts)[:-1]), strict=True):
+        found = _other(tile, start, matrix) if len(matrix) == ROWS else ""
+        if found:
+            report(
+                "lint",
+                f"it stores with swizzle {tile.swizzle} what {known.text(group)} wrote with swizzle {found}: the rows "
+                "of a matrix go to different columns",
+                SAME,
+            )
+            return
