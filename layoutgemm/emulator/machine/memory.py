@@ -314,37 +314,35 @@ class LoadedBox(NamedTuple):
     text: Callable[[], str]
 
 
-class StoredMatrices:
-    """The matrices that stmatrix wrote into a block's shared memory.
+class ChunkOrigins:
+    """Where threads had the 16-byte chunks of shared memory from.
 
-    number   [chunk] -> the number of the last matrix that has a row there, 0 for none; its low bits are the
-             instruction's number
-    content  [chunk] -> what that row held
-    texts    the instruction's number -> its last execution, for messages
+    label    [chunk] -> 0 for unknown, else the address in global memory, or the number of the stmatrix matrix: it grows
+             evenly along a column of a tile
+    content  [chunk] -> the bytes that were written
+    by       [chunk] -> the number of the instruction, and texts: its last execution, for messages
     """
 
-    BITS = 20
-
     def __init__(self, chunks: int) -> None:
-        self.number = np.zeros(chunks, np.int64)
+        self.label = np.zeros(chunks, np.int64)
         self.content = np.zeros(chunks, WHOLE)
+        self.by = np.zeros(chunks, np.int64)
         self.texts: dict[int, Callable[[], str]] = {}
-        self._count = 0
+        self._matrices = 0
 
     def add(
-        self, pc: int, rows: npt.NDArray[np.int64], each: int, content: npt.NDArray[np.complex128],
-        text: Callable[[], str],
+        self, chunks: npt.NDArray[np.int64], labels: npt.NDArray[np.int64], content: npt.NDArray[np.complex128],
+        pc: int, text: Callable[[], str],
     ) -> None:  # fmt: skip
-        """Note the matrices, of `each` rows, of one execution."""
-        first = self._count + 1
-        self._count += len(rows) // each
-        self.number[rows] = np.arange(first, self._count + 1).repeat(each) << self.BITS | pc
-        self.content[rows] = content
+        """Note chunks that an instruction wrote."""
+        self.label[chunks], self.content[chunks], self.by[chunks] = labels, content, pc
         self.texts[pc] = text
 
-    def text(self, number: int) -> str:
-        """The instruction of a matrix."""
-        return self.texts[number & (1 << self.BITS) - 1]()
+    def matrices(self, rows: int, each: int) -> npt.NDArray[np.int64]:
+        """Labels of the rows of new matrices with `each` rows."""
+        first = self._matrices + 1
+        self._matrices += rows // each
+        return np.arange(first, self._matrices + 1).repeat(each)
 
 
 class CtaSharedMemory:
@@ -364,7 +362,18 @@ class CtaSharedMemory:
         self.complete: set[Hashable] = set()  # reads of which all bytes were found written
         self.boxes: dict[int, LoadedBox] = {}  # the last tensor load to each offset, the latest one last
         self.agreeing: set[Hashable] = set()  # reads and stores whose swizzle was compared with the writer's
-        self.matrices: StoredMatrices | None = None
+        self.origins: ChunkOrigins | None = None
+
+    def came(
+        self, chunks: npt.NDArray[np.int64], labels: npt.NDArray[np.int64] | int, content: npt.NDArray[np.complex128],
+        pc: int, text: Callable[[], str],
+    ) -> None:  # fmt: skip
+        """Note where chunks came from: labels, or the rows of each matrix for matrices of stmatrix."""
+        if self.origins is None:
+            self.origins = ChunkOrigins(len(self.chunks))
+        if isinstance(labels, int):
+            labels = self.origins.matrices(len(chunks), labels)
+        self.origins.add(chunks, labels, content, pc, text)
 
     def load(self, offset: int, box: LoadedBox) -> None:
         """Note that a tensor load filled a box there."""

@@ -1,13 +1,15 @@
 """The swizzle that wrote a tile in shared memory against the one that reads it.
 
 Every byte may be written and every access in order, and the values wrong: the writer and the reader put a row's 16-byte
-chunks in different order. A tensor map and a descriptor name their swizzle. Threads name none, but the 8 rows of one
-matrix of ldmatrix or stmatrix are one column of chunks, in the tile that TMA loaded or will store.
+chunks in different order. A tensor map and a descriptor name their swizzle. Threads name none. But the 8 rows of one
+matrix of ldmatrix or stmatrix are a column of chunks, in the tile that TMA loads or stores, and in the global memory
+that cp.async read. If they are none, and are one by another swizzle, the two differ by it.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from itertools import combinations
 from typing import Protocol
 
 import numpy as np
@@ -56,6 +58,9 @@ def check_operand(shared: CtaSharedMemory, swizzle: str, chunks: Chunks, report:
     swizzle  the descriptor's mode; "": its pattern begins elsewhere than at a multiple of `PERIOD`
     """
     if not swizzle:
+        return
+    lines = chunks[: len(chunks) // ROWS * ROWS][: ROWS * ROWS]
+    if _crossed(shared, lines.reshape(-1, ROWS, chunks.shape[1]).swapaxes(1, 2).reshape(-1, ROWS), report, "its word"):
         return
     reads, asked, wrong = swizzle_of(swizzle), np.unique(chunks), None
     taken = np.zeros(len(shared.chunks), dtype=bool)
@@ -107,9 +112,55 @@ def _other(tile: TileBox, start: int, rows: Chunks) -> str:
     return ""
 
 
+# Bits by which the common swizzles differ -> their names.
+_APART = {
+    masks[0] ^ masks[1]: f"{names[0]} and {names[1]}"
+    for names in combinations(("none", "32B", "64B", "128B"), 2)
+    for masks in [[(1 << MODES[name].bits) - 1 for name in names]]
+}
+
+
+def _steps(labels: npt.NDArray[np.int64]) -> set[int]:
+    """The steps along columns of known chunks: one if they are columns of one tile."""
+    return {*np.diff(labels, axis=1).reshape(-1).tolist()}
+
+
+def _crossed(shared: CtaSharedMemory, columns: Chunks, report: OnFinding, what: str) -> bool:
+    """Report columns of 8 chunks that are read in another swizzle than threads wrote.
+
+    columns  [n, 8] chunk numbers; those of which the writer is not known are left out
+    """
+    origins = shared.origins
+    if origins is None:
+        return False
+    columns = columns[(origins.label[columns] > 0).all(axis=1)]
+    if not columns.size or len(_steps(origins.label[columns])) == 1:
+        return False
+    for mask, names in _APART.items():
+        other = columns ^ (columns >> 3 & mask)
+        both = np.concatenate([columns, other])
+        labels = origins.label[other]
+        if (
+            (labels > 0).all()
+            and len(_steps(labels)) == 1
+            and np.array_equal(_words(shared.chunks[both]), _words(origins.content[both]))
+        ):
+            writer = origins.texts[int(origins.by[columns[0, 0]])]()
+            report(
+                "lint",
+                f"{what} and {writer} have different swizzles, {names}: rows come from different columns",
+                "One swizzle for the writer and the reader keeps the rows.",
+            )
+            return True
+    return False
+
+
 def check_loaded(shared: CtaSharedMemory, rows: Chunks, report: OnFinding) -> None:
-    """Report matrices of ldmatrix whose 8 rows are no column of the box that a tensor load wrote."""
-    for matrix in rows.reshape(-1, ROWS):
+    """Report matrices of ldmatrix whose 8 rows are no column of what was written there."""
+    matrices = rows.reshape(-1, ROWS)
+    if _crossed(shared, matrices, report, "its addresses"):
+        return
+    for matrix in matrices:
         for box in reversed(shared.boxes.values()):
             inside = np.isin(matrix, box.chunks)
             if not inside.any():
@@ -127,21 +178,22 @@ def check_loaded(shared: CtaSharedMemory, rows: Chunks, report: OnFinding) -> No
 
 
 def check_stored(shared: CtaSharedMemory, tile: TileBox, start: int, chunks: Chunks, report: OnFinding) -> None:
-    """Report a tensor store of a tile whose columns are not those of the matrices that stmatrix wrote there."""
-    known = shared.matrices
-    if known is None:
+    """Report a tensor store of a tile that stmatrix wrote in another swizzle."""
+    origins = shared.origins
+    if origins is None:
         return
-    kept = (_words(shared.chunks[chunks]) == _words(known.content[chunks])).all(axis=1)
-    written = chunks[kept & (known.number[chunks] > 0)]
-    order = np.argsort(known.number[written], kind="stable")
-    groups, counts = np.unique(known.number[written], return_counts=True)
-    for group, matrix in zip(groups.tolist(), np.split(written[order], np.cumsum(counts)[:-1]), strict=True):
+    kept = (_words(shared.chunks[chunks]) == _words(origins.content[chunks])).all(axis=1)
+    written = chunks[kept & (origins.label[chunks] > 0)]
+    order = np.argsort(origins.label[written], kind="stable")
+    _, counts = np.unique(origins.label[written], return_counts=True)
+    for matrix in np.split(written[order], np.cumsum(counts)[:-1]):
         found = _other(tile, start, matrix) if len(matrix) == ROWS else ""
         if found:
+            writer = origins.texts[int(origins.by[matrix[0]])]()
             report(
                 "lint",
-                f"it stores with swizzle {tile.swizzle} what {known.text(group)} wrote with swizzle {found}: the rows "
-                "of a matrix go to different columns",
+                f"it stores with swizzle {tile.swizzle} what {writer} wrote with swizzle {found}: the rows of a matrix "
+                "go to different columns",
                 SAME,
             )
             return

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
 from layoutgemm.atoms.smem.tile import swizzle_of
-from layoutgemm.emulator.machine.memory import WHOLE, CtaSharedMemory, LoadedBox, StoredMatrices, TileBox
+from layoutgemm.emulator.machine.memory import WHOLE, CtaSharedMemory, LoadedBox, TileBox
 from layoutgemm.emulator.ops.swizzles import ROWS, check_loaded, check_operand, check_stored
 
 LINE = 8  # chunks of 128 bytes
@@ -17,6 +19,34 @@ def column(swizzle: str, at: int = 0, first: int = 0) -> np.ndarray:
     """The chunks of column `at` in 8 rows of a tile of 128-byte rows."""
     offsets = (START + LINE * (first + np.arange(ROWS)) + at) * 16
     return np.asarray(swizzle_of(swizzle)(offsets)) // 16
+
+
+class Threads:
+    """A tile of 8 rows that threads wrote from rows of global memory."""
+
+    def __init__(self, swizzle: str, pitch: int) -> None:
+        self.shared, self.found = CtaSharedMemory(4096), list[tuple[str, str]]()
+        for at in range(LINE):
+            rows = column(swizzle, at)
+            content = np.random.default_rng(at).integers(0, 256, 128, dtype=np.uint8).view(WHOLE)
+            self.shared.chunks[rows] = content
+            labels = 1 << 40 | np.arange(ROWS) * pitch + 16 * at
+            self.shared.came(rows, labels, content, 7, lambda: "cp.async")
+
+    def report(self, kind: str, message: str, orders: str = "") -> None:
+        """Keep a finding."""
+        self.found.append((kind, message))
+
+    def matrix(self, swizzle: str) -> list[tuple[str, str]]:
+        """The findings of an ldmatrix.x4."""
+        check_loaded(self.shared, np.concatenate([column(swizzle, at) for at in range(4)]), self.report)
+        return self.found
+
+    def operand(self, swizzle: str) -> list[tuple[str, str]]:
+        """The findings of an operand that a descriptor reads."""
+        chunks = np.stack([column(swizzle, at) for at in range(4)], axis=1)
+        check_operand(self.shared, swizzle, chunks, self.report)
+        return self.found
 
 
 class Tile:
@@ -52,9 +82,8 @@ class Tile:
 
     def store(self, swizzle: str) -> list[str]:
         """The kinds of findings of a tensor store of what stmatrix wrote in a swizzle."""
-        self.shared.matrices = StoredMatrices(len(self.shared.chunks))
         rows = np.concatenate([column(swizzle, at) for at in range(4)])
-        self.shared.matrices.add(7, rows, ROWS, self.shared.chunks[rows], lambda: "stmatrix")
+        self.shared.came(rows, ROWS, self.shared.chunks[rows], 7, lambda: "stmatrix")
         check_stored(self.shared, self.tile, START, self.chunks, self.report)
         return [kind for kind, _ in self.found]
 
@@ -65,6 +94,22 @@ def test_only_another_swizzle_is_reported(wrote: str, read: str) -> None:
     kind = [] if read == wrote else ["lint" if wrote == "none" else "descriptor"]
     assert Tile(wrote).operand(read) == kind
     assert Tile(wrote).matrix(read) == Tile(wrote).store(read) == ["lint"] * (read != wrote)
+
+
+@pytest.mark.parametrize("pitch", [128, 144, 4096])
+def test_what_threads_copied_is_compared(pitch: int) -> None:
+    for wrote, read in product(("none", "32B", "64B", "128B"), repeat=2):
+        for found in (Threads(wrote, pitch).matrix(read), Threads(wrote, pitch).operand(read)):
+            assert [kind for kind, _ in found] == ["lint"] * (read != wrote), (wrote, read)
+            assert all(wrote in text and read in text and "cp.async" in text for _, text in found)
+
+
+def test_rows_that_threads_gathered_are_no_finding() -> None:
+    tile = Threads("128B", 128)
+    assert tile.shared.origins is not None
+    rows = tile.shared.origins.label
+    rows[rows > 0] += (rows[rows > 0] & 1023) // 128**2 * 4096
+    assert tile.matrix("128B") == tile.operand("128B") == []
 
 
 def test_the_message_names_the_writer_and_both_swizzles() -> None:

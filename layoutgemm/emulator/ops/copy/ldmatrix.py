@@ -19,7 +19,7 @@ from ....atoms.copy.base import CopyAtom
 from ....atoms.copy.ldmatrix import ROW_BYTES, ldmatrix, movmatrix, stmatrix
 from ....errors import EmulatorError
 from ...machine.interpreter import Cta, Fiber
-from ...machine.memory import ALL, GRANULE, WHOLE, StoredMatrices
+from ...machine.memory import ALL, GRANULE, WHOLE
 from ...ptx.parser import PtxInstruction, PtxOperand
 from ...ptx.program import Program, Reader, Run
 from ...ptx.values import LANES, Lanes
@@ -119,9 +119,8 @@ class MatrixRows:
             fiber, cta, found[1].places, write, said(fiber, self.ins), touch=found[1], same=same if write else None
         )
         if rows is not None:
-            matrices = cta.shared.matrices = cta.shared.matrices or StoredMatrices(len(cta.shared.chunks))
-            matrices.add(self.ins.pc, found[0], ROWS, rows, said(fiber, self.ins))
-        elif cta.shared.boxes and (self.ins.pc, key) not in cta.shared.agreeing:
+            cta.shared.came(found[0], ROWS, rows, self.ins.pc, said(fiber, self.ins))
+        elif (cta.shared.boxes or cta.shared.origins) and (self.ins.pc, key) not in cta.shared.agreeing:
             cta.shared.agreeing.add((self.ins.pc, key))
             check_loaded(cta.shared, found[0], partial(_report, fiber, self.ins))
         machine.counts.bytes["shared write" if write else "shared read"] += self.bytes * len(found[0])

@@ -716,7 +716,7 @@ def _edge(fiber: Fiber, box: TmaTransfer, buffer: GlobalBuffer, coordinates: lis
 def _laid_out(fiber: Fiber, ins: PtxInstruction, box: TmaTransfer, offset: int) -> None:
     """Report a store in another swizzle than stmatrix wrote the box in."""
     shared = fiber.cta.shared
-    if shared.matrices is None or not box.unit or (box.tile, offset) in shared.agreeing:
+    if shared.origins is None or not box.unit or (box.tile, offset) in shared.agreeing:
         return
     shared.agreeing.add((box.tile, offset))
 

@@ -168,7 +168,7 @@ def lines(
     if (found, first, packing) not in shared.complete:
         if check_written(shared, chunks, packing, report):
             shared.complete.add((found, first, packing))
-    if shared.boxes and (found, first) not in shared.agreeing:
+    if (shared.boxes or shared.origins) and (found, first) not in shared.agreeing:
         check_operand(shared, found.swizzle, chunks, report)
         shared.agreeing.add((found, first))
     return np.asarray(shared.chunks[chunks].view(np.uint8))
