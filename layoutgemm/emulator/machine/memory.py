@@ -293,14 +293,14 @@ class GlobalMemory:
 
 
 class TileBox(NamedTuple):
-    """How tensor copies with one map lay a box out: the swizzle's mode, and 16-byte chunks of a row (0: not whole)."""
+    """The layout of a map's boxes: the swizzle's mode, and 16-byte chunks of a row (0: not whole)."""
 
     swizzle: str
     pitch: int
 
 
 class LoadedBox(NamedTuple):
-    """What a tensor load wrote into shared memory.
+    """The box that a tensor load wrote into shared memory.
 
     start    the box's first chunk, before the swizzle
     chunks   the 16-byte chunks that it filled, and content: what with
@@ -315,7 +315,7 @@ class LoadedBox(NamedTuple):
 
 
 class ChunkOrigins:
-    """Where threads had the 16-byte chunks of shared memory from.
+    """The origins of 16-byte chunks of shared memory that threads wrote.
 
     label    [chunk] -> 0 for unknown, else the address in global memory, or the number of the stmatrix matrix: it grows
              evenly along a column of a tile

@@ -3,7 +3,7 @@
 Every byte may be written and every access in order, and the values wrong: the writer and the reader put a row's 16-byte
 chunks in different order. A tensor map and a descriptor name their swizzle. Threads name none. But the 8 rows of one
 matrix of ldmatrix or stmatrix are a column of chunks, in the tile that TMA loads or stores, and in the global memory
-that cp.async read. If they are none, and are one by another swizzle, the two differ by it.
+that cp.async read. Where they are no column, and another swizzle makes them one, the writer and the reader differ by it.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def _words(chunks: npt.NDArray[np.complex128]) -> npt.NDArray[np.uint64]:
 
 
 def check_operand(shared: CtaSharedMemory, swizzle: str, chunks: Chunks, report: OnFinding) -> None:
-    """Report an operand that a descriptor reads in another swizzle than tensor loads wrote, if its values differ by it.
+    """Report an operand that a descriptor reads in another swizzle than its writer's.
 
-    No chunk of the operand comes from a load of the right mode: rows that go unused may lie in another tensor's tile.
+    It is reported where its values differ by the swizzle. No chunk of the operand comes from a load of the right mode: rows that go unused may lie in another tensor's tile.
     A tensor that was loaded without a swizzle may lie swizzled in global memory, so that is lint.
 
     swizzle  the descriptor's mode; "": its pattern begins elsewhere than at a multiple of `PERIOD`
@@ -89,7 +89,7 @@ def check_operand(shared: CtaSharedMemory, swizzle: str, chunks: Chunks, report:
 def _moved(
     shared: CtaSharedMemory, box: LoadedBox, read: npt.NDArray[np.bool_], wrote: Swizzle, reads: Swizzle
 ) -> bool:
-    """True if the box is as it was loaded, and its bytes read by one swizzle and by the other differ."""
+    """True if the box is as it was loaded, and the two swizzles read different bytes of it."""
     now = _words(shared.chunks[box.chunks])
     if not np.array_equal(now, _words(box.content)):
         return False
@@ -99,7 +99,10 @@ def _moved(
 
 
 def _other(tile: TileBox, start: int, rows: Chunks) -> str:
-    """The swizzle by which 8 chunks are one column of a tile at chunk `start`, "" if by the tile's own or by none."""
+    """The swizzle by which 8 chunks are a column of a tile at chunk `start`.
+
+    "" if they are a column by the tile's own swizzle, or by none of them.
+    """
     if tile.pitch <= 1:
         return ""
     own = _turn(MODES[tile.swizzle].swizzle, rows) - start

@@ -50,7 +50,7 @@ class Threads:
 
 
 class Tile:
-    """Shared memory with one loaded box of 16 rows of 128 bytes, and what is reported of it."""
+    """Shared memory with a loaded box of 16 rows of 128 bytes, and the findings."""
 
     def __init__(self, swizzle: str, content: str = "random") -> None:
         self.shared, self.found = CtaSharedMemory(4096), list[tuple[str, str]]()

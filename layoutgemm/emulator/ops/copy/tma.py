@@ -54,7 +54,7 @@ REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
 
 
 def _tile(tmap: TensorMap) -> TileBox:
-    """How boxes of a map lie in shared memory."""
+    """The layout of a map's boxes in shared memory."""
     bits = tma_engine.row_bits(tmap.moved[0], tmap.kind.smem_bits, tmap.swizzle)
     return TileBox(tmap.swizzle, 0 if bits % (8 * GRANULE) else bits // (8 * GRANULE))
 
