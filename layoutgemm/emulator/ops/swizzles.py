@@ -52,8 +52,9 @@ def _words(chunks: npt.NDArray[np.complex128]) -> npt.NDArray[np.uint64]:
 def check_operand(shared: CtaSharedMemory, swizzle: str, chunks: Chunks, report: OnFinding) -> None:
     """Report an operand that a descriptor reads in another swizzle than its writer's.
 
-    It is reported where its values differ by the swizzle. No chunk of the operand comes from a load of the right mode: rows that go unused may lie in another tensor's tile.
-    A tensor that was loaded without a swizzle may lie swizzled in global memory, so that is lint.
+    It is reported where its values differ by the swizzle, and no chunk of it comes from a load of the right mode: rows
+    that go unused may lie in another tensor's tile. A tensor that was loaded without a swizzle may lie swizzled in
+    global memory, so that is lint.
 
     swizzle  the descriptor's mode; "": its pattern begins elsewhere than at a multiple of `PERIOD`
     """
@@ -89,7 +90,7 @@ def check_operand(shared: CtaSharedMemory, swizzle: str, chunks: Chunks, report:
 def _moved(
     shared: CtaSharedMemory, box: LoadedBox, read: npt.NDArray[np.bool_], wrote: Swizzle, reads: Swizzle
 ) -> bool:
-    """True if the box is as it was loaded, and the two swizzles read different bytes of it."""
+    """True if the box is as loaded, and the two swizzles read different bytes."""
     now = _words(shared.chunks[box.chunks])
     if not np.array_equal(now, _words(box.content)):
         return False
