@@ -3,7 +3,7 @@
 Every byte may be written and every access in order, and the values wrong: the writer and the reader put a row's 16-byte
 chunks in different order. A tensor map and a descriptor name their swizzle. Threads name none. But the 8 rows of one
 matrix of ldmatrix or stmatrix are a column of chunks, in the tile that TMA loads or stores, and in the global memory
-that cp.async read. Where they are no column, and another swizzle makes them one, the writer and the reader differ by it.
+that cp.async read. Where they are no column, and are one by another swizzle, the writer and the reader differ by it.
 """
 
 from __future__ import annotations
