@@ -302,13 +302,14 @@ class TileBox(NamedTuple):
 class LoadedBox(NamedTuple):
     """The box that a tensor load wrote into shared memory.
 
-    start    the box's first chunk, before the swizzle
+    start    the box's first chunk, before the swizzle, and end: behind its last
     chunks   the 16-byte chunks that it filled, and content: what with
     text     the load, for messages
     """
 
     tile: TileBox
     start: int
+    end: int
     chunks: npt.NDArray[np.int64]
     content: npt.NDArray[np.complex128]
     text: Callable[[], str]
@@ -345,14 +346,28 @@ class ChunkOrigins:
         return np.arange(first, self._matrices + 1).repeat(each)
 
 
+@dataclass(eq=False)
+class ComparedSwizzles:
+    """The reads and stores of a launch whose swizzle was compared with the writer's.
+
+    The blocks of a launch do alike, so that the first that comes to one compares it.
+
+    reads  since the last tensor load of another kind; loads: those kinds
+    """
+
+    reads: set[Hashable] = field(default_factory=set)
+    loads: set[Hashable] = field(default_factory=set)
+
+
 class CtaSharedMemory:
     """One block's shared memory: bytes, views of wider units, and written flags.
 
-    size  bytes that the kernel may use, from offset 0; a multiple of 16 is made of it
-    fill  what each byte is before anything is written
+    size      bytes that the kernel may use, from offset 0; a multiple of 16 is made of it
+    fill      what each byte is before anything is written
+    compared  shared by the blocks of a launch
     """
 
-    def __init__(self, size: int, fill: int = POISON) -> None:
+    def __init__(self, size: int, fill: int = POISON, compared: ComparedSwizzles | None = None) -> None:
         size = -(-size // GRANULE) * GRANULE
         self.size, self.fill = size, fill
         self.bytes = np.full(size, fill, dtype=np.uint8)
@@ -361,7 +376,7 @@ class CtaSharedMemory:
         self.full_chunks = self.written.view(WHOLE)  # equal to `ALL` where the chunk was written
         self.complete: set[Hashable] = set()  # reads of which all bytes were found written
         self.boxes: dict[int, LoadedBox] = {}  # the last tensor load to each offset, the latest one last
-        self.agreeing: set[Hashable] = set()  # reads and stores whose swizzle was compared with the writer's
+        self.compared = compared if compared is not None else ComparedSwizzles()
         self.origins: ChunkOrigins | None = None
 
     def came(
@@ -377,12 +392,11 @@ class CtaSharedMemory:
 
     def load(self, offset: int, box: LoadedBox) -> None:
         """Note that a tensor load filled a box there."""
-        before = self.boxes.pop(offset, None)
-        if before is None or (
-            before.tile is not box.tile and (before.tile != box.tile or not np.array_equal(before.chunks, box.chunks))
-        ):
-            self.agreeing.clear()
+        self.boxes.pop(offset, None)
         self.boxes[offset] = box
+        if (offset, box.tile, box.end) not in self.compared.loads:
+            self.compared.loads.add((offset, box.tile, box.end))
+            self.compared.reads.clear()
 
     def check(self, offsets: npt.NDArray[np.int64], size: int, what: str) -> None:
         """Raise EmulatorError for bytes outside or for misaligned addresses."""

@@ -63,15 +63,19 @@ def check_operand(shared: CtaSharedMemory, swizzle: str, chunks: Chunks, report:
     lines = chunks[: len(chunks) // ROWS * ROWS][: ROWS * ROWS]
     if _crossed(shared, lines.reshape(-1, ROWS, chunks.shape[1]).swapaxes(1, 2).reshape(-1, ROWS), report, "its word"):
         return
-    reads, asked, wrong = swizzle_of(swizzle), np.unique(chunks), None
+    reads, first, last = swizzle_of(swizzle), int(chunks.min()), int(chunks.max())
+    near = [box for box in reversed(shared.boxes.values()) if box.start <= last and first < box.end]
+    if all(_alike(MODES[box.tile.swizzle].swizzle, reads) for box in near):
+        return
+    asked, wrong = np.unique(chunks), None
     taken = np.zeros(len(shared.chunks), dtype=bool)
-    for box in reversed(shared.boxes.values()):
+    for box in near:
         read = ~taken[box.chunks] & np.isin(box.chunks, asked)
         taken[box.chunks] = True
         if not read.any():
             continue
         wrote = MODES[box.tile.swizzle].swizzle
-        if wrote == reads or wrote.bits == reads.bits == 0:
+        if _alike(wrote, reads):
             return
         if wrong is None and _moved(shared, box, read, wrote, reads):
             wrong = box
@@ -87,6 +91,10 @@ def check_operand(shared: CtaSharedMemory, swizzle: str, chunks: Chunks, report:
     )
 
 
+def _alike(one: Swizzle, other: Swizzle) -> bool:
+    return one == other or one.bits == other.bits == 0
+
+
 def _moved(
     shared: CtaSharedMemory, box: LoadedBox, read: npt.NDArray[np.bool_], wrote: Swizzle, reads: Swizzle
 ) -> bool:
@@ -99,15 +107,21 @@ def _moved(
     return bool((now[read][inside] != _words(shared.chunks[right[inside]])).any())
 
 
+def _upright(tile: TileBox, start: int, matrices: Chunks) -> bool:
+    """True if each of [n, 8] chunks is a column of a tile at chunk `start`, or not of 8 of its rows."""
+    if tile.pitch <= 1:
+        return True
+    own = _turn(MODES[tile.swizzle].swizzle, matrices) - start
+    columns = own % tile.pitch
+    return bool((columns == columns[:, :1]).all() or all(len({*row}) < ROWS for row in (own // tile.pitch).tolist()))
+
+
 def _other(tile: TileBox, start: int, rows: Chunks) -> str:
     """The swizzle by which 8 chunks are a column of a tile at chunk `start`.
 
     "" if they are a column by the tile's own swizzle, or by none of them.
     """
-    if tile.pitch <= 1:
-        return ""
-    own = _turn(MODES[tile.swizzle].swizzle, rows) - start
-    if len({*(own // tile.pitch).tolist()}) < ROWS or (own % tile.pitch == own[0] % tile.pitch).all():
+    if _upright(tile, start, rows.reshape(1, ROWS)):
         return ""
     for name, mode in MODES.items():
         column = (_turn(mode.swizzle, rows) - start) % tile.pitch
@@ -124,9 +138,10 @@ _APART = {
 }
 
 
-def _steps(labels: npt.NDArray[np.int64]) -> set[int]:
-    """The steps along columns of known chunks: one if they are columns of one tile."""
-    return {*np.diff(labels, axis=1).reshape(-1).tolist()}
+def _even(labels: npt.NDArray[np.int64]) -> bool:
+    """True if the labels of columns [n, 8] are known and grow by one step: they are columns of one tile."""
+    steps = labels[:, 1:] - labels[:, :-1]
+    return bool(labels.all() and (steps == steps[0, 0]).all())
 
 
 def _crossed(shared: CtaSharedMemory, columns: Chunks, report: OnFinding, what: str) -> bool:
@@ -138,17 +153,12 @@ def _crossed(shared: CtaSharedMemory, columns: Chunks, report: OnFinding, what: 
     if origins is None:
         return False
     columns = columns[(origins.label[columns] > 0).all(axis=1)]
-    if not columns.size or len(_steps(origins.label[columns])) == 1:
+    if not columns.size or _even(origins.label[columns]):
         return False
     for mask, names in _APART.items():
         other = columns ^ (columns >> 3 & mask)
         both = np.concatenate([columns, other])
-        labels = origins.label[other]
-        if (
-            (labels > 0).all()
-            and len(_steps(labels)) == 1
-            and np.array_equal(_words(shared.chunks[both]), _words(origins.content[both]))
-        ):
+        if _even(origins.label[other]) and np.array_equal(_words(shared.chunks[both]), _words(origins.content[both])):
             writer = origins.texts[int(origins.by[columns[0, 0]])]()
             report(
                 "lint",
@@ -161,11 +171,14 @@ def _crossed(shared: CtaSharedMemory, columns: Chunks, report: OnFinding, what: 
 
 def check_loaded(shared: CtaSharedMemory, rows: Chunks, report: OnFinding) -> None:
     """Report matrices of ldmatrix whose 8 rows are no column of what was written there."""
-    matrices = rows.reshape(-1, ROWS)
+    matrices, first, last = rows.reshape(-1, ROWS), int(rows.min()), int(rows.max())
     if _crossed(shared, matrices, report, "its addresses"):
         return
+    near = [box for box in reversed(shared.boxes.values()) if box.start <= last and first < box.end]
+    if near and near[0].start <= first and last < near[0].end and _upright(near[0].tile, near[0].start, matrices):
+        return
     for matrix in matrices:
-        for box in reversed(shared.boxes.values()):
+        for box in near:
             inside = np.isin(matrix, box.chunks)
             if not inside.any():
                 continue

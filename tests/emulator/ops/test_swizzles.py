@@ -63,7 +63,8 @@ class Tile:
 
     def load(self, start: int = START) -> None:
         """Note the box as loaded."""
-        self.shared.load(start, LoadedBox(self.tile, START, self.chunks, self.content, lambda: "a load"))
+        end = START + len(self.chunks)
+        self.shared.load(start, LoadedBox(self.tile, START, end, self.chunks, self.content, lambda: "a load"))
 
     def report(self, kind: str, message: str, orders: str = "") -> None:
         """Keep a finding."""
@@ -137,8 +138,8 @@ def test_unused_rows_in_another_tensors_tile_are_no_finding() -> None:
     half = len(tile.chunks) // 2
     for number, swizzle in enumerate(("128B", "64B")):
         part = slice(half * number, half * (number + 1))
-        box = LoadedBox(TileBox(swizzle, LINE), START, tile.chunks[part], tile.content[part], lambda: "a load")
-        tile.shared.load(number, box)
+        tile.tile, chunks, end = TileBox(swizzle, LINE), tile.chunks[part], START + len(tile.chunks)
+        tile.shared.load(number, LoadedBox(tile.tile, START, end, chunks, tile.content[part], lambda: "a load"))
     assert tile.operand("128B") == []
 
 
@@ -151,9 +152,9 @@ def test_a_later_load_counts() -> None:
 
 def test_a_load_of_another_kind_is_compared_again() -> None:
     tile = Tile("64B")
-    tile.shared.agreeing.add("a read")
+    tile.shared.compared.reads.add("a read")
     tile.load()
-    assert tile.shared.agreeing
+    assert tile.shared.compared.reads
     tile.tile = TileBox("128B", LINE)
     tile.load()
-    assert not tile.shared.agreeing
+    assert not tile.shared.compared.reads

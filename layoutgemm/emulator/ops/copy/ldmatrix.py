@@ -120,8 +120,8 @@ class MatrixRows:
         )
         if rows is not None:
             cta.shared.came(found[0], ROWS, rows, self.ins.pc, said(fiber, self.ins))
-        elif (cta.shared.boxes or cta.shared.origins) and (self.ins.pc, key) not in cta.shared.agreeing:
-            cta.shared.agreeing.add((self.ins.pc, key))
+        elif (cta.shared.boxes or cta.shared.origins) and (self.ins.pc, key) not in cta.shared.compared.reads:
+            cta.shared.compared.reads.add((self.ins.pc, key))
             check_loaded(cta.shared, found[0], partial(_report, fiber, self.ins))
         machine.counts.bytes["shared write" if write else "shared read"] += self.bytes * len(found[0])
         if machine.banks is not None:

@@ -575,7 +575,8 @@ def _fill(
             chunks = np.unique(box.shared_bits(offset) // (8 * GRANULE))
         content = cta.shared.chunks[chunks]
     cta.shared.full_chunks[chunks] = ALL
-    cta.shared.load(offset, LoadedBox(box.tile, offset // GRANULE, chunks, content, what))
+    end = box.places(offset).bit_length()
+    cta.shared.load(offset, LoadedBox(box.tile, offset // GRANULE, end, chunks, content, what))
 
 
 # Shared to global -----------------------------------------------------------------------------------------------------
@@ -716,9 +717,9 @@ def _edge(fiber: Fiber, box: TmaTransfer, buffer: GlobalBuffer, coordinates: lis
 def _laid_out(fiber: Fiber, ins: PtxInstruction, box: TmaTransfer, offset: int) -> None:
     """Report a store in another swizzle than stmatrix wrote the box in."""
     shared = fiber.cta.shared
-    if shared.origins is None or not box.unit or (box.tile, offset) in shared.agreeing:
+    if shared.origins is None or not box.unit or (box.tile, offset) in shared.compared.reads:
         return
-    shared.agreeing.add((box.tile, offset))
+    shared.compared.reads.add((box.tile, offset))
 
     def report(kind: str, message: str, orders: str = "") -> None:
         fiber.machine.problem(kind, message, fiber, ins, orders=orders)

@@ -168,9 +168,9 @@ def lines(
     if (found, first, packing) not in shared.complete:
         if check_written(shared, chunks, packing, report):
             shared.complete.add((found, first, packing))
-    if (shared.boxes or shared.origins) and (found, first) not in shared.agreeing:
+    if (shared.boxes or shared.origins) and (found, first) not in shared.compared.reads:
         check_operand(shared, found.swizzle, chunks, report)
-        shared.agreeing.add((found, first))
+        shared.compared.reads.add((found, first))
     return np.asarray(shared.chunks[chunks].view(np.uint8))
 
 
