@@ -52,9 +52,9 @@ def _words(chunks: npt.NDArray[np.complex128]) -> npt.NDArray[np.uint64]:
 def check_operand(shared: CtaSharedMemory, swizzle: str, chunks: Chunks, report: OnFinding) -> None:
     """Report an operand that a descriptor reads in another swizzle than its writer's.
 
-    It is reported where its values differ by the swizzle. A chunk from a load of the right mode excuses it: rows that go
-    unused may lie in another tensor's tile. A tensor that was loaded without a swizzle may lie swizzled in
-    global memory, so that is lint.
+    It is reported where its values differ by the swizzle. A chunk from a load of the right mode excuses it: unused rows
+    may lie in another tensor's tile. A tensor that was loaded without a swizzle may lie swizzled in global memory, so
+    that is lint.
 
     swizzle  the descriptor's mode; "": its pattern begins elsewhere than at a multiple of `PERIOD`
     """
