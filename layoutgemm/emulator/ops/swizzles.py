@@ -108,7 +108,7 @@ def _moved(
 
 
 def _upright(tile: TileBox, start: int, matrices: Chunks) -> bool:
-    """True if each of [n, 8] chunks is a column of a tile, or not of 8 of its rows.
+    """True if each of [n, 8] chunks is a column of a tile, or of fewer rows.
 
     start  the tile's first chunk
     """
