@@ -108,7 +108,7 @@ def _moved(
 
 
 def _upright(tile: TileBox, start: int, matrices: Chunks) -> bool:
-    """True if each of [n, 8] chunks is a column of a tile, or of fewer rows.
+    """True if each of [n, 8] chunks is a tile's column, or of fewer rows.
 
     start  the tile's first chunk
     """
