@@ -2,7 +2,7 @@
 
     library object                    function here               instruction
     ------------------------------    -----------------------     ------------------------------------------------
-    conversions.pairs_of              DevicePairs                 lop3, shl, shr, sub and mul of bf16x2 or f16x2, or fma
+    conversions.pairs_of              DevicePairs                 lop3, shl, shr, shf, sub, mul or fma of 16-bit pairs
     float8.quads_of                   DevicePairs                 lop3, shr, prmt, add, sub
     sums times their scales           multiply_add                fma.rn.f32
     MmaAtom.ptx, A in registers       RegisterWgmma               wgmma.mma_async
@@ -56,6 +56,11 @@ class DevicePairs:
         """The word shifted left, or right for a negative count, by zeros."""
         name, count = ("shl", left) if left > 0 else ("shr", -left)
         return assembly(f"{name}.b32 $0, $1, {count};", "=r,r", [Int32(word)], (Int32,), pure=True)[0]
+
+    def rotated(self, word: Int32, left: int) -> Int32:
+        """The word rotated left."""
+        text = f"shf.l.wrap.b32 $0, $1, $1, {left};"
+        return assembly(text, "=r,r", [Int32(word)], (Int32,), pure=True)[0]
 
     def sub(self, x: Int32, y: Int32) -> Int32:
         """Two differences, rounded to nearest."""
