@@ -200,6 +200,7 @@ _MANY = (
     _TileKind((192, 256), 1.94, 2.0, tile_k=64, consumers=3, loader="self", single=True),
     _TileKind((192, 192), 1.451, 2.0, tile_k=64, consumers=3, single=True),  # wider ones have no registers for a loader
     _TileKind((192, 192), 1.451, 4.8, split=2, tile_k=64, consumers=3, loader="self", single=True),
+    _TileKind((128, 192), 0.95, 1.5, tile_k=64, single=True),
     _TileKind((128, 224), 1.13, tile_k=64),
     _TileKind((128, 256), 1.275, along_m=2, tile_k=64),
     _TileKind((128, 256), 1.26, tile_k=64, most=256),
