@@ -19,6 +19,7 @@ from ..kernels.quantized.checkpoints import (
     order_of_groups,
 )
 from ..kernels.quantized.formats import CODES, QuantizedFormat
+from ..kernels.quantized.order import PackedOrder
 from ..kernels.quantized.packing import QuantizedWeights
 from ..kernels.run.operand_checks import addressed, check_operands
 from ..torch_op.checks import autocast_type, check_input
@@ -107,7 +108,9 @@ class PackedBuffers(torch.nn.Module):
         >>> QuantizedLinear(weight).packed_as
         'int8 with a scale a column, 64x128, torch.bfloat16'
         """
-        return f"{self.format}, {self.weight_rows}x{self.in_features}, {self.activations}"
+        size = f"{self.format}, {self.weight_rows}x{self.in_features}, {self.activations}"
+        order = PackedOrder(self.format, C_NAMES[self.activations])
+        return f"{size}, bits in place" if order.moves and self.format.bits == 8 else size
 
     def get_extra_state(self) -> torch.Tensor:
         """`packed_as` in bytes, as files of tensors alone hold it."""

@@ -81,6 +81,15 @@ def test_a_scale_with_the_bias_gives_the_bits_of_a_product_with_each(code: str, 
     assert len(scales) > 1000 and np.array_equal(np.stack(found), np.stack(plain * order.words_of_fragment))
 
 
+@pytest.mark.parametrize(("code", "said"), [("e4m3", "code 1 at 1 of a word becomes"), ("e5m2", "code 1 at 1")])
+def test_float8_bits_that_are_shifted_too_far_are_found(code: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    order, own = PackedOrder(QuantizedFormat(code), "bf16"), conversions._moved
+    assert conversion_check(order) and len({bit for place in range(4) for bit in order.bits_of(place)}) == 32
+    monkeypatch.setattr(conversions, "_moved", lambda ops, word, left, mask: own(ops, word, left + (left > 0), mask))
+    check = conversion_check(order)
+    assert not check and said in check.witness
+
+
 def test_a_scale_that_takes_no_bias_is_refused() -> None:
     for code, most in (("e4m3", 255.0), ("e5m2", 65280.0)):
         fmt = QuantizedFormat(code, 32)
