@@ -72,9 +72,10 @@ class DevicePairs:
         """Two products, rounded to nearest."""
         return self.fma(x, y, self.constant(NEGATIVE_ZERO)) if self.fused else self._pair("mul", x, y)
 
-    def twice(self, word: Int32, selector: int) -> Int32:
-        """One half of a word in both: prmt."""
-        return permute(word, word, Int32(selector))
+    def twice(self, word: Int32, half: int) -> Int32:
+        """One half of a word in both: a modifier of the instruction that takes it, where ptxas folds it."""
+        text = f"{{ .reg .b16 h<2>; mov.b32 {{h0, h1}}, $1; mov.b32 $0, {{h{half}, h{half}}}; }}"
+        return assembly(text, "=r,r", [Int32(word)], (Int32,), pure=True)[0]
 
     def permute(self, x: Int32, y: Int32, selector: Int32) -> Int32:
         """Four bytes of the eight of x and y."""

@@ -84,6 +84,9 @@ class PairMath(Protocol):
     def permute(self, x: Word, y: Word, selector: Word) -> Word:
         """Four bytes of the eight of x and y, by the selector's four low digits; prmt.b32."""
 
+    def twice(self, word: Word, half: int) -> Word:
+        """The low half (0) or the high one (1) in both."""
+
     def plus(self, x: Word, y: Word) -> Word:
         """The sum of two words, modulo 2**32."""
 
@@ -434,6 +437,11 @@ class NumpyPairs:
             taken = np.where(digit & np.uint32(8), repeated, byte).astype(np.uint32)
             found |= taken << np.uint32(8 * place)
         return found
+
+    def twice(self, word: Word, half: int) -> Word:
+        """The low half (0) or the high one (1) in both."""
+        found = np.asarray(word, np.uint32) >> np.uint32(HALF * half) & np.uint32(0xFFFF)
+        return found | found << np.uint32(HALF)
 
     def plus(self, x: Word, y: Word) -> Word:
         """The sum of two words, modulo 2**32."""

@@ -17,7 +17,7 @@ from layoutgemm.kernels.quantized.blocks import PackedBlocks, PackedTile
 from layoutgemm.kernels.quantized.checks import conversion_check, fragments_check, probe
 from layoutgemm.kernels.quantized.conversions import TARGETS, FusedPairs, NumpyPairs
 from layoutgemm.kernels.quantized.formats import CODES, GROUPS, MXFP4, NVFP4, UNIT_K, QuantizedFormat
-from layoutgemm.kernels.quantized.fragments import block_values, fragment
+from layoutgemm.kernels.quantized.fragments import block_values, fragment, rows_of
 from layoutgemm.kernels.quantized.order import PackedOrder
 from layoutgemm.kernels.quantized.packing import QuantizedWeights, pack, quantize, unpack
 
@@ -76,7 +76,8 @@ def test_a_scale_with_the_bias_gives_the_bits_of_a_product_with_each(code: str, 
     finite_bits = bits[np.isfinite(kind.decode(bits))]
     scales = finite_bits[np.isfinite(kind.decode(kind.encode(kind.decode(finite_bits) * order.bias_factor)))][:, None]
     row = scales | scales << np.uint32(16)
-    found = fragment(order, [word[None]] * order.words_of_fragment, [row, row], [], ops)
+    rows, _ = rows_of(order, [row], ops)
+    found = fragment(order, [word[None]] * order.words_of_fragment, rows, [], ops)
     plain = [ops.mul(pair, row) for pair in conversions.pairs_of(code, order.target, word[None], ops)]
     assert len(scales) > 1000 and np.array_equal(np.stack(found), np.stack(plain * order.words_of_fragment))
 
