@@ -44,7 +44,6 @@ _STEP = 8  # rows by which tiles differ
 _ROW_US = 0.0023  # a row of x takes in the products of 64 features and 128 of K, at 1.74 GHz
 _CONVERTED_US = 0.30  # 64 features and 128 of K take, however few the rows
 _GAIN = 0.95  # of the widest tiles' time, at most, for tiles that share rows evenly; those of one round were timed
-_WIDEST = 256  # features of a tile
 SMS = 132  # H100 SXM, H200
 
 
@@ -57,6 +56,7 @@ class _TileKind:
     split        parts of K
     along_m      CTAs of a cluster, which share x
     tile_k       depth of a stage
+    bytes_k      that of weights of 8 bits
     consumers, loader  as `Sm90Config` has them
     most         rows of x, at most; None for any number
     single       for a C of one round of tiles, one for each CTA; it starts while the kernel before ends
@@ -68,6 +68,7 @@ class _TileKind:
     split: int = 1
     along_m: int = 1
     tile_k: int | None = None
+    bytes_k: int | None = None
     consumers: int = 2
     loader: str = "warpgroup"
     most: int | None = None
@@ -87,7 +88,7 @@ class _TileKind:
         tiles    that share the rows evenly; 0 for tiles as wide as they may be
         """
         of_bytes = weights is not None and weights.bits == 8
-        depth = UNIT_K // 2 if of_bytes and self.tile[0] == _WIDEST else self.tile_k
+        depth = self.bytes_k or self.tile_k if of_bytes else self.tile_k
         width = min(self.tile[1], -(-rows // 16) * 16) if self.tile[1] == _WIDTH else self.tile[1]
         width = self.width(rows, tiles) if tiles else width
         found = Sm90Config(
@@ -194,9 +195,9 @@ _MANY = (
     _TileKind((128, 128), 0.70, 1.4),
     _TileKind((128, 128), 0.63, 5.0, split=2),
     _TileKind((192, 128), 1.09, 2.6, split=2, consumers=3),
-    _TileKind((192, 128), 1.03, 1.5, consumers=3),
-    _TileKind((256, 128), 1.30, 1.3, along_m=2),
-    _TileKind((256, 128), 1.154, 8.7, split=2),
+    _TileKind((192, 128), 1.03, 1.5, consumers=3, bytes_k=64),
+    _TileKind((256, 128), 1.30, 1.3, along_m=2, bytes_k=64),
+    _TileKind((256, 128), 1.154, 8.7, split=2, bytes_k=64),
     _TileKind((192, 256), 1.94, 2.0, tile_k=64, consumers=3, loader="self", single=True),
     _TileKind((192, 192), 1.451, 2.0, tile_k=64, consumers=3, single=True),  # wider ones have no registers for a loader
     _TileKind((192, 192), 1.451, 4.8, split=2, tile_k=64, consumers=3, loader="self", single=True),
