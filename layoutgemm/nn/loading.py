@@ -174,7 +174,7 @@ class _Plan:
         self.sources = chosen
 
     def _kind_of(self, kind: str, packed: Iterable[str]) -> str:
-        """The kind, or that of float8 with scales of blocks, which compressed-tensors names as it names others."""
+        """The kind, or "fp8" where compressed-tensors' scales are of blocks."""
         shapes = {name: of.shape for name, of in self.stored.items()}
         scales = [(f"{layer}.weight", f"{layer}.{BLOCK_SCALE}") for layer in packed]
         blocks = any(has_block_scales(shapes.get(weight, ()), shapes.get(scale, ())) for weight, scale in scales)

@@ -39,7 +39,9 @@ def packed_layer(
 
 
 def has_block_scales(weight: tuple[int, ...], scale: tuple[int, ...]) -> bool:
-    """True for the shapes of weights and of scales of 128 x 128 blocks, and not of rows, of groups or one scale.
+    """True if scales are of 128 x 128 blocks, by the shapes alone.
+
+    Scales of rows, scales of groups and one scale are not.
 
     >>> has_block_scales((256, 512), (2, 4)), has_block_scales((256, 512), (256, 4)), has_block_scales((64, 64), (1, 1))
     (True, False, False)

@@ -276,7 +276,7 @@ class QuantizedLinear(ActivatedLayer, PackedBuffers):
 
 
 def _format_of(tensors: Mapping[str, torch.Tensor], kind: str) -> str:
-    """The kind, or for the name of compressed-tensors that of whole bytes where there are some."""
+    """The kind; that of whole bytes for compressed-tensors' name and unpacked tensors."""
     return OF_BYTES[0] if kind == _ANY_PACKED and "weight" in tensors and "weight_packed" not in tensors else kind
 
 

@@ -262,7 +262,7 @@ def test_scales_of_blocks_are_read_by_the_name_of_compressed_tensors(given: str 
     load_checkpoint(model, sharded(tmp_path, stored, config=config), given)
     assert isinstance(model.up, ScaledLinear if given == "fp8" else QuantizedLinear)  # one scale is either's
     assert torch.equal(model.up.dequantized(), (weight.double() * scale.double()).to(BF16))
-    with pytest.raises(OperandError, match="^up: weight_scale is surplus: .*; kind 'float-quantized' reads"):
+    with pytest.raises(OperandError, match=r"^up: weight_scale is surplus: .*; kind 'float-quantized' reads"):
         load_checkpoint(Model(), sharded(tmp_path, {**dense(), **wide}), "fp8")
 
 
@@ -282,7 +282,7 @@ def test_blocks_of_compressed_tensors_become_scaled_layers(tmp_path: Path) -> No
     assert "replaced  up  by ScaledLinear" in str(load_checkpoint(model, path))
     assert torch.equal(model.up.dequantized(), (weight.double() * wide).to(BF16))
     state = {"weight": weight, "weight_scale": scale}
-    with pytest.raises(OperandError, match="weight_scale has shape .2, 2.: .* 128 x 128 blocks are ScaledLinear's"):
+    with pytest.raises(OperandError, match=r"weight_scale has shape .2, 2.: .* 128 x 128 blocks are ScaledLinear's"):
         QuantizedLinear.from_checkpoint(state, "compressed-tensors")
     columns = {"weight": weight, "weight_scale": torch.rand(192, 1)}
     one, two = (QuantizedLinear.from_checkpoint(columns, kind) for kind in ("compressed-tensors", "float-quantized"))

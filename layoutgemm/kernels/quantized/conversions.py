@@ -19,10 +19,10 @@ A kernel spends, for a word:
                                                               - (1024 or 1152)
     e2m1    bf16      2         3       8       0             tables of the 8 magnitudes: prmt looks up four high bytes
     e2m1    f16       2         3       6       0             and four low ones, which are 0 of f16. Signs lie where one
-                                                              lop3 puts four into the high bytes: `sign_digits`
+                                                              lop3 puts four into the high bytes: `bits_of_places`
     e4m3    both      2         3       0       2             a pair's bits lie where its register has them, the other
-    e5m2    both      2         3       0       2             pair's in the bits between, two shifts away: `float_places`.
-                                                              A product with a power of two moves the exponent's bias,
+    e5m2    both      2         3       0       2             pair's between them, two shifts away: `float_places`. A
+                                                              product with a power of two moves the exponent's bias,
                                                               subnormals too (e5m2 to f16 needs none, and one shift). A
                                                               group's scale is that power's product already: `placed`
 
@@ -118,7 +118,7 @@ def pair_values(code: str) -> Layout:
 
 
 def bits_of_places(code: str, target: TargetFormat) -> tuple[tuple[int, ...], ...]:
-    """Of each place of a word the bits that hold a code's bits, lowest first.
+    """For each place of a word: the bits that hold a code's bits, lowest first.
 
     Signs of e2m1 are the highest bits of a byte for the last four codes, and lie four bits below for the first four.
     The bits of a float8 lie where `float_places` has them.
@@ -138,9 +138,9 @@ def bits_of_places(code: str, target: TargetFormat) -> tuple[tuple[int, ...], ..
     value, pairs, found = pair_values(code), float_places(code, target), []
     for place in range(len(plain)):
         pair, half = divmod(int(value(place)), 2)
-        stored = {
-            bit: (bit - left + HALF * half) % WORD for left, mask in pairs[pair] for bit in range(HALF) if mask >> bit & 1
-        }
+        stored = {}
+        for left, mask in pairs[pair]:
+            stored |= {bit: (bit - left + HALF * half) % WORD for bit in range(HALF) if mask >> bit & 1}
         found.append(tuple(stored[bit] for bit in _value_bits(code, target)))
     return tuple(found)
 
@@ -158,7 +158,9 @@ def _value_bits(code: str, target: TargetFormat) -> tuple[int, ...]:
 
 @cache
 def float_places(code: str, target: TargetFormat) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """Of each pair of float8 in a word: (rotation to the left, bits of a half that are then in place).
+    """For each pair of float8 in a word: (rotation to the left, bits then in place).
+
+    Bits are those of a half.
 
     The first pair's bits are in place. The second's lie between them, as few rotations away as there can be. Where no
     bit crosses a half, a rotation is a shift, to the right for a negative count.

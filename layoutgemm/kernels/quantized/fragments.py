@@ -20,7 +20,7 @@ ROWS = 2  # of a thread, in a fragment
 
 
 def rows_of(order: PackedOrder, words: Sequence[object], ops: PairMath) -> tuple[list[Any], list[Any]]:
-    """The scales of a thread's two rows as `fragment` takes them, each twice in a word; and their zero points.
+    """The scales of a thread's two rows and their zeros, each twice in a word.
 
     words  those of a group: `order.scale_words`, of the two rows each
 

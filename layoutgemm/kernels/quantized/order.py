@@ -122,9 +122,9 @@ class PackedOrder:
 
     @cached_property
     def moves(self) -> tuple[tuple[int, int], ...]:
-        """(mask, shift to the left) whose results are a stored word's parts, of a word with its codes side by side.
+        """(mask, shift to the left) of each part of a stored word.
 
-        () where codes are stored side by side.
+        Parts are taken from a word with its codes side by side; () where that is the stored word.
 
         >>> [(hex(mask), left) for mask, left in PackedOrder(QuantizedFormat("e2m1", 32), "bf16").moves]
         [('0x80777707', 0), ('0x8080', 4), ('0x80000', 8), ('0x8', 12), ('0x8000000', -4)]

@@ -441,9 +441,7 @@ def test_weights_of_bytes_take_other_warpgroups_and_stages() -> None:
 
 RESULTS = Path(__file__).parents[4] / "benchmarks/results"
 # A case is that of the last one.
-RECORDS = tuple(
-    f"quantized_{name}_h200.json" for name in ("bytes_overlap", "turns", "widths", "widths_all")
-)
+RECORDS = tuple(f"quantized_{name}_h200.json" for name in ("bytes_overlap", "turns", "widths", "widths_all"))
 
 SLOWER = {("mxfp8", 7168, 768): 1.017}  # tiles of 256x192 have too many registers by the plan's sum
 
