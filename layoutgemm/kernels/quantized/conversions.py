@@ -138,7 +138,7 @@ def bits_of_places(code: str, target: TargetFormat) -> tuple[tuple[int, ...], ..
     value, pairs, found = pair_values(code), float_places(code, target), []
     for place in range(len(plain)):
         pair, half = divmod(int(value(place)), 2)
-        stored = {}
+        stored: dict[int, int] = {}
         for left, mask in pairs[pair]:
             stored |= {bit: (bit - left + HALF * half) % WORD for bit in range(HALF) if mask >> bit & 1}
         found.append(tuple(stored[bit] for bit in _value_bits(code, target)))
