@@ -126,8 +126,8 @@ class PackedOrder:
 
         Parts are taken from a word with its codes side by side; () where that is the stored word.
 
-        >>> [(hex(mask), left) for mask, left in PackedOrder(QuantizedFormat("e2m1", 32), "bf16").moves]
-        [('0x80777707', 0), ('0x8080', 4), ('0x80000', 8), ('0x8', 12), ('0x8000000', -4)]
+        >>> [(hex(mask), left) for mask, left in PackedOrder(QuantizedFormat("e5m2"), "f16").moves]
+        [('0xff00ff', 8), ('0xff00ff00', -8)]
         """
         found: dict[int, int] = {}
         for place in range(self.codes_of_word):
@@ -140,7 +140,7 @@ class PackedOrder:
     def back(self) -> tuple[tuple[int, int], ...]:
         """The inverse of `moves`.
 
-        >>> PackedOrder(QuantizedFormat("e5m2"), "f16").back
+        >>> PackedOrder(QuantizedFormat("int8"), "bf16").back
         ()
         """
         return tuple((mask << left if left > 0 else mask >> -left, -left) for mask, left in self.moves)
