@@ -360,7 +360,6 @@ class _Cluster:
                 which = number * plan.a.sums // len(b.k_steps)
                 apart[which] = accumulated(plan.mma, apart[which], product) if which in apart else product
                 continue
-            product = (product * np.float32(plan.a.total_factor)).astype(np.float32)
             block.sums[key] = accumulated(plan.mma, block.sums[key], product) if key in block.sums else product
         for which, product in apart.items():
             scales = scales_in_stage(plan, block.smem, self._stage(block, plan.a, stage), of_rows)

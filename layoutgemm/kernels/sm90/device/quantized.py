@@ -195,7 +195,6 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
                     for block in cutlass.range_constexpr(plan.blocks):
                         accumulators[block].fill(0)
             mma.settle(*accumulators)
-            finish_totals(plan, accumulators)
             self.bring_together(job, accumulators, (consumer, thread))
             if const_expr(plan.drains or not plan.config.one_tile_per_cluster):
                 if mine > 0:
@@ -290,7 +289,7 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
 
             mma.wait(0, products)
             scales.add(totals[plan.blocks - 1], products)
-            finish_totals(plan, totals)
+            scales.finish(totals)
             self.bring_together(job, totals, (consumer, thread))
             if const_expr(plan.drains or not plan.config.one_tile_per_cluster):
                 if mine > 0:
@@ -334,7 +333,8 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
                 stage, parity = bridge.next_in_ring(stage, parity, plan.stages, plan.config.slices)
             for block in cutlass.range_constexpr(plan.blocks):
                 mma.add_up(accumulators[block], [chain[block] for chain in chains])
-            finish_totals(plan, accumulators)
+            if const_expr(plan.sums_apart):
+                ScaledSums(plan).finish(accumulators)
             self.bring_together(job, accumulators, (consumer, thread))
             self.store_tile(job, maps, accumulators, (consumer, thread, tile), origin)
             tile += job.workers
@@ -505,10 +505,9 @@ class ScaledSums(bridge.Carried):
             else:
                 total[v] = total[v] + products[v]
 
-
-def finish_totals(plan: Sm90Plan, totals: Sequence[cute.Tensor]) -> None:
-    """Multiply totals by the number that the values were divided by."""
-    factor = plan.a.total_factor
-    for total in totals if factor != 1 else ():
-        for v in range(plan.mma.accumulator_registers):
-            total[v] = total[v] * Float32(factor)
+    def finish(self, totals: Sequence[cute.Tensor]) -> None:
+        """Multiply the totals by the number that the values were divided by."""
+        factor = self.plan.a.total_factor
+        for total in totals if factor != 1 else ():
+            for v in range(len(self.rows)):
+                total[v] = total[v] * Float32(factor)

@@ -52,11 +52,6 @@ class PackedOperand(PackedBlocks):
         """True if the scales of groups multiply sums in float32, and not weights."""
         return self.packing.scales_sums or (self.scales == "sums" and self.groups > 0)
 
-    @property
-    def one_shift(self) -> bool:
-        """True for int4: totals are multiplied by the divisor, whatever the scales multiply."""
-        return self.packing.format.code == "int4"
-
     def product_groups(self, blocks: int) -> int:
         """Groups of products of a K tile and a row block; `blocks` of a warpgroup.
 
