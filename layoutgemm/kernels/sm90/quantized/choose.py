@@ -60,6 +60,7 @@ class _TileKind:
     consumers, loader  as `Sm90Config` has them
     most         rows of x, at most; None for any number
     single       for a C of one round of tiles, one for each CTA; it starts while the kernel before ends
+    of_groups    for weights of 8 bits in groups alone
     """
 
     tile: tuple[int, int]
@@ -73,6 +74,11 @@ class _TileKind:
     loader: str = "warpgroup"
     most: int | None = None
     single: bool = False
+    of_groups: bool = False
+
+    def takes(self, weights: QuantizedFormat | None) -> bool:
+        """True if the kind is for a format."""
+        return not self.of_groups or (weights is not None and weights.bits == 8 and weights.group is not None)
 
     def width(self, rows: int, tiles: int) -> int:
         """Rows of x of a tile where `tiles` share them evenly; whole vectors of what parts of K exchange."""
@@ -127,8 +133,12 @@ class _TileKind:
         return rounds * -(-k_tiles // self.split) * time + self.once
 
     def shares(self, rows: int) -> range:
-        """Numbers of tiles with over half of `tile`'s rows, or over 128 in one round; none for up to 128 rows."""
-        least = _WIDTH + _STEP if self.single else max(self.tile[1] // 2 + _STEP, _FEW)
+        """Numbers of tiles that share rows evenly; none for up to 128 rows.
+
+        A tile has over half of `tile`'s rows; over 128 of a wider one in one round.
+        """
+        wide = self.single and self.tile[1] > _WIDTH
+        least = _WIDTH + _STEP if wide else max(self.tile[1] // 2 + _STEP, _FEW)
         return range(-(-rows // self.tile[1]), rows // least + 1 if rows > _WIDTH else 0)
 
 
@@ -196,6 +206,7 @@ _MANY = (
     _TileKind((128, 128), 0.63, 5.0, split=2),
     _TileKind((192, 128), 1.09, 2.6, split=2, consumers=3),
     _TileKind((192, 128), 1.03, 1.5, consumers=3, bytes_k=64),
+    _TileKind((192, 128), 1.03, 1.4, tile_k=64, consumers=3, single=True, of_groups=True),
     _TileKind((256, 128), 1.30, 1.3, along_m=2, bytes_k=64),
     _TileKind((256, 128), 1.154, 8.7, split=2, bytes_k=64),
     _TileKind((192, 256), 1.94, 2.0, tile_k=64, consumers=3, loader="self", single=True),
@@ -244,7 +255,7 @@ def packed_candidates(
     """
     store = "tma" if n % 8 == 0 else "direct"
     if rows > _FEW:
-        kinds = _MANY_FLOAT8 if become == "e4m3" else _MANY
+        kinds = _MANY_FLOAT8 if become == "e4m3" else [kind for kind in _MANY if kind.takes(weights)]
         shares = [(kind, tiles) for kind in kinds for tiles in (0, *kind.shares(rows)[:2])]
         yield from dict.fromkeys(
             kind.config(rows, k, store, each, by) for kind, by in shares for each in (None, weights)
@@ -324,7 +335,7 @@ def _few_config(tile: int, rows: int, split: int, consumers: int, k_tiles: int, 
 def _many(n: int, rows: int, k: int, sms: int, float8: bool, weights: QuantizedFormat | None) -> Sm90Config:
     """The kind with the least estimate; of equal ones the first. Rows are shared evenly where that gains enough."""
     found: list[tuple[float, _TileKind, int]] = []
-    for kind in _MANY_FLOAT8 if float8 else _MANY:
+    for kind in _MANY_FLOAT8 if float8 else [each for each in _MANY if each.takes(weights)]:
         for tiles in (0, *(() if float8 else kind.shares(rows))):
             time = kind.estimate(n, rows, k, sms, tiles)
             if time is not None:

@@ -478,6 +478,16 @@ EVEN = {
 }  # fmt: skip
 
 
+def test_one_round_of_192_features_has_stages_of_64_and_groups_a_grid_of_tiles() -> None:
+    for rows, width in ((448, 112), (512, 128)):
+        column, groups = (packed_config(6144, rows, 4096, weights=fmt) for fmt in (QuantizedFormat("e4m3"), MXFP8))
+        assert column.tile == groups.tile == (192, width) and column.tile_k == groups.tile_k == 64
+        assert (column.launch, groups.launch) == ("workers", "tiles") and groups.tuning.overlap
+        assert packed_config(6144, rows, 4096, weights=INT4).tile_k is None
+    alone, shared = (packed_config(4096, rows, 14336, weights=MXFP8) for rows in (768, 1024))
+    assert (alone.tile, alone.cluster, shared.cluster) == ((128, 192), (1, 1), (2, 1))
+
+
 def test_tiles_share_rows_evenly_where_that_gains() -> None:
     for ((n, k), rows), want in EVEN.items():
         config = packed_config(n, rows, k, weights=MXFP8)
