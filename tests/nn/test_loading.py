@@ -266,6 +266,13 @@ def test_scales_of_blocks_are_read_by_the_name_of_compressed_tensors(given: str 
         load_checkpoint(Model(), sharded(tmp_path, {**dense(), **wide}), "fp8")
 
 
+def test_blocks_of_mxfp4_are_missed_by_the_kind_that_reads_them(tmp_path: Path) -> None:
+    """gpt-oss stores parameters of experts as blocks and scales."""
+    stored = {**dense(), "up.weight_blocks": torch.zeros(64, 4, 16, dtype=torch.uint8)}
+    with pytest.raises(OperandError, match=r"^up.weight is missing .* up.weight_blocks: .* one expert, kind 'mxfp4'$"):
+        load_checkpoint(Model(), sharded(tmp_path, stored))
+
+
 class Tall(torch.nn.Module):
     """A layer of two blocks of features."""
 
