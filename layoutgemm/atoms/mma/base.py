@@ -35,8 +35,8 @@ def whole_tiles(divided: Layout, layout: Layout) -> Layout:
     """
     if divided.size != layout.size:
         raise AtomError(
-            f"the tiles {divided} of {layout} have {divided.size} places for {layout.size} elements: a tile ends inside "
-            "an entry of the shape"
+            f"the tiles {divided} of {layout} have {divided.size} places for {layout.size} elements: a tile ends "
+            "inside an entry of the shape"
         )
     return divided
 

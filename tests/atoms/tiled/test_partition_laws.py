@@ -12,7 +12,7 @@ from layoutgemm.atoms import fma
 from layoutgemm.atoms.tiled.copy import TiledCopy
 from layoutgemm.atoms.tiled.derived_copies import make_tiled_copy
 from layoutgemm.atoms.tiled.mma import TiledMma
-from layoutgemm.errors import AtomError, CompositionError, LayoutError
+from layoutgemm.errors import AtomError, LayoutError
 from tests.atoms.tiled.tiled_atoms import vector, warp_mma
 from tests.layouts import reference as ref
 
