@@ -32,16 +32,35 @@ def compiled(program: ModuleType) -> Any:
     return compile_function(program.DistanceKernel(), *dummies, program.make_fake_stream(), arch="sm_90a")
 
 
-def test_a_stride_of_no_whole_units_is_refused_at_the_users_line() -> None:
+@pytest.fixture(scope="module")
+def distances() -> Any:
+    return compiled(loaded(PROGRAM))
+
+
+def given(k: int) -> tuple[Any, ...]:
+    """The arguments of 8 rows of A and of B, all zeros."""
+    norms = np.zeros(8, np.float32)
+    a, b = (bf16.encode(np.zeros((8, k))) for _ in range(2))
+    return a, b, norms, norms.copy(), np.zeros((8, 8), np.float32), 8, 8, k, k, k
+
+
+def test_a_stride_of_no_whole_units_is_refused_at_the_users_line(distances: Any) -> None:
     """A tensor map counts strides in 16 bytes: 330 elements would be read as 328."""
-    m = n = 8
-    k = 330
-    zeros, norms = np.zeros((8, k), np.float32), np.zeros(8, np.float32)
-    given = bf16.encode(zeros), bf16.encode(zeros), norms, norms.copy(), np.zeros((m, n), np.float32), m, n, k, k, k
+    assert not emulate(distances, *given(328)).findings
     with pytest.raises(EmulatorError, match="stride of dimension 1 that is no multiple of 16 bytes") as caught:
-        emulate(compiled(loaded(PROGRAM)), *given)
+        emulate(distances, *given(330))
     number = next(i for i, line in enumerate(PROGRAM.read_text().split("\n"), 1) if "load_tile(maps[0]" in line)
     assert f"from_an_empty_file.py:{number}, in " in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+def test_an_array_of_another_type_than_its_tensor_map_is_lint(distances: Any, kind: type) -> None:
+    found = emulate(distances, np.zeros((16, 64), kind), *given(64)[1:]).findings
+    name = {np.float32: "f32", np.float16: "f16"}[kind]
+    assert [finding.message for finding in found if finding.kind == "lint"] == [
+        f"a tensor map takes a as bf16, and the array is {name}: a kernel gets its bytes as they are. Where values are "
+        "meant, pass dtype('bf16').encode(x)"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -66,5 +85,5 @@ def test_a_wrong_argument_is_named_while_tracing(
 
 
 def test_an_unknown_architecture_is_named_with_the_nearest() -> None:
-    with pytest.raises(PlanError, match="no architecture 'sm90b'; do you mean sm_90a?"):
+    with pytest.raises(PlanError, match=r"no architecture 'sm90b'; do you mean sm_90a\?"):
         compile_function(object(), arch="sm90b")
