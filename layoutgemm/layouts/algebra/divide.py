@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...arguments import as_int
+from ...arguments import as_int, shown
 from ...errors import CompositionError, LayoutError
 from ..basis import has_basis
 from ..int_tuple import (
@@ -58,6 +58,10 @@ def _entry(x: object, what: str) -> Any:
     # _plain is the mark of a Layout; tensors and arrays have strides too
     if x is None or getattr(x.__class__, "_plain", False) or x.__class__ is Polynomial or is_sympy(x):
         return x
+    if hasattr(x, "source_mask"):
+        raise LayoutError(
+            f"{shown(x)} is no tiler: a swizzle permutes offsets, behind a layout, as {shown(x)} @ layout"
+        )
     return as_int(x, what)
 
 
