@@ -29,9 +29,9 @@ class Container:
 
 
 def whole_tiles(divided: Layout, layout: Layout) -> Layout:
-    """The divided layout, if its tiles hold the elements of `layout` and no place past the end of an entry.
+    """The divided layout, whose tiles hold the elements of `layout` alone.
 
-    Raises AtomError otherwise: threads would be given places that are no elements.
+    Raises AtomError where a tile reaches past the end of an entry: threads would be given places that are no elements.
     """
     if divided.size != layout.size:
         raise AtomError(

@@ -158,7 +158,8 @@ class TiledCopy(HasPicture, HasPage, Convertible):
         layout = layout_of(layout)
         if isinstance(layout, ComposedLayout):
             return ComposedLayout(layout.swizzle, layout.offset, self.partition(side, layout.layout))
-        tiles = whole_tiles(self._divisible(layout).zipped_divide(self.tiler), layout)
+        whole = self._divisible(layout)
+        tiles = whole_tiles(whole.zipped_divide(self.tiler), whole)
         threads, values = tiles[0].compose(self.tv_layout(side))
         return Layout.join(threads, values, *tiles[1])
 

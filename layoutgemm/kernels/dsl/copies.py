@@ -69,7 +69,7 @@ def encode_tensor_map(
 
 
 def _units(nbytes: Int64) -> Int64:
-    """A stride as a tensor map counts it, and `NO_STRIDE` for bytes that are no multiple of the unit."""
+    """A stride in the units of a tensor map; `NO_STRIDE` if it is no multiple."""
     return cutlass.select_(nbytes % STRIDE_UNIT == 0, nbytes // STRIDE_UNIT, Int64(NO_STRIDE))
 
 
