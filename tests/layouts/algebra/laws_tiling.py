@@ -69,7 +69,7 @@ def with_shape(rng: random.Random) -> bool:
 
 
 def divided(pair: Pair, t: Pair) -> tuple[list[int], list[int]] | None:
-    """The values of the tile's mode and of the tiles' mode, or None without such a layout.
+    """The values of the tile and of the tiles, or None without such a layout.
 
     They are A o (T, T*). Where that is no layout, A counts with the entry in which T ends rounded up to whole tiles.
     """
