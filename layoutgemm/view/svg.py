@@ -203,7 +203,8 @@ def layout_note(
         note = f"{says}, {gives} gives its colour"
     note += "." if colors.count <= len(HUES) else f"; after {len(HUES)} groups the colours come again."
     if tiles is not None:
-        note += " Tile (r,c) stands where it lies in the matrix; the pointer shows the nested coordinate."
+        place = "Tiles stand side by side" if tiles.vector else "Tile (r,c) stands where it lies in the matrix"
+        note += f" {place}; the pointer shows the nested coordinate."
     elif len(planes) > 1 and not vector:
         note += " A grid stands for each coordinate of the other modes."
     return note
