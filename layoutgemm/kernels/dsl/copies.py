@@ -78,7 +78,9 @@ def entry_of(given: Mapping[str, Int32], name: str, what: str, tma: TmaPlan) -> 
     if not isinstance(given, Mapping) or name not in given:
         names = "{" + ", ".join(f"{dim!r}: ..." for dim in tma.dims) + "}"
         has = sorted(given) if isinstance(given, Mapping) else shown(given)
-        raise AtomError(f"{what} of a tensor map over {', '.join(tma.dims)} are {names}; got {has}, without {name!r}")
+        raise AtomError(
+            f"{what} of a tensor map over {', '.join(tma.dims)} are {names}; got {has}, without {shown(name)}"
+        )
     return given[name]
 
 
