@@ -160,25 +160,22 @@ def divide(shape: Shape, stride: Stride, pair: Pair) -> Pair:
     Raises CompositionError where that has no layout either, and LayoutError where T and its translates leave out an
     element of A. What they leave out past the end of A is no element: (2,2):(3,8) divides 6:1, and not 7:1.
     """
+    s, d = pair
+    size = product(shape)
+    cs, cd = complement_exact(s, d, size, "a divide", size)
     try:
-        return _exact(shape, stride, pair)
+        return compose(shape, stride, (s, cs), (d, cd))
     except CompositionError:
         rounded = _rounded(shape, stride, pair)
         if rounded is None:
             raise
+        size = product(rounded[0])
         try:
-            return _exact(*rounded, pair)
+            cs, cd = complement_exact(s, d, size, "a divide", size)
+            return compose(*rounded, (s, cs), (d, cd))
         except LayoutError:
             pass
         raise
-
-
-def _exact(shape: Shape, stride: Stride, pair: Pair) -> Pair:
-    """A o (T, T*)."""
-    s, d = pair
-    size = product(shape)
-    cs, cd = complement_exact(s, d, size, "a divide", size)
-    return compose(shape, stride, (s, cs), (d, cd))
 
 
 def _rounded(shape: Shape, stride: Stride, pair: Pair) -> Pair | None:
