@@ -30,7 +30,7 @@ import torch
 from ..atoms.copy.base import VECTOR_BYTES
 from ..errors import OperandError, PlanError, TensorError
 from ..kernels.column_groups import check_groups
-from ..kernels.epilogue.chain import ColumnReduce, Custom, Dropout, Epilogue
+from ..kernels.epilogue.chain import ColumnReduce, Custom, Dropout, Epilogue, ReductionStep
 from ..kernels.epilogue.chain import EpilogueOperand as Operand
 from ..kernels.epilogue.grouped_matrix import parts_of
 from ..kernels.epilogue.numpy_math import Math
@@ -188,7 +188,7 @@ def operands_of_one(epilogue: Epilogue, operands: GivenOperands) -> GivenOperand
     """The operands of a batch of one, as a product without a batch takes them."""
     every = dict(operands.every)
     for operand in epilogue.given:
-        if operand.axes and every[operand.name].ndim > len(operand.axes):
+        if operand.axes and every[operand.name].ndim > operand.rank:
             every[operand.name] = every[operand.name][0]
     return GivenOperands(every, *[{name: every[name] for name in names} for names in (epilogue.reads, epilogue.writes)])
 
@@ -303,9 +303,21 @@ def reduce_nothing(epilogue: Epilogue, given: Tensors) -> None:
     for step in epilogue.reductions:
         if not step.ordered or step.each is not None:
             continue
-        alone = [np.asarray([value]) for value in step.reduction.identity]
-        for operand, value in zip(step.given, step.reduction.finished(alone, Math), strict=True):
-            given[operand.name].fill_(np.asarray(value).item())
+        for operand, value in zip(step.given, nothing_of(step), strict=True):
+            given[operand.name].copy_(value)
+
+
+def nothing_of(step: ReductionStep) -> list[torch.Tensor]:
+    """The outputs of a reduction of no element, as they are broadcast.
+
+    >>> from layoutgemm.kernels.epilogue.chain import RowReduce
+    >>> nothing_of(RowReduce("argmax"))
+    [tensor([-inf]), tensor([2147483647], dtype=torch.int32)]
+    """
+    alone = [np.asarray([value], np.float32 if kind == "float" else np.int32)
+             for value, kind in zip(step.reduction.identity, step.reduction.kinds, strict=True)]  # fmt: skip
+    results = [torch.from_numpy(np.array(value)) for value in step.reduction.finished(alone, Math)]
+    return step.outputs(results, torch.stack)
 
 
 def _check_operand(operand: Operand, x: torch.Tensor, shape: tuple[int, ...], joined: int = 0) -> None:
@@ -321,8 +333,10 @@ def _check_operand(operand: Operand, x: torch.Tensor, shape: tuple[int, ...], jo
     if tuple(x.shape) not in fits:
         texts = " or ".join(str(list(fit)) for fit in dict.fromkeys(fits))
         raise TensorError(f"{name} has shape {list(x.shape)}; for a product of shape {list(shape)} it is {texts}")
-    if operand.axes in ("m", "n") and x.shape[-1] > 1 and x.stride(-1) != 1:
+    if len(operand.axes) == 1 and x.shape[-1] > 1 and x.stride(-1) != 1:
         raise OperandError(f"{name}: elements lie {x.stride(-1)} apart, strides {x.stride()}; {name}.contiguous()")
+    if operand.count > 1 and x.shape[-2] > 1 and x.stride(-2) != x.shape[-1]:
+        raise OperandError(f"{name}: lines of {x.shape[-1]} lie {x.stride(-2)} apart, strides {x.stride()}; side by side")
     if operand.axes == "mn" and not _order(x):
         raise OperandError(
             f"{name}: strides {x.stride()} leave neither rows nor columns contiguous; {name}.contiguous() is"
@@ -431,7 +445,7 @@ def spread(
     """a, b, c and the operands, as problems of at most one batch dimension."""
     batch = c.shape[:-2]
     lying = [operand for operand in epilogue.given if operand.axes]
-    ranks = [len(operand.axes) for operand in lying]
+    ranks = [operand.rank for operand in lying]
     values = [given[operand.name] for operand in lying]
     wide = [
         x if x.ndim == rank + len(batch) and x.shape[:-rank] == batch else x.expand(*batch, *x.shape[x.ndim - rank :])
@@ -490,4 +504,4 @@ def placed_of(operand: Operand, x: torch.Tensor, several: bool = True) -> Placed
     if operand.axes == "mn":
         across, along = (-2, -1) if _order(x) == "row" else (-1, -2)
         leading = x.stride(across) if x.shape[across] > 1 else x.shape[along]
-    return PlacedOperand(x.data_ptr(), leading, x.stride(0) if several and x.ndim > len(operand.axes) else 0)
+    return PlacedOperand(x.data_ptr(), leading, x.stride(0) if several and x.ndim > operand.rank else 0)

@@ -55,7 +55,7 @@ class JaxElement:
     def reduce(self, step: ReductionStep, x: Value) -> None:
         """Keep a reduction's results."""
         results = reduced(step, self.spread(x), (self.i, self.j), self._visited, self._groups)
-        self.written |= dict(zip([operand.name for operand in step.given], results, strict=True))
+        self.written |= dict(zip([x.name for x in step.given], step.outputs(results, jnp.stack), strict=True))
 
     def quantized(self, step: Quantize, x: Value) -> jax.Array:
         """Values scaled to the range of C's type; the scales are kept."""

@@ -264,7 +264,7 @@ class NeighbourPair:
         block, size = self.block, given.dtype.bytes
         line, along = (row, column) if given.order == "row" else (column, row)
         if given.axes != "mn":
-            return block.of_batch(given, word) + Int64(row if given.axes == "m" else column) * size
+            return block.of_batch(given, word) + Int64(row if given.axes == "m" else column) * (given.count * size)
         key = ("line", given.name, self.key[0])
         if given.order == "col" or key not in block.read:
             leading = getattr(block.job.given, f"{given.name}_ld")

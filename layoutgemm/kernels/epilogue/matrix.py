@@ -94,7 +94,7 @@ class EpilogueMatrix:
 
     def keep(self, step: ReductionStep, found: list[Array]) -> None:
         """A reduction's results as written operands."""
-        for given, value in zip(step.given, found, strict=True):
+        for given, value in zip(step.given, step.outputs(found, np.stack), strict=True):
             self.written[given.name] = value if given.dtype.kind == "int" else rounded(given, value)
 
     def _of_groups(self, reduction: Reduction, x: Array, each: int) -> list[Array]:

@@ -34,6 +34,7 @@ class EpilogueOperand:
     written  whether it is written: then it may be "i32", too
     unit     of a written "mn": rows and columns of C for each of its elements
     start    of one that is combined with what is in memory: the value that changes nothing
+    count    of a written "m" or "n": numbers for each row, (M, count), or for each column, (count, N)
     places   of "n", where a gated product reads it before the gate: 2, for the gate's columns, then for the others
     """
 
@@ -46,12 +47,14 @@ class EpilogueOperand:
     unit: tuple[int, int] = (1, 1)
     start: float = 0.0
     places: int = 1
+    count: int = 1
 
     if TYPE_CHECKING:  # the type may be given by its name
 
         def __init__(
             self, name: str, axes: str, dtype: DType | str, host: bool = False, order: str = "row",
             written: bool = False, unit: tuple[int, int] = (1, 1), start: float = 0.0, places: int = 1,
+            count: int = 1,
         ) -> None: ...  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -70,6 +73,10 @@ class EpilogueOperand:
         object.__setattr__(self, "start", exact(self.start))
         if self.unit != (1, 1) and not (self.written and self.axes == "mn"):
             raise PlanError(f"{self.name}: unit {self.unit} is for a written matrix")
+        if as_int(self.count, f"{self.name}: count", PlanError, least=1) > 1 and not (
+            self.written and len(self.axes) == 1
+        ):
+            raise PlanError(f"{self.name}: {self.count} numbers for each row or column are for a written vector")
 
     def shape(self, m: int, n: int) -> tuple[int, ...]:
         """Its shape for a C of m rows and n columns.
@@ -78,7 +85,18 @@ class EpilogueOperand:
         (4, 2)
         """
         extents = {"m": -(-m // self.unit[0]), "n": -(-n // self.unit[1]) * self.places}
-        return tuple(extents[axis] for axis in self.axes)
+        lines = tuple(extents[axis] for axis in self.axes)
+        more = (self.count,) * (self.count > 1)
+        return (*lines, *more) if self.axes == "m" else (*more, *lines)
+
+    @property
+    def rank(self) -> int:
+        """Dimensions of its shape.
+
+        >>> EpilogueOperand("best", "m", "f32", written=True, count=4).rank
+        2
+        """
+        return len(self.axes) + (self.count > 1)
 
     @property
     def words(self) -> tuple[str, ...]:

@@ -18,6 +18,9 @@ from .reductions import About, Reduction
 from .steps import STEPS, ColumnGroup, Custom, EpilogueOperand, Step
 
 
+_FUNCTIONS = ("lift", "combine", "finish", "insert")  # of a reduction, each with several results
+
+
 def entry_of_steps(steps: Sequence[Step]) -> list[list[object]]:
     """Steps as JSON has them, of values that `steps_of` reads. Raises TypeError for a step of another package.
 
@@ -48,7 +51,8 @@ def tuples(x: object) -> Any:
 def _values_of(step: Step) -> Mapping[str, object]:
     if isinstance(own := getattr(step, "operation", None), Reduction):
         about = None if own.about is None else vars(own.about)
-        return {**vars(step), "operation": {**vars(own), "about": about}}
+        functions = {name: tracing.entry_of_each(getattr(own, name)) for name in _FUNCTIONS}
+        return {**vars(step), "operation": {**vars(own), **functions, "about": about}}
     if not isinstance(step, Custom):
         return {name: value.name if isinstance(value, DType) else value for name, value in vars(step).items()}
     operands = [{**vars(operand), "dtype": operand.dtype.name} for operand in step.operands]
@@ -72,6 +76,7 @@ def _step_of(name: object, values: object) -> Step:
 
 def _reduction_of(entry: Mapping[str, object]) -> Reduction:
     values = {name: tuples(value) for name, value in entry.items()}
+    values |= {name: tracing.each_of_entry(values[name]) for name in _FUNCTIONS}
     if isinstance(about := values["about"], dict):
         values["about"] = About(tuples(about["term"]), about["merged"])
     made = Reduction(**values)

@@ -26,10 +26,12 @@ from .places import Value
 
 # An expression: ("float", value), ("int", value), ("x",), ("i",), ("j",), ("given", name) or (operation, *expressions).
 # Of a group of columns ("x", k) is the value of column k of the group, and ("given", name, k) an operand's there.
+# Where values are read often it is ("steps", expressions, last): ("step", n) is the value of expressions[n].
 Expression = tuple[Any, ...]
 
 _FLOATS = ("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "normal", "sigmoid", "abs", "floor", "round")  # of one float
 MAX_POWER = 16  # of x ** n
+WRITTEN_OUT = 256  # operations of a function that is kept without steps
 _CHOICES = ("maximum", "minimum", "largest", "smallest", "where")  # of several values
 _KNOWN = (*_FLOATS, "float", "whole", *_CHOICES)  # what ops has
 _MAX_F32 = float.fromhex("0x1.fffffep127")
@@ -46,7 +48,7 @@ class Symbol:
         self.kind = kind
 
     def __repr__(self) -> str:
-        return shown(self.expression)
+        return shown(self.expression) if _size([self.expression]) <= WRITTEN_OUT else "a value of many operations"
 
     def __bool__(self) -> bool:
         raise PlanError(
@@ -220,7 +222,7 @@ def trace(
     result = called(function, ("x", *coordinates, "ops", *names), (*element(), Operations(), *given))
     if result is None:
         raise PlanError("the function returned nothing: it gives the new value of x")
-    return _float(result).expression
+    return in_steps([_float(result).expression])[0]
 
 
 @not_in_graphs
@@ -243,7 +245,81 @@ def trace_columns(function: Callable[..., object], names: Mapping[str, bool], co
     found = called(function, ("x", "i", "j", "ops", *names), (x, *element()[1:], Operations(), *given))
     if not isinstance(found, (tuple, list)) or len(found) != columns:
         raise PlanError(f"the function of {columns} columns gave {bounded(found)}: it gives {columns} values, one each")
-    return tuple([_float(value).expression for value in found])
+    return in_steps([_float(value).expression for value in found])
+
+
+def _parts(expressions: Sequence[Expression]) -> list[Expression]:
+    """Their operations, each once and behind its operands; without recursion, since sums of many terms are deep."""
+    known: set[int] = set()
+    found, waiting = [], [(expression, False) for expression in reversed(expressions)]
+    while waiting:
+        part, ready = waiting.pop()
+        if part[0] in _LEAVES or (id(part) in known and not ready):
+            continue
+        if ready:
+            found.append(part)
+        else:
+            known.add(id(part))
+            waiting.append((part, True))
+            waiting += [(operand, False) for operand in reversed(part[1:])]
+    return found
+
+
+def _size(expressions: Sequence[Expression]) -> int:
+    """The operations of expressions that are written out: a value that is read often counts each time."""
+    sizes: dict[int, int] = {}
+    for part in _parts(expressions):
+        sizes[id(part)] = 1 + sum([sizes.get(id(operand), 0) for operand in part[1:]])
+    return sum([sizes.get(id(expression), 0) for expression in expressions])
+
+
+def in_steps(expressions: Sequence[Expression]) -> tuple[Expression, ...]:
+    """The expressions of one function's results; long ones as steps, each of which is computed once for all.
+
+    A sorting network reads each value several times: written out it doubles with every comparison.
+
+    >>> x = Symbol(("x",), "float")
+    >>> for _ in range(9):
+    ...     x = x * x
+    >>> head, steps, last = in_steps([x.expression])[0]
+    >>> head, len(steps), last
+    ('steps', 9, ('step', 8))
+    """
+    if _size(expressions) <= WRITTEN_OUT:
+        return tuple(expressions)
+    steps: dict[Expression, Expression] = {}  # an operation on steps -> the step
+    known: dict[int, Expression] = {}
+    for part in _parts(expressions):
+        own = exact((part[0], *[known.get(id(operand), operand) for operand in part[1:]]))
+        known[id(part)] = steps.setdefault(own, ("step", len(steps)))
+    kept = tuple(steps)
+    return tuple([("steps", kept, known.get(id(expression), expression)) for expression in expressions])
+
+
+def entry_of_each(expressions: Sequence[Expression]) -> Sequence[object]:
+    """The expressions of one function as JSON has them: steps that they share once.
+
+    >>> entry_of_each((("x",), ("i",)))
+    (('x',), ('i',))
+    """
+    steps = {expression[1] if expression[0] == "steps" else None for expression in expressions}
+    if len(steps) > 1 or None in steps or not expressions:
+        return expressions
+    return ("steps", *steps, tuple([expression[2] for expression in expressions]))
+
+
+def each_of_entry(entry: Any) -> tuple[Expression, ...]:
+    """The expressions of an entry, of tuples.
+
+    >>> each_of_entry(entry_of_each((("x",), ("i",))))
+    (('x',), ('i',))
+    """
+    if len(entry) == 3 and entry[0] == "steps":
+        return tuple([("steps", entry[1], last) for last in entry[2]])
+    return tuple(entry)
+
+
+_LEAVES = frozenset(("x", "i", "j", "given", "float", "int", "step"))
 
 
 def element() -> tuple[Symbol, Symbol, Symbol]:
@@ -286,16 +362,42 @@ def as_value(value: object, kind: str | None = None) -> Symbol:
 
 def transposed(expression: Expression) -> Expression:
     """The same of the transposed matrix: i and j change places."""
-    if expression[0] in ("float", "int", "given", "x"):
-        return expression
     if expression[0] in ("i", "j"):
         return ("j",) if expression[0] == "i" else ("i",)
+    if expression[0] in _LEAVES:
+        return expression
+    if expression[0] == "steps":
+        _, steps, last = expression
+        return ("steps", tuple([transposed(step) for step in steps]), transposed(last))
     return (expression[0], *map(transposed, expression[1:]))
 
 
 def evaluate(expression: Expression, x: Value, at: Any) -> Value:
     """The value of an expression; `at` gives coordinates, operands and operations, as for a step's `apply`."""
+    return evaluate_each([expression], x, at)[0]
+
+
+def evaluate_each(expressions: Sequence[Expression], x: Value, at: Any) -> list[Value]:
+    """The values of a function's results: steps that they share are computed once."""
+    steps: Expression | None = None
+    done: list[Value] = []
+    found = []
+    for expression in expressions:
+        if expression[0] != "steps":
+            found.append(_evaluated(expression, x, at, ()))
+            continue
+        if expression[1] is not steps and expression[1] != steps:
+            steps, done = expression[1], []
+            for step in expression[1]:
+                done.append(_evaluated(step, x, at, done))
+        found.append(_evaluated(expression[2], x, at, done))
+    return found
+
+
+def _evaluated(expression: Expression, x: Value, at: Any, done: Sequence[Value]) -> Value:
     head, *rest = expression
+    if head == "step":
+        return done[rest[0]]
     if head == "x":
         return as_arithmetic(x[rest[0]] if rest else x, "x", PlanError)
     if head in ("i", "j"):
@@ -306,7 +408,7 @@ def evaluate(expression: Expression, x: Value, at: Any) -> Value:
         return at.read(*rest)
     if not hasattr(at.math, head):
         raise PlanError(f"math has no {head}: {bounded(at.math)}")
-    return getattr(at.math, head)(*[evaluate(part, x, at) for part in rest])
+    return getattr(at.math, head)(*[_evaluated(part, x, at, done) for part in rest])
 
 
 _SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
@@ -323,6 +425,11 @@ def shown(expression: Expression, names: Mapping[str, str] = MappingProxyType({}
     head, *parts = expression
     if head in ("x", "i", "j"):
         return names.get(head, str(head)) + "".join(f"[{k}]" for k in parts)
+    if head == "steps":
+        text = "; ".join(f"s{n} = {shown(step, names)}" for n, step in enumerate(parts[0]))
+        return f"{shown(parts[1], names)} with {text}"
+    if head == "step":
+        return f"s{parts[0]}"
     if head in ("given", "float", "int"):
         return str(parts[0]) + "".join(f"[{k}]" for k in parts[1:])
     if head in _SIGNS:
@@ -356,14 +463,24 @@ def restored(parts: object, names: Sequence[str], along: Sequence[str] = (), col
     leaves: set[Expression] = {("x", k) for k in each} if columns else {("x",)}
     leaves |= {("given", name) for name in names if name not in along}
     leaves |= {("given", name, k) for name in along for k in each}
-    found = _float(_restored(parts, leaves)).expression
+    steps: list[Symbol] = []
+    last = parts
+    if isinstance(parts, (list, tuple)) and len(parts) == 3 and parts[0] == "steps" and parts[1]:
+        for step in parts[1]:
+            steps.append(_restored(step, leaves, steps))
+        last = parts[2]
+    found = _float(_restored(last, leaves, steps)).expression
+    if steps:
+        found = ("steps", tuple([step.expression for step in steps]), found)
     if exact(found) != exact(_as_tuples(parts)):
         raise PlanError(f"an expression is {bounded(parts)}, and a trace would give {bounded(found)}")
     return found
 
 
-def _restored(parts: object, leaves: AbstractSet[Expression]) -> Symbol:
+def _restored(parts: object, leaves: AbstractSet[Expression], steps: Sequence[Symbol] = ()) -> Symbol:
     head, *rest = parts if isinstance(parts, (list, tuple)) and parts else (None,)
+    if head == "step" and len(rest) == 1 and type(rest[0]) is int and 0 <= rest[0] < len(steps):
+        return Symbol((head, rest[0]), steps[rest[0]].kind)
     if head in ("i", "j") and not rest:
         return Symbol((head,), "int")
     if head in ("float", "int") and len(rest) == 1 and isinstance(rest[0], float if head == "float" else int):
@@ -373,7 +490,7 @@ def _restored(parts: object, leaves: AbstractSet[Expression]) -> Symbol:
     if not isinstance(head, str) or head not in _MADE:
         raise PlanError(f"no part of an expression: {bounded(parts)}")
     try:
-        return _MADE[head](*[_restored(part, leaves) for part in rest])
+        return _MADE[head](*[_restored(part, leaves, steps) for part in rest])
     except TypeError as error:
         raise PlanError(f"{head} of {len(rest)} parts in an expression: {error}") from None
 

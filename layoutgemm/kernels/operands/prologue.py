@@ -268,7 +268,7 @@ def _reads(expression: object, name: str) -> bool:
     """
     if not isinstance(expression, tuple):
         return False
-    return expression == (name,) or any(_reads(part, name) for part in expression[1:])
+    return expression == (name,) or any(_reads(part, name) for part in expression)
 
 
 def check_types(prologue: object, a: Operand, b: Operand) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from ...errors import OperandError
 from ..epilogue.arrays import Arrays
 from ..epilogue.chain import MAX_WORDS
-from ..orders import given_names
+from ..orders import given_names, stored_elements
 from ..sm80.plan import Sm80Plan
 from ..sm90.plan import Sm90Plan
 from ..sm100.plan import Sm100Plan
@@ -37,15 +37,19 @@ def run_fused(
 
     given   what the epilogue reads, by name: numbers, vectors along M or N, matrices of C's shape; with a main loop's
             tables, the offsets or counts of groups, further matrices and numbers
-    device  "cuda", "emulator", or None: the GPU when there is one that can run the plan, else the emulator
+    device  "cuda", "emulator", or None: the GPU when there is one that can run the plan, else the emulator.
+            "reference", of a plan of A, B and the epilogue alone: `Epilogue.reference` of a float64 product
 
     Raises OperandError for another device or tensors, and for operands that the epilogue does not take. Raises
     PlanError if the GPU cannot run the plan, and EmulatorError with the emulator's report.
     """
-    if device not in (None, "cuda", "emulator") or not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray)):
+    others = _others(plan) if device == "reference" else ""
+    arrays = isinstance(a, np.ndarray) and isinstance(b, np.ndarray)
+    if device not in (None, "cuda", "emulator", "reference") or others or not arrays:
         names = ", ".join(operand.name for operand in plan.epilogue.given) or "no operands"
+        beside = f" beside {others}" if others else ""
         raise OperandError(
-            f"the plan has an epilogue ({names}), which run() executes on NumPy arrays with device='cuda' or "
+            f"the plan has an epilogue ({names}){beside}, which run() executes on NumPy arrays with device='cuda' or "
             "'emulator'; its reference is plan.epilogue.reference(a @ b, ...), and tensors go to "
             "layoutgemm.matmul(a, b, epilogue=, given=)"
         )
@@ -53,6 +57,8 @@ def run_fused(
         raise OperandError("out is given, and the epilogue stores no C (stores_c=False)")
     check_shapes(plan, a, b)
     check_arrays(plan, a, b, out)
+    if device == "reference":
+        return _referred(plan, a, b, given).into(out)
     more = {name: given[name] for name in _beside(plan) if name in given}
     rest = {name: value for name, value in given.items() if name not in more}
     groups = plan.batch if isinstance(plan, Sm90Plan) and plan.joined_rows else 0
@@ -69,6 +75,25 @@ def run_fused(
     if not plan.epilogue.stores_c:
         return replace(result, c=None, written=besides.written())
     return replace(result.into(out), written=besides.written())
+
+
+def _others(plan: Plan) -> str:
+    """A part of the plan that no reference of an epilogue has, or ""."""
+    parts = [name for name in ("gated", "pair", "mainloop", "triangles") if getattr(plan, name, None) is not None]
+    return ", ".join((*parts, *_beside(plan)))
+
+
+def _referred(plan: Plan, a: np.ndarray, b: np.ndarray, given: Mapping[str, object]) -> GemmResult:
+    """The epilogue by NumPy, on the float64 product of values that are rounded to A's and B's types."""
+    left, right = (x.dtype.decode(x.dtype.encode(value)) for x, value in ((plan.a, a), (plan.b, b)))
+    sums = np.asarray(left, np.float64) @ np.asarray(right, np.float64)
+    visited = stored_elements(plan, {})
+    found = plan.epilogue.reference_of_sums(sums, None, visited, **given)
+    if not plan.epilogue.stores_c:
+        return GemmResult(None, "NumPy", written=found.written)
+    c = np.asarray(plan.c.dtype.decode(plan.c.dtype.encode(found.c)), np.float32)
+    c = c if visited is None else np.where(visited, c, np.float32(0))
+    return GemmResult(c, "NumPy", written=found.written)
 
 
 def _on_cpu(

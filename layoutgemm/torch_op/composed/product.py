@@ -139,7 +139,7 @@ def _of_one(call: ComposedCall) -> ComposedCall:
     """A batch of one as a product of two matrices, with its operands."""
     values, parts = dict(call.values), call.parts
     for operand in epilogue.given if (epilogue := parts.epilogue) is not None else ():
-        if operand.axes and values[operand.name].ndim > len(operand.axes):
+        if operand.axes and values[operand.name].ndim > operand.rank:
             values[operand.name] = values[operand.name][0]
     for name in parts.prologue.names if parts.prologue is not None else ():
         values[name] = values[name][0]

@@ -162,25 +162,28 @@ class _EpilogueElements:
     def reduce(self, step: ReductionStep, x: torch.Tensor) -> None:
         """Keep a reduction's results, in their types."""
         x = self.spread(x)
-        for operand, value in zip(step.given, self._results(step, x), strict=True):
+        for operand, value in zip(step.given, self._outputs(step, x), strict=True):
             if not step.ordered:
                 held = self._held(operand.name)
                 value = COMBINED[str(step.reduction.atomic)](value.reshape(held.shape), held)
             self.written[operand.name] = value.to(TYPES[operand.dtype.name])
 
-    def _results(self, step: ReductionStep, x: torch.Tensor) -> Sequence[torch.Tensor]:
-        """The results; of rows in no group, what is there."""
+    def _outputs(self, step: ReductionStep, x: torch.Tensor) -> Sequence[torch.Tensor]:
+        """The outputs; of rows in no group, what is there."""
         if step.each is not None:
             return self._of_groups(step, x)
         groups = self._groups
         if groups is not None and groups.group is not None and isinstance(step, ColumnReduce):
             x = x if groups.inside is None else torch.where(groups.inside, x, 0)
             return columns_of_groups(str(step.operation), x, groups.group, groups.number)
-        found = self._reduced(step, x, self._visited, 0)
+        found = step.outputs(self._reduced(step, x, self._visited, 0), torch.stack)
         if groups is None or groups.inside is None or not isinstance(step, RowReduce):
             return found
         inside = groups.inside.squeeze(-1)
-        return [torch.where(inside, y, self._held(of.name)) for y, of in zip(found, step.given, strict=True)]
+        return [
+            torch.where(inside.unsqueeze(-1) if of.count > 1 else inside, y, self._held(of.name))
+            for y, of in zip(found, step.given, strict=True)
+        ]
 
     def grouped(self, step: ColumnGroup, x: torch.Tensor) -> torch.Tensor:
         """The function of each group of columns."""

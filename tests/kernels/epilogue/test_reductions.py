@@ -137,7 +137,7 @@ def test_several_elements_at_once_are_those_combined_in_turn(name: str, transpos
         (lambda: Reduction.of(lambda x, i, j, ops: (x, j), lambda a, b, ops: a, [1.0]), "one number for each of 2"),
         (lambda: Reduction.of(lambda x, i, j, ops: (x, j), lambda a, b, ops: (a[0], a[0]), [1.0, 0]), "whole number"),
         (lambda: Reduction.of(lambda x, i, j, ops: None, lambda a, b, ops: a, [1.0]), "gives None"),
-        (lambda: Reduction.of(lambda x, i, j, ops: (x,) * 5, lambda a, b, ops: a, [1.0] * 5), "up to 4"),
+        (lambda: Reduction.of(lambda x, i, j, ops: (x,) * 17, lambda a, b, ops: a, [1.0] * 17), "up to 16"),
         (lambda: Reduction.of(lambda x, j: x, lambda a, b, ops: a, [1.0]), r"called with \(x, i, j, ops\)"),
         (lambda: RowReduce("mean"), "a reduction by 'mean': known are sum"),
         (lambda: RowReduce("sum", each=0), "each"),
