@@ -336,7 +336,7 @@ def _check_operand(operand: Operand, x: torch.Tensor, shape: tuple[int, ...], jo
     if len(operand.axes) == 1 and x.shape[-1] > 1 and x.stride(-1) != 1:
         raise OperandError(f"{name}: elements lie {x.stride(-1)} apart, strides {x.stride()}; {name}.contiguous()")
     if operand.count > 1 and x.shape[-2] > 1 and x.stride(-2) != x.shape[-1]:
-        raise OperandError(f"{name}: lines of {x.shape[-1]} lie {x.stride(-2)} apart, strides {x.stride()}; side by side")
+        raise OperandError(f"{name}: lines of {x.shape[-1]} lie {x.stride(-2)} apart, and a kernel's are side by side")
     if operand.axes == "mn" and not _order(x):
         raise OperandError(
             f"{name}: strides {x.stride()} leave neither rows nor columns contiguous; {name}.contiguous() is"

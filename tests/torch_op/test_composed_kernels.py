@@ -21,6 +21,7 @@ from layoutgemm.torch_op.composed import product as composed
 from layoutgemm.torch_op.indexed import product as indexed
 from layoutgemm.torch_op.operands import several
 from layoutgemm.torch_op.prologue import product as prologues
+from layoutgemm.torch_op.prologue.apart import Ways
 from tests.torch_op.emulated_launches import launches_are_emulated
 from tests.torch_op.test_composed import CASES, CAUSAL, TILE, A, drawn
 
@@ -145,3 +146,23 @@ def test_mma_sync_has_a_function_of_a_alone(hopper: list[Any], monkeypatch: pyte
     assert [type(plan).__name__ for plan in hopper] == ["Sm80Plan"]
     x = (A.float().relu() * s[:, None] + torch.arange(64)).bfloat16()
     torch.testing.assert_close(found, (x.float() @ b.float() + bias.float()).relu(), rtol=1e-5, atol=1e-3)
+    # Of two pairs no such kernel has a function: torch computes it first.
+    found = matmul((A, A), (b, b), prologue=scaled, given={"s": s}, bias=bias, out_dtype=torch.float32)
+    assert [plan.prologue is None for plan in hopper] == [False, True]
+    torch.testing.assert_close(found, (x.float() + A.float()) @ b.float() + bias.float(), rtol=1e-5, atol=1e-3)
+    told = layoutgemm.explain_matmul((A, A), (b, b), prologue=scaled, given={"s": s})
+    assert "by torch first" in told.why and told.copies[0].startswith("a: torch computes its function first")
+
+
+def test_a_function_of_a_is_torchs_where_that_is_cheaper(hopper: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The choice follows N: in a kernel the function is computed for each tile of columns."""
+    silu = Prologue.of(lambda x, i, k, ops: x * ops.sigmoid(x))
+    tall = torch.empty(4096, 4096).bfloat16()
+    for n, apart in ((4096, False), (65536, True)):
+        wide = torch.empty(1, 4096).bfloat16().expand(n, 4096).T if n > 4096 else tall.T
+        told = layoutgemm.explain_matmul(tall, wide, prologue=silu)
+        assert (told.workspace > 0) == apart == ("by torch first:" in told.why), n
+    monkeypatch.setattr(prologues, "on_gpu", lambda index: True)
+    monkeypatch.setattr(prologues, "ways_of_product", lambda *given: Ways(1.0, 0.0, 0))
+    monkeypatch.setattr(prologues, "finished_product", lambda a, b, *rest: a)
+    assert torch.equal(matmul(A, A.T, prologue=silu), (A.float() * A.float().sigmoid()).bfloat16())

@@ -188,9 +188,7 @@ class Reduction:
         combined = [tracing.as_value(value, kind).expression for value, kind in _zipped("combine", both, kinds)]
         more: list[Expression] = []
         if insert is not None:
-            found = tracing.called(
-                insert, ("a", "x", "i", "j", "ops"), (a, *tracing.element(), tracing.Operations())
-            )
+            found = tracing.called(insert, ("a", "x", "i", "j", "ops"), (a, *tracing.element(), tracing.Operations()))
             more = [tracing.as_value(value, kind).expression for value, kind in _zipped("insert", found, kinds)]
         last = a if finish is None else tracing.called(finish, ("a", "ops"), (a, tracing.Operations()))
         done, names = _named_results(last, tuple(results))

@@ -17,7 +17,6 @@ from . import tracing
 from .reductions import About, Reduction
 from .steps import STEPS, ColumnGroup, Custom, EpilogueOperand, Step
 
-
 _FUNCTIONS = ("lift", "combine", "finish", "insert")  # of a reduction, each with several results
 
 

@@ -265,6 +265,16 @@ def _parts(expressions: Sequence[Expression]) -> list[Expression]:
     return found
 
 
+def operations(expression: Expression) -> tuple[str, ...]:
+    """The names of its operations, each value's once.
+
+    >>> operations(trace(lambda x, i, j, ops: x * ops.sigmoid(x), ()))
+    ('sigmoid', 'mul')
+    """
+    each = expression[1] if expression[0] == "steps" else _parts([expression])
+    return tuple([part[0] for part in each])
+
+
 def _size(expressions: Sequence[Expression]) -> int:
     """The operations of expressions that are written out: a value that is read often counts each time."""
     sizes: dict[int, int] = {}

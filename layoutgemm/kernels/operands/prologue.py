@@ -221,6 +221,11 @@ class Prologue:
         return found
 
     @property
+    def operations(self) -> tuple[str, ...]:
+        """The names of the function's operations."""
+        return tracing.operations(self.expression)
+
+    @property
     def text(self) -> str:
         """The function as text, of an element x, its row i and its column k."""
         return tracing.shown(self.expression, {"j": "k"})

@@ -63,7 +63,9 @@ def test_other_devices_are_refused() -> None:
     plan = Sm90Plan.derive(M, N, K, b="bf16:col", config=CONFIG, epilogue=Epilogue(Bias()))
     a, b = integers((M, K), 0), integers((K, N), 1)
     found = plan.run(a, b, given={"bias": np.arange(N)}, device="reference")
-    assert found.ran_on == "NumPy" and np.array_equal(found.c, plan.c.dtype.decode(plan.c.dtype.encode(a @ b + np.arange(N))))
+    assert found.ran_on == "NumPy" and np.array_equal(
+        found.c, plan.c.dtype.decode(plan.c.dtype.encode(a @ b + np.arange(N)))
+    )
     gated = Sm90Plan.derive(M, N, K, b="bf16:col", config=Sm90Config((64, 64), consumers=1, stages=2), gated="silu",
                             epilogue=Epilogue(Bias()))  # fmt: skip
     with pytest.raises(
