@@ -29,11 +29,27 @@ from .places import Value
 # Where values are read often it is ("steps", expressions, last): ("step", n) is the value of expressions[n].
 Expression = tuple[Any, ...]
 
-_FLOATS = ("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "normal", "sigmoid", "abs", "floor", "round")  # of one float
+_FLOATS = (
+    "exp",
+    "log",
+    "sqrt",
+    "rsqrt",
+    "tanh",
+    "erf",
+    "normal",
+    "sigmoid",
+    "abs",
+    "floor",
+    "round",
+    "sin",
+    "cos",
+)  # of one float
 MAX_POWER = 16  # of x ** n
 WRITTEN_OUT = 256  # operations of a function that is kept without steps
 _CHOICES = ("maximum", "minimum", "largest", "smallest", "where")  # of several values
-_KNOWN = (*_FLOATS, "float", "whole", *_CHOICES)  # what ops has
+_MADE_OF = ("exp2", "log2", "relu", "clamp")  # of these and arithmetic
+_KNOWN = (*_FLOATS, "float", "whole", *_CHOICES, *_MADE_OF)  # what ops has
+MAX_SHIFT = 31
 _MAX_F32 = float.fromhex("0x1.fffffep127")
 
 
@@ -110,6 +126,24 @@ class Symbol:
         half = self if other < 2 else self ** (other // 2)
         return half if other == 1 else half * half if other % 2 == 0 else half * half * self
 
+    def __rpow__(self, other: object) -> Symbol:
+        if isinstance(other, bool) or not isinstance(other, (int, float)) or not 0 < other < math.inf:
+            raise PlanError(f"{bounded(other)} ** x: of a positive number, as in 2.0 ** x")
+        return Operations().exp(self * math.log(other))
+
+    def __invert__(self) -> Symbol:
+        if self.kind == "bool":
+            return Operations.where(self, 0, 1) == 1
+        return _integers("xor", self, -1)
+
+    def __lshift__(self, other: object) -> Symbol:
+        return _integers("mul", self, _int32_of(2 ** _shift(other)))
+
+    def __rshift__(self, other: object) -> Symbol:
+        if _shift(other) == MAX_SHIFT:
+            return Operations.where(_integers("add", self, 0) < 0, -1, 0)
+        return _integers("floordiv", self, 2 ** _shift(other))
+
     def __neg__(self) -> Symbol:
         return _arithmetic("sub", 0 if self.kind == "int" else -0.0, self)  # 0.0 - 0.0 would lose the sign of zero
 
@@ -153,11 +187,12 @@ class Symbol:
 class Operations:
     """The functions that a traced function may call, in f32.
 
-    exp, log, sqrt, rsqrt, tanh, erf, sigmoid, abs, floor. `round` gives the nearest whole number, of two the even one.
-    `normal` is the distribution function, erfc(-x / sqrt(2)) / 2. maximum, minimum and where; largest and smallest are
-    NaN where either value is. `float` makes a float of a coordinate, which arithmetic with floats does by itself, and
-    `whole` a 32-bit integer of a float. A division is correctly rounded where the result has 32 bits, else within
-    2 ulp of f32.
+    exp, log, sqrt, rsqrt, tanh, erf, sigmoid, abs, floor, sin, cos, exp2, log2, relu, clamp(x, low, high). `round`
+    gives the nearest whole number, of two the even one. `normal` is the distribution function, erfc(-x / sqrt(2)) / 2.
+    maximum, minimum and where; largest and smallest are NaN where either value is. `float` makes a float of a
+    coordinate, which arithmetic with floats does by itself, and `whole` a 32-bit integer of a float. A division is
+    correctly rounded where the result has 32 bits, else within 2 ulp of f32. Sine and cosine are within 1e-6 up to
+    2**15.
     """
 
     def __getattr__(self, name: str) -> Callable[[object], Symbol]:
@@ -174,6 +209,26 @@ class Operations:
     def whole(x: object) -> Symbol:
         """A float as a 32-bit integer: cut to it, beyond int32 its nearest, of NaN 0. Arithmetic wraps."""
         return _apply("whole", "int", _float(x))
+
+    @classmethod
+    def exp2(cls, x: object) -> Symbol:
+        """2 to the power of x."""
+        return cls().exp(_float(x) * math.log(2))
+
+    @classmethod
+    def log2(cls, x: object) -> Symbol:
+        """The logarithm to base 2."""
+        return cls().log(x) * (1 / math.log(2))
+
+    @classmethod
+    def relu(cls, x: object) -> Symbol:
+        """x, or 0 where it is negative."""
+        return cls.maximum(x, 0)
+
+    @classmethod
+    def clamp(cls, x: object, low: object, high: object) -> Symbol:
+        """The value of low .. high that is nearest to x."""
+        return cls.minimum(cls.maximum(x, low), high)
 
     @staticmethod
     def maximum(x: object, y: object) -> Symbol:
@@ -353,7 +408,7 @@ def called(function: Callable[..., object], names: tuple[str, ...], symbols: tup
     except Exception as error:
         raise PlanError(
             f"the function raised {type(error).__name__}: {error}. It is called once with values that take "
-            f"+ - * / ** and comparisons; functions of them are those of ops: {', '.join(_KNOWN)}"
+            f"+ - * / ** // % & | ^ ~ << >> and comparisons; functions of them are those of ops: {', '.join(_KNOWN)}"
         ) from error
 
 
@@ -556,6 +611,18 @@ def _float(value: object) -> Symbol:
             raise PlanError(f"an integer of {bits} bits is beyond float32, in which functions compute")
         return Symbol(("float", float(value.expression[1])), "float")
     return value
+
+
+def _shift(by: object) -> int:
+    """A number of bits. Raises PlanError for anything but a whole number from 0 to 31."""
+    if isinstance(by, bool) or not isinstance(by, int) or not 0 <= by <= MAX_SHIFT:
+        raise PlanError(f"a shift by {bounded(by)}: a whole number of bits, from 0 to {MAX_SHIFT}, known while tracing")
+    return by
+
+
+def _int32_of(number: int) -> int:
+    """The int32 with the low 32 bits of a number."""
+    return (number + 2**31) % 2**32 - 2**31
 
 
 def _same(x: object, y: object) -> tuple[Symbol, Symbol]:
