@@ -12,12 +12,11 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
 
-from ...arguments import checked, shown
+from ...arguments import shown
 from ...errors import PlanError
 from ...memo import exact
 from . import tracing
@@ -153,23 +152,6 @@ class Reduction:
         made = cls.traced(lift, combine, identity, finish, results, name, insert)
         made.check_laws()
         return made
-
-    @classmethod
-    @checked(PlanError)
-    def top(cls, k: int) -> Reduction:
-        """The k largest values and their indices, as torch.topk has them: outputs of shape (M, k).
-
-        Values fall; of equal ones the lower index is first, and NaN is above all numbers. Places behind the last column
-        are -inf with the index 2**31 - 1. Raises PlanError for a k that is not 1, 2, 4 or 8.
-
-        >>> from layoutgemm.kernels.epilogue.chain import Epilogue, RowReduce
-        >>> found = Epilogue(RowReduce(Reduction.top(2), "best")).reference(np.array([[1.0, 5.0, 2.0, 5.0]])).written
-        >>> {name: value.tolist() for name, value in found.items()}
-        {'best_value': [[5.0, 5.0]], 'best_index': [[1, 3]]}
-        """
-        if k not in (1, 2, 4, 8):
-            raise PlanError(f"the {shown(k)} largest: a kernel keeps 1, 2, 4 or 8 of each row")
-        return _top(k)
 
     @classmethod
     def traced(
@@ -527,8 +509,9 @@ def _in_order(a: Sequence[Symbol], b: Sequence[Symbol], ops: Operations) -> list
     ]  # fmt: skip
 
 
-@lru_cache
 def _top(k: int) -> Reduction:
+    """The k largest, falling, of equal ones the lower index first; behind the last column -inf and NO_INDEX."""
+
     def merged(a: Sequence[Symbol], b: Sequence[Symbol], ops: Operations) -> tuple[Symbol, ...]:
         # The larger of one list's n-th and the other's n-th from its end: the k largest, falling and then rising.
         pairs = [_in_order((a[n], a[k + n]), (b[k - 1 - n], b[2 * k - 1 - n]), ops)[0] for n in range(k)]
@@ -585,9 +568,14 @@ REDUCTIONS: Mapping[str, Reduction] = {
         ),
         _of_an_index("argmax", lambda x: x),
         _of_an_index("argmin", lambda x: -x),
+        *map(_top, (2, 4, 8)),
     )
 }  # fmt: skip
-"""name -> operation. NaN comes before all numbers, as in torch. Indices count along the axis that is reduced."""
+"""name -> operation. NaN comes before all numbers, as in torch. Indices count along the axis that is reduced.
+
+"top2", "top4" and "top8" have outputs of shape (M, k), as torch.topk does: values that fall, and their indices. Of
+equal values the lower index is first. Behind a line's last number the value is -inf, and the index 2**31 - 1.
+"""
 
 
 def reduction_of(given: str | Reduction) -> Reduction:

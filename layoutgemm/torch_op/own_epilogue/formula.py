@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -42,6 +43,17 @@ from ..types import TYPES
 
 _MASK = 0xFFFFFFFF
 Results = tuple[torch.Tensor, ...]
+
+
+def _top(k: int, x: torch.Tensor) -> Results:
+    """The k largest and their indices, one by one; of equal values the lower index is first."""
+    values, indices = x.sort(dim=-1, descending=True, stable=True)
+    more = max(0, k - x.shape[-1])
+    values = torch.nn.functional.pad(values, (0, more), value=-torch.inf)
+    indices = torch.nn.functional.pad(indices, (0, more), value=NO_INDEX)
+    return (*values[..., :k].unbind(-1), *indices[..., :k].unbind(-1))
+
+
 # By name: the results along the last dimension, and what an element outside of the order's tiles is.
 NAMED: Mapping[str, tuple[Callable[[torch.Tensor], Results], float]] = {
     "sum": (lambda x: (x.sum(-1),), 0.0),
@@ -53,6 +65,7 @@ NAMED: Mapping[str, tuple[Callable[[torch.Tensor], Results], float]] = {
     "softmax": (lambda x: (x.amax(-1), x.logsumexp(-1)), -torch.inf),
     "argmax": (lambda x: tuple(x.max(-1)), -torch.inf),
     "argmin": (lambda x: tuple(x.min(-1)), torch.inf),
+    **{f"top{k}": (partial(_top, k), -torch.inf) for k in (2, 4, 8)},
 }
 
 
