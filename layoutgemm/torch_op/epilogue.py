@@ -385,7 +385,8 @@ def reference_of(
     """
 
     def array(x: torch.Tensor, shape: Sequence[int]) -> Any:
-        return x.detach().resolve_neg().float().reshape(shape).numpy()
+        x = x.detach().resolve_neg()
+        return (x if x.dtype == torch.int32 else x.float()).reshape(shape).numpy()
 
     values = {}
     for operand in epilogue.given:

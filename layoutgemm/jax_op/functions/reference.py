@@ -152,7 +152,8 @@ def spread(operand: EpilogueOperand, x: jax.Array) -> jax.Array:
     (3, 1)
     """
     axis = {"m": -1, "n": -2}.get(operand.axes)
-    x = x.astype(jnp.float32) if operand.axes else x.astype(jnp.float32).reshape(())
+    x = x.astype(jnp.int32 if operand.dtype.kind == "int" else jnp.float32)
+    x = x if operand.axes else x.reshape(())
     return x if axis is None else jnp.expand_dims(x, axis)
 
 

@@ -102,6 +102,13 @@ class Epilogue:
         object.__setattr__(self, "sums", sums)
         object.__setattr__(self, "lines", lines)
         self._check_sums()
+        for step in steps:
+            whole = [given for given in step.given if given.dtype.kind == "int" and not given.host]
+            if whole and not isinstance(step, (Custom, ReductionStep)):
+                raise PlanError(
+                    f"{whole[0].name} is {whole[0].dtype}, and {type(step).__name__} computes in f32: a function reads "
+                    "whole numbers, Custom.of(function, EpilogueOperand(name, axes, 'i32'))"
+                )
         names = [given.name for given in self.given]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:

@@ -61,7 +61,7 @@ class GroupedMatrix(EpilogueMatrix):
         if operand.axes == "n" and self.accumulator.ndim == 2:
             array = rounded(operand, value)
             if array.shape == (len(self.parts), columns):
-                spread = np.zeros((self.accumulator.shape[0], columns), np.float32)
+                spread = np.zeros((self.accumulator.shape[0], columns), array.dtype)
                 for part, line in zip(self.parts, array, strict=True):
                     spread[part] = line
                 return spread

@@ -10,8 +10,7 @@ import inspect
 import json
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -261,11 +260,13 @@ class Operations:
 
 @not_in_graphs
 def trace(
-    function: Callable[..., object], names: tuple[str, ...], coordinates: tuple[str, str] = ("i", "j")
-) -> Expression:
+    function: Callable[..., object], names: tuple[str, ...], coordinates: tuple[str, str] = ("i", "j"),
+    whole: Collection[str] = (),
+) -> Expression:  # fmt: skip
     """The expression of `function(x, i, j, ops, *values)`. `values` are in the order of `names`.
 
     coordinates  names of i and j, for the refusal
+    whole        names of the values that are int32
 
     x is the f32 value of an element, i and j its row and column in C. Raises PlanError when the function does not give
     one f32 value, asks a value for its truth, or raises an error of its own, such as that of math.exp(x).
@@ -273,7 +274,7 @@ def trace(
     >>> trace(lambda x, i, j, ops: ops.where(i >= j, x, 0.0), ())
     ('where', ('ge', ('i',), ('j',)), ('x',), ('float', 0.0))
     """
-    given = [Symbol(("given", name), "float") for name in names]
+    given = [Symbol(("given", name), "int" if name in whole else "float") for name in names]
     result = called(function, ("x", *coordinates, "ops", *names), (*element(), Operations(), *given))
     if result is None:
         raise PlanError("the function returned nothing: it gives the new value of x")
@@ -281,10 +282,13 @@ def trace(
 
 
 @not_in_graphs
-def trace_columns(function: Callable[..., object], names: Mapping[str, bool], columns: int) -> tuple[Expression, ...]:
+def trace_columns(
+    function: Callable[..., object], names: Mapping[str, bool], columns: int, whole: Collection[str] = ()
+) -> tuple[Expression, ...]:
     """The expression of each column of a group, by `function(x, i, j, ops, *values)`.
 
     names  of the operands in order, and whether one differs from column to column: its value is then a tuple, as x is
+    whole  names of those that are int32
 
     Raises PlanError as `trace`, and unless the function gives a value for each column.
 
@@ -293,8 +297,11 @@ def trace_columns(function: Callable[..., object], names: Mapping[str, bool], co
     """
     each = range(columns)
     x = tuple([Symbol(("x", k), "float") for k in each])
+    kinds = {name: "int" if name in whole else "float" for name in names}
     given = [
-        tuple([Symbol(("given", name, k), "float") for k in each]) if along else Symbol(("given", name), "float")
+        tuple([Symbol(("given", name, k), kinds[name]) for k in each])
+        if along
+        else Symbol(("given", name), kinds[name])
         for name, along in names.items()
     ]
     found = called(function, ("x", "i", "j", "ops", *names), (x, *element()[1:], Operations(), *given))
@@ -512,12 +519,15 @@ _MADE: Mapping[str, Callable[..., Symbol]] = {
 }  # fmt: skip
 
 
-def restored(parts: object, names: Sequence[str], along: Sequence[str] = (), columns: int = 0) -> Expression:
+def restored(
+    parts: object, names: Sequence[str], along: Sequence[str] = (), columns: int = 0, whole: Collection[str] = ()
+) -> Expression:
     """The expression of nested lists, as JSON has them: its operations are made again, with their checks.
 
     names    of the operands that it may read
     along    names of those of them that have a value for each column of a group
     columns  of a group; 0 for a function of one element
+    whole    names of operands that are int32
 
     Raises PlanError for lists that no function's trace gives.
 
@@ -525,9 +535,11 @@ def restored(parts: object, names: Sequence[str], along: Sequence[str] = (), col
     ('mul', ('x',), ('given', 's'))
     """
     each = range(columns)
-    leaves: set[Expression] = {("x", k) for k in each} if columns else {("x",)}
-    leaves |= {("given", name) for name in names if name not in along}
-    leaves |= {("given", name, k) for name in along for k in each}
+    found_x = [("x", k) for k in each] if columns else [("x",)]
+    read = [("given", name) for name in names if name not in along]
+    read += [("given", name, k) for name in along for k in each]  # type: ignore[misc]
+    leaves: dict[Expression, str] = dict.fromkeys(found_x, "float")
+    leaves |= {leaf: "int" if leaf[1] in whole else "float" for leaf in read}
     steps: list[Symbol] = []
     last = parts
     if isinstance(parts, (list, tuple)) and len(parts) == 3 and parts[0] == "steps" and parts[1]:
@@ -542,7 +554,7 @@ def restored(parts: object, names: Sequence[str], along: Sequence[str] = (), col
     return found
 
 
-def _restored(parts: object, leaves: AbstractSet[Expression], steps: Sequence[Symbol] = ()) -> Symbol:
+def _restored(parts: object, leaves: Mapping[Expression, str], steps: Sequence[Symbol] = ()) -> Symbol:
     head, *rest = parts if isinstance(parts, (list, tuple)) and parts else (None,)
     if head == "step" and len(rest) == 1 and type(rest[0]) is int and 0 <= rest[0] < len(steps):
         return Symbol((head, rest[0]), steps[rest[0]].kind)
@@ -551,7 +563,7 @@ def _restored(parts: object, leaves: AbstractSet[Expression], steps: Sequence[Sy
     if head in ("float", "int") and len(rest) == 1 and isinstance(rest[0], float if head == "float" else int):
         return _symbol(rest[0])
     if head in ("x", "given") and {type(part) for part in rest} <= {str, int} and (head, *rest) in leaves:
-        return Symbol((head, *rest), "float")
+        return Symbol((head, *rest), leaves[head, *rest])
     if not isinstance(head, str) or head not in _MADE:
         raise PlanError(f"no part of an expression: {bounded(parts)}")
     try:

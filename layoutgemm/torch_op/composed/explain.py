@@ -47,7 +47,8 @@ def explain_composed(
     finish = None if steps is None else finish_of(steps, {x.name: values[x.name] for x in steps.given}, call.shape)
     call = call.as_rows
     epilogue = None if finish is None else finish.epilogue
-    ways, copies = ways_of_call(call, options.config, epilogue), ()
+    ways = ways_of_call(call, options.config, epilogue)
+    copies: tuple[str, ...] = ()
     if ways is not None and ways.apart:
         call = with_function_applied(call)
         copies = (f"a: torch computes its function first, in float32; {ways.memory} bytes",)

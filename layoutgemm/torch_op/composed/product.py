@@ -135,7 +135,7 @@ def computed(call: ComposedCall, config: Config | None, out: torch.Tensor | None
         return computed(with_function_applied(call), config, out)
     ready = ready_plan(call, config, epilogue)
     if parts.order is not None:
-        check_mirror(ready.plan, call.a[0], call.b[0])
+        check_mirror(ready.plan, call.a, call.b)
     if not on_gpu(call.a[0].get_device()):
         return _by_reference(call, ready, out)
     return _launched(call, ready, finish.words if finish is not None else (), out)

@@ -158,8 +158,8 @@ class _EpilogueElements:
         """An operand, to be broadcast along C."""
         operand, x = self._epilogue.named_given(name), self._given[name]
         if not isinstance(x, torch.Tensor):
-            return self.math.constant(float(x))  # type: ignore[arg-type]  # a number, by the checks
-        x = x.to(self._sums.dtype)
+            return x if isinstance(x, int) and operand.dtype.kind == "int" else self.math.constant(float(x))  # type: ignore[arg-type]
+        x = x if operand.dtype.kind == "int" else x.to(self._sums.dtype)
         if not operand.axes:
             return x.reshape(())
         if self._groups is not None and self._groups.group is not None and operand.axes == "n" and x.ndim == 2:
