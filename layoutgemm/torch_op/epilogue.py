@@ -323,7 +323,8 @@ def nothing_of(step: ReductionStep) -> list[torch.Tensor]:
 def _check_operand(operand: Operand, x: torch.Tensor, shape: tuple[int, ...], joined: int = 0) -> None:
     name = operand.name
     if x.dtype != TYPES[operand.dtype.name]:
-        raise TensorError(f"{name} is {x.dtype}; the epilogue's step says {TYPES[operand.dtype.name]}")
+        way = f": {name}.int()" if operand.dtype.kind == "int" and not operand.written else ""
+        raise TensorError(f"{name} is {x.dtype}; the epilogue's step says {TYPES[operand.dtype.name]}{way}")
     *batch, m, n = shape
     one = operand.shape(m, n)
     several = (joined, *one) if joined and operand.axes == "n" else (*batch, *one)
@@ -333,13 +334,14 @@ def _check_operand(operand: Operand, x: torch.Tensor, shape: tuple[int, ...], jo
     if tuple(x.shape) not in fits:
         texts = " or ".join(str(list(fit)) for fit in dict.fromkeys(fits))
         raise TensorError(f"{name} has shape {list(x.shape)}; for a product of shape {list(shape)} it is {texts}")
+    way = f"write to a contiguous tensor, and copy it to {name}" if operand.written else f"{name}.contiguous()"
     if len(operand.axes) == 1 and x.shape[-1] > 1 and x.stride(-1) != 1:
-        raise OperandError(f"{name}: elements lie {x.stride(-1)} apart, strides {x.stride()}; {name}.contiguous()")
+        raise OperandError(f"{name}: elements lie {x.stride(-1)} apart, strides {x.stride()}; {way}")
     if operand.count > 1 and x.shape[-2] > 1 and x.stride(-2) != x.shape[-1]:
         raise OperandError(f"{name}: lines of {x.shape[-1]} lie {x.stride(-2)} apart, and a kernel's are side by side")
     if operand.axes == "mn" and not _order(x):
         raise OperandError(
-            f"{name}: strides {x.stride()} leave neither rows nor columns contiguous; {name}.contiguous() is"
+            f"{name}: strides {x.stride()} leave neither rows nor columns contiguous; {way}"
         )
 
 

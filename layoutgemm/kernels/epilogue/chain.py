@@ -122,7 +122,10 @@ class Epilogue:
         if same := set(self.words) & set(PERSISTENT_PARAMETERS):
             raise PlanError(f"an operand of the epilogue is named {min(same)}, as a parameter of the product is")
         if len(self.words) > MAX_WORDS:
-            raise PlanError(f"the epilogue's operands take {len(self.words)} parameters; a kernel has {MAX_WORDS}")
+            raise PlanError(
+                f"the epilogue's operands take {len(self.words)} parameters; a kernel has {MAX_WORDS}: a number takes "
+                "1, a vector 2, a matrix 3, partial results 1. Results of one name are one vector"
+            )
         object.__setattr__(self, "json", self._as_json())
 
     def _as_json(self) -> str:

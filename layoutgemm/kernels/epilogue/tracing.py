@@ -278,6 +278,11 @@ def trace(
     result = called(function, ("x", *coordinates, "ops", *names), (*element(), Operations(), *given))
     if result is None:
         raise PlanError("the function returned nothing: it gives the new value of x")
+    if isinstance(result, (tuple, list)):
+        raise PlanError(
+            f"the function gives {len(result)} values, and each element has one: other outputs are steps that write "
+            "(Aux, RowReduce), or columns of a wider B"
+        )
     return in_steps([_float(result).expression])[0]
 
 

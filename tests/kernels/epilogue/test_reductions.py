@@ -146,6 +146,9 @@ def test_several_elements_at_once_are_those_combined_in_turn(name: str, transpos
         (lambda: RowReduce("sum", dtype="bf16", ordered=False), "not for sum in bf16"),
         (lambda: ColumnReduce("sum", each=16), "is for RowReduce"),
         (lambda: RowReduce("sum", each=16).transposed(), "computed transposed"),
+        (lambda: RowReduce("top2", each=8).given, "each = 8, and row_top2_value has 2 numbers"),
+        (lambda: Reduction.of(lambda x, i, j, ops: (x, j), lambda a, b, ops: (a[0] + b[0], ops.maximum(a[1], b[1])),
+                              [0.0, -1], results=("best", "best")), "all f32 or all whole numbers"),
         (lambda: Quantize(dtype="bf16"), "values of 'bf16'"),
         (lambda: Quantize(least=0.0), "least = 0.0"),
         (lambda: Epilogue(Quantize(), Activation("relu")), "last step"),
@@ -156,11 +159,39 @@ def test_several_elements_at_once_are_those_combined_in_turn(name: str, transpos
         ),
         (lambda: Epilogue(RowReduce(), RowReduce()), "two operands of the epilogue are named row_sum"),
     ],
-    ids=range(22),
+    ids=range(24),
 )  # fmt: skip
 def test_refused_with_the_first_witness(make: Any, text: str) -> None:
     with pytest.raises((PlanError, OperandError), match=text):
         make()
+
+
+def test_a_long_function_is_kept_in_steps() -> None:
+    """A network that keeps four of eight: written out, its results have 4e17 operations."""
+
+    def combine(a: Any, b: Any, ops: Any) -> tuple[Any, ...]:
+        found = [*a, *b]
+        for first in range(4):
+            for at in range(7, first, -1):
+                low, high = found[at - 1 : at + 1]
+                found[at - 1], found[at] = ops.maximum(low, high), ops.minimum(low, high)
+        return tuple(found[:4])
+
+    top = Reduction.of(lambda x, i, j, ops: (x, *[-1e30] * 3), combine, [-1e30] * 4, lambda a, ops: a, ["best"] * 4)
+    steps = Epilogue(RowReduce(top, "of"), stores_c=False)
+    x = np.random.default_rng(0).standard_normal((5, 33)).astype(np.float32)
+    assert np.array_equal(steps.reference(x).written["of_best"], -np.sort(-x, axis=1)[:, :4])
+    assert Epilogue.from_json(steps.json) == steps and len(steps.json) < 10_000
+    assert steps.given[0].shape(5, 33) == (5, 4) and steps.words == ("of_best", "of_best_batch", "workspace")
+
+
+def test_a_wrong_insert_is_refused() -> None:
+    def total(insert: Any) -> Reduction:
+        return Reduction.of(lambda x, i, j, ops: x * j, lambda a, b, ops: a[0] + b[0], [0.0], insert=insert)
+
+    assert total(lambda a, x, i, j, ops: a[0] + x * j).insert
+    with pytest.raises(PlanError, match=r"insert\(.*i = 4, j = 6\) = .*combine\(a, lift\(x\)\) ="):
+        total(lambda a, x, i, j, ops: a[0] + x * i)
 
 
 # ---------------------------------------------------------------------------------------------------------------- plans
