@@ -12,9 +12,10 @@ torch = needs.module("torch")
 
 import layoutgemm
 from layoutgemm import matmul
-from layoutgemm.errors import OperandError, PlanError
-from layoutgemm.kernels import Prologue
-from layoutgemm.kernels.epilogue.chain import ColumnReduce, Epilogue, RowReduce
+from layoutgemm.errors import LayoutError, OperandError, PlanError
+from layoutgemm.kernels import Prologue, Sm100Config
+from layoutgemm.kernels.epilogue.chain import Aux, Bias, ColumnReduce, Epilogue, RowReduce
+from layoutgemm.kernels.run import fused
 from layoutgemm.torch_op import explain
 from layoutgemm.torch_op.composed import plans
 from layoutgemm.torch_op.composed import product as composed
@@ -119,6 +120,27 @@ def test_tiles_left_out_count_as_nothing(code: str, hopper: list[Any], monkeypat
     assert torch.equal(found["row_max"].double(), scores.amax(1))
     assert torch.equal(found["best_value"].double(), scores.amax(0))
     assert torch.equal(found["best_index"].long(), scores.argmax(0))
+
+
+@needs.DSL
+@needs.C_COMPILER
+@pytest.mark.dsl
+def test_a_plan_of_another_architecture_runs_on_tensors(hopper: list[Any]) -> None:
+    """`matmul` launches no kernel of sm_100a; its plan does, with an epilogue too."""
+    steps, small = Epilogue(Bias(), Aux("f32"), RowReduce("max", "most")), Sm100Config((128, 32), stages=2)
+    made = layoutgemm.plan(68, 24, 64, arch="blackwell", b="bf16:col", config=small, epilogue=steps)
+    a, b, aux, most = A[:68], drawn(24, 64).T, torch.empty(68, 32)[:, :24], torch.empty(68)
+    given = {"bias": drawn(24).float(), "aux": aux, "most": most}
+    found = fused.run_fused_on_tensors(made, a, b, given, None, True)
+    torch.testing.assert_close(aux.double(), a.double() @ b.double() + given["bias"].double(), rtol=1e-6, atol=1e-5)
+    assert torch.equal(found.c, aux.bfloat16()) and found.written["aux"] is aux and torch.equal(most, aux.amax(1))
+    for name, x, text in (
+        ("aux", torch.empty(24, 68).T, "aux: the plan takes it row-major"),
+        ("bias", a[0, :24], "bias is torch.bfloat16"),
+        ("most", a, "most, which is written to, shares memory with a"), ("aux", aux[:1], "aux has shape"),
+    ):  # fmt: skip
+        with pytest.raises(LayoutError, match=text):
+            fused.run_fused_on_tensors(made, a, b, {**given, name: x}, None, True)
 
 
 def test_the_mma_sync_kernel_refuses_other_parts(hopper: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

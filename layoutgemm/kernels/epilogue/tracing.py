@@ -568,7 +568,7 @@ def _restored(parts: object, leaves: Mapping[Expression, str], steps: Sequence[S
     if head in ("float", "int") and len(rest) == 1 and isinstance(rest[0], float if head == "float" else int):
         return _symbol(rest[0])
     if head in ("x", "given") and {type(part) for part in rest} <= {str, int} and (head, *rest) in leaves:
-        return Symbol((head, *rest), leaves[head, *rest])
+        return Symbol((head, *rest), leaves[(head, *rest)])
     if not isinstance(head, str) or head not in _MADE:
         raise PlanError(f"no part of an expression: {bounded(parts)}")
     try:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...errors import OperandError
 from ..epilogue.arrays import Arrays
 from ..epilogue.chain import MAX_WORDS
+from ..epilogue.parameters import check_names, words_of
 from ..orders import given_names, stored_elements
 from ..sm80.plan import Sm80Plan
 from ..sm90.plan import Sm90Plan
@@ -20,8 +21,10 @@ from . import ampere
 from .arrays import batched, check_arrays, check_shapes
 from .cpu import executed, run_on_cpu
 from .epilogue_operands import given_of, names_read, values_read, words_of_arrays, words_read
+from .epilogue_tensors import check_operand, order_of_matrices, placed_of
+from .operand_checks import check_operands, resolved
 from .result import GemmResult
-from .torch_tensors import chosen_device, run_arrays
+from .torch_tensors import check_tensors, chosen_device, launch, require_gpu, run_arrays
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +36,10 @@ def run_fused(
     plan: Plan, a: np.ndarray | torch.Tensor, b: np.ndarray | torch.Tensor, given: Mapping[str, object],
     out: np.ndarray | torch.Tensor | None, device: str | None, copy: bool,
 ) -> GemmResult:  # fmt: skip
-    """C = epilogue(A @ B): `numpy_arrays.run_plan` for a plan with an epilogue. NumPy arrays alone.
+    """C = epilogue(A @ B): `numpy_arrays.run_plan` for a plan with an epilogue.
+
+    NumPy arrays, or CUDA tensors of a plan that reads A, B and the epilogue's operands alone. What the steps write are
+    results of NumPy arrays, and tensors in `given` of tensors.
 
     given   what the epilogue reads, by name: numbers, vectors along M or N, matrices of C's shape; with a main loop's
             tables, the offsets or counts of groups, further matrices and numbers
@@ -45,6 +51,8 @@ def run_fused(
     """
     others = _others(plan) if device == "reference" else ""
     arrays = isinstance(a, np.ndarray) and isinstance(b, np.ndarray)
+    if getattr(a, "is_cuda", False) and device in (None, "cuda") and not _beside(plan):
+        return run_fused_on_tensors(plan, a, b, given, out, copy)
     if device not in (None, "cuda", "emulator", "reference") or others or not arrays:
         names = ", ".join(operand.name for operand in plan.epilogue.given) or "no operands"
         beside = f" beside {others}" if others else ""
@@ -75,6 +83,42 @@ def run_fused(
     if not plan.epilogue.stores_c:
         return replace(result, c=None, written=besides.written())
     return replace(result.into(out), written=besides.written())
+
+
+def run_fused_on_tensors(
+    plan: Plan, a: torch.Tensor, b: torch.Tensor, given: Mapping[str, object], out: torch.Tensor | None, copy: bool
+) -> GemmResult:
+    """The kernel on CUDA tensors, read and written in place; `copy` is of A, B and C."""
+    import torch
+
+    steps, shape = plan.epilogue, batched(plan, (plan.m, plan.n))
+    check_names([operand.name for operand in steps.given], given)
+    if steps.pairs or steps.lines:
+        raise OperandError(
+            "the plan reads two or more columns of an operand at once: matmul makes and checks such plans"
+        )
+    tensors: dict[str, Any] = {operand.name: given[operand.name] for operand in steps.given if not operand.host}
+    read, written = ({name: tensors[name] for name in names} for names in (steps.reads, steps.writes))
+    check_tensors(plan, a, b, out, read)
+    check_operands({"a": a, "b": b, **read}, {**written, **({} if out is None else {"out": out})})
+    placed = {operand.name: given[operand.name] for operand in steps.numbers}
+    for operand in steps.given:
+        if operand.name in tensors:
+            x = tensors[operand.name]
+            check_operand(operand, x, shape)
+            if operand.axes == "mn" and order_of_matrices(x) != operand.order and min(x.shape[-2:]) > 1:
+                raise OperandError(f"{operand.name}: the plan takes it {operand.order}-major, strides {x.stride()}")
+            placed[operand.name] = placed_of(operand, x, plan.batch > 1)
+    require_gpu(plan, a.device.index)
+    memory = torch.empty(max(16, plan.partial_bytes), dtype=torch.uint8, device=a.device)
+    at = 0
+    for count, start in plan.first_partials:
+        value = torch.from_numpy(np.asarray([start])).to(a.device)
+        memory[4 * at : 4 * (at + count)].view(value.dtype).copy_(value.expand(count))
+        at += count
+    words = words_of(steps, placed, memory.data_ptr())
+    result = launch(plan, resolved(a.detach()), resolved(b.detach()), out, "", copy, words)
+    return replace(result, c=result.c if steps.stores_c else None, written=written)
 
 
 def _others(plan: Plan) -> str:
@@ -124,4 +168,4 @@ def _beside(plan: Plan) -> tuple[str, ...]:
     return (*tables, *groups, *rows, *plan.further, *plan.numbers_given, *vectors, *sums, *given_names(plan))
 
 
-__all__ = ["run_fused"]
+__all__ = ["run_fused", "run_fused_on_tensors"]
