@@ -349,12 +349,12 @@ def why_no_code(capability: tuple[int, int], instead: str) -> str:
     instead   the function of the framework that takes the same operands
 
     >>> why_no_code((10, 0), "torch.matmul").partition("; ")[0]
-    'compute capability 10.0 is sm_100a, whose kernel no GPU has run here: layoutgemm.plan makes and compiles it'
+    "compute capability 10.0 is sm_100a, whose kernel no GPU has run here: layoutgemm.plan's run() launches it"
     """
     found = of_capability(capability)
     text = f"compute capability {capability[0]}.{capability[1]}"
     if found is not None:
-        text += f" is {found.name}, whose kernel no GPU has run here: layoutgemm.plan makes and compiles it"
+        text += f" is {found.name}, whose kernel no GPU has run here: layoutgemm.plan's run() launches it"
     able = [entry.capabilities[0] for entry in ARCHES.values() if code_of(entry.capabilities[0]) == entry.name]
     others = ", ".join(f"{major}.{minor}" for major, minor in able if major != 9)
     return (

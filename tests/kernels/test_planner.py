@@ -183,7 +183,7 @@ def test_three_matrices_have_tiles_of_whole_shares() -> None:
 
 
 def test_a_function_of_gathered_rows_has_a_kernel() -> None:
-    """Of few rows the rule of functions takes one tile a cluster, which a gather does not."""
+    """For few rows a prologue has one tile a cluster, and a gather takes several."""
     scaled = Prologue.of(lambda x, i, k, ops: x + x)
     for rows in (
         IndexedRows(RowIndices(90)),

@@ -281,7 +281,7 @@ def test_a_bias_of_a_whole_batch_is_one_product(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_operand_in_place_is_read_before_it_is_written() -> None:
-    """out -= a @ b, of all of C and of a triangle, which keeps its other tiles."""
+    """All of C, and a triangle, which keeps its other tiles: out -= a @ b."""
     torch.manual_seed(0)
     a, b, d = torch.randn(136, 64).bfloat16(), torch.randn(64, 136).bfloat16(), torch.randn(136, 136).bfloat16()
     update = Epilogue(Scale(), Residual("bf16", beta=None))

@@ -130,7 +130,7 @@ def test_8_bit_results_from_sm_89_on(ampere: Any, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("kind", [RowReduce, ColumnReduce])
 def test_the_largest_of_each_line_are_those_of_topk(kind: Any, ampere: Any) -> None:
-    """In two outputs of one reduction, with equal values and more places than one of the lines has numbers."""
+    """Two outputs of one reduction. Values are equal, and some lines have fewer than four."""
     a, b = integers(70, 16), integers(16, 2 if kind is RowReduce else 40)
     axis, steps = 1 if kind is RowReduce else 0, kind("top4", "best")
     shape = (70, 4) if axis else (4, b.shape[1])

@@ -497,7 +497,7 @@ def _of_an_index(name: str, value: Callable[[Symbol], Symbol]) -> Reduction:
 
 
 def _precedes(a: Sequence[Symbol], b: Sequence[Symbol]) -> Symbol:
-    """Whether (value, index) a stands before b: NaN, then the larger value, then the lower index."""
+    """True where (value, index) a stands before b: NaN, then the larger value, then the lower index."""
     lower = a[1] < b[1]
     return (a[0] > b[0]) | ((a[0] == b[0]) & lower) | ((a[0] != a[0]) & ((b[0] == b[0]) | lower))
 

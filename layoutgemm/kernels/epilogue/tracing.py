@@ -293,7 +293,7 @@ def trace_columns(
     """The expression of each column of a group, by `function(x, i, j, ops, *values)`.
 
     names  of the operands in order, and whether one differs from column to column: its value is then a tuple, as x is
-    whole  names of those that are int32
+    whole  names of int32 operands
 
     Raises PlanError as `trace`, and unless the function gives a value for each column.
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_operand(operand: EpilogueOperand, x: torch.Tensor, shape: tuple[int, ...], joined: int = 0) -> None:
-    """Raise TensorError or OperandError for a tensor of another type, shape or strides than a kernel takes.
+    """Raise TensorError or OperandError for another type, shape or strides than a kernel takes.
 
     shape   of C, a batch in front
     joined  groups that share the rows of one C, each with columns of its own

@@ -128,7 +128,7 @@ def _others(plan: Plan) -> str:
 
 
 def _referred(plan: Plan, a: np.ndarray, b: np.ndarray, given: Mapping[str, object]) -> GemmResult:
-    """The epilogue by NumPy, on the float64 product of values that are rounded to A's and B's types."""
+    """The epilogue by NumPy, on the float64 product. Values are rounded to A's and B's types."""
     left, right = (x.dtype.decode(x.dtype.encode(value)) for x, value in ((plan.a, a), (plan.b, b)))
     sums = np.asarray(left, np.float64) @ np.asarray(right, np.float64)
     visited = stored_elements(plan, {})

@@ -142,7 +142,7 @@ def computed(call: ComposedCall, config: Config | None, out: torch.Tensor | None
 
 
 def ways_of_call(call: ComposedCall, config: Config | None, epilogue: Epilogue | None) -> Ways | None:
-    """Both ways of a function of A on a GPU without wgmma; None elsewhere, and where there is none.
+    """Both ways of a function of A on a GPU without wgmma; None elsewhere, and without such a function.
 
     epilogue  as the kernel takes it
     """

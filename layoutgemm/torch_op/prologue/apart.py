@@ -1,4 +1,4 @@
-"""Whether torch computes a function of A before the product, or the kernel in it: the way that is estimated faster.
+"""The faster of two ways for a function of A, by estimates: torch before the product, or the kernel in it.
 
     in the kernel    each element once for each tile of columns, by mma.sync by each warp along N too
     by torch         a pass over A in float32 for each operation, and two more for its types
