@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...atoms import TmaPlan
 from ...atoms.tma.rules import STRIDE_UNIT
@@ -51,8 +51,6 @@ def tma_operand(
     Rules: the plan's contiguous index has stride 1; lines do not overlap; the leading dimension, and the distance of a
     batch's matrices, are multiples of 16 bytes; the address is a multiple of 16 bytes.
     """
-    import torch
-
     name = operand.name.lower()
     lines = tensor if operand.order == "row" else tensor.transpose(-1, -2)
     rows, extent = lines.shape[-2:]
@@ -67,10 +65,31 @@ def tma_operand(
         _check_maps(operand, name, lines, leading, pitch)
         return lines, leading, pitch
     refuse_or_note(f"{name}: {rule}", f"pitch {made}", copies, copy)
-    buffer = torch.empty((*lines.shape[:-1], made), dtype=tensor.dtype, device=tensor.device)
-    buffer[..., :extent].copy_(lines)
-    _check_maps(operand, name, buffer[..., :extent], made, rows * made)
-    return buffer[..., :extent], made, rows * made
+    copied = LineCopy(operand.order != "row", made).of(tensor)
+    _check_maps(operand, name, copied, made, rows * made)
+    return copied, made, rows * made
+
+
+class LineCopy(NamedTuple):
+    """A copy of an operand that TMA cannot read, into lines along its contiguous index.
+
+    transposed  whether the lines are the tensor's columns
+    pitch       elements from line to line
+
+    >>> import torch
+    >>> copied = LineCopy(True, 8).of(torch.arange(6).view(2, 3))
+    >>> copied.tolist(), copied.stride()
+    ([[0, 3], [1, 4], [2, 5]], (8, 1))
+    """
+
+    transposed: bool
+    pitch: int
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The lines (..., lines, elements), copied from a tensor (..., rows, columns)."""
+        lines = tensor.transpose(-1, -2) if self.transposed else tensor
+        *front, extent = lines.shape
+        return tensor.new_empty((*front, self.pitch)).narrow(-1, 0, extent).copy_(lines)
 
 
 def _distances(lines: torch.Tensor, dtype: DType) -> tuple[int, int]:
