@@ -31,14 +31,14 @@ from ..atoms.copy.base import VECTOR_BYTES
 from ..errors import OperandError, PlanError, TensorError
 from ..kernels.column_groups import check_groups
 from ..kernels.epilogue.chain import ColumnReduce, Custom, Dropout, Epilogue, ReductionStep
+from ..kernels.epilogue.chain import EpilogueOperand as Operand
 from ..kernels.epilogue.grouped_matrix import parts_of
 from ..kernels.epilogue.numpy_math import Math
-from ..kernels.epilogue.parameters import check_names, host_number, words_of
+from ..kernels.epilogue.parameters import PlacedOperand, check_names, host_number, words_of
 from ..kernels.epilogue.steps import ordered
 from ..kernels.operands.gated import Gated
 from ..kernels.partials import check_groups_of_columns
 from ..kernels.plan import present
-from ..kernels.run.epilogue_tensors import check_operand, order_of_matrices, placed_of
 from ..moved import old_names
 from .bias_activation import GATES
 from .launch import workspace_on
@@ -320,6 +320,42 @@ def nothing_of(step: ReductionStep) -> list[torch.Tensor]:
     return step.outputs(results, torch.stack)
 
 
+def check_operand(operand: Operand, x: torch.Tensor, shape: tuple[int, ...], joined: int = 0) -> None:
+    """Raise TensorError or OperandError for another type, shape or strides than a kernel takes.
+
+    shape   of C, a batch in front
+    joined  groups that share the rows of one C, each with columns of its own
+    """
+    name = operand.name
+    if x.dtype != TYPES[operand.dtype.name]:
+        way = f": {name}.int()" if operand.dtype.kind == "int" and not operand.written else ""
+        raise TensorError(f"{name} is {x.dtype}; the epilogue's step says {TYPES[operand.dtype.name]}{way}")
+    *batch, m, n = shape
+    one = operand.shape(m, n)
+    several = (joined, *one) if joined and operand.axes == "n" else (*batch, *one)
+    fits = [one, several] if operand.axes else [(), (1,)]
+    if operand.written and operand.axes:
+        fits = fits[1:]
+    if tuple(x.shape) not in fits:
+        texts = " or ".join(str(list(fit)) for fit in dict.fromkeys(fits))
+        raise TensorError(f"{name} has shape {list(x.shape)}; for a product of shape {list(shape)} it is {texts}")
+    way = f"write to a contiguous tensor, and copy it to {name}" if operand.written else f"{name}.contiguous()"
+    if len(operand.axes) == 1 and x.shape[-1] > 1 and x.stride(-1) != 1:
+        raise OperandError(f"{name}: elements lie {x.stride(-1)} apart, strides {x.stride()}; {way}")
+    if operand.count > 1 and x.shape[-2] > 1 and x.stride(-2) != x.shape[-1]:
+        raise OperandError(f"{name}: lines of {x.shape[-1]} lie {x.stride(-2)} apart, and a kernel's are side by side")
+    if operand.axes == "mn" and not order_of_matrices(x):
+        raise OperandError(f"{name}: strides {x.stride()} leave neither rows nor columns contiguous; {way}")
+
+
+def order_of_matrices(x: torch.Tensor) -> str:
+    """Which index of the matrices is contiguous: "row" for the column index; "" for neither."""
+    rows, columns = x.shape[-2:]
+    if columns == 1 or x.stride(-1) == 1:
+        return "row"
+    return "col" if rows == 1 or x.stride(-2) == 1 else ""
+
+
 # ------------------------------------------------------------------------------------------------------------- on a CPU
 
 
@@ -461,3 +497,17 @@ def finish_of(epilogue: Epilogue, given: Tensors, shape: Sequence[int], joined: 
     lines = lines and any(orders[matrix.name] == "row" for matrix in epilogue.matrices)
     taken = Epilogue(*steps, pairs=pairs, stores_c=epilogue.stores_c, sums=epilogue.sums, lines=lines)
     return LaunchEpilogue(taken, words_of(taken, placed, 0), (taken, alone), alone)
+
+
+def placed_of(operand: Operand, x: torch.Tensor, several: bool = True) -> PlacedOperand:
+    """The place of a tensor's elements.
+
+    several  matrices, each with operands of its own where x has one rank more
+    """
+    if not operand.axes:
+        return PlacedOperand(x.data_ptr())
+    leading = 0
+    if operand.axes == "mn":
+        across, along = (-2, -1) if order_of_matrices(x) == "row" else (-1, -2)
+        leading = x.stride(across) if x.shape[across] > 1 else x.shape[along]
+    return PlacedOperand(x.data_ptr(), leading, x.stride(0) if several and x.ndim > operand.rank else 0)

@@ -123,26 +123,6 @@ class Reduction:
         >>> hex(words.reduce(np.arange(-4.0, 4.0, dtype=np.float32)[None, :], axis=-1)[0].view(np.uint32)[0])
         '0x3210fedc'
 
-        The two largest with their columns, in outputs of shape (M, 2) as torch.topk has them. Each of two sorted pairs
-        gives the largest of both, then the larger of what is left:
-
-        >>> def two(a, b, ops):
-        ...     first = (a[0] > b[0]) | ((a[0] == b[0]) & (a[2] < b[2]))
-        ...     most, index = ops.where(first, a[0], b[0]), ops.where(first, a[2], b[2])
-        ...     x, y = ops.where(first, a[1], a[0]), ops.where(first, b[0], b[1])
-        ...     i, j = ops.where(first, a[3], a[2]), ops.where(first, b[2], b[3])
-        ...     first = (x > y) | ((x == y) & (i < j))
-        ...     return most, ops.where(first, x, y), index, ops.where(first, i, j)
-        >>> low, far = -3e38, 2**31 - 1
-        >>> best = Reduction.of(
-        ...     lambda x, i, j, ops: (x, low, j, far), two, [low, low, far, far], lambda a, ops: (a[:2], a[2:]),
-        ...     ("value", "index"), "top2",
-        ... )
-        >>> from layoutgemm.kernels.epilogue.chain import Epilogue, RowReduce
-        >>> found = Epilogue(RowReduce(best, "best")).reference(np.array([[1.0, 5.0, 2.0]])).written
-        >>> {name: value.tolist() for name, value in found.items()}
-        {'best_value': [[5.0, 2.0]], 'best_index': [[1, 2]]}
-
         >>> Reduction.of(lambda x, i, j, ops: x, lambda a, b, ops: a[0] - b[0], [0.0])
         Traceback (most recent call last):
             ...

@@ -12,7 +12,7 @@ import math
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from .places import Value
 # Of a group of columns ("x", k) is the value of column k of the group, and ("given", name, k) an operand's there.
 # Where values are read often it is ("steps", expressions, last): ("step", n) is the value of expressions[n].
 Expression = tuple[Any, ...]
+Place: TypeAlias = Any  # coordinates, operands and operations, as expressions read them
 
 _FLOATS = (
     "exp",
@@ -385,7 +386,7 @@ def entry_of_each(expressions: Sequence[Expression]) -> Sequence[object]:
     return ("steps", *steps, tuple([expression[2] for expression in expressions]))
 
 
-def each_of_entry(entry: Any) -> tuple[Expression, ...]:
+def each_of_entry(entry: Expression) -> tuple[Expression, ...]:
     """The expressions of an entry, of tuples.
 
     >>> each_of_entry(entry_of_each((("x",), ("i",))))
@@ -449,12 +450,12 @@ def transposed(expression: Expression) -> Expression:
     return (expression[0], *map(transposed, expression[1:]))
 
 
-def evaluate(expression: Expression, x: Value, at: Any) -> Value:
+def evaluate(expression: Expression, x: Value, at: Place) -> Value:
     """The value of an expression; `at` gives coordinates, operands and operations, as for a step's `apply`."""
     return evaluate_each([expression], x, at)[0]
 
 
-def evaluate_each(expressions: Sequence[Expression], x: Value, at: Any) -> list[Value]:
+def evaluate_each(expressions: Sequence[Expression], x: Value, at: Place) -> list[Value]:
     """The values of a function's results: steps that they share are computed once."""
     steps: Expression | None = None
     done: list[Value] = []
@@ -471,7 +472,7 @@ def evaluate_each(expressions: Sequence[Expression], x: Value, at: Any) -> list[
     return found
 
 
-def _evaluated(expression: Expression, x: Value, at: Any, done: Sequence[Value]) -> Value:
+def _evaluated(expression: Expression, x: Value, at: Place, done: Sequence[Value]) -> Value:
     head, *rest = expression
     if head == "step":
         return done[rest[0]]

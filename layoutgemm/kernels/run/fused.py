@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,7 +22,6 @@ from . import ampere
 from .arrays import batched, check_arrays, check_shapes
 from .cpu import executed, run_on_cpu
 from .epilogue_operands import given_of, names_read, values_read, words_of_arrays, words_read
-from .epilogue_tensors import check_operand, order_of_matrices, placed_of
 from .operand_checks import check_operands, resolved
 from .result import GemmResult
 from .torch_tensors import check_tensors, chosen_device, launch, require_gpu, run_arrays
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     import torch
 
 Plan = Sm80Plan | Sm90Plan | Sm100Plan
+# It checks and places an epilogue's tensors. It imports this package, and so is named as data.
+_TORCH_OP = f"{__name__.partition('.')[0]}.torch_op"
 
 
 def run_fused(
@@ -91,13 +93,14 @@ def run_fused_on_tensors(
     """The kernel on CUDA tensors, read and written in place; `copy` is of A, B and C."""
     import torch
 
+    of, fill = import_module(f"{_TORCH_OP}.epilogue"), import_module(f"{_TORCH_OP}.launch").fill
     steps, shape = plan.epilogue, batched(plan, (plan.m, plan.n))
     check_names([operand.name for operand in steps.given], given)
     if steps.pairs or steps.lines:
         raise OperandError(
             "the plan reads two or more columns of an operand at once: matmul makes and checks such plans"
         )
-    tensors: dict[str, Any] = {operand.name: given[operand.name] for operand in steps.given if not operand.host}
+    tensors = {operand.name: given[operand.name] for operand in steps.given if not operand.host}
     read, written = ({name: tensors[name] for name in names} for names in (steps.reads, steps.writes))
     check_tensors(plan, a, b, out, read)
     check_operands({"a": a, "b": b, **read}, {**written, **({} if out is None else {"out": out})})
@@ -105,17 +108,13 @@ def run_fused_on_tensors(
     for operand in steps.given:
         if operand.name in tensors:
             x = tensors[operand.name]
-            check_operand(operand, x, shape)
-            if operand.axes == "mn" and order_of_matrices(x) != operand.order and min(x.shape[-2:]) > 1:
+            of.check_operand(operand, x, shape)
+            if operand.axes == "mn" and of.order_of_matrices(x) != operand.order and min(x.shape[-2:]) > 1:
                 raise OperandError(f"{operand.name}: the plan takes it {operand.order}-major, strides {x.stride()}")
-            placed[operand.name] = placed_of(operand, x, plan.batch > 1)
+            placed[operand.name] = of.placed_of(operand, x, plan.batch > 1)
     require_gpu(plan, a.device.index)
     memory = torch.empty(max(16, plan.partial_bytes), dtype=torch.uint8, device=a.device)
-    at = 0
-    for count, start in plan.first_partials:
-        value = torch.from_numpy(np.asarray([start])).to(a.device)
-        memory[4 * at : 4 * (at + count)].view(value.dtype).copy_(value.expand(count))
-        at += count
+    fill(memory, plan.first_partials)
     words = words_of(steps, placed, memory.data_ptr())
     result = launch(plan, resolved(a.detach()), resolved(b.detach()), out, "", copy, words)
     return replace(result, c=result.c if steps.stores_c else None, written=written)

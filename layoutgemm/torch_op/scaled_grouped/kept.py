@@ -21,7 +21,6 @@ from ...kernels.epilogue.parameters import words_of
 from ...kernels.indexed.row_copy import COPIED
 from ...kernels.plan import MAX_WORDS
 from ...kernels.run.epilogue_operands import rows_memory, words_of_tensors
-from ...kernels.run.epilogue_tensors import placed_of
 from ...kernels.run.operand_checks import resolved
 from ...kernels.run.partial import is_partial
 from ...kernels.run.tensor_maps import LineCopy
@@ -40,6 +39,7 @@ from ..compiled.guards import (
     guarded,
 )
 from ..compiled.kept_launches import KEPT, KeptCall, Served, note_served
+from ..epilogue import placed_of
 from ..launch import (
     DirectLaunch,
     PreparedProblem,
