@@ -76,6 +76,11 @@ def test_operations_are_the_formulas() -> None:
         "amax": [np.abs(x).max(-1)], "log_sum_exp": [exponentials], "softmax": [x.max(-1), exponentials],
         "argmax": [x.max(-1), x.argmax(-1)], "argmin": [x.min(-1), x.argmin(-1)],
     }  # fmt: skip
+    falling = np.argsort(-x, axis=-1)
+    for count in (2, 4, 8):
+        order = falling[..., :count]
+        both = np.take_along_axis(x, order, -1), order
+        want[f"top{count}"] = [part for each in both for part in np.moveaxis(each, -1, 0)]
     assert set(want) == set(REDUCTIONS)
     for name, values in want.items():
         found = REDUCTIONS[name].reduce(x, -1)
@@ -94,6 +99,26 @@ def test_infinities_and_nans_are_those_of_torch() -> None:
     value, index = REDUCTIONS["argmin"].reduce(rows, -1)
     assert np.array_equal(value, [-inf, 1, -inf, nan, nan], equal_nan=True) and index.tolist() == [0, 0, 0, 1, 0]
     assert np.isnan(REDUCTIONS["amax"].reduce(rows[3:], -1)[0]).all()
+    *values, first, second = REDUCTIONS["top2"].reduce(rows, -1)
+    assert np.array_equal(values[1], [-inf, inf, -inf, 2, nan], equal_nan=True)
+    assert first.tolist() == [0, 1, 1, 1, 0] and second.tolist() == [1, 2, 0, 2, 2]
+
+
+def test_elements_inserted_in_turn_are_those_combined() -> None:
+    """Infinities, NaN and equal values, some outside of C, in any order of their columns."""
+    reduction, rng = REDUCTIONS["top4"], np.random.default_rng(0)
+    x = rng.choice([-np.inf, -1.0, 0.0, 2.0, np.inf, np.nan], (200, 9)).astype(np.float32)
+    inside, columns = rng.random(x.shape) < 0.7, rng.permuted(np.tile(np.arange(9, dtype=np.int32), (200, 1)), axis=1)
+    found: Any = [np.full(200, value, kind) for value, kind in zip(reduction.identity, "ffffiiii", strict=True)]
+    with np.errstate(invalid="ignore"):
+        for e in range(9):
+            at: Any = SimpleNamespace(i=np.zeros(200, np.int32), j=columns[:, e], math=Math)
+            found = reduction.inserted(found, x[:, e], at, inside[:, e])
+    placed, there = np.zeros_like(x), np.zeros_like(inside)
+    np.put_along_axis(placed, columns, x, 1)
+    np.put_along_axis(there, columns, inside, 1)
+    for value, want in zip(found, reduction.reduce(placed, -1, inside=there), strict=True):
+        assert np.array_equal(value, want, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", [name for name, made in sorted(REDUCTIONS.items()) if made.about is not None])
