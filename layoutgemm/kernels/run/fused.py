@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -94,7 +94,7 @@ def run_fused_on_tensors(
         raise OperandError(
             "the plan reads two or more columns of an operand at once: matmul makes and checks such plans"
         )
-    tensors = {operand.name: given[operand.name] for operand in steps.given if not operand.host}
+    tensors = {operand.name: cast("torch.Tensor", given[operand.name]) for operand in steps.given if not operand.host}
     read, written = ({name: tensors[name] for name in names} for names in (steps.reads, steps.writes))
     check_tensors(plan, a, b, out, read)
     check_operands({"a": a, "b": b, **read}, {**written, **({} if out is None else {"out": out})})
