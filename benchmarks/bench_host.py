@@ -46,7 +46,6 @@ from layoutgemm.torch_op import launch
 from layoutgemm.torch_op.api import linear
 from layoutgemm.torch_op.compiled import direct, kept_launches
 from layoutgemm.torch_op.scaled_grouped import kept
-from tests.torch_op.captured_launches import Driver
 from tests.torch_op.host_launches import bare_launches
 
 SIZE = 128
@@ -75,8 +74,6 @@ def calls() -> dict[str, Callable[[], object]]:
     other_x, other_y, gates = x.clone(), y.clone(), experts.mT
     options: dict[str, Any] = {"config": "", "allow_tf32": None}
     site = direct.site(direct.matmul, count=2, **options)
-    one, single, bias_of_one = x[:1, :1].clone(), torch.empty(1, 1, dtype=x.dtype), torch.ones(1, dtype=x.dtype)
-    viewed = torch._C._dynamo.guards._reinterpret_tensor
     lists: tuple[Any, ...] = [], [of_rows["sums"]], [], [], sums.json
     of_scales, in_groups = (a, scale_a, other, scale_b, *lists), (x, experts, offsets, None, None, None, *lists)
     with_bias = direct.site(direct.finished, count=3, activation=None, tensors=("bias",), **options)
@@ -85,10 +82,6 @@ def calls() -> dict[str, Callable[[], object]]:
         "matmul with a bias": lambda: matmul(x, y, bias=bias),
         "matmul in Inductor's code": lambda: site(x, y, out=into),
         "the same with a bias": lambda: with_bias(x, y, bias, out=into),
-        "torch.mm of 1 x 1, as Inductor's": lambda: torch.mm(one, one, out=single),
-        "torch.addmm of 1 x 1, as Inductor's": lambda: torch.addmm(
-            bias_of_one, viewed(one, (1, 1), (1, 1), 0), viewed(one, (1, 1), (1, 1), 0), alpha=1, beta=1, out=single
-        ),
         "matmul as Inductor's choice": lambda: layoutgemm_matmul(x, y, out=into),
         "scaled_matmul": lambda: scaled_matmul(a, scale_a, right, scale_b),
         "scaled_matmul with a bias": lambda: scaled_matmul(a, scale_a, right, scale_b, bias=bias),
@@ -225,9 +218,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     patch = pytest.MonkeyPatch()
     try:
-        driver = Driver(patch)
-        patch.setattr(driver, "cuLaunchKernelEx", ctypes.CDLL(None).pthread_equal)  # a call of C that returns 0
-        with bare_launches(patch, driver) as noted, torch.no_grad():
+        with bare_launches(patch) as noted, torch.no_grad():
             noted.arguments = Discarded()
             for module in (launch, kept, kept_launches):  # a GPU's allocation is one call of C too
                 patch.setattr(module, "empty_on_gpu", torch._C._dynamo.guards._empty_strided_cpu)

@@ -27,7 +27,6 @@ from ..errors import PlanError
 from ..kernels.compile import worker as compile_apart
 from ..kernels.compile.compiler import CompiledGemm
 from ..kernels.compile.launcher import THREAD, ArgumentBlock, bind, error_name
-from ..kernels.compile.packed_launch import PackedLaunches
 from ..kernels.compile.worker import Kernel
 from ..moved import old_names
 from .compiled.guards import ALIGNED, Guard
@@ -491,13 +490,6 @@ class DirectLaunch(_Loaded):
         """The same launch, which takes its addresses in the order of other places."""
         return DirectLaunch(self._compiled, self._template, places, self.device, self.what)
 
-    def _on_stream(self, block: ArgumentBlock, stream: int) -> None:
-        """A block's launch on another stream. Raises PlanError when CUDA refuses."""
-        block.values[len(self._template)] = stream
-        self._launcher.entry(block.pointer)
-        if block.values[len(self._template) + 1]:
-            raise PlanError("CUDA refused the capture of a launch")
-
     def product(self, shape: Sequence[int], strides: Sequence[int], kind: torch.dtype) -> ProductCall:
         """The call that makes a new result. Its tensors are in the order of their places."""
         into, *places = self.places
@@ -515,8 +507,8 @@ class DirectLaunch(_Loaded):
         places  of the arguments: those of the tensors that are read, `out`'s, then those of workspaces
         """
         places, index, launch = self.places, self.device, self.launch
-        entry, free, stream_place = self._launcher.entry, self._free, len(self._template)
-        status, read = stream_place + 1, len(begins) - 1
+        entry, free, stream = self._launcher.entry, self._free, len(self._template)
+        status, read = stream + 1, len(begins) - 1
 
         def any_number(out: torch.Tensor, *tensors: torch.Tensor) -> bool:
             first = [x.data_ptr() for x in (*tensors, out)]
@@ -533,21 +525,16 @@ class DirectLaunch(_Loaded):
         more_a, more_b, more_c = begins[0], begins[1], begins[-1]
         of_a, of_b, of_third, of_c = places[0], places[1], places[2], places[read]
         more_third = begins[2] if read == 3 else more_c
-        again = PackedLaunches()
-        find = again.get
 
         def up_to_three(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, third: torch.Tensor | None = None) -> bool:
-            call = (
-                a.data_ptr(), b.data_ptr(), out.data_ptr(), (out if third is None else third).data_ptr(),
-                raw_stream(index),
-            )  # fmt: skip
-            made = find(call)
-            if made is not None and not _OPEN and not made():
-                return True
-            at_a, at_b, at_c, at_third, stream = call
-            if not (at_a and at_b and at_c and at_third):  # of a tensor whose storage was freed
+            at_a, at_b, at_c = a.data_ptr(), b.data_ptr(), out.data_ptr()
+            at_third = at_c if third is None else third.data_ptr()
+            if not (at_a and at_b and at_c and at_third):
                 return False
-            at_a, at_b, at_c, at_third = at_a + more_a, at_b + more_b, at_c + more_c, at_third + more_third
+            at_a += more_a
+            at_b += more_b
+            at_c += more_c
+            at_third += more_third
             if (at_a | at_b | at_c | at_third) & ALIGNED:
                 return False
             try:
@@ -560,13 +547,12 @@ class DirectLaunch(_Loaded):
             values[of_b] = at_b
             values[of_third] = at_third
             values[of_c] = at_c
-            values[stream_place] = stream
+            values[stream] = raw_stream(index)
             if _OPEN:
                 self._note(values)
             entry(block.pointer)
             if values[status]:
                 self._refused(block)
-            again.note(call, functools.partial(self._on_stream, block))
             free.append(block)
             return True
 

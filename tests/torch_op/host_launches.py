@@ -30,7 +30,6 @@ from layoutgemm.torch_op.quantized import kept as quantized_kept
 from layoutgemm.torch_op.quantized import launch as quantized
 from layoutgemm.torch_op.scaled_grouped import grouped, grouped_epilogue, kept, own_epilogue, scaled
 from layoutgemm.torch_op.types import TYPES
-from tests.torch_op.captured_launches import Driver
 
 _KINDS = {**TYPES, "tf32": torch.float32}
 _WORDS = 14  # where the epilogue's begin among a launch's arguments
@@ -86,12 +85,11 @@ def compute_launch(solution: Any, values: list[int]) -> None:
 
 
 @contextlib.contextmanager
-def host_launches(patch: Any, computes: bool = True, driver: Driver | None = None) -> Iterator[HostLaunches]:
+def host_launches(patch: Any, computes: bool = True) -> Iterator[HostLaunches]:
     """CPU tensors are taken for an H200's.
 
     patch     pytest's monkeypatch, or a MonkeyPatch of one's own
     computes  whether a launch writes its product; else nothing is computed, and nothing noted
-    driver    captures launches, where they are to be packed
     """
     noted = HostLaunches()
 
@@ -107,9 +105,6 @@ def host_launches(patch: Any, computes: bool = True, driver: Driver | None = Non
             return SimpleNamespace(values=values, pointer=values)
 
         def entry(self, values: list[int]) -> None:
-            *given, stream, _ = values
-            if driver is not None and driver.takes(lambda x: compute_launch(self.solution, [*x]), given, stream):
-                return
             if computes:
                 noted.made.append(self.solution)
                 compute_launch(self.solution, values)
@@ -145,7 +140,6 @@ class BareLaunches:
     arguments: list[list[int]] = field(default_factory=list)
     allocated: int = 0
     plans: list[Any] = field(default_factory=list)
-    driver: Driver | None = None
 
     def compiled(self, plan: Any) -> Any:
         """A kernel whose launches are noted."""
@@ -162,14 +156,13 @@ class BareLaunches:
 
     def entry(self, values: list[int]) -> None:
         """The launcher's launch."""
-        if self.driver is None or not self.driver.takes(self.arguments.append, values[:-2], values[-2]):
-            self.arguments.append([*values])
+        self.arguments.append([*values])
 
 
 @contextlib.contextmanager
-def bare_launches(patch: Any, driver: Driver | None = None) -> Iterator[BareLaunches]:
-    """CPU tensors are taken for an H200's by all products, and nothing is computed. `driver` as in `host_launches`."""
-    noted = BareLaunches(driver=driver)
+def bare_launches(patch: Any) -> Iterator[BareLaunches]:
+    """CPU tensors are taken for an H200's by all products, and nothing is computed."""
+    noted = BareLaunches()
     made = noted.compiled
 
     def empty(shape: Any, strides: Any, kind: torch.dtype) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,14 +10,15 @@ from tests import needs
 
 torch = needs.module("torch")
 
-from layoutgemm import QuantizedFormat, QuantizedWeight, matmul
+import torch._inductor.config as config
+from torch.utils.flop_counter import FlopCounterMode
+
+from layoutgemm import QuantizedFormat, QuantizedWeight, inductor, matmul
+from layoutgemm.errors import TensorError
 from layoutgemm.inductor import registration
-from layoutgemm.kernels.compile import packed_launch
-from layoutgemm.torch_op import launch, prepared
+from layoutgemm.torch_op import prepared
 from layoutgemm.torch_op.compiled import direct
 from layoutgemm.torch_op.compiled.call_sites import LAUNCHES, CallSite
-from layoutgemm.torch_op.launch import recorded
-from tests.torch_op.captured_launches import Driver
 from tests.torch_op.host_launches import bare_launches, host_launches
 
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
@@ -80,87 +80,45 @@ def test_second_calls_are_the_launch_alone(form: str, inference: bool, monkeypat
         assert all(torch.equal(out, right) for (_, out), right in zip(calls, want))
 
 
-def results(site: Any, tensors: Any, shape: tuple[int, ...], times: int, out: Any = None) -> Any:
-    """The result of each of several calls, into the same memory."""
-    out = torch.empty(shape, dtype=BF16) if out is None else out
-    found = []
-    for _ in range(times):
-        site(*tensors, out=out.zero_())
-        found.append(out.clone())
-    return found
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_calls_that_come_again_keep_their_packed_parameters(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first is recorded, the second noted, the third captured; later ones are the driver's launch alone."""
-    function, options, make, shape = FORMS[form]
-    driver, site = Driver(monkeypatch), CallSite(Counted(function, options)).of(len(make()))
-    tensors, others, out = make(), make(), torch.empty(shape, dtype=BF16)
-    with host_launches(monkeypatch, driver=driver) as noted:
-        found = results(site, tensors, shape, 6, out)
-        assert (len(noted.made), driver.launched) == (3, [77] * 3)
-        other = results(site, others, shape, 3)[-1]
-        assert (len(noted.made), len(driver.launched)) == (5, 4)
-        assert torch.equal(results(site, tensors, shape, 1, out)[0], found[0]) and len(driver.launched) == 5
-        right = torch.empty_like(other)
-        function(*others, out=right, **options)
-        assert all(torch.equal(each, found[0]) for each in found) and torch.equal(other, right)
-
-
-def test_packed_parameters_are_of_one_stream_and_set_of_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver, b = Driver(monkeypatch), whole(128, 192)
-    site, a, out = CallSite(Counted(direct.matmul, MATMUL)).of(2), whole(64, 128), torch.empty(64, 192, dtype=BF16)
-    with host_launches(monkeypatch, driver=driver) as noted:
-        results(site, (a, b), (64, 192), 4, out)
-        assert driver.launched == [77]
-        monkeypatch.setattr(launch, "raw_stream", lambda index: 78)
-        results(site, (a, b), (64, 192), 3, out)
-        assert driver.launched == [77, 78] and len(noted.made) == 5
-        for tensors, into in (((whole(64, 128), b), out), ((a, whole(128, 192)), out), ((a, b), torch.empty_like(out))):
-            site(*tensors, out=into)
-            assert torch.equal(into, (tensors[0].double() @ tensors[1].double()).to(BF16))
-        assert len(driver.launched) == 2 and len(noted.made) == 8
-        with recorded() as record:  # who asks for launches is told of them
-            site(a, b, out=out)
-        assert len(record.launches) == 1 and len(driver.launched) == 2
-
-
-def test_a_packed_launch_that_the_driver_refuses_is_the_host_function_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a thread without a context, which the host function's way gives one."""
-    driver, a, b = Driver(monkeypatch), whole(64, 128), whole(128, 192)
-    site = CallSite(Counted(direct.matmul, MATMUL)).of(2)
-    with host_launches(monkeypatch, driver=driver) as noted:
-        out = torch.empty(64, 192, dtype=BF16)
-        results(site, (a, b), (64, 192), 4, out)
-        driver.refuses = 201
-        assert torch.equal(results(site, (a, b), (64, 192), 1, out)[0], (a.double() @ b.double()).to(BF16))
-    assert (len(noted.made), len(driver.launched)) == (4, 1)
-
-
-def test_a_driver_that_tells_nothing_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr(packed_launch, "cuda_driver", lambda: asked.append(1) or SimpleNamespace())
-    site = CallSite(Counted(direct.matmul, MATMUL)).of(2)
-    with host_launches(monkeypatch) as noted:
-        results(site, (whole(64, 128), whole(128, 192)), (64, 192), 6)
-    assert (len(noted.made), len(asked)) == (6, 1)
-
-
-def test_a_site_refuses_tensors_whose_storage_was_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("views", [(), (None, ((128, 192), (192, 1), 0))])
+def test_a_site_refuses_tensors_whose_storage_was_freed(views: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their address is 0, a multiple of 16. The product refuses them, views of them too."""
-    views = (None, ((128, 192), (192, 1), 0))
-    for tensors, site in (
-        ((whole(64, 128), whole(128, 192)), CallSite(Counted(direct.matmul, MATMUL)).of(2)),
-        ((whole(64, 128), whole(130, 192)), CallSite(Counted(direct.matmul, MATMUL), views).of(2)),
-    ):
-        with host_launches(monkeypatch) as noted:
-            out = torch.empty(64, 192, dtype=BF16)
-            for _ in range(2):
-                site(*tensors, out=out)
-            tensors[1].untyped_storage().resize_(0)
-            with pytest.raises(Exception, match="storage"):
-                site(*tensors, out=out)
-        assert len(noted.made) == 2
+    product, a, b = Counted(direct.matmul, MATMUL), whole(64, 128), whole(130 if views else 128, 192)
+    site, out = CallSite(product, views).of(2), torch.empty(64, 192, dtype=BF16)
+    with host_launches(monkeypatch) as noted:
+        site(a, b, out=out)
+        site(a, b, out=out)
+        b.untyped_storage().resize_(0)
+        with pytest.raises(TensorError, match="data is not allocated yet: b, of shape"):
+            site(a, b, out=out)
+    assert (len(noted.made), product.calls) == (2, 2)
+
+
+def test_a_call_under_a_mode_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch runs a graph's first call under one: its launch writes elsewhere, and is copied."""
+    product = Counted(direct.matmul, MATMUL)
+    site, a, b, out = CallSite(product).of(2), whole(64, 128), whole(128, 192), torch.empty(64, 192, dtype=BF16)
+    with host_launches(monkeypatch):
+        with FlopCounterMode(display=False):
+            site(a, b, out=out)
+        for _ in range(3):
+            site(a, b, out=out.zero_())
+            assert torch.equal(out, a @ b)
+    assert product.calls == 2
+
+
+def test_the_sites_of_a_compiled_graph_keep_their_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the third call on none calls its product: the first is torch's analysis, the second is recorded."""
+    torch._dynamo.reset()
+    layers = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.GELU(), torch.nn.Linear(128, 64)).to(BF16)
+    calls, finished, x = [], direct.finished, whole(32, 64)
+    monkeypatch.setattr(direct, "finished", lambda *t, **named: (calls.append(1), finished(*t, **named)))
+    with torch.no_grad(), inductor.register(devices=["cpu"], autotune=False), host_launches(monkeypatch) as noted:
+        with config.patch(force_disable_caches=True):
+            compiled = torch.compile(layers, fullgraph=True)
+            found = [compiled(x) for _ in range(4)]
+    assert (len(calls), len(noted.made)) == (2 * 2, 2 * 4)
+    assert all(torch.equal(each, found[0]) for each in found)
 
 
 OTHERS: dict[str, tuple[Any, dict[str, Any], Any, tuple[int, ...]]] = {

@@ -1,8 +1,9 @@
 """Call sites of Inductor's code: after its first call a site writes addresses, and launches.
 
 Inductor fixes the shapes, strides and types of a site's tensors, and the GPU; its results are memory of their own. So
-of what an eager call checks only the lowest bits of the addresses can differ. A site's first call is recorded. It is
-kept if it was one launch of which every argument is known, as `kept_launches` has it.
+of what an eager call checks only the addresses can differ: their lowest bits, and 0 of a storage that was freed. A
+site's first call is recorded. It is kept if it was one launch of which every argument is known, as `kept_launches` has
+it. A call that torch's dispatcher has to see decides nothing: of a graph's first one torch analyses each operator.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from ..checks import needs_dispatcher
 from ..launch import DirectLaunch, Recording, recorded
+from ..prepared import PREPARED
 from .guards import ALIGNED, FIRST_GPU
 
 _reinterpreted: Callable[..., torch.Tensor] = getattr(
@@ -78,7 +81,7 @@ class CallSite:
         """A call that is recorded, of what the product reads and writes; `given` is what the site is called with."""
         *read, out = tensors
         addresses = [x.data_ptr() for x in tensors]
-        if any(at & ALIGNED for at in addresses):
+        if any(at & ALIGNED for at in addresses) or 0 in addresses or needs_dispatcher(*tensors):
             return self._call(*read, out=out)
         before = [_writes(x) for x in tensors]
         with recorded() as record:
@@ -98,6 +101,7 @@ class CallSite:
 
 MAX_SITES = 1 << 16  # beyond, all begin anew
 LAUNCHES: dict[CallSite, Callable[..., bool]] = {}  # of `out` and the tensors; False where the product has to be called
+PREPARED.on_clear.append(LAUNCHES.clear)  # the next call of each chooses anew
 
 
 def _not_called(out: torch.Tensor, *tensors: torch.Tensor) -> bool:
