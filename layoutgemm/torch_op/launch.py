@@ -519,23 +519,15 @@ class DirectLaunch(_Loaded):
             launch([*addresses, *[x.data_ptr() for x in spaces]], raw_stream(index))
             return True
 
-        if memory or not 2 <= read <= 3:
+        if memory or any(begins) or not 2 <= read <= 3:
             return any_number
         # Without lists and loops, each of which takes as long as several addresses.
-        more_a, more_b, more_c = begins[0], begins[1], begins[-1]
         of_a, of_b, of_third, of_c = places[0], places[1], places[2], places[read]
-        more_third = begins[2] if read == 3 else more_c
 
         def up_to_three(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, third: torch.Tensor | None = None) -> bool:
             at_a, at_b, at_c = a.data_ptr(), b.data_ptr(), out.data_ptr()
             at_third = at_c if third is None else third.data_ptr()
-            if not (at_a and at_b and at_c and at_third):
-                return False
-            at_a += more_a
-            at_b += more_b
-            at_c += more_c
-            at_third += more_third
-            if (at_a | at_b | at_c | at_third) & ALIGNED:
+            if (at_a | at_b | at_c | at_third) & ALIGNED or not (at_a and at_b and at_c and at_third):
                 return False
             try:
                 THREAD.bound  # noqa: B018  # as in `_block`, without a call of it
