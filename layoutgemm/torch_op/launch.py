@@ -29,7 +29,7 @@ from ..kernels.compile.compiler import CompiledGemm
 from ..kernels.compile.launcher import THREAD, ArgumentBlock, bind, error_name
 from ..kernels.compile.worker import Kernel
 from ..moved import old_names
-from .compiled.guards import ALIGNED, Guard
+from .compiled.guards import ALIGNED, LEAST_ADDRESS, Guard
 from .problem import OperandCopy, Problem, Solution, StridedOperand, arguments, contiguous_strides, workers
 from .solver import solve
 
@@ -37,7 +37,6 @@ __getattr__ = old_names(__name__)
 
 _NO_COPIES = (None, None, None)
 MAX_KERNELS = 1024
-_BEYOND = 1 << 32  # addresses are larger; sizes and numbers are smaller
 _WORDS = 14  # where an epilogue's words begin, after the product's own arguments
 
 raw_stream: Callable[[int], int] = getattr(
@@ -94,7 +93,7 @@ class Recording:
 
     def knows(self, argument: int) -> bool:
         """True for a number, and for an address of its memory or lists: addresses are larger than 2**32."""
-        return argument < _BEYOND or argument in self.memory or argument in self.lists
+        return argument < LEAST_ADDRESS or argument in self.memory or argument in self.lists
 
 
 class _Recorded(threading.local):
@@ -266,7 +265,7 @@ def making(launches: Sequence[NewResult], count: int, returns: Sequence[int | No
 
     All are of one GPU, and on its stream.
 
-    It returns None where the GPU is not the current one, for addresses that are no multiples of 16, and for 0: that of
+    It returns None where the GPU is not the current one, for addresses that are no multiples of 16, and for
     a tensor whose storage was freed.
 
     count    of the call's tensors; a third one may be None where there are two
@@ -309,7 +308,7 @@ def making_code(
     def product(t0, t1, _=None):
         p0 = t0.data_ptr()
         p1 = t1.data_ptr()
-        if (p0 | p1) & 15 or not (p0 and p1) or current_device() != index: return None
+        if (p0 | p1) & 15 or p0 < LEAST_ADDRESS or p1 < LEAST_ADDRESS or current_device() != index: return None
         c0 = empty_on_gpu(shape0, strides0, kind0)
         stream = raw_stream(index)
         try:
@@ -330,11 +329,11 @@ def making_code(
     tensors = range(count)
     read = sorted({tensor for _, reads, _ in launches for tensor in reads})
     addresses = [f"p{i}" for i in read]
+    freed = " or ".join(f"{at} < LEAST_ADDRESS" for at in addresses)
     new = list(range(sum(makes for makes, _, _ in launches)))
     lines = [
         *[f"p{i} = t{i}.data_ptr()" for i in read],
-        f"if ({' | '.join(addresses)}) & {ALIGNED} or not ({' and '.join(addresses)}) or current_device() != index: "
-        "return None",
+        f"if ({' | '.join(addresses)}) & {ALIGNED} or {freed} or current_device() != index: return None",
         *[f"c{i} = empty_on_gpu(shape{i}, strides{i}, kind{i})" for i in new],
         "stream = raw_stream(index)",
     ]
@@ -499,8 +498,8 @@ class DirectLaunch(_Loaded):
     def into(self, begins: Sequence[int], memory: Sequence[int]) -> Callable[..., bool]:
         """The call that writes to a given tensor, on its stream: of `out`, then the tensors that are read.
 
-        It returns False, without a launch, for addresses that are no multiples of 16, and for 0: that of a tensor whose
-        storage was freed.
+        It returns False, without a launch, for addresses that are no multiples of 16, and for a tensor whose storage was
+        freed.
 
         begins  bytes from each tensor, `out` last, to what the launch takes of it.
         memory  bytes of each workspace.
@@ -511,9 +510,8 @@ class DirectLaunch(_Loaded):
         status, read = stream + 1, len(begins) - 1
 
         def any_number(out: torch.Tensor, *tensors: torch.Tensor) -> bool:
-            first = [x.data_ptr() for x in (*tensors, out)]
-            addresses = [at + more for at, more in zip(first, begins)]
-            if functools.reduce(operator.or_, addresses) & ALIGNED or 0 in first:
+            addresses = [x.data_ptr() + more for x, more in zip((*tensors, out), begins)]
+            if functools.reduce(operator.or_, addresses) & ALIGNED or min(addresses) < LEAST_ADDRESS:
                 return False
             spaces = [empty_on_gpu((size,), (1,), torch.uint8) for size in memory]  # they live until the launch
             launch([*addresses, *[x.data_ptr() for x in spaces]], raw_stream(index))
@@ -527,7 +525,10 @@ class DirectLaunch(_Loaded):
         def up_to_three(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, third: torch.Tensor | None = None) -> bool:
             at_a, at_b, at_c = a.data_ptr(), b.data_ptr(), out.data_ptr()
             at_third = at_c if third is None else third.data_ptr()
-            if (at_a | at_b | at_c | at_third) & ALIGNED or not (at_a and at_b and at_c and at_third):
+            if (
+                (at_a | at_b | at_c | at_third) & ALIGNED or at_a < LEAST_ADDRESS or at_b < LEAST_ADDRESS
+                or at_c < LEAST_ADDRESS or at_third < LEAST_ADDRESS
+            ):  # fmt: skip
                 return False
             try:
                 THREAD.bound  # noqa: B018  # as in `_block`, without a call of it

@@ -1,7 +1,7 @@
 """Call sites of Inductor's code: after its first call a site writes addresses, and launches.
 
 Inductor fixes the shapes, strides and types of a site's tensors, and the GPU; its results are memory of their own. So
-of what an eager call checks only the addresses can differ: their lowest bits, and 0 of a storage that was freed. A
+of what an eager call checks only the addresses can differ: their lowest bits, and those of a freed storage. A
 site's first call is recorded. It is kept if it was one launch of which every argument is known, as `kept_launches` has
 it. A call that torch's dispatcher has to see decides nothing: of a graph's first one torch analyses each operator.
 """
@@ -15,7 +15,7 @@ import torch
 from ..checks import needs_dispatcher
 from ..launch import DirectLaunch, Recording, recorded
 from ..prepared import PREPARED
-from .guards import ALIGNED, FIRST_GPU
+from .guards import ALIGNED, FIRST_GPU, LEAST_ADDRESS
 
 _reinterpreted: Callable[..., torch.Tensor] = getattr(
     getattr(getattr(torch._C, "_dynamo", None), "guards", None),
@@ -81,7 +81,7 @@ class CallSite:
         """A call that is recorded, of what the product reads and writes; `given` is what the site is called with."""
         *read, out = tensors
         addresses = [x.data_ptr() for x in tensors]
-        if any(at & ALIGNED for at in addresses) or 0 in addresses or needs_dispatcher(*tensors):
+        if any(at & ALIGNED for at in addresses) or min(addresses) < LEAST_ADDRESS or needs_dispatcher(*tensors):
             return self._call(*read, out=out)
         before = [_writes(x) for x in tensors]
         with recorded() as record:
@@ -128,7 +128,7 @@ def launch_at(record: Recording, addresses: Sequence[int]) -> tuple[DirectLaunch
     if len(record.launches) != 1 or record.lists or record.clears or any(record.first.values()):
         return None
     [made] = record.launches
-    if made.device < FIRST_GPU or 0 in addresses or len({*addresses}) < len(addresses):
+    if made.device < FIRST_GPU or min(addresses) < LEAST_ADDRESS or len({*addresses}) < len(addresses):
         return None
     places: dict[int, int] = {}
     for place, value in enumerate(made.arguments):

@@ -20,7 +20,7 @@ import torch
 
 from ...kernels.epilogue.parameters import number_word
 from ..launch import NewResult, NewTensor, ProductCall, making
-from .guards import ALIGNED, MAX_CHANGES, MAX_READY, check_of
+from .guards import ALIGNED, LEAST_ADDRESS, MAX_CHANGES, MAX_READY, check_of
 from .kept_launches import KEPT, KeptCall, Served, launched_again
 
 Arguments = Sequence[Any]
@@ -217,7 +217,7 @@ def source_of(
         out = f"options[{OUT!r}]" if OUT in of_options.tensors else "None"
         lines.append(f"values = [{', '.join(f'{name}.data_ptr()' for name in names)}]")
         written = f"launch(kept, ({every},), values, [{', '.join(numbered)}], {out})"
-        launch = f"{written} if not ({low}) & {ALIGNED} and all(values) else None"
+        launch = f"{written} if not ({low}) & {ALIGNED} and min(values) >= {LEAST_ADDRESS} else None"
     body = [f"        {line}" for line in (*[f"if {each}: return None" for each in wrong], *lines)]
     return "\n".join([
         "def again(arguments, options):", "    try:", *body,

@@ -29,6 +29,7 @@ from ...kernels.sm90.plan import Sm90Plan
 from ..checks import PLAIN, modes_of_dispatch, modes_of_functions, tracing_state, transforms
 from ..compiled.guards import (
     ALIGNED,
+    LEAST_ADDRESS,
     FIRST_GPU,
     MAX_READY,
     UNKNOWN,
@@ -404,7 +405,7 @@ def _special(
     else:
         c, at_c = out, out.data_ptr()
         end = at_c + kept.spans[-1]
-        if at_c & ALIGNED or not at_c:
+        if at_c & ALIGNED or at_c < LEAST_ADDRESS:
             return None
         for at, size in zip(addresses, kept.spans):
             if at < end and at_c < at + size:
