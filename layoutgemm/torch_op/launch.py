@@ -498,8 +498,7 @@ class DirectLaunch(_Loaded):
     def into(self, begins: Sequence[int], memory: Sequence[int]) -> Callable[..., bool]:
         """The call that writes to a given tensor, on its stream: of `out`, then the tensors that are read.
 
-        It returns False, without a launch, for addresses that are no multiples of 16, and for a tensor whose storage was
-        freed.
+        It returns False, without a launch, for addresses between multiples of 16, and for tensors of freed storages.
 
         begins  bytes from each tensor, `out` last, to what the launch takes of it.
         memory  bytes of each workspace.

@@ -29,8 +29,8 @@ from ...kernels.sm90.plan import Sm90Plan
 from ..checks import PLAIN, modes_of_dispatch, modes_of_functions, tracing_state, transforms
 from ..compiled.guards import (
     ALIGNED,
-    LEAST_ADDRESS,
     FIRST_GPU,
+    LEAST_ADDRESS,
     MAX_READY,
     UNKNOWN,
     Guard,
