@@ -248,26 +248,16 @@ def reductions_table() -> str:
 
 
 def programs_table() -> str:
-    """The programs of kernels/variant_*.py, torch's fastest form of each formula, and quack's."""
+    """The programs of kernels/variant_*.py, and torch's fastest form of each formula."""
     rows = []
-    for name, sizes in record("programs", "h100")["programs"].items():
+    for name, sizes in record("programs")["programs"].items():
         for found in sizes:
             us = found["us"]
             best = min(value for peer, value in us.items() if peer == "eager" or peer.startswith("torch"))
             times = [f"{us[key]:.1f}" for key in ("ours", "product alone", "eager")]
-            quack = f"{us['quack'] / us['ours']:.2f}" if "quack" in us else ""
             ratio = f"{best / us['ours']:.2f}"
-            rows.append([name, " x ".join(map(str, found["sizes"])), *times, f"{best:.1f}", ratio, quack])
-    head = [
-        "program",
-        "M x N x K",
-        "us",
-        "product alone",
-        "torch, eager",
-        "torch, fastest",
-        "x torch's speed",
-        "x quack's",
-    ]
+            rows.append([name, " x ".join(map(str, found["sizes"])), *times, f"{best:.1f}", ratio])
+    head = ["program", "M x N x K", "us", "product alone", "torch, eager", "torch, fastest", "x torch's speed"]
     return table(head, rows)
 
 

@@ -26,6 +26,8 @@ from ..schedule import Persistent
 from ..schedule.tile_order import Schedule
 from .compile.cache import facts_of
 from .derive import Operand
+from .operands.combinations import Asked
+from .orders import asked_order
 
 if TYPE_CHECKING:
     from .plan import GemmPlan
@@ -44,7 +46,7 @@ def checked(plan: GemmPlan, checks: Callable[[Any, bool], list[Check]], **more: 
     """The report of a plan's checks, and a failed one if `derive` gives another plan.
 
     checks  those of a plan, with or without the search through its pipeline's states
-    more    arguments of `derive` beside m, n, k, a, b, c and config
+    more    arguments of `derive` beside m, n, k, a, b, c, config, and those that a plan has as fields of `Asked`
     """
     witness, distance = _witness(plan, more)
     if not witness:
@@ -74,6 +76,7 @@ def _witness(plan: Any, more: dict[str, object]) -> tuple[str, PlanDifference]:
         if plan.arch != arch(plan.arch.name):
             return f"arch is {_shown(plan.arch)}, which is no {_shown(plan.arch.name, str)}", PlanDifference.FAR
         a, b = (Operand(operand.dtype, operand.order) for operand in (plan.a, plan.b))
+        more = {**_asked(plan), **more}
         derived = type(plan).derive(plan.m, plan.n, plan.k, a=a, b=b, c=plan.c, config=plan.config, **more)
     except LayoutError as error:
         return f"derive refuses: {_shown(error, str)}", PlanDifference.LARGER if _is_moderate(
@@ -93,6 +96,17 @@ def _witness(plan: Any, more: dict[str, object]) -> tuple[str, PlanDifference]:
             wanted = f", not {_shown(want)}" if want else ""
             witness = f"{field.name} is {_shown(have)}{wanted}"
     return witness, max(found, key=list(PlanDifference).index)
+
+
+def _asked(plan: GemmPlan) -> dict[str, object]:
+    """The arguments of `derive` that a plan has as fields; the order says what is symmetric."""
+    parts = plan.asked if isinstance(plan, Asked) else None
+    if parts is None:
+        return {}
+    given = {name: x for name, x in parts.items() if x is not None and name != "symmetric"}
+    if not given.get("epilogue"):  # without steps
+        given.pop("epilogue", None)
+    return {**given, **asked_order(plan)}
 
 
 def _shown(value: object, text: Callable[[object], str] = repr) -> str:

@@ -16,6 +16,7 @@ from ..checks.budgets import most_stages
 from ..errors import PlanError
 from ..layouts.display import HasPage, HasPicture
 from .numbers import W
+from .operands.combinations import Asked
 from .verbs import named
 
 if TYPE_CHECKING:
@@ -369,7 +370,12 @@ class GemmPlan(HasPicture, HasPage):
 
     def for_any_size(self: P) -> P:
         """The plan of the same kernel for one product, or two, of 1x1x1: what the trace sees."""
-        return replace(self, m=1, n=1, k=1, batch=min(self.batch, 2))  # type: ignore[type-var]
+        parts: dict[str, object] = {}
+        if isinstance(self, Asked) and self.pair is not None:
+            parts["pair"] = replace(self.pair, k=1)
+        if isinstance(self, Asked) and self.indexed is not None:
+            parts["indexed"] = self.indexed.for_any_size()
+        return replace(self, m=1, n=1, k=1, batch=min(self.batch, 2), **parts)  # type: ignore[type-var]
 
     def compile(self) -> Any:
         """Compile the kernel for the plan's architecture; needs the `dsl` extra and no GPU. See `kernels.compile`."""

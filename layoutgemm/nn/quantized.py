@@ -245,10 +245,12 @@ class QuantizedLinear(ActivatedLayer, PackedBuffers):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """activation(x @ weight.T + bias), of shape (..., out_features)."""
-        x = input
-        check_input(x, self.in_features)
-        x = x if self.order is None else x.index_select(-1, self.order)
-        if self.activations.itemsize > 1:
+        x, order, wide = input, self.order, self.activations.itemsize > 1
+        if not (wide and order is None and type(x) is torch.Tensor and x.shape[-1:] == (self.in_features,)):
+            check_input(x, self.in_features)  # the product checks any other input likewise
+        if order is not None:
+            x = x.index_select(-1, order)
+        if wide:
             return quantized_matmul(x, self.weight, bias=self.bias, activation=self.activation)
         values, scale = quantize(x.reshape(-1, x.shape[-1]), ROW, dtype=self.activations)
         made = quantized_matmul(

@@ -6,6 +6,7 @@ Counts, not times: CPU tensors are taken for a GPU's, and launches compute nothi
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,6 +29,7 @@ from layoutgemm.torch_op.compiled import guards
 from layoutgemm.torch_op.compiled.guards import MAX_CHANGES
 from layoutgemm.torch_op.quantized import api as packed_api
 from layoutgemm.torch_op.quantized import kept as packed_kept
+from layoutgemm.torch_op.quantized import launch as packed_launch
 from layoutgemm.torch_op.scaled_grouped import api, kept
 from tests.torch_op.host_launches import bare_launches
 
@@ -54,6 +56,9 @@ class Tensors:
             QuantizedWeight.quantize(torch.ones(SIZE, SIZE), QuantizedFormat("int4", group)) for group in (32, None)
         )
         self.for_float8 = QuantizedWeight.quantize(torch.ones(SIZE, SIZE), QuantizedFormat("int4", 32), E4M3)
+        self.deep = QuantizedWeight.quantize(torch.ones(64, 32 * SIZE), QuantizedFormat("int8"))
+        self.narrow = torch.ones(20, 32 * SIZE, dtype=BF16)
+        self.weights = self.packed, self.by_column, self.for_float8, self.deep
 
     def matmul(self) -> Any:
         return matmul(self.x, self.y)
@@ -66,6 +71,9 @@ class Tensors:
 
     def packed_float8(self, **options: Any) -> Any:
         return quantized_matmul(self.a, self.for_float8, **{"scale_x": self.scale_a, "bias": self.rows, **options})
+
+    def packed_parts(self) -> Any:
+        return quantized_matmul(self.narrow, self.deep, bias=self.rows[:64])
 
     def scaled(self, **options: Any) -> Any:
         return scaled_matmul(self.a, self.scale_a, self.b, self.scale_b, **options)
@@ -185,6 +193,58 @@ def test_a_guarded_call_launches_what_the_checked_one_did(name: str, monkeypatch
     own = [x.data_ptr() for x in made]  # all held: each result has memory of its own
     launched = [[0 if x == at else x for x in each[:-2]] for at, each in zip(own, noted.arguments, strict=True)]
     assert len(set(own)) == 5 and launched == [launched[0]] * 5
+
+
+@pytest.mark.parametrize("name", COPIED)
+def test_a_guarded_call_copies_the_operand_that_the_checked_one_did(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, size = Tensors(), SIZE * SIZE
+    given.x, given.a = (torch.randn(SIZE, SIZE).to(kind) for kind in (BF16, E4M3))
+    own, copied = (given.experts, given.x) if name == "columns_copied" else (given.a, given.a)
+    read: list[Any] = []
+
+    def entry(values: list[int]) -> None:
+        at = next(x for x in values[:2] if x != own.data_ptr())  # the copy, while it lives
+        raw = (ctypes.c_uint8 * (size * copied.element_size())).from_address(at)
+        read.append(torch.frombuffer(bytearray(raw), dtype=copied.dtype).view(SIZE, SIZE))
+
+    with bare_launches(monkeypatch) as noted:
+        monkeypatch.setattr(noted, "entry", entry)
+        for _ in range(4):
+            getattr(given, name)()
+            if len(read) == 2:
+                monkeypatch.setattr(kept, "launch_of", None)
+            given.x.copy_(given.x.flip(0))  # the next call copies what is there then
+            given.a.view(torch.uint8).copy_(given.a.view(torch.uint8).flip(0))
+    for each, turns in zip(read, range(4), strict=True):
+        now = copied.view(torch.uint8 if copied.dtype == E4M3 else torch.int16)
+        assert torch.equal(each.view(now.dtype), (now.flip(0) if turns % 2 else now).T)
+
+
+@pytest.mark.parametrize("name", [*PACKED, "packed_parts"])
+def test_a_guarded_call_with_packed_weights_launches_what_the_checked_one_did(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory of the call's own is told by its place."""
+    given = Tensors()
+    if name == "packed_parts":
+        monkeypatch.setattr(packed_launch, "target", lambda index: ("sm_80", 99 << 10))
+    with bare_launches(monkeypatch) as noted:
+        forms = []
+        for _ in range(4):
+            noted.allocated = 0
+            c = getattr(given, name)()
+            (arguments,) = noted.arguments
+            noted.arguments.clear()
+            own = 1 if c.data_ptr() in arguments[:3] else 0  # C is the third, of a transposed product the first
+            known = {c.data_ptr(): -1}
+            tensors = [given.x, given.a, given.scale_a, given.rows, given.narrow]
+            tensors += [v for w in given.weights for v in (w.units, w.scales) if v is not None]
+            known |= {t.data_ptr(): place for place, t in enumerate(tensors)}
+            new = [at for at in arguments[:-2] if at > 1 << 32 and at not in known]
+            forms.append((own, len(new), [known.get(at, -2 if at in new else at) for at in arguments[:-2]]))
+            if len(forms) == 2:  # a guard finds the others
+                monkeypatch.setattr(packed_kept, "_by_facts", None)
+    assert forms == [forms[0]] * 4 and forms[0][:2] == (1, name == "packed_parts")
 
 
 def test_groups_said_twice_are_refused_by_a_repeated_call_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,8 @@ A part is what an argument of `Sm90Plan.derive` asks for beyond a plain product.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 from ...errors import PlanError
 
@@ -155,6 +155,11 @@ class Asked:
     batch: int = 1
     symmetric: bool = False
     row_sums: RowSums | None = None
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """These arguments by name; a plan has more fields."""
+        return {each.name: getattr(self, each.name) for each in fields(Asked)}
 
     @property
     def parts(self) -> tuple[str, ...]:

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...errors import EmulatorError
 from ..plan import rounded_up
 from ..sm80.operand import Sm80Operand
 from ..sm80.plan import Sm80Plan
 from ..streamed.operands import StreamedRows
 from .arrays import raw_bits, refuse_or_note
-from .cpu import progress_line
+from .cpu import progress_line, stored_lines
 from .occupancy import resident
 from .operand_checks import tensor_misfit
 from .partial import written_tensor
@@ -41,41 +40,43 @@ def lines_of_bits(operand: Lines, value: np.ndarray) -> np.ndarray:
 
 def run_on_cpu(
     plan: Sm80Plan, a: np.ndarray | torch.Tensor, b: np.ndarray | torch.Tensor, device: str, why: str, copy: bool,
-    words: tuple[object, ...] = (), given: Mapping[str, object] | None = None,
+    values: Mapping[str, object] | None = None, words: tuple[object, ...] = (),
 ) -> GemmResult:  # fmt: skip
     """Run the NumPy executor ("reference"), or the emulator, on arrays that have been checked.
 
-    copy   unused: these kernels take rows of any pitch
-    words  the launch's last arguments, of a plan that `takes_words`
-    given  values that the tile order reads
+    copy           unused: these kernels take rows of any pitch
+    values, words  further operands by name for the executor, as the launch's last arguments for the kernel
     """
     bits = lines_of_bits(plan.a, a), lines_of_bits(plan.b, b)
     kind = np.float32 if plan.c.dtype.kind == "float" else np.int32
     if device == "reference":
-        ordered = {} if given is None else {"given": given}
+        ordered = {} if values is None else {"given": values}
         c = plan.does("execute")(plan, *bits, progress=progress_line(), **ordered)
         return GemmResult(np.asarray(c, kind), "NumPy executor", why)
     padded = [padded_lines(op, x, plan.config.align[i]) for i, (op, x) in enumerate(zip((plan.a, plan.b), bits))]
     (lines_a, lda), (lines_b, ldb) = padded
-    unit = max(1, plan.config.align[2] // plan.c.dtype.bytes)
-    ldc = -(-plan.n // unit) * unit
-    bits_c = plan.c.dtype.encode(np.zeros((plan.batch, plan.rows_of_c, ldc), np.int64))
-    before = bits_c[:, :, plan.n :].copy()
-    strides = lines_a[0].size, lines_b[0].size, bits_c[0].size
-    sizes = (plan.m, plan.n, plan.k, plan.batch, lda, ldb, ldc, *strides)
+    shape = plan.matrices_of_c, plan.rows_of_c, pitch_of_c(plan)
+    strides = lines_a[0].size, lines_b[0].size, shape[1] * shape[2]
+    sizes = (plan.m, plan.n, plan.k, plan.batch, lda, ldb, shape[2], *strides)
     workers = [WORKERS] * ("workers" in plan.parameters)
-    done = plan.does("emulate")(plan, (lines_a, lines_b, bits_c, *sizes, *workers, *words))
-    done.raise_for_findings()
-    if not np.array_equal(before, bits_c[:, :, plan.n :]):
-        raise EmulatorError(f"{plan}: elements between the lines of C were written")
-    values = np.asarray(plan.c.dtype.decode(bits_c[:, :, : plan.n]), kind)
-    return GemmResult(values if plan.batch > 1 else values[0], "emulator", why)
+
+    def launch(bits_c: np.ndarray) -> None:
+        arguments = (lines_a, lines_b, bits_c, *sizes, *workers, *words)
+        plan.does("emulate")(plan, arguments).raise_for_findings()
+
+    bits_c, _ = stored_lines(plan, shape, plan.n, launch)
+    found = np.asarray(plan.c.dtype.decode(bits_c[:, :, : plan.n]), kind)
+    return GemmResult(found if plan.batch > 1 else found[0], "emulator", why)
+
+
+def pitch_of_c(plan: Sm80Plan) -> int:
+    """Elements from line to line of a C that the plan's alignment fits."""
+    return rounded_up(plan.n, max(1, plan.config.align[2] // plan.c.dtype.bytes))
 
 
 def padded_lines(operand: Lines, bits: np.ndarray, align: int) -> tuple[np.ndarray, int]:
     """(lines whose pitch is a multiple of `align` bytes, elements of the pitch)."""
-    unit = max(1, align // operand.dtype.bytes)
-    pitch = -(-bits.shape[2] // unit) * unit
+    pitch = rounded_up(bits.shape[2], max(1, align // operand.dtype.bytes))
     out = np.zeros((*bits.shape[:2], pitch), bits.dtype)
     out[:, :, : bits.shape[2]] = bits
     return out, pitch
@@ -87,8 +88,7 @@ def target(
     """(tensor that the kernel writes, whether it is copied into `out` afterwards)."""
     align = plan.config.align[2]
     rule = "" if out is None else tensor_misfit(out, "row", align)
-    pitch = rounded_up(plan.n, max(1, align // plan.c.dtype.bytes))
-    return written_tensor(plan, out, f"out: {rule}" if rule else "", pitch, device, copies, copy)
+    return written_tensor(plan, out, f"out: {rule}" if rule else "", pitch_of_c(plan), device, copies, copy)
 
 
 def arguments(

@@ -5,15 +5,17 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from ...errors import EmulatorError
 from ..plan import GemmPlan
 from .arrays import global_matrix
-from .hardware_model import GlobalMatrix
+from .hardware_model import GlobalMatrix, unwritten
 from .result import GemmResult
 
+T = TypeVar("T")
 PROGRESS_SECONDS = 2.0  # between two lines of a long run
 
 
@@ -33,13 +35,30 @@ def executed(
 
 def run_on_cpu(
     plan: GemmPlan, a: np.ndarray, b: np.ndarray, device: str, why: str, copy: bool,
-    execute: Callable[..., np.ndarray] = executed,
+    values: Mapping[str, object] | None = None, words: tuple[object, ...] = (),
 ) -> GemmResult:  # fmt: skip
-    """Run the NumPy executor, or the emulator, on arrays that have been checked."""
+    """Run the NumPy executor, or the emulator, on arrays that have been checked; see `executed`."""
     copies: list[str] = []
     bits_a, bits_b = (global_matrix(operand, value, copies, copy) for operand, value in ((plan.a, a), (plan.b, b)))
-    c = execute(plan, bits_a, bits_b, device=device)
+    c = executed(plan, bits_a, bits_b, device, values, words)
     return GemmResult(c, "emulator" if device == "emulator" else "NumPy executor", why, tuple(copies))
+
+
+def stored_lines(
+    plan: GemmPlan, shape: tuple[int, ...], own: int, launch: Callable[[np.ndarray], T]
+) -> tuple[np.ndarray, T]:
+    """C's bits after an emulated launch into them, and the launch's value.
+
+    shape  of C in memory: the last extent is a line's pitch, of which the launch may write the first `own` elements
+
+    Raises EmulatorError for a write between lines.
+    """
+    bits = unwritten(plan.c.dtype, shape)
+    before = bits[..., own:].copy()
+    made = launch(bits)
+    if not np.array_equal(before, bits[..., own:]):
+        raise EmulatorError(f"{plan}: elements between the lines of C were written")
+    return bits, made
 
 
 def progress_line() -> Any:

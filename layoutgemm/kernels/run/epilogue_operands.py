@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -19,7 +19,9 @@ from ..epilogue.parameters import float_word, host_number
 from ..operands.prologue import PrologueOperand
 from ..orders import clusters_of_plan, given_names, order_values, schedule_of
 from ..plan import GemmPlan, present
+from ..ragged import Ragged
 from ..sm80.plan import Sm80Plan
+from ..sm90.along_k import AlongK
 from ..sm90.indexed.row_copy import copied_bytes
 from ..sm90.mainloop import NUMBER_BYTES, lie_together
 from ..sm90.plan import Sm90Plan
@@ -28,39 +30,83 @@ from ..verbs import named
 from . import ampere
 from .arrays import check_arrays, check_numpy_type, check_shape, global_matrix
 from .capture import outside_capture
-from .cpu import executed, run_on_cpu
+from .cpu import executed
 from .hardware_model import GlobalMatrix
 from .operand_checks import resolved
 from .result import GemmResult
-from .torch_tensors import check_tensors, chosen_device, launch, require_gpu, run_arrays, torch_type
+from .torch_tensors import TORCH_NAMES, check_tensors, chosen_device, launch, require_gpu, run_on_device, torch_type
 
 if TYPE_CHECKING:
     import torch
 
 
-IndexedPlan = Sm80Plan | Sm90Plan | Sm100Plan
+NamedPlan = Sm80Plan | Sm90Plan | Sm100Plan
+Given = Mapping[str, Any]  # operands by name: arrays, tensors, numbers
 T = TypeVar("T")  # an address, or the array at it
 
 
-def given_of(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, Any]:
-    """The plan's extra NumPy operands, checked. Raises OperandError for one that does not fit."""
-    found: dict[str, Any] = {}
-    rest = _tables(plan, given)
-    if plan.mainloop is not None:
-        found = plan.mainloop.check(rest, _sizes_of_b(plan), plan.joined_rows)
-    if plan.groups is not None:
-        found[plan.groups.name] = plan.groups.take(given[plan.groups.name], (plan.m, plan.n, plan.k, plan.batch))
-    if plan.indexed is not None:
-        found |= plan.indexed.take(given, indexed_rows(plan), indexed_matrices(plan))
-    found |= _further_values(plan, given)
-    if plan.prologue is not None:
-        found |= plan.prologue.check(given, (plan.m, plan.n, plan.k, plan.batch), shared_axis(plan))
+def names_read(plan: NamedPlan) -> tuple[str, ...]:
+    """Names of the operands beside an epilogue's, in the order of the launch's words."""
+    tables = [table.name for table in plan.mainloop.tables] if plan.mainloop is not None else []
+    groups = [found.name] if (found := groups_of(plan)) is not None else []
+    rows = () if plan.indexed is None else plan.indexed.names
+    vectors = [operand.name for operand in _vectors(plan)]
+    sums = ["row_sums"] if plan.row_sums is not None else []
+    return (*tables, *groups, *plan.further, *plan.numbers_given, *given_names(plan), *rows, *vectors, *sums)
+
+
+def groups_of(plan: NamedPlan) -> Ragged | AlongK | None:
+    """The groups of rows, of columns, or along K, or None; without wgmma there are those of packed weights alone."""
+    return plan.groups if isinstance(plan, Sm90Plan) else None
+
+
+def check_names(plan: NamedPlan, given: Mapping[str, object]) -> None:
+    """Raise OperandError for a name that the plan does not read, and for one missing.
+
+    A main loop checks its own tables, and names those it reads.
+    """
+    names = names_read(plan)
+    if plan.mainloop is None and (extra := [name for name in given if name not in names]):
+        who = "order" if names and names == given_names(plan) else "plan"
+        raise OperandError(f"given = {', '.join(extra)}: the {who} reads {', '.join(names) or 'no parameter'}")
+    further, vectors = (*plan.further, *plan.numbers_given), [operand.name for operand in _vectors(plan)]
+    said = {name: f"the plan reads {', '.join(further)}" for name in further}
+    if (groups := groups_of(plan)) is not None:
+        said[groups.name] = f"{groups.missing}, {groups.numbers(plan.batch)} numbers"
+    for name in plan.indexed.names if plan.indexed is not None else ():
+        said[name] = f"{present(plan.indexed).missing}, {indexed_rows(plan)} numbers"
+    said |= {name: f"the prologue reads {', '.join(vectors)}" for name in vectors}
+    for name, why in said.items():
+        if given.get(name) is None:
+            raise OperandError(f"{name} is missing: {why}")
+
+
+def _tables(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, object]:
+    """The operands that a main loop's tables have to be."""
+    tables = [table.name for table in present(plan.mainloop).tables]
+    others = [name for name in names_read(plan) if name not in tables]
+    return {name: value for name, value in given.items() if name not in others}
+
+
+def values_read(plan: NamedPlan, given: Mapping[str, object]) -> dict[str, Any]:
+    """The NumPy operands that a plan reads by name, checked. Raises OperandError for one that does not fit."""
+    check_names(plan, given)
+    sizes, found = (plan.m, plan.n, plan.k, plan.batch), dict[str, Any]()
+    if isinstance(plan, Sm90Plan) and plan.mainloop is not None:
+        found |= plan.mainloop.check(_tables(plan, given), _sizes_of_b(plan), plan.joined_rows)
+    if (groups := groups_of(plan)) is not None:
+        found[groups.name] = groups.take(given[groups.name], sizes)
     if plan.row_sums is not None:
         found["row_sums"] = plan.row_sums.take(given, (plan.m, plan.batch))
-    return {**found, **order_values(plan, given)}
+    found |= _further_values(plan, given) | order_values(plan, given)
+    if plan.prologue is not None:
+        found |= plan.prologue.check(given, sizes, shared_axis(plan))
+    if plan.indexed is not None:
+        found |= plan.indexed.take(given, indexed_rows(plan), indexed_matrices(plan))
+    return found
 
 
-def _further_values(plan: IndexedPlan, given: Mapping[str, object]) -> dict[str, object]:
+def _further_values(plan: NamedPlan, given: Mapping[str, object]) -> dict[str, object]:
     """The plan's further matrices, as they lie in memory, and its numbers. Raises OperandError for others.
 
     Of an Sm80Plan a matrix is its lines as bits; else a GlobalMatrix.
@@ -77,7 +123,7 @@ def _further_values(plan: IndexedPlan, given: Mapping[str, object]) -> dict[str,
     return found | {name: np.float32(host_number(name, given[name])) for name in plan.numbers_given}
 
 
-def _further_lines(plan: IndexedPlan, values: Mapping[str, Any]) -> dict[str, tuple[np.ndarray, int]]:
+def _further_lines(plan: NamedPlan, values: Given) -> dict[str, tuple[np.ndarray, int]]:
     """Each further matrix for a launch on arrays: memory, and elements from line to line."""
     if not isinstance(plan, Sm80Plan):
         return {name: (values[name].bits, values[name].leading) for name in plan.further}
@@ -89,14 +135,7 @@ def _further_lines(plan: IndexedPlan, values: Mapping[str, Any]) -> dict[str, tu
     return found
 
 
-def _check_further(plan: IndexedPlan, given: Mapping[str, object]) -> None:
-    """Raise OperandError for a further matrix, or a number, that is missing."""
-    for name in (*plan.further, *plan.numbers_given):
-        if given.get(name) is None:
-            raise OperandError(f"{name} is missing: the plan reads {', '.join((*plan.further, *plan.numbers_given))}")
-
-
-def shared_axis(plan: IndexedPlan) -> str:
+def shared_axis(plan: NamedPlan) -> str:
     """The axis of A along which groups lie one behind the other, "m" or "k"; "" where each has a matrix."""
     if not isinstance(plan, Sm90Plan):
         return ""
@@ -108,37 +147,27 @@ def _sizes_of_b(plan: Sm90Plan) -> tuple[int, int, int, int]:
     return plan.m, plan.n * plan.halves, plan.k, plan.tables_of_batch
 
 
-def _tables(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, object]:
-    """The main loop's tables among the operands."""
-    rest = {name: value for name, value in given.items() if name not in given_names(plan)}
-    _check_further(plan, rest)
-    rest = {name: value for name, value in rest.items() if name not in (*plan.further, *plan.numbers_given)}
-    groups = plan.groups
-    if groups is not None and rest.pop(groups.name, None) is None:
-        raise OperandError(f"{groups.name} is missing: {groups.missing}, {groups.numbers(plan.batch)} numbers")
-    _check_rows_given(plan, rest)
-    for name in plan.indexed.names if plan.indexed is not None else ():
-        rest.pop(name)
-    _check_vectors(plan, rest)
-    for operand in _vectors(plan):
-        rest.pop(operand.name)
+def words_read(plan: NamedPlan, values: Given) -> tuple[Any, ...]:
+    """The sixteen words of a launch without an epilogue's, with arrays in place of addresses.
+
+    values  as `values_read` gives them
+    """
+    words = _tables_of_arrays(plan, values) if isinstance(plan, Sm90Plan) else []
+    if (groups := groups_of(plan)) is not None:
+        kind = np.int32 if groups.offsets == "i32" else np.int64
+        words.append(groups.read(values[groups.name]).astype(kind))
+    words += _further_of_arrays(plan, values)
+    words += [values[name] for name in schedule_of(plan).words]
+    words += _rows_of_arrays(plan, values)
+    words += [np.full(copied_bytes(plan), 0xFF, np.uint8)] if isinstance(plan, Sm90Plan) and plan.copies_rows else []
+    words += _vectors_of_arrays(plan, values)
     if plan.row_sums is not None:
-        rest.pop("row_sums", None)
-    if rest and plan.mainloop is None:
-        raise OperandError(f"given = {', '.join(rest)}: the plan reads no such thing")
-    return rest
+        words += [values["row_sums"], plan.m]
+    return (*words, *[0] * (MAX_WORDS - len(words)))
 
 
-def execute_with_operands(
-    plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, given: Mapping[str, object], device: str
-) -> np.ndarray:
-    """C by the NumPy executor ("reference") or the compiled kernel ("emulator")."""
-    values = given_of(plan, given)
-    return executed(plan, a, b, device, values, words_of_arrays(plan, values))
-
-
-def words_of_arrays(plan: Sm90Plan, values: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The sixteen words of a launch, with arrays in place of their addresses."""
+def _tables_of_arrays(plan: Sm90Plan, values: Given) -> list[Any]:
+    """The words of the main loop's tables: each one, its strides, and elements from matrix to matrix."""
     words: list[Any] = []
     for table in plan.mainloop.tables if plan.mainloop is not None else ():
         value = np.asarray(values[table.name], np.float32)
@@ -147,36 +176,42 @@ def words_of_arrays(plan: Sm90Plan, values: Mapping[str, Any]) -> tuple[Any, ...
         along_k = value.flags.c_contiguous or not of_k.flags.c_contiguous or plan.numbers.span > 1
         lying, strides = (value, (k_blocks, 1)) if along_k else (of_k, (1, groups))
         words += [np.ascontiguousarray(lying), *strides, groups * k_blocks if value.ndim > 2 else 0]
-    if plan.groups is not None:
-        kind = np.int32 if plan.groups.offsets == "i32" else np.int64
-        words.append(plan.groups.read(values[plan.groups.name]).astype(kind))
-    words += _further_of_arrays(plan, values)
-    words += [values[name] for name in plan.order.schedule.words]
-    words += _rows_of_arrays(plan, values)
-    words += [np.full(copied_bytes(plan), 0xFF, np.uint8)] if plan.copies_rows else []
-    words += _vectors_of_arrays(plan, values)
-    if plan.row_sums is not None:
-        words += [values["row_sums"], plan.m]
-    return (*words, *[0] * (MAX_WORDS - len(words)))
+    return words
 
 
 def words_of_tensors(
-    plan: Sm90Plan, given: Mapping[str, Any], device: torch.device,
+    plan: NamedPlan, given: Given, device: torch.device,
     placed: Mapping[str, tuple[torch.Tensor, int]] | None = None, workspace: torch.Tensor | None = None,
 ) -> tuple[int, ...]:  # fmt: skip
     """The sixteen words of a launch on CUDA tensors; raises OperandError for unsuitable operands.
 
-    placed     the plan's further matrices by name: lines that tensor copies read, and elements from line to line
+    placed     the plan's further matrices by name: lines as the kernel reads them, and elements from line to line
     workspace  memory of the rows that are copied first, `rows_memory`
 
     What the offsets or counts are is known on the device alone, and not looked at.
     """
+    check_names(plan, given)
+    words = _groups_of_tensors(plan, given, device) if isinstance(plan, Sm90Plan) else []
+    words += further_of_tensors(plan, given, placed or {})
+    words += order_words(plan, given, device)
+    words += rows_of_tensors(plan, given, device)
+    words += [present(workspace).data_ptr()] if isinstance(plan, Sm90Plan) and plan.copies_rows else []
+    words += vectors_of_tensors(plan, given, device)
+    if plan.row_sums is not None:
+        shape = (plan.batch, plan.m) if plan.batch > 1 else (plan.m,)
+        _check_tensor("row_sums", given.get("row_sums"), plan.row_sums.kind, shape, device, ", a sum of each row of a")
+        sums = given["row_sums"]
+        words += [sums.data_ptr(), sums.stride(0) if sums.ndim > 1 else 0]
+    return (*words, *[0] * (MAX_WORDS - len(words)))
+
+
+def _groups_of_tensors(plan: Sm90Plan, given: Given, device: torch.device) -> list[int]:
+    """The words of a main loop's tables and of groups' numbers, of CUDA tensors."""
     words: list[int] = []
-    rest = _tables(plan, given)
     if plan.mainloop is not None:
-        for table, shape in plan.mainloop.expected(rest, _sizes_of_b(plan), plan.joined_rows):
+        for table, shape in plan.mainloop.expected(_tables(plan, given), _sizes_of_b(plan), plan.joined_rows):
             value = given[table.name]
-            _check_tensor(table.name, value, "torch.float32", shape, device, f", {table.said}")
+            _check_tensor(table.name, value, "f32", shape, device, f", {table.said}", contiguous=False)
             span = plan.numbers.span
             if span > 1 and not lie_together(value.stride(), value.data_ptr(), span):
                 raise OperandError(
@@ -186,35 +221,20 @@ def words_of_tensors(
                 )
             words += [value.data_ptr(), value.stride(-2), value.stride(-1), value.stride(0) if value.ndim > 2 else 0]
     if plan.groups is not None:
-        name, kind = plan.groups.name, "torch.int32" if plan.groups.offsets == "i32" else "torch.int64"
-        numbers = given[name]
-        _check_tensor(name, numbers, kind, (plan.groups.numbers(plan.batch),), device, "")
-        if numbers.stride(0) != 1 and numbers.shape[0] > 1:
-            raise OperandError(f"{name} has stride {numbers.stride(0)}: it must be contiguous, stride 1")
+        numbers = given[plan.groups.name]
+        _check_tensor(plan.groups.name, numbers, plan.groups.offsets, (plan.groups.numbers(plan.batch),), device, "")
         words.append(numbers.data_ptr())
-    words += further_of_tensors(plan, given, placed or {})
-    words += order_words(plan, given, device)
-    words += rows_of_tensors(plan, given, device)
-    words += [present(workspace).data_ptr()] if plan.copies_rows else []
-    words += vectors_of_tensors(plan, given, device)
-    if plan.row_sums is not None:
-        sums, shape = given["row_sums"], (plan.batch, plan.m) if plan.batch > 1 else (plan.m,)
-        kind = {"f32": "torch.float32", "bf16": "torch.bfloat16", "f16": "torch.float16"}[plan.row_sums.kind]
-        _check_tensor("row_sums", sums, kind, shape, device, ", a sum of each row of a")
-        if sums.stride(-1) != 1 and plan.m > 1:
-            raise OperandError(f"row_sums has stride {sums.stride(-1)}: it must be contiguous, stride 1")
-        words += [sums.data_ptr(), sums.stride(0) if sums.ndim > 1 else 0]
-    return (*words, *[0] * (MAX_WORDS - len(words)))
+    return words
 
 
-def _further_of_arrays(plan: IndexedPlan, values: Mapping[str, Any]) -> list[object]:
+def _further_of_arrays(plan: NamedPlan, values: Given) -> list[object]:
     """The words of further matrices and numbers, with arrays in place of addresses."""
     numbers = {name: float(values[name]) for name in plan.numbers_given}
     return list(_further_words(plan, _further_lines(plan, values), numbers))
 
 
 def further_of_tensors(
-    plan: IndexedPlan, given: Mapping[str, object], placed: Mapping[str, tuple[torch.Tensor, int]]
+    plan: NamedPlan, given: Mapping[str, object], placed: Mapping[str, tuple[torch.Tensor, int]]
 ) -> list[int]:
     """The words of further matrices and numbers on a GPU.
 
@@ -225,7 +245,7 @@ def further_of_tensors(
 
 
 def _further_words(
-    plan: IndexedPlan, lines: Mapping[str, tuple[T, int]], numbers: Mapping[str, float]
+    plan: NamedPlan, lines: Mapping[str, tuple[T, int]], numbers: Mapping[str, float]
 ) -> list[T | int]:  # fmt: skip
     """The words of further matrices, in the order of `plan.words`.
 
@@ -238,17 +258,17 @@ def _further_words(
     return [known[word] for word in plan.operand_words]
 
 
-def indexed_rows(plan: IndexedPlan) -> int:
+def indexed_rows(plan: NamedPlan) -> int:
     """Row indices of a launch: one for each row of the product, of each matrix of a batch."""
     return plan.m * indexed_matrices(plan)
 
 
-def indexed_matrices(plan: IndexedPlan) -> int:
+def indexed_matrices(plan: NamedPlan) -> int:
     """Matrices of A and of C with row indices of their own: groups of rows lie in one."""
     return 1 if isinstance(plan, Sm90Plan) and plan.joined_rows else plan.batch
 
 
-def _rows_of_arrays(plan: IndexedPlan, values: Mapping[str, object]) -> list[object]:
+def _rows_of_arrays(plan: NamedPlan, values: Mapping[str, object]) -> list[object]:
     """The words of row indices: each vector, and the rows of its matrix."""
     words: list[object] = []
     for name in plan.indexed.names if plan.indexed is not None else ():
@@ -261,23 +281,20 @@ def _rows_of_arrays(plan: IndexedPlan, values: Mapping[str, object]) -> list[obj
     return words
 
 
-def rows_of_tensors(plan: IndexedPlan, given: Mapping[str, Any], device: torch.device) -> list[int]:
+def rows_of_tensors(plan: NamedPlan, given: Given, device: torch.device) -> list[int]:
     """The words of row indices of CUDA tensors, checked."""
     words: list[int] = []
     for name in plan.indexed.names if plan.indexed is not None else ():
         part, matrix = present(plan.indexed).of(name)
-        kind = "torch.int32" if part.kind == "i32" else "torch.int64"
         indices, rows = given[name], indexed_rows(plan)
-        _check_tensor(name, indices, kind, (rows,), device, ", a row index for each row of the product")
-        if indices.stride(0) != 1 and rows > 1:
-            raise OperandError(f"{name} has stride {indices.stride(0)}: it must be contiguous, stride 1")
+        _check_tensor(name, indices, part.kind, (rows,), device, ", a row index for each row of the product")
         words += [indices.data_ptr(), plan.rows_of_a if matrix == "a" else plan.rows_of_c]
     return words
 
 
-def rows_memory(plan: Sm90Plan, device: torch.device) -> torch.Tensor | None:
+def rows_memory(plan: NamedPlan, device: torch.device) -> torch.Tensor | None:
     """Memory for the rows that a launch copies first, or None. It lives until the launch has been enqueued."""
-    if not plan.copies_rows:
+    if not (isinstance(plan, Sm90Plan) and plan.copies_rows):
         return None
     import torch
 
@@ -294,7 +311,7 @@ def order_words(plan: GemmPlan, given: Mapping[str, object], device: torch.devic
         if schedule.schedule is None:
             tiles: Any = given.get("tiles")
             shape = tuple(getattr(tiles, "shape", ()))
-            _check_tensor("tiles", tiles, "torch.int32", shape[:1] or (1,), device, ", row + 2**16 * column each")
+            _check_tensor("tiles", tiles, "i32", shape[:1] or (1,), device, ", row + 2**16 * column each")
         else:
             tiles = kept_list(schedule, clusters_of_plan(plan), device)
         return tiles.data_ptr(), tiles.shape[0]
@@ -311,26 +328,12 @@ def kept_list(schedule: TileList, grid: tuple[int, int], device: torch.device) -
         return torch.from_numpy(schedule.list_for(grid)).to(device)
 
 
-def names_read(plan: Sm80Plan | Sm100Plan) -> tuple[str, ...]:
-    """The names in `given` that a plan reads beside its epilogue's: further operands, its order's, row indices."""
-    rows = () if plan.indexed is None else plan.indexed.names
-    return (*plan.further, *plan.numbers_given, *given_names(plan), *rows, *(x.name for x in _vectors(plan)))
-
-
-def _vectors(plan: IndexedPlan) -> tuple[PrologueOperand, ...]:
+def _vectors(plan: NamedPlan) -> tuple[PrologueOperand, ...]:
     """The vectors of the plan's prologue."""
-    prologue = None if isinstance(plan, Sm100Plan) else plan.prologue
-    return () if prologue is None else prologue.operands
+    return () if plan.prologue is None else plan.prologue.operands
 
 
-def _check_vectors(plan: IndexedPlan, given: Mapping[str, object]) -> None:
-    """Raise OperandError for a vector of the prologue that is missing."""
-    names = [operand.name for operand in _vectors(plan)]
-    if missing := [name for name in names if given.get(name) is None]:
-        raise OperandError(f"{missing[0]} is missing: the prologue reads {', '.join(names)}")
-
-
-def _vectors_of_arrays(plan: IndexedPlan, values: Mapping[str, object]) -> list[object]:
+def _vectors_of_arrays(plan: NamedPlan, values: Mapping[str, object]) -> list[object]:
     """The words of the prologue's vectors, with arrays in place of addresses."""
     words: list[object] = []
     for operand in _vectors(plan):
@@ -339,65 +342,25 @@ def _vectors_of_arrays(plan: IndexedPlan, values: Mapping[str, object]) -> list[
     return words
 
 
-def vectors_of_tensors(plan: IndexedPlan, given: Mapping[str, Any], device: torch.device) -> list[int]:
+def vectors_of_tensors(plan: NamedPlan, given: Given, device: torch.device) -> list[int]:
     """The words of the prologue's vectors on a GPU, checked."""
     words: list[int] = []
     for operand in _vectors(plan):
         value = given[operand.name]
         wanted = operand.shapes((plan.m, plan.n, plan.k, plan.batch), shared_axis(plan))
         want = next((shape for shape in wanted if len(shape) == getattr(value, "ndim", 0)), wanted[0])
-        kind = {"f32": "torch.float32", "bf16": "torch.bfloat16", "f16": "torch.float16"}[operand.dtype.name]
         of = "row" if operand.axis == "m" else "column"
-        _check_tensor(operand.name, value, kind, want, device, f", a number for each {of} of a")
-        if value.stride(-1) != 1 and value.shape[-1] > 1:
-            raise OperandError(f"{operand.name} has stride {value.stride(-1)}: it must be contiguous, stride 1")
+        _check_tensor(operand.name, value, operand.dtype.name, want, device, f", a number for each {of} of a")
         words += [value.data_ptr(), value.stride(0) if value.ndim > 1 else 0]
     return words
 
 
-def values_read(plan: Sm80Plan | Sm100Plan, given: Mapping[str, object]) -> dict[str, object]:
-    """Their values, checked: matrices, numbers, words of the order, and vectors of NumPy. Raises OperandError."""
-    _check_names(plan, given)
-    _check_further(plan, given)
-    values: dict[str, object] = {**_further_values(plan, given), **order_values(plan, given)}
-    _check_vectors(plan, given)
-    if isinstance(plan, Sm80Plan) and plan.prologue is not None:
-        values |= plan.prologue.check(given, (plan.m, plan.n, plan.k, plan.batch))
-    if plan.indexed is None:
-        return values
-    _check_rows_given(plan, given)
-    return {**values, **plan.indexed.take(given, indexed_rows(plan), indexed_matrices(plan))}
-
-
-def _check_names(plan: Sm80Plan | Sm100Plan, given: Mapping[str, object]) -> None:
-    """Raise OperandError for operands that the plan does not read."""
-    names = names_read(plan)
-    if extra := [name for name in given if name not in names]:
-        who = "order" if names and names == given_names(plan) else "plan"
-        raise OperandError(f"given = {', '.join(extra)}: the {who} reads {', '.join(names) or 'no parameter'}")
-
-
-def words_read(plan: Sm80Plan | Sm100Plan, values: Mapping[str, object]) -> tuple[Any, ...]:
-    """The words of a launch without an epilogue's, sixteen, with arrays in place of addresses."""
-    words = _further_of_arrays(plan, values)
-    words += [values[name] for name in schedule_of(plan).words]
-    words += _rows_of_arrays(plan, values)
-    words += _vectors_of_arrays(plan, values)
-    return (*words, *[0] * (MAX_WORDS - len(words)))
-
-
-def _check_rows_given(plan: IndexedPlan, given: Mapping[str, object]) -> None:
-    """Raise OperandError for a vector of row indices that is missing."""
-    for name in plan.indexed.names if plan.indexed is not None else ():
-        if given.get(name) is None:
-            raise OperandError(f"{name} is missing: {present(plan.indexed).missing}, {indexed_rows(plan)} numbers")
-
-
 def run_by_name(
-    plan: Sm80Plan | Sm100Plan, a: np.ndarray | torch.Tensor, b: np.ndarray | torch.Tensor,
-    given: Mapping[str, object], out: np.ndarray | torch.Tensor | None, device: str | None, copy: bool,
+    plan: NamedPlan, a: np.ndarray | torch.Tensor, b: np.ndarray | torch.Tensor,
+    given: Mapping[str, object], out: np.ndarray | torch.Tensor | None = None, copy: bool = True,
+    device: str | None = None,
 ) -> GemmResult:  # fmt: skip
-    """C of several B, two pairs, an order that reads words, or indexed rows: `given` has operands by name.
+    """C of a plan that reads more than A and B; `given` has these operands by name.
 
     Raises OperandError for others, for one that is missing or out of range, and for tensors on the CPU.
     """
@@ -405,55 +368,68 @@ def run_by_name(
         return _by_name_on_tensors(plan, a, b, given, out, device, copy)
     values = values_read(plan, given)
     check_arrays(plan, a, b, out)
-    words = words_read(plan, values)
     chosen, why = chosen_device(plan, device)
-    if chosen == "cuda":
-        return run_arrays(plan, a, b, why, words).into(out)
-    if isinstance(plan, Sm80Plan):
-        return ampere.run_on_cpu(plan, a, b, chosen, why, copy, words, values).into(out)
-    return run_on_cpu(plan, a, b, chosen, why, copy, partial(executed, values=values, words=words)).into(out)
+    return run_on_device(plan, a, b, chosen, why, copy, values, words_read(plan, values)).into(out)
+
+
+def execute_with_operands(
+    plan: NamedPlan, a: GlobalMatrix, b: GlobalMatrix, given: Mapping[str, object], device: str
+) -> np.ndarray:
+    """C by the NumPy executor ("reference") or the compiled kernel ("emulator")."""
+    values = values_read(plan, given)
+    return executed(plan, a, b, device, values, words_read(plan, values))
 
 
 def _by_name_on_tensors(
-    plan: Sm80Plan | Sm100Plan, a: torch.Tensor, b: torch.Tensor, given: Mapping[str, object],
+    plan: NamedPlan, a: torch.Tensor, b: torch.Tensor, given: Mapping[str, object],
     out: torch.Tensor | None, device: str | None, copy: bool,
 ) -> GemmResult:  # fmt: skip
-    """The same on CUDA tensors; a caller's list, and vectors of row indices, are tensors too."""
+    """The same on CUDA tensors; a caller's list, tables, and vectors of row indices are tensors too.
+
+    Further matrices are read in place; raises OperandError where the kernel cannot.
+    """
     if not a.is_cuda or device not in (None, "cuda"):
         raise OperandError(
             f"a is on {a.device}: a plan that reads more than a and b takes CUDA tensors, or NumPy arrays"
         )
-    _check_names(plan, given)
-    _check_further(plan, given)
-    check_tensors(plan, a, b, out, {name: given[name] for name in plan.further})
+    check_names(plan, given)
+    numbers = (*plan.numbers_given, *schedule_of(plan).words)
+    tensors: Any = {name: x for name, x in given.items() if name not in numbers or hasattr(x, "data_ptr")}
+    check_tensors(plan, a, b, out, tensors)
     require_gpu(plan, a.device.index)
-    _check_rows_given(plan, given)
-    _check_vectors(plan, given)
-    further = {name: _placed_tensor(plan, name, given[name]) for name in plan.further}
-    own = (
-        *further_of_tensors(plan, given, further), *order_words(plan, given, a.device),
-        *rows_of_tensors(plan, given, a.device), *vectors_of_tensors(plan, given, a.device),
-    )  # fmt: skip
-    words = (*own, *[0] * (MAX_WORDS - len(own)))
+    read = {**given, **{name: resolved(x.detach()) for name, x in tensors.items()}}
+    placed = {name: _placed_tensor(plan, name, read[name]) for name in plan.further}
+    workspace = rows_memory(plan, a.device)  # the allocator keeps the order of the stream
+    words = words_of_tensors(plan, read, a.device, placed, workspace)
     return launch(plan, resolved(a.detach()), resolved(b.detach()), out, "", copy, words)
 
 
-def _placed_tensor(plan: Sm80Plan | Sm100Plan, name: str, x: torch.Tensor) -> tuple[torch.Tensor, int]:
+def _placed_tensor(plan: NamedPlan, name: str, x: torch.Tensor) -> tuple[torch.Tensor, int]:
     """(lines, leading) of a further matrix, read in place. Raises OperandError for one that does not fit."""
     operand, shape = plan.further[name]
-    if str(getattr(x, "dtype", type(x).__name__)) != str(torch_type(operand.dtype)) or tuple(x.shape) != shape:
-        of = f"{getattr(x, 'dtype', type(x).__name__)} of shape {tuple(getattr(x, 'shape', ()))}"
-        raise OperandError(f"{name} is {of}: it takes {torch_type(operand.dtype)} of {shape}")
+    if x.dtype != torch_type(operand.dtype) or tuple(x.shape) != shape:
+        raise OperandError(
+            f"{name} is {x.dtype} of shape {tuple(x.shape)}: it takes {torch_type(operand.dtype)} of {shape}"
+        )
     try:
-        lines, leading, _ = named(plan.operand_path).lines(plan, operand.name, resolved(x.detach()), [], False)
+        lines, leading, _ = named(plan.operand_path).lines(plan, operand.name, x, [], False)
     except OperandError as error:
         raise OperandError(f"{name}{str(error).removeprefix(operand.name.lower())}") from error
     return lines, leading
 
 
-def _check_tensor(name: str, value: Any, kind: str, shape: tuple[int, ...], device: torch.device, of: str) -> None:
-    if getattr(value, "device", None) != device or str(value.dtype) != kind:
+def _check_tensor(
+    name: str, value: Any, kind: str, shape: tuple[int, ...], device: torch.device, of: str, contiguous: bool = True
+) -> None:
+    """Raise OperandError for another type, device or shape, and for numbers with gaps.
+
+    of  the reason for the shape, in words
+    """
+    want = TORCH_NAMES[kind]
+    if getattr(value, "device", None) != device or str(value.dtype) != f"torch.{want}":
         said = f"{getattr(value, 'dtype', type(value).__name__)} on {getattr(value, 'device', 'no device')}"
-        raise OperandError(f"{name} is {said}: it takes {kind} on {device}")
+        raise OperandError(f"{name} is {said}: it takes torch.{want} on {device}")
     if tuple(value.shape) != shape:
         raise OperandError(f"{name} has shape {tuple(value.shape)}: it takes {shape}{of}")
+    if contiguous and value.stride(-1) != 1 and value.shape[-1] > 1:
+        raise OperandError(f"{name} has stride {value.stride(-1)}: it must be contiguous, stride 1")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,16 +11,13 @@ import numpy as np
 from ...errors import OperandError
 from ..epilogue.arrays import Arrays
 from ..epilogue.chain import MAX_WORDS
-from ..orders import given_names
 from ..sm80.plan import Sm80Plan
 from ..sm90.plan import Sm90Plan
 from ..sm100.plan import Sm100Plan
-from . import ampere
 from .arrays import batched, check_arrays, check_shapes
-from .cpu import executed, run_on_cpu
-from .epilogue_operands import given_of, names_read, values_read, words_of_arrays, words_read
+from .epilogue_operands import names_read, values_read, words_read
 from .result import GemmResult
-from .torch_tensors import chosen_device, run_arrays
+from .torch_tensors import chosen_device, run_on_device
 
 if TYPE_CHECKING:
     import torch
@@ -53,50 +49,19 @@ def run_fused(
         raise OperandError("out is given, and the epilogue stores no C (stores_c=False)")
     check_shapes(plan, a, b)
     check_arrays(plan, a, b, out)
-    more = {name: given[name] for name in _beside(plan) if name in given}
+    more = {name: given[name] for name in names_read(plan) if name in given}
     rest = {name: value for name, value in given.items() if name not in more}
     groups = plan.batch if isinstance(plan, Sm90Plan) and plan.joined_rows else 0
     first = plan.first_partials
     besides = Arrays(plan.epilogue, batched(plan, (plan.m, plan.n)), rest, plan.partial_bytes, groups, first)
     words, own = besides.words, len(plan.epilogue.words)
     if len(plan.words) > own:
-        words = (*words[:own], *_behind(plan, more))[:MAX_WORDS]
+        words = (*words[:own], *words_read(plan, values_read(plan, more)))[:MAX_WORDS]
     chosen, why = chosen_device(plan, device, otherwise="emulator")
-    if chosen == "cuda":
-        result = run_arrays(plan, a, b, why, words)
-    else:
-        result = _on_cpu(plan, a, b, chosen, why, copy, words)
+    result = run_on_device(plan, a, b, chosen, why, copy, None, words)
     if not plan.epilogue.stores_c:
         return replace(result, c=None, written=besides.written())
     return replace(result.into(out), written=besides.written())
-
-
-def _on_cpu(
-    plan: Plan, a: np.ndarray, b: np.ndarray, device: str, why: str, copy: bool, words: tuple[object, ...]
-) -> GemmResult:
-    """The compiled kernel in the emulator, on arrays that have been checked."""
-    if isinstance(plan, Sm80Plan):
-        return ampere.run_on_cpu(plan, a, b, device, why, copy, words)
-    return run_on_cpu(plan, a, b, device, why, copy, partial(executed, words=words))
-
-
-def _behind(plan: Plan, given: Mapping[str, object]) -> tuple[object, ...]:
-    """The launch parameters after the epilogue's, with arrays in place of addresses."""
-    if isinstance(plan, Sm90Plan):
-        return words_of_arrays(plan, given_of(plan, given))
-    return words_read(plan, values_read(plan, given))
-
-
-def _beside(plan: Plan) -> tuple[str, ...]:
-    """Names of the operands that are not the epilogue's: main loop, groups, rows, matrices, prologue, order."""
-    if not isinstance(plan, Sm90Plan):
-        return names_read(plan)
-    tables = [table.name for table in plan.mainloop.tables] if plan.mainloop is not None else []
-    groups = [plan.groups.name] if plan.groups is not None else []
-    rows = plan.indexed.names if plan.indexed is not None else ()
-    vectors = plan.prologue.names if plan.prologue is not None else ()
-    sums = ["row_sums"] if plan.row_sums is not None else []
-    return (*tables, *groups, *rows, *plan.further, *plan.numbers_given, *vectors, *sums, *given_names(plan))
 
 
 __all__ = ["run_fused"]

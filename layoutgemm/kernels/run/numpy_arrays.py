@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,17 +15,14 @@ from ..sm80.plan import Sm80Plan
 from ..sm90.plan import Sm90Plan
 from ..sm100.plan import Sm100Plan
 from ..streamed.plan import StreamedPlan
-from ..verbs import named
 from .arrays import check_arrays, check_matrices
-from .cpu import run_on_cpu
-from .epilogue_operands import execute_with_operands, given_of, run_by_name, words_of_arrays
+from .epilogue_operands import run_by_name
 from .fused import run_fused
 from .partial import is_partial, stored_into
 from .quantized import run_quantized
 from .records import recorded
 from .result import GemmResult
-from .tensor_maps import run_with_operands
-from .torch_tensors import chosen_device, run_arrays, run_tensors
+from .torch_tensors import chosen_device, run_on_device, run_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -102,34 +98,14 @@ def _run(
     if isinstance(plan, (Sm80Plan, Sm90Plan, Sm100Plan)) and plan.epilogue:
         return run_fused(plan, a, b, given or {}, out, device, copy)
     kind = check_matrices(plan, a, b, device)
-    if (isinstance(plan, Sm80Plan) and plan.takes_words) or (isinstance(plan, Sm100Plan) and plan.words):
-        return run_by_name(plan, a, b, given or {}, out, device, copy)
     if isinstance(plan, Sm90Plan) and plan.triangles is not None and isinstance(a, np.ndarray):
         plan.triangles.check(a, np.asarray(b))
-    if isinstance(plan, Sm90Plan) and plan.reads_by_name:
-        return _run_given(plan, a, b, given or {}, kind, out, device, copy)
+    if isinstance(plan, (Sm80Plan, Sm90Plan, Sm100Plan)) and "word" in plan.parameters.values():
+        return run_by_name(plan, a, b, given or {}, out, copy, device)
     if given:
         raise OperandError(f"given = {', '.join(given)}: the plan reads a and b alone")
     if kind.startswith("torch"):
         return run_tensors(plan, a, b, out, device, copy)
     check_arrays(plan, a, b, out)
     chosen, why = chosen_device(plan, device)
-    if chosen == "cuda":
-        return run_arrays(plan, a, b, why).into(out)
-    return named(plan.operand_path).on_cpu(plan, a, b, chosen, why, copy).into(out)
-
-
-def _run_given(
-    plan: Sm90Plan, a: np.ndarray | torch.Tensor, b: np.ndarray | torch.Tensor, given: Mapping[str, object], kind: str,
-    out: np.ndarray | torch.Tensor | None, device: str | None, copy: bool,
-) -> GemmResult:  # fmt: skip
-    """Run a plan that reads more than A and B, by name."""
-    if kind.startswith("torch tensor on cuda") and device in (None, "cuda"):
-        return run_with_operands(plan, a, b, dict(given), out, copy)
-    if kind.startswith("torch"):
-        raise OperandError(f"a is a {kind}: a plan that reads more than a and b takes CUDA tensors, or NumPy arrays")
-    check_arrays(plan, a, b, out)
-    chosen, why = chosen_device(plan, device)
-    if chosen == "cuda":
-        return run_arrays(plan, a, b, why, words_of_arrays(plan, given_of(plan, given))).into(out)
-    return run_on_cpu(plan, a, b, chosen, why, copy, partial(execute_with_operands, given=given)).into(out)
+    return run_on_device(plan, a, b, chosen, why, copy).into(out)

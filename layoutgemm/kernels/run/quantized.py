@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...atoms.copy.base import VECTOR_BYTES
-from ...errors import EmulatorError, OperandError, PlanError
+from ...errors import OperandError, PlanError
 from ..compile.compiler import compile_plan
 from ..epilogue.arrays import Arrays
 from ..plan import MAX_WORDS
@@ -17,10 +17,10 @@ from ..quantized.packing import PackedWeights
 from ..sm80.plan import Sm80Plan
 from ..sm90.plan import Sm90Plan
 from ..streamed.plan import StreamedPlan
-from .ampere import lines_of_bits, padded_lines
+from .ampere import lines_of_bits, padded_lines, pitch_of_c
 from .arrays import check_device_name, check_numpy_out, check_numpy_type, check_shape, global_matrix
-from .cpu import executed, progress_line
-from .hardware_model import CLUSTERS, GlobalMatrix, unwritten, values_of
+from .cpu import executed, progress_line, stored_lines
+from .hardware_model import CLUSTERS, GlobalMatrix, values_of
 from .occupancy import resident
 from .result import GemmResult
 from .torch_tensors import chosen_device, require_gpu, torch_type
@@ -56,10 +56,8 @@ def run_quantized(
     words = (*words, *[0] * (MAX_WORDS - len(words)))
     copies: list[str] = []
     units = np.concatenate([each.units.reshape(-1) for each in packed])
-    if isinstance(plan, Sm80Plan):
+    if isinstance(plan, (Sm80Plan, StreamedPlan)):
         c = _by_lines(plan, x, units, chosen, words, offsets)
-    elif isinstance(plan, StreamedPlan):
-        c = _streamed(plan, x, units, chosen, words)
     else:
         matrix = global_matrix(plan.b, x, copies, copy)
         if chosen == "cuda":
@@ -72,47 +70,40 @@ def run_quantized(
 
 
 def _by_lines(
-    plan: Sm80Plan, x: np.ndarray, units: np.ndarray, device: str, words: tuple[object, ...],
+    plan: Sm80Plan | StreamedPlan, x: np.ndarray, units: np.ndarray, device: str, words: tuple[object, ...],
     offsets: Mapping[str, np.ndarray],
 ) -> np.ndarray:  # fmt: skip
-    """C of the mma.sync kernel; lines of A have the pitch that the plan's alignment asks for.
+    """C by mma.sync, or streamed: lines of x have the pitch that the alignment asks for.
 
     offsets  those of experts, by their name
     """
-    bits = lines_of_bits(plan.a, x)
+    streamed = isinstance(plan, StreamedPlan)
+    operand, align = (plan.b, VECTOR_BYTES) if isinstance(plan, StreamedPlan) else (plan.a, plan.config.align[0])
+    bits = lines_of_bits(operand, x)
     if device == "reference":
-        return np.asarray(plan.does("execute")(plan, bits, units[None], progress_line(), offsets), np.float32)
-    lines, lda = padded_lines(plan.a, bits, plan.config.align[0])
+        matrices = (units, bits) if streamed else (bits, units[None])
+        of_experts = {} if streamed else {"given": offsets}
+        return np.asarray(plan.does("execute")(plan, *matrices, progress=progress_line(), **of_experts), np.float32)
+    lines, pitch = padded_lines(operand, bits, align)
+    matrices = (units, lines) if streamed else (lines, units)
     if device == "cuda":
-        return _on_gpu(plan, (lines, units), lda, words)
-    unit = max(1, plan.config.align[2] // plan.c.dtype.bytes)
-    ldc = -(-plan.n // unit) * unit
-    c = unwritten(plan.c.dtype, (plan.m, ldc))
-    before = c[:, plan.n :].copy()
-    sizes = (plan.m, plan.n, plan.k, plan.batch, lda, plan.k, ldc, 0, 0, c.size, 1)
-    plan.does("emulate")(plan, (lines, units, c, *sizes, *words)).raise_for_findings()
-    if not np.array_equal(before, c[:, plan.n :]):
-        raise EmulatorError(f"{plan}: elements between the lines of C were written")
-    return values_of(plan.c.dtype, c[:, : plan.n])
+        return _on_gpu(plan, matrices, pitch, words)
+    inner, shape = (
+        (plan.m, (plan.n, plan.m + 1)) if isinstance(plan, StreamedPlan) else (plan.n, (plan.m, pitch_of_c(plan)))
+    )
+    sizes = (*_sizes(plan, pitch), shape[1], 0, 0, shape[0] * shape[1], CLUSTERS if streamed else 1)
+    c, _ = stored_lines(
+        plan, shape, inner,
+        lambda c: plan.does("emulate")(plan, (*matrices, c, *sizes, *words)).raise_for_findings(),
+    )  # fmt: skip
+    values = values_of(plan.c.dtype, c[:, :inner])
+    return np.ascontiguousarray(values.T) if streamed else values
 
 
-def _streamed(
-    plan: StreamedPlan, x: np.ndarray, units: np.ndarray, device: str, words: tuple[object, ...]
-) -> np.ndarray:
-    """C of the streamed kernel, whose lines of x are whole 16 bytes."""
-    bits = lines_of_bits(plan.b, x)
-    if device == "reference":
-        return np.asarray(plan.does("execute")(plan, units, bits, progress=progress_line()), np.float32)
-    lines, ldb = padded_lines(plan.b, bits, VECTOR_BYTES)
-    if device == "cuda":
-        return _on_gpu(plan, (units, lines), ldb, words)
-    c = unwritten(plan.c.dtype, (plan.n, plan.m + 1))
-    before = c[:, plan.m :].copy()
-    sizes = (plan.m, plan.n, plan.k, 1, plan.k, ldb, plan.m + 1, 0, 0, c.size, CLUSTERS)
-    plan.does("emulate")(plan, (units, lines, c, *sizes, *words)).raise_for_findings()
-    if not np.array_equal(before, c[:, plan.m :]):
-        raise EmulatorError(f"{plan}: elements between the lines of C were written")
-    return np.ascontiguousarray(values_of(plan.c.dtype, c[:, : plan.m]).T)
+def _sizes(plan: Plan, pitch: int) -> tuple[int, ...]:
+    """A launch's sizes, and the pitches of A and B: `pitch` is that of the operand that is not packed."""
+    pitches = (pitch, plan.k) if isinstance(plan, Sm80Plan) else (plan.k, pitch)
+    return (plan.m, plan.n, plan.k, plan.batch, *pitches)
 
 
 def _offsets(plan: Plan, given: Mapping[str, object]) -> tuple[dict[str, np.ndarray], dict[str, object]]:
@@ -197,9 +188,8 @@ def _on_gpu(plan: Plan, matrices: tuple[np.ndarray, np.ndarray], leading: int, w
     pitch = -(-inner // 16) * 16
     c = torch.zeros((lines, pitch), dtype=torch_type(plan.c.dtype), device="cuda")
     index = torch.cuda.current_device()
-    pitches = (leading, plan.k) if isinstance(plan, Sm80Plan) else (plan.k, leading)
     clusters = 1 if isinstance(plan, Sm80Plan) else plan.cluster_size
-    sizes = (plan.m, plan.n, plan.k, plan.batch, *pitches, pitch, 0, 0, lines * pitch)
+    sizes = (*_sizes(plan, leading), pitch, 0, 0, lines * pitch)
     stream = torch.cuda.current_stream().cuda_stream
     pointers = [x.data_ptr() for x in (*tensors[:2], c)]
     compile_plan(plan).launch(*pointers, *sizes, resident(index, clusters), *numbers, stream=stream)

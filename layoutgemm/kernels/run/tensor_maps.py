@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...atoms import TmaPlan
 from ...atoms.tma.rules import STRIDE_UNIT
 from ...dtypes import DType
-from ...errors import OperandError
 from ..alignment import rows_misfit
 from ..derive import OperandPlan, padded_leading
 from ..operands.gated import as_one_matrix
@@ -18,12 +16,10 @@ from ..sm90.plan import Sm90Plan
 from ..sm100.plan import Sm100Plan
 from .arrays import raw_bits, refuse_or_note
 from .cpu import run_on_cpu
-from .epilogue_operands import rows_memory, words_of_tensors
 from .occupancy import resident
-from .operand_checks import resolved, tensor_misfit
+from .operand_checks import tensor_misfit
 from .partial import written_tensor
-from .result import GemmResult
-from .torch_tensors import OperandPath, check_tensors, launch, require_gpu, torch_type
+from .torch_tensors import OperandPath
 
 if TYPE_CHECKING:
     import torch
@@ -51,8 +47,6 @@ def tma_operand(
     Rules: the plan's contiguous index has stride 1; lines do not overlap; the leading dimension, and the distance of a
     batch's matrices, are multiples of 16 bytes; the address is a multiple of 16 bytes.
     """
-    import torch
-
     name = operand.name.lower()
     lines = tensor if operand.order == "row" else tensor.transpose(-1, -2)
     rows, extent = lines.shape[-2:]
@@ -67,10 +61,31 @@ def tma_operand(
         _check_maps(operand, name, lines, leading, pitch)
         return lines, leading, pitch
     refuse_or_note(f"{name}: {rule}", f"pitch {made}", copies, copy)
-    buffer = torch.empty((*lines.shape[:-1], made), dtype=tensor.dtype, device=tensor.device)
-    buffer[..., :extent].copy_(lines)
-    _check_maps(operand, name, buffer[..., :extent], made, rows * made)
-    return buffer[..., :extent], made, rows * made
+    copied = LineCopy(operand.order != "row", made).of(tensor)
+    _check_maps(operand, name, copied, made, rows * made)
+    return copied, made, rows * made
+
+
+class LineCopy(NamedTuple):
+    """A copy of an operand that TMA cannot read, into lines along its contiguous index.
+
+    transposed  whether the lines are the tensor's columns
+    pitch       elements from line to line
+
+    >>> import torch
+    >>> copied = LineCopy(True, 8).of(torch.arange(6).view(2, 3))
+    >>> copied.tolist(), copied.stride()
+    ([[0, 3], [1, 4], [2, 5]], (8, 1))
+    """
+
+    transposed: bool
+    pitch: int
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The lines (..., lines, elements), copied from a tensor (..., rows, columns)."""
+        lines = tensor.transpose(-1, -2) if self.transposed else tensor
+        *front, extent = lines.shape
+        return tensor.new_empty((*front, self.pitch)).narrow(-1, 0, extent).copy_(lines)
 
 
 def _distances(lines: torch.Tensor, dtype: DType) -> tuple[int, int]:
@@ -134,36 +149,6 @@ def _store_rule(plan: Sm90Plan | Sm100Plan, out: torch.Tensor) -> str:
         return f"out: {rule}"
     _check_map(tma, "out", lines, leading, pitch)
     return ""
-
-
-def run_with_operands(
-    plan: Sm90Plan, a: torch.Tensor, b: torch.Tensor, given: dict[str, Any], out: torch.Tensor | None = None,
-    copy: bool = True,
-) -> GemmResult:  # fmt: skip
-    """Run a plan with further operands, given by name, on CUDA tensors.
-
-    Further matrices are read in place; raises OperandError where tensor copies cannot.
-    """
-    names = (*plan.numbers_given, *plan.order.schedule.words)
-    numbers = {name: given[name] for name in names if isinstance(given.get(name), (int, float))}
-    tensors = {name: x for name, x in given.items() if name not in numbers}
-    check_tensors(plan, a, b, out, tensors)
-    require_gpu(plan, a.device.index)
-    tensors = {name: resolved(x.detach()) for name, x in tensors.items()}
-    placed = {name: _placed(plan, name, tensors[name]) for name in plan.further if name in tensors}
-    workspace = rows_memory(plan, a.device)  # the allocator keeps the order of the stream
-    words = words_of_tensors(plan, {**tensors, **numbers}, a.device, placed, workspace)
-    return launch(plan, resolved(a.detach()), resolved(b.detach()), out, "", copy, words)
-
-
-def _placed(plan: Sm90Plan, name: str, x: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """(lines, leading) of one of the plan's further matrices; raises OperandError for one that does not fit."""
-    operand, shape = plan.further[name]
-    if x.dtype != torch_type(operand.dtype) or tuple(x.shape) != shape:
-        of = f"{x.dtype} of shape {tuple(x.shape)}"
-        raise OperandError(f"{name} is {of}: it takes {torch_type(operand.dtype)} of {shape}")
-    lines, leading, _ = tma_operand(replace(operand, name=name), x, [], False)
-    return lines, leading
 
 
 BY_MAPS = OperandPath(raw_bits, run_on_cpu, lines_of, target, arguments)

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     import torch
 
 
-_TORCH_NAMES = {
+TORCH_NAMES = {
     "bf16": "bfloat16", "f16": "float16", "f32": "float32", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2",
-    "tf32": "float32", "i8": "int8", "u8": "uint8", "i32": "int32",
+    "tf32": "float32", "i8": "int8", "u8": "uint8", "i32": "int32", "i64": "int64",
 }  # fmt: skip
 
 
@@ -39,7 +39,8 @@ class OperandPath:
     """The path of operands into a kernel, and of C out of it.
 
     bits       (operand, values) -> the raw bits of NumPy values
-    on_cpu     (plan, a, b, device, why, copy) -> the result of the NumPy executor or of the emulator
+    on_cpu     (plan, a, b, device, why, copy, values, words) -> the result of the NumPy executor or of the emulator, on
+               checked arrays; further operands by name for the one, as the launch's last arguments for the other
     lines      (plan, "A" or "B", tensor, copies, copy) -> (lines, elements from line to line, from matrix to matrix)
     target     (plan, out, device, copies, copy) -> (tensor that the kernel writes, whether `out` is a copy of it)
     arguments  (plan, the lines of A, those of B, C, index of the GPU) -> the launch's numbers after the addresses
@@ -61,7 +62,7 @@ def torch_type(dtype: DType) -> torch.dtype:
     """torch's type of the elements."""
     import torch
 
-    return getattr(torch, _TORCH_NAMES[dtype.name])
+    return getattr(torch, TORCH_NAMES[dtype.name])
 
 
 def gpu_for(plan: Any, index: int | None = None) -> tuple[bool, str]:
@@ -155,6 +156,16 @@ def run_arrays(
         word.view(np.uint8)[...] = there.cpu().numpy()
     c = result.c.float() if result.c.is_floating_point() else result.c
     return replace(result, c=c.cpu().numpy())
+
+
+def run_on_device(
+    plan: GemmPlan, a: np.ndarray, b: np.ndarray, device: str, why: str, copy: bool,
+    values: Mapping[str, object] | None = None, words: tuple[Any, ...] = (),
+) -> GemmResult:  # fmt: skip
+    """Run on NumPy arrays that have been checked, where `chosen_device` says; `values`, `words` as of `OperandPath`."""
+    if device == "cuda":
+        return run_arrays(plan, a, b, why, words)
+    return _path_of(plan).on_cpu(plan, a, b, device, why, copy, values, words)
 
 
 def require_gpu(plan: GemmPlan, index: int | None) -> None:

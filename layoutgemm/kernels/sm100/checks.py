@@ -27,7 +27,6 @@ from ..derivation import checked
 from ..derive import OperandPlan
 from ..operands.pair import pair_check
 from ..operands.sum_checks import filled_side_by_side
-from ..orders import asked_order
 from ..partials import reductions_check
 from ..plan import MOST_BYTES
 from ..plan_checks import (
@@ -56,9 +55,7 @@ HELD = 56  # registers of an epilogue thread beside what it loads: converted val
 
 def check_sm100(plan: Sm100Plan) -> Report:
     """Every check of the plan."""
-    asked = {"arch": plan.arch, "batch": plan.batch, "epilogue": plan.epilogue, "indexed": plan.indexed}
-    asked |= {"gated": plan.gated, "pair": plan.pair}
-    return checked(plan, _checks, **asked, **asked_order(plan))
+    return checked(plan, _checks, arch=plan.arch)
 
 
 def _checks(plan: Sm100Plan, explored: bool) -> list[Check]:

@@ -123,8 +123,8 @@ class Sm100Smem(StoreSmemMap):
     slot_offset: int
 
 
-@dataclass(frozen=True)
-class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan):
+@dataclass(frozen=True, kw_only=True)
+class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, Asked):
     """C[l, M, N] = A[l, M, K] @ B[l, K, N] on Blackwell; see `derive` and Sm100Config.
 
     What it rests on: proofs (`check`), the compiled PTX in the emulator, SASS, and agreement with the CuTe DSL's own
@@ -136,15 +136,13 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan):
     order         number of a tile -> its place, a tile being a block's or a pair's
     full_arrivals, full_bytes, empty_arrivals, acc_full_arrivals, acc_empty_arrivals
                   what completes a phase of the barriers; of a pair, full and acc_empty are the even block's
-    indexed       the row indices of A or of C, or None; see `kernels.sm100.rows`
-    gated         the function of several sums that makes one element of C, or None; n is then C's columns
-    pair          a second pair of matrices, whose product is added, or None
+
+    What is asked for beyond a plain product are the fields of `Asked`, as `derive` explains them; n is C's columns.
     """
 
     m: int
     n: int
     k: int
-    batch: int
     arch: Any
     a: OperandPlan
     b: OperandPlan
@@ -166,9 +164,6 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan):
     acc_empty_arrivals: int
     config: Sm100Config = field(default_factory=Sm100Config)
     epilogue: Epilogue = field(default_factory=Epilogue)
-    indexed: IndexedRows | None = None
-    gated: Combined | None = None
-    pair: SecondPair | None = None
     verbs = GemmPlan.verbs | {
         "check": "sm100.checks:check_sm100",
         "execute": "sm100.reference:execute_sm100",
@@ -268,10 +263,10 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan):
         stages = _stages(target, a_plan, b_plan, store, config)
         schedule = _schedule(order, (tile_m, columns), config, (m, n, batch))
         return cls(
+            **{**asked.asked, "batch": batch, "epilogue": asked.epilogue or Epilogue()},
             m=m,
             n=n,
             k=k,
-            batch=batch,
             arch=target,
             a=a_plan,
             b=b_plan,
@@ -292,10 +287,6 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan):
             acc_full_arrivals=1,
             acc_empty_arrivals=blocks * EPILOGUE_WARPS,
             config=config,
-            epilogue=asked.epilogue or Epilogue(),
-            indexed=indexed,
-            gated=asked.gated,
-            pair=asked.pair,
         )
 
     # ------------------------------------------------------------------------------------------------ what is asked for
@@ -361,12 +352,6 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan):
     def words(self) -> tuple[str, ...]:
         """Names of the 64-bit parameters: the epilogue's, further operands', the order of tiles', row indices'."""
         return (*self.epilogue.words, *self.operand_words, *self.order.schedule.words, *self.index_words)
-
-    def for_any_size(self) -> Sm100Plan:
-        """The plan of the same kernel for products of 1x1x1: what the trace sees."""
-        plan = super().for_any_size()
-        plan = plan if self.pair is None else replace(plan, pair=replace(self.pair, k=1))
-        return plan if self.indexed is None else replace(plan, indexed=self.indexed.for_any_size())
 
     @property
     def device_kernel(self) -> str:

@@ -32,7 +32,6 @@ from ..column_groups import groups_check
 from ..derivation import checked
 from ..derive import one_matrix
 from ..operands.pair import pair_check
-from ..orders import asked_order
 from ..partials import reductions_check
 from ..plan_checks import fragment_checks, tiles_of_c, tiles_of_k
 from .fragment import WarpFragment
@@ -51,11 +50,7 @@ IntArray = npt.NDArray[np.int64]
 
 def check_sm80(plan: Sm80Plan) -> Report:
     """Every check of the plan."""
-    more: dict[str, object] = {**asked_order(plan), "indexed": plan.indexed, "gated": plan.gated, "pair": plan.pair}
-    more |= {"prologue": plan.prologue}
-    if plan.weights is not None:
-        more = {"weights": plan.weights, "experts": plan.experts}
-    return checked(plan, _checks, arch=plan.arch, batch=plan.batch, epilogue=plan.epilogue or None, **more)
+    return checked(plan, _checks, arch=plan.arch)
 
 
 def _checks(plan: Sm80Plan, explored: bool) -> list[Check]:

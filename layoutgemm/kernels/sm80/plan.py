@@ -132,25 +132,20 @@ class Sm80Smem(StoreSmemMap):
     """
 
 
-@dataclass(frozen=True)
-class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan):
+@dataclass(frozen=True, kw_only=True)
+class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan, Asked):
     """C[l, M, N] = A[l, M, K] @ B[l, K, N] by mma.sync; see `derive` and Sm80Config.
 
     b         an Sm80Operand; an Sm80PackedOperand where B is packed weights
     weights   the format of B where it is packed weights, or None; see `kernels.sm80.quantized`
-    epilogue  steps between the sums and C; see `kernels.epilogue`
-    indexed   the row indices of A or of C, or None; see `kernels.sm80.device.indexed`
-    gated     the function of several sums that makes one element of C, or None; n is then C's columns
-    pair      a second pair of matrices, whose product is added, or None
-    experts   groups of rows, each times packed weights of its own, or None; see `kernels.sm80.quantized.experts`
-    prologue  the function of A's elements, or None; see `kernels.operands.prologue`
     split     the parts of K, or None; see `kernels.sm80.quantized.split`
+
+    What is asked for beyond a plain product are the fields of `Asked`, as `derive` explains them; n is C's columns.
     """
 
     m: int
     n: int
     k: int
-    batch: int
     arch: Arch
     a: Sm80Operand
     b: Any
@@ -163,14 +158,8 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan):
     order: Schedule
     smem: Sm80Smem
     config: Sm80Config = field(default_factory=Sm80Config)
-    weights: QuantizedFormat | None = None
     epilogue: Epilogue = field(default_factory=Epilogue)
-    indexed: IndexedRows | None = None
-    gated: Combined | None = None
-    pair: SecondPair | None = None
     split: SplitK | None = None
-    experts: Ragged | None = None
-    prologue: Prologue | None = None
     operand_path = "run.ampere:BY_LINES"
     verbs = GemmPlan.verbs | {
         "check": "sm80.checks:check_sm80",
@@ -352,12 +341,6 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan):
     def warp_columns(self) -> int:
         """Columns of C of one warp: of several sums, their share of the columns that it multiplies."""
         return int(self.b.warp_extent) // self.sums
-
-    def for_any_size(self) -> Sm80Plan:
-        """The plan of the same kernel for products of 1x1x1: what the trace sees."""
-        plan = super().for_any_size()
-        plan = plan if self.pair is None else replace(plan, pair=replace(self.pair, k=1))
-        return plan if self.indexed is None else replace(plan, indexed=self.indexed.for_any_size())
 
     def warp_place(self, warp: W) -> tuple[W, W]:
         """Which part of the tile a warp multiplies: its number along M and along N."""

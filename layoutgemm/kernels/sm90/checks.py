@@ -24,7 +24,6 @@ from ..derivation import checked
 from ..derive import OperandPlan, one_matrix
 from ..operands.pair import pair_check
 from ..operands.sum_checks import filled_side_by_side
-from ..orders import asked_order
 from ..partials import reductions_check
 from ..plan import MOST_BYTES
 from ..plan_checks import copy_check, fragment_checks, pipelines, tile_checks, tiles_of_c, tiles_of_k
@@ -56,24 +55,7 @@ from .triangular.operands import triangles_check
 
 def check_sm90(plan: Sm90Plan) -> Report:
     """Every check of the plan."""
-    names = (
-        "batch",
-        "epilogue",
-        "gated",
-        "mainloop",
-        "ragged",
-        "along_k",
-        "pair",
-        "shards",
-        "weights",
-        "experts",
-        "triangles",
-        "indexed",
-        "prologue",
-        "row_sums",
-    )
-    more = {name: getattr(plan, name) for name in names} | asked_order(plan)
-    return checked(plan, _checks, **more)
+    return checked(plan, _checks)
 
 
 def _checks(plan: Sm90Plan, explored: bool) -> list[Check]:

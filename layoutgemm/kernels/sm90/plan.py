@@ -7,7 +7,7 @@ problem, Sm90Config --> wgmma atom, tiles of A and B, multicast copies, descript
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...arch import arch as arch_named
@@ -17,7 +17,7 @@ from ...atoms.smem.descriptor import OperandDescriptor
 from ...checks.budgets import WARPGROUP
 from ...dtypes import DType
 from ...errors import PlanError
-from ...schedule import GpcOrder, Persistent, Schedule
+from ...schedule import GpcOrder, Persistent
 from ..column_groups import check_groups
 from ..derive import Operand, OperandPlan
 from ..epilogue.chain import Epilogue, EpilogueOperand
@@ -49,9 +49,12 @@ from .triangular.mirror import is_mirrored
 from .triangular.operands import Triangles
 
 
-@dataclass(frozen=True)
-class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, PersistentPlan):
+@dataclass(frozen=True, kw_only=True)
+class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, PersistentPlan, Asked):
     """C[l, M, N] = A[l, M, K] @ B[l, K, N] on Hopper; see `derive` and Sm90Config.
+
+    What is asked for beyond a plain product are the fields of `Asked`, as `derive` explains them. Of a Gated, B has
+    twice n columns; else each sum is of a matrix of its own, see `further`.
 
     a, b          the operands: tile of a block, copies (dealt out to the cluster's blocks), descriptors
     blocks        accumulators of a warpgroup, each 64 rows
@@ -60,21 +63,7 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
     order         number of a tile -> its place, for every cluster and rank
     full_arrivals, full_bytes, empty_arrivals   what completes a phase of the stages' barriers; see `expected`
     registers     (producer's, consumers') after setmaxnreg, or None where nothing changes hands
-    gated         what makes one element of C of several sums, or None; n is then C's columns. Of a Gated, B has twice
-                  as many; else each sum is of a matrix of its own, see `further`
-    mainloop      what makes a total of the sums of K blocks, or None: they are added
-    ragged        how the ends of groups of rows are found, or None; see `joined_rows`
-    along_k       how the ends of groups along K are found, or None: A and B are then one matrix, C one for each group
-    pair          a second pair of matrices, whose product is added, or None; see `further`
-    shards        the shards of several GPUs, of A's rows or of C's, or None: see `kernels.sm90.shards`
-    weights       the format of A where it is packed weights, or None; see `kernels.sm90.quantized`
-    experts       groups of C's columns, each of its own packed weights, or None: see `kernels.sm90.quantized.experts`
-    triangles     which operands are triangular, or None: K tiles of zeros are skipped
     mirror        the second store of a symmetric product, or None
-    indexed       the row indices of A or of C, or None; A is a GatheredOperand unless its rows are copied first. See
-                  `kernels.indexed.rows`
-    prologue      the function of A's elements, or None: see `kernels.operands.prologue`
-    row_sums      the vector of the sums of A's rows, or None: see `kernels.sm90.operands.row_sums`
     row_exchange  where a cluster has whole rows, the shared memory in which it combines their reductions, or None
     group_scales  shared memory of the scales of groups of rows, where the epilogue quantises those, or None
     """
@@ -82,7 +71,6 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
     m: int
     n: int
     k: int
-    batch: int
     arch: Any
     a: Any  # an OperandPlan; a PackedOperand where A is packed weights, a GatheredOperand where its rows are gathered
     b: OperandPlan
@@ -102,20 +90,8 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
     registers: tuple[int, int] | None
     config: Sm90Config = field(default_factory=Sm90Config)
     epilogue: Epilogue = field(default_factory=Epilogue)
-    gated: Combined | None = None
-    mainloop: Promoted | None = None
-    ragged: Ragged | None = None
-    along_k: AlongK | None = None
-    shards: Shards | None = None
-    weights: QuantizedFormat | None = None
-    experts: Ragged | None = None
     half: tuple[MmaAtom, OperandDescriptor] | None = None
-    pair: SecondPair | None = None
-    triangles: Triangles | None = None
     mirror: StorePlan | None = None
-    indexed: IndexedRows | None = None
-    prologue: Prologue | None = None
-    row_sums: RowSums | None = None
     row_exchange: RowExchange | None = None
     group_scales: GroupScales | None = None
     remedy = ", unless store is 'direct'"
@@ -265,8 +241,8 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
     @classmethod
     def _of(cls, kernel: Sm90Request, order: Order | None) -> Sm90Plan:
         """The plan of a request: each object from those before it."""
-        config, gated, c_spec = kernel.config, kernel.gated, kernel.operands[2]
-        (m, n, k, batch), arch = kernel.sizes, arch_named("sm_90a")
+        config, c_spec = kernel.config, kernel.operands[2]
+        (m, n, k, _), arch = kernel.sizes, arch_named("sm_90a")
         atom, blocks, groups = kernel.instruction(config.tile[1]), kernel.blocks, kernel.groups
         tile_k, (along_m, along_n) = kernel.tile_k(atom), config.cluster
         a_plan, b_plan = kernel.operand_plans(atom, tile_k)
@@ -282,10 +258,10 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
         kernel.check_maps((store, mirror), a_plan, b_plan)
         smem, exchange, row_exchange, group_scales = kernel.memory(a_plan, b_plan, stages, store, exchange)
         return cls(
+            **{**kernel.asked, "epilogue": kernel.epilogue or Epilogue()},
             m=m,
             n=n,
             k=k,
-            batch=batch,
             arch=arch,
             a=a_plan,
             b=b_plan,
@@ -306,21 +282,8 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
                 config, arch, threads, bool(numbers.parts), kernel.shards is not None, kernel.gathers
             ),
             config=config,
-            epilogue=kernel.epilogue or Epilogue(),
-            gated=gated,
-            mainloop=kernel.mainloop,
-            ragged=kernel.ragged,
-            along_k=kernel.along_k,
-            shards=kernel.shards,
-            weights=kernel.weights,
-            experts=kernel.experts,
             half=half,
-            pair=kernel.pair,
-            triangles=kernel.triangles,
             mirror=mirror,
-            indexed=kernel.indexed,
-            prologue=kernel.prologue,
-            row_sums=kernel.row_sums,
             row_exchange=row_exchange,
             group_scales=group_scales,
         )
@@ -345,23 +308,8 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
         return tuple(word for part in (self.epilogue, *self._own) if part is not None for word in part.words)
 
     @property
-    def _own(
-        self,
-    ) -> tuple[
-        Promoted
-        | Ragged
-        | AlongK
-        | Shards
-        | Combined
-        | SecondPair
-        | Schedule
-        | IndexedRows
-        | Prologue
-        | RowSums
-        | None,
-        ...,
-    ]:
-        """Parts that may take words, in the order after the epilogue's."""
+    def _own(self) -> tuple[Any, ...]:
+        """Parts that may take words, in the order after the epilogue's; None for those that are not asked for."""
         first = self.mainloop, self.groups, self.shards, self.gated, self.pair
         return *first, self.order.schedule, self.indexed, self.prologue, self.row_sums
 
@@ -384,19 +332,6 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
         if rows is None:
             return None
         return rows[: int(values[self.ragged.name][-1])] if self.ragged is not None and self.ragged.ends else rows
-
-    def for_any_size(self) -> Sm90Plan:
-        """The plan of the same kernel for products of 1x1x1: what the trace sees."""
-        plan = super().for_any_size()
-        plan = plan if self.pair is None else replace(plan, pair=replace(self.pair, k=1))
-        return plan if self.indexed is None else replace(plan, indexed=self.indexed.for_any_size())
-
-    @property
-    def reads_by_name(self) -> bool:
-        """True if a run takes operands by name beside an epilogue's: tables, groups, further matrices, the order's."""
-        named = self.mainloop is not None or self.groups is not None or bool(self.order.schedule.words)
-        named = named or any(part is not None for part in (self.indexed, self.prologue, self.row_sums))
-        return named or bool(self.further or self.numbers_given)
 
     @property
     def stored(self) -> MmaAtom:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from ...arch import arch as arch_named
 from ...atoms import MmaAtom, wgmma
@@ -156,8 +156,7 @@ class Sm90Request(ProductParts, Asked):
             check_shards(asked.shards, config, c, asked.epilogue)
         if asked.triangles is not None:
             check_triangles(asked.triangles, sizes, config, gated)
-        own = {**{each.name: getattr(asked, each.name) for each in fields(Asked)}, "mainloop": mainloop}
-        return cls(**own, sizes=sizes, operands=(a, b, c), config=config)
+        return cls(**{**asked.asked, "mainloop": mainloop}, sizes=sizes, operands=(a, b, c), config=config)
 
     def gather_arrivals(self, a: OperandOfA) -> int:
         """Arrivals at a stage's barrier of threads that gather A."""

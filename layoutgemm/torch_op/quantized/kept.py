@@ -14,12 +14,13 @@ import torch.autograd.forward_ad as _forward
 
 from ..checks import launched_alone, modes_of_dispatch, modes_of_functions, tracing_state
 from ..compiled.guards import ALIGNED, FIRST_GPU, LEAST_ADDRESS, MAX_READY, KeptCalls, guarded
-from ..launch import DirectLaunch, empty_on_gpu, raw_stream
+from ..launch import DirectLaunch, NewResult, NewTensor, ProductCall, empty_on_gpu, making, raw_stream
 from ..problem import contiguous_strides
 
 Key = tuple[object, ...]
 
 _ALIGNED_FLOAT = 3  # and in that of a float32
+_grad_enabled = torch.is_grad_enabled
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
@@ -29,13 +30,16 @@ class KeptProduct(NamedTuple):
     direct          the launch
     memory          bytes of each workspace that a call allocates, of the last addresses
     shape, strides  of the result, with its type `kind`
+    product         the call that makes a new result of x, the weights and the vectors; it gives None for addresses
+                    that are no multiples of 16
     """
 
     direct: DirectLaunch
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     kind: torch.dtype
-    memory: Sequence[int] = ()
+    memory: Sequence[int]
+    product: ProductCall
 
 
 READY: KeptCalls[KeptProduct] = KeptCalls()
@@ -50,39 +54,41 @@ def find(
 
     options  whatever else of the call decides on the kernel, the weights' format and sizes among it
     """
-    vectors = [v for v in (scales, scale_x, bias) if v is not None]
+    tensors: tuple[torch.Tensor, ...] = (x, units) if scales is None else (x, units, scales)
+    if scale_x is not None:
+        tensors = (*tensors, scale_x)
+    if bias is not None:
+        tensors = (*tensors, bias)
     short: Key = ()
     again: KeptProduct | None = None
     if not (modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0 or tracing_state() is not None):
         try:
             short = options, x.shape, scales is None, scale_x is None, bias is None
-            for guard in SEEN.get(short, ()):
-                if guard.holds((x, units, *vectors)):
-                    again = guard.kept
+            for check, records, kept in SEEN.get(short, ()):
+                if check(*tensors) and not (records and _grad_enabled()):
+                    again = kept
                     break
         except (AttributeError, TypeError, RuntimeError):  # no dense tensors, or a configuration without a hash
             return (), None
-        if again is not None and (c := _again(again, x, units, scale_x, vectors)) is not None:
+    if again is not None:
+        c = again.product(*tensors)
+        if c is not None or (c := _again(again, tensors, scale_x)) is not None:
             return (), c
-    key, kept = _by_facts(x, units, scales, bias, options, scale_x)
-    if kept is None or (c := _again(kept, x, units, scale_x, vectors)) is None:
+    key, found = _by_facts(tensors, scales, bias, options, scale_x)
+    if found is None or (c := _again(found, tensors, scale_x)) is None:
         return key, None
     if short:
-        guarded(SEEN, short, (x, units, *vectors), kept, MAX_READY)
+        guarded(SEEN, short, tensors, found, MAX_READY)
     return key, c
 
 
-def _again(
-    kept: KeptProduct, x: torch.Tensor, units: torch.Tensor, scale_x: torch.Tensor | None,
-    vectors: Sequence[torch.Tensor],
-) -> torch.Tensor | None:  # fmt: skip
-    """The result of a kept launch; None where an address is another."""
-    index, at_x, at_units = kept.direct.device, x.data_ptr(), units.data_ptr()
+def _again(kept: KeptProduct, tensors: Sequence[torch.Tensor], scale_x: torch.Tensor | None) -> torch.Tensor | None:
+    """The result of a kept launch at any addresses that it can read; None where it cannot."""
+    index, (at_x, at_units, *others) = kept.direct.device, [t.data_ptr() for t in tensors]
     if _current_device() != index or (at_x | at_units) & ALIGNED:
         return None
     if scale_x is not None and scale_x.data_ptr() & _ALIGNED_FLOAT:
         return None
-    others = [v.data_ptr() for v in vectors]
     if min(at_x, at_units, *others) < LEAST_ADDRESS:
         return None
     c = empty_on_gpu(kept.shape, kept.strides, kept.kind)
@@ -93,15 +99,14 @@ def _again(
 
 
 def _by_facts(
-    x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None, options: Key,
+    tensors: Sequence[torch.Tensor], scales: torch.Tensor | None, bias: torch.Tensor | None, options: Key,
     scale_x: torch.Tensor | None,
 ) -> tuple[Key, KeptProduct | None]:  # fmt: skip
     """The key of all facts of the tensors, and the launch kept under it.
 
     The key () stands for a call that cannot be kept.
     """
-    vectors = [v for v in (scales, scale_x, bias) if v is not None]
-    index = launched_alone((x, units, *vectors))
+    x, index = tensors[0], launched_alone(tensors)
     if index is None or index < FIRST_GPU:
         return (), None
     try:
@@ -115,12 +120,21 @@ def _by_facts(
         return (), None
 
 
-def keep(key: Key, direct: DirectLaunch, shape: Sequence[int], kind: torch.dtype, memory: Sequence[int] = ()) -> None:
+def keep(
+    key: Key, direct: DirectLaunch, shape: Sequence[int], kind: torch.dtype, vectors: int, memory: Sequence[int] = ()
+) -> None:
     """Keep a launch under the key of `find`.
 
-    shape   of the result as the call returns it
-    memory  bytes of the workspaces that the launch takes
+    shape    of the result as the call returns it
+    vectors  tensors that the launch reads beside x and the weights
+    memory   bytes of the workspaces that the launch takes
     """
     if len(READY) >= MAX_READY:
         READY.clear()
-    READY[key] = KeptProduct(direct, tuple(shape), contiguous_strides(shape), kind, memory)
+    size, strides = tuple(shape), contiguous_strides(shape)
+    of_units, of_x, of_c, *others = direct.places
+    makes = [NewTensor(size, strides, kind, of_c)]
+    makes += [NewTensor((count,), (1,), torch.uint8, place) for count, place in zip(memory, others[vectors:])]
+    reads = {0: of_x, 1: of_units, **dict(enumerate(others[:vectors], 2))}
+    product = making([NewResult(direct, tuple(makes), reads)], 2 + vectors)
+    READY[key] = KeptProduct(direct, size, strides, kind, memory, product)

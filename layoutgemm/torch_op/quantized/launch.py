@@ -99,7 +99,7 @@ def quantized_product(
         addresses = [t.data_ptr() for t in (units, lines, c, *read, *sums)]
         direct.launch(addresses, raw_stream(x.get_device()))
     if key and lines.data_ptr() == x.data_ptr() and vector is bias and factor is scale_x:
-        keep(key, direct, shape, call.kind, split_bytes(direct.what))
+        keep(key, direct, shape, call.kind, len(read), split_bytes(direct.what))
     return c
 
 

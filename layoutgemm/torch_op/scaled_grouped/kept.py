@@ -23,7 +23,7 @@ from ...kernels.plan import MAX_WORDS
 from ...kernels.run.epilogue_operands import rows_memory, words_of_tensors
 from ...kernels.run.operand_checks import resolved
 from ...kernels.run.partial import is_partial
-from ...kernels.run.tensor_maps import lines_of
+from ...kernels.run.tensor_maps import LineCopy
 from ...kernels.run.torch_tensors import TensorLaunch, check_tensors, launch_of
 from ...kernels.sm90.plan import Sm90Plan
 from ..checks import PLAIN, modes_of_dispatch, modes_of_functions, tracing_state, transforms
@@ -74,14 +74,13 @@ NOT_KEPT = KeptKey(())
 
 
 class CopiedOperands(NamedTuple):
-    """Operands of a plan that are copied first, since TMA cannot read their strides.
+    """Copies of operands whose strides TMA cannot read; None for what is read in place.
 
-    a, b  whether the plan's A is one of them, and B
+    a, b  of the plan's A, and of its B
     """
 
-    plan: Sm90Plan
-    a: bool
-    b: bool
+    a: LineCopy | None
+    b: LineCopy | None
 
 
 @dataclass(slots=True)
@@ -427,8 +426,8 @@ def _copies(
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """The copies that a launch reads in place of a call's a and b; None for what it reads in place."""
     left, right = (b.mT, a.mT) if turned else (a, b)
-    of_a = lines_of(copied.plan, "A", left, [], True)[0] if copied.a else None
-    of_b = lines_of(copied.plan, "B", right, [], True)[0] if copied.b else None
+    of_a = None if copied.a is None else copied.a.of(left)
+    of_b = None if copied.b is None else copied.b.of(right)
     return (of_b, of_a) if turned else (of_a, of_b)
 
 
@@ -488,8 +487,11 @@ def launch(
     c: torch.Tensor = made.c if out is None else out
     if keeping.key and not made.late:
         tensors = (a, b, *read.values())
-        copies = [x.data_ptr() != lines.data_ptr() for x, lines in zip((a, b), made.read)]
-        copied = CopiedOperands(plan, *copies) if any(copies) else None
+        copies = [
+            None if x.data_ptr() == lines.data_ptr() else LineCopy(operand.order != "row", lines.stride(-2))
+            for x, lines, operand in zip((a, b), made.read, (plan.a, plan.b))
+        ]
+        copied = CopiedOperands(*copies) if any(copies) else None
         zeros = is_partial(plan)
         size = 0 if memory is None else memory.numel()
         _keep(keeping, direct, [tensors[i] for i in order], c, out is None, zeros, copied, size)

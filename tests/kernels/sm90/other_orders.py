@@ -11,7 +11,7 @@ from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.kernels import Sm90Plan
 from layoutgemm.kernels.run.arrays import global_matrix
 from layoutgemm.kernels.run.emulated import emulate_plan
-from layoutgemm.kernels.run.epilogue_operands import given_of, words_of_arrays
+from layoutgemm.kernels.run.epilogue_operands import values_read, words_read
 
 SOON = Policy(loads="early", stores="early", pick="random", waits="reluctant")
 LATE = Policy(products="early", lands="oldest", elect="highest")
@@ -23,7 +23,7 @@ def stored_in_order(
 ) -> np.ndarray:
     """The bits of C that the compiled kernel stores; asserts that nothing is found."""
     lying = [global_matrix(operand, x, [], True) for operand, x in ((plan.a, a), (plan.b, b))]
-    words = words_of_arrays(plan, given_of(plan, given)) if plan.takes_extra_params else ()
+    words = words_read(plan, values_read(plan, given)) if plan.takes_extra_params else ()
     found, done = emulate_plan(plan, lying[0], lying[1], policy, progress=False, given=words)
     assert not done.findings, done.report()
     return found

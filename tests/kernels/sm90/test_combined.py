@@ -184,7 +184,7 @@ def test_operands_of_a_run_are_checked_by_name() -> None:
         ({"s": "x"}, "s is a number"),
         ({"b3": matrices[0].T}, r"b3 has shape \(88, 136\), the plan takes \(136, 88\)"),
         ({"b3": matrices[0].astype(np.float64)}, "b3 is float64; the plan's bf16"),
-        ({"more": 1}, "given = more: the plan reads no such thing"),
+        ({"more": 1}, "given = more: the plan reads b1, b2, b3, s"),
     ):
         with pytest.raises(OperandError, match=text):
             plan.run(a, matrices[0], given={**given, **changed}, device="reference")

@@ -21,7 +21,7 @@ from layoutgemm.kernels.epilogue.chain import Custom, Epilogue, EpilogueOperand,
 from layoutgemm.kernels.indexed.rows import IndexedRows, RowIndices
 from layoutgemm.kernels.ragged import Ragged
 from layoutgemm.kernels.run.emulated import emulate_launch, linked
-from layoutgemm.kernels.run.epilogue_operands import given_of, words_of_arrays
+from layoutgemm.kernels.run.epilogue_operands import values_read, words_read
 from layoutgemm.kernels.sm90.checks import pipeline_of
 from layoutgemm.kernels.sm90.mainloop import Promoted
 from tests import needs
@@ -127,7 +127,7 @@ def test_weights_with_other_tables_keep_their_places() -> None:
 def launch_of(plan: Sm90Plan, sizes: tuple[int, ...], worse: dict[str, Any]) -> tuple[tuple[Any, ...], np.ndarray]:
     """A launch by one worker without C's address, and C as it has to be; `worse` vectors instead of right ones."""
     a, b, given, want = problem(plan, sizes)
-    words = words_of_arrays(plan, {**given_of(plan, given), **worse})
+    words = words_read(plan, {**values_read(plan, given), **worse})
     columns = plan.b.order == "col"
     bits = [plan.a.dtype.encode(a), plan.b.dtype.encode(np.ascontiguousarray(b.swapaxes(-1, -2) if columns else b))]
     lines = plan.k if columns else plan.n
@@ -277,7 +277,10 @@ def test_a_count_of_arrivals_that_is_off_fails() -> None:
         ({"rows": np.zeros(199, np.int32)}, r"rows is int32 of shape \(199,\): it takes int32 of \(200,\)"),
         ({"rows": np.zeros(200, np.int64)}, r"rows is int64 of shape \(200,\): it takes int32"),
         ({}, r"rows is missing: an index for each row of the product, 200 numbers"),
-        ({"rows": np.zeros(200, np.int32), "out_rows": np.zeros(200, np.int32)}, "reads no such thing"),
+        (
+            {"rows": np.zeros(200, np.int32), "out_rows": np.zeros(200, np.int32)},
+            "given = out_rows: the plan reads rows",
+        ),
     ],
 )
 def test_vectors_that_do_not_fit_are_refused(given: dict[str, Any], message: str) -> None:

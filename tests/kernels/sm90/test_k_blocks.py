@@ -15,7 +15,7 @@ from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import AlongK, Promoted, Sm90Config, Sm90Plan, Table
 from layoutgemm.kernels.run.arrays import global_matrix
 from layoutgemm.kernels.run.cpu import executed
-from layoutgemm.kernels.run.epilogue_operands import words_of_arrays
+from layoutgemm.kernels.run.epilogue_operands import words_read
 from layoutgemm.kernels.sm90 import along_k as module
 from layoutgemm.kernels.sm90.mainloop import mainloop_of
 from tests import needs
@@ -95,7 +95,7 @@ def unseen(form: str, offsets: tuple[int, ...], device: str) -> np.ndarray:
     plan, a, b, given, _ = problem(form)
     values = {**given, "offsets": np.asarray(offsets, np.int64)}
     lying = [global_matrix(operand, x, [], True) for operand, x in ((plan.a, a), (plan.b, b))]
-    return executed(plan, lying[0], lying[1], device, values, words_of_arrays(plan, values))
+    return executed(plan, lying[0], lying[1], device, values, words_read(plan, values))
 
 
 @needs.DSL

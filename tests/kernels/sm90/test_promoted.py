@@ -17,7 +17,7 @@ from layoutgemm.kernels.compile.cache import facts_of
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue
 from layoutgemm.kernels.run.arrays import global_matrix
 from layoutgemm.kernels.run.emulated import emulate_plan
-from layoutgemm.kernels.run.epilogue_operands import words_of_arrays
+from layoutgemm.kernels.run.epilogue_operands import words_read
 from layoutgemm.kernels.sm90.checks import pipeline_of
 from layoutgemm.kernels.sm90.mainloop import Promoted, Table
 from layoutgemm.kernels.sm90.operands.stage_numbers import numbers_read
@@ -310,7 +310,7 @@ def test_what_is_not_stored_at_once(config: dict[str, Any], more: dict[str, Any]
 def test_in_other_orders_of_events(policy: Policy) -> None:
     plan, a, b, tables, want = problem("two")
     lying = [global_matrix(op, x, [], True) for op, x in ((plan.a, a), (plan.b, b))]
-    words, done = emulate_plan(plan, lying[0], lying[1], policy, progress=False, given=words_of_arrays(plan, tables))
+    words, done = emulate_plan(plan, lying[0], lying[1], policy, progress=False, given=words_read(plan, tables))
     assert not done.findings, done.report()
     assert np.array_equal(plan.c.dtype.decode(words), want)
 
@@ -418,7 +418,7 @@ def test_refusals() -> None:
         with pytest.raises(OperandError, match=text):
             plan.run(a, b, given=given)
     torch = needs.module("torch")
-    with pytest.raises(OperandError, match=r"a is a torch tensor on cpu: .* takes CUDA tensors"):
+    with pytest.raises(OperandError, match=r"a is on cpu: .* takes CUDA tensors"):
         plan.run(torch.ones(a.shape), torch.ones(b.shape), given=tables)
     with pytest.raises(OperandError, match="given = sa, sb: the plan reads a and b alone"):
         Sm90Plan.derive(64, 64, 64, config=SMALL).run(a[:64, :64], b[:64, :64], given=tables)

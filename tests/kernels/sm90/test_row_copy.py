@@ -26,7 +26,7 @@ from layoutgemm.kernels.indexed.rows import IndexedRows, RowIndices
 from layoutgemm.kernels.operands.combined import Combined
 from layoutgemm.kernels.ragged import Ragged
 from layoutgemm.kernels.run.emulated import emulate_launch, linked
-from layoutgemm.kernels.run.epilogue_operands import words_of_arrays
+from layoutgemm.kernels.run.epilogue_operands import words_read
 from layoutgemm.kernels.run.hardware_model import GlobalMatrix
 from layoutgemm.kernels.sm90.indexed.choose import copies_first
 from layoutgemm.kernels.sm90.indexed.reference import copied_matrix
@@ -155,7 +155,7 @@ def launch_of(plan: Sm90Plan, a: Any, b: Any, values: dict[str, Any], pitch: int
     dims = plan.m, plan.n, plan.k, plan.batch, pitch, plan.n, plan.n
     steps = a.shape[-2] * pitch, plan.k * plan.n, plan.m * plan.n, 2
     done = emulate_launch(
-        plan, (room[first:], of_b, c, *dims, *steps, *words_of_arrays(plan, values)), Policy(), progress=False
+        plan, (room[first:], of_b, c, *dims, *steps, *words_read(plan, values)), Policy(), progress=False
     )
     assert not done.findings, done.report()
     return c
@@ -203,7 +203,7 @@ def copy_alone() -> tuple[Any, Explainer]:
     zeros = np.zeros(1, np.uint16)
 
     def launch() -> Launch:
-        words = words_of_arrays(plan, values)
+        words = words_read(plan, values)
         room = words[plan.words.index("copied_rows")]
         dims = plan.m, plan.n, plan.k, plan.batch, 1100, 72, 72, 55000, 1100 * 72, 9 * 72, 2
         arrays, (made, _) = host.call((bits, np.zeros((2, 1100, 72), np.uint16), zeros, *dims, *words))

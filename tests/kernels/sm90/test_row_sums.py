@@ -16,7 +16,7 @@ from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import AlongK, Sm90Config, Sm90Plan
 from layoutgemm.kernels.run.arrays import global_matrix
 from layoutgemm.kernels.run.emulated import emulate_plan
-from layoutgemm.kernels.run.epilogue_operands import given_of, words_of_arrays
+from layoutgemm.kernels.run.epilogue_operands import values_read, words_read
 from layoutgemm.kernels.sm90.operands import row_sums as module
 from layoutgemm.kernels.sm90.operands.row_sums import RowSums
 from tests import needs
@@ -89,7 +89,7 @@ def test_in_other_orders_of_events(policy: Policy) -> None:
     plan, a, b, given, want, sums = problem("groups")
     into = memory(plan, sums.shape)
     lying = [global_matrix(operand, x, [], True) for operand, x in ((plan.a, a), (plan.b, b))]
-    words = words_of_arrays(plan, given_of(plan, {**given, "row_sums": into}))
+    words = words_read(plan, values_read(plan, {**given, "row_sums": into}))
     found, done = emulate_plan(plan, lying[0], lying[1], policy, progress=False, given=words)
     done.raise_for_findings()
     assert np.array_equal(plan.c.dtype.decode(found), want) and np.array_equal(into, sums)
