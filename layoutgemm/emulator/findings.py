@@ -98,6 +98,8 @@ EDGE = "edge"  # of one that wrote beyond what was passed
 class Findings:
     """All findings of a run, up to a limit; those of a kind count once for an instruction. Lint has no limit.
 
+    Lints of an instruction count once for each remedy.
+
     Findings without an instruction, at the end of a block, count once for all blocks and warps. Of several instructions
     of one line of the program, such as an unrolled loop's, `ALIKE` are kept.
 
@@ -115,7 +117,8 @@ class Findings:
 
     def add(self, finding: Finding) -> None:
         """Keep a finding, unless the same instruction had one of the same kind."""
-        key = (finding.kind, finding.line, "" if finding.line else PLACE.sub("", finding.message))
+        what = finding.orders if finding.kind == LINT else ""  # lints of one instruction differ by their remedies
+        key = (finding.kind, finding.line, what if finding.line else PLACE.sub("", finding.message))
         self.times[key] += 1
         if self.times[key] == 1:
             alike = finding.alike

@@ -3,7 +3,7 @@
 tensors of a layer      in its place                                      kinds
 ----------------------  ------------------------------------------------  ------------------------------------
 packed                  QuantizedLinear                                   of `QuantizedLinear.from_checkpoint`
-float8, blocks' scales  ScaledLinear                                      "fp8"
+float8, blocks' scales  ScaledLinear                                      "fp8", "float-quantized"
 experts, one by one     ExpertsMLP of packed ones; else their parameters  both; the parameters are joined
 dense                   the layer stays; its parameters are the tensors
 """
@@ -22,8 +22,8 @@ from ..errors import OperandError, TensorError
 from .checkpoint import Checkpoint, StoredTensor, listed_names
 from .experts import ExpertsMLP
 from .gated import GatedMLP
-from .packed_layer import FLOAT8_KIND, PACKED_BY, packed_layer
-from .quantized import NEEDED, OTHERS, QuantizedLinear
+from .packed_layer import BLOCK_SCALE, FLOAT8_KIND, PACKED_BY, has_block_scales, packed_layer
+from .quantized import COMPRESSED_TENSORS, NEEDED, OTHERS, QuantizedLinear
 from .scaled import ScaledLinear
 from .stored_experts import (
     Layers,
@@ -158,7 +158,7 @@ class _Plan:
         ]
         found = find_experts(self.modules, self.stored, experts)
         packed = [name for name, _ in layers] + [one.all_layers[0] for one in found if one.packed]
-        self.kind = _kind(kind, self.found.config, packed)
+        self.kind = self._kind_of(_kind(kind, self.found.config, packed), packed)
         self.experts = [replace(one, reason=reason_against(one, self.kind)) for one in found]
         chosen = {module: name for name, module in reversed(layers)}  # a shared layer's first name
         for name, module in layers:
@@ -172,6 +172,13 @@ class _Plan:
         linear = {name: x for name, x in self.modules.items() if isinstance(x, torch.nn.Linear)}
         self.packed = {name: module for name, module in linear.items() if module in chosen}
         self.sources = chosen
+
+    def _kind_of(self, kind: str, packed: Iterable[str]) -> str:
+        """The kind, or "fp8" where compressed-tensors' scales are of blocks."""
+        shapes = {name: of.shape for name, of in self.stored.items()}
+        scales = [(f"{layer}.weight", f"{layer}.{BLOCK_SCALE}") for layer in packed]
+        blocks = any(has_block_scales(shapes.get(weight, ()), shapes.get(scale, ())) for weight, scale in scales)
+        return FLOAT8_KIND if blocks and kind in COMPRESSED_TENSORS else kind
 
     def read(self, layer: str) -> dict[str, torch.Tensor]:
         """The tensors of a layer, by the last words of their names."""
@@ -213,6 +220,8 @@ class _Plan:
         if missing:
             said = f"{listed_names(missing)} {'is' if len(missing) == 1 else 'are'} missing in the checkpoint"
             others = f", which has {listed_names(surplus)}: Checkpoint(path, rename) names them" if surplus else ""
+            if any(name.endswith("_blocks") for name in surplus):
+                others += "; QuantizedLinear.from_checkpoint reads MXFP4 of one expert, kind 'mxfp4'"
             raise OperandError(said + others)
         if surplus:
             raise OperandError(

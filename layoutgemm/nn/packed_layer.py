@@ -7,10 +7,12 @@ from collections.abc import Mapping
 import torch
 
 from ..errors import LayoutError, OperandError, TensorError
+from ..torch_op.scaled_grouped import DEPTH
 from .quantized import NEEDED, QuantizedLinear
 from .scaled import FLOAT8, ScaledLinear
 
 FLOAT8_KIND, FLOAT8_SCALE = "fp8", "weight_scale_inv"
+BLOCK_SCALE = "weight_scale"  # compressed-tensors' name of the same
 PACKED_BY = (*dict.fromkeys(first for first, *_ in NEEDED.values()), FLOAT8_SCALE)  # the tensors that dense layers lack
 
 
@@ -36,6 +38,22 @@ def packed_layer(
     return made
 
 
+def has_block_scales(weight: tuple[int, ...], scale: tuple[int, ...]) -> bool:
+    """True if scales are of 128 x 128 blocks, by the shapes alone.
+
+    Scales of rows, scales of groups and one scale are not.
+
+    >>> has_block_scales((256, 512), (2, 4)), has_block_scales((256, 512), (256, 4)), has_block_scales((64, 64), (1, 1))
+    (True, False, False)
+    """
+    return len(weight) == 2 and scale == _blocks(weight) and scale[0] != weight[0] and scale != (1, 1)
+
+
+def _blocks(weight: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of the scales of blocks."""
+    return tuple(-(-size // DEPTH) for size in weight)
+
+
 def check_size(name: str, found: tuple[int, ...], size: tuple[int, ...]) -> None:
     """Raise TensorError unless stored weights have the model's size."""
     if found != size:
@@ -45,6 +63,9 @@ def check_size(name: str, found: tuple[int, ...], size: tuple[int, ...]) -> None
 
 def _scaled(tensors: Mapping[str, torch.Tensor], size: tuple[int, int], dtype: torch.dtype) -> ScaledLinear:
     """A layer of float8 weights with scales of blocks."""
+    scale = tensors.get(BLOCK_SCALE)
+    if scale is not None and FLOAT8_SCALE not in tensors and tuple(scale.shape) == _blocks(size):
+        tensors = {name: x for name, x in tensors.items() if name != BLOCK_SCALE} | {FLOAT8_SCALE: scale.float()}
     if surplus := sorted(tensors.keys() - {"weight", FLOAT8_SCALE, "bias"}):
         way_out = "; kind 'float-quantized' reads weight_scale" * ("weight_scale" in surplus)
         raise OperandError(

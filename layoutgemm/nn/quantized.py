@@ -19,6 +19,7 @@ from ..kernels.quantized.checkpoints import (
     order_of_groups,
 )
 from ..kernels.quantized.formats import CODES, QuantizedFormat
+from ..kernels.quantized.order import PackedOrder
 from ..kernels.quantized.packing import QuantizedWeights
 from ..kernels.run.operand_checks import addressed, check_operands
 from ..torch_op.checks import autocast_type, check_input
@@ -32,7 +33,7 @@ from ..torch_op.types import C_NAMES
 from .linear import ActivatedLayer, sizes_text
 
 INT4 = QuantizedFormat("int4", 128)
-# Formats of compressed-tensors: of whole bytes, and of packed codes, which its own name stands for, too.
+# Formats of compressed-tensors: of whole bytes, and of packed codes. Its own name stands for all of them.
 OF_BYTES = ("float-quantized", "int-quantized", "naive-quantized", "mxfp8-quantized")
 _ANY_PACKED, _GLOBAL = "compressed-tensors", "weight_global_scale"
 _PACKED_NEEDED = ("weight_packed", "weight_scale")
@@ -58,6 +59,7 @@ _OPTIONAL: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(OF_BYTES, ("weight_zero_point", "bias")),
     "mxfp4": ("bias",),
 }
+COMPRESSED_TENSORS = (*OF_BYTES, _ANY_PACKED)  # its kinds of weights that are whole bytes
 _PACKED = tuple(kind for kind, needed in NEEDED.items() if needed[0] == "weight_packed")
 _FROM_DENSE = "QuantizedLinear.from_linear takes the dequantised weights; "
 # Other tools' checkpoints, and the way out.
@@ -69,6 +71,8 @@ OTHERS: Mapping[str, str] = {
     "awq_gemv": f"its words lie along K, and its scales are padded. {_FROM_DENSE}",
     "fp8": "float8 weights with weight_scale_inv of 128 x 128 blocks are ScaledLinear's state; ",
     "mixed-precision": "its layers have formats of their own, in config_groups, and from_checkpoint reads each; ",
+    "auto-round": "tensors that it packs as GPTQ or AWQ are read as kind 'gptq' or 'awq'; ",
+    "fbgemm_fp8": "its weights are read as kind 'float-quantized', without input_scale_ub; ",
     "modelopt": "its float8 weights with weight_scale are read as kind 'float-quantized', without input_scale; ",
 }
 
@@ -104,7 +108,9 @@ class PackedBuffers(torch.nn.Module):
         >>> QuantizedLinear(weight).packed_as
         'int8 with a scale a column, 64x128, torch.bfloat16'
         """
-        return f"{self.format}, {self.weight_rows}x{self.in_features}, {self.activations}"
+        size = f"{self.format}, {self.weight_rows}x{self.in_features}, {self.activations}"
+        order = PackedOrder(self.format, C_NAMES[self.activations])
+        return f"{size}, bits in place" if order.moves and self.format.bits == 8 else size
 
     def get_extra_state(self) -> torch.Tensor:
         """`packed_as` in bytes, as files of tensors alone hold it."""
@@ -203,9 +209,10 @@ class QuantizedLinear(ActivatedLayer, PackedBuffers):
                 "awq"                 qweight, qzeros, scales in GEMM's order
                 "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized"   weight_packed, weight_scale, and
                                       weight_zero_point, weight_shape, weight_g_idx, or weight_global_scale of NVFP4:
-                                      formats of compressed-tensors, whose name is a kind of all three
+                                      formats of compressed-tensors
                 "float-quantized", "int-quantized", "naive-quantized", "mxfp8-quantized"   weight of float8 or int8, and
                                       weight_scale, of compressed-tensors; x is not quantised
+                "compressed-tensors"  any of its formats, by the tensors' names and types
                 "mxfp4"               blocks and scales of one expert, as gpt-oss has them
         tensors  also `Checkpoint.under(layer)`, of files
         dtype   of activations: scales are rounded to it, those for float8_e4m3fn to bfloat16
@@ -218,7 +225,7 @@ class QuantizedLinear(ActivatedLayer, PackedBuffers):
         if packed_for(dtype) != dtype:
             raise OperandError(f"dtype is {shown(dtype)}: bfloat16, float16, or float8_e4m3fn")
         plain, order = plain_weights(tensors, kind)
-        first = tensors[NEEDED[kind][0]]
+        first = tensors[NEEDED[_format_of(tensors, kind)][0]]
         places = None if order is None else torch.from_numpy(order).to(first.device)
         like = torch.bfloat16 if dtype.itemsize == 1 else dtype
         bias = tensors.get("bias")
@@ -270,6 +277,11 @@ class QuantizedLinear(ActivatedLayer, PackedBuffers):
         return said if self.activation is None else f"{said}, activation={self.activation!r}"
 
 
+def _format_of(tensors: Mapping[str, torch.Tensor], kind: str) -> str:
+    """The kind; that of whole bytes for compressed-tensors' name and unpacked tensors."""
+    return OF_BYTES[0] if kind == _ANY_PACKED and "weight" in tensors and "weight_packed" not in tensors else kind
+
+
 def plain_weights(
     tensors: Mapping[str, torch.Tensor], kind: str
 ) -> tuple[QuantizedWeights, npt.NDArray[np.int64] | None]:
@@ -280,6 +292,7 @@ def plain_weights(
     if kind not in NEEDED:
         known = ", ".join(map(repr, NEEDED))
         raise OperandError(f"kind {shown(kind)}: {OTHERS.get(str(kind).lower(), '')}known are {known}")
+    kind = _format_of(tensors, kind)
     missing = [name for name in NEEDED[kind] if name not in tensors]
     if missing:
         needed = ", ".join(NEEDED[kind])

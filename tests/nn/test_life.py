@@ -221,6 +221,17 @@ def test_states_of_other_packed_layers_are_refused_before_they_are_copied(
     assert torch.equal(made.dequantized(), before)
 
 
+@pytest.mark.parametrize("code", ["e4m3", "e5m2"])
+def test_a_state_whose_float8_bits_lie_side_by_side_is_refused(code: str) -> None:
+    layer = QuantizedLinear.from_linear(torch.nn.Linear(128, 64, dtype=torch.bfloat16), QuantizedFormat(code))
+    state, before = layer.state_dict(), layer.dequantized()
+    said = bytes(state["_extra_state"].tolist()).decode().removesuffix(", bits in place")
+    state["_extra_state"] = torch.tensor([*said.encode()], dtype=torch.uint8)
+    with pytest.raises(OperandError, match=f"packed as {code} with a scale a column, 64x128, torch.bfloat16, and"):
+        layer.load_state_dict(state)
+    assert torch.equal(layer.dequantized(), before)
+
+
 def test_packed_layers_are_made_on_meta_for_a_state_to_come() -> None:
     for fmt in (QuantizedFormat("int4", 64, zeros=True), INT8):
         dense = [torch.nn.Sequential(torch.nn.Linear(128, 64, dtype=BF16)) for _ in range(2)]

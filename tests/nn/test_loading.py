@@ -219,6 +219,8 @@ CONFIGS = [
         "kind 'mixed-precision': .* in config_groups",
     ),
     ({"quant_method": "modelopt"}, "kind 'modelopt': .* read as kind 'float-quantized'"),
+    ({"quant_method": "auto-round"}, "kind 'auto-round': .* read as kind 'gptq'"),
+    ({"quant_method": "fbgemm_fp8"}, "kind 'fbgemm_fp8': .* without input_scale_ub"),
     ({"quant_method": "gptq", "checkpoint_format": "gptq_v2"}, None),
     ({"quant_method": "gptq"}, None),
 ]
@@ -249,6 +251,49 @@ def test_weights_of_whole_bytes_are_read_by_the_format_of_compressed_tensors(tmp
     model = Model()
     load_checkpoint(model, path, "float-quantized", ignore=["*.input_scale"])
     assert torch.equal(model.up.dequantized(), (weight.double() * 0.5).to(BF16))
+
+
+@pytest.mark.parametrize("given", [None, "compressed-tensors", "fp8"])
+def test_scales_of_blocks_are_read_by_the_name_of_compressed_tensors(given: str | None, tmp_path: Path) -> None:
+    weight, scale = normal(64, 128).to(torch.float8_e4m3fn), torch.rand(1, 1).to(BF16)
+    wide = {"up.weight": weight, "up.weight_scale": torch.rand(64, 1).to(BF16)}
+    model, config = Model(), {"quant_method": "compressed-tensors", "format": "float-quantized"}
+    stored = {**dense(), "up.weight": weight, "up.weight_scale": scale}
+    load_checkpoint(model, sharded(tmp_path, stored, config=config), given)
+    assert isinstance(model.up, ScaledLinear if given == "fp8" else QuantizedLinear)  # one scale is either's
+    assert torch.equal(model.up.dequantized(), (weight.double() * scale.double()).to(BF16))
+    with pytest.raises(OperandError, match=r"^up: weight_scale is surplus: .*; kind 'float-quantized' reads"):
+        load_checkpoint(Model(), sharded(tmp_path, {**dense(), **wide}), "fp8")
+
+
+def test_blocks_of_mxfp4_are_missed_by_the_kind_that_reads_them(tmp_path: Path) -> None:
+    """gpt-oss stores parameters of experts as blocks and scales."""
+    stored = {**dense(), "up.weight_blocks": torch.zeros(64, 4, 16, dtype=torch.uint8)}
+    with pytest.raises(OperandError, match=r"^up.weight is missing .* up.weight_blocks: .* one expert, kind 'mxfp4'$"):
+        load_checkpoint(Model(), sharded(tmp_path, stored))
+
+
+class Tall(torch.nn.Module):
+    """A layer of two blocks of features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = torch.nn.Linear(256, 192, bias=False, dtype=BF16)
+
+
+def test_blocks_of_compressed_tensors_become_scaled_layers(tmp_path: Path) -> None:
+    weight, scale = normal(192, 256).to(torch.float8_e4m3fn), torch.rand(2, 2).to(BF16)
+    wide = scale.double().repeat_interleave(128, 0)[:192].repeat_interleave(128, 1)
+    model, config = Tall(), {"quant_method": "compressed-tensors", "format": "float-quantized"}
+    path = sharded(tmp_path, {"up.weight": weight, "up.weight_scale": scale}, config=config)
+    assert "replaced  up  by ScaledLinear" in str(load_checkpoint(model, path))
+    assert torch.equal(model.up.dequantized(), (weight.double() * wide).to(BF16))
+    state = {"weight": weight, "weight_scale": scale}
+    with pytest.raises(OperandError, match=r"weight_scale has shape .2, 2.: .* 128 x 128 blocks are ScaledLinear's"):
+        QuantizedLinear.from_checkpoint(state, "compressed-tensors")
+    columns = {"weight": weight, "weight_scale": torch.rand(192, 1)}
+    one, two = (QuantizedLinear.from_checkpoint(columns, kind) for kind in ("compressed-tensors", "float-quantized"))
+    assert torch.equal(one.units, two.units) and torch.equal(one.scales, two.scales)
 
 
 def test_layers_that_were_swapped_before_are_refused(tmp_path: Path) -> None:

@@ -88,13 +88,18 @@ def shared_bits(tmap: TensorMap, address: int) -> Ints:
     return _shared_bits(tmap.moved, tmap.kind.gmem_bits, tmap.kind.smem_bits, tmap.swizzle, address)
 
 
+def row_bits(moved: int, smem_bits: int, swizzle: str) -> int:
+    """Bits from one row of a box to the next in shared memory: a narrower row has the swizzle's whole span."""
+    return max(moved * smem_bits, 8 * _SPAN[swizzle])
+
+
 @lru_cache(maxsize=512)
 def _shared_bits(moved: tuple[int, ...], gmem_bits: int, smem_bits: int, swizzle: str, address: int) -> Ints:
     if gmem_bits == smem_bits:
         offset: Any = np.arange(moved[0], dtype=np.int64) * gmem_bits
     else:  # 16 elements, packed, at the start of each 16 bytes
         offset = np.arange(moved[0], dtype=np.int64) // 16 * 128 + np.arange(moved[0], dtype=np.int64) % 16 * gmem_bits
-    pitch = max(moved[0] * smem_bits, 8 * _SPAN[swizzle])
+    pitch = row_bits(moved[0], smem_bits, swizzle)
     for extent in moved[1:]:
         offset = offset[..., None] + np.arange(extent) * pitch
         pitch *= extent

@@ -51,7 +51,7 @@ from .launch import MULTIPROCESSORS as MULTIPROCESSORS
 from .launch import WORKSPACE, WORKSPACE_BYTES, Progress, Triple, Watch, special_registers
 from .launch import Launch as Launch
 from .launch import Policy as Policy
-from .memory import RANK_SHIFT, CtaSharedMemory
+from .memory import RANK_SHIFT, ComparedSwizzles, CtaSharedMemory
 from .roles import role_from
 from .sector_counts import SectorCounter
 from .timeline import Recorder
@@ -249,7 +249,7 @@ class Cta:
 
     def __init__(self, cluster: Cluster, coordinate: Triple, rank: int, shared: int, threads: int) -> None:
         self.cluster, self.coordinate, self.rank = cluster, coordinate, rank
-        self.shared = CtaSharedMemory(shared, cluster.machine.policy.fill)
+        self.shared = CtaSharedMemory(shared, cluster.machine.policy.fill, cluster.machine.compared)
         self.shadow = ShadowMemory(
             cluster.ledger, lambda granule: f"shared memory of CTA {coordinate} at {granule * 16:#x}"
         )
@@ -365,6 +365,7 @@ class PtxMachine:
         self.writers = watch.writers
         self.random = random.Random(self.policy.seed)
         self.findings, self.suspects = Findings(), Findings()
+        self.compared = ComparedSwizzles()
         self.counts = Counts(executed=bytearray(program.size))
         self.operations = self.looks = self.changes = 0  # looks: of threads at a clock; changes: of words by atomics
         self.look = self.policy.limit  # operations before the next look at the clock

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -292,14 +292,82 @@ class GlobalMemory:
             buffer.data[_bytes(offsets, data.shape[1])] = data
 
 
+class TileBox(NamedTuple):
+    """The layout of a map's boxes: the swizzle's mode, and 16-byte chunks of a row (0: not whole)."""
+
+    swizzle: str
+    pitch: int
+
+
+class LoadedBox(NamedTuple):
+    """The box that a tensor load wrote into shared memory.
+
+    start    the box's first chunk, before the swizzle, and end: behind its last
+    chunks   the 16-byte chunks that it filled, and content: what with
+    text     the load, for messages
+    """
+
+    tile: TileBox
+    start: int
+    end: int
+    chunks: npt.NDArray[np.int64]
+    content: npt.NDArray[np.complex128]
+    text: Callable[[], str]
+
+
+class ChunkOrigins:
+    """The origins of 16-byte chunks of shared memory that threads wrote.
+
+    label    [chunk] -> 0 for unknown, else the address in global memory, or the number of the stmatrix matrix: it grows
+             evenly along a column of a tile
+    content  [chunk] -> the bytes that were written
+    by       [chunk] -> the number of the instruction, and texts: its last execution, for messages
+    """
+
+    def __init__(self, chunks: int) -> None:
+        self.label = np.zeros(chunks, np.int64)
+        self.content = np.zeros(chunks, WHOLE)
+        self.by = np.zeros(chunks, np.int64)
+        self.texts: dict[int, Callable[[], str]] = {}
+        self._matrices = 0
+
+    def add(
+        self, chunks: npt.NDArray[np.int64], labels: npt.NDArray[np.int64], content: npt.NDArray[np.complex128],
+        pc: int, text: Callable[[], str],
+    ) -> None:  # fmt: skip
+        """Note chunks that an instruction wrote."""
+        self.label[chunks], self.content[chunks], self.by[chunks] = labels, content, pc
+        self.texts[pc] = text
+
+    def matrices(self, rows: int, each: int) -> npt.NDArray[np.int64]:
+        """Labels of the rows of new matrices with `each` rows."""
+        first = self._matrices + 1
+        self._matrices += rows // each
+        return np.arange(first, self._matrices + 1).repeat(each)
+
+
+@dataclass(eq=False)
+class ComparedSwizzles:
+    """The reads and stores of a launch whose swizzle was compared with the writer's.
+
+    The blocks of a launch do alike, so that the first that comes to one compares it.
+
+    reads  since the last tensor load of another kind; loads: those kinds
+    """
+
+    reads: set[Hashable] = field(default_factory=set)
+    loads: set[Hashable] = field(default_factory=set)
+
+
 class CtaSharedMemory:
     """One block's shared memory: bytes, views of wider units, and written flags.
 
-    size  bytes that the kernel may use, from offset 0; a multiple of 16 is made of it
-    fill  what each byte is before anything is written
+    size      bytes that the kernel may use, from offset 0; a multiple of 16 is made of it
+    fill      what each byte is before anything is written
+    compared  shared by the blocks of a launch
     """
 
-    def __init__(self, size: int, fill: int = POISON) -> None:
+    def __init__(self, size: int, fill: int = POISON, compared: ComparedSwizzles | None = None) -> None:
         size = -(-size // GRANULE) * GRANULE
         self.size, self.fill = size, fill
         self.bytes = np.full(size, fill, dtype=np.uint8)
@@ -307,6 +375,28 @@ class CtaSharedMemory:
         self.written = np.zeros(size, dtype=bool)
         self.full_chunks = self.written.view(WHOLE)  # equal to `ALL` where the chunk was written
         self.complete: set[Hashable] = set()  # reads of which all bytes were found written
+        self.boxes: dict[int, LoadedBox] = {}  # the last tensor load to each offset, the latest one last
+        self.compared = compared if compared is not None else ComparedSwizzles()
+        self.origins: ChunkOrigins | None = None
+
+    def came(
+        self, chunks: npt.NDArray[np.int64], labels: npt.NDArray[np.int64] | int, content: npt.NDArray[np.complex128],
+        pc: int, text: Callable[[], str],
+    ) -> None:  # fmt: skip
+        """Note where chunks came from: labels, or the rows of each matrix for matrices of stmatrix."""
+        if self.origins is None:
+            self.origins = ChunkOrigins(len(self.chunks))
+        if isinstance(labels, int):
+            labels = self.origins.matrices(len(chunks), labels)
+        self.origins.add(chunks, labels, content, pc, text)
+
+    def load(self, offset: int, box: LoadedBox) -> None:
+        """Note that a tensor load filled a box there."""
+        self.boxes.pop(offset, None)
+        self.boxes[offset] = box
+        if (offset, box.tile, box.end) not in self.compared.loads:
+            self.compared.loads.add((offset, box.tile, box.end))
+            self.compared.reads.clear()
 
     def check(self, offsets: npt.NDArray[np.int64], size: int, what: str) -> None:
         """Raise EmulatorError for bytes outside or for misaligned addresses."""

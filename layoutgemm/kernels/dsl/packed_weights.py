@@ -2,7 +2,7 @@
 
     library object                    function here               instruction
     ------------------------------    -----------------------     ------------------------------------------------
-    conversions.pairs_of              DevicePairs                 lop3, shl, shr, sub and mul of bf16x2 or f16x2, or fma
+    conversions.pairs_of              DevicePairs                 lop3, shl, shr, shf, sub, mul or fma of 16-bit pairs
     float8.quads_of                   DevicePairs                 lop3, shr, prmt, add, sub
     sums times their scales           multiply_add                fma.rn.f32
     MmaAtom.ptx, A in registers       RegisterWgmma               wgmma.mma_async
@@ -57,6 +57,11 @@ class DevicePairs:
         name, count = ("shl", left) if left > 0 else ("shr", -left)
         return assembly(f"{name}.b32 $0, $1, {count};", "=r,r", [Int32(word)], (Int32,), pure=True)[0]
 
+    def rotated(self, word: Int32, left: int) -> Int32:
+        """The word rotated left."""
+        text = f"shf.l.wrap.b32 $0, $1, $1, {left};"
+        return assembly(text, "=r,r", [Int32(word)], (Int32,), pure=True)[0]
+
     def sub(self, x: Int32, y: Int32) -> Int32:
         """Two differences, rounded to nearest."""
         if self.fused:
@@ -67,9 +72,10 @@ class DevicePairs:
         """Two products, rounded to nearest."""
         return self.fma(x, y, self.constant(NEGATIVE_ZERO)) if self.fused else self._pair("mul", x, y)
 
-    def twice(self, word: Int32, selector: int) -> Int32:
-        """One half of a word in both: prmt."""
-        return permute(word, word, Int32(selector))
+    def twice(self, word: Int32, half: int) -> Int32:
+        """One half of a word in both: a modifier of the instruction that takes it, where ptxas folds it."""
+        text = f"{{ .reg .b16 h<2>; mov.b32 {{h0, h1}}, $1; mov.b32 $0, {{h{half}, h{half}}}; }}"
+        return assembly(text, "=r,r", [Int32(word)], (Int32,), pure=True)[0]
 
     def permute(self, x: Int32, y: Int32, selector: Int32) -> Int32:
         """Four bytes of the eight of x and y."""

@@ -19,11 +19,12 @@ A kernel spends, for a word:
                                                               - (1024 or 1152)
     e2m1    bf16      2         3       8       0             tables of the 8 magnitudes: prmt looks up four high bytes
     e2m1    f16       2         3       6       0             and four low ones, which are 0 of f16. Signs lie where one
-                                                              lop3 puts four into the high bytes: `sign_digits`
-    e4m3    both      5         6       0       2             sign and the other bits move to their places; a product
-    e5m2    both      5         6       0       2             with a power of two moves the exponent's bias, subnormals
-                                                              too (e5m2 to f16 is a shift alone). A group's scale is
-                                                              that power's product already: `placed`
+                                                              lop3 puts four into the high bytes: `bits_of_places`
+    e4m3    both      2         3       0       2             a pair's bits lie where its register has them, the other
+    e5m2    both      2         3       0       2             pair's between them, two shifts away: `float_places`. A
+                                                              product with a power of two moves the exponent's bias,
+                                                              subnormals too (e5m2 to f16 needs none, and one shift). A
+                                                              group's scale is that power's product already: `placed`
 
 Before sm_90, bf16 has fma alone. `FusedPairs` computes x - y as fma(y, -1, x). Its x * y is fma(x, y, -0), which keeps
 the sign of a product that is 0. Source: PTX ISA, "sub" and "mul", Target ISA Notes.
@@ -36,6 +37,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import permutations
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -66,6 +69,9 @@ class PairMath(Protocol):
     def shifted(self, word: Word, left: int) -> Word:
         """The word shifted left, or right for a negative count."""
 
+    def rotated(self, word: Word, left: int) -> Word:
+        """The word rotated left."""
+
     def sub(self, x: Word, y: Word) -> Word:
         """Two differences, rounded to nearest."""
 
@@ -77,6 +83,9 @@ class PairMath(Protocol):
 
     def permute(self, x: Word, y: Word, selector: Word) -> Word:
         """Four bytes of the eight of x and y, by the selector's four low digits; prmt.b32."""
+
+    def twice(self, word: Word, half: int) -> Word:
+        """The low half (0) or the high one (1) in both."""
 
     def plus(self, x: Word, y: Word) -> Word:
         """The sum of two words, modulo 2**32."""
@@ -108,15 +117,73 @@ def pair_values(code: str) -> Layout:
     return Layout(2 * pairs) if code == LOOKED_UP else Layout((pairs, 2), (2, 1))
 
 
-def sign_digits(code: str) -> Layout | None:
-    """Place of a code in its word -> the digit whose highest bit is its sign; None: its own.
+def bits_of_places(code: str, target: TargetFormat) -> tuple[tuple[int, ...], ...]:
+    """For each place of a word: the bits that hold a code's bits, lowest first.
 
-    A sign is the highest bit of a byte for the last four codes, and four bits below for the first four.
+    Signs of e2m1 are the highest bits of a byte for the last four codes, and lie four bits below for the first four.
+    The bits of a float8 lie where `float_places` has them.
 
-    >>> [int(sign_digits("e2m1")(place)) for place in range(8)]
-    [0, 2, 4, 6, 1, 3, 5, 7]
+    >>> bits_of_places("e2m1", TARGETS["bf16"])[:2], bits_of_places("e4m3", TARGETS["bf16"])[0]
+    (((0, 1, 2, 3), (4, 5, 6, 11)), (4, 5, 6, 7, 8, 9, 10, 15))
     """
-    return Layout((_BYTES, 2), (2, 1)) if code == LOOKED_UP else None
+    bits = CODES[code].bits
+    plain = [[place * bits + bit for bit in range(bits)] for place in range(WORD // bits)]
+    if target.values > 2:
+        return tuple(map(tuple, plain))
+    if code == LOOKED_UP:
+        signs = Layout((_BYTES, 2), (2, 1))  # place -> the digit whose highest bit is its sign
+        return tuple((*own[:-1], int(signs(place)) * bits + bits - 1) for place, own in enumerate(plain))
+    if code not in _FLOATS:
+        return tuple(map(tuple, plain))
+    value, pairs, found = pair_values(code), float_places(code, target), []
+    for place in range(len(plain)):
+        pair, half = divmod(int(value(place)), 2)
+        stored: dict[int, int] = {}
+        for left, mask in pairs[pair]:
+            stored |= {bit: (bit - left + HALF * half) % WORD for bit in range(HALF) if mask >> bit & 1}
+        found.append(tuple(stored[bit] for bit in _value_bits(code, target)))
+    return tuple(found)
+
+
+def _value_bits(code: str, target: TargetFormat) -> tuple[int, ...]:
+    """The bits of a half that a float8 becomes, its bias apart: those of its magnitude, then the sign.
+
+    >>> _value_bits("e4m3", TARGETS["bf16"])
+    (4, 5, 6, 7, 8, 9, 10, 15)
+    """
+    exponent, mantissa, _ = _FLOATS[code]
+    first = target.mantissa - mantissa
+    return (*range(first, first + exponent + mantissa), HALF - 1)
+
+
+@cache
+def float_places(code: str, target: TargetFormat) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """For each pair of float8 in a word: (rotation to the left, bits then in place).
+
+    Bits are those of a half.
+
+    The first pair's bits are in place. The second's lie between them, as few rotations away as there can be. Where no
+    bit crosses a half, a rotation is a shift, to the right for a negative count.
+
+    >>> [[(left, hex(mask)) for left, mask in pair] for pair in float_places("e4m3", TARGETS["bf16"])]
+    [[(0, '0x87f0')], [(4, '0x80f0'), (-4, '0x700')]]
+    >>> [[(left, hex(mask)) for left, mask in pair] for pair in float_places("e5m2", TARGETS["bf16"])]
+    [[(0, '0x8fe0')], [(8, '0xf60'), (3, '0x8080')]]
+    """
+    there = frozenset(_value_bits(code, target))
+    between = frozenset(range(HALF)) - there
+    steps = [left for size in range(1, HALF) for left in (size, -size)]
+    for crossing, count in ((False, 1), (False, 2), (True, 2)):
+        for chosen in permutations(steps, count):
+            wanted, free, moves = there, between, []
+            for left in chosen:
+                moved = {(bit + left) % HALF if crossing else bit + left: bit for bit in free}
+                got = wanted & moved.keys()
+                wanted, free = wanted - got, free - {moved[bit] for bit in got}
+                moves.append((left, sum(1 << bit for bit in got)))
+            if not wanted:
+                return ((0, sum(1 << bit for bit in there)),), tuple(moves)
+    raise PlanError(f"{code} as {target.dtype}: no two rotations bring the bits between to their places")
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,21 +381,21 @@ def _looked_up(target: TargetFormat, word: Word, ops: PairMath) -> list[Word]:
 
 
 def _floats(code: str, target: TargetFormat, word: Word, ops: PairMath, placed: bool) -> list[Word]:
-    exponent, mantissa, _ = _FLOATS[code]
-    bits, found = 1 + exponent + mantissa, []
-    right = target.exponent - exponent  # from a code at the top of a half to its place
-    for i in range(HALF // bits):
-        up = HALF - bits - bits * i
-        moved = ops.shifted(word, up) if up else word
-        if not right:
-            found.append(ops.select(moved, both((1 << bits) - 1 << HALF - bits), ops.constant(0)))
-            continue
-        sign = ops.select(moved, both(1 << HALF - 1), ops.constant(0))
-        magnitude = both((1 << bits - 1) - 1 << HALF - bits - right)
-        bits_there = ops.select(ops.shifted(moved, -right), magnitude, sign)
-        factor = ops.constant(target.word(bias_factor(code, target)))
-        found.append(bits_there if placed else ops.mul(bits_there, factor))
+    found, factor = [], bias_factor(code, target)
+    for moves in float_places(code, target):
+        bits = ops.constant(0)
+        for left, mask in moves:
+            bits = ops.select(_moved(ops, word, left, mask), both(mask), bits)
+        found.append(bits if placed or factor == 1 else ops.mul(bits, ops.constant(target.word(factor))))
     return found
+
+
+def _moved(ops: PairMath, word: Word, left: int, mask: int) -> Word:
+    """The word rotated, by a shift where no bit of `mask` has crossed a half."""
+    if not left:
+        return word
+    crosses = mask & (1 << left) - 1 if left > 0 else mask >> HALF + left
+    return ops.rotated(word, left % WORD) if crosses else ops.shifted(word, left)
 
 
 class NumpyPairs:
@@ -349,6 +416,10 @@ class NumpyPairs:
         """The word shifted left, or right for a negative count."""
         return word << np.uint32(left) if left > 0 else word >> np.uint32(-left)
 
+    def rotated(self, word: Word, left: int) -> Word:
+        """The word rotated left."""
+        return word << np.uint32(left) | word >> np.uint32(WORD - left)
+
     def sub(self, x: Word, y: Word) -> Word:
         """Two differences, rounded to nearest."""
         return self._each(np.subtract, x, y)
@@ -368,6 +439,11 @@ class NumpyPairs:
             taken = np.where(digit & np.uint32(8), repeated, byte).astype(np.uint32)
             found |= taken << np.uint32(8 * place)
         return found
+
+    def twice(self, word: Word, half: int) -> Word:
+        """The low half (0) or the high one (1) in both."""
+        found = np.asarray(word, np.uint32) >> np.uint32(HALF * half) & np.uint32(0xFFFF)
+        return found | found << np.uint32(HALF)
 
     def plus(self, x: Word, y: Word) -> Word:
         """The sum of two words, modulo 2**32."""

@@ -11,12 +11,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .conversions import NumpyPairs, PairMath, pairs_of, values_of
+from .conversions import HALF, NumpyPairs, PairMath, pairs_of, values_of
 from .float8 import quads_of
 from .formats import UNIT_K, UNIT_ROWS
 from .order import THREADS, WORDS, PackedOrder
 
-ROW_SELECTORS = (0x1010, 0x3232)  # prmt's, for the low or the high half of a word twice
+ROWS = 2  # of a thread, in a fragment
+
+
+def rows_of(order: PackedOrder, words: Sequence[object], ops: PairMath) -> tuple[list[Any], list[Any]]:
+    """The scales of a thread's two rows and their zeros, each twice in a word.
+
+    words  those of a group: `order.scale_words`, of the two rows each
+
+    The exponent's bias of float8 multiplies a group's word once, not each row's or each register.
+    """
+    scale, *zeros = words
+    if order.bias_factor != 1:
+        scale = ops.mul(scale, ops.constant(order.target.word(order.bias_factor)))
+    scales = [ops.twice(scale, half) for half in range(ROWS)]
+    return scales, [ops.twice(zero, half) for zero in zeros for half in range(ROWS)]
 
 
 def fragment(
@@ -26,15 +40,13 @@ def fragment(
     """The registers of one fragment.
 
     words  the fragment's words: `order.words_of_fragment`
-    rows   the scale of each of the thread's two rows, in both halves of a word; empty where a column has one. Scales
-           that multiply sums are not used
+    rows   the scale of each of the thread's two rows, as `rows_of` has them; empty where a column has one. Scales that
+           multiply sums are not used
     zeros  the zero points of each of the two rows, as `zero_bits` has them, twice; empty without them
     one_shift  values are divided by `order.division`, which the totals are multiplied by
     """
     registers: list[Any] = []
     placed = bool(rows) and order.bias_factor != 1
-    if placed:  # once for each row of a group, in place of once for each register
-        rows = [ops.mul(row, ops.constant(order.target.word(order.bias_factor))) for row in rows]
     for word in words:
         # Each register is of one of the two rows, and a word begins with the first.
         taken = [zeros[order.row_of(i)] for i in range(order.codes_of_word // order.target.values)] if zeros else ()
@@ -79,7 +91,8 @@ def block_values(
     values = np.zeros((UNIT_ROWS, depth), np.float32)
     for number in range(depth // order.depth):
         first = order.code_bytes * depth // UNIT_K
-        rows, zeros = _numbers(order, as_words[first // 4 :], thread, order.group_of(number))
+        numbers = _numbers(order, as_words[first // 4 :], thread, order.group_of(number))
+        rows, zeros = rows_of(order, numbers, ops) if numbers else ([], [])
         rows = rows if scaled else []
         registers = fragment(order, [words[word] for word in words_of(order, number)], rows, zeros, ops, one_shift)
         held = np.concatenate([values_of(register, order.target) for register in registers], axis=1)
@@ -101,24 +114,18 @@ def block_scales(order: PackedOrder, block: npt.NDArray[np.uint8], depth: int = 
         return found
     as_words = np.ascontiguousarray(block).view("<u4").astype(np.uint32)[order.code_bytes * depth // UNIT_K // 4 :]
     for number in range(sums):
-        words, _ = _numbers(order, as_words, np.arange(THREADS), number)
-        for i, word in enumerate(words):
-            value = order.target.scales.decode((word & np.uint32(0xFFFF)).astype(np.uint16))
+        word = _numbers(order, as_words, np.arange(THREADS), number)[0]
+        for i in range(ROWS):
+            value = order.target.scales.decode((word >> np.uint32(HALF * i) & np.uint32(0xFFFF)).astype(np.uint16))
             found[row[:, order.target.values * i], number] = value * np.float32(order.factor)
     return found
 
 
 def _numbers(
     order: PackedOrder, scales: npt.NDArray[np.uint32], thread: npt.NDArray[np.int64], group: int
-) -> tuple[list[Any], list[Any]]:
-    """The scales and zeros of each thread's two rows, each in both halves."""
+) -> list[npt.NDArray[np.uint32]]:
+    """Each thread's words of a group: the scales of its two rows, then their zero points."""
     if not order.format.groups:
-        return [], []
+        return []
     first = np.asarray(order.scale_bytes(thread, group)) // 4
-    found = [_of_rows(scales[first + word]) for word in range(order.scale_words)]
-    return found[0], found[1] if order.format.zeros else []
-
-
-def _of_rows(word: npt.NDArray[np.uint32]) -> list[object]:
-    low, high = word & np.uint32(0xFFFF), word >> np.uint32(16)
-    return [half | half << np.uint32(16) for half in (low, high)]
+    return [scales[first + word] for word in range(order.scale_words)]

@@ -2,7 +2,7 @@
 
     unit             64 output features x 128 of K: the codes of both, then the scales of its groups
     codes            each thread of a warpgroup has whole 16-byte vectors: (code in a word, word, thread, vector). The
-                     signs of e2m1 lie in other digits of the word, where the conversion takes them: `signs`
+                     bits of float8 and the signs of e2m1 lie where the conversion takes them: `moves`
     scales           16-bit numbers, side by side those of a thread's two rows: (row of a fragment, lane's row, warp,
                      group); with zero points, twice as many: the two rows' scales, then their magic zeros
     packed weights   (row block, K unit) -> unit, K units next to each other
@@ -20,7 +20,7 @@ from ...atoms import MmaAtom, wgmma
 from ...atoms.copy.base import VECTOR_BYTES
 from ...errors import PlanError
 from ...layouts import Layout
-from .conversions import TARGETS, WORD, TargetFormat, bias_factor, nibbles, pair_values, sign_digits
+from .conversions import TARGETS, WORD, TargetFormat, bias_factor, bits_of_places, nibbles, pair_values
 from .float8 import ZERO_FACTOR, refusal, word_values
 from .formats import UNIT_K, UNIT_ROWS, QuantizedFormat
 
@@ -112,20 +112,38 @@ class PackedOrder:
         """Place of a code in its word -> value of the word's registers."""
         return word_values(self.format) if self.scales_sums else pair_values(self.format.code)
 
-    @property
-    def signs(self) -> Layout | None:
-        """Place of a code in its word -> the digit whose highest bit is its sign; None: its own."""
-        return None if self.scales_sums else sign_digits(self.format.code)
-
     def bits_of(self, place: int) -> tuple[int, ...]:
         """The bits of a word that hold a code's bits, lowest first.
 
         >>> PackedOrder(QuantizedFormat("e2m1", 32), "bf16").bits_of(1)
         (4, 5, 6, 11)
         """
-        bits = self.format.bits
-        digits = [place] * bits if self.signs is None else [*[place] * (bits - 1), int(self.signs(place))]
-        return tuple([digit * bits + bit for bit, digit in enumerate(digits)])
+        return bits_of_places(self.format.code, self.target)[place]
+
+    @cached_property
+    def moves(self) -> tuple[tuple[int, int], ...]:
+        """(mask, shift to the left) of each part of a stored word.
+
+        Parts are taken from a word with its codes side by side; () where that is the stored word.
+
+        >>> [(hex(mask), left) for mask, left in PackedOrder(QuantizedFormat("e5m2"), "f16").moves]
+        [('0xff00ff', 8), ('0xff00ff00', -8)]
+        """
+        found: dict[int, int] = {}
+        for place in range(self.codes_of_word):
+            for bit, there in enumerate(self.bits_of(place)):
+                plain = place * self.format.bits + bit
+                found[there - plain] = found.get(there - plain, 0) | 1 << plain
+        return () if set(found) == {0} else tuple((mask, left) for left, mask in found.items())
+
+    @property
+    def back(self) -> tuple[tuple[int, int], ...]:
+        """The inverse of `moves`.
+
+        >>> PackedOrder(QuantizedFormat("int8"), "bf16").back
+        ()
+        """
+        return tuple((mask << left if left > 0 else mask >> -left, -left) for mask, left in self.moves)
 
     @cached_property
     def codes(self) -> Layout:

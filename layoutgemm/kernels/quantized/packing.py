@@ -302,17 +302,18 @@ def _packed_codes(order: PackedOrder, codes: npt.NDArray[np.uint8]) -> npt.NDArr
     rows, units = codes.shape[0] // UNIT_ROWS, codes.shape[1] // UNIT_K
     by_unit = codes.reshape(rows, UNIT_ROWS, units, UNIT_K).transpose(0, 2, 3, 1).reshape(rows, units, -1)
     lined = by_unit[..., np.asarray(order.codes.offsets())]
-    if order.format.bits == 8:
-        return lined
-    if order.signs is not None:
-        lined = _with_signs(lined, np.argsort(np.asarray(order.signs.offsets())))
-    return np.asarray(lined[..., ::2] | lined[..., 1::2] << 4)
+    if order.format.bits == 4:
+        lined = np.asarray(lined[..., ::2] | lined[..., 1::2] << 4)
+    return _moved(lined, order.moves)
 
 
-def _with_signs(digits: npt.NDArray[np.uint8], places: npt.NDArray[np.intp]) -> npt.NDArray[np.uint8]:
-    """Digits of words whose highest bits are those of the digits at `places`."""
-    words = digits.reshape(-1, len(places))
-    return np.asarray(words & 7 | words[:, places] & 8).reshape(digits.shape)
+def _moved(codes: npt.NDArray[np.uint8], moves: tuple[tuple[int, int], ...]) -> npt.NDArray[np.uint8]:
+    """Bytes of words whose bits are moved: (mask, shift to the left) for each part, or () for none."""
+    if not moves:
+        return codes
+    words = np.ascontiguousarray(codes).view("<u4").astype(np.int64)
+    found = sum((words & mask) << left if left > 0 else (words & mask) >> -left for mask, left in moves)
+    return np.asarray(found, "<u4").view(np.uint8)
 
 
 def _scale_bits(kind: DType, scales: Floats) -> tuple[npt.NDArray[np.unsignedinteger], npt.NDArray[np.float64]]:
@@ -380,11 +381,9 @@ def _packed_numbers(
 def unpack(packed: PackedWeights) -> QuantizedWeights:
     """The inverse of `pack`: plain codes, scales and zero points; scales as they were rounded."""
     order, (rows, units) = packed.order, units_of(packed.n, packed.k)
-    codes = packed.units[..., : order.code_bytes]
+    codes = _moved(packed.units[..., : order.code_bytes], order.back)
     if order.format.bits == 4:
         codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(rows, units, -1)
-    if order.signs is not None:
-        codes = _with_signs(codes, np.asarray(order.signs.offsets()))
     plain = np.empty_like(codes)
     plain[..., np.asarray(order.codes.offsets())] = codes
     plain = plain.reshape(rows, units, UNIT_K, UNIT_ROWS).transpose(0, 3, 1, 2).reshape(rows * UNIT_ROWS, -1)

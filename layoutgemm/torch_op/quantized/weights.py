@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -209,12 +210,9 @@ def dense_of(
     order = PackedOrder(fmt, _name_of(packed_for(activations) or activations))
     tables = _tables_of(order, units.device)
     rows, along_k = units.shape[:2]
-    codes = units[..., : order.code_bytes]
+    codes = _moved(units[..., : order.code_bytes], order.back)
     if fmt.bits == 4:
         codes = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2)
-    if tables.signs is not None:
-        words = codes.unflatten(-1, (-1, len(tables.signs)))
-        codes = (words & 7 | words[..., tables.signs] & 8).flatten(-2)
     plain = codes[..., tables.codes].reshape(rows, along_k, UNIT_K, UNIT_ROWS).permute(0, 3, 1, 2)
     plain = plain.reshape(rows * UNIT_ROWS, along_k * UNIT_K)[: shape[0], : shape[1]].long()
     if scales is not None:
@@ -249,20 +247,28 @@ def _groups(
     return wide.repeat_interleave(order.format.group or 1, dim=1)[:, : shape[1]]
 
 
+def _moved(codes: torch.Tensor, moves: tuple[tuple[int, int], ...]) -> torch.Tensor:
+    """Bytes of words whose bits are moved, as `PackedOrder.moves` has them; () for none."""
+    if not moves:
+        return codes
+    words = codes.contiguous().view(torch.int32).long()
+    parts = [(words & mask) << left if left > 0 else (words & mask) >> -left for mask, left in moves]
+    found = functools.reduce(torch.bitwise_or, parts)
+    return torch.stack([found >> 8 * byte & 0xFF for byte in range(4)], dim=-1).to(torch.uint8).flatten(-2)
+
+
 class _Tables(NamedTuple):
     """The tables of `dense_of`, on a device.
 
     codes, scales  the place of each element of a unit among its codes, and among its scales
     values         the value of each code
     zeros          zero points of their 16 bits, or None
-    signs          the digit of a word that has the sign of each of its codes, or None
     """
 
     codes: torch.Tensor
     scales: torch.Tensor
     values: torch.Tensor
     zeros: torch.Tensor | None
-    signs: torch.Tensor | None
 
 
 def _tables_of(order: PackedOrder, device: torch.device) -> _Tables:
@@ -282,13 +288,11 @@ def _tables(order: PackedOrder, device: torch.device) -> _Tables:
     places = [np.argsort(np.asarray(layout.offsets())) for layout in (order.codes, order.scales)]
     values = np.nan_to_num(order.format.facts.values(), nan=0.0, posinf=0.0, neginf=0.0).astype(np.float32)
     codes, scales, table = (torch.from_numpy(x).to(device) for x in (*places, values))
-    if order.signs is not None:
-        return _Tables(codes, scales, table, None, torch.from_numpy(np.asarray(order.signs.offsets())).to(device))
     if not order.format.zeros:
-        return _Tables(codes, scales, table, None, None)
+        return _Tables(codes, scales, table, None)
     zeros, points = np.full(1 << 16, -1, np.float32), np.arange(MOST_ZERO + 1)
     zeros[zero_bits(order.target, points)] = points
-    return _Tables(codes, scales, table, torch.from_numpy(zeros).to(device), None)
+    return _Tables(codes, scales, table, torch.from_numpy(zeros).to(device))
 
 
 def unlike(kind: torch.dtype, packed: torch.dtype) -> str:

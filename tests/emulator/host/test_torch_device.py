@@ -163,6 +163,16 @@ def test_autocast_is_of_the_gpu() -> None:
     assert (x @ x).dtype is torch.float32
 
 
+def test_a_product_has_the_type_that_is_asked_for() -> None:
+    """torch has `out_dtype` on a GPU alone. The sum is not rounded to the operands' type."""
+    a, b = torch.full((1, 3), 1.0078125, device="cuda").bfloat16(), torch.ones(3, 2, device="cuda").bfloat16()
+    for found in (torch.mm(a, b, out_dtype=torch.float32), torch.mm(a, b, torch.float32)):
+        assert found.dtype is torch.float32 and found.tolist() == [[3.0234375, 3.0234375]]
+    assert torch.bmm(a[None], b[None], out_dtype=torch.float32).shape == (1, 1, 2)
+    assert torch.addmm(torch.ones(2, device="cuda"), a, b, out_dtype=torch.float32).tolist() == [[4.0234375] * 2]
+    assert torch.mm(a, b).dtype is torch.bfloat16
+
+
 def test_pinned_memory_says_so() -> None:
     assert torch.ones(2).pin_memory().is_pinned() and torch.empty(2, pin_memory=True).is_pinned()
     assert not torch.ones(2).is_pinned()

@@ -197,7 +197,7 @@ def test_lanes_that_initialise_one_mbarrier():
     assert kinds(twice, block=32) == ["lint"] and kinds(twice, block=32, policy=Policy(fences="writers")) == [
         "protocol"
     ]
-    assert kinds(body, block=64) == ["lint"]  # of two warps
+    assert kinds(body, block=64) == ["lint", "lint"]  # of a warp's lanes, and of two warps
     assert "protocol" in kinds("mov.u32 %r26, %warpid; add.u32 %r26, %r26, 1;" + body.replace("1;", "%r26;"), block=64)
     used = twice.replace("1;@", "1; @%p0 mbarrier.arrive.shared.b64 _, [%r20]; @")
     assert used != twice and kinds(used, block=32) == ["protocol"]

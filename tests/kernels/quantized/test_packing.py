@@ -17,7 +17,7 @@ from layoutgemm.kernels.quantized.blocks import PackedBlocks, PackedTile
 from layoutgemm.kernels.quantized.checks import conversion_check, fragments_check, probe
 from layoutgemm.kernels.quantized.conversions import TARGETS, FusedPairs, NumpyPairs
 from layoutgemm.kernels.quantized.formats import CODES, GROUPS, MXFP4, NVFP4, UNIT_K, QuantizedFormat
-from layoutgemm.kernels.quantized.fragments import block_values, fragment
+from layoutgemm.kernels.quantized.fragments import block_values, fragment, rows_of
 from layoutgemm.kernels.quantized.order import PackedOrder
 from layoutgemm.kernels.quantized.packing import QuantizedWeights, pack, quantize, unpack
 
@@ -76,9 +76,19 @@ def test_a_scale_with_the_bias_gives_the_bits_of_a_product_with_each(code: str, 
     finite_bits = bits[np.isfinite(kind.decode(bits))]
     scales = finite_bits[np.isfinite(kind.decode(kind.encode(kind.decode(finite_bits) * order.bias_factor)))][:, None]
     row = scales | scales << np.uint32(16)
-    found = fragment(order, [word[None]] * order.words_of_fragment, [row, row], [], ops)
+    rows, _ = rows_of(order, [row], ops)
+    found = fragment(order, [word[None]] * order.words_of_fragment, rows, [], ops)
     plain = [ops.mul(pair, row) for pair in conversions.pairs_of(code, order.target, word[None], ops)]
     assert len(scales) > 1000 and np.array_equal(np.stack(found), np.stack(plain * order.words_of_fragment))
+
+
+@pytest.mark.parametrize(("code", "said"), [("e4m3", "code 1 at 1 of a word becomes"), ("e5m2", "code 1 at 1")])
+def test_float8_bits_that_are_shifted_too_far_are_found(code: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    order, own = PackedOrder(QuantizedFormat(code), "bf16"), conversions._moved
+    assert conversion_check(order) and len({bit for place in range(4) for bit in order.bits_of(place)}) == 32
+    monkeypatch.setattr(conversions, "_moved", lambda ops, word, left, mask: own(ops, word, left + (left > 0), mask))
+    check = conversion_check(order)
+    assert not check and said in check.witness
 
 
 def test_a_scale_that_takes_no_bias_is_refused() -> None:

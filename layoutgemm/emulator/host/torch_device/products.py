@@ -37,10 +37,17 @@ def product(torch: ModuleType, name: str, func: Any, args: tuple[Any, ...], kwar
         found = grouped_block_scaled(torch, *args, **kwargs)
         return func(*args, **kwargs) if found is None else found
     short = (torch.float16, torch.bfloat16)
+    # mm, bmm, addmm and baddbmm take the type of the result, which torch has on a GPU alone.
+    wanted = next((x for x in (*args, kwargs.get("out_dtype")) if isinstance(x, torch.dtype)), None)
+    if wanted is not None and name in ("mm", "bmm", "addmm", "baddbmm"):
+        args = tuple([x for x in args if x is not wanted])
+        kwargs = {key: x for key, x in kwargs.items() if key != "out_dtype"}
+    else:
+        wanted = None
     given = list(tensors_in(torch, args))
     kinds = {x.dtype for x in given if x.is_floating_point()}
     fake = any(type(x) not in (torch.Tensor, torch.nn.Parameter) for x in given)  # of a tracer, without values
-    if fake or len(kinds) != 1 or not kinds <= {*short} or kwargs.get("out") is not None:
+    if wanted is None and (fake or len(kinds) != 1 or not kinds <= {*short} or kwargs.get("out") is not None):
         return func(*args, **kwargs)
 
     def wide(x: Any) -> Any:
@@ -52,7 +59,7 @@ def product(torch: ModuleType, name: str, func: Any, args: tuple[Any, ...], kwar
     kwargs = {key: wide(x) for key, x in kwargs.items()}
     found = None if kwargs else _in_steps(torch, name, args)
     done = func(*args, **kwargs) if found is None else found
-    return done.to(kinds.pop()) if isinstance(done, torch.Tensor) else done
+    return done.to(wanted or kinds.pop()) if isinstance(done, torch.Tensor) else done
 
 
 def _in_steps(torch: ModuleType, name: str, args: tuple[Any, ...]) -> Tensor | None:

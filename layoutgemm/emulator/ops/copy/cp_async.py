@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ....atoms.copy.cp_async import cp_async
 from ....errors import EmulatorError
 from ...machine.interpreter import Cta, Fiber
-from ...machine.memory import granules, parts_of
+from ...machine.memory import GRANULE, WHOLE, granules, parts_of
 from ...ptx.parser import PtxInstruction, PtxOperand
 from ...ptx.program import Program, Reader, Run
 from ...ptx.values import FULL, Undefined, bool_of, mask_of
@@ -43,8 +43,9 @@ class CpAsyncCopy:
     valid             bytes of each lane that are read, the rest of its `size` become zeros; None: all
     """
 
-    def __init__(self, fiber: Fiber, cta: Cta, lanes: int, size: int, offsets: Array, sources: Array,
-                 valid: Array | None) -> None:  # fmt: skip
+    def __init__(self, fiber: Fiber, ins: PtxInstruction, cta: Cta, lanes: int, size: int, offsets: Array,
+                 sources: Array, valid: Array | None) -> None:  # fmt: skip
+        self.ins, self.text = ins, said(fiber, ins)
         self.cta, self.lanes, self.size = cta, lanes, size
         self.offsets, self.sources, self.valid = offsets, sources, valid
         self.memory = fiber.machine.launch.memory
@@ -67,7 +68,11 @@ class CpAsyncCopy:
             for count in set(self.valid.tolist()) - {0}:
                 chosen = self.valid == count
                 data[chosen, :count] = self.memory.read(self.sources[chosen], count)
-        self.cta.shared.write(self.offsets, data)
+        shared = self.cta.shared
+        shared.write(self.offsets, data)
+        if self.size == GRANULE:
+            labels = self.sources if self.valid is None else np.where(self.valid == GRANULE, self.sources, 0)
+            shared.came(self.offsets // GRANULE, labels, data.view(WHOLE).reshape(-1), self.ins.pc, self.text)
 
     def split(self, lanes: int) -> tuple[CpAsyncCopy, CpAsyncCopy]:
         """The copy of these lanes, as a new event, and the copy of the others."""
@@ -143,7 +148,7 @@ def copy(program: Program, ins: PtxInstruction) -> Run:
             chosen = sources if valid is None else sources[valid == count]
             for address in (int(chosen.min()), int(chosen.max())):
                 machine.launch.memory.find(address, count)
-        one = CpAsyncCopy(fiber, cta, lanes, size, offsets, sources, valid)
+        one = CpAsyncCopy(fiber, ins, cta, lanes, size, offsets, sources, valid)
         if machine.global_watch is not None:
             stamp = machine.global_watch.next_turn((fiber.warp, KIND))
             if machine.global_watch.flagged:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sized
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,7 @@ from ...ptx.values import LANES, Lanes
 from ...races.lanes import LaneAccess, Meets
 from ..memory import place, said
 from ..registry import operation
+from ..swizzles import ROWS, check_loaded
 
 SPACES = ("shared", "shared::cta")
 # Bytes used in a 16-byte row of a packed source: 16 elements of this many bits, then padding. PTX ISA, ldmatrix.
@@ -116,6 +118,11 @@ class MatrixRows:
         machine.touch(
             fiber, cta, found[1].places, write, said(fiber, self.ins), touch=found[1], same=same if write else None
         )
+        if rows is not None:
+            cta.shared.came(found[0], ROWS, rows, self.ins.pc, said(fiber, self.ins))
+        elif (cta.shared.boxes or cta.shared.origins) and (self.ins.pc, key) not in cta.shared.compared.reads:
+            cta.shared.compared.reads.add((self.ins.pc, key))
+            check_loaded(cta.shared, found[0], partial(_report, fiber, self.ins))
         machine.counts.bytes["shared write" if write else "shared read"] += self.bytes * len(found[0])
         if machine.banks is not None:
             machine.banks.add(self.ins, self.ins.words[0], ROW_BYTES, found[0] * GRANULE, self.mask)
@@ -132,6 +139,10 @@ class MatrixRows:
             raise EmulatorError(f"{name}: row address {int(offsets[wrong][0]):#x} is not a multiple of {ROW_BYTES}")
         fiber.cta.shared.check(offsets, ROW_BYTES, name)
         return offsets // GRANULE, LaneAccess(self.mask, offsets, ROW_BYTES)
+
+
+def _report(fiber: Fiber, ins: PtxInstruction, kind: str, message: str, orders: str = "") -> None:
+    fiber.machine.problem(kind, message, fiber, ins, orders=orders)
 
 
 def _unpacked(rows: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:

@@ -21,10 +21,10 @@ import numpy.typing as npt
 
 from ....atoms.tma import engine as tma_engine
 from ....atoms.tma import gather, im2col
-from ....atoms.tma.rules import EDGE_UNIT, MAX_DIM, RULES, SMEM_UNIT, check_reduction, whole_units
+from ....atoms.tma.rules import EDGE_UNIT, MAX_DIM, RULES, SMEM_UNIT, TensorMap, check_reduction, whole_units
 from ....errors import EmulatorError, TmaError
 from ...machine.interpreter import Cta, Fiber
-from ...machine.memory import ALL, GRANULE, RANK_SHIFT, WHOLE, GlobalBuffer
+from ...machine.memory import ALL, GRANULE, RANK_SHIFT, WHOLE, GlobalBuffer, LoadedBox, TileBox
 from ...machine.tensor_map import ALIGN, BYTES, decode, decode_im2col, encode
 from ...ptx.codegen import PARAMETER_BASE, SHARED_WINDOW
 from ...ptx.parser import PtxInstruction
@@ -36,12 +36,12 @@ from ...races.lanes import one_lane
 from ..barrier import EmulatedMbarrier, complete, mbarrier_at, signals
 from ..memory import block_of, blocks_of, said, unwritten
 from ..registry import ELECT, counted, operation
+from ..swizzles import PERIOD, check_stored
 from . import bulk_groups
 from .bulk import reads_global, writes_global
 from .tensormap import check_use
 
 Bytes = npt.NDArray[np.uint8]
-PERIOD = 1024  # bytes after which every swizzle repeats
 FAR = 1 << 24  # bytes: a tensor that begins further before its buffer is a ragged group's, behind an offset
 LOAD = "mbarrier::complete_tx::bytes"
 # The engine takes one operation for a warp. ptxas 13.0 turns a load or a reduction into a loop over the active lanes,
@@ -53,6 +53,12 @@ FOUR_ROWS = ("tile::gather4", "tile::scatter4")
 REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
 
 
+def _tile(tmap: TensorMap) -> TileBox:
+    """The layout of a map's boxes in shared memory."""
+    bits = tma_engine.row_bits(tmap.moved[0], tmap.kind.smem_bits, tmap.swizzle)
+    return TileBox(tmap.swizzle, 0 if bits % (8 * GRANULE) else bits // (8 * GRANULE))
+
+
 # One box --------------------------------------------------------------------------------------------------------------
 
 
@@ -61,6 +67,7 @@ class TmaTransfer:
 
     def __init__(self, content: bytes) -> None:
         self.tmap, self.address = decode(content)
+        self.tile = _tile(self.tmap)
         self.written = whole_units(self.tmap)  # written by a store: the same but for the ends of rows
         self.reach = [(count - 1) * step for count, step in zip(self.tmap.moved, self.tmap.steps, strict=True)]
         self.bytes = tma_engine.bytes_moved(self.tmap)
@@ -287,7 +294,7 @@ class PixelTransfer(TmaTransfer):
         self.map, self.address = decode_im2col(content, wide)
         self.pixels = im2col.with_halo(self.map, (halo, 0))
         self.tmap = self.written = self.pixels.tiled
-        self.bytes, self.unit = self.pixels.bytes, 0
+        self.bytes, self.unit, self.tile = self.pixels.bytes, 0, _tile(self.tmap)
         self.granules = lru_cache(maxsize=None)(self._granules)
 
     def _split(self, coordinates: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
@@ -544,26 +551,32 @@ def _land(
     machine.counts.bytes["global to shared"] += box.bytes * times
 
     def land() -> None:
-        _fill(box, buffer, coordinates, cta, offset)
+        _fill(box, buffer, coordinates, cta, offset, what)
         complete(barrier, box.bytes, event)
 
     for _ in range(times):
         machine.defer(cta.cluster, "loads", land)
 
 
-def _fill(box: TmaTransfer, buffer: GlobalBuffer, coordinates: list[int], cta: Cta, offset: int) -> None:
+def _fill(
+    box: TmaTransfer, buffer: GlobalBuffer, coordinates: list[int], cta: Cta, offset: int, what: Callable[[], str]
+) -> None:
     """Copy the box into shared memory."""
     rows = box.rows(buffer, coordinates)
     chunks = box.chunks(offset % PERIOD) + offset // PERIOD * (PERIOD // GRANULE) if box.unit else None
     if rows is not None and chunks is not None:
         end = len(buffer.data) // GRANULE * GRANULE
         taken = buffer.data[:end].reshape(-1, GRANULE).take(rows // GRANULE, axis=0)
-        cta.shared.chunks[chunks] = taken.view(WHOLE).reshape(chunks.shape)
+        content = taken.view(WHOLE).reshape(chunks.shape)
+        cta.shared.chunks[chunks] = content
     else:
         box.load(_from_start(box, buffer), coordinates, cta.shared.bytes, offset)
-    if chunks is None:
-        chunks = np.unique(box.shared_bits(offset) // (8 * GRANULE))
+        if chunks is None:
+            chunks = np.unique(box.shared_bits(offset) // (8 * GRANULE))
+        content = cta.shared.chunks[chunks]
     cta.shared.full_chunks[chunks] = ALL
+    end = box.places(offset).bit_length()
+    cta.shared.load(offset, LoadedBox(box.tile, offset // GRANULE, end, chunks, content, what))
 
 
 # Shared to global -----------------------------------------------------------------------------------------------------
@@ -657,6 +670,7 @@ def _store(program: Program, ins: PtxInstruction, reduces: str) -> Run:
                 _reducible(reduces, box)
             buffer = box.tensor(fiber, coordinates)
             _written(fiber, ins, box, coordinates, offset)
+            _laid_out(fiber, ins, box, offset)
             _edge(fiber, box, buffer, coordinates, reduces)
             what = said(fiber, ins)
             event = ledger.event(True, what)
@@ -698,6 +712,20 @@ def _edge(fiber: Fiber, box: TmaTransfer, buffer: GlobalBuffer, coordinates: lis
         "Policy(edges=False)",
         fiber,
     )
+
+
+def _laid_out(fiber: Fiber, ins: PtxInstruction, box: TmaTransfer, offset: int) -> None:
+    """Report a store in another swizzle than stmatrix wrote the box in."""
+    shared = fiber.cta.shared
+    if shared.origins is None or not box.unit or (box.tile, offset) in shared.compared.reads:
+        return
+    shared.compared.reads.add((box.tile, offset))
+
+    def report(kind: str, message: str, orders: str = "") -> None:
+        fiber.machine.problem(kind, message, fiber, ins, orders=orders)
+
+    chunks = box.chunks(offset % PERIOD) + offset // PERIOD * (PERIOD // GRANULE)
+    check_stored(shared, box.tile, offset // GRANULE, chunks, report)
 
 
 def _written(fiber: Fiber, ins: PtxInstruction, box: TmaTransfer, coordinates: list[int], offset: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,17 +25,9 @@ from ....errors import DescriptorError, EmulatorError
 from ...machine.interpreter import Cta, Fiber
 from ...machine.memory import RANK_SHIFT, CtaSharedMemory
 from ...ptx.values import any_of
+from ..swizzles import PERIOD, OnFinding, check_operand
 
-# The widest swizzle pattern repeats after this many bytes: chunks move with the address in steps of it.
-PERIOD = 1024
 CHUNK_SHIFT = CHUNK_BYTES.bit_length() - 1
-
-
-class OnFinding(Protocol):
-    """A function that reports a finding of an operand; `orders`: its remedy, where its kind has none."""
-
-    def __call__(self, kind: str, message: str, orders: str = "") -> None:
-        """Report a finding."""
 
 
 Matrix: TypeAlias = npt.NDArray[np.float32 | np.int64]
@@ -74,6 +66,7 @@ class OperandChunks:
     chunks   [line, chunk] numbers; a line is a row of a K-major operand, else a k
     first    the lowest of them, and last: the highest
     places   their bit set
+    swizzle  the word's mode, "" where its pattern begins elsewhere than at a multiple of `PERIOD`
     """
 
     read: SharedOperandRead
@@ -81,6 +74,7 @@ class OperandChunks:
     first: int
     last: int
     places: int
+    swizzle: str
 
     def part(self, rows: npt.NDArray[np.int64]) -> int:
         """The bit set of the chunks that hold some of the operand's rows."""
@@ -109,7 +103,9 @@ def _reading(word: int, read: SharedOperandRead) -> OperandChunks:
     if (first % CHUNK_BITS).any() or not np.array_equal(expected, lines):
         raise EmulatorError(f"descriptor {word:#x}: elements of one 16-byte chunk do not lie together")
     chunks = np.ascontiguousarray(first // CHUNK_BITS)
-    return OperandChunks(read, chunks, int(chunks.min()), int(chunks.max()), bits_of(chunks))
+    fields = SmemDescriptor.decode(word, read.arch)
+    swizzle = "" if fields.base_offset else fields.swizzle_name
+    return OperandChunks(read, chunks, int(chunks.min()), int(chunks.max()), bits_of(chunks), swizzle)
 
 
 @lru_cache(1 << 14)
@@ -172,6 +168,9 @@ def lines(
     if (found, first, packing) not in shared.complete:
         if check_written(shared, chunks, packing, report):
             shared.complete.add((found, first, packing))
+    if (shared.boxes or shared.origins) and (found, first) not in shared.compared.reads:
+        check_operand(shared, found.swizzle, chunks, report)
+        shared.compared.reads.add((found, first))
     return np.asarray(shared.chunks[chunks].view(np.uint8))
 
 

@@ -25,8 +25,9 @@ from ....atoms.mma.base import MmaAtom
 from ....atoms.mma.warp_fragments import fragment, run_of
 from ....layouts import Layout
 from ...ptx.values import LANES, Value
+from ..swizzles import OnFinding
 from .fragments import words_of
-from .operands import Matrix, OnFinding
+from .operands import Matrix
 
 # Two places of four, in rising order. Those of tf32 name one of two elements by its two halves.
 ORDERED = (0b0100, 0b1000, 0b1100, 0b1001, 0b1101, 0b1110)

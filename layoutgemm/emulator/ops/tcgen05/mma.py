@@ -31,7 +31,6 @@ from ..memory import said
 from ..mma.operands import (
     UNWRITTEN,
     Matrix,
-    OnFinding,
     OperandChunks,
     SharedOperandRead,
     accumulate,
@@ -41,6 +40,7 @@ from ..mma.operands import (
 )
 from ..mma.sparse import dense
 from ..registry import operation
+from ..swizzles import OnFinding
 from .allocation import GROUPS, group_size
 from .copy import low_bit
 from .shift import ALL, shift_rows

@@ -26,7 +26,7 @@ from ...dsl.reductions import launch_finish
 from ...dsl.tables import choose
 from ...plan import present, tile_count
 from ...quantized.formats import UNIT_K, UNIT_ROWS
-from ...quantized.fragments import ROW_SELECTORS, fragment, words_of
+from ...quantized.fragments import fragment, rows_of, words_of
 from ...quantized.order import WORDS
 from ..quantized.experts import expert_bytes, row_tiles, rows_of_tile
 from ..quantized.operand import Sm80PackedOperand
@@ -294,9 +294,7 @@ class PackedLoads(ampere.LoopCarried):
         """Scales and zeros of the lane's two features, each twice in a word."""
         if not self.operand.groups:
             return [], []
-        words = self.load(stage, "scales", index, self.order.scale_words)
-        twice = [[self.ops.twice(word, selector) for selector in ROW_SELECTORS] for word in words]
-        return twice[0], twice[1] if self.order.format.zeros else []
+        return rows_of(self.order, self.load(stage, "scales", index, self.order.scale_words), self.ops)
 
     def load(self, stage: cute.Pointer, what: str, index: tuple[int, int], count: int) -> list[Int32]:
         """A lane's words of a piece, once for each K tile."""

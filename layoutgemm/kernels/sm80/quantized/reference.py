@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ....atoms.copy.base import VECTOR_BYTES, WARP
 from ...quantized.conversions import values_of
 from ...quantized.formats import UNIT_ROWS
-from ...quantized.fragments import fragment, words_of
+from ...quantized.fragments import fragment, rows_of, words_of
 from ...quantized.order import WORDS
 from ...quantized.packing import units_of
 
@@ -45,7 +45,9 @@ def packed_fragments(plan: Sm80Plan, stage: Bytes, step: int) -> npt.NDArray[np.
     operand: Sm80PackedOperand = plan.b
     order, ops = operand.packing, operand.pairs(operand.packing.target)
     words = [_word(operand, stage, word) for word in words_of(order, step)]
-    registers = fragment(order, words, *_numbers(operand, stage, order.group_of(step)), ops)
+    numbers = _numbers(operand, stage, order.group_of(step)) if operand.groups else []
+    rows, zeros = rows_of(order, numbers, ops) if numbers else ([], [])
+    registers = fragment(order, words, rows, zeros, ops)
     shape = operand.warps, operand.pieces, WARP
     found = []
     for half in operand.halves:
@@ -77,14 +79,7 @@ def _first(
     return np.asarray(found)
 
 
-def _numbers(
-    operand: Sm80PackedOperand, stage: Bytes, group: int
-) -> tuple[list[npt.NDArray[np.uint32]], list[npt.NDArray[np.uint32]]]:
-    """Scales and zeros of the lanes' two features, each twice in a word: (warp, piece, lane)."""
-    if not operand.groups:
-        return [], []
+def _numbers(operand: Sm80PackedOperand, stage: Bytes, group: int) -> list[npt.NDArray[np.uint32]]:
+    """The words of a group: the scales of the lanes' two features, then their zero points; each (warp, piece, lane)."""
     first = _first(operand, operand.scales, operand.scale_byte, group)
-    words = [_loaded(stage, first + 4 * word) for word in range(operand.packing.scale_words)]
-    halves = [[x & np.uint32(0xFFFF), x >> np.uint32(16)] for x in words]
-    twice = [[half | half << np.uint32(16) for half in pair] for pair in halves]
-    return twice[0], twice[1] if operand.packing.format.zeros else []
+    return [_loaded(stage, first + 4 * word) for word in range(operand.packing.scale_words)]

@@ -41,7 +41,7 @@ from ...plan import present, tile_count
 from ...quantized.blocks import BlockCopy
 from ...quantized.conversions import HALF
 from ...quantized.formats import UNIT_K, UNIT_ROWS
-from ...quantized.fragments import ROW_SELECTORS, fragment, words_of
+from ...quantized.fragments import fragment, rows_of, words_of
 from ...store import ROWS
 from ..plan import Sm90Plan
 from ..quantized.experts import weight_block
@@ -453,9 +453,8 @@ class PackedFragments(bridge.Carried):
         rows: list[Int32] = []
         zeros: list[Int32] = []
         if scales and (not operand.scales_sums or order.format.zeros):
-            found = [[self.ops.twice(word, selector) for selector in ROW_SELECTORS]
-                     for word in scales[order.group_of(number)]]  # fmt: skip
-            rows, zeros = [] if operand.scales_sums else found[0], found[1] if order.format.zeros else []
+            rows, zeros = rows_of(order, scales[order.group_of(number)], self.ops)
+            rows = [] if operand.scales_sums else rows
         return fragment(
             order, [words[word] for word in words_of(order, number)], rows, zeros, self.ops, operand.one_shift
         )

@@ -44,7 +44,6 @@ _STEP = 8  # rows by which tiles differ
 _ROW_US = 0.0023  # a row of x takes in the products of 64 features and 128 of K, at 1.74 GHz
 _CONVERTED_US = 0.30  # 64 features and 128 of K take, however few the rows
 _GAIN = 0.95  # of the widest tiles' time, at most, for tiles that share rows evenly; those of one round were timed
-_WIDEST = 256  # features of a tile
 SMS = 132  # H100 SXM, H200
 
 
@@ -57,9 +56,11 @@ class _TileKind:
     split        parts of K
     along_m      CTAs of a cluster, which share x
     tile_k       depth of a stage
+    bytes_k      that of weights of 8 bits
     consumers, loader  as `Sm90Config` has them
     most         rows of x, at most; None for any number
     single       for a C of one round of tiles, one for each CTA; it starts while the kernel before ends
+    of_groups    for weights of 8 bits in groups alone
     """
 
     tile: tuple[int, int]
@@ -68,10 +69,16 @@ class _TileKind:
     split: int = 1
     along_m: int = 1
     tile_k: int | None = None
+    bytes_k: int | None = None
     consumers: int = 2
     loader: str = "warpgroup"
     most: int | None = None
     single: bool = False
+    of_groups: bool = False
+
+    def takes(self, weights: QuantizedFormat | None) -> bool:
+        """True if the kind is for a format."""
+        return not self.of_groups or (weights is not None and weights.bits == 8 and weights.group is not None)
 
     def width(self, rows: int, tiles: int) -> int:
         """Rows of x of a tile where `tiles` share them evenly; whole vectors of what parts of K exchange."""
@@ -87,7 +94,7 @@ class _TileKind:
         tiles    that share the rows evenly; 0 for tiles as wide as they may be
         """
         of_bytes = weights is not None and weights.bits == 8
-        depth = UNIT_K // 2 if of_bytes and self.tile[0] == _WIDEST else self.tile_k
+        depth = self.bytes_k or self.tile_k if of_bytes else self.tile_k
         width = min(self.tile[1], -(-rows // 16) * 16) if self.tile[1] == _WIDTH else self.tile[1]
         width = self.width(rows, tiles) if tiles else width
         found = Sm90Config(
@@ -126,8 +133,12 @@ class _TileKind:
         return rounds * -(-k_tiles // self.split) * time + self.once
 
     def shares(self, rows: int) -> range:
-        """Numbers of tiles with over half of `tile`'s rows, or over 128 in one round; none for up to 128 rows."""
-        least = _WIDTH + _STEP if self.single else max(self.tile[1] // 2 + _STEP, _FEW)
+        """Numbers of tiles that share rows evenly; none for up to 128 rows.
+
+        A tile has over half of `tile`'s rows; over 128 of a wider one in one round.
+        """
+        wide = self.single and self.tile[1] > _WIDTH
+        least = _WIDTH + _STEP if wide else max(self.tile[1] // 2 + _STEP, _FEW)
         return range(-(-rows // self.tile[1]), rows // least + 1 if rows > _WIDTH else 0)
 
 
@@ -194,12 +205,14 @@ _MANY = (
     _TileKind((128, 128), 0.70, 1.4),
     _TileKind((128, 128), 0.63, 5.0, split=2),
     _TileKind((192, 128), 1.09, 2.6, split=2, consumers=3),
-    _TileKind((192, 128), 1.03, 1.5, consumers=3),
-    _TileKind((256, 128), 1.30, 1.3, along_m=2),
-    _TileKind((256, 128), 1.154, 8.7, split=2),
+    _TileKind((192, 128), 1.03, 1.5, consumers=3, bytes_k=64),
+    _TileKind((192, 128), 1.03, 1.4, tile_k=64, consumers=3, single=True, of_groups=True),
+    _TileKind((256, 128), 1.30, 1.3, along_m=2, bytes_k=64),
+    _TileKind((256, 128), 1.154, 8.7, split=2, bytes_k=64),
     _TileKind((192, 256), 1.94, 2.0, tile_k=64, consumers=3, loader="self", single=True),
     _TileKind((192, 192), 1.451, 2.0, tile_k=64, consumers=3, single=True),  # wider ones have no registers for a loader
     _TileKind((192, 192), 1.451, 4.8, split=2, tile_k=64, consumers=3, loader="self", single=True),
+    _TileKind((128, 192), 0.95, 1.5, tile_k=64, single=True),
     _TileKind((128, 224), 1.13, tile_k=64),
     _TileKind((128, 256), 1.275, along_m=2, tile_k=64),
     _TileKind((128, 256), 1.26, tile_k=64, most=256),
@@ -242,7 +255,7 @@ def packed_candidates(
     """
     store = "tma" if n % 8 == 0 else "direct"
     if rows > _FEW:
-        kinds = _MANY_FLOAT8 if become == "e4m3" else _MANY
+        kinds = _MANY_FLOAT8 if become == "e4m3" else [kind for kind in _MANY if kind.takes(weights)]
         shares = [(kind, tiles) for kind in kinds for tiles in (0, *kind.shares(rows)[:2])]
         yield from dict.fromkeys(
             kind.config(rows, k, store, each, by) for kind, by in shares for each in (None, weights)
@@ -322,7 +335,7 @@ def _few_config(tile: int, rows: int, split: int, consumers: int, k_tiles: int, 
 def _many(n: int, rows: int, k: int, sms: int, float8: bool, weights: QuantizedFormat | None) -> Sm90Config:
     """The kind with the least estimate; of equal ones the first. Rows are shared evenly where that gains enough."""
     found: list[tuple[float, _TileKind, int]] = []
-    for kind in _MANY_FLOAT8 if float8 else _MANY:
+    for kind in _MANY_FLOAT8 if float8 else [each for each in _MANY if each.takes(weights)]:
         for tiles in (0, *(() if float8 else kind.shares(rows))):
             time = kind.estimate(n, rows, k, sms, tiles)
             if time is not None:

@@ -41,7 +41,7 @@ from ...dsl.types import element_type
 from ...plan import ALL_SHARED, tile_count
 from ...quantized.blocks import STRIP
 from ...quantized.conversions import HALF
-from ...quantized.fragments import ROW_SELECTORS, fragment, words_of
+from ...quantized.fragments import fragment, rows_of, words_of
 from ...quantized.order import WORDS
 from ..plan import F32, StreamedPlan
 
@@ -402,7 +402,7 @@ class WarpStream(ampere.LoopCarried):
         held = [Float32(0.0) if numbers else sums[v] for v in own]
         for number in range(plan.b.fragments):
             group = order.group_of(number)
-            zeros = [ops.twice(numbers[group][1], each) for each in ROW_SELECTORS] if order.format.zeros else []
+            zeros = rows_of(order, numbers[group], ops)[1] if numbers else []
             a = fragment(order, [words[w] for w in words_of(order, number)], [], zeros, ops, plan.a.one_shift)
             held = bridge.multiply_warp(plan.mma, a, self.columns(x, loads, number), held)
             if not numbers:

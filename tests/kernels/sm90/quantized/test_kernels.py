@@ -441,7 +441,9 @@ def test_weights_of_bytes_take_other_warpgroups_and_stages() -> None:
 
 RESULTS = Path(__file__).parents[4] / "benchmarks/results"
 # A case is that of the last one.
-RECORDS = ("quantized_bytes_overlap_h200.json", "quantized_turns_h200.json", "quantized_widths_h200.json")
+RECORDS = tuple(f"quantized_{name}_h200.json" for name in ("bytes_overlap", "turns", "widths", "widths_all"))
+
+SLOWER = {("mxfp8", 7168, 768): 1.017}  # tiles of 256x192 have too many registers by the plan's sum
 
 
 def named(config: Sm90Config) -> str:
@@ -461,7 +463,7 @@ def test_weights_of_bytes_and_many_rows_take_kernels_within_1_5_percent_of_the_f
             if not own:
                 continue
             own = {label.replace(" wg", ""): us for label, us in own.items()}
-            within = 1.025 if (name, n, rows) == ("e4m3", 6144, 512) else 1.015  # stages of 64 of K lose with int4
+            within = SLOWER.get((name, n, rows), 1.015)
             assert own.get(named(config), own["choice"]) <= within * min(own.values()), (name, n, rows, k, config)
             plan = Sm90Plan.derive(
                 n, rows, k, b="bf16:col", c="bf16:col", weights=fmt, config=config, epilogue=fmt.epilogue() or None
@@ -474,6 +476,16 @@ EVEN = {
     ((6144, 4096), 768): ((192, 192), 1), ((6144, 4096), 1024): ((192, 256), 1), ((6144, 4096), 192): ((192, 96), 2),
     ((8192, 8192), 160): ((128, 160), 2), ((28672, 4096), 137): ((128, 144), 1), ((8192, 8192), 4096): ((128, 256), 1),
 }  # fmt: skip
+
+
+def test_one_round_of_192_features_has_stages_of_64_and_groups_a_grid_of_tiles() -> None:
+    for rows, width in ((448, 112), (512, 128)):
+        column, groups = (packed_config(6144, rows, 4096, weights=fmt) for fmt in (QuantizedFormat("e4m3"), MXFP8))
+        assert column.tile == groups.tile == (192, width) and column.tile_k == groups.tile_k == 64
+        assert (column.launch, groups.launch) == ("workers", "tiles") and groups.tuning.overlap
+        assert packed_config(6144, rows, 4096, weights=INT4).tile_k is None
+    alone, shared = (packed_config(4096, rows, 14336, weights=MXFP8) for rows in (768, 1024))
+    assert (alone.tile, alone.cluster, shared.cluster) == ((128, 192), (1, 1), (2, 1))
 
 
 def test_tiles_share_rows_evenly_where_that_gains() -> None:
