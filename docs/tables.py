@@ -10,6 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from docs import reference
+from layoutgemm import plan
+from layoutgemm.errors import PlanError
+from layoutgemm.kernels import Combined, IndexedRows, Prologue, RowIndices, Triangles
+from layoutgemm.kernels.epilogue.chain import Bias, ColumnGroup, Epilogue, Quantize, RowReduce, Scale
 from layoutgemm.kernels.operands.combinations import PARTS, REFUSED
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -17,9 +21,9 @@ RESULTS = ROOT / "benchmarks" / "results"
 NO_BREAK = "\u00a0x\u00a0"  # sizes stay on one line
 
 __all__ = [
-    "account", "ampere_table", "api_table", "behind", "combinations_table", "counters_table", "doors_table",
-    "epilogue_table",
-    "examples_count", "examples_table", "frameworks_table", "gated_table", "gemm_table", "indexed_table",
+    "account", "ampere_table", "api_table", "architectures_table", "behind", "combinations_table", "counters_table",
+    "doors_table", "epilogue_table", "examples_count", "examples_table", "frameworks_table", "gated_table",
+    "gemm_table", "indexed_table",
     "ladder_chart", "ladder_table", "launch_table", "level", "lines_table", "machine", "measured", "models_table",
     "operands_table", "operators_table", "orders_table", "overlap_table", "programs_table", "quantized_bytes_table",
     "quantized_few_table", "quantized_formats_table", "quantized_table", "reductions_table", "types_table",
@@ -237,6 +241,47 @@ def combinations_table() -> str:
         merged.setdefault((other, why), []).append(f"{first} (`{PARTS[first][0]}=`)")
     rows = [[other, ", ".join(parts), why.replace("|", "\\|")] for (other, why), parts in merged.items()]
     return table(["a product with", "takes no", "because"], sorted(rows))
+
+
+# What comes before the reason of a refusal: the argument, and whose kernel refuses.
+_REASON = re.compile(r"^(\w+( = \S+)?: )?(not by the kernel of \w+: )?")
+
+
+def architectures_table() -> str:
+    """Parts of a product by architecture, as `layoutgemm.plan` derives or refuses them."""
+    names = ("sm_80", "sm_89", "sm_120a", "sm_90a", "sm_100a")
+    rows = []
+    for said, asked in _parts_alone().items():
+        cells: list[str] = []
+        reasons: dict[str, None] = {}
+        for name in names:
+            try:
+                plan(512, 512, 512, **{"b": "bf16:col", "arch": name, **asked})
+                cells.append("yes")
+            except PlanError as error:
+                cells.append("-")
+                reasons[_REASON.sub("", str(error)).replace("|", "\\|")] = None
+        rows.append([said, *cells, "; ".join(reasons)])
+    return table(["part", *names, "because"], rows)
+
+
+def _parts_alone() -> dict[str, dict[str, Any]]:
+    gated = Combined.of(lambda g, u, ops: g * ops.sigmoid(g) * u)
+    return {
+        "epilogue, its reductions": {"epilogue": Epilogue(Bias(), RowReduce("softmax"))},
+        "function of neighbouring columns": {"epilogue": Epilogue(ColumnGroup.of(lambda x, i, j, ops: (x[1], x[0])))},
+        "C of 8 bits, `Quantize`": {"epilogue": Epilogue(Quantize()), "c": "e4m3"},
+        "gate, several B (`gated=`)": {"gated": gated},
+        "second pair (`pair=`)": {"pair": 64},
+        "function of A (`prologue=`)": {"prologue": Prologue.of(lambda x, i, k, ops: x * 2.0)},
+        "some tiles (`order=`)": {"order": "lower"},
+        "symmetric (`order=`)": {"order": "symmetric"},
+        "triangular operands (`triangles=`)": {"triangles": Triangles("lower")},
+        "rows by index (`indexed=`)": {"indexed": IndexedRows(RowIndices(512), RowIndices(512))},
+        "rows copied first": {"indexed": IndexedRows(RowIndices(512), copy=True)},
+        "8-bit integers": {"a": "i8", "b": "i8:col", "c": "f32", "epilogue": Epilogue(Scale())},
+        "8-bit floats": {"a": "e4m3", "b": "e4m3:col", "c": "bf16"},
+    }
 
 
 def reductions_table() -> str:

@@ -590,7 +590,9 @@ def checked(error: type[LayoutError] = LayoutError) -> Callable[[F], F]:
                     if (reader := by_name.get(name)) is not None:
                         named[name] = take(x, reader, name)
                     elif known is not None and name not in known:
-                        meant = f"; {nearest(name, known)}".rstrip(" ;")
+                        open_to = sorted(known.difference([name for name, _ in positional[: len(given)]]))
+                        few = f"it takes {', '.join(open_to)}" if 0 < len(open_to) <= 12 else ""
+                        meant = f"; {nearest(name, known) or few}".rstrip(" ;")
                         raise TypeError(f"{said}() got an unexpected keyword argument {shown(name)}{meant}")
                 return function(*taken, **named)
             except LayoutError as error:

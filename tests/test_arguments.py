@@ -327,3 +327,5 @@ def test_misspelt_keywords_name_the_nearest() -> None:
         plan(64, 64, 64, acrh="sm_90a")  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"plan\(\) got an unexpected keyword argument 'zzz'$"):
         plan(64, 64, 64, zzz=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"'zz'; it takes a, a_source, b, c, saturate$"):
+        wgmma(64, zz=1)  # type: ignore[call-arg]

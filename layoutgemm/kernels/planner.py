@@ -30,7 +30,7 @@ from .orders import Order, columns_of_order, diagonal_pattern, is_symmetric
 from .plan import GemmPlan, check_sizes, present
 from .sm80.choose import choose_sm80, for_prologue, for_several, holding_groups
 from .sm80.plan import Sm80Config, Sm80Plan
-from .sm90.choose.prologue import prologue_config
+from .sm90.choose.prologue import grouped_prologue_config, prologue_config
 from .sm90.choose.rules import SPARE, Sm90Choice, in_place, whole_columns, with_whole_rows
 from .sm90.indexed.choose import indexed_config
 from .sm90.plan import Sm90Config, Sm90Plan
@@ -283,7 +283,11 @@ def _rule(
     if parts.pair is not None and parts.pair.matrices > LEAST_MATRICES:  # whose tensor maps leave C none
         rule = (replace(config, store="direct") for config in rule)
     if parts.prologue is not None:
-        rule = chain([prologue_config(m, columns, k, batch)], SPARE)
+        own = prologue_config(m, columns, k, batch)
+        if indexed is not None:  # a CTA takes several tiles, and threads gather
+            own = grouped_prologue_config(m, columns, k, batch)
+            own = own if indexed.gather is None or indexed.copies else replace(own, loader="warpgroup")
+        rule = chain([own], SPARE)
     sums, together = 1 if parts.gated is None else parts.gated.matrices, parts.epilogue.columns if parts.epilogue else 1
     if together > 1 or sums > LEAST_MATRICES:  # of three matrices a tile of 64 or 128 columns has no whole share
         rule = _of_whole_columns(rule, sums * (together if sums == 1 else lcm(8, together)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..arguments import DEPTH, as_int
+from ..arguments import DEPTH, as_int, refusal
 from ..errors import LayoutError
 from .int_tuple import (
     BELOW,
@@ -157,6 +157,9 @@ def _as_stride(x: object, depth: int = 0) -> Stride:
     if x.__class__ is Polynomial or is_sympy(x):
         SYMBOLS_SEEN[0] += 1
         return entry(x)
+    if isinstance(x, str) and ":" not in x:  # as "C" of NumPy
+        said = refusal(x, "a layout's stride", "an integer")
+        raise LayoutError(f"{said}; Layout.ordered((4, 8), (1, 0)) is row-major")
     return as_int(x, "a layout's stride")
 
 

@@ -508,14 +508,15 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
     def logical_divide(self, tiler: object) -> Layout:
         """self o (T, complement of T up to self.size): mode 0 a tile, mode 1 the tiles; mode by mode for a tuple.
 
-        It answers exactly when a layout with these modes is that function. An int or a Layout divides the whole, a
-        tuple each mode. Tiles may hang over its end only, where its last entry runs on. Raises CompositionError with
-        the first coordinate that fails, LayoutError where the tile's translates overlap or leave elements out.
+        An int or a Layout divides the whole, a tuple each mode. Tiles may hang over its end, where the last entry runs
+        on. Where no layout is that function, the entry in which the tile ends is rounded up to whole tiles, as in CuTe;
+        a divided `make_identity_layout` tells which elements exist. Raises CompositionError with the first coordinate
+        that fails, LayoutError where the tile's translates overlap or leave elements out.
 
         >>> str(Layout((4, 6)).logical_divide((2, 3)))
         '((2,2),(3,2)):((1,2),(4,12))'
-        >>> str(Layout(10).logical_divide(4)), Layout((5, 2), (1, 60)).can_divide(2).witness
-        ('(4,3):(1,4)', 5)
+        >>> str(Layout(10).logical_divide(4)), str(Layout((5, 2), (1, 60)).logical_divide(2))
+        ('(4,3):(1,4)', '(2,(3,2)):(1,(2,60))')
         """
         return self._split("logical_divide", _divide.by_mode, _divide.divide, tiler)
 

@@ -30,7 +30,7 @@ import torch
 from ..atoms.copy.base import VECTOR_BYTES
 from ..errors import OperandError, PlanError, TensorError
 from ..kernels.column_groups import check_groups
-from ..kernels.epilogue.chain import ColumnReduce, Custom, Dropout, Epilogue
+from ..kernels.epilogue.chain import ColumnReduce, Custom, Dropout, Epilogue, ReductionStep
 from ..kernels.epilogue.chain import EpilogueOperand as Operand
 from ..kernels.epilogue.grouped_matrix import parts_of
 from ..kernels.epilogue.numpy_math import Math
@@ -150,7 +150,7 @@ def check_result(
         if operand.host:
             host_number(operand.name, given[operand.name], operand.dtype.name == "i32")
         else:
-            _check_operand(operand, given[operand.name], shape, joined)
+            check_operand(operand, given[operand.name], shape, joined)
 
 
 class GivenOperands(NamedTuple):
@@ -188,7 +188,7 @@ def operands_of_one(epilogue: Epilogue, operands: GivenOperands) -> GivenOperand
     """The operands of a batch of one, as a product without a batch takes them."""
     every = dict(operands.every)
     for operand in epilogue.given:
-        if operand.axes and every[operand.name].ndim > len(operand.axes):
+        if operand.axes and every[operand.name].ndim > operand.rank:
             every[operand.name] = every[operand.name][0]
     return GivenOperands(every, *[{name: every[name] for name in names} for names in (epilogue.reads, epilogue.writes)])
 
@@ -303,15 +303,33 @@ def reduce_nothing(epilogue: Epilogue, given: Tensors) -> None:
     for step in epilogue.reductions:
         if not step.ordered or step.each is not None:
             continue
-        alone = [np.asarray([value]) for value in step.reduction.identity]
-        for operand, value in zip(step.given, step.reduction.finished(alone, Math), strict=True):
-            given[operand.name].fill_(np.asarray(value).item())
+        for operand, value in zip(step.given, nothing_of(step), strict=True):
+            given[operand.name].copy_(value)
 
 
-def _check_operand(operand: Operand, x: torch.Tensor, shape: tuple[int, ...], joined: int = 0) -> None:
+def nothing_of(step: ReductionStep) -> list[torch.Tensor]:
+    """The outputs of a reduction of no element, as they are broadcast.
+
+    >>> from layoutgemm.kernels.epilogue.chain import RowReduce
+    >>> nothing_of(RowReduce("argmax"))
+    [tensor([-inf]), tensor([2147483647], dtype=torch.int32)]
+    """
+    alone = [np.asarray([value], np.float32 if kind == "float" else np.int32)
+             for value, kind in zip(step.reduction.identity, step.reduction.kinds, strict=True)]  # fmt: skip
+    results = [torch.from_numpy(np.array(value)) for value in step.reduction.finished(alone, Math)]
+    return step.outputs(results, torch.stack)
+
+
+def check_operand(operand: Operand, x: torch.Tensor, shape: tuple[int, ...], joined: int = 0) -> None:
+    """Raise TensorError or OperandError for another type, shape or strides than a kernel takes.
+
+    shape   of C, a batch in front
+    joined  groups that share the rows of one C, each with columns of its own
+    """
     name = operand.name
     if x.dtype != TYPES[operand.dtype.name]:
-        raise TensorError(f"{name} is {x.dtype}; the epilogue's step says {TYPES[operand.dtype.name]}")
+        way = f": {name}.int()" if operand.dtype.kind == "int" and not operand.written else ""
+        raise TensorError(f"{name} is {x.dtype}; the epilogue's step says {TYPES[operand.dtype.name]}{way}")
     *batch, m, n = shape
     one = operand.shape(m, n)
     several = (joined, *one) if joined and operand.axes == "n" else (*batch, *one)
@@ -321,15 +339,16 @@ def _check_operand(operand: Operand, x: torch.Tensor, shape: tuple[int, ...], jo
     if tuple(x.shape) not in fits:
         texts = " or ".join(str(list(fit)) for fit in dict.fromkeys(fits))
         raise TensorError(f"{name} has shape {list(x.shape)}; for a product of shape {list(shape)} it is {texts}")
-    if operand.axes in ("m", "n") and x.shape[-1] > 1 and x.stride(-1) != 1:
-        raise OperandError(f"{name}: elements lie {x.stride(-1)} apart, strides {x.stride()}; {name}.contiguous()")
-    if operand.axes == "mn" and not _order(x):
-        raise OperandError(
-            f"{name}: strides {x.stride()} leave neither rows nor columns contiguous; {name}.contiguous() is"
-        )
+    way = f"write to a contiguous tensor, and copy it to {name}" if operand.written else f"{name}.contiguous()"
+    if len(operand.axes) == 1 and x.shape[-1] > 1 and x.stride(-1) != 1:
+        raise OperandError(f"{name}: elements lie {x.stride(-1)} apart, strides {x.stride()}; {way}")
+    if operand.count > 1 and x.shape[-2] > 1 and x.stride(-2) != x.shape[-1]:
+        raise OperandError(f"{name}: lines of {x.shape[-1]} lie {x.stride(-2)} apart, and a kernel's are side by side")
+    if operand.axes == "mn" and not order_of_matrices(x):
+        raise OperandError(f"{name}: strides {x.stride()} leave neither rows nor columns contiguous; {way}")
 
 
-def _order(x: torch.Tensor) -> str:
+def order_of_matrices(x: torch.Tensor) -> str:
     """Which index of the matrices is contiguous: "row" for the column index; "" for neither."""
     rows, columns = x.shape[-2:]
     if columns == 1 or x.stride(-1) == 1:
@@ -371,7 +390,8 @@ def reference_of(
     """
 
     def array(x: torch.Tensor, shape: Sequence[int]) -> Any:
-        return x.detach().resolve_neg().float().reshape(shape).numpy()
+        x = x.detach().resolve_neg()
+        return (x if x.dtype == torch.int32 else x.float()).reshape(shape).numpy()
 
     values = {}
     for operand in epilogue.given:
@@ -431,7 +451,7 @@ def spread(
     """a, b, c and the operands, as problems of at most one batch dimension."""
     batch = c.shape[:-2]
     lying = [operand for operand in epilogue.given if operand.axes]
-    ranks = [len(operand.axes) for operand in lying]
+    ranks = [operand.rank for operand in lying]
     values = [given[operand.name] for operand in lying]
     wide = [
         x if x.ndim == rank + len(batch) and x.shape[:-rank] == batch else x.expand(*batch, *x.shape[x.ndim - rank :])
@@ -465,7 +485,7 @@ def finish_of(epilogue: Epilogue, given: Tensors, shape: Sequence[int], joined: 
             continue
         step, leading, order = made.batch, made.leading, "row"
         if operand.axes == "mn":
-            order = orders[operand.name] = _order(x)
+            order = orders[operand.name] = order_of_matrices(x)
         alone = alone or operand.axes != "n" or step != 0
         if order == "row" and operand.axes != "m":
             pairs = pairs and lies_in_units(x, 2 * x.element_size(), leading, step)
@@ -488,6 +508,6 @@ def placed_of(operand: Operand, x: torch.Tensor, several: bool = True) -> Placed
         return PlacedOperand(x.data_ptr())
     leading = 0
     if operand.axes == "mn":
-        across, along = (-2, -1) if _order(x) == "row" else (-1, -2)
+        across, along = (-2, -1) if order_of_matrices(x) == "row" else (-1, -2)
         leading = x.stride(across) if x.shape[across] > 1 else x.shape[along]
-    return PlacedOperand(x.data_ptr(), leading, x.stride(0) if several and x.ndim > len(operand.axes) else 0)
+    return PlacedOperand(x.data_ptr(), leading, x.stride(0) if several and x.ndim > operand.rank else 0)

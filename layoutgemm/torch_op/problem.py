@@ -21,7 +21,7 @@ from ..kernels.derive import padded_leading
 from ..kernels.epilogue.chain import MAX_WORDS, Activation, Bias, Epilogue, Step
 from ..kernels.operands.combined import Combined
 from ..kernels.sm80.choose import Sm80Choice
-from ..kernels.sm80.plan import STORED_FLOATS, Sm80Config
+from ..kernels.sm80.plan import Sm80Config, stored_floats
 from ..kernels.sm90.choose.occupancy import ClusterOccupancy
 from ..kernels.sm90.choose.rules import Sm90Choice
 from ..moved import old_names
@@ -349,12 +349,12 @@ def why_no_code(capability: tuple[int, int], instead: str) -> str:
     instead   the function of the framework that takes the same operands
 
     >>> why_no_code((10, 0), "torch.matmul").partition("; ")[0]
-    'compute capability 10.0 is sm_100a, whose kernel no GPU has run here: layoutgemm.plan makes and compiles it'
+    "compute capability 10.0 is sm_100a, whose kernel no GPU has run here: layoutgemm.plan's run() launches it"
     """
     found = of_capability(capability)
     text = f"compute capability {capability[0]}.{capability[1]}"
     if found is not None:
-        text += f" is {found.name}, whose kernel no GPU has run here: layoutgemm.plan makes and compiles it"
+        text += f" is {found.name}, whose kernel no GPU has run here: layoutgemm.plan's run() launches it"
     able = [entry.capabilities[0] for entry in ARCHES.values() if code_of(entry.capabilities[0]) == entry.name]
     others = ", ".join(f"{major}.{minor}" for major, minor in able if major != 9)
     return (
@@ -365,9 +365,9 @@ def why_no_code(capability: tuple[int, int], instead: str) -> str:
 def stores_fused(code: str, kind: str) -> bool:
     """True if the kernels of a code store results of that type behind an epilogue.
 
-    Those of mma.sync store no 8-bit floats.
+    Those of mma.sync store 8-bit floats from sm_89 on.
 
-    >>> stores_fused("sm_90a", "e4m3"), stores_fused("sm_80", "e4m3"), stores_fused("sm_80", "bf16")
+    >>> stores_fused("sm_90a", "e4m3"), stores_fused("sm_80", "e4m3"), stores_fused("sm_89", "e4m3")
     (True, False, True)
     """
-    return code == "sm_90a" or kind in STORED_FLOATS
+    return code == "sm_90a" or kind in stored_floats(code)

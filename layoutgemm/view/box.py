@@ -218,10 +218,11 @@ def draw_tile(
             px_, py_ = px + box.first[0] * sx, py + box.first[1] * sy
             canvas.box(px_, py_, cw * sx, ch * sy, fill, " ".join(said), data=inside)
         canvas.frame(px, py, width, height, 1.5, "" if (cw, ch) == box.extent else "5 4")
-        # In the part inside, if there is room.
-        areas = [(px + box.first[0] * sx, py + box.first[1] * sy, cw * sx, ch * sy), (px, py, width, height)]
-        lines = (said, said[:1])
-        for (ax, ay, aw, ah), texts in ((area, text) for text in lines for area in areas):
+        # In the part inside, if there is room: the tensor's edge crosses the others.
+        part, whole = (px + box.first[0] * sx, py + box.first[1] * sy, cw * sx, ch * sy), (px, py, width, height)
+        narrow = [*said[:2], *said[2].rsplit(" ", 1)]
+        texts_at = ((part, said), (part, narrow), (whole, said), (part, said[:1]), (whole, said[:1]))
+        for (ax, ay, aw, ah), texts in texts_at:
             if ah > 17 * len(texts) and all(width_of(line, 12) < aw for line in texts):
                 for place, line in enumerate(texts):
                     middle = ay + ah / 2 + (place - (len(texts) - 1) / 2) * 16 + 4

@@ -257,6 +257,8 @@ class DividedLayout:
         >>> from layoutgemm.layouts import Layout
         >>> DividedLayout.of(Layout((8, 16)).zipped_divide((4, 8)), "zipped").shape
         (4, 8, 2, 2)
+        >>> DividedLayout.of(Layout((5, 2), (1, 60)).zipped_divide(2), "zipped").shape
+        (1, 2, 1, 6)
         """
         if kind not in DIVIDES:
             raise LayoutError(
@@ -265,7 +267,7 @@ class DividedLayout:
         shape = layout.shape if isinstance(layout.shape, tuple) else (layout.shape,)
         if (
             len(shape) == 2
-            and not isinstance(shape[1], tuple)
+            and (not isinstance(shape[1], tuple) or (kind == "zipped" and not isinstance(shape[0], tuple)))
             and not (kind == "logical" and isinstance(shape[0], tuple))
         ):
             return cls(layout, kind, (1, extent(shape[0]), 1, extent(shape[1])), vector=True)

@@ -103,6 +103,7 @@ class Panel:
     path     places joined by a line in their order
     caption  above the grid
     names    texts of all rows, of all columns, that stand for their numbers; none: the numbers
+    rules    rows, and columns, between two dark lines
     """
 
     axes: tuple[str, str]
@@ -123,6 +124,7 @@ class Panel:
     path: Sequence[tuple[int, int]] | None = None
     caption: str = ""
     names: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    rules: tuple[int, int] = (RULE, RULE)
 
     def row_name(self, place: int) -> str:
         """The text at the row of that place."""
@@ -179,7 +181,7 @@ class Panel:
             canvas.text(left, top - 3.1 * AXIS_SIZE, self.caption, CAPTION_SIZE, bold=True)
         if _PAINTED.get() and not self.sparse:
             self._fills(canvas, left, top)
-            shared = _surroundings(self.axes, self.rows, self.columns, self.cell, self.step, self.names)
+            shared = _surroundings(self.axes, self.rows, self.columns, self.cell, self.step, self.names, self.rules)
             canvas.parts += [f'<g transform="translate({number(left)} {number(top)})">', shared, "</g>"]
         else:
             self._axes(canvas, left, top)
@@ -265,16 +267,16 @@ class Panel:
             fine += [(left, top + p * height, right, top + p * height) for p in range(len(self.rows))]
             # Between pastel fields white in dark pages, too; between dark ones as the page is.
             canvas.lines(fine, "paper" if self.sparse else PAPER, 1)
-        every = RULE if not self.dense else 2 * RULE
+        down, across = [-(-2 * RULE // n) * n if self.dense else n for n in self.rules]
         dark = [
             (left + p * width, top, left + p * width, bottom)
             for p, index in enumerate(self.columns)
-            if index % (every * self.step) == 0 and p
+            if index % (across * self.step) == 0 and p
         ]
         dark += [
             (left, top + p * height, right, top + p * height)
             for p, index in enumerate(self.rows)
-            if index % every == 0 and p
+            if index % down == 0 and p
         ]
         border = [(left, top, right, top), (left, bottom, right, bottom)]
         border += [(left, top, left, bottom), (right, top, right, bottom)]
@@ -440,11 +442,12 @@ class Panel:
 @lru_cache(256)
 def _surroundings(
     axes: tuple[str, str], rows: range, columns: range, cell: tuple[float, float], step: int,
-    names: tuple[tuple[str, ...], tuple[str, ...]],
+    names: tuple[tuple[str, ...], tuple[str, ...]], rules: tuple[int, int],
 ) -> str:  # fmt: skip
     """Axes and rules of all grids of one geometry: tiles have the same, and so have the pictures of the next edit."""
     canvas = Canvas()
-    Panel(axes=axes, rows=rows, columns=columns, fills=(), cell=cell, step=step, names=names).surround(canvas)
+    panel = Panel(axes=axes, rows=rows, columns=columns, fills=(), cell=cell, step=step, names=names, rules=rules)
+    panel.surround(canvas)
     return _TEXTS.sub(_joined, "\n".join(canvas.parts))
 
 

@@ -20,10 +20,11 @@ from layoutgemm.view.grid import (
     rank_of,
 )
 from layoutgemm.view.palette import HUES, each_hue, hue
-from layoutgemm.view.panel import AXIS_SIZE, MAX_TEXTS, CellTexts, Label, Panel
+from layoutgemm.view.panel import AXIS_SIZE, MAX_TEXTS, RULE, CellTexts, Label, Panel
 from layoutgemm.view.sheet import APART, Legend, Note, Sheet
 
 from ..arguments import checked
+from ..layouts.int_tuple import product
 
 LINE = 64  # cells of a vector in a line
 WIDEST = 1040  # pixels that the longer side of a grid without texts takes, as far as whole pixels for a cell allow
@@ -114,6 +115,8 @@ def layout_svg(
     printed = sum(len(plane.rows) * len(plane.columns) for _, plane in parts) <= MAX_TEXTS
     names = nested_names(layout, parts[0][1]) if nested and tiles is None else ((), ())
     panels = layout_panels(parts, colors, printed, names)
+    if tiles is None:
+        panels = [replace(panel, rules=nested_rules(layout)) for panel in panels]
     if vector:
         panels = [vector_panel(panel, layout, plane, nested) for panel, (_, plane) in zip(panels, parts, strict=True)]
     if tile is not None:
@@ -200,7 +203,8 @@ def layout_note(
         note = f"{says}, {gives} gives its colour"
     note += "." if colors.count <= len(HUES) else f"; after {len(HUES)} groups the colours come again."
     if tiles is not None:
-        note += " Tile (r,c) stands where it lies in the matrix; the pointer shows the nested coordinate."
+        place = "Tiles stand side by side" if tiles.vector else "Tile (r,c) stands where it lies in the matrix"
+        note += f" {place}; the pointer shows the nested coordinate."
     elif len(planes) > 1 and not vector:
         note += " A grid stands for each coordinate of the other modes."
     return note
@@ -238,6 +242,19 @@ def layout_panels(
         )
 
     return [panel_of(rest, plane, texts) for (rest, plane), texts in zip(planes, labels)]
+
+
+def nested_rules(layout: Drawable) -> tuple[int, int]:
+    """The rows, and the columns, between two dark lines: the first entry of a nested mode, else `RULE`.
+
+    >>> from layoutgemm.layouts import Layout
+    >>> nested_rules(Layout(((2, 4), (3, 5)))), nested_rules(Layout((4, 8)))
+    ((2, 3), (8, 8))
+    """
+    shape = layout.shape if isinstance(layout.shape, tuple) else (layout.shape,)
+    down, across = (1, shape[0]) if len(shape) == 1 else shape[:2]
+    first, second = (product(mode[0]) if isinstance(mode, tuple) and len(mode) > 1 else 1 for mode in (down, across))
+    return (first if first > 1 else RULE, second if second > 1 else RULE)
 
 
 def nested_names(layout: Drawable, plane: GridOffsets) -> tuple[tuple[str, ...], tuple[str, ...]]:

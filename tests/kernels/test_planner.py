@@ -182,6 +182,18 @@ def test_three_matrices_have_tiles_of_whole_shares() -> None:
         assert plan(136, 120, 96, b="bf16:col", c="f32", gated=three, **more).tile[1] % 24 == 0  # type: ignore[arg-type]
 
 
+def test_a_function_of_gathered_rows_has_a_kernel() -> None:
+    """For few rows a prologue has one tile a cluster, and a gather takes several."""
+    scaled = Prologue.of(lambda x, i, k, ops: x + x)
+    for rows in (
+        IndexedRows(RowIndices(90)),
+        IndexedRows(RowIndices(90), copy=True),
+        IndexedRows(scatter=RowIndices(90)),
+    ):
+        for m in (64, 4096):
+            assert plan(m, 512, 2048, b="bf16:col", prologue=scaled, indexed=rows).check()
+
+
 def test_the_names_of_typed_callers_are_those_of_each_kernel() -> None:
     """Each Literal of the overloads leads to its plan. Every name of every architecture is in one of them."""
     kinds = {planner.Sm80Name: Sm80Plan, planner.Sm90Name: Sm90Plan, planner.Sm100Name: Sm100Plan}

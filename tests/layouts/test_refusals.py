@@ -53,6 +53,20 @@ def test_bad_layouts(shape: Any, stride: Any, mention: str) -> None:
     assert mention.replace(" ", "") in str(caught.value).replace(" ", ""), str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("call", "hint"),
+    [
+        (lambda: Layout((8, 64), (64, 1)) @ Swizzle(3, 3, 3), "behind a layout, as Swizzle(3, 3, 3) @ layout"),
+        (lambda: Layout((4, 8), "C"), "not 'C' (str); Layout.ordered((4, 8), (1, 0)) is row-major"),
+        (lambda: prove(lambda i, j: 8 * i + j, Layout((4, 8))), "; prove_formulas compares index formulas"),
+    ],
+)
+def test_a_refusal_names_the_way_that_was_meant(call: Any, hint: str) -> None:
+    with pytest.raises(LayoutError) as caught:
+        call()
+    assert hint in str(caught.value)
+
+
 def test_text_is_no_layout_to_compare_with() -> None:
     with pytest.raises(LayoutError, match=r"a comparison must be a layout, not '4:1' \(str\); .* parse\('4:1'\)"):
         Layout(4).equivalent("4:1")

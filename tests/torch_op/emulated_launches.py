@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from layoutgemm.kernels.run import tensor_maps
+from layoutgemm.kernels.run import fused, tensor_maps
 from layoutgemm.kernels.run.emulated import emulate_launch
+from layoutgemm.kernels.run.result import GemmResult
+from layoutgemm.kernels.run.torch_tensors import launch_of
 from layoutgemm.torch_op import emulated
 from layoutgemm.torch_op.composed import plans
 from layoutgemm.torch_op.composed import product as composed
@@ -43,6 +45,13 @@ def launches_are_emulated(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
         return SimpleNamespace(launch=launch)
 
+    def launched(plan: Any, a: Any, b: Any, out: Any, why: str, copy: bool, words: tuple[int, ...]) -> GemmResult:
+        call = launch_of(plan, a, b, out, copy, words)
+        direct(None, call.arguments, (), 0, plan).launch((), STREAM)
+        return GemmResult(call.c, "emulator")
+
+    monkeypatch.setattr(fused, "launch", launched)
+    monkeypatch.setattr(fused, "require_gpu", lambda plan, index: None)
     monkeypatch.setattr(torch.Tensor, "data_ptr", seen)
     monkeypatch.setattr(plans, "compile_plan", lambda plan: None)
     monkeypatch.setattr(composed, "DirectLaunch", direct)

@@ -12,15 +12,17 @@ torch = needs.module("torch")
 
 import layoutgemm
 from layoutgemm import matmul
-from layoutgemm.errors import OperandError, PlanError
-from layoutgemm.kernels import Prologue
-from layoutgemm.kernels.epilogue.chain import ColumnReduce, Epilogue, RowReduce
+from layoutgemm.errors import LayoutError, OperandError, PlanError
+from layoutgemm.kernels import Prologue, Sm100Config
+from layoutgemm.kernels.epilogue.chain import Aux, Bias, ColumnReduce, Epilogue, RowReduce
+from layoutgemm.kernels.run import fused
 from layoutgemm.torch_op import explain
 from layoutgemm.torch_op.composed import plans
 from layoutgemm.torch_op.composed import product as composed
 from layoutgemm.torch_op.indexed import product as indexed
 from layoutgemm.torch_op.operands import several
 from layoutgemm.torch_op.prologue import product as prologues
+from layoutgemm.torch_op.prologue.apart import Ways
 from tests.torch_op.emulated_launches import launches_are_emulated
 from tests.torch_op.test_composed import CASES, CAUSAL, TILE, A, drawn
 
@@ -120,6 +122,27 @@ def test_tiles_left_out_count_as_nothing(code: str, hopper: list[Any], monkeypat
     assert torch.equal(found["best_index"].long(), scores.argmax(0))
 
 
+@needs.DSL
+@needs.C_COMPILER
+@pytest.mark.dsl
+def test_a_plan_of_another_architecture_runs_on_tensors(hopper: list[Any]) -> None:
+    """`matmul` launches no kernel of sm_100a; its plan does, with an epilogue too."""
+    steps, small = Epilogue(Bias(), Aux("f32"), RowReduce("max", "most")), Sm100Config((128, 32), stages=2)
+    made = layoutgemm.plan(68, 24, 64, arch="blackwell", b="bf16:col", config=small, epilogue=steps)
+    a, b, aux, most = A[:68], drawn(24, 64).T, torch.empty(68, 32)[:, :24], torch.empty(68)
+    given = {"bias": drawn(24).float(), "aux": aux, "most": most}
+    found = fused.run_fused_on_tensors(made, a, b, given, None, True)
+    torch.testing.assert_close(aux.double(), a.double() @ b.double() + given["bias"].double(), rtol=1e-6, atol=1e-5)
+    assert torch.equal(found.c, aux.bfloat16()) and found.written["aux"] is aux and torch.equal(most, aux.amax(1))
+    for name, x, text in (
+        ("aux", torch.empty(24, 68).T, "aux: the plan takes it row-major"),
+        ("bias", a[0, :24], "bias is torch.bfloat16"),
+        ("most", a, "most, which is written to, shares memory with a"), ("aux", aux[:1], "aux has shape"),
+    ):  # fmt: skip
+        with pytest.raises(LayoutError, match=text):
+            fused.run_fused_on_tensors(made, a, b, {**given, name: x}, None, True)
+
+
 def test_the_mma_sync_kernel_refuses_other_parts(hopper: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "target", lambda index: ("sm_80", 99 << 10))
     twice = Prologue.of(lambda x, i, k, ops: x * 2.0)
@@ -145,3 +168,23 @@ def test_mma_sync_has_a_function_of_a_alone(hopper: list[Any], monkeypatch: pyte
     assert [type(plan).__name__ for plan in hopper] == ["Sm80Plan"]
     x = (A.float().relu() * s[:, None] + torch.arange(64)).bfloat16()
     torch.testing.assert_close(found, (x.float() @ b.float() + bias.float()).relu(), rtol=1e-5, atol=1e-3)
+    # Of two pairs no such kernel has a function: torch computes it first.
+    found = matmul((A, A), (b, b), prologue=scaled, given={"s": s}, bias=bias, out_dtype=torch.float32)
+    assert [plan.prologue is None for plan in hopper] == [False, True]
+    torch.testing.assert_close(found, (x.float() + A.float()) @ b.float() + bias.float(), rtol=1e-5, atol=1e-3)
+    told = layoutgemm.explain_matmul((A, A), (b, b), prologue=scaled, given={"s": s})
+    assert "by torch first" in told.why and told.copies[0].startswith("a: torch computes its function first")
+
+
+def test_a_function_of_a_is_torchs_where_that_is_cheaper(hopper: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The choice follows N: in a kernel the function is computed for each tile of columns."""
+    silu = Prologue.of(lambda x, i, k, ops: x * ops.sigmoid(x))
+    tall = torch.empty(4096, 4096).bfloat16()
+    for n, apart in ((4096, False), (65536, True)):
+        wide = torch.empty(1, 4096).bfloat16().expand(n, 4096).T if n > 4096 else tall.T
+        told = layoutgemm.explain_matmul(tall, wide, prologue=silu)
+        assert (told.workspace > 0) == apart == ("by torch first:" in told.why), n
+    monkeypatch.setattr(prologues, "on_gpu", lambda index: True)
+    monkeypatch.setattr(prologues, "ways_of_product", lambda *given: Ways(1.0, 0.0, 0))
+    monkeypatch.setattr(prologues, "finished_product", lambda a, b, *rest: a)
+    assert torch.equal(matmul(A, A.T, prologue=silu), (A.float() * A.float().sigmoid()).bfloat16())

@@ -112,6 +112,37 @@ def test_other_results_are_finished_by_torch_or_refused_by_name(ampere: Any) -> 
         matmul(a, b, epilogue=Epilogue(RowReduce("sum", "sums", each=512)), given=given)
 
 
+def test_8_bit_results_from_sm_89_on(ampere: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result with scales, and one with a bias; before sm_89 there is no conversion."""
+    monkeypatch.setattr(torch_prepared, "target", lambda index: ("sm_89", 99 << 10))
+    torch_prepared.forget()
+    fp8, a, b = torch.float8_e4m3fn, integers(40, 32), integers(32, 200)
+    given = {"scales": torch.zeros(40, 2)}
+    got = matmul(a, b, epilogue=Epilogue(Quantize()), given=given, out_dtype=fp8)
+    exact = (a.double() @ b.double()).numpy().astype("float32")
+    want = Epilogue(Quantize()).reference(exact)
+    assert torch.equal(given["scales"], torch.from_numpy(want.written["scales"]))
+    assert torch.equal(got.float(), torch.tensor(want.c).to(fp8).float())
+    bias = torch.ones(200)
+    got = matmul(a, b, bias=bias, out_dtype=torch.float8_e5m2)
+    assert torch.equal(got.float(), (a.double() @ b.double() + 1).to(torch.float8_e5m2).float()) and len(ampere) == 2
+
+
+@pytest.mark.parametrize("kind", [RowReduce, ColumnReduce])
+def test_the_largest_of_each_line_are_those_of_topk(kind: Any, ampere: Any) -> None:
+    """Two outputs of one reduction. Values are equal, and some lines have fewer than four."""
+    a, b = integers(70, 16), integers(16, 2 if kind is RowReduce else 40)
+    axis, steps = 1 if kind is RowReduce else 0, kind("top4", "best")
+    shape = (70, 4) if axis else (4, b.shape[1])
+    given = {"best_value": torch.empty(shape), "best_index": torch.empty(shape, dtype=torch.int32)}
+    matmul(a, b, epilogue=Epilogue(steps, stores_c=False), given=given)
+    exact = (a.double() @ b.double()).sort(dim=axis, descending=True, stable=True)
+    count = min(4, exact.values.shape[axis])
+    assert torch.equal(given["best_value"].narrow(axis, 0, count).double(), exact.values.narrow(axis, 0, count))
+    assert torch.equal(given["best_index"].narrow(axis, 0, count).long(), exact.indices.narrow(axis, 0, count))
+    assert (given["best_value"].narrow(axis, count, 4 - count) == -torch.inf).all() and len(ampere) == 1
+
+
 def test_large_products_have_plans_that_hold() -> None:
     for size in (1000, 4096):
         x = StridedOperand((size, size), (size, 1), "bf16")

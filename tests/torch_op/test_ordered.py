@@ -52,6 +52,17 @@ def test_orders_of_every_tile_give_the_product(order: Any, given: Any) -> None:
     assert torch.equal(layoutgemm.matmul(A, B, order=order, given=given), layoutgemm.matmul(A, B))
 
 
+def test_a_symmetric_sum_of_two_products() -> None:
+    """A B^T + B A^T computes half its tiles, too; another second pair has no symmetric sum."""
+    a, b = A[:200], A[:200].flip(1).contiguous()
+    found = layoutgemm.matmul((a, b), (b.mT, a.mT), order="symmetric", out_dtype=torch.float32)
+    exact = a.double() @ b.double().mT
+    assert torch.equal(found, (exact + exact.mT).float())
+    for other in (b.mT.clone(), a.mT):
+        with pytest.raises(OperandError, match=r"b is a's own transpose.*of two pairs"):
+            layoutgemm.matmul((a, b), (a.mT, other), order="symmetric")
+
+
 def test_batches_types_and_symmetric_products() -> None:
     a = torch.randn(2, 136, 40, generator=generator).half()
     want = layoutgemm.matmul(a, a.mT, out_dtype=torch.float32)

@@ -92,8 +92,10 @@ def test_what_older_gpus_do_not_multiply_is_refused() -> None:
     with pytest.raises(OperandError, match=r"no mma\.sync kernel for a e4m3:row.*sm_80 has no mma"):
         solved(eight, eight, code="sm_80")
     assert solved(eight, eight, code="sm_120a").copies == (None, None, None)
+    wide, narrow = given(64, 64), given(64, 64, dtype="e5m2")
+    assert solved(eight, eight, narrow, code="sm_120a").copies == (None, None, None)
     with pytest.raises(OperandError, match=r"c e5m2:row.*stores f32, bf16, f16"):
-        solved(eight, eight, given(64, 64, dtype="e5m2"), code="sm_120a")
+        solved(wide, wide, narrow, code="sm_80")
 
 
 def test_plans_of_every_alignment_hold() -> None:

@@ -18,7 +18,7 @@ from ...arguments import checked, shown
 from ...errors import AtomError, CompositionError
 from ...layouts import ComposedLayout, CounterExample, Layout, Proof
 from ...lazy_numpy import np
-from ..mma.base import MmaAtom
+from ..mma.base import MmaAtom, whole_tiles
 from ..smem.tile import SmemTile
 from .base import WARP, CopyAtom
 from .ldmatrix import ROW_BYTES
@@ -70,7 +70,8 @@ def operand_map(copy: CopyAtom, mma: MmaAtom, operand: str, blocks: tuple[int, i
             f"{held} values of {threads} threads"
         )
     # (lane, warp) and (value of one instruction, instruction), then lanes and values together as the registers count.
-    t, v = fragment[0].logical_divide(lanes), fragment[1].logical_divide(values)
+    t = whole_tiles(fragment[0].logical_divide(lanes), fragment[0])
+    v = whole_tiles(fragment[1].logical_divide(values), fragment[1])
     held_by = Layout.join(t[0], v[0]).compose(registers.right_inverse()).compose(memory)
     return Layout.join(held_by, Layout.join(v[1].coalesce(), t[1].coalesce()))
 

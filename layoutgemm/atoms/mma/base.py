@@ -28,6 +28,19 @@ class Container:
     low: int
 
 
+def whole_tiles(divided: Layout, layout: Layout) -> Layout:
+    """The divided layout, whose tiles hold the elements of `layout` alone.
+
+    Raises AtomError where a tile reaches past the end of an entry: threads would be given places that are no elements.
+    """
+    if divided.size != layout.size:
+        raise AtomError(
+            f"the tiles {divided} of {layout} have {divided.size} places for {layout.size} elements: a tile ends "
+            "inside an entry of the shape"
+        )
+    return divided
+
+
 def _pairs(layout: Layout) -> Layout:
     """A layout onto coordinates whose second component never moves still gives pairs: a mode of extent 1 names it."""
     value = layout(0)

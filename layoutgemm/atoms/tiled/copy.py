@@ -26,6 +26,7 @@ from ...layouts.proofs.verdicts import Answer, layout_of
 from ...layouts.swizzle import AnyLayout, Part
 from ...lazy_numpy import np
 from ..copy.base import CopyAtom
+from ..mma.base import whole_tiles
 from .mma import TiledMma, check_thread, flat_strides, one_thread
 from .thread_map import View
 
@@ -135,7 +136,7 @@ class TiledCopy(HasPicture, HasPage, Convertible):
     def tv_layout(self, side: str) -> Layout:
         """(thread, (value of one instruction, instruction)) -> element of the tile on side "src" or "dst"."""
         named = self.atom.layout(side)
-        instructions = self.layout_tv.zipped_divide(self._per_instruction)
+        instructions = whole_tiles(self.layout_tv.zipped_divide(self._per_instruction), self.layout_tv)
         if side != self.reference:
             inverse = self.atom.layout(self.reference).right_inverse()
             if named.cosize > inverse.size:
@@ -157,7 +158,8 @@ class TiledCopy(HasPicture, HasPage, Convertible):
         layout = layout_of(layout)
         if isinstance(layout, ComposedLayout):
             return ComposedLayout(layout.swizzle, layout.offset, self.partition(side, layout.layout))
-        tiles = self._divisible(layout).zipped_divide(self.tiler)
+        whole = self._divisible(layout)
+        tiles = whole_tiles(whole.zipped_divide(self.tiler), whole)
         threads, values = tiles[0].compose(self.tv_layout(side))
         return Layout.join(threads, values, *tiles[1])
 
@@ -329,8 +331,8 @@ class TiledCopy(HasPicture, HasPage, Convertible):
         for i, n in enumerate(taken[1:], 1):
             if fragment[i].size % n:
                 raise AtomError(f"mode {i} of the fragment {fragment} has {fragment[i].size} blocks, and a tile {n}")
-        tiles = fragment.zipped_divide(taken)
-        split = order.coalesce().zipped_divide(self._per_instruction[1])
+        tiles = whole_tiles(fragment.zipped_divide(taken), fragment)
+        split = whole_tiles(order.coalesce().zipped_divide(self._per_instruction[1]), order)
         values = tiles[0].compose(Layout.join(split[0].coalesce(), split[1]))
         return Layout.join(values, *list(tiles[1])[1:])
 

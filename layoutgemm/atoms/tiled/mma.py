@@ -24,7 +24,7 @@ from ...layouts import ComposedLayout, Layout
 from ...layouts.display import Convertible, HasPage, HasPicture
 from ...layouts.int_tuple import Shape
 from ...layouts.swizzle import AnyLayout, Part
-from ..mma.base import MmaAtom
+from ..mma.base import MmaAtom, whole_tiles
 from .thread_map import View
 
 MODES = {"A": (0, 2), "B": (1, 2), "C": (0, 1)}
@@ -181,8 +181,9 @@ class TiledMma(HasPicture, HasPage, Convertible):
         # A permutation that keeps the order changes nothing: only layouts are divided by.
         order = tuple(p if isinstance(p, Layout) else None for p in (self.permutation[i] for i in modes))
         permuted = layout.logical_divide(order) if any(p is not None for p in order) else layout
-        atoms = permuted.zipped_divide(self.atom.tile_of(operand)).compose((self.atom.layout(operand), None))
-        rest = atoms[1].zipped_divide(tuple(int(self.atom_layout[i].size) for i in modes))
+        tiles = whole_tiles(permuted.zipped_divide(self.atom.tile_of(operand)), layout)
+        atoms = tiles.compose((self.atom.layout(operand), None))
+        rest = whole_tiles(atoms[1].zipped_divide(tuple(int(self.atom_layout[i].size) for i in modes)), atoms[1])
         threads, values = atoms[0]
         return Layout.join(Layout.join(threads, rest[0]), Layout.join(values, rest[1]))
 

@@ -27,6 +27,8 @@ MAX_RANK = 5
 MAX_BOX = 256  # elements along each dimension of the box
 MAX_STEP = 8  # traversal stride of a dimension
 STRIDE_UNIT = 16  # bytes: every global stride but the first, and the base address, are multiples
+# In these units, of 36 bits in a map: what kernels encode for a stride that is no multiple. No memory is so large.
+NO_STRIDE = (1 << 36) - 1
 SMEM_UNIT = 128  # bytes: the shared address of every instruction is a multiple
 # Bytes at whose multiples a store ends a line: of the unit that holds the line's last element it writes all. Measured
 # on an H200 with driver 580.159, 2026-11-20, 2-D, bf16 and f32; `python benchmarks/verify_copies.py edges` shows it.

@@ -15,15 +15,15 @@ import ctypes
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ...dtypes import dtype
-from ...errors import EmulatorError
+from ...dtypes import DType, dtype
+from ...errors import EmulatorError, OperandError
 from ..machine.memory import GlobalBuffer, GlobalMemory
 
 PAGE = 4096
@@ -40,6 +40,7 @@ class Array:
     base      where its allocation begins
     limit     where its allocation ends, if that is known to be behind `high`
     writeable whether a kernel may write it
+    element   its floating-point type, if it has one that has a name here
     """
 
     address: int
@@ -51,6 +52,7 @@ class Array:
     base: int
     writeable: bool = True
     limit: int = 0
+    element: DType | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ def array_of(value: Any) -> Array | None:
         storage = value.untyped_storage()
         bits, base = 8 * value.element_size(), storage.data_ptr()
         found = _spanned(value.data_ptr(), tuple(value.shape), tuple(value.stride()), bits, base)
-        found = replace(found, limit=base + storage.nbytes())
+        found = replace(found, limit=base + storage.nbytes(), element=_float_of(value.dtype))
         if str(value.dtype) == "torch.float4_e2m1fn_x2":
             return PackedArray(value.view(sys.modules["torch"].uint8), "e2m1").array()
         return found
@@ -146,7 +148,17 @@ def _numpy(value: npt.NDArray[np.generic]) -> Array:
     strides = tuple([stride // value.itemsize for stride in value.strides])
     base = root.__array_interface__["data"][0]
     address = value.__array_interface__["data"][0]
-    return _spanned(address, value.shape, strides, 8 * value.itemsize, base, value.flags.writeable)
+    found = _spanned(address, value.shape, strides, 8 * value.itemsize, base, value.flags.writeable)
+    return replace(found, element=_float_of(value.dtype)) if value.dtype.kind == "f" else found
+
+
+def _float_of(kind: object) -> DType | None:
+    """The floating-point type of an array; None for integers, which hold any bits, and for types without a name."""
+    try:
+        found = dtype(kind)
+    except OperandError:
+        return None
+    return found if found.kind == "float" else None
 
 
 def _spanned(
@@ -266,7 +278,9 @@ class ArgumentMemory:
             if merged and array.low < merged[-1][0].high:
                 first, names = merged[-1]
                 high, limit = max(first.high, array.high), max(first.limit, array.limit)
-                both = replace(first, high=high, limit=limit, writeable=first.writeable and array.writeable)
+                element = first.element if first.element == array.element else None
+                writeable = first.writeable and array.writeable
+                both = replace(first, high=high, limit=limit, writeable=writeable, element=element)
                 merged[-1] = both, [*names, name]
             else:
                 merged.append((array, [name]))
@@ -278,6 +292,7 @@ class ArgumentMemory:
             # A GPU aligns allocations, this process less; a script may also have aligned the address that it sees.
             offset = max((low - base) % PAGE, low % PAGE, key=lambda at: at & -at or PAGE)
             buffer = self.memory.add("/".join(dict.fromkeys(names)), view, offset)
+            buffer.element = array.element
             if array.limit:  # the base is that of an allocation, too
                 buffer.before = low - base
             if high < array.limit and array.limit - low + offset <= self.memory.GAP:

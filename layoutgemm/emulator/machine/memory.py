@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...arguments import shown
+from ...dtypes import DType
 from ...errors import EmulatorError
 from ..ptx.values import any_of
 from . import device_heap
@@ -40,6 +41,7 @@ class GlobalBuffer:
     added       what the bytes behind it held then
     told        whether changes of those bytes were reported
     before      bytes of its allocation that lie before it
+    element     floating-point type of the array, until a tensor map was compared with it
     """
 
     name: str
@@ -49,6 +51,7 @@ class GlobalBuffer:
     added: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
     before: int = 0
     told: bool = False
+    element: DType | None = None
 
     @property
     def end(self) -> int:
@@ -141,6 +144,16 @@ class GlobalMemory:
         )
         buffer.data, buffer.allocation, buffer.added = whole, None, whole[held:].copy()
         return True
+
+    def compare_elements(self, buffer: GlobalBuffer, kind: DType) -> None:
+        """Note once that a tensor map takes a floating-point array for one of another type."""
+        given, buffer.element = buffer.element, None
+        other = given is not None and (given.bits != kind.bits or (given.bits == 16 and given != kind))
+        if other and kind.kind == "float":
+            self.notes.append(
+                f"a tensor map takes {buffer.name} as {kind}, and the array is {given}: a kernel gets its bytes as "
+                f"they are. Where values are meant, pass dtype({kind.name!r}).encode(x)"
+            )
 
     def written_behind(self) -> Iterator[tuple[str, int, int]]:
         """(name, bytes, first byte) of changes in the storage behind each passed tensor, said once.

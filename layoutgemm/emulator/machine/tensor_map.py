@@ -34,13 +34,23 @@ from dataclasses import replace
 from functools import lru_cache
 
 from ...atoms.tma.im2col import CORNER_BITS, WIDE, WIDE_BITS, Im2colMap, broken_rules
-from ...atoms.tma.rules import FORMATS, L2_PROMOTION, MODES, OOB_FILL, RuleViolation, TensorMap, broken, format_of
+from ...atoms.tma.rules import (
+    FORMATS,
+    L2_PROMOTION,
+    MODES,
+    NO_STRIDE,
+    OOB_FILL,
+    STRIDE_UNIT,
+    RuleViolation,
+    TensorMap,
+    broken,
+    format_of,
+)
 from ...dtypes import DType, dtype
 from ...errors import EmulatorError
 
 BYTES, ALIGN = 128, 64
 READ = 64  # first bytes, which have all fields: the CuTe DSL copies these alone into shared memory (4.8.1, sm_100a)
-STRIDE_UNIT = 16
 # The field of the element format, and whether values are rounded to TF32 -> the format, and a type that it holds.
 _FORMAT = {
     (0, 0): ("UINT8", "u8"),
@@ -214,7 +224,13 @@ def _decoded(words: Sequence[int]) -> tuple[TensorMap, int]:
     if swizzle not in _SWIZZLES:
         raise EmulatorError(f"a tensor map of swizzle {swizzle[0]} with atom {swizzle[1]} is not known")
     name, kind = _FORMAT[key]
-    strides = tuple([STRIDE_UNIT * (words[3 + i] | (words[7] >> 4 * i & 15) << 32) for i in range(rank - 1)])
+    units = [words[3 + i] | (words[7] >> 4 * i & 15) << 32 for i in range(rank - 1)]
+    if NO_STRIDE in units:
+        raise EmulatorError(
+            f"the tensor map was encoded with a stride of dimension {units.index(NO_STRIDE) + 1} that is no multiple "
+            f"of {STRIDE_UNIT} bytes, where each row has to begin"
+        )
+    strides = tuple([STRIDE_UNIT * count for count in units])
     tmap = TensorMap(
         dtype(kind),
         tuple([words[8 + i] + 1 for i in range(rank)]),

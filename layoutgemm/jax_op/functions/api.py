@@ -124,7 +124,7 @@ def _of_batch(
 ) -> jax.Array:
     """An operand of the batch that vmap makes."""
     if isinstance(operand, EpilogueOperand):
-        rank = len(operand.axes)
+        rank = operand.rank
         if rank == 0 and on:
             raise OperandError(f"{operand.name} is mapped by vmap, and a launch has one: a vector along 'm' has more")
         if (not on and x.ndim == rank) or rank == 0:

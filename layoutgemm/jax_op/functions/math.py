@@ -35,6 +35,7 @@ class JaxMath:
         return jnp.where(condition, yes, no)
 
     exp, log, sqrt, tanh, abs = (staticmethod(f) for f in (jnp.exp, jnp.log, jnp.sqrt, jnp.tanh, jnp.abs))
+    sin, cos = staticmethod(jnp.sin), staticmethod(jnp.cos)
     rsqrt, erf, sigmoid = (staticmethod(f) for f in (jax.lax.rsqrt, jax.lax.erf, jax.nn.sigmoid))
     normal, floor, round = staticmethod(jax.scipy.special.ndtr), staticmethod(jnp.floor), staticmethod(jnp.round)
     maximum, minimum = staticmethod(jnp.fmax), staticmethod(jnp.fmin)  # of a NaN and a number, the number

@@ -55,7 +55,7 @@ class JaxElement:
     def reduce(self, step: ReductionStep, x: Value) -> None:
         """Keep a reduction's results."""
         results = reduced(step, self.spread(x), (self.i, self.j), self._visited, self._groups)
-        self.written |= dict(zip([operand.name for operand in step.given], results, strict=True))
+        self.written |= dict(zip([x.name for x in step.given], step.outputs(results, jnp.stack), strict=True))
 
     def quantized(self, step: Quantize, x: Value) -> jax.Array:
         """Values scaled to the range of C's type; the scales are kept."""
@@ -152,7 +152,8 @@ def spread(operand: EpilogueOperand, x: jax.Array) -> jax.Array:
     (3, 1)
     """
     axis = {"m": -1, "n": -2}.get(operand.axes)
-    x = x.astype(jnp.float32) if operand.axes else x.astype(jnp.float32).reshape(())
+    x = x.astype(jnp.int32 if operand.dtype.kind == "int" else jnp.float32)
+    x = x if operand.axes else x.reshape(())
     return x if axis is None else jnp.expand_dims(x, axis)
 
 

@@ -206,7 +206,7 @@ def _placed(product: ScaledProduct, epilogue: Epilogue, pointers: Mapping[str, o
         shape = product.scales[operand.name == "scale_b"] if shape is None else shape
         assert shape is not None
         # a gate's are of all columns of b
-        size = product.columns if operand.axes == "n" else _count(operand.shape(m, n))
+        size = product.columns * operand.count if operand.axes == "n" else _count(operand.shape(m, n))
         several = batch > 1 and operand.axes != "" and _count(shape) > size
         leading = shape[-1] if operand.axes == "mn" else 0
         found[operand.name] = PlacedOperand(pointers[operand.name], leading, size if several else 0)

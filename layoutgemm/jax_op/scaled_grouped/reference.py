@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +39,9 @@ def finished(product: ScaledProduct, sums: jax.Array, given: Mapping[str, jax.Ar
         for operand, shape in zip(product.operands, product.shapes, strict=True):
             x = given[operand.name]
             if product.form == ROWS and operand.axes == "n" and len(shape) > 1:  # one vector for each group
-                values[operand.name] = x.astype(jnp.float32)[groups_of_rows(given["offsets"], sums.shape[0])]
+                values[operand.name] = spread(replace(operand, axes="mn"), x)[
+                    groups_of_rows(given["offsets"], sums.shape[0])
+                ]
             else:
                 values[operand.name] = spread(operand, x)
         groups = None

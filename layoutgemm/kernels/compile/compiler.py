@@ -19,6 +19,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from ...arch import ArchName
+from ...arch import arch as find_arch
+from ...emulator.host.callers import named_callers
 from ...errors import PlanError
 from ..plan import GemmPlan
 from ..verbs import named
@@ -233,7 +236,7 @@ def _machine_code(kernel: object, arch: str, parameters: Mapping[str, str], symb
     arguments = [kinds[kind] for kind in parameters.values()]
     # An engine takes a fifth of the time, and is made where the GPU can run the code. It would never be called: every
     # kernel is loaded from its object.
-    function = compile_function(kernel, *arguments, make_fake_stream(), arch=arch, no_jit_engine=True)
+    function = compile_function(kernel, *arguments, make_fake_stream(), arch=arch, lines=False, no_jit_engine=True)
     runtime_library()  # exporting links the kernel's host half against its symbols
     content = function.dump_to_object(symbol)
     return {
@@ -244,25 +247,30 @@ def _machine_code(kernel: object, arch: str, parameters: Mapping[str, str], symb
     }
 
 
-def compile_function(kernel: object, *arguments: object, arch: str, **more: bool) -> Any:
+def compile_function(kernel: object, *arguments: object, arch: ArchName, lines: bool = True, **more: bool) -> Any:
     """The function that `cute.compile` makes, with its PTX and cubin in memory; no GPU is needed.
 
     kernel     an object of a class with `@cute.jit __call__`, or such a function
     arguments  of the call, for their types alone
-    arch       as `--gpu-arch` takes it, such as "sm_90a"
+    arch       such as "sm_90a" or "hopper"
+    lines      keep the lines of the Python source, which the emulator's findings name; the instructions are the same
     more       what else `cute.compile` takes
 
-    `layoutgemm.emulate` executes what comes back, and a GPU of that architecture runs it. What the DSL raises passes
-    through.
+    `layoutgemm.emulate` executes what comes back, and a GPU of that architecture runs it. Raises PlanError for an
+    unknown `arch`. What the DSL raises passes through.
     """
     import cutlass.cute as cute
 
+    target = find_arch(arch).name
     # PTX and cubin pass through files, by default in the working directory, and are in memory afterwards.
     with tempfile.TemporaryDirectory(prefix="layoutgemm-", ignore_cleanup_errors=True) as folder:
         # --gpu-arch always: without it the DSL takes the architecture of the machine it runs on, or of an environment
         # variable read at import.
-        options = f"--gpu-arch {arch} --keep-ptx --keep-cubin --dump-dir {folder}"
-        return cute.compile(kernel, *arguments, options=options, **more)
+        options = f"--gpu-arch {target} --keep-ptx --keep-cubin --dump-dir {folder}"
+        if not lines:
+            return cute.compile(kernel, *arguments, options=options, **more)
+        with named_callers():
+            return cute.compile(kernel, *arguments, options=f"{options} --generate-line-info", **more)
 
 
 def kernel_of(plan: Plan) -> object:

@@ -28,9 +28,11 @@ import cutlass.experimental.cuda as xcuda
 from cutlass import Boolean, Int16, Int32, Int64
 from cutlass.experimental import primitives
 
+from layoutgemm.arguments import refusal, shown
 from layoutgemm.atoms import TmaPlan
-from layoutgemm.atoms.tma.derive import STRIDE_UNIT
 from layoutgemm.atoms.tma.gather import PTX
+from layoutgemm.atoms.tma.rules import NO_STRIDE, STRIDE_UNIT
+from layoutgemm.errors import AtomError
 
 from .types import TensorMap, assembly, element_type, raw
 
@@ -46,18 +48,40 @@ def encode_tensor_map(
     `address` is the tensor's first byte, and `extents` maps the dimension names of `tma.dims` to sizes in elements.
     `strides` are the distances, in elements, between neighbours along every dimension but the first. Box and swizzle
     mode come from `tma`; `box` may name other extents, run-time ones too. Reads beyond `extents` return zeros, which
-    makes ragged edges right: a zero adds nothing to a dot product.
+    makes ragged edges right: a zero adds nothing to a dot product. Raises AtomError, while tracing, for a name or a
+    stride that is missing. A map counts in units of 16 bytes: a launch with another stride faults.
     """
+    if len(strides) != len(tma.dims) - 1:
+        raise AtomError(
+            f"encode_tensor_map: {len(strides)} stride(s) for the dimensions {', '.join(tma.dims)}; all but the first "
+            "have one"
+        )
     return xcuda.create_tensor_map_tiled(
         address,
         element_type(tma.dtype),
-        [extents[name] for name in tma.dims],
-        [Int64(stride) * tma.dtype.bytes // STRIDE_UNIT for stride in strides],
+        [entry_of(extents, name, "extents", tma) for name in tma.dims],
+        [_units(Int64(stride) * tma.dtype.bytes) for stride in strides],
         [(box or {}).get(name, extent) for name, extent in zip(tma.dims, tma.box, strict=True)],
         swizzle=xcuda.TensorMapSwizzle(tma.driver_swizzle),
         l2_promotion=getattr(xcuda.TensorMapL2Promotion, _PROMOTIONS[tma.l2_promotion]),
         oob_fill=xcuda.TensorMapFloatOOBFill.none,
     )
+
+
+def _units(nbytes: Int64) -> Int64:
+    """A stride in the units of a tensor map; `NO_STRIDE` if it is no multiple."""
+    return cutlass.select_(nbytes % STRIDE_UNIT == 0, nbytes // STRIDE_UNIT, Int64(NO_STRIDE))
+
+
+def entry_of(given: Mapping[str, Int32], name: str, what: str, tma: TmaPlan) -> Int32:
+    """The size or coordinate along a dimension. Raises AtomError, while tracing, where it is missing."""
+    if not isinstance(given, Mapping) or name not in given:
+        names = "{" + ", ".join(f"{dim!r}: ..." for dim in tma.dims) + "}"
+        has = sorted(given) if isinstance(given, Mapping) else shown(given)
+        raise AtomError(
+            f"{what} of a tensor map over {', '.join(tma.dims)} are {names}; got {has}, without {shown(name)}"
+        )
+    return given[name]
 
 
 class SelectedTensorMap:
@@ -85,6 +109,8 @@ def load_tile(
     `origin` maps the dimension names of `tma.dims` to the tile's first coordinate, in elements; `destination` is the
     stage's first byte. Call it from one thread. Each entry of `tma.instructions` adds its coordinate and byte offsets.
     """
+    if not hasattr(tma, "instructions"):
+        raise AtomError(refusal(tma, "tma of load_tile", "a TmaPlan, as levels.operand(...).tma"))
     for instruction in tma.instructions:
         primitives.cp_async_bulk_tensor_shared_cta_global(
             raw(destination + instruction.smem_offset),
@@ -223,7 +249,7 @@ def wait_stores_read(pending: int) -> None:
 
 def coordinates_of(tma: TmaPlan, origin: Mapping[str, Int32], offsets: Sequence[Int32 | int]) -> list[Int32]:
     """A box's coordinates, innermost first: the tile's origin plus the box's offsets in it."""
-    return [origin[name] + step for name, step in zip(tma.dims, offsets, strict=True)]
+    return [entry_of(origin, name, "origin", tma) + step for name, step in zip(tma.dims, offsets, strict=True)]
 
 
 def cluster_mask(size: int, first: Int32, step: int) -> Int32:

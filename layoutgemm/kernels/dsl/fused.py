@@ -7,6 +7,7 @@ column is read once a block of 64 rows, two neighbours at once where the epilogu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import cutlass
@@ -194,7 +195,10 @@ class FusedBlock:
         key = ("member", what, v, lane, places.mask)
         if key not in self.staged:
             source = (self.thread % WARP & ~places.mask) | lane
-            self.staged[key] = [cute.arch.shuffle_sync(Float32(value(v)), source)]
+            own = value(v)
+            bits = own.bitcast(Float32) if isinstance(own, Int32) else Float32(own)
+            found = cute.arch.shuffle_sync(bits, source)
+            self.staged[key] = [found.bitcast(Int32) if isinstance(own, Int32) else found]
         return self.staged[key][0]
 
     def hold(self, given: EpilogueOperand, v: int, word: Int32) -> None:
@@ -248,6 +252,9 @@ class NeighbourPair:
         word = getattr(job.given, given.name)
         if given.host:
             return [element.number(word, given.dtype)] * 2
+        if given.dtype.kind == "int":  # 32 bits either way
+            values = self.load(replace(given, dtype=f32), half)
+            return [values[0].bitcast(Int32)] * 2 if values[0] is values[1] else [x.bitcast(Int32) for x in values]
         if not given.axes:
             return [element.load_value(word, given.dtype)] * 2
         row = cutlass.min(self.i, job.m - 1)
@@ -264,7 +271,7 @@ class NeighbourPair:
         block, size = self.block, given.dtype.bytes
         line, along = (row, column) if given.order == "row" else (column, row)
         if given.axes != "mn":
-            return block.of_batch(given, word) + Int64(row if given.axes == "m" else column) * size
+            return block.of_batch(given, word) + Int64(row if given.axes == "m" else column) * (given.count * size)
         key = ("line", given.name, self.key[0])
         if given.order == "col" or key not in block.read:
             leading = getattr(block.job.given, f"{given.name}_ld")
@@ -312,9 +319,10 @@ class Element:
         self.math = pair.block.math
         self.i, self.j = pair.i, pair.j + e
 
-    def read(self, name: str) -> Float32:
+    def read(self, name: str) -> Float32 | Int32:
         """An operand's value here."""
-        return self.pair.value(name, self.e, self.half)
+        found = self.pair.value(name, self.e, self.half)
+        return Int32(found) if self.pair.block.epilogue.named_given(name).dtype.kind == "int" else found
 
     def write(self, name: str, x: Float32) -> None:
         """Store x here once the pair is complete."""
@@ -366,7 +374,7 @@ class GroupElement:
 
     def value(self, name: str, v: int) -> Float32:
         """The operand's value for the thread's value v."""
-        return NeighbourPair(self.block, v - v % 2).value(name, v % 2, 0)
+        return NeighbourPair(self.block, v - v % 2).element(v % 2).read(name)
 
 
 class _Registers(Protocol):

@@ -24,6 +24,7 @@ from .types import assembly
 _ERF_P = 0.3275911
 _ERF = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
 _LOG2E = math.log2(math.e)
+_TURN = (6.28125, 0.0019350051879882812, 3.019916e-07)  # their sum is 2 pi; of 8 and 13 bits, and the rest
 # log(Phi(x) / Phi(-x)) = x * (these, by powers of x * x), the normal distribution Phi as a logistic one: within 1.7e-3
 # up to |x| = 5.5 (a minimax fit by Lawson's algorithm), so Phi has a relative error of 1.7e-3 at most, in its tail too.
 _LOGIT = (1.5934149606731307, 0.07560413574206144, -0.0009701555546613748, 8.678765826776632e-06)
@@ -94,6 +95,24 @@ class ElementMath:
     def rsqrt(x: Float32) -> Float32:
         """1 / sqrt(x), within 2 ulp."""
         return _unary("rsqrt.approx.f32", x)
+
+    @classmethod
+    def sin(cls, x: Float32) -> Float32:
+        """The sine, within 1e-6 up to |x| = 2**15."""
+        return _unary("sin.approx.ftz.f32", cls._in_circle(x))
+
+    @classmethod
+    def cos(cls, x: Float32) -> Float32:
+        """The cosine, likewise."""
+        return _unary("cos.approx.ftz.f32", cls._in_circle(x))
+
+    @classmethod
+    def _in_circle(cls, x: Float32) -> Float32:
+        """x less whole turns, -pi to pi, where sin.approx is within 2**-20.9: 2 pi in three parts, the first exact."""
+        turns = cls.round(x * (1 / (2 * math.pi)))
+        for part in _TURN:
+            x = multiply_add(turns, Float32(-part), Float32(x))
+        return x
 
     def tanh(self, x: Float32) -> Float32:
         """The hyperbolic tangent."""

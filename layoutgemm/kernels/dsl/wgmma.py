@@ -159,8 +159,11 @@ class Wgmma:
     ) -> None:  # fmt: skip
         """One k tile of several blocks of M, each with its accumulator: `multiply` with descriptors that stay put.
 
-        K blocks outside, blocks of M inside: two instructions in a row then read the same B.
+        K blocks outside, blocks of M inside: two instructions in a row then read the same B. Raises PlanError, while
+        tracing, for one accumulator that is not in a list.
         """
+        if isinstance(accumulators, cute.Tensor):
+            raise PlanError("accumulators of multiply_blocks must be a list, one for each block of M: [sums], not sums")
         warpgroup.fence()
         for k_block in range(len(a.k_steps)):
             for block, accumulator in enumerate(accumulators):

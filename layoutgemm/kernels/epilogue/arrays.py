@@ -60,11 +60,11 @@ class Arrays:
             if operand.axes == "mn" and operand.order == "col":
                 value = value.swapaxes(-1, -2)
             pad = PADDING[epilogue.lines] if operand.axes == "mn" else 0
-            beyond = np.nan if operand.dtype.kind == "float" else BEYOND
-            lines = np.full((*value.shape[:-1], value.shape[-1] + pad), beyond, np.float32)
-            lines[..., : value.shape[-1]] = value
             whole = operand.dtype.kind == "int"
-            bits = self._bits[operand.name] = operand.dtype.encode(lines.astype(np.int32) if whole else lines)
+            beyond, kind = (BEYOND, np.int32) if whole else (np.nan, np.float32)
+            lines = np.full((*value.shape[:-1], value.shape[-1] + pad), beyond, kind)
+            lines[..., : value.shape[-1]] = value
+            bits = self._bits[operand.name] = operand.dtype.encode(lines)
             leading = lines.shape[-1]
             placed[operand.name] = PlacedOperand(bits, leading, int(np.prod(lines.shape[1:])) if own else 0)
         unknown = {name: value for name, value in given.items() if name not in placed}

@@ -102,6 +102,13 @@ class Epilogue:
         object.__setattr__(self, "sums", sums)
         object.__setattr__(self, "lines", lines)
         self._check_sums()
+        for step in steps:
+            whole = [given for given in step.given if given.dtype.kind == "int" and not given.host]
+            if whole and not isinstance(step, (Custom, ReductionStep)):
+                raise PlanError(
+                    f"{whole[0].name} is {whole[0].dtype}, and {type(step).__name__} computes in f32: a function reads "
+                    "whole numbers, Custom.of(function, EpilogueOperand(name, axes, 'i32'))"
+                )
         names = [given.name for given in self.given]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -115,7 +122,10 @@ class Epilogue:
         if same := set(self.words) & set(PERSISTENT_PARAMETERS):
             raise PlanError(f"an operand of the epilogue is named {min(same)}, as a parameter of the product is")
         if len(self.words) > MAX_WORDS:
-            raise PlanError(f"the epilogue's operands take {len(self.words)} parameters; a kernel has {MAX_WORDS}")
+            raise PlanError(
+                f"the epilogue's operands take {len(self.words)} parameters; a kernel has {MAX_WORDS}: a number takes "
+                "1, a vector 2, a matrix 3, partial results 1. Results of one name are one vector"
+            )
         object.__setattr__(self, "json", self._as_json())
 
     def _as_json(self) -> str:

@@ -61,7 +61,7 @@ class GroupedMatrix(EpilogueMatrix):
         if operand.axes == "n" and self.accumulator.ndim == 2:
             array = rounded(operand, value)
             if array.shape == (len(self.parts), columns):
-                spread = np.zeros((self.accumulator.shape[0], columns), np.float32)
+                spread = np.zeros((self.accumulator.shape[0], columns), array.dtype)
                 for part, line in zip(self.parts, array, strict=True):
                     spread[part] = line
                 return spread
@@ -85,7 +85,7 @@ class GroupedMatrix(EpilogueMatrix):
 
     def _none(self, step: ReductionStep) -> list[Array]:
         """The results of no group."""
-        return [np.zeros((0, self.accumulator.shape[-1]), np.float32) for _ in step.given]
+        return [np.zeros((0, self.accumulator.shape[-1]), np.float32) for _ in step.reduction.results]
 
 
 __all__ = ["GroupedMatrix", "Part", "parts_of"]

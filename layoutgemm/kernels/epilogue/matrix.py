@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...arguments import shown
 from ...errors import OperandError, PlanError
 from .numpy_math import Array, Math, mix
 from .parameters import host_number
@@ -30,8 +31,19 @@ def numbers_of(name: str, value: object) -> Array:
     return array
 
 
+def whole_numbers(name: str, array: Array) -> Array:
+    """An array as int32. Raises OperandError for a number that is not one of int32's."""
+    found = array.astype(np.int32) if array.dtype.kind in "iu" else np.zeros(0)
+    wrong = found != array if found.shape == array.shape else np.ones(array.shape, bool)
+    if wrong.any():
+        raise OperandError(f"{name} holds {shown(array[wrong][0].item())}: it takes whole numbers of 32 bits")
+    return found
+
+
 def rounded(operand: EpilogueOperand, value: object) -> Array:
-    """Values of an epilogue's operand, rounded once to its type, as float32."""
+    """Values of an epilogue's operand, rounded once to its type, as float32; whole numbers as int32."""
+    if operand.dtype.kind == "int":
+        return whole_numbers(operand.name, numbers_of(operand.name, value))
     return np.asarray(operand.dtype.decode(operand.dtype.encode(numbers_of(operand.name, value))), np.float32)
 
 
@@ -94,7 +106,7 @@ class EpilogueMatrix:
 
     def keep(self, step: ReductionStep, found: list[Array]) -> None:
         """A reduction's results as written operands."""
-        for given, value in zip(step.given, found, strict=True):
+        for given, value in zip(step.given, step.outputs(found, np.stack), strict=True):
             self.written[given.name] = value if given.dtype.kind == "int" else rounded(given, value)
 
     def _of_groups(self, reduction: Reduction, x: Array, each: int) -> list[Array]:

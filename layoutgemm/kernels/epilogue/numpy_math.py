@@ -84,6 +84,7 @@ class Math:
         return np.where(condition, np.asarray(yes, kind), np.asarray(no, kind))
 
     exp, log, sqrt, tanh, abs = (staticmethod(f) for f in (np.exp, np.log, np.sqrt, np.tanh, np.abs))
+    sin, cos = staticmethod(np.sin), staticmethod(np.cos)
     floor, round = staticmethod(np.floor), staticmethod(np.rint)
     add, sub, mul = (staticmethod(function) for function in (np.add, np.subtract, np.multiply))
     div, floordiv, mod = (staticmethod(function) for function in (np.divide, np.floor_divide, np.mod))

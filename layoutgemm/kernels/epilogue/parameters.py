@@ -77,7 +77,8 @@ def host_number(name: str, value: Any, whole: bool = False) -> int | float:
     kinds: Any = (int, numbers.Integral) if whole else (int, float, numbers.Real)
     if isinstance(value, bool) or not isinstance(value, kinds):
         what = "a whole number" if whole and isinstance(value, numbers.Real) else f"got a {type(value).__qualname__}"
-        raise OperandError(f"{name} is a number, given at the launch; {what}")
+        way = "; a step of an epilogue reads vectors and matrices" if getattr(value, "ndim", 0) else ""
+        raise OperandError(f"{name} is a number, given at the launch; {what}{way}")
     if whole:
         value = int(value)
         if not -(2**31) <= value < 2**32:

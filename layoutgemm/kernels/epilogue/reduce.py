@@ -13,8 +13,9 @@ With `ordered=False` atomic instructions combine the results in memory: no secon
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import ClassVar
 
 from ...arguments import as_bool, as_int, shown
@@ -50,6 +51,22 @@ class ReductionStep(Step):
     def reduction(self) -> Reduction:
         """The operation."""
         raise NotImplementedError
+
+    @property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """For each result of the operation: the number of its output, and its number in it.
+
+        >>> RowReduce("softmax").places
+        ((0, 0), (1, 0))
+        """
+        return tuple([(at, k) for at, output in enumerate(self.given) for k in range(output.count)])
+
+    def outputs(self, results: Sequence[Value], stack: Callable[[Sequence[Value], int], Value]) -> list[Value]:
+        """The outputs, of each result along M or N; `stack` is NumPy's, torch's or JAX's."""
+        found: list[list[Value]] = [[] for _ in self.given]
+        for (output, _), value in zip(self.places, results, strict=True):
+            found[output].append(value)
+        return [own[0] if len(own) == 1 else stack(own, -1 if self.axes == "m" else -2) for own in found]
 
     @property
     def partial(self) -> bool:
@@ -100,13 +117,15 @@ class _Along(ReductionStep):
     @property
     def given(self) -> tuple[EpilogueOperand, ...]:
         """The outputs."""
-        made = []
-        for result, kind in self.reduction.results:
-            name = f"{self.name}_{result}" if result else self.name
+        made: list[EpilogueOperand] = []
+        for (result, kind), of_name in groupby(self.reduction.results):
+            name, count = f"{self.name}_{result}" if result else self.name, len(list(of_name))
             kept = dtype_named(self.dtype if kind == "float" else "i32")
             start = 0.0 if self.ordered else float(self.reduction.identity[0])
             if self.each is None:
-                made.append(EpilogueOperand(name, self.axes, kept, written=True, start=start))
+                made.append(EpilogueOperand(name, self.axes, kept, written=True, start=start, count=count))
+            elif count > 1:
+                raise PlanError(f"{self.name}: each = {self.each}, and {name} has {count} numbers: each has one")
             else:
                 made.append(EpilogueOperand(name, "mn", kept, order=self.order, written=True, unit=(1, self.each)))
         return tuple(made)

@@ -30,7 +30,7 @@ LOWEST = -3.4028234663852886e38  # the least finite float32
 NO_INDEX = 2**31 - 1  # above all indices
 INFINITY = math.inf
 MOST = "most"  # the largest x of several elements, as a term reads it
-MOST_COMPONENTS = 4
+MOST_COMPONENTS = 16
 _SAMPLES = (-3.0, -0.5, 0.0, 1.0, 2.5, 7.0)
 _CLOSE = 1e-4  # relative: sums in another order round otherwise
 
@@ -68,9 +68,11 @@ class Reduction:
     lift, combine, finish  expressions for each component, or for each result
     identity               the tuple that changes no other, of places outside of C
     kinds                  "float" (f32) or "int" (i32) of each component
-    results                (name, kind) of each result; the name "" is that of an only one
+    results                (name, kind) of each result; the name "" is that of an only one, and results of one name are
+                           one output
     atomic                 "sum", "max" or "min" where one component can be combined in memory by an atomic instruction
     about                  of two components, the first of which is the largest x: the second of several elements
+    insert                 expressions for each component of a tuple and one element more, or none: combine(a, lift(x))
     """
 
     name: str
@@ -82,23 +84,28 @@ class Reduction:
     results: tuple[tuple[str, str], ...]
     atomic: str | None = None
     about: About | None = None
+    insert: tuple[Expression, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("lift", "combine", "finish", "identity"):
+        for name in ("lift", "combine", "finish", "identity", "insert"):
             object.__setattr__(self, name, exact(getattr(self, name)))
 
     @classmethod
     def of(
         cls, lift: Callable[..., object], combine: Callable[..., object], identity: Sequence[float | int],
         finish: Callable[..., object] | None = None, results: Sequence[str] = (), name: str = "reduction",
+        insert: Callable[..., object] | None = None,
     ) -> Reduction:  # fmt: skip
-        """The operation of traced functions, each giving up to 4 numbers.
+        """The operation of traced functions, each giving up to 16 numbers.
 
         lift      (x, i, j, ops) -> an element's tuple: f32 values, or whole numbers made of the coordinates
         combine   (a, b, ops) -> one tuple of two
         identity  the tuple that changes no other; finite numbers, since arithmetic of infinities gives NaN
         finish    (a, ops) -> the results; by default the components themselves
-        results   a name for each result, of several
+        results   a name for each result, of several. Neighbours of one name are one output, such as (M, 2): a result
+                  may be a tuple itself, and has its name once
+        insert    (a, x, i, j, ops) -> combine(a, lift(x, i, j, ops)) in fewer steps: a thread takes its elements one by
+                  one, and most of a kernel's arithmetic is here
 
         Raises PlanError for another number of components, and for an operation that is not associative or not
         commutative, or whose identity changes a tuple. The laws are tried on samples; the first failure is named.
@@ -122,7 +129,7 @@ class Reduction:
         layoutgemm.errors.PlanError: the reduction is not commutative: a = (-3.0,), b = (-0.5,): combine(a, b) = \
 (-2.5,), combine(b, a) = (2.5,)
         """
-        made = cls.traced(lift, combine, identity, finish, results, name)
+        made = cls.traced(lift, combine, identity, finish, results, name, insert)
         made.check_laws()
         return made
 
@@ -130,6 +137,7 @@ class Reduction:
     def traced(
         cls, lift: Callable[..., object], combine: Callable[..., object], identity: Sequence[float | int],
         finish: Callable[..., object] | None = None, results: Sequence[str] = (), name: str = "reduction",
+        insert: Callable[..., object] | None = None,
     ) -> Reduction:  # fmt: skip
         """The same without its laws being tried: this package's own are tried by its tests."""
         lifted = _several(tracing.called(lift, ("x", "i", "j", "ops"), (*tracing.element(), tracing.Operations())))
@@ -140,35 +148,33 @@ class Reduction:
         a, b = (_components(letter, kinds) for letter in "ab")
         both = tracing.called(combine, ("a", "b", "ops"), (a, b, tracing.Operations()))
         combined = [tracing.as_value(value, kind).expression for value, kind in _zipped("combine", both, kinds)]
+        more: list[Expression] = []
+        if insert is not None:
+            found = tracing.called(insert, ("a", "x", "i", "j", "ops"), (a, *tracing.element(), tracing.Operations()))
+            more = [tracing.as_value(value, kind).expression for value, kind in _zipped("insert", found, kinds)]
         last = a if finish is None else tracing.called(finish, ("a", "ops"), (a, tracing.Operations()))
-        done = [tracing.as_value(value) for value in _several(last)]
-        names = tuple(results) or (("",) if len(done) == 1 else tuple(str(i) for i in range(len(done))))
-        if len(names) != len(done) or len(set(names)) < len(names):
-            raise PlanError(
-                f"results = {shown(names)}: {len(done)} different names, one for each result of the reduction"
-            )
+        done, names = _named_results(last, tuple(results))
         return cls(
             name,
-            tuple(value.expression for value in values),
-            tuple(combined),
-            tuple(value.expression for value in done),
+            tracing.in_steps([value.expression for value in values]),
+            tracing.in_steps(combined),
+            tracing.in_steps([value.expression for value in done]),
             tuple(_number(number, kind) for number, kind in zip(identity, kinds, strict=True)),
             kinds,
             tuple((name, value.kind) for name, value in zip(names, done, strict=True)),
+            insert=tracing.in_steps(more),
         )
 
     def transposed(self) -> Reduction:
         """The same for the transposed matrix: i and j change places."""
-        lift = tuple(tracing.transposed(expression) for expression in self.lift)
-        return Reduction(
-            self.name, lift, self.combine, self.finish, self.identity, self.kinds, self.results, self.atomic,
-            None if self.about is None else replace(self.about, term=tracing.transposed(self.about.term)),
-        )  # fmt: skip
+        lift, insert = (tuple(map(tracing.transposed, each)) for each in (self.lift, self.insert))
+        about = None if self.about is None else replace(self.about, term=tracing.transposed(self.about.term))
+        return replace(self, lift=lift, insert=insert, about=about)
 
     # ----------------------------------------------------------------------------------------- registers and arrays
     def lifted(self, x: Value, at: ElementPlace) -> list[Value]:
         """An element's tuple; `at` as for a step's `apply`."""
-        return [tracing.evaluate(expression, x, at) for expression in self.lift]
+        return tracing.evaluate_each(self.lift, x, at)
 
     def tuple_of(self, elements: Sequence[tuple[Value, ElementPlace]], inside: Sequence[object]) -> list[Value]:
         """The tuple of an element (x, at), or of several at once by `about`.
@@ -190,15 +196,21 @@ class Reduction:
         ]
         return [most, by_halves(getattr(math, self.about.merged), terms)]
 
+    def inserted(self, a: Sequence[Value], x: Value, at: ElementPlace, inside: object) -> list[Value]:
+        """A tuple and one element more, where `inside` holds."""
+        place = _Inserted(at, a)
+        found = tracing.evaluate_each(self.insert, x, place)
+        return [at.math.where(inside, new, old) for new, old in zip(found, a, strict=True)]
+
     def combined(self, a: Sequence[Value], b: Sequence[Value], math: object) -> list[Value]:
         """One tuple of two."""
         at = _Tuples(math, {"a": a, "b": b})
-        return [tracing.evaluate(expression, None, at) for expression in self.combine]
+        return tracing.evaluate_each(self.combine, None, at)
 
     def finished(self, a: Sequence[Value], math: object) -> list[Value]:
         """The results of the last tuple."""
         at = _Tuples(math, {"a": a})
-        return [tracing.evaluate(expression, None, at) for expression in self.finish]
+        return tracing.evaluate_each(self.finish, None, at)
 
     def reduce(
         self, x: np.ndarray, axis: int | None, column: int = 0, row: int = 0, inside: np.ndarray | None = None
@@ -253,34 +265,60 @@ class Reduction:
                 for x, (i, j) in zip((*_SAMPLES, *_SAMPLES[::-1]), places, strict=False)
             ]
             samples += [self._joined(samples[0], samples[3]), self._joined(samples[5], samples[7])]
-            for a, b in itertools.combinations(samples, 2):
-                self._equal("commutative", "combine(a, b)", "combine(b, a)", (a, b), (a, b), (b, a))
-            for a, b, c in itertools.combinations(samples, 3):
-                left, right = (self._joined(a, b), c), (a, self._joined(b, c))
-                names = "combine(combine(a, b), c)", "combine(a, combine(b, c))"
-                self._equal("associative", *names, (a, b, c), left, right)
+            tried = [np.concatenate(values) for values in zip(*samples, strict=True)]
+
+            def chosen(count: int) -> list[list[np.ndarray]]:  # all sets of samples at once, a tuple of each
+                sets = np.array(list(itertools.combinations(range(len(samples)), count))).T
+                return [[values[at] for values in tried] for at in sets]
+
+            a, b = chosen(2)
+            self._equal("commutative", "combine(a, b)", "combine(b, a)", (a, b), (a, b), (b, a))
+            a, b, c = chosen(3)
+            left, right = (self._joined(a, b), c), (a, self._joined(b, c))
+            names = "combine(combine(a, b), c)", "combine(a, combine(b, c))"
+            self._equal("associative", *names, (a, b, c), left, right)
             identity = self._typed(self.identity)
             for a in (*samples, identity):
                 found = self._joined(a, identity)
-                if not _close(found, a):
+                if not _close(found, a).all():
                     raise PlanError(
                         f"identity = {said(identity)}: combine({said(a)}, identity) = {said(found)}, not {said(a)}"
+                    )
+            if self.insert:
+                self._check_insert(samples)
+
+    def _check_insert(self, samples: Sequence[Sequence[np.ndarray]]) -> None:
+        for a in samples:
+            for x in _SAMPLES:
+                at = _Coordinates(*np.array([[4], [6]], np.int32))
+                value = np.array([x], np.float32)
+                want = self._joined(a, self._typed(self.lifted(value, at)))
+                found = self._typed(self.inserted(a, value, at, np.array([True])))
+                if not _close(found, want).all():
+                    raise PlanError(
+                        f"insert({said(a)}, {x}, i = 4, j = 6) = {said(found)}, and combine(a, lift(x)) = {said(want)}"
                     )
 
     def _equal(self, law: str, left: str, right: str, given: Sequence[Value], x: _Two, y: _Two) -> None:
         found, other = self._joined(*x), self._joined(*y)
-        if not _close(found, other):
-            named = ", ".join(f"{letter} = {said(value)}" for letter, value in zip("abc", given, strict=False))
-            raise PlanError(f"the {self.name} is not {law}: {named}: {left} = {said(found)}, {right} = {said(other)}")
+        wrong = np.flatnonzero(~_close(found, other))
+        if len(wrong):
+            one = slice(wrong[0], wrong[0] + 1)
 
-    def _typed(self, values: Sequence[Value]) -> list[Value]:
+            def at(values: Sequence[np.ndarray]) -> str:
+                return said([value[one] for value in values])
+
+            named = ", ".join(f"{letter} = {at(value)}" for letter, value in zip("abc", given, strict=False))
+            raise PlanError(f"the {self.name} is not {law}: {named}: {left} = {at(found)}, {right} = {at(other)}")
+
+    def _typed(self, values: Sequence[Value], count: int = 1) -> list[Value]:
         return [
-            np.asarray(value, np.float32 if kind == "float" else np.int32).reshape(1)
+            np.broadcast_to(np.asarray(value, np.float32 if kind == "float" else np.int32).reshape(-1), (count,))
             for value, kind in zip(values, self.kinds, strict=True)
         ]
 
     def _joined(self, a: Sequence[Value], b: Sequence[Value]) -> list[Value]:
-        return self._typed(self.combined(a, b, Math))
+        return self._typed(self.combined(a, b, Math), len(a[0]))
 
 
 @dataclass(frozen=True)
@@ -293,6 +331,17 @@ class _Tuples:
     def read(self, name: str) -> Value:
         """Component number name[1:] of a or of b."""
         return self.values[name[0]][int(name[1:])]
+
+
+class _Inserted:
+    """An element's place, and a tuple's components by name."""
+
+    def __init__(self, at: ElementPlace, a: Sequence[Value]):
+        self.i, self.j, self.math, self._a = at.i, at.j, at.math, a
+
+    def read(self, name: str) -> Value:
+        """Component number name[1:]."""
+        return self._a[int(name[1:])]
 
 
 class _About(tracing.Values):
@@ -317,13 +366,13 @@ def said(values: Sequence[Value]) -> str:
     return repr(tuple(value.item() for value in values))
 
 
-def _close(x: Sequence[Value], y: Sequence[Value]) -> bool:
-    return all(
-        np.array_equal(a, b, equal_nan=True)
-        if a.dtype.kind == "i"
-        else np.allclose(a, b, rtol=_CLOSE, atol=_CLOSE, equal_nan=True)
+def _close(x: Sequence[Value], y: Sequence[Value]) -> np.ndarray:
+    """True for each pair of tuples that are equal but for rounding."""
+    each = [
+        a == b if a.dtype.kind == "i" else np.isclose(a, b, rtol=_CLOSE, atol=_CLOSE, equal_nan=True)
         for a, b in zip(x, y, strict=True)
-    )
+    ]
+    return np.logical_and.reduce(each)
 
 
 def by_halves(operation: Callable[[Value, Value], Value], values: Sequence[Value]) -> Value:
@@ -341,6 +390,28 @@ def _several(values: object) -> tuple[object, ...]:
             f"the reduction's function gives {shown(values)}: one number, or a tuple of up to {MOST_COMPONENTS}"
         )
     return found
+
+
+def _named_results(last: object, names: tuple[str, ...]) -> tuple[list[tracing.Symbol], tuple[str, ...]]:
+    """The results one by one, and a name for each: those of a tuple within the results have one name.
+
+    Raises PlanError for another number of names, and for names that are not one output's each.
+    """
+    given = _several(last)
+    parts = [_several(part) if isinstance(part, (tuple, list)) else (part,) for part in given]
+    done = [tracing.as_value(value) for part in parts for value in part]
+    _several(done)
+    own = names or (("",) if len(given) == 1 else tuple(str(i) for i in range(len(given))))
+    if len(own) == len(given):
+        own = tuple([name for name, part in zip(own, parts, strict=True) for _ in part])
+    runs = list(itertools.groupby(zip(own, [value.kind for value in done]))) if len(own) == len(done) else []
+    of_runs = [name for (name, _), _ in runs]
+    if not runs or len(set(of_runs)) < len(of_runs) or not all(isinstance(name, str) for name in own):
+        raise PlanError(
+            f"results = {shown(names)}: {len(given)} different names, one for each result of the reduction; results of "
+            "one name are neighbours, all f32 or all whole numbers"
+        )
+    return done, own
 
 
 def _zipped(what: str, values: object, kinds: tuple[str, ...]) -> list[tuple[object, str]]:
@@ -405,6 +476,50 @@ def _of_an_index(name: str, value: Callable[[Symbol], Symbol]) -> Reduction:
     return replace(made, about=About.traced(_index_of_most, "minimum", made.lift[0]))
 
 
+def _precedes(a: Sequence[Symbol], b: Sequence[Symbol]) -> Symbol:
+    """True where (value, index) a stands before b: NaN, then the larger value, then the lower index."""
+    lower = a[1] < b[1]
+    return (a[0] > b[0]) | ((a[0] == b[0]) & lower) | ((a[0] != a[0]) & ((b[0] == b[0]) | lower))
+
+
+def _in_order(a: Sequence[Symbol], b: Sequence[Symbol], ops: Operations) -> list[tuple[Symbol, ...]]:
+    first = _precedes(a, b)
+    return [
+        tuple([ops.where(first, x, y) for x, y in zip(*each, strict=True)]) for each in ((a, b), (b, a))
+    ]  # fmt: skip
+
+
+def _top(k: int) -> Reduction:
+    """The k largest, falling, of equal ones the lower index first; behind the last column -inf and NO_INDEX."""
+
+    def merged(a: Sequence[Symbol], b: Sequence[Symbol], ops: Operations) -> tuple[Symbol, ...]:
+        # The larger of one list's n-th and the other's n-th from its end: the k largest, falling and then rising.
+        pairs = [_in_order((a[n], a[k + n]), (b[k - 1 - n], b[2 * k - 1 - n]), ops)[0] for n in range(k)]
+        apart = k // 2
+        while apart:
+            for n in range(k):
+                if not n & apart:
+                    pairs[n], pairs[n + apart] = _in_order(pairs[n], pairs[n + apart], ops)
+            apart //= 2
+        return (*[value for value, _ in pairs], *[index for _, index in pairs])
+
+    def inserted(a: Sequence[Symbol], x: Symbol, i: Symbol, j: Symbol, ops: Operations) -> tuple[Symbol, ...]:
+        pairs: list[Sequence[Symbol]] = [(a[n], a[k + n]) for n in range(k)]
+        before = [_precedes((x, j), pair) for pair in pairs]  # of a sorted list: False, then True
+        moved = [(x, j), *pairs]
+        kept = [
+            [ops.where(before[n], y if n == 0 else ops.where(before[n - 1], z, y), own)
+             for y, z, own in zip((x, j), moved[n], pairs[n], strict=True)]
+            for n in range(k)
+        ]  # fmt: skip
+        return (*[value for value, _ in kept], *[index for _, index in kept])
+
+    return Reduction.traced(
+        lambda x, i, j, ops: (x, *[-math.inf] * (k - 1), j, *[NO_INDEX] * (k - 1)), merged,
+        [-math.inf] * k + [NO_INDEX] * k, lambda a, ops: (a[:k], a[k:]), ("value", "index"), f"top{k}", inserted,
+    )  # fmt: skip
+
+
 def _of_one(
     name: str, lift: Callable[..., object], combine: Callable[..., object], identity: float, atomic: str
 ) -> Reduction:
@@ -433,9 +548,14 @@ REDUCTIONS: Mapping[str, Reduction] = {
         ),
         _of_an_index("argmax", lambda x: x),
         _of_an_index("argmin", lambda x: -x),
+        *map(_top, (2, 4, 8)),
     )
 }  # fmt: skip
-"""name -> operation. NaN comes before all numbers, as in torch. Indices count along the axis that is reduced."""
+"""name -> operation. NaN comes before all numbers, as in torch. Indices count along the axis that is reduced.
+
+"top2", "top4" and "top8" have outputs of shape (M, k), as torch.topk does: values that fall, and their indices. Of
+equal values the lower index is first. Behind a line's last number the value is -inf, and the index 2**31 - 1.
+"""
 
 
 def reduction_of(given: str | Reduction) -> Reduction:

@@ -28,12 +28,13 @@ class EpilogueOperand:
 
     name     what the caller gives it by
     axes     "": one value; "n": one for each column of C; "m": one for each row; "mn": one for each element
-    dtype    "f32", "bf16" or "f16", or such a `DType`
+    dtype    "f32", "bf16" or "f16", or such a `DType`. "i32" is what a traced function reads as a whole number
     host     of one value: a number given at the launch, in place of an address ("f32", or "i32")
     order    of "mn": which index is contiguous in memory, as for C
-    written  whether it is written: then it may be "i32", too
+    written  whether it is written
     unit     of a written "mn": rows and columns of C for each of its elements
     start    of one that is combined with what is in memory: the value that changes nothing
+    count    of a written "m" or "n": numbers for each row, (M, count), or for each column, (count, N)
     places   of "n", where a gated product reads it before the gate: 2, for the gate's columns, then for the others
     """
 
@@ -46,12 +47,14 @@ class EpilogueOperand:
     unit: tuple[int, int] = (1, 1)
     start: float = 0.0
     places: int = 1
+    count: int = 1
 
     if TYPE_CHECKING:  # the type may be given by its name
 
         def __init__(
             self, name: str, axes: str, dtype: DType | str, host: bool = False, order: str = "row",
             written: bool = False, unit: tuple[int, int] = (1, 1), start: float = 0.0, places: int = 1,
+            count: int = 1,
         ) -> None: ...  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -62,14 +65,18 @@ class EpilogueOperand:
         object.__setattr__(self, "dtype", dtype_named(self.dtype))
         if self.order not in ORDERS:
             raise PlanError(f"{self.name}: order {shown(self.order)}; known are 'row' and 'col'")
-        known = ("f32", "i32") if self.host else ("f32", "bf16", "f16") + ("i32",) * self.written
+        known = ("f32", "i32") if self.host else ("f32", "bf16", "f16", "i32")
         if self.dtype.name not in known:
-            way = "; f32 is exact up to 2**24, and ops.whole(x) is an int32" if self.dtype.kind == "int" else ""
+            way = "; ops.whole(x) is an int32" if self.dtype.kind == "int" else ""
             raise PlanError(f"{self.name} is {self.dtype}; an epilogue's operand is one of {', '.join(known)}{way}")
         object.__setattr__(self, "unit", tuple(self.unit))
         object.__setattr__(self, "start", exact(self.start))
         if self.unit != (1, 1) and not (self.written and self.axes == "mn"):
             raise PlanError(f"{self.name}: unit {self.unit} is for a written matrix")
+        if as_int(self.count, f"{self.name}: count", PlanError, least=1) > 1 and not (
+            self.written and len(self.axes) == 1
+        ):
+            raise PlanError(f"{self.name}: {self.count} numbers for each row or column are for a written vector")
 
     def shape(self, m: int, n: int) -> tuple[int, ...]:
         """Its shape for a C of m rows and n columns.
@@ -78,7 +85,18 @@ class EpilogueOperand:
         (4, 2)
         """
         extents = {"m": -(-m // self.unit[0]), "n": -(-n // self.unit[1]) * self.places}
-        return tuple(extents[axis] for axis in self.axes)
+        lines = tuple(extents[axis] for axis in self.axes)
+        more = (self.count,) * (self.count > 1)
+        return (*lines, *more) if self.axes == "m" else (*more, *lines)
+
+    @property
+    def rank(self) -> int:
+        """Dimensions of its shape.
+
+        >>> EpilogueOperand("best", "m", "f32", written=True, count=4).rank
+        2
+        """
+        return len(self.axes) + (self.count > 1)
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -418,7 +436,8 @@ class Custom(Step):
         [[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]]
         """
         _check_operands(operands)
-        return cls(tracing.trace(function, tuple(operand.name for operand in operands)), operands)
+        names = tuple(operand.name for operand in operands)
+        return cls(tracing.trace(function, names, whole=whole_names(operands)), operands)
 
     @property
     def given(self) -> tuple[EpilogueOperand, ...]:
@@ -435,6 +454,11 @@ class Custom(Step):
         return Custom(tracing.transposed(self.expression), flipped)
 
 
+def whole_names(operands: Sequence[EpilogueOperand]) -> tuple[str, ...]:
+    """The names of the operands whose values are whole numbers."""
+    return tuple([operand.name for operand in operands if operand.dtype.kind == "int"])
+
+
 def _check_operands(operands: Sequence[object]) -> None:
     """Raise PlanError for operands that no traced function reads."""
     for operand in operands:
@@ -447,12 +471,12 @@ def _check_operands(operands: Sequence[object]) -> None:
             raise PlanError("an epilogue's function reads its operands; Aux writes a matrix")
 
 
-GROUP_SIZES = (2, 4, 8)  # columns of a group
+GROUP_SIZES = (2, 4, 8, 16, 32)  # columns of a group
 
 
 @dataclass(frozen=True)
 class ColumnGroup(Custom):
-    """A function of 2, 4 or 8 columns of a row, which gives a new value for each: see `ColumnGroup.of`.
+    """A function of 2 to 32 columns of a row, which gives a new value for each: see `ColumnGroup.of`.
 
     expression  one for each column of a group
     columns     of a group
@@ -497,7 +521,7 @@ class ColumnGroup(Custom):
         if isinstance(columns, bool) or columns not in GROUP_SIZES:
             raise PlanError(f"a group of {shown(columns)} columns: known are {', '.join(map(str, GROUP_SIZES))}")
         names = {operand.name: "n" in operand.axes for operand in operands}
-        return cls(tracing.trace_columns(function, names, columns), operands, columns, distance)
+        return cls(tracing.trace_columns(function, names, columns, whole_names(operands)), operands, columns, distance)
 
     @property
     def span(self) -> int:

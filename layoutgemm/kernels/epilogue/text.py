@@ -15,7 +15,9 @@ from ...dtypes import DType, dtype
 from ...errors import PlanError
 from . import tracing
 from .reductions import About, Reduction
-from .steps import STEPS, ColumnGroup, Custom, EpilogueOperand, Step
+from .steps import STEPS, ColumnGroup, Custom, EpilogueOperand, Step, whole_names
+
+_FUNCTIONS = ("lift", "combine", "finish", "insert")  # of a reduction, each with several results
 
 
 def entry_of_steps(steps: Sequence[Step]) -> list[list[object]]:
@@ -48,11 +50,13 @@ def tuples(x: object) -> Any:
 def _values_of(step: Step) -> Mapping[str, object]:
     if isinstance(own := getattr(step, "operation", None), Reduction):
         about = None if own.about is None else vars(own.about)
-        return {**vars(step), "operation": {**vars(own), "about": about}}
+        functions = {name: tracing.entry_of_each(getattr(own, name)) for name in _FUNCTIONS}
+        return {**vars(step), "operation": {**vars(own), **functions, "about": about}}
     if not isinstance(step, Custom):
         return {name: value.name if isinstance(value, DType) else value for name, value in vars(step).items()}
     operands = [{**vars(operand), "dtype": operand.dtype.name} for operand in step.operands]
-    return {**vars(step), "operands": operands}
+    found = {**vars(step), "operands": operands}
+    return {**found, "expression": tracing.entry_of_each(step.expression)} if isinstance(step, ColumnGroup) else found
 
 
 def _step_of(name: object, values: object) -> Step:
@@ -64,14 +68,18 @@ def _step_of(name: object, values: object) -> Step:
     operands = [EpilogueOperand(**{**operand, "dtype": dtype(operand["dtype"])}) for operand in values["operands"]]
     names = [operand.name for operand in operands]
     if name == "Custom":
-        return Custom(tracing.restored(values["expression"], names), tuple(operands))
+        return Custom(tracing.restored(values["expression"], names, whole=whole_names(operands)), tuple(operands))
     along = [operand.name for operand in operands if "n" in operand.axes]
-    each = [tracing.restored(part, names, along, values["columns"]) for part in values["expression"]]
+    each = [
+        tracing.restored(part, names, along, values["columns"], whole_names(operands))
+        for part in tracing.each_of_entry(tuples(values["expression"]))
+    ]
     return ColumnGroup(tuple(each), tuple(operands), values["columns"], values["distance"])
 
 
 def _reduction_of(entry: Mapping[str, object]) -> Reduction:
     values = {name: tuples(value) for name, value in entry.items()}
+    values |= {name: tracing.each_of_entry(values[name]) for name in _FUNCTIONS}
     if isinstance(about := values["about"], dict):
         values["about"] = About(tuples(about["term"]), about["merged"])
     made = Reduction(**values)

@@ -10,10 +10,9 @@ import inspect
 import json
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -26,12 +25,31 @@ from .places import Value
 
 # An expression: ("float", value), ("int", value), ("x",), ("i",), ("j",), ("given", name) or (operation, *expressions).
 # Of a group of columns ("x", k) is the value of column k of the group, and ("given", name, k) an operand's there.
+# Where values are read often it is ("steps", expressions, last): ("step", n) is the value of expressions[n].
 Expression = tuple[Any, ...]
+Place: TypeAlias = Any  # coordinates, operands and operations, as expressions read them
 
-_FLOATS = ("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "normal", "sigmoid", "abs", "floor", "round")  # of one float
+_FLOATS = (
+    "exp",
+    "log",
+    "sqrt",
+    "rsqrt",
+    "tanh",
+    "erf",
+    "normal",
+    "sigmoid",
+    "abs",
+    "floor",
+    "round",
+    "sin",
+    "cos",
+)  # of one float
 MAX_POWER = 16  # of x ** n
+WRITTEN_OUT = 256  # operations of a function that is kept without steps
 _CHOICES = ("maximum", "minimum", "largest", "smallest", "where")  # of several values
-_KNOWN = (*_FLOATS, "float", "whole", *_CHOICES)  # what ops has
+_MADE_OF = ("exp2", "log2", "relu", "clamp")  # of these and arithmetic
+_KNOWN = (*_FLOATS, "float", "whole", *_CHOICES, *_MADE_OF)  # what ops has
+MAX_SHIFT = 31
 _MAX_F32 = float.fromhex("0x1.fffffep127")
 
 
@@ -46,7 +64,7 @@ class Symbol:
         self.kind = kind
 
     def __repr__(self) -> str:
-        return shown(self.expression)
+        return shown(self.expression) if _size([self.expression]) <= WRITTEN_OUT else "a value of many operations"
 
     def __bool__(self) -> bool:
         raise PlanError(
@@ -108,6 +126,24 @@ class Symbol:
         half = self if other < 2 else self ** (other // 2)
         return half if other == 1 else half * half if other % 2 == 0 else half * half * self
 
+    def __rpow__(self, other: object) -> Symbol:
+        if isinstance(other, bool) or not isinstance(other, (int, float)) or not 0 < other < math.inf:
+            raise PlanError(f"{bounded(other)} ** x: of a positive number, as in 2.0 ** x")
+        return Operations().exp(self * math.log(other))
+
+    def __invert__(self) -> Symbol:
+        if self.kind == "bool":
+            return Operations.where(self, 0, 1) == 1
+        return _integers("xor", self, -1)
+
+    def __lshift__(self, other: object) -> Symbol:
+        return _integers("mul", self, _int32_of(2 ** _shift(other)))
+
+    def __rshift__(self, other: object) -> Symbol:
+        if _shift(other) == MAX_SHIFT:
+            return Operations.where(_integers("add", self, 0) < 0, -1, 0)
+        return _integers("floordiv", self, 2 ** _shift(other))
+
     def __neg__(self) -> Symbol:
         return _arithmetic("sub", 0 if self.kind == "int" else -0.0, self)  # 0.0 - 0.0 would lose the sign of zero
 
@@ -151,11 +187,12 @@ class Symbol:
 class Operations:
     """The functions that a traced function may call, in f32.
 
-    exp, log, sqrt, rsqrt, tanh, erf, sigmoid, abs, floor. `round` gives the nearest whole number, of two the even one.
-    `normal` is the distribution function, erfc(-x / sqrt(2)) / 2. maximum, minimum and where; largest and smallest are
-    NaN where either value is. `float` makes a float of a coordinate, which arithmetic with floats does by itself, and
-    `whole` a 32-bit integer of a float. A division is correctly rounded where the result has 32 bits, else within
-    2 ulp of f32.
+    exp, log, sqrt, rsqrt, tanh, erf, sigmoid, abs, floor, sin, cos, exp2, log2, relu, clamp(x, low, high). `round`
+    gives the nearest whole number, of two the even one. `normal` is the distribution function, erfc(-x / sqrt(2)) / 2.
+    maximum, minimum and where; largest and smallest are NaN where either value is. `float` makes a float of a
+    coordinate, which arithmetic with floats does by itself, and `whole` a 32-bit integer of a float. A division is
+    correctly rounded where the result has 32 bits, else within 2 ulp of f32. Sine and cosine are within 1e-6 up to
+    2**15.
     """
 
     def __getattr__(self, name: str) -> Callable[[object], Symbol]:
@@ -172,6 +209,26 @@ class Operations:
     def whole(x: object) -> Symbol:
         """A float as a 32-bit integer: cut to it, beyond int32 its nearest, of NaN 0. Arithmetic wraps."""
         return _apply("whole", "int", _float(x))
+
+    @classmethod
+    def exp2(cls, x: object) -> Symbol:
+        """2 to the power of x."""
+        return cls().exp(_float(x) * math.log(2))
+
+    @classmethod
+    def log2(cls, x: object) -> Symbol:
+        """The logarithm to base 2."""
+        return cls().log(x) * (1 / math.log(2))
+
+    @classmethod
+    def relu(cls, x: object) -> Symbol:
+        """x, or 0 where it is negative."""
+        return cls.maximum(x, 0)
+
+    @classmethod
+    def clamp(cls, x: object, low: object, high: object) -> Symbol:
+        """The value of low .. high that is nearest to x."""
+        return cls.minimum(cls.maximum(x, low), high)
 
     @staticmethod
     def maximum(x: object, y: object) -> Symbol:
@@ -204,11 +261,13 @@ class Operations:
 
 @not_in_graphs
 def trace(
-    function: Callable[..., object], names: tuple[str, ...], coordinates: tuple[str, str] = ("i", "j")
-) -> Expression:
+    function: Callable[..., object], names: tuple[str, ...], coordinates: tuple[str, str] = ("i", "j"),
+    whole: Collection[str] = (),
+) -> Expression:  # fmt: skip
     """The expression of `function(x, i, j, ops, *values)`. `values` are in the order of `names`.
 
     coordinates  names of i and j, for the refusal
+    whole        names of the values that are int32
 
     x is the f32 value of an element, i and j its row and column in C. Raises PlanError when the function does not give
     one f32 value, asks a value for its truth, or raises an error of its own, such as that of math.exp(x).
@@ -216,18 +275,26 @@ def trace(
     >>> trace(lambda x, i, j, ops: ops.where(i >= j, x, 0.0), ())
     ('where', ('ge', ('i',), ('j',)), ('x',), ('float', 0.0))
     """
-    given = [Symbol(("given", name), "float") for name in names]
+    given = [Symbol(("given", name), "int" if name in whole else "float") for name in names]
     result = called(function, ("x", *coordinates, "ops", *names), (*element(), Operations(), *given))
     if result is None:
         raise PlanError("the function returned nothing: it gives the new value of x")
-    return _float(result).expression
+    if isinstance(result, (tuple, list)):
+        raise PlanError(
+            f"the function gives {len(result)} values, and each element has one: other outputs are steps that write "
+            "(Aux, RowReduce), or columns of a wider B"
+        )
+    return in_steps([_float(result).expression])[0]
 
 
 @not_in_graphs
-def trace_columns(function: Callable[..., object], names: Mapping[str, bool], columns: int) -> tuple[Expression, ...]:
+def trace_columns(
+    function: Callable[..., object], names: Mapping[str, bool], columns: int, whole: Collection[str] = ()
+) -> tuple[Expression, ...]:
     """The expression of each column of a group, by `function(x, i, j, ops, *values)`.
 
     names  of the operands in order, and whether one differs from column to column: its value is then a tuple, as x is
+    whole  names of int32 operands
 
     Raises PlanError as `trace`, and unless the function gives a value for each column.
 
@@ -236,14 +303,101 @@ def trace_columns(function: Callable[..., object], names: Mapping[str, bool], co
     """
     each = range(columns)
     x = tuple([Symbol(("x", k), "float") for k in each])
+    kinds = {name: "int" if name in whole else "float" for name in names}
     given = [
-        tuple([Symbol(("given", name, k), "float") for k in each]) if along else Symbol(("given", name), "float")
+        tuple([Symbol(("given", name, k), kinds[name]) for k in each])
+        if along
+        else Symbol(("given", name), kinds[name])
         for name, along in names.items()
     ]
     found = called(function, ("x", "i", "j", "ops", *names), (x, *element()[1:], Operations(), *given))
     if not isinstance(found, (tuple, list)) or len(found) != columns:
         raise PlanError(f"the function of {columns} columns gave {bounded(found)}: it gives {columns} values, one each")
-    return tuple([_float(value).expression for value in found])
+    return in_steps([_float(value).expression for value in found])
+
+
+def _parts(expressions: Sequence[Expression]) -> list[Expression]:
+    """Their operations, each once and behind its operands; without recursion, since sums of many terms are deep."""
+    known: set[int] = set()
+    found, waiting = [], [(expression, False) for expression in reversed(expressions)]
+    while waiting:
+        part, ready = waiting.pop()
+        if part[0] in _LEAVES or (id(part) in known and not ready):
+            continue
+        if ready:
+            found.append(part)
+        else:
+            known.add(id(part))
+            waiting.append((part, True))
+            waiting += [(operand, False) for operand in reversed(part[1:])]
+    return found
+
+
+def operations(expression: Expression) -> tuple[str, ...]:
+    """The names of its operations, each value's once.
+
+    >>> operations(trace(lambda x, i, j, ops: x * ops.sigmoid(x), ()))
+    ('sigmoid', 'mul')
+    """
+    each = expression[1] if expression[0] == "steps" else _parts([expression])
+    return tuple([part[0] for part in each])
+
+
+def _size(expressions: Sequence[Expression]) -> int:
+    """The operations of expressions that are written out: a value that is read often counts each time."""
+    sizes: dict[int, int] = {}
+    for part in _parts(expressions):
+        sizes[id(part)] = 1 + sum([sizes.get(id(operand), 0) for operand in part[1:]])
+    return sum([sizes.get(id(expression), 0) for expression in expressions])
+
+
+def in_steps(expressions: Sequence[Expression]) -> tuple[Expression, ...]:
+    """The expressions of one function's results; long ones as steps, each of which is computed once for all.
+
+    A sorting network reads each value several times: written out it doubles with every comparison.
+
+    >>> x = Symbol(("x",), "float")
+    >>> for _ in range(9):
+    ...     x = x * x
+    >>> head, steps, last = in_steps([x.expression])[0]
+    >>> head, len(steps), last
+    ('steps', 9, ('step', 8))
+    """
+    if _size(expressions) <= WRITTEN_OUT:
+        return tuple(expressions)
+    steps: dict[Expression, Expression] = {}  # an operation on steps -> the step
+    known: dict[int, Expression] = {}
+    for part in _parts(expressions):
+        own = exact((part[0], *[known.get(id(operand), operand) for operand in part[1:]]))
+        known[id(part)] = steps.setdefault(own, ("step", len(steps)))
+    kept = tuple(steps)
+    return tuple([("steps", kept, known.get(id(expression), expression)) for expression in expressions])
+
+
+def entry_of_each(expressions: Sequence[Expression]) -> Sequence[object]:
+    """The expressions of one function as JSON has them: steps that they share once.
+
+    >>> entry_of_each((("x",), ("i",)))
+    (('x',), ('i',))
+    """
+    steps = {expression[1] if expression[0] == "steps" else None for expression in expressions}
+    if len(steps) > 1 or None in steps or not expressions:
+        return expressions
+    return ("steps", *steps, tuple([expression[2] for expression in expressions]))
+
+
+def each_of_entry(entry: Expression) -> tuple[Expression, ...]:
+    """The expressions of an entry, of tuples.
+
+    >>> each_of_entry(entry_of_each((("x",), ("i",))))
+    (('x',), ('i',))
+    """
+    if len(entry) == 3 and entry[0] == "steps":
+        return tuple([("steps", entry[1], last) for last in entry[2]])
+    return tuple(entry)
+
+
+_LEAVES = frozenset(("x", "i", "j", "given", "float", "int", "step"))
 
 
 def element() -> tuple[Symbol, Symbol, Symbol]:
@@ -267,7 +421,7 @@ def called(function: Callable[..., object], names: tuple[str, ...], symbols: tup
     except Exception as error:
         raise PlanError(
             f"the function raised {type(error).__name__}: {error}. It is called once with values that take "
-            f"+ - * / ** and comparisons; functions of them are those of ops: {', '.join(_KNOWN)}"
+            f"+ - * / ** // % & | ^ ~ << >> and comparisons; functions of them are those of ops: {', '.join(_KNOWN)}"
         ) from error
 
 
@@ -286,16 +440,42 @@ def as_value(value: object, kind: str | None = None) -> Symbol:
 
 def transposed(expression: Expression) -> Expression:
     """The same of the transposed matrix: i and j change places."""
-    if expression[0] in ("float", "int", "given", "x"):
-        return expression
     if expression[0] in ("i", "j"):
         return ("j",) if expression[0] == "i" else ("i",)
+    if expression[0] in _LEAVES:
+        return expression
+    if expression[0] == "steps":
+        _, steps, last = expression
+        return ("steps", tuple([transposed(step) for step in steps]), transposed(last))
     return (expression[0], *map(transposed, expression[1:]))
 
 
-def evaluate(expression: Expression, x: Value, at: Any) -> Value:
+def evaluate(expression: Expression, x: Value, at: Place) -> Value:
     """The value of an expression; `at` gives coordinates, operands and operations, as for a step's `apply`."""
+    return evaluate_each([expression], x, at)[0]
+
+
+def evaluate_each(expressions: Sequence[Expression], x: Value, at: Place) -> list[Value]:
+    """The values of a function's results: steps that they share are computed once."""
+    steps: Expression | None = None
+    done: list[Value] = []
+    found = []
+    for expression in expressions:
+        if expression[0] != "steps":
+            found.append(_evaluated(expression, x, at, ()))
+            continue
+        if expression[1] is not steps and expression[1] != steps:
+            steps, done = expression[1], []
+            for step in expression[1]:
+                done.append(_evaluated(step, x, at, done))
+        found.append(_evaluated(expression[2], x, at, done))
+    return found
+
+
+def _evaluated(expression: Expression, x: Value, at: Place, done: Sequence[Value]) -> Value:
     head, *rest = expression
+    if head == "step":
+        return done[rest[0]]
     if head == "x":
         return as_arithmetic(x[rest[0]] if rest else x, "x", PlanError)
     if head in ("i", "j"):
@@ -306,7 +486,7 @@ def evaluate(expression: Expression, x: Value, at: Any) -> Value:
         return at.read(*rest)
     if not hasattr(at.math, head):
         raise PlanError(f"math has no {head}: {bounded(at.math)}")
-    return getattr(at.math, head)(*[evaluate(part, x, at) for part in rest])
+    return getattr(at.math, head)(*[_evaluated(part, x, at, done) for part in rest])
 
 
 _SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
@@ -323,6 +503,11 @@ def shown(expression: Expression, names: Mapping[str, str] = MappingProxyType({}
     head, *parts = expression
     if head in ("x", "i", "j"):
         return names.get(head, str(head)) + "".join(f"[{k}]" for k in parts)
+    if head == "steps":
+        text = "; ".join(f"s{n} = {shown(step, names)}" for n, step in enumerate(parts[0]))
+        return f"{shown(parts[1], names)} with {text}"
+    if head == "step":
+        return f"s{parts[0]}"
     if head in ("given", "float", "int"):
         return str(parts[0]) + "".join(f"[{k}]" for k in parts[1:])
     if head in _SIGNS:
@@ -340,12 +525,15 @@ _MADE: Mapping[str, Callable[..., Symbol]] = {
 }  # fmt: skip
 
 
-def restored(parts: object, names: Sequence[str], along: Sequence[str] = (), columns: int = 0) -> Expression:
+def restored(
+    parts: object, names: Sequence[str], along: Sequence[str] = (), columns: int = 0, whole: Collection[str] = ()
+) -> Expression:
     """The expression of nested lists, as JSON has them: its operations are made again, with their checks.
 
     names    of the operands that it may read
     along    names of those of them that have a value for each column of a group
     columns  of a group; 0 for a function of one element
+    whole    names of operands that are int32
 
     Raises PlanError for lists that no function's trace gives.
 
@@ -353,27 +541,39 @@ def restored(parts: object, names: Sequence[str], along: Sequence[str] = (), col
     ('mul', ('x',), ('given', 's'))
     """
     each = range(columns)
-    leaves: set[Expression] = {("x", k) for k in each} if columns else {("x",)}
-    leaves |= {("given", name) for name in names if name not in along}
-    leaves |= {("given", name, k) for name in along for k in each}
-    found = _float(_restored(parts, leaves)).expression
+    found_x = [("x", k) for k in each] if columns else [("x",)]
+    read = [("given", name) for name in names if name not in along]
+    read += [("given", name, k) for name in along for k in each]  # type: ignore[misc]
+    leaves: dict[Expression, str] = dict.fromkeys(found_x, "float")
+    leaves |= {leaf: "int" if leaf[1] in whole else "float" for leaf in read}
+    steps: list[Symbol] = []
+    last = parts
+    if isinstance(parts, (list, tuple)) and len(parts) == 3 and parts[0] == "steps" and parts[1]:
+        for step in parts[1]:
+            steps.append(_restored(step, leaves, steps))
+        last = parts[2]
+    found = _float(_restored(last, leaves, steps)).expression
+    if steps:
+        found = ("steps", tuple([step.expression for step in steps]), found)
     if exact(found) != exact(_as_tuples(parts)):
         raise PlanError(f"an expression is {bounded(parts)}, and a trace would give {bounded(found)}")
     return found
 
 
-def _restored(parts: object, leaves: AbstractSet[Expression]) -> Symbol:
+def _restored(parts: object, leaves: Mapping[Expression, str], steps: Sequence[Symbol] = ()) -> Symbol:
     head, *rest = parts if isinstance(parts, (list, tuple)) and parts else (None,)
+    if head == "step" and len(rest) == 1 and type(rest[0]) is int and 0 <= rest[0] < len(steps):
+        return Symbol((head, rest[0]), steps[rest[0]].kind)
     if head in ("i", "j") and not rest:
         return Symbol((head,), "int")
     if head in ("float", "int") and len(rest) == 1 and isinstance(rest[0], float if head == "float" else int):
         return _symbol(rest[0])
     if head in ("x", "given") and {type(part) for part in rest} <= {str, int} and (head, *rest) in leaves:
-        return Symbol((head, *rest), "float")
+        return Symbol((head, *rest), leaves[(head, *rest)])
     if not isinstance(head, str) or head not in _MADE:
         raise PlanError(f"no part of an expression: {bounded(parts)}")
     try:
-        return _MADE[head](*[_restored(part, leaves) for part in rest])
+        return _MADE[head](*[_restored(part, leaves, steps) for part in rest])
     except TypeError as error:
         raise PlanError(f"{head} of {len(rest)} parts in an expression: {error}") from None
 
@@ -429,6 +629,18 @@ def _float(value: object) -> Symbol:
             raise PlanError(f"an integer of {bits} bits is beyond float32, in which functions compute")
         return Symbol(("float", float(value.expression[1])), "float")
     return value
+
+
+def _shift(by: object) -> int:
+    """A number of bits. Raises PlanError for anything but a whole number from 0 to 31."""
+    if isinstance(by, bool) or not isinstance(by, int) or not 0 <= by <= MAX_SHIFT:
+        raise PlanError(f"a shift by {bounded(by)}: a whole number of bits, from 0 to {MAX_SHIFT}, known while tracing")
+    return by
+
+
+def _int32_of(number: int) -> int:
+    """The int32 with the low 32 bits of a number."""
+    return (number + 2**31) % 2**32 - 2**31
 
 
 def _same(x: object, y: object) -> tuple[Symbol, Symbol]:

@@ -221,6 +221,11 @@ class Prologue:
         return found
 
     @property
+    def operations(self) -> tuple[str, ...]:
+        """The names of the function's operations."""
+        return tracing.operations(self.expression)
+
+    @property
     def text(self) -> str:
         """The function as text, of an element x, its row i and its column k."""
         return tracing.shown(self.expression, {"j": "k"})
@@ -268,7 +273,7 @@ def _reads(expression: object, name: str) -> bool:
     """
     if not isinstance(expression, tuple):
         return False
-    return expression == (name,) or any(_reads(part, name) for part in expression[1:])
+    return expression == (name,) or any(_reads(part, name) for part in expression)
 
 
 def check_types(prologue: object, a: Operand, b: Operand) -> None:

@@ -8,6 +8,7 @@ B may be packed weights of 4 and 8 bits: `kernels.sm80.quantized`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -62,7 +63,19 @@ from .store import BUFFERS, Sm80Store
 
 ARCHES = with_feature("mma.sync")  # every architecture has the kernel's instruction
 LOADS = ("cp.async", "tma")
-STORED_FLOATS = ("f32", "bf16", "f16")  # types of C
+_STORED_FLOATS = ("f32", "bf16", "f16")  # types of C
+_EIGHT_BITS = ("e4m3", "e5m2")  # from sm_89 on, which converts to them
+
+
+def stored_floats(target: str) -> tuple[str, ...]:
+    """The types of floats that mma.sync's kernel stores on an architecture.
+
+    >>> stored_floats("sm_80"), stored_floats("sm_120a")[3:]
+    (('f32', 'bf16', 'f16'), ('e4m3', 'e5m2'))
+    """
+    return _STORED_FLOATS + _EIGHT_BITS * ("mma.sync.e4m3" in arch_named(target).features)
+
+
 ALIGNMENTS = (16, 8, 4, 2, 1)
 MAX_BATCH = MAX_GRID[2]  # a matrix of the batch is a place along z
 _INSTRUCTIONS = {"bf16": "m16n8k16", "f16": "m16n8k16", "tf32": "m16n8k8",
@@ -276,7 +289,7 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan, Asked):
         second = pair_of(pair, sums := combination(gated))
         epilogue = epilogue_behind(sums, epilogue)
         a_spec, b_spec, atom = _typed(a, b, target)
-        c_spec = _output(c, a_spec, atom, bool(epilogue) or sums is not None)
+        c_spec = _output(c, a_spec, atom, bool(epilogue) or sums is not None, target.name)
         check_epilogue(epilogue, c_spec)
         _check_rows(indexed, (a_spec, c_spec), config, weights, epilogue)
         tile_k = stage_depth(config.tile_k, _STAGE_BYTES_OF_K, a_spec.dtype, atom)
@@ -536,26 +549,27 @@ def _vectors(align: tuple[int, int, int], specs: tuple[Operand, Operand, Operand
     return [bytes_ if bytes_ >= 4 else spec.dtype.bytes for bytes_, spec in zip(align, specs, strict=True)]
 
 
-def _output(c: OperandSpec | None, a: Operand, atom: MmaAtom, fused: bool) -> Operand:
+def _output(c: OperandSpec | None, a: Operand, atom: MmaAtom, fused: bool, target: str) -> Operand:
+    floats = stored_floats(target)
     whole = atom.c_dtype.name == "i32"
     default = "i32" if whole else a.dtype if a.dtype.bits == 16 else "f32"
     spec = Operand.parse(default if c is None else c)
-    known = ("i32", *STORED_FLOATS * fused) if whole else STORED_FLOATS
+    known = ("i32", *floats * fused) if whole else floats
     if spec.dtype.name not in known:
-        raise refused_output(spec.dtype, a.dtype, known, _way_to(spec.dtype.name, a.dtype.name, whole, fused))
+        raise refused_output(spec.dtype, a.dtype, known, _way_to(spec.dtype.name, floats, whole, fused))
     if spec.order != "row":
         raise PlanError(f"c is {spec}; this kernel stores row-major. Compute the transpose: C^T = B^T @ A^T")
     return spec
 
 
-def _way_to(c: str, a: str, whole: bool, fused: bool) -> str:
+def _way_to(c: str, floats: Sequence[str], whole: bool, fused: bool) -> str:
     """The way to a C of a type that the kernel does not store; "" if only a conversion leads there."""
-    if whole and not fused and c in STORED_FLOATS:
+    if whole and not fused and c in floats:
         return f"behind an epilogue it stores {c}, as in epilogue=Epilogue(Scale())"
-    if c in ("e4m3", "e5m2"):
-        able = " and sm_100a's" * (not whole)
+    if c in _EIGHT_BITS:
         return (
-            f"store f32{' behind an epilogue' * (whole and not fused)} and convert it; sm_90a's{able} kernel stores {c}"
+            f"store f32{' behind an epilogue' * (whole and not fused)} and convert it; {c} is stored from sm_89 on, "
+            "which has the conversion"
         )
     return ""
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...arguments import as_int
-from ...errors import LayoutError
+from ...arguments import as_int, shown
+from ...errors import CompositionError, LayoutError
 from ..basis import has_basis
 from ..int_tuple import (
     BEYOND,
@@ -58,6 +58,10 @@ def _entry(x: object, what: str) -> Any:
     # _plain is the mark of a Layout; tensors and arrays have strides too
     if x is None or getattr(x.__class__, "_plain", False) or x.__class__ is Polynomial or is_sympy(x):
         return x
+    if hasattr(x, "source_mask"):
+        raise LayoutError(
+            f"{shown(x)} is no tiler: a swizzle permutes offsets, behind a layout, as {shown(x)} @ layout"
+        )
     return as_int(x, what)
 
 
@@ -149,15 +153,49 @@ def divide(shape: Shape, stride: Stride, pair: Pair) -> Pair:
         int or Layout   the whole layout, flattened; its end is the end of its last entry, whatever its rank
         tuple           each mode by its own tile, a nested mode as a whole; each has its own end
 
-    So (10):(1) and the first mode of (10,2):(1,60) take tiles of 4. A tile of 2 does not divide (5,2):(1,60) as a
-    whole: element 5 is the next mode's first, 60. In (5,1):(1,100) it is 100, as the last entry counts at extent 1 too.
-    Raises CompositionError where no layout is the function, and LayoutError where T and its translates leave out an
+    So (10):(1) and the first mode of (10,2):(1,60) take tiles of 4. Where no layout is A o (T, T*), the entry in which
+    T ends is rounded up to whole tiles, as CuTe rounds it: (5,2):(1,60) by 2 is (2,(3,2)):(1,(2,60)), the divide of
+    (6,2):(1,60). Each element of A is in one tile still, and the others lie past the end of that entry. An entry of
+    extent 1 at the end has no such place: (10,1):(1,1) is divided as 10:1.
+    Raises CompositionError where that has no layout either, and LayoutError where T and its translates leave out an
     element of A. What they leave out past the end of A is no element: (2,2):(3,8) divides 6:1, and not 7:1.
     """
     s, d = pair
     size = product(shape)
     cs, cd = complement_exact(s, d, size, "a divide", size)
-    return compose(shape, stride, (s, cs), (d, cd))
+    try:
+        return compose(shape, stride, (s, cs), (d, cd))
+    except CompositionError:
+        rounded = _rounded(shape, stride, pair)
+        if rounded is None:
+            raise
+        size = product(rounded[0])
+        try:
+            cs, cd = complement_exact(s, d, size, "a divide", size)
+            return compose(*rounded, (s, cs), (d, cd))
+        except LayoutError:
+            pass
+        raise
+
+
+def _rounded(shape: Shape, stride: Stride, pair: Pair) -> Pair | None:
+    """A with the entry in which T ends rounded up to whole tiles; None where T passes that entry, or begins inside one.
+
+    T reaches no further than that entry, so A and the rounded one have the same values at T.
+    """
+    S, D = coal(shape, stride)
+    entries = [(n, d) for n, d in zip(leaves(pair[0]), leaves(pair[1])) if n != 1]
+    reach = 1 + sum([(n - 1) * d for n, d in entries])
+    end = max([n * d for n, d in entries], default=1)
+    below = 1
+    for i, n in enumerate(S):
+        if reach <= below * n or i == len(S) - 1:
+            if end % below:
+                return None
+            S[i] = -(-n // (end // below)) * (end // below) if end > below else n
+            return pack(S, D)
+        below *= n
+    return None
 
 
 def multiply(shape: Shape, stride: Stride, pair: Pair) -> Pair:

@@ -281,7 +281,8 @@ def check_layouts(*xs: object) -> None:
     """Raise LayoutError for an operand of a statement about layouts that is no layout."""
     for x in xs:
         if not isinstance(x, Function):
-            raise LayoutError(refusal(x, "an operand of a comparison", "a layout"))
+            formula = "; prove_formulas compares index formulas" if callable(x) else ""
+            raise LayoutError(refusal(x, "an operand of a comparison", "a layout") + formula)
 
 
 def equivalent(a: Any, b: Any) -> Answer:

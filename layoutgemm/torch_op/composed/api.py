@@ -19,11 +19,13 @@ from ...kernels.epilogue.steps import EpilogueOperand
 from ...kernels.indexed.rows import OUT_ROWS, ROWS
 from ...kernels.operands.combined import refusal_of_matrices, refusal_of_pairs
 from ...kernels.operands.prologue import Prologue
+from ...kernels.run.operand_checks import same_memory
 from ...kernels.sm90.triangular.operands import Triangles
 from ..checks import (
     NOT_RECORDED,
     autocast,
     check_written,
+    copied,
     derived_by_transform,
     differentiated,
     has_tangent,
@@ -91,6 +93,10 @@ def composed_product(
         choice_of(config)
         text = parts_text(asked, len(right) // len(left), tuple(there), tuple(values))
         parts, every = parts_of_text(text), {**there, **values}
+        if out is not None and any(same_memory(every[name], out) for name in parts.read):
+            kept = out.clone(memory_format=torch.preserve_format)  # an operand in place: as for one product
+            value = composed_product(a, b, asked, own, given, options._replace(out=kept))
+            return copied(value, out)
         for name in parts.numbers:
             every[name] = host_number(name, every[name])
         if TILES in parts.read and left[0].device.type == "cpu":

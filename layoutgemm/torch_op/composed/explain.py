@@ -22,6 +22,7 @@ from .api import ComposedOptions, Operands, operands_of, refusal_of_kinds, refus
 from .checks import ComposedCall, checked, epilogue_of
 from .parts import OWN, AskedParts, parts_of_text, parts_text
 from .plans import ready_plan
+from .product import ways_of_call, with_function_applied
 
 
 def explain_composed(
@@ -45,9 +46,17 @@ def explain_composed(
     steps = epilogue_of(call)
     finish = None if steps is None else finish_of(steps, {x.name: values[x.name] for x in steps.given}, call.shape)
     call = call.as_rows
-    plan = ready_plan(call, options.config, None if finish is None else finish.epilogue).plan
+    epilogue = None if finish is None else finish.epilogue
+    ways = ways_of_call(call, options.config, epilogue)
+    copies: tuple[str, ...] = ()
+    if ways is not None and ways.apart:
+        call = with_function_applied(call)
+        copies = (f"a: torch computes its function first, in float32; {ways.memory} bytes",)
+    plan = ready_plan(call, options.config, epilogue).plan
     if not isinstance(plan, Sm90Plan):
-        return Explanation(str(plan), "the mma.sync kernel", 1, (), plan.partial_bytes)
+        why = "the mma.sync kernel" if ways is None else f"the mma.sync kernel; {ways}"
+        more = ways.memory if ways is not None and ways.apart else 0
+        return Explanation(str(plan), why, 1, copies, plan.partial_bytes + more)
     why = "parts of one kernel" if parts.order is None else _described(plan)
     if parts.triangles is not None:
         why = described_triangles(plan) if parts.order is None else f"{why}; {described_triangles(plan)}"

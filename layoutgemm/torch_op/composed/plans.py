@@ -6,6 +6,7 @@ tiles with an epilogue; other parts are refused by name.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -32,6 +33,7 @@ from ...kernels.orders import (
     visited_tiles,
 )
 from ...kernels.planner import refusal_beside_hopper
+from ...kernels.run.operand_checks import same_memory
 from ...kernels.sm80.choose import by_lines, for_prologue, for_several, holding_groups
 from ...kernels.sm80.plan import Sm80Plan
 from ...kernels.sm90.config import Sm90Config
@@ -176,13 +178,15 @@ def _by_mma_sync(key: PlanKey) -> Sm80Plan:
     raise refused
 
 
-def check_mirror(plan: Plan, a: torch.Tensor, b: torch.Tensor) -> None:
-    """Raise OperandError unless b is a's transpose, of a symmetric product."""
+def check_mirror(plan: Plan, a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> None:
+    """Raise OperandError unless a product in symmetric order is symmetric: A A^T, A A^T + B B^T or A B^T + B A^T."""
     if not isinstance(plan, Sm90Plan) or plan.mirror is None:
         return
-    same = a.data_ptr() == b.data_ptr() and a.stride() == b.mT.stride() and a.shape == b.mT.shape
-    if not same or a.dtype != b.dtype:
-        raise OperandError("order = 'symmetric': b is a's own transpose, as in matmul(a, a.mT, order='symmetric')")
+    if not any(all(map(same_memory, a, [x.mT for x in each])) for each in (b, b[::-1])):
+        of_two = ", or ((a, a2), (a.mT, a2.mT)) and ((a, a2), (a2.mT, a.mT)) of two pairs" * (len(a) > 1)
+        raise OperandError(
+            f"order = 'symmetric': b is a's own transpose, as in matmul(a, a.mT, order='symmetric'){of_two}"
+        )
 
 
 def plan_of_call(call: ComposedCall, config: Config | None) -> ReadyPlan:

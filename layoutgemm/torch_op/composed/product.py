@@ -9,11 +9,13 @@ On the CPU the plan is derived too: what no kernel computes is refused there as 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
 
 from ...errors import OperandError
+from ...kernels.epilogue.chain import Epilogue
 from ...kernels.indexed.rows import OUT_ROWS, ROWS
 from ...kernels.operands.combined import Combined
 from ...kernels.orders import clusters_of_plan, schedule_of
@@ -39,12 +41,13 @@ from ..indexed.torch_rows import gathered, scattered
 from ..launch import DirectLaunch, fill, note_list, note_target, note_workspace, raw_stream
 from ..operands.pairs import computed_pairs
 from ..operands.several import BY_MMA_SYNC, TorchMath
-from ..prepared import Config, mark_written, on_gpu, target
+from ..prepared import Config, gpu, mark_written, on_gpu, target
 from ..prologue import product as prologues
+from ..prologue.apart import Ways, ways_of
 from ..prologue.product import PrologueProduct, function_of
 from ..reference import exact, rounded
 from .checks import ComposedCall, epilogue_of, further_operands
-from .parts import BIAS, ROW_WEIGHTS, AskedParts, parts_of_text, parts_text
+from .parts import BIAS, OWN, ROW_WEIGHTS, AskedParts, parts_of_text, parts_text
 from .plans import Plan, ReadyPlan, check_mirror, ready_plan, visited
 
 
@@ -127,19 +130,47 @@ def computed(call: ComposedCall, config: Config | None, out: torch.Tensor | None
     call = _resolved(call)
     own = epilogue_of(call)
     finish = None if own is None else finish_of(own, {x.name: call.values[x.name] for x in own.given}, call.shape)
-    ready = ready_plan(call, config, None if finish is None else finish.epilogue)
+    epilogue = None if finish is None else finish.epilogue
+    if (ways := ways_of_call(call, config, epilogue)) is not None and ways.apart:
+        return computed(with_function_applied(call), config, out)
+    ready = ready_plan(call, config, epilogue)
     if parts.order is not None:
-        check_mirror(ready.plan, call.a[0], call.b[0])
+        check_mirror(ready.plan, call.a, call.b)
     if not on_gpu(call.a[0].get_device()):
         return _by_reference(call, ready, out)
     return _launched(call, ready, finish.words if finish is not None else (), out)
+
+
+def ways_of_call(call: ComposedCall, config: Config | None, epilogue: Epilogue | None) -> Ways | None:
+    """Both ways of a function of A on a GPU without wgmma; None elsewhere, and without such a function.
+
+    epilogue  as the kernel takes it
+    """
+    a, prologue = call.a[0], call.parts.prologue
+    if prologue is None or not on_gpu(a.get_device()) or target(a.get_device())[0] == "sm_90a":
+        return None
+    room, _ = gpu(a.get_device())
+    if len(call.a) > 1:  # no kernel has a function of the first pair's A
+        return Ways(math.inf, 0.0, a.numel() * a.element_size())
+    return ways_of(ready_plan(call, config, epilogue).plan, prologue, room.multiprocessors)
+
+
+def with_function_applied(call: ComposedCall) -> ComposedCall:
+    """The call with f(A) in A's place, computed by torch."""
+    parts, prologue = call.parts, present(call.parts.prologue)
+    values = {name: x for name, x in call.values.items() if name not in prologue.names}
+    text = parts_text(
+        parts.asked._replace(prologue=None), len(call.b) // len(call.a), parts.own, [x for x in values if x not in OWN]
+    )
+    first = function_of(call.a[0], prologue, {name: call.values[name] for name in prologue.names})
+    return call._replace(a=[first, *call.a[1:]], parts=parts_of_text(text), values=values)
 
 
 def _of_one(call: ComposedCall) -> ComposedCall:
     """A batch of one as a product of two matrices, with its operands."""
     values, parts = dict(call.values), call.parts
     for operand in epilogue.given if (epilogue := parts.epilogue) is not None else ():
-        if operand.axes and values[operand.name].ndim > len(operand.axes):
+        if operand.axes and values[operand.name].ndim > operand.rank:
             values[operand.name] = values[operand.name][0]
     for name in parts.prologue.names if parts.prologue is not None else ():
         values[name] = values[name][0]

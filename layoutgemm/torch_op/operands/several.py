@@ -68,7 +68,7 @@ _OPERATIONS: Mapping[str, Callable[..., torch.Tensor]] = {
     "log": torch.log, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "tanh": torch.tanh, "erf": torch.erf,
     "sigmoid": torch.sigmoid, "normal": torch.special.ndtr, "maximum": torch.fmax, "minimum": torch.fmin,
     "largest": torch.maximum, "smallest": torch.minimum, "floordiv": torch.floor_divide, "mod": torch.remainder,
-    "abs": torch.abs, "floor": torch.floor, "round": torch.round,
+    "abs": torch.abs, "sin": torch.sin, "cos": torch.cos, "floor": torch.floor, "round": torch.round,
     "and_": torch.bitwise_and, "or_": torch.bitwise_or, "xor": torch.bitwise_xor,
 }  # fmt: skip
 

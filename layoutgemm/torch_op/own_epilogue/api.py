@@ -13,7 +13,7 @@ import torch
 from ...errors import OperandError
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.plan import present
-from ...kernels.run.operand_checks import check_operands
+from ...kernels.run.operand_checks import check_operands, same_memory
 from ..checks import (
     NOT_RECORDED,
     autocast,
@@ -74,12 +74,23 @@ def epilogue_matmul(
         check_epilogue(steps, {name: type(x) for name, x in every.items()}, bool(gate))
         operands = GivenOperands(every, *[{name: every[name] for name in each} for each in (steps.reads, steps.writes)])
         into = {} if out is None else {"out": out}
-        check_operands({"a": a, "b": b, **operands.read}, {**operands.written, **into})
+        # Of an operand in place each element would have to be read before any thread stores it.
+        apart = [name for name, x in operands.read.items() if same_memory(x, out)] if into else []
+        check_operands({"a": a, "b": b, **operands.read}, operands.written if apart else {**operands.written, **into})
+        if apart:
+            others = {name: x for name, x in operands.tensors.items() if name not in apart}
+            check_operands({"a": a, "b": b, **others}, into)
         check_written(operands.written)
         choice_of(config)
         left, right, kind = check_call(a, b, None, out_dtype, allow_tf32)
         if out is not None:
             check_out(out, gated_shapes(left.shape, right.shape, gate).result, kind, {"a": left, "b": right})
+        if apart:
+            value = epilogue_matmul(
+                a, b, epilogue, given, bias=bias, activation=activation, out=None, config=config, out_dtype=out_dtype,
+                allow_tf32=allow_tf32,
+            )  # fmt: skip
+            return copied(value, out)
         tensors = left, right, *operands.tensors.values()
         sees, records = seen_and_recorded(tensors, out)
         if not (sees or records):

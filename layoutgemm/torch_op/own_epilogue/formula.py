@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -42,6 +43,17 @@ from ..types import TYPES
 
 _MASK = 0xFFFFFFFF
 Results = tuple[torch.Tensor, ...]
+
+
+def _top(k: int, x: torch.Tensor) -> Results:
+    """The k largest and their indices, one by one; of equal values the lower index is first."""
+    values, indices = x.sort(dim=-1, descending=True, stable=True)
+    more = max(0, k - x.shape[-1])
+    values = torch.nn.functional.pad(values, (0, more), value=-torch.inf)
+    indices = torch.nn.functional.pad(indices, (0, more), value=NO_INDEX)
+    return (*values[..., :k].unbind(-1), *indices[..., :k].unbind(-1))
+
+
 # By name: the results along the last dimension, and what an element outside of the order's tiles is.
 NAMED: Mapping[str, tuple[Callable[[torch.Tensor], Results], float]] = {
     "sum": (lambda x: (x.sum(-1),), 0.0),
@@ -53,6 +65,7 @@ NAMED: Mapping[str, tuple[Callable[[torch.Tensor], Results], float]] = {
     "softmax": (lambda x: (x.amax(-1), x.logsumexp(-1)), -torch.inf),
     "argmax": (lambda x: tuple(x.max(-1)), -torch.inf),
     "argmin": (lambda x: tuple(x.min(-1)), torch.inf),
+    **{f"top{k}": (partial(_top, k), -torch.inf) for k in (2, 4, 8)},
 }
 
 
@@ -145,8 +158,8 @@ class _EpilogueElements:
         """An operand, to be broadcast along C."""
         operand, x = self._epilogue.named_given(name), self._given[name]
         if not isinstance(x, torch.Tensor):
-            return self.math.constant(float(x))  # type: ignore[arg-type]  # a number, by the checks
-        x = x.to(self._sums.dtype)
+            return x if isinstance(x, int) and operand.dtype.kind == "int" else self.math.constant(float(x))  # type: ignore[arg-type]
+        x = x if operand.dtype.kind == "int" else x.to(self._sums.dtype)
         if not operand.axes:
             return x.reshape(())
         if self._groups is not None and self._groups.group is not None and operand.axes == "n" and x.ndim == 2:
@@ -162,25 +175,28 @@ class _EpilogueElements:
     def reduce(self, step: ReductionStep, x: torch.Tensor) -> None:
         """Keep a reduction's results, in their types."""
         x = self.spread(x)
-        for operand, value in zip(step.given, self._results(step, x), strict=True):
+        for operand, value in zip(step.given, self._outputs(step, x), strict=True):
             if not step.ordered:
                 held = self._held(operand.name)
                 value = COMBINED[str(step.reduction.atomic)](value.reshape(held.shape), held)
             self.written[operand.name] = value.to(TYPES[operand.dtype.name])
 
-    def _results(self, step: ReductionStep, x: torch.Tensor) -> Sequence[torch.Tensor]:
-        """The results; of rows in no group, what is there."""
+    def _outputs(self, step: ReductionStep, x: torch.Tensor) -> Sequence[torch.Tensor]:
+        """The outputs; of rows in no group, what is there."""
         if step.each is not None:
             return self._of_groups(step, x)
         groups = self._groups
         if groups is not None and groups.group is not None and isinstance(step, ColumnReduce):
             x = x if groups.inside is None else torch.where(groups.inside, x, 0)
             return columns_of_groups(str(step.operation), x, groups.group, groups.number)
-        found = self._reduced(step, x, self._visited, 0)
+        found = step.outputs(self._reduced(step, x, self._visited, 0), torch.stack)
         if groups is None or groups.inside is None or not isinstance(step, RowReduce):
             return found
         inside = groups.inside.squeeze(-1)
-        return [torch.where(inside, y, self._held(of.name)) for y, of in zip(found, step.given, strict=True)]
+        return [
+            torch.where(inside.unsqueeze(-1) if of.count > 1 else inside, y, self._held(of.name))
+            for y, of in zip(found, step.given, strict=True)
+        ]
 
     def grouped(self, step: ColumnGroup, x: torch.Tensor) -> torch.Tensor:
         """The function of each group of columns."""

@@ -166,7 +166,7 @@ def _operand_of_slices(
 ) -> torch.Tensor:
     """An operand of the batch of all slices: a view, so that what is written lies in the caller's tensor."""
     check_mapped(operand, at)
-    rank = len(operand.axes)
+    rank = operand.rank
     if not rank:
         if at is not None:
             raise OperandError(f"{operand.name} is mapped by torch.func.vmap, and a launch has one")

@@ -24,12 +24,14 @@ from ...kernels.sm90.plan import Sm90Plan
 from .. import tuned_store as tuned
 from ..bias_activation import GATES, by_torch
 from ..checks import check_call, check_finish, check_out, product_shape
+from ..compute import finished_product
 from ..operands.several import TorchMath, order_of
 from ..prepared import Config, choice_of, gpu, on_gpu, start, target
 from ..problem import bias_epilogue
 from ..reference import exact
 from ..scaled_grouped.kept import NOT_KEPT, launch
 from ..types import C_NAMES, NAMES, READ, TYPES
+from .apart import Ways, ways_of
 
 # Why other arguments are refused beside a prologue.
 ALONE = "a product with a prologue takes none; VectorScale('m') of an epilogue weighs rows"
@@ -201,7 +203,9 @@ def _launched(product: PrologueProduct, config: Config | None, out: torch.Tensor
     if bias is not None and (bias.dtype not in READ or bias.stride(0) != 1):
         wide = _launched(product._replace(bias=None, activation=None, kind=torch.float32), config, None)
         return _placed(by_torch(wide, bias, activation, kind), out)
-    plan, _ = plan_of_product(product, config)
+    plan, why = plan_of_product(product, config)
+    if (ways := ways_of_product(product, plan, why)) is not None and ways.apart:
+        return finished_product(function_of(a, product.prologue, given), b, bias, activation, kind, None, out)
     return launched(plan, a, b, given, {}, bias, out, a.ndim > 2 and a.shape[0] == 1)
 
 
@@ -227,6 +231,17 @@ def launched(
     return c.unsqueeze(0) if one else c
 
 
+def ways_of_product(product: PrologueProduct, plan: Sm90Plan, why: str) -> Ways | None:
+    """Both ways of a function of A; None where a caller's configuration, or a measured one, says which."""
+    if not why.endswith(_ESTIMATED):
+        return None
+    room, _ = gpu(product.a.get_device())
+    return ways_of(plan, product.prologue, room.multiprocessors)
+
+
+_ESTIMATED = "(an estimate)"
+
+
 def plan_of_product(product: PrologueProduct, config: Config | None) -> tuple[Sm90Plan, str]:
     """The plan that a product's kernel is compiled from, and why; that of an H200 for CPU tensors."""
     a, b, prologue, _, bias, activation, kind = product
@@ -247,7 +262,7 @@ def plan_of_product(product: PrologueProduct, config: Config | None) -> tuple[Sm
         with contextlib.suppress(LayoutError):  # a result that does not fit is passed over
             return derive(measured.config, room.multiprocessors), "measured by layoutgemm.tune"
     plan = derive(None, room.multiprocessors)
-    return plan, f"{plan.tile_c} tiles take least time (an estimate)"
+    return plan, f"{plan.tile_c} tiles take least time {_ESTIMATED}"
 
 
 def tuned_types(prologue: Prologue, types: tuple[str, ...]) -> tuple[str, ...]:

@@ -36,10 +36,12 @@ def check_derivable(steps: Epilogue, kind: torch.dtype, constants: dict[str, tor
     if text := refusal_of_derivatives(steps, torch.bfloat16, kind):
         raise TensorError(text)
     for step in steps.reductions if of_rows else ():
-        if isinstance(step, ColumnReduce) and not isinstance(step.operation, str):
+        of_one = isinstance(step, ColumnReduce) and isinstance(step.operation, str) and step.given[0].count == 1
+        if isinstance(step, ColumnReduce) and not of_one:
             own = ", ".join(operand.name for operand in step.given)
             raise OperandError(
-                f"{own}: a Reduction of one's own of columns of groups of rows has no derivative; a named one has"
+                f"{own}: a Reduction of one's own, or the k largest, of columns of groups of rows has no derivative; "
+                "other named ones have"
             )
 
 

@@ -22,12 +22,10 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from ...errors import OperandError, TensorError
 from ...kernels.epilogue.chain import MAX_WORDS, Epilogue
-from ...kernels.epilogue.numpy_math import Math
 from ...kernels.indexed.row_copy import COPIED
 from ...kernels.indexed.rows import check_inside
 from ...kernels.run.epilogue_operands import rows_memory, words_of_tensors
@@ -57,6 +55,7 @@ from ..epilogue import (
     finish_of,
     gate_of,
     given_operands,
+    nothing_of,
     operands_of_one,
     readable_gate,
     reference_of,
@@ -452,11 +451,11 @@ def _reduce_nothing(made: CheckedGroups) -> None:
     for step in made.steps.reductions:
         if not step.ordered or step.each is not None:
             continue
-        alone = [np.asarray([value]) for value in step.reduction.identity]
-        for operand, value in zip(step.given, step.reduction.finished(alone, Math), strict=True):
-            target, number = made.operands.every[operand.name], np.asarray(value).item()
-            kept = inside is not None and operand.axes == "m"
-            target.copy_(torch.where(inside, number, target)) if kept else target.fill_(number)
+        for operand, value in zip(step.given, nothing_of(step), strict=True):
+            target, numbers = made.operands.every[operand.name], value.to(made.of.a.device)
+            if inside is not None and operand.axes == "m":
+                numbers = torch.where(inside.unsqueeze(-1) if operand.count > 1 else inside, numbers, target)
+            target.copy_(numbers)
 
 
 # ----------------------------------------------------------------------------------------------------------- on the CPU

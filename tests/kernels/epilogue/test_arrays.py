@@ -62,10 +62,16 @@ def test_a_write_behind_a_line_is_seen() -> None:
 def test_other_devices_are_refused() -> None:
     plan = Sm90Plan.derive(M, N, K, b="bf16:col", config=CONFIG, epilogue=Epilogue(Bias()))
     a, b = integers((M, K), 0), integers((K, N), 1)
+    found = plan.run(a, b, given={"bias": np.arange(N)}, device="reference")
+    assert found.ran_on == "NumPy" and np.array_equal(
+        found.c, plan.c.dtype.decode(plan.c.dtype.encode(a @ b + np.arange(N)))
+    )
+    gated = Sm90Plan.derive(M, N, K, b="bf16:col", config=Sm90Config((64, 64), consumers=1, stages=2), gated="silu",
+                            epilogue=Epilogue(Bias()))  # fmt: skip
     with pytest.raises(
-        OperandError, match=r"with device=.cuda. or .emulator.; its reference is plan.epilogue.reference"
+        OperandError, match=r"beside gated.*device=.cuda. or .emulator.; its reference is plan.epilogue.reference"
     ):
-        plan.run(a, b, given={"bias": np.ones(N)}, device="reference")
+        gated.run(a, integers((K, 2 * N), 1), given={"bias": np.ones(N)}, device="reference")
 
 
 @needs_dsl

@@ -120,7 +120,9 @@ def test_supported_operations_of_a_function() -> None:
     assert np.allclose(Epilogue(own).reference(acc).c, expected, rtol=1e-6)
     for function, text in (
         (lambda x, i, j, ops: x if i > 3 else 0.0, "ops.where"),
-        (lambda x, i, j, ops: ops.cos(x), "no operation 'cos'"),
+        (lambda x, i, j, ops: ops.cot(x), "no operation 'cot'"),
+        (lambda x, i, j, ops: (i << 32) * x, "a shift by 32"),
+        (lambda x, i, j, ops: (-2.0) ** x, "of a positive number"),
         (lambda x, i, j, ops: x > 0, "a comparison is no number"),
         (lambda x, i, j, ops: x % 2, "for coordinates"),
         (lambda x, i, j, ops: x + "1", "not with '1'"),
@@ -131,6 +133,23 @@ def test_supported_operations_of_a_function() -> None:
     ):
         with pytest.raises(PlanError, match=text):
             Custom.of(function)
+
+
+def test_shifts_and_complements_are_those_of_int32() -> None:
+    acc = numbers((40, 6), 0)
+    i, j = (x.astype(np.int32) for x in np.mgrid[:40, :6])
+    hashed = Custom.of(lambda x, i, j, ops: ops.float((~(i - 20) << 27 ^ j) >> 3) + ops.where(~(i < j), x, -x))
+    with np.errstate(over="ignore"):
+        whole = (~(i - 20) << np.int32(27) ^ j) >> np.int32(3)
+    assert np.array_equal(Epilogue(hashed).reference(acc).c, whole.astype(np.float32) + np.where(~(i < j), acc, -acc))
+    ends = Custom.of(lambda x, i, j, ops: ops.float((i - 20) >> 31) + ops.float((i >> 0) << 31))
+    want = (((i - 20) >> 31) + np.where(i % 2, -(2.0**31), 0.0)).astype(np.float32)
+    assert np.array_equal(Epilogue(ends).reference(acc).c, want)
+    near = Custom.of(
+        lambda x, i, j, ops: ops.exp2(x) - 2.0**x + ops.log2(ops.exp2(x)) + ops.relu(x) + ops.clamp(x, -1, 2)
+    )
+    want = acc + np.maximum(acc, 0) + np.clip(acc, -1, 2)
+    assert np.allclose(Epilogue(near).reference(acc).c, want, atol=1e-5)
 
 
 def test_numpy_numbers_stand_in_the_arithmetic() -> None:
@@ -381,7 +400,10 @@ def test_functions_are_as_near_as_they_say(c: str, swapped: bool) -> None:
     rng = np.random.default_rng(3)
     a, b = (numbers(shape, 7) / 8 for shape in ((m, k), (k, n)))
     mask = Dropout(0.25)
-    own = Custom.of(lambda x, i, j, ops: ops.log(1.0 + ops.sqrt(x * x)) * ops.rsqrt(1.0 + ops.float(i)))
+    own = Custom.of(
+        lambda x, i, j, ops: ops.log(1.0 + ops.sqrt(x * x)) * ops.rsqrt(1.0 + ops.float(i))
+        + (ops.where(~(j > 3), ops.sin(x * 900.0), ops.cos(x * 900.0)) + 2.0) * ops.float(((i << 9) ^ ~j) >> 3)
+    )  # fmt: skip
     for step in (*steps, own, mask) if c == "f32" else steps:
         epilogue = Epilogue(step)
         given = {"seed": int(rng.integers(2**31))} if step is mask else {}

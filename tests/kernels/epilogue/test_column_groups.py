@@ -17,7 +17,6 @@ from layoutgemm.kernels import Sm90Config, Sm90Plan, column_groups
 from layoutgemm.kernels.epilogue.chain import (
     Activation,
     Aux,
-    Bias,
     ColumnGroup,
     Custom,
     Epilogue,
@@ -30,6 +29,7 @@ from layoutgemm.kernels.sm100.plan import Sm100Config, Sm100Plan
 from tests import needs
 
 TURN, WEIGHTS, ROWS = (EpilogueOperand(name, axes, "f32") for name, axes in (("turn", "mn"), ("w", "n"), ("r", "m")))
+IDS = EpilogueOperand("ids", "n", "i32")
 SWAP = ColumnGroup.of(lambda x, i, j, ops: (x[1], x[0]))
 
 
@@ -41,11 +41,11 @@ def rotary(distance: int) -> ColumnGroup:
 
 # A step of each way in which lanes hold a group, with an output and a reduction between them.
 EVERYTHING = Epilogue(
-    Bias(),
     Aux("f32"),
     ColumnGroup.of(lambda x, i, j, ops: (x[3] + j, x[2] - i, x[1] * 2.0, x[0]), columns=4),
     ColumnGroup.of(lambda x, i, j, ops, w, r: tuple(x[k ^ 5] * w[k] + r for k in range(8)), WEIGHTS, ROWS, columns=8),
     RowReduce("max", "most"),
+    ColumnGroup.of(lambda x, i, j, ops, d: tuple(x[k ^ 9] + (d[k] >> 30) for k in range(16)), IDS, columns=16),
     rotary(16),
     Activation("relu"),
     ColumnGroup.of(lambda x, i, j, ops: (x[0] - x[1], x[1] + j), distance=2),
@@ -54,8 +54,9 @@ EVERYTHING = Epilogue(
 
 def operands(m: int, n: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
-    shapes = {"bias": (n,), "turn": (m, n), "w": (n,), "r": (m,)}
-    return {name: rng.integers(-2, 3, shape).astype(np.float32) for name, shape in shapes.items()}
+    shapes = {"turn": (m, n), "w": (n,), "r": (m,)}
+    found = {name: rng.integers(-2, 3, shape).astype(np.float32) for name, shape in shapes.items()}
+    return {**found, "ids": rng.integers(-(2**31), 2**31, n).astype(np.int32)}
 
 
 @pytest.mark.parametrize("distance", [1, 2, 3, 16])
@@ -124,8 +125,8 @@ def test_groups_that_no_thread_has_are_refused() -> None:
         Epilogue(SWAP).transposed()
     with pytest.raises(PlanError, match=r"gave \(x\[0\],\): it gives 2 values"):
         ColumnGroup.of(lambda x, i, j, ops: (x[0],))
-    for columns in (1, 3, 16, True, "2"):
-        with pytest.raises(PlanError, match="known are 2, 4, 8"):
+    for columns in (1, 3, 64, True, "2"):
+        with pytest.raises(PlanError, match="known are 2, 4, 8, 16, 32"):
             ColumnGroup.of(lambda x, i, j, ops: x, columns=columns)  # type: ignore[arg-type]
 
 

@@ -76,6 +76,11 @@ def test_operations_are_the_formulas() -> None:
         "amax": [np.abs(x).max(-1)], "log_sum_exp": [exponentials], "softmax": [x.max(-1), exponentials],
         "argmax": [x.max(-1), x.argmax(-1)], "argmin": [x.min(-1), x.argmin(-1)],
     }  # fmt: skip
+    falling = np.argsort(-x, axis=-1)
+    for count in (2, 4, 8):
+        order = falling[..., :count]
+        both = np.take_along_axis(x, order, -1), order
+        want[f"top{count}"] = [part for each in both for part in np.moveaxis(each, -1, 0)]
     assert set(want) == set(REDUCTIONS)
     for name, values in want.items():
         found = REDUCTIONS[name].reduce(x, -1)
@@ -94,6 +99,26 @@ def test_infinities_and_nans_are_those_of_torch() -> None:
     value, index = REDUCTIONS["argmin"].reduce(rows, -1)
     assert np.array_equal(value, [-inf, 1, -inf, nan, nan], equal_nan=True) and index.tolist() == [0, 0, 0, 1, 0]
     assert np.isnan(REDUCTIONS["amax"].reduce(rows[3:], -1)[0]).all()
+    *values, first, second = REDUCTIONS["top2"].reduce(rows, -1)
+    assert np.array_equal(values[1], [-inf, inf, -inf, 2, nan], equal_nan=True)
+    assert first.tolist() == [0, 1, 1, 1, 0] and second.tolist() == [1, 2, 0, 2, 2]
+
+
+def test_elements_inserted_in_turn_are_those_combined() -> None:
+    """Infinities, NaN and equal values, some outside of C, in any order of their columns."""
+    reduction, rng = REDUCTIONS["top4"], np.random.default_rng(0)
+    x = rng.choice([-np.inf, -1.0, 0.0, 2.0, np.inf, np.nan], (200, 9)).astype(np.float32)
+    inside, columns = rng.random(x.shape) < 0.7, rng.permuted(np.tile(np.arange(9, dtype=np.int32), (200, 1)), axis=1)
+    found: Any = [np.full(200, value, kind) for value, kind in zip(reduction.identity, "ffffiiii", strict=True)]
+    with np.errstate(invalid="ignore"):
+        for e in range(9):
+            at: Any = SimpleNamespace(i=np.zeros(200, np.int32), j=columns[:, e], math=Math)
+            found = reduction.inserted(found, x[:, e], at, inside[:, e])
+    placed, there = np.zeros_like(x), np.zeros_like(inside)
+    np.put_along_axis(placed, columns, x, 1)
+    np.put_along_axis(there, columns, inside, 1)
+    for value, want in zip(found, reduction.reduce(placed, -1, inside=there), strict=True):
+        assert np.array_equal(value, want, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", [name for name, made in sorted(REDUCTIONS.items()) if made.about is not None])
@@ -137,7 +162,7 @@ def test_several_elements_at_once_are_those_combined_in_turn(name: str, transpos
         (lambda: Reduction.of(lambda x, i, j, ops: (x, j), lambda a, b, ops: a, [1.0]), "one number for each of 2"),
         (lambda: Reduction.of(lambda x, i, j, ops: (x, j), lambda a, b, ops: (a[0], a[0]), [1.0, 0]), "whole number"),
         (lambda: Reduction.of(lambda x, i, j, ops: None, lambda a, b, ops: a, [1.0]), "gives None"),
-        (lambda: Reduction.of(lambda x, i, j, ops: (x,) * 5, lambda a, b, ops: a, [1.0] * 5), "up to 4"),
+        (lambda: Reduction.of(lambda x, i, j, ops: (x,) * 17, lambda a, b, ops: a, [1.0] * 17), "up to 16"),
         (lambda: Reduction.of(lambda x, j: x, lambda a, b, ops: a, [1.0]), r"called with \(x, i, j, ops\)"),
         (lambda: RowReduce("mean"), "a reduction by 'mean': known are sum"),
         (lambda: RowReduce("sum", each=0), "each"),
@@ -146,6 +171,9 @@ def test_several_elements_at_once_are_those_combined_in_turn(name: str, transpos
         (lambda: RowReduce("sum", dtype="bf16", ordered=False), "not for sum in bf16"),
         (lambda: ColumnReduce("sum", each=16), "is for RowReduce"),
         (lambda: RowReduce("sum", each=16).transposed(), "computed transposed"),
+        (lambda: RowReduce("top2", each=8).given, "each = 8, and row_top2_value has 2 numbers"),
+        (lambda: Reduction.of(lambda x, i, j, ops: (x, j), lambda a, b, ops: (a[0] + b[0], ops.maximum(a[1], b[1])),
+                              [0.0, -1], results=("best", "best")), "all f32 or all whole numbers"),
         (lambda: Quantize(dtype="bf16"), "values of 'bf16'"),
         (lambda: Quantize(least=0.0), "least = 0.0"),
         (lambda: Epilogue(Quantize(), Activation("relu")), "last step"),
@@ -156,11 +184,39 @@ def test_several_elements_at_once_are_those_combined_in_turn(name: str, transpos
         ),
         (lambda: Epilogue(RowReduce(), RowReduce()), "two operands of the epilogue are named row_sum"),
     ],
-    ids=range(22),
+    ids=range(24),
 )  # fmt: skip
 def test_refused_with_the_first_witness(make: Any, text: str) -> None:
     with pytest.raises((PlanError, OperandError), match=text):
         make()
+
+
+def test_a_long_function_is_kept_in_steps() -> None:
+    """A network that keeps four of eight: written out, its results have 4e17 operations."""
+
+    def combine(a: Any, b: Any, ops: Any) -> tuple[Any, ...]:
+        found = [*a, *b]
+        for first in range(4):
+            for at in range(7, first, -1):
+                low, high = found[at - 1 : at + 1]
+                found[at - 1], found[at] = ops.maximum(low, high), ops.minimum(low, high)
+        return tuple(found[:4])
+
+    top = Reduction.of(lambda x, i, j, ops: (x, *[-1e30] * 3), combine, [-1e30] * 4, lambda a, ops: a, ["best"] * 4)
+    steps = Epilogue(RowReduce(top, "of"), stores_c=False)
+    x = np.random.default_rng(0).standard_normal((5, 33)).astype(np.float32)
+    assert np.array_equal(steps.reference(x).written["of_best"], -np.sort(-x, axis=1)[:, :4])
+    assert Epilogue.from_json(steps.json) == steps and len(steps.json) < 10_000
+    assert steps.given[0].shape(5, 33) == (5, 4) and steps.words == ("of_best", "of_best_batch", "workspace")
+
+
+def test_a_wrong_insert_is_refused() -> None:
+    def total(insert: Any) -> Reduction:
+        return Reduction.of(lambda x, i, j, ops: x * j, lambda a, b, ops: a[0] + b[0], [0.0], insert=insert)
+
+    assert total(lambda a, x, i, j, ops: a[0] + x * j).insert
+    with pytest.raises(PlanError, match=r"insert\(.*i = 4, j = 6\) = .*combine\(a, lift\(x\)\) ="):
+        total(lambda a, x, i, j, ops: a[0] + x * i)
 
 
 # ---------------------------------------------------------------------------------------------------------------- plans

@@ -69,7 +69,27 @@ def with_shape(rng: random.Random) -> bool:
 
 
 def divided(pair: Pair, t: Pair) -> tuple[list[int], list[int]] | None:
-    """A o (T, T*): the values of the tile's mode and of the tiles' mode, or None where no layout has them all."""
+    """The values of the tile and of the tiles, or None without such a layout.
+
+    They are A o (T, T*). Where that is no layout, A counts with the entry in which T ends rounded up to whole tiles.
+    """
+    found = exactly_divided(pair, t)
+    if found is not None or exact_complement(t, ref.size(pair[0])) is None:
+        return found
+    extents, strides = ref.canonical(ref.image(*pair)) or ([], [])
+    period = len(set(ref.image(*t))) * len(exact_complement(t, 1) or [0])
+    for i in range(len(extents)):
+        if max(ref.image(*t)) < prod(extents[: i + 1]) or i == len(extents) - 1:
+            while prod(extents[: i + 1]) % period:
+                extents[i] += 1
+                if extents[i] > 1000:
+                    return None
+            return exactly_divided((tuple(extents), tuple(strides)), t)
+    return None
+
+
+def exactly_divided(pair: Pair, t: Pair) -> tuple[list[int], list[int]] | None:
+    """A o (T, T*), or None where no layout has these values."""
     free = exact_complement(t, ref.size(pair[0]))
     if free is None:
         return None

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from layoutgemm import dim
 from layoutgemm.errors import CompositionError, LayoutError
-from layoutgemm.layouts import Layout, make_layout_tv
+from layoutgemm.layouts import E, Layout, make_layout_tv
 from tests.layouts import reference as ref
 from tests.layouts.strategies import INJECTIVE, Pair, inside, pairs, random_pair, random_shape, random_stride, seeds
 
@@ -59,12 +59,32 @@ def judge_divide(pair: Pair, tile: Pair, answer: Layout | LayoutError) -> bool:
     values, extents = truth
     misfit = ref.first_misfit(values, extents)
     if misfit is not None:
-        assert isinstance(answer, LayoutError) and answer.witness == misfit, f"{text}: misfit at {misfit}"
+        if isinstance(answer, LayoutError):
+            assert answer.witness == misfit, f"{text}: misfit at {misfit}"
+        else:
+            judge_rounded(pair, tile, answer)
         return False
     assert not isinstance(answer, LayoutError), text
     assert image(answer) == values, text
     assert sizes(answer) == [ref.size(tile[0]), len(values) // ref.size(tile[0])], text
     return True
+
+
+def judge_rounded(pair: Pair, tile: Pair, answer: Layout) -> None:
+    """A divide with an entry rounded up: the tile lies as in A, and each element of A is at one place.
+
+    The places are coordinates of the coalesced A, which the same divide of the identity gives.
+    """
+    text = f"{Layout(*pair)} / {Layout(*tile)}: {answer}"
+    extents, strides = ref.canonical(table(pair)) or ([], [])
+    broadcast = ref.size(tile[0]) // len(set(table(tile)))
+    places = Layout(tuple(extents), tuple(E(i) for i in range(len(extents)))).logical_divide(Layout(*tile))
+    coords = [places(i) for i in range(places.size)]
+    assert image(answer) == [sum(x * d for x, d in zip(c, strides, strict=True)) for c in coords], text
+    inside = [c for c in coords if all(x < n for x, n in zip(c, extents, strict=True))]
+    assert sorted(inside) == sorted(list(ref.coordinates(tuple(extents))) * broadcast), text
+    first = [ref.offset(x, tuple(extents), tuple(strides), wrap_last=False) for x in table(tile)]
+    assert image(answer)[: len(first)] == first and sizes(answer)[0] == len(first), text
 
 
 def attempt(call: Callable[[], Layout]) -> Layout | LayoutError:
@@ -116,18 +136,40 @@ def test_overhanging_tiles(layout: str, tile: str, answer: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("layout", "tile", "misfit"),
+    ("layout", "tile", "answer"),
     [
-        ("(3,4):(1,6)", "2:1", 3),  # element 3 is A(3) = 6
-        ("(6,5):(4,8)", "4:1", 6),
-        ("(5,4):(1,8)", "2:2", 5),
-        ("(5,2):(1,60)", "2:1", 5),
-        ("(5,1):(1,100)", "2:1", 5),  # the last entry, of extent 1, is what runs on
-        ("((3,4),2):((1,6),24)", "2:1", 3),
+        ("(3,4):(1,6)", "2:1", "(2,(2,4)):(1,(2,6))"),
+        ("(6,5):(4,8)", "4:1", "(4,(2,5)):(4,(16,8))"),
+        ("(5,4):(1,8)", "2:2", "(2,(2,8)):(2,(1,4))"),
+        ("(6,2):(1,60)", "2:4", "(2,(4,2)):(4,(1,60))"),
+        ("(5,2):(1,60)", "2:1", "(2,(3,2)):(1,(2,60))"),
+        ("((3,4),2):((1,6),24)", "2:1", "(2,(2,8)):(1,(2,6))"),
+        ("(5,2):(1@0,1@1)", "2:1", "(2,(3,2)):(1@0,(2@0,1@1))"),
+        # an entry of extent 1 at the end has no place past its end
+        ("(10,1):(1,1)", "4:1", "(4,3):(1,4)"),
+        ("(5,1):(1,100)", "2:1", "(2,3):(1,2)"),
+        ("(4,2,1):(2,8,1)", "5:1", "(5,2):(2,10)"),
     ],
 )
-def test_a_tile_that_ends_inside_an_entry_is_refused(layout: str, tile: str, misfit: int) -> None:
-    """Two CuTe implementations round up here, and name offsets that the layout does not have."""
+def test_a_tile_that_ends_inside_an_entry_rounds_it_up(layout: str, tile: str, answer: str) -> None:
+    """The CuTe DSL 4.8.1 gives the same functions, but for (6,2) by 2:4: there it leaves out the second entry."""
+    a, t = Layout.parse(layout), Layout.parse(tile)
+    assert a.can_divide(t)
+    assert str(a.logical_divide(t)) == answer == str(a.zipped_divide(t))
+    if "@" not in layout:
+        assert str(Layout.join(Layout(2), a).logical_divide((2, t))[1]) == answer
+        judge_rounded((a.shape, a.stride), (t.shape, t.stride), a.logical_divide(t))
+
+
+@pytest.mark.parametrize(
+    ("layout", "tile", "misfit"),
+    [
+        ("(2,2):(2,1)", "5:1", 2),  # the tile passes an entry, and is no layout itself
+        ("(5,2):(1,60)", "6:1", 5),
+        ("(4,2):(12,1)", "6:1", 4),
+    ],
+)
+def test_a_tile_that_passes_an_entry_is_refused(layout: str, tile: str, misfit: int) -> None:
     a, t = Layout.parse(layout), Layout.parse(tile)
     for divide in (a.logical_divide, a.zipped_divide, a.tiled_divide, a.flat_divide):
         with pytest.raises(CompositionError) as caught:

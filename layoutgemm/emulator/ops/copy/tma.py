@@ -207,6 +207,8 @@ class TmaTransfer:
                 f"the box at {tuple(coordinates)} reaches to byte {high - buffer.address} of buffer {buffer.name}, "
                 f"which has {len(buffer.data)}: the tensor map says more than there is, {self.tmap}"
             )
+        if buffer.element is not None:
+            memory.compare_elements(buffer, self.tmap.dtype)
         return buffer
 
     def source(self, fiber: Fiber, coordinates: Sequence[int]) -> GlobalBuffer:
