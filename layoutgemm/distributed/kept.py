@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from ..torch_op.checks import launched_alone
-from ..torch_op.compiled.guards import ALIGNED, FIRST_GPU
+from ..torch_op.compiled.guards import ALIGNED, FIRST_GPU, LEAST_ADDRESS
 from .calls import ShardCall
 
 Key = tuple[object, ...]
@@ -29,6 +29,8 @@ def find(
     if index is None or index < FIRST_GPU:
         return (), None
     if (matrices[0].data_ptr() | matrices[1].data_ptr() | (0 if out is None else out.data_ptr())) & ALIGNED:
+        return (), None
+    if min([x.data_ptr() for x in tensors]) < LEAST_ADDRESS:
         return (), None
     if out is not None and out.untyped_storage().data_ptr() in [x.untyped_storage().data_ptr() for x in tensors[:-1]]:
         return (), None

@@ -50,7 +50,7 @@ from .checks import (
     tracing_state,
     transforms,
 )
-from .compiled.guards import ALIGNED, MAX_READY, UNKNOWN, Guard, LastCalls, guarded
+from .compiled.guards import ALIGNED, LEAST_ADDRESS, MAX_READY, UNKNOWN, Guard, LastCalls, guarded
 from .compiled.kept_launches import Extras, KeptCall, Served, again_or, note_served, served
 from .compiled.repeated_calls import MAX_OF_KIND, SEVERAL, RepeatedCalls, repeated
 from .compiled.traced import check_compiled, check_compiled_gemm, refuse, traced_flag
@@ -410,8 +410,8 @@ def _into(
     if index != current_device():
         return None
     at_a, at_b, at_c = a.data_ptr(), b.data_ptr(), out.data_ptr()
-    at_bias = 0 if bias is None else bias.data_ptr()
-    if not (at_a and at_b and at_c) or (bias is not None and not at_bias):  # of a freed storage
+    at_bias = at_a if bias is None else bias.data_ptr()
+    if min(at_a, at_b, at_c, at_bias) < LEAST_ADDRESS:
         return None
     end = at_c + ready.spans[2]
     if (

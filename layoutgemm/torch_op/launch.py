@@ -29,7 +29,7 @@ from ..kernels.compile.compiler import CompiledGemm
 from ..kernels.compile.launcher import THREAD, ArgumentBlock, bind, error_name
 from ..kernels.compile.worker import Kernel
 from ..moved import old_names
-from .compiled.guards import ALIGNED, Guard
+from .compiled.guards import ALIGNED, LEAST_ADDRESS, Guard
 from .problem import OperandCopy, Problem, Solution, StridedOperand, arguments, contiguous_strides, workers
 from .solver import solve
 
@@ -37,7 +37,6 @@ __getattr__ = old_names(__name__)
 
 _NO_COPIES = (None, None, None)
 MAX_KERNELS = 1024
-_BEYOND = 1 << 32  # addresses are larger; sizes and numbers are smaller
 _WORDS = 14  # where an epilogue's words begin, after the product's own arguments
 
 raw_stream: Callable[[int], int] = getattr(
@@ -95,7 +94,7 @@ class Recording:
 
     def knows(self, argument: int) -> bool:
         """True for a number, and for an address of its memory or lists: addresses are larger than 2**32."""
-        return argument < _BEYOND or argument in self.memory or argument in self.lists
+        return argument < LEAST_ADDRESS or argument in self.memory or argument in self.lists
 
 
 class _Recorded(threading.local):
@@ -290,7 +289,7 @@ class Given(NamedTuple):
     spans    bytes from first to last element of each tensor of the call; () where none is written
     into     the place of the tensor that is returned in place of new ones, or None
     ordered  whether the launches give the same bits each time: in torch's deterministic mode no others are made
-    aligned  whether the call asks for addresses that are multiples of 16, and not 0
+    aligned  whether the call asks for addresses that are multiples of 16, and of no freed storage
     """
 
     written: tuple[int, ...] = ()
@@ -310,8 +309,8 @@ def making(
 
     All are of one GPU, and on its stream.
 
-    It returns None where the GPU is not the current one, for addresses that are no multiples of 16, and for 0: that of
-    a tensor whose storage was freed. And where a tensor that is written shares memory with another one.
+    It returns None where the GPU is not the current one, for addresses that are no multiples of 16, and for a tensor
+    whose storage was freed. And where a tensor that is written shares memory with another one.
 
     count    of the call's tensors; a third one may be None where there are two
     returns  numbers of the new tensors, with None for none: the call returns them together. None for the first one
@@ -360,7 +359,7 @@ def making_code(
     def product(t0, t1, _=None):
         p0 = t0.data_ptr()
         p1 = t1.data_ptr()
-        if (p0 | p1) & 15 or not (p0 and p1) or current_device() != index: return None
+        if (p0 | p1) & 15 or p0 < LEAST_ADDRESS or p1 < LEAST_ADDRESS or current_device() != index: return None
         c0 = empty_on_gpu(shape0, strides0, kind0)
         stream = raw_stream(index)
         try:
@@ -383,7 +382,8 @@ def making_code(
     addresses = [f"p{i}" for i in read]
     every = [each for makes, _, _ in launches for each in makes]
     new = list(range(len(every)))
-    aligned = f"({' | '.join(addresses)}) & {ALIGNED} or not ({' and '.join(addresses)}) or "
+    freed = " or ".join(f"{at} < LEAST_ADDRESS" for at in addresses)
+    aligned = f"({' | '.join(addresses)}) & {ALIGNED} or {freed} or "
     shared = [f"p{j} < e{i} and p{i} < p{j} + span{j}" for i in given.written for j in read
               if j != i and not (j in given.written and j < i)]  # fmt: skip
     lines = [
@@ -561,7 +561,7 @@ class DirectLaunch(_Loaded):
     def into(self, begins: Sequence[int], memory: Sequence[int]) -> Callable[..., bool]:
         """The call that writes to a given tensor, on its stream: of `out`, then the tensors that are read.
 
-        It returns False, without a launch, for addresses that are no multiples of 16.
+        It returns False, without a launch, for addresses between multiples of 16, and for tensors of freed storages.
 
         begins  bytes from each tensor, `out` last, to what the launch takes of it.
         memory  bytes of each workspace.
@@ -573,23 +573,24 @@ class DirectLaunch(_Loaded):
 
         def any_number(out: torch.Tensor, *tensors: torch.Tensor) -> bool:
             addresses = [x.data_ptr() + more for x, more in zip((*tensors, out), begins)]
-            if functools.reduce(operator.or_, addresses) & ALIGNED:
+            if functools.reduce(operator.or_, addresses) & ALIGNED or min(addresses) < LEAST_ADDRESS:
                 return False
             spaces = [empty_on_gpu((size,), (1,), torch.uint8) for size in memory]  # they live until the launch
             launch([*addresses, *[x.data_ptr() for x in spaces]], raw_stream(index))
             return True
 
-        if memory or not 2 <= read <= 3:
+        if memory or any(begins) or not 2 <= read <= 3:
             return any_number
         # Without lists and loops, each of which takes as long as several addresses.
-        more_a, more_b, more_c = begins[0], begins[1], begins[-1]
         of_a, of_b, of_third, of_c = places[0], places[1], places[2], places[read]
-        more_third = begins[2] if read == 3 else 0
 
         def up_to_three(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, third: torch.Tensor | None = None) -> bool:
-            at_a, at_b, at_c = a.data_ptr() + more_a, b.data_ptr() + more_b, out.data_ptr() + more_c
-            at_third = at_c if third is None else third.data_ptr() + more_third
-            if (at_a | at_b | at_c | at_third) & ALIGNED:
+            at_a, at_b, at_c = a.data_ptr(), b.data_ptr(), out.data_ptr()
+            at_third = at_c if third is None else third.data_ptr()
+            if (
+                (at_a | at_b | at_c | at_third) & ALIGNED or at_a < LEAST_ADDRESS or at_b < LEAST_ADDRESS
+                or at_c < LEAST_ADDRESS or at_third < LEAST_ADDRESS
+            ):  # fmt: skip
                 return False
             try:
                 THREAD.bound  # noqa: B018  # as in `_block`, without a call of it

@@ -21,7 +21,6 @@ from ..kernels.run.occupancy import of_device
 from ..kernels.sm90.choose.occupancy import ClusterOccupancy
 from ..kernels.sm90.choose.rules import Sm90Choice
 from ..kernels.sm90.plan import Sm90Config
-from .compiled.call_sites import LAUNCHES
 from .compiled.guards import KeptCalls
 from .launch import PreparedProblem, mark_written
 from .problem import Problem, StridedOperand, code_of, contiguous_strides, gated_shapes, stores_fused, why_no_code
@@ -99,7 +98,6 @@ def prepare(
 def forget() -> None:
     """Drop every prepared product: the next call of each chooses anew. What was compiled stays."""
     PREPARED.clear()
-    LAUNCHES.clear()
 
 
 def on_gpu(index: int) -> bool:

@@ -10,7 +10,11 @@ from tests import needs
 
 torch = needs.module("torch")
 
-from layoutgemm import QuantizedFormat, QuantizedWeight, matmul
+import torch._inductor.config as config
+from torch.utils.flop_counter import FlopCounterMode
+
+from layoutgemm import QuantizedFormat, QuantizedWeight, inductor, matmul
+from layoutgemm.errors import TensorError
 from layoutgemm.inductor import registration
 from layoutgemm.torch_op import prepared
 from layoutgemm.torch_op.compiled import direct
@@ -74,6 +78,47 @@ def test_second_calls_are_the_launch_alone(form: str, inference: bool, monkeypat
                 site(*inputs, out=out)
         assert product.calls == 1 and len(noted.made) == 3
         assert all(torch.equal(out, right) for (_, out), right in zip(calls, want))
+
+
+@pytest.mark.parametrize("views", [(), (None, ((128, 192), (192, 1), 64))])
+def test_a_site_refuses_tensors_whose_storage_was_freed(views: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their address is 0, a multiple of 16. The product refuses them, views of them too."""
+    product, a, b = Counted(direct.matmul, MATMUL), whole(64, 128), whole(130 if views else 128, 192)
+    site, out = CallSite(product, views).of(2), torch.empty(64, 192, dtype=BF16)
+    with bare_launches(monkeypatch) as noted:
+        site(a, b, out=out)
+        site(a, b, out=out)
+        b.untyped_storage().resize_(0)
+        with pytest.raises(TensorError, match="data is not allocated yet: b, of shape"):
+            site(a, b, out=out)
+    assert (len(noted.arguments), product.calls) == (2, 2)
+
+
+def test_a_call_under_a_mode_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch runs a graph's first call under one: its launch writes elsewhere, and is copied."""
+    product = Counted(direct.matmul, MATMUL)
+    site, a, b, out = CallSite(product).of(2), whole(64, 128), whole(128, 192), torch.empty(64, 192, dtype=BF16)
+    with host_launches(monkeypatch):
+        with FlopCounterMode(display=False):
+            site(a, b, out=out)
+        for _ in range(3):
+            site(a, b, out=out.zero_())
+            assert torch.equal(out, a @ b)
+    assert product.calls == 2
+
+
+def test_the_sites_of_a_compiled_graph_keep_their_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the third call on none calls its product: the first is torch's analysis, the second is recorded."""
+    torch._dynamo.reset()
+    layers = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.GELU(), torch.nn.Linear(128, 64)).to(BF16)
+    calls, finished, x = [], direct.finished, whole(32, 64)
+    monkeypatch.setattr(direct, "finished", lambda *t, **named: (calls.append(1), finished(*t, **named)))
+    with torch.no_grad(), inductor.register(devices=["cpu"], autotune=False), host_launches(monkeypatch) as noted:
+        with config.patch(force_disable_caches=True):
+            compiled = torch.compile(layers, fullgraph=True)
+            found = [compiled(x) for _ in range(4)]
+    assert (len(calls), len(noted.made)) == (2 * 2, 2 * 4)
+    assert all(torch.equal(each, found[0]) for each in found)
 
 
 OTHERS: dict[str, tuple[Any, dict[str, Any], Any, tuple[int, ...]]] = {

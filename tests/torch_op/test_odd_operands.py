@@ -127,9 +127,10 @@ MULTIPLIED = {"groups along K": 16 * 32 * 24, "groups of columns": 16 * 24 * 64,
               "fp8": 24 * 128 * 128}  # fmt: skip
 
 
-def freed(x: Any) -> Any:
-    """A copy whose storage was freed, as a sharded parameter's is between its uses."""
-    made = x.clone()
+def freed(x: Any, begin: int = 0) -> Any:
+    """Such a tensor whose storage was freed, as a sharded parameter's is between its uses; it begins at an element."""
+    span = sum((size - 1) * step for size, step in zip(x.shape, x.stride())) + 1
+    made = torch.empty(begin + span, dtype=x.dtype).as_strided(x.shape, x.stride(), begin)
     made.untyped_storage().resize_(0)
     return made
 
@@ -147,8 +148,9 @@ def test_tensors_without_memory_and_of_subclasses(name: str, monkeypatch: pytest
             for _ in range(3):
                 call(**given)
                 for operand, x in given.items():
-                    with pytest.raises(TensorError, match=f"its data is not allocated yet: {operand}, of shape"):
-                        call(**{**given, operand: freed(x)})
+                    for begin in (0, 128):  # its address is then no 0, but the bytes before it
+                        with pytest.raises(TensorError, match=f"its data is not allocated yet: {operand}, of shape"):
+                            call(**{**given, operand: freed(x, begin)})
             for operand, x in given.items():
                 found = call(**{**given, operand: x.as_subclass(Named)})
                 assert place == "gpu" or close(found, call(**given))

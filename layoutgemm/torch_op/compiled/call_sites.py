@@ -1,8 +1,9 @@
 """Call sites of Inductor's code: after its first call a site writes addresses, and launches.
 
 Inductor fixes the shapes, strides and types of a site's tensors, and the GPU; its results are memory of their own. So
-of what an eager call checks only the lowest bits of the addresses can differ. A site's first call is recorded. It is
-kept if it was one launch of which every argument is known, as `kept_launches` has it.
+of what an eager call checks only the addresses can differ: their lowest bits, and those of a freed storage. A
+site's first call is recorded. It is kept if it was one launch of which every argument is known, as `kept_launches` has
+it. A call that torch's dispatcher has to see decides nothing: of a graph's first one torch analyses each operator.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from ..checks import needs_dispatcher
 from ..launch import DirectLaunch, Recording, recorded
-from .guards import ALIGNED, FIRST_GPU
+from ..prepared import PREPARED
+from .guards import ALIGNED, FIRST_GPU, LEAST_ADDRESS
 
 _reinterpreted: Callable[..., torch.Tensor] = getattr(
     getattr(getattr(torch._C, "_dynamo", None), "guards", None),
@@ -78,7 +81,7 @@ class CallSite:
         """A call that is recorded, of what the product reads and writes; `given` is what the site is called with."""
         *read, out = tensors
         addresses = [x.data_ptr() for x in tensors]
-        if any(at & ALIGNED for at in addresses):
+        if any(at & ALIGNED for at in addresses) or min(addresses) < LEAST_ADDRESS or needs_dispatcher(*tensors):
             return self._call(*read, out=out)
         before = [_writes(x) for x in tensors]
         with recorded() as record:
@@ -98,6 +101,7 @@ class CallSite:
 
 MAX_SITES = 1 << 16  # beyond, all begin anew
 LAUNCHES: dict[CallSite, Callable[..., bool]] = {}  # of `out` and the tensors; False where the product has to be called
+PREPARED.on_clear.append(LAUNCHES.clear)  # the next call of each chooses anew
 
 
 def _not_called(out: torch.Tensor, *tensors: torch.Tensor) -> bool:
@@ -124,7 +128,7 @@ def launch_at(record: Recording, addresses: Sequence[int]) -> tuple[DirectLaunch
     if len(record.launches) != 1 or record.lists or record.clears or any(record.first.values()):
         return None
     [made] = record.launches
-    if made.device < FIRST_GPU or 0 in addresses or len({*addresses}) < len(addresses):
+    if made.device < FIRST_GPU or min(addresses) < LEAST_ADDRESS or len({*addresses}) < len(addresses):
         return None
     places: dict[int, int] = {}
     for place, value in enumerate(made.arguments):

@@ -15,6 +15,8 @@ import torch
 FIRST_GPU = 0  # of the indices of devices; below are CPUs, whose calls are no launches
 MAX_READY = 4096  # kept calls; beyond, all go
 ALIGNED = 15  # bits that are 0 in an address that TMA or a bulk copy reads, or stores to
+# Addresses are larger, sizes and numbers smaller. A tensor of a freed storage has its offset for an address.
+LEAST_ADDRESS = 1 << 32
 
 Key = tuple[object, ...]
 T = TypeVar("T")
@@ -105,18 +107,20 @@ class LaunchesByAddress(dict[tuple[int, ...], T]):
     bits, and calls whose tensors begin now here, now there find each their own.
 
     >>> launches = LaunchesByAddress()
-    >>> launches.keep((256, 512), "in pairs")
-    >>> launches.keep((256, 514), "one by one")
-    >>> launches.at((768, 1024), 768 | 1024), launches.at((768, 1026), 768 | 1026), launches.at((770, 1026), 1026)
+    >>> launches.keep((LEAST_ADDRESS, LEAST_ADDRESS + 512), "in pairs")
+    >>> launches.keep((LEAST_ADDRESS, LEAST_ADDRESS + 514), "one by one")
+    >>> even, odd = LEAST_ADDRESS + 768, LEAST_ADDRESS + 770
+    >>> launches.at((even, even), even), launches.at((even, odd), even | odd), launches.at((odd, odd), odd)
     ('in pairs', 'one by one', None)
+    >>> launches.at((even, 768), even | 768)
     """
 
     def at(self, addresses: Sequence[int], together: int) -> T | None:
         """The launch for these addresses, or None. `together` has every bit of them.
 
-        None also where one is 0: of a tensor whose storage was freed, as a sharded parameter's may be.
+        None also for a tensor whose storage was freed, as a sharded parameter's may be.
         """
-        if 0 in addresses:
+        if min(addresses) < LEAST_ADDRESS:
             return None
         return self.get(bits_of(addresses) if together & ALIGNED else ())
 

@@ -80,7 +80,7 @@ def _again(launches: LaunchesByAddress[KeptLayer], tensors: Sequence[torch.Tenso
     for at in addresses:
         low |= at
     kept = launches.at(addresses, low)
-    if kept is None or current_device() != (index := kept.quantize.device) or 0 in addresses:  # of a freed storage
+    if kept is None or current_device() != (index := kept.quantize.device):
         return None
     stream = raw_stream(index)
     memory = empty_on_gpu((kept.size,), (1,), torch.uint8)  # it lives until the launch

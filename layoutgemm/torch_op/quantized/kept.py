@@ -13,7 +13,7 @@ import torch
 import torch.autograd.forward_ad as _forward
 
 from ..checks import launched_alone, modes_of_dispatch, modes_of_functions, tracing_state
-from ..compiled.guards import ALIGNED, FIRST_GPU, MAX_READY, KeptCalls, guarded
+from ..compiled.guards import ALIGNED, FIRST_GPU, LEAST_ADDRESS, MAX_READY, KeptCalls, guarded
 from ..launch import DirectLaunch, NewResult, NewTensor, ProductCall, empty_on_gpu, making, raw_stream
 from ..problem import contiguous_strides
 
@@ -89,7 +89,7 @@ def _again(kept: KeptProduct, tensors: Sequence[torch.Tensor], scale_x: torch.Te
         return None
     if scale_x is not None and scale_x.data_ptr() & _ALIGNED_FLOAT:
         return None
-    if not (at_x and at_units) or 0 in others:  # of a freed storage
+    if min(at_x, at_units, *others) < LEAST_ADDRESS:
         return None
     c = empty_on_gpu(kept.shape, kept.strides, kept.kind)
     own = [empty_on_gpu((size,), (1,), torch.uint8) for size in kept.memory]  # they live until the launch

@@ -30,6 +30,7 @@ from ..checks import PLAIN, modes_of_dispatch, modes_of_functions, tracing_state
 from ..compiled.guards import (
     ALIGNED,
     FIRST_GPU,
+    LEAST_ADDRESS,
     MAX_READY,
     UNKNOWN,
     Guard,
@@ -404,7 +405,7 @@ def _special(
     else:
         c, at_c = out, out.data_ptr()
         end = at_c + kept.spans[-1]
-        if at_c & ALIGNED or not at_c:
+        if at_c & ALIGNED or at_c < LEAST_ADDRESS:
             return None
         for at, size in zip(addresses, kept.spans):
             if at < end and at_c < at + size:
