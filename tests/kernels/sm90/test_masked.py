@@ -175,7 +175,7 @@ def test_refusals() -> None:
         ({"counts": given["counts"].astype(np.int64)}, "counts is int64"),
         ({"counts": given["counts"][:-1]}, r"of shape \(6,\): it takes int32 of \(7,\)"),
         ({"counts": given["counts"] + 30}, r"counts\[1\] = 100: a has 0 to 90 rows in a group"),
-        ({"offsets": given["counts"]}, "counts is missing"),
+        ({"offsets": given["counts"]}, "given = offsets: the plan reads counts"),
     ):
         with pytest.raises(OperandError, match=text):
             plan.run(a, b, given=wrong)
