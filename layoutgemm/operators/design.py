@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from cutlass.cute.typing import Numeric
@@ -24,6 +24,7 @@ from ..kernels.compile.compiler import kernel_facts
 from ..kernels.compile.worker import Kernel, plan_of
 from ..kernels.derive import Operand
 from ..kernels.epilogue.chain import Epilogue
+from ..kernels.operands.combinations import Asked
 from ..kernels.plan import GemmPlan
 from ..kernels.planner import plan
 from ..kernels.sm80.choose import Sm80Choice
@@ -149,12 +150,19 @@ def unlike(kernel: AnyKernel | PlannedKernel, needed: AnyKernel | PlannedKernel)
         code_facts(x.planned if isinstance(x, PlannedKernel) else plan_of(x))  # type: ignore[arg-type]
         for x in (needed, kernel)
     )
-    said = [f"{name} {shown(x)}, and the operator has {shown(y)}" for name, x, y in _differences(new, own)]
-    return f"A, B and out need {said[-1]}" if said else "A, B and out need the kernel's operands exchanged"
+    unequal = list(_differences(new, own))
+    if not unequal:
+        return "A, B and out need the kernel's operands exchanged"
+    # What was asked for comes first and the configuration last; between them is what follows from both.
+    name, x, y = unequal[0] if unequal[0][0].split(".")[1:2] in _ASKED else unequal[-1]
+    return f"A, B and out need {name} {shown(x)}, and the operator has {shown(y)}"
+
+
+_ASKED = [[each.name] for each in fields(Asked)]
 
 
 def _differences(x: object, y: object, name: str = "") -> Iterator[tuple[str, object, object]]:
-    """The leaves of two trees of facts that differ, by their names: those of the plan's parts follow derived ones."""
+    """The leaves of two trees of facts that differ, in the order of the plan's fields."""
     if isinstance(x, dict) and isinstance(y, dict):
         for key, value in x.items():
             yield from _differences(value, y.get(key), f"{name}.{key}".lstrip("."))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from layoutgemm import explain_matmul, grouped_matmul, scaled_matmul
-from layoutgemm.errors import LayoutError
+from layoutgemm.errors import LayoutError, OperandError
 from layoutgemm.kernels.epilogue.chain import (
     Activation,
     Aux,
@@ -22,7 +22,7 @@ from layoutgemm.kernels.epilogue.chain import (
     RowReduce,
     VectorScale,
 )
-from layoutgemm.torch_op.own_epilogue.formula import NAMED, columns_of_groups
+from layoutgemm.torch_op.own_epilogue.formula import NAMED, OF_COLUMNS, columns_of_groups
 from tests.torch_op.test_operator import emulated
 from tests.torch_op.test_scaled_kernels import SMALL, scaled_case
 
@@ -198,8 +198,10 @@ def test_column_results_of_groups_are_torchs() -> None:
     """Forward mode and torch.func take them, where a recorded call has the kernel's."""
     x, group = random(M, N), torch.repeat_interleave(torch.arange(GROUPS + 1), torch.tensor((*SIZES, M - sum(SIZES))))
     x[0] = -torch.inf
-    for name, (form, _) in NAMED.items():
-        found = columns_of_groups(name, x, group, GROUPS)
+    with pytest.raises(OperandError, match="top2 of columns of groups: sum"):
+        columns_of_groups("top2", x, group, GROUPS)
+    for name in OF_COLUMNS:
+        form, found = NAMED[name][0], columns_of_groups(name, x, group, GROUPS)
         for g in (0, 2):
             rows = (group == g).nonzero().flatten()
             for y, want in zip(found, form(x[rows].mT), strict=True):
@@ -288,7 +290,7 @@ def test_refusals_name_the_operand() -> None:
         ("scale_a requires grad", scaled_matmul, {**given, "scale_a": scale}, Epilogue(Bias()), {"bias": bias}),
         ("values of 8 bits have no gradient", scaled_matmul, {**given, "out_dtype": e4m3},
          Epilogue(Bias(), Quantize()), {"bias": bias, "scales": torch.zeros(70, 1)}),
-        ("own: a Reduction of one's own of columns of groups", grouped_matmul, of_groups,
+        ("own: a Reduction of one's own, or the k largest, of columns of groups", grouped_matmul, of_groups,
          Epilogue(ColumnReduce(own, "own")), {"own": torch.zeros(GROUPS, N)}),
         ("out", grouped_matmul, {**of_groups, "out": torch.zeros(M, N).bfloat16()}, Epilogue(Activation("relu")), {}),
     ):  # fmt: skip

@@ -10,6 +10,7 @@ copy, mma, tcgen05       copies between memories; products of warps and warpgrou
 barrier, launch_control  barriers and fences; clusters that take over others
 multimem, flags          all devices at once; words by which threads signal
 textures                 loads, stores and questions of textures and surfaces
+swizzles                 the swizzle that wrote a tile against the one that reads it
 warp, control            shuffles, votes, setmaxnreg; branches and exits
 calls, routines, stack   functions without a body; functions that reach themselves; alloca
 in_flight                registers that an asynchronous instruction owns

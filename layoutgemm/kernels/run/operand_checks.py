@@ -177,8 +177,8 @@ def share_memory(x: torch.Tensor, y: torch.Tensor) -> bool:
 def same_memory(x: torch.Tensor, y: torch.Tensor) -> bool:
     """True if y is x, or has the same elements at the same addresses."""
     return x is y or (
-        x is not None and addressed(x) and addressed(y) and x.dtype == y.dtype and x.shape == y.shape
-        and x.stride() == y.stride() and x.data_ptr() == y.data_ptr()
+        x is not None and addressed(x) and addressed(y) and not (x.is_nested or y.is_nested) and x.dtype == y.dtype
+        and x.shape == y.shape and x.stride() == y.stride() and x.data_ptr() == y.data_ptr()
     )  # fmt: skip
 
 

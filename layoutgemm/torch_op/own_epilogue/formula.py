@@ -249,10 +249,16 @@ class _EpilogueElements:
         return [torch.where(there, x, self._held(y.name)) for x, y in zip(results, step.given, strict=True)]
 
 
+# The named reductions that have such a form: those of the k largest have none.
+OF_COLUMNS = tuple(name for name in NAMED if not name.startswith("top"))
+
+
 def columns_of_groups(operation: str, x: torch.Tensor, group: torch.Tensor, count: int) -> list[torch.Tensor]:
     """A named reduction of the columns of each group of rows: one row of results for each group.
 
     group  of each row; `count` and more for rows of none, which no result takes
+
+    Raises OperandError for the k largest, which have no such form.
 
     >>> x, group = torch.tensor([[1.0], [3.0], [9.0]]), torch.tensor([0, 0, 2])
     >>> [y.tolist() for y in columns_of_groups("sum", x, group, 2)]
@@ -267,6 +273,8 @@ def columns_of_groups(operation: str, x: torch.Tensor, group: torch.Tensor, coun
     def most(y: torch.Tensor, fill: float, way: str = "amax") -> torch.Tensor:
         return y.new_full((count + 1, y.shape[-1]), fill).scatter_reduce(0, index, y, way)
 
+    if operation not in OF_COLUMNS:
+        raise OperandError(f"{operation} of columns of groups: {', '.join(OF_COLUMNS)}")
     if operation in ("sum", "sum_of_squares"):
         found = [total(x if operation == "sum" else x.square())]
     elif operation in ("max", "min", "amax"):

@@ -142,5 +142,7 @@ def test_the_epilogue_is_part_of_the_kernel() -> None:
     assert plan.check() and kernel_facts(plan) != kernel_facts(derive("everything"))
     assert len(plan.parameters) == 14 + 16 and plan.parameters["bias"] == "word"
     a, b = np.ones((140, 72), np.float32), np.ones((72, 102), np.float32)
-    with pytest.raises(OperandError, match=r"epilogue \(bias, aux, amax\), which run\(\) executes on NumPy arrays"):
+    with pytest.raises(PlanError, match="the epilogue takes bias: bias is missing"):
         plan.run(a, b, device="reference")
+    with pytest.raises(OperandError, match=r"epilogue \(bias, aux, amax\), which run\(\) executes on NumPy arrays"):
+        plan.run(a, b, device="numpy")

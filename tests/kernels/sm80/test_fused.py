@@ -181,8 +181,10 @@ def test_the_epilogue_is_part_of_the_kernel() -> None:
     kernel = Kernel(Sm80Choice(SMALL), ("bf16:row", "bf16:col", "f32:row"), False, Epilogue(Bias(), Activation("relu")))
     assert kernel_of(entry_of(kernel)) == kernel and kernel.plan(64, 64, 64, 1).epilogue == kernel.epilogue
     a, b = np.ones((70, 72), np.float32), np.ones((72, 102), np.float32)
-    with pytest.raises(OperandError, match=r"which run\(\) executes on NumPy arrays with device='cuda' or 'emulator'"):
+    with pytest.raises(PlanError, match="alpha is missing"):
         plans[0].run(a, b, device="reference")
+    with pytest.raises(OperandError, match=r"which run\(\) executes on NumPy arrays with device='cuda' or 'emulator'"):
+        plans[0].run(a, b, device="numpy")
     with pytest.raises(OperandError, match="bias has shape"):
         Sm80Plan.derive(70, 102, 72, config=SMALL, epilogue=Epilogue(Bias())).run(
             a, b, given={"bias": np.ones(70)}, device="emulator"
