@@ -162,7 +162,7 @@ _ASKED = [[each.name] for each in fields(Asked)]
 
 
 def _differences(x: object, y: object, name: str = "") -> Iterator[tuple[str, object, object]]:
-    """The leaves of two trees of facts that differ, in the order of the plan's fields."""
+    """The leaves in which two trees of facts differ, in the order of fields."""
     if isinstance(x, dict) and isinstance(y, dict):
         for key, value in x.items():
             yield from _differences(value, y.get(key), f"{name}.{key}".lstrip("."))
