@@ -116,7 +116,10 @@ class GroupScales:
 
     def byte(self, consumer: W, group: W, line: W, column: W) -> W:
         """The byte of a warp's maximum, or of a factor."""
-        return self.offset + (((consumer * self.groups + group) * (self.warps + 1) + line) * self.columns + column) * 4
+        return (
+            self.offset
+            + (((consumer * self.groups + group) * (self.warps + 1) + line) * self.columns + column) * WORD_BYTES
+        )
 
 
 class ReducingPlan:

@@ -154,11 +154,12 @@ def unlike(kernel: AnyKernel | PlannedKernel, needed: AnyKernel | PlannedKernel)
     if not unequal:
         return "A, B and out need the kernel's operands exchanged"
     # What was asked for comes first and the configuration last; between them is what follows from both.
-    name, x, y = unequal[0] if unequal[0][0].split(".")[1:2] in _ASKED else unequal[-1]
+    part = unequal[0][0].removeprefix("plan.").partition(".")[0]
+    name, x, y = unequal[0] if part in _ASKED else unequal[-1]
     return f"A, B and out need {name} {shown(x)}, and the operator has {shown(y)}"
 
 
-_ASKED = [[each.name] for each in fields(Asked)]
+_ASKED = {each.name for each in fields(Asked)}
 
 
 def _differences(x: object, y: object, name: str = "") -> Iterator[tuple[str, object, object]]:

@@ -204,7 +204,7 @@ def test_a_launch_with_a_bias_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in (torch.float32, torch.bfloat16):
         bias = torch.ones(64, dtype=kind)
         given = {"rstd": rstd, "w": gamma}
-        plan, _ = plan_of_product(PrologueProduct(x, w, NORM, given, bias, "relu", torch.bfloat16), None)
+        plan = plan_of_product(PrologueProduct(x, w, NORM, given, bias, "relu", torch.bfloat16), None).plan
         want = {"rstd": rstd, "w": gamma, "bias": bias, "a": x, "b": w}
         numbers = {"rstd_batch": 64, "w_batch": 64, "bias_batch": 0, "m": 64, "n": 64, "k": 64}
         with bare_launches(monkeypatch) as noted:

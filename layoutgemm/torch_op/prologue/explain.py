@@ -68,8 +68,8 @@ def explain_prologue(
     copies = [*chosen, *_copied(values)]
     by_torch = bias is not None and (bias.dtype not in READ or bias.stride(0) != 1)
     fused = product._replace(bias=None, activation=None) if by_torch else product
-    plan, why = plan_of_product(fused, config)
-    ways = ways_of_product(fused, plan, why)
+    planned = plan_of_product(fused, config)
+    ways = ways_of_product(fused, planned)
     if ways is not None and ways.apart:
         found = solve(problem_at(product.a, product.b, product.kind, None, out))
         told = of_solution(found, (product.a.dtype, product.b.dtype), product.kind)
@@ -77,8 +77,8 @@ def explain_prologue(
         return replace(
             told, why=f"{ways}; {told.why}", copies=(copied, *told.copies), workspace=told.workspace + ways.memory
         )
-    why = why if ways is None else f"{why}; {ways}"
-    return of_plan(plan, product.a, product.b, out, f"{_how_often(plan)}; {why}", copies)
+    why = planned.why if ways is None else f"{planned.why}; {ways}"
+    return of_plan(planned.plan, product.a, product.b, out, f"{_how_often(planned.plan)}; {why}", copies)
 
 
 def _of_groups(

@@ -203,10 +203,10 @@ def _launched(product: PrologueProduct, config: Config | None, out: torch.Tensor
     if bias is not None and (bias.dtype not in READ or bias.stride(0) != 1):
         wide = _launched(product._replace(bias=None, activation=None, kind=torch.float32), config, None)
         return _placed(by_torch(wide, bias, activation, kind), out)
-    plan, why = plan_of_product(product, config)
-    if (ways := ways_of_product(product, plan, why)) is not None and ways.apart:
+    chosen = plan_of_product(product, config)
+    if (ways := ways_of_product(product, chosen)) is not None and ways.apart:
         return finished_product(function_of(a, product.prologue, given), b, bias, activation, kind, None, out)
-    return launched(plan, a, b, given, {}, bias, out, a.ndim > 2 and a.shape[0] == 1)
+    return launched(chosen.plan, a, b, given, {}, bias, out, a.ndim > 2 and a.shape[0] == 1)
 
 
 def launched(
@@ -231,19 +231,24 @@ def launched(
     return c.unsqueeze(0) if one else c
 
 
-def ways_of_product(product: PrologueProduct, plan: Sm90Plan, why: str) -> Ways | None:
+class ChosenPlan(NamedTuple):
+    """The plan that a product's kernel is compiled from, and why; `estimated`: by no caller and no measurement."""
+
+    plan: Sm90Plan
+    why: str
+    estimated: bool = False
+
+
+def ways_of_product(product: PrologueProduct, chosen: ChosenPlan) -> Ways | None:
     """Both ways of a function of A; None where a caller's configuration, or a measured one, says which."""
-    if not why.endswith(_ESTIMATED):
+    if not chosen.estimated:
         return None
     room, _ = gpu(product.a.get_device())
-    return ways_of(plan, product.prologue, room.multiprocessors)
+    return ways_of(chosen.plan, product.prologue, room.multiprocessors)
 
 
-_ESTIMATED = "(an estimate)"
-
-
-def plan_of_product(product: PrologueProduct, config: Config | None) -> tuple[Sm90Plan, str]:
-    """The plan that a product's kernel is compiled from, and why; that of an H200 for CPU tensors."""
+def plan_of_product(product: PrologueProduct, config: Config | None) -> ChosenPlan:
+    """The plan of a product; that of an H200 for CPU tensors."""
     a, b, prologue, _, bias, activation, kind = product
     choice = choice_of(config)
     names = f"{NAMES[a.dtype]}:{order_for(a, 'row')}", f"{NAMES[b.dtype]}:{order_for(b, 'col')}", C_NAMES[kind]
@@ -254,15 +259,15 @@ def plan_of_product(product: PrologueProduct, config: Config | None) -> tuple[Sm
     room, name = gpu(a.get_device())
     derive = functools.partial(plan_with_prologue, sizes, names, prologue, epilogue)
     if choice is not None:
-        return derive(choice.config, room.multiprocessors), "config= is the caller's"
+        return ChosenPlan(derive(choice.config, room.multiprocessors), "config= is the caller's")
     orders = tuple([text.rpartition(":")[2] for text in (*names[:2], "row")])
     kinds = NAMES[a.dtype], NAMES[b.dtype], names[2]
     measured = tuned.lookup(name, sizes, tuned_types(prologue, kinds), orders)
     if measured is not None and not measured.swapped:
         with contextlib.suppress(LayoutError):  # a result that does not fit is passed over
-            return derive(measured.config, room.multiprocessors), "measured by layoutgemm.tune"
+            return ChosenPlan(derive(measured.config, room.multiprocessors), "measured by layoutgemm.tune")
     plan = derive(None, room.multiprocessors)
-    return plan, f"{plan.tile_c} tiles take least time {_ESTIMATED}"
+    return ChosenPlan(plan, f"{plan.tile_c} tiles take least time (an estimate)", True)
 
 
 def tuned_types(prologue: Prologue, types: tuple[str, ...]) -> tuple[str, ...]:
