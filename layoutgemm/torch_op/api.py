@@ -55,7 +55,7 @@ from .compiled.kept_launches import Extras, KeptCall, Served, again_or, note_ser
 from .compiled.repeated_calls import MAX_OF_KIND, SEVERAL, RepeatedCalls, repeated
 from .compiled.traced import check_compiled, check_compiled_gemm, refuse, traced_flag
 from .composed.api import ComposedOptions, composed_product
-from .composed.parts import AskedParts, composes
+from .composed.parts import AskedParts, composes, has_batches
 from .compute import finished_product, gated_product, scaled_product, wide_type
 from .indexed.api import indexed_matmul
 from .indexed.product import IndexedOperands
@@ -297,7 +297,7 @@ def matmul(
     if several or (indexed and epilogue is not None):
         asked = AskedParts(order, prologue, combine, epilogue, activation, copy_rows, triangles)
         own = {"bias": bias, "rows": rows, "out_rows": out_rows, "row_weights": row_weights}
-        if composes(type(a) is tuple, asked, own):
+        if composes(type(a) is tuple or (combine is not None and has_batches(b)), asked, own):
             options = ComposedOptions(out, config, out_dtype, allow_tf32)
             return composed_product(a, b, asked, own, given, options)
     if prologue is not None:

@@ -21,7 +21,7 @@ from .bias_activation import GATES, gated_finish
 from .checks import check_activation, check_gated_type, check_out, check_types, output_type
 from .composed.api import ComposedOptions
 from .composed.explain import explain_composed
-from .composed.parts import OWN, AskedParts, composes
+from .composed.parts import OWN, AskedParts, composes, has_batches
 from .epilogue import arguments_beside, check_fit, gate_of, given_operands
 from .explanation import ZEROS, Explanation, gated_after, of_solution, sums_again, with_steps
 from .indexed.explain import explain_indexed
@@ -147,7 +147,8 @@ def _together(
     """The explanation of `matmul` with parts together, or of several matrices; None for other products."""
     asked = AskedParts(*parts[:4], options["activation"], options["copy_rows"], parts[4])
     own = {name: options[name] for name in OWN}
-    together = composes(type(a) is tuple, asked, own) or (asked.prologue is not None and _by_mma_sync(a))
+    several = type(a) is tuple or (parts[2] is not None and has_batches(b))
+    together = composes(several, asked, own) or (asked.prologue is not None and _by_mma_sync(a))
     if _in_groups(options) or options["scale_a"] is not None or not together:
         if parts[2] is None:
             return None

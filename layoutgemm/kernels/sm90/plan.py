@@ -299,19 +299,22 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
                 part is not None
                 for part in (self.mainloop, self.groups, self.shards, self.indexed, self.prologue, self.row_sums)
             )
-            or any(part is not None and part.words for part in self._own)
+            or bool(self.words)
         )
 
     @property
     def words(self) -> tuple[str, ...]:
         """Names of the 64-bit parameters: of epilogue, main loop, groups, shards, further operands, order, rows."""
-        return tuple(word for part in (self.epilogue, *self._own) if part is not None for word in part.words)
+        first, last = [
+            [word for part in parts if part is not None for word in part.words] for parts in self._with_words
+        ]
+        return (*self.epilogue.words, *first, *self.operand_words, *last)
 
     @property
-    def _own(self) -> tuple[Any, ...]:
-        """Parts that may take words, in the order after the epilogue's; None for those that are not asked for."""
-        first = self.mainloop, self.groups, self.shards, self.gated, self.pair
-        return *first, self.order.schedule, self.indexed, self.prologue, self.row_sums
+    def _with_words(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Parts that may take words, before and after further operands; None for those that are not asked for."""
+        first = self.mainloop, self.groups, self.shards
+        return first, (self.order.schedule, self.indexed, self.prologue, self.row_sums)
 
     @property
     def copies_rows(self) -> bool:

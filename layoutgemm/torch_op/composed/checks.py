@@ -3,8 +3,8 @@
     part             a                     b                        result
     -------------    ------------------    ---------------------    ----------------------------------------------
     none of below    (M, K)                (K, N)                   (M, N); a batch of both is one of the result
-    two pairs        (M, K), (M, K2)       (K, N), (K2, N)          (M, N)
-    combine          (M, K)                2 to 4 of (K, N)         (M, N)
+    two pairs        (M, K), (M, K2)       (K, N), (K2, N)          (M, N); a batch of all likewise
+    combine          (M, K)                2 to 4 of (K, N)         (M, N); a batch of all likewise
     both             (M, K), (M, K2)       each (K, N), (K2, N)     (M, N)
     a gate           (M, K)                (K, 2 N)                 (M, N)
     rows             (rows of A, K)        as above                 a row for each index
@@ -73,8 +73,8 @@ class ComposedCall(NamedTuple):
 
     @property
     def of_rows(self) -> bool:
-        """True for two pairs whose dimensions before M are rows."""
-        return len(self.a) > 1 and takes_rows(self.parts)
+        """True for two pairs whose dimensions before M are rows: matrices B that are no batch."""
+        return len(self.a) > 1 and takes_rows(self.parts) and self.b[0].ndim == 2
 
     @property
     def as_rows(self) -> ComposedCall:
@@ -243,17 +243,16 @@ def _multiplied(
 
 def _shape(a: Tensors, b: Tensors, parts: Parts, m: int) -> tuple[int, ...]:
     """The product's shape. Raises TensorError for matrices that do not meet, OperandError for other ranks."""
-    several = len(b) > 1
     wide, sums = len(a) > 1 and takes_rows(parts), len(b) // len(a)
     indexed = {ROWS, OUT_ROWS} & set(parts.own)
     for i, y in enumerate(b):
         pair = i // sums
         x, first, name = a[pair], b[pair * sums], name_of_b(i, len(a), len(b))
         fits = x.ndim == y.ndim == 2 or (wide and x.ndim > 1 and y.ndim == 2)
-        fits = fits or (not several and not indexed and x.ndim == y.ndim == 3 and x.shape[0] == y.shape[0])
+        fits = fits or (not indexed and x.ndim == y.ndim == 3 and x.shape[0] == y.shape[0])
         if not fits:
             shapes = ", ".join(f"{name} of {list(z.shape)}" for name, z in named_operands(a, b).items())
-            of = "two matrices" if several or indexed else "two matrices, or two batches of as many"
+            of = "two matrices" if indexed else "two matrices, or two batches of as many"
             raise OperandError(f"{shapes}: a product with several parts is of {of}; expand() makes a batch")
         if x.shape[-1] != y.shape[-2]:
             product_shape(x, y)  # raises in torch's words

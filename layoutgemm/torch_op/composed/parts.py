@@ -59,7 +59,7 @@ class AskedParts(NamedTuple):
 def composes(pairs: bool, asked: AskedParts, own: Mapping[str, object]) -> bool:
     """True if a call's parts have no operator of their own.
 
-    pairs  whether a and b are two tensors each
+    pairs  whether a and b are two tensors each, or the several b batches
 
     >>> composes(False, AskedParts(epilogue="text"), {}), composes(False, AskedParts(epilogue="text"), {"rows": 1})
     (False, True)
@@ -74,6 +74,15 @@ def composes(pairs: bool, asked: AskedParts, own: Mapping[str, object]) -> bool:
         gated = isinstance(asked.activation, str) and asked.activation in GATES
         return asked.epilogue is not None or gated or own.get(OUT_ROWS) is not None
     return indexed and (asked.epilogue is not None or own.get(BIAS) is not None)
+
+
+def has_batches(b: object) -> bool:
+    """True if one of several matrices B is a batch of them.
+
+    >>> has_batches((torch.ones(2, 3), torch.ones(2, 3))), has_batches([torch.ones(4, 2, 3)] * 2)
+    (False, True)
+    """
+    return isinstance(b, (tuple, list)) and any([isinstance(x, torch.Tensor) and x.ndim > 2 for x in b])
 
 
 @dataclass(frozen=True)

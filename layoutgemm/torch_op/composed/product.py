@@ -174,7 +174,7 @@ def _of_one(call: ComposedCall) -> ComposedCall:
             values[operand.name] = values[operand.name][0]
     for name in parts.prologue.names if parts.prologue is not None else ():
         values[name] = values[name][0]
-    return call._replace(a=[call.a[0][0]], b=[call.b[0][0]], values=values, shape=call.shape[1:])
+    return call._replace(a=[x[0] for x in call.a], b=[x[0] for x in call.b], values=values, shape=call.shape[1:])
 
 
 def _resolved(call: ComposedCall) -> ComposedCall:
@@ -261,7 +261,7 @@ def _words(
     order = {name: call.values[name] for name in parts.order_names}
     further, placed = further_operands(call.a, call.b), {}
     for name, (operand, _) in plan.further.items():
-        placed[name] = named(plan.operand_path).lines(plan, operand.name, further[name], [], True)[:2]
+        placed[name] = named(plan.operand_path).lines(plan, operand.name, further[name], [], True)
         held.append(placed[name][0])
     if not isinstance(plan, Sm90Plan):
         own += further_of_tensors(plan, call.values, placed)

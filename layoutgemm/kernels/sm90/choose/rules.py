@@ -165,7 +165,7 @@ def choose(
              other times, and reductions of rows and of columns cost what `ReductionCost` says
 
     Raises PlanError for sizes below 1, for an MN-major B that the instruction does not read, and for a gated product of
-    such a B or of a batch.
+    such a B.
 
     >>> choice, why = choose(8192, 8192, 8192)
     >>> choice.config.tile, choice.config.cluster
@@ -183,10 +183,8 @@ def choose(
     kind = operands(a, None if b_major == "MN" else f"{Operand.parse(a).dtype}:col", None)[0].dtype
     halves = 1
     if (how := combination(gated)) is not None:
-        if batch > 1 or (b_major != "K" and not how.separate):
-            what = f"batch = {batch}" if batch > 1 else f"b_major = {b_major!r}"
-            alike = "set of matrices" if how.separate else "pair of matrices, B K-major"
-            raise PlanError(f"{what}: {how}, a product is of one {alike}")
+        if b_major != "K" and not how.separate:
+            raise PlanError(f"b_major = {b_major!r}: {how}, a product is of one pair of matrices, B K-major")
         halves, n = how.matrices, how.matrices * n
     places = ClusterOccupancy.of(multiprocessors)
     if m <= 64:
