@@ -130,7 +130,7 @@ def _solve(
                 return _solve(*_with_copy(problem, copies, index, orders[index], why, shapes.batch), by_lines)
     if isinstance(problem.gated, Combined):  # the further matrices have one address each: a launch for each matrix of A
         if prod(batch) > MAX_LAUNCHES:
-            raise OperandError(f"several matrices B of {prod(batch)} matrices A with gaps: at most {MAX_LAUNCHES} launches")
+            raise OperandError(f"several matrices B, and {prod(batch)} matrices A with gaps: at most {MAX_LAUNCHES}")
         inner, loops = None, list(range(len(batch)))
     sizes = a.rows, c.columns, a.columns, batch[inner] if inner is not None else 1
     for name, size in zip(("m", "n", "k", "batch"), sizes, strict=True):

@@ -52,7 +52,9 @@ CASES = {
     "sm_100a, three, N contiguous, a pair": Case(
         "sm_100a", {"b": "bf16", "gated": THREE, "pair": 16, "config": Sm100Config((128, 192))}
     ),
-    "sm_80, a batch of three": Case("sm_80", {"gated": THREE, "batch": 3, "config": Sm80Config((64, 96), 32, 2, (2, 2))}),
+    "sm_80, a batch of three": Case(
+        "sm_80", {"gated": THREE, "batch": 3, "config": Sm80Config((64, 96), 32, 2, (2, 2))}
+    ),
     "sm_80, a batch of pairs": Case("sm_80", {"gated": SWIGLU, "pair": 40, "batch": 2, "b": "bf16", "config": BY_MMA}),
     "sm_100a, a batch of pairs": Case("sm_100a", {"gated": SWIGLU, "pair": 16, "batch": 2, "config": BY_TENSOR}),
     "sm_100a, a batch, a gate and a pair": Case(

@@ -53,6 +53,11 @@ class ReductionStep(Step):
         raise NotImplementedError
 
     @property
+    def taken(self) -> tuple[EpilogueOperand, ...]:
+        """What the operation reads of each element, then the outputs."""
+        return (*self.reduction.operands, *self.given)
+
+    @property
     def places(self) -> tuple[tuple[int, int], ...]:
         """For each result of the operation: the number of its output, and its number in it.
 

@@ -124,7 +124,7 @@ class SeveralOperands:
         """Matrices beyond A and B by name: the operand that each lies as, and its shape."""
         a, b = self.front("a"), self.front("b")
         names = [name for name, _ in (self.gated.places if self.gated is not None else ())]
-        found = {name: (self.b, (*b, self.k, self.n)) for name in names}
+        found = dict.fromkeys(names, (self.b, (*b, self.k, self.n)))
         if self.pair is None:
             return found
         of_b = *b, self.pair.k, self.n * self.halves

@@ -235,9 +235,7 @@ def _further_of_arrays(plan: NamedPlan, values: Given) -> list[object]:
     return list(_further_words(plan, _further_lines(plan, values), numbers))
 
 
-def further_of_tensors(
-    plan: NamedPlan, given: Mapping[str, object], placed: Mapping[str, Lines]
-) -> list[int]:
+def further_of_tensors(plan: NamedPlan, given: Mapping[str, object], placed: Mapping[str, Lines]) -> list[int]:
     """The words of further matrices and numbers on a GPU.
 
     placed  the plan's further matrices by name: lines as the kernel reads them, elements from line to line, and from
@@ -408,7 +406,10 @@ def _by_name_on_tensors(
 
 
 def _placed_tensor(plan: NamedPlan, name: str, x: torch.Tensor) -> Lines:
-    """(lines, leading, distance of matrices) of a further matrix, read in place. Raises OperandError for one that does not fit."""
+    """(lines, leading, distance of matrices) of a further matrix, read in place.
+
+    Raises OperandError for one that does not fit.
+    """
     operand, shape = plan.further[name]
     if x.dtype != torch_type(operand.dtype) or tuple(x.shape) != shape:
         raise OperandError(

@@ -82,7 +82,7 @@ def has_batches(b: object) -> bool:
     >>> has_batches((torch.ones(2, 3), torch.ones(2, 3))), has_batches([torch.ones(4, 2, 3)] * 2)
     (False, True)
     """
-    return isinstance(b, (tuple, list)) and any([isinstance(x, torch.Tensor) and x.ndim > 2 for x in b])
+    return isinstance(b, (tuple, list)) and any(isinstance(x, torch.Tensor) and x.ndim > 2 for x in b)
 
 
 @dataclass(frozen=True)
