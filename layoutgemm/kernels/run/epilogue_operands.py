@@ -18,6 +18,7 @@ from ..epilogue.chain import MAX_WORDS
 from ..epilogue.parameters import float_word, host_number
 from ..operands.product import distance_of
 from ..operands.prologue import PrologueOperand
+from ..indexed.added_rows import added_bytes
 from ..orders import clusters_of_plan, given_names, order_values, schedule_of
 from ..plan import GemmPlan, present
 from ..ragged import Ragged
@@ -161,7 +162,7 @@ def words_read(plan: NamedPlan, values: Given) -> tuple[Any, ...]:
     words += _further_of_arrays(plan, values)
     words += [values[name] for name in schedule_of(plan).words]
     words += _rows_of_arrays(plan, values)
-    words += [np.full(copied_bytes(plan), 0xFF, np.uint8)] if isinstance(plan, Sm90Plan) and plan.copies_rows else []
+    words += [np.full(size, 0xFF, np.uint8) for size in _row_bytes(plan) if size]
     words += _vectors_of_arrays(plan, values)
     if plan.row_sums is not None:
         words += [values["row_sums"], plan.m]
@@ -188,7 +189,7 @@ def words_of_tensors(
     """The sixteen words of a launch on CUDA tensors; raises OperandError for unsuitable operands.
 
     placed     the plan's further matrices by name, as `further_of_tensors` takes them
-    workspace  memory of the rows that are copied first, `rows_memory`
+    workspace  memory of the rows that are copied first or added afterwards, `rows_memory`
 
     What the offsets or counts are is known on the device alone, and not looked at.
     """
@@ -197,7 +198,7 @@ def words_of_tensors(
     words += further_of_tensors(plan, given, placed or {})
     words += order_words(plan, given, device)
     words += rows_of_tensors(plan, given, device)
-    words += [present(workspace).data_ptr()] if isinstance(plan, Sm90Plan) and plan.copies_rows else []
+    words += rows_memory_words(plan, workspace)
     words += vectors_of_tensors(plan, given, device)
     if plan.row_sums is not None:
         shape = (plan.batch, plan.m) if plan.batch > 1 else (plan.m,)
@@ -293,13 +294,28 @@ def rows_of_tensors(plan: NamedPlan, given: Given, device: torch.device) -> list
     return words
 
 
+def _row_bytes(plan: NamedPlan) -> tuple[int, int]:
+    """Bytes of the rows that a launch copies first, and of those that it adds afterwards."""
+    return copied_bytes(plan) if isinstance(plan, Sm90Plan) else 0, added_bytes(plan)
+
+
 def rows_memory(plan: NamedPlan, device: torch.device) -> torch.Tensor | None:
-    """Memory for the rows that a launch copies first, or None. It lives until the launch has been enqueued."""
-    if not (isinstance(plan, Sm90Plan) and plan.copies_rows):
+    """Memory for the rows that a launch copies first, then for those that it adds afterwards; None without any.
+
+    It lives until the launch has been enqueued.
+    """
+    if not any(_row_bytes(plan)):
         return None
     import torch
 
-    return torch.empty(copied_bytes(plan), dtype=torch.uint8, device=device)
+    return torch.empty(sum(_row_bytes(plan)), dtype=torch.uint8, device=device)
+
+
+def rows_memory_words(plan: NamedPlan, memory: torch.Tensor | None) -> list[int]:
+    """The words of the memory of `rows_memory`; copied rows fill whole lines, so others begin at one."""
+    first, second = _row_bytes(plan)
+    at = 0 if memory is None else int(memory.data_ptr())
+    return [at] * bool(first) + [at + first] * bool(second)
 
 
 def order_words(plan: GemmPlan, given: Mapping[str, object], device: torch.device) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from ...schedule import GpcOrder, Persistent
 from ..column_groups import check_groups
 from ..derive import Operand, OperandPlan
 from ..epilogue.chain import Epilogue, EpilogueOperand
+from ..indexed.added_rows import check_added
 from ..indexed.rows import IndexedRows
 from ..numbers import W
 from ..operands.combinations import Asked, check_parts
@@ -236,6 +237,7 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
         check_words(plan.words)
         check_reductions(plan.epilogue, (n, plan.columns_at_a_time), plan.c.dtype.name, rows=kernel.rows_of_consumer)
         check_groups(plan.epilogue, plan.stored)
+        check_added(plan)
         return plan
 
     @classmethod
@@ -413,13 +415,13 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
 
     @property
     def workspace(self) -> int:
-        """Bytes of device memory of partial results and of copied rows.
+        """Bytes of device memory of partial results, of copied rows and of rows that are added.
 
         >>> from layoutgemm.kernels import IndexedRows, RowIndices
         >>> Sm90Plan.derive(512, 512, 64, indexed=IndexedRows(RowIndices(9), copy=True)).workspace
         65536
         """
-        return self.partial_bytes + copied_bytes(self)
+        return super().workspace + copied_bytes(self)
 
     @property
     def launch_bytes(self) -> int:
