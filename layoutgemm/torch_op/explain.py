@@ -57,7 +57,7 @@ def explain_matmul(
     combine: Combine | None = None, given: Mapping[str, object] | None = None, rows: torch.Tensor | None = None,
     out_rows: torch.Tensor | None = None, row_weights: torch.Tensor | None = None, copy_rows: bool | None = None,
     out_recipe: object = None, epilogue: Epilogue | None = None, prologue: Prologue | None = None,
-    order: Order | None = None, triangles: Triangles | None = None,
+    order: Order | None = None, triangles: Triangles | None = None, add_rows: torch.Tensor | None = None,
 ) -> Explanation:  # fmt: skip
     """Which kernel a product takes for these tensors, why, and what it copies. Nothing is compiled or launched.
 
@@ -94,6 +94,7 @@ def explain_matmul(
             "out": out, "scale_b": scale_b, "recipe_a": recipe_a, "recipe_b": recipe_b, "offs": offs, "counts": counts,
             "expected_rows": expected_rows, "combine": combine, "given": given, "rows": rows, "out_rows": out_rows,
             "row_weights": row_weights, "copy_rows": copy_rows, "prologue": prologue, "order": order,
+            "add_rows": add_rows,
         }  # fmt: skip
         return explain_packed(a, b, bias, offsets, (scale_a, activation, out_dtype, config), untaken)
     if isinstance(config, StreamedConfig):
@@ -105,7 +106,7 @@ def explain_matmul(
         "row_weights": row_weights, "copy_rows": copy_rows,
     }  # fmt: skip
     parts = order, prologue, combine, epilogue, triangles
-    if (found := _together(a, b, parts, given, {**more, "rows": rows})) is not None:
+    if (found := _together(a, b, parts, given, {**more, "rows": rows, "add_rows": add_rows})) is not None:
         return found
     if prologue is not None:
         others = {"combine": combine, "epilogue": epilogue, "rows": rows, "out_recipe": out_recipe, **more}

@@ -111,6 +111,13 @@ CASES = {
         lambda a, a2, b, up, b2, bias: gelu(0.5 * (a @ b + a2 @ b2) + a @ up - a2 @ b2 + bias),
         (A, A2, B, UP, B2, BIAS), 6,
     ),
+    "rows added to each other": Case(
+        lambda a, b, rows, to, scale: matmul(a, b, rows=rows, add_rows=to, row_weights=scale, activation="silu"),
+        lambda a, b, rows, to, scale: torch.zeros(4, 72, dtype=a.dtype, device=a.device).index_add(
+            0, to, (silu(a[rows] @ b) * scale[:, None]).to(a.dtype)
+        ),
+        (A, B, ROWS, torch.tensor([3, 1, 3, 3]), SCALE[:4]), 2,
+    ),
     "batches of several matrices in two pairs": Case(
         lambda a, a2, b, up, b2: matmul((a, a2), ((b, up), (b2, -b2)), combine=weighted, given={"w": 0.5}),
         lambda a, a2, b, up, b2: 0.5 * (a @ b + a2 @ b2) + a @ up - a2 @ b2, BATCHES, 5,

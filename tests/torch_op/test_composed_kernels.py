@@ -31,6 +31,7 @@ LAUNCHED = [
     "two pairs, their epilogue and an order",
     "batches of several matrices in two pairs",
     "rows placed in an output",
+    "rows added to each other",
 ]
 
 

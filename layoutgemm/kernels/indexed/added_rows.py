@@ -5,8 +5,8 @@
     product    A, B                                  the workspace: the product's rows in order, in C's type
     sum        row indices, the workspace, C         row r of C += the sum of all rows i with out_rows[i] = r, in f32
 
-A warp has a run of one row of C. It looks at all indices, 32 at a time, and adds the rows that name its own in the order
-of i: the same bits on every run. A row of C that no index names is not touched, and an index outside of C names none.
+A warp has a run of one row of C. It looks at all indices, 32 at a time, and adds the rows that name its own in the
+order of i: the same bits on every run. A row that no index names is not touched, and an index outside of C names none.
 Both launches are of one host function, on one stream.
 """
 
@@ -116,6 +116,6 @@ def explain_added(plan: Any) -> list[str]:
     if not plan.adds_rows:
         return []
     return [
-        f"  added: the product's {plan.m} rows in order take {added_bytes(plan)} bytes of workspace; a second launch adds "
-        f"those of equal indices to {plan.rows_of_c} rows of C, in order of the product's rows"
+        f"  added: the product's {plan.m} rows take {added_bytes(plan)} bytes of workspace; a second launch adds those "
+        f"of equal indices to {plan.rows_of_c} rows of C, in the order of the product's rows"
     ]

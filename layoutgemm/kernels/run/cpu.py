@@ -31,7 +31,9 @@ def executed(
     if device != "reference":
         return np.asarray(plan.does("emulate")(plan, a, b, words))
     given, product = {} if values is None else {"given": values}, in_product_order(plan)
-    return added_rows(plan, np.asarray(product.does("execute")(product, a, b, progress=progress_line(), **given)), values)
+    return added_rows(
+        plan, np.asarray(product.does("execute")(product, a, b, progress=progress_line(), **given)), values
+    )
 
 
 def run_on_cpu(

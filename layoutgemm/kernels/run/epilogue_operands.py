@@ -16,9 +16,9 @@ from ...errors import OperandError
 from ...schedule import TileList
 from ..epilogue.chain import MAX_WORDS
 from ..epilogue.parameters import float_word, host_number
+from ..indexed.added_rows import added_bytes
 from ..operands.product import distance_of
 from ..operands.prologue import PrologueOperand
-from ..indexed.added_rows import added_bytes
 from ..orders import clusters_of_plan, given_names, order_values, schedule_of
 from ..plan import GemmPlan, present
 from ..ragged import Ragged

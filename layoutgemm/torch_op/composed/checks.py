@@ -9,6 +9,7 @@
     a gate           (M, K)                (K, 2 N)                 (M, N)
     rows             (rows of A, K)        as above                 a row for each index
     out_rows         as above              as above                 as many rows as `out`, or as the product
+    add_rows         as above              as above                 likewise; rows of one index are added
 
 Two pairs take any number of dimensions before M, as one matrix of rows. With an order, a prologue, an epilogue or rows
 by index they are matrices.
@@ -38,7 +39,7 @@ from ..problem import bias_epilogue, half
 from ..prologue.product import check_type, check_vectors
 from ..scaled_grouped.grouped import INTS
 from ..types import C_NAMES, READ
-from .parts import BIAS, ROW_WEIGHTS, Parts
+from .parts import ADD_ROWS, BIAS, PLACED, ROW_WEIGHTS, Parts
 
 Tensors = Sequence[torch.Tensor]
 
@@ -99,7 +100,7 @@ class ComposedCall(NamedTuple):
 def takes_rows(parts: Parts) -> bool:
     """True if two pairs with these parts take any number of dimensions before M."""
     alone = parts.order is None and parts.prologue is None and parts.epilogue is None
-    return alone and not {ROWS, OUT_ROWS} & set(parts.own)
+    return alone and not PLACED & set(parts.own)
 
 
 def further_operands(a: Tensors, b: Tensors) -> dict[str, torch.Tensor]:
@@ -141,7 +142,7 @@ def checked(
     left, right, kind = _multiplied(a, b, parts, out_dtype, allow_tf32)
     m = values[ROWS].shape[0] if ROWS in parts.own and values[ROWS].ndim == 1 else left[0].shape[-2]
     shape = _shape(left, right, parts, m)
-    rows = out.shape[0] if out is not None and OUT_ROWS in parts.own and out.ndim == 2 else shape[-2]
+    rows = out.shape[0] if out is not None and {OUT_ROWS, ADD_ROWS} & set(parts.own) and out.ndim == 2 else shape[-2]
     call = ComposedCall(left, right, parts, dict(values), kind, shape, rows)
     if not call.plain_pairs or parts.triangles is not None:  # which have a kernel together
         check_parts(asked_parts(call).parts, shape[0] if len(shape) > 2 else 1)
@@ -212,12 +213,13 @@ def gated_of(parts: Parts) -> Combined | None:
 
 def indexed_rows(call: ComposedCall, copies: bool) -> IndexedRows | None:
     """The rows of A and of C by index; None for rows in order."""
-    kinds = {name: INTS.get(call.values[name].dtype, "i64") for name in (ROWS, OUT_ROWS) if name in call.parts.own}
+    kinds = {name: INTS.get(call.values[name].dtype, "i64") for name in call.parts.own if name in PLACED}
     if not kinds:
         return None
     gather = RowIndices(max(1, call.a[0].shape[-2]), kinds[ROWS]) if ROWS in kinds else None
-    scatter = RowIndices(max(1, call.rows), kinds[OUT_ROWS]) if OUT_ROWS in kinds else None
-    return IndexedRows(gather, scatter, copies and gather is not None)
+    to = kinds.get(OUT_ROWS, kinds.get(ADD_ROWS))
+    scatter = None if to is None else RowIndices(max(1, call.rows), to)
+    return IndexedRows(gather, scatter, copies and gather is not None, ADD_ROWS in kinds)
 
 
 def _multiplied(
@@ -244,7 +246,7 @@ def _multiplied(
 def _shape(a: Tensors, b: Tensors, parts: Parts, m: int) -> tuple[int, ...]:
     """The product's shape. Raises TensorError for matrices that do not meet, OperandError for other ranks."""
     wide, sums = len(a) > 1 and takes_rows(parts), len(b) // len(a)
-    indexed = {ROWS, OUT_ROWS} & set(parts.own)
+    indexed = PLACED & set(parts.own)
     for i, y in enumerate(b):
         pair = i // sums
         x, first, name = a[pair], b[pair * sums], name_of_b(i, len(a), len(b))
@@ -284,7 +286,7 @@ def _check_vectors(call: ComposedCall) -> None:
     if parts.prologue is not None:
         a = call.a[0]
         check_vectors(parts.prologue, values, {"m": [a.shape[:-1]], "k": [(*a.shape[:-2], a.shape[-1])]})
-    for name in [name for name in (ROWS, OUT_ROWS) if name in parts.own]:
+    for name in [name for name in parts.own if name in PLACED]:
         x = values[name]
         check_indices(name, x, m)
         if addressed(x) and x.device.type == "cpu" and tracing_state() is None:
