@@ -34,7 +34,7 @@ from ..plan import Sm90Config, Sm90Plan
 from ..triangular.operands import Triangles
 from ..types import operands, output_of
 from .costs import cost_model
-from .large_m import FMA_PER_CYCLE, LONG_WORK, SPAN, WIDE, Estimate, LargeMModel, early_parts
+from .large_m import FMA_PER_CYCLE, LONG_WORK, SPAN, WIDE, Estimate, LargeMModel, dealt_along, early_parts
 from .occupancy import ClusterOccupancy
 from .reductions import ReductionCost
 from .small_m import crowded, fetched, for_few_rows
@@ -211,7 +211,7 @@ def choose(
     best = min(estimates, key=lambda e: (e.seconds, -e.tile[0] * e.tile[1], -e.tile[0]))
     lines = _on_lines(k, None if b_major == "K" else n, kind)
     if bits == 16 and best.waves > 1 and work >= LONG_WORK and (best.tile[0], best.cluster) in _DEALT:
-        best = replace(best, gpc_rounds=places.gpc_rounds(2))
+        best = replace(best, gpc_rounds=places.gpc_rounds(2), along=dealt_along(best.cluster))
     config = _configured(best, k, batch, kind, work < MODEL.short_work and not best.gpc_rounds, False, lines)
     return Sm90Choice(config), _reason(best, config) + _gated_reason(best.tile[1], how)
 
