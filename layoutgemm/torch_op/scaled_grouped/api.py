@@ -348,7 +348,7 @@ def grouped_matmul(
     out: torch.Tensor | None = None, out_dtype: torch.dtype | None = None, config: Sm90Config | None = None,
     rows: torch.Tensor | None = None, out_rows: torch.Tensor | None = None, row_weights: torch.Tensor | None = None,
     copy_rows: bool | None = None, epilogue: Epilogue | None = None, given: Mapping[str, object] | None = None,
-    prologue: Prologue | None = None,
+    prologue: Prologue | None = None, add_rows: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """A grouped GEMM, as in a mixture of experts: a product for each group, in one launch.
 
@@ -389,6 +389,8 @@ def grouped_matmul(
               Row i reads row rows[i] of a, and is row out_rows[i] of the result. With `counts`, or of a batch, `rows`
               alone, (experts, M): row i of group e reads row rows[e, i] of a[e], or of a matrix a. With `offs`, a bias
               or scales `rows` alone: scales of rows are those of a's rows, and read by row index too
+    add_rows  in place of `out_rows`, with `offsets`: row i is added to row add_rows[i] of the result, as for `matmul`.
+              So the experts' results of a token become one. Goes with `rows`, `row_weights` and an activation
     copy_rows  of `rows`, as for `matmul`: whether a's rows are copied to a workspace first
     epilogue  in place of bias and activation, behind the scales: any `kernels.epilogue.chain.Epilogue`. Of all forms
               but columns; with `rows`, of groups of rows and, without scales, of masked groups
@@ -417,6 +419,13 @@ def grouped_matmul(
     [1.0, 0.0, 2.0]
     """
     of_rows = rows is not None or out_rows is not None or row_weights is not None or copy_rows is not None
+    if add_rows is not None:
+        of = IndexedOperands(a, b, rows, out_rows, row_weights, offsets, None, add_rows)
+        return _with_added_rows(of, {
+            "offs": offs, "expected_rows": expected_rows, "scale_a": scale_a, "scale_b": scale_b, "recipe_a": recipe_a,
+            "recipe_b": recipe_b, "bias": bias, "epilogue": epilogue, "given": given, "prologue": prologue,
+            "counts": counts,
+        }, (activation, out, out_dtype, config, copy_rows))  # fmt: skip
     if of_rows or epilogue is not None or given is not None or prologue is not None:
         return _with_more(a, b, {
             "offsets": offsets, "offs": offs, "counts": counts, "expected_rows": expected_rows, "scale_a": scale_a,
@@ -479,6 +488,18 @@ def _dispatched(
         a, b, groups, said, *scales, call.kind, *names, config, *finish
     )
     return value
+
+
+def _with_added_rows(
+    given: IndexedOperands, others: Options,
+    options: tuple[str | None, torch.Tensor | None, torch.dtype | None, Sm90Config | None, bool | None],
+) -> torch.Tensor:  # fmt: skip
+    """The product whose rows are added to those of the result; `others`: arguments that it does not take."""
+    activation, out, out_dtype, config, copy_rows = options
+    return indexed_matmul(
+        given, activation=activation, out=out, out_dtype=out_dtype, config=config,
+        others=others, copy_rows=copy_rows,
+    )  # fmt: skip
 
 
 def _with_more(
