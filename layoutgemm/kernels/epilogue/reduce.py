@@ -54,7 +54,7 @@ class ReductionStep(Step):
 
     @property
     def taken(self) -> tuple[EpilogueOperand, ...]:
-        """What the operation reads of each element, then the outputs."""
+        """The operands that the operation reads, then the outputs."""
         return (*self.reduction.operands, *self.given)
 
     @property
@@ -130,7 +130,10 @@ class _Along(ReductionStep):
             if self.each is None:
                 made.append(EpilogueOperand(name, self.axes, kept, written=True, start=start, count=count))
             elif count > 1:
-                raise PlanError(f"{self.name}: each = {self.each}, and {name} has {count} numbers: each has one")
+                raise PlanError(
+                    f"{self.name}: each = {self.each}, and {name} has {count} numbers: an output has one a group. "
+                    "A Reduction.of with a name for each result, results=('first', 'second'), has such outputs"
+                )
             else:
                 made.append(EpilogueOperand(name, "mn", kept, order=self.order, written=True, unit=(1, self.each)))
         return tuple(made)

@@ -366,7 +366,7 @@ class _Tuples:
 
 
 class _Inserted:
-    """An element's place, and a tuple's components by name; `operands`: names of those that the element reads."""
+    """An element's place, and a tuple's components by name; `operands`: names of what the element reads."""
 
     def __init__(self, at: ElementPlace, a: Sequence[Value], operands: Collection[str]):
         self.i, self.j, self.math, self._a, self._at, self._operands = at.i, at.j, at.math, a, at, operands

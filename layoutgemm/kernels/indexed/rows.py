@@ -265,6 +265,8 @@ def check_rows_lie(indexed: IndexedRows, a: Operand, c: Operand, epilogue: Epilo
         raise PlanError("indexed: rows of C are scattered, and stores_c = False: no row of C is stored")
     if c.order != "row":
         raise PlanError(f"c is {c}: scattered rows are contiguous, a 'row' C")
+    if indexed.adds and c.dtype.name not in ADDED_TYPES:
+        raise PlanError(f"indexed: c is {c.dtype}, and rows are added in f32: c = {', '.join(ADDED_TYPES)}")
 
 
 def check_inside(name: str, indices: npt.NDArray[np.int64], rows: int, matrix: str) -> None:

@@ -24,7 +24,7 @@ Word = TypeVar("Word")  # a number, or a traced one
 
 
 def distance_of(name: str) -> str:
-    """The name of the parameter with the elements from one matrix of a batch to the next."""
+    """The name of the parameter with the elements from matrix to matrix of a batch."""
     return f"stride_{name}"
 
 

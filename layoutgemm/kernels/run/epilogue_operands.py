@@ -295,12 +295,12 @@ def rows_of_tensors(plan: NamedPlan, given: Given, device: torch.device) -> list
 
 
 def _row_bytes(plan: NamedPlan) -> tuple[int, int]:
-    """Bytes of the rows that a launch copies first, and of those that it adds afterwards."""
+    """Bytes of the rows that a launch copies first, and adds afterwards."""
     return copied_bytes(plan) if isinstance(plan, Sm90Plan) else 0, added_bytes(plan)
 
 
 def rows_memory(plan: NamedPlan, device: torch.device) -> torch.Tensor | None:
-    """Memory for the rows that a launch copies first, then for those that it adds afterwards; None without any.
+    """Memory for the rows that a launch copies first, and adds afterwards; None without any.
 
     It lives until the launch has been enqueued.
     """

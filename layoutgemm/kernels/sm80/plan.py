@@ -212,7 +212,7 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan, Asked):
 
     @property
     def workspace(self) -> int:
-        """Bytes of device memory for partial results, rows that are added, and the sums of parts of K."""
+        """Bytes of device memory for partial results, added rows, and parts of K."""
         return super().workspace + self.split_bytes
 
     @property

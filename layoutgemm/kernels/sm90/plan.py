@@ -415,7 +415,7 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
 
     @property
     def workspace(self) -> int:
-        """Bytes of device memory of partial results, of copied rows and of rows that are added.
+        """Bytes of device memory of partial results, copied rows and added rows.
 
         >>> from layoutgemm.kernels import IndexedRows, RowIndices
         >>> Sm90Plan.derive(512, 512, 64, indexed=IndexedRows(RowIndices(9), copy=True)).workspace

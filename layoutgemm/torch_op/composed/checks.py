@@ -255,7 +255,10 @@ def _shape(a: Tensors, b: Tensors, parts: Parts, m: int) -> tuple[int, ...]:
         if not fits:
             shapes = ", ".join(f"{name} of {list(z.shape)}" for name, z in named_operands(a, b).items())
             of = "two matrices" if indexed else "two matrices, or two batches of as many"
-            raise OperandError(f"{shapes}: a product with several parts is of {of}; expand() makes a batch")
+            raise OperandError(
+                f"{shapes}: a product with several parts is of {of}; expand() makes a batch, flatten(0, -3) one of "
+                "several dimensions"
+            )
         if x.shape[-1] != y.shape[-2]:
             product_shape(x, y)  # raises in torch's words
         same = y.shape == first.shape and y.shape[-1] == b[0].shape[-1]
