@@ -97,8 +97,7 @@ def explain_matmul(
             "add_rows": add_rows,
         }  # fmt: skip
         return explain_packed(a, b, bias, offsets, (scale_a, activation, out_dtype, config), untaken)
-    if isinstance(config, StreamedConfig):
-        raise OperandError(f"config = {config}: it is of products with a QuantizedWeight")
+    config = _not_streamed(config)
     more: Options = {
         "offsets": offsets, "offs": offs, "counts": counts, "expected_rows": expected_rows, "scale_a": scale_a,
         "scale_b": scale_b, "recipe_a": recipe_a, "recipe_b": recipe_b, "bias": bias, "activation": activation,
@@ -138,6 +137,13 @@ def explain_matmul(
         return explain_scaled(a, scale_a, b, scale_b, after, out, out_dtype, recipes, config, out_recipe)
     _check_unscaled({**more, "out_recipe": out_recipe})
     return _plain(a, b, out, config, out_dtype, activation)
+
+
+def _not_streamed(config: Config | PackedConfig | None) -> Config | None:
+    """A product's configuration. Raises OperandError for that of a product of packed weights."""
+    if isinstance(config, StreamedConfig):
+        raise OperandError(f"config = {config}: it is of products with a QuantizedWeight")
+    return config
 
 
 def _together(

@@ -10,14 +10,13 @@ store     where any was found: C's elements are read, added to, and stored
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
 
 from ...atoms.copy.base import VECTOR_BYTES, WARP
-from ..indexed.added_rows import SUM
+from ..indexed.added_rows import SUM, AddingPlan
 from ..indexed.rows import ADDED, OUT_ROWS
 from ..plan import present, tile_count
 from . import bridge
@@ -28,7 +27,7 @@ from .tables import load_index
 class AddedRowsKernel:
     """The sums of one plan's rows."""
 
-    def __init__(self, plan: Any):
+    def __init__(self, plan: AddingPlan):
         self.plan = plan
         self.overlaps = "griddepcontrol" in plan.arch.features
 

@@ -317,7 +317,7 @@ class Reduction:
         """A place with numbers for the operands."""
         kinds = {x.name: np.int32 if x.dtype.kind == "int" else np.float32 for x in self.operands}
         numbers = {name: np.array([i - 0.5 * j + at], kind) for at, (name, kind) in enumerate(kinds.items())}
-        return _Coordinates(*np.array([[i], [j]], np.int32), values=numbers.__getitem__)
+        return _Coordinates(np.array([i], np.int32), np.array([j], np.int32), values=numbers.__getitem__)
 
     def _check_insert(self, samples: Sequence[Sequence[np.ndarray]]) -> None:
         for a in samples:

@@ -63,7 +63,9 @@ def _entries(operands: Sequence[EpilogueOperand]) -> list[dict[str, object]]:
     return [{**vars(operand), "dtype": operand.dtype.name} for operand in operands]
 
 
-def _operands_of(entries: Any) -> list[EpilogueOperand]:
+def _operands_of(entries: object) -> list[EpilogueOperand]:
+    if not isinstance(entries, list):
+        raise PlanError(f"operands of a step are {shown(entries)}: a list")
     return [EpilogueOperand(**{**entry, "dtype": dtype(entry["dtype"])}) for entry in entries]
 
 

@@ -14,25 +14,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from ...errors import PlanError
 from ...report import Check
 from .row_copy import RowCopy
-from .rows import OUT_ROWS, IndexedProduct, IndexedRows
+from .rows import OUT_ROWS, IndexedRows
 
+AddingPlan: TypeAlias = Any  # a plan of any architecture: they share no class with all that is read here
 SUM = RowCopy(vectors=2, warps=4)  # which run of a row of C a warp has: a lane holds 16 sums of 16-bit elements
-P = TypeVar("P", bound=Any)
 
 
-def added_shape(plan: Any) -> tuple[int, int, int]:
+def added_shape(plan: AddingPlan) -> tuple[int, int, int]:
     """The workspace's matrices, the rows of each, and elements from row to row."""
     return plan.matrices_of_c, plan.m, RowCopy.pitch(plan.n, plan.c.dtype.bytes)
 
 
-def added_bytes(plan: Any) -> int:
+def added_bytes(plan: AddingPlan) -> int:
     """Bytes of the workspace of rows that are added; 0 where none are.
 
     >>> from layoutgemm.kernels import RowIndices, Sm90Plan
@@ -40,13 +40,13 @@ def added_bytes(plan: Any) -> int:
     >>> added_bytes(Sm90Plan.derive(512, 100, 64, indexed=added)), added_bytes(Sm90Plan.derive(512, 100, 64))
     (131072, 0)
     """
-    if not isinstance(plan, IndexedProduct) or not plan.adds_rows:
+    if not getattr(plan, "adds_rows", False):
         return 0
     matrices, rows, pitch = added_shape(plan)
     return matrices * rows * pitch * int(plan.c.dtype.bytes)
 
 
-def check_added(plan: Any) -> None:
+def check_added(plan: AddingPlan) -> None:
     """Raise PlanError for a product whose rows are not added to those of C."""
     if not plan.adds_rows:
         return
@@ -56,6 +56,9 @@ def check_added(plan: Any) -> None:
     ragged = getattr(plan, "ragged", None)
     if ragged is not None and (ragged.ends or ragged.masked):
         raise PlanError("indexed: rows of no group are not computed, and all rows of the product are added")
+
+
+P = TypeVar("P", bound=AddingPlan)
 
 
 def in_product_order(plan: P) -> P:
@@ -68,7 +71,7 @@ def in_product_order(plan: P) -> P:
     return found
 
 
-def added_rows(plan: Any, c: np.ndarray, values: Mapping[str, Any] | None) -> np.ndarray:
+def added_rows(plan: AddingPlan, c: np.ndarray, values: Mapping[str, object] | None) -> np.ndarray:
     """The sums of the product's rows, beside zeros; `c` itself where none are added.
 
     values  the row indices by name
@@ -86,12 +89,12 @@ def added_rows(plan: Any, c: np.ndarray, values: Mapping[str, Any] | None) -> np
     return rounded if c.ndim > 2 else rounded[0]
 
 
-def added_checks(plan: Any) -> list[Check]:
+def added_checks(plan: AddingPlan) -> list[Check]:
     """The check of the sums of rows: each element of C is of one warp's run; none where no rows are added."""
     return [_sums_of_rows(plan)] if plan.adds_rows else []
 
 
-def _sums_of_rows(plan: Any) -> Check:
+def _sums_of_rows(plan: AddingPlan) -> Check:
     size, witness, count = plan.c.dtype.bytes, "", 0
     width = 16 // size
     for n in (1, width, SUM.run // size, SUM.run // size + 1, 3 * SUM.run // size - 1):
@@ -109,7 +112,7 @@ def _sums_of_rows(plan: Any) -> Check:
     return Check("add rows", statement, not witness, f"exhaustion ({count} elements)", witness)
 
 
-def explain_added(plan: Any) -> list[str]:
+def explain_added(plan: AddingPlan) -> list[str]:
     """The second launch as text, where rows are added."""
     if not plan.adds_rows:
         return []
