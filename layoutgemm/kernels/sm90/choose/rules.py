@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ....arguments import as_int, checked
+from ....arguments import as_int, checked, shown
 from ....checks.budgets import WARPGROUP
 from ....dtypes import DType, bf16
 from ....errors import PlanError
@@ -184,7 +184,7 @@ def choose(
     halves = 1
     if (how := combination(gated)) is not None:
         if b_major != "K" and not how.separate:
-            raise PlanError(f"b_major = {b_major!r}: {how}, a product is of one pair of matrices, B K-major")
+            raise PlanError(f"b_major = {shown(b_major)}: {how}, a product is of one pair of matrices, B K-major")
         halves, n = how.matrices, how.matrices * n
     places = ClusterOccupancy.of(multiprocessors)
     if m <= 64:
