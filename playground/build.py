@@ -45,9 +45,9 @@ def archive() -> bytes:
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as zipped:
         for part in PARTS:
             path = ROOT / "layoutgemm" / part
-            files = (
-                sorted(file for file in path.rglob("*") if file.suffix in (".py", ".json")) if path.is_dir() else [path]
-            )
+            files = [path]
+            if path.is_dir():
+                files = sorted(file for file in path.rglob("*") if file.suffix in (".py", ".json", ".txt"))
             for file in files:
                 zipped.write(file, file.relative_to(ROOT).as_posix())
         zipped.write(HERE / "session.py", "session.py")
