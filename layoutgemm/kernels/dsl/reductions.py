@@ -437,6 +437,3 @@ class WholeRows:
             at = Int64(first_row + row)
             to = [getattr(job.given, each.name) + at * (each.count * each.dtype.bytes) for each in step.given]
             store_results(step, found, to, first_row + row < job.m, job.n)
-
-
-__all__ = ["BlockReductions", "WholeRows", "launch_finish"]

@@ -97,6 +97,3 @@ class Arrays:
                 value = value if operand.order == "row" else value.swapaxes(-1, -2)
             found[operand.name] = value if operand.axes else value[0]
         return found
-
-
-__all__ = ["PADDING", "Arrays"]
