@@ -1,4 +1,6 @@
-"""Facts of each GPU architecture, frozen, each with its source: the table is data, in `arches.json`.
+"""Facts of each GPU architecture, frozen, each with its source.
+
+The table is data, in `arches.json`.
 
 Sources, named once: [PG] CUDA C++ Programming Guide, appendix "Compute Capabilities", table "Technical Specifications
 per Compute Capability"; [PTX] PTX ISA, the section of the instruction named. [TUNE] is the architecture's tuning guide,
