@@ -242,60 +242,35 @@ def _code_values(name: str) -> npt.NDArray[np.float32]:
     return both
 
 
-# Names and widths: PTX ISA, "Fundamental Types" and "Alternate Floating-Point Data Formats".
-_FORMATS = (
-    DType("f64", 64, "float", 53),
-    DType("f32", 32, "float", 24),
-    DType("tf32", 32, "float", 11),
-    DType("f16", 16, "float", 11),
-    DType("bf16", 16, "float", 8),
-    DType("e4m3", 8, "float", 4),
-    DType("e5m2", 8, "float", 3),
-    DType("e3m2", 6, "float", 3),
-    DType("e2m3", 6, "float", 4),
-    DType("e2m1", 4, "float", 2),
-    DType("ue8m0", 8, "float", 1),
-    DType("ue4m3", 8, "float", 4),
-    DType("i64", 64, "int"),
-    DType("i32", 32, "int"),
-    DType("i16", 16, "int"),
-    DType("i8", 8, "int"),
-    DType("u64", 64, "uint"),
-    DType("u32", 32, "uint"),
-    DType("u16", 16, "uint"),
-    DType("u8", 8, "uint"),
-    DType("i4", 4, "int"),
-    DType("u4", 4, "uint"),
-    DType("b1", 1, "uint"),
-)
-_BY_NAME = {entry.name: entry for entry in _FORMATS}
-# Names of the same formats elsewhere, in lower case: torch, NumPy, ml_dtypes, CUDA, CUTLASS, the CuTe DSL, MLIR, PTX.
-_NAMES_ELSEWHERE = {
-    "f64": "float64 double",
-    "f32": "float32 float fp32",
-    "tf32": "tfloat32 tfloat32_t",
-    "f16": "float16 half fp16 half_t __half",
-    "bf16": "bfloat16 bfloat16_t __nv_bfloat16",
-    "e4m3": "float8_e4m3fn float8e4m3fn f8e4m3fn e4m3fn float_e4m3_t",
-    "e5m2": "float8_e5m2 float8e5m2 f8e5m2 float_e5m2_t",
-    "e3m2": "float6e3m2fn f6e3m2fn float6_e3m2fn float_e3m2_t",
-    "e2m3": "float6e2m3fn f6e2m3fn float6_e2m3fn float_e2m3_t",
-    "e2m1": "float4e2m1fn f4e2m1fn float4_e2m1fn float_e2m1_t",
-    "ue8m0": "float8e8m0fnu f8e8m0fnu float8_e8m0fnu float_ue8m0_t",
-    "ue4m3": "float_ue4m3_t",
-    "i64": "int64 int64_t s64",
-    "i32": "int32 int32_t s32",
-    "i16": "int16 int16_t s16",
-    "i8": "int8 si8 int8_t s8",
-    "u64": "uint64 uint64_t",
-    "u32": "uint32 uint32_t",
-    "u16": "uint16 uint16_t",
-    "u8": "uint8 ui8 uint8_t",
-    "i4": "int4 int4b_t s4",
-    "u4": "uint4 uint4b_t",
-    "b1": "i1 uint1b_t",
+# Names and widths: PTX ISA, "Fundamental Types" and "Alternate Floating-Point Data Formats". Behind each its names in
+# lower case elsewhere: in torch, NumPy, ml_dtypes, CUDA, CUTLASS, the CuTe DSL and MLIR.
+_FORMATS = {
+    DType("f64", 64, "float", 53): "float64 double",
+    DType("f32", 32, "float", 24): "float32 float fp32",
+    DType("tf32", 32, "float", 11): "tfloat32 tfloat32_t",
+    DType("f16", 16, "float", 11): "float16 half fp16 half_t __half",
+    DType("bf16", 16, "float", 8): "bfloat16 bfloat16_t __nv_bfloat16",
+    DType("e4m3", 8, "float", 4): "float8_e4m3fn float8e4m3fn f8e4m3fn e4m3fn float_e4m3_t",
+    DType("e5m2", 8, "float", 3): "float8_e5m2 float8e5m2 f8e5m2 float_e5m2_t",
+    DType("e3m2", 6, "float", 3): "float6e3m2fn f6e3m2fn float6_e3m2fn float_e3m2_t",
+    DType("e2m3", 6, "float", 4): "float6e2m3fn f6e2m3fn float6_e2m3fn float_e2m3_t",
+    DType("e2m1", 4, "float", 2): "float4e2m1fn f4e2m1fn float4_e2m1fn float_e2m1_t",
+    DType("ue8m0", 8, "float", 1): "float8e8m0fnu f8e8m0fnu float8_e8m0fnu float_ue8m0_t",
+    DType("ue4m3", 8, "float", 4): "float_ue4m3_t",
+    DType("i64", 64, "int"): "int64 int64_t s64",
+    DType("i32", 32, "int"): "int32 int32_t s32",
+    DType("i16", 16, "int"): "int16 int16_t s16",
+    DType("i8", 8, "int"): "int8 si8 int8_t s8",
+    DType("u64", 64, "uint"): "uint64 uint64_t",
+    DType("u32", 32, "uint"): "uint32 uint32_t",
+    DType("u16", 16, "uint"): "uint16 uint16_t",
+    DType("u8", 8, "uint"): "uint8 ui8 uint8_t",
+    DType("i4", 4, "int"): "int4 int4b_t s4",
+    DType("u4", 4, "uint"): "uint4 uint4b_t",
+    DType("b1", 1, "uint"): "i1 uint1b_t",
 }
-_ALIASES = {alias: name for name, aliases in _NAMES_ELSEWHERE.items() for alias in aliases.split()}
+_BY_NAME = {entry.name: entry for entry in _FORMATS}
+_ALIASES = {alias: entry.name for entry, aliases in _FORMATS.items() for alias in aliases.split()}
 
 
 def multiply_together(a: DType, b: DType) -> bool:
