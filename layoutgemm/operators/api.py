@@ -28,6 +28,8 @@ if lacking := missing_name(api):
         f"nvidia-cutlass-operators {version} has no {lacking}: layoutgemm.operators is for 0.3.0 and later"
     )
 
+__all__ = ["LayoutgemmProvider", "api", "missing_name"]
+
 available = api.available_providers
 
 
