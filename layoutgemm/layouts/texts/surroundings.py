@@ -124,7 +124,7 @@ def of_compiler(text: str) -> str | None:
 
 @cache
 def _others() -> tuple[tuple[re.Pattern[str], str], ...]:
-    """What is printed beside layouts: the pattern of a text's beginning, and what it is."""
+    """Texts beside layouts: the pattern of a text's beginning, and what it is."""
     table = (files(__package__) / "no_layouts.txt").read_text(encoding="utf-8").split("\n")
     lines = [line for line in table if line and line[0] != "#"]
     return tuple(zip(map(re.compile, lines[::2]), lines[1::2], strict=True))
