@@ -145,6 +145,3 @@ class SeveralOperands:
         """(address, pitches) of a further matrix, of a launch's words by name: between lines, then between matrices."""
         pitches = [given[word] for word in (f"ld{name}", distance_of(name)) if word in given]
         return given[name], tuple(pitches)
-
-
-__all__ = ["SeveralOperands", "SideBySide"]

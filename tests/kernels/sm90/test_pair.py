@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from layoutgemm.errors import OperandError, PlanError
-from layoutgemm.kernels import AlongK, Ragged, Sm90Config, Sm90Plan
+from layoutgemm.kernels import AlongK, Sm90Config, Sm90Plan
 from layoutgemm.kernels import plan as choose_plan
 from layoutgemm.kernels.compile.worker import Kernel, entry_of, kernel_of
 from layoutgemm.kernels.epilogue.chain import Bias, ColumnReduce, Epilogue
