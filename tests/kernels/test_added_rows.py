@@ -46,7 +46,14 @@ def test_the_executor_adds_rows_in_order(arch: str) -> None:
 @needs.DSL
 @needs.C_COMPILER
 @pytest.mark.dsl
-@pytest.mark.parametrize("arch, c", [("sm_80", "bf16"), ("sm_90a", "f32"), ("sm_100a", "f32")])
+@pytest.mark.parametrize(
+    "arch, c",
+    [
+        pytest.param("sm_80", "bf16", marks=pytest.mark.slow),
+        ("sm_90a", "f32"),
+        pytest.param("sm_100a", "f32", marks=pytest.mark.slow),
+    ],
+)
 def test_the_kernel_adds_gathered_and_weighted_rows(arch: str, c: str) -> None:
     config = {"sm_100a": Sm100Config((128, 64)), "sm_90a": Sm90Config((64, 64), consumers=1, loader="warpgroup")}
     indexed = BOTH if arch != "sm_100a" else ADDED

@@ -64,6 +64,9 @@ CASES = {
 }
 
 
+SLOW = ("sm_80, a batch of three", "sm_100a, a batch, a gate and a pair")  # kernels that others have the parts of
+
+
 def planned(case: Case, **more: Any) -> Any:
     return plan(*case.sizes, arch=case.arch, **{"b": "bf16:col", "c": "f32", **case.options, **more})
 
@@ -108,7 +111,7 @@ def test_the_executor_has_the_formula(name: str) -> None:
 @needs.DSL
 @needs.C_COMPILER
 @pytest.mark.dsl
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(x, marks=pytest.mark.slow) if x in SLOW else x for x in CASES])
 def test_the_kernel_has_the_formula(name: str) -> None:
     made = planned(CASES[name])
     operands, given, want = drawn(made)
