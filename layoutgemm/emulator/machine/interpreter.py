@@ -43,7 +43,7 @@ from ..ptx.values import FULL, LANES, Lanes, Undefined, Value, any_of, bool_of, 
 from ..races.conflicts import Conflict
 from ..races.global_bytes import GlobalWatch
 from ..races.happens_before import NO_PARTS, Knowledge, Ledger, MemoryEvent, Parts, ShadowMemory
-from ..races.lanes import LaneAccess, Same, fork, join
+from ..races.lanes import LaneAccess, Same, fork, have_read, join, read_together
 from .bank_counts import BankCounter
 from .deadlocks import POLLS_ANYWHERE, WAITING, stuck
 from .gathering import Apart, Gathering, form_of, merged_register
@@ -219,6 +219,8 @@ class Fiber:
             pass  # such lanes wait for none
         elif self.cta.cluster.ledger.lanes and not self.cta.cluster.ledger.reads:
             self.knows.met = self.knows.own
+            if self.knows.together:
+                have_read(self.cta.cluster.ledger, self, mask & self.lanes)
             for some in [some for some in self.warp.acquired if some & mask == some]:
                 self.knows.merge(self.warp.acquired.pop(some))
             self.warp.meet(mask & self.lanes & self.warp.alive)
@@ -233,6 +235,8 @@ class Fiber:
     def whole(self) -> None:
         """Gather the warp for an .aligned instruction; threads that have ended may be missing at a barrier."""
         assert self.ins is not None
+        if self.knows.together:
+            have_read(self.cta.cluster.ledger, self, self.lanes)
         needed = self.warp.alive if self.ins.words[0] in ("bar", "barrier") else self.warp.present
         if self.lanes != needed:
             self.together(needed)
@@ -540,6 +544,8 @@ class PtxMachine:
     def conflict(self, found: Conflict, fiber: Fiber) -> None:
         """Report two accesses that nothing orders."""
         self.problem("lint" if found.lint else "race", str(found), fiber, orders=found.orders)
+        if found.also is not None:
+            self.conflict(found.also, fiber)
 
     def also(self, fiber: Fiber, first: PtxInstruction, more: int) -> None:
         """Count `more` instructions after `first`, of the same opcode, that ran with it."""
@@ -588,6 +594,8 @@ class PtxMachine:
             lanes = by or fiber.lanes
             if event is None and (touch is None or not (write or ledger.reads)):
                 event = ledger.joint(fiber)
+                if touch is not None:
+                    read_together(ledger, fiber, event, touch.lanes)
         else:
             touch = None
         event = event or fiber.epoch

@@ -329,7 +329,7 @@ def product(program: Program, ins: PtxInstruction) -> Operation:
     together: list[InstructionRun | None] = []
 
     def go(fiber: Fiber) -> int | None:
-        if fiber.lanes != fiber.warp.present:
+        if fiber.lanes != fiber.warp.present or fiber.knows.together:
             fiber.whole()
         if joins and fiber.gathering is None:
             if not together:
