@@ -342,7 +342,7 @@ def fork(ledger: Ledger, knows: Knowledge, lanes: int) -> Knowledge:
         inside = members & lanes
         if inside == lanes:
             out.merge(more)
-            out.loose |= _of_others(ledger, more, lanes)
+            out.loose |= _of_others(ledger, more, lanes) & ~(knows.seen | knows.met)
         elif inside:
             out.apart.append((inside, ledger.knowledge(more)))
     return out

@@ -227,6 +227,11 @@ def test_one_lanes_arrival_hands_on_its_own_writes() -> None:
     some = "@%p1 bra A; bar.warp.sync 0xFFFFFFFE; A:"
     assert go(reads.replace(arrive, f"{some} {arrive}"), block=64).kinds == ["lint"]
     assert not go(reads.replace("ld.shared.b32 %r4, [%r1]", "@%p1 ld.shared.b32 %r4, [%r1]"), block=64).findings
+    # Reads of some lanes, before all meet or wait at a barrier; then one lane arrives.
+    half = "mov.u32 %r4, 0; @!%p2 bra B; ld.shared.b32 %r4, [%r1]; B:"
+    assert go(reads.replace("ld.shared.b32 %r4, [%r1];", half), block=64).kinds == ["lint"]
+    for wait in (SHUFFLE, SYNC, "bar.sync 1, 32;"):
+        assert not go(reads.replace("ld.shared.b32 %r4, [%r1];", f"{half} {wait}"), block=64).findings, wait
     assert not go(reads.replace(arrive, arrive[5:]).replace("[%r7], 1;", "[%r7], 32;"), block=64).findings
 
 
