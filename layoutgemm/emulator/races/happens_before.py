@@ -864,7 +864,7 @@ class ShadowMemory:
         self, record: AccessRecord, what: Callable[[], str], knows: Knowledge, lanes: int, touch: LaneAccess | None,
         common: int,
     ) -> Conflict | None:  # fmt: skip
-        """The lint of a write over reads that running together alone orders before it, or None."""
+        """The lint of a write over reads that are ordered by running together alone."""
         both = self._both(record, common, what)
         if not knows.together & self.ledger.bit(record.event):
             return Conflict(f"{both}; {TOLD_BY_ONE}; {TOGETHER}", WARP_BARRIER, lint=True)
