@@ -12,10 +12,11 @@ Practice relies on one thing more: after a warp executes a load together, all it
 CUTLASS's pipelines release a buffer by one lane's arrive for a warp whose lanes have all read it (the
 `is_signalling_thread` of PipelineTmaAsync). So "converged", the default, takes reads as made by all lanes that execute
 them. Where nothing since has made these lanes wait for each other, a write over what they read in shared memory is lint
-(`read_together`, `have_read`). Reads of some lanes are made when all have waited for each other in shfl, vote, match, redux or elect. A sum over
-a block depends on it: some lanes read a word of each warp, all lanes shuffle them, and then write over them. There they
-also learn what some of them acquired at a word of memory: one lane's atomic operation, and a shuffle of its result, are
-the barriers of cooperative groups. Writes, and the waits of some lanes at mbarriers, follow PTX's definition.
+(`read_together`, `have_read`). Reads of some lanes are made when all have waited for each other in shfl, vote, match,
+redux or elect. A sum over a block depends on it: some lanes read a word of each warp, all lanes shuffle them, and then
+write over them. There they also learn what some of them acquired at a word of memory: one lane's atomic operation, and
+a shuffle of its result, are the barriers of cooperative groups. Writes, and the waits of some lanes at mbarriers,
+follow PTX's definition.
 
 A bulk or tensor store reads shared memory for the lane that issues it. Each other lane must fence its own writes
 (fence.proxy.async), and a barrier must order them before the store. Only the lane that waits for the store's group
