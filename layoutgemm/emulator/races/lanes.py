@@ -344,7 +344,11 @@ def fork(ledger: Ledger, knows: Knowledge, lanes: int) -> Knowledge:
         inside = members & lanes
         if inside == lanes:
             out.merge(more)
-            out.loose |= _of_others(ledger, more, lanes) & ~(knows.seen | knows.met)
+            open_ = ~(knows.seen | knows.met)
+            out.loose |= _of_others(ledger, more, lanes) & open_
+            if more.together & open_:
+                out.together |= more.together & open_
+                out.reads = [*out.reads, *more.reads]
         elif inside:
             out.apart.append((inside, ledger.knowledge(more)))
     return out
