@@ -63,6 +63,19 @@ def test_an_array_of_another_type_than_its_tensor_map_is_lint(distances: Any, ki
     ]
 
 
+def test_a_pitch_below_a_row_is_lint(distances: Any) -> None:
+    """As of an array of the other major; a pitch of 0 repeats a row on purpose."""
+    arguments = list(given(64))
+    arguments[8] = 8  # of A: 8 rows of 64 elements
+    notes = [finding.message for finding in emulate(distances, *arguments).findings]
+    assert notes == [
+        "a tensor map takes a as rows of 128 bytes that begin 16 bytes apart, so they overlap: the array may be of "
+        "another major than the map, or the pitch that of another operand"
+    ]
+    arguments[8] = 0
+    assert not emulate(distances, *arguments).findings
+
+
 @pytest.mark.parametrize(
     ("right", "wrong", "error", "message"),
     [

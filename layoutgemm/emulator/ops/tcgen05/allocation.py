@@ -126,8 +126,7 @@ def deallocate(program: Program, ins: PtxInstruction) -> Run:
                     orders="The warp that allocated the columns frees them, after a barrier of all that use them.",
                 )
                 return
-            live = ", ".join(f"{n} from column {at}" for at, (n, _) in tensor.allocations.items()) or "none"
-            raise EmulatorError(f"dealloc of {count} columns from ({lane}, {column}); allocated are: {live}")
+            raise EmulatorError(f"dealloc of {count} columns from ({lane}, {column}); allocated are: {tensor.live}")
         places = 0
         for strip in range(LANES // STRIP):
             places |= (1 << count) - 1 << strip * COLUMNS + column
