@@ -77,6 +77,8 @@ def _overlap(tmap: TensorMap) -> str:
 class TmaTransfer:
     """The elements that one instruction moves with one tensor map, as cached indices."""
 
+    overlap = ""  # of its rows; im2col reads pixels again on purpose
+
     def __init__(self, content: bytes) -> None:
         self.tmap, self.address = decode(content)
         self.tile = _tile(self.tmap)
