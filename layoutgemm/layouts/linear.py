@@ -250,7 +250,8 @@ class LinearLayout(Function):
         """Triton's bases: for each bit of each named mode its coordinate in a tensor of this shape.
 
         Values are flat indices of the tensor, whose first dimension runs fastest, as of what `parse` reads of Triton.
-        Raises LayoutError for modes without names, an offset, an extent that is no power of two, and a tensor of another size.
+        Raises LayoutError for modes without names, an offset, an extent that is no power of two, and a tensor of
+        another size.
 
         >>> from layoutgemm.atoms import mma_sync
         >>> LinearLayout.of(mma_sync("m16n8k16").layout_C, ("lane", "register")).bases((16, 8))
@@ -262,7 +263,8 @@ class LinearLayout(Function):
             raise LayoutError(f"bases are those of a linear map of named modes, and its {lacks}")
         if self.width != tensor.width:
             raise LayoutError(
-                f"values of {self.width} bits are not those of a tensor of {show(tensor.shape)}, which has {tensor.width}"
+                f"values of {self.width} bits are not those of a tensor of {show(tensor.shape)}, which has "
+                f"{tensor.width}"
             )
         columns = iter(self.columns)
         ends = [sum(tensor.bits[:n]) for n in range(len(tensor.bits))]
