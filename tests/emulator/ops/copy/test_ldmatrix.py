@@ -213,6 +213,6 @@ def test_a_diverged_warp_is_reported():
 def test_a_blocks_last_warp_may_have_too_few_threads() -> None:
     """Their registers are no fragment: of a block of 40 threads the second warp has 8."""
     load = "mov.u32 %r9, smem; ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r0}, [%r9];"
-    finding = run(load, block=40, shared=64).findings[-1]
+    finding = run(load, block=40, shared=64).findings[0]
     assert (finding.kind, finding.warp) == ("divergence", 1) and "this one has 8" in finding.message
     assert not [one for one in run(load, block=64, shared=64).findings if one.kind == "divergence"]
