@@ -114,5 +114,5 @@ def test_an_instruction_descriptor_of_another_atom_is_refused(other: tuple[Any, 
     from layoutgemm.kernels.dsl.tcgen05 import tensor_multiply
 
     word = instruction_descriptor(tcgen05_mma(*other)).word
-    with pytest.raises(PlanError, match="is of M = 128, N = .*, and the atom of M = 128, N = 64, bf16 and bf16"):
+    with pytest.raises(PlanError, match=r"is of M = 128, N = .*, and the atom of M = 128, N = 64, bf16 and bf16"):
         tensor_multiply(tcgen05_mma("f16", 128, 64, "bf16"), word, None, None, None, False)  # type: ignore[arg-type]
