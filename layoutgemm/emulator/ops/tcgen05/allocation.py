@@ -183,6 +183,7 @@ def commit(program: Program, ins: PtxInstruction) -> Run:
     def go(fiber: Fiber) -> None:
         group_of(fiber, size, False)
         cluster, machine, engine = fiber.cta.cluster, fiber.machine, engine_of(fiber)
+        engine.open = None
         ledger, text = cluster.ledger, said(fiber, ins)()
         handed = ledger.knowledge()
         hand_on(fiber)

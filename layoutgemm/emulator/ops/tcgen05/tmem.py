@@ -258,17 +258,20 @@ class TensorCores:
     queue   what has not run yet (policy "late"), in order
     issued  the events of all of it
     moves   copies and shifts, in a kernel with shifts: (what, event, block, places, text)
+    open    what was issued last, where no commit has followed it so far
     """
 
     def __init__(self, fiber: Fiber) -> None:
         self.moves: list[tuple[str, MemoryEvent, Cta, int, str]] = []
         self.queue: list[Callable[[], None]] = []
         self.issued: Knowledge = fiber.cta.cluster.ledger.knowledge()
+        self.open: Callable[[], str] | None = None
 
     def event(self, fiber: Fiber, ins: PtxInstruction) -> MemoryEvent:
         """A new event of the engine."""
         ledger, who = fiber.cta.cluster.ledger, fiber.describe()
-        found = ledger.event(True, lambda: f"{ins.opcode} at {ins.where} by {who}", self)
+        self.open = lambda: f"{ins.opcode} at {ins.where} by {who}"
+        found = ledger.event(True, self.open, self)
         ledger.learn(self.issued, found)
         return found
 

@@ -175,8 +175,9 @@ def test_a_product_by_many_threads_is_reported():
 
 def test_a_missing_commit_is_a_deadlock():
     commit = "  " + text_of.commit()[0] + "\n"
-    with pytest.raises(DeadlockError, match=r"mbarrier\.try_wait"):
+    with pytest.raises(DeadlockError, match=r"mbarrier\.try_wait") as caught:
         broken(BASE, commit, "")
+    assert "note: no tcgen05.commit follows tcgen05.mma" in str(caught.value)
 
 
 def test_reading_an_accumulator_before_the_commit_races():
