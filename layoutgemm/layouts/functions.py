@@ -64,7 +64,7 @@ def get(x: object, mode: object = ()) -> Any:
     return found
 
 
-def _part(x: object, mode: object) -> Any:
+def _part(x: object, mode: object) -> object:
     return x if mode.__class__ is tuple and not mode else get(x, mode)
 
 
