@@ -15,6 +15,7 @@ from layoutgemm.errors import LayoutError, OperandError, TensorError
 from layoutgemm.kernels.epilogue.chain import ColumnReduce, Epilogue, Quantize, RowReduce
 from layoutgemm.torch_op.problem import Problem, StridedOperand
 from layoutgemm.torch_op.solver import solve
+from tests.torch_op.epilogue_fuzz import dense_faults
 from tests.torch_op.test_operator import F32, emulated, integers
 
 EVERY = Epilogue(RowReduce("softmax"), ColumnReduce("argmax"), RowReduce("sum", "sums", dtype="bf16"))
@@ -69,6 +70,14 @@ def test_a_transposed_product_writes_each_number_to_its_place(monkeypatch: pytes
     exact = (a.double() @ b.double()).sort(dim=0, descending=True, stable=True)
     assert torch.equal(given["best_value"].double(), exact.values[:2])
     assert torch.equal(given["best_index"].long(), exact.indices[:2])
+
+
+@needs.DSL
+@needs.C_COMPILER
+@pytest.mark.dsl
+@pytest.mark.slow
+def test_random_epilogues_are_those_of_the_cpu() -> None:
+    assert list(dense_faults(0, 12)) == []
 
 
 def test_reductions_of_nothing() -> None:

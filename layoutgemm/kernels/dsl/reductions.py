@@ -439,6 +439,3 @@ class WholeRows:
                 getattr(job.given, each.name) + at * (each.strides(job.m)[0] * each.dtype.bytes) for each in step.given
             ]
             store_results(step, found, to, first_row + row < job.m, job.m)
-
-
-__all__ = ["BlockReductions", "WholeRows", "launch_finish"]

@@ -98,6 +98,3 @@ class Arrays:
                 value = value.swapaxes(-1, -2)
             found[operand.name] = value if operand.axes else value[0]
         return found
-
-
-__all__ = ["PADDING", "Arrays"]

@@ -316,6 +316,3 @@ class QuantizeRows(Quantize):
     def transposed(self) -> Step:
         """Groups of columns of C."""
         return Quantize(self.name, self.each, self.dtype, self.least, OTHER_ORDER[self.order])
-
-
-__all__ = ["FP8_MOST", "Amax", "ColumnReduce", "Quantize", "ReductionStep", "RowReduce", "combined"]

@@ -100,7 +100,9 @@ class EpilogueOperand:
         return len(self.axes) + (self.count > 1)
 
     def strides(self, lines: W) -> tuple[W | int, W | int]:
-        """Elements from line to line, and from number to number, of a written "m" or "n" of so many lines.
+        """Elements from line to line of a written vector, and from number to number.
+
+        lines   rows of C, or columns
 
         >>> EpilogueOperand("best", "n", "f32", written=True, count=4).strides(100)
         (1, 100)

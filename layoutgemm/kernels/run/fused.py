@@ -131,6 +131,3 @@ def _referred(plan: Plan, a: np.ndarray, b: np.ndarray, given: Mapping[str, obje
     c = np.asarray(plan.c.dtype.decode(plan.c.dtype.encode(found.c)), np.float32)
     c = c if visited is None else np.where(visited, c, np.float32(0))
     return GemmResult(c, "NumPy", written=found.written)
-
-
-__all__ = ["run_fused", "run_fused_on_tensors"]

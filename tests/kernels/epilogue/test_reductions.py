@@ -319,7 +319,7 @@ def test_the_transposed_reductions_give_the_same() -> None:
 @pytest.mark.parametrize("order", ["row", "col"])
 @pytest.mark.parametrize("kind", [RowReduce, ColumnReduce])
 def test_the_transposed_reduction_writes_to_the_same_places(kind: Any, order: str) -> None:
-    """A line's numbers lie in the caller's tensor, whose order the transposed product does not change."""
+    """The caller's tensor keeps its order when operands change places."""
     epilogue = Epilogue(kind("top4", "most", order=order))
     for operand, turned in zip(epilogue.given, epilogue.transposed().given, strict=True):
         shape, order_of = operand.shape(30, 50), {"row": 1, "col": -1}[operand.order]
