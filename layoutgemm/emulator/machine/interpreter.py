@@ -65,6 +65,8 @@ BLOCKED, GONE = -1, -2
 MAX_THREADS, MAX_BLOCKS, MAX_GRID = 1024, 16, 1 << 24
 MOST = {"grid": GRID_LIMIT, "block": (1024, 1024, 64), "cluster": (MAX_BLOCKS,) * 3}
 PRODUCTS = ("wgmma.mma_async", "mma.", "tcgen05.mma")
+# Instructions by their first word that use fragments of all threads of a warp: a block's last one may have fewer.
+OF_WHOLE_WARPS = ("wgmma", "mma", "wmma", "ldmatrix", "stmatrix", "movmatrix", "tcgen05")
 
 # Qualifiers come in any order: ptxas takes ld.global.acquire.gpu as well as ld.acquire.gpu.global.
 FLAGS = re.compile(r"(?:ld|st)\.(?:.*\.)?(?:acquire|release|relaxed|volatile|mmio)\b|atom\.|red\.|multimem\.")
@@ -245,6 +247,14 @@ class Fiber:
                 f"{self.ins.opcode} has to be executed by the whole warp, and is by lanes {self.lanes:#x} of "
                 f"{needed:#x}",
                 self,
+            )
+        count = self.warp.present.bit_count()
+        if count != LANES and self.ins.words[0] in OF_WHOLE_WARPS:
+            self.machine.problem(
+                "divergence",
+                f"{self.ins.opcode} is by the {LANES} threads of a warp, and this one has {count}",
+                self,
+                orders="A block of a whole number of warps has them.",
             )
 
 

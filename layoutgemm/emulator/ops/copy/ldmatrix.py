@@ -22,7 +22,7 @@ from ...machine.interpreter import Cta, Fiber
 from ...machine.memory import ALL, GRANULE, WHOLE
 from ...ptx.parser import PtxInstruction, PtxOperand
 from ...ptx.program import Program, Reader, Run
-from ...ptx.values import LANES, Lanes
+from ...ptx.values import FULL, LANES, Lanes
 from ...races.lanes import LaneAccess, Meets
 from ..memory import place, said
 from ..registry import operation
@@ -96,7 +96,7 @@ class MatrixRows:
 
     def find(self, fiber: Fiber, rows: npt.NDArray[np.complex128] | None = None) -> tuple[Cta, npt.NDArray[np.int64]]:
         """(block, number of each row's 16 bytes), checked and recorded; rows: what a store writes there."""
-        if fiber.lanes != fiber.warp.present or fiber.knows.together:
+        if fiber.lanes != FULL or fiber.knows.together:
             fiber.whole()
         given = self.address(fiber)
         if not isinstance(given, np.ndarray):
