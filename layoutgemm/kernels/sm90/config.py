@@ -85,6 +85,8 @@ class Sm90Tuning:
                pays where many tiles are partly empty, and costs 1 to 5% where few are
     turn_last_pair   of groups of rows, in clusters of (2, 1): the pair of CTAs at a group's odd last row of tiles takes
                two columns of it, and shares A in place of B. Without, one of the two CTAs has no row there
+    halve_last_round   with the last two, of 128 rows: a last round of tiles that at most half of the clusters have is
+               halved, 64 rows a CTA, and takes half as long. No result changes
 
     Raises PlanError, naming the field and its known values.
 
@@ -111,6 +113,7 @@ class Sm90Tuning:
     gpc_order: Rounds = ()
     skip_empty_blocks: bool = False
     turn_last_pair: bool = False
+    halve_last_round: bool = False
     blocks_per_sm: int = 1
     finish: str | None = None
 
@@ -283,6 +286,15 @@ class Sm90Config:
             )
         if self.tuning.turn_last_pair and self.cluster != (2, 1):
             raise PlanError(f"turn_last_pair = True in clusters of {self.cluster}: pairs of CTAs along M, (2, 1), turn")
+        if self.tuning.halve_last_round and not (
+            self.tuning.turn_last_pair and self.tuning.skip_empty_blocks and self.tile[0] == 2 * ROWS
+            and self.warpgroups_of_tile == 2
+        ):  # fmt: skip
+            raise PlanError(
+                f"halve_last_round = True for a tile of {self.tile[0]} rows and {self.warpgroups_of_tile} warpgroup(s), "
+                f"turn_last_pair = {self.tuning.turn_last_pair}, skip_empty_blocks = {self.tuning.skip_empty_blocks}: "
+                f"pairs that turn halve tiles of {2 * ROWS} rows of two warpgroups, of which one skips its block"
+            )
         if self.launch == "tiles" and self.schedule == "pingpong":
             raise PlanError("a grid of tiles leaves a block one tile, and pingpong takes two in turn: launch='workers'")
         if self.one_tile_per_cluster and (self.staged_epilogue_k_tiles or self.schedule == "pingpong"):

@@ -12,6 +12,15 @@ Pairs of CTAs along M share B. With `turn_last_pair` a pair at an odd last row o
 shares A. A group of L rows and W columns of tiles has L // 2 * W pairs, then L % 2 * ceil(W / 2) that have turned. A
 CTA expects the same bytes, and releases stages to the same CTA, either way.
 
+The W clusters take T tiles in T // W whole rounds and one of T % W. With `halve_last_round` the tiles of a last round
+that at most half of the clusters would have are halved: twice as many clusters compute 64 rows of a CTA's 128 each.
+
+    turn t          t < T // W * W         T // W * W + 2 i, + 1
+    tile            t                      T // W * W + i
+    rows of rank r  [128 r, 128 r + 128)   [128 h + 64 r, 128 h + 64 r + 64), of half h; turned [64 h, 64 h + 64)
+
+A half's second consumer has no row: it multiplies nothing, as where a group ends.
+
 Tiles of A reach into the rows of the next group: they are loaded, and what comes of them is not stored. A TMA store
 ends at its tensor's extents, and a group's end is not one. So C's map has the end as a dimension:
 
@@ -60,7 +69,7 @@ from ..ragged import check_ends as check_ends
 from ..ragged import offsets_of as offsets_of
 from ..ragged import sample_offsets as sample_offsets
 from ..ragged import sample_sizes as sample_sizes
-from ..store import StorePlan
+from ..store import ROWS, StorePlan
 
 if TYPE_CHECKING:
     from ..derive import Operand
@@ -122,11 +131,46 @@ def tile_of_group(
 def is_turned(plan: Sm90Plan, row: W, start: W, end: W) -> W:
     """True if the tile's pair has turned: its group has an odd number of rows of tiles, and this is the last.
 
-    row         the first of a tile; ints or traced integers
+    row         the first of a tile, or of a half of one; ints or traced integers
     start, end  of its group's rows
     """
     tile = plan.tile_c[0]
-    return ((row - start) // tile % 2 == 0) & (end - row <= tile)
+    line = (row - start) // tile
+    return (line % 2 == 0) & (end - start - line * tile <= tile)
+
+
+def last_round(tiles: W, clusters: W, choose: Callable[..., W]) -> tuple[W, W]:
+    """(tiles that are whole, the clusters' turns) of rounds whose last one is halved. Ints or traced integers.
+
+    >>> [last_round(tiles, 8, either) for tiles in (3, 8, 19, 21)]
+    [(0, 6), (8, 8), (16, 22), (21, 21)]
+    """
+    whole = tiles // clusters * clusters
+    rest = tiles - whole
+    fits = 2 * rest <= clusters
+    return choose(fits, whole, tiles), choose(fits, tiles + rest, tiles)
+
+
+def tile_of_turn(turn: W, whole: W, choose: Callable[..., W]) -> tuple[W, W]:
+    """(tile of a cluster, 0 or 1 for its half, or -1 for all of it) of a turn. Ints or traced integers.
+
+    >>> [tile_of_turn(turn, 16, either) for turn in (15, 16, 17, 18)]
+    [(15, -1), (16, 0), (16, 1), (17, 0)]
+    """
+    further = turn - whole
+    return choose(further < 0, turn, whole + further // 2), choose(further < 0, -1, further % 2)
+
+
+def first_line(plan: Sm90Plan, row: W, half: W, rows: W, choose: Callable[..., W]) -> W:
+    """The first row of a CTA's tile in its group, or of half of it. Ints or traced integers.
+
+    row   of the tile, in tiles of C; `rows` of the group, in elements
+    half  as `tile_of_turn` has it
+    """
+    tile = plan.tile_c[0]
+    line, place = row * tile, row % 2
+    of_half = choose(is_turned(plan, line, 0, rows), line + half * ROWS, (row - place + half) * tile + place * ROWS)
+    return choose(half < 0, line, of_half)
 
 
 def stops_in_box(tma: TmaPlan) -> TmaPlan:
@@ -195,7 +239,8 @@ def check_ragged(ragged: Ragged, groups: int, config: Sm90Config, a: Operand, c:
 
 def ragged_checks(plan: Sm90Plan) -> list[Check]:
     """Every tile of every group is computed once, and every row stored once."""
-    return [_tiles_of_groups(plan), *([_ends(plan)] if plan.stores_by_maps else [])]
+    halves = [_last_rounds(plan)] if plan.config.tuning.halve_last_round else []
+    return [_tiles_of_groups(plan), *halves, *([_ends(plan)] if plan.stores_by_maps else [])]
 
 
 def _samples(plan: Sm90Plan) -> list[npt.NDArray[np.int64]]:
@@ -262,6 +307,32 @@ def _unlike_grid(plan: Sm90Plan, rows: int, columns: int) -> str:
     return "" if wrong is None else f"{rows} rows: tile {wrong} of {lines}x{columns} is computed {times[wrong]} times"
 
 
+def _last_rounds(plan: Sm90Plan) -> Check:
+    """Turns give each tile once, and halves of a pair's tiles have its blocks of 64 rows once."""
+    witness, tile, counts, clusters = "", plan.tile_c[0], 0, (1, 2, 3, 8, 33, 66)
+    for many in clusters:
+        for tiles in range(2 * many + many // 2 + 2):
+            whole, turns = last_round(tiles, many, either)
+            found = [tile_of_turn(turn, whole, either) for turn in range(turns)]
+            halved = [(t, half) for t in range(whole, tiles) for half in (0, 1)]
+            if found != [*[(t, -1) for t in range(whole)], *halved] or -(-turns // many) != -(-tiles // many):
+                witness = witness or f"{tiles} tiles of {many} clusters: turns {found}"
+            counts += 1
+    for rows in range(1, 4 * tile + 1, ROWS // 4):
+        for row in range(0, -(-rows // tile), 2):
+            pair = [row] * 2 if rows - row * tile <= tile else [row, row + 1]
+            want = sorted(x * tile + at for x in pair for at in range(0, tile, ROWS))
+            found = sorted(first_line(plan, x, half, rows, either) for x in pair for half in (0, 1))
+            turned = {is_turned(plan, first_line(plan, x, half, rows, either), 0, rows) for x in pair for half in (0, 1)}
+            if found != want or turned != {pair[0] == pair[1]}:
+                witness = witness or f"{rows} rows: halves of the tiles {pair} begin at {found}, turned {turned}"
+    statement = (
+        f"up to {clusters[-1]} clusters: a turn is a tile, or half of one of a last round that has at most half of the "
+        "clusters; halves of a pair have its blocks of 64 rows once"
+    )
+    return Check("last rounds", statement, not witness, f"{counts} numbers of tiles, 1 to {4 * tile} rows", witness)
+
+
 def _ends(plan: Sm90Plan) -> Check:
     """The elements that a box writes, for every end of a group."""
     lines = plan.store.box_rows if plan.store is not None else 0
@@ -313,4 +384,6 @@ def explain_ragged(plan: Sm90Plan) -> list[str]:
         f"  {ends}",
         *["  blocks of 64 rows behind a group's end are not multiplied"] * plan.config.tuning.skip_empty_blocks,
         *["  pairs at a group's odd last row of tiles have two columns of it, and share A in place of B"] * plan.turns,
+        *["  tiles of a last round for at most half of the clusters are halved: 64 rows a CTA"]
+        * plan.config.tuning.halve_last_round,
     ]

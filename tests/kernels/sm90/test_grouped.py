@@ -33,6 +33,9 @@ needs_dsl = needs.DSL
 SLOW = [pytest.mark.slow]
 SMALL = Sm90Config((64, 64), consumers=1, stages=3)
 TURNS = Sm90Config((64, 64), consumers=1, stages=2, cluster=(2, 1), turn_last_pair=True)
+HALVES = Sm90Config(
+    (128, 32), stages=2, cluster=(2, 1), turn_last_pair=True, skip_empty_blocks=True, halve_last_round=True
+)
 AT_ONCE = Sm90Config((128, 64), stages=2, chunks=2, store_at_once=True, overlap=True)
 SIZES = (0, 70, 0, 1, 64, 0, 0, 33, 15, 0)
 SCALED = Promoted.of(lambda total, product, sa, sb: total + sa * sb * product, Table("sa", "m"), Table("sb", "n", 64))
@@ -125,6 +128,22 @@ FORMS: dict[str, tuple[Sm90Config, str, str, str, tuple[int, ...], Any]] = {
         "bf16:col",
         "bf16",
         (70, 0, 385, 1, 129),
+        None,
+    ),
+    "halves": (
+        replace(HALVES, stages=3, chunks=1),
+        "bf16",
+        "bf16:col",
+        "bf16",
+        (70, 0, 385, 1, 129),
+        None,
+    ),
+    "halves, loader": (
+        replace(HALVES, loader="warpgroup", along="N"),
+        "f16",
+        "f16",
+        "f32",
+        (257, 130, 0, 100),
         None,
     ),
     "warps at once": (AT_ONCE, "e4m3", "e4m3:col", "bf16", (70, 0, 130, 1), SCALED),

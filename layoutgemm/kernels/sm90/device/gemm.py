@@ -308,6 +308,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         if const_expr(reads_early):
             bridge.wait_for_previous_kernel()
         job.tiles = self.count_tiles(job, batch, thread)  # type: ignore[attr-defined]
+        job = self.with_rounds(job)
         maps = self.maps_of((map_a, map_b), (map_0, map_1, map_2, map_3, map_4, map_5))
         first = plan.gpc_order.number(block // plan.cluster_size, blocks // plan.cluster_size, cutlass.min)
         if const_expr(plan.config.launch == "tiles"):  # a block has one; its place may say which: see `origin`
@@ -437,6 +438,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
                 m0, n0, matrix = self.origin(job, tile)
                 share = self.share_of_k(job, (m0, n0, matrix))
                 k_tiles = self.count_k_tiles(job, share)
+                m0 = self.row_of_consumer(job, tile, m0, consumer)
             else:
                 share, k_tiles = (), job.k_tiles
             if const_expr(pingpong):
@@ -549,6 +551,14 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
     def finish_rows(self, job: bridge.Carried, tile: Int32, thread: Int32) -> None:
         """Store the reductions of the cluster's rows. Only a kernel with an epilogue does."""
         raise NotImplementedError
+
+    def with_rounds(self, job: bridge.Carried) -> bridge.Carried:
+        """The job with its clusters' turns: one for each tile. Groups may halve tiles of the last round."""
+        return job
+
+    def row_of_consumer(self, job: bridge.Carried, tile: Int32, row: Int32, consumer: Int32) -> Int32:
+        """The row at which a tile begins for a consumer: its first one."""
+        return row
 
     def count_blocks(self, job: bridge.Carried, row: Int32, matrix: Int32) -> Int32:
         """The blocks of 64 rows, from `row` on, that a consumer multiplies: all. Groups may end before."""

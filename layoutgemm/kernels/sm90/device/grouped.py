@@ -26,7 +26,17 @@ from ...dsl.ampere import store_part, store_vector
 from ...dsl.tables import WordReads, choose, group_entry
 from ...plan import present, tile_count
 from ...store import ROWS, WARPS_OF_GROUP
-from ..grouped import ENTRY_BYTES, clusters_of, is_turned, store_extents, store_place, tile_of_group
+from ..grouped import (
+    ENTRY_BYTES,
+    clusters_of,
+    first_line,
+    is_turned,
+    last_round,
+    store_extents,
+    store_place,
+    tile_of_group,
+    tile_of_turn,
+)
 from ..multicast import TURNED
 from .epilogue import Sm90Epilogue
 from .fused import Sm90FusedKernel
@@ -91,6 +101,21 @@ class RaggedTiles:
         bridge.block_sync()
         return bridge.uniform(table.first(ragged.capacity))
 
+    def with_rounds(self, job: bridge.Carried) -> bridge.Carried:
+        """The job with the turns that its clusters take, where a last round may be halved."""
+        if not self.plan.config.tuning.halve_last_round:
+            return job
+        whole, turns = last_round(job.tiles, job.workers, choose)
+        job = job.extended(whole=bridge.uniform(whole))
+        job.tiles = bridge.uniform(turns)
+        return job
+
+    def row_of_consumer(self, job: bridge.Carried, tile: Int32, row: Int32, consumer: Int32) -> Int32:
+        """The tile's first row; behind all groups for the second consumer of half a tile, which has no row."""
+        if not self.plan.config.tuning.halve_last_round:
+            return row
+        return choose((tile >= job.whole) & (consumer > 0), job.m, row)
+
     def count_blocks(self, job: bridge.Carried, row: Int32, matrix: Int32) -> Int32:
         """The blocks of 64 rows, from `row` on, that begin before the group's end; a consumer has so many at most."""
         rows = end_of_rows(self.plan, job, matrix) - row
@@ -128,13 +153,16 @@ class RaggedTiles:
 
     def origin(self, job: bridge.Carried, tile: Int32) -> bridge.Place:
         """First row, first column and group of this CTA's tile of C."""
-        plan = self.plan
-        table = GroupTable(plan, job.shared)
+        plan, halves = self.plan, self.plan.config.tuning.halve_last_round
+        table, half = GroupTable(plan, job.shared), Int32(-1)
+        if halves:
+            tile, half = tile_of_turn(tile, job.whole, choose)
         group = plan.ragged.find(table.first, tile, choose)
         start, end = plan.ragged.rows(table.entry, group)
         number, columns = tile - table.first(group), tile_count(job.n, plan.tile_c[1])
         row, column = tile_of_group(plan, number, end - start, columns, job.rank, (cutlass.min, choose))
-        return start + row * plan.tile_c[0], column * plan.tile_c[1], group
+        line = first_line(plan, row, half, end - start, choose) if halves else row * plan.tile_c[0]
+        return start + line, column * plan.tile_c[1], group
 
     def share_of_k(self, job: bridge.Carried, place: bridge.Place) -> tuple[Int32, ...]:
         """(1 if the tile's pair has turned, else 0), in the place of a share of K; () without such pairs."""
