@@ -85,8 +85,8 @@ class Sm90Tuning:
                pays where many tiles are partly empty, and costs 1 to 5% where few are
     turn_last_pair   of groups of rows, in clusters of (2, 1): the pair of CTAs at a group's odd last row of tiles takes
                two columns of it, and shares A in place of B. Without, one of the two CTAs has no row there
-    halve_last_round   with the last two, of 128 rows: a last round of tiles that at most half of the clusters have is
-               halved, 64 rows a CTA, and takes half as long. No result changes
+    halve_last_round   of groups of rows, tiles of 128 rows by two warpgroups: where at most half of the clusters have a
+               tile in the last round, twice as many have half of one, 64 rows a CTA. No result changes
 
     Raises PlanError, naming the field and its known values.
 
@@ -286,14 +286,12 @@ class Sm90Config:
             )
         if self.tuning.turn_last_pair and self.cluster != (2, 1):
             raise PlanError(f"turn_last_pair = True in clusters of {self.cluster}: pairs of CTAs along M, (2, 1), turn")
-        if self.tuning.halve_last_round and not (
-            self.tuning.turn_last_pair and self.tuning.skip_empty_blocks and self.tile[0] == 2 * ROWS
-            and self.warpgroups_of_tile == 2
-        ):  # fmt: skip
+        halved = self.schedule == "cooperative" and self.consumers == 2 and self.tile[0] == 2 * ROWS
+        if self.tuning.halve_last_round and (self.cluster[0] * self.cluster[1] > 2 or not halved):
             raise PlanError(
-                f"halve_last_round = True for a tile of {self.tile[0]} rows and {self.warpgroups_of_tile} warpgroup(s), "
-                f"turn_last_pair = {self.tuning.turn_last_pair}, skip_empty_blocks = {self.tuning.skip_empty_blocks}: "
-                f"pairs that turn halve tiles of {2 * ROWS} rows of two warpgroups, of which one skips its block"
+                f"halve_last_round = True, {self.schedule}, {self.consumers} consumer(s), a tile of {self.tile[0]} rows, "
+                f"clusters of {self.cluster}: half a tile is one of two cooperative warpgroups' {ROWS} rows, in pairs "
+                "of CTAs at most"
             )
         if self.launch == "tiles" and self.schedule == "pingpong":
             raise PlanError("a grid of tiles leaves a block one tile, and pingpong takes two in turn: launch='workers'")

@@ -15,11 +15,12 @@ CTA expects the same bytes, and releases stages to the same CTA, either way.
 The W clusters take T tiles in T // W whole rounds and one of T % W. With `halve_last_round` the tiles of a last round
 that at most half of the clusters would have are halved: twice as many clusters compute 64 rows of a CTA's 128 each.
 
-    turn t          t < T // W * W         T // W * W + 2 i, + 1
-    tile            t                      T // W * W + i
-    rows of rank r  [128 r, 128 r + 128)   [128 h + 64 r, 128 h + 64 r + 64), of half h; turned [64 h, 64 h + 64)
+    turn t                         t < T // W * W         T // W * W + 2 i, + 1
+    tile                           t                      T // W * W + i
+    rows of CTA r of a pair        [128 r, 128 r + 128)   [128 h + 64 r, 128 h + 64 r + 64), of half h
+    along M; of others, or turned  [0, 128)               [64 h, 64 h + 64)
 
-A half's second consumer has no row: it multiplies nothing, as where a group ends.
+A half is the first consumer's. It is the last turn of its cluster: the second one only releases the stages.
 
 Tiles of A reach into the rows of the next group: they are loaded, and what comes of them is not stored. A TMA store
 ends at its tensor's extents, and a group's end is not one. So C's map has the end as a dimension:
@@ -167,9 +168,12 @@ def first_line(plan: Sm90Plan, row: W, half: W, rows: W, choose: Callable[..., W
     row   of the tile, in tiles of C; `rows` of the group, in elements
     half  as `tile_of_turn` has it
     """
-    tile = plan.tile_c[0]
-    line, place = row * tile, row % 2
-    of_half = choose(is_turned(plan, line, 0, rows), line + half * ROWS, (row - place + half) * tile + place * ROWS)
+    tile, pair = plan.tile_c[0], plan.config.cluster[0]
+    line, place = row * tile, row % pair
+    of_half = line + half * ROWS
+    if pair > 1:
+        of_pair = (row - place + half) * tile + place * ROWS
+        of_half = choose(is_turned(plan, line, 0, rows), of_half, of_pair) if plan.turns else of_pair
     return choose(half < 0, line, of_half)
 
 
@@ -310,6 +314,7 @@ def _unlike_grid(plan: Sm90Plan, rows: int, columns: int) -> str:
 def _last_rounds(plan: Sm90Plan) -> Check:
     """Turns give each tile once, and halves of a pair's tiles have its blocks of 64 rows once."""
     witness, tile, counts, clusters = "", plan.tile_c[0], 0, (1, 2, 3, 8, 33, 66)
+    along_m = plan.config.cluster[0]
     for many in clusters:
         for tiles in range(2 * many + many // 2 + 2):
             whole, turns = last_round(tiles, many, either)
@@ -319,13 +324,14 @@ def _last_rounds(plan: Sm90Plan) -> Check:
                 witness = witness or f"{tiles} tiles of {many} clusters: turns {found}"
             counts += 1
     for rows in range(1, 4 * tile + 1, ROWS // 4):
-        for row in range(0, -(-rows // tile), 2):
-            pair = [row] * 2 if rows - row * tile <= tile else [row, row + 1]
+        for row in range(0, -(-rows // tile), along_m):
+            turns = plan.turns and rows - row * tile <= tile
+            pair = [row] if turns else list(range(row, row + along_m))
             want = sorted(x * tile + at for x in pair for at in range(0, tile, ROWS))
-            found = sorted(first_line(plan, x, half, rows, either) for x in pair for half in (0, 1))
-            turned = {is_turned(plan, first_line(plan, x, half, rows, either), 0, rows) for x in pair for half in (0, 1)}
-            if found != want or turned != {pair[0] == pair[1]}:
-                witness = witness or f"{rows} rows: halves of the tiles {pair} begin at {found}, turned {turned}"
+            lines = [first_line(plan, x, half, rows, either) for x in pair for half in (0, 1)]
+            turned = {plan.turns and is_turned(plan, line, 0, rows) for line in lines}
+            if sorted(lines) != want or turned != {turns}:
+                witness = witness or f"{rows} rows: halves of the tiles {pair} begin at {lines}, turned {turned}"
     statement = (
         f"up to {clusters[-1]} clusters: a turn is a tile, or half of one of a last round that has at most half of the "
         "clusters; halves of a pair have its blocks of 64 rows once"

@@ -486,10 +486,10 @@ class _Cluster:
     def _store(self, block: _Block, consumer: int, number: int, part: int, registers: Values) -> None:
         """One accumulator, 64 rows: one part of its columns."""
         plan = self.plan
+        if block.halved and consumer > 0:
+            return
         first = number + self._first_block(consumer)
         row, column = block.origin["m"] + first * ROWS, block.origin["n"]
-        if block.halved and consumer > 0:
-            row = plan.m
         if plan.gated is not None:
             sums = registers.astype(np.float32)
             count = plan.stored.accumulator_registers

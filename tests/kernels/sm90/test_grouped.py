@@ -33,9 +33,7 @@ needs_dsl = needs.DSL
 SLOW = [pytest.mark.slow]
 SMALL = Sm90Config((64, 64), consumers=1, stages=3)
 TURNS = Sm90Config((64, 64), consumers=1, stages=2, cluster=(2, 1), turn_last_pair=True)
-HALVES = Sm90Config(
-    (128, 32), stages=2, cluster=(2, 1), turn_last_pair=True, skip_empty_blocks=True, halve_last_round=True
-)
+HALVES = Sm90Config((128, 32), stages=2, halve_last_round=True)
 AT_ONCE = Sm90Config((128, 64), stages=2, chunks=2, store_at_once=True, overlap=True)
 SIZES = (0, 70, 0, 1, 64, 0, 0, 33, 15, 0)
 SCALED = Promoted.of(lambda total, product, sa, sb: total + sa * sb * product, Table("sa", "m"), Table("sb", "n", 64))
@@ -130,21 +128,31 @@ FORMS: dict[str, tuple[Sm90Config, str, str, str, tuple[int, ...], Any]] = {
         (70, 0, 385, 1, 129),
         None,
     ),
-    "halves": (
-        replace(HALVES, stages=3, chunks=1),
+    "halves": (HALVES, "bf16", "bf16", "f32", (70, 0, 129), None),
+    "halves, turned": (
+        replace(HALVES, cluster=(2, 1), turn_last_pair=True, skip_empty_blocks=True, stages=3),
         "bf16",
         "bf16:col",
         "bf16",
-        (70, 0, 385, 1, 129),
-        None,
-    ),
-    "halves, loader": (
-        replace(HALVES, loader="warpgroup", along="N"),
-        "f16",
-        "f16",
-        "f32",
         (257, 130, 0, 100),
         None,
+    ),
+    "halves, pairs": (
+        replace(HALVES, cluster=(2, 1), loader="warpgroup", along="N"),
+        "f16",
+        "f16:col",
+        "f16",
+        (64, 0, 400),
+        None,
+    ),
+    "halves, across": (replace(HALVES, cluster=(1, 2)), "bf16", "bf16:col", "bf16", (70, 200, 0, 129), None),
+    "halves scaled": (
+        replace(HALVES, tile=(128, 64), cluster=(2, 1), loader="warpgroup", turn_last_pair=True, chunks=2),
+        "e4m3",
+        "e4m3:col",
+        "bf16",
+        (257, 1, 0, 129),
+        SCALED,
     ),
     "warps at once": (AT_ONCE, "e4m3", "e4m3:col", "bf16", (70, 0, 130, 1), SCALED),
 }

@@ -433,12 +433,12 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             if consumer == 1:  # the first turn is consumer 0's
                 bridge.named_arrive(plan.turn_barrier(0), plan.turn_threads)
 
-        while tile < job.tiles:
+        own_turns = self.own_turns(job, consumer)
+        while tile < own_turns:
             if const_expr(plan.shards is None):
                 m0, n0, matrix = self.origin(job, tile)
                 share = self.share_of_k(job, (m0, n0, matrix))
                 k_tiles = self.count_k_tiles(job, share)
-                m0 = self.row_of_consumer(job, tile, m0, consumer)
             else:
                 share, k_tiles = (), job.k_tiles
             if const_expr(pingpong):
@@ -539,6 +539,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
                 self.store_rows(job, rows, thread, (row, n0, matrix))
             tile += (2 if pingpong else 1) * job.workers
             done += 2
+        ahead = self.pass_turn(job, maps, tile, (stage, parity), ahead)
         self.after_tiles(job, tile)
         self.end_tiles(job, ahead)
 
@@ -556,9 +557,16 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         """The job with its clusters' turns: one for each tile. Groups may halve tiles of the last round."""
         return job
 
-    def row_of_consumer(self, job: bridge.Carried, tile: Int32, row: Int32, consumer: Int32) -> Int32:
-        """The row at which a tile begins for a consumer: its first one."""
-        return row
+    def own_turns(self, job: bridge.Carried, consumer: Int32) -> Int32:
+        """Where the turns of a consumer end, which it multiplies: behind the last tile."""
+        return job.tiles
+
+    def pass_turn(
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], tile: Int32, at: tuple[Int32, Int32],
+        ahead: tuple[Int32, ...],
+    ) -> tuple[Int32, ...]:  # fmt: skip
+        """A turn that is another consumer's alone: none. `at`: the next stage, and its parity."""
+        return ahead
 
     def count_blocks(self, job: bridge.Carried, row: Int32, matrix: Int32) -> Int32:
         """The blocks of 64 rows, from `row` on, that a consumer multiplies: all. Groups may end before."""

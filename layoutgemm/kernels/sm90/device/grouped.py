@@ -12,7 +12,7 @@ barrier 0                     all         from here on both tables are only read
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import cutlass
@@ -110,11 +110,29 @@ class RaggedTiles:
         job.tiles = bridge.uniform(turns)
         return job
 
-    def row_of_consumer(self, job: bridge.Carried, tile: Int32, row: Int32, consumer: Int32) -> Int32:
-        """The tile's first row; behind all groups for the second consumer of half a tile, which has no row."""
+    def own_turns(self, job: bridge.Carried, consumer: Int32) -> Int32:
+        """Where a consumer's turns end: before the halves, of the second one."""
         if not self.plan.config.tuning.halve_last_round:
-            return row
-        return choose((tile >= job.whole) & (consumer > 0), job.m, row)
+            return job.tiles
+        return choose(consumer > 0, job.whole, job.tiles)
+
+    @cute.jit
+    def pass_turn(
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], tile: Int32, at: tuple[Int32, Int32],
+        ahead: tuple[Int32, ...],
+    ) -> tuple[Int32, ...]:  # fmt: skip
+        """Release the stages of half a tile, which the other consumer multiplies, and load the next ones."""
+        plan, stage, parity = self.plan, at[0], at[1]
+        if cutlass.const_expr(plan.config.tuning.halve_last_round):
+            k_tiles = choose(tile < job.tiles, job.k_tiles, Int32(0))
+            for _ in cutlass.range(k_tiles, unroll=1):
+                stage = bridge.uniform(stage)
+                self.await_stage(job, stage, parity)
+                self.release(job, stage)
+                if cutlass.const_expr(plan.config.loader == "self"):
+                    ahead = self.load_next(job, maps, ahead)
+                stage, parity = bridge.next_in_ring(stage, parity, plan.stages)
+        return ahead
 
     def count_blocks(self, job: bridge.Carried, row: Int32, matrix: Int32) -> Int32:
         """The blocks of 64 rows, from `row` on, that begin before the group's end; a consumer has so many at most."""
