@@ -147,7 +147,10 @@ FORMS: dict[str, tuple[Sm90Config, str, str, str, tuple[int, ...], Any]] = {
     ),
     "halves, across": (replace(HALVES, cluster=(1, 2)), "bf16", "bf16:col", "bf16", (70, 200, 0, 129), None),
     "halves scaled": (
-        replace(HALVES, tile=(128, 64), cluster=(2, 1), loader="warpgroup", turn_last_pair=True, chunks=2),
+        replace(
+            HALVES, tile=(128, 64), cluster=(2, 1), loader="warpgroup", turn_last_pair=True, chunks=2,
+            store_at_once=True, box_rows=64, overlap=True,
+        ),
         "e4m3",
         "e4m3:col",
         "bf16",
