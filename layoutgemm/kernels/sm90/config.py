@@ -286,13 +286,6 @@ class Sm90Config:
             )
         if self.tuning.turn_last_pair and self.cluster != (2, 1):
             raise PlanError(f"turn_last_pair = True in clusters of {self.cluster}: pairs of CTAs along M, (2, 1), turn")
-        halved = self.schedule == "cooperative" and self.consumers == 2 and self.tile[0] == 2 * ROWS
-        if self.tuning.halve_last_round and (self.cluster[0] * self.cluster[1] > 2 or not halved):
-            raise PlanError(
-                f"halve_last_round = True, {self.schedule}, {self.consumers} consumer(s), a tile of {self.tile[0]} rows, "
-                f"clusters of {self.cluster}: half a tile is one of two cooperative warpgroups' {ROWS} rows, in pairs "
-                "of CTAs at most"
-            )
         if self.launch == "tiles" and self.schedule == "pingpong":
             raise PlanError("a grid of tiles leaves a block one tile, and pingpong takes two in turn: launch='workers'")
         if self.one_tile_per_cluster and (self.staged_epilogue_k_tiles or self.schedule == "pingpong"):

@@ -15,10 +15,9 @@ CTA expects the same bytes, and releases stages to the same CTA, either way.
 The W clusters take T tiles in T // W whole rounds and one of T % W. With `halve_last_round` the tiles of a last round
 that at most half of the clusters would have are halved: twice as many clusters compute 64 rows of a CTA's 128 each.
 
-    turn t                         t < T // W * W         T // W * W + 2 i, + 1
-    tile                           t                      T // W * W + i
-    rows of CTA r of a pair        [128 r, 128 r + 128)   [128 h + 64 r, 128 h + 64 r + 64), of half h
-    along M; of others, or turned  [0, 128)               [64 h, 64 h + 64)
+    turn t                 t < T // W * W    T // W * W + 2 i    T // W * W + 2 i + 1
+    tile                   t                 T // W * W + i      T // W * W + i
+    its rows that a CTA has  0 to 127        0 to 63             64 to 127
 
 A half is the first consumer's. It is the last turn of its cluster: the second one only releases the stages.
 
@@ -153,28 +152,13 @@ def last_round(tiles: W, clusters: W, choose: Callable[..., W]) -> tuple[W, W]:
 
 
 def tile_of_turn(turn: W, whole: W, choose: Callable[..., W]) -> tuple[W, W]:
-    """(tile of a cluster, 0 or 1 for its half, or -1 for all of it) of a turn. Ints or traced integers.
+    """(tile of a cluster, the row of a CTA's tile that is the turn's first) of a turn. Ints or traced integers.
 
     >>> [tile_of_turn(turn, 16, either) for turn in (15, 16, 17, 18)]
-    [(15, -1), (16, 0), (16, 1), (17, 0)]
+    [(15, 0), (16, 0), (16, 64), (17, 0)]
     """
     further = turn - whole
-    return choose(further < 0, turn, whole + further // 2), choose(further < 0, -1, further % 2)
-
-
-def first_line(plan: Sm90Plan, row: W, half: W, rows: W, choose: Callable[..., W]) -> W:
-    """The first row of a CTA's tile in its group, or of half of it. Ints or traced integers.
-
-    row   of the tile, in tiles of C; `rows` of the group, in elements
-    half  as `tile_of_turn` has it
-    """
-    tile, pair = plan.tile_c[0], plan.config.cluster[0]
-    line, place = row * tile, row % pair
-    of_half = line + half * ROWS
-    if pair > 1:
-        of_pair = (row - place + half) * tile + place * ROWS
-        of_half = choose(is_turned(plan, line, 0, rows), of_half, of_pair) if plan.turns else of_pair
-    return choose(half < 0, line, of_half)
+    return choose(further < 0, turn, whole + further // 2), choose(further < 0, 0, further % 2 * ROWS)
 
 
 def stops_in_box(tma: TmaPlan) -> TmaPlan:
@@ -312,31 +296,26 @@ def _unlike_grid(plan: Sm90Plan, rows: int, columns: int) -> str:
 
 
 def _last_rounds(plan: Sm90Plan) -> Check:
-    """Turns give each tile once, and halves of a pair's tiles have its blocks of 64 rows once."""
+    """Turns have each tile once, or both its halves, and no cluster has a turn behind a half."""
     witness, tile, counts, clusters = "", plan.tile_c[0], 0, (1, 2, 3, 8, 33, 66)
-    along_m = plan.config.cluster[0]
     for many in clusters:
         for tiles in range(2 * many + many // 2 + 2):
             whole, turns = last_round(tiles, many, either)
             found = [tile_of_turn(turn, whole, either) for turn in range(turns)]
-            halved = [(t, half) for t in range(whole, tiles) for half in (0, 1)]
-            if found != [*[(t, -1) for t in range(whole)], *halved] or -(-turns // many) != -(-tiles // many):
+            halves = [(t, row) for t in range(whole, tiles) for row in range(0, tile, ROWS)]
+            if found != [*[(t, 0) for t in range(whole)], *halves] or turns - whole > many:
                 witness = witness or f"{tiles} tiles of {many} clusters: turns {found}"
             counts += 1
-    for rows in range(1, 4 * tile + 1, ROWS // 4):
-        for row in range(0, -(-rows // tile), along_m):
-            turns = plan.turns and rows - row * tile <= tile
-            pair = [row] if turns else list(range(row, row + along_m))
-            want = sorted(x * tile + at for x in pair for at in range(0, tile, ROWS))
-            lines = [first_line(plan, x, half, rows, either) for x in pair for half in (0, 1)]
-            turned = {plan.turns and is_turned(plan, line, 0, rows) for line in lines}
-            if sorted(lines) != want or turned != {turns}:
-                witness = witness or f"{rows} rows: halves of the tiles {pair} begin at {lines}, turned {turned}"
+    for rows in range(1, 3 * tile + 1) if plan.turns else ():
+        for line in range(0, rows, ROWS):
+            turned = [is_turned(plan, row, 0, rows) for row in (line // tile * tile, line)]
+            if turned[0] != turned[1]:
+                witness = witness or f"{rows} rows: the tile of row {line} has turned: {turned[0]}, its half {turned[1]}"
     statement = (
-        f"up to {clusters[-1]} clusters: a turn is a tile, or half of one of a last round that has at most half of the "
-        "clusters; halves of a pair have its blocks of 64 rows once"
+        f"up to {clusters[-1]} clusters: a turn is a tile, or {ROWS} of its {tile} rows where it is its cluster's last; "
+        "half a tile has turned where the tile has"
     )
-    return Check("last rounds", statement, not witness, f"{counts} numbers of tiles, 1 to {4 * tile} rows", witness)
+    return Check("last rounds", statement, not witness, f"{counts} numbers of tiles, 1 to {3 * tile} rows", witness)
 
 
 def _ends(plan: Sm90Plan) -> Check:

@@ -41,7 +41,6 @@ from ..store import ROWS, WARP_ROWS, StoreChunk, StorePlan
 from .along_k import first_block, is_refused, k_tiles_of, line_table, of_lines, place_in_group
 from .grouped import (
     STOP,
-    first_line,
     is_turned,
     last_round,
     store_extents,
@@ -177,10 +176,9 @@ class _Cluster:
         rows, columns = plan.order.clusters(plan.tiles)
         reads = OnHost(self.given) if plan.order.schedule.words else None
         matrix, number = divmod(tile, int(plan.order.schedule.count((rows, columns), reads=reads)))
-        start, half = 0, -1
+        start, line, halved = 0, 0, tile >= self.whole
         if plan.ragged is not None:
-            if plan.config.tuning.halve_last_round:
-                tile, half = tile_of_turn(tile, self.whole, either)
+            tile, line = tile_of_turn(tile, self.whole, either)
             starts, first = tables(plan, self.given[plan.ragged.name])
             matrix = plan.ragged.find(first.__getitem__, tile, either)
             start, self.end = plan.ragged.rows(starts.__getitem__, matrix)
@@ -196,11 +194,9 @@ class _Cluster:
             if plan.ragged is None:
                 row, column = plan.order.tile(number, 0, block.place, grid, reads=reads)
             else:
-                rows = self.end - start
-                row, column = tile_of_group(plan, number, rows, plan.tiles[1], block.place, (min, either))
-            line = row * plan.tile_c[0] if half < 0 else first_line(plan, row, half, rows, either)
-            block.halved = half >= 0
-            corner = {"m": start + line, "n": first_column + column * plan.tile_c[1], "l": matrix}
+                row, column = tile_of_group(plan, number, self.end - start, plan.tiles[1], block.place, (min, either))
+            block.halved = halved
+            corner = {"m": start + row * plan.tile_c[0] + line, "n": first_column + column * plan.tile_c[1], "l": matrix}
             block.origin = {**corner, HALF: 0}
             block.turned = plan.turns and bool(is_turned(plan, corner["m"], start, self.end))
             block.sums = {}

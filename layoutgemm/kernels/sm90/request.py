@@ -100,9 +100,17 @@ def check_turned(asked: Asked, config: Sm90Config) -> None:
             raise PlanError("turn_last_pair = True: only groups of rows have a last row of tiles each")
         if asked.indexed is not None and asked.indexed.gather is not None and not asked.indexed.copies:
             raise PlanError("turn_last_pair = True: a turned pair shares A, and cp.async gathers rows for one CTA")
-    if config.tuning.halve_last_round and (asked.ragged is None or asked.prologue is not None):
-        why = "only groups of rows count tiles on the GPU" if asked.ragged is None else "a prologue's loop takes all"
-        raise PlanError(f"halve_last_round = True: {why}")
+    if config.tuning.halve_last_round:
+        if asked.ragged is None or asked.prologue is not None:
+            why = "only groups of rows count tiles on the GPU" if asked.ragged is None else "a prologue's loop takes all"
+            raise PlanError(f"halve_last_round = True: {why}")
+        two = config.schedule == "cooperative" and config.consumers == 2 and config.tile[0] == 2 * ROWS
+        if not two or config.cluster[0] * config.cluster[1] > 2:
+            raise PlanError(
+                f"halve_last_round = True, {config.schedule}, {config.consumers} consumer(s), a tile of "
+                f"{config.tile[0]} rows, clusters of {config.cluster}: half a tile is one of two cooperative "
+                f"warpgroups' {ROWS} rows, in pairs of CTAs at most"
+            )
 
 
 class ProductParts(IndexedProduct):

@@ -304,6 +304,25 @@ def test_a_pair_that_turns_elsewhere_is_refuted(monkeypatch: pytest.MonkeyPatch)
     assert not failing(plan)
 
 
+def test_halves_elsewhere_are_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = [problem(form)[0] for form in ("halves, turned", "halves, pairs", "halves, across")]
+    turn, turns, turned = sm90_ragged.tile_of_turn, sm90_ragged.last_round, sm90_ragged.is_turned
+
+    def alone(plan: Any, row: Any, start: Any, end: Any) -> Any:  # as if `row` began a tile
+        return turned(plan, row, start, end) and end - row > 64
+
+    for name, wrong in (
+        ("tile_of_turn", lambda *of: (turn(*of)[0], 0)), ("is_turned", alone),
+        ("last_round", lambda tiles, clusters, choose: turns(tiles, 2 * clusters, choose)),
+        ("last_round", lambda tiles, clusters, choose: (tiles // clusters * clusters, 2 * tiles)),
+    ):  # fmt: skip
+        monkeypatch.setattr(sm90_ragged, name, wrong)
+        found = [failing(plan) for plan in plans]
+        assert all("last rounds" in x for x in (found if name != "is_turned" else found[:1])), name
+        monkeypatch.undo()
+    assert not any(map(failing, plans)) and "tiles of a last round" in plans[0].explain()
+
+
 @needs_dsl
 @pytest.mark.dsl
 @each_policy
@@ -471,6 +490,8 @@ def test_refusals() -> None:
         ({"config": replace(SMALL, store="direct")}, "store = 'direct'"),
         ({"config": replace(SMALL, skip_empty_blocks=True), "ragged": None}, "only groups of rows end within a tile"),
         ({"config": TURNS, "ragged": None}, "only groups of rows have a last row of tiles each"),
+        ({"config": HALVES, "ragged": None}, "halve_last_round = True: only groups of rows count tiles on the GPU"),
+        ({"config": replace(HALVES, tile=(256, 32))}, r"2 consumer\(s\), a tile of 256 rows, clusters of \(1, 1\)"),
         ({"config": TURNS, "indexed": IndexedRows(RowIndices(99))}, "turn_last_pair = True: a turned pair shares A"),
         (
             {"gated": Combined.of(lambda x, y, ops: x * y), "batch": 1},

@@ -29,7 +29,6 @@ from ...store import ROWS, WARPS_OF_GROUP
 from ..grouped import (
     ENTRY_BYTES,
     clusters_of,
-    first_line,
     is_turned,
     last_round,
     store_extents,
@@ -171,16 +170,15 @@ class RaggedTiles:
 
     def origin(self, job: bridge.Carried, tile: Int32) -> bridge.Place:
         """First row, first column and group of this CTA's tile of C."""
-        plan, halves = self.plan, self.plan.config.tuning.halve_last_round
-        table, half = GroupTable(plan, job.shared), Int32(-1)
-        if halves:
-            tile, half = tile_of_turn(tile, job.whole, choose)
+        plan, line = self.plan, 0
+        if plan.config.tuning.halve_last_round:
+            tile, line = tile_of_turn(tile, job.whole, choose)
+        table = GroupTable(plan, job.shared)
         group = plan.ragged.find(table.first, tile, choose)
         start, end = plan.ragged.rows(table.entry, group)
         number, columns = tile - table.first(group), tile_count(job.n, plan.tile_c[1])
         row, column = tile_of_group(plan, number, end - start, columns, job.rank, (cutlass.min, choose))
-        line = first_line(plan, row, half, end - start, choose) if halves else row * plan.tile_c[0]
-        return start + line, column * plan.tile_c[1], group
+        return start + row * plan.tile_c[0] + line, column * plan.tile_c[1], group
 
     def share_of_k(self, job: bridge.Carried, place: bridge.Place) -> tuple[Int32, ...]:
         """(1 if the tile's pair has turned, else 0), in the place of a share of K; () without such pairs."""
