@@ -121,7 +121,9 @@ def tile_of_group(
     lines = -(-rows // plan.tile_c[0])
     clusters = lines // 2 if plan.turns else -(-lines // along_m)
     whole = choose(clusters > 1, clusters, 1)  # of none the place has no meaning, and divides by no 0
-    row, column = plan.order.tile(number, 0, rank, (whole * along_m, -(-columns // along_n) * along_n), minimum)
+    # Nor is a pair that has turned in the grid: behind it a band of tiles has no height to divide by.
+    at = minimum(number, whole * columns - 1) if plan.turns else number
+    row, column = plan.order.tile(at, 0, rank, (whole * along_m, -(-columns // along_n) * along_n), minimum)
     if not plan.turns:
         return row, column
     last = number - clusters * columns  # of the pairs at the odd row of tiles, which have two columns each

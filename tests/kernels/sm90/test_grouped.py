@@ -130,7 +130,7 @@ FORMS: dict[str, tuple[Sm90Config, str, str, str, tuple[int, ...], Any]] = {
     ),
     "halves": (HALVES, "bf16", "bf16", "f32", (70, 0, 129), None),
     "halves, turned": (
-        replace(HALVES, cluster=(2, 1), turn_last_pair=True, skip_empty_blocks=True, stages=3),
+        replace(HALVES, cluster=(2, 1), turn_last_pair=True, skip_empty_blocks=True, stages=3, group=1),
         "bf16",
         "bf16:col",
         "bf16",
