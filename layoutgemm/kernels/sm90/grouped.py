@@ -13,11 +13,11 @@ shares A. A group of L rows and W columns of tiles has L // 2 * W pairs, then L 
 CTA expects the same bytes, and releases stages to the same CTA, either way.
 
 The W clusters take T tiles in T // W whole rounds and one of T % W. With `halve_last_round` the tiles of a last round
-that at most half of the clusters would have are halved: twice as many clusters compute 64 rows of a CTA's 128 each.
+that at most half of the clusters would have are halved: twice as many clusters compute half of a CTA's R rows each.
 
-    turn t                 t < T // W * W    T // W * W + 2 i    T // W * W + 2 i + 1
-    tile                   t                 T // W * W + i      T // W * W + i
-    its rows that a CTA has  0 to 127        0 to 63             64 to 127
+    turn t                   t < T // W * W    T // W * W + 2 i    T // W * W + 2 i + 1
+    tile                     t                 T // W * W + i      T // W * W + i
+    its rows that a CTA has  0 to R - 1        0 to R / 2 - 1      R / 2 to R - 1
 
 A half is the first consumer's. It is the last turn of its cluster: the second one only releases the stages.
 
@@ -69,7 +69,7 @@ from ..ragged import check_ends as check_ends
 from ..ragged import offsets_of as offsets_of
 from ..ragged import sample_offsets as sample_offsets
 from ..ragged import sample_sizes as sample_sizes
-from ..store import ROWS, StorePlan
+from ..store import StorePlan
 
 if TYPE_CHECKING:
     from ..derive import Operand
@@ -153,14 +153,14 @@ def last_round(tiles: W, clusters: W, choose: Callable[..., W]) -> tuple[W, W]:
     return choose(fits, whole, tiles), choose(fits, tiles + rest, tiles)
 
 
-def tile_of_turn(turn: W, whole: W, choose: Callable[..., W]) -> tuple[W, W]:
+def tile_of_turn(plan: Sm90Plan, turn: W, whole: W, choose: Callable[..., W]) -> tuple[W, W]:
     """(tile of a cluster, the row of a CTA's tile that is the turn's first) of a turn. Ints or traced integers.
 
-    >>> [tile_of_turn(turn, 16, either) for turn in (15, 16, 17, 18)]
-    [(15, 0), (16, 0), (16, 64), (17, 0)]
+    whole  tiles that are not halved
     """
     further = turn - whole
-    return choose(further < 0, turn, whole + further // 2), choose(further < 0, 0, further % 2 * ROWS)
+    half = further % 2 * (plan.tile_c[0] // 2)
+    return choose(further < 0, turn, whole + further // 2), choose(further < 0, 0, half)
 
 
 def stops_in_box(tma: TmaPlan) -> TmaPlan:
@@ -303,18 +303,18 @@ def _last_rounds(plan: Sm90Plan) -> Check:
     for many in clusters:
         for tiles in range(2 * many + many // 2 + 2):
             whole, turns = last_round(tiles, many, either)
-            found = [tile_of_turn(turn, whole, either) for turn in range(turns)]
-            halves = [(t, row) for t in range(whole, tiles) for row in range(0, tile, ROWS)]
+            found = [tile_of_turn(plan, turn, whole, either) for turn in range(turns)]
+            halves = [(t, row) for t in range(whole, tiles) for row in (0, tile // 2)]
             if found != [*[(t, 0) for t in range(whole)], *halves] or turns - whole > many:
                 witness = witness or f"{tiles} tiles of {many} clusters: turns {found}"
             counts += 1
     for rows in range(1, 3 * tile + 1) if plan.turns else ():
-        for line in range(0, rows, ROWS):
+        for line in range(0, rows, tile // 2):
             turned = [is_turned(plan, row, 0, rows) for row in (line // tile * tile, line)]
             if turned[0] != turned[1]:
                 witness = witness or f"{rows} rows: the tile of row {line} has turned: {turned[0]}, its half {turned[1]}"
     statement = (
-        f"up to {clusters[-1]} clusters: a turn is a tile, or {ROWS} of its {tile} rows where it is its cluster's last; "
+        f"up to {clusters[-1]} clusters: a turn is a tile, or {tile // 2} of its {tile} rows where it is its cluster's last; "
         "half a tile has turned where the tile has"
     )
     return Check("last rounds", statement, not witness, f"{counts} numbers of tiles, 1 to {3 * tile} rows", witness)
@@ -371,6 +371,6 @@ def explain_ragged(plan: Sm90Plan) -> list[str]:
         f"  {ends}",
         *["  blocks of 64 rows behind a group's end are not multiplied"] * plan.config.tuning.skip_empty_blocks,
         *["  pairs at a group's odd last row of tiles have two columns of it, and share A in place of B"] * plan.turns,
-        *["  tiles of a last round for at most half of the clusters are halved: 64 rows a CTA"]
+        *[f"  tiles of a last round for at most half of the clusters are halved: {plan.tile_c[0] // 2} rows a CTA"]
         * plan.config.tuning.halve_last_round,
     ]

@@ -178,7 +178,7 @@ class _Cluster:
         matrix, number = divmod(tile, int(plan.order.schedule.count((rows, columns), reads=reads)))
         start, line, halved = 0, 0, tile >= self.whole
         if plan.ragged is not None:
-            tile, line = tile_of_turn(tile, self.whole, either)
+            tile, line = tile_of_turn(plan, tile, self.whole, either)
             starts, first = tables(plan, self.given[plan.ragged.name])
             matrix = plan.ragged.find(first.__getitem__, tile, either)
             start, self.end = plan.ragged.rows(starts.__getitem__, matrix)

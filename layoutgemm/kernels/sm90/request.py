@@ -104,12 +104,11 @@ def check_turned(asked: Asked, config: Sm90Config) -> None:
         if asked.ragged is None or asked.prologue is not None:
             why = "only groups of rows count tiles on the GPU" if asked.ragged is None else "a prologue's loop takes all"
             raise PlanError(f"halve_last_round = True: {why}")
-        two = config.schedule == "cooperative" and config.consumers == 2 and config.tile[0] == 2 * ROWS
-        if not two or config.cluster[0] * config.cluster[1] > 2:
+        pair = config.cluster[0] * config.cluster[1] <= 2
+        if config.schedule != "cooperative" or config.consumers != 2 or not pair:
             raise PlanError(
-                f"halve_last_round = True, {config.schedule}, {config.consumers} consumer(s), a tile of "
-                f"{config.tile[0]} rows, clusters of {config.cluster}: half a tile is one of two cooperative "
-                f"warpgroups' {ROWS} rows, in pairs of CTAs at most"
+                f"halve_last_round = True, {config.schedule}, {config.consumers} consumer(s), clusters of "
+                f"{config.cluster}: half a tile is one of two cooperative warpgroups' rows, in pairs of CTAs at most"
             )
 
 

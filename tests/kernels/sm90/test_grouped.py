@@ -146,6 +146,14 @@ FORMS: dict[str, tuple[Sm90Config, str, str, str, tuple[int, ...], Any]] = {
         None,
     ),
     "halves, across": (replace(HALVES, cluster=(1, 2)), "bf16", "bf16:col", "bf16", (70, 200, 0, 129), None),
+    "halves early": (
+        replace(HALVES, tile=(256, 32), staged_epilogue_k_tiles=1, skip_empty_blocks=True),
+        "bf16",
+        "bf16:col",
+        "bf16",
+        (400, 0, 65),
+        None,
+    ),
     "halves scaled": (
         replace(
             HALVES, tile=(128, 64), cluster=(2, 1), loader="warpgroup", turn_last_pair=True, chunks=2,
@@ -159,7 +167,7 @@ FORMS: dict[str, tuple[Sm90Config, str, str, str, tuple[int, ...], Any]] = {
     ),
     "warps at once": (AT_ONCE, "e4m3", "e4m3:col", "bf16", (70, 0, 130, 1), SCALED),
 }
-LATE = ("early", "pingpong", "fp8", "turns in turn")  # forms whose executor is tried with the slow tests
+LATE = ("early", "halves early", "pingpong", "fp8", "turns in turn")  # forms whose executor is tried with the slow tests
 N, K = 88, 200
 
 
@@ -491,7 +499,7 @@ def test_refusals() -> None:
         ({"config": replace(SMALL, skip_empty_blocks=True), "ragged": None}, "only groups of rows end within a tile"),
         ({"config": TURNS, "ragged": None}, "only groups of rows have a last row of tiles each"),
         ({"config": HALVES, "ragged": None}, "halve_last_round = True: only groups of rows count tiles on the GPU"),
-        ({"config": replace(HALVES, tile=(256, 32))}, r"2 consumer\(s\), a tile of 256 rows, clusters of \(1, 1\)"),
+        ({"config": replace(HALVES, cluster=(2, 2))}, r"2 consumer\(s\), clusters of \(2, 2\): half a tile is one of two"),
         ({"config": TURNS, "indexed": IndexedRows(RowIndices(99))}, "turn_last_pair = True: a turned pair shares A"),
         (
             {"gated": Combined.of(lambda x, y, ops: x * y), "batch": 1},

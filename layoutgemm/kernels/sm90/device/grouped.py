@@ -172,7 +172,7 @@ class RaggedTiles:
         """First row, first column and group of this CTA's tile of C."""
         plan, line = self.plan, 0
         if plan.config.tuning.halve_last_round:
-            tile, line = tile_of_turn(tile, job.whole, choose)
+            tile, line = tile_of_turn(plan, tile, job.whole, choose)
         table = GroupTable(plan, job.shared)
         group = plan.ragged.find(table.first, tile, choose)
         start, end = plan.ragged.rows(table.entry, group)
