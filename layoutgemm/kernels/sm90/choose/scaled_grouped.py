@@ -375,11 +375,11 @@ def grouped_config(
     if rows < _ONE_TALL:
         return usual((256, 128), cluster=(1, 2), skip_empty_blocks=True)
     if rows < _LARGER_GROUP:
-        return usual((128, 256), cluster=(2, 1), turn_last_pair=True, skip_empty_blocks=True)
+        return usual(_LARGEST, cluster=(2, 1), turn_last_pair=True, skip_empty_blocks=True, halve_last_round=True)
     if k_bytes <= _SHORT_K:
         return usual((128, 192), schedule="pingpong", loader="warpgroup", cluster=(1, 2), group=16)
     if k_bytes <= _USUAL_K:
-        return usual((128, 256), cluster=(1, 2), group=16)
+        return usual(_LARGEST, cluster=(1, 2), group=16, halve_last_round=True)
     return usual((256, 192), cluster=(1, 2), staged_epilogue_k_tiles=2)
 
 
@@ -545,7 +545,7 @@ def grouped_scaled_config(
     return usual(
         tile, cluster=(2, 1), along="N" if rows >= _LARGER_GROUP else "M",
         chunks=_AT_ONCE_CHUNKS[tile] if narrow else 1, store_at_once=narrow, box_rows=ROWS if narrow else WARP_ROWS,
-        turn_last_pair=rows < _LARGER_GROUP,
+        turn_last_pair=rows < _LARGER_GROUP, halve_last_round=True,
     )  # fmt: skip
 
 
@@ -671,7 +671,8 @@ def gated_config(
     m, n, k, batch = sizes
     if batch > 1:
         config = usual_config((m * batch, n, k, batch), types, None, HALVES, places=places)
-        config = config.tuned(skip_empty_blocks=False, turn_last_pair=False)  # a matrix of a batch has all rows
+        # A matrix of a batch has all rows, and the host knows the tiles.
+        config = config.tuned(skip_empty_blocks=False, turn_last_pair=False, halve_last_round=False)
         return config, f"{m} rows a matrix, gated: tiles of {'x'.join(map(str, config.tile))}"
     choice, why = choose(m, n, k, a=types[0], multiprocessors=places, gated=gate)
     return whole_stores(choice.config, types[2], HALVES), why
