@@ -154,7 +154,7 @@ def last_round(tiles: W, clusters: W, choose: Callable[..., W]) -> tuple[W, W]:
 
 
 def tile_of_turn(plan: Sm90Plan, turn: W, whole: W, choose: Callable[..., W]) -> tuple[W, W]:
-    """(tile of a cluster, the row of a CTA's tile that is the turn's first) of a turn. Ints or traced integers.
+    """(tile of a cluster, first row in a CTA's tile) of a turn. Ints or traced integers.
 
     whole  tiles that are not halved
     """
@@ -298,7 +298,7 @@ def _unlike_grid(plan: Sm90Plan, rows: int, columns: int) -> str:
 
 
 def _last_rounds(plan: Sm90Plan) -> Check:
-    """Turns have each tile once, or both its halves, and no cluster has a turn behind a half."""
+    """Turns have each tile once, or both halves, and a half is a cluster's last turn."""
     witness, tile, counts, clusters = "", plan.tile_c[0], 0, (1, 2, 3, 8, 33, 66)
     for many in clusters:
         for tiles in range(2 * many + many // 2 + 2):

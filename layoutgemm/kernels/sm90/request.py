@@ -88,7 +88,7 @@ def check_skipped(asked: Asked, config: Sm90Config) -> None:
 
 
 def check_turned(asked: Asked, config: Sm90Config) -> None:
-    """Raise PlanError for pairs that turn, or halves of tiles, without groups of rows, or in other loops.
+    """Raise PlanError for pairs that turn, or tiles that are halved, in other kernels.
 
     >>> check_turned(Asked(), Sm90Config(cluster=(2, 1), turn_last_pair=True))
     Traceback (most recent call last):

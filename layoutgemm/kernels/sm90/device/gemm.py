@@ -558,7 +558,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         return job
 
     def own_turns(self, job: bridge.Carried, consumer: Int32) -> Int32:
-        """Where the turns of a consumer end, which it multiplies: behind the last tile."""
+        """The end of a consumer's turns: behind the last tile."""
         return job.tiles
 
     def pass_turn(

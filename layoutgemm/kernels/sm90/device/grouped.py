@@ -101,7 +101,7 @@ class RaggedTiles:
         return bridge.uniform(table.first(ragged.capacity))
 
     def with_rounds(self, job: bridge.Carried) -> bridge.Carried:
-        """The job with the turns that its clusters take, where a last round may be halved."""
+        """The job with the clusters' turns, of a last round that may be halved."""
         if not self.plan.config.tuning.halve_last_round:
             return job
         whole, turns = last_round(job.tiles, job.workers, choose)
@@ -110,7 +110,7 @@ class RaggedTiles:
         return job
 
     def own_turns(self, job: bridge.Carried, consumer: Int32) -> Int32:
-        """Where a consumer's turns end: before the halves, of the second one."""
+        """The end of a consumer's turns: the second one has no halves."""
         if not self.plan.config.tuning.halve_last_round:
             return job.tiles
         return choose(consumer > 0, job.whole, job.tiles)
@@ -120,7 +120,7 @@ class RaggedTiles:
         self, job: bridge.Carried, maps: Sequence[bridge.Maps], tile: Int32, at: tuple[Int32, Int32],
         ahead: tuple[Int32, ...],
     ) -> tuple[Int32, ...]:  # fmt: skip
-        """Release the stages of half a tile, which the other consumer multiplies, and load the next ones."""
+        """Release the stages of another consumer's half, and load the next ones."""
         plan, stage, parity = self.plan, at[0], at[1]
         if cutlass.const_expr(plan.config.tuning.halve_last_round):
             k_tiles = choose(tile < job.tiles, job.k_tiles, Int32(0))
