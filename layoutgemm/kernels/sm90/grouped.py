@@ -298,7 +298,7 @@ def _unlike_grid(plan: Sm90Plan, rows: int, columns: int) -> str:
 
 
 def _last_rounds(plan: Sm90Plan) -> Check:
-    """Turns have each tile once, or both halves, and a half is a cluster's last turn."""
+    """Turns have each tile once, or both halves; a half is a cluster's last."""
     witness, tile, counts, clusters = "", plan.tile_c[0], 0, (1, 2, 3, 8, 33, 66)
     for many in clusters:
         for tiles in range(2 * many + many // 2 + 2):
@@ -312,7 +312,7 @@ def _last_rounds(plan: Sm90Plan) -> Check:
         for line in range(0, rows, tile // 2):
             turned = [is_turned(plan, row, 0, rows) for row in (line // tile * tile, line)]
             if turned[0] != turned[1]:
-                witness = witness or f"{rows} rows: the tile of row {line} has turned: {turned[0]}, its half {turned[1]}"
+                witness = witness or f"{rows} rows, row {line}: the tile has turned: {turned[0]}, its half {turned[1]}"
     statement = (
         f"up to {clusters[-1]} clusters: a turn is a tile, or {tile // 2} of its {tile} rows where it is its cluster's last; "
         "half a tile has turned where the tile has"

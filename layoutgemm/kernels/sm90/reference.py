@@ -196,7 +196,11 @@ class _Cluster:
             else:
                 row, column = tile_of_group(plan, number, self.end - start, plan.tiles[1], block.place, (min, either))
             block.halved = halved
-            corner = {"m": start + row * plan.tile_c[0] + line, "n": first_column + column * plan.tile_c[1], "l": matrix}
+            corner = {
+                "m": start + row * plan.tile_c[0] + line,
+                "n": first_column + column * plan.tile_c[1],
+                "l": matrix,
+            }
             block.origin = {**corner, HALF: 0}
             block.turned = plan.turns and bool(is_turned(plan, corner["m"], start, self.end))
             block.sums = {}

@@ -102,7 +102,9 @@ def check_turned(asked: Asked, config: Sm90Config) -> None:
             raise PlanError("turn_last_pair = True: a turned pair shares A, and cp.async gathers rows for one CTA")
     if config.tuning.halve_last_round:
         if asked.ragged is None or asked.prologue is not None:
-            why = "only groups of rows count tiles on the GPU" if asked.ragged is None else "a prologue's loop takes all"
+            why = (
+                "only groups of rows count tiles on the GPU" if asked.ragged is None else "a prologue's loop takes all"
+            )
             raise PlanError(f"halve_last_round = True: {why}")
         pair = config.cluster[0] * config.cluster[1] <= 2
         if config.schedule != "cooperative" or config.consumers != 2 or not pair:

@@ -169,7 +169,9 @@ def test_groups_are_exact_and_the_checks_hold(form: str) -> None:
 
 @needs_dsl
 @pytest.mark.dsl
-@pytest.mark.parametrize("form", [pytest.param(x, marks=[pytest.mark.slow] * (x in ("pair", "early", "halves"))) for x in GROUPS])
+@pytest.mark.parametrize(
+    "form", [pytest.param(x, marks=[pytest.mark.slow] * (x in ("pair", "early", "halves"))) for x in GROUPS]
+)
 def test_compiled_groups_are_exact(form: str) -> None:
     plan, a, b, given, want = of_groups(form)
     assert np.array_equal(plan.run(a, b, given=given, device="emulator").c, want, equal_nan=True)

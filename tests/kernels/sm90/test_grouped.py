@@ -156,8 +156,15 @@ FORMS: dict[str, tuple[Sm90Config, str, str, str, tuple[int, ...], Any]] = {
     ),
     "halves scaled": (
         replace(
-            HALVES, tile=(128, 64), cluster=(2, 1), loader="warpgroup", turn_last_pair=True, chunks=2,
-            store_at_once=True, box_rows=64, overlap=True,
+            HALVES,
+            tile=(128, 64),
+            cluster=(2, 1),
+            loader="warpgroup",
+            turn_last_pair=True,
+            chunks=2,
+            store_at_once=True,
+            box_rows=64,
+            overlap=True,
         ),
         "e4m3",
         "e4m3:col",
@@ -167,7 +174,13 @@ FORMS: dict[str, tuple[Sm90Config, str, str, str, tuple[int, ...], Any]] = {
     ),
     "warps at once": (AT_ONCE, "e4m3", "e4m3:col", "bf16", (70, 0, 130, 1), SCALED),
 }
-LATE = ("early", "halves early", "pingpong", "fp8", "turns in turn")  # forms whose executor is tried with the slow tests
+LATE = (
+    "early",
+    "halves early",
+    "pingpong",
+    "fp8",
+    "turns in turn",
+)  # forms whose executor is tried with the slow tests
 N, K = 88, 200
 
 
@@ -499,7 +512,10 @@ def test_refusals() -> None:
         ({"config": replace(SMALL, skip_empty_blocks=True), "ragged": None}, "only groups of rows end within a tile"),
         ({"config": TURNS, "ragged": None}, "only groups of rows have a last row of tiles each"),
         ({"config": HALVES, "ragged": None}, "halve_last_round = True: only groups of rows count tiles on the GPU"),
-        ({"config": replace(HALVES, cluster=(2, 2))}, r"2 consumer\(s\), clusters of \(2, 2\): half a tile is one of two"),
+        (
+            {"config": replace(HALVES, cluster=(2, 2))},
+            r"2 consumer\(s\), clusters of \(2, 2\): half a tile is one of two",
+        ),
         ({"config": TURNS, "indexed": IndexedRows(RowIndices(99))}, "turn_last_pair = True: a turned pair shares A"),
         (
             {"gated": Combined.of(lambda x, y, ops: x * y), "batch": 1},
