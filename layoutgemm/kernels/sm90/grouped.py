@@ -314,8 +314,8 @@ def _last_rounds(plan: Sm90Plan) -> Check:
             if turned[0] != turned[1]:
                 witness = witness or f"{rows} rows, row {line}: the tile has turned: {turned[0]}, its half {turned[1]}"
     statement = (
-        f"up to {clusters[-1]} clusters: a turn is a tile, or {tile // 2} of its {tile} rows as its cluster's last; half a "
-        "tile has turned if the tile has"
+        f"up to {clusters[-1]} clusters: a turn is a tile, or {tile // 2} of its {tile} rows as its cluster's last; "
+        "half a tile has turned if the tile has"
     )
     return Check("last rounds", statement, not witness, f"{counts} numbers of tiles, 1 to {3 * tile} rows", witness)
 

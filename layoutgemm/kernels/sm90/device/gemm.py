@@ -49,7 +49,7 @@ from ....checks.budgets import WARPGROUP
 from ...derive import OperandPlan
 from ...dsl import bridge
 from ...dsl.entry import GemmEntry
-from ...dsl.tables import WordReads, reads_of
+from ...dsl.tables import WordReads, choose, reads_of
 from ...operands.gated import HALF
 from ...plan import ALL_SHARED, present, tile_count
 from ...store import ROWS
@@ -561,11 +561,25 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         """The end of a consumer's turns: behind the last tile."""
         return job.tiles
 
+    @cute.jit
     def pass_turn(
         self, job: bridge.Carried, maps: Sequence[bridge.Maps], tile: Int32, at: tuple[Int32, Int32],
         ahead: tuple[Int32, ...],
     ) -> tuple[Int32, ...]:  # fmt: skip
-        """A turn that is another consumer's alone: none. `at`: the next stage, and its parity."""
+        """Release the stages of another consumer's half, and load the next ones.
+
+        at  the next stage, and its parity
+        """
+        plan, stage, parity = self.plan, at[0], at[1]
+        if const_expr(plan.config.tuning.halve_last_round):
+            k_tiles = choose(tile < job.tiles, job.k_tiles, Int32(0))
+            for _ in cutlass.range(k_tiles, unroll=1):
+                stage = bridge.uniform(stage)
+                self.await_stage(job, stage, parity)
+                self.release(job, stage)
+                if const_expr(plan.config.loader == "self"):
+                    ahead = self.load_next(job, maps, ahead)
+                stage, parity = bridge.next_in_ring(stage, parity, plan.stages)
         return ahead
 
     def count_blocks(self, job: bridge.Carried, row: Int32, matrix: Int32) -> Int32:

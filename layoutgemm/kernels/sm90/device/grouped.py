@@ -12,7 +12,7 @@ barrier 0                     all         from here on both tables are only read
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import cutlass
@@ -106,7 +106,7 @@ class RaggedTiles:
             return job
         whole, turns = last_round(job.tiles, job.workers, choose)
         job = job.extended(whole=bridge.uniform(whole))
-        job.tiles = bridge.uniform(turns)
+        job.tiles = bridge.uniform(turns)  # type: ignore[attr-defined]
         return job
 
     def own_turns(self, job: bridge.Carried, consumer: Int32) -> Int32:
@@ -114,24 +114,6 @@ class RaggedTiles:
         if not self.plan.config.tuning.halve_last_round:
             return job.tiles
         return choose(consumer > 0, job.whole, job.tiles)
-
-    @cute.jit
-    def pass_turn(
-        self, job: bridge.Carried, maps: Sequence[bridge.Maps], tile: Int32, at: tuple[Int32, Int32],
-        ahead: tuple[Int32, ...],
-    ) -> tuple[Int32, ...]:  # fmt: skip
-        """Release the stages of another consumer's half, and load the next ones."""
-        plan, stage, parity = self.plan, at[0], at[1]
-        if cutlass.const_expr(plan.config.tuning.halve_last_round):
-            k_tiles = choose(tile < job.tiles, job.k_tiles, Int32(0))
-            for _ in cutlass.range(k_tiles, unroll=1):
-                stage = bridge.uniform(stage)
-                self.await_stage(job, stage, parity)
-                self.release(job, stage)
-                if cutlass.const_expr(plan.config.loader == "self"):
-                    ahead = self.load_next(job, maps, ahead)
-                stage, parity = bridge.next_in_ring(stage, parity, plan.stages)
-        return ahead
 
     def count_blocks(self, job: bridge.Carried, row: Int32, matrix: Int32) -> Int32:
         """The blocks of 64 rows, from `row` on, that begin before the group's end; a consumer has so many at most."""
