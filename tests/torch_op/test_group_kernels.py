@@ -298,7 +298,7 @@ def test_equal_groups_lose_little_to_the_fastest_tile_of_the_record() -> None:
 
 
 def test_groups_of_few_tiles_lose_little_to_the_fastest_tile_of_the_record() -> None:
-    """Of 256 and 300 rows on average: 128x256 where it was fastest, or a smaller tile, at most 3% behind."""
+    """For 256 and 300 rows on average: the fastest tile, or one at most 3% behind."""
     record = json.loads((RESULTS / "groups_halved_h200.json").read_text(encoding="utf-8"))["few tiles"]
     found = set()
     for name, us in record.items():
