@@ -655,12 +655,12 @@ def _of_few_tiles(
     tile = min(costs, key=cost)
     if tile == usual.tile or sum(rounds(usual.tile)) > _FEW_ROUNDS:
         return usual
-    promotion = {} if promoted else {"l2_promotion": "256B"}
+    promotion = "128B" if promoted else "256B"
     if tile[0] == ROWS:
-        return Sm90Config(tile, consumers=1, loader="warp", chunks=1, buffers=2, overlap=True, **promotion)
+        return Sm90Config(tile, consumers=1, loader="warp", chunks=1, buffers=2, overlap=True, l2_promotion=promotion)
     return Sm90Config(
         tile, loader=usual.loader, cluster=usual.cluster, chunks=1, buffers=1 if promoted and tile[1] > 128 else 2,
-        overlap=True, turn_last_pair=True, halve_last_round=True, skip_empty_blocks=not promoted, **promotion,
+        overlap=True, turn_last_pair=True, halve_last_round=True, skip_empty_blocks=not promoted, l2_promotion=promotion,
     )  # fmt: skip
 
 
