@@ -660,7 +660,8 @@ def _of_few_tiles(
         return Sm90Config(tile, consumers=1, loader="warp", chunks=1, buffers=2, overlap=True, l2_promotion=promotion)
     return Sm90Config(
         tile, loader=usual.loader, cluster=usual.cluster, chunks=1, buffers=1 if promoted and tile[1] > 128 else 2,
-        overlap=True, turn_last_pair=True, halve_last_round=True, skip_empty_blocks=not promoted, l2_promotion=promotion,
+        overlap=True, turn_last_pair=True, halve_last_round=True, skip_empty_blocks=not promoted,
+        l2_promotion=promotion,
     )  # fmt: skip
 
 
