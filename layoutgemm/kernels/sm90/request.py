@@ -88,7 +88,7 @@ def check_skipped(asked: Asked, config: Sm90Config) -> None:
 
 
 def check_turned(asked: Asked, config: Sm90Config) -> None:
-    """Raise PlanError for pairs that turn without groups of rows, or with gathered rows.
+    """Raise PlanError for pairs that turn, or tiles that are halved, in other kernels.
 
     >>> check_turned(Asked(), Sm90Config(cluster=(2, 1), turn_last_pair=True))
     Traceback (most recent call last):
@@ -100,6 +100,18 @@ def check_turned(asked: Asked, config: Sm90Config) -> None:
             raise PlanError("turn_last_pair = True: only groups of rows have a last row of tiles each")
         if asked.indexed is not None and asked.indexed.gather is not None and not asked.indexed.copies:
             raise PlanError("turn_last_pair = True: a turned pair shares A, and cp.async gathers rows for one CTA")
+    if config.tuning.halve_last_round:
+        if asked.ragged is None or asked.prologue is not None:
+            why = (
+                "only groups of rows count tiles on the GPU" if asked.ragged is None else "a prologue's loop takes all"
+            )
+            raise PlanError(f"halve_last_round = True: {why}")
+        pair = config.cluster[0] * config.cluster[1] <= 2
+        if config.schedule != "cooperative" or config.consumers != 2 or not pair:
+            raise PlanError(
+                f"halve_last_round = True, {config.schedule}, {config.consumers} consumer(s), clusters of "
+                f"{config.cluster}: half a tile is one of two cooperative warpgroups' rows, in pairs of CTAs at most"
+            )
 
 
 class ProductParts(IndexedProduct):
