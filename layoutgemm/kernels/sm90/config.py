@@ -73,6 +73,8 @@ class Sm90Tuning:
                `quantized.warp_products`
     scales     what the scales of groups of packed weights multiply: "weights", which rounds them, before the products,
                or "sums" of a group, in float32
+    ordered_products   of packed weights: consumers issue their groups of products one after another, as named barriers
+               tell. While one's products run the others convert: without an order all convert at the same time
     gpc_order  rounds of (places, times) in which the hardware assigns clusters to GPCs, for neighbours that take
                adjacent tiles; see `schedule.GpcOrder`. For a kernel that starts on an idle GPU: with PDL, CTAs start
                wherever earlier ones exit
@@ -108,6 +110,7 @@ class Sm90Tuning:
     store_at_once: bool = False
     products: str = "warpgroup"
     scales: str = "weights"
+    ordered_products: bool = False
     gpc_order: Rounds = ()
     skip_empty_blocks: bool = False
     turn_last_pair: bool = False
@@ -304,6 +307,12 @@ class Sm90Config:
             )
         if self.schedule == "pingpong" and self.consumers != 2:
             raise PlanError(f"pingpong takes two consumers in turn, not {self.consumers}")
+        alone = self.consumers == 1 or self.schedule != "cooperative" or self.tuning.products == "warp"
+        if self.tuning.ordered_products and alone:
+            raise PlanError(
+                f"ordered_products = True: consumers = {self.consumers}, schedule = {shown(self.schedule)}, products = "
+                f"{shown(self.tuning.products)}; two or more cooperative consumers take turns, with 'warpgroup'"
+            )
         if self.tuning.blocks_per_sm > 1 and (self.loader == "warpgroup" or not self.one_tile_per_cluster):
             raise PlanError(
                 f"blocks_per_sm = {self.tuning.blocks_per_sm} with loader = {shown(self.loader)}, one_tile_per_cluster "
