@@ -27,12 +27,13 @@ from ..torch_op.fp8.api import quantize
 from ..torch_op.quantized import QuantizedWeight, quantized_matmul
 from ..torch_op.quantized.launch import check_bias
 from ..torch_op.quantized.operators import check_gateless
-from ..torch_op.quantized.weights import packed_for
+from ..torch_op.quantized.weights import in_place, packed_for
 from ..torch_op.scaled_grouped.recipes import ROW
 from ..torch_op.types import C_NAMES
 from .linear import ActivatedLayer, sizes_text
 
 INT4 = QuantizedFormat("int4", 128)
+_IN_PLACE = ", bits in place"  # of float8 in `packed_as`: earlier versions had a word's codes side by side
 # Formats of compressed-tensors: of whole bytes, and of packed codes. Its own name stands for all of them.
 OF_BYTES = ("float-quantized", "int-quantized", "naive-quantized", "mxfp8-quantized")
 _ANY_PACKED, _GLOBAL = "compressed-tensors", "weight_global_scale"
@@ -110,7 +111,7 @@ class PackedBuffers(torch.nn.Module):
         """
         size = f"{self.format}, {self.weight_rows}x{self.in_features}, {self.activations}"
         order = PackedOrder(self.format, C_NAMES[self.activations])
-        return f"{size}, bits in place" if order.moves and self.format.bits == 8 else size
+        return size + _IN_PLACE if order.moves and self.format.bits == 8 else size
 
     def get_extra_state(self) -> torch.Tensor:
         """`packed_as` in bytes, as files of tensors alone hold it."""
@@ -120,12 +121,25 @@ class PackedBuffers(torch.nn.Module):
         """Raise OperandError for a state of weights that are packed in another way."""
         if not isinstance(state, torch.Tensor) or state.dtype != torch.uint8 or state.ndim != 1:
             raise OperandError(refusal(state, "_extra_state", "the bytes of packed_as"))
-        if addressed(state) and (found := bytes(state.tolist()).decode(errors="replace")) != self.packed_as:
-            raise OperandError(f"the state is of weights packed as {found}, and the layer's are {self.packed_as}")
+        if addressed(state) and (found := _text_of(state)) != self.packed_as:
+            raise OperandError(
+                f"the state is of weights packed as {found}, and the layer's are {self.packed_as}: "
+                "load_state_dict takes those of a layer of the same format, sizes and type of x"
+            )
+
+    def _is_earlier(self, said: object) -> bool:
+        """True for the state of the same layer whose float8 codes lie side by side."""
+        if not isinstance(said, torch.Tensor) or said.dtype != torch.uint8 or said.ndim != 1 or not addressed(said):
+            return False
+        return _text_of(said) + _IN_PLACE == self.packed_as
 
     def _load_from_state_dict(self, state: dict[str, torch.Tensor], prefix: str, *others: object) -> None:
-        """Refuse another layer's state before anything is copied."""
+        """Refuse another layer's state before anything is copied; move the bits of one of an earlier version."""
         if (said := state.get(f"{prefix}_extra_state")) is not None:
+            units = state.get(f"{prefix}units")
+            if self._is_earlier(said) and units is not None and units.shape == self.units.shape and addressed(units):
+                state[f"{prefix}units"] = in_place(units, self.format, self.activations)
+                state[f"{prefix}_extra_state"] = said = self.get_extra_state()
             self.set_extra_state(said)
         if f"{prefix}units" in state:  # whose input features lie in the state's order, if it has one
             there = state.get(f"{prefix}order")
@@ -275,6 +289,11 @@ class QuantizedLinear(ActivatedLayer, PackedBuffers):
         """Sizes and format."""
         said = f"{sizes_text(self)}, {self.format}"
         return said if self.activation is None else f"{said}, activation={self.activation!r}"
+
+
+def _text_of(state: torch.Tensor) -> str:
+    """The `packed_as` of an extra state."""
+    return bytes(state.tolist()).decode(errors="replace")
 
 
 def _format_of(tensors: Mapping[str, torch.Tensor], kind: str) -> str:
