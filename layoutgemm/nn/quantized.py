@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +31,7 @@ from ..torch_op.quantized.operators import check_gateless
 from ..torch_op.quantized.weights import in_place, packed_for
 from ..torch_op.scaled_grouped.recipes import ROW
 from ..torch_op.types import C_NAMES
-from .linear import ActivatedLayer, sizes_text
+from .linear import ActivatedLayer, check_layer, sizes_text
 
 INT4 = QuantizedFormat("int4", 128)
 _IN_PLACE = ", bits in place"  # of float8 in `packed_as`: earlier versions had a word's codes side by side
@@ -63,9 +64,12 @@ _OPTIONAL: Mapping[str, tuple[str, ...]] = {
 COMPRESSED_TENSORS = (*OF_BYTES, _ANY_PACKED)  # its kinds of weights that are whole bytes
 _PACKED = tuple(kind for kind, needed in NEEDED.items() if needed[0] == "weight_packed")
 _FROM_DENSE = "QuantizedLinear.from_linear takes the dequantised weights; "
+_TABLES = f"its codes are places in a table, with scales of scales. {_FROM_DENSE}"
 # Other tools' checkpoints, and the way out.
-OTHERS: Mapping[str, str] = {
-    "bitsandbytes": f"its codes are places in a table, with scales of scales. {_FROM_DENSE}",
+_OTHERS: Mapping[str, str] = {
+    **dict.fromkeys(("bitsandbytes", "bnb", "nf4"), _TABLES),
+    **dict.fromkeys(("marlin", "gptq_marlin"), "its words are in its kernel's order, and GPTQ's are read as 'gptq'; "),
+    "nvfp4": "'nvfp4-pack-quantized' is compressed-tensors' format of it; ",
     "hqq": f"its zero points are no integers. {_FROM_DENSE}",
     "gguf": f"its blocks hold scales between their codes. {_FROM_DENSE}",
     "torchao": f"its weights are tensor subclasses. {_FROM_DENSE}",
@@ -76,6 +80,16 @@ OTHERS: Mapping[str, str] = {
     "fbgemm_fp8": "its weights are read as kind 'float-quantized', without input_scale_ub; ",
     "modelopt": "its float8 weights with weight_scale are read as kind 'float-quantized', without input_scale; ",
 }
+
+
+def unknown_kind(kind: object, known: Iterable[str]) -> str:
+    """The message for a kind that none of the known ones is: what to do, then their names.
+
+    >>> unknown_kind("aqlm", ("gptq", "awq"))
+    "kind 'aqlm': QuantizedLinear.from_linear takes the dequantised weights; known are 'gptq', 'awq'"
+    """
+    advice = _OTHERS.get(str(kind).lower(), _FROM_DENSE)
+    return f"kind {shown(kind)}: {advice}known are {', '.join(map(repr, known))}"
 
 
 class PackedBuffers(torch.nn.Module):
@@ -133,7 +147,10 @@ class PackedBuffers(torch.nn.Module):
             return False
         return _text_of(said) + _IN_PLACE == self.packed_as
 
-    def _load_from_state_dict(self, state: dict[str, torch.Tensor], prefix: str, *others: object) -> None:
+    def _load_from_state_dict(
+        self, state: dict[str, torch.Tensor], prefix: str, metadata: dict[str, Any], strict: bool, missing: list[str],
+        unexpected: list[str], errors: list[str],
+    ) -> None:  # fmt: skip
         """Refuse another layer's state before anything is copied; move the bits of one of an earlier version."""
         if (said := state.get(f"{prefix}_extra_state")) is not None:
             units = state.get(f"{prefix}units")
@@ -141,11 +158,13 @@ class PackedBuffers(torch.nn.Module):
                 state[f"{prefix}units"] = in_place(units, self.format, self.activations)
                 state[f"{prefix}_extra_state"] = said = self.get_extra_state()
             self.set_extra_state(said)
+        elif strict and f"{prefix}units" not in state and f"{prefix}weight" in state:
+            errors.append(f"{prefix}weight is dense: load it into the dense layer, and pack that by from_linear")
         if f"{prefix}units" in state:  # whose input features lie in the state's order, if it has one
             there = state.get(f"{prefix}order")
             if there is None or self.order is None:
                 self.order = None if there is None else torch.empty_like(there, device=self.units.device)
-        super()._load_from_state_dict(state, prefix, *others)
+        super()._load_from_state_dict(state, prefix, metadata, strict, missing, unexpected, errors)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> PackedBuffers:
         """Move the module; a cast does not convert codes and scales."""
@@ -202,9 +221,16 @@ class QuantizedLinear(ActivatedLayer, PackedBuffers):
 
         A layer on the meta device gives one there, for `load_state_dict(state, assign=True)`.
 
-        Raises OperandError unless its weights are bfloat16 or float16 and groups divide its in_features.
+        Raises OperandError unless its weights are bfloat16 or float16, or `activations` is given, and groups divide its
+        in_features.
         """
+        check_layer(layer, "layer of QuantizedLinear.from_linear")
         size, kind = (layer.out_features, layer.in_features), activations or layer.weight.dtype
+        if activations is None and packed_for(kind) != kind:
+            raise OperandError(
+                f"weight is {kind}, and x of that type has no kernel: cast the layer to bfloat16 or float16, or give "
+                "from_linear the type of x, activations=torch.bfloat16"
+            )
         if layer.weight.is_meta:
             weight = QuantizedWeight.on_meta(*size, fmt, kind)
         else:
@@ -309,8 +335,7 @@ def plain_weights(
     Raises OperandError as `QuantizedLinear.from_checkpoint`.
     """
     if kind not in NEEDED:
-        known = ", ".join(map(repr, NEEDED))
-        raise OperandError(f"kind {shown(kind)}: {OTHERS.get(str(kind).lower(), '')}known are {known}")
+        raise OperandError(unknown_kind(kind, NEEDED))
     kind = _format_of(tensors, kind)
     missing = [name for name in NEEDED[kind] if name not in tensors]
     if missing:

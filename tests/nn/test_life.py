@@ -247,6 +247,27 @@ def test_a_state_whose_float8_bits_lie_side_by_side_is_loaded_with_its_bits_move
     assert state["0._extra_state"] is said  # the caller's state stays
 
 
+def test_dense_states_other_types_and_other_modules_have_a_way_out() -> None:
+    packed = LAYERS["packed"]()
+    with pytest.raises(
+        RuntimeError, match=r"up\.weight is dense: load it into the dense layer, and pack that by from_l"
+    ):
+        torch.nn.ModuleDict({"up": packed}).load_state_dict({"up.weight": layer().weight, "up.bias": layer().bias})
+    wide = torch.nn.Linear(128, 8)
+    with pytest.raises(OperandError, match="weight is torch.float32, .*activations=torch.bfloat16"):
+        QuantizedLinear.from_linear(wide)
+    assert QuantizedLinear.from_linear(wide, activations=BF16)(X).dtype == BF16
+    makers: list[Callable[[Any], Any]] = [DenseLinear.of, MasterLinear.of, ScaledLinear.of, QuantizedLinear.from_linear]
+    makers.append(lambda other: GatedMLP.of(layer(), other, layer()))
+    for make in makers:
+        with pytest.raises(
+            OperandError, match=r"must be a torch.nn.Linear or a layer with its attributes, not Conv1d\("
+        ):
+            make(torch.nn.Conv1d(128, 128, 1))
+        with pytest.raises(OperandError, match="QuantizedLinear.*; its dequantized.. is the weight of one"):
+            make(packed)
+
+
 def test_packed_layers_are_made_on_meta_for_a_state_to_come() -> None:
     for fmt in (QuantizedFormat("int4", 64, zeros=True), INT8):
         dense = [torch.nn.Sequential(torch.nn.Linear(128, 64, dtype=BF16)) for _ in range(2)]
