@@ -154,7 +154,7 @@ class PackedBuffers(torch.nn.Module):
         """Refuse another layer's state before anything is copied; move the bits of one of an earlier version."""
         if (said := state.get(f"{prefix}_extra_state")) is not None:
             units = state.get(f"{prefix}units")
-            if self._is_earlier(said) and units is not None and units.shape == self.units.shape and addressed(units):
+            if self._is_earlier(said) and type(units) is torch.Tensor and units.shape == self.units.shape:
                 state[f"{prefix}units"] = in_place(units, self.format, self.activations)
                 state[f"{prefix}_extra_state"] = said = self.get_extra_state()
             self.set_extra_state(said)
