@@ -19,7 +19,7 @@ def check_features(**features: object) -> None:
 
 
 def check_layer(layer: object, what: str) -> None:
-    """Raise OperandError unless a layer has its weight, a tensor, and its sizes as torch.nn.Linear has them."""
+    """Raise OperandError unless a layer has torch.nn.Linear's attributes, its weight a tensor."""
     has_sizes = all(hasattr(layer, name) for name in ("in_features", "out_features", "bias"))
     if not has_sizes or not isinstance(getattr(layer, "weight", None), torch.Tensor):
         way_out = "; its dequantized() is the weight of one" if hasattr(layer, "dequantized") else ""

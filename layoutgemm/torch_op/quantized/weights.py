@@ -229,7 +229,10 @@ def dense_of(
 
 
 def in_place(units: torch.Tensor, fmt: QuantizedFormat, activations: torch.dtype) -> torch.Tensor:
-    """Units whose codes lay side by side in their words, with each bit where `PackedOrder.moves` has it."""
+    """Units of an earlier version, with each bit where it is now.
+
+    Codes lay side by side in their words; `PackedOrder.moves` says where their bits go.
+    """
     order = PackedOrder(fmt, _name_of(activations))
     codes, rest = units[..., : order.code_bytes], units[..., order.code_bytes :]
     return torch.cat([_moved(codes, order.moves), rest], dim=-1)
