@@ -17,7 +17,6 @@ from fnmatch import fnmatchcase
 
 import torch
 
-from ..arguments import shown
 from ..errors import OperandError, TensorError
 from .checkpoint import Checkpoint, StoredTensor, listed_names
 from .experts import ExpertsMLP

@@ -141,9 +141,11 @@ class PackedBuffers(torch.nn.Module):
                 "load_state_dict takes those of a layer of the same format, sizes and type of x"
             )
 
-    def _is_earlier(self, said: object) -> bool:
+    def _is_earlier(self, said: object, units: object) -> bool:
         """True for the state of the same layer whose float8 codes lie side by side."""
         if not isinstance(said, torch.Tensor) or said.dtype != torch.uint8 or said.ndim != 1 or not addressed(said):
+            return False
+        if not isinstance(units, torch.Tensor) or type(units) is not torch.Tensor or units.shape != self.units.shape:
             return False
         return _text_of(said) + _IN_PLACE == self.packed_as
 
@@ -153,9 +155,8 @@ class PackedBuffers(torch.nn.Module):
     ) -> None:  # fmt: skip
         """Refuse another layer's state before anything is copied; move the bits of one of an earlier version."""
         if (said := state.get(f"{prefix}_extra_state")) is not None:
-            units = state.get(f"{prefix}units")
-            if self._is_earlier(said) and type(units) is torch.Tensor and units.shape == self.units.shape:
-                state[f"{prefix}units"] = in_place(units, self.format, self.activations)
+            if self._is_earlier(said, state.get(f"{prefix}units")):
+                state[f"{prefix}units"] = in_place(state[f"{prefix}units"], self.format, self.activations)
                 state[f"{prefix}_extra_state"] = said = self.get_extra_state()
             self.set_extra_state(said)
         elif strict and f"{prefix}units" not in state and f"{prefix}weight" in state:

@@ -254,7 +254,7 @@ def test_dense_states_other_types_and_other_modules_have_a_way_out() -> None:
     ):
         torch.nn.ModuleDict({"up": packed}).load_state_dict({"up.weight": layer().weight, "up.bias": layer().bias})
     wide = torch.nn.Linear(128, 8)
-    with pytest.raises(OperandError, match="weight is torch.float32, .*activations=torch.bfloat16"):
+    with pytest.raises(OperandError, match=r"weight is torch\.float32, .*activations=torch\.bfloat16"):
         QuantizedLinear.from_linear(wide)
     assert QuantizedLinear.from_linear(wide, activations=BF16)(X).dtype == BF16
     makers: list[Callable[[Any], Any]] = [DenseLinear.of, MasterLinear.of, ScaledLinear.of, QuantizedLinear.from_linear]
@@ -264,7 +264,7 @@ def test_dense_states_other_types_and_other_modules_have_a_way_out() -> None:
             OperandError, match=r"must be a torch.nn.Linear or a layer with its attributes, not Conv1d\("
         ):
             make(torch.nn.Conv1d(128, 128, 1))
-        with pytest.raises(OperandError, match="QuantizedLinear.*; its dequantized.. is the weight of one"):
+        with pytest.raises(OperandError, match=r"QuantizedLinear.*; its dequantized\(\) is the weight of one"):
             make(packed)
 
 

@@ -410,8 +410,8 @@ class HopperPipeline:
         if (self.pingpong or self.ordered) and i == self.consumers - 1:
             first += (Sync("turn0", wait=False),)  # the first turn is consumer 0's
         drain = self._drain if self._loads_for_itself(i) else ()
-        last: Program = (Sync("turn0"),) if self.ordered and i == 0 else ()  # that the last group has passed on
-        return (*self._start(i == 0), *first, *self._tiles(*whole), *drain, *last)
+        untaken: Program = (Sync("turn0"),) if self.ordered and i == 0 else ()  # that the last group has passed on
+        return (*self._start(i == 0), *first, *self._tiles(*whole), *drain, *untaken)
 
     def _slice_begins(self, i: int) -> Program:
         """A slice releases the stages of its own k tiles."""
