@@ -307,12 +307,6 @@ class Sm90Config:
             )
         if self.schedule == "pingpong" and self.consumers != 2:
             raise PlanError(f"pingpong takes two consumers in turn, not {self.consumers}")
-        alone = self.consumers == 1 or self.schedule != "cooperative" or self.tuning.products == "warp"
-        if self.tuning.ordered_products and alone:
-            raise PlanError(
-                f"ordered_products = True: consumers = {self.consumers}, schedule = {shown(self.schedule)}, products = "
-                f"{shown(self.tuning.products)}; two or more cooperative consumers take turns, with 'warpgroup'"
-            )
         if self.tuning.blocks_per_sm > 1 and (self.loader == "warpgroup" or not self.one_tile_per_cluster):
             raise PlanError(
                 f"blocks_per_sm = {self.tuning.blocks_per_sm} with loader = {shown(self.loader)}, one_tile_per_cluster "

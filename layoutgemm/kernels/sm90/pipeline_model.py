@@ -366,17 +366,7 @@ class HopperPipeline:
         if self.apart:
             step = self._apart(earlier)
         elif self.packed:
-            step = ()
-            for group in range(self.packed):
-                last = group == self.packed - 1
-                for block, name in enumerate(names):
-                    product = Mma(("b",), "read", name, last=last and block == self.blocks - 1)
-                    loads = (Read("a", "read", last=block == self.blocks - 1),) if group == 0 else ()
-                    free = (earlier,) if group == block == 0 else ()
-                    run: Program = (product, Commit("wgmma"))
-                    if self.ordered:
-                        run = (Sync(f"turn{i}"), *run, Sync(f"turn{(i + 1) % self.consumers}", wait=False))
-                    step += (*loads, *run, WaitGroup("wgmma", 1), *free)
+            step = self._converted(i, names, earlier)
         behind: list[Action] = []
         if self.staged_epilogue_k_tiles:
             # The first accumulator takes the last k tiles one by one; the others follow, on cursors that stay behind.
@@ -423,6 +413,20 @@ class HopperPipeline:
         if self.slices == 1:
             return ForK(step)
         return ForK((If(KIs(self.slices, i // self.rows), step, (Advance("read"),)),))
+
+    def _converted(self, i: int, names: list[str], earlier: Action) -> Program:
+        """A k tile in groups of products, for which A is converted while the group before runs."""
+        step: Program = ()
+        for group in range(self.packed):
+            for block, name in enumerate(names):
+                last = block == self.blocks - 1
+                run: Program = (Mma(("b",), "read", name, last=last and group == self.packed - 1), Commit("wgmma"))
+                if self.ordered:
+                    run = (Sync(f"turn{i}"), *run, Sync(f"turn{(i + 1) % self.consumers}", wait=False))
+                loads = (Read("a", "read", last=last),) if group == 0 else ()
+                free = (earlier,) if group == block == 0 else ()
+                step += (*loads, *run, WaitGroup("wgmma", 1), *free)
+        return step
 
     def _promoted(self, i: int, reads: tuple[str, ...]) -> Program:
         """A k tile whose products, all in the same registers, are read one by one."""

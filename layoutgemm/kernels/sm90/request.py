@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ...arch import arch as arch_named
+from ...arguments import shown
 from ...atoms import MmaAtom, wgmma
 from ...atoms.smem.descriptor import OperandDescriptor
 from ...atoms.smem.descriptor import derive as derive_descriptor
@@ -223,6 +224,12 @@ class Sm90Request(ProductParts, Asked):
                 raise PlanError("ordered_products = True: only those of packed weights are issued in turn")
             if a.scales_sums:
                 raise PlanError("ordered_products = True: only where scales multiply weights, and not sums")
+            if self.config.consumers == 1 or self.config.schedule == "sliced" or self.config.tuning.products == "warp":
+                raise PlanError(
+                    f"ordered_products = True: consumers = {self.config.consumers}, schedule = "
+                    f"{shown(self.config.schedule)}, products = {shown(self.config.tuning.products)}; two or more "
+                    "consumers that share each K tile take turns, with 'warpgroup'"
+                )
 
     def check_maps(self, stores: tuple[StorePlan | None, StorePlan | None], a: OperandOfA, b: OperandPlan) -> None:
         """Raise PlanError for more tensor maps than the kernel has parameters for.
