@@ -167,7 +167,6 @@ def pipeline_of(plan: Sm90Plan) -> HopperPipeline:
         packed=_groups_of_registers(plan),
         apart=plan.a.sums if plan.sums_apart else 0,
         by_warps=plan.products is not None,
-        ordered=config.tuning.ordered_products,
         gathers=plan.gathers,
         adds_rows=plan.row_sums is not None,
         turns=plan.turns,
@@ -402,7 +401,7 @@ def _named_barriers(plan: Sm90Plan) -> Check:
     named = {"the block": 0}
     for consumer in range(plan.config.consumers):
         named[f"store {consumer}"] = plan.store_barrier(consumer)
-        if plan.takes_turns:
+        if plan.config.schedule == "pingpong":
             named[f"turn {consumer}"] = plan.turn_barrier(consumer)
     named["stages"] = plan.stages_barrier
     times = Counter(named.values())

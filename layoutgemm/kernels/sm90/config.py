@@ -73,8 +73,6 @@ class Sm90Tuning:
                `quantized.warp_products`
     scales     what the scales of groups of packed weights multiply: "weights", which rounds them, before the products,
                or "sums" of a group, in float32
-    ordered_products   of packed weights: consumers issue their groups of products one after another, as named barriers
-               tell. While one's products run the others convert: without an order all convert at the same time
     gpc_order  rounds of (places, times) in which the hardware assigns clusters to GPCs, for neighbours that take
                adjacent tiles; see `schedule.GpcOrder`. For a kernel that starts on an idle GPU: with PDL, CTAs start
                wherever earlier ones exit
@@ -110,7 +108,6 @@ class Sm90Tuning:
     store_at_once: bool = False
     products: str = "warpgroup"
     scales: str = "weights"
-    ordered_products: bool = False
     gpc_order: Rounds = ()
     skip_empty_blocks: bool = False
     turn_last_pair: bool = False

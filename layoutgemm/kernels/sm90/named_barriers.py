@@ -57,11 +57,6 @@ class NamedBarriers:
         """Arrivals at the barrier of partial sums, beside their bytes: of the thread that says how many to expect."""
         return 1
 
-    @property
-    def takes_turns(self) -> bool:
-        """True if consumers wait for turns: pingpong's for their tiles, or for groups of products."""
-        return self.config.schedule == "pingpong" or self.config.tuning.ordered_products
-
     def store_barrier(self, consumer: W) -> W:
         """Named barrier of one consumer's store; an int or a traced integer."""
         return consumer + 1
@@ -72,7 +67,7 @@ class NamedBarriers:
         return WARPGROUP
 
     def turn_barrier(self, consumer: W) -> W:
-        """The named barrier at which a consumer waits for its turn."""
+        """The named barrier at which a pingpong consumer waits for its turn."""
         return consumer + 1 + self.config.consumers
 
     @property

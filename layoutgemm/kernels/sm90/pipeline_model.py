@@ -82,7 +82,6 @@ class HopperPipeline:
     apart             sums of a k tile, each of one or more of these groups, and read before the next one begins in the
                       same registers; 0 where all groups add to one
     by_warps          mma.sync multiplies them: a k tile is read by threads alone, and done when it is released
-    ordered           consumers issue each group of products of packed weights in turn, as a named barrier each tells
     adds_rows         consumers read A themselves, too, while products of it run
     turns             in every second tile CTAs share the other operand, as a cluster of (N, M). `lands` are then the
                       shares of both, and a CTA sends itself each share of the operand that it needs alone
@@ -116,7 +115,6 @@ class HopperPipeline:
     packed: int = 0
     apart: int = 0
     by_warps: bool = False
-    ordered: bool = False
     gathers: bool = False
     adds_rows: bool = False
     turns: bool = False
@@ -204,8 +202,8 @@ class HopperPipeline:
         buffers += [Buffer(f"acc{i}", space="reg") for i in range(self._asynchronous)]
         if self.size == 1:
             barriers.append(NamedBarrier(CTA, self.threads))
-        if self.pingpong or self.ordered:
-            barriers += [NamedBarrier(f"turn{i}", 32 * WARPS * 2) for i in range(self.consumers)]
+        if self.pingpong:
+            barriers += [NamedBarrier(f"turn{i}", 32 * WARPS * 2) for i in range(2)]
         buffers += [Buffer("zeros", self.stages, kept=True)] if self.padding else []
         buffers += [Buffer("numbers", self.stages)] if self.numbers else []
         if self.padding or (self.one_tile_per_cluster and self.store):
@@ -236,7 +234,6 @@ class HopperPipeline:
         converted = [f"A converted in {self.packed} group(s) of products"]
         converted += [f"{self.apart} sum(s) read apart"] if self.apart else []
         more += by_warps if self.by_warps else converted if self.packed else []
-        more += ["products in order"] if self.ordered else []
         more += ["A gathered"] if self.gathers else []
         more += ["A's rows added"] if self.adds_rows else []
         more += ["every second tile turned"] if self.turns else []
@@ -366,7 +363,14 @@ class HopperPipeline:
         if self.apart:
             step = self._apart(earlier)
         elif self.packed:
-            step = self._converted(i, names, earlier)
+            step = ()
+            for group in range(self.packed):
+                last = group == self.packed - 1
+                for block, name in enumerate(names):
+                    product = Mma(("b",), "read", name, last=last and block == self.blocks - 1)
+                    loads = (Read("a", "read", last=block == self.blocks - 1),) if group == 0 else ()
+                    free = (earlier,) if group == block == 0 else ()
+                    step += (*loads, product, Commit("wgmma"), WaitGroup("wgmma", 1), *free)
         behind: list[Action] = []
         if self.staged_epilogue_k_tiles:
             # The first accumulator takes the last k tiles one by one; the others follow, on cursors that stay behind.
@@ -397,11 +401,10 @@ class HopperPipeline:
             first = tuple(If(self._ahead(s), self._load) for s in range(self.stages))
         if self.padding:
             first += (*(Write("zeros", s) for s in range(self.stages)), FenceProxy(), Sync("stages"))
-        if (self.pingpong or self.ordered) and i == self.consumers - 1:
+        if self.pingpong and i == 1:
             first += (Sync("turn0", wait=False),)  # the first turn is consumer 0's
         drain = self._drain if self._loads_for_itself(i) else ()
-        untaken: Program = (Sync("turn0"),) if self.ordered and i == 0 else ()  # that the last group has passed on
-        return (*self._start(i == 0), *first, *self._tiles(*whole), *drain, *untaken)
+        return (*self._start(i == 0), *first, *self._tiles(*whole), *drain)
 
     def _slice_begins(self, i: int) -> Program:
         """A slice releases the stages of its own k tiles."""
@@ -413,20 +416,6 @@ class HopperPipeline:
         if self.slices == 1:
             return ForK(step)
         return ForK((If(KIs(self.slices, i // self.rows), step, (Advance("read"),)),))
-
-    def _converted(self, i: int, names: list[str], earlier: Action) -> Program:
-        """A k tile in groups of products, for which A is converted while the group before runs."""
-        step: Program = ()
-        for group in range(self.packed):
-            for block, name in enumerate(names):
-                last = block == self.blocks - 1
-                run: Program = (Mma(("b",), "read", name, last=last and group == self.packed - 1), Commit("wgmma"))
-                if self.ordered:
-                    run = (Sync(f"turn{i}"), *run, Sync(f"turn{(i + 1) % self.consumers}", wait=False))
-                loads = (Read("a", "read", last=last),) if group == 0 else ()
-                free = (earlier,) if group == block == 0 else ()
-                step += (*loads, *run, WaitGroup("wgmma", 1), *free)
-        return step
 
     def _promoted(self, i: int, reads: tuple[str, ...]) -> Program:
         """A k tile whose products, all in the same registers, are read one by one."""

@@ -251,7 +251,7 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
         exchange = kernel.exchange(atom)
         stages = kernel.stages(a_plan, b_plan, kernel.store_bytes(store), exchange)
         kernel.check_early(stages, tile_k)
-        kernel.check_products(a_plan, b_plan, tile_k)
+        kernel.check_products(b_plan, tile_k)
         numbers, threads = kernel.numbers, kernel.threads
         schedule = kernel.schedule(order)
         mirror = kernel.mirror(store, schedule)

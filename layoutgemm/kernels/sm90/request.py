@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ...arch import arch as arch_named
-from ...arguments import shown
 from ...atoms import MmaAtom, wgmma
 from ...atoms.smem.descriptor import OperandDescriptor
 from ...atoms.smem.descriptor import derive as derive_descriptor
@@ -205,7 +204,7 @@ class Sm90Request(ProductParts, Asked):
         if early > -(-k // tile_k) and self.along_k is None:
             raise PlanError(f"staged_epilogue_k_tiles = {early} of {tile_k}: K = {k} has {-(-k // tile_k)}")
 
-    def check_products(self, a: OperandOfA, b: OperandPlan, tile_k: int) -> None:
+    def check_products(self, b: OperandPlan, tile_k: int) -> None:
         """Raise PlanError for products of warps that the kernel has not."""
         if self.weights is None and self.config.schedule == "sliced":
             raise PlanError("schedule = 'sliced': only the loop of packed weights takes K tiles in turn")
@@ -218,18 +217,6 @@ class Sm90Request(ProductParts, Asked):
         if self.config.tuning.scales == "sums" and (self.weights is None or not self.weights.group):
             what = "no packed weights" if self.weights is None else f"weights {self.weights}"
             raise PlanError(f"scales = 'sums' of {what}: there are no scales of groups")
-
-        if self.config.tuning.ordered_products:
-            if not isinstance(a, PackedOperand):
-                raise PlanError("ordered_products = True: only those of packed weights are issued in turn")
-            if a.scales_sums:
-                raise PlanError("ordered_products = True: only where scales multiply weights, and not sums")
-            if self.config.consumers == 1 or self.config.schedule == "sliced" or self.config.tuning.products == "warp":
-                raise PlanError(
-                    f"ordered_products = True: consumers = {self.config.consumers}, schedule = "
-                    f"{shown(self.config.schedule)}, products = {shown(self.config.tuning.products)}; two or more "
-                    "consumers that share each K tile take turns, with 'warpgroup'"
-                )
 
     def check_maps(self, stores: tuple[StorePlan | None, StorePlan | None], a: OperandOfA, b: OperandPlan) -> None:
         """Raise PlanError for more tensor maps than the kernel has parameters for.

@@ -171,11 +171,7 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         first_block, stage, parity, mine = self.slice_of(job, consumer)
         b = bridge.WgmmaOperand(plan.b.descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
         packed = PackedFragments(plan, first_block, thread)
-        turns, ordered = plan.a.turns, plan.config.tuning.ordered_products
-        products = mma, accumulators, packed, b, consumer
-        if const_expr(ordered):
-            if consumer == plan.config.consumers - 1:  # the first turn is consumer 0's
-                bridge.named_arrive(plan.turn_barrier(0), plan.turn_threads)
+        turns = plan.a.turns
         while tile < job.tiles:
             origin = self.origin(job, tile)
             before = stage
@@ -183,11 +179,13 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
                 stage = bridge.uniform(stage)
                 bridge.barrier_wait(job.shared.full(stage), parity)
                 if const_expr(turns == 1):
-                    ahead = self.multiply_turn(job, maps, products, (k_tile, 0, stage, before), ahead)
+                    ahead = self.multiply_turn(
+                        job, maps, (mma, accumulators, packed, b), (k_tile, 0, stage, before), ahead
+                    )
                 else:
                     for turn in cutlass.range(turns, unroll=1):
                         at = k_tile, bridge.uniform(turn), stage, before
-                        ahead = self.multiply_turn(job, maps, products, at, ahead)
+                        ahead = self.multiply_turn(job, maps, (mma, accumulators, packed, b), at, ahead)
                 before = stage
                 stage, parity = bridge.next_in_ring(stage, parity, plan.stages, plan.config.slices)
 
@@ -206,9 +204,6 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
             self.store_tile(job, maps, accumulators, (consumer, thread, tile), origin)
             tile += job.workers
         self.end_tiles(job, ahead)
-        if const_expr(ordered):
-            if consumer == 0:  # the turn that the last group has passed on
-                bridge.named_sync(plan.turn_barrier(0), plan.turn_threads)
 
     @cute.jit
     def multiply_turn(
@@ -217,13 +212,10 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
     ) -> tuple[Int32, ...]:  # fmt: skip
         """The products of a turn of a K tile; behind the first ones the stage before is released.
 
-        products  the instruction, accumulators, fragments of A, B, and the consumer
+        products  the instruction, accumulators, fragments of A, and B
         at        K tile, turn, stage, and the stage before
         """
-        plan, (mma, accumulators, packed, b, consumer), (k_tile, turn, stage, before) = self.plan, products, at
-        ordered, following = plan.config.tuning.ordered_products, consumer + 1
-        if const_expr(ordered):
-            following = following % plan.config.consumers
+        plan, (mma, accumulators, packed, b), (k_tile, turn, stage, before) = self.plan, products, at
         turns, of_turn = plan.a.turns, b.of_turn(turn, plan.a.turns)
         groups = plan.a.product_groups(plan.blocks) // turns
         each = plan.tile[2] // plan.a.packing.depth // groups // turns
@@ -234,12 +226,7 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
                 keep = True
                 if const_expr(group == 0):
                     keep = k_tile > 0 if turns == 1 else (k_tile > 0) | (turn > 0)
-                if const_expr(ordered):
-                    fragments = held(fragments)  # converted above the barrier
-                    bridge.named_sync(plan.turn_barrier(consumer), plan.turn_threads)
                 mma.multiply_fragments(accumulators[block], fragments, of_turn, stage, group * each, keep)
-                if const_expr(ordered):
-                    bridge.named_arrive(plan.turn_barrier(following), plan.turn_threads)
                 mma.wait(1)
                 if const_expr(group == 0 and block == 0):
                     if k_tile > 0 if turns == 1 else (k_tile > 0) & (turn == 0):

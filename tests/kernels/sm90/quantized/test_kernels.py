@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from layoutgemm import Layout
-from layoutgemm.checks.pipeline.actions import Sync
 from layoutgemm.checks.pipeline.prove import prove_pipeline
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import OperandError, PlanError
@@ -97,15 +96,6 @@ FORMS = {
         QuantizedFormat("int4", 32, True), "f16", (200, 100, 192),
         Sm90Config((256, 112), tile_k=64, consumers=4, stages=2, **FEW),
     ),
-    "in order": (
-        QuantizedFormat("e4m3", 32), "f16", (264, 40, 384),
-        Sm90Config((256, 40), stages=2, loader="warpgroup", ordered_products=True),
-    ),
-    "in order, split": (
-        QuantizedFormat("e4m3", 64), "bf16", (200, 70, 448),
-        Sm90Config((192, 64), consumers=3, tile_k=64, stages=3, split=2, one_tile_per_cluster=True,
-                   ordered_products=True),
-    ),
     "two blocks": (QuantizedFormat("int8", 128), "f16", (264, 40, 256), Sm90Config((256, 32), stages=2)),
 }  # fmt: skip
 
@@ -113,7 +103,6 @@ FORMS = {
 SUMMED = ("four warpgroups", "two CTAs an SM")
 WARPS = ("warps, split", "warps, half units")
 TURNS = ("in turns", "in turns, of half vectors")
-ORDERED = ("in order", "in order, split")
 SLICES = [form for form in FORMS if "slice" in form]
 
 
@@ -153,8 +142,6 @@ def test_the_checks_hold_and_the_executor_is_right(form: str) -> None:
         *SUMMED,
         TURNS[0],
         pytest.param(TURNS[1], marks=pytest.mark.slow),
-        ORDERED[0],
-        pytest.param(ORDERED[1], marks=pytest.mark.slow),
         *WARPS,
         *SLICES,
     ],
@@ -217,7 +204,7 @@ def test_column_scales_bias_and_activation_are_applied_in_this_order() -> None:
 
 @needs_dsl
 @pytest.mark.dsl
-@pytest.mark.parametrize("form", ["self", *SUMMED, ORDERED[0]])
+@pytest.mark.parametrize("form", ["self", *SUMMED])
 def test_products_overlap_and_nothing_spills(form: str) -> None:
     compiled = problem(form)[0].compile()
     assert compiled.sass().serialised_wgmma(4) is None
@@ -309,18 +296,6 @@ def test_a_changed_pipeline_of_slices_is_no_proof(what: str) -> None:
     assert f": {hazard}, with K" in str(prove_pipeline(case))
 
 
-def test_products_in_order_wait_for_their_turns() -> None:
-    plan = problem("in order, split")[0]
-    (named,) = [check for check in plan.check().checks if check.name == "named barriers"]
-    assert named and "turn 0 4, store 1 2, turn 1 5, store 2 3, turn 2 6" in named.statement
-    (case,) = [case for case in pipeline_of(plan).cases() if "products in order" in case.name]
-    assert prove_pipeline(case)
-    last = case.roles[-1]
-    assert Sync("turn0", wait=False) in last.program
-    untold = replace(last, program=tuple(each for each in last.program if each != Sync("turn0", wait=False)))
-    assert ": deadlock, with K" in str(prove_pipeline(replace(case, roles=(*case.roles[:-1], untold))))
-
-
 def test_the_exchange_of_slices_is_checked() -> None:
     plan = problem("sliced, split")[0]
     assert exchange_check(plan)
@@ -399,18 +374,6 @@ REFUSED = {
         {"weights": QuantizedFormat("int8"), "epilogue": QuantizedFormat("int8").epilogue(),
          "config": Sm90Config((64, 16), consumers=1, scales="sums")},
         "scales = 'sums' of weights int8 with a scale a column: there are no scales of groups",
-    ),
-    "order alone": (
-        {"weights": None, "config": Sm90Config((128, 16), ordered_products=True)},
-        "ordered_products = True: only those of packed weights are issued in turn",
-    ),
-    "order of sums": (
-        {"config": Sm90Config((128, 16), scales="sums", ordered_products=True)},
-        "ordered_products = True: only where scales multiply weights, and not sums",
-    ),
-    "order of one": (
-        {"config": {"consumers": 1, "ordered_products": True}},
-        "ordered_products = True: consumers = 1, schedule = 'cooperative', products = 'warpgroup'; two or more",
     ),
     "format": ({"weights": "int4"}, "weights of Sm90Plan.derive must be a QuantizedFormat or None"),
 }  # fmt: skip
