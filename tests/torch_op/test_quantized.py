@@ -577,7 +577,7 @@ def test_a_gpu_of_compute_capability_8_multiplies_the_same_weights(ampere: list[
 @needs.DSL
 @pytest.mark.dsl
 def test_two_launches_fill_one_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both parts' weights, scales, bias and columns of the result begin at the part's first feature."""
+    """Weights, scales, bias and result of a part begin at its first feature."""
     x, bias, held = torch.randn(12, 128).bfloat16(), torch.randn(136), []
     usual = {"tile_k": 64, "stages": 2, "overlap": True}
     of_two = (64, Sm90Config((64, 16), consumers=1, **usual)), (72, Sm90Config((128, 8), **usual))
