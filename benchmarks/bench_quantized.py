@@ -333,14 +333,16 @@ def compile_choice(fmt: QuantizedFormat | None, rows: int, size: tuple[int, int]
     import layoutgemm
     from layoutgemm.kernels.compile.compiler import compile_plan
     from layoutgemm.torch_op.prepared import gpu, target
-    from layoutgemm.torch_op.quantized.launch import QuantizedCall, plan_of, streamed_plan_of
+    from layoutgemm.torch_op.quantized.launch import QuantizedCall, plans_of, streamed_plan_of
 
     if fmt is None:
         x, weight = (torch.empty(n, size[1], device="cuda", dtype=torch.bfloat16) for n in (rows, size[0]))
         layoutgemm.matmul(x, weight.T)
         return
     call, sms = QuantizedCall(fmt, size, None, torch.bfloat16), gpu(-1)[0].multiprocessors
-    compile_plan(streamed_plan_of(call, rows, "bf16", None, sms, *target(-1)) or plan_of(call, rows, "bf16", None, sms))
+    streamed = streamed_plan_of(call, rows, "bf16", None, sms, *target(-1))
+    for plan in [streamed] if streamed is not None else [plan for _, plan in plans_of(call, rows, "bf16", None, sms)]:
+        compile_plan(plan)
 
 
 def compile_choices(cases: Iterable[tuple[QuantizedFormat | None, int, tuple[int, int]]], jobs: int) -> None:

@@ -6,6 +6,7 @@ bits. An element of a format narrower than a byte is in the low bits of a byte o
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -301,6 +302,9 @@ def way_to_alike(a: DType, b: DType, spelled: tuple[str, str] | None = None, bot
     return "convert one of them"
 
 
+_FAMILY = re.compile(r"(?:mx|nv)?f(?:p|loat)?[-_]?([468])")  # fp8 and others name several formats
+
+
 def dtype(name: str | DType | object) -> DType:
     """The format of a name, in any case, or of another library's dtype.
 
@@ -327,6 +331,8 @@ e4m3, e5m2, e3m2, e2m3, e2m1, ue8m0, ue4m3, i64, i32, i16, i8, u64, u32, u16, u8
     found = _BY_NAME.get(_ALIASES.get(text, text))
     if found is None:
         near = list(dict.fromkeys(_ALIASES.get(each, each) for each in get_close_matches(text, [*_BY_NAME, *_ALIASES])))
+        if (family := _FAMILY.fullmatch(text)) is not None:
+            near = [one.name for one in _BY_NAME.values() if one.bits == int(family[1]) and one.name.startswith("e")]
         meant = f"do you mean {' or '.join(near)}? " if near else ""
         raise unnamed(OperandError(f"unknown number format {shown(name)}; {meant}known: {', '.join(_BY_NAME)}"), name)
     return found

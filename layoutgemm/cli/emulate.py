@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ranks", type=_count, default=1, metavar="N", help="run a script as torchrun would, on N GPUs"
     )
     parser.add_argument("--kernel", help="its name, where the file has several")
-    parser.add_argument("--grid", type=_sizes, default=(1,), help="blocks, as 4 or 4,2,1 (%(default)s)")
+    parser.add_argument("--grid", type=_sizes, default=(1,), help="blocks, as 4 or 4,2,1 (1)")
     parser.add_argument("--block", type=_sizes, help="threads; default what the kernel requires, else 32")
     parser.add_argument("--cluster", type=_sizes, help="blocks of a cluster; default what the kernel requires, else 1")
     parser.add_argument("--smem", type=int, default=0, help="bytes of dynamic shared memory (%(default)s)")

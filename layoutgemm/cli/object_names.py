@@ -46,7 +46,8 @@ def _mma(size: str, a: str, b: str, operand: str, kind: str | None) -> MmaAtom:
 def _tcgen05(size: str, a: str, b: str, operand: str, kind: str | None) -> MmaAtom:
     if operand:
         raise LayoutError(
-            "no thread holds operands of tcgen05.mma: show a tile in shared memory, as in smem:128x64:bf16:K"
+            f"no thread holds operands of tcgen05.mma: show a tile in shared memory, as in smem:128x64:bf16:K, or with "
+            f"--svg the tensor memory of tcgen05:{size}:{a}"
         )
     m, n = size_pair(size, "the size of tcgen05 is written MxN, as in tcgen05:128x256:bf16")
     if kind is None:

@@ -78,7 +78,9 @@ def parsed(text: str, forms: str = FORMS, facts: Facts | tuple[()] = ()) -> Pars
     try:
         return parse(text, facts)
     except ParseError as error:
-        raise LayoutError(f"{one_line(error)}: {forms}") from None
+        needs = getattr(error.__cause__, "needs", ())
+        way = f"state a fact, as --given '{needs[0]}'" if needs and forms == STATED else forms
+        raise LayoutError(f"{one_line(error)}: {way}") from None
 
 
 def _parsed(text: str, forms: str, facts: Facts | tuple[()] = ()) -> AnyLayout:

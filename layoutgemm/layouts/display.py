@@ -14,6 +14,7 @@ from .registries import Registry
 picture = Registry("picture", "layoutgemm.view.objects", "_drawn_by")
 table = Registry("text of its picture", "layoutgemm.view.objects", "_drawn_by")
 save = Registry("file", "layoutgemm.view.raster")
+darkened = Registry("dark picture", "layoutgemm.view.raster")
 # `_paged_by` of a class names the module that registers its page, in which all parts of an element light up together.
 page = Registry("page", "layoutgemm.view.pages.html", "_paged_by")
 converted = Registry("object of the CuTe DSL", "layoutgemm.interop.cute_writer")
@@ -52,7 +53,7 @@ class HasPicture:
     def svg(self, path: str | os.PathLike[str] | None = None, *, dark: bool = False, **options: object) -> str | Path:
         """The picture as an SVG document; with a path it is written there, and the path is returned.
 
-        A name that ends in .png gives a PNG. The picture follows the reader's page, light or dark; `dark` makes a file
+        A name that ends in .png gives a PNG. The picture follows the reader's page, light or dark; `dark` makes it
         dark for good. Raises LayoutError for what has no picture, for another ending of the name, and for PNG without
         the extra `png`.
 
@@ -70,7 +71,7 @@ class HasPicture:
             )
         drawn: str = picture(self, **options)
         if where is None:
-            return drawn
+            return str(darkened(drawn)) if dark else drawn
         save(drawn, where, dark=dark)
         return where
 

@@ -42,19 +42,50 @@ def _entries(x: object, what: str) -> Any:
     return _method(x, "shape") if _is_ours(x) else as_entries(x, what)
 
 
-def size(x: object) -> Any:
-    """The number of coordinates of a layout or a shape."""
+def get(x: object, mode: object = ()) -> Any:
+    """The mode of a layout or a tuple that a path of numbers leads to; the empty path leads to the whole.
+
+    Raises LayoutError where there is no such mode.
+
+    >>> print(get(Layout((4, (2, 3)), (6, (1, 2))), mode=[1, 0]), get((4, (2, 3)), [1]))
+    2:1 (2, 3)
+    """
+    if not isinstance(mode, (tuple, list)):
+        raise LayoutError(refusal(mode, "mode", "a path, as in [1] or [1, 0]"))
+    found: Any = x if _is_ours(x) else as_entries(x, "the operand of get")
+    for number in mode:
+        at = as_int(number, "an entry of mode", least=0)
+        if not _is_ours(found) and at >= _t.rank(found):
+            raise LayoutError(f"{_t.show(found)} has no mode {shown(number)}")
+        if _is_ours(found):
+            found = _method(found, "__getitem__")(at)
+        elif isinstance(found, tuple):  # an integer is its only mode
+            found = found[at]
+    return found
+
+
+def _part(x: object, mode: object) -> object:
+    return x if mode.__class__ is tuple and not mode else get(x, mode)
+
+
+def size(x: object, mode: object = ()) -> Any:
+    """The number of coordinates of a layout or a shape, or of its mode: see `get`.
+
+    >>> size((4, (2, 3))), size(Layout((4, (2, 3))), mode=[1])
+    (24, 6)
+    """
+    x = _part(x, mode)
     return _method(x, "size") if _is_ours(x) else product(x)
 
 
-def cosize(layout: object) -> Any:
-    """See Layout.cosize."""
-    return _method(layout, "cosize")
+def cosize(layout: object, mode: object = ()) -> Any:
+    """See Layout.cosize; with a path as of `get` that of a mode."""
+    return _method(_part(layout, mode), "cosize")
 
 
-def rank(x: object) -> int:
-    """The number of top-level modes of a layout or a tuple."""
-    return _t.rank(_entries(x, "the operand of rank"))
+def rank(x: object, mode: object = ()) -> int:
+    """The number of top-level modes of a layout or a tuple, or of its mode: see `get`."""
+    return _t.rank(_entries(_part(x, mode), "the operand of rank"))
 
 
 def depth(x: object) -> int:

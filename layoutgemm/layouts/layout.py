@@ -442,7 +442,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
         elif bound.__class__ is not int or not 0 < bound < BEYOND:
             if not isinstance(bound, (tuple, list)) and symbols_in(bound):
                 return registries.lifted(self).complement(bound)
-            bound = _recast.factor(bound, "complement (its bound)")
+            bound = as_int(bound, "the bound of complement", least=1)
         return _new(*_inverse.complement(self.shape, self.stride, bound))
 
     def right_inverse(self) -> Layout:
@@ -615,7 +615,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
         >>> str(Layout((4,), (2,)).recast(32, 16))    # every second 16 bits, and those between them
         '(4):(1)'
         """
-        new, old = _recast.factor(new_bits, "recast (new_bits)"), _recast.factor(old_bits, "recast (old_bits)")
+        new, old = (as_int(x, f"{y} of recast", least=1) for x, y in ((new_bits, "new_bits"), (old_bits, "old_bits")))
         return _new(*_recast.recast(self.shape, self.stride, new, old))
 
     # ------------------------------------------------------------ statements

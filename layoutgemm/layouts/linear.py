@@ -26,7 +26,7 @@ from ..arguments import MAX_BITS, as_int, checked, refusal, settle, shown
 from ..errors import CoordinateError, LayoutError
 from ..lazy_numpy import np
 from . import registries
-from .int_tuple import bit_field, coal, leaves, pack, product, show_coord
+from .int_tuple import bit_field, coal, leaves, pack, product, show, show_coord
 from .layout import Layout
 from .proofs.gf2 import Elimination, add_constant, bits_of, clash, combine, rows_of, swizzle_candidates
 from .proofs.verdicts import TWO_INDICES, CounterExample, Function, Proof, Verdict, layout_of
@@ -244,6 +244,37 @@ class LinearLayout(Function):
             for i in bits_of(column):
                 out[i, j] = 1
         return out
+
+    @checked()
+    def bases(self, shape: Sequence[int]) -> dict[str, list[list[int]]]:
+        """Triton's bases: for each bit of each named mode its coordinate in a tensor of this shape.
+
+        Values are flat indices of the tensor, whose first dimension runs fastest, as of what `parse` reads of Triton.
+        Raises LayoutError for modes without names, an offset, an extent that is no power of two, and a tensor of
+        another size.
+
+        >>> from layoutgemm.atoms import mma_sync
+        >>> LinearLayout.of(mma_sync("m16n8k16").layout_C, ("lane", "register")).bases((16, 8))
+        {'lane': [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]], 'register': [[0, 1], [8, 0]]}
+        """
+        tensor = LinearLayout.of(Layout(tuple(shape)))
+        if not self.names or self.offset:
+            lacks = f"values begin at {self.offset}" if self.names else "modes have no names: of(layout, names)"
+            raise LayoutError(f"bases are those of a linear map of named modes, and its {lacks}")
+        if self.width != tensor.width:
+            raise LayoutError(
+                f"values of {self.width} bits are not those of a tensor of {show(tensor.shape)}, which has "
+                f"{tensor.width}"
+            )
+        columns = iter(self.columns)
+        ends = [sum(tensor.bits[:n]) for n in range(len(tensor.bits))]
+        return {
+            name: [
+                [column >> end & extent - 1 for end, extent in zip(ends, tensor.shape, strict=True)]
+                for _, column in zip(range(bits), columns)
+            ]
+            for name, bits in zip(self.names, self.bits, strict=True)
+        }
 
     def __str__(self) -> str:
         """The matrix as text: one line for each bit of the value, one column for each coordinate bit, dots for zeros.

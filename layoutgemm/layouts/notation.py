@@ -1067,6 +1067,8 @@ class _LayoutReader(TextReader):
         try:
             x = parse_entry(value, self.symbol)
         except LayoutError as error:
+            if getattr(error, "needs", ()):  # a fact is missing: the notation is right
+                raise ParseError(str(error), self.text, start) from error
             reason = str(getattr(error, "reason", "") or error)
             raise ParseError(f"expected an integer, a symbol or '(': {reason}", self.text, start) from None
         self.at = end

@@ -13,7 +13,7 @@ from ..errors import OperandError
 from ..torch_op.bias_activation import GATES
 from ..torch_op.checks import PLAIN
 from ..torch_op.scaled_grouped import DEPTH
-from .linear import DenseLinear, check_features
+from .linear import DenseLinear, check_features, check_layer
 from .master import MasterLinear
 from .scaled import ScaledLinear, ScaledWeight
 
@@ -74,6 +74,8 @@ class GatedMLP(torch.nn.Module):
 
         Raises OperandError for layers whose sizes do not meet, or of which only some have a bias.
         """
+        for name, layer in zip(("gate", "up", "down"), (gate, up, down), strict=True):
+            check_layer(layer, f"{name} of GatedMLP.of")
         sizes = [(x.in_features, x.out_features) for x in (gate, up, down)]
         if sizes[0] != sizes[1] or sizes[2] != sizes[0][::-1]:
             raise OperandError(f"gate, up and down have (in, out) sizes {sizes}: (n, m), (n, m) and (m, n)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..arguments import as_int, shown
+from ..arguments import as_int, refusal, shown
 from ..errors import OperandError
 from ..torch_op.api import linear
 from ..torch_op.checks import check_activation
@@ -16,6 +16,14 @@ def check_features(**features: object) -> None:
     """Raise OperandError for a number of features that is no integer of 0 or more."""
     for name, count in features.items():
         as_int(count, name, OperandError, least=0)
+
+
+def check_layer(layer: object, what: str) -> None:
+    """Raise OperandError unless a layer has torch.nn.Linear's attributes, its weight a tensor."""
+    has_sizes = all(hasattr(layer, name) for name in ("in_features", "out_features", "bias"))
+    if not has_sizes or not isinstance(getattr(layer, "weight", None), torch.Tensor):
+        way_out = "; its dequantized() is the weight of one" if hasattr(layer, "dequantized") else ""
+        raise OperandError(refusal(layer, what, "a torch.nn.Linear or a layer with its attributes") + way_out)
 
 
 def sizes_text(layer: ActivatedLayer) -> str:
@@ -135,6 +143,7 @@ class DenseLinear(ActivatedLayer, torch.nn.Linear):
         >>> DenseLinear.of(layer).weight is layer.weight
         True
         """
+        check_layer(layer, "layer of DenseLinear.of")
         sizes = layer.in_features, layer.out_features
         made = cls(*sizes, layer.bias is not None, device="meta", activation=activation, allow_tf32=allow_tf32)
         made.weight, made.bias = layer.weight, layer.bias

@@ -17,13 +17,12 @@ from fnmatch import fnmatchcase
 
 import torch
 
-from ..arguments import shown
 from ..errors import OperandError, TensorError
 from .checkpoint import Checkpoint, StoredTensor, listed_names
 from .experts import ExpertsMLP
 from .gated import GatedMLP
 from .packed_layer import BLOCK_SCALE, FLOAT8_KIND, PACKED_BY, has_block_scales, packed_layer
-from .quantized import COMPRESSED_TENSORS, NEEDED, OTHERS, QuantizedLinear
+from .quantized import COMPRESSED_TENSORS, NEEDED, QuantizedLinear, unknown_kind
 from .scaled import ScaledLinear
 from .stored_experts import (
     Layers,
@@ -271,8 +270,7 @@ def _kind(asked: str | None, config: Mapping[str, object], layers: list[str]) ->
     if kind is None and layers:
         raise OperandError(f"{layers[0]} is packed, and no config.json says how: give kind=")
     if kind is not None and kind not in NEEDED and kind != FLOAT8_KIND:
-        known = ", ".join(map(repr, (*NEEDED, FLOAT8_KIND)))
-        raise OperandError(f"kind {shown(kind)}: {OTHERS.get(kind.lower(), '')}known are {known}")
+        raise OperandError(unknown_kind(kind, (*NEEDED, FLOAT8_KIND)))
     return kind or ""
 
 

@@ -14,7 +14,7 @@ from ..torch_op.scaled_grouped import scaled_matmul
 from ..torch_op.scaled_grouped.grouped_training import fp8_grouped_matmul
 from ..torch_op.scaled_grouped.recipes import BLOCK, SQUARE, recipe_text, refusal_of_both
 from ..torch_op.scaled_grouped.training import fp8_matmul
-from .linear import ActivatedLayer, check_features, sizes_text
+from .linear import ActivatedLayer, check_features, check_layer, sizes_text
 
 
 class MasterLinear(ActivatedLayer, torch.nn.Linear):
@@ -65,6 +65,7 @@ class MasterLinear(ActivatedLayer, torch.nn.Linear):
         >>> MasterLinear.of(layer).weight is layer.weight
         True
         """
+        check_layer(layer, "layer of MasterLinear.of")
         sizes = layer.in_features, layer.out_features
         options = {"activation": activation, "recipe_a": recipe_a, "recipe_b": recipe_b}
         made = cls(*sizes, layer.bias is not None, device="meta", **options)  # type: ignore[arg-type]

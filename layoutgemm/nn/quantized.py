@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,12 +28,13 @@ from ..torch_op.fp8.api import quantize
 from ..torch_op.quantized import QuantizedWeight, quantized_matmul
 from ..torch_op.quantized.launch import check_bias
 from ..torch_op.quantized.operators import check_gateless
-from ..torch_op.quantized.weights import packed_for
+from ..torch_op.quantized.weights import in_place, packed_for
 from ..torch_op.scaled_grouped.recipes import ROW
 from ..torch_op.types import C_NAMES
-from .linear import ActivatedLayer, sizes_text
+from .linear import ActivatedLayer, check_layer, sizes_text
 
 INT4 = QuantizedFormat("int4", 128)
+_IN_PLACE = ", bits in place"  # of float8 in `packed_as`: earlier versions had a word's codes side by side
 # Formats of compressed-tensors: of whole bytes, and of packed codes. Its own name stands for all of them.
 OF_BYTES = ("float-quantized", "int-quantized", "naive-quantized", "mxfp8-quantized")
 _ANY_PACKED, _GLOBAL = "compressed-tensors", "weight_global_scale"
@@ -62,9 +64,12 @@ _OPTIONAL: Mapping[str, tuple[str, ...]] = {
 COMPRESSED_TENSORS = (*OF_BYTES, _ANY_PACKED)  # its kinds of weights that are whole bytes
 _PACKED = tuple(kind for kind, needed in NEEDED.items() if needed[0] == "weight_packed")
 _FROM_DENSE = "QuantizedLinear.from_linear takes the dequantised weights; "
+_TABLES = f"its codes are places in a table, with scales of scales. {_FROM_DENSE}"
 # Other tools' checkpoints, and the way out.
-OTHERS: Mapping[str, str] = {
-    "bitsandbytes": f"its codes are places in a table, with scales of scales. {_FROM_DENSE}",
+_OTHERS: Mapping[str, str] = {
+    **dict.fromkeys(("bitsandbytes", "bnb", "nf4"), _TABLES),
+    **dict.fromkeys(("marlin", "gptq_marlin"), "its words are in its kernel's order, and GPTQ's are read as 'gptq'; "),
+    "nvfp4": "'nvfp4-pack-quantized' is compressed-tensors' format of it; ",
     "hqq": f"its zero points are no integers. {_FROM_DENSE}",
     "gguf": f"its blocks hold scales between their codes. {_FROM_DENSE}",
     "torchao": f"its weights are tensor subclasses. {_FROM_DENSE}",
@@ -75,6 +80,16 @@ OTHERS: Mapping[str, str] = {
     "fbgemm_fp8": "its weights are read as kind 'float-quantized', without input_scale_ub; ",
     "modelopt": "its float8 weights with weight_scale are read as kind 'float-quantized', without input_scale; ",
 }
+
+
+def unknown_kind(kind: object, known: Iterable[str]) -> str:
+    """The message for a kind that none of the known ones is: what to do, then their names.
+
+    >>> unknown_kind("aqlm", ("gptq", "awq"))
+    "kind 'aqlm': QuantizedLinear.from_linear takes the dequantised weights; known are 'gptq', 'awq'"
+    """
+    advice = _OTHERS.get(str(kind).lower(), _FROM_DENSE)
+    return f"kind {shown(kind)}: {advice}known are {', '.join(map(repr, known))}"
 
 
 class PackedBuffers(torch.nn.Module):
@@ -110,7 +125,7 @@ class PackedBuffers(torch.nn.Module):
         """
         size = f"{self.format}, {self.weight_rows}x{self.in_features}, {self.activations}"
         order = PackedOrder(self.format, C_NAMES[self.activations])
-        return f"{size}, bits in place" if order.moves and self.format.bits == 8 else size
+        return size + _IN_PLACE if order.moves and self.format.bits == 8 else size
 
     def get_extra_state(self) -> torch.Tensor:
         """`packed_as` in bytes, as files of tensors alone hold it."""
@@ -120,18 +135,37 @@ class PackedBuffers(torch.nn.Module):
         """Raise OperandError for a state of weights that are packed in another way."""
         if not isinstance(state, torch.Tensor) or state.dtype != torch.uint8 or state.ndim != 1:
             raise OperandError(refusal(state, "_extra_state", "the bytes of packed_as"))
-        if addressed(state) and (found := bytes(state.tolist()).decode(errors="replace")) != self.packed_as:
-            raise OperandError(f"the state is of weights packed as {found}, and the layer's are {self.packed_as}")
+        if addressed(state) and (found := _text_of(state)) != self.packed_as:
+            raise OperandError(
+                f"the state is of weights packed as {found}, and the layer's are {self.packed_as}: "
+                "load_state_dict takes those of a layer of the same format, sizes and type of x"
+            )
 
-    def _load_from_state_dict(self, state: dict[str, torch.Tensor], prefix: str, *others: object) -> None:
-        """Refuse another layer's state before anything is copied."""
+    def _is_earlier(self, said: object, units: object) -> bool:
+        """True for the state of the same layer whose float8 codes lie side by side."""
+        if not isinstance(said, torch.Tensor) or said.dtype != torch.uint8 or said.ndim != 1 or not addressed(said):
+            return False
+        if not isinstance(units, torch.Tensor) or type(units) is not torch.Tensor or units.shape != self.units.shape:
+            return False
+        return _text_of(said) + _IN_PLACE == self.packed_as
+
+    def _load_from_state_dict(
+        self, state: dict[str, torch.Tensor], prefix: str, metadata: dict[str, Any], strict: bool, missing: list[str],
+        unexpected: list[str], errors: list[str],
+    ) -> None:  # fmt: skip
+        """Refuse another layer's state before anything is copied; move the bits of one of an earlier version."""
         if (said := state.get(f"{prefix}_extra_state")) is not None:
+            if self._is_earlier(said, state.get(f"{prefix}units")):
+                state[f"{prefix}units"] = in_place(state[f"{prefix}units"], self.format, self.activations)
+                state[f"{prefix}_extra_state"] = said = self.get_extra_state()
             self.set_extra_state(said)
+        elif strict and f"{prefix}units" not in state and f"{prefix}weight" in state:
+            errors.append(f"{prefix}weight is dense: load it into the dense layer, and pack that by from_linear")
         if f"{prefix}units" in state:  # whose input features lie in the state's order, if it has one
             there = state.get(f"{prefix}order")
             if there is None or self.order is None:
                 self.order = None if there is None else torch.empty_like(there, device=self.units.device)
-        super()._load_from_state_dict(state, prefix, *others)
+        super()._load_from_state_dict(state, prefix, metadata, strict, missing, unexpected, errors)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> PackedBuffers:
         """Move the module; a cast does not convert codes and scales."""
@@ -188,9 +222,16 @@ class QuantizedLinear(ActivatedLayer, PackedBuffers):
 
         A layer on the meta device gives one there, for `load_state_dict(state, assign=True)`.
 
-        Raises OperandError unless its weights are bfloat16 or float16 and groups divide its in_features.
+        Raises OperandError unless its weights are bfloat16 or float16, or `activations` is given, and groups divide its
+        in_features.
         """
+        check_layer(layer, "layer of QuantizedLinear.from_linear")
         size, kind = (layer.out_features, layer.in_features), activations or layer.weight.dtype
+        if activations is None and packed_for(kind) != kind:
+            raise OperandError(
+                f"weight is {kind}, and x of that type has no kernel: cast the layer to bfloat16 or float16, or give "
+                "from_linear the type of x, activations=torch.bfloat16"
+            )
         if layer.weight.is_meta:
             weight = QuantizedWeight.on_meta(*size, fmt, kind)
         else:
@@ -277,6 +318,11 @@ class QuantizedLinear(ActivatedLayer, PackedBuffers):
         return said if self.activation is None else f"{said}, activation={self.activation!r}"
 
 
+def _text_of(state: torch.Tensor) -> str:
+    """The `packed_as` of an extra state."""
+    return bytes(state.tolist()).decode(errors="replace")
+
+
 def _format_of(tensors: Mapping[str, torch.Tensor], kind: str) -> str:
     """The kind; that of whole bytes for compressed-tensors' name and unpacked tensors."""
     return OF_BYTES[0] if kind == _ANY_PACKED and "weight" in tensors and "weight_packed" not in tensors else kind
@@ -290,8 +336,7 @@ def plain_weights(
     Raises OperandError as `QuantizedLinear.from_checkpoint`.
     """
     if kind not in NEEDED:
-        known = ", ".join(map(repr, NEEDED))
-        raise OperandError(f"kind {shown(kind)}: {OTHERS.get(str(kind).lower(), '')}known are {known}")
+        raise OperandError(unknown_kind(kind, NEEDED))
     kind = _format_of(tensors, kind)
     missing = [name for name in NEEDED[kind] if name not in tensors]
     if missing:

@@ -27,7 +27,7 @@ from ..torch_op.problem import half
 from ..torch_op.quantized.no_tensor import NoTensor
 from ..torch_op.scaled_grouped import DEPTH, scaled_matmul
 from ..torch_op.scaled_grouped.recipes import BLOCK, SQUARE
-from .linear import ActivatedLayer, check_features, sizes_text
+from .linear import ActivatedLayer, check_features, check_layer, sizes_text
 
 FLOAT8 = torch.float8_e4m3fn
 _is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)  # the latter in a torch without it
@@ -155,6 +155,7 @@ class ScaledLinear(ActivatedLayer, ScaledBuffers):
     @classmethod
     def of(cls, layer: torch.nn.Linear, *, activation: str | None = None) -> ScaledLinear:
         """The layer with another's weights, quantised, and its bias. Raises OperandError for its type."""
+        check_layer(layer, "layer of ScaledLinear.of")
         size, kind, device = (layer.in_features, layer.out_features), layer.weight.dtype, layer.weight.device
         made = cls(*size, layer.bias is not None, device=device, dtype=kind, activation=activation)
         if device.type != "meta":

@@ -46,6 +46,7 @@ def png(svg: str, *, dark: bool = False, scale: float = SCALE) -> bytes:
     return draw(svg, scale)
 
 
+@display.darkened.register(str)
 def dark_svg(svg: str) -> str:
     """The document as it is in a dark page, whatever the reader's: for renderers that know no media queries.
 

@@ -79,6 +79,14 @@ def test_injective_names_two_coordinates() -> None:
     assert found > 100
 
 
+def test_a_path_leads_to_a_mode() -> None:
+    assert (cute.get(A, [1, 0]), cute.size(A, mode=[1]), cute.cosize(A, [1]), cute.rank(A, [1])) == (A[1][0], 24, 24, 2)
+    assert cute.get(A.shape, [1, 1]) == 6 and cute.get(A, []) is A and cute.size(8, [0]) == 8
+    for x, path in ((A, [2]), (A.shape, [2]), (A, [-1]), (A, 1), (8, [1]), (cute.LinearLayout((1, 2)), [0])):
+        with pytest.raises(LayoutError):
+            cute.get(x, path)
+
+
 # Free functions -------------------------------------------------------------------------------------------------------
 
 METHODS = {

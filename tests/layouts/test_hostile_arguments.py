@@ -133,6 +133,7 @@ INTEGERS: dict[str, Entry] = {
     "ceil_div": (ceil_div, (M, 4)),
     "size": (functions.size, ((4, 8),)),
     "rank": (functions.rank, ((4, 8),)),
+    "get": (lambda n: functions.get((4, (8, 2)), (n,)), (1,)),
     "depth": (functions.depth, ((4, 8),)),
     "flatten": (functions.flatten, ((4, (8,)),)),
     "product": (functions.product, ((4, 8),)),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from layoutgemm.errors import CoordinateError, LayoutError
-from layoutgemm.layouts import ComposedLayout, CounterExample, E, Layout, Proof, Swizzle
+from layoutgemm.layouts import ComposedLayout, CounterExample, E, Layout, Proof, Swizzle, parse
 from layoutgemm.layouts.linear import LinearLayout
 from layoutgemm.layouts.proofs.gf2 import add_constant
 from tests.layouts import reference as ref
@@ -375,3 +375,20 @@ def test_the_value() -> None:
 def test_a_large_matrix_prints_on_one_screen() -> None:
     text = str(LinearLayout.of(Layout((1 << 20, 1 << 20)))).split("\n")
     assert len(text) == 28 and text[-1] == "and 15 bits more" and text[-2].startswith("bit 24: ")
+
+
+def test_bases_are_read_back_by_parse() -> None:
+    rng = random.Random(5)
+    for _ in range(30):
+        shape = tuple(1 << rng.randint(0, 3) for _ in range(rng.randint(1, 3)))
+        columns = [1 << i for i in range(sum(x.bit_length() - 1 for x in shape))]
+        rng.shuffle(columns)
+        cut = rng.randint(0, len(columns))
+        linear = LinearLayout(tuple(columns), (cut, len(columns) - cut), ("register", "lane"))
+        if len(columns) > 1 and 0 < cut < len(columns):
+            assert parse(str(linear.bases(shape))).equivalent(linear)
+    for shape, match in (((8, 4), "4 bits are not those"), ((6, 4), "power of two"), (8, "a tuple of integers")):
+        with pytest.raises(LayoutError, match=match):
+            LinearLayout((1, 2, 4, 8), (2, 2), ("register", "lane")).bases(shape)  # type: ignore[arg-type]
+    with pytest.raises(LayoutError, match="modes have no names"):
+        LinearLayout((1, 2)).bases((4,))

@@ -22,7 +22,10 @@ from torch.utils.checkpoint import checkpoint
 
 from layoutgemm.errors import OperandError, TensorError
 from layoutgemm.kernels.quantized.formats import QuantizedFormat
+from layoutgemm.kernels.quantized.order import PackedOrder
+from layoutgemm.kernels.quantized.packing import pack, quantize
 from layoutgemm.nn import DenseLinear, GatedMLP, MasterLinear, QuantizedLinear, ScaledLinear, swap_linears
+from layoutgemm.torch_op.types import C_NAMES
 
 BF16 = torch.bfloat16
 INT8 = QuantizedFormat("int8")
@@ -221,15 +224,48 @@ def test_states_of_other_packed_layers_are_refused_before_they_are_copied(
     assert torch.equal(made.dequantized(), before)
 
 
-@pytest.mark.parametrize("code", ["e4m3", "e5m2"])
-def test_a_state_whose_float8_bits_lie_side_by_side_is_refused(code: str) -> None:
-    layer = QuantizedLinear.from_linear(torch.nn.Linear(128, 64, dtype=torch.bfloat16), QuantizedFormat(code))
-    state, before = layer.state_dict(), layer.dequantized()
-    said = bytes(state["_extra_state"].tolist()).decode().removesuffix(", bits in place")
-    state["_extra_state"] = torch.tensor([*said.encode()], dtype=torch.uint8)
-    with pytest.raises(OperandError, match=f"packed as {code} with a scale a column, 64x128, torch.bfloat16, and"):
-        layer.load_state_dict(state)
-    assert torch.equal(layer.dequantized(), before)
+@pytest.mark.parametrize(
+    ("code", "group", "kind"), [("e4m3", None, BF16), ("e5m2", None, BF16), ("e4m3", 32, torch.float16)]
+)
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_state_whose_float8_bits_lie_side_by_side_is_loaded_with_its_bits_moved(
+    code: str, group: int | None, kind: Any, assign: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fmt, dense, name = QuantizedFormat(code, group), torch.nn.Linear(256, 72, dtype=kind), C_NAMES[kind]
+    model = torch.nn.Sequential(QuantizedLinear.from_linear(dense, fmt))
+    now, want = model.state_dict(), model[0].dequantized()
+    with monkeypatch.context() as patched:
+        patched.setattr(PackedOrder, "moves", ())
+        earlier = pack(quantize(dense.weight.detach().double().numpy(), fmt, name), name)
+    text = model[0].packed_as.removesuffix(", bits in place")
+    said = torch.tensor([*text.encode()], dtype=torch.uint8)
+    state = {**now, "0.units": torch.from_numpy(earlier.units), "0._extra_state": said}
+    assert not torch.equal(state["0.units"], now["0.units"])
+    empty = torch.nn.Sequential(cleared(model[0]))
+    empty.load_state_dict(state, assign=assign)
+    assert torch.equal(empty[0].units, now["0.units"]) and torch.equal(empty[0].dequantized(), want)
+    assert state["0._extra_state"] is said  # the caller's state stays
+
+
+def test_dense_states_other_types_and_other_modules_have_a_way_out() -> None:
+    packed = LAYERS["packed"]()
+    with pytest.raises(
+        RuntimeError, match=r"up\.weight is dense: load it into the dense layer, and pack that by from_l"
+    ):
+        torch.nn.ModuleDict({"up": packed}).load_state_dict({"up.weight": layer().weight, "up.bias": layer().bias})
+    wide = torch.nn.Linear(128, 8)
+    with pytest.raises(OperandError, match=r"weight is torch\.float32, .*activations=torch\.bfloat16"):
+        QuantizedLinear.from_linear(wide)
+    assert QuantizedLinear.from_linear(wide, activations=BF16)(X).dtype == BF16
+    makers: list[Callable[[Any], Any]] = [DenseLinear.of, MasterLinear.of, ScaledLinear.of, QuantizedLinear.from_linear]
+    makers.append(lambda other: GatedMLP.of(layer(), other, layer()))
+    for make in makers:
+        with pytest.raises(
+            OperandError, match=r"must be a torch.nn.Linear or a layer with its attributes, not Conv1d\("
+        ):
+            make(torch.nn.Conv1d(128, 128, 1))
+        with pytest.raises(OperandError, match=r"QuantizedLinear.*; its dequantized\(\) is the weight of one"):
+            make(packed)
 
 
 def test_packed_layers_are_made_on_meta_for_a_state_to_come() -> None:

@@ -212,7 +212,7 @@ CONFIGS = [
     ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "kind 'marlin-24'"),
     (
         {"quant_method": "compressed-tensors", "format": "mxfp6-pack-quantized"},
-        "kind 'mxfp6-pack-quantized': known are",
+        "kind 'mxfp6-pack-quantized': QuantizedLinear.from_linear takes the dequantised weights; known are",
     ),
     (
         {"quant_method": "compressed-tensors", "format": "mixed-precision"},

@@ -168,7 +168,7 @@ def test_weights_are_packed_in_a_format() -> None:
     assert [(each.name, each.by) for each in swaps.replaced] == [("0", "QuantizedLinear"), ("1", "QuantizedLinear")]
     said = [f"{each.name}: {each.reason}" for each in swaps.left]
     assert said[0].startswith("2: K = 100 is 3 groups of 32 and 4 more"), said
-    assert said[1].startswith("3: its weight is tied to 4") and said[2].startswith("5: activations are torch.float32")
+    assert said[1].startswith("3: its weight is tied to 4") and said[2].startswith("5: weight is torch.float32, and x")
     assert torch.equal(model[0](x), QuantizedLinear.from_linear(dense, QuantizedFormat("int4", 32))(x))
     with pytest.raises(OperandError, match="gated=True with weights of int8"):
         swap_linears(model, weights=QuantizedFormat("int8"), gated=True)

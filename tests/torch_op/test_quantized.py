@@ -33,6 +33,7 @@ from layoutgemm.kernels.quantized.checkpoints import (
 from layoutgemm.kernels.run.emulated import emulate_launch
 from layoutgemm.nn import QuantizedLinear
 from layoutgemm.torch_op import launch as launches
+from layoutgemm.torch_op.emulated import memory_at
 from layoutgemm.torch_op.quantized import (
     QuantizedExperts,
     experts,
@@ -571,6 +572,49 @@ def test_a_gpu_of_compute_capability_8_multiplies_the_same_weights(ampere: list[
     assert values[3:7] == [6, 100, 384, 1] and values[7] == 384 and values[9] == 100
     assert values[14] == bias.data_ptr()
     assert plan.smem.total <= 99 << 10
+
+
+@needs.DSL
+@pytest.mark.dsl
+def test_two_launches_fill_one_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights, scales, bias and result of a part begin at its first feature."""
+    x, bias, held = torch.randn(12, 128).bfloat16(), torch.randn(136), []
+    usual = {"tile_k": 64, "stages": 2, "overlap": True}
+    of_two = (64, Sm90Config((64, 16), consumers=1, **usual)), (72, Sm90Config((128, 8), **usual))
+    monkeypatch.setattr(launch, "packed_parts", lambda *sizes: of_two)
+    monkeypatch.setattr(launch, "on_gpu", lambda index: True)
+    monkeypatch.setattr(launch, "check_target", lambda call, x: None)
+    monkeypatch.setattr(launch, "target", lambda index: ("sm_90a", 227 << 10))
+    monkeypatch.setattr(launch, "compile_plan", lambda plan: None)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+    monkeypatch.setattr(launch, "raw_stream", lambda index: 0)
+    launched: list[Any] = []
+
+    def direct(compiled: Any, arguments: tuple[int, ...], places: tuple[int, ...], index: int, plan: Any) -> Any:
+        def run(addresses: list[int], stream: int) -> None:
+            values = [*arguments]
+            for place, address in zip(places, addresses, strict=True):
+                values[place] = address
+            launched.append(plan)
+            memory = [memory_at(v, held) if v > 1 << 32 else v for v in values]
+            emulate_launch(plan, tuple(memory), progress=False).raise_for_findings()
+
+        return SimpleNamespace(launch=run, what=plan)
+
+    monkeypatch.setattr(launch, "DirectLaunch", direct)
+    fmt = QuantizedFormat("e4m3")
+    weight, c = QuantizedWeight.quantize(torch.randn(136, 128), fmt), torch.full((12, 136), torch.nan).bfloat16()
+    held[:] = [weight.units, x, c, bias, weight.scales]
+    launch.forget()
+    call = QuantizedCall(fmt, (136, 128), "relu", torch.bfloat16)
+    launch.quantized_product(call, x, weight.units, weight.scales, bias, None, c, ("no", "key"), (12, 136))
+    launch.forget()
+    want = (x.double() @ weight.dense(torch.float64).T + bias).relu()
+    assert torch.allclose(c.double(), want, rtol=2**-7, atol=2e-3)
+    assert [(plan.m, plan.tile[0]) for plan in launched] == [(64, 64), (72, 128)]
+    how = explain_matmul(x, weight, bias=bias)
+    assert how.launches == 2 and ", then Sm90Plan 72x12x128" in how.kernel
+    assert how.why == "12 row(s): two launches, of 64 and 72 output features, have a lesser estimate of time than one"
 
 
 def test_a_gpu_of_compute_capability_8_multiplies_experts_and_keeps_the_sums_of_parts(

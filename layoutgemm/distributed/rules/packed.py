@@ -93,7 +93,10 @@ def _part(size: int, unit: int, parts: int, name: str, features: str) -> int:
     """A process's part of a size. Raises OperandError where it is no whole units."""
     if size % (unit * parts):
         said = f"units of {unit} {features} features are cut into {parts} parts"
-        raise OperandError(f"{name} = {size}: {said}, and {size} = {unit} * {parts} * {size / (unit * parts):g}")
+        way_out = "replicate these weights, or pad them with zeros before they are packed"
+        raise OperandError(
+            f"{name} = {size}: {said}, and {size} = {unit} * {parts} * {size / (unit * parts):g}; {way_out}"
+        )
     return size // parts
 
 

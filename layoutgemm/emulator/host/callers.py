@@ -29,15 +29,30 @@ def named_callers() -> Iterator[None]:
     if plain is None:  # another version of the DSL
         yield
         return
-    is_framework = operations._is_framework_stack_frame
+    test = "_is_framework_stack_frame"
+    is_framework = by_file(getattr(operations, test))
 
     def located(info: Any) -> Any:
         location = plain(info)
         caller = calling_line(sys._getframe(1), is_framework)  # a frame of the DSL; the user's are behind it
         return location if caller is None else ir.Location.callsite(location, [ir.Location.file(*caller, 0)])
 
-    with mock.patch.object(operations, name, located):
+    with mock.patch.object(operations, name, located), mock.patch.object(operations, test, is_framework):
         yield
+
+
+def by_file(is_framework: Callable[[FrameType], bool]) -> Callable[[FrameType], bool]:
+    """The test with one answer for each module and file: it is asked of every frame for every operation."""
+    known: dict[tuple[str, str], bool] = {}
+
+    def test(frame: FrameType) -> bool:
+        key = frame.f_globals.get("__name__", ""), frame.f_code.co_filename
+        found = known.get(key)
+        if found is None:
+            found = known[key] = is_framework(frame)
+        return found
+
+    return test
 
 
 def calling_line(frame: FrameType, is_framework: Callable[[FrameType], bool]) -> tuple[str, int] | None:

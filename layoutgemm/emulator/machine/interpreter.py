@@ -43,7 +43,7 @@ from ..ptx.values import FULL, LANES, Lanes, Undefined, Value, any_of, bool_of, 
 from ..races.conflicts import Conflict
 from ..races.global_bytes import GlobalWatch
 from ..races.happens_before import NO_PARTS, Knowledge, Ledger, MemoryEvent, Parts, ShadowMemory
-from ..races.lanes import LaneAccess, Same, fork, join
+from ..races.lanes import LaneAccess, Same, fork, have_read, join, read_together
 from .bank_counts import BankCounter
 from .deadlocks import POLLS_ANYWHERE, WAITING, stuck
 from .gathering import Apart, Gathering, form_of, merged_register
@@ -65,6 +65,8 @@ BLOCKED, GONE = -1, -2
 MAX_THREADS, MAX_BLOCKS, MAX_GRID = 1024, 16, 1 << 24
 MOST = {"grid": GRID_LIMIT, "block": (1024, 1024, 64), "cluster": (MAX_BLOCKS,) * 3}
 PRODUCTS = ("wgmma.mma_async", "mma.", "tcgen05.mma")
+# Instructions by their first word that use fragments of all threads of a warp: a block's last one may have fewer.
+OF_WHOLE_WARPS = ("wgmma", "mma", "wmma", "ldmatrix", "stmatrix", "movmatrix", "tcgen05")
 
 # Qualifiers come in any order: ptxas takes ld.global.acquire.gpu as well as ld.acquire.gpu.global.
 FLAGS = re.compile(r"(?:ld|st)\.(?:.*\.)?(?:acquire|release|relaxed|volatile|mmio)\b|atom\.|red\.|multimem\.")
@@ -219,6 +221,8 @@ class Fiber:
             pass  # such lanes wait for none
         elif self.cta.cluster.ledger.lanes and not self.cta.cluster.ledger.reads:
             self.knows.met = self.knows.own
+            if self.knows.together:
+                have_read(self.cta.cluster.ledger, self, mask & self.lanes)
             for some in [some for some in self.warp.acquired if some & mask == some]:
                 self.knows.merge(self.warp.acquired.pop(some))
             self.warp.meet(mask & self.lanes & self.warp.alive)
@@ -233,6 +237,8 @@ class Fiber:
     def whole(self) -> None:
         """Gather the warp for an .aligned instruction; threads that have ended may be missing at a barrier."""
         assert self.ins is not None
+        if self.knows.together:
+            have_read(self.cta.cluster.ledger, self, self.lanes)
         needed = self.warp.alive if self.ins.words[0] in ("bar", "barrier") else self.warp.present
         if self.lanes != needed:
             self.together(needed)
@@ -241,6 +247,14 @@ class Fiber:
                 f"{self.ins.opcode} has to be executed by the whole warp, and is by lanes {self.lanes:#x} of "
                 f"{needed:#x}",
                 self,
+            )
+        count = self.warp.present.bit_count()
+        if count != LANES and self.ins.words[0] in OF_WHOLE_WARPS:
+            self.machine.problem(
+                "divergence",
+                f"{self.ins.opcode} is by the {LANES} threads of a warp, and this one has {count}",
+                self,
+                orders="A block of a whole number of warps has them.",
             )
 
 
@@ -540,6 +554,8 @@ class PtxMachine:
     def conflict(self, found: Conflict, fiber: Fiber) -> None:
         """Report two accesses that nothing orders."""
         self.problem("lint" if found.lint else "race", str(found), fiber, orders=found.orders)
+        if found.also is not None:
+            self.conflict(found.also, fiber)
 
     def also(self, fiber: Fiber, first: PtxInstruction, more: int) -> None:
         """Count `more` instructions after `first`, of the same opcode, that ran with it."""
@@ -588,6 +604,8 @@ class PtxMachine:
             lanes = by or fiber.lanes
             if event is None and (touch is None or not (write or ledger.reads)):
                 event = ledger.joint(fiber)
+                if touch is not None:
+                    read_together(ledger, fiber, event, touch.lanes)
         else:
             touch = None
         event = event or fiber.epoch

@@ -50,7 +50,8 @@ class Policy:
               named barrier, is a finding; implies fences="writers"
     races     look for races
     lanes     and between the lanes of one warp: "strict", by PTX's word; "converged", where what a warp has read counts
-              as read by each of its lanes; "off", where a warp is one thread (see `emulator/races/lanes.py`)
+              as read by each of its lanes, with lint where shared memory is right by that alone; "off", where a warp is
+              one thread (see `emulator/races/lanes.py`)
     edges     report tensor stores that write beyond the end of a line, up to its next 16 bytes, as the hardware does
               (see `ops/copy/tma.py`); False where the output owns its pitch, its last line's too
     register_strict  ask for a wgmma.fence after results were waited for (see `ops/mma/wgmma.py`)

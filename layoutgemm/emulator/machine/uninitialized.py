@@ -275,7 +275,7 @@ def run_doubtful(fiber: Fiber, step: Operation) -> int | None:
         guard = program.index[ins.predicate]
         if lanes_without(registers[guard]) & lanes:
             machine.problem("uninitialised", _said(fiber, guard), fiber)
-            registers[guard] = _filled(registers[guard], machine.policy.fill, 1)
+            registers[guard] = filled(registers[guard], machine.policy.fill, 1)
         lanes &= _holding(registers[guard], ins.negated)
         if lanes != fiber.lanes and getattr(step.run, "splits", False):
             return step.run(fiber)  # it splits the lanes or does nothing: no operand is read yet
@@ -298,7 +298,7 @@ def run_doubtful(fiber: Fiber, step: Operation) -> int | None:
             else:
                 raise EmulatorError(_said(fiber, at))
         kept[at] = value
-        registers[at] = _filled(value, machine.policy.fill, program.widths[at])
+        registers[at] = filled(value, machine.policy.fill, program.widths[at])
     try:
         result = step.run(fiber)
     except Exception:  # it may be executed again, with other lanes
@@ -343,7 +343,7 @@ def _said(fiber: Fiber, at: int) -> str:
     return str(value) if name == value.of else f"{value}, and {name} depends on it"
 
 
-def _filled(value: Undefined, fill: int, width: int) -> Value:
+def filled(value: Undefined, fill: int, width: int) -> Value:
     """The value with fill bits in place of its undefined ones."""
     if value.lanes == FULL and value.bits is None:
         return bool(fill & 1) if width == 1 else int.from_bytes(bytes([fill]) * (width // 8), "little")

@@ -38,8 +38,14 @@ def mbarrier_causes(barrier: EmulatedMbarrier) -> list[str]:
     if arrived and barrier.pending:
         lines.append(_too_few(barrier, arrived))
     if not arrived and not barrier.bytes and barrier.waiting:
-        lines += _untouched(barrier)
+        lines += [*_untouched(barrier), *_uncommitted(barrier.cta)]
     return lines
+
+
+def _uncommitted(cta: Cta) -> list[str]:
+    """Lines about tensor-core operations whose completion no mbarrier is told."""
+    engines = [warp.scratch.get("engine") for one in cta.cluster.ctas for warp in one.warps]
+    return [f"{NOTE}no tcgen05.commit follows {one.open()} so far." for one in engines if one is not None and one.open]
 
 
 def _too_few(barrier: EmulatedMbarrier, arrived: int) -> str:

@@ -82,6 +82,25 @@ class _Locations:
         return self.files.get(number, f"file {number}")
 
 
+# The line that the CuTe DSL gives to what has none, as its wgmma.fence: that of the host function, without a column.
+_HOST_LINE = re.compile(r"\.loc\s+\d{1,9}\s+\d{1,9}\s+0\s*\n\s*ret;")
+
+
+def _placed(out: list[Statement], text: str, start: int, end: int, locations: _Locations) -> list[Statement]:
+    """The statements of a body; those with the host function's line have the line before theirs."""
+    found = _HOST_LINE.search(text, start, end)
+    host = locations.of(found[0]) if found is not None else None
+    if host is None:
+        return out
+    source = None
+    for number, one in enumerate(out):
+        if one.source != host:
+            source = one.source
+        elif source is not None:
+            out[number] = one._replace(source=source)
+    return out
+
+
 def statements_of(
     text: str, start: int, files: dict[int, str], outer: tuple[dict[str, str], ...] = ({},), tag: str = ""
 ) -> list[Statement]:
@@ -111,7 +130,7 @@ def statements_of(
         if char == "}":
             scopes.pop()
             if len(scopes) == len(outer):
-                return out
+                return _placed(out, text, start, at, locations)
             at += 1
             continue
         loc = _LOC.match(text, at) if char == "." else None

@@ -36,6 +36,13 @@ WARPGROUP = (
     "wgmma.wait_group, pipelines of CUTLASS release a buffer by one thread for four warps, and "
     'Policy(fences="writers") makes this a finding'
 )
+TOGETHER = (
+    'ordered only because lanes of a warp run together: `--lanes strict` (Policy(lanes="strict")) makes it a finding'
+)
+TOLD_BY_ONE = "one lane released it for lanes of its warp that read it"
+WARP_BARRIER = (
+    "bar.warp.sync (sync_warp, __syncwarp) between the reads and the lane that releases or overwrites them orders them."
+)
 CLUSTER_SCOPE = "mbarrier.arrive.release.cluster by the first block and mbarrier.try_wait.acquire.cluster order them."
 # The beginning of the first access's opcode -> how a thread learns that it has happened.
 _COMPLETED = (
@@ -57,11 +64,13 @@ class Conflict:
     message  both, and what is missing between them
     orders   one sentence: the instructions that would order them
     lint     True if practice or PTX's word, one of the two, does order them
+    also     a lint beside it
     """
 
     message: str
     orders: str
     lint: bool = False
+    also: Conflict | None = None
 
     def __str__(self) -> str:
         return self.message

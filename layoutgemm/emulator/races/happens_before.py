@@ -45,6 +45,9 @@ from .conflicts import (
     FENCE_READS,
     NARROW,
     REFILL,
+    TOGETHER,
+    TOLD_BY_ONE,
+    WARP_BARRIER,
     WARPGROUP,
     Conflict,
     remedy,
@@ -97,16 +100,17 @@ class MemoryEvent:
     fellows   of a warp's part of a product: those of its warpgroup, None where a warp has not issued it
     told      whether a finding says already that its mbarriers are signalled without a fence
     settled   whether PTX orders its write before later writes of the same address by other instructions
+    readers   the lanes whose reads it has as one, which practice takes as made
     """
 
     __slots__ = (
         "asynchronous", "describe", "divided", "engine", "fellows", "id", "issued", "joint", "lanes", "near", "pieces",
-        "settled", "stamp", "time", "told", "touches", "turn", "wrote",
+        "readers", "settled", "stamp", "time", "told", "touches", "turn", "wrote",
     )  # fmt: skip
 
     def __init__(self, number: int, asynchronous: bool, describe: Callable[[], str], engine: object = None) -> None:
         self.id, self.asynchronous, self.describe, self.engine = number, asynchronous, describe, engine
-        self.time = self.turn = 0
+        self.time = self.turn = self.readers = 0
         self.issued: Knowledge | None = None
         self.stamp: Stamp | None = None
         self.lanes, self.joint, self.wrote, self.told, self.settled = 0, False, False, False, False
@@ -129,6 +133,9 @@ class Knowledge:
     own      epochs of the fiber itself, and its own asynchronous generic writes
     met      of those, events before an instruction for which these lanes waited for each other: their reads are made
     narrow   events among the seen that an mbarrier of too small a scope told of: PTX does not order them
+    together events of own reads that the warp's lanes made as one, and at no instruction since have waited for each
+             other; reads: the same events, and some others
+    loose    events among the seen with reads of lanes that told nobody: another lane of their warp did
     open     asynchronous generic writes that completed on a barrier: no thread can fence them before it knows of them,
              so that a proxy fence of any that does counts
     past     events beside those seen that came before in time, though nothing orders their accesses: what the issuer
@@ -140,21 +147,26 @@ class Knowledge:
     """
 
     __slots__ = (
-        "__weakref__", "apart", "clocks", "crossed", "fenced", "inits", "met", "mine", "narrow", "open", "own",
-        "past", "proxied", "seen", "time",
+        "__weakref__", "apart", "clocks", "crossed", "fenced", "inits", "loose", "met", "mine", "narrow", "open", "own",
+        "past", "proxied", "reads", "seen", "time", "together",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.seen = self.proxied = self.crossed = self.inits = self.own = self.open = self.past = self.time = 0
-        self.fenced = self.narrow = self.met = 0
+        self.fenced = self.narrow = self.met = self.together = self.loose = 0
         self.clocks = NO_CLOCKS
         self.mine: list[MemoryEvent] = []
         self.apart: list[tuple[int, Knowledge]] = []
+        self.reads: list[MemoryEvent] = []
 
     def merge(self, other: Knowledge) -> None:
         """Learn the events that another set knows."""
         if self.narrow or other.narrow:
             self.narrow = (self.narrow | other.narrow) & ~(self.seen & ~self.narrow | other.seen & ~other.narrow)
+        if self.loose or other.loose:
+            self.loose = (self.loose | other.loose) & ~(self.seen & ~self.loose | other.seen & ~other.loose)
+        if self.together:
+            self.together &= ~(other.seen & ~other.loose & ~other.together)
         self.seen |= other.seen
         self.proxied |= other.proxied
         self.crossed |= other.crossed
@@ -306,6 +318,7 @@ class Ledger:
         if of is not None:
             out.seen, out.proxied, out.inits, out.own, out.open = of.seen, of.proxied, of.inits, of.own, of.open
             out.crossed, out.time, out.met = of.crossed, of.time, of.met
+            out.loose, out.together, out.reads = of.loose, of.together, of.reads
             out.past, out.fenced, out.clocks, out.narrow = of.past, of.fenced, of.clocks, of.narrow
         self._knowledges.append(ref(out))
         if len(self._knowledges) > self._sweep:
@@ -493,6 +506,8 @@ class Ledger:
                 knowledge.past >>= shift
                 knowledge.fenced >>= shift
                 knowledge.narrow >>= shift
+                knowledge.loose >>= shift
+                knowledge.together >>= shift
             self.base = base
 
     def prune(self, shadow: ShadowMemory, fibers: Iterable[Fiber]) -> None:
@@ -500,11 +515,12 @@ class Ledger:
         seen = proxied = crossed = -1
         alone = not self.lanes
         for fiber in fibers:
-            seen &= fiber.knows.seen & ~fiber.knows.narrow | (
+            knows = fiber.knows
+            seen &= knows.seen & ~(knows.narrow | knows.loose | knows.together) | (
                 self.bit(fiber.epoch) if alone or one_lane(fiber.lanes) else 0
             )
-            proxied &= fiber.knows.proxied
-            crossed &= fiber.knows.crossed
+            proxied &= knows.proxied
+            crossed &= knows.crossed
         if not self.refills or not shadow.refilled:
             crossed = -1
         if seen != -1:
@@ -649,13 +665,15 @@ class ShadowMemory:
         if not ledger.enabled or not places:
             return None
         base, seen, proxied, narrow = ledger.base, knows.seen, ledger.fenced(knows), knows.narrow
-        doubts = asynchronous or narrow
+        together = knows.together | knows.loose if write else 0
+        doubts = asynchronous or narrow or together
         self.refilled = self.refilled or (asynchronous and write)
         between = touch is not None and event.lanes != 0  # the event's own earlier accesses, by other lanes
         self.accesses = turn = self.accesses + 1
         low, high = ends or ((places & -places).bit_length() - 1, places.bit_length() - 1)
         first, last = low + SHIFT >> PAGE, high + SHIFT >> PAGE
         found: list[Met] = []
+        unordered_reads: list[tuple[AccessRecord, int]] = []
         for key in _examined(first, last, write):
             gone = False
             for record in self.pages.get(key, ()):
@@ -672,12 +690,13 @@ class ShadowMemory:
                 harmless = at < 0 or (
                     seen >> at & 1 and (not asynchronous or not wrote or earlier.asynchronous or proxied >> at & 1)
                 )
-                doubtful = ""
+                doubtful, loose = "", False
                 if doubts and harmless and at >= 0 and not earlier.asynchronous:
                     if asynchronous and self._doubtful(earlier, wrote, write, knows):
                         doubtful = PROXY
                     elif narrow and narrow >> at & 1 and (wrote or ledger.scopes):
                         doubtful = SCOPE
+                    loose = bool(together >> at & 1) and not wrote
                 if harmless and not write and not doubtful:
                     continue
                 common = record.places & places
@@ -687,6 +706,8 @@ class ShadowMemory:
                     continue
                 if not harmless or doubtful:
                     found.append((record.meets(first, last), record, common, doubtful, dict(record.parts)))
+                if loose:
+                    unordered_reads.append((record, common))
                 # An atomic operation hides no other warp's that it does not follow: what comes later follows both.
                 beside = not harmless and both_strong(earlier.engine, event.engine) and not knows.own >> at & 1
                 if write and earlier is not event and not beside:
@@ -701,9 +722,16 @@ class ShadowMemory:
         if found:
             made = MadeAccess(knows, asynchronous, what, event, own, lanes, touch, write)
             race = self._race_among(sorted(found, key=itemgetter(0)), made, same)
+        for record, common in unordered_reads:
+            lint = record.first(common, partial(self._together, record, what, knows, lanes, touch))
+            if lint is not None:
+                race = lint if race is None else replace(race, also=lint)
+                break
         if touch is not None and not event.joint:
             event.touches.append((self, write, touch))
             event.lanes |= touch.lanes
+        elif touch is not None and event.readers:
+            event.touches.append((self, write, touch))
         event.wrote = event.wrote or (write and not asynchronous)
         self._keep(event, write, what, places, parts, (first, last))
         return race
@@ -831,6 +859,20 @@ class ShadowMemory:
         if wrote:
             return not (knows.proxied | knows.fenced) >> at & 1
         return writes and not (knows.crossed | knows.fenced) >> at & 1
+
+    def _together(
+        self, record: AccessRecord, what: Callable[[], str], knows: Knowledge, lanes: int, touch: LaneAccess | None,
+        common: int,
+    ) -> Conflict | None:  # fmt: skip
+        """The lint of a write over reads that are ordered by running together alone."""
+        both = self._both(record, common, what)
+        if not knows.together & self.ledger.bit(record.event):
+            return Conflict(f"{both}; {TOLD_BY_ONE}; {TOGETHER}", WARP_BARRIER, lint=True)
+        pair = crossing(record.event, self, (False, True), touch, lanes, common)
+        if pair is None:
+            return None
+        says = f"{both}; lane {pair[0]} reads, lane {pair[1]} of its warp writes; {TOGETHER}"
+        return Conflict(says, WARP_BARRIER, lint=True)
 
     def _narrow(self, record: AccessRecord, what: Callable[[], str], common: int) -> Conflict:
         """Describe a pair that an mbarrier of too small a scope orders in practice alone."""

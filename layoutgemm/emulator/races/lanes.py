@@ -11,10 +11,12 @@ without ordering memory. CUDA's guide says so of its intrinsics: they "do not im
 Practice relies on one thing more: after a warp executes a load together, all its lanes have read when one lane goes on.
 CUTLASS's pipelines release a buffer by one lane's arrive for a warp whose lanes have all read it (the
 `is_signalling_thread` of PipelineTmaAsync). So "converged", the default, takes reads as made by all lanes that execute
-them. Reads of some lanes are made when all have waited for each other in shfl, vote, match, redux or elect. A sum over
-a block depends on it: some lanes read a word of each warp, all lanes shuffle them, and then write over them. There they
-also learn what some of them acquired at a word of memory: one lane's atomic operation, and a shuffle of its result, are
-the barriers of cooperative groups. Writes, and the waits of some lanes at mbarriers, follow PTX's definition.
+them. Where nothing since has made these lanes wait for each other, a write over what they read in shared memory is lint
+(`read_together`, `have_read`). Reads of some lanes are made when all have waited for each other in shfl, vote, match,
+redux or elect. A sum over a block depends on it: some lanes read a word of each warp, all lanes shuffle them, and then
+write over them. There they also learn what some of them acquired at a word of memory: one lane's atomic operation, and
+a shuffle of its result, are the barriers of cooperative groups. Writes, and the waits of some lanes at mbarriers,
+follow PTX's definition.
 
 A bulk or tensor store reads shared memory for the lane that issues it. Each other lane must fence its own writes
 (fence.proxy.async), and a barrier must order them before the store. Only the lane that waits for the store's group
@@ -62,6 +64,7 @@ STRONG = StrongAccess()
 EVERY = 0xFFFF  # byte of a granule
 NOTHING = "nothing orders them: no barrier, mbarrier or wait group leads from the first to the second"
 FILTER = 32  # number of events in `mine` at which a search for the ones that matter pays
+MOST_READS = 64  # events of reads together that a warp keeps
 MANY = 8  # number of sets apart at which they are kept lane by lane
 Offsets = npt.NDArray[np.int64]
 # Whether memory holds what a write puts where an earlier access was; the argument: which bytes those are.
@@ -277,6 +280,38 @@ def each_alone(ledger: Ledger, knows: Knowledge) -> int:
     return out & ~knows.proxied
 
 
+def read_together(ledger: Ledger, fiber: Fiber, event: MemoryEvent, lanes: int) -> None:
+    """Note reads of the fiber's lanes as one: PTX orders each before its own lane's accesses alone."""
+    knows = fiber.knows
+    event.readers |= lanes
+    bit = ledger.bit(event)
+    if not knows.together & bit and not one_lane(fiber.lanes):
+        knows.together |= bit
+        knows.reads = [*[one for one in knows.reads if knows.together & ledger.bit(one)], event][-MOST_READS:]
+
+
+def have_read(ledger: Ledger, fiber: Fiber, lanes: int) -> None:
+    """Note that these lanes waited for each other: each has read what it did before. Later reads are told apart."""
+    knows, kept, open_ = fiber.knows, [], 0
+    for event in knows.reads:
+        bit = knows.together & ledger.bit(event)
+        if bit and event.readers & fiber.warp.alive & ~lanes:
+            kept.append(event)
+            open_ |= bit
+    knows.together &= open_
+    knows.loose &= open_ | ~knows.own
+    knows.reads, fiber.joint = kept, None
+
+
+def _of_others(ledger: Ledger, knows: Knowledge, lanes: int) -> int:
+    """The events of reads together that have some of other lanes, as a bit set."""
+    out = 0
+    for event in knows.reads:
+        if event.readers & ~lanes:
+            out |= ledger.bit(event)
+    return out & knows.together
+
+
 def fork(ledger: Ledger, knows: Knowledge, lanes: int) -> Knowledge:
     """The knowledge of some lanes that take another path than the rest."""
     out = ledger.knowledge(knows)
@@ -301,6 +336,7 @@ def fork(ledger: Ledger, knows: Knowledge, lanes: int) -> Knowledge:
     for event in mine:
         kept |= ledger.bit(event)
     out.fenced &= kept
+    out.loose |= _of_others(ledger, knows, lanes)
     if one_lane(lanes):
         for event in mine:
             out.seen |= ledger.bit(event)
@@ -308,6 +344,11 @@ def fork(ledger: Ledger, knows: Knowledge, lanes: int) -> Knowledge:
         inside = members & lanes
         if inside == lanes:
             out.merge(more)
+            open_ = ~(knows.seen | knows.met)
+            out.loose |= _of_others(ledger, more, lanes) & open_
+            if more.together & open_:
+                out.together |= more.together & open_
+                out.reads = [*out.reads, *more.reads]
         elif inside:
             out.apart.append((inside, ledger.knowledge(more)))
     return out
@@ -332,9 +373,11 @@ def join(
     if len(arrived) > 1 and source:  # what the warp itself did is told apart by its lanes elsewhere
         clocks = clocks.after((source, max(one.clocks.known.get(source, 0) for _, one in arrived)), False)
     seen, proxied, inits, opened, crossed = common.seen, common.proxied, common.inits, common.open, common.crossed
-    met = common.met
+    met, reads, loose = common.met, common.reads, common.loose
     for _, one in arrived[1:]:
         met &= one.met
+        loose |= one.loose
+        reads = [*reads, *[event for event in one.reads if event not in reads]]
         seen &= one.seen
         proxied &= one.proxied
         crossed &= one.crossed
@@ -355,7 +398,14 @@ def join(
         for some, more in one.apart:
             _add(ledger, knows, some, more)
     knows.seen, knows.proxied, knows.inits, knows.open, knows.crossed = seen, proxied, inits, opened, crossed
-    knows.met = met
+    every = sum(lanes for lanes, _ in arrived)
+    kept = [(event, ledger.bit(event)) for event in reads if seen & ledger.bit(event)]
+    kept = [(event, bit) for event, bit in kept if all(one.together & bit for _, one in arrived)]
+    knows.met, knows.reads, knows.together = met, [event for event, _ in kept], 0
+    for event, bit in kept:
+        knows.together |= bit
+        loose = loose & ~bit if not event.readers & ~every else loose
+    knows.loose = loose & seen
     if len(knows.apart) > MANY:
         _by_lane(ledger, knows)
 
@@ -367,12 +417,13 @@ def _add(ledger: Ledger, knows: Knowledge, lanes: int, more: Knowledge) -> None:
             return
     made = ledger.knowledge()
     made.merge(more)
+    made.together, made.reads = more.together, more.reads
     knows.apart.append((lanes, made))
 
 
 def _by_lane(ledger: Ledger, knows: Knowledge) -> None:
     """One set for each lane; equal sets share lanes."""
-    names = ("seen", "proxied", "inits", "open", "crossed", "narrow")
+    names = ("seen", "proxied", "inits", "open", "crossed", "narrow", "loose")
     found: dict[tuple[object, ...], tuple[int, Knowledge]] = {}
     for lane in range(32):
         made = ledger.knowledge()

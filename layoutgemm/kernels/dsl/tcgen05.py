@@ -29,6 +29,7 @@ from cutlass.cutlass_dsl import dsl_user_op
 from cutlass.experimental import primitives
 
 from layoutgemm.atoms import Tcgen05Atom, TmaPlan, TmemCopyAtom
+from layoutgemm.atoms.smem.instruction_descriptor import InstructionDescriptor
 from layoutgemm.errors import PlanError
 
 from .bridge import SharedMemory
@@ -107,9 +108,18 @@ def tensor_multiply(mma: Tcgen05Atom, word: int, d: Int32, a: Int64, b: Int64, a
     a           descriptor of A in shared memory, Int64, or where the atom takes A from tensor memory its address, Int32
     b           descriptor of B
     accumulate  False: D = A B^T, and the old accumulator is not read
+
+    Raises PlanError, while tracing, for a word of another shape or of other types than the atom's.
     """
     if mma.kind not in _KINDS or mma.ws or mma.sparse:
         raise PlanError(f"the bridge has no {mma}; it has the plain forms of kinds {', '.join(_KINDS)}")
+    says = InstructionDescriptor.decode(word, mma.kind)
+    said, meant = (says.m, says.n, says.a, says.b, says.d), (*mma.shape_mnk[:2], mma.a_dtype, mma.b_dtype, mma.c_dtype)
+    if said != meant:
+        of, to = ("M = {}, N = {}, {} and {} into {}".format(*each) for each in (said, meant))
+        raise PlanError(
+            f"word of tensor_multiply: the instruction descriptor {word:#x} is of {of}, and the atom of {to}"
+        )
     source = a if mma.a_source == "smem" else _tensor_pointer(a)
     enabled = cutlass.Boolean(accumulate)
     primitives.tcgen05_mma(

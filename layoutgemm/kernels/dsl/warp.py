@@ -119,6 +119,8 @@ def multiply_warp(
     inputs = {mma.a_dtype.name, mma.b_dtype.name}
     if not inputs <= set(_MMA_TYPES) or mma.c_dtype.name not in ("f32", "i32"):
         raise PlanError(f"the bridge has mma.sync of {', '.join(_MMA_TYPES)} into f32 or i32, not {mma}")
+    if mma.scale is not None:
+        raise PlanError(f"the bridge has mma.sync without scale factors, not {mma}")
     whole = mma.c_dtype.name == "i32"
     number = Int32 if whole else Float32
 

@@ -57,7 +57,7 @@ class WgmmaOperand:
 
     def __init__(self, descriptor: OperandDescriptor, pointer: cute.Pointer, stage_bytes: int, block: Int32 | int = 0):
         """`pointer` is stage 0's first byte; `block` is the first block of M (or N) that this warpgroup multiplies."""
-        self.word = descriptor.word
+        self.word, self.major = descriptor.word, descriptor.major
         self.k_steps = tuple(step // ADDRESS_UNIT for step in descriptor.k_steps)
         self.mn_steps = tuple((step - descriptor.mn_steps[0]) // ADDRESS_UNIT for step in descriptor.mn_steps)
         self.stage_units = stage_bytes // ADDRESS_UNIT
@@ -187,6 +187,12 @@ class Wgmma:
         self, accumulator: cute.Tensor, a: WgmmaOperand, b: WgmmaOperand, stage: Int32 | int, k_block: int, block: int,
         keep: Boolean | bool, column: int = 0,
     ) -> None:  # fmt: skip
+        for name, given, own in (("A", a, self.a), ("B", b, self.b)):
+            if given.major != own.major:
+                raise PlanError(
+                    f"operand {name} of the product: its descriptor is {given.major}-major, and the instruction reads "
+                    f"{own.major}-major, as the plan's {name.lower()} is: both come from one operand"
+                )
         words = a.at(stage, k_block, block), b.at(stage, k_block, column)
         self._issue(accumulator, *words, keep if k_block == 0 else True)
 

@@ -85,6 +85,8 @@ class Sm90Tuning:
                pays where many tiles are partly empty, and costs 1 to 5% where few are
     turn_last_pair   of groups of rows, in clusters of (2, 1): the pair of CTAs at a group's odd last row of tiles takes
                two columns of it, and shares A in place of B. Without, one of the two CTAs has no row there
+    halve_last_round   of groups of rows, tiles of two warpgroups: where at most half of the clusters have a tile in the
+               last round, twice as many have half of one, a warpgroup's rows. No result changes
 
     Raises PlanError, naming the field and its known values.
 
@@ -111,6 +113,7 @@ class Sm90Tuning:
     gpc_order: Rounds = ()
     skip_empty_blocks: bool = False
     turn_last_pair: bool = False
+    halve_last_round: bool = False
     blocks_per_sm: int = 1
     finish: str | None = None
 

@@ -12,6 +12,15 @@ Pairs of CTAs along M share B. With `turn_last_pair` a pair at an odd last row o
 shares A. A group of L rows and W columns of tiles has L // 2 * W pairs, then L % 2 * ceil(W / 2) that have turned. A
 CTA expects the same bytes, and releases stages to the same CTA, either way.
 
+The W clusters take T tiles in T // W whole rounds and one of T % W. With `halve_last_round` the tiles of a last round
+that at most half of the clusters would have are halved: twice as many clusters compute half of a CTA's R rows each.
+
+    turn t                   t < T // W * W    T // W * W + 2 i    T // W * W + 2 i + 1
+    tile                     t                 T // W * W + i      T // W * W + i
+    its rows that a CTA has  0 to R - 1        0 to R / 2 - 1      R / 2 to R - 1
+
+A half is the first consumer's. It is the last turn of its cluster: the second one only releases the stages.
+
 Tiles of A reach into the rows of the next group: they are loaded, and what comes of them is not stored. A TMA store
 ends at its tensor's extents, and a group's end is not one. So C's map has the end as a dimension:
 
@@ -112,7 +121,9 @@ def tile_of_group(
     lines = -(-rows // plan.tile_c[0])
     clusters = lines // 2 if plan.turns else -(-lines // along_m)
     whole = choose(clusters > 1, clusters, 1)  # of none the place has no meaning, and divides by no 0
-    row, column = plan.order.tile(number, 0, rank, (whole * along_m, -(-columns // along_n) * along_n), minimum)
+    # Nor is a pair that has turned in the grid: behind it a band of tiles has no height to divide by.
+    at = minimum(number, whole * columns - 1) if plan.turns else number
+    row, column = plan.order.tile(at, 0, rank, (whole * along_m, -(-columns // along_n) * along_n), minimum)
     if not plan.turns:
         return row, column
     last = number - clusters * columns  # of the pairs at the odd row of tiles, which have two columns each
@@ -122,11 +133,34 @@ def tile_of_group(
 def is_turned(plan: Sm90Plan, row: W, start: W, end: W) -> W:
     """True if the tile's pair has turned: its group has an odd number of rows of tiles, and this is the last.
 
-    row         the first of a tile; ints or traced integers
+    row         the first of a tile, or of a half of one; ints or traced integers
     start, end  of its group's rows
     """
     tile = plan.tile_c[0]
-    return ((row - start) // tile % 2 == 0) & (end - row <= tile)
+    line = (row - start) // tile
+    return (line % 2 == 0) & (end - start - line * tile <= tile)
+
+
+def last_round(tiles: W, clusters: W, choose: Callable[..., W]) -> tuple[W, W]:
+    """(tiles that are whole, the clusters' turns) of rounds whose last one is halved. Ints or traced integers.
+
+    >>> [last_round(tiles, 8, either) for tiles in (3, 8, 19, 21)]
+    [(0, 6), (8, 8), (16, 22), (21, 21)]
+    """
+    whole = tiles // clusters * clusters
+    rest = tiles - whole
+    fits = 2 * rest <= clusters
+    return choose(fits, whole, tiles), choose(fits, tiles + rest, tiles)
+
+
+def tile_of_turn(plan: Sm90Plan, turn: W, whole: W, choose: Callable[..., W]) -> tuple[W, W]:
+    """(tile of a cluster, first row in a CTA's tile) of a turn. Ints or traced integers.
+
+    whole  tiles that are not halved
+    """
+    further = turn - whole
+    half = further % 2 * (plan.tile_c[0] // 2)
+    return choose(further < 0, turn, whole + further // 2), choose(further < 0, 0, half)
 
 
 def stops_in_box(tma: TmaPlan) -> TmaPlan:
@@ -195,7 +229,8 @@ def check_ragged(ragged: Ragged, groups: int, config: Sm90Config, a: Operand, c:
 
 def ragged_checks(plan: Sm90Plan) -> list[Check]:
     """Every tile of every group is computed once, and every row stored once."""
-    return [_tiles_of_groups(plan), *([_ends(plan)] if plan.stores_by_maps else [])]
+    halves = [_last_rounds(plan)] if plan.config.tuning.halve_last_round else []
+    return [_tiles_of_groups(plan), *halves, *([_ends(plan)] if plan.stores_by_maps else [])]
 
 
 def _samples(plan: Sm90Plan) -> list[npt.NDArray[np.int64]]:
@@ -262,6 +297,29 @@ def _unlike_grid(plan: Sm90Plan, rows: int, columns: int) -> str:
     return "" if wrong is None else f"{rows} rows: tile {wrong} of {lines}x{columns} is computed {times[wrong]} times"
 
 
+def _last_rounds(plan: Sm90Plan) -> Check:
+    """Turns have each tile once, or both halves; a half is a cluster's last."""
+    witness, tile, counts, clusters = "", plan.tile_c[0], 0, (1, 2, 3, 8, 33, 66)
+    for many in clusters:
+        for tiles in range(2 * many + many // 2 + 2):
+            whole, turns = last_round(tiles, many, either)
+            found = [tile_of_turn(plan, turn, whole, either) for turn in range(turns)]
+            halves = [(t, row) for t in range(whole, tiles) for row in (0, tile // 2)]
+            if found != [*[(t, 0) for t in range(whole)], *halves] or turns - whole > many:
+                witness = witness or f"{tiles} tiles of {many} clusters: turns {found}"
+            counts += 1
+    for rows in range(1, 3 * tile + 1) if plan.turns else ():
+        for line in range(0, rows, tile // 2):
+            turned = [is_turned(plan, row, 0, rows) for row in (line // tile * tile, line)]
+            if turned[0] != turned[1]:
+                witness = witness or f"{rows} rows, row {line}: the tile has turned: {turned[0]}, its half {turned[1]}"
+    statement = (
+        f"up to {clusters[-1]} clusters: a turn is a tile, or {tile // 2} of its {tile} rows as its cluster's last; "
+        "half a tile has turned if the tile has"
+    )
+    return Check("last rounds", statement, not witness, f"{counts} numbers of tiles, 1 to {3 * tile} rows", witness)
+
+
 def _ends(plan: Sm90Plan) -> Check:
     """The elements that a box writes, for every end of a group."""
     lines = plan.store.box_rows if plan.store is not None else 0
@@ -313,4 +371,6 @@ def explain_ragged(plan: Sm90Plan) -> list[str]:
         f"  {ends}",
         *["  blocks of 64 rows behind a group's end are not multiplied"] * plan.config.tuning.skip_empty_blocks,
         *["  pairs at a group's odd last row of tiles have two columns of it, and share A in place of B"] * plan.turns,
+        *[f"  tiles of a last round for at most half of the clusters are halved: {plan.tile_c[0] // 2} rows a CTA"]
+        * plan.config.tuning.halve_last_round,
     ]

@@ -39,7 +39,16 @@ from ..run.hardware_model import (
 )
 from ..store import ROWS, WARP_ROWS, StoreChunk, StorePlan
 from .along_k import first_block, is_refused, k_tiles_of, line_table, of_lines, place_in_group
-from .grouped import STOP, is_turned, store_extents, store_place, tables, tile_of_group
+from .grouped import (
+    STOP,
+    is_turned,
+    last_round,
+    store_extents,
+    store_place,
+    tables,
+    tile_of_group,
+    tile_of_turn,
+)
 from .indexed.reference import copied_matrix, gather_tile, scatter_chunk
 from .mainloop import COPY_ARRIVALS, NUMBER_BYTES, product_of
 from .operands.prologue import first_column, prologue_values, values_in_stage
@@ -92,8 +101,10 @@ def execute_sm90(
         tiles = tables(plan, numbers)[1][-1]
     if plan.experts is not None:
         tiles = expert_tables(plan, (given or {})[plan.experts.name])[1][-1]
-    workers = tiles if plan.config.one_tile_per_cluster else min(tiles, clusters)
-    take_tiles(tiles, workers, lambda: _Cluster(plan, a, b, c, given or {}), progress)
+    workers, whole = tiles if plan.config.one_tile_per_cluster else min(tiles, clusters), tiles
+    if plan.config.tuning.halve_last_round:
+        whole, tiles = last_round(tiles, max(1, workers), either)
+    take_tiles(tiles, workers, lambda: _Cluster(plan, a, b, c, given or {}, whole), progress)
     return c.values()
 
 
@@ -111,6 +122,7 @@ class _Block:
     def __init__(self, plan: Sm90Plan, rank: int) -> None:
         self.part, self.place = divmod(rank, plan.sharing)
         self.turned = False  # whether its tile is that of a pair that has turned
+        self.halved = False  # whether it has half of a tile's rows, and its second consumer none
         self.smem = SharedBytes(plan.smem.total)
         self.full = [Barrier(f"full[{s}] of block {rank}", plan.full_arrivals) for s in range(plan.stages)]
         self.empty = [Barrier(f"empty[{s}] of block {rank}", plan.empty_arrivals) for s in range(plan.stages)]
@@ -130,8 +142,10 @@ class _Block:
 class _Cluster:
     """The blocks of one cluster, which compute tile after tile."""
 
-    def __init__(self, plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, c: Output, given: dict[str, Any]) -> None:
-        self.given = given
+    def __init__(
+        self, plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, c: Output, given: dict[str, Any], whole: int
+    ) -> None:
+        self.given, self.whole = given, whole  # tiles that are not halved
         self.end = plan.m  # of the group that is computed
         self.columns_end = plan.n  # of the group of columns
         self.lines = 0, plan.k  # of it, along K
@@ -162,8 +176,9 @@ class _Cluster:
         rows, columns = plan.order.clusters(plan.tiles)
         reads = OnHost(self.given) if plan.order.schedule.words else None
         matrix, number = divmod(tile, int(plan.order.schedule.count((rows, columns), reads=reads)))
-        start = 0
+        start, line, halved = 0, 0, tile >= self.whole
         if plan.ragged is not None:
+            tile, line = tile_of_turn(plan, tile, self.whole, either)
             starts, first = tables(plan, self.given[plan.ragged.name])
             matrix = plan.ragged.find(first.__getitem__, tile, either)
             start, self.end = plan.ragged.rows(starts.__getitem__, matrix)
@@ -180,7 +195,12 @@ class _Cluster:
                 row, column = plan.order.tile(number, 0, block.place, grid, reads=reads)
             else:
                 row, column = tile_of_group(plan, number, self.end - start, plan.tiles[1], block.place, (min, either))
-            corner = {"m": start + row * plan.tile_c[0], "n": first_column + column * plan.tile_c[1], "l": matrix}
+            block.halved = halved
+            corner = {
+                "m": start + row * plan.tile_c[0] + line,
+                "n": first_column + column * plan.tile_c[1],
+                "l": matrix,
+            }
             block.origin = {**corner, HALF: 0}
             block.turned = plan.turns and bool(is_turned(plan, corner["m"], start, self.end))
             block.sums = {}
@@ -466,6 +486,8 @@ class _Cluster:
     def _store(self, block: _Block, consumer: int, number: int, part: int, registers: Values) -> None:
         """One accumulator, 64 rows: one part of its columns."""
         plan = self.plan
+        if block.halved and consumer > 0:
+            return
         first = number + self._first_block(consumer)
         row, column = block.origin["m"] + first * ROWS, block.origin["n"]
         if plan.gated is not None:

@@ -88,7 +88,7 @@ def check_skipped(asked: Asked, config: Sm90Config) -> None:
 
 
 def check_turned(asked: Asked, config: Sm90Config) -> None:
-    """Raise PlanError for pairs that turn without groups of rows, or with gathered rows.
+    """Raise PlanError for pairs that turn, or tiles that are halved, in other kernels.
 
     >>> check_turned(Asked(), Sm90Config(cluster=(2, 1), turn_last_pair=True))
     Traceback (most recent call last):
@@ -102,6 +102,20 @@ def check_turned(asked: Asked, config: Sm90Config) -> None:
             raise PlanError("turn_last_pair = True: a turned pair shares A, and cp.async gathers rows for one CTA")
         if asked.pair is not None:
             raise PlanError("turn_last_pair = True: a turned pair of CTAs shares A alone, and the product has an A2")
+    if config.tuning.halve_last_round:
+        if asked.pair is not None:
+            raise PlanError("halve_last_round = True: half a tile is of one A, and the product has an A2")
+        if asked.ragged is None or asked.prologue is not None:
+            why = (
+                "only groups of rows count tiles on the GPU" if asked.ragged is None else "a prologue's loop takes all"
+            )
+            raise PlanError(f"halve_last_round = True: {why}")
+        pair = config.cluster[0] * config.cluster[1] <= 2
+        if config.schedule != "cooperative" or config.consumers != 2 or not pair:
+            raise PlanError(
+                f"halve_last_round = True, {config.schedule}, {config.consumers} consumer(s), clusters of "
+                f"{config.cluster}: half a tile is one of two cooperative warpgroups' rows, in pairs of CTAs at most"
+            )
 
 
 class ProductParts(IndexedProduct):

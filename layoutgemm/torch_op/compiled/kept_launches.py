@@ -288,6 +288,7 @@ class _RecordedCall:
         """
         a, b, *others = self.own.items()
         known = {**dict(others), **self.extras.written}
+        numbers = [operand.name for operand in self.extras.numbers]
         addresses = {x.data_ptr(): name for name, x in (a, b)}
         found: dict[str, int] = {}
         for place, (name, value) in enumerate(zip(made.names, made.arguments)):
@@ -297,7 +298,7 @@ class _RecordedCall:
                 found["c"] = place
             elif place >= len(OWN) and name in known and value == known[name].data_ptr():
                 found[name] = place
-            elif not record.knows(value):
+            elif name not in numbers and not record.knows(value):
                 return None
         wanted = {*self.own, *self.extras.written, *(["c"] if target is not None else [])}
         return found if found.keys() == wanted else None

@@ -25,7 +25,7 @@ from .launch import (
     check_target,
     flat,
     mma_plan_of,
-    plan_of,
+    plans_of,
     spaced,
     split_bytes,
     streamed_plan_of,
@@ -62,15 +62,19 @@ def explain_quantized(
     if rows == 0:
         return Explanation("no kernel: an empty result", "x has no rows", 0, (), 0)
     check_target(call, lines)
-    plan = _plan(call, rows, lines, bias)
+    plan, *others = _plans(call, rows, lines, bias)
     measured = as_measured(call, rows, lines.dtype, None if bias is None else bias.dtype, lines.get_device())
     copies = [
         (rule, size) for rule, size in (unreadable(lines), spaced("scale_x", factors), spaced("bias", bias)) if rule
     ]
     said = tuple([f"{rule}, {size} bytes" for rule, size in copies])
     why = MEASURED if measured is not call else _why(plan, rows, config)
+    if others:
+        sizes = " and ".join(str(each.m) for each in (plan, *others))
+        why = f"{rows} row(s): two launches, of {sizes} output features, have a lesser estimate of time than one"
     own = split_bytes(plan)
-    return Explanation(str(plan), why, 1 + len(own), said, sum(size for _, size in copies) + sum(own))
+    kernel = ", then ".join(map(str, (plan, *others)))
+    return Explanation(kernel, why, 1 + len(others) + len(own), said, sum(size for _, size in copies) + sum(own))
 
 
 def explain_experts(
@@ -122,18 +126,18 @@ def refuse_untaken(untaken: Mapping[str, object] | None, what: str) -> None:
             raise OperandError(f"{name} is given: a product with {what} takes none")
 
 
-def _plan(call: QuantizedCall, rows: int, x: torch.Tensor, bias: torch.Tensor | None) -> GemmPlan:
-    """The plan that the launch has."""
+def _plans(call: QuantizedCall, rows: int, x: torch.Tensor, bias: torch.Tensor | None) -> list[Any]:
+    """The plans of the launches: one, or two of parts of the features."""
     index = x.get_device()
     call = as_measured(call, rows, x.dtype, None if bias is None else bias.dtype, index)
     places, on = gpu(index)[0], target(index)
     types = NAMES[x.dtype], None if bias is None else C_NAMES[bias.dtype]
     streamed = streamed_plan_of(call, rows, *types, places.multiprocessors, *on)
     if streamed is not None:
-        return streamed
+        return [streamed]
     if on[0] != HOPPER:
-        return mma_plan_of(call, rows, *types, places.multiprocessors, *on)
-    return plan_of(call, rows, *types, places.multiprocessors)
+        return [mma_plan_of(call, rows, *types, places.multiprocessors, *on)]
+    return [plan for _, plan in plans_of(call, rows, *types, places.multiprocessors)]
 
 
 def _why(plan: GemmPlan, rows: int, config: PackedConfig | None) -> str:

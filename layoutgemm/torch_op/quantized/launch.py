@@ -25,13 +25,13 @@ from ...kernels.compile.compiler import compile_plan
 from ...kernels.derive import padded_leading
 from ...kernels.epilogue.chain import Activation, Bias, Epilogue, Scale, Step, VectorScale
 from ...kernels.epilogue.parameters import PlacedOperand, words_of
-from ...kernels.quantized.formats import FLOAT8, QuantizedFormat
+from ...kernels.quantized.formats import FLOAT8, UNIT_ROWS, QuantizedFormat
 from ...kernels.run.operand_checks import resolved
 from ...kernels.sm80.plan import Sm80Plan
 from ...kernels.sm80.quantized import choose as by_mma
 from ...kernels.sm80.quantized.split import SPLIT_SUMS
 from ...kernels.sm90.plan import Sm90Config, Sm90Plan
-from ...kernels.sm90.quantized.choose import SMS, packed_config
+from ...kernels.sm90.quantized.choose import SMS, packed_config, packed_parts
 from ...kernels.streamed.choose import streamed_config
 from ...kernels.streamed.plan import StreamedConfig, StreamedPlan
 from .. import tuned_store
@@ -94,11 +94,13 @@ def quantized_product(
     factor, vector = (None if v is None else in_place(v) for v in (scale_x, bias))
     read = [value for value in (scales, factor, vector) if value is not None]  # in the order of the epilogue's steps
     with torch.cuda.device(x.device):
-        direct = _prepared(call, rows, lines.stride(0), x.dtype, None if bias is None else bias.dtype, x.get_device())
-        sums = [workspace_on(x.device, size) for size in split_bytes(direct.what)]  # it lives until the launch
-        addresses = [t.data_ptr() for t in (units, lines, c, *read, *sums)]
-        direct.launch(addresses, raw_stream(x.get_device()))
-    if key and lines.data_ptr() == x.data_ptr() and vector is bias and factor is scale_x:
+        parts = _prepared(call, rows, lines.stride(0), x.dtype, None if bias is None else bias.dtype, x.get_device())
+        for first, direct in parts:  # its vectors are of features: those of rows, of a float8 x, have one part alone
+            sums = [workspace_on(x.device, size) for size in split_bytes(direct.what)]  # it lives until the launch
+            own = [t.data_ptr() + first * t.element_size() for t in (c, *read)]
+            blocks = units.data_ptr() + first // UNIT_ROWS * units.stride(0)
+            direct.launch([blocks, lines.data_ptr(), *own, *[t.data_ptr() for t in sums]], raw_stream(x.get_device()))
+    if len(parts) == 1 and key and lines.data_ptr() == x.data_ptr() and vector is bias and factor is scale_x:
         keep(key, direct, shape, call.kind, len(read), split_bytes(direct.what))
     return c
 
@@ -204,8 +206,8 @@ def as_measured(call: QuantizedCall, rows: int, x: torch.dtype, bias: torch.dtyp
 @lru_cache(maxsize=4096)
 def _prepared(
     call: QuantizedCall, rows: int, stride: int, x: torch.dtype, bias: torch.dtype | None, device: int
-) -> DirectLaunch:
-    """The launch of a product for x of such lines.
+) -> tuple[tuple[int, DirectLaunch], ...]:
+    """(first output feature, launch) of each part of a product for x of such lines.
 
     It takes addresses: weights, x, C, the scales of columns, of x, the bias.
     """
@@ -218,14 +220,15 @@ def _prepared(
         workers = places.resident(
             streamed.cluster_size
         )  # a block on each SM: another one beside it is the next kernel's
-        return DirectLaunch(compile_plan(streamed), *arguments_of(streamed, pitch, workers), device, streamed)
+        return ((0, DirectLaunch(compile_plan(streamed), *arguments_of(streamed, pitch, workers), device, streamed)),)
     if on[0] != HOPPER:
         by_rows = mma_plan_of(call, rows, *types, places.multiprocessors, *on)
-        return DirectLaunch(compile_plan(by_rows), *mma_arguments_of(by_rows, pitch), device, by_rows)
-    plan = plan_of(call, rows, *types, places.multiprocessors)
-    return DirectLaunch(
-        compile_plan(plan), *arguments_of(plan, pitch, places.resident(plan.cluster_size)), device, plan
-    )
+        return ((0, DirectLaunch(compile_plan(by_rows), *mma_arguments_of(by_rows, pitch), device, by_rows)),)
+    made = []
+    for first, plan in plans_of(call, rows, *types, places.multiprocessors):
+        arguments = arguments_of(plan, pitch, places.resident(plan.cluster_size), call.size[0])
+        made.append((first, DirectLaunch(compile_plan(plan), *arguments, device, plan)))
+    return tuple(made)
 
 
 def forget() -> None:
@@ -233,18 +236,21 @@ def forget() -> None:
     _prepared.cache_clear()
 
 
-def arguments_of(plan: Sm90Plan | StreamedPlan, pitch: int, workers: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def arguments_of(
+    plan: Sm90Plan | StreamedPlan, pitch: int, workers: int, columns: int = 0
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The launch's arguments with zeros for addresses, and their places.
 
     Places: weights, x, C, then the epilogue's vectors, then the offsets of experts.
 
-    pitch  elements from row to row of x
+    pitch    elements from row to row of x
+    columns  of C, where the plan is of a part of them
     """
     n, rows, k = plan.m, plan.n, plan.k
     names = [given.name for given in plan.epilogue.given]
     own = {name: n if plan.batch > 1 and name != SCALE_X else 0 for name in names}  # of each expert; x's are of rows
     words = words_of(plan.epilogue, {name: PlacedOperand(0, 0, step) for name, step in own.items()})
-    sizes = (n, rows, k, plan.batch, k, pitch, n, n * k, rows * pitch, rows * n, workers)
+    sizes = (n, rows, k, plan.batch, k, pitch, columns or n, n * k, rows * pitch, rows * n, workers)
     experts = plan.experts if isinstance(plan, Sm90Plan) else None
     names += [experts.name] if experts is not None else []
     at = [3 + len(sizes) + plan.words.index(name) for name in names]
@@ -262,6 +268,17 @@ def plan_of(call: QuantizedCall, rows: int, x: str, bias: str | None, sms: int) 
         n, rows, k, a=become, b=f"{x}:col", c=f"{C_NAMES[call.kind]}:col", config=config, weights=call.format,
         epilogue=epilogue_of(call.format, bias, call.activation, call.scale) or None,
     )  # fmt: skip
+
+
+def plans_of(
+    call: QuantizedCall, rows: int, x: str, bias: str | None, sms: int
+) -> tuple[tuple[int, Sm90Plan], ...]:  # fmt: skip
+    """(first output feature, plan) of each launch of a product by wgmma: one, or two that take less time."""
+    (n, k), become, first, made = call.size, "e4m3" if x in FLOAT8 else x, 0, []
+    for count, config in packed_parts(n, rows, k, sms, become, call.format) if call.config is None else ():
+        made.append((first, plan_of(replace(call, size=(count, k), config=config), rows, x, bias, sms)))
+        first += count
+    return tuple(made) or ((0, plan_of(call, rows, x, bias, sms)),)
 
 
 @lru_cache(maxsize=1024)

@@ -228,6 +228,16 @@ def dense_of(
     return (plain.float() - zeros) * each
 
 
+def in_place(units: torch.Tensor, fmt: QuantizedFormat, activations: torch.dtype) -> torch.Tensor:
+    """Units of an earlier version, with each bit where it is now.
+
+    Codes lay side by side in their words; `PackedOrder.moves` says where their bits go.
+    """
+    order = PackedOrder(fmt, _name_of(activations))
+    codes, rest = units[..., : order.code_bytes], units[..., order.code_bytes :]
+    return torch.cat([_moved(codes, order.moves), rest], dim=-1)
+
+
 def multiplied(fmt: QuantizedFormat, dense: torch.Tensor, activations: torch.dtype) -> torch.Tensor:
     """Weights as a product multiplies them: those of groups are rounded to the activations' type of 16 bits.
 

@@ -82,7 +82,8 @@ _KEPT_AS = {ROWS: "groups", MASKED: "masked groups", ALONG_K: "groups along K"} 
 _FORMS = {(2, 3): ROWS, (3, 2): COLUMNS, (2, 2): ALONG_K}
 MASKED_GROUPS = "masked groups"
 OFFSETS, ENDS, COUNTS = "offsets", "offs", "counts"  # the arguments that say which groups there are
-_RECORDS = "groups_h200.json, groups_uneven_h200.json, groups_turned_h200.json"  # that tiles are chosen by
+# That tiles are chosen by:
+_RECORDS = "groups_h200.json, groups_uneven_h200.json, groups_turned_h200.json, groups_halved_h200.json"
 
 
 class GroupedCall(NamedTuple):

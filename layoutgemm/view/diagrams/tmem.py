@@ -27,7 +27,8 @@ COPY = 0.5  # how much lighter a further copy of an element is
 def tmem_svg(atom: Tcgen05Atom, *, title: str | None = None) -> str:
     """Draws the tensor memory of a tcgen05.mma: a grid of 128 lanes and its columns for each operand that is there.
 
-    These are the accumulator C, A where it comes from tensor memory, and the scale factors SFA and SFB. Columns are
+    These are the accumulator C, A where it comes from tensor memory, the scale factors SFA and SFB, and the metadata E
+    of a sparse A, four bits a group. Columns are
     counted from the operand's own base. Colours are eighths of the operand's rows, the first copy of an element dark,
     further ones pale. The lanes of each warp are outlined. Of a pair of CTAs it is the memory of one. Raises
     LayoutError for more than 65536 words.
@@ -86,17 +87,19 @@ def tmem_copy_svg(atom: TmemCopyAtom, *, title: str | None = None) -> str:
 
 
 def tmem_operands(atom: Tcgen05Atom) -> dict[str, TmemLayout]:
-    """The operands that one CTA keeps in tensor memory: C, A where it comes from there, and scale factors.
+    """The operands that one CTA keeps in tensor memory: C, A where it comes from there, scale factors, metadata.
 
     >>> from layoutgemm.atoms import tcgen05_mma
-    >>> list(tmem_operands(tcgen05_mma("f16", 128, 64, "bf16", a_source="tmem")))
-    ['C', 'A']
+    >>> list(tmem_operands(tcgen05_mma("f16", 128, 64, "bf16", a_source="tmem", sparse=True)))
+    ['C', 'A', 'E']
     """
     homes = {"C": atom.accumulator}
     if atom.a_source == "tmem":
         homes["A"] = atom.operand_a
     if atom.scale is not None:
         homes |= {f"SF{side}": atom.scale_layout(side) for side in "AB"}
+    if atom.sparse and not atom.datapath.spread:  # of the others no layout is known
+        homes["E"] = atom.metadata
     return homes
 
 

@@ -111,6 +111,9 @@ def test_lines_of_the_text_and_of_the_source():
     assert (first.line, first.source) == (8, SourceLine("a.py", 20))
     assert (second.line, second.source) == (11, SourceLine("b.py", 7))
     assert (third.line, third.source) == (14, None)  # the second one has two lines
+    # The CuTe DSL gives its host function's line, without a column, to instructions that have none.
+    without = text.replace(".loc 2 7 0", ".loc 1 9 0").replace(".loc 1 0 0", ".loc 1 9 0")
+    assert [one.source for one in parse(without)[0].instructions] == [SourceLine("a.py", 20)] * 3
     assert str(first) == "PTX line 8 (a.py:20): mov.u32 %r0, 1"
 
 

@@ -141,7 +141,7 @@ def test_reads_before_writes_are_a_matter_of_the_policy() -> None:
         body = FILL + read + "st.shared.b32 [%r1], %r5;"
         if "ldmatrix" in read:
             body = body.replace("[%r9]", "[%r8]")
-        assert not go(body).findings
+        assert go(body).kinds == ["lint"] * ("ldmatrix" not in read)
         assert go(body, STRICT).kinds == ["race"], read
         assert not go(body.replace("st.shared.b32 [%r1], %r5", f"{SYNC} st.shared.b32 [%r1], %r5"), STRICT).findings
 
@@ -214,8 +214,41 @@ def test_one_lanes_arrival_hands_on_its_own_writes() -> None:
     reads = reads.replace("st.shared.b32 [%r1], %r0; @%p1", "ld.shared.b32 %r4, [%r1]; @%p1")
     reads = reads.replace("ld.shared.b32 %r4, [{at}]; E:", "st.shared.b32 [%r1], %r5; E:")
     assert reads.count("ld.shared") == 1
-    assert not go(reads, block=64).findings
+    found = go(reads, block=64)
+    assert found.kinds == ["lint"] and "one lane released it" in found.findings[0].message, found.findings
+    assert "bar.warp.sync" in found.findings[0].orders and "--lanes strict" in found.findings[0].message
     assert go(reads, STRICT, block=64).kinds == ["race"]
+    arrive = "@%p1 mbarrier.arrive.shared.b64 _, [%r7];"
+    matrix = "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r6}, [%r3];"
+    for wait in (SYNC, SHUFFLE, "vote.sync.any.pred %p6, %p1, -1;", "elect.sync _|%p6, -1;", matrix):
+        assert not go(reads.replace(arrive, f"{wait} {arrive}"), block=64).findings, wait
+        assert go(reads.replace("ld.shared.b32 %r4, [%r1];", f"{wait} ld.shared.b32 %r4, [%r1];"), block=64).kinds
+    # Lanes that wait without lane 0; one lane's own read; an arrival of every lane.
+    some = "@%p1 bra A; bar.warp.sync 0xFFFFFFFE; A:"
+    assert go(reads.replace(arrive, f"{some} {arrive}"), block=64).kinds == ["lint"]
+    assert not go(reads.replace("ld.shared.b32 %r4, [%r1]", "@%p1 ld.shared.b32 %r4, [%r1]"), block=64).findings
+    # Reads of some lanes, before all meet or wait at a barrier; then one lane arrives.
+    half = "mov.u32 %r4, 0; @!%p2 bra B; ld.shared.b32 %r4, [%r1]; B:"
+    assert go(reads.replace("ld.shared.b32 %r4, [%r1];", half), block=64).kinds == ["lint"]
+    for wait in (SHUFFLE, SYNC, "bar.sync 1, 32;"):
+        assert not go(reads.replace("ld.shared.b32 %r4, [%r1];", f"{half} {wait}"), block=64).findings, wait
+    assert not go(reads.replace(arrive, arrive[5:]).replace("[%r7], 1;", "[%r7], 32;"), block=64).findings
+
+
+def test_one_lanes_copy_over_what_its_warp_reads() -> None:
+    """One warp is its own producer: all read a buffer, and one lane has it refilled."""
+    start = BARRIER.replace("COUNT", "1") + "st.shared.b32 [%r1], %r0; fence.proxy.async.shared::cta;"
+    start += "bar.sync 0; ld.shared.b32 %r4, [%r1]; fence.proxy.async.shared::cta;"
+    copy = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r3], [%out], BYTES, [%r7];"
+    refill = f"@!%p1 bra A; mbarrier.arrive.expect_tx.shared.b64 _, [%r7], BYTES; {copy} A: {WAIT}"
+    found = go(start + refill.replace("BYTES", "128"))
+    assert found.kinds == ["lint"] and "lane 1 reads, lane 0 of its warp writes" in found.findings[0].message
+    assert not go(start + SYNC + refill.replace("BYTES", "128")).findings
+    assert go(start + refill.replace("BYTES", "128"), STRICT).kinds == ["race"]
+    # In place, each lane its own word; what lanes on one way read is told from what the others write.
+    own = f"{FILL} ld.shared.b32 %r4, [%r1]; st.shared.b32 [%r1], %r5; @%p1 st.shared.b32 [%r1], %r0;"
+    assert not go(own).findings
+    assert go(own.replace("@%p1 st.shared.b32 [%r1]", "@%p1 st.shared.b32 [%r2]")).kinds == ["race"]
 
 
 def test_one_lanes_wait_is_its_own() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from layoutgemm import emulate
+from layoutgemm.atoms import instruction_descriptor, tcgen05_mma
 from layoutgemm.dtypes import bf16
 from layoutgemm.errors import AtomError, EmulatorError, PlanError
 from layoutgemm.kernels.compile.compiler import compile_function
@@ -63,6 +64,19 @@ def test_an_array_of_another_type_than_its_tensor_map_is_lint(distances: Any, ki
     ]
 
 
+def test_a_pitch_below_a_row_is_lint(distances: Any) -> None:
+    """As of an array of the other major; a pitch of 0 repeats a row on purpose."""
+    arguments = list(given(64))
+    arguments[8] = 8  # of A: 8 rows of 64 elements
+    notes = [finding.message for finding in emulate(distances, *arguments).findings]
+    assert notes == [
+        "a tensor map takes a as rows of 128 bytes that begin 16 bytes apart, so they overlap: the array may be of "
+        "another major than the map, or the pitch that of another operand"
+    ]
+    arguments[8] = 0
+    assert not emulate(distances, *arguments).findings
+
+
 @pytest.mark.parametrize(
     ("right", "wrong", "error", "message"),
     [
@@ -70,6 +84,12 @@ def test_an_array_of_another_type_than_its_tensor_map_is_lint(distances: Any, ki
         ('"k": tile[2]', '"kk": tile[2]', AtomError, r"over k, m are {'k': ..., 'm': ...}; got \['kk', 'm', 'n'\]"),
         ('"k": k}', '"m": m}', AtomError, r"extents of a tensor map over k, m are .*, without 'k'"),
         ("sizes, ld)", "sizes)", AtomError, r"0 stride\(s\) for the dimensions k, m"),
+        (
+            "WgmmaOperand(self.b.descriptor",
+            'WgmmaOperand(levels.operand("B", 64, 64, self.mma, major="MN").descriptor',
+            PlanError,
+            r"operand B of the product: its descriptor is MN-major, and the instruction reads K-major",
+        ),
         ("([sums], of_a", "(sums, of_a", PlanError, r"one for each block of M: \[sums\], not sums"),
     ],
 )
@@ -87,3 +107,12 @@ def test_a_wrong_argument_is_named_while_tracing(
 def test_an_unknown_architecture_is_named_with_the_nearest() -> None:
     with pytest.raises(PlanError, match=r"no architecture 'sm90b'; do you mean sm_90a\?"):
         compile_function(object(), arch="sm90b")
+
+
+@pytest.mark.parametrize("other", [("f16", 128, 128, "bf16"), ("f16", 128, 64, "f16")])
+def test_an_instruction_descriptor_of_another_atom_is_refused(other: tuple[Any, ...]) -> None:
+    from layoutgemm.kernels.dsl.tcgen05 import tensor_multiply
+
+    word = instruction_descriptor(tcgen05_mma(*other)).word
+    with pytest.raises(PlanError, match=r"is of M = 128, N = .*, and the atom of M = 128, N = 64, bf16 and bf16"):
+        tensor_multiply(tcgen05_mma("f16", 128, 64, "bf16"), word, None, None, None, False)  # type: ignore[arg-type]

@@ -92,3 +92,5 @@ def test_the_bridge_refuses_accumulators_that_it_does_not_hold() -> None:
 
     with pytest.raises(PlanError, match="into f32 or i32"):
         multiply_warp(mma_sync("m16n8k16", "f16", "f16", "f16"), [], [], [])
+    with pytest.raises(PlanError, match="without scale factors"):
+        multiply_warp(mma_sync("m16n8k32", "e4m3", kind="mxf8f6f4"), [], [], [])

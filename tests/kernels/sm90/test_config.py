@@ -20,7 +20,8 @@ KNOBS: dict[str, Any] = {
     "group": 4, "along": "N", "reverse_odd_tiles": True, "overlap": True, "trigger": "end", "prefetch": 1, "first": "B",
     "l2_promotion": "256B", "chunks": 1, "buffers": 2, "gpc_order": (((0, 1), 2),),
     "products": "warp", "box_rows": 64, "store_at_once": True,
-    "scales": "sums", "skip_empty_blocks": True, "turn_last_pair": True, "blocks_per_sm": 2, "finish": "cluster",
+    "scales": "sums", "skip_empty_blocks": True, "turn_last_pair": True, "halve_last_round": True,
+    "blocks_per_sm": 2, "finish": "cluster",
 }  # fmt: skip
 FULL = Sm90Config((64, 32), cluster=(2, 1), consumers=1, loader="warp", one_tile_per_cluster=True, **KNOBS)
 

@@ -127,6 +127,14 @@ GROUPS: dict[str, tuple[Sm90Config, str, str, str, tuple[int, ...], bool]] = {
         (300, 0, 1),
         False,
     ),
+    "halves": (
+        Sm90Config((128, 64), stages=2, cluster=(2, 1), turn_last_pair=True, halve_last_round=True),
+        "bf16",
+        "bf16:col",
+        "bf16",
+        (200, 0, 129),
+        True,
+    ),
 }
 Grouped = tuple[Sm90Plan, np.ndarray, np.ndarray, dict[str, Any], np.ndarray]
 
@@ -161,7 +169,9 @@ def test_groups_are_exact_and_the_checks_hold(form: str) -> None:
 
 @needs_dsl
 @pytest.mark.dsl
-@pytest.mark.parametrize("form", [pytest.param(x, marks=[pytest.mark.slow] * (x in ("pair", "early"))) for x in GROUPS])
+@pytest.mark.parametrize(
+    "form", [pytest.param(x, marks=[pytest.mark.slow] * (x in ("pair", "early", "halves"))) for x in GROUPS]
+)
 def test_compiled_groups_are_exact(form: str) -> None:
     plan, a, b, given, want = of_groups(form)
     assert np.array_equal(plan.run(a, b, given=given, device="emulator").c, want, equal_nan=True)

@@ -15,7 +15,6 @@ from layoutgemm.kernels import Sm90Config, Sm90Plan
 from layoutgemm.kernels.derive import padded_leading
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue
 from layoutgemm.kernels.indexed.rows import IndexedRows, RowIndices
-from layoutgemm.kernels.operands.combined import Combined
 from layoutgemm.kernels.ragged import Ragged
 from layoutgemm.kernels.run.arrays import global_matrix
 from layoutgemm.kernels.run.emulated import emulate_launch, emulate_plan
@@ -33,6 +32,7 @@ needs_dsl = needs.DSL
 SLOW = [pytest.mark.slow]
 SMALL = Sm90Config((64, 64), consumers=1, stages=3)
 TURNS = Sm90Config((64, 64), consumers=1, stages=2, cluster=(2, 1), turn_last_pair=True)
+HALVES = Sm90Config((128, 32), stages=2, halve_last_round=True)
 AT_ONCE = Sm90Config((128, 64), stages=2, chunks=2, store_at_once=True, overlap=True)
 SIZES = (0, 70, 0, 1, 64, 0, 0, 33, 15, 0)
 SCALED = Promoted.of(lambda total, product, sa, sb: total + sa * sb * product, Table("sa", "m"), Table("sb", "n", 64))
@@ -127,9 +127,59 @@ FORMS: dict[str, tuple[Sm90Config, str, str, str, tuple[int, ...], Any]] = {
         (70, 0, 385, 1, 129),
         None,
     ),
+    "halves": (HALVES, "bf16", "bf16", "f32", (70, 0, 129), None),
+    "halves, turned": (
+        replace(HALVES, cluster=(2, 1), turn_last_pair=True, skip_empty_blocks=True, stages=3, group=1),
+        "bf16",
+        "bf16:col",
+        "bf16",
+        (257, 130, 0, 100),
+        None,
+    ),
+    "halves, pairs": (
+        replace(HALVES, cluster=(2, 1), loader="warpgroup", along="N"),
+        "f16",
+        "f16:col",
+        "f16",
+        (64, 0, 400),
+        None,
+    ),
+    "halves, across": (replace(HALVES, cluster=(1, 2)), "bf16", "bf16:col", "bf16", (70, 200, 0, 129), None),
+    "halves early": (
+        replace(HALVES, tile=(256, 32), staged_epilogue_k_tiles=1, skip_empty_blocks=True),
+        "bf16",
+        "bf16:col",
+        "bf16",
+        (400, 0, 65),
+        None,
+    ),
+    "halves scaled": (
+        replace(
+            HALVES,
+            tile=(128, 64),
+            cluster=(2, 1),
+            loader="warpgroup",
+            turn_last_pair=True,
+            chunks=2,
+            store_at_once=True,
+            box_rows=64,
+            overlap=True,
+        ),
+        "e4m3",
+        "e4m3:col",
+        "bf16",
+        (257, 1, 0, 129),
+        SCALED,
+    ),
     "warps at once": (AT_ONCE, "e4m3", "e4m3:col", "bf16", (70, 0, 130, 1), SCALED),
 }
-LATE = ("early", "pingpong", "fp8", "turns in turn")  # forms whose executor is tried with the slow tests
+LATE = (
+    "early",
+    "halves early",
+    "pingpong",
+    "fp8",
+    "turns in turn",
+)  # forms whose executor is tried with the slow tests
 N, K = 88, 200
 
 
@@ -272,6 +322,25 @@ def test_a_pair_that_turns_elsewhere_is_refuted(monkeypatch: pytest.MonkeyPatch)
         assert failing(plan) == {"groups"}, name
         monkeypatch.undo()
     assert not failing(plan)
+
+
+def test_halves_elsewhere_are_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = [problem(form)[0] for form in ("halves, turned", "halves, pairs", "halves, across")]
+    turn, turns, turned = sm90_ragged.tile_of_turn, sm90_ragged.last_round, sm90_ragged.is_turned
+
+    def alone(plan: Any, row: Any, start: Any, end: Any) -> Any:  # as if `row` began a tile
+        return turned(plan, row, start, end) and end - row > 64
+
+    for name, wrong in (
+        ("tile_of_turn", lambda *of: (turn(*of)[0], 0)), ("is_turned", alone),
+        ("last_round", lambda tiles, clusters, choose: turns(tiles, 2 * clusters, choose)),
+        ("last_round", lambda tiles, clusters, choose: (tiles // clusters * clusters, 2 * tiles)),
+    ):  # fmt: skip
+        monkeypatch.setattr(sm90_ragged, name, wrong)
+        found = [failing(plan) for plan in plans]
+        assert all("last rounds" in x for x in (found if name != "is_turned" else found[:1])), name
+        monkeypatch.undo()
+    assert not any(map(failing, plans)) and "tiles of a last round" in plans[0].explain()
 
 
 @needs_dsl
@@ -441,11 +510,13 @@ def test_refusals() -> None:
         ({"config": replace(SMALL, store="direct")}, "store = 'direct'"),
         ({"config": replace(SMALL, skip_empty_blocks=True), "ragged": None}, "only groups of rows end within a tile"),
         ({"config": TURNS, "ragged": None}, "only groups of rows have a last row of tiles each"),
-        ({"config": TURNS, "indexed": IndexedRows(RowIndices(99))}, "turn_last_pair = True: a turned pair shares A"),
+        ({"config": HALVES, "ragged": None}, "halve_last_round = True: only groups of rows count tiles on the GPU"),
         (
-            {"gated": Combined.of(lambda x, y, ops: x * y), "batch": 1},
-            "gated: no kernel has several matrices",
+            {"config": replace(HALVES, cluster=(2, 2))},
+            r"2 consumer\(s\), clusters of \(2, 2\): half a tile is one of two",
         ),
+        ({"config": TURNS, "indexed": IndexedRows(RowIndices(99))}, "turn_last_pair = True: a turned pair shares A"),
+        ({"config": TURNS, "pair": 16}, "turn_last_pair = True: a turned pair of CTAs shares A alone"),
         ({"batch": 65}, r"batch = 65: Ragged.of\(groups\) has room"),
         ({"ragged": 2}, "ragged of Sm90Plan.derive must be a Ragged or None, not 2"),
     ):

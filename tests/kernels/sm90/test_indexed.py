@@ -42,9 +42,17 @@ FORMS: dict[str, tuple[Any, ...]] = {
     "scatter": ((70, 72, 130), ("e4m3", "e4m3:col", "e4m3"), replace(SMALL, loader="self"), None, (71, "i64"), ()),
     "turns": ((300, 72, 72), ("bf16", "bf16", "bf16"), TURNS, (3, "i32"), (300, "i32"), ()),
     "groups": ((168, 88, 200), ("bf16", "bf16:col", "bf16"), SMALL, (40, "i32"), (168, "i32"), SIZES),
+    "halves": (
+        (357, 72, 136),
+        ("bf16", "bf16:col", "bf16"),
+        replace(PAIR, tile=(128, 32), halve_last_round=True),
+        (400, "i32"),
+        (357, "i32"),
+        (129, 0, 228),
+    ),
     "experts": ((168, 88, 264), ("e4m3", "e5m2:col", "bf16"), PAIR, (40, "i64"), None, SIZES),
 }
-SLOW = ("scatter", "turns", "experts")
+SLOW = ("scatter", "turns", "experts", "halves")
 ALL = [pytest.param(form, marks=[pytest.mark.slow] * (form in SLOW)) for form in FORMS]
 
 

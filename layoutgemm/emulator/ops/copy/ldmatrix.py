@@ -22,7 +22,7 @@ from ...machine.interpreter import Cta, Fiber
 from ...machine.memory import ALL, GRANULE, WHOLE
 from ...ptx.parser import PtxInstruction, PtxOperand
 from ...ptx.program import Program, Reader, Run
-from ...ptx.values import LANES, Lanes
+from ...ptx.values import FULL, LANES, Lanes
 from ...races.lanes import LaneAccess, Meets
 from ..memory import place, said
 from ..registry import operation
@@ -96,7 +96,7 @@ class MatrixRows:
 
     def find(self, fiber: Fiber, rows: npt.NDArray[np.complex128] | None = None) -> tuple[Cta, npt.NDArray[np.int64]]:
         """(block, number of each row's 16 bytes), checked and recorded; rows: what a store writes there."""
-        if fiber.lanes != fiber.warp.present:
+        if fiber.lanes != FULL or fiber.knows.together:
             fiber.whole()
         given = self.address(fiber)
         if not isinstance(given, np.ndarray):
@@ -115,8 +115,17 @@ class MatrixRows:
             held = cta.shared.chunks[found[0][met]]  # of a float's type, where only bits are meant
             return rows is not None and cta.shared.full(found[0][met]) and held.tobytes() == rows[met].tobytes()
 
+        ledger = cta.cluster.ledger
+        event = None if write or ledger.reads else ledger.joint(fiber)  # its .sync makes the lanes wait for each other
         machine.touch(
-            fiber, cta, found[1].places, write, said(fiber, self.ins), touch=found[1], same=same if write else None
+            fiber,
+            cta,
+            found[1].places,
+            write,
+            said(fiber, self.ins),
+            event,
+            touch=found[1],
+            same=same if write else None,
         )
         if rows is not None:
             cta.shared.came(found[0], ROWS, rows, self.ins.pc, said(fiber, self.ins))

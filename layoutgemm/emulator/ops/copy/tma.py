@@ -59,11 +59,25 @@ def _tile(tmap: TensorMap) -> TileBox:
     return TileBox(tmap.swizzle, 0 if bits % (8 * GRANULE) else bits // (8 * GRANULE))
 
 
+def _overlap(tmap: TensorMap) -> str:
+    """The rows of a tensor map that overlap, for a note; "" if none do. A stride of 0 repeats a row on purpose."""
+    row = tmap.extents[0] * tmap.kind.gmem_bits // 8
+    steps = [stride for stride, extent in zip(tmap.strides, tmap.extents[1:], strict=True) if stride and extent > 1]
+    if not steps or min(steps) >= row:
+        return ""
+    return (
+        f"rows of {row} bytes that begin {min(steps)} bytes apart, so they overlap: the array may be of another major "
+        "than the map, or the pitch that of another operand"
+    )
+
+
 # One box --------------------------------------------------------------------------------------------------------------
 
 
 class TmaTransfer:
     """The elements that one instruction moves with one tensor map, as cached indices."""
+
+    overlap = ""  # of its rows; im2col reads pixels again on purpose
 
     def __init__(self, content: bytes) -> None:
         self.tmap, self.address = decode(content)
@@ -79,6 +93,7 @@ class TmaTransfer:
         self.granules: Callable[[int], int] = lru_cache(maxsize=None)(self._granules)
         self.refused: Callable[[int], str] = lru_cache(maxsize=None)(self._refused)
         self.relative = self._relative() if self.unit else np.empty(0, np.int64)
+        self.overlap = _overlap(self.tmap)
 
     def _chunks(self, phase: int) -> npt.NDArray[np.int64]:
         """Numbers of the 16-byte chunks of shared memory from `phase` on, in `relative`'s order."""
@@ -209,6 +224,8 @@ class TmaTransfer:
             )
         if buffer.element is not None:
             memory.compare_elements(buffer, self.tmap.dtype)
+        if self.overlap and (note := f"a tensor map takes {buffer.name} as {self.overlap}") not in memory.notes:
+            memory.notes.append(note)
         return buffer
 
     def source(self, fiber: Fiber, coordinates: Sequence[int]) -> GlobalBuffer:

@@ -32,6 +32,7 @@ CHUNK_SHIFT = CHUNK_BYTES.bit_length() - 1
 
 Matrix: TypeAlias = npt.NDArray[np.float32 | np.int64]
 UNWRITTEN = "uninitialised"  # the kind of finding for an operand with uninitialised bytes
+NEW_SUMS = "The first product of a tile does not add to its accumulator, or zeros are written before it."
 
 
 @dataclass(frozen=True)

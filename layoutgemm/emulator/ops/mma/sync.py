@@ -34,7 +34,7 @@ from ...ptx.codegen import number
 from ...ptx.parser import TYPE_WORD, PtxInstruction
 from ...ptx.program import Program
 from ...ptx.program import Run as Operation
-from ...ptx.values import LANES
+from ...ptx.values import FULL, LANES
 from ..registry import constant, operation
 from .batching import InstructionRun, instructions_in_a_row
 from .sparse import RegisterMetadata, dense, of_full_depth
@@ -329,7 +329,7 @@ def product(program: Program, ins: PtxInstruction) -> Operation:
     together: list[InstructionRun | None] = []
 
     def go(fiber: Fiber) -> int | None:
-        if fiber.lanes != fiber.warp.present:
+        if fiber.lanes != FULL or fiber.knows.together:
             fiber.whole()
         if joins and fiber.gathering is None:
             if not together:

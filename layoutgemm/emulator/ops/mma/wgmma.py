@@ -37,15 +37,26 @@ from ....atoms.mma.wgmma import FORMS, WARPS, M, wgmma
 from ....dtypes import dtype
 from ....errors import EmulatorError
 from ...machine.interpreter import BLOCKED, Cta, Fiber
+from ...machine.uninitialized import filled
 from ...ptx.parser import PtxInstruction, PtxOperand
 from ...ptx.program import Program, Run
-from ...ptx.values import Lanes, LentRegister, Value
+from ...ptx.values import Lanes, LentRegister, Undefined, Value
 from ...races.happens_before import MemoryEvent
 from ..in_flight import InFlightRegister
 from ..memory import said
 from ..registry import constant, known, operation, spelled
 from .fragments import RegisterFragment
-from .operands import UNWRITTEN, Matrix, OperandChunks, SharedOperandRead, accumulate, fetch, reading, shared_read
+from .operands import (
+    NEW_SUMS,
+    UNWRITTEN,
+    Matrix,
+    OperandChunks,
+    SharedOperandRead,
+    accumulate,
+    fetch,
+    reading,
+    shared_read,
+)
 from .sparse import ROWS, RegisterMetadata, dense, groups_of, meanings, of_full_depth
 
 _NAMES = {name for form in FORMS for name in (*form.types, *form.accumulators)}
@@ -587,12 +598,22 @@ def _take_accumulator(fiber: Fiber, warp: int, found: IssuedWgmma, names: list[i
                 raise EmulatorError(f"{_name(fiber, names[number])} does not hold register {number} of the accumulator")
     else:
         if found.words[2]:
-            found.form.c.put(accumulator.values, warp, held)
+            found.form.c.put(accumulator.values, warp, _defined(fiber, names, held))
         parts = accumulator.parts[warp] = [AccumulatorRegister(accumulator, number) for number in range(len(names))]
         for name, part in zip(names, parts, strict=True):
             registers[name] = part
     accumulator.names[warp] = names
     accumulator.pending[warp] += 1
+
+
+def _defined(fiber: Fiber, names: list[int], held: RegisterValues) -> RegisterValues:
+    """The accumulator's values; reports registers that were never written."""
+    unwritten = next((value for value in held if type(value) is Undefined), None)
+    if unwritten is None:
+        return held
+    fiber.machine.problem(UNWRITTEN, f"the accumulator is added to: {unwritten}", fiber, suspect=True, orders=NEW_SUMS)
+    fill, widths = fiber.machine.policy.fill, fiber.machine.program.widths
+    return tuple(filled(x, fill, widths[at]) if type(x) is Undefined else x for at, x in zip(names, held, strict=True))
 
 
 def _lend(fiber: Fiber, group: WgmmaGroup, warp: int, found: IssuedWgmma, lent: list[int]) -> None:

@@ -126,8 +126,7 @@ def deallocate(program: Program, ins: PtxInstruction) -> Run:
                     orders="The warp that allocated the columns frees them, after a barrier of all that use them.",
                 )
                 return
-            live = ", ".join(f"{n} from column {at}" for at, (n, _) in tensor.allocations.items()) or "none"
-            raise EmulatorError(f"dealloc of {count} columns from ({lane}, {column}); allocated are: {live}")
+            raise EmulatorError(f"dealloc of {count} columns from ({lane}, {column}); allocated are: {tensor.live}")
         places = 0
         for strip in range(LANES // STRIP):
             places |= (1 << count) - 1 << strip * COLUMNS + column
@@ -184,6 +183,7 @@ def commit(program: Program, ins: PtxInstruction) -> Run:
     def go(fiber: Fiber) -> None:
         group_of(fiber, size, False)
         cluster, machine, engine = fiber.cta.cluster, fiber.machine, engine_of(fiber)
+        engine.open = None
         ledger, text = cluster.ledger, said(fiber, ins)()
         handed = ledger.knowledge()
         hand_on(fiber)

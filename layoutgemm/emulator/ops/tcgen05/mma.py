@@ -29,6 +29,7 @@ from ...ptx.values import M32
 from ...races.happens_before import MemoryEvent
 from ..memory import said
 from ..mma.operands import (
+    NEW_SUMS,
     UNWRITTEN,
     Matrix,
     OperandChunks,
@@ -402,13 +403,14 @@ def _shared(cta: Cta, operand: tuple[OperandChunks, int], report: OnFinding) -> 
 
 
 def _words_at(
-    cta: Cta, job: IssuedTcgen05, places: TmemCoordinates, at: tuple[int, int], what: str
+    cta: Cta, job: IssuedTcgen05, places: TmemCoordinates, at: tuple[int, int], what: str, orders: str = ""
 ) -> npt.NDArray[np.uint32]:
     """Words of tensor memory; reports unwritten ones."""
     tensor = tensor_of(cta)
     fresh = places.unwritten(tensor, *at)
     if fresh is not None:
-        job.report(UNWRITTEN, f"{what} at lane {fresh[0]}, column {fresh[1]} of tensor memory was never written")
+        said = f"{what} at lane {fresh[0]}, column {fresh[1]} of tensor memory was never written"
+        job.report(UNWRITTEN, said, orders)
     return places.read(tensor, *at)
 
 
@@ -418,7 +420,7 @@ def _accumulator(cta: Cta, job: IssuedTcgen05) -> Matrix:
     integer = form.atom.c_dtype.kind != "float"
     if not job.adds:
         return np.zeros(form.d.lane.shape, dtype=np.int64 if integer else np.float32)
-    words = _words_at(cta, job, form.d, job.d, "the accumulator")
+    words = _words_at(cta, job, form.d, job.d, "the accumulator", NEW_SUMS)
     if integer:
         return np.ascontiguousarray(words).view(np.int32).astype(np.int64)
     values = form.atom.c_dtype.decode(words & 0xFFFF if form.atom.c_dtype.bits == 16 else np.ascontiguousarray(words))

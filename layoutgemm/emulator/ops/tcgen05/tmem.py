@@ -71,8 +71,17 @@ class TensorMemory:
     def _ended(self, cta: Cta) -> None:
         for column, (count, ins) in self.allocations.items():
             cta.cluster.machine.problem(
-                "exit", f"CTA {cta.coordinate} ends with {count} columns allocated, from column {column}", None, ins
+                "exit",
+                f"CTA {cta.coordinate} ends with {count} columns allocated, from column {column}",
+                None,
+                ins,
+                orders="tcgen05.dealloc by the warp that allocated them, after the last access, frees the columns.",
             )
+
+    @property
+    def live(self) -> str:
+        """The columns that are allocated, for messages."""
+        return ", ".join(f"{count} from column {at}" for at, (count, _) in self.allocations.items()) or "none"
 
     def check(self, fiber: Fiber, lane: int, column: int, lanes: int, columns: int) -> None:
         """Raise EmulatorError for an access outside tensor memory or allocated columns.
@@ -82,13 +91,13 @@ class TensorMemory:
         if lane + lanes > LANES or column + columns > COLUMNS:
             raise EmulatorError(
                 f"tensor memory has lanes 0..{LANES - 1} and columns 0..{COLUMNS - 1}; this reaches "
-                f"({lane + lanes - 1}, {column + columns - 1})"
+                f"({lane + lanes - 1}, {column + columns - 1}); allocated are: {self.live}"
             )
         if self.owned[column : column + columns].all():
             return
         at = column + int(np.nonzero(~self.owned[column : column + columns])[0][0])
         if at not in self.freed:
-            raise EmulatorError(f"column {at} of tensor memory is not allocated")
+            raise EmulatorError(f"column {at} of tensor memory is not allocated; allocated are: {self.live}")
         event, freed = self.freed[at]
         if fiber.machine.policy.races and not fiber.cta.cluster.ledger.knows(fiber.knows, event):
             message = f"this reaches column {at} of tensor memory, and before it {freed()} has freed that; {NOTHING}"
@@ -249,17 +258,20 @@ class TensorCores:
     queue   what has not run yet (policy "late"), in order
     issued  the events of all of it
     moves   copies and shifts, in a kernel with shifts: (what, event, block, places, text)
+    open    what was issued last, where no commit has followed it so far
     """
 
     def __init__(self, fiber: Fiber) -> None:
         self.moves: list[tuple[str, MemoryEvent, Cta, int, str]] = []
         self.queue: list[Callable[[], None]] = []
         self.issued: Knowledge = fiber.cta.cluster.ledger.knowledge()
+        self.open: Callable[[], str] | None = None
 
     def event(self, fiber: Fiber, ins: PtxInstruction) -> MemoryEvent:
         """A new event of the engine."""
         ledger, who = fiber.cta.cluster.ledger, fiber.describe()
-        found = ledger.event(True, lambda: f"{ins.opcode} at {ins.where} by {who}", self)
+        self.open = lambda: f"{ins.opcode} at {ins.where} by {who}"
+        found = ledger.event(True, self.open, self)
         ledger.learn(self.issued, found)
         return found
 

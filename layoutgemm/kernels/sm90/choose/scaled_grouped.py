@@ -46,6 +46,13 @@ _START_COLUMNS = 48  # of a tile of few rows without scales, that its start and 
 _TWO_TILES, _ONE_TALL, _UNEVEN, _LARGER_GROUP = 128, 224, 384, 1024
 # Seconds a row, of which the least matters, of equal groups by the rows of a CTA's tile, or of a pair of CTAs along M:
 _EQUAL_SCALED_COSTS, _EQUAL_COSTS = {128: 1.035, 192: 1.055, 256: 1.0}, {128: 1.01, 192: 1.0, 256: 0.95}
+# Time of a round of tiles that few groups have, of one of the largest: in pairs along M, or of 64 rows alone. And of a
+# last round that is halved. By results/groups_halved_h200.json, for 16 bits and for scales of blocks.
+_ROUND_COSTS = {(128, 256): 1.0, (128, 192): 0.79, (128, 128): 0.635, (64, 192): 0.5}
+_SCALED_ROUND_COSTS = {(128, 256): 1.0, (128, 192): 0.82, (128, 128): 0.57, (64, 192): 0.55}
+_HALVED_ROUND, _SCALED_HALVED_ROUND = 0.65, 0.8
+_FEW_ROUNDS = 4  # of the largest tiles, up to which others were timed
+_UNEVEN_TENTHS = range(7, 14)  # of the average's rows, that groups have
 _SHORT_K = 6144  # bytes of K up to which stores that hide behind another tile's products gain more than larger tiles
 _USUAL_K = 8192  # likewise up to which tiles of 128 rows, of which a group's last one wastes fewer, gain more
 _MASKED_ROWS = 128  # a group of masked ones, for which tiles are chosen: see `masked_rows`
@@ -375,11 +382,11 @@ def grouped_config(
     if rows < _ONE_TALL:
         return usual((256, 128), cluster=(1, 2), skip_empty_blocks=True)
     if rows < _LARGER_GROUP:
-        return usual((128, 256), cluster=(2, 1), turn_last_pair=True, skip_empty_blocks=True)
+        return usual(_LARGEST, cluster=(2, 1), turn_last_pair=True, skip_empty_blocks=True, halve_last_round=True)
     if k_bytes <= _SHORT_K:
         return usual((128, 192), schedule="pingpong", loader="warpgroup", cluster=(1, 2), group=16)
     if k_bytes <= _USUAL_K:
-        return usual((128, 256), cluster=(1, 2), group=16)
+        return usual(_LARGEST, cluster=(1, 2), group=16, halve_last_round=True)
     return usual((256, 192), cluster=(1, 2), staged_epilogue_k_tiles=2)
 
 
@@ -545,7 +552,7 @@ def grouped_scaled_config(
     return usual(
         tile, cluster=(2, 1), along="N" if rows >= _LARGER_GROUP else "M",
         chunks=_AT_ONCE_CHUNKS[tile] if narrow else 1, store_at_once=narrow, box_rows=ROWS if narrow else WARP_ROWS,
-        turn_last_pair=rows < _LARGER_GROUP,
+        turn_last_pair=rows < _LARGER_GROUP, halve_last_round=True,
     )  # fmt: skip
 
 
@@ -610,9 +617,52 @@ def usual_config(
         k_bytes = k * dtype(types[0].partition(":")[0]).bytes
         found = grouped_config(rows, k_bytes, wide, columns=n * sums, groups=experts)
         found = whole_columns(whole_stores(found, types[2], sums), columns * sums)
+    if sums == 1 and found.tile == _LARGEST and found.tuning.turn_last_pair:
+        few = _of_few_tiles(found, sizes, scales is not None, places)
+        if few != found:
+            return whole_columns(whole_stores(few, types[2], sums), columns)
     if rows < _UNEVEN or sums > 1:
         return found
     return _as_dealt(found, _tiles((rows, n, k, experts), found.tile, found.cluster), places)
+
+
+def _of_few_tiles(
+    usual: Sm90Config, sizes: tuple[int, int, int, int], promoted: bool, places: ClusterOccupancy | None
+) -> Sm90Config:
+    """The configuration of groups that have few of the largest tiles: their last round leaves most of the GPU idle.
+
+    sizes     M, N, K and the groups
+    promoted  the main loop has scales
+
+    >>> few = usual_config((600, 2048, 4096, 2), ("bf16", "bf16:col", "bf16"), None)
+    >>> few.tile, usual_config((1200, 4096, 4096, 4), ("bf16", "bf16:col", "bf16"), None).tile
+    ((64, 192), (128, 192))
+    """
+    m, n, _, groups = sizes
+    workers, rows = (places or ClusterOccupancy()).multiprocessors, -(-m // groups)
+    costs, halved = (_SCALED_ROUND_COSTS, _SCALED_HALVED_ROUND) if promoted else (_ROUND_COSTS, _HALVED_ROUND)
+
+    def rounds(tile: tuple[int, int]) -> tuple[float, float]:
+        """Whole ones, and the part of one that is left."""
+        lines = sum(-(-rows * each // (10 * tile[0])) for each in _UNEVEN_TENTHS) / len(_UNEVEN_TENTHS)
+        return divmod(groups * lines * -(-n // tile[1]) / workers, 1)
+
+    def cost(tile: tuple[int, int]) -> float:
+        whole, rest = rounds(tile)
+        last = halved if whole and tile[0] > ROWS and 2 * rest <= 1 else 1.0
+        return (whole + last * (rest > 0)) * costs[tile]
+
+    tile = min(costs, key=cost)
+    if tile == usual.tile or sum(rounds(usual.tile)) > _FEW_ROUNDS:
+        return usual
+    promotion = "128B" if promoted else "256B"
+    if tile[0] == ROWS:
+        return Sm90Config(tile, consumers=1, loader="warp", chunks=1, buffers=2, overlap=True, l2_promotion=promotion)
+    return Sm90Config(
+        tile, loader=usual.loader, cluster=usual.cluster, chunks=1, buffers=1 if promoted and tile[1] > 128 else 2,
+        overlap=True, turn_last_pair=True, halve_last_round=True, skip_empty_blocks=not promoted,
+        l2_promotion=promotion,
+    )  # fmt: skip
 
 
 def _equal_config(rows: int, types: tuple[str, str, str], scales: tuple[int, ...] | None) -> Sm90Config | None:
@@ -671,7 +721,8 @@ def gated_config(
     m, n, k, batch = sizes
     if batch > 1:
         config = usual_config((m * batch, n, k, batch), types, None, HALVES, places=places)
-        config = config.tuned(skip_empty_blocks=False, turn_last_pair=False)  # a matrix of a batch has all rows
+        # A matrix of a batch has all rows, and the host knows the tiles.
+        config = config.tuned(skip_empty_blocks=False, turn_last_pair=False, halve_last_round=False)
         return config, f"{m} rows a matrix, gated: tiles of {'x'.join(map(str, config.tile))}"
     choice, why = choose(m, n, k, a=types[0], multiprocessors=places, gated=gate)
     return whole_stores(choice.config, types[2], HALVES), why

@@ -49,7 +49,7 @@ from ....checks.budgets import WARPGROUP
 from ...derive import OperandPlan
 from ...dsl import bridge
 from ...dsl.entry import GemmEntry
-from ...dsl.tables import WordReads, reads_of
+from ...dsl.tables import WordReads, choose, reads_of
 from ...operands.gated import HALF
 from ...plan import ALL_SHARED, present, tile_count
 from ...store import ROWS
@@ -308,6 +308,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         if const_expr(reads_early):
             bridge.wait_for_previous_kernel()
         job.tiles = self.count_tiles(job, batch, thread)  # type: ignore[attr-defined]
+        job = self.with_rounds(job)
         maps = self.maps_of((map_a, map_b), (map_0, map_1, map_2, map_3, map_4, map_5))
         first = plan.gpc_order.number(block // plan.cluster_size, blocks // plan.cluster_size, cutlass.min)
         if const_expr(plan.config.launch == "tiles"):  # a block has one; its place may say which: see `origin`
@@ -432,7 +433,8 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             if consumer == 1:  # the first turn is consumer 0's
                 bridge.named_arrive(plan.turn_barrier(0), plan.turn_threads)
 
-        while tile < job.tiles:
+        own_turns = self.own_turns(job, consumer)
+        while tile < own_turns:
             if const_expr(plan.shards is None):
                 m0, n0, matrix = self.origin(job, tile)
                 share = self.share_of_k(job, (m0, n0, matrix))
@@ -537,6 +539,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
                 self.store_rows(job, rows, thread, (row, n0, matrix))
             tile += (2 if pingpong else 1) * job.workers
             done += 2
+        ahead = self.pass_turn(job, maps, tile, (stage, parity), ahead)
         self.after_tiles(job, tile)
         self.end_tiles(job, ahead)
 
@@ -549,6 +552,35 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
     def finish_rows(self, job: bridge.Carried, tile: Int32, thread: Int32) -> None:
         """Store the reductions of the cluster's rows. Only a kernel with an epilogue does."""
         raise NotImplementedError
+
+    def with_rounds(self, job: bridge.Carried) -> bridge.Carried:
+        """The job with its clusters' turns: one for each tile. Groups may halve tiles of the last round."""
+        return job
+
+    def own_turns(self, job: bridge.Carried, consumer: Int32) -> Int32:
+        """The end of a consumer's turns: behind the last tile."""
+        return job.tiles
+
+    @cute.jit
+    def pass_turn(
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], tile: Int32, at: tuple[Int32, Int32],
+        ahead: tuple[Int32, ...],
+    ) -> tuple[Int32, ...]:  # fmt: skip
+        """Release the stages of another consumer's half, and load the next ones.
+
+        at  the next stage, and its parity
+        """
+        plan, stage, parity = self.plan, at[0], at[1]
+        if const_expr(plan.config.tuning.halve_last_round):
+            k_tiles = choose(tile < job.tiles, job.k_tiles, Int32(0))
+            for _ in cutlass.range(k_tiles, unroll=1):
+                stage = bridge.uniform(stage)
+                self.await_stage(job, stage, parity)
+                self.release(job, stage)
+                if const_expr(plan.config.loader == "self"):
+                    ahead = self.load_next(job, maps, ahead)
+                stage, parity = bridge.next_in_ring(stage, parity, plan.stages)
+        return ahead
 
     def count_blocks(self, job: bridge.Carried, row: Int32, matrix: Int32) -> Int32:
         """The blocks of 64 rows, from `row` on, that a consumer multiplies: all. Groups may end before."""

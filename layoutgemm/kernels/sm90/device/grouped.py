@@ -26,7 +26,16 @@ from ...dsl.ampere import store_part, store_vector
 from ...dsl.tables import WordReads, choose, group_entry
 from ...plan import present, tile_count
 from ...store import ROWS, WARPS_OF_GROUP
-from ..grouped import ENTRY_BYTES, clusters_of, is_turned, store_extents, store_place, tile_of_group
+from ..grouped import (
+    ENTRY_BYTES,
+    clusters_of,
+    is_turned,
+    last_round,
+    store_extents,
+    store_place,
+    tile_of_group,
+    tile_of_turn,
+)
 from ..multicast import TURNED
 from .epilogue import Sm90Epilogue
 from .fused import Sm90FusedKernel
@@ -91,6 +100,21 @@ class RaggedTiles:
         bridge.block_sync()
         return bridge.uniform(table.first(ragged.capacity))
 
+    def with_rounds(self, job: bridge.Carried) -> bridge.Carried:
+        """The job with the clusters' turns, of a last round that may be halved."""
+        if not self.plan.config.tuning.halve_last_round:
+            return job
+        whole, turns = last_round(job.tiles, job.workers, choose)
+        job = job.extended(whole=bridge.uniform(whole))
+        job.tiles = bridge.uniform(turns)  # type: ignore[attr-defined]
+        return job
+
+    def own_turns(self, job: bridge.Carried, consumer: Int32) -> Int32:
+        """The end of a consumer's turns: the second one has no halves."""
+        if not self.plan.config.tuning.halve_last_round:
+            return job.tiles
+        return choose(consumer > 0, job.whole, job.tiles)
+
     def count_blocks(self, job: bridge.Carried, row: Int32, matrix: Int32) -> Int32:
         """The blocks of 64 rows, from `row` on, that begin before the group's end; a consumer has so many at most."""
         rows = end_of_rows(self.plan, job, matrix) - row
@@ -128,13 +152,15 @@ class RaggedTiles:
 
     def origin(self, job: bridge.Carried, tile: Int32) -> bridge.Place:
         """First row, first column and group of this CTA's tile of C."""
-        plan = self.plan
+        plan, line = self.plan, 0
+        if plan.config.tuning.halve_last_round:
+            tile, line = tile_of_turn(plan, tile, job.whole, choose)
         table = GroupTable(plan, job.shared)
         group = plan.ragged.find(table.first, tile, choose)
         start, end = plan.ragged.rows(table.entry, group)
         number, columns = tile - table.first(group), tile_count(job.n, plan.tile_c[1])
         row, column = tile_of_group(plan, number, end - start, columns, job.rank, (cutlass.min, choose))
-        return start + row * plan.tile_c[0], column * plan.tile_c[1], group
+        return start + row * plan.tile_c[0] + line, column * plan.tile_c[1], group
 
     def share_of_k(self, job: bridge.Carried, place: bridge.Place) -> tuple[Int32, ...]:
         """(1 if the tile's pair has turned, else 0), in the place of a share of K; () without such pairs."""

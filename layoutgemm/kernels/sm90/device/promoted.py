@@ -73,7 +73,8 @@ class Sm90PromotedKernel(Sm90FusedKernel):
         coming = (*place, blocks)
         if const_expr(skips):
             coming = self.coming_tile(job, tile, first_block)
-        while tile < job.tiles:
+        own_turns = self.own_turns(job, consumer)
+        while tile < own_turns:
             if const_expr(skips):
                 place, blocks = coming[:3], coming[3]
             if const_expr(not hides):
@@ -125,6 +126,7 @@ class Sm90PromotedKernel(Sm90FusedKernel):
             if const_expr(plan.config.loader == "self" and not plan.config.one_tile_per_cluster):
                 ahead = self.load_next(job, maps, ahead)
             tile += job.workers
+        ahead = self.pass_turn(job, maps, tile, (stage, parity), ahead)
         self.after_tiles(job, tile)
         self.end_tiles(job, ahead)
 

@@ -27,10 +27,18 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
+from ...numbers import W
 from ...quantized.formats import UNIT_K, UNIT_ROWS, QuantizedFormat
 from ..choose.occupancy import ClusterOccupancy
 from ..config import Sm90Config
+
+Times: TypeAlias = "npt.NDArray[np.float64]"
+Counts: TypeAlias = "npt.NDArray[np.int64]"
 
 _FEW = 64  # rows
 _AHEAD = 4  # K tiles that are brought to L2 ahead
@@ -44,6 +52,9 @@ _STEP = 8  # rows by which tiles differ
 _ROW_US = 0.0023  # a row of x takes in the products of 64 features and 128 of K, at 1.74 GHz
 _CONVERTED_US = 0.30  # 64 features and 128 of K take, however few the rows
 _GAIN = 0.95  # of the widest tiles' time, at most, for tiles that share rows evenly; those of one round were timed
+# Two launches, each of a part of the features: from as many rows on and up to as many features (others were not timed),
+# where the estimate of both is less. The second one takes as many us beside its own.
+_TWO_ROWS, _TWO_FEATURES, _SECOND_US, _TWO_GAIN = 256, 32768, 4.0, 0.985
 SMS = 132  # H100 SXM, H200
 
 
@@ -114,23 +125,26 @@ class _TileKind:
             return replace(found, tile_k=depth).tuned(overlap=True, prefetch=min(_AHEAD, -(-k // (depth or UNIT_K))))
         return found.tuned(along="N") if of_bytes and self.along_m > 1 and rows > _ALONG_N else found
 
-    def estimate(self, n: int, rows: int, k: int, sms: int, tiles: int = 0) -> float | None:
-        """Microseconds of a number of tiles, as in `config`; None for a problem that the kind is not for.
+    def estimate(self, n: W, rows: int, k: int, sms: int, tiles: int = 0) -> Times | None:
+        """Microseconds of a number of tiles, as in `config`; None for rows or a K that the kind is not for.
 
-        Kernels of several parts of K, and of one tile for each CTA, are for one round.
+        Kernels of several parts of K, and of one tile for each CTA, are for one round: more take infinite time.
+
+        n  output features: one number, or an array
         """
         k_tiles = -(-k // UNIT_K)
         width = self.width(rows, tiles) if tiles else self.tile[1]
         clusters = -(-n // (self.tile[0] * self.along_m)) * -(-rows // width)
         rounds = _rounds(clusters, self.split * self.along_m, sms)
         once = self.split > 1 or self.single
-        if self.split > k_tiles or (once and rounds > 1) or rows > (self.most or rows):
+        if self.split > k_tiles or rows > (self.most or rows):
             return None
         if width > _WIDTH >= rows:
             return None
         blocks = self.tile[0] // UNIT_ROWS
         time = max(self.time - blocks * _ROW_US * (self.tile[1] - width), min(self.time, blocks * _CONVERTED_US))
-        return rounds * -(-k_tiles // self.split) * time + self.once
+        found = rounds * -(-k_tiles // self.split) * time + self.once
+        return np.where(rounds > 1, np.inf, found) if once else np.asarray(found, np.float64)
 
     def shares(self, rows: int) -> range:
         """Numbers of tiles that share rows evenly; none for up to 128 rows.
@@ -245,6 +259,36 @@ def packed_config(
     return _few(n, rows, k, sms, _scales(weights, rows, float8), _OF_BYTES if by_bytes and not float8 else {})
 
 
+@cache
+def packed_parts(
+    n: int, rows: int, k: int, sms: int = SMS, become: str = "bf16", weights: QuantizedFormat | None = None
+) -> tuple[tuple[int, Sm90Config], ...]:  # fmt: skip
+    """(output features, configuration) of two launches that take less time than one; () where one is faster.
+
+    152 tiles of 192x256 are two rounds of 132 SMs. As two launches 132 of them are one, and the other features take
+    smaller tiles. Both start while the kernel before ends.
+
+    >>> [(features, config.tile) for features, config in packed_parts(7168, 1024, 20480)]
+    [(832, (128, 128)), (6336, (192, 256))]
+    >>> packed_parts(6144, 1024, 4096)
+    ()
+    """
+    if rows < _TWO_ROWS or n > _TWO_FEATURES or become == "e4m3":
+        return ()
+    firsts = np.arange(UNIT_ROWS, n, UNIT_ROWS)
+    times = _fastest(firsts, rows, k, sms, weights) + _fastest(n - firsts, rows, k, sms, weights)
+    alone = _least(n, rows, k, sms, weights, 1.0)[0]
+    if times.size == 0 or times.min() + _SECOND_US > _TWO_GAIN * alone:
+        return ()
+    first, parts, store = int(firsts[times.argmin()]), [], "tma" if n % 8 == 0 else "direct"
+    for count in (first, n - first):
+        _, kind, tiles = _least(count, rows, k, sms, weights, 1.0)
+        config = kind.config(rows, k, store, weights, tiles)
+        ahead = min(config.tuning.prefetch or _AHEAD, -(-k // (config.tile_k or UNIT_K)))
+        parts.append((count, config.tuned(overlap=True, prefetch=ahead)))
+    return tuple(parts)
+
+
 def packed_candidates(
     n: int, rows: int, k: int, become: str = "bf16", weights: QuantizedFormat | None = None
 ) -> Iterator[Sm90Config]:  # fmt: skip
@@ -287,7 +331,7 @@ def experts_config(rows: int, experts: int, become: str = "bf16") -> Sm90Config:
     return Sm90Config((128, width), consumers=2, loader=loader, store="direct", products=products)
 
 
-def _rounds(blocks: int, split: int, sms: int) -> int:
+def _rounds(blocks: W, split: int, sms: int) -> W:
     """Rounds of clusters of `split` blocks: those of four do not cross a GPC, so fewer fit than SMs say."""
     return -(-blocks // ClusterOccupancy(sms).resident(split))
 
@@ -332,13 +376,30 @@ def _few_config(tile: int, rows: int, split: int, consumers: int, k_tiles: int, 
     return replace(config, launch="tiles") if config.one_tile_per_cluster else config
 
 
-def _many(n: int, rows: int, k: int, sms: int, float8: bool, weights: QuantizedFormat | None) -> Sm90Config:
-    """The kind with the least estimate; of equal ones the first. Rows are shared evenly where that gains enough."""
+def _least(
+    n: int, rows: int, k: int, sms: int, weights: QuantizedFormat | None, gain: float, float8: bool = False
+) -> tuple[float, _TileKind, int]:  # fmt: skip
+    """(estimate, kind, tiles that share rows evenly) of the least estimate; of equal ones the first.
+
+    gain  by which the estimates of narrower tiles in several rounds are divided
+    """
     found: list[tuple[float, _TileKind, int]] = []
     for kind in _MANY_FLOAT8 if float8 else [each for each in _MANY if each.takes(weights)]:
         for tiles in (0, *(() if float8 else kind.shares(rows))):
             time = kind.estimate(n, rows, k, sms, tiles)
             if time is not None:
-                found.append((time if not tiles or kind.single else time / _GAIN, kind, tiles))
-    _, kind, tiles = min(found, key=lambda each: each[0])
+                found.append((float(time) / (1.0 if not tiles or kind.single else gain), kind, tiles))
+    return min(found, key=lambda each: each[0])
+
+
+def _fastest(counts: Counts, rows: int, k: int, sms: int, weights: QuantizedFormat | None) -> Times:
+    """The least estimate for each number of output features."""
+    kinds = [(kind, tiles) for kind in _MANY if kind.takes(weights) for tiles in (0, *kind.shares(rows))]
+    times = [kind.estimate(counts, rows, k, sms, tiles) for kind, tiles in kinds]
+    return np.asarray(np.min([each for each in times if each is not None], axis=0), np.float64)
+
+
+def _many(n: int, rows: int, k: int, sms: int, float8: bool, weights: QuantizedFormat | None) -> Sm90Config:
+    """The kind with the least estimate. Rows are shared evenly where that gains enough."""
+    _, kind, tiles = _least(n, rows, k, sms, weights, _GAIN, float8)
     return kind.config(rows, k, "tma" if n % 8 == 0 else "direct", None if float8 else weights, tiles)

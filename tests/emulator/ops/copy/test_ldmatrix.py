@@ -208,3 +208,11 @@ def test_a_diverged_warp_is_reported():
     a = np.zeros(512, np.uint8)
     result = run(FILL + LOAD + "setp.lt.u32 %p0, %r30, 16; @%p0 " + X1, {"a": a}, shared=512)
     assert result.kinds == ["divergence"]
+
+
+def test_a_blocks_last_warp_may_have_too_few_threads() -> None:
+    """Their registers are no fragment: of a block of 40 threads the second warp has 8."""
+    load = "mov.u32 %r9, smem; ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r0}, [%r9];"
+    finding = run(load, block=40, shared=64).findings[0]
+    assert (finding.kind, finding.warp) == ("divergence", 1) and "this one has 8" in finding.message
+    assert not [one for one in run(load, block=64, shared=64).findings if one.kind == "divergence"]

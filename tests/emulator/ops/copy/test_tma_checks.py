@@ -144,17 +144,19 @@ def test_a_load_into_a_buffer_still_being_read_is_a_race() -> None:
     )
     memory = np.arange(64 * 64, dtype=np.uint16).view(np.uint8)
     for width, fence, policy, kinds in (
-        (32, "", None, ["lint"]),  # its own reads need a proxy fence by PTX's word
-        (32, "", Policy(strict=True), ["race"]),
-        (32, "fence.proxy.async.shared::cta;", Policy(strict=True), []),
-        (64, "", None, ["race"]),
+        (32, "", None, ["lint"] * 2),  # its own reads need a proxy fence by PTX's word, the other lanes' bar.warp.sync
+        (32, "", Policy(strict=True), ["race", "lint"]),
+        (32, "fence.proxy.async.shared::cta;", Policy(strict=True), ["lint"]),
+        (32, "fence.proxy.async.shared::cta; bar.warp.sync -1;", Policy(strict=True), []),
+        (64, "", None, ["race", "lint"]),
     ):
         body = f"{BEGIN} mov.u32 %r10, 1024; @!%p0 bra WAIT; {ARM} {GET} {WAIT} {OUT} {fence} {again[len(OUT) :]}"
         setup = setting(PAIR, memory, out=np.zeros(1024, np.uint8))
         result = run(body, setup, shared=SHARED, block=width, policy=policy)
         assert result.kinds == kinds, (width, fence, policy)
-        if kinds == ["lint"]:
+        if policy is None and width == 32:
             assert "Policy(strict=True) makes this a finding" in result.findings[0].message
+            assert "--lanes strict" in result.findings[1].message
 
 
 def test_stores_have_to_be_fenced() -> None:

@@ -48,7 +48,7 @@ def test_every_kernel_here_is_clean_under_the_strict_switch():
         ("add.u32 %at, %ta, 0;", "add.u32 %at, %ta, 0x200000;", "lanes 32..63 of tensor memory: warp 0|not a tensor"),
         ("add.u32 %at, %ta, 8;", "sub.u32 %at, %ta, 8;", "is not allocated"),
         ("mov.b32 %d, %base;", "sub.u32 %d, %base, 8;", "is not allocated"),
-        ("mov.b32 %d, %base;", "add.u32 %d, %base, 24;", "this reaches|is not allocated"),
+        ("mov.b32 %d, %base;", "add.u32 %d, %base, 24;", r"(this reaches|is not allocated).*; allocated are: 32 from"),
         ("tcgen05.mma.cta_group::1", "tcgen05.mma.cta_group::2", "M of kind|needs pairs of blocks"),
     ),
 )
@@ -92,7 +92,9 @@ def test_a_pairs_second_block_may_name_the_lanes_of_the_pairs_rows():
 
 
 def test_a_leak_is_reported():
-    only(broken(BASE, DEALLOC, ""), "exit", "ends with 32 columns allocated")
+    found = broken(BASE, DEALLOC, "")
+    only(found, "exit", "ends with 32 columns allocated")
+    assert found.findings[0].orders.startswith("tcgen05.dealloc by the warp that allocated them")
 
 
 def test_allocation_waits_for_columns():
@@ -173,8 +175,9 @@ def test_a_product_by_many_threads_is_reported():
 
 def test_a_missing_commit_is_a_deadlock():
     commit = "  " + text_of.commit()[0] + "\n"
-    with pytest.raises(DeadlockError, match=r"mbarrier\.try_wait"):
+    with pytest.raises(DeadlockError, match=r"mbarrier\.try_wait") as caught:
         broken(BASE, commit, "")
+    assert "note: no tcgen05.commit follows tcgen05.mma" in str(caught.value)
 
 
 def test_reading_an_accumulator_before_the_commit_races():

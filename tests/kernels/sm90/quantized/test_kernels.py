@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from layoutgemm.kernels.run.hardware_model import GlobalMatrix
 from layoutgemm.kernels.sm90.budget_checks import registers_fit
 from layoutgemm.kernels.sm90.checks import pipeline_of
 from layoutgemm.kernels.sm90.quantized.checks import packed_checks
-from layoutgemm.kernels.sm90.quantized.choose import packed_candidates, packed_config
+from layoutgemm.kernels.sm90.quantized.choose import packed_candidates, packed_config, packed_parts
 from layoutgemm.kernels.sm90.quantized.operand import PackedOperand
 from layoutgemm.kernels.sm90.quantized.warp_products import WarpProducts, warp_checks
 from layoutgemm.kernels.sm90.store_checks import exchange_check
@@ -486,6 +487,19 @@ def test_one_round_of_192_features_has_stages_of_64_and_groups_a_grid_of_tiles()
         assert packed_config(6144, rows, 4096, weights=INT4).tile_k is None
     alone, shared = (packed_config(4096, rows, 14336, weights=MXFP8) for rows in (768, 1024))
     assert (alone.tile, alone.cluster, shared.cluster) == ((128, 192), (1, 1), (2, 1))
+
+
+def test_two_launches_are_taken_where_they_were_faster() -> None:
+    record = json.loads((RESULTS / "quantized_two_launches_h200.json").read_text())
+    for row, (name, fmt) in product(record["rows"], {"e4m3": QuantizedFormat("e4m3"), "int4": INT4}.items()):
+        us = {what.removeprefix(name + " "): each for what, each in row["us"].items() if what.startswith(name)}
+        parts = packed_parts(row["n"], row["rows"], row["k"], weights=fmt)
+        sizes = "+".join(str(features) for features, _ in parts)
+        taken = us[f"{sizes} early"] if parts else us["one"]
+        assert taken <= 1.01 * us["one"] and taken <= 1.035 * min(us.values()), row
+        assert sum(features for features, _ in parts) in (0, row["n"])
+    assert packed_parts(28672, 255, 4096) == packed_parts(128256, 1024, 4096) == packed_parts(64, 300, 4096) == ()
+    assert packed_parts(7168, 1024, 20480, become="e4m3") == ()
 
 
 def test_tiles_share_rows_evenly_where_that_gains() -> None:
