@@ -250,6 +250,27 @@ def test_a_recorded_call_is_found_for_its_own_state_alone(noted: Any, monkeypatc
         linear(x.detach())
 
 
+def test_square_operands_are_told_apart(noted: Any) -> None:
+    """Calls whose tensors have the same shapes and strides: of b and of its transpose, of a's gradient and of b's."""
+    x, weight, grad = (torch.randn(SIZE, SIZE).bfloat16() for _ in range(3))
+    calls: list[Callable[[], Any]] = [
+        lambda: fp8_matmul(x, weight),
+        lambda: training.fp8_linear(x, weight, None, *RECIPES, None),
+        lambda: fp8_matmul(x, x.mT),
+        lambda: fp8_matmul(x, weight.mT),
+        lambda: a_step(weight, x.detach().requires_grad_(), None, grad, True),
+        lambda: a_step(weight.detach().requires_grad_(), x, None, grad, True),
+    ]
+    alone, together = [], []
+    for run in calls:
+        forget()
+        alone.append(launches(run, noted, [weight, grad, x]))
+    for _ in range(2):
+        together = [launches(run, noted, [weight, grad, x]) for run in calls]
+    assert together == alone
+    assert len({str(each) for each in alone}) == len(alone) - 1  # a layer is the product with its transposed weight
+
+
 @torch.no_grad()
 def test_wrong_input_of_a_kept_layer_is_refused_by_name(noted: Any) -> None:
     for of in (ScaledLinear, MasterLinear):

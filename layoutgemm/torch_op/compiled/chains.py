@@ -141,6 +141,8 @@ def _call_of(record: Recording, tensors: Tensors, made: Chain) -> ProductCall | 
         return None
     inner = _places(made.steps, [*tensors, *results])
     number = {x.data_ptr(): i for i, x in enumerate(tensors)}
+    if len(number) < len(tensors):  # another call's may lie apart
+        return None
     new = {x.data_ptr(): NewTensor(tuple(x.shape), tuple(x.stride()), x.dtype, None) for x in results}
     launches: list[NewResult] = []
     for one, step in zip(record.launches, made.steps):
