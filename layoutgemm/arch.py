@@ -1,5 +1,7 @@
 """Facts of each GPU architecture, frozen, each with its source.
 
+The table is data, in `arches.json`.
+
 Sources, named once: [PG] CUDA C++ Programming Guide, appendix "Compute Capabilities", table "Technical Specifications
 per Compute Capability"; [PTX] PTX ISA, the section of the instruction named. [TUNE] is the architecture's tuning guide,
 [SHEET] NVIDIA's data sheet of the GPU.
@@ -9,9 +11,11 @@ CCCL's `cuda/__device/arch_traits.h` has the numbers of [PG] too.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from pathlib import Path
 from types import MappingProxyType
 
 from .arguments import is_int, read_by, shown, unnamed
@@ -119,64 +123,23 @@ class Arch:
         return hash(self.name)
 
 
-_TABLE = 'CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"'
-_SM80 = frozenset({"mma.sync", "ldmatrix", "cp.async", "mbarrier"})
-_SM89 = _SM80 | {"mma.sync.e4m3"}
-_SM90 = _SM89 | {"stmatrix", "cp.async.bulk.tensor", "elect.sync", "cluster", "griddepcontrol"}
-_SM100 = _SM90 | {"tcgen05", "setmaxnreg", "tma.multicast"}
-_SM120 = _SM90 | {"setmaxnreg"}
-_TUNED = 'Tuning Guide, "Thread Block Clusters"'
-_OF_100 = {"cluster_max": f"Blackwell {_TUNED}", "tmem_columns": 'PTX ISA, "Tensor Memory"'}
-
-
-def _sources(**own: str) -> MappingProxyType[str, str]:
-    common = dict.fromkeys(
-        (
-            "smem_per_block",
-            "smem_per_sm",
-            "threads_per_sm",
-            "blocks_per_sm",
-            "registers_per_sm",
-            "registers_per_thread",
-            "threads_per_block",
-            "smem_reserved_per_block",
-            "cluster_portable",
-        ),
-        _TABLE,
-    )
-    common["features"] = 'PTX ISA, "Target ISA Notes" of each instruction'
-    common["capabilities"] = 'CUDA C++ Programming Guide, "Binary Compatibility" and "Family-Specific Features"'
-    common["gpu"] = "NVIDIA, data sheet of the GPU"
-    return MappingProxyType(common | own)
+def _read() -> tuple[Arch, ...]:
+    """The architectures of the package's table, in their order."""
+    table = json.loads(Path(__file__).with_name("arches.json").read_text(encoding="utf-8"))
+    found = []
+    for name, facts in table["arches"].items():
+        facts["smem_per_sm"] = facts.pop("smem_kib_per_sm") * KIB
+        facts["features"], facts["also"] = frozenset(facts["features"]), tuple(facts["also"])
+        facts["capabilities"] = tuple([(major, minor) for major, minor in facts["capabilities"]])
+        facts["gpu"] = Gpu(**facts["gpu"])
+        facts["sources"] = MappingProxyType(table["sources"] | facts["sources"])
+        found.append(Arch(name, **facts))
+    return tuple(found)
 
 
 # Machine code of an 8.x target runs on later 8.x, but for those of Tegra, 8.7: it has code of its own. That of an "a"
 # target runs on one capability, that of an "f" target on the capabilities of its family from its own on.
-_SPECIFIC = (
-    Arch("sm_80", 164 * KIB, 2048, 32, 1, 1, 0, _SM80, ((8, 0), (8, 6), (8, 9)),
-         Gpu("NVIDIA A100-SXM4-80GB", 108, 80, 40), ("ampere", "a100", "a30"), _sources()),
-    Arch("sm_86", 100 * KIB, 1536, 16, 1, 1, 0, _SM80, ((8, 6), (8, 9)),
-         Gpu("NVIDIA GeForce RTX 3090", 82, 24, 6), ("ampere-geforce", "rtx-3090", "a10", "a40", "rtx-a6000"),
-         _sources()),
-    Arch("sm_87", 164 * KIB, 1536, 16, 1, 1, 0, _SM80, ((8, 7),),
-         Gpu("Orin", 16, 64, 4), ("orin", "jetson-orin"), _sources()),
-    Arch("sm_89", 100 * KIB, 1536, 24, 1, 1, 0, _SM89, ((8, 9),),
-         Gpu("NVIDIA L40S", 142, 48, 96), ("ada", "ada-lovelace", "rtx-4090", "l4", "l40", "l40s"), _sources()),
-    Arch("sm_90a", 228 * KIB, 2048, 32, 8, 16, 0, _SM90 | {"wgmma", "setmaxnreg", "tma.multicast"}, ((9, 0),),
-         Gpu("NVIDIA H100 80GB HBM3", 132, 80, 50), ("hopper", "h100", "h200", "gh200", "h20"),
-         _sources(cluster_max=f"Hopper {_TUNED}")),
-    Arch("sm_100a", 228 * KIB, 2048, 32, 8, 16, 512, _SM100, ((10, 0),),
-         Gpu("NVIDIA B200", 148, 180, 126), ("blackwell", "b200", "gb200", "b100"), _sources(**_OF_100)),
-    Arch("sm_103a", 228 * KIB, 2048, 32, 8, 16, 512, _SM100, ((10, 3),),
-         Gpu("NVIDIA B300", 148, 268, 126), ("blackwell-ultra", "b300", "gb300"), _sources(**_OF_100)),
-    # The portable size is the largest that documents give for Thor's clusters.
-    Arch("sm_110a", 228 * KIB, 1536, 24, 8, 8, 512, _SM100, ((11, 0),),
-         Gpu("NVIDIA Thor", 20, 128, 32), ("thor", "jetson-thor"), _sources(tmem_columns=_OF_100["tmem_columns"])),
-    Arch("sm_120a", 100 * KIB, 1536, 24, 8, 8, 0, _SM120, ((12, 0),),
-         Gpu("NVIDIA GeForce RTX 5090", 170, 32, 96), ("blackwell-geforce", "rtx-5090", "rtx-pro-6000"), _sources()),
-    Arch("sm_121a", 100 * KIB, 1536, 24, 8, 8, 0, _SM120, ((12, 1),),
-         Gpu("NVIDIA GB10", 48, 128, 24), ("spark", "dgx-spark", "gb10"), _sources()),
-)  # fmt: skip
+_SPECIFIC = _read()
 
 
 def _family(first: Arch) -> Arch:

@@ -23,20 +23,6 @@ from typing import Any, NamedTuple, Protocol, TypeGuard, TypeVar, Union
 from .errors import LayoutError
 from .graph_marks import constant_in_graphs, not_in_graphs
 
-__all__ = [
-    "IntTuple",
-    "Integer",
-    "as_int",
-    "as_number",
-    "check_range",
-    "checked",
-    "is_int",
-    "plain",
-    "read_by",
-    "settle",
-    "shown",
-]
-
 IntTuple = int | tuple["IntTuple", ...]
 
 

@@ -15,8 +15,6 @@ from types import CodeType
 
 from .moved import old_names
 
-__all__ = ["home_below", "homes_of_names", "named_later"]
-
 
 def homes_of_names(code: CodeType, there: Container[str]) -> dict[str, str]:
     """Name -> relative module, of the imports of a module's code that have not run.

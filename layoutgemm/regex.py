@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import cast
 
-__all__ = ["regex"]
-
 
 class LatePattern:
     """A regular expression's text; each method is the compiled pattern's."""

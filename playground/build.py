@@ -34,9 +34,9 @@ DISTRIBUTION = f"https://cdn.jsdelivr.net/pyodide/v{PYODIDE}/full/"
 PACKAGES = {"numpy": ("numpy",), "sympy": ("mpmath", "sympy")}  # what a cell can ask for -> its wheels
 RUNTIME = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
 # Of the package: what the algebra, its proofs, its pictures and plans load.
-PARTS = ("__init__.py", "errors.py", "arguments.py", "lazy_numpy.py", "lazy_names.py", "memo.py", "arch.py",
-         "dtypes.py", "regex.py", "report.py", "moved.py", "moved.json", "graph_marks.py", "layouts", "atoms",
-         "schedule", "checks", "view", "kernels")  # fmt: skip
+PARTS = ("__init__.py", "errors.py", "arguments.py", "lazy_numpy.py", "lazy_names.py", "memo.py",
+         "arch.py", "arches.json", "dtypes.py", "regex.py", "report.py", "moved.py", "moved.json", "graph_marks.py",
+         "layouts", "atoms", "schedule", "checks", "view", "kernels")  # fmt: skip
 
 
 def archive() -> bytes:
@@ -45,9 +45,9 @@ def archive() -> bytes:
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as zipped:
         for part in PARTS:
             path = ROOT / "layoutgemm" / part
-            files = (
-                sorted(file for file in path.rglob("*") if file.suffix in (".py", ".json")) if path.is_dir() else [path]
-            )
+            files = [path]
+            if path.is_dir():
+                files = sorted(file for file in path.rglob("*") if file.suffix in (".py", ".json", ".txt"))
             for file in files:
                 zipped.write(file, file.relative_to(ROOT).as_posix())
         zipped.write(HERE / "session.py", "session.py")

@@ -153,6 +153,3 @@ def run_ranks(
     if isinstance(done.error, EmulatorError) and done.error not in done.gpu.fatal:
         done.gpu.fatal.append(done.error)
     return done
-
-
-__all__ = ["RankLaunches", "run_ranks"]

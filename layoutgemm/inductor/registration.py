@@ -15,6 +15,7 @@ import torch._functorch.config as functorch_config
 
 from ..arguments import as_bool, checked, refusal
 from ..errors import LayoutError, OperandError
+from ..kernels.compile.cache import hash_of
 from ..torch_op.api import matmul
 from ..torch_op.compiled.call_sites import CallSite
 from ..torch_op.compiled.guards import FIRST_GPU
@@ -220,9 +221,7 @@ def _define_choice() -> None:
 @functools.cache
 def package_hash() -> str:
     """A hash of the package: graphs that another version of it wrote are not this one's."""
-    root = Path(__file__).parent.parent
-    texts = [f"{path.relative_to(root)}\0{path.read_text()}" for path in sorted(root.rglob("*.py"))]
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
+    return hash_of(Path(__file__).parent.parent)
 
 
 def visible_gpus() -> list[str]:

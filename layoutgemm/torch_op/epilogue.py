@@ -486,6 +486,8 @@ def finish_of(epilogue: Epilogue, given: Tensors, shape: Sequence[int], joined: 
         step, leading, order = made.batch, made.leading, "row"
         if operand.axes == "mn":
             order = orders[operand.name] = order_of_matrices(x)
+        elif operand.count > 1:
+            orders[operand.name] = "row"  # as `check_operand` asks for
         alone = alone or operand.axes != "n" or step != 0
         if order == "row" and operand.axes != "m":
             pairs = pairs and lies_in_units(x, 2 * x.element_size(), leading, step)

@@ -1,7 +1,8 @@
-"""Random epilogues of groups: their kernels, in the emulator, give the CPU's bits.
+"""Random epilogues: their kernels, in the emulator, give the CPU's bits.
 
-`faults(seed, count)` draws any form, sizes, types, scales that the epilogue applies, steps, and memory of operands.
-What a kernel has too few parameters for is refused, and counts as no fault.
+`faults(seed, count)` draws products of groups: any form, sizes, types, scales that the epilogue applies, steps, and
+memory of operands. `dense_faults` draws matrices and batches, by the kernel that the choice takes for these sizes:
+operands may change places. What no kernel computes is refused, and counts as no fault.
 """
 
 from __future__ import annotations
@@ -12,17 +13,20 @@ from typing import Any
 import pytest
 import torch
 
-from layoutgemm import Sm90Config, grouped_matmul
-from layoutgemm.errors import PlanError
+from layoutgemm import Sm90Config, grouped_matmul, matmul
+from layoutgemm.errors import LayoutError, PlanError
 from layoutgemm.kernels.epilogue.chain import (
     Activation,
     Amax,
     Aux,
     Bias,
+    ColumnGroup,
     ColumnReduce,
     Custom,
     Dropout,
     Epilogue,
+    Quantize,
+    Reduction,
     Residual,
     RowReduce,
     Step,
@@ -31,6 +35,7 @@ from layoutgemm.kernels.epilogue.chain import (
 from tests.torch_op.kernel_fuzz import BF16, E4M3, F16, F32, Draw
 from tests.torch_op.test_operator import emulated
 
+KINDS = {"f32": F32, "bf16": BF16, "f16": F16, "i32": torch.int32}
 SIZES, FORMS = (0, 0, 1, 3, 15, 16, 17, 33, 64, 70), ("offs", "offsets", "counts", "K", "rows", "counts, rows")
 STEPS: dict[str, Step] = {
     "residual": Residual("f32", beta=None), "bias": Bias("n", "f32"), "each row": VectorScale("m", "f32", "vector"),
@@ -39,6 +44,19 @@ STEPS: dict[str, Step] = {
     "columns": ColumnReduce("sum", "column"), "column of most": ColumnReduce("argmax", "most"),
     "columns in memory": ColumnReduce("max", "in_column", ordered=False), "parts": RowReduce("max", "part", each=16),
     "own": Custom.of(lambda x, i, j, ops: ops.where((i + j) % 3 == 0, -x, x)), "dropout": Dropout(0.5),
+}  # fmt: skip
+
+SPAN = Reduction.of(
+    lambda x, i, j, ops: (x, -x),
+    lambda a, b, ops: (ops.maximum(a[0], b[0]), ops.maximum(a[1], b[1])),
+    identity=(-3.0e38, -3.0e38),
+    finish=lambda a, ops: ((a[0], -a[1]), a[0] + a[1]),
+    results=("ends", "span"),
+)
+DENSE_STEPS: dict[str, Step] = {
+    **STEPS, "most of rows": RowReduce("top2", "tops"), "most of columns": ColumnReduce("top4", "top"),
+    "ends of rows": RowReduce(SPAN, "ends", order="col"), "ends of columns": ColumnReduce(SPAN, "ends_below", "f16"),
+    "pairs": ColumnGroup.of(lambda x, i, j, ops: (x[1], x[0])), "aux by columns": Aux("bf16", "col", name="second"),
 }  # fmt: skip
 
 
@@ -90,11 +108,11 @@ def matrix(draw: Draw, x: torch.Tensor) -> torch.Tensor:
         return x
     if form == 1:
         return x.mT.contiguous().mT
-    wide = torch.full((*x.shape[:-1], x.shape[-1] + 4), 5.0)
+    wide = torch.full((*x.shape[:-1], x.shape[-1] + 4), 5, dtype=x.dtype)
     return wide[..., form - 2 : form - 2 + x.shape[-1]].copy_(x)
 
 
-def operands(draw: Draw, epilogue: Epilogue, shape: tuple[int, ...], experts: int) -> dict[str, Any]:
+def operands(draw: Draw, epilogue: Epilogue, shape: tuple[int, ...], experts: int = 0) -> dict[str, Any]:
     """The steps' operands. Outputs hold sevens, which rows of no group keep."""
     found: dict[str, Any] = {}
     for given in epilogue.given:
@@ -102,13 +120,13 @@ def operands(draw: Draw, epilogue: Epilogue, shape: tuple[int, ...], experts: in
             found[given.name] = 5
             continue
         one = given.shape(*shape[-2:])
-        several = (experts, *one) if given.axes == "n" else (*shape[:-2], *one)
+        several = (experts, *one) if experts and given.axes == "n" else (*shape[:-2], *one)
         if given.written:
             x = torch.zeros(1) if not given.axes else torch.full(several, 7.0)
-            x = x.int() if given.dtype.kind == "int" else x
+            x = x.to(KINDS[given.dtype.name])
         else:
             x = draw.whole(*several if draw.random() < 0.6 else one, kind=F32)
-        found[given.name] = matrix(draw, x) if given.axes == "mn" and x.dtype == F32 else x
+        found[given.name] = matrix(draw, x) if given.axes == "mn" else x
     return found
 
 
@@ -143,3 +161,33 @@ def faults(seed: int, count: int) -> Iterator[str]:
         wrong = [x for x in epilogue.writes if not torch.equal(own[0][x], own[1][x])]
         if wrong or not torch.equal(got, want):
             yield f"draw {number} ({form} {shape} in {experts}, {names}): {wrong or 'C'}"
+
+
+def dense_faults(seed: int, count: int) -> Iterator[str]:
+    """The same of products of matrices and batches."""
+    for number in range(seed, seed + count):
+        draw = Draw(number)
+        torch.manual_seed(number)
+        names, kind = draw.sample(list(DENSE_STEPS), draw.randint(1, 3)), draw.choice((F32, BF16))
+        batch, k, (m, n) = draw.choice(((), (), (2,))), draw.choice((8, 64, 130)), draw.sample((1, 2, 24, 72, 130, 200), 2)
+        steps = [DENSE_STEPS[name] for name in names]
+        if not batch and draw.random() < 0.1:
+            names, steps, kind = [*names, "quantised"], [*steps, Quantize(each=draw.choice((16, 64)))], E4M3
+        stores = draw.random() < 0.6 or not any(given.written for step in steps for given in step.given)
+        epilogue = Epilogue(*steps, stores_c=stores or kind == E4M3)
+        of = draw.choice((BF16, F16))
+        a, b = draw.lay(draw.whole(*batch, m, k, kind=of)), draw.lay(draw.whole(*batch, n, k, kind=of)).mT
+        given, out = operands(draw, epilogue, (*batch, m, n), *batch), None
+        if stores and kind != E4M3:
+            out = draw.output((*batch, m, n), kind)
+        own = [{name: again(x) for name, x in given.items()} for _ in range(2)]
+        options: dict[str, Any] = {"epilogue": epilogue, "out_dtype": kind}
+        try:
+            with pytest.MonkeyPatch.context() as patch, emulated(patch, edges=False) as calls:
+                got = matmul(a, b, given=own[1], out=again(out), **options)
+        except LayoutError:
+            continue
+        want = matmul(a, b, given=own[0], out=again(out), **options)
+        wrong = [x for x in epilogue.writes if not torch.equal(own[0][x].float(), own[1][x].float())]
+        if wrong or not torch.equal(got.float(), want.float()):
+            yield f"draw {number} ({m} x {n} x {k} of {batch}, {names}, {calls}): {wrong or 'C'}"

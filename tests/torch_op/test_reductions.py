@@ -15,7 +15,8 @@ from layoutgemm.errors import LayoutError, OperandError, TensorError
 from layoutgemm.kernels.epilogue.chain import ColumnReduce, Epilogue, Quantize, RowReduce
 from layoutgemm.torch_op.problem import Problem, StridedOperand
 from layoutgemm.torch_op.solver import solve
-from tests.torch_op.test_operator import F32, integers
+from tests.torch_op.epilogue_fuzz import dense_faults
+from tests.torch_op.test_operator import F32, emulated, integers
 
 EVERY = Epilogue(RowReduce("softmax"), ColumnReduce("argmax"), RowReduce("sum", "sums", dtype="bf16"))
 
@@ -54,6 +55,29 @@ def test_without_c_and_combined_in_memory() -> None:
     assert torch.equal(given["most"], exact.amax(-1).clamp_min(30)) and torch.equal(given["sums"], exact.sum(0) + 2)
     with pytest.raises(OperandError, match="out is given, and the epilogue stores no C"):
         matmul(a, b, epilogue=epilogue, given=given, out=torch.empty(20, 17).bfloat16())
+
+
+@needs.DSL
+@needs.C_COMPILER
+@pytest.mark.dsl
+def test_a_transposed_product_writes_each_number_to_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel has 40 rows and 72 columns, and reduces what are its rows."""
+    a, b = integers(72, 64), integers(40, 64).T
+    given = {"best_value": torch.empty(2, 40), "best_index": torch.empty(2, 40, dtype=torch.int32)}
+    with emulated(monkeypatch) as calls:
+        matmul(a, b, epilogue=Epilogue(ColumnReduce("top2", "best"), stores_c=False), given=given)
+        assert [values[3:6] for values, _ in calls] == [[40, 72, 64]]
+    exact = (a.double() @ b.double()).sort(dim=0, descending=True, stable=True)
+    assert torch.equal(given["best_value"].double(), exact.values[:2])
+    assert torch.equal(given["best_index"].long(), exact.indices[:2])
+
+
+@needs.DSL
+@needs.C_COMPILER
+@pytest.mark.dsl
+@pytest.mark.slow
+def test_random_epilogues_are_those_of_the_cpu() -> None:
+    assert list(dense_faults(0, 12)) == []
 
 
 def test_reductions_of_nothing() -> None:

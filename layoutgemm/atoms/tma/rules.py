@@ -2,7 +2,7 @@
 
 A tensor map describes a global tensor and the box that one instruction moves. The driver encodes it once, and the
 instruction adds the coordinates of the box, a shared-memory address and a barrier. Everything that the hardware refuses
-is a `Rule` here, with the text that says so; `broken` holds a map against all of them.
+is a `Rule` here, with its text in `rules.json`; `broken` holds a map against all of them.
 
 Not derived: stores and reductions of pixel columns (im2col_no_offs), and im2col along W alone (sm_100). Neither are
 the layouts NC/8HWC8 and NC/16HWC16 of interleaved channels. Of the modes, "128B, atom 32B flip 8B" exchanges 8-byte
@@ -14,8 +14,10 @@ Guide, "Asynchronous data copies using the Tensor Memory Accelerator"; [CUTE] NV
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from typing import Any
 
 from ...arguments import Integer, shown
@@ -46,54 +48,12 @@ class Rule:
     source: str
 
 
-_RULES = (
-    Rule("rank", f"a tensor map has 1 to {MAX_RANK} dimensions", "[DRIVER] tensorRank"),
-    Rule("contiguous", "the innermost dimension is contiguous in global memory: its stride is not part of the map",
-         "[DRIVER] globalStrides"),
-    Rule("extent", "every extent is 1 to 2**32", "[DRIVER] globalDim"),
-    Rule("packed extent", "the innermost extent of a packed format is a multiple of 2, or of 128 where it is padded",
-         "[DRIVER] globalDim"),
-    # 0, one line for all of a dimension, is not excluded there: an H200 with driver 580.159 loads through such a map
-    # (2026-11-20, `tests/torch_op/test_gpu_matmul.py`).
-    Rule("stride", "every stride but the first is a multiple of 16 bytes (32 for padded formats), below 2**40",
-         "[DRIVER] globalStrides"),
-    Rule("address", "the tensor starts at a multiple of 16 bytes (32 for padded formats)", "[DRIVER] globalAddress"),
-    Rule("box", "every extent of the box is 1 to 256", "[DRIVER] boxDim"),
-    Rule("inner bytes", "the box's inner extent is a multiple of 16 bytes", "[DRIVER] boxDim"),
-    Rule("packed box", "the box's inner extent of a padded format is 128 elements", "[DRIVER] boxDim"),
-    Rule("step", "a dimension is traversed in steps of 1 to 8 elements, the innermost in steps of 1",
-         "[DRIVER] elementStrides"),
-    Rule("span", "the box's inner extent is at most the swizzle's span", "[DRIVER] interleave"),
-    Rule("swizzle", "the swizzle is one that the engine has, and that the format allows", "[DRIVER] swizzle"),
-    Rule("coordinate", "the innermost coordinate is a multiple of 16 bytes, and no coordinate of a store is negative",
-         "H200, driver 580: anything else is an illegal instruction there"),
-    Rule("fill", "NaN fill is for floating-point formats that are not packed", "[DRIVER] oobFill"),
-    Rule("shared address", "each instruction's shared address is a multiple of 128 bytes",
-         '[PTX] cp.async.bulk.tensor, "dstMem"; "Tensor-map"'),
-    Rule("run", "the box is a rectangle of the tensor that lies in shared memory row after row without gaps",
-         '[PTX] "Tiled Mode"'),
-    Rule("injective", "no two elements share a byte of shared memory, nor of global memory where it is written",
-         '[PTX] "Tiled Mode"'),
-    Rule("format", "the tensor map knows the element type", "[DRIVER] tensorDataType"),
-    Rule("reduction", "the reduction exists for the element type", "[PTX] cp.reduce.async.bulk.tensor"),
-    Rule("multicast", "each block of the cluster sends an equal part of the tile, at a multiple of 128 bytes",
-         '[PTX] cp.async.bulk.tensor, ".multicast::cluster": a 16-bit mask of blocks'),
-    Rule("direction", "padded 4-bit elements are loaded only", "[DRIVER] swizzle"),
-    Rule("tile", "the tile fits the tensor's modes, and shared memory holds as many elements", "[CUTE] tma_partition"),
-    Rule("im2col rank", "an im2col map has 3 to 5 dimensions: channels, W, H, D, images", "[DRIVER] tensorRank"),
-    Rule("corner", "a corner of the pixel box has 16 signed bits at rank 3, 8 at rank 4, 5 at rank 5",
-         "[DRIVER] pixelBoxLowerCorner"),
-    Rule("pixel box", "the pixel box holds a pixel along every spatial dimension", "[DRIVER] pixelBoxUpperCorner"),
-    Rule("pixels", "a column has 1 to 1024 pixels", "[DRIVER] pixelsPerColumn"),
-    Rule("offset", "an im2col offset has 16 unsigned bits at rank 3, 8 at rank 4, 5 at rank 5",
-         '[PTX] cp.async.bulk.tensor, "im2colOffsets"'),
-    Rule("first pixel", "a column begins at a pixel of the box that the traversal visits", '[PTX] "im2col mode"'),
-    Rule("im2col swizzle", "a wide im2col copy has a swizzle of 32, 64 or 128 bytes",
-         '[PTX] "im2col::w and im2col::w::128 modes"'),
-    Rule("gather", "gather4 and scatter4 move four rows of a 2-D map, whose box has one row and steps of 1",
-         '[PTX] "tile::gather4 and tile::scatter4 modes"'),
-)  # fmt: skip
-RULES: dict[str, Rule] = {rule.name: rule for rule in _RULES}
+# A stride of 0, one line for all of a dimension, is not excluded by the driver's text: an H200, driver 580.159, loads
+# through such a map (2026-11-20, `tests/torch_op/test_gpu_matmul.py`).
+RULES: dict[str, Rule] = {
+    name: Rule(name, **each)
+    for name, each in json.loads((files(__package__) / "rules.json").read_text(encoding="utf-8")).items()
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,8 @@
 """The spellings of instructions that touch memory or other threads: words, operands, and the least target.
 
-One line of `TABLE` is a family of spellings. `.u32|.s32` is a choice, `[.v2|.v4]` is optional, and the words of
-`{.release .cta|.cluster}` come together or not at all. Words may stand in any order. Operands follow the colon: `a` is
-an address, `v` any other, `r` one without a second result, `_` the sink, a number itself; `?` may be left out. `@100`
-is the least target. Instructions whose builders check all of this themselves are not in the table.
-
-Source: PTX ISA, "Instruction Set"; a test compares it with what ptxas accepts (13.0 and 13.4). What ptxas takes beyond
-PTX is refused: `atom.add.noftz.f32`, `match.any.sync.u32`, `ld.volatile` with a priority of eviction.
+The table is data, in `spellings.txt`, which says how a line is read. Instructions whose builders check all of this
+themselves are not in it. A test compares it with what ptxas accepts (13.0 and 13.4). What ptxas takes beyond PTX is
+refused: `atom.add.noftz.f32`, `match.any.sync.u32`, `ld.volatile` with a priority of eviction.
 """
 
 from __future__ import annotations
@@ -15,130 +11,8 @@ import re
 from functools import cache, lru_cache
 from typing import NamedTuple
 
-from ..ptx.forms import reached
+from ..ptx.forms import reached, table_in
 from ..ptx.parser import PtxInstruction, PtxOperand
-
-_WORDS = {
-    "SCOPE": ".cta|.cluster|.gpu|.sys",
-    "OWN": "[.shared|.shared::cta]",
-    "SPACE": "[.global|.shared|.shared::cta|.shared::cluster|.local|.param|.param::entry|.param::func]",
-    "SHARED": "[.global|.shared|.shared::cta|.shared::cluster]",
-    "HINTS": (
-        "[.L1::evict_normal|.L1::evict_unchanged|.L1::evict_first|.L1::evict_last|.L1::no_allocate]"
-        " [.L2::evict_normal|.L2::evict_first|.L2::evict_last] [.L2::cache_hint]"
-    ),
-    "AHEAD": "[.L2::64B|.L2::128B|.L2::256B]",
-    "VEC": "[.v2|.v4|.v8]",
-    "TYPE": ".b8|.b16|.b32|.b64|.b128|.u8|.u16|.u32|.u64|.s8|.s16|.s32|.s64|.f32|.f64",
-    "TRYCANCEL": "clusterlaunchcontrol.try_cancel.async [.shared::cta] .mbarrier::complete_tx::bytes",
-    "REDGLOBAL": "cp.reduce.async.bulk.global.shared::cta.bulk_group [.L2::cache_hint]",
-    "REDSHARED": "cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes",
-    "REDASYNC": "red.async.relaxed.cluster.mbarrier::complete_tx::bytes [.shared::cluster]",
-    "ATOM": "[.relaxed|.acquire|.release|.acq_rel] [.cta|.cluster|.gpu|.sys] SHARED [.L2::cache_hint]",
-    "RED": "[.relaxed|.release] [.cta|.cluster|.gpu|.sys] SHARED [.L2::cache_hint]",
-    "WIDE": "[.relaxed|.acquire|.release|.acq_rel] [.cta|.cluster|.gpu|.sys] [.global] [.L2::cache_hint]",
-    "WIDERED": "[.relaxed|.release] [.cta|.cluster|.gpu|.sys] [.global] [.L2::cache_hint]",
-}
-TABLE = """
-mbarrier.init OWN .b64                                             : a v
-mbarrier.inval OWN .b64                                            : a
-mbarrier.expect_tx {.relaxed .cta|.cluster} [.shared|.shared::cta|.shared::cluster] .b64  : a v
-mbarrier.complete_tx {.relaxed .cta|.cluster} [.shared|.shared::cta|.shared::cluster] .b64 : a v
-mbarrier .arrive|.arrive_drop {.release|.relaxed .cta|.cluster} OWN .b64 : v a v?
-mbarrier .arrive|.arrive_drop {.release|.relaxed .cta|.cluster} .shared::cluster .b64 : _ a v?
-mbarrier .arrive|.arrive_drop .expect_tx {.release|.relaxed .cta|.cluster} OWN .b64 : v a v
-mbarrier .arrive|.arrive_drop .expect_tx {.release|.relaxed .cta|.cluster} .shared::cluster .b64 : _ a v
-mbarrier .arrive|.arrive_drop .noComplete {.release .cta} OWN .b64 : v a v
-mbarrier.test_wait [.parity] {.acquire|.relaxed .cta|.cluster} OWN .b64 : v a v
-mbarrier.try_wait [.parity] {.acquire|.relaxed .cta|.cluster} OWN .b64 : v a v v?
-mbarrier.pending_count .b64                                        : v v
-bar [.cta] .sync                                                   : v v?
-barrier [.cta] .sync [.aligned]                                    : v v?
-bar [.cta] .arrive                                                 : v v
-barrier [.cta] .arrive [.aligned]                                  : v v
-bar [.cta] .red .popc .u32                                         : v v v v?
-bar [.cta] .red .and|.or .pred                                     : v v v v?
-barrier [.cta] .red .popc [.aligned] .u32                          : v v v v?
-barrier [.cta] .red .and|.or [.aligned] .pred                      : v v v v?
-bar.warp.sync                                                      : v
-barrier.cluster.arrive [.release|.relaxed] [.aligned]              :
-barrier.cluster.wait [.acquire] [.aligned]                         :
-fence [.sc|.acq_rel|.acquire|.release] SCOPE                       :
-fence.proxy .alias|.async                                          :
-fence.proxy.async .global|.shared::cta|.shared::cluster            :
-fence.mbarrier_init.release.cluster                                :
-fence.proxy.async::generic.acquire.sync_restrict::shared::cluster.cluster :
-fence.proxy.async::generic.release.sync_restrict::shared::cta.cluster :
-fence.acquire.sync_restrict::shared::cluster.cluster               :
-fence.release.sync_restrict::shared::cta.cluster                   :
-membar .cta|.gl|.sys                                               :
-membar.proxy.alias                                                 :
-redux.sync .add|.min|.max .u32|.s32                                : v v v
-redux.sync .and|.or|.xor .b32                                      : v v v
-redux.sync .min|.max [.abs] [.NaN] .f32                            : v v v @10x
-vote.sync .all|.any|.uni .pred                                     : v v v
-vote.sync.ballot.b32                                               : v v v
-match.any.sync .b32|.b64                                           : r v v
-match.all.sync .b32|.b64                                           : v v v
-nanosleep.u32                                                      : v
-applypriority [.global] .L2::evict_normal                          : a 128
-discard [.global] .L2                                              : a 128
-prefetch [.global|.local] .L1|.L2                                  : a
-prefetch.global .L2::evict_last|.L2::evict_normal                  : a
-prefetch [.const|.param] .tensormap                                : a
-prefetchu.L1                                                       : a
-st.bulk [.weak] [.shared::cta]                                     : a v 0 @100
-TRYCANCEL [.multicast::cluster::all] .b128                         : a a @100
-clusterlaunchcontrol.query_cancel.is_canceled .pred .b128          : v v @100
-clusterlaunchcontrol.query_cancel.get_first_ctaid .v4 .b32 .b128   : v v @100
-clusterlaunchcontrol.query_cancel .get_first_ctaid::x|.get_first_ctaid::y|.get_first_ctaid::z .b32 .b128 : v v @100
-REDGLOBAL .add .u32|.s32|.u64|.f32|.f64                            : a a v v?
-REDGLOBAL .add .noftz .f16|.bf16                                   : a a v v?
-REDGLOBAL .min|.max .u32|.s32|.u64|.s64|.f16|.bf16                 : a a v v?
-REDGLOBAL .inc|.dec .u32                                           : a a v v?
-REDGLOBAL .and|.or|.xor .b32|.b64                                  : a a v v?
-REDSHARED .add .u32|.s32|.u64                                      : a a v a
-REDSHARED .min|.max .u32|.s32                                      : a a v a
-REDSHARED .inc|.dec .u32                                           : a a v a
-REDSHARED .and|.or|.xor .b32                                       : a a v a
-REDASYNC .add .u32|.s32|.u64|.s64                                  : a v a
-REDASYNC .min|.max .u32|.s32                                       : a v a
-REDASYNC .inc|.dec .u32                                            : a v a
-REDASYNC .and|.or|.xor .b32                                        : a v a
-st.async [.weak] .mbarrier::complete_tx::bytes [.shared::cluster] [.v2|.v4] .b32|.u32|.s32|.f32 : a v a
-st.async [.weak] .mbarrier::complete_tx::bytes [.shared::cluster] [.v2] .b64|.u64|.s64|.f64 : a v a
-ld [.weak] SPACE [.ca|.cg|.cs|.lu|.cv] HINTS AHEAD VEC TYPE [.unified] : v a v?
-ld [.weak] .const [.ca|.cg|.cs|.lu|.cv] VEC TYPE                   : v a
-ld [.global] .nc [.ca|.cg|.cs] HINTS AHEAD VEC TYPE                : v a v?
-ld .volatile SPACE AHEAD VEC TYPE                                  : v a
-ld .relaxed|.acquire SCOPE SHARED HINTS AHEAD VEC TYPE             : v a v?
-ld .mmio .relaxed .sys [.global] TYPE                              : v a
-ldu [.global] VEC TYPE                                             : v a
-st [.weak] SPACE [.wb|.cg|.cs|.wt] HINTS VEC TYPE                  : a v v?
-st .volatile SPACE VEC TYPE                                        : a v
-st .relaxed|.release SCOPE SHARED HINTS VEC TYPE                   : a v v?
-st .mmio .relaxed .sys [.global] TYPE                              : a v
-atom ATOM .add .u32|.s32|.u64|.f32|.f64                            : v a v v?
-atom ATOM .add .noftz .f16|.bf16|.f16x2|.bf16x2                    : v a v v?
-atom ATOM .min|.max .u32|.s32|.u64|.s64                            : v a v v?
-atom ATOM .and|.or|.xor .b32|.b64                                  : v a v v?
-atom ATOM .exch .b32|.b64                                          : v a v v?
-atom ATOM .cas .b16|.b32|.b64                                      : v a v v v?
-atom ATOM .exch .b128                                              : v a v v?   @90
-atom ATOM .cas .b128                                               : v a v v v? @90
-atom ATOM .inc|.dec .u32                                           : v a v v?
-atom WIDE .add .v2|.v4 .f32                                        : v a v v? @90
-atom WIDE .add|.min|.max .noftz .v2|.v4|.v8 .f16|.bf16             : v a v v? @90
-atom WIDE .add|.min|.max .noftz .v2|.v4 .f16x2|.bf16x2             : v a v v? @90
-red RED .add .u32|.s32|.u64|.f32|.f64                              : a v v?
-red RED .add .noftz .f16|.bf16|.f16x2|.bf16x2                      : a v v?
-red RED .min|.max .u32|.s32|.u64|.s64                              : a v v?
-red RED .and|.or|.xor .b32|.b64                                    : a v v?
-red RED .inc|.dec .u32                                             : a v v?
-red WIDERED .add .v2|.v4 .f32                                      : a v v? @90
-red WIDERED .add|.min|.max .noftz .v2|.v4|.v8 .f16|.bf16           : a v v? @90
-red WIDERED .add|.min|.max .noftz .v2|.v4 .f16x2|.bf16x2           : a v v? @90
-"""
 
 
 class WordFamily(NamedTuple):
@@ -177,9 +51,9 @@ def _fits(kind: str, operand: PtxOperand) -> bool:
     return operand.kind != "address" and (kind != "r" or operand.kind != "pair")
 
 
-def _expanded(text: str) -> str:
+def _expanded(text: str, abbreviated: dict[str, str]) -> str:
     while (found := re.search(r"\b[A-Z]{3,}\b", text)) is not None:
-        text = text[: found.start()] + _WORDS[found[0]] + text[found.end() :]
+        text = text[: found.start()] + abbreviated[found[0]] + text[found.end() :]
     return text
 
 
@@ -187,9 +61,10 @@ def _expanded(text: str) -> str:
 def _table() -> dict[str, list[WordFamily]]:
     """First word of an opcode -> its spellings."""
     out: dict[str, list[WordFamily]] = {}
-    for line in TABLE.strip().splitlines():
+    abbreviated, lines = table_in(__package__, "spellings.txt")
+    for line in lines:
         spelled, _, right = line.partition(" :")
-        spelled = _expanded(spelled)
+        spelled = _expanded(spelled, abbreviated)
         target = next((part[1:] for part in right.split() if part[0] == "@"), "50")
         operands = tuple(part for part in right.split() if part[0] != "@")
         together = re.findall(r"\{(.*?)\}", spelled)

@@ -32,7 +32,7 @@ import tempfile
 import time
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -51,7 +51,7 @@ OWN_NAME = "layoutgemm-cache"  # of the folder under the one that the variable n
 _FACTS, _DIGESTS = "facts.json", "digests.json"
 _ABANDONED = 3600.0  # seconds after which a file that its writer never finished is removed
 # The code that derives, evaluates and traces plans: a compiled kernel depends on it and on the plan's values.
-_SOURCES = ("layouts", "atoms", "schedule", "checks", "kernels", "arch.py", "dtypes.py")
+_SOURCES = ("layouts", "atoms", "schedule", "checks", "kernels", "arch.py", "arches.json", "dtypes.py")
 _UNFINISHED = re.compile(r"\.layoutgemm-[a-z0-9_]{8}\.tmp")  # names of `tempfile.mkstemp`
 _GROUP, _OTHERS = stat.S_IWGRP, stat.S_IWGRP | stat.S_IWOTH
 _SAID: set[str] = set()  # reasons for which a warning was given
@@ -120,16 +120,24 @@ def facts_of(value: object, other: Callable[[object], str] | None = None) -> obj
     raise TypeError(f"{shown(value)} of type {type(value).__name__} cannot be part of a kernel's name")
 
 
+def hash_of(root: Path, names: Sequence[str] = ("",)) -> str:
+    """A hash of files and folders below `root`: of code, and of the data that it reads.
+
+    names  of files and folders; by default all
+    """
+    digest = hashlib.sha256()
+    for name in names:
+        path = root / name
+        files = [x for x in path.rglob("*") if x.suffix in (".py", ".json", ".txt")] if path.is_dir() else [path]
+        for file in sorted(files):
+            digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
 @functools.cache
 def source_hash() -> str:
     """A hash of the package's files that take part in making a kernel: changed code never finds an old kernel."""
-    root = Path(__file__).resolve().parents[2]
-    digest = hashlib.sha256()
-    for name in _SOURCES:
-        path = root / name
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
-    return digest.hexdigest()
+    return hash_of(Path(__file__).resolve().parents[2], _SOURCES)
 
 
 @functools.cache

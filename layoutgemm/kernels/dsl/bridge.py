@@ -25,82 +25,83 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from .copies import (
-    SelectedTensorMap,
-    cluster_mask,
-    commit_stores,
-    encode_tensor_map,
-    gather_tile,
-    load_bytes,
-    load_share,
-    load_tile,
-    prefetch_bytes,
-    prefetch_map,
-    prefetch_share,
-    scatter_tile,
-    send_tile,
-    store_tile,
-    wait_stores_read,
-)
-from .registers import (
-    as_floats,
-    convert_pair,
-    floats_of,
-    from_floats,
-    join,
-    join_pairs,
-    load_shared,
-    number,
-    remote,
-    send,
-    split_pair,
-    store_element,
-    store_matrices,
-    store_neighbours,
-    store_pair,
-    store_remote,
-    store_shared,
-)
-from .sync import (
-    allow_next_kernel,
-    barrier_arrive,
-    barrier_arrive_at,
-    barrier_arrive_copied,
-    barrier_done,
-    barrier_expect,
-    barrier_expect_more,
-    barrier_init,
-    barrier_wait,
-    barriers_visible,
-    block_sync,
-    cluster_arrive,
-    cluster_wait,
-    elect,
-    give_registers,
-    init_barriers,
-    named_arrive,
-    named_sync,
-    next_in_ring,
-    rank_in_cluster,
-    shared_writes_visible,
-    take_registers,
-    uniform,
-    uniform_address,
-    wait_for_previous_kernel,
-    warp_sync,
-)
-from .types import Carried, Maps, Place, Stream, TensorMap, element_type, unrolled
-from .warp import (
-    commit_copies,
-    copy_async,
-    copy_tile,
-    keep_elements,
-    load_matrices,
-    load_vector,
-    multiply_warp,
-    wait_copies,
-)
-from .wgmma import Wgmma, WgmmaOperand, matrix_descriptor
+# `name as name` says that kernels take the name from here.
+from .copies import SelectedTensorMap as SelectedTensorMap
+from .copies import cluster_mask as cluster_mask
+from .copies import commit_stores as commit_stores
+from .copies import encode_tensor_map as encode_tensor_map
+from .copies import gather_tile as gather_tile
+from .copies import load_bytes as load_bytes
+from .copies import load_share as load_share
+from .copies import load_tile as load_tile
+from .copies import prefetch_bytes as prefetch_bytes
+from .copies import prefetch_map as prefetch_map
+from .copies import prefetch_share as prefetch_share
+from .copies import scatter_tile as scatter_tile
+from .copies import send_tile as send_tile
+from .copies import store_tile as store_tile
+from .copies import wait_stores_read as wait_stores_read
+from .registers import as_floats as as_floats
+from .registers import convert_pair as convert_pair
+from .registers import floats_of as floats_of
+from .registers import from_floats as from_floats
+from .registers import join as join
+from .registers import join_pairs as join_pairs
+from .registers import load_shared as load_shared
+from .registers import number as number
+from .registers import remote as remote
+from .registers import send as send
+from .registers import split_pair as split_pair
+from .registers import store_element as store_element
+from .registers import store_matrices as store_matrices
+from .registers import store_neighbours as store_neighbours
+from .registers import store_pair as store_pair
+from .registers import store_remote as store_remote
+from .registers import store_shared as store_shared
+from .sync import allow_next_kernel as allow_next_kernel
+from .sync import barrier_arrive as barrier_arrive
+from .sync import barrier_arrive_at as barrier_arrive_at
+from .sync import barrier_arrive_copied as barrier_arrive_copied
+from .sync import barrier_done as barrier_done
+from .sync import barrier_expect as barrier_expect
+from .sync import barrier_expect_more as barrier_expect_more
+from .sync import barrier_init as barrier_init
+from .sync import barrier_wait as barrier_wait
+from .sync import barriers_visible as barriers_visible
+from .sync import block_sync as block_sync
+from .sync import cluster_arrive as cluster_arrive
+from .sync import cluster_wait as cluster_wait
+from .sync import elect as elect
+from .sync import give_registers as give_registers
+from .sync import init_barriers as init_barriers
+from .sync import named_arrive as named_arrive
+from .sync import named_sync as named_sync
+from .sync import next_in_ring as next_in_ring
+from .sync import rank_in_cluster as rank_in_cluster
+from .sync import shared_writes_visible as shared_writes_visible
+from .sync import take_registers as take_registers
+from .sync import uniform as uniform
+from .sync import uniform_address as uniform_address
+from .sync import wait_for_previous_kernel as wait_for_previous_kernel
+from .sync import warp_sync as warp_sync
+from .types import Carried as Carried
+from .types import Maps as Maps
+from .types import Place as Place
+from .types import Stream as Stream
+from .types import TensorMap as TensorMap
+from .types import element_type as element_type
+from .types import unrolled as unrolled
+from .warp import commit_copies as commit_copies
+from .warp import copy_async as copy_async
+from .warp import copy_tile as copy_tile
+from .warp import keep_elements as keep_elements
+from .warp import load_matrices as load_matrices
+from .warp import load_vector as load_vector
+from .warp import multiply_warp as multiply_warp
+from .warp import wait_copies as wait_copies
+from .wgmma import Wgmma as Wgmma
+from .wgmma import WgmmaOperand as WgmmaOperand
+from .wgmma import matrix_descriptor as matrix_descriptor
 
 
 class SharedExtent(Protocol):
@@ -162,84 +163,3 @@ class SharedMemory:
     def sums(self) -> cute.Pointer:
         """The mbarrier that counts the partial sums that other blocks send."""
         return self.base + self.smem.sums_offset
-
-
-__all__ = [
-    "Carried",
-    "Maps",
-    "Place",
-    "SelectedTensorMap",
-    "SharedMemory",
-    "Stream",
-    "TensorMap",
-    "Wgmma",
-    "WgmmaOperand",
-    "allow_next_kernel",
-    "as_floats",
-    "barrier_arrive",
-    "barrier_arrive_at",
-    "barrier_arrive_copied",
-    "barrier_done",
-    "barrier_expect",
-    "barrier_expect_more",
-    "barrier_init",
-    "barrier_wait",
-    "barriers_visible",
-    "block_sync",
-    "cluster_arrive",
-    "cluster_mask",
-    "cluster_wait",
-    "commit_copies",
-    "commit_stores",
-    "convert_pair",
-    "copy_async",
-    "copy_tile",
-    "elect",
-    "element_type",
-    "encode_tensor_map",
-    "floats_of",
-    "from_floats",
-    "gather_tile",
-    "give_registers",
-    "init_barriers",
-    "join",
-    "join_pairs",
-    "keep_elements",
-    "load_bytes",
-    "load_matrices",
-    "load_share",
-    "load_shared",
-    "load_tile",
-    "load_vector",
-    "matrix_descriptor",
-    "multiply_warp",
-    "named_arrive",
-    "named_sync",
-    "next_in_ring",
-    "number",
-    "prefetch_bytes",
-    "prefetch_map",
-    "prefetch_share",
-    "rank_in_cluster",
-    "remote",
-    "scatter_tile",
-    "send",
-    "send_tile",
-    "shared_writes_visible",
-    "split_pair",
-    "store_element",
-    "store_matrices",
-    "store_neighbours",
-    "store_pair",
-    "store_remote",
-    "store_shared",
-    "store_tile",
-    "take_registers",
-    "uniform",
-    "uniform_address",
-    "unrolled",
-    "wait_copies",
-    "wait_for_previous_kernel",
-    "wait_stores_read",
-    "warp_sync",
-]

@@ -271,7 +271,8 @@ class NeighbourPair:
         block, size = self.block, given.dtype.bytes
         line, along = (row, column) if given.order == "row" else (column, row)
         if given.axes != "mn":
-            return block.of_batch(given, word) + Int64(row if given.axes == "m" else column) * (given.count * size)
+            at, lines = (row, block.job.m) if given.axes == "m" else (column, block.job.n)
+            return block.of_batch(given, word) + Int64(at) * (given.strides(lines)[0] * size)
         key = ("line", given.name, self.key[0])
         if given.order == "col" or key not in block.read:
             leading = getattr(block.job.given, f"{given.name}_ld")

@@ -180,7 +180,7 @@ class BlockReductions:
         job = self.block.job
         if rows.columns == 1:
             to = [at.pair.address(given, getattr(job.given, given.name), at.i, Int32(0)) for given in step.given]
-            store_results(step, values, to, (at.i < self.block.end) & self.leads("m"), job.n)
+            store_results(step, values, to, (at.i < self.block.end) & self.leads("m"), job.m)
             return
         there, row = bridge.remote(job.shared.base, job.cluster_row), at.i % rows.rows
         places = [rows.byte(job.cluster_column, word, row) for word in words_of(self.block.epilogue, step)]
@@ -339,7 +339,7 @@ class FinishKernel:
                 at = shared + other * FINISH_PLACES * WORD_BYTES
                 loaded = [load_word_shared(at + component * step) for component in range(partial.components)]
                 found = tuple(self.combined(found, loaded))
-            self.store(given, found, matrix, place, last, n)
+            self.store(given, found, matrix, place, last, m if partial.step.axes == "m" else n)
 
     def lines_of(
         self, given: Any, matrix: Int32, sizes: tuple[Int32, Int32], lines: Int32, places: Int32
@@ -375,15 +375,15 @@ class FinishKernel:
         reduction = self.partial.step.reduction
         return typed(reduction, reduction.combined(found, loaded_tuple(reduction, loaded), self.math))
 
-    def store(self, given: Any, found: Sequence[Any], matrix: Int32, place: Int32, last: Int32, n: Int32) -> None:
-        """The results of a place before the last."""
+    def store(self, given: Any, found: Sequence[Any], matrix: Int32, place: Int32, last: Int32, lines: Int32) -> None:
+        """The results of a place before the last, of so many lines of C."""
         step, to = self.partial.step, []
         for operand in step.given:
-            offset = Int64(place) * (operand.count if step.axes == "m" else 1)
+            offset = Int64(place) * operand.strides(lines)[0]
             if const_expr(self.plan.batch > 1):
                 offset += Int64(matrix) * getattr(given, f"{operand.name}_batch")
             to.append(getattr(given, operand.name) + offset * operand.dtype.bytes)
-        store_results(step, found, to, place < last, n)
+        store_results(step, found, to, place < last, lines)
 
 
 def loaded_tuple(reduction: Reduction, words: Sequence[Numeric]) -> list[Numeric]:
@@ -395,17 +395,17 @@ def loaded_tuple(reduction: Reduction, words: Sequence[Numeric]) -> list[Numeric
 
 
 def store_results(
-    step: ReductionStep, found: Sequence[Numeric], to: Sequence[Int64], inside: Boolean, n: Int32
+    step: ReductionStep, found: Sequence[Numeric], to: Sequence[Int64], inside: Boolean, lines: Int32
 ) -> None:  # fmt: skip
     """The results of a last tuple.
 
-    to  each output's address of the first result of the row or column; n: C's columns
+    to  each output's address of the first result of the row or column;   lines: of C, along the step's axis
     """
     results = step.reduction.finished(found, element.ElementMath(exact=True))
     for (output, k), value, (_, kind) in zip(step.places, results, step.reduction.results, strict=True):
         operand, address = step.given[output], to[output]
         if k:
-            address += (Int64(1) if step.axes == "m" else Int64(n)) * (k * operand.dtype.bytes)
+            address += Int64(operand.strides(lines)[1]) * (k * operand.dtype.bytes)
         kept = f32 if operand.dtype.kind == "int" else operand.dtype
         element.store_value(address, bits_of(_KINDS[kind](value)), kept, inside)
 
@@ -435,8 +435,7 @@ class WholeRows:
                 own = typed(reduction, loaded_tuple(reduction, words))
                 found = typed(reduction, reduction.combined(found, own, self.math)) if column else own
             at = Int64(first_row + row)
-            to = [getattr(job.given, each.name) + at * (each.count * each.dtype.bytes) for each in step.given]
-            store_results(step, found, to, first_row + row < job.m, job.n)
-
-
-__all__ = ["BlockReductions", "WholeRows", "launch_finish"]
+            to = [
+                getattr(job.given, each.name) + at * (each.strides(job.m)[0] * each.dtype.bytes) for each in step.given
+            ]
+            store_results(step, found, to, first_row + row < job.m, job.m)

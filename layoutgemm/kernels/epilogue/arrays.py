@@ -57,7 +57,7 @@ class Arrays:
             if value.shape not in (one, several):
                 raise OperandError(f"{operand.name} has shape {value.shape}; the epilogue takes {one}")
             own = len(value.shape) > len(one)  # a matrix, or a vector, for each of the batch
-            if operand.axes == "mn" and operand.order == "col":
+            if operand.rank == 2 and operand.order == "col":
                 value = value.swapaxes(-1, -2)
             pad = PADDING[epilogue.lines] if operand.axes == "mn" else 0
             whole = operand.dtype.kind == "int"
@@ -94,9 +94,7 @@ class Arrays:
                 value, behind = value[..., :-pad], value[..., -pad:]
                 if not (behind == BEYOND if whole else np.isnan(behind)).all():
                     raise OperandError(f"{operand.name}: the kernel wrote behind its lines")
-                value = value if operand.order == "row" else value.swapaxes(-1, -2)
+            if operand.rank == 2 and operand.order == "col":
+                value = value.swapaxes(-1, -2)
             found[operand.name] = value if operand.axes else value[0]
         return found
-
-
-__all__ = ["PADDING", "Arrays"]

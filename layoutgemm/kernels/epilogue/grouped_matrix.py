@@ -86,6 +86,3 @@ class GroupedMatrix(EpilogueMatrix):
     def _none(self, step: ReductionStep) -> list[Array]:
         """The results of no group."""
         return [np.zeros((0, self.accumulator.shape[-1]), np.float32) for _ in step.reduction.results]
-
-
-__all__ = ["GroupedMatrix", "Part", "parts_of"]

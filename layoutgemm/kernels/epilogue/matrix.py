@@ -151,6 +151,3 @@ class EpilogueMatrix:
         with np.errstate(over="ignore"):
             bits = mix(np.uint32(self._values[name] & 0xFFFFFFFF), i.astype(np.uint32), (j // 2).astype(np.uint32))
         return (bits >> np.where(j % 2, 16, 0).astype(np.uint32)) & np.uint32(0xFFFF)
-
-
-__all__ = ["EpilogueMatrix", "numbers_of", "rounded"]

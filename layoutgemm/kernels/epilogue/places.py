@@ -135,6 +135,3 @@ class ColumnGroups:
     def results(self, x: Value) -> tuple[Value, ...]:
         """The new values of each column of the groups, to be broadcast to its members."""
         return self.step.results(tuple([self.member(x, k) for k in range(self.step.columns)]), self)
-
-
-__all__ = ["ColumnGroups", "ElementPlace", "Functions", "OperandPlace", "StepPlace", "Value"]

@@ -123,7 +123,7 @@ class _Along(ReductionStep):
             kept = dtype_named(self.dtype if kind == "float" else "i32")
             start = 0.0 if self.ordered else float(self.reduction.identity[0])
             if self.each is None:
-                made.append(EpilogueOperand(name, self.axes, kept, written=True, start=start, count=count))
+                made.append(EpilogueOperand(name, self.axes, kept, False, self.order, True, start=start, count=count))
             elif count > 1:
                 raise PlanError(f"{self.name}: each = {self.each}, and {name} has {count} numbers: each has one")
             else:
@@ -137,7 +137,7 @@ class _Along(ReductionStep):
                 f"{self.name}: each = {self.each} columns of a row, and this product is computed transposed"
             )
         own = self.operation if isinstance(self.operation, str) else self.operation.transposed()
-        return kind(own, self.name, self.dtype, None, self.ordered, self.order)
+        return kind(own, self.name, self.dtype, None, self.ordered, OTHER_ORDER[self.order])
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class RowReduce(_Along):
     dtype      of the output: "f32", "bf16" or "f16"; whole numbers are "i32"
     each       columns of each result, a divisor of a tile's columns; by default all
     ordered    the same bits on every run. False: combined in memory with the values there, by atomic instructions
-    order      of the output of `each`: which index is contiguous
+    order      of an output with two dimensions: which index is contiguous
 
     Raises PlanError for an unknown operation, and for ordered=False without an atomic instruction for it.
 
@@ -316,6 +316,3 @@ class QuantizeRows(Quantize):
     def transposed(self) -> Step:
         """Groups of columns of C."""
         return Quantize(self.name, self.each, self.dtype, self.least, OTHER_ORDER[self.order])
-
-
-__all__ = ["FP8_MOST", "Amax", "ColumnReduce", "Quantize", "ReductionStep", "RowReduce", "combined"]

@@ -571,6 +571,3 @@ def reduction_of(given: str | Reduction) -> Reduction:
             f"a reduction by {shown(given)}: known are {', '.join(REDUCTIONS)}, and a Reduction of one's own"
         )
     return REDUCTIONS[given]
-
-
-__all__ = ["LOWEST", "NO_INDEX", "REDUCTIONS", "Reduction", "by_halves", "reduction_of", "said"]

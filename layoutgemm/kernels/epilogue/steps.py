@@ -16,6 +16,7 @@ from ...dtypes import dtype as dtype_named
 from ...errors import PlanError
 from ...memo import exact
 from ..derive import ORDERS, OTHER_ORDER
+from ..numbers import W
 from . import tracing
 from .places import Functions, OperandPlace, StepPlace, Value
 
@@ -30,7 +31,7 @@ class EpilogueOperand:
     axes     "": one value; "n": one for each column of C; "m": one for each row; "mn": one for each element
     dtype    "f32", "bf16" or "f16", or such a `DType`. "i32" is what a traced function reads as a whole number
     host     of one value: a number given at the launch, in place of an address ("f32", or "i32")
-    order    of "mn": which index is contiguous in memory, as for C
+    order    of a shape with two dimensions: which index is contiguous in memory, as for C
     written  whether it is written
     unit     of a written "mn": rows and columns of C for each of its elements
     start    of one that is combined with what is in memory: the value that changes nothing
@@ -97,6 +98,18 @@ class EpilogueOperand:
         2
         """
         return len(self.axes) + (self.count > 1)
+
+    def strides(self, lines: W) -> tuple[W | int, W | int]:
+        """Elements from line to line, and from number to number, of a written "m" or "n".
+
+        lines   rows of C, or columns
+
+        >>> EpilogueOperand("best", "n", "f32", written=True, count=4).strides(100)
+        (1, 100)
+        >>> EpilogueOperand("best", "n", "f32", written=True, count=4).transposed().strides(100)
+        (1, 100)
+        """
+        return (self.count, 1) if (self.axes == "m") == (self.order == "row") else (1, lines)
 
     @property
     def words(self) -> tuple[str, ...]:

@@ -110,6 +110,3 @@ class SeveralOperands:
     def operand_words(self) -> tuple[str, ...]:
         """The kernel's parameters for further matrices and numbers, in order."""
         return tuple([word for part in (self.gated, self.pair) if part is not None for word in part.words])
-
-
-__all__ = ["SeveralOperands", "SideBySide"]

@@ -50,6 +50,3 @@ class TileRows:
         chunk = next(chunk for chunk in self.chunks if chunk.first_value <= value < chunk.first_value + chunk.values)
         row, column = load_of(chunk).tmem(lane, value - chunk.first_value)
         return row, column + chunk.column
-
-
-__all__ = ["TileRows"]

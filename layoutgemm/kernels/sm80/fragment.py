@@ -67,6 +67,3 @@ class WarpFragment:
         block, register = self.place(value)
         row, column = self.store.place(lane, register)
         return row + block * int(self.store.mma.shape_mnk[0]), column
-
-
-__all__ = ["WarpFragment"]

@@ -613,6 +613,3 @@ def _ring(target: Arch, a: Sm80Operand, b: OperandOfB, store: Sm80Store, config:
         total=end + stages * barrier,
         alignment=alignment,
     )
-
-
-__all__ = ["Sm80Config", "Sm80Plan"]

@@ -444,6 +444,3 @@ def _map(target: Arch, a: StreamedWeights, b: StreamedRows, config: StreamedConf
         received_offset=total - received, received_bytes=received,
         barrier_offset=total, barrier_bytes=BARRIER_BYTES, total=total, alignment=VECTOR_BYTES,
     )  # fmt: skip
-
-
-__all__ = ["StreamedConfig", "StreamedPlan"]

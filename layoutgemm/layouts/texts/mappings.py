@@ -322,6 +322,3 @@ def _held(
         return Layout(of_tile, (1, 0)).compose(places.right_inverse()).compose(Layout(of_threads))
     except LayoutError as error:
         raise ParseError(f"expected threads and values that are a layout: {error}", text, at) from None
-
-
-__all__ = ["mapped"]

@@ -197,6 +197,3 @@ def _mode(place: _Place, dim: int, of_bits: dict[int, int]) -> Layout:
     if not bits:
         return Layout(1, 0)
     return Layout((2,) * len(bits), tuple(of_bits[bit] for bit in bits)).coalesce()
-
-
-__all__ = ["padded"]

@@ -6,6 +6,8 @@ Each function blanks what is not the layout. The characters that are left keep t
 from __future__ import annotations
 
 import re
+from functools import cache
+from importlib.resources import files
 
 from ...errors import ParseError
 from ...regex import regex
@@ -33,59 +35,6 @@ _CONSTEXPR = regex(r"\s*constexpr\[(.*)\]\s*\Z", re.DOTALL)
 _TYPE = regex(r"(?:cute::|(?<=['\u2018\"]))(?:(?:Composed)?Layout|Tensor(?=\s*<\s*(?:\w+::)*\w*Engine))\s*<")
 _PINNED = regex(r"#tlx\.(?:user_layout|no_verify_layout)<\s*(?=#)")
 _LATEX = "\\documentclass"  # what print_latex prints behind the layout
-
-# What is printed beside layouts, and what it is
-_OTHERS = (
-    (regex(r"\s*(?:tensor_value<)?vector<[\w.]+>\s+o\s"), "a vector of values, which has no strides"),
-    (regex(r"\s*(?:using\s+\w+\s*=\s*)?(?:\w+::)*(?:Shape|Stride|Step|Tile)\s*<"),
-     "a shape or a tile alone; with strides it is Layout<Shape<_4,_8>,Stride<_8,_1>>"),
-    (regex(r"[^\n]*\bo\s+(\w*ptr)\s+o\s"), "a pointer without its type, as in smem_ptr[16b](unset)"),
-    (regex(r"\s*(?:[%!]\w+\s*[=:]\s*)?(!cute\.(?:shape|stride|int_tuple|coord|arith_tuple_iter)<[^\n]*>)\s*\Z"),
-     'a shape or a coordinate alone; !cute.layout<"(4,8):(8,1)"> is one'),
-    (regex(r"\s*(?:[%!]\w+\s*[=:]\s*)?(!cute\.ptr<[^\n\"]*>)\s*\Z"),
-     "a pointer alone; !cute.memref<...> has its layout"),
-    (regex(r"\s*(?:#\w+\s*=\s*)?(affine_map<)[^\n]*\s*\Z"),
-     "a map without extents, as memref<4x8xf32, affine_map<(i, j) -> (i * 8 + j)>> has them"),
-    (regex(r"\s*(?:%\w+\s*[=:]\s*)?(!cute_nvgpu\.)[^\n]*\Z"),
-     "an atom's type alone; !cute.tiled_mma<...>, !cute.tiled_copy<...> and its tma_gbasis = <...> are read"),
-    (regex(r"\s*(?:[%!]\w+\s*[=:]\s*)?((?:tensor|vector)<)[\d?x]*x?[a-z]\w*>\s*\Z"),
-     "a tensor's sizes alone; memref<4x8xf32, strided<[8, 1]>> has strides"),
-    (regex(r"\s*\(?(_?-?\d+(?:@\d+)+)[\d,@_\s]*\)?\s*\Z"),
-     "a stride alone; with its shape it is (128,64):(1@0,1@1)"),
-    (regex(r"\s*(?:[%!]\w+\s*[=:]\s*)?(memref<)\s*(?:\*\s*x\s*)?[a-z]\w*\s*[,>]"),
-     "a memref without extents"),
-    (regex(r"\s*((?:\w+\.)?(?:func|entry|module)\b(?!\s*[:=]|[^\n]*->\s*!)[^\n]*\{\s*\Z)"),
-     "the head of a function or a module: paste the type of one argument"),
-    (regex(r"\s*(cute(?:_nvgpu)?\.[a-z][\w.]*\s*\([^\n]*:\s*\([^\n]*!cute[^\n]*,\s*!cute[^\n]*\)(?:\s*->\s*\(\))?\s*(?:loc\([^\n]*\)\s*)?\Z)"),
-     "an operation without a result: paste the type of one operand"),
-    (regex(r"[^\n]*?(?:!cuda_tile\.)?\b((?:partition|strided|gather_scatter)_view<)"),
-     "a view that cuts a tensor into tiles; of its tensor_view<...> the strides are read, and zipped_divide cuts"),
-    (regex(r"\s*(?:[%!]\w+\s*[=:]\s*)?(!cuda_tile\.(?!tensor_view)\w+)"),
-     "a value in registers, which has no strides; !cuda_tile.tensor_view<...> has them"),
-    (regex(r"\s*(?:[%#!]\w+\s*[=:]\s*)?(#tpu\.(?:tiled|vpad)<)"),
-     "tiles without an array: memref<16x256xf32, #tpu.tiled<(8,128),[2,1]>> has both"),
-    (regex(r"\s*(?:[#%!]\w+\s*[=:]\s*)?"
-                r"([#!](?!(?:cute|cute_nvgpu|ttg?|ttng|triton_gpu|gluon|amdg|mosaic_gpu|fly|cuda_tile)\.|nvgpu\.tensormap)"
-                r"\w+(?:\.\w+)+\s*<)[^\n]*"),
-     "an attribute of another dialect: of IR, those of cute, fly, ttg, ttng, mosaic_gpu, nvgpu.tensormap "
-     "and memref<...> are read"),
-    (regex(r"\s*(?:using\s+\w+\s*=\s*)?(?:\w+::)*(?:[sr][tv](?:_[a-z]+\d*\w*)?|gl)\s*<\s*(?:\w+::)*\w+\s*,"),
-     "a tile's type of ThunderKittens; smem_tile((64, 64), 'bf16', 'K') is one in shared memory, wgmma(64) a fragment"),
-    (regex(r"\s*(?:using\s+\w+\s*=\s*)?(?:cutlass::)?(?:layout::)(\w+)"),
-     "a class of CUTLASS 2, which holds no extents; RowMajor of 4 x 8 is (4,8):(8,1), ColumnMajor (4,8):(1,4)"),
-    (regex(r"\s*(?:[%#]?\w+\s*:\s*)?(\[)[\d(),:\s]*(?:\.\s*\[[\d(),:.\s]*\]\s*)*\]\s*\.\s*[\[a-zA-Z]"),
-     "a tensor of Graphene; of each bracket the shape:stride is a layout"),
-    (regex(r"\s*(?:\w+::)*(tensor_descriptor|tensor_adaptor|static_distributed_tensor|tile_window\w*|tile_distribution_encoding(?=\s*\{))\s*[<{]"),
-     "an object of Composable Kernel with transforms; tile_distribution_encoding<...> is read"),
-    (regex(r"\s*(?:\w+\s*=\s*)?(?:\w+\.)?((?:Shared|Global|TMemory)Layout|(?:shared|global|tmemory)_layout)\("),
-     "a layout of memory of Tilus; RegisterLayout(...) is read, and shape:stride"),
-    (regex(r"\s*(?:\w+\s*=\s*)?(?:\w+\.)*(?!(?:row|col|column)_major\(\s*\d[\d,\s]*\)\s*(?:(?://|#)[^\n]*)?\Z)"
-           r"(auto_map|(?:row|col|column)_major|strided_layout|local_layout|row_layout|column_layout)\b"),
-     "a layout of data of Hidet or Mojo; row_major(4, 8) and spatial(4, 8).repeat(2, 1) are read"),
-    (regex(r"\s*(\\(?:begin|node|documentclass|usepackage)\b)"),
-     "a picture of print_latex, which has numbers alone; the line `% Layout: ...` above it is read"),
-    (regex(r"\s*\w*Descriptor:\s*0x"), "a matrix descriptor; `layoutgemm desc` prints its fields"),
-)  # fmt: skip
 _OTHER_TYPE = regex(r"!cute\.(shape|stride|int_tuple|coord|ptr|tile|arith_tuple_iter)<")
 
 
@@ -173,9 +122,17 @@ def of_compiler(text: str) -> str | None:
     return " " * start + text[start:end] + " " * (len(text) - end)
 
 
+@cache
+def _others() -> tuple[tuple[re.Pattern[str], str], ...]:
+    """Texts beside layouts: the pattern of a text's beginning, and what it is."""
+    table = (files(__package__) / "no_layouts.txt").read_text(encoding="utf-8").split("\n")
+    lines = [line for line in table if line and line[0] != "#"]
+    return tuple(zip(map(re.compile, lines[::2]), lines[1::2], strict=True))
+
+
 def refuse_others(text: str) -> None:
     """Raise ParseError for a shape, a vector or a descriptor, which are printed beside layouts."""
-    for pattern, what in _OTHERS:
+    for pattern, what in _others():
         found = pattern.match(text)
         if found is not None:
             start = found.start(1) if pattern.groups else len(text) - len(text.lstrip())

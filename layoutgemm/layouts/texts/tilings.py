@@ -411,6 +411,3 @@ def _transform(text: str, found: re.Match[str]) -> Swizzle:
     if width is None or int(width[1]) not in spans:
         raise ParseError("expected 16, 32, 64 or 128 bytes", text, found.end())
     return Swizzle(spans[int(width[1])], 4, 3, "bytes")
-
-
-__all__ = ["tiled"]

@@ -331,13 +331,3 @@ class _Word:
 
     def __rshift__(self, other: _Word) -> _Word:
         return _Word(self.value >> other.value)
-
-
-__all__ = [
-    "NAMED",
-    "RowGroups",
-    "StepResults",
-    "columns_of_groups",
-    "refusal_of_derivative",
-    "steps_by_torch",
-]

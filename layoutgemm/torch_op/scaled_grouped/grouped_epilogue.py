@@ -600,13 +600,3 @@ def _launched(made: CheckedGroups, out: torch.Tensor | None, new: bool) -> torch
         c = torch.empty(call.shape, dtype=call.kind, device="meta")
     value = launch_once(plan, a, b, c, (*own, *others)[:MAX_WORDS])
     return value if steps.stores_c else a.new_empty(0, dtype=call.kind)
-
-
-__all__ = [
-    "CheckedGroups",
-    "GroupedFactors",
-    "GroupedLaunch",
-    "GroupedOptions",
-    "checked_groups",
-    "grouped_with_epilogue",
-]

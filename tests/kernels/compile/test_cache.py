@@ -547,3 +547,14 @@ def test_processes_at_once(own_cache: Path) -> None:
     running = [writer(mode) for mode in ("write", "read", "write")]
     assert [process.wait(120) for process in running] == [0, 0, 0]
     assert len(list((own_cache / "kernels").iterdir())) == 1
+
+
+def test_changed_data_give_another_hash(tmp_path: Path) -> None:
+    for name in ("code.py", "facts.json", "rows.txt", "code.pyc"):
+        (tmp_path / name).write_text("1")
+    hashes = [object_cache.hash_of(tmp_path)]
+    for name in ("code.pyc", "facts.json", "rows.txt", "code.py"):
+        (tmp_path / name).write_text("2")
+        hashes.append(object_cache.hash_of(tmp_path))
+    assert hashes[0] == hashes[1] and len(set(hashes)) == 4
+    assert object_cache.hash_of(tmp_path, ("code.py",)) != object_cache.hash_of(tmp_path, ("facts.json",))

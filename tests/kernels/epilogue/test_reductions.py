@@ -316,6 +316,23 @@ def test_the_transposed_reductions_give_the_same() -> None:
     assert epilogue.transposed().transposed() == epilogue
 
 
+@pytest.mark.parametrize("order", ["row", "col"])
+@pytest.mark.parametrize("kind", [RowReduce, ColumnReduce])
+def test_the_transposed_reduction_writes_to_the_same_places(kind: Any, order: str) -> None:
+    """The caller's tensor keeps its order when operands change places."""
+    epilogue = Epilogue(kind("top4", "most", order=order))
+    for operand, turned in zip(epilogue.given, epilogue.transposed().given, strict=True):
+        shape, order_of = operand.shape(30, 50), {"row": 1, "col": -1}[operand.order]
+        assert turned.shape(50, 30) == shape[::-1] and turned.order != operand.order
+        for k in range(4):
+            for line in range(max(shape)):
+                place = (line, k) if kind is RowReduce else (k, line)
+                offset = sum(np.array(place[::order_of]) * [shape[::order_of][1], 1])
+                for each in (operand, turned):
+                    step, apart = each.strides(max(shape))
+                    assert line * step + k * apart == offset, (place, each)
+
+
 # ----------------------------------------------------------------------------------------------------- in the emulator
 EVERYTHING = Epilogue(
     RowReduce("log_sum_exp"), Bias(), RowReduce(signed_sum(), "row"), ColumnReduce("argmax"), Activation("relu"),
@@ -337,7 +354,9 @@ FORMS = {
         Sm90Config((64, 64), schedule="pingpong", loader="warpgroup"), "bf16", False, 1,
         Epilogue(*ONLY.steps, RowReduce("amax", each=32)),
     ),
-    "without C": (Sm90Config((128, 32), overlap=True), "bf16", False, 1, ONLY),
+    "without C": (Sm90Config((128, 32), overlap=True), "bf16", False, 1,
+        Epilogue(*ONLY.steps, ColumnReduce("top2", "two", order="col"), stores_c=False),
+    ),
 }  # fmt: skip
 
 

@@ -113,6 +113,3 @@ class Sm80Epilogue:
             per = 4 // size
             for e in range(VECTOR_BYTES // size):
                 ampere.store_part(address + e * size, words[e // per], e % per, size * 8)
-
-
-__all__ = ["Sm80Epilogue"]

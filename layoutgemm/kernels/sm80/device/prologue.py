@@ -112,6 +112,3 @@ class FunctionLoads:
                 results.append(maths.where(columns[j] < self.k, value, 0.0))
             found += [bridge.join(results[at : at + per], kind) for at in range(0, len(results), per)]
         return found
-
-
-__all__ = ["FunctionLoads", "Sm80PrologueKernel"]

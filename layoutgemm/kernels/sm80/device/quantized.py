@@ -304,6 +304,3 @@ class PackedLoads(ampere.LoopCarried):
             base, constant = places.of[index]
             self.loaded[key] = ampere.load_words(stage + bases[base] + constant, count)
         return self.loaded[key]
-
-
-__all__ = ["Sm80ExpertsKernel", "Sm80QuantizedKernel"]

@@ -46,6 +46,3 @@ def finished(
     for v, value in enumerate(values):
         done[fragment.register(v)] = value
     return done
-
-
-__all__ = ["finished"]

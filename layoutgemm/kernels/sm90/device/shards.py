@@ -294,6 +294,3 @@ class Sm90ScatteredKernel(Sm90ShardsKernel):
         """Store own rows in C."""
         if from_next == job.ranks - 1:
             self.epilogue.store(job, maps[2], accumulator, who, local, *piece)
-
-
-__all__ = ["Sm90GatheredKernel", "Sm90ScatteredKernel", "Sm90ShardsKernel"]
