@@ -273,9 +273,9 @@ ZEROS: Literal["zeros"] = "zeros"
 class NewResult(NamedTuple):
     """A launch that writes new tensors, or given ones.
 
-    reads  tensor of the call -> the argument that is its address
-    words  the arguments that are the call's numbers, which come behind its tensors, as a launch has them
-    inner  argument -> bytes from the begin of the memory that all launches of a call share to what it is the address of
+    reads  tensor of the call -> the argument that is its address.
+    words  the arguments that are the call's numbers, which come behind its tensors, as a launch has them.
+    inner  argument that is an address in the memory that a call's launches share -> its bytes from the beginning.
     """
 
     loaded: _Loaded

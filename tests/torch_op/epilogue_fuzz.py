@@ -169,7 +169,11 @@ def dense_faults(seed: int, count: int) -> Iterator[str]:
         draw = Draw(number)
         torch.manual_seed(number)
         names, kind = draw.sample(list(DENSE_STEPS), draw.randint(1, 3)), draw.choice((F32, BF16))
-        batch, k, (m, n) = draw.choice(((), (), (2,))), draw.choice((8, 64, 130)), draw.sample((1, 2, 24, 72, 130, 200), 2)
+        batch, k, (m, n) = (
+            draw.choice(((), (), (2,))),
+            draw.choice((8, 64, 130)),
+            draw.sample((1, 2, 24, 72, 130, 200), 2),
+        )
         steps = [DENSE_STEPS[name] for name in names]
         if not batch and draw.random() < 0.1:
             names, steps, kind = [*names, "quantised"], [*steps, Quantize(each=draw.choice((16, 64)))], E4M3

@@ -3,7 +3,7 @@
     first call    checked; its launches are recorded, and the caller says which tensors each of them has
     later ones    a guard holds for its tensors: an allocation for all that is read and dropped, one for each result
 
-What is dropped lies in one piece of memory, where a tensor takes the place of those that no later launch reads.
+What is dropped lies in one piece of memory, where a tensor takes the place of tensors that no later launch reads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _APART = 256  # bytes: a tensor in the memory begins at a multiple, as one in me
 
 
 class Chain(NamedTuple):
-    """What a call has launched.
+    """The launches of one call.
 
     steps    of each launch its tensors: each is one argument, and no other argument is an address
     results  of the call, with None for one that is not wanted
@@ -65,9 +65,9 @@ class ChainCalls:
     def again(self, options: Key, tensors: Tensors, records: bool = False) -> Any:
         """The results of a kept chain: one tensor, or several and None; None where there is no such chain.
 
-        options  whatever else of the call decides on its launches
-        tensors  all that the call reads; the second one is the tensor that most calls share
-        records  whether the caller records the derivative
+        options  whatever else of the call decides on its launches.
+        tensors  all that the call reads; the second one is the tensor that most calls share.
+        records  whether the caller records the derivative.
         """
         if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0:
             return None
@@ -110,7 +110,7 @@ class ChainCalls:
 
 
 def launches_alone(tensors: Tensors) -> bool:
-    """True for plain tensors of one GPU, of whose call only autograd may have to see more than launches."""
+    """True for plain tensors of one GPU whose call only autograd may have to see."""
     with torch.no_grad():
         try:
             index = launched_alone(tensors)

@@ -211,7 +211,7 @@ class _Fp8Product(torch.autograd.Function):
 
 
 class _Recorded(NamedTuple):
-    """What a backward pass needs beside its tensors.
+    """The facts of a backward pass beside its tensors.
 
     recipes, of_left, of_right  of the product, and the types of left and right
     by_columns  whether right has contiguous columns, as its gradient then
@@ -228,7 +228,7 @@ class _Recorded(NamedTuple):
 
 
 class _RecordedFp8(torch.autograd.Function):
-    """The product of plain tensors that was computed, with the gradients of `_Fp8Product` by a kept chain.
+    """A computed product of plain tensors, with `_Fp8Product`'s gradients by a kept chain.
 
     made  the product, the recipes, and whether b holds the transpose of what was multiplied
     """
@@ -352,7 +352,7 @@ def fp8_gated(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str, recipes: Recipes,
     kind: torch.dtype,
 ) -> torch.Tensor:  # fmt: skip
-    """The gated product of x (..., K) and a weight (N, K), quantised for it, without derivatives: (..., N / 2)."""
+    """The gated product of x (..., K) and a weight (N, K), without derivatives: (..., N / 2)."""
 
     def make() -> Chain:
         steps: Steps = []
