@@ -72,7 +72,8 @@ class MasterLinear(ActivatedLayer, torch.nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """activation(x @ weight.T + bias), of shape (..., out_features), or half of them with a gate."""
         x = input
-        if not (type(x) is torch.Tensor and x.ndim > 1 and x.shape[-1] == self.in_features):
+        dense = type(x) is torch.Tensor and x.layout is torch.strided
+        if not (dense and x.ndim > 1 and x.shape[-1] == self.in_features):
             check_input(x, self.in_features)  # the product checks any other input likewise
         rows, weight, bias, activation = x if x.ndim > 1 else x.unsqueeze(0), self.weight, self.bias, self.activation
         if activation is None:

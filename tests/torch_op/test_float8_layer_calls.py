@@ -281,6 +281,8 @@ def test_wrong_input_of_a_kept_layer_is_refused_by_name(noted: Any) -> None:
             linear(x[:, :-1])
         with pytest.raises(ValueError, match=r"x is a builtins\.list, not a torch tensor"):
             linear([1.0])
+        with pytest.raises(ValueError, match=r"x is torch\.sparse_coo"):
+            linear(x.to_sparse())
 
 
 @pytest.mark.gpu
