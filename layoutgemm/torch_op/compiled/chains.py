@@ -123,7 +123,7 @@ def _none(*tensors: torch.Tensor) -> None:
     """The chain of no call."""
 
 
-def _at_odd(launches: LaunchesByAddress[ProductCall], tensors: Tensors) -> Any:
+def _at_odd(launches: LaunchesByAddress[ProductCall], tensors: Tensors) -> object:
     """The results for tensors that begin between multiples of 16; None without such a chain."""
     addresses, low = [x.data_ptr() for x in tensors], 0
     for at in addresses:

@@ -206,11 +206,11 @@ class _Fp8Product(torch.autograd.Function):
         left, right = ctx.saved_tensors
         of_left, of_right, of_bias = ctx.types
         grad, wants = dense(grad), ctx.needs_input_grad
-        made = _gradients(left, right, grad, wants, _Recorded(ctx.recipes, of_left, of_right, ctx.by_columns))
+        made = _gradients(left, right, grad, wants, _BackwardFacts(ctx.recipes, of_left, of_right, ctx.by_columns))
         return *made, _bias_gradient(grad, of_bias) if wants[2] else None, None, None, None
 
 
-class _Recorded(NamedTuple):
+class _BackwardFacts(NamedTuple):
     """The facts of a backward pass beside its tensors.
 
     recipes, of_left, of_right  of the product, and the types of left and right
@@ -242,7 +242,7 @@ class _RecordedFp8(torch.autograd.Function):
         keeps_b, keeps_a, _, _ = ctx.needs_input_grad  # each operand is kept for the other's gradient alone
         ctx.save_for_backward(a if keeps_a else None, b if keeps_b else None)
         step, inner = b.stride()[-2:] if turned else b.stride()[:-3:-1]
-        ctx.facts = _Recorded(recipes, a.dtype, b.dtype, step == 1 and inner != 1, turned, b.ndim == 2)
+        ctx.facts = _BackwardFacts(recipes, a.dtype, b.dtype, step == 1 and inner != 1, turned, b.ndim == 2)
         ctx.of_bias = None if bias is None else bias.dtype
         return c
 
@@ -267,7 +267,7 @@ _FORWARD, _BACKWARD, _GATED = ChainCalls(), ChainCalls(), ChainCalls()
 
 
 def _of_recorded(
-    a: torch.Tensor | None, b: torch.Tensor | None, grad: torch.Tensor, wants: Sequence[bool], facts: _Recorded,
+    a: torch.Tensor | None, b: torch.Tensor | None, grad: torch.Tensor, wants: Sequence[bool], facts: _BackwardFacts,
     steps: Steps | None = None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """The gradients of a recorded product's operands."""
@@ -281,8 +281,8 @@ def _of_recorded(
 
 
 def _gradients(
-    left: torch.Tensor | None, right: torch.Tensor | None, grad: torch.Tensor, wants: Sequence[bool], facts: _Recorded,
-    steps: Steps | None = None,
+    left: torch.Tensor | None, right: torch.Tensor | None, grad: torch.Tensor, wants: Sequence[bool],
+    facts: _BackwardFacts, steps: Steps | None = None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """The gradients of left and right, where wanted; recorded, where a derivative of these is asked for.
 
