@@ -100,7 +100,7 @@ class EpilogueOperand:
         return len(self.axes) + (self.count > 1)
 
     def strides(self, lines: W) -> tuple[W | int, W | int]:
-        """Elements from line to line, and from number to number, of a written "m" or "n".
+        """Elements from line to line of a written vector, and from number to number.
 
         lines   rows of C, or columns
 
