@@ -203,22 +203,28 @@ def _argument(node: Node, place: int, name: str, default: object = _MISSING) -> 
 
 def _product(node: Node, activation: str | None) -> Call:
     a, b = node.args[:2]
+    return _plain(a, b, activation, node.meta["val"].dtype)
+
+
+def _plain(a: object, b: object, activation: str | None, kind: torch.dtype) -> Call:
     if activation is None:
-        return Call(_ours.matmul.default, (a, b, node.meta["val"].dtype))
-    return Call(_ours.finished.default, (a, b, None, activation, node.meta["val"].dtype))
+        return Call(_ours.matmul.default, (a, b, kind))
+    return Call(_ours.finished.default, (a, b, None, activation, kind))
 
 
 def _addmm(node: Node, activation: str | None) -> Call:
     added, a, b = node.args[:3]
     value, kind = node.meta["val"], node.meta["val"].dtype
     alpha, beta = _argument(node, 4, "alpha", 1), _argument(node, 3, "beta", 1)
+    if beta == 0 and alpha == 1:  # torch reads no addend then, NaN or not
+        return _plain(a, b, activation, kind)
     matrix = _fake(added)
     if not isinstance(matrix, torch.Tensor) or matrix.ndim < 2 or matrix.shape != value.shape:
         if alpha != 1 or beta != 1:
             raise OperandError(f"alpha = {alpha}, beta = {beta}: a bias is added as it is")
         return Call(_ours.finished.default, (a, b, added, activation, kind), "bias")
-    if not all(isinstance(each, (int, float)) for each in (alpha, beta)):
-        raise OperandError(f"alpha = {alpha}, beta = {beta}: a matrix is added with factors that are known")
+    if beta == 0 or not all(isinstance(each, (int, float)) for each in (alpha, beta)):
+        raise OperandError(f"alpha = {alpha}, beta = {beta}: a matrix is added with factors that are known, and not 0")
     order = "row" if matrix.stride(-1) == 1 else "col"
     name = C_NAMES.get(matrix.dtype, str(matrix.dtype))
     residual = Residual(name, order, beta=None) if beta == 1 else Residual(name, order)

@@ -167,6 +167,16 @@ def test_a_matrix_is_added_in_the_kernel(factors: dict[str, float]) -> None:
     assert report.rewritten[0].product == "baddbmm" and near(got, want)
 
 
+@pytest.mark.parametrize("alpha", [1, 2])
+def test_a_matrix_times_zero_is_not_read(alpha: int) -> None:
+    nan = torch.full((4, 8), torch.nan, dtype=BF16)
+    for addend in (nan, nan[0]):
+        _, report, got, want = rewritten(
+            lambda *x: torch.addmm(*x, beta=0, alpha=alpha), addend, normal(4, 16), normal(16, 8)
+        )
+        assert near(got, want) and not got.isnan().any() and bool(report.rewritten) == (alpha == 1)
+
+
 def test_scaled_groups_are_an_operator_and_other_products_are_reported() -> None:
     a, b = normal(16, 32).to(torch.float8_e4m3fn), normal(2, 16, 32).to(torch.float8_e4m3fn).mT
     scales, ends = (torch.rand(16), torch.rand(2, 16)), torch.tensor([3, 16], dtype=torch.int32)
