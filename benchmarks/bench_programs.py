@@ -7,7 +7,7 @@
 Each result is first compared with the formula in float64, and a second call has to give the same bits. Contenders get
 the same operands: two sets in turn, in one CUDA graph. Times are bursts by `layoutgemm/bench/method.py`. torch.compile
 runs in two modes. quack has three of the programs, and runs them with the configuration that it takes untuned.
-`--tiles` adds other configurations of three programs (`configurations.of_programs`), each compiled and compared first.
+`--tiles` adds other configurations of five programs (`configurations.of_programs`), each compiled and compared first.
 """
 
 from __future__ import annotations
@@ -141,9 +141,11 @@ def rms_norm(size: int) -> Program:
     epilogue = Epilogue(Residual("bf16", beta=None), RowReduce(inverse, "inverse_rms"))
     product = product_operands(size, size, size)
 
-    def ours(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def ours(
+        a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, config: Config | None = None
+    ) -> tuple[torch.Tensor, ...]:
         found = a.new_empty(size, dtype=torch.float32)
-        return matmul(a, b, epilogue=epilogue, given={"d": d, "inverse_rms": found}), found
+        return matmul(a, b, epilogue=epilogue, given={"d": d, "inverse_rms": found}, config=config), found
 
     def formula(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> tuple[torch.Tensor, ...]:
         x = a @ b + d
@@ -155,8 +157,9 @@ def rms_norm(size: int) -> Program:
         return tuple(gemm_rms(a, b, d, tuned=False))
 
     return Program(
-        (size,) * 3, lambda where: (*product(where), normal(size, size, where=where)), ours, formula, first_two, quack
-    )
+        (size,) * 3, lambda where: (*product(where), normal(size, size, where=where)), ours, formula, first_two, quack,
+        tiled=ours,
+    )  # fmt: skip
 
 
 def cross_entropy(size: int) -> Program:
@@ -283,14 +286,15 @@ def dual(size: int) -> Program:
 
         return (gemm_act(a, beside(b0, b1), activation="swiglu", store_preact=False, tuned=False)[1],)
 
+    def ours(
+        a: torch.Tensor, b0: torch.Tensor, b1: torch.Tensor, config: Config | None = None
+    ) -> tuple[torch.Tensor, ...]:
+        return (matmul(a, (b0, b1), combine="silu", config=config),)
+
     return Program(
-        (size, 2 * size, size),
-        operands,
-        lambda a, b0, b1: (matmul(a, (b0, b1), combine="silu"),),
-        formula,
-        lambda a, b0, b1: (matmul(a, b0), matmul(a, b1)),
-        quack,
-    )
+        (size, 2 * size, size), operands, ours, formula, lambda a, b0, b1: (matmul(a, b0), matmul(a, b1)), quack,
+        tiled=ours,
+    )  # fmt: skip
 
 
 def low_rank(size: int) -> Program:

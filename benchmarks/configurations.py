@@ -34,17 +34,24 @@ def candidates(m: int, n: int, k: int, b_major: str = "k", likely: int | None = 
 
 
 def of_programs(name: str) -> dict[str, Sm90Choice]:
-    """Configurations of three programs of bench_programs.py at 8192, by what they change.
+    """Configurations of five programs of bench_programs.py, most of them for 8192, by what they change.
 
     router         rows of A come from DRAM once; what CTAs share, how deep a stage is, who is transposed, and what
                    combines the columns of a row
     quantised      tiles of whole groups of 128 columns: which of them hide their stores, and their order
     cross-entropy  the largest tiles in other orders, and smaller ones that hide the reduction
+    dual           two matrices B: both kinds of clusters of the largest tiles, their orders, and tiles in turn
+    rms norm       tiles that hide the residual's loads, largest tiles that do not, and three warpgroups
 
-    >>> {name: len(of_programs(name)) for name in ("router", "quantised", "cross-entropy", "causal")}
-    {'router': 18, 'quantised': 14, 'cross-entropy': 12, 'causal': 0}
+    >>> names = "router", "quantised", "cross-entropy", "dual", "rms norm", "causal"
+    >>> [len(of_programs(name)) for name in names]
+    [18, 14, 12, 13, 13, 0]
     """
-    return {"router": _router, "quantised": _quantised, "cross-entropy": _cross_entropy}.get(name, dict)()
+    made = {
+        "router": _router, "quantised": _quantised, "cross-entropy": _cross_entropy, "dual": _dual,
+        "rms norm": _rms_norm,
+    }  # fmt: skip
+    return made.get(name, dict)()
 
 
 _ROUNDS = ClusterOccupancy().gpc_rounds(2)
@@ -102,6 +109,44 @@ def _quantised() -> dict[str, Sm90Choice]:
         "128x128 in turn": {"tile": (128, 128), "schedule": "pingpong", "loader": "warpgroup"},
         "192x256": {"tile": (192, 256), "consumers": 3, "gpc_order": ()},
         "halves of 3 K tiles": {"staged_epilogue_k_tiles": 3, "loader": "warpgroup"},
+    })  # fmt: skip
+
+
+def _dual() -> dict[str, Sm90Choice]:
+    base: dict[str, Any] = {
+        "tile": (256, 224), "cluster": (2, 1), "staged_epilogue_k_tiles": 2, "gpc_order": _ROUNDS, "along": "N",
+        "l2_promotion": "256B", "chunks": 1, "buffers": 2,
+    }  # fmt: skip
+    across: dict[str, Any] = {"cluster": (1, 2)}
+    low: dict[str, Any] = {"tile": (128, 256), "staged_epilogue_k_tiles": 0}
+    return _named(base, {
+        "256x224, shared B": {}, "256x224, shared B, not dealt": {"gpc_order": ()},
+        "256x224, shared B, along M": {"along": "M"}, "256x224, shared B, bands of 4": {"group": 4},
+        "256x224, shared B, bands of 16": {"group": 16}, "256x224, shared B, K backwards": {"reverse_odd_tiles": True},
+        "256x224, shared A": across, "256x224, shared A, along M": {**across, "along": "M"},
+        "256x208, shared A": {**across, "tile": (256, 208), "along": "M", "group": 16},
+        "256x208, shared B": {"tile": (256, 208)}, "128x256": low, "128x256, a loader": {**low, "loader": "warpgroup"},
+        "128x192 in turn": {
+            "tile": (128, 192), "staged_epilogue_k_tiles": 0, "schedule": "pingpong", "loader": "warpgroup",
+        },
+    })  # fmt: skip
+
+
+def _rms_norm() -> dict[str, Sm90Choice]:
+    base: dict[str, Any] = {
+        "tile": (128, 192), "cluster": (2, 1), "schedule": "pingpong", "loader": "warpgroup", "along": "N",
+        "gpc_order": _ROUNDS, "l2_promotion": "256B", "chunks": 1, "buffers": 2,
+    }  # fmt: skip
+    whole: dict[str, Any] = {"tile": (128, 256), "schedule": "cooperative", "loader": "self"}
+    return _named(base, {
+        "in turn, not dealt": {"gpc_order": ()}, "in turn, shared A": {"cluster": (1, 2)},
+        "in turn, along M": {"along": "M"}, "in turn, bands of 16": {"group": 16}, "in turn, bands of 4": {"group": 4},
+        "in turn, K backwards": {"reverse_odd_tiles": True}, "128x176 in turn": {"tile": (128, 176)},
+        "128x160 in turn": {"tile": (128, 160)}, "128x256": whole,
+        "128x256, a loader": {**whole, "loader": "warpgroup"},
+        "256x224": {**whole, "tile": (256, 224), "cluster": (1, 2), "staged_epilogue_k_tiles": 2},
+        "256x192": {**whole, "tile": (256, 192), "cluster": (1, 2), "staged_epilogue_k_tiles": 2},
+        "192x192": {**whole, "tile": (192, 192), "consumers": 3, "gpc_order": ()},
     })  # fmt: skip
 
 

@@ -28,6 +28,7 @@ from ..report import Check
 from ..schedule import Schedule
 from .epilogue.chain import Epilogue
 from .epilogue.reduce import QuantizeRows, ReductionStep
+from .indexed.added_rows import added_bytes
 from .numbers import W
 from .orders import schedule_of
 from .plan import tile_count
@@ -182,8 +183,8 @@ class ReducingPlan:
 
     @property
     def workspace(self) -> int:
-        """Bytes of device memory for partial results."""
-        return self.partial_bytes
+        """Bytes of device memory for partial results, and for rows that are added."""
+        return self.partial_bytes + added_bytes(self)
 
 
 @cache

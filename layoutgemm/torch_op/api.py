@@ -55,7 +55,7 @@ from .compiled.kept_launches import Extras, KeptCall, Served, again_or, note_ser
 from .compiled.repeated_calls import MAX_OF_KIND, SEVERAL, RepeatedCalls, repeated
 from .compiled.traced import check_compiled, check_compiled_gemm, refuse, traced_flag
 from .composed.api import ComposedOptions, composed_product
-from .composed.parts import AskedParts, composes
+from .composed.parts import AskedParts, composes, has_batches
 from .compute import finished_product, gated_product, scaled_product, wide_type
 from .indexed.api import indexed_matmul
 from .indexed.product import IndexedOperands
@@ -213,6 +213,7 @@ def matmul(
     copy_rows: bool | None = None,
     prologue: Prologue | None = None,
     triangles: Triangles | None = None,
+    add_rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """activation(a @ b + bias), with shapes as in torch.matmul: vectors, matrices, batches that broadcast.
 
@@ -254,7 +255,10 @@ def matmul(
     out_rows    likewise: row i of the product is row out_rows[i] of the result, which has zeros elsewhere. An `out` may
                 have more rows, and keeps those that no index names. An index may not repeat. On the CPU an index
                 outside of its matrix is refused. On a GPU it reads zeros, or writes nothing
-    row_weights float32: a factor of each row of the product, with `rows` or `out_rows`
+    add_rows    in place of `out_rows`: row i of the product is added to row add_rows[i] of the result, and an index may
+                repeat. In float32, in the order of i, by a second launch: the same bits on every run. An `out` has what
+                the rows are added to; without one these are zeros
+    row_weights float32: a factor of each row of the product, with `rows`, `out_rows` or `add_rows`
     prologue    a function of a's elements before they are multiplied, a `kernels.Prologue`; `given` has the vectors
                 that it reads. Of 8 and 16 bits, in the kernel of compute capability 9.0. Torch copies chosen `rows`
                 first. See `torch_op.prologue`
@@ -292,12 +296,12 @@ def matmul(
         assert isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
     if allow_tf32 is not None and not isinstance(allow_tf32, bool):
         allow_tf32 = traced_flag(allow_tf32)
-    indexed = rows is not None or out_rows is not None or row_weights is not None
+    indexed = rows is not None or out_rows is not None or row_weights is not None or add_rows is not None
     several = order is not None or combine is not None or prologue is not None or triangles is not None
     if several or (indexed and epilogue is not None):
         asked = AskedParts(order, prologue, combine, epilogue, activation, copy_rows, triangles)
-        own = {"bias": bias, "rows": rows, "out_rows": out_rows, "row_weights": row_weights}
-        if composes(type(a) is tuple, asked, own):
+        own = {"bias": bias, "rows": rows, "out_rows": out_rows, "add_rows": add_rows, "row_weights": row_weights}
+        if composes(type(a) is tuple or (combine is not None and has_batches(b)), asked, own):
             options = ComposedOptions(out, config, out_dtype, allow_tf32)
             return composed_product(a, b, asked, own, given, options)
     if prologue is not None:
@@ -305,12 +309,12 @@ def matmul(
         finish = bias, activation
         return _with_prologue(a, b, prologue, given, others, finish, out, config, out_dtype, rows, copy_rows)
     if indexed or copy_rows is not None:
-        if bias is not None or type(a) is tuple:
+        if bias is not None or add_rows is not None or type(a) is tuple:
             asked, options = (
                 AskedParts(activation=activation, copy_rows=copy_rows),
                 ComposedOptions(out, config, out_dtype, allow_tf32),
             )
-            own = {"bias": bias, "rows": rows, "out_rows": out_rows, "row_weights": row_weights}
+            own = {"bias": bias, "rows": rows, "out_rows": out_rows, "add_rows": add_rows, "row_weights": row_weights}
             return composed_product(a, b, asked, own, given, options)
         others = {"given": given}
         return _with_rows(a, b, (rows, out_rows, row_weights), others, activation, out, config, out_dtype, copy_rows)

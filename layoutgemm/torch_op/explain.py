@@ -21,7 +21,7 @@ from .bias_activation import GATES, gated_finish
 from .checks import check_activation, check_gated_type, check_out, check_types, output_type
 from .composed.api import ComposedOptions
 from .composed.explain import explain_composed
-from .composed.parts import OWN, AskedParts, composes
+from .composed.parts import OWN, AskedParts, composes, has_batches
 from .epilogue import arguments_beside, check_fit, gate_of, given_operands
 from .explanation import ZEROS, Explanation, gated_after, of_solution, sums_again, with_steps
 from .indexed.explain import explain_indexed
@@ -57,7 +57,7 @@ def explain_matmul(
     combine: Combine | None = None, given: Mapping[str, object] | None = None, rows: torch.Tensor | None = None,
     out_rows: torch.Tensor | None = None, row_weights: torch.Tensor | None = None, copy_rows: bool | None = None,
     out_recipe: object = None, epilogue: Epilogue | None = None, prologue: Prologue | None = None,
-    order: Order | None = None, triangles: Triangles | None = None,
+    order: Order | None = None, triangles: Triangles | None = None, add_rows: torch.Tensor | None = None,
 ) -> Explanation:  # fmt: skip
     """Which kernel a product takes for these tensors, why, and what it copies. Nothing is compiled or launched.
 
@@ -94,10 +94,10 @@ def explain_matmul(
             "out": out, "scale_b": scale_b, "recipe_a": recipe_a, "recipe_b": recipe_b, "offs": offs, "counts": counts,
             "expected_rows": expected_rows, "combine": combine, "given": given, "rows": rows, "out_rows": out_rows,
             "row_weights": row_weights, "copy_rows": copy_rows, "prologue": prologue, "order": order,
+            "add_rows": add_rows,
         }  # fmt: skip
         return explain_packed(a, b, bias, offsets, (scale_a, activation, out_dtype, config), untaken)
-    if isinstance(config, StreamedConfig):
-        raise OperandError(f"config = {config}: it is of products with a QuantizedWeight")
+    config = _not_streamed(config)
     more: Options = {
         "offsets": offsets, "offs": offs, "counts": counts, "expected_rows": expected_rows, "scale_a": scale_a,
         "scale_b": scale_b, "recipe_a": recipe_a, "recipe_b": recipe_b, "bias": bias, "activation": activation,
@@ -105,7 +105,7 @@ def explain_matmul(
         "row_weights": row_weights, "copy_rows": copy_rows,
     }  # fmt: skip
     parts = order, prologue, combine, epilogue, triangles
-    if (found := _together(a, b, parts, given, {**more, "rows": rows})) is not None:
+    if (found := _together(a, b, parts, given, {**more, "rows": rows, "add_rows": add_rows})) is not None:
         return found
     if prologue is not None:
         others = {"combine": combine, "epilogue": epilogue, "rows": rows, "out_recipe": out_recipe, **more}
@@ -139,6 +139,13 @@ def explain_matmul(
     return _plain(a, b, out, config, out_dtype, activation)
 
 
+def _not_streamed(config: Config | PackedConfig | None) -> Config | None:
+    """A product's configuration. Raises OperandError for that of a product of packed weights."""
+    if isinstance(config, StreamedConfig):
+        raise OperandError(f"config = {config}: it is of products with a QuantizedWeight")
+    return config
+
+
 def _together(
     a: torch.Tensor | tuple[torch.Tensor, torch.Tensor], b: torch.Tensor | Sequence[torch.Tensor],
     parts: tuple[Order | None, Prologue | None, Combine | None, Epilogue | None, Triangles | None],
@@ -147,7 +154,8 @@ def _together(
     """The explanation of `matmul` with parts together, or of several matrices; None for other products."""
     asked = AskedParts(*parts[:4], options["activation"], options["copy_rows"], parts[4])
     own = {name: options[name] for name in OWN}
-    together = composes(type(a) is tuple, asked, own) or (asked.prologue is not None and _by_mma_sync(a))
+    several = type(a) is tuple or (parts[2] is not None and has_batches(b))
+    together = composes(several, asked, own) or (asked.prologue is not None and _by_mma_sync(a))
     if _in_groups(options) or options["scale_a"] is not None or not together:
         if parts[2] is None:
             return None

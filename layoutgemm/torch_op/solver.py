@@ -128,9 +128,9 @@ def _solve(
                 many = prod(batch[i] for i in loops)
                 why = f"one matrix for {many} of the batch is more than {MAX_LAUNCHES} launches"
                 return _solve(*_with_copy(problem, copies, index, orders[index], why, shapes.batch), by_lines)
-    if problem.gated is not None:  # halves of several matrices are launches of their own, of one each
+    if isinstance(problem.gated, Combined):  # the further matrices have one address each: a launch for each matrix of A
         if prod(batch) > MAX_LAUNCHES:
-            raise OperandError(f"a gated product's kernel is of one pair of matrices, and there are {prod(batch)}")
+            raise OperandError(f"several matrices B, and {prod(batch)} matrices A with gaps: at most {MAX_LAUNCHES}")
         inner, loops = None, list(range(len(batch)))
     sizes = a.rows, c.columns, a.columns, batch[inner] if inner is not None else 1
     for name, size in zip(("m", "n", "k", "batch"), sizes, strict=True):

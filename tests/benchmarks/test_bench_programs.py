@@ -14,7 +14,8 @@ from benchmarks import bench_programs
 from benchmarks.bench_programs import PROGRAMS, Program, fault, tiles_of
 from benchmarks.configurations import of_programs
 from docs import tables
-from layoutgemm.kernels.epilogue.chain import Epilogue, Quantize, RowReduce
+from layoutgemm.kernels import Combined
+from layoutgemm.kernels.epilogue.chain import Epilogue, Quantize, Residual, RowReduce
 
 SIZE = 128
 
@@ -51,15 +52,20 @@ def test_a_wrong_result_is_named() -> None:
 
 def test_other_configurations_have_kernels() -> None:
     """Each derives with its program's epilogue; one that is refused, or is wrong, is left out and says so."""
-    sizes = {"router": (8192, 256, 7168), "quantised": (8192,) * 3, "cross-entropy": (8192, 128256, 8192)}
+    sizes = {
+        "router": (8192, 256, 7168), "quantised": (8192,) * 3, "cross-entropy": (8192, 128256, 8192),
+        "rms norm": (8192,) * 3, "dual": (8192,) * 3,
+    }  # fmt: skip
+    gated = {"dual": Combined.of(lambda g, u, ops: g * ops.sigmoid(g) * u)}
     steps = {
         "router": Epilogue(RowReduce("argmax"), stores_c=False), "quantised": Epilogue(Quantize()),
         "cross-entropy": Epilogue(RowReduce("log_sum_exp"), RowReduce("sum"), stores_c=False),
+        "rms norm": Epilogue(Residual("bf16"), RowReduce("sum_of_squares")), "dual": Epilogue(),
     }  # fmt: skip
     for name, (m, n, k) in sizes.items():
         for choice in of_programs(name).values():
             c = "e4m3" if name == "quantised" else "bf16"
-            assert choice.plan(m, n, k, b="bf16:col", c=c, epilogue=steps[name].in_pairs())
+            assert choice.plan(m, n, k, b="bf16:col", c=c, epilogue=steps[name].in_pairs(), gated=gated.get(name))
 
 
 def test_configurations_that_fail_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:

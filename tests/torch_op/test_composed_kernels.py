@@ -27,7 +27,12 @@ from tests.torch_op.emulated_launches import launches_are_emulated
 from tests.torch_op.test_composed import CASES, CAUSAL, TILE, A, drawn
 
 # A kernel for each, which takes a second: what other cases launch differs in names of words alone.
-LAUNCHED = ["two pairs, their epilogue and an order", "several matrices in two pairs", "rows placed in an output"]
+LAUNCHED = [
+    "two pairs, their epilogue and an order",
+    "batches of several matrices in two pairs",
+    "rows placed in an output",
+    "rows added to each other",
+]
 
 
 @pytest.fixture
@@ -70,7 +75,9 @@ def test_rows_are_gathered_and_scattered_by_mma_sync(hopper: list[Any], monkeypa
 @needs.DSL
 @needs.C_COMPILER
 @pytest.mark.dsl
-@pytest.mark.parametrize("name", ["several matrices in two pairs", "a gate of two pairs", "a prologue and an epilogue"])
+@pytest.mark.parametrize(
+    "name", ["batches of several matrices in two pairs", "a gate of two pairs", "a prologue and an epilogue"]
+)
 def test_mma_sync_multiplies_several_matrices(name: str, hopper: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "target", lambda index: ("sm_80", 163 << 10))
     call, _, operands, _ = CASES[name]

@@ -91,7 +91,7 @@ FUSED = {
     "ragged": (lambda: (integers(70, 72), integers(88, 72).mT), 1),
     "a batch that is rows": (lambda: (integers(2, 35, 72), integers(80, 72).mT), 1),
     "a vector": (lambda: (integers(64), integers(48, 64).mT), 1),
-    "two pairs": (lambda: (integers(2, 20, 64), integers(2, 48, 64).mT), 2),
+    "two pairs": (lambda: (integers(2, 20, 64), integers(2, 48, 64).mT), 1),
     "weights off 16 bytes": (lambda: (integers(20, 64), integers(48 * 64 + 1)[1:].view(48, 64).mT), 1),
     "odd columns of C": (lambda: (integers(20, 64), integers(50, 64).mT), 1),
 }

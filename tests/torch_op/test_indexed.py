@@ -213,7 +213,7 @@ def test_operator_passes_torchs_checks() -> None:
         ({"rows": torch.zeros(2, dtype=torch.int32), "out_rows": torch.zeros(3, dtype=torch.int32)}, "out_rows is"),
         ({"out_rows": torch.zeros(33, dtype=torch.int32)}, r"out_rows\[0\] and out_rows\[1\] are both 0"),
         ({"out_rows": torch.arange(33) + 1}, r"out_rows\[32\] = 33: the result has 33 rows"),
-        ({"row_weights": torch.ones(33)}, "row_weights: the rows of a product with rows= or out_rows="),
+        ({"row_weights": torch.ones(33)}, "row_weights: the rows of a product with rows=, out_rows="),
         ({"rows": torch.tensor([0]), "row_weights": torch.ones(2)}, r"row_weights is torch.float32 of shape \[2\]"),
         ({"rows": torch.tensor([0]), "row_weights": torch.ones(1).half()}, "row_weights is torch.float16"),
         ({"rows": torch.tensor([0]), "bias": torch.zeros(N - 1)}, "bias of shape"),
@@ -447,3 +447,45 @@ def test_autocast_converts_float32_operands(combine: str | None) -> None:
         assert torch.equal(matmul(a.float(), wide, rows=rows, combine=combine), want)
     with pytest.raises(OperandError, match=r"a is torch.float32: a product with row indices is of bfloat16"):
         matmul(a.float(), b.float(), rows=rows)
+
+
+ADDED_TO = torch.arange(M) * 5 % 8
+
+
+def added_by_hand(x: dict[str, Any], way: tuple[bool, bool, bool]) -> Any:
+    """Rows of the product rounded, added in float32, and rounded once."""
+    rows = by_hand(x, *way).to(BF16).float()
+    return torch.zeros(8, N).index_add(0, ADDED_TO, rows).to(BF16)
+
+
+def test_rows_of_groups_are_added() -> None:
+    x, way = problem(), (True, False, True)
+    given = {"rows": x["rows"], "row_weights": x["weights"], "add_rows": ADDED_TO}
+    out = torch.ones(8, N, dtype=F32)
+    assert grouped_matmul(x["a"], x["experts"], OFFSETS, out=out, out_dtype=F32, **given) is out
+    want = torch.ones(8, N).index_add(0, ADDED_TO, by_hand(x, *way))
+    torch.testing.assert_close(out, want)
+    leaves = [x["a"].requires_grad_(), x["experts"].detach().requires_grad_()]
+    grouped_matmul(leaves[0], leaves[1], OFFSETS, **given)[:8].sum().backward()
+    found = [leaf.grad.clone() for leaf in leaves]
+    x["experts"] = leaves[1]
+    leaves[0].grad = leaves[1].grad = None
+    by_hand(x, *way).sum().backward()
+    for one, leaf in zip(found, leaves, strict=True):
+        torch.testing.assert_close(one.float(), leaf.grad.float(), rtol=2**-6, atol=2**-4)
+    with torch.no_grad():
+        call = torch.compile(lambda a, b: grouped_matmul(a, b, OFFSETS, **given), fullgraph=True, backend="eager")
+        assert torch.equal(call(*leaves), grouped_matmul(*leaves, OFFSETS, **given))
+    for more, text in (({"out_rows": x["out_rows"]}, "out_rows and add_rows"), ({"bias": ADDED_TO}, "bias: a product")):
+        with pytest.raises(OperandError, match=text):
+            grouped_matmul(x["a"], x["experts"], OFFSETS, **given, **more)
+
+
+@pytest.mark.dsl
+def test_one_launch_adds_rows_of_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = problem()
+    given = {"rows": x["rows"], "row_weights": x["weights"], "add_rows": ADDED_TO}
+    out = torch.zeros(8, N, dtype=BF16)
+    with emulated(monkeypatch) as calls:
+        grouped_matmul(x["a"], x["experts"], OFFSETS, out=out, config=SMALL, **given)
+    assert len(calls) == 1 and torch.equal(out, added_by_hand(x, (True, False, True)))

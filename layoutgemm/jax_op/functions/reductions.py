@@ -7,13 +7,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 
 from ...kernels.epilogue.chain import ReductionStep
+from ...kernels.epilogue.places import Value
 from ...kernels.epilogue.reductions import Reduction
 from .math import JaxMath
 
@@ -27,18 +28,20 @@ class _ReducedElements:
 
     i: jax.Array
     j: jax.Array
+    read: Callable[[str], Value] | None = None
     math: type[JaxMath] = JaxMath
 
 
 def reduced(
     step: ReductionStep, x: jax.Array, at: tuple[jax.Array, jax.Array], visited: jax.Array | None,
-    groups: tuple[jax.Array, int] | None,
+    groups: tuple[jax.Array, int] | None, read: Callable[[str], Value] | None = None,
 ) -> list[jax.Array]:  # fmt: skip
     """The results of a reduction of float32 elements.
 
     at       their rows and columns
     visited  True for those that are combined; None for all
     groups   of rows, in each of which columns are reduced: the group of each row, and their number
+    read     an operand's values, to be broadcast along x
 
     >>> from layoutgemm.kernels.epilogue.chain import RowReduce
     >>> at = jnp.arange(1)[:, None], jnp.arange(3)[None]
@@ -48,7 +51,7 @@ def reduced(
     named = isinstance(own := getattr(step, "operation", None), str) and own in _EXPONENTIAL
     reduction = step.reduction
     kinds = [jnp.float32 if kind == "float" else jnp.int32 for kind in reduction.kinds]
-    lifted = [x] if named else reduction.lifted(x, _ReducedElements(*at))
+    lifted = [x] if named else reduction.lifted(x, _ReducedElements(*at, read))
     identity: Sequence[float | int] = [_INFINITE] if named else reduction.identity
     values = [jnp.broadcast_to(jnp.asarray(v, kind), x.shape) for v, kind in zip(lifted, kinds)]
     fills = [jnp.asarray(v, kind) for v, kind in zip(identity, kinds)]

@@ -54,7 +54,7 @@ class JaxElement:
 
     def reduce(self, step: ReductionStep, x: Value) -> None:
         """Keep a reduction's results."""
-        results = reduced(step, self.spread(x), (self.i, self.j), self._visited, self._groups)
+        results = reduced(step, self.spread(x), (self.i, self.j), self._visited, self._groups, self.read)
         self.written |= dict(zip([x.name for x in step.given], step.outputs(results, jnp.stack), strict=True))
 
     def quantized(self, step: Quantize, x: Value) -> jax.Array:

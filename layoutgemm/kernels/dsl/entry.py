@@ -17,11 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 from ..plan import MAX_WORDS, GemmPlan
 from . import bridge
+from .added_rows import AddedRowsKernel
 
 
 class TileEntry:
@@ -134,7 +136,13 @@ class FusedEntry(TileEntry):
         words = (w0, w1, w2, w3, w4, w5, w6, w7, w8, w9, w10, w11, w12, w13, w14, w15)
         used = words[: len(self.plan.words)]
         pitches = {"a": (lda, stride_a), "b": (ldb, stride_b), "c": (ldc, stride_c)}
-        self.start((a, b, c), (m, n, k, batch), pitches, workers, used, stream)
+        if cutlass.const_expr(not getattr(self.plan, "adds_rows", False)):
+            self.start((a, b, c), (m, n, k, batch), pitches, workers, used, stream)
+        else:
+            added, named = AddedRowsKernel(self.plan), dict(zip(self.plan.words, used, strict=True))
+            rows, own = added.workspace((m, n), named)
+            self.start((a, b, rows), (m, n, k, batch), {**pitches, "c": own}, workers, used, stream)
+            added.launch((c, ldc, stride_c), (m, n, k, batch), named, stream)
 
 
 assert MAX_WORDS == 16, "FusedEntry's signature and the epilogue's limit are one number"

@@ -103,7 +103,7 @@ class Epilogue:
         object.__setattr__(self, "lines", lines)
         self._check_sums()
         for step in steps:
-            whole = [given for given in step.given if given.dtype.kind == "int" and not given.host]
+            whole = [given for given in step.taken if given.dtype.kind == "int" and not given.host]
             if whole and not isinstance(step, (Custom, ReductionStep)):
                 raise PlanError(
                     f"{whole[0].name} is {whole[0].dtype}, and {type(step).__name__} computes in f32: a function reads "
@@ -230,7 +230,7 @@ class Epilogue:
         return tuple(
             replace(given, places=2) if at < self.sums and given.axes == "n" else given
             for at, step in enumerate(self.steps)
-            for given in step.given
+            for given in step.taken
         )
 
     @property

@@ -10,7 +10,7 @@ Rows are counted as the accumulator has them. A row of no group is in no reducti
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -76,12 +76,24 @@ class GroupedMatrix(EpilogueMatrix):
         rows = [x[part] for part in self.parts]
         if step.axes == "n":
             firsts = [0 if self.accumulator.ndim == 3 else part[0].start for part in self.parts]  # type: ignore[union-attr]
-            each = [step.reduction.reduce(y, -2, row=first) for y, first in zip(rows, firsts, strict=True)]
+            each = [
+                step.reduction.reduce(y, -2, row=first, read=self.rows_of([part]))
+                for y, first, part in zip(rows, firsts, self.parts, strict=True)
+            ]
             found = [np.stack(values) for values in zip(*each, strict=True)] if each else self._none(step)
         else:
             whole = np.concatenate([np.zeros((0, x.shape[-1]), np.float32), *rows])
-            found = step.reduction.reduce(whole, None)
+            found = step.reduction.reduce(whole, None, read=self.rows_of(self.parts))
         self.keep(step, found)
+
+    def rows_of(self, parts: Sequence[Part]) -> Callable[[str], Array]:
+        """Operands of the rows of some groups, by name."""
+
+        def read(name: str) -> Array:
+            every = np.broadcast_to(self.read(name), self.accumulator.shape)
+            return np.concatenate([every[part] for part in parts])
+
+        return read
 
     def _none(self, step: ReductionStep) -> list[Array]:
         """The results of no group."""

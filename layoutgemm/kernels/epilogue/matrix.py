@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -89,6 +89,10 @@ class EpilogueMatrix:
         """An operand, broadcast along C."""
         return self._values[name]
 
+    def columns_of(self, part: slice) -> Callable[[str], Array]:
+        """Operands of a part of C's columns, by name."""
+        return lambda name: np.broadcast_to(self.read(name), self.accumulator.shape)[..., part]
+
     def write(self, name: str, x: Array) -> None:
         """Keep a matrix, rounded to its type."""
         dtype = self.epilogue.named_given(name).dtype
@@ -99,7 +103,7 @@ class EpilogueMatrix:
         x = np.broadcast_to(x, self.accumulator.shape).astype(np.float32)
         axis = {"m": -1, "n": -2, "": None}[step.axes]
         if step.each is None:
-            found = step.reduction.reduce(x, axis, inside=self.visited)
+            found = step.reduction.reduce(x, axis, inside=self.visited, read=self.read)
         else:
             found = self._of_groups(step.reduction, x, step.each)
         self.keep(step, found)
@@ -115,7 +119,7 @@ class EpilogueMatrix:
         for first in range(0, x.shape[-1], each):
             part = slice(first, first + each)
             inside = None if self.visited is None else self.visited[:, part]
-            found.append(reduction.reduce(x[..., part], -1, first, inside=inside))
+            found.append(reduction.reduce(x[..., part], -1, first, inside=inside, read=self.columns_of(part)))
         return [np.stack(values, -1) for values in zip(*found, strict=True)]
 
     def quantized(self, step: Quantize, x: Array) -> Array:

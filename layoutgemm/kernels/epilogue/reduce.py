@@ -53,6 +53,11 @@ class ReductionStep(Step):
         raise NotImplementedError
 
     @property
+    def taken(self) -> tuple[EpilogueOperand, ...]:
+        """The operands that the operation reads, then the outputs."""
+        return (*self.reduction.operands, *self.given)
+
+    @property
     def places(self) -> tuple[tuple[int, int], ...]:
         """For each result of the operation: the number of its output, and its number in it.
 
@@ -125,7 +130,10 @@ class _Along(ReductionStep):
             if self.each is None:
                 made.append(EpilogueOperand(name, self.axes, kept, False, self.order, True, start=start, count=count))
             elif count > 1:
-                raise PlanError(f"{self.name}: each = {self.each}, and {name} has {count} numbers: each has one")
+                raise PlanError(
+                    f"{self.name}: each = {self.each}, and {name} has {count} numbers: an output has one a group. "
+                    "A Reduction.of with a name for each result, results=('first', 'second'), has such outputs"
+                )
             else:
                 made.append(EpilogueOperand(name, "mn", kept, order=self.order, written=True, unit=(1, self.each)))
         return tuple(made)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -22,6 +22,7 @@ from ...memo import exact
 from . import tracing
 from .numpy_math import Math
 from .places import ElementPlace, Value
+from .steps import EpilogueOperand, check_operands
 from .tracing import Expression, Operations, Symbol
 
 _Two: TypeAlias = "tuple[Sequence[Value], Sequence[Value]]"
@@ -73,6 +74,7 @@ class Reduction:
     atomic                 "sum", "max" or "min" where one component can be combined in memory by an atomic instruction
     about                  of two components, the first of which is the largest x: the second of several elements
     insert                 expressions for each component of a tuple and one element more, or none: combine(a, lift(x))
+    operands               that lift and insert read
     """
 
     name: str
@@ -85,6 +87,7 @@ class Reduction:
     atomic: str | None = None
     about: About | None = None
     insert: tuple[Expression, ...] = ()
+    operands: tuple[EpilogueOperand, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("lift", "combine", "finish", "identity", "insert"):
@@ -94,18 +97,19 @@ class Reduction:
     def of(
         cls, lift: Callable[..., object], combine: Callable[..., object], identity: Sequence[float | int],
         finish: Callable[..., object] | None = None, results: Sequence[str] = (), name: str = "reduction",
-        insert: Callable[..., object] | None = None,
+        insert: Callable[..., object] | None = None, operands: Sequence[EpilogueOperand] = (),
     ) -> Reduction:  # fmt: skip
         """The operation of traced functions, each giving up to 16 numbers.
 
-        lift      (x, i, j, ops) -> an element's tuple: f32 values, or whole numbers made of the coordinates
+        lift      (x, i, j, ops, *operands) -> an element's tuple: f32 values, or whole numbers
         combine   (a, b, ops) -> one tuple of two
         identity  the tuple that changes no other; finite numbers, since arithmetic of infinities gives NaN
         finish    (a, ops) -> the results; by default the components themselves
         results   a name for each result, of several. Neighbours of one name are one output, such as (M, 2): a result
                   may be a tuple itself, and has its name once
-        insert    (a, x, i, j, ops) -> combine(a, lift(x, i, j, ops)) in fewer steps: a thread takes its elements one by
-                  one, and most of a kernel's arithmetic is here
+        insert    (a, x, i, j, ops, *operands) -> combine(a, lift(x, ...)) in fewer steps: a thread takes its elements
+                  one by one, and most of a kernel's arithmetic is here
+        operands  that lift and insert read where the element is: EpilogueOperands, as `Custom.of` takes them
 
         Raises PlanError for another number of components, and for an operation that is not associative or not
         commutative, or whose identity changes a tuple. The laws are tried on samples; the first failure is named.
@@ -113,6 +117,20 @@ class Reduction:
         >>> product = Reduction.of(lambda x, i, j, ops: x, lambda a, b, ops: a[0] * b[0], [1.0])
         >>> product.reduce(np.array([[1.0, 2.0, 4.0]], np.float32), axis=-1)[0].tolist()
         [8.0]
+
+        The largest of x + bias in each row, with the x there, as a router that corrects its choice but not its weights:
+
+        >>> from layoutgemm.kernels.epilogue.chain import Epilogue, EpilogueOperand, RowReduce
+        >>> def larger(a, b, ops):
+        ...     first = (a[0] > b[0]) | ((a[0] == b[0]) & (a[1] >= b[1]))
+        ...     return ops.where(first, a[0], b[0]), ops.where(first, a[1], b[1])
+        >>> chosen = Reduction.of(
+        ...     lambda x, i, j, ops, bias: (x + bias, x), larger, [-1e38, -1e38], lambda a, ops: a[1],
+        ...     operands=[EpilogueOperand("bias", "n", "f32")],
+        ... )
+        >>> made = Epilogue(RowReduce(chosen, "score"), stores_c=False)
+        >>> made.reference(np.array([[1.0, 4.0, 2.0]]), bias=[0.0, 0.0, 9.0]).written["score"].tolist()
+        [2.0]
 
         Eight values of 4 bits, of a `RowReduce(..., each=8)`, make a word:
 
@@ -129,7 +147,7 @@ class Reduction:
         layoutgemm.errors.PlanError: the reduction is not commutative: a = (-3.0,), b = (-0.5,): combine(a, b) = \
 (-2.5,), combine(b, a) = (2.5,)
         """
-        made = cls.traced(lift, combine, identity, finish, results, name, insert)
+        made = cls.traced(lift, combine, identity, finish, results, name, insert, operands)
         made.check_laws()
         return made
 
@@ -137,10 +155,14 @@ class Reduction:
     def traced(
         cls, lift: Callable[..., object], combine: Callable[..., object], identity: Sequence[float | int],
         finish: Callable[..., object] | None = None, results: Sequence[str] = (), name: str = "reduction",
-        insert: Callable[..., object] | None = None,
+        insert: Callable[..., object] | None = None, operands: Sequence[EpilogueOperand] = (),
     ) -> Reduction:  # fmt: skip
         """The same without its laws being tried: this package's own are tried by its tests."""
-        lifted = _several(tracing.called(lift, ("x", "i", "j", "ops"), (*tracing.element(), tracing.Operations())))
+        read = _checked_operands(operands)
+        taken = [tracing.Symbol(("given", x.name), "int" if x.dtype.kind == "int" else "float") for x in read]
+        names_read = ("x", "i", "j", "ops", *[x.name for x in read])
+        element = (*tracing.element(), tracing.Operations(), *taken)
+        lifted = _several(tracing.called(lift, names_read, element))
         values = [tracing.as_value(value) for value in lifted]
         kinds = tuple(value.kind for value in values)
         if not isinstance(identity, Sequence) or len(identity) != len(values):
@@ -150,7 +172,7 @@ class Reduction:
         combined = [tracing.as_value(value, kind).expression for value, kind in _zipped("combine", both, kinds)]
         more: list[Expression] = []
         if insert is not None:
-            found = tracing.called(insert, ("a", "x", "i", "j", "ops"), (a, *tracing.element(), tracing.Operations()))
+            found = tracing.called(insert, ("a", *names_read), (a, *element))
             more = [tracing.as_value(value, kind).expression for value, kind in _zipped("insert", found, kinds)]
         last = a if finish is None else tracing.called(finish, ("a", "ops"), (a, tracing.Operations()))
         done, names = _named_results(last, tuple(results))
@@ -163,13 +185,15 @@ class Reduction:
             kinds,
             tuple((name, value.kind) for name, value in zip(names, done, strict=True)),
             insert=tracing.in_steps(more),
+            operands=read,
         )
 
     def transposed(self) -> Reduction:
         """The same for the transposed matrix: i and j change places."""
         lift, insert = (tuple(map(tracing.transposed, each)) for each in (self.lift, self.insert))
         about = None if self.about is None else replace(self.about, term=tracing.transposed(self.about.term))
-        return replace(self, lift=lift, insert=insert, about=about)
+        operands = tuple([x.transposed() for x in self.operands])
+        return replace(self, lift=lift, insert=insert, about=about, operands=operands)
 
     # ----------------------------------------------------------------------------------------- registers and arrays
     def lifted(self, x: Value, at: ElementPlace) -> list[Value]:
@@ -198,7 +222,7 @@ class Reduction:
 
     def inserted(self, a: Sequence[Value], x: Value, at: ElementPlace, inside: object) -> list[Value]:
         """A tuple and one element more, where `inside` holds."""
-        place = _Inserted(at, a)
+        place = _Inserted(at, a, {x.name for x in self.operands})
         found = tracing.evaluate_each(self.insert, x, place)
         return [at.math.where(inside, new, old) for new, old in zip(found, a, strict=True)]
 
@@ -213,16 +237,18 @@ class Reduction:
         return tracing.evaluate_each(self.finish, None, at)
 
     def reduce(
-        self, x: np.ndarray, axis: int | None, column: int = 0, row: int = 0, inside: np.ndarray | None = None
-    ) -> list[np.ndarray]:
+        self, x: np.ndarray, axis: int | None, column: int = 0, row: int = 0, inside: np.ndarray | None = None,
+        read: Callable[[str], Value] | None = None,
+    ) -> list[np.ndarray]:  # fmt: skip
         """The results over an axis of (..., M, N), or over all of it, in NumPy; of no element, those of the identity.
 
         column, row  the number of the first one
         inside       True for the elements that are combined; None for all
+        read         an operand's values, to be broadcast along x
         """
         rows, columns = x.shape[-2:]
         i, j = np.arange(rows, dtype=np.int32)[:, None], np.arange(columns, dtype=np.int32)[None, :]
-        at = _Coordinates(i + np.int32(row), j + np.int32(column))
+        at = _Coordinates(i + np.int32(row), j + np.int32(column), values=read)
         kinds = [np.float32 if kind == "float" else np.int32 for kind in self.kinds]
         with np.errstate(all="ignore"):
             lifted = [
@@ -261,7 +287,7 @@ class Reduction:
         places = itertools.cycle(((0, 5), (3, 1), (2, 2), (7, 0)))
         with np.errstate(all="ignore"):
             samples = [
-                self._typed(self.lifted(np.array([x], np.float32), _Coordinates(*np.array([[i], [j]], np.int32))))
+                self._typed(self.lifted(np.array([x], np.float32), self._sampled(i, j)))
                 for x, (i, j) in zip((*_SAMPLES, *_SAMPLES[::-1]), places, strict=False)
             ]
             samples += [self._joined(samples[0], samples[3]), self._joined(samples[5], samples[7])]
@@ -287,10 +313,16 @@ class Reduction:
             if self.insert:
                 self._check_insert(samples)
 
+    def _sampled(self, i: int, j: int) -> _Coordinates:
+        """A place with numbers for the operands."""
+        kinds = {x.name: np.int32 if x.dtype.kind == "int" else np.float32 for x in self.operands}
+        numbers = {name: np.array([i - 0.5 * j + at], kind) for at, (name, kind) in enumerate(kinds.items())}
+        return _Coordinates(np.array([i], np.int32), np.array([j], np.int32), values=numbers.__getitem__)
+
     def _check_insert(self, samples: Sequence[Sequence[np.ndarray]]) -> None:
         for a in samples:
             for x in _SAMPLES:
-                at = _Coordinates(*np.array([[4], [6]], np.int32))
+                at = self._sampled(4, 6)
                 value = np.array([x], np.float32)
                 want = self._joined(a, self._typed(self.lifted(value, at)))
                 found = self._typed(self.inserted(a, value, at, np.array([True])))
@@ -334,14 +366,14 @@ class _Tuples:
 
 
 class _Inserted:
-    """An element's place, and a tuple's components by name."""
+    """An element's place, and a tuple's components by name; `operands`: names of what the element reads."""
 
-    def __init__(self, at: ElementPlace, a: Sequence[Value]):
-        self.i, self.j, self.math, self._a = at.i, at.j, at.math, a
+    def __init__(self, at: ElementPlace, a: Sequence[Value], operands: Collection[str]):
+        self.i, self.j, self.math, self._a, self._at, self._operands = at.i, at.j, at.math, a, at, operands
 
     def read(self, name: str) -> Value:
-        """Component number name[1:]."""
-        return self._a[int(name[1:])]
+        """An operand, or component number name[1:]."""
+        return self._at.read(name) if name in self._operands else self._a[int(name[1:])]  # type: ignore[attr-defined]
 
 
 class _About(tracing.Values):
@@ -359,6 +391,12 @@ class _Coordinates:
     i: Value
     j: Value
     math: object = Math
+    values: Callable[[str], Value] | None = None
+
+    def read(self, name: str) -> Value:
+        """An operand's values."""
+        assert self.values is not None, name
+        return self.values(name)
 
 
 def said(values: Sequence[Value]) -> str:
@@ -381,6 +419,15 @@ def by_halves(operation: Callable[[Value, Value], Value], values: Sequence[Value
         return values[0]
     half = len(values) // 2
     return operation(by_halves(operation, values[:half]), by_halves(operation, values[half:]))
+
+
+def _checked_operands(operands: Sequence[EpilogueOperand]) -> tuple[EpilogueOperand, ...]:
+    """Raise PlanError for operands that no reduction reads."""
+    check_operands(operands)
+    for name in [x.name for x in operands]:
+        if name == MOST or (name[0] in "ab" and name[1:].isdigit()):
+            raise PlanError(f"an operand of the reduction is named {name}, as a component of its tuples is")
+    return tuple(operands)
 
 
 def _several(values: object) -> tuple[object, ...]:

@@ -136,8 +136,13 @@ class Step:
 
     @property
     def given(self) -> tuple[EpilogueOperand, ...]:
-        """The operands that the step reads or writes."""
+        """The operands that the step reads or writes; of a reduction its outputs alone."""
         return ()
+
+    @property
+    def taken(self) -> tuple[EpilogueOperand, ...]:
+        """All operands that a launch gives the step."""
+        return self.given
 
     def __init_subclass__(cls) -> None:
         if cls.__module__.rpartition(".")[0] == __package__ and not cls.__name__.startswith("_"):
@@ -448,7 +453,7 @@ class Custom(Step):
         >>> Epilogue(causal).reference(np.ones((2, 3), np.float32)).c.tolist()
         [[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]]
         """
-        _check_operands(operands)
+        check_operands(operands)
         names = tuple(operand.name for operand in operands)
         return cls(tracing.trace(function, names, whole=whole_names(operands)), operands)
 
@@ -472,7 +477,7 @@ def whole_names(operands: Sequence[EpilogueOperand]) -> tuple[str, ...]:
     return tuple([operand.name for operand in operands if operand.dtype.kind == "int"])
 
 
-def _check_operands(operands: Sequence[object]) -> None:
+def check_operands(operands: Sequence[object]) -> None:
     """Raise PlanError for operands that no traced function reads."""
     for operand in operands:
         if not isinstance(operand, EpilogueOperand):
@@ -530,7 +535,7 @@ class ColumnGroup(Custom):
 
         Raises PlanError for another number of columns, and where the function does not give as many values.
         """
-        _check_operands(operands)
+        check_operands(operands)
         if isinstance(columns, bool) or columns not in GROUP_SIZES:
             raise PlanError(f"a group of {shown(columns)} columns: known are {', '.join(map(str, GROUP_SIZES))}")
         names = {operand.name: "n" in operand.axes for operand in operands}
@@ -566,5 +571,9 @@ def ordered(step: Step, orders: Mapping[str, str]) -> Step:
     """
     if isinstance(step, Custom):
         return replace(step, operands=tuple([replace(x, order=orders.get(x.name, x.order)) for x in step.operands]))
+    own = getattr(step, "operation", None)
+    if read := getattr(own, "operands", ()):
+        read = tuple([replace(x, order=orders.get(x.name, x.order)) for x in read])
+        step = replace(step, operation=replace(own, operands=read))  # type: ignore[type-var]
     order = next((orders[x.name] for x in step.given if x.name in orders), None)
     return step if order is None else replace(step, order=order)  # type: ignore[type-var]

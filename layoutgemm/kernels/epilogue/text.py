@@ -51,12 +51,22 @@ def _values_of(step: Step) -> Mapping[str, object]:
     if isinstance(own := getattr(step, "operation", None), Reduction):
         about = None if own.about is None else vars(own.about)
         functions = {name: tracing.entry_of_each(getattr(own, name)) for name in _FUNCTIONS}
-        return {**vars(step), "operation": {**vars(own), **functions, "about": about}}
+        parts = {**vars(own), **functions, "about": about, "operands": _entries(own.operands)}
+        return {**vars(step), "operation": parts}
     if not isinstance(step, Custom):
         return {name: value.name if isinstance(value, DType) else value for name, value in vars(step).items()}
-    operands = [{**vars(operand), "dtype": operand.dtype.name} for operand in step.operands]
-    found = {**vars(step), "operands": operands}
+    found = {**vars(step), "operands": _entries(step.operands)}
     return {**found, "expression": tracing.entry_of_each(step.expression)} if isinstance(step, ColumnGroup) else found
+
+
+def _entries(operands: Sequence[EpilogueOperand]) -> list[dict[str, object]]:
+    return [{**vars(operand), "dtype": operand.dtype.name} for operand in operands]
+
+
+def _operands_of(entries: object) -> list[EpilogueOperand]:
+    if not isinstance(entries, list):
+        raise PlanError(f"operands of a step are {shown(entries)}: a list")
+    return [EpilogueOperand(**{**entry, "dtype": dtype(entry["dtype"])}) for entry in entries]
 
 
 def _step_of(name: object, values: object) -> Step:
@@ -65,7 +75,7 @@ def _step_of(name: object, values: object) -> Step:
     if not issubclass(STEPS[name], Custom):
         own = values.get("operation")
         return STEPS[name](**(values if not isinstance(own, dict) else {**values, "operation": _reduction_of(own)}))
-    operands = [EpilogueOperand(**{**operand, "dtype": dtype(operand["dtype"])}) for operand in values["operands"]]
+    operands = _operands_of(values["operands"])
     names = [operand.name for operand in operands]
     if name == "Custom":
         return Custom(tracing.restored(values["expression"], names, whole=whole_names(operands)), tuple(operands))
@@ -79,6 +89,7 @@ def _step_of(name: object, values: object) -> Step:
 
 def _reduction_of(entry: Mapping[str, object]) -> Reduction:
     values = {name: tuples(value) for name, value in entry.items()}
+    values["operands"] = tuple(_operands_of(entry["operands"]))
     values |= {name: tracing.each_of_entry(values[name]) for name in _FUNCTIONS}
     if isinstance(about := values["about"], dict):
         values["about"] = About(tuples(about["term"]), about["merged"])

@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ...arguments import checked, settle, shown
+from ...arguments import as_bool, checked, settle, shown
 from ...errors import OperandError, PlanError
 from ..numbers import checked_numbers
 from ..plan import check_sizes
@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 
 INDEX_TYPES = ("i32", "i64")
 ROWS, OUT_ROWS = "rows", "out_rows"  # names of the two vectors
+ADDED = "added_rows"  # the word that has the address of the product's rows in order, before they are added
+ADDED_TYPES = ("f32", "bf16", "f16")  # of a C to which rows are added
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,7 @@ class IndexedRows:
     scatter  of C: row i of the product is row out_rows[i]
     copy     A's chosen rows are copied to a workspace first: a RowCopy, or True for the usual one; None or False: the
              product's kernel gathers
+    adds     rows of the product are added to the rows of C that `scatter` names, which may repeat: see `added_rows`
 
     Raises PlanError without indices, and for a copy of rows that are not gathered.
 
@@ -116,8 +119,12 @@ class IndexedRows:
     gather: RowIndices | None = None
     scatter: RowIndices | None = None
     copy: RowCopy | bool | None = None
+    adds: bool = False
 
     def __post_init__(self) -> None:
+        as_bool(self.adds, "adds of IndexedRows", PlanError)
+        if self.adds and self.scatter is None:
+            raise PlanError("adds = True: rows are added to those of C that scatter names, and scatter is None")
         for name in ("gather", "scatter"):
             if not isinstance(part := getattr(self, name), RowIndices | None):
                 raise PlanError(f"{name} = {shown(part)}: RowIndices(rows), or None")
@@ -136,6 +143,11 @@ class IndexedRows:
         return self.copy is not None
 
     @property
+    def places_rows(self) -> bool:
+        """True if the product's kernel stores its rows where `scatter` says."""
+        return self.scatter is not None and not self.adds
+
+    @property
     def row_copy(self) -> RowCopy:
         """The kernel that copies rows. Raises PlanError where none are copied."""
         if not isinstance(self.copy, RowCopy):
@@ -151,7 +163,7 @@ class IndexedRows:
     def words(self) -> tuple[str, ...]:
         """The kernel's parameters: the address of each vector, and the rows of its matrix."""
         found = [word for name in self.names for word in (name, {ROWS: "a_rows", OUT_ROWS: "c_rows"}[name])]
-        return (*found, *[COPIED] * self.copies)
+        return (*found, *[COPIED] * self.copies, *[ADDED] * self.adds)
 
     def of(self, name: str) -> tuple[RowIndices, str]:
         """(the indices of that name, the matrix that they are of)."""
@@ -171,7 +183,7 @@ class IndexedRows:
         for name in self.names:
             part, matrix = self.of(name)
             found[name] = part.take(name, given[name], m, matrix)
-        if OUT_ROWS in found:
+        if OUT_ROWS in found and not self.adds:
             check_distinct(OUT_ROWS, found[OUT_ROWS], matrices)
         return found
 
@@ -183,7 +195,7 @@ class IndexedRows:
     def for_any_size(self) -> IndexedRows:
         """The same for matrices of one row: what the trace sees."""
         gather, scatter = [None if part is None else RowIndices(1, part.kind) for part in (self.gather, self.scatter)]
-        return IndexedRows(gather, scatter, self.copy)
+        return IndexedRows(gather, scatter, self.copy, self.adds)
 
     def __str__(self) -> str:
         parts = []
@@ -191,7 +203,8 @@ class IndexedRows:
             how = "copied" if self.copies else "gathered"
             parts.append(f"rows {how} from {self.gather.rows} of A ({self.gather.kind})")
         if self.scatter is not None:
-            parts.append(f"rows scattered to {self.scatter.rows} of C ({self.scatter.kind})")
+            how = "added" if self.adds else "scattered"
+            parts.append(f"rows {how} to {self.scatter.rows} of C ({self.scatter.kind})")
         return ", ".join(parts)
 
 
@@ -208,8 +221,13 @@ class IndexedProduct:
 
     @property
     def scatters(self) -> bool:
-        """True if C's rows are scattered."""
-        return self.indexed is not None and self.indexed.scatter is not None
+        """True if C's rows are scattered by the product's kernel."""
+        return self.indexed is not None and self.indexed.places_rows
+
+    @property
+    def adds_rows(self) -> bool:
+        """True if a second launch adds the product's rows to those of C."""
+        return self.indexed is not None and self.indexed.adds
 
     @property
     def rows_of_a(self) -> int:
@@ -247,6 +265,8 @@ def check_rows_lie(indexed: IndexedRows, a: Operand, c: Operand, epilogue: Epilo
         raise PlanError("indexed: rows of C are scattered, and stores_c = False: no row of C is stored")
     if c.order != "row":
         raise PlanError(f"c is {c}: scattered rows are contiguous, a 'row' C")
+    if indexed.adds and c.dtype.name not in ADDED_TYPES:
+        raise PlanError(f"indexed: c is {c.dtype}, and rows are added in f32: c = {', '.join(ADDED_TYPES)}")
 
 
 def check_inside(name: str, indices: npt.NDArray[np.int64], rows: int, matrix: str) -> None:

@@ -63,15 +63,9 @@ _OF_WEIGHTS = "packed weights are A, whose rows are output features"
 # (part, other part) -> why no kernel has both; the first is the one that a refusal names.
 REFUSED: dict[tuple[str, str], str] = {
     ("main loop", "second pair"): "tables of scales are of one pair",
-    ("groups of rows", "second pair"): "the second pair's matrices have no groups",
-    ("masked groups", "second pair"): "the second pair's matrices have no groups",
     ("groups along K", "second pair"): "the second pair's matrices have no groups",
-    ("batch", "second pair"): "a2 and b2 have a pitch each, and no distance to a next matrix",
     ("several B", "main loop"): "tables of scales are of one matrix B; it may be [gate | up]",
-    ("several B", "groups of rows"): "each group has one matrix B; it may be [gate | up]",
-    ("several B", "masked groups"): "each group has one matrix B; it may be [gate | up]",
     ("batch", "packed weights"): "one matrix of weights is packed; experts= has several",
-    ("batch", "several B"): "each matrix B has a pitch, and no distance to a next one",
     ("gate", "groups along K"): "the weights of a gate have K contiguous, and groups begin at any line of K",
     ("several B", "groups along K"): "each group has one matrix B",
     ("groups of rows", "groups along K"): "groups are of rows or of K",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...layouts import Layout
 from ..derive import Operand
@@ -13,6 +14,18 @@ from ..plan import tile_count
 from .combined import Combined
 from .gated import halves_of
 from .pair import SecondPair
+
+if TYPE_CHECKING:
+    from ..ragged import Ragged
+    from ..sm90.along_k import AlongK
+
+
+Word = TypeVar("Word")  # a number, or a traced one
+
+
+def distance_of(name: str) -> str:
+    """The name of the parameter with the elements from matrix to matrix of a batch."""
+    return f"stride_{name}"
 
 
 @dataclass(frozen=True)
@@ -60,6 +73,9 @@ class SeveralOperands:
     m: int
     n: int
     k: int
+    batch: int
+    ragged: Ragged | None
+    along_k: AlongK | None
     a: object
     b: object
     c: Operand
@@ -92,14 +108,27 @@ class SeveralOperands:
         """K tiles of a tile of C, of both pairs."""
         return sum(tile_count(k, self.tile[2]) for k in (self.k, *([self.pair.k] if self.pair is not None else [])))
 
+    def front(self, name: str) -> tuple[int, ...]:
+        """The dimension before the two of "a", "b" or "c": matrices of a batch or of groups; () of one matrix.
+
+        Of groups of rows B alone has it, of groups along K C alone.
+        """
+        if self.ragged is not None and not self.ragged.masked:
+            return (self.batch,) if name == "b" else ()
+        if self.along_k is not None and name != "c":
+            return ()
+        return (self.batch,) if self.batch > 1 else ()
+
     @property
-    def further(self) -> dict[str, tuple[Any, tuple[int, int]]]:
+    def further(self) -> dict[str, tuple[Any, tuple[int, ...]]]:
         """Matrices beyond A and B by name: the operand that each lies as, and its shape."""
-        found = {name: (self.b, (self.k, self.n)) for name, _ in (self.gated.places if self.gated is not None else ())}
+        a, b = self.front("a"), self.front("b")
+        names = [name for name, _ in (self.gated.places if self.gated is not None else ())]
+        found = dict.fromkeys(names, (self.b, (*b, self.k, self.n)))
         if self.pair is None:
             return found
-        of_b = self.pair.k, self.n * self.halves
-        return {**found, "a2": (self.a, (self.m, self.pair.k)), **dict.fromkeys(self.pair.of_b, (self.b, of_b))}
+        of_b = *b, self.pair.k, self.n * self.halves
+        return {**found, "a2": (self.a, (*a, self.m, self.pair.k)), **dict.fromkeys(self.pair.of_b, (self.b, of_b))}
 
     @property
     def numbers_given(self) -> tuple[str, ...]:
@@ -108,5 +137,11 @@ class SeveralOperands:
 
     @property
     def operand_words(self) -> tuple[str, ...]:
-        """The kernel's parameters for further matrices and numbers, in order."""
-        return tuple([word for part in (self.gated, self.pair) if part is not None for word in part.words])
+        """The kernel's parameters for further matrices and numbers, in order; distances of a batch's matrices last."""
+        own = [word for part in (self.gated, self.pair) if part is not None for word in part.words]
+        return (*own, *[distance_of(name) for name, (_, shape) in self.further.items() if len(shape) > 2])
+
+    def lines_given(self, name: str, given: Mapping[str, Word]) -> tuple[Word, tuple[Word, ...]]:
+        """(address, pitches) of a further matrix, of a launch's words by name: between lines, then between matrices."""
+        pitches = [given[word] for word in (f"ld{name}", distance_of(name)) if word in given]
+        return given[name], tuple(pitches)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..indexed.added_rows import added_rows, in_product_order
 from ..plan import rounded_up
 from ..sm80.operand import Sm80Operand
 from ..sm80.plan import Sm80Plan
@@ -51,8 +52,9 @@ def run_on_cpu(
     kind = np.float32 if plan.c.dtype.kind == "float" else np.int32
     if device == "reference":
         ordered = {} if values is None else {"given": values}
-        c = plan.does("execute")(plan, *bits, progress=progress_line(), **ordered)
-        return GemmResult(np.asarray(c, kind), "NumPy executor", why)
+        product = in_product_order(plan)
+        c = np.asarray(product.does("execute")(product, *bits, progress=progress_line(), **ordered), kind)
+        return GemmResult(added_rows(plan, c, values), "NumPy executor", why)
     padded = [padded_lines(op, x, plan.config.align[i]) for i, (op, x) in enumerate(zip((plan.a, plan.b), bits))]
     (lines_a, lda), (lines_b, ldb) = padded
     shape = plan.matrices_of_c, plan.rows_of_c, pitch_of_c(plan)

@@ -13,7 +13,6 @@ from ..alignment import line_misfit
 from ..derive import OperandPlan, padded_leading
 from ..operands.product import SeveralOperands
 from ..plan import GemmPlan
-from ..sm90.plan import Sm90Plan
 from .hardware_model import GlobalMatrix
 from .operand_checks import check_operands
 from .result import DEVICES
@@ -41,10 +40,8 @@ def columns_of_b(plan: GemmPlan) -> int:
 
 def batched(plan: GemmPlan, shape: tuple[int, int], name: str = "c") -> tuple[int, ...]:
     """The shape of one matrix, or of the plan's batch: of joined rows B's alone, of groups along K C's alone."""
-    if isinstance(plan, Sm90Plan) and plan.joined_rows:
-        return (plan.batch, *shape) if name == "b" else shape
-    if isinstance(plan, Sm90Plan) and plan.along_k is not None and name != "c":
-        return shape
+    if isinstance(plan, SeveralOperands):
+        return (*plan.front(name), *shape)
     return (plan.batch, *shape) if plan.batch > 1 else shape
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ...errors import EmulatorError
+from ..indexed.added_rows import added_rows, in_product_order
 from ..plan import GemmPlan
 from .arrays import global_matrix
 from .hardware_model import GlobalMatrix, unwritten
@@ -29,8 +30,10 @@ def executed(
     """
     if device != "reference":
         return np.asarray(plan.does("emulate")(plan, a, b, words))
-    given = {} if values is None else {"given": values}
-    return np.asarray(plan.does("execute")(plan, a, b, progress=progress_line(), **given))
+    given, product = {} if values is None else {"given": values}, in_product_order(plan)
+    return added_rows(
+        plan, np.asarray(product.does("execute")(product, a, b, progress=progress_line(), **given)), values
+    )
 
 
 def run_on_cpu(
@@ -54,6 +57,8 @@ def stored_lines(
     Raises EmulatorError for a write between lines.
     """
     bits = unwritten(plan.c.dtype, shape)
+    if getattr(plan, "adds_rows", False):
+        bits[...] = 0
     before = bits[..., own:].copy()
     made = launch(bits)
     if not np.array_equal(before, bits[..., own:]):

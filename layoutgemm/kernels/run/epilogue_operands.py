@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from ...errors import OperandError
 from ...schedule import TileList
 from ..epilogue.chain import MAX_WORDS
 from ..epilogue.parameters import float_word, host_number
+from ..indexed.added_rows import added_bytes
+from ..operands.product import distance_of
 from ..operands.prologue import PrologueOperand
 from ..orders import clusters_of_plan, given_names, order_values, schedule_of
 from ..plan import GemmPlan, present
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
 
 NamedPlan = Sm80Plan | Sm90Plan | Sm100Plan
+Lines: TypeAlias = "tuple[torch.Tensor, int, int]"  # as the kernel reads them; from line to line, matrix to matrix
 Given = Mapping[str, Any]  # operands by name: arrays, tensors, numbers
 T = TypeVar("T")  # an address, or the array at it
 
@@ -123,15 +126,15 @@ def _further_values(plan: NamedPlan, given: Mapping[str, object]) -> dict[str, o
     return found | {name: np.float32(host_number(name, given[name])) for name in plan.numbers_given}
 
 
-def _further_lines(plan: NamedPlan, values: Given) -> dict[str, tuple[np.ndarray, int]]:
-    """Each further matrix for a launch on arrays: memory, and elements from line to line."""
+def _further_lines(plan: NamedPlan, values: Given) -> dict[str, tuple[np.ndarray, int, int]]:
+    """Each further matrix for a launch on arrays: memory, elements from line to line, from matrix to matrix."""
     if not isinstance(plan, Sm80Plan):
-        return {name: (values[name].bits, values[name].leading) for name in plan.further}
+        return {name: (values[name].bits, values[name].leading, values[name].pitch) for name in plan.further}
     aligned = {"A": plan.config.align[0], "B": plan.config.align[1]}
     found = {}
     for name, (operand, _) in plan.further.items():
         lines, leading = ampere.padded_lines(operand, values[name], aligned[operand.name])
-        found[name] = lines, leading
+        found[name] = lines, leading, lines[0].size
     return found
 
 
@@ -159,7 +162,7 @@ def words_read(plan: NamedPlan, values: Given) -> tuple[Any, ...]:
     words += _further_of_arrays(plan, values)
     words += [values[name] for name in schedule_of(plan).words]
     words += _rows_of_arrays(plan, values)
-    words += [np.full(copied_bytes(plan), 0xFF, np.uint8)] if isinstance(plan, Sm90Plan) and plan.copies_rows else []
+    words += [np.full(size, 0xFF, np.uint8) for size in _row_bytes(plan) if size]
     words += _vectors_of_arrays(plan, values)
     if plan.row_sums is not None:
         words += [values["row_sums"], plan.m]
@@ -181,12 +184,12 @@ def _tables_of_arrays(plan: Sm90Plan, values: Given) -> list[Any]:
 
 def words_of_tensors(
     plan: NamedPlan, given: Given, device: torch.device,
-    placed: Mapping[str, tuple[torch.Tensor, int]] | None = None, workspace: torch.Tensor | None = None,
+    placed: Mapping[str, Lines] | None = None, workspace: torch.Tensor | None = None,
 ) -> tuple[int, ...]:  # fmt: skip
     """The sixteen words of a launch on CUDA tensors; raises OperandError for unsuitable operands.
 
-    placed     the plan's further matrices by name: lines as the kernel reads them, and elements from line to line
-    workspace  memory of the rows that are copied first, `rows_memory`
+    placed     the plan's further matrices by name, as `further_of_tensors` takes them
+    workspace  memory of the rows that are copied first or added afterwards, `rows_memory`
 
     What the offsets or counts are is known on the device alone, and not looked at.
     """
@@ -195,7 +198,7 @@ def words_of_tensors(
     words += further_of_tensors(plan, given, placed or {})
     words += order_words(plan, given, device)
     words += rows_of_tensors(plan, given, device)
-    words += [present(workspace).data_ptr()] if isinstance(plan, Sm90Plan) and plan.copies_rows else []
+    words += rows_memory_words(plan, workspace)
     words += vectors_of_tensors(plan, given, device)
     if plan.row_sums is not None:
         shape = (plan.batch, plan.m) if plan.batch > 1 else (plan.m,)
@@ -233,27 +236,26 @@ def _further_of_arrays(plan: NamedPlan, values: Given) -> list[object]:
     return list(_further_words(plan, _further_lines(plan, values), numbers))
 
 
-def further_of_tensors(
-    plan: NamedPlan, given: Mapping[str, object], placed: Mapping[str, tuple[torch.Tensor, int]]
-) -> list[int]:
+def further_of_tensors(plan: NamedPlan, given: Mapping[str, object], placed: Mapping[str, Lines]) -> list[int]:
     """The words of further matrices and numbers on a GPU.
 
-    placed  the plan's further matrices by name: lines as the kernel reads them, and elements from line to line
+    placed  the plan's further matrices by name: lines as the kernel reads them, elements from line to line, and from
+            matrix to matrix
     """
-    places = {name: (placed[name][0].data_ptr(), placed[name][1]) for name in plan.further}
+    places = {name: (placed[name][0].data_ptr(), *placed[name][1:]) for name in plan.further}
     return list(_further_words(plan, places, {name: host_number(name, given[name]) for name in plan.numbers_given}))
 
 
 def _further_words(
-    plan: NamedPlan, lines: Mapping[str, tuple[T, int]], numbers: Mapping[str, float]
+    plan: NamedPlan, lines: Mapping[str, tuple[T, int, int]], numbers: Mapping[str, float]
 ) -> list[T | int]:  # fmt: skip
     """The words of further matrices, in the order of `plan.words`.
 
-    lines  the plan's further matrices by name: address, and elements from line to line
+    lines  the plan's further matrices by name: address, elements from line to line, and from matrix to matrix
     """
     known: dict[str, T | int] = {name: float_word(x) for name, x in numbers.items()}
-    for name, (address, leading) in lines.items():
-        known |= {name: address, f"ld{name}": leading}
+    for name, (address, leading, distance) in lines.items():
+        known |= {name: address, f"ld{name}": leading, distance_of(name): distance}
     known |= {} if plan.pair is None else {"k2": plan.pair.k}
     return [known[word] for word in plan.operand_words]
 
@@ -292,13 +294,28 @@ def rows_of_tensors(plan: NamedPlan, given: Given, device: torch.device) -> list
     return words
 
 
+def _row_bytes(plan: NamedPlan) -> tuple[int, int]:
+    """Bytes of the rows that a launch copies first, and adds afterwards."""
+    return copied_bytes(plan) if isinstance(plan, Sm90Plan) else 0, added_bytes(plan)
+
+
 def rows_memory(plan: NamedPlan, device: torch.device) -> torch.Tensor | None:
-    """Memory for the rows that a launch copies first, or None. It lives until the launch has been enqueued."""
-    if not (isinstance(plan, Sm90Plan) and plan.copies_rows):
+    """Memory for the rows that a launch copies first, and adds afterwards; None without any.
+
+    It lives until the launch has been enqueued.
+    """
+    if not any(_row_bytes(plan)):
         return None
     import torch
 
-    return torch.empty(copied_bytes(plan), dtype=torch.uint8, device=device)
+    return torch.empty(sum(_row_bytes(plan)), dtype=torch.uint8, device=device)
+
+
+def rows_memory_words(plan: NamedPlan, memory: torch.Tensor | None) -> list[int]:
+    """The words of the memory of `rows_memory`; copied rows fill whole lines, so others begin at one."""
+    first, second = _row_bytes(plan)
+    at = 0 if memory is None else int(memory.data_ptr())
+    return [at] * bool(first) + [at + first] * bool(second)
 
 
 def order_words(plan: GemmPlan, given: Mapping[str, object], device: torch.device) -> tuple[int, ...]:
@@ -404,18 +421,21 @@ def _by_name_on_tensors(
     return launch(plan, resolved(a.detach()), resolved(b.detach()), out, "", copy, words)
 
 
-def _placed_tensor(plan: NamedPlan, name: str, x: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """(lines, leading) of a further matrix, read in place. Raises OperandError for one that does not fit."""
+def _placed_tensor(plan: NamedPlan, name: str, x: torch.Tensor) -> Lines:
+    """(lines, leading, distance of matrices) of a further matrix, read in place.
+
+    Raises OperandError for one that does not fit.
+    """
     operand, shape = plan.further[name]
     if x.dtype != torch_type(operand.dtype) or tuple(x.shape) != shape:
         raise OperandError(
             f"{name} is {x.dtype} of shape {tuple(x.shape)}: it takes {torch_type(operand.dtype)} of {shape}"
         )
     try:
-        lines, leading, _ = named(plan.operand_path).lines(plan, operand.name, x, [], False)
+        found: Lines = named(plan.operand_path).lines(plan, operand.name, x, [], False)
     except OperandError as error:
         raise OperandError(f"{name}{str(error).removeprefix(operand.name.lower())}") from error
-    return lines, leading
+    return found
 
 
 def _check_tensor(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...dtypes import f32
 from ...errors import OperandError
 from ..orders import order_values, schedule_of, stored_elements
 from ..plan import GemmPlan
@@ -30,7 +31,7 @@ def is_partial(plan: GemmPlan) -> bool:
     epilogue = getattr(plan, "epilogue", None)
     if epilogue is not None and not epilogue.stores_c:
         return False
-    if getattr(plan, "scatters", False):
+    if getattr(plan, "scatters", False) or getattr(plan, "adds_rows", False):
         return True
     schedule = schedule_of(plan) if hasattr(plan, "order") else None
     return schedule is not None and not schedule.is_full and not getattr(schedule, "mirror", False)
@@ -65,6 +66,8 @@ def stored_into(
     plan: GemmPlan, result: GemmResult, out: np.ndarray | torch.Tensor | None, given: Mapping[str, object]
 ) -> GemmResult:
     """The result with what the plan stores in `out`, or beside zeros. NumPy arrays, or tensors on the CPU."""
+    if getattr(plan, "adds_rows", False):
+        return _added(plan, result, out)
     stored = stored_elements(plan, {**given, **order_values(plan, given)})
     assert stored is not None
     c: Any = result.c
@@ -84,4 +87,15 @@ def stored_into(
         return replace(result, c=value)
     assert isinstance(out, torch.Tensor), type(out)
     out.copy_(value)
+    return replace(result, c=out)
+
+
+def _added(plan: GemmPlan, result: GemmResult, out: np.ndarray | torch.Tensor | None) -> GemmResult:
+    """The rows that are added to zeros, added to `out`. Raises OperandError for one of a type that rounds again."""
+    if out is None:
+        return result
+    if plan.c.dtype != f32 or not isinstance(out, np.ndarray):
+        raise OperandError(f"out: on the CPU rows are added to zeros, and rounded to {plan.c.dtype}; add them to out")
+    check_numpy_out(plan, out)
+    out += result.c
     return replace(result, c=out)

@@ -25,6 +25,7 @@ from ...report import Check, Report
 from ..column_groups import groups_check
 from ..derivation import checked
 from ..derive import OperandPlan
+from ..indexed.added_rows import added_checks
 from ..operands.pair import pair_check
 from ..operands.sum_checks import filled_side_by_side
 from ..partials import reductions_check
@@ -64,7 +65,7 @@ def _checks(plan: Sm100Plan, explored: bool) -> list[Check]:
         checks += _operand(plan, operand)
     checks += [_instruction(plan), _tensor_columns(plan), tensor_memory(plan.arch, _columns(plan)), _loads(plan)]
     checks += store_checks(plan)
-    checks += rows_checks(plan) if plan.indexed is not None else []
+    checks += [*rows_checks(plan), *added_checks(plan)] if plan.indexed is not None else []
     checks += [_barriers(plan), *(_pipelines(plan) if explored else [])]
     checks += [_shared_map(plan), _shared_memory(plan), _threads(plan)]
     if plan.pair is not None:

@@ -10,6 +10,7 @@ from ...atoms.tma.gather import one_row
 from ...checks.pipeline.actions import Arrive, ArriveExpect, CommitTo, Mma, Read, TmaLoad, Wait
 from ...checks.pipeline.model import Mbarrier, walk
 from ..explain import BarrierRow, RoleRow, aligned, explain_operand, explain_several, explain_workspace
+from ..indexed.added_rows import explain_added
 from ..orders import described_order
 from ..store import distinct_chunks
 from .checks import pipeline_of
@@ -128,5 +129,6 @@ def _explain_rows(plan: Sm100Plan) -> list[str]:
         lines.append(
             f"  C: {' or '.join(map(str, counts))} x scatter4 of a chunk of {WARP} rows, an index read by each lane"
         )
+    lines += explain_added(plan)
     lines.append("  not measured: gather4 and scatter4 have run in the emulator alone")
     return lines

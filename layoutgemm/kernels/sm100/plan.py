@@ -23,6 +23,7 @@ from ...schedule import Grouped, Persistent, Schedule
 from ..column_groups import check_groups
 from ..derive import Operand, OperandPlan, OperandSpec, check_pair, derive_operand, refused_output
 from ..epilogue.chain import Epilogue
+from ..indexed.added_rows import check_added
 from ..indexed.rows import IndexedProduct, IndexedRows
 from ..operands.combinations import SUMS, Asked, check_parts
 from ..operands.combined import Combined, check_combined, side_by_side
@@ -240,6 +241,7 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, A
         plan = cls._of(target, (m, n, k, batch), (a_spec, b_spec, c_spec), config, order, asked)
         check_words(plan.words)
         check_groups(epilogue, plan.fragment)
+        check_added(plan)
         return plan
 
     @classmethod

@@ -55,7 +55,7 @@ def matrices_by_map(indexed: IndexedRows | None, batch: int) -> tuple[int, int]:
     """
     if indexed is None:
         return batch, batch
-    return 1 if indexed.gather is not None else batch, 1 if indexed.scatter is not None else batch
+    return 1 if indexed.gather is not None else batch, 1 if indexed.places_rows else batch
 
 
 def gathered(indexed: IndexedRows | None, a: OperandPlan) -> OperandPlan:
@@ -75,7 +75,7 @@ def scattered(indexed: IndexedRows | None, store: StorePlan) -> StorePlan:
 
     Raises PlanError for a chunk whose rows are too short.
     """
-    if indexed is None or indexed.scatter is None:
+    if indexed is None or not indexed.places_rows:
         return store
     try:
         return replace(store, maps=tuple([in_fours(tma, "scatter") for tma in store.maps]))

@@ -31,6 +31,7 @@ from ...report import Check, Report
 from ..column_groups import groups_check
 from ..derivation import checked
 from ..derive import one_matrix
+from ..indexed.added_rows import added_checks
 from ..operands.pair import pair_check
 from ..partials import reductions_check
 from ..plan_checks import fragment_checks, tiles_of_c, tiles_of_k
@@ -57,7 +58,7 @@ def _checks(plan: Sm80Plan, explored: bool) -> list[Check]:
     checks: list[Check] = [_tiles_of_c(plan), _tiles_of_k(plan)]
     checks += operand_checks(plan.a, plan.threads, plan.mma)
     checks += operand_checks(plan.b, plan.threads, plan.mma) if plan.weights is None else packed_checks(plan)
-    checks += [*split_checks(plan), *expert_checks(plan)]
+    checks += [*split_checks(plan), *expert_checks(plan), *added_checks(plan)]
     checks += [_warps(plan), *([_pipeline(plan)] if explored else [])]
     checks += [*fragment_checks(plan.mma), *store_checks(plan), _stages(plan)]
     parts = {f"{plan.stages} stages of A and B": plan.stages * plan.smem.a_stage_bytes}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..explain import explain_several, explain_workspace
+from ..indexed.added_rows import explain_added
 from ..operands.prologue import prologue_line
 from ..orders import described_order
 from .operand import Sm80Operand
@@ -48,7 +49,7 @@ def explain_sm80(plan: Sm80Plan) -> str:
         ],
         *[f"epilogue     {step}" for step in plan.epilogue.steps],
         *explain_several(plan, plan.fragment.accumulator_registers),
-        *([] if plan.indexed is None else [_rows(plan)]),
+        *([] if plan.indexed is None else [_rows(plan), *explain_added(plan)]),
         explain_workspace(plan),
     ]
     return "\n".join(lines)

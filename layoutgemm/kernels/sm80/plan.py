@@ -23,6 +23,7 @@ from ...schedule import Grouped, Schedule
 from ..column_groups import check_groups
 from ..derive import Operand, OperandSpec, check_pair, refused_output
 from ..epilogue.chain import Epilogue
+from ..indexed.added_rows import check_added
 from ..indexed.rows import IndexedProduct, IndexedRows, check_rows_lie
 from ..numbers import W
 from ..operands.combinations import SUMS, Asked, check_parts
@@ -211,8 +212,8 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan, Asked):
 
     @property
     def workspace(self) -> int:
-        """Bytes of device memory for partial results and for the sums of parts of K."""
-        return self.partial_bytes + self.split_bytes
+        """Bytes of device memory for partial results, added rows, and parts of K."""
+        return super().workspace + self.split_bytes
 
     @property
     def takes_words(self) -> bool:
@@ -485,6 +486,7 @@ def _checked_plan(plan: Sm80Plan) -> Sm80Plan:
     check_words(plan.words)
     check_reductions(plan.epilogue, (plan.n, plan.warp_columns), plan.c.dtype.name, plan.fragment.lane_columns)
     check_groups(plan.epilogue, plan.fragment)
+    check_added(plan)
     return plan
 
 

@@ -64,7 +64,7 @@ def execute_sm80(
         into = np.arange(plan.m) if rows_c is None else rows_c[matrix]
         if plan.experts is not None:
             first, into, weights = _of_expert(plan, np.asarray(given[plan.experts.name]), row, weights)
-        pairs = _pairs(plan, a[matrix], weights, given)
+        pairs = _pairs(plan, a[matrix], weights, given, matrix)
         if plan.prologue is not None:
             vectors = {name: np.asarray(given[name], np.float32) for name in plan.prologue.names}
             numbers = {name: x[matrix] if x.ndim > 1 else x for name, x in vectors.items()}
@@ -108,17 +108,20 @@ class _Pair(NamedTuple):
     numbers: Mapping[str, np.ndarray] | None = None  # the prologue's, of the matrix; None for an A as it lies
 
 
-def _pairs(plan: Sm80Plan, a: np.ndarray, b: np.ndarray, given: Mapping[str, object]) -> list[_Pair]:
-    """The pairs of a tile's loop over K: a gate's halves are lines of one matrix."""
+def _pairs(plan: Sm80Plan, a: np.ndarray, b: np.ndarray, given: Mapping[str, object], matrix: int) -> list[_Pair]:
+    """The pairs of a tile's loop over K: a gate's halves are lines of one matrix.
+
+    matrix  of the batch, whose A and B are given
+    """
 
     def of_b(names: Sequence[str], first: Sequence[np.ndarray] = ()) -> list[np.ndarray]:
-        found = [*first, *[np.asarray(given[name])[0] for name in names]]
+        found = [*first, *[np.asarray(given[name])[matrix] for name in names]]
         return found if plan.halves == 1 else [found[0][i * plan.n : (i + 1) * plan.n] for i in range(plan.halves)]
 
     further = [name for name, _ in plan.gated.places] if plan.gated is not None else []
     pairs = [_Pair(a, of_b(further, [b]) if plan.weights is None else [b], plan.k)]
     if plan.pair is not None:
-        pairs.append(_Pair(np.asarray(given["a2"])[0], of_b(plan.pair.of_b), plan.pair.k))
+        pairs.append(_Pair(np.asarray(given["a2"])[matrix], of_b(plan.pair.of_b), plan.pair.k))
     return pairs
 
 

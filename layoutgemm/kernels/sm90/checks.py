@@ -22,6 +22,7 @@ from ...report import Check, Report
 from ..column_groups import groups_check
 from ..derivation import checked
 from ..derive import OperandPlan, one_matrix
+from ..indexed.added_rows import added_checks
 from ..operands.pair import pair_check
 from ..operands.sum_checks import filled_side_by_side
 from ..partials import reductions_check
@@ -70,7 +71,7 @@ def _checks(plan: Sm90Plan, explored: bool) -> list[Check]:
     if plan.weights is not None:
         checks += packed_checks(plan, plan.config.warpgroups_of_tile)
     if plan.indexed is not None:
-        checks += indexed_checks(plan)
+        checks += [*indexed_checks(plan), *added_checks(plan)]
     if plan.prologue is not None:
         checks += fragment_load_checks(plan)
     if plan.row_sums is not None:

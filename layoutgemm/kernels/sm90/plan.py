@@ -21,6 +21,7 @@ from ...schedule import GpcOrder, Persistent
 from ..column_groups import check_groups
 from ..derive import Operand, OperandPlan
 from ..epilogue.chain import Epilogue, EpilogueOperand
+from ..indexed.added_rows import check_added
 from ..indexed.rows import IndexedRows
 from ..numbers import W
 from ..operands.combinations import Asked, check_parts
@@ -236,6 +237,7 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
         check_words(plan.words)
         check_reductions(plan.epilogue, (n, plan.columns_at_a_time), plan.c.dtype.name, rows=kernel.rows_of_consumer)
         check_groups(plan.epilogue, plan.stored)
+        check_added(plan)
         return plan
 
     @classmethod
@@ -299,19 +301,22 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
                 part is not None
                 for part in (self.mainloop, self.groups, self.shards, self.indexed, self.prologue, self.row_sums)
             )
-            or any(part is not None and part.words for part in self._own)
+            or bool(self.words)
         )
 
     @property
     def words(self) -> tuple[str, ...]:
         """Names of the 64-bit parameters: of epilogue, main loop, groups, shards, further operands, order, rows."""
-        return tuple(word for part in (self.epilogue, *self._own) if part is not None for word in part.words)
+        first, last = [
+            [word for part in parts if part is not None for word in part.words] for parts in self._with_words
+        ]
+        return (*self.epilogue.words, *first, *self.operand_words, *last)
 
     @property
-    def _own(self) -> tuple[Any, ...]:
-        """Parts that may take words, in the order after the epilogue's; None for those that are not asked for."""
-        first = self.mainloop, self.groups, self.shards, self.gated, self.pair
-        return *first, self.order.schedule, self.indexed, self.prologue, self.row_sums
+    def _with_words(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Parts that may take words, before and after further operands; None for those that are not asked for."""
+        first = self.mainloop, self.groups, self.shards
+        return first, (self.order.schedule, self.indexed, self.prologue, self.row_sums)
 
     @property
     def copies_rows(self) -> bool:
@@ -410,13 +415,13 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
 
     @property
     def workspace(self) -> int:
-        """Bytes of device memory of partial results and of copied rows.
+        """Bytes of device memory of partial results, copied rows and added rows.
 
         >>> from layoutgemm.kernels import IndexedRows, RowIndices
         >>> Sm90Plan.derive(512, 512, 64, indexed=IndexedRows(RowIndices(9), copy=True)).workspace
         65536
         """
-        return self.partial_bytes + copied_bytes(self)
+        return super().workspace + copied_bytes(self)
 
     @property
     def launch_bytes(self) -> int:

@@ -100,6 +100,8 @@ def check_turned(asked: Asked, config: Sm90Config) -> None:
             raise PlanError("turn_last_pair = True: only groups of rows have a last row of tiles each")
         if asked.indexed is not None and asked.indexed.gather is not None and not asked.indexed.copies:
             raise PlanError("turn_last_pair = True: a turned pair shares A, and cp.async gathers rows for one CTA")
+        if asked.pair is not None:
+            raise PlanError("turn_last_pair = True: a turned pair of CTAs shares A alone, and the product has an A2")
     if config.tuning.halve_last_round:
         if asked.ragged is None or asked.prologue is not None:
             why = (

@@ -42,7 +42,7 @@ from ..prologue.rows import of_chosen_rows
 from .checks import checked, further_operands, named_operands, refusal_of_numbers
 from .derivatives import derivable, dispatched, recorded, visited_part
 from .operators import CHECK_COMPOSED, names_of_text, text_of_parts
-from .parts import OWN, TILES, AskedParts, check_copy_rows, parts_of_text, parts_text
+from .parts import ADD_ROWS, OWN, TILES, AskedParts, check_copy_rows, parts_of_text, parts_text
 from .product import computed, stored
 
 Operands: TypeAlias = torch.Tensor | Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]]
@@ -117,7 +117,7 @@ def composed_product(
             text = parts_text(asked, len(right) // len(left), tuple(vectors), tuple(values))
             in_order = checked(left, right, parts_of_text(text), {**every, **vectors}, None, out_dtype, allow_tf32)
             inside = visited_part(torch.ones_like(out), in_order, config) != 0 if asked.order is not None else None
-            return stored(shown(in_order, config), inside, there.get(OUT_ROWS), out)
+            return stored(shown(in_order, config), inside, there, out)
         return recorded(call, config)
 
     return _again(make, left, right, asked, there, values, options)
@@ -220,9 +220,9 @@ def refuse_or_raise(text: str) -> None:
 
 def rows_in_order(own: Mapping[str, torch.Tensor], a: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     """The vectors of the same product with its rows in order: `out` takes them by `out_rows` afterwards."""
-    if OUT_ROWS not in own:
+    if not {OUT_ROWS, ADD_ROWS} & set(own):
         return dict(own)
-    found = {name: x for name, x in own.items() if name != OUT_ROWS}
+    found = {name: x for name, x in own.items() if name not in (OUT_ROWS, ADD_ROWS)}
     found.setdefault(ROWS, torch.arange(a[0].shape[0], device=a[0].device))
     return {name: found[name] for name in OWN if name in found}
 
@@ -259,7 +259,11 @@ def _traced(
     allowed = traced_flag(allow_tf32)
     lists = _lists(values, reads, writes, numbers, wholes)
     CHECK_COMPOSED(left, right, *lists, text, out, out_dtype, allowed)
-    if out is not None and OUT_ROWS in own:
+    vectors_of_rows: dict[str, torch.Tensor] = {}
+    for name in (OUT_ROWS, ADD_ROWS):
+        if name in own:
+            vectors_of_rows[name] = values[name]  # type: ignore[assignment]
+    if out is not None and (OUT_ROWS in own or ADD_ROWS in own):
         vectors = rows_in_order({name: values[name] for name in own}, left)
         own = tuple(vectors)
         values = {**values, **vectors}
@@ -283,7 +287,7 @@ def _traced(
             torch.ones_like(value, dtype=torch.bool), left, right, read, floats, ints, text, value.dtype,
             config_text(config),
         )  # fmt: skip
-    return stored(value, inside, values.get(OUT_ROWS), out)
+    return stored(value, inside, vectors_of_rows, out)
 
 
 def _lists(

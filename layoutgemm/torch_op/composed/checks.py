@@ -3,12 +3,13 @@
     part             a                     b                        result
     -------------    ------------------    ---------------------    ----------------------------------------------
     none of below    (M, K)                (K, N)                   (M, N); a batch of both is one of the result
-    two pairs        (M, K), (M, K2)       (K, N), (K2, N)          (M, N)
-    combine          (M, K)                2 to 4 of (K, N)         (M, N)
+    two pairs        (M, K), (M, K2)       (K, N), (K2, N)          (M, N); a batch of all likewise
+    combine          (M, K)                2 to 4 of (K, N)         (M, N); a batch of all likewise
     both             (M, K), (M, K2)       each (K, N), (K2, N)     (M, N)
     a gate           (M, K)                (K, 2 N)                 (M, N)
     rows             (rows of A, K)        as above                 a row for each index
     out_rows         as above              as above                 as many rows as `out`, or as the product
+    add_rows         as above              as above                 likewise; rows of one index are added
 
 Two pairs take any number of dimensions before M, as one matrix of rows. With an order, a prologue, an epilogue or rows
 by index they are matrices.
@@ -38,7 +39,7 @@ from ..problem import bias_epilogue, half
 from ..prologue.product import check_type, check_vectors
 from ..scaled_grouped.grouped import INTS
 from ..types import C_NAMES, READ
-from .parts import BIAS, ROW_WEIGHTS, Parts
+from .parts import ADD_ROWS, BIAS, PLACED, ROW_WEIGHTS, Parts
 
 Tensors = Sequence[torch.Tensor]
 
@@ -73,8 +74,8 @@ class ComposedCall(NamedTuple):
 
     @property
     def of_rows(self) -> bool:
-        """True for two pairs whose dimensions before M are rows."""
-        return len(self.a) > 1 and takes_rows(self.parts)
+        """True for two pairs whose dimensions before M are rows: matrices B that are no batch."""
+        return len(self.a) > 1 and takes_rows(self.parts) and self.b[0].ndim == 2
 
     @property
     def as_rows(self) -> ComposedCall:
@@ -99,7 +100,7 @@ class ComposedCall(NamedTuple):
 def takes_rows(parts: Parts) -> bool:
     """True if two pairs with these parts take any number of dimensions before M."""
     alone = parts.order is None and parts.prologue is None and parts.epilogue is None
-    return alone and not {ROWS, OUT_ROWS} & set(parts.own)
+    return alone and not PLACED & set(parts.own)
 
 
 def further_operands(a: Tensors, b: Tensors) -> dict[str, torch.Tensor]:
@@ -141,7 +142,7 @@ def checked(
     left, right, kind = _multiplied(a, b, parts, out_dtype, allow_tf32)
     m = values[ROWS].shape[0] if ROWS in parts.own and values[ROWS].ndim == 1 else left[0].shape[-2]
     shape = _shape(left, right, parts, m)
-    rows = out.shape[0] if out is not None and OUT_ROWS in parts.own and out.ndim == 2 else shape[-2]
+    rows = out.shape[0] if out is not None and {OUT_ROWS, ADD_ROWS} & set(parts.own) and out.ndim == 2 else shape[-2]
     call = ComposedCall(left, right, parts, dict(values), kind, shape, rows)
     if not call.plain_pairs or parts.triangles is not None:  # which have a kernel together
         check_parts(asked_parts(call).parts, shape[0] if len(shape) > 2 else 1)
@@ -212,12 +213,13 @@ def gated_of(parts: Parts) -> Combined | None:
 
 def indexed_rows(call: ComposedCall, copies: bool) -> IndexedRows | None:
     """The rows of A and of C by index; None for rows in order."""
-    kinds = {name: INTS.get(call.values[name].dtype, "i64") for name in (ROWS, OUT_ROWS) if name in call.parts.own}
+    kinds = {name: INTS.get(call.values[name].dtype, "i64") for name in call.parts.own if name in PLACED}
     if not kinds:
         return None
     gather = RowIndices(max(1, call.a[0].shape[-2]), kinds[ROWS]) if ROWS in kinds else None
-    scatter = RowIndices(max(1, call.rows), kinds[OUT_ROWS]) if OUT_ROWS in kinds else None
-    return IndexedRows(gather, scatter, copies and gather is not None)
+    to = kinds.get(OUT_ROWS, kinds.get(ADD_ROWS))
+    scatter = None if to is None else RowIndices(max(1, call.rows), to)
+    return IndexedRows(gather, scatter, copies and gather is not None, ADD_ROWS in kinds)
 
 
 def _multiplied(
@@ -243,18 +245,20 @@ def _multiplied(
 
 def _shape(a: Tensors, b: Tensors, parts: Parts, m: int) -> tuple[int, ...]:
     """The product's shape. Raises TensorError for matrices that do not meet, OperandError for other ranks."""
-    several = len(b) > 1
     wide, sums = len(a) > 1 and takes_rows(parts), len(b) // len(a)
-    indexed = {ROWS, OUT_ROWS} & set(parts.own)
+    indexed = PLACED & set(parts.own)
     for i, y in enumerate(b):
         pair = i // sums
         x, first, name = a[pair], b[pair * sums], name_of_b(i, len(a), len(b))
         fits = x.ndim == y.ndim == 2 or (wide and x.ndim > 1 and y.ndim == 2)
-        fits = fits or (not several and not indexed and x.ndim == y.ndim == 3 and x.shape[0] == y.shape[0])
+        fits = fits or (not indexed and x.ndim == y.ndim == 3 and x.shape[0] == y.shape[0])
         if not fits:
             shapes = ", ".join(f"{name} of {list(z.shape)}" for name, z in named_operands(a, b).items())
-            of = "two matrices" if several or indexed else "two matrices, or two batches of as many"
-            raise OperandError(f"{shapes}: a product with several parts is of {of}; expand() makes a batch")
+            of = "two matrices" if indexed else "two matrices, or two batches of as many"
+            raise OperandError(
+                f"{shapes}: a product with several parts is of {of}; expand() makes a batch, flatten(0, -3) one of "
+                "several dimensions"
+            )
         if x.shape[-1] != y.shape[-2]:
             product_shape(x, y)  # raises in torch's words
         same = y.shape == first.shape and y.shape[-1] == b[0].shape[-1]
@@ -285,7 +289,7 @@ def _check_vectors(call: ComposedCall) -> None:
     if parts.prologue is not None:
         a = call.a[0]
         check_vectors(parts.prologue, values, {"m": [a.shape[:-1]], "k": [(*a.shape[:-2], a.shape[-1])]})
-    for name in [name for name in (ROWS, OUT_ROWS) if name in parts.own]:
+    for name in [name for name in parts.own if name in PLACED]:
         x = values[name]
         check_indices(name, x, m)
         if addressed(x) and x.device.type == "cpu" and tracing_state() is None:

@@ -5,7 +5,7 @@
     visited_part               x, then the same: x with zeros where the product's order visits no tile
 
 `parts` is `parts_text`, which has the names of the lists' operands. Derivatives are those of `derivatives`. vmap makes
-rows of two pairs, a batch of two matrices, and calls all others one after another.
+rows of two pairs, a batch of matrices, and calls all others one after another.
 """
 
 from __future__ import annotations
@@ -140,9 +140,9 @@ def _mapped(
     info: VmapInfo, in_dims: Places, a: Tensors, b: Tensors, read: Tensors, numbers: Sequence[float],
     wholes: Sequence[int], text: str, *others: object,
 ) -> tuple[torch.Tensor, int]:  # fmt: skip
-    """Two pairs with mapped rows are one product of all rows; two matrices a batch; others come one after another."""
+    """Two pairs with mapped rows are one product of all rows; matrices a batch; others come one after another."""
     parts, others = parts_of_text(text), (read, numbers, wholes, text, *others)
-    unmapped = all(at is None for places in (in_dims[1], in_dims[2]) for at in places)
+    unmapped = all(at is None for places in (in_dims[1], in_dims[2]) for at in places) and b[0].ndim == 2
     if unmapped and len(a) > 1 and takes_rows(parts) and set(parts.read) <= {BIAS}:
         rows = [in_front(x, at, info.batch_size) for x, at in zip(a, in_dims[0], strict=True)]
         return torch.ops.layoutgemm.composed_matmul(rows, b, *others), 0
@@ -157,7 +157,7 @@ def _as_batch(
     """A, B and what is read as one batch of all slices; None where no kernel has a batch with these parts."""
     places = [*in_dims[0], *in_dims[1]]
     ranks = [x.ndim - (at is not None) for x, at in zip((*a, *b), places, strict=True)]
-    alone = len(a) == len(b) == 1 and ranks == [2, 2] and not {*parts.own} - {BIAS}
+    alone = set(ranks) == {2} and not {*parts.own} - {BIAS}
     if not alone or is_symmetric(parts.order):
         return None
     values: list[torch.Tensor] = []
@@ -167,8 +167,8 @@ def _as_batch(
         if at is not None and not of_a and not (of_c and x.ndim > 1):  # a launch has one bias, list or number
             return None
         values.append(in_front(x, at, info.batch_size) if of_a or at is not None else x)
-    left, right = (in_front(x, at, info.batch_size) for x, at in zip((*a, *b), places, strict=True))
-    return [left], [right], values
+    all_in_front = [in_front(x, at, info.batch_size) for x, at in zip((*a, *b), places, strict=True)]
+    return all_in_front[: len(a)], all_in_front[len(a) :], values
 
 
 def _writing_mapped(info: VmapInfo, in_dims: Places, *arguments: object) -> tuple[torch.Tensor, int]:

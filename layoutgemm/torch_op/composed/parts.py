@@ -33,8 +33,9 @@ from ..own_epilogue.names import OperandNames
 from ..own_epilogue.operators import epilogue_of_text
 from ..prologue.operators import prologue_of
 
-ROW_WEIGHTS, BIAS, TILES = "row_weights", "bias", "tiles"
-OWN = (BIAS, ROWS, OUT_ROWS, ROW_WEIGHTS)  # arguments of `matmul` that are tensors by name
+ROW_WEIGHTS, BIAS, TILES, ADD_ROWS = "row_weights", "bias", "tiles", "add_rows"
+OWN = (BIAS, ROWS, OUT_ROWS, ADD_ROWS, ROW_WEIGHTS)  # arguments of `matmul` that are tensors by name
+PLACED = frozenset((ROWS, OUT_ROWS, ADD_ROWS))  # those that say which rows of a and of the result
 
 
 Halves = tuple[str | None, str | None]  # of A and of B, as `Triangles` has them
@@ -59,12 +60,14 @@ class AskedParts(NamedTuple):
 def composes(pairs: bool, asked: AskedParts, own: Mapping[str, object]) -> bool:
     """True if a call's parts have no operator of their own.
 
-    pairs  whether a and b are two tensors each
+    pairs  whether a and b are two tensors each, or the several b batches
 
     >>> composes(False, AskedParts(epilogue="text"), {}), composes(False, AskedParts(epilogue="text"), {"rows": 1})
     (False, True)
     """
     indexed = any(own.get(name) is not None for name in (ROWS, OUT_ROWS, ROW_WEIGHTS))
+    if own.get(ADD_ROWS) is not None:
+        return True
     if pairs or asked.order is not None or asked.triangles is not None:
         return True
     if asked.combine is not None:
@@ -74,6 +77,15 @@ def composes(pairs: bool, asked: AskedParts, own: Mapping[str, object]) -> bool:
         gated = isinstance(asked.activation, str) and asked.activation in GATES
         return asked.epilogue is not None or gated or own.get(OUT_ROWS) is not None
     return indexed and (asked.epilogue is not None or own.get(BIAS) is not None)
+
+
+def has_batches(b: object) -> bool:
+    """True if one of several matrices B is a batch of them.
+
+    >>> has_batches((torch.ones(2, 3), torch.ones(2, 3))), has_batches([torch.ones(4, 2, 3)] * 2)
+    (False, True)
+    """
+    return isinstance(b, (tuple, list)) and any(isinstance(x, torch.Tensor) and x.ndim > 2 for x in b)
 
 
 @dataclass(frozen=True)
@@ -128,7 +140,7 @@ class Parts:
     def linear(self) -> bool:
         """True if C is linear in each operand: a sum of products, at most with a bias."""
         alone = self.prologue is None and self.how is None and self.epilogue is None and self.activation is None
-        return alone and not {ROWS, OUT_ROWS, ROW_WEIGHTS} & set(self.own)
+        return alone and not {*PLACED, ROW_WEIGHTS} & set(self.own)
 
 
 def parts_text(asked: AskedParts, matrices: int, own: Sequence[str], given: Sequence[str]) -> str:
@@ -202,8 +214,10 @@ def check_copy_rows(copy_rows: object, own: Sequence[str]) -> None:
     """Raise OperandError for `copy_rows` without rows, and for weights of rows in order."""
     if copy_rows is not None and (ROWS not in own or not isinstance(copy_rows, bool)):
         raise OperandError("copy_rows: True or False, of a product with rows=")
-    if ROW_WEIGHTS in own and not {ROWS, OUT_ROWS} & set(own):
-        raise OperandError("row_weights: the rows of a product with rows= or out_rows= have weights")
+    if ROW_WEIGHTS in own and not PLACED & set(own):
+        raise OperandError("row_weights: the rows of a product with rows=, out_rows= or add_rows= have weights")
+    if {OUT_ROWS, ADD_ROWS} <= set(own):
+        raise OperandError("out_rows and add_rows: rows of the product are placed, or added to each other; give one")
 
 
 @lru_cache(256)

@@ -25,6 +25,7 @@ from ...kernels.run.epilogue_operands import (
     kept_list,
     order_words,
     rows_memory,
+    rows_memory_words,
     rows_of_tensors,
     vectors_of_tensors,
     words_of_tensors,
@@ -37,7 +38,7 @@ from ...schedule.listed import TileList
 from ..bias_activation import GATES, by_torch
 from ..checks import copied
 from ..epilogue import check_order, finish_of, readable_gate, reference_of
-from ..indexed.torch_rows import gathered, scattered
+from ..indexed.torch_rows import added, gathered, scattered
 from ..launch import DirectLaunch, fill, mark_written, note_list, note_target, note_workspace, raw_stream
 from ..operands.pairs import computed_pairs
 from ..operands.several import BY_MMA_SYNC, TorchMath
@@ -47,7 +48,7 @@ from ..prologue.apart import Ways, ways_of
 from ..prologue.product import PrologueProduct, function_of
 from ..reference import exact, rounded
 from .checks import ComposedCall, epilogue_of, further_operands
-from .parts import BIAS, OWN, ROW_WEIGHTS, AskedParts, parts_of_text, parts_text
+from .parts import ADD_ROWS, BIAS, OWN, PLACED, ROW_WEIGHTS, AskedParts, parts_of_text, parts_text
 from .plans import Plan, ReadyPlan, check_mirror, ready_plan, visited
 
 
@@ -90,19 +91,24 @@ def placed(
     call: ComposedCall, value: torch.Tensor, inside: torch.Tensor | None, out: torch.Tensor | None
 ) -> torch.Tensor:
     """The product's elements in the result: the visited ones, in the rows that the indices name."""
-    rows = call.values[OUT_ROWS] if OUT_ROWS in call.parts.own else None
+    vectors = {name: call.values[name] for name in (OUT_ROWS, ADD_ROWS) if name in call.parts.own}
     if out is not None:
-        return stored(value, inside, rows, out)
-    if rows is not None:
-        return stored(value, inside, rows, value.new_zeros(call.result))
+        return stored(value, inside, vectors, out)
+    if vectors:
+        return stored(value, inside, vectors, value.new_zeros(call.result))
     return value if inside is None else torch.where(inside, value, value.new_zeros(()))
 
 
 def stored(
-    value: torch.Tensor, inside: torch.Tensor | None, rows: torch.Tensor | None, out: torch.Tensor
+    value: torch.Tensor, inside: torch.Tensor | None, vectors: Mapping[str, torch.Tensor], out: torch.Tensor
 ) -> torch.Tensor:
-    """A product with its rows in order, in `out`: the visited elements, in the rows that the indices name, or all."""
-    if rows is None:
+    """A product with its rows in order, in `out`: the visited elements, in the rows that the indices name, or all.
+
+    vectors  by name, those of rows of the result among them. Rows are added in float32, and rounded once
+    """
+    if (names := vectors.get(ADD_ROWS)) is not None:
+        return out.copy_(added(out.float(), names, value.float()).to(out.dtype))
+    if (rows := vectors.get(OUT_ROWS)) is None:
         return copied(value if inside is None else torch.where(inside, value, out), out)
     if inside is not None:
         value = torch.where(inside, value, gathered(out, rows))
@@ -174,7 +180,7 @@ def _of_one(call: ComposedCall) -> ComposedCall:
             values[operand.name] = values[operand.name][0]
     for name in parts.prologue.names if parts.prologue is not None else ():
         values[name] = values[name][0]
-    return call._replace(a=[call.a[0][0]], b=[call.b[0][0]], values=values, shape=call.shape[1:])
+    return call._replace(a=[x[0] for x in call.a], b=[x[0] for x in call.b], values=values, shape=call.shape[1:])
 
 
 def _resolved(call: ComposedCall) -> ComposedCall:
@@ -182,7 +188,7 @@ def _resolved(call: ComposedCall) -> ComposedCall:
 
     def settled(name: str, x: torch.Tensor) -> torch.Tensor:
         x = x.resolve_neg()
-        own = (BIAS, ROWS, OUT_ROWS, ROW_WEIGHTS, *(call.parts.prologue.names if call.parts.prologue else ()))
+        own = (BIAS, *PLACED, ROW_WEIGHTS, *(call.parts.prologue.names if call.parts.prologue else ()))
         return x.contiguous() if name in own else x
 
     values = {name: settled(name, x) if isinstance(x, torch.Tensor) else x for name, x in call.values.items()}
@@ -218,7 +224,7 @@ def _launched(
     if c is None and not parts.stores_c:
         c = torch.empty(call.shape, dtype=call.kind, device="meta")
     with torch.cuda.device(device):
-        workspace, rows = _partials(plan, device), rows_memory(plan, device) if isinstance(plan, Sm90Plan) else None
+        workspace, rows = _partials(plan, device), rows_memory(plan, device)
         note_workspace(rows)
         held: list[torch.Tensor] = []  # copies of further matrices, which live until the launch
         found = _words(call, plan, words, workspace, rows, held)
@@ -259,20 +265,29 @@ def _words(
         own[-1] = workspace.data_ptr()
     parts, device = call.parts, call.a[0].device
     order = {name: call.values[name] for name in parts.order_names}
+    vectors = {OUT_ROWS if name == ADD_ROWS else name: call.values[name] for name in parts.own if name in PLACED}
     further, placed = further_operands(call.a, call.b), {}
     for name, (operand, _) in plan.further.items():
-        placed[name] = named(plan.operand_path).lines(plan, operand.name, further[name], [], True)[:2]
+        placed[name] = named(plan.operand_path).lines(plan, operand.name, further[name], [], True)
         held.append(placed[name][0])
     if not isinstance(plan, Sm90Plan):
         own += further_of_tensors(plan, call.values, placed)
-        own += [*order_words(plan, order, device), *rows_of_tensors(plan, call.values, device)]
+        own += [
+            *order_words(plan, order, device),
+            *rows_of_tensors(plan, vectors, device),
+            *rows_memory_words(plan, rows),
+        ]
         own += vectors_of_tensors(plan, call.values, device)
         return (*own, *[0] * (MAX_WORDS - len(own))) if plan.takes_words else ()
     if not plan.takes_extra_params:
         return ()
     names = [*(parts.prologue.names if parts.prologue is not None else ()), *(parts.how.numbers if parts.how else ())]
-    names += [name for name in (ROWS, OUT_ROWS) if name in parts.own]
-    given = {**order, **{name: call.values[name] for name in names}, **{name: further[name] for name in plan.further}}
+    given = {
+        **order,
+        **vectors,
+        **{name: call.values[name] for name in names},
+        **{name: further[name] for name in plan.further},
+    }
     found = words_of_tensors(plan, given, device, placed, rows)
     return (*own, *found[: MAX_WORDS - len(own)])
 

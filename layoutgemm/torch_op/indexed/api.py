@@ -17,7 +17,7 @@ from ..scaled_grouped.kept import find
 from ..scaled_grouped.scaled import check_config
 from .operators import CHECK_INDEXED
 from .product import IndexedOperands, check_indexed, indexed_product, placed
-from .torch_rows import scattered
+from .torch_rows import added, scattered
 
 ONE_VECTOR = (False, True, True, True, True)  # `rows` alone is given: whether each vector is not
 _NO_OPERATOR = (
@@ -58,16 +58,16 @@ def indexed_matmul(
             _refuse(f"{name} is a {type(getattr(given, name)).__name__}: rows= are of one a, and out_rows= of one b")
     if copy_rows is not None and (given.rows is None or not isinstance(copy_rows, bool)):
         _refuse("copy_rows: True or False, of a product with rows=")
-    if given.rows is None and given.out_rows is None:
-        _refuse("row_weights: the rows of a product with rows= or out_rows= have weights")
+    if given.rows is None and not given.places:
+        _refuse("row_weights: the rows of a product with rows=, out_rows= or add_rows= have weights")
     if isinstance(config, Sm90Choice) and not config.swapped:
         config = config.config
     if torch.compiler.is_dynamo_compiling():
         return _traced(given, activation, out, out_dtype, config, copy_rows)
     key: tuple[object, ...] = ()
     first = given.rows if given.rows is not None else given.out_rows
-    if isinstance(first, torch.Tensor):
-        a, b, rows, out_rows, weights, offsets, counts = given
+    if isinstance(first, torch.Tensor) and given.add_rows is None:
+        a, b, rows, out_rows, weights, offsets, counts, _ = given
         names = rows is None, out_rows is None, weights is None, offsets is None, counts is None
         rest: tuple[torch.Tensor | None, ...] = ()
         if names != ONE_VECTOR:  # in the order in which a launch takes them
@@ -89,6 +89,8 @@ def indexed_matmul(
         raise TensorError(NOT_RECORDED)
     if out is not None:
         return placed(call, given, _operator(_in_order(given), activation, call.kind, config, copy_rows), out)
+    if given.add_rows is not None:
+        return placed(call, given, _operator(_in_order(given), activation, call.kind, config, copy_rows), None)
     return _operator(given, activation, call.kind, config, copy_rows)
 
 
@@ -117,17 +119,22 @@ def _traced(
         refuse(_NO_OPERATOR)
     a, b = autocast(given.a, given.b)
     given = given._replace(a=a, b=b)
-    CHECK_INDEXED(*given[:6], out, activation, out_dtype)
-    if out is None:
+    CHECK_INDEXED(*given[:6], given.add_rows, out, activation, out_dtype)
+    if out is None and given.add_rows is None:
         return _operator(given, activation, out_dtype, config, copy_rows)
     value = _operator(_in_order(given), activation, out_dtype, config, copy_rows)
+    if given.add_rows is not None:
+        first = torch.zeros_like(value) if out is None else out
+        found = added(first.float(), given.add_rows, value.float()).to(value.dtype)
+        return found if out is None else out.copy_(found)
+    assert out is not None
     return out.copy_(value) if given.out_rows is None else scattered(out, given.out_rows, value)
 
 
 def _in_order(given: IndexedOperands) -> IndexedOperands:
     """The same product with its rows in order: without `out_rows`, and with `rows` in any case."""
     rows = torch.arange(given.a.shape[0], device=given.a.device) if given.rows is None else given.rows
-    return given._replace(rows=rows, out_rows=None)
+    return given.in_order._replace(rows=rows)
 
 
 def _refuse(text: str) -> None:

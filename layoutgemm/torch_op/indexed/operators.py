@@ -51,9 +51,10 @@ operator_of(
 
 def _checked(
     a: torch.Tensor, b: torch.Tensor, rows: Vector, out_rows: Vector, row_weights: Vector, offsets: Vector,
-    out: Vector, activation: str | None, out_dtype: torch.dtype | None,
+    add_rows: Vector, out: Vector, activation: str | None, out_dtype: torch.dtype | None,
 ) -> None:  # fmt: skip
-    check_indexed(IndexedOperands(a, b, rows, out_rows, row_weights, offsets), out, activation, out_dtype)
+    given = IndexedOperands(a, b, rows, out_rows, row_weights, offsets, None, add_rows)
+    check_indexed(given, out, activation, out_dtype)
 
 
 CHECK_INDEXED = checking_operator("check_indexed", _checked)
@@ -134,7 +135,7 @@ def _recorded(
 
 def _finished_by_torch(given: IndexedOperands, call: IndexedCall, config: str, copy_rows: bool | None) -> torch.Tensor:
     """The product with an activation or a gate by torch: before a gate in the result's type, as by `matmul`."""
-    a, b, rows, out_rows, weights, offsets, _ = given
+    a, b, rows, out_rows, weights, offsets, *_ = given
     if rows is None:
         rows, copy_rows = torch.arange(a.shape[0], device=a.device), None
     kind = call.kind if call.gate is not None and call.kind.itemsize == 2 else torch.float32

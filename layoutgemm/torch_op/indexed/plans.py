@@ -51,12 +51,13 @@ def plan_of(of: IndexedShape, config: Sm90Config | None, copies: bool | None = N
     """
     named, (_, _, _, rows_of_a, rows_of_c) = dict(of.kinds), of.sizes
     gather = RowIndices(rows_of_a, named["rows"]) if "rows" in named else None
-    scatter = RowIndices(rows_of_c, named["out_rows"]) if "out_rows" in named else None
+    to = next((name for name in ("out_rows", "add_rows") if name in named), None)
+    scatter = None if to is None else RowIndices(rows_of_c, named[to])
     if copies and gather is None:
         raise OperandError("copy_rows: without rows=, none are copied")
     if copies is None:
         copies = gather is not None and _copies_first(of, config)
-    indexed, last = IndexedRows(gather, scatter, copies), None
+    indexed, last = IndexedRows(gather, scatter, copies, to == "add_rows"), None
     for candidate in _configs(of, indexed) if config is None else [config]:
         try:
             return _derived(of, indexed, candidate)

@@ -35,7 +35,7 @@ from ..scaled_grouped.kept import NOT_KEPT, KeptKey, launch, require_hopper
 from ..scaled_grouped.scaled import FP8
 from ..types import C_NAMES, NAMES, listed
 from .plans import WEIGHTS, IndexedShape, plan_of
-from .torch_rows import scattered, selected
+from .torch_rows import added, scattered, selected
 
 MULTIPLIED = (torch.bfloat16, torch.float16, *FP8)
 
@@ -47,6 +47,7 @@ class IndexedOperands(NamedTuple):
               matrix for all, and (batch, K, N)
     rows, out_rows, row_weights   vectors of the product's rows; of a batch `rows` alone, (batch, M)
     counts    rows of each matrix of the batch that are computed, or None for all
+    add_rows  in place of out_rows: rows of the product are added to those of the result
     """
 
     a: torch.Tensor
@@ -56,6 +57,7 @@ class IndexedOperands(NamedTuple):
     row_weights: torch.Tensor | None = None
     offsets: torch.Tensor | None = None
     counts: torch.Tensor | None = None
+    add_rows: torch.Tensor | None = None
 
     @property
     def named(self) -> dict[str, torch.Tensor]:
@@ -68,6 +70,16 @@ class IndexedOperands(NamedTuple):
         if self.rows is None:
             return self.a.shape[-2]
         return self.rows.shape[-1] if self.rows.ndim else 1  # the check of the vectors refuses a scalar
+
+    @property
+    def places(self) -> bool:
+        """True if the product's rows are not those of the result."""
+        return self.out_rows is not None or self.add_rows is not None
+
+    @property
+    def in_order(self) -> IndexedOperands:
+        """The same product with its rows in order."""
+        return self._replace(out_rows=None, add_rows=None)
 
     @property
     def batched(self) -> bool:
@@ -134,7 +146,7 @@ def _check_shapes(given: IndexedOperands) -> None:
         raise TensorError(f"a and b have shapes {list(a.shape)} and {list(b.shape)}: row indices take {want}")
     if not batched:
         return
-    for name in ("out_rows", "row_weights"):
+    for name in ("out_rows", "add_rows", "row_weights"):
         if getattr(given, name) is not None:
             raise OperandError(f"{name}: the rows of a batch are gathered alone; groups by offsets= take {name}")
     rows, wanted = given.rows, (b.shape[0],)
@@ -149,7 +161,14 @@ def _check_shapes(given: IndexedOperands) -> None:
 
 def _check_vectors(given: IndexedOperands) -> None:
     m = given.m
-    for name, x in (("rows", None if given.batched else given.rows), ("out_rows", given.out_rows)):
+    if given.out_rows is not None and given.add_rows is not None:
+        raise OperandError("out_rows and add_rows: rows of the product are placed, or added to each other; give one")
+    vectors = (
+        ("rows", None if given.batched else given.rows),
+        ("out_rows", given.out_rows),
+        ("add_rows", given.add_rows),
+    )
+    for name, x in vectors:
         if x is not None:
             check_indices(name, x, m)
     if given.row_weights is not None:
@@ -165,7 +184,7 @@ def _check_vectors(given: IndexedOperands) -> None:
 
 
 def _check_out(out: torch.Tensor, given: IndexedOperands, kind: torch.dtype, shape: tuple[int, ...]) -> None:
-    rows = out.shape[0] if given.out_rows is not None and out.ndim == 2 else shape[-2]
+    rows = out.shape[0] if given.places and out.ndim == 2 else shape[-2]
     if tuple(out.shape) != (*shape[:-2], rows, shape[-1]):
         raise TensorError(f"out has shape {list(out.shape)}, the product {list(shape)}: it is not resized")
     if out.dtype != kind:
@@ -179,6 +198,8 @@ def _check_values(given: IndexedOperands, rows_of_c: int) -> None:
     if given.rows is not None:
         for row_indices, count in zip(*_counted(given)):
             check_inside("rows", row_indices[:count], given.a.shape[-2], "a")
+    if given.add_rows is not None:
+        check_inside("add_rows", resolved(given.add_rows).numpy(), rows_of_c, "the result")
     if given.out_rows is not None:
         check_inside("out_rows", resolved(given.out_rows).numpy(), rows_of_c, "the result")
         check_distinct("out_rows", resolved(given.out_rows).numpy())
@@ -217,13 +238,15 @@ def indexed_product(
     if target(a.get_device())[0] != "sm_90a" and not given.batched and given.offsets is None and call.gate is None:
         return _by_parts(call, given, out)
     require_hopper(a.get_device(), "a product with row indices")
-    if call.gate is not None and (given.out_rows is not None or why_by_torch(b)):
+    if call.gate is not None and (given.places or why_by_torch(b)):
         return _gated_in_steps(call, given, config, out, copies)
     if given.batched and b.shape[0] == 1:
         return _one_matrix(call, given, config, out, copies)
     vectors = {name: x.contiguous() for name, x in given.named.items() if name not in ("a", "b")}
     copied = not all(x.is_contiguous() for name, x in given.named.items() if name not in ("a", "b"))
     weights = {WEIGHTS: vectors.pop(WEIGHTS)} if WEIGHTS in vectors else {}
+    if "add_rows" in vectors:  # the kernel's name of either vector
+        vectors["out_rows"] = vectors.pop("add_rows")
     if given.batched:
         a, vectors["rows"] = a.expand(b.shape[0], *a.shape[-2:]), vectors["rows"].view(-1)
     plan = plan_of(shape_of(call, given), config, copies)
@@ -240,7 +263,7 @@ def _by_parts(call: IndexedCall, given: IndexedOperands, out: torch.Tensor | Non
 def ungated(call: IndexedCall, given: IndexedOperands) -> tuple[IndexedCall, IndexedOperands]:
     """The product of gate and up columns in float32, in order and without weights."""
     shape = (*call.shape[:-2], given.m, given.b.shape[-1])
-    return IndexedCall(torch.float32, shape, None), given._replace(out_rows=None, row_weights=None)
+    return IndexedCall(torch.float32, shape, None), given.in_order._replace(row_weights=None)
 
 
 def _gated_in_steps(
@@ -249,7 +272,7 @@ def _gated_in_steps(
     """A gated product whose rows torch scatters, or whose columns torch gates: no kernel does both."""
     if not why_by_torch(given.b):
         in_order = call._replace(shape=(given.m, call.shape[-1]))
-        value = indexed_product(in_order, given._replace(out_rows=None), config, None, (), copies)
+        value = indexed_product(in_order, given.in_order, config, None, (), copies)
         return placed(call, given, value, out)
     every, plain = ungated(call, given)
     value = indexed_product(every, plain, config, None, (), copies)
@@ -308,6 +331,10 @@ def placed(call: IndexedCall, given: IndexedOperands, value: torch.Tensor, out: 
     """The product's rows in a new result or `out`: in rows `out_rows`, or those that count."""
     if given.counts is not None and out is not None:
         return out.copy_(torch.where(counted(given).unsqueeze(-1), value, out))
+    if given.add_rows is not None:
+        first = value.new_zeros(call.shape) if out is None else out
+        found = added(first.float(), given.add_rows, value.float()).to(call.kind)
+        return found if out is None else out.copy_(found)
     if given.out_rows is None:
         return value if out is None else out.copy_(value)
     return scattered(value.new_zeros(call.shape) if out is None else out, given.out_rows, value)

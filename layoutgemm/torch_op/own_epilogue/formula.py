@@ -230,11 +230,18 @@ class _EpilogueElements:
             function, fill = NAMED[own]
             x = x if visited is None else torch.where(visited, x, fill)
             return function(x.mT if along else x if isinstance(step, RowReduce) else x.flatten())
-        place = _TensorPlace(self.i, self.j[:, : x.shape[-1]] + column, self.math)
+        columns = slice(column, column + x.shape[-1])
+        read = partial(self._part, columns)
+        place = _TensorPlace(self.i, self.j[:, : x.shape[-1]] + column, self.math, read)
         lifted = [torch.as_tensor(value, device=x.device).expand(x.shape) for value in own.lifted(x, place)]
         if visited is not None:
             lifted = [torch.where(visited, value, fill) for value, fill in zip(lifted, own.identity, strict=True)]
         return _folded(own, [value.mT if along else value for value in lifted], self.math)
+
+    def _part(self, columns: slice, name: str) -> torch.Tensor:
+        """An operand in some of C's columns."""
+        value = self.read(name)
+        return value[..., columns] if value.ndim and value.shape[-1] > 1 else value
 
     def _of_groups(self, step: ReductionStep, x: torch.Tensor) -> list[torch.Tensor]:
         """The results of every `each` columns; those without an element in the order's tiles stay as they are."""
@@ -300,6 +307,7 @@ class _TensorPlace:
     i: torch.Tensor
     j: torch.Tensor
     math: TorchMath
+    read: Callable[[str], torch.Tensor]
 
 
 def _folded(reduction: Reduction, values: list[torch.Tensor], math: TorchMath) -> list[torch.Tensor]:

@@ -348,7 +348,7 @@ def grouped_matmul(
     out: torch.Tensor | None = None, out_dtype: torch.dtype | None = None, config: Sm90Config | None = None,
     rows: torch.Tensor | None = None, out_rows: torch.Tensor | None = None, row_weights: torch.Tensor | None = None,
     copy_rows: bool | None = None, epilogue: Epilogue | None = None, given: Mapping[str, object] | None = None,
-    prologue: Prologue | None = None,
+    prologue: Prologue | None = None, add_rows: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """A grouped GEMM, as in a mixture of experts: a product for each group, in one launch.
 
@@ -389,6 +389,8 @@ def grouped_matmul(
               Row i reads row rows[i] of a, and is row out_rows[i] of the result. With `counts`, or of a batch, `rows`
               alone, (experts, M): row i of group e reads row rows[e, i] of a[e], or of a matrix a. With `offs`, a bias
               or scales `rows` alone: scales of rows are those of a's rows, and read by row index too
+    add_rows  in place of `out_rows`, with `offsets`: row i is added to row add_rows[i] of the result, as for `matmul`.
+              So the experts' results of a token become one. Goes with `rows`, `row_weights` and an activation
     copy_rows  of `rows`, as for `matmul`: whether a's rows are copied to a workspace first
     epilogue  in place of bias and activation, behind the scales: any `kernels.epilogue.chain.Epilogue`. Of all forms
               but columns; with `rows`, of groups of rows and, without scales, of masked groups
@@ -416,14 +418,14 @@ def grouped_matmul(
     >>> grouped_matmul(a.T, a, offs=torch.tensor([1, 1, 3]))[:, 0, 0].tolist()
     [1.0, 0.0, 2.0]
     """
-    of_rows = rows is not None or out_rows is not None or row_weights is not None or copy_rows is not None
+    of_rows = any(x is not None for x in (rows, out_rows, row_weights, copy_rows, add_rows))
     if of_rows or epilogue is not None or given is not None or prologue is not None:
         return _with_more(a, b, {
             "offsets": offsets, "offs": offs, "counts": counts, "expected_rows": expected_rows, "scale_a": scale_a,
             "scale_b": scale_b, "recipe_a": recipe_a, "recipe_b": recipe_b, "bias": bias, "activation": activation,
             "use_fast_accum": use_fast_accum, "out": out, "out_dtype": out_dtype, "config": config,
             "out_rows": out_rows, "row_weights": row_weights, "copy_rows": copy_rows,
-        }, rows, epilogue, given, prologue)  # fmt: skip
+        }, (rows, add_rows), epilogue, given, prologue)  # fmt: skip
     if _is_traced():
         if expected_rows is not None:
             refuse(_NO_EXPECTED_ROWS)
@@ -482,10 +484,17 @@ def _dispatched(
 
 
 def _with_more(
-    a: torch.Tensor, b: torch.Tensor, given: Options, rows: torch.Tensor | None, epilogue: Epilogue | None,
-    operands: Mapping[str, object] | None, prologue: Prologue | None,
+    a: torch.Tensor, b: torch.Tensor, given: Options, indices: tuple[torch.Tensor | None, torch.Tensor | None],
+    epilogue: Epilogue | None, operands: Mapping[str, object] | None, prologue: Prologue | None,
 ) -> torch.Tensor:  # fmt: skip
-    """The product with row indices, or a function and its operands; `given` has the other arguments by name."""
+    """The product with row indices, or a function and its operands; `given` has the other arguments by name.
+
+    indices  `rows`, and `add_rows`, whose product takes neither functions nor their operands
+    """
+    rows, add_rows = indices
+    if add_rows is not None:
+        functions = {"epilogue": epilogue, "given": operands, "prologue": prologue, "counts": given["counts"]}
+        return _of_indices(IndexedOperands(a, b, rows), add_rows, {**given, "counts": None}, functions)
     if prologue is not None:
         others = {**given, "epilogue": epilogue}
         return grouped_prologue_product(a, b, prologue, operands, others, rows, grouped_matmul)
@@ -495,11 +504,19 @@ def _with_more(
         return grouped_with_epilogue(*grouped_call(a, b, rows, given), epilogue, operands)
     if rows is not None and takes_copied_rows(given):
         return grouped_rows(a, b, rows, given, grouped_matmul)
+    return _of_indices(IndexedOperands(a, b, rows), None, given, {})
+
+
+def _of_indices(
+    of: IndexedOperands, add_rows: torch.Tensor | None, given: Options, others: Mapping[str, object]
+) -> torch.Tensor:
+    """The product with row indices; `others`: arguments that it does not take, beside those of `given`."""
     names = "offs", "expected_rows", "scale_a", "scale_b", "recipe_a", "recipe_b", "bias"
-    of = IndexedOperands(a, b, rows, given["out_rows"], given["row_weights"], given["offsets"], given["counts"])
+    vectors = {name: given[name] for name in ("out_rows", "row_weights", "offsets", "counts")}
     return indexed_matmul(
-        of, activation=given["activation"], out=given["out"], out_dtype=given["out_dtype"],
-        config=given["config"], others={name: given[name] for name in names}, copy_rows=given["copy_rows"],
+        of._replace(add_rows=add_rows, **vectors), activation=given["activation"], out=given["out"],
+        out_dtype=given["out_dtype"], config=given["config"], copy_rows=given["copy_rows"],
+        others={**others, **{name: given[name] for name in names}},
     )  # fmt: skip
 
 

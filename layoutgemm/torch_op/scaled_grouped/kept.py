@@ -480,7 +480,7 @@ def launch(
         places = [0, 1, *[first + plan.words.index(name) for name in read]]
         order = _order(list(read)) if keeping.turned else range(len(places))
         # C's address, those of the call's tensors, and that of the memory for A's rows.
-        own = [] if memory is None else [first + plan.words.index(COPIED)]
+        own = [first + plan.words.index(COPIED)] if plan.copies_rows else []
         direct = DirectLaunch(compile_plan(plan), made.arguments, (2, *[places[i] for i in order], *own), index, plan)
         direct.launch([made.arguments[place] for place in direct.places], raw_stream(index))
         if made.late and out is not None:

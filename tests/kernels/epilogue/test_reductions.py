@@ -26,6 +26,7 @@ from layoutgemm.kernels.epilogue.chain import (
     ColumnReduce,
     Custom,
     Epilogue,
+    EpilogueOperand,
     Quantize,
     Reduction,
     RowReduce,
@@ -517,3 +518,71 @@ def test_torch_rounds_quantised_values_as_the_reference_does() -> None:
     assert np.array_equal(kind.encode(np.asarray(found.c)), values.view(torch.uint8).numpy())
     own = Custom.of(lambda x, i, j, ops: x)
     assert np.array_equal(Epilogue(own, Quantize()).reference(x.numpy()).c, found.c)
+
+
+def _larger(a: Any, b: Any, ops: Any) -> list[Any]:
+    first = (a[0] > b[0]) | ((a[0] == b[0]) & (a[1] <= b[1]))
+    return [ops.where(first, p, q) for p, q in zip(a, b, strict=True)]
+
+
+CHOSEN = Reduction.of(
+    lambda x, i, j, ops, bias, w: (x + bias, j, x * w), _larger, [-1e38, 2**31 - 1, 0.0],
+    lambda a, ops: (a[1], a[2]), results=("expert", "score"),
+    operands=[EpilogueOperand("bias", "n", "f32"), EpilogueOperand("w", "mn", "bf16")],
+)  # fmt: skip
+WEIGHTED = Reduction.of(
+    lambda x, i, j, ops, v: x * v, lambda a, b, ops: a[0] + b[0], [0.0], operands=[EpilogueOperand("v", "m", "f32")],
+    insert=lambda a, x, i, j, ops, v: a[0] + x * v,
+)  # fmt: skip
+READING = Epilogue(RowReduce(CHOSEN, "top"), ColumnReduce(WEIGHTED, "weighted"), stores_c=False)
+
+
+def _reading() -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """A and B, what the reductions read, and their results by definition."""
+    rng = np.random.default_rng(3)
+    a, b, bias, w, v = (
+        rng.integers(-8, 9, shape).astype(np.float32) / 8 for shape in ((72, 64), (64, 40), 40, (72, 40), 72)
+    )
+    x = a @ b
+    best = (x + bias).argmax(1)
+    at = np.arange(72), best
+    want = {"top_expert": best, "top_score": (x * w)[at], "weighted": (x * v[:, None]).sum(0)}
+    return a, b, {"bias": bias, "w": w, "v": v}, want
+
+
+def test_a_reduction_reads_operands_where_the_element_is() -> None:
+    a, b, given, want = _reading()
+    found = READING.reference(a @ b, **given).written
+    for name, value in want.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=1e-5)
+    assert Epilogue.from_json(READING.json) == READING and READING.reads == ("bias", "w", "v")
+    each = Epilogue(RowReduce(CHOSEN, "part", each=8), stores_c=False).reference(
+        a @ b, bias=given["bias"], w=given["w"]
+    )
+    assert np.array_equal(each.written["part_expert"][:, 1], 8 + (a @ b + given["bias"])[:, 8:16].argmax(1))
+    turned = ColumnReduce(CHOSEN, "top").transposed()
+    assert [x.axes for x in turned.taken] == ["m", "mn", "m", "m"]
+
+
+@needs.DSL
+@pytest.mark.dsl
+def test_the_kernel_reads_a_reductions_operands() -> None:
+    a, b, given, want = _reading()
+    config = Sm90Config((64, 64), consumers=1, stages=2)
+    plan = Sm90Plan.derive(72, 40, 64, b="bf16:col", config=config, epilogue=READING)
+    found = plan.run(a, b, given=given, device="emulator").written
+    for name, value in want.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "operands, text",
+    [
+        ([EpilogueOperand("a0", "n", "f32")], "an operand of the reduction is named a0, as a component"),
+        ([EpilogueOperand("aux", "mn", "f32", written=True)], "reads its operands"),
+        (["w"], "an operand of the function is 'w'"),
+    ],
+)
+def test_operands_that_no_reduction_reads(operands: Any, text: str) -> None:
+    with pytest.raises(PlanError, match=text):
+        Reduction.of(lambda x, i, j, ops, w: x * w, lambda a, b, ops: a[0] + b[0], [0.0], operands=operands)

@@ -105,7 +105,7 @@ def test_tensors_are_words_where_arrays_are(case: str) -> None:
     bf16 = [x.name for x in plan.prologue.operands if x.dtype.name == "bf16"] if plan.prologue is not None else []
     tensors = {name: torch.from_numpy(x) if isinstance(x, np.ndarray) else x for name, x in given.items()}
     tensors |= {name: tensors[name].bfloat16() for name in bf16}
-    placed = {name: (tensors[name], plan.n) for name in plan.further}
+    placed = {name: (tensors[name], plan.n, 0) for name in plan.further}
     room = torch.zeros(1)
     words = words_of_tensors(plan, tensors, torch.device("cpu"), placed, room)
     at = {x.data_ptr(): name for name, x in {**tensors, "copied_rows": room}.items() if isinstance(x, torch.Tensor)}

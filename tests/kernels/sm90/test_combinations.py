@@ -202,16 +202,16 @@ class Problem:
         if "main loop" in parts:
             scale = self.given["sa"] = np.exp2(self.drawn(*self.lead, M, -(-K // 128)))
             a = a * np.repeat(scale, 128, -1)[..., :K]
-        sums = [self.sums(a, self.b)]
+        sums, of_b = [self.sums(a, self.b)], self.b.shape[:-2]
         if "several B" in parts:
-            self.given |= {"b1": self.drawn(K, self.plan.n), "s": 2.0}
+            self.given |= {"b1": self.drawn(*of_b, K, self.plan.n), "s": 2.0}
             sums.append(self.sums(a, self.given["b1"]))
         if "second pair" in parts:
-            a2 = self.given["a2"] = self.drawn(M, K2)
+            a2 = self.given["a2"] = self.drawn(*self.lead, M, K2)
             for i, one in enumerate(sums):
-                b2 = np.ascontiguousarray(a2.T) if "symmetric order" in parts else self.drawn(K2, one.shape[-1])
+                b2 = np.ascontiguousarray(a2.mT) if "symmetric order" in parts else self.drawn(*of_b, K2, one.shape[-1])
                 self.given[f"b{2 + i}"] = b2
-                sums[i] = one + a2.astype(np.float64) @ b2
+                sums[i] = one + self.sums(a2.astype(np.float64), b2)
         c = sums[0] + 2 * sums[1] if "several B" in parts else sums[0]
         if "gate" in parts:
             c = np.maximum(c[..., : self.plan.n], 0) * c[..., self.plan.n :]
@@ -248,6 +248,9 @@ RUN = [
     ("gate", "second pair", "scattered rows"), ("several B", "second pair", "prologue", "copied rows"),
     ("groups of rows", "gate", "gathered rows"), ("groups of rows", "main loop", "scattered rows"),
     ("groups of rows", "gathered rows", "scattered rows", "prologue"),
+    ("several B", "batch", "second pair"), ("gate", "batch", "second pair"), ("several B", "masked groups"),
+    ("groups of rows", "several B", "second pair"), ("groups of rows", "several B", "gathered rows", "scattered rows"),
+    ("second pair", "symmetric order", "batch"),
 ]  # fmt: skip
 # In the shorter run: one of each mechanism.
 FIRST = {

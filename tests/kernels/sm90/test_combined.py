@@ -150,7 +150,6 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: derive(a="i8", b="i8:col"), "c is i32, and several sums are combined in f32"),
     (lambda: derive(gated=THREE), r"64 columns, of 3 matrices B: a multiple of 3 \* 8"),
     (lambda: derive(b="bf16"), r"64 columns, of 2 matrices B: .* 2 \* 64: its row-major lines fill spans of 128 bytes"),
-    (lambda: derive(batch=2), "batch = 2: no kernel has a batch and several matrices B: each matrix B has a pitch"),
     (lambda: derive(config=replace(SMALL, one_tile_per_cluster=True, split=8)), "and 8 parts of K: a multiple of "),
     (
         lambda: derive(order="symmetric", config=replace(SMALL, tile=(64, 128))),
@@ -166,7 +165,6 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: Combined.of(lambda x, y, ops: None), "returned nothing"),
     (lambda: Combined.of("silu"), "must be a function, not 'silu'"),
     (lambda: Sm90Choice(SMALL, swapped=True).plan(64, 64, 64, b="bf16:col", gated=TWO), "change places"),
-    (lambda: choose(64, 64, 64, batch=2, gated=TWO), "batch = 2: 2 matrices B combined"),
 ]
 
 

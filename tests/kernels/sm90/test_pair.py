@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from layoutgemm.errors import OperandError, PlanError
-from layoutgemm.kernels import AlongK, Ragged, Sm90Config, Sm90Plan
+from layoutgemm.kernels import AlongK, Sm90Config, Sm90Plan
 from layoutgemm.kernels import plan as choose_plan
 from layoutgemm.kernels.compile.worker import Kernel, entry_of, kernel_of
 from layoutgemm.kernels.epilogue.chain import Bias, ColumnReduce, Epilogue
@@ -199,10 +199,8 @@ def derive(**given: Any) -> Sm90Plan:
 REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: derive(pair=0), "K of the second pair"),
     (lambda: derive(pair=1.5), "pair of Sm90Plan.derive must be a SecondPair or an integer"),
-    (lambda: derive(batch=2), "batch = 2: no kernel has a batch and a second pair: a2 and b2 have a pitch each"),
     (lambda: derive(gated=THREE, config=replace(SMALL, tile=(64, 96))), "1 tensor maps of C's chunks and 6 further"),
     (lambda: derive(gated=FOUR, config=replace(SMALL, store="direct")), "0 tensor maps of C's chunks and 8 further"),
-    (lambda: derive(ragged=Ragged.of(1)), "ragged: no kernel has groups of rows and a second pair"),
     (
         lambda: derive(a="bf16:col", b="bf16", along_k=AlongK.of(1), config=replace(SMALL, loader="warp")),
         "along_k: no kernel has groups along K and a second pair",

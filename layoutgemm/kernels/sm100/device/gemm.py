@@ -118,11 +118,11 @@ class Sm100GemmKernel(GemmEntry):
         first  address and pitches of the first
         names  of further ones; default those of the plan's function
         """
-        plan, given = self.plan, self.host_given(words)
+        plan, given = self.plan, dict(zip(self.plan.words, words, strict=True))
         (address, pitches), size = first, self.plan.b.dtype.bytes
         if names is None:
             names = [name for name, _ in plan.gated.places] if plan.gated is not None else []
-        at = [(address, pitches), *[(getattr(given, name), [getattr(given, f"ld{name}")]) for name in names]]
+        at = [(address, pitches), *[plan.lines_given(name, given) for name in names]]
         if plan.halves > 1:
             half = Int64(extents["n"]) * pitches[0] * size
             at = [(address + i * half, pitches) for i in range(plan.halves)]
@@ -131,12 +131,12 @@ class Sm100GemmKernel(GemmEntry):
 
     def encoded_second(self, extents: Mapping[str, Int32], words: Sequence[Int64]) -> list[bridge.TensorMap]:
         """Host side: the tensor maps of the second pair, A2 and the matrices that it multiplies."""
-        pair, given = present(self.plan.pair), self.host_given(words)
-        extents = {**extents, "k": Int32(given.k2)}
-        map_a = self.encoded("a2", self.plan.a.tma, given.a2, extents, [given.lda2], words)
-        first, *others = pair.of_b
-        at = getattr(given, first), [getattr(given, f"ld{first}")]
-        return [map_a, *self.encoded_b(at, extents, words, others)]
+        plan, given = self.plan, dict(zip(self.plan.words, words, strict=True))
+        extents = {**extents, "k": Int32(given["k2"])}
+        a2, pitches = plan.lines_given("a2", given)
+        map_a = self.encoded("a2", plan.a.tma, a2, extents, pitches, words)
+        first, *others = present(plan.pair).of_b
+        return [map_a, *self.encoded_b(plan.lines_given(first, given), extents, words, others)]
 
     def kernel_words(self, words: Sequence[Int64], pitches: Mapping[str, tuple[Int64, Int64]]) -> Sequence[Int64]:
         """Host side: the words that the kernel takes; the plan's come first."""

@@ -219,14 +219,24 @@ class Sm80GemmKernel(TileEntry):
         left, offset_a, offset_b, behind = ahead
         left, offset_a, offset_b = left - plan.tile[2], offset_a + copy_a.step, offset_b + copy_b.step
         if const_expr(plan.pair is not None):
-            given = self.given(words)
             if passes_on(left, behind):
                 left, behind, offset_a, offset_b = behind, Int32(0), Int64(0), Int64(0)
-                copy_a = copy_a.switched((given["a2"],), (given["lda2"],), corner[0])
-                of_b = present(plan.pair).of_b
-                at = [given[name] for name in of_b], [given[f"ld{name}"] for name in of_b]
-                copy_b = copy_b.switched(*self.matrices_of_b(*at, n), corner[1])
+                copy_a = copy_a.switched(*self.further_lines(("a2",), words), corner[0])
+                of_b = self.further_lines(present(plan.pair).of_b, words)
+                copy_b = copy_b.switched(*self.matrices_of_b(*of_b, n), corner[1])
         return copy_a, copy_b, (left, offset_a, offset_b, behind)
+
+    def further_lines(self, names: Sequence[str], words: tuple[Int64, ...]) -> tuple[list[Int64], list[Int64]]:
+        """(addresses, pitches) of further matrices; of a batch those of this CTA's product."""
+        given, (_, _, matrix) = self.given(words), cute.arch.block_idx()
+        addresses, pitches = [], []
+        for name in names:
+            address, (pitch, *distance) = self.plan.lines_given(name, given)
+            if distance:
+                address += Int64(matrix) * distance[0] * self.plan.further[name][0].dtype.bytes
+            addresses.append(address)
+            pitches.append(pitch)
+        return addresses, pitches
 
     def matrices_of_b(
         self, matrices: Sequence[Int64], pitches: Sequence[Int64], n: Int32
@@ -252,10 +262,8 @@ class Sm80GemmKernel(TileEntry):
         at = plan.b, plan.smem.b_offset, thread
         if plan.gated is None:
             return Copies(*at, b, ldb, start, n, k)
-        given = self.given(words)
-        matrices = [b, *[given[name] for name, _ in plan.gated.places]]
-        pitches = [ldb, *[given[pitch] for _, pitch in plan.gated.places]]
-        return SeveralCopies(*at, *self.matrices_of_b(matrices, pitches, n), start, n)
+        addresses, pitches = self.further_lines([name for name, _ in plan.gated.places], words)
+        return SeveralCopies(*at, *self.matrices_of_b([b, *addresses], [ldb, *pitches], n), start, n)
 
     def beginning(self, k: Int32, *steps: Int64) -> tuple[Int32, Int64, Int64]:
         """Elements of K of the block, and the offsets at which A and B begin.

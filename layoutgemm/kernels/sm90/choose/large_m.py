@@ -205,8 +205,8 @@ class LargeMModel:
         tall = tile[0] == 256 and cluster == (1, 2)
         if waves == 1:
             along_n = self._weights_first(cluster) == (self.weights == 1)
-        elif by_gpc:  # those that lie together share what the blocks of a cluster do not
-            along_n = cluster[0] >= cluster[1]
+        elif by_gpc:
+            along_n = dealt_along(cluster) == "N"
         else:
             along_n = grid[0] > 16 if tall else cluster[0] > 1 and tile[0] in (128, TALL) and grid[0] > 8
         group = 16 if tall and grid[0] <= 16 and not by_gpc else 8
@@ -399,6 +399,15 @@ class LargeMModel:
             if columns % unit == 0 and _NARROWEST <= columns <= 256
             and stages((rows, columns), rows // ROWS, 0, sent((rows, columns), split)) >= MODEL.least_split
         }  # fmt: skip
+
+
+def dealt_along(cluster: tuple[int, int]) -> str:
+    """The axis of the bands of tiles that are dealt out by GPC: those together share what a cluster does not.
+
+    >>> dealt_along((2, 1)), dealt_along((1, 2))
+    ('N', 'M')
+    """
+    return "N" if cluster[0] >= cluster[1] else "M"
 
 
 def early_parts(cluster: tuple[int, int], split: int, tiles: int) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ....arguments import as_int, checked
+from ....arguments import as_int, checked, shown
 from ....checks.budgets import WARPGROUP
 from ....dtypes import DType, bf16
 from ....errors import PlanError
@@ -34,7 +34,7 @@ from ..plan import Sm90Config, Sm90Plan
 from ..triangular.operands import Triangles
 from ..types import operands, output_of
 from .costs import cost_model
-from .large_m import FMA_PER_CYCLE, LONG_WORK, SPAN, WIDE, Estimate, LargeMModel, early_parts
+from .large_m import FMA_PER_CYCLE, LONG_WORK, SPAN, WIDE, Estimate, LargeMModel, dealt_along, early_parts
 from .occupancy import ClusterOccupancy
 from .reductions import ReductionCost
 from .small_m import crowded, fetched, for_few_rows
@@ -165,7 +165,7 @@ def choose(
              other times, and reductions of rows and of columns cost what `ReductionCost` says
 
     Raises PlanError for sizes below 1, for an MN-major B that the instruction does not read, and for a gated product of
-    such a B or of a batch.
+    such a B.
 
     >>> choice, why = choose(8192, 8192, 8192)
     >>> choice.config.tile, choice.config.cluster
@@ -183,10 +183,8 @@ def choose(
     kind = operands(a, None if b_major == "MN" else f"{Operand.parse(a).dtype}:col", None)[0].dtype
     halves = 1
     if (how := combination(gated)) is not None:
-        if batch > 1 or (b_major != "K" and not how.separate):
-            what = f"batch = {batch}" if batch > 1 else f"b_major = {b_major!r}"
-            alike = "set of matrices" if how.separate else "pair of matrices, B K-major"
-            raise PlanError(f"{what}: {how}, a product is of one {alike}")
+        if b_major != "K" and not how.separate:
+            raise PlanError(f"b_major = {shown(b_major)}: {how}, a product is of one pair of matrices, B K-major")
         halves, n = how.matrices, how.matrices * n
     places = ClusterOccupancy.of(multiprocessors)
     if m <= 64:
@@ -213,7 +211,7 @@ def choose(
     best = min(estimates, key=lambda e: (e.seconds, -e.tile[0] * e.tile[1], -e.tile[0]))
     lines = _on_lines(k, None if b_major == "K" else n, kind)
     if bits == 16 and best.waves > 1 and work >= LONG_WORK and (best.tile[0], best.cluster) in _DEALT:
-        best = replace(best, gpc_rounds=places.gpc_rounds(2))
+        best = replace(best, gpc_rounds=places.gpc_rounds(2), along=dealt_along(best.cluster))
     config = _configured(best, k, batch, kind, work < MODEL.short_work and not best.gpc_rounds, False, lines)
     return Sm90Choice(config), _reason(best, config) + _gated_reason(best.tile[1], how)
 

@@ -82,7 +82,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         a, pitches_a = self.prepare_rows(matrices[0], pitches["a"], sizes, words, stream)
         extents = {"m": m, "n": n, "k": k, "l": batch, HALF: Int32(plan.halves)}
         maps_a = self.maps_of_a(a, extents, pitches_a)
-        further = present(plan.gated).places if const_expr(plan.gated is not None) else ()
+        further = [name for name, _ in present(plan.gated).places] if const_expr(plan.gated is not None) else ()
         maps_b = self.maps_of_b((b, pitches["b"]), further, extents, words)
         maps_c = self.maps_of_c(c, extents, pitches, words)
         last_b = self.maps_of_last_rows(plan.b, b, extents, pitches["b"])
@@ -147,13 +147,13 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         return words
 
     def maps_of_b(
-        self, first: tuple[Int64, tuple[Int64, ...]], further: Sequence[tuple[str, str]],
+        self, first: tuple[Int64, tuple[Int64, ...]], further: Sequence[str],
         extents: Mapping[str, Int32], words: Sequence[Int64],
     ) -> list[bridge.TensorMap]:  # fmt: skip
         """The tensor maps of a pair's B, of each matrix where there are several.
 
         first    address and pitches of the first matrix
-        further  names of the words of the others: address, pitch
+        further  names of the others
         """
         plan, (b, pitches) = self.plan, first
         of = [first] * len(plan.b.copies)
@@ -161,7 +161,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             of = [(b, (pitches[0], Int64(extents["n"]) * pitches[0], *pitches[1:]))]
         elif further:
             given = dict(zip(plan.words, words, strict=True))
-            of = [first, *[(given[at], (given[pitch],)) for at, pitch in further]]
+            of = [first, *[plan.lines_given(name, given) for name in further]]
         return [self.map_of_lines(tma, *place, extents) for tma, place in zip(plan.b.copies, of, strict=True)]
 
     def maps_of_second_pair(
@@ -173,9 +173,9 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             return [], []
         given = dict(zip(plan.words, words, strict=True))
         of = {**extents, "k": Int32(given["k2"])}
-        (a2, first), others = [(given[x], (given[f"ld{x}"],)) for x in ("a2", plan.pair.of_b[0])], plan.pair.of_b[1:]
+        (a2, first), others = [plan.lines_given(x, given) for x in ("a2", plan.pair.of_b[0])], plan.pair.of_b[1:]
         maps_a = [self.map_of_lines(tma, *a2, of) for tma in plan.a.copies]
-        return maps_a, self.maps_of_b(first, [(name, f"ld{name}") for name in others], of, words)
+        return maps_a, self.maps_of_b(first, others, of, words)
 
     def map_of_lines(
         self, tma: TmaPlan, address: Int64, pitches: tuple[Int64, ...], extents: Mapping[str, Int32]

@@ -11,6 +11,7 @@ from ....checks import bank_conflicts
 from ....checks.budgets import WARPGROUP
 from ....checks.coverage import not_once
 from ....report import Check
+from ...indexed.added_rows import explain_added
 from ...indexed.row_copy import COPIED
 from ...plan import present, tile_count
 from ...store import WARP_ROWS, RowVectors, distinct_chunks
@@ -87,6 +88,7 @@ def explain_indexed(plan: Sm90Plan) -> list[str]:
     lines = [f"indexed: {plan.indexed}; an index outside of its matrix reads zeros, or stores nothing"]
     if plan.copies_rows:
         lines.append(_explain_row_copy(plan))
+    lines += explain_added(plan)
     if plan.gathers:
         copy = plan.a.copy
         lines.append(

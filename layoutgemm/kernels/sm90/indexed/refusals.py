@@ -26,8 +26,8 @@ def check_indexed(
     """
     a, c = operands
     check_rows_lie(indexed, a, c, epilogue)
-    if indexed.copies and indexed.scatter is None:
-        return  # the product behind the copy is an ordinary one
+    if not indexed.places_rows and (indexed.copies or indexed.gather is None):
+        return  # the product between copies and sums is an ordinary one
     moved = "scattered" if indexed.copies else "indexed"
     check_settings(
         config, f"a product with {moved} rows takes", loaded_a_rows=None, one_tile_per_cluster=False, split=1,

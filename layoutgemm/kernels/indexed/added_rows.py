@@ -1,0 +1,122 @@
+"""Rows of C that several rows of the product are added to: a kernel of its own, behind the product.
+
+    launch     reads                                 writes
+    -------    ----------------------------------    ---------------------------------------------------------------
+    product    A, B                                  the workspace: the product's rows in order, in C's type
+    sum        row indices, the workspace, C         row r of C += the sum of all rows i with out_rows[i] = r, in f32
+
+A warp has a run of one row of C. It looks at all indices, 32 at a time, and adds the rows that name its own in the
+order of i: the same bits on every run. A row that no index names is not touched, and an index outside of C names none.
+Both launches are of one host function, on one stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+
+from ...errors import PlanError
+from ...report import Check
+from .row_copy import RowCopy
+from .rows import OUT_ROWS, IndexedRows
+
+AddingPlan: TypeAlias = Any  # a plan of any architecture: they share no class with all that is read here
+SUM = RowCopy(vectors=2, warps=4)  # which run of a row of C a warp has: a lane holds 16 sums of 16-bit elements
+
+
+def added_shape(plan: AddingPlan) -> tuple[int, int, int]:
+    """The workspace's matrices, the rows of each, and elements from row to row."""
+    return plan.matrices_of_c, plan.m, RowCopy.pitch(plan.n, plan.c.dtype.bytes)
+
+
+def added_bytes(plan: AddingPlan) -> int:
+    """Bytes of the workspace of rows that are added; 0 where none are.
+
+    >>> from layoutgemm.kernels import RowIndices, Sm90Plan
+    >>> added = IndexedRows(scatter=RowIndices(9), adds=True)
+    >>> added_bytes(Sm90Plan.derive(512, 100, 64, indexed=added)), added_bytes(Sm90Plan.derive(512, 100, 64))
+    (131072, 0)
+    """
+    if not getattr(plan, "adds_rows", False):
+        return 0
+    matrices, rows, pitch = added_shape(plan)
+    return matrices * rows * pitch * int(plan.c.dtype.bytes)
+
+
+def check_added(plan: AddingPlan) -> None:
+    """Raise PlanError for a product whose rows are not added to those of C."""
+    if not plan.adds_rows:
+        return
+    schedule = getattr(plan.order, "schedule", plan.order)
+    if not schedule.is_full or getattr(schedule, "mirror", False):
+        raise PlanError(f"indexed: rows are added whole, and order = {schedule} leaves tiles out")
+    ragged = getattr(plan, "ragged", None)
+    if ragged is not None and (ragged.ends or ragged.masked):
+        raise PlanError("indexed: rows of no group are not computed, and all rows of the product are added")
+
+
+P = TypeVar("P", bound=AddingPlan)
+
+
+def in_product_order(plan: P) -> P:
+    """The plan of the product alone: its rows in order, to be added afterwards; the plan itself where none are."""
+    if not getattr(plan, "adds_rows", False):
+        return plan
+    indexed: IndexedRows = plan.indexed
+    alone = None if indexed.gather is None else IndexedRows(indexed.gather, copy=indexed.copy)
+    found: P = replace(plan, indexed=alone)
+    return found
+
+
+def added_rows(plan: AddingPlan, c: np.ndarray, values: Mapping[str, object] | None) -> np.ndarray:
+    """The sums of the product's rows, beside zeros; `c` itself where none are added.
+
+    values  the row indices by name
+    """
+    if not getattr(plan, "adds_rows", False):
+        return c
+    assert values is not None
+    rows = np.asarray(values[OUT_ROWS]).reshape(plan.matrices_of_c, plan.m)
+    found = np.zeros((plan.matrices_of_c, plan.rows_of_c, plan.n), np.float32)
+    for matrix, product in enumerate(c.reshape(-1, plan.m, plan.n)):
+        inside = (rows[matrix] >= 0) & (rows[matrix] < plan.rows_of_c)
+        for i in np.nonzero(inside)[0]:
+            found[matrix, rows[matrix][i]] += product[i]
+    rounded = np.asarray(plan.c.dtype.decode(plan.c.dtype.encode(found)), np.float32)
+    return rounded if c.ndim > 2 else rounded[0]
+
+
+def added_checks(plan: AddingPlan) -> list[Check]:
+    """The check of the sums of rows: each element of C is of one warp's run; none where no rows are added."""
+    return [_sums_of_rows(plan)] if plan.adds_rows else []
+
+
+def _sums_of_rows(plan: AddingPlan) -> Check:
+    size, witness, count = plan.c.dtype.bytes, "", 0
+    width = 16 // size
+    for n in (1, width, SUM.run // size, SUM.run // size + 1, 3 * SUM.run // size - 1):
+        times = np.zeros((3, n), np.int64)
+        for number in range(3 * SUM.runs(n, size)):
+            row, first = SUM.place(number, n, size)
+            for vector in range(SUM.vectors):
+                at = first + np.asarray(SUM.element(np.arange(32), vector, size))[:, None] + np.arange(width)
+                np.add.at(times[row], at[at < n], 1)
+        count += times.size
+        if (times != 1).any() and not witness:
+            row, at = (int(x) for x in np.argwhere(times != 1)[0])
+            witness = f"of {n} columns, element {at} of row {row} is summed {int(times[row, at])} times"
+    statement = f"a warp sums {SUM.run} bytes of a row of C: each element once, over all {plan.m} indices in order"
+    return Check("add rows", statement, not witness, f"exhaustion ({count} elements)", witness)
+
+
+def explain_added(plan: AddingPlan) -> list[str]:
+    """The second launch as text, where rows are added."""
+    if not plan.adds_rows:
+        return []
+    return [
+        f"  added: the product's {plan.m} rows take {added_bytes(plan)} bytes of workspace; a second launch adds those "
+        f"of equal indices to {plan.rows_of_c} rows of C, in the order of the product's rows"
+    ]
