@@ -34,6 +34,7 @@ from layoutgemm import (
     QuantizedFormat,
     QuantizedWeight,
     Sm90Config,
+    fp8_matmul,
     grouped_matmul,
     matmul,
     quantized_matmul,
@@ -41,7 +42,7 @@ from layoutgemm import (
 )
 from layoutgemm.inductor.registration import layoutgemm_matmul
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, RowReduce, Scale
-from layoutgemm.nn import QuantizedLinear
+from layoutgemm.nn import DenseLinear, MasterLinear, QuantizedLinear, ScaledLinear
 from layoutgemm.torch_op import launch
 from layoutgemm.torch_op.api import linear
 from layoutgemm.torch_op.compiled import direct
@@ -71,6 +72,8 @@ def calls() -> dict[str, Callable[[], object]]:
     weight = QuantizedWeight.quantize(torch.randn(SIZE, SIZE), QuantizedFormat("int4", 128))
     layer, leaf = QuantizedLinear(weight), x.clone().requires_grad_()
     into = torch.empty(SIZE, SIZE, dtype=x.dtype)
+    dense, master, gated = layers()
+    eight = ScaledLinear.of(dense)
     other_x, other_y, gates = x.clone(), y.clone(), experts.mT
     options: dict[str, Any] = {"config": "", "allow_tf32": None}
     site = direct.site(direct.matmul, count=2, **options)
@@ -113,22 +116,39 @@ def calls() -> dict[str, Callable[[], object]]:
         "the same in Inductor's code, groups": lambda: direct.grouped_epilogue_matmul(*in_groups),
         "by the operator, groups": lambda: torch.ops.layoutgemm.grouped_epilogue_matmul(*in_groups),
         "quantized_matmul": lambda: quantized_matmul(x, weight),
+        "Linear": lambda: dense(x),
+        "ScaledLinear": lambda: eight(x),
+        "MasterLinear": lambda: master(x),
+        "MasterLinear, gated": lambda: gated(x),
+        "fp8_matmul": lambda: fp8_matmul(x, y),
         "QuantizedLinear": lambda: layer(x),
         "QuantizedLinear, both passes": lambda: passes(layer, leaf, y),
     }
+
+
+def layers() -> tuple[DenseLinear, MasterLinear, MasterLinear]:
+    """A layer, one of master weights, and a gated one."""
+    options: dict[str, Any] = {"bias": False, "dtype": torch.bfloat16}
+    gated = MasterLinear(SIZE, 2 * SIZE, activation="swiglu", **options)
+    return DenseLinear(SIZE, SIZE, **options), MasterLinear(SIZE, SIZE, **options), gated
 
 
 def recorded() -> dict[str, Callable[[], object]]:
     """Calls with derivatives, by name: forward, then both passes with a dense gradient."""
     x, weight, grad = (torch.randn(SIZE, SIZE).bfloat16() for _ in range(3))
     bias = torch.randn(SIZE).bfloat16().requires_grad_()
-    operands = x.requires_grad_(), weight.requires_grad_()
+    operands, (dense, master, _) = (x.requires_grad_(), weight.requires_grad_()), layers()
     experts = weight.detach().expand(4, SIZE, SIZE).clone().requires_grad_()
     offsets = torch.arange(5, dtype=torch.int32) * (SIZE // 4)
     return {
         "matmul, recorded": lambda: matmul(x, weight),
         "matmul with a bias, recorded": lambda: matmul(x, weight, bias=bias),
         "linear with a bias, recorded": lambda: linear(x, weight, bias),
+        "Linear, recorded": lambda: dense(x),
+        "MasterLinear, recorded": lambda: master(x),
+        "fp8_matmul, recorded": lambda: fp8_matmul(x, weight),
+        "Linear, both passes": lambda: torch.autograd.grad(dense(x), (x, dense.weight), grad),
+        "MasterLinear, both passes": lambda: torch.autograd.grad(master(x), (x, master.weight), grad),
         "grouped_matmul, recorded": lambda: grouped_matmul(x, experts, offsets),
         "matmul, both passes": lambda: torch.autograd.grad(matmul(x, weight), operands, grad),
         "torch's engine alone": lambda: torch.autograd.grad(x.view(x.shape), x, grad),

@@ -4,12 +4,14 @@
     ---------------------------------  ------------------------------------------------------
     mm(a, b), bmm(a, b)                matmul, or finished where an activation follows
     act(mm(a, b)) * mm(a, c)           combined_matmul, one kernel of both: see `gates`
-    addmm(bias, a, b)                  finished(a, b, bias, activation)
+    addmm(bias, a, b), baddbmm         finished(a, b, bias, activation)
+    the same with a matrix for bias    epilogue_matmul: activation(alpha * a @ b + beta * matrix)
     _scaled_mm(a, b, scale_a, scale_b) scaled_matmul(a, scale_a, b, scale_b, bias, activation)
     _grouped_mm(a, b, offs)            grouped_matmul(a, b, offs, "offs")
+    _scaled_grouped_mm                 grouped_matmul with the scales
 
 A product is rewritten where the operator accepts the graph's fake tensors: its own checks say so, and their refusal is
-the reason in the report.
+the reason in the report. Products that no operator takes the place of are in the report too.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ import torch
 from torch.fx import Graph, Node
 
 from ..errors import LayoutError, OperandError
+from ..kernels.epilogue.chain import Activation, Epilogue, Residual, Scale
 from ..torch_op.prepared import target
+from ..torch_op.types import C_NAMES
 from .activations import Match, following
 from .gates import gated_pair, join
 
@@ -79,11 +83,14 @@ class GraphReport:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A product read off its node, and the operator that takes its place."""
+    """A product read off its node, and the operator that takes its place.
+
+    added  "bias" or "matrix", as the operator adds it; "" for neither
+    """
 
     operator: Callable[..., torch.Tensor]
     args: tuple[object, ...]
-    bias: bool = False
+    added: str = ""
 
 
 Reader = Callable[[Node, "str | None"], Call]
@@ -134,7 +141,9 @@ def _rewritten(graph: Graph, node: Node, name: str, products: frozenset[str], de
         return Rewrite(
             node.name, name, reason=f"it is on {value.device}, and asked for is {', '.join(sorted(devices))}"
         )
-    match = following(node, value.dtype, value.ndim) if name != "_grouped_mm" else None
+    if name not in PRODUCTS:
+        return Rewrite(node.name, name, reason="no operator takes its place")
+    match = None if "grouped" in name else following(node, value.dtype, value.ndim)
     if name not in products and not (name == "mm" and match is not None):
         hook = "; Inductor's autotuning may choose layoutgemm for it" if name == "mm" else ""
         return Rewrite(node.name, name, reason=f"{name} is not asked for{hook}")
@@ -151,7 +160,7 @@ def _rewritten(graph: Graph, node: Node, name: str, products: frozenset[str], de
         why = f"its result is {list(was.shape)} {was.dtype}, the operator's {list(fake.shape)} {fake.dtype}"
         return Rewrite(node.name, name, reason=why)
     _replace(graph, node, call, fake, match)
-    fused = [*["bias"] * call.bias, *([] if activation is None else [activation])]
+    fused = [*([call.added] if call.added else []), *([] if activation is None else [activation])]
     return Rewrite(node.name, name, str(call.operator).removesuffix(".default"), tuple(fused))
 
 
@@ -176,6 +185,8 @@ def _replace(graph: Graph, node: Node, call: Call, fake: torch.Tensor, match: Ma
 
 
 def _fake(x: object) -> object:
+    if isinstance(x, (list, tuple)):
+        return [_fake(each) for each in x]
     return x.meta["val"] if isinstance(x, Node) else x
 
 
@@ -192,17 +203,35 @@ def _argument(node: Node, place: int, name: str, default: object = _MISSING) -> 
 
 def _product(node: Node, activation: str | None) -> Call:
     a, b = node.args[:2]
+    return _plain(a, b, activation, node.meta["val"].dtype)
+
+
+def _plain(a: object, b: object, activation: str | None, kind: torch.dtype) -> Call:
     if activation is None:
-        return Call(_ours.matmul.default, (a, b, node.meta["val"].dtype))
-    return Call(_ours.finished.default, (a, b, None, activation, node.meta["val"].dtype))
+        return Call(_ours.matmul.default, (a, b, kind))
+    return Call(_ours.finished.default, (a, b, None, activation, kind))
 
 
 def _addmm(node: Node, activation: str | None) -> Call:
-    bias, a, b = node.args[:3]
+    added, a, b = node.args[:3]
+    value, kind = node.meta["val"], node.meta["val"].dtype
     alpha, beta = _argument(node, 4, "alpha", 1), _argument(node, 3, "beta", 1)
-    if alpha != 1 or beta != 1:
-        raise OperandError(f"alpha = {alpha}, beta = {beta}: a bias is added as it is")
-    return Call(_ours.finished.default, (a, b, bias, activation, node.meta["val"].dtype), bias=True)
+    if beta == 0 and alpha == 1:  # torch reads no addend then, NaN or not
+        return _plain(a, b, activation, kind)
+    matrix = _fake(added)
+    if not isinstance(matrix, torch.Tensor) or matrix.ndim < 2 or matrix.shape != value.shape:
+        if alpha != 1 or beta != 1:
+            raise OperandError(f"alpha = {alpha}, beta = {beta}: a bias is added as it is")
+        return Call(_ours.finished.default, (a, b, added, activation, kind), "bias")
+    if beta == 0 or not all(isinstance(each, (int, float)) for each in (alpha, beta)):
+        raise OperandError(f"alpha = {alpha}, beta = {beta}: a matrix is added with factors that are known, and not 0")
+    order = "row" if matrix.stride(-1) == 1 else "col"
+    name = C_NAMES.get(matrix.dtype, str(matrix.dtype))
+    residual = Residual(name, order, beta=None) if beta == 1 else Residual(name, order)
+    steps = [*([] if alpha == 1 else [Scale()]), residual, *([] if activation is None else [Activation(activation)])]
+    numbers = [float(each) for each in (alpha, beta) if each != 1]  # type: ignore[arg-type]
+    args: tuple[object, ...] = (a, b, [added], [], numbers, [], Epilogue(*steps).json, kind)
+    return Call(_ours.epilogue_matmul.default, args, "matrix")
 
 
 def _scaled(node: Node, activation: str | None) -> Call:
@@ -213,7 +242,7 @@ def _scaled(node: Node, activation: str | None) -> Call:
     kind = _argument(node, 6, "out_dtype", None) or node.meta["val"].dtype
     fast = bool(_argument(node, 7, "use_fast_accum", False))
     args = (a, scale_a, b, scale_b, bias, activation, kind, "", "", fast)
-    return Call(_ours.scaled_matmul.default, args, bias=bias is not None)
+    return Call(_ours.scaled_matmul.default, args, "" if bias is None else "bias")
 
 
 def _grouped(node: Node, activation: str | None) -> Call:
@@ -222,14 +251,33 @@ def _grouped(node: Node, activation: str | None) -> Call:
     if offs is None:
         return Call(_ours.matmul.default, (a, b, node.meta["val"].dtype))
     args = (a, b, offs, "offs", None, None, node.meta["val"].dtype, "", "", "", bias)
-    return Call(_ours.grouped_matmul.default, args, bias=bias is not None)
+    return Call(_ours.grouped_matmul.default, args, "" if bias is None else "bias")
 
 
-PRODUCTS: dict[str, tuple[object, Reader]] = {
-    "mm": (_aten.mm.default, _product),
-    "bmm": (_aten.bmm.default, _product),
-    "addmm": (_aten.addmm.default, _addmm),
-    "_scaled_mm": (_aten._scaled_mm.default, _scaled),
-    **({"_grouped_mm": (_aten._grouped_mm.default, _grouped)} if hasattr(_aten, "_grouped_mm") else {}),
-}
-NAMES = {operator: name for name, (operator, _) in PRODUCTS.items()}
+def _scaled_grouped(node: Node, activation: str | None) -> Call:
+    a, b, scale_a, scale_b = (_argument(node, i, name) for i, name in enumerate(("self", "mat2", "scale_a", "scale_b")))
+    offs, bias = _argument(node, 4, "offs", None), _argument(node, 5, "bias", None)
+    if _argument(node, 6, "scale_result", None) is not None:
+        raise OperandError("scale_result: the operator has no scale of its result")
+    fast = bool(_argument(node, 8, "use_fast_accum", False))
+    args = (a, b, offs, "offs", scale_a, scale_b, node.meta["val"].dtype, "", "", "", bias, None, fast)
+    return Call(_ours.grouped_matmul.default, args, "" if bias is None else "bias")
+
+
+def _known(readers: dict[str, Reader]) -> dict[str, tuple[object, Reader]]:
+    """The products that this torch has, with the operator of each."""
+    found: dict[str, tuple[object, Reader]] = {}
+    for name, reader in readers.items():
+        packet, _, overload = name.partition(".")
+        operator = getattr(getattr(_aten, packet, None), overload or "default", None)
+        if operator is not None:
+            found[name] = operator, reader
+    return found
+
+
+PRODUCTS = _known({
+    "mm": _product, "bmm": _product, "addmm": _addmm, "baddbmm": _addmm, "mm.dtype": _product, "bmm.dtype": _product,
+    "_scaled_mm": _scaled, "_grouped_mm": _grouped, "_scaled_grouped_mm": _scaled_grouped,
+})  # fmt: skip
+_OTHERS = ("addmm.dtype", "baddbmm.dtype", "_scaled_mm_v2", "_scaled_grouped_mm_v2", "_int_mm")  # in reports alone
+NAMES = {operator: name for name, (operator, _) in (PRODUCTS | _known(dict.fromkeys(_OTHERS, _product))).items()}

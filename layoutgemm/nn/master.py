@@ -7,13 +7,11 @@ import torch
 from ..errors import OperandError
 from ..torch_op.autograd.activation import by_autograd
 from ..torch_op.bias_activation import GATES
-from ..torch_op.checks import autocast, autocast_type, check_activation, check_input, differentiated
-from ..torch_op.fp8.api import quantize
+from ..torch_op.checks import autocast_type, check_activation, check_input, differentiated
 from ..torch_op.problem import half
-from ..torch_op.scaled_grouped import scaled_matmul
 from ..torch_op.scaled_grouped.grouped_training import fp8_grouped_matmul
-from ..torch_op.scaled_grouped.recipes import BLOCK, SQUARE, recipe_text, refusal_of_both
-from ..torch_op.scaled_grouped.training import fp8_matmul
+from ..torch_op.scaled_grouped.recipes import BLOCK, SQUARE, Recipes, recipe_text, refusal_of_both
+from ..torch_op.scaled_grouped.training import fp8_gated, fp8_linear
 from .linear import ActivatedLayer, check_features, check_layer, sizes_text
 
 
@@ -75,27 +73,19 @@ class MasterLinear(ActivatedLayer, torch.nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """activation(x @ weight.T + bias), of shape (..., out_features), or half of them with a gate."""
         x = input
-        check_input(x, self.in_features)
-        rows, kind = x if x.ndim > 1 else x.unsqueeze(0), autocast_type(x) or x.dtype
-        if self.activation in GATES and not differentiated(x, self.weight, self.bias):
-            value = self._gated(rows, kind)
+        dense = type(x) is torch.Tensor and x.layout is torch.strided
+        if not (dense and x.ndim > 1 and x.shape[-1] == self.in_features):
+            check_input(x, self.in_features)  # the product checks any other input likewise
+        rows, weight, bias, activation = x if x.ndim > 1 else x.unsqueeze(0), self.weight, self.bias, self.activation
+        if activation is None:
+            value = fp8_linear(rows, weight, bias, self.recipe_a, self.recipe_b, None)
+        elif activation in GATES and not differentiated(x, weight, bias):
+            recipes = Recipes(self.recipe_a, self.recipe_b)
+            value = fp8_gated(rows, weight, bias, activation, recipes, autocast_type(x) or x.dtype)
         else:
-            wide = None if self.activation is None else torch.float32
-            value = fp8_matmul(
-                rows, self.weight.mT, bias=self.bias, recipe_a=self.recipe_a, recipe_b=self.recipe_b, out_dtype=wide
-            )
-            value = value if self.activation is None else by_autograd(value, self.activation).to(kind)
+            value = fp8_linear(rows, weight, bias, self.recipe_a, self.recipe_b, torch.float32)
+            value = by_autograd(value, activation).to(autocast_type(x) or x.dtype)
         return value if x.ndim > 1 else value.squeeze(0)
-
-    def _gated(self, x: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
-        """The gated product in one kernel, of operands that are quantised for it."""
-        rows, weight = autocast(x.flatten(0, -2), self.weight)
-        (a, scale_a), (b, scale_b) = quantize(rows, self.recipe_a), quantize(weight, self.recipe_b)
-        value: torch.Tensor = scaled_matmul(
-            a, scale_a, b.mT, scale_b, recipe_a=self.recipe_a, recipe_b=self.recipe_b, bias=self.bias,
-            activation=self.activation, out_dtype=kind,
-        )  # fmt: skip
-        return value.view(*x.shape[:-1], value.shape[-1])
 
     def extra_repr(self) -> str:
         """Sizes, recipes, and options that differ from torch.nn.Linear's defaults."""

@@ -21,8 +21,8 @@ from ..torch_op.api import matmul
 from ..torch_op.autograd.activation import by_autograd
 from ..torch_op.bias_activation import GATES
 from ..torch_op.checks import autocast_type, check_activation, check_input, differentiated, refuse_jit
+from ..torch_op.compiled.chains import Chain, ChainCalls
 from ..torch_op.fp8.api import quantize
-from ..torch_op.fp8.layer import layer_again_or
 from ..torch_op.problem import half
 from ..torch_op.quantized.no_tensor import NoTensor
 from ..torch_op.scaled_grouped import DEPTH, scaled_matmul
@@ -30,6 +30,7 @@ from ..torch_op.scaled_grouped.recipes import BLOCK, SQUARE
 from .linear import ActivatedLayer, check_features, check_layer, sizes_text
 
 FLOAT8 = torch.float8_e4m3fn
+_CALLS = ChainCalls()
 _is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)  # the latter in a torch without it
 
 
@@ -172,13 +173,15 @@ class ScaledLinear(ActivatedLayer, ScaledBuffers):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """activation(x @ weight.T + bias), of shape (..., out_features)."""
         x = input
-        if not torch.compiler.is_compiling() and type(x) is torch.Tensor:
-            own = (self.codes, self.weight_scale) if self.bias is None else (self.codes, self.weight_scale, self.bias)
-            return layer_again_or(lambda: self._made(x), (self.activation, self.wide), x, own)
-        return self._made(x)[2]
+        if torch.compiler.is_compiling() or type(x) is not torch.Tensor:
+            return self._made(x).results[0]
+        bias = self.bias
+        own = (self.codes, self.weight_scale) if bias is None else (self.codes, self.weight_scale, bias)
+        value: torch.Tensor = _CALLS.of(lambda: self._made(x), (self.activation, self.wide), (x, *own))
+        return value
 
-    def _made(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """x's values and scales, and the result; of a call that is recorded, the result three times."""
+    def _made(self, x: torch.Tensor) -> Chain:
+        """The result, with the launches of a call that records no derivatives."""
         refuse_jit("ScaledLinear")
         check_input(x, self.in_features)
         rows, kind = x.reshape(-1, x.shape[-1]), autocast_type(x) or self.wide
@@ -192,14 +195,16 @@ class ScaledLinear(ActivatedLayer, ScaledBuffers):
                 value = (value + self.bias).to(kind)
             if self.activation is not None:
                 value = by_autograd(value, self.activation)
-            eight = scale = value
+            steps: list[tuple[torch.Tensor, ...]] = []
         else:
             eight, scale = quantize(rows, BLOCK, power_of_two=True)
             value = scaled_matmul(
                 eight, scale, weight.mT, self.weight_scale, recipe_a=BLOCK, recipe_b=SQUARE, bias=self.bias,
                 activation=self.activation, out_dtype=kind,
             )  # fmt: skip
-        return eight, scale, value.reshape(*x.shape[:-1], value.shape[-1])
+            own = (weight, self.weight_scale) if self.bias is None else (weight, self.weight_scale, self.bias)
+            steps = [(rows, eight, scale), (eight, scale, *own, value)]
+        return Chain(steps, (value.reshape(*x.shape[:-1], value.shape[-1]),))
 
     def dequantized(self) -> torch.Tensor:
         """The weights (out_features, in_features) in the type of state dicts."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from ctypes import Array, c_int64
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -272,14 +273,16 @@ ZEROS: Literal["zeros"] = "zeros"
 class NewResult(NamedTuple):
     """A launch that writes new tensors, or given ones.
 
-    reads  tensor of the call -> the argument that is its address
-    words  the arguments that are the call's numbers, which come behind its tensors, as a launch has them
+    reads  tensor of the call -> the argument that is its address.
+    words  the arguments that are the call's numbers, which come behind its tensors, as a launch has them.
+    inner  argument that is an address in the memory that a call's launches share -> its bytes from the beginning.
     """
 
     loaded: _Loaded
     makes: tuple[NewTensor, ...]
     reads: Mapping[int, int]
     words: tuple[int, ...] = ()
+    inner: Mapping[int, int] = MappingProxyType({})
 
 
 class Given(NamedTuple):
@@ -303,8 +306,9 @@ NONE_WRITTEN = Given()
 
 
 def making(
-    launches: Sequence[NewResult], count: int, returns: Sequence[int | None] | None = None, given: Given = NONE_WRITTEN
-) -> ProductCall:
+    launches: Sequence[NewResult], count: int, returns: Sequence[int | None] | None = None,
+    given: Given = NONE_WRITTEN, memory: int = 0,
+) -> ProductCall:  # fmt: skip
     """The call that allocates new tensors and makes the launches that write them.
 
     All are of one GPU, and on its stream.
@@ -315,15 +319,18 @@ def making(
     count    of the call's tensors; a third one may be None where there are two
     returns  numbers of the new tensors, with None for none: the call returns them together. None for the first one
     given    the call's tensors that are written
+    memory   bytes that the launches share, and that are dropped behind them
     """
-    of = [([(x.place is not None, bool(x.first)) for x in each.makes], tuple(each.reads), len(each.words))
-          for each in launches]  # fmt: skip
+    of = [([(x.place is not None, bool(x.first)) for x in each.makes], tuple(each.reads), len(each.words),
+           len(each.inner)) for each in launches]  # fmt: skip
     code = making_code(of, count, returns, given._replace(spans=()))
-    parts: dict[str, object] = {"index": launches[0].loaded.device}
+    parts: dict[str, object] = {"index": launches[0].loaded.device, "memory": (memory,), "byte": torch.uint8}
     parts |= {f"span{i}": size for i, size in enumerate(given.spans)}
     new = 0
-    for i, (loaded, makes, reads, words) in enumerate(launches):
+    for i, (loaded, makes, reads, words, inner) in enumerate(launches):
         parts |= {f"word{i}_{number}": place for number, place in enumerate(words)}
+        parts |= {f"inner{i}_{number}": place for number, place in enumerate(inner)}
+        parts |= {f"at{i}_{number}": begin for number, begin in enumerate(inner.values())}
         parts |= {f"{name}{i}": x for name, x in loaded.names_of_call.items()}
         parts |= {f"stream{i}": loaded.arguments, f"status{i}": loaded.arguments + 1}
         parts |= {f"read{i}_{tensor}": place for tensor, place in reads.items()}
@@ -347,15 +354,15 @@ def _made(code: str, names: tuple[str, ...]) -> Callable[..., ProductCall]:
 
 
 def making_code(
-    launches: Sequence[tuple[Sequence[tuple[bool, bool]], tuple[int, ...], int]], count: int,
+    launches: Sequence[tuple[Sequence[tuple[bool, bool]], tuple[int, ...], int, int]], count: int,
     returns: Sequence[int | None] | None, given: Given = NONE_WRITTEN,
 ) -> str:  # fmt: skip
     """The code of `making`: a loop over tensors would take a tenth of a call's time.
 
     launches  of each its new tensors, as (whether an argument is its address, whether it holds something before); the
-              tensors that it reads; how many numbers
+              tensors that it reads; how many numbers; how many addresses in the launches' memory
 
-    >>> print(making_code([([(True, False)], (0, 1), 0)], 2, None))
+    >>> print(making_code([([(True, False)], (0, 1), 0, 0)], 2, None))
     def product(t0, t1, _=None):
         p0 = t0.data_ptr()
         p1 = t1.data_ptr()
@@ -378,9 +385,9 @@ def making_code(
         return c0
     """
     tensors = range(count)
-    read = sorted({tensor for _, reads, _ in launches for tensor in reads})
+    read = sorted({tensor for _, reads, _, _ in launches for tensor in reads})
     addresses = [f"p{i}" for i in read]
-    every = [each for makes, _, _ in launches for each in makes]
+    every = [each for makes, _, _, _ in launches for each in makes]
     new = list(range(len(every)))
     freed = " or ".join(f"{at} < LEAST_ADDRESS" for at in addresses)
     aligned = f"({' | '.join(addresses)}) & {ALIGNED} or {freed} or "
@@ -396,14 +403,16 @@ def making_code(
         *[line for i in new for line in (
             f"c{i} = empty_on_gpu(shape{i}, strides{i}, kind{i})", *[f"fill(c{i}, first{i})"] * every[i][1],
         )],
+        *["shared = empty_on_gpu(memory, (1,), byte)", "m = shared.data_ptr()"] * any(each[3] for each in launches),
         "stream = raw_stream(index)",
     ]  # fmt: skip
-    for i, (makes, reads, words) in enumerate(launches):
+    for i, (makes, reads, words, inner) in enumerate(launches):
         lines += [
             "try:", "    THREAD.bound", f"    block = free{i}.pop()",
             f"except (AttributeError, IndexError): block = block{i}()", "values = block.values",
             *[f"values[read{i}_{tensor}] = p{tensor}" for tensor in reads],
             *[f"values[word{i}_{number}] = w{number}" for number in range(words)],
+            *[f"values[inner{i}_{number}] = m + at{i}_{number}" for number in range(inner)],
         ]  # fmt: skip
         for is_argument, _ in makes:
             number = new.pop(0)
@@ -415,7 +424,7 @@ def making_code(
     given_first = [] if given.into is None else [f"t{given.into}"]
     numbers_of_new = returns if returns is not None else [] if given_first else [0]
     result = ", ".join([*given_first, *["None" if i is None else f"c{i}" for i in numbers_of_new]])
-    numbers = [f"w{number}" for number in range(max(words for _, _, words in launches))]
+    numbers = [f"w{number}" for number in range(max(words for _, _, words, _ in launches))]
     names = [*[f"t{i}" for i in tensors], *numbers, *["_=None"] * (count == 2 and not numbers)]
     body = "".join(f"    {line}\n" for line in (*lines, f"return {result}"))
     return f"def product({', '.join(names)}):\n{body}".rstrip()

@@ -150,9 +150,57 @@ def test_products_that_the_operator_refuses_are_left_with_its_reason() -> None:
     assert "tf32" in report.left[0].reason and torch.equal(got, want)
     _, report, got, want = rewritten(lambda *x: torch.addmm(*x, beta=2), normal(8), normal(4, 16), normal(16, 8))
     assert "beta = 2" in report.left[0].reason and torch.equal(got, want)
-    matrix = normal(4, 8)
-    _, report, got, want = rewritten(torch.addmm, matrix, normal(4, 16), normal(16, 8))
-    assert "bias of shape [4, 8]" in report.left[0].reason and torch.equal(got, want)
+    column = normal(4, 1)
+    _, report, got, want = rewritten(torch.addmm, column, normal(4, 16), normal(16, 8))
+    assert "bias of shape [4, 1]" in report.left[0].reason and torch.equal(got, want)
+
+
+@pytest.mark.parametrize("factors", [{}, {"beta": 2}, {"alpha": 0.5}, {"alpha": 0.5, "beta": -1.5}])
+def test_a_matrix_is_added_in_the_kernel(factors: dict[str, float]) -> None:
+    a, b = normal(4, 16), normal(16, 8)
+    for matrix in (normal(4, 8), normal(8, 4).T):
+        _, report, got, want = rewritten(lambda *x: torch.relu(torch.addmm(*x, **factors)), matrix, a, b)
+        assert report.rewritten[0].by == "layoutgemm.epilogue_matmul" and near(got, want)
+        assert report.rewritten[0].fused == ("matrix", "relu")
+    front = normal(3, 4, 8), normal(3, 4, 16), normal(3, 16, 8)
+    _, report, got, want = rewritten(lambda *x: torch.baddbmm(*x, **factors), *front)
+    assert report.rewritten[0].product == "baddbmm" and near(got, want)
+
+
+@pytest.mark.parametrize("alpha", [1, 2])
+def test_a_matrix_times_zero_is_not_read(alpha: int) -> None:
+    nan = torch.full((4, 8), torch.nan, dtype=BF16)
+    for addend in (nan, nan[0]):
+        _, report, got, want = rewritten(
+            lambda *x: torch.addmm(*x, beta=0, alpha=alpha), addend, normal(4, 16), normal(16, 8)
+        )
+        assert near(got, want) and not got.isnan().any() and bool(report.rewritten) == (alpha == 1)
+
+
+def test_scaled_groups_are_an_operator_and_other_products_are_reported() -> None:
+    a, b = normal(16, 32).to(torch.float8_e4m3fn), normal(2, 16, 32).to(torch.float8_e4m3fn).mT
+    scales, ends = (torch.rand(16), torch.rand(2, 16)), torch.tensor([3, 16], dtype=torch.int32)
+    graph = torch.fx.Graph()
+    nodes = [graph.placeholder(name) for name in ("a", "b", "scale_a", "scale_b", "offs")]
+    last = graph.call_function(torch.ops.aten._scaled_grouped_mm.default, tuple(nodes), {"out_dtype": BF16})
+    eight = graph.call_function(torch.ops.aten._int_mm.default, (nodes[0], nodes[1]))
+    graph.output((last, eight))
+    with FakeTensorMode() as mode:
+        for node, x in zip(nodes, (a, b, *scales, ends)):
+            node.meta["val"] = mode.from_tensor(x)
+        last.meta["val"], eight.meta["val"] = torch.empty(16, 16, dtype=BF16), torch.empty(16, 16, dtype=torch.int32)
+        report = rewrite_graph(graph, frozenset(PRODUCTS), frozenset({"cpu"}))
+    assert [each.by for each in report.rewritten] == ["layoutgemm.grouped_matmul"], str(report)
+    assert [str(each) for each in report.left] == ["left       _int_mm_default (_int_mm): no operator takes its place"]
+    [call] = [node for node in graph.nodes if node.op == "call_function" and "grouped" in node.name]
+    got = call.target(*[dict(zip(nodes, (a, b, *scales, ends))).get(x, x) for x in call.args])
+    want = torch.cat(
+        [
+            (a[i:j].double() * scales[0][i:j, None]) @ (b[e].double() * scales[1][e])
+            for e, (i, j) in enumerate([(0, 3), (3, 16)])
+        ]
+    )
+    assert near(got, want.to(BF16))
 
 
 class Tiny(torch.nn.Module):

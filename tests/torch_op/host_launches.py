@@ -19,9 +19,11 @@ from layoutgemm.inductor import registration
 from layoutgemm.kernels.epilogue.chain import Activation, Bias
 from layoutgemm.kernels.run import tensor_maps
 from layoutgemm.torch_op import api, bias_activation, compute, epilogue, launch, prepared
-from layoutgemm.torch_op.compiled import call_sites, kept_launches
+from layoutgemm.torch_op.compiled import call_sites, chains, kept_launches
 from layoutgemm.torch_op.composed import plans
 from layoutgemm.torch_op.composed import product as composed
+from layoutgemm.torch_op.fp8 import api as fp8_api
+from layoutgemm.torch_op.fp8 import launch as fp8
 from layoutgemm.torch_op.indexed import product as indexed
 from layoutgemm.torch_op.operands import pairs, several
 from layoutgemm.torch_op.prologue import grouped as prologue_groups
@@ -177,27 +179,43 @@ def bare_launches(patch: Any) -> Iterator[BareLaunches]:
     patch.setattr(kept, "FIRST_GPU", -1)
     patch.setattr(kept_launches, "FIRST_GPU", -1)
     patch.setattr(call_sites, "FIRST_GPU", -1)
+    patch.setattr(chains, "FIRST_GPU", -1)
     patch.setattr(registration, "FIRST_GPU", -1)
     patch.setattr(registration, "_sites", {})
     patch.setattr(tensor_maps, "resident", lambda index, blocks: 2)
     patch.setattr(quantized_kept, "FIRST_GPU", -1)
     patch.setattr(quantized, "compile_plan", made)
+    patch.setattr(fp8, "compiled", made)
+    patch.setattr(fp8, "target", lambda index: ("sm_90a", 0))
+    patch.setattr(fp8_api, "_current_device", lambda: -1)
     patch.setattr(quantized, "raw_stream", lambda index: 77)
     for module in (launch, api, kept):
         patch.setattr(module, "current_device", lambda: -1)
     patch.setattr(quantized_kept, "_current_device", lambda: -1)
-    for module in (launch, api, kept, quantized_kept):
+    for module in (launch, api, kept, quantized_kept, fp8):
         patch.setattr(module, "raw_stream", lambda index: 77)
         if hasattr(module, "empty_on_gpu"):
             patch.setattr(module, "empty_on_gpu", empty)
     for module in (indexed, own_epilogue, grouped_epilogue):
         patch.setattr(module, "require_hopper", lambda index, what: None)
     groups = (scaled, own_epilogue, grouped, grouped_epilogue)
-    for module in (compute, epilogue, *groups, quantized, indexed, several, pairs, composed, prologue, prologue_groups):
+    for module in (
+        compute,
+        epilogue,
+        *groups,
+        quantized,
+        indexed,
+        several,
+        pairs,
+        composed,
+        prologue,
+        prologue_groups,
+        fp8,
+    ):
         patch.setattr(module, "on_gpu", lambda index: True)
     patch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     patch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=88))
-    keeping = kept.READY, kept_launches.KEPT, quantized_kept.READY
+    keeping = kept.READY, kept_launches.KEPT, quantized_kept.READY, fp8.READY, fp8.BOTH_READY, *chains.ALL
     prepared.forget()
     quantized.forget()
     plans._ready.cache_clear()

@@ -16,13 +16,19 @@ two products have gradients by the same rows of the table, so there are second d
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 from torch.autograd.function import FunctionCtx
 
 from ...errors import OperandError, TensorError
 from ...kernels.run.operand_checks import check_operands
+from ..autograd.kept import recorder
 from ..autograd.products import dense
 from ..checks import autocast, has_tangent, transforms
+from ..compiled.chains import Chain, ChainCalls, Tensors, launches_alone
 from ..compiled.traced import named, refuse
 from ..fp8.api import quantize, quantize_both
 from ..fp8.launch import Pair
@@ -30,6 +36,7 @@ from ..types import listed
 from .api import scaled_matmul
 from .recipes import BLOCK, ROW, SQUARE, Recipes, recipe_text, refusal_of_both
 
+Steps = list[Tensors]  # of each launch its tensors
 TRAINED = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -64,20 +71,83 @@ def fp8_matmul(
     >>> c[0].tolist(), weight.grad.shape, weight.grad[0, 0].item()
     ([128.0, 128.0, 128.0], torch.Size([3, 256]), 1.0)
     """
+    return _fp8(a, b, bias, recipe_a, recipe_b, out_dtype, False)
+
+
+def fp8_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, recipe_a: object, recipe_b: object,
+    out_dtype: torch.dtype | None,
+) -> torch.Tensor:  # fmt: skip
+    """fp8_matmul(x, weight.mT, bias=bias) of a weight (N, K): autograd records no view of it."""
+    return _fp8(x, weight, bias, recipe_a, recipe_b, out_dtype, True)
+
+
+def _fp8(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, recipe_a: object, recipe_b: object,
+    out_dtype: torch.dtype | None, turned: bool,
+) -> torch.Tensor:  # fmt: skip
+    """The product by a kept chain of launches, or with all checks.
+
+    turned  whether b holds the transpose of what is multiplied
+    """
+    asked = recipe_a, recipe_b, out_dtype
+    if torch.compiler.is_compiling():
+        return _checked(a, b.mT if turned else b, bias, *asked)
+    options, given = (*asked, turned), (a, b) if bias is None else (a, b, bias)
+    c = _FORWARD.again(options, given, records=True)
+    if c is None:
+        if not launches_alone(given):
+            return _checked(a, b.mT if turned else b, bias, *asked)
+        [c] = _FORWARD.first(lambda: _chain(a, b.mT if turned else b, bias, *asked), options, given).results
+    if (a.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)) and torch.is_grad_enabled():
+        return _record(a, b, bias, (c, _names(recipe_a, recipe_b), turned))
+    made: torch.Tensor = c
+    return made
+
+
+@functools.lru_cache(64)
+def _names(recipe_a: object, recipe_b: object) -> Recipes:
+    """Recipes of a kept call: they have a hash."""
+    return Recipes(recipe_text("recipe_a", recipe_a), recipe_text("recipe_b", recipe_b))
+
+
+def _of_checked(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, recipe_a: object, recipe_b: object
+) -> tuple[torch.Tensor, torch.Tensor, Recipes]:
+    """Operands and recipes. Raises OperandError or TensorError for those that the product does not take."""
     if not torch.compiler.is_compiling():
         given = {"a": a, "b": b, **named(bias=bias)}
         check_operands(given)
         refuse_transforms("fp8_matmul", given)
     a, b = autocast(a, b)
     _check(a, b)
-    names = recipe_text("recipe_a", recipe_a), recipe_text("recipe_b", recipe_b)
+    names = Recipes(recipe_text("recipe_a", recipe_a), recipe_text("recipe_b", recipe_b))
     if refused := refusal_of_both(*names):
         refuse_training(refused)
+    return a, b, names
+
+
+def _checked(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, recipe_a: object, recipe_b: object,
+    out_dtype: torch.dtype | None,
+) -> torch.Tensor:  # fmt: skip
+    """The product with all checks, in a form that compilers and subclasses of tensors take."""
+    a, b, names = _of_checked(a, b, bias, recipe_a, recipe_b)
     rows = a.flatten(0, -2) if b.ndim == 2 else a
-    value: torch.Tensor = _Fp8Product.apply(
-        rows, b.mT, bias, Recipes(*names), a.dtype if out_dtype is None else out_dtype, True
-    )
+    value: torch.Tensor = _Fp8Product.apply(rows, b.mT, bias, names, a.dtype if out_dtype is None else out_dtype, True)
     return value if value.ndim == a.ndim else value.view(*a.shape[:-1], b.shape[1])
+
+
+def _chain(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, recipe_a: object, recipe_b: object,
+    out_dtype: torch.dtype | None,
+) -> Chain:  # fmt: skip
+    """The launches of the product of plain tensors: two that quantise, and their product."""
+    a, b, names = _of_checked(a, b, bias, recipe_a, recipe_b)
+    steps: Steps = []
+    rows, kind = a.flatten(0, -2) if b.ndim == 2 else a, a.dtype if out_dtype is None else out_dtype
+    value = _product(rows, b.mT, names, kind, bias, True, steps=steps)
+    return Chain(steps, (value.view(*a.shape[:-1], value.shape[-1]),))
 
 
 def refuse_transforms(function: str, given: dict[str, torch.Tensor]) -> None:
@@ -135,25 +205,114 @@ class _Fp8Product(torch.autograd.Function):
     def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         left, right = ctx.saved_tensors
         of_left, of_right, of_bias = ctx.types
-        wants_left, wants_right, wants_bias = ctx.needs_input_grad[:3]
-        grad = dense(grad)
-        lines, made_right = _lines(ctx.recipes), None
-        if torch.is_grad_enabled():  # a derivative of these is asked for: recorded
-            made_left = _recorded(grad, right.mT, ctx.recipes, of_left) if wants_left else None
-            if wants_right and ctx.by_columns:  # with the strides of the operand that it is of
-                made_right = _recorded(left.mT, grad.mT, lines, of_right).mT
-            elif wants_right:
-                made_right = _recorded(grad.mT, left.mT, lines, of_right)
-        else:
-            both = wants_left and wants_right and ctx.recipes.a == lines.a == BLOCK
-            dy, turned = quantize_both(grad) if both else (None, None)
-            made_left = _product(grad, right.mT, ctx.recipes, of_left, x=dy) if wants_left else None
-            if wants_right and ctx.by_columns:
-                made_right = _product(left.mT, grad.mT, lines, of_right, y=turned).mT
-            elif wants_right:
-                made_right = _product(grad.mT, left.mT, lines, of_right, x=turned)
-        made_bias = grad.sum(tuple(range(grad.ndim - 1)), dtype=torch.float32).to(of_bias) if wants_bias else None
-        return made_left, made_right, made_bias, None, None, None
+        grad, wants = dense(grad), ctx.needs_input_grad
+        made = _gradients(left, right, grad, wants, _BackwardFacts(ctx.recipes, of_left, of_right, ctx.by_columns))
+        return *made, _bias_gradient(grad, of_bias) if wants[2] else None, None, None, None
+
+
+class _BackwardFacts(NamedTuple):
+    """The facts of a backward pass beside its tensors.
+
+    recipes, of_left, of_right  of the product, and the types of left and right
+    by_columns  whether right has contiguous columns, as its gradient then
+    turned      whether the second operand is right itself, else its transpose
+    is_matrix   whether it is one matrix, times all of a's rows
+    """
+
+    recipes: Recipes
+    of_left: torch.dtype
+    of_right: torch.dtype
+    by_columns: bool
+    turned: bool = True
+    is_matrix: bool = True
+
+
+class _RecordedFp8(torch.autograd.Function):
+    """A computed product of plain tensors, with `_Fp8Product`'s gradients by a kept chain.
+
+    made  the product, the recipes, and whether b holds the transpose of what was multiplied
+    """
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None,
+        made: tuple[torch.Tensor, Recipes, bool],
+    ) -> torch.Tensor:  # fmt: skip
+        c, recipes, turned = made
+        keeps_b, keeps_a, _, _ = ctx.needs_input_grad  # each operand is kept for the other's gradient alone
+        ctx.save_for_backward(a if keeps_a else None, b if keeps_b else None)
+        step, inner = b.stride()[-2:] if turned else b.stride()[:-3:-1]
+        ctx.facts = _BackwardFacts(recipes, a.dtype, b.dtype, step == 1 and inner != 1, turned, b.ndim == 2)
+        ctx.of_bias = None if bias is None else bias.dtype
+        return c
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (a, b), wants, facts = ctx.saved_tensors, ctx.needs_input_grad, ctx.facts
+        grad, made = dense(grad), None
+        if (wants[0] or wants[1]) and not torch.is_grad_enabled():
+            given, options = [x for x in (grad, b, a) if x is not None], (facts, *wants[:2])
+            made = _BACKWARD.again(options, given)
+            if made is None and launches_alone(given):
+                steps: Steps = []
+                made = _BACKWARD.first(
+                    lambda: Chain(steps, _of_recorded(a, b, grad, wants, facts, steps)), options, given
+                ).results
+        left, right = _of_recorded(a, b, grad, wants, facts) if made is None else made
+        return left, right, _bias_gradient(grad, ctx.of_bias) if wants[2] else None, None
+
+
+_record = recorder(_RecordedFp8)
+_FORWARD, _BACKWARD, _GATED = ChainCalls(), ChainCalls(), ChainCalls()
+
+
+def _of_recorded(
+    a: torch.Tensor | None, b: torch.Tensor | None, grad: torch.Tensor, wants: Sequence[bool], facts: _BackwardFacts,
+    steps: Steps | None = None,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+    """The gradients of a recorded product's operands."""
+    rows, left, right = grad, a, b if b is None or facts.turned else b.mT
+    if facts.is_matrix:
+        rows, left = grad.flatten(0, -2), None if a is None else a.flatten(0, -2)
+    of_left, of_right = _gradients(left, right, rows, wants, facts, steps)
+    if of_left is not None:
+        of_left = of_left.view(*grad.shape[:-1], of_left.shape[-1])
+    return of_left, of_right if of_right is None or facts.turned else of_right.mT
+
+
+def _gradients(
+    left: torch.Tensor | None, right: torch.Tensor | None, grad: torch.Tensor, wants: Sequence[bool],
+    facts: _BackwardFacts, steps: Steps | None = None,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+    """The gradients of left and right, where wanted; recorded, where a derivative of these is asked for.
+
+    steps  takes the tensors of each launch
+    """
+    recipes, of_left, of_right, by_columns, *_ = facts
+    lines, made_left, made_right = _lines(recipes), None, None
+    if torch.is_grad_enabled():
+        if wants[0] and right is not None:
+            made_left = _recorded(grad, right.mT, recipes, of_left)
+        if wants[1] and left is not None and by_columns:  # with the strides of the operand that it is of
+            made_right = _recorded(left.mT, grad.mT, lines, of_right).mT
+        elif wants[1] and left is not None:
+            made_right = _recorded(grad.mT, left.mT, lines, of_right)
+        return made_left, made_right
+    both = wants[0] and wants[1] and recipes.a == lines.a == BLOCK
+    dy, turned = quantize_both(grad) if both else (None, None)
+    if steps is not None and dy is not None and turned is not None:
+        steps.append((grad, *dy, *turned))
+    if wants[0] and right is not None:
+        made_left = _product(grad, right.mT, recipes, of_left, x=dy, steps=steps)
+    if wants[1] and left is not None and by_columns:
+        made_right = _product(left.mT, grad.mT, lines, of_right, y=turned, steps=steps).mT
+    elif wants[1] and left is not None:
+        made_right = _product(grad.mT, left.mT, lines, of_right, x=turned, steps=steps)
+    return made_left, made_right
+
+
+def _bias_gradient(grad: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    return grad.sum(tuple(range(grad.ndim - 1)), dtype=torch.float32).to(kind)
 
 
 def _recorded(left: torch.Tensor, right: torch.Tensor, recipes: Recipes, kind: torch.dtype) -> torch.Tensor:
@@ -170,13 +329,40 @@ def _lines(recipes: Recipes) -> Recipes:
 def _product(
     left: torch.Tensor, right: torch.Tensor, recipes: Recipes, kind: torch.dtype,
     bias: torch.Tensor | None = None, fast: bool = False, x: Pair | None = None, y: Pair | None = None,
+    activation: str | None = None, steps: Steps | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """left @ right^T, both quantised along their rows; `fast` sums of row-wise scales stay in the tensor core.
 
-    x, y  the operands as they were quantised, or None
+    x, y   the operands as they were quantised, or None
+    steps  takes the tensors of each launch
     """
     (a, scale_a), (b, scale_b) = x or quantize(left, recipes[0]), y or quantize(right, recipes[1])
-    return scaled_matmul(
-        a, scale_a, b.mT, scale_b, recipe_a=recipes[0], recipe_b=recipes[1], bias=bias, use_fast_accum=fast,
-        out_dtype=kind,
+    c: torch.Tensor = scaled_matmul(
+        a, scale_a, b.mT, scale_b, recipe_a=recipes[0], recipe_b=recipes[1], bias=bias, activation=activation,
+        use_fast_accum=fast, out_dtype=kind,
     )  # fmt: skip
+    if steps is not None:
+        steps += [] if x else [(left, a, scale_a)]
+        steps += [] if y else [(right, b, scale_b)]
+        steps.append((a, scale_a, b, scale_b, *([] if bias is None else [bias]), c))
+    return c
+
+
+def fp8_gated(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str, recipes: Recipes,
+    kind: torch.dtype,
+) -> torch.Tensor:  # fmt: skip
+    """The gated product of x (..., K) and a weight (N, K), without derivatives: (..., N / 2)."""
+
+    def make() -> Chain:
+        steps: Steps = []
+        rows, own = autocast(x.flatten(0, -2), weight)
+        value = _product(rows, own, recipes, kind, bias, True, activation=activation, steps=steps)
+        return Chain(steps, (value.view(*x.shape[:-1], value.shape[-1]),))
+
+    if torch.compiler.is_compiling():
+        [value] = make().results
+    else:
+        value = _GATED.of(make, (activation, recipes, kind), (x, weight) if bias is None else (x, weight, bias))
+    made: torch.Tensor = value
+    return made

@@ -63,7 +63,7 @@ def plan_of(form: str, **more: Any) -> Sm90Plan:
     return Sm90Plan.derive(m, n, k, a=a, b=b, c=c, config=config, indexed=indexed, **groups, **more)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [pytest.param(x, marks=[pytest.mark.slow] * (x == "halves")) for x in FORMS])
 def test_executor_is_exact_and_the_checks_hold(form: str) -> None:
     plan = plan_of(form)
     a, b, given, want = problem(plan, FORMS[form][-1])
