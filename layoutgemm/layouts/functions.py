@@ -52,7 +52,7 @@ def get(x: object, mode: object = ()) -> Any:
     """
     if not isinstance(mode, (tuple, list)):
         raise LayoutError(refusal(mode, "mode", "a path, as in [1] or [1, 0]"))
-    found: Any = x if _is_ours(x) else as_entries(x, "the operand of get")
+    found: object = x if _is_ours(x) else as_entries(x, "the operand of get")
     for number in mode:
         at = as_int(number, "an entry of mode", least=0)
         if not _is_ours(found) and at >= _t.rank(found):

@@ -27,7 +27,8 @@ class DenseMethod:
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """The product of a layer, of its local shard."""
-        weight: Any = layer.weight
+        weight = layer.weight
+        assert isinstance(weight, torch.Tensor)
         # vLLM's parameters are a class of torch.nn.Parameter's, whose calls torch hands to that class first.
         return linear(x, weight if weight.requires_grad else weight.data, bias)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -150,8 +149,8 @@ class PackedBuffers(torch.nn.Module):
         return _text_of(said) + _IN_PLACE == self.packed_as
 
     def _load_from_state_dict(
-        self, state: dict[str, torch.Tensor], prefix: str, metadata: dict[str, Any], strict: bool, missing: list[str],
-        unexpected: list[str], errors: list[str],
+        self, state: dict[str, torch.Tensor], prefix: str, metadata: dict[str, object], strict: bool,
+        missing: list[str], unexpected: list[str], errors: list[str],
     ) -> None:  # fmt: skip
         """Refuse another layer's state before anything is copied; move the bits of one of an earlier version."""
         if (said := state.get(f"{prefix}_extra_state")) is not None:

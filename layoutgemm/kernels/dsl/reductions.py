@@ -375,7 +375,9 @@ class FinishKernel:
         reduction = self.partial.step.reduction
         return typed(reduction, reduction.combined(found, loaded_tuple(reduction, loaded), self.math))
 
-    def store(self, given: Any, found: Sequence[Any], matrix: Int32, place: Int32, last: Int32, lines: Int32) -> None:
+    def store(
+        self, given: Any, found: Sequence[Numeric], matrix: Int32, place: Int32, last: Int32, lines: Int32
+    ) -> None:
         """The results of a place before the last, of so many lines of C."""
         step, to = self.partial.step, []
         for operand in step.given:

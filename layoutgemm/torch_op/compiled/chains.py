@@ -9,7 +9,7 @@ What is dropped lies in one piece of memory, where a tensor takes the place of t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.autograd.forward_ad as _forward
@@ -22,6 +22,7 @@ from .guards import ALIGNED, FIRST_GPU, MAX_READY, Guard, KeptCalls, Key, LastCa
 
 Tensors = Sequence[torch.Tensor]
 Results = tuple["torch.Tensor | None", ...]
+Made: TypeAlias = Any  # one tensor, or several and None
 _APART = 256  # bytes: a tensor in the memory begins at a multiple, as one in memory of its own does
 
 
@@ -53,7 +54,7 @@ class ChainCalls:
         ALL.append(self.kept)
         PREPARED.on_clear.append(self.kept.clear)  # the next call of each chooses anew
 
-    def of(self, make: Callable[[], Chain], options: Key, tensors: Tensors) -> Any:
+    def of(self, make: Callable[[], Chain], options: Key, tensors: Tensors) -> Made:
         """The results of a call that records no derivatives: `again`, or what `make` does, kept where it can be."""
         found = self.again(options, tensors)
         if found is not None:
@@ -62,7 +63,7 @@ class ChainCalls:
         results = (self.first(make, options, tensors) if alone else make()).results
         return results if len(results) > 1 else results[0]
 
-    def again(self, options: Key, tensors: Tensors, records: bool = False) -> Any:
+    def again(self, options: Key, tensors: Tensors, records: bool = False) -> Made:
         """The results of a kept chain: one tensor, or several and None; None where there is no such chain.
 
         options  whatever else of the call decides on its launches.

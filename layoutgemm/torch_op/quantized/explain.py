@@ -126,7 +126,7 @@ def refuse_untaken(untaken: Mapping[str, object] | None, what: str) -> None:
             raise OperandError(f"{name} is given: a product with {what} takes none")
 
 
-def _plans(call: QuantizedCall, rows: int, x: torch.Tensor, bias: torch.Tensor | None) -> list[Any]:
+def _plans(call: QuantizedCall, rows: int, x: torch.Tensor, bias: torch.Tensor | None) -> list[GemmPlan]:
     """The plans of the launches: one, or two of parts of the features."""
     index = x.get_device()
     call = as_measured(call, rows, x.dtype, None if bias is None else bias.dtype, index)
