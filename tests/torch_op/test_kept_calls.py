@@ -556,6 +556,30 @@ def test_another_product_with_packed_weights_is_not_taken_for_a_kept_one(
         assert len(packed_kept.READY) == kept_before + 1 and len(noted.arguments) == 1
 
 
+def test_two_launches_of_packed_weights_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each later call writes the addresses of its own tensors: a part's begin at its first output feature."""
+    given, usual = Tensors(), {"tile_k": 64, "stages": 2, "overlap": True}
+    of_two = (64, Sm90Config((64, 16), consumers=1, **usual)), (64, Sm90Config((64, 8), consumers=1, **usual))
+    with bare_launches(monkeypatch) as noted:
+        monkeypatch.setattr(packed_launch, "packed_parts", lambda *sizes: of_two)
+        found = []
+        for _ in range(3):
+            given.x, given.rows = given.x.clone(), given.rows.clone()
+            c = given.packed_with_bias()
+            starts = {x.data_ptr(): i for i, x in enumerate((given.x, given.by_column.units, c, given.rows))}
+            ends = {at: at + x.nbytes for at, x in zip(starts, (given.x, given.by_column.units, c, given.rows))}
+            found.append([
+                [next(((i, v - at) for at, i in starts.items() if at <= v < ends[at]), v) for v in values]
+                for values in noted.arguments
+            ])  # fmt: skip
+            noted.arguments.clear()
+            monkeypatch.setattr(packed_api, "quantized_product", None)
+        assert len(packed_kept.READY) == 1 and found[0] == found[1] == found[2] and len(found[0]) == 2
+        first, second = ({v[0]: v[1] for v in values if isinstance(v, tuple)} for values in found[0])
+        assert first == dict.fromkeys(range(4), 0)
+        assert second == {0: 0, 1: given.by_column.units.nbytes // 2, 2: 64 * c.element_size(), 3: 64 * 4}
+
+
 def test_scales_of_x_decide_on_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     given = Tensors()
     strided = torch.ones(SIZE, 2)[:, :1]

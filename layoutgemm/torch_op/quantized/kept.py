@@ -24,22 +24,32 @@ _grad_enabled = torch.is_grad_enabled
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
-class KeptProduct(NamedTuple):
-    """A launch for tensors of known shapes and strides; it takes addresses: weights, x, C, then the vectors.
+class Part(NamedTuple):
+    """A launch that computes some of the output features; it takes addresses: weights, x, C, then the vectors.
 
-    direct          the launch
-    memory          bytes of each workspace that a call allocates, of the last addresses
-    shape, strides  of the result, with its type `kind`
-    product         the call that makes a new result of x, the weights and the vectors; it gives None for addresses
-                    that are no multiples of 16
+    starts  bytes from each tensor's first element to the part's: of the weights, C and the vectors
     """
 
-    direct: DirectLaunch
+    launch: DirectLaunch
+    starts: tuple[int, ...]
+
+
+class KeptProduct(NamedTuple):
+    """The launches for tensors of known shapes and strides.
+
+    parts           the launches
+    memory          bytes of each workspace that a call allocates, of the last addresses
+    shape, strides  of the result, with its type `kind`
+    product         of one launch the call that makes a new result of x, the weights and the vectors; it gives None for
+                    addresses that are no multiples of 16
+    """
+
+    parts: Sequence[Part]
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     kind: torch.dtype
     memory: Sequence[int]
-    product: ProductCall
+    product: ProductCall | None
 
 
 READY: KeptCalls[KeptProduct] = KeptCalls()
@@ -71,7 +81,7 @@ def find(
         except (AttributeError, TypeError, RuntimeError):  # no dense tensors, or a configuration without a hash
             return (), None
     if again is not None:
-        c = again.product(*tensors)
+        c = None if again.product is None else again.product(*tensors)
         if c is not None or (c := _again(again, tensors, scale_x)) is not None:
             return (), c
     key, found = _by_facts(tensors, scales, bias, options, scale_x)
@@ -84,7 +94,7 @@ def find(
 
 def _again(kept: KeptProduct, tensors: Sequence[torch.Tensor], scale_x: torch.Tensor | None) -> torch.Tensor | None:
     """The result of a kept launch at any addresses that it can read; None where it cannot."""
-    index, (at_x, at_units, *others) = kept.direct.device, [t.data_ptr() for t in tensors]
+    index, (at_x, at_units, *others) = kept.parts[0].launch.device, [t.data_ptr() for t in tensors]
     if _current_device() != index or (at_x | at_units) & ALIGNED:
         return None
     if scale_x is not None and scale_x.data_ptr() & _ALIGNED_FLOAT:
@@ -93,9 +103,17 @@ def _again(kept: KeptProduct, tensors: Sequence[torch.Tensor], scale_x: torch.Te
         return None
     c = empty_on_gpu(kept.shape, kept.strides, kept.kind)
     own = [empty_on_gpu((size,), (1,), torch.uint8) for size in kept.memory]  # they live until the launch
-    addresses = (at_units, at_x, c.data_ptr(), *others, *[memory.data_ptr() for memory in own])
-    kept.direct.launch(addresses, raw_stream(index))
+    memory, stream = [t.data_ptr() for t in own], raw_stream(index)
+    for part in kept.parts:
+        launch_part(part, (at_units, at_x, c.data_ptr(), *others), memory, stream)
     return c
+
+
+def launch_part(part: Part, addresses: Sequence[int], memory: Sequence[int], stream: int) -> None:
+    """Launch a part for the whole tensors' addresses; `memory` has those of its workspaces."""
+    (of_units, *starts), (at_units, at_x, *others) = part.starts, addresses
+    own = [at + start for at, start in zip(others, starts, strict=True)]
+    part.launch.launch((at_units + of_units, at_x, *own, *memory), stream)
 
 
 def _by_facts(
@@ -121,20 +139,24 @@ def _by_facts(
 
 
 def keep(
-    key: Key, direct: DirectLaunch, shape: Sequence[int], kind: torch.dtype, vectors: int, memory: Sequence[int] = ()
+    key: Key, parts: Sequence[Part], shape: Sequence[int], kind: torch.dtype, vectors: int, memory: Sequence[int] = ()
 ) -> None:
-    """Keep a launch under the key of `find`.
+    """Keep a product's launches under the key of `find`.
 
     shape    of the result as the call returns it
-    vectors  tensors that the launch reads beside x and the weights
-    memory   bytes of the workspaces that the launch takes
+    vectors  tensors that each launch reads beside x and the weights
+    memory   bytes of the workspaces that each launch takes
     """
     if len(READY) >= MAX_READY:
         READY.clear()
     size, strides = tuple(shape), contiguous_strides(shape)
+    if len(parts) > 1:
+        READY[key] = KeptProduct(parts, size, strides, kind, memory, None)
+        return
+    direct = parts[0].launch
     of_units, of_x, of_c, *others = direct.places
     makes = [NewTensor(size, strides, kind, of_c)]
     makes += [NewTensor((count,), (1,), torch.uint8, place) for count, place in zip(memory, others[vectors:])]
     reads = {0: of_x, 1: of_units, **dict(enumerate(others[:vectors], 2))}
     product = making([NewResult(direct, tuple(makes), reads)], 2 + vectors)
-    READY[key] = KeptProduct(direct, size, strides, kind, memory, product)
+    READY[key] = KeptProduct(parts, size, strides, kind, memory, product)

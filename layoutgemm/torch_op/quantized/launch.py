@@ -42,7 +42,7 @@ from ..scaled_grouped.recipes import ROW, TENSOR
 from ..scaled_grouped.scaled import check_addresses
 from ..types import C_NAMES, NAMES, READ
 from .configs import PackedConfig
-from .kept import Key, keep
+from .kept import Key, Part, keep, launch_part
 from .weights import dense_of, multiplied
 
 SCALE_X = "scale_x"  # the epilogue's operand
@@ -94,14 +94,18 @@ def quantized_product(
     factor, vector = (None if v is None else in_place(v) for v in (scale_x, bias))
     read = [value for value in (scales, factor, vector) if value is not None]  # in the order of the epilogue's steps
     with torch.cuda.device(x.device):
-        parts = _prepared(call, rows, lines.stride(0), x.dtype, None if bias is None else bias.dtype, x.get_device())
-        for first, direct in parts:  # its vectors are of features: those of rows, of a float8 x, have one part alone
-            sums = [workspace_on(x.device, size) for size in split_bytes(direct.what)]  # it lives until the launch
-            own = [t.data_ptr() + first * t.element_size() for t in (c, *read)]
-            blocks = units.data_ptr() + first // UNIT_ROWS * units.stride(0)
-            direct.launch([blocks, lines.data_ptr(), *own, *[t.data_ptr() for t in sums]], raw_stream(x.get_device()))
-    if len(parts) == 1 and key and lines.data_ptr() == x.data_ptr() and vector is bias and factor is scale_x:
-        keep(key, direct, shape, call.kind, len(read), split_bytes(direct.what))
+        made = _prepared(call, rows, lines.stride(0), x.dtype, None if bias is None else bias.dtype, x.get_device())
+        parts = [  # vectors are of features: those of rows, of a float8 x, have one part alone
+            Part(direct, (first // UNIT_ROWS * units.stride(0), *[first * t.element_size() for t in (c, *read)]))
+            for first, direct in made
+        ]
+        bytes_of_sums = split_bytes(made[0][1].what)
+        sums = [workspace_on(x.device, size) for size in bytes_of_sums]  # it lives until the launch
+        addresses = [t.data_ptr() for t in (units, lines, c, *read)]
+        for part in parts:
+            launch_part(part, addresses, [t.data_ptr() for t in sums], raw_stream(x.get_device()))
+    if key and lines.data_ptr() == x.data_ptr() and vector is bias and factor is scale_x:
+        keep(key, parts, shape, call.kind, len(read), bytes_of_sums)
     return c
 
 
