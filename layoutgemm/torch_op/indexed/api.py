@@ -31,6 +31,7 @@ _PLANNED = "; of a plan they go together: Sm90Plan.derive(indexed=)"
 _WAYS = {
     "epilogue": f"{_PLANNED} has an epilogue", "order": f"{_PLANNED} has an order",
     "combine": "; with rows= alone and a tuple b it has one", "given": "; it is for epilogue=, combine= and prologue=",
+    "offs": "; offsets=torch.nn.functional.pad(offs, (1, 0)) are the same groups, where they have all rows",
 }  # fmt: skip
 
 
