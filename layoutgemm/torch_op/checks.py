@@ -382,7 +382,7 @@ def seen_by_autograd_alone() -> bool:
 def launched_alone(tensors: Sequence[torch.Tensor]) -> int | None:
     """The device of tensors whose call is a launch and no more; None where torch has to see it.
 
-    They are plain, dense and of one device, and no derivative is recorded. -1 is the CPU.
+    They are plain, dense, in memory and of one device, and no derivative is recorded. -1 is the CPU.
 
     >>> x = torch.ones(2)
     >>> launched_alone([x, x[:1]]), launched_alone([x, torch.ones(2, requires_grad=True)])
@@ -393,7 +393,7 @@ def launched_alone(tensors: Sequence[torch.Tensor]) -> int | None:
     index, recording = tensors[0].get_device(), torch.is_grad_enabled()
     for x in tensors:
         other = x.get_device() != index or x.layout is not torch.strided
-        if other or x.is_neg() or (recording and x.requires_grad):
+        if other or x.is_neg() or x._is_zerotensor() or (recording and x.requires_grad):
             return None
     return index
 

@@ -108,7 +108,7 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
     "check_combined": [(A, [B, UP], [], SILU, None, None, None)],
     "check_prologue": [(A, B, [torch.rand(5)], SCALED, None, None, None, None)],
     "check_prologue_groups": [(A, GROUPS, OFFSETS, [torch.rand(5)], SCALED, "offsets", None, None, None, None)],
-    "check_indexed": [(A, B, PICKED, None, None, None, None, None, None)],
+    "check_indexed": [(A, B, PICKED, None, None, None, None, None, None, None)],
     "check_composed": [([A], [B], [], [], [], [], LOWER, None, None, None)],
     "check_grouped": [(A, GROUPS, OFFSETS, None, None, None, None, "offsets", None, None, "", "")],
     "check_grouped_epilogue": [

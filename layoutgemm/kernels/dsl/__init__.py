@@ -9,5 +9,6 @@ warp, ampere      mma.sync, ldmatrix, cp.async; cp.async of any width, for the A
 registers         conversion in pairs, stmatrix, stores
 math, tables      f32 arithmetic, loads of values and pairs, atomics; words of tables
 fused, reductions  an epilogue's steps on accumulators, and its reductions
+added_rows        rows added to those that indices name, by a launch of its own
 fp8, packed_weights  conversions of 8-bit floats; of packed weights, and wgmma with A in registers
 """

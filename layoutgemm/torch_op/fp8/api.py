@@ -17,6 +17,7 @@ from ..checks import (
     tracing_state,
     transforms,
 )
+from ..compiled.guards import LEAST_ADDRESS
 from ..compiled.traced import check_kinds, refusal, refuse
 from ..scaled_grouped.recipes import BLOCK, recipe_text
 from .launch import BOTH_READY, READY, Key, Pair, computed, computed_both
@@ -84,6 +85,7 @@ def quantize(
                 and _current_device() == index
                 and not (x.is_neg() or (x.requires_grad and _grad_enabled()))
                 and not (at := x.data_ptr()) & kept.mask
+                and at >= LEAST_ADDRESS
             ):
                 return kept.run(at, index)
         except (RuntimeError, TypeError):  # sparse tensors have no strides, and an option may have no hash
@@ -131,6 +133,7 @@ def quantize_both(
                 and _current_device() == index
                 and not (x.is_neg() or (x.requires_grad and _grad_enabled()))
                 and not (at := x.data_ptr()) & kept.mask
+                and at >= LEAST_ADDRESS
             ):
                 return kept.run(at, index)
         except (RuntimeError, TypeError):  # as in `quantize`

@@ -114,7 +114,7 @@ MISTAKES = [
     ("Accumulators", "COMMIT", "DeadlockError", "done = multiplied", "loads by TMA + multiplies",
      "an arrival is missing, or comes behind a wait"),
     ("Accumulators", "DEALLOC", "race", "tmem.free(start)", "reads accumulators", "tcgen05.wait by the first's warp"),
-    ("Accumulators", "ACCUMULATE", "uninitialised", "cute.gemm(mma", "multiplies", "Write it before"),
+    ("Accumulators", "ACCUMULATE", "uninitialised", "cute.gemm(mma", "multiplies", "zeros are written before"),
     ("Accumulators", "FULL", "race", "cute.copy(copy, tDtC", "reads accumulators", "tcgen05.commit to an mbarrier"),
 ]  # fmt: skip
 

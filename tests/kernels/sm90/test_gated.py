@@ -314,7 +314,6 @@ def test_every_gated_tile_that_may_be_chosen_is_derived() -> None:
 def test_configurations_for_other_products_are_refused() -> None:
     for given, text in (
         ({"b_major": "MN"}, "b_major = 'MN': gated by silu"),
-        ({"batch": 3}, "batch = 3: gated by silu"),
         ({"gated": "mish"}, "known are relu"),
     ):
         with pytest.raises(PlanError, match=text):
