@@ -65,6 +65,18 @@ def product(a: Any = A, b: Any = B) -> np.ndarray:
 
 
 PAIR = {"a": (A, A2), "b": (B, B2)}
+BATCH = {  # of two pairs, of two matrices B each: all differ from matrix to matrix
+    "a": (jnp.stack([A, A * 2]), jnp.stack([A2, A2 * 3])),
+    "b": ((jnp.stack([B, B1]), jnp.stack([B1, -B])), (jnp.stack([B2, -B2]), jnp.stack([B2 * 2, B2]))),
+}
+
+
+def of_batch() -> np.ndarray:
+    """p - s * q of BATCH, with s = 2."""
+    (a, a2), ((b, b1), (b2, b3)) = BATCH["a"], BATCH["b"]
+    return product(a, b) + product(a2, b2) - 2 * (product(a, b1) + product(a2, b3))
+
+
 CASES = {
     "a gate of two": case(lambda: silu(product()) * product(b=B1), b=(B, B1), combine="silu"),
     "a function of three": case(
@@ -106,6 +118,11 @@ CASES = {
     "a batch of rows": case(
         lambda: np.stack([product() * product(b=B1), product(-A) * product(-A, B1)]), a=jnp.stack([A, -A]), b=(B, B1),
         combine=lambda p, q, ops: p * q,
+    ),
+    "a batch of two pairs": case(of_batch, **BATCH, combine=lambda p, q, ops, s: p - s * q, given={"s": 2}),
+    "a batch turned": case(
+        of_batch, a=tuple([x.mT for x in BATCH["a"]]), b=tuple([tuple([x.mT for x in each]) for each in BATCH["b"]]),
+        combine=lambda p, q, ops, s: p - s * q, given={"s": 2}, transpose_a=True, transpose_b=True,
     ),
 }  # fmt: skip
 
@@ -333,7 +350,7 @@ def test_lowering_compiles_one_call_that_writes_into_out() -> None:
     assert not any(f"stablehlo.{op}" in text for op in ("transpose", "pad", "add", "scatter", "dot_general"))
 
 
-EMULATED = "a function of three", "pairs of an epilogue", "rows of both"
+EMULATED = "a function of three", "pairs of an epilogue", "rows of both", "a batch of two pairs"
 
 
 @pytest.mark.dsl

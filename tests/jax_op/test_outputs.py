@@ -29,6 +29,7 @@ from layoutgemm.kernels.epilogue.chain import (
     ColumnReduce,
     Custom,
     Epilogue,
+    EpilogueOperand,
     Quantize,
     Reduction,
     RowReduce,
@@ -49,6 +50,17 @@ MORE = Epilogue(
     ColumnReduce("sum", "total", ordered=False), Activation("relu"),
 )  # fmt: skip
 BOTH = pytest.mark.parametrize("steps", [STEPS, MORE], ids=["ordered", "more"])
+CHOSEN = Reduction.of(  # the column of the largest x + extra, and its x
+    lambda x, i, j, ops, extra: (x + extra, j, x),
+    lambda a, b, ops: [ops.where((a[0] > b[0]) | ((a[0] == b[0]) & (a[1] <= b[1])), p, q) for p, q in zip(a, b)],
+    [-1e38, 2**31 - 1, 0.0], lambda a, ops: (a[1], a[2]), results=("column", "score"),
+    operands=[EpilogueOperand("extra", "n", "f32")],
+)  # fmt: skip
+WEIGHED = Reduction.of(
+    lambda x, i, j, ops, weight: x * weight, lambda a, b, ops: a[0] + b[0], [0.0],
+    operands=[EpilogueOperand("weight", "m", "f32")],
+)  # fmt: skip
+READING = Epilogue(RowReduce(CHOSEN, "best"), ColumnReduce(WEIGHED, "own"), stores_c=False)
 STATISTICS = Epilogue(CAUSAL, RowReduce("log_sum_exp", "total"), stores_c=False)
 
 
@@ -84,6 +96,7 @@ def ours(a: Any = A, given: Any = None, steps: Epilogue = STEPS, **more: Any) ->
     return matmul(a, B, epilogue=steps, given=given or {"bias": BIAS}, out_dtype="float32", **more)
 
 
+READ = {"extra": small(N, kind="float32", seed=4) * 8, "weight": small(M, kind="float32", seed=5)}
 TWICE = Prologue.of(lambda x, i, k, ops: x * 2.0)
 
 
@@ -143,6 +156,36 @@ def test_parts_go_with_reductions() -> None:
     assert 0 < inside.sum() < inside.size
     np.testing.assert_array_equal(np.asarray(written["aux"]), np.where(inside, whole, 0))
     np.testing.assert_array_equal(np.asarray(written["best_value"]), np.where(inside, whole, -np.inf).max(1))
+
+
+def test_reductions_read_operands() -> None:
+    """In each product, with their derivatives."""
+    how, read = {"epilogue": READING, "given": READ}, {name: np.asarray(x) for name, x in READ.items()}
+    want = READING.reference(sums(A, B), **read)
+    assert (want.written["best_column"] != sums(A, B).argmax(1)).any()
+    same(matmul(A, B, **how), want)
+    same(matmul((A, A), (B, B), **how), READING.reference(2 * sums(A, B), **read))
+    eight = A.astype(E4M3), jnp.full((M, 1), 0.5), B.astype(E4M3), jnp.ones((1, N))
+    same(scaled_matmul(*eight, **how), READING.reference(sums(A, B) / 2, **read))
+    ends = [(int(x), int(y)) for x, y in pairwise(OFFSETS)]
+    each = {**READ, "extra": jnp.stack([READ["extra"], -READ["extra"], READ["extra"]])}  # of each group
+    found = grouped_matmul(A, jnp.stack([B] * 3), OFFSETS, epilogue=READING, given=each)
+    same(found, READING.reference_of_groups(sums(A, B), ends, **{name: np.asarray(x) for name, x in each.items()}))
+
+    def theirs(a: Any, weight: Any) -> Any:
+        x = jnp.matmul(a, B.astype("float32"), precision="highest")
+        best = jnp.take_along_axis(x, want.written["best_column"][:, None], 1)
+        return best.sum() + ((x * weight[:, None]).sum(0) ** 2).sum()
+
+    def of_ours(a: Any, weight: Any) -> Any:
+        _, found = matmul(a, B, epilogue=READING, given={**READ, "weight": weight})
+        return found["best_score"].sum() + (found["own"] ** 2).sum()
+
+    wanted = jax.grad(theirs, (0, 1))(A.astype("float32"), READ["weight"])
+    for x, y in zip(jax.grad(of_ours, (0, 1))(A, READ["weight"]), wanted, strict=True):
+        np.testing.assert_allclose(np.asarray(x, np.float64), y, atol=0.005 * np.abs(y).max())
+    with pytest.raises(OperandError, match="the epilogue takes extra, weight: extra is missing"):
+        matmul(A, B, epilogue=READING, given={"weight": READ["weight"]})
 
 
 def test_gradients_are_those_of_jax() -> None:
@@ -247,17 +290,20 @@ def test_refusals() -> None:
 # ------------------------------------------------------------------------------------------------------ without a GPU
 
 EIGHT, TALL = Quantize(each=16), jnp.tile(A, (-(-520 // A.shape[0]), 1))[:520]  # rows enough for one wave of tiles
-MOST_CALLS = "no c", "prologue", "quantized", "scaled", "order"
+MOST_CALLS = "no c", "prologue", "quantized", "scaled", "order", "groups that read"
 
 
 @pytest.mark.dsl
 @pytest.mark.parametrize(
-    "name", ["functions", "whole rows", "groups", *[pytest.param(x, marks=pytest.mark.slow) for x in MOST_CALLS]]
+    "name",
+    ["functions", "whole rows", "groups", "reads", *[pytest.param(x, marks=pytest.mark.slow) for x in MOST_CALLS]],
 )
 def test_the_arguments_of_a_call_compute_the_product(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels, in the emulator, with the arguments that a call passes: workspaces and results included."""
     few = Epilogue(Bias(), Aux("f32"), RowReduce("argmax", "best"), Amax(), ColumnReduce("sum", "s", ordered=False))
     given, out = {"bias": BIAS}, {"out_dtype": "float32"}
+    both, more = jnp.stack([A, -A]), jnp.stack([B, B[:, ::-1]])
+    one, extra = Epilogue(READING.steps[0], stores_c=False), {"extra": READ["extra"]}
     calls = {
         "functions": (functions, functions_gpu, lambda: ours()),
         "whole rows": (functions, functions_gpu, lambda: matmul(TALL, B, epilogue=Epilogue(few.steps[2]), **out)),
@@ -278,6 +324,12 @@ def test_the_arguments_of_a_call_compute_the_product(name: str, monkeypatch: pyt
         "order": (
             composed, composed_gpu,
             lambda: matmul(WIDE, WIDE, transpose_b=True, order="lower", epilogue=Epilogue(*few.steps[1:]), **out),
+        ),
+        "reads": (
+            composed, composed_gpu, lambda: matmul((both, -both), (more, more * 2), epilogue=one, given=extra)
+        ),
+        "groups that read": (
+            scaled, scaled_gpu, lambda: grouped_matmul(A, jnp.stack([B] * 3), OFFSETS, epilogue=READING, given=READ)
         ),
     }  # fmt: skip
     api, gpu, call = calls[name]

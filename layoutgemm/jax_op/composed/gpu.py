@@ -18,10 +18,12 @@ from ...kernels.derive import padded_leading
 from ...kernels.epilogue.parameters import float_word
 from ...kernels.indexed.rows import OUT_ROWS, ROWS
 from ...kernels.operands.combined import MOST_MATRICES
+from ...kernels.operands.product import distance_of
 from ...kernels.orders import clusters_of_plan, schedule_of
 from ...kernels.run.partial import is_partial
 from ...kernels.sm90.plan import Sm90Plan
 from ...schedule import TileList
+from ...torch_op.problem import Ints
 from ..functions import gpu as functions
 from ..gpu import (
     Address,
@@ -91,38 +93,39 @@ def _launched(product: ComposedProduct, plan: Sm90Plan, own: dict[str, jax.Array
     a, b = own["a"], own["b"]
     pitches = a.shape[-1] * a.shape[-2], b.shape[-1] * b.shape[-2], rows * made
     numbers = (m, n, k, plan.batch, a.shape[-1], b.shape[-1], made, *pitches, on.places.resident(plan.cluster_size))
-    lengths = {name: x.shape[-1] if name in (*plan.further, TILES, _LIST) else 0 for name, x in own.items()}
-    facts = {"numbers": numbers, "product": str(product), "lengths": lengths}
+    shapes = {name: x.shape for name, x in own.items() if name in (*plan.further, TILES, _LIST)}
+    facts = {"numbers": numbers, "product": str(product), "shapes": shapes}
     c = CallResult("c", (*product.result[:-1], made), product.types[2], first)
-    start = functools.partial(_start, plan, product, numbers, lengths)
+    start = functools.partial(_start, plan, product, numbers, shapes)
     return launched(plan, on, own, call_results(product, plan, c, partly), facts, start)
 
 
 def _start(
-    plan: Sm90Plan, product: ComposedProduct, numbers: Sequence[int], lengths: Mapping[str, int],
+    plan: Sm90Plan, product: ComposedProduct, numbers: Sequence[int], shapes: Mapping[str, Ints],
     kernel: Kernel, stream: object, pointers: Mapping[str, Address],
 ) -> None:  # fmt: skip
     """Host side, traced: the launch at the tensors' addresses, with sizes and strides as constants.
 
-    lengths  of the arrays: elements from line to line, or entries of a list
+    shapes  of further matrices as the kernel reads them, and of a list of tiles
     """
-    words = words_for(plan, product, pointers, lengths) if plan.takes_extra_params else ()
+    words = words_for(plan, product, pointers, shapes) if plan.takes_extra_params else ()
     start_kernel(kernel, plan.parameters, (*[pointers[name] for name in "abc"], *numbers, *words), stream)
 
 
 def words_for(
-    plan: Sm90Plan, product: ComposedProduct, pointers: Mapping[str, object], lengths: Mapping[str, int]
+    plan: Sm90Plan, product: ComposedProduct, pointers: Mapping[str, object], shapes: Mapping[str, Ints]
 ) -> tuple[object, ...]:
     """The sixteen words of a launch: those of the functions, then of each part by the kernel's names."""
     more: dict[str, object] = {name: float_word(value) for name, value in product.sum_numbers}
     more |= dict(product.order_numbers)
     for name in plan.further:
-        more |= {name: pointers[name], f"ld{name}": lengths[name]}
+        lines, length = shapes[name][-2:]
+        more |= {name: pointers[name], f"ld{name}": length, distance_of(name): lines * length}
     if plan.pair is not None:
         more["k2"] = plan.pair.k
     tiles = _LIST if _LIST in pointers else TILES
     if tiles in pointers:
-        more |= {"tiles": pointers[tiles], "tile_count": lengths[tiles]}
+        more |= {"tiles": pointers[tiles], "tile_count": shapes[tiles][-1]}
     if ROWS in pointers:
         more |= {ROWS: pointers[ROWS], "a_rows": plan.rows_of_a}
     if OUT_ROWS in pointers:
