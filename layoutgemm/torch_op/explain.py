@@ -27,6 +27,7 @@ from .explanation import ZEROS, Explanation, gated_after, of_solution, sums_agai
 from .indexed.explain import explain_indexed
 from .indexed.grouped_rows import Options, checked_rows, takes_copied_rows
 from .indexed.product import IndexedOperands
+from .operands.grouped_api import explain_grouped_combined
 from .operands.several import explain_combined
 from .own_epilogue.derivatives import NO_SUMS, EpilogueProduct, is_linear
 from .prepared import NO_FINISH, Config, on_gpu, problem_at, target
@@ -104,6 +105,10 @@ def explain_matmul(
         "use_fast_accum": use_fast_accum, "out": out, "out_dtype": out_dtype, "config": config, "out_rows": out_rows,
         "row_weights": row_weights, "copy_rows": copy_rows,
     }  # fmt: skip
+    if combine is not None and not isinstance(a, tuple) and (_in_groups(more) or scale_a is not None):
+        beside = {"rows": rows, "add_rows": add_rows, "epilogue": epilogue, "prologue": prologue}
+        _refuse_beside_groups({"order": order, "triangles": triangles, "out_recipe": out_recipe})
+        return explain_grouped_combined(a, b, combine, given, {**more, **beside})
     parts = order, prologue, combine, epilogue, triangles
     if (found := _together(a, b, parts, given, {**more, "rows": rows, "add_rows": add_rows})) is not None:
         return found
@@ -174,6 +179,13 @@ def _check_unscaled(given: Options) -> None:
     for name in ("scale_b", "recipe_a", "recipe_b", "out_recipe"):
         if given[name] is not None:
             raise OperandError(f"{name} without a scale_a")
+
+
+def _refuse_beside_groups(given: Options) -> None:
+    """Raise OperandError for an argument that no grouped product of several b has."""
+    for name, x in given.items():
+        if x is not None:
+            raise OperandError(f"{name} and combine: a grouped product of several b takes none")
 
 
 def _in_groups(given: Options) -> bool:

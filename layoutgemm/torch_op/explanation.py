@@ -126,7 +126,7 @@ def of_plan(
 
     copies  what else the call copies: why, and bytes
     """
-    copies = [*copies, *_copied(plan, "A", a), *_copied(plan, "B", b)]
+    copies = [*copies, *copied_operand(plan, "A", a), *copied_operand(plan, "B", b)]
     if out is not None:
         lines = out if out.stride(-1) == 1 or out.shape[-1] == 1 else None
         size = out.element_size()
@@ -138,13 +138,17 @@ def of_plan(
     return Explanation(str(plan), why, 1, said, sum(size for _, size in copies))
 
 
-def _copied(plan: Sm90Plan, name: str, x: torch.Tensor) -> list[tuple[str, int]]:
-    """Why an operand is copied, and the copy's bytes; nothing where TMA reads it in place."""
+def copied_operand(plan: Sm90Plan, name: str, x: torch.Tensor, said: str = "") -> list[tuple[str, int]]:
+    """Why an operand is copied, and the copy's bytes; nothing where TMA reads it in place.
+
+    said  the name of a further matrix, which lies as `name` does
+    """
     try:
         lines_of(plan, name, x, [], False)
     except OperandError as error:
         operand = plan.a if name == "A" else plan.b
         rows, extent = (x if operand.order == "row" else x.mT).shape[-2:]
         made = prod(x.shape[:-2]) * rows * padded_leading(operand.dtype, extent) * operand.dtype.bytes
-        return [(str(error).partition("; copy=True")[0], made)]
+        why = str(error).partition("; copy=True")[0]
+        return [(said + why.removeprefix(name.lower()) if said else why, made)]
     return []

@@ -16,23 +16,25 @@ from layoutgemm.kernels.run.torch_tensors import launch_of
 from layoutgemm.torch_op import emulated
 from layoutgemm.torch_op.composed import plans
 from layoutgemm.torch_op.composed import product as composed
+from layoutgemm.torch_op.operands import grouped as groups
+from layoutgemm.torch_op.scaled_grouped import kept
 
 STREAM = 88
 
 
 def launches_are_emulated(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """From here on CPU tensors are taken for a GPU's. Returns the plans that were launched; findings are errors."""
-    kept: list[Any] = []
+    held: list[Any] = []
     made: list[Any] = []
     real = torch.Tensor.data_ptr
 
     def seen(self: Any) -> int:
         if self.device.type != "meta":
-            kept.append(self)
+            held.append(self)
         return real(self)
 
     def memory(address: int) -> Any:
-        return emulated.memory_at(address, kept) if address else None  # a C that is not stored
+        return emulated.memory_at(address, held) if address else None  # a C that is not stored
 
     def direct(compiled: Any, arguments: tuple[int, ...], places: Any, index: int, plan: Any) -> Any:
         def launch(addresses: Any, stream: int) -> None:
@@ -53,10 +55,14 @@ def launches_are_emulated(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(fused, "launch", launched)
     monkeypatch.setattr(fused, "require_gpu", lambda plan, index: None)
     monkeypatch.setattr(torch.Tensor, "data_ptr", seen)
-    monkeypatch.setattr(plans, "compile_plan", lambda plan: None)
-    monkeypatch.setattr(composed, "DirectLaunch", direct)
-    monkeypatch.setattr(composed, "raw_stream", lambda index: STREAM)
-    monkeypatch.setattr(composed, "on_gpu", lambda index: True)
+    monkeypatch.setattr(groups, "require_hopper", lambda index, what: None)
+    for module in (plans, kept):
+        monkeypatch.setattr(module, "compile_plan", lambda plan: None)
+    for module in (composed, kept):
+        monkeypatch.setattr(module, "DirectLaunch", direct)
+        monkeypatch.setattr(module, "raw_stream", lambda index: STREAM)
+    for module in (composed, groups):
+        monkeypatch.setattr(module, "on_gpu", lambda index: True)
     monkeypatch.setattr(tensor_maps, "resident", lambda index, blocks: 2)
     monkeypatch.setattr("layoutgemm.kernels.run.ampere.resident", lambda index, blocks: 2)
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())

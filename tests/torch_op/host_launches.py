@@ -25,6 +25,7 @@ from layoutgemm.torch_op.composed import product as composed
 from layoutgemm.torch_op.fp8 import api as fp8_api
 from layoutgemm.torch_op.fp8 import launch as fp8
 from layoutgemm.torch_op.indexed import product as indexed
+from layoutgemm.torch_op.operands import grouped as combined_groups
 from layoutgemm.torch_op.operands import pairs, several
 from layoutgemm.torch_op.prologue import grouped as prologue_groups
 from layoutgemm.torch_op.prologue import product as prologue
@@ -196,7 +197,7 @@ def bare_launches(patch: Any) -> Iterator[BareLaunches]:
         patch.setattr(module, "raw_stream", lambda index: 77)
         if hasattr(module, "empty_on_gpu"):
             patch.setattr(module, "empty_on_gpu", empty)
-    for module in (indexed, own_epilogue, grouped_epilogue):
+    for module in (indexed, own_epilogue, grouped_epilogue, combined_groups):
         patch.setattr(module, "require_hopper", lambda index, what: None)
     groups = (scaled, own_epilogue, grouped, grouped_epilogue)
     for module in (
@@ -210,6 +211,7 @@ def bare_launches(patch: Any) -> Iterator[BareLaunches]:
         composed,
         prologue,
         prologue_groups,
+        combined_groups,
         fp8,
     ):
         patch.setattr(module, "on_gpu", lambda index: True)

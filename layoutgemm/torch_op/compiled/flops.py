@@ -58,6 +58,13 @@ def _of_several(a: Shape, b: Sequence[Shape], *others: object, **named: object) 
     return sum(of_product(a, each) for each in b)
 
 
+def _of_several_groups(
+    a: Shape, b: Sequence[Shape], groups: Shape | None, numbers: object, function: str, said: str = "",
+    rows: Shape | None = None, *others: object, **named: object,
+) -> int:  # fmt: skip
+    return sum(of_groups(a, each) if rows is None else _of_rows(a, each, rows) for each in b)
+
+
 def _of_parts(a: Sequence[Shape], b: Sequence[Shape], read: Sequence[Shape], *others: object, **named: object) -> int:
     """The parts' text, the first among the others, names what is read: a row of the product for each of `rows`."""
     own = json.loads(next(text for text in others if isinstance(text, str)))["own"]
@@ -77,6 +84,7 @@ _FORMULAS: Mapping[str, Callable[..., int]] = {
     "scaled_matmul_quantized": _of_scaled,
     "scaled_epilogue_matmul": _of_scaled, "grouped_epilogue_matmul": _of_groups_of_rows,
     "grouped_matmul": of_groups, "prologue_grouped_matmul": of_groups,
+    "combined_grouped_matmul": _of_several_groups,
     "composed_matmul": _of_parts, "composed_matmul_writing": _of_parts,
     "indexed_matmul": _of_rows, "quantized_matmul": _of_packed, "quantized_grouped_matmul": _of_packed,
 }  # fmt: skip

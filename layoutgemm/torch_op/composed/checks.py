@@ -31,10 +31,11 @@ from ...kernels.operands.combined import Combined, name_of_b, refusal_of_matrice
 from ...kernels.operands.gated import combination
 from ...kernels.operands.pair import SecondPair
 from ...kernels.orders import is_symmetric
-from ...kernels.run.operand_checks import addressed, check_operands, resolved
-from ..checks import check_call, check_finish, check_out, product_shape, tracing_state
+from ...kernels.run.operand_checks import check_operands
+from ..checks import check_call, check_finish, check_out, product_shape
 from ..epilogue import Tensors as Operands
 from ..epilogue import check_epilogue, check_result
+from ..indexed.torch_rows import known_indices
 from ..problem import bias_epilogue, half
 from ..prologue.product import check_type, check_vectors
 from ..scaled_grouped.grouped import INTS
@@ -292,9 +293,7 @@ def _check_vectors(call: ComposedCall) -> None:
     for name in [name for name in parts.own if name in PLACED]:
         x = values[name]
         check_indices(name, x, m)
-        if addressed(x) and x.device.type == "cpu" and tracing_state() is None:
-            with torch._C._DisableFuncTorch():  # a transform of the other operands hides the memory
-                found = resolved(x).numpy()
+        if (found := known_indices(x)) is not None:
             rows, of = (call.a[0].shape[-2], "a") if name == ROWS else (call.rows, "the result")
             check_inside(name, found, rows, of)
             if name == OUT_ROWS:

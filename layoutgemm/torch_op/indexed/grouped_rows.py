@@ -15,7 +15,7 @@ import torch
 
 from ...errors import OperandError, TensorError
 from ...kernels.indexed.rows import check_inside
-from ...kernels.run.operand_checks import addressed, check_operands, resolved
+from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.config import Sm90Config
 from ..checks import needs_dispatcher
 from ..compiled.traced import CHECKS, check_kinds, named, refusal, refuse
@@ -24,7 +24,7 @@ from ..scaled_grouped.kept import KeptKey, find
 from ..scaled_grouped.operators import checked_grouped
 from ..scaled_grouped.recipes import TENSOR, fast_accum, recipe_text
 from ..scaled_grouped.scaled import BiasActivation, check_config
-from .torch_rows import gathered, of_rows, selected
+from .torch_rows import gathered, known_indices, of_rows, selected
 
 _autocast = torch._C._is_any_autocast_enabled
 Options = dict[str, Any]  # all other arguments of a call, by name
@@ -83,7 +83,7 @@ def checked_rows(
         tell(refusal("rows by index", rows.dtype, rows.ndim, a.ndim))
     else:
         check_operands({"a": a, "rows": rows, **named(scale_a=options["scale_a"])}, named(out=options["out"]))
-        _check_rows(rows.dtype, rows.ndim, a.ndim)
+        check_row_indices(rows.dtype, rows.ndim, a.ndim)
     said = next(name for name in _SAID if options.get(name) is not None)
     scale_a, recipe = options["scale_a"], options.get("recipe_a")
     if scale_a is not None and not _is_shared(scale_a, recipe, a.shape[0]):
@@ -107,8 +107,8 @@ def _product(a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, given: Option
     if found is not None:
         return found
     check_config(config)
-    if addressed(rows) and rows.device.type == "cpu":
-        check_inside("rows", resolved(rows).numpy(), a.shape[0], "a")
+    if (known := known_indices(rows)) is not None:
+        check_inside("rows", known, a.shape[0], "a")
     names = recipe_text("recipe_a", recipes[0]), recipe_text("recipe_b", recipes[1])
     call = checked_grouped(of_rows(a, rows), b, groups, said, *scales, finish, out, asked, *names)
     return grouped_product(call, a, b, groups, *scales, finish, config, out, KeptKey(key), rows)
@@ -139,7 +139,7 @@ def _refused(options: Options) -> str:
     return ""
 
 
-def _check_rows(kind: torch.dtype, rank: int, rank_of_a: int) -> None:
+def check_row_indices(kind: torch.dtype, rank: int, rank_of_a: int) -> None:
     """Raise OperandError or TensorError for rows or an A of another type or rank."""
     if kind not in INTS or rank != 1:
         raise OperandError(f"rows is {kind} of {rank} dimensions: int32 or int64, a vector of the product's rows")
@@ -152,4 +152,4 @@ def _raise(text: str) -> None:
         raise OperandError(text)
 
 
-CHECKS["rows by index"] = _check_rows
+CHECKS["rows by index"] = check_row_indices

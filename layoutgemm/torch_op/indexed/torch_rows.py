@@ -5,7 +5,25 @@ As in the kernels, an index outside reads zeros and writes nothing: torch's func
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import torch
+
+from ...kernels.run.operand_checks import addressed, resolved
+from ..checks import tracing_state
+
+
+def known_indices(x: torch.Tensor) -> npt.NDArray[np.int64] | None:
+    """The indices that the host sees; None for those of a GPU, and for traced or mapped ones.
+
+    >>> known_indices(torch.tensor([2, 0])).tolist(), known_indices(torch.empty(2, device="meta"))
+    ([2, 0], None)
+    """
+    if x.device.type != "cpu" or not addressed(x) or tracing_state() is not None:
+        return None
+    with torch._C._DisableFuncTorch():  # a transform of other operands hides the memory
+        found: npt.NDArray[np.int64] = resolved(x).numpy()
+    return found
 
 
 def _inside(indices: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:

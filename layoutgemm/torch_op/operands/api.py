@@ -70,15 +70,29 @@ def matmul_combined(
     plain = isinstance(b, (tuple, list)) and type(values) is dict and all(type(name) is str for name in values)
     if not plain or getattr(a, "dtype", None) is torch.float32:
         return make()  # whether float32 may be multiplied as tf32 is asked each time
-    extras = Extras(numbers=_numbers_named(tuple(values)), given=values)
+    extras = Extras(numbers=numbers_named(tuple(values)), given=values)
     options = ("matmul, combine=", combine, tuple(values), config, out_dtype)
     return again_or(make, options, {"a": a, **{f"b{i}" if i else "b": x for i, x in enumerate(b)}}, out, extras)
 
 
 @functools.lru_cache(256)
-def _numbers_named(names: tuple[str, ...]) -> tuple[EpilogueOperand, ...]:
+def numbers_named(names: tuple[str, ...]) -> tuple[EpilogueOperand, ...]:
     """The function's numbers as a launch takes them; a name that no function has is refused with the function."""
     return tuple([EpilogueOperand(name, "", f32, host=True) for name in names if name.isidentifier()])
+
+
+def function_text(combine: Combine, matrices: int, given: Mapping[str, object] | None) -> tuple[str, dict[str, object]]:
+    """(the text of a function of so many sums, its numbers by name), refused under torch.compile."""
+    if given is not None and not isinstance(given, Mapping):
+        refuse(NO_DICT.format(type(given).__qualname__))
+    values = {} if given is None else dict(given)
+    if isinstance(combine, Combined):
+        refuse(refusal("combine text", combine.json, matrices, tuple(values)))
+        return combine.json, values
+    text = text_of(combine, matrices, tuple(values))
+    if not text:
+        refuse(refusal("combine", combine, matrices, tuple(values)))
+    return text, values
 
 
 def _traced(
@@ -87,16 +101,7 @@ def _traced(
 ) -> torch.Tensor:  # fmt: skip
     """The same under torch.compile, whose tracer meets no exception of ours."""
     refuse(refusal_of_matrices(b))
-    if given is not None and not isinstance(given, Mapping):
-        refuse(NO_DICT.format(type(given).__qualname__))
-    values = {} if given is None else dict(given)
-    if isinstance(combine, Combined):
-        text = combine.json
-        refuse(refusal("combine text", text, len(b), tuple(values)))
-    else:
-        text = text_of(combine, len(b), tuple(values))
-        if not text:
-            refuse(refusal("combine", combine, len(b), tuple(values)))
+    text, values = function_text(combine, len(b), given)
     check_kinds({"a": a, **{f"b[{i}]": x for i, x in enumerate(b)}}, named(out=out))
     for name, x in values.items():
         check_number(name, x, False)

@@ -16,9 +16,9 @@ from ...errors import OperandError
 from ...graph_marks import constant_in_graphs
 from ...kernels.indexed.rows import check_inside
 from ...kernels.operands.prologue import Prologue, check_chosen
-from ...kernels.run.operand_checks import addressed, check_operands, resolved
+from ...kernels.run.operand_checks import check_operands
 from ..compiled.traced import CHECKS, check_kinds, refusal, refuse
-from ..indexed.torch_rows import gathered, selected
+from ..indexed.torch_rows import gathered, known_indices, selected
 from ..scaled_grouped.grouped import INTS
 from .operators import prologue_of
 
@@ -46,8 +46,8 @@ def of_chosen_rows(
     else:
         check_operands({"a": a, "rows": rows, **given})
         _check(prologue.json, rows.dtype, rows.ndim, a.ndim, copy_rows)
-        if addressed(rows) and rows.device.type == "cpu":
-            check_inside("rows", resolved(rows).numpy(), a.shape[0], "a")
+        if (found := known_indices(rows)) is not None:
+            check_inside("rows", found, a.shape[0], "a")
     found = dict(given)
     for name in _of_rows(prologue.json):
         if name not in given:

@@ -12,6 +12,7 @@ from torch.autograd.function import FunctionCtx
 from ...errors import OperandError
 from ...graph_marks import constant_in_graphs
 from ...kernels.epilogue.chain import Epilogue
+from ...kernels.operands.combined import Combine
 from ...kernels.operands.prologue import Prologue
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.config import Sm90Config
@@ -34,6 +35,7 @@ from ..indexed.api import indexed_matmul
 from ..indexed.grouped_rows import Options, grouped_rows, takes_copied_rows
 from ..indexed.product import IndexedOperands
 from ..launch import ProductCall
+from ..operands.grouped_api import grouped_combined
 from ..own_epilogue.scaled_api import QUANTIZES, traced_grouped, traced_scaled
 from ..prepared import config_text
 from ..prologue.grouped_api import grouped_prologue_product
@@ -341,14 +343,15 @@ def _recipe_text(recipe: object) -> str:
 
 @repeated_first(_grouped_again, 2, 3, weight=1, takes=(ENDS, COUNTS))
 def grouped_matmul(
-    a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor | None = None, *, offs: torch.Tensor | None = None,
-    counts: torch.Tensor | None = None, expected_rows: int | None = None, scale_a: torch.Tensor | None = None,
+    a: torch.Tensor, b: torch.Tensor | Sequence[torch.Tensor], offsets: torch.Tensor | None = None, *,
+    offs: torch.Tensor | None = None, counts: torch.Tensor | None = None, expected_rows: int | None = None,
+    scale_a: torch.Tensor | None = None,
     scale_b: torch.Tensor | None = None, recipe_a: object = None, recipe_b: object = None,
     bias: torch.Tensor | None = None, activation: str | None = None, use_fast_accum: bool = True,
     out: torch.Tensor | None = None, out_dtype: torch.dtype | None = None, config: Sm90Config | None = None,
     rows: torch.Tensor | None = None, out_rows: torch.Tensor | None = None, row_weights: torch.Tensor | None = None,
     copy_rows: bool | None = None, epilogue: Epilogue | None = None, given: Mapping[str, object] | None = None,
-    prologue: Prologue | None = None, add_rows: torch.Tensor | None = None,
+    prologue: Prologue | None = None, add_rows: torch.Tensor | None = None, combine: Combine | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """A grouped GEMM, as in a mixture of experts: a product for each group, in one launch.
 
@@ -400,6 +403,9 @@ def grouped_matmul(
     prologue  a function of a's elements before they are multiplied, a `kernels.Prologue`; `given` has the vectors that
               it reads: see `torch_op.prologue.grouped`. Of groups of rows and masked ones, of bfloat16 and float16,
               with bias, activation and, of groups of rows, `rows`, which torch copies first
+    combine   for a tuple b of two to four matrices of each group, as for `matmul`: the function of
+              (*products, ops, **given), or the name of a gate. `given` has its numbers. Of groups of rows and masked
+              ones, with bias and activation behind the function, and `rows`, copied first, with offsets or offs
 
     On a GPU the values of offsets, offs and counts are read by the kernel alone: the host does not wait for them, and
     they are not checked. No row is written outside of its group, and a group along K of float8 that begins or ends
@@ -418,6 +424,14 @@ def grouped_matmul(
     >>> grouped_matmul(a.T, a, offs=torch.tensor([1, 1, 3]))[:, 0, 0].tolist()
     [1.0, 0.0, 2.0]
     """
+    if combine is not None or isinstance(b, (tuple, list)):
+        return grouped_combined(a, b, combine, given, {
+            "offsets": offsets, "offs": offs, "counts": counts, "expected_rows": expected_rows, "scale_a": scale_a,
+            "scale_b": scale_b, "recipe_a": recipe_a, "recipe_b": recipe_b, "bias": bias, "activation": activation,
+            "use_fast_accum": use_fast_accum, "out": out, "out_dtype": out_dtype, "config": config, "rows": rows,
+            "out_rows": out_rows, "row_weights": row_weights, "copy_rows": copy_rows, "epilogue": epilogue,
+            "prologue": prologue, "add_rows": add_rows,
+        })  # fmt: skip
     of_rows = any(x is not None for x in (rows, out_rows, row_weights, copy_rows, add_rows))
     if of_rows or epilogue is not None or given is not None or prologue is not None:
         return _with_more(a, b, {

@@ -367,7 +367,7 @@ def finished(
         bias = bias[group_of_rows(call, groups)]
     elif bias is not None:
         bias = beside(bias)
-    return _in_groups_alone(call, finished_by_torch(wide, bias, finish, call.kind), groups)
+    return in_groups_alone(call, finished_by_torch(wide, bias, finish, call.kind), groups)
 
 
 def group_of_rows(call: GroupedCall, groups: torch.Tensor) -> torch.Tensor:
@@ -382,7 +382,7 @@ def group_of_lines(call: GroupedCall, groups: torch.Tensor, lines: int) -> torch
     return torch.searchsorted(ends.long(), line, right=True).clamp(max=call.experts - 1)
 
 
-def _in_groups_alone(call: GroupedCall, value: torch.Tensor, groups: torch.Tensor | None) -> torch.Tensor:
+def in_groups_alone(call: GroupedCall, value: torch.Tensor, groups: torch.Tensor | None) -> torch.Tensor:
     """The result with zeros in no group."""
     if call.leaves_rows and groups is not None:
         value = torch.where(in_groups(call.shape, call.said, groups), value, 0)
@@ -500,7 +500,7 @@ def plan_of(
     if call.form == ALONG_K:
         return _plan_along_k(call, a, b, numbers, config, ends, epilogue, finish)
     (m, n), k, masked = call.shape[-2:], a.shape[-1], call.form == MASKED
-    types, scales = _types_and_scales(call, a, b, finish)
+    types, scales = types_and_scales(call, a, b, finish)
     ragged = Ragged.of(call.experts, INTS[numbers.dtype], masked, ends, ends and clears)
     sizes = m, n, k, call.experts
     config, why = chosen(sizes, types, scales, a.get_device(), config, masked, finish.gate, epilogue.columns)
@@ -508,7 +508,7 @@ def plan_of(
     return derived(sizes, types, scales, config, ragged, epilogue, finish.gate, indexed, call.span), why
 
 
-def _types_and_scales(
+def types_and_scales(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, finish: BiasActivation
 ) -> tuple[tuple[str, str, str], tuple[int, ...] | None]:
     """The types of A, B and C with their orders, and the main loop's scales; None for a plain sum."""
@@ -519,9 +519,11 @@ def _types_and_scales(
 
 
 def expected_config(
-    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, rows: int, finish: BiasActivation
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, rows: int, finish: BiasActivation, sums: int | None = None
 ) -> Sm90Config:
     """The configuration of groups of `rows` rows each, masked or not.
+
+    sums  of an element of C; None for those of `finish`
 
     Raises OperandError for groups of another form, and for more rows than there are.
     """
@@ -536,7 +538,8 @@ def expected_config(
         )
     sizes = min(rows, max(m, 1)) * call.experts, n, k, call.experts
     places, _ = gpu(a.get_device())
-    return usual_config(sizes, *_types_and_scales(call, a, b, finish), finish.halves, places=places, equal=equal)
+    sums = finish.halves if sums is None else sums
+    return usual_config(sizes, *types_and_scales(call, a, b, finish), sums, places=places, equal=equal)
 
 
 def _plan_along_k(
@@ -547,7 +550,7 @@ def _plan_along_k(
     sizes, blocks = (a.shape[0], b.shape[1], a.shape[1], call.experts), a.dtype in FP8
     orders = ("row", "col") if blocks else ("col", "row")  # K is contiguous, or rows and columns are
     types = f"{NAMES[a.dtype]}:{orders[0]}", f"{NAMES[b.dtype]}:{orders[1]}", C_NAMES[call.kind]
-    scales = _types_and_scales(call, a, b, finish)[1]
+    scales = types_and_scales(call, a, b, finish)[1]
     why = "given by the caller"
     found = tuned_store.lookup(gpu(a.get_device())[1], sizes, *ragged_name(types, scales, None, ALONG_K))
     if config is None and found is not None and found.config.tile[1] % epilogue.columns == 0:
@@ -625,7 +628,7 @@ def _on_cpu(
     assert groups is not None
     c = torch.zeros(call.shape, dtype=call.kind) if out is None else out
     for e, part, wide in group_sums(call, a, b, groups, scale_a, scale_b):
-        c[part] = rounded(wide, call.kind) if call.form == ALONG_K else _finished_group(call, wide, finish, e)
+        c[part] = rounded(wide, call.kind) if call.form == ALONG_K else finished_group(call, wide, finish, e)
     return c
 
 
@@ -654,7 +657,7 @@ def group_sums(
             yield e, (part,), _sums(call, a[part], b[e], *scales)
 
 
-def _finished_group(call: GroupedCall, wide: torch.Tensor, finish: BiasActivation, e: int) -> torch.Tensor:
+def finished_group(call: GroupedCall, wide: torch.Tensor, finish: BiasActivation, e: int) -> torch.Tensor:
     """A group's bias and activation on its sums in float64, rounded once."""
     bias = finish.bias if finish.bias is None or finish.bias.ndim < 2 else finish.bias[e]
     return finished_by_torch(wide, bias, finish, call.kind)

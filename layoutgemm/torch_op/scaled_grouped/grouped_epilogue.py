@@ -29,7 +29,7 @@ from ...kernels.epilogue.chain import MAX_WORDS, Epilogue
 from ...kernels.indexed.row_copy import COPIED
 from ...kernels.indexed.rows import check_inside
 from ...kernels.run.epilogue_operands import rows_memory, words_of_tensors
-from ...kernels.run.operand_checks import addressed, check_operands, resolved
+from ...kernels.run.operand_checks import addressed, check_operands
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.plan import Sm90Plan
 from ..checks import (
@@ -61,7 +61,7 @@ from ..epilogue import (
     reference_of,
 )
 from ..indexed.grouped_rows import Options, checked_rows
-from ..indexed.torch_rows import gathered, of_rows
+from ..indexed.torch_rows import gathered, known_indices, of_rows
 from ..launch import mark_written, note_workspace, workspace_on
 from ..own_epilogue.formula import RowGroups, StepResults, steps_by_torch
 from ..own_epilogue.names import OperandNames
@@ -397,7 +397,8 @@ def checked_groups(
         raise OperandError(why_unfinished("columns", "epilogue"))
     if of.rows is not None and of.rows.device.type == "cpu" and addressed(of.rows):
         for lines in of.counted_rows:
-            check_inside("rows", resolved(lines).numpy(), a.shape[-2], "a")
+            if (found := known_indices(lines)) is not None:
+                check_inside("rows", found, a.shape[-2], "a")
     made = CheckedGroups(call, of, steps, operands, asked.config, finish.fast, finish.activation)
     check_result(steps, operands.every, call.kind, call.shape, out, made.joined)
     if asked.expected_rows is not None:

@@ -1,0 +1,284 @@
+"""grouped_matmul(a, (b0, b1), combine=): a function of the products with several matrices, checked and computed now.
+
+    groups     a                         each b                result
+    -------    ----------------------    ------------------    ------------------
+    of rows    (rows, K)                 (groups, K, N)        (rows, N)
+    masked     (groups, M, K)            (groups, K, N)        (groups, M, N)
+
+By one Hopper kernel, or in float64 on the CPU, rounded once. Bias and activation come behind the function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+
+from ...errors import OperandError, TensorError
+from ...kernels.epilogue.chain import MAX_WORDS, Epilogue
+from ...kernels.epilogue.parameters import host_number
+from ...kernels.indexed.rows import IndexedRows, RowIndices, check_inside
+from ...kernels.operands.combined import LINE, Combine, Combined, function_of, refusal_of_matrices
+from ...kernels.operands.product import distance_of
+from ...kernels.plan import WORKSPACE
+from ...kernels.ragged import Ragged
+from ...kernels.run.epilogue_operands import rows_memory, words_of_tensors
+from ...kernels.run.operand_checks import check_operands
+from ...kernels.sm90.choose.rules import whole_columns
+from ...kernels.sm90.choose.scaled_grouped import masked_rows, usual_config
+from ...kernels.sm90.config import Sm90Config
+from ...kernels.sm90.plan import Sm90Plan
+from ...kernels.verbs import named as verbs_of
+from ..bias_activation import GATES
+from ..checks import autocast
+from ..compiled.traced import named
+from ..epilogue import finish_of
+from ..indexed.grouped_rows import check_row_indices
+from ..indexed.torch_rows import gathered, known_indices, of_rows
+from ..launch import mark_written, note_workspace
+from ..prepared import NO_FINISH, LaunchEpilogue, gpu, on_gpu
+from ..scaled_grouped.grouped import (
+    COUNTS,
+    ENDS,
+    INTS,
+    MASKED,
+    ROWS,
+    GroupedCall,
+    epilogue_of_call,
+    expected_config,
+    finished_group,
+    group_sums,
+    types_and_scales,
+)
+from ..scaled_grouped.kept import launch_once, require_hopper
+from ..scaled_grouped.operators import checked_grouped
+from ..scaled_grouped.scaled import BiasActivation, line
+from .several import NO_DICT, TorchMath
+
+
+class GroupedCombined(NamedTuple):
+    """activation(combine(a @ b[0], a @ b[1], ...) + bias) in groups.
+
+    rows  of a that are read, each the next of the product's; or None
+    """
+
+    call: GroupedCall
+    a: torch.Tensor
+    b: list[torch.Tensor]
+    groups: torch.Tensor
+    how: Combined
+    numbers: Mapping[str, float]
+    finish: BiasActivation
+    rows: torch.Tensor | None = None
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors that it reads, in the order of `of`."""
+        return [self.a, *self.b, self.groups, *[x for x in (self.rows, self.finish.bias) if x is not None]]
+
+    def of(self, tensors: Sequence[torch.Tensor]) -> GroupedCombined:
+        """The same product of other tensors."""
+        a, *rest = tensors
+        b, (groups, *more) = rest[: len(self.b)], rest[len(self.b) :]
+        rows = None if self.rows is None else more.pop(0)
+        bias = None if self.finish.bias is None else more.pop(0)
+        return self._replace(a=a, b=list(b), groups=groups, rows=rows, finish=self.finish._replace(bias=bias))
+
+    def combined(self, sums: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The function of the sums, of their type."""
+        value: torch.Tensor = self.how.apply(sums, TorchMath(sums[0]), self.numbers)
+        return value.expand(sums[0].shape)
+
+    def chosen(self) -> GroupedCombined:
+        """The same with A's chosen rows as a matrix."""
+        return self if self.rows is None else self._replace(a=gathered(self.a, self.rows), rows=None)
+
+
+def checked_groups(
+    a: torch.Tensor, b: Sequence[torch.Tensor], groups: torch.Tensor | None, said: str, combine: Combine,
+    given: Mapping[str, object] | None, finish: BiasActivation, rows: torch.Tensor | None, out: torch.Tensor | None,
+    out_dtype: object,
+) -> GroupedCombined:  # fmt: skip
+    """The product of a call. Raises OperandError or TensorError for operands that do not fit."""
+    if text := refusal_of_matrices(b):
+        raise OperandError(text)
+    if given is not None and not isinstance(given, Mapping):
+        raise OperandError(NO_DICT.format(type(given).__qualname__))
+    numbers = {name: float(host_number(name, x)) for name, x in (given or {}).items()}
+    how = function_of(combine, len(b), tuple(numbers))
+    if isinstance(finish.activation, str) and finish.activation in GATES:
+        raise OperandError("activation and combine: the function of the products has the gate")
+    matrices = {f"b[{i}]": x for i, x in enumerate(b)}
+    read = {"a": a, **matrices, **named(**{said: groups}, rows=rows, bias=finish.bias)}
+    check_operands(read, named(out=out))
+    _check_numbers(numbers, said, len(b))
+    b = [autocast(a, x)[1] for x in b]
+    a, first = autocast(a, b[0])
+    for name, x in zip(matrices, b, strict=True):
+        if x.shape != first.shape or x.dtype != first.dtype:
+            one, of = (f"{y.dtype} of shape {list(y.shape)}" for y in (first, x))
+            raise TensorError(f"{name} is {of}: matrices of one shape and type are combined, b[0] is {one}")
+    if rows is not None:
+        _check_rows(a, rows, said)
+    call = checked_grouped(
+        a if rows is None else of_rows(a, rows), first, groups, said, None, None, finish, out, out_dtype, "", ""
+    )
+    if call.form not in (ROWS, MASKED):
+        what = "no groups: matmul(combine=) takes a batch" if groups is None else f"groups of {call.form}"
+        raise OperandError(f"combine: of groups of rows and of masked ones, and these are {what}")
+    assert groups is not None
+    return GroupedCombined(call, a, list(b), groups, how, numbers, finish, rows)
+
+
+def _check_numbers(numbers: Mapping[str, float], said: str, matrices: int) -> None:
+    """Raise OperandError for a number of the function that has the name of another parameter of the kernel."""
+    further = [word for i in range(1, matrices) for word in (f"b{i}", f"ldb{i}", distance_of(f"b{i}"))]
+    taken = {"bias", "rows", "a_rows", "a", "b", "c", WORKSPACE, "ends" if said == ENDS else said, *further}
+    for name in numbers:
+        if name in taken:
+            raise OperandError(
+                f"a number of the function is named {name}, as the kernel's own operand: name it otherwise"
+            )
+
+
+def _check_rows(a: torch.Tensor, rows: torch.Tensor, said: str) -> None:
+    if said == COUNTS:
+        raise OperandError("rows and counts with combine: rows of masked groups by index are of one matrix b each")
+    check_row_indices(rows.dtype, rows.ndim, a.ndim)
+    if (found := known_indices(rows)) is not None:
+        check_inside("rows", found, a.shape[0], "a")
+
+
+def computed_groups(
+    product: GroupedCombined, config: Sm90Config | None = None, out: torch.Tensor | None = None,
+    expected_rows: int | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """A checked product, computed now; no derivative is recorded. Raises OperandError for a GPU without such kernels.
+
+    >>> a, b, ends = torch.ones(3, 2).half(), torch.ones(2, 2, 1).half(), torch.tensor([1, 2])
+    >>> both = lambda p, q, ops, s: p + s * q
+    >>> nothing = BiasActivation(), None, None, None
+    >>> made = checked_groups(a, (b, 2 * b), ends, "offs", both, {"s": 10}, *nothing)
+    >>> computed_groups(made).tolist()
+    [[42.0], [42.0], [0.0]]
+    """
+    with torch.no_grad():
+        product = product.of([x.resolve_neg() for x in product.tensors])
+        call, a = product.call, product.a
+        if 0 in (*call.shape, call.experts):
+            return torch.zeros(call.shape, dtype=call.kind, device=a.device) if out is None else out
+        if not on_gpu(a.get_device()):
+            return _by_reference(product.chosen(), out)
+        require_hopper(a.get_device(), "grouped_matmul")
+        if 0 in a.shape:  # empty sums are 0, and the function of them follows
+            rows = call.shape[:-1] if product.rows is None or a.shape[0] == 0 else a.shape[:-1]
+            zeros = [a.new_zeros(*rows, 16), *[b.new_zeros(b.shape[0], 16, b.shape[-1]) for b in product.b]]
+            product = product.of([*zeros, *product.tensors[len(zeros) :]])
+        c = _launched(_of_one(product), config, out if out is None or not _is_one(call) else out[0], expected_rows)
+        return out if out is not None else c.unsqueeze(0) if _is_one(call) else c
+
+
+def _by_reference(product: GroupedCombined, out: torch.Tensor | None) -> torch.Tensor:
+    """Each group in float64; `out` keeps its rows of no group."""
+    call = product.call
+    c = torch.zeros(call.shape, dtype=call.kind) if out is None else out
+    for parts in zip(*[group_sums(call, product.a, b, product.groups, None, None) for b in product.b], strict=True):
+        e, part, _ = parts[0]
+        value = product.combined([wide.double() for *_, wide in parts])
+        c[part] = finished_group(call, value, product.finish, e)
+    return c
+
+
+# --------------------------------------------------------------------------------------------------------- on a GPU
+
+
+def _is_one(call: GroupedCall) -> bool:
+    """True for one masked group: its plan has no batch."""
+    return call.form == MASKED and call.experts == 1
+
+
+def _of_one(product: GroupedCombined) -> GroupedCombined:
+    """One masked group as a product of matrices; all others as they are."""
+    call, bias = product.call, product.finish.bias
+    if not _is_one(call):
+        return product
+    bias = bias[0] if bias is not None and bias.ndim > 1 else bias
+    return product._replace(
+        call=call._replace(shape=call.shape[1:]), a=product.a[0], b=[x[0] for x in product.b],
+        finish=product.finish._replace(bias=bias),
+    )  # fmt: skip
+
+
+def _finish(product: GroupedCombined) -> LaunchEpilogue:
+    """Bias and activation as a kernel takes them."""
+    steps, bias = epilogue_of_call(product.call, product.finish), product.finish.bias
+    given = {} if bias is None else {"bias": line(bias)}
+    return finish_of(steps, given, product.call.shape, product.call.form == ROWS) if steps else NO_FINISH
+
+
+def plan_of_groups(
+    product: GroupedCombined, config: Sm90Config | None, clears: bool, expected_rows: int | None = None
+) -> tuple[Sm90Plan, str]:
+    """The plan that a product's kernel is compiled from, and why; that of an H200 for CPU tensors.
+
+    clears         rows in no group become zeros
+    expected_rows  of a group, for which tiles are chosen
+    """
+    product = _of_one(product)
+    call, a, b, how = product.call, product.a, product.b[0], product.how
+    types, _ = types_and_scales(call, a, b, product.finish)
+    sizes, ends = (*call.shape[-2:], a.shape[-1], call.experts), call.said == ENDS
+    unit = how.matrices * (8 if types[1].endswith("col") else LINE // b.element_size())
+    why = "given by the caller"
+    if config is None and expected_rows is not None:
+        config = whole_columns(expected_config(call, a, b, expected_rows, product.finish, how.matrices), unit)
+        why = f"expected_rows = {expected_rows}: tiles of {'x'.join(map(str, config.tile))}"
+    elif config is None:
+        rows, said = -(-sizes[0] // sizes[3]), "on average"
+        if call.form == MASKED:
+            rows, said = masked_rows(sizes[0]), "taken to be"
+        of_rows = rows * sizes[3] if call.form == MASKED else sizes[0]
+        found = usual_config((of_rows, *sizes[1:]), types, None, how.matrices, places=gpu(a.get_device())[0])
+        config = whole_columns(found, unit)
+        why = f"{rows} rows a group {said}: tiles of {'x'.join(map(str, config.tile))}"
+    ragged = Ragged.of(call.experts, INTS[product.groups.dtype], call.form == MASKED, ends, ends and clears)
+    indexed = None
+    if product.rows is not None:
+        indexed = IndexedRows(RowIndices(a.shape[-2], INTS[product.rows.dtype]), copy=True)
+    return _derived(sizes, types, config, ragged, _finish(product).epilogue, how, indexed), why
+
+
+@lru_cache(1024)
+def _derived(
+    sizes: tuple[int, int, int, int], types: tuple[str, str, str], config: Sm90Config, ragged: Ragged,
+    epilogue: Epilogue | None, how: Combined, indexed: IndexedRows | None,
+) -> Sm90Plan:  # fmt: skip
+    (m, n, k, batch), (a, b, c) = sizes, types
+    return Sm90Plan.derive(
+        m, n, k, batch=batch, a=a, b=b, c=c, config=config, ragged=ragged, epilogue=epilogue, gated=how,
+        indexed=indexed,
+    )  # fmt: skip
+
+
+def _launched(
+    product: GroupedCombined, config: Sm90Config | None, out: torch.Tensor | None, expected_rows: int | None
+) -> torch.Tensor:
+    """One launch on the current stream of the operands' device."""
+    plan, _ = plan_of_groups(product, config, out is None, expected_rows)
+    a, (first, *others), device = product.a, product.b, product.a.device
+    further = {f"b{i}": x for i, x in enumerate(others, 1)}
+    placed = {
+        name: verbs_of(plan.operand_path).lines(plan, operand.name, further[name], [], True)
+        for name, (operand, _) in plan.further.items()
+    }
+    memory = rows_memory(plan, device)
+    note_workspace(memory)
+    own = _finish(product).words[: len(plan.epilogue.words)]
+    assert plan.groups is not None
+    rows = {} if product.rows is None else {"rows": product.rows.contiguous()}
+    given = {**further, **product.numbers, plan.groups.name: product.groups.contiguous(), **rows}
+    words = words_of_tensors(plan, given, device, placed, memory)
+    mark_written([] if out is None else [out])
+    return launch_once(plan, a, first, out, (*own, *words)[:MAX_WORDS])

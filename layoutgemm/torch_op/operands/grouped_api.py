@@ -1,0 +1,200 @@
+"""grouped_matmul(a, (b0, b1), combine=): a kept launch, or all checks, then a kernel or torch's dispatcher."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from ...kernels.operands.combined import Combine, refusal_of_matrices
+from ...kernels.run.operand_checks import resolved
+from ...kernels.sm90.indexed.row_copy import copied_bytes
+from ..checks import (
+    NOT_RECORDED,
+    autocast,
+    copied,
+    derived_by_transform,
+    differentiated,
+    has_tangent,
+    refuse_traces,
+    seen_and_recorded,
+)
+from ..compiled.kept_launches import Extras, again_or
+from ..compiled.traced import check_kinds, check_number, named, refusal, refuse, refuse_finish
+from ..explanation import ZEROS, Explanation, copied_operand, of_plan
+from ..indexed.grouped_rows import Options
+from ..prepared import config_text
+from ..scaled_grouped.grouped import COUNTS, ENDS, MASKED, OFFSETS, check_expected, in_groups
+from ..scaled_grouped.kept import require_hopper
+from ..scaled_grouped.recipes import fast_accum
+from ..scaled_grouped.scaled import BiasActivation, check_config
+from .api import function_text, numbers_named
+from .grouped import GroupedCombined, checked_groups, computed_groups, plan_of_groups
+from .grouped_operators import CHECK_GROUPS, derivable, dispatched, recorded
+
+_SAID = (OFFSETS, ENDS, COUNTS)
+# Arguments of `grouped_matmul` that a product of several b does not take: why.
+_UNTAKEN = {
+    **dict.fromkeys(("scale_a", "scale_b", "recipe_a", "recipe_b"), "tables of scales are of one matrix b"),
+    **dict.fromkeys(("epilogue", "prologue"), "bias= and activation= follow the function"),
+    **dict.fromkeys(("out_rows", "row_weights", "add_rows"), "place or weigh the result's rows afterwards"),
+}
+
+
+def grouped_combined(
+    a: torch.Tensor, b: object, combine: Combine | None, given: Mapping[str, object] | None, options: Options
+) -> torch.Tensor:
+    """activation(combine(a @ b[0], a @ b[1], ...) + bias) in groups.
+
+    options  the other arguments of `grouped_matmul`, by name
+
+    Raises OperandError or TensorError before anything is written, naming the operand. PlanError for a configuration
+    without a kernel.
+    """
+    refuse(refusal_of_call(b, combine, options))
+    said = next((name for name in _SAID if options.get(name) is not None), OFFSETS)
+    assert combine is not None and isinstance(b, (tuple, list))
+    if torch.compiler.is_dynamo_compiling():
+        return _traced(a, b, combine, given, said, options)
+    return _eager(a, b, combine, given, said, options)
+
+
+def refusal_of_call(b: object, combine: object, options: Options) -> str:
+    """Why a call's arguments are no product of several matrices, or ""; torch.compile traces it."""
+    if combine is None:
+        return "b is a tuple of matrices: combine= says what becomes of their products; give one b without it"
+    if text := refusal_of_matrices(b):
+        return text
+    for name, why in _UNTAKEN.items():
+        if options.get(name) is not None:
+            return f"{name} and combine: a grouped product of several b takes none; {why}"
+    if options.get("copy_rows") is False:
+        return "copy_rows: False, and rows of a product of several b are copied first"
+    if options.get("copy_rows") is not None and options.get("rows") is None:
+        return "copy_rows: of a product with rows="
+    said = [name for name in _SAID if options.get(name) is not None]
+    if len(said) > 1:
+        return f"{said[0]} and {said[1]}: groups are said by one of offsets, offs and counts"
+    return ""
+
+
+def _checked(
+    a: torch.Tensor, b: Sequence[torch.Tensor], combine: Combine, given: Mapping[str, object] | None, said: str,
+    options: Options,
+) -> GroupedCombined:  # fmt: skip
+    check_config(options["config"])
+    check_expected(options["expected_rows"], options.get(said), options["config"])
+    finish = BiasActivation(options["bias"], options["activation"], fast_accum(options["use_fast_accum"]))
+    return checked_groups(
+        a, b, options.get(said), said, combine, given, finish, options.get("rows"), options["out"],
+        options["out_dtype"],
+    )  # fmt: skip
+
+
+def _eager(
+    a: torch.Tensor, b: Sequence[torch.Tensor], combine: Combine, given: Mapping[str, object] | None, said: str,
+    options: Options,
+) -> torch.Tensor:  # fmt: skip
+    out, config, expected, rows = (options[name] for name in ("out", "config", "expected_rows", "rows"))
+
+    def make() -> torch.Tensor:
+        refuse_traces("combine=")
+        product = _checked(a, b, combine, given, said, options)
+        sees, records = seen_and_recorded(product.tensors, out)
+        if not (sees or records):
+            return computed_groups(product, config, out, expected)
+        text = config_text(
+            config if expected is None else plan_of_groups(product, None, out is None, expected)[0].config
+        )
+        if sees:
+            derives = derived_by_transform() or any(has_tangent(x) for x in product.tensors)
+            value = (derivable if derives else dispatched)(product, text)
+            return _placed(value, out, product.call.leaves_rows, said, product.groups)
+        return recorded(product, text)
+
+    values, groups = {} if given is None else given, options.get(said)
+    if groups is None or type(values) is not dict or not all(type(name) is str for name in values):
+        return make()
+    fast_accum(options["use_fast_accum"])  # a key takes 1 for True, and 1.0 for 1
+    check_expected(expected, groups, config)
+    extras = Extras(numbers=numbers_named(tuple(values)), given=values)
+    kept_by = options["activation"], config, options["out_dtype"], expected
+    key = ("grouped_matmul, combine=", combine, tuple(values), *kept_by)
+    matrices = {f"b{i}" if i else "b": x for i, x in enumerate(b)}
+    read = {"a": a, **matrices, "ends" if said == ENDS else said: groups, "rows": rows, "bias": options["bias"]}
+    return again_or(make, key, read, out, extras)
+
+
+def _placed(
+    value: torch.Tensor, out: torch.Tensor | None, leaves_rows: bool, said: str, groups: torch.Tensor | None
+) -> torch.Tensor:
+    """The result, or `out` with its rows that are in a group."""
+    if out is not None and leaves_rows and groups is not None:
+        value = torch.where(in_groups(value.shape, said, groups), value, out)
+    return copied(value, out)
+
+
+def _traced(
+    a: torch.Tensor, b: Sequence[torch.Tensor], combine: Combine, given: Mapping[str, object] | None, said: str,
+    options: Options,
+) -> torch.Tensor:  # fmt: skip
+    """The same under torch.compile, whose tracer meets no exception of ours."""
+    groups, rows, bias, out = options.get(said), options["rows"], options["bias"], options["out"]
+    activation, out_dtype, config = options["activation"], options["out_dtype"], options["config"]
+    if options["expected_rows"] is not None:
+        refuse("expected_rows: not under torch.compile, where a configuration is given by config=")
+    text, values = function_text(combine, len(b), given)
+    check_kinds(
+        {"a": a, **{f"b[{i}]": x for i, x in enumerate(b)}, **named(**{said: groups}, rows=rows, bias=bias)},
+        named(out=out),
+    )  # fmt: skip
+    for name, x in values.items():
+        check_number(name, x, False)
+    numbers = [float(x) for x in values.values()]  # type: ignore[arg-type]  # each is a number, by the check
+    refuse(refusal("plain config", config))
+    refuse_finish(activation, a, out_dtype)
+    if out is not None and differentiated(a, *b, bias, out):
+        refuse(NOT_RECORDED)
+    left = autocast(a, b[0])[0]
+    matrices = [autocast(a, x)[1] for x in b]
+    CHECK_GROUPS(left, matrices, groups, numbers, text, said, rows, bias, activation, out, out_dtype)
+    value: torch.Tensor = torch.ops.layoutgemm.combined_grouped_matmul(
+        left, matrices, groups, numbers, text, said, rows, bias, activation, out_dtype, config_text(config)
+    )
+    return _placed(value, out, said != OFFSETS, said, groups)
+
+
+def explain_grouped_combined(
+    a: torch.Tensor, b: object, combine: Combine | None, given: Mapping[str, object] | None, options: Options
+) -> Explanation:
+    """Which kernel the product takes, why, and what it copies; raises as the product does.
+
+    >>> a, b, ends = torch.empty(512, 256).half(), torch.empty(4, 512, 256).half().mT, torch.tensor([9, 99, 200, 512])
+    >>> names = "bias activation out out_dtype config expected_rows rows copy_rows".split()
+    >>> told = explain_grouped_combined(
+    ...     a, (b, b), "silu", None, {**dict.fromkeys(names), "offs": ends, "use_fast_accum": True}
+    ... )
+    >>> told.launches, "2 matrices B combined" in told.kernel, told.copies
+    (1, True, ())
+    """
+    refuse(refusal_of_call(b, combine, options))
+    said = next((name for name in _SAID if options.get(name) is not None), OFFSETS)
+    assert combine is not None and isinstance(b, (tuple, list))
+    product, out = _checked(a, b, combine, given, said, options), options["out"]
+    require_hopper(a.get_device(), "grouped_matmul")
+    call = product.call
+    if 0 in (*call.shape, call.experts, *product.a.shape):
+        return ZEROS
+    plan, why = plan_of_groups(product, options["config"], out is None, options["expected_rows"])
+    left, right = resolved(product.a), [resolved(x) for x in product.b]
+    if call.form == MASKED and call.experts == 1:
+        left, right, out = left[0], [x[0] for x in right], None if out is None else out[0]
+    copies = [copy for i, x in enumerate(right[1:], 1) for copy in copied_operand(plan, "B", x, f"b[{i}]")]
+    if not product.groups.is_contiguous():
+        copies.append(
+            (f"{said}: stride {product.groups.stride(0)}, and the kernel reads stride 1", product.groups.nbytes)
+        )
+    if product.rows is not None:
+        copies.append((f"a: {product.rows.shape[0]} chosen rows", copied_bytes(plan)))
+    of = "counts of rows" if call.form == MASKED else "ends"
+    return of_plan(plan, left, right[0], out, f"one launch for all groups, whose {of} the kernel reads; {why}", copies)
