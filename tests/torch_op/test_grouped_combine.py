@@ -11,6 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from layoutgemm import explain_matmul, grouped_matmul
 from layoutgemm.errors import LayoutError
+from layoutgemm.kernels import Prologue
+from layoutgemm.kernels.epilogue.chain import Activation, Epilogue
 from layoutgemm.kernels.operands.combined import Combined
 from layoutgemm.torch_op.operands.grouped import checked_groups, plan_of_groups
 from layoutgemm.torch_op.scaled_grouped.scaled import BiasActivation
@@ -119,6 +121,26 @@ def test_operators_shapes_and_transforms() -> None:
     assert product(a[:0], b, b1, bias, offsets=torch.zeros(4).long()).shape == (0, N)
     empty = product(a[:, :0], b[:, :0], b1[:, :0], bias)
     assert torch.equal(empty[12], torch.relu(bias[2]).bfloat16())
+
+
+@pytest.mark.parametrize(
+    "part",
+    [{"epilogue": Epilogue(Activation("relu"))}, {"prologue": Prologue.of(lambda x, i, k, ops: ops.maximum(x, 0.0))}],
+)
+def test_torch_func_derives_one_matrix_of_chosen_rows_too(part: dict[str, Any]) -> None:
+    """Indices that a transform does not wrap are checked in spite of it."""
+    a, b, *_ = drawn()
+    ends, outside = torch.tensor([0, 2, 2, 5]), CHOSEN.clone()
+
+    def loss(a: torch.Tensor, rows: torch.Tensor = CHOSEN) -> torch.Tensor:
+        return grouped_matmul(a, b, ends, rows=rows, **part).float().square().sum()
+
+    leaf = a.clone().requires_grad_()
+    loss(leaf).backward()
+    assert leaf.grad is not None and near([torch.func.grad(loss)(a)], [leaf.grad])
+    outside[1] = ROWS
+    with pytest.raises(LayoutError, match=r"rows\[1\] = 20"):
+        torch.func.grad(lambda a: loss(a, outside))(a)
 
 
 MORE = torch.ones(GROUPS, K, N).bfloat16()

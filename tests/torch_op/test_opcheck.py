@@ -79,6 +79,9 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
     "combined_matmul": [(columns(5, 8), [pitched(8, 6), columns(8, 6)], [], SILU)],
     "prologue_matmul": [(pitched(5, 8), columns(8, 6), [torch.rand(5)], SCALED, BIAS, "gelu")],
     "prologue_grouped_matmul": [(A, columns(2, 8, 6), OFFSETS, [torch.rand(5)], SCALED)],
+    "combined_grouped_matmul": [
+        (A, [GROUPS, columns(2, 8, 6)], OFFSETS, [], SILU, "offsets", None, drawn(2, 6), "gelu"),
+    ],
     "indexed_matmul": [(A, columns(8, 6), PICKED, None, None, None, None, None),
                        (A, GROUPS, PICKED, None, None, OFFSETS[:3].clamp(max=3), None, None)],
     "composed_matmul": [([pitched(5, 8), columns(5, 9)], [B, columns(9, 6)], [BIAS], [], [], PAIRS),
@@ -108,6 +111,7 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
     "check_combined": [(A, [B, UP], [], SILU, None, None, None)],
     "check_prologue": [(A, B, [torch.rand(5)], SCALED, None, None, None, None)],
     "check_prologue_groups": [(A, GROUPS, OFFSETS, [torch.rand(5)], SCALED, "offsets", None, None, None, None)],
+    "check_combined_groups": [(A, [GROUPS, GROUPS], OFFSETS, [], SILU, "offsets", None, None, None, None, None)],
     "check_indexed": [(A, B, PICKED, None, None, None, None, None, None, None)],
     "check_composed": [([A], [B], [], [], [], [], LOWER, None, None, None)],
     "check_grouped": [(A, GROUPS, OFFSETS, None, None, None, None, "offsets", None, None, "", "")],

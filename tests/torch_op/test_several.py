@@ -118,6 +118,15 @@ def test_refusals(number: int) -> None:
         layoutgemm.matmul(**{"a": A, "b": (X, Y), "combine": "silu", **changed})
 
 
+def test_a_constant_is_an_element_of_all() -> None:
+    a, b, bias = torch.ones(3, 4).half().requires_grad_(), torch.ones(4, 2).half(), torch.ones(2)
+    for more in ({}, {"bias": bias}):
+        c = layoutgemm.matmul(a, (b, b), combine=lambda p, q, ops: 2.0, **more)
+        assert c.tolist() == [[2.0 + len(more)] * 2] * 3
+        c.sum().backward() if c.requires_grad else None
+        assert a.grad is None or not a.grad.any()
+
+
 def test_a_tuple_wants_a_function() -> None:
     with pytest.raises(OperandError, match=r"b is a builtins\.tuple"):
         layoutgemm.matmul(A, (X, Y))

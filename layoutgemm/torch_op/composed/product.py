@@ -41,7 +41,7 @@ from ..epilogue import check_order, finish_of, readable_gate, reference_of
 from ..indexed.torch_rows import added, gathered, scattered
 from ..launch import DirectLaunch, fill, mark_written, note_list, note_target, note_workspace, raw_stream
 from ..operands.pairs import computed_pairs
-from ..operands.several import BY_MMA_SYNC, TorchMath
+from ..operands.several import BY_MMA_SYNC, combined_sums
 from ..prepared import Config, gpu, on_gpu, target
 from ..prologue import product as prologues
 from ..prologue.apart import Ways, ways_of
@@ -69,7 +69,7 @@ def together(call: ComposedCall, sums: list[torch.Tensor]) -> torch.Tensor:
         half = len(sums) // 2
         sums = [one + other for one, other in zip(sums[:half], sums[half:], strict=True)]
     if how is not None:
-        return how.apply(sums, TorchMath(sums[0]), {name: call.values[name] for name in how.numbers})  # type: ignore[no-any-return]
+        return combined_sums(how, sums, {name: call.values[name] for name in how.numbers})
     return sums[0]
 
 

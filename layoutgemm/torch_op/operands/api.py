@@ -82,7 +82,7 @@ def numbers_named(names: tuple[str, ...]) -> tuple[EpilogueOperand, ...]:
 
 
 def function_text(combine: Combine, matrices: int, given: Mapping[str, object] | None) -> tuple[str, dict[str, object]]:
-    """(the text of a function of so many sums, its numbers by name), refused under torch.compile."""
+    """(text of a function of several sums, its numbers by name). Refuses under torch.compile."""
     if given is not None and not isinstance(given, Mapping):
         refuse(NO_DICT.format(type(given).__qualname__))
     values = {} if given is None else dict(given)

@@ -55,7 +55,7 @@ from ..scaled_grouped.grouped import (
 from ..scaled_grouped.kept import launch_once, require_hopper
 from ..scaled_grouped.operators import checked_grouped
 from ..scaled_grouped.scaled import BiasActivation, line
-from .several import NO_DICT, TorchMath
+from .several import NO_DICT, combined_sums
 
 
 class GroupedCombined(NamedTuple):
@@ -85,11 +85,6 @@ class GroupedCombined(NamedTuple):
         rows = None if self.rows is None else more.pop(0)
         bias = None if self.finish.bias is None else more.pop(0)
         return self._replace(a=a, b=list(b), groups=groups, rows=rows, finish=self.finish._replace(bias=bias))
-
-    def combined(self, sums: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The function of the sums, of their type."""
-        value: torch.Tensor = self.how.apply(sums, TorchMath(sums[0]), self.numbers)
-        return value.expand(sums[0].shape)
 
     def chosen(self) -> GroupedCombined:
         """The same with A's chosen rows as a matrix."""
@@ -133,7 +128,7 @@ def checked_groups(
 
 
 def _check_numbers(numbers: Mapping[str, float], said: str, matrices: int) -> None:
-    """Raise OperandError for a number of the function that has the name of another parameter of the kernel."""
+    """Raise OperandError for a number with the name of another kernel parameter."""
     further = [word for i in range(1, matrices) for word in (f"b{i}", f"ldb{i}", distance_of(f"b{i}"))]
     taken = {"bias", "rows", "a_rows", "a", "b", "c", WORKSPACE, "ends" if said == ENDS else said, *further}
     for name in numbers:
@@ -186,7 +181,7 @@ def _by_reference(product: GroupedCombined, out: torch.Tensor | None) -> torch.T
     c = torch.zeros(call.shape, dtype=call.kind) if out is None else out
     for parts in zip(*[group_sums(call, product.a, b, product.groups, None, None) for b in product.b], strict=True):
         e, part, _ = parts[0]
-        value = product.combined([wide.double() for *_, wide in parts])
+        value = combined_sums(product.how, [wide.double() for *_, wide in parts], product.numbers)
         c[part] = finished_group(call, value, product.finish, e)
     return c
 

@@ -27,6 +27,7 @@ from ..scaled_grouped.operators import differentiable, plain_config
 from ..scaled_grouped.scaled import BiasActivation
 from .grouped import GroupedCombined, checked_groups, computed_groups
 from .operators import function_of_text
+from .several import combined_sums
 
 
 def _checked(
@@ -107,7 +108,7 @@ class GroupedFormula(SummedProduct):
         """Float32 sums with derivatives; the function, bias and activation by torch."""
         made, call = self.made.chosen(), self.made.call
         sums = [differentiable(made.a, b, made.groups, call.said, torch.float32) for b in made.b]
-        value = finished(call, made.combined(sums), made.groups, made.finish)
+        value = finished(call, combined_sums(made.how, sums, made.numbers), made.groups, made.finish)
         return StepResults(in_groups_alone(call, value, made.groups), {})
 
 

@@ -30,7 +30,7 @@ from ..operators import (
     operator_of,
 )
 from ..prepared import Config, config_text
-from .several import TorchMath, checked_call, computed
+from .several import checked_call, combined_sums, computed
 
 
 class CombinedCall(NamedTuple):
@@ -96,8 +96,7 @@ def derivable(call: CombinedCall) -> torch.Tensor:
     """The product by operators that have derivatives of every order: float32 sums, and the function by torch."""
     a, matrices, how, numbers, kind = call
     sums = [differentiable(a, b, torch.float32) for b in matrices]
-    value: torch.Tensor = how.apply(sums, TorchMath(sums[0]), numbers)
-    return value.to(kind)
+    return combined_sums(how, sums, numbers).to(kind)
 
 
 class _RecordedSeveral(torch.autograd.Function):
@@ -151,7 +150,9 @@ def _slopes(
     """The gradient of each sum."""
     with torch.enable_grad():
         sums = [x.requires_grad_() for x in sums]
-        value = how.apply(sums, TorchMath(sums[0]), numbers)
+        value = combined_sums(how, sums, numbers)
+    if not value.requires_grad:  # a constant
+        return [torch.zeros_like(x) for x in sums]
     found = torch.autograd.grad(value, sums, grad.float(), allow_unused=True)
     return [torch.zeros_like(x) if g is None else g for x, g in zip(sums, found)]
 

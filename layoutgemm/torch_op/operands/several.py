@@ -73,6 +73,16 @@ _OPERATIONS: Mapping[str, Callable[..., torch.Tensor]] = {
 }  # fmt: skip
 
 
+def combined_sums(how: Combined, sums: Sequence[torch.Tensor], numbers: Mapping[str, float]) -> torch.Tensor:
+    """The function of the sums, of their shape and type; a constant is an element of all.
+
+    >>> combined_sums(Combined.of(lambda p, q, ops: 2.0), [torch.zeros(1, 3)] * 2, {}).tolist()
+    [[2.0, 2.0, 2.0]]
+    """
+    value: torch.Tensor = how.apply(sums, TorchMath(sums[0]), numbers)
+    return value.expand(sums[0].shape)
+
+
 def checked_call(
     a: torch.Tensor, b: Sequence[torch.Tensor], combine: Combine, given: Mapping[str, object] | None,
     out: torch.Tensor | None, config: Config | None, out_dtype: torch.dtype | None, allow_tf32: bool | None,
@@ -118,7 +128,7 @@ def computed(
         return torch.empty(shapes.result, dtype=kind, device=a.device) if out is None else out
     if not on_gpu(a.get_device()):
         sums = [exact(a, b).double() for b in matrices]
-        value = rounded(how.apply(sums, TorchMath(sums[0]), numbers), kind)
+        value = rounded(combined_sums(how, sums, numbers), kind)
         return value if out is None else out.copy_(value)
     if shapes.k == 0:  # empty sums are 0, and the function of them follows
         a, matrices = a.new_zeros(*a.shape[:-1], 16), [b.new_zeros(16, b.shape[1]) for b in matrices]

@@ -46,8 +46,8 @@ def of_chosen_rows(
     else:
         check_operands({"a": a, "rows": rows, **given})
         _check(prologue.json, rows.dtype, rows.ndim, a.ndim, copy_rows)
-        if (found := known_indices(rows)) is not None:
-            check_inside("rows", found, a.shape[0], "a")
+        if (known := known_indices(rows)) is not None:
+            check_inside("rows", known, a.shape[0], "a")
     found = dict(given)
     for name in _of_rows(prologue.json):
         if name not in given:
