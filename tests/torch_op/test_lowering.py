@@ -29,6 +29,7 @@ from layoutgemm import (
 )
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, RowReduce
 from layoutgemm.torch_op.compiled import direct, lowering
+from layoutgemm.torch_op.composed.parts import PLACED, AskedParts, parts_text
 from layoutgemm.torch_op.prepared import config_text
 from layoutgemm.torch_op.scaled_grouped import kept
 
@@ -283,6 +284,23 @@ def test_a_result_of_contiguous_columns_stays_the_operators() -> None:
     inputs = normal(2, 24, 64), normal(40, 64).mT, torch.tensor([8, 40], dtype=torch.int32)
     got, lines = compiled(function, *inputs)
     assert torch.equal(got, function(*inputs)) and "layoutgemm_direct" not in "".join(lines)
+
+
+@pytest.mark.parametrize("name", sorted(PLACED))
+def test_code_gives_memory_to_results_that_depend_on_none(name: str) -> None:
+    """Memory that Inductor allocates holds anything: a call into it writes every element."""
+    indices, text = torch.arange(24).flip(0), parts_text(AskedParts(), 1, (name,), ())
+    given: Any = {"numbers": (), "wholes": (), "parts": text, "config": "", "allow_tf32": None}
+    results = [torch.full((24 if name == "rows" else 30, 40), first).bfloat16() for first in (0.0, 7.0)]
+    for out in results:
+        direct.composed_matmul(A, B, indices, out=out, **given)
+    assert lowering._writes_every_element(text, ()) is torch.equal(*results)
+
+
+def test_rows_are_added_to_zeros() -> None:
+    places = torch.arange(24) // 2
+    result, calls = compiled(lambda a, b, i: matmul(a, b, add_rows=i), A, B, places)
+    assert torch.equal(result, matmul(A, B, add_rows=places)) and "composed_result" in calls[0]
 
 
 def test_every_operator_has_a_lowering() -> None:

@@ -142,7 +142,8 @@ def _own_form(function: str, operator: Any) -> Callable[..., object]:
 def _writes_every_element(parts: str, wholes: object) -> bool:
     """True if the launch writes all of C and reads no whole number."""
     found = json.loads(parts)
-    return found["order"] is None and "out_rows" not in found["own"] and not wholes  # one may be a symbol
+    keeps = {"out_rows", "add_rows"} & set(found["own"])  # rows of `out` that they leave, or add to
+    return found["order"] is None and not keeps and not wholes  # one may be a symbol
 
 
 def matmul_node(layout: object, a: object, b: object) -> object:
