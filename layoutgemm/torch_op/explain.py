@@ -105,16 +105,12 @@ def explain_matmul(
         "use_fast_accum": use_fast_accum, "out": out, "out_dtype": out_dtype, "config": config, "out_rows": out_rows,
         "row_weights": row_weights, "copy_rows": copy_rows,
     }  # fmt: skip
-    if combine is not None and not isinstance(a, tuple) and (_in_groups(more) or scale_a is not None):
-        beside = {"rows": rows, "add_rows": add_rows, "epilogue": epilogue, "prologue": prologue}
-        _refuse_beside_groups({"order": order, "triangles": triangles, "out_recipe": out_recipe})
-        return explain_grouped_combined(a, b, combine, given, {**more, **beside})
     parts = order, prologue, combine, epilogue, triangles
-    if (found := _together(a, b, parts, given, {**more, "rows": rows, "add_rows": add_rows})) is not None:
+    others: Options = {**more, "rows": rows, "add_rows": add_rows, "out_recipe": out_recipe}
+    if (found := _together(a, b, parts, given, others)) is not None:
         return found
     if prologue is not None:
-        others = {"combine": combine, "epilogue": epilogue, "rows": rows, "out_recipe": out_recipe, **more}
-        return explain_prologue(a, b, prologue, given, others)
+        return explain_prologue(a, b, prologue, given, {"combine": combine, "epilogue": epilogue, **others})
     if combine is None and (epilogue is not None or given is not None) and _in_groups(more):
         return explain_grouped_epilogue(*grouped_call(a, b, rows, more), epilogue, given)
     if rows is not None or out_rows is not None:
@@ -157,6 +153,10 @@ def _together(
     given: Mapping[str, object] | None, options: Options,
 ) -> Explanation | None:  # fmt: skip
     """The explanation of `matmul` with parts together, or of several matrices; None for other products."""
+    order, prologue, combine, epilogue, triangles = parts
+    if combine is not None and not isinstance(a, tuple) and (_in_groups(options) or options["scale_a"] is not None):
+        _refuse_beside_groups({"order": order, "triangles": triangles, "out_recipe": options["out_recipe"]})
+        return explain_grouped_combined(a, b, combine, given, {**options, "epilogue": epilogue, "prologue": prologue})
     asked = AskedParts(*parts[:4], options["activation"], options["copy_rows"], parts[4])
     own = {name: options[name] for name in OWN}
     several = type(a) is tuple or (parts[2] is not None and has_batches(b))

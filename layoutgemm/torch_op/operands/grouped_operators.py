@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -17,6 +16,7 @@ from ...errors import OperandError, TensorError
 from ...kernels.epilogue.chain import Epilogue
 from ..checks import needs_dispatcher
 from ..compiled.traced import checking_operator
+from ..epilogue import Tensors
 from ..operators import operator_of
 from ..own_epilogue.formula import StepResults
 from ..own_epilogue.recorded import SummedProduct
@@ -63,7 +63,7 @@ def dispatched(product: GroupedCombined, config: str) -> torch.Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class GroupedFormula(SummedProduct):
+class CombinedGroupsFormula(SummedProduct):
     """A checked product in groups, as `own_epilogue.recorded` derives it; `config` is text."""
 
     made: GroupedCombined
@@ -75,7 +75,7 @@ class GroupedFormula(SummedProduct):
         return None
 
     @property
-    def every(self) -> dict[str, Any]:
+    def every(self) -> Tensors:
         """No operands of an epilogue."""
         return {}
 
@@ -90,13 +90,13 @@ class GroupedFormula(SummedProduct):
         return self.made.tensors
 
     @property
-    def alone(self) -> GroupedFormula:
+    def alone(self) -> CombinedGroupsFormula:
         """The same without tensors."""
         return self.of([torch.empty(0)] * len(self.tensors))
 
-    def of(self, tensors: Sequence[torch.Tensor], every: dict[str, Any] | None = None) -> GroupedFormula:
+    def of(self, tensors: Sequence[torch.Tensor], every: Tensors | None = None) -> CombinedGroupsFormula:
         """The same of other tensors."""
-        return GroupedFormula(self.made.of(tensors), self.config)
+        return CombinedGroupsFormula(self.made.of(tensors), self.config)
 
     def launched(self) -> torch.Tensor:
         """The product by a kernel."""
@@ -115,13 +115,13 @@ class GroupedFormula(SummedProduct):
 def derivable(product: GroupedCombined, config: str) -> torch.Tensor:
     """The product by operators that have derivatives of every order."""
     _check(product)
-    return formula_alone(GroupedFormula(product, config))
+    return formula_alone(CombinedGroupsFormula(product, config))
 
 
 def recorded(product: GroupedCombined, config: str) -> torch.Tensor:
     """The product by a kernel, with its gradients. Raises TensorError for 8-bit operands."""
     _check(product)
-    return kernel_and_formula(GroupedFormula(product, config))
+    return kernel_and_formula(CombinedGroupsFormula(product, config))
 
 
 def _check(product: GroupedCombined) -> None:

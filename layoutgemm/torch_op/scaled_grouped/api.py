@@ -424,22 +424,15 @@ def grouped_matmul(
     >>> grouped_matmul(a.T, a, offs=torch.tensor([1, 1, 3]))[:, 0, 0].tolist()
     [1.0, 0.0, 2.0]
     """
-    if combine is not None or isinstance(b, (tuple, list)):
-        return grouped_combined(a, b, combine, given, {
-            "offsets": offsets, "offs": offs, "counts": counts, "expected_rows": expected_rows, "scale_a": scale_a,
-            "scale_b": scale_b, "recipe_a": recipe_a, "recipe_b": recipe_b, "bias": bias, "activation": activation,
-            "use_fast_accum": use_fast_accum, "out": out, "out_dtype": out_dtype, "config": config, "rows": rows,
-            "out_rows": out_rows, "row_weights": row_weights, "copy_rows": copy_rows, "epilogue": epilogue,
-            "prologue": prologue, "add_rows": add_rows,
-        })  # fmt: skip
     of_rows = any(x is not None for x in (rows, out_rows, row_weights, copy_rows, add_rows))
-    if of_rows or epilogue is not None or given is not None or prologue is not None:
+    several = combine is not None or isinstance(b, (tuple, list))
+    if several or of_rows or epilogue is not None or given is not None or prologue is not None:
         return _with_more(a, b, {
             "offsets": offsets, "offs": offs, "counts": counts, "expected_rows": expected_rows, "scale_a": scale_a,
             "scale_b": scale_b, "recipe_a": recipe_a, "recipe_b": recipe_b, "bias": bias, "activation": activation,
             "use_fast_accum": use_fast_accum, "out": out, "out_dtype": out_dtype, "config": config,
             "out_rows": out_rows, "row_weights": row_weights, "copy_rows": copy_rows,
-        }, (rows, add_rows), epilogue, given, prologue)  # fmt: skip
+        }, (rows, add_rows), epilogue, given, prologue, combine)  # fmt: skip
     if _is_traced():
         if expected_rows is not None:
             refuse(_NO_EXPECTED_ROWS)
@@ -498,14 +491,18 @@ def _dispatched(
 
 
 def _with_more(
-    a: torch.Tensor, b: torch.Tensor, given: Options, indices: tuple[torch.Tensor | None, torch.Tensor | None],
-    epilogue: Epilogue | None, operands: Mapping[str, object] | None, prologue: Prologue | None,
+    a: torch.Tensor, b: torch.Tensor | Sequence[torch.Tensor], given: Options,
+    indices: tuple[torch.Tensor | None, torch.Tensor | None], epilogue: Epilogue | None,
+    operands: Mapping[str, object] | None, prologue: Prologue | None, combine: Combine | None,
 ) -> torch.Tensor:  # fmt: skip
     """The product with row indices, or a function and its operands; `given` has the other arguments by name.
 
     indices  `rows`, and `add_rows`, whose product takes neither functions nor their operands
     """
     rows, add_rows = indices
+    if combine is not None or isinstance(b, (tuple, list)):
+        functions = {"epilogue": epilogue, "prologue": prologue, "rows": rows, "add_rows": add_rows}
+        return grouped_combined(a, b, combine, operands, {**given, **functions})
     if add_rows is not None:
         functions = {"epilogue": epilogue, "given": operands, "prologue": prologue, "counts": given["counts"]}
         return _of_indices(IndexedOperands(a, b, rows), add_rows, {**given, "counts": None}, functions)
