@@ -548,7 +548,7 @@ class StructOf:
 
 
 def _bytes_of(value: object) -> int | None:
-    """How many bytes a member of a structure takes, or None where only its C type would tell."""
+    """Bytes of a member of a structure; None where only its C type would say."""
     if isinstance(value, (TensorMapOf, Im2colMapOf)):
         return BYTES
     if isinstance(value, bytes):
@@ -558,7 +558,7 @@ def _bytes_of(value: object) -> int | None:
     return 8 if _array_in(value) is not None else None
 
 
-def _array_in(value: Any) -> Array | None:
+def _array_in(value: object) -> Array | None:
     """The array that an argument is or describes, or None."""
     return array_of(value.array if isinstance(value, (TensorMapOf, Im2colMapOf, TextureOf)) else value)
 

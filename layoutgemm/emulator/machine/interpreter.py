@@ -59,6 +59,7 @@ from .uninitialized import compute_doubtful, failed_at, run_doubtful
 
 if TYPE_CHECKING:
     from ..mutation.trace import AccessTrace
+    from ..ops.barrier import Poll
 
 BLOCKED, GONE = -1, -2
 # CUDA's limits of a launch: along each axis, and threads of a block; and blocks that are emulated.
@@ -157,7 +158,7 @@ class Fiber:
         self.dirty = self.written = 0
         self.scratch: object = None
         self.spin: object = None  # the last test of an mbarrier, and all since one succeeded (`ops/barrier.py`)
-        self.polls: set[Any] = set()
+        self.polls: set[Poll] = set()
         self.rests = False  # waits for any of `polls`
         self.ins: PtxInstruction | None = None
         self.knows: Knowledge
