@@ -1,13 +1,12 @@
 """A CuTe-style layout algebra in plain Python, with the GEMM kernels built on it.
 
-Layouts and proofs   Layout, Swizzle, ComposedLayout, E, parse, dim, dims, Facts, prove, Proof, CounterExample,
-                     Undecided
+Layouts and proofs   Layout, Swizzle, ComposedLayout, E, parse, dim, dims, Facts, prove, Proof, CounterExample
 Atoms                wgmma, smem_tile; the others are in `layoutgemm.atoms`, budgets and banks in `layoutgemm.checks`
-Kernels              plan, GemmPlan, Operand, Sm80Plan, Sm90Plan, Sm100Plan and their Sm80Config, Sm90Config,
+Kernels              plan, GemmPlan, Sm80Plan, Sm90Plan, Sm100Plan and their Sm80Config, Sm90Config,
                      Sm100Config; on torch tensors matmul, gemm, scaled_matmul, grouped_matmul, fp8_matmul,
                      fp8_grouped_matmul, quantize, quantize_both, quantized_matmul with QuantizedFormat and
                      QuantizedWeight, explain_matmul, tune; on JAX's arrays jax.matmul
-Tools                emulate, emulate_ptx, emulated_gpu, mutate, mutate_ptx, from_cute
+Tools                emulate, emulate_ptx, emulated_gpu, mutate, from_cute
 
 Every refusal is a LayoutError; `layoutgemm.errors` has its kinds. Pictures are in `layoutgemm.view`.
 
@@ -21,16 +20,16 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from .errors import LayoutError
-from .layouts import ComposedLayout, CounterExample, E, Layout, Proof, Swizzle, Undecided, parse
+from .layouts import ComposedLayout, CounterExample, E, Layout, Proof, Swizzle, parse
 from .lazy_names import home_below, homes_of_names
 from .moved import install, old_names
 
 if TYPE_CHECKING:
     from .atoms import smem_tile, wgmma
     from .emulator.api import emulate, emulate_ptx, emulated_gpu
-    from .emulator.mutation.api import mutate, mutate_ptx
+    from .emulator.mutation.api import mutate
     from .interop import from_cute
-    from .kernels import GemmPlan, Operand, Sm80Config, Sm80Plan, Sm90Config, Sm90Plan, Sm100Config, Sm100Plan
+    from .kernels import GemmPlan, Sm80Config, Sm80Plan, Sm90Config, Sm90Plan, Sm100Config, Sm100Plan
     from .kernels.planner import plan
     from .kernels.quantized.formats import QuantizedFormat as QuantizedFormat
     from .layouts.proofs.prove import prove
@@ -105,7 +104,6 @@ __all__ = [
     "GemmPlan",
     "Layout",
     "LayoutError",
-    "Operand",
     "Proof",
     "Sm80Config",
     "Sm80Plan",
@@ -114,7 +112,6 @@ __all__ = [
     "Sm100Config",
     "Sm100Plan",
     "Swizzle",
-    "Undecided",
     "__version__",
     "dim",
     "dims",
@@ -123,7 +120,6 @@ __all__ = [
     "emulated_gpu",
     "from_cute",
     "mutate",
-    "mutate_ptx",
     "parse",
     "plan",
     "prove",

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from layoutgemm import Layout, Swizzle, Undecided, dim, smem_tile, wgmma
+from layoutgemm import Layout, Swizzle, dim, smem_tile, wgmma
 from layoutgemm.arch import arch
 from layoutgemm.atoms import SmemDescriptor
 from layoutgemm.checks import Interleaving, Pipeline, ring, shared_memory
 from layoutgemm.checks.pipeline.actions import Advance, ForK
 from layoutgemm.errors import DescriptorError
+from layoutgemm.layouts import Undecided
 from layoutgemm.layouts.formulas import from_expr
 from layoutgemm.layouts.linear import LinearLayout
 from layoutgemm.layouts.proofs.digits import minimum

@@ -18,7 +18,7 @@ from tests import needs
 
 torch = needs.module("torch")
 
-from layoutgemm import Operand, checks, from_cute, plan, schedule
+from layoutgemm import checks, from_cute, plan, schedule
 from layoutgemm.arch import arch
 from layoutgemm.arguments import MAX_BITS, as_int, checked, refusal, shown
 from layoutgemm.atoms import (
@@ -54,7 +54,7 @@ from layoutgemm.atoms import (
 from layoutgemm.atoms.mma.fma import fma
 from layoutgemm.dtypes import dtype
 from layoutgemm.errors import AtomError, LayoutError, PlanError
-from layoutgemm.kernels import Sm80Config, Sm80Plan, Sm90Config, Sm90Plan, Sm100Config, Sm100Plan
+from layoutgemm.kernels import Operand, Sm80Config, Sm80Plan, Sm90Config, Sm90Plan, Sm100Config, Sm100Plan
 from layoutgemm.kernels.teaching.plan import TeachingConfig, TeachingPlan
 from layoutgemm.layouts import Layout
 from layoutgemm.schedule.text import order_text

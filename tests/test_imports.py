@@ -611,6 +611,14 @@ def test_a_late_name_is_found_and_is_no_file(name: str) -> None:
         _ = package.nonsense
 
 
+def test_the_top_level_has_at_most_40_names_and_lists_them() -> None:
+    package = importlib.import_module(PACKAGE)
+    listed = set(re.findall(r"\w+", str(package.__doc__).partition("Every refusal")[0]))
+    later = {name for name, home in package._LATER.items() if home.startswith(".")}  # pytest's rewriting adds others
+    names = {*package.__all__, *later} - {"LayoutError", "__version__"}
+    assert len(names) <= 39 and names <= listed, names - listed
+
+
 @pytest.mark.parametrize("name, home", [("complement", "layouts"), ("ldmatrix", "atoms"), ("Linear", "schedule")])
 def test_a_name_of_another_room_is_pointed_at(name: str, home: str) -> None:
     said = f"module 'layoutgemm' has no attribute '{name}': it is layoutgemm.{home}.{name}"

@@ -31,7 +31,8 @@ ROOT = Path(__file__).resolve().parents[3]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from layoutgemm import CounterExample, Proof, Undecided
+from layoutgemm import CounterExample, Proof
+from layoutgemm.layouts import Undecided
 from layoutgemm.layouts.proofs.index_formulas import prove_formulas
 from layoutgemm.layouts.proofs.prove import bijective, covers, disjoint, injective, prove
 from tests.layouts.proofs.prover_pools import (

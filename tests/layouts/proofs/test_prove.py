@@ -5,8 +5,9 @@ import random
 import numpy as np
 import pytest
 
-from layoutgemm import CounterExample, Layout, Proof, Undecided
+from layoutgemm import CounterExample, Layout, Proof
 from layoutgemm.errors import LayoutError
+from layoutgemm.layouts import Undecided
 from layoutgemm.layouts.basis import E
 from layoutgemm.layouts.int_tuple import leaves
 from layoutgemm.layouts.proofs.prove import at, bijective, covers, disjoint, injective, prove, sizes

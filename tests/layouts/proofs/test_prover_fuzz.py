@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from layoutgemm import CounterExample, Layout, Proof, Undecided
+from layoutgemm import CounterExample, Layout, Proof
+from layoutgemm.layouts import Undecided
 from layoutgemm.layouts.proofs.prove import prove
 from layoutgemm.layouts.symbols.dims import dims
 from tests.layouts.proofs import prover_fuzz as fuzz

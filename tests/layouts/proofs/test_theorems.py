@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from layoutgemm import CounterExample, Layout, Proof, Undecided
-from layoutgemm.layouts import make_layout
+from layoutgemm import CounterExample, Layout, Proof
+from layoutgemm.layouts import Undecided, make_layout
 from layoutgemm.layouts.proofs.index_formulas import prove_formulas
 from layoutgemm.layouts.proofs.prove import bijective, covers, prove
 from layoutgemm.layouts.symbols.dims import dim, dims

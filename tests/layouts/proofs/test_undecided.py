@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from layoutgemm import CounterExample, Layout, Proof, Swizzle, Undecided
+from layoutgemm import CounterExample, Layout, Proof, Swizzle
 from layoutgemm.errors import LayoutError
+from layoutgemm.layouts import Undecided
 from layoutgemm.layouts.proofs.digits import maximum, minimum
 from layoutgemm.layouts.proofs.index_formulas import prove_formulas
 from layoutgemm.layouts.proofs.prove import bijective, covers, disjoint, injective
