@@ -513,6 +513,56 @@ class Im2colMapOf:
         return tmap
 
 
+@dataclass(frozen=True)
+class StructOf:
+    """A structure by value, as an argument of a PTX kernel.
+
+    members   byte offset to an array (its address), NumPy number, bytes, tensor map or texture; other bytes are 0
+
+    >>> import numpy as np
+    >>> StructOf({0: np.zeros(4, np.float32), 8: np.int32(4)}).members[8]
+    np.int32(4)
+    """
+
+    members: Mapping[int, object]
+
+    def parameters(self, whole: Parameter) -> list[tuple[Parameter, object]]:
+        """The members as parameters, in the order of offsets. Raises EmulatorError for members that do not fit."""
+        if not isinstance(self.members, Mapping):
+            raise EmulatorError(refusal(self.members, f"members of {whole.name}", "a dict of byte offsets"))
+        end, found = 0, []
+        for offset in sorted([as_int(at, f"an offset of {whole.name}", EmulatorError, least=0) for at in self.members]):
+            value, name = self.members[offset], f"{whole.name}+{offset}"
+            size = _bytes_of(value)
+            if size is None:
+                raise EmulatorError(
+                    f"{name}: {shown(value)} is not an array, NumPy number (np.int32(1)), bytes, tensor map or texture"
+                )
+            if offset < end:
+                raise EmulatorError(f"{name} begins within the member before it, which ends at byte {end}")
+            end = offset + size
+            if end > whole.size:
+                raise EmulatorError(f"{name} ends at byte {end}, and {whole.name} has {whole.size}")
+            found.append((Parameter(name, offset, size, "b8"), value))
+        return found
+
+
+def _bytes_of(value: object) -> int | None:
+    """Bytes of a member of a structure; None where only its C type would say."""
+    if isinstance(value, (TensorMapOf, Im2colMapOf)):
+        return BYTES
+    if isinstance(value, bytes):
+        return len(value)
+    if isinstance(value, np.generic):
+        return value.itemsize
+    return 8 if _array_in(value) is not None else None
+
+
+def _array_in(value: object) -> Array | None:
+    """The array that an argument is or describes, or None."""
+    return array_of(value.array if isinstance(value, (TensorMapOf, Im2colMapOf, TextureOf)) else value)
+
+
 @in_turn
 @checked(EmulatorError)
 def emulate_ptx(
@@ -535,8 +585,8 @@ def emulate_ptx(
     text     PTX, or the path of a file of it
     grid     blocks, along x or x, y, z; block: threads, default what the kernel requires (.reqntid); cluster likewise
     smem     bytes of dynamic shared memory
-    args     one for each parameter: an array (its address), a number, the bytes of a struct, `TextureOf`, or
-             `TensorMapOf` or `Im2colMapOf` (the map itself; for a parameter of 8 bytes, its address in global memory)
+    args     one for each parameter: an array (its address), a number, the bytes of a struct, `StructOf`, `TextureOf`;
+             or `TensorMapOf`, `Im2colMapOf` (the map itself; for a parameter of 8 bytes, its address in global memory)
     kernel   its name, where the module has several
     variables  arrays in place of the module's `.global` and `.const` variables, by name; written in place
     policy, progress, banks, timeline  as for `emulate`
@@ -612,12 +662,13 @@ def described(
     if len(args) != len(chosen.parameters):
         sizes = ", ".join([f"{p.name} ({p.size} bytes)" for p in chosen.parameters])
         raise EmulatorError(f"{len(args)} arguments; {chosen.name} takes {len(chosen.parameters)}: {sizes}")
-    values = [value.array if isinstance(value, (TensorMapOf, Im2colMapOf, TextureOf)) else value for value in args]
-    found = [(p.name, array_of(value)) for p, value in zip(chosen.parameters, values, strict=True)]
+    given = list(zip(chosen.parameters, args, strict=True))
+    members = [v.parameters(p) if isinstance(v, StructOf) else [(p, v)] for p, v in given]
+    found = [(p.name, _array_in(value)) for one in members for p, value in one]
     arrays = ArgumentMemory([(name, array) for name, array in found if array is not None])
     parameters = bytearray(chosen.parameter_bytes)
-    for parameter, value, (_, array) in zip(chosen.parameters, args, found, strict=True):
-        content = _content(parameter, value, array, arrays)
+    for parameter, value in given:
+        content = _content(parameter, value, arrays)
         parameters[parameter.offset : parameter.offset + parameter.size] = content
     block = block if block is not None else chosen.directives.get(".reqntid") or 32
     cluster = cluster if cluster is not None else chosen.directives.get(".reqnctapercluster") or 1
@@ -633,9 +684,14 @@ def _triple(value: int | Sequence[int]) -> tuple[int, int, int]:
     return x, y, z
 
 
-def _content(parameter: Parameter, value: Any, array: Array | None, arrays: ArgumentMemory) -> bytes:
+def _content(parameter: Parameter, value: Any, arrays: ArgumentMemory) -> bytes:
     """The bytes of one parameter."""
-    size = parameter.size
+    size, array = parameter.size, _array_in(value)
+    if isinstance(value, StructOf):
+        whole = bytearray(size)
+        for member, part in value.parameters(parameter):
+            whole[member.offset : member.offset + member.size] = _content(member, part, arrays)
+        return bytes(whole)
     if isinstance(value, (TensorMapOf, Im2colMapOf)):
         assert array is not None
         if size not in (BYTES, 8):
@@ -665,13 +721,14 @@ def _content(parameter: Parameter, value: Any, array: Array | None, arrays: Argu
     if isinstance(value, np.generic):
         value = value.item() if value.dtype.kind in "biuf" else value.tobytes()
         if isinstance(value, bytes):
-            return _content(parameter, value, None, arrays)
+            return _content(parameter, value, arrays)
     if isinstance(value, float):
         return _float_bytes(parameter, value)
     if hasattr(value, "__index__"):
         return _integer_bytes(parameter, index(value))
     raise EmulatorError(
-        f"{parameter.name}: {shown(value)} is not an array, number, bytes, TensorMapOf, Im2colMapOf or TextureOf"
+        f"{parameter.name}: {shown(value)} is not an array, number, bytes, "
+        "StructOf, TensorMapOf, Im2colMapOf or TextureOf"
     )
 
 

@@ -14,7 +14,7 @@ import pytest
 import layoutgemm
 from layoutgemm import emulate_ptx
 from layoutgemm.cli.main import main
-from layoutgemm.emulator.api import ORDERS, TensorMapOf
+from layoutgemm.emulator.api import ORDERS, StructOf, TensorMapOf
 from layoutgemm.emulator.host.arguments import PackedArray, array_of
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.emulator.mutation.api import mutate_ptx
@@ -249,6 +249,53 @@ def test_scalars_have_the_parameters_type() -> None:
         y = np.zeros(64, np.float32)
         assert emulate_ptx(GOOD, args=[x, y, scalar, np.int32(64)]).ok
         assert np.array_equal(y, x[::-1] * np.float32(scalar)), scalar
+
+
+# y[i] = x[i] * scale, of one structure {x, scale, y}.
+SCALE = """
+.version 8.0
+.target sm_80
+.visible .entry scale(.param .align 8 .b8 all[24])
+{
+  .reg .b32 %r; .reg .f32 %f<2>; .reg .b64 %d<3>;
+  ld.param.u64 %d0, [all]; ld.param.f32 %f1, [all+8]; ld.param.u64 %d1, [all+16];
+  mov.u32 %r, %tid.x; mul.wide.u32 %d2, %r, 4; add.u64 %d0, %d0, %d2; add.u64 %d1, %d1, %d2;
+  ld.global.f32 %f0, [%d0]; mul.f32 %f0, %f0, %f1; st.global.f32 [%d1], %f0; ret;
+}
+"""
+
+
+def test_a_structure_holds_addresses() -> None:
+    x, y = np.arange(4, dtype=np.float32), np.zeros(4, np.float32)
+    assert emulate_ptx(SCALE, block=4, args=[StructOf({16: y, 0: x, 8: np.float32(3)})]).ok
+    assert y.tolist() == [0, 3, 6, 9]
+    assert emulate_ptx(SCALE, block=4, args=[StructOf({0: x, 8: b"\0\0\0\x40", 16: y})]).ok
+    assert y.tolist() == [0, 2, 4, 6]
+    with pytest.raises(EmulatorError, match=r"byte 16 of buffer all\+0, which has 16"):
+        emulate_ptx(SCALE, block=5, args=[StructOf({0: x, 8: np.float32(3), 16: np.zeros(5, np.float32)})])
+
+
+def test_a_structure_holds_tensor_maps() -> None:
+    """A map copies the same by itself and as the member of a structure."""
+    a, b = np.random.default_rng(0).standard_normal((2, 16, 64)).astype(np.float16)
+    maps = TensorMapOf(a, (16, 64), "128B"), TensorMapOf(b, (16, 64), "128B")
+    assert emulate_ptx(COPY, smem=4096, args=[StructOf({0: maps[0]}), maps[1]]).ok
+    assert np.array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({0: 1}, r"all\+0: 1 is not an array, NumPy number"),
+        ({0: np.zeros(4), 4: np.float32(1)}, r"all\+4 begins within the member before it, which ends at byte 8"),
+        ({20: np.zeros(4)}, r"all\+20 ends at byte 28, and all has 24"),
+        ({-1: np.float32(1)}, "an offset of all"),
+        ([np.zeros(4)], "members of all"),
+    ],
+)
+def test_members_that_do_not_fit(members: Any, message: str) -> None:
+    with pytest.raises(EmulatorError, match=message):
+        emulate_ptx(SCALE, block=4, args=[StructOf(members)])
 
 
 def test_unknown_instructions_are_errors_at_load() -> None:

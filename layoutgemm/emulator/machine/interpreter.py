@@ -59,6 +59,7 @@ from .uninitialized import compute_doubtful, failed_at, run_doubtful
 
 if TYPE_CHECKING:
     from ..mutation.trace import AccessTrace
+    from ..ops.barrier import Poll
 
 BLOCKED, GONE = -1, -2
 # CUDA's limits of a launch: along each axis, and threads of a block; and blocks that are emulated.
@@ -139,7 +140,8 @@ class Fiber:
 
     __slots__ = (
         "active", "alone", "apart", "children", "cta", "dirty", "done", "epoch", "gathering", "home", "ins", "joint",
-        "knows", "lanes", "machine", "meet", "parent", "pc", "registers", "scratch", "spin", "stack", "warp", "written",
+        "knows", "lanes", "machine", "meet", "parent", "pc", "polls", "registers", "rests", "scratch", "spin", "stack",
+        "warp", "written",
     )  # fmt: skip
 
     def __init__(self, warp: Warp, registers: list[Any], pc: int, lanes: int, parent: Fiber | None, meet: int) -> None:
@@ -155,7 +157,9 @@ class Fiber:
         self.done: list[tuple[Fiber, bool]] = []
         self.dirty = self.written = 0
         self.scratch: object = None
-        self.spin: object = None
+        self.spin: object = None  # the last test of an mbarrier, and all since one succeeded (`ops/barrier.py`)
+        self.polls: set[Poll] = set()
+        self.rests = False  # waits for any of `polls`
         self.ins: PtxInstruction | None = None
         self.knows: Knowledge
         self.epoch: MemoryEvent
@@ -336,7 +340,12 @@ class Cluster:
     def wake(self, waiting: list[Fiber]) -> None:
         """Let waiting fibers run again."""
         self.ready.extend(waiting)
+        awake = waiting.copy()
         waiting.clear()
+        for fiber in awake:
+            for poll in fiber.polls if len(fiber.polls) > 1 else ():
+                if fiber in poll.barrier.waiting:
+                    poll.barrier.waiting.remove(fiber)
 
 
 class PtxMachine:

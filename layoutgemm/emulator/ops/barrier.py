@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -797,6 +798,19 @@ def mbarrier_bytes(program: Program, ins: PtxInstruction) -> Run:
     return go
 
 
+class Poll(NamedTuple):
+    """A test of an mbarrier that failed, by its place in the program."""
+
+    barrier: EmulatedMbarrier
+    asked: int
+    by_parity: bool
+    pc: int
+
+    def ended(self) -> bool:
+        """True if the phase has ended since."""
+        return self.barrier.phase & 1 != self.asked if self.by_parity else self.barrier.phase > self.asked
+
+
 @operation("mbarrier.try_wait", "mbarrier.test_wait")
 def mbarrier_wait(program: Program, ins: PtxInstruction) -> Run:
     """mbarrier.try_wait, test_wait: has a phase ended? A second test that fails waits until it has."""
@@ -816,10 +830,11 @@ def mbarrier_wait(program: Program, ins: PtxInstruction) -> Run:
             message = f"phase parity {asked:#x}: PTX has 0 and 1; ptxas takes the lowest bit, {asked & 1}"
             fiber.machine.problem("lint", message, fiber, orders="The phase number & 1 is its parity.")
             asked &= 1
-        ended = barrier.phase & 1 != asked if by_parity else barrier.phase > asked
-        question = (barrier, asked, ins.pc)
+        question = Poll(barrier, asked, by_parity, ins.pc)
         barrier.users[fiber.warp] = fiber.epoch
-        if ended and (fiber.spin == question or not tries or fiber.machine.policy.waits == "prompt"):
+        again = question in fiber.polls
+        rested, fiber.rests = fiber.rests, False
+        if question.ended() and (again or not tries or fiber.machine.policy.waits == "prompt"):
             fiber.registers[target] = True
             if by_parity and (wrong := barrier.stale(fiber.knows)) is not None:
                 fiber.machine.problem("protocol", wrong, fiber, orders=IN_TURN)
@@ -834,11 +849,20 @@ def mbarrier_wait(program: Program, ins: PtxInstruction) -> Run:
                     if barrier.far_sealed is not None:
                         told.merge(barrier.far_sealed)
             fiber.spin = None
+            fiber.polls = set()
             return None
         if fiber.spin == question:
+            fiber.polls = {question}
             barrier.waiting.append(fiber)
             return BLOCKED
+        # A thread that polls several barriers in turn waits for any of them. Woken by another, it asks that one next.
+        if again and not rested and not any(one.ended() for one in fiber.polls):
+            for one in {poll.barrier for poll in fiber.polls}:
+                one.waiting.append(fiber)
+            fiber.rests = True
+            return BLOCKED
         fiber.spin = question
+        fiber.polls.add(question)
         fiber.registers[target] = False
         return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -469,3 +470,24 @@ def test_lanes_that_meet_the_cluster_in_two_branches():
     body += "bar.sync 0; ld.shared.u32 %r2, [smem]; add.s64 %d0, %d0, %out; st.global.u32 [%d0], %r2;"
     assert not run(body, {"out": out}, grid=2, cluster=2, shared=64).findings
     assert out.tolist() == [0] * 32 + [1] * 32
+
+
+# Warp 0 polls two mbarriers in turn, until it has seen both; warp 1 arrives at the first, then at the second.
+POLLED = """setp.ge.u32 %p1, %r30, 32; @!%p0 bra SET;
+    mbarrier.init.shared.b64 [%r20], 1; mbarrier.init.shared.b64 [%r20+8], 1;
+    SET: bar.sync 0; mov.u32 %r1, 0; mov.u32 %r2, 0; @%p1 bra B;
+    L: setp.eq.u32 %p3, %r1, 1; @%p3 bra M; TEST.shared.b64 %p2, [%r20], 0; selp.u32 %r1, 1, 0, %p2;
+    M: setp.eq.u32 %p3, %r2, 1; @%p3 bra N; TEST.shared.b64 %p2, [%r20+8], 0; selp.u32 %r2, 1, 0, %p2;
+    N: nanosleep.u32 10; and.b32 %r4, %r1, %r2; setp.eq.u32 %p3, %r4, 1; @!%p3 bra L; bra END;
+    B: setp.eq.u32 %p4, %r30, 32; ARRIVE END:"""
+BOTH = "@%p4 mbarrier.arrive.shared.b64 _, [%r20]; @%p4 mbarrier.arrive.shared.b64 _, [%r20+8];"
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: f"{p.pick}{p.seed}")
+@pytest.mark.parametrize("test", ["mbarrier.test_wait.parity", "mbarrier.try_wait.parity"])
+def test_a_thread_may_poll_mbarriers_in_turn(test, policy):
+    polled = POLLED.replace("TEST", test)
+    few = replace(policy, limit=2000)
+    assert kinds(polled.replace("ARRIVE", BOTH), policy=few) == []
+    with pytest.raises(DeadlockError, match=r"^no thread can go on:(?s:.*)mbarrier at 0x400 (?s:.*)mbarrier at 0x408 "):
+        kinds(polled.replace("ARRIVE", ""), policy=few)
