@@ -132,19 +132,28 @@ class _TileKind:
 
         n  output features: one number, or an array
         """
-        k_tiles = -(-k // UNIT_K)
         width = self.width(rows, tiles) if tiles else self.tile[1]
-        clusters = -(-n // (self.tile[0] * self.along_m)) * -(-rows // width)
-        rounds = _rounds(clusters, self.split * self.along_m, sms)
-        once = self.split > 1 or self.single
+        return None if width > _WIDTH >= rows else self._times(n, rows, k, sms, width)
+
+    def least(self, counts: Counts, rows: int, k: int, sms: int) -> Times | None:
+        """The least estimate for each number of output features, of all numbers of tiles."""
+        widths = {self.tile[1], *[self.width(rows, tiles) for tiles in self.shares(rows)]}
+        taken = [width for width in widths if not width > _WIDTH >= rows]
+        found = self._times(counts, rows, k, sms, np.array(taken)[:, None]) if taken else None
+        return None if found is None else np.asarray(found.min(axis=0), np.float64)
+
+    def _times(self, n: W, rows: int, k: int, sms: int, width: int | Counts) -> Times | None:
+        """The estimate by tiles of `width` rows of x."""
+        k_tiles = -(-k // UNIT_K)
         if self.split > k_tiles or rows > (self.most or rows):
             return None
-        if width > _WIDTH >= rows:
-            return None
+        clusters = -(-n // (self.tile[0] * self.along_m)) * -(-rows // width)
+        rounds = _rounds(clusters, self.split * self.along_m, sms)
         blocks = self.tile[0] // UNIT_ROWS
-        time = max(self.time - blocks * _ROW_US * (self.tile[1] - width), min(self.time, blocks * _CONVERTED_US))
+        narrower = self.time - blocks * _ROW_US * (self.tile[1] - width)
+        time = np.maximum(narrower, min(self.time, blocks * _CONVERTED_US))
         found = rounds * -(-k_tiles // self.split) * time + self.once
-        return np.where(rounds > 1, np.inf, found) if once else np.asarray(found, np.float64)
+        return np.where(rounds > 1, np.inf, found) if self.split > 1 or self.single else np.asarray(found, np.float64)
 
     def shares(self, rows: int) -> range:
         """Numbers of tiles that share rows evenly; none for up to 128 rows.
@@ -394,8 +403,7 @@ def _least(
 
 def _fastest(counts: Counts, rows: int, k: int, sms: int, weights: QuantizedFormat | None) -> Times:
     """The least estimate for each number of output features."""
-    kinds = [(kind, tiles) for kind in _MANY if kind.takes(weights) for tiles in (0, *kind.shares(rows))]
-    times = [kind.estimate(counts, rows, k, sms, tiles) for kind, tiles in kinds]
+    times = [kind.least(counts, rows, k, sms) for kind in _MANY if kind.takes(weights)]
     return np.asarray(np.min([each for each in times if each is not None], axis=0), np.float64)
 
 
