@@ -210,9 +210,16 @@ def check_operand(
 
 
 def in_rows(epilogue: Epilogue, n: int) -> Epilogue:
-    """The epilogue as a kernel takes it: matrices with contiguous rows, two or eight columns at a time."""
+    """The epilogue as a kernel takes it: matrices with contiguous rows, two or eight columns at a time.
+
+    >>> from layoutgemm.kernels.epilogue.chain import Aux, Epilogue, RowReduce
+    >>> taken = in_rows(Epilogue(Aux(order="col"), RowReduce("top4", order="col")), 64)
+    >>> [operand.order for operand in taken.given], taken.pairs
+    (['row', 'row', 'row'], True)
+    """
     matrices = [operand for operand in epilogue.given if operand.axes == "mn"]
-    steps = [ordered(step, dict.fromkeys([x.name for x in matrices], "row")) for step in epilogue.steps]
+    by_row = dict.fromkeys([operand.name for operand in epilogue.given if operand.rank == 2], "row")
+    steps = [ordered(step, by_row) for step in epilogue.steps]
     pairs = all(operand.shape(1, n)[1] % 2 == 0 for operand in matrices) and n % 2 == 0
     lines = n % 8 == 0 and bool(epilogue.matrices)
     return Epilogue(*steps, pairs=pairs, stores_c=epilogue.stores_c, lines=lines)
