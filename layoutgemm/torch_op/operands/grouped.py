@@ -16,11 +16,10 @@ from typing import NamedTuple
 
 import torch
 
-from ...errors import OperandError, TensorError
+from ...errors import OperandError
 from ...kernels.epilogue.chain import MAX_WORDS, Epilogue
-from ...kernels.epilogue.parameters import host_number
 from ...kernels.indexed.rows import IndexedRows, RowIndices, check_inside
-from ...kernels.operands.combined import LINE, Combine, Combined, function_of, refusal_of_matrices
+from ...kernels.operands.combined import LINE, Combine, Combined
 from ...kernels.operands.product import distance_of
 from ...kernels.plan import WORKSPACE
 from ...kernels.ragged import Ragged
@@ -55,7 +54,7 @@ from ..scaled_grouped.grouped import (
 from ..scaled_grouped.kept import launch_once, require_hopper
 from ..scaled_grouped.operators import checked_grouped
 from ..scaled_grouped.scaled import BiasActivation, line
-from .several import NO_DICT, combined_sums
+from .several import check_alike, combined_sums, function_and_numbers
 
 
 class GroupedCombined(NamedTuple):
@@ -97,12 +96,7 @@ def checked_groups(
     out_dtype: object,
 ) -> GroupedCombined:  # fmt: skip
     """The product of a call. Raises OperandError or TensorError for operands that do not fit."""
-    if text := refusal_of_matrices(b):
-        raise OperandError(text)
-    if given is not None and not isinstance(given, Mapping):
-        raise OperandError(NO_DICT.format(type(given).__qualname__))
-    numbers = {name: float(host_number(name, x)) for name, x in (given or {}).items()}
-    how = function_of(combine, len(b), tuple(numbers))
+    how, numbers = function_and_numbers(b, combine, given)
     if isinstance(finish.activation, str) and finish.activation in GATES:
         raise OperandError("activation and combine: the function of the products has the gate")
     matrices = {f"b[{i}]": x for i, x in enumerate(b)}
@@ -111,10 +105,7 @@ def checked_groups(
     _check_numbers(numbers, said, len(b))
     b = [autocast(a, x)[1] for x in b]
     a, first = autocast(a, b[0])
-    for name, x in zip(matrices, b, strict=True):
-        if x.shape != first.shape or x.dtype != first.dtype:
-            one, of = (f"{y.dtype} of shape {list(y.shape)}" for y in (first, x))
-            raise TensorError(f"{name} is {of}: matrices of one shape and type are combined, b[0] is {one}")
+    check_alike([first, *b[1:]])
     if rows is not None:
         _check_rows(a, rows, said)
     call = checked_grouped(

@@ -83,26 +83,38 @@ def combined_sums(how: Combined, sums: Sequence[torch.Tensor], numbers: Mapping[
     return value.expand(sums[0].shape)
 
 
-def checked_call(
-    a: torch.Tensor, b: Sequence[torch.Tensor], combine: Combine, given: Mapping[str, object] | None,
-    out: torch.Tensor | None, config: Config | None, out_dtype: torch.dtype | None, allow_tf32: bool | None,
-) -> tuple[torch.Tensor, list[torch.Tensor], Combined, dict[str, float], torch.dtype]:  # fmt: skip
-    """The operands of a call, its function and numbers, and the result's type; raises as `matmul_combined` does."""
+def function_and_numbers(
+    b: Sequence[torch.Tensor], combine: Combine, given: Mapping[str, object] | None
+) -> tuple[Combined, dict[str, float]]:
+    """The function of a call, and its numbers by name. Raises OperandError for a call that has none."""
     if text := refusal_of_matrices(b):
         raise OperandError(text)
     if given is not None and not isinstance(given, Mapping):
         raise OperandError(NO_DICT.format(type(given).__qualname__))
     numbers = {name: float(host_number(name, x)) for name, x in (given or {}).items()}
-    how = function_of(combine, len(b), tuple(numbers))
+    return function_of(combine, len(b), tuple(numbers)), numbers
+
+
+def check_alike(matrices: Sequence[torch.Tensor], rank: int | None = None) -> None:
+    """Raise TensorError for a matrix of another shape or type than the first; `rank` of all, or None for any."""
+    first = matrices[0]
+    for i, x in enumerate(matrices):
+        if x.ndim != (rank or x.ndim) or x.shape != first.shape or x.dtype != first.dtype:
+            one, of = (f"{y.dtype} of shape {list(y.shape)}" for y in (first, x))
+            raise TensorError(f"b[{i}] is {of}: matrices of one shape and type are combined, b[0] is {one}")
+
+
+def checked_call(
+    a: torch.Tensor, b: Sequence[torch.Tensor], combine: Combine, given: Mapping[str, object] | None,
+    out: torch.Tensor | None, config: Config | None, out_dtype: torch.dtype | None, allow_tf32: bool | None,
+) -> tuple[torch.Tensor, list[torch.Tensor], Combined, dict[str, float], torch.dtype]:  # fmt: skip
+    """The operands of a call, its function and numbers, and the result's type; raises as `matmul_combined` does."""
+    how, numbers = function_and_numbers(b, combine, given)
     named = {f"b[{i}]": x for i, x in enumerate(b)}
     check_operands({"a": a, **named}, {} if out is None else {"out": out})
     choice_of(config)
     matrices = [autocast(a, x)[1] for x in b]
-    first = matrices[0]
-    for name, x in zip(named, matrices, strict=True):
-        if x.ndim != 2 or x.shape != first.shape or x.dtype != first.dtype:
-            one, of = (f"{y.dtype} of shape {list(y.shape)}" for y in (first, x))
-            raise TensorError(f"{name} is {of}: matrices of one shape and type are combined, b[0] is {one}")
+    check_alike(matrices, 2)
     if a.ndim < 2:
         raise TensorError("a is a vector: combine= takes a matrix, or a batch of them")
     a, matrices[0], kind = check_call(a, b[0], None, out_dtype, allow_tf32)
