@@ -19,8 +19,8 @@ quack's `gemm_w4a16` where quack-kernels is installed (`gemm_w4a8` for float8 ac
 - `ideal us` is the time to read the packed weights at the rate of a device copy of 512 MB, reads and writes counted.
 - `--goals` times the choice and the peers, up to 4096 rows, and prints a summary. quack's products of e4m3 and int8 do
   not apply the scales of columns, which are its epilogue's: they are timed, and compared, without.
-- `--goals`, `--own` and `--bytes` compile first, in `--jobs` processes, and do not compare ragged sizes. `--bytes` times
-  all formats of 8 bits and bf16 weights in one burst, and torch's `_weight_int8pack_mm` for one row.
+- `--goals`, `--own` and `--bytes` compile first, in `--jobs` processes, and do not compare ragged sizes. `--bytes`
+  times all formats of 8 bits and bf16 weights in one burst, and torch's `_weight_int8pack_mm` for one row.
 - `--counters` runs itself under `ncu` with `--profile`: one launch of each kernel, caches cold, the GPU's own clock.
 """
 
