@@ -171,7 +171,6 @@ def pipeline_of(plan: Sm90Plan) -> HopperPipeline:
         gathers=plan.gathers,
         adds_rows=plan.row_sums is not None,
         turns=plan.turns,
-        late_refill=config.tuning.late_refill,
     )
 
 

@@ -85,8 +85,6 @@ class Sm90Tuning:
                pays where many tiles are partly empty, and costs 1 to 5% where few are
     turn_last_pair   of groups of rows, in clusters of (2, 1): the pair of CTAs at a group's odd last row of tiles takes
                two columns of it, and shares A in place of B. Without, one of the two CTAs has no row there
-    late_refill   of packed weights, where a consumer loads a single tile: a stage is filled a K tile later than it could
-               be, so that the consumer need not wait until all others have released it. Takes three stages or more
     halve_last_round   of groups of rows, tiles of two warpgroups: where at most half of the clusters have a tile in the
                last round, twice as many have half of one, a warpgroup's rows. No result changes
 
@@ -116,7 +114,6 @@ class Sm90Tuning:
     skip_empty_blocks: bool = False
     turn_last_pair: bool = False
     halve_last_round: bool = False
-    late_refill: bool = False
     blocks_per_sm: int = 1
     finish: str | None = None
 
@@ -289,11 +286,6 @@ class Sm90Config:
             )
         if self.tuning.turn_last_pair and self.cluster != (2, 1):
             raise PlanError(f"turn_last_pair = True in clusters of {self.cluster}: pairs of CTAs along M, (2, 1), turn")
-        if self.tuning.late_refill and (self.loader != "self" or not self.one_tile_per_cluster):
-            raise PlanError(
-                f"late_refill = True with loader = {shown(self.loader)}, one_tile_per_cluster = "
-                f"{self.one_tile_per_cluster}: a consumer that loads a single tile waits for the others"
-            )
         if self.launch == "tiles" and self.schedule == "pingpong":
             raise PlanError("a grid of tiles leaves a block one tile, and pingpong takes two in turn: launch='workers'")
         if self.one_tile_per_cluster and (self.staged_epilogue_k_tiles or self.schedule == "pingpong"):

@@ -85,7 +85,6 @@ class HopperPipeline:
     adds_rows         consumers read A themselves, too, while products of it run
     turns             in every second tile CTAs share the other operand, as a cluster of (N, M). `lands` are then the
                       shares of both, and a CTA sends itself each share of the operand that it needs alone
-    late_refill       a consumer that loads fills a stage a k tile after its own release
     gathers           the loader's warps copy A by cp.async, and a thread arrives for its own copies; consumers fence
     """
 
@@ -119,7 +118,6 @@ class HopperPipeline:
     gathers: bool = False
     adds_rows: bool = False
     turns: bool = False
-    late_refill: bool = False
 
     @property
     def sharing(self) -> int:
@@ -239,7 +237,6 @@ class HopperPipeline:
         more += ["A gathered"] if self.gathers else []
         more += ["A's rows added"] if self.adds_rows else []
         more += ["every second tile turned"] if self.turns else []
-        more += ["filled a k tile later"] if self.late_refill else []
         return ", ".join([f"ring of {self.stages}", loads, kind, *more])
 
     def _count(self, which: int) -> int | None:
@@ -343,7 +340,7 @@ class HopperPipeline:
         # Blocks that share neither A nor B do not wait for each other, and may be two rounds apart.
         to = tuple(tuple(sorted({*a, *b})) for a, b in zip(*self.sharers())) if self.sharing > 1 else "own"
         free: Program = (Arrive("empty", "release", to=to), *(Advance("release"),) * self.slices)
-        return free if self.promoted or self.late_refill else (*free, *self._refill(consumer, distance))
+        return free if self.promoted else (*free, *self._refill(consumer, distance))
 
     def _refill(self, consumer: int, distance: int | None = None) -> Program:
         """The oldest free stage is filled anew by whoever loads for itself."""
@@ -357,12 +354,10 @@ class HopperPipeline:
         names = [f"acc{block}" for block in range(self.blocks)]
         reads = ("a", "b", "zeros") if self.padding else ("a", "b")
         products = [Mma(reads, "read", name, last=block == self.blocks - 1) for block, name in enumerate(names)]
-        earlier: Program = (If(Later(self.slices), self._release(i)),)  # of the own k tile before
-        if self.late_refill:
-            earlier += (If(Later(2), self._refill(i, self.stages - 2)),)
+        earlier = If(Later(self.slices), self._release(i))  # of the own k tile before
         # Behind the products in the kernel: both come before the release, and neither writes.
         added = (Read("a", "read", last=False),) if self.adds_rows else ()
-        step: Program = (*added, *products, Commit("wgmma"), WaitGroup("wgmma", 1), *earlier)
+        step: Program = (*added, *products, Commit("wgmma"), WaitGroup("wgmma", 1), earlier)
         if self.promoted:
             step = self._promoted(i, reads)
         if self.apart:
@@ -374,7 +369,7 @@ class HopperPipeline:
                 for block, name in enumerate(names):
                     product = Mma(("b",), "read", name, last=last and block == self.blocks - 1)
                     loads = (Read("a", "read", last=block == self.blocks - 1),) if group == 0 else ()
-                    free = earlier if group == block == 0 else ()
+                    free = (earlier,) if group == block == 0 else ()
                     step += (*loads, product, Commit("wgmma"), WaitGroup("wgmma", 1), *free)
         behind: list[Action] = []
         if self.staged_epilogue_k_tiles:
@@ -382,7 +377,7 @@ class HopperPipeline:
             follow: Program = tuple(Advance(f"again{block}") for block in self._later_blocks)
             first_one: Program = (
                 Mma(reads, "read", names[0], last=self.blocks == 1), Commit("wgmma"),
-                If(Ahead(self.staged_epilogue_k_tiles - 1), (WaitGroup("wgmma", 1), *earlier)),
+                If(Ahead(self.staged_epilogue_k_tiles - 1), (WaitGroup("wgmma", 1), earlier)),
             )  # fmt: skip
             step = (If(Ahead(self.staged_epilogue_k_tiles), (*step, *follow), first_one),)
             for block in self._later_blocks:
@@ -435,13 +430,13 @@ class HopperPipeline:
             step += (*numbers, product, Commit("wgmma"), WaitGroup("wgmma", 0), *free, Read("acc0"))
         return step
 
-    def _apart(self, earlier: Program) -> Program:
+    def _apart(self, earlier: Action) -> Program:
         """A k tile whose sums are read one by one: while a group of products runs, A is converted for the next."""
         step: Program = ()
         sums, parts = self.apart * self.blocks, self.packed // self.apart
         for number in range(sums):
             loads = (Read("a", "read", last=number == self.blocks - 1),) if number < self.blocks else ()
-            release = () if number else earlier
+            release = () if number else (earlier,)
             read: Program = (Read("acc0"),) if number else (If(Later(self.slices), (Read("acc0"),)),)
             step += (*loads, WaitGroup("wgmma", 0), *release, *read)
             for part in range(parts):

@@ -522,7 +522,7 @@ class Sm90Request(ProductParts, Asked):
             raise PlanError(
                 f"stages = {self.config.stages} of {slices} slices: each stage is one slice's; take a multiple"
             )
-        least = LEAST_STAGES * slices + self.config.tuning.late_refill
+        least = LEAST_STAGES * slices
         found = fitting_stages(
             arch, self.config.stages, least, each, beside + exchange_bytes(sums), taken,
             blocks_per_sm=self.config.tuning.blocks_per_sm,

@@ -321,7 +321,6 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         origin = [bridge.uniform(x) for x in self.origin(job, first)]
         ahead = (first, *origin, Int32(0), Int32(0), Int32(1), Int32(0), self.share_of_k(job, tuple(origin)))
         ready = self.first_loads(job, ahead)
-        job = self.with_blocks(job, ahead)
 
         if const_expr(tuning.prefetch > 0):
             self.fetch_ahead(job, maps, (first, *origin))

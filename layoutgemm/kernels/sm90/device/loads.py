@@ -86,10 +86,6 @@ class Sm90Loads:
         """Values that `load_only` takes, computed while the kernel before ends."""
         return ()
 
-    def with_blocks(self, job: bridge.Carried, ahead: tuple[Int32, ...]) -> bridge.Carried:
-        """The job with what a consumer that loads derives once. The plain main loop has nothing of the kind."""
-        return job
-
     def load_only(
         self, job: bridge.Carried, maps: Sequence[bridge.Maps], ahead: tuple[Int32, ...],
         ready: tuple[Int32 | Int64, ...],

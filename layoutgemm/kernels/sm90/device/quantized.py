@@ -68,20 +68,6 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         job = super().job_of(shared, place, sizes, c, words[:-1])
         return job.extended(packed=words[-1], units=tile_count(sizes[2], UNIT_K))
 
-    def with_blocks(self, job: bridge.Carried, ahead: tuple[Int32, ...]) -> bridge.Carried:
-        """The job with the addresses of its row blocks, where a consumer loads a single tile.
-
-        Else that consumer derives each one anew, by 64-bit products in a chain, while its own products wait.
-        """
-        plan = self.plan
-        if plan.config.loader != "self" or not plan.stays:
-            return job
-        _, m0, n0, matrix, *_ = ahead
-        first = {"m": m0, "n": n0, "l": matrix, "k": Int32(0)}
-        blocks = {f"block{byte}": job.packed + copy.source for byte, copy in self.packed_copies(job, first)
-                  if copy.target == 0}  # fmt: skip
-        return job.extended(**{name: bridge.uniform_address(at) for name, at in blocks.items()})
-
     def packed_copies(self, job: bridge.Carried, origin: Mapping[str, Int32]) -> list[tuple[int, BlockCopy]]:
         """(byte of the stage's row block, copy) of a K tile: row blocks behind the last one are the last once more."""
         operand, last = self.plan.a, (job.m - 1) // UNIT_ROWS
@@ -96,14 +82,6 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
 
     def load_packed(self, job: bridge.Carried, origin: Mapping[str, Int32], stage: Int32, full: cute.Pointer) -> None:
         """Copy A's K tile into its stage. Called by one thread."""
-        operand = self.plan.a
-        if hasattr(job, "block0"):  # behind the first unit of each row block the same bytes follow
-            copies = operand.block_copies(0, Int64(origin["k"] // self.plan.tile[2]), Int64(job.units))
-            for first in range(0, operand.bytes, operand.block_bytes):
-                for copy in copies:
-                    at = getattr(job, f"block{first}") + copy.source
-                    bridge.load_bytes(job.shared.a(stage) + (first + copy.target), at, copy.bytes, full)
-            return
         for first, copy in self.packed_copies(job, origin):
             bridge.load_bytes(job.shared.a(stage) + (first + copy.target), job.packed + copy.source, copy.bytes, full)
 
@@ -252,20 +230,9 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
                 mma.wait(1)
                 if const_expr(group == 0 and block == 0):
                     if k_tile > 0 if turns == 1 else (k_tile > 0) & (turn == 0):
-                        ahead = self.release_earlier(job, maps, k_tile, before, ahead)
-        return ahead
-
-    @cute.jit
-    def release_earlier(
-        self, job: bridge.Carried, maps: Sequence[bridge.Maps], k_tile: Int32, before: Int32, ahead: tuple[Int32, ...]
-    ) -> tuple[Int32, ...]:  # fmt: skip
-        """Release the stage of the K tile before; a consumer that loads fills it, or the one released before that."""
-        self.release(job, before)
-        if const_expr(self.plan.config.tuning.late_refill):
-            if k_tile > 1:
-                ahead = self.load_next(job, maps, ahead)
-        elif const_expr(self.plan.config.loader == "self"):
-            ahead = self.load_next(job, maps, ahead)
+                        self.release(job, before)
+                        if const_expr(plan.config.loader == "self"):
+                            ahead = self.load_next(job, maps, ahead)
         return ahead
 
     @cute.jit
@@ -310,7 +277,9 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
                         mma.wait(0, products)
                         if const_expr(group == 0):
                             if k_tile > 0:
-                                ahead = self.release_earlier(job, maps, k_tile, before, ahead)
+                                self.release(job, before)
+                                if const_expr(plan.config.loader == "self"):
+                                    ahead = self.load_next(job, maps, ahead)
                         scales.add(totals[(block - 1) % plan.blocks], products)
                         scales.take(packed, words[block], number)
                     mma.multiply_fragments(products, converted, b, stage, first, not begins)
