@@ -300,7 +300,7 @@ def dense_peers(row: Row, calls: dict[str, Sequence[Call]], xs: list[Any], wide:
 
 
 def peers(row: Row, calls: dict[str, Sequence[Call]], xs: list[Any], wide: list[Any], quack: QuackWeights) -> None:
-    """Adds products of bf16 weights, quack's, and torch's product of int4 weights, which is not compared."""
+    """Adds products of bf16 weights, quack's and torch's. torch's product of int4 weights is not compared."""
     import torch
 
     dense_peers(row, calls, xs, wide)
@@ -343,7 +343,7 @@ class QuackWeights:
 
 
 def quack_weights(form: str, n: int, k: int, count: int) -> QuackWeights:
-    """Random weights in a format of quack's, so many copies of them; or the reason why there are none."""
+    """Random weights in a format of quack's, in `count` copies, or the reason against it."""
     import torch
 
     found = QuackWeights(form)
