@@ -907,6 +907,11 @@ def test_a_configuration_of_parts_is_checked_explained_and_passes_through_the_op
     assert "Sm90Plan 64x3x256" in how.kernel and ", then Sm90Plan 72x3x256" in how.kernel
     with pytest.raises(PlanError, match=r"the parts have 64 \+ 64 = 128 output features, and the weights 136"):
         quantized_matmul(x, weight, config=FeatureParts(((64, first), (64, last))))
+    call = QuantizedCall(weight.format, (136, 256), None, torch.bfloat16, config)
+    with pytest.raises(LayoutError, match="groups of rows are one launch"):
+        experts_plan(call, 2, 3, "bf16", "i32")
+    with pytest.raises(LayoutError, match="it is of products with a QuantizedWeight"):
+        explain_matmul(x, x.T, config=config)
     with pytest.raises(LayoutError, match="config is a FeatureParts"):
         experts = QuantizedExperts.of([weight])
         quantized_grouped_matmul(x, experts, torch.tensor([0, 3]), config=config)

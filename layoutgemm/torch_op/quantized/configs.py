@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from ...errors import OperandError
 from ...graph_marks import constant_in_graphs
+from ...kernels.plan import present
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.quantized.feature_parts import FeatureParts
 from ...kernels.streamed.plan import StreamedConfig
@@ -46,5 +47,6 @@ def packed_config_of(text: str) -> PackedConfig | None:
     if text.startswith('{"' + _STREAMED):
         return StreamedConfig(**json.loads(text)[_STREAMED])
     if text.startswith('{"' + _PARTS):
-        return FeatureParts(tuple([(count, plain_config(each)) for count, each in json.loads(text)[_PARTS]]))
+        parts = [(count, present(plain_config(each))) for count, each in json.loads(text)[_PARTS]]
+        return FeatureParts(tuple(parts))
     return plain_config(text)
