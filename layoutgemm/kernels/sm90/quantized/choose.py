@@ -118,9 +118,11 @@ class _TileKind:
             return alone.tuned(overlap=True, prefetch=min(_AHEAD, -(-k // (depth or UNIT_K))))
         if weights is None:
             return found
+        if self.split > 1:  # of one round
+            found = replace(found, launch="tiles")
         overlapped = _OVERLAPPED if weights.group is None else {**_OVERLAPPED, **_OVERLAPPED_GROUPS}
         if not of_bytes:
-            overlapped = {_OF_ANY: _OVERLAPPED[_OF_ANY]}
+            overlapped = {kind: _OVERLAPPED[kind] for kind in _OF_ANY}
         if rows <= overlapped.get((*self.tile, self.split, self.along_m), 0):
             depth = UNIT_K // 2 if self.split > 1 else depth
             return replace(found, tile_k=depth).tuned(overlap=True, prefetch=min(_AHEAD, -(-k // (depth or UNIT_K))))
@@ -219,7 +221,7 @@ _BY_SUMS = (
 # Kernels of weights of 8 bits that start while the kernel before ends, with stages of 64 of K where K is split:
 # (features and rows of a tile, parts of K, CTAs that share x) -> the most rows of x. Others were no faster so.
 _OVERLAPPED = {(192, 128, 2, 1): 256, (256, 128, 1, 2): 128, (128, 256, 1, 1): 256, (192, 128, 1, 1): 1024}
-_OF_ANY = (192, 128, 1, 1)  # of these weights of 4 bits overlap, too
+_OF_ANY = ((192, 128, 1, 1), (192, 128, 2, 1))  # of these weights of 4 bits overlap, too
 _OVERLAPPED_GROUPS = {(128, 128, 2, 1): 128, (128, 256, 2, 1): 256}
 _ALONG_N = 1024  # rows, above which clusters of weights of 8 bits take tiles along N
 # Of up to 16 rows and weights of 8 bits with a scale a column: features -> warpgroups, and stages of about 150 KB.
