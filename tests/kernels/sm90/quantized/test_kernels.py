@@ -454,6 +454,16 @@ def named(config: Sm90Config) -> str:
     return name + " pdl" * config.tuning.overlap + " N" * (config.tuning.along == "N")
 
 
+def test_kernels_with_k_in_two_parts_are_grids_of_tiles_within_1_percent_of_the_fastest() -> None:
+    for row in json.loads((RESULTS / "quantized_grids_h200.json").read_text())["rows"]:
+        for name, fmt in {"e4m3": QuantizedFormat("e4m3"), "int4": INT4}.items():
+            config = packed_config(row["n"], row["rows"], row["k"], weights=fmt)
+            assert (config.launch == "tiles") == (config.split == 2), (name, row)
+            label = f"{name} {config.launch}{' pdl' * config.tuning.overlap} k{config.tile_k or 128}"
+            fastest = min(us for each, us in row["us"].items() if each.startswith(name))
+            assert row["us"].get(label, row["us"][f"{name} choice"]) <= 1.01 * fastest, (label, row)
+
+
 def test_weights_of_bytes_and_many_rows_take_kernels_within_1_5_percent_of_the_fastest() -> None:
     formats = {"e4m3": QuantizedFormat("e4m3"), "int8": QuantizedFormat("int8"), "mxfp8": QuantizedFormat("e4m3", 32)}
     found = [row for name in RECORDS for row in json.loads((RESULTS / name).read_text())["rows"]]
