@@ -39,7 +39,9 @@ def homes_of_names(code: CodeType, there: Container[str]) -> dict[str, str]:
 
 
 def elsewhere(package: str, error: AttributeError, imported: bool) -> Exception:
-    """The error of a name that a package does not have, with the package that has it, or what is written in its place.
+    """The error of a name that a package does not have.
+
+    It says which package has it, or what is written in its place.
 
     imported  the name is of `from package import name`, which would drop the text of an AttributeError
 

@@ -202,7 +202,7 @@ def assemble(parts: dict[tuple[int, ...], Any]) -> Any:
     return tuple([assemble(inner[i]) if i in inner else 0 for i in range(1 + max(inner))])
 
 
-def plus(a: object, b: object) -> Any:
+def plus(a: Any, b: Any) -> Any:
     """The sum of two coordinates, entry by entry; a mode that one of them lacks is 0 there.
 
     Raises LayoutError where one has an integer other than 0 and the other a tuple.

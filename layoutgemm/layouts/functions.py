@@ -205,7 +205,7 @@ def make_ordered_layout(shape: object, order: object) -> Layout:
 
 
 def make_layout_like(layout: object) -> Layout:
-    """The compact layout of the same shape, its modes in the order of the given strides.
+    """The compact layout of the same shape, in the order of the given strides.
 
     Modes of stride 0 keep it. Of equal strides the left one comes first, where the CuTe DSL gives both one stride.
     Raises LayoutError for strides that are no integers.

@@ -358,9 +358,10 @@ class ComposedLayout(OverLayout, PicturedLayout, Predicates, HasPage, Convertibl
     # ------------------------------------------------------------ operations on the layout inside
 
     def after(self, left: object) -> ComposedLayout:
-        """c -> left(self(c)), of a plain layout that moves the swizzle's two fields of bits as wholes.
+        """c -> left(self(c)), of a plain layout.
 
-        Raises CompositionError, with the first coordinate, where no single swizzle of moved fields is that function.
+        It may move each of the swizzle's two fields of bits as a whole. Raises CompositionError, with the first
+        coordinate, where no single swizzle of moved fields is that function.
 
         >>> str((Swizzle(3, 3, 3) @ Layout(64)).after(Layout(64, 4)))
         'S<3,5,3> o 0 o 64:4'
@@ -634,16 +635,21 @@ def compose_with_swizzle(left: object, right: object) -> ComposedLayout:
     return _fields_moved(left, right)
 
 
-def _fields_moved(left: Layout, right: Any) -> ComposedLayout:
-    """left o right by the swizzle of left's images of right's two fields, compared at all coordinates."""
+def _fields_moved(left: Layout, right: object) -> ComposedLayout:
+    """left o right, by the swizzle of left's images of right's two fields.
+
+    They are compared at all coordinates.
+    """
 
     def fail(reason: str, at: int | None = None) -> CompositionError:
         return CompositionError(f"a plain layout after a swizzle is {reason}", at, left, right)
 
-    inside = right.layout if isinstance(right, ComposedLayout) else None
-    numbers = isinstance(inside, Layout) and right.offset.__class__ is int
-    if not numbers or has_symbols((left.shape, inside.shape), (left.stride, inside.stride)):
-        raise fail("a swizzled layout only where it multiplies by a power of two")
+    power = "a swizzled layout only where it multiplies by a power of two"
+    if not isinstance(right, ComposedLayout) or right.offset.__class__ is not int:
+        raise fail(power)
+    inside = right.layout
+    if not isinstance(inside, Layout) or has_symbols((left.shape, inside.shape), (left.stride, inside.stride)):
+        raise fail(power)
     sw = right.swizzle
     fields = [left.compose(Layout(2, mask))(1) if mask else 0 for mask in (sw.source_mask, sw.target_mask)]
     firsts = [field & -field if field.__class__ is int else 0 for field in fields]
@@ -658,7 +664,8 @@ def _fields_moved(left: Layout, right: Any) -> ComposedLayout:
     try:
         inner = composed_from(left, right.offset, inside)
     except CompositionError as error:
-        raise fail(f"no swizzled layout: {error.reason}", error.witness) from None
+        at = error.witness if isinstance(error.witness, int) else None
+        raise fail(f"no swizzled layout: {error.reason}", at) from None
     offset, plain = (inner.offset, inner.layout) if isinstance(inner, ComposedLayout) else (0, inner)
     found = ComposedLayout(Swizzle(sw.bits, max(0, min(read, changed)), read - changed), offset, plain)
     values = left(right.offsets())

@@ -216,7 +216,7 @@ class _SourceReader(TextReader):
         return out
 
     def of_tensor(self, opening: str, at: int, depth: int) -> Layout | ComposedLayout:
-        """The layout, or the shape and the stride, behind a pointer, or behind the type of make_tensor<float>()."""
+        """The layout, or the shape and stride, behind make_tensor's pointer or type."""
         start = self.at
         self.argument()
         begins = self.text[start : self.at]
