@@ -81,7 +81,8 @@ class ScaledBasis:
         value = assemble({other.path: other.value}) if isinstance(other, ScaledBasis) else other
         if value.__class__ is not tuple and (value.__class__ is not int or value):
             raise LayoutError(refusal(other, f"what is added to {self}", "a basis element or a coordinate"))
-        total: tuple[object, ...] = plus(assemble({self.path: self.value}), value)
+        total = plus(assemble({self.path: self.value}), value)
+        assert isinstance(total, tuple)  # as assemble's is
         return total
 
     __radd__ = __add__
@@ -202,7 +203,7 @@ def assemble(parts: dict[tuple[int, ...], Any]) -> Any:
     return tuple([assemble(inner[i]) if i in inner else 0 for i in range(1 + max(inner))])
 
 
-def plus(a: Any, b: Any) -> Any:
+def plus(a: Any, b: Any) -> object:
     """The sum of two coordinates, entry by entry; a mode that one of them lacks is 0 there.
 
     Raises LayoutError where one has an integer other than 0 and the other a tuple.
