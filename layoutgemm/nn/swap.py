@@ -124,7 +124,8 @@ def swap_linears(
     if allow_tf32 is not None:
         allow_tf32 = as_bool(allow_tf32, "allow_tf32 of swap_linears", OperandError)
     if not isinstance(weights, QuantizedFormat) and not (isinstance(weights, str) and weights in _WEIGHTS):
-        raise OperandError(f"weights {shown(weights)}: {', '.join(map(repr, _WEIGHTS))} or a QuantizedFormat")
+        example = f"a QuantizedFormat, as {QuantizedFormat.EXAMPLE}"
+        raise OperandError(f"weights {shown(weights)}: {', '.join(map(repr, _WEIGHTS))} or {example}")
     if isinstance(model, torch.nn.Linear):
         raise OperandError("model is a linear layer itself, and layers are replaced inside of it: Linear.of(model)")
     found: list[Swapped] = []
