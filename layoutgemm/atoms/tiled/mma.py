@@ -68,19 +68,13 @@ class TiledMma(HasPicture, HasPage, Convertible):
 
     def __post_init__(self) -> None:
         settle(self, AtomError)
-        atoms = (
-            (*self.atom_layout, 1, 1, 1)[: max(3, len(self.atom_layout))]
-            if isinstance(self.atom_layout, tuple)
-            else self.atom_layout
-        )
-        layout = atoms if isinstance(atoms, Layout) else Layout(atoms)
+        layout = self.atom_layout if isinstance(self.atom_layout, Layout) else Layout(self.atom_layout)
         permutation = () if self.permutation is None else plain(self.permutation)
-        if layout.rank > 3:
+        if not 1 <= layout.rank <= 3:
             raise AtomError(f"an atom layout counts atoms along M, N and K; {layout} has {layout.rank} modes, not 3")
         if layout.rank < 3:
-            layout = Layout.join(
-                *(layout if isinstance(layout.shape, tuple) else [layout]), *[Layout(1, 0)] * (3 - layout.rank)
-            )
+            modes = [*(layout if isinstance(layout.shape, tuple) else [layout])]
+            layout = Layout.join(*modes, *[Layout(1, 0)] * (3 - len(modes)))
         if not isinstance(permutation, (tuple, list)) or len(permutation) > 3:
             raise AtomError(f"a permutation is three tilers, of M, N and K, not {shown(permutation)}")
         check_numbering(layout, f"atom layout {layout}: {layout.size} atoms are to be numbered")
