@@ -1,4 +1,4 @@
-"""Names of CuTe and its kin that are no function here, and what is written in their place.
+"""Names of CuTe and its kin, and what is written in their place.
 
 Errors of unknown names say so.
 """

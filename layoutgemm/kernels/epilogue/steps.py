@@ -276,7 +276,7 @@ _OTHER_NAMES = {
 
 
 def other_name(activation: object) -> str:
-    """What an activation of other libraries is called here, as the end of an error.
+    """The end of an error: the name here of an activation of other libraries.
 
     >>> other_name("swish"), other_name("linear"), other_name("rleu")
     ("; 'swish' is 'silu'", "; 'linear' is None", '')
