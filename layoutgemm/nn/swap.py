@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import groupby
 
@@ -75,7 +75,7 @@ class Swaps:
 
     layers: tuple[Swapped, ...]
     others: tuple[Swapped, ...] = ()
-    ours: int = 0
+    ours: int = field(default=0, kw_only=True)
 
     @property
     def replaced(self) -> tuple[Swapped, ...]:
@@ -97,10 +97,10 @@ class Swaps:
         many = f"; {len(self.others)} other module{'s' * (len(self.others) != 1)} left" * bool(self.others)
         many += f"; {self.ours} of layoutgemm's own stay as they are" * bool(self.ours)
         last = f"{len(self.replaced)} of {len(self)} linear layers replaced{many}"
-        return "\n".join([*map(str, [*_grouped(self.layers), *_grouped(self.others)]), last])
+        return "\n".join([*map(str, [*grouped(self.layers), *grouped(self.others)]), last])
 
 
-def _grouped(found: Iterable[Swapped]) -> Iterator[Swapped]:
+def grouped(found: Iterable[Swapped]) -> Iterator[Swapped]:
     """Those whose names differ in one number as one, where they are four or more."""
     groups: dict[tuple[str, str, str], list[Swapped]] = {}
     for each in found:
@@ -191,7 +191,7 @@ def swap_linears(
         adopt(layer, new)
     for layer in methods:
         adopt_method(layer)
-    return Swaps(tuple(found), beside, ours)
+    return Swaps(tuple(found), beside, ours=ours)
 
 
 def _replacement(
