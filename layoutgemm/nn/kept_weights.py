@@ -43,7 +43,7 @@ class KeptWeight:
         return KeptWeight, ()
 
     def now(self, weight: torch.Tensor, recipe: str, region: torch.dtype | None) -> Pair | None:
-        """Values and scales of the weight, quantised anew where it or the autocast region has changed.
+        """Values and scales of the weight, quantised anew where it or its type has changed.
 
         None where a trace or a graph would record that, and for a weight without elements of its own.
         """
@@ -110,15 +110,15 @@ class MasterWeights(torch.nn.Module):
 
         A change of the weight is seen where torch counts it: optimizers, load_state_dict, `.to()`, another parameter.
         They are quantised anew in the next call in eager mode, and by eval() after train(). Writes past the count, by
-        `.data` or by collectives, are not seen: call `keep_quantized()` again. So are none by a captured graph or by
-        code of torch.compile. Both read the memory that this call, and any in eager mode, fills.
+        `.data` or by collectives, are not seen: call `keep_quantized()` again. A captured graph and
+        code of torch.compile see no change. They read the memory that this call, and any in eager mode, fills.
 
         Raises OperandError for a weight without elements here, as a sharded or a faked one.
 
-        >>> layer = MasterLinear(128, 2, bias=False, dtype=torch.bfloat16).eval().keep_quantized()
-        >>> with torch.no_grad():
-        ...     _ = layer.weight.fill_(2)
-        ...     layer(torch.ones(1, 128).bfloat16()).tolist()
+        >>> from layoutgemm.nn import MasterLinear
+        >>> layer = MasterLinear(128, 2, bias=False).requires_grad_(False).eval().keep_quantized()
+        >>> _ = layer.weight.fill_(2)
+        >>> layer(torch.ones(1, 128)).round().tolist()
         [[256.0, 256.0]]
         """
         if not isinstance(keep, bool):

@@ -195,5 +195,5 @@ def _product(
 
 
 def fp8_groups_unrecorded(x: torch.Tensor, weight: Pair, offsets: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
-    """Groups of rows of x, each times the transpose of its own matrix of a quantised weight (experts, N, K)."""
+    """Groups of rows of x times a quantised weight (experts, N, K)."""
     return _product(x, weight[0].mT, offsets, OFFSETS, ROWS, 1, kind, y=weight)
