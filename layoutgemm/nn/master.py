@@ -79,16 +79,20 @@ class MasterLinear(ActivatedLayer, MasterWeights, torch.nn.Linear):
         if not (dense and x.ndim > 1 and x.shape[-1] == self.in_features):
             check_input(x, self.in_features)  # the product checks any other input likewise
         rows, weight, bias, activation = x if x.ndim > 1 else x.unsqueeze(0), self.weight, self.bias, self.activation
-        kept, recipes = None if self._kept is None else self._quantized(x), (self.recipe_a, self.recipe_b)
-        gated = activation in GATES and (kept is not None or not differentiated(x, weight, bias))
-        by_torch = activation is not None and not gated  # which computes it on a float32 product
-        if kept is not None or gated:
-            kind, own = torch.float32 if by_torch else autocast_type(x) or x.dtype, activation if gated else None
-            value = fp8_unrecorded(rows, weight, bias, own, Recipes(*recipes), kind, kept)
+        kept = None if self._kept is None else self._quantized(x)
+        if activation is None and kept is None:
+            value = fp8_linear(rows, weight, bias, self.recipe_a, self.recipe_b, None)
+            return value if x.ndim > 1 else value.squeeze(0)
+        gated, kind = activation in GATES, autocast_type(x) or x.dtype
+        inside = gated and (kept is not None or not differentiated(x, weight, bias))  # of the kernel
+        of_product = kind if inside or activation is None else torch.float32
+        if kept is not None or inside:
+            recipes, own = Recipes(self.recipe_a, self.recipe_b), activation if inside else None
+            value = fp8_unrecorded(rows, weight, bias, own, recipes, of_product, kept)
         else:
-            value = fp8_linear(rows, weight, bias, *recipes, torch.float32 if by_torch else None)
-        if by_torch and activation is not None:
-            value = by_autograd(value, activation).to(autocast_type(x) or x.dtype)
+            value = fp8_linear(rows, weight, bias, self.recipe_a, self.recipe_b, of_product)
+        if activation is not None and not inside:
+            value = by_autograd(value, activation).to(kind)
         return value if x.ndim > 1 else value.squeeze(0)
 
     def extra_repr(self) -> str:
