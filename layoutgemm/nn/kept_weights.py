@@ -138,10 +138,10 @@ class MasterWeights(torch.nn.Module):
         self._kept.fill(weight, self.recipe_b, autocast_type(weight))
         return self
 
-    def _quantized(self, x: torch.Tensor) -> Pair | None:
-        """The kept weight for a call with x, or None."""
-        kept, weight = self._kept, self.weight
-        if kept is None or self.training or differentiated(x, weight, getattr(self, "bias", None)):
+    def _quantized(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Pair | None:
+        """The kept weight for a call with x, or None; the parameters are handed over, since a module's cost a search."""
+        kept = self._kept
+        if kept is None or self.training or differentiated(x, weight, bias):
             return None
         return kept.now(weight, self.recipe_b, autocast_type(x))
 

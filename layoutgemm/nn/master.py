@@ -79,7 +79,7 @@ class MasterLinear(ActivatedLayer, MasterWeights, torch.nn.Linear):
         if not (dense and x.ndim > 1 and x.shape[-1] == self.in_features):
             check_input(x, self.in_features)  # the product checks any other input likewise
         rows, weight, bias, activation = x if x.ndim > 1 else x.unsqueeze(0), self.weight, self.bias, self.activation
-        kept = None if self._kept is None else self._quantized(x)
+        kept = None if self._kept is None else self._quantized(x, weight, bias)
         if activation is None and kept is None:
             value = fp8_linear(rows, weight, bias, self.recipe_a, self.recipe_b, None)
             return value if x.ndim > 1 else value.squeeze(0)
@@ -137,9 +137,10 @@ class MasterGroups(MasterWeights):
     def forward(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         """The products of rows (rows, in features); group e is rows offsets[e] to offsets[e + 1]."""
         check_input(x, self.in_features)
-        kept = None if self._kept is None else self._quantized(x)
+        weight = self.weight
+        kept = None if self._kept is None else self._quantized(x, weight)
         if kept is None:
-            return fp8_grouped_matmul(x, self.weight.mT, offsets, multiple=self.multiple)
+            return fp8_grouped_matmul(x, weight.mT, offsets, multiple=self.multiple)
         kind = autocast_type(x)
         return fp8_groups_unrecorded(cast(x, kind), kept, offsets, kind or x.dtype)
 

@@ -639,6 +639,9 @@ def _of_few_tiles(
     >>> few = usual_config((600, 2048, 4096, 2), ("bf16", "bf16:col", "bf16"), None)
     >>> few.tile, usual_config((1200, 4096, 4096, 4), ("bf16", "bf16:col", "bf16"), None).tile
     ((64, 192), (128, 192))
+    >>> scaled = usual_config((1200, 4096, 4096, 4), ("e4m3", "e4m3:col", "bf16"), (1, 128))
+    >>> scaled.tile, scaled.cluster, scaled.tuning.store_at_once
+    ((128, 192), (1, 1), True)
     >>> [usual_config((600, 2048, k, 2), ("e4m3", "e4m3:col", "bf16"), (1, 128)).cluster for k in (2048, 4096)]
     [(1, 1), (2, 1)]
     """
@@ -666,11 +669,17 @@ def _of_few_tiles(
             tile, consumers=1, loader="warp", cluster=(2, 1) if pairs else (1, 1), chunks=1, buffers=2, overlap=True,
             turn_last_pair=pairs, l2_promotion=promotion,
         )  # fmt: skip
-    return Sm90Config(
+    found = Sm90Config(
         tile, loader=usual.loader, cluster=usual.cluster, chunks=1, buffers=1 if promoted and tile[1] > 128 else 2,
         overlap=True, turn_last_pair=True, halve_last_round=True, skip_empty_blocks=not promoted,
         l2_promotion=promotion,
     )  # fmt: skip
+    if not (tile == _NARROWER and usual.tuning.store_at_once and k in _AT_ONCE_K[tile]):
+        return found
+    # stored at once, tiles alone were faster than pairs
+    return replace(
+        found, cluster=(1, 1), turn_last_pair=False, store_at_once=True, chunks=_AT_ONCE_CHUNKS[tile], box_rows=ROWS
+    )
 
 
 def _equal_config(rows: int, types: tuple[str, str, str], scales: tuple[int, ...] | None) -> Sm90Config | None:
