@@ -139,7 +139,7 @@ class MasterWeights(torch.nn.Module):
         return self
 
     def _quantized(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Pair | None:
-        """The kept weight for a call with x, or None; the parameters are handed over, since a module's cost a search."""
+        """The kept weight for a call with x, or None. A module searches for its parameters, so they are given."""
         kept = self._kept
         if kept is None or self.training or differentiated(x, weight, bias):
             return None
