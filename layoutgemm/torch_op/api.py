@@ -514,7 +514,7 @@ def _not_linear(weight: object) -> torch.Tensor:
 def _linear_again(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None
 ) -> torch.Tensor | None:
-    """A kept launch of `linear` that a guard finds, recorded where a tensor has a gradient; None without one.
+    """A kept launch of `linear` that a guard finds, recorded if need be; None without one.
 
     Guards fail for other classes, and in transforms, traces and autocast.
     """
