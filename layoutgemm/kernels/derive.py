@@ -62,7 +62,7 @@ class EdgeBoxes:
         """Rows of a box outside of the matrix, at most."""
         return self.unit - 1
 
-    def is_whole(self, extent: W, first: W, share: W) -> Any:
+    def is_whole(self, extent: W, first: W, share: W) -> object:
         """True if a share's box is whole."""
         return self.left(extent, first, share) >= self.box
 
@@ -116,7 +116,7 @@ class GroupEdgeBoxes(EdgeBoxes):
         """Rows of the smaller box."""
         return extent * 0 + self.box // 2
 
-    def is_whole(self, extent: W, first: W, share: W) -> Any:
+    def is_whole(self, extent: W, first: W, share: W) -> object:
         """True if more rows are left than the smaller box has."""
         return self.left(extent, first, share) > self.box // 2
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -36,7 +36,7 @@ class KeptWeight:
 
     def __init__(self) -> None:
         self.pair: Pair | None = None
-        self.seen: tuple[Any, int, int] | None = None
+        self.seen: tuple[weakref.ref[torch.Tensor], int, int] | None = None
         self.region: torch.dtype | None = None
 
     def __reduce__(self) -> tuple[type[KeptWeight], tuple[()]]:
@@ -52,9 +52,9 @@ class KeptWeight:
         if type(weight) not in PLAIN or transforms():
             return None
         seen = self.seen
-        if not (
-            seen is not None and seen[0]() is weight and seen[1] == weight.data_ptr() and seen[2] == _writes(weight)
-            and self.region == region
+        if (
+            seen is None or seen[1] != weight.data_ptr() or seen[2] != _writes(weight) or self.region != region
+            or seen[0]() is not weight
         ):  # fmt: skip
             if not has_elements(weight) or (weight.is_cuda and torch.cuda.is_current_stream_capturing()):
                 return None  # what is quantised in a graph's capture is there once the graph has run
@@ -167,6 +167,6 @@ class MasterWeights(torch.nn.Module):
         self._changed()
         return self
 
-    def _load_from_state_dict(self, state: Mapping[str, Any], *others: Any) -> None:
+    def _load_from_state_dict(self, state: Mapping[str, object], *others: object) -> None:
         super()._load_from_state_dict(state, *others)
         self._changed()

@@ -677,9 +677,8 @@ def _of_few_tiles(
     if not (tile == _NARROWER and usual.tuning.store_at_once and k in _AT_ONCE_K[tile]):
         return found
     # stored at once, tiles alone were faster than pairs
-    return replace(
-        found, cluster=(1, 1), turn_last_pair=False, store_at_once=True, chunks=_AT_ONCE_CHUNKS[tile], box_rows=ROWS
-    )
+    alone = found.tuned(turn_last_pair=False, store_at_once=True, chunks=_AT_ONCE_CHUNKS[tile], box_rows=ROWS)
+    return replace(alone, cluster=(1, 1))
 
 
 def _equal_config(rows: int, types: tuple[str, str, str], scales: tuple[int, ...] | None) -> Sm90Config | None:
