@@ -474,20 +474,20 @@ def linear(
 
     Raises as `matmul`, and OperandError for a weight that is no matrix.
     """
-    recorded = not _is_traced() and _grad_enabled()
-    if recorded and (again := _linear_again(x, weight, bias, activation)) is not None:
-        return again
-    if (
-        recorded
-        and type(x) in PLAIN
-        and type(weight) in PLAIN
-        and (weight.requires_grad or x.requires_grad or _records(bias))
-        and (activation is None or activation == "relu")
-        and x.ndim > 1 < weight.ndim
-        and _seen_by_autograd_alone(bias)
-    ):
-        found = _linear_by_facts(x, weight, bias, activation)
-        return _first_linear(x, weight, bias, activation, allow_tf32) if found is None else found
+    if not _is_traced():
+        if (again := _linear_again(x, weight, bias, activation)) is not None:
+            return again
+        if (
+            type(x) in PLAIN
+            and type(weight) in PLAIN
+            and (activation is None or activation == "relu")
+            and x.ndim > 1 < weight.ndim
+            and _seen_by_autograd_alone(bias)
+        ):
+            if (found := _linear_by_facts(x, weight, bias, activation)) is not None:
+                return found
+            if _grad_enabled() and (weight.requires_grad or x.requires_grad or _records(bias)):
+                return _first_linear(x, weight, bias, activation, allow_tf32)
     matrix = weight.mT if isinstance(weight, torch.Tensor) and weight.ndim > 1 else _not_linear(weight)
     return matmul(x, matrix, bias=bias, activation=activation, allow_tf32=allow_tf32)
 
@@ -514,9 +514,9 @@ def _not_linear(weight: object) -> torch.Tensor:
 def _linear_again(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None
 ) -> torch.Tensor | None:
-    """A kept launch of `linear` that a guard finds, recorded; None without one.
+    """A kept launch of `linear` that a guard finds, recorded if need be; None without one.
 
-    Guards are of recorded calls: they fail for other classes, in transforms, traces and autocast, without a gradient.
+    Guards fail for other classes, and in transforms, traces and autocast.
     """
     if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0:
         return None
@@ -535,7 +535,9 @@ def _linear_again(
             found = guard
         ready = found[2]
         c = ready.product(x, weight, bias)
-        return None if c is None else _record(x, weight, bias, (c, ready, activation, True))
+        if c is None or not (found[1] and _grad_enabled()):
+            return c
+        return _record(x, weight, bias, (c, ready, activation, True))
     except (AttributeError, LookupError, TypeError, RuntimeError):  # no dense tensors, or another activation
         pass
     return None
@@ -545,7 +547,7 @@ def _last_linear() -> dict[str | None, LastCalls[PreparedProblem]]:
     return {activation: LastCalls(PREPARED) for activation in (None, "relu")}
 
 
-_LAST_LINEAR, _LAST_LINEAR_BIAS = _last_linear(), _last_linear()  # by the weight: of recorded calls, by activation
+_LAST_LINEAR, _LAST_LINEAR_BIAS = _last_linear(), _last_linear()  # by the weight, by activation
 
 
 def _linear_by_facts(
@@ -561,6 +563,8 @@ def _linear_by_facts(
         return None
     given = (x, weight) if bias is None else (x, weight, bias)
     guarded(PREPARED.seen, (x.shape, weight.shape, activation, len(given)), given, ready, MAX_READY)
+    if not (_grad_enabled() and any(each.requires_grad for each in given)):
+        return c
     return _record(x, weight, bias, (c, ready, activation, True))
 
 
