@@ -16,6 +16,7 @@ import torch
 
 from ...errors import OperandError
 from ...kernels.epilogue.chain import Epilogue
+from ...kernels.indexed.added_rows import sorts_rows
 from ...kernels.indexed.rows import OUT_ROWS, ROWS
 from ...kernels.operands.combined import Combined
 from ...kernels.orders import clusters_of_plan, schedule_of
@@ -225,7 +226,8 @@ def _launched(
         c = torch.empty(call.shape, dtype=call.kind, device="meta")
     with torch.cuda.device(device):
         workspace, rows = _partials(plan, device), rows_memory(plan, device)
-        note_workspace(rows)
+        if not sorts_rows(plan):
+            note_workspace(rows)
         held: list[torch.Tensor] = []  # copies of further matrices, which live until the launch
         found = _words(call, plan, words, workspace, rows, held)
         made = launch_of(plan, a, b, c, True, found)
@@ -275,7 +277,7 @@ def _words(
         own += [
             *order_words(plan, order, device),
             *rows_of_tensors(plan, vectors, device),
-            *rows_memory_words(plan, rows),
+            *rows_memory_words(plan, rows, vectors),
         ]
         own += vectors_of_tensors(plan, call.values, device)
         return (*own, *[0] * (MAX_WORDS - len(own))) if plan.takes_words else ()
