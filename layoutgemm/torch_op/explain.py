@@ -113,12 +113,12 @@ def explain_matmul(
         return explain_prologue(a, b, prologue, given, {"combine": combine, "epilogue": epilogue, **others})
     if combine is None and (epilogue is not None or given is not None) and _in_groups(more):
         return explain_grouped_epilogue(*grouped_call(a, b, rows, more), epilogue, given)
-    if rows is not None or out_rows is not None:
+    if rows is not None or out_rows is not None or add_rows is not None:
         if rows is not None and combine is None and getattr(b, "ndim", 0) == 3 and takes_copied_rows(more):
             return _copied_rows(a, b, rows, more)
         untaken = {name: more[name] for name in ("scale_a", "offs", "expected_rows")}
         untaken |= {"combine": combine, "given": given, "epilogue": epilogue}
-        operands = IndexedOperands(a, b, rows, out_rows, row_weights, offsets, counts)
+        operands = IndexedOperands(a, b, rows, out_rows, row_weights, offsets, counts, add_rows)
         return explain_indexed(operands, out, activation, out_dtype, config, copy_rows, untaken)
     if TYPE_CHECKING:
         assert isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)

@@ -65,6 +65,35 @@ def test_the_kernel_adds_gathered_and_weighted_rows(arch: str, c: str) -> None:
     assert np.array_equal(made.run(A, B, given=given, device="emulator").c, want)
 
 
+@needs.DSL
+@needs.C_COMPILER
+@pytest.mark.dsl
+def test_the_kernel_adds_rows_of_sorted_indices() -> None:
+    m, k, indexed = added.SCANNED + 4, 16, IndexedRows(scatter=RowIndices(ROWS, "i64"), adds=True)
+    made = plan(m, N, k, arch="sm_80", b="bf16:col", c="f32", indexed=indexed)
+    to, a, want = np.resize(TO, m).astype(np.int64), np.resize(A, (m, k)), np.zeros((ROWS, N))
+    to[:700] = 5  # one row takes most
+    np.add.at(want, to, a @ B[:k])
+    assert added.sorts_rows(made) and "a sort before the launch finds" in made.explain()
+    assert np.array_equal(made.run(a, B[:k], given={"out_rows": to}, device="emulator").c, want)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_tensors_and_arrays_are_sorted_alike(batch: int) -> None:
+    torch = pytest.importorskip("torch")
+    m = added.SCANNED + 1
+    indexed = IndexedRows(scatter=RowIndices(ROWS), adds=True)
+    made = plan(m, N, K, batch=batch, arch="sm_80", b="bf16:col", c="bf16", indexed=indexed)
+    to = RNG.integers(-2, ROWS + 2, (batch, m)).astype(np.int32)  # those outside too
+    found = [np.zeros(added.added_bytes(made), np.uint8), torch.zeros(added.added_bytes(made), dtype=torch.uint8)]
+    for memory, rows in zip(found, (to, torch.from_numpy(to))):
+        added.write_sorted(made, memory, rows.reshape(-1))
+    assert np.array_equal(found[0], found[1].numpy())
+    order, names = (int(x) for x in added.sorted_places(made, (batch, m, N)))
+    places = found[0][order:names].view(np.int64).reshape(batch, m)
+    assert np.array_equal(np.take_along_axis(to, places, 1).reshape(-1), found[0][names:].view(np.int32))
+
+
 def test_groups_of_rows_add_their_experts_results() -> None:
     """The second half of a mixture of experts."""
     config, offsets = Sm90Config((64, 64), consumers=1), np.array([0, 5, 5, M], np.int32)

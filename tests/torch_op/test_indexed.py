@@ -14,6 +14,7 @@ import layoutgemm
 from layoutgemm import Sm90Config, grouped_matmul, matmul
 from layoutgemm.errors import LayoutError, OperandError, PlanError, TensorError
 from layoutgemm.torch_op.indexed import product
+from layoutgemm.torch_op.indexed.added import added
 from layoutgemm.torch_op.scaled_grouped import kept
 from tests.torch_op.test_operator import BF16, F32, emulated, integers
 
@@ -479,6 +480,55 @@ def test_rows_of_groups_are_added() -> None:
     for more, text in (({"out_rows": x["out_rows"]}, "out_rows and add_rows"), ({"bias": ADDED_TO}, "bias: a product")):
         with pytest.raises(OperandError, match=text):
             grouped_matmul(x["a"], x["experts"], OFFSETS, **given, **more)
+
+
+def test_rows_are_added_in_any_order_by_name() -> None:
+    x = problem()
+    given = {"row_weights": x["weights"], "add_rows": ADDED_TO}
+    for options in ({}, {"out": torch.ones(8, N, dtype=BF16)}, {"bias": torch.ones(N)}):
+        got, want = (
+            matmul(x["a"][x["rows"]], x["b"], ordered=ordered, **given, **{n: t.clone() for n, t in options.items()})
+            for ordered in (False, True)
+        )
+        assert torch.equal(got, want)
+    groups = {**given, "rows": x["rows"], "out_dtype": F32}
+    any_order, want = (grouped_matmul(x["a"], x["experts"], OFFSETS, ordered=o, **groups) for o in (False, True))
+    assert torch.equal(any_order, want)
+    refused = [
+        ({"ordered": 0}, "ordered = 0: True, or False"), ({}, "add_rows= names them, and it is not given"),
+        ({"add_rows": ADDED_TO[:3]}, "a row for each row of a product of shape"),
+        ({"add_rows": ADDED_TO.float()}, "add_rows is torch.float32"),
+        ({"add_rows": ADDED_TO + M}, r"add_rows\[0\] = \d+: the result has"),
+        ({"add_rows": ADDED_TO, "out": torch.zeros(8, N)}, "out is torch.float32"),
+        ({"add_rows": ADDED_TO, "out_rows": ADDED_TO}, "out_rows and add_rows"),
+    ]  # fmt: skip
+    for more, text in refused:
+        with pytest.raises(OperandError, match=text):
+            matmul(x["a"][x["rows"]], x["b"], **{"ordered": False, **more})
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_added_rows_have_all_derivatives(ordered: bool) -> None:
+    to = torch.tensor([1, 3, 1, 9, -1])  # the last two are outside
+    x, rows = torch.arange(8.0).reshape(4, 2).requires_grad_(), torch.ones(5, 2).requires_grad_()
+
+    def call(x: Any, rows: Any) -> Any:
+        return added(x, to, rows, ordered).square()
+
+    want = torch.zeros(4, 2).index_add(0, to[:3], torch.ones(3, 2)) + x
+    assert torch.equal(call(x, rows), want.square())
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    for function in (call, compiled):
+        of_x, of_rows = torch.autograd.grad(function(x, rows).sum(), (x, rows))
+        assert torch.equal(of_x, 2 * want) and torch.equal(of_rows[:3], (2 * want)[to[:3]]) and not of_rows[3:].any()
+    (of_rows,) = torch.autograd.grad(call(x, rows).sum(), rows, create_graph=True)
+    (twice,) = torch.autograd.grad(of_rows.sum(), rows)
+    assert twice[:, 0].tolist() == [4.0, 2.0, 4.0, 0.0, 0.0]  # rows 0 and 2 are of one index
+    _, tangent = torch.func.jvp(lambda rows: call(x.detach(), rows), (rows.detach(),), (rows.detach(),))
+    assert torch.equal(tangent, (2 * want * (want - x)).detach())
+    both = torch.stack([rows, 2 * rows]).detach()
+    assert torch.equal(torch.func.vmap(call, (None, 0))(x.detach(), both)[1], call(x, 2 * rows).detach())
+    assert added(x[:0], to, rows).shape == (0, 2)
 
 
 @pytest.mark.dsl

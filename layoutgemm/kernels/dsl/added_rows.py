@@ -2,8 +2,8 @@
 
 step      a warp's lanes
 ------    -----------------------------------------------------------------------------------------------------------
-look      each at one of 32 indices; a vote says which of them are the warp's row of C. Where one comes before the warp's
-          own index, another warp sums the row
+look      each at one of 32 indices; a vote says which of them are the warp's row of C. If one is before the warp's own
+          index, another warp sums the row
 add       for each of these, the lowest first: all lanes load its vectors of 16 bytes, and add them in f32. The loads of
           `AT_ONCE` rows are under way together
 store     where any was found: C's elements are read, added to, and stored

@@ -39,7 +39,8 @@ from ...schedule.listed import TileList
 from ..bias_activation import GATES, by_torch
 from ..checks import copied
 from ..epilogue import check_order, finish_of, readable_gate, reference_of
-from ..indexed.torch_rows import added, gathered, scattered
+from ..indexed.added import added
+from ..indexed.torch_rows import gathered, scattered
 from ..launch import DirectLaunch, fill, mark_written, note_list, note_target, note_workspace, raw_stream
 from ..operands.pairs import computed_pairs
 from ..operands.several import BY_MMA_SYNC, combined_sums
@@ -108,7 +109,7 @@ def stored(
     vectors  by name, those of rows of the result among them. Rows are added in float32, and rounded once
     """
     if (names := vectors.get(ADD_ROWS)) is not None:
-        return out.copy_(added(out.float(), names, value.float()).to(out.dtype))
+        return out.copy_(added(out, names, value))
     if (rows := vectors.get(OUT_ROWS)) is None:
         return copied(value if inside is None else torch.where(inside, value, out), out)
     if inside is not None:

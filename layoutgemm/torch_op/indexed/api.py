@@ -15,9 +15,10 @@ from ..compiled.traced import refusal, refuse
 from ..prepared import config_text
 from ..scaled_grouped.kept import find
 from ..scaled_grouped.scaled import check_config
+from .added import added
 from .operators import CHECK_INDEXED
 from .product import IndexedOperands, check_indexed, indexed_product, placed
-from .torch_rows import added, scattered
+from .torch_rows import scattered
 
 ONE_VECTOR = (False, True, True, True, True)  # `rows` alone is given: whether each vector is not
 _NO_OPERATOR = (
@@ -126,7 +127,7 @@ def _traced(
     value = _operator(_in_order(given), activation, out_dtype, config, copy_rows)
     if given.add_rows is not None:
         first = torch.zeros_like(value) if out is None else out
-        found = added(first.float(), given.add_rows, value.float()).to(value.dtype)
+        found = added(first, given.add_rows, value)
         return found if out is None else out.copy_(found)
     assert out is not None
     return out.copy_(value) if given.out_rows is None else scattered(out, given.out_rows, value)

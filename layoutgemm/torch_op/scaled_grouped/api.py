@@ -31,6 +31,7 @@ from ..checks import (
 )
 from ..compiled.traced import check_kinds, named, refusal, refuse, refuse_finish
 from ..fp8.launch import AS_QUANTIZE, kept_shapes
+from ..indexed.added import unordered_sums
 from ..indexed.api import indexed_matmul
 from ..indexed.grouped_rows import Options, grouped_rows, takes_copied_rows
 from ..indexed.product import IndexedOperands
@@ -352,6 +353,7 @@ def grouped_matmul(
     rows: torch.Tensor | None = None, out_rows: torch.Tensor | None = None, row_weights: torch.Tensor | None = None,
     copy_rows: bool | None = None, epilogue: Epilogue | None = None, given: Mapping[str, object] | None = None,
     prologue: Prologue | None = None, add_rows: torch.Tensor | None = None, combine: Combine | None = None,
+    ordered: bool = True,
 ) -> torch.Tensor:  # fmt: skip
     """A grouped GEMM, as in a mixture of experts: a product for each group, in one launch.
 
@@ -393,7 +395,8 @@ def grouped_matmul(
               alone, (experts, M): row i of group e reads row rows[e, i] of a[e], or of a matrix a. With `offs`, a bias
               or scales `rows` alone: scales of rows are those of a's rows, and read by row index too
     add_rows  in place of `out_rows`, with `offsets`: row i is added to row add_rows[i] of the result, as for `matmul`.
-              So the experts' results of a token become one. Goes with `rows`, `row_weights` and an activation
+              So the experts' results of a token become one. Goes with `rows`, `row_weights` and an activation;
+              `ordered`  as for `matmul`: False goes with all of these and with scales, bias, `offs`, `epilogue`
     copy_rows  of `rows`, as for `matmul`: whether a's rows are copied to a workspace first
     epilogue  in place of bias and activation, behind the scales: any `kernels.epilogue.chain.Epilogue`. Of all forms
               but columns; with `rows`, of groups of rows and, without scales, of masked groups
@@ -424,6 +427,14 @@ def grouped_matmul(
     >>> grouped_matmul(a.T, a, offs=torch.tensor([1, 1, 3]))[:, 0, 0].tolist()
     [1.0, 0.0, 2.0]
     """
+    if ordered is not True:
+        vectors = {"rows": rows, "out_rows": out_rows, "row_weights": row_weights, "copy_rows": copy_rows}
+        return unordered_sums(ordered, grouped_matmul, a, b, add_rows, out, vectors, {
+            "offsets": offsets, "offs": offs, "counts": counts, "expected_rows": expected_rows, "scale_a": scale_a,
+            "scale_b": scale_b, "recipe_a": recipe_a, "recipe_b": recipe_b, "bias": bias, "activation": activation,
+            "use_fast_accum": use_fast_accum, "out_dtype": out_dtype, "config": config, "epilogue": epilogue,
+            "given": given, "prologue": prologue, "combine": combine,
+        })  # fmt: skip
     of_rows = any(x is not None for x in (rows, out_rows, row_weights, copy_rows, add_rows))
     several = combine is not None or isinstance(b, (tuple, list))
     if several or of_rows or epilogue is not None or given is not None or prologue is not None:
