@@ -408,7 +408,7 @@ def grouped_matmul(
               with bias, activation and, of groups of rows, `rows`, which torch copies first
     combine   for a tuple b of two to four matrices of each group, as for `matmul`: the function of
               (*products, ops, **given), or the name of a gate. `given` has its numbers. Of groups of rows and masked
-              ones, with bias and activation behind the function, and `rows`, copied first, with offsets or offs
+              ones, with bias and activation or an epilogue behind the function, and `rows`, which are copied first
 
     On a GPU the values of offsets, offs and counts are read by the kernel alone: the host does not wait for them, and
     they are not checked. No row is written outside of its group, and a group along K of float8 that begins or ends

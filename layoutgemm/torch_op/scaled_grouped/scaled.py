@@ -24,6 +24,7 @@ from ...kernels.alignment import address_misfit
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.fp8.plan import BLOCK as BLOCK_OF_C
 from ...kernels.indexed.rows import IndexedRows
+from ...kernels.operands.combined import Combined
 from ...kernels.operands.gated import HALVES
 from ...kernels.ragged import Ragged
 from ...kernels.run.operand_checks import addressed
@@ -422,13 +423,13 @@ def tuned_name(
 @lru_cache(maxsize=1024)
 def derived(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], groups: tuple[int, ...] | None, config: Sm90Config,
-    ragged: Ragged | AlongK | None = None, epilogue: Epilogue | None = None, gate: str | None = None,
+    ragged: Ragged | AlongK | None = None, epilogue: Epilogue | None = None, gate: str | Combined | None = None,
     indexed: IndexedRows | None = None, span: int = 1,
 ) -> Sm90Plan:  # fmt: skip
     """The plan of a product.
 
     ragged  groups of rows, or along K
-    gate    the function of a gate; N is C's columns
+    gate    the function of a gate, or of products with several matrices; N is C's columns
     indexed which rows of A are copied first
     groups  rows of A, and columns of B, that share a scale; None for a main loop that only adds
     span    K blocks whose scales lie together
