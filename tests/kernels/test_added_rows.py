@@ -65,19 +65,6 @@ def test_the_kernel_adds_gathered_and_weighted_rows(arch: str, c: str) -> None:
     assert np.array_equal(made.run(A, B, given=given, device="emulator").c, want)
 
 
-@needs.DSL
-@needs.C_COMPILER
-@pytest.mark.dsl
-def test_the_kernel_adds_rows_of_sorted_indices() -> None:
-    m, k, indexed = added.SCANNED + 4, 16, IndexedRows(scatter=RowIndices(ROWS, "i64"), adds=True)
-    made = plan(m, N, k, arch="sm_80", b="bf16:col", c="f32", indexed=indexed)
-    to, a, want = np.resize(TO, m).astype(np.int64), np.resize(A, (m, k)), np.zeros((ROWS, N))
-    to[:700] = 5  # one row takes most
-    np.add.at(want, to, a @ B[:k])
-    assert added.sorts_rows(made) and "a sort before the launch finds" in made.explain()
-    assert np.array_equal(made.run(a, B[:k], given={"out_rows": to}, device="emulator").c, want)
-
-
 @pytest.mark.parametrize("batch", [1, 3])
 def test_tensors_and_arrays_are_sorted_alike(batch: int) -> None:
     torch = pytest.importorskip("torch")
