@@ -41,7 +41,7 @@ from .scaled_grouped.explain import explain_grouped, explain_grouped_epilogue, e
 from .scaled_grouped.grouped import check_expected, groups_of
 from .scaled_grouped.grouped_epilogue import grouped_call
 from .scaled_grouped.own_epilogue import ScaledFactors
-from .scaled_grouped.scaled import BiasActivation
+from .scaled_grouped.scaled import BiasActivation, unswapped
 from .solver import solve, why_unfused
 
 Packed = QuantizedWeight | QuantizedExperts
@@ -99,6 +99,8 @@ def explain_matmul(
         }  # fmt: skip
         return explain_packed(a, b, bias, offsets, (scale_a, activation, out_dtype, config), untaken)
     config = _not_streamed(config)
+    if any(x is not None for x in (scale_a, offsets, offs, counts)):
+        config = unswapped(config)
     more: Options = {
         "offsets": offsets, "offs": offs, "counts": counts, "expected_rows": expected_rows, "scale_a": scale_a,
         "scale_b": scale_b, "recipe_a": recipe_a, "recipe_b": recipe_b, "bias": bias, "activation": activation,

@@ -38,7 +38,7 @@ from ..indexed.product import IndexedOperands
 from ..launch import ProductCall
 from ..operands.grouped_api import grouped_combined
 from ..own_epilogue.scaled_api import QUANTIZES, traced_grouped, traced_scaled
-from ..prepared import config_text
+from ..prepared import Config, config_text
 from ..prologue.grouped_api import grouped_prologue_product
 from .grouped import (
     COLUMNS,
@@ -69,7 +69,7 @@ from .operators import (
 )
 from .own_epilogue import ScaledFactors, with_epilogue
 from .recipes import fast_accum, recipe_text
-from .scaled import APART, BiasActivation, check_config, scaled_product
+from .scaled import APART, BiasActivation, check_config, scaled_product, unswapped
 
 _is_traced = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
@@ -125,7 +125,7 @@ def scaled_matmul(
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = torch.bfloat16,
     out_recipe: None = None,
-    config: Sm90Config | None = None,
+    config: Config | None = None,
     epilogue: Epilogue | None = None,
     given: Mapping[str, object] | None = None,
 ) -> torch.Tensor: ...
@@ -146,7 +146,7 @@ def scaled_matmul(
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None,
     out_recipe: object,
-    config: Sm90Config | None = None,
+    config: Config | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
@@ -165,7 +165,7 @@ def scaled_matmul(
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = torch.bfloat16,
     out_recipe: object = None,
-    config: Sm90Config | None = None,
+    config: Config | None = None,
     epilogue: Epilogue | None = None,
     given: Mapping[str, object] | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -212,6 +212,7 @@ def scaled_matmul(
     >>> scaled_matmul(a, rows, b, columns, recipe_a="RowWise", recipe_b="RowWise").tolist()
     [[128.0, 256.0, 384.0], [512.0, 1024.0, 1536.0]]
     """
+    config = unswapped(config)
     if epilogue is not None or given is not None:
         of = ScaledFactors(a, scale_a, b, scale_b)
         if _is_traced():
@@ -349,7 +350,7 @@ def grouped_matmul(
     scale_a: torch.Tensor | None = None,
     scale_b: torch.Tensor | None = None, recipe_a: object = None, recipe_b: object = None,
     bias: torch.Tensor | None = None, activation: str | None = None, use_fast_accum: bool = True,
-    out: torch.Tensor | None = None, out_dtype: torch.dtype | None = None, config: Sm90Config | None = None,
+    out: torch.Tensor | None = None, out_dtype: torch.dtype | None = None, config: Config | None = None,
     rows: torch.Tensor | None = None, out_rows: torch.Tensor | None = None, row_weights: torch.Tensor | None = None,
     copy_rows: bool | None = None, epilogue: Epilogue | None = None, given: Mapping[str, object] | None = None,
     prologue: Prologue | None = None, add_rows: torch.Tensor | None = None, combine: Combine | None = None,
@@ -427,6 +428,7 @@ def grouped_matmul(
     >>> grouped_matmul(a.T, a, offs=torch.tensor([1, 1, 3]))[:, 0, 0].tolist()
     [1.0, 0.0, 2.0]
     """
+    config = unswapped(config)
     if ordered is not True:
         vectors = {"rows": rows, "out_rows": out_rows, "row_weights": row_weights, "copy_rows": copy_rows}
         return unordered_sums(ordered, grouped_matmul, a, b, add_rows, out, vectors, {

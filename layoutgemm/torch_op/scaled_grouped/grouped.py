@@ -596,8 +596,8 @@ def chosen(
     if isinstance(gate, Combined):
         rows, said = (masked_rows(sizes[0]), "taken to be") if masked else (-(-sizes[0] // sizes[3]), "on average")
         of_rows, unit = rows * sizes[3] if masked else sizes[0], lcm(_unit(gate, types), gate.matrices * columns)
-        found = usual_config((of_rows, *sizes[1:]), types, scales, gate.matrices, columns, gpu(index)[0])
-        config = whole_columns(found, unit)
+        usual = usual_config((of_rows, *sizes[1:]), types, scales, gate.matrices, columns, gpu(index)[0])
+        config = whole_columns(usual, unit)
         return config, f"{rows} rows a group {said}: tiles of {'x'.join(map(str, config.tile))}"
     sums = 1 if gate is None else HALVES
     found = tuned_store.lookup(gpu(index)[1], sizes, *ragged_name(types, scales, gate, MASKED if masked else ROWS))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from ...kernels.operands.gated import HALVES
 from ...kernels.ragged import Ragged
 from ...kernels.run.operand_checks import addressed
 from ...kernels.sm90.along_k import AlongK
+from ...kernels.sm90.choose.rules import Sm90Choice
 from ...kernels.sm90.choose.scaled_grouped import (
     gated_config,
     plan_with_scales,
@@ -45,7 +46,7 @@ from ..checks import check_activation, stored_as
 from ..compiled.guards import MAX_READY
 from ..epilogue import epilogue_product, finish_of
 from ..fp8.launch import AS_QUANTIZE, computed_into
-from ..prepared import gpu, on_gpu, prepare
+from ..prepared import Config, gpu, on_gpu, prepare
 from ..problem import half
 from ..reference import exact
 from ..types import C_NAMES, NAMES, READ, listed
@@ -165,8 +166,16 @@ def span_of(k: int, recipes: Recipes, *scales: torch.Tensor | None) -> int:
     return span if all(addressed(x) and lie_together(x.stride(), x.data_ptr(), span) for x in given) else 1
 
 
+def unswapped(config: Config | None) -> Sm90Config | None:
+    """The configuration of a choice, as `layoutgemm.tune` gives it; a swapped one as it is, for `check_config`."""
+    found = config.config if isinstance(config, Sm90Choice) and not config.swapped else config
+    return cast("Sm90Config | None", found)
+
+
 def check_config(config: object) -> None:
     """Raise OperandError for what is no configuration."""
+    if isinstance(config, Sm90Choice):
+        raise OperandError("config is of the transposed product (swapped), and this product keeps its operands' places")
     if config is not None and not isinstance(config, Sm90Config):
         raise OperandError(f"config is a {type(config).__qualname__}; it is an Sm90Config or None")
 
