@@ -38,7 +38,7 @@ from ...kernels.verbs import named
 from ...schedule.listed import TileList
 from ..bias_activation import GATES, by_torch
 from ..checks import copied
-from ..epilogue import check_order, finish_of, readable_gate, reference_of
+from ..epilogue import check_order, finish_of, readable_gate, reduce_nothing, reference_of
 from ..indexed.added import added
 from ..indexed.torch_rows import gathered, scattered
 from ..launch import DirectLaunch, fill, mark_written, note_list, note_target, note_workspace, raw_stream
@@ -126,7 +126,9 @@ def computed(call: ComposedCall, config: Config | None, out: torch.Tensor | None
     if call.plain_pairs and (not on_gpu(call.a[0].get_device()) or target(call.a[0].get_device())[0] == "sm_90a"):
         bias = call.values[BIAS] if BIAS in parts.own else None
         return computed_pairs(call.a, call.b, bias, parts.activation, call.kind, config, out)
-    if 0 in (*call.shape, call.rows, *[x.shape[-1] for x in call.a], *call.a[0].shape):
+    if 0 in call.shape:
+        return _of_nothing(call, out)
+    if 0 in (call.rows, *[x.shape[-1] for x in call.a], *call.a[0].shape):
         sizes = f"shape {list(call.shape)} over K = {', '.join(str(x.shape[-1]) for x in call.a)}"
         raise OperandError(f"a product with several parts, of {sizes}: no size may be 0")
     if call.of_rows and len(call.shape) > 2:
@@ -147,6 +149,13 @@ def computed(call: ComposedCall, config: Config | None, out: torch.Tensor | None
     if not on_gpu(call.a[0].get_device()):
         return _by_reference(call, ready, out)
     return _launched(call, ready, finish.words if finish is not None else (), out)
+
+
+def _of_nothing(call: ComposedCall, out: torch.Tensor | None) -> torch.Tensor:
+    """A product without elements: `out` as it is, or zeros; the reductions of no element at all."""
+    if call.parts.epilogue is not None:
+        reduce_nothing(call.parts.epilogue, call.values)
+    return call.a[0].new_zeros(call.result, dtype=call.kind) if out is None else out
 
 
 def ways_of_call(call: ComposedCall, config: Config | None, epilogue: Epilogue | None) -> Ways | None:
