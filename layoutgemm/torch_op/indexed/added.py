@@ -7,7 +7,7 @@
     gathered rows                              on the CPU index_add, one row after the other
     with ordered=False                         torch's index_add: on a GPU by atomics, in any order
 
-All add in float32 and round once, and drop the rows of indices outside.
+All add in float32 and round once, integers in their own type, and drop the rows of indices outside.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ def _sums(
 ) -> torch.Tensor:  # fmt: skip
     if 0 in (*x.shape, rows.shape[0]):
         return x.clone()
-    inside, named = inside_rows(indices, x.shape[0])
-    return add(x.float(), named, torch.where(inside, rows.float(), 0)).to(x.dtype)
+    count, kind = x.shape[0], torch.float32 if x.is_floating_point() else x.dtype
+    named = torch.where((indices >= 0) & (indices < count), indices, count)  # those outside add to a row more
+    wide = torch.cat([x.to(kind), x.new_zeros(1, x.shape[1], dtype=kind)])
+    return add(wide, named, rows.to(kind))[:count].to(x.dtype)
 
 
 def _index_add(x: torch.Tensor, indices: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -126,6 +128,8 @@ def unordered_sums(
     if "row_weights" in given and "rows" not in given and isinstance(a, torch.Tensor):
         given["rows"] = torch.arange(a.shape[0], device=a.device)
     made = product(a, b, **given, **others)
+    if made.is_floating_point() and made.itemsize == 1:
+        refuse(f"add_rows: rows of {made.dtype} are not added, as 8 bits are too coarse: say out_dtype=")
     if made.ndim != 2 or add_rows.dtype not in INTS or tuple(add_rows.shape) != made.shape[:1]:
         of = f"{add_rows.dtype} of shape {list(add_rows.shape)}"
         refuse(f"add_rows is {of}: int32 or int64, a row for each row of a product of shape {list(made.shape)}")
