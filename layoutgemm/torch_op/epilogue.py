@@ -362,7 +362,7 @@ def order_of_matrices(x: torch.Tensor) -> str:
 
 
 def order_of(operand: Operand, x: torch.Tensor) -> str:
-    """Which index of an operand of rank 2 is contiguous, or "" where no kernel takes it so."""
+    """Which index of an operand of rank 2 is contiguous; "" where no kernel takes it."""
     return order_of_matrices(x) if operand.axes == "mn" else order_of_numbers(x)
 
 

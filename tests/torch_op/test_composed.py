@@ -442,7 +442,7 @@ def test_other_refusals_name_the_operand() -> None:
 
 
 def test_products_without_rows_are_empty() -> None:
-    """As of an expert without tokens: no reduction has an element, and rows that are added are none."""
+    """As of an expert without tokens: no reduction has an element, and no row is added."""
     none, out, found = torch.zeros(0, dtype=torch.long), OUT.clone(), {"most": torch.zeros(0), "sums": torch.ones(72)}
     steps, left = Epilogue(RowReduce("max", "most"), ColumnReduce("sum", "sums")), A[:0].requires_grad_()
     c = matmul(A[:0], B, order="hilbert", epilogue=steps, given=found)

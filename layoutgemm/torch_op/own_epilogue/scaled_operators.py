@@ -59,7 +59,7 @@ def _checked_scaled(
 def further_of(
     function: str, epilogue: str, read: Sequence[torch.Tensor], numbers: Sequence[float]
 ) -> tuple[FurtherMatrices | None, Sequence[torch.Tensor], Sequence[float]]:
-    """The matrices B behind the first with their function, and the operands of the epilogue alone.
+    """The further matrices B with their function, and the epilogue's own operands.
 
     function       a `Combined.json`, or "" for one B
     read, numbers  of the epilogue, then the matrices and the function's numbers

@@ -614,7 +614,7 @@ def chosen(
 
 
 def _unit(how: Combined, types: tuple[str, str, str]) -> int:
-    """The tiles' columns are a multiple of this, so that each matrix has whole lines of its own."""
+    """The number that divides a tile's columns: each matrix then has whole lines."""
     return how.matrices * (8 if types[1].endswith("col") else LINE // dtype(types[1].partition(":")[0]).bytes)
 
 

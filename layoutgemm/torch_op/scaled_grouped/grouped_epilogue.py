@@ -469,7 +469,7 @@ def checked_groups(
 
 
 def _check_names_of_numbers(of: GroupedFactors, further: FurtherMatrices, operands: GivenOperands) -> None:
-    """Raise OperandError for a number of the function with the name of another operand of the kernel."""
+    """Raise OperandError for a number of the function that is named as another operand."""
     taken = {"bias", "a", "b", "c", "rows", "a_rows", WORKSPACE, *of.words, *operands.every}
     for name in further.numbers:
         if name in taken:
