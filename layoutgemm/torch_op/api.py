@@ -300,10 +300,12 @@ def matmul(
     if allow_tf32 is not None and not isinstance(allow_tf32, bool):
         allow_tf32 = traced_flag(allow_tf32)
     if ordered is not True:
-        more = {"given": given, "config": config, "allow_tf32": allow_tf32, "combine": combine, "triangles": triangles}
-        of_rows = {"rows": rows, "out_rows": out_rows, "row_weights": row_weights, "copy_rows": copy_rows}
-        steps = {"bias": bias, "activation": activation, "epilogue": epilogue, "order": order, "prologue": prologue}
-        return unordered_sums(ordered, matmul, a, b, add_rows, out, of_rows, {**more, **steps, "out_dtype": out_dtype})
+        return unordered_sums(ordered, matmul, a, b, add_rows, out, {
+            "bias": bias, "activation": activation, "epilogue": epilogue, "given": given, "config": config,
+            "out_dtype": out_dtype, "allow_tf32": allow_tf32, "combine": combine, "order": order, "rows": rows,
+            "out_rows": out_rows, "row_weights": row_weights, "copy_rows": copy_rows, "prologue": prologue,
+            "triangles": triangles,
+        })  # fmt: skip
     indexed = rows is not None or out_rows is not None or row_weights is not None or add_rows is not None
     several = order is not None or combine is not None or prologue is not None or triangles is not None
     if several or (indexed and epilogue is not None):

@@ -98,9 +98,7 @@ def explain_matmul(
             "add_rows": add_rows,
         }  # fmt: skip
         return explain_packed(a, b, bias, offsets, (scale_a, activation, out_dtype, config), untaken)
-    config = _not_streamed(config)
-    if any(x is not None for x in (scale_a, offsets, offs, counts)):
-        config = unswapped(config)
+    config = _not_streamed(config, any(x is not None for x in (scale_a, offsets, offs, counts)))
     more: Options = {
         "offsets": offsets, "offs": offs, "counts": counts, "expected_rows": expected_rows, "scale_a": scale_a,
         "scale_b": scale_b, "recipe_a": recipe_a, "recipe_b": recipe_b, "bias": bias, "activation": activation,
@@ -142,11 +140,14 @@ def explain_matmul(
     return _plain(a, b, out, config, out_dtype, activation)
 
 
-def _not_streamed(config: Config | PackedConfig | None) -> Config | None:
-    """A product's configuration. Raises OperandError for that of a product of packed weights."""
+def _not_streamed(config: Config | PackedConfig | None, unswaps: bool) -> Config | None:
+    """A product's configuration. Raises OperandError for that of a product of packed weights.
+
+    unswaps  whether the product takes the configuration of a choice alone
+    """
     if isinstance(config, StreamedConfig):
         raise OperandError(f"config = {config}: it is of products with a QuantizedWeight")
-    return config
+    return unswapped(config) if unswaps else config
 
 
 def _together(

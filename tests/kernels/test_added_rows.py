@@ -14,6 +14,7 @@ from layoutgemm.kernels import IndexedRows, Ragged, RowIndices, Sm90Config, Sm90
 from layoutgemm.kernels.epilogue.chain import Epilogue, VectorScale
 from layoutgemm.kernels.indexed import added_rows as added
 from layoutgemm.kernels.indexed.row_copy import RowCopy
+from layoutgemm.kernels.run.epilogue_operands import write_sorted
 from tests import needs
 
 M, N, K, ROWS = 72, 44, 64, 9
@@ -74,7 +75,7 @@ def test_tensors_and_arrays_are_sorted_alike(batch: int) -> None:
     to = RNG.integers(-2, ROWS + 2, (batch, m)).astype(np.int32)  # those outside too
     found = [np.zeros(added.added_bytes(made), np.uint8), torch.zeros(added.added_bytes(made), dtype=torch.uint8)]
     for memory, rows in zip(found, (to, torch.from_numpy(to))):
-        added.write_sorted(made, memory, rows.reshape(-1))
+        write_sorted(made, memory, rows.reshape(-1))
     assert np.array_equal(found[0], found[1].numpy())
     order, names = (int(x) for x in added.sorted_places(made, (batch, m, N)))
     places = found[0][order:names].view(np.int64).reshape(batch, m)

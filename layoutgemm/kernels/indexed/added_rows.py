@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -31,9 +31,6 @@ from ...report import Check
 from ..numbers import W
 from .row_copy import RowCopy
 from .rows import OUT_ROWS, IndexedRows
-
-if TYPE_CHECKING:
-    import torch
 
 AddingPlan: TypeAlias = Any  # a plan of any architecture: they share no class with all that is read here
 SUM = RowCopy(vectors=2, warps=4)  # which run of a row of C a warp has: a lane holds 16 sums of 16-bit elements
@@ -74,28 +71,6 @@ def sorts_rows(plan: AddingPlan) -> bool:
     [False, True]
     """
     return getattr(plan, "adds_rows", False) and plan.m > SCANNED
-
-
-def write_sorted(plan: AddingPlan, memory: np.ndarray | torch.Tensor, rows: Any) -> None:
-    """Write the sorted indices to the workspace, where the launch reads them.
-
-    memory  the workspace's bytes
-    rows    the row indices: an array, or a tensor of the memory's device, on whose stream they are sorted
-    """
-    if not sorts_rows(plan):
-        return
-    shape = plan.matrices_of_c, plan.m
-    order, names = sorted_places(plan, (*shape, plan.n))
-    rows, behind = rows.reshape(shape), memory[names : added_bytes(plan)]
-    if isinstance(memory, np.ndarray):
-        found = np.argsort(rows, kind="stable")
-        memory[order:names].view(np.int64).reshape(shape)[:] = found
-        behind.view(rows.dtype).reshape(shape)[:] = np.take_along_axis(rows, found, -1)
-        return
-    import torch
-
-    places = memory[order:names].view(torch.int64).view(shape)
-    torch.sort(rows, dim=-1, stable=True, out=(behind.view(rows.dtype).view(shape), places))
 
 
 def check_added(plan: AddingPlan) -> None:

@@ -16,7 +16,7 @@ from ...errors import OperandError
 from ...schedule import TileList
 from ..epilogue.chain import MAX_WORDS
 from ..epilogue.parameters import float_word, host_number
-from ..indexed.added_rows import added_bytes, write_sorted
+from ..indexed.added_rows import added_bytes, sorted_places, sorts_rows
 from ..indexed.rows import OUT_ROWS
 from ..operands.product import distance_of
 from ..operands.prologue import PrologueOperand
@@ -313,6 +313,29 @@ def rows_memory(plan: NamedPlan, device: torch.device) -> torch.Tensor | None:
     import torch
 
     return torch.empty(sum(_row_bytes(plan)), dtype=torch.uint8, device=device)
+
+
+def write_sorted(
+    plan: NamedPlan, memory: np.ndarray | torch.Tensor, rows: np.ndarray | torch.Tensor
+) -> None:  # fmt: skip
+    """Write the sorted row indices of C to the workspace, where the launch reads them: see `indexed.added_rows`.
+
+    memory  the workspace's bytes
+    rows    the row indices, on the memory's device, on whose stream they are sorted
+    """
+    if not sorts_rows(plan):
+        return
+    shape = plan.matrices_of_c, plan.m
+    order, names = sorted_places(plan, (*shape, plan.n))
+    rows, places, behind = rows.reshape(shape), memory[order:names], memory[names : added_bytes(plan)]
+    if isinstance(rows, np.ndarray):
+        found = np.argsort(rows, kind="stable")
+        places.view(np.int64).reshape(shape)[:] = found
+        behind.view(rows.dtype).reshape(shape)[:] = np.take_along_axis(rows, found, -1)
+        return
+    import torch
+
+    torch.sort(rows, stable=True, out=(behind.view(rows.dtype).view(shape), places.view(torch.int64).view(shape)))
 
 
 def rows_memory_words(plan: NamedPlan, memory: torch.Tensor | None, given: Given) -> list[int]:

@@ -13,7 +13,6 @@ All add in float32 and round once, integers in their own type, and drop the rows
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch.autograd.function import FunctionCtx
@@ -100,37 +99,39 @@ with_autograd("added_rows", _Added.apply)
 
 
 def unordered_sums(
-    ordered: object, product: Callable[..., torch.Tensor], a: Any, b: Any, add_rows: object, out: torch.Tensor | None,
-    vectors: Mapping[str, torch.Tensor | bool | None], others: Mapping[str, object],
+    ordered: object, product: Callable[..., torch.Tensor], a: object, b: object, add_rows: object,
+    out: torch.Tensor | None, others: Mapping[str, object],
 ) -> torch.Tensor:  # fmt: skip
     """A product's rows, added to `out` or to zeros in any order: a call with ordered=False.
 
     ordered  as it was given
     product  of a and b, with their rows in order: `matmul`, or `grouped_matmul`
-    vectors  of rows, by the names of its arguments; others: the other arguments
+    others   its other arguments by name
 
     Raises OperandError or TensorError, naming the operand.
 
     >>> one = torch.ones(2, 1)
-    >>> unordered_sums(False, lambda a, b, **_: a @ b, one, one.T[:, :1], torch.tensor([1, 1]), None, {}, {}).tolist()
+    >>> unordered_sums(False, lambda a, b: a @ b, one, one.T[:, :1], torch.tensor([1, 1]), None, {}).tolist()
     [[0.0], [2.0]]
     """
     if ordered is not False:
         refuse(f"ordered = {shown(ordered)}: True, or False for sums in any order")
     if not isinstance(add_rows, torch.Tensor):
         refuse("ordered = False: rows are added in any order where add_rows= names them, and it is not given")
-    if vectors.get("out_rows") is not None:
+    if others.get("out_rows") is not None:
         refuse("out_rows and add_rows: rows of the product are placed, or added to each other; give one")
     if out is not None and differentiated(out):
         refuse(NOT_RECORDED)
     assert isinstance(add_rows, torch.Tensor)
-    given = {name: x for name, x in vectors.items() if x is not None}
-    if "row_weights" in given and "rows" not in given and isinstance(a, torch.Tensor):
+    given = dict(others)
+    if given.get("row_weights") is not None and given.get("rows") is None and isinstance(a, torch.Tensor):
         given["rows"] = torch.arange(a.shape[0], device=a.device)
-    made = product(a, b, **given, **others)
+    made = product(a, b, **given)
     if made.is_floating_point() and made.itemsize == 1:
         refuse(f"add_rows: rows of {made.dtype} are not added, as 8 bits are too coarse: say out_dtype=")
-    if made.ndim != 2 or add_rows.dtype not in INTS or tuple(add_rows.shape) != made.shape[:1]:
+    if made.ndim != 2:
+        refuse(f"add_rows: rows of one matrix are added, and the product has shape {list(made.shape)}")
+    if add_rows.dtype not in INTS or tuple(add_rows.shape) != made.shape[:1]:
         of = f"{add_rows.dtype} of shape {list(add_rows.shape)}"
         refuse(f"add_rows is {of}: int32 or int64, a row for each row of a product of shape {list(made.shape)}")
     first = torch.zeros_like(made) if out is None else out

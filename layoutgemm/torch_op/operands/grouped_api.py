@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -101,7 +100,7 @@ def _with_steps(
     """The product of a call with an epilogue: its operands, options, epilogue, and the operands of that."""
     if given is not None and not isinstance(given, Mapping):
         raise OperandError(NO_DICT.format(type(given).__qualname__))
-    steps: Any = options["epilogue"]
+    steps = options["epilogue"]
     if not isinstance(steps, Epilogue):
         raise OperandError(f"epilogue is a {type(steps).__qualname__}, not a layoutgemm.kernels.epilogue.Epilogue")
     of, asked, names = *grouped_call(a, b[0], options["rows"], options), [operand.name for operand in steps.given]

@@ -429,23 +429,15 @@ def grouped_matmul(
     [1.0, 0.0, 2.0]
     """
     config = unswapped(config)
-    if ordered is not True:
-        vectors = {"rows": rows, "out_rows": out_rows, "row_weights": row_weights, "copy_rows": copy_rows}
-        return unordered_sums(ordered, grouped_matmul, a, b, add_rows, out, vectors, {
-            "offsets": offsets, "offs": offs, "counts": counts, "expected_rows": expected_rows, "scale_a": scale_a,
-            "scale_b": scale_b, "recipe_a": recipe_a, "recipe_b": recipe_b, "bias": bias, "activation": activation,
-            "use_fast_accum": use_fast_accum, "out_dtype": out_dtype, "config": config, "epilogue": epilogue,
-            "given": given, "prologue": prologue, "combine": combine,
-        })  # fmt: skip
     of_rows = any(x is not None for x in (rows, out_rows, row_weights, copy_rows, add_rows))
-    several = combine is not None or isinstance(b, (tuple, list))
+    several = combine is not None or isinstance(b, (tuple, list)) or ordered is not True
     if several or of_rows or epilogue is not None or given is not None or prologue is not None:
         return _with_more(a, b, {
             "offsets": offsets, "offs": offs, "counts": counts, "expected_rows": expected_rows, "scale_a": scale_a,
             "scale_b": scale_b, "recipe_a": recipe_a, "recipe_b": recipe_b, "bias": bias, "activation": activation,
             "use_fast_accum": use_fast_accum, "out": out, "out_dtype": out_dtype, "config": config,
             "out_rows": out_rows, "row_weights": row_weights, "copy_rows": copy_rows,
-        }, (rows, add_rows), epilogue, given, prologue, combine)  # fmt: skip
+        }, (rows, add_rows), epilogue, given, prologue, combine, ordered)  # fmt: skip
     if _is_traced():
         if expected_rows is not None:
             refuse(_NO_EXPECTED_ROWS)
@@ -506,13 +498,17 @@ def _dispatched(
 def _with_more(
     a: torch.Tensor, b: torch.Tensor | Sequence[torch.Tensor], given: Options,
     indices: tuple[torch.Tensor | None, torch.Tensor | None], epilogue: Epilogue | None,
-    operands: Mapping[str, object] | None, prologue: Prologue | None, combine: Combine | None,
+    operands: Mapping[str, object] | None, prologue: Prologue | None, combine: Combine | None, ordered: bool,
 ) -> torch.Tensor:  # fmt: skip
     """The product with row indices, or a function and its operands; `given` has the other arguments by name.
 
     indices  `rows`, and `add_rows`, whose product takes neither functions nor their operands
     """
     rows, add_rows = indices
+    if ordered is not True:
+        functions = {"epilogue": epilogue, "given": operands, "prologue": prologue, "combine": combine, "rows": rows}
+        others = {**functions, **{name: x for name, x in given.items() if name != "out"}}
+        return unordered_sums(ordered, grouped_matmul, a, b, add_rows, given["out"], others)
     if combine is not None or isinstance(b, (tuple, list)):
         functions = {"epilogue": epilogue, "prologue": prologue, "rows": rows, "add_rows": add_rows}
         return grouped_combined(a, b, combine, operands, {**given, **functions})
