@@ -96,7 +96,7 @@ def traced_grouped(
     arguments = (a, b, groups, scale_a, scale_b, rows, read, written, numbers, wholes, text, by)
     fast, of_config = fast_accum(options["use_fast_accum"]), config_text(config)
     gate = activation if gated else None
-    CHECK_GROUPED_EPILOGUE(*arguments, out_dtype, *names, fast, of_config, gate, function, out)
+    CHECK_GROUPED_EPILOGUE(*arguments, out_dtype, *names, fast, of_config, gate, out, function)
     value: torch.Tensor = torch.ops.layoutgemm.grouped_epilogue_matmul(
         *arguments, out_dtype, *names, fast, of_config, gate, function
     )

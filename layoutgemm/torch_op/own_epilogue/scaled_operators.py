@@ -84,8 +84,8 @@ def _checked_grouped(
     scale_b: torch.Tensor | None, rows: torch.Tensor | None, read: Sequence[torch.Tensor],
     written: Sequence[torch.Tensor], numbers: Sequence[float], wholes: Sequence[int], epilogue: str,
     said: str = "offsets", out_dtype: torch.dtype | None = None, recipe_a: str = "", recipe_b: str = "",
-    use_fast_accum: bool = True, config: str = "", activation: str | None = None, function: str = "",
-    out: torch.Tensor | None = None,
+    use_fast_accum: bool = True, config: str = "", activation: str | None = None,
+    out: torch.Tensor | None = None, function: str = "",
 ) -> CheckedGroups:  # fmt: skip
     further, read, numbers = further_of(function, epilogue, read, numbers)
     steps, every = operands_of(epilogue, read, written, numbers, wholes)
@@ -128,7 +128,7 @@ def _grouped_call(
 ) -> tuple[CheckedGroups, Sequence[int]]:  # fmt: skip
     made = _checked_grouped(
         a, b, groups, scale_a, scale_b, rows, read, written, numbers, wholes, epilogue, said, out_dtype, recipe_a,
-        recipe_b, use_fast_accum, config, activation, function,
+        recipe_b, use_fast_accum, config, activation, None, function,
     )  # fmt: skip
     return made, wholes
 
