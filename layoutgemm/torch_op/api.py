@@ -57,6 +57,7 @@ from .compiled.traced import check_compiled, check_compiled_gemm, refuse, traced
 from .composed.api import ComposedOptions, composed_product
 from .composed.parts import AskedParts, composes, has_batches
 from .compute import finished_product, gated_product, scaled_product, wide_type
+from .indexed.added import unordered_sums
 from .indexed.api import indexed_matmul
 from .indexed.product import IndexedOperands
 from .launch import PreparedProblem, current_device, mark_written, raw_stream
@@ -214,6 +215,7 @@ def matmul(
     prologue: Prologue | None = None,
     triangles: Triangles | None = None,
     add_rows: torch.Tensor | None = None,
+    ordered: bool = True,
 ) -> torch.Tensor:
     """activation(a @ b + bias), with shapes as in torch.matmul: vectors, matrices, batches that broadcast.
 
@@ -258,6 +260,7 @@ def matmul(
     add_rows    in place of `out_rows`: row i of the product is added to row add_rows[i] of the result, and an index may
                 repeat. In float32, in the order of i, by a second launch: the same bits on every run. An `out` has what
                 the rows are added to; without one these are zeros
+    ordered     False: the rows of `add_rows` are added by torch's index_add, whose order on a GPU is any
     row_weights float32: a factor of each row of the product, with `rows`, `out_rows` or `add_rows`
     prologue    a function of a's elements before they are multiplied, a `kernels.Prologue`; `given` has the vectors
                 that it reads. Of 8 and 16 bits, in the kernel of compute capability 9.0. Torch copies chosen `rows`
@@ -296,6 +299,13 @@ def matmul(
         assert isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
     if allow_tf32 is not None and not isinstance(allow_tf32, bool):
         allow_tf32 = traced_flag(allow_tf32)
+    if ordered is not True:
+        return unordered_sums(ordered, matmul, a, b, add_rows, out, {
+            "bias": bias, "activation": activation, "epilogue": epilogue, "given": given, "config": config,
+            "out_dtype": out_dtype, "allow_tf32": allow_tf32, "combine": combine, "order": order, "rows": rows,
+            "out_rows": out_rows, "row_weights": row_weights, "copy_rows": copy_rows, "prologue": prologue,
+            "triangles": triangles,
+        })  # fmt: skip
     indexed = rows is not None or out_rows is not None or row_weights is not None or add_rows is not None
     several = order is not None or combine is not None or prologue is not None or triangles is not None
     if several or (indexed and epilogue is not None):
