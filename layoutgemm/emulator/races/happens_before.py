@@ -44,6 +44,8 @@ from .conflicts import (
     FENCE,
     FENCE_READS,
     NARROW,
+    NOT_HANDED_ON,
+    NOT_TAKEN_OVER,
     REFILL,
     TOGETHER,
     TOLD_BY_ONE,
@@ -75,7 +77,7 @@ SAME = (
     "both write the same bytes, or floats apart by rounding, so that memory holds them in either order; PTX calls it a "
     'race all the same, and so does Policy(fences="writers")'
 )
-PROXY, SCOPE = "proxy", "scope"  # what makes an ordered pair doubtful
+PROXY, SCOPE, TENSOR = "proxy", "scope", "tensor"  # what makes an ordered pair doubtful
 WHOLE = 0xFFFF  # every byte of a place
 Parts = Mapping[int, int]
 NO_PARTS: Parts = MappingProxyType({})
@@ -133,6 +135,7 @@ class Knowledge:
     own      epochs of the fiber itself, and its own asynchronous generic writes
     met      of those, events before an instruction for which these lanes waited for each other: their reads are made
     narrow   events among the seen that an mbarrier of too small a scope told of: PTX does not order them
+    unfenced loads and stores of tensor memory among the seen that no tcgen05.wait and fence handed on: likewise
     together events of own reads that the warp's lanes made as one, and at no instruction since have waited for each
              other; reads: the same events, and some others
     loose    events among the seen with reads of lanes that told nobody: another lane of their warp did
@@ -148,12 +151,12 @@ class Knowledge:
 
     __slots__ = (
         "__weakref__", "apart", "clocks", "crossed", "fenced", "inits", "loose", "met", "mine", "narrow", "open", "own",
-        "past", "proxied", "reads", "seen", "time", "together",
+        "past", "proxied", "reads", "seen", "time", "together", "unfenced",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.seen = self.proxied = self.crossed = self.inits = self.own = self.open = self.past = self.time = 0
-        self.fenced = self.narrow = self.met = self.together = self.loose = 0
+        self.fenced = self.narrow = self.met = self.together = self.loose = self.unfenced = 0
         self.clocks = NO_CLOCKS
         self.mine: list[MemoryEvent] = []
         self.apart: list[tuple[int, Knowledge]] = []
@@ -163,6 +166,9 @@ class Knowledge:
         """Learn the events that another set knows."""
         if self.narrow or other.narrow:
             self.narrow = (self.narrow | other.narrow) & ~(self.seen & ~self.narrow | other.seen & ~other.narrow)
+        if self.unfenced or other.unfenced:
+            told = self.seen & ~self.unfenced | other.seen & ~other.unfenced
+            self.unfenced = (self.unfenced | other.unfenced) & ~told
         if self.loose or other.loose:
             self.loose = (self.loose | other.loose) & ~(self.seen & ~self.loose | other.seen & ~other.loose)
         if self.together:
@@ -317,7 +323,7 @@ class Ledger:
         out = Knowledge()
         if of is not None:
             out.seen, out.proxied, out.inits, out.own, out.open = of.seen, of.proxied, of.inits, of.own, of.open
-            out.crossed, out.time, out.met = of.crossed, of.time, of.met
+            out.crossed, out.time, out.met, out.unfenced = of.crossed, of.time, of.met, of.unfenced
             out.loose, out.together, out.reads = of.loose, of.together, of.reads
             out.past, out.fenced, out.clocks, out.narrow = of.past, of.fenced, of.clocks, of.narrow
         self._knowledges.append(ref(out))
@@ -366,6 +372,7 @@ class Ledger:
         bit = self.bit(event)
         knowledge.seen |= bit
         knowledge.narrow &= ~bit
+        knowledge.unfenced &= ~bit
         knowledge.time = max(knowledge.time, event.time)
         if event.asynchronous:
             knowledge.proxied |= bit
@@ -506,6 +513,7 @@ class Ledger:
                 knowledge.past >>= shift
                 knowledge.fenced >>= shift
                 knowledge.narrow >>= shift
+                knowledge.unfenced >>= shift
                 knowledge.loose >>= shift
                 knowledge.together >>= shift
             self.base = base
@@ -516,7 +524,7 @@ class Ledger:
         alone = not self.lanes
         for fiber in fibers:
             knows = fiber.knows
-            seen &= knows.seen & ~(knows.narrow | knows.loose | knows.together) | (
+            seen &= knows.seen & ~(knows.narrow | knows.loose | knows.together | knows.unfenced) | (
                 self.bit(fiber.epoch) if alone or one_lane(fiber.lanes) else 0
             )
             proxied &= knows.proxied
@@ -648,6 +656,7 @@ class ShadowMemory:
         touch: LaneAccess | None = None,
         ends: tuple[int, int] | None = None,
         same: Same | None = None,
+        unfenced: int = 0,
     ) -> Conflict | None:
         """Record an access and return its race, or lint, or None.
 
@@ -660,6 +669,7 @@ class ShadowMemory:
         lanes         that do it, where they are told apart; touch: what each of them touches, None where it is open
         ends          the first and the last place, where the caller knows them
         same          of a write: whether memory holds what it writes there, but for rounding, asked before it does
+        unfenced      events among the known that PTX orders before it only with a tcgen05.wait or fence that is missing
         """
         ledger = self.ledger
         if not ledger.enabled or not places:
@@ -690,11 +700,11 @@ class ShadowMemory:
                 harmless = at < 0 or (
                     seen >> at & 1 and (not asynchronous or not wrote or earlier.asynchronous or proxied >> at & 1)
                 )
-                doubtful, loose = "", False
+                doubtful, loose = TENSOR if unfenced and harmless and at >= 0 and unfenced >> at & 1 else "", False
                 if doubts and harmless and at >= 0 and not earlier.asynchronous:
                     if asynchronous and self._doubtful(earlier, wrote, write, knows):
                         doubtful = PROXY
-                    elif narrow and narrow >> at & 1 and (wrote or ledger.scopes):
+                    elif narrow and narrow >> at & 1:
                         doubtful = SCOPE
                     loose = bool(together >> at & 1) and not wrote
                 if harmless and not write and not doubtful:
@@ -755,7 +765,11 @@ class ShadowMemory:
         for _, record, common, crossed, bytes_of in found:
             if crossed:
                 if race is None or race.lint:
-                    says = self._crossed if crossed == PROXY else self._narrow
+                    if crossed == TENSOR and never_race(record.event.engine, made.event.engine):
+                        continue
+                    says = {PROXY: self._crossed, SCOPE: self._narrow, TENSOR: partial(self._unfenced, made.knows)}[
+                        crossed
+                    ]
                     doubt = record.first(common, partial(says, record, made.what))
                     race = doubt if race is None or (doubt is not None and not doubt.lint) else race
             elif race is None or race.lint:
@@ -877,6 +891,11 @@ class ShadowMemory:
     def _narrow(self, record: AccessRecord, what: Callable[[], str], common: int) -> Conflict:
         """Describe a pair that an mbarrier of too small a scope orders in practice alone."""
         return Conflict(f"{self._both(record, common, what)}; {NARROW}", CLUSTER_SCOPE, lint=not self.ledger.scopes)
+
+    def _unfenced(self, knows: Knowledge, record: AccessRecord, what: Callable[[], str], common: int) -> Conflict:
+        """Describe a pair in tensor memory that lacks a tcgen05.wait or fence."""
+        says, orders = NOT_HANDED_ON if knows.unfenced & self.ledger.bit(record.event) else NOT_TAKEN_OVER
+        return Conflict(f"{self._both(record, common, what)}; {says}", orders, lint=True)
 
     def _crossed(self, record: AccessRecord, what: Callable[[], str], common: int) -> Conflict:
         """Describe a doubtful pair: the proxy fence of practice or that of PTX is missing."""

@@ -383,13 +383,14 @@ def join(
         crossed &= one.crossed
         inits &= one.inits
         opened &= one.open
-    knows.apart, knows.mine, knows.fenced, knows.narrow = [], [], 0, 0
+    knows.apart, knows.mine, knows.fenced, knows.narrow, knows.unfenced = [], [], 0, 0, 0
     knows.clocks = clocks
     for lanes, one in arrived:
         knows.past |= one.seen | one.past
         knows.own |= one.own
         knows.fenced |= one.fenced
         knows.narrow |= one.narrow & seen
+        knows.unfenced |= one.unfenced & seen
         knows.time = max(knows.time, one.time)
         knows.mine += [event for event in one.mine if event not in knows.mine]
         if (one.seen & ~seen or one.proxied & ~proxied or one.inits & ~inits or one.open & ~opened
@@ -423,7 +424,7 @@ def _add(ledger: Ledger, knows: Knowledge, lanes: int, more: Knowledge) -> None:
 
 def _by_lane(ledger: Ledger, knows: Knowledge) -> None:
     """One set for each lane; equal sets share lanes."""
-    names = ("seen", "proxied", "inits", "open", "crossed", "narrow", "loose")
+    names = ("seen", "proxied", "inits", "open", "crossed", "narrow", "loose", "unfenced")
     found: dict[tuple[object, ...], tuple[int, Knowledge]] = {}
     for lane in range(32):
         made = ledger.knowledge()
