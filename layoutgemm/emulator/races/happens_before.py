@@ -767,9 +767,9 @@ class ShadowMemory:
                 if race is None or race.lint:
                     if crossed == TENSOR and never_race(record.event.engine, made.event.engine):
                         continue
-                    says = {PROXY: self._crossed, SCOPE: self._narrow, TENSOR: partial(self._unfenced, made.knows)}[
-                        crossed
-                    ]
+                    says = self._crossed if crossed == PROXY else self._narrow
+                    if crossed == TENSOR:
+                        says = partial(self._unfenced, made.knows)
                     doubt = record.first(common, partial(says, record, made.what))
                     race = doubt if race is None or (doubt is not None and not doubt.lint) else race
             elif race is None or race.lint:

@@ -5,11 +5,11 @@ Family Instructions". No device with tensor memory has confirmed this module.
 
 Policy `tensor_strict` is off by default, since official kernels omit tcgen05.wait and tcgen05.fence in places where PTX
 asks for them and the hardware does without: that is lint. With it, values of tcgen05.ld may be used only after
-tcgen05.wait::ld. Accesses of ld and st are ordered only after tcgen05.wait::ld and ::st. A thread hands its loads and stores to others
-only with fence::before_thread_sync, and sees those of others only after fence::after_thread_sync. Sources: PTX ISA,
-"Memory Consistency Model for 5th generation of TensorCore operations", "Canonical synchronization patterns".
-tcgen05.commit includes the first of the two fences. One rule is not modelled: the two fences alone, without a commit,
-order products of one thread before those of another in the tensor cores' pipeline.
+tcgen05.wait::ld. Accesses of ld and st are ordered only after tcgen05.wait::ld and ::st. A thread hands its loads and
+stores to others only with fence::before_thread_sync, and sees those of others only after fence::after_thread_sync.
+Sources: PTX ISA, "Memory Consistency Model for 5th generation of TensorCore operations", "Canonical synchronization
+patterns". tcgen05.commit includes the first of the two fences. One rule is not modelled: the two fences alone, without
+a commit, order products of one thread before those of another in the tensor cores' pipeline.
 """
 
 from __future__ import annotations
