@@ -52,6 +52,7 @@ NOT_TAKEN_OVER = (
 TOGETHER = (
     'ordered only because lanes of a warp run together: `--lanes strict` (Policy(lanes="strict")) makes it a finding'
 )
+WAITED = "its lanes have waited for each other since, where PTX orders no memory: "
 TOLD_BY_ONE = "one lane released it for lanes of its warp that read it"
 WARP_BARRIER = (
     "bar.warp.sync (sync_warp, __syncwarp) between the reads and the lane that releases or overwrites them orders them."

@@ -49,6 +49,7 @@ from .conflicts import (
     REFILL,
     TOGETHER,
     TOLD_BY_ONE,
+    WAITED,
     WARP_BARRIER,
     WARPGROUP,
     Conflict,
@@ -137,7 +138,8 @@ class Knowledge:
     narrow   events among the seen that an mbarrier of too small a scope told of: PTX does not order them
     unfenced loads and stores of tensor memory among the seen that no tcgen05.wait and fence handed on: likewise
     together events of own reads that the warp's lanes made as one, and at no instruction since have waited for each
-             other; reads: the same events, and some others
+             other; waited: those with such an instruction since, which orders no memory by PTX; reads: the events of
+             both, and some others
     loose    events among the seen with reads of lanes that told nobody: another lane of their warp did
     open     asynchronous generic writes that completed on a barrier: no thread can fence them before it knows of them,
              so that a proxy fence of any that does counts
@@ -151,12 +153,12 @@ class Knowledge:
 
     __slots__ = (
         "__weakref__", "apart", "clocks", "crossed", "fenced", "inits", "loose", "met", "mine", "narrow", "open", "own",
-        "past", "proxied", "reads", "seen", "time", "together", "unfenced",
+        "past", "proxied", "reads", "seen", "time", "together", "unfenced", "waited",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.seen = self.proxied = self.crossed = self.inits = self.own = self.open = self.past = self.time = 0
-        self.fenced = self.narrow = self.met = self.together = self.loose = self.unfenced = 0
+        self.fenced = self.narrow = self.met = self.together = self.loose = self.unfenced = self.waited = 0
         self.clocks = NO_CLOCKS
         self.mine: list[MemoryEvent] = []
         self.apart: list[tuple[int, Knowledge]] = []
@@ -171,8 +173,10 @@ class Knowledge:
             self.unfenced = (self.unfenced | other.unfenced) & ~told
         if self.loose or other.loose:
             self.loose = (self.loose | other.loose) & ~(self.seen & ~self.loose | other.seen & ~other.loose)
-        if self.together:
-            self.together &= ~(other.seen & ~other.loose & ~other.together)
+        if self.together or self.waited:
+            told = other.seen & ~(other.loose | other.together | other.waited)
+            self.together &= ~told
+            self.waited &= ~told
         self.seen |= other.seen
         self.proxied |= other.proxied
         self.crossed |= other.crossed
@@ -324,7 +328,7 @@ class Ledger:
         if of is not None:
             out.seen, out.proxied, out.inits, out.own, out.open = of.seen, of.proxied, of.inits, of.own, of.open
             out.crossed, out.time, out.met, out.unfenced = of.crossed, of.time, of.met, of.unfenced
-            out.loose, out.together, out.reads = of.loose, of.together, of.reads
+            out.loose, out.together, out.reads, out.waited = of.loose, of.together, of.reads, of.waited
             out.past, out.fenced, out.clocks, out.narrow = of.past, of.fenced, of.clocks, of.narrow
         self._knowledges.append(ref(out))
         if len(self._knowledges) > self._sweep:
@@ -516,6 +520,7 @@ class Ledger:
                 knowledge.unfenced >>= shift
                 knowledge.loose >>= shift
                 knowledge.together >>= shift
+                knowledge.waited >>= shift
             self.base = base
 
     def prune(self, shadow: ShadowMemory, fibers: Iterable[Fiber]) -> None:
@@ -524,9 +529,8 @@ class Ledger:
         alone = not self.lanes
         for fiber in fibers:
             knows = fiber.knows
-            seen &= knows.seen & ~(knows.narrow | knows.loose | knows.together | knows.unfenced) | (
-                self.bit(fiber.epoch) if alone or one_lane(fiber.lanes) else 0
-            )
+            open_ = knows.narrow | knows.loose | knows.together | knows.waited | knows.unfenced
+            seen &= knows.seen & ~open_ | (self.bit(fiber.epoch) if alone or one_lane(fiber.lanes) else 0)
             proxied &= knows.proxied
             crossed &= knows.crossed
         if not self.refills or not shadow.refilled:
@@ -675,7 +679,7 @@ class ShadowMemory:
         if not ledger.enabled or not places:
             return None
         base, seen, proxied, narrow = ledger.base, knows.seen, ledger.fenced(knows), knows.narrow
-        together = knows.together | knows.loose if write else 0
+        together = knows.together | knows.loose | knows.waited if write else 0
         doubts = asynchronous or narrow or together
         self.refilled = self.refilled or (asynchronous and write)
         between = touch is not None and event.lanes != 0  # the event's own earlier accesses, by other lanes
@@ -832,6 +836,9 @@ class ShadowMemory:
                 one = unknown(ledger, knows, earlier, place, lanes, touch, mine)
                 known = one is None
                 missing = one or ""
+                if one is not None and not mine and not record.write and knows.met & ledger.bit(earlier):
+                    says = f"{self._both(record, common, what)}; {WAITED}{TOGETHER}"
+                    return Conflict(says, WARP_BARRIER, lint=True)
         visible = (
             earlier.asynchronous
             or not asynchronous
@@ -879,13 +886,14 @@ class ShadowMemory:
         common: int,
     ) -> Conflict | None:  # fmt: skip
         """The lint of a write over reads that are ordered by running together alone."""
-        both = self._both(record, common, what)
-        if not knows.together & self.ledger.bit(record.event):
+        both, bit = self._both(record, common, what), self.ledger.bit(record.event)
+        if not (knows.together | knows.waited) & bit:
             return Conflict(f"{both}; {TOLD_BY_ONE}; {TOGETHER}", WARP_BARRIER, lint=True)
         pair = crossing(record.event, self, (False, True), touch, lanes, common)
         if pair is None:
             return None
-        says = f"{both}; lane {pair[0]} reads, lane {pair[1]} of its warp writes; {TOGETHER}"
+        waited = WAITED if knows.waited & bit else ""
+        says = f"{both}; lane {pair[0]} reads, lane {pair[1]} of its warp writes; {waited}{TOGETHER}"
         return Conflict(says, WARP_BARRIER, lint=True)
 
     def _narrow(self, record: AccessRecord, what: Callable[[], str], common: int) -> Conflict:
