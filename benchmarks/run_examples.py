@@ -43,7 +43,7 @@ STANDARD = {
         "lint: waits or fences of tensor memory that PTX asks for are left out, as kernels that run do: findings with "
         "tensor_strict"
     ),
-    "Policy(register_strict=True)": "lint: no wgmma.fence between results and a product: a finding with register_strict",
+    "Policy(register_strict=True)": "lint: no wgmma.fence between results and a product: found by register_strict",
     "have waited for each other since": (
         "lint: a shuffle, vote, elect or ldmatrix stands between lanes' reads and a write over them, and PTX orders no "
         "memory by it: a race with --lanes strict"
@@ -107,7 +107,7 @@ def judged(example: Example, findings: Sequence[Found]) -> str:
 
     >>> found = Found(kind="lint", message="x; Policy(register_strict=True) makes this a finding", source=None, times=1)
     >>> judged(Example("cutlass", "a.py", "sm_90a", judgement="lint: no elect"), [found])
-    'lint: no elect; lint: no wgmma.fence between results and a product: a finding with register_strict'
+    'lint: no elect; lint: no wgmma.fence between results and a product: found by register_strict'
     """
     lints = [one["message"] for one in findings if one["kind"] == "lint"]
     said = [standard for words, standard in STANDARD.items() if any(words in message for message in lints)]

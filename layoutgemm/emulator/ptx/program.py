@@ -369,8 +369,7 @@ class Program:
         return live
 
     def reads_before(self, pc: int, held: int, ends: Callable[[PtxInstruction], bool]) -> tuple[list[int], bool]:
-        """(The first pcs, path by path from a pc, that read registers which the instruction there writes; whether each
-        path has one).
+        """(The pcs that first read what the instruction at `pc` writes, whether each path from there has one).
 
         held  those registers, as a bit set; a move takes their contents along
         ends  True of an instruction at which a path ends

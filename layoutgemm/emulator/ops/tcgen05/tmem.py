@@ -319,8 +319,8 @@ def touch(
 ) -> None:
     """Record an access to tensor memory and report its races; `stored`: of a store, the warp's others in flight.
 
-    By PTX a thread's knowledge of others is that of its last tcgen05.fence::after_thread_sync; with the policy's
-    `tensor_strict` that alone counts, and else an access without it is lint, once for a line of the program.
+    By PTX a thread's knowledge of others is that of its last tcgen05.fence::after_thread_sync. With the policy's
+    `tensor_strict` that alone counts. Else an access without it is lint, once for a line of the program.
     """
     if write and fiber.warp.settles is not None:
         fiber.warp.settles(fiber)

@@ -31,7 +31,7 @@ DEALLOC = "  tcgen05.dealloc.cta_group::1.sync.aligned.b32 %base, 32;\n"
 
 
 def lints(found: Result) -> list[str]:
-    """What the lints say that name the strict switch; there is nothing else."""
+    """The messages of lints that name the strict switch, where there are no other findings."""
     assert set(found.kinds) <= {"lint"}, found.findings
     assert all("Policy(tensor_strict=True)" in one.message for one in found.findings), found.findings
     return [one.message for one in found.findings]
@@ -398,7 +398,7 @@ def test_the_strict_switch_asks_for_waits_and_fences():
 
 
 def test_a_use_of_loaded_registers_before_the_wait_is_lint_where_strict_has_an_error():
-    """A move takes a register along; a path that comes to a wait, or to no use, is none; a line is named once."""
+    """A move takes a register along. A path that comes to a wait first has no such use."""
     load, wait = "tcgen05.ld.sync.aligned.32x32b.x1.b32 %w, [%c];", "tcgen05.wait::ld.sync.aligned;"
     use, skip = "add.u32 %x, %v, 1;", "setp.eq.u32 %p, %t, 99; @%p bra OVER;"
     text = """
