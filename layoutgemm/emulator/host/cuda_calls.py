@@ -1,6 +1,7 @@
 """Stand-ins for cuda.bindings: streams, events, device queries, and memory of the host.
 
-Each stand-in returns what the binding does, a tuple that begins with success.
+Each returns what the binding does, a tuple that begins with success. Modules, launches and graphs are in
+`driver_modules.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from ...errors import EmulatorError
 from .arguments import Place
 from .devices import CUDA, GpuModel
+from .driver_modules import DriverModules, Launched
 from .torch_device.streams import HostGraph
 
 # Functions that return success and nothing else: all work is done when they are called.
@@ -69,6 +71,10 @@ class DeviceMemory:
                 return f"{len(made)} bytes of cudaMalloc", low, made
         return None
 
+    def bytes_at(self, address: int) -> npt.NDArray[np.uint8]:
+        """The allocation that begins at an address."""
+        return self._held[address]
+
     def free(self, address: int) -> None:
         """Give an allocation back. Raises EmulatorError for an address at which no allocation begins."""
         if int(address) and self._held.pop(int(address), None) is None:
@@ -76,13 +82,15 @@ class DeviceMemory:
 
 
 @contextmanager
-def cuda_calls(device: GpuModel, memory: DeviceMemory) -> Iterator[None]:
-    """Within it the bindings that are imported answer for that device."""
+def cuda_calls(device: GpuModel, memory: DeviceMemory, launch: Launched) -> Iterator[None]:
+    """Within it the bindings that are imported answer for that device; `launch` gets their launches and streams."""
     from unittest import mock
 
+    modules = DriverModules(memory, launch)
     with ExitStack() as stack:
         for kind, module in _bindings().items():
-            for name, function in _functions(kind, module, device, memory).items():
+            found = modules.functions(kind, module) | _functions(kind, module, device, memory)
+            for name, function in found.items():
                 if hasattr(module, name):
                     stack.enter_context(mock.patch.object(module, name, function))
         yield
