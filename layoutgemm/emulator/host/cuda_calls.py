@@ -10,6 +10,7 @@ import ctypes
 import enum
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from types import ModuleType
 from typing import SupportsInt, TypeAlias
 
@@ -93,6 +94,11 @@ def cuda_calls(device: GpuModel, memory: DeviceMemory, launch: Launched) -> Iter
             for name, function in found.items():
                 if hasattr(module, name):
                     stack.enter_context(mock.patch.object(module, name, function))
+        if find_spec("cuda.bindings.nvrtc") is not None:
+            from cuda.bindings import nvrtc
+
+            for cubin, ptx in (("GetCUBINSize", "GetPTXSize"), ("GetCUBIN", "GetPTX")):  # a module of PTX for the GPU
+                stack.enter_context(mock.patch.object(nvrtc, f"nvrtc{cubin}", getattr(nvrtc, f"nvrtc{ptx}")))
         yield
 
 

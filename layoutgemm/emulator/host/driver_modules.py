@@ -219,7 +219,8 @@ class DriverModules:
             if extra:
                 raise EmulatorError("a launch with `extra` is not emulated: give kernelParams")
             chosen = self._of(function, PtxFunction)
-            grid, block = tuple(map(int, sizes[:3])), tuple(map(int, sizes[3:]))
+            x, y, z, *rest = map(int, sizes)
+            grid, block = (x, y, z), (rest[0], rest[1], rest[2])
             if min(sizes) < 1:
                 return (result.CUDA_ERROR_INVALID_VALUE,)
             cluster = attributes.get("CLUSTER_DIMENSION") or chosen.kernel.directives.get(".reqnctapercluster") or (1,)
