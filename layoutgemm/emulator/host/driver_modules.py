@@ -54,7 +54,7 @@ class PtxModule:
     @classmethod
     def of(cls, image: object, memory: DeviceMemory) -> PtxModule:
         """The module of PTX: text, bytes, or their address. Raises EmulatorError for machine code."""
-        text = image if isinstance(image, (str, bytes)) else ctypes.string_at(int(image))  # type: ignore[call-overload]
+        text = image if isinstance(image, str) else _image(image)
         if isinstance(text, bytes):
             if text.startswith((CUBIN, FATBIN)):
                 raise EmulatorError(
@@ -104,6 +104,13 @@ class PtxLaunch:
         return arrays, [one]
 
 
+def _image(image: Any) -> bytes:
+    """The bytes of an image: bytes, an array of them, or the address of text that a zero ends."""
+    if isinstance(image, (bytes, bytearray, np.ndarray)):
+        return bytes(image) if isinstance(image, (bytes, bytearray)) else image.tobytes()
+    return ctypes.string_at(int(image))
+
+
 def parameter_bytes(kernel: PtxKernel, given: Any) -> bytes:
     """The parameters of `kernelParams`: the address of an array of pointers, that array, or (values, types)."""
     out = bytearray(kernel.parameter_bytes)
@@ -114,7 +121,7 @@ def parameter_bytes(kernel: PtxKernel, given: Any) -> bytes:
             raise EmulatorError(f"{kernel.name} takes {count} parameters; {len(values)} values, {len(types)} types")
         words = [_word(value, kind) for value, kind in zip(values, types)]
     else:
-        first = _address(given)
+        first = host_address(given)
         if count and not first:
             raise EmulatorError(f"{kernel.name} takes {count} parameters, and kernelParams is {shown(given)}")
         places = [ctypes.c_uint64.from_address(first + 8 * n).value for n in range(count)]
@@ -141,11 +148,14 @@ def _word(value: Any, kind: Any) -> bytes:
     raise EmulatorError(f"kernelParams: {shown(value)} has the type None, and neither bytes nor a number")
 
 
-def _address(given: Any) -> int:
+def host_address(given: Any) -> int:
+    """The address of memory: a number, a binding's pointer, an array or an object of ctypes; 0 for None."""
     if given is None:
         return 0
     if isinstance(given, np.ndarray):
         return int(given.ctypes.data)
+    if isinstance(given, (ctypes._SimpleCData, ctypes.Structure, ctypes.Array)):
+        return ctypes.addressof(given)
     return int(given) if hasattr(given, "__int__") else ctypes.addressof(ctypes.c_char.from_buffer(given))
 
 
@@ -306,6 +316,16 @@ class DriverModules:
             self._of(handle, HostGraph).replay()
             return (success,)
 
+        def created(*_: object) -> tuple[object, object]:
+            return success, graph(self._keep(HostGraph()))
+
+        def clone(handle: object) -> tuple[object, object]:
+            return success, graph(self._keep(self._of(handle, HostGraph).copy()))
+
+        def nodes(handle: object, *_: object) -> tuple[object, list[object], int]:
+            count = self._of(handle, HostGraph).count
+            return success, [], count
+
         def instantiate(handle: Any, *_: object) -> tuple[object, object]:
             self._of(handle, HostGraph)
             return success, made(int(handle))
@@ -317,6 +337,9 @@ class DriverModules:
             f"{prefix}StreamBeginCapture": begin,
             f"{prefix}StreamEndCapture": end,
             f"{prefix}StreamIsCapturing": capturing,
+            f"{prefix}GraphCreate": created,
+            f"{prefix}GraphClone": clone,
+            f"{prefix}GraphGetNodes": nodes,
             f"{prefix}GraphInstantiate": instantiate,
             f"{prefix}GraphInstantiateWithFlags": instantiate,
             f"{prefix}GraphLaunch": replay,

@@ -98,6 +98,8 @@ def test_a_module_of_ptx_launches_and_its_variables_stay(gpu: Any) -> None:
         ok(case.launch(given=given))
     assert (case.result(), case.count()) == ([16], 8)
     assert Case().count() == 5 and len(gpu.runs) == 3 and gpu.ok
+    for image in (np.char.array(MODULE), np.frombuffer(MODULE + b"\0", np.uint8).ctypes.data):
+        ok(driver.cuModuleLoadData(image))
 
 
 def test_attributes_of_a_launch(gpu: Any) -> None:
@@ -125,15 +127,19 @@ def test_a_graph_of_a_captured_stream(gpu: Any, binding: str) -> None:
     modes = cuda.CUstreamCaptureMode if binding == "driver" else cuda.cudaStreamCaptureMode
     call("StreamBeginCapture", stream, next(iter(modes)))
     ok(case.launch(stream=int(stream)))
+    fill = driver.cuMemsetD8Async if binding == "driver" else runtime.cudaMemsetAsync
+    ok(fill(int(case.words), 0, 4 * THREADS * BLOCKS, stream))  # captured too
+    ok(case.launch(stream=int(stream)))
     ok(case.launch(stream=int(stream)))
     assert int(call("StreamIsCapturing", stream)) == 1
     graph = call("StreamEndCapture", stream)
     assert int(call("StreamIsCapturing", stream)) == 0 and case.result() == [0]
-    runs = call("GraphInstantiate", graph, 0)
-    for _ in range(3):
-        call("GraphLaunch", runs, stream)
-    call("GraphExecDestroy", runs)
-    assert case.result() == [48] and len(gpu.runs) == 6
+    assert call("GraphGetNodes", graph, 0)[1] == 4
+    runs = [call("GraphInstantiate", one, 0) for one in (graph, call("GraphClone", graph))]
+    for one in (*runs, runs[0]):
+        call("GraphLaunch", one, stream)
+    call("GraphExecDestroy", runs[0])
+    assert case.result() == [16] and len(gpu.runs) == 9
 
 
 def test_what_cannot_be_launched_is_refused_by_name(gpu: Any) -> None:
