@@ -96,7 +96,8 @@ def _window(fiber: Fiber, tensor: TensorMemory, places: TmemCoordinates, address
         fiber.machine.problem(
             "lint",
             f"lanes {first}..{first + places.lanes - 1} of tensor memory: warp {fiber.warp.number} reaches "
-            f"{own[0]}..{own[-1]}. They are taken for the warp's own, as kernels that run have it; PTX does not say so",
+            f"{own[0]}..{own[-1]}. They are taken for the warp's own, as kernels that run have it; PTX does not say so"
+            + ("" if strict else ', and Policy(fences="writers") refuses lanes beyond the first quarter'),
             fiber,
             orders="Address the lanes of the warp's own quarter: 32 times its number modulo 4.",
         )
