@@ -116,9 +116,9 @@ def block_of(fiber: Fiber, address: int) -> tuple[Cta, int]:
     if address >= SHARED_WINDOW:  # kernels of CUDA C++ pass a variable's own address to inline PTX
         address -= SHARED_WINDOW
         strict = fiber.machine.policy.strict
-        said = GENERIC if strict else f"{GENERIC}; Policy(strict=True) makes this a finding"
+        message = GENERIC if strict else f"{GENERIC}; Policy(strict=True) makes this a finding"
         fiber.machine.problem(
-            "protocol" if strict else LINT, said, fiber, orders="cvta.to.shared makes a shared address of it."
+            "protocol" if strict else LINT, message, fiber, orders="cvta.to.shared makes a shared address of it."
         )
     rank, offset = address >> RANK_SHIFT, address & OFFSET
     ctas = fiber.cta.cluster.ctas

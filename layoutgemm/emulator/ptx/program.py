@@ -369,7 +369,7 @@ class Program:
         return live
 
     def reads_before(self, pc: int, held: int, ends: Callable[[PtxInstruction], bool]) -> tuple[list[int], bool]:
-        """(The pcs that first read what the instruction at `pc` writes, whether each path from there has one).
+        """(The first pcs that read what is written at `pc`, whether each path has one).
 
         held  those registers, as a bit set; a move takes their contents along
         ends  True of an instruction at which a path ends

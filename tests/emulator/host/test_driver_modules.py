@@ -1,4 +1,4 @@
-"""Modules of PTX, launches with attributes, and CUDA graphs, by cuda.bindings on an emulated GPU."""
+"""Modules of PTX, launch attributes and CUDA graphs of cuda.bindings on an emulated GPU."""
 
 from __future__ import annotations
 
