@@ -136,6 +136,7 @@ def test_several_allocations():
       ld.shared.b32 %c0, [%s];
       ld.shared.b32 %c1, [%s+4];
       tcgen05.dealloc.cta_group::1.sync.aligned.b32 %c0, 64;
+      bar.warp.sync -1;
       tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%s], 256;
       ld.shared.b32 %c2, [%s];
       tcgen05.dealloc.cta_group::1.sync.aligned.b32 %c1, 32;
