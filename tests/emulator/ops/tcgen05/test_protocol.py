@@ -341,6 +341,7 @@ FRESH = """
       tcgen05.st.sync.aligned.32x32b.x1.b32 [%c], %s;
       tcgen05.wait::st.sync.aligned;
       tcgen05.dealloc.cta_group::1.sync.aligned.b32 %c, 512;
+      bar.warp.sync -1;
       tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%s], 512;
       tcgen05.ld.sync.aligned.32x32b.x1.b32 %w, [%c];
       tcgen05.wait::ld.sync.aligned;
