@@ -14,13 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from ...arguments import shown
 from ...errors import EmulatorError
+from ..machine.launch import MULTIPROCESSORS
 from ..ptx.parser import PtxKernel, read_module
 from .arguments import ArgumentMemory
 from .launcher import HostLaunch, gathered, resident
@@ -41,6 +42,7 @@ _LEFT = (
     "IGNORE", "PRIORITY", "ACCESS_POLICY_WINDOW", "SYNCHRONIZATION_POLICY", "CLUSTER_SCHEDULING_POLICY_PREFERENCE",
     "MEM_SYNC_DOMAIN", "MEM_SYNC_DOMAIN_MAP", "PREFERRED_SHARED_MEMORY_CARVEOUT", "PREFERRED_CLUSTER_DIMENSION",
 )  # fmt: skip
+Foreign: TypeAlias = Any  # an object of cuda.bindings, or what stands for one
 Launched = Callable[["PtxLaunch", int], None]
 
 
@@ -104,14 +106,14 @@ class PtxLaunch:
         return arrays, [one]
 
 
-def _image(image: Any) -> bytes:
+def _image(image: Foreign) -> bytes:
     """The bytes of an image: bytes, an array of them, or the address of text that a zero ends."""
     if isinstance(image, (bytes, bytearray, np.ndarray)):
         return bytes(image) if isinstance(image, (bytes, bytearray)) else image.tobytes()
     return ctypes.string_at(int(image))
 
 
-def parameter_bytes(kernel: PtxKernel, given: Any) -> bytes:
+def parameter_bytes(kernel: PtxKernel, given: Foreign) -> bytes:
     """The parameters of `kernelParams`: the address of an array of pointers, that array, or (values, types)."""
     out = bytearray(kernel.parameter_bytes)
     count = len(kernel.parameters)
@@ -135,7 +137,7 @@ def parameter_bytes(kernel: PtxKernel, given: Any) -> bytes:
     return bytes(out)
 
 
-def _word(value: Any, kind: Any) -> bytes:
+def _word(value: Foreign, kind: Foreign) -> bytes:
     """The bytes of a value: as a type of ctypes, or of an object that has them, padded to what a parameter may take."""
     if kind is not None:
         return bytes(kind(int(value) if kind is ctypes.c_void_p else value))
@@ -148,7 +150,7 @@ def _word(value: Any, kind: Any) -> bytes:
     raise EmulatorError(f"kernelParams: {shown(value)} has the type None, and neither bytes nor a number")
 
 
-def host_address(given: Any) -> int:
+def host_address(given: Foreign) -> int:
     """The address of memory: a number, a binding's pointer, an array or an object of ctypes; 0 for None."""
     if given is None:
         return 0
@@ -164,7 +166,7 @@ class DriverModules:
 
     def __init__(self, memory: DeviceMemory, launch: Launched) -> None:
         self._memory, self._launch = memory, launch
-        self._held: dict[int, Any] = {}
+        self._held: dict[int, object] = {}
         self._next = itertools.count(1)
         self._capturing: dict[int, HostGraph] = {}
 
@@ -177,7 +179,8 @@ class DriverModules:
             and callable(getattr(module, name))
             and not isinstance(getattr(module, name), type)
         }
-        return found | (self._driver(module) if kind == "driver" else {}) | self._graphs(kind, module)
+        own = self._modules(module) | self._launches(module) if kind == "driver" else {}
+        return found | own | self._graphs(kind, module)
 
     def _refused(self, name: str) -> Binding:
         def refuse(*args: object, **named: object) -> object:
@@ -185,18 +188,19 @@ class DriverModules:
 
         return refuse
 
-    def _keep(self, value: Any) -> int:
+    def _keep(self, value: object) -> int:
         handle = next(self._next) << 12
         self._held[handle] = value
         return handle
 
-    def _of(self, handle: Any, kind: type) -> Any:
+    def _of(self, handle: Foreign, kind: type) -> Foreign:
         found = self._held.get(int(handle))
         if not isinstance(found, kind):
             raise EmulatorError(f"{shown(handle)} is no handle of a {kind.__name__} here")
         return found
 
-    def _driver(self, driver: ModuleType) -> dict[str, Binding]:
+    def _modules(self, driver: ModuleType) -> dict[str, Binding]:
+        """Modules, their kernels and variables."""
         result = driver.CUresult
         success = result.CUDA_SUCCESS
 
@@ -222,9 +226,33 @@ class DriverModules:
                 return result.CUDA_ERROR_NOT_FOUND, driver.CUdeviceptr(0), 0
             return success, driver.CUdeviceptr(array.ctypes.data), len(array)
 
+        def done(*args: object) -> tuple[object]:
+            return (success,)
+
+        loads = dict.fromkeys(("cuModuleLoadData", "cuModuleLoadDataEx"), load(driver.CUmodule))
+        return loads | dict.fromkeys(
+            ("cuModuleUnload", "cuLibraryUnload", "cuFuncSetAttribute", "cuFuncSetCacheConfig", "cuKernelSetAttribute",
+             "cuKernelSetCacheConfig", "cuFuncLoad"), done
+        ) | {
+            "cuModuleLoad": read(driver.CUmodule),
+            "cuLibraryLoadData": load(driver.CUlibrary),
+            "cuLibraryLoadFromFile": read(driver.CUlibrary),
+            "cuLibraryGetModule": lambda library: (success, driver.CUmodule(int(library))),
+            "cuModuleGetFunction": function(driver.CUfunction),
+            "cuLibraryGetKernel": function(driver.CUkernel),
+            "cuKernelGetFunction": lambda kernel: (success, driver.CUfunction(int(kernel))),
+            "cuModuleGetGlobal": variable,
+            "cuLibraryGetGlobal": variable,
+        }  # fmt: skip
+
+    def _launches(self, driver: ModuleType) -> dict[str, Binding]:
+        """Launches of loaded kernels."""
+        result = driver.CUresult
+        success = result.CUDA_SUCCESS
+
         def launch(
             function: object, sizes: Sequence[int], shared: int, stream: object, given: object, extra: object,
-            attributes: dict[str, Any],
+            attributes: dict[str, Foreign],
         ) -> tuple[object]:  # fmt: skip
             if extra:
                 raise EmulatorError("a launch with `extra` is not emulated: give kernelParams")
@@ -245,47 +273,29 @@ class DriverModules:
             self._launch(one, int(stream or 0))  # type: ignore[call-overload]
             return (success,)
 
-        def plain(function: object, *args: Any) -> tuple[object]:
+        def plain(function: object, *args: Foreign) -> tuple[object]:
             *sizes, shared, stream, given, extra = args
             return launch(function, sizes, shared, stream, given, extra, {})
 
-        def cooperative(function: object, *args: Any) -> tuple[object]:
+        def cooperative(function: object, *args: Foreign) -> tuple[object]:
             *sizes, shared, stream, given = args
             return launch(function, sizes, shared, stream, given, 0, {"COOPERATIVE": True})
 
-        def extended(config: Any, function: object, given: object, extra: object) -> tuple[object]:
+        def extended(config: Foreign, function: object, given: object, extra: object) -> tuple[object]:
             sizes = [getattr(config, f"{part}Dim{axis}") for part in ("grid", "block") for axis in "XYZ"]
             attributes = dict(_attribute(one) for one in config.attrs[: config.numAttrs])
             return launch(function, sizes, config.sharedMemBytes, config.hStream, given, extra, attributes)
 
         def occupancy(function: object, threads: int, shared: int, *_: object) -> tuple[object, int]:
-            from ..machine.launch import MULTIPROCESSORS
-
             chosen = self._of(function, PtxFunction)
             return success, resident(chosen.kernel.target, int(threads), int(shared)) // MULTIPROCESSORS
 
-        def done(*args: object) -> tuple[object]:
-            return (success,)
-
-        loads = dict.fromkeys(("cuModuleLoadData", "cuModuleLoadDataEx"), load(driver.CUmodule))
-        return loads | dict.fromkeys(
-            ("cuModuleUnload", "cuLibraryUnload", "cuFuncSetAttribute", "cuFuncSetCacheConfig", "cuKernelSetAttribute",
-             "cuKernelSetCacheConfig", "cuFuncLoad"), done
-        ) | {
-            "cuModuleLoad": read(driver.CUmodule),
-            "cuLibraryLoadData": load(driver.CUlibrary),
-            "cuLibraryLoadFromFile": read(driver.CUlibrary),
-            "cuLibraryGetModule": lambda library: (success, driver.CUmodule(int(library))),
-            "cuModuleGetFunction": function(driver.CUfunction),
-            "cuLibraryGetKernel": function(driver.CUkernel),
-            "cuKernelGetFunction": lambda kernel: (success, driver.CUfunction(int(kernel))),
-            "cuModuleGetGlobal": variable,
-            "cuLibraryGetGlobal": variable,
+        return {
             "cuLaunchKernel": plain,
             "cuLaunchCooperativeKernel": cooperative,
             "cuLaunchKernelEx": extended,
             "cuOccupancyMaxActiveBlocksPerMultiprocessor": occupancy,
-        }  # fmt: skip
+        }
 
     def _graphs(self, kind: str, module: ModuleType) -> dict[str, Binding]:
         """Capture of a stream into a graph, and its launches."""
@@ -326,7 +336,7 @@ class DriverModules:
             count = self._of(handle, HostGraph).count
             return success, [], count
 
-        def instantiate(handle: Any, *_: object) -> tuple[object, object]:
+        def instantiate(handle: Foreign, *_: object) -> tuple[object, object]:
             self._of(handle, HostGraph)
             return success, made(int(handle))
 
@@ -346,7 +356,7 @@ class DriverModules:
         }
 
 
-def _attribute(one: Any) -> tuple[str, Any]:
+def _attribute(one: Foreign) -> tuple[str, Foreign]:
     """A launch attribute by its name's end, and its value. Raises EmulatorError for one that would be lost."""
     name = one.id.name.partition("LAUNCH_ATTRIBUTE_")[2]
     if name == "CLUSTER_DIMENSION":

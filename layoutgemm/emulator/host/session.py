@@ -131,7 +131,7 @@ def session(emulate: Emulate, arch: Arch | str | int | tuple[int, int], **option
             return graph.add(lambda: ran(one), stream)
         return ran(one)
 
-    def now(compiled: Any, args: Sequence[Any], named: dict[str, Any]) -> None:
+    def now(compiled: Any, args: Sequence[object], named: dict[str, object]) -> None:
         if isinstance(compiled, XlaFunction):
             return ran(compiled, *args)
         signature = compiled.execution_args.signature
