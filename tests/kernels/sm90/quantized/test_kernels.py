@@ -376,7 +376,7 @@ REFUSED = {
          "config": Sm90Config((64, 16), consumers=1, scales="sums")},
         "scales = 'sums' of weights int8 with a scale a column: there are no scales of groups",
     ),
-    "format": ({"weights": "int4"}, "weights of Sm90Plan.derive must be a QuantizedFormat or None"),
+    "format": ({"weights": "int4"}, "be a QuantizedFormat (as QuantizedFormat('int4', 128)) or None"),
 }  # fmt: skip
 
 
