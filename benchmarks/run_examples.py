@@ -44,6 +44,13 @@ STANDARD = {
         "tensor_strict"
     ),
     "Policy(register_strict=True)": "lint: no wgmma.fence between results and a product: found by register_strict",
+    "one lane released it for lanes of its warp": (
+        "lint: a lane releases what others of its warp have read, without __syncwarp: a race with --lanes strict"
+    ),
+    "has one block's scope (.cta": (
+        "lint: an mbarrier's arrival or wait of one block's scope hands reads or writes to another block: a finding "
+        "with strict"
+    ),
     "have waited for each other since": (
         "lint: a shuffle, vote, elect or ldmatrix stands between lanes' reads and a write over them, and PTX orders no "
         "memory by it: a race with --lanes strict"
