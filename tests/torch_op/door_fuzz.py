@@ -153,9 +153,12 @@ class Problem:
 class Chain:
     """Steps with their formulas by torch, drawn at random."""
 
-    def __init__(self, draw: Draw, n: int, kind: Any, most: int = 3, quantises: bool = True, sums: bool = False):
-        self.draw, self.steps, self.run, self.exact = draw, [], [], True
+    def __init__(self, draw: Draw, n: int, kind: Any, most: int = 3, quantises: bool = True, sums: bool = False,
+        exact: bool = True,
+    ):  # fmt: skip
+        self.draw, self.steps, self.run = draw, [], []
         self.sums = 0
+        self.exact = exact and not sums
         if sums and draw.chance(0.5):
             for _ in range(draw.randint(1, 2)):
                 self.before()
@@ -607,7 +610,7 @@ def with_epilogue(
     if stores:
         want["C"] = torch.full(shape, math.nan if isinstance(initial, float) and math.isnan(initial) and out is None else 7.0 if out is not None else float(initial), dtype=F64)
     if pieces is None:
-        flat = x.reshape(-1, *x.shape[-2:])
+        flat = x.reshape(math.prod(shape[:-2]), *x.shape[-2:])
         pieces = []
         for l, each in enumerate(flat):
             front: list[int] = []
@@ -682,12 +685,12 @@ def composed(draw: Draw) -> Problem:
     ks = [k] if pairs == 1 else [k, draw.choice((8, 16, 40))]
     lefts = [operand(draw, batch, rows_in if p == 0 or picks else m, kk, kind_a) for p, kk in enumerate(ks)]
     if picks and pairs == 2:
-        lefts[1] = operand(draw, batch, draw.choice((rows_in, m)), ks[1], kind_a)
+        lefts[1] = operand(draw, batch, m, ks[1], kind_a)
     rights = [[operand(draw, batch, columns, kk, kind_a).mT if draw.chance(0.6) else operand(draw, batch, kk, columns, kind_a)
                for _ in range(count)] for kk in ks]  # fmt: skip
     first = wide(lefts[0])
     if draw.chance(0.3) and kind_a in (BF16, F16, E4M3):
-        prologue, formula, vectors = draw.choice(PROLOGUES)
+        prologue, formula, vectors = draw.choice(PROLOGUES[:4] if picks and draw.chance(0.95) else PROLOGUES)
         for name, axis in vectors.items():
             size = (rows_in if axis == "m" else ks[0])
             bits = BF16 if name == "w" and "k:bf16" in str(prologue) else F32
@@ -703,10 +706,7 @@ def composed(draw: Draw) -> Problem:
     if picks:
         options["rows"] = torch.randint(0, rows_in, (m,), dtype=draw.choice((I32, torch.int64)))
         first = first[options["rows"].long()]
-        if pairs == 2 and lefts[1].shape[0] != m:
-            second = wide(lefts[1])[options["rows"].long()]
-        elif pairs == 2:
-            second = wide(lefts[1])
+        second = wide(lefts[-1])
         said += " rows"
     elif pairs == 2:
         second = wide(lefts[1])
@@ -735,7 +735,7 @@ def composed(draw: Draw) -> Problem:
     if gate:
         options["activation"] = gate
     if draw.chance(0.5) and not placed:
-        chain = Chain(draw, n, kind, 2, sums=gate is not None)
+        chain = Chain(draw, n, kind, 2, sums=gate is not None, exact=not isinstance(options.get("combine"), str))
         if lower:
             chain.steps.insert(0, Custom.of(lambda x, i, j, ops: ops.where(j <= i, x, 0.0)))
             chain.run.insert(0, lambda x, at: torch.where(at.j <= at.i, x, 0.0 * x))
@@ -773,7 +773,7 @@ def composed(draw: Draw) -> Problem:
         else:
             to = torch.randint(0, results, (m,))
             options["add_rows"] = to.to(draw.choice((I32, torch.int64)))
-            x = base.index_add(0, to, x)
+            x = base.index_add(0, to, x.to(kind).double())  # the workspace has C's type
     want = {"C": x}
     if lower:
         want["C"] = torch.where(torch.ones(m, n).tril().bool(), x, math.nan)
@@ -983,7 +983,7 @@ def grouped(draw: Draw) -> Problem:
                 options["out_rows"], value = to.to(index), base.index_copy(0, to, xs)
             else:
                 to = torch.randint(0, max(results, 1), (m,)) if m else torch.zeros(0).long()
-                options["add_rows"], value = to.to(index), base.index_add(0, to, xs)
+                options["add_rows"], value = to.to(index), base.index_add(0, to, xs.to(kind).double())
             return Problem(lambda out, given: grouped_matmul(a, b, out=out, out_dtype=kind, **options), {"C": value}, out, {}, text + f" {list(options)}", loose=2.0)
         if draw.chance(0.35) or count > 1 or prologue is not None:
             bias = None
@@ -1072,7 +1072,7 @@ def scaled(draw: Draw) -> Problem:
         out_scales: dict[str, Any] = {}
         high = torch.finfo(to).max
         parts = x.float().split(128, -1)
-        most = torch.stack([p.abs().amax(-1).clamp_min(1e-10) for p in parts], -1)
+        most = torch.stack([p.abs().amax(-1).clamp_min(1e-30) for p in parts], -1)
         value = x.float() * (high / most).repeat_interleave(128, -1)[..., :n]
 
         def quantised(out: Any, given: Any) -> Any:
