@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import math
 import random
 import sys
@@ -1148,71 +1149,76 @@ def one(door: str, number: int, tally: dict[str, int], verbose: bool = False, on
     """The faults of one draw."""
     draw = Draw(f"{door}{number}")
     torch.manual_seed(number)
-    code = draw.choice(CODES[door])
+    code = "sm_90a" if "gpu" in on else draw.choice(CODES[door])
+    memory = torch.device("cuda" if "gpu" in on else "cpu")
     try:
-        problem = DOORS[door](draw)
+        with memory:
+            problem = DOORS[door](draw)
     except LayoutError as error:
         tally["refused where it was made"] += 1
         tally["made: " + str(error)[:70]] += 1
         return
     repeat = draw.chance(0.4)
     for where in on:
-        given = {name: again(x) for name, x in problem.given.items()}
-        out = again(problem.out)
-        tracked = [x for x in (out, *given.values()) if isinstance(x, torch.Tensor)]
-        before = [beside(x) for x in tracked]
-        was = {name: wide(x).clone() for name, x in given.items() if isinstance(x, torch.Tensor)}
-        outs = None if out is None else wide(out).clone()
-
-        def run() -> Any:
-            return problem.call(out, given)
-
-        runs = 1
+        found: list[str] = []
+        with memory:
+            given = {name: again(x) for name, x in problem.given.items()}
+            out = again(problem.out)
+            tracked = [x for x in (out, *given.values()) if isinstance(x, torch.Tensor)]
+            before = [beside(x) for x in tracked]
+            was = {name: wide(x).clone() for name, x in given.items() if isinstance(x, torch.Tensor)}
+            outs = None if out is None else wide(out).clone()
+        said = f"{door} {number} {where} {code}"
         try:
+            with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+                made = stack.enter_context(every_door(patch, code)) if where == "kernel" else []
+                got = problem.call(out, given)
+                if repeat or where == "gpu":
+                    for name, x in given.items():
+                        if isinstance(x, torch.Tensor) and not x.is_neg():
+                            x.copy_(was[name].to(x.dtype))
+                    if out is not None:
+                        out.copy_(outs.to(out.dtype))
+                    got = problem.call(out, given)
+            if where == "gpu":
+                torch.cuda.synchronize()
             if where == "kernel":
-                with pytest.MonkeyPatch.context() as patch, every_door(patch, code) as made:
-                    got = run()
-                    if repeat:
-                        for name, x in given.items():
-                            if isinstance(x, torch.Tensor) and name in was and not x.is_neg():
-                                x.copy_(was[name].to(x.dtype))
-                        if out is not None:
-                            out.copy_(outs.to(out.dtype))
-                        got = run()
                 tally["launched"] += len(made) > 0
                 tally[f"by {sorted({type(p).__name__ for p, _ in made})}"] += 1
-            else:
-                got = run()
         except LayoutError as error:
             tally[f"refused {where}"] += 1
             tally[f"{where}: " + str(error)[:110]] += 1
             if verbose:
                 print("refused", where, error)
             for name, x in given.items():
-                if isinstance(x, torch.Tensor) and name in was and not torch.equal(wide(x), was[name]):
-                    yield f"{door} {number} {where} {code}: refused, and {name} was written: {problem.said}"
+                if isinstance(x, torch.Tensor) and not torch.equal(wide(x), was[name]):
+                    found.append(f"refused, and {name} was written")
             if out is not None and not torch.equal(wide(out), outs):
-                yield f"{door} {number} {where} {code}: refused, and out was written: {problem.said}"
+                found.append("refused, and out was written")
+            yield from [f"{said}: {text}\n    {problem.said}" for text in found]
             continue
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
-            yield f"{door} {number} {where} {code}: {type(error).__name__} at {last.filename}:{last.lineno}: {str(error)[:600]}\n    {problem.said}"
+            yield f"{said}: {type(error).__name__} at {last.filename}:{last.lineno}: {str(error)[:600]}\n    {problem.said}"
             if verbose:
                 traceback.print_exc()
+            if "CUDA" in str(error):
+                raise
             continue
         tally[f"answered {where}"] += 1
-        for name, want in problem.want.items():
-            x = got if name == "C" else given[name]
-            kind = problem.kinds.get(name, x.dtype)
-            if why := alike(x, want, kind, problem.loose):
-                yield f"{door} {number} {where} {code}: {name}: {why}\n    {problem.said}"
-        if out is not None and got is not out:
-            yield f"{door} {number} {where}: the result is not out"
-        if out is None and "C" not in problem.want and got.numel():
-            yield f"{door} {number} {where}: a C that is not stored has elements"
-        for x, old in zip(tracked, before):
-            if not torch.equal(beside(x), old):
-                yield f"{door} {number} {where} {code}: bytes beside a tensor {tuple(x.shape)} {x.stride()} were written\n    {problem.said}"
+        with memory:
+            for name, want in problem.want.items():
+                x = got if name == "C" else given[name]
+                if why := alike(x, want, problem.kinds.get(name, x.dtype), problem.loose):
+                    found.append(f"{name}: {why}")
+            if out is not None and got is not out:
+                found.append("the result is not out")
+            if out is None and "C" not in problem.want and got.numel():
+                found.append("a C that is not stored has elements")
+            for x, old in zip(tracked, before):
+                if not torch.equal(beside(x), old):
+                    found.append(f"bytes beside a tensor {tuple(x.shape)} {x.stride()} were written")
+        yield from [f"{said}: {text}\n    {problem.said}" for text in found]
 
 
 def faults(door: str, seed: int, count: int, tally: Any = None, verbose: bool = False, seconds: float = 1e9, on: Any = ("kernel", "cpu")) -> Iterator[str]:
@@ -1236,9 +1242,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("-v", action="store_true")
     parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("--gpu", action="store_true")
     asked = parser.parse_args()
     tally: Any = collections.Counter()
-    for fault in faults(asked.door, asked.seed, asked.count, tally, asked.v, asked.seconds, ("cpu",) if asked.cpu else ("kernel", "cpu")):
+    for fault in faults(asked.door, asked.seed, asked.count, tally, asked.v, asked.seconds, ("gpu",) if asked.gpu else ("cpu",) if asked.cpu else ("kernel", "cpu")):
         print("FAULT", fault, flush=True)
     for name, count in tally.most_common():
         print(count, name)
