@@ -342,7 +342,7 @@ def check_operand(operand: Operand, x: torch.Tensor, shape: tuple[int, ...], joi
     way = f"write to a contiguous tensor, and copy it to {name}" if operand.written else f"{name}.contiguous()"
     if len(operand.axes) == 1 and x.shape[-1] > 1 and x.stride(-1) != 1:
         raise OperandError(f"{name}: elements lie {x.stride(-1)} apart, strides {x.stride()}; {way}")
-    if operand.count > 1 and x.shape[-2] > 1 and x.stride(-2) != x.shape[-1]:
+    if operand.count > 1 and x.shape[-2] > 1 and x.numel() and x.stride(-2) != x.shape[-1]:
         raise OperandError(f"{name}: lines of {x.shape[-1]} lie {x.stride(-2)} apart, and a kernel's are side by side")
     if operand.axes == "mn" and not order_of_matrices(x):
         raise OperandError(f"{name}: strides {x.stride()} leave neither rows nor columns contiguous; {way}")

@@ -219,8 +219,10 @@ class Chain:
             self.exact = self.exact and kind == "relu"
 
             def derived(x: Any, at: Any) -> Any:
-                z = at.read(name, "mn").clone().requires_grad_()
-                (slope,) = torch.autograd.grad(ACTS[kind](z).sum(), z)
+                z = at.read(name, "mn")
+                derives = z.requires_grad
+                z = z if derives else z.clone().requires_grad_()
+                (slope,) = torch.autograd.grad(ACTS[kind](z).sum(), z, create_graph=derives)
                 return x * slope
 
             self.add(ActivationGradient(kind, narrow, order, name), derived)
@@ -411,7 +413,7 @@ class Place:
         whole[at] = value
 
     def combine(self, name: str, value: Any, merge: Any) -> None:
-        self.want[name].copy_(merge(self.want[name], value.double().reshape(1)))
+        self.want[name] = merge(self.want[name], value.double().reshape(1))
 
 
 def steps_on(

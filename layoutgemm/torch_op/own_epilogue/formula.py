@@ -226,10 +226,15 @@ class _EpilogueElements:
         """The results over all of x; `column`: the number of its first one."""
         own = getattr(step, "operation", "amax")
         along = isinstance(step, ColumnReduce)
+
+        def in_lines(y: torch.Tensor) -> torch.Tensor:
+            return y.mT if along else y if isinstance(step, RowReduce) else y.flatten()
+
+        if (lines := in_lines(x)).shape[-1] == 0:
+            return _of_nothing(step.reduction, lines, self.math)
         if isinstance(own, str):
             function, fill = NAMED[own]
-            x = x if visited is None else torch.where(visited, x, fill)
-            return function(x.mT if along else x if isinstance(step, RowReduce) else x.flatten())
+            return function(lines if visited is None else in_lines(torch.where(visited, x, fill)))
         columns = slice(column, column + x.shape[-1])
         read = partial(self._part, columns)
         place = _TensorPlace(self.i, self.j[:, : x.shape[-1]] + column, self.math, read)
@@ -308,6 +313,13 @@ class _TensorPlace:
     j: torch.Tensor
     math: TorchMath
     read: Callable[[str], torch.Tensor]
+
+
+def _of_nothing(reduction: Reduction, lines: torch.Tensor, math: TorchMath) -> list[torch.Tensor]:
+    """The results of lines without elements: constants."""
+    shape, kinds = lines.shape[:-1], {"int": torch.int32}
+    parts = [lines.new_full(shape, each, dtype=kinds.get(kind)) for each, kind in zip(reduction.identity, reduction.kinds)]
+    return [torch.as_tensor(x).expand(shape) for x in reduction.finished(parts, math)]
 
 
 def _folded(reduction: Reduction, values: list[torch.Tensor], math: TorchMath) -> list[torch.Tensor]:
