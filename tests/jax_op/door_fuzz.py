@@ -1,6 +1,6 @@
 """Random products of JAX arrays by every door, in the emulator and by jax on the CPU, beside float64 formulas of torch.
 
-    python -m tests.jax_op.door_fuzz --door matmul --seed 0 --count 100
+python -m tests.jax_op.door_fuzz --door matmul --seed 0 --count 100
 """
 
 from __future__ import annotations
@@ -52,13 +52,25 @@ from tests.torch_op.door_fuzz import (
     Piece,
     alike,
     combined,
+    lies,
     operands_of,
+    pieces_of,
     powers,
+    spread,
     steps_on,
     wide,
 )
 
-NAMES = {BF16: "bfloat16", F16: "float16", F32: "float32", E4M3: "float8_e4m3fn", E5M2: "float8_e5m2", I8: "int8", U8: "uint8", I32: "int32"}
+NAMES = {
+    BF16: "bfloat16",
+    F16: "float16",
+    F32: "float32",
+    E4M3: "float8_e4m3fn",
+    E5M2: "float8_e5m2",
+    I8: "int8",
+    U8: "uint8",
+    I32: "int32",
+}
 FIRST = {"max": -math.inf, "min": math.inf}
 
 
@@ -96,26 +108,31 @@ def fresh(chain: Chain, epilogue: Epilogue, shape: Any, given: dict[str, Any], e
     return want
 
 
-def finish(draw: Draw, chain: Chain, shape: Any, x: Any, kind: Any, call: Any, said: str, gate: Any = None,
-           pieces: Any = None, experts: int = 0, ragged: bool = False, own: Any = None) -> Any:  # fmt: skip
+def finish(
+    draw: Draw,
+    chain: Chain,
+    shape: Any,
+    x: Any,
+    kind: Any,
+    call: Any,
+    said: str,
+    gate: Any = None,
+    pieces: Any = None,
+    experts: int = 0,
+    ragged: bool = False,
+    own: Any = None,
+) -> Any:
     stores = draw.chance(0.75) or chain.kind != kind or not any(g.written for s in chain.steps for g in s.given)
     epilogue = Epilogue(*chain.steps, stores_c=stores, sums=chain.sums)
     given = {name: v for name, v in operands_of(draw, epilogue, shape, experts).items() if name not in epilogue.writes}
     want = fresh(chain, epilogue, shape, given, experts)
     if stores:
         want["C"] = torch.zeros(shape, dtype=F64)
-    if pieces is None:
-        pieces = []
-        for l, each in enumerate(x.reshape(math.prod(shape[:-2]), *x.shape[-2:])):
-            front: list[int] = []
-            for size in reversed(shape[:-2]):
-                front.insert(0, l % size)
-                l //= size
-            pieces.append(Piece(tuple(front), slice(0, each.shape[0]), tuple(front), each))
+    pieces = pieces_of(x, shape) if pieces is None else pieces
     steps_on(chain, pieces, given, want, ragged, gate)
     kinds = {g.name: KINDS[g.dtype.name] for g in epilogue.given if g.written}
     arrays = {name: array(v) for name, v in {**given, **(own or {})}.items()}
-    text = f"{said} {[type(s).__name__ + '.' + str(getattr(s, 'operation', ''))[:12] for s in chain.steps]} stores {stores}"
+    text = f"{said} {[str(s)[:60] for s in chain.steps]} stores {stores}"
     more = {"epilogue": epilogue, "given": arrays} if chain.steps else {}
     return lambda: call(more, NAMES[chain.kind]), want, {**kinds, "C": chain.kind}, text, bool(epilogue.writes)
 
@@ -133,7 +150,11 @@ def dense(draw: Draw) -> Any:
         ka = kb = F32
         options["allow_tf32"] = True
     whole = way == "i"
-    m, n, k = draw.choice((1, 2, 7, 24, 65, 72, 130)), draw.choice((1, 2, 8, 24, 33, 48, 64, 72, 130)), draw.choice((1, 8, 33, 64, 72, 130))
+    m, n, k = (
+        draw.choice((1, 2, 7, 24, 65, 72, 130)),
+        draw.choice((1, 2, 8, 24, 33, 48, 64, 72, 130)),
+        draw.choice((1, 8, 33, 64, 72, 130)),
+    )
     fa, fb = draw.choice((((), ()),) * 3 + (((2,), (2,)), ((2, 2), (2, 2)), ((3,), ()), ((), (2,)), ((2, 1), (3,))))
     gate = draw.choice(("swiglu", "geglu")) if draw.chance(0.15) and not whole else None
     columns = n * (2 if gate else 1)
@@ -157,7 +178,17 @@ def dense(draw: Draw) -> Any:
     given = {name: array(v) for name, v in own.items()}
     if draw.chance(0.65) and kind != I32 and fa == fb:
         chain = Chain(draw, n, kind, sums=gate is not None)
-        return finish(draw, chain, shape, x, kind, lambda more, kd: matmul(left, right, transpose_a=ta, transpose_b=tb, out_dtype=kd, **options, **more), said, gate, own=own)
+        return finish(
+            draw,
+            chain,
+            shape,
+            x,
+            kind,
+            lambda more, kd: matmul(left, right, transpose_a=ta, transpose_b=tb, out_dtype=kd, **options, **more),
+            said,
+            gate,
+            own=own,
+        )
     if draw.chance(0.5):
         bias = draw.whole(columns, kind=draw.choice((F32, BF16, F16)) if kind != I32 else I32)
         options["bias"] = array(bias)
@@ -168,7 +199,13 @@ def dense(draw: Draw) -> Any:
         options["activation"] = draw.choice(tuple(ACTS))
         x = ACTS[options["activation"]](x)
     more = {"given": given} if own else {}
-    return lambda: matmul(left, right, transpose_a=ta, transpose_b=tb, out_dtype=NAMES[kind], **options, **more), {"C": x}, {"C": kind}, said + f" {list(options)}", False
+    return (
+        lambda: matmul(left, right, transpose_a=ta, transpose_b=tb, out_dtype=NAMES[kind], **options, **more),
+        {"C": x},
+        {"C": kind},
+        said + f" {list(options)}",
+        False,
+    )
 
 
 def composed(draw: Draw) -> Any:
@@ -202,7 +239,10 @@ def composed(draw: Draw) -> Any:
     if count > 1:
         options["combine"], formula, numbers = combined(draw, count)
         x, own = formula(*sums), {**own, **numbers}
-    turn = lambda v, yes: array(v.mT if yes else v)
+
+    def turn(v: Any, yes: bool) -> Any:
+        return array(v.mT if yes else v)
+
     a = turn(lefts[0], ta) if pairs == 1 else tuple(turn(v, ta) for v in lefts)
     b = tuple(turn(v, tb) for v in rights[0]) if count > 1 else turn(rights[0][0], tb)
     if pairs == 2:
@@ -210,11 +250,22 @@ def composed(draw: Draw) -> Any:
     kind, shape = draw.choice((F32, BF16, F16)), (*batch, m, n)
     if gate:
         options["activation"] = gate
-    said = f"{ka} -> {kind} {[tuple(v.shape) for v in lefts]} {[[tuple(v.shape) for v in r] for r in rights]} turned {ta} {tb} gate {gate} {list(options)} {options.get('combine')}"
+    turned = f"turned {ta} {tb} gate {gate} {list(options)} {options.get('combine')}"
+    said = f"{lies(lefts)} {lies(rights)} -> {kind} {turned}"
     exact = not isinstance(options.get("combine"), str)
     if draw.chance(0.5):
         chain = Chain(draw, n, kind, 2, sums=gate is not None, exact=exact)
-        return finish(draw, chain, shape, x, kind, lambda more, kd: matmul(a, b, transpose_a=ta, transpose_b=tb, out_dtype=kd, **options, **more), said, gate, own=own)
+        return finish(
+            draw,
+            chain,
+            shape,
+            x,
+            kind,
+            lambda more, kd: matmul(a, b, transpose_a=ta, transpose_b=tb, out_dtype=kd, **options, **more),
+            said,
+            gate,
+            own=own,
+        )
     if gate:
         x = ACTS[GATES[gate]](x[..., :n]) * x[..., n:]
     elif draw.chance(0.4):
@@ -233,7 +284,13 @@ def composed(draw: Draw) -> Any:
         options |= {"out": array(base), "out_rows": array(to)}
         x = wide(base).index_copy(0, to, x)
     more = {"given": {name: array(v) for name, v in own.items()}} if own else {}
-    return lambda: matmul(a, b, transpose_a=ta, transpose_b=tb, out_dtype=NAMES[kind], **options, **more), {"C": x}, {"C": kind}, said + f" {list(options)}", False
+    return (
+        lambda: matmul(a, b, transpose_a=ta, transpose_b=tb, out_dtype=NAMES[kind], **options, **more),
+        {"C": x},
+        {"C": kind},
+        said + f" {list(options)}",
+        False,
+    )
 
 
 def scaled(draw: Draw) -> Any:
@@ -248,9 +305,11 @@ def scaled(draw: Draw) -> Any:
         blocks = -(-k // 128)
         left, right = wide(a), wide(b).mT
         if draw.chance(0.5):
-            sa, sb = powers(*front, draw.choice((m, -(-m // 128))), blocks), powers(*front, draw.choice((columns, -(-columns // 128))), blocks)
-            spread = lambda s, r: s.double().repeat_interleave(1 if s.shape[-2] == r else 128, -2)[..., :r, :].repeat_interleave(128, -1)[..., :k]
-            left, right = left * spread(sa, m), right * spread(sb, columns).mT
+            sa, sb = (
+                powers(*front, draw.choice((m, -(-m // 128))), blocks),
+                powers(*front, draw.choice((columns, -(-columns // 128))), blocks),
+            )
+            left, right = left * spread(sa, m, k), right * spread(sb, columns, k).mT
             if blocks == 1 and (sa.shape[-2:] == (m, 1)) != (sb.shape[-2:] == (columns, 1)):
                 sa, sb = powers(*front, m, 1), powers(*front, 1, columns)
                 left, right = wide(a) * sa.double(), wide(b).mT * sb.double()
@@ -262,16 +321,31 @@ def scaled(draw: Draw) -> Any:
         if gate:
             options["activation"] = gate
         aa, bb, ss, tt = array(a), array(b if tb else b.mT), array(sa), array(sb)
-        said = f"scaled {ka} {kb} -> {kind} {tuple(a.shape)} {tuple(b.shape)} {tuple(sa.shape)} {tuple(sb.shape)} {tb} {options}"
+        said = f"scaled {lies([a, b, sa, sb])} -> {kind} {tb} {options}"
         if draw.chance(0.6):
             chain = Chain(draw, n, kind, sums=gate is not None)
-            return finish(draw, chain, (*front, m, n), x, kind, lambda more, kd: scaled_matmul(aa, ss, bb, tt, transpose_b=tb, out_dtype=kd, **options, **more), said, gate)
+            return finish(
+                draw,
+                chain,
+                (*front, m, n),
+                x,
+                kind,
+                lambda more, kd: scaled_matmul(aa, ss, bb, tt, transpose_b=tb, out_dtype=kd, **options, **more),
+                said,
+                gate,
+            )
         if draw.chance(0.4):
             bias = draw.whole(columns, kind=draw.choice((F32, BF16, F16)))
             options["bias"], x = array(bias), x + wide(bias)
         if gate:
             x = ACTS[GATES[gate]](x[..., :n]) * x[..., n:]
-        return lambda: scaled_matmul(aa, ss, bb, tt, transpose_b=tb, out_dtype=NAMES[kind], **options), {"C": x}, {"C": kind}, said, False
+        return (
+            lambda: scaled_matmul(aa, ss, bb, tt, transpose_b=tb, out_dtype=NAMES[kind], **options),
+            {"C": x},
+            {"C": kind},
+            said,
+            False,
+        )
     experts = draw.choice((1, 2, 3, 5))
     n, k = draw.choice((7, 16, 41, 64, 88, 130)), draw.choice((16, 72, 130))
     sizes = torch.tensor([draw.choice((0, 0, 1, 3, 15, 16, 17, 33, 64, 70)) for _ in range(experts)])
@@ -288,8 +362,25 @@ def scaled(draw: Draw) -> Any:
         said = f"K {ka} -> {kind} {tuple(a.shape)} {tuple(b.shape)} {ta} {tb} {sizes.tolist()}"
         chain = Chain(draw, n, kind)
         if draw.chance(0.4):
-            return lambda: grouped_matmul(aa, bb, oo, transpose_a=ta, transpose_b=tb, out_dtype=NAMES[kind]), {"C": torch.stack(xs)}, {"C": kind}, said, False
-        return finish(draw, chain, (experts, m, n), None, kind, lambda more, kd: grouped_matmul(aa, bb, oo, transpose_a=ta, transpose_b=tb, out_dtype=kd, **more), said, None, pieces, experts)
+            return (
+                lambda: grouped_matmul(aa, bb, oo, transpose_a=ta, transpose_b=tb, out_dtype=NAMES[kind]),
+                {"C": torch.stack(xs)},
+                {"C": kind},
+                said,
+                False,
+            )
+        return finish(
+            draw,
+            chain,
+            (experts, m, n),
+            None,
+            kind,
+            lambda more, kd: grouped_matmul(aa, bb, oo, transpose_a=ta, transpose_b=tb, out_dtype=kd, **more),
+            said,
+            None,
+            pieces,
+            experts,
+        )
     gate = draw.choice(("swiglu", "geglu")) if draw.chance(0.2) else None
     columns, tb = n * (2 if gate else 1), draw.chance(0.7)
     a, b = draw.whole(total, k, kind=ka), draw.whole(experts, columns, k, kind=ka)
@@ -298,28 +389,55 @@ def scaled(draw: Draw) -> Any:
         sa, sb = powers(total, 1), powers(experts, 1, columns)
         left, right = left * sa.double(), right * sb.double()
         options |= {"scale_a": array(sa), "scale_b": array(sb)}
-    pieces = [Piece((), slice(s, e), (i,), left[s:e] @ right[i]) for i, (s, e) in enumerate(zip(ends.tolist(), ends.tolist()[1:]))]
+    pieces = [
+        Piece((), slice(s, e), (i,), left[s:e] @ right[i])
+        for i, (s, e) in enumerate(zip(ends.tolist(), ends.tolist()[1:]))
+    ]
     if gate:
         options["activation"] = gate
     aa, bb, oo = array(a), array(b if tb else b.mT), array(ends)
     said = f"rows {ka} -> {kind} {tuple(a.shape)} {tuple(b.shape)} {tb} {sizes.tolist()} {list(options)}"
     if draw.chance(0.6):
         chain = Chain(draw, n, kind, sums=gate is not None)
-        return finish(draw, chain, (total, n), None, kind, lambda more, kd: grouped_matmul(aa, bb, oo, transpose_b=tb, out_dtype=kd, **options, **more), said, gate, pieces, experts, True)
-    bias = draw.whole(*draw.choice(((columns,), (experts, columns))), kind=draw.choice((F32, BF16, F16))) if draw.chance(0.5) else None
+        return finish(
+            draw,
+            chain,
+            (total, n),
+            None,
+            kind,
+            lambda more, kd: grouped_matmul(aa, bb, oo, transpose_b=tb, out_dtype=kd, **options, **more),
+            said,
+            gate,
+            pieces,
+            experts,
+            True,
+        )
+    bias = (
+        draw.whole(*draw.choice(((columns,), (experts, columns))), kind=draw.choice((F32, BF16, F16)))
+        if draw.chance(0.5)
+        else None
+    )
     if bias is not None:
         options["bias"] = array(bias)
     x = torch.zeros(total, n, dtype=F64)
     for piece in pieces:
         part = piece.x if bias is None else piece.x + (wide(bias)[piece.e[0]] if bias.ndim == 2 else wide(bias))
         x[piece.rows] = ACTS[GATES[gate]](part[..., :n]) * part[..., n:] if gate else part
-    return lambda: grouped_matmul(aa, bb, oo, transpose_b=tb, out_dtype=NAMES[kind], **options), {"C": x}, {"C": kind}, said, False
+    return (
+        lambda: grouped_matmul(aa, bb, oo, transpose_b=tb, out_dtype=NAMES[kind], **options),
+        {"C": x},
+        {"C": kind},
+        said,
+        False,
+    )
 
 
 DOORS = {"dense": dense, "composed": composed, "scaled": scaled}
 
 
-def faults(door: str, seed: int, count: int, tally: Any = None, seconds: float = 1e9, on: Any = ("kernel", "cpu")) -> Iterator[str]:
+def faults(
+    door: str, seed: int, count: int, tally: Any = None, seconds: float = 1e9, on: Any = ("kernel", "cpu")
+) -> Iterator[str]:
     """The faults of so many draws."""
     tally = collections.Counter() if tally is None else tally
     start = time.monotonic()
@@ -335,13 +453,19 @@ def faults(door: str, seed: int, count: int, tally: Any = None, seconds: float =
         except LayoutError as error:
             tally["made: " + str(error)[:90]] += 1
             continue
+        found_target = gpu.Target(code, arch(code).smem_per_block)
         for where in on:
             try:
                 with pytest.MonkeyPatch.context() as patch:
                     if where == "kernel":
-                        for api, module in ((composed_api, composed_gpu), (functions_api, functions_gpu), (scaled_api, scaled_gpu), (plain, gpu)):
+                        for api, module in (
+                            (composed_api, composed_gpu),
+                            (functions_api, functions_gpu),
+                            (scaled_api, scaled_gpu),
+                            (plain, gpu),
+                        ):
                             emulate_calls(patch, module)
-                            patch.setattr(module, "target", lambda: gpu.Target(code, arch(code).smem_per_block))
+                            patch.setattr(module, "target", lambda found=found_target: found)
                             patch.setattr(api, "compiled" if api is plain else "_compiled", module.multiply)
                     found = call()
             except LayoutError as error:
@@ -350,7 +474,8 @@ def faults(door: str, seed: int, count: int, tally: Any = None, seconds: float =
                 continue
             except Exception as error:
                 last = traceback.extract_tb(error.__traceback__)[-1]
-                yield f"jax {door} {number} {where} {code}: {type(error).__name__} at {last.filename}:{last.lineno}: {str(error)[:600]}\n    {said}"
+                where_at = f"{type(error).__name__} at {last.filename}:{last.lineno}"
+                yield f"jax {door} {number} {where} {code}: {where_at}: {str(error)[:600]}\n    {said}"
                 continue
             tally[f"answered {where}"] += 1
             c, written = found if named else (found, {})
@@ -376,7 +501,9 @@ def main() -> None:
     tally: Any = collections.Counter()
     with warnings.catch_warnings(), jax.default_device(jax.devices("cpu")[0]):
         warnings.simplefilter("ignore")
-        for fault in faults(asked.door, asked.seed, asked.count, tally, asked.seconds, ("cpu",) if asked.cpu else ("kernel", "cpu")):
+        for fault in faults(
+            asked.door, asked.seed, asked.count, tally, asked.seconds, ("cpu",) if asked.cpu else ("kernel", "cpu")
+        ):
             print("FAULT", fault, flush=True)
     for name, count in tally.most_common():
         print(count, name)

@@ -1,6 +1,6 @@
 """Random products by every torch door, as on GPUs of several targets, beside float64 formulas of torch alone.
 
-    python -m tests.torch_op.door_fuzz --door matmul --seed 0 --count 100
+python -m tests.torch_op.door_fuzz --door matmul --seed 0 --count 100
 """
 
 from __future__ import annotations
@@ -10,19 +10,28 @@ import collections
 import contextlib
 import math
 import random
-import sys
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import layoutgemm.torch_op.api  # noqa: F401  # makes the operators
-from layoutgemm import QuantizedFormat, QuantizedWeight, Sm90Config, grouped_matmul, matmul, quantized_matmul, scaled_matmul
+from layoutgemm import (
+    QuantizedFormat,
+    QuantizedWeight,
+    Sm90Config,
+    grouped_matmul,
+    matmul,
+    quantized_matmul,
+    scaled_matmul,
+)
 from layoutgemm.errors import LayoutError
 from layoutgemm.kernels import Prologue
 from layoutgemm.kernels.epilogue.chain import (
@@ -53,10 +62,14 @@ E4M3, E5M2, I8, U8, I32 = torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, to
 KINDS = {"f32": F32, "bf16": BF16, "f16": F16, "i32": I32, "e4m3": E4M3, "e5m2": E5M2}
 EPS = {BF16: 2.0**-7, F16: 2.0**-10, E4M3: 2.0**-3, E5M2: 2.0**-2, F32: 2.0**-16, I32: 0.0}
 ACTS: dict[str, Callable[[Any], Any]] = {
-    "relu": torch.relu, "relu_sq": lambda x: torch.relu(x).square(), "gelu": torch.nn.functional.gelu,
-    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"), "silu": torch.nn.functional.silu,
-    "tanh": torch.tanh, "sigmoid": torch.sigmoid,
-}  # fmt: skip
+    "relu": torch.relu,
+    "relu_sq": lambda x: torch.relu(x).square(),
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "silu": torch.nn.functional.silu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+}
 GATES = {"swiglu": "silu", "geglu": "gelu"}
 SPAN = Reduction.of(
     lambda x, i, j, ops: (x, -x),
@@ -114,9 +127,13 @@ class Draw(random.Random):
         tile = self.choice(((64, 64), (128, 64), (64, 32), (128, 128), (64, 128), (64, 256)))
         cluster = self.choice(((1, 1), (1, 1), (2, 1), (1, 2)))
         return Sm90Config(
-            tile, consumers=tile[0] // 64, stages=self.choice((2, 3)), loader=self.choice(("warp", "warpgroup", "self")),
-            cluster=cluster, one_tile_per_cluster=self.chance(0.1),
-        )  # fmt: skip
+            tile,
+            consumers=tile[0] // 64,
+            stages=self.choice((2, 3)),
+            loader=self.choice(("warp", "warpgroup", "self")),
+            cluster=cluster,
+            one_tile_per_cluster=self.chance(0.1),
+        )
 
 
 # ------------------------------------------------------------------------------------------------------------- oracle
@@ -154,9 +171,16 @@ class Problem:
 class Chain:
     """Steps with their formulas by torch, drawn at random."""
 
-    def __init__(self, draw: Draw, n: int, kind: Any, most: int = 3, quantises: bool = True, sums: bool = False,
+    def __init__(
+        self,
+        draw: Draw,
+        n: int,
+        kind: Any,
+        most: int = 3,
+        quantises: bool = True,
+        sums: bool = False,
         exact: bool = True,
-    ):  # fmt: skip
+    ):
         self.draw, self.steps, self.run = draw, [], []
         self.sums = 0
         self.exact = exact and not sums
@@ -191,9 +215,31 @@ class Chain:
     def step(self, n: int) -> None:
         draw, name = self.draw, self.name()
         way = draw.choice(
-            ("bias", "bias", "vector", "scale", "residual", "aux", "act", "actgrad", "clamp", "custom", "custom",
-             "columns", "row", "row", "row", "column", "column", "column", "amax", "each", "swap", "memory")
-        )  # fmt: skip
+            (
+                "bias",
+                "bias",
+                "vector",
+                "scale",
+                "residual",
+                "aux",
+                "act",
+                "actgrad",
+                "clamp",
+                "custom",
+                "custom",
+                "columns",
+                "row",
+                "row",
+                "row",
+                "column",
+                "column",
+                "column",
+                "amax",
+                "each",
+                "swap",
+                "memory",
+            )
+        )
         narrow = draw.choice(("f32", "bf16", "f16"))
         order = draw.choice(("row", "col"))
         if way == "bias":
@@ -206,8 +252,10 @@ class Chain:
             self.add(Scale(name, draw.chance(0.5)), lambda x, at: x * at.read(name, ""))
         elif way == "residual":
             beta = draw.choice((None, f"{name}_beta"))
-            self.add(Residual(narrow, order, name, beta),
-                     lambda x, at: x + at.read(name, "mn") * (1 if beta is None else at.read(beta, "")))  # fmt: skip
+            self.add(
+                Residual(narrow, order, name, beta),
+                lambda x, at: x + at.read(name, "mn") * (1 if beta is None else at.read(beta, "")),
+            )
         elif way == "aux":
             self.add(Aux(narrow, order, name), lambda x, at: at.write(name, "mn", x) or x)
         elif way == "act":
@@ -243,7 +291,10 @@ class Chain:
         elif way in ("row", "column", "memory"):
             self.reduce(way, name, narrow, order)
         elif way == "amax":
-            self.add(Amax(name), lambda x, at: at.combine(name, x.abs().max() if x.numel() else torch.tensor(0.0), torch.maximum) or x)
+            self.add(
+                Amax(name),
+                lambda x, at: at.combine(name, x.abs().max() if x.numel() else torch.tensor(0.0), torch.maximum) or x,
+            )
         elif way == "each":
             each, op = draw.choice((8, 16, 32, 64)), draw.choice(("sum", "max", "min", "amax", "sum_of_squares"))
 
@@ -261,32 +312,48 @@ class Chain:
     def custom(self, name: str, draw: Draw) -> None:
         way = draw.randrange(6)
         if way == 0:
-            self.add(Custom.of(lambda x, i, j, ops: ops.where((i + j) % 3 == 0, -x, x)),
-                     lambda x, at: torch.where((at.i + at.j) % 3 == 0, -x, x))  # fmt: skip
+            self.add(
+                Custom.of(lambda x, i, j, ops: ops.where((i + j) % 3 == 0, -x, x)),
+                lambda x, at: torch.where((at.i + at.j) % 3 == 0, -x, x),
+            )
         elif way == 1:
             axis = draw.choice("mn")
             place = EpilogueOperand(name, axis, "i32")
             if axis == "m":
-                self.add(Custom.of(lambda x, i, j, ops, t: ops.where(j == t, x + 1.0, x), place),
-                         lambda x, at: torch.where(at.j == at.read(name, "m"), x + 1, x))  # fmt: skip
+                self.add(
+                    Custom.of(lambda x, i, j, ops, t: ops.where(j == t, x + 1.0, x), place),
+                    lambda x, at: torch.where(at.j == at.read(name, "m"), x + 1, x),
+                )
             else:
-                self.add(Custom.of(lambda x, i, j, ops, t: ops.where(i <= t, x, 2.0), place),
-                         lambda x, at: torch.where(at.i <= at.read(name, "n"), x, torch.tensor(2.0).double()))  # fmt: skip
+                self.add(
+                    Custom.of(lambda x, i, j, ops, t: ops.where(i <= t, x, 2.0), place),
+                    lambda x, at: torch.where(at.i <= at.read(name, "n"), x, torch.tensor(2.0).double()),
+                )
         elif way == 2:
-            self.add(Custom.of(lambda x, i, j, ops: ops.where(j <= i, x, -5.0)),
-                     lambda x, at: torch.where(at.j <= at.i, x, torch.tensor(-5.0).double()))  # fmt: skip
+            self.add(
+                Custom.of(lambda x, i, j, ops: ops.where(j <= i, x, -5.0)),
+                lambda x, at: torch.where(at.j <= at.i, x, torch.tensor(-5.0).double()),
+            )
         elif way == 3:
             kind, order = draw.choice(("f32", "bf16", "f16", "i32")), draw.choice(("row", "col"))
-            self.add(Custom.of(lambda x, i, j, ops, p: x - 2.0 * ops.float(p), EpilogueOperand(name, "mn", kind, order=order)),
-                     lambda x, at: x - 2 * at.read(name, "mn"))  # fmt: skip
+            self.add(
+                Custom.of(
+                    lambda x, i, j, ops, p: x - 2.0 * ops.float(p), EpilogueOperand(name, "mn", kind, order=order)
+                ),
+                lambda x, at: x - 2 * at.read(name, "mn"),
+            )
         elif way == 4:
             p, q = EpilogueOperand(name, "m", "f32"), EpilogueOperand(name + "q", "n", "bf16")
-            self.add(Custom.of(lambda x, i, j, ops, p, q: ops.maximum(x + p, q) * 0.5, p, q),
-                     lambda x, at: torch.maximum(x + at.read(name, "m"), at.read(name + "q", "n") + 0 * x) * 0.5)  # fmt: skip
+            self.add(
+                Custom.of(lambda x, i, j, ops, p, q: ops.maximum(x + p, q) * 0.5, p, q),
+                lambda x, at: torch.maximum(x + at.read(name, "m"), at.read(name + "q", "n") + 0 * x) * 0.5,
+            )
         else:
             number = EpilogueOperand(name, "", "f32", host=True)
-            self.add(Custom.of(lambda x, i, j, ops, p: ops.where(x > p, x, -x), number),
-                     lambda x, at: torch.where(x > at.read(name, ""), x, -x))  # fmt: skip
+            self.add(
+                Custom.of(lambda x, i, j, ops, p: ops.where(x > p, x, -x), number),
+                lambda x, at: torch.where(x > at.read(name, ""), x, -x),
+            )
 
     def reduce(self, way: str, name: str, narrow: str, order: str) -> None:
         draw = self.draw
@@ -321,7 +388,9 @@ class Chain:
 
     def quantise(self, kind: Any) -> None:
         name, draw = self.name(), self.draw
-        step = Quantize(name, draw.choice((8, 16, 32, 64, 128)), draw.choice(("e4m3", "e5m2")), order=draw.choice(("row", "col")))
+        step = Quantize(
+            name, draw.choice((8, 16, 32, 64, 128)), draw.choice(("e4m3", "e5m2")), order=draw.choice(("row", "col"))
+        )
 
         def quantised(x: Any, at: Any) -> Any:
             x = x.float()
@@ -363,7 +432,9 @@ def line(op: Any, x: Any, dim: int, base: int = 0) -> list[Any]:
         short = k - min(k, x.shape[dim])
         shape = [rest, short] if dim == 1 else [short, rest]
         values = torch.cat([found.values.narrow(dim, 0, k - short), torch.full(shape, -math.inf, dtype=F64)], dim)
-        places = torch.cat([found.indices.narrow(dim, 0, k - short).double() + base, torch.full(shape, 2.0**31 - 1, dtype=F64)], dim)
+        places = torch.cat(
+            [found.indices.narrow(dim, 0, k - short).double() + base, torch.full(shape, 2.0**31 - 1, dtype=F64)], dim
+        )
         return [values, places]
     if nothing:
         shape = (rest, 2) if dim == 1 else (2, rest)
@@ -434,6 +505,26 @@ def steps_on(
             x = run(x, at)
         if "C" in want:
             want["C"][(*piece.front, piece.rows)] = x
+
+
+def pieces_of(x: Any, shape: tuple[int, ...]) -> list[Piece]:
+    """The products of a batch, or the one of two matrices."""
+    each = x.reshape(math.prod(shape[:-2]), *x.shape[-2:])
+    return [Piece(front, slice(0, one.shape[0]), front, one) for front, one in zip(np.ndindex(*shape[:-2]), each)]
+
+
+def lies(x: Any) -> str:
+    """Shapes and strides, of any number of tensors."""
+    if not isinstance(x, torch.Tensor):
+        return "None" if x is None else f"[{', '.join(lies(y) for y in x)}]"
+    return f"{x.dtype} {tuple(x.shape)} {x.stride()}"
+
+
+def spread(scales: Any, rows: int, k: int) -> Any:
+    """Scales of 1x128 or 128x128 as a factor of each element of (..., rows, k)."""
+    x = scales.double()
+    x = x.repeat_interleave(1 if x.shape[-2] == rows else 128, -2)[..., :rows, :]
+    return x.repeat_interleave(128, -1)[..., :k]
 
 
 def operands_of(draw: Draw, epilogue: Epilogue, shape: tuple[int, ...], experts: int) -> dict[str, Any]:
@@ -528,7 +619,11 @@ def out_of(draw: Draw, shape: tuple[int, ...], kind: Any, share: float = 0.4) ->
     return draw.lay(x, True)
 
 
-SIZES_M, SIZES_N, SIZES_K = (1, 2, 7, 24, 65, 72, 130, 200), (1, 2, 8, 24, 33, 48, 64, 72, 130, 256), (1, 8, 33, 64, 72, 130, 200)
+SIZES_M, SIZES_N, SIZES_K = (
+    (1, 2, 7, 24, 65, 72, 130, 200),
+    (1, 2, 8, 24, 33, 48, 64, 72, 130, 256),
+    (1, 8, 33, 64, 72, 130, 200),
+)
 
 
 def types(draw: Draw) -> tuple[Any, Any, dict[str, Any]]:
@@ -545,10 +640,21 @@ def types(draw: Draw) -> tuple[Any, Any, dict[str, Any]]:
 
 
 def batches(draw: Draw) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return draw.choice((((), ()),) * 4 + (
-        ((2,), (2,)), ((3,), (1,)), ((1,), (2,)), ((2, 2), (2, 2)), ((2, 1), (2,)), ((3,), ()), ((), (2,)),
-        ((2, 2), ()), ((1, 2), (2, 1)), ((2,), (3, 1)),
-    ))  # fmt: skip
+    return draw.choice(
+        (((), ()),) * 4
+        + (
+            ((2,), (2,)),
+            ((3,), (1,)),
+            ((1,), (2,)),
+            ((2, 2), (2, 2)),
+            ((2, 1), (2,)),
+            ((3,), ()),
+            ((), (2,)),
+            ((2, 2), ()),
+            ((1, 2), (2, 1)),
+            ((2,), (3, 1)),
+        )
+    )
 
 
 def operand(draw: Draw, front: tuple[int, ...], rows: int, columns: int, kind: Any) -> Any:
@@ -579,13 +685,30 @@ def dense(draw: Draw) -> Problem:
     if draw.chance(0.3) and not front and ka != I8 and not whole:
         options["config"] = draw.config()
     said = f"{ka} x {kb} -> {kind}, {tuple(a.shape)} @ {tuple(b.shape)}, strides {a.stride()} {b.stride()}, gate {gate}"
-    loose = 1.0
     shape = (*front, m, n)
     if draw.chance(0.7) and kind != I32:
         chain = Chain(draw, n, kind, sums=gate is not None)
-        return with_epilogue(draw, chain, shape, x, 0, False, gate, said, kind,
-                             lambda out, given, ep, kd: matmul(a, b, epilogue=ep, given=given, out=out, out_dtype=kd,
-                                                               **({"activation": gate} if gate else {}), **options))  # fmt: skip
+        return with_epilogue(
+            draw,
+            chain,
+            shape,
+            x,
+            0,
+            False,
+            gate,
+            said,
+            kind,
+            lambda out, given, ep, kd: matmul(
+                a,
+                b,
+                epilogue=ep,
+                given=given,
+                out=out,
+                out_dtype=kd,
+                **({"activation": gate} if gate else {}),
+                **options,
+            ),
+        )
     if draw.chance(0.5):
         bias = draw.whole(columns, kind=draw.choice((F32, BF16, F16)) if kind != I32 else draw.choice((I32, I8)))
         options["bias"] = draw.lay(bias)
@@ -597,13 +720,31 @@ def dense(draw: Draw) -> Problem:
         act = draw.choice(tuple(ACTS)) if kind != I32 else "relu"
         x, options["activation"] = ACTS[act](x), act
     out = out_of(draw, shape, kind)
-    return Problem(lambda out, given: matmul(a, b, out=out, out_dtype=kind, **options), {"C": x}, out, {}, f"{said} {options}", loose=1.0)
+    return Problem(
+        lambda out, given: matmul(a, b, out=out, out_dtype=kind, **options),
+        {"C": x},
+        out,
+        {},
+        f"{said} {options}",
+        loose=1.0,
+    )
 
 
 def with_epilogue(
-    draw: Draw, chain: Chain, shape: tuple[int, ...], x: Any, experts: int, ragged: bool, gate: Any, said: str,
-    kind: Any, call: Any, pieces: list[Piece] | None = None, own: dict[str, Any] | None = None, initial: Any = 0.0,
-) -> Problem:  # fmt: skip
+    draw: Draw,
+    chain: Chain,
+    shape: tuple[int, ...],
+    x: Any,
+    experts: int,
+    ragged: bool,
+    gate: Any,
+    said: str,
+    kind: Any,
+    call: Any,
+    pieces: list[Piece] | None = None,
+    own: dict[str, Any] | None = None,
+    initial: Any = 0.0,
+) -> Problem:
     """The problem of a product with an epilogue; x in float64."""
     stores = draw.chance(0.75) or chain.kind != kind or not any(g.written for s in chain.steps for g in s.given)
     epilogue = Epilogue(*chain.steps, stores_c=stores, sums=chain.sums)
@@ -611,21 +752,31 @@ def with_epilogue(
     out = out_of(draw, shape, chain.kind) if stores else None
     want: dict[str, Any] = {name: wide(given[name]).clone() for name in epilogue.writes}
     if stores:
-        want["C"] = torch.full(shape, math.nan if isinstance(initial, float) and math.isnan(initial) and out is None else 7.0 if out is not None else float(initial), dtype=F64)
-    if pieces is None:
-        flat = x.reshape(math.prod(shape[:-2]), *x.shape[-2:])
-        pieces = []
-        for l, each in enumerate(flat):
-            front: list[int] = []
-            for size in reversed(shape[:-2]):
-                front.insert(0, l % size)
-                l //= size
-            pieces.append(Piece(tuple(front), slice(0, each.shape[0]), tuple(front), each))
+        want["C"] = torch.full(
+            shape,
+            math.nan
+            if isinstance(initial, float) and math.isnan(initial) and out is None
+            else 7.0
+            if out is not None
+            else float(initial),
+            dtype=F64,
+        )
+    pieces = pieces_of(x, shape) if pieces is None else pieces
     steps_on(chain, pieces, given, want, ragged, gate)
-    names = tuple(type(s).__name__ + (f".{getattr(s, 'operation', '')}" if hasattr(s, "operation") else "") for s in chain.steps)
+    names = tuple(
+        type(s).__name__ + (f".{getattr(s, 'operation', '')}" if hasattr(s, "operation") else "") for s in chain.steps
+    )
     kinds = {g.name: KINDS[g.dtype.name] for g in epilogue.given if g.written}
-    return Problem(lambda out, own_given: call(out, {**own_given, **(own or {})}, epilogue, chain.kind), want, out, given,
-                   f"{said} {names} stores {stores}", names, kinds={**kinds, "C": chain.kind}, loose=2.0 if not chain.exact else 1.0)  # fmt: skip
+    return Problem(
+        lambda out, own_given: call(out, {**own_given, **(own or {})}, epilogue, chain.kind),
+        want,
+        out,
+        given,
+        f"{said} {names} stores {stores}",
+        names,
+        kinds={**kinds, "C": chain.kind},
+        loose=2.0 if not chain.exact else 1.0,
+    )
 
 
 def combined(draw: Draw, count: int) -> tuple[Any, Any, dict[str, Any]]:
@@ -663,11 +814,17 @@ PROLOGUES = (
     (Prologue.of(lambda x, i, k, ops: ops.maximum(x, 0.0)), lambda x, g: torch.relu(x), {}),
     (Prologue.of(lambda x, i, k, ops, s: x * s, s="m"), lambda x, g: x * g["s"][..., :, None], {"s": "m"}),
     (Prologue.of(lambda x, i, k, ops, w: x + w, w="k:bf16"), lambda x, g: x + g["w"][..., None, :], {"w": "k"}),
-    (Prologue.of(lambda x, i, k, ops, s, w: x * s - w, s="m", w="k"),
-     lambda x, g: x * g["s"][..., :, None] - g["w"][..., None, :], {"s": "m", "w": "k"}),
-    (Prologue.of(lambda x, i, k, ops: ops.where((i + k) % 2 == 0, x, -x)),
-     lambda x, g: torch.where((torch.arange(x.shape[-2])[:, None] + torch.arange(x.shape[-1])) % 2 == 0, x, -x), {}),
-)  # fmt: skip
+    (
+        Prologue.of(lambda x, i, k, ops, s, w: x * s - w, s="m", w="k"),
+        lambda x, g: x * g["s"][..., :, None] - g["w"][..., None, :],
+        {"s": "m", "w": "k"},
+    ),
+    (
+        Prologue.of(lambda x, i, k, ops: ops.where((i + k) % 2 == 0, x, -x)),
+        lambda x, g: torch.where((torch.arange(x.shape[-2])[:, None] + torch.arange(x.shape[-1])) % 2 == 0, x, -x),
+        {},
+    ),
+)
 
 
 def composed(draw: Draw) -> Problem:
@@ -680,7 +837,7 @@ def composed(draw: Draw) -> Problem:
     gate = draw.choice(("swiglu", "geglu")) if count == 1 and draw.chance(0.2) else None
     columns = n * (2 if gate else 1)
     rows_in = m
-    said, own, formulas = "", {}, None
+    said, own = "", {}
     indexed = not batch and draw.chance(0.4)
     picks = indexed and draw.chance(0.6)
     if picks:
@@ -689,18 +846,26 @@ def composed(draw: Draw) -> Problem:
     lefts = [operand(draw, batch, rows_in if p == 0 or picks else m, kk, kind_a) for p, kk in enumerate(ks)]
     if picks and pairs == 2:
         lefts[1] = operand(draw, batch, m, ks[1], kind_a)
-    rights = [[operand(draw, batch, columns, kk, kind_a).mT if draw.chance(0.6) else operand(draw, batch, kk, columns, kind_a)
-               for _ in range(count)] for kk in ks]  # fmt: skip
+    rights = [
+        [
+            operand(draw, batch, columns, kk, kind_a).mT
+            if draw.chance(0.6)
+            else operand(draw, batch, kk, columns, kind_a)
+            for _ in range(count)
+        ]
+        for kk in ks
+    ]
     first = wide(lefts[0])
     if draw.chance(0.3) and kind_a in (BF16, F16, E4M3):
         prologue, formula, vectors = draw.choice(PROLOGUES[:4] if picks and draw.chance(0.95) else PROLOGUES)
         for name, axis in vectors.items():
-            size = (rows_in if axis == "m" else ks[0])
-            bits = BF16 if name == "w" and "k:bf16" in str(prologue) else F32
+            size = rows_in if axis == "m" else ks[0]
             own[name] = draw.whole(*batch, size, kind=F32)
         values = {}
         for name in vectors:
-            wanted = {"bf16": BF16, "f16": F16, "f32": F32}[next(o.dtype.name for o in prologue.operands if o.name == name)]
+            wanted = {"bf16": BF16, "f16": F16, "f32": F32}[
+                next(o.dtype.name for o in prologue.operands if o.name == name)
+            ]
             own[name] = own[name].to(wanted)
             values[name] = wide(own[name])
         first = formula(first, values)
@@ -730,7 +895,7 @@ def composed(draw: Draw) -> Problem:
         b = tuple(r[0] if count == 1 else tuple(r) for r in rights)
     kind = draw.choice((F32, BF16, F16))
     shape = (*batch, m, n)
-    said = f"{kind_a} -> {kind}, {[tuple(l.shape) for l in lefts]} @ {[[tuple(r.shape) for r in g] for g in rights]}, {said} gate {gate}"
+    said = f"{lies(lefts)} @ {lies(rights)} -> {kind},{said} gate {gate}"
     lower = not batch and not picks and draw.chance(0.15)
     if lower:
         options["order"] = "lower"
@@ -747,8 +912,19 @@ def composed(draw: Draw) -> Problem:
                 chain.sums = 0
             if any(isinstance(s, (RowReduce, ColumnReduce, Amax, Aux, Quantize)) for s in chain.steps):
                 chain.steps, chain.run, chain.kind = chain.steps[:1], chain.run[:1], kind
-        problem = with_epilogue(draw, chain, shape, x, 0, False, gate, said + f" {options.keys()}", kind,
-                                lambda out, given, ep, kd: matmul(a, b, epilogue=ep, given=given, out=out, out_dtype=kd, **options), own=own)  # fmt: skip
+        problem = with_epilogue(
+            draw,
+            chain,
+            shape,
+            x,
+            0,
+            False,
+            gate,
+            said + f" {options.keys()}",
+            kind,
+            lambda out, given, ep, kd: matmul(a, b, epilogue=ep, given=given, out=out, out_dtype=kd, **options),
+            own=own,
+        )
         if lower and "C" in problem.want:
             keep = torch.ones(m, n).tril().bool()
             problem.want["C"] = torch.where(keep, problem.want["C"], math.nan)
@@ -781,14 +957,17 @@ def composed(draw: Draw) -> Problem:
     if lower:
         want["C"] = torch.where(torch.ones(m, n).tril().bool(), x, math.nan)
     more = {"given": own} if own else {}
-    return Problem(lambda out, given: matmul(a, b, out=out, out_dtype=kind, **more, **options), want, out, {}, f"{said} {list(options)} {options.get('combine')}", loose=2.0)
+    return Problem(
+        lambda out, given: matmul(a, b, out=out, out_dtype=kind, **more, **options),
+        want,
+        out,
+        {},
+        f"{said} {list(options)} {options.get('combine')}",
+        loose=2.0,
+    )
 
 
 ROWS = (0, 0, 1, 3, 15, 16, 17, 33, 64, 70)
-
-
-def scales_of(draw: Draw, rows: tuple[int, ...], k: int, experts: bool) -> Any:
-    return None
 
 
 def powers(*shape: int) -> Any:
@@ -829,16 +1008,16 @@ def grouped(draw: Draw) -> Problem:
             blocks = -(-total // 128)
             if draw.chance(0.5):
                 sa, sb = powers(draw.choice((m, -(-m // 128))), blocks), powers(draw.choice((n, -(-n // 128))), blocks)
-                spread = lambda s, r: s.double().repeat_interleave(128 if s.shape[0] != r else 1, 0)[:r].repeat_interleave(128, 1)[:, :total]
-                left, right = left * spread(sa, m), right * spread(sb, n).T
+                left, right = left * spread(sa, m, total), right * spread(sb, n, total).T
             else:
                 sa, sb = powers(experts, m, 1), powers(experts, 1, n)
             options |= {"scale_a": draw.lay(sa), "scale_b": draw.lay(sb)}
-        xs = [left[:, s:e] @ right[s:e] for s, e in zip(starts, starts[1:])]
+        xs = [left[:, s:e] @ right[s:e] for s, e in pairwise(starts)]
         if eight and "scale_a" in options and options["scale_a"].ndim == 3:
             xs = [x * wide(options["scale_a"])[e] * wide(options["scale_b"])[e] for e, x in enumerate(xs)]
         pieces = [Piece((e,), slice(0, m), (e,), x) for e, x in enumerate(xs)]
         ragged, columns, gate = False, n, None
+        text = f"{form} {lies(a)} {lies(b)} -> {kind} sizes {sizes.tolist()} {options}"
         groups = ends if said == "offs" else torch.cat([torch.zeros(1, dtype=ends.dtype), ends])
         options[said] = groups.to(index)
         if eight:
@@ -852,16 +1031,26 @@ def grouped(draw: Draw) -> Problem:
         x = torch.full((m, total), math.nan, dtype=F64)
         out = out_of(draw, (m, total), kind)
         x = x.fill_(7.0 if out is not None else 0.0)
-        for e, (s, t) in enumerate(zip(starts, starts[1:])):
+        for e, (s, t) in enumerate(pairwise(starts)):
             x[:, s:t] = wide(a)[e] @ wide(b)[:, s:t]
         options[said] = (ends if said == "offs" else torch.cat([torch.zeros(1, dtype=ends.dtype), ends])).to(index)
-        return Problem(lambda out, given: grouped_matmul(a, b, out=out, out_dtype=kind, **options), {"C": x}, out, {},
-                       f"columns {ka} {tuple(a.shape)} {tuple(b.shape)} {sizes.tolist()} {options}")  # fmt: skip
+        return Problem(
+            lambda out, given: grouped_matmul(a, b, out=out, out_dtype=kind, **options),
+            {"C": x},
+            out,
+            {},
+            f"columns {ka} {tuple(a.shape)} {tuple(b.shape)} {sizes.tolist()} {options}",
+        )
     else:
         gate = draw.choice(("swiglu", "geglu")) if draw.chance(0.2) else None
         columns = n * (2 if gate else 1)
         count = draw.choice((2, 2, 3)) if draw.chance(0.15) and gate is None and form != "batch" and not eight else 1
-        bs = [operand(draw, (experts,), columns, k, kb).mT if draw.chance(0.7) else operand(draw, (experts,), k, columns, kb) for _ in range(count)]
+        bs = [
+            operand(draw, (experts,), columns, k, kb).mT
+            if draw.chance(0.7)
+            else operand(draw, (experts,), k, columns, kb)
+            for _ in range(count)
+        ]
         b = bs[0]
         total = int(sizes.sum())
         ends = sizes.cumsum(0)
@@ -895,7 +1084,10 @@ def grouped(draw: Draw) -> Problem:
             blocks = -(-k // 128)
             way = draw.randrange(3)
             if way == 0:
-                sa, sb = powers(*front, rows_in, blocks), powers(experts, draw.choice((columns, -(-columns // 128))), blocks)
+                sa, sb = (
+                    powers(*front, rows_in, blocks),
+                    powers(experts, draw.choice((columns, -(-columns // 128))), blocks),
+                )
             elif way == 1:
                 sa, sb = powers(*front, rows_in, 1), powers(experts, *draw.choice(((1, columns), (columns, 1))))
             else:
@@ -949,7 +1141,9 @@ def grouped(draw: Draw) -> Problem:
                     rights = [r * 2.0 for r in rights]
                 elif sb.shape[-1] == -(-k // 128) and sa.shape[-1] == -(-k // 128) and way == 0:
                     f = sb[e].double()
-                    f = f.repeat_interleave(128 if f.shape[0] != columns else 1, 0)[:columns].repeat_interleave(128, 1)[:, :k]
+                    f = f.repeat_interleave(128 if f.shape[0] != columns else 1, 0)[:columns].repeat_interleave(128, 1)[
+                        :, :k
+                    ]
                     rights = [r * f.T for r in rights]
                 else:
                     rights = [r * sb[e].double().reshape(1, -1) for r in rights]
@@ -968,8 +1162,16 @@ def grouped(draw: Draw) -> Problem:
             own |= numbers
         if gate:
             options["activation"] = gate
-        text = f"{form} {ka} {kb} -> {kind} {tuple(a.shape)} {a.stride()} {[(tuple(x.shape), x.stride()) for x in bs]} sizes {sizes.tolist()} gate {gate} {list(options)} config {options.get('config')}"
-        if form == "rows" and said == "offsets" and not gate and not eight and draw.chance(0.25) and prologue is None and count == 1:
+        text = f"{form} {lies(a)} {lies(bs)} -> {kind} sizes {sizes.tolist()} gate {gate} {options}"
+        if (
+            form == "rows"
+            and said == "offsets"
+            and not gate
+            and not eight
+            and draw.chance(0.25)
+            and prologue is None
+            and count == 1
+        ):
             xs = torch.cat([p.x for p in pieces]) if pieces else torch.zeros(0, n)
             if draw.chance(0.3):
                 options["activation"] = draw.choice(tuple(ACTS))
@@ -987,7 +1189,14 @@ def grouped(draw: Draw) -> Problem:
             else:
                 to = torch.randint(0, max(results, 1), (m,)) if m else torch.zeros(0).long()
                 options["add_rows"], value = to.to(index), base.index_add(0, to, xs.to(kind).double())
-            return Problem(lambda out, given: grouped_matmul(a, b, out=out, out_dtype=kind, **options), {"C": value}, out, {}, text + f" {list(options)}", loose=2.0)
+            return Problem(
+                lambda out, given: grouped_matmul(a, b, out=out, out_dtype=kind, **options),
+                {"C": value},
+                out,
+                {},
+                text + f" {list(options)}",
+                loose=2.0,
+            )
         if draw.chance(0.35) or count > 1 or prologue is not None:
             bias = None
             if draw.chance(0.5):
@@ -1008,19 +1217,39 @@ def grouped(draw: Draw) -> Problem:
                     x = ACTS[act](x)
                 want[(*piece.front, piece.rows)] = x
             more = {"given": own} if own else {}
-            return Problem(lambda out, given: grouped_matmul(a, b, out=out, out_dtype=kind, **more, **options), {"C": want}, out, {}, text + f" {list(options)}", loose=2.0)
-        text += ""
-    text = locals().get("text") or f"{form} {ka} {kb} -> {kind} {tuple(a.shape)} {a.stride()} {tuple(b.shape)} {b.stride()} sizes {sizes.tolist()} {list(options)} {options.get('config')}"
+            return Problem(
+                lambda out, given: grouped_matmul(a, b, out=out, out_dtype=kind, **more, **options),
+                {"C": want},
+                out,
+                {},
+                text + f" {list(options)}",
+                loose=2.0,
+            )
     chain = Chain(draw, n, kind, sums=gate is not None)
     initial = math.nan if form == "counts" else 0.0
-    return with_epilogue(draw, chain, shape, None, experts, ragged, gate, text, kind,
-                         lambda out, given, ep, kd: grouped_matmul(a, b, epilogue=ep, given=given, out=out, out_dtype=kd, **options),
-                         pieces, initial=initial)  # fmt: skip
+    return with_epilogue(
+        draw,
+        chain,
+        shape,
+        None,
+        experts,
+        ragged,
+        gate,
+        text,
+        kind,
+        lambda out, given, ep, kd: grouped_matmul(a, b, epilogue=ep, given=given, out=out, out_dtype=kd, **options),
+        pieces,
+        initial=initial,
+    )
 
 
 def scaled(draw: Draw) -> Problem:
     """scaled_matmul in every recipe."""
-    m, n, k = draw.choice(SIZES_M), draw.choice((1, 8, 24, 41, 48, 72, 100, 130, 256)), draw.choice((1, 16, 130, 272, 384))
+    m, n, k = (
+        draw.choice(SIZES_M),
+        draw.choice((1, 8, 24, 41, 48, 72, 100, 130, 256)),
+        draw.choice((1, 16, 130, 272, 384)),
+    )
     front = () if draw.chance(0.8) else (draw.choice((1, 2)),)
     gate = draw.choice(("swiglu", "geglu")) if draw.chance(0.2) else None
     columns = n * (2 if gate else 1)
@@ -1038,15 +1267,16 @@ def scaled(draw: Draw) -> Problem:
         options["recipe_a"] = "BlockWise1x128" if of_a == "1" else "BlockWise128x128"
         if sb is not None:
             options["recipe_b"] = "BlockWise1x128" if of_b == "1" else "BlockWise128x128"
-        spread = lambda s, r, way: s.double().repeat_interleave(1 if way == "1" else 128, -2)[..., :r, :].repeat_interleave(128, -1)[..., :k]
-        left = left * spread(sa, m, of_a)
+        left = left * spread(sa, m, k)
         if sb is not None:
-            right = right * spread(sb, columns, of_b).mT
+            right = right * spread(sb, columns, k).mT
     else:
         sa = powers(*draw.choice(((*front, m, 1), (*front, m), (1,), ())))
         sb = draw.choice((powers(*draw.choice(((*front, 1, columns), (*front, columns), (1, 1)))), None))
         options["recipe_a"] = "TensorWise" if sa.numel() == 1 and sa.ndim < 2 else "RowWise"
-        left = left * (sa.double().reshape(*front, m, 1) if options["recipe_a"] == "RowWise" else sa.double().reshape(()))
+        left = left * (
+            sa.double().reshape(*front, m, 1) if options["recipe_a"] == "RowWise" else sa.double().reshape(())
+        )
         if sb is not None:
             right = right * (sb.double().reshape(*front, 1, columns) if sb.shape != (1, 1) else sb.double().reshape(()))
         options["recipe_a"] = None if draw.chance(0.5) else options["recipe_a"]
@@ -1054,13 +1284,25 @@ def scaled(draw: Draw) -> Problem:
     kind = draw.choice((F32, BF16, F16, BF16, E4M3))
     sa, sb = draw.lay(sa), draw.lay(sb)
     shape = (*front, m, n)
-    said = f"{ka} {kb} -> {kind} {tuple(a.shape)} {a.stride()} {tuple(b.shape)} {b.stride()} scales {tuple(sa.shape)} {sa.stride()} {None if sb is None else (tuple(sb.shape), sb.stride())} gate {gate} {options}"
+    said = f"{lies([a, b, sa, sb])} -> {kind} gate {gate} {options}"
     if draw.chance(0.6) and kind != E4M3:
         if gate:
             options["activation"] = gate
         chain = Chain(draw, n, kind, sums=gate is not None)
-        return with_epilogue(draw, chain, shape, x, 0, False, gate, said, kind,
-                             lambda out, given, ep, kd: scaled_matmul(a, sa, b, sb, epilogue=ep, given=given, out=out, out_dtype=kd, **options))  # fmt: skip
+        return with_epilogue(
+            draw,
+            chain,
+            shape,
+            x,
+            0,
+            False,
+            gate,
+            said,
+            kind,
+            lambda out, given, ep, kd: scaled_matmul(
+                a, sa, b, sb, epilogue=ep, given=given, out=out, out_dtype=kd, **options
+            ),
+        )
     if draw.chance(0.4):
         options["bias"] = draw.lay(draw.whole(columns, kind=draw.choice((F32, BF16, F16))))
         x = x + wide(options["bias"])
@@ -1084,17 +1326,41 @@ def scaled(draw: Draw) -> Problem:
             given["scales"] = scales
             return c
 
-        return Problem(quantised, {"C": value.double(), "scales": (most / high).double()}, None, {}, said + f" out_recipe {to}", kinds={"C": to, "scales": F32}, loose=2.0)
+        return Problem(
+            quantised,
+            {"C": value.double(), "scales": (most / high).double()},
+            None,
+            {},
+            said + f" out_recipe {to}",
+            kinds={"C": to, "scales": F32},
+            loose=2.0,
+        )
     out = out_of(draw, shape, kind)
-    return Problem(lambda out, given: scaled_matmul(a, sa, b, sb, out=out, out_dtype=kind, **options), {"C": x}, out, {}, said, loose=2.0)
+    return Problem(
+        lambda out, given: scaled_matmul(a, sa, b, sb, out=out, out_dtype=kind, **options),
+        {"C": x},
+        out,
+        {},
+        said,
+        loose=2.0,
+    )
 
 
 FORMATS = (
-    QuantizedFormat("int4", 128), QuantizedFormat("int4", 32, zeros=True), QuantizedFormat("int4", 16), QuantizedFormat("int4"),
-    QuantizedFormat("e2m1", 32), QuantizedFormat("e2m1", 16), QuantizedFormat("int8", 64), QuantizedFormat("int8"),
-    QuantizedFormat("e4m3", 32), QuantizedFormat("e4m3"), QuantizedFormat("e5m2", 128), QuantizedFormat("e5m2"),
+    QuantizedFormat("int4", 128),
+    QuantizedFormat("int4", 32, zeros=True),
+    QuantizedFormat("int4", 16),
+    QuantizedFormat("int4"),
+    QuantizedFormat("e2m1", 32),
+    QuantizedFormat("e2m1", 16),
+    QuantizedFormat("int8", 64),
+    QuantizedFormat("int8"),
+    QuantizedFormat("e4m3", 32),
+    QuantizedFormat("e4m3"),
+    QuantizedFormat("e5m2", 128),
+    QuantizedFormat("e5m2"),
     QuantizedFormat("int4", 64, zeros=True),
-)  # fmt: skip
+)
 
 
 def quantized(draw: Draw) -> Problem:
@@ -1106,7 +1372,7 @@ def quantized(draw: Draw) -> Problem:
     experts = draw.choice((0, 0, 0, 1, 2, 3))
     rows = draw.choice((1, 2, 3, 4, 5, 8, 9, 16, 17, 33, 64, 65, 70, 130))
     of = E4M3 if eight else kind_x
-    # powers of two as scales, so that sums are exact
+
     def weight() -> Any:
         return QuantizedWeight.quantize(torch.randn(n, k), fmt, of)
 
@@ -1133,21 +1399,34 @@ def quantized(draw: Draw) -> Problem:
     if not experts and draw.chance(0.4):
         options["bias"] = draw.lay(draw.whole(n, kind=draw.choice((F32, BF16, F16))))
         value = value + wide(options["bias"])
-    size = value.abs().max() if value.numel() else 1.0
     if act:
         value = ACTS[act](value)
     said = f"{fmt} x {kind_x} {tuple(x.shape)} {x.stride()} n {n} k {k} experts {experts} {options}"
     if experts:
-        return Problem(lambda out, given: quantized_grouped_matmul(x, weights, ends, **options), {"C": value}, None, {}, said + f" {ends.tolist()}", loose=512.0)
+        return Problem(
+            lambda out, given: quantized_grouped_matmul(x, weights, ends, **options),
+            {"C": value},
+            None,
+            {},
+            said + f" {ends.tolist()}",
+            loose=512.0,
+        )
     return Problem(lambda out, given: quantized_matmul(x, ws[0], **options), {"C": value}, None, {}, said, loose=512.0)
 
 
 DOORS = {"dense": dense, "composed": composed, "grouped": grouped, "scaled": scaled, "quantized": quantized}
-CODES = {"dense": ("sm_90a", "sm_90a", "sm_80", "sm_89", "sm_120a"), "composed": ("sm_90a", "sm_90a", "sm_80", "sm_120a"),
-         "grouped": ("sm_90a",), "scaled": ("sm_90a",), "quantized": ("sm_90a", "sm_80", "sm_120a")}  # fmt: skip
+CODES = {
+    "dense": ("sm_90a", "sm_90a", "sm_80", "sm_89", "sm_120a"),
+    "composed": ("sm_90a", "sm_90a", "sm_80", "sm_120a"),
+    "grouped": ("sm_90a",),
+    "scaled": ("sm_90a",),
+    "quantized": ("sm_90a", "sm_80", "sm_120a"),
+}
 
 
-def one(door: str, number: int, tally: dict[str, int], verbose: bool = False, on: Any = ("kernel", "cpu")) -> Iterator[str]:
+def one(
+    door: str, number: int, tally: dict[str, int], verbose: bool = False, on: Any = ("kernel", "cpu")
+) -> Iterator[str]:
     """The faults of one draw."""
     draw = Draw(f"{door}{number}")
     torch.manual_seed(number)
@@ -1201,7 +1480,8 @@ def one(door: str, number: int, tally: dict[str, int], verbose: bool = False, on
             continue
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
-            yield f"{said}: {type(error).__name__} at {last.filename}:{last.lineno}: {str(error)[:600]}\n    {problem.said}"
+            where_at = f"{type(error).__name__} at {last.filename}:{last.lineno}"
+            yield f"{said}: {where_at}: {str(error)[:600]}\n    {problem.said}"
             if verbose:
                 traceback.print_exc()
             if "CUDA" in str(error):
@@ -1223,7 +1503,15 @@ def one(door: str, number: int, tally: dict[str, int], verbose: bool = False, on
         yield from [f"{said}: {text}\n    {problem.said}" for text in found]
 
 
-def faults(door: str, seed: int, count: int, tally: Any = None, verbose: bool = False, seconds: float = 1e9, on: Any = ("kernel", "cpu")) -> Iterator[str]:
+def faults(
+    door: str,
+    seed: int,
+    count: int,
+    tally: Any = None,
+    verbose: bool = False,
+    seconds: float = 1e9,
+    on: Any = ("kernel", "cpu"),
+) -> Iterator[str]:
     """The faults of so many draws."""
     tally = collections.Counter() if tally is None else tally
     start = time.monotonic()
@@ -1247,7 +1535,15 @@ def main() -> None:
     parser.add_argument("--gpu", action="store_true")
     asked = parser.parse_args()
     tally: Any = collections.Counter()
-    for fault in faults(asked.door, asked.seed, asked.count, tally, asked.v, asked.seconds, ("gpu",) if asked.gpu else ("cpu",) if asked.cpu else ("kernel", "cpu")):
+    for fault in faults(
+        asked.door,
+        asked.seed,
+        asked.count,
+        tally,
+        asked.v,
+        asked.seconds,
+        ("gpu",) if asked.gpu else ("cpu",) if asked.cpu else ("kernel", "cpu"),
+    ):
         print("FAULT", fault, flush=True)
     for name, count in tally.most_common():
         print(count, name)

@@ -36,7 +36,7 @@ from ...kernels.epilogue.reduce import Quantize
 from ...kernels.epilogue.reductions import NO_INDEX, Reduction
 from ...kernels.plan import present
 from ..bias_activation import ACTIVATIONS
-from ..epilogue import COMBINED
+from ..epilogue import COMBINED, results_of_nothing
 from ..operands.several import TorchMath
 from ..reference import rounded
 from ..types import TYPES
@@ -231,7 +231,7 @@ class _EpilogueElements:
             return y.mT if along else y if isinstance(step, RowReduce) else y.flatten()
 
         if (lines := in_lines(x)).shape[-1] == 0:
-            return _of_nothing(step.reduction, lines, self.math)
+            return [y.to(x.device).reshape(()).expand(lines.shape[:-1]) for y in results_of_nothing(step.reduction)]
         if isinstance(own, str):
             function, fill = NAMED[own]
             return function(lines if visited is None else in_lines(torch.where(visited, x, fill)))
@@ -313,13 +313,6 @@ class _TensorPlace:
     j: torch.Tensor
     math: TorchMath
     read: Callable[[str], torch.Tensor]
-
-
-def _of_nothing(reduction: Reduction, lines: torch.Tensor, math: TorchMath) -> list[torch.Tensor]:
-    """The results of lines without elements: constants."""
-    shape, kinds = lines.shape[:-1], {"int": torch.int32}
-    parts = [lines.new_full(shape, each, dtype=kinds.get(kind)) for each, kind in zip(reduction.identity, reduction.kinds)]
-    return [torch.as_tensor(x).expand(shape) for x in reduction.finished(parts, math)]
 
 
 def _folded(reduction: Reduction, values: list[torch.Tensor], math: TorchMath) -> list[torch.Tensor]:
