@@ -1,4 +1,4 @@
-"""Random products of JAX arrays by every door, in the emulator and by jax on the CPU, beside float64 formulas of torch.
+"""Random products of JAX arrays by every door, beside float64 formulas of torch.
 
 python -m tests.jax_op.door_fuzz --door matmul --seed 0 --count 100
 """
@@ -94,7 +94,7 @@ def tensor(x: Any, kind: Any) -> Any:
 
 
 def fresh(chain: Chain, epilogue: Epilogue, shape: Any, given: dict[str, Any], experts: int) -> dict[str, Any]:
-    """What is written, before it is."""
+    """The written arrays before the launch."""
     want = {}
     for operand, step in [(o, s) for s in epilogue.steps for o in s.given if o.written]:
         m, n = shape[-2:]

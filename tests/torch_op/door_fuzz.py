@@ -1,4 +1,4 @@
-"""Random products by every torch door, as on GPUs of several targets, beside float64 formulas of torch alone.
+"""Random products by every torch door, beside float64 formulas of torch alone.
 
 python -m tests.torch_op.door_fuzz --door matmul --seed 0 --count 100
 """
@@ -444,7 +444,7 @@ def line(op: Any, x: Any, dim: int, base: int = 0) -> list[Any]:
 
 
 class Place:
-    """What the steps read and write for one piece."""
+    """The operands of the steps for one piece."""
 
     def __init__(self, piece: Piece, given: dict[str, Any], want: dict[str, Any], fronts: int, ragged: bool):
         self.piece, self.given, self.want, self.fronts, self.ragged = piece, given, want, fronts, ragged
@@ -553,7 +553,7 @@ def operands_of(draw: Draw, epilogue: Epilogue, shape: tuple[int, ...], experts:
 
 
 def again(x: Any) -> Any:
-    """The same in memory of its own, with the same strides, offset and bytes beside it."""
+    """A copy with the same strides, offset and bytes beside it."""
     if not isinstance(x, torch.Tensor):
         return x
     neg = x.is_neg()
@@ -566,7 +566,7 @@ def again(x: Any) -> Any:
 
 
 def beside(x: Any) -> Any:
-    """The bytes of a tensor's storage that are none of its elements."""
+    """The bytes of a tensor's storage between and beside its elements."""
     whole = torch.empty(0, dtype=torch.uint8).set_(x.untyped_storage())
     own = torch.zeros(whole.numel(), dtype=torch.bool)
     size = x.dtype.itemsize

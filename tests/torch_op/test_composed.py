@@ -467,7 +467,7 @@ def test_a_symmetric_product_behind_an_epilogue_has_gradients() -> None:
 
 
 def test_a_function_of_chosen_rows_is_of_the_first_pair_alone_and_once() -> None:
-    """Rows are chosen before the function, in a call that writes over a matrix it reads too."""
+    """Rows are chosen before the function, also where `out` is a matrix that is read."""
     scaled = Prologue.of(lambda x, i, k, ops, s: x * s, s="m")
     a, b, a2, b2 = ((4 * x).round() for x in (A[:100], B, A2, B2))
     s, more = torch.arange(100.0) % 3, 7 * torch.arange(136) % 100

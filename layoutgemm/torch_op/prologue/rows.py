@@ -62,7 +62,7 @@ def of_chosen_rows(
 
 
 def chosen_text(a: torch.Tensor) -> tuple[str, int]:
-    """What an explanation says of A's chosen rows, and their bytes."""
+    """An explanation's text of A's chosen rows, and their bytes."""
     return f"a: torch copies {a.shape[0]} chosen rows", a.nbytes
 
 
