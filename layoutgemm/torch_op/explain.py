@@ -15,6 +15,7 @@ from ..kernels.operands.combined import Combine
 from ..kernels.operands.prologue import Prologue
 from ..kernels.orders import Order
 from ..kernels.run.operand_checks import check_operands
+from ..kernels.sm90.quantized.feature_parts import FeatureParts
 from ..kernels.sm90.triangular.operands import Triangles
 from ..kernels.streamed.plan import StreamedConfig
 from .bias_activation import GATES, gated_finish
@@ -142,7 +143,7 @@ def explain_matmul(
 
 def _not_streamed(config: Config | PackedConfig | None) -> Config | None:
     """A product's configuration. Raises OperandError for that of a product of packed weights."""
-    if isinstance(config, StreamedConfig):
+    if isinstance(config, StreamedConfig | FeatureParts):
         raise OperandError(f"config = {config}: it is of products with a QuantizedWeight")
     return config
 
