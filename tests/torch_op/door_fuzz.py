@@ -1456,7 +1456,7 @@ def one(
                 got = problem.call(out, given)
                 if repeat or where == "gpu":
                     for name, x in given.items():
-                        if isinstance(x, torch.Tensor) and not x.is_neg():
+                        if name in was and isinstance(x, torch.Tensor) and not x.is_neg():
                             x.copy_(was[name].to(x.dtype))
                     if out is not None:
                         out.copy_(outs.to(out.dtype))
