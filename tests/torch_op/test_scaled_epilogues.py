@@ -120,10 +120,9 @@ def test_negated_views_of_block_scales_are_read_as_they_are(monkeypatch: pytest.
     """A view with torch's negative bit: its memory holds the opposite values."""
     a, b = (torch.randint(-2, 3, (rows, 128)).to(torch.float8_e4m3fn) for rows in (40, 16))
     scale = torch._neg_view(-(2.0 ** torch.randint(-1, 2, (40, 1)).float()))
-    given = {"most": torch.zeros(1)}
+    given, steps = {"most": torch.zeros(1)}, Epilogue(Amax("most"))
+    options = {"recipe_a": "BlockWise1x128", "out_dtype": torch.float32}
     with emulated(monkeypatch):
-        got = scaled_matmul(
-            a, scale, b.T, recipe_a="BlockWise1x128", epilogue=Epilogue(Amax("most")), given=given, out_dtype=torch.float32
-        )  # fmt: skip
+        got = scaled_matmul(a, scale, b.T, epilogue=steps, given=given, **options)
     want = (a.double() * scale.resolve_neg().double()) @ b.double().T
     assert torch.equal(got.double(), want) and given["most"].item() == want.abs().max().item()
