@@ -19,6 +19,7 @@ from tests import needs
 
 torch = needs.module("torch")
 
+import layoutgemm
 from layoutgemm import QuantizedFormat, explain_matmul
 from layoutgemm.errors import LayoutError, OperandError, PlanError
 from layoutgemm.kernels.compile import cache as object_cache
@@ -788,3 +789,30 @@ def test_packed_weights_that_are_not_tuned() -> None:
     ):
         with pytest.raises(OperandError, match=message):
             tune(64, 64, **{"k": 128, **more})
+
+
+def test_every_product_takes_the_choice_of_a_tuning() -> None:
+    """As `Tuning.choice` has it. A swapped one is of the transposed product, which few products have."""
+    config = Sm90Config((64, 128), consumers=1)
+    x, w, ends = torch.zeros(96, 128).bfloat16(), torch.zeros(3, 128, 128).bfloat16().mT, torch.tensor([9, 40, 96])
+    x8, of_x, of_w = torch.zeros(96, 128).to(torch.float8_e4m3fn), torch.ones(96, 1), torch.ones(3, 1, 128)
+    w8, order = torch.zeros(3, 128, 128).to(torch.float8_e4m3fn).mT, torch.arange(96)
+    calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
+        (layoutgemm.grouped_matmul, (x, w), {"offs": ends}),
+        (layoutgemm.grouped_matmul, (x, (w, w)), {"offs": ends, "combine": "silu"}),
+        (layoutgemm.grouped_matmul, (x8, w8), {"offs": ends, "scale_a": of_x, "scale_b": of_w}),
+        (layoutgemm.matmul, (x, w[0]), {"rows": order}),
+        (layoutgemm.matmul, (x, w[0]), {"out_rows": order}),
+        (layoutgemm.matmul, (x, w[0]), {"add_rows": order, "order": "hilbert"}),
+    ]  # fmt: skip
+    for call, operands, options in calls:
+        found = layoutgemm.explain_matmul(*operands, config=Sm90Choice(config), **options)
+        assert found == layoutgemm.explain_matmul(*operands, config=config, **options)
+        want = call(*operands, config=config, **options)
+        assert torch.equal(call(*operands, config=Sm90Choice(config), **options), want)
+        for function in (call, layoutgemm.explain_matmul):
+            with pytest.raises(OperandError, match=r"config is of the transposed product \(swapped\)"):
+                function(*operands, config=Sm90Choice(config, swapped=True), **options)
+            with pytest.raises(OperandError, match="config is a str; it is an Sm90Config"):
+                function(*operands, config="fast", **options)
+    assert layoutgemm.scaled_matmul(x8, of_x, w8[0], torch.ones(1, 128), config=Sm90Choice(config)).shape == (96, 128)

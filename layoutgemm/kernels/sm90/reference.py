@@ -51,6 +51,7 @@ from .grouped import (
 )
 from .indexed.reference import copied_matrix, gather_tile, scatter_chunk
 from .mainloop import COPY_ARRIVALS, NUMBER_BYTES, product_of
+from .multicast import TURNED
 from .operands.prologue import first_column, prologue_values, values_in_stage
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 from .quantized.experts import expert_tables
@@ -235,7 +236,7 @@ class _Cluster:
             stage, parity = blocks[0].loaded % plan.stages, blocks[0].loaded // plan.stages & 1
             for block in blocks:
                 block.empty[stage].wait(parity ^ 1)
-                block.full[stage].arrive_expect(plan.expected(block.origin, plan, either))
+                block.full[stage].arrive_expect(plan.expected({**block.origin, TURNED: block.turned}, plan, either))
             for block in blocks:
                 origin = {**block.origin, "k": (first + at) * plan.tile[2]}
                 of = self.matrices

@@ -13,6 +13,7 @@ from ...dtypes import dtype, f32
 from ...kernels.derive import padded_leading
 from ...kernels.fp8.plan import BLOCK as BLOCK_OF_C
 from ...kernels.run.epilogue_operands import indexed_rows
+from ...kernels.run.operand_checks import resolved
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.indexed.row_copy import copied_bytes
 from ..bias_activation import gated_finish
@@ -21,6 +22,7 @@ from ..epilogue import GivenOperands, finish_of
 from ..explanation import (
     ZEROS,
     Explanation,
+    copied_operand,
     gated_after,
     of_plan,
     of_solution,
@@ -270,6 +272,7 @@ def explain_grouped_epilogue(
     call, of = one.call, one.of
     assert of.groups is not None
     copies = _copied_beside(call, (of.a.ndim, of.b.ndim), of.scales, of.groups)
+    further = of.matrices[1:]
     out = asked.out if asked.out is None or made.call.shape == call.shape else asked.out[0]
     one = with_readable_gate(one)
     if one.of.b is not of.b:
@@ -278,6 +281,7 @@ def explain_grouped_epilogue(
     found = grouped_launch(one, out is None and one.steps.stores_c)
     plan = found.plan
     a = of.a
+    copies += [copy for i, x in enumerate(further, 1) for copy in copied_operand(plan, "B", resolved(x), f"b[{i}]")]
     if of.rows is not None:
         a = a.expand(*of.b.shape[:-2], *a.shape[-2:]) if of.rows.ndim == 2 else a
         copies.append((f"a: {indexed_rows(plan)} chosen rows", copied_bytes(plan)))

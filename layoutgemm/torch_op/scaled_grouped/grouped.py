@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from math import lcm
 from typing import NamedTuple
 
 import torch
@@ -31,10 +32,12 @@ from ...errors import OperandError, TensorError
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.epilogue.grouped_matrix import Part
 from ...kernels.indexed.rows import IndexedRows, RowIndices
+from ...kernels.operands.combined import LINE, Combined
 from ...kernels.operands.gated import HALVES
 from ...kernels.ragged import Ragged
 from ...kernels.run.operand_checks import addressed
 from ...kernels.sm90.along_k import AlongK, check_multiples
+from ...kernels.sm90.choose.rules import whole_columns
 from ...kernels.sm90.choose.scaled_grouped import (
     along_k_config,
     k_blocks_config,
@@ -487,7 +490,7 @@ def _by_kernel(
 def plan_of(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, numbers: torch.Tensor, finish: BiasActivation,
     config: Sm90Config | None, ends: bool = False, clears: bool = False, rows: torch.Tensor | None = None,
-    epilogue: Epilogue | None = None,
+    epilogue: Epilogue | None = None, how: Combined | None = None,
 ) -> tuple[Sm90Plan, str]:  # fmt: skip
     """The plan of a product by kernel, and why this configuration.
 
@@ -495,6 +498,7 @@ def plan_of(
     clears  and rows behind the last one become zeros
     rows    of A that are copied first, or None for all in order
     epilogue  of the caller's own, or None for that of the call
+    how     the function of products with several matrices, or None
     """
     epilogue = epilogue_of_call(call, finish) if epilogue is None else epilogue
     if call.form == ALONG_K:
@@ -503,9 +507,10 @@ def plan_of(
     types, scales = types_and_scales(call, a, b, finish)
     ragged = Ragged.of(call.experts, INTS[numbers.dtype], masked, ends, ends and clears)
     sizes = m, n, k, call.experts
-    config, why = chosen(sizes, types, scales, a.get_device(), config, masked, finish.gate, epilogue.columns)
+    gate = finish.gate if how is None else how
+    config, why = chosen(sizes, types, scales, a.get_device(), config, masked, gate, epilogue.columns)
     indexed = None if rows is None else IndexedRows(RowIndices(a.shape[-2], INTS[rows.dtype]), copy=True)
-    return derived(sizes, types, scales, config, ragged, epilogue, finish.gate, indexed, call.span), why
+    return derived(sizes, types, scales, config, ragged, epilogue, gate, indexed, call.span), why
 
 
 def types_and_scales(
@@ -519,11 +524,11 @@ def types_and_scales(
 
 
 def expected_config(
-    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, rows: int, finish: BiasActivation, sums: int | None = None
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, rows: int, finish: BiasActivation, how: Combined | None = None
 ) -> Sm90Config:
     """The configuration of groups of `rows` rows each, masked or not.
 
-    sums  of an element of C; None for those of `finish`
+    how  the function of products with several matrices, or None
 
     Raises OperandError for groups of another form, and for more rows than there are.
     """
@@ -538,8 +543,9 @@ def expected_config(
         )
     sizes = min(rows, max(m, 1)) * call.experts, n, k, call.experts
     places, _ = gpu(a.get_device())
-    sums = finish.halves if sums is None else sums
-    return usual_config(sizes, *types_and_scales(call, a, b, finish), sums, places=places, equal=equal)
+    sums, (types, scales) = finish.halves if how is None else how.matrices, types_and_scales(call, a, b, finish)
+    found = usual_config(sizes, types, scales, sums, places=places, equal=equal)
+    return found if how is None else whole_columns(found, _unit(how, types))
 
 
 def _plan_along_k(
@@ -577,17 +583,23 @@ def epilogue_of_call(call: GroupedCall, finish: BiasActivation) -> Epilogue:
 
 def chosen(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], scales: tuple[int, ...] | None, index: int,
-    config: Sm90Config | None, masked: bool = False, gate: str | None = None, columns: int = 1,
+    config: Sm90Config | None, masked: bool = False, gate: str | Combined | None = None, columns: int = 1,
 ) -> tuple[Sm90Config, str]:  # fmt: skip
     """The configuration of a grouped kernel, and why: the caller's, the measured one, or the default for its rows.
 
     sizes    M, N, K and the groups; of masked groups M is each one's
-    gate     the function of a gate, or None
+    gate     the function of a gate, or of products with several matrices; or None
     columns  a CTA stores a multiple of this many columns of C
     """
-    sums = 1 if gate is None else HALVES
     if config is not None:
         return config, "given by the caller"
+    if isinstance(gate, Combined):
+        rows, said = (masked_rows(sizes[0]), "taken to be") if masked else (-(-sizes[0] // sizes[3]), "on average")
+        of_rows, unit = rows * sizes[3] if masked else sizes[0], lcm(_unit(gate, types), gate.matrices * columns)
+        usual = usual_config((of_rows, *sizes[1:]), types, scales, gate.matrices, columns, gpu(index)[0])
+        config = whole_columns(usual, unit)
+        return config, f"{rows} rows a group {said}: tiles of {'x'.join(map(str, config.tile))}"
+    sums = 1 if gate is None else HALVES
     found = tuned_store.lookup(gpu(index)[1], sizes, *ragged_name(types, scales, gate, MASKED if masked else ROWS))
     if found is not None and found.config.tile[1] // sums % columns == 0:
         return found.config, tuned_store.MEASURED
@@ -599,6 +611,11 @@ def chosen(
     config = usual_config(sizes, types, scales, sums, columns, gpu(index)[0])
     tile, rows = "x".join(map(str, config.tile)), -(-sizes[0] // sizes[3])
     return config, f"{rows} rows a group on average: tiles of {tile} ({_RECORDS})"
+
+
+def _unit(how: Combined, types: tuple[str, str, str]) -> int:
+    """The number that divides a tile's columns: each matrix then has whole lines."""
+    return how.matrices * (8 if types[1].endswith("col") else LINE // dtype(types[1].partition(":")[0]).bytes)
 
 
 def ragged_name(
