@@ -22,7 +22,7 @@ from ..schedule.triangular import HALVES
 from .derive import Operand, OperandSpec
 from .epilogue.chain import Epilogue
 from .indexed.rows import IndexedRows
-from .operands.combined import LEAST_MATRICES, Combined
+from .operands.combined import LEAST_MATRICES, Combined, columns_of_each
 from .operands.gated import combination
 from .operands.pair import SecondPair, pair_of
 from .operands.prologue import Prologue
@@ -289,8 +289,10 @@ def _rule(
             own = own if indexed.gather is None or indexed.copies else replace(own, loader="warpgroup")
         rule = chain([own], SPARE)
     sums, together = 1 if parts.gated is None else parts.gated.matrices, parts.epilogue.columns if parts.epilogue else 1
-    if together > 1 or sums > LEAST_MATRICES:  # of three matrices a tile of 64 or 128 columns has no whole share
-        rule = _of_whole_columns(rule, sums * (together if sums == 1 else lcm(8, together)))
+    share = 1 if sums == 1 else columns_of_each(second)
+    narrow = parts.prologue is not None and share > 8  # whose rule knows of no several matrices
+    if together > 1 or sums > LEAST_MATRICES or narrow:  # of three, a tile of 64 or 128 columns has no whole share
+        rule = _of_whole_columns(rule, sums * lcm(share, together))
     if order is not None:
         rule = _for_order(order, rule, (m, n, columns))
         if (triangle := _listed(order, batch, parts)) is not None:

@@ -30,7 +30,7 @@ import torch
 from ..atoms.copy.base import VECTOR_BYTES
 from ..errors import OperandError, PlanError, TensorError
 from ..kernels.column_groups import check_groups
-from ..kernels.epilogue.chain import ColumnReduce, Custom, Dropout, Epilogue, ReductionStep
+from ..kernels.epilogue.chain import ColumnReduce, Custom, Dropout, Epilogue, Reduction, ReductionStep
 from ..kernels.epilogue.chain import EpilogueOperand as Operand
 from ..kernels.epilogue.grouped_matrix import parts_of
 from ..kernels.epilogue.numpy_math import Math
@@ -320,10 +320,15 @@ def nothing_of(step: ReductionStep) -> list[torch.Tensor]:
     >>> nothing_of(RowReduce("argmax"))
     [tensor([-inf]), tensor([2147483647], dtype=torch.int32)]
     """
+    return step.outputs(results_of_nothing(step.reduction), torch.stack)
+
+
+def results_of_nothing(reduction: Reduction) -> list[torch.Tensor]:
+    """The results of no element one by one, as they are broadcast."""
     alone = [np.asarray([value], np.float32 if kind == "float" else np.int32)
-             for value, kind in zip(step.reduction.identity, step.reduction.kinds, strict=True)]  # fmt: skip
-    results = [torch.from_numpy(np.array(value)) for value in step.reduction.finished(alone, Math)]
-    return step.outputs(results, torch.stack)
+             for value, kind in zip(reduction.identity, reduction.kinds, strict=True)]  # fmt: skip
+    with np.errstate(all="ignore"):  # the logarithm of an empty sum
+        return [torch.from_numpy(np.array(value)) for value in reduction.finished(alone, Math)]
 
 
 def check_operand(operand: Operand, x: torch.Tensor, shape: tuple[int, ...], joined: int = 0) -> None:
@@ -348,7 +353,7 @@ def check_operand(operand: Operand, x: torch.Tensor, shape: tuple[int, ...], joi
     way = f"write to a contiguous tensor, and copy it to {name}" if operand.written else f"{name}.contiguous()"
     if len(operand.axes) == 1 and operand.count == 1 and x.shape[-1] > 1 and x.stride(-1) != 1:
         raise OperandError(f"{name}: elements lie {x.stride(-1)} apart, strides {x.stride()}; {way}")
-    if operand.rank == 2 and not order_of(operand, x):
+    if operand.rank == 2 and x.numel() and not order_of(operand, x):
         what = "rows nor columns contiguous" if operand.axes == "mn" else "rows nor columns side by side"
         raise OperandError(f"{name}: strides {x.stride()} leave neither {what}; {way}")
 

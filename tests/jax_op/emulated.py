@@ -17,11 +17,18 @@ from layoutgemm.kernels.run.emulated import emulate_launch
 SIGNED = {1: np.int8, 2: np.int16, 4: np.int32}
 
 
+class _Memory(np.ndarray):
+    """An array in place of its address: with bytes added, the memory from there on."""
+
+    def __add__(self, more: int) -> Any:  # type: ignore[override]
+        return self.reshape(-1)[more // self.itemsize :]
+
+
 class _Tensor:
     """An array whose address is the array itself."""
 
     def __init__(self, x: np.ndarray):
-        self.iterator, self.x = self, x
+        self.iterator, self.x = self, x.view(_Memory)
 
     def toint(self) -> Any:
         return self.x

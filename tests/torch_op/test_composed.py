@@ -491,3 +491,38 @@ def test_a_symmetric_product_behind_an_epilogue_has_gradients() -> None:
     (found,) = torch.autograd.grad((c * weights).sum(), x)
     (expected,) = torch.autograd.grad((want * weights).sum(), exact)
     assert torch.linalg.norm(found.double() - expected) <= 1e-2 * torch.linalg.norm(expected)
+
+
+def test_a_function_of_chosen_rows_is_of_the_first_pair_alone_and_once() -> None:
+    """Rows are chosen before the function, also where `out` is a matrix that is read."""
+    scaled = Prologue.of(lambda x, i, k, ops, s: x * s, s="m")
+    a, b, a2, b2 = ((4 * x).round() for x in (A[:100], B, A2, B2))
+    s, more = torch.arange(100.0) % 3, 7 * torch.arange(136) % 100
+    first = (a.double() * s.double()[:, None])[more] @ b.double()
+    got = matmul((a, a2), (b, b2), rows=more, prologue=scaled, given={"s": s}, out_dtype=torch.float32)
+    assert torch.equal(got.double(), first + a2.double() @ b2.double())
+    out = torch.ones(136, 72)
+    given = {"s": s, "d": out}
+    plus = Epilogue(Residual("f32", beta=None))
+    matmul(a, b, rows=more, prologue=scaled, epilogue=plus, given=given, out=out, out_dtype=torch.float32)
+    assert torch.equal(out.double(), first + 1)
+    how = explain_matmul((a, a2), (b, b2), rows=more, prologue=scaled, given={"s": s})
+    assert how.copies == ("a: torch copies 136 chosen rows, 17408 bytes",) and how.workspace == 17408
+    with pytest.raises(OperandError, match="rows and prologue: the function reads i"):
+        matmul((a, a2), (b, b2), rows=more, prologue=Prologue.of(lambda x, i, k, ops: x * i))
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_several_row_major_matrices_go_with_a_function_of_a(count: int) -> None:
+    relu = Prologue.of(lambda x, i, k, ops: ops.maximum(x, 0.0))
+    functions = {
+        2: lambda p, q, ops: p - q,
+        3: lambda p, q, r, ops: p - q + r,
+        4: lambda p, q, r, t, ops: p - q + r - t,
+    }
+    several = [B + i for i in range(count)]
+    found = matmul(A, tuple(several), combine=functions[count], prologue=relu, out_dtype=torch.float32)
+    left = A.double().relu()
+    assert torch.allclose(
+        found.double(), sum((-1) ** i * (left @ x.double()) for i, x in enumerate(several)), rtol=1e-5, atol=1e-4
+    )

@@ -335,3 +335,24 @@ def test_what_has_no_derivative_is_refused_by_name() -> None:
     for message, call in (calls[0], calls[2]):
         with pytest.raises(RuntimeError, match=message):
             torch.compile(call, backend="eager", fullgraph=True)()
+
+
+@pytest.mark.parametrize("sizes", [(0, 4), (4, 0)])
+def test_reductions_of_nothing_have_the_same_results_with_gradients(sizes: tuple[int, int]) -> None:
+    m, n = sizes
+    kinds = {"i32": torch.int32, "f32": torch.float32}
+    lines = [kind(name, "s") for kind in (RowReduce, ColumnReduce) for name in ("max", "softmax", "argmax", "top2")]
+    for step in (Amax("s"), *lines):
+        found: list[Written] = []
+        for records in (False, True):
+            a = torch.randn(m, 8).half().requires_grad_(records)
+            given: Tensors = {
+                x.name: torch.full(x.shape(m, n) or (1,), 3, dtype=kinds[x.dtype.name]) for x in step.given
+            }
+            c = matmul(a, torch.randn(8, n).half(), epilogue=Epilogue(step), given=given)
+            found.append({name: x.detach() for name, x in given.items()})
+            if records:
+                (c.sum() + sum(x.sum() for x in given.values() if x.requires_grad)).backward()
+                assert a.grad is not None and not a.grad.any()
+        for name, x in found[0].items():
+            assert torch.equal(x, found[1][name]), (step, name)

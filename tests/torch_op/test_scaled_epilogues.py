@@ -113,3 +113,16 @@ def test_refusals_name_the_operand() -> None:
     ):  # fmt: skip
         with pytest.raises(LayoutError, match=text):
             scaled_matmul(**given, epilogue=epilogue, given=own, **more)
+
+
+@pytest.mark.dsl
+def test_negated_views_of_block_scales_are_read_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A view with torch's negative bit: its memory holds the opposite values."""
+    a, b = (torch.randint(-2, 3, (rows, 128)).to(torch.float8_e4m3fn) for rows in (40, 16))
+    scale = torch._neg_view(-(2.0 ** torch.randint(-1, 2, (40, 1)).float()))
+    given, steps = {"most": torch.zeros(1)}, Epilogue(Amax("most"))
+    options = {"recipe_a": "BlockWise1x128", "out_dtype": torch.float32}
+    with emulated(monkeypatch):
+        got = scaled_matmul(a, scale, b.T, epilogue=steps, given=given, **options)
+    want = (a.double() * scale.resolve_neg().double()) @ b.double().T
+    assert torch.equal(got.double(), want) and given["most"].item() == want.abs().max().item()

@@ -236,9 +236,18 @@ def _traced(combine: Callable[..., object] | str, matrices: int, numbers: tuple[
     return Combined.of(lambda gate, up, ops: ACTIVATIONS[combine](gate, ops) * up, matrices, numbers)
 
 
+def columns_of_each(b: Operand) -> int:
+    """Columns that each matrix's share of a tile is a multiple of: row-major ones fill spans of 128 bytes.
+
+    >>> [columns_of_each(Operand.parse(of)) for of in ("bf16:col", "bf16:row")]
+    [8, 64]
+    """
+    return 8 if b.order == "col" else LINE // b.dtype.bytes
+
+
 def check_combined(how: Combined, tile_n: int, split: int, b: Operand, tile: str = "a tile") -> None:
     """Raise PlanError, naming the obstacle, for a tile without a kernel of several sums; `tile` is its name."""
-    unit = 8 if b.order == "col" else LINE // b.dtype.bytes
+    unit = columns_of_each(b)
     if tile_n % (how.matrices * unit):
         of = f": its {b.order}-major lines fill spans of {LINE} bytes" if unit > 8 else ""
         raise PlanError(

@@ -79,10 +79,8 @@ def composed_product(
             there[name] = x
     refuse_or_raise(refusal_of_kinds(asked, given))
     values: Tensors = dict(given or {})
-    if asked.prologue is not None and ROWS in there and isinstance(a, torch.Tensor):
-        assert isinstance(asked.prologue, Prologue)
-        a, values = of_chosen_rows(a, there.pop(ROWS), asked.prologue, values, asked.copy_rows)
-        asked = asked._replace(copy_rows=None)
+    if asked.prologue is not None and ROWS in there:
+        a, asked, values = with_rows_chosen(a, asked, there.pop(ROWS), values)
     left, right = operands_of(a, b, asked.combine is not None)
     if torch.compiler.is_dynamo_compiling():
         return _traced(left, right, asked, {**there, **values}, tuple(there), options)
@@ -95,7 +93,7 @@ def composed_product(
         parts, every = parts_of_text(text), {**there, **values}
         if out is not None and any(same_memory(every[name], out) for name in parts.read):
             kept = out.clone(memory_format=torch.preserve_format)  # an operand in place: as for one product
-            value = composed_product(a, b, asked, own, given, options._replace(out=kept))
+            value = composed_product(a, b, asked, there, values, options._replace(out=kept))
             return copied(value, out)
         for name in parts.numbers:
             every[name] = host_number(name, every[name])
@@ -121,6 +119,19 @@ def composed_product(
         return recorded(call, config)
 
     return _again(make, left, right, asked, there, values, options)
+
+
+def with_rows_chosen(
+    a: Operands, asked: AskedParts, rows: torch.Tensor, values: Tensors
+) -> tuple[Operands, AskedParts, Tensors]:
+    """A product with a prologue in terms of the first A's chosen rows: operands, parts, vectors.
+
+    Raises as `of_chosen_rows`.
+    """
+    assert isinstance(asked.prologue, Prologue)
+    first = a if isinstance(a, torch.Tensor) else a[0]
+    first, values = of_chosen_rows(first, rows, asked.prologue, values, asked.copy_rows)
+    return first if isinstance(a, torch.Tensor) else (first, *a[1:]), asked._replace(copy_rows=None), values
 
 
 def tiles_of_host(tiles: object) -> object:

@@ -8,6 +8,7 @@ from math import prod
 
 import torch
 
+from ...kernels.indexed.rows import ROWS
 from ...kernels.operands.pair import SecondPair
 from ...kernels.orders import clusters_of_plan, described_order, schedule_of
 from ...kernels.sm90.explain import described_triangles
@@ -17,8 +18,9 @@ from ..explanation import ZEROS, Explanation, of_plan, partial_text, sums_again
 from ..launch import plan_of
 from ..operands.pairs import finish_of_pairs, placed_pairs
 from ..prepared import NO_FINISH, Config, problem_at
+from ..prologue.rows import chosen_text
 from ..solver import solve
-from .api import ComposedOptions, Operands, operands_of, refusal_of_kinds, refuse_or_raise
+from .api import ComposedOptions, Operands, operands_of, refusal_of_kinds, refuse_or_raise, with_rows_chosen
 from .checks import ComposedCall, checked, epilogue_of
 from .parts import OWN, AskedParts, parts_of_text, parts_text
 from .plans import ready_plan
@@ -36,10 +38,14 @@ def explain_composed(
     '528 of 1024 tiles, 51.6% of the grid'
     """
     refuse_or_raise(refusal_of_kinds(asked, given))
+    there = {name: x for name in OWN if (x := own.get(name)) is not None}
+    of_parts, chosen = dict(given or {}), []
+    if asked.prologue is not None and ROWS in there:
+        a, asked, of_parts = with_rows_chosen(a, asked, there.pop(ROWS), of_parts)
+        chosen = [chosen_text(a if isinstance(a, torch.Tensor) else a[0])]
     left, right = operands_of(a, b, asked.combine is not None)
-    there = {name: own[name] for name in OWN if own.get(name) is not None}
-    values = {**there, **(given or {})}
-    parts = parts_of_text(parts_text(asked, len(right) // len(left), tuple(there), tuple(given or {})))
+    values = {**there, **of_parts}
+    parts = parts_of_text(parts_text(asked, len(right) // len(left), tuple(there), tuple(of_parts)))
     call = checked(left, right, parts, values, options.out, options.out_dtype, True)
     if call.plain_pairs:
         return _of_pairs(call, options.config)
@@ -50,19 +56,19 @@ def explain_composed(
     call = call.as_rows
     epilogue = None if finish is None else finish.epilogue
     ways = ways_of_call(call, options.config, epilogue)
-    copies: tuple[str, ...] = ()
+    copies = [f"{text}, {size} bytes" for text, size in chosen]
     if ways is not None and ways.apart:
         call = with_function_applied(call)
-        copies = (f"a: torch computes its function first, in float32; {ways.memory} bytes",)
+        copies.append(f"a: torch computes its function first, in float32; {ways.memory} bytes")
     plan = ready_plan(call, options.config, epilogue).plan
     if not isinstance(plan, Sm90Plan):
         why = "the mma.sync kernel" if ways is None else f"the mma.sync kernel; {ways}"
         more = ways.memory if ways is not None and ways.apart else 0
-        return Explanation(str(plan), why, 1, copies, plan.partial_bytes + more)
+        return Explanation(str(plan), why, 1, tuple(copies), plan.partial_bytes + more + sum(n for _, n in chosen))
     why = "parts of one kernel" if parts.order is None else _described(plan)
     if parts.triangles is not None:
         why = described_triangles(plan) if parts.order is None else f"{why}; {described_triangles(plan)}"
-    told = of_plan(plan, *_of_one(call, plan), options.out, why, [])
+    told = of_plan(plan, *_of_one(call, plan), options.out, why, chosen)
     if any(x.requires_grad for x in call.tensors) and not parts.linear:
         told = replace(told, backward=sums_again(prod(call.shape[:-1]) * sum(x.shape[-1] for x in call.b)))
     if plan.partial_bytes:

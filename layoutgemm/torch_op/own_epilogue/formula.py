@@ -36,7 +36,7 @@ from ...kernels.epilogue.reduce import Quantize
 from ...kernels.epilogue.reductions import NO_INDEX, Reduction
 from ...kernels.plan import present
 from ..bias_activation import ACTIVATIONS
-from ..epilogue import COMBINED
+from ..epilogue import COMBINED, results_of_nothing
 from ..operands.several import TorchMath
 from ..reference import rounded
 from ..types import TYPES
@@ -226,10 +226,15 @@ class _EpilogueElements:
         """The results over all of x; `column`: the number of its first one."""
         own = getattr(step, "operation", "amax")
         along = isinstance(step, ColumnReduce)
+
+        def in_lines(y: torch.Tensor) -> torch.Tensor:
+            return y.mT if along else y if isinstance(step, RowReduce) else y.flatten()
+
+        if (lines := in_lines(x)).shape[-1] == 0:
+            return [y.to(x.device).reshape(()).expand(lines.shape[:-1]) for y in results_of_nothing(step.reduction)]
         if isinstance(own, str):
             function, fill = NAMED[own]
-            x = x if visited is None else torch.where(visited, x, fill)
-            return function(x.mT if along else x if isinstance(step, RowReduce) else x.flatten())
+            return function(lines if visited is None else in_lines(torch.where(visited, x, fill)))
         columns = slice(column, column + x.shape[-1])
         read = partial(self._part, columns)
         place = _TensorPlace(self.i, self.j[:, : x.shape[-1]] + column, self.math, read)

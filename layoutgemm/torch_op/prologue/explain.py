@@ -22,7 +22,7 @@ from ..types import READ
 from .api import check_call_kinds
 from .grouped import checked_groups, plan_of_groups
 from .product import ALONE, check_config, checked_product, plan_of_product, ways_of_product
-from .rows import of_chosen_rows
+from .rows import chosen_text, of_chosen_rows
 
 _TAKEN = ("bias", "activation", "out", "out_dtype", "config")
 _OF_GROUPS = ("offsets", "offs", "counts")
@@ -55,9 +55,8 @@ def explain_prologue(
     check_call_kinds(a, b, prologue, values)
     chosen: list[tuple[str, int]] = []
     if of_rows:
-        rows: torch.Tensor = options["rows"]
-        a, values = of_chosen_rows(a, rows, prologue, values, options.get("copy_rows"))
-        chosen = [(f"a: torch copies {rows.shape[0]} chosen rows", a.nbytes)]
+        a, values = of_chosen_rows(a, options["rows"], prologue, values, options.get("copy_rows"))
+        chosen = [chosen_text(a)]
     if said:
         return _of_groups(a, b, prologue, values, said, options, chosen)
     bias, activation, out, out_dtype, config = [options[name] for name in _TAKEN]

@@ -61,6 +61,11 @@ def of_chosen_rows(
     return gathered(a, rows), found
 
 
+def chosen_text(a: torch.Tensor) -> tuple[str, int]:
+    """An explanation's text of A's chosen rows, and their bytes."""
+    return f"a: torch copies {a.shape[0]} chosen rows", a.nbytes
+
+
 @constant_in_graphs
 def _of_rows(text: str) -> tuple[str, ...]:
     """The names of a prologue's operands of a number for each row."""

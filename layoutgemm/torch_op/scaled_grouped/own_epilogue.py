@@ -304,7 +304,7 @@ def _own_plan(
     own = list(finish.words[: len(plan.epilogue.words)])
     if plan.partials:
         own[-1] = partial.data_ptr()
-    tables = of.scales if call.recipes.in_mainloop else {}
+    tables = {name: x.resolve_neg() for name, x in of.scales.items()} if call.recipes.in_mainloop else {}
     c = out
     if c is None:  # of a C that is not stored only shape and strides are known
         c = torch.empty(call.shape, dtype=call.kind, device=a.device if epilogue.stores_c else "meta")

@@ -1,0 +1,95 @@
+"""Every torch door on CPU tensors: the launches of all products run in the emulator, as on a GPU of any target."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from layoutgemm.arch import arch
+from layoutgemm.emulator.api import emulate_host
+from layoutgemm.emulator.machine.interpreter import Policy
+from layoutgemm.errors import OperandError
+from layoutgemm.kernels.run.emulated import linked
+from layoutgemm.torch_op import emulated
+from tests.torch_op import host_launches
+from tests.torch_op.host_launches import BareLaunches, bare_launches
+
+WHERE = "layoutgemm.torch_op."
+TARGETS = (
+    "composed.plans", "composed.product", "indexed.product", "operands.pairs", "operands.several", "prepared",
+    "prologue.product", "quantized.experts", "quantized.explain", "quantized.launch", "scaled_grouped.kept",
+)  # fmt: skip
+HOPPERS = (
+    "indexed.product", "operands.grouped", "operands.grouped_api", "prologue.grouped", "scaled_grouped.grouped",
+    "scaled_grouped.grouped_epilogue", "scaled_grouped.own_epilogue", "scaled_grouped.scaled",
+)  # fmt: skip
+WORKERS = 2  # clusters of a persistent kernel: each computes several tiles
+AT_WORKERS = 13  # their place among a launch's arguments
+
+
+class _Launcher:
+    """A kernel's launches, emulated on the memory of tensors."""
+
+    def __init__(self, plan: Any, held: list[torch.Tensor], made: list[Any]):
+        self.plan, self.held, self.made, self.host = plan, held, made, linked(plan)
+
+    def load(self, device: int) -> None:
+        """Nothing."""
+
+    def block(self, arguments: Any) -> Any:
+        values = [*arguments, 0, 0]
+        return SimpleNamespace(values=values, pointer=values)
+
+    def entry(self, values: list[int]) -> None:
+        self.made.append((self.plan, list(values)))
+        given: list[Any] = list(values[:-2])
+        nothing = np.zeros(0, np.uint8)  # in place of a C that is not stored
+        for at, kind in enumerate(self.plan.parameters.values()):
+            if kind == "address":
+                given[at] = emulated.memory_at(given[at], self.held) if given[at] else nothing
+            elif kind == "word" and given[at] > 1 << 32:
+                given[at] = emulated.memory_at(given[at], self.held)
+        if "workers" in self.plan.parameters or "blocks" in self.plan.parameters or len(given) > AT_WORKERS:
+            given[AT_WORKERS] = WORKERS
+        emulate_host(self.host, given, progress=False, policy=Policy(edges=False)).raise_for_findings()
+
+
+@contextlib.contextmanager
+def every_door(patch: Any, code: str = "sm_90a") -> Iterator[list[tuple[Any, list[int]]]]:
+    """All doors launch as on a GPU of that target. Yields (plan, arguments) of the launches that were made."""
+    held: list[torch.Tensor] = []
+    made: list[tuple[Any, list[int]]] = []
+    real = torch.Tensor.data_ptr
+
+    def seen(self: Any) -> int:
+        if self.device.type != "meta":
+            held.append(self)
+        return real(self)
+
+    class Launches(BareLaunches):
+        def compiled(self, plan: Any) -> Any:
+            return SimpleNamespace(launcher=_Launcher(plan, held, made), plan=plan)
+
+    def require_hopper(index: int, what: str) -> None:
+        if code != "sm_90a":
+            raise OperandError(f"{what}: these kernels run on compute capability 9.0, and this is {code}")
+
+    patch.setattr(torch.Tensor, "data_ptr", seen)
+    patch.setattr(host_launches, "BareLaunches", Launches)
+    with bare_launches(patch):
+        for name in TARGETS:
+            patch.setattr(importlib.import_module(WHERE + name), "target", lambda i: (code, arch(code).smem_per_block))
+        for name in HOPPERS:
+            patch.setattr(importlib.import_module(WHERE + name), "require_hopper", require_hopper)
+        importlib.import_module(WHERE + "prepared").gpu.cache_clear()
+        for name in ("prologue.product", "prologue.grouped", "composed.product"):
+            patch.setattr(importlib.import_module(WHERE + name), "raw_stream", lambda index: 77, raising=False)
+        patch.setattr("layoutgemm.kernels.run.ampere.resident", lambda index, blocks: WORKERS)
+        patch.setattr(importlib.import_module(WHERE + "fp8.launch"), "target", lambda i: (code, 0))
+        yield made
