@@ -117,7 +117,7 @@ def _bits(x: object) -> int:
 
 
 def nearest(x: object, known: Iterable[object], most: int = 1) -> str:
-    """The question whether a misspelt name is one of the known names; "" where none is like it.
+    """The question whether a misspelt name is one of the known names. "" where none is like it.
 
     >>> nearest("rleu", ("relu", "gelu")), nearest("tanj", ("relu", "gelu")), nearest(3, ("relu",))
     ("do you mean 'relu'? ", '', '')

@@ -146,7 +146,7 @@ class TensorError(OperandError, RuntimeError):
 
 
 class RankError(LayoutError, RuntimeError):
-    """A rank of a distributed product that did not come in time; the message names rank and flag."""
+    """A rank of a distributed product that did not come in time. The message names rank and flag."""
 
 
 class PtxError(LayoutError):

@@ -36,7 +36,7 @@ def homes_of_names(code: CodeType, there: Container[str]) -> dict[str, str]:
 
 
 def home_below(package: str, rooms: Sequence[str], name: str) -> str | None:
-    """The first of a package's rooms that has a public name; None for a module of the package, and a name of none.
+    """The first of a package's rooms that has a public name. None for a module of the package, and a name of none.
 
     >>> home_below("layoutgemm", ("atoms", "layouts"), "complement")
     'layoutgemm.layouts'

@@ -45,7 +45,7 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, py
 
 @pytest.fixture
 def emulate() -> Callable[..., Emulation]:
-    """Run a compiled CuTe DSL function, or PTX with a described launch, on the CPU; fail on any finding.
+    """Run a compiled CuTe DSL function, or PTX with a described launch, on the CPU. Fail on any finding.
 
     Called like `layoutgemm.emulate` or, with PTX first, `layoutgemm.emulate_ptx`; `lint=True` fails on lint too.
     """

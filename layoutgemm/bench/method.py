@@ -183,7 +183,7 @@ def references(sets: Sequence[Operands]) -> list[torch.Tensor]:
 def run_and_check(
     sets: Sequence[Operands], launches: Sequence[Launch], exact: Sequence[torch.Tensor]
 ) -> tuple[Accuracy, list[torch.Tensor]]:
-    """Run every launch twice over a C of NaN; return the accuracy over all sets, and C's bits."""
+    """Run every launch twice over a C of NaN. Return the accuracy over all sets, and C's bits."""
     import torch
 
     if len(launches) != len(sets):

@@ -118,7 +118,7 @@ def refuse_word(what: str, layout: str) -> None:
 
 
 def named(what: str) -> bool:
-    """True for the name of an atom, copy, order or tile; False for a layout's text."""
+    """True for the name of an atom, copy, order or tile. False for a layout's text."""
     return what.partition(":")[0] in (*FAMILIES, "tiled", "copy", "schedule", "smem") or cutlass_named(what) is not None
 
 

@@ -101,7 +101,7 @@ def _parsed(text: str, forms: str, facts: Facts | tuple[()] = ()) -> AnyLayout:
 
 
 def layout_of_bases(found: LinearLayout) -> Layout | ComposedLayout:
-    """A linear layout of Triton as a layout, under a swizzle if need be; inputs of one value are left out.
+    """A linear layout of Triton as a layout, under a swizzle if need be. Inputs of one value are left out.
 
     Raises LayoutError where no layout under a swizzle is it.
     """

@@ -154,7 +154,7 @@ def check_lines(name: str, x: torch.Tensor, strides: Sequence[int], shape: Seque
 def output_of(
     out: torch.Tensor | None, shape: tuple[int, int], kind: torch.dtype, read: dict[str, torch.Tensor]
 ) -> torch.Tensor:
-    """A result, or `out`; raises OperandError for one that does not fit or shares memory with what is read."""
+    """A result, or `out`. Raises OperandError for one that does not fit or shares memory with what is read."""
     device = next(iter(read.values())).device
     check_operands(read, {} if out is None else {"out": out})
     if out is None:

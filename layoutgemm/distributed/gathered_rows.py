@@ -70,7 +70,7 @@ def divisor(value: int, most: int) -> int:
 
 
 def sends_of_rows(workspace: Workspace, of: RankRows) -> Iterator[Send]:
-    """Own rows to the rank before, then those that have come from the next one; a flag for each chunk."""
+    """Own rows to the rank before, then those that have come from the next one. A flag for each chunk."""
     rank, ranks, to, chunks = workspace.rank, workspace.ranks, workspace.before, workspace.chunks
     rows = of.m // ranks
     step = rows // chunks * of.nbytes

@@ -71,7 +71,7 @@ def tangents_through(parts: Callable[..., Arrays], arrays: Operands, tangents: T
 
 
 def through_activation(sums: jax.Array, tangent: jax.Array, activation: str) -> jax.Array:
-    """The tangent of an activation or a gate of float32 sums; slopes alone are kept for a backward pass.
+    """The tangent of an activation or a gate of float32 sums. Slopes alone are kept for a backward pass.
 
     >>> through_activation(jnp.array([-1.0, 2.0]), jnp.array([1.0, 1.0]), "relu_sq").tolist()
     [0.0, 4.0]

@@ -33,7 +33,7 @@ MOST_TILES = 64  # of a grid drawn, along each dimension
 
 @picture.register(GemmPlan)
 def plan_svg(plan: GemmPlan, of: str = "fragment", **options: Any) -> str:
-    """One of `PICTURES` of any plan, as an SVG document; options as of the view's function. Raises PlanError.
+    """One of `PICTURES` of any plan, as an SVG document. Options as of the view's function. Raises PlanError.
 
     >>> from layoutgemm.kernels import TeachingPlan
     >>> plan = TeachingPlan.derive(200, 136, 72)

@@ -59,7 +59,7 @@ T = TypeVar("T")
 
 
 def tile_count(extent: W, tile: int) -> W:
-    """Tiles along a dimension, the last one possibly ragged; ints or traced integers, without the overflow of a sum.
+    """Tiles along a dimension, the last one possibly ragged. Ints or traced integers, without the overflow of a sum.
 
     >>> tile_count(128, 64), tile_count(129, 64)
     (2, 3)

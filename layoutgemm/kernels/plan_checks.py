@@ -102,7 +102,7 @@ def tiles_of_c(plan: Any, statement: str, tile: Sequence[int], unlike: str = "",
 
 
 def boxes_of_c(plan: PersistentPlan, store: StorePlan, rows: int) -> Check:
-    """A chunk's tile is the boxes of its tensor map, element by element; its rows are the owner's."""
+    """A chunk's tile is the boxes of its tensor map, element by element. Its rows are the owner's."""
     witness, size = "", 0
     for chunk in distinct_chunks(store):
         columns = f"columns {chunk.column}"

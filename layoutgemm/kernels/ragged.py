@@ -127,7 +127,7 @@ class Ragged(GroupOffsets):
 
     @checked(PlanError)
     def take(self, numbers: object, sizes: tuple[int, int, int, int]) -> npt.NDArray[np.int64]:
-        """NumPy offsets or counts as int64; raises OperandError for others than the plan's, or that are no groups.
+        """NumPy offsets or counts as int64. Raises OperandError for others than the plan's, or that are no groups.
 
         sizes  M, N, K and the groups
 
@@ -148,7 +148,7 @@ class Ragged(GroupOffsets):
 
     @checked(PlanError)
     def rows(self, entry: Callable[[W], W], group: W) -> tuple[W, W]:
-        """First row and end of a group in its matrix of C; ints or traced integers alike.
+        """First row and end of a group in its matrix of C. Ints or traced integers alike.
 
         entry  group -> its entry of the first table, for 0 to capacity
 

@@ -98,7 +98,7 @@ class ByteExchange:
         return 0x5140 + lane // 16 * 0x2222
 
     def place(self, warp: W, instruction: int, lane: W) -> tuple[W, W]:
-        """(row, column) of the 16 bytes whose address the lane gives; those of x2 are lanes 0 to 15's."""
+        """(row, column) of the 16 bytes whose address the lane gives. Those of x2 are lanes 0 to 15's."""
         columns = 8 * self.matrices
         return warp * WARP_ROWS, instruction * columns + lane % columns
 
@@ -241,7 +241,7 @@ class StorePlan:
         return self.warps * WARP_ROWS
 
     def rounds_of(self, block: int, part: int) -> list[tuple[int, StoreRound]]:
-        """(number, round) of one block and part; the number, of all that a consumer stores, tells the buffer."""
+        """(number, round) of one block and part. The number, of all that a consumer stores, tells the buffer."""
         mine = [r for r in self.rounds if not self.part_per_cta or r.part == part]
         return [(i, r) for i, r in enumerate(mine) if (r.block, r.part) == (block, part)]
 

@@ -188,7 +188,7 @@ def assemble(parts: dict[tuple[int, ...], Any]) -> Any:
 
 
 def identity_stride(shape: Shape, path: tuple[int, ...] = ()) -> Stride:
-    """The strides E(i), E(i, j), ... that map each coordinate to itself; E(0) for an integer shape."""
+    """The strides E(i), E(i, j), ... that map each coordinate to itself. E(0) for an integer shape."""
     if shape.__class__ is not tuple:
         return ScaledBasis(1, path or (0,))
     return tuple([identity_stride(s, path + (i,)) for i, s in enumerate(shape)])

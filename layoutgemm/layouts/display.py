@@ -51,7 +51,7 @@ class HasPicture:
     def svg(self, path: str | os.PathLike[str], *, dark: bool = False, **options: object) -> Path: ...
 
     def svg(self, path: str | os.PathLike[str] | None = None, *, dark: bool = False, **options: object) -> str | Path:
-        """The picture as an SVG document; with a path it is written there, and the path is returned.
+        """The picture as an SVG document. With a path it is written there, and the path is returned.
 
         A name that ends in .png gives a PNG. The picture follows the reader's page, light or dark; `dark` makes it
         dark for good. Raises LayoutError for what has no picture, for another ending of the name, and for PNG without

@@ -43,7 +43,7 @@ def _entries(x: object, what: str) -> Any:
 
 
 def get(x: object, mode: object = ()) -> Any:
-    """The mode of a layout or a tuple that a path of numbers leads to; the empty path leads to the whole.
+    """The mode of a layout or a tuple that a path of numbers leads to. The empty path leads to the whole.
 
     Raises LayoutError where there is no such mode.
 

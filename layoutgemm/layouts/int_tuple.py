@@ -557,7 +557,7 @@ def _offset(x: Integer, S: list[Scalar], D: list[StrideEntry]) -> Any:
 
 
 def show_coord(coord: object, depth: int = 0) -> str:
-    """A coordinate in CuTe's notation, of bounded length; parts that nest deeper than any layout as dots."""
+    """A coordinate in CuTe's notation, of bounded length. Parts that nest deeper than any layout as dots."""
     if not isinstance(coord, (tuple, list)):
         return show(coord) if coord.__class__ is int and coord.bit_length() <= 64 else shown(coord)
     entries = [show_coord(c, depth + 1) for c in coord[:_SHOWN]] if depth < DEPTH else []
@@ -634,7 +634,7 @@ def modes_for(given: tuple[object, ...], shape: object, stride: object, what: st
 
 
 def by_profile(f: Callable[[Any, Any], Pair], shape: Any, stride: Any, profile: object) -> Pair:
-    """`f` on every mode that an int of the profile marks; None, and modes past the profile's end, stay."""
+    """`f` on every mode that an int of the profile marks. None, and modes past the profile's end, stay."""
     if profile is None:
         return shape, stride
     if profile.__class__ is not tuple:

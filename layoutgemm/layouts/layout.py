@@ -155,7 +155,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
 
     @staticmethod
     def from_expr(formula: object, shape: object = None, /, **extents: object) -> Any:
-        """The layout of a formula of the coordinates; a ComposedLayout for an offset or a XOR. See formula.from_expr.
+        """The layout of a formula of the coordinates. A ComposedLayout for an offset or a XOR. See formula.from_expr.
 
         `formula` is a function, a SymPy expression or a text; the extents of its variables come by keyword, or as a
         shape in the order of a function's parameters. Raises LayoutError with the first coordinate that no layout fits.
@@ -175,7 +175,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
 
     @property
     def cosize(self) -> Any:
-        """The span of the offsets, 1 + sum of (extent-1)*|stride|; for coordinates the product of their spans.
+        """The span of the offsets, 1 + sum of (extent-1)*|stride|. For coordinates the product of their spans.
 
         >>> Layout((4, 2), (1, 8)).cosize
         12
@@ -217,7 +217,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
             raise CoordinateError(f"{self} at {show_coord(c)}: {error.reason}", error.witness) from None
 
     def coord(self, index: object) -> Any:
-        """The coordinate of a flat index, nested as the shape is; an int out of range raises CoordinateError.
+        """The coordinate of a flat index, nested as the shape is. An int out of range raises CoordinateError.
 
         >>> Layout((4, (2, 3))).coord(13)
         (1, (1, 1))
@@ -225,7 +225,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
         return _t.idx2crd(index, self.shape)
 
     def offsets(self) -> Any:
-        """All values in order of the flat index: an int64 array of length size; for coordinates a tuple of arrays.
+        """All values in order of the flat index: an int64 array of length size. For coordinates a tuple of arrays.
 
         Raises LayoutError where a value does not fit int64 or the array would have more than 2^28 entries.
 
@@ -306,7 +306,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
         return plain
 
     def dice(self, coord: object) -> Layout:
-        """The layout of the modes that have an integer in coord, which slice drops; an integer alone keeps all.
+        """The layout of the modes that have an integer in coord, which slice drops. An integer alone keeps all.
 
         >>> str(Layout((4, 2, 3)).dice((None, 0, 0))), str(Layout((4, 2)).dice(5))
         ('(2,3):(4,8)', '(4,2):(1,4)')
@@ -323,7 +323,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
         return _new(_t.flatten(self.shape), _t.flatten(self.stride))
 
     def coalesce(self, profile: object = None) -> Layout:
-        """As few modes as the function of the flat index allows; a profile keeps its modes and coalesces inside them.
+        """As few modes as the function of the flat index allows. A profile keeps its modes and coalesces inside them.
 
         In a profile an int marks a mode to coalesce, None one to leave, a tuple goes deeper; modes past its end stay.
 
@@ -428,7 +428,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
     __matmul__ = compose
 
     def complement(self, bound: Any = None) -> Layout:
-        """The layout of the translates of self's image that lie disjoint in 0..bound-1; None stops at self's own end.
+        """The layout of the translates of self's image that lie disjoint in 0..bound-1. None stops at self's own end.
 
         Two roundings are CuTe's definition: the last mode has ceil(bound / end) entries, and the gap below a mode has
         room for floor(stride / end) translates. There `end` is the end of the modes of smaller stride. Raises
@@ -598,7 +598,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
         return _new(*_recast.upcast(self.shape, self.stride, _recast.factor(n, "upcast")))
 
     def downcast(self, n: int) -> Layout:
-        """The layout of elements of an n-th of the width; each mode of stride 1 takes in the parts (CuTe's definition).
+        """The layout of elements of an n-th of the width. Each mode of stride 1 takes in the parts (CuTe's definition).
 
         >>> str(Layout((2, 4), (1, 2)).downcast(4))
         '(8,4):(1,8)'

@@ -332,7 +332,7 @@ class LinearLayout(Function):
         return len(Elimination(self.columns).pivots)
 
     def kernel(self) -> tuple[int, ...]:
-        """Independent flat indices k (the smallest first) with value(x ^ k) == value(x); empty iff injective.
+        """Independent flat indices k (the smallest first) with value(x ^ k) == value(x). Empty iff injective.
 
         >>> LinearLayout.of(Layout((2, 2, 2), (1, 0, 1 << 3))).kernel()
         (2,)
@@ -348,7 +348,7 @@ class LinearLayout(Function):
         return tuple(Elimination(self.columns).reduced())
 
     def is_injective(self) -> Proof | CounterExample:
-        """Prove that no value is taken twice; else index 0 and the first that shares its value.
+        """Prove that no value is taken twice. Else index 0 and the first that shares its value.
 
         >>> LinearLayout((1, 2, 3)).is_injective().explain()
         'the matrix is not injective: indices 0 and 7 both give 0'
@@ -462,7 +462,7 @@ class LinearLayout(Function):
         return CounterExample(longer.coord(at), left_value, right_value, at, statement, "GF(2) matrix")
 
     def first_difference(self, other: object) -> int | None:
-        """The first flat index at which two functions differ, or only one is defined; None when they are equal.
+        """The first flat index at which two functions differ, or only one is defined. None when they are equal.
 
         >>> LinearLayout((1, 2, 4)).first_difference(LinearLayout((1, 2, 8)))
         4
@@ -516,7 +516,7 @@ class LinearLayout(Function):
         return self._with_strides(self.columns)
 
     def to_composed(self, unit: int | str | None = None) -> ComposedLayout:
-        """Swizzle, offset and layout with this function: x -> swizzle(offset + layout(x)); `unit` is the swizzle's.
+        """Swizzle, offset and layout with this function: x -> swizzle(offset + layout(x)). `unit` is the swizzle's.
 
         Complete: it finds a swizzle whenever one exists, with the fewest bits. Raises LayoutError where none does.
 

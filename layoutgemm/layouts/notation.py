@@ -470,7 +470,7 @@ _STATED = regex(
 
 
 def stated_element(text: str) -> DType | None:
-    """The element type that a pasted text states, None for none; of CuTe's pointers, which state bits, an unsigned one.
+    """The element type that a pasted text states, None for none. Of CuTe's pointers, which state bits, an unsigned one.
 
     Raises LayoutError for a type that is not known.
 
@@ -484,7 +484,7 @@ def stated_element(text: str) -> DType | None:
 
 
 def stated_extents(text: str) -> list[int] | None:
-    """The shape that a text of Triton states, or its own tile's; None for another text.
+    """The shape that a text of Triton states, or its own tile's. None for another text.
 
     >>> stated_extents("tensor<4x2xf16, #ttg.linear<{register = [[0, 1]], lane = [[1, 0], [2, 0]]}>>")
     [4, 2]

@@ -125,7 +125,7 @@ class MasterGroups(torch.nn.Module):
         torch.nn.init.uniform_(self.weight, -bound, bound)
 
     def forward(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-        """The products of rows (rows, in features); group e is rows offsets[e] to offsets[e + 1]."""
+        """The products of rows (rows, in features). Group e is rows offsets[e] to offsets[e + 1]."""
         check_input(x, self.in_features)
         return fp8_grouped_matmul(x, self.weight.mT, offsets, multiple=self.multiple)
 

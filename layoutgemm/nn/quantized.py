@@ -242,7 +242,7 @@ class QuantizedLinear(ActivatedLayer, PackedBuffers):
         cls, tensors: Mapping[str, torch.Tensor], kind: str, *, dtype: torch.dtype = torch.float16,
         activation: str | None = None,
     ) -> QuantizedLinear:  # fmt: skip
-        """The layer of a checkpoint's tensors, by their names there; and bias if there is one.
+        """The layer of a checkpoint's tensors, by their names there. And bias if there is one.
 
         kind    "gptq"                qweight, qzeros, scales, and g_idx if there is; 4 bits, or 8 without zero points
                 "gptq_v2"             the same, with zero points as they are

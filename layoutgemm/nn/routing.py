@@ -104,7 +104,7 @@ _record = recorder(_Permuted)
 
 
 def permuted(x: torch.Tensor, to: torch.Tensor, back: torch.Tensor, each: int = 1) -> torch.Tensor:
-    """The rows to[i] of x, each of whose rows counts `each` times; `to` is a permutation, and `back` its inverse.
+    """The rows to[i] of x, each of whose rows counts `each` times. `to` is a permutation, and `back` its inverse.
 
     >>> permuted(torch.tensor([[5], [6], [7]]), torch.tensor([2, 0, 1]), torch.tensor([1, 2, 0])).flatten().tolist()
     [7, 5, 6]

@@ -185,7 +185,7 @@ def _replacement(
 
 
 def replace_modules(model: torch.nn.Module, made: Mapping[torch.nn.Module, torch.nn.Module]) -> None:
-    """Put new modules in the places of others, in each that a shared one has; attributes of one's own go along."""
+    """Put new modules in the places of others, in each that a shared one has. Attributes of one's own go along."""
     for layer, new in made.items():
         for name, value in own_attributes(layer).items():
             if not hasattr(new, name):
@@ -265,7 +265,7 @@ def _reason_of_method(layer: torch.nn.Module, weights: object, allow_tf32: bool 
 
 
 def reason_to_stay(layer: torch.nn.Linear, allow_tf32: bool | None, stays: bool = False) -> str:
-    """Why a layer is left, or ""; `stays`: the object would stay, with its class's methods, its hooks and buffers."""
+    """Why a layer is left, or "". `stays`: the object would stay, with its class's methods, its hooks and buffers."""
     if is_parametrized(layer):
         return f"parametrized: {', '.join(layer.parametrizations)}"
     if any(base.__name__ == "FSDPModule" for base in type(layer).__mro__):

@@ -41,7 +41,7 @@ class TargetGpu(NamedTuple):
 
 
 def code_for(asked: api.TargetSm | None) -> str:
-    """The code of a target; without one, of the current GPU, or sm_90a on a machine without.
+    """The code of a target. Without one, of the current GPU, or sm_90a on a machine without.
 
     Raises OperandError for a target without kernels, and for a GPU without.
 

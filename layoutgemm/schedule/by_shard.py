@@ -50,7 +50,7 @@ class RotatedRows(HasPicture):
 
     @checked(PlanError)
     def tile(self, number: Integer, grid: Grid, first: Integer, minimum: Minimum = least) -> Tile:
-        """The (row, column) visited as number `number`; `first` is the row that the schedule's row 0 becomes."""
+        """The (row, column) visited as number `number`. `first` is the row that the schedule's row 0 becomes."""
         row, column = self.schedule.tile(number, grid, minimum)
         return (row + first) % grid[0], column
 

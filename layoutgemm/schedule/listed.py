@@ -185,7 +185,7 @@ def decoded(entry: Any) -> tuple[Any, Any]:
 
 
 def tiles_on_host(tiles: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """A list of tiles as an array of (row, column); a vector of int32 is as a kernel reads it.
+    """A list of tiles as an array of (row, column). A vector of int32 is as a kernel reads it.
 
     >>> tiles_on_host(np.array([1 + 2 * 65536], np.int32)).tolist(), tiles_on_host([[1, 2]]).tolist()
     ([[1, 2]], [[1, 2]])

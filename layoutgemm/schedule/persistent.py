@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Persistent(HasPicture):
-    """`workers` clusters that stay resident; worker w does the tiles numbered w, w + workers, w + 2 * workers, ...
+    """`workers` clusters that stay resident. Worker w does the tiles numbered w, w + workers, w + 2 * workers, ...
 
     schedule  the order of the clusters' tiles
     workers   how many clusters there are; a cluster of (1, 1) is a single thread block
@@ -67,7 +67,7 @@ class Persistent(HasPicture):
         self, worker: Integer, step: Integer, rank: Integer, grid: Grid, minimum: Minimum = least,
         reads: Reads | None = None,
     ) -> Tile:  # fmt: skip
-        """The tile that block `rank` of a worker does as its number `step`; it can lie outside of the grid.
+        """The tile that block `rank` of a worker does as its number `step`. It can lie outside of the grid.
 
         The worker has a step `step` while worker + workers * step is below the number of clusters in the grid.
         """
@@ -204,7 +204,7 @@ class StreamK:
 
     @checked(PlanError)
     def start(self, worker: Integer, minimum: Minimum = least) -> Any:
-        """The first unit of a worker; its last is the one before the next worker's first."""
+        """The first unit of a worker. Its last is the one before the next worker's first."""
         each, more = divmod(self.units, self.workers)
         return worker * each + minimum(worker, more)
 

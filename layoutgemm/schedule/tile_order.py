@@ -187,7 +187,7 @@ class Linear(Schedule):
 
 @dataclass(frozen=True)
 class Grouped(Schedule):
-    """Groups of `group` rows, each walked column by column; the last group has the rows that are left.
+    """Groups of `group` rows, each walked column by column. The last group has the rows that are left.
 
     along       "M": groups of rows; "N": groups of columns, each walked row by row
     group       rows of a group
@@ -270,7 +270,7 @@ class Grouped(Schedule):
 
 @dataclass(frozen=True)
 class Hilbert(Schedule):
-    """Tiles along Hilbert's curve over the smallest power-of-two square that holds the grid; tiles outside are left
+    """Tiles along Hilbert's curve over the smallest power-of-two square that holds the grid. Tiles outside are left
     out.
 
     There is no formula in `//` and `%` of a fixed length. A kernel reads the tiles of its grid from a list in global
@@ -342,7 +342,7 @@ class Hilbert(Schedule):
 
 
 def all_proven(statements: Iterable[tuple[str, Answer]], method: str) -> Answer:
-    """One proof of all statements, with a step for each; Undecided at the first that is not proven."""
+    """One proof of all statements, with a step for each. Undecided at the first that is not proven."""
     steps = []
     for text, answer in statements:
         if not isinstance(answer, Proof):

@@ -63,7 +63,7 @@ def check_written(written: Mapping[str, torch.Tensor]) -> None:
 def check_call(
     a: torch.Tensor, b: torch.Tensor, activation: object, out_dtype: object, allow_tf32: bool | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.dtype]:
-    """The operands of `matmul` as autocast has them, and the output's type; sizes are `check_sizes`' business.
+    """The operands of `matmul` as autocast has them, and the output's type. Sizes are `check_sizes`' business.
 
     Raises OperandError or TensorError for a call of dense tensors that no kernel computes.
     """
@@ -276,7 +276,7 @@ def has_tangent(x: torch.Tensor) -> bool:
 
 
 def autocast_type(x: torch.Tensor) -> torch.dtype | None:
-    """The type that the autocast region of a tensor's device casts to; None outside of a region."""
+    """The type that the autocast region of a tensor's device casts to. None outside of a region."""
     kind = x.device.type
     inside = kind in ("cuda", "cpu") and torch.is_autocast_enabled(kind)
     return torch.get_autocast_dtype(kind) if inside else None
@@ -289,7 +289,7 @@ def autocast(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
 
 
 def cast(x: torch.Tensor, to: torch.dtype | None) -> torch.Tensor:
-    """A float of 16 or 32 bits in an `autocast_type`; another tensor, and outside of a region, as it is."""
+    """A float of 16 or 32 bits in an `autocast_type`. Another tensor, and outside of a region, as it is."""
     return x if to is None or x.dtype not in (torch.float32, torch.bfloat16, torch.float16) else x.to(to)
 
 
@@ -380,7 +380,7 @@ def seen_by_autograd_alone() -> bool:
 
 
 def launched_alone(tensors: Sequence[torch.Tensor]) -> int | None:
-    """The device of tensors whose call is a launch and no more; None where torch has to see it.
+    """The device of tensors whose call is a launch and no more. None where torch has to see it.
 
     They are plain, dense, in memory and of one device, and no derivative is recorded. -1 is the CPU.
 
@@ -411,7 +411,7 @@ def refuse_derivatives(tensors: Mapping[str, object], way_out: str) -> None:
 
 
 def check_activation(activation: object, gates: Iterable[str] = GATES) -> None:
-    """Raise OperandError for an activation that is not known by that name; `gates` are those of the product."""
+    """Raise OperandError for an activation that is not known by that name. `gates` are those of the product."""
     known = (*ACTIVATIONS, *gates)
     if activation is not None and (not isinstance(activation, str) or activation not in known):
         meant = nearest(activation, known)

@@ -93,7 +93,7 @@ def refusal_of_epilogue(epilogue: object, given: object, beside: Sequence[str], 
 
 
 def check_epilogue(epilogue: object, kinds: Mapping[str, type], gated: bool = False) -> None:
-    """Raise OperandError unless an epilogue takes operands of these names and classes; `gated`: behind a gate."""
+    """Raise OperandError unless an epilogue takes operands of these names and classes. `gated`: behind a gate."""
     if text := refusal_of_epilogue(epilogue, None, (), gated):
         raise OperandError(text)
     assert isinstance(epilogue, Epilogue)
@@ -233,7 +233,7 @@ def epilogue_product(
 
 
 def check_order(epilogue: Epilogue) -> None:
-    """Raise TensorError in torch's deterministic mode for sums in any order; where that only warns, warn."""
+    """Raise TensorError in torch's deterministic mode for sums in any order. Where that only warns, warn."""
     if epilogue.unordered_sums and torch.are_deterministic_algorithms_enabled():
         said = (
             f"{', '.join(epilogue.unordered_sums)}: a sum with ordered=False does not have a deterministic "

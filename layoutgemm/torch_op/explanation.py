@@ -104,7 +104,7 @@ def with_steps(
 
 
 def sums_again(elements: int, products: bool = True) -> str:
-    """The sentence on a backward pass that computes sums of that many elements again; `products`: then A's and B's."""
+    """The sentence on a backward pass that computes sums of that many elements again. `products`: then A's and B's."""
     text = f"float32 sums again, {4 * elements} bytes, by one product for each; torch derives the steps"
     return f"{text}; then products" if products else text
 
@@ -139,7 +139,7 @@ def of_plan(
 
 
 def copied_operand(plan: Sm90Plan, name: str, x: torch.Tensor, said: str = "") -> list[tuple[str, int]]:
-    """Why an operand is copied, and the copy's bytes; nothing where TMA reads it in place.
+    """Why an operand is copied, and the copy's bytes. Nothing where TMA reads it in place.
 
     said  the name of a further matrix, which lies as `name` does
     """

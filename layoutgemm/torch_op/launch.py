@@ -255,7 +255,7 @@ except (AttributeError, TypeError):
 
 
 class NewTensor(NamedTuple):
-    """A tensor that a call allocates, and the argument that is its address; None where the launch has none.
+    """A tensor that a call allocates, and the argument that is its address. None where the launch has none.
 
     first  what it holds before the launch: runs of equal words, as `fill` takes them, or ZEROS; () for anything
     """
@@ -491,7 +491,7 @@ class PreparedProblem(_Loaded):
     def new_result(
         self, shape: Sequence[int], strides: Sequence[int], kind: torch.dtype, reads: tuple[int, int]
     ) -> NewResult:
-        """The launch into a new result; `reads`: which tensors of a call are A and B."""
+        """The launch into a new result. `reads`: which tensors of a call are A and B."""
         return NewResult(self, (NewTensor(shape, strides, kind, 2),), {reads[0]: self._a, reads[1]: self._b})
 
     def direct(self, words: Sequence[int], at: Sequence[int]) -> DirectLaunch:

@@ -85,7 +85,7 @@ Places = Sequence[Any]  # of the mapped dimension, for each argument: a number, 
 
 
 def in_front(x: torch.Tensor, at: int | None, size: int) -> torch.Tensor:
-    """The tensor with the mapped dimension in front; stretched along it where it is not mapped."""
+    """The tensor with the mapped dimension in front. Stretched along it where it is not mapped."""
     return x.expand(size, *x.shape) if at is None else x.movedim(at, 0)
 
 
@@ -109,7 +109,7 @@ def one_after_another(
 
 
 def aligned(in_dims: Sequence[int | None], *operands: torch.Tensor) -> list[torch.Tensor]:
-    """The mapped dimension in front of all others; an operand that is not mapped is stretched along it."""
+    """The mapped dimension in front of all others. An operand that is not mapped is stretched along it."""
     moved = [x if at is None else x.movedim(at, 0) for x, at in zip(operands, in_dims)]
     ranks = [x.ndim - (at is not None) for x, at in zip(moved, in_dims)]
     out = []

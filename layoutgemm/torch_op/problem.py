@@ -221,7 +221,7 @@ class Matrices(NamedTuple):
         return (*along, *across) if order == "row" else (*across, *along)
 
     def leading(self, order: str) -> int:
-        """Elements from line to line; where there is one line, any that a tensor map takes."""
+        """Elements from line to line. Where there is one line, any that a tensor map takes."""
         extent, _, count, leading = self.lines(order)
         return leading if count > 1 else padded_leading(dtype(self.dtype), extent)
 
@@ -332,7 +332,7 @@ def bias_epilogue(bias: str | None, activation: str | None, pairs: bool) -> Epil
 
 
 def code_of(capability: tuple[int, int]) -> str | None:
-    """The code that a GPU of this compute capability runs; None where no kernel runs on it.
+    """The code that a GPU of this compute capability runs. None where no kernel runs on it.
 
     None for the GPUs of tcgen05 too: `layoutgemm.plan` makes their kernel, which no GPU has run here.
 

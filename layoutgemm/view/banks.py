@@ -347,7 +347,7 @@ def pair_reports(
 
 
 def plain_accesses(layout: Layout, bits: int) -> list[AccessPattern]:
-    """Rows of 16 bytes as ldmatrix reads them, where the tile has such; then a column of single elements."""
+    """Rows of 16 bytes as ldmatrix reads them, where the tile has such. Then a column of single elements."""
     found = offsets_of(layout)
     extent = (len(found.rows), len(found.columns))
     along = "K" if extent[1] > 1 and layout(0, 1) - layout(0, 0) == 1 else "MN"
@@ -372,7 +372,7 @@ def worst_phase(report: BankReport) -> tuple[int, int]:
 def lanes_at(
     part: Requests, access: AccessPattern, rows: int, request: int, phase: int
 ) -> tuple[dict[tuple[int, int], int], frozenset[int]]:
-    """The place at which each lane of a phase starts -> the lane; and the lanes that meet another word in a bank."""
+    """The place at which each lane of a phase starts -> the lane. And the lanes that meet another word in a bank."""
     size = lanes_of_phase(part.width)
     words: dict[int, dict[int, set[int]]] = {}
     lanes: dict[tuple[int, int], int] = {}

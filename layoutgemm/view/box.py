@@ -160,7 +160,7 @@ def scales(width: int, height: int, side: float) -> tuple[float, float]:
 def draw_tensor(
     canvas: Canvas, plan: TmaPlan, placed: Sequence[PlacedBox], x: float, y: float, names: tuple[str, str]
 ) -> tuple[float, float]:
-    """The whole tensor in tiles, the chosen one marked; returns where it ends to the right and below."""
+    """The whole tensor in tiles, the chosen one marked. Returns where it ends to the right and below."""
     sizes = sizes_of(plan)
     assert sizes is not None
     left, top, right, bottom = bounds(placed)

@@ -125,7 +125,7 @@ class Canvas:
     def open_texts(
         self, size: float, *, fill: str = INK, anchor: str = "middle", mono: bool = False, bold: bool = False
     ) -> None:
-        """Starts a group of texts of one style, on cells unless `fill` says otherwise; `close` ends it."""
+        """Starts a group of texts of one style, on cells unless `fill` says otherwise. `close` ends it."""
         weight = ' font-weight="600"' if bold else ""
         self.parts.append(
             f'<g font-family="{MONO if mono else SANS}" font-size="{number(size)}"{weight} '

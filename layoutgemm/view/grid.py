@@ -302,7 +302,7 @@ class DividedLayout:
         return self.layout(*modes[self.kind])
 
     def by_modes(self) -> Drawable:
-        """The layout of these four modes, which is its own sum of four tables; itself where it has not such modes.
+        """The layout of these four modes, which is its own sum of four tables. Itself where it has not such modes.
 
         >>> from layoutgemm.layouts import Layout
         >>> print(DividedLayout.of(Layout((8, 16), (16, 1)).zipped_divide((4, 8)), "zipped").by_modes())

@@ -176,7 +176,7 @@ class Panel:
         return any("track" in row for row in self.fills)
 
     def draw(self, canvas: Canvas, left: float, top: float, run: int = 1) -> None:
-        """Draws it with the corner of its first cell at (left, top); `run` cells share a title."""
+        """Draws it with the corner of its first cell at (left, top). `run` cells share a title."""
         if self.caption:
             canvas.text(left, top - 3.1 * AXIS_SIZE, self.caption, CAPTION_SIZE, bold=True)
         if _PAINTED.get() and not self.sparse:
@@ -475,7 +475,7 @@ def in_rows(places: Collection[tuple[int, int]], columns: int) -> Iterator[tuple
 
 
 def borders(zones: Sequence[Sequence[int]]) -> dict[int, list[tuple[int, int, int, bool]]]:
-    """The borders of each zone, as (column, row, length, whether it runs across); -1 is no zone.
+    """The borders of each zone, as (column, row, length, whether it runs across). -1 is no zone.
 
     >>> borders([[0, 0], [0, 0]])
     {0: [(0, 0, 2, True), (0, 2, 2, True), (0, 0, 2, False), (2, 0, 2, False)]}

@@ -21,7 +21,7 @@ SCALE = 2.0  # pixels of the file for one of the picture
 
 @checked()
 def png(svg: str, *, dark: bool = False, scale: float = SCALE) -> bytes:
-    """An SVG document of this package as the bytes of a PNG file; `dark`: as it is in a dark page.
+    """An SVG document of this package as the bytes of a PNG file. `dark`: as it is in a dark page.
 
     Raises LayoutError where the renderer is not installed, and where it finds no font: it would leave out every text.
     """

@@ -37,7 +37,7 @@ def sizes(rows: range, columns: range) -> tuple[float, float]:
 
 
 def fitted(labels: Sequence[Label], rows: range, columns: range) -> tuple[float, float, float]:
-    """(cell width, cell height, font) in which every label fits; without labels, small squares of whole pixels.
+    """(cell width, cell height, font) in which every label fits. Without labels, small squares of whole pixels.
 
     >>> fitted((), range(128), range(256)), fitted((), range(4), range(4))
     ((4.0, 4.0, 10.0), (16.0, 16.0, 10.0))
@@ -85,7 +85,7 @@ def layout_svg(
     nested: bool = False,
     divided: str | None = None,
 ) -> str:
-    """Draws a layout: mode 0 downwards, mode 1 across, in every cell its offset; a grid for each further coordinate.
+    """Draws a layout: mode 0 downwards, mode 1 across, in every cell its offset. A grid for each further coordinate.
 
     Neighbouring offsets share a colour: `group` of them, by default an eighth of the range. So cells that lie together
     in memory look alike. `rows`, `columns` and `planes` (ranges of coordinates, flat ones of the further modes) draw a
@@ -302,7 +302,7 @@ def labels_of(plane: GridOffsets) -> CellTexts:
 
 
 def side_by_side(panels: Sequence[Panel]) -> tuple[tuple[Panel | None, ...], ...]:
-    """Grids in rows no wider than a page, as many in each; places left over stay free."""
+    """Grids in rows no wider than a page, as many in each. Places left over stay free."""
     each = max(1, min(len(panels), int(WIDEST // (panels[0].gutter + panels[0].room + APART))))
     rows = [panels[start : start + each] for start in range(0, len(panels), each)]
     return tuple((*row, *(None for _ in range(each - len(row)))) for row in rows)

@@ -199,7 +199,7 @@ def fragment_svg(
 
 
 def register_of(atom: Any, operand: str) -> Callable[[int], str] | None:
-    """value -> the 32-bit register and the bits where a thread keeps it, as text; None where the atom does not say."""
+    """value -> the 32-bit register and the bits where a thread keeps it, as text. None where the atom does not say."""
     slot = getattr(atom, "slot", None)
     if slot is None:
         return None
@@ -229,7 +229,7 @@ def tv_panel(
     turned: bool = False,
     caption: str = "",
 ) -> Panel:
-    """The grid of a thread-value map; `largest`: the longest side of all grids of the picture."""
+    """The grid of a thread-value map. `largest`: the longest side of all grids of the picture."""
     held, rows, columns = found.held, found.rows, found.columns
     if turned:
         held, rows, columns, axes = tuple(zip(*held, strict=True)), columns, rows, (axes[1], axes[0])
@@ -292,7 +292,7 @@ def cell_text(cell: ThreadValues) -> tuple[str, ...]:
 
 
 def cell_texts(held: Sequence[Sequence[ThreadValues]], threads: int, values: int) -> list[list[tuple[str, ...]]]:
-    """The lines of all cells, as `cell_text` gives them; the names of threads and values are made once.
+    """The lines of all cells, as `cell_text` gives them. The names of threads and values are made once.
 
     >>> cell_texts([[((5, 2),), ()]], 32, 4)
     [[('T5', 'V2'), ('-',)]]

@@ -201,7 +201,7 @@ thread 0, value 0 has bits 0..15 of the tile and then bits 128..143
 
     @checked(AtomError)
     def address_threads(self, side: str) -> tuple[int, ...]:
-        """The threads whose address side "src" or "dst" uses; the others repeat one of theirs, and it is ignored.
+        """The threads whose address side "src" or "dst" uses. The others repeat one of theirs, and it is ignored.
 
         Raises AtomError for a side in registers.
 
@@ -216,7 +216,7 @@ thread 0, value 0 has bits 0..15 of the tile and then bits 128..143
 
     @property
     def phases(self) -> tuple[tuple[int, ...], ...]:
-        """The lanes of a warp that shared memory serves together, phase by phase; only those that supply an address.
+        """The lanes of a warp that shared memory serves together, phase by phase. Only those that supply an address.
 
         An atom of one thread is taken as executed by all 32 lanes. Two lanes of different phases never conflict.
         Raises AtomError when no side is in shared memory.
@@ -308,7 +308,7 @@ def in_bits(layout: Layout, bits: int) -> Layout:
 
 
 def counted_in(bits: int, layout: Layout) -> Layout | None:
-    """(thread, bit of its values) -> bit, counted in elements of `bits` bits; None where an element would be split."""
+    """(thread, bit of its values) -> bit, counted in elements of `bits` bits. None where an element would be split."""
     threads, values = layout
     if values.size % bits:
         return None

@@ -37,7 +37,7 @@ class Field:
         return ((1 << self.width) - 1) << self.low
 
     def encode(self, value: int) -> int:
-        """Value -> its bits in place; raises DescriptorError when the value does not fit or loses bits."""
+        """Value -> its bits in place. Raises DescriptorError when the value does not fit or loses bits."""
         value = as_int(value, self.name, DescriptorError)
         if value < 0 or value % (1 << self.shift) or value >> self.shift >= 1 << self.width:
             raise DescriptorError(
@@ -52,7 +52,7 @@ class Field:
         return ((word >> self.low) & ((1 << self.width) - 1)) << self.shift
 
     def label(self, value: int) -> str:
-        """The name of a value, or its digits; raises DescriptorError for a value that is not among the choices."""
+        """The name of a value, or its digits. Raises DescriptorError for a value that is not among the choices."""
         if not self.choices:
             return str(value)
         for number, name in self.choices:
@@ -86,7 +86,7 @@ class FieldChange:
 
 @dataclass(frozen=True)
 class FieldTable:
-    """The fields of one kind of word, in order of their bits; every bit outside them is zero.
+    """The fields of one kind of word, in order of their bits. Every bit outside them is zero.
 
     name    as errors call it, as in "sm_90"
     bits    width of the word
@@ -127,7 +127,7 @@ class FieldTable:
         return tuple(i for i in range(self.bits) if rest >> i & 1)
 
     def decode(self, word: int) -> dict[str, int]:
-        """Word -> values; raises DescriptorError for a bit outside the fields or a value that has no meaning."""
+        """Word -> values. Raises DescriptorError for a bit outside the fields or a value that has no meaning."""
         stray = self.stray(word)
         if stray:
             listed = ", ".join(map(str, stray))
@@ -152,7 +152,7 @@ class FieldTable:
         return "\n".join(lines)
 
     def diff(self, before: int, after: int) -> tuple[FieldChange, ...]:
-        """The fields in which two words differ, in order of their bits, strays last; () for equal words.
+        """The fields in which two words differ, in order of their bits, strays last. () for equal words.
 
         Neither word needs to be legal: this is the tool for looking at one that is not.
         """

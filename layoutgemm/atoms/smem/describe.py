@@ -68,7 +68,7 @@ def describe(
 
 @checked()
 def diff(before: int, after: int, arch: Arch | str = "sm_90a", kind: str | None = None) -> tuple[FieldChange, ...]:
-    """The fields in which two words differ, with what each change means in bytes; () for equal words.
+    """The fields in which two words differ, with what each change means in bytes. () for equal words.
 
     Neither word needs to be legal.
 

@@ -126,7 +126,7 @@ def element_addresses(
     arch: Arch | str = "sm_90a",
     packing: str | None = None,
 ) -> npt.NDArray[np.int64]:
-    """The same in bytes: array [mn, k] of the byte address of each element; see `element_bits`.
+    """The same in bytes: array [mn, k] of the byte address of each element. See `element_bits`.
 
     Raises DescriptorError for elements that do not begin on a byte each.
     """
@@ -136,7 +136,7 @@ def element_addresses(
 
 
 def layout_of_values(values: tuple[int, ...]) -> Layout:
-    """The coalesced layout i -> values[i] - values[0]; raises DescriptorError when no layout has these values.
+    """The coalesced layout i -> values[i] - values[0]. Raises DescriptorError when no layout has these values.
 
     >>> print(layout_of_values((0, 2, 512, 514)))
     (2,2):(2,512)
@@ -185,7 +185,7 @@ class OperandDescriptor(HasPicture):
 
     @property
     def k_advance(self) -> Layout:
-        """K block -> addend of the word, in units of 16 bytes; raises DescriptorError if no layout fits.
+        """K block -> addend of the word, in units of 16 bytes. Raises DescriptorError if no layout fits.
 
         >>> from layoutgemm.atoms import smem_tile, wgmma
         >>> print(derive(smem_tile((128, 64), "bf16", "K", "64B"), wgmma(64), "A").k_advance)

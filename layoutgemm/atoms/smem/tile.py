@@ -125,7 +125,7 @@ def slot_bits(element: DType, packing: str) -> int:
 
 
 def slot_to_bit(slot: Integer, element: DType, packing: str) -> Any:
-    """Slot offset -> bit offset of the element, before the swizzle; ints, arrays or traced integers alike."""
+    """Slot offset -> bit offset of the element, before the swizzle. Ints, arrays or traced integers alike."""
     if packing == "packed":
         return slot * element.bits
     return slot // 16 * CHUNK_BITS + slot % 16 * element.bits
@@ -260,7 +260,7 @@ class SmemTile(HasPicture, HasPage, Function):
         return self.swizzle((slot + self.offset if self.offset else slot) * self.dtype.bytes)
 
     def bit(self, mn, k):  # type: ignore[no-untyped-def]  # ints, arrays or traced integers alike
-        """(mn, k) -> bit address of the element relative to the tile, swizzled; for every element width.
+        """(mn, k) -> bit address of the element relative to the tile, swizzled. For every element width.
 
         >>> packed, padded = smem_tile((8, 64), "e2m1", "K"), smem_tile((8, 32), "e2m1", "K", packing="b4x16_p64")
         >>> packed.bit(0, 17), padded.bit(0, 15), padded.bit(0, 17)
@@ -353,7 +353,7 @@ def smem_tile(
 
 @checked(AtomError)
 def widest_swizzle(contiguous: int, dtype_: DType | str, packing: str | None = None) -> str:
-    """The widest common swizzle whose span divides `contiguous` elements; raises AtomError when not even 16 bytes do.
+    """The widest common swizzle whose span divides `contiguous` elements. Raises AtomError when not even 16 bytes do.
 
     >>> widest_swizzle(64, "bf16"), widest_swizzle(96, "bf16"), widest_swizzle(24, "bf16")
     ('128B', '64B', 'none')

@@ -189,7 +189,7 @@ class TiledMma(HasPicture, HasPage, Convertible):
 
     @checked(AtomError)
     def check_extents(self, operand: str, layout: object) -> None:
-        """Raises AtomError where the tile does not divide an extent of it; names the fact that a symbol lacks."""
+        """Raises AtomError where the tile does not divide an extent of it. Names the fact that a symbol lacks."""
         tile = self.tile_of(operand)
         if not isinstance(layout, Layout):
             raise AtomError(f"operand {operand} is partitioned as a Layout or a ComposedLayout, not {shown(layout)}")

@@ -210,7 +210,7 @@ def _dims(leaves: Sequence[Leaf], chain: dict[int, int]) -> tuple[list[MapDimens
 def plans_of(
     leaves: Sequence[Leaf], walk: Sequence[Entry], kind: Format, swizzle: str, split: bool
 ) -> Iterator[Callable[[], Choice]]:
-    """Every choice of dimensions; called, it gives its biggest box and the walk that is left for further instructions.
+    """Every choice of dimensions. Called, it gives its biggest box and the walk that is left for further instructions.
 
     The call raises TmaError where no box can begin.
     """

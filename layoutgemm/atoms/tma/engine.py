@@ -134,7 +134,7 @@ def move_in(
     tmap: TensorMap, memory: npt.NDArray[np.uint8], source: Ints, inside: npt.NDArray[np.bool_],
     shared: npt.NDArray[np.uint8], target: Ints,
 ) -> None:  # fmt: skip
-    """Copies elements from global to shared memory, at these bit offsets; the map's fill where `inside` is False.
+    """Copies elements from global to shared memory, at these bit offsets. The map's fill where `inside` is False.
 
     The map says the format and the fill. The three arrays have one shape.
     """

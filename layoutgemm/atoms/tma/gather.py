@@ -117,7 +117,7 @@ def load(
     tmap: TensorMap, memory: npt.NDArray[np.uint8], coordinates: Sequence[int], shared: npt.NDArray[np.uint8],
     address: int,
 ) -> int:  # fmt: skip
-    """tile::gather4: copies pieces of four rows to shared memory; returns the bytes reported to the barrier."""
+    """tile::gather4: copies pieces of four rows to shared memory. Returns the bytes reported to the barrier."""
     source, inside = global_bits(tmap, coordinates)
     engine.move_in(tmap, memory, source, inside, shared, engine.shared_bits(four_rows(tmap), address))
     return engine.bytes_moved(four_rows(tmap))
@@ -127,7 +127,7 @@ def store(
     tmap: TensorMap, memory: npt.NDArray[np.uint8], coordinates: Sequence[int], shared: npt.NDArray[np.uint8],
     address: int,
 ) -> None:  # fmt: skip
-    """tile::scatter4: copies four rows of shared memory to their places; rows outside the tensor are left out.
+    """tile::scatter4: copies four rows of shared memory to their places. Rows outside the tensor are left out.
 
     The ends of lines are taken to be those of tiled stores (`rules.whole_units`). Raises TmaError for a negative
     coordinate and for a row that two of the four write.

@@ -116,7 +116,7 @@ class Im2colMap:
 
     @property
     def box(self) -> tuple[tuple[int, int], ...]:
-        """The first and the last base pixel along W, H and D; of a wide map along W."""
+        """The first and the last base pixel along W, H and D. Of a wide map along W."""
         parts = zip(self.spatial[: len(self.lower)], self.lower, self.upper, strict=True)
         return tuple((low, extent - 1 + high) for extent, low, high in parts)
 
@@ -299,7 +299,7 @@ def load(
     tmap: Im2colMap, memory: npt.NDArray[np.uint8], coordinates: Sequence[int], offsets: Sequence[int],
     shared: npt.NDArray[np.uint8], address: int,
 ) -> int:  # fmt: skip
-    """cp.async.bulk.tensor in im2col mode: copies one column of pixels; returns the bytes reported to the barrier.
+    """cp.async.bulk.tensor in im2col mode: copies one column of pixels. Returns the bytes reported to the barrier.
 
     A wide copy's halo counts among them.
 

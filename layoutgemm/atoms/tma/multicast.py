@@ -16,7 +16,7 @@ MAX_BLOCKS = 16  # PTX ISA, cp.async.bulk.tensor: ctaMask has 16 bits
 
 @checked(TmaError)
 def shared_out(plan: TmaPlan, blocks: int) -> TmaPlan:
-    """The plan with its instructions dealt out to `blocks` CTAs; boxes are cut only if there are too few.
+    """The plan with its instructions dealt out to `blocks` CTAs. Boxes are cut only if there are too few.
 
     A block then issues the instructions of its rank, each to all blocks, and every block receives the whole tile: its
     barrier expects `plan.bytes`, not what it sends. Raises TmaError, rule "multicast", where no equal cut exists.

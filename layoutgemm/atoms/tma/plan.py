@@ -134,7 +134,7 @@ class TmaPlan(HasPicture):
     # ---------------------------------------------------------------------------------------------------------- bytes
     @property
     def box_bytes(self) -> int:
-        """Bytes that one instruction moves and reports to the barrier; elements outside the tensor count, as zeros."""
+        """Bytes that one instruction moves and reports to the barrier. Elements outside the tensor count, as zeros."""
         return engine.bytes_moved(self._box_map)
 
     @property

@@ -245,7 +245,7 @@ class TensorMap:
 
     @property
     def moved(self) -> tuple[int, ...]:
-        """Elements that one instruction moves along each dimension: ceil(box / step); the innermost step is ignored."""
+        """Elements that one instruction moves along each dimension: ceil(box / step). The innermost step is ignored."""
         return (self.box[0], *(-(-extent // step) for extent, step in zip(self.box[1:], self.steps[1:], strict=True)))
 
     @property
@@ -305,7 +305,7 @@ class RuleViolation:
 
 
 def multiple(value: Integer, unit: int) -> bool:
-    """True if value is a multiple of unit, at every size of a symbol; False where no fact says so."""
+    """True if value is a multiple of unit, at every size of a symbol. False where no fact says so."""
     try:
         return bool(value % unit == 0)
     except LayoutError:

@@ -350,7 +350,7 @@ class If:
 
 @dataclass(frozen=True, slots=True)
 class ForK:
-    """For k = 0, 1, ..., K-1; K is any number, 0 included, the same in every role, and may differ from tile to tile."""
+    """For k = 0, 1, ..., K-1. K is any number, 0 included, the same in every role, and may differ from tile to tile."""
 
     body: Program
 

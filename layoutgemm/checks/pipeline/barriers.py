@@ -428,7 +428,7 @@ class Barriers:
                 raise Hazard("exit", text, agent, (bit,))
 
     def all_stuck(self, state: State, alive: list[int]) -> str:
-        """The waits of all warps; warps of a role that wait for the same are together."""
+        """The waits of all warps. Warps of a role that wait for the same are together."""
         waiting: dict[tuple[str, str], list[str]] = {}
         for a in sorted(alive):
             role, _, warp = self.agents[a].name.partition(" warp ")

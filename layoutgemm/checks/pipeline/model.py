@@ -1,4 +1,4 @@
-"""Asynchronous pipelines of a kernel as values: roles, barriers, buffers, loop programs; proven, or refuted by a run.
+"""Asynchronous pipelines of a kernel as values: roles, barriers, buffers, loop programs. Proven, or refuted by a run.
 
 A `Pipeline` says who waits for what, in which order, for k = 0, 1, ... `prove()` answers for every number of k tiles
 and of output tiles at once, with a proof or with the interleaving that breaks the kernel. `explain()` prints the table
@@ -279,7 +279,7 @@ class Pipeline(HasPicture):
 
 @checked(PlanError)
 def check_pipeline(pipeline: Pipeline) -> Check:
-    """Is the pipeline free of deadlock and of races for any number of k tiles; the witness is the interleaving.
+    """Is the pipeline free of deadlock and of races for any number of k tiles. The witness is the interleaving.
 
     >>> from layoutgemm.checks import ring
     >>> print(check_pipeline(ring(stages=3, bytes=8192)).statement)

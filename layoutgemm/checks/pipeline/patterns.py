@@ -56,7 +56,7 @@ def _check_counts(**counts: int | tuple[int, ...] | None) -> None:
 
 
 def start(first: bool, cluster: int = 1) -> Program:
-    """Barriers are initialised by the first role and made visible; then the CTA, or the cluster, meets.
+    """Barriers are initialised by the first role and made visible. Then the CTA, or the cluster, meets.
 
     The arrival at the cluster barrier may be relaxed, since fence.mbarrier_init is what orders the initialisation.
     """
@@ -94,7 +94,7 @@ def ring(
     store: tuple[int, int] | None = None,
     registers: tuple[int, int] | None = None,
 ) -> Pipeline:
-    """A producer warp fills a ring by TMA; consumer warpgroups multiply each stage by wgmma and release it.
+    """A producer warp fills a ring by TMA. Consumer warpgroups multiply each stage by wgmma and release it.
 
     bytes       of one stage, A and B together
     consumers   warpgroups that each read every stage

@@ -41,7 +41,7 @@ class Agent:
 
 
 class KnowledgeOffsets(NamedTuple):
-    """The first index of knowledge in `State.sets`; the warps' own sets come first, by their numbers."""
+    """The first index of knowledge in `State.sets`. The warps' own sets come first, by their numbers."""
 
     arrived: int  # gathered in the current phase of each mbarrier and stage
     done: int  # handed out by its last complete phase

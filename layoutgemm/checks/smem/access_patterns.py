@@ -292,7 +292,7 @@ def _kind_of(atom: CopyAtom, side: str) -> str:
 
 
 def element_bits(tile: object, element: DType | str | int | None) -> int:
-    """Bits of an element of the tile: what the tile says, or what is given; raises AtomError when neither or both."""
+    """Bits of an element of the tile: what the tile says, or what is given. Raises AtomError when neither or both."""
     given = None if element is None else int(element) if is_int(element) else dtype(element).bits
     own = tile.dtype.bits if isinstance(tile, SmemTile) else None
     if isinstance(tile, ComposedLayout):

@@ -59,7 +59,7 @@ class Pattern:
     odd_counts: IntArray
 
     def is_free(self, swizzle: Swizzle) -> bool:
-        """True if no phase conflicts under a swizzle on bytes; looks no further than the first that does."""
+        """True if no phase conflicts under a swizzle on bytes. Looks no further than the first that does."""
         for columns in self.columns:
             words, banks = ranks(columns, self.width, swizzle)
             if words > banks:

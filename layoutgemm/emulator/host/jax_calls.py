@@ -47,7 +47,7 @@ class XlaFunction(CompiledFunction):
     def call(
         self, values: Sequence[Any], extra: Sequence[Any] = (), named: Mapping[str, Any] | None = None
     ) -> tuple[ArgumentMemory, list[HostLaunch]]:
-        """Run the function on (name, bytes, extents) of each buffer; returns its kernels' memory, and its launches."""
+        """Run the function on (name, bytes, extents) of each buffer. Returns its kernels' memory, and its launches."""
         arrays = gathered([(name, content) for name, content, _ in values], extra)
         keep = [
             XlaBuffer(arrays.address(content.__array_interface__["data"][0]), ctypes.addressof(extents))

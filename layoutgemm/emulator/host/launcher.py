@@ -132,7 +132,7 @@ COOPERATIVE_LAUNCH_TOO_LARGE = 720  # cudaErrorCooperativeLaunchTooLarge, driver
 
 
 class HostStatusError(EmulatorError):
-    """The CUDA error that a host function returned, as on a GPU; `status` is its number."""
+    """The CUDA error that a host function returned, as on a GPU. `status` is its number."""
 
     def __init__(self, text: str, status: int) -> None:
         super().__init__(text)

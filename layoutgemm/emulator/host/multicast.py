@@ -51,7 +51,7 @@ class Multicast:
         return None
 
     def replicas(self, address: int, size: int) -> list[npt.NDArray[np.uint8]] | None:
-        """The bytes of each device under a part of a window; None for another address of this process."""
+        """The bytes of each device under a part of a window. None for another address of this process."""
         for window, parts in self._windows:
             first = address - int(window.ctypes.data)
             if 0 <= first < len(window):

@@ -52,7 +52,7 @@ class Ranks:
     def run(
         self, body: Callable[[int], None], within: Callable[[], AbstractContextManager[object]] = nullcontext
     ) -> None:
-        """Run `body(rank)` for each rank, in a context of its own; the first failure is raised at the end."""
+        """Run `body(rank)` for each rank, in a context of its own. The first failure is raised at the end."""
         main = sys.modules.get("__main__")
         for rank, state in enumerate(self.states):
             state["main"] = main

@@ -107,7 +107,7 @@ class EmulatedGpu:
 
 @contextmanager
 def session(emulate: Emulate, arch: Arch | str | int | tuple[int, int], **options: object) -> Iterator[EmulatedGpu]:
-    """An emulated GPU of that architecture; `emulate` runs a compiled function with its arguments and the options.
+    """An emulated GPU of that architecture. `emulate` runs a compiled function with its arguments and the options.
 
     Raises EmulatorError while another thread has one.
     """
@@ -413,7 +413,7 @@ def run_script(
     emulate: Emulate, path: Path | str, arguments: Sequence[str], arch: Arch | str | int | tuple[int, int],
     runner: Callable[[Callable[[], None]], None] | None = None, **options: object,
 ) -> ScriptRun:  # fmt: skip
-    """Run a Python script as `python path arguments` would, on an emulated GPU; its traceback goes to stderr.
+    """Run a Python script as `python path arguments` would, on an emulated GPU. Its traceback goes to stderr.
 
     A notebook (.ipynb) runs as the script of its code cells. A module, given by its name, runs as by `python -m`.
 

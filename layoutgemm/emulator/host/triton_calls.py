@@ -116,7 +116,7 @@ class PixelMap(DescriptorMap):
 
 @dataclass(frozen=True)
 class TritonLaunch:
-    """A launch of a compiled kernel of Triton; arguments are a type and a value for each parameter."""
+    """A launch of a compiled kernel of Triton. Arguments are a type and a value for each parameter."""
 
     kernel: PtxKernel
     grid: tuple[int, int, int]

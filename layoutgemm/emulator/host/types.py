@@ -151,7 +151,7 @@ def _modes(text: str) -> tuple[TensorMode, ...]:
 
 @dataclass(frozen=True)
 class PackedArgument:
-    """The address of an argument's bytes that the DSL's own packing has written; 0 is a null handle."""
+    """The address of an argument's bytes that the DSL's own packing has written. 0 is a null handle."""
 
     address: int
 

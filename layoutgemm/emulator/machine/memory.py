@@ -177,7 +177,7 @@ class GlobalMemory:
         return None
 
     def replicas(self, buffer: GlobalBuffer) -> list[npt.NDArray[np.uint8]] | None:
-        """The bytes of each device, for a buffer in a multicast window; None for ordinary memory."""
+        """The bytes of each device, for a buffer in a multicast window. None for ordinary memory."""
         if self.windows is None:
             return None
         return self.windows(buffer.data.__array_interface__["data"][0], len(buffer.data))
@@ -209,7 +209,7 @@ class GlobalMemory:
         return self.followed[-1]
 
     def define(self, name: str, address: int, first: npt.NDArray[np.uint8] | None) -> None:
-        """Place a module's variable at its address, unless it is there; `given` holds what stands for some.
+        """Place a module's variable at its address, unless it is there. `given` holds what stands for some.
 
         first  its initial bytes; None: defined elsewhere. Raises EmulatorError for one that is not given, or of
                another size.

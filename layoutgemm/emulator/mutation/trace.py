@@ -193,7 +193,7 @@ class TraceDifference:
 
 
 def difference(before: AccessTrace, after: AccessTrace, say: Callable[[int], str] = str) -> TraceDifference:
-    """The differences of a run from the unchanged kernel's; `say` names an instruction by its pc."""
+    """The differences of a run from the unchanged kernel's. `say` names an instruction by its pc."""
     if before.parts.keys() != after.parts.keys():
         return TraceDifference("other clusters were run")
     lost: tuple[set[tuple[int, int]], set[tuple[int, int]]] = (set(), set())

@@ -110,7 +110,7 @@ class CodeGenerator:
         return self.read(operand, self.kinds.get(operand.text, "b32"))
 
     def signed(self, operand: PtxOperand, kind: str, wider: bool = False) -> str:
-        """The operand's value as an expression, signed where its type is; `wider`: its register may be."""
+        """The operand's value as an expression, signed where its type is. `wider`: its register may be."""
         if operand.kind == "number":
             bits = bits_of(kind)
             value = number(operand.text, bits)
@@ -211,7 +211,7 @@ def _is_float(text: str) -> bool:
 
 
 def elements_of(operand: PtxOperand) -> Sequence[PtxOperand]:
-    """The elements of a vector, or of a special register of four such as %tid; none of another operand."""
+    """The elements of a vector, or of a special register of four such as %tid. None of another operand."""
     if operand.kind == "special" and f"{operand.text}.w" in SPECIAL:
         return [PtxOperand("special", f"{operand.text}.{element}") for element in "xyzw"]
     return operand.parts if operand.kind == "vector" else ()

@@ -189,7 +189,7 @@ def directed32(name: str, mode: str, flush: bool, saturate: bool, *values: Value
 
 
 def upper64(name: str, a: Value, flush: bool) -> Value:
-    """rcp.approx, rsqrt.approx of f64: the upper 32 bits of the result; the lower ones are 0.
+    """rcp.approx, rsqrt.approx of f64: the upper 32 bits of the result. The lower ones are 0.
 
     With .ftz a NaN whose upper half is an infinity's counts as the infinity, as on an H100 and an H200.
     """
@@ -363,7 +363,7 @@ def fixed_pair(pair: Value, at: int) -> Floats:
 
 
 def scaled(y: Floats, scales: Value, at: int) -> Floats:
-    """A value times the ue8m0 at a bit of a packed pair; a scale of 255 is NaN."""
+    """A value times the ue8m0 at a bit of a packed pair. A scale of 255 is NaN."""
     code = np.asarray(scales) >> at & 255
     return np.where(code == 255, np.nan, np.float64(y) * np.exp2(np.float64(code)) * 2.0**-127)
 

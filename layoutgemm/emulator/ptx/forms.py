@@ -64,7 +64,7 @@ def _table() -> dict[str, list[tuple[tuple[tuple[str, ...], ...], tuple[str, ...
 
 @cache
 def forms_of(name: str) -> dict[str, list[PtxForm]]:
-    """Every form of an instruction by its spelled opcode; a spelling may have several, of different operands.
+    """Every form of an instruction by its spelled opcode. A spelling may have several, of different operands.
 
     >>> forms_of("testp")["testp.number.f64"]
     [PtxForm(words=('number', 'f64'), operands=('pred', 'f64'), target='50')]

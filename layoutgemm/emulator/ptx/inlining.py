@@ -70,7 +70,7 @@ class Inliner:
         return out
 
     def expanded(self, statements: list[Statement], chain: tuple[str, ...] = ()) -> list[Statement]:
-        """The statements with the bodies of called functions in place of the calls; declares them all."""
+        """The statements with the bodies of called functions in place of the calls. Declares them all."""
         self.declare(statements, self.frame)
         out: list[Statement] = []
         for statement in statements:

@@ -301,7 +301,7 @@ class Ledger:
     def event(
         self, asynchronous: bool, describe: Callable[[], str], engine: object = None, by: Fiber | None = None
     ) -> MemoryEvent:
-        """A new event that no fiber knows yet; `by`: the fiber whose operation ends on an mbarrier."""
+        """A new event that no fiber knows yet. `by`: the fiber whose operation ends on an mbarrier."""
         self.next += 1
         made = MemoryEvent(self.next, asynchronous, describe, engine)
         if by is not None:

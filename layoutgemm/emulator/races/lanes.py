@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 class StrongAccess:
-    """The engine of strong accesses, two of which are no race; `warp`: whose own lanes are told apart, or None."""
+    """The engine of strong accesses, two of which are no race. `warp`: whose own lanes are told apart, or None."""
 
     def __init__(self, warp: object = None) -> None:
         self.warp = warp
@@ -120,7 +120,7 @@ def one_lane(lanes: int) -> bool:
 
 
 def lanes_at(touch: LaneAccess | None, lanes: int, places: int) -> int:
-    """The lanes that touch some of these places; all lanes of an access without lane detail."""
+    """The lanes that touch some of these places. All lanes of an access without lane detail."""
     if touch is None or touch.places & ~places == 0:
         return lanes
     found = 0
@@ -131,7 +131,7 @@ def lanes_at(touch: LaneAccess | None, lanes: int, places: int) -> int:
 
 
 def bytes_met(places: int, parts: Mapping[int, int]) -> Meets:
-    """A function that finds the bytes of an earlier access among addresses; `parts`: as in `meeting`."""
+    """A function that finds the bytes of an earlier access among addresses. `parts`: as in `meeting`."""
 
     def meets(at: Offsets) -> npt.NDArray[np.bool_]:
         found = [places >> (x >> 4) & parts.get(x >> 4, EVERY) >> (x & 15) & 1 for x in at.reshape(-1).tolist()]

@@ -116,7 +116,7 @@ def visited(product: ComposedProduct, tiles: jax.Array | None) -> jax.Array | No
 
 
 def tiles_listed(tiles: jax.Array, grid: tuple[int, int]) -> jax.Array:
-    """True for each tile (row, column) of a list; an entry beside the grid marks nothing.
+    """True for each tile (row, column) of a list. An entry beside the grid marks nothing.
 
     >>> tiles_listed(jnp.array([1 + 2 * 65536, 9, -1, 9 * 65536], jnp.int32), (2, 3)).tolist()
     [[False, False, False], [False, False, True]]

@@ -182,7 +182,7 @@ def check_stored(product: WritingProduct) -> None:
 
 
 def check_operands(product: FunctionProduct, arrays: Sequence[tuple[Ints, str]]) -> None:
-    """Raise OperandError or TensorError for matrices or operands that do not fit; `arrays`: shapes and types."""
+    """Raise OperandError or TensorError for matrices or operands that do not fit. `arrays`: shapes and types."""
     check_shapes(product.a, product.b, product.turned)
     if len(product.a) not in (2, 3) or len(product.a) != len(product.b) or product.a[:-2] != product.b[:-2]:
         raise OperandError(

@@ -180,7 +180,7 @@ class VersionedFile(NamedTuple):
 
 
 def content(path: Path) -> VersionedFile | None:
-    """A file of the cache; None where it is absent, cannot be read, or may not be trusted."""
+    """A file of the cache. None where it is absent, cannot be read, or may not be trusted."""
     if not _usable(path.parent) or distrust(path):
         return None
     try:
@@ -213,7 +213,7 @@ def kept(facts: Mapping[str, object]) -> bool:
 
 
 def write(facts: Mapping[str, object], parts: Mapping[str, bytes], folder: str = "kernels") -> Path | None:
-    """Keep parts under their facts; gives the file, or None when the cache is off or cannot be written.
+    """Keep parts under their facts. Gives the file, or None when the cache is off or cannot be written.
 
     folder  of the cache; what is no kernel has another one
     """
@@ -232,7 +232,7 @@ def write(facts: Mapping[str, object], parts: Mapping[str, bytes], folder: str =
 
 
 def place(path: Path, write: Callable[[BinaryIO], object]) -> Path | None:
-    """Write a file of the cache whole, under its name by one rename; None where that cannot be done.
+    """Write a file of the cache whole, under its name by one rename. None where that cannot be done.
 
     path  the cache's folder, one of its folders, a name
 
@@ -259,7 +259,7 @@ def place(path: Path, write: Callable[[BinaryIO], object]) -> Path | None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[bool]:
-    """Hold the lock of a file of the cache against threads and processes; gives whether the file may be changed.
+    """Hold the lock of a file of the cache against threads and processes. Gives whether the file may be changed.
 
     The system releases the lock of a process that ends, killed or not, and a process that is forked meanwhile does not
     hold it on. A holder that does not end is waited for, up to 30 seconds. Where the system or the file system has no
@@ -365,7 +365,7 @@ def _of_the_group(found: os.stat_result) -> bool:
 
 
 def distrust(path: Path) -> str:
-    """Why a file or folder of the cache may not be used, in a sentence; "" where there is no reason.
+    """Why a file or folder of the cache may not be used, in a sentence. "" where there is no reason.
 
     Looks at the path and at the folders above it up to the cache's own.
     """

@@ -148,7 +148,7 @@ class Resources:
 
 
 def disassemble(cubin: bytes) -> Sass:
-    """The machine code of a cubin; raises PlanError when nvdisasm is absent or refuses the file."""
+    """The machine code of a cubin. Raises PlanError when nvdisasm is absent or refuses the file."""
     return Sass(_run("nvdisasm", ["-c", "-ndf"], cubin))  # without its data-flow analysis, which changes no line
 
 

@@ -174,7 +174,7 @@ def _share(tma: TmaPlan, rank: Int32 | int) -> Iterator[tuple[int, int, list[Int
 def store_tile(
     tensor_map: TensorMap | SelectedTensorMap, tma: TmaPlan, origin: Mapping[str, Int32], source: cute.Pointer
 ) -> None:
-    """Issue every TMA store of one tile: shared memory -> global box; rows beyond the extents are not written.
+    """Issue every TMA store of one tile: shared memory -> global box. Rows beyond the extents are not written.
 
     A line that ends within 16 bytes is written to their end: `TmaPlan.line_overrun`.
 

@@ -18,7 +18,7 @@ _PAIRS = {"e4m3": "cvt.rn.satfinite.e4m3x2.f32", "e5m2": "cvt.rn.satfinite.e5m2x
 
 
 def load_bytes(address: Int64, inside: Boolean, count: int) -> list[Int32]:
-    """ld.global of 16, 8, 4 or 2 bytes as words, the last with zeros above; zeros, and no access, if not inside."""
+    """ld.global of 16, 8, 4 or 2 bytes as words, the last with zeros above. Zeros, and no access, if not inside."""
     if count == 16:
         return load_vector(address, inside)
     if count == 2:

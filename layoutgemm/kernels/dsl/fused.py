@@ -128,7 +128,7 @@ class FusedBlock:
     def row_maxima(
         self, rows: cutlass.Constexpr, values: tuple[Float32, ...], each: cutlass.Constexpr
     ) -> tuple[Float32, ...]:
-        """The thread's largest |x| in each row of a group of columns; those behind C's last column count as 0.
+        """The thread's largest |x| in each row of a group of columns. Those behind C's last column count as 0.
 
         rows  the accumulator's numbers of each row's values, which `values` holds in the same order
 
@@ -168,7 +168,7 @@ class FusedBlock:
         return done
 
     def of_group(self, accumulator: cute.Tensor, v: int, stage: int, group: ColumnGroup) -> Float32:
-        """Value v of the function of its group of columns; lanes of a row exchange the values that they hold."""
+        """Value v of the function of its group of columns. Lanes of a row exchange the values that they hold."""
         places = members_of(self.plan.mma, group.columns, group.distance)[v]
         key = ("results", stage, places)
         if key not in self.staged:
@@ -229,7 +229,7 @@ class NeighbourPair:
         self.written: dict[str, list[Any]] = {}
 
     def element(self, e: int, half: int = 0) -> Element:
-        """One of the two; before a gate the gate's, or with half = 1 the other sum's."""
+        """One of the two. Before a gate the gate's, or with half = 1 the other sum's."""
         return Element(self, e, half)
 
     def value(self, name: str, e: int, half: int) -> Float32:
@@ -280,7 +280,7 @@ class NeighbourPair:
         return block.read[key] + Int64(along) * size
 
     def random(self, name: str, e: int) -> Int32:
-        """16 random bits of one of the two; neighbours of a row of C share a word, of its transpose a word each."""
+        """16 random bits of one of the two. Neighbours of a row of C share a word, of its transpose a word each."""
         block = self.block
         i, j = self.i, self.j + e
         if block.epilogue.flipped:
@@ -368,7 +368,7 @@ class GroupElement:
         self.i, self.j = block.row + i, block.column + j
 
     def read(self, name: str, k: int | None = None) -> Float32:
-        """An operand's value in column k of the group; without k one of the row's or of all."""
+        """An operand's value in column k of the group. Without k one of the row's or of all."""
         if k is None:
             return self.value(name, self.places.values[0])
         return self.block.member(self.places, k, name, lambda v: self.value(name, v))

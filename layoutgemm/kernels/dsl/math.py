@@ -216,12 +216,12 @@ _TWO = {
 
 
 def load_value(address: Int64, dtype: DType) -> Float32:
-    """ld.global of one f32, bf16 or f16, as f32; the address is a multiple of its size."""
+    """ld.global of one f32, bf16 or f16, as f32. The address is a multiple of its size."""
     return assembly(_ONE[dtype.name], "=f,l", [Int64(address)], (Float32,))[0]
 
 
 def load_bits_if(address: Int64, offset: int, dtype: DType, inside: Boolean) -> Int32:
-    """ld.global of the bits of one f32, bf16 or f16 where `inside`; else 0, and no access. `float_of` makes f32 of it.
+    """ld.global of the bits of one f32, bf16 or f16 where `inside`. Else 0, and no access. `float_of` makes f32 of it.
 
     offset  bytes behind the address, a part of the instruction: several loads share one address
     """

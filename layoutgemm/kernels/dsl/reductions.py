@@ -74,7 +74,7 @@ class BlockReductions:
         self.taken: Counter[tuple[str, int, int]] = Counter()
 
     def take(self, step: ReductionStep, at: Element, x: Float32) -> None:
-        """Take an element into its line's tuple, alone or with others; one outside of C leaves it."""
+        """Take an element into its line's tuple, alone or with others. One outside of C leaves it."""
         key = self.key(step, at)
         waiting = self.waiting.setdefault(key, [])
         waiting.append((x, at))
@@ -100,7 +100,7 @@ class BlockReductions:
         self.found[key] = step, elements[-1][1], own
 
     def needed(self, step: ReductionStep, key: tuple[str, int, int]) -> int | None:
-        """A thread's values of a column, or of a row's group of columns; None of one that runs across all values."""
+        """A thread's values of a column, or of a row's group of columns. None of one that runs across all values."""
         if step.axes == "n":
             return values_of(self.block.plan.mma)[1][key[1]]
         if step.each is None:
@@ -235,7 +235,7 @@ class BlockReductions:
 
     @cute.jit
     def inverses(self, values: tuple[Float32, ...]) -> tuple[Float32, ...]:
-        """1 / x of each, correctly rounded; those whose inverse is subnormal, infinite ones and NaN by a branch."""
+        """1 / x of each, correctly rounded. Those whose inverse is subnormal, infinite ones and NaN by a branch."""
         found = inverses_of(values)
         if not by_halves(element.ElementMath.largest, values) < 2.0**126:
             found = divided_ones(values)
@@ -305,7 +305,7 @@ class FinishKernel:
 
     @cute.kernel
     def kernel(self, m: Int32, n: Int32, batch: Int32, words: tuple) -> None:
-        """Device side: 32 places of one matrix, or group; each warp combines a run of the lines."""
+        """Device side: 32 places of one matrix, or group. Each warp combines a run of the lines."""
         partial, reduction = self.partial, self.partial.step.reduction
         given = bridge.Carried(**dict(zip(self.plan.words, words, strict=True)))
         thread, _, _ = cute.arch.thread_idx()

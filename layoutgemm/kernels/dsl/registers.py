@@ -136,7 +136,7 @@ def store_remote(address: Int32, value: Float32) -> None:
 
 
 def send(address: Int32, values: Sequence[Numeric], barrier: Int32) -> None:
-    """st.async of four f32 to another block's shared memory, whose mbarrier counts their bytes; `remote` addresses."""
+    """st.async of four f32 to another block's shared memory, whose mbarrier counts their bytes. `remote` addresses."""
     assembly(
         "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [$0], {$1, $2, $3, $4}, [$5];",
         "r,f,f,f,f,r,~{memory}",
@@ -161,7 +161,7 @@ def store_element(address: Int64, value: Numeric, dtype: DType) -> None:
 
 
 def store_neighbours(address: Int64, low: Numeric, high: Numeric, dtype: DType) -> None:
-    """Store two values as neighbours of `dtype` in one instruction; the address in bytes is a multiple of both's."""
+    """Store two values as neighbours of `dtype` in one instruction. The address in bytes is a multiple of both's."""
     if dtype.bits == 32:
         store_vector(address, [x.bitcast(Int32) if isinstance(x, Float32) else x for x in (low, high)])
     elif dtype.bits == 16:

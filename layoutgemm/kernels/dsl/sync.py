@@ -48,7 +48,7 @@ def barrier_expect_more(barrier: cute.Pointer, nbytes: int) -> None:
 
 
 def barrier_wait(barrier: cute.Pointer, phase: Int32 | int) -> None:
-    """Wait until the barrier's phase with parity `phase` (0 or 1) has completed; acquires what arrived."""
+    """Wait until the barrier's phase with parity `phase` (0 or 1) has completed. Acquires what arrived."""
     cute.arch.mbarrier_wait(barrier, phase)
 
 

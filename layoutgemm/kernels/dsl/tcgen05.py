@@ -68,7 +68,7 @@ def tensor_relinquish(blocks: int = 1) -> None:
 
 
 def tensor_free(address: Int32, columns: int, blocks: int = 1) -> None:
-    """tcgen05.dealloc, by a whole warp, of what `tensor_allocate` gave; of a pair, by a warp of each block."""
+    """tcgen05.dealloc, by a whole warp, of what `tensor_allocate` gave. Of a pair, by a warp of each block."""
     primitives.tcgen05_dealloc(_tensor_pointer(address), columns, group=_group(blocks))
 
 
@@ -160,7 +160,7 @@ def tensor_load(atom: TmemCopyAtom, address: Int32) -> list[Numeric]:
 
 
 def tensor_store(atom: TmemCopyAtom, address: Int32, values: Sequence[Any]) -> None:
-    """tcgen05.st, by a whole warp: registers, f32 or i32, to the atom's lanes and columns; `tensor_stored` waits."""
+    """tcgen05.st, by a whole warp: registers, f32 or i32, to the atom's lanes and columns. `tensor_stored` waits."""
     names = ", ".join(f"${i + 1}" for i in range(len(values)))
     split = "" if atom.split is None else f", {atom.split}"
     words = [value.bitcast(Int32) if isinstance(value, Float32) else Int32(value) for value in values]

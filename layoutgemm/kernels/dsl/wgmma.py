@@ -208,7 +208,7 @@ class Wgmma:
         cute.gemm(self.tiled_mma, accumulator, *fragments, accumulator)
 
     def wait(self, pending: int = 0, *accumulators: cute.Tensor) -> None:
-        """Until all but `pending` of this thread's groups have finished: operand tiles read; `settle` these sums.
+        """Until all but `pending` of this thread's groups have finished: operand tiles read. `settle` these sums.
 
         Any that is read behind this belongs here, or to `settle`, where more than a store takes it first.
         """

@@ -190,7 +190,7 @@ class Epilogue:
     @classmethod
     @constant_in_graphs
     def named(cls, name: str, dtype: str = "bf16", order: str = "row") -> Epilogue:
-        """An epilogue by its cuBLASLt name (cublasLtEpilogue_t, without the prefix); the bias is f32, one a row of C.
+        """An epilogue by its cuBLASLt name (cublasLtEpilogue_t, without the prefix). The bias is f32, one a row of C.
 
         dtype, order  of the AUX matrix, which holds what goes into the activation
 
@@ -259,7 +259,7 @@ class Epilogue:
         return tuple([step for step in self.steps if isinstance(step, ColumnGroup)])
 
     def check_columns(self, n: int, of: str = "C has") -> None:
-        """Raise PlanError unless n columns are whole groups of every function of columns; `of`: whose they are.
+        """Raise PlanError unless n columns are whole groups of every function of columns. `of`: whose they are.
 
         >>> Epilogue(ColumnGroup.of(lambda x, i, j, ops: (x[1], x[0]))).check_columns(7)
         Traceback (most recent call last):
@@ -390,7 +390,7 @@ class Epilogue:
         return Epilogue(*steps, flipped=not self.flipped, pairs=False, stores_c=self.stores_c, sums=self.sums)
 
     def apply(self, x: Value, at: StepPlace) -> Value:
-        """All steps on one element, or on a matrix of them; of a gated product those behind the gate."""
+        """All steps on one element, or on a matrix of them. Of a gated product those behind the gate."""
         for step in self.steps[self.sums :]:
             x = step.apply(x, at)
         return x

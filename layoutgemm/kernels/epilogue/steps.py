@@ -269,7 +269,7 @@ ACTIVATIONS: Mapping[str, Callable[[Value, Functions], Value]] = {
 
 
 def check_activation(kind: object, said: str = "activation") -> None:
-    """Raise PlanError unless `kind` is one of ACTIVATIONS; `said` is what the caller gave it as."""
+    """Raise PlanError unless `kind` is one of ACTIVATIONS. `said` is what the caller gave it as."""
     if not isinstance(kind, str) or kind not in ACTIVATIONS:
         raise PlanError(f"{said} {shown(kind)}: known are {', '.join(ACTIVATIONS)}")
 
@@ -406,7 +406,7 @@ class Aux(Step):
 
 @dataclass(frozen=True)
 class Dropout(Step):
-    """x / (1 - p) where the mask keeps it, else 0; the mask is a function of the seed and of the element's place.
+    """x / (1 - p) where the mask keeps it, else 0. The mask is a function of the seed and of the element's place.
 
     p is taken in steps of 2**-16. See `random_bits` for the function.
     """
@@ -555,7 +555,7 @@ class ColumnGroup(Custom):
         return at.grouped(self, x)
 
     def results(self, x: Sequence[Value], at: OperandPlace) -> tuple[Value, ...]:
-        """The new values of a group; `at` has its row i, its first column j, and operands by name and column."""
+        """The new values of a group. `at` has its row i, its first column j, and operands by name and column."""
         return tuple([tracing.evaluate(expression, x, at) for expression in self.expression])
 
     def transposed(self) -> Step:

@@ -352,7 +352,7 @@ def _size(expressions: Sequence[Expression]) -> int:
 
 
 def in_steps(expressions: Sequence[Expression]) -> tuple[Expression, ...]:
-    """The expressions of one function's results; long ones as steps, each of which is computed once for all.
+    """The expressions of one function's results. Long ones as steps, each of which is computed once for all.
 
     A sorting network reads each value several times: written out it doubles with every comparison.
 
@@ -426,7 +426,7 @@ def called(function: Callable[..., object], names: tuple[str, ...], symbols: tup
 
 
 def as_value(value: object, kind: str | None = None) -> Symbol:
-    """A function's result as a symbol of kind "float" or "int"; of its own kind without one.
+    """A function's result as a symbol of kind "float" or "int". Of its own kind without one.
 
     Raises PlanError for a comparison, for anything that is no number, and for a float where a whole number belongs.
     """
@@ -451,7 +451,7 @@ def transposed(expression: Expression) -> Expression:
 
 
 def evaluate(expression: Expression, x: Value, at: Place) -> Value:
-    """The value of an expression; `at` gives coordinates, operands and operations, as for a step's `apply`."""
+    """The value of an expression. `at` gives coordinates, operands and operations, as for a step's `apply`."""
     return evaluate_each([expression], x, at)[0]
 
 

@@ -62,7 +62,7 @@ P = TypeVar("P", bound=AddingPlan)
 
 
 def in_product_order(plan: P) -> P:
-    """The plan of the product alone: its rows in order, to be added afterwards; the plan itself where none are."""
+    """The plan of the product alone: its rows in order, to be added afterwards. The plan itself where none are."""
     if not getattr(plan, "adds_rows", False):
         return plan
     indexed: IndexedRows = plan.indexed

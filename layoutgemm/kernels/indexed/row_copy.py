@@ -75,6 +75,6 @@ class RowCopy:
 
     @staticmethod
     def pitch(k: W, size: int) -> W:
-        """Elements from row to row of the workspace: whole lines of 128 bytes; ints or traced integers."""
+        """Elements from row to row of the workspace: whole lines of 128 bytes. Ints or traced integers."""
         line = LINE // size
         return tile_count(k, line) * line

@@ -137,7 +137,7 @@ class SeveralOperands:
 
     @property
     def operand_words(self) -> tuple[str, ...]:
-        """The kernel's parameters for further matrices and numbers, in order; distances of a batch's matrices last."""
+        """The kernel's parameters for further matrices and numbers, in order. Distances of a batch's matrices last."""
         own = [word for part in (self.gated, self.pair) if part is not None for word in part.words]
         return (*own, *[distance_of(name) for name, (_, shape) in self.further.items() if len(shape) > 2])
 

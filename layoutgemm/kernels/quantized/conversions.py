@@ -82,7 +82,7 @@ class PairMath(Protocol):
         """Twice x * y + z, rounded once."""
 
     def permute(self, x: Word, y: Word, selector: Word) -> Word:
-        """Four bytes of the eight of x and y, by the selector's four low digits; prmt.b32."""
+        """Four bytes of the eight of x and y, by the selector's four low digits. Prmt.b32."""
 
     def twice(self, word: Word, half: int) -> Word:
         """The low half (0) or the high one (1) in both."""
@@ -280,7 +280,7 @@ def pairs_of(
 
 
 def bias_factor(code: str, target: TargetFormat) -> float:
-    """A float8's value divided by that of its bits where a 16-bit type has them; 1 of other codes.
+    """A float8's value divided by that of its bits where a 16-bit type has them. 1 of other codes.
 
     >>> [bias_factor(code, TARGETS["bf16"]) == 2.0**power for code, power in (("e4m3", 120), ("e5m2", 112))]
     [True, True]
@@ -429,7 +429,7 @@ class NumpyPairs:
         return self._each(np.multiply, x, y)
 
     def permute(self, x: Word, y: Word, selector: Word) -> Word:
-        """Four bytes of the eight of x and y; a digit of 8 or more repeats its byte's highest bit."""
+        """Four bytes of the eight of x and y. A digit of 8 or more repeats its byte's highest bit."""
         both_words = np.uint64(0) + x | (np.uint64(0) + y) << np.uint64(WORD)
         found = np.zeros(np.broadcast_shapes(np.shape(both_words), np.shape(selector)), np.uint32)
         for place in range(4):

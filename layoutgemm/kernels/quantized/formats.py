@@ -116,7 +116,7 @@ class QuantizedFormat:
 
     @property
     def groups(self) -> int:
-        """Groups of a packed unit of 128 weights along K; 0 where a column has one scale."""
+        """Groups of a packed unit of 128 weights along K. 0 where a column has one scale."""
         return 0 if self.group is None else UNIT_K // self.group
 
     @checked(PlanError)

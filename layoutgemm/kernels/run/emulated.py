@@ -101,7 +101,7 @@ def host_of(compiled: CompiledGemm) -> HostFunction:
 
 
 def host_parameters(parameters: Mapping[str, str]) -> list[HostParameter]:
-    """A kernel's parameters, name -> kind, as its compiled host function has them; the stream comes last."""
+    """A kernel's parameters, name -> kind, as its compiled host function has them. The stream comes last."""
     scalars = [parameter_of(_TYPES[kind], name=name) for name, kind in parameters.items()]
     return [*scalars, HostParameter("stream", "stream")]
 

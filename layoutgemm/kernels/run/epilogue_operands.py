@@ -59,7 +59,7 @@ def names_read(plan: NamedPlan) -> tuple[str, ...]:
 
 
 def groups_of(plan: NamedPlan) -> Ragged | AlongK | None:
-    """The groups of rows, of columns, or along K, or None; without wgmma there are those of packed weights alone."""
+    """The groups of rows, of columns, or along K, or None. Without wgmma there are those of packed weights alone."""
     return plan.groups if isinstance(plan, Sm90Plan) else None
 
 
@@ -139,7 +139,7 @@ def _further_lines(plan: NamedPlan, values: Given) -> dict[str, tuple[np.ndarray
 
 
 def shared_axis(plan: NamedPlan) -> str:
-    """The axis of A along which groups lie one behind the other, "m" or "k"; "" where each has a matrix."""
+    """The axis of A along which groups lie one behind the other, "m" or "k". "" where each has a matrix."""
     if not isinstance(plan, Sm90Plan):
         return ""
     return "m" if plan.joined_rows else "k" if plan.along_k is not None else ""
@@ -312,14 +312,14 @@ def rows_memory(plan: NamedPlan, device: torch.device) -> torch.Tensor | None:
 
 
 def rows_memory_words(plan: NamedPlan, memory: torch.Tensor | None) -> list[int]:
-    """The words of the memory of `rows_memory`; copied rows fill whole lines, so others begin at one."""
+    """The words of the memory of `rows_memory`. Copied rows fill whole lines, so others begin at one."""
     first, second = _row_bytes(plan)
     at = 0 if memory is None else int(memory.data_ptr())
     return [at] * bool(first) + [at + first] * bool(second)
 
 
 def order_words(plan: GemmPlan, given: Mapping[str, object], device: torch.device) -> tuple[int, ...]:
-    """The words of the plan's order on a GPU; a list that the order makes itself is kept there.
+    """The words of the plan's order on a GPU. A list that the order makes itself is kept there.
 
     A caller's list is a CUDA tensor of int32, row + 2**16 * column each, and is not looked at.
     """
@@ -377,7 +377,7 @@ def run_by_name(
     given: Mapping[str, object], out: np.ndarray | torch.Tensor | None = None, copy: bool = True,
     device: str | None = None,
 ) -> GemmResult:  # fmt: skip
-    """C of a plan that reads more than A and B; `given` has these operands by name.
+    """C of a plan that reads more than A and B. `given` has these operands by name.
 
     Raises OperandError for others, for one that is missing or out of range, and for tensors on the CPU.
     """

@@ -84,7 +84,7 @@ def run_fused(
 def run_fused_on_tensors(
     plan: Plan, a: torch.Tensor, b: torch.Tensor, given: Mapping[str, object], out: torch.Tensor | None, copy: bool
 ) -> GemmResult:
-    """The kernel on CUDA tensors, read and written in place; `copy` is of A, B and C."""
+    """The kernel on CUDA tensors, read and written in place. `copy` is of A, B and C."""
     import torch
 
     of, fill = import_module(f"{_TORCH_OP}.epilogue"), import_module(f"{_TORCH_OP}.launch").fill

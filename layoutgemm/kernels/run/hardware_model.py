@@ -101,7 +101,7 @@ class Barrier:
             self.pending = self.count
 
     def wait(self, parity: int) -> None:
-        """Pass when the phase of that parity has ended; raises PlanError where the hardware would wait for ever."""
+        """Pass when the phase of that parity has ended. Raises PlanError where the hardware would wait for ever."""
         if self.phase == parity:
             raise PlanError(
                 f"{self.name} never completes the phase of parity {parity}: {self.pending} arrival(s) and {self.bytes} "
@@ -362,7 +362,7 @@ def register_product(atom: MmaAtom, smem: SharedBytes, a: np.ndarray, word_b: in
 
 
 def accumulated(atom: MmaAtom, sums: np.ndarray, product: np.ndarray) -> np.ndarray:
-    """The accumulator after another product; integers stop at the ends of int32 where the instruction saturates.
+    """The accumulator after another product. Integers stop at the ends of int32 where the instruction saturates.
 
     >>> from layoutgemm.atoms import wgmma
     >>> most, one = np.array([2**31 - 1], np.int32), np.array([1], np.int32)

@@ -49,7 +49,7 @@ def cluster_occupancy(index: int, multiprocessors: int) -> ClusterOccupancy:
 
 
 def memory_rate(index: int) -> float:
-    """TB/s of a GPU's DRAM by its clock and the width of its bus; an H200's where the driver does not say."""
+    """TB/s of a GPU's DRAM by its clock and the width of its bus. An H200's where the driver does not say."""
     try:
         from cuda.bindings import driver
 

@@ -94,7 +94,7 @@ def _check_dense(name: str, x: torch.Tensor, written: bool) -> None:
 
 
 def tensor_misfit(x: torch.Tensor, order: str, unit: int = STRIDE_UNIT) -> str:
-    """Why a kernel cannot read a tensor where it lies, or ""; its lines run along `order`."""
+    """Why a kernel cannot read a tensor where it lies, or "". Its lines run along `order`."""
     lines = x if order == "row" else x.transpose(-1, -2)
     count, extent = lines.shape[-2:]
     step, size = int(lines.stride(-1)), x.element_size()

@@ -1,4 +1,4 @@
-"""Tensors as TMA takes them: lines of 16-byte units, or copies into such lines; C by tensor stores, or by threads."""
+"""Tensors as TMA takes them: lines of 16-byte units, or copies into such lines. C by tensor stores, or by threads."""
 
 from __future__ import annotations
 

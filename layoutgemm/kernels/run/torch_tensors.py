@@ -133,7 +133,7 @@ def run_tensors(
 def run_arrays(
     plan: GemmPlan, a: np.ndarray, b: np.ndarray, why: str, words: Sequence[int | np.ndarray] = ()
 ) -> GemmResult:
-    """Run on NumPy arrays: upload, run, download; values are rounded here exactly as the executor rounds them.
+    """Run on NumPy arrays: upload, run, download. Values are rounded here exactly as the executor rounds them.
 
     words  a launch's last arguments, of a plan that has `words`: numbers, and arrays, which hold afterwards what the
            kernel left in them
@@ -162,7 +162,7 @@ def run_on_device(
     plan: GemmPlan, a: np.ndarray, b: np.ndarray, device: str, why: str, copy: bool,
     values: Mapping[str, object] | None = None, words: tuple[Any, ...] = (),
 ) -> GemmResult:  # fmt: skip
-    """Run on NumPy arrays that have been checked, where `chosen_device` says; `values`, `words` as of `OperandPath`."""
+    """Run on NumPy arrays that have been checked, where `chosen_device` says. `values`, `words` as of `OperandPath`."""
     if device == "cuda":
         return run_arrays(plan, a, b, why, words)
     return _path_of(plan).on_cpu(plan, a, b, device, why, copy, values, words)
@@ -210,7 +210,7 @@ def launch(
     plan: GemmPlan, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, why: str, copy: bool,
     words: tuple[int, ...] = (),
 ) -> GemmResult:  # fmt: skip
-    """Run the plan's kernel on CUDA tensors that have been checked; `words` are the launch's last arguments."""
+    """Run the plan's kernel on CUDA tensors that have been checked. `words` are the launch's last arguments."""
     import torch
 
     with torch.cuda.device(a.device):

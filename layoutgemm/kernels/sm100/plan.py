@@ -126,7 +126,7 @@ class Sm100Smem(StoreSmemMap):
 
 @dataclass(frozen=True, kw_only=True)
 class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, Asked):
-    """C[l, M, N] = A[l, M, K] @ B[l, K, N] on Blackwell; see `derive` and Sm100Config.
+    """C[l, M, N] = A[l, M, K] @ B[l, K, N] on Blackwell. See `derive` and Sm100Config.
 
     What it rests on: proofs (`check`), the compiled PTX in the emulator, SASS, and agreement with the CuTe DSL's own
     derivation. No device of this architecture has run it.
@@ -304,7 +304,7 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, A
 
     @property
     def both(self) -> int | None:
-        """The mask of a pair's blocks, to which the products' completion is told; None for a block alone."""
+        """The mask of a pair's blocks, to which the products' completion is told. None for a block alone."""
         return (1 << self.blocks) - 1 if self.blocks > 1 else None
 
     @property
@@ -342,7 +342,7 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, A
 
     @property
     def beside(self) -> SideBySide:
-        """(column of C, sum) -> column of an accumulator; and rows of B's tile, that of a pair's CTAs together."""
+        """(column of C, sum) -> column of an accumulator. And rows of B's tile, that of a pair's CTAs together."""
         return SideBySide(self.tile[1], self.sums, self.blocks)
 
     @property

@@ -57,7 +57,7 @@ class Sm80Store:
 
     @property
     def drains(self) -> int:
-        """Chunks that a lane takes in a round; the last one may be for some lanes only."""
+        """Chunks that a lane takes in a round. The last one may be for some lanes only."""
         return -(-self.tile.extent[0] * self.per_row // WARP)
 
     @property

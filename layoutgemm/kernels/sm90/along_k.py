@@ -115,7 +115,7 @@ class AlongK(GroupOffsets):
 
     @checked(PlanError)
     def take(self, offsets: object, sizes: tuple[int, int, int, int]) -> npt.NDArray[np.int64]:
-        """NumPy offsets as int64; raises OperandError for others than the plan's, or that are no groups of K.
+        """NumPy offsets as int64. Raises OperandError for others than the plan's, or that are no groups of K.
 
         sizes  M, N, K and the groups
 
@@ -181,7 +181,7 @@ def load_place(plan: Sm90Plan, start: W, end: W, k_tile: W, maximum: Callable[..
 
 
 def block_place(plan: Sm90Plan, start: W, end: W, k_tile: W, k: W, choose: Callable[..., W]) -> dict[str, W]:
-    """Coordinates along K of a K tile of a group of blocks; behind K beyond the group's end.
+    """Coordinates along K of a K tile of a group of blocks. Behind K beyond the group's end.
 
     A TMA load takes multiples of 16 bytes, so one of a group that is refused begins with its block.
     """
@@ -204,7 +204,7 @@ def place_in_group(
 
 
 def first_block(plan: Sm90Plan, start: W, k: W, minimum: Callable[..., W]) -> W:
-    """The K block that a group begins with, of K's own; the last one for an empty group behind it."""
+    """The K block that a group begins with, of K's own. The last one for an empty group behind it."""
     return minimum(start, k - 1) // plan.tile[2]
 
 

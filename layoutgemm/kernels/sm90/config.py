@@ -369,7 +369,7 @@ class Sm90Config:
 
 
 def order_of(config: Sm90Config) -> Linear | Grouped:
-    """The order of clusters: bands; or that of a grid's blocks, whose number grows along its first dimension first."""
+    """The order of clusters: bands. Or that of a grid's blocks, whose number grows along its first dimension first."""
     tuning = config.tuning
     return Linear(tuning.along) if config.launch == "tiles" else Grouped(tuning.along, tuning.group)
 

@@ -30,7 +30,7 @@ from ..derive import EdgeBoxes, OperandPlan, either
 
 
 def ends_of(tma: TmaPlan, dim: str, tile: int, unit: int) -> EdgeBoxes | None:
-    """The edge boxes of a tile of `tile` rows; None if rows are not the boxes' lines.
+    """The edge boxes of a tile of `tile` rows. None if rows are not the boxes' lines.
 
     unit  elements of C that a tensor store writes together: of a box, a divisor
 

@@ -195,7 +195,7 @@ class Promoted:
 
     @checked(PlanError)
     def evaluate(self, product: Value, at: OperandPlace) -> Value:
-        """The next total of one element; `at.read` gives the total and the tables' values, `at.math` operations."""
+        """The next total of one element. `at.read` gives the total and the tables' values, `at.math` operations."""
         return tracing.evaluate(self.expression, product, at)
 
     @checked(PlanError)
@@ -237,7 +237,7 @@ class Promoted:
     def expected(
         self, given: Mapping[str, object], sizes: tuple[int, int, int, int], ragged: bool = False
     ) -> list[tuple[Table, tuple[int, ...]]]:
-        """Each table with the shape that it takes; raises OperandError for one that is missing, or one too many.
+        """Each table with the shape that it takes. Raises OperandError for one that is missing, or one too many.
 
         sizes   (M, N, K, batch)
         ragged  groups whose rows are joined: A's tables have no batch, and B's always
@@ -251,7 +251,7 @@ class Promoted:
     def check(
         self, given: Mapping[str, object], sizes: tuple[int, int, int, int], ragged: bool = False
     ) -> dict[str, npt.NDArray[Any]]:
-        """The tables of `given` as arrays, by name; raises OperandError for a wrong shape or type."""
+        """The tables of `given` as arrays, by name. Raises OperandError for a wrong shape or type."""
         found = {}
         for table, want in self.expected(given, sizes, ragged):
             value = found[table.name] = np.asarray(given[table.name])

@@ -85,7 +85,7 @@ def check_maps(stores: Sequence[StorePlan | None], copies: int) -> None:
 
 
 def columns_of(spec: Operand, tile_n: int, tile_k: int, atom: MmaAtom, halved: bool = False) -> OperandPlan:
-    """B with a block's tile of `tile_n` columns; of a row-major B its last span of 128 bytes need not be full.
+    """B with a block's tile of `tile_n` columns. Of a row-major B its last span of 128 bytes need not be full.
 
     halved   the columns are multiplied half by half, too: the second half begins a span then
 

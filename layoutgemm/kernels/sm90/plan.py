@@ -52,7 +52,7 @@ from .triangular.operands import Triangles
 
 @dataclass(frozen=True, kw_only=True)
 class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, PersistentPlan, Asked):
-    """C[l, M, N] = A[l, M, K] @ B[l, K, N] on Hopper; see `derive` and Sm90Config.
+    """C[l, M, N] = A[l, M, K] @ B[l, K, N] on Hopper. See `derive` and Sm90Config.
 
     What is asked for beyond a plain product are the fields of `Asked`, as `derive` explains them. Of a Gated, B has
     twice n columns; else each sum is of a matrix of its own, see `further`.
@@ -483,7 +483,7 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
         return replace(found, tma=found.turned) if turned and found.turned is not None else found
 
     def expected(self, origin: Any, sizes: Any, choose: Any) -> Any:
-        """Bytes that a stage's barrier expects, for the tile at an origin; ints or traced integers. See `edges`."""
+        """Bytes that a stage's barrier expects, for the tile at an origin. Ints or traced integers. See `edges`."""
         found = self.full_bytes
         for operand in (self.a, self.b):
             if (ends := operand.ends) is not None:

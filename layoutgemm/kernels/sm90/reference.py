@@ -64,7 +64,7 @@ def execute_sm90(
     plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, progress: Progress | None = None, clusters: int = CLUSTERS,
     given: dict[str, Any] | None = None,
 ) -> Values:  # fmt: skip
-    """C as (M, N) or (batch, M, N) float32 values, rounded to its type; integers as int32.
+    """C as (M, N) or (batch, M, N) float32 values, rounded to its type. Integers as int32.
 
     a, b      the operands' bits, innermost extent first
     progress  called with (tiles done, tiles in all) after each tile of a cluster

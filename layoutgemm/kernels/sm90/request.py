@@ -128,7 +128,7 @@ class ProductParts(IndexedProduct):
 
     @property
     def joined_rows(self) -> bool:
-        """True if all groups' rows are those of one matrix of A and of C; B has a matrix for each in any case."""
+        """True if all groups' rows are those of one matrix of A and of C. B has a matrix for each in any case."""
         return self.ragged is not None and not self.ragged.masked
 
     @property
@@ -463,7 +463,7 @@ class Sm90Request(ProductParts, Asked):
 
     @property
     def row_exchange(self) -> RowExchange | None:
-        """The exchange of rows' tuples, not yet placed, or None; raises PlanError for one that no kernel has."""
+        """The exchange of rows' tuples, not yet placed, or None. Raises PlanError for one that no kernel has."""
         config, epilogue, (_, n, _, batch) = self.config, self.epilogue or Epilogue(), self.sizes
         if config.tuning.finish != "cluster" or not whole_rows(epilogue):
             return None
@@ -482,7 +482,7 @@ class Sm90Request(ProductParts, Asked):
 
     @property
     def group_scales(self) -> GroupScales | None:
-        """The scales of groups of rows, not yet placed, or None; raises PlanError for a kernel without them."""
+        """The scales of groups of rows, not yet placed, or None. Raises PlanError for a kernel without them."""
         step, config = quantized_rows(self.epilogue or Epilogue()), self.config
         if step is None or self.rows_of_consumer % step.each:
             return None

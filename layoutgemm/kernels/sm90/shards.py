@@ -186,7 +186,7 @@ class ShardWork(NamedTuple):
 
 
 def cluster_place(plan: Sm90Plan, number: Integer, grid: Grid, share: ShardWork, minimum: Minimum = least) -> Tile:
-    """(Row, column) of the cluster that a rank computes as its number `number`; ints, arrays or traced integers.
+    """(Row, column) of the cluster that a rank computes as its number `number`. Ints, arrays or traced integers.
 
     Gathered: rows from the own shard on. Scattered: shard by shard, from the next rank's on.
     """

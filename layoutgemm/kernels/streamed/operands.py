@@ -72,7 +72,7 @@ class StreamedWeights(PackedBlocks):
 
     @cached_property
     def numbers(self) -> Layout:
-        """(lane, group) -> byte of a strip in a slot, behind the codes; of shared ones four lanes load the same."""
+        """(lane, group) -> byte of a strip in a slot, behind the codes. Of shared ones four lanes load the same."""
         lanes = WARP // (self.group_bytes // self.number_bytes)
         each = (0, self.number_bytes) if self.shares_scales else (self.number_bytes, lanes * self.number_bytes)
         return Layout(((lanes, WARP // lanes), max(1, self.groups)), (each, self.group_bytes))

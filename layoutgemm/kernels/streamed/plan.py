@@ -299,7 +299,7 @@ class StreamedPlan(GemmPlan):
 
     @property
     def groups_of_x(self) -> int:
-        """Groups of copies of x alone, behind those of the first slots; 0 where x comes with the weights."""
+        """Groups of copies of x alone, behind those of the first slots. 0 where x comes with the weights."""
         return int(self.config.constant_weights)
 
     def item(self, number: W) -> tuple[W, W]:

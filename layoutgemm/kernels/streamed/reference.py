@@ -145,7 +145,7 @@ def _halves(plan: StreamedPlan, slot: Bytes, group: int, number: int) -> list[Wo
 
 
 def strip_scales(plan: StreamedPlan, slot: Bytes) -> list[Floats]:
-    """Factors of a lane's sums, for each group of a strip: (lane, value); [] without any."""
+    """Factors of a lane's sums, for each group of a strip: (lane, value). [] without any."""
     found, kind = [], plan.a.packing.target.scales
     for group in range(plan.a.groups):
         rows = [np.asarray(kind.decode(half.astype(np.uint16)), np.float32) for half in _halves(plan, slot, group, 0)]

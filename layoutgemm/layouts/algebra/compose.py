@@ -426,7 +426,7 @@ def compose_coordinates(
 
 
 def merged(a: Pair, b: Pair) -> Pair:
-    """The sum of two results that never both move in one mode of B; the one that moves gives the mode's shape."""
+    """The sum of two results that never both move in one mode of B. The one that moves gives the mode's shape."""
     (sa, da), (sb, db) = a, b
     if not any(x != 0 for x in leaves(db)):
         return a

@@ -103,7 +103,7 @@ def by_mode(split: Split, shape: Any, stride: Any, tiler: object) -> Pair:
 
 
 def zipped(split: Split, shape: Any, stride: Any, tiler: object) -> Pair:
-    """`split` mode by mode: first halves become mode 0; second halves and the rest mode 1."""
+    """`split` mode by mode: first halves become mode 0. Second halves and the rest mode 1."""
     if tiler is None:
         return (1, shape), (0, stride)
     if tiler.__class__ is tuple:
@@ -135,7 +135,7 @@ def flat(split: Split, shape: Shape, stride: Stride, tiler: object) -> Pair:
 
 
 def unpack(pair: Pair, first: bool) -> Pair:
-    """(X, (y, z)) becomes (X, y, z); with `first`, ((w, x), (y, z)) becomes (w, x, y, z)."""
+    """(X, (y, z)) becomes (X, y, z). With `first`, ((w, x), (y, z)) becomes (w, x, y, z)."""
     (s0, s1), (d0, d1) = pair
     if not first or s0.__class__ is not tuple:
         s0, d0 = (s0,), (d0,)

@@ -114,7 +114,7 @@ class Elimination:
         return value, combo
 
     def solve(self, value: int, partial: bool = False) -> int | None:
-        """Columns that XOR to the value, or None; with `partial`, a linear extension to values that they do not
+        """Columns that XOR to the value, or None. With `partial`, a linear extension to values that they do not
         reach."""
         combo = 0
         while value:

@@ -48,7 +48,7 @@ def refuting(gs: list[int], look: Look) -> tuple[CounterExample, dict[int, int]]
 
 
 def grown(gs: list[int], look: Look) -> tuple[CounterExample, dict[int, int]] | None:
-    """A counterexample at sizes of which one doubles, or all; then each is as small as leaves one.
+    """A counterexample at sizes of which one doubles, or all. Then each is as small as leaves one.
 
     Constants matter where a size passes them: in (M,N):(1,5000) two elements meet from M = 5001 on.
     """

@@ -31,7 +31,7 @@ class Function:
 
 
 def layout_of(x: object) -> object:
-    """The layout that a tile in shared memory is, under its swizzle; any other object as it is."""
+    """The layout that a tile in shared memory is, under its swizzle. Any other object as it is."""
     found = getattr(x, "composed", None)
     return found if isinstance(found, Function) else x
 
@@ -258,7 +258,7 @@ Answer: TypeAlias = Proof | CounterExample | Undecided
 
 
 def first_difference(a: Modes, b: Modes) -> int | None:
-    """The first index at which two coalesced layouts differ, on the indices that both have; None if they never do."""
+    """The first index at which two coalesced layouts differ, on the indices that both have. None if they never do."""
     w = 1
     (sa, da), (sb, db) = a, b
     for i in range(min(len(sa), len(sb))):

@@ -122,7 +122,7 @@ _BINARY = {**ARITHMETIC, ast.Pow: lambda a, b: a**b}
 
 
 def parse_entry(text: str, symbol: Callable[[str], Scalar] | None = None) -> Scalar:
-    """The entry that a text such as `64*N+8` or `M//64` means; names are the symbols last made with `dim`, or new, or
+    """The entry that a text such as `64*N+8` or `M//64` means. Names are the symbols last made with `dim`, or new, or
     what `symbol` gives for them.
 
     >>> parse_entry("2*(M+1)") == 2 * declared("M") + 2

@@ -286,7 +286,7 @@ def check_units(modes: list[Link], bound: Scalar | None, what: str, pair: Pair) 
 
 
 def complement(shape: Shape, stride: Stride, bound: Scalar = 1, what: str = "complement", exact: bool = False) -> Pair:
-    """The translates of the layout's image below `bound`, as a layout; `exact` refuses gaps that are rounded down."""
+    """The translates of the layout's image below `bound`, as a layout. `exact` refuses gaps that are rounded down."""
     if not has_symbols(shape, stride, bound):
         if exact:
             return _int_inverse.complement_exact(shape, stride, bound, what)

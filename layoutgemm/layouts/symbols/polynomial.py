@@ -216,7 +216,7 @@ def _rebuild(items: Any) -> Scalar:
 
 
 def gen(g: int) -> Scalar:
-    """The generator of number `g` as a polynomial; an int when its bounds leave one value."""
+    """The generator of number `g` as a polynomial. An int when its bounds leave one value."""
     G = GENERATORS[g]
     return G.low if G.low is not None and G.low == G.high else make({(g,): 1})
 
@@ -560,7 +560,7 @@ def parenthesised(p: Scalar) -> str:
 
 
 def needs_div(d: Scalar, p: Scalar) -> tuple[str, ...]:
-    """The facts, each of which would make `d` divide `p`, in the user's symbols; () when none would."""
+    """The facts, each of which would make `d` divide `p`, in the user's symbols. () when none would."""
     if div(p, d) is not None:
         return ()
     if p.__class__ is not Polynomial:

@@ -19,7 +19,7 @@ from .polynomial import MissingFact, Polynomial, Scalar, needs_div, needs_ge, sh
 
 
 def upcast(shape: Any, stride: Any, n: int) -> Pair:
-    """Each n neighbouring elements as one group; a symbolic stride must be a multiple of n."""
+    """Each n neighbouring elements as one group. A symbolic stride must be a multiple of n."""
     if not has_symbols(shape, stride):
         return int_recast.upcast(shape, stride, n)
     over: list[Scalar] = []

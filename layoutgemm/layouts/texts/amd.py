@@ -187,7 +187,7 @@ def wmma_tile(given: AttributeFields) -> list[int]:
 
 
 def wmma(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
-    """The accumulator of WMMA: eight rows in registers; version 1 has alternate rows in the two halves of a warp."""
+    """The accumulator of WMMA: eight rows in registers. Version 1 has alternate rows in the two halves of a warp."""
     found = _Wmma(given)
     across, along = _lanes_and_registers(given, found, shape)
     tile = Tile(shape)

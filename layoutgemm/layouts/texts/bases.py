@@ -256,7 +256,7 @@ class TextReader:
         self.text, self.at = text, at
 
     def peek(self) -> str:
-        """The next character that is no blank, "" at the end; the position moves to it."""
+        """The next character that is no blank, "" at the end. The position moves to it."""
         while self.at < len(self.text) and self.text[self.at].isspace():
             self.at += 1
         return self.text[self.at : self.at + 1]

@@ -35,7 +35,7 @@ _TYPE = regex(r"\s*!(?!(?:cute|cute_nvgpu|fly)\.)(\w+)")
 
 
 def of_result(text: str) -> str:
-    """The text with blanks for all but the type of an operation's result; another text as it is.
+    """The text with blanks for all but the type of an operation's result. Another text as it is.
 
     Raises ParseError where the line has the types of the operands alone, or the name of a type in place of it.
 

@@ -25,7 +25,7 @@ _GLUON_REST = regex(r"\s*(?:,\s*\[(?P<whole>[\d,\s]*)\]\s*)?>\s*\Z")
 
 
 def end_of_type(reader: TextReader, shape: Sequence[int], *, described: bool = False) -> None:
-    """Refuse other text than the end of a type of Triton's IR; `described`: in a tensordesc.
+    """Refuse other text than the end of a type of Triton's IR. `described`: in a tensordesc.
 
     Raises ParseError, also for a part of a buffer.
     """
@@ -194,7 +194,7 @@ class Tile:
         return out
 
     def place(self, name: str, vectors: Sequence[tuple[int, ...]], *, zeroed: int | None = None) -> None:
-        """Bits of an input at multiples of the tile so far; along the dimension `zeroed` they move nowhere."""
+        """Bits of an input at multiples of the tile so far. Along the dimension `zeroed` they move nowhere."""
         rank = len(self.shape)
         for vector in vectors:
             at = [0 if d == zeroed else x * by for d, (x, by) in enumerate(zip(vector, self.reached, strict=True))]

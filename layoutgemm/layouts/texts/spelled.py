@@ -81,7 +81,7 @@ def spelled(text: str) -> Layout | ComposedLayout | None:
 
 
 def operand(text: str, at: int) -> tuple[AnyOperand, int] | None:
-    """The layout or tuple of C++ or the DSL here, and its end; None for another text.
+    """The layout or tuple of C++ or the DSL here, and its end. None for another text.
 
     >>> operand("zipped_divide(Layout<_8,_1>{}, Shape<_2>{})", 14), operand("f(Shape<_2,_4>{})", 2)
     ((Layout(8, 1), 29), ((2, 4), 16))

@@ -50,7 +50,7 @@ class WeightAndBias(NamedTuple):
 
 
 def weight_and_bias(made: DerivedProduct | None, kind: torch.dtype | None) -> WeightAndBias | None:
-    """The launch of both gradients; None where torch's sum beside the product is not known to be slower.
+    """The launch of both gradients. None where torch's sum beside the product is not known to be slower.
 
     made  the weight's gradient
     kind  of the bias, or None where its gradient is not wanted

@@ -88,7 +88,7 @@ def kept_gradients(
     forward: PreparedProblem, a: torch.Tensor, b: torch.Tensor, grad: torch.Tensor, wants: tuple[bool, bool],
     bias: torch.dtype | None,
 ) -> KeptGradients | None:  # fmt: skip
-    """The launches for such tensors, prepared once; None where the gradients are no single launch each.
+    """The launches for such tensors, prepared once. None where the gradients are no single launch each.
 
     forward  the product that was recorded, which keeps them
     wants    whether each operand's gradient is wanted

@@ -80,7 +80,7 @@ def is_stretched(x: torch.Tensor) -> bool:
 
 
 def derived_product(left: torch.Tensor, right: torch.Tensor, like: torch.Tensor) -> DerivedProduct | None:
-    """The gradient left @ right of `like` as one product; None where one has to be summed afterwards.
+    """The gradient left @ right of `like` as one product. None where one has to be summed afterwards.
 
     For a matrix that all of a batch shares, the sum is part of the product: batch and rows are one long K.
 

@@ -64,7 +64,7 @@ class ChainCalls:
         return results if len(results) > 1 else results[0]
 
     def again(self, options: Key, tensors: Tensors, records: bool = False) -> Made:
-        """The results of a kept chain: one tensor, or several and None; None where there is no such chain.
+        """The results of a kept chain: one tensor, or several and None. None where there is no such chain.
 
         options  whatever else of the call decides on its launches.
         tensors  all that the call reads; the second one is the tensor that most calls share.

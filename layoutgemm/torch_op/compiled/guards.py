@@ -164,7 +164,7 @@ def guarded(seen: dict[Key, list[Guard[T]]], key: Key, tensors: Sequence[torch.T
 
 
 def check_of(tensors: Sequence[torch.Tensor], plain: bool = False) -> Callable[..., bool] | None:
-    """The check that tensors are as these; None where torch has no class for it, or it does not hold for them.
+    """The check that tensors are as these. None where torch has no class for it, or it does not hold for them.
 
     plain  whether the caller knows that none is nested: for a nested one, torch's own ends the process
     """

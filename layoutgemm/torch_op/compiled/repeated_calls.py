@@ -105,7 +105,7 @@ def compared(at: str, kept: str, x: object) -> str:
 
 
 def repeated(call: Served, arguments: Arguments, options: Options, result: object) -> Again | None:
-    """The function that repeats a served call's launch for arguments like these; None where more was done.
+    """The function that repeats a served call's launch for arguments like these. None where more was done.
 
     Each tensor of the call must be one of the launch, and each number in `given` one of the launch's or the same object
     as before. A tensor of the launch that is no argument must be part of the result, and is allocated anew.

@@ -113,7 +113,7 @@ def schema_of(call: Callable[..., object], mutates: Sequence[str] = (), returns:
 
 
 def checking_operator(name: str, check: Callable[..., object]) -> Callable[..., None]:
-    """An operator without a result, whose fake kernel is the check; under vmap, of one slice.
+    """An operator without a result, whose fake kernel is the check. Under vmap, of one slice.
 
     check  whose parameters are the operator's; its result is not used
     """

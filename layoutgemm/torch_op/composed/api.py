@@ -197,7 +197,7 @@ def said_of(asked: AskedParts, matrices_of_a: int) -> str:
 
 
 def refusal_of_kinds(asked: AskedParts, given: object) -> str:
-    """Why a part is of another class, or the operands are in no dict; or ""."""
+    """Why a part is of another class, or the operands are in no dict. Or ""."""
     if asked.prologue is not None and not isinstance(asked.prologue, Prologue):
         return f"prologue is a {type(asked.prologue).__qualname__}: a Prologue, made by Prologue.of"
     if asked.epilogue is not None and not isinstance(asked.epilogue, Epilogue):

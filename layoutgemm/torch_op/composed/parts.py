@@ -42,7 +42,7 @@ Halves = tuple[str | None, str | None]  # of A and of B, as `Triangles` has them
 
 
 class AskedParts(NamedTuple):
-    """Arguments of `matmul` that ask for more than a product; those that are tensors are in `own`, by name.
+    """Arguments of `matmul` that ask for more than a product. Those that are tensors are in `own`, by name.
 
     prologue, epilogue  objects, or their texts
     triangles           an object, or its halves

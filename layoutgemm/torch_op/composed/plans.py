@@ -195,7 +195,7 @@ def plan_of_call(call: ComposedCall, config: Config | None) -> ReadyPlan:
 
 
 def visited(call: ComposedCall, ready: ReadyPlan) -> torch.Tensor | None:
-    """A mask of the elements (row, column) in the order's tiles, on the call's device; None for all."""
+    """A mask of the elements (row, column) in the order's tiles, on the call's device. None for all."""
     plan, device = ready.plan, call.a[0].device
     if TILES not in call.parts.order_names:
         if call.parts.order_names:
@@ -209,7 +209,7 @@ def visited(call: ComposedCall, ready: ReadyPlan) -> torch.Tensor | None:
 
 
 def tiles_listed(tiles: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
-    """True for each tile (row, column) of a list on its own device; the host does not read it.
+    """True for each tile (row, column) of a list on its own device. The host does not read it.
 
     Of an entry beside the grid a kernel writes nothing, and here it marks nothing.
 

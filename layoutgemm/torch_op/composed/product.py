@@ -74,7 +74,7 @@ def together(call: ComposedCall, sums: list[torch.Tensor]) -> torch.Tensor:
 
 
 def finished(call: ComposedCall, value: torch.Tensor) -> torch.Tensor:
-    """Bias, activation or gate, and weights of rows by torch, in the sums' type; rounded once."""
+    """Bias, activation or gate, and weights of rows by torch, in the sums' type. Rounded once."""
     parts, values = call.parts, call.values
     if parts.gate is not None:
         gate, up = value.chunk(2, -1)
@@ -148,7 +148,7 @@ def computed(call: ComposedCall, config: Config | None, out: torch.Tensor | None
 
 
 def ways_of_call(call: ComposedCall, config: Config | None, epilogue: Epilogue | None) -> Ways | None:
-    """Both ways of a function of A on a GPU without wgmma; None elsewhere, and without such a function.
+    """Both ways of a function of A on a GPU without wgmma. None elsewhere, and without such a function.
 
     epilogue  as the kernel takes it
     """

@@ -166,7 +166,7 @@ def computed(x: torch.Tensor, asked: QuantizeOptions, key: Key = ()) -> tuple[to
 
 
 def computed_both(x: torch.Tensor, asked: QuantizeOptions, key: Key = ()) -> tuple[Pair, Pair]:
-    """Values and scales of a checked tensor and of its transpose, now; by one kernel, or one after the other.
+    """Values and scales of a checked tensor and of its transpose, now. By one kernel, or one after the other.
 
     key  by which the launch is kept, or ()
     """
@@ -187,7 +187,7 @@ def computed_both(x: torch.Tensor, asked: QuantizeOptions, key: Key = ()) -> tup
 def computed_into(
     x: torch.Tensor, asked: QuantizeOptions, values: torch.Tensor | None, scales: torch.Tensor
 ) -> torch.Tensor:
-    """The values of a checked tensor: a new tensor, or written to `values`; and its scales to `scales`."""
+    """The values of a checked tensor: a new tensor, or written to `values`. And its scales to `scales`."""
     made, index = kept_shapes(tuple(x.shape), asked), x.get_device()
     in_place = scales.stride() == made.scales[1] and (values is None or writes_in_place(values, asked))
     if not (in_place and _by_kernel(x, asked)):

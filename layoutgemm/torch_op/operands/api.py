@@ -77,7 +77,7 @@ def matmul_combined(
 
 @functools.lru_cache(256)
 def numbers_named(names: tuple[str, ...]) -> tuple[EpilogueOperand, ...]:
-    """The function's numbers as a launch takes them; a name that no function has is refused with the function."""
+    """The function's numbers as a launch takes them. A name that no function has is refused with the function."""
     return tuple([EpilogueOperand(name, "", f32, host=True) for name in names if name.isidentifier()])
 
 

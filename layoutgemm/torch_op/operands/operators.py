@@ -54,7 +54,7 @@ def function_of_text(text: str) -> Combined:
 
 @constant_in_graphs
 def text_of(combine: Combine, matrices: int, numbers: tuple[str, ...]) -> str:
-    """A function, or the name of a gate, as the operator takes it; "" for one that does not fit: `refusal` says why."""
+    """A function, or the name of a gate, as the operator takes it. "" for one that does not fit: `refusal` says why."""
     try:
         return function_of(combine, matrices, numbers).json
     except LayoutError:

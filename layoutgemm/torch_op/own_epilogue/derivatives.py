@@ -32,7 +32,7 @@ from .recorded import recorded as kernel_and_formula
 
 
 class EpilogueProduct(NamedTuple):
-    """A product with an epilogue; `every`: the operands by name, `gate`: the function of a gate, or None."""
+    """A product with an epilogue. `every`: the operands by name, `gate`: the function of a gate, or None."""
 
     a: torch.Tensor
     b: torch.Tensor
@@ -116,7 +116,7 @@ def _check(call: EpilogueProduct) -> None:
 
 
 def refusal_of_derivatives(epilogue: Epilogue | None, multiplied: torch.dtype, kind: torch.dtype) -> str:
-    """Why a product of that type, with an epilogue or without, has no derivative; or ""."""
+    """Why a product of that type, with an epilogue or without, has no derivative. Or ""."""
     if multiplied.itemsize < 2:
         return f"a is {multiplied}, and products of 8 bits have no gradient: give detached tensors"
     if epilogue is not None and (text := refusal_of_derivative(epilogue)):
@@ -125,7 +125,7 @@ def refusal_of_derivatives(epilogue: Epilogue | None, multiplied: torch.dtype, k
 
 
 def derivable(call: EpilogueProduct, config: Config | None) -> torch.Tensor:
-    """The product by operators that have derivatives of every order; what the steps write is copied to its place."""
+    """The product by operators that have derivatives of every order. What the steps write is copied to its place."""
     _check(call)
     return formula_alone(call)
 

@@ -289,7 +289,7 @@ def plans_of(
 def streamed_plan_of(
     call: QuantizedCall, rows: int, x: str, bias: str | None, sms: int, code: str, shared: int
 ) -> StreamedPlan | None:  # fmt: skip
-    """The plan of a product of few rows, on any GPU; None where another kernel is faster.
+    """The plan of a product of few rows, on any GPU. None where another kernel is faster.
 
     code, shared  the GPU's target, and bytes of shared memory that a block may have
     """

@@ -114,7 +114,7 @@ class QuantizedWeight(NoTensor):
     def quantize(
         cls, weight: torch.Tensor, fmt: QuantizedFormat, activations: torch.dtype = torch.bfloat16
     ) -> QuantizedWeight:
-        """Weights (n, k) rounded to the nearest codes, on the CPU, and packed; the result is where `weight` is.
+        """Weights (n, k) rounded to the nearest codes, on the CPU, and packed. The result is where `weight` is.
 
         Raises OperandError for weights that are not finite, a k that groups do not divide, or codes that float8 does
         not hold.
@@ -182,7 +182,7 @@ class QuantizedWeight(NoTensor):
         return unpack(PackedWeights(self.format, name, self.n, self.k, self.units.cpu().numpy(), scales))
 
     def dense(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """The weights (n, k), where the packed ones are; a product rounds those of groups to x's type."""
+        """The weights (n, k), where the packed ones are. A product rounds those of groups to x's type."""
         return dense_of(self.format, self.activations, self.units, self.scales, (self.n, self.k)).to(dtype)
 
 

@@ -225,7 +225,7 @@ def _check_groups(a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, said: 
 
 
 def check_values(ends: list[int], said: str, a: torch.Tensor, b: torch.Tensor, name: str = "a") -> None:
-    """Raise OperandError, with the first that is wrong, for values that are no groups; `name` is a's in errors.
+    """Raise OperandError, with the first that is wrong, for values that are no groups. `name` is a's in errors.
 
     Groups along K of 8-bit floats are in blocks, as the kernel has them.
     """
@@ -359,7 +359,7 @@ def _nothing(
 def finished(
     call: GroupedCall, wide: torch.Tensor, groups: torch.Tensor | None, finish: BiasActivation
 ) -> torch.Tensor:
-    """Bias and activation by torch on sums, rounded once; what is in no group is 0."""
+    """Bias and activation by torch on sums, rounded once. What is in no group is 0."""
     bias = finish.bias
     if bias is None and finish.activation is None:
         return rounded(wide, call.kind)
@@ -371,12 +371,12 @@ def finished(
 
 
 def group_of_rows(call: GroupedCall, groups: torch.Tensor) -> torch.Tensor:
-    """The group of each row of a product in groups of rows; the last one for rows in none."""
+    """The group of each row of a product in groups of rows. The last one for rows in none."""
     return group_of_lines(call, groups, call.shape[0])
 
 
 def group_of_lines(call: GroupedCall, groups: torch.Tensor, lines: int) -> torch.Tensor:
-    """The group of each row, or of each line of K; the last one for those in none."""
+    """The group of each row, or of each line of K. The last one for those in none."""
     ends = groups[1:] if call.said == OFFSETS else groups
     line = torch.arange(lines, device=groups.device)
     return torch.searchsorted(ends.long(), line, right=True).clamp(max=call.experts - 1)
@@ -438,7 +438,7 @@ def counted(counts: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 def in_groups(shape: Sequence[int], said: str, groups: torch.Tensor) -> torch.Tensor:
-    """A mask of the result's elements that are in a group; it broadcasts to the result.
+    """A mask of the result's elements that are in a group. It broadcasts to the result.
 
     Columns are the last dimension of a result whose transpose has rows: `shape` is the transpose's then.
 
@@ -511,7 +511,7 @@ def plan_of(
 def types_and_scales(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, finish: BiasActivation
 ) -> tuple[tuple[str, str, str], tuple[int, ...] | None]:
-    """The types of A, B and C with their orders, and the main loop's scales; None for a plain sum."""
+    """The types of A, B and C with their orders, and the main loop's scales. None for a plain sum."""
     recipes = call.recipes
     scales = None if recipes is None else recipes.groups if recipes.in_mainloop else None if finish.fast else ()
     order = "col" if a.dtype in FP8 or (b.stride(-2) == 1 and b.stride(-1) != 1) else "row"

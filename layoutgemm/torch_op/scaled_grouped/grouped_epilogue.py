@@ -314,7 +314,7 @@ def _dispatched(made: CheckedGroups, out: torch.Tensor | None) -> torch.Tensor:
 def in_place_of_rows(
     value: torch.Tensor, out: torch.Tensor | None, said: str, groups: torch.Tensor | None
 ) -> torch.Tensor:
-    """The result, or `out` with its rows that are in a group; `said`: the argument that leaves rows out, or ""."""
+    """The result, or `out` with its rows that are in a group. `said`: the argument that leaves rows out, or ""."""
     if out is not None and said and groups is not None:
         value = torch.where(in_groups(value.shape, said, groups), value, out)
     return copied(value, out)
@@ -511,7 +511,7 @@ def _is_one(call: GroupedCall) -> bool:
 
 
 def of_one_group(made: CheckedGroups) -> CheckedGroups:
-    """One masked group, or one along K, as a product of matrices; all others as they are."""
+    """One masked group, or one along K, as a product of matrices. All others as they are."""
     call, of = made.call, made.of
     if not _is_one(call):
         return made

@@ -72,7 +72,7 @@ class ScaledCall(NamedTuple):
 
 
 class BiasActivation(NamedTuple):
-    """A bias along N and an activation after the scaled sums; `fast` sums stay in the tensor core.
+    """A bias along N and an activation after the scaled sums. `fast` sums stay in the tensor core.
 
     A gate's bias is of all columns of [gate | up].
     """
@@ -153,7 +153,7 @@ def check_addresses(**scales: torch.Tensor | None) -> None:
 
 
 def span_of(k: int, recipes: Recipes, *scales: torch.Tensor | None) -> int:
-    """K blocks whose scales lie together, for a main loop that reads them so; else 1.
+    """K blocks whose scales lie together, for a main loop that reads them so. Else 1.
 
     >>> recipes, lines = Recipes("BlockWise1x128", ""), torch.ones(8, 4)
     >>> span_of(512, recipes, lines), span_of(512, recipes, lines.T.contiguous().T), span_of(400, recipes, lines)
@@ -244,14 +244,14 @@ def of_group(x: torch.Tensor | None, recipe: str, group: int | slice) -> torch.T
 
 
 def beside(bias: torch.Tensor | None) -> torch.Tensor | None:
-    """A bias of each matrix of a batch, as torch adds it; all others as they are."""
+    """A bias of each matrix of a batch, as torch adds it. All others as they are."""
     return bias if bias is None or bias.ndim < 2 else bias.unsqueeze(-2)
 
 
 def finished_by_torch(
     wide: torch.Tensor, bias: torch.Tensor | None, finish: BiasActivation, kind: torch.dtype
 ) -> torch.Tensor:
-    """Bias, and activation or gate, by torch on sums of all columns, rounded once; `bias` as torch adds it."""
+    """Bias, and activation or gate, by torch on sums of all columns, rounded once. `bias` as torch adds it."""
     if finish.gate is None:
         return by_torch(wide, bias, finish.activation, kind)
     return gate_by_torch(wide, bias, str(finish.activation), kind)

@@ -111,7 +111,7 @@ class Tunable:
 
     @property
     def loop(self) -> tuple[int, ...] | None:
-        """Rows and columns that share a scale in the main loop; () and None as `tuned_name` has them."""
+        """Rows and columns that share a scale in the main loop. () and None as `tuned_name` has them."""
         if self.recipes is not None and self.recipes.in_mainloop:
             return self.recipes.groups
         return None if self.fast else ()
@@ -206,7 +206,7 @@ class Tunable:
         return min(self.m, masked_rows(self.m))
 
     def operands(self) -> OperandSet:
-        """Random normal operands on the current GPU; groups of as many rows, or of K, each, or one more."""
+        """Random normal operands on the current GPU. Groups of as many rows, or of K, each, or one more."""
         kind, columns = TYPES[self.dtype], self.n * self.sums
         front = () if self.experts is None or self.form == ALONG_K else (self.experts,)
         rows = front if self.form == MASKED else ()
@@ -350,7 +350,7 @@ def tunable(
     m: int, n: int, k: int, dtype: str, a_major: str, b_major: str, recipe_a: object, recipe_b: object,
     groups: int | None, activation: str | None = None, form: str = ROWS, use_fast_accum: bool = True,
 ) -> Tunable | None:  # fmt: skip
-    """The product that is to be tuned; None for one without scales, groups and a gate. Raises OperandError.
+    """The product that is to be tuned. None for one without scales, groups and a gate. Raises OperandError.
 
     >>> tunable(64, 64, 256, "e4m3", "k", "k", "BlockWise1x128", "BlockWise128x128", None).name[0]
     ('e4m3/1', 'e4m3/128', 'bf16')

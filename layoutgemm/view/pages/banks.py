@@ -1,4 +1,4 @@
-"""Bank conflicts on a linked page: the lanes that read an element and conflict there; a swizzle's page."""
+"""Bank conflicts on a linked page: the lanes that read an element and conflict there. A swizzle's page."""
 
 from __future__ import annotations
 

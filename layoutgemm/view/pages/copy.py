@@ -79,7 +79,7 @@ def notes_of(copy: CopyAtom | TiledCopy, atom: CopyAtom, src: Tile, dst: Tile) -
 
 
 def held_at(copy: CopyAtom | TiledCopy, side: str) -> Held:
-    """The holders of each element; of a side in memory only the threads whose address counts."""
+    """The holders of each element. Of a side in memory only the threads whose address counts."""
     if isinstance(copy, TiledCopy):
         tv, tile = copy.tv_layout(side), copy.tile if len(copy.tile) > 1 else (1, *copy.tile)
         t, v = np.indices((int(tv[0].size), int(tv[1].size)))
@@ -108,7 +108,7 @@ def held_at(copy: CopyAtom | TiledCopy, side: str) -> Held:
 
 
 def value_words(atom: CopyAtom, side: str, values: int) -> list[str]:
-    """Value -> its register and bits, or the byte after its address; of several instructions, which.
+    """Value -> its register and bits, or the byte after its address. Of several instructions, which.
 
     >>> from layoutgemm.atoms import ldmatrix
     >>> value_words(ldmatrix(4), "dst", 8)[3], value_words(ldmatrix(4), "src", 8)[3]
@@ -153,7 +153,7 @@ def one_side(
 def memory_of(
     copy: CopyAtom | TiledCopy, atom: CopyAtom, side: str, held: Held, size: tuple[int, int], given: Tile
 ) -> tuple[Memory | None, tuple[Fact, ...]]:
-    """The places of a side's elements: in the tile or layout given, or packed; None for registers.
+    """The places of a side's elements: in the tile or layout given, or packed. None for registers.
 
     Raises LayoutError for a tile of another extent or type, and for one of a side that is in registers.
     """

@@ -20,7 +20,7 @@ TMEM_LANES = 128
 
 
 def scale_matrices(mma: MmaAtom | TiledMma, holder: Holder | None, extent: tuple[int, int, int]) -> list[PageMatrix]:
-    """SFA and SFB of a product of that (M, N, K); nothing for an instruction without block scales.
+    """SFA and SFB of a product of that (M, N, K). Nothing for an instruction without block scales.
 
     Raises LayoutError where K is dealt out so that the elements of a factor belong to several instructions.
 

@@ -109,7 +109,7 @@ def box_table(plan: TmaPlan, index: Sequence[int] | None = None) -> str:
 
 @checked()
 def smem_map_table(regions: Sequence[Region], *, total: int, limit: int | None = None) -> str:
-    """A map of shared memory as a table in order of bytes; arguments as of `smem_map_svg`.
+    """A map of shared memory as a table in order of bytes. Arguments as of `smem_map_svg`.
 
     >>> regions = [Region("A", 0, 1024, 0), Region("A", 1024, 1024, 1), Region("full", 2048, 8)]
     >>> print(smem_map_table(regions, total=2056))

@@ -84,7 +84,7 @@ def tensor_at(address: int) -> Place | None:
 
 @contextmanager
 def cuda_device(device: GpuModel, note: Callable[[str], None]) -> Iterator[None]:
-    """Within it torch has one CUDA device, of that kind; `note` is told what was left unchecked."""
+    """Within it torch has one CUDA device, of that kind. `note` is told what was left unchecked."""
     from unittest import mock  # loads asyncio, which no other command needs
 
     import torch

@@ -134,7 +134,7 @@ def reads_global(
 def writes_global(
     fiber: Fiber, ins: PtxInstruction, addresses: Addresses, size: int, by: int, reduces: bool
 ) -> Stamp | None:
-    """Check and record a copy's writes or reductions of global memory by some lanes; returns their turn."""
+    """Check and record a copy's writes or reductions of global memory by some lanes. Returns their turn."""
     watch = fiber.machine.global_watch
     if watch is None:
         return None

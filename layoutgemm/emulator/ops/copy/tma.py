@@ -417,7 +417,7 @@ class TmaForm:
             self.coordinates += [_no_offset] * (self.rank - 2)
 
     def take_offsets(self, program: Program, ins: PtxInstruction, at: int) -> int:
-        """Add the operand of im2col offsets, if there is one; the number of the next operand."""
+        """Add the operand of im2col offsets, if there is one. The number of the next operand."""
         if not self.offsets:
             return at
         given = ins.operands[at] if len(ins.operands) > at else None

@@ -83,7 +83,7 @@ class InstructionRun:
         return self.count > 2 and self.a.count * self.b.count <= WASTE * self.count
 
     def go(self, fiber: Fiber) -> int | None:
-        """Execute all instructions and return the pc after them; None if they must run one by one."""
+        """Execute all instructions and return the pc after them. None if they must run one by one."""
         try:
             a, b, c = self.a.matrices(self.a.held(fiber)), self.b.matrices(self.b.held(fiber)), self._sums(fiber)
         except (ValueError, TypeError):

@@ -241,7 +241,7 @@ class WarpOperand:
 
 @lru_cache(maxsize=256)
 def fragments(atom: MmaAtom) -> dict[str, WarpOperand]:
-    """The fragments of A, B, C and D; those of C and D are one where they are equal."""
+    """The fragments of A, B, C and D. Those of C and D are one where they are equal."""
     found = {operand: WarpOperand(atom, operand) for operand in "ABC"}
     return found | {"D": found["C"] if atom.layout_D is None else WarpOperand(atom, "D")}
 

@@ -32,7 +32,7 @@ class LoadingRegister(InFlightRegister):
 
 
 def begin(fiber: Fiber, way: str, ins: PtxInstruction) -> MemoryEvent | None:
-    """The event of a load ("ld") or store ("st") until its wait; None where no races are looked for."""
+    """The event of a load ("ld") or store ("st") until its wait. None where no races are looked for."""
     ledger, who, strict = fiber.cta.cluster.ledger, fiber.describe(), fiber.machine.policy.tensor_strict
     if not ledger.enabled and not strict:
         return None

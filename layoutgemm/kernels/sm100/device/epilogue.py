@@ -110,12 +110,12 @@ class Sm100Epilogue:
         fused.finish()
 
     def loaded(self, ld: TmemCopyAtom, own: Int32, column: Int32 | int) -> list[Float32]:
-        """The values of each sum for the columns of C from `column` on; `own`: the accumulator in the warp's lanes."""
+        """The values of each sum for the columns of C from `column` on. `own`: the accumulator in the warp's lanes."""
         plan = self.plan
         return [x for i in range(plan.sums) for x in tensor.tensor_load(ld, own + plan.beside.row(column, i))]
 
     def load(self, job: bridge.Carried, at: bridge.Place, held: dict[int, Float32], columns: int) -> None:
-        """Load the first columns of the accumulator that are not held yet; with the last it is given back."""
+        """Load the first columns of the accumulator that are not held yet. With the last it is given back."""
         number, own, lane = at
         for chunk in self.plan.fragment.chunks:
             if chunk.column < columns and chunk.first_value not in held:
@@ -142,7 +142,7 @@ class Sm100Epilogue:
     def fused(
         self, job: bridge.Carried, place: bridge.Place, ld: TmemCopyAtom, lane: Int32, values: Sequence[Float32]
     ) -> list[Float32]:
-        """The plan's epilogue, applied to what one load brought; `place`: row, column and matrix of its first value."""
+        """The plan's epilogue, applied to what one load brought. `place`: row, column and matrix of its first value."""
         return fused_values(self.plan, job, place, ld, lane, values)
 
     @cute.jit

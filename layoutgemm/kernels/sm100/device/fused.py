@@ -1,4 +1,4 @@
-"""A Blackwell GEMM with an epilogue: the production kernel with room for the operands; `loaded` applies the steps."""
+"""A Blackwell GEMM with an epilogue: the production kernel with room for the operands. `loaded` applies the steps."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class RowPlaces:
 
 
 class Sm80Epilogue:
-    """The store for one plan; everything that it reads of the plan is a compile-time constant."""
+    """The store for one plan. Everything that it reads of the plan is a compile-time constant."""
 
     def __init__(self, plan: Sm80Plan):
         self.plan = plan
@@ -32,7 +32,7 @@ class Sm80Epilogue:
         self, sums: cute.Tensor, shared: cute.Pointer, warp: Int32, lane: Int32, c: Int64, ldc: Int64, m: Int32,
         n: Int32, row: Int32, column: Int32, rows: RowPlaces,
     ) -> None:  # fmt: skip
-        """All accumulators of a warp, whose part of C begins at (row, column); `rows` says where its rows go."""
+        """All accumulators of a warp, whose part of C begins at (row, column). `rows` says where its rows go."""
         store = self.plan.store
         buffers = shared + (self.plan.smem.c_offset + warp * (BUFFERS * store.buffer_bytes))
         put = [store.tile.byte(*store.place(lane, store.registers[at][0])) for (at,) in store.pairs.bases]

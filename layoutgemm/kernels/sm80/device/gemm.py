@@ -283,7 +283,7 @@ class Sm80GemmKernel(TileEntry):
         return Loads(self.plan.a, self.plan.smem.a_offset, lane, warp)
 
     def of_k_tile(self, load: DepthLoads, left: Int32) -> DepthLoads:
-        """A's loads in the K tile that is multiplied; `left`: elements of K before the copies, which are ahead."""
+        """A's loads in the K tile that is multiplied. `left`: elements of K before the copies, which are ahead."""
         return load
 
     def loads_of_b(self, lane: Int32, warp: Int32) -> DepthLoads:
@@ -331,7 +331,7 @@ class Sm80GemmKernel(TileEntry):
         self, registers: tuple[cute.Tensor, ...], loads: Sequence[DepthLoads], copies: list[Callable[[], None]],
         shared: cute.Pointer, read: Int32,
     ) -> Int32:  # fmt: skip
-        """All products of one k tile, among them the copies of another; gives the first byte of the next stage.
+        """All products of one k tile, among them the copies of another. Gives the first byte of the next stage.
 
         registers  accumulators, fragments of A and B, as `registers` makes them
         loads      of A and B
@@ -371,7 +371,7 @@ class Sm80GemmKernel(TileEntry):
         bridge.block_sync()
 
     def share(self, copies: list[Callable[[], None]], step: int) -> list[Callable[[], None]]:
-        """The copies that are issued among the products of one depth; all of them before the block meets."""
+        """The copies that are issued among the products of one depth. All of them before the block meets."""
         steps = max(1, self.plan.steps - 1) if self.plan.config.ahead else self.plan.steps
         each = -(-len(copies) // steps)
         return copies[step * each : (step + 1) * each]
@@ -474,7 +474,7 @@ class Copies(ampere.LoopCarried):
         return self.others[1]
 
     def work(self, stage: cute.Pointer, offset: Int64, left: Int32) -> list[Callable[[], None]]:
-        """A function for each copy of one k tile; `left` elements of K are left from its beginning on."""
+        """A function for each copy of one k tile. `left` elements of K are left from its beginning on."""
         return [partial(self.one, (i, j), stage, offset, left) for i, j in self.copy.indices]
 
     def issue(self, stage: cute.Pointer, offset: Int64, left: Int32) -> None:

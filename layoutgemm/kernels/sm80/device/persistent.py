@@ -104,7 +104,7 @@ class Sm80PersistentKernel(GemmEntry, Sm80GemmKernel):
         bridge.wait_copies(0)
 
     def corner(self, tile: Int32, grid: tuple[Int32, Int32], words: tuple[Int64, ...]) -> tuple[Int32, Int32]:
-        """First row and column of a tile of C; `words` are the launch's, for an order that reads some."""
+        """First row and column of a tile of C. `words` are the launch's, for an order that reads some."""
         order = self.plan.order
         row, column = order.tile(tile, grid, cutlass.min, reads_of(order, self.plan.words, words))
         return row * self.plan.tile_c[0], column * self.plan.tile_c[1]

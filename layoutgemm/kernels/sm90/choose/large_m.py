@@ -333,7 +333,7 @@ class LargeMModel:
         return cluster[self.weights] == 1 or few >= MODEL.many or max(self.m, self.n) < MODEL.unequal * few
 
     def widths(self, rows: int) -> set[int]:
-        """Columns of tiles that may be the fastest: even shares of few columns; of many also what fills waves."""
+        """Columns of tiles that may be the fastest: even shares of few columns. Of many also what fills waves."""
         found: set[int] = set()
         if self.n <= _EVEN:
             found |= {_rounded(self.n, tiles, 8) for tiles in range(1, _SHARES + 1)}

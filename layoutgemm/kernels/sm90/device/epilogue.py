@@ -146,7 +146,7 @@ class Sm90Epilogue:
         return fused
 
     def matrices(self, fused: FusedBlock | None, first: Int32, lane: Int32) -> BufferedMatrices | None:
-        """The epilogue's matrices that come through a warp's buffers, or None; `first` is the warp's first row."""
+        """The epilogue's matrices that come through a warp's buffers, or None. `first` is the warp's first row."""
         read = self.plan.buffered_matrices
         return BufferedMatrices(read, present(fused), first, lane) if read else None
 
@@ -166,7 +166,7 @@ class Sm90Epilogue:
         return CombinedSums(self.plan, job, accumulator, fused, self.plan.stored.accumulator_registers)
 
     def sums(self, accumulator: cute.Tensor, first: int, count: int) -> list[Numeric]:
-        """Values of an accumulator; sums of integers as f32, unless C has them as they are."""
+        """Values of an accumulator. Sums of integers as f32, unless C has them as they are."""
         values = [accumulator[v] for v in range(first, first + count)]
         return values if self.plan.c.dtype.kind == "int" else [bridge.number(value) for value in values]
 
@@ -225,7 +225,7 @@ class Sm90Epilogue:
         self, job: bridge.Carried, accumulator: cute.Tensor, at: tuple[Int32, ...], origin: bridge.Place, block: int,
         part: int,
     ) -> None:  # fmt: skip
-        """Each thread its own elements, guarded; neighbours in a row of C together where its lines allow it."""
+        """Each thread its own elements, guarded. Neighbours in a row of C together where its lines allow it."""
         plan, (_, thread) = self.plan, at
         mine = plan.stored_values(part)
         row, column, matrix = origin
@@ -270,7 +270,7 @@ class Sm90Epilogue:
         self, job: bridge.Carried, values: Mapping[int, Numeric], base: Int64, origin: tuple[Int32, Int32],
         limits: tuple[Int32, Int32], thread: Int32,
     ) -> None:  # fmt: skip
-        """Neighbours in a row of C in one store; all columns of the tile are in C, so that only rows are asked for."""
+        """Neighbours in a row of C in one store. All columns of the tile are in C, so that only rows are asked for."""
         atom, size = self.plan.stored, self.plan.c.dtype.bytes
         row, column = origin
         rows = rows_of_values(atom, list(values))

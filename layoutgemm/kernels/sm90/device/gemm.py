@@ -143,7 +143,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         ]  # fmt: skip
 
     def kernel_words(self, words: Sequence[Int64], a: Int64, pitches: tuple[Int64, Int64]) -> Sequence[Int64]:
-        """The words of a launch as the kernel takes them; `a` and `pitches` are A's address and distances."""
+        """The words of a launch as the kernel takes them. `a` and `pitches` are A's address and distances."""
         return words
 
     def maps_of_b(
@@ -606,7 +606,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         """Called by each consumer before it waits for a K tile: nothing to do."""
 
     def after_tiles(self, job: bridge.Carried, tile: Int32) -> None:
-        """Called by each consumer after its last tile; `tile` is the one that it would take next."""
+        """Called by each consumer after its last tile. `tile` is the one that it would take next."""
 
     def await_stage(self, job: bridge.Carried, stage: Int32, parity: Int32) -> None:
         """Wait until a stage has landed. A thread that multiplies what cp.async wrote fences behind the wait."""

@@ -106,7 +106,7 @@ class GroupScaling:
     def maxima_inside(
         self, values: tuple[Float32, ...], firsts: cutlass.Constexpr, group: cutlass.Constexpr, reaches: Boolean
     ) -> tuple[Float32, ...]:
-        """The thread's largest |x| in each of some columns, of a group's rows; rows behind C's last count as 0.
+        """The thread's largest |x| in each of some columns, of a group's rows. Rows behind C's last count as 0.
 
         What they hold is 0 times B's column, which an infinity or a NaN in that makes NaN.
         """

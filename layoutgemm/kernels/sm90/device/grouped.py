@@ -116,7 +116,7 @@ class RaggedTiles:
         return choose(consumer > 0, job.whole, job.tiles)
 
     def count_blocks(self, job: bridge.Carried, row: Int32, matrix: Int32) -> Int32:
-        """The blocks of 64 rows, from `row` on, that begin before the group's end; a consumer has so many at most."""
+        """The blocks of 64 rows, from `row` on, that begin before the group's end. A consumer has so many at most."""
         rows = end_of_rows(self.plan, job, matrix) - row
         return cutlass.min(tile_count(cutlass.max(rows, 0), ROWS), self.plan.blocks)
 

@@ -115,7 +115,7 @@ class Sm90Loads:
         """Called by each consumer before it stores sums: they are a product's."""
 
     def place_of_k(self, job: bridge.Carried, share: tuple[Int32, ...], k_tile: Int32) -> dict[str, Int32]:
-        """Coordinates along K of one of a tile's K tiles; of two pairs, also which it is of."""
+        """Coordinates along K of one of a tile's K tiles. Of two pairs, also which it is of."""
         if self.plan.pair is not None:
             return place_in_pairs(job.k_first + k_tile, job.first_tiles, self.plan.tile[2], choose)
         first = job.k_first if self.plan.triangles is None else share[0]

@@ -66,7 +66,7 @@ class BufferedMatrices:
         return self.lines[at]
 
     def take(self, round_: StoreRound, buffer: cute.Pointer) -> None:
-        """Give a round's elements to the epilogue through the round's buffer, which is free; load the next ones."""
+        """Give a round's elements to the epilogue through the round's buffer, which is free. Load the next ones."""
         loaded = iter(self.loaded)
         self.load_next()
         for matrix in self.matrices:

@@ -39,7 +39,7 @@ NumberKey = tuple[str, int, int]  # an operand's name, a block of rows or an ins
 
 
 class Sm90PrologueKernel(Sm90FusedKernel):
-    """The production kernel with f(A) in place of A; of two pairs, of the first one's A."""
+    """The production kernel with f(A) in place of A. Of two pairs, of the first one's A."""
 
     def job_of(
         self, shared: bridge.SharedMemory, place: tuple[Int32, ...], sizes: tuple[Int32, Int32, Int32],
@@ -177,7 +177,7 @@ class PrologueFragments(bridge.Carried):
         return [(place, of(self.thread, v)) for v, place in enumerate(self.loads.values)]
 
     def numbers(self, job: bridge.Carried, axis: str, place: tuple[Int32, Int32], inside: Lines) -> Numbers:
-        """The operands' numbers of the thread's rows or columns; 0 outside, whose results are not stored.
+        """The operands' numbers of the thread's rows or columns. 0 outside, whose results are not stored.
 
         axis    "m", rows of a tile; "k", columns of a K tile
         place   first row or column of A, and the matrix
@@ -218,7 +218,7 @@ class PrologueFragments(bridge.Carried):
     def functions(
         self, words: Sequence[Sequence[Int32]], part: tuple[int, range], taken: Taken, numbers: tuple[Numbers, Numbers]
     ) -> Computed:
-        """f of the fragments of a group of instructions; 0 outside of the share of K.
+        """f of the fragments of a group of instructions. 0 outside of the share of K.
 
         part     block, and instructions along K
         taken    row and column of the block's first element in A, the columns of the share of K, and whether the K tile

@@ -131,7 +131,7 @@ class Sm90PromotedKernel(Sm90FusedKernel):
         self.end_tiles(job, ahead)
 
     def share_of_tile(self, job: bridge.Carried, tile: Int32) -> tuple[Int32, ...]:
-        """The tile's own share of K; () where its place does not decide on it, and is computed behind products."""
+        """The tile's own share of K. () where its place does not decide on it, and is computed behind products."""
         return () if self.plan.along_k is None else self.share_of_k(job, self.origin(job, tile))
 
     def begin_tile(self, job: bridge.Carried, tile: Int32, first_block: Int32) -> bridge.Place:
@@ -259,7 +259,7 @@ class NumberAddresses(bridge.Carried):
         )
 
     def in_bulk(self, row: Int32, m: Int32) -> cutlass.Boolean:
-        """True if bulk copies can take the numbers of a tile from that row on; the same for all lanes.
+        """True if bulk copies can take the numbers of a tile from that row on. The same for all lanes.
 
         Its rows are inside of the matrix, their numbers lie next to each other, and each K block's begin at a multiple
         of 16 bytes.

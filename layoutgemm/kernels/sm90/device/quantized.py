@@ -155,7 +155,7 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
             self.consume_by_warpgroup(job, maps, tile, consumer, thread, ahead)
 
     def slice_of(self, job: bridge.Carried, consumer: Int32) -> tuple[Int32, Int32, Int32, Int32]:
-        """A consumer's first block of rows; its first stage, with its parity; how many K tiles are its slice's."""
+        """A consumer's first block of rows. Its first stage, with its parity; how many K tiles are its slice's."""
         rows, slice_ = self.plan.place_of_consumer(consumer)
         return rows * self.plan.blocks, Int32(slice_), Int32(0), self.plan.slice_of_k(job.k_tiles, slice_)
 
@@ -210,7 +210,7 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         self, job: bridge.Carried, maps: Sequence[bridge.Maps], products: tuple[Any, ...],
         at: tuple[Int32, Int32 | int, Int32, Int32], ahead: tuple[Int32, ...],
     ) -> tuple[Int32, ...]:  # fmt: skip
-        """The products of a turn of a K tile; behind the first ones the stage before is released.
+        """The products of a turn of a K tile. Behind the first ones the stage before is released.
 
         products  the instruction, accumulators, fragments of A, and B
         at        K tile, turn, stage, and the stage before
@@ -363,7 +363,7 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         self, job: bridge.Carried, maps: Sequence[bridge.Maps], accumulators: Sequence[cute.Tensor],
         at: tuple[Int32, ...], origin: bridge.Place,
     ) -> None:  # fmt: skip
-        """Store the warpgroup's share of a tile, piece by piece; of a split K the own part."""
+        """Store the warpgroup's share of a tile, piece by piece. Of a split K the own part."""
         plan, (m0, n0, matrix) = self.plan, origin
         rows, slice_ = plan.place_of_consumer(at[0])
         if const_expr(plan.config.slices > 1):

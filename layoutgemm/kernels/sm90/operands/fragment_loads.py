@@ -82,7 +82,7 @@ class FragmentLoads:
         return operand_map(self.copy, self.atom, "A", (1, self.steps))
 
     def byte(self, thread: Any, j: Any, block: int, step: int) -> Any:
-        """The byte of element j of a thread's row, of a load; ints, arrays or traced integers."""
+        """The byte of element j of a thread's row, of a load. Ints, arrays or traced integers."""
         element = self.rows((thread % WARP, j), (step, thread // WARP))
         return self.tile.byte(element % self.height + self.height * block, element // self.height)
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 def values_in_stage(
     plan: Sm90Plan, smem: SharedBytes, tile: int, part: tuple[int, int]
 ) -> npt.NDArray[np.float32]:  # fmt: skip
-    """The (64, depth) values of an instruction's A as they lie in a stage; arguments as for `prologue_values`."""
+    """The (64, depth) values of an instruction's A as they lie in a stage. Arguments as for `prologue_values`."""
     loads, (height, depth) = loads_of(plan), (int(plan.mma.shape_mnk[0]), int(plan.mma.shape_mnk[2]))
     m, k = np.arange(height)[:, None], depth * part[1] + np.arange(depth)[None, :]
     addresses = tile + np.asarray(loads.tile.byte(m + height * part[0], k), np.int64)

@@ -50,7 +50,7 @@ class NumberSlots:
 
     @property
     def bulk_bytes(self) -> int:
-        """Bytes of one copy of all numbers; 0 unless neighbouring rows of A have adjacent ones.
+        """Bytes of one copy of all numbers. 0 unless neighbouring rows of A have adjacent ones.
 
         >>> [NumberSlots(Table("s", "m", group), 1, 256, 0, 256).bulk_bytes for group in (1, 2)]
         [1024, 0]
@@ -61,7 +61,7 @@ class NumberSlots:
         return size if self.table.axis == "m" and self.table.group == 1 and size % BULK == self.first % BULK == 0 else 0
 
     def byte(self, along: W) -> W:
-        """The byte of the slot for row or column `along` of the tile; an int or a traced integer.
+        """The byte of the slot for row or column `along` of the tile. An int or a traced integer.
 
         >>> NumberSlots(Table("scale_b", "n", 128), 64, 3, 1024, 192).byte(130)
         1032
@@ -157,7 +157,7 @@ def key_of(plan: Sm90Plan, table: Table, block: int, v: int) -> tuple[object, ..
 
 
 def byte_of(plan: Sm90Plan, table: Table, row: W, thread: W, block: int, v: int) -> W:
-    """The byte in a stage's numbers that a thread reads for value v; of ints or traced integers.
+    """The byte in a stage's numbers that a thread reads for value v. Of ints or traced integers.
 
     row   of the tile, of the warpgroup's first accumulator
     """

@@ -43,7 +43,7 @@ def filled_by_halves(plan: Sm90Plan) -> Check:
 
 
 def halves_meet(plan: Sm90Plan) -> Check:
-    """Values v, v + count, ... of a thread are the sums of one element; the store has v where C has it."""
+    """Values v, v + count, ... of a thread are the sums of one element. The store has v where C has it."""
     count, width, sums = plan.stored.accumulator_registers, plan.tile_c[1], plan.sums
     thread, value = np.arange(WARPGROUP)[:, None], np.arange(count)[None, :]
     first, stored = plan.mma.coords_C(thread, value), plan.stored.coords_C(thread, value)

@@ -272,7 +272,7 @@ def packed_config(
 def packed_parts(
     n: int, rows: int, k: int, sms: int = SMS, become: str = "bf16", weights: QuantizedFormat | None = None
 ) -> tuple[tuple[int, Sm90Config], ...]:  # fmt: skip
-    """(output features, configuration) of two launches that take less time than one; () where one is faster.
+    """(output features, configuration) of two launches that take less time than one. () where one is faster.
 
     152 tiles of 192x256 are two rounds of 132 SMs. As two launches 132 of them are one, and the other features take
     smaller tiles. Both start while the kernel before ends.

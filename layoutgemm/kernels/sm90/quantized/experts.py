@@ -55,7 +55,7 @@ def check_experts(
 
 
 def weight_block(m: W, matrix: W, block: W) -> W:
-    """A row block's number among those of all experts, from its number in its own; ints or traced integers.
+    """A row block's number among those of all experts, from its number in its own. Ints or traced integers.
 
     >>> weight_block(100, 3, 1)
     7

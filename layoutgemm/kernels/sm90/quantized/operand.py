@@ -84,7 +84,7 @@ class PackedOperand(PackedBlocks):
         return [(at(0, turn * each // WORDS) + 4 * (turn * each % WORDS), each)]
 
     def turn_scales(self, turn: W) -> list[W]:
-        """The bytes of the scales of a turn's groups, behind those of the thread's rows; ints or traced integers.
+        """The bytes of the scales of a turn's groups, behind those of the thread's rows. Ints or traced integers.
 
         >>> fmt, spec = QuantizedFormat("e4m3", 32), Operand.parse("bf16")
         >>> replace(packed_operand(fmt, 192, 64, spec), turns=2).turn_scales(1)
@@ -97,7 +97,7 @@ class PackedOperand(PackedBlocks):
 def packed_operand(
     fmt: QuantizedFormat, rows: int, depth: int, spec: Operand, scales: str = "weights"
 ) -> PackedOperand:  # fmt: skip
-    """The operand of K tiles of `rows` rows and `depth` of K; `spec` is the activations' type."""
+    """The operand of K tiles of `rows` rows and `depth` of K. `spec` is the activations' type."""
     order = PackedOrder(fmt, spec.dtype.name)
     made = PackedOperand(order, PackedTile((rows, depth), 0), spec.dtype, scales=scales)
     return replace(made, smem=PackedTile((rows, depth), made.bytes))

@@ -69,7 +69,7 @@ def mirror_of(store: StorePlan, stored: MmaAtom, blocks: int, chunks: int, batch
 
 
 def is_off_diagonal(plan: Sm90Plan, row: W, column: W) -> bool:
-    """True for a CTA's tile whose cluster lies off the diagonal; a traced condition for traced integers."""
+    """True for a CTA's tile whose cluster lies off the diagonal. A traced condition for traced integers."""
     side = plan.tile_c[0] * plan.config.cluster[0]
     return row // side != column // side
 

@@ -283,7 +283,7 @@ class WarpStream(ampere.LoopCarried):
         return (band < last) & (self.unit(turn) < plan.units) if ragged else band < last
 
     def fill(self, band: Int32, turn: Int32 | int, slot: Int32, brings_x: bool) -> None:
-        """Copy the lane's share of a unit into a slot, as one group; a missing unit is zeros.
+        """Copy the lane's share of a unit into a slot, as one group. A missing unit is zeros.
 
         brings_x  the band may be the cluster's first
         """
@@ -320,7 +320,7 @@ class WarpStream(ampere.LoopCarried):
 
     @cute.jit
     def begin(self, band: Int32) -> None:
-        """Fill the slots behind the kernel before; of constant weights while it ends, and x behind it."""
+        """Fill the slots behind the kernel before. Of constant weights while it ends, and x behind it."""
         config = self.plan.config
         if const_expr(config.overlap):
             bridge.allow_next_kernel()
