@@ -76,7 +76,7 @@ class CompositionError(LayoutError):
 
 
 class CoordinateError(LayoutError):
-    """A coordinate does not fit the shape: out of range, of another profile, or not an integer."""
+    """A coordinate does not fit the shape. Out of range, of another profile, or not an integer."""
 
 
 class SwizzleError(LayoutError):

@@ -54,7 +54,7 @@ def emulate() -> Callable[..., Emulation]:
 
 @pytest.fixture
 def emulated_gpu(request: pytest.FixtureRequest) -> Generator[EmulatedGpu, None, None]:
-    """An emulated GPU for the test: code for a real one runs on it, and any finding fails the test at its end.
+    """An emulated GPU for the test. Code for a real one runs on it, and any finding fails the test at its end.
 
     The architecture is sm_90a, or the fixture's indirect parameter. See `layoutgemm.emulated_gpu`.
     """

@@ -88,7 +88,7 @@ def script_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def layout_text(word: str) -> str:
-    """The text of an argument for a layout: `-` stands for standard input, which one argument may read.
+    """The text of an argument for a layout. `-` stands for standard input, which one argument may read.
 
     Raises argparse's error for an input that is empty, or longer than any layout.
     """

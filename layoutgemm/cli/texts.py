@@ -132,7 +132,7 @@ class LinearTile:
 
 
 def held_tile(text: str) -> tuple[Drawable, tuple[int, int]] | None:
-    """Triton's layout of a matrix or a vector in registers: (thread, value) -> element, and the tile it covers.
+    """Triton's layout of a matrix or a vector in registers. (thread, value) -> element, and the tile it covers.
 
     None for another text, and for a tensor of several blocks or of other ranks.
 

@@ -1,4 +1,4 @@
-"""A call of a checked product of shards: what it writes, what moves beside the kernel, and the launch.
+"""A call of a checked product of shards. What it writes, what moves beside the kernel, and the launch.
 
     GatherCall   flags to 0; rows go around the ring of ranks on the side stream, and the kernel
     ScatterCall  the kernel, which stores sums into the memory of the rank before, or the side stream moves them there

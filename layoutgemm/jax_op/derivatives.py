@@ -1,4 +1,4 @@
-"""Products of JAX arrays with their derivatives, in both modes: tangents and gradients are products too.
+"""Products of JAX arrays with their derivatives, in both modes. Tangents and gradients are products too.
 
 sums of a product    linear in a and in b: tangents by da @ b and a @ db, gradients by the transposes of these
 what follows         by jax: an activation or a gate through its slope, several parts around products of their own

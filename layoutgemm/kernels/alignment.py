@@ -1,4 +1,4 @@
-"""Lines of a matrix in memory: why an instruction cannot read or write them where they lie.
+"""Lines of a matrix in memory. Why an instruction cannot read or write them where they lie.
 
 A tensor map, cp.async or a vector access needs contiguous elements, lines that do not overlap, and distances and an
 address that are multiples of a unit. Each function returns a sentence for the first rule that is broken, or "".

@@ -177,7 +177,7 @@ def order_proof(order: Schedule | Persistent) -> Answer:
 
 
 def order_check(schedule: Schedule, grid: tuple[int, int]) -> Check:
-    """The order visits each tile of its set once: proven for every grid, or else looked at in this one.
+    """The order visits each tile of its set once. Proven for every grid, or else looked at in this one.
 
     grid  rows and columns of tiles
 
@@ -248,7 +248,7 @@ def described_order(schedule: Schedule, grid: tuple[int, int]) -> str:
 
 
 def order_values(plan: GemmPlan, given: Mapping[str, object]) -> dict[str, Any]:
-    """The values of the words that the plan's order reads: numbers, and the list of tiles.
+    """The values of the words that the plan's order reads. Numbers, and the list of tiles.
 
     Raises OperandError for one that is missing or out of range.
     """
@@ -273,7 +273,7 @@ def order_values(plan: GemmPlan, given: Mapping[str, object]) -> dict[str, Any]:
 
 
 def given_names(plan: GemmPlan) -> tuple[str, ...]:
-    """The names in `given` that the plan's order reads: those a caller gives, and no others."""
+    """The names in `given` that the plan's order reads. Those a caller gives, and no others."""
     return names_in_given(schedule_of(plan))
 
 
@@ -347,7 +347,7 @@ def spread_to_elements(plan: GemmPlan, tiles: T, repeat: Callable[[T, int, int],
 
 
 def cluster_tile(plan: Any) -> tuple[int, int]:
-    """Rows and columns of C in a tile of the plan's order: those of a cluster.
+    """Rows and columns of C in a tile of the plan's order. Those of a cluster.
 
     >>> from layoutgemm import Sm90Config, Sm90Plan
     >>> cluster_tile(Sm90Plan.derive(512, 512, 64, config=Sm90Config((128, 64), cluster=(2, 1)), order="list"))

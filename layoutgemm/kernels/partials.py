@@ -1,4 +1,4 @@
-"""Reductions of C in registers: the lanes that hold a row or a column, and where partial results of tiles lie.
+"""Reductions of C in registers. The lanes that hold a row or a column, and where partial results of tiles lie.
 
     values of a thread --combine--> one tuple a row     (thread, value) -> (row, column) is the accumulator's layout
     lanes of a row     --shuffles--> one tuple a warp    the lanes: the nullspace of lane -> row, a layout
@@ -124,7 +124,7 @@ class GroupScales:
 
 
 class ReducingPlan:
-    """A plan whose epilogue may reduce C: `partials` depends on the architecture, their memory does not.
+    """A plan whose epilogue may reduce C. `partials` depends on the architecture, their memory does not.
 
     row_exchange  where a cluster has whole rows, whose reductions need no partial results; else None
     """
@@ -299,7 +299,7 @@ def partials_of(
 
 
 def whole_rows(epilogue: Epilogue) -> tuple[ReductionStep, ...]:
-    """The reductions of all of each row that are combined in order: a cluster with all columns has their results.
+    """The reductions of all of each row that are combined in order. A cluster with all columns has their results.
 
     >>> from layoutgemm.kernels.epilogue.chain import Amax, ColumnReduce, RowReduce
     >>> [step.name for step in whole_rows(Epilogue(RowReduce(), RowReduce("max", each=8), ColumnReduce(), Amax()))]

@@ -1,4 +1,4 @@
-"""Groups of rows whose ends are known on the device alone: their numbers in memory, and the group of a tile."""
+"""Groups of rows whose ends are known on the device alone. Their numbers in memory, and the group of a tile."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def check_ends(offsets: npt.NDArray[np.int64], size: int, things: str) -> None:
 
 
 def sample_sizes(most: int, tile: int, wrong: Sequence[int] = ()) -> list[npt.NDArray[np.int64]]:
-    """Sizes of groups, up to `most` of them: many are 0 or end at a tile's border, some are `wrong`."""
+    """Sizes of groups, up to `most` of them. Many are 0 or end at a tile's border, some are `wrong`."""
     rng, sizes = np.random.default_rng(0), [0, 0, 1, tile - 1, tile, tile + 1, 2 * tile, 3 * tile + 5, *wrong]
     found = [np.asarray(few, np.int64) for few in ([0], [1], [0] * (most - 1) + [tile + 1])]
     return found + [rng.choice(sizes, groups) for groups in (1, 2, 7, most - 1, most) for _ in range(3)]

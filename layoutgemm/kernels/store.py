@@ -71,7 +71,7 @@ class StoreChunk:
 
 @dataclass(frozen=True)
 class ByteExchange:
-    """The store of 8-bit columns by stmatrix.trans, whose elements are two bytes: two neighbours of a column.
+    """The store of 8-bit columns by stmatrix.trans, whose elements are two bytes. Two neighbours of a column.
 
     A lane holds rows r and r + 8 of two columns, and needs rows 2r and 2r + 1: a word of four values comes from two
     lanes, half of each. A word's bytes, by (row, column), are (r, c), (r, c + 1), (r + 8, c), (r + 8, c + 1) before and
@@ -112,7 +112,7 @@ class ByteExchange:
 
 @dataclass(frozen=True, slots=True)
 class RowVectors:
-    """A chunk of C in a warp's buffer, in vectors of 16 bytes: lanes along a row first, then over rows.
+    """A chunk of C in a warp's buffer, in vectors of 16 bytes. Lanes along a row first, then over rows.
 
     >>> from layoutgemm.atoms import smem_tile
     >>> wide, narrow = (RowVectors(smem_tile((16, n), "bf16", "K")) for n in (64, 8))
@@ -272,7 +272,7 @@ class StorePlan:
         return max(tma.line_overrun(line) for tma in self.maps) * self.c.dtype.bytes
 
     def of_batch(self, batch: int) -> StorePlan:
-        """The store of one of `batch` matrices: tensor maps with a dimension more, or this one."""
+        """The store of one of `batch` matrices. Tensor maps with a dimension more, or this one."""
         return self if batch == 1 else replace(self, maps=tuple(tma.batched("l") for tma in self.maps))
 
     def bytes(self, warps: int) -> int:

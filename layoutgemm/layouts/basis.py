@@ -116,7 +116,7 @@ def has_basis(stride: Stride) -> bool:
 
 
 def as_stride(x: object) -> Stride:
-    """A checked stride: integers, or zeros and basis elements none of whose paths leads through another."""
+    """A checked stride. Integers, or zeros and basis elements none of whose paths leads through another."""
     if x.__class__ is tuple:
         for d in x:
             if d.__class__ is not int or not BELOW < d < BEYOND:

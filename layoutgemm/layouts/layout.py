@@ -106,7 +106,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
 
     @staticmethod
     def identity(shape: Any) -> Layout:
-        """The layout that maps each coordinate to itself: strides E(i), nested as the shape is; i to (i,) for an int.
+        """The layout that maps each coordinate to itself. Strides E(i), nested as the shape is; i to (i,) for an int.
 
         >>> str(Layout.identity((4, (2, 3)))), Layout.identity((4, (2, 3)))(5)
         ('(4,(2,3)):(1@0,(1@0@1,1@1@1))', (1, (1, 0)))
@@ -340,7 +340,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
         return _new(S[0], D[0]) if S else _new(1, 0)
 
     def filter(self, profile: object = None) -> Layout:
-        """Coalesced without the modes of stride 0: the same values, each as often as the other modes give it.
+        """Coalesced without the modes of stride 0. The same values, each as often as the other modes give it.
 
         >>> str(Layout((4, 2, 3), (0, 1, 2)).filter())
         '6:1'
@@ -405,7 +405,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
     # ------------------------------------------------------------ the algebra
 
     def compose(self, other: Any) -> Any:
-        """self o other: the layout with other's modes and the function c -> self(other(c)), or CompositionError.
+        """self o other. The layout with other's modes and the function c -> self(other(c)), or CompositionError.
 
         Right or refused: it answers exactly when such a layout exists. Offsets past the end of self run on in its last
         mode, whose stride counts there even when its extent is 1 (CuTe's definition). `other` is a Layout, an int n
@@ -456,7 +456,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
         return _new(*_inverse.right_inverse(self.shape, self.stride))
 
     def left_inverse(self) -> Layout:
-        """R with R(self(i)) = i for every flat index i: the right inverse of (self, complement of self).
+        """R with R(self(i)) = i for every flat index i. The right inverse of (self, complement of self).
 
         A padded layout, whose complement leaves gaps out, has its digits. Raises LayoutError where self is not
         injective, or has neither a complement nor strides each of which divides the next.
@@ -489,7 +489,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
         return _new(*_inverse.max_common((self.shape, self.stride), _divide.tiler_pair(other)))
 
     def max_common_vector(self, other: Layout) -> Any:
-        """The number of elements that both layouts store side by side, in one order: the size of max_common_layout.
+        """The number of elements that both layouts store side by side, in one order. The size of max_common_layout.
 
         >>> Layout((4, 8), (1, 4)).max_common_vector(Layout((4, 8), (1, 16)))
         4
@@ -506,7 +506,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
         return _made(gather(split, self.shape, self.stride, tiler))
 
     def logical_divide(self, tiler: object) -> Layout:
-        """self o (T, complement of T up to self.size): mode 0 a tile, mode 1 the tiles; mode by mode for a tuple.
+        """self o (T, complement of T up to self.size). Mode 0 a tile, mode 1 the tiles; mode by mode for a tuple.
 
         An int or a Layout divides the whole, a tuple each mode. Tiles may hang over its end, where the last entry runs
         on. Where no layout is that function, the entry in which the tile ends is rounded up to whole tiles, as in CuTe;
@@ -537,7 +537,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
         return self._split("flat_divide", _divide.flat, _divide.divide, tiler)
 
     def logical_product(self, tiler: object) -> Layout:
-        """(self, complement of self o tiler): mode 0 is self, mode 1 places disjoint copies in the tiler's order.
+        """(self, complement of self o tiler). Mode 0 is self, mode 1 places disjoint copies in the tiler's order.
 
         >>> str(Layout((2, 2), (1, 8)).logical_product(4))
         '((2,2),4):((1,8),2)'
@@ -587,7 +587,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
     # ------------------------------------------------------------ other widths of elements
 
     def upcast(self, n: int) -> Layout:
-        """The layout of elements n times as wide: offsets in elements -> offsets in groups of n.
+        """The layout of elements n times as wide. Offsets in elements -> offsets in groups of n.
 
         R(c) = self(k*c) // n with k = ceil(n / stride) in each mode; the last group of a mode may be partly filled
         (CuTe's definition). Raises LayoutError where no strides say that: a stride above n and no multiple of it.

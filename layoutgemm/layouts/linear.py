@@ -1,4 +1,4 @@
-"""Layouts as matrices over GF(2): exact answers for power-of-two extents and XOR swizzles, at any size.
+"""Layouts as matrices over GF(2). Exact answers for power-of-two extents and XOR swizzles, at any size.
 
 Let all extents be powers of two and number the bits of the flat (colexicographic) coordinate x. A layout sends bit i to
 a column c[i]. The function is *linear* when its value is the XOR of the columns of the bits that are set; with a
@@ -142,7 +142,7 @@ class LinearLayout(Function):
     @classmethod
     @checked()
     def from_matrix(cls, matrix: npt.ArrayLike, bits: Sequence[int] = (), names: Sequence[str] = ()) -> LinearLayout:
-        """The layout of a 0/1 matrix: column j is the value of coordinate bit j, row i is bit i of the value.
+        """The layout of a 0/1 matrix. Column j is the value of coordinate bit j, row i is bit i of the value.
 
         >>> LinearLayout.from_matrix([[0, 1], [1, 0]]).columns
         (2, 1)
@@ -234,7 +234,7 @@ class LinearLayout(Function):
     # ------------------------------------------------------------ matrix views
 
     def matrix(self) -> npt.NDArray[np.uint8]:
-        """The matrix, width x number of coordinate bits: entry (i, j) says whether bit j moves bit i of the value.
+        """The matrix, width x number of coordinate bits. Entry (i, j) says whether bit j moves bit i of the value.
 
         >>> LinearLayout.of(Layout((2, 2), (2, 1))).matrix().tolist()
         [[0, 1], [1, 0]]
@@ -417,7 +417,7 @@ class LinearLayout(Function):
         return LinearLayout(tuple(columns), (self.width,), (), len(self.columns), combine(columns, self.offset))
 
     def right_inverse(self) -> LinearLayout:
-        """The largest R with self(R(y)) == y for all y below its size: CuTe's right inverse, offset -> flat index.
+        """The largest R with self(R(y)) == y for all y below its size. CuTe's right inverse, offset -> flat index.
 
         Of the indices that have a value, R gives one. Raises LayoutError when 0 is no value.
 
@@ -440,7 +440,7 @@ class LinearLayout(Function):
     # ------------------------------------------------------------ equality of functions
 
     def equivalent(self, other: object) -> Proof | CounterExample:
-        """Compare two functions of the flat index: Proof, or the first coordinate at which they differ.
+        """Compare two functions of the flat index. Proof, or the first coordinate at which they differ.
 
         `other` is anything that `of` takes. Exact, and independent of the size.
 

@@ -315,7 +315,7 @@ def _read(text: str, symbol: Symbols) -> Parsed:
 
 
 def may_name_atom(text: str) -> bool:
-    """True if a text begins as the name of an atom in CUTLASS does: only then are atoms loaded to read it.
+    """True if a text begins as the name of an atom in CUTLASS does. Only then are atoms loaded to read it.
 
     >>> may_name_atom("SM75_U32x4_LDSM_N"), may_name_atom("(4,8):(8,1)")
     (True, False)

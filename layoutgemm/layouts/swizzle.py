@@ -398,7 +398,7 @@ class ComposedLayout(OverLayout, PicturedLayout, Predicates, HasPage, Convertibl
         return self._with(self.layout.tile_to_shape(shape, order))
 
     def slice(self, coord: object) -> tuple[ComposedLayout, int]:
-        """The modes that None keeps, and 0: the offset of the rest stays inside, since a swizzle does not add."""
+        """The modes that None keeps, and 0. The offset of the rest stays inside, since a swizzle does not add."""
         layout, offset = self.layout.slice(coord)
         return ComposedLayout._new(self.swizzle, self.offset + offset, layout), 0
 
@@ -476,7 +476,7 @@ class ComposedLayout(OverLayout, PicturedLayout, Predicates, HasPage, Convertibl
         return common_layout(self, other)
 
     def max_common_vector(self, other: object) -> int:
-        """The number of elements that both store side by side, in one order: the size of max_common_layout."""
+        """The number of elements that both store side by side, in one order. The size of max_common_layout."""
         return int(self.max_common_layout(other).size)
 
     # ------------------------------------------------------------ other widths of elements
@@ -531,7 +531,7 @@ class ComposedLayout(OverLayout, PicturedLayout, Predicates, HasPage, Convertibl
         return between(equivalent(self, other), self, other)
 
     def is_injective(self) -> Answer:
-        """Prove that no two coordinates share a value: a swizzle is a bijection, so the layout inside decides."""
+        """Prove that no two coordinates share a value. A swizzle is a bijection, so the layout inside decides."""
         found: Answer = self.layout.is_injective()
         if not isinstance(found, CounterExample):
             return found
@@ -612,7 +612,7 @@ def _innermost(layout: AnyLayout) -> Layout:
 
 
 def compose_with_swizzle(left: object, right: object) -> ComposedLayout:
-    """A plain layout after a swizzled one: answered where the layout only multiplies by a power of two.
+    """A plain layout after a swizzled one. Answered where the layout only multiplies by a power of two.
 
     2^k * swizzle(x) is the swizzle k bits further up, applied to 2^k * x. Any other layout moves the bits apart. The
     last entry of `left` counts even where its extent is 1, since offsets past the end run on in it.

@@ -57,7 +57,7 @@ class MasterLinear(ActivatedLayer, torch.nn.Linear):
         cls, layer: torch.nn.Linear, *, activation: str | None = None, recipe_a: object = BLOCK,
         recipe_b: object = SQUARE,
     ) -> MasterLinear:  # fmt: skip
-        """The layer with the parameters of another: the same tensors, so that ties and optimizers stay.
+        """The layer with the parameters of another. The same tensors, so that ties and optimizers stay.
 
         >>> layer = torch.nn.Linear(2, 3)
         >>> MasterLinear.of(layer).weight is layer.weight

@@ -37,7 +37,7 @@ _USUAL = frozenset(vars(torch.nn.Linear(1, 1, device="meta")))  # attributes of 
 
 @dataclass(frozen=True, slots=True)
 class Swapped:
-    """One linear layer of a model: its name, and its replacement or the reason against one.
+    """One linear layer of a model. Its name, and its replacement or the reason against one.
 
     name    as `named_modules` has it
     by      class of the module in its place, or that its own class was joined with; "" where it was left

@@ -68,7 +68,7 @@ def running(tensor: TensorWrapper) -> torch.Tensor:
 
 
 class HopperOperator(api.Operator):
-    """The part that both operators share: a plan of sm_90a, chosen by torch_op for described tensors."""
+    """The part that both operators share. A plan of sm_90a, chosen by torch_op for described tensors."""
 
     supported_args_type: ClassVar[type] = api.RuntimeArguments
     designed_for_min_cc: ClassVar[int] = 90

@@ -1,4 +1,4 @@
-"""Which worker does which tile: persistent workers, clusters of them, and work cut along K (stream-K).
+"""Which worker does which tile. Persistent workers, clusters of them, and work cut along K (stream-K).
 
 A schedule (`tile_order.py`) orders the tiles. Here persistent workers take them in that order. For every size, each
 distribution is proven to give every tile, or every K tile of it, to exactly one worker.
@@ -229,7 +229,7 @@ class StreamK:
 
     @checked(PlanError)
     def workspace(self, tile_bytes: int) -> int:
-        """Bytes of partial sums that are handed over: one tile of the accumulator for each part but a tile's first."""
+        """Bytes of partial sums that are handed over. One tile of the accumulator for each part but a tile's first."""
         handed = sum(s.first > 0 for worker in range(self.workers) for s in self.segments(worker))
         return handed * tile_bytes
 

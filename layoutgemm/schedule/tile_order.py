@@ -53,7 +53,7 @@ MOST_GROUP = 1 << 15  # rows: times a grid's columns, kernels compute them with 
 
 
 class SchedulePiece(NamedTuple):
-    """Some tiles of a schedule: number start + index(c) is the tile corner + tile(c), for every coordinate c.
+    """Some tiles of a schedule. Number start + index(c) is the tile corner + tile(c), for every coordinate c.
 
     `index` and `tile` have one shape; `tile` has coordinate strides, 1@0 for a row and 1@1 for a column.
     """
@@ -69,7 +69,7 @@ class SchedulePiece(NamedTuple):
 
 
 class GridCase(NamedTuple):
-    """A kind of grid, with symbols for its sizes: what is known of them, the grid, and the pieces there."""
+    """A kind of grid, with symbols for its sizes. What is known of them, the grid, and the pieces there."""
 
     name: str
     rows: Scalar
@@ -119,7 +119,7 @@ class Schedule(HasPicture):
         return True
 
     def on(self, tile: tuple[int, int]) -> Schedule:
-        """The order for tiles of (rows, columns) elements of C: the same, where the elements decide nothing."""
+        """The order for tiles of (rows, columns) elements of C. The same, where the elements decide nothing."""
         return self
 
     @checked(PlanError)
@@ -383,7 +383,7 @@ def _statements(schedule: Schedule, case: GridCase) -> Iterator[tuple[str, Answe
 
 
 def along(tile: Layout, axis: int) -> tuple[Integer, ...]:
-    """The strides of a layout of tiles along one axis: 0 for rows, 1 for columns."""
+    """The strides of a layout of tiles along one axis. 0 for rows, 1 for columns."""
     return tuple([d.value if d.path == (axis,) else 0 for d in tile.stride])
 
 

@@ -51,7 +51,7 @@ def seen_and_recorded(tensors: Sequence[torch.Tensor], out: torch.Tensor | None)
 
 
 def check_written(written: Mapping[str, torch.Tensor]) -> None:
-    """Raise TensorError, naming it, for a tensor in whose place autograd keeps no other: torch refuses it later."""
+    """Raise TensorError, naming it, for a tensor in whose place autograd keeps no other. Torch refuses it later."""
     for name, x in written.items():
         if x.requires_grad and x.is_leaf and torch.is_grad_enabled():
             raise TensorError(f"{name} is a leaf that requires grad, and the epilogue writes to it: give its detach()")
@@ -197,7 +197,7 @@ def check_device(a: torch.Tensor) -> None:
 
 
 def tf32_allowed(allow: object) -> bool:
-    """True if float32 may be rounded to tf32: as the caller says, or as torch is set.
+    """True if float32 may be rounded to tf32. As the caller says, or as torch is set.
 
     Raises OperandError for anything but True, False and None.
     """
@@ -255,13 +255,13 @@ def check_out(
 
 
 def differentiated(*tensors: torch.Tensor | None) -> bool:
-    """True if a derivative by a tensor is recorded: a gradient, or a tangent in forward mode."""
+    """True if a derivative by a tensor is recorded. A gradient, or a tangent in forward mode."""
     given = [x for x in tensors if x is not None]
     return (torch.is_grad_enabled() and any(x.requires_grad for x in given)) or any(has_tangent(x) for x in given)
 
 
 def differentiated_in_trace(*tensors: torch.Tensor | None) -> bool:
-    """True if torch.jit.trace sees a tensor with a gradient: it traces a second time, without recording, to compare."""
+    """True if torch.jit.trace sees a tensor with a gradient. It traces a second time, without recording, to compare."""
     traced = not torch.compiler.is_compiling() and tracing_state() is not None
     return traced and any(x is not None and x.requires_grad for x in tensors)
 
@@ -304,7 +304,7 @@ def check_input(x: torch.Tensor, features: int) -> None:
 
 
 def sizes_later() -> bool:
-    """True if a trace would keep comparisons of sizes: they are checked on the product instead."""
+    """True if a trace would keep comparisons of sizes. They are checked on the product instead."""
     return torch.compiler.is_compiling() or tracing_state() is not None
 
 

@@ -59,7 +59,7 @@ ZEROS = Explanation("no kernel: zeros", "a size is 0", 0, (), 0)
 
 
 def of_solution(solution: Solution, read: tuple[torch.dtype, torch.dtype], kind: torch.dtype) -> Explanation:
-    """A solution in words: it reads operands of two types, and C is of type `kind`."""
+    """A solution in words. It reads operands of two types, and C is of type `kind`."""
     names = NAMES[read[0]], NAMES[read[1]], C_NAMES[kind]
     sizes = [0 if copy is None else copy.bytes(name) for copy, name in zip(solution.copies, names, strict=True)]
     copies = tuple([f"{copy.why}, {size} bytes" for copy, size in zip(solution.copies, sizes, strict=True) if copy])
@@ -83,7 +83,7 @@ def with_steps(
     a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, epilogue: Epilogue, given: Tensors, out: torch.Tensor | None,
     config: Config | None, gate: str | None = None,
 ) -> Explanation:  # fmt: skip
-    """A product with an epilogue, of operands that have been checked: its partial results are workspace.
+    """A product with an epilogue, of operands that have been checked. Its partial results are workspace.
 
     gate  the function of a gate before it, or None
     """

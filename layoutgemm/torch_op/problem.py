@@ -1,4 +1,4 @@
-"""A product of torch tensors as a value: shapes as torch.matmul reads them, strides as kernels take them.
+"""A product of torch tensors as a value. Shapes as torch.matmul reads them, strides as kernels take them.
 
     shapes, strides, types  -->  Problem (hashable)  --solver.solve-->  Solution
 
@@ -46,7 +46,7 @@ C_TYPES = {
 
 
 class Shapes(NamedTuple):
-    """A product's sizes: matrices (m, k) and (k, n), as many as `batch` says, and the shape that torch gives it."""
+    """A product's sizes. Matrices (m, k) and (k, n), as many as `batch` says, and the shape that torch gives it."""
 
     m: int
     n: int
@@ -146,7 +146,7 @@ def contiguous_strides(shape: Sequence[int]) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class StridedOperand:
-    """A tensor as a kernel sees it: shape and strides in elements, its type's name, and `start`, the bytes that its
+    """A tensor as a kernel sees it. Shape and strides in elements, its type's name, and `start`, the bytes that its
     address is a multiple of: 16, 8, 4, 2 or 1."""
 
     shape: Ints
@@ -193,7 +193,7 @@ class Problem:
 
 
 class Matrices(NamedTuple):
-    """An operand as matrices: extents and strides of rows and columns, and strides of each dimension of the batch."""
+    """An operand as matrices. Extents and strides of rows and columns, and strides of each dimension of the batch."""
 
     rows: int
     columns: int

@@ -1,4 +1,4 @@
-"""Pictures of layouts, atoms and plans: SVG for a notebook or a file, tables for a terminal.
+"""Pictures of layouts, atoms and plans. SVG for a notebook or a file, tables for a terminal.
 
 Only strings are made here. Every picture is legible in light and in dark pages, keeps its colours apart for
 colour-blind eyes, and shows the value under the pointer. The same are methods of the objects. `svg(path)` returns the

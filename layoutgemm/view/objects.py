@@ -55,7 +55,7 @@ table.register(GatherPlan)(gather_table)
 
 
 def both(*kinds: type) -> Callable[[View], View]:
-    """Register a function as the picture of these types, and as their text: it takes `draws`."""
+    """Register a function as the picture of these types, and as their text. It takes `draws`."""
 
     def registered(view: View) -> View:
         picture.register(*kinds)(functools.partial(view, draws=True))

@@ -1,4 +1,4 @@
-"""One grid of a picture: axes, coloured cells with their texts, frames, outlined zones, and what hovering tells."""
+"""One grid of a picture. Axes, coloured cells with their texts, frames, outlined zones, and what hovering tells."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PAINTED: ContextVar[bool] = ContextVar("_PAINTED", default=False)
 
 @contextmanager
 def for_painting() -> Iterator[None]:
-    """Grids drawn inside are for a page that paints them: all texts of a grid in one element, none under the pointer.
+    """Grids drawn inside are for a page that paints them. All texts of a grid in one element, none under the pointer.
 
     >>> from layoutgemm.layouts import Layout
     >>> with for_painting():
@@ -57,7 +57,7 @@ class Label(NamedTuple):
 
 
 class CellTexts(Sequence[Label]):
-    """Lines of text in each cell of a grid, as its labels: they are made when they are asked for.
+    """Lines of text in each cell of a grid, as its labels. They are made when they are asked for.
 
     >>> CellTexts([[("0",), ("1",)], [("2",), ("3",)]])[2], len(CellTexts([[("0",)]]))
     (Label(row=1, column=0, span=1, lines=('2',)), 1)

@@ -64,7 +64,7 @@ def sized(longest: float, lines: int, font: float, padding: float) -> tuple[floa
 
 
 def even(pixels: float) -> float:
-    """Rounded up to an even number: the middles of cells are then whole numbers, which are shorter to write.
+    """Rounded up to an even number. The middles of cells are then whole numbers, which are shorter to write.
 
     >>> even(21.3)
     22.0
@@ -184,7 +184,7 @@ def lines_of(row: GridOffsets) -> list[tuple[tuple[int, ...], GridOffsets]]:
 
 
 def vector_panel(panel: Panel, layout: Drawable, line: GridOffsets, nested: bool) -> Panel:
-    """A grid without a name and a number for its row: the layout has one mode."""
+    """A grid without a name and a number for its row. The layout has one mode."""
     names = nested_names(layout, line)[1] if nested else ()
     return replace(panel, axes=("", "i"), names=(("",), names))
 
@@ -245,7 +245,7 @@ def layout_panels(
 
 
 def nested_rules(layout: Drawable) -> tuple[int, int]:
-    """The rows, and the columns, between two dark lines: the first entry of a nested mode, else `RULE`.
+    """The rows, and the columns, between two dark lines. The first entry of a nested mode, else `RULE`.
 
     >>> from layoutgemm.layouts import Layout
     >>> nested_rules(Layout(((2, 4), (3, 5)))), nested_rules(Layout((4, 8)))
@@ -266,7 +266,7 @@ def nested_names(layout: Drawable, plane: GridOffsets) -> tuple[tuple[str, ...],
 
 
 def tile_panel(tiles: DividedLayout, panel: Panel, rest: tuple[int, ...]) -> Panel:
-    """The grid of one tile: its place as caption, the nested coordinate of each cell under the pointer."""
+    """The grid of one tile. Its place as caption, the nested coordinate of each cell under the pointer."""
     (r, c), says = rest, panel.says
 
     def told(i: int, j: int) -> str:

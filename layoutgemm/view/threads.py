@@ -113,7 +113,7 @@ def tv_svg(
     columns: range | None = None,
     axes: tuple[str, str] = ("m", "n"),
 ) -> str:
-    """Draws a thread-value layout: the tile (M, N), in every cell its thread T and value (register) V.
+    """Draws a thread-value layout. The tile (M, N), in every cell its thread T and value (register) V.
 
     tv: (thread, value) -> m + M*n, the element's place in the tile counted column by column, or the pair (m, n).
     `color` groups threads by "warp" (32), "quad" (4), "thread" (1) or "auto" (warps if there are several), odd threads

@@ -52,7 +52,7 @@ def lane_copy(make: Callable[..., _Copy], kind: DType, bits: int, moved: str, se
 
 
 class Access(NamedTuple):
-    """The bytes that one lane touches at its address: `bytes` bytes from element number `first` of the tile on."""
+    """The bytes that one lane touches at its address. `bytes` bytes from element number `first` of the tile on."""
 
     lane: int
     first: int
@@ -238,7 +238,7 @@ thread 0, value 0 has bits 0..15 of the tile and then bits 128..143
 
     @checked(AtomError)
     def accesses(self, side: str, start: Callable[[int], int] | None = None) -> tuple[tuple[Access, ...], ...]:
-        """For each phase, what each of its lanes touches in shared memory: (lane, first element, bytes).
+        """For each phase, what each of its lanes touches in shared memory. (lane, first element, bytes).
 
         side   "src" or "dst", the one in shared memory
         start  for an atom of one thread: lane -> element at which the lane's copy starts; by default the lanes copy one

@@ -1,4 +1,4 @@
-"""Words of bit fields as data: one table of fields gives encoding, decoding, explanation and difference.
+"""Words of bit fields as data. One table of fields gives encoding, decoding, explanation and difference.
 
 Every word that a tensor core instruction takes is a `FieldTable`: matrix descriptors of two architectures, instruction
 descriptors of seven kinds. Nothing else in the package shifts or masks a descriptor.
@@ -16,7 +16,7 @@ from ...errors import DescriptorError
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a word: its bits [low, low + width), and how many low bits of its value are dropped.
+    """One field of a word. Its bits [low, low + width), and how many low bits of its value are dropped.
 
     meaning   what the value says
     choices   (value, name) of every legal value, where the field is an enumeration; empty where it is a number
@@ -73,7 +73,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class FieldChange:
-    """One field in which two words differ: both values, by number and by name, and what the change means."""
+    """One field in which two words differ. Both values, by number and by name, and what the change means."""
 
     name: str
     before: int
@@ -138,7 +138,7 @@ class FieldTable:
         return values
 
     def explain(self, word: int, reasons: Mapping[str, str] | None = None) -> str:
-        """A table of the word's fields: bits, raw value, value, meaning and, where told, why it has that value."""
+        """A table of the word's fields. Bits, raw value, value, meaning and, where told, why it has that value."""
         values = self.decode(word)
         wide = max(13, *(len(field.name) for field in self.fields))
         lines = [f"{word:#0{self.bits // 4 + 2}x}"]

@@ -177,7 +177,7 @@ class SmemDescriptor(HasPicture):
 
     @checked(DescriptorError)
     def explain(self, reasons: dict[str, str] | None = None) -> str:
-        """A table of the word's fields: bits, raw value, what the value means, and why where reasons are told.
+        """A table of the word's fields. Bits, raw value, what the value means, and why where reasons are told.
 
         >>> print(SmemDescriptor("128B", 1024, 16).explain())
         0x4000004000010000

@@ -365,7 +365,7 @@ def ptx_cta_group(ptx: str) -> int:
 
 @checked(DescriptorError)
 def instruction_descriptor(atom: Any, a_major: str = "K", b_major: str = "K", **options: Any) -> InstructionDescriptor:
-    """The instruction descriptor of a tcgen05 atom: kind, form and blocks from its name, M, N and types from itself.
+    """The instruction descriptor of a tcgen05 atom. Kind, form and blocks from its name, M, N and types from itself.
 
     atom     has ptx, shape_mnk, a_dtype, b_dtype, c_dtype and, for block-scaled kinds, scale.dtype (as MmaAtom has)
     options  the fields that an atom does not hold: negate_a, negate_b, saturate, scale_a_id, ...

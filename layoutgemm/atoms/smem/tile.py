@@ -120,7 +120,7 @@ def packing_of(dtype_: DType | str, packing: str | None = None) -> str:
 
 
 def slot_bits(element: DType, packing: str) -> int:
-    """Bits that one element takes in a layout: its own, or 8 where sixteen elements are padded to 16 bytes."""
+    """Bits that one element takes in a layout. Its own, or 8 where sixteen elements are padded to 16 bytes."""
     return element.bits if packing == "packed" else PADDED_SLOT_BITS
 
 
@@ -277,7 +277,7 @@ class SmemTile(HasPicture, HasPage, Function):
 
 @checked(AtomError)
 def smem_atom(dtype_: DType | str, major: str, swizzle: str, packing: str | None = None) -> Layout:
-    """The swizzle atom as a layout (mn, k) -> element offset: 8 spans, one under another.
+    """The swizzle atom as a layout (mn, k) -> element offset. 8 spans, one under another.
 
     The 128-byte mode with 32-byte atoms has 4 of them, and only MN-major. Raises AtomError for an unknown major or
     swizzle. Source: cute/atom/mma_traits_sm90_gmma.hpp and mma_traits_sm100.hpp, the canonical layouts.
@@ -376,7 +376,7 @@ def as_tile(
     major: str | None = None,
     packing: str | None = None,
 ) -> SmemTile:
-    """Any shared layout as a tile: a plain layout with the name of a swizzle, or a layout under a swizzle.
+    """Any shared layout as a tile. A plain layout with the name of a swizzle, or a layout under a swizzle.
 
     layout   (mn, k) -> offset. A plain layout counts elements. Under a swizzle it counts the swizzle's unit: elements,
              or bytes where the swizzle acts on bytes; a swizzle without unit acts on elements

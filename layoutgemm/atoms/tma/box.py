@@ -44,7 +44,7 @@ class Leaf:
 
 @dataclass
 class MapDimension:
-    """One dimension of a tensor map: the leaves in it, each with its weight, in units of `unit` elements."""
+    """One dimension of a tensor map. The leaves in it, each with its weight, in units of `unit` elements."""
 
     name: str
     parts: list[tuple[Leaf, Integer]]
@@ -372,7 +372,7 @@ class _Boxes:
 
 
 def digits_of(mode: int, dims: Sequence[MapDimension]) -> tuple[Digit, ...]:
-    """A tile's number along a mode as digits: their extents, and the step of each coordinate."""
+    """A tile's number along a mode as digits. Their extents, and the step of each coordinate."""
     digits: list[Digit] = []
     leaves = dims[0].leaves
     mine = [leaf for leaf in leaves if leaf.mode == mode]

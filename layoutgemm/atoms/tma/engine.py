@@ -77,7 +77,7 @@ def global_bits(tmap: TensorMap, coordinates: Sequence[int]) -> tuple[Ints, npt.
 
 
 def shared_bits(tmap: TensorMap, address: int) -> Ints:
-    """The box in shared memory: absolute bit address of each element, an array of the box's shape.
+    """The box in shared memory. Absolute bit address of each element, an array of the box's shape.
 
     Raises TmaError for an address that is no multiple of 128.
     """
@@ -89,7 +89,7 @@ def shared_bits(tmap: TensorMap, address: int) -> Ints:
 
 
 def row_bits(moved: int, smem_bits: int, swizzle: str) -> int:
-    """Bits from one row of a box to the next in shared memory: a narrower row has the swizzle's whole span."""
+    """Bits from one row of a box to the next in shared memory. A narrower row has the swizzle's whole span."""
     return max(moved * smem_bits, 8 * _SPAN[swizzle])
 
 

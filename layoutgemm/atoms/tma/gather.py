@@ -62,7 +62,7 @@ def four_rows(tmap: TensorMap) -> TensorMap:
 
 @checked(TmaError)
 def in_fours(tma: TmaPlan, direction: str = "gather") -> TmaPlan:
-    """The copies of a tile's rows, cut into boxes of four rows: one box is what a gather, or a scatter, moves.
+    """The copies of a tile's rows, cut into boxes of four rows. One box is what a gather, or a scatter, moves.
 
     The plan's tensor map has boxes of one row, `one_row`. Raises TmaError with the rule that forbids it.
 
@@ -97,7 +97,7 @@ def in_fours(tma: TmaPlan, direction: str = "gather") -> TmaPlan:
 
 
 def one_row(tma: TmaPlan) -> TmaPlan:
-    """The same copies with the tensor map's own box, of one row: what the host encodes."""
+    """The same copies with the tensor map's own box, of one row. What the host encodes."""
     return replace(tma, box=(tma.box[0], 1))
 
 

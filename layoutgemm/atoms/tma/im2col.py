@@ -1,4 +1,4 @@
-"""TMA loads of convolution windows (im2col mode): the tensor map, the coordinates, and the element at each address.
+"""TMA loads of convolution windows (im2col mode). The tensor map, the coordinates, and the element at each address.
 
 A convolution is a GEMM whose matrix A has a row an output pixel and a column (channel, filter tap). Memory holds the
 activations only, channels innermost. An im2col load builds a tile of A from them, with zeros in the padding:
@@ -122,7 +122,7 @@ class Im2colMap:
 
     @property
     def visited(self) -> tuple[int, ...]:
-        """Base pixels that the traversal visits along W, H and D, as `box`: the extents of the convolution's output.
+        """Base pixels that the traversal visits along W, H and D, as `box`. The extents of the convolution's output.
 
         >>> from layoutgemm.dtypes import dtype
         >>> strides = (128, 128 * 9, 128 * 63)
@@ -195,7 +195,7 @@ def broken_rules(tmap: Im2colMap, address: int = 0) -> Iterator[RuleViolation]:
 
 
 def base_pixels(tmap: Im2colMap, coordinates: Sequence[int]) -> list[engine.Ints]:
-    """The base pixels of one instruction: arrays of `pixels` coordinates along W, H, D and the images.
+    """The base pixels of one instruction. Arrays of `pixels` coordinates along W, H, D and the images.
 
     coordinates: of the first pixel, (channel, W, H, D, image). Raises TmaError, rule "first pixel", for a pixel that
     the traversal does not visit.
@@ -313,13 +313,13 @@ def load(
 
 
 def with_halo(tmap: Im2colMap, offsets: Sequence[int]) -> Im2colMap:
-    """The map of a column that has a wide copy's halo, too: what the copy fills in shared memory."""
+    """The map of a column that has a wide copy's halo, too. What the copy fills in shared memory."""
     halo = offsets[0] if tmap.wide else 0
     return replace(tmap, pixels=tmap.pixels + halo) if halo else tmap
 
 
 def check_store(tmap: Im2colMap) -> None:
-    """Raises TmaError unless pixels end at a multiple of 16 bytes: no source says where other stores end."""
+    """Raises TmaError unless pixels end at a multiple of 16 bytes. No source says where other stores end."""
     line = tmap.extents[0] * tmap.tiled.kind.gmem_bits
     if line % (8 * EDGE_UNIT):
         raise TmaError(
@@ -346,7 +346,7 @@ def store(
 
 @dataclass(frozen=True)
 class Im2colCopy:
-    """One instruction of a tile: coordinates of its first pixel, offsets of its tap, and its shared byte.
+    """One instruction of a tile. Coordinates of its first pixel, offsets of its tap, and its shared byte.
 
     coordinates   (channel, W, H, D, image) of the first base pixel
     offsets       along W, H, D

@@ -86,7 +86,7 @@ def _pitches(plan: TmaPlan) -> list[int]:
 
 @checked(TmaError)
 def multicast_mask(cluster: Layout, coordinate: tuple[int, ...], mode: int) -> int:
-    """The mask of the blocks that receive a multicast: those that differ from `coordinate` in `mode` only.
+    """The mask of the blocks that receive a multicast. Those that differ from `coordinate` in `mode` only.
 
     cluster  (block coordinate) -> rank of the block in the cluster
 

@@ -16,7 +16,7 @@ ACT, TEST, JUMP, K_HEAD, K_NEXT, TILE_HEAD, TILE_NEXT, EXIT = range(8)
 
 
 class Instruction(NamedTuple):
-    """One step of a warp: an action, or flow with the place it may jump to."""
+    """One step of a warp. An action, or flow with the place it may jump to."""
 
     kind: int
     action: Action | None = None

@@ -24,7 +24,7 @@ from .signature import OperatorCall, PlacedRule, Placement, Rule, TensorLike, pa
 
 
 class PlacedScales:
-    """The placements of one operand's scales: `lines`, `k` and `front` give None where they cannot be cut so.
+    """The placements of one operand's scales. `lines`, `k` and `front` give None where they cannot be cut so.
 
     of, scale  the operand, and its scales or None
     recipe     the scales', "" without any

@@ -42,7 +42,7 @@ def named_callers() -> Iterator[None]:
 
 
 def by_file(is_framework: Callable[[FrameType], bool]) -> Callable[[FrameType], bool]:
-    """The test with one answer for each module and file: it is asked of every frame for every operation."""
+    """The test with one answer for each module and file. It is asked of every frame for every operation."""
     known: dict[tuple[str, str], bool] = {}
 
     def test(frame: FrameType) -> bool:

@@ -1,4 +1,4 @@
-"""JAX on an emulated GPU: `cutlass_call` and TVM-FFI targets run in the emulator, on XLA's buffers in CPU memory.
+"""JAX on an emulated GPU. `cutlass_call` and TVM-FFI targets run in the emulator, on XLA's buffers in CPU memory.
 
 `cutlass.jax` lowers a call to a foreign function of XLA, for CUDA alone. Here it has the same lowering for the CPU, and
 the foreign function (emulator/host/jax_ffi.c) hands its buffers to Python. The compiled host function takes for each of

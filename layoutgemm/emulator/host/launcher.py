@@ -189,7 +189,7 @@ class HostFunction:
     # -------------------------------------------------------- calling it
 
     def call(self, values: Sequence[object], extra: Sequence[object] = ()) -> tuple[ArgumentMemory, list[HostLaunch]]:
-        """Run the function with these arguments: returns the memory that its kernels see, and its launches.
+        """Run the function with these arguments. Returns the memory that its kernels see, and its launches.
 
         values  one for each parameter, lists of them opened; streams left out or not
         extra   further arrays that kernels reach by addresses in them

@@ -24,7 +24,7 @@ class Multicast:
         self._windows: list[tuple[npt.NDArray[np.uint8], list[npt.NDArray[np.uint8]]]] = []
 
     def over(self, tensors: Sequence[Any]) -> int:
-        """The address of a window over tensors of one size: the same that they have had before."""
+        """The address of a window over tensors of one size. The same that they have had before."""
         parts = []
         for x in tensors:
             storage = x.untyped_storage()

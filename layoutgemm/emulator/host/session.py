@@ -1,4 +1,4 @@
-"""An emulated GPU for code that was written for a real one: a context manager, and the runs that it has seen.
+"""An emulated GPU for code that was written for a real one. A context manager, and the runs that it has seen.
 
 Within it torch's "cuda" tensors lie in CPU memory, and `cute.compile` keeps what the emulator needs. The emulator runs
 calls of compiled functions and of `@cute.jit` functions. Code inside is not changed.

@@ -32,7 +32,7 @@ _MASKS = {
 
 @dataclass(frozen=True)
 class TensorMode:
-    """An extent or a stride: a compiled constant, or None with its divisor at run time."""
+    """An extent or a stride. A compiled constant, or None with its divisor at run time."""
 
     value: int | None
     divisor: int = 1

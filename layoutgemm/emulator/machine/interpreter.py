@@ -97,7 +97,7 @@ class Warp:
         self.settles: Callable[[Fiber], None] | None = None  # to be called before its fibers release anything
 
     def meet(self, lanes: int) -> None:
-        """Share what relaxed reads told some of these lanes: each knows it from its next fence on."""
+        """Share what relaxed reads told some of these lanes. Each knows it from its next fence on."""
         for some in [some for some in self.waited if some & lanes == some != lanes]:
             near, far = self.waited.pop(some)
             if lanes in self.waited:
@@ -233,7 +233,7 @@ class Fiber:
         return mask & self.lanes & self.warp.alive
 
     def asked(self, told: Knowledge, lanes: int) -> None:
-        """Note what some lanes acquired at a word of memory: the others learn it where all meet (`races/lanes.py`)."""
+        """Note what some lanes acquired at a word of memory. The others learn it where all meet (`races/lanes.py`)."""
         ledger, acquired = self.cta.cluster.ledger, self.warp.acquired
         if lanes != self.warp.alive and ledger.lanes and not ledger.reads:
             acquired.setdefault(lanes, ledger.knowledge()).merge(told)
@@ -522,7 +522,7 @@ class PtxMachine:
             self._tell(self.clusters - len(self.waiting) - 1, cluster.ctas[0].coordinate)
 
     def take_cluster(self) -> Triple | None:
-        """Take a cluster that has not begun off the grid: its first block's coordinates, or None."""
+        """Take a cluster that has not begun off the grid. Its first block's coordinates, or None."""
         return self.waiting.popleft() if self.waiting else None
 
     # ------------------------------------------------------------ what operations ask for

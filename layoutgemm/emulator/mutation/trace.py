@@ -74,7 +74,7 @@ class ClusterTrace:
         return out
 
     def divide(self, event: MemoryEvent, other: MemoryEvent) -> None:
-        """Some lanes' part of an event became another event: an access is known where all its parts are."""
+        """Some lanes' part of an event became another event. An access is known where all its parts are."""
         both = 1 << event.id | 1 << other.id
         numbers = self.of_event.pop(event.id, 0)
         for needed in [needed for needed in self.shares if needed >> event.id & 1]:

@@ -427,7 +427,7 @@ def copies_global(
     fiber: Fiber, ins: PtxInstruction, addresses: npt.NDArray[np.int64], size: int, copying: CopyAccess, writes: bool,
     strong: bool = False,
 ) -> None:  # fmt: skip
-    """Check and record a copy's access to global memory: `size` bytes at each address; strong: a reduction."""
+    """Check and record a copy's access to global memory. `size` bytes at each address; strong: a reduction."""
     watch = fiber.machine.global_watch
     if writes and fiber.machine.writers is not None and len(addresses):
         fiber.machine.writers.note(fiber, ins, said(fiber, ins), addresses, size, fiber.lanes, strong)

@@ -242,7 +242,7 @@ def directed64(name: str, mode: str, *values: Value) -> Value:
 
 @cache
 def half_operation(name: str, kind: str, flush: bool, relu: bool, saturate: bool) -> Callable[..., Value]:
-    """An operation on the bits of one f16 or bf16: computed in float64 and rounded once, to nearest."""
+    """An operation on the bits of one f16 or bf16. Computed in float64 and rounded once, to nearest."""
     form, exact = dtype(kind), name in ("min", "max", "min.NaN", "max.NaN")
     if name == "fma":
         core: Callable[..., Floats] = fma_odd
@@ -344,7 +344,7 @@ def saturated(y: Floats, low: Floats, top: Floats) -> Floats:
 
 
 def scale_bits(y: Floats, up: bool, saturates: bool) -> Value:
-    """cvt to ue8m0: the exponent of the power of two below the value's size, or above it (.rp); NaN is 255.
+    """cvt to ue8m0. The exponent of the power of two below the value's size, or above it (.rp); NaN is 255.
 
     Beyond 2**127 it is 254 with .satfinite, and 255 without (CUDA's `__nv_cvt_float_to_e8m0`).
     """

@@ -82,7 +82,7 @@ class PtxInstruction:
 
 
 class Parameter(NamedTuple):
-    """A kernel parameter: its name, its bytes [offset, offset + size) in parameter space, and its element's type."""
+    """A kernel parameter. Its name, its bytes [offset, offset + size) in parameter space, and its element's type."""
 
     name: str
     offset: int

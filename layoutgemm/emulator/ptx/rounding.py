@@ -111,7 +111,7 @@ def stochastic(y: Floats, kind: DType, random: Value, count: int) -> Floats:
 
 
 def odd_integer(x: Value) -> Floats:
-    """A signed or unsigned integer as a float64: exact up to 2**53, rounded to odd above, for formats of 32 bits."""
+    """A signed or unsigned integer as a float64. Exact up to 2**53, rounded to odd above, for formats of 32 bits."""
     if not isinstance(x, np.ndarray):
         size, sticky = abs(x), 0
         if size >> 53:

@@ -371,7 +371,7 @@ PERMUTATIONS: dict[str, Callable[[int, int], int]] = {
 
 
 def permute_by(mode: str, a: Value, b: Value, selector: Value) -> Value:
-    """prmt with a mode: the two low bits of the selector choose one of four patterns of bytes."""
+    """prmt with a mode. The two low bits of the selector choose one of four patterns of bytes."""
     pick = PERMUTATIONS[mode]
     table = [sum(pick(s, i) << 4 * i for i in range(4)) for s in range(4)]
     if isinstance(selector, np.ndarray):

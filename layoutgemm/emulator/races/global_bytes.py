@@ -174,7 +174,7 @@ class GlobalWatch:
         self.turns: dict[int, int] = {}  # of the sources beside warps
 
     def next_turn(self, owner: object, turn: int = 0) -> Stamp:
-        """A turn of a source that is no warp: this one, or with 0 its next."""
+        """A turn of a source that is no warp. This one, or with 0 its next."""
         source = self.sources.setdefault(owner, len(self.sources) + 1)
         self.turns[source] = turn = turn or self.turns.get(source, 0) + 1
         return source, turn

@@ -73,7 +73,7 @@ Same: TypeAlias = Callable[[Meets], bool]
 
 
 class LaneAccess:
-    """One instruction's accesses to a memory, lane by lane: `size` bytes at each offset, a multiple of `size`.
+    """One instruction's accesses to a memory, lane by lane. `size` bytes at each offset, a multiple of `size`.
 
     offsets  of the lanes in `lanes`, in their order, or one for all of them
     """
@@ -281,7 +281,7 @@ def each_alone(ledger: Ledger, knows: Knowledge) -> int:
 
 
 def read_together(ledger: Ledger, fiber: Fiber, event: MemoryEvent, lanes: int) -> None:
-    """Note reads of the fiber's lanes as one: PTX orders each before its own lane's accesses alone."""
+    """Note reads of the fiber's lanes as one. PTX orders each before its own lane's accesses alone."""
     knows = fiber.knows
     event.readers |= lanes
     bit = ledger.bit(event)
@@ -455,7 +455,7 @@ def synchronise(ledger: Ledger, fiber: Fiber) -> None:
 
 
 def strong(ledger: Ledger, fiber: Fiber, warp: object = None) -> MemoryEvent:
-    """The event of a strong access, such as an atomic: two of them do not race, unless both are of `warp`."""
+    """The event of a strong access, such as an atomic. Two of them do not race, unless both are of `warp`."""
     return ledger.event(False, fiber.describe, STRONG if warp is None else StrongAccess(warp))
 
 
@@ -472,7 +472,7 @@ def never_race(one: object, other: object) -> bool:
 
 
 def did(ledger: Ledger, fiber: Fiber, event: MemoryEvent) -> None:
-    """End an event that the fiber made in addition to its epoch: each lane knows its own part."""
+    """End an event that the fiber made in addition to its epoch. Each lane knows its own part."""
     knows, bit = fiber.knows, ledger.bit(event)
     knows.own |= bit
     if not ledger.lanes or one_lane(fiber.lanes):

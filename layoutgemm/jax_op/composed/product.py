@@ -106,7 +106,7 @@ class ComposedProduct(FunctionProduct):
 
     @property
     def known_by_place(self) -> bool:
-        """True if an element may depend on its row or column: no mesh axis cuts the product."""
+        """True if an element may depend on its row or column. No mesh axis cuts the product."""
         placed = self.order is not None or self.rows is not None or self.out_rows is not None
         return placed or self.keeps or super().known_by_place
 

@@ -75,7 +75,7 @@ def together(product: ComposedProduct, sums: list[jax.Array]) -> jax.Array:
 
 
 def placed(product: ComposedProduct, value: jax.Array, inside: jax.Array | None, own: _Arrays) -> jax.Array:
-    """The product's elements in the result: the visited ones, in the rows that the indices name.
+    """The product's elements in the result. The visited ones, in the rows that the indices name.
 
     inside  True for the visited ones; None for all
     """

@@ -1,4 +1,4 @@
-"""Compiled kernels on disk: one file a kernel, named by a hash of everything that decides its code.
+"""Compiled kernels on disk. One file a kernel, named by a hash of everything that decides its code.
 
 A file is a zip archive of the kernel's parts, the facts it was made from, and the parts' SHA-256. It appears under its
 name by one atomic rename, so any number of processes may write at once. A file that cannot be read, was made from other
@@ -84,13 +84,13 @@ def cache_dir() -> Path | None:
 
 
 def keep_in(folder: Path) -> None:
-    """Make this folder the cache's own, whatever the environment says: a compiling process has its caller's."""
+    """Make this folder the cache's own, whatever the environment says. A compiling process has its caller's."""
     global _KEPT_IN
     _KEPT_IN = folder
 
 
 def facts_of(value: object, other: Callable[[object], str] | None = None) -> object:
-    """A value made of dataclasses, tuples, strings and numbers, as JSON-able data: equal values give equal data.
+    """A value made of dataclasses, tuples, strings and numbers, as JSON-able data. Equal values give equal data.
 
     Raises TypeError for anything else, or asks `other`: two kernels must never share a name because a part of them was
     not looked at.
@@ -136,13 +136,13 @@ def hash_of(root: Path, names: Sequence[str] = ("",)) -> str:
 
 @functools.cache
 def source_hash() -> str:
-    """A hash of the package's files that take part in making a kernel: changed code never finds an old kernel."""
+    """A hash of the package's files that take part in making a kernel. Changed code never finds an old kernel."""
     return hash_of(Path(__file__).resolve().parents[2], _SOURCES)
 
 
 @functools.cache
 def host() -> str:
-    """The machine the host half of a kernel was compiled for: it may use every instruction of this processor."""
+    """The machine the host half of a kernel was compiled for. It may use every instruction of this processor."""
     features = ""
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()

@@ -153,7 +153,7 @@ def dsl_version() -> str:
 
 
 def kernel_facts(plan: Plan) -> dict[str, object]:
-    """All that decides the code of the plan's kernel, as JSON-able data: two plans with equal facts share one kernel.
+    """All that decides the code of the plan's kernel, as JSON-able data. Two plans with equal facts share one kernel.
 
     >>> from layoutgemm.kernels import TeachingPlan
     >>> small, large = TeachingPlan.derive(64, 64, 64), TeachingPlan.derive(4096, 4000, 8192)

@@ -1,4 +1,4 @@
-"""Compiling in a process of its own: the caller's stays small, its threads go on, and several kernels are made at once.
+"""Compiling in a process of its own. The caller's stays small, its threads go on, and several kernels are made at once.
 
 Importing the DSL and compiling take some 200 MB and hold the interpreter; loading what was compiled takes neither. So
 `prepare` asks a worker process for a kernel that the cache on disk does not have, and the worker leaves it there. A
@@ -161,7 +161,7 @@ class Worker:
             self.kill()
 
     def compile(self, kernel: Kernel) -> str:
-        """Ask for a kernel, and wait: "ok", what went wrong, or "" where the process has ended or was too late."""
+        """Ask for a kernel, and wait. "ok", what went wrong, or "" where the process has ended or was too late."""
         if self._process is None or os.getpid() != self._pid:
             return ""
         end = time.monotonic() + LIMIT_SECONDS

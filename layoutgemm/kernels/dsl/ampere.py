@@ -47,7 +47,7 @@ class LoopCarried:
 
 
 def copy_bytes(destination: cute.Pointer, address: Int64, size: int, valid: Int32) -> None:
-    """cp.async of 16, 8 or 4 bytes: the first `valid` (0 to `size`) are read, the others become zeros."""
+    """cp.async of 16, 8 or 4 bytes. The first `valid` (0 to `size`) are read, the others become zeros."""
     source = cute.make_ptr(Int8, address, cute.AddressSpace.gmem, assumed_align=size)
     cache = primitives.LoadCacheModifier.CG if size == 16 else primitives.LoadCacheModifier.CA
     primitives.cp_async_shared_global(raw(destination), raw(source), size, cache, cp_size=valid)

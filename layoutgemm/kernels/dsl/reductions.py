@@ -109,7 +109,7 @@ class BlockReductions:
         return sum(1 for row, column in values_of(self.block.plan.mma)[0] if row == key[1] and column in columns)
 
     def key(self, step: ReductionStep, at: Element) -> tuple[str, int, int]:
-        """The element as thread 0 has it: the step, its row or column in the accumulator, and its group of columns."""
+        """The element as thread 0 has it. The step, its row or column in the accumulator, and its group of columns."""
         row, column = at.key
         line = {"m": row, "n": column, "": 0}[step.axes]
         return step.name, line, 0 if step.each is None else column // step.each
@@ -136,7 +136,7 @@ class BlockReductions:
             self.combine_in_memory(step, at, values)
 
     def of_lanes(self, reduction: Reduction, axis: str, lines: Sequence[list[Any]]) -> list[list[Any]]:
-        """The tuples of all lanes of each line, in each lane: an exchange of all lines before the next exchange."""
+        """The tuples of all lanes of each line, in each lane. An exchange of all lines before the next exchange."""
         found = list(lines)
         for distance in self.exchanges(axis):
             others = [[cute.arch.shuffle_sync_bfly(value, distance) for value in values] for values in found]
@@ -420,7 +420,7 @@ def words_of(epilogue: Epilogue, step: ReductionStep) -> range:
 
 
 class WholeRows:
-    """The end of a cluster whose CTAs along N have all columns: tuples of rows combined, results stored."""
+    """The end of a cluster whose CTAs along N have all columns. Tuples of rows combined, results stored."""
 
     def __init__(self, plan: ReducingPlan):
         self.plan = plan

@@ -106,7 +106,7 @@ def warp_sync() -> None:
 
 
 def named_sync(barrier: Int32 | int, threads: int) -> None:
-    """bar.sync on a named barrier: goes on when `threads` threads have come, those of `named_arrive` included."""
+    """bar.sync on a named barrier. Goes on when `threads` threads have come, those of `named_arrive` included."""
     cute.arch.barrier(barrier_id=barrier, number_of_threads=threads)
 
 

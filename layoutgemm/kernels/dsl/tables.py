@@ -35,7 +35,7 @@ def load_first(address: Int64, entry: Int32, groups: Int32, size: int, ends: boo
 
 
 def group_entry(ragged: Any, address: Int64, entry: Int32, groups: Int32, rows: Int32) -> Int32:
-    """An entry of the table of groups of rows, from global memory: the group's first row, or the rows that count.
+    """An entry of the table of groups of rows, from global memory. The group's first row, or the rows that count.
 
     ragged  a plan's Ragged
     rows    of A, or of each masked group

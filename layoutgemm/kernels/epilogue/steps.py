@@ -113,7 +113,7 @@ class EpilogueOperand:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Names of the 64-bit parameters that carry it: a number, or an address with the strides that it needs."""
+        """Names of the 64-bit parameters that carry it. A number, or an address with the strides that it needs."""
         if not self.axes:
             return (self.name,)
         leading = (f"{self.name}_ld",) if self.axes == "mn" else ()
@@ -159,7 +159,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Scale(Step):
-    """x * name: a number given at the launch, or a float32 in memory with device=True (a scale that a kernel made)."""
+    """x * name. A number given at the launch, or a float32 in memory with device=True (a scale that a kernel made)."""
 
     name: str = "alpha"
     device: bool = False
@@ -198,7 +198,7 @@ class _Vector(Step):
 
 @dataclass(frozen=True)
 class Bias(_Vector):
-    """x + bias: one value a column of C (axis "n", as torch's linear has it) or a row ("m", as cuBLASLt's BIAS)."""
+    """x + bias. One value a column of C (axis "n", as torch's linear has it) or a row ("m", as cuBLASLt's BIAS)."""
 
     name: str = "bias"
 
@@ -220,7 +220,7 @@ class VectorScale(_Vector):
 
 @dataclass(frozen=True)
 class Residual(Step):
-    """x + beta * D: a matrix of C's shape and a number given at the launch. Without a beta it is 1."""
+    """x + beta * D. A matrix of C's shape and a number given at the launch. Without a beta it is 1."""
 
     dtype: str = "bf16"
     order: str = "row"
@@ -383,7 +383,7 @@ class Clamp(Step):
 
 @dataclass(frozen=True)
 class Aux(Step):
-    """x at this step, written to a matrix of C's shape: the input of an activation's gradient."""
+    """x at this step, written to a matrix of C's shape. The input of an activation's gradient."""
 
     dtype: str = "bf16"
     order: str = "row"

@@ -107,7 +107,7 @@ class GatePlan:
 
     @property
     def part(self) -> int:
-        """Elements of a row that a warp has: a weighted gradient's sums are (m, n / part), float32."""
+        """Elements of a row that a warp has. A weighted gradient's sums are (m, n / part), float32."""
         return WARP * self.vector
 
     @property

@@ -1,4 +1,4 @@
-"""Rows of C that several rows of the product are added to: a kernel of its own, behind the product.
+"""Rows of C that several rows of the product are added to. A kernel of its own, behind the product.
 
     launch     reads                                 writes
     -------    ----------------------------------    ---------------------------------------------------------------
@@ -90,7 +90,7 @@ def added_rows(plan: AddingPlan, c: np.ndarray, values: Mapping[str, object] | N
 
 
 def added_checks(plan: AddingPlan) -> list[Check]:
-    """The check of the sums of rows: each element of C is of one warp's run; none where no rows are added."""
+    """The check of the sums of rows. Each element of C is of one warp's run; none where no rows are added."""
     return [_sums_of_rows(plan)] if plan.adds_rows else []
 
 

@@ -121,7 +121,7 @@ class Level:
 
     @property
     def whole_units(self) -> bool:
-        """True if lines of C are written in whole units of 16 bytes: the pitch up to the next one is the level's."""
+        """True if lines of C are written in whole units of 16 bytes. The pitch up to the next one is the level's."""
         return self.store is not None
 
     def written(self, n: int) -> int:

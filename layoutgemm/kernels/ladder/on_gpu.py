@@ -135,7 +135,7 @@ def check(level: Level, m: int, n: int, k: int) -> float:
 
 
 def check_rows(level: Level, size: int) -> float:
-    """Run the level at size^3 and look at some rows of C: the largest error as a share of the bound.
+    """Run the level at size^3 and look at some rows of C. The largest error as a share of the bound.
 
     Raises PlanError where an element is further off.
     """

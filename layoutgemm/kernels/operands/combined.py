@@ -252,7 +252,7 @@ def check_combined(how: Combined, tile_n: int, split: int, b: Operand, tile: str
 
 
 def side_by_side(operand: OperandPlan, matrices: int) -> OperandPlan:
-    """B's tile with copies from `matrices` matrices: each fills as many of its rows, by a tensor map of its own.
+    """B's tile with copies from `matrices` matrices. Each fills as many of its rows, by a tensor map of its own.
 
     >>> from layoutgemm.atoms import wgmma
     >>> from layoutgemm.kernels.derive import derive_operand

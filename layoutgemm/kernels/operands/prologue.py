@@ -39,7 +39,7 @@ TYPES = ("bf16", "f16", "e4m3", "e5m2")  # of A
 
 @dataclass(frozen=True, slots=True)
 class PrologueOperand:
-    """A vector that the function reads: a number for each row of A ("m"), or for each of its columns ("k")."""
+    """A vector that the function reads. A number for each row of A ("m"), or for each of its columns ("k")."""
 
     name: str
     axis: str

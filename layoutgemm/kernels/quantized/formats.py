@@ -121,7 +121,7 @@ class QuantizedFormat:
 
     @checked(PlanError)
     def epilogue(self, *steps: Step, axis: str = "m") -> Epilogue:
-        """The epilogue of a plan with these weights: the scale of a column first, then the given steps.
+        """The epilogue of a plan with these weights. The scale of a column first, then the given steps.
 
         axis  of C, along which output features lie: "m" where weights are A, "n" where they are B
 

@@ -261,12 +261,12 @@ def _further_words(
 
 
 def indexed_rows(plan: NamedPlan) -> int:
-    """Row indices of a launch: one for each row of the product, of each matrix of a batch."""
+    """Row indices of a launch. One for each row of the product, of each matrix of a batch."""
     return plan.m * indexed_matrices(plan)
 
 
 def indexed_matrices(plan: NamedPlan) -> int:
-    """Matrices of A and of C with row indices of their own: groups of rows lie in one."""
+    """Matrices of A and of C with row indices of their own. Groups of rows lie in one."""
     return 1 if isinstance(plan, Sm90Plan) and plan.joined_rows else plan.batch
 
 

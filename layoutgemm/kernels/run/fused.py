@@ -1,4 +1,4 @@
-"""Plans with an epilogue, run on NumPy arrays: the compiled kernel on a GPU or in the emulator, operands by name."""
+"""Plans with an epilogue, run on NumPy arrays. The compiled kernel on a GPU or in the emulator, operands by name."""
 
 from __future__ import annotations
 

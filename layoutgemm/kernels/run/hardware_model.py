@@ -31,7 +31,7 @@ POISON = 0xFF  # every byte of fresh shared memory: read as bf16 or f16 it is Na
 
 
 def unwritten(dtype: DType, shape: int | tuple[int, ...]) -> np.ndarray:
-    """The bits of a C that nothing has stored yet: all ones, a NaN of every float type, -1 of an integer one."""
+    """The bits of a C that nothing has stored yet. All ones, a NaN of every float type, -1 of an integer one."""
     return np.full(shape, -1, dtype=np.int64).astype(dtype.storage)
 
 
@@ -111,7 +111,7 @@ class Barrier:
 
 @dataclass(frozen=True, eq=False)
 class GlobalMatrix:
-    """A matrix in global memory, or a batch of them: raw element bits, contiguous along one dimension.
+    """A matrix in global memory, or a batch of them. Raw element bits, contiguous along one dimension.
 
     leading  elements from line to line
     extents  innermost first; a third one is the batch
@@ -341,7 +341,7 @@ def _operand_addresses(word: int, major: str, extent: tuple[int, int], dtype: DT
 
 
 def wgmma_product(atom: MmaAtom, smem: SharedBytes, word_a: int, major_a: str, word_b: int, major_b: str) -> np.ndarray:
-    """wgmma.mma_async on two descriptors: the product A B^T of one instruction as a (64, N) float32 or int32 matrix.
+    """wgmma.mma_async on two descriptors. The product A B^T of one instruction as a (64, N) float32 or int32 matrix.
 
     A and B are read through their descriptors' own arithmetic. The sum of the products is rounded in float32, in
     whatever order NumPy adds; the hardware's order is not specified either. 32 products of 8-bit integers fit into 32.

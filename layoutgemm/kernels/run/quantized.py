@@ -1,4 +1,4 @@
-"""Running a plan with packed weights on NumPy arrays: the executor, the emulator, or the kernel on a GPU."""
+"""Running a plan with packed weights on NumPy arrays. The executor, the emulator, or the kernel on a GPU."""
 
 from __future__ import annotations
 

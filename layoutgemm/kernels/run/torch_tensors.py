@@ -1,4 +1,4 @@
-"""Plans on a GPU, through torch: which GPU can run one, and its launch on the current stream.
+"""Plans on a GPU, through torch. Which GPU can run one, and its launch on the current stream.
 
 A kernel's `OperandPath` says how its operands lie. torch is imported inside of functions only.
 """
@@ -105,7 +105,7 @@ def target_here(targets: Sequence[str], default: str) -> str:
 def run_tensors(
     plan: GemmPlan, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, device: str | None, copy: bool
 ) -> GemmResult:
-    """Run on torch tensors: CUDA tensors on their GPU, CPU tensors on the NumPy executor or, when asked, elsewhere."""
+    """Run on torch tensors. CUDA tensors on their GPU, CPU tensors on the NumPy executor or, when asked, elsewhere."""
     import torch
 
     check_tensors(plan, a, b, out)
@@ -226,7 +226,7 @@ def check_tensors(
     plan: Any, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None,
     given: Mapping[str, torch.Tensor] | None = None,
 ) -> None:  # fmt: skip
-    """Raise OperandError unless a plan can run on these tensors: dense, of its types, on one device, an output of its
+    """Raise OperandError unless a plan can run on these tensors. Dense, of its types, on one device, an output of its
     shape in memory of its own, and no derivative recorded."""
     import torch
     import torch.autograd.forward_ad as forward

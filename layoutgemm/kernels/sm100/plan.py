@@ -319,7 +319,7 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, A
 
     @property
     def loads_whole_rows(self) -> bool:
-        """True if the epilogue sees a tile's rows as a whole: they are reduced, quantised, or not stored.
+        """True if the epilogue sees a tile's rows as a whole. They are reduced, quantised, or not stored.
 
         So it does where a load cuts the columns of a function of several.
         """
@@ -330,7 +330,7 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, A
 
     @checked(PlanError)
     def columns_before(self, chunk: StoreChunk) -> int:
-        """Columns that are loaded before a chunk of an accumulator is stored: its own, and those its results need.
+        """Columns that are loaded before a chunk of an accumulator is stored. Its own, and those its results need.
 
         >>> from layoutgemm.kernels.epilogue.chain import Quantize
         >>> wide, scaled = Sm100Config((128, 128)), Epilogue(Quantize())

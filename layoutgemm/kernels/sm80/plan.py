@@ -362,7 +362,7 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan, Asked):
 
     @property
     def products(self) -> tuple[tuple[int, int], ...]:
-        """(block along M, block along N) of a depth's products, in order: neighbours share B, and at the turns A."""
+        """(block along M, block along N) of a depth's products, in order. Neighbours share B, and at the turns A."""
         m, n = self.blocks
         return tuple((i if j % 2 == 0 else m - 1 - i, j) for j in range(n) for i in range(m))
 

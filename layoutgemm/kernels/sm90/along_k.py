@@ -1,4 +1,4 @@
-"""Groups along K, the gradients of experts' weights: C[e] = A[:, g] @ B[g] for the rows g of B of group e.
+"""Groups along K, the gradients of experts' weights. C[e] = A[:, g] @ B[g] for the rows g of B of group e.
 
 A is column-major and B row-major: a group begins at any line of either. Where groups end is known on the device alone.
 The tiles of C are those of a batch, group after group; each tile has as many K tiles as its group needs:
@@ -214,7 +214,7 @@ def with_starts(operand: OperandPlan) -> OperandPlan:
 
 
 def of_lines(plan: Sm90Plan, matrix: GlobalMatrix) -> GlobalMatrix:
-    """An operand as its tensor maps have it: with the first line that is read as a dimension."""
+    """An operand as its tensor maps have it. With the first line that is read as a dimension."""
     of = load_extents(matrix.extents[1], plan.tile[2])
     return replace(matrix, extents=(matrix.extents[0], int(of["k"]), int(of[START])), pitch=matrix.leading)
 

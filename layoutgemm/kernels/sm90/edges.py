@@ -64,7 +64,7 @@ def with_ends(operand: OperandPlan, dim: str, tile: int, c: DType, wanted: bool)
 
 
 def ends_check(operand: OperandPlan, tile: int, c: DType) -> Check:
-    """For every extent: the matrix's rows of a tile land in their places, nearly none from outside, as expected."""
+    """For every extent. The matrix's rows of a tile land in their places, nearly none from outside, as expected."""
     ends, tma = operand.ends, operand.tma
     assert ends is not None
     at, witness, tiles = tma.dims.index(ends.dim), "", 0

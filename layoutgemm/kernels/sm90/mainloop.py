@@ -1,4 +1,4 @@
-"""Main loops that do more than add: each K block is summed afresh, and a user's arithmetic makes the next total of it.
+"""Main loops that do more than add. Each K block is summed afresh, and a user's arithmetic makes the next total of it.
 
     Promoted.of(lambda total, product, scale_a, scale_b: total + scale_a * scale_b * product,
                 Table("scale_a", "m"), Table("scale_b", "n", 128))
@@ -65,7 +65,7 @@ COPY_ARRIVALS = WARP  # at a stage's barrier: each lane of the loader's warp cop
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Numbers that a promotion reads, f32 in global memory: one for each K block, and every `group` rows or columns.
+    """Numbers that a promotion reads, f32 in global memory. One for each K block, and every `group` rows or columns.
 
     axis   "m": rows of A; "n": columns of B
     group  how many of them share a number. A tile's columns need not be a multiple of it: see `segment`
@@ -88,7 +88,7 @@ class Table:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The kernel's parameters: address, then elements from group to group, from K block to K block, and from one
+        """The kernel's parameters. Address, then elements from group to group, from K block to K block, and from one
         matrix of a batch to the next."""
         return self.name, f"{self.name}_group", f"{self.name}_k", f"{self.name}_batch"
 
@@ -368,7 +368,7 @@ def check_promoted(loop: Promoted, config: Any, a: Any, c: Any, gated: Any, sums
 
 
 def takes_together(config: Sm90Config) -> bool:
-    """True if a kernel may read numbers of several K blocks together: a loader of many registers, all of K.
+    """True if a kernel may read numbers of several K blocks together. A loader of many registers, all of K.
 
     Kernels of few rows have other loaders. They gain nothing by it.
     """

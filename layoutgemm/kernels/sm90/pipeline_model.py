@@ -1,4 +1,4 @@
-"""The pipeline of a Hopper GEMM in all its forms: who loads, how consumers share the work, how C leaves.
+"""The pipeline of a Hopper GEMM in all its forms. Who loads, how consumers share the work, how C leaves.
 
 `HopperPipeline` builds the model that a plan of the production kernel is proven with, action by action. The
 model leaves out:

@@ -1,4 +1,4 @@
-"""The NumPy executor of the production kernel: clusters of blocks that share loads, walked as the kernel walks them.
+"""The NumPy executor of the production kernel. Clusters of blocks that share loads, walked as the kernel walks them.
 
 Multicast shares land in the shared memory of every CTA that needs them, and products read it through the descriptors.
 Split-K partial sums are exchanged through it, and C leaves through stmatrix, buffers and TMA stores. The hardware's
@@ -109,7 +109,7 @@ def execute_sm90(
 
 
 def of_halves(plan: Sm90Plan, b: GlobalMatrix) -> GlobalMatrix:
-    """A gate's matrix with a dimension of two halves: the second half of its columns begins n lines on."""
+    """A gate's matrix with a dimension of two halves. The second half of its columns begins n lines on."""
     if plan.halves == 1:
         return b
     inner, _, *groups = b.extents

@@ -1,4 +1,4 @@
-"""The request of a Hopper plan: its arguments, read and checked, and each object that they decide.
+"""The request of a Hopper plan. Its arguments, read and checked, and each object that they decide.
 
 `Sm90Plan.derive` asks for the objects in order; each is derived from the arguments and from the objects before it.
 """
@@ -196,7 +196,7 @@ class Sm90Request(ProductParts, Asked):
 
     @property
     def grouped_lines(self) -> bool:
-        """True if groups are lines of one C: each may end with a part of a tile."""
+        """True if groups are lines of one C. Each may end with a part of a tile."""
         return self.joined_rows or self.experts is not None
 
     @property
@@ -371,7 +371,7 @@ class Sm90Request(ProductParts, Asked):
         return packed, with_ends(b_plan, "n", tile_n, c_spec.dtype, ends)
 
     def turns(self, packed: PackedOperand, atom: MmaAtom) -> int:
-        """The turns of a K tile of packed weights: as few as leave registers for two sets of fragments.
+        """The turns of a K tile of packed weights. As few as leave registers for two sets of fragments.
 
         With fewer registers ptxas waits for each wgmma by itself (C7510), in silence. If none fits, there is one.
         """

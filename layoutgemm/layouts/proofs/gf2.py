@@ -1,4 +1,4 @@
-"""Elimination over GF(2) on Python ints: a vector is an int, a matrix the list of its columns.
+"""Elimination over GF(2) on Python ints. A vector is an int, a matrix the list of its columns.
 
 Everything is exact and takes a few operations on machine words for each column, so that matrices of layouts with 2^40
 elements cost microseconds.

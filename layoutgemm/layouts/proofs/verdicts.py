@@ -38,7 +38,7 @@ def layout_of(x: object) -> object:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on an operation or a comparison: truthy when it has an answer, or holds. Equal to that bool.
+    """The verdict on an operation or a comparison. Truthy when it has an answer, or holds. Equal to that bool.
 
     Attributes: ok; reason, what the operation would raise, or what differs; witness, the first coordinate that shows
     it, or the path to the first mode that differs.

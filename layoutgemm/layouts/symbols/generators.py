@@ -26,7 +26,7 @@ Key = tuple[str, int | None, int | None, tuple[tuple[Powers, Coefficient], ...]]
 
 
 class FactError(LayoutError):
-    """A fact that cannot be accepted: it contradicts the others, or cannot be solved for one symbol."""
+    """A fact that cannot be accepted. It contradicts the others, or cannot be solved for one symbol."""
 
 
 class Generator:
@@ -75,7 +75,7 @@ def restore(key: Key) -> int:
 
 
 def check_symbols(ids: Iterable[int]) -> None:
-    """Raise FactError when two different generators stand for one symbol: one of them lacks a fact of the other."""
+    """Raise FactError when two different generators stand for one symbol. One of them lacks a fact of the other."""
     key = tuple(ids)
     if key in _consistent:
         return

@@ -239,7 +239,7 @@ _VERBS = {"__add__": "added to", "__sub__": "subtracted from", "__mul__": "multi
 
 
 def has_own_arithmetic(x: object, operation: str = "__rmul__") -> bool:
-    """True if an operand has its own arithmetic with a symbol: arrays, SymPy's objects, basis elements."""
+    """True if an operand has its own arithmetic with a symbol. Arrays, SymPy's objects, basis elements."""
     owner = x.__class__.__module__.partition(".")[0]
     if owner in ("builtins", "torch") or (owner == "numpy" and x.__class__.__name__ != "ndarray"):
         return False
@@ -323,7 +323,7 @@ def _without(m: Monomial, d: Monomial) -> Monomial | None:
 
 
 def floordiv(p: Scalar, q: Scalar) -> Scalar | None:
-    """floor(p / q) where it is a polynomial, or None: what q divides, if the remainder provably lies in 0..q-1."""
+    """floor(p / q) where it is a polynomial, or None. What q divides, if the remainder provably lies in 0..q-1."""
     exact = div(p, q)
     if exact is not None or (p.__class__ is int and q.__class__ is int):
         return exact if exact is not None else p // q if q else None

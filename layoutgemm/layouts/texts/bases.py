@@ -1,4 +1,4 @@
-"""Triton's linear layouts from text: the bases of each input, as its compiler, Gluon and Python print them.
+"""Triton's linear layouts from text. The bases of each input, as its compiler, Gluon and Python print them.
 
 #ttg.linear<{register = [[0, 1]], lane = [[1, 0], [2, 0]], warp = [], block = []}>
 {"register": [[0, 1]], "lane": [[1, 0], [2, 0]]}
@@ -433,7 +433,7 @@ def integers_of(text: str, value: Value, at: int) -> list[int]:
 
 
 def basis_of(text: str, name: str, value: Value, at: int) -> Basis:
-    """The bases of one input: a list of vectors, or of integers where the tensor has one dimension."""
+    """The bases of one input. A list of vectors, or of integers where the tensor has one dimension."""
     if not isinstance(value, ListValue):
         raise ParseError(f"expected the bases of {name}, as in [[0, 1], [1, 0]]", text, at)
     vectors: list[tuple[int, ...]] = []

@@ -1,4 +1,4 @@
-"""Lines of IR: the type of an operation's result, among the types that the line prints.
+"""Lines of IR. The type of an operation's result, among the types that the line prints.
 
 MLIR prints `(operands) -> result` for some operations, the result's type alone for others, and for some the operands'
 types alone: then no type of the line is that of the result. Operations of Triton that print one type for operands and

@@ -1,4 +1,4 @@
-"""Parts of the readers of Triton's attributes: checked fields, bases that grow, blocks of a cluster.
+"""Parts of the readers of Triton's attributes. Checked fields, bases that grow, blocks of a cluster.
 
 CGALayout = [[1, 0]], or CTAsPerCGA = [2, 1], CTASplitNum = [2, 1], CTAOrder = [1, 0] of older versions: block 1 holds
 the lower half of the tensor. Blocks beyond the split hold the same elements.
@@ -150,7 +150,7 @@ class AttributeFields:
         return out
 
     def one_split(self) -> None:
-        """Refuse the older fields of tensor memory in a cluster: they count the CTAs among the columns."""
+        """Refuse the older fields of tensor memory in a cluster. They count the CTAs among the columns."""
         for name in ("CTASplitM", "CTASplitN"):
             if str(self.fields.get(name, 1)) != "1":
                 raise self.fail(f"{name} = 1; of blocks in a cluster CGALayout, as in CGALayout = [[1, 0]],")

@@ -1,4 +1,4 @@
-"""Layouts from source text: CuTe's types in C++, and the calls that make a layout in C++ and in the CuTe DSL.
+"""Layouts from source text. CuTe's types in C++, and the calls that make a layout in C++ and in the CuTe DSL.
 
 Layout<Shape<_4,_8>,Stride<_8,_1>>                                          a type, as compilers and authors write it
 cute::Layout<cute::tuple<cute::C<4>, cute::C<8>>, cute::tuple<...>>

@@ -1,4 +1,4 @@
-"""The text around a layout: code before its comment, prose around its backticks, words that are no layout.
+"""The text around a layout. Code before its comment, prose around its backticks, words that are no layout.
 
 Each function blanks what is not the layout. The characters that are left keep their positions, which errors name.
 """

@@ -56,7 +56,7 @@ class KeptGradients(NamedTuple):
     bias: WeightAndBias | None = None
 
     def of_transposed_b(self) -> KeptGradients:
-        """The same launches for a b that holds the transpose of what was multiplied: its gradient lies as it does."""
+        """The same launches for a b that holds the transpose of what was multiplied. Its gradient lies as it does."""
         if self.of_b is None:
             return self
         *batch, rows, columns = self.of_b.shape

@@ -55,7 +55,7 @@ class ChainCalls:
         PREPARED.on_clear.append(self.kept.clear)  # the next call of each chooses anew
 
     def of(self, make: Callable[[], Chain], options: Key, tensors: Tensors) -> Made:
-        """The results of a call that records no derivatives: `again`, or what `make` does, kept where it can be."""
+        """The results of a call that records no derivatives. `again`, or what `make` does, kept where it can be."""
         found = self.again(options, tensors)
         if found is not None:
             return found

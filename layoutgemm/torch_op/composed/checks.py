@@ -75,7 +75,7 @@ class ComposedCall(NamedTuple):
 
     @property
     def of_rows(self) -> bool:
-        """True for two pairs whose dimensions before M are rows: matrices B that are no batch."""
+        """True for two pairs whose dimensions before M are rows. Matrices B that are no batch."""
         return len(self.a) > 1 and takes_rows(self.parts) and self.b[0].ndim == 2
 
     @property

@@ -138,7 +138,7 @@ class Parts:
 
     @property
     def linear(self) -> bool:
-        """True if C is linear in each operand: a sum of products, at most with a bias."""
+        """True if C is linear in each operand. A sum of products, at most with a bias."""
         alone = self.prologue is None and self.how is None and self.epilogue is None and self.activation is None
         return alone and not {*PLACED, ROW_WEIGHTS} & set(self.own)
 

@@ -179,7 +179,7 @@ def _by_mma_sync(key: PlanKey) -> Sm80Plan:
 
 
 def check_mirror(plan: Plan, a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> None:
-    """Raise OperandError unless a product in symmetric order is symmetric: A A^T, A A^T + B B^T or A B^T + B A^T."""
+    """Raise OperandError unless a product in symmetric order is symmetric. A A^T, A A^T + B B^T or A B^T + B A^T."""
     if not isinstance(plan, Sm90Plan) or plan.mirror is None:
         return
     if not any(all(map(same_memory, a, [x.mT for x in each])) for each in (b, b[::-1])):
@@ -228,7 +228,7 @@ def _mask(found: npt.NDArray[np.bool_] | None) -> torch.Tensor | None:
 
 
 def host_values(call: ComposedCall) -> Operands:
-    """The order's operands by name as the host reads them: a list of tiles as rows and columns."""
+    """The order's operands by name as the host reads them. A list of tiles as rows and columns."""
     values = {name: call.values[name] for name in call.parts.order_names}
     if TILES in values:
         values[TILES] = tiles_on_host(values[TILES])

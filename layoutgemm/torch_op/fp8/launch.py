@@ -51,7 +51,7 @@ AS_QUANTIZE = QuantizeOptions(BLOCK, torch.float8_e4m3fn, False, "mn")
 
 
 class QuantizedShapes(NamedTuple):
-    """The results as they are allocated, and what is cut off: values have rows of a multiple of 16 elements.
+    """The results as they are allocated, and what is cut off. Values have rows of a multiple of 16 elements.
 
     values, scales  (shape, strides)
     columns         of the values, where they are narrower; else 0
@@ -89,7 +89,7 @@ kept_shapes = functools.lru_cache(4096)(shapes_of)  # of plain numbers: a size t
 
 @dataclass(slots=True)
 class KeptQuantizer:
-    """A launch for tensors of one shape, strides and type: results, the launch, and address bits that are 0."""
+    """A launch for tensors of one shape, strides and type. Results, the launch, and address bits that are 0."""
 
     values: tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
     scales: tuple[tuple[int, ...], tuple[int, ...], torch.dtype]

@@ -1,4 +1,4 @@
-"""matmul(a, (b0, b1), combine=): a kept launch, or all checks, then a kernel or torch's dispatcher.
+"""matmul(a, (b0, b1), combine=). A kept launch, or all checks, then a kernel or torch's dispatcher.
 
 Compilers, torch.func, modes, fake tensors and subclasses see the operator `combined_matmul`: one node of a graph.
 """

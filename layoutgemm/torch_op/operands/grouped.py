@@ -1,4 +1,4 @@
-"""grouped_matmul(a, (b0, b1), combine=): a function of the products with several matrices, checked and computed now.
+"""grouped_matmul(a, (b0, b1), combine=). A function of the products with several matrices, checked and computed now.
 
     groups     a                         each b                result
     -------    ----------------------    ------------------    ------------------

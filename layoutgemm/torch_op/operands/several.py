@@ -1,4 +1,4 @@
-"""matmul(a, (b0, b1), combine=f): one function of the products of a with several matrices, in one kernel.
+"""matmul(a, (b0, b1), combine=f). One function of the products of a with several matrices, in one kernel.
 
     matmul(x, (w_gate, w_up), combine="silu")                            SwiGLU of weights that lie apart
     matmul(x, (w0, w1), combine=lambda p, q, ops, s: p + s * q, given={"s": 0.5})
@@ -199,7 +199,7 @@ def _orders(b: torch.Tensor, name: str, k_major: str) -> tuple[str, ...]:
 
 
 def order_of(x: torch.Tensor, k_major: str) -> str:
-    """The order in which a kernel reads an operand: 8-bit types and tf32 with K contiguous alone."""
+    """The order in which a kernel reads an operand. 8-bit types and tf32 with K contiguous alone."""
     if x.dtype not in (torch.bfloat16, torch.float16):
         return k_major
     along = {"row": x.stride(-1), "col": x.stride(-2)}

@@ -1,4 +1,4 @@
-"""Derivatives of a product whose formula torch derives: the kernel forward, float32 sums and the steps backward.
+"""Derivatives of a product whose formula torch derives. The kernel forward, float32 sums and the steps backward.
 
     forward    the kernel, and what the steps write into new tensors
     backward   the formula again, with its products by this library's kernels; torch derives it

@@ -84,7 +84,7 @@ class QuantizedWeight(NoTensor):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of dense weights of 16 bits: `activations`, or bfloat16, which x is quantised from."""
+        """The type of dense weights of 16 bits. `activations`, or bfloat16, which x is quantised from."""
         return torch.bfloat16 if self.activations == FLOAT8 else self.activations
 
     @property
@@ -103,7 +103,7 @@ class QuantizedWeight(NoTensor):
 
     @cached_property
     def kind(self) -> str:
-        """The format, the sizes and the type of x as a text: the same launches read weights of one kind.
+        """The format, the sizes and the type of x as a text. The same launches read weights of one kind.
 
         >>> QuantizedWeight.quantize(torch.eye(64, 128), QuantizedFormat("int8")).kind
         'int8 with a scale a column, 64x128, torch.bfloat16'
@@ -239,7 +239,7 @@ def in_place(units: torch.Tensor, fmt: QuantizedFormat, activations: torch.dtype
 
 
 def multiplied(fmt: QuantizedFormat, dense: torch.Tensor, activations: torch.dtype) -> torch.Tensor:
-    """Weights as a product multiplies them: those of groups are rounded to the activations' type of 16 bits.
+    """Weights as a product multiplies them. Those of groups are rounded to the activations' type of 16 bits.
 
     The scale of a column multiplies the sums, in float32, and with float8 activations so does that of a group.
     """

@@ -1,4 +1,4 @@
-"""Grouped products of operands of any kind: checked, then by a kernel, or on the CPU in float64.
+"""Grouped products of operands of any kind. Checked, then by a kernel, or on the CPU in float64.
 
     a             b             groups         result       group e                                  on a GPU
     ------------  ------------  -------------  -----------  ---------------------------------------  ------------------
@@ -125,7 +125,7 @@ def groups_of(
 
 
 def check_expected(rows: object, groups: object, config: object, of: str = "groups of rows") -> None:
-    """Raise OperandError for `rows` that choose no tiles: no int of at least 1, no groups, or a configuration.
+    """Raise OperandError for `rows` that choose no tiles. No int of at least 1, no groups, or a configuration.
 
     of  the groups whose tiles they may choose, which `groups` are, or None
     """
@@ -570,7 +570,7 @@ def _plan_along_k(
 
 
 def epilogue_of_call(call: GroupedCall, finish: BiasActivation) -> Epilogue:
-    """The epilogue of a call: the scales that the main loop leaves, bias, and an activation but for a gate."""
+    """The epilogue of a call. The scales that the main loop leaves, bias, and an activation but for a gate."""
     bias = None if finish.bias is None else C_NAMES[finish.bias.dtype]
     return epilogue_of(call.recipes or Recipes("", ""), bias, finish.activation)
 
@@ -579,7 +579,7 @@ def chosen(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], scales: tuple[int, ...] | None, index: int,
     config: Sm90Config | None, masked: bool = False, gate: str | None = None, columns: int = 1,
 ) -> tuple[Sm90Config, str]:  # fmt: skip
-    """The configuration of a grouped kernel, and why: the caller's, the measured one, or the default for its rows.
+    """The configuration of a grouped kernel, and why. The caller's, the measured one, or the default for its rows.
 
     sizes    M, N, K and the groups; of masked groups M is each one's
     gate     the function of a gate, or None

@@ -325,7 +325,7 @@ class GroupedFormula(ProductFormula[CheckedGroups]):
 
     @property
     def held(self) -> tuple[str, ...]:
-        """Written operands that keep a part of what they have: all, where rows are in no group."""
+        """Written operands that keep a part of what they have. All, where rows are in no group."""
         return self.epilogue.writes if self.made.call.leaves_rows else super().held
 
     def launched(self) -> torch.Tensor:
@@ -490,7 +490,7 @@ def _on_cpu(made: CheckedGroups, out: torch.Tensor | None) -> torch.Tensor:
 
 
 def without_zeros(made: CheckedGroups) -> CheckedGroups:
-    """The same product with a K of at least 1: an empty sum is 0, and the epilogue follows."""
+    """The same product with a K of at least 1. An empty sum is 0, and the epilogue follows."""
     of = made.of
     if of.a.shape[-1]:
         return made

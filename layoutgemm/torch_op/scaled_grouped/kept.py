@@ -1,4 +1,4 @@
-"""Kept launches of plans that read more than A and B: tables, group offsets, an epilogue's operands.
+"""Kept launches of plans that read more than A and B. Tables, group offsets, an epilogue's operands.
 
 find      a kept launch: the call writes addresses, and nothing is checked but the addresses themselves
 launch    the first call of a plan: all checks, copies where TMA needs them; kept unless C was copied

@@ -84,7 +84,7 @@ class Recipes(NamedTuple):
 
 
 class ScaledOperand(NamedTuple):
-    """An operand as its scales see it: the batch in front, rows or columns, and K blocks; `side` is "a" or "b".
+    """An operand as its scales see it. The batch in front, rows or columns, and K blocks; `side` is "a" or "b".
 
     along_k  `front` is of groups along K, which share the K blocks
     """

@@ -1,4 +1,4 @@
-"""Products of 8-bit floats with scales, of operands of any kind: checked, then by a kernel, or on the CPU in float64.
+"""Products of 8-bit floats with scales, of operands of any kind. Checked, then by a kernel, or on the CPU in float64.
 
 recipes                          kernel
 -------------------------------  -----------------------------------------------------------------------------------
@@ -313,7 +313,7 @@ def line(x: torch.Tensor) -> torch.Tensor:
 
 
 def quantizes_in_kernel(call: ScaledCall, a: torch.Tensor, finish: BiasActivation, config: Sm90Config | None) -> bool:
-    """True if the product's kernel quantises the result: one whose CTAs store 128 columns of a row, or a multiple.
+    """True if the product's kernel quantises the result. One whose CTAs store 128 columns of a row, or a multiple.
 
     A tile of a B with a scale of each column has fewer. So has one of a gate whose scales change within 16 columns. And
     for few rows two kernels are faster.
@@ -375,7 +375,7 @@ def chosen(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], groups: tuple[int, ...], index: int,
     config: Sm90Config | None, columns: int = 1, gate: str | None = None,
 ) -> tuple[Sm90Config, str]:  # fmt: skip
-    """The configuration of a promoted product, and why: the caller's, the measured one, or the estimate.
+    """The configuration of a promoted product, and why. The caller's, the measured one, or the estimate.
 
     columns  a CTA stores a multiple of this many columns of C
     gate     the function of a gate, or None

@@ -93,7 +93,7 @@ class Tunable:
 
     @property
     def sums(self) -> int:
-        """Accumulators of an element of C: 2 of a gated product, which has twice C's columns in B."""
+        """Accumulators of an element of C. 2 of a gated product, which has twice C's columns in B."""
         return 1 if self.gate is None else HALVES
 
     @property
@@ -118,7 +118,7 @@ class Tunable:
 
     @property
     def is_matmuls(self) -> bool:
-        """True for a product by `matmul`'s own kernel, which scales in its epilogue: configurations are its own."""
+        """True for a product by `matmul`'s own kernel, which scales in its epilogue. Configurations are its own."""
         return self.experts is None and self.loop is None and self.gate is None
 
     @property
@@ -202,7 +202,7 @@ class Tunable:
 
     @property
     def rows(self) -> int:
-        """Rows of a masked group that count: as many as are expected of a product that was not measured."""
+        """Rows of a masked group that count. As many as are expected of a product that was not measured."""
         return min(self.m, masked_rows(self.m))
 
     def operands(self) -> OperandSet:

@@ -1,4 +1,4 @@
-"""The linked page of a copy: its source and destination, with the holders and the memory of each element.
+"""The linked page of a copy. Its source and destination, with the holders and the memory of each element.
 
     source (i, j) ----- the same element ----- destination (i, j)
       thread, value; byte, bank                  thread, register; byte, bank
@@ -33,7 +33,7 @@ Held = tuple[Table, Table, Table, Table]  # arrays (row, column, thread, value)
 
 
 def copy_figure(copy: CopyAtom | TiledCopy, *, src: Tile = None, dst: Tile = None, title: str | None = None) -> Figure:
-    """The page of a copy atom or a tiled copy: source and destination, an element lit up on both.
+    """The page of a copy atom or a tiled copy. Source and destination, an element lit up on both.
 
     src, dst   the layout of that side, (row, column) of the picture: of shared memory an SmemTile or a layout, swizzled
                or not; of global memory a layout. Without one a side in shared memory is packed. With one a tiled

@@ -1,4 +1,4 @@
-"""The parts of a linked page: paints, a tile in shared memory, the offsets of a layout."""
+"""The parts of a linked page. Paints, a tile in shared memory, the offsets of a layout."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def tile_figure(tile: SmemTile, *, title: str | None = None) -> Figure:
 
 
 def layout_figure(layout: Drawable, *, title: str | None = None) -> Figure:
-    """The page of a layout of any rank: coordinates, and beside them the offsets in order.
+    """The page of a layout of any rank. Coordinates, and beside them the offsets in order.
 
     The first two modes are rows and columns. Each coordinate of further modes is a grid of its own. Cells are coloured
     by offset, or by the coordinate along a mode. Raises LayoutError for symbolic extents and for too many elements.

@@ -80,7 +80,7 @@ def own_block(fiber: Fiber, address: int, size: int, ins: PtxInstruction) -> tup
 
 
 def issuers(fiber: Fiber) -> tuple[int, ...]:
-    """The fiber's lanes, each as a bit mask: every lane issues a copy of its own."""
+    """The fiber's lanes, each as a bit mask. Every lane issues a copy of its own."""
     return lane_bits(fiber.lanes)
 
 

@@ -229,7 +229,7 @@ class TmaTransfer:
         return buffer
 
     def source(self, fiber: Fiber, coordinates: Sequence[int]) -> GlobalBuffer:
-        """The same of a load or a prefetch: the tensor begins in the buffer's allocation, wherever its box lies."""
+        """The same of a load or a prefetch. The tensor begins in the buffer's allocation, wherever its box lies."""
         buffer = self.tensor(fiber, coordinates)
         if not buffer.address - buffer.before <= self.address < buffer.end:
             before = buffer.address - self.address

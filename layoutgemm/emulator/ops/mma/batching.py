@@ -30,7 +30,7 @@ WASTE = 2  # computed blocks allowed for each used one
 
 
 class BatchedOperand:
-    """One operand of all instructions of a run: its fragment, and each distinct set of registers."""
+    """One operand of all instructions of a run. Its fragment, and each distinct set of registers."""
 
     def __init__(self, fragment: WarpOperand, places: list[tuple[int, ...]], apart: bool = False) -> None:
         """apart: every instruction has its own set of registers."""

@@ -45,7 +45,7 @@ Places = tuple[Any, ...]  # the number of each register, or a constant as a tupl
 
 @dataclass(frozen=True)
 class SyncProduct:
-    """The product of an opcode: atoms of A's registers and of the multiplication, one but for a sparse A.
+    """The product of an opcode. Atoms of A's registers and of the multiplication, one but for a sparse A.
 
     stored    its A, C and D are the registers
     full      its B is the registers; of a sparse product twice as deep as `stored`

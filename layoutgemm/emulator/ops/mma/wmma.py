@@ -117,7 +117,7 @@ def _registers(operand: PtxOperand, fragment: WmmaFragment) -> tuple[PtxOperand,
 
 
 class WmmaMatrix:
-    """A matrix in memory: the address of each of its units, which are elements, or bytes of several."""
+    """A matrix in memory. The address of each of its units, which are elements, or bytes of several."""
 
     def __init__(
         self,

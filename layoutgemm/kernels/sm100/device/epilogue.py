@@ -1,4 +1,4 @@
-"""The end of a tile in a Blackwell kernel: an accumulator in tensor memory becomes rows, or columns, of C.
+"""The end of a tile in a Blackwell kernel. An accumulator in tensor memory becomes rows, or columns, of C.
 
 Everything here runs in one epilogue warp, for the 32 lanes that it reaches. Loads, addresses and boxes come from the
 plan's store (`kernels.sm100.store`); conversions and TMA stores are those of the Hopper kernel.
@@ -82,7 +82,7 @@ class Sm100Epilogue:
 
     @cute.jit
     def store_rows(self, job: bridge.Carried, maps: bridge.Maps, at: bridge.Place, origin: bridge.Place) -> None:
-        """The same for an epilogue that sees all columns of a row: every round of its own, and one block of values.
+        """The same for an epilogue that sees all columns of a row. Every round of its own, and one block of values.
 
         A chunk is loaded before its round, or with the first chunk of its group of columns.
         """
@@ -147,7 +147,7 @@ class Sm100Epilogue:
 
     @cute.jit
     def give_back(self, job: bridge.Carried, number: Int32, lane: Int32) -> None:
-        """This warp has loaded all its lanes of the accumulator: one arrival, of a pair at the even block."""
+        """This warp has loaded all its lanes of the accumulator. One arrival, of a pair at the even block."""
         tensor.fence_before_sync()
         if lane == 0:
             if const_expr(self.plan.blocks > 1):

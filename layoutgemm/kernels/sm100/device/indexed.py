@@ -90,7 +90,7 @@ class Sm100IndexedKernel(Sm100FusedKernel):
         return ("a",) * self.plan.gathers + ("c",) * self.plan.scatters
 
     def of_loaded_tile(self, job: bridge.Carried, row: Int32, matrix: Int32) -> bridge.Carried:
-        """With the rows of A of this block's rows of a tile, in every lane: registers, as K tiles read them again."""
+        """With the rows of A of this block's rows of a tile, in every lane. Registers, as K tiles read them again."""
         if not self.plan.gathers:
             return job
         lane, values = cute.arch.lane_idx(), READ_BY_LANES.shape[0]

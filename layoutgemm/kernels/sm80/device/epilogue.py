@@ -1,4 +1,4 @@
-"""The store of an Ampere kernel: accumulators of a warp, round by round, through its buffers to global memory."""
+"""The store of an Ampere kernel. Accumulators of a warp, round by round, through its buffers to global memory."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Sm80Epilogue:
         self, buffer: cute.Pointer, taken: list[cute.Pointer], lane: Int32, c: Int64, ldc: Int64, n: Int32,
         places: tuple[tuple[Int32 | Int64, Boolean], ...], column: Int32,
     ) -> None:  # fmt: skip
-        """A round from its buffer to C: 16 bytes a lane, whole lines of a warp's columns.
+        """A round from its buffer to C. 16 bytes a lane, whole lines of a warp's columns.
 
         places  (row of C, whether it is stored) of each chunk that a lane takes
         """

@@ -208,7 +208,7 @@ class Sm80GemmKernel(TileEntry):
         self, copy_a: Copies, copy_b: Copies, ahead: tuple[Int32, Int64, Int64, Int32],
         corner: tuple[Int32, Int32], n: Int32, words: tuple[Int64, ...],
     ) -> tuple[Copies, Copies, tuple[Int32, Int64, Int64, Int32]]:  # fmt: skip
-        """The cursor's next K tile: behind the first pair's last one, the first one of the second pair.
+        """The cursor's next K tile. Behind the first pair's last one, the first one of the second pair.
 
         corner  first row and column of the tile of C
         n       C's columns
@@ -241,7 +241,7 @@ class Sm80GemmKernel(TileEntry):
     def matrices_of_b(
         self, matrices: Sequence[Int64], pitches: Sequence[Int64], n: Int32
     ) -> tuple[Sequence[Int64], Sequence[Int64]]:
-        """(addresses, pitches) of all matrices of B's tile: a gate's halves are one matrix of 2n lines."""
+        """(addresses, pitches) of all matrices of B's tile. A gate's halves are one matrix of 2n lines."""
         if self.plan.halves == 1:
             return matrices, pitches
         (address,), (pitch,) = matrices, pitches
@@ -407,7 +407,7 @@ def next_stage(offset: Int32, pitch: int, stages: int) -> Int32:
 
 
 class Copies(ampere.LoopCarried):
-    """A thread's copies of one operand's tiles: where they come from, where they go, and how many bytes are there."""
+    """A thread's copies of one operand's tiles. Where they come from, where they go, and how many bytes are there."""
 
     held: tuple[str, ...] = ("anchors", "bases", "rooms", "others")
 
@@ -567,7 +567,7 @@ class SeveralCopies(Copies):
         return twin
 
     def step_of(self, pitch: Int64) -> Int64:
-        """The step of an offset from one k tile to the next: bytes, or elements of K."""
+        """The step of an offset from one k tile to the next. Bytes, or elements of K."""
         return super().step_of(pitch) if self.by_k else Int64(self.operand.smem.extent[1])
 
     def source(self, index: tuple[int, int], offset: Int64) -> Int64:

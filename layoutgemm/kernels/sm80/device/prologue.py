@@ -1,4 +1,4 @@
-"""The mma.sync kernel with a function of A's elements: fragments as loaded, computed in f32, multiplied.
+"""The mma.sync kernel with a function of A's elements. Fragments as loaded, computed in f32, multiplied.
 
     before the tile     numbers of the lane's rows are read, once
     each depth          a fragment is loaded, numbers of its columns are read, f is computed and rounded to A's type

@@ -1,4 +1,4 @@
-"""C = A @ B by mma.sync with packed weights as B: copied by cp.async, converted in registers, multiplied from there.
+"""C = A @ B by mma.sync with packed weights as B. Copied by cp.async, converted in registers, multiplied from there.
 
 As `device.gemm`, whose loop it is. What is other:
 
@@ -70,7 +70,7 @@ class Sm80QuantizedKernel(FusedEntry, Sm80GemmKernel):
         return "griddepcontrol" in self.plan.arch.features
 
     def beginning(self, k: Int32, *steps: Int64) -> tuple[Int32, Int64, Int64]:
-        """The block's part of K: elements, none of a part without K tiles, and both offsets."""
+        """The block's part of K. Elements, none of a part without K tiles, and both offsets."""
         plan = self.plan
         if plan.split is None:
             return super().beginning(k, *steps)
@@ -190,7 +190,7 @@ class Sm80ExpertsKernel(Sm80QuantizedKernel):
 
 
 class InsideCopies(Copies):
-    """A thread's copies of an operand with K contiguous: no line beyond the matrix is read."""
+    """A thread's copies of an operand with K contiguous. No line beyond the matrix is read."""
 
     def lines(self, start: Int32) -> tuple[list[Int64], list[Int32]]:
         """The same addresses. And for each line its vectors' bytes, or 0 of one beyond the matrix."""

@@ -1,4 +1,4 @@
-"""Packed weights of several experts: each group of x's rows times its own, in one launch.
+"""Packed weights of several experts. Each group of x's rows times its own, in one launch.
 
 Group e is rows offsets[e] to offsets[e + 1] of x and of C, and its weights lie behind those of the expert before. The
 offsets are read on the device. Tiles of rows have numbers without a table, of height T:

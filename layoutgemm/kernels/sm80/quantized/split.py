@@ -1,4 +1,4 @@
-"""K in parts: blocks of each part keep their accumulators, and a second launch adds them in order.
+"""K in parts. Blocks of each part keep their accumulators, and a second launch adds them in order.
 
     part p of P       K tiles p * each to (p + 1) * each - 1, each = ceil(K tiles / P); a part without any has zeros
     kept              (thread, vector of 4 registers, part, tile) -> bytes: a thread reads what it wrote itself

@@ -1,4 +1,4 @@
-"""The kernel of groups along K: the table of their lines, and K tiles that begin with their group.
+"""The kernel of groups along K. The table of their lines, and K tiles that begin with their group.
 
 step                          threads     does
 --------------------------    --------    --------------------------------------------------------------------------

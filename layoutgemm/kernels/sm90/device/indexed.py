@@ -114,7 +114,7 @@ class ScatterEpilogue(Sm90Epilogue):
 
 
 class ScatteredRows:
-    """The rows of C of a warp's 16 rows, as its lanes store them: read once for each width of a chunk."""
+    """The rows of C of a warp's 16 rows, as its lanes store them. Read once for each width of a chunk."""
 
     def __init__(
         self, plan: Sm90Plan, job: bridge.Carried, first: Int32, end: Int32, lane: Int32, of_batch: Int32 | None

@@ -1,4 +1,4 @@
-"""A Hopper GEMM with a function of A's elements: fragments by ldmatrix, computed in f32, multiplied from registers.
+"""A Hopper GEMM with a function of A's elements. Fragments by ldmatrix, computed in f32, multiplied from registers.
 
     role        does
     --------    -------------------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ class Computed(bridge.Carried):
 
 
 class Numbers(bridge.Carried):
-    """Numbers of operands along one axis, by `NumberKey`: their bits, so that a load is waited for where it is used."""
+    """Numbers of operands along one axis, by `NumberKey`. Their bits, so that a load is waited for where it is used."""
 
     def __init__(self, bits: Mapping[NumberKey, Int32]):
         self.attributes = {key: f"number{place}" for place, key in enumerate(bits)}
@@ -156,7 +156,7 @@ class Numbers(bridge.Carried):
 
 
 class PrologueFragments(bridge.Carried):
-    """One thread's fragments of f(A): the bytes of its rows in a stage, and the places of its values.
+    """One thread's fragments of f(A). The bytes of its rows in a stage, and the places of its values.
 
     base0, ...  as `FragmentLoads.places` has them, of the warpgroup's first block
     """

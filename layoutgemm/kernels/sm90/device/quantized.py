@@ -1,4 +1,4 @@
-"""C = A @ B on Hopper with packed weights as A: copied in bulk, converted in registers, multiplied from there.
+"""C = A @ B on Hopper with packed weights as A. Copied in bulk, converted in registers, multiplied from there.
 
     role        does
     --------    -------------------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         return job.extended(packed=words[-1], units=tile_count(sizes[2], UNIT_K))
 
     def packed_copies(self, job: bridge.Carried, origin: Mapping[str, Int32]) -> list[tuple[int, BlockCopy]]:
-        """(byte of the stage's row block, copy) of a K tile: row blocks behind the last one are the last once more."""
+        """(byte of the stage's row block, copy) of a K tile. Row blocks behind the last one are the last once more."""
         operand, last = self.plan.a, (job.m - 1) // UNIT_ROWS
         k_tile, found = Int64(origin["k"] // self.plan.tile[2]), []
         for number in range(operand.row_blocks):
@@ -377,7 +377,7 @@ Words = tuple[list[Int32], list[list[Int32]]]  # a thread's words of a block's K
 
 
 class WarpMultiply(bridge.Carried):
-    """A lane's share of mma.sync products: the addresses of its rows of B, and the instruction.
+    """A lane's share of mma.sync products. The addresses of its rows of B, and the instruction.
 
     bases  the lane's bytes in a tile of B, as `WarpProducts.places` has them
     """

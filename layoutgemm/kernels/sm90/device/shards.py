@@ -191,14 +191,14 @@ class Sm90ScatteredKernel(Sm90ShardsKernel):
 
     # -------------------------------------------------------------------------------------------------------- consumers
     def loader_counts(self, job: bridge.Carried) -> cutlass.Boolean:
-        """True if the loader counts tiles: it waits for a stage that was released in a tile, before its last K tile."""
+        """True if the loader counts tiles. It waits for a stage that was released in a tile, before its last K tile."""
         if self.counts_at_store:
             return cutlass.Boolean(False)
         return job.k_tiles > self.plan.stages + 1
 
     @cute.jit
     def between_products(self, job: bridge.Carried, tile: Int32, k_tile: Int32) -> None:
-        """Count the tile before in one of few K tiles: before the last, whose loads may wait for a peer."""
+        """Count the tile before in one of few K tiles. Before the last, whose loads may wait for a peer."""
         if const_expr(not self.counts_at_store):
             if (k_tile == job.k_tiles - 1) & (job.k_tiles <= self.plan.stages + 1):
                 self.count_warp(job, tile - job.workers)
@@ -256,7 +256,7 @@ class Sm90ScatteredKernel(Sm90ShardsKernel):
         self, job: bridge.Carried, accumulator: cute.Tensor, where: tuple[Int32, int, Int32], from_next: Int32,
         of_shard: Int32,
     ) -> None:  # fmt: skip
-        """Add what the next rank has sent, of every shard but the first: some loads, then their sums."""
+        """Add what the next rank has sent, of every shard but the first. Some loads, then their sums."""
         tile = self.partial
         consumer, block, thread = where
         if from_next > 0:

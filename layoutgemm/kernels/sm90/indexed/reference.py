@@ -1,4 +1,4 @@
-"""The NumPy executor's share of indexed rows: copies to a workspace or into a stage, and stores of a chunk."""
+"""The NumPy executor's share of indexed rows. Copies to a workspace or into a stage, and stores of a chunk."""
 
 from __future__ import annotations
 

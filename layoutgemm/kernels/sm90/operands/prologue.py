@@ -1,4 +1,4 @@
-"""A function of A's elements in the Hopper kernel: the values of a stage, the refusals, the explanation.
+"""A function of A's elements in the Hopper kernel. The values of a stage, the refusals, the explanation.
 
     step          instruction        place
     ----------    ---------------    -----------------------------------------------------
@@ -47,7 +47,7 @@ def values_in_stage(
 
 
 def first_column(place: Mapping[str, Any]) -> Any:
-    """The column of A with which a K tile begins, of its coordinates: before 0 where a group's last lines are fewer.
+    """The column of A with which a K tile begins, of its coordinates. Before 0 where a group's last lines are fewer.
 
     >>> first_column({"k": 64}), first_column({"k": -48, "start": 40})
     (64, -8)

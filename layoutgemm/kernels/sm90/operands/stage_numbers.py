@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NumberSlots:
-    """The numbers of one table in a stage: a slot for each segment of the tile's rows or columns.
+    """The numbers of one table in a stage. A slot for each segment of the tile's rows or columns.
 
     segment  rows or columns that share a slot
     slots    of the tile
@@ -151,7 +151,7 @@ def numbers_read(plan: Sm90Plan) -> dict[tuple[object, ...], tuple[Table, int, i
 
 
 def key_of(plan: Sm90Plan, table: Table, block: int, v: int) -> tuple[object, ...]:
-    """The place of the number for value v of thread 0: its table, and a row or a segment of columns."""
+    """The place of the number for value v of thread 0. Its table, and a row or a segment of columns."""
     i, j = (int(x) for x in plan.mma.coords_C(0, v))
     return (table.name, block, i) if table.axis == "m" else (table.name, j // plan.numbers.part(table.name).segment)
 

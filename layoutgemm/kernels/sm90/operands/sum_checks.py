@@ -1,4 +1,4 @@
-"""Checks of a plan of several sums: the parts of B's tile, and the registers of an element's sums."""
+"""Checks of a plan of several sums. The parts of B's tile, and the registers of an element's sums."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..plan import WARPGROUP, Sm90Plan
 
 
 def filled_by_halves(plan: Sm90Plan) -> Check:
-    """Every byte of B's tile is copied once: row r from line r % w of half r // w, for w columns of C."""
+    """Every byte of B's tile is copied once. Row r from line r % w of half r // w, for w columns of C."""
     tile, tma, width = plan.b.smem, plan.b.tma, plan.tile_c[1]
     size = tile.dtype.bytes
     times = np.zeros(tile.bytes, dtype=np.int64)

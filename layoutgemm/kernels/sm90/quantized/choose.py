@@ -1,4 +1,4 @@
-"""The configuration of a product with packed weights: few rows stream weights, many are a GEMM.
+"""The configuration of a product with packed weights. Few rows stream weights, many are a GEMM.
 
 Each kind of kernel has an estimate: rounds of its clusters on the GPU's SMs, times the K tiles of a part of K, times
 the microseconds of one. What comes once is added. The times were fitted to products with int4 weights of six shapes:
@@ -301,7 +301,7 @@ def packed_parts(
 def packed_candidates(
     n: int, rows: int, k: int, become: str = "bf16", weights: QuantizedFormat | None = None
 ) -> Iterator[Sm90Config]:  # fmt: skip
-    """Configurations that could be the fastest, in no order: all kinds of tiles, splits and slices.
+    """Configurations that could be the fastest, in no order. All kinds of tiles, splits and slices.
 
     >>> [config.tile for config in packed_candidates(8192, 256, 8192)][:3]
     [(64, 128), (64, 88), (64, 128)]
@@ -325,7 +325,7 @@ def packed_candidates(
 
 
 def experts_config(rows: int, experts: int, become: str = "bf16") -> Sm90Config:
-    """The configuration for groups of rows, each times its expert's weights: tiles of half as many again as usual.
+    """The configuration for groups of rows, each times its expert's weights. Tiles of half as many again as usual.
 
     Weights become that type.
 

@@ -1,4 +1,4 @@
-"""Products of packed weights by mma.sync, each warp for its own 16 rows: the choice for few columns.
+"""Products of packed weights by mma.sync, each warp for its own 16 rows. The choice for few columns.
 
 A wgmma with A in registers keeps its warps until it has read them, so few columns leave the tensor core and the
 conversions waiting for each other. mma.sync takes the same fragments: a warp's part of wgmma's A is mma.sync's A, and

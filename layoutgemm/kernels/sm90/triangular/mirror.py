@@ -52,7 +52,7 @@ def check_mirror(sizes: tuple[int, int, int, int], config: Sm90Config) -> None:
 
 
 def mirror_of(store: StorePlan, stored: MmaAtom, blocks: int, chunks: int, batch: int) -> StorePlan:
-    """The store of the transposed tiles, through the buffers of C's own: as many chunks a round as fit.
+    """The store of the transposed tiles, through the buffers of C's own. As many chunks a round as fit.
 
     Raises PlanError where one chunk does not fit.
     """

@@ -1,4 +1,4 @@
-"""C = weights @ x for few rows of x: each warp streams its own units of weights through slots of its own.
+"""C = weights @ x for few rows of x. Each warp streams its own units of weights through slots of its own.
 
     step     who           does
     -----    ----------    ------------------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ class WarpStream(ampere.LoopCarried):
 
     @cute.jit
     def copy_x(self, band: Int32, turn: Int32 | int) -> None:
-        """With a unit of the cluster's first band: the same columns of x, zeros beyond K and beyond the last row."""
+        """With a unit of the cluster's first band. The same columns of x, zeros beyond K and beyond the last row."""
         plan, b, (shared, _, x, ldx, rows, lane, warp, _, first, *_) = self.plan, self.plan.b, self.values
         if band == first:
             place, source = plan.place_of(warp, turn) * b.unit_step, self.unit(turn) * b.unit_step
@@ -343,7 +343,7 @@ class WarpStream(ampere.LoopCarried):
 
     @cute.jit
     def prefetch(self, band: Int32) -> None:
-        """Bring the warp's first units to L2: what its lanes copy of each is contiguous for each vector and group."""
+        """Bring the warp's first units to L2. What its lanes copy of each is contiguous for each vector and group."""
         plan, lane = self.plan, self.values[5]
         for number in cutlass.range_constexpr(plan.config.prefetch):
             further, turn = plan.item(number)
