@@ -387,7 +387,7 @@ def grouped_config(
         return usual((128, 192), schedule="pingpong", loader="warpgroup", cluster=(1, 2), group=16)
     if k_bytes <= _USUAL_K:
         return usual(_LARGEST, cluster=(1, 2), group=16, halve_last_round=True)
-    return usual((256, 192), cluster=(1, 2), staged_epilogue_k_tiles=2)
+    return usual((256, 192), cluster=(1, 2), staged_epilogue_k_tiles=2, halve_last_round=True)
 
 
 def _tiles_of_few(width: int, columns: int, groups: int) -> int:
