@@ -65,13 +65,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(why)
 
 
-@pytest.fixture(scope="session")
-def folder_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that all workers of this run share, and no other run."""
-    own = tmp_path_factory.getbasetemp()
-    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
-
-
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """`golden("name.svg", text)` compares text with golden/name.svg beside the test; --update-golden writes it."""

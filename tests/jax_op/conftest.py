@@ -1,7 +1,6 @@
 """JAX for the tests of its operator: four devices on the CPU, and none of a GPU's memory taken in advance.
 
-Without a GPU, XLA compiles quickly, and once for all workers: values are computed once here, and compiling takes half
-the time of these tests.
+Without a GPU, XLA compiles quickly: values are computed once here, and it takes half the time of these tests.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import importlib.metadata
 import os
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,19 +28,6 @@ else:
         # The emitters take a third of the processor seconds. XLA ends a process for a flag that it does not know.
         if importlib.metadata.version("jaxlib").startswith("0.10."):
             os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def compiled_once(folder_of_this_run: Path) -> None:
-    """Programs of XLA are kept for this run: many tests, and each worker, ask for the same small ones."""
-    if jax is None or shutil.which("nvidia-smi") is not None:
-        return
-    from jax.experimental.compilation_cache import compilation_cache
-
-    compilation_cache.reset_cache()  # what was compiled while tests were collected found no folder
-    jax.config.update("jax_compilation_cache_dir", str(folder_of_this_run / "programs of XLA"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,13 @@ import pytest
 
 from tests import needs
 from tests.kernels.oracles import ORACLE
+
+
+@pytest.fixture(scope="session")
+def folder_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all workers of this run share, and no other run."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
 @pytest.fixture(scope="module")
