@@ -10,15 +10,7 @@ import numpy as np
 
 from ..atoms import MmaAtom, SmemTile, TmaPlan
 from ..atoms.smem.descriptor import OperandDescriptor
-from ..checks import (
-    Pipeline,
-    PipelineProof,
-    bank_conflicts,
-    bijective_tile,
-    filled_by,
-    matrix_access,
-    read_by,
-)
+from ..checks import Pipeline, PipelineProof, bank_conflicts, bijective_tile, filled_by, matrix_access, read_by
 from ..checks.pipeline.prove import Interleaving
 from ..errors import PlanError
 from ..memo import memoized

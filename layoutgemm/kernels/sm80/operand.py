@@ -21,17 +21,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ...atoms import (
-    MmaAtom,
-    SmemTile,
-    TiledCopy,
-    TmaPlan,
-    cp_async,
-    ldmatrix,
-    make_tiled_copy,
-    operand_map,
-    smem_tile,
-)
+from ...atoms import MmaAtom, SmemTile, TiledCopy, TmaPlan, cp_async, ldmatrix, make_tiled_copy, operand_map, smem_tile
 from ...atoms.copy.base import VECTOR_BYTES, WARP
 from ...atoms.tma.derive import derive as derive_tma
 from ...dtypes import DType

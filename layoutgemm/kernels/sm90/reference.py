@@ -39,16 +39,7 @@ from ..run.hardware_model import (
 )
 from ..store import ROWS, WARP_ROWS, StoreChunk, StorePlan
 from .along_k import first_block, is_refused, k_tiles_of, line_table, of_lines, place_in_group
-from .grouped import (
-    STOP,
-    is_turned,
-    last_round,
-    store_extents,
-    store_place,
-    tables,
-    tile_of_group,
-    tile_of_turn,
-)
+from .grouped import STOP, is_turned, last_round, store_extents, store_place, tables, tile_of_group, tile_of_turn
 from .indexed.reference import copied_matrix, gather_tile, scatter_chunk
 from .mainloop import COPY_ARRIVALS, NUMBER_BYTES, product_of
 from .operands.prologue import first_column, prologue_values, values_in_stage

@@ -27,15 +27,7 @@ from ...arguments import MAX_BITS, as_int, is_int, refusal
 from ...arguments import shown as bounded
 from ...errors import LayoutError
 from .. import registries
-from .generators import (
-    GENERATORS,
-    fresh,
-    inverse,
-    is_integral,
-    number,
-    of_terms,
-    restore,
-)
+from .generators import GENERATORS, fresh, inverse, is_integral, number, of_terms, restore
 from .generators import show as show_names
 
 MAX_POWER = 32  # an exponent: the power of a sum has as many terms as there are ways to choose them

@@ -19,14 +19,7 @@ from ...graph_marks import constant_in_graphs
 from ...kernels.operands.combined import Combine
 from ...kernels.orders import Order, is_symmetric
 from ..compiled.traced import CHECKS, checking_operator
-from ..operators import (
-    Places,
-    VmapInfo,
-    configured,
-    in_front,
-    one_after_another,
-    operator_of,
-)
+from ..operators import Places, VmapInfo, configured, in_front, one_after_another, operator_of
 from ..own_epilogue.operators import check_mapped
 from ..prepared import Config
 from .checks import ComposedCall, checked, takes_rows

@@ -24,14 +24,7 @@ from ...kernels.epilogue.chain import Epilogue
 from ...kernels.indexed.rows import ROWS, IndexedRows
 from ...kernels.operands.combined import Combined
 from ...kernels.operands.prologue import Prologue
-from ...kernels.orders import (
-    Order,
-    check_order,
-    clusters_of_plan,
-    order_values,
-    spread_to_elements,
-    visited_tiles,
-)
+from ...kernels.orders import Order, check_order, clusters_of_plan, order_values, spread_to_elements, visited_tiles
 from ...kernels.planner import refusal_beside_hopper
 from ...kernels.run.operand_checks import same_memory
 from ...kernels.sm80.choose import by_lines, for_prologue, for_several, holding_groups

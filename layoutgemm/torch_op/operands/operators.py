@@ -20,15 +20,7 @@ from ...kernels.operands.combined import Combine, Combined, function_of
 from ..checks import needs_dispatcher, product_shape
 from ..compiled.traced import CHECKS, checking_operator
 from ..compute import product
-from ..operators import (
-    Places,
-    VmapInfo,
-    configured,
-    differentiable,
-    in_front,
-    one_after_another,
-    operator_of,
-)
+from ..operators import Places, VmapInfo, configured, differentiable, in_front, one_after_another, operator_of
 from ..prepared import Config, config_text
 from .several import checked_call, combined_sums, computed
 

@@ -13,12 +13,7 @@ import torch
 from ...kernels.epilogue.chain import Epilogue
 from ..compiled.traced import CHECKS, checking_operator
 from ..epilogue import GivenOperands
-from ..operators import (
-    Places,
-    VmapInfo,
-    one_after_another,
-    operator_of,
-)
+from ..operators import Places, VmapInfo, one_after_another, operator_of
 from ..scaled_grouped.epilogue_gradients import check_derivable
 from ..scaled_grouped.grouped_epilogue import (
     CheckedGroups,

@@ -18,16 +18,7 @@ from ...kernels.sm90.indexed.row_copy import copied_bytes
 from ..bias_activation import gated_finish
 from ..compiled.traced import named
 from ..epilogue import GivenOperands, finish_of
-from ..explanation import (
-    ZEROS,
-    Explanation,
-    gated_after,
-    of_plan,
-    of_solution,
-    partial_text,
-    sums_again,
-    with_steps,
-)
+from ..explanation import ZEROS, Explanation, gated_after, of_plan, of_solution, partial_text, sums_again, with_steps
 from ..fp8.launch import AS_QUANTIZE, shapes_of, writes_in_place
 from ..indexed.torch_rows import of_rows
 from ..prepared import NO_FINISH, problem_at

@@ -35,12 +35,7 @@ from ...kernels.operands.gated import HALVES
 from ...kernels.ragged import Ragged
 from ...kernels.run.operand_checks import addressed
 from ...kernels.sm90.along_k import AlongK, check_multiples
-from ...kernels.sm90.choose.scaled_grouped import (
-    along_k_config,
-    k_blocks_config,
-    masked_rows,
-    usual_config,
-)
+from ...kernels.sm90.choose.scaled_grouped import along_k_config, k_blocks_config, masked_rows, usual_config
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.mainloop import DEPTH
 from ...kernels.sm90.plan import Sm90Plan

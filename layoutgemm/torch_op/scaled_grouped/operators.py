@@ -31,15 +31,7 @@ from ..operators import (
     slices_of,
     with_autograd,
 )
-from .grouped import (
-    BATCH,
-    COLUMNS,
-    GroupedCall,
-    check_grouped,
-    counted,
-    finished,
-    grouped_product,
-)
+from .grouped import BATCH, COLUMNS, GroupedCall, check_grouped, counted, finished, grouped_product
 from .recipes import BLOCK, recipe_text
 from .scaled import FP8, NO_FINISH, BiasActivation, ScaledCall, check_config, check_scaled, scaled_product
 

@@ -20,11 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...epilogue.numpy_math import Math
-from ...operands.prologue import (
-    PrologueElement,
-    check_types,
-    prologue_line,
-)
+from ...operands.prologue import PrologueElement, check_types, prologue_line
 from ...plan import check_settings, present
 from ..grouped import START
 from .fragment_loads import loads_of
