@@ -31,14 +31,17 @@ class SummedProduct(Protocol):
     @property
     def epilogue(self) -> Epilogue | None:
         """The epilogue, if the product has one."""
+        return None
 
     @property
     def every(self) -> Tensors:
         """The epilogue's operands by name."""
+        return {}
 
     @property
     def held(self) -> tuple[str, ...]:
         """Written operands that results are combined with."""
+        return ()
 
     @property
     def tensors(self) -> list[torch.Tensor]:
