@@ -1,6 +1,8 @@
 """Products of packed weights of 4 and 8 bits, against torch and our bf16 kernel.
 
     python benchmarks/bench_quantized.py --json benchmarks/results/quantized_h100.json      # a Hopper GPU, 5 minutes
+    python benchmarks/bench_quantized.py --goals --jobs 14 --json FILE  # int4 beside all peers: 42 cases, 3 minutes
+    python benchmarks/bench_quantized.py --goals "e4m3 column" --jobs 14 --json FILE    # or another format
     python benchmarks/bench_quantized.py --float8 --json FILE       # float8 activations, beside bf16 ones
     python benchmarks/bench_quantized.py --own --jobs 13 --json FILE    # `default` alone, 1 to 64 rows: a minute
     python benchmarks/bench_quantized.py --step --jobs 13 --json FILE   # a decoder's products, alone and in turn
@@ -9,14 +11,16 @@
 
 `default` is the configuration that `quantized_matmul` takes; a few others are timed beside it. Peers are
 `layoutgemm.matmul` and `torch.mm` of bf16 weights, `torch._weight_int4pack_mm` (groups of 128) up to 256 rows, and
-quack's `gemm_w4a16` where quack-kernels is installed.
+quack's `gemm_w4a16` where quack-kernels is installed (`gemm_w4a8` for float8 activations).
 
 - Every format is first compared with float64, at ragged sizes and with bf16 and f16 activations. A wrong result is
   named, and the program exits with 1. Every timed contender is compared too; a wrong one is not timed.
 - Times are bursts by `layoutgemm/bench/method.py`. Weights rotate through more than 240 MB.
 - `ideal us` is the time to read the packed weights at the rate of a device copy of 512 MB, reads and writes counted.
-- `--own` and `--bytes` compile first, in `--jobs` processes, and do not compare ragged sizes. `--bytes` times all
-  formats of 8 bits and the products of bf16 weights in one burst, and torch's `_weight_int8pack_mm` for one row.
+- `--goals` times the choice and the peers, up to 4096 rows, and prints a summary. quack's products of e4m3 and int8 do
+  not apply the scales of columns, which are its epilogue's: they are timed, and compared, without.
+- `--goals`, `--own` and `--bytes` compile first, in `--jobs` processes, and do not compare ragged sizes. `--bytes`
+  times all formats of 8 bits and bf16 weights in one burst, and torch's `_weight_int8pack_mm` for one row.
 - `--counters` runs itself under `ncu` with `--profile`: one launch of each kernel, caches cold, the GPU's own clock.
 """
 
@@ -28,7 +32,7 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -72,6 +76,15 @@ BYTES = {
     "int8 column": FORMATS["int8 column"],
 }
 BYTES_ROWS = (1, 16, 64, 256, 1024, 4096)
+GOAL_ROWS = (1, 16, 64, 128, 256, 1024, 4096)
+QUACK_NAMES = {
+    INT4: "int4",
+    "e4m3 column": "fp8",
+    "int8 column": "int8",
+    "mxfp4": "mxfp4",
+    "nvfp4": "nvfp4",
+    "mxfp8": "mxfp8",
+}  # the formats of quack's `gemm_w4a16`
 OTHER_ROWS = (1, 16, 4096)  # of the formats that are not `INT4`, at the first of SHAPES
 RAGGED = (
     (1, 100, 384),
@@ -85,7 +98,8 @@ RAGGED = (
 FLOAT8 = "int4 g128, float8 x"  # with a scale for each row
 W4A16 = "bf16 x"  # the same weights, packed for bf16
 DEFAULT, BF16, TORCH, INT4PACK = "default", "bf16 matmul", "torch.mm", "_weight_int4pack_mm"
-QUACK, INT8PACK = "quack gemm_w4a16", "_weight_int8pack_mm"
+QUACK, QUACK8, INT8PACK = "quack gemm_w4a16", "quack gemm_w4a8", "_weight_int8pack_mm"
+PEERS = (BF16, TORCH, INT4PACK, QUACK)
 LAYER = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))  # N, K of a decoder's layer: Llama 3's of 8 billion
 LAYERS, STEP_ROWS = 6, (1, 2, 4, 16)  # of `--step`
 _BLOCK = 1024  # rows of weights that are quantised; taller weights repeat them
@@ -285,38 +299,65 @@ def dense_peers(row: Row, calls: dict[str, Sequence[Call]], xs: list[Any], wide:
     add(row, calls, TORCH, [partial(torch.mm, x, w.T) for x, w in pairs], right)
 
 
-def peers(row: Row, calls: dict[str, Sequence[Call]], xs: list[Any], wide: list[Any]) -> None:
-    """Adds products of bf16 weights, and torch's product of int4 weights, which is not compared."""
+def peers(row: Row, calls: dict[str, Sequence[Call]], xs: list[Any], wide: list[Any], quack: QuackWeights) -> None:
+    """Adds products of bf16 weights, quack's and torch's. torch's product of int4 weights is not compared."""
     import torch
 
     dense_peers(row, calls, xs, wide)
-    if row.rows <= _PACK_ROWS:
+    if row.format == INT4 and row.rows <= _PACK_ROWS:
         n, k = row.n, row.k
         codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device="cuda")
         packed = torch._convert_weight_to_int4pack(codes, 8)
         scales = torch.rand(k // 128, n, 2, device="cuda").bfloat16()
         each = [partial(torch._weight_int4pack_mm, x, packed.clone(), 128, scales.clone()) for x in xs]
         add(row, calls, INT4PACK, each, lambda c: 0.0)
-    quack_product(row, calls, xs)
+    if quack.dense is None:
+        row.errors[QUACK] = quack.reason
+        return
+    want = xs[0].double() @ quack.dense.double().T
+    each = [quack.call(x, copy) for x, copy in zip(xs, quack.copies, strict=False)]
+    add(row, calls, QUACK, each, lambda c: float((c.double() - want).norm() / want.norm() / 2.0**-7))
 
 
-def quack_product(row: Row, calls: dict[str, Sequence[Call]], xs: list[Any]) -> None:
-    """Adds quack's product of int4 weights in groups of 128, or the reason why not."""
+@dataclass
+class QuackWeights:
+    """A matrix in a format of quack's.
+
+    form    its name there
+    copies  (words, scales or None), which rotate
+    dense   its values as quack multiplies them; None where it cannot, for the reason
+    """
+
+    form: str
+    copies: list[tuple[Any, Any]] = field(default_factory=list)
+    dense: Any = None
+    reason: str = ""
+
+    def call(self, x: Any, copy: tuple[Any, Any], scale: Any = None) -> Call:
+        """The product of x; `scale` has one for each row of a float8 x."""
+        from quack.gemm_w4 import gemm_w4a8, gemm_w4a16
+
+        if scale is not None:
+            return partial(gemm_w4a8, x, *copy, act_scale=scale, wformat=self.form)
+        return partial(gemm_w4a16, x, *copy, wformat=self.form)
+
+
+def quack_weights(form: str, n: int, k: int, count: int) -> QuackWeights:
+    """Random weights in a format of quack's, in `count` copies, or the reason against it."""
     import torch
 
+    found = QuackWeights(form)
     try:
-        from quack.gemm_w4 import gemm_w4a16
         from quack.operand_transform.formats import decode_format
 
-        form = decode_format("int4")
-        q, scales = form.quantize_reference(torch.randn(row.n, row.k, device="cuda", dtype=torch.bfloat16))
-        blob, strip = form.prepare(q, scales)
-        want = xs[0].double() @ form.dequant_reference(q, scales).double().T
-    except Exception as problem:  # not installed, or no kernel for the sizes
-        row.errors[QUACK] = f"{type(problem).__name__}: {problem}"[:200]
-        return
-    each = [partial(gemm_w4a16, x, blob.clone(), strip.clone(), wformat="int4") for x in xs]
-    add(row, calls, QUACK, each, lambda c: float((c.double() - want).norm() / want.norm() / 2.0**-7))
+        made = decode_format(form)
+        q, scales = made.quantize_reference(torch.randn(n, k, device="cuda", dtype=torch.bfloat16))
+        words, strip = made.prepare(q, scales)
+        found.copies = [(words.clone(), None if strip is None else strip.clone()) for _ in range(count)]
+        found.dense = made.dequant_reference(q, scales) if made.roundtrip else q.float()
+    except Exception as problem:  # not installed, no such format, or no kernel for the sizes
+        found.reason = f"{type(problem).__name__}: {problem}"[:200]
+    return found
 
 
 def timed(device: Device, row: Row, calls: dict[str, Sequence[Call]], rounds: int) -> None:
@@ -357,7 +398,7 @@ def measured_own(device: Device, rate: float, rounds: int, save: Callable[[Row],
     cases = [(INT4, size) for size in SHAPES] + [(name, SHAPES[0]) for name in FORMATS if name != INT4]
     compile_choices([(FORMATS[name], rows, size) for name, size in cases for rows in OWN_ROWS], jobs)
     for name, size in cases:
-        measured(device, name, size, rate, rounds, save, rows_of=OWN_ROWS, alone=True)
+        measured(device, name, size, rate, rounds, save, OWN_ROWS, beside="")
 
 
 def copies_of(weight: Any) -> list[Any]:
@@ -497,26 +538,70 @@ def counted() -> list[dict[str, Any]]:
     ]
 
 
+def measured_goals(
+    device: Device, name: str, rate: float, rounds: int, save: Callable[[Row], None], jobs: int
+) -> None:  # fmt: skip
+    """Times a format's choice and its peers at all sizes."""
+    fmt = {**FORMATS, **BYTES}[name]
+    compile_choices([(each, rows, size) for size in SHAPES for rows in GOAL_ROWS for each in (fmt, None)], jobs)
+    for size in SHAPES:
+        measured(device, name, size, rate, rounds, save, GOAL_ROWS, beside="peers")
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The goals of recorded rows, in words: each line is one goal, with the cases that miss it.
+
+    >>> one = Row("int4 g128", 8192, 8192, 16, 8.0, {DEFAULT: 12.0, BF16: 30.0, QUACK: 11.4})
+    >>> for line in summary([one.recorded]):
+    ...     print(line)
+    speed relative to the best peer, geometric mean of 1: 0.950 (goal 1.15); below 1: 16 x 8192 x 8192 0.950
+    1 and 16 rows, time relative to reading, at most 1.25: 16 x 8192 x 8192 1.50
+    4096 rows, speed relative to the bf16 matmul, at least 0.97: none misses it
+    """
+
+    def said(found: Mapping[str, float]) -> str:
+        return ", ".join(f"{case} {value:{'.3f' if value < 1 else '.2f'}}" for case, value in found.items())
+
+    timed_rows = {f"{row['rows']} x {row['n']} x {row['k']}": row for row in rows if DEFAULT in row["us"]}
+    best = {
+        case: min(row["us"][peer] for peer in PEERS if peer in row["us"]) / row["us"][DEFAULT]
+        for case, row in timed_rows.items()
+    }
+    reading = {case: row["us"][DEFAULT] / row["ideal us"] for case, row in timed_rows.items() if row["rows"] <= _FEW}
+    many = {case: row["us"][BF16] / row["us"][DEFAULT] for case, row in timed_rows.items() if row["rows"] >= 4096}
+    slow, behind = {c: x for c, x in reading.items() if x > 1.25}, {c: x for c, x in best.items() if x < 1}
+    none = "none misses it"
+    return [
+        f"speed relative to the best peer, geometric mean of {len(best)}: "
+        f"{math.prod(best.values()) ** (1 / max(1, len(best))):.3f} (goal 1.15); below 1: {said(behind) or none}",
+        f"1 and 16 rows, time relative to reading, at most 1.25: {said(slow) or none}",
+        "4096 rows, speed relative to the bf16 matmul, at least 0.97: "
+        + (said({c: x for c, x in many.items() if x < 0.97}) or none),
+    ]
+
+
 def measured(
     device: Device, name: str, size: tuple[int, int], rate: float, rounds: int, save: Callable[[Row], None],
-    rows_of: Sequence[int] = (), alone: bool = False,
+    rows_of: Sequence[int] = (), beside: str = "all",
 ) -> None:  # fmt: skip
     """Checks and times a format at one size of weights.
 
     rows_of  numbers of rows, by default those of the format
-    alone    without peers and other configurations
+    beside   what is timed beside the choice: "all" of int4, that is other configurations and peers; "peers"; or ""
     """
     import torch
 
     n, k = size
-    fmt = FORMATS[name]
+    fmt = {**FORMATS, **BYTES}[name]
     first = random_weight(fmt, n, k, torch.bfloat16)
     weights = copies_of(first)
-    full = name == INT4 and not alone
+    full = beside == "all" and name == INT4
+    compared = full or beside == "peers"
+    quack = quack_weights(QUACK_NAMES.get(name, name), n, k, len(weights)) if compared else QuackWeights("")
     bf16 = [
         torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
         for _ in range(math.floor(ROTATION_BYTES / (2 * n * k)) + 1)
-    ] * full
+    ] * compared
     for rows in rows_of or (ROWS if full else OTHER_ROWS):
         xs = [torch.randn(rows, k, device="cuda", dtype=torch.bfloat16) for _ in weights]
         row = Row(name, n, k, rows, first.units.numel() / rate * 1e6, kernel=kernel_of(first, xs[0]))
@@ -524,8 +609,8 @@ def measured(
         for label, config in {DEFAULT: None, **(others(rows) if full else {})}.items():
             each = [product(weight, x, config) for weight, x in zip(weights, xs, strict=True)]
             add(row, calls, label, each, partial(wrong, x=xs[0], weight=first))
-        if full:
-            peers(row, calls, xs, bf16)
+        if compared:
+            peers(row, calls, xs, bf16, quack)
         timed(device, row, calls, rounds)
         save(row)
         del calls
@@ -546,6 +631,7 @@ def measured_float8(
     sets = [(first, other), *[(replace(first, units=first.units.clone()), replace(other, units=other.units.clone()))
                               for _ in range(count - 1)]]  # fmt: skip
     dense = [torch.randn(n, k, device="cuda").bfloat16() for _ in range(math.floor(ROTATION_BYTES / (2 * n * k)) + 1)]
+    quack = quack_weights("int4sm", n, k, count)
     for rows in ROWS:
         row = Row(FLOAT8, n, k, rows, first.units.numel() / rate * 1e6)
         wide = [torch.randn(rows, k, device="cuda", dtype=torch.bfloat16) for _ in sets]
@@ -556,6 +642,15 @@ def measured_float8(
         same = [product(w, x, None) for (_, w), x in zip(sets, wide, strict=True)]
         add(row, calls, W4A16, same, partial(wrong, x=wide[0], weight=other))
         calls[BF16] = [partial(layoutgemm.matmul, x, w.T) for x, w in zip(wide, dense, strict=False)]
+        if quack.dense is None:
+            row.errors[QUACK8] = quack.reason
+        else:
+            given = zip(narrow, quack.copies, strict=False)
+            each = [quack.call(x, copy, scale.reshape(-1)) for (x, scale), copy in given]
+            x, scale = narrow[0]
+            want = (x.double() * scale.double().reshape(-1, 1)) @ quack.dense.double().T
+            right = lambda c, want=want: float((c.double() - want).norm() / want.norm() / 2.0**-7)  # noqa: E731
+            add(row, calls, QUACK8, each, right)
         timed(device, row, calls, rounds)
         save(row)
         del calls
@@ -578,8 +673,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--float8", action="store_true", help="float8 activations alone")
     parser.add_argument("--few", action="store_true", help="up to 16 rows alone, of the first format")
     parser.add_argument("--quick", action="store_true", help="the first shape and format only")
+    parser.add_argument(
+        "--goals",
+        nargs="?",
+        const=INT4,
+        choices=[*FORMATS, *BYTES],
+        metavar="FORMAT",
+        help="the choice and all peers, up to 4096 rows and all sizes; of int4 unless a format is given",
+    )
     parser.add_argument("--own", action="store_true", help="the choice alone, up to 64 rows, all sizes and formats")
-    parser.add_argument("--jobs", type=int, default=4, help="processes that compile for --own and --step")
+    parser.add_argument(
+        "--jobs", type=int, default=4, help="processes that compile for --goals, --own, --bytes, --step"
+    )
     parser.add_argument("--bytes", action="store_true", help="formats of 8 bits at all sizes, beside bf16 weights")
     parser.add_argument("--step", action="store_true", help="the products of a decoder's layers, in turn and alone")
     parser.add_argument("--counters", action="store_true", help="ncu's counters of up to 16 rows; needs ncu")
@@ -605,7 +710,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     device = CudaDevice()
     rate = copy_rate(device)
-    correct, bad = ({}, []) if options.own or options.step or options.bytes else checked()
+    correct, bad = ({}, []) if options.own or options.step or options.bytes or options.goals else checked()
     found: dict[str, Any] = {"machine": machine.facts(), "copy TB/s": rate / 1e12, "correct": correct, "rows": []}
     print(found["machine"], f"copy {rate / 1e12:.3f} TB/s; wrong: {bad or 'none'}", flush=True)
 
@@ -622,6 +727,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.json:
             options.json.write_text(json.dumps(found, indent=1) + "\n")
         return 0
+    if options.goals:
+        measured_goals(device, options.goals, rate, options.rounds, save, options.jobs)
+        print(*summary(found["rows"]), sep="\n")
+        return 1 if bad else 0
     if options.own:
         measured_own(device, rate, options.rounds, save, options.jobs)
         return 1 if bad else 0

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import LayoutError
 from .layouts import ComposedLayout, CounterExample, E, Layout, Proof, Swizzle, parse
-from .lazy_names import home_below, homes_of_names
+from .lazy_names import by_import, elsewhere, homes_of_names
 from .moved import install, old_names
 
 if TYPE_CHECKING:
@@ -55,23 +55,16 @@ __version__ = "0.1.0"
 # Loaded on first use: users of layouts alone do not pay for kernels.
 _LATER = homes_of_names(sys._getframe().f_code, globals())
 _DOORS = frozenset({"jax"})  # modules that need another framework
-_ROOMS = "layouts", "atoms", "checks", "schedule", "view", "kernels"  # where a name may be that is not here
 _old_name = old_names(__name__, frames=1)
 
 
 def __getattr__(name: str) -> Any:
-    # `from layoutgemm import name` calls importlib's hasattr first, which would drop the text of an AttributeError.
-    imported = sys._getframe(1).f_code.co_name == "_handle_fromlist"
+    imported = by_import()
     if name not in _LATER and name not in _DOORS:
         try:
             return _old_name(name)
         except AttributeError as error:
-            if name.startswith("_") or not (home := home_below(__name__, _ROOMS, name)):
-                raise
-            said = f"{error}: it is {home}.{name}"
-        if imported:
-            raise ImportError(said, name=__name__)
-        raise AttributeError(said, name=name, obj=sys.modules[__name__])
+            raise elsewhere(__name__, error, imported) from None
     from importlib import import_module
 
     needs, without = (

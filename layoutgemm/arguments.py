@@ -482,7 +482,9 @@ def _reader(hint: object) -> _AnnotationReader | None:
     if getattr(kind, "_is_protocol", False):
         return _protocol_reader(kind)
     article = "an" if kind.__name__[:1] in "AEIOU" else "a"
-    return _AnnotationReader(_instance(kind), f"{article} {kind.__name__}")
+    example = getattr(kind, "EXAMPLE", None)  # one, as Python
+    wanted = f"{article} {kind.__name__}" + (f" (as {example})" if isinstance(example, str) else "")
+    return _AnnotationReader(_instance(kind), wanted)
 
 
 def _protocol_reader(kind: type) -> _AnnotationReader:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container
 from importlib import import_module
 from importlib.machinery import PathFinder
 from types import CodeType
 
+from .cute_names import INSTEAD
 from .moved import old_names
+
+_ROOMS = "layouts", "atoms", "checks", "schedule", "view", "kernels"  # where a name may be that a package has not
 
 
 def homes_of_names(code: CodeType, there: Container[str]) -> dict[str, str]:
@@ -35,16 +38,32 @@ def homes_of_names(code: CodeType, there: Container[str]) -> dict[str, str]:
     return homes
 
 
-def home_below(package: str, rooms: Sequence[str], name: str) -> str | None:
-    """The first of a package's rooms that has a public name. None for a module of the package, and a name of none.
+def elsewhere(package: str, error: AttributeError, imported: bool) -> Exception:
+    """The error of a name that a package does not have.
 
-    >>> home_below("layoutgemm", ("atoms", "layouts"), "complement")
-    'layoutgemm.layouts'
+    It says which package has it, or what is written in its place.
+
+    imported  the name is of `from package import name`, which would drop the text of an AttributeError
+
+    >>> print(elsewhere("layoutgemm", AttributeError("no complement", name="complement"), True))
+    no complement: it is layoutgemm.layouts.complement
     """
-    if PathFinder.find_spec(f"{package}.{name}", sys.modules[package].__path__):
-        return None  # `from package import module` asks for a name first
-    paths = [f"{package}.{room}" for room in rooms]
-    return next((path for path in paths if name in getattr(import_module(path), "__all__", ())), None)
+    name = error.name or ""
+    if name.startswith("_") or PathFinder.find_spec(f"{package}.{name}", sys.modules[package].__path__):
+        return error  # `from package import module` asks for a name first
+    rooms = [f"layoutgemm.{room}" for room in _ROOMS]
+    home = next((room for room in rooms if name in getattr(import_module(room), "__all__", ())), None)
+    said = f"it is {home}.{name}" if home else INSTEAD.get(name)
+    if said is None:
+        return error
+    said = f"{error}: {said}"
+    return ImportError(said, name=package) if imported else AttributeError(said, name=name, obj=sys.modules[package])
+
+
+def by_import() -> bool:
+    """True in a module's `__getattr__` whose caller is `from module import name`."""
+    # It calls importlib's hasattr first.
+    return sys._getframe(2).f_code.co_name == "_handle_fromlist"
 
 
 def named_later(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
@@ -67,7 +86,11 @@ def named_later(package: str) -> tuple[Callable[[str], object], Callable[[], lis
 
     def get(name: str) -> object:
         if name not in home_of:
-            return old_name(name)
+            imported = by_import()
+            try:
+                return old_name(name)
+            except AttributeError as error:
+                raise elsewhere(package, error, imported) from None
         value = getattr(import_module(home_of[name], package), name)
         setattr(sys.modules[package], name, value)
         return value

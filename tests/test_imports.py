@@ -32,6 +32,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "arguments",
         "graph_marks",
         "lazy_numpy",
+        "cute_names",
         "lazy_names",
         "memo",
         "arch",
@@ -629,6 +630,14 @@ def test_a_name_of_another_room_is_pointed_at(name: str, home: str) -> None:
     assert not hasattr(layoutgemm, name)
 
 
+def test_a_name_of_cute_that_is_no_function_is_told() -> None:
+    for module in "layoutgemm", "layoutgemm.layouts", "layoutgemm.atoms":
+        with pytest.raises(ImportError, match=r"'elem_less': write all\(x < n"):
+            exec(f"from {module} import elem_less")
+    with pytest.raises(AttributeError, match=r"it is layoutgemm\.layouts\.Layout"):
+        _ = importlib.import_module("layoutgemm.atoms").Layout
+
+
 def test_a_name_of_no_room_and_a_module_are_as_ever() -> None:
     with pytest.raises(AttributeError, match=r"has no attribute 'nonsense'$"):
         _ = layoutgemm.nonsense
@@ -654,5 +663,5 @@ def test_import_loads_the_algebra_alone() -> None:
     """Atoms, checks, kernels, views and NumPy come when they are named; bench_algebra times the import."""
     loaded = "{m.split('.')[1] for m in sys.modules if m.startswith('layoutgemm.')}"
     code = f"import sys, layoutgemm; print(sorted({loaded}))"
-    known = ["arguments", "dtypes", "errors", "graph_marks", "layouts", "lazy_names", "lazy_numpy", "moved", "regex"]
-    assert fresh(code) == str(known)
+    known = "arguments cute_names dtypes errors graph_marks layouts lazy_names lazy_numpy moved regex"
+    assert fresh(code) == str(known.split())

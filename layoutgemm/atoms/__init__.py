@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         make_tiled_copy_tv,
         tiled_copy_of_tile,
     )
-    from .tiled.mma import Fragment, TiledMma
+    from .tiled.mma import Fragment, TiledMma, make_tiled_mma
     from .tiled.thread_map import View
     from .tma.derive import TmaCopy, TmaPlan, can_tma, tma_load, tma_reduce, tma_store
     from .tma.gather import GatherPlan, tma_gather
@@ -116,6 +116,7 @@ __all__ = [
     "make_tiled_copy_D",
     "make_tiled_copy_S",
     "make_tiled_copy_tv",
+    "make_tiled_mma",
     "matrix_copies",
     "mma_sync",
     "movmatrix",

@@ -8,6 +8,8 @@ SM75_U32x4_LDSM_N, SM90_U16x8_STSM_T, SM80_CP_ASYNC_CACHEGLOBAL<uint128_t>, Univ
 SM100_TMEM_LOAD_32dp32b32x, SM100_UTCCP_128dp256bit_1cta
 MMA_Atom<NAME>, MMA_Traits<NAME>, Copy_Atom<NAME, half_t>
 TiledMMA<MMA_Atom<NAME>, Layout<Shape<_2,_2,_1>>, Tile<_32,_32,_16>>       make_tiled_mma(NAME{}, ...) too
+TiledCopy<Copy_Atom<NAME, half_t>, Layout<...>, Shape<_128,_8>>     the layout is (thread, value) -> element of the tile
+make_tiled_copy(Copy_Atom<NAME, half_t>{}, Layout<Shape<_32,_8>>{}, Layout<Shape<_4,_1>>{})   threads and values
 warp-level F16/BF16 MMA Operation and the lines behind it, as the CuTe DSL prints an operation
 """
 
@@ -34,14 +36,19 @@ from .mma.fma import fma
 from .mma.sync import mma_sync
 from .mma.tcgen05 import tcgen05_mma
 from .mma.wgmma import wgmma
+from .tiled.copy import TiledCopy
+from .tiled.derived_copies import make_tiled_copy
 from .tiled.mma import TiledMma
 
-Named = MmaAtom | CopyAtom | TiledMma
+Named = MmaAtom | CopyAtom | TiledMma | TiledCopy
 _T = TypeVar("_T")
 
 _WRAPPERS = ("MMA_Atom", "MMA_Traits", "Copy_Atom", "Copy_Traits")
-_TILED = ("TiledMMA", "make_tiled_mma")
-_BEFORE = r"\s*(?:(?:using|constexpr|static|const|auto|typename)\s+)*(?:\w+\s*=\s*)?(?:(?:cute|cutlass)::)*"
+_TILED = ("TiledMMA", "make_tiled_mma", "TiledCopy", "make_tiled_copy")
+_BEFORE = (
+    r"\s*(?:(?:using|constexpr|static|const|auto|typename|(?:Tiled(?:MMA|Copy)|(?:MMA|Copy)_Atom)(?=\s+\w+\s*=))\s+)*"
+    r"(?:\w+\s*=\s*)?(?:(?:cute|cutlass)::)*"
+)
 _HEAD = regex(
     rf"{_BEFORE}(?=(?:{'|'.join([*_WRAPPERS, *_TILED])})\s*[<(]|(?:SM\d+::)?(?:GMMA::|BLOCKSCALED::|SPARSE::)*"
     r"(?:SM\d+_[A-Z0-9]\w*|G?MMA_64x\w+)|Universal(?:FMA|Copy)\b|DefaultCopy\b|AutoVectorizingCopy)"
@@ -136,7 +143,7 @@ class _TypeReader(TextReader):
         self.at = found.end()
         args: list[_Type | int | str] = []
         opening = self.peek()
-        called = opening == "(" and found[1] == "make_tiled_mma"
+        called = opening == "(" and found[1] in ("make_tiled_mma", "make_tiled_copy")
         if opening == "<" or called:
             closing = ">" if opening == "<" else ")"
             self.at += 1
@@ -177,8 +184,10 @@ class _Atoms:
     def fail(self, expected: str, at: int) -> ParseError:
         return ParseError(f"expected {expected}", self.text, at)
 
-    def tiled(self, found: _Type) -> TiledMma:
-        """TiledMMA<atom, layout of atoms, tile>."""
+    def tiled(self, found: _Type) -> TiledMma | TiledCopy:
+        """TiledMMA<atom, layout of atoms, tile>, or a tiled copy."""
+        if found.name.endswith(("Copy", "copy")):
+            return self.tiled_copy(found)
         if not found.args or not isinstance(found.args[0], _Type):
             raise self.fail("an atom, as in TiledMMA<MMA_Atom<SM80_16x8x16_F32F16F16F32_TN>>", found.at)
         atom = self.atom(found.args[0], ())
@@ -188,12 +197,35 @@ class _Atoms:
         each = Layout((1, 1, 1)) if layout is None else self.made(lambda: spelled(str(layout)), found.at)
         if not isinstance(each, Layout):
             raise self.fail("the layout of atoms, as in Layout<Shape<_2,_2,_1>>", found.at)
-        shape, stride = ((x if isinstance(x, tuple) else (x,)) for x in (each.shape, each.stride))
-        three = Layout((*shape, 1, 1)[:3], (*stride, 0, 0)[:3]) if len(shape) < 3 else each
-        sides = _sides(str(tile)) if tile is not None else [None, None, None]
+        sides = _sides(str(tile)) if tile is not None else []
         if sides is None:
             raise self.fail("a tile of integers, as in Tile<_32,_32,_16>", found.at)
-        return self.made(lambda: TiledMma(atom, three, tuple(sides)), found.at)
+        return self.made(lambda: TiledMma(atom, each, tuple(sides)), found.at)
+
+    def tiled_copy(self, found: _Type) -> TiledCopy:
+        """TiledCopy<atom, (thread, value) -> element, tile>, or make_tiled_copy(atom, threads, values)."""
+        example = "TiledCopy<Copy_Atom<UniversalCopy<uint128_t>, half_t>, Layout<...>, Shape<_16,_64>>"
+        called = found.name == "make_tiled_copy"
+        if (
+            not found.args
+            or not isinstance(found.args[0], _Type)
+            or len(found.args) != 3 - (called and len(found.args) == 2)
+        ):
+            raise self.fail(
+                f"an atom and two layouts, as in {'make_tiled_copy(atom, threads, values)' if called else example}",
+                found.at,
+            )
+        atom = self.atom(found.args[0], ())
+        if not isinstance(atom, CopyAtom):
+            raise self.fail("the atom of a copy", found.args[0].at)
+        first = self.made(lambda: spelled(str(found.args[1])), found.at)
+        second = spelled(str(found.args[2])) if called and len(found.args) == 3 else None
+        tile = None if called else _sides(str(found.args[2]))
+        if not isinstance(first, Layout) or not isinstance(second, Layout | None) or (tile is None and not called):
+            raise self.fail(f"layouts, as in {example}", found.at)
+        if called:
+            return self.made(lambda: make_tiled_copy(atom, first, second), found.at)
+        return self.made(lambda: TiledCopy(atom, first, tuple(tile or ())), found.at)
 
     def atom(self, found: _Type, given: Sequence[_Type | int | str]) -> MmaAtom | CopyAtom:
         """The atom of a type; `given` are the arguments of a wrapper around it."""
@@ -266,7 +298,7 @@ def _sides(tile: str) -> list[object] | None:
         if number is None and found is None and part not in ("_", "Underscore", "cute::Underscore"):
             return None
         out.append(int(number[1] or number[2]) if number is not None else found)
-    return (out + [None] * 3)[:3]
+    return out
 
 
 def _parts(atoms: _Atoms, found: _Type, word: str, count: int) -> list[str]:
@@ -285,6 +317,8 @@ def _size(text: str) -> tuple[int, int, int]:
 
 def _sync(atoms: _Atoms, match: re.Match[str], found: _Type, args: Sequence[_Type | int | str]) -> MmaAtom:
     d, a, b, c = _parts(atoms, found, match["types"], 4)
+    if match["size"].startswith("64x"):  # the names of wgmma in CUTLASS' own page on atoms
+        raise atoms.fail("three types and where A is, as in SM90_64x128x16_F16F16F16_SS or _RS, for wgmma", found.at)
     majors = ("row" if match["majors"][0] == "T" else "col", "col" if match["majors"][1] == "N" else "row")
     bit_op = "and" if match["bit"] == "AND" else "xor"
     return mma_sync(

@@ -14,6 +14,7 @@ from ..arguments import shown
 from ..dtypes import dtype, multiply_together, way_to_alike
 from ..errors import OperandError, TensorError
 from ..kernels.epilogue.chain import ACTIVATIONS
+from ..kernels.epilogue.steps import other_name
 from ..kernels.operands.gated import GATES, HALVES
 from ..torch_op.problem import C_TYPES, Ints, broadcast, half
 
@@ -162,12 +163,19 @@ def check_shapes(a: Sequence[int], b: Sequence[int], turned: tuple[bool, bool]) 
     k = a[-2] if turned[0] else a[-1]
     k_of_b = b[-1] if turned[1] or len(b) == 1 else b[-2]
     if k != k_of_b:
-        raise TensorError(f"K is {k} in a of shape {tuple(a)} and {k_of_b} in b of shape {tuple(b)}")
+        said = f"K is {k} in a of shape {tuple(a)} and {k_of_b} in b of shape {tuple(b)}"
+        raise TensorError(f"{said}{other_way(k, b, turned[1])}")
     for left, right in zip(reversed(a[:-2]), reversed(b[:-2]), strict=False):
         if left != right and 1 not in (left, right):
             raise TensorError(
                 f"the batches of a {tuple(a[:-2])} and of b {tuple(b[:-2])} do not broadcast: {left} meets {right}"
             )
+
+
+def other_way(k: int, b: Sequence[int], turned: bool) -> str:
+    """The end of an error: the way out where b has K along its other mode."""
+    other = len(b) > 1 and b[-2 if turned else -1] == k
+    return f"; transpose_b={not turned} reads b as {'(K, N)' if turned else '(N, K)'}" if other else ""
 
 
 def check_finish(
@@ -180,7 +188,7 @@ def check_finish(
     """
     if activation is not None and (not isinstance(activation, str) or activation not in (*ACTIVATIONS, *GATES)):
         known = ", ".join(map(repr, (*ACTIVATIONS, *GATES)))
-        raise OperandError(f"activation {shown(activation)}: known are {known}")
+        raise OperandError(f"activation {shown(activation)}: known are {known}{other_name(activation)}")
     if gate_of(activation) is not None:
         half(1 if columns is None else 2, columns or 0)
     if kind == "int32" and (bias is not None or activation is not None):

@@ -46,6 +46,7 @@ from .sm90.config import Sm90Tuning
 from .sm90.mainloop import Promoted, Table
 from .sm90.operands.row_sums import RowSums
 from .sm90.plan import Sm90Config, Sm90Plan
+from .sm90.quantized.feature_parts import FeatureParts
 from .sm90.triangular.operands import Triangles
 from .sm100.plan import Sm100Config, Sm100Plan
 from .streamed.plan import StreamedConfig, StreamedPlan
@@ -54,6 +55,7 @@ from .teaching.plan import TeachingConfig, TeachingPlan
 __all__ = [
     "AlongK",
     "Combined",
+    "FeatureParts",
     "GemmPlan",
     "GemmResult",
     "IndexedRows",

@@ -19,6 +19,9 @@ Methods                 display: pictures, pages and objects of the CuTe DSL
 A layout of integers handed to compose enters layout, algebra.compose, basis, int_tuple; no file that knows symbols.
 """
 
+from typing import TYPE_CHECKING
+
+from ..lazy_names import named_later
 from .basis import E, ScaledBasis
 from .coordinates import CoordinateTensor
 from .functions import (
@@ -49,6 +52,7 @@ from .functions import (
     make_composed_layout,
     make_identity_layout,
     make_layout,
+    make_layout_like,
     make_layout_tv,
     make_ordered_layout,
     make_swizzle,
@@ -122,6 +126,7 @@ __all__ = [
     "make_composed_layout",
     "make_identity_layout",
     "make_layout",
+    "make_layout_like",
     "make_layout_tv",
     "make_ordered_layout",
     "make_swizzle",
@@ -151,3 +156,6 @@ __all__ = [
     "zipped_divide",
     "zipped_product",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = named_later(__name__)

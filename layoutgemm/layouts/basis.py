@@ -7,6 +7,7 @@ it, since it is given the coordinates of a box and no address.
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Any
 
 from ..arguments import DEPTH, as_int, refusal
@@ -18,6 +19,7 @@ from .int_tuple import (
     SYMBOLS_SEEN,
     Shape,
     Stride,
+    added,
     check_entries,
     leaves,
     show,
@@ -33,10 +35,11 @@ WIDEST = 1 << 16  # modes of a coordinate: a tuple with all modes below the one 
 class ScaledBasis:
     """`value` steps along the mode that `path` leads to.
 
-    Frozen and hashable. An integer times a ScaledBasis is a ScaledBasis, or the int 0 when nothing is left of it.
+    Frozen and hashable. An integer times a ScaledBasis is a ScaledBasis, or the int 0 when nothing is left of it. A sum
+    is the coordinate that the steps lead to.
 
-    >>> 8 * E(0), E(0, 1), str(2 * E(0, 1)), 0 * E(1)
-    (8*E(0), E(0, 1), '2@1@0', 0)
+    >>> 8 * E(0), E(0, 1), str(2 * E(0, 1)), 0 * E(1), 3 * E(0) + 4 * E(1)
+    (8*E(0), E(0, 1), '2@1@0', 0, (3, 4))
     """
 
     __slots__ = ("path", "value")
@@ -73,6 +76,19 @@ class ScaledBasis:
 
     def __neg__(self) -> ScaledBasis:
         return ScaledBasis(-self.value, self.path)
+
+    def __add__(self, other: object) -> tuple[object, ...]:
+        value = assemble({other.path: other.value}) if isinstance(other, ScaledBasis) else other
+        if value.__class__ is not tuple and (value.__class__ is not int or value):
+            raise LayoutError(refusal(other, f"what is added to {self}", "a basis element or a coordinate"))
+        total = plus(assemble({self.path: self.value}), value)
+        assert isinstance(total, tuple)  # as assemble's is
+        return total
+
+    __radd__ = __add__
+
+    def __sub__(self, other: object) -> tuple[object, ...]:
+        return self + (-other if isinstance(other, ScaledBasis) else other)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ScaledBasis) and self.value == other.value and self.path == other.path
@@ -185,6 +201,25 @@ def assemble(parts: dict[tuple[int, ...], Any]) -> Any:
     for p, v in parts.items():
         inner.setdefault(p[0], {})[p[1:]] = v
     return tuple([assemble(inner[i]) if i in inner else 0 for i in range(1 + max(inner))])
+
+
+def plus(a: Any, b: Any) -> object:
+    """The sum of two coordinates, entry by entry; a mode that one of them lacks is 0 there.
+
+    Raises LayoutError where one has an integer other than 0 and the other a tuple.
+
+    >>> plus((5, 0, 1), (1, (2, 3)))
+    (6, (2, 3), 1)
+    """
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return tuple([plus(x, y) for x, y in zip_longest(a, b, fillvalue=0)])
+    if isinstance(b, tuple):
+        return plus(b, a)
+    if isinstance(a, tuple):
+        if b.__class__ is int and b:
+            raise LayoutError(f"{show(b)} in a mode, and {show(a)}, which leads to a tuple there")
+        return tuple([plus(x, b) for x in a])
+    return added(a, b)
 
 
 def identity_stride(shape: Shape, path: tuple[int, ...] = ()) -> Stride:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import zip_longest
 from typing import Any
 
 from ..arguments import refusal
 from ..errors import LayoutError
 from . import registries
-from .basis import ScaledBasis, assemble, paths_of
+from .basis import ScaledBasis, assemble, paths_of, plus
 from .display import HasPage, PicturedLayout
-from .int_tuple import added, as_entries, code, leaves, show
+from .int_tuple import as_entries, code, leaves, show
 from .layout import Layout
 from .over_layout import OverLayout
 from .predicates import Predicates
@@ -48,6 +47,9 @@ class CoordinateTensor(OverLayout, PicturedLayout, Predicates, HasPage):
         first = as_entries(offset, "the offset of a CoordinateTensor")
         if first.__class__ is not tuple:
             raise LayoutError(refusal(offset, "the offset of a CoordinateTensor", "a tuple"))
+        for entry in leaves(first):
+            if isinstance(entry, ScaledBasis):
+                raise LayoutError(f"expected integers in the offset of {layout}, not {entry}")
         paths = paths_of(layout.stride)
         object.__setattr__(self, "offset", _sum(first, assemble(dict.fromkeys(paths, 0)) if paths else 0, layout))
         object.__setattr__(self, "layout", layout)
@@ -123,18 +125,11 @@ class CoordinateTensor(OverLayout, PicturedLayout, Predicates, HasPage):
         return f"{show(self.offset)} o {self.layout}"
 
 
-def _sum(first: Any, value: Any, layout: Layout) -> Any:
-    """The sum of two coordinates, entry by entry; a mode that one of them lacks is 0 there."""
-    if first.__class__ is tuple and value.__class__ is tuple:
-        return tuple([_sum(a, b, layout) for a, b in zip_longest(first, value, fillvalue=0)])
-    if value.__class__ is tuple or first.__class__ is tuple:
-        whole, entry = (value, first) if value.__class__ is tuple else (first, value)
-        if entry.__class__ is int and entry:
-            raise LayoutError(f"{entry} in the offset of {layout}, which leads to a tuple there: {show(whole)}")
-        return tuple([_sum(x, entry, layout) for x in whole])
-    if isinstance(first, ScaledBasis):
-        raise LayoutError(f"expected integers in the offset of {layout}, not {first}")
-    return added(first, value)
+def _sum(first: object, value: object, layout: Layout) -> Any:
+    try:
+        return plus(first, value)
+    except LayoutError as error:
+        raise LayoutError(f"the offset of {layout}: {error.reason}") from None
 
 
 @registries.coordinates_from.register(Layout)

@@ -204,6 +204,29 @@ def make_ordered_layout(shape: object, order: object) -> Layout:
     return Layout.ordered(shape, order)
 
 
+def make_layout_like(layout: object) -> Layout:
+    """The compact layout of the same shape, in the order of the given strides.
+
+    Modes of stride 0 keep it. Of equal strides the left one comes first, where the CuTe DSL gives both one stride.
+    Raises LayoutError for strides that are no integers.
+
+    >>> str(make_layout_like(Layout((4, 8), (32, 2)))), str(make_layout_like(Layout((4, 8), (32, 0))))
+    ('(4,8):(8,1)', '(4,8):(1,0)')
+    """
+    of = _layout(layout, "the layout of make_layout_like")
+    extents, strides = _t.leaves(of.shape), _t.leaves(of.stride)
+    for d in strides:
+        if d.__class__ is not int:
+            raise LayoutError(f"make_layout_like of {of}: its modes are ordered by integers, and one stride is {d}")
+    width, compact = 1, [0] * len(strides)
+    for i in sorted(range(len(strides)), key=lambda i: abs(strides[i])):
+        if strides[i] and extents[i] != 1:
+            compact[i] = width
+            width *= extents[i]
+    entries = iter(compact)
+    return Layout(of.shape, _t.transform(lambda _: next(entries), of.shape))
+
+
 def make_identity_layout(shape: object) -> Layout:
     """See Layout.identity."""
     return Layout.identity(shape)
@@ -324,34 +347,54 @@ def dice(coord: object, layout: L) -> L:
     return _method(layout, "dice")(coord)
 
 
-def select(layout: L, modes: object) -> L:
-    """The layout of the named modes, in the order named.
+def select(x: L, mode: object = None, *, modes: object = None) -> L:
+    """The named modes of a layout or a tuple, in the order named; `modes` is another name of `mode`.
 
-    >>> str(select(Layout((2, 3, 5)), (2, 0)))
-    '(5,2):(6,1)'
+    >>> str(select(Layout((2, 3, 5)), (2, 0))), select((512, 256, 64), mode=[0, 2])
+    ('(5,2):(6,1)', (512, 64))
     """
-    if not isinstance(modes, (tuple, list)):
-        raise LayoutError(refusal(modes, "modes of select", "a tuple of integers"))
-    return _method(layout, "select")(*modes)
+    mode = modes if mode is None else mode
+    if not isinstance(mode, (tuple, list)):
+        raise LayoutError(refusal(mode, "modes of select", "a tuple of integers"))
+    return _method(x, "select")(*mode) if _is_ours(x) else tuple([get(x, [i]) for i in mode])  # type: ignore[return-value]
 
 
-def group_modes(layout: L, begin: int, end: int) -> L:
-    """See Layout.group."""
-    return _method(layout, "group")(begin, end)
+def group_modes(x: L, begin: int, end: int) -> L:
+    """Modes begin..end-1 of a layout or a tuple as one mode. See Layout.group.
 
-
-def append(layout: L, mode: Layout) -> L:
-    """The layout with one more mode at its end.
-
-    >>> str(append(Layout((4, 8)), Layout(3, 32)))
-    '(4,8,3):(1,4,32)'
+    >>> str(group_modes(Layout((2, 3, 5)), 0, 2)), group_modes((2, 3, 5), 1, 3)
+    ('((2,3),5):((1,2),6)', (2, (3, 5)))
     """
-    return _method(layout, "append")(mode)
+    if _is_ours(x):
+        return _method(x, "group")(begin, end)
+    modes, first, last = _modes(x, "group_modes"), as_int(begin, "the first mode of a group"), as_int(end, "its end")
+    if not 0 <= first < last <= len(modes):
+        raise LayoutError(f"{_t.show(modes)} has no modes {shown(begin)}..{shown(last - 1)} to group")
+    return (*modes[:first], modes[first:last], *modes[last:])  # type: ignore[return-value]
 
 
-def prepend(layout: L, mode: Layout) -> L:
-    """The layout with one more mode at its beginning."""
-    return _method(layout, "prepend")(mode)
+def append(x: L, mode: object) -> L:
+    """The layout or tuple with one more mode at its end.
+
+    >>> str(append(Layout((4, 8)), Layout(3, 32))), append((4, 8), 3)
+    ('(4,8,3):(1,4,32)', (4, 8, 3))
+    """
+    if _is_ours(x):
+        return _method(x, "append")(mode)
+    return (*_modes(x, "append"), as_entries(mode, "the mode of append"))  # type: ignore[return-value]
+
+
+def prepend(x: L, mode: object) -> L:
+    """The layout or tuple with one more mode at its beginning."""
+    if _is_ours(x):
+        return _method(x, "prepend")(mode)
+    return (as_entries(mode, "the mode of prepend"), *_modes(x, "prepend"))  # type: ignore[return-value]
+
+
+def _modes(x: object, name: str) -> tuple[object, ...]:
+    """The top-level modes of a tuple; an integer is its only one."""
+    found = as_entries(x, f"the operand of {name}")
+    return found if isinstance(found, tuple) else (found,)
 
 
 def logical_divide(layout: L, tiler: object) -> L:
@@ -403,6 +446,10 @@ def local_tile(layout: object, tiler: object, coord: object, proj: object = None
     >>> local_tile(Layout((5120, 4096), (1, 5120)), (32, 64, 4), (1, 0, None), (1, None, 1))
     (Layout((32, 4, 1024), (1, 5120, 20480)), 32)
     """
+    if proj is None and isinstance(tiler, tuple) and _is_ours(layout) and len(tiler) > rank(layout):
+        raise LayoutError(
+            f"a tiler of {len(tiler)} modes for {layout}: proj names those that it has, as in (1, None, 1)"
+        )
     tiles = zipped_divide(layout, _projected(tiler, proj, "tiler"))
     within, among = _method(tiles, "shape")
     return slice_and_offset((_filled((), within), _filled(_projected(coord, proj, "coord"), among)), tiles)

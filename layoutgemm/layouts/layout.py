@@ -430,6 +430,8 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
     def complement(self, bound: Any = None) -> Layout:
         """The layout of the translates of self's image that lie disjoint in 0..bound-1. None stops at self's own end.
 
+        A bound that is a shape stands for its size, as in CuTe.
+
         Two roundings are CuTe's definition: the last mode has ceil(bound / end) entries, and the gap below a mode has
         room for floor(stride / end) translates. There `end` is the end of the modes of smaller stride. Raises
         LayoutError where a mode begins below that end, and for a negative stride.
@@ -440,7 +442,9 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
         if bound is None:
             bound = 1
         elif bound.__class__ is not int or not 0 < bound < BEYOND:
-            if not isinstance(bound, (tuple, list)) and symbols_in(bound):
+            if isinstance(bound, (tuple, list)):
+                bound = _t.product(as_shape(bound))
+            if symbols_in(bound):
                 return registries.lifted(self).complement(bound)
             bound = as_int(bound, "the bound of complement", least=1)
         return _new(*_inverse.complement(self.shape, self.stride, bound))

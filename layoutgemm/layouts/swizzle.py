@@ -39,6 +39,7 @@ from .over_layout import OverLayout
 from .predicates import Predicates
 from .proofs.verdicts import Answer, CounterExample, Proof, Verdict, between, equivalent, layout_of
 from .symbols.dims import entry
+from .symbols.dispatch import has_symbols
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -357,7 +358,10 @@ class ComposedLayout(OverLayout, PicturedLayout, Predicates, HasPage, Convertibl
     # ------------------------------------------------------------ operations on the layout inside
 
     def after(self, left: object) -> ComposedLayout:
-        """c -> left(self(c)), of a plain layout. Raises CompositionError unless `left` multiplies by a power of two.
+        """c -> left(self(c)), of a plain layout.
+
+        It may move each of the swizzle's two fields of bits as a whole. Raises CompositionError, with the first
+        coordinate, where no single swizzle of moved fields is that function.
 
         >>> str((Swizzle(3, 3, 3) @ Layout(64)).after(Layout(64, 4)))
         'S<3,5,3> o 0 o 64:4'
@@ -398,7 +402,7 @@ class ComposedLayout(OverLayout, PicturedLayout, Predicates, HasPage, Convertibl
         return self._with(self.layout.tile_to_shape(shape, order))
 
     def slice(self, coord: object) -> tuple[ComposedLayout, int]:
-        """The modes that None keeps, and 0. The offset of the rest stays inside, since a swizzle does not add."""
+        """The modes that None keeps, and 0: the offset of the rest stays inside, since a swizzle does not add."""
         layout, offset = self.layout.slice(coord)
         return ComposedLayout._new(self.swizzle, self.offset + offset, layout), 0
 
@@ -476,7 +480,7 @@ class ComposedLayout(OverLayout, PicturedLayout, Predicates, HasPage, Convertibl
         return common_layout(self, other)
 
     def max_common_vector(self, other: object) -> int:
-        """The number of elements that both store side by side, in one order. The size of max_common_layout."""
+        """The number of elements that both store side by side, in one order: the size of max_common_layout."""
         return int(self.max_common_layout(other).size)
 
     # ------------------------------------------------------------ other widths of elements
@@ -531,7 +535,7 @@ class ComposedLayout(OverLayout, PicturedLayout, Predicates, HasPage, Convertibl
         return between(equivalent(self, other), self, other)
 
     def is_injective(self) -> Answer:
-        """Prove that no two coordinates share a value. A swizzle is a bijection, so the layout inside decides."""
+        """Prove that no two coordinates share a value: a swizzle is a bijection, so the layout inside decides."""
         found: Answer = self.layout.is_injective()
         if not isinstance(found, CounterExample):
             return found
@@ -612,10 +616,11 @@ def _innermost(layout: AnyLayout) -> Layout:
 
 
 def compose_with_swizzle(left: object, right: object) -> ComposedLayout:
-    """A plain layout after a swizzled one. Answered where the layout only multiplies by a power of two.
+    """A plain layout after a swizzled one: answered where the layout moves each of the two fields of bits as a whole.
 
-    2^k * swizzle(x) is the swizzle k bits further up, applied to 2^k * x. Any other layout moves the bits apart. The
-    last entry of `left` counts even where its extent is 1, since offsets past the end run on in it.
+    2^k * swizzle(x) is the swizzle k bits further up, applied to 2^k * x. The last entry of `left` counts even where
+    its extent is 1, since offsets past the end run on in it. Another layout may exchange the fields, as a transposition
+    does: the swizzle of their images is compared at all coordinates.
     """
     if not isinstance(left, Layout):
         raise LayoutError(refusal(left, "what is composed with a swizzled layout", "a Layout"))
@@ -623,16 +628,52 @@ def compose_with_swizzle(left: object, right: object) -> ComposedLayout:
     if len(S) == 2 and S[1].__class__ is int and S[1] == 1 and _stays_below(right, S[0]):
         S, D = S[:1], D[:1]
     d = D[0] if len(D) == 1 else None
-    if not isinstance(right, ComposedLayout) or d.__class__ is not int or d < 1 or d & (d - 1):
-        raise CompositionError(
-            "a plain layout after a swizzle is a swizzled layout only where it multiplies by a power of two",
-            None,
-            left,
-            right,
-        )
-    inner = left.compose(right.layout)
+    if isinstance(right, ComposedLayout) and d.__class__ is int and d > 0 and not d & (d - 1):
+        sw = right.swizzle
+        moved = Swizzle(sw.bits, sw.base + d.bit_length() - 1, sw.shift)
+        return ComposedLayout(moved, right.offset * d, left.compose(right.layout))
+    return _fields_moved(left, right)
+
+
+def _fields_moved(left: Layout, right: object) -> ComposedLayout:
+    """left o right, by the swizzle of left's images of right's two fields.
+
+    They are compared at all coordinates.
+    """
+
+    def fail(reason: str, at: int | None = None) -> CompositionError:
+        return CompositionError(f"a plain layout after a swizzle is {reason}", at, left, right)
+
+    power = "a swizzled layout only where it multiplies by a power of two"
+    if not isinstance(right, ComposedLayout) or right.offset.__class__ is not int:
+        raise fail(power)
+    inside = right.layout
+    if not isinstance(inside, Layout) or has_symbols((left.shape, inside.shape), (left.stride, inside.stride)):
+        raise fail(power)
     sw = right.swizzle
-    return ComposedLayout(Swizzle(sw.bits, sw.base + d.bit_length() - 1, sw.shift), right.offset * d, inner)
+    fields = [left.compose(Layout(2, mask))(1) if mask else 0 for mask in (sw.source_mask, sw.target_mask)]
+    firsts = [field & -field if field.__class__ is int else 0 for field in fields]
+    read, changed = (first.bit_length() - 1 for first in firsts)
+    if (
+        any(field != (first << sw.bits) - first for field, first in zip(fields, firsts))
+        or abs(read - changed) < sw.bits
+    ):
+        raise fail(
+            f"a swizzled layout only where it keeps two fields of bits: {sw}'s go to {fields[0]} and {fields[1]}"
+        )
+    try:
+        inner = composed_from(left, right.offset, inside)
+    except CompositionError as error:
+        at = error.witness if isinstance(error.witness, int) else None
+        raise fail(f"no swizzled layout: {error.reason}", at) from None
+    offset, plain = (inner.offset, inner.layout) if isinstance(inner, ComposedLayout) else (0, inner)
+    found = ComposedLayout(Swizzle(sw.bits, max(0, min(read, changed)), read - changed), offset, plain)
+    values = left(right.offsets())
+    wrong = np.nonzero(found.offsets() != values)[0]
+    if len(wrong):
+        at = int(wrong[0])
+        raise fail(f"no {found}: it is {int(values[at])} at {show_coord(right.coord(at))}, not {found(at)}", at)
+    return found
 
 
 def composed_from(left: Layout, first: int, right: Any) -> AnyLayout:

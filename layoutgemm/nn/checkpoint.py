@@ -130,7 +130,9 @@ def _only_file(path: Path) -> Path:
             raise OperandError(f"{path} has {len(files)} files, {names}, and no {INDEX}, which says what is where")
         raise OperandError(f"{path} has neither {INDEX} nor a {_ENDING} file")
     if not path.is_file():
-        raise OperandError(f"{path} is no file and no directory")
+        named = len(path.parts) == 2 and not path.is_absolute()  # as owner/name
+        way_out = f"; huggingface_hub.snapshot_download({str(path)!r}) gives that repository's" if named else ""
+        raise OperandError(f"{path} is no file and no directory{way_out}")
     return path
 
 

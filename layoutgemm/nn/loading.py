@@ -33,7 +33,7 @@ from .stored_experts import (
     packed_experts,
     reason_against,
 )
-from .swap import Swapped, Swaps, reason_to_stay, replace_modules
+from .swap import Swapped, Swaps, grouped, reason_to_stay, replace_modules
 
 _FOREIGN_STATE = (ScaledLinear, GatedMLP, QuantizedLinear, ExpertsMLP)
 
@@ -58,7 +58,7 @@ class Loaded(Swaps):
         said = [f"untied    {' and '.join(names)}" for names in self.untied]
         said += [f"ignored   {listed_names(self.ignored)}"] * bool(self.ignored)
         said += [f"on meta   {name}: no state dict has it" for name in self.unset]
-        lines = "\n".join([*map(str, self.layers), *map(str, self.others), *said])
+        lines = "\n".join([*map(str, [*grouped(self.layers), *grouped(self.others)]), *said])
         packed = f"{len(self.replaced)} of {len(self)} linear layers packed"
         if self.others:
             packed += f", {sum(bool(each.by) for each in self.others)} of {len(self.others)} modules of experts"

@@ -7,15 +7,16 @@ import torch
 from ..errors import OperandError
 from ..torch_op.autograd.activation import by_autograd
 from ..torch_op.bias_activation import GATES
-from ..torch_op.checks import autocast_type, check_activation, check_input, differentiated
+from ..torch_op.checks import autocast_type, cast, check_activation, check_input, differentiated
 from ..torch_op.problem import half
-from ..torch_op.scaled_grouped.grouped_training import fp8_grouped_matmul
+from ..torch_op.scaled_grouped.grouped_training import fp8_grouped_matmul, fp8_groups_unrecorded
 from ..torch_op.scaled_grouped.recipes import BLOCK, SQUARE, Recipes, recipe_text, refusal_of_both
-from ..torch_op.scaled_grouped.training import fp8_gated, fp8_linear
+from ..torch_op.scaled_grouped.training import fp8_linear, fp8_unrecorded
+from .kept_weights import MasterWeights
 from .linear import ActivatedLayer, check_features, check_layer, sizes_text
 
 
-class MasterLinear(ActivatedLayer, torch.nn.Linear):
+class MasterLinear(ActivatedLayer, MasterWeights, torch.nn.Linear):
     """activation(x @ weight.T + bias) in fp8, with gradients in fp8: torch.nn.Linear by `layoutgemm.fp8_matmul`.
 
     in_features, out_features, bias, device, dtype  as torch.nn.Linear has them: bfloat16, float16 or float32
@@ -25,7 +26,8 @@ class MasterLinear(ActivatedLayer, torch.nn.Linear):
                 of a line on both sides, or for a line
 
     The parameters are the master weights: they and the state dict are torch.nn.Linear's. Each call quantises them
-    anew, as optimizers change them. Works under autocast and torch.compile.
+    anew, as optimizers change them. `keep_quantized()` keeps them quantised for inference. Works under autocast and
+    torch.compile.
 
     Raises OperandError for recipes that do not meet, and for an activation that the product does not have; TensorError
     for a gate of an odd number of columns.
@@ -77,14 +79,20 @@ class MasterLinear(ActivatedLayer, torch.nn.Linear):
         if not (dense and x.ndim > 1 and x.shape[-1] == self.in_features):
             check_input(x, self.in_features)  # the product checks any other input likewise
         rows, weight, bias, activation = x if x.ndim > 1 else x.unsqueeze(0), self.weight, self.bias, self.activation
-        if activation is None:
+        kept = None if self._kept is None else self._quantized(x, weight, bias)
+        if activation is None and kept is None:
             value = fp8_linear(rows, weight, bias, self.recipe_a, self.recipe_b, None)
-        elif activation in GATES and not differentiated(x, weight, bias):
-            recipes = Recipes(self.recipe_a, self.recipe_b)
-            value = fp8_gated(rows, weight, bias, activation, recipes, autocast_type(x) or x.dtype)
+            return value if x.ndim > 1 else value.squeeze(0)
+        gated, kind = activation in GATES, autocast_type(x) or x.dtype
+        inside = gated and (kept is not None or not differentiated(x, weight, bias))  # of the kernel
+        of_product = kind if inside or activation is None else torch.float32
+        if kept is not None or inside:
+            recipes, own = Recipes(self.recipe_a, self.recipe_b), activation if inside else None
+            value = fp8_unrecorded(rows, weight, bias, own, recipes, of_product, kept)
         else:
-            value = fp8_linear(rows, weight, bias, self.recipe_a, self.recipe_b, torch.float32)
-            value = by_autograd(value, activation).to(autocast_type(x) or x.dtype)
+            value = fp8_linear(rows, weight, bias, self.recipe_a, self.recipe_b, of_product)
+        if activation is not None and not inside:
+            value = by_autograd(value, activation).to(kind)
         return value if x.ndim > 1 else value.squeeze(0)
 
     def extra_repr(self) -> str:
@@ -93,13 +101,14 @@ class MasterLinear(ActivatedLayer, torch.nn.Linear):
         return said if self.activation is None else f"{said}, activation={self.activation!r}"
 
 
-class MasterGroups(torch.nn.Module):
+class MasterGroups(MasterWeights):
     """Rows in groups, each times master weights of its own expert, by `layoutgemm.fp8_grouped_matmul`.
 
     experts, in_features, out_features, device, dtype  sizes, and the parameter's type: bfloat16, float16 or float32
     multiple  128 promises groups that begin at multiples of 128: the weights' gradient is in fp8 too
 
-    The parameter `weight` is (experts, out features, in features). `ExpertsMLP` takes two such layers, with groups that
+    The parameter `weight` is (experts, out features, in features); `keep_quantized()` keeps it quantised for inference.
+    `ExpertsMLP` takes two such layers, with groups that
     begin at any row.
 
     Raises OperandError for sizes that are no numbers of features.
@@ -116,6 +125,7 @@ class MasterGroups(torch.nn.Module):
         check_features(experts=experts, in_features=in_features, out_features=out_features)
         super().__init__()
         self.experts, self.in_features, self.out_features, self.multiple = experts, in_features, out_features, multiple
+        self.recipe_b = SQUARE
         self.weight = torch.nn.Parameter(torch.empty(experts, out_features, in_features, device=device, dtype=dtype))
         self.reset_parameters()
 
@@ -127,7 +137,12 @@ class MasterGroups(torch.nn.Module):
     def forward(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         """The products of rows (rows, in features). Group e is rows offsets[e] to offsets[e + 1]."""
         check_input(x, self.in_features)
-        return fp8_grouped_matmul(x, self.weight.mT, offsets, multiple=self.multiple)
+        weight = self.weight
+        kept = None if self._kept is None else self._quantized(x, weight)
+        if kept is None:
+            return fp8_grouped_matmul(x, weight.mT, offsets, multiple=self.multiple)
+        kind = autocast_type(x)
+        return fp8_groups_unrecorded(cast(x, kind), kept, offsets, kind or x.dtype)
 
     def extra_repr(self) -> str:
         """Sizes, and the promise."""

@@ -141,7 +141,9 @@ class ScaledLinear(ActivatedLayer, ScaledBuffers):
         activation: str | None = None,
     ) -> None:  # fmt: skip
         if not isinstance(dtype, torch.dtype) or dtype not in (torch.bfloat16, torch.float16):
-            raise OperandError(f"dtype {shown(dtype)}: bfloat16 or float16, which the product is stored as")
+            raise OperandError(
+                f"dtype {shown(dtype)}: bfloat16 or float16, which the product is stored as; .bfloat16() converts"
+            )
         check_activation(activation)
         check_features(in_features=in_features, out_features=out_features)
         if activation in GATES:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from itertools import groupby
 
 import torch
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
@@ -12,6 +13,7 @@ from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 from ..arguments import as_bool, refusal, shown
 from ..errors import LayoutError, OperandError
 from ..kernels.quantized.formats import QuantizedFormat
+from ..regex import regex
 from ..torch_op.bias_activation import ACTIVATIONS, GATES
 from ..torch_op.checks import autocast, check_types
 from .adopted import adopt, adopt_method, check_adopted, is_served, keeps_forward, method_to_adopt, reason_of_method
@@ -32,6 +34,8 @@ _HOOKS = (
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks",
     "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
 )  # fmt: skip
+_NUMBER = regex(r"(\d+)")
+_FEW = 4  # layers of one kind that are listed together
 _USUAL = frozenset(vars(torch.nn.Linear(1, 1, device="meta")))  # attributes of a linear layer
 
 
@@ -57,7 +61,13 @@ class Swaps:
     """Every linear layer that `swap_linears` met, in the order of `named_modules`.
 
     others  modules with matrices of their own that are no linear layers, as experts: by is "", reason says which
+    ours    how many layers were layoutgemm's before, and stay as they are
 
+    Four layers or more of one outcome whose names differ in a number are one line of the text.
+
+    >>> print(Swaps(tuple(Swapped(f"layers.{i}.up", "DenseLinear") for i in range(32))))
+    replaced  layers.{0-31}.up  by DenseLinear
+    32 of 32 linear layers replaced
     >>> swaps = Swaps((Swapped("0", "Linear"), Swapped("1", reason="a forward hook")))
     >>> [each.name for each in swaps.left], len(swaps.replaced)
     (['1'], 1)
@@ -65,6 +75,7 @@ class Swaps:
 
     layers: tuple[Swapped, ...]
     others: tuple[Swapped, ...] = ()
+    ours: int = field(default=0, kw_only=True)
 
     @property
     def replaced(self) -> tuple[Swapped, ...]:
@@ -84,8 +95,28 @@ class Swaps:
 
     def __str__(self) -> str:
         many = f"; {len(self.others)} other module{'s' * (len(self.others) != 1)} left" * bool(self.others)
+        many += f"; {self.ours} of layoutgemm's own stay as they are" * bool(self.ours)
         last = f"{len(self.replaced)} of {len(self)} linear layers replaced{many}"
-        return "\n".join([*map(str, self.layers), *map(str, self.others), last])
+        return "\n".join([*map(str, [*grouped(self.layers), *grouped(self.others)]), last])
+
+
+def grouped(found: Iterable[Swapped]) -> Iterator[Swapped]:
+    """Those whose names differ in one number as one, where they are four or more."""
+    groups: dict[tuple[str, str, str], list[Swapped]] = {}
+    for each in found:
+        groups.setdefault((_NUMBER.sub("*", each.name), each.by, each.reason), []).append(each)
+    for alike in groups.values():
+        columns = list(zip(*[_NUMBER.split(each.name) for each in alike], strict=True))
+        changing = [i for i, parts in enumerate(columns) if len(set(parts)) > 1]
+        if len(alike) < _FEW or len(changing) != 1 or any(str(int(x)) != x for x in columns[changing[0]]):
+            yield from alike
+            continue
+        (at,) = changing
+        numbers = sorted(map(int, columns[at]))
+        runs = [[b for _, b in run] for _, run in groupby(enumerate(numbers), lambda x: x[1] - x[0])]
+        spans = ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+        name = "".join(f"{{{spans}}}" if i == at else parts[0] for i, parts in enumerate(columns))
+        yield replace(alike[0], name=name)
 
 
 def swap_linears(
@@ -124,10 +155,13 @@ def swap_linears(
     if allow_tf32 is not None:
         allow_tf32 = as_bool(allow_tf32, "allow_tf32 of swap_linears", OperandError)
     if not isinstance(weights, QuantizedFormat) and not (isinstance(weights, str) and weights in _WEIGHTS):
-        raise OperandError(f"weights {shown(weights)}: {', '.join(map(repr, _WEIGHTS))} or a QuantizedFormat")
+        example = f"a QuantizedFormat, as {QuantizedFormat.EXAMPLE}"
+        raise OperandError(f"weights {shown(weights)}: {', '.join(map(repr, _WEIGHTS))} or {example}")
     if isinstance(model, torch.nn.Linear):
         raise OperandError("model is a linear layer itself, and layers are replaced inside of it: Linear.of(model)")
     found: list[Swapped] = []
+    own = DenseLinear, MasterLinear, ScaledLinear, QuantizedLinear
+    ours = sum(isinstance(module, own) for module in model.modules())
     if gated:
         if isinstance(weights, QuantizedFormat):
             raise OperandError(f"gated=True with weights of {weights}: a gated MLP has none that are packed")
@@ -157,7 +191,7 @@ def swap_linears(
         adopt(layer, new)
     for layer in methods:
         adopt_method(layer)
-    return Swaps(tuple(found), beside)
+    return Swaps(tuple(found), beside, ours=ours)
 
 
 def _replacement(

@@ -57,6 +57,7 @@ from .compiled.traced import check_compiled, check_compiled_gemm, refuse, traced
 from .composed.api import ComposedOptions, composed_product
 from .composed.parts import AskedParts, composes, has_batches
 from .compute import finished_product, gated_product, scaled_product, wide_type
+from .indexed.added import unordered_sums
 from .indexed.api import indexed_matmul
 from .indexed.product import IndexedOperands
 from .launch import PreparedProblem, current_device, mark_written, raw_stream
@@ -214,6 +215,7 @@ def matmul(
     prologue: Prologue | None = None,
     triangles: Triangles | None = None,
     add_rows: torch.Tensor | None = None,
+    ordered: bool = True,
 ) -> torch.Tensor:
     """activation(a @ b + bias), with shapes as in torch.matmul: vectors, matrices, batches that broadcast.
 
@@ -258,6 +260,7 @@ def matmul(
     add_rows    in place of `out_rows`: row i of the product is added to row add_rows[i] of the result, and an index may
                 repeat. In float32, in the order of i, by a second launch: the same bits on every run. An `out` has what
                 the rows are added to; without one these are zeros
+    ordered     False: the rows of `add_rows` are added by torch's index_add, whose order on a GPU is any
     row_weights float32: a factor of each row of the product, with `rows`, `out_rows` or `add_rows`
     prologue    a function of a's elements before they are multiplied, a `kernels.Prologue`; `given` has the vectors
                 that it reads. Of 8 and 16 bits, in the kernel of compute capability 9.0. Torch copies chosen `rows`
@@ -296,6 +299,13 @@ def matmul(
         assert isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
     if allow_tf32 is not None and not isinstance(allow_tf32, bool):
         allow_tf32 = traced_flag(allow_tf32)
+    if ordered is not True:
+        return unordered_sums(ordered, matmul, a, b, add_rows, out, {
+            "bias": bias, "activation": activation, "epilogue": epilogue, "given": given, "config": config,
+            "out_dtype": out_dtype, "allow_tf32": allow_tf32, "combine": combine, "order": order, "rows": rows,
+            "out_rows": out_rows, "row_weights": row_weights, "copy_rows": copy_rows, "prologue": prologue,
+            "triangles": triangles,
+        })  # fmt: skip
     indexed = rows is not None or out_rows is not None or row_weights is not None or add_rows is not None
     several = order is not None or combine is not None or prologue is not None or triangles is not None
     if several or (indexed and epilogue is not None):
@@ -474,20 +484,20 @@ def linear(
 
     Raises as `matmul`, and OperandError for a weight that is no matrix.
     """
-    recorded = not _is_traced() and _grad_enabled()
-    if recorded and (again := _linear_again(x, weight, bias, activation)) is not None:
-        return again
-    if (
-        recorded
-        and type(x) in PLAIN
-        and type(weight) in PLAIN
-        and (weight.requires_grad or x.requires_grad or _records(bias))
-        and (activation is None or activation == "relu")
-        and x.ndim > 1 < weight.ndim
-        and _seen_by_autograd_alone(bias)
-    ):
-        found = _linear_by_facts(x, weight, bias, activation)
-        return _first_linear(x, weight, bias, activation, allow_tf32) if found is None else found
+    if not _is_traced():
+        if (again := _linear_again(x, weight, bias, activation)) is not None:
+            return again
+        if (
+            type(x) in PLAIN
+            and type(weight) in PLAIN
+            and (activation is None or activation == "relu")
+            and x.ndim > 1 < weight.ndim
+            and _seen_by_autograd_alone(bias)
+        ):
+            if (found := _linear_by_facts(x, weight, bias, activation)) is not None:
+                return found
+            if _grad_enabled() and (weight.requires_grad or x.requires_grad or _records(bias)):
+                return _first_linear(x, weight, bias, activation, allow_tf32)
     matrix = weight.mT if isinstance(weight, torch.Tensor) and weight.ndim > 1 else _not_linear(weight)
     return matmul(x, matrix, bias=bias, activation=activation, allow_tf32=allow_tf32)
 
@@ -514,9 +524,9 @@ def _not_linear(weight: object) -> torch.Tensor:
 def _linear_again(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None
 ) -> torch.Tensor | None:
-    """A kept launch of `linear` that a guard finds, recorded; None without one.
+    """A kept launch of `linear` that a guard finds, recorded if need be; None without one.
 
-    Guards are of recorded calls: they fail for other classes, in transforms, traces and autocast, without a gradient.
+    Guards fail for other classes, and in transforms, traces and autocast.
     """
     if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0:
         return None
@@ -535,7 +545,9 @@ def _linear_again(
             found = guard
         ready = found[2]
         c = ready.product(x, weight, bias)
-        return None if c is None else _record(x, weight, bias, (c, ready, activation, True))
+        if c is None or not (found[1] and _grad_enabled()):
+            return c
+        return _record(x, weight, bias, (c, ready, activation, True))
     except (AttributeError, LookupError, TypeError, RuntimeError):  # no dense tensors, or another activation
         pass
     return None
@@ -545,7 +557,7 @@ def _last_linear() -> dict[str | None, LastCalls[PreparedProblem]]:
     return {activation: LastCalls(PREPARED) for activation in (None, "relu")}
 
 
-_LAST_LINEAR, _LAST_LINEAR_BIAS = _last_linear(), _last_linear()  # by the weight: of recorded calls, by activation
+_LAST_LINEAR, _LAST_LINEAR_BIAS = _last_linear(), _last_linear()  # by the weight, by activation
 
 
 def _linear_by_facts(
@@ -561,6 +573,8 @@ def _linear_by_facts(
         return None
     given = (x, weight) if bias is None else (x, weight, bias)
     guarded(PREPARED.seen, (x.shape, weight.shape, activation, len(given)), given, ready, MAX_READY)
+    if not (_grad_enabled() and any(each.requires_grad for each in given)):
+        return c
     return _record(x, weight, bias, (c, ready, activation, True))
 
 

@@ -18,6 +18,7 @@ from ..dtypes import dtype, multiply_together, way_to_alike
 from ..errors import OperandError, TensorError
 from ..graph_marks import constant_in_graphs
 from ..kernels.epilogue.parameters import host_number
+from ..kernels.epilogue.steps import other_name
 from ..kernels.run.operand_checks import check_operands
 from .bias_activation import ACTIVATIONS, GATES
 from .problem import C_TYPES, broadcast, half, shapes_of
@@ -415,7 +416,9 @@ def check_activation(activation: object, gates: Iterable[str] = GATES) -> None:
     known = (*ACTIVATIONS, *gates)
     if activation is not None and (not isinstance(activation, str) or activation not in known):
         meant = nearest(activation, known)
-        raise OperandError(f"activation {shown(activation)}: {meant}known are {', '.join(map(repr, known))}")
+        raise OperandError(
+            f"activation {shown(activation)}: {meant}known are {', '.join(map(repr, known))}{other_name(activation)}"
+        )
 
 
 def check_gated_type(kind: torch.dtype) -> None:

@@ -151,6 +151,12 @@ def check_result(
             host_number(operand.name, given[operand.name], operand.dtype.name == "i32")
         else:
             check_operand(operand, given[operand.name], shape, joined)
+    for step in epilogue.reductions:
+        lines = [operand for operand in step.given if operand.rank == 2 and min(given[operand.name].shape[-2:]) > 1]
+        orders = {order_of(operand, given[operand.name]): operand.name for operand in lines}
+        if len(orders) > 1:
+            row, col = orders["row"], orders["col"]
+            raise OperandError(f"{row} is row-major, and {col} column-major: results of one reduction have one order")
 
 
 class GivenOperands(NamedTuple):
@@ -340,12 +346,11 @@ def check_operand(operand: Operand, x: torch.Tensor, shape: tuple[int, ...], joi
         texts = " or ".join(str(list(fit)) for fit in dict.fromkeys(fits))
         raise TensorError(f"{name} has shape {list(x.shape)}; for a product of shape {list(shape)} it is {texts}")
     way = f"write to a contiguous tensor, and copy it to {name}" if operand.written else f"{name}.contiguous()"
-    if len(operand.axes) == 1 and x.shape[-1] > 1 and x.stride(-1) != 1:
+    if len(operand.axes) == 1 and operand.count == 1 and x.shape[-1] > 1 and x.stride(-1) != 1:
         raise OperandError(f"{name}: elements lie {x.stride(-1)} apart, strides {x.stride()}; {way}")
-    if operand.count > 1 and x.shape[-2] > 1 and x.stride(-2) != x.shape[-1]:
-        raise OperandError(f"{name}: lines of {x.shape[-1]} lie {x.stride(-2)} apart, and a kernel's are side by side")
-    if operand.axes == "mn" and not order_of_matrices(x):
-        raise OperandError(f"{name}: strides {x.stride()} leave neither rows nor columns contiguous; {way}")
+    if operand.rank == 2 and not order_of(operand, x):
+        what = "rows nor columns contiguous" if operand.axes == "mn" else "rows nor columns side by side"
+        raise OperandError(f"{name}: strides {x.stride()} leave neither {what}; {way}")
 
 
 def order_of_matrices(x: torch.Tensor) -> str:
@@ -354,6 +359,22 @@ def order_of_matrices(x: torch.Tensor) -> str:
     if columns == 1 or x.stride(-1) == 1:
         return "row"
     return "col" if rows == 1 or x.stride(-2) == 1 else ""
+
+
+def order_of(operand: Operand, x: torch.Tensor) -> str:
+    """Which index of an operand of rank 2 is contiguous; "" where no kernel takes it."""
+    return order_of_matrices(x) if operand.axes == "mn" else order_of_numbers(x)
+
+
+def order_of_numbers(x: torch.Tensor) -> str:
+    """Which index of several numbers a row or column is contiguous, as `order_of_matrices`; "" where lines have gaps.
+
+    >>> [order_of_numbers(x) for x in (torch.empty(9, 4), torch.empty(4, 9).T, torch.empty(9, 8)[:, :4])]
+    ['row', 'col', '']
+    """
+    order, (rows, columns) = order_of_matrices(x), x.shape[-2:]
+    dense = rows == 1 or x.stride(-2) == columns if order == "row" else x.stride(-1) == rows
+    return order if dense else ""
 
 
 # ------------------------------------------------------------------------------------------------------------- on a CPU
@@ -484,10 +505,10 @@ def finish_of(epilogue: Epilogue, given: Tensors, shape: Sequence[int], joined: 
         if not operand.axes:
             continue
         step, leading, order = made.batch, made.leading, "row"
+        if operand.rank == 2:
+            orders[operand.name] = order_of(operand, x)
         if operand.axes == "mn":
-            order = orders[operand.name] = order_of_matrices(x)
-        elif operand.count > 1:
-            orders[operand.name] = "row"  # as `check_operand` asks for
+            order = orders[operand.name]
         alone = alone or operand.axes != "n" or step != 0
         if order == "row" and operand.axes != "m":
             pairs = pairs and lies_in_units(x, 2 * x.element_size(), leading, step)

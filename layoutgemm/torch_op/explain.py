@@ -15,6 +15,7 @@ from ..kernels.operands.combined import Combine
 from ..kernels.operands.prologue import Prologue
 from ..kernels.orders import Order
 from ..kernels.run.operand_checks import check_operands
+from ..kernels.sm90.quantized.feature_parts import FeatureParts
 from ..kernels.sm90.triangular.operands import Triangles
 from ..kernels.streamed.plan import StreamedConfig
 from .bias_activation import GATES, gated_finish
@@ -41,7 +42,7 @@ from .scaled_grouped.explain import explain_grouped, explain_grouped_epilogue, e
 from .scaled_grouped.grouped import check_expected, groups_of
 from .scaled_grouped.grouped_epilogue import grouped_call
 from .scaled_grouped.own_epilogue import ScaledFactors
-from .scaled_grouped.scaled import BiasActivation
+from .scaled_grouped.scaled import BiasActivation, unswapped
 from .solver import solve, why_unfused
 
 Packed = QuantizedWeight | QuantizedExperts
@@ -98,7 +99,7 @@ def explain_matmul(
             "add_rows": add_rows,
         }  # fmt: skip
         return explain_packed(a, b, bias, offsets, (scale_a, activation, out_dtype, config), untaken)
-    config = _not_streamed(config)
+    config = _not_streamed(config, any(x is not None for x in (scale_a, offsets, offs, counts)))
     more: Options = {
         "offsets": offsets, "offs": offs, "counts": counts, "expected_rows": expected_rows, "scale_a": scale_a,
         "scale_b": scale_b, "recipe_a": recipe_a, "recipe_b": recipe_b, "bias": bias, "activation": activation,
@@ -113,12 +114,12 @@ def explain_matmul(
         return explain_prologue(a, b, prologue, given, {"combine": combine, "epilogue": epilogue, **others})
     if combine is None and (epilogue is not None or given is not None) and _in_groups(more):
         return explain_grouped_epilogue(*grouped_call(a, b, rows, more), epilogue, given)
-    if rows is not None or out_rows is not None:
+    if rows is not None or out_rows is not None or add_rows is not None:
         if rows is not None and combine is None and getattr(b, "ndim", 0) == 3 and takes_copied_rows(more):
             return _copied_rows(a, b, rows, more)
         untaken = {name: more[name] for name in ("scale_a", "offs", "expected_rows")}
         untaken |= {"combine": combine, "given": given, "epilogue": epilogue}
-        operands = IndexedOperands(a, b, rows, out_rows, row_weights, offsets, counts)
+        operands = IndexedOperands(a, b, rows, out_rows, row_weights, offsets, counts, add_rows)
         return explain_indexed(operands, out, activation, out_dtype, config, copy_rows, untaken)
     if TYPE_CHECKING:
         assert isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
@@ -140,11 +141,14 @@ def explain_matmul(
     return _plain(a, b, out, config, out_dtype, activation)
 
 
-def _not_streamed(config: Config | PackedConfig | None) -> Config | None:
-    """A product's configuration. Raises OperandError for that of a product of packed weights."""
-    if isinstance(config, StreamedConfig):
+def _not_streamed(config: Config | PackedConfig | None, unswaps: bool) -> Config | None:
+    """A product's configuration. Raises OperandError for that of a product of packed weights.
+
+    unswaps  whether the product takes the configuration of a choice alone
+    """
+    if isinstance(config, StreamedConfig | FeatureParts):
         raise OperandError(f"config = {config}: it is of products with a QuantizedWeight")
-    return config
+    return unswapped(config) if unswaps else config
 
 
 def _together(

@@ -408,7 +408,7 @@ def making_code(
     ]  # fmt: skip
     for i, (makes, reads, words, inner) in enumerate(launches):
         lines += [
-            "try:", "    THREAD.bound", f"    block = free{i}.pop()",
+            "try:", *["    THREAD.bound"] * (i == 0), f"    block = free{i}.pop()",
             f"except (AttributeError, IndexError): block = block{i}()", "values = block.values",
             *[f"values[read{i}_{tensor}] = p{tensor}" for tensor in reads],
             *[f"values[word{i}_{number}] = w{number}" for number in range(words)],

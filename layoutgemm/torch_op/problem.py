@@ -70,7 +70,8 @@ def shapes_of(a: Sequence[int], b: Sequence[int]) -> Shapes:
     m, k = (a[-2] if len(a) > 1 else 1), a[-1]
     k_of_b, n = (b[-2], b[-1]) if len(b) > 1 else (b[0], 1)
     if k != k_of_b:
-        raise TensorError(f"{_mismatch(a, b)}: K is {k} in a and {k_of_b} in b")
+        way_out = f"; b.mT has K = {k}" if len(b) > 1 and k == n else ""
+        raise TensorError(f"{_mismatch(a, b)}: K is {k} in a and {k_of_b} in b{way_out}")
     batch = broadcast(a[:-2], b[:-2])
     return Shapes(m, n, k, batch, (*batch, *((m,) * (len(a) > 1)), *((n,) * (len(b) > 1))))
 

@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..errors import LayoutError
 from ..kernels.compile import cache as object_cache
 from ..kernels.compile import worker as compile_apart
 from ..kernels.epilogue.chain import Epilogue
 from ..kernels.sm90.choose.rules import Sm90Choice
+from ..kernels.sm90.quantized.feature_parts import PartsChoice
 from ..kernels.streamed.choose import StreamedChoice
 
 MEASURED = "measured by layoutgemm.tune"  # the reason for a choice
-Choice = Sm90Choice | StreamedChoice
+Choice = Sm90Choice | StreamedChoice | PartsChoice
 Sizes = tuple[int, int, int, int]
 _READ: dict[Path, tuple[tuple[int, ...], dict[str, Any]]] = {}
 
@@ -125,7 +125,7 @@ def choice_of(entry: object) -> Choice | None:
     """
     try:
         choice = compile_apart.choice_of(entry)
-    except (LayoutError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # a LayoutError is a ValueError
         return None
     return choice if isinstance(choice, Choice) else None
 

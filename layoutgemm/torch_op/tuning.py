@@ -33,6 +33,7 @@ from ..kernels.quantized.formats import QuantizedFormat
 from ..kernels.sm90.choose.candidates import candidates
 from ..kernels.sm90.choose.rules import Sm90Choice
 from ..kernels.sm90.plan import Sm90Config
+from ..kernels.sm90.quantized.feature_parts import PartsChoice
 from ..kernels.streamed.choose import StreamedChoice
 from ..kernels.streamed.plan import StreamedConfig
 from . import tuned_store as tuned
@@ -252,10 +253,16 @@ def name_of(choice: tuned.Choice) -> str:
 
     >>> name_of(Sm90Choice(Sm90Config((256, 128), cluster=(2, 1)), swapped=True))
     '256x128 swapped cluster=2x1'
+
+    >>> from layoutgemm.kernels import FeatureParts
+    >>> name_of(PartsChoice(FeatureParts(((64, Sm90Config((64, 128), consumers=1)), (512, Sm90Config((128, 128)))))))
+    '64 features: 64x128 consumers=1 and 512 features: 128x128'
     """
     if isinstance(choice, StreamedChoice):
         own, usual = asdict(choice.config), asdict(StreamedConfig())
         return " ".join(["streamed", *[f"{name}={value}" for name, value in own.items() if value != usual[name]]])
+    if isinstance(choice, PartsChoice):
+        return " and ".join(f"{count} features: {name_of(Sm90Choice(each))}" for count, each in choice.config.parts)
     defaults = Sm90Config().settings
     parts = ["x".join(map(str, choice.config.tile))] + ["swapped"] * choice.swapped
     for name, value in choice.config.settings.items():

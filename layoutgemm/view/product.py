@@ -11,7 +11,7 @@ from layoutgemm.view.grid import Owners, bounded, extent, owners_of
 from layoutgemm.view.panel import MAX_TEXTS, Panel
 from layoutgemm.view.sheet import Note, Sheet
 from layoutgemm.view.svg import fitted
-from layoutgemm.view.threads import OUTLINED, coloring, register_of, told, tv_panel
+from layoutgemm.view.threads import OUTLINED, coloring, lanes_text, register_of, told, tv_panel
 
 from ..arguments import checked
 
@@ -89,7 +89,8 @@ def product(
         side = min(p.cell[0] for p in panels.values())
         cell = (side, side)
     a, b, c = (replace(panels[operand], cell=cell) for operand in "ABC")
-    notes = [Note(f"C ({m}x{n}) += A ({m}x{k}) x B ({k}x{n}), {threads_text(atom, tiled)}.")]
+    of_lanes = "" if isinstance(tiled, TiledMma) else lanes_text(atom)
+    notes = [Note(f"C ({m}x{n}) += A ({m}x{k}) x B ({k}x{n}), {threads_text(atom, tiled)}. {of_lanes}".strip())]
     if owners:
         notes.append(Note(told(owners, shown, thread, bool(c.labels or a.labels or b.labels))))
     if outlined and owners:

@@ -192,10 +192,20 @@ def fragment_svg(
     panel = tv_panel(found, axes, shown, thread=thread, register=register_of(atom, operand))
     notes = (
         Note(f"(thread, value) -> {axes[0]} + {tile[0]}*{axes[1]} = {tv}", mono=True),
-        Note(told([found], shown, thread, bool(panel.labels))),
+        Note(f"{told([found], shown, thread, bool(panel.labels))} {lanes_text(atom)}".strip()),
     )
     heading = title or f"{name}: fragment {operand}"
     return Sheet(title=heading, notes=notes, legend=shown.legend, panels=((panel,),), listing=listing).render()
+
+
+def lanes_text(atom: object) -> str:
+    """Which lane a thread of the atom's maps is, as a sentence; empty where they are the same."""
+    lanes = getattr(atom, "thread_ids", None)
+    return (
+        ""
+        if lanes is None
+        else f"Lanes of the threads: {lanes}. Thread {lanes.size - 1} is lane {lanes(lanes.size - 1)}."
+    )
 
 
 def register_of(atom: Any, operand: str) -> Callable[[int], str] | None:

@@ -6,11 +6,13 @@ import pytest
 
 from layoutgemm import parse
 from layoutgemm.atoms import (
+    TiledCopy,
     TiledMma,
     cp_async,
     fma,
     ldmatrix,
     ldmatrix_m16n8,
+    make_tiled_copy,
     mma_sync,
     movmatrix,
     stmatrix,
@@ -71,6 +73,10 @@ NAMES = [
      TiledMma(mma_sync((16, 8, 16), "f16"), Layout((2, 2, 1)), (32, 32, 16))),
     ("make_tiled_mma(SM80_16x8x8_F32F16F16F32_TN{}, Layout<Shape<_2,_1>>{})",
      TiledMma(mma_sync((16, 8, 8), "f16"), Layout((2, 1, 1), (1, 2, 0)))),
+    ("TiledCopy copyA = make_tiled_copy(Copy_Atom<UniversalCopy<uint128_t>, float>{}, Layout<Shape<_32,_8>>{}, "
+     "Layout<Shape< _4,_1>>{});", make_tiled_copy(universal_copy(128, "f32"), Layout((32, 8)), Layout((4, 1)))),
+    ("TiledCopy<Copy_Atom<UniversalCopy<uint128_t>, half_t>, Layout<Shape<_8,_8>,Stride<_8,_1>>, Tile<_64>>",
+     TiledCopy(universal_copy(128, "f16"), Layout((8, 8), (8, 1)), (64,))),
     ("warp-level F16/BF16 MMA Operation\n  A/B data type         = Float16\n  Accumulator data type = Float32\n"
      "  Instruction shape MNK = (16, 8, 16)", mma_sync((16, 8, 16), "f16")),
     ("op = warpgroup F16/BF16 MMA Operation\n  A data type           = BFloat16\n  B data type           = BFloat16\n"

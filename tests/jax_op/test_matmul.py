@@ -141,7 +141,8 @@ def test_vmap_of_a_gradient() -> None:
 
 
 REFUSED = [
-    (lambda x: matmul(x, normal(5, 4)), TensorError, r"K is 3 in a of shape \(2, 3\) and 5 in b of shape \(5, 4\)"),
+    (lambda x: matmul(x, normal(5, 4)), TensorError, r"K is 3 in a of shape \(2, 3\) and 5 in b of shape \(5, 4\)$"),
+    (lambda x: matmul(x, normal(4, 3)), TensorError, r"4 in b of shape \(4, 3\); transpose_b=True reads b as \(N, K\)"),
     (lambda x: matmul(normal(2, 2, 3), normal(3, 3, 4)), TensorError, r"a \(2,\) and of b \(3,\).*2 meets 3"),
     (lambda x: matmul(x, normal()), TensorError, "b is a scalar"),
     (lambda x: matmul(normal(3), normal(3, 2), transpose_a=True), TensorError, "transpose_a=True, and a is a vector"),

@@ -14,6 +14,7 @@ from layoutgemm.kernels import IndexedRows, Ragged, RowIndices, Sm90Config, Sm90
 from layoutgemm.kernels.epilogue.chain import Epilogue, VectorScale
 from layoutgemm.kernels.indexed import added_rows as added
 from layoutgemm.kernels.indexed.row_copy import RowCopy
+from layoutgemm.kernels.run.epilogue_operands import write_sorted
 from tests import needs
 
 M, N, K, ROWS = 72, 44, 64, 9
@@ -63,6 +64,22 @@ def test_the_kernel_adds_gathered_and_weighted_rows(arch: str, c: str) -> None:
     want = sums(made.c.dtype.decode(made.c.dtype.encode(rows.astype(np.float32))))
     want = made.c.dtype.decode(made.c.dtype.encode(want.astype(np.float32)))
     assert np.array_equal(made.run(A, B, given=given, device="emulator").c, want)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_tensors_and_arrays_are_sorted_alike(batch: int) -> None:
+    torch = pytest.importorskip("torch")
+    m = added.SCANNED + 1
+    indexed = IndexedRows(scatter=RowIndices(ROWS), adds=True)
+    made = plan(m, N, K, batch=batch, arch="sm_80", b="bf16:col", c="bf16", indexed=indexed)
+    to = RNG.integers(-2, ROWS + 2, (batch, m)).astype(np.int32)  # those outside too
+    found = [np.zeros(added.added_bytes(made), np.uint8), torch.zeros(added.added_bytes(made), dtype=torch.uint8)]
+    for memory, rows in zip(found, (to, torch.from_numpy(to))):
+        write_sorted(made, memory, rows.reshape(-1))
+    assert np.array_equal(found[0], found[1].numpy())
+    order, names = (int(x) for x in added.sorted_places(made, (batch, m, N)))
+    places = found[0][order:names].view(np.int64).reshape(batch, m)
+    assert np.array_equal(np.take_along_axis(to, places, 1).reshape(-1), found[0][names:].view(np.int32))
 
 
 def test_groups_of_rows_add_their_experts_results() -> None:

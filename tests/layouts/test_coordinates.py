@@ -46,7 +46,7 @@ def test_a_dynamic_offset_is_a_symbol() -> None:
     ("text", "said"),
     [
         ("ArithTuple(128,_0) o (128,64):(_1,128)", "strides as 1@0"),
-        ("(5,0) o (4,8):(1@0@0,1@1)", "5 in the offset"),
+        ("(5,0) o (4,8):(1@0@0,1@1)", "5 in a mode, and"),
         ("(128,0) o", "':'"),
         ("(128,x y) o (4,8):(1@0,1@1)", "no integer"),
         ('!cute.coord_tensor<"(0,64)">', "the layout in quotation marks"),

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import layoutgemm.layouts as layouts
-from layoutgemm.errors import CoordinateError
+from layoutgemm.errors import CoordinateError, LayoutError
 from layoutgemm.layouts import ComposedLayout, E, Layout, LinearLayout, Swizzle, Verdict, idx2crd, int_tuple
 from layoutgemm.pytest_plugin import explanation, is_false_verdict
 from tests.layouts import reference as ref
@@ -392,6 +392,36 @@ def test_scaled_basis_strides() -> None:
     # one basis element on several modes adds up
     assert Layout((2, 2), (E(0), 2 * E(0)))(1, 1) in (3, (3,))
     assert 2 * (4 * E(1)) == 8 * E(1) == E(1) * 8
+
+
+def test_a_sum_of_basis_elements_is_a_coordinate() -> None:
+    """The linear combination of CUTLASS' page on TMA tensors."""
+    assert 2 * E(0, 1) * 2 + 3 * E(1) + 4 * 5 * E(1) + 7 * E(0, 0) == ((7, 4), 23)
+    assert sum([E(0), 2 * E(1)]) == (1, 2) and E(0) - 2 * E(1) == (1, -2) and (3, 4) + E(2) == (3, 4, 1)
+    with pytest.raises(LayoutError, match=r"1 in a mode, and \(0,1\)"):
+        E(0) + E(0, 1)
+    with pytest.raises(LayoutError, match="what is added to 1@0 must be a basis element or a coordinate, not 5"):
+        E(0) + 5
+
+
+def test_names_of_cute_take_tuples_too() -> None:
+    assert layouts.select((512, 256, 64), mode=[0, 2]) == (512, 64)
+    assert layouts.append((1, 2), (3, 4)) == (1, 2, (3, 4)) and layouts.prepend(2, 1) == (1, 2)
+    assert layouts.group_modes((1, 2, 3), 0, 2) == ((1, 2), 3)
+    with pytest.raises(LayoutError, match=r"\(1,2,3\) has no modes 1..3 to group"):
+        layouts.group_modes((1, 2, 3), 1, 4)
+    assert layouts.complement(Layout(4, 2), (2, (2, 5))) == layouts.complement(Layout(4, 2), 20)
+    with pytest.raises(LayoutError, match="proj names those that it has"):
+        layouts.local_tile(Layout((256, 64)), (128, 128, 8), (1, 0, None))
+
+
+@pytest.mark.parametrize(
+    ("of", "like"),
+    [(((4, 8), (32, 2)), "(4,8):(8,1)"), (((4, 8), (32, 0)), "(4,8):(1,0)"), (((4, 2), (-1, 4)), "(4,2):(1,4)"),
+     (((4, (2, 3)), (6, (3, 1))), "(4,(2,3)):(6,(3,1))"), (((4, 1, 8), (1, 7, 4)), "(4,1,8):(1,0,4)")],
+)  # fmt: skip
+def test_layouts_like_others_are_those_of_the_dsl(of: Pair, like: str) -> None:
+    assert str(layouts.make_layout_like(Layout(*of))) == like
 
 
 def test_scaled_basis_takes_arrays() -> None:

@@ -260,3 +260,85 @@ def test_groups_at_multiples_of_128_have_gradients_in_fp8() -> None:
     fp8_grouped_matmul(x, weight.mT, ends, multiple=128).sum().backward()
     assert torch.equal(layer.weight.grad, weight.grad) and "multiple=128" in repr(layer)
     assert float(layer.weight.detach().abs().max()) <= 128**-0.5
+
+
+CHANGES: dict[str, Any] = {
+    "a write": lambda one: one.weight.mul_(2),
+    "an optimizer's step": lambda one: torch.optim.SGD([one.weight], lr=1.0).step(),
+    "a state dict": lambda one: one.load_state_dict({**one.state_dict(), "weight": one.weight * 3}),
+    "another parameter": lambda one: setattr(one, "weight", torch.nn.Parameter(one.weight * 4)),
+    "other memory": lambda one: setattr(one.weight, "data", one.weight * 5),
+    "another type": lambda one: one.to(F32).to(BF16),
+    "training, then a write past the count": lambda one: (one.train(), one.weight.data.mul_(6), one.eval()),
+    "a write past the count, and the call again": lambda one: (one.weight.data.mul_(7), one.keep_quantized()),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("of", ["plain", "silu", "swiglu", "groups"])
+def test_kept_weights_give_the_same_bits(of: str) -> None:
+    """Also in another type's autocast region, and as a copy."""
+    more = [torch.tensor([0, 2, 3])] if of == "groups" else []
+    activation = of if of in ("silu", "swiglu") else None
+    made = MasterGroups(2, 130, 16) if more else MasterLinear(130, 16, activation=activation)
+    x, plain = normal(3, 130, dtype=F32), copy.deepcopy(made)
+    kept = made.eval().keep_quantized()
+    for other in (kept, copy.deepcopy(kept), pickle.loads(pickle.dumps(kept))):
+        assert torch.equal(other(x, *more), plain(x, *more))
+    with torch.autocast("cpu", torch.float16):
+        got, want = kept(x, *more), plain(x, *more)
+    assert got.dtype == torch.float16 and torch.equal(got, want)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", CHANGES)
+def test_kept_weights_follow_a_change(name: str) -> None:
+    """They stay in their memory, which a graph would read."""
+    kept, x = MasterLinear(272, 144, dtype=BF16).eval().keep_quantized(), normal(2, 272)
+    assert [*kept.state_dict()] == ["weight", "bias"]
+    place = kept._kept.pair[0].data_ptr()
+    for region in (None, torch.float16, None):
+        kept.weight.grad = torch.ones_like(kept.weight)
+        CHANGES[name](kept)
+        with torch.autocast("cpu", region, enabled=region is not None):
+            found = kept._quantized(x, kept.weight)
+        assert all(map(torch.equal, found, quantize(kept.weight.to(region or BF16), SQUARE)))
+        assert found[0].data_ptr() == place
+
+
+def test_kept_weights_are_quantised_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In eval mode without derivatives; compiled calls read what is kept, and training quantises at each call."""
+    layer, x, seen = MasterLinear(128, 16, dtype=BF16).eval().keep_quantized(), normal(4, 128), []
+    real = training.quantize
+    monkeypatch.setattr(training, "quantize", lambda x, *more: seen.append(x.shape[0]) or real(x, *more))
+    with torch.no_grad():
+        want, compiled = layer(x), torch.compile(layer, fullgraph=True, backend="aot_eager")
+        assert seen == [4] and torch.equal(compiled(x), want)
+        layer.weight.data.mul_(2)  # past the count: the caller says so
+        assert torch.equal(layer(x), want) and torch.equal(layer.keep_quantized()(x), compiled(x))
+        assert not torch.equal(compiled(x), want)
+    seen.clear()
+    layer(x).sum().backward()
+    assert layer.weight.grad is not None and seen[:2] == [4, 16]
+    with torch.no_grad():
+        seen.clear()
+        layer.train()(x)
+        assert seen == [4, 16]
+        layer.requires_grad_(False)
+        assert not layer.eval()(x).requires_grad
+
+
+def test_weights_without_elements_are_not_kept() -> None:
+    with pytest.raises(OperandError, match=r"weight that is a .*Parameter on meta: a plain tensor on a GPU or"):
+        MasterLinear(8, 8, device="meta").keep_quantized()
+    with pytest.raises(OperandError, match="keep of keep_quantized"):
+        MasterLinear(8, 8).keep_quantized(1)  # type: ignore[arg-type]
+    layer = MasterLinear(128, 8).eval().keep_quantized()
+    size = layer.weight.untyped_storage().nbytes()
+    layer.weight.untyped_storage().resize_(0)  # as a sharded parameter's is between calls
+    with pytest.raises(OperandError):
+        layer.keep_quantized()
+    layer.weight.untyped_storage().resize_(size)
+    torch.nn.init.ones_(layer.weight)
+    with torch.no_grad():
+        assert float((layer(torch.ones(1, 128)) - 128 - layer.bias).abs().max()) < 1e-3

@@ -345,3 +345,14 @@ def test_layers_of_servers_get_a_method_of_both(monkeypatch: pytest.MonkeyPatch)
     assert isinstance(layer.quant_method, UnquantizedLinearMethod) and layer.quant_method.create_weights() == "theirs"
     assert type(wide.quant_method) is UnquantizedLinearMethod
     assert [each.name for each in swap_linears(model)] == ["wide"]
+
+
+def test_the_report_is_short_for_many_layers_and_counts_our_own() -> None:
+    model = torch.nn.ModuleDict({"layers": torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(6)).bfloat16()})
+    first = swap_linears(model, where=["layers.[0-3]", "layers.5"])
+    assert len(first) == 6 and str(first).splitlines() == [
+        "replaced  layers.{0-3,5}  by DenseLinear",
+        "left      layers.4: not in where=['layers.[0-3]', 'layers.5']",
+        "5 of 6 linear layers replaced",
+    ]
+    assert str(swap_linears(model)).endswith("1 of 1 linear layers replaced; 5 of layoutgemm's own stay as they are")

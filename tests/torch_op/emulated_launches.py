@@ -17,7 +17,7 @@ from layoutgemm.torch_op import emulated
 from layoutgemm.torch_op.composed import plans
 from layoutgemm.torch_op.composed import product as composed
 from layoutgemm.torch_op.operands import grouped as groups
-from layoutgemm.torch_op.scaled_grouped import kept
+from layoutgemm.torch_op.scaled_grouped import grouped_epilogue, kept
 
 STREAM = 88
 
@@ -55,13 +55,14 @@ def launches_are_emulated(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(fused, "launch", launched)
     monkeypatch.setattr(fused, "require_gpu", lambda plan, index: None)
     monkeypatch.setattr(torch.Tensor, "data_ptr", seen)
-    monkeypatch.setattr(groups, "require_hopper", lambda index, what: None)
+    for module in (groups, grouped_epilogue):
+        monkeypatch.setattr(module, "require_hopper", lambda index, what: None)
     for module in (plans, kept):
         monkeypatch.setattr(module, "compile_plan", lambda plan: None)
     for module in (composed, kept):
         monkeypatch.setattr(module, "DirectLaunch", direct)
         monkeypatch.setattr(module, "raw_stream", lambda index: STREAM)
-    for module in (composed, groups):
+    for module in (composed, groups, grouped_epilogue):
         monkeypatch.setattr(module, "on_gpu", lambda index: True)
     monkeypatch.setattr(tensor_maps, "resident", lambda index, blocks: 2)
     monkeypatch.setattr("layoutgemm.kernels.run.ampere.resident", lambda index, blocks: 2)

@@ -18,7 +18,17 @@ from torch.utils.flop_counter import FlopCounterMode
 from layoutgemm import Sm90Config, explain_matmul, matmul
 from layoutgemm.errors import OperandError, PlanError, TensorError
 from layoutgemm.kernels import Prologue, Triangles
-from layoutgemm.kernels.epilogue.chain import Activation, Aux, Bias, Custom, Epilogue, Residual, RowReduce, Scale
+from layoutgemm.kernels.epilogue.chain import (
+    Activation,
+    Aux,
+    Bias,
+    ColumnReduce,
+    Custom,
+    Epilogue,
+    Residual,
+    RowReduce,
+    Scale,
+)
 from layoutgemm.schedule import Linear, Rotated, Triangular
 from layoutgemm.torch_op.composed import operators
 from layoutgemm.torch_op.composed.parts import AskedParts, parts_text
@@ -429,6 +439,23 @@ def test_other_refusals_name_the_operand() -> None:
         matmul(A[:100], B, rows=ROWS, epilogue=FINISH, given={"bias": BIAS})
     with pytest.raises(OperandError, match="rows and prologue: the function reads i"):
         matmul(A, B, rows=ROWS, prologue=Prologue.of(lambda x, i, k, ops: x * i), epilogue=FINISH, given={"bias": BIAS})
+
+
+def test_products_without_rows_are_empty() -> None:
+    """As of an expert without tokens: no reduction has an element, and no row is added."""
+    none, out, found = torch.zeros(0, dtype=torch.long), OUT.clone(), {"most": torch.zeros(0), "sums": torch.ones(72)}
+    steps, left = Epilogue(RowReduce("max", "most"), ColumnReduce("sum", "sums")), A[:0].requires_grad_()
+    c = matmul(A[:0], B, order="hilbert", epilogue=steps, given=found)
+    assert c.shape == (0, 72) and not found["sums"].any()
+    assert matmul(A[:0], B, add_rows=none, out=out) is out and torch.equal(out, OUT)
+    for call in (
+        lambda a: matmul(a, (B, UP), combine="silu", activation="relu"),
+        lambda a: matmul(a, B, add_rows=none),
+    ):
+        for function in (call, torch.compile(call, fullgraph=True, backend="aot_eager")):
+            assert function(A[:0]).shape == (0, 72)
+            assert torch.autograd.grad(function(left).sum(), left)[0].shape == (0, 64)
+    assert explain_matmul(A[:0], (B, UP), combine="silu", activation="relu").launches == 0
 
 
 def test_parts_are_explained() -> None:

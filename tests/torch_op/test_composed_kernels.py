@@ -134,15 +134,19 @@ def test_tiles_left_out_count_as_nothing(code: str, hopper: list[Any], monkeypat
 @pytest.mark.dsl
 def test_a_plan_of_another_architecture_runs_on_tensors(hopper: list[Any]) -> None:
     """`matmul` launches no kernel of sm_100a; its plan does, with an epilogue too."""
-    steps, small = Epilogue(Bias(), Aux("f32"), RowReduce("max", "most")), Sm100Config((128, 32), stages=2)
+    steps = Epilogue(Bias(), Aux("f32"), RowReduce("max", "most"), RowReduce("top2", "best", order="col"))
+    small = Sm100Config((128, 32), stages=2)
     made = layoutgemm.plan(68, 24, 64, arch="blackwell", b="bf16:col", config=small, epilogue=steps)
     a, b, aux, most = A[:68], drawn(24, 64).T, torch.empty(68, 32)[:, :24], torch.empty(68)
-    given = {"bias": drawn(24).float(), "aux": aux, "most": most}
+    best = {"best_value": torch.empty(2, 68).T, "best_index": torch.empty(2, 68, dtype=torch.int32).T}
+    given = {"bias": drawn(24).float(), "aux": aux, "most": most, **best}
     found = fused.run_fused_on_tensors(made, a, b, given, None, True)
     torch.testing.assert_close(aux.double(), a.double() @ b.double() + given["bias"].double(), rtol=1e-6, atol=1e-5)
     assert torch.equal(found.c, aux.bfloat16()) and found.written["aux"] is aux and torch.equal(most, aux.amax(1))
+    assert torch.equal(best["best_value"], aux.topk(2).values) and torch.equal(best["best_index"], aux.topk(2).indices)
     for name, x, text in (
         ("aux", torch.empty(24, 68).T, "aux: the plan takes it row-major"),
+        ("best_value", torch.empty(68, 2), "best_value: the plan takes it col-major"),
         ("bias", a[0, :24], "bias is torch.bfloat16"),
         ("most", a, "most, which is written to, shares memory with a"), ("aux", aux[:1], "aux has shape"),
     ):  # fmt: skip

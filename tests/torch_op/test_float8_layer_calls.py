@@ -101,6 +101,22 @@ def test_a_repeated_call_is_its_launches(
     assert launches(lambda: run(twin, x), noted, read_of(twin, x)) == first
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(("bias", "activation"), [(False, None), (True, None), (False, "swiglu")])
+def test_kept_weights_leave_two_launches(
+    bias: bool, activation: str | None, noted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linear, x = made(bias, activation, MasterLinear).eval().keep_quantized(), torch.randn(3, 2 * SIZE).bfloat16()
+    read = [x, *linear._kept.pair, *([linear.bias] if bias else [])]
+    first = launches(lambda: linear(x), noted, read)
+    assert len(first[-1]) - 1 == 2 and "copied" not in str(first)
+    unchecked(monkeypatch)
+    assert launches(lambda: linear(x), noted, read) == first
+    linear.weight.mul_(2)
+    assert len(launches(lambda: linear(x), noted, read)[-1]) - 1 == 3  # what has changed is quantised, once
+    assert launches(lambda: linear(x), noted, read) == first
+
+
 def a_step(weight: Any, x: Any, bias: Any, grad: Any, matrix: bool) -> Any:
     y = fp8_matmul(x, weight.mT, bias=bias) if matrix else training.fp8_linear(x, weight, bias, *RECIPES, None)
     wanted = [each for each in (x, weight) if each.requires_grad]

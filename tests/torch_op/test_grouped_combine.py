@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from layoutgemm import explain_matmul, grouped_matmul
 from layoutgemm.errors import LayoutError
 from layoutgemm.kernels import Prologue
-from layoutgemm.kernels.epilogue.chain import Activation, Epilogue
+from layoutgemm.kernels.epilogue.chain import Activation, Bias, ColumnReduce, Epilogue, RowReduce, Scale
 from layoutgemm.kernels.operands.combined import Combined
 from layoutgemm.torch_op.operands.grouped import checked_groups, plan_of_groups
 from layoutgemm.torch_op.scaled_grouped.scaled import BiasActivation
@@ -143,14 +143,60 @@ def test_torch_func_derives_one_matrix_of_chosen_rows_too(part: dict[str, Any]) 
         torch.func.grad(lambda a: loss(a, outside))(a)
 
 
-MORE = torch.ones(GROUPS, K, N).bfloat16()
+MORE, RELU = torch.ones(GROUPS, K, N).bfloat16(), Epilogue(Activation("relu"))
+STEPS = Epilogue(Bias(dtype="f32"), Activation("relu"), RowReduce("sum", "of_rows"), ColumnReduce("max", "of_columns"))
+
+
+def with_steps(
+    a: torch.Tensor, b: torch.Tensor, b1: torch.Tensor, bias: torch.Tensor, **more: Any
+) -> tuple[torch.Tensor, ...]:
+    """C, sums of its rows and largest values of the groups' columns; -1 where nothing is written."""
+    rows = (GROUPS, a.shape[1]) if "counts" in more else (len(more.get("rows", a)),)
+    found = {"of_rows": torch.full(rows, -1.0), "of_columns": torch.full((GROUPS, N), -1.0)}
+    more |= {"bias": None, "activation": None, "epilogue": STEPS, "given": {"s": 0.5, "bias": bias, **found}}
+    if not {"offs", "offsets", "counts"} & set(more):
+        more["offsets"] = OFFSETS
+    return grouped_matmul(a, (b, b1), combine=both, **more), *found.values()
+
+
+def steps_by_torch(a: torch.Tensor, b: torch.Tensor, b1: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    wide = by_torch(a, b, b1, bias)
+    columns = [x.amax(0) if len(x) else x.new_full((N,), -torch.inf) for x in wide.tensor_split(OFFSETS[1:-1])]
+    return wide, wide.sum(1), torch.stack(columns)
+
+
+def test_an_epilogue_follows_the_function() -> None:
+    operands = drawn()
+    wide = steps_by_torch(*operands)
+    exact = with_steps(*operands, out_dtype=torch.float32)
+    for got, want in zip(exact, wide, strict=True):
+        torch.testing.assert_close(got.double(), want.double())
+    *masked, largest = with_steps(operands[0][:9].view(3, 3, K), *operands[1:], counts=torch.tensor([2, 0, 1]))
+    assert masked[1][0, 2] == masked[1][1, 0] == -1 and (largest[1] == -torch.inf).all() and (largest[0] >= 0).all()
+    assert with_steps(*operands, rows=CHOSEN, offsets=torch.tensor([0, 2, 2, 5]))[0].shape == (5, N)
+    traced = compiled(lambda *x: with_steps(*x, out_dtype=torch.float32))
+    assert all(torch.equal(x, y) for x, y in zip(traced(*operands), exact, strict=True))
+
+    def loss(call: Any, options: dict[str, Any]) -> Any:
+        return lambda *x: torch.stack([y[y.isfinite()].square().sum().sqrt() for y in call(*x, **options)])
+
+    ours, torchs = loss(with_steps, {"out_dtype": torch.float32}), loss(steps_by_torch, {})
+    eager = slopes(ours, *operands)
+    assert near(eager, slopes(torchs, *operands)) and near(slopes(compiled(ours), *operands), eager)
+    assert near([torch.func.grad(lambda x: ours(x, *operands[1:]).square().sum())(operands[0])], eager[:1])
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
         ({"scale_a": torch.ones(ROWS, 1)}, "scale_a and combine: a grouped product of several b takes none; tables of"),
-        ({"epilogue": 3}, "epilogue and combine"),
+        ({"epilogue": 3}, "epilogue is a int, not a"),
+        ({"epilogue": RELU, "bias": torch.ones(N)}, "bias and epilogue: one or the other"),
+        ({"epilogue": RELU, "activation": "swiglu"}, "activation and combine: the function of the products has the"),
+        ({"epilogue": RELU, "given": {"s": 0.5, "t": 1.0}}, "got an unexpected keyword argument 't'"),
+        ({"epilogue": RELU, "combine": lambda p, q, ops, b1: p, "given": {"b1": 1.0}}, "a number of the function is"),
+        ({"epilogue": RELU, "b": (MORE, MORE[:2])}, "b[1] is torch.bfloat16 of shape [2, 16, 8]"),
+        ({"epilogue": RELU, "prologue": 3}, "prologue and combine: a grouped product of several b takes none"),
         ({"out_rows": CHOSEN}, "out_rows and combine: a grouped product of several b takes none; place or weigh"),
         ({"combine": None}, "b is a tuple of matrices: combine= says what becomes of their products"),
         ({"offs": ENDS}, "offsets and offs: groups are said by one of"),
@@ -238,6 +284,35 @@ def test_a_launch_is_kept(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
             found.append(values["s"])
         assert noted.allocated == 1  # the last calls are kept ones
         assert found[0] == found[1] != found[2]
+
+
+def test_a_launch_with_an_epilogue_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And takes another number of the function."""
+    a, b, b1, _ = drawn(64, 64, 64)
+    ends, found, bias = torch.tensor([10, 10, 64]), [], torch.ones(64)
+    steps = Epilogue(Bias(dtype="f32"), Scale("t"))
+    with bare_launches(monkeypatch) as noted:
+        for s, t in ((0.5, 1.0), (0.5, 1.0), (2.0, 3.0)):
+            noted.arguments.clear()
+            noted.allocated = 0
+            given = {"s": s, "t": t, "bias": bias}
+            grouped_matmul(a, (b, b1), offs=ends, combine=both, given=given, epilogue=steps)
+            found.append(noted.arguments[0])
+        assert noted.allocated == 1
+    own = [[x for place, x in enumerate(arguments) if place != 2] for arguments in found]  # without C
+    assert own[0] == own[1] and sum(x != y for x, y in zip(own[1], own[2], strict=True)) == 2
+
+
+@pytest.mark.dsl
+def test_the_kernel_with_an_epilogue_in_the_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs.module("cutlass")
+    operands = drawn()
+    want = with_steps(*operands, offs=ENDS)
+    made = launches_are_emulated(monkeypatch)
+    got = with_steps(*operands, offs=ENDS)
+    assert [plan.sums for plan in made] == [2] and (got[1][17:] == -1).all()
+    for x, y in zip(got, want, strict=True):
+        torch.testing.assert_close(x, y, rtol=0.01, atol=0.01)
 
 
 @pytest.mark.dsl

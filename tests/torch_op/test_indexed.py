@@ -13,8 +13,12 @@ torch = needs.module("torch")
 import layoutgemm
 from layoutgemm import Sm90Config, grouped_matmul, matmul
 from layoutgemm.errors import LayoutError, OperandError, PlanError, TensorError
+from layoutgemm.kernels.indexed.added_rows import SCANNED, sorts_rows
+from layoutgemm.torch_op.composed import checks as composed_checks
 from layoutgemm.torch_op.indexed import product
+from layoutgemm.torch_op.indexed.added import added
 from layoutgemm.torch_op.scaled_grouped import kept
+from tests.torch_op.emulated_launches import launches_are_emulated
 from tests.torch_op.test_operator import BF16, F32, emulated, integers
 
 SMALL = Sm90Config((64, 64), consumers=1, stages=3, loader="warpgroup")
@@ -479,6 +483,74 @@ def test_rows_of_groups_are_added() -> None:
     for more, text in (({"out_rows": x["out_rows"]}, "out_rows and add_rows"), ({"bias": ADDED_TO}, "bias: a product")):
         with pytest.raises(OperandError, match=text):
             grouped_matmul(x["a"], x["experts"], OFFSETS, **given, **more)
+
+
+def test_rows_are_added_in_any_order_by_name() -> None:
+    x = problem()
+    given = {"row_weights": x["weights"], "add_rows": ADDED_TO}
+    for options in ({}, {"out": torch.ones(8, N, dtype=BF16)}, {"bias": torch.ones(N)}):
+        got, want = (
+            matmul(x["a"][x["rows"]], x["b"], ordered=ordered, **given, **{n: t.clone() for n, t in options.items()})
+            for ordered in (False, True)
+        )
+        assert torch.equal(got, want)
+    groups = {**given, "rows": x["rows"], "out_dtype": F32}
+    any_order, want = (grouped_matmul(x["a"], x["experts"], OFFSETS, ordered=o, **groups) for o in (False, True))
+    assert torch.equal(any_order, want)
+    refused = [
+        ({"ordered": 0}, "ordered = 0: True, or False"), ({}, "add_rows= names them, and it is not given"),
+        ({"add_rows": ADDED_TO[:3]}, "a row for each row of a product of shape"),
+        ({"add_rows": ADDED_TO.float()}, "add_rows is torch.float32"),
+        ({"add_rows": ADDED_TO + M}, r"add_rows\[0\] = \d+: the result has"),
+        ({"add_rows": ADDED_TO, "out": torch.zeros(8, N)}, "out is torch.float32"),
+        ({"add_rows": ADDED_TO, "out_rows": ADDED_TO}, "out_rows and add_rows"),
+    ]  # fmt: skip
+    for more, text in refused:
+        with pytest.raises(OperandError, match=text):
+            matmul(x["a"][x["rows"]], x["b"], **{"ordered": False, **more})
+
+
+@pytest.mark.dsl
+def test_rows_of_sorted_indices_are_added_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row takes most, and indices outside write nothing. Other indices at the same address are sorted anew."""
+    needs.module("cutlass")
+    m, rows = SCANNED + 4, 8
+    a, b, to = torch.randn(m, 16).bfloat16(), integers(8, 16).mT, torch.arange(m).remainder(rows + 3) - 1
+    a[:, 1:] = 0  # products are exact, and their sums depend on the order
+    to[:700] = 5
+    made = launches_are_emulated(monkeypatch)
+    monkeypatch.setattr(composed_checks, "check_inside", lambda *values: None)  # as on a GPU
+    for _ in range(2):
+        inside, out = (to >= 0) & (to < rows), torch.zeros(rows, 8)
+        want = out.index_add(0, to[inside], a.float()[inside] @ b.float())
+        matmul(a, b, add_rows=to, out=out, out_dtype=F32, config=SMALL)
+        assert torch.equal(out, want)
+        to.copy_(to.flip(0))
+    assert [sorts_rows(plan) for plan in made] == [True, True]
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_added_rows_have_all_derivatives(ordered: bool) -> None:
+    to = torch.tensor([1, 3, 1, 9, -1])  # the last two are outside
+    x, rows = torch.arange(8.0).reshape(4, 2).requires_grad_(), torch.ones(5, 2).requires_grad_()
+
+    def call(x: Any, rows: Any) -> Any:
+        return added(x, to, rows, ordered).square()
+
+    want = torch.zeros(4, 2).index_add(0, to[:3], torch.ones(3, 2)) + x
+    assert torch.equal(call(x, rows), want.square())
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    for function in (call, compiled):
+        of_x, of_rows = torch.autograd.grad(function(x, rows).sum(), (x, rows))
+        assert torch.equal(of_x, 2 * want) and torch.equal(of_rows[:3], (2 * want)[to[:3]]) and not of_rows[3:].any()
+    (of_rows,) = torch.autograd.grad(call(x, rows).sum(), rows, create_graph=True)
+    (twice,) = torch.autograd.grad(of_rows.sum(), rows)
+    assert twice[:, 0].tolist() == [4.0, 2.0, 4.0, 0.0, 0.0]  # rows 0 and 2 are of one index
+    _, tangent = torch.func.jvp(lambda rows: call(x.detach(), rows), (rows.detach(),), (rows.detach(),))
+    assert torch.equal(tangent, (2 * want * (want - x)).detach())
+    both = torch.stack([rows, 2 * rows]).detach()
+    assert torch.equal(torch.func.vmap(call, (None, 0))(x.detach(), both)[1], call(x, 2 * rows).detach())
+    assert added(x[:0], to, rows).shape == (0, 2)
 
 
 @pytest.mark.dsl

@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from layoutgemm import QuantizedFormat, QuantizedWeight, grouped_matmul, matmul, quantized_matmul, scaled_matmul
 from layoutgemm.errors import OperandError, TensorError
 from layoutgemm.kernels.sm90.config import Sm90Config
+from layoutgemm.kernels.sm90.quantized.feature_parts import FeatureParts
 from layoutgemm.torch_op.compiled import guards
 from layoutgemm.torch_op.compiled.guards import MAX_CHANGES
 from layoutgemm.torch_op.quantized import api as packed_api
@@ -578,6 +579,19 @@ def test_two_launches_of_packed_weights_are_kept(monkeypatch: pytest.MonkeyPatch
         first, second = ({v[0]: v[1] for v in values if isinstance(v, tuple)} for values in found[0])
         assert first == dict.fromkeys(range(4), 0)
         assert second == {0: 0, 1: given.by_column.units.nbytes // 2, 2: 64 * c.element_size(), 3: 64 * 4}
+
+
+def test_scales_of_rows_are_whole_in_each_of_two_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, usual = Tensors(), {"tile_k": 64, "stages": 2, "consumers": 1}
+    of_two = FeatureParts(((64, Sm90Config((64, 16), **usual)), (64, Sm90Config((64, 8), **usual))))
+    with bare_launches(monkeypatch) as noted:
+        for _ in range(2):  # checked, then kept
+            given.packed_float8(config=of_two)
+            starts = [given.scale_a.data_ptr(), given.rows.data_ptr()]
+            first, second = noted.arguments
+            assert {*starts} <= {*first} and {starts[0], starts[1] + 64 * 4} <= {*second}
+            noted.arguments.clear()
+        assert len(packed_kept.READY) == 1
 
 
 def test_scales_of_x_decide_on_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,19 +99,18 @@ def launches(run: Callable[[], Any], noted: Any, read: list[Any]) -> list[Any]:
     return [facts, launched]
 
 
-@pytest.mark.parametrize("name", [*NOTED, "recorded"])
+@pytest.mark.parametrize("name", [*NOTED, "recorded", "linear, not recorded", "linear with a bias, not recorded"])
 def test_the_guard_that_is_asked_first_launches_the_same_call_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each tensor in turn is another one; the noted one keeps its id."""
-    recorded, name = name == "recorded", "matmul" if name == "recorded" else name
-    run = CALLS[name]
+    name, _, of = ("matmul, recorded" if name == "recorded" else name).partition(", ")
+    recorded, run = of == "recorded" or (name.startswith("linear") and not of), CALLS[name]
     with bare_launches(monkeypatch) as noted:
         for change, vary in CHANGES.items():
             for which in READ[name].split():
                 results = []
                 for keeps in (True, False):
                     t = tensors()
-                    if recorded or name.startswith("linear"):
-                        t.b.requires_grad_()
+                    t.b.requires_grad_(recorded)
                     prepared.forget()
                     kept.READY.clear()
                     assert not any(lasts())
@@ -173,6 +172,23 @@ def test_nested_tensors_are_refused_as_in_a_first_call(name: str, monkeypatch: p
                 setattr(t, which, nested)
                 with pytest.raises((LayoutError, TypeError), match="nested"):
                     CALLS[name](t)
+
+
+def test_a_linear_layer_is_recorded_where_gradients_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One guard serves calls with gradients on and off, and goes past `matmul`."""
+    t = tensors()
+    t.b.requires_grad_()
+    with bare_launches(monkeypatch) as noted:
+        for grad in (False, True, True, False):
+            with torch.set_grad_enabled(grad):
+                assert api.linear(t.a, t.b).requires_grad == grad
+        monkeypatch.setattr(api, "matmul", None)
+        monkeypatch.setattr(api, "_linear_by_facts", None)
+        noted.arguments.clear()
+        for grad in (True, False):
+            with torch.set_grad_enabled(grad):
+                assert api.linear(t.a, t.b).requires_grad == grad
+        assert len(noted.arguments) == 2
 
 
 def test_calls_that_change_each_time_are_not_looked_for_first(monkeypatch: pytest.MonkeyPatch) -> None:

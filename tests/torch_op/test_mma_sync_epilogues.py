@@ -130,11 +130,18 @@ def test_8_bit_results_from_sm_89_on(ampere: Any, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("kind", [RowReduce, ColumnReduce])
 def test_the_largest_of_each_line_are_those_of_topk(kind: Any, ampere: Any) -> None:
-    """Two outputs of one reduction. Values are equal, and some lines have fewer than four."""
+    """Two outputs of one reduction, column-major. Values are equal, and some lines have fewer than four."""
     a, b = integers(70, 16), integers(16, 2 if kind is RowReduce else 40)
     axis, steps = 1 if kind is RowReduce else 0, kind("top4", "best")
     shape = (70, 4) if axis else (4, b.shape[1])
-    given = {"best_value": torch.empty(shape), "best_index": torch.empty(shape, dtype=torch.int32)}
+    given = {"best_value": torch.empty(shape[::-1]).T, "best_index": torch.empty(shape[::-1], dtype=torch.int32).T}
+    gaps = torch.empty(shape[0], 2 * shape[1])[:, : shape[1]]
+    for wrong, text in (
+        (gaps, "leave neither rows nor columns side by side"),
+        (torch.empty(shape), "best_value is row-major, and best_index column-major"),
+    ):
+        with pytest.raises(OperandError, match=text):
+            matmul(a, b, epilogue=Epilogue(steps, stores_c=False), given={**given, "best_value": wrong})
     matmul(a, b, epilogue=Epilogue(steps, stores_c=False), given=given)
     exact = (a.double() @ b.double()).sort(dim=axis, descending=True, stable=True)
     count = min(4, exact.values.shape[axis])

@@ -90,8 +90,11 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
     "visited_part": [(drawn(5, 6), [A], [B], [], [], [], LOWER, BF16)],
     "grouped_matmul": [(columns(5, 8), columns(2, 8, 6), OFFSETS), (columns(8, 5), drawn(5, 6), OFFSETS),
                        (A, GROUPS, OFFSETS, "offsets", None, None, F32, "", "", "", drawn(2, 6), "gelu")],
+    "added_rows": [(drawn(4, 6), torch.tensor([1, 3, 1, 9, -1]), drawn(5, 6))],
     "grouped_epilogue_matmul": [
         (A, columns(2, 8, 6), OFFSETS, None, None, None, [drawn(2, 6)], [], [], [], BIASED.json),
+        (A, GROUPS, OFFSETS, None, None, None, [drawn(2, 6), columns(2, 8, 6)], [], [], [], BIASED.json, "offsets",
+         None, "", "", True, "", None, SILU),
     ],
     "quantized_matmul": [(pitched(3, 128), INT4.units, INT4.scales, drawn(64), "silu", *FACTS)],
     "quantized_grouped_matmul": [(pitched(5, 128), EXPERTS.units, EXPERTS.scales, OFFSETS, "relu", *FACTS)],

@@ -22,8 +22,8 @@ from layoutgemm import (
     explain_matmul,
     quantized_matmul,
 )
-from layoutgemm.errors import LayoutError
-from layoutgemm.kernels import Sm90Config, StreamedConfig
+from layoutgemm.errors import LayoutError, PlanError
+from layoutgemm.kernels import FeatureParts, Sm90Config, StreamedConfig
 from layoutgemm.kernels.quantized.checkpoints import (
     from_awq,
     from_compressed_tensors,
@@ -377,7 +377,7 @@ def test_gates_are_not_among_the_activations_of_packed_weights() -> None:
     weight = QuantizedWeight.quantize(torch.eye(64, 128), QuantizedFormat("int8"))
     for make in (lambda kind: quantized_matmul(torch.ones(1, 128).bfloat16(), weight, activation=kind),
                  lambda kind: QuantizedLinear(weight, activation=kind)):  # fmt: skip
-        with pytest.raises(LayoutError, match=r"activation 'swish': known are 'relu', .*'tanh'$"):
+        with pytest.raises(LayoutError, match=r"activation 'swish': known are 'relu', .*'tanh'; 'swish' is 'silu'$"):
             make("swish")
         with pytest.raises(LayoutError, match="'swiglu': a product with packed weights has no gate"):
             make("swiglu")
@@ -889,10 +889,43 @@ def test_a_streamed_configuration_passes_through_the_operator() -> None:
     call = QuantizedCall(weight.format, (64, 256), None, torch.bfloat16, config)
     plan = streamed_plan_of(call, 3, "bf16", None, 132, "sm_90a", 232448)
     assert plan is not None and plan.config == config
-    with pytest.raises(LayoutError, match="config is a int: an Sm90Config, a StreamedConfig, or None to choose"):
+    with pytest.raises(LayoutError, match="config is a int: an Sm90Config, a StreamedConfig, FeatureParts, or None"):
         quantized_matmul(x, weight, config=3)
     with pytest.raises(LayoutError, match="groups of rows are not streamed"):
         experts_plan(call, 2, 3, "bf16", "i32")
+
+
+def test_a_configuration_of_parts_is_checked_explained_and_passes_through_the_operator() -> None:
+    weight = QuantizedWeight.quantize(torch.randn(136, 256), QuantizedFormat("int4", 128))
+    first, last = Sm90Config((64, 16), consumers=1), Sm90Config((128, 8), tile_k=64)
+    x, config = torch.randn(3, 256).bfloat16(), FeatureParts(((64, first), (72, last)))
+    run = torch.compile(lambda v: quantized_matmul(v, weight, config=config), backend="eager", fullgraph=True)
+    assert torch.equal(run(x), quantized_matmul(x, weight, config=first))
+    assert packed_config_of(packed_text(config)) == config
+    how = explain_matmul(x, weight, config=config)
+    assert how.launches == 2 and how.why == "the configuration that was given"
+    assert "Sm90Plan 64x3x256" in how.kernel and ", then Sm90Plan 72x3x256" in how.kernel
+    with pytest.raises(PlanError, match=r"the parts have 64 \+ 64 = 128 output features, and the weights 136"):
+        quantized_matmul(x, weight, config=FeatureParts(((64, first), (64, last))))
+    call = QuantizedCall(weight.format, (136, 256), None, torch.bfloat16, config)
+    with pytest.raises(LayoutError, match="groups of rows are one launch"):
+        experts_plan(call, 2, 3, "bf16", "i32")
+    with pytest.raises(LayoutError, match="it is of products with a QuantizedWeight"):
+        explain_matmul(x, x.T, config=config)
+    with pytest.raises(LayoutError, match="config is a FeatureParts"):
+        experts = QuantizedExperts.of([weight])
+        quantized_grouped_matmul(x, experts, torch.tensor([0, 3]), config=config)
+    for parts, message in (
+        (((136, first),), "a tuple of two or more"),
+        ([(64, first), (72, last)], "a tuple of two or more"),
+        (((64, first), (72, StreamedConfig())), "part 1 is"),
+        (((64, first), (True, last)), "part 1 has True output features: an int of at least 1"),
+        (((64, first), (0, last)), "part 1 has 0 output features: an int of at least 1"),
+        (((72, first), (64, last)), "part 0 has 72 output features: a multiple of 64"),
+        (((64, first), (72, last.tuned(scales="sums"))), "scales of the parts multiply weights, sums"),
+    ):
+        with pytest.raises(PlanError, match=message):
+            FeatureParts(parts)
 
 
 @pytest.mark.parametrize("fmt", [QuantizedFormat("int4", 32, zeros=True), QuantizedFormat("e4m3")], ids=str)

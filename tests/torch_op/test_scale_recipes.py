@@ -384,7 +384,10 @@ def test_flags_and_names_of_other_types_are_refused() -> None:
     for name in ("scale_major", "dtype"):
         with pytest.raises(OperandError, match=name):
             quantize(torch.ones(4, 128), **{name: np.zeros(2)})
-    with pytest.raises(OperandError, match="format of QuantizedWeight must be a QuantizedFormat, not True"):
+    with pytest.raises(
+        OperandError,
+        match=r"format of QuantizedWeight must be a QuantizedFormat \(as QuantizedFormat\('int4', 128\)\), not True",
+    ):
         QuantizedWeight(True, a, None, 64, 64)
 
 

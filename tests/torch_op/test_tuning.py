@@ -19,6 +19,7 @@ from tests import needs
 
 torch = needs.module("torch")
 
+import layoutgemm
 from layoutgemm import QuantizedFormat, explain_matmul
 from layoutgemm.errors import LayoutError, OperandError, PlanError
 from layoutgemm.kernels.compile import cache as object_cache
@@ -29,6 +30,8 @@ from layoutgemm.kernels.operands.prologue import Prologue
 from layoutgemm.kernels.sm90.choose.occupancy import ClusterOccupancy
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice, choose
 from layoutgemm.kernels.sm90.plan import Sm90Config
+from layoutgemm.kernels.sm90.quantized.choose import packed_config, packed_parts
+from layoutgemm.kernels.sm90.quantized.feature_parts import FeatureParts, PartsChoice
 from layoutgemm.kernels.streamed.choose import StreamedChoice
 from layoutgemm.kernels.streamed.plan import StreamedConfig
 from layoutgemm.torch_op import choose as choosing
@@ -713,6 +716,21 @@ def test_packed_weights_have_candidates_with_plans(rows: int, least: int) -> Non
     assert len({name_of(choice) for choice in found}) == len(found) >= least and len(failed) <= len(found) // 4
 
 
+@pytest.mark.parametrize("two", [True, False])
+def test_two_launches_are_tuned_beside_one(two: bool) -> None:
+    """The default is measured first, the likeliest others behind it."""
+    variant = TunablePacked(1024, 7168 if two else 6144, 20480 if two else 4096, "bf16", INT4)
+    found = list(variant.candidates())
+    cuts = [choice for choice in found if isinstance(choice, PartsChoice)]
+    assert found[1 - two : 5 - two] == cuts and len({*cuts}) == 4
+    parts = packed_parts(variant.n, variant.m, variant.k, weights=INT4)
+    default = PartsChoice(FeatureParts(parts)) if two else Sm90Choice(packed_config(6144, 1024, 4096, weights=INT4))
+    assert found[0] == default
+    assert "features: " in name_of(cuts[0]) and variant.plan(cuts[0]).m == cuts[0].config.parts[0][0]
+    one = [choice.config.tile for choice in found if isinstance(choice, Sm90Choice)]
+    assert one[0] == (192, 256) or two  # the least estimate
+
+
 @pytest.mark.usefixtures("on_cpu", "an_h200")
 def test_a_product_with_packed_weights_is_called_judged_and_taken() -> None:
     on = FEW_ROWS.operands()
@@ -736,8 +754,14 @@ def test_a_product_with_packed_weights_is_called_judged_and_taken() -> None:
     assert not explained(on.x[:1])[1] and not explained(config=StreamedConfig())[1]
     tuned.store(GPU, key, Sm90Choice(Sm90Config((64, 8), consumers=1, store="direct")), {})
     assert "tile 64x8" in explained()[0] and tuned.lookup(GPU, FEW_ROWS.sizes, *FEW_ROWS.name) is not None
-    tuned.store(GPU, key, StreamedChoice(StreamedConfig(slots=200)), {})
-    assert explained() == before
+    small = Sm90Config((64, 8), consumers=1, store="direct")
+    tuned.store(GPU, key, PartsChoice(FeatureParts(((64, small), (64, small)))), {})
+    assert explained()[0].count("Sm90Plan 64x2x2048") == 2 and explained()[1]
+    for broken in ([[64, {"tile": [64, 8]}]], [[1, 2, 3]], [[64], [64]], 5, [["64", {}], [64, {}]]):
+        assert tuned.choice_of({"swapped": False, "parts": broken}) is None
+    for wrong in (StreamedChoice(StreamedConfig(slots=200)), PartsChoice(FeatureParts(((64, small), (128, small))))):
+        tuned.store(GPU, key, wrong, {})
+        assert explained() == before
 
 
 @pytest.mark.usefixtures("on_cpu")
@@ -765,3 +789,30 @@ def test_packed_weights_that_are_not_tuned() -> None:
     ):
         with pytest.raises(OperandError, match=message):
             tune(64, 64, **{"k": 128, **more})
+
+
+def test_every_product_takes_the_choice_of_a_tuning() -> None:
+    """As `Tuning.choice` has it. A swapped one is of the transposed product, which few products have."""
+    config = Sm90Config((64, 128), consumers=1)
+    x, w, ends = torch.zeros(96, 128).bfloat16(), torch.zeros(3, 128, 128).bfloat16().mT, torch.tensor([9, 40, 96])
+    x8, of_x, of_w = torch.zeros(96, 128).to(torch.float8_e4m3fn), torch.ones(96, 1), torch.ones(3, 1, 128)
+    w8, order = torch.zeros(3, 128, 128).to(torch.float8_e4m3fn).mT, torch.arange(96)
+    calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
+        (layoutgemm.grouped_matmul, (x, w), {"offs": ends}),
+        (layoutgemm.grouped_matmul, (x, (w, w)), {"offs": ends, "combine": "silu"}),
+        (layoutgemm.grouped_matmul, (x8, w8), {"offs": ends, "scale_a": of_x, "scale_b": of_w}),
+        (layoutgemm.matmul, (x, w[0]), {"rows": order}),
+        (layoutgemm.matmul, (x, w[0]), {"out_rows": order}),
+        (layoutgemm.matmul, (x, w[0]), {"add_rows": order, "order": "hilbert"}),
+    ]  # fmt: skip
+    for call, operands, options in calls:
+        found = layoutgemm.explain_matmul(*operands, config=Sm90Choice(config), **options)
+        assert found == layoutgemm.explain_matmul(*operands, config=config, **options)
+        want = call(*operands, config=config, **options)
+        assert torch.equal(call(*operands, config=Sm90Choice(config), **options), want)
+        for function in (call, layoutgemm.explain_matmul):
+            with pytest.raises(OperandError, match=r"config is of the transposed product \(swapped\)"):
+                function(*operands, config=Sm90Choice(config, swapped=True), **options)
+            with pytest.raises(OperandError, match="config is a str; it is an Sm90Config"):
+                function(*operands, config="fast", **options)
+    assert layoutgemm.scaled_matmul(x8, of_x, w8[0], torch.ones(1, 128), config=Sm90Choice(config)).shape == (96, 128)

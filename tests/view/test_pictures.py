@@ -51,6 +51,7 @@ from layoutgemm.view import (
     layout_table,
     pipeline_svg,
     product_svg,
+    product_table,
     schedule_svg,
     smem_map_svg,
     swizzle_pair_svg,
@@ -647,3 +648,10 @@ def test_a_legend_names_the_offsets_that_are_there() -> None:
     found = [text for text in ("72-79", "80-87", "88-95", "120-127") if f">{text}</text>" in tile.svg()]
     assert found == ["72-79", "88-95", "120-127"]
     assert ">0-15</text>" in Layout((8, 16), (16, 1)).svg()
+
+
+def test_pictures_of_a_quad_pair_say_its_lanes() -> None:
+    """Its maps count threads 0 to 7, which are lanes 0 to 3 and 16 to 19 of the warp."""
+    atom, said = mma_sync("m8n8k4", "f16"), "Lanes of the threads: (4,2):(1,16). Thread 7 is lane 19."
+    assert said in product_svg(atom) and said in fragment_svg(atom) and said in product_table(atom)
+    assert "lane" not in product_table(TiledMma(atom, (2, 2)))  # of a whole warp: the threads are the lanes

@@ -48,13 +48,13 @@ class TiledMma(HasPicture, HasPage, Convertible):
     """An atom over (M, N, K) atoms' worth of threads: `cute.make_tiled_mma(atom, atom_layout_mnk, permutation_mnk)`.
 
     atom         the instruction
-    atom_layout  how many atoms along M, N and K run side by side on other threads: a tuple, or a Layout of rank 3 that
-                 says which (strides count atoms' worth of threads)
+    atom_layout  how many atoms along M, N and K run side by side on other threads: a tuple, or a Layout that says
+                 which (strides count atoms' worth of threads). Modes that it lacks have one atom, as in CuTe
     permutation  for each of M, N and K a tiler, or None: an int is the extent of the tile (a multiple of what the
                  threads take: the rest are values), a Layout deals the elements of that extent in its order
 
-    Raises AtomError for another rank, for an atom layout that is no numbering 0, 1, 2, ... of the atoms, for a tiler
-    that is not a permutation, and for one that the threads do not divide.
+    Raises AtomError for more than three modes, for an atom layout that is no numbering 0, 1, 2, ... of the atoms, for a
+    tiler that is not a permutation, and for one that the threads do not divide.
 
     >>> from layoutgemm.atoms import wgmma
     >>> two = TiledMma(wgmma(64), (2, 1, 1))
@@ -69,14 +69,17 @@ class TiledMma(HasPicture, HasPage, Convertible):
     def __post_init__(self) -> None:
         settle(self, AtomError)
         layout = self.atom_layout if isinstance(self.atom_layout, Layout) else Layout(self.atom_layout)
-        permutation = (None,) * 3 if self.permutation is None else plain(self.permutation)
-        if layout.rank != 3:
+        permutation = () if self.permutation is None else plain(self.permutation)
+        if not 1 <= layout.rank <= 3:
             raise AtomError(f"an atom layout counts atoms along M, N and K; {layout} has {layout.rank} modes, not 3")
-        if not isinstance(permutation, (tuple, list)) or len(permutation) != 3:
+        if layout.rank < 3:
+            modes = [*(layout if isinstance(layout.shape, tuple) else [layout])]
+            layout = Layout.join(*modes, *[Layout(1, 0)] * (3 - len(modes)))
+        if not isinstance(permutation, (tuple, list)) or len(permutation) > 3:
             raise AtomError(f"a permutation is three tilers, of M, N and K, not {shown(permutation)}")
         check_numbering(layout, f"atom layout {layout}: {layout.size} atoms are to be numbered")
         object.__setattr__(self, "atom_layout", layout)
-        object.__setattr__(self, "permutation", tuple(permutation))
+        object.__setattr__(self, "permutation", (*permutation, None, None, None)[:3])
         for mode in range(3):
             self._check_permutation(mode)
 
@@ -356,6 +359,16 @@ class TiledMma(HasPicture, HasPage, Convertible):
 
     def __str__(self) -> str:
         return f"{self.atom} tiled over {self.atom_layout}: {self.threads} threads, tile {self.tile_mnk}"
+
+
+def make_tiled_mma(atom: MmaAtom, atom_layout_mnk: object = (1, 1, 1), permutation_mnk: object = None) -> TiledMma:
+    """See TiledMma; the arguments have the names of the CuTe DSL.
+
+    >>> from layoutgemm.atoms import mma_sync
+    >>> make_tiled_mma(mma_sync("m16n8k16"), (2, 2)).tile_mnk
+    (32, 16, 16)
+    """
+    return TiledMma(atom, atom_layout_mnk, permutation_mnk)
 
 
 @dataclass(frozen=True)

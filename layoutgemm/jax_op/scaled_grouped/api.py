@@ -17,7 +17,7 @@ from ..functions.product import check_functions, check_given, check_operand, che
 from ..inputs import array_of, flag, known_integers, type_name
 from ..outputs import Arrays, Result, listed, named_results, read_by
 from ..primitive import Operands, Tangents, differentiable_of, varying_alike
-from ..product import check_finish, stored_as
+from ..product import check_finish, other_way, stored_as
 from ..reference import activated
 from .primitive import mapped, of_devices
 from .product import ALONG_K, FLOAT8, PLAIN, ROWS, ScaledProduct, check_bias, check_offsets, check_operands, recipes_for
@@ -148,7 +148,8 @@ def grouped_matmul(
     check_offsets(str(ends.dtype), tuple(ends.shape), groups, known_integers(offsets), *grouped)
     k_of_b = right.shape[-1 if transpose_b else -2]
     if k != k_of_b:
-        raise TensorError(f"K is {k} in a of shape {left.shape} and {k_of_b} in b of shape {right.shape}")
+        said = f"K is {k} in a of shape {left.shape} and {k_of_b} in b of shape {right.shape}"
+        raise TensorError(f"{said}{other_way(k, right.shape, transpose_b)}")
     if scale_a is None and (scale_b is not None or recipe_a is not None or recipe_b is not None):
         what = "scale_b" if scale_b is not None else "recipe_a" if recipe_a is not None else "recipe_b"
         raise OperandError(f"{what} without a scale_a")

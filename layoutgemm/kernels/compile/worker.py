@@ -36,6 +36,7 @@ from ..sm80.choose import Sm80Choice
 from ..sm80.plan import Sm80Config
 from ..sm90.choose.rules import Sm90Choice
 from ..sm90.config import Sm90Config, with_current_names
+from ..sm90.quantized.feature_parts import FeatureParts, PartsChoice
 from ..streamed.choose import StreamedChoice
 from ..streamed.plan import StreamedConfig
 from . import cache as object_cache
@@ -338,8 +339,10 @@ def kernel_of(entry: Any) -> Kernel:
         lie = {name: entry[name] for name in ("pairs", "stores_c", "sums", "lines") if name in entry}
         epilogue = Epilogue(*steps_of(entry["steps"]), **lie)
     gated, choice = _gate_of(entry.get("gated")), choice_of(entry)
-    if isinstance(choice, StreamedChoice):
-        raise TypeError("a streamed kernel multiplies packed weights, and an entry names dense operands")
+    if isinstance(choice, StreamedChoice | PartsChoice):
+        raise TypeError(
+            "a streamed kernel, or parts of the features, multiply packed weights; an entry names dense ones"
+        )
     return Kernel(choice, tuple(entry["operands"]), bool(entry["batched"]), epilogue, gated, "paired" in entry)
 
 
@@ -358,7 +361,7 @@ def _gate_of(entry: Any) -> Combined | str | None:
     return Combined(tuples(expression), matrices, tuple(numbers))
 
 
-def entry_of_choice(choice: Sm90Choice | Sm80Choice | StreamedChoice) -> dict[str, object]:
+def entry_of_choice(choice: Sm90Choice | Sm80Choice | StreamedChoice | PartsChoice) -> dict[str, object]:
     """A configuration as JSON has it: every setting by name, knobs beside fields.
 
     >>> choice = Sm90Choice(Sm90Config(overlap=True), swapped=True)
@@ -367,12 +370,14 @@ def entry_of_choice(choice: Sm90Choice | Sm80Choice | StreamedChoice) -> dict[st
     """
     if isinstance(choice, StreamedChoice):
         return {"swapped": False, "config": asdict(choice.config), "streamed": True}
+    if isinstance(choice, PartsChoice):
+        return {"swapped": False, "parts": [[count, config.settings] for count, config in choice.config.parts]}
     if isinstance(choice, Sm80Choice):
         return {"swapped": choice.swapped, "config": asdict(choice.config), "mma.sync": choice.arch}
     return {"swapped": choice.swapped, "config": choice.config.settings}
 
 
-def choice_of(entry: Any) -> Sm90Choice | Sm80Choice | StreamedChoice:
+def choice_of(entry: Any) -> Sm90Choice | Sm80Choice | StreamedChoice | PartsChoice:
     """A configuration from JSON. Raises LayoutError, TypeError or KeyError for any other entry.
 
     >>> choice_of({"swapped": False, "config": {"tile": [128, 64]}}).config.tile
@@ -382,6 +387,9 @@ def choice_of(entry: Any) -> Sm90Choice | Sm80Choice | StreamedChoice:
         raise TypeError(f"swapped = {shown(entry['swapped'])}: true or false")
     if "streamed" in entry:
         return StreamedChoice(StreamedConfig(**entry["config"]))
+    if "parts" in entry:
+        parts = [(count, Sm90Config(**with_current_names(config))) for count, config in entry["parts"]]
+        return PartsChoice(FeatureParts(tuple(parts)))
     if "mma.sync" in entry:
         return Sm80Choice(Sm80Config(**entry["config"]), entry["mma.sync"], entry["swapped"])
     return Sm90Choice(Sm90Config(**with_current_names(entry["config"])), entry["swapped"])

@@ -268,10 +268,27 @@ ACTIVATIONS: Mapping[str, Callable[[Value, Functions], Value]] = {
 """name -> formula. "gelu" is torch's default (erf); "gelu_tanh" torch's approximate="tanh" and cuBLASLt's GELU."""
 
 
+_OTHER_NAMES = {
+    "swish": "silu", "relu2": "relu_sq", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+    "linear": None, "identity": None, "none": None,
+}  # fmt: skip
+"""name in other libraries -> name here; None for none."""
+
+
+def other_name(activation: object) -> str:
+    """The end of an error: the name here of an activation of other libraries.
+
+    >>> other_name("swish"), other_name("linear"), other_name("rleu")
+    ("; 'swish' is 'silu'", "; 'linear' is None", '')
+    """
+    known = isinstance(activation, str) and activation in _OTHER_NAMES
+    return f"; {activation!r} is {_OTHER_NAMES[str(activation)]!r}" if known else ""
+
+
 def check_activation(kind: object, said: str = "activation") -> None:
     """Raise PlanError unless `kind` is one of ACTIVATIONS. `said` is what the caller gave it as."""
     if not isinstance(kind, str) or kind not in ACTIVATIONS:
-        raise PlanError(f"{said} {shown(kind)}: known are {', '.join(ACTIVATIONS)}")
+        raise PlanError(f"{said} {shown(kind)}: known are {', '.join(ACTIVATIONS)}{other_name(kind)}")
 
 
 def _is_number(value: object) -> bool:

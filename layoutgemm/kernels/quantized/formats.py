@@ -19,6 +19,7 @@ Sources: OCP Microscaling Formats 1.0; OCP 8-bit Floating Point 1.0.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -93,6 +94,7 @@ class QuantizedFormat:
     code: str
     group: int | None = None
     zeros: bool = False
+    EXAMPLE: ClassVar[str] = "QuantizedFormat('int4', 128)"
 
     def __post_init__(self) -> None:
         settle(self, PlanError)

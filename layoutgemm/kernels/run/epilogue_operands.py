@@ -16,7 +16,8 @@ from ...errors import OperandError
 from ...schedule import TileList
 from ..epilogue.chain import MAX_WORDS
 from ..epilogue.parameters import float_word, host_number
-from ..indexed.added_rows import added_bytes
+from ..indexed.added_rows import added_bytes, sorted_places, sorts_rows
+from ..indexed.rows import OUT_ROWS
 from ..operands.product import distance_of
 from ..operands.prologue import PrologueOperand
 from ..orders import clusters_of_plan, given_names, order_values, schedule_of
@@ -59,7 +60,7 @@ def names_read(plan: NamedPlan) -> tuple[str, ...]:
 
 
 def groups_of(plan: NamedPlan) -> Ragged | AlongK | None:
-    """The groups of rows, of columns, or along K, or None. Without wgmma there are those of packed weights alone."""
+    """The groups of rows, of columns, or along K, or None; without wgmma there are those of packed weights alone."""
     return plan.groups if isinstance(plan, Sm90Plan) else None
 
 
@@ -139,7 +140,7 @@ def _further_lines(plan: NamedPlan, values: Given) -> dict[str, tuple[np.ndarray
 
 
 def shared_axis(plan: NamedPlan) -> str:
-    """The axis of A along which groups lie one behind the other, "m" or "k". "" where each has a matrix."""
+    """The axis of A along which groups lie one behind the other, "m" or "k"; "" where each has a matrix."""
     if not isinstance(plan, Sm90Plan):
         return ""
     return "m" if plan.joined_rows else "k" if plan.along_k is not None else ""
@@ -162,7 +163,10 @@ def words_read(plan: NamedPlan, values: Given) -> tuple[Any, ...]:
     words += _further_of_arrays(plan, values)
     words += [values[name] for name in schedule_of(plan).words]
     words += _rows_of_arrays(plan, values)
-    words += [np.full(size, 0xFF, np.uint8) for size in _row_bytes(plan) if size]
+    memory = [np.full(size, 0xFF, np.uint8) for size in _row_bytes(plan) if size]
+    if added_bytes(plan):
+        write_sorted(plan, memory[-1], words[-2])  # the last vector is that of C's rows
+    words += memory
     words += _vectors_of_arrays(plan, values)
     if plan.row_sums is not None:
         words += [values["row_sums"], plan.m]
@@ -198,7 +202,7 @@ def words_of_tensors(
     words += further_of_tensors(plan, given, placed or {})
     words += order_words(plan, given, device)
     words += rows_of_tensors(plan, given, device)
-    words += rows_memory_words(plan, workspace)
+    words += rows_memory_words(plan, workspace, given)
     words += vectors_of_tensors(plan, given, device)
     if plan.row_sums is not None:
         shape = (plan.batch, plan.m) if plan.batch > 1 else (plan.m,)
@@ -261,12 +265,12 @@ def _further_words(
 
 
 def indexed_rows(plan: NamedPlan) -> int:
-    """Row indices of a launch. One for each row of the product, of each matrix of a batch."""
+    """Row indices of a launch: one for each row of the product, of each matrix of a batch."""
     return plan.m * indexed_matrices(plan)
 
 
 def indexed_matrices(plan: NamedPlan) -> int:
-    """Matrices of A and of C with row indices of their own. Groups of rows lie in one."""
+    """Matrices of A and of C with row indices of their own: groups of rows lie in one."""
     return 1 if isinstance(plan, Sm90Plan) and plan.joined_rows else plan.batch
 
 
@@ -311,15 +315,43 @@ def rows_memory(plan: NamedPlan, device: torch.device) -> torch.Tensor | None:
     return torch.empty(sum(_row_bytes(plan)), dtype=torch.uint8, device=device)
 
 
-def rows_memory_words(plan: NamedPlan, memory: torch.Tensor | None) -> list[int]:
-    """The words of the memory of `rows_memory`. Copied rows fill whole lines, so others begin at one."""
+def write_sorted(
+    plan: NamedPlan, memory: np.ndarray | torch.Tensor, rows: np.ndarray | torch.Tensor
+) -> None:  # fmt: skip
+    """Write the sorted row indices of C to the workspace, where the launch reads them: see `indexed.added_rows`.
+
+    memory  the workspace's bytes
+    rows    the row indices, on the memory's device, on whose stream they are sorted
+    """
+    if not sorts_rows(plan):
+        return
+    shape = plan.matrices_of_c, plan.m
+    order, names = sorted_places(plan, (*shape, plan.n))
+    rows, places, behind = rows.reshape(shape), memory[order:names], memory[names : added_bytes(plan)]
+    if isinstance(rows, np.ndarray):
+        found = np.argsort(rows, kind="stable")
+        places.view(np.int64).reshape(shape)[:] = found
+        behind.view(rows.dtype).reshape(shape)[:] = np.take_along_axis(rows, found, -1)
+        return
+    import torch
+
+    torch.sort(rows, stable=True, out=(behind.view(rows.dtype).view(shape), places.view(torch.int64).view(shape)))
+
+
+def rows_memory_words(plan: NamedPlan, memory: torch.Tensor | None, given: Given) -> list[int]:
+    """The words of the memory of `rows_memory`; copied rows fill whole lines, so others begin at one.
+
+    The row indices are sorted into it where the launch reads them sorted.
+    """
     first, second = _row_bytes(plan)
     at = 0 if memory is None else int(memory.data_ptr())
+    if memory is not None and second:
+        write_sorted(plan, memory[first:], given[OUT_ROWS])
     return [at] * bool(first) + [at + first] * bool(second)
 
 
 def order_words(plan: GemmPlan, given: Mapping[str, object], device: torch.device) -> tuple[int, ...]:
-    """The words of the plan's order on a GPU. A list that the order makes itself is kept there.
+    """The words of the plan's order on a GPU; a list that the order makes itself is kept there.
 
     A caller's list is a CUDA tensor of int32, row + 2**16 * column each, and is not looked at.
     """
@@ -377,7 +409,7 @@ def run_by_name(
     given: Mapping[str, object], out: np.ndarray | torch.Tensor | None = None, copy: bool = True,
     device: str | None = None,
 ) -> GemmResult:  # fmt: skip
-    """C of a plan that reads more than A and B. `given` has these operands by name.
+    """C of a plan that reads more than A and B; `given` has these operands by name.
 
     Raises OperandError for others, for one that is missing or out of range, and for tensors on the CPU.
     """

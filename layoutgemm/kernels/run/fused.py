@@ -103,7 +103,7 @@ def run_fused_on_tensors(
         if operand.name in tensors:
             x = tensors[operand.name]
             of.check_operand(operand, x, shape)
-            if operand.rank == 2 and of.order_of_matrices(x) != operand.order and min(x.shape[-2:]) > 1:
+            if operand.rank == 2 and of.order_of(operand, x) != operand.order and min(x.shape[-2:]) > 1:
                 raise OperandError(f"{operand.name}: the plan takes it {operand.order}-major, strides {x.stride()}")
             placed[operand.name] = of.placed_of(operand, x, plan.batch > 1)
     require_gpu(plan, a.device.index)

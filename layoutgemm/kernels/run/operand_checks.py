@@ -66,12 +66,26 @@ def check_operands(read: Mapping[str, torch.Tensor], written: Mapping[str, torch
                 raise TensorError(f"unsupported operation: {name}, which is written to, shares memory with {other}")
 
 
+def no_tensor(name: str, x: object, module: str = "") -> str:
+    """The text of an error: x is no torch tensor, and what takes it or makes one of it.
+
+    module  of its type, with a point, or none
+
+    >>> import numpy as np
+    >>> no_tensor("a", np.zeros(2))
+    'a is a ndarray, not a torch tensor; torch.from_numpy(a) is one'
+    """
+    library = type(x).__module__.partition(".")[0]
+    way_out = f"; torch.from_numpy({name}) is one" if library == "numpy" else ""
+    way_out = "; layoutgemm.jax multiplies JAX's arrays" if library in ("jax", "jaxlib") else way_out
+    return f"{name} is a {module}{type(x).__qualname__}, not a torch tensor{way_out}"
+
+
 def _check_dense(name: str, x: torch.Tensor, written: bool) -> None:
     import torch
 
     if not isinstance(x, torch.Tensor):
-        kind = type(x).__qualname__ if written else f"{type(x).__module__}.{type(x).__qualname__}"
-        raise OperandError(f"{name} is a {kind}, not a torch tensor")
+        raise OperandError(no_tensor(name, x, "" if written else f"{type(x).__module__}."))
     if x.layout != torch.strided or x.is_nested:
         kind = "a nested tensor" if x.is_nested else x.layout
         way_out = f"{name}.to_padded_tensor(0)" if x.is_nested else f"{name}.to_dense()"

@@ -159,7 +159,7 @@ def left_inverse(shape: Shape, stride: Stride) -> Pair:
         if s != 1 and d == 0:
             raise LayoutError(
                 f"left_inverse of {show(shape)}:{show(stride)}: mode {s}:0 sends all its coordinates to one offset, so "
-                f"the layout is not injective",
+                f"the layout is not injective; filter() leaves such modes out",
             )
     _refuse_basis("left_inverse", shape, stride)
     try:

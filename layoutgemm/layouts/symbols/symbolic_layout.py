@@ -24,7 +24,7 @@ from .. import registries
 from ..algebra import divide as _divide
 from ..algebra import recast as _recast
 from ..basis import ScaledBasis, as_stride, assemble, component, has_basis, paths_of
-from ..int_tuple import Pair, Shape, Stride, as_shape, leaves
+from ..int_tuple import Pair, Shape, Stride, as_shape, leaves, product
 from ..layout import Layout
 from ..proofs.verdicts import Answer, between
 from . import operations as _ops
@@ -195,6 +195,7 @@ class SymbolicLayout(Layout):
 
     def complement(self, bound: object = None) -> Layout:
         """See Layout.complement; the bound may be symbolic."""
+        bound = product(as_shape(bound)) if isinstance(bound, (tuple, list)) else bound
         return self._made(_ops.complement, 1 if bound is None else entry(bound, "the bound of a complement"))
 
     def right_inverse(self) -> Layout:

@@ -31,9 +31,9 @@ Tuple: TypeAlias = "int | tuple[Any, ...]"
 AnyOperand: TypeAlias = "Tuple | Layout | ComposedLayout"
 
 _HEAD = regex(
-    r"\s*(?:(?:using|constexpr|static|const|auto|typename|with|Layout|cute::Layout)\s+)*\[?(?:\w+\s*=\s*)?(?:decltype\s*\(\s*)?"
+    r"\s*(?:(?:using|constexpr|static|const|auto|typename|with|(?:cute::)?(?:Layout|Tensor(?=\s+\w+\s*=)))\s+)*\[?(?:\w+\s*=\s*)?(?:decltype\s*\(\s*)?"
     r"(?:const\s+)?(?=(?:\w+(?:::|\.))*"
-    r"(?:(?:Layout|ComposedLayout|Tensor(?=\s*<\s*(?:\w+::)*\w*Engine)|Layout_(?:K|MN)_\w+_Atom)\s*<|tile_to_shape\s*\(|make_(?:ordered_|identity_)?layout\s*\(|composition\s*\(|make_composed_layout\s*\())"
+    r"(?:(?:Layout|ComposedLayout|Tensor(?=\s*<\s*(?:\w+::)*\w*Engine)|Layout_(?:K|MN)_\w+_Atom)\s*<|tile_to_shape\s*\(|make_tensor\s*[<(]|make_(?:ordered_|identity_)?layout\s*\(|composition\s*\(|make_composed_layout\s*\())"
 )
 # Tiles of shared memory that CUTLASS names, their swizzles and the bits of a row; Source: mma_traits_sm90_gmma.hpp
 _ATOM = regex(r"Layout_(K|MN)_(SW128|SW64|SW32|INTER)_Atom")
@@ -43,6 +43,7 @@ _NAME = regex(r"(?:\w+(?:::|\.))*([A-Za-z]\w*)\s*([<(]?)")
 _INTEGER = regex(
     r"(?:cute::)?(?:\((?:unsigned |signed )?(?:int|long|short|char)\)\s*)?_?(-?\d+)(?:[uU]?[lL]{0,2})(?![\w.])"
 )
+_NEGATIVE = regex(r"(?:cute::)?_m(\d{1,3})(?!\w)")  # CuTe's _m1, Int<-1>
 # Types of extents and strides that a program computes
 _COMPUTED = regex(r"(?:std::)?(?:(?:unsigned|signed|long)\b\s*)*(?:int|long|unsigned|u?int\d+_t|size_t)\b(?!\s*[<(])")
 _INTEGER_TYPE = regex(r"\s*(?:std::)?(?:unsigned\s+|signed\s+)?[a-z]\w*(?:\s+(?:int|long))*\s*,\s*")
@@ -51,6 +52,7 @@ _MAJOR = regex(
     r"\s*(?:\w+\s*=\s*)?(?:\w+\.)*(row|col|column)_major\(\s*(\d+(?:\s*,\s*\d+)*)\s*,?\s*\)\s*(?:(?://|#)[^\n]*)?\Z"
 )
 _END = regex(r"(?:\s*(?:const|&+|\*))*[\s)\]]*(?:\w+\s*;)?[\s;)]*(?:(?://|#)[^\n]*)?\Z")
+_ZEROS = regex(r"\((?:\s*(?:0|_0(?:\{\})?|Int<0>\{\})\s*,?)*\)\s*\Z")  # of an iterator that begins at 0
 _SOURCE_TUPLE = regex(r"\s*(?:\w+(?:::|\.))*(?:Shape|Stride|Tile|make_(?:shape|stride|tuple|tile)|tuple|Int|C)\s*[<(]")
 _KEYWORD = regex(r"(shape|stride|order|offset|inner|outer)\s*=(?!=)\s*")
 _LAYOUT = regex(r"\s*(?:\w+(?:::|\.))*(?:Layout\s*<|make_(?:ordered_|identity_)?layout\s*\()")
@@ -161,6 +163,8 @@ class _SourceReader(TextReader):
             return self.repeated(at, depth)
         if opening and name in ("Layout", "make_layout"):
             return self.joined(at, depth) if _LAYOUT.match(self.text, self.at) is not None else self.plain(opening, at)
+        if opening and name == "make_tensor":
+            return self.of_tensor(opening, at, depth)
         if opening and name in ("make_ordered_layout", "make_identity_layout"):
             return self.ordered(name == "make_ordered_layout", at)
         if opening and name in ("ComposedLayout", "composition", "make_composed_layout"):
@@ -197,10 +201,7 @@ class _SourceReader(TextReader):
     def tensor(self, at: int, depth: int) -> Layout | ComposedLayout:
         """The layout of a tensor's type, behind its engine. A swizzled pointer moves elements where it is aligned."""
         start = self.at
-        nested = 0
-        while self.at < len(self.text) and (nested or self.text[self.at] != ","):
-            nested += (self.text[self.at] == "<") - (self.text[self.at] == ">")
-            self.at += 1
+        self.argument()
         if "swizzle_ptr" in self.text[start : self.at]:
             raise ParseError(
                 "expected a pointer without a swizzle: the type does not say where the swizzle's pattern begins; "
@@ -213,6 +214,35 @@ class _SourceReader(TextReader):
         out = self.layout(depth + 1)
         self.close("<")
         return out
+
+    def of_tensor(self, opening: str, at: int, depth: int) -> Layout | ComposedLayout:
+        """The layout, or the shape and stride, behind make_tensor's pointer or type."""
+        start = self.at
+        self.argument()
+        begins = self.text[start : self.at]
+        if "iter" in begins and _ZEROS.search(begins) is None:
+            raise ParseError(
+                "expected a pointer, or zeros: print(tensor) shows where an iterator begins", self.text, start
+            )
+        if opening == "(" and not self.comma():
+            raise self.fail("',' and the layout of the tensor")
+        if opening == "<":
+            self.close("<")
+            if self.text[self.at : self.at + 1] != "(":
+                raise self.fail("'(' and the shape of the tensor")
+            self.at += 1
+        if _HEAD.match(self.text, self.at) is None:
+            return self.plain("(", at)
+        out = self.layout(depth + 1)
+        self.close("(")
+        return out
+
+    def argument(self) -> None:
+        """Passes one argument, to the comma behind it."""
+        nested = 0
+        while self.at < len(self.text) and (nested or self.text[self.at] not in ",)>"):
+            nested += (self.text[self.at] in "<(") - (self.text[self.at] in ">)")
+            self.at += 1
 
     def plain(self, opening: str, at: int) -> Layout:
         """The shape and the stride behind the bracket."""
@@ -329,6 +359,11 @@ class _SourceReader(TextReader):
             self.at = number.end()
             self.instance()
             return int(number[1])
+        negative = _NEGATIVE.match(self.text, at)
+        if negative is not None:
+            self.at = negative.end()
+            self.instance()
+            return -int(negative[1])
         if sign == "(":
             self.at += 1
             return self.items("(", depth)

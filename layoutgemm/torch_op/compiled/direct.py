@@ -21,6 +21,7 @@ from ..operands.api import matmul_combined
 from ..operands.operators import function_of_text
 from ..operators import configured
 from ..own_epilogue.operators import operands_of
+from ..own_epilogue.scaled_operators import further_of
 from ..quantized.launch import quantized_product, scale_recipe
 from ..quantized.operators import quantized_call
 from ..scaled_grouped import api as _api
@@ -161,13 +162,14 @@ def grouped_epilogue_matmul(
     scale_b: torch.Tensor | None, rows: torch.Tensor | None, read: Tensors, written: Tensors,
     numbers: Sequence[float], wholes: Sequence[int], epilogue: str, said: str = "offsets",
     out_dtype: torch.dtype | None = None, recipe_a: str = "", recipe_b: str = "", use_fast_accum: bool = True,
-    config: str = "", activation: str | None = None,
+    config: str = "", activation: str | None = None, function: str = "",
 ) -> torch.Tensor:  # fmt: skip
     """The product of groups with an epilogue; rows in no group are zeros."""
+    further, read, numbers = further_of(function, epilogue, read, numbers)
     steps, given = operands_of(epilogue, read, written, numbers, wholes)
     finish, recipes = BiasActivation(None, activation, use_fast_accum), (recipe_a or None, recipe_b or None)
     asked = GroupedOptions(finish, recipes, None, out_dtype, plain_config(config))
-    of = GroupedFactors(a, b, groups, said, scale_a, scale_b, rows)
+    of = GroupedFactors(a, b, groups, said, scale_a, scale_b, rows, further)
     return grouped_with_epilogue(of, asked, steps, given).contiguous()
 
 

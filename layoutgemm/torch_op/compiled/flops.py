@@ -47,7 +47,9 @@ def _of_groups_of_rows(
     a: Shape, b: Shape, groups: Shape | None, scale_a: Shape | None, scale_b: Shape | None, rows: Shape | None,
     *others: object, **named: object,
 ) -> int:  # fmt: skip
-    return of_groups(a, b) if rows is None else _of_rows(a, b, rows)
+    function = others[12] if len(others) > 12 else named.get("function")
+    products = json.loads(str(function))["matrices"] if function else 1
+    return products * (of_groups(a, b) if rows is None else _of_rows(a, b, rows))
 
 
 def _of_scaled(a: Shape, scale_a: Shape, b: Shape, *others: object, **named: object) -> int:

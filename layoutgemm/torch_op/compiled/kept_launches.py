@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.autograd.forward_ad as _forward
 
+from ...dtypes import f32
 from ...kernels.epilogue.chain import Epilogue, EpilogueOperand
 from ...kernels.epilogue.parameters import number_word
 from ..checks import PLAIN, modes_of_dispatch, modes_of_functions, seen_by_autograd_alone, tracing_state
@@ -169,9 +170,12 @@ def note_served(make: Callable[[], Served | None]) -> None:
 
 def epilogue_again_or(
     make: Callable[[], torch.Tensor], options: Key, tensors: Mapping[str, torch.Tensor | None], epilogue: object,
-    given: Mapping[str, object] | None, out: torch.Tensor | None,
+    given: Mapping[str, object] | None, out: torch.Tensor | None, numbers: Mapping[str, float] | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """`again_or` of a product with an epilogue; `given` holds the epilogue's operands."""
+    """`again_or` of a product with an epilogue; `given` holds the epilogue's operands.
+
+    numbers  of a function of several products, by name
+    """
     if type(epilogue) is not Epilogue or type(given) is not dict or len(given) != len(epilogue.given):
         return make()
     try:
@@ -179,7 +183,9 @@ def epilogue_again_or(
         written = {name: given[name] for name in epilogue.writes}
     except KeyError:  # `make` names it
         return make()
-    extras = Extras(written, epilogue.numbers, given, epilogue.stores_c)
+    more = numbers or {}
+    words = (*epilogue.numbers, *[EpilogueOperand(name, "", f32, host=True) for name in more])
+    extras = Extras(written, words, {**given, **more}, epilogue.stores_c)
     return again_or(make, (options, epilogue), read, out, extras)
 
 

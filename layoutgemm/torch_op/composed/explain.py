@@ -13,7 +13,7 @@ from ...kernels.orders import clusters_of_plan, described_order, schedule_of
 from ...kernels.sm90.explain import described_triangles
 from ...kernels.sm90.plan import Sm90Plan
 from ..epilogue import finish_of, readable_gate
-from ..explanation import Explanation, of_plan, partial_text, sums_again
+from ..explanation import ZEROS, Explanation, of_plan, partial_text, sums_again
 from ..launch import plan_of
 from ..operands.pairs import finish_of_pairs, placed_pairs
 from ..prepared import NO_FINISH, Config, problem_at
@@ -43,6 +43,8 @@ def explain_composed(
     call = checked(left, right, parts, values, options.out, options.out_dtype, True)
     if call.plain_pairs:
         return _of_pairs(call, options.config)
+    if 0 in call.shape:
+        return ZEROS
     steps = epilogue_of(call)
     finish = None if steps is None else finish_of(steps, {x.name: values[x.name] for x in steps.given}, call.shape)
     call = call.as_rows

@@ -16,6 +16,7 @@ import torch
 
 from ...errors import OperandError
 from ...kernels.epilogue.chain import Epilogue
+from ...kernels.indexed.added_rows import sorts_rows
 from ...kernels.indexed.rows import OUT_ROWS, ROWS
 from ...kernels.operands.combined import Combined
 from ...kernels.orders import clusters_of_plan, schedule_of
@@ -37,8 +38,9 @@ from ...kernels.verbs import named
 from ...schedule.listed import TileList
 from ..bias_activation import GATES, by_torch
 from ..checks import copied
-from ..epilogue import check_order, finish_of, readable_gate, reference_of
-from ..indexed.torch_rows import added, gathered, scattered
+from ..epilogue import check_order, finish_of, readable_gate, reduce_nothing, reference_of
+from ..indexed.added import added
+from ..indexed.torch_rows import gathered, scattered
 from ..launch import DirectLaunch, fill, mark_written, note_list, note_target, note_workspace, raw_stream
 from ..operands.pairs import computed_pairs
 from ..operands.several import BY_MMA_SYNC, combined_sums
@@ -107,7 +109,7 @@ def stored(
     vectors  by name, those of rows of the result among them. Rows are added in float32, and rounded once
     """
     if (names := vectors.get(ADD_ROWS)) is not None:
-        return out.copy_(added(out.float(), names, value.float()).to(out.dtype))
+        return out.copy_(added(out, names, value))
     if (rows := vectors.get(OUT_ROWS)) is None:
         return copied(value if inside is None else torch.where(inside, value, out), out)
     if inside is not None:
@@ -124,7 +126,9 @@ def computed(call: ComposedCall, config: Config | None, out: torch.Tensor | None
     if call.plain_pairs and (not on_gpu(call.a[0].get_device()) or target(call.a[0].get_device())[0] == "sm_90a"):
         bias = call.values[BIAS] if BIAS in parts.own else None
         return computed_pairs(call.a, call.b, bias, parts.activation, call.kind, config, out)
-    if 0 in (*call.shape, call.rows, *[x.shape[-1] for x in call.a], *call.a[0].shape):
+    if 0 in call.shape:
+        return _of_nothing(call, out)
+    if 0 in (call.rows, *[x.shape[-1] for x in call.a], *call.a[0].shape):
         sizes = f"shape {list(call.shape)} over K = {', '.join(str(x.shape[-1]) for x in call.a)}"
         raise OperandError(f"a product with several parts, of {sizes}: no size may be 0")
     if call.of_rows and len(call.shape) > 2:
@@ -145,6 +149,13 @@ def computed(call: ComposedCall, config: Config | None, out: torch.Tensor | None
     if not on_gpu(call.a[0].get_device()):
         return _by_reference(call, ready, out)
     return _launched(call, ready, finish.words if finish is not None else (), out)
+
+
+def _of_nothing(call: ComposedCall, out: torch.Tensor | None) -> torch.Tensor:
+    """A product without elements: `out` as it is, or zeros; the reductions of no element at all."""
+    if call.parts.epilogue is not None:
+        reduce_nothing(call.parts.epilogue, call.values)
+    return call.a[0].new_zeros(call.result, dtype=call.kind) if out is None else out
 
 
 def ways_of_call(call: ComposedCall, config: Config | None, epilogue: Epilogue | None) -> Ways | None:
@@ -225,7 +236,8 @@ def _launched(
         c = torch.empty(call.shape, dtype=call.kind, device="meta")
     with torch.cuda.device(device):
         workspace, rows = _partials(plan, device), rows_memory(plan, device)
-        note_workspace(rows)
+        if not sorts_rows(plan):
+            note_workspace(rows)
         held: list[torch.Tensor] = []  # copies of further matrices, which live until the launch
         found = _words(call, plan, words, workspace, rows, held)
         made = launch_of(plan, a, b, c, True, found)
@@ -275,7 +287,7 @@ def _words(
         own += [
             *order_words(plan, order, device),
             *rows_of_tensors(plan, vectors, device),
-            *rows_memory_words(plan, rows),
+            *rows_memory_words(plan, rows, vectors),
         ]
         own += vectors_of_tensors(plan, call.values, device)
         return (*own, *[0] * (MAX_WORDS - len(own))) if plan.takes_words else ()

@@ -8,16 +8,16 @@ import torch
 
 from ...errors import OperandError, TensorError
 from ...kernels.run.operand_checks import check_operands
-from ...kernels.sm90.choose.rules import Sm90Choice
 from ...kernels.sm90.config import Sm90Config
 from ..checks import NOT_RECORDED, autocast, differentiated, needs_dispatcher
 from ..compiled.traced import refusal, refuse
 from ..prepared import config_text
 from ..scaled_grouped.kept import find
-from ..scaled_grouped.scaled import check_config
+from ..scaled_grouped.scaled import check_config, unswapped
+from .added import added
 from .operators import CHECK_INDEXED
 from .product import IndexedOperands, check_indexed, indexed_product, placed
-from .torch_rows import added, scattered
+from .torch_rows import scattered
 
 ONE_VECTOR = (False, True, True, True, True)  # `rows` alone is given: whether each vector is not
 _NO_OPERATOR = (
@@ -61,8 +61,7 @@ def indexed_matmul(
         _refuse("copy_rows: True or False, of a product with rows=")
     if given.rows is None and not given.places:
         _refuse("row_weights: the rows of a product with rows=, out_rows= or add_rows= have weights")
-    if isinstance(config, Sm90Choice) and not config.swapped:
-        config = config.config
+    config = unswapped(config)
     if torch.compiler.is_dynamo_compiling():
         return _traced(given, activation, out, out_dtype, config, copy_rows)
     key: tuple[object, ...] = ()
@@ -126,7 +125,7 @@ def _traced(
     value = _operator(_in_order(given), activation, out_dtype, config, copy_rows)
     if given.add_rows is not None:
         first = torch.zeros_like(value) if out is None else out
-        found = added(first.float(), given.add_rows, value.float()).to(value.dtype)
+        found = added(first, given.add_rows, value)
         return found if out is None else out.copy_(found)
     assert out is not None
     return out.copy_(value) if given.out_rows is None else scattered(out, given.out_rows, value)

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from ...errors import OperandError
 from ...kernels.run.epilogue_operands import indexed_rows
+from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.indexed.row_copy import copied_bytes
 from ..explanation import ZEROS, Explanation, gated_after
+from ..prepared import Config
 from ..scaled_grouped.gated import why_by_torch
+from ..scaled_grouped.scaled import check_config, unswapped
 from .plans import plan_of, why_copied
 from .product import IndexedCall, IndexedOperands, check_indexed, shape_of, ungated
 
 
 def explain_indexed(
     given: IndexedOperands, out: torch.Tensor | None, activation: str | None, out_dtype: torch.dtype | None,
-    config: object, copy_rows: bool | None, others: dict[str, object] | None = None,
+    config: Config | None, copy_rows: bool | None, others: dict[str, object] | None = None,
 ) -> Explanation:  # fmt: skip
     """Which kernel a product with row indices takes, why, and what it copies. Raises as the product does.
 
@@ -34,20 +36,24 @@ def explain_indexed(
     for name, x in (others or {}).items():
         if x is not None:
             raise OperandError(f"{name}: a product with row indices takes none, or is not explained with it")
+    config = unswapped(config)
+    check_config(config)
     call = check_indexed(given, out, activation, out_dtype)
     if 0 in (given.m, *call.shape, given.a.shape[-1]):
         return ZEROS
     if call.gate is not None and (why := why_by_torch(given.b)):
         every, plain = ungated(call, given)
         return gated_after(_explained(every, plain, config, copy_rows), why, call.shape)
-    if call.gate is not None and given.out_rows is not None:
+    if call.gate is not None and given.places:
         in_order = call._replace(shape=(given.m, call.shape[-1]))
-        found = _explained(in_order, given._replace(out_rows=None), config, copy_rows)
+        found = _explained(in_order, given.in_order, config, copy_rows)
         return replace(found, kernel=f"{found.kernel}; then torch scatters its rows")
     return _explained(call, given, config, copy_rows)
 
 
-def _explained(call: IndexedCall, given: IndexedOperands, config: Any, copy_rows: bool | None) -> Explanation:
+def _explained(
+    call: IndexedCall, given: IndexedOperands, config: Sm90Config | None, copy_rows: bool | None
+) -> Explanation:
     of = shape_of(call, given)
     plan = plan_of(of, config, copy_rows)
     bytes_ = copied_bytes(plan)

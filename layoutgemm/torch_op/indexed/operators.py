@@ -25,8 +25,9 @@ from ..compiled.traced import checking_operator
 from ..operators import dispatched, operator_of, with_autograd
 from ..reference import rounded
 from ..scaled_grouped.operators import differentiable, plain_config
+from .added import added
 from .product import IndexedCall, IndexedOperands, check_indexed, indexed_product
-from .torch_rows import added, scattered, selected
+from .torch_rows import scattered, selected
 
 _WAY_OUT = "use torch.no_grad(), or give its detach()"
 Vector: TypeAlias = torch.Tensor | None

@@ -34,8 +34,9 @@ from ..scaled_grouped.grouped import COUNTS, INTS, OFFSETS, check_values
 from ..scaled_grouped.kept import NOT_KEPT, KeptKey, launch, require_hopper
 from ..scaled_grouped.scaled import FP8
 from ..types import C_NAMES, NAMES, listed
+from .added import added
 from .plans import WEIGHTS, IndexedShape, plan_of
-from .torch_rows import added, scattered, selected
+from .torch_rows import scattered, selected
 
 MULTIPLIED = (torch.bfloat16, torch.float16, *FP8)
 
@@ -333,7 +334,7 @@ def placed(call: IndexedCall, given: IndexedOperands, value: torch.Tensor, out: 
         return out.copy_(torch.where(counted(given).unsqueeze(-1), value, out))
     if given.add_rows is not None:
         first = value.new_zeros(call.shape) if out is None else out
-        found = added(first.float(), given.add_rows, value.float()).to(call.kind)
+        found = added(first, given.add_rows, value)
         return found if out is None else out.copy_(found)
     if given.out_rows is None:
         return value if out is None else out.copy_(value)

@@ -1,4 +1,4 @@
-"""Rows by index that torch's own functions read, add and scatter.
+"""Rows by index that torch's own functions read and scatter.
 
 As in the kernels, an index outside reads zeros and writes nothing: torch's functions end a GPU's context there.
 """
@@ -14,7 +14,7 @@ from ..checks import tracing_state
 
 
 def known_indices(x: torch.Tensor) -> npt.NDArray[np.int64] | None:
-    """The indices that the host sees. None for those of a GPU, and for traced or mapped ones.
+    """The indices that the host sees; None for those of a GPU, and for traced or mapped ones.
 
     >>> known_indices(torch.tensor([2, 0])).tolist(), known_indices(torch.empty(2, device="meta"))
     ([2, 0], None)
@@ -26,7 +26,7 @@ def known_indices(x: torch.Tensor) -> npt.NDArray[np.int64] | None:
     return found
 
 
-def _inside(indices: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+def inside_rows(indices: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     """A column mask of the indices in 0..rows-1, and the clamped indices."""
     clamped = indices.clamp(0, rows - 1)
     return (clamped == indices).unsqueeze(-1), clamped
@@ -40,18 +40,8 @@ def selected(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     >>> selected(torch.tensor([1.0, 2.0]), torch.tensor([1, -1])).tolist()
     [2.0, 0.0]
     """
-    inside, named = _inside(indices, x.shape[0])
+    inside, named = inside_rows(indices, x.shape[0])
     return torch.where(inside if x.ndim > 1 else inside.squeeze(-1), x.index_select(0, named), 0)
-
-
-def added(x: torch.Tensor, indices: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """x with each of the rows added to the one that its index names. Those outside are dropped.
-
-    >>> added(torch.zeros(2, 1), torch.tensor([1, 2, 1]), torch.tensor([[1.0], [2.0], [3.0]])).tolist()
-    [[0.0], [4.0]]
-    """
-    inside, named = _inside(indices, x.shape[0])
-    return x.index_add(0, named, torch.where(inside, rows, 0))
 
 
 def scattered(into: torch.Tensor, indices: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -62,7 +52,7 @@ def scattered(into: torch.Tensor, indices: torch.Tensor, rows: torch.Tensor) -> 
     """
     if 0 in (*into.shape, rows.shape[0]):
         return into
-    inside, _ = _inside(indices, into.shape[0])
+    inside, _ = inside_rows(indices, into.shape[0])
     # The product's row of each row of `into`, by one place more, for all that are outside.
     numbers = torch.arange(rows.shape[0], device=into.device)
     sources = numbers.new_full((into.shape[0] + 1,), -1)
@@ -72,7 +62,7 @@ def scattered(into: torch.Tensor, indices: torch.Tensor, rows: torch.Tensor) -> 
 
 
 def gathered(a: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """A's chosen rows, zeros for indices outside. 8 bits as integers, which all of torch's kernels take."""
+    """A's chosen rows, zeros for indices outside; 8 bits as integers, which all of torch's kernels take."""
     if a.dtype.itemsize > 1:
         return selected(a, rows)
     return selected(a.view(torch.uint8), rows).view(a.dtype)

@@ -11,22 +11,18 @@ By one Hopper kernel, or in float64 on the CPU, rounded once. Bias and activatio
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 
 from ...errors import OperandError
 from ...kernels.epilogue.chain import MAX_WORDS, Epilogue
-from ...kernels.indexed.rows import IndexedRows, RowIndices, check_inside
-from ...kernels.operands.combined import LINE, Combine, Combined
+from ...kernels.indexed.rows import check_inside
+from ...kernels.operands.combined import Combine, Combined
 from ...kernels.operands.product import distance_of
 from ...kernels.plan import WORKSPACE
-from ...kernels.ragged import Ragged
 from ...kernels.run.epilogue_operands import rows_memory, words_of_tensors
 from ...kernels.run.operand_checks import check_operands
-from ...kernels.sm90.choose.rules import whole_columns
-from ...kernels.sm90.choose.scaled_grouped import masked_rows, usual_config
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.plan import Sm90Plan
 from ...kernels.verbs import named as verbs_of
@@ -37,11 +33,10 @@ from ..epilogue import finish_of
 from ..indexed.grouped_rows import check_row_indices
 from ..indexed.torch_rows import gathered, known_indices, of_rows
 from ..launch import mark_written, note_workspace
-from ..prepared import NO_FINISH, LaunchEpilogue, gpu, on_gpu
+from ..prepared import NO_FINISH, LaunchEpilogue, on_gpu
 from ..scaled_grouped.grouped import (
     COUNTS,
     ENDS,
-    INTS,
     MASKED,
     ROWS,
     GroupedCall,
@@ -49,7 +44,7 @@ from ..scaled_grouped.grouped import (
     expected_config,
     finished_group,
     group_sums,
-    types_and_scales,
+    plan_of,
 )
 from ..scaled_grouped.kept import launch_once, require_hopper
 from ..scaled_grouped.operators import checked_grouped
@@ -214,38 +209,13 @@ def plan_of_groups(
     """
     product = _of_one(product)
     call, a, b, how = product.call, product.a, product.b[0], product.how
-    types, _ = types_and_scales(call, a, b, product.finish)
-    sizes, ends = (*call.shape[-2:], a.shape[-1], call.experts), call.said == ENDS
-    unit = how.matrices * (8 if types[1].endswith("col") else LINE // b.element_size())
-    why = "given by the caller"
+    why = ""
     if config is None and expected_rows is not None:
-        config = whole_columns(expected_config(call, a, b, expected_rows, product.finish, how.matrices), unit)
+        config = expected_config(call, a, b, expected_rows, product.finish, how)
         why = f"expected_rows = {expected_rows}: tiles of {'x'.join(map(str, config.tile))}"
-    elif config is None:
-        rows, said = -(-sizes[0] // sizes[3]), "on average"
-        if call.form == MASKED:
-            rows, said = masked_rows(sizes[0]), "taken to be"
-        of_rows = rows * sizes[3] if call.form == MASKED else sizes[0]
-        found = usual_config((of_rows, *sizes[1:]), types, None, how.matrices, places=gpu(a.get_device())[0])
-        config = whole_columns(found, unit)
-        why = f"{rows} rows a group {said}: tiles of {'x'.join(map(str, config.tile))}"
-    ragged = Ragged.of(call.experts, INTS[product.groups.dtype], call.form == MASKED, ends, ends and clears)
-    indexed = None
-    if product.rows is not None:
-        indexed = IndexedRows(RowIndices(a.shape[-2], INTS[product.rows.dtype]), copy=True)
-    return _derived(sizes, types, config, ragged, _finish(product).epilogue, how, indexed), why
-
-
-@lru_cache(1024)
-def _derived(
-    sizes: tuple[int, int, int, int], types: tuple[str, str, str], config: Sm90Config, ragged: Ragged,
-    epilogue: Epilogue | None, how: Combined, indexed: IndexedRows | None,
-) -> Sm90Plan:  # fmt: skip
-    (m, n, k, batch), (a, b, c) = sizes, types
-    return Sm90Plan.derive(
-        m, n, k, batch=batch, a=a, b=b, c=c, config=config, ragged=ragged, epilogue=epilogue, gated=how,
-        indexed=indexed,
-    )  # fmt: skip
+    steps, ends = _finish(product).epilogue or Epilogue(), call.said == ENDS
+    plan, chosen = plan_of(call, a, b, product.groups, product.finish, config, ends, clears, product.rows, steps, how)
+    return plan, why or chosen
 
 
 def _launched(

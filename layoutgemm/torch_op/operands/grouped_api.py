@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from ...errors import OperandError
+from ...kernels.epilogue.chain import Epilogue
 from ...kernels.operands.combined import Combine, refusal_of_matrices
 from ...kernels.run.operand_checks import resolved
 from ...kernels.sm90.indexed.row_copy import copied_bytes
@@ -23,20 +25,30 @@ from ..compiled.kept_launches import Extras, again_or
 from ..compiled.traced import check_kinds, check_number, named, refusal, refuse, refuse_finish
 from ..explanation import ZEROS, Explanation, copied_operand, of_plan
 from ..indexed.grouped_rows import Options
+from ..own_epilogue.scaled_api import traced_grouped
 from ..prepared import config_text
+from ..scaled_grouped.explain import explain_grouped_epilogue
 from ..scaled_grouped.grouped import COUNTS, ENDS, MASKED, OFFSETS, check_expected, in_groups
+from ..scaled_grouped.grouped_epilogue import (
+    FurtherMatrices,
+    GroupedFactors,
+    GroupedOptions,
+    grouped_call,
+    grouped_with_epilogue,
+)
 from ..scaled_grouped.kept import require_hopper
 from ..scaled_grouped.recipes import fast_accum
 from ..scaled_grouped.scaled import BiasActivation, check_config
 from .api import function_text, numbers_named
 from .grouped import GroupedCombined, checked_groups, computed_groups, plan_of_groups
 from .grouped_operators import CHECK_GROUPS, derivable, dispatched, recorded
+from .several import NO_DICT, function_and_numbers
 
 _SAID = (OFFSETS, ENDS, COUNTS)
 # Arguments of `grouped_matmul` that a product of several b does not take: why.
 _UNTAKEN = {
     **dict.fromkeys(("scale_a", "scale_b", "recipe_a", "recipe_b"), "tables of scales are of one matrix b"),
-    **dict.fromkeys(("epilogue", "prologue"), "bias= and activation= follow the function"),
+    "prologue": "compute the function of a first",
     **dict.fromkeys(("out_rows", "row_weights", "add_rows"), "place or weigh the result's rows afterwards"),
 }
 
@@ -54,6 +66,10 @@ def grouped_combined(
     refuse(refusal_of_call(b, combine, options))
     said = next((name for name in _SAID if options.get(name) is not None), OFFSETS)
     assert combine is not None and isinstance(b, (tuple, list))
+    if options["epilogue"] is not None:
+        if torch.compiler.is_dynamo_compiling():
+            return traced_grouped(a, b[0], options["rows"], options["epilogue"], given, options, (b, combine))
+        return grouped_with_epilogue(*_with_steps(a, b, combine, given, options))
     if torch.compiler.is_dynamo_compiling():
         return _traced(a, b, combine, given, said, options)
     return _eager(a, b, combine, given, said, options)
@@ -76,6 +92,21 @@ def refusal_of_call(b: object, combine: object, options: Options) -> str:
     if len(said) > 1:
         return f"{said[0]} and {said[1]}: groups are said by one of offsets, offs and counts"
     return ""
+
+
+def _with_steps(
+    a: torch.Tensor, b: Sequence[torch.Tensor], combine: Combine, given: Mapping[str, object] | None, options: Options
+) -> tuple[GroupedFactors, GroupedOptions, object, dict[str, object]]:
+    """The product of a call with an epilogue: its operands, options, epilogue, and the operands of that."""
+    if given is not None and not isinstance(given, Mapping):
+        raise OperandError(NO_DICT.format(type(given).__qualname__))
+    steps = options["epilogue"]
+    if not isinstance(steps, Epilogue):
+        raise OperandError(f"epilogue is a {type(steps).__qualname__}, not a layoutgemm.kernels.epilogue.Epilogue")
+    of, asked, names = *grouped_call(a, b[0], options["rows"], options), [operand.name for operand in steps.given]
+    how, numbers = function_and_numbers(b, combine, {x: y for x, y in (given or {}).items() if x not in names})
+    read = {name: x for name, x in (given or {}).items() if name in names}
+    return of._replace(further=FurtherMatrices(list(b[1:]), how, numbers)), asked, steps, read
 
 
 def _checked(
@@ -180,6 +211,8 @@ def explain_grouped_combined(
     refuse(refusal_of_call(b, combine, options))
     said = next((name for name in _SAID if options.get(name) is not None), OFFSETS)
     assert combine is not None and isinstance(b, (tuple, list))
+    if options.get("epilogue") is not None:
+        return explain_grouped_epilogue(*_with_steps(a, b, combine, given, options))
     product, out = _checked(a, b, combine, given, said, options), options["out"]
     require_hopper(a.get_device(), "grouped_matmul")
     call = product.call

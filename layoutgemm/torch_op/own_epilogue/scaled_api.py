@@ -11,17 +11,21 @@ import torch
 
 from ...graph_marks import constant_in_graphs
 from ...kernels.epilogue.chain import Epilogue
+from ...kernels.operands.combined import Combine
 from ...kernels.sm90.config import Sm90Config
 from ..checks import NOT_RECORDED, autocast, copied, differentiated
-from ..compiled.traced import named, refusal, refuse, refuse_finish
+from ..compiled.traced import check_number, named, refusal, refuse, refuse_finish
 from ..epilogue import arguments_beside, gate_of
 from ..indexed.grouped_rows import Options, checked_rows
+from ..operands.api import function_text
+from ..operands.several import NO_DICT
 from ..prepared import config_text
 from ..scaled_grouped.grouped_epilogue import in_place_of_rows, refusal_beside
 from ..scaled_grouped.operators import WAY_OUT
 from ..scaled_grouped.own_epilogue import ScaledFactors
 from ..scaled_grouped.recipes import fast_accum, recipe_text
 from .api import traced_operands
+from .operators import operand_names
 from .scaled_operators import CHECK_GROUPED_EPILOGUE, CHECK_SCALED_EPILOGUE
 
 _SAID = ("offsets", "offs", "counts")
@@ -54,8 +58,12 @@ def traced_scaled(
 def traced_grouped(
     a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor | None, epilogue: Epilogue | None,
     given: Mapping[str, object] | None, options: Options,
+    several: tuple[Sequence[torch.Tensor], Combine] | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """The product in groups. `options`: the other arguments of `grouped_matmul`, by name."""
+    """The product in groups. `options`: the other arguments of `grouped_matmul`, by name.
+
+    several  matrices B, of which b is the first, and the function of their products; or None
+    """
     if options["expected_rows"] is not None:
         refuse("expected_rows: not under torch.compile, where a configuration is given by config=")
     refuse(refusal_beside(rows is not None, options))
@@ -70,21 +78,53 @@ def traced_grouped(
     activation = options["activation"]
     gated = gate_of(activation) is not None
     beside = arguments_beside(options["bias"], activation)
+    further: list[torch.Tensor] = []
+    of_function: list[float] = []
+    function = ""
+    if several is not None:
+        given, further, of_function, function = _function_apart(a, *several, given, epilogue)
+        for i, x in enumerate(several[0]):
+            tensors[f"b[{i}]"] = x
     text, lists = traced_operands(epilogue, given, beside, tensors, out, gated)
     constants = tensors if scale_a is not None or a.dtype.itemsize == 1 else {}
     _refuse_underived(text, lists, tensors, constants, out, out_dtype, b.ndim == 3 and a.ndim == 2)
     names = _names(options["recipe_a"], options["recipe_b"], config)
     refuse_finish(None, a, out_dtype)
     a, b = autocast(a, b)
-    arguments = (a, b, groups, scale_a, scale_b, rows, *lists, text, by)
+    read, written, numbers, wholes = lists
+    read, numbers = [*read, *further], [*numbers, *of_function]
+    arguments = (a, b, groups, scale_a, scale_b, rows, read, written, numbers, wholes, text, by)
     fast, of_config = fast_accum(options["use_fast_accum"]), config_text(config)
     gate = activation if gated else None
-    CHECK_GROUPED_EPILOGUE(*arguments, out_dtype, *names, fast, of_config, gate, out)
+    CHECK_GROUPED_EPILOGUE(*arguments, out_dtype, *names, fast, of_config, gate, out, function)
     value: torch.Tensor = torch.ops.layoutgemm.grouped_epilogue_matmul(
-        *arguments, out_dtype, *names, fast, of_config, gate
+        *arguments, out_dtype, *names, fast, of_config, gate, function
     )
     leaves_rows = by != "offsets" and not a.ndim == b.ndim == 2
     return in_place_of_rows(value, out, by if leaves_rows else "", groups)
+
+
+def _function_apart(
+    a: torch.Tensor, b: Sequence[torch.Tensor], combine: Combine, given: Mapping[str, object] | None,
+    epilogue: Epilogue | None,
+) -> tuple[dict[str, object], list[torch.Tensor], list[float], str]:  # fmt: skip
+    """The operands of the epilogue alone; the further matrices, the function's numbers and its text."""
+    if given is not None and not isinstance(given, Mapping):
+        refuse(NO_DICT.format(type(given).__qualname__))
+    every: dict[str, object] = {} if given is None else dict(given)
+    names: list[str] = []
+    if isinstance(epilogue, Epilogue):
+        for each in operand_names(epilogue.json):
+            names += each
+    own: dict[str, object] = {}
+    for name in list(every):
+        if name not in names:
+            own[name] = every.pop(name)
+    text, values = function_text(combine, len(b), own)
+    for name, x in values.items():
+        check_number(name, x, False)
+    matrices = [autocast(a, x)[1] for x in b[1:]]
+    return every, matrices, [float(x) for x in values.values()], text  # type: ignore[arg-type]  # by the check
 
 
 def _refuse_underived(

@@ -10,13 +10,21 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from ...errors import OperandError
 from ...kernels.epilogue.chain import Epilogue
 from ..compiled.traced import CHECKS, checking_operator
 from ..epilogue import GivenOperands
-from ..operators import Places, VmapInfo, one_after_another, operator_of
+from ..operands.operators import function_of_text
+from ..operators import (
+    Places,
+    VmapInfo,
+    one_after_another,
+    operator_of,
+)
 from ..scaled_grouped.epilogue_gradients import check_derivable
 from ..scaled_grouped.grouped_epilogue import (
     CheckedGroups,
+    FurtherMatrices,
     GroupedFactors,
     GroupedFormula,
     GroupedOptions,
@@ -48,16 +56,41 @@ def _checked_scaled(
 # -------------------------------------------------------------------------------------------------------------- grouped
 
 
+def further_of(
+    function: str, epilogue: str, read: Sequence[torch.Tensor], numbers: Sequence[float]
+) -> tuple[FurtherMatrices | None, Sequence[torch.Tensor], Sequence[float]]:
+    """The further matrices B with their function, and the epilogue's own operands.
+
+    function       a `Combined.json`, or "" for one B
+    read, numbers  of the epilogue, then the matrices and the function's numbers
+
+    Raises OperandError for another number of them.
+    """
+    if not function:
+        return None, read, numbers
+    how, names = function_of_text(function), OperandNames.of(epilogue_of_text(epilogue))
+    at, first = len(names.read), len(names.numbers)
+    for said, values, wanted in (
+        ("read", read, at + how.matrices - 1), ("numbers", numbers, first + len(how.numbers))
+    ):  # fmt: skip
+        if len(values) != wanted:
+            raise OperandError(f"{said} has {len(values)} operands, and epilogue and function have {wanted}")
+    own = dict(zip(how.numbers, numbers[first:], strict=True))
+    return FurtherMatrices(list(read[at:]), how, own), read[:at], numbers[:first]
+
+
 def _checked_grouped(
     a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, scale_a: torch.Tensor | None,
     scale_b: torch.Tensor | None, rows: torch.Tensor | None, read: Sequence[torch.Tensor],
     written: Sequence[torch.Tensor], numbers: Sequence[float], wholes: Sequence[int], epilogue: str,
     said: str = "offsets", out_dtype: torch.dtype | None = None, recipe_a: str = "", recipe_b: str = "",
-    use_fast_accum: bool = True, config: str = "", activation: str | None = None, out: torch.Tensor | None = None,
+    use_fast_accum: bool = True, config: str = "", activation: str | None = None,
+    out: torch.Tensor | None = None, function: str = "",
 ) -> CheckedGroups:  # fmt: skip
+    further, read, numbers = further_of(function, epilogue, read, numbers)
     steps, every = operands_of(epilogue, read, written, numbers, wholes)
     finish, recipes = BiasActivation(None, activation, use_fast_accum), (recipe_a or None, recipe_b or None)
-    of = GroupedFactors(a, b, groups, said, scale_a, scale_b, rows)
+    of = GroupedFactors(a, b, groups, said, scale_a, scale_b, rows, further)
     return checked_groups(of, steps, every, GroupedOptions(finish, recipes, out, out_dtype, plain_config(config)))
 
 
@@ -91,11 +124,11 @@ def _grouped_call(
     scale_b: torch.Tensor | None, rows: torch.Tensor | None, read: Sequence[torch.Tensor],
     written: Sequence[torch.Tensor], numbers: Sequence[float], wholes: Sequence[int], epilogue: str,
     said: str = "offsets", out_dtype: torch.dtype | None = None, recipe_a: str = "", recipe_b: str = "",
-    use_fast_accum: bool = True, config: str = "", activation: str | None = None,
+    use_fast_accum: bool = True, config: str = "", activation: str | None = None, function: str = "",
 ) -> tuple[CheckedGroups, Sequence[int]]:  # fmt: skip
     made = _checked_grouped(
         a, b, groups, scale_a, scale_b, rows, read, written, numbers, wholes, epilogue, said, out_dtype, recipe_a,
-        recipe_b, use_fast_accum, config, activation,
+        recipe_b, use_fast_accum, config, activation, None, function,
     )  # fmt: skip
     return made, wholes
 

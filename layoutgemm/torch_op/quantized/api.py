@@ -38,7 +38,7 @@ def quantized_matmul(
     bias       float32, bfloat16 or float16, (n,)
     activation relu, relu_sq, gelu, gelu_tanh, silu, sigmoid, tanh
     out_dtype  default x's, or bfloat16 of a float8 x
-    config     the configuration of 9.0's kernel, of the transposed product; default the one estimated fastest
+    config     of 9.0's kernel, of the transposed product, or `FeatureParts`; default the one estimated fastest
 
     Scales of groups multiply sums in float32 where the kernel is a streamed one (`StreamedPlan`): of up to 4 rows on
     9.0 and on the CPU, of up to 8 elsewhere. On 9.0 and on the CPU so do those of int4 in groups of 128, for up to 64

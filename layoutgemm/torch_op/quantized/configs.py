@@ -8,20 +8,22 @@ from functools import lru_cache
 
 from ...errors import OperandError
 from ...graph_marks import constant_in_graphs
+from ...kernels.plan import present
 from ...kernels.sm90.config import Sm90Config
+from ...kernels.sm90.quantized.feature_parts import FeatureParts
 from ...kernels.streamed.plan import StreamedConfig
 from ..prepared import config_text
 from ..scaled_grouped.operators import plain_config
 
-PackedConfig = Sm90Config | StreamedConfig
-_STREAMED = "streamed"
+PackedConfig = Sm90Config | StreamedConfig | FeatureParts
+_STREAMED, _PARTS = "streamed", "parts"
 
 
 def check_packed_config(config: object) -> None:
     """Raise OperandError for anything but a configuration of a kernel of packed weights, or None."""
-    if config is not None and not isinstance(config, (Sm90Config, StreamedConfig)):
+    if config is not None and not isinstance(config, PackedConfig):
         raise OperandError(
-            f"config is a {type(config).__qualname__}: an Sm90Config, a StreamedConfig, or None to choose"
+            f"config is a {type(config).__qualname__}: an Sm90Config, a StreamedConfig, FeatureParts, or None to choose"
         )
 
 
@@ -34,6 +36,8 @@ def packed_text(config: PackedConfig | None) -> str:
     """
     if isinstance(config, StreamedConfig):
         return json.dumps({_STREAMED: dataclasses.asdict(config)})
+    if isinstance(config, FeatureParts):
+        return json.dumps({_PARTS: [[count, config_text(each)] for count, each in config.parts]})
     return config_text(config)
 
 
@@ -42,4 +46,7 @@ def packed_config_of(text: str) -> PackedConfig | None:
     """The configuration of a text."""
     if text.startswith('{"' + _STREAMED):
         return StreamedConfig(**json.loads(text)[_STREAMED])
+    if text.startswith('{"' + _PARTS):
+        parts = [(count, present(plain_config(each))) for count, each in json.loads(text)[_PARTS]]
+        return FeatureParts(tuple(parts))
     return plain_config(text)

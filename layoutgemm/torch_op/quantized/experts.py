@@ -26,6 +26,7 @@ from ...kernels.sm80.quantized import choose as by_mma
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.plan import Sm90Plan
 from ...kernels.sm90.quantized.choose import SMS, experts_config
+from ...kernels.sm90.quantized.feature_parts import FeatureParts
 from ...kernels.streamed.plan import StreamedConfig
 from ..bias_activation import by_torch
 from ..checks import autocast_type, cast, check_device, derived_by_func, has_tangent, refuse_derivatives, stored_as
@@ -334,6 +335,8 @@ def experts_plan(
     """
     if isinstance(call.config, StreamedConfig):
         raise OperandError(f"config = {call.config}: groups of rows are not streamed; an Sm90Config, or None to choose")
+    if isinstance(call.config, FeatureParts):
+        raise OperandError(f"config = {call.config}: groups of rows are one launch; an Sm90Config, or None to choose")
     groups, become = Ragged.of(experts, offsets), "e4m3" if x in FLOAT8 else x
     if code != HOPPER:
         (n, k), kind = call.size, C_NAMES[call.kind]

@@ -69,7 +69,7 @@ def explain_quantized(
     ]
     said = tuple([f"{rule}, {size} bytes" for rule, size in copies])
     why = MEASURED if measured is not call else _why(plan, rows, config)
-    if others:
+    if others and config is None and measured is call:
         sizes = " and ".join(str(each.m) for each in (plan, *others))
         why = f"{rows} row(s): two launches, of {sizes} output features, have a lesser estimate of time than one"
     own = split_bytes(plan)

@@ -32,6 +32,7 @@ from ...kernels.sm80.quantized import choose as by_mma
 from ...kernels.sm80.quantized.split import SPLIT_SUMS
 from ...kernels.sm90.plan import Sm90Config, Sm90Plan
 from ...kernels.sm90.quantized.choose import SMS, packed_config, packed_parts
+from ...kernels.sm90.quantized.feature_parts import FeatureParts
 from ...kernels.streamed.choose import streamed_config
 from ...kernels.streamed.plan import StreamedConfig, StreamedPlan
 from .. import tuned_store
@@ -95,8 +96,9 @@ def quantized_product(
     read = [value for value in (scales, factor, vector) if value is not None]  # in the order of the epilogue's steps
     with torch.cuda.device(x.device):
         made = _prepared(call, rows, lines.stride(0), x.dtype, None if bias is None else bias.dtype, x.get_device())
-        parts = [  # vectors are of features: those of rows, of a float8 x, have one part alone
-            Part(direct, (first // UNIT_ROWS * units.stride(0), *[first * t.element_size() for t in (c, *read)]))
+        of_features = [t.element_size() * (t is not factor) for t in (c, *read)]  # a float8 x has scales of rows
+        parts = [
+            Part(direct, (first // UNIT_ROWS * units.stride(0), *[first * size for size in of_features]))
             for first, direct in made
         ]
         bytes_of_sums = split_bytes(made[0][1].what)
@@ -125,7 +127,8 @@ def rounds_weights(call: QuantizedCall, rows: int, x: torch.dtype) -> bool:
         config = streamed_config(call.format, n, rows, k, SMS, arch(HOPPER), NAMES[x])
     if config is None:
         config = packed_config(n, max(rows, 1), k, weights=call.format)
-    return isinstance(config, Sm90Config) and config.tuning.scales == "weights"
+    one = config.parts[0][1] if isinstance(config, FeatureParts) else config  # all parts have the same scales
+    return isinstance(one, Sm90Config) and one.tuning.scales == "weights"
 
 
 def check_given(call: QuantizedCall, rows: int, x: torch.dtype, bias: torch.Tensor | None) -> None:
@@ -134,7 +137,7 @@ def check_given(call: QuantizedCall, rows: int, x: torch.dtype, bias: torch.Tens
         return
     types, on = (NAMES[x], None if bias is None else C_NAMES[bias.dtype]), arch(HOPPER)
     if streamed_plan_of(call, rows, *types, SMS, on.name, on.smem_per_block) is None:
-        plan_of(call, rows, *types, SMS)
+        plans_of(call, rows, *types, SMS)
 
 
 def check_target(call: QuantizedCall, x: torch.Tensor) -> None:
@@ -148,8 +151,9 @@ def check_target(call: QuantizedCall, x: torch.Tensor) -> None:
             "and its mma.sync has one sum of all K. Float8 activations take compute capability 9.0; pack the weights "
             "for bfloat16 or float16"
         )
-    if isinstance(call.config, Sm90Config):
-        raise OperandError(f"config = {call.config}: an Sm90Config, and {x.device} runs {code}'s kernel; leave it out")
+    if isinstance(call.config, Sm90Config | FeatureParts):
+        kind = "an Sm90Config" if isinstance(call.config, Sm90Config) else "FeatureParts"
+        raise OperandError(f"config = {call.config}: {kind}, and {x.device} runs {code}'s kernel; leave it out")
 
 
 def in_place(vector: torch.Tensor) -> torch.Tensor:
@@ -201,7 +205,7 @@ def as_measured(call: QuantizedCall, rows: int, x: torch.dtype, bias: torch.dtyp
     measured, kinds = replace(call, config=found.config), (NAMES[x], None if bias is None else C_NAMES[bias])
     try:
         if streamed_plan_of(measured, rows, *kinds, places.multiprocessors, *target(device)) is None:
-            plan_of(measured, rows, *kinds, places.multiprocessors)
+            plans_of(measured, rows, *kinds, places.multiprocessors)
     except PlanError:  # beside this epilogue, or with this result
         return call
     return measured
@@ -277,9 +281,13 @@ def plan_of(call: QuantizedCall, rows: int, x: str, bias: str | None, sms: int) 
 def plans_of(
     call: QuantizedCall, rows: int, x: str, bias: str | None, sms: int
 ) -> tuple[tuple[int, Sm90Plan], ...]:  # fmt: skip
-    """(first output feature, plan) of each launch of a product by wgmma: one, or two that take less time."""
+    """(first output feature, plan) of each launch of a product by wgmma: one, or several that take less time."""
     (n, k), become, first, made = call.size, "e4m3" if x in FLOAT8 else x, 0, []
-    for count, config in packed_parts(n, rows, k, sms, become, call.format) if call.config is None else ():
+    parts = packed_parts(n, rows, k, sms, become, call.format) if call.config is None else ()
+    if isinstance(call.config, FeatureParts):
+        call.config.check_features(n)
+        parts = call.config.parts
+    for count, config in parts:
         made.append((first, plan_of(replace(call, size=(count, k), config=config), rows, x, bias, sms)))
         first += count
     return tuple(made) or ((0, plan_of(call, rows, x, bias, sms)),)

@@ -26,7 +26,7 @@ from ...kernels.quantized.packing import (
     units_of,
     unpack,
 )
-from ...kernels.run.operand_checks import addressed, check_operands, resolved
+from ...kernels.run.operand_checks import addressed, check_operands, no_tensor, resolved
 from ..checks import modes_of_dispatch
 from ..types import C_NAMES, TYPES
 from .configs import check_packed_config
@@ -320,7 +320,7 @@ def check_kinds_of(**operands: object) -> None:
     """Raise OperandError, naming it, for an operand that is given and no tensor."""
     for name, x in operands.items():
         if x is not None and not isinstance(x, torch.Tensor):
-            raise OperandError(f"{name} is a {type(x).__qualname__}, not a torch tensor")
+            raise OperandError(no_tensor(name, x))
 
 
 def check_product(x: object, weight: object, config: object) -> None:
@@ -329,7 +329,7 @@ def check_product(x: object, weight: object, config: object) -> None:
         made = "QuantizedWeight.quantize(weight, format) makes one"
         raise OperandError(f"weight is a {type(weight).__qualname__}, not a QuantizedWeight: {made}")
     if not isinstance(x, torch.Tensor):
-        raise OperandError(f"x is a {type(x).__qualname__}, not a torch tensor")
+        raise OperandError(no_tensor("x", x))
     if not torch.compiler.is_compiling():
         check_operands({"x": x})
     if not weight.takes(x.dtype):

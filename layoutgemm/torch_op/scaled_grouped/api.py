@@ -31,13 +31,14 @@ from ..checks import (
 )
 from ..compiled.traced import check_kinds, named, refusal, refuse, refuse_finish
 from ..fp8.launch import AS_QUANTIZE, kept_shapes
+from ..indexed.added import unordered_sums
 from ..indexed.api import indexed_matmul
 from ..indexed.grouped_rows import Options, grouped_rows, takes_copied_rows
 from ..indexed.product import IndexedOperands
 from ..launch import ProductCall
 from ..operands.grouped_api import grouped_combined
 from ..own_epilogue.scaled_api import QUANTIZES, traced_grouped, traced_scaled
-from ..prepared import config_text
+from ..prepared import Config, config_text
 from ..prologue.grouped_api import grouped_prologue_product
 from .grouped import (
     COLUMNS,
@@ -68,7 +69,7 @@ from .operators import (
 )
 from .own_epilogue import ScaledFactors, with_epilogue
 from .recipes import fast_accum, recipe_text
-from .scaled import APART, BiasActivation, check_config, scaled_product
+from .scaled import APART, BiasActivation, check_config, scaled_product, unswapped
 
 _is_traced = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
@@ -124,7 +125,7 @@ def scaled_matmul(
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = torch.bfloat16,
     out_recipe: None = None,
-    config: Sm90Config | None = None,
+    config: Config | None = None,
     epilogue: Epilogue | None = None,
     given: Mapping[str, object] | None = None,
 ) -> torch.Tensor: ...
@@ -145,7 +146,7 @@ def scaled_matmul(
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None,
     out_recipe: object,
-    config: Sm90Config | None = None,
+    config: Config | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
@@ -164,7 +165,7 @@ def scaled_matmul(
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = torch.bfloat16,
     out_recipe: object = None,
-    config: Sm90Config | None = None,
+    config: Config | None = None,
     epilogue: Epilogue | None = None,
     given: Mapping[str, object] | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -211,6 +212,7 @@ def scaled_matmul(
     >>> scaled_matmul(a, rows, b, columns, recipe_a="RowWise", recipe_b="RowWise").tolist()
     [[128.0, 256.0, 384.0], [512.0, 1024.0, 1536.0]]
     """
+    config = unswapped(config)
     if epilogue is not None or given is not None:
         of = ScaledFactors(a, scale_a, b, scale_b)
         if _is_traced():
@@ -348,10 +350,11 @@ def grouped_matmul(
     scale_a: torch.Tensor | None = None,
     scale_b: torch.Tensor | None = None, recipe_a: object = None, recipe_b: object = None,
     bias: torch.Tensor | None = None, activation: str | None = None, use_fast_accum: bool = True,
-    out: torch.Tensor | None = None, out_dtype: torch.dtype | None = None, config: Sm90Config | None = None,
+    out: torch.Tensor | None = None, out_dtype: torch.dtype | None = None, config: Config | None = None,
     rows: torch.Tensor | None = None, out_rows: torch.Tensor | None = None, row_weights: torch.Tensor | None = None,
     copy_rows: bool | None = None, epilogue: Epilogue | None = None, given: Mapping[str, object] | None = None,
     prologue: Prologue | None = None, add_rows: torch.Tensor | None = None, combine: Combine | None = None,
+    ordered: bool = True,
 ) -> torch.Tensor:  # fmt: skip
     """A grouped GEMM, as in a mixture of experts: a product for each group, in one launch.
 
@@ -393,7 +396,8 @@ def grouped_matmul(
               alone, (experts, M): row i of group e reads row rows[e, i] of a[e], or of a matrix a. With `offs`, a bias
               or scales `rows` alone: scales of rows are those of a's rows, and read by row index too
     add_rows  in place of `out_rows`, with `offsets`: row i is added to row add_rows[i] of the result, as for `matmul`.
-              So the experts' results of a token become one. Goes with `rows`, `row_weights` and an activation
+              So the experts' results of a token become one. Goes with `rows`, `row_weights` and an activation;
+              `ordered`  as for `matmul`: False goes with all of these and with scales, bias, `offs`, `epilogue`
     copy_rows  of `rows`, as for `matmul`: whether a's rows are copied to a workspace first
     epilogue  in place of bias and activation, behind the scales: any `kernels.epilogue.chain.Epilogue`. Of all forms
               but columns; with `rows`, of groups of rows and, without scales, of masked groups
@@ -405,7 +409,7 @@ def grouped_matmul(
               with bias, activation and, of groups of rows, `rows`, which torch copies first
     combine   for a tuple b of two to four matrices of each group, as for `matmul`: the function of
               (*products, ops, **given), or the name of a gate. `given` has its numbers. Of groups of rows and masked
-              ones, with bias and activation behind the function, and `rows`, copied first, with offsets or offs
+              ones, with bias and activation or an epilogue behind the function, and `rows`, which are copied first
 
     On a GPU the values of offsets, offs and counts are read by the kernel alone: the host does not wait for them, and
     they are not checked. No row is written outside of its group, and a group along K of float8 that begins or ends
@@ -424,15 +428,16 @@ def grouped_matmul(
     >>> grouped_matmul(a.T, a, offs=torch.tensor([1, 1, 3]))[:, 0, 0].tolist()
     [1.0, 0.0, 2.0]
     """
+    config = unswapped(config)
     of_rows = any(x is not None for x in (rows, out_rows, row_weights, copy_rows, add_rows))
-    several = combine is not None or isinstance(b, (tuple, list))
+    several = combine is not None or isinstance(b, (tuple, list)) or ordered is not True
     if several or of_rows or epilogue is not None or given is not None or prologue is not None:
         return _with_more(a, b, {
             "offsets": offsets, "offs": offs, "counts": counts, "expected_rows": expected_rows, "scale_a": scale_a,
             "scale_b": scale_b, "recipe_a": recipe_a, "recipe_b": recipe_b, "bias": bias, "activation": activation,
             "use_fast_accum": use_fast_accum, "out": out, "out_dtype": out_dtype, "config": config,
             "out_rows": out_rows, "row_weights": row_weights, "copy_rows": copy_rows,
-        }, (rows, add_rows), epilogue, given, prologue, combine)  # fmt: skip
+        }, (rows, add_rows), epilogue, given, prologue, combine, ordered)  # fmt: skip
     if _is_traced():
         if expected_rows is not None:
             refuse(_NO_EXPECTED_ROWS)
@@ -493,13 +498,17 @@ def _dispatched(
 def _with_more(
     a: torch.Tensor, b: torch.Tensor | Sequence[torch.Tensor], given: Options,
     indices: tuple[torch.Tensor | None, torch.Tensor | None], epilogue: Epilogue | None,
-    operands: Mapping[str, object] | None, prologue: Prologue | None, combine: Combine | None,
+    operands: Mapping[str, object] | None, prologue: Prologue | None, combine: Combine | None, ordered: bool,
 ) -> torch.Tensor:  # fmt: skip
     """The product with row indices, or a function and its operands; `given` has the other arguments by name.
 
     indices  `rows`, and `add_rows`, whose product takes neither functions nor their operands
     """
     rows, add_rows = indices
+    if ordered is not True:
+        functions = {"epilogue": epilogue, "given": operands, "prologue": prologue, "combine": combine, "rows": rows}
+        others = {**functions, **{name: x for name, x in given.items() if name != "out"}}
+        return unordered_sums(ordered, grouped_matmul, a, b, add_rows, given["out"], others)
     if combine is not None or isinstance(b, (tuple, list)):
         functions = {"epilogue": epilogue, "prologue": prologue, "rows": rows, "add_rows": add_rows}
         return grouped_combined(a, b, combine, operands, {**given, **functions})

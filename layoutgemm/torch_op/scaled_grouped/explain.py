@@ -13,12 +13,23 @@ from ...dtypes import dtype, f32
 from ...kernels.derive import padded_leading
 from ...kernels.fp8.plan import BLOCK as BLOCK_OF_C
 from ...kernels.run.epilogue_operands import indexed_rows
+from ...kernels.run.operand_checks import resolved
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.indexed.row_copy import copied_bytes
 from ..bias_activation import gated_finish
 from ..compiled.traced import named
 from ..epilogue import GivenOperands, finish_of
-from ..explanation import ZEROS, Explanation, gated_after, of_plan, of_solution, partial_text, sums_again, with_steps
+from ..explanation import (
+    ZEROS,
+    Explanation,
+    copied_operand,
+    gated_after,
+    of_plan,
+    of_solution,
+    partial_text,
+    sums_again,
+    with_steps,
+)
 from ..fp8.launch import AS_QUANTIZE, shapes_of, writes_in_place
 from ..indexed.torch_rows import of_rows
 from ..prepared import NO_FINISH, problem_at
@@ -261,6 +272,7 @@ def explain_grouped_epilogue(
     call, of = one.call, one.of
     assert of.groups is not None
     copies = _copied_beside(call, (of.a.ndim, of.b.ndim), of.scales, of.groups)
+    further = of.matrices[1:]
     out = asked.out if asked.out is None or made.call.shape == call.shape else asked.out[0]
     one = with_readable_gate(one)
     if one.of.b is not of.b:
@@ -269,6 +281,7 @@ def explain_grouped_epilogue(
     found = grouped_launch(one, out is None and one.steps.stores_c)
     plan = found.plan
     a = of.a
+    copies += [copy for i, x in enumerate(further, 1) for copy in copied_operand(plan, "B", resolved(x), f"b[{i}]")]
     if of.rows is not None:
         a = a.expand(*of.b.shape[:-2], *a.shape[-2:]) if of.rows.ndim == 2 else a
         copies.append((f"a: {indexed_rows(plan)} chosen rows", copied_bytes(plan)))

@@ -1,4 +1,4 @@
-"""Grouped products of operands of any kind. Checked, then by a kernel, or on the CPU in float64.
+"""Grouped products of operands of any kind: checked, then by a kernel, or on the CPU in float64.
 
     a             b             groups         result       group e                                  on a GPU
     ------------  ------------  -------------  -----------  ---------------------------------------  ------------------
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from math import lcm
 from typing import NamedTuple
 
 import torch
@@ -31,11 +32,18 @@ from ...errors import OperandError, TensorError
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.epilogue.grouped_matrix import Part
 from ...kernels.indexed.rows import IndexedRows, RowIndices
+from ...kernels.operands.combined import LINE, Combined
 from ...kernels.operands.gated import HALVES
 from ...kernels.ragged import Ragged
 from ...kernels.run.operand_checks import addressed
 from ...kernels.sm90.along_k import AlongK, check_multiples
-from ...kernels.sm90.choose.scaled_grouped import along_k_config, k_blocks_config, masked_rows, usual_config
+from ...kernels.sm90.choose.rules import whole_columns
+from ...kernels.sm90.choose.scaled_grouped import (
+    along_k_config,
+    k_blocks_config,
+    masked_rows,
+    usual_config,
+)
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.mainloop import DEPTH
 from ...kernels.sm90.plan import Sm90Plan
@@ -120,7 +128,7 @@ def groups_of(
 
 
 def check_expected(rows: object, groups: object, config: object, of: str = "groups of rows") -> None:
-    """Raise OperandError for `rows` that choose no tiles. No int of at least 1, no groups, or a configuration.
+    """Raise OperandError for `rows` that choose no tiles: no int of at least 1, no groups, or a configuration.
 
     of  the groups whose tiles they may choose, which `groups` are, or None
     """
@@ -220,7 +228,7 @@ def _check_groups(a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, said: 
 
 
 def check_values(ends: list[int], said: str, a: torch.Tensor, b: torch.Tensor, name: str = "a") -> None:
-    """Raise OperandError, with the first that is wrong, for values that are no groups. `name` is a's in errors.
+    """Raise OperandError, with the first that is wrong, for values that are no groups; `name` is a's in errors.
 
     Groups along K of 8-bit floats are in blocks, as the kernel has them.
     """
@@ -354,7 +362,7 @@ def _nothing(
 def finished(
     call: GroupedCall, wide: torch.Tensor, groups: torch.Tensor | None, finish: BiasActivation
 ) -> torch.Tensor:
-    """Bias and activation by torch on sums, rounded once. What is in no group is 0."""
+    """Bias and activation by torch on sums, rounded once; what is in no group is 0."""
     bias = finish.bias
     if bias is None and finish.activation is None:
         return rounded(wide, call.kind)
@@ -366,12 +374,12 @@ def finished(
 
 
 def group_of_rows(call: GroupedCall, groups: torch.Tensor) -> torch.Tensor:
-    """The group of each row of a product in groups of rows. The last one for rows in none."""
+    """The group of each row of a product in groups of rows; the last one for rows in none."""
     return group_of_lines(call, groups, call.shape[0])
 
 
 def group_of_lines(call: GroupedCall, groups: torch.Tensor, lines: int) -> torch.Tensor:
-    """The group of each row, or of each line of K. The last one for those in none."""
+    """The group of each row, or of each line of K; the last one for those in none."""
     ends = groups[1:] if call.said == OFFSETS else groups
     line = torch.arange(lines, device=groups.device)
     return torch.searchsorted(ends.long(), line, right=True).clamp(max=call.experts - 1)
@@ -433,7 +441,7 @@ def counted(counts: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 def in_groups(shape: Sequence[int], said: str, groups: torch.Tensor) -> torch.Tensor:
-    """A mask of the result's elements that are in a group. It broadcasts to the result.
+    """A mask of the result's elements that are in a group; it broadcasts to the result.
 
     Columns are the last dimension of a result whose transpose has rows: `shape` is the transpose's then.
 
@@ -482,7 +490,7 @@ def _by_kernel(
 def plan_of(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, numbers: torch.Tensor, finish: BiasActivation,
     config: Sm90Config | None, ends: bool = False, clears: bool = False, rows: torch.Tensor | None = None,
-    epilogue: Epilogue | None = None,
+    epilogue: Epilogue | None = None, how: Combined | None = None,
 ) -> tuple[Sm90Plan, str]:  # fmt: skip
     """The plan of a product by kernel, and why this configuration.
 
@@ -490,6 +498,7 @@ def plan_of(
     clears  and rows behind the last one become zeros
     rows    of A that are copied first, or None for all in order
     epilogue  of the caller's own, or None for that of the call
+    how     the function of products with several matrices, or None
     """
     epilogue = epilogue_of_call(call, finish) if epilogue is None else epilogue
     if call.form == ALONG_K:
@@ -498,15 +507,16 @@ def plan_of(
     types, scales = types_and_scales(call, a, b, finish)
     ragged = Ragged.of(call.experts, INTS[numbers.dtype], masked, ends, ends and clears)
     sizes = m, n, k, call.experts
-    config, why = chosen(sizes, types, scales, a.get_device(), config, masked, finish.gate, epilogue.columns)
+    gate = finish.gate if how is None else how
+    config, why = chosen(sizes, types, scales, a.get_device(), config, masked, gate, epilogue.columns)
     indexed = None if rows is None else IndexedRows(RowIndices(a.shape[-2], INTS[rows.dtype]), copy=True)
-    return derived(sizes, types, scales, config, ragged, epilogue, finish.gate, indexed, call.span), why
+    return derived(sizes, types, scales, config, ragged, epilogue, gate, indexed, call.span), why
 
 
 def types_and_scales(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, finish: BiasActivation
 ) -> tuple[tuple[str, str, str], tuple[int, ...] | None]:
-    """The types of A, B and C with their orders, and the main loop's scales. None for a plain sum."""
+    """The types of A, B and C with their orders, and the main loop's scales; None for a plain sum."""
     recipes = call.recipes
     scales = None if recipes is None else recipes.groups if recipes.in_mainloop else None if finish.fast else ()
     order = "col" if a.dtype in FP8 or (b.stride(-2) == 1 and b.stride(-1) != 1) else "row"
@@ -514,11 +524,11 @@ def types_and_scales(
 
 
 def expected_config(
-    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, rows: int, finish: BiasActivation, sums: int | None = None
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, rows: int, finish: BiasActivation, how: Combined | None = None
 ) -> Sm90Config:
     """The configuration of groups of `rows` rows each, masked or not.
 
-    sums  of an element of C; None for those of `finish`
+    how  the function of products with several matrices, or None
 
     Raises OperandError for groups of another form, and for more rows than there are.
     """
@@ -533,8 +543,9 @@ def expected_config(
         )
     sizes = min(rows, max(m, 1)) * call.experts, n, k, call.experts
     places, _ = gpu(a.get_device())
-    sums = finish.halves if sums is None else sums
-    return usual_config(sizes, *types_and_scales(call, a, b, finish), sums, places=places, equal=equal)
+    sums, (types, scales) = finish.halves if how is None else how.matrices, types_and_scales(call, a, b, finish)
+    found = usual_config(sizes, types, scales, sums, places=places, equal=equal)
+    return found if how is None else whole_columns(found, _unit(how, types))
 
 
 def _plan_along_k(
@@ -565,24 +576,30 @@ def _plan_along_k(
 
 
 def epilogue_of_call(call: GroupedCall, finish: BiasActivation) -> Epilogue:
-    """The epilogue of a call. The scales that the main loop leaves, bias, and an activation but for a gate."""
+    """The epilogue of a call: the scales that the main loop leaves, bias, and an activation but for a gate."""
     bias = None if finish.bias is None else C_NAMES[finish.bias.dtype]
     return epilogue_of(call.recipes or Recipes("", ""), bias, finish.activation)
 
 
 def chosen(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], scales: tuple[int, ...] | None, index: int,
-    config: Sm90Config | None, masked: bool = False, gate: str | None = None, columns: int = 1,
+    config: Sm90Config | None, masked: bool = False, gate: str | Combined | None = None, columns: int = 1,
 ) -> tuple[Sm90Config, str]:  # fmt: skip
-    """The configuration of a grouped kernel, and why. The caller's, the measured one, or the default for its rows.
+    """The configuration of a grouped kernel, and why: the caller's, the measured one, or the default for its rows.
 
     sizes    M, N, K and the groups; of masked groups M is each one's
-    gate     the function of a gate, or None
+    gate     the function of a gate, or of products with several matrices; or None
     columns  a CTA stores a multiple of this many columns of C
     """
-    sums = 1 if gate is None else HALVES
     if config is not None:
         return config, "given by the caller"
+    if isinstance(gate, Combined):
+        rows, said = (masked_rows(sizes[0]), "taken to be") if masked else (-(-sizes[0] // sizes[3]), "on average")
+        of_rows, unit = rows * sizes[3] if masked else sizes[0], lcm(_unit(gate, types), gate.matrices * columns)
+        usual = usual_config((of_rows, *sizes[1:]), types, scales, gate.matrices, columns, gpu(index)[0])
+        config = whole_columns(usual, unit)
+        return config, f"{rows} rows a group {said}: tiles of {'x'.join(map(str, config.tile))}"
+    sums = 1 if gate is None else HALVES
     found = tuned_store.lookup(gpu(index)[1], sizes, *ragged_name(types, scales, gate, MASKED if masked else ROWS))
     if found is not None and found.config.tile[1] // sums % columns == 0:
         return found.config, tuned_store.MEASURED
@@ -594,6 +611,11 @@ def chosen(
     config = usual_config(sizes, types, scales, sums, columns, gpu(index)[0])
     tile, rows = "x".join(map(str, config.tile)), -(-sizes[0] // sizes[3])
     return config, f"{rows} rows a group on average: tiles of {tile} ({_RECORDS})"
+
+
+def _unit(how: Combined, types: tuple[str, str, str]) -> int:
+    """The number that divides a tile's columns: each matrix then has whole lines."""
+    return how.matrices * (8 if types[1].endswith("col") else LINE // dtype(types[1].partition(":")[0]).bytes)
 
 
 def ragged_name(

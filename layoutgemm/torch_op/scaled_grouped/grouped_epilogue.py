@@ -18,7 +18,7 @@ Rows and columns are counted in C, those of masked groups and of K in each of it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -28,10 +28,14 @@ from ...errors import OperandError, TensorError
 from ...kernels.epilogue.chain import MAX_WORDS, Epilogue
 from ...kernels.indexed.row_copy import COPIED
 from ...kernels.indexed.rows import check_inside
+from ...kernels.operands.combined import Combined
+from ...kernels.operands.product import distance_of
+from ...kernels.plan import WORKSPACE
 from ...kernels.run.epilogue_operands import rows_memory, words_of_tensors
 from ...kernels.run.operand_checks import addressed, check_operands
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.plan import Sm90Plan
+from ...kernels.verbs import named as verbs_of
 from ..checks import (
     autocast,
     copied,
@@ -63,6 +67,7 @@ from ..epilogue import (
 from ..indexed.grouped_rows import Options, checked_rows
 from ..indexed.torch_rows import gathered, known_indices, of_rows
 from ..launch import mark_written, note_workspace, workspace_on
+from ..operands.several import check_alike, combined_sums
 from ..own_epilogue.formula import RowGroups, StepResults, steps_by_torch
 from ..own_epilogue.names import OperandNames
 from ..own_epilogue.recorded import derivable, recorded
@@ -95,9 +100,31 @@ from .scaled import NO_FINISH, BiasActivation, ScaledCall, check_config, of_grou
 _OF_ROWS = ("rows", "a_rows", COPIED)
 
 
+class FurtherMatrices(NamedTuple):
+    """Matrices B of each group behind the first, and the function of all products.
+
+    numbers  of the function, by name
+    """
+
+    b: list[torch.Tensor]
+    how: Combined
+    numbers: Mapping[str, float]
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The matrices by the names of the kernel's parameters."""
+        return {f"b{i}": x for i, x in enumerate(self.b, 1)}
+
+    @property
+    def words(self) -> list[str]:
+        """Names of the kernel's parameters, without those of the numbers."""
+        return [word for name in self.tensors for word in (name, f"ld{name}", distance_of(name))]
+
+
 class GroupedFactors(NamedTuple):
     """Operands in groups, with the scales of both.
 
+    further  matrices that are multiplied beside b, whose function is the product; or None
     groups  offsets, ends or counts, as `said` names them
     rows    of a that are read, each the next of the product's; scale_a is that of the product's rows. Of masked groups
             (groups, M), rows of each group's matrix, or of one for all
@@ -110,12 +137,18 @@ class GroupedFactors(NamedTuple):
     scale_a: torch.Tensor | None = None
     scale_b: torch.Tensor | None = None
     rows: torch.Tensor | None = None
+    further: FurtherMatrices | None = None
+
+    @property
+    def matrices(self) -> list[torch.Tensor]:
+        """The matrices B that are multiplied."""
+        return [self.b, *(self.further.b if self.further is not None else [])]
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
         """All by name."""
         return {
-            "a": self.a, "b": self.b,
+            "a": self.a, "b": self.b, **(self.further.tensors if self.further is not None else {}),
             **named(**{self.said: self.groups}, scale_a=self.scale_a, scale_b=self.scale_b, rows=self.rows),
         }  # fmt: skip
 
@@ -142,11 +175,17 @@ class GroupedFactors(NamedTuple):
         each = self.a.expand(self.b.shape[0], *self.a.shape[-2:])
         return self._replace(a=torch.stack([gathered(x, i) for x, i in zip(each, self.rows, strict=True)]), rows=None)
 
+    def of_matrices(self, a: torch.Tensor, b: Sequence[torch.Tensor]) -> GroupedFactors:
+        """The same of other matrices."""
+        further = None if self.further is None else self.further._replace(b=list(b[1:]))
+        return self._replace(a=a, b=b[0], further=further)
+
     @property
     def words(self) -> tuple[str, ...]:
         """Names of a kernel's parameters that an operand of the epilogue cannot have."""
         groups = {ENDS: "ends"}.get(self.said, self.said)
-        return (groups, *self.scales, *_OF_ROWS * (self.rows is not None))
+        further = [] if self.further is None else self.further.words
+        return (groups, *self.scales, *_OF_ROWS * (self.rows is not None), *further)
 
 
 class CheckedGroups(NamedTuple):
@@ -184,8 +223,10 @@ class CheckedGroups(NamedTuple):
 
     def put(self, factors: Tensors, operands: GivenOperands) -> CheckedGroups:
         """The same product of other tensors."""
-        names = {name: "groups" if name == self.of.said else name for name in factors}
-        return self._replace(of=self.of._replace(**{names[x]: factors[x] for x in names}), operands=operands)
+        names = ("a", "b", *(self.of.further.tensors if self.of.further is not None else ()))
+        a, *b = [factors[name] for name in names]
+        rest = {"groups" if name == self.of.said else name: x for name, x in factors.items() if name not in names}
+        return self._replace(of=self.of.of_matrices(a, b)._replace(**rest), operands=operands)
 
     @property
     def joined(self) -> int:
@@ -294,19 +335,29 @@ def grouped_with_epilogue(
 
     if asked.finish.bias is not None or of.groups is None:
         return make()
-    groups = {"ends" if of.said == ENDS else of.said: of.groups}
-    tensors = {"a": of.a, "b": of.b, **groups, "scale_a": of.scale_a, "scale_b": of.scale_b, "rows": of.rows}
-    return epilogue_again_or(make, ("grouped_matmul", asked._replace(out=None)), tensors, epilogue, given, asked.out)
+    groups, further = {"ends" if of.said == ENDS else of.said: of.groups}, of.further
+    tensors = {
+        "a": of.a, "b": of.b, **(further.tensors if further is not None else {}), **groups, "scale_a": of.scale_a,
+        "scale_b": of.scale_b, "rows": of.rows,
+    }  # fmt: skip
+    how, numbers = (None, {}) if further is None else (further.how, further.numbers)
+    options = "grouped_matmul", asked._replace(out=None), how
+    return epilogue_again_or(make, options, tensors, epilogue, given, asked.out, numbers)
 
 
 def _dispatched(made: CheckedGroups, out: torch.Tensor | None) -> torch.Tensor:
     """The product that torch's dispatcher sees, of operands that have been checked."""
     of, call = made.of, made.call
     lists = OperandNames.of(made.steps).lists(made.operands.every)
-    recipes = call.recipes or Recipes("", "")
+    recipes, further = call.recipes or Recipes("", ""), of.further
+    read, written, numbers, wholes = lists
+    function = ""
+    if further is not None:
+        read, function = [*read, *further.b], further.how.json
+        numbers = [*numbers, *[further.numbers[name] for name in further.how.numbers]]
     value: torch.Tensor = torch.ops.layoutgemm.grouped_epilogue_matmul(
-        of.a, of.b, of.groups, of.scale_a, of.scale_b, of.rows, *lists, made.steps.json, of.said, call.kind, *recipes,
-        made.fast, config_text(made.config), made.activation,
+        of.a, of.b, of.groups, of.scale_a, of.scale_b, of.rows, read, written, numbers, wholes, made.steps.json,
+        of.said, call.kind, *recipes, made.fast, config_text(made.config), made.activation, function,
     )  # fmt: skip
     return in_place_of_rows(value, out, call.said if call.leaves_rows else "", of.groups)
 
@@ -338,7 +389,8 @@ class GroupedFormula(ProductFormula[CheckedGroups]):
         """Float32 sums with derivatives, and the steps by torch, group by group."""
         made, call, of = self.made, self.made.call, self.made.of.gathered()
         if of.scale_a is None:
-            sums = differentiable(of.a, of.b, of.groups, of.said, torch.float32)
+            products = [differentiable(of.a, b, of.groups, of.said, torch.float32) for b in of.matrices]
+            sums = together(of, products)
         else:
             assert call.recipes is not None
             sums = torch.ops.layoutgemm.grouped_matmul(
@@ -381,10 +433,16 @@ def checked_groups(
     steps, operands = given_operands(epilogue, given, beside, finish.gate is not None)
     if taken := [name for name in operands.every if name in of.words]:
         raise OperandError(f"an operand of the epilogue is named {taken[0]}, as one of the product is")
+    if of.further is not None:
+        _check_names_of_numbers(of, of.further, operands)
+        if finish.gate is not None:
+            raise OperandError("activation and combine: the function of the products has the gate")
     check_config(asked.config)
     check_operands({**of.tensors, **operands.read}, {**operands.written, **named(out=out)})
+    matrices = [autocast(of.a, x)[1] for x in of.matrices]
     a, b = autocast(of.a, of.b)
-    of, finish = of._replace(a=a, b=b), finish._replace(bias=None)
+    check_alike(matrices)
+    of, finish = of.of_matrices(a, matrices), finish._replace(bias=None)
     if of.rows is not None and of.said == COUNTS:
         _check_masked_rows(a, b, of.rows)
     if of.rows is not None and of.rows.numel() and not a.shape[-2]:
@@ -395,6 +453,9 @@ def checked_groups(
     call = checked_grouped(read, b, of.groups, of.said, *scales, finish, out, asked.out_dtype, *names)
     if call.form == COLUMNS:
         raise OperandError(why_unfinished("columns", "epilogue"))
+    if of.further is not None and call.form not in (ROWS, MASKED):
+        what = "no groups: matmul(combine=) takes a batch" if of.groups is None else f"groups of {call.form}"
+        raise OperandError(f"combine: of groups of rows and of masked ones, and these are {what}")
     if of.rows is not None and of.rows.device.type == "cpu" and addressed(of.rows):
         for lines in of.counted_rows:
             if (found := known_indices(lines)) is not None:
@@ -402,8 +463,24 @@ def checked_groups(
     made = CheckedGroups(call, of, steps, operands, asked.config, finish.fast, finish.activation)
     check_result(steps, operands.every, call.kind, call.shape, out, made.joined)
     if asked.expected_rows is not None:
-        made = made._replace(config=expected_config(call, read, b, asked.expected_rows, finish))
+        sums = None if of.further is None else of.further.how
+        made = made._replace(config=expected_config(call, read, b, asked.expected_rows, finish, sums))
     return made
+
+
+def _check_names_of_numbers(of: GroupedFactors, further: FurtherMatrices, operands: GivenOperands) -> None:
+    """Raise OperandError for a number of the function that is named as another operand."""
+    taken = {"bias", "a", "b", "c", "rows", "a_rows", WORKSPACE, *of.words, *operands.every}
+    for name in further.numbers:
+        if name in taken:
+            raise OperandError(
+                f"a number of the function is named {name}, as another operand of the kernel: name it otherwise"
+            )
+
+
+def together(of: GroupedFactors, sums: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One matrix of the products with each B: the function of them, or the only one."""
+    return sums[0] if of.further is None else combined_sums(of.further.how, sums, of.further.numbers)
 
 
 def _batch(made: CheckedGroups, out: torch.Tensor | None) -> torch.Tensor:
@@ -467,8 +544,9 @@ def _on_cpu(made: CheckedGroups, out: torch.Tensor | None) -> torch.Tensor:
     call, of, steps = made.call, made.of, made.steps
     assert of.groups is not None
     wide = torch.zeros((*call.shape[:-1], of.b.shape[-1]), dtype=torch.float32)
-    for _, part, sums in group_sums(call, of.a, of.b, of.groups, of.scale_a, of.scale_b):
-        wide[part] = sums.float()
+    of_each = [group_sums(call, of.a, b, of.groups, of.scale_a, of.scale_b) for b in of.matrices]
+    for products in zip(*of_each, strict=True):
+        wide[products[0][1]] = together(of, [sums.double() for *_, sums in products]).float()
     numbers = of.groups.tolist()
     groups: Groups = None
     if call.form == MASKED:
@@ -496,7 +574,7 @@ def without_zeros(made: CheckedGroups) -> CheckedGroups:
         return made
     a = torch.zeros(*of.a.shape[:-1], 16, dtype=torch.bfloat16, device=of.a.device)
     b = torch.zeros(*of.b.shape[:-2], 16, of.b.shape[-1], dtype=torch.bfloat16, device=of.a.device)
-    of = of._replace(a=a, b=b, scale_a=None, scale_b=None)
+    of = of.of_matrices(a, [b] * len(of.matrices))._replace(scale_a=None, scale_b=None)
     return made._replace(of=of, call=made.call._replace(recipes=None))
 
 
@@ -517,11 +595,11 @@ def of_one_group(made: CheckedGroups) -> CheckedGroups:
         return made
     recipes = call.recipes or Recipes("", "")
     scales = [of_group(x, name, 0) for x, name in zip((of.scale_a, of.scale_b), recipes, strict=True)]
-    a, b = [x if x.ndim == 2 else x[0] for x in (of.a, of.b)]
+    a, *b = [x if x.ndim == 2 else x[0] for x in (of.a, *of.matrices)]
     rows = of.rows if of.rows is None else of.rows[0]
     return made._replace(
         call=call._replace(shape=call.shape[1:]), operands=operands_of_one(made.steps, made.operands),
-        of=of._replace(a=a, b=b, scale_a=scales[0], scale_b=scales[1], rows=rows),
+        of=of.of_matrices(a, b)._replace(scale_a=scales[0], scale_b=scales[1], rows=rows),
     )  # fmt: skip
 
 
@@ -567,13 +645,14 @@ def _plan(made: CheckedGroups, numbers: torch.Tensor, clears: bool, epilogue: Ep
     call, of = made.call, made.of
     facts = of.a.shape, of.a.dtype, of.b.stride(-2) == 1 and of.b.stride(-1) != 1, of.b.dtype, of.a.get_device()
     rows = None if of.rows is None else of.rows.dtype
-    key = (call, *facts, numbers.dtype, rows, made.fast, made.config, clears, epilogue, made.activation)
+    how = None if of.further is None else of.further.how
+    key = (call, *facts, numbers.dtype, rows, made.fast, made.config, clears, epilogue, made.activation, how)
     found = PLANS.get(key)
     if found is None:
         if len(PLANS) >= MAX_READY:
             PLANS.clear()
         finish, ends = NO_FINISH._replace(fast=made.fast, activation=made.activation), call.said == ENDS
-        found = plan_of(call, of.a, of.b, numbers, finish, made.config, ends, clears, of.rows, epilogue)
+        found = plan_of(call, of.a, of.b, numbers, finish, made.config, ends, clears, of.rows, epilogue, how)
         PLANS[key] = found
     return found
 
@@ -582,11 +661,13 @@ def _launched(made: CheckedGroups, out: torch.Tensor | None, new: bool) -> torch
     """The product by its kernel; without elements where no C is stored."""
     call, of, steps = made.call, made.of, made.steps
     check_order(steps)
-    a, b = of.a.resolve_neg(), of.b.resolve_neg()
+    a, *matrices = [x.resolve_neg() for x in (of.a, *of.matrices)]
+    b = matrices[0]
     if of.rows is not None and of.rows.ndim == 2:
         a = a.expand(b.shape[0], *a.shape[-2:])
     scales = {name: x.resolve_neg() for name, x in of.scales.items()}
-    made = made._replace(of=of._replace(a=a, b=b, **scales))
+    of = of.of_matrices(a, matrices)._replace(**scales)
+    made = made._replace(of=of)
     found = grouped_launch(made, new and steps.stores_c)
     plan = found.plan
     mark_written([*made.operands.written.values(), *([] if out is None else [out])])
@@ -595,7 +676,12 @@ def _launched(made: CheckedGroups, out: torch.Tensor | None, new: bool) -> torch
     own = list(found.finish.words[: len(plan.epilogue.words)])
     if plan.partials:
         own[-1] = partial.data_ptr()
-    others = words_of_tensors(plan, found.tables, a.device, None, memory)
+    further, numbers = ({}, {}) if of.further is None else (of.further.tensors, of.further.numbers)
+    placed = {
+        name: verbs_of(plan.operand_path).lines(plan, operand.name, further[name], [], True)
+        for name, (operand, _) in plan.further.items()
+    }
+    others = words_of_tensors(plan, {**found.tables, **further, **numbers}, a.device, placed, memory)
     c = out
     if not steps.stores_c:  # only its shape and strides are known
         c = torch.empty(call.shape, dtype=call.kind, device="meta")

@@ -192,3 +192,8 @@ def _product(
     return grouped_matmul(
         a, b.mT, **of_groups, scale_a=scale_a, scale_b=scale_b, recipe_a=BLOCK, recipe_b=of_right, out_dtype=kind
     )
+
+
+def fp8_groups_unrecorded(x: torch.Tensor, weight: Pair, offsets: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    """Groups of rows of x times a quantised weight (experts, N, K)."""
+    return _product(x, weight[0].mT, offsets, OFFSETS, ROWS, 1, kind, y=weight)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -24,10 +24,12 @@ from ...kernels.alignment import address_misfit
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.fp8.plan import BLOCK as BLOCK_OF_C
 from ...kernels.indexed.rows import IndexedRows
+from ...kernels.operands.combined import Combined
 from ...kernels.operands.gated import HALVES
 from ...kernels.ragged import Ragged
 from ...kernels.run.operand_checks import addressed
 from ...kernels.sm90.along_k import AlongK
+from ...kernels.sm90.choose.rules import Sm90Choice
 from ...kernels.sm90.choose.scaled_grouped import (
     gated_config,
     plan_with_scales,
@@ -44,7 +46,7 @@ from ..checks import check_activation, stored_as
 from ..compiled.guards import MAX_READY
 from ..epilogue import epilogue_product, finish_of
 from ..fp8.launch import AS_QUANTIZE, computed_into
-from ..prepared import gpu, on_gpu, prepare
+from ..prepared import Config, gpu, on_gpu, prepare
 from ..problem import half
 from ..reference import exact
 from ..types import C_NAMES, NAMES, READ, listed
@@ -164,8 +166,16 @@ def span_of(k: int, recipes: Recipes, *scales: torch.Tensor | None) -> int:
     return span if all(addressed(x) and lie_together(x.stride(), x.data_ptr(), span) for x in given) else 1
 
 
+def unswapped(config: Config | None) -> Sm90Config | None:
+    """The configuration of a choice, as `layoutgemm.tune` gives it; a swapped one as it is, for `check_config`."""
+    found = config.config if isinstance(config, Sm90Choice) and not config.swapped else config
+    return cast("Sm90Config | None", found)
+
+
 def check_config(config: object) -> None:
     """Raise OperandError for what is no configuration."""
+    if isinstance(config, Sm90Choice):
+        raise OperandError("config is of the transposed product (swapped), and this product keeps its operands' places")
     if config is not None and not isinstance(config, Sm90Config):
         raise OperandError(f"config is a {type(config).__qualname__}; it is an Sm90Config or None")
 
@@ -422,13 +432,13 @@ def tuned_name(
 @lru_cache(maxsize=1024)
 def derived(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], groups: tuple[int, ...] | None, config: Sm90Config,
-    ragged: Ragged | AlongK | None = None, epilogue: Epilogue | None = None, gate: str | None = None,
+    ragged: Ragged | AlongK | None = None, epilogue: Epilogue | None = None, gate: str | Combined | None = None,
     indexed: IndexedRows | None = None, span: int = 1,
 ) -> Sm90Plan:  # fmt: skip
     """The plan of a product.
 
     ragged  groups of rows, or along K
-    gate    the function of a gate; N is C's columns
+    gate    the function of a gate, or of products with several matrices; N is C's columns
     indexed which rows of A are copied first
     groups  rows of A, and columns of B, that share a scale; None for a main loop that only adds
     span    K blocks whose scales lie together

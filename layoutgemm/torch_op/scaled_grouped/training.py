@@ -27,7 +27,7 @@ from ...errors import OperandError, TensorError
 from ...kernels.run.operand_checks import check_operands
 from ..autograd.kept import recorder
 from ..autograd.products import dense
-from ..checks import autocast, has_tangent, transforms
+from ..checks import autocast, autocast_type, cast, has_tangent, transforms
 from ..compiled.chains import Chain, ChainCalls, Tensors, launches_alone
 from ..compiled.traced import named, refuse
 from ..fp8.api import quantize, quantize_both
@@ -263,7 +263,7 @@ class _RecordedFp8(torch.autograd.Function):
 
 
 _record = recorder(_RecordedFp8)
-_FORWARD, _BACKWARD, _GATED = ChainCalls(), ChainCalls(), ChainCalls()
+_FORWARD, _BACKWARD, _UNRECORDED = ChainCalls(), ChainCalls(), ChainCalls()
 
 
 def _of_recorded(
@@ -348,21 +348,26 @@ def _product(
     return c
 
 
-def fp8_gated(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str, recipes: Recipes,
-    kind: torch.dtype,
+def fp8_unrecorded(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None, recipes: Recipes,
+    kind: torch.dtype, kept: Pair | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """The gated product of x (..., K) and a weight (N, K), without derivatives: (..., N / 2)."""
+    """The product of x (..., K) and a weight (N, K), without derivatives; half as many columns with a gate.
+
+    kept  the weight as it was quantised before, or None: it is quantised now
+    """
 
     def make() -> Chain:
         steps: Steps = []
-        rows, own = autocast(x.flatten(0, -2), weight)
-        value = _product(rows, own, recipes, kind, bias, True, activation=activation, steps=steps)
+        rows, own = (cast(each, autocast_type(x)) for each in (x.flatten(0, -2), weight))
+        value = _product(rows, own, recipes, kind, bias, True, y=kept, activation=activation, steps=steps)
         return Chain(steps, (value.view(*x.shape[:-1], value.shape[-1]),))
 
     if torch.compiler.is_compiling():
         [value] = make().results
     else:
-        value = _GATED.of(make, (activation, recipes, kind), (x, weight) if bias is None else (x, weight, bias))
+        read = (x, *((weight,) if kept is None else kept))
+        options = activation, recipes, kind, kept is None
+        value = _UNRECORDED.of(make, options, read if bias is None else (*read, bias))
     made: torch.Tensor = value
     return made

@@ -14,11 +14,12 @@ from ...kernels.plan import GemmPlan
 from ...kernels.quantized.formats import QuantizedFormat
 from ...kernels.quantized.packing import check_activations, check_k
 from ...kernels.sm90.choose.rules import Sm90Choice
-from ...kernels.sm90.quantized.choose import packed_candidates
+from ...kernels.sm90.quantized.choose import packed_candidates, packed_parts, parts_candidates
+from ...kernels.sm90.quantized.feature_parts import FeatureParts, PartsChoice
 from ...kernels.streamed.choose import StreamedChoice, streamed_candidates
 from ...kernels.streamed.plan import StreamedConfig
 from ..prepared import gpu, target
-from ..quantized.launch import ORDERS, QuantizedCall, plan_of, quantized_product, streamed_plan_of
+from ..quantized.launch import ORDERS, QuantizedCall, plans_of, quantized_product, streamed_plan_of
 from ..quantized.weights import QuantizedWeight
 from ..tuned_store import Choice, packed_types
 from ..types import TYPES
@@ -65,11 +66,11 @@ class TunablePacked:
         return packed_types(self.dtype, str(self.weights)), ORDERS
 
     def plan(self, choice: Choice | None) -> GemmPlan:
-        """The plan of a candidate, or the default's. Raises LayoutError where none can be derived."""
+        """The first plan of a candidate, or of the default. Raises LayoutError where one cannot be derived."""
         index = torch.cuda.current_device() if torch.cuda.is_available() else -1
         call, sms = self._call(choice), gpu(index)[0].multiprocessors
         streamed = streamed_plan_of(call, self.m, self.dtype, None, sms, *target(index))
-        return streamed if streamed is not None else plan_of(call, self.m, self.dtype, None, sms)
+        return streamed if streamed is not None else plans_of(call, self.m, self.dtype, None, sms)[0][1]
 
     def _call(self, choice: Choice | None) -> QuantizedCall:
         config = None if choice is None else choice.config
@@ -82,15 +83,18 @@ class TunablePacked:
         >>> [type(choice).__name__ for choice in one.candidates()][::40]
         ['StreamedChoice', 'Sm90Choice']
         """
-        own = self.plan(None).config
+        own, sizes = self.plan(None).config, (self.n, self.m, self.k)
+        parts = packed_parts(*sizes, weights=self.weights)
         first: Choice = StreamedChoice(own) if isinstance(own, StreamedConfig) else Sm90Choice(own)
-        by_wgmma = packed_candidates(self.n, self.m, self.k, weights=self.weights)
+        if parts and not isinstance(own, StreamedConfig):
+            first = PartsChoice(FeatureParts(parts))
+        cuts = [PartsChoice(FeatureParts(each)) for each in parts_candidates(*sizes, weights=self.weights)]
         kinds: list[list[Choice]] = [
             [StreamedChoice(config) for config in streamed_candidates(self.m)],
-            [Sm90Choice(config) for config in by_wgmma],
+            [Sm90Choice(config) for config in packed_candidates(*sizes, weights=self.weights)],
         ]
         kinds.sort(key=lambda kind: not isinstance(first, type(kind[0])) if kind else True)
-        yield from dict.fromkeys([first, *kinds[0], *kinds[1]])
+        yield from dict.fromkeys([first, *cuts, *kinds[0], *kinds[1]])
 
     def operands(self) -> PackedOperands:
         """Random normal x and weights on the current GPU."""

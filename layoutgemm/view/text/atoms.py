@@ -10,6 +10,7 @@ from layoutgemm.view.copy import NAMES, SPACES, atom_owners
 from layoutgemm.view.grid import Owners, owners_of
 from layoutgemm.view.product import AXES, PLACES, layout_of, place_of
 from layoutgemm.view.text.layouts import owner_text, table
+from layoutgemm.view.threads import lanes_text
 
 from ...arguments import checked
 
@@ -33,6 +34,8 @@ def product_table(atom: MmaAtom | TiledMma) -> str:
     single = atom.atom if isinstance(atom, TiledMma) else atom
     counts = f"{'x'.join(str(m.size) for m in atom.atom_layout)} x " if isinstance(atom, TiledMma) else ""
     parts = [f"{counts}{single}"]
+    if not isinstance(atom, TiledMma) and atom.thread_ids is not None:
+        parts.append(lanes_text(atom))
     for operand in "ABC":
         place = place_of(single, operand)
         rows, columns = AXES[operand]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from layoutgemm import Layout
-from layoutgemm.atoms import smem_tile, wgmma
+from layoutgemm.atoms import mma_sync, smem_tile, wgmma
 from layoutgemm.atoms.tiled.mma import TiledMma
 from layoutgemm.errors import AtomError, LayoutError
 from layoutgemm.layouts import E
@@ -193,6 +193,16 @@ def test_extents_that_do_not_divide():
         TiledMma(warp_mma(), (1, 1, 1), (None, 64, None)).layout_C((16, 32))
 
 
+def test_modes_that_are_not_said_are_one_atom_and_in_order():
+    """The tiled products of CUTLASS' page on MMA atoms: a layout of two modes, and a permutation of M."""
+    atom = mma_sync("m8n8k4", "f16", layouts=("col", "row"))
+    assert TiledMma(atom, (2, 2)).layout_C() == TiledMma(atom, (2, 2, 1)).layout_C()
+    interleaved = TiledMma(atom, Layout((2, 2), (2, 1)), (Layout((4, 4, 2), (1, 8, 4)), 32))
+    assert interleaved.tile_mnk == (32, 32, 4)
+    read = [interleaved.view("A")(0, v, rest) for rest in range(2) for v in range(4)]
+    assert read == [(m, 0) for m in range(8)]  # 0 to 3 and 16 to 19 without the permutation
+
+
 @pytest.mark.parametrize(
     ("permutation", "why"),
     [
@@ -200,7 +210,7 @@ def test_extents_that_do_not_divide():
         ((None, Layout((8, 2), (1, 0)), None), "permutation .* of N is none"),
         ((24, None, None), r"permutation of M covers 24 elements, and the threads take 32 = 16 .*24 = 0\*32 \+ 24"),
         ((None, Layout(24), None), r"24 = 1\*16 \+ 8"),
-        ((None, None), "three tilers"),
+        ((None, None, None, 4), "three tilers"),
         ((None, "8", None), "an integer, a Layout or None"),
         ((None, True, None), "an integer, a Layout or None"),
         ((None, 0, None), "covers 0 elements"),
@@ -214,7 +224,7 @@ def test_permutations_that_are_none(permutation, why):
 @pytest.mark.parametrize(
     ("atoms", "why"),
     [
-        ((2, 2), "has 2 modes, not 3"),
+        ((2, 2, 1, 1), "has 4 modes, not 3"),
         (Layout((2, 2, 1), (1, 1, 0)), "4 atoms are to be numbered 0 to 3"),
         (Layout((2, 2, 1), (1, 4, 0)), "numbered 0 to 3"),
         (Layout((2, 2, 1), (0, 1, 0)), "numbered 0 to 3"),

@@ -119,6 +119,14 @@ FORMS: dict[str, tuple[Sm90Config, str, str, str, tuple[int, ...], Any]] = {
         (70, 0, 513, 1, 129),
         SCALED,
     ),
+    "turns scaled, one warpgroup": (
+        replace(TURNS, loader="warp", chunks=1, overlap=True),
+        "e4m3",
+        "e4m3:col",
+        "bf16",
+        (65, 0, 130, 1),
+        SCALED,
+    ),
     "turns and skips": (
         Sm90Config((128, 64), stages=2, cluster=(2, 1), turn_last_pair=True, skip_empty_blocks=True),
         "bf16",

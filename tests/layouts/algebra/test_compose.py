@@ -359,6 +359,38 @@ def test_a_layout_after_a_swizzle_runs_on_in_its_last_entry(left: str, right: in
     assert [(a @ b)(i) for i in range(right)] == truth
 
 
+@pytest.mark.parametrize(
+    ("left", "swizzle", "answer"),
+    [
+        ("(8,8):(8,1)", Swizzle(2, 0, -3), "S<2,0,3> o 0 o (8,8):(1,8)"),  # of CUTLASS' tests: they change places
+        ("(8,8):(8,1)", Swizzle(3, 0, 3), "S<3,0,-3> o 0 o (8,8):(1,8)"),
+        ("(8,8):(1,16)", Swizzle(3, 0, 3), "S<3,0,4> o 0 o (8,8):(16,1)"),  # they move apart
+        ("(8,8):(9,1)", Swizzle(3, 0, 3), "two fields of bits: S<3,0,3>'s go to 7 and 63"),
+        ("(2,32):(32,1)", Swizzle(3, 0, 3), "two fields of bits"),
+        ("(8,8,2):(8,1,8)", Swizzle(3, 0, 3), "S<3,0,-3> o 0 o (8,8):(1,8)"),  # the overlap is not reached
+    ],
+)
+def test_a_layout_after_a_swizzle_moves_its_fields(left: str, swizzle: Swizzle, answer: str) -> None:
+    a, b = Layout.parse(left), swizzle @ Layout((8, 8), (8, 1))
+    if not answer.startswith("S"):
+        with pytest.raises(CompositionError, match=re.escape(answer)):
+            a @ b
+        return
+    assert str(a @ b) == answer
+    assert [(a @ b)(i) for i in range(64)] == [a(b(i)) for i in range(64)]
+    row = b[3, :]  # begins at an offset
+    assert [(a @ row)(i) for i in range(8)] == [a(row(i)) for i in range(8)]
+
+
+def test_a_layout_after_a_swizzle_is_compared_at_all_coordinates() -> None:
+    """Offset 64 goes to 8, as offset 1 does: the sum carries where the swizzle sets no bit twice."""
+    a, b = Layout((8, 8, 2), (8, 1, 8)), Swizzle(3, 0, 3) @ Layout((8, 8, 2), (8, 1, 64))
+    with pytest.raises(CompositionError, match="is no S<3,0,-3> o 0 o ") as refused:
+        a @ b
+    at = refused.value.witness
+    assert at is not None and f"it is {a(b(at))} at" in str(refused.value)
+
+
 def test_swizzled_left_operand() -> None:
     """Composing with a swizzle in front moves the inner layout and keeps swizzle and offset."""
     inner = Layout((8, 64), (64, 1))

@@ -52,6 +52,7 @@ _ROUND_COSTS = {(128, 256): 1.0, (128, 192): 0.79, (128, 128): 0.635, (64, 192):
 _SCALED_ROUND_COSTS = {(128, 256): 1.0, (128, 192): 0.82, (128, 128): 0.57, (64, 192): 0.55}
 _HALVED_ROUND, _SCALED_HALVED_ROUND = 0.65, 0.8
 _FEW_ROUNDS = 4  # of the largest tiles, up to which others were timed
+_PAIRED_K = 4096  # bytes of K from which pairs of tiles of 64 rows that share B are faster than single ones
 _UNEVEN_TENTHS = range(7, 14)  # of the average's rows, that groups have
 _SHORT_K = 6144  # bytes of K up to which stores that hide behind another tile's products gain more than larger tiles
 _USUAL_K = 8192  # likewise up to which tiles of 128 rows, of which a group's last one wastes fewer, gain more
@@ -618,7 +619,7 @@ def usual_config(
         found = grouped_config(rows, k_bytes, wide, columns=n * sums, groups=experts)
         found = whole_columns(whole_stores(found, types[2], sums), columns * sums)
     if sums == 1 and found.tile == _LARGEST and found.tuning.turn_last_pair:
-        few = _of_few_tiles(found, sizes, scales is not None, places)
+        few = _of_few_tiles(found, sizes, dtype(types[0].partition(":")[0]).bytes, scales is not None, places)
         if few != found:
             return whole_columns(whole_stores(few, types[2], sums), columns)
     if rows < _UNEVEN or sums > 1:
@@ -627,18 +628,24 @@ def usual_config(
 
 
 def _of_few_tiles(
-    usual: Sm90Config, sizes: tuple[int, int, int, int], promoted: bool, places: ClusterOccupancy | None
+    usual: Sm90Config, sizes: tuple[int, int, int, int], size: int, promoted: bool, places: ClusterOccupancy | None
 ) -> Sm90Config:
     """The configuration of groups that have few of the largest tiles: their last round leaves most of the GPU idle.
 
     sizes     M, N, K and the groups
+    size      bytes of an element of A
     promoted  the main loop has scales
 
     >>> few = usual_config((600, 2048, 4096, 2), ("bf16", "bf16:col", "bf16"), None)
     >>> few.tile, usual_config((1200, 4096, 4096, 4), ("bf16", "bf16:col", "bf16"), None).tile
     ((64, 192), (128, 192))
+    >>> scaled = usual_config((1200, 4096, 4096, 4), ("e4m3", "e4m3:col", "bf16"), (1, 128))
+    >>> scaled.tile, scaled.cluster, scaled.tuning.store_at_once
+    ((128, 192), (1, 1), True)
+    >>> [usual_config((600, 2048, k, 2), ("e4m3", "e4m3:col", "bf16"), (1, 128)).cluster for k in (2048, 4096)]
+    [(1, 1), (2, 1)]
     """
-    m, n, _, groups = sizes
+    m, n, k, groups = sizes
     workers, rows = (places or ClusterOccupancy()).multiprocessors, -(-m // groups)
     costs, halved = (_SCALED_ROUND_COSTS, _SCALED_HALVED_ROUND) if promoted else (_ROUND_COSTS, _HALVED_ROUND)
 
@@ -657,12 +664,21 @@ def _of_few_tiles(
         return usual
     promotion = "128B" if promoted else "256B"
     if tile[0] == ROWS:
-        return Sm90Config(tile, consumers=1, loader="warp", chunks=1, buffers=2, overlap=True, l2_promotion=promotion)
-    return Sm90Config(
+        pairs = k * size >= _PAIRED_K
+        return Sm90Config(
+            tile, consumers=1, loader="warp", cluster=(2, 1) if pairs else (1, 1), chunks=1, buffers=2, overlap=True,
+            turn_last_pair=pairs, l2_promotion=promotion,
+        )  # fmt: skip
+    found = Sm90Config(
         tile, loader=usual.loader, cluster=usual.cluster, chunks=1, buffers=1 if promoted and tile[1] > 128 else 2,
         overlap=True, turn_last_pair=True, halve_last_round=True, skip_empty_blocks=not promoted,
         l2_promotion=promotion,
     )  # fmt: skip
+    if not (tile == _NARROWER and usual.tuning.store_at_once and k in _AT_ONCE_K[tile]):
+        return found
+    # stored at once, tiles alone were faster than pairs
+    alone = found.tuned(turn_last_pair=False, store_at_once=True, chunks=_AT_ONCE_CHUNKS[tile], box_rows=ROWS)
+    return replace(alone, cluster=(1, 1))
 
 
 def _equal_config(rows: int, types: tuple[str, str, str], scales: tuple[int, ...] | None) -> Sm90Config | None:

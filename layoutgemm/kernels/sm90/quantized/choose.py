@@ -1,4 +1,4 @@
-"""The configuration of a product with packed weights. Few rows stream weights, many are a GEMM.
+"""The configuration of a product with packed weights: few rows stream weights, many are a GEMM.
 
 Each kind of kernel has an estimate: rounds of its clusters on the GPU's SMs, times the K tiles of a part of K, times
 the microseconds of one. What comes once is added. The times were fitted to products with int4 weights of six shapes:
@@ -24,7 +24,7 @@ multiply few rows, too. The estimates of more than 64 rows were fitted to the sa
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TypeAlias
@@ -55,6 +55,7 @@ _GAIN = 0.95  # of the widest tiles' time, at most, for tiles that share rows ev
 # Two launches, each of a part of the features: from as many rows on and up to as many features (others were not timed),
 # where the estimate of both is less. The second one takes as many us beside its own.
 _TWO_ROWS, _TWO_FEATURES, _SECOND_US, _TWO_GAIN = 256, 32768, 4.0, 0.985
+_TWO_TRIED = 4  # cuts that are tuned
 SMS = 132  # H100 SXM, H200
 
 
@@ -117,30 +118,33 @@ class _TileKind:
             return alone.tuned(overlap=True, prefetch=min(_AHEAD, -(-k // (depth or UNIT_K))))
         if weights is None:
             return found
+        if self.split > 1:  # of one round
+            found = replace(found, launch="tiles")
         overlapped = _OVERLAPPED if weights.group is None else {**_OVERLAPPED, **_OVERLAPPED_GROUPS}
         if not of_bytes:
-            overlapped = {_OF_ANY: _OVERLAPPED[_OF_ANY]}
+            overlapped = {kind: _OVERLAPPED[kind] for kind in _OF_ANY}
         if rows <= overlapped.get((*self.tile, self.split, self.along_m), 0):
             depth = UNIT_K // 2 if self.split > 1 else depth
             return replace(found, tile_k=depth).tuned(overlap=True, prefetch=min(_AHEAD, -(-k // (depth or UNIT_K))))
         return found.tuned(along="N") if of_bytes and self.along_m > 1 and rows > _ALONG_N else found
 
-    def estimate(self, n: W, rows: int, k: int, sms: int, tiles: int = 0) -> Times | None:
-        """Microseconds of a number of tiles, as in `config`; None for rows or a K that the kind is not for.
+    def estimates(self, n: int, rows: int, k: int, sms: int, tiles: Sequence[int]) -> Times | None:
+        """Microseconds of each number of tiles, as in `config`; None for rows or a K that the kind is not for.
 
         Kernels of several parts of K, and of one tile for each CTA, are for one round: more take infinite time.
-
-        n  output features: one number, or an array
         """
-        width = self.width(rows, tiles) if tiles else self.tile[1]
-        return None if width > _WIDTH >= rows else self._times(n, rows, k, sms, width)
+        widths = np.array([self.width(rows, each) if each else self.tile[1] for each in tiles])
+        found = self._times(n, rows, k, sms, widths)
+        return None if found is None else np.where((widths > _WIDTH) & (rows <= _WIDTH), np.inf, found)
 
-    def least(self, counts: Counts, rows: int, k: int, sms: int) -> Times | None:
-        """The least estimate for each number of output features, of all numbers of tiles."""
+    def least(self, most: int, rows: int, k: int, sms: int) -> Times | None:
+        """The least estimate of 1, 2, ... units of 64 output features, of all numbers of tiles."""
         widths = {self.tile[1], *[self.width(rows, tiles) for tiles in self.shares(rows)]}
         taken = [width for width in widths if not width > _WIDTH >= rows]
+        each = self.tile[0] // UNIT_ROWS * self.along_m  # units of a cluster: as many have the same time
+        counts = np.arange(1, -(-most // each) + 1) * each * UNIT_ROWS
         found = self._times(counts, rows, k, sms, np.array(taken)[:, None]) if taken else None
-        return None if found is None else np.asarray(found.min(axis=0), np.float64)
+        return None if found is None else np.asarray(np.repeat(found.min(axis=0), each)[:most], np.float64)
 
     def _times(self, n: W, rows: int, k: int, sms: int, width: int | Counts) -> Times | None:
         """The estimate by tiles of `width` rows of x."""
@@ -217,7 +221,7 @@ _BY_SUMS = (
 # Kernels of weights of 8 bits that start while the kernel before ends, with stages of 64 of K where K is split:
 # (features and rows of a tile, parts of K, CTAs that share x) -> the most rows of x. Others were no faster so.
 _OVERLAPPED = {(192, 128, 2, 1): 256, (256, 128, 1, 2): 128, (128, 256, 1, 1): 256, (192, 128, 1, 1): 1024}
-_OF_ANY = (192, 128, 1, 1)  # of these weights of 4 bits overlap, too
+_OF_ANY = ((192, 128, 1, 1), (192, 128, 2, 1))  # of these weights of 4 bits overlap, too
 _OVERLAPPED_GROUPS = {(128, 128, 2, 1): 128, (128, 256, 2, 1): 256}
 _ALONG_N = 1024  # rows, above which clusters of weights of 8 bits take tiles along N
 # Of up to 16 rows and weights of 8 bits with a scale a column: features -> warpgroups, and stages of about 150 KB.
@@ -272,7 +276,7 @@ def packed_config(
 def packed_parts(
     n: int, rows: int, k: int, sms: int = SMS, become: str = "bf16", weights: QuantizedFormat | None = None
 ) -> tuple[tuple[int, Sm90Config], ...]:  # fmt: skip
-    """(output features, configuration) of two launches that take less time than one. () where one is faster.
+    """(output features, configuration) of two launches that take less time than one; () where one is faster.
 
     152 tiles of 192x256 are two rounds of 132 SMs. As two launches 132 of them are one, and the other features take
     smaller tiles. Both start while the kernel before ends.
@@ -284,34 +288,55 @@ def packed_parts(
     """
     if rows < _TWO_ROWS or n > _TWO_FEATURES or become == "e4m3":
         return ()
-    firsts = np.arange(UNIT_ROWS, n, UNIT_ROWS)
-    times = _fastest(firsts, rows, k, sms, weights) + _fastest(n - firsts, rows, k, sms, weights)
+    times = _of_two(n, rows, k, sms, weights)
     alone = _least(n, rows, k, sms, weights, 1.0)[0]
     if times.size == 0 or times.min() + _SECOND_US > _TWO_GAIN * alone:
         return ()
-    first, parts, store = int(firsts[times.argmin()]), [], "tma" if n % 8 == 0 else "direct"
-    for count in (first, n - first):
-        _, kind, tiles = _least(count, rows, k, sms, weights, 1.0)
-        config = kind.config(rows, k, store, weights, tiles)
-        ahead = min(config.tuning.prefetch or _AHEAD, -(-k // (config.tile_k or UNIT_K)))
-        parts.append((count, config.tuned(overlap=True, prefetch=ahead)))
-    return tuple(parts)
+    return _two(int(times.argmin() + 1) * UNIT_ROWS, n, rows, k, sms, weights)
+
+
+def parts_candidates(
+    n: int, rows: int, k: int, sms: int = SMS, weights: QuantizedFormat | None = None, most: int = _TWO_TRIED
+) -> Iterator[tuple[tuple[int, Sm90Config], ...]]:  # fmt: skip
+    """The parts of two launches that could be the fastest: up to `most` cuts of unlike tiles, the likeliest first.
+
+    >>> [[(count, config.tile) for count, config in parts] for parts in parts_candidates(7168, 1024, 20480, most=2)]
+    [[(832, (128, 128)), (6336, (192, 256))], [(3072, (192, 128)), (4096, (128, 256))]]
+    """
+    if rows < _TWO_ROWS or n > _TWO_FEATURES:
+        return
+    seen: set[frozenset[Sm90Config]] = set()
+    for at in np.argsort(_of_two(n, rows, k, sms, weights), kind="stable"):
+        parts = _two(int(at + 1) * UNIT_ROWS, n, rows, k, sms, weights)
+        tiles = frozenset(config for _, config in parts)
+        if tiles not in seen:
+            seen.add(tiles)
+            yield parts
+        if len(seen) == most:
+            return
 
 
 def packed_candidates(
     n: int, rows: int, k: int, become: str = "bf16", weights: QuantizedFormat | None = None
 ) -> Iterator[Sm90Config]:  # fmt: skip
-    """Configurations that could be the fastest, in no order. All kinds of tiles, splits and slices.
+    """Configurations that could be the fastest: all kinds of tiles, splits and slices.
+
+    Those of more than 64 rows come with the least estimate first.
 
     >>> [config.tile for config in packed_candidates(8192, 256, 8192)][:3]
-    [(64, 128), (64, 88), (64, 128)]
+    [(128, 128), (128, 256), (256, 128)]
     """
     store = "tma" if n % 8 == 0 else "direct"
     if rows > _FEW:
         kinds = _MANY_FLOAT8 if become == "e4m3" else [kind for kind in _MANY if kind.takes(weights)]
-        shares = [(kind, tiles) for kind in kinds for tiles in (0, *kind.shares(rows)[:2])]
+        found: list[tuple[float, _TileKind, int]] = []
+        for kind in kinds:
+            shares = [0, *kind.shares(rows)[:2]]
+            times = kind.estimates(n, rows, k, SMS, shares)
+            found += [(np.inf if times is None else float(times[i]), kind, by) for i, by in enumerate(shares)]
+        found.sort(key=lambda each: each[0])
         yield from dict.fromkeys(
-            kind.config(rows, k, store, each, by) for kind, by in shares for each in (None, weights)
+            kind.config(rows, k, store, each, by) for _, kind, by in found for each in (None, weights)
         )
         return
     k_tiles, scales = -(-k // UNIT_K), _scales(weights, rows, become == "e4m3")
@@ -325,7 +350,7 @@ def packed_candidates(
 
 
 def experts_config(rows: int, experts: int, become: str = "bf16") -> Sm90Config:
-    """The configuration for groups of rows, each times its expert's weights. Tiles of half as many again as usual.
+    """The configuration for groups of rows, each times its expert's weights: tiles of half as many again as usual.
 
     Weights become that type.
 
@@ -394,17 +419,34 @@ def _least(
     """
     found: list[tuple[float, _TileKind, int]] = []
     for kind in _MANY_FLOAT8 if float8 else [each for each in _MANY if each.takes(weights)]:
-        for tiles in (0, *(() if float8 else kind.shares(rows))):
-            time = kind.estimate(n, rows, k, sms, tiles)
-            if time is not None:
-                found.append((float(time) / (1.0 if not tiles or kind.single else gain), kind, tiles))
+        shares = [0, *(() if float8 else kind.shares(rows))]
+        times = kind.estimates(n, rows, k, sms, shares)
+        if times is not None:
+            narrower = np.array([1.0 if not tiles or kind.single else gain for tiles in shares])
+            best = int((times / narrower).argmin())
+            found.append((float(times[best] / narrower[best]), kind, shares[best]))
     return min(found, key=lambda each: each[0])
 
 
-def _fastest(counts: Counts, rows: int, k: int, sms: int, weights: QuantizedFormat | None) -> Times:
-    """The least estimate for each number of output features."""
-    times = [kind.least(counts, rows, k, sms) for kind in _MANY if kind.takes(weights)]
-    return np.asarray(np.min([each for each in times if each is not None], axis=0), np.float64)
+def _of_two(n: int, rows: int, k: int, sms: int, weights: QuantizedFormat | None) -> Times:
+    """The sum of the least estimates of two launches, the first of 64, 128, ... output features."""
+    units = -(-n // UNIT_ROWS)
+    times = [kind.least(units, rows, k, sms) for kind in _MANY if kind.takes(weights)]
+    fastest = np.min([each for each in times if each is not None], axis=0)[: units - 1]
+    return np.asarray(fastest + fastest[::-1], np.float64)  # a last part's features are as many units
+
+
+def _two(
+    first: int, n: int, rows: int, k: int, sms: int, weights: QuantizedFormat | None
+) -> tuple[tuple[int, Sm90Config], ...]:
+    """The fastest configurations of two launches, the first of so many output features."""
+    parts, store = [], "tma" if n % 8 == 0 else "direct"
+    for count in (first, n - first):
+        _, kind, tiles = _least(count, rows, k, sms, weights, 1.0)
+        config = kind.config(rows, k, store, weights, tiles)
+        ahead = min(config.tuning.prefetch or _AHEAD, -(-k // (config.tile_k or UNIT_K)))
+        parts.append((count, config.tuned(overlap=True, prefetch=ahead)))
+    return tuple(parts)
 
 
 def _many(n: int, rows: int, k: int, sms: int, float8: bool, weights: QuantizedFormat | None) -> Sm90Config:

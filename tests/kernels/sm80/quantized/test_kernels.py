@@ -267,7 +267,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "scale": ({"epilogue": INT4.epilogue(Bias("n", name="weight_scale"))}, "the epilogue has weight_scale"),
     "no scale": ({"weights": QuantizedFormat("int8"), "epilogue": Epilogue(Bias("n"))}, "has no weight_scale"),
     "groups of a warp": ({"epilogue": INT4.epilogue(RowReduce("sum", each=64))}, "a tile is stored 32 columns"),
-    "format": ({"weights": "int4"}, "weights of Sm80Plan.derive must be a QuantizedFormat or None"),
+    "format": ({"weights": "int4"}, "be a QuantizedFormat (as QuantizedFormat('int4', 128)) or None"),
 }  # fmt: skip
 
 

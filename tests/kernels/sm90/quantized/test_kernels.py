@@ -376,7 +376,7 @@ REFUSED = {
          "config": Sm90Config((64, 16), consumers=1, scales="sums")},
         "scales = 'sums' of weights int8 with a scale a column: there are no scales of groups",
     ),
-    "format": ({"weights": "int4"}, "weights of Sm90Plan.derive must be a QuantizedFormat or None"),
+    "format": ({"weights": "int4"}, "be a QuantizedFormat (as QuantizedFormat('int4', 128)) or None"),
 }  # fmt: skip
 
 
@@ -452,6 +452,16 @@ def named(config: Sm90Config) -> str:
     name = "x".join(map(str, config.tile)) + f" s{config.split}" * (config.split > 1)
     name += " k64" * (config.tile_k == 64 and config.tile[1] != 256) + " (2,1)" * (config.cluster[0] > 1)
     return name + " pdl" * config.tuning.overlap + " N" * (config.tuning.along == "N")
+
+
+def test_kernels_with_k_in_two_parts_are_grids_of_tiles_within_1_percent_of_the_fastest() -> None:
+    for row in json.loads((RESULTS / "quantized_grids_h200.json").read_text())["rows"]:
+        for name, fmt in {"e4m3": QuantizedFormat("e4m3"), "int4": INT4}.items():
+            config = packed_config(row["n"], row["rows"], row["k"], weights=fmt)
+            assert (config.launch == "tiles") == (config.split == 2), (name, row)
+            label = f"{name} {config.launch}{' pdl' * config.tuning.overlap} k{config.tile_k or 128}"
+            fastest = min(us for each, us in row["us"].items() if each.startswith(name))
+            assert row["us"].get(label, row["us"][f"{name} choice"]) <= 1.01 * fastest, (label, row)
 
 
 def test_weights_of_bytes_and_many_rows_take_kernels_within_1_5_percent_of_the_fastest() -> None:

@@ -1,0 +1,144 @@
+"""torch.ops.layoutgemm.added_rows: rows added to those that indices name, the same bits on every run.
+
+    call                                       adds by
+    ---------------------------------------    ------------------------------------------------------------------------
+    a product with add_rows=                   the launch behind the product's: see `kernels.indexed.added_rows`
+    recorded or compiled, and gradients of     this operator: on a GPU torch's index_put, which sorts the indices, and
+    gathered rows                              on the CPU index_add, one row after the other
+    with ordered=False                         torch's index_add: on a GPU by atomics, in any order
+
+All add in float32 and round once, integers in their own type, and drop the rows of indices outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch.autograd.function import FunctionCtx
+
+from ...arguments import shown
+from ...kernels.indexed.rows import check_inside
+from ..checks import NOT_RECORDED, derived_by_func, differentiated, has_tangent
+from ..compiled.traced import refuse
+from ..operators import operator_of, with_autograd
+from ..scaled_grouped.grouped import INTS
+from .torch_rows import inside_rows, known_indices
+
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def added(x: torch.Tensor, indices: torch.Tensor, rows: torch.Tensor, ordered: bool = True) -> torch.Tensor:
+    """x with each of the rows added to the one that its index names; those outside are dropped.
+
+    >>> added(torch.zeros(2, 1), torch.tensor([1, 2, 1]), torch.tensor([[1.0], [2.0], [3.0]])).tolist()
+    [[0.0], [4.0]]
+    """
+    if not ordered:
+        return _sums(x, indices, rows, _index_add)
+    if not torch.compiler.is_dynamo_compiling() and (derived_by_func() or has_tangent(x) or has_tangent(rows)):
+        return _in_order(x, indices, rows)
+    value: torch.Tensor = torch.ops.layoutgemm.added_rows(x, indices, rows)
+    return value
+
+
+def _sums(
+    x: torch.Tensor, indices: torch.Tensor, rows: torch.Tensor, add: Callable[..., torch.Tensor]
+) -> torch.Tensor:  # fmt: skip
+    if 0 in (*x.shape, rows.shape[0]):
+        return x.clone()
+    count, kind = x.shape[0], torch.float32 if x.is_floating_point() else x.dtype
+    named = torch.where((indices >= 0) & (indices < count), indices, count)  # those outside add to a row more
+    wide = torch.cat([x.to(kind), x.new_zeros(1, x.shape[1], dtype=kind)])
+    return add(wide, named, rows.to(kind))[:count].to(x.dtype)
+
+
+def _index_add(x: torch.Tensor, indices: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    return x.index_add(0, indices, rows)
+
+
+def _index_put(x: torch.Tensor, indices: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    return x.index_put((indices.long(),), rows, accumulate=True)
+
+
+def _in_order(x: torch.Tensor, indices: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """By torch's functions, which have all derivatives; Inductor's code for them is atomics."""
+    return _sums(x, indices, rows, _index_add if x.device.type == "cpu" else _index_put)
+
+
+def _call(x: torch.Tensor, indices: torch.Tensor, rows: torch.Tensor) -> Tensors:
+    return x, indices, rows
+
+
+operator_of("added_rows", _call, lambda *tensors: _in_order(*tensors).contiguous(), lambda x, *_: x.new_empty(x.shape))
+
+
+class _Added(torch.autograd.Function):
+    """The operator with its gradients."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, indices: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        value: torch.Tensor = torch.ops.layoutgemm.added_rows(x, indices, rows)
+        return value
+
+    @staticmethod
+    def setup_context(ctx: FunctionCtx, inputs: Sequence[torch.Tensor], output: torch.Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+        ctx.kind = inputs[2].dtype
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (indices,) = ctx.saved_tensors
+        inside, named = inside_rows(indices, max(1, grad.shape[0]))
+        # Of an index the derivative is index_put, in order; that of index_select adds by atomics.
+        of_rows = torch.where(inside, grad[named.long()], 0).to(ctx.kind) if ctx.needs_input_grad[2] else None
+        return grad if ctx.needs_input_grad[0] else None, None, of_rows
+
+
+with_autograd("added_rows", _Added.apply)
+
+
+def unordered_sums(
+    ordered: object, product: Callable[..., torch.Tensor], a: object, b: object, add_rows: object,
+    out: torch.Tensor | None, others: Mapping[str, object],
+) -> torch.Tensor:  # fmt: skip
+    """A product's rows, added to `out` or to zeros in any order: a call with ordered=False.
+
+    ordered  as it was given
+    product  of a and b, with their rows in order: `matmul`, or `grouped_matmul`
+    others   its other arguments by name
+
+    Raises OperandError or TensorError, naming the operand.
+
+    >>> one = torch.ones(2, 1)
+    >>> unordered_sums(False, lambda a, b: a @ b, one, one.T[:, :1], torch.tensor([1, 1]), None, {}).tolist()
+    [[0.0], [2.0]]
+    """
+    if ordered is not False:
+        refuse(f"ordered = {shown(ordered)}: True, or False for sums in any order")
+    if not isinstance(add_rows, torch.Tensor):
+        refuse("ordered = False: rows are added in any order where add_rows= names them, and it is not given")
+    if others.get("out_rows") is not None:
+        refuse("out_rows and add_rows: rows of the product are placed, or added to each other; give one")
+    if out is not None and differentiated(out):
+        refuse(NOT_RECORDED)
+    assert isinstance(add_rows, torch.Tensor)
+    given = dict(others)
+    if given.get("row_weights") is not None and given.get("rows") is None and isinstance(a, torch.Tensor):
+        given["rows"] = torch.arange(a.shape[0], device=a.device)
+    made = product(a, b, **given)
+    if made.is_floating_point() and made.itemsize == 1:
+        refuse(f"add_rows: rows of {made.dtype} are not added, as 8 bits are too coarse: say out_dtype=")
+    if made.ndim != 2:
+        refuse(f"add_rows: rows of one matrix are added, and the product has shape {list(made.shape)}")
+    if add_rows.dtype not in INTS or tuple(add_rows.shape) != made.shape[:1]:
+        of = f"{add_rows.dtype} of shape {list(add_rows.shape)}"
+        refuse(f"add_rows is {of}: int32 or int64, a row for each row of a product of shape {list(made.shape)}")
+    first = torch.zeros_like(made) if out is None else out
+    if first.ndim != 2 or first.shape[1] != made.shape[1] or first.dtype != made.dtype:
+        of = f"{first.dtype} of shape {list(first.shape)}"
+        refuse(f"out is {of}: {made.dtype} of [rows, {made.shape[1]}], as the product has them")
+    if not torch.compiler.is_dynamo_compiling() and (known := known_indices(add_rows)) is not None:
+        check_inside("add_rows", known, first.shape[0], "the result")
+    found = added(first, add_rows, made, ordered=False)
+    return found if out is None else out.copy_(found)
