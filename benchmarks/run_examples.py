@@ -37,6 +37,18 @@ OURS = "layoutgemm"  # the source of scripts that lie in this folder and call an
 FOLDERS = {"cutlass": "examples/python/CuTeDSL", "quack": ".", "flash-attention": "."}
 # A line by which a script says that it leaves something out, and text with which it checks its results.
 SKIP = re.compile(r"^\W*(?:SKIP(?:PED|PING)?|[Ss]kipping)\b.*", re.MULTILINE)
+# What a lint's message says -> its judgement, which every row with such a lint has.
+STANDARD = {
+    "Policy(tensor_strict=True)": (
+        "lint: waits or fences of tensor memory that PTX asks for are left out, as kernels that run do: findings with "
+        "tensor_strict"
+    ),
+    "Policy(register_strict=True)": "lint: no wgmma.fence between results and a product: found by register_strict",
+    "have waited for each other since": (
+        "lint: a shuffle, vote, elect or ldmatrix stands between lanes' reads and a write over them, and PTX orders no "
+        "memory by it: a race with --lanes strict"
+    ),
+}
 CHECK = re.compile(r"\bassert|allclose|array_equal|torch\.equal|\bPASS|\bsys\.exit\(|\braise \w")
 
 
@@ -88,6 +100,18 @@ class Found(TypedDict):
     message: str
     source: str | None
     times: int
+
+
+def judged(example: Example, findings: Sequence[Found]) -> str:
+    """The judgement of a row's findings: its own, and the standard one of each lint that has it.
+
+    >>> found = Found(kind="lint", message="x; Policy(register_strict=True) makes this a finding", source=None, times=1)
+    >>> judged(Example("cutlass", "a.py", "sm_90a", judgement="lint: no elect"), [found])
+    'lint: no elect; lint: no wgmma.fence between results and a product: found by register_strict'
+    """
+    lints = [one["message"] for one in findings if one["kind"] == "lint"]
+    said = [standard for words, standard in STANDARD.items() if any(words in message for message in lints)]
+    return "; ".join(filter(None, [example.judgement, *said]))
 
 
 STATES = ("right", "unchecked", "wrong", "launched nothing", "skipped", "stopped", "defect")

@@ -557,7 +557,7 @@ def launch_table() -> str:
 
 def examples_table(source: str = "") -> str:
     """Other people's kernels on an emulated GPU, or those whose script matches: the outcome of each run."""
-    from benchmarks.run_examples import RECORD, examples
+    from benchmarks.run_examples import RECORD, examples, judged
 
     found = json.loads(RECORD.read_text(encoding="utf-8"))
     rows = []
@@ -570,7 +570,12 @@ def examples_table(source: str = "") -> str:
         why = one.defect if done["state"] == "defect" else one.reason
         said = (why or done["error"]) if done["status"] != 0 else done["skipped"]
         found_kinds = ", ".join(f"{n} {kind}" for kind, n in kinds.items())
-        notes = [one.cut and f"left out: {one.cut}", found_kinds, _plain(one.judgement), _plain(said)[:160]]
+        notes = [
+            one.cut and f"left out: {one.cut}",
+            found_kinds,
+            _plain(judged(one, done["findings"])),
+            _plain(said)[:160],
+        ]
         call = " ".join(one.name.split()[1:]).replace("*", " ")
         launches = str(done["launches"])
         state = f"{done['state']}, {done['build']}"

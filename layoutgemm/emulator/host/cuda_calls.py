@@ -1,14 +1,16 @@
 """Stand-ins for cuda.bindings: streams, events, device queries, and memory of the host.
 
-Each stand-in returns what the binding does, a tuple that begins with success.
+Each returns what the binding does, a tuple that begins with success. Modules, launches and graphs are in
+`driver_modules.py`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from types import ModuleType
 from typing import SupportsInt, TypeAlias
 
@@ -18,6 +20,7 @@ import numpy.typing as npt
 from ...errors import EmulatorError
 from .arguments import Place
 from .devices import CUDA, GpuModel
+from .driver_modules import DriverModules, Launched, host_address
 from .torch_device.streams import HostGraph
 
 # Functions that return success and nothing else: all work is done when they are called.
@@ -69,6 +72,10 @@ class DeviceMemory:
                 return f"{len(made)} bytes of cudaMalloc", low, made
         return None
 
+    def bytes_at(self, address: int) -> npt.NDArray[np.uint8]:
+        """The allocation that begins at an address."""
+        return self._held[address]
+
     def free(self, address: int) -> None:
         """Give an allocation back. Raises EmulatorError for an address at which no allocation begins."""
         if int(address) and self._held.pop(int(address), None) is None:
@@ -76,15 +83,22 @@ class DeviceMemory:
 
 
 @contextmanager
-def cuda_calls(device: GpuModel, memory: DeviceMemory) -> Iterator[None]:
-    """Within it the bindings that are imported answer for that device."""
+def cuda_calls(device: GpuModel, memory: DeviceMemory, launch: Launched) -> Iterator[None]:
+    """Within it the bindings that are imported answer for that device; `launch` gets their launches and streams."""
     from unittest import mock
 
+    modules = DriverModules(memory, launch)
     with ExitStack() as stack:
         for kind, module in _bindings().items():
-            for name, function in _functions(kind, module, device, memory).items():
+            found = modules.functions(kind, module) | _functions(kind, module, device, memory)
+            for name, function in found.items():
                 if hasattr(module, name):
                     stack.enter_context(mock.patch.object(module, name, function))
+        if find_spec("cuda.bindings.nvrtc") is not None:
+            from cuda.bindings import nvrtc
+
+            for cubin, ptx in (("GetCUBINSize", "GetPTXSize"), ("GetCUBIN", "GetPTX")):  # a module of PTX for the GPU
+                stack.enter_context(mock.patch.object(nvrtc, f"nvrtc{cubin}", getattr(nvrtc, f"nvrtc{ptx}")))
         yield
 
 
@@ -145,24 +159,23 @@ def _memory_functions(kind: str, module: ModuleType, memory: DeviceMemory) -> di
         memory.free(int(address))
         return (success,)
 
-    def copy(to: Memory, source: Memory, size: int, *args: SupportsInt) -> tuple[object]:
-        def run() -> None:
-            ctypes.memmove(_address(to), _address(source), int(size))
-
-        graph = HostGraph.capturing()
-        if graph is None:
+    def done(run: Callable[[], object], args: Sequence[SupportsInt]) -> tuple[object]:
+        """Do it, or capture it on the stream that is the last argument."""
+        if (graph := HostGraph.capturing()) is None:
             run()
-        else:  # the stream is the last argument
+        else:
             graph.add(run, int(args[-1]) if args else None, copies=True)
         return (success,)
 
-    def fill(to: Memory, value: int, size: int, *args: object) -> tuple[object]:
-        ctypes.memset(_address(to), int(value), int(size))
-        return (success,)
+    def copy(to: Memory, source: Memory, size: int, *args: SupportsInt) -> tuple[object]:
+        return done(lambda: ctypes.memmove(host_address(to), host_address(source), int(size)), args)
 
-    def fill_words(to: Memory, value: int, count: int, *args: object) -> tuple[object]:
-        (ctypes.c_uint32 * int(count)).from_address(_address(to))[:] = [int(value)] * int(count)
-        return (success,)
+    def fill(to: Memory, value: int, size: int, *args: SupportsInt) -> tuple[object]:
+        return done(lambda: ctypes.memset(host_address(to), int(value), int(size)), args)
+
+    def fill_words(to: Memory, value: int, count: int, *args: SupportsInt) -> tuple[object]:
+        words = np.full(int(count), int(value), np.uint32)
+        return done(lambda: ctypes.memmove(host_address(to), words.ctypes.data, words.nbytes), args)
 
     found: dict[str, Binding] = {}
     for function, names in (
@@ -171,13 +184,6 @@ def _memory_functions(kind: str, module: ModuleType, memory: DeviceMemory) -> di
     ):  # fmt: skip
         found |= dict.fromkeys(names, function)
     return found
-
-
-def _address(place: Memory) -> int:
-    """The address of memory: a number, a binding's pointer, or an array on the host."""
-    if isinstance(place, np.ndarray):
-        return int(place.ctypes.data)
-    return ctypes.addressof(place) if isinstance(place, ctypes.Array) else int(place)
 
 
 def _attribute(name: str, device: GpuModel) -> int:

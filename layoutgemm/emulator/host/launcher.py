@@ -269,7 +269,7 @@ class HostFunction:
                 content = ctypes.string_at(arguments[number], parameter.size)
                 parameters[parameter.offset : parameter.offset + parameter.size] = content
             sizes = [tuple(int(value[i]) for i in range(3)) for value in (grid, block, cluster)]
-            blocks, room = math.prod(sizes[0]), _resident(kernel.target, math.prod(sizes[1]), shared)
+            blocks, room = math.prod(sizes[0]), resident(kernel.target, math.prod(sizes[1]), shared)
             if cooperative and blocks > room:
                 self.refusal = f": a cooperative launch of {blocks} blocks, of which {room} are resident at once"
                 return COOPERATIVE_LAUNCH_TOO_LARGE
@@ -291,7 +291,7 @@ class HostFunction:
         return found
 
 
-def _resident(target: str, threads: int, shared: int) -> int:
+def resident(target: str, threads: int, shared: int) -> int:
     """The most blocks that a GPU holds at once, by threads and dynamic shared memory; registers may allow fewer."""
     facts = facts_of(target)
     of_shared = facts.smem_per_sm // shared if shared else facts.blocks_per_sm

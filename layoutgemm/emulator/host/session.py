@@ -28,6 +28,7 @@ from .arguments import memory_found_by
 from .callers import named_callers
 from .cuda_calls import DeviceMemory, cuda_calls
 from .devices import GpuModel
+from .driver_modules import PtxLaunch
 from .dsl_calls import RefusedArgumentError, types_of, watch
 from .exported import exports
 from .jax_calls import XlaFunction, jax_calls
@@ -125,12 +126,12 @@ def session(emulate: Emulate, arch: Arch | str | int | tuple[int, int], **option
             return graph.add(lambda: now(compiled, args, named), _stream_among((*args, *named.values())))
         return now(compiled, args, named)
 
-    def launch_triton(one: TritonLaunch, stream: int) -> None:
+    def launch_one(one: TritonLaunch | PtxLaunch, stream: int) -> None:
         if (graph := HostGraph.capturing()) is not None:
             return graph.add(lambda: ran(one), stream)
         return ran(one)
 
-    def now(compiled: Any, args: Sequence[Any], named: dict[str, Any]) -> None:
+    def now(compiled: Any, args: Sequence[object], named: dict[str, object]) -> None:
         if isinstance(compiled, XlaFunction):
             return ran(compiled, *args)
         signature = compiled.execution_args.signature
@@ -164,8 +165,8 @@ def session(emulate: Emulate, arch: Arch | str | int | tuple[int, int], **option
         if _importable("cutlass"):
             stack.enter_context(_launches(gpu.device, folder, launch))
             stack.enter_context(jax_calls(launch))
-        stack.enter_context(triton_calls(gpu.device, launch_triton))
-        stack.enter_context(cuda_calls(gpu.device, memory))
+        stack.enter_context(triton_calls(gpu.device, launch_one))
+        stack.enter_context(cuda_calls(gpu.device, memory, launch_one))
         stack.enter_context(memory_found_by(memory.holder))
         stack.enter_context(memory_found_by(tensor_at))
         yield gpu

@@ -54,8 +54,8 @@ class Policy:
               one thread (see `emulator/races/lanes.py`)
     edges     report tensor stores that write beyond the end of a line, up to its next 16 bytes, as the hardware does
               (see `ops/copy/tma.py`); False where the output owns its pitch, its last line's too
-    register_strict  ask for a wgmma.fence after results were waited for (see `ops/mma/wgmma.py`)
-    tensor_strict  hold tcgen05.ld and .st to tcgen05.wait and tcgen05.fence (see `ops/tcgen05/waits.py`)
+    register_strict  a missing wgmma.fence after results were waited for is no lint (see `ops/mma/wgmma.py`)
+    tensor_strict  nor is a missing tcgen05.wait or tcgen05.fence (see `ops/tcgen05/waits.py`)
     limit     operations after which a run is taken for a livelock
     fill      what a byte of shared memory is before anything is written there
     """

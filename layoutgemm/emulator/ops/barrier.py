@@ -618,7 +618,8 @@ def mbarrier_at(fiber: Fiber, address: int) -> EmulatedMbarrier:
             message, timely = f"the initialisation of the {found} is not ordered before this", False
             fenced = any(other.knows.inits & bit for other in cta.cluster.fibers)
             if fenced and ledger.came_before(fiber.knows, found.init) and not fiber.machine.policy.strict:
-                message, timely = f"{message}; it came before in time, as a copy issued after it has completed", True
+                message += "; it came before in time, as a copy issued after it has completed"
+                message, timely = f"{message}; Policy(strict=True) makes this a race", True
             fiber.machine.problem("lint" if timely else "race", message, fiber, orders=INIT)
     return found
 
@@ -666,15 +667,16 @@ def mbarrier_init(program: Program, ins: PtxInstruction) -> Run:
                 )
             live = barriers_of(cta)
             alike = "protocol" if fiber.machine.policy.fences == "writers" else "lint"  # the same bytes once more
+            ask = '; Policy(fences="writers") makes this a finding' * (alike == "lint")
             if (before := live.get(offset)) is not None:
                 kind = alike if before.fresh and before.count == arrivals else "protocol"
-                message = f"mbarrier.init of the {before}, which is live: one thread does it"
+                message = f"mbarrier.init of the {before}, which is live: one thread does it{ask * (kind == alike)}"
                 fiber.machine.problem(kind, message, fiber, orders=REUSE)
             live[offset] = EmulatedMbarrier(cta, offset, arrivals, fiber.epoch, ins)
             live[offset].users[fiber.warp] = fiber.epoch
             cta.guarded |= 1 << offset // GRANULE
             if lanes > 1:  # of PTX the second lane's is of a live one
-                message = f"{lanes} lanes initialise the {live[offset]}: elect one"
+                message = f"{lanes} lanes initialise the {live[offset]}: elect one{ask}"
                 fiber.machine.problem(alike, message, fiber, orders=ELECT)
             cta.scratch["events"].append(fiber.epoch)
             if fiber.machine.trace is not None:

@@ -115,8 +115,11 @@ def block_of(fiber: Fiber, address: int) -> tuple[Cta, int]:
     """
     if address >= SHARED_WINDOW:  # kernels of CUDA C++ pass a variable's own address to inline PTX
         address -= SHARED_WINDOW
-        kind = "protocol" if fiber.machine.policy.strict else LINT
-        fiber.machine.problem(kind, GENERIC, fiber, orders="cvta.to.shared makes a shared address of it.")
+        strict = fiber.machine.policy.strict
+        message = GENERIC if strict else f"{GENERIC}; Policy(strict=True) makes this a finding"
+        fiber.machine.problem(
+            "protocol" if strict else LINT, message, fiber, orders="cvta.to.shared makes a shared address of it."
+        )
     rank, offset = address >> RANK_SHIFT, address & OFFSET
     ctas = fiber.cta.cluster.ctas
     if not 0 <= rank < len(ctas):
@@ -562,6 +565,7 @@ def put(
         message = f"lanes of one {ins.opcode} write different values to address {at:#x}"
         if rounded:
             message += "; they are floats apart by rounding, and one of them stays"
+            message += "" if machine.policy.strict else "; Policy(strict=True) makes this a race"
         machine.problem(
             "lint" if rounded and not machine.policy.strict else "race", message, fiber,
             orders="One lane stores it, or all lanes store the same bits.",

@@ -368,6 +368,34 @@ class Program:
         self._live_after[pc] = live
         return live
 
+    def reads_before(self, pc: int, held: int, ends: Callable[[PtxInstruction], bool]) -> tuple[list[int], bool]:
+        """(The first pcs that read what is written at `pc`, whether each path has one).
+
+        held  those registers, as a bit set; a move takes their contents along
+        ends  True of an instruction at which a path ends
+        """
+        found: list[int] = []
+        todo, seen, every, starts = [(pc, held)], {(pc, held)}, True, [*self.leaders, self.size]
+        while todo:
+            at, held = todo.pop()
+            block = bisect_right(self.leaders, at) - 1
+            after = [at + 1] if at + 1 < starts[block + 1] else [starts[m] for m in self._follows[block]]
+            for to in after:
+                now = held
+                if to < self.size and not ends(ins := self.kernel.instructions[to]):
+                    moves = ins.words[0] == "mov" and ins.predicate is None and ins.operands[-1].kind == "reg"
+                    if self.reads[to] & now and not moves:
+                        found.append(to)
+                        continue
+                    now = now | self.writes[to] if self.reads[to] & now else now & ~self.writes[to]
+                    if now:
+                        if (to, now) not in seen:
+                            seen.add((to, now))
+                            todo.append((to, now))
+                        continue
+                every = False
+        return found, every
+
     def _doubts(
         self, starts: list[int], last: list[int], follows: list[list[int]], used: list[int], killed: list[int]
     ) -> None:

@@ -36,9 +36,23 @@ WARPGROUP = (
     "wgmma.wait_group, pipelines of CUTLASS release a buffer by one thread for four warps, and "
     'Policy(fences="writers") makes this a finding'
 )
+# What is missing between two accesses to tensor memory that practice orders, and what would order them.
+_TENSOR = "PTX asks for {}, kernels go without, and Policy(tensor_strict=True) makes this a finding"
+NOT_HANDED_ON = (
+    "the warp of the first hands it on without tcgen05.wait and tcgen05.fence::before_thread_sync: "
+    + _TENSOR.format("both"),
+    "tcgen05.wait::ld or ::st by the warp of the first, and tcgen05.fence::before_thread_sync where another warp is "
+    "told of it, order them.",
+)
+NOT_TAKEN_OVER = (
+    "no tcgen05.fence::after_thread_sync stands between the wait for the first and the second: "
+    + _TENSOR.format("one"),
+    "tcgen05.fence::after_thread_sync by the warp of the second, after its wait for the first, orders them.",
+)
 TOGETHER = (
     'ordered only because lanes of a warp run together: `--lanes strict` (Policy(lanes="strict")) makes it a finding'
 )
+WAITED = "its lanes have waited for each other since, where PTX orders no memory: "
 TOLD_BY_ONE = "one lane released it for lanes of its warp that read it"
 WARP_BARRIER = (
     "bar.warp.sync (sync_warp, __syncwarp) between the reads and the lane that releases or overwrites them orders them."

@@ -44,9 +44,12 @@ from .conflicts import (
     FENCE,
     FENCE_READS,
     NARROW,
+    NOT_HANDED_ON,
+    NOT_TAKEN_OVER,
     REFILL,
     TOGETHER,
     TOLD_BY_ONE,
+    WAITED,
     WARP_BARRIER,
     WARPGROUP,
     Conflict,
@@ -75,7 +78,7 @@ SAME = (
     "both write the same bytes, or floats apart by rounding, so that memory holds them in either order; PTX calls it a "
     'race all the same, and so does Policy(fences="writers")'
 )
-PROXY, SCOPE = "proxy", "scope"  # what makes an ordered pair doubtful
+PROXY, SCOPE, TENSOR = "proxy", "scope", "tensor"  # what makes an ordered pair doubtful
 WHOLE = 0xFFFF  # every byte of a place
 Parts = Mapping[int, int]
 NO_PARTS: Parts = MappingProxyType({})
@@ -133,8 +136,10 @@ class Knowledge:
     own      epochs of the fiber itself, and its own asynchronous generic writes
     met      of those, events before an instruction for which these lanes waited for each other: their reads are made
     narrow   events among the seen that an mbarrier of too small a scope told of: PTX does not order them
+    unfenced loads and stores of tensor memory among the seen that no tcgen05.wait and fence handed on: likewise
     together events of own reads that the warp's lanes made as one, and at no instruction since have waited for each
-             other; reads: the same events, and some others
+             other; waited: those with such an instruction since, which orders no memory by PTX; reads: the events of
+             both, and some others
     loose    events among the seen with reads of lanes that told nobody: another lane of their warp did
     open     asynchronous generic writes that completed on a barrier: no thread can fence them before it knows of them,
              so that a proxy fence of any that does counts
@@ -148,12 +153,12 @@ class Knowledge:
 
     __slots__ = (
         "__weakref__", "apart", "clocks", "crossed", "fenced", "inits", "loose", "met", "mine", "narrow", "open", "own",
-        "past", "proxied", "reads", "seen", "time", "together",
+        "past", "proxied", "reads", "seen", "time", "together", "unfenced", "waited",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.seen = self.proxied = self.crossed = self.inits = self.own = self.open = self.past = self.time = 0
-        self.fenced = self.narrow = self.met = self.together = self.loose = 0
+        self.fenced = self.narrow = self.met = self.together = self.loose = self.unfenced = self.waited = 0
         self.clocks = NO_CLOCKS
         self.mine: list[MemoryEvent] = []
         self.apart: list[tuple[int, Knowledge]] = []
@@ -163,10 +168,15 @@ class Knowledge:
         """Learn the events that another set knows."""
         if self.narrow or other.narrow:
             self.narrow = (self.narrow | other.narrow) & ~(self.seen & ~self.narrow | other.seen & ~other.narrow)
+        if self.unfenced or other.unfenced:
+            told = self.seen & ~self.unfenced | other.seen & ~other.unfenced
+            self.unfenced = (self.unfenced | other.unfenced) & ~told
         if self.loose or other.loose:
             self.loose = (self.loose | other.loose) & ~(self.seen & ~self.loose | other.seen & ~other.loose)
-        if self.together:
-            self.together &= ~(other.seen & ~other.loose & ~other.together)
+        if self.together or self.waited:
+            told = other.seen & ~(other.loose | other.together | other.waited)
+            self.together &= ~told
+            self.waited &= ~told
         self.seen |= other.seen
         self.proxied |= other.proxied
         self.crossed |= other.crossed
@@ -317,8 +327,8 @@ class Ledger:
         out = Knowledge()
         if of is not None:
             out.seen, out.proxied, out.inits, out.own, out.open = of.seen, of.proxied, of.inits, of.own, of.open
-            out.crossed, out.time, out.met = of.crossed, of.time, of.met
-            out.loose, out.together, out.reads = of.loose, of.together, of.reads
+            out.crossed, out.time, out.met, out.unfenced = of.crossed, of.time, of.met, of.unfenced
+            out.loose, out.together, out.reads, out.waited = of.loose, of.together, of.reads, of.waited
             out.past, out.fenced, out.clocks, out.narrow = of.past, of.fenced, of.clocks, of.narrow
         self._knowledges.append(ref(out))
         if len(self._knowledges) > self._sweep:
@@ -366,6 +376,7 @@ class Ledger:
         bit = self.bit(event)
         knowledge.seen |= bit
         knowledge.narrow &= ~bit
+        knowledge.unfenced &= ~bit
         knowledge.time = max(knowledge.time, event.time)
         if event.asynchronous:
             knowledge.proxied |= bit
@@ -506,8 +517,10 @@ class Ledger:
                 knowledge.past >>= shift
                 knowledge.fenced >>= shift
                 knowledge.narrow >>= shift
+                knowledge.unfenced >>= shift
                 knowledge.loose >>= shift
                 knowledge.together >>= shift
+                knowledge.waited >>= shift
             self.base = base
 
     def prune(self, shadow: ShadowMemory, fibers: Iterable[Fiber]) -> None:
@@ -516,9 +529,8 @@ class Ledger:
         alone = not self.lanes
         for fiber in fibers:
             knows = fiber.knows
-            seen &= knows.seen & ~(knows.narrow | knows.loose | knows.together) | (
-                self.bit(fiber.epoch) if alone or one_lane(fiber.lanes) else 0
-            )
+            open_ = knows.narrow | knows.loose | knows.together | knows.waited | knows.unfenced
+            seen &= knows.seen & ~open_ | (self.bit(fiber.epoch) if alone or one_lane(fiber.lanes) else 0)
             proxied &= knows.proxied
             crossed &= knows.crossed
         if not self.refills or not shadow.refilled:
@@ -648,6 +660,7 @@ class ShadowMemory:
         touch: LaneAccess | None = None,
         ends: tuple[int, int] | None = None,
         same: Same | None = None,
+        unfenced: int = 0,
     ) -> Conflict | None:
         """Record an access and return its race, or lint, or None.
 
@@ -660,12 +673,13 @@ class ShadowMemory:
         lanes         that do it, where they are told apart; touch: what each of them touches, None where it is open
         ends          the first and the last place, where the caller knows them
         same          of a write: whether memory holds what it writes there, but for rounding, asked before it does
+        unfenced      events among the known that PTX orders before it only with a tcgen05.wait or fence that is missing
         """
         ledger = self.ledger
         if not ledger.enabled or not places:
             return None
         base, seen, proxied, narrow = ledger.base, knows.seen, ledger.fenced(knows), knows.narrow
-        together = knows.together | knows.loose if write else 0
+        together = knows.together | knows.loose | knows.waited if write else 0
         doubts = asynchronous or narrow or together
         self.refilled = self.refilled or (asynchronous and write)
         between = touch is not None and event.lanes != 0  # the event's own earlier accesses, by other lanes
@@ -690,11 +704,11 @@ class ShadowMemory:
                 harmless = at < 0 or (
                     seen >> at & 1 and (not asynchronous or not wrote or earlier.asynchronous or proxied >> at & 1)
                 )
-                doubtful, loose = "", False
+                doubtful, loose = TENSOR if unfenced and harmless and at >= 0 and unfenced >> at & 1 else "", False
                 if doubts and harmless and at >= 0 and not earlier.asynchronous:
                     if asynchronous and self._doubtful(earlier, wrote, write, knows):
                         doubtful = PROXY
-                    elif narrow and narrow >> at & 1 and (wrote or ledger.scopes):
+                    elif narrow and narrow >> at & 1:
                         doubtful = SCOPE
                     loose = bool(together >> at & 1) and not wrote
                 if harmless and not write and not doubtful:
@@ -755,7 +769,11 @@ class ShadowMemory:
         for _, record, common, crossed, bytes_of in found:
             if crossed:
                 if race is None or race.lint:
+                    if crossed == TENSOR and never_race(record.event.engine, made.event.engine):
+                        continue
                     says = self._crossed if crossed == PROXY else self._narrow
+                    if crossed == TENSOR:
+                        says = partial(self._unfenced, made.knows)
                     doubt = record.first(common, partial(says, record, made.what))
                     race = doubt if race is None or (doubt is not None and not doubt.lint) else race
             elif race is None or race.lint:
@@ -818,6 +836,9 @@ class ShadowMemory:
                 one = unknown(ledger, knows, earlier, place, lanes, touch, mine)
                 known = one is None
                 missing = one or ""
+                if one is not None and not mine and not record.write and knows.met & ledger.bit(earlier):
+                    says = f"{self._both(record, common, what)}; {WAITED}{TOGETHER}"
+                    return Conflict(says, WARP_BARRIER, lint=True)
         visible = (
             earlier.asynchronous
             or not asynchronous
@@ -865,18 +886,24 @@ class ShadowMemory:
         common: int,
     ) -> Conflict | None:  # fmt: skip
         """The lint of a write over reads that are ordered by running together alone."""
-        both = self._both(record, common, what)
-        if not knows.together & self.ledger.bit(record.event):
+        both, bit = self._both(record, common, what), self.ledger.bit(record.event)
+        if not (knows.together | knows.waited) & bit:
             return Conflict(f"{both}; {TOLD_BY_ONE}; {TOGETHER}", WARP_BARRIER, lint=True)
         pair = crossing(record.event, self, (False, True), touch, lanes, common)
         if pair is None:
             return None
-        says = f"{both}; lane {pair[0]} reads, lane {pair[1]} of its warp writes; {TOGETHER}"
+        waited = WAITED if knows.waited & bit else ""
+        says = f"{both}; lane {pair[0]} reads, lane {pair[1]} of its warp writes; {waited}{TOGETHER}"
         return Conflict(says, WARP_BARRIER, lint=True)
 
     def _narrow(self, record: AccessRecord, what: Callable[[], str], common: int) -> Conflict:
         """Describe a pair that an mbarrier of too small a scope orders in practice alone."""
         return Conflict(f"{self._both(record, common, what)}; {NARROW}", CLUSTER_SCOPE, lint=not self.ledger.scopes)
+
+    def _unfenced(self, knows: Knowledge, record: AccessRecord, what: Callable[[], str], common: int) -> Conflict:
+        """Describe a pair in tensor memory that lacks a tcgen05.wait or fence."""
+        says, orders = NOT_HANDED_ON if knows.unfenced & self.ledger.bit(record.event) else NOT_TAKEN_OVER
+        return Conflict(f"{self._both(record, common, what)}; {says}", orders, lint=True)
 
     def _crossed(self, record: AccessRecord, what: Callable[[], str], common: int) -> Conflict:
         """Describe a doubtful pair: the proxy fence of practice or that of PTX is missing."""

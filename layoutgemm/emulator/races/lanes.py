@@ -241,8 +241,6 @@ def unknown(
     if not lanes:
         return None
     if not mine:
-        if not ways[0] and knows.met & ledger.bit(earlier):
-            return None
         late = meeting(touch, lanes, places, parts)
         if not late:
             return None
@@ -280,27 +278,34 @@ def each_alone(ledger: Ledger, knows: Knowledge) -> int:
     return out & ~knows.proxied
 
 
-def read_together(ledger: Ledger, fiber: Fiber, event: MemoryEvent, lanes: int) -> None:
-    """Note reads of the fiber's lanes as one. PTX orders each before its own lane's accesses alone."""
+def read_together(ledger: Ledger, fiber: Fiber, event: MemoryEvent, lanes: int, waited: bool = False) -> None:
+    """Note reads of the fiber's lanes as one: PTX orders each before its own lane's accesses alone.
+
+    waited  the lanes wait for each other at the reads themselves
+    """
     knows = fiber.knows
     event.readers |= lanes
     bit = ledger.bit(event)
-    if not knows.together & bit and not one_lane(fiber.lanes):
-        knows.together |= bit
-        knows.reads = [*[one for one in knows.reads if knows.together & ledger.bit(one)], event][-MOST_READS:]
+    if not (knows.together | knows.waited if waited else knows.together) & bit and not one_lane(fiber.lanes):
+        if waited:
+            knows.waited |= bit
+        else:
+            knows.together |= bit
+        open_ = knows.together | knows.waited
+        knows.reads = [*[one for one in knows.reads if open_ & ledger.bit(one)], event][-MOST_READS:]
 
 
 def have_read(ledger: Ledger, fiber: Fiber, lanes: int) -> None:
     """Note that these lanes waited for each other: each has read what it did before. Later reads are told apart."""
-    knows, kept, open_ = fiber.knows, [], 0
+    knows, open_ = fiber.knows, 0
     for event in knows.reads:
         bit = knows.together & ledger.bit(event)
         if bit and event.readers & fiber.warp.alive & ~lanes:
-            kept.append(event)
             open_ |= bit
+    knows.waited |= (knows.together | knows.loose & knows.own) & ~open_
     knows.together &= open_
     knows.loose &= open_ | ~knows.own
-    knows.reads, fiber.joint = kept, None
+    fiber.joint = None
 
 
 def _of_others(ledger: Ledger, knows: Knowledge, lanes: int) -> int:
@@ -309,7 +314,7 @@ def _of_others(ledger: Ledger, knows: Knowledge, lanes: int) -> int:
     for event in knows.reads:
         if event.readers & ~lanes:
             out |= ledger.bit(event)
-    return out & knows.together
+    return out & (knows.together | knows.waited)
 
 
 def fork(ledger: Ledger, knows: Knowledge, lanes: int) -> Knowledge:
@@ -344,10 +349,11 @@ def fork(ledger: Ledger, knows: Knowledge, lanes: int) -> Knowledge:
         inside = members & lanes
         if inside == lanes:
             out.merge(more)
-            open_ = ~(knows.seen | knows.met)
+            open_ = ~knows.seen
             out.loose |= _of_others(ledger, more, lanes) & open_
-            if more.together & open_:
-                out.together |= more.together & open_
+            out.together |= more.together & open_ & ~knows.met
+            out.waited |= (more.waited | more.together & knows.met) & open_
+            if (more.together | more.waited) & open_:
                 out.reads = [*out.reads, *more.reads]
         elif inside:
             out.apart.append((inside, ledger.knowledge(more)))
@@ -383,13 +389,14 @@ def join(
         crossed &= one.crossed
         inits &= one.inits
         opened &= one.open
-    knows.apart, knows.mine, knows.fenced, knows.narrow = [], [], 0, 0
+    knows.apart, knows.mine, knows.fenced, knows.narrow, knows.unfenced = [], [], 0, 0, 0
     knows.clocks = clocks
     for lanes, one in arrived:
         knows.past |= one.seen | one.past
         knows.own |= one.own
         knows.fenced |= one.fenced
         knows.narrow |= one.narrow & seen
+        knows.unfenced |= one.unfenced & seen
         knows.time = max(knows.time, one.time)
         knows.mine += [event for event in one.mine if event not in knows.mine]
         if (one.seen & ~seen or one.proxied & ~proxied or one.inits & ~inits or one.open & ~opened
@@ -400,10 +407,13 @@ def join(
     knows.seen, knows.proxied, knows.inits, knows.open, knows.crossed = seen, proxied, inits, opened, crossed
     every = sum(lanes for lanes, _ in arrived)
     kept = [(event, ledger.bit(event)) for event in reads if seen & ledger.bit(event)]
-    kept = [(event, bit) for event, bit in kept if all(one.together & bit for _, one in arrived)]
-    knows.met, knows.reads, knows.together = met, [event for event, _ in kept], 0
+    kept = [(event, bit) for event, bit in kept if all((one.together | one.waited) & bit for _, one in arrived)]
+    knows.met, knows.reads, knows.together, knows.waited = met, [event for event, _ in kept], 0, 0
     for event, bit in kept:
-        knows.together |= bit
+        if all(one.together & bit for _, one in arrived):
+            knows.together |= bit
+        else:
+            knows.waited |= bit
         loose = loose & ~bit if not event.readers & ~every else loose
     knows.loose = loose & seen
     if len(knows.apart) > MANY:
@@ -417,13 +427,13 @@ def _add(ledger: Ledger, knows: Knowledge, lanes: int, more: Knowledge) -> None:
             return
     made = ledger.knowledge()
     made.merge(more)
-    made.together, made.reads = more.together, more.reads
+    made.together, made.waited, made.reads = more.together, more.waited, more.reads
     knows.apart.append((lanes, made))
 
 
 def _by_lane(ledger: Ledger, knows: Knowledge) -> None:
     """One set for each lane; equal sets share lanes."""
-    names = ("seen", "proxied", "inits", "open", "crossed", "narrow", "loose")
+    names = ("seen", "proxied", "inits", "open", "crossed", "narrow", "loose", "unfenced")
     found: dict[tuple[object, ...], tuple[int, Knowledge]] = {}
     for lane in range(32):
         made = ledger.knowledge()
@@ -452,6 +462,11 @@ def synchronise(ledger: Ledger, fiber: Fiber) -> None:
     for event in knows.mine:
         knows.seen |= ledger.bit(event)
     knows.mine = unordered(ledger, knows)
+    if knows.waited:
+        kept = 0
+        for event in knows.reads:
+            kept |= ledger.bit(event) if event.readers & fiber.warp.alive & ~fiber.lanes else 0
+        knows.waited &= kept
 
 
 def strong(ledger: Ledger, fiber: Fiber, warp: object = None) -> MemoryEvent:

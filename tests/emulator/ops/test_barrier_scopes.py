@@ -78,6 +78,14 @@ def test_global_memory_by_an_mbarrier_of_one_blocks_scope() -> None:
     assert [one.kind for one in sent(arrive(""), WIDE_WAIT, policy=STRICT, **texts)] == ["race"]
 
 
+def test_what_one_block_has_read_and_another_writes_over_is_lint_too() -> None:
+    texts = {"write": "ld.shared.u32 %r0, [%r28];", "read": "st.shared::cluster.u32 [%r23], %r30;"}
+    for policy, kind in ((None, "lint"), (STRICT, "race")):
+        found, unwritten = sent(arrive(""), WIDE_WAIT, policy=policy, **texts)
+        assert (found.kind, unwritten.kind) == (kind, "uninitialised") and "Policy(strict=True)" in found.message
+        assert [one.kind for one in sent(WIDE, WIDE_WAIT, policy=policy, **texts)] == ["uninitialised"]
+
+
 RELAXED, RELAXED_WAIT = arrive(".relaxed.cluster"), wait(".relaxed.cluster")
 
 

@@ -84,11 +84,15 @@ def test_the_right_kernels_have_no_finding(compiled: Callable[[str], Any], name:
     for policy in (Policy(), EARLY):
         done = emulate(compiled(name), *arrays, 0, policy=policy)
         assert done.ok and np.array_equal(arrays[-1], want), done.report()
-    # What the pipeline classes themselves do: no proxy fence before a refill, a store by 32 lanes, one lane's release.
+    # What the pipeline classes themselves do: no proxy fence before a refill, a store by 32 lanes, one lane's release,
+    # and no waits or fences of tensor memory.
     assert {one.orders.partition(" by")[0].partition(" (")[0] for one in done.findings} <= {
         "fence.proxy.async",
         "bar.warp.sync",
         "One lane, as elect.sync chooses it, does it for the warp.",
+        "tcgen05.wait::ld",
+        "tcgen05.wait::ld or ::st",
+        "tcgen05.fence::after_thread_sync",
     }
 
 

@@ -206,6 +206,17 @@ class HostGraph:
         stream = current_stream().cuda_stream if stream is None else stream
         self._work.append(CapturedWork(stream, run, dict(self._behind.get(stream, {})), copies))
 
+    @property
+    def count(self) -> int:
+        """The launches and copies that it has captured."""
+        return len(self._work)
+
+    def copy(self) -> HostGraph:
+        """Another graph with the same work."""
+        made = HostGraph()
+        made._work = list(self._work)
+        return made
+
     def length(self, stream: int) -> int:
         """The length of what a stream has captured so far."""
         return sum(one.stream == stream for one in self._work)

@@ -23,7 +23,7 @@ from ...machine.memory import ALL, GRANULE, WHOLE
 from ...ptx.parser import PtxInstruction, PtxOperand
 from ...ptx.program import Program, Reader, Run
 from ...ptx.values import FULL, LANES, Lanes
-from ...races.lanes import LaneAccess, Meets
+from ...races.lanes import LaneAccess, Meets, read_together
 from ..memory import place, said
 from ..registry import operation
 from ..swizzles import ROWS, check_loaded
@@ -116,7 +116,9 @@ class MatrixRows:
             return rows is not None and cta.shared.full(found[0][met]) and held.tobytes() == rows[met].tobytes()
 
         ledger = cta.cluster.ledger
-        event = None if write or ledger.reads else ledger.joint(fiber)  # its .sync makes the lanes wait for each other
+        event = None if write or ledger.reads else ledger.joint(fiber)
+        if event is not None and event.readers != FULL and ledger.lanes:
+            read_together(ledger, fiber, event, FULL, True)  # its .sync makes the lanes wait for each other
         machine.touch(
             fiber,
             cta,

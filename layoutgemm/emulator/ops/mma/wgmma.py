@@ -11,7 +11,7 @@ them is harmless, 16-bit halves included. Computing with them is an error that n
 wgmma.fence must precede a warp's first product, and must separate any computation of a product's registers from the
 product. Compilers sink the moves that clear an accumulator below the fence, and ptxas accepts that. So registers that
 were only moved since the fence are allowed. PTX also asks for a fence after reading results. An official kernel (CuTe
-DSL's fp8 example with two accumulators) omits it. So the check needs the policy's `register_strict`, which counts
+DSL's fp8 example with two accumulators) omits it. So that is lint without the policy's `register_strict`, which counts
 waited-for results as touched.
 
 Rounding: products are summed in float32 by NumPy's matrix product, then added to the accumulator in float32 (rounded to
@@ -64,6 +64,11 @@ TYPES = {ptx_type(dtype(name)): name for name in _NAMES}
 MAJORS = ("K", "MN")
 WAIT = "wgmma.wait_group of the product, before the write, orders them."
 REGISTERS = "wgmma.fence by all four warps, after the last write of the registers and before the product, orders them."
+UNFENCED = "no wgmma.fence between the last access to the product's registers and the product"
+WAITED_FOR = (
+    "no wgmma.fence since results came into the warp's registers: PTX asks for one, and kernels go without; "
+    "Policy(register_strict=True) makes this a finding"
+)
 TOGETHER = "One wgmma that all four warps of a warpgroup execute, with the same operands, is defined."
 RegisterValues: TypeAlias = tuple[Any, ...]  # the contents of registers, `AccumulatorRegister` ones among them
 Picks: TypeAlias = Callable[[Sequence[Any]], RegisterValues]
@@ -226,7 +231,8 @@ class WgmmaGroup:
     issued    warp -> how many it has issued
     open      warp -> its products that are in no group yet, and events: warp -> their reads
     groups    warp -> its groups that it has not waited for
-    fenced    warp -> whether a wgmma.fence ran, with `register_strict` since the last results came into its registers
+    fenced    warp -> whether a wgmma.fence ran
+    results   warp -> whether results have come into its registers since
     dirty     warp -> registers computed between the issue of a product and a later fence
     """
 
@@ -237,6 +243,7 @@ class WgmmaGroup:
         self.events: list[MemoryEvent | None] = [None] * WARPS
         self.groups: list[list[list[IssuedWgmma]]] = [[] for _ in range(WARPS)]
         self.fenced = [False] * WARPS
+        self.results = [False] * WARPS
         self.dirty = [0] * WARPS
 
 
@@ -287,7 +294,7 @@ def fence(program: Program, ins: PtxInstruction) -> Run:
         fiber.whole()
         group, warp = _group(fiber)
         group.dirty[warp] |= fiber.dirty
-        group.fenced[warp] = True
+        group.fenced[warp], group.results[warp] = True, False
         fiber.dirty = 0
 
     return go
@@ -364,8 +371,7 @@ def _materialise(fiber: Fiber, group: WgmmaGroup, warp: int, accumulator: Accumu
             fiber.written |= 1 << register
     else:
         missing = _materialise_copies(fiber, accumulator, values)
-    if fiber.machine.policy.register_strict:
-        group.fenced[warp] = False
+    group.results[warp] = True
     if missing:
         lost = _name(fiber, names[min(missing)])
         ins = accumulator.last.ins
@@ -557,31 +563,25 @@ def _check_fence(
     fiber: Fiber, group: WgmmaGroup, warp: int, ins: PtxInstruction, names: list[int], lent: list[int], used: int
 ) -> None:
     """Report registers touched since the last wgmma.fence."""
-    registers = fiber.registers
+    registers, machine = fiber.registers, fiber.machine
     if type(registers[names[0]]) is AccumulatorRegister:
         used = sum(1 << register for register in lent)
-        unfenced = False
+        unfenced = results = False
     else:
-        unfenced = not group.fenced[warp]
+        results = group.results[warp]
+        unfenced = not group.fenced[warp] or (results and machine.policy.register_strict)
     written = fiber.dirty & used
     for register in lent:
         if type(registers[register]) is OperandRegister:
             written &= ~(1 << register)
     if unfenced:
-        fiber.machine.problem(
-            "protocol",
-            "no wgmma.fence between the last access to the product's registers and the product",
-            fiber,
-            orders=REGISTERS,
-        )
+        machine.problem("protocol", UNFENCED, fiber, orders=REGISTERS)
     elif written:
         first = (written & -written).bit_length() - 1
-        fiber.machine.problem(
-            "protocol",
-            f"{_name(fiber, first)} of the product is written after the last wgmma.fence",
-            fiber,
-            orders=REGISTERS,
-        )
+        message = f"{_name(fiber, first)} of the product is written after the last wgmma.fence"
+        machine.problem("protocol", message, fiber, orders=REGISTERS)
+    elif results:
+        machine.problem("lint", WAITED_FOR, fiber, orders=REGISTERS)
 
 
 def _take_accumulator(fiber: Fiber, warp: int, found: IssuedWgmma, names: list[int], held: RegisterValues) -> None:

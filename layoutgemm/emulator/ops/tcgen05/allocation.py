@@ -4,12 +4,12 @@ Instructions: tcgen05.alloc, dealloc, relinquish_alloc_permit, commit, wait, fen
 Family Instructions". No device with tensor memory has confirmed this module.
 
 Policy `tensor_strict` is off by default, since official kernels omit tcgen05.wait and tcgen05.fence in places where PTX
-asks for them and the hardware does without. With it, values of tcgen05.ld may be used only after tcgen05.wait::ld.
-Accesses of ld and st are ordered only after tcgen05.wait::ld and ::st. A thread hands its loads and stores to others
-only with fence::before_thread_sync, and sees those of others only after fence::after_thread_sync. Sources: PTX ISA,
-"Memory Consistency Model for 5th generation of TensorCore operations", "Canonical synchronization patterns".
-tcgen05.commit includes the first of the two fences. One rule is not modelled: the two fences alone, without a commit,
-order products of one thread before those of another in the tensor cores' pipeline.
+asks for them and the hardware does without: that is lint. With it, values of tcgen05.ld may be used only after
+tcgen05.wait::ld. Accesses of ld and st are ordered only after tcgen05.wait::ld and ::st. A thread hands its loads and
+stores to others only with fence::before_thread_sync, and sees those of others only after fence::after_thread_sync.
+Sources: PTX ISA, "Memory Consistency Model for 5th generation of TensorCore operations", "Canonical synchronization
+patterns". tcgen05.commit includes the first of the two fences. One rule is not modelled: the two fences alone, without
+a commit, order products of one thread before those of another in the tensor cores' pipeline.
 """
 
 from __future__ import annotations
@@ -229,7 +229,8 @@ def commit(program: Program, ins: PtxInstruction) -> Run:
 def fence(program: Program, ins: PtxInstruction) -> Run:
     """tcgen05.fence: order the thread's tcgen05 operations with other threads', before or after synchronising.
 
-    Without `tensor_strict` ordinary synchronisation orders these accesses too, and relaxed arrives and waits with it.
+    Without `tensor_strict` ordinary synchronisation orders these accesses too, with lint where PTX asks for a fence,
+    and relaxed arrives and waits do with it.
     """
     if len(ins.words) != 2:
         raise ValueError("the fence has no further words")

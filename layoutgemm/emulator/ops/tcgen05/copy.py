@@ -39,7 +39,7 @@ from ..registry import operation, spelled
 from .allocation import group_size
 from .shift import has_shifts, in_pipeline
 from .tmem import TensorMemory, TmemCoordinates, coordinate, engine_of, group_of, one_thread, tensor_of, touch
-from .waits import LoadingRegister, begin
+from .waits import LoadingRegister, begin, in_flight
 
 BYTE = dtype("u8")
 _TYPES = {"f32": "f32", "s32": "i32", "u32": "u32"}
@@ -96,7 +96,8 @@ def _window(fiber: Fiber, tensor: TensorMemory, places: TmemCoordinates, address
         fiber.machine.problem(
             "lint",
             f"lanes {first}..{first + places.lanes - 1} of tensor memory: warp {fiber.warp.number} reaches "
-            f"{own[0]}..{own[-1]}. They are taken for the warp's own, as kernels that run have it; PTX does not say so",
+            f"{own[0]}..{own[-1]}. They are taken for the warp's own, as kernels that run have it; PTX does not say so"
+            + ("" if strict else ', and Policy(fences="writers") refuses lanes beyond the first quarter'),
             fiber,
             orders="Address the lanes of the warp's own quarter: 32 times its number modulo 4.",
         )
@@ -202,7 +203,8 @@ def store(program: Program, ins: PtxInstruction) -> Run:
         fiber.whole()
         tensor = tensor_of(fiber.cta)
         lane, column = _window(fiber, tensor, places, _same_address(fiber, ins, address(fiber)))
-        touch(fiber, fiber.cta, places.places(lane, column), True, said(fiber, ins), begin(fiber, "st", ins))
+        stored, event = in_flight(fiber), begin(fiber, "st", ins)
+        touch(fiber, fiber.cta, places.places(lane, column), True, said(fiber, ins), event, stored)
         fiber.machine.counts.bytes["tensor memory write"] += 4 * places.flat.size
         values: list[Register] = [source(fiber) for source in sources]
         words, lost = words_of([defined(value) for value in values]), None

@@ -315,25 +315,34 @@ def touch(
     write: bool,
     what: Callable[[], str],
     event: MemoryEvent | None = None,
+    stored: int = 0,
 ) -> None:
-    """Record an access to tensor memory and report its races.
+    """Record an access to tensor memory and report its races; `stored`: of a store, the warp's others in flight.
 
-    With the policy's `tensor_strict` a thread's knowledge of others is that of its last
-    tcgen05.fence::after_thread_sync.
+    By PTX a thread's knowledge of others is that of its last tcgen05.fence::after_thread_sync. With the policy's
+    `tensor_strict` that alone counts. Else an access without it is lint, once for a line of the program.
     """
     if write and fiber.warp.settles is not None:
         fiber.warp.settles(fiber)
-    knows = fiber.knows
+    knows, fenced, unfenced = fiber.knows, fenced_knowledge(fiber), 0
     event = event or cta.cluster.ledger.joint(fiber)
+    told, line = fiber.machine.scratch.setdefault("unfenced", set()), fiber.ins and (fiber.ins.source or fiber.ins.pc)
     if fiber.machine.policy.tensor_strict:
-        knows = fenced_knowledge(fiber)
+        knows = fenced
         knows.seen |= fiber.knows.own
-    elif (beside := known_beside(fiber)) is not None:
-        knows = cta.cluster.ledger.knowledge(knows)
-        knows.merge(beside)
-        knows.seen |= fiber.knows.own
+    else:
+        if stored or (beside := known_beside(fiber)) is not None:
+            knows = cta.cluster.ledger.knowledge(knows)
+            if (beside := known_beside(fiber)) is not None:
+                knows.merge(beside)
+            knows.seen |= fiber.knows.own | stored
+            knows.unfenced |= stored
+        if line not in told:
+            unfenced = knows.seen & ~(fenced.seen & ~fenced.unfenced | fiber.knows.own)
     if fiber.machine.trace is not None:
         fiber.machine.trace.access(fiber, "tensor", cta, places, write, event, knows, False)
-    race = tensor_of(cta).shadow.access(places, write, event, knows, False, what, event)
+    race = tensor_of(cta).shadow.access(places, write, event, knows, False, what, event, unfenced=unfenced)
     if race is not None:
+        if race.lint:
+            told.add(line)
         fiber.machine.conflict(race, fiber)

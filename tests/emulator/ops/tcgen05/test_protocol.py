@@ -30,6 +30,13 @@ GIVE_UP = "  tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;\n"
 DEALLOC = "  tcgen05.dealloc.cta_group::1.sync.aligned.b32 %base, 32;\n"
 
 
+def lints(found: Result) -> list[str]:
+    """The messages of lints that name the strict switch, where there are no other findings."""
+    assert set(found.kinds) <= {"lint"}, found.findings
+    assert all("Policy(tensor_strict=True)" in one.message for one in found.findings), found.findings
+    return [one.message for one in found.findings]
+
+
 def test_every_kernel_here_is_clean_under_the_strict_switch():
     for case in (BASE, PAIR, SCALED):
         case.check(STRICT)
@@ -129,6 +136,7 @@ def test_several_allocations():
       ld.shared.b32 %c0, [%s];
       ld.shared.b32 %c1, [%s+4];
       tcgen05.dealloc.cta_group::1.sync.aligned.b32 %c0, 64;
+      bar.warp.sync -1;
       tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%s], 256;
       ld.shared.b32 %c2, [%s];
       tcgen05.dealloc.cta_group::1.sync.aligned.b32 %c1, 32;
@@ -333,8 +341,10 @@ FRESH = """
       tcgen05.st.sync.aligned.32x32b.x1.b32 [%c], %s;
       tcgen05.wait::st.sync.aligned;
       tcgen05.dealloc.cta_group::1.sync.aligned.b32 %c, 512;
+      bar.warp.sync -1;
       tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%s], 512;
       tcgen05.ld.sync.aligned.32x32b.x1.b32 %w, [%c];
+      tcgen05.wait::ld.sync.aligned;
       st.global.b32 [%out], %w;
       tcgen05.dealloc.cta_group::1.sync.aligned.b32 %c, 512;
 """
@@ -361,6 +371,7 @@ def test_words_of_an_earlier_allocation_are_not_an_accumulator():
     """The same columns, freed and allocated again: earlier writes there do not count."""
     again = """  setp.ge.u32 %stop, %lane, 32;
       @%stop bra anew;
+      tcgen05.fence::after_thread_sync;
       tcgen05.dealloc.cta_group::1.sync.aligned.b32 %base, 32;
       mov.u32 %s, column;
       tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%s], 32;
@@ -375,14 +386,57 @@ def test_words_of_an_earlier_allocation_are_not_an_accumulator():
 
 def test_the_strict_switch_asks_for_waits_and_fences():
     ld_wait, st_wait = "  tcgen05.wait::ld.sync.aligned;\n", "  tcgen05.wait::st.sync.aligned;\n"
-    assert broken(BASE, ld_wait, "").findings == []
+    *early, dealloc = lints(broken(BASE, ld_wait, ""))
+    assert early and all("a register that tcgen05.ld" in one for one in early) and "before it, tcgen05.ld" in dealloc
     only(broken(BASE, st_wait, ""), "race", "tcgen05.st")
     with pytest.raises(EmulatorError, match=r"no tcgen05\.wait::ld has been executed since"):
         broken(BASE, ld_wait, "", STRICT)
     only(broken(BASE, st_wait, "", STRICT), "race", "tcgen05.st")
     fence = "  tcgen05.fence::after_thread_sync;\n"
-    assert broken(BASE, fence, "").findings == []
-    only(broken(BASE, fence, "", STRICT), "race", "nothing orders them")
+    assert all("no tcgen05.fence::after_thread_sync" in one for one in lints(broken(BASE, fence, "")))
+    strict = broken(BASE, fence, "", STRICT)
+    only(strict, "race", "nothing orders them")
+    assert [one.line for one in strict.findings] == [one.line for one in broken(BASE, fence, "").findings]
+
+
+def test_a_use_of_loaded_registers_before_the_wait_is_lint_where_strict_has_an_error():
+    """A move takes a register along. A path that comes to a wait first has no such use."""
+    load, wait = "tcgen05.ld.sync.aligned.32x32b.x1.b32 %w, [%c];", "tcgen05.wait::ld.sync.aligned;"
+    use, skip = "add.u32 %x, %v, 1;", "setp.eq.u32 %p, %t, 99; @%p bra OVER;"
+    text = """
+      .reg .b32 %s, %c, %w, %v, %t, %x; .reg .pred %p;
+      mov.u32 %s, smem; mov.u32 %t, %tid.x;
+      tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%s], 32;
+      ld.shared.b32 %c, [%s];
+      tcgen05.st.sync.aligned.32x32b.x1.b32 [%c], %t;
+      tcgen05.wait::st.sync.aligned;
+      BODY
+      tcgen05.dealloc.cta_group::1.sync.aligned.b32 %c, 32;
+    """
+    settings = {"block": 32, "shared": 64, "target": "sm_100a"}
+    move = "mov.b32 %v, %w;"
+    for body, used in (
+        (load + move + wait + use, False),
+        (load + move + use + wait, True),
+        (load + wait + move + use, False),
+        (load + move + skip + use + "OVER:" + wait, False),  # not on each path, and the wait comes first for the others
+        (load + move + skip + use + "OVER:", True),
+        (load + "mov.b32 %w, 0;" + move + use + wait, False),
+    ):
+        found = run(text.replace("BODY", body), {}, **settings)
+        says = [one for one in lints(found) if "uses a register" in one]
+        assert len(says) == used, body
+        if used:
+            with pytest.raises(EmulatorError, match=r"no tcgen05\.wait::ld has been executed since"):
+                run(text.replace("BODY", body), {}, policy=STRICT, **settings)
+
+
+def test_several_stores_to_one_place_are_lint_without_a_wait_between_them():
+    store = "  tcgen05.st.sync.aligned.32x32b.x8.b32 [%at], {%r0, %r1, %r2, %r3, %r4, %r5, %r6, %r7};\n"
+    assert all("hands it on without tcgen05.wait" in one for one in lints(broken(BASE, store, store + store)))
+    only(broken(BASE, store, store + store, STRICT), "race", "tcgen05.st")
+    waited = store + "  tcgen05.wait::st.sync.aligned;\n" + store
+    assert broken(BASE, store, waited).findings == [] and broken(BASE, store, waited, STRICT).findings == []
 
 
 def test_a_load_counts_as_done_where_its_registers_are_used_up():
@@ -408,9 +462,10 @@ def test_a_load_counts_as_done_where_its_registers_are_used_up():
         body = text.replace("BEFORE", before).replace("AFTER", after)
         return run(body, {}, block=64, shared=64, target="sm_100a").kinds
 
-    assert found(load + use, "") == ["lint"]  # another warp frees the columns than allocated them
-    assert found(load, use) == ["lint", "race"]
-    assert found(load + "tcgen05.wait::ld.sync.aligned;", use) == ["lint"]
+    # Another warp frees the columns than allocated them, without the fences.
+    assert found(load + use, "") == ["lint"] * 3
+    assert found(load, use) == ["lint"] * 2 + ["race"]
+    assert found(load + "tcgen05.wait::ld.sync.aligned;", use) == ["lint"] * 2
 
 
 def test_a_relaxed_wait_orders_tensor_memory_with_the_fence_after_it():
@@ -420,7 +475,7 @@ def test_a_relaxed_wait_orders_tensor_memory_with_the_fence_after_it():
     for policy in (None, STRICT):
         assert BASE.run(relaxed, policy).findings == []
     without = relaxed.replace("  tcgen05.fence::after_thread_sync;\n", "")
-    only(BASE.run(without), "race", "nothing orders them")
+    assert {one.kind for one in BASE.run(without).findings if "nothing orders them" in one.message} == {"race"}
 
 
 @pytest.mark.parametrize("which,what", ((0, "tcgen05.st"), (1, "tcgen05.ld")))
@@ -429,8 +484,9 @@ def test_the_strict_switch_asks_for_the_fence_before_others_are_told(which, what
     fence = "  tcgen05.fence::before_thread_sync;\n"
     parts = BASE.text.split(fence)
     text = parts[0] + (fence if which else "") + parts[1] + ("" if which else fence) + parts[2]
-    assert BASE.run(text).findings == []
+    assert all("hands it on without" in one and f"before it, {what}" in one for one in lints(BASE.run(text)))
     only(BASE.run(text, STRICT), "race", what)
+    assert {one.line for one in BASE.run(text).findings} == {one.line for one in BASE.run(text, STRICT).findings}
     # A warp's own accesses need none, whatever it takes over in between.
     own = "  tcgen05.st.sync.aligned.32x32b.x1.b32 [%ta], %w;\n  tcgen05.wait::st.sync.aligned;\n"
     again = "  tcgen05.fence::after_thread_sync;\n"
@@ -463,14 +519,14 @@ def test_a_commit_contains_the_fence():
       tcgen05.dealloc.cta_group::1.sync.aligned.b32 %c, 32;
     done:
     """
-    for tell, found in (
+    for tell, found in (  # a race if strict, else lint
         ("tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%s+16];", []),
         ("mbarrier.arrive.shared.b64 _, [%s+16];", ["race"]),
     ):
         told = text.replace("TELL", tell)
         # Another warp gives the columns back than the one that has allocated them.
         assert run(told, block=64, shared=64, target="sm_100a", policy=STRICT).kinds == ["lint", *found]
-        assert run(told, block=64, shared=64, target="sm_100a").kinds == ["lint"]
+        assert run(told, block=64, shared=64, target="sm_100a").kinds == ["lint"] * (1 + len(found))
 
 
 @pytest.mark.parametrize(
