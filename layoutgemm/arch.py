@@ -106,7 +106,7 @@ class Arch:
 
     @property
     def is_family(self) -> bool:
-        """True for a family target: its code runs on all its capabilities, and uses what they have in common."""
+        """True for a family target. Its code runs on all its capabilities, and uses what they have in common."""
         return self.name.endswith("f")
 
     def require(self, feature: str, why: str) -> None:
@@ -197,7 +197,7 @@ ArchName = str | int | tuple[int, int] | Arch  # how a caller names an architect
 
 
 def arch(name: ArchName) -> Arch:
-    """The facts of an architecture, by any of its names, in any case: "sm_90a", "sm90", "hopper", 90, (9, 0).
+    """The facts of an architecture, by any of its names, in any case. "sm_90a", "sm90", "hopper", 90, (9, 0).
 
     A name without its suffix means the architecture-specific target: wgmma and tcgen05 exist on sm_90a and sm_100a
     alone [PTX, "Target ISA Notes"]. "sm_100f" is a family target. Names of GPUs are taken too: "RTX 4090", "h200".

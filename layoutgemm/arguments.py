@@ -27,7 +27,7 @@ IntTuple = int | tuple["IntTuple", ...]
 
 
 class Integer(Protocol):
-    """An operand with integer arithmetic: an int, a symbol, an array of integers or a traced integer."""
+    """An operand with integer arithmetic. An int, a symbol, an array of integers or a traced integer."""
 
     def __add__(self, other: Any, /) -> Any: ...
     def __radd__(self, other: Any, /) -> Any: ...
@@ -72,7 +72,7 @@ def read_by(kind: type, maker: Read) -> None:
 
 
 def is_int(x: object) -> TypeGuard[int]:
-    """True for an integer: any `numbers.Integral`, such as an int or a NumPy integer, except a bool.
+    """True for an integer. Any `numbers.Integral`, such as an int or a NumPy integer, except a bool.
 
     >>> import numpy as np
     >>> is_int(4), is_int(np.uint8(4)), is_int(True), is_int(np.array(4)), is_int(4.0)
@@ -117,7 +117,7 @@ def _bits(x: object) -> int:
 
 
 def nearest(x: object, known: Iterable[object], most: int = 1) -> str:
-    """The question whether a misspelt name is one of the known names; "" where none is like it.
+    """The question whether a misspelt name is one of the known names. "" where none is like it.
 
     >>> nearest("rleu", ("relu", "gelu")), nearest("tanj", ("relu", "gelu")), nearest(3, ("relu",))
     ("do you mean 'relu'? ", '', '')
@@ -265,7 +265,7 @@ def as_number(x: object, what: str, error: type[LayoutError] = LayoutError, leas
 
 
 def as_arithmetic(x: Any, what: str, error: type[LayoutError] = LayoutError) -> Any:
-    """`x` where it has arithmetic: a number, a symbol, a traced value or an array of numbers, unchanged.
+    """`x` where it has arithmetic. A number, a symbol, a traced value or an array of numbers, unchanged.
 
     Raises `error` for another value, and for an integer beyond every float.
 

@@ -275,7 +275,7 @@ _ALIASES = {alias: entry.name for entry, aliases in _FORMATS.items() for alias i
 
 
 def multiply_together(a: DType, b: DType) -> bool:
-    """True if an instruction multiplies the two types: one type, or floats of 8 bits each, or integers of 8 bits each.
+    """True if an instruction multiplies the two types. One type, or floats of 8 bits each, or integers of 8 bits each.
 
     >>> multiply_together(dtype("e4m3"), dtype("e5m2")), multiply_together(dtype("e4m3"), dtype("bf16"))
     (True, False)

@@ -76,7 +76,7 @@ class CompositionError(LayoutError):
 
 
 class CoordinateError(LayoutError):
-    """A coordinate does not fit the shape: out of range, of another profile, or not an integer."""
+    """A coordinate does not fit the shape. Out of range, of another profile, or not an integer."""
 
 
 class SwizzleError(LayoutError):
@@ -146,7 +146,7 @@ class TensorError(OperandError, RuntimeError):
 
 
 class RankError(LayoutError, RuntimeError):
-    """A rank of a distributed product that did not come in time; the message names rank and flag."""
+    """A rank of a distributed product that did not come in time. The message names rank and flag."""
 
 
 class PtxError(LayoutError):

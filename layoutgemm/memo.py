@@ -1,4 +1,4 @@
-"""Results of functions whose arguments are values, kept: many plans have the same tiles, stores and orders.
+"""Results of functions whose arguments are values, kept. Many plans have the same tiles, stores and orders.
 
 Values are equal where Python says so, and Python says that 0.0 equals -0.0 and that NaN equals nothing. A value with
 floats that decide its kernel's code has them as `ExactFloat`s.

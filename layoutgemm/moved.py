@@ -82,7 +82,7 @@ class OldPaths(MetaPathFinder):
     """A finder of old module paths, and of modules that names have left. It comes before all other finders."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """The spec of an old path, with a warning if there is no module now; None for any other name."""
+        """The spec of an old path, with a warning if there is no module now. None for any other name."""
         old = name.removeprefix(f"{ROOT}.")
         if old == name or old not in _OLD:
             return None

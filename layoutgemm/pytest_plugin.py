@@ -45,7 +45,7 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, py
 
 @pytest.fixture
 def emulate() -> Callable[..., Emulation]:
-    """Run a compiled CuTe DSL function, or PTX with a described launch, on the CPU; fail on any finding.
+    """Run a compiled CuTe DSL function, or PTX with a described launch, on the CPU. Fail on any finding.
 
     Called like `layoutgemm.emulate` or, with PTX first, `layoutgemm.emulate_ptx`; `lint=True` fails on lint too.
     """
@@ -54,7 +54,7 @@ def emulate() -> Callable[..., Emulation]:
 
 @pytest.fixture
 def emulated_gpu(request: pytest.FixtureRequest) -> Generator[EmulatedGpu, None, None]:
-    """An emulated GPU for the test: code for a real one runs on it, and any finding fails the test at its end.
+    """An emulated GPU for the test. Code for a real one runs on it, and any finding fails the test at its end.
 
     The architecture is sm_90a, or the fixture's indirect parameter. See `layoutgemm.emulated_gpu`.
     """

@@ -1,4 +1,4 @@
-"""Every atom there is: a table from the name of an instruction family to the generator of its atoms.
+"""Every atom there is. A table from the name of an instruction family to the generator of its atoms.
 
 A new family is one line here.
 """

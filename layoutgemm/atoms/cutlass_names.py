@@ -111,7 +111,7 @@ def _printed(text: str) -> MmaAtom | None:
 
 @registries.atom_named.register(str)
 def named(text: str) -> Named | None:
-    """The atom that the name of a C++ type denotes; None for a text that is no such name.
+    """The atom that the name of a C++ type denotes. None for a text that is no such name.
 
     Raises ParseError with the character and what was expected, AtomError for what no instruction is.
 

@@ -28,7 +28,7 @@ def since(target: str) -> tuple[str, ...]:
 
 
 def exists_on(archs: Collection[str], target: Arch) -> bool:
-    """True if an atom of these targets exists on an architecture; on a family's if all that it is for have it.
+    """True if an atom of these targets exists on an architecture. On a family's if all that it is for have it.
 
     >>> from layoutgemm.arch import arch
     >>> exists_on(since("sm_89"), arch("sm_86")), exists_on(TENSOR_MEMORY_ARCHS, arch("sm_100f"))

@@ -58,7 +58,7 @@ def ask_smi(fields: str, gpu: str) -> list[str]:
 
 
 def sampler() -> tuple[str, Sampler | None]:
-    """The reader of clock (MHz) and power (W): NVML through pynvml if it works, else nvidia-smi."""
+    """The reader of clock (MHz) and power (W). NVML through pynvml if it works, else nvidia-smi."""
     readers: tuple[tuple[str, Callable[[str], Sampler]], ...] = (("NVML", _nvml), ("nvidia-smi", _smi))
     for name, make in readers:
         try:

@@ -1,4 +1,4 @@
-"""Measure GEMM kernels on a GPU: contenders, checked first, then timed in bursts and at sustained load.
+"""Measure GEMM kernels on a GPU. Contenders, checked first, then timed in bursts and at sustained load.
 
 A GPU of this class is limited by power: earlier work changes the clock of later work. Data of zeros draws less power,
 and operands that fit in L2 skip DRAM. So:
@@ -44,7 +44,7 @@ Replay = Callable[[], object]
 
 
 class Operands(NamedTuple):
-    """One set of torch tensors: a is (M, K), b is (N, K), c is (M, N), and C = A @ B^T."""
+    """One set of torch tensors. A is (M, K), b is (N, K), c is (M, N), and C = A @ B^T."""
 
     a: torch.Tensor
     b: torch.Tensor
@@ -53,7 +53,7 @@ class Operands(NamedTuple):
 
 @dataclass(frozen=True)
 class BenchProblem:
-    """C = A @ B^T in bf16: A is M x K and C M x N, rows contiguous; B is N x K with K or N contiguous (b_major)."""
+    """C = A @ B^T in bf16. A is M x K and C M x N, rows contiguous; B is N x K with K or N contiguous (b_major)."""
 
     m: int
     n: int
@@ -84,7 +84,7 @@ class BenchProblem:
 
     @property
     def launches(self) -> int:
-        """Launches per graph: about 5 ms by a rough model of an H200, every set equally often."""
+        """Launches per graph. About 5 ms by a rough model of an H200, every set equally often."""
         expected = max(self.flops / 750e12, self.bytes / 4.2e12) + 2e-6
         return self.sets * max(1, round(GRAPH_SECONDS / expected / self.sets))
 
@@ -183,7 +183,7 @@ def references(sets: Sequence[Operands]) -> list[torch.Tensor]:
 def run_and_check(
     sets: Sequence[Operands], launches: Sequence[Launch], exact: Sequence[torch.Tensor]
 ) -> tuple[Accuracy, list[torch.Tensor]]:
-    """Run every launch twice over a C of NaN; return the accuracy over all sets, and C's bits."""
+    """Run every launch twice over a C of NaN. Return the accuracy over all sets, and C's bits."""
     import torch
 
     if len(launches) != len(sets):

@@ -98,7 +98,7 @@ def registers(arch: Arch, threads: int, per_thread: dict[str, int], blocks_per_s
 
 
 def allocated_threads(threads: int) -> int:
-    """Threads whose registers a launch takes: warps are held to be as many on each quarter of the multiprocessor.
+    """Threads whose registers a launch takes. Warps are held to be as many on each quarter of the multiprocessor.
 
     >>> allocated_threads(384), allocated_threads(288), allocated_threads(1)
     (384, 384, 128)
@@ -107,7 +107,7 @@ def allocated_threads(threads: int) -> int:
 
 
 def launch_registers(arch: Arch, threads: int, blocks_per_sm: int = 1) -> int:
-    """Registers that each of a CTA's `threads` starts with: equal shares, in units of 8, of `blocks_per_sm` CTAs.
+    """Registers that each of a CTA's `threads` starts with. Equal shares, in units of 8, of `blocks_per_sm` CTAs.
 
     The register limits of a launch (cuda_occupancy.h), and of ptxas: of 288 threads it gives each 168, as of 384.
 

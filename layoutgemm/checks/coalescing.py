@@ -1,4 +1,4 @@
-"""Coalescing of global memory: how many sectors and cache lines the requests of a warp touch.
+"""Coalescing of global memory. How many sectors and cache lines the requests of a warp touch.
 
 Global memory moves in sectors of 32 bytes, four to a cache line of 128. One instruction of a warp is one request,
 whatever the width for a lane, and the memory system fetches every sector that any of its lanes touches, once. So the
@@ -93,7 +93,7 @@ class SectorReport:
 
     @property
     def witness(self) -> str:
-        """The first request with too many sectors, and its first sector that is not full; or ""."""
+        """The first request with too many sectors, and its first sector that is not full. Or ""."""
         for name, rows, addresses, width in zip(self.names, self.rows, self.addresses, self.widths):
             over = np.flatnonzero(rows[0] > rows[3])
             if not over.size:
@@ -208,7 +208,7 @@ def _global_only(kind: str) -> None:
 
 
 def count_sectors(addresses: IntArray, width: int, base: int) -> IntArray:
-    """(sectors, lines, distinct bytes, least sectors) x request, of addresses (request, lane); -1: takes no part.
+    """(sectors, lines, distinct bytes, least sectors) x request, of addresses (request, lane). -1. Takes no part.
 
     width  bytes for a lane, of which each address is a multiple; base: byte offset of address 0 within a line
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def not_once(times: npt.NDArray[np.int64], text: str) -> str:
-    """The first element whose count is not one, in words; "" if all counts are one.
+    """The first element whose count is not one, in words. "" if all counts are one.
 
     times  the counts, by coordinate
     text   with a pair of braces for each coordinate, and a last one for the count

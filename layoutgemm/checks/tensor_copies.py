@@ -1,4 +1,4 @@
-"""Checks of tensor copies: every element of a tile once, in its place; every element of the tensor in one tile.
+"""Checks of tensor copies: every element of a tile once, in its place. Every element of the tensor in one tile.
 
 `filled_by` looks at one tile, element by element: its size is known. Where it lies in global memory may depend on
 symbols; an address is then compared as a polynomial, coefficient by coefficient, which decides it at every size.

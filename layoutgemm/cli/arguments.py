@@ -88,7 +88,7 @@ def script_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def layout_text(word: str) -> str:
-    """The text of an argument for a layout: `-` stands for standard input, which one argument may read.
+    """The text of an argument for a layout. `-` stands for standard input, which one argument may read.
 
     Raises argparse's error for an input that is empty, or longer than any layout.
     """
@@ -159,7 +159,7 @@ def drawn(args: argparse.Namespace, draw: Callable[[], str]) -> bool:
 
 
 def plain(value: object) -> object:
-    """Numbers and tuples as JSON has them; anything else, a symbol or an array, as its text.
+    """Numbers and tuples as JSON has them. Anything else, a symbol or an array, as its text.
 
     >>> plain((0, (1, 2))), plain(None), plain(2j)
     ([0, [1, 2]], None, '2j')

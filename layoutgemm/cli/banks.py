@@ -241,7 +241,7 @@ ACCESSES = {"rows": rows, "columns": columns}
 
 
 def report_data(report: BankReport) -> dict[str, object]:
-    """A bank report for programs: counts, and the lanes of the first phase that conflicts at its worst bank."""
+    """A bank report for programs. Counts, and the lanes of the first phase that conflicts at its worst bank."""
     first = report.witness
     conflict = None
     if first is not None:

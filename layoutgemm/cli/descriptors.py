@@ -192,7 +192,7 @@ def _listed(sizes: tuple[int, ...]) -> str:
 
 
 def word_data(table: FieldTable, word: int) -> dict[str, object]:
-    """A word and its fields for programs: bits [low, high), the raw number there, the value and its name."""
+    """A word and its fields for programs. Bits [low, high), the raw number there, the value and its name."""
     values = table.decode(word)
     fields = {
         field.name: {

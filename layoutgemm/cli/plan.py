@@ -144,7 +144,7 @@ def shortest_first(lines: Sequence[str], most: int) -> list[str]:
 
 
 def plan_data(plan: GemmPlan, report: Report, why: str = "") -> dict[str, object]:
-    """A plan for programs: its main numbers, the derivation as text, and every check with verdict and method."""
+    """A plan for programs. Its main numbers, the derivation as text, and every check with verdict and method."""
     return {
         **({"chosen": why} if why else {}),
         "ok": bool(report), "plan": str(plan), "kernel": type(plan).__name__, "arch": plan.arch.name,

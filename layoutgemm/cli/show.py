@@ -118,12 +118,12 @@ def refuse_word(what: str, layout: str) -> None:
 
 
 def named(what: str) -> bool:
-    """True for the name of an atom, copy, order or tile; False for a layout's text."""
+    """True for the name of an atom, copy, order or tile. False for a layout's text."""
     return what.partition(":")[0] in (*FAMILIES, "tiled", "copy", "schedule", "smem") or cutlass_named(what) is not None
 
 
 def is_whole(what: str) -> bool:
-    """True for the name of an object that is shown whole: no part of it, and no operand."""
+    """True for the name of an object that is shown whole. No part of it, and no operand."""
     if what.partition(":")[0] in ("tiled", "copy", "schedule") or is_swizzle(what):
         return True
     return not has_operand(what) if is_atom(what) else cutlass_named(what) is not None
@@ -241,7 +241,7 @@ def layout_shown(given: Tile, part_: dict[str, Any]) -> ShownObject:
 
 
 def shape_of_table(layout: AnyLayout) -> list[int]:
-    """Rows, columns and planes of a layout's table: one row of a layout without two modes."""
+    """Rows, columns and planes of a layout's table. One row of a layout without two modes."""
     shape = UnwrappedLayout.of(layout).shape
     return [*map(extent, shape)] if isinstance(shape, tuple) and len(shape) > 1 else [1, int(layout.size)]
 
@@ -265,7 +265,7 @@ def head_of(layout: AnyLayout) -> str:
 
 
 def listing_shown(listing: Listing) -> ShownObject:
-    """A listing of a tiled MMA or copy: its values, then each layout of two modes as a table."""
+    """A listing of a tiled MMA or copy. Its values, then each layout of two modes as a table."""
 
     def text() -> str:
         tables = [

@@ -101,7 +101,7 @@ def _parsed(text: str, forms: str, facts: Facts | tuple[()] = ()) -> AnyLayout:
 
 
 def layout_of_bases(found: LinearLayout) -> Layout | ComposedLayout:
-    """A linear layout of Triton as a layout, under a swizzle if need be; inputs of one value are left out.
+    """A linear layout of Triton as a layout, under a swizzle if need be. Inputs of one value are left out.
 
     Raises LayoutError where no layout under a swizzle is it.
     """
@@ -132,7 +132,7 @@ class LinearTile:
 
 
 def held_tile(text: str) -> tuple[Drawable, tuple[int, int]] | None:
-    """Triton's layout of a matrix or a vector in registers: (thread, value) -> element, and the tile it covers.
+    """Triton's layout of a matrix or a vector in registers. (thread, value) -> element, and the tile it covers.
 
     None for another text, and for a tensor of several blocks or of other ranks.
 

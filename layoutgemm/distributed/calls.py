@@ -1,4 +1,4 @@
-"""A call of a checked product of shards: what it writes, what moves beside the kernel, and the launch.
+"""A call of a checked product of shards. What it writes, what moves beside the kernel, and the launch.
 
     GatherCall   flags to 0; rows go around the ring of ranks on the side stream, and the kernel
     ScatterCall  the kernel, which stores sums into the memory of the rank before, or the side stream moves them there
@@ -199,7 +199,7 @@ def sends_of_sums(workspace: Workspace, choice: ShardChoice) -> Iterator[Send]:
 
 
 def furnish(workspace: Workspace, choice: ShardChoice, device: torch.device) -> None:
-    """A scatter's number of calls; for copies also the rooms that they begin in, and counters."""
+    """A scatter's number of calls. For copies also the rooms that they begin in, and counters."""
     extra, rooms = workspace.extra, workspace.ranks - 1
     copies = choice.transfer.by == "copies"
     extra["calls"] = torch.full((1,), int(copies), dtype=torch.int32, device=device)

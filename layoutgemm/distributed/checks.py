@@ -116,7 +116,7 @@ def _recipes(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None, sca
 
 
 def check_alike(name: str, group: dist.ProcessGroup, facts: tuple[object, ...], timeout: float) -> None:
-    """Compare facts of all ranks of a group in its store: no collective, which would wait for its own time.
+    """Compare facts of all ranks of a group in its store. No collective, which would wait for its own time.
 
     Raises OperandError, with both ranks, for other facts. Raises RankError for a rank that is not there in `timeout` s:
     one that has ended, or whose call is of sizes that it has called with before.
@@ -142,7 +142,7 @@ def check_alike(name: str, group: dist.ProcessGroup, facts: tuple[object, ...], 
 
 
 def check_lines(name: str, x: torch.Tensor, strides: Sequence[int], shape: Sequence[int]) -> None:
-    """Raise OperandError for lines that a tensor map does not take: (pitch, 1), both address and pitch of 16 bytes."""
+    """Raise OperandError for lines that a tensor map does not take. (pitch, 1), both address and pitch of 16 bytes."""
     if x.device.type == "cpu":
         return
     (count, extent), (leading, step) = shape, strides
@@ -154,7 +154,7 @@ def check_lines(name: str, x: torch.Tensor, strides: Sequence[int], shape: Seque
 def output_of(
     out: torch.Tensor | None, shape: tuple[int, int], kind: torch.dtype, read: dict[str, torch.Tensor]
 ) -> torch.Tensor:
-    """A result, or `out`; raises OperandError for one that does not fit or shares memory with what is read."""
+    """A result, or `out`. Raises OperandError for one that does not fit or shares memory with what is read."""
     device = next(iter(read.values())).device
     check_operands(read, {} if out is None else {"out": out})
     if out is None:

@@ -1,4 +1,4 @@
-"""The rows of all ranks: where they lie, how they come, and a call that brings them without a product.
+"""The rows of all ranks. Where they lie, how they come, and a call that brings them without a product.
 
 Copy engines move them around the ring of ranks: own rows to the rank before, then those that have come from the next.
 """
@@ -49,7 +49,7 @@ class RankRows(NamedTuple):
 
 
 def sent_chunks(rows: int, nbytes: int) -> int:
-    """The chunks in which a rank's rows are sent: a divisor of them, each 32 MiB or more, four at most.
+    """The chunks in which a rank's rows are sent. A divisor of them, each 32 MiB or more, four at most.
 
     rows    of a rank
     nbytes  of a row
@@ -70,7 +70,7 @@ def divisor(value: int, most: int) -> int:
 
 
 def sends_of_rows(workspace: Workspace, of: RankRows) -> Iterator[Send]:
-    """Own rows to the rank before, then those that have come from the next one; a flag for each chunk."""
+    """Own rows to the rank before, then those that have come from the next one. A flag for each chunk."""
     rank, ranks, to, chunks = workspace.rank, workspace.ranks, workspace.before, workspace.chunks
     rows = of.m // ranks
     step = rows // chunks * of.nbytes

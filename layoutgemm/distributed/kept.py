@@ -19,7 +19,7 @@ def find(
     name: str, group: dist.ProcessGroup, matrices: tuple[torch.Tensor, torch.Tensor],
     scales: tuple[torch.Tensor | None, torch.Tensor | None], out: torch.Tensor | None, options: Key,
 ) -> tuple[Key, ShardCall | None]:  # fmt: skip
-    """(key, the kept call or None); the key () stands for a call that is checked each time.
+    """(key, the kept call or None). The key () stands for a call that is checked each time.
 
     out      a result's tensor, whose storage no operand shares
     options  whatever else decides on kernel and memory

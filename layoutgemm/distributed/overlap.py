@@ -35,7 +35,7 @@ def all_gather_matmul(
     scale_b: torch.Tensor | None = None, out: torch.Tensor | None = None, transfer: Transfer | None = None,
     config: Sm90Config | None = None, timeout: float = TIMEOUT,
 ) -> torch.Tensor:  # fmt: skip
-    """C = A @ b, where each rank has M / ranks rows of A: products of rows that are here hide the others' transfer.
+    """C = A @ b, where each rank has M / ranks rows of A. Products of rows that are here hide the others' transfer.
 
     a_shard  (M / ranks, K), bf16, f16 or float8, rows contiguous, in the order of ranks
     b        (K, N) of the same type, K or N contiguous (float8: K); N may differ between ranks
@@ -63,7 +63,7 @@ def matmul_reduce_scatter(
     scale_b: torch.Tensor | None = None, out: torch.Tensor | None = None, transfer: Transfer | None = None,
     config: Sm90Config | None = None, timeout: float = TIMEOUT,
 ) -> torch.Tensor:  # fmt: skip
-    """This rank's M / ranks rows of the sum over ranks of a @ b: other ranks' rows are computed and sent on first.
+    """This rank's M / ranks rows of the sum over ranks of a @ b. Other ranks' rows are computed and sent on first.
 
     a        (M, K), bf16, f16 or float8, rows contiguous; each rank has its own part of K
     b        (K, N) of the same type, K or N contiguous (float8: K)

@@ -1,4 +1,4 @@
-"""Products of shards, computed now: kept calls, checks, the choice and the memory; on a CPU group the reference.
+"""Products of shards, computed now: kept calls, checks, the choice and the memory. On a CPU group the reference.
 
 gather_product    all ranks' rows of A @ B
 scatter_product   this rank's rows of the sum over ranks of A @ B

@@ -35,7 +35,7 @@ def scattered_reference(
     a: torch.Tensor, b: torch.Tensor, group: dist.ProcessGroup, scale_a: torch.Tensor | None,
     scale_b: torch.Tensor | None, kind: torch.dtype, timeout: float,
 ) -> torch.Tensor:  # fmt: skip
-    """This rank's rows, from the rank before it around to itself: each adds its f32 sums and rounds."""
+    """This rank's rows, from the rank before it around to itself. Each adds its f32 sums and rounds."""
     own, rank, rows = a.float() @ b.float(), group.rank(), a.shape[0] // group.size()
     if scale_a is not None:
         own = _scaled(own, scale_a.reshape(-1, 1), scale_b)

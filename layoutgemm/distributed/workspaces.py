@@ -1,4 +1,4 @@
-"""Symmetric memory of a group's products: buffers, flags, the record of a failed wait, and a side stream.
+"""Symmetric memory of a group's products. Buffers, flags, the record of a failed wait, and a side stream.
 
     flags     one a chunk, and of a scatter one more: what has arrived here (`kernels.sm90.shards`)
     begun     a word that says that the rank before may be sent to

@@ -1,4 +1,4 @@
-"""The front door of the emulator: `emulate` and `emulate_ptx` run a kernel and report its errors.
+"""The front door of the emulator. `emulate` and `emulate_ptx` run a kernel and report its errors.
 
 `emulate` takes the result of `cute.compile` and the arguments of a call. The compiled host function runs on this
 machine and launches the compiler's PTX in the emulator. `emulate_ptx` takes PTX and a described launch. Results are in
@@ -251,7 +251,7 @@ def emulate(
 def launches_of(
     compiled: object, args: Sequence[object], extra: Sequence[object], named: Mapping[str, object]
 ) -> tuple[GlobalMemory, list[HostLaunch]]:
-    """Run the host half of a compiled function: the memory that its kernels see, and its launches; see `emulate`."""
+    """Run the host half of a compiled function. The memory that its kernels see, and its launches; see `emulate`."""
     if isinstance(compiled, (str, bytes, Path)):
         said = "PTX, as text or as a file, is for emulate_ptx"
         raise NotCompiledError(f"emulate takes what cute.compile returned; {said}")
@@ -275,7 +275,7 @@ def emulated_gpu(
     banks: bool = False,
     timeline: bool = False,
 ) -> Iterator[EmulatedGpu]:
-    """An emulated GPU for code written for a real one: a context manager that gives what ran.
+    """An emulated GPU for code written for a real one. A context manager that gives what ran.
 
     Inside, torch's "cuda" tensors lie in CPU memory; calls of compiled functions and of `@cute.jit` functions run in
     the emulator; streams, events and device queries answer. Products of 16-bit floats by torch are summed in float32.

@@ -40,7 +40,7 @@ def emulate_devices(
     order: DeviceOrder = "devices first",
     seed: int = 0,
 ) -> list[Emulation]:
-    """Run one launch on each device, beside the streams of copy engines; what was found on each.
+    """Run one launch on each device, beside the streams of copy engines. What was found on each.
 
     launches  of `device_launch`, or of `api.described` for PTX
     streams   copies, flags and waits, each in its order

@@ -1,4 +1,4 @@
-"""A distributed script on several emulated GPUs of one host: its ranks take turns, and their kernels run side by side.
+"""A distributed script on several emulated GPUs of one host. Its ranks take turns, and their kernels run side by side.
 
 `layoutgemm emulate --ranks 4 script.py` does what `torchrun --nproc-per-node 4 script.py` does. A launch ends before
 its rank goes on. What a CUDA graph has captured on several streams runs at once, with its copies.
@@ -81,7 +81,7 @@ class RankLaunches:
         return step
 
     def replay(self, work: Sequence[CapturedWork]) -> None:
-        """Do the work of a graph of the current rank: each stream in order, behind others where it has to be."""
+        """Do the work of a graph of the current rank. Each stream in order, behind others where it has to be."""
         streams: dict[int, Stream] = {}
         over: dict[int, int] = {}  # of each stream: how much of it is done
         for one in work:

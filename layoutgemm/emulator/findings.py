@@ -96,7 +96,7 @@ EDGE = "edge"  # of one that wrote beyond what was passed
 
 @dataclass
 class Findings:
-    """All findings of a run, up to a limit; those of a kind count once for an instruction. Lint has no limit.
+    """All findings of a run, up to a limit. Those of a kind count once for an instruction. Lint has no limit.
 
     Lints of an instruction count once for each remedy.
 

@@ -25,7 +25,7 @@ _HOPPER = "sm_90a"
 
 
 class GatedPair(NamedTuple):
-    """A gated pair: the products, the activation of the first, and the node that multiplies it by the second.
+    """A gated pair. The products, the activation of the first, and the node that multiplies it by the second.
 
     view  of the second product's result, or None
     """

@@ -220,7 +220,7 @@ def _define_choice() -> None:
 
 @functools.cache
 def package_hash() -> str:
-    """A hash of the package: graphs that another version of it wrote are not this one's."""
+    """A hash of the package. Graphs that another version of it wrote are not this one's."""
     return hash_of(Path(__file__).parent.parent)
 
 

@@ -35,7 +35,7 @@ _MISSING = object()
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """One product of a graph: the node, and either its operator and what was fused, or why it was left.
+    """One product of a graph. The node, and either its operator and what was fused, or why it was left.
 
     apart  of a product of a gated pair that stays two products: the other one, and why; "" otherwise
     """

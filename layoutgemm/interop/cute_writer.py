@@ -14,7 +14,7 @@ from .unsupported import UnsupportedObject
 
 @converted.register(object)
 def to_cute(x: object, **values: object) -> Any:
-    """Ours as an object of the CuTe DSL, equal as a function: the inverse of from_cute. A method of each, too.
+    """Ours as an object of the CuTe DSL, equal as a function. The inverse of from_cute. A method of each, too.
 
         Layout, Swizzle, ComposedLayout    make_layout, make_swizzle, make_composed_layout
         MmaAtom, TiledMma                  make_mma_atom, make_tiled_mma of the operation

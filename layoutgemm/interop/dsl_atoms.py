@@ -239,7 +239,7 @@ def product_of(op: MmaOp) -> MmaAtom:
 
 
 def copy_of(op: CopyOp, element: DType | None = None, said: _Copy | None = None) -> CopyAtom:
-    """The atom of one of the DSL's copy operations: `element` and what a copy of threads says, a copy atom adds."""
+    """The atom of one of the DSL's copy operations. `element` and what a copy of threads says, a copy atom adds."""
     part, name = _key(op)
     if (part, name) in MATRIX_COPIES:
         base = MATRIX_COPIES[part, name](op)
@@ -324,7 +324,7 @@ def tensor_box(x: cute.CopyAtom) -> Layout:
 
 
 def tensor_copy(x: cute.CopyAtom) -> CopyAtom:
-    """The DSL's atom of a tensor copy: one instruction of one thread, whose values are the box in its order.
+    """The DSL's atom of a tensor copy. One instruction of one thread, whose values are the box in its order.
 
     The box and its dimensions stand in the atom's type. Which tensor and which tile of shared memory they belong to
     stands nowhere in it: what needs those (coordinates, swizzle, the tensor map's rules) is asked of `tma_load`.

@@ -65,7 +65,7 @@ def element_of(kind: object) -> DType:
 
 
 class Symbols:
-    """Makes the symbols of run-time entries: one for each entry, or the caller's names in the order of the notation.
+    """Makes the symbols of run-time entries. One for each entry, or the caller's names in the order of the notation.
 
     An entry given a name twice is the same integer twice, with the facts of both.
     """

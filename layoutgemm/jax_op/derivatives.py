@@ -1,4 +1,4 @@
-"""Products of JAX arrays with their derivatives, in both modes: tangents and gradients are products too.
+"""Products of JAX arrays with their derivatives, in both modes. Tangents and gradients are products too.
 
 sums of a product    linear in a and in b: tangents by da @ b and a @ db, gradients by the transposes of these
 what follows         by jax: an activation or a gate through its slope, several parts around products of their own
@@ -71,7 +71,7 @@ def tangents_through(parts: Callable[..., Arrays], arrays: Operands, tangents: T
 
 
 def through_activation(sums: jax.Array, tangent: jax.Array, activation: str) -> jax.Array:
-    """The tangent of an activation or a gate of float32 sums; slopes alone are kept for a backward pass.
+    """The tangent of an activation or a gate of float32 sums. Slopes alone are kept for a backward pass.
 
     >>> through_activation(jnp.array([-1.0, 2.0]), jnp.array([1.0, 1.0]), "relu_sq").tolist()
     [0.0, 4.0]

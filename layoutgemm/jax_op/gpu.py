@@ -71,7 +71,7 @@ class KernelTensor(Protocol):
 
 @dataclass(frozen=True)
 class Target:
-    """A GPU that a product is solved for: its code, shared memory of a block in bytes, clusters at a time, name."""
+    """A GPU that a product is solved for. Its code, shared memory of a block in bytes, clusters at a time, name."""
 
     code: str = "sm_90a"
     smem: int = field(default_factory=lambda: arch("sm_90a").smem_per_block)
@@ -110,7 +110,7 @@ def fuses(product: Product, on: Target) -> bool:
 
 
 def problem_of(product: Product, on: Target) -> Problem:
-    """The product as a problem: without bias and activation, and stored wide, where the kernel has no epilogue.
+    """The product as a problem. Without bias and activation, and stored wide, where the kernel has no epilogue.
 
     >>> found = problem_of(Product((64, 32), (48, 32), ("bfloat16",) * 3, (False, True)), Target())
     >>> found.b.shape, found.b.strides
@@ -196,7 +196,7 @@ def _call(product: Product, solution: Solution, on: Target, arrays: Sequence[jax
 
 
 class CallResult(NamedTuple):
-    """An array that a call gives: its name, shape and type, and what it holds before, or None."""
+    """An array that a call gives. Its name, shape and type, and what it holds before, or None."""
 
     name: str
     shape: Ints
@@ -237,7 +237,7 @@ def called(
     plan: GemmPlan, on: Target, shapes: Sequence[Shaped], facts: Mapping[str, object], start: Callable[..., None],
     aliases: Mapping[int, int],
 ) -> Callable[..., Sequence[jax.Array]]:  # fmt: skip
-    """A function of arrays that launches a kernel: `start`, traced on the host's side, has it.
+    """A function of arrays that launches a kernel. `start`, traced on the host's side, has it.
 
     shapes   of the results, and their types
     facts    what else of the call decides on the code of `start`
@@ -292,7 +292,7 @@ def number_kinds() -> dict[str, Callable[[object], Any]]:
 
 
 def lines_of(x: jax.Array, kind: DType) -> jax.Array:
-    """The array with lines as long as TMA takes them: padded with zeros where they are not."""
+    """The array with lines as long as TMA takes them. Padded with zeros where they are not."""
     more = padded_leading(kind, x.shape[-1]) - x.shape[-1]
     return jnp.pad(x, [*[(0, 0)] * (x.ndim - 1), (0, more)]) if more else x
 

@@ -64,7 +64,7 @@ def stores_c(product: WritingProduct) -> bool:
 
 
 def outputs_of(product: WritingProduct) -> tuple[Shaped, ...]:
-    """The arrays of a product: C unless it is not stored, then what the steps write."""
+    """The arrays of a product. C unless it is not stored, then what the steps write."""
     return (*[(product.result, product.types[2])] * stores_c(product), *[x for _, x in written_arrays(product)])
 
 

@@ -71,7 +71,7 @@ def varying_alike(*arrays: jax.Array) -> tuple[jax.Array, ...]:
 def mapped(
     multiply: Callable[..., Arrays], product: Product, size: int, on: Sequence[bool], *operands: jax.Array
 ) -> Arrays:
-    """A dense product's rule for vmap: the mapped dimension is one of the batch; see `differentiable_of`."""
+    """A dense product's rule for vmap: the mapped dimension is one of the batch. See `differentiable_of`."""
     del size
     rank = len(product.batch)
     a, b = [_front(x, rank + 2) if moves else x for x, moves in zip(operands[:2], on[:2], strict=True)]
@@ -156,7 +156,7 @@ def partitioned(product: Product) -> Callable[..., jax.Array]:
 
 
 def result_types(*operands: jax.core.ShapedArray, product: PrimitiveProduct) -> list[jax.core.ShapedArray]:
-    """The types of a product's arrays; under shard_map they vary along the axes that its operands vary along."""
+    """The types of a product's arrays. Under shard_map they vary along the axes that its operands vary along."""
     first, found = operands[0], []
     for shape, kind in product.outputs:
         if not first.manual_axis_type.varying:
@@ -176,7 +176,7 @@ Transposed = Callable[..., jax.Array]
 
 
 def primitive_of(name: str, on_cuda: Callable[..., Arrays], on_cpu: Callable[..., Arrays]) -> Callable[..., Arrays]:
-    """One device's primitive: its shapes and its lowerings; gives the function that binds it: (product, *operands).
+    """One device's primitive: its shapes and its lowerings. Gives the function that binds it: (product, *operands).
 
     on_cuda, on_cpu  (product, *operands) -> the product's `outputs`, as `one_or_all` has them
     """
@@ -204,7 +204,7 @@ def differentiable_of(
     name: str, of_devices: Callable[..., Callable[..., Arrays]], mapped: Mapped, derived: Derived,
     transposed: Transposed | None = None,
 ) -> Callable[..., Arrays]:  # fmt: skip
-    """A primitive of whole arrays, with vmap and derivatives; gives the function that binds it: (product, *operands).
+    """A primitive of whole arrays, with vmap and derivatives. Gives the function that binds it: (product, *operands).
 
     of_devices  product -> its function of arrays, over a mesh
     mapped      (binding function, product, size, which operands have vmap's dimension, in front, *operands) -> arrays,

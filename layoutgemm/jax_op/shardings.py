@@ -1,4 +1,4 @@
-"""Shardings of a product: mesh axes of its factors, and the collective where K is sharded.
+"""Shardings of a product. Mesh axes of its factors, and the collective where K is sharded.
 
     dimension      a       b       bias    result
     -----------    ----    ----    ----    ------
@@ -62,7 +62,7 @@ def labels_of(product: Product) -> Labels:
 
 def axes_of(labels: Labels, operands: Sequence[Sequence[object]], results: Sequence[Sequence[object]], k: int,
             mesh: Mapping[str, int]) -> dict[str, Axes]:  # fmt: skip
-    """The mesh axes of each factor: the results' come first, then a's, b's and the bias'; each axis serves one.
+    """The mesh axes of each factor. The results' come first, then a's, b's and the bias'; each axis serves one.
 
     operands, results  entries of partition specs, as many as dimensions: an axis, axes, or None
     k                  the size of K, which is sharded evenly or not at all: padding would be added to the sums

@@ -1,4 +1,4 @@
-"""Lines of a matrix in memory: why an instruction cannot read or write them where they lie.
+"""Lines of a matrix in memory. Why an instruction cannot read or write them where they lie.
 
 A tensor map, cp.async or a vector access needs contiguous elements, lines that do not overlap, and distances and an
 address that are multiples of a unit. Each function returns a sentence for the first rule that is broken, or "".
@@ -31,7 +31,7 @@ def line_misfit(extent: int, step: int, count: int, leading: int, size: int, uni
 
 
 def batch_misfit(steps: Iterable[int], size: int, unit: int = STRIDE_UNIT) -> str:
-    """Why matrices of a batch cannot be read where they lie, or ""; `steps` are their distances in elements.
+    """Why matrices of a batch cannot be read where they lie, or "". `steps` are their distances in elements.
 
     >>> batch_misfit((4096, 4100), 2)
     'matrices of the batch lie 4100 * 2 = 8200 bytes apart, no multiple of 16'
@@ -43,7 +43,7 @@ def batch_misfit(steps: Iterable[int], size: int, unit: int = STRIDE_UNIT) -> st
 
 
 def rows_misfit(leading: int, pitch: int) -> str:
-    """Why the matrices of a batch are not rows of one matrix, or ""; distances of lines and matrices in elements.
+    """Why the matrices of a batch are not rows of one matrix, or "". Distances of lines and matrices in elements.
 
     >>> rows_misfit(64, 640), rows_misfit(640, 64).partition(":")[0]
     ('', 'matrices of the batch lie 64 elements apart, no multiple of the 640 from row to row')

@@ -1,4 +1,4 @@
-"""Groups of columns in registers: where a thread finds the members of each of its values' groups.
+"""Groups of columns in registers. Where a thread finds the members of each of its values' groups.
 
     a group in one thread      its members are values of the thread          wgmma: columns 2 t and 2 t + 1
     a group in several lanes   member k: value v_k of the lane whose bits    wgmma: four columns, of lanes t and t ^ 1

@@ -183,7 +183,7 @@ def _order_of(have: object, derived: object) -> str:
 
 
 class UnknownInteger:
-    """An integer of which a trace knows nothing: it adds, divides and compares, and has no value to branch on."""
+    """An integer of which a trace knows nothing. It adds, divides and compares, and has no value to branch on."""
 
     def _more(self, *_: object) -> UnknownInteger:
         return self

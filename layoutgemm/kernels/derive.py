@@ -148,7 +148,7 @@ all values of e4m3
 
 
 def refused_output(c: DType, a: DType, known: Sequence[str], way: str = "") -> PlanError:
-    """The refusal of a type of C: the types that are stored, and how to get the one asked for.
+    """The refusal of a type of C. The types that are stored, and how to get the one asked for.
 
     known   types that the kernel stores of products of A's type, the accumulator's first
     way     what else makes such a C; by default it is converted afterwards
@@ -203,7 +203,7 @@ OperandSpec = Operand | DType | str  # how a caller names an operand
 
 @dataclass(frozen=True)
 class OperandPlan:
-    """One input operand: the global matrix, its tile in shared memory, the copies between, and its descriptor.
+    """One input operand. The global matrix, its tile in shared memory, the copies between, and its descriptor.
 
     name   "A" or "B"
     order  of the global matrix, A being M x K and B being K x N
@@ -252,7 +252,7 @@ class OperandPlan:
 def derive_operand(
     name: str, spec: Operand, free: str, extent: int, tile_k: int, swizzle: str | None, atom: MmaAtom
 ) -> OperandPlan:
-    """A is M x K and B is K x N: K is contiguous in a row-major A and in a column-major B.
+    """A is M x K and B is K x N. K is contiguous in a row-major A and in a column-major B.
 
     Raises PlanError where no thread block has shared memory for one tile.
     """

@@ -38,7 +38,7 @@ def explain_operand(operand: OperandPlan) -> str:
 
 
 def explain_several(plan: SeveralOperands, count: int, each: str = "") -> list[str]:
-    """The sums of an element and the second pair, a line each; none for a plain product.
+    """The sums of an element and the second pair, a line each. None for a plain product.
 
     count  values of a thread between the sums of an element
     each   what each matrix B has of its own

@@ -49,7 +49,7 @@ def float_type(kind: object) -> np.dtype[Any]:
 
 
 def checked_numbers(name: str, numbers: object, kind: str, count: int) -> npt.NDArray[np.int64]:
-    """NumPy integers as int64; raises OperandError for another type ("i32" or "i64") or number of them."""
+    """NumPy integers as int64. Raises OperandError for another type ("i32" or "i64") or number of them."""
     want = {"i32": "int32", "i64": "int64"}[kind]
     if not isinstance(numbers, (np.ndarray, list, tuple)) and not hasattr(type(numbers), "__array__"):
         raise OperandError(refusal(numbers, name, f"an array of {want}"))

@@ -19,7 +19,7 @@ def transposed(operand: Operand) -> Operand:
 
 
 class KernelChoice:
-    """A kernel whose operands may change places: it then multiplies C^T = B^T @ A^T instead of C = A @ B."""
+    """A kernel whose operands may change places. It then multiplies C^T = B^T @ A^T instead of C = A @ B."""
 
     swapped: bool
 

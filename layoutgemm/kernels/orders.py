@@ -144,7 +144,7 @@ def diagonal_pattern(order: Order, tile: tuple[int, int]) -> int:
 
 
 def asked_order(plan: GemmPlan) -> dict[str, Schedule]:
-    """The argument `order` of `derive` that gives the plan's order; none for bands, which configurations have."""
+    """The argument `order` of `derive` that gives the plan's order. None for bands, which configurations have."""
     schedule = schedule_of(plan)
     return {"order": schedule} if isinstance(schedule, _ASKED) else {}
 
@@ -177,7 +177,7 @@ def order_proof(order: Schedule | Persistent) -> Answer:
 
 
 def order_check(schedule: Schedule, grid: tuple[int, int]) -> Check:
-    """The order visits each tile of its set once: proven for every grid, or else looked at in this one.
+    """The order visits each tile of its set once. Proven for every grid, or else looked at in this one.
 
     grid  rows and columns of tiles
 
@@ -222,7 +222,7 @@ def _ranks(schedule: Schedule) -> list[Schedule]:
 
 
 def tiles_of_order(schedule: Schedule, grid: tuple[int, int]) -> npt.NDArray[np.int64] | None:
-    """The tiles (row, column) that an order visits, in no order; None for a list that each launch has.
+    """The tiles (row, column) that an order visits, in no order. None for a list that each launch has.
 
     >>> tiles_of_order(Rotated(Linear(), ranks=2), (1, 2)).tolist()
     [[0, 0], [0, 1]]
@@ -248,7 +248,7 @@ def described_order(schedule: Schedule, grid: tuple[int, int]) -> str:
 
 
 def order_values(plan: GemmPlan, given: Mapping[str, object]) -> dict[str, Any]:
-    """The values of the words that the plan's order reads: numbers, and the list of tiles.
+    """The values of the words that the plan's order reads. Numbers, and the list of tiles.
 
     Raises OperandError for one that is missing or out of range.
     """
@@ -273,7 +273,7 @@ def order_values(plan: GemmPlan, given: Mapping[str, object]) -> dict[str, Any]:
 
 
 def given_names(plan: GemmPlan) -> tuple[str, ...]:
-    """The names in `given` that the plan's order reads: those a caller gives, and no others."""
+    """The names in `given` that the plan's order reads. Those a caller gives, and no others."""
     return names_in_given(schedule_of(plan))
 
 
@@ -291,7 +291,7 @@ def names_in_given(order: Order) -> tuple[str, ...]:
 
 
 def reads_on_host(schedule: Schedule, values: Mapping[str, object]) -> OnHost | None:
-    """The values of an order's words as the order reads them; None for one without words."""
+    """The values of an order's words as the order reads them. None for one without words."""
     return OnHost(values) if schedule.words else None
 
 
@@ -322,7 +322,7 @@ def visited_elements(plan: GemmPlan, values: Mapping[str, object]) -> npt.NDArra
 
 
 def visited_tiles(plan: GemmPlan, values: Mapping[str, object]) -> npt.NDArray[np.bool_] | None:
-    """True for each tile (row, column) of the order's grid that a launch visits; None for all.
+    """True for each tile (row, column) of the order's grid that a launch visits. None for all.
 
     values  of the order's words, as `order_values` gives them
     """
@@ -340,14 +340,14 @@ def visited_tiles(plan: GemmPlan, values: Mapping[str, object]) -> npt.NDArray[n
 
 
 def spread_to_elements(plan: GemmPlan, tiles: T, repeat: Callable[[T, int, int], T]) -> T:
-    """The values (row, column) of tiles at each element of C; `repeat` is NumPy's, or torch's."""
+    """The values (row, column) of tiles at each element of C. `repeat` is NumPy's, or torch's."""
     high, wide = cluster_tile(plan)
     found = repeat(repeat(tiles, high, 0), wide, 1)
     return found[: plan.m, : plan.n]  # type: ignore[index, no-any-return]  # arrays, or tensors
 
 
 def cluster_tile(plan: Any) -> tuple[int, int]:
-    """Rows and columns of C in a tile of the plan's order: those of a cluster.
+    """Rows and columns of C in a tile of the plan's order. Those of a cluster.
 
     >>> from layoutgemm import Sm90Config, Sm90Plan
     >>> cluster_tile(Sm90Plan.derive(512, 512, 64, config=Sm90Config((128, 64), cluster=(2, 1)), order="list"))

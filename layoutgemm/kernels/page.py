@@ -1,4 +1,4 @@
-"""A plan as a linked page: the tiles of A and B in shared memory, and the accumulators of a block over its tile of C.
+"""A plan as a linked page. The tiles of A and B in shared memory, and the accumulators of a block over its tile of C.
 
 Where an element of C sits follows from the instruction's map and from how a kernel deals out a tile:
 

@@ -1,4 +1,4 @@
-"""Reductions of C in registers: the lanes that hold a row or a column, and where partial results of tiles lie.
+"""Reductions of C in registers. The lanes that hold a row or a column, and where partial results of tiles lie.
 
     values of a thread --combine--> one tuple a row     (thread, value) -> (row, column) is the accumulator's layout
     lanes of a row     --shuffles--> one tuple a warp    the lanes: the nullspace of lane -> row, a layout
@@ -124,7 +124,7 @@ class GroupScales:
 
 
 class ReducingPlan:
-    """A plan whose epilogue may reduce C: `partials` depends on the architecture, their memory does not.
+    """A plan whose epilogue may reduce C. `partials` depends on the architecture, their memory does not.
 
     row_exchange  where a cluster has whole rows, whose reductions need no partial results; else None
     """
@@ -161,7 +161,7 @@ class ReducingPlan:
 
     @property
     def first_partials(self) -> tuple[tuple[int, np.generic], ...]:
-        """Runs of equal words that partial results hold before a launch: (words, value); none where all are written.
+        """Runs of equal words that partial results hold before a launch: (words, value). None where all are written.
 
         >>> from layoutgemm.kernels import Sm90Config, Sm90Plan
         >>> from layoutgemm.kernels.epilogue.chain import RowReduce
@@ -247,7 +247,7 @@ class PartialResults:
         return len(self.step.reduction.kinds)
 
     def extents(self, m: W, n: W, groups: W) -> tuple[W, W]:
-        """Lines and places, for a C of m rows and n columns; `groups` of joined rows."""
+        """Lines and places, for a C of m rows and n columns. `groups` of joined rows."""
         if self.joined and self.step.axes == "n":
             return m // self.span + groups, n
         reduced, kept = (n, m) if self.step.axes == "m" else (m, n)
@@ -266,7 +266,7 @@ class PartialResults:
         return PartialResults(turned, self.other, other=self.span, behind=not self.behind)
 
     def line(self, row: W, group: W) -> W:
-        """The line of a warp's partial results; `row` is its first row, and `group` its group."""
+        """The line of a warp's partial results. `row` is its first row, and `group` its group."""
         return row // self.span + group if self.joined else row // self.span
 
     def lines_of_group(self, start: W, end: W, group: W) -> tuple[W, W]:
@@ -299,7 +299,7 @@ def partials_of(
 
 
 def whole_rows(epilogue: Epilogue) -> tuple[ReductionStep, ...]:
-    """The reductions of all of each row that are combined in order: a cluster with all columns has their results.
+    """The reductions of all of each row that are combined in order. A cluster with all columns has their results.
 
     >>> from layoutgemm.kernels.epilogue.chain import Amax, ColumnReduce, RowReduce
     >>> [step.name for step in whole_rows(Epilogue(RowReduce(), RowReduce("max", each=8), ColumnReduce(), Amax()))]

@@ -33,7 +33,7 @@ MOST_TILES = 64  # of a grid drawn, along each dimension
 
 @picture.register(GemmPlan)
 def plan_svg(plan: GemmPlan, of: str = "fragment", **options: Any) -> str:
-    """One of `PICTURES` of any plan, as an SVG document; options as of the view's function. Raises PlanError.
+    """One of `PICTURES` of any plan, as an SVG document. Options as of the view's function. Raises PlanError.
 
     >>> from layoutgemm.kernels import TeachingPlan
     >>> plan = TeachingPlan.derive(200, 136, 72)
@@ -107,7 +107,7 @@ def packed_svg(name: str, order: PackedOrder, **options: Any) -> str:
 
 
 def tmem_load_svg(plan: Any, **_: object) -> str:
-    """Which thread and register a load of tensor memory brings each element to: the first chunk of a warp's rows."""
+    """Which thread and register a load of tensor memory brings each element to. The first chunk of a warp's rows."""
     chunk = plan.store.rounds[0].chunks[0]
     load = load_of(chunk)
     title = f"{load}: the first {chunk.width} columns of a warp's {WARP_LANES} rows of an accumulator"
@@ -120,7 +120,7 @@ def grid_of(plan: GemmPlan) -> tuple[int, int]:
 
 
 def order_of(plan: GemmPlan) -> Any:
-    """The order of the tiles: the plan's, or the one in which its blocks are numbered, along N first."""
+    """The order of the tiles. The plan's, or the one in which its blocks are numbered, along N first."""
     return getattr(plan, "order", None) or Linear("N")
 
 
@@ -163,7 +163,7 @@ def regions_of(plan: Any) -> list[Any]:
 
 
 def buffers_of(plan: Any) -> int:
-    """Buffers of C in a block: each warp that stores has its own, or each group of warps."""
+    """Buffers of C in a block. Each warp that stores has its own, or each group of warps."""
     if hasattr(plan.store, "bytes"):  # Hopper's and Blackwell's: as many as lie before what follows them
         warps = plan.config.consumers * 4 if hasattr(plan.config, "consumers") else 4
         return int(plan.store.bytes(warps)) // plan.smem.c_buffer_bytes

@@ -59,7 +59,7 @@ T = TypeVar("T")
 
 
 def tile_count(extent: W, tile: int) -> W:
-    """Tiles along a dimension, the last one possibly ragged; ints or traced integers, without the overflow of a sum.
+    """Tiles along a dimension, the last one possibly ragged. Ints or traced integers, without the overflow of a sum.
 
     >>> tile_count(128, 64), tile_count(129, 64)
     (2, 3)
@@ -102,7 +102,7 @@ ALL_SHARED = 100
 
 
 def launch_bytes(arch: Arch, needed: int, overlap: bool, blocks_per_sm: int) -> int:
-    """Bytes of shared memory that a launch asks for: with `overlap`, so many that an SM holds `blocks_per_sm`.
+    """Bytes of shared memory that a launch asks for. With `overlap`, so many that an SM holds `blocks_per_sm`.
 
     CTAs that start before the kernel before has ended go where there is room. Two of them on the first free SMs leave
     others without one (`benchmarks/NOTES.md`, "One block on an SM").
@@ -207,7 +207,7 @@ def check_epilogue(epilogue: Epilogue, c: Operand) -> None:
 
 
 def parameters_with(words: tuple[str, ...]) -> dict[str, str]:
-    """The launch parameters of a kernel with words of its own: sixteen words follow the others."""
+    """The launch parameters of a kernel with words of its own. Sixteen words follow the others."""
     named_words = [*words, *[f"unused{i}" for i in range(len(words), MAX_WORDS)]]
     return {**PERSISTENT_PARAMETERS, **dict.fromkeys(named_words, "word")}
 
@@ -238,7 +238,7 @@ class SmemMap:
 
 @dataclass(frozen=True, slots=True)
 class StoreSmemMap(SmemMap):
-    """The same with C's buffers: those of the first warp that stores, then the next one's."""
+    """The same with C's buffers. Those of the first warp that stores, then the next one's."""
 
     c_offset: int
     c_buffer_bytes: int
@@ -369,7 +369,7 @@ class GemmPlan(HasPicture, HasPage):
         return str(self.does("explain")(self))
 
     def for_any_size(self: P) -> P:
-        """The plan of the same kernel for one product, or two, of 1x1x1: what the trace sees."""
+        """The plan of the same kernel for one product, or two, of 1x1x1. What the trace sees."""
         parts: dict[str, object] = {}
         if isinstance(self, Asked) and self.pair is not None:
             parts["pair"] = replace(self.pair, k=1)

@@ -10,15 +10,7 @@ import numpy as np
 
 from ..atoms import MmaAtom, SmemTile, TmaPlan
 from ..atoms.smem.descriptor import OperandDescriptor
-from ..checks import (
-    Pipeline,
-    PipelineProof,
-    bank_conflicts,
-    bijective_tile,
-    filled_by,
-    matrix_access,
-    read_by,
-)
+from ..checks import Pipeline, PipelineProof, bank_conflicts, bijective_tile, filled_by, matrix_access, read_by
 from ..checks.pipeline.prove import Interleaving
 from ..errors import PlanError
 from ..memo import memoized
@@ -102,7 +94,7 @@ def tiles_of_c(plan: Any, statement: str, tile: Sequence[int], unlike: str = "",
 
 
 def boxes_of_c(plan: PersistentPlan, store: StorePlan, rows: int) -> Check:
-    """A chunk's tile is the boxes of its tensor map, element by element; its rows are the owner's."""
+    """A chunk's tile is the boxes of its tensor map, element by element. Its rows are the owner's."""
     witness, size = "", 0
     for chunk in distinct_chunks(store):
         columns = f"columns {chunk.column}"

@@ -1,4 +1,4 @@
-"""Groups of rows whose ends are known on the device alone: their numbers in memory, and the group of a tile."""
+"""Groups of rows whose ends are known on the device alone. Their numbers in memory, and the group of a tile."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Ragged(GroupOffsets):
 
     @checked(PlanError)
     def take(self, numbers: object, sizes: tuple[int, int, int, int]) -> npt.NDArray[np.int64]:
-        """NumPy offsets or counts as int64; raises OperandError for others than the plan's, or that are no groups.
+        """NumPy offsets or counts as int64. Raises OperandError for others than the plan's, or that are no groups.
 
         sizes  M, N, K and the groups
 
@@ -148,7 +148,7 @@ class Ragged(GroupOffsets):
 
     @checked(PlanError)
     def rows(self, entry: Callable[[W], W], group: W) -> tuple[W, W]:
-        """First row and end of a group in its matrix of C; ints or traced integers alike.
+        """First row and end of a group in its matrix of C. Ints or traced integers alike.
 
         entry  group -> its entry of the first table, for 0 to capacity
 
@@ -213,7 +213,7 @@ def check_ends(offsets: npt.NDArray[np.int64], size: int, things: str) -> None:
 
 
 def sample_sizes(most: int, tile: int, wrong: Sequence[int] = ()) -> list[npt.NDArray[np.int64]]:
-    """Sizes of groups, up to `most` of them: many are 0 or end at a tile's border, some are `wrong`."""
+    """Sizes of groups, up to `most` of them. Many are 0 or end at a tile's border, some are `wrong`."""
     rng, sizes = np.random.default_rng(0), [0, 0, 1, tile - 1, tile, tile + 1, 2 * tile, 3 * tile + 5, *wrong]
     found = [np.asarray(few, np.int64) for few in ([0], [1], [0] * (most - 1) + [tile + 1])]
     return found + [rng.choice(sizes, groups) for groups in (1, 2, 7, most - 1, most) for _ in range(3)]

@@ -71,7 +71,7 @@ class StoreChunk:
 
 @dataclass(frozen=True)
 class ByteExchange:
-    """The store of 8-bit columns by stmatrix.trans, whose elements are two bytes: two neighbours of a column.
+    """The store of 8-bit columns by stmatrix.trans, whose elements are two bytes. Two neighbours of a column.
 
     A lane holds rows r and r + 8 of two columns, and needs rows 2r and 2r + 1: a word of four values comes from two
     lanes, half of each. A word's bytes, by (row, column), are (r, c), (r, c + 1), (r + 8, c), (r + 8, c + 1) before and
@@ -98,7 +98,7 @@ class ByteExchange:
         return 0x5140 + lane // 16 * 0x2222
 
     def place(self, warp: W, instruction: int, lane: W) -> tuple[W, W]:
-        """(row, column) of the 16 bytes whose address the lane gives; those of x2 are lanes 0 to 15's."""
+        """(row, column) of the 16 bytes whose address the lane gives. Those of x2 are lanes 0 to 15's."""
         columns = 8 * self.matrices
         return warp * WARP_ROWS, instruction * columns + lane % columns
 
@@ -112,7 +112,7 @@ class ByteExchange:
 
 @dataclass(frozen=True, slots=True)
 class RowVectors:
-    """A chunk of C in a warp's buffer, in vectors of 16 bytes: lanes along a row first, then over rows.
+    """A chunk of C in a warp's buffer, in vectors of 16 bytes. Lanes along a row first, then over rows.
 
     >>> from layoutgemm.atoms import smem_tile
     >>> wide, narrow = (RowVectors(smem_tile((16, n), "bf16", "K")) for n in (64, 8))
@@ -241,7 +241,7 @@ class StorePlan:
         return self.warps * WARP_ROWS
 
     def rounds_of(self, block: int, part: int) -> list[tuple[int, StoreRound]]:
-        """(number, round) of one block and part; the number, of all that a consumer stores, tells the buffer."""
+        """(number, round) of one block and part. The number, of all that a consumer stores, tells the buffer."""
         mine = [r for r in self.rounds if not self.part_per_cta or r.part == part]
         return [(i, r) for i, r in enumerate(mine) if (r.block, r.part) == (block, part)]
 
@@ -272,7 +272,7 @@ class StorePlan:
         return max(tma.line_overrun(line) for tma in self.maps) * self.c.dtype.bytes
 
     def of_batch(self, batch: int) -> StorePlan:
-        """The store of one of `batch` matrices: tensor maps with a dimension more, or this one."""
+        """The store of one of `batch` matrices. Tensor maps with a dimension more, or this one."""
         return self if batch == 1 else replace(self, maps=tuple(tma.batched("l") for tma in self.maps))
 
     def bytes(self, warps: int) -> int:

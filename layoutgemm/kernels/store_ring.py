@@ -42,7 +42,7 @@ class StoreRing:
 
 
 def store_pipeline(ring: StoreRing | None, single: bool = False) -> Pipeline:
-    """One consumer's store, of any number of output tiles or of a `single` one; raises PlanError for no ring."""
+    """One consumer's store, of any number of output tiles or of a `single` one. Raises PlanError for no ring."""
     if ring is None:
         raise PlanError("threads store their own values: there are no buffers to prove anything of")
     together = ring.warps == WARPS

@@ -132,7 +132,7 @@ def has_basis(stride: Stride) -> bool:
 
 
 def as_stride(x: object) -> Stride:
-    """A checked stride: integers, or zeros and basis elements none of whose paths leads through another."""
+    """A checked stride. Integers, or zeros and basis elements none of whose paths leads through another."""
     if x.__class__ is tuple:
         for d in x:
             if d.__class__ is not int or not BELOW < d < BEYOND:
@@ -223,7 +223,7 @@ def plus(a: Any, b: Any) -> object:
 
 
 def identity_stride(shape: Shape, path: tuple[int, ...] = ()) -> Stride:
-    """The strides E(i), E(i, j), ... that map each coordinate to itself; E(0) for an integer shape."""
+    """The strides E(i), E(i, j), ... that map each coordinate to itself. E(0) for an integer shape."""
     if shape.__class__ is not tuple:
         return ScaledBasis(1, path or (0,))
     return tuple([identity_stride(s, path + (i,)) for i, s in enumerate(shape)])

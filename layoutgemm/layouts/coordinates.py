@@ -1,4 +1,4 @@
-"""Tensors of coordinates that begin elsewhere than at 0: a tile of an identity tensor, or of a TMA tensor."""
+"""Tensors of coordinates that begin elsewhere than at 0. A tile of an identity tensor, or of a TMA tensor."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class CoordinateTensor(OverLayout, PicturedLayout, Predicates, HasPage):
         return _sum(self.offset, self.layout(*coord), self.layout)
 
     def offsets(self) -> Any:
-        """All values in order of the flat index: a tuple of arrays, and of integers where no stride leads."""
+        """All values in order of the flat index. A tuple of arrays, and of integers where no stride leads."""
         return _sum(self.offset, self.layout.offsets(), self.layout)
 
     @property
@@ -134,7 +134,7 @@ def _sum(first: object, value: object, layout: Layout) -> Any:
 
 @registries.coordinates_from.register(Layout)
 def coordinates_from(layout: Layout, offset: object) -> CoordinateTensor | Layout:
-    """The coordinates of a layout from an offset on: the layout itself for an offset of zeros."""
+    """The coordinates of a layout from an offset on. The layout itself for an offset of zeros."""
     first = as_entries(offset, "the offset of a CoordinateTensor")
     if all(x.__class__ is int and x == 0 for x in leaves(first)):
         return layout

@@ -1,4 +1,4 @@
-"""The methods that other rooms of the package fill: an object's picture, its linked page, its twin of the CuTe DSL."""
+"""The methods that other rooms of the package fill. An object's picture, its linked page, its twin of the CuTe DSL."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class HasPicture:
     def svg(self, path: str | os.PathLike[str], *, dark: bool = False, **options: object) -> Path: ...
 
     def svg(self, path: str | os.PathLike[str] | None = None, *, dark: bool = False, **options: object) -> str | Path:
-        """The picture as an SVG document; with a path it is written there, and the path is returned.
+        """The picture as an SVG document. With a path it is written there, and the path is returned.
 
         A name that ends in .png gives a PNG. The picture follows the reader's page, light or dark; `dark` makes it
         dark for good. Raises LayoutError for what has no picture, for another ending of the name, and for PNG without
@@ -117,7 +117,7 @@ class HasPage:
     def html(self, path: str | Path, **options: object) -> Path: ...
 
     def html(self, path: str | Path | None = None, **options: object) -> str | Path:
-        """A page to point at: one self-contained file, with mouse, touch or keyboard, light or dark.
+        """A page to point at. One self-contained file, with mouse, touch or keyboard, light or dark.
 
         path     a file to write it to, too
         options  of a layout `tile=(M, N)` where it is a thread-value layout over that tile, else none; of a matrix

@@ -73,7 +73,7 @@ def expr(layout: object, *names: str) -> Any:
 
 @registries.layout_of_formula.register(object)
 def from_expr(formula: Any, shape: Any = None, /, **extents: Any) -> Any:
-    """The layout whose value is the formula, its modes the variables in order; a ComposedLayout for an offset or a XOR.
+    """The layout whose value is the formula, its modes the variables in order. A ComposedLayout for an offset or a XOR.
 
     `formula` is a Python function of the variables, a SymPy expression, or a text in Python's syntax, with + - * // %
     & | ^ ~ << >> min max. Each variable runs over 0..extent-1: extents by keyword, or as a shape in the order of a
@@ -358,7 +358,7 @@ def _by_values(function: Formula, sizes: Mapping[str, Any], stuck: MissingFact) 
 
 
 def read_layout(values: Any, extents: list[int]) -> Layout | tuple[int, str]:
-    """The layout with the values on a box, less the value at 0; or the first index that no layout fits, and why.
+    """The layout with the values on a box, less the value at 0. Or the first index that no layout fits, and why.
 
     `values` is an array over the flat index. Exact: a layout of this box is a sum of functions of one variable each,
     and such a function is a layout iff it repeats itself. Its first mode ends at the first index s that breaks the even

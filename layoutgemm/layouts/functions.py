@@ -43,7 +43,7 @@ def _entries(x: object, what: str) -> Any:
 
 
 def get(x: object, mode: object = ()) -> Any:
-    """The mode of a layout or a tuple that a path of numbers leads to; the empty path leads to the whole.
+    """The mode of a layout or a tuple that a path of numbers leads to. The empty path leads to the whole.
 
     Raises LayoutError where there is no such mode.
 
@@ -456,7 +456,7 @@ def local_tile(layout: object, tiler: object, coord: object, proj: object = None
 
 
 def local_partition(layout: object, threads: Layout, index: int, proj: object = None) -> Pair:
-    """The elements of one thread in a layout, and their offset: each thread takes every n-th row and column.
+    """The elements of one thread in a layout, and their offset. Each thread takes every n-th row and column.
 
     threads: (rows, columns, ...) of threads -> index. `proj` as for local_tile. Raises LayoutError for an index that no
     coordinate of `threads` has.

@@ -121,7 +121,7 @@ def congruent(a: object, b: object) -> bool:
 
 
 def compatible(a: object, b: object) -> bool:
-    """True if every coordinate of shape `a` is one of shape `b`: equal sizes, and `b` refines `a`.
+    """True if every coordinate of shape `a` is one of shape `b`. Equal sizes, and `b` refines `a`.
 
     >>> compatible(24, (4, 6)), compatible((4, 6), (4, (2, 3))), compatible((4, 6), 24)
     (True, True, False)
@@ -148,7 +148,7 @@ def transform(f: Callable[[Any], Any], x: object) -> Any:
 
 
 def compact(shape: Shape) -> Any:
-    """The strides of the column-major compact layout: each the product of the extents to its left.
+    """The strides of the column-major compact layout. Each the product of the extents to its left.
 
     >>> compact((4, (2, 3)))
     (1, (4, 8))
@@ -171,7 +171,7 @@ def _compact(shape: Any, width: Scalar) -> tuple[Any, Scalar]:
 
 
 def show(x: object) -> str:
-    """CuTe's notation of a tuple: no blanks, and a tuple of one entry without a comma.
+    """CuTe's notation of a tuple. No blanks, and a tuple of one entry without a comma.
 
     An integer that Python does not print, of more than 4300 digits, is written in base 16.
 
@@ -194,7 +194,7 @@ def code(x: object) -> str:
 
 
 def as_nested(x: object, what: str, entry: Callable[[object, str], object], level: int = 0) -> Any:
-    """A caller's nested tuple, at most DEPTH deep: lists become tuples, and `entry(y, what)` converts what is no int.
+    """A caller's nested tuple, at most DEPTH deep. Lists become tuples, and `entry(y, what)` converts what is no int.
 
     Every tuple that a caller hands over comes through here, or through `as_shape` and `as_stride`, before any function
     walks it. Raises LayoutError.
@@ -269,7 +269,7 @@ MOST_ENTRIES = 1 << 20
 
 
 def check_entries(x: object, what: str) -> None:
-    """Raise LayoutError for a nest of more than MOST_ENTRIES: its tuples may stand in it many times over."""
+    """Raise LayoutError for a nest of more than MOST_ENTRIES. Its tuples may stand in it many times over."""
     if (count := _count(x, {}, DEPTH)) > MOST_ENTRIES:
         raise LayoutError(f"{what} must have at most {MOST_ENTRIES} entries, not {shown(count)}")
 
@@ -557,7 +557,7 @@ def _offset(x: Integer, S: list[Scalar], D: list[StrideEntry]) -> Any:
 
 
 def show_coord(coord: object, depth: int = 0) -> str:
-    """A coordinate in CuTe's notation, of bounded length; parts that nest deeper than any layout as dots."""
+    """A coordinate in CuTe's notation, of bounded length. Parts that nest deeper than any layout as dots."""
     if not isinstance(coord, (tuple, list)):
         return show(coord) if coord.__class__ is int and coord.bit_length() <= 64 else shown(coord)
     entries = [show_coord(c, depth + 1) for c in coord[:_SHOWN]] if depth < DEPTH else []
@@ -565,7 +565,7 @@ def show_coord(coord: object, depth: int = 0) -> str:
 
 
 def coal(shape: object, stride: object) -> Modes:
-    """The coalesced modes as two lists: extents of 1 dropped, neighbours merged when they continue each other.
+    """The coalesced modes as two lists. Extents of 1 dropped, neighbours merged when they continue each other.
 
     The lists are empty for a layout of one element. This form is unique for a function: the first extent is the first
     index i with L(i) != i*L(1), and so on.
@@ -579,7 +579,7 @@ def coal(shape: object, stride: object) -> Modes:
 
 
 def coal_open(shape: Any, stride: Any) -> Modes:
-    """The modes of the function on all indices >= 0, the last mode without end: coalesced up to the last entry.
+    """The modes of the function on all indices >= 0, the last mode without end. Coalesced up to the last entry.
 
     Past the end an index runs on in the last entry of the shape, even when its extent is 1 (CuTe's definition).
     """
@@ -606,7 +606,7 @@ def _coal(shape: Any, stride: Any, S: list[Scalar], D: list[StrideEntry]) -> Non
 
 
 def pack(S: Sequence[Scalar], D: Sequence[StrideEntry]) -> Pair:
-    """Shape and stride of flat modes as CuTe prints them: 1:0 for none, an int for one, tuples for more."""
+    """Shape and stride of flat modes as CuTe prints them. 1:0 for none, an int for one, tuples for more."""
     if len(S) == 1:
         return S[0], D[0]
     if not S:
@@ -626,7 +626,7 @@ def filter_zeros(shape: Shape, stride: Stride) -> Pair:
 
 
 def modes_for(given: tuple[object, ...], shape: object, stride: object, what: str) -> tuple[object, object]:
-    """Shapes and strides of the modes that the entries of a tuple are for: an integer shape is its own only mode."""
+    """Shapes and strides of the modes that the entries of a tuple are for. An integer shape is its own only mode."""
     n = len(shape) if shape.__class__ is tuple else 1
     if len(given) > n:
         raise LayoutError(f"a {what} of {len(given)} modes for {show(shape)}:{show(stride)}, which has {n}")
@@ -634,7 +634,7 @@ def modes_for(given: tuple[object, ...], shape: object, stride: object, what: st
 
 
 def by_profile(f: Callable[[Any, Any], Pair], shape: Any, stride: Any, profile: object) -> Pair:
-    """`f` on every mode that an int of the profile marks; None, and modes past the profile's end, stay."""
+    """`f` on every mode that an int of the profile marks. None, and modes past the profile's end, stay."""
     if profile is None:
         return shape, stride
     if profile.__class__ is not tuple:

@@ -106,7 +106,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
 
     @staticmethod
     def identity(shape: Any) -> Layout:
-        """The layout that maps each coordinate to itself: strides E(i), nested as the shape is; i to (i,) for an int.
+        """The layout that maps each coordinate to itself. Strides E(i), nested as the shape is; i to (i,) for an int.
 
         >>> str(Layout.identity((4, (2, 3)))), Layout.identity((4, (2, 3)))(5)
         ('(4,(2,3)):(1@0,(1@0@1,1@1@1))', (1, (1, 0)))
@@ -155,7 +155,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
 
     @staticmethod
     def from_expr(formula: object, shape: object = None, /, **extents: object) -> Any:
-        """The layout of a formula of the coordinates; a ComposedLayout for an offset or a XOR. See formula.from_expr.
+        """The layout of a formula of the coordinates. A ComposedLayout for an offset or a XOR. See formula.from_expr.
 
         `formula` is a function, a SymPy expression or a text; the extents of its variables come by keyword, or as a
         shape in the order of a function's parameters. Raises LayoutError with the first coordinate that no layout fits.
@@ -175,7 +175,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
 
     @property
     def cosize(self) -> Any:
-        """The span of the offsets, 1 + sum of (extent-1)*|stride|; for coordinates the product of their spans.
+        """The span of the offsets, 1 + sum of (extent-1)*|stride|. For coordinates the product of their spans.
 
         >>> Layout((4, 2), (1, 8)).cosize
         12
@@ -217,7 +217,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
             raise CoordinateError(f"{self} at {show_coord(c)}: {error.reason}", error.witness) from None
 
     def coord(self, index: object) -> Any:
-        """The coordinate of a flat index, nested as the shape is; an int out of range raises CoordinateError.
+        """The coordinate of a flat index, nested as the shape is. An int out of range raises CoordinateError.
 
         >>> Layout((4, (2, 3))).coord(13)
         (1, (1, 1))
@@ -225,7 +225,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
         return _t.idx2crd(index, self.shape)
 
     def offsets(self) -> Any:
-        """All values in order of the flat index: an int64 array of length size; for coordinates a tuple of arrays.
+        """All values in order of the flat index: an int64 array of length size. For coordinates a tuple of arrays.
 
         Raises LayoutError where a value does not fit int64 or the array would have more than 2^28 entries.
 
@@ -306,7 +306,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
         return plain
 
     def dice(self, coord: object) -> Layout:
-        """The layout of the modes that have an integer in coord, which slice drops; an integer alone keeps all.
+        """The layout of the modes that have an integer in coord, which slice drops. An integer alone keeps all.
 
         >>> str(Layout((4, 2, 3)).dice((None, 0, 0))), str(Layout((4, 2)).dice(5))
         ('(2,3):(4,8)', '(4,2):(1,4)')
@@ -323,7 +323,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
         return _new(_t.flatten(self.shape), _t.flatten(self.stride))
 
     def coalesce(self, profile: object = None) -> Layout:
-        """As few modes as the function of the flat index allows; a profile keeps its modes and coalesces inside them.
+        """As few modes as the function of the flat index allows. A profile keeps its modes and coalesces inside them.
 
         In a profile an int marks a mode to coalesce, None one to leave, a tuple goes deeper; modes past its end stay.
 
@@ -340,7 +340,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
         return _new(S[0], D[0]) if S else _new(1, 0)
 
     def filter(self, profile: object = None) -> Layout:
-        """Coalesced without the modes of stride 0: the same values, each as often as the other modes give it.
+        """Coalesced without the modes of stride 0. The same values, each as often as the other modes give it.
 
         >>> str(Layout((4, 2, 3), (0, 1, 2)).filter())
         '6:1'
@@ -405,7 +405,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
     # ------------------------------------------------------------ the algebra
 
     def compose(self, other: Any) -> Any:
-        """self o other: the layout with other's modes and the function c -> self(other(c)), or CompositionError.
+        """self o other. The layout with other's modes and the function c -> self(other(c)), or CompositionError.
 
         Right or refused: it answers exactly when such a layout exists. Offsets past the end of self run on in its last
         mode, whose stride counts there even when its extent is 1 (CuTe's definition). `other` is a Layout, an int n
@@ -428,7 +428,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
     __matmul__ = compose
 
     def complement(self, bound: Any = None) -> Layout:
-        """The layout of the translates of self's image that lie disjoint in 0..bound-1; None stops at self's own end.
+        """The layout of the translates of self's image that lie disjoint in 0..bound-1. None stops at self's own end.
 
         A bound that is a shape stands for its size, as in CuTe.
 
@@ -460,7 +460,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
         return _new(*_inverse.right_inverse(self.shape, self.stride))
 
     def left_inverse(self) -> Layout:
-        """R with R(self(i)) = i for every flat index i: the right inverse of (self, complement of self).
+        """R with R(self(i)) = i for every flat index i. The right inverse of (self, complement of self).
 
         A padded layout, whose complement leaves gaps out, has its digits. Raises LayoutError where self is not
         injective, or has neither a complement nor strides each of which divides the next.
@@ -493,7 +493,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
         return _new(*_inverse.max_common((self.shape, self.stride), _divide.tiler_pair(other)))
 
     def max_common_vector(self, other: Layout) -> Any:
-        """The number of elements that both layouts store side by side, in one order: the size of max_common_layout.
+        """The number of elements that both layouts store side by side, in one order. The size of max_common_layout.
 
         >>> Layout((4, 8), (1, 4)).max_common_vector(Layout((4, 8), (1, 16)))
         4
@@ -510,7 +510,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
         return _made(gather(split, self.shape, self.stride, tiler))
 
     def logical_divide(self, tiler: object) -> Layout:
-        """self o (T, complement of T up to self.size): mode 0 a tile, mode 1 the tiles; mode by mode for a tuple.
+        """self o (T, complement of T up to self.size). Mode 0 a tile, mode 1 the tiles; mode by mode for a tuple.
 
         An int or a Layout divides the whole, a tuple each mode. Tiles may hang over its end, where the last entry runs
         on. Where no layout is that function, the entry in which the tile ends is rounded up to whole tiles, as in CuTe;
@@ -541,7 +541,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
         return self._split("flat_divide", _divide.flat, _divide.divide, tiler)
 
     def logical_product(self, tiler: object) -> Layout:
-        """(self, complement of self o tiler): mode 0 is self, mode 1 places disjoint copies in the tiler's order.
+        """(self, complement of self o tiler). Mode 0 is self, mode 1 places disjoint copies in the tiler's order.
 
         >>> str(Layout((2, 2), (1, 8)).logical_product(4))
         '((2,2),4):((1,8),2)'
@@ -591,7 +591,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
     # ------------------------------------------------------------ other widths of elements
 
     def upcast(self, n: int) -> Layout:
-        """The layout of elements n times as wide: offsets in elements -> offsets in groups of n.
+        """The layout of elements n times as wide. Offsets in elements -> offsets in groups of n.
 
         R(c) = self(k*c) // n with k = ceil(n / stride) in each mode; the last group of a mode may be partly filled
         (CuTe's definition). Raises LayoutError where no strides say that: a stride above n and no multiple of it.
@@ -602,7 +602,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
         return _new(*_recast.upcast(self.shape, self.stride, _recast.factor(n, "upcast")))
 
     def downcast(self, n: int) -> Layout:
-        """The layout of elements of an n-th of the width; each mode of stride 1 takes in the parts (CuTe's definition).
+        """The layout of elements of an n-th of the width. Each mode of stride 1 takes in the parts (CuTe's definition).
 
         >>> str(Layout((2, 4), (1, 2)).downcast(4))
         '(8,4):(1,8)'

@@ -1,4 +1,4 @@
-"""Layouts as matrices over GF(2): exact answers for power-of-two extents and XOR swizzles, at any size.
+"""Layouts as matrices over GF(2). Exact answers for power-of-two extents and XOR swizzles, at any size.
 
 Let all extents be powers of two and number the bits of the flat (colexicographic) coordinate x. A layout sends bit i to
 a column c[i]. The function is *linear* when its value is the XOR of the columns of the bits that are set; with a
@@ -142,7 +142,7 @@ class LinearLayout(Function):
     @classmethod
     @checked()
     def from_matrix(cls, matrix: npt.ArrayLike, bits: Sequence[int] = (), names: Sequence[str] = ()) -> LinearLayout:
-        """The layout of a 0/1 matrix: column j is the value of coordinate bit j, row i is bit i of the value.
+        """The layout of a 0/1 matrix. Column j is the value of coordinate bit j, row i is bit i of the value.
 
         >>> LinearLayout.from_matrix([[0, 1], [1, 0]]).columns
         (2, 1)
@@ -234,7 +234,7 @@ class LinearLayout(Function):
     # ------------------------------------------------------------ matrix views
 
     def matrix(self) -> npt.NDArray[np.uint8]:
-        """The matrix, width x number of coordinate bits: entry (i, j) says whether bit j moves bit i of the value.
+        """The matrix, width x number of coordinate bits. Entry (i, j) says whether bit j moves bit i of the value.
 
         >>> LinearLayout.of(Layout((2, 2), (2, 1))).matrix().tolist()
         [[0, 1], [1, 0]]
@@ -332,7 +332,7 @@ class LinearLayout(Function):
         return len(Elimination(self.columns).pivots)
 
     def kernel(self) -> tuple[int, ...]:
-        """Independent flat indices k (the smallest first) with value(x ^ k) == value(x); empty iff injective.
+        """Independent flat indices k (the smallest first) with value(x ^ k) == value(x). Empty iff injective.
 
         >>> LinearLayout.of(Layout((2, 2, 2), (1, 0, 1 << 3))).kernel()
         (2,)
@@ -348,7 +348,7 @@ class LinearLayout(Function):
         return tuple(Elimination(self.columns).reduced())
 
     def is_injective(self) -> Proof | CounterExample:
-        """Prove that no value is taken twice; else index 0 and the first that shares its value.
+        """Prove that no value is taken twice. Else index 0 and the first that shares its value.
 
         >>> LinearLayout((1, 2, 3)).is_injective().explain()
         'the matrix is not injective: indices 0 and 7 both give 0'
@@ -417,7 +417,7 @@ class LinearLayout(Function):
         return LinearLayout(tuple(columns), (self.width,), (), len(self.columns), combine(columns, self.offset))
 
     def right_inverse(self) -> LinearLayout:
-        """The largest R with self(R(y)) == y for all y below its size: CuTe's right inverse, offset -> flat index.
+        """The largest R with self(R(y)) == y for all y below its size. CuTe's right inverse, offset -> flat index.
 
         Of the indices that have a value, R gives one. Raises LayoutError when 0 is no value.
 
@@ -440,7 +440,7 @@ class LinearLayout(Function):
     # ------------------------------------------------------------ equality of functions
 
     def equivalent(self, other: object) -> Proof | CounterExample:
-        """Compare two functions of the flat index: Proof, or the first coordinate at which they differ.
+        """Compare two functions of the flat index. Proof, or the first coordinate at which they differ.
 
         `other` is anything that `of` takes. Exact, and independent of the size.
 
@@ -462,7 +462,7 @@ class LinearLayout(Function):
         return CounterExample(longer.coord(at), left_value, right_value, at, statement, "GF(2) matrix")
 
     def first_difference(self, other: object) -> int | None:
-        """The first flat index at which two functions differ, or only one is defined; None when they are equal.
+        """The first flat index at which two functions differ, or only one is defined. None when they are equal.
 
         >>> LinearLayout((1, 2, 4)).first_difference(LinearLayout((1, 2, 8)))
         4
@@ -516,7 +516,7 @@ class LinearLayout(Function):
         return self._with_strides(self.columns)
 
     def to_composed(self, unit: int | str | None = None) -> ComposedLayout:
-        """Swizzle, offset and layout with this function: x -> swizzle(offset + layout(x)); `unit` is the swizzle's.
+        """Swizzle, offset and layout with this function: x -> swizzle(offset + layout(x)). `unit` is the swizzle's.
 
         Complete: it finds a swizzle whenever one exists, with the fewest bits. Raises LayoutError where none does.
 

@@ -315,7 +315,7 @@ def _read(text: str, symbol: Symbols) -> Parsed:
 
 
 def may_name_atom(text: str) -> bool:
-    """True if a text begins as the name of an atom in CUTLASS does: only then are atoms loaded to read it.
+    """True if a text begins as the name of an atom in CUTLASS does. Only then are atoms loaded to read it.
 
     >>> may_name_atom("SM75_U32x4_LDSM_N"), may_name_atom("(4,8):(8,1)")
     (True, False)
@@ -470,7 +470,7 @@ _STATED = regex(
 
 
 def stated_element(text: str) -> DType | None:
-    """The element type that a pasted text states, None for none; of CuTe's pointers, which state bits, an unsigned one.
+    """The element type that a pasted text states, None for none. Of CuTe's pointers, which state bits, an unsigned one.
 
     Raises LayoutError for a type that is not known.
 
@@ -484,7 +484,7 @@ def stated_element(text: str) -> DType | None:
 
 
 def stated_extents(text: str) -> list[int] | None:
-    """The shape that a text of Triton states, or its own tile's; None for another text.
+    """The shape that a text of Triton states, or its own tile's. None for another text.
 
     >>> stated_extents("tensor<4x2xf16, #ttg.linear<{register = [[0, 1]], lane = [[1, 0], [2, 0]]}>>")
     [4, 2]

@@ -11,7 +11,7 @@ S = TypeVar("S", bound="OverLayout")
 
 
 class OverLayout:
-    """c -> f(layout(c)), for a swizzle or an offset f: operations act on `layout`, and f stays.
+    """c -> f(layout(c)), for a swizzle or an offset f. Operations act on `layout`, and f stays.
 
     Each raises what the layout's own operation raises.
     """

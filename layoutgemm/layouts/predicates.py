@@ -28,7 +28,7 @@ class Predicates(Function):
     __slots__ = ()
 
     def covers(self, tile: object, given: object = ()) -> Answer:
-        """Prove that every offset 0..size(tile)-1 is a value, at every size; `tile` is a shape or layout; see
+        """Prove that every offset 0..size(tile)-1 is a value, at every size. `tile` is a shape or layout; see
         prove.covers
 
         >>> from layoutgemm import Layout

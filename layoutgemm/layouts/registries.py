@@ -1,4 +1,4 @@
-"""Functions by the type of an object, registered by files above: what layouts take from there.
+"""Functions by the type of an object, registered by files above. What layouts take from there.
 
 A registry loads the file that registers a function when it is first called.
 """

@@ -1,4 +1,4 @@
-"""Linear layers of other libraries in place: class, methods, parameters and hooks stay, the product is layoutgemm's.
+"""Linear layers of other libraries in place. Class, methods, parameters and hooks stay, the product is layoutgemm's.
 
 subclass of torch.nn.Linear, with its forward        the same object, of a class of both          torchtitan
 layer whose `quant_method` multiplies a dense weight  the same object, with a method of both       vLLM, SGLang

@@ -58,7 +58,7 @@ class PackedGroups(PackedBuffers):
         )
 
     def forward(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-        """The products of rows (rows, in features); group e is rows offsets[e] to offsets[e + 1]."""
+        """The products of rows (rows, in features). Group e is rows offsets[e] to offsets[e + 1]."""
         if self.order is not None:
             rows = torch.arange(x.shape[0], device=x.device)
             x = x.gather(1, self.order[torch.searchsorted(offsets[1:], rows, right=True)])
@@ -92,7 +92,7 @@ class ScaledGroups(ScaledBuffers):
         self.experts, self.in_features, self.out_features = len(layers), layers[0].in_features, layers[0].out_features
 
     def forward(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-        """The products of rows (rows, in features); group e is rows offsets[e] to offsets[e + 1]."""
+        """The products of rows (rows, in features). Group e is rows offsets[e] to offsets[e + 1]."""
         given = x, self.codes, self.weight_scale, offsets, autocast_type(x) or self.wide
         value: torch.Tensor = _StraightThroughGroups.apply(*given) if differentiated(x) else _scaled_product(*given)
         return value

@@ -137,7 +137,7 @@ class DenseLinear(ActivatedLayer, torch.nn.Linear):
     def of(
         cls, layer: torch.nn.Linear, *, activation: str | None = None, allow_tf32: bool | None = None
     ) -> DenseLinear:
-        """The layer with the parameters of another: the same tensors, so that ties and optimizers stay.
+        """The layer with the parameters of another. The same tensors, so that ties and optimizers stay.
 
         >>> layer = torch.nn.Linear(2, 3)
         >>> DenseLinear.of(layer).weight is layer.weight

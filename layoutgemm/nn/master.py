@@ -59,7 +59,7 @@ class MasterLinear(ActivatedLayer, MasterWeights, torch.nn.Linear):
         cls, layer: torch.nn.Linear, *, activation: str | None = None, recipe_a: object = BLOCK,
         recipe_b: object = SQUARE,
     ) -> MasterLinear:  # fmt: skip
-        """The layer with the parameters of another: the same tensors, so that ties and optimizers stay.
+        """The layer with the parameters of another. The same tensors, so that ties and optimizers stay.
 
         >>> layer = torch.nn.Linear(2, 3)
         >>> MasterLinear.of(layer).weight is layer.weight
@@ -135,7 +135,7 @@ class MasterGroups(MasterWeights):
         torch.nn.init.uniform_(self.weight, -bound, bound)
 
     def forward(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-        """The products of rows (rows, in features); group e is rows offsets[e] to offsets[e + 1]."""
+        """The products of rows (rows, in features). Group e is rows offsets[e] to offsets[e + 1]."""
         check_input(x, self.in_features)
         weight = self.weight
         kept = None if self._kept is None else self._quantized(x, weight)

@@ -82,7 +82,7 @@ _OTHERS: Mapping[str, str] = {
 
 
 def unknown_kind(kind: object, known: Iterable[str]) -> str:
-    """The message for a kind that none of the known ones is: what to do, then their names.
+    """The message for a kind that none of the known ones is. What to do, then their names.
 
     >>> unknown_kind("aqlm", ("gptq", "awq"))
     "kind 'aqlm': QuantizedLinear.from_linear takes the dequantised weights; known are 'gptq', 'awq'"
@@ -92,7 +92,7 @@ def unknown_kind(kind: object, known: Iterable[str]) -> str:
 
 
 class PackedBuffers(torch.nn.Module):
-    """The buffers of packed weights: casts of a module leave codes and scales as they are.
+    """The buffers of packed weights. Casts of a module leave codes and scales as they are.
 
     units, scales, order  as `QuantizedLinear` has them; or those of several experts
 
@@ -116,7 +116,7 @@ class PackedBuffers(torch.nn.Module):
 
     @property
     def packed_as(self) -> str:
-        """The format, the sizes and the type of x: what the order of `units` depends on.
+        """The format, the sizes and the type of x. What the order of `units` depends on.
 
         >>> weight = QuantizedWeight.on_meta(64, 128, QuantizedFormat("int8"))
         >>> QuantizedLinear(weight).packed_as
@@ -242,7 +242,7 @@ class QuantizedLinear(ActivatedLayer, PackedBuffers):
         cls, tensors: Mapping[str, torch.Tensor], kind: str, *, dtype: torch.dtype = torch.float16,
         activation: str | None = None,
     ) -> QuantizedLinear:  # fmt: skip
-        """The layer of a checkpoint's tensors, by their names there; and bias if there is one.
+        """The layer of a checkpoint's tensors, by their names there. And bias if there is one.
 
         kind    "gptq"                qweight, qzeros, scales, and g_idx if there is; 4 bits, or 8 without zero points
                 "gptq_v2"             the same, with zero points as they are

@@ -1,4 +1,4 @@
-"""Gated experts that autograd records: one node, of products that read and write rows by index.
+"""Gated experts that autograd records. One node, of products that read and write rows by index.
 
     forward   h = x[source] @ first        a = gate(h)      y[row] += factor * (a @ down)
     backward  g = dy[source]               p = g @ down^T   dfactor = sum(p * a)      ddown  = (factor * a)^T @ g

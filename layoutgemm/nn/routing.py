@@ -1,4 +1,4 @@
-"""Rows by expert: the order of a router's choices, and the weighted sums of their results.
+"""Rows by expert. The order of a router's choices, and the weighted sums of their results.
 
 route_of  indices and factors (rows, k)   -> the rows' order by expert, and where each expert's begin
 permuted  rows in that order or back      gradients are a permutation too: torch's sort, or add rows one by one
@@ -21,7 +21,7 @@ Mlp = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (rows of all exper
 
 
 class Route(NamedTuple):
-    """Rows sorted by expert, k for each row of x: row i is row order[i] // k of x.
+    """Rows sorted by expert, k for each row of x. Row i is row order[i] // k of x.
 
     offsets  expert e has rows offsets[e] to offsets[e + 1]
     factors  (rows of x, k): of the sums, 0 for an index of no expert.
@@ -104,7 +104,7 @@ _record = recorder(_Permuted)
 
 
 def permuted(x: torch.Tensor, to: torch.Tensor, back: torch.Tensor, each: int = 1) -> torch.Tensor:
-    """The rows to[i] of x, each of whose rows counts `each` times; `to` is a permutation, and `back` its inverse.
+    """The rows to[i] of x, each of whose rows counts `each` times. `to` is a permutation, and `back` its inverse.
 
     >>> permuted(torch.tensor([[5], [6], [7]]), torch.tensor([2, 0, 1]), torch.tensor([1, 2, 0])).flatten().tolist()
     [7, 5, 6]

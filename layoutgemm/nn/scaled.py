@@ -86,7 +86,7 @@ class ScaledWeight(NoTensor):
 
 
 class ScaledBuffers(torch.nn.Module):
-    """The buffers of float8 weights: casts of a module leave them, and change the result's type.
+    """The buffers of float8 weights. Casts of a module leave them, and change the result's type.
 
     codes, weight_scale  as `ScaledLinear` has them; or those of several experts
     wide                 the type of the dense weights and of the result
@@ -113,7 +113,7 @@ class ScaledBuffers(torch.nn.Module):
 
 
 class ScaledLinear(ActivatedLayer, ScaledBuffers):
-    """activation(x @ weight.T + bias) with float8 weights: a scale for 128 x 128 weights, and for 128 of a row of x.
+    """activation(x @ weight.T + bias) with float8 weights. A scale for 128 x 128 weights, and for 128 of a row of x.
 
     in_features, out_features, bias, activation  as `layoutgemm.nn.Linear`, gates too
     dtype  of state dicts, bias and result: bfloat16 or float16. `float()` makes it float32; autocast's is the result's

@@ -41,7 +41,7 @@ _USUAL = frozenset(vars(torch.nn.Linear(1, 1, device="meta")))  # attributes of 
 
 @dataclass(frozen=True, slots=True)
 class Swapped:
-    """One linear layer of a model: its name, and its replacement or the reason against one.
+    """One linear layer of a model. Its name, and its replacement or the reason against one.
 
     name    as `named_modules` has it
     by      class of the module in its place, or that its own class was joined with; "" where it was left
@@ -219,7 +219,7 @@ def _replacement(
 
 
 def replace_modules(model: torch.nn.Module, made: Mapping[torch.nn.Module, torch.nn.Module]) -> None:
-    """Put new modules in the places of others, in each that a shared one has; attributes of one's own go along."""
+    """Put new modules in the places of others, in each that a shared one has. Attributes of one's own go along."""
     for layer, new in made.items():
         for name, value in own_attributes(layer).items():
             if not hasattr(new, name):
@@ -299,7 +299,7 @@ def _reason_of_method(layer: torch.nn.Module, weights: object, allow_tf32: bool 
 
 
 def reason_to_stay(layer: torch.nn.Linear, allow_tf32: bool | None, stays: bool = False) -> str:
-    """Why a layer is left, or ""; `stays`: the object would stay, with its class's methods, its hooks and buffers."""
+    """Why a layer is left, or "". `stays`: the object would stay, with its class's methods, its hooks and buffers."""
     if is_parametrized(layer):
         return f"parametrized: {', '.join(layer.parametrizations)}"
     if any(base.__name__ == "FSDPModule" for base in type(layer).__mro__):

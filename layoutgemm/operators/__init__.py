@@ -1,4 +1,4 @@
-"""layoutgemm as a Provider of NVIDIA's CUTLASS Operator API: importing this package registers it, in front.
+"""layoutgemm as a Provider of NVIDIA's CUTLASS Operator API. Importing this package registers it, in front.
 
     arguments                       operator         kernel                      targets
     ------------------------------  ---------------  --------------------------  ------------------------------------

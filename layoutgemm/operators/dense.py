@@ -31,7 +31,7 @@ def stream_of(stream: object) -> int:
 
 
 def compile_kernel(kernel: AnyKernel) -> CompiledGemm:
-    """The compiled kernel: from memory, from the cache on disk, or compiled; no GPU is needed."""
+    """The compiled kernel: from memory, from the cache on disk, or compiled. No GPU is needed."""
     return compiled_kernel(kernel) if isinstance(kernel, Kernel) else plan_of(kernel).compile()  # type: ignore[arg-type]
 
 

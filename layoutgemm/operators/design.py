@@ -37,7 +37,7 @@ TMA_BYTES = 16  # to which TMA needs addresses and pitches aligned
 
 
 class BlackwellKernel(NamedTuple):
-    """A kernel of tcgen05, as `Kernel` is of the others: configuration, types and orders, batch, epilogue, target."""
+    """A kernel of tcgen05, as `Kernel` is of the others. Configuration, types and orders, batch, epilogue, target."""
 
     config: Sm100Config
     operands: tuple[str, str, str]
@@ -179,13 +179,13 @@ def name_of(kernel: AnyKernel | PlannedKernel, code: str, made: GemmPlan, kind: 
 
 
 def code_facts(made: GemmPlan) -> dict[str, object]:
-    """All of a plan that decides the code of its kernel: plans for other sizes have equal facts."""
+    """All of a plan that decides the code of its kernel. Plans for other sizes have equal facts."""
     facts = kernel_facts(made)
     return {name: facts[name] for name in ("arch", "kernel", "plan")}
 
 
 def targets_of(code: str) -> list[api.TargetSm]:
-    """The one target of a kernel: the GPUs of the code that it is compiled for, and those that run such code."""
+    """The one target of a kernel. The GPUs of the code that it is compiled for, and those that run such code."""
     return [api.TargetSm(code.removeprefix("sm_"))]
 
 

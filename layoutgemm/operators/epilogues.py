@@ -1,4 +1,4 @@
-"""Epilogues of the Operator API as this package's: a function of `accum` becomes one `Custom` step.
+"""Epilogues of the Operator API as this package's. A function of `accum` becomes one `Custom` step.
 
 the API's source                      here
 ------------------------------------  --------------------------------------------
@@ -53,7 +53,7 @@ _CALLS: dict[str, tuple[int, Callable[..., Value]]] = {
 
 @dataclass(frozen=True)
 class PlacedTensor:
-    """A tensor of the arguments as `finish_of` asks for one: shape, strides, address, bytes of an element."""
+    """A tensor of the arguments as `finish_of` asks for one. Shape, strides, address, bytes of an element."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -145,7 +145,7 @@ def _operand(name: str, x: Value, shape: Sequence[int]) -> tuple[Operand, Value]
 
 
 def step_of(function: Callable[..., Value] | str, operands: Sequence[Operand]) -> Custom:
-    """The function as a step: its source is read, as the API does, and never run.
+    """The function as a step. Its source is read, as the API does, and never run.
 
     Raises OperandError, quoting the source, for anything that the table above does not have.
 

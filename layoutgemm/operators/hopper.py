@@ -68,7 +68,7 @@ def running(tensor: TensorWrapper) -> torch.Tensor:
 
 
 class HopperOperator(api.Operator):
-    """The part that both operators share: a plan of sm_90a, chosen by torch_op for described tensors."""
+    """The part that both operators share. A plan of sm_90a, chosen by torch_op for described tensors."""
 
     supported_args_type: ClassVar[type] = api.RuntimeArguments
     designed_for_min_cc: ClassVar[int] = 90
@@ -188,7 +188,7 @@ class ScaledOperator(HopperOperator):
 
     @classmethod
     def tensors(cls, args: api.GemmArguments, of: Callable[[TensorWrapper], torch.Tensor]) -> Tensors:
-        """A, B and out, with scales (rows, K blocks); a batch of one is a matrix."""
+        """A, B and out, with scales (rows, K blocks). A batch of one is a matrix."""
         found, scales = [], []
         for name, x in (("A", args.A), ("B", args.B)):
             if not isinstance(x, api.ScaledOperand):
@@ -261,7 +261,7 @@ class GroupedOperator(HopperOperator):
 
     @classmethod
     def tensors(cls, args: api.RuntimeArguments, of: Callable[[TensorWrapper], torch.Tensor]) -> Tensors:
-        """A, B, out and the groups' ends; groups of columns are rows of the transposed product."""
+        """A, B, out and the groups' ends. Groups of columns are rows of the transposed product."""
         for name, x in (("A", args.A), ("B", args.B), ("out", args.out)):
             torch_type(x, name)
         a, b, out, ends = (of(x.tensor) for x in (args.A, args.B, args.out, args.offsets))

@@ -33,7 +33,7 @@ RESULT = "D"  # the epilogue's name of `out`
 
 
 class TargetGpu(NamedTuple):
-    """The GPU of a problem: its resident clusters, its name, and bytes of shared memory of a block (0: at most)."""
+    """The GPU of a problem. Its resident clusters, its name, and bytes of shared memory of a block (0: at most)."""
 
     places: ClusterOccupancy
     gpu: str
@@ -41,7 +41,7 @@ class TargetGpu(NamedTuple):
 
 
 def code_for(asked: api.TargetSm | None) -> str:
-    """The code of a target; without one, of the current GPU, or sm_90a on a machine without.
+    """The code of a target. Without one, of the current GPU, or sm_90a on a machine without.
 
     Raises OperandError for a target without kernels, and for a GPU without.
 
@@ -109,7 +109,7 @@ def strided(tensor: TensorWrapper, name: str) -> StridedOperand:
 
 
 def check_memory(args: api.GemmArguments, device: int) -> None:
-    """Raise OperandError for a tensor of torch in other memory than that GPU's: a launch passes its address."""
+    """Raise OperandError for a tensor of torch in other memory than that GPU's. A launch passes its address."""
     read = {"A": args.A.tensor, "B": args.B.tensor, "out": args.out.tensor}
     more = {} if args.epilogue is None else args.epilogue.tensors
     for name, x in (*read.items(), *more.items()):

@@ -1,4 +1,4 @@
-"""Tile orders that begin at a run-time place: ranks of a host compute the same tiles, each from its own rows on.
+"""Tile orders that begin at a run-time place. Ranks of a host compute the same tiles, each from its own rows on.
 
 A rank of a distributed product begins with the rows that it has, or that another rank needs. The place is not known
 when the kernel is compiled. Both orders permute the rows of tiles, so "each tile once" is proven for every grid and
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RotatedRows(HasPicture):
-    """The order of `schedule`, its rows of tiles rotated: row r becomes row (r + first) % rows.
+    """The order of `schedule`, its rows of tiles rotated. Row r becomes row (r + first) % rows.
 
     Raises PlanError for another schedule than a Schedule.
 
@@ -50,7 +50,7 @@ class RotatedRows(HasPicture):
 
     @checked(PlanError)
     def tile(self, number: Integer, grid: Grid, first: Integer, minimum: Minimum = least) -> Tile:
-        """The (row, column) visited as number `number`; `first` is the row that the schedule's row 0 becomes."""
+        """The (row, column) visited as number `number`. `first` is the row that the schedule's row 0 becomes."""
         row, column = self.schedule.tile(number, grid, minimum)
         return (row + first) % grid[0], column
 

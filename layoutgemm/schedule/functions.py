@@ -329,7 +329,7 @@ class Formula(Schedule):
 
 @dataclass(frozen=True)
 class LayoutOrder(Schedule):
-    """The tiles that a layout names: its offsets are row + rows * column, or coordinates with strides 1@0 and 1@1.
+    """The tiles that a layout names. Its offsets are row + rows * column, or coordinates with strides 1@0 and 1@1.
 
     A static layout is an order of one grid, which has as many tiles as the layout has elements.
 
@@ -367,5 +367,5 @@ class LayoutOrder(Schedule):
             )
 
     def prove(self) -> Answer:
-        """Undecided for every grid: a layout is of one, whose tiles a plan's check looks at."""
+        """Undecided for every grid. A layout is of one, whose tiles a plan's check looks at."""
         return Undecided(f"{self.layout} is the order of one grid: {injective(self.layout)}")

@@ -1,4 +1,4 @@
-"""Which tiles neighbours take: clusters of a launch, as the hardware deals them out to the graphics clusters (GPCs).
+"""Which tiles neighbours take. Clusters of a launch, as the hardware deals them out to the graphics clusters (GPCs).
 
 On an H200 the first few clusters go to the GPCs with two SMs left over. The next ones go in turn to each GPC, round
 after round, then to the GPCs that have more SMs. L2 serves requests of several SMs of a GPC for the same data once, if
@@ -25,7 +25,7 @@ Rounds = tuple[tuple[tuple[int, ...], int], ...]
 
 @dataclass(frozen=True)
 class GpcOrder:
-    """Rounds in which clusters are dealt out, one after the other: (places, times), each place once in each turn.
+    """Rounds in which clusters are dealt out, one after the other. (places, times), each place once in each turn.
 
     Clusters of one place take consecutive numbers, over all rounds. Those after the last round stay as they are, and so
     does a launch that does not reach it.

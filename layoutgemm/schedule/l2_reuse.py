@@ -1,4 +1,4 @@
-"""Reuse of A and B by concurrent tiles: the L2 and memory reads that a schedule saves.
+"""Reuse of A and B by concurrent tiles. The L2 and memory reads that a schedule saves.
 
 A wave is the tiles that run together. Every tile needs the row panel of A (BM rows, all of K) and the column panel of B
 (BN columns) that it lies in. Tiles of one wave that share a panel read it once from memory and then from L2. The count
@@ -54,7 +54,7 @@ class Reuse:
 
     @property
     def best(self) -> float:
-        """The factor that no order of these waves exceeds: each wave the rectangle of tiles that reads least."""
+        """The factor that no order of these waves exceeds. Each wave the rectangle of tiles that reads least."""
         least = 0
         for start in range(0, self.tiles, self.wave):
             count = min(self.wave, self.tiles - start)

@@ -26,7 +26,7 @@ MAX_EXTENT = 1 << 15  # rows or columns of a grid: row + 2**16 * column is a sig
 
 @dataclass(frozen=True)
 class Banded(Schedule):
-    """The tiles with an element in a band around the diagonal of C: -below <= column - row <= above.
+    """The tiles with an element in a band around the diagonal of C. -below <= column - row <= above.
 
     below, above  elements; a causal sliding window of w keys has below = w - 1 and above = 0
     tile_shape    (rows, columns) of C's elements in a tile of the grid; None: that of the plan
@@ -97,7 +97,7 @@ class Banded(Schedule):
 
 @dataclass(frozen=True)
 class TileList(Schedule):
-    """Tiles that a kernel reads from a list in global memory: a schedule's, or the caller's.
+    """Tiles that a kernel reads from a list in global memory. A schedule's, or the caller's.
 
     schedule  whose table of the grid is the list, made at each launch; None: `given["tiles"]` of each launch, rows
               (row, column) of tiles of the grid of clusters, in order
@@ -185,7 +185,7 @@ def decoded(entry: Any) -> tuple[Any, Any]:
 
 
 def tiles_on_host(tiles: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """A list of tiles as an array of (row, column); a vector of int32 is as a kernel reads it.
+    """A list of tiles as an array of (row, column). A vector of int32 is as a kernel reads it.
 
     >>> tiles_on_host(np.array([1 + 2 * 65536], np.int32)).tolist(), tiles_on_host([[1, 2]]).tolist()
     ([[1, 2]], [[1, 2]])

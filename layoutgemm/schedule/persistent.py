@@ -1,4 +1,4 @@
-"""Which worker does which tile: persistent workers, clusters of them, and work cut along K (stream-K).
+"""Which worker does which tile. Persistent workers, clusters of them, and work cut along K (stream-K).
 
 A schedule (`tile_order.py`) orders the tiles. Here persistent workers take them in that order. For every size, each
 distribution is proven to give every tile, or every K tile of it, to exactly one worker.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Persistent(HasPicture):
-    """`workers` clusters that stay resident; worker w does the tiles numbered w, w + workers, w + 2 * workers, ...
+    """`workers` clusters that stay resident. Worker w does the tiles numbered w, w + workers, w + 2 * workers, ...
 
     schedule  the order of the clusters' tiles
     workers   how many clusters there are; a cluster of (1, 1) is a single thread block
@@ -67,7 +67,7 @@ class Persistent(HasPicture):
         self, worker: Integer, step: Integer, rank: Integer, grid: Grid, minimum: Minimum = least,
         reads: Reads | None = None,
     ) -> Tile:  # fmt: skip
-        """The tile that block `rank` of a worker does as its number `step`; it can lie outside of the grid.
+        """The tile that block `rank` of a worker does as its number `step`. It can lie outside of the grid.
 
         The worker has a step `step` while worker + workers * step is below the number of clusters in the grid.
         """
@@ -204,7 +204,7 @@ class StreamK:
 
     @checked(PlanError)
     def start(self, worker: Integer, minimum: Minimum = least) -> Any:
-        """The first unit of a worker; its last is the one before the next worker's first."""
+        """The first unit of a worker. Its last is the one before the next worker's first."""
         each, more = divmod(self.units, self.workers)
         return worker * each + minimum(worker, more)
 
@@ -229,7 +229,7 @@ class StreamK:
 
     @checked(PlanError)
     def workspace(self, tile_bytes: int) -> int:
-        """Bytes of partial sums that are handed over: one tile of the accumulator for each part but a tile's first."""
+        """Bytes of partial sums that are handed over. One tile of the accumulator for each part but a tile's first."""
         handed = sum(s.first > 0 for worker in range(self.workers) for s in self.segments(worker))
         return handed * tile_bytes
 

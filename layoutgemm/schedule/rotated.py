@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rotated(Schedule):
-    """An order begun at shard `rank` of `ranks`: its rows are moved on by rank * rows // ranks, around.
+    """An order begun at shard `rank` of `ranks`. Its rows are moved on by rank * rows // ranks, around.
 
     inner  the order that is rotated; one that goes through the shards' dimension once: Linear("N"), or Grouped("M")
     ranks  shards of the dimension, each of as many tiles where `ranks` divides them
@@ -84,7 +84,7 @@ class Rotated(Schedule):
         return row, _moved(column, rank * grid[1] // self.ranks, grid[1])
 
     def table(self, grid: tuple[int, int]) -> npt.NDArray[np.int64]:
-        """All tiles of a grid in their order, of a rank that is known: an array [number] of (row, column)."""
+        """All tiles of a grid in their order, of a rank that is known. An array [number] of (row, column)."""
         return super().table(grid)
 
     def prove(self) -> Answer:

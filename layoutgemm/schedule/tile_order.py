@@ -53,7 +53,7 @@ MOST_GROUP = 1 << 15  # rows: times a grid's columns, kernels compute them with 
 
 
 class SchedulePiece(NamedTuple):
-    """Some tiles of a schedule: number start + index(c) is the tile corner + tile(c), for every coordinate c.
+    """Some tiles of a schedule. Number start + index(c) is the tile corner + tile(c), for every coordinate c.
 
     `index` and `tile` have one shape; `tile` has coordinate strides, 1@0 for a row and 1@1 for a column.
     """
@@ -69,7 +69,7 @@ class SchedulePiece(NamedTuple):
 
 
 class GridCase(NamedTuple):
-    """A kind of grid, with symbols for its sizes: what is known of them, the grid, and the pieces there."""
+    """A kind of grid, with symbols for its sizes. What is known of them, the grid, and the pieces there."""
 
     name: str
     rows: Scalar
@@ -119,7 +119,7 @@ class Schedule(HasPicture):
         return True
 
     def on(self, tile: tuple[int, int]) -> Schedule:
-        """The order for tiles of (rows, columns) elements of C: the same, where the elements decide nothing."""
+        """The order for tiles of (rows, columns) elements of C. The same, where the elements decide nothing."""
         return self
 
     @checked(PlanError)
@@ -187,7 +187,7 @@ class Linear(Schedule):
 
 @dataclass(frozen=True)
 class Grouped(Schedule):
-    """Groups of `group` rows, each walked column by column; the last group has the rows that are left.
+    """Groups of `group` rows, each walked column by column. The last group has the rows that are left.
 
     along       "M": groups of rows; "N": groups of columns, each walked row by row
     group       rows of a group
@@ -270,7 +270,7 @@ class Grouped(Schedule):
 
 @dataclass(frozen=True)
 class Hilbert(Schedule):
-    """Tiles along Hilbert's curve over the smallest power-of-two square that holds the grid; tiles outside are left
+    """Tiles along Hilbert's curve over the smallest power-of-two square that holds the grid. Tiles outside are left
     out.
 
     There is no formula in `//` and `%` of a fixed length. A kernel reads the tiles of its grid from a list in global
@@ -342,7 +342,7 @@ class Hilbert(Schedule):
 
 
 def all_proven(statements: Iterable[tuple[str, Answer]], method: str) -> Answer:
-    """One proof of all statements, with a step for each; Undecided at the first that is not proven."""
+    """One proof of all statements, with a step for each. Undecided at the first that is not proven."""
     steps = []
     for text, answer in statements:
         if not isinstance(answer, Proof):
@@ -383,7 +383,7 @@ def _statements(schedule: Schedule, case: GridCase) -> Iterator[tuple[str, Answe
 
 
 def along(tile: Layout, axis: int) -> tuple[Integer, ...]:
-    """The strides of a layout of tiles along one axis: 0 for rows, 1 for columns."""
+    """The strides of a layout of tiles along one axis. 0 for rows, 1 for columns."""
     return tuple([d.value if d.path == (axis,) else 0 for d in tile.stride])
 
 

@@ -38,7 +38,7 @@ _MOST_ROWS = 1024  # of a band: as for `Grouped`, a band's tiles are counted in 
 
 
 class GridBands(NamedTuple):
-    """A grid cut into bands: 2 * half + odd whole ones, one of `height` rows, and `beyond` rows below.
+    """A grid cut into bands. 2 * half + odd whole ones, one of `height` rows, and `beyond` rows below.
 
     width    columns of the part of a diagonal block at the end of that one band
     columns  of the grid
@@ -59,7 +59,7 @@ class GridBands(NamedTuple):
 
 @dataclass(frozen=True)
 class Triangular(Schedule):
-    """The tiles of one triangle of C: those with an element on or below ("lower"), or above, the diagonal.
+    """The tiles of one triangle of C. Those with an element on or below ("lower"), or above, the diagonal.
 
     half    "lower" or "upper"
     group   rows of tiles in a band, at least ("upper": columns); a band is whole blocks of the diagonal's pattern

@@ -93,7 +93,7 @@ def scaled_by_torch(
 
 
 def fused(bias: torch.Tensor | None, activation: str | None, kind: torch.dtype, columns: int) -> LaunchEpilogue | None:
-    """Bias and activation in the kernel, for a product of `columns` columns; None where it does not take them."""
+    """Bias and activation in the kernel, for a product of `columns` columns. None where it does not take them."""
     if not kind.is_floating_point or (bias is not None and (bias.dtype not in READ or bias.stride(0) != 1)):
         return None
     at = 0 if bias is None else bias.data_ptr()
@@ -111,7 +111,7 @@ def key_of(bias: torch.Tensor | None, activation: str | None) -> tuple[object, .
 def fused_gemm(
     alpha: Scalar, beta: Scalar, c: torch.Tensor | None, in_place: bool, kind: torch.dtype, shape: tuple[int, ...]
 ) -> LaunchEpilogue | None:
-    """The epilogue of alpha * (a @ b) + beta * c; None if the kernel does not take it.
+    """The epilogue of alpha * (a @ b) + beta * c. None if the kernel does not take it.
 
     The kernel takes Python numbers, and a c of the product's shape with contiguous rows or columns. With `in_place`, c
     is the output.

@@ -52,7 +52,7 @@ def seen_and_recorded(tensors: Sequence[torch.Tensor], out: torch.Tensor | None)
 
 
 def check_written(written: Mapping[str, torch.Tensor]) -> None:
-    """Raise TensorError, naming it, for a tensor in whose place autograd keeps no other: torch refuses it later."""
+    """Raise TensorError, naming it, for a tensor in whose place autograd keeps no other. Torch refuses it later."""
     for name, x in written.items():
         if x.requires_grad and x.is_leaf and torch.is_grad_enabled():
             raise TensorError(f"{name} is a leaf that requires grad, and the epilogue writes to it: give its detach()")
@@ -64,7 +64,7 @@ def check_written(written: Mapping[str, torch.Tensor]) -> None:
 def check_call(
     a: torch.Tensor, b: torch.Tensor, activation: object, out_dtype: object, allow_tf32: bool | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.dtype]:
-    """The operands of `matmul` as autocast has them, and the output's type; sizes are `check_sizes`' business.
+    """The operands of `matmul` as autocast has them, and the output's type. Sizes are `check_sizes`' business.
 
     Raises OperandError or TensorError for a call of dense tensors that no kernel computes.
     """
@@ -198,7 +198,7 @@ def check_device(a: torch.Tensor) -> None:
 
 
 def tf32_allowed(allow: object) -> bool:
-    """True if float32 may be rounded to tf32: as the caller says, or as torch is set.
+    """True if float32 may be rounded to tf32. As the caller says, or as torch is set.
 
     Raises OperandError for anything but True, False and None.
     """
@@ -256,13 +256,13 @@ def check_out(
 
 
 def differentiated(*tensors: torch.Tensor | None) -> bool:
-    """True if a derivative by a tensor is recorded: a gradient, or a tangent in forward mode."""
+    """True if a derivative by a tensor is recorded. A gradient, or a tangent in forward mode."""
     given = [x for x in tensors if x is not None]
     return (torch.is_grad_enabled() and any(x.requires_grad for x in given)) or any(has_tangent(x) for x in given)
 
 
 def differentiated_in_trace(*tensors: torch.Tensor | None) -> bool:
-    """True if torch.jit.trace sees a tensor with a gradient: it traces a second time, without recording, to compare."""
+    """True if torch.jit.trace sees a tensor with a gradient. It traces a second time, without recording, to compare."""
     traced = not torch.compiler.is_compiling() and tracing_state() is not None
     return traced and any(x is not None and x.requires_grad for x in tensors)
 
@@ -277,7 +277,7 @@ def has_tangent(x: torch.Tensor) -> bool:
 
 
 def autocast_type(x: torch.Tensor) -> torch.dtype | None:
-    """The type that the autocast region of a tensor's device casts to; None outside of a region."""
+    """The type that the autocast region of a tensor's device casts to. None outside of a region."""
     kind = x.device.type
     inside = kind in ("cuda", "cpu") and torch.is_autocast_enabled(kind)
     return torch.get_autocast_dtype(kind) if inside else None
@@ -290,7 +290,7 @@ def autocast(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
 
 
 def cast(x: torch.Tensor, to: torch.dtype | None) -> torch.Tensor:
-    """A float of 16 or 32 bits in an `autocast_type`; another tensor, and outside of a region, as it is."""
+    """A float of 16 or 32 bits in an `autocast_type`. Another tensor, and outside of a region, as it is."""
     return x if to is None or x.dtype not in (torch.float32, torch.bfloat16, torch.float16) else x.to(to)
 
 
@@ -305,7 +305,7 @@ def check_input(x: torch.Tensor, features: int) -> None:
 
 
 def sizes_later() -> bool:
-    """True if a trace would keep comparisons of sizes: they are checked on the product instead."""
+    """True if a trace would keep comparisons of sizes. They are checked on the product instead."""
     return torch.compiler.is_compiling() or tracing_state() is not None
 
 
@@ -381,7 +381,7 @@ def seen_by_autograd_alone() -> bool:
 
 
 def launched_alone(tensors: Sequence[torch.Tensor]) -> int | None:
-    """The device of tensors whose call is a launch and no more; None where torch has to see it.
+    """The device of tensors whose call is a launch and no more. None where torch has to see it.
 
     They are plain, dense, in memory and of one device, and no derivative is recorded. -1 is the CPU.
 
@@ -412,7 +412,7 @@ def refuse_derivatives(tensors: Mapping[str, object], way_out: str) -> None:
 
 
 def check_activation(activation: object, gates: Iterable[str] = GATES) -> None:
-    """Raise OperandError for an activation that is not known by that name; `gates` are those of the product."""
+    """Raise OperandError for an activation that is not known by that name. `gates` are those of the product."""
     known = (*ACTIVATIONS, *gates)
     if activation is not None and (not isinstance(activation, str) or activation not in known):
         meant = nearest(activation, known)

@@ -1,4 +1,4 @@
-"""Which kernel for a problem: the caller's, the one that was measured, the likeliest, in this order.
+"""Which kernel for a problem. The caller's, the one that was measured, the likeliest, in this order.
 
 There are two families: sm_90a's production kernel, fed by tensor copies, and the mma.sync kernel, whose threads read
 lines of any pitch and address. `torch_op.solver` asks for both where the first would need an operand copied, and

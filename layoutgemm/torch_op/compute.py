@@ -12,14 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from .bias_activation import (
-    by_torch,
-    fused,
-    fused_gemm,
-    gate_by_torch,
-    gated_finish,
-    scaled_by_torch,
-)
+from .bias_activation import by_torch, fused, fused_gemm, gate_by_torch, gated_finish, scaled_by_torch
 from .prepared import Config, fuses, launched, on_gpu, problem_at
 from .problem import half, shapes_of
 from .reference import exact, multiply

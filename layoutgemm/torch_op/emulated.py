@@ -1,4 +1,4 @@
-"""A solution on CPU tensors, in the emulator: the kernel, arguments and copies that a GPU gets."""
+"""A solution on CPU tensors, in the emulator. The kernel, arguments and copies that a GPU gets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def emulate(
     solution: Solution, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, words: Sequence[object] = (),
     workers: int = 2,
 ) -> None:  # fmt: skip
-    """Run a solution's kernel in the emulator, on CPU tensors: seconds where a GPU takes microseconds.
+    """Run a solution's kernel in the emulator, on CPU tensors. Seconds where a GPU takes microseconds.
 
     Raises EmulatorError for what the emulator finds.
     """

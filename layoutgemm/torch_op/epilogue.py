@@ -1,4 +1,4 @@
-"""A user's own epilogue on matmul: its operands as tensors, checked by name, and the launches that take them.
+"""A user's own epilogue on matmul. Its operands as tensors, checked by name, and the launches that take them.
 
     matmul(a, b, epilogue=Epilogue(Bias(), Aux(), Activation("gelu")), given={"bias": bias, "aux": aux})
 
@@ -56,7 +56,7 @@ COMBINED: Mapping[str, Callable[..., torch.Tensor]] = {"sum": torch.add, "max": 
 
 
 def arguments_beside(bias: object, activation: object) -> list[str]:
-    """Names of arguments that an epilogue stands for, where they are given: not of an activation that gates."""
+    """Names of arguments that an epilogue stands for, where they are given. Not of an activation that gates."""
     replaced = activation is not None and gate_of(activation) is None
     return ["bias"] * (bias is not None) + ["activation"] * replaced
 
@@ -93,7 +93,7 @@ def refusal_of_epilogue(epilogue: object, given: object, beside: Sequence[str], 
 
 
 def check_epilogue(epilogue: object, kinds: Mapping[str, type], gated: bool = False) -> None:
-    """Raise OperandError unless an epilogue takes operands of these names and classes; `gated`: behind a gate."""
+    """Raise OperandError unless an epilogue takes operands of these names and classes. `gated`: behind a gate."""
     if text := refusal_of_epilogue(epilogue, None, (), gated):
         raise OperandError(text)
     assert isinstance(epilogue, Epilogue)
@@ -160,7 +160,7 @@ def check_result(
 
 
 class GivenOperands(NamedTuple):
-    """A call's operands of its epilogue by name: all, and the tensors that are read and written."""
+    """A call's operands of its epilogue by name. All, and the tensors that are read and written."""
 
     every: Tensors
     read: dict[str, torch.Tensor]
@@ -239,7 +239,7 @@ def epilogue_product(
 
 
 def check_order(epilogue: Epilogue) -> None:
-    """Raise TensorError in torch's deterministic mode for sums in any order; where that only warns, warn."""
+    """Raise TensorError in torch's deterministic mode for sums in any order. Where that only warns, warn."""
     if epilogue.unordered_sums and torch.are_deterministic_algorithms_enabled():
         said = (
             f"{', '.join(epilogue.unordered_sums)}: a sum with ordered=False does not have a deterministic "
@@ -251,7 +251,7 @@ def check_order(epilogue: Epilogue) -> None:
 
 
 def readable_gate(b: torch.Tensor) -> torch.Tensor:
-    """The weights of a gate as its kernel reads them: copied unless their columns are contiguous."""
+    """The weights of a gate as its kernel reads them. Copied unless their columns are contiguous."""
     return b if b.stride(-2) == 1 else b.mT.contiguous().mT
 
 
@@ -305,7 +305,7 @@ def _one_by_one(
 
 
 def reduce_nothing(epilogue: Epilogue, given: Tensors) -> None:
-    """The reductions of a C without elements, where they have places: the results of no element at all."""
+    """The reductions of a C without elements, where they have places. The results of no element at all."""
     for step in epilogue.reductions:
         if not step.ordered or step.each is not None:
             continue

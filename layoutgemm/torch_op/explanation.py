@@ -59,7 +59,7 @@ ZEROS = Explanation("no kernel: zeros", "a size is 0", 0, (), 0)
 
 
 def of_solution(solution: Solution, read: tuple[torch.dtype, torch.dtype], kind: torch.dtype) -> Explanation:
-    """A solution in words: it reads operands of two types, and C is of type `kind`."""
+    """A solution in words. It reads operands of two types, and C is of type `kind`."""
     names = NAMES[read[0]], NAMES[read[1]], C_NAMES[kind]
     sizes = [0 if copy is None else copy.bytes(name) for copy, name in zip(solution.copies, names, strict=True)]
     copies = tuple([f"{copy.why}, {size} bytes" for copy, size in zip(solution.copies, sizes, strict=True) if copy])
@@ -83,7 +83,7 @@ def with_steps(
     a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, epilogue: Epilogue, given: Tensors, out: torch.Tensor | None,
     config: Config | None, gate: str | None = None,
 ) -> Explanation:  # fmt: skip
-    """A product with an epilogue, of operands that have been checked: its partial results are workspace.
+    """A product with an epilogue, of operands that have been checked. Its partial results are workspace.
 
     gate  the function of a gate before it, or None
     """
@@ -104,7 +104,7 @@ def with_steps(
 
 
 def sums_again(elements: int, products: bool = True) -> str:
-    """The sentence on a backward pass that computes sums of that many elements again; `products`: then A's and B's."""
+    """The sentence on a backward pass that computes sums of that many elements again. `products`: then A's and B's."""
     text = f"float32 sums again, {4 * elements} bytes, by one product for each; torch derives the steps"
     return f"{text}; then products" if products else text
 
@@ -139,7 +139,7 @@ def of_plan(
 
 
 def copied_operand(plan: Sm90Plan, name: str, x: torch.Tensor, said: str = "") -> list[tuple[str, int]]:
-    """Why an operand is copied, and the copy's bytes; nothing where TMA reads it in place.
+    """Why an operand is copied, and the copy's bytes. Nothing where TMA reads it in place.
 
     said  the name of a further matrix, which lies as `name` does
     """

@@ -1,4 +1,4 @@
-"""Problems of torch tensors, launched: a kernel is compiled once, and a call writes four words.
+"""Problems of torch tensors, launched. A kernel is compiled once, and a call writes four words.
 
     Problem --solve--> Solution --PreparedProblem--> kernel loaded on the GPU, argument blocks, copies if any
 
@@ -58,7 +58,7 @@ empty_on_gpu = getattr(_guards, "_empty_strided_cuda", _empty_strided)
 
 @dataclass(frozen=True, slots=True)
 class RecordedLaunch:
-    """A launch that was made: its kernel, the arguments and their names, the GPU's index, and what errors name."""
+    """A launch that was made. Its kernel, the arguments and their names, the GPU's index, and what errors name."""
 
     compiled: CompiledGemm
     arguments: tuple[int, ...]
@@ -94,7 +94,7 @@ class Recording:
     clears: bool = False
 
     def knows(self, argument: int) -> bool:
-        """True for a number, and for an address of its memory or lists: addresses are larger than 2**32."""
+        """True for a number, and for an address of its memory or lists. Addresses are larger than 2**32."""
         return argument < LEAST_ADDRESS or argument in self.memory or argument in self.lists
 
 
@@ -129,7 +129,7 @@ def note_target(c: torch.Tensor, cleared: bool = False) -> None:
 
 
 def note_list(tiles: torch.Tensor) -> None:
-    """Say that the next launch reads a list of its plan's own: a kept call holds it."""
+    """Say that the next launch reads a list of its plan's own. A kept call holds it."""
     for record in _RECORDED.now:
         record.lists[tiles.data_ptr()] = tiles
 
@@ -142,7 +142,7 @@ def workspace_on(device: torch.device, size: int) -> torch.Tensor:
 
 
 def note_workspace(memory: torch.Tensor | None, first: Runs = ()) -> None:
-    """Say that memory is a launch's own: a kept call allocates it anew, and fills it with `first`."""
+    """Say that memory is a launch's own. A kept call allocates it anew, and fills it with `first`."""
     if memory is not None and memory.numel():
         for record in _RECORDED.now:
             record.memory[memory.data_ptr()] = memory.nbytes
@@ -255,7 +255,7 @@ except (AttributeError, TypeError):
 
 
 class NewTensor(NamedTuple):
-    """A tensor that a call allocates, and the argument that is its address; None where the launch has none.
+    """A tensor that a call allocates, and the argument that is its address. None where the launch has none.
 
     first  what it holds before the launch: runs of equal words, as `fill` takes them, or ZEROS; () for anything
     """
@@ -357,7 +357,7 @@ def making_code(
     launches: Sequence[tuple[Sequence[tuple[bool, bool]], tuple[int, ...], int, int]], count: int,
     returns: Sequence[int | None] | None, given: Given = NONE_WRITTEN,
 ) -> str:  # fmt: skip
-    """The code of `making`: a loop over tensors would take a tenth of a call's time.
+    """The code of `making`. A loop over tensors would take a tenth of a call's time.
 
     launches  of each its new tensors, as (whether an argument is its address, whether it holds something before); the
               tensors that it reads; how many numbers; how many addresses in the launches' memory
@@ -491,7 +491,7 @@ class PreparedProblem(_Loaded):
     def new_result(
         self, shape: Sequence[int], strides: Sequence[int], kind: torch.dtype, reads: tuple[int, int]
     ) -> NewResult:
-        """The launch into a new result; `reads`: which tensors of a call are A and B."""
+        """The launch into a new result. `reads`: which tensors of a call are A and B."""
         return NewResult(self, (NewTensor(shape, strides, kind, 2),), {reads[0]: self._a, reads[1]: self._b})
 
     def direct(self, words: Sequence[int], at: Sequence[int]) -> DirectLaunch:
@@ -505,7 +505,7 @@ class PreparedProblem(_Loaded):
         return DirectLaunch(kernel(self.solution), template, places, self.device, self.solution.kernel)
 
     def of_tensors(self, count: int) -> DirectLaunch:
-        """The one launch: it takes the addresses of A, B and any bias, `count` in all, then C's."""
+        """The one launch. It takes the addresses of A, B and any bias, `count` in all, then C's."""
         into, *places = self.direct((0,) * (count - 2), range(count - 2)).places
         return DirectLaunch(kernel(self.solution), self._template, (*places, into), self.device, self.solution.kernel)
 
@@ -646,7 +646,7 @@ def run(
 
 
 def staged(solution: Solution, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """A, B and C as the kernel reads and writes them: copies, where the solution has copies."""
+    """A, B and C as the kernel reads and writes them. Copies, where the solution has copies."""
     *copies, of_c = solution.copies
     read = [copied(x, copy) for x, copy in zip((a, b), copies, strict=True)]
     return (*read, c if of_c is None else empty_copy(c, of_c))

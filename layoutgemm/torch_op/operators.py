@@ -85,12 +85,12 @@ Places = Sequence[Any]  # of the mapped dimension, for each argument: a number, 
 
 
 def in_front(x: torch.Tensor, at: int | None, size: int) -> torch.Tensor:
-    """The tensor with the mapped dimension in front; stretched along it where it is not mapped."""
+    """The tensor with the mapped dimension in front. Stretched along it where it is not mapped."""
     return x.expand(size, *x.shape) if at is None else x.movedim(at, 0)
 
 
 def slices_of(info: VmapInfo, in_dims: Places, arguments: Sequence[object]) -> list[list[object]]:
-    """The arguments of each slice of a mapped call, those of its lists too: views of the caller's tensors."""
+    """The arguments of each slice of a mapped call, those of its lists too. Views of the caller's tensors."""
     places = [*in_dims, *[None] * (len(arguments) - len(in_dims))]
     return [[_slice(x, at, i) for x, at in zip(arguments, places, strict=True)] for i in range(info.batch_size)]
 
@@ -104,12 +104,12 @@ def _slice(x: object, at: object, number: int) -> object:
 def one_after_another(
     info: VmapInfo, in_dims: Places, arguments: Sequence[object], call: Callable[..., torch.Tensor]
 ) -> torch.Tensor:
-    """A call for each slice along the mapped dimension, stacked: groups differ from slice to slice."""
+    """A call for each slice along the mapped dimension, stacked. Groups differ from slice to slice."""
     return torch.stack([call(*each) for each in slices_of(info, in_dims, arguments)])
 
 
 def aligned(in_dims: Sequence[int | None], *operands: torch.Tensor) -> list[torch.Tensor]:
-    """The mapped dimension in front of all others; an operand that is not mapped is stretched along it."""
+    """The mapped dimension in front of all others. An operand that is not mapped is stretched along it."""
     moved = [x if at is None else x.movedim(at, 0) for x, at in zip(operands, in_dims)]
     ranks = [x.ndim - (at is not None) for x, at in zip(moved, in_dims)]
     out = []
@@ -334,7 +334,7 @@ class _Product(torch.autograd.Function):
 
 
 def bias_gradient(grad: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
-    """The gradient of a bias of that type: the result's, summed over all rows, in float32 if the types differ."""
+    """The gradient of a bias of that type. The result's, summed over all rows, in float32 if the types differ."""
     lines = 0 if grad.ndim == 2 else tuple(range(grad.ndim - 1))  # a number is read faster than a tuple
     return grad.sum(lines) if grad.dtype == kind else grad.sum(lines, dtype=torch.float32).to(kind)
 

@@ -133,7 +133,7 @@ def problem_at(
     a: torch.Tensor, b: torch.Tensor, kind: torch.dtype, config: Config | None, out: torch.Tensor | None,
     finish: LaunchEpilogue | None = None,
 ) -> Problem:  # fmt: skip
-    """The product of two tensors on their GPU as a problem; on an H200 for CPU tensors."""
+    """The product of two tensors on their GPU as a problem. On an H200 for CPU tensors."""
     index = a.get_device()
     epilogue, _, _, separate, gated, second_k = finish or NO_FINISH
     shape = gated_shapes(a.shape, b.shape, gated).result
@@ -152,7 +152,7 @@ def start(x: torch.Tensor) -> int:
 
 
 def alignment_of(address: int) -> int:
-    """The largest power of two up to 16 that an address is a multiple of; 16 for 0, which stands for any.
+    """The largest power of two up to 16 that an address is a multiple of. 16 for 0, which stands for any.
 
     >>> alignment_of(0x1004), alignment_of(0)
     (4, 16)
@@ -200,7 +200,7 @@ def gpu(index: int) -> tuple[ClusterOccupancy, str]:
 
 @functools.cache
 def target(index: int) -> tuple[str, int]:
-    """A GPU's code and the most bytes of shared memory of a block; -1 stands for an H200.
+    """A GPU's code and the most bytes of shared memory of a block. -1 stands for an H200.
 
     Raises OperandError where no kernel runs on it.
     """

@@ -1,4 +1,4 @@
-"""A product of torch tensors as a value: shapes as torch.matmul reads them, strides as kernels take them.
+"""A product of torch tensors as a value. Shapes as torch.matmul reads them, strides as kernels take them.
 
     shapes, strides, types  -->  Problem (hashable)  --solver.solve-->  Solution
 
@@ -46,7 +46,7 @@ C_TYPES = {
 
 
 class Shapes(NamedTuple):
-    """A product's sizes: matrices (m, k) and (k, n), as many as `batch` says, and the shape that torch gives it."""
+    """A product's sizes. Matrices (m, k) and (k, n), as many as `batch` says, and the shape that torch gives it."""
 
     m: int
     n: int
@@ -147,7 +147,7 @@ def contiguous_strides(shape: Sequence[int]) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class StridedOperand:
-    """A tensor as a kernel sees it: shape and strides in elements, its type's name, and `start`, the bytes that its
+    """A tensor as a kernel sees it. Shape and strides in elements, its type's name, and `start`, the bytes that its
     address is a multiple of: 16, 8, 4, 2 or 1."""
 
     shape: Ints
@@ -194,7 +194,7 @@ class Problem:
 
 
 class Matrices(NamedTuple):
-    """An operand as matrices: extents and strides of rows and columns, and strides of each dimension of the batch."""
+    """An operand as matrices. Extents and strides of rows and columns, and strides of each dimension of the batch."""
 
     rows: int
     columns: int
@@ -222,7 +222,7 @@ class Matrices(NamedTuple):
         return (*along, *across) if order == "row" else (*across, *along)
 
     def leading(self, order: str) -> int:
-        """Elements from line to line; where there is one line, any that a tensor map takes."""
+        """Elements from line to line. Where there is one line, any that a tensor map takes."""
         extent, _, count, leading = self.lines(order)
         return leading if count > 1 else padded_leading(dtype(self.dtype), extent)
 
@@ -333,7 +333,7 @@ def bias_epilogue(bias: str | None, activation: str | None, pairs: bool) -> Epil
 
 
 def code_of(capability: tuple[int, int]) -> str | None:
-    """The code that a GPU of this compute capability runs; None where no kernel runs on it.
+    """The code that a GPU of this compute capability runs. None where no kernel runs on it.
 
     None for the GPUs of tcgen05 too: `layoutgemm.plan` makes their kernel, which no GPU has run here.
 

@@ -9,7 +9,7 @@ _LOST = 2 ** (53 - 14) - 1  # the bits of a float64 that a significand of 14 bit
 
 
 def exact(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a @ b in float64; of integers the sums that an int32 accumulator holds, which stop at its ends, as int64.
+    """a @ b in float64. Of integers the sums that an int32 accumulator holds, which stop at its ends, as int64.
 
     float32 is multiplied as it is: tf32 would round it first, to 11 bits of significand.
     """
@@ -19,7 +19,7 @@ def exact(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def multiply(a: torch.Tensor, b: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
-    """a @ b as `kind`: float64 products and sums, one rounding; integers stop at the ends of int32.
+    """a @ b as `kind`: float64 products and sums, one rounding. Integers stop at the ends of int32.
 
     >>> x = torch.full((1, 3), 100, dtype=torch.int8)
     >>> multiply(x, x.T, torch.int32).item()
@@ -29,7 +29,7 @@ def multiply(a: torch.Tensor, b: torch.Tensor, kind: torch.dtype) -> torch.Tenso
 
 
 def rounded(x: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
-    """The values as `kind`, rounded once, to nearest even; of 8 bits beyond the range, its end, as in the kernels.
+    """The values as `kind`, rounded once, to nearest even. Of 8 bits beyond the range, its end, as in the kernels.
 
     torch takes float64 and integers to a type of 16 bits or fewer by way of float32, and would round twice. So their
     significands are cut to 14 bits first, the last of which is set where a bit was lost: no later tie mistakes it. And

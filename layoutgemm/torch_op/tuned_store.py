@@ -38,7 +38,7 @@ def key_of(sizes: Sizes, types: tuple[str, ...], orders: tuple[str, ...]) -> str
 
 
 def gated_types(types: tuple[str, ...], gate: str | None) -> tuple[str, ...]:
-    """The types by which a product is kept: a gated product is another than one without a gate.
+    """The types by which a product is kept. A gated product is another than one without a gate.
 
     gate  its function, or None
 
@@ -49,7 +49,7 @@ def gated_types(types: tuple[str, ...], gate: str | None) -> tuple[str, ...]:
 
 
 def finished_types(types: tuple[str, ...], epilogue: Epilogue) -> tuple[str, ...]:
-    """The types by which a product with an epilogue is kept: A's says the steps, wherever their operands lie.
+    """The types by which a product with an epilogue is kept. A's says the steps, wherever their operands lie.
 
     >>> from layoutgemm.kernels.epilogue.chain import Bias
     >>> finished_types(("bf16", "bf16", "bf16"), Epilogue(Bias()))[0].rpartition(" ")[0]

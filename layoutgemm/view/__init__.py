@@ -1,4 +1,4 @@
-"""Pictures of layouts, atoms and plans: SVG for a notebook or a file, tables for a terminal.
+"""Pictures of layouts, atoms and plans. SVG for a notebook or a file, tables for a terminal.
 
 Only strings are made here. Every picture is legible in light and in dark pages, keeps its colours apart for
 colour-blind eyes, and shows the value under the pointer. The same are methods of the objects. `svg(path)` returns the
@@ -62,13 +62,7 @@ if TYPE_CHECKING:
     from .svg import layout_svg, repr_svg
     from .text.atoms import copy_table, product_table
     from .text.layouts import layout_table, tv_table
-    from .text.memory import (
-        box_table,
-        schedule_table,
-        smem_map_table,
-        swizzle_pair_table,
-        swizzle_table,
-    )
+    from .text.memory import box_table, schedule_table, smem_map_table, swizzle_pair_table, swizzle_table
     from .threads import fragment_svg, tv_svg
     from .timeline import timeline_svg
 

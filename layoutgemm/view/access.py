@@ -1,4 +1,4 @@
-"""An access to a shared-memory tile: its banks, and the lanes and banks of the worst phase."""
+"""An access to a shared-memory tile. Its banks, and the lanes and banks of the worst phase."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def access_svg(
     *,
     title: str | None = None,
 ) -> str:
-    """Draws an access: the tile by banks, and the phase that costs most, lane by lane over the 32 banks.
+    """Draws an access. The tile by banks, and the phase that costs most, lane by lane over the 32 banks.
 
     tile     (i, j) -> offset in elements, or an SmemTile
     access   one or several: rows of `matrix_access`, a `tiled_access`, ...; each has two grids

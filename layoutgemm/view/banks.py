@@ -1,4 +1,4 @@
-"""Shared memory by banks: a tile, and a swizzle before and after with the lanes that conflict."""
+"""Shared memory by banks. A tile, and a swizzle before and after with the lanes that conflict."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def bank_panel(
 
 
 def field_step(grid: list[list[int]], bits: int) -> int:
-    """The elements of a field: those of 16 bytes where all lie in such, in order; else 1.
+    """The elements of a field. Those of 16 bytes where all lie in such, in order; else 1.
 
     >>> field_step([[0, 4, 8, 12], [128, 132, 136, 140]], 32), field_step([[0, 4, 8, 12], [136, 140, 128, 132]], 32)
     (4, 1)
@@ -204,7 +204,7 @@ def bank_labels(grid: list[list[int]], starts: Mapping[tuple[int, int], int], st
 def compact(
     starts: Mapping[tuple[int, int], int], step: int, rows: int, tall: float
 ) -> tuple[float, tuple[float, float], list[Label]]:
-    """Font, cell and texts of a grid drawn small: the lanes alone, where they can be read.
+    """Font, cell and texts of a grid drawn small. The lanes alone, where they can be read.
 
     >>> compact({(0, 8): 3}, 8, 64, 640)
     (8.0, (5.0, 10.0), [Label(row=0, column=8, span=8, lines=('lane 3',))])
@@ -306,7 +306,7 @@ def swizzle_pair_svg(
 
 @checked()
 def own_tile(swizzle: Swizzle, layout: Layout | None = None, bits: int | None = None) -> tuple[Layout, int]:
-    """The tile on which a swizzle is shown, and the bits of its elements: arguments left out are chosen.
+    """The tile on which a swizzle is shown, and the bits of its elements. Arguments left out are chosen.
 
     The rows are as long as the span of the swizzle's bits, and at least eight. Elements are as the swizzle counts them,
     or such that 16 bytes stay together.
@@ -347,7 +347,7 @@ def pair_reports(
 
 
 def plain_accesses(layout: Layout, bits: int) -> list[AccessPattern]:
-    """Rows of 16 bytes as ldmatrix reads them, where the tile has such; then a column of single elements."""
+    """Rows of 16 bytes as ldmatrix reads them, where the tile has such. Then a column of single elements."""
     found = offsets_of(layout)
     extent = (len(found.rows), len(found.columns))
     along = "K" if extent[1] > 1 and layout(0, 1) - layout(0, 0) == 1 else "MN"
@@ -372,7 +372,7 @@ def worst_phase(report: BankReport) -> tuple[int, int]:
 def lanes_at(
     part: Requests, access: AccessPattern, rows: int, request: int, phase: int
 ) -> tuple[dict[tuple[int, int], int], frozenset[int]]:
-    """The place at which each lane of a phase starts -> the lane; and the lanes that meet another word in a bank."""
+    """The place at which each lane of a phase starts -> the lane. And the lanes that meet another word in a bank."""
     size = lanes_of_phase(part.width)
     words: dict[int, dict[int, set[int]]] = {}
     lanes: dict[tuple[int, int], int] = {}

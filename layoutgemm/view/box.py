@@ -42,7 +42,7 @@ class PlacedBox:
 
 @checked()
 def box_svg(plan: TmaPlan, index: Sequence[int] | None = None, *, title: str | None = None) -> str:
-    """Draws the TMA copies of one tile: the tensor with the tile marked, and the boxes with their coordinates.
+    """Draws the TMA copies of one tile. The tensor with the tile marked, and the boxes with their coordinates.
 
     index: the tile's number along each mode of the global layout; None: the first. The innermost dimension runs across,
     the next downwards; coordinates along others are named. Elements out of bounds are grey, and the box counts those
@@ -152,7 +152,7 @@ def bounds(placed: Sequence[PlacedBox]) -> tuple[int, int, int, int]:
 
 
 def scales(width: int, height: int, side: float) -> tuple[float, float]:
-    """Pixels for an element across and downwards: the same where both sides then can be seen."""
+    """Pixels for an element across and downwards. The same where both sides then can be seen."""
     scale = side / max(width, height)
     return max(scale, min(LEAST, side) / width), max(scale, min(LEAST, side) / height)
 
@@ -160,7 +160,7 @@ def scales(width: int, height: int, side: float) -> tuple[float, float]:
 def draw_tensor(
     canvas: Canvas, plan: TmaPlan, placed: Sequence[PlacedBox], x: float, y: float, names: tuple[str, str]
 ) -> tuple[float, float]:
-    """The whole tensor in tiles, the chosen one marked; returns where it ends to the right and below."""
+    """The whole tensor in tiles, the chosen one marked. Returns where it ends to the right and below."""
     sizes = sizes_of(plan)
     assert sizes is not None
     left, top, right, bottom = bounds(placed)

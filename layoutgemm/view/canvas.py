@@ -1,4 +1,4 @@
-"""A growing SVG document: a few shapes, escaped text, and the frame that makes it scale and speak."""
+"""A growing SVG document. A few shapes, escaped text, and the frame that makes it scale and speak."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def number(value: float) -> str:
 
 
 def width_of(text: str, size: float) -> float:
-    """An upper estimate of a text's width, in the unit of `size`: SVG cannot measure fonts.
+    """An upper estimate of a text's width, in the unit of `size`. SVG cannot measure fonts.
 
     >>> round(width_of("T127", 10), 1)
     24.4
@@ -52,7 +52,7 @@ def width_of(text: str, size: float) -> float:
 
 
 class Picture(str):
-    """An SVG document: text, which a notebook draws when it is the last value of a cell.
+    """An SVG document. Text, which a notebook draws when it is the last value of a cell.
 
     >>> picture = Picture("<svg></svg>")
     >>> picture == picture._repr_svg_() == "<svg></svg>"
@@ -125,7 +125,7 @@ class Canvas:
     def open_texts(
         self, size: float, *, fill: str = INK, anchor: str = "middle", mono: bool = False, bold: bool = False
     ) -> None:
-        """Starts a group of texts of one style, on cells unless `fill` says otherwise; `close` ends it."""
+        """Starts a group of texts of one style, on cells unless `fill` says otherwise. `close` ends it."""
         weight = ' font-weight="600"' if bold else ""
         self.parts.append(
             f'<g font-family="{MONO if mono else SANS}" font-size="{number(size)}"{weight} '
@@ -141,7 +141,7 @@ class Canvas:
         self.parts.append("</g>")
 
     def axis(self, ticks: Iterable[tuple[float, str]], y: float, length: float, width: float = 1) -> None:
-        """Ticks (x, text) of an axis at y: lines of that length from 4 above it."""
+        """Ticks (x, text) of an axis at y. Lines of that length from 4 above it."""
         at = list(ticks)
         self.lines([(x, y - 4, x, y - 4 + length) for x, _ in at], "line", width)
         self.open_texts(11, fill="faint")

@@ -25,7 +25,7 @@ LINE = 64  # elements of one dimension that stand side by side
 
 @checked()
 def copy_svg(atom: CopyAtom, *, color: str = "auto", thread: int | None = None, title: str | None = None) -> str:
-    """Draws a copy atom: its reference tile at the source and at the destination, by thread and value.
+    """Draws a copy atom. Its reference tile at the source and at the destination, by thread and value.
 
     A tcgen05.cp is drawn by its rows, lanes and columns. Matrices are stacked (row 8*matrix + row); a tile of one
     dimension goes on in lines of 64. `color`: "warp", "quad", "quad_lane", "thread", "register" or "auto"; `thread`
@@ -49,7 +49,7 @@ def copy_svg(atom: CopyAtom, *, color: str = "auto", thread: int | None = None, 
 
 @checked()
 def tiled_copy_svg(copy: TiledCopy, *, color: str = "auto", thread: int | None = None, title: str | None = None) -> str:
-    """Draws a tiled copy: its tile at the source and at the destination, by thread and value, warps outlined.
+    """Draws a tiled copy. Its tile at the source and at the destination, by thread and value, warps outlined.
 
     A tile of more than two modes has a grid for each coordinate of the others, source and destination side by side.
     Raises as `copy_svg`.
@@ -104,7 +104,7 @@ def side_by_side(
 
 
 def planes_of_owners(found: Owners, rest: tuple[int, ...]) -> list[tuple[str, Owners]]:
-    """The planes of a tile of several modes, which lie beside each other: coordinate as text, holders.
+    """The planes of a tile of several modes, which lie beside each other. Coordinate as text, holders.
 
     >>> owners = gathered([0, 0, 0, 0], [0, 1, 2, 3], (4, 1), (1, 4), range(1), range(4))
     >>> [(at, plane.held) for at, plane in planes_of_owners(owners, (2,))]
@@ -148,7 +148,7 @@ def atom_owners(atom: CopyAtom, side: str, thread: int | None) -> Owners:
 
 
 def moves_tmem(atom: CopyAtom) -> bool:
-    """True for a copy between registers and tensor memory: its sides are lanes and columns, threads and values."""
+    """True for a copy between registers and tensor memory. Its sides are lanes and columns, threads and values."""
     return isinstance(atom, TmemCopyAtom) and "rmem" in (atom.source, atom.target)
 
 

@@ -1,4 +1,4 @@
-"""A word of bit fields: its bits, the field that each belongs to, and what the fields say."""
+"""A word of bit fields. Its bits, the field that each belongs to, and what the fields say."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LEVELS = 4  # of names under a line of bits
 def fields_svg(
     table: FieldTable, word: int, *, reasons: Mapping[str, str] | None = None, title: str | None = None
 ) -> str:
-    """Draws a word by its fields: 32 bits in a line, the highest first, and a table of the fields.
+    """Draws a word by its fields. 32 bits in a line, the highest first, and a table of the fields.
 
     A bit outside every field is grey. `reasons`: name of a field -> why it has its value. Raises DescriptorError for a
     word that does not fit the table's width. A word with stray bits, or with meaningless values, is drawn and says so.

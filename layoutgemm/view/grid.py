@@ -1,4 +1,4 @@
-"""The data of a picture or a table: the offsets of a layout, the owners of a tile's elements."""
+"""The data of a picture or a table. The offsets of a layout, the owners of a tile's elements."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def length(numbers: range) -> int:
 
 @dataclass(frozen=True, slots=True)
 class GridOffsets:
-    """A layout's value at each coordinate: `values[i][j]` is an int, or a tuple for coordinate strides."""
+    """A layout's value at each coordinate. `values[i][j]` is an int, or a tuple for coordinate strides."""
 
     rows: range
     columns: range
@@ -94,7 +94,7 @@ class GridOffsets:
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """The holders of each element of a tile: `held[i][j]` lists (thread, value) in order of thread, then value."""
+    """The holders of each element of a tile. `held[i][j]` lists (thread, value) in order of thread, then value."""
 
     rows: range
     columns: range
@@ -234,7 +234,7 @@ DIVIDES = ("logical", "zipped", "tiled", "flat")
 
 @dataclass(frozen=True, slots=True)
 class DividedLayout:
-    """A divided layout by its tiles: (i, j) within the tile, (r, c) of the tile -> offset.
+    """A divided layout by its tiles. (i, j) within the tile, (r, c) of the tile -> offset.
 
     layout  the result of a divide
     kind    the divide that made it: "logical", "zipped", "tiled" or "flat"
@@ -302,7 +302,7 @@ class DividedLayout:
         return self.layout(*modes[self.kind])
 
     def by_modes(self) -> Drawable:
-        """The layout of these four modes, which is its own sum of four tables; itself where it has not such modes.
+        """The layout of these four modes, which is its own sum of four tables. Itself where it has not such modes.
 
         >>> from layoutgemm.layouts import Layout
         >>> print(DividedLayout.of(Layout((8, 16), (16, 1)).zipped_divide((4, 8)), "zipped").by_modes())

@@ -55,7 +55,7 @@ table.register(GatherPlan)(gather_table)
 
 
 def both(*kinds: type) -> Callable[[View], View]:
-    """Register a function as the picture of these types, and as their text: it takes `draws`."""
+    """Register a function as the picture of these types, and as their text. It takes `draws`."""
 
     def registered(view: View) -> View:
         picture.register(*kinds)(functools.partial(view, draws=True))
@@ -124,7 +124,7 @@ def descriptor_view(
 
 @both(Schedule, Persistent)
 def order_view(order: Schedule | Persistent, grid: tuple[int, int] = GRID, *, draws: bool, **options: object) -> str:
-    """An order's path over a grid of tiles; a persistent one with its waves: one step of all workers."""
+    """An order's path over a grid of tiles. A persistent one with its waves: one step of all workers."""
     if draws and isinstance(order, Persistent) and order.workers > 1:
         options = {"wave": order.workers * order.cluster[0] * order.cluster[1], **options}
     return (schedule_svg if draws else schedule_table)(order, grid, **options)

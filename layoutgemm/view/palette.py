@@ -58,7 +58,7 @@ def hue(index: int) -> str:
 
 
 def each_hue(low: int, high: int) -> int:
-    """Integers of low..high that one hue stands for: a power of two, so that all hues do.
+    """Integers of low..high that one hue stands for. A power of two, so that all hues do.
 
     >>> each_hue(0, 63), each_hue(0, 64)
     (8, 16)
@@ -67,7 +67,7 @@ def each_hue(low: int, high: int) -> int:
 
 
 def dark_rules(body: str) -> str:
-    """The style sheet of a dark page: what each role in the picture becomes, as a fill and as a stroke.
+    """The style sheet of a dark page. What each role in the picture becomes, as a fill and as a stroke.
 
     >>> dark_rules('<rect class="lgf-paper"/><path class="lgs-ink"/>')
     '.lgs-ink{stroke:#F2F2F2}.lgf-paper{fill:#15171C}'
@@ -77,7 +77,7 @@ def dark_rules(body: str) -> str:
 
 
 def paint(color: str, what: str = "fill") -> str:
-    """A role or a colour as SVG attributes: the light page's colour, and the class by which a dark page changes it.
+    """A role or a colour as SVG attributes. The light page's colour, and the class by which a dark page changes it.
 
     >>> paint("faint"), paint("#77AADD", "stroke")
     ('fill="#555555" class="lgf-faint"', 'stroke="#77AADD"')

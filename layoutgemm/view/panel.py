@@ -1,4 +1,4 @@
-"""One grid of a picture: axes, coloured cells with their texts, frames, outlined zones, and what hovering tells."""
+"""One grid of a picture. Axes, coloured cells with their texts, frames, outlined zones, and what hovering tells."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PAINTED: ContextVar[bool] = ContextVar("_PAINTED", default=False)
 
 @contextmanager
 def for_painting() -> Iterator[None]:
-    """Grids drawn inside are for a page that paints them: all texts of a grid in one element, none under the pointer.
+    """Grids drawn inside are for a page that paints them. All texts of a grid in one element, none under the pointer.
 
     >>> from layoutgemm.layouts import Layout
     >>> with for_painting():
@@ -57,7 +57,7 @@ class Label(NamedTuple):
 
 
 class CellTexts(Sequence[Label]):
-    """Lines of text in each cell of a grid, as its labels: they are made when they are asked for.
+    """Lines of text in each cell of a grid, as its labels. They are made when they are asked for.
 
     >>> CellTexts([[("0",), ("1",)], [("2",), ("3",)]])[2], len(CellTexts([[("0",)]]))
     (Label(row=1, column=0, span=1, lines=('2',)), 1)
@@ -176,7 +176,7 @@ class Panel:
         return any("track" in row for row in self.fills)
 
     def draw(self, canvas: Canvas, left: float, top: float, run: int = 1) -> None:
-        """Draws it with the corner of its first cell at (left, top); `run` cells share a title."""
+        """Draws it with the corner of its first cell at (left, top). `run` cells share a title."""
         if self.caption:
             canvas.text(left, top - 3.1 * AXIS_SIZE, self.caption, CAPTION_SIZE, bold=True)
         if _PAINTED.get() and not self.sparse:
@@ -475,7 +475,7 @@ def in_rows(places: Collection[tuple[int, int]], columns: int) -> Iterator[tuple
 
 
 def borders(zones: Sequence[Sequence[int]]) -> dict[int, list[tuple[int, int, int, bool]]]:
-    """The borders of each zone, as (column, row, length, whether it runs across); -1 is no zone.
+    """The borders of each zone, as (column, row, length, whether it runs across). -1 is no zone.
 
     >>> borders([[0, 0], [0, 0]])
     {0: [(0, 0, 2, True), (0, 2, 2, True), (0, 0, 2, False), (2, 0, 2, False)]}

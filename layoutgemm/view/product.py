@@ -1,4 +1,4 @@
-"""An MMA atom, or a tiled one, as its product: A at the left of C, B above it, so that rows and columns line up."""
+"""An MMA atom, or a tiled one, as its product. A at the left of C, B above it, so that rows and columns line up."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ELSEWHERE = "track"  # of operands that no thread holds
 
 @checked()
 def product_svg(atom: MmaAtom, *, color: str = "auto", thread: int | None = None, title: str | None = None) -> str:
-    """Draws an MMA atom as its product: A (M, K), B (K, N) above, and C (M, N), rows and columns in line.
+    """Draws an MMA atom as its product. A (M, K), B (K, N) above, and C (M, N), rows and columns in line.
 
     Each element names its thread and value. Operands in shared or tensor memory are grey. `color`: "warp", "quad",
     "quad_lane", "thread", "register" or "auto"; `thread` frames one thread's elements. Above 4096 elements the texts

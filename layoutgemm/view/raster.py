@@ -1,4 +1,4 @@
-"""A picture as PNG, by resvg (the extra `png`): an SVG renderer that needs no library of the system."""
+"""A picture as PNG, by resvg (the extra `png`). An SVG renderer that needs no library of the system."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCALE = 2.0  # pixels of the file for one of the picture
 
 @checked()
 def png(svg: str, *, dark: bool = False, scale: float = SCALE) -> bytes:
-    """An SVG document of this package as the bytes of a PNG file; `dark`: as it is in a dark page.
+    """An SVG document of this package as the bytes of a PNG file. `dark`: as it is in a dark page.
 
     Raises LayoutError where the renderer is not installed, and where it finds no font: it would leave out every text.
     """
@@ -60,7 +60,7 @@ def dark_svg(svg: str) -> str:
 @display.save.register(str)
 @checked()
 def save(svg: str, path: str | os.PathLike[str], *, dark: bool = False) -> None:
-    """Writes a picture to a file, whose folder is made: PNG where its name ends in .png, else SVG as it is.
+    """Writes a picture to a file, whose folder is made. PNG where its name ends in .png, else SVG as it is.
 
     Raises LayoutError as `png` does, and OSError where the file cannot be written.
     """

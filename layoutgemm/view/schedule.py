@@ -28,7 +28,7 @@ def schedule_svg(
     wave: int | None = None,
     title: str | None = None,
 ) -> str:
-    """Draws an order of the tiles of a grid: every tile with its number, and a line through them from the first on.
+    """Draws an order of the tiles of a grid. Every tile with its number, and a line through them from the first on.
 
     schedule: an object with `table(grid)`, as those of `schedule`, or an array [number] of (row, column). `wave`: tiles
     that run at once share a colour; None: an eighth of them.

@@ -1,4 +1,4 @@
-"""A picture, ready to draw: header, legend, one or several grids side by side, a list at the side."""
+"""A picture, ready to draw. Header, legend, one or several grids side by side, a list at the side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A map of a block's shared memory: a line for each kind of region, to scale along the bytes."""
+"""A map of a block's shared memory. A line for each kind of region, to scale along the bytes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _numbers(regions: Sequence[Region]) -> str:
 def smem_map_svg(
     regions: Sequence[Region], *, total: int, limit: int | None = None, title: str = "shared memory of a block"
 ) -> str:
-    """Draws a map of shared memory: bytes to the right, a line for each kind of region, coloured by stage.
+    """Draws a map of shared memory. Bytes to the right, a line for each kind of region, coloured by stage.
 
     total: bytes that the block takes; limit: bytes that it may have, marked where given. Regions in one column use the
     same memory at different times. A line too small to be seen is magnified over the whole width, and says so.

@@ -37,7 +37,7 @@ def sizes(rows: range, columns: range) -> tuple[float, float]:
 
 
 def fitted(labels: Sequence[Label], rows: range, columns: range) -> tuple[float, float, float]:
-    """(cell width, cell height, font) in which every label fits; without labels, small squares of whole pixels.
+    """(cell width, cell height, font) in which every label fits. Without labels, small squares of whole pixels.
 
     >>> fitted((), range(128), range(256)), fitted((), range(4), range(4))
     ((4.0, 4.0, 10.0), (16.0, 16.0, 10.0))
@@ -64,7 +64,7 @@ def sized(longest: float, lines: int, font: float, padding: float) -> tuple[floa
 
 
 def even(pixels: float) -> float:
-    """Rounded up to an even number: the middles of cells are then whole numbers, which are shorter to write.
+    """Rounded up to an even number. The middles of cells are then whole numbers, which are shorter to write.
 
     >>> even(21.3)
     22.0
@@ -85,7 +85,7 @@ def layout_svg(
     nested: bool = False,
     divided: str | None = None,
 ) -> str:
-    """Draws a layout: mode 0 downwards, mode 1 across, in every cell its offset; a grid for each further coordinate.
+    """Draws a layout: mode 0 downwards, mode 1 across, in every cell its offset. A grid for each further coordinate.
 
     Neighbouring offsets share a colour: `group` of them, by default an eighth of the range. So cells that lie together
     in memory look alike. `rows`, `columns` and `planes` (ranges of coordinates, flat ones of the further modes) draw a
@@ -184,7 +184,7 @@ def lines_of(row: GridOffsets) -> list[tuple[tuple[int, ...], GridOffsets]]:
 
 
 def vector_panel(panel: Panel, layout: Drawable, line: GridOffsets, nested: bool) -> Panel:
-    """A grid without a name and a number for its row: the layout has one mode."""
+    """A grid without a name and a number for its row. The layout has one mode."""
     names = nested_names(layout, line)[1] if nested else ()
     return replace(panel, axes=("", "i"), names=(("",), names))
 
@@ -245,7 +245,7 @@ def layout_panels(
 
 
 def nested_rules(layout: Drawable) -> tuple[int, int]:
-    """The rows, and the columns, between two dark lines: the first entry of a nested mode, else `RULE`.
+    """The rows, and the columns, between two dark lines. The first entry of a nested mode, else `RULE`.
 
     >>> from layoutgemm.layouts import Layout
     >>> nested_rules(Layout(((2, 4), (3, 5)))), nested_rules(Layout((4, 8)))
@@ -266,7 +266,7 @@ def nested_names(layout: Drawable, plane: GridOffsets) -> tuple[tuple[str, ...],
 
 
 def tile_panel(tiles: DividedLayout, panel: Panel, rest: tuple[int, ...]) -> Panel:
-    """The grid of one tile: its place as caption, the nested coordinate of each cell under the pointer."""
+    """The grid of one tile. Its place as caption, the nested coordinate of each cell under the pointer."""
     (r, c), says = rest, panel.says
 
     def told(i: int, j: int) -> str:
@@ -302,7 +302,7 @@ def labels_of(plane: GridOffsets) -> CellTexts:
 
 
 def side_by_side(panels: Sequence[Panel]) -> tuple[tuple[Panel | None, ...], ...]:
-    """Grids in rows no wider than a page, as many in each; places left over stay free."""
+    """Grids in rows no wider than a page, as many in each. Places left over stay free."""
     each = max(1, min(len(panels), int(WIDEST // (panels[0].gutter + panels[0].room + APART))))
     rows = [panels[start : start + each] for start in range(0, len(panels), each)]
     return tuple((*row, *(None for _ in range(each - len(row)))) for row in rows)

@@ -113,7 +113,7 @@ def tv_svg(
     columns: range | None = None,
     axes: tuple[str, str] = ("m", "n"),
 ) -> str:
-    """Draws a thread-value layout: the tile (M, N), in every cell its thread T and value (register) V.
+    """Draws a thread-value layout. The tile (M, N), in every cell its thread T and value (register) V.
 
     tv: (thread, value) -> m + M*n, the element's place in the tile counted column by column, or the pair (m, n).
     `color` groups threads by "warp" (32), "quad" (4), "thread" (1) or "auto" (warps if there are several), odd threads
@@ -209,7 +209,7 @@ def lanes_text(atom: object) -> str:
 
 
 def register_of(atom: Any, operand: str) -> Callable[[int], str] | None:
-    """value -> the 32-bit register and the bits where a thread keeps it, as text; None where the atom does not say."""
+    """value -> the 32-bit register and the bits where a thread keeps it, as text. None where the atom does not say."""
     slot = getattr(atom, "slot", None)
     if slot is None:
         return None
@@ -239,7 +239,7 @@ def tv_panel(
     turned: bool = False,
     caption: str = "",
 ) -> Panel:
-    """The grid of a thread-value map; `largest`: the longest side of all grids of the picture."""
+    """The grid of a thread-value map. `largest`: the longest side of all grids of the picture."""
     held, rows, columns = found.held, found.rows, found.columns
     if turned:
         held, rows, columns, axes = tuple(zip(*held, strict=True)), columns, rows, (axes[1], axes[0])
@@ -302,7 +302,7 @@ def cell_text(cell: ThreadValues) -> tuple[str, ...]:
 
 
 def cell_texts(held: Sequence[Sequence[ThreadValues]], threads: int, values: int) -> list[list[tuple[str, ...]]]:
-    """The lines of all cells, as `cell_text` gives them; the names of threads and values are made once.
+    """The lines of all cells, as `cell_text` gives them. The names of threads and values are made once.
 
     >>> cell_texts([[((5, 2),), ()]], 32, 4)
     [[('T5', 'V2'), ('-',)]]

@@ -1,4 +1,4 @@
-"""The activity of a block's warps and engines: a line for each, waiting pale, work in colour."""
+"""The activity of a block's warps and engines. A line for each, waiting pale, work in colour."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Strip(NamedTuple):
 def timeline_svg(
     timeline: Mapping[str, object], *, block: Sequence[int] | None = None, rows: int = 48, title: str = "timeline"
 ) -> str:
-    """Draws a timeline: a row for each warp and each engine of a block, under its role.
+    """Draws a timeline. A row for each warp and each engine of a block, under its role.
 
     timeline: as the emulator gives it (`Timeline.as_json()`): "rows" of {"cta", "warp", "engine", "role", "spans"}, a
     span being [kind, begin, end, detail, line, times] in ticks; "unit" names a tick. `block`: its coordinate; None: the
@@ -122,7 +122,7 @@ def name_of(row: Mapping[str, object]) -> str:
 
 
 def strips(spans: Sequence[Sequence[Any]], end: int, budget: int) -> list[Strip]:
-    """The spans of a row, about `budget` at most: where there are more, short ones of one place become one.
+    """The spans of a row, about `budget` at most. Where there are more, short ones of one place become one.
 
     It has their most frequent kind; waiting only if there is nothing else.
     """
@@ -175,7 +175,7 @@ def draw_strip(canvas: Canvas, strip: Strip, left: float, y: float, height: floa
 
 
 def tick_of(end: int) -> int:
-    """Ticks between two numbers of the axis: 1, 2 or 5 times a power of ten, ten numbers at most.
+    """Ticks between two numbers of the axis. 1, 2 or 5 times a power of ten, ten numbers at most.
 
     >>> tick_of(7), tick_of(1234)
     (1, 200)

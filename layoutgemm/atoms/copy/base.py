@@ -52,7 +52,7 @@ def lane_copy(make: Callable[..., _Copy], kind: DType, bits: int, moved: str, se
 
 
 class Access(NamedTuple):
-    """The bytes that one lane touches at its address: `bytes` bytes from element number `first` of the tile on."""
+    """The bytes that one lane touches at its address. `bytes` bytes from element number `first` of the tile on."""
 
     lane: int
     first: int
@@ -201,7 +201,7 @@ thread 0, value 0 has bits 0..15 of the tile and then bits 128..143
 
     @checked(AtomError)
     def address_threads(self, side: str) -> tuple[int, ...]:
-        """The threads whose address side "src" or "dst" uses; the others repeat one of theirs, and it is ignored.
+        """The threads whose address side "src" or "dst" uses. The others repeat one of theirs, and it is ignored.
 
         Raises AtomError for a side in registers.
 
@@ -216,7 +216,7 @@ thread 0, value 0 has bits 0..15 of the tile and then bits 128..143
 
     @property
     def phases(self) -> tuple[tuple[int, ...], ...]:
-        """The lanes of a warp that shared memory serves together, phase by phase; only those that supply an address.
+        """The lanes of a warp that shared memory serves together, phase by phase. Only those that supply an address.
 
         An atom of one thread is taken as executed by all 32 lanes. Two lanes of different phases never conflict.
         Raises AtomError when no side is in shared memory.
@@ -238,7 +238,7 @@ thread 0, value 0 has bits 0..15 of the tile and then bits 128..143
 
     @checked(AtomError)
     def accesses(self, side: str, start: Callable[[int], int] | None = None) -> tuple[tuple[Access, ...], ...]:
-        """For each phase, what each of its lanes touches in shared memory: (lane, first element, bytes).
+        """For each phase, what each of its lanes touches in shared memory. (lane, first element, bytes).
 
         side   "src" or "dst", the one in shared memory
         start  for an atom of one thread: lane -> element at which the lane's copy starts; by default the lanes copy one
@@ -308,7 +308,7 @@ def in_bits(layout: Layout, bits: int) -> Layout:
 
 
 def counted_in(bits: int, layout: Layout) -> Layout | None:
-    """(thread, bit of its values) -> bit, counted in elements of `bits` bits; None where an element would be split."""
+    """(thread, bit of its values) -> bit, counted in elements of `bits` bits. None where an element would be split."""
     threads, values = layout
     if values.size % bits:
         return None

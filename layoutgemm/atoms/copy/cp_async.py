@@ -172,7 +172,7 @@ def bulk_copy(
     multicast: bool = False,
     byte_mask: bool = False,
 ) -> BulkCopy:
-    """cp.async.bulk of a contiguous block: global to shared, shared to global, or shared to another block's shared.
+    """cp.async.bulk of a contiguous block. Global to shared, shared to global, or shared to another block's shared.
 
     bytes       a multiple of 16, from 16 to 2**20 - 16
     source, target   "gmem" -> "smem", "smem" -> "gmem", or "smem" -> "smem" (distributed shared memory)

@@ -149,7 +149,7 @@ def movmatrix(element: DType | str | None = None) -> CopyAtom:
 
 @checked(AtomError)
 def ldmatrix_m16n8(count: int, source: str = "b8", element: DType | str | None = None) -> CopyAtom:
-    """The load that mirrors stmatrix m16n8.b8: `count` matrices (2 or 4) of 16 rows and 8 columns of bytes.
+    """The load that mirrors stmatrix m16n8.b8. `count` matrices (2 or 4) of 16 rows and 8 columns of bytes.
 
     PTX has no such instruction. It is ldmatrix m16n16 x1 or x2 with the rows of memory handed to other lanes and the
     bytes of the registers permuted afterwards; both permutations follow from the two maps. source is "b8",

@@ -98,7 +98,7 @@ class TmemCopyAtom(CopyAtom):
 
 
 def repetitions(shape: str) -> tuple[int, ...]:
-    """The repetitions of a load or store shape: powers of two, as far as 128 registers of a thread go.
+    """The repetitions of a load or store shape. Powers of two, as far as 128 registers of a thread go.
 
     >>> repetitions("16x256b"), repetitions("16x128b")[-1], repetitions("32x32b")[-1]
     ((1, 2, 4, 8, 16, 32), 64, 128)

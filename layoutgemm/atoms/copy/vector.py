@@ -50,7 +50,7 @@ class VectorCopy(CopyAtom):
 
     @property
     def alignment(self) -> int:
-        """Bytes that every address is a multiple of: the vector's own size (PTX ISA, "ld", natural alignment)."""
+        """Bytes that every address is a multiple of. The vector's own size (PTX ISA, "ld", natural alignment)."""
         return self.bits // 8
 
     @checked(AtomError)
@@ -261,7 +261,7 @@ def _caching(
 
 @dataclass(frozen=True)
 class WidestVector:
-    """The widest vector of a layout: its bits, its elements, and what keeps the next one from fitting.
+    """The widest vector of a layout. Its bits, its elements, and what keeps the next one from fitting.
 
     `elements` and `bits` are 0 where not even one element is a whole vector (elements narrower than a byte).
     """

@@ -22,7 +22,7 @@ NARROW = ("e4m3", "e5m2", "e3m2", "e2m3", "e2m1")  # types of mma.sync and tcgen
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """The field that an element narrower than a byte sits in: `bits` wide, the element's lowest bit at `low`."""
+    """The field that an element narrower than a byte sits in. `bits` wide, the element's lowest bit at `low`."""
 
     bits: int
     low: int
@@ -126,7 +126,7 @@ class MmaAtom(HasPicture, HasPage, Convertible):
 
     @property
     def operands(self) -> tuple[str, ...]:
-        """The names of the operands: "A", "B", "C", "D", and "SFA", "SFB" where there are block scales."""
+        """The names of the operands. "A", "B", "C", "D", and "SFA", "SFB" where there are block scales."""
         return ("A", "B", "C", "D") if self.scale is None else ("A", "B", "C", "D", "SFA", "SFB")
 
     def _known(self, operand: str) -> None:
@@ -136,7 +136,7 @@ class MmaAtom(HasPicture, HasPage, Convertible):
 
     @checked(AtomError)
     def tile_of(self, operand: str) -> tuple[int, int]:
-        """The two extents of an operand, in elements: "A" (M, K), "B" (N, K), "C" and "D" (M, N).
+        """The two extents of an operand, in elements. "A" (M, K), "B" (N, K), "C" and "D" (M, N).
 
         "SFA" and "SFB" have (M, K // vector) and (N, K // vector) factors.
         """
@@ -179,7 +179,7 @@ class MmaAtom(HasPicture, HasPage, Convertible):
 
     @checked(AtomError)
     def owner(self, operand: str) -> Layout:
-        """(row, column) of an operand -> (thread, value) that holds the element: the inverse of `coords`.
+        """(row, column) of an operand -> (thread, value) that holds the element. The inverse of `coords`.
 
         Where several hold it (a descriptor operand, block scales) it is the lowest thread, at its lowest value. Raises
         AtomError where some element has no holder.
@@ -303,7 +303,7 @@ class MmaAtom(HasPicture, HasPage, Convertible):
 
     @property
     def accumulator_registers(self) -> int:
-        """32-bit registers that the accumulator takes in each thread: its bits over all threads, divided evenly."""
+        """32-bit registers that the accumulator takes in each thread. Its bits over all threads, divided evenly."""
         m, n, _ = self.shape_mnk
         return m * n * self.c_dtype.bits // (32 * self.threads)
 

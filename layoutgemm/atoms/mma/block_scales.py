@@ -1,4 +1,4 @@
-"""Which lane's byte an mma.sync with block scales reads: the selectors {byte-id, thread-id} of its metadata registers.
+"""Which lane's byte an mma.sync with block scales reads. The selectors {byte-id, thread-id} of its metadata registers.
 
 Every lane passes one 32-bit register of factors for A and one for B, and two small numbers say which of them count.
 Both follow from the scales' thread-value layout. The mode of stride 0 counts the copies that a quad may hold, and the

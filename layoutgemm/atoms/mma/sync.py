@@ -27,7 +27,7 @@ _FAMILY_120 = ("sm_120a", "sm_121a")
 
 @dataclass(frozen=True, slots=True)
 class SyncForm:
-    """One row of the table: A and B each of one of `types`, accumulators, shapes, where, and the qualifiers."""
+    """One row of the table. A and B each of one of `types`, accumulators, shapes, where, and the qualifiers."""
 
     types: tuple[str, ...]
     shapes: tuple[Shape, ...]

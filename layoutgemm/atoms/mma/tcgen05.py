@@ -126,7 +126,7 @@ class Tcgen05Atom(MmaAtom):
 
     @property
     def operand_a(self) -> TmemLayout:
-        """The tensor memory of one CTA's rows of A; AtomError when A comes from shared memory."""
+        """The tensor memory of one CTA's rows of A. AtomError when A comes from shared memory."""
         m, _, k = self.shape_mnk
         if self.a_source != "tmem":
             raise AtomError(f"{self} reads A from shared memory")
@@ -137,7 +137,7 @@ class Tcgen05Atom(MmaAtom):
 
     @property
     def metadata(self) -> TmemLayout:
-        """The tensor memory of one CTA's metadata of a sparse A; AtomError for a dense A.
+        """The tensor memory of one CTA's metadata of a sparse A. AtomError for a dense A.
 
         >>> print(tcgen05_mma("f8f6f4", 128, 64, sparse=True).metadata)
         sparse metadata, layout D: (128,(8,2),1):(1@0,(4@2,1@1),0)

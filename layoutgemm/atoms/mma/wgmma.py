@@ -22,7 +22,7 @@ _INTEGER_N = tuple([n for n in _EVERY_N if n in (8, 24) or n % 16 == 0])
 
 @dataclass(frozen=True, slots=True)
 class WgmmaForm:
-    """One row of the table: A and B each of one of `types`, accumulators, values of N, majors from shared memory."""
+    """One row of the table. A and B each of one of `types`, accumulators, values of N, majors from shared memory."""
 
     types: tuple[str, ...]
     accumulators: tuple[str, ...]

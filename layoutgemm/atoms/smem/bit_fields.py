@@ -1,4 +1,4 @@
-"""Words of bit fields as data: one table of fields gives encoding, decoding, explanation and difference.
+"""Words of bit fields as data. One table of fields gives encoding, decoding, explanation and difference.
 
 Every word that a tensor core instruction takes is a `FieldTable`: matrix descriptors of two architectures, instruction
 descriptors of seven kinds. Nothing else in the package shifts or masks a descriptor.
@@ -16,7 +16,7 @@ from ...errors import DescriptorError
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a word: its bits [low, low + width), and how many low bits of its value are dropped.
+    """One field of a word. Its bits [low, low + width), and how many low bits of its value are dropped.
 
     meaning   what the value says
     choices   (value, name) of every legal value, where the field is an enumeration; empty where it is a number
@@ -37,7 +37,7 @@ class Field:
         return ((1 << self.width) - 1) << self.low
 
     def encode(self, value: int) -> int:
-        """Value -> its bits in place; raises DescriptorError when the value does not fit or loses bits."""
+        """Value -> its bits in place. Raises DescriptorError when the value does not fit or loses bits."""
         value = as_int(value, self.name, DescriptorError)
         if value < 0 or value % (1 << self.shift) or value >> self.shift >= 1 << self.width:
             raise DescriptorError(
@@ -52,7 +52,7 @@ class Field:
         return ((word >> self.low) & ((1 << self.width) - 1)) << self.shift
 
     def label(self, value: int) -> str:
-        """The name of a value, or its digits; raises DescriptorError for a value that is not among the choices."""
+        """The name of a value, or its digits. Raises DescriptorError for a value that is not among the choices."""
         if not self.choices:
             return str(value)
         for number, name in self.choices:
@@ -73,7 +73,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class FieldChange:
-    """One field in which two words differ: both values, by number and by name, and what the change means."""
+    """One field in which two words differ. Both values, by number and by name, and what the change means."""
 
     name: str
     before: int
@@ -86,7 +86,7 @@ class FieldChange:
 
 @dataclass(frozen=True)
 class FieldTable:
-    """The fields of one kind of word, in order of their bits; every bit outside them is zero.
+    """The fields of one kind of word, in order of their bits. Every bit outside them is zero.
 
     name    as errors call it, as in "sm_90"
     bits    width of the word
@@ -127,7 +127,7 @@ class FieldTable:
         return tuple(i for i in range(self.bits) if rest >> i & 1)
 
     def decode(self, word: int) -> dict[str, int]:
-        """Word -> values; raises DescriptorError for a bit outside the fields or a value that has no meaning."""
+        """Word -> values. Raises DescriptorError for a bit outside the fields or a value that has no meaning."""
         stray = self.stray(word)
         if stray:
             listed = ", ".join(map(str, stray))
@@ -138,7 +138,7 @@ class FieldTable:
         return values
 
     def explain(self, word: int, reasons: Mapping[str, str] | None = None) -> str:
-        """A table of the word's fields: bits, raw value, value, meaning and, where told, why it has that value."""
+        """A table of the word's fields. Bits, raw value, value, meaning and, where told, why it has that value."""
         values = self.decode(word)
         wide = max(13, *(len(field.name) for field in self.fields))
         lines = [f"{word:#0{self.bits // 4 + 2}x}"]
@@ -152,7 +152,7 @@ class FieldTable:
         return "\n".join(lines)
 
     def diff(self, before: int, after: int) -> tuple[FieldChange, ...]:
-        """The fields in which two words differ, in order of their bits, strays last; () for equal words.
+        """The fields in which two words differ, in order of their bits, strays last. () for equal words.
 
         Neither word needs to be legal: this is the tool for looking at one that is not.
         """

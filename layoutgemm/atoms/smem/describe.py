@@ -36,7 +36,7 @@ def describe(
     kind: str | None = None,
     packing: str | None = None,
 ) -> str:
-    """A word in full: its fields, one by one, and for a matrix descriptor the layouts that it may mean.
+    """A word in full. Its fields, one by one, and for a matrix descriptor the layouts that it may mean.
 
     dtype  elements in which the layouts are counted
     kind   a kind of tcgen05.mma, for its 32-bit instruction descriptor
@@ -68,7 +68,7 @@ def describe(
 
 @checked()
 def diff(before: int, after: int, arch: Arch | str = "sm_90a", kind: str | None = None) -> tuple[FieldChange, ...]:
-    """The fields in which two words differ, with what each change means in bytes; () for equal words.
+    """The fields in which two words differ, with what each change means in bytes. () for equal words.
 
     Neither word needs to be legal.
 

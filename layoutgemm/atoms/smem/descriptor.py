@@ -1,4 +1,4 @@
-"""Matrix descriptors derived from layouts: which word, if any, makes an instruction read a shared-memory layout.
+"""Matrix descriptors derived from layouts. Which word, if any, makes an instruction read a shared-memory layout.
 
 The word holds a start address and two strides; together with the swizzle mode they span a *canonical layout*. `derive`
 reads the strides off a layout, and then compares the address that the hardware's arithmetic gives for every element, at
@@ -64,7 +64,7 @@ def element_bits(
     arch: Arch | str = "sm_90a",
     packing: str | None = None,
 ) -> npt.NDArray[np.int64]:
-    """The hardware's reading of a descriptor: array [mn, k] of the bit address of each element of the operand.
+    """The hardware's reading of a descriptor. Array [mn, k] of the bit address of each element of the operand.
 
     This is the canonical layout of the word's own fields, followed by the XOR on absolute address bits. Nothing here
     looks at a tile: it is what `derive` and the NumPy executor hold a tile against.
@@ -126,7 +126,7 @@ def element_addresses(
     arch: Arch | str = "sm_90a",
     packing: str | None = None,
 ) -> npt.NDArray[np.int64]:
-    """The same in bytes: array [mn, k] of the byte address of each element; see `element_bits`.
+    """The same in bytes: array [mn, k] of the byte address of each element. See `element_bits`.
 
     Raises DescriptorError for elements that do not begin on a byte each.
     """
@@ -136,7 +136,7 @@ def element_addresses(
 
 
 def layout_of_values(values: tuple[int, ...]) -> Layout:
-    """The coalesced layout i -> values[i] - values[0]; raises DescriptorError when no layout has these values.
+    """The coalesced layout i -> values[i] - values[0]. Raises DescriptorError when no layout has these values.
 
     >>> print(layout_of_values((0, 2, 512, 514)))
     (2,2):(2,512)
@@ -185,7 +185,7 @@ class OperandDescriptor(HasPicture):
 
     @property
     def k_advance(self) -> Layout:
-        """K block -> addend of the word, in units of 16 bytes; raises DescriptorError if no layout fits.
+        """K block -> addend of the word, in units of 16 bytes. Raises DescriptorError if no layout fits.
 
         >>> from layoutgemm.atoms import smem_tile, wgmma
         >>> print(derive(smem_tile((128, 64), "bf16", "K", "64B"), wgmma(64), "A").k_advance)
@@ -413,7 +413,7 @@ def _steps(tile: SmemTile, read: OperandRead, head: str) -> tuple[tuple[int, ...
 def first_misfit(
     derived: OperandDescriptor, tile: SmemTile, atom: MmaAtom | OperandRead, operand: str
 ) -> tuple[int, int, int, int] | None:
-    """Hold every element of every block against the tile: the first (mn, k, read at, held at) that differs, or None.
+    """Hold every element of every block against the tile. The first (mn, k, read at, held at) that differs, or None.
 
     Addresses are bytes, or bits for elements that do not begin on a byte each.
     """

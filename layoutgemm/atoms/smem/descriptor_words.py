@@ -129,7 +129,7 @@ class SmemDescriptor(HasPicture):
 
     @property
     def word(self) -> int:
-        """The 64-bit word; raises DescriptorError when a field does not fit or the architecture lacks the swizzle."""
+        """The 64-bit word. Raises DescriptorError when a field does not fit or the architecture lacks the swizzle."""
         return self.table.encode(self._values())
 
     @checked(DescriptorError)
@@ -140,7 +140,7 @@ class SmemDescriptor(HasPicture):
     @classmethod
     @checked(DescriptorError)
     def decode(cls, word: int, arch: Arch | str = "sm_90a") -> SmemDescriptor:
-        """Word -> fields; raises DescriptorError when a bit outside every field is set or a value has no meaning.
+        """Word -> fields. Raises DescriptorError when a bit outside every field is set or a value has no meaning.
 
         >>> SmemDescriptor.decode(0x400000400000c840)
         Traceback (most recent call last):
@@ -171,13 +171,13 @@ class SmemDescriptor(HasPicture):
 
     @checked(DescriptorError)
     def layouts(self, dtype: DType | str = bf16, packing: str | None = None) -> dict[str, str]:
-        """major -> canonical layout, for each major that the swizzle has; which one is meant the word does not say."""
+        """major -> canonical layout, for each major that the swizzle has. Which one is meant the word does not say."""
         majors = MAJORS if SWIZZLES[self.swizzle_name].rows == 8 else ("MN",)
         return {major: self.canonical(major, dtype, packing) for major in majors}
 
     @checked(DescriptorError)
     def explain(self, reasons: dict[str, str] | None = None) -> str:
-        """A table of the word's fields: bits, raw value, what the value means, and why where reasons are told.
+        """A table of the word's fields. Bits, raw value, what the value means, and why where reasons are told.
 
         >>> print(SmemDescriptor("128B", 1024, 16).explain())
         0x4000004000010000

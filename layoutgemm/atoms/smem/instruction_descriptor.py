@@ -31,7 +31,7 @@ _F8F6F4 = (("e4m3", 0), ("e5m2", 1), ("e2m3", 3), ("e3m2", 4), ("e2m1", 5))
 
 @dataclass(frozen=True)
 class Codes:
-    """The numbers of types and modes in the word of one `.kind`; the types and modes are the table in mma_tcgen05.
+    """The numbers of types and modes in the word of one `.kind`. The types and modes are the table in mma_tcgen05.
 
     inputs, outputs   (type, code) of A and B, and of D; the words of block-scaled kinds do not say D's
     negate, saturate  whether the kind has it
@@ -294,7 +294,7 @@ class InstructionDescriptor(HasPicture):
     @classmethod
     @checked(DescriptorError)
     def decode(cls, word: int, kind: str) -> InstructionDescriptor:
-        """Word and kind -> fields; raises DescriptorError for reserved bits and for combinations that do not exist.
+        """Word and kind -> fields. Raises DescriptorError for reserved bits and for combinations that do not exist.
 
         The kind is in the instruction's name, not in the word: the same word means other types in another kind.
         """
@@ -365,7 +365,7 @@ def ptx_cta_group(ptx: str) -> int:
 
 @checked(DescriptorError)
 def instruction_descriptor(atom: Any, a_major: str = "K", b_major: str = "K", **options: Any) -> InstructionDescriptor:
-    """The instruction descriptor of a tcgen05 atom: kind, form and blocks from its name, M, N and types from itself.
+    """The instruction descriptor of a tcgen05 atom. Kind, form and blocks from its name, M, N and types from itself.
 
     atom     has ptx, shape_mnk, a_dtype, b_dtype, c_dtype and, for block-scaled kinds, scale.dtype (as MmaAtom has)
     options  the fields that an atom does not hold: negate_a, negate_b, saturate, scale_a_id, ...

@@ -40,7 +40,7 @@ class OperandRead:
 
     @checked(DescriptorError)
     def objection(self, major: str, swizzle_name: str) -> str | None:
-        """Why the instruction cannot read a layout of that major and swizzle, whatever its strides; None if it can.
+        """Why the instruction cannot read a layout of that major and swizzle, whatever its strides. None if it can.
 
         The majors are the instruction's own. Sources of the rest: PTX ISA, "Transpose and Negate operations" and "Valid
         Combinations of Type-Size, Major-ness and Swizzling" of tcgen05. (That table lists MN-major operands of 8 bits

@@ -120,12 +120,12 @@ def packing_of(dtype_: DType | str, packing: str | None = None) -> str:
 
 
 def slot_bits(element: DType, packing: str) -> int:
-    """Bits that one element takes in a layout: its own, or 8 where sixteen elements are padded to 16 bytes."""
+    """Bits that one element takes in a layout. Its own, or 8 where sixteen elements are padded to 16 bytes."""
     return element.bits if packing == "packed" else PADDED_SLOT_BITS
 
 
 def slot_to_bit(slot: Integer, element: DType, packing: str) -> Any:
-    """Slot offset -> bit offset of the element, before the swizzle; ints, arrays or traced integers alike."""
+    """Slot offset -> bit offset of the element, before the swizzle. Ints, arrays or traced integers alike."""
     if packing == "packed":
         return slot * element.bits
     return slot // 16 * CHUNK_BITS + slot % 16 * element.bits
@@ -260,7 +260,7 @@ class SmemTile(HasPicture, HasPage, Function):
         return self.swizzle((slot + self.offset if self.offset else slot) * self.dtype.bytes)
 
     def bit(self, mn, k):  # type: ignore[no-untyped-def]  # ints, arrays or traced integers alike
-        """(mn, k) -> bit address of the element relative to the tile, swizzled; for every element width.
+        """(mn, k) -> bit address of the element relative to the tile, swizzled. For every element width.
 
         >>> packed, padded = smem_tile((8, 64), "e2m1", "K"), smem_tile((8, 32), "e2m1", "K", packing="b4x16_p64")
         >>> packed.bit(0, 17), padded.bit(0, 15), padded.bit(0, 17)
@@ -277,7 +277,7 @@ class SmemTile(HasPicture, HasPage, Function):
 
 @checked(AtomError)
 def smem_atom(dtype_: DType | str, major: str, swizzle: str, packing: str | None = None) -> Layout:
-    """The swizzle atom as a layout (mn, k) -> element offset: 8 spans, one under another.
+    """The swizzle atom as a layout (mn, k) -> element offset. 8 spans, one under another.
 
     The 128-byte mode with 32-byte atoms has 4 of them, and only MN-major. Raises AtomError for an unknown major or
     swizzle. Source: cute/atom/mma_traits_sm90_gmma.hpp and mma_traits_sm100.hpp, the canonical layouts.
@@ -353,7 +353,7 @@ def smem_tile(
 
 @checked(AtomError)
 def widest_swizzle(contiguous: int, dtype_: DType | str, packing: str | None = None) -> str:
-    """The widest common swizzle whose span divides `contiguous` elements; raises AtomError when not even 16 bytes do.
+    """The widest common swizzle whose span divides `contiguous` elements. Raises AtomError when not even 16 bytes do.
 
     >>> widest_swizzle(64, "bf16"), widest_swizzle(96, "bf16"), widest_swizzle(24, "bf16")
     ('128B', '64B', 'none')
@@ -376,7 +376,7 @@ def as_tile(
     major: str | None = None,
     packing: str | None = None,
 ) -> SmemTile:
-    """Any shared layout as a tile: a plain layout with the name of a swizzle, or a layout under a swizzle.
+    """Any shared layout as a tile. A plain layout with the name of a swizzle, or a layout under a swizzle.
 
     layout   (mn, k) -> offset. A plain layout counts elements. Under a swizzle it counts the swizzle's unit: elements,
              or bytes where the swizzle acts on bytes; a swizzle without unit acts on elements

@@ -1,4 +1,4 @@
-"""One copy instruction tiled over threads and values: which thread moves which element of a whole tile.
+"""One copy instruction tiled over threads and values. Which thread moves which element of a whole tile.
 
 A tiled copy says, for every thread and each of its values, which element of a tile it moves: `layout_tv`, (thread,
 value) -> element, column-major over the tile. That map is about one side of the atom, its reference: the registers of a
@@ -164,7 +164,7 @@ class TiledCopy(HasPicture, HasPage, Convertible):
         return Layout.join(threads, values, *tiles[1])
 
     def thread_value_rest(self, side: str, layout: object) -> AnyLayout:
-        """The partition as one layout of three modes: (thread, value, rest) -> what `layout` gives there.
+        """The partition as one layout of three modes. (thread, value, rest) -> what `layout` gives there.
 
         >>> from layoutgemm.atoms.copy.vector import load_global
         >>> from layoutgemm.atoms.tiled.derived_copies import make_tiled_copy

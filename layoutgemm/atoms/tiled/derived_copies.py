@@ -146,7 +146,7 @@ def make_tiled_copy_C_atom(atom: CopyAtom, mma: TiledMma) -> TiledCopy:
 
 @checked(AtomError)
 def make_cotiled_copy(atom: CopyAtom, layout_tv: Layout, data: Layout) -> TiledCopy:
-    """The copy whose threads and values move given offsets: (thread, value) -> offset, of the tensor `data`.
+    """The copy whose threads and values move given offsets. (thread, value) -> offset, of the tensor `data`.
 
     Raises AtomError where an offset is not one of `data`'s, and LayoutError where `data` has no left inverse.
     """

@@ -1,4 +1,4 @@
-"""One matrix instruction tiled over threads and values: which thread holds which element of a whole tile.
+"""One matrix instruction tiled over threads and values. Which thread holds which element of a whole tile.
 
 A tiled product places an atom's threads side by side along M, N and K (`atom_layout`), and may deal the elements of a
 mode to the atoms in another order (`permutation`). Everything else follows from the atom's thread-value layouts:
@@ -122,7 +122,7 @@ class TiledMma(HasPicture, HasPage, Convertible):
 
     @property
     def tile_of_threads(self) -> tuple[int, int, int]:
-        """(M, N, K) extents that one instruction of every thread takes: the atom's times the atoms."""
+        """(M, N, K) extents that one instruction of every thread takes. The atom's times the atoms."""
         m, n, k = (e * int(self.atom_layout[i].size) for i, e in enumerate(self.atom.shape_mnk))
         return m, n, k
 
@@ -137,7 +137,7 @@ class TiledMma(HasPicture, HasPage, Convertible):
 
     @checked(AtomError)
     def tile_of(self, operand: str) -> tuple[int, int]:
-        """The two extents in elements of an operand's tile: "A" (M, K), "B" (N, K) or "C" (M, N)."""
+        """The two extents in elements of an operand's tile. "A" (M, K), "B" (N, K) or "C" (M, N)."""
         if operand not in MODES:
             raise AtomError(f"{self.atom} is tiled for the operands {', '.join(MODES)}, not {shown(operand)}")
         rows, columns = MODES[operand]
@@ -192,7 +192,7 @@ class TiledMma(HasPicture, HasPage, Convertible):
 
     @checked(AtomError)
     def check_extents(self, operand: str, layout: object) -> None:
-        """Raises AtomError where the tile does not divide an extent of it; names the fact that a symbol lacks."""
+        """Raises AtomError where the tile does not divide an extent of it. Names the fact that a symbol lacks."""
         tile = self.tile_of(operand)
         if not isinstance(layout, Layout):
             raise AtomError(f"operand {operand} is partitioned as a Layout or a ComposedLayout, not {shown(layout)}")
@@ -296,7 +296,7 @@ class TiledMma(HasPicture, HasPage, Convertible):
 
     @checked(AtomError)
     def partition_shape(self, operand: str, extent: object) -> tuple[Shape, ...]:
-        """The shape of a thread's part of the operand: (values, rest of the rows, rest of the columns, ...).
+        """The shape of a thread's part of the operand. (values, rest of the rows, rest of the columns, ...).
 
         >>> from layoutgemm.atoms import wgmma
         >>> TiledMma(wgmma(64), (2, 1, 1)).partition_shape("C", (256, 128))
@@ -373,7 +373,7 @@ def make_tiled_mma(atom: MmaAtom, atom_layout_mnk: object = (1, 1, 1), permutati
 
 @dataclass(frozen=True)
 class ThreadMma:
-    """One thread's share of a tiled product: the partitions of TiledMma with the thread filled in."""
+    """One thread's share of a tiled product. The partitions of TiledMma with the thread filled in."""
 
     tiled: TiledMma
     thread: int

@@ -60,7 +60,7 @@ class View:
 
     @property
     def shape(self) -> Any:
-        """The extents of (thread, value, rest): (threads, values, (rest along the rows, rest along the columns))."""
+        """The extents of (thread, value, rest). (threads, values, (rest along the rows, rest along the columns))."""
         thread, value, rest = self.layout
         return thread.size, value.size, tuple(mode.size for mode in rest)
 
@@ -87,7 +87,7 @@ class View:
         return Layout(self.shape).coord(self._position(element))
 
     def owners(self, element: object) -> tuple[tuple[int, ...], ...]:
-        """Every (thread, value, rest) that holds the element: its owner, and what the modes of stride 0 repeat."""
+        """Every (thread, value, rest) that holds the element. Its owner, and what the modes of stride 0 repeat."""
         first, domain = self._position(element), Layout(self.shape)
         return tuple(domain.coord(first + int(x)) for x in sorted(self.index.nullspace().offsets()))
 

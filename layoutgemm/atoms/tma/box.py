@@ -44,7 +44,7 @@ class Leaf:
 
 @dataclass
 class MapDimension:
-    """One dimension of a tensor map: the leaves in it, each with its weight, in units of `unit` elements."""
+    """One dimension of a tensor map. The leaves in it, each with its weight, in units of `unit` elements."""
 
     name: str
     parts: list[tuple[Leaf, Integer]]
@@ -210,7 +210,7 @@ def _dims(leaves: Sequence[Leaf], chain: dict[int, int]) -> tuple[list[MapDimens
 def plans_of(
     leaves: Sequence[Leaf], walk: Sequence[Entry], kind: Format, swizzle: str, split: bool
 ) -> Iterator[Callable[[], Choice]]:
-    """Every choice of dimensions; called, it gives its biggest box and the walk that is left for further instructions.
+    """Every choice of dimensions. Called, it gives its biggest box and the walk that is left for further instructions.
 
     The call raises TmaError where no box can begin.
     """
@@ -372,7 +372,7 @@ class _Boxes:
 
 
 def digits_of(mode: int, dims: Sequence[MapDimension]) -> tuple[Digit, ...]:
-    """A tile's number along a mode as digits: their extents, and the step of each coordinate."""
+    """A tile's number along a mode as digits. Their extents, and the step of each coordinate."""
     digits: list[Digit] = []
     leaves = dims[0].leaves
     mine = [leaf for leaf in leaves if leaf.mode == mode]

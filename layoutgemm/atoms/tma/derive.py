@@ -129,7 +129,7 @@ def tma_store(
     gmem: Layout, smem: Layout | ComposedLayout | SmemTile, dtype: DType | str | None = None, *, tile: object = None,
     names: Sequence[str] | None = None, split: bool = False, format: str | None = None, address: int = 0,
 ) -> TmaPlan:  # fmt: skip
-    """The tensor copies that write one tile of shared memory to a global tensor; see `tma_load` for the arguments.
+    """The tensor copies that write one tile of shared memory to a global tensor. See `tma_load` for the arguments.
 
     Rows outside the tensor are not written. A line is written to the end of its last 16 bytes, though. The elements of
     these that lie beyond the tensor get what the tile holds (`TmaPlan.written`, `atoms.tma.rules.whole_units`; measured

@@ -77,7 +77,7 @@ def global_bits(tmap: TensorMap, coordinates: Sequence[int]) -> tuple[Ints, npt.
 
 
 def shared_bits(tmap: TensorMap, address: int) -> Ints:
-    """The box in shared memory: absolute bit address of each element, an array of the box's shape.
+    """The box in shared memory. Absolute bit address of each element, an array of the box's shape.
 
     Raises TmaError for an address that is no multiple of 128.
     """
@@ -89,7 +89,7 @@ def shared_bits(tmap: TensorMap, address: int) -> Ints:
 
 
 def row_bits(moved: int, smem_bits: int, swizzle: str) -> int:
-    """Bits from one row of a box to the next in shared memory: a narrower row has the swizzle's whole span."""
+    """Bits from one row of a box to the next in shared memory. A narrower row has the swizzle's whole span."""
     return max(moved * smem_bits, 8 * _SPAN[swizzle])
 
 
@@ -134,7 +134,7 @@ def move_in(
     tmap: TensorMap, memory: npt.NDArray[np.uint8], source: Ints, inside: npt.NDArray[np.bool_],
     shared: npt.NDArray[np.uint8], target: Ints,
 ) -> None:  # fmt: skip
-    """Copies elements from global to shared memory, at these bit offsets; the map's fill where `inside` is False.
+    """Copies elements from global to shared memory, at these bit offsets. The map's fill where `inside` is False.
 
     The map says the format and the fill. The three arrays have one shape.
     """

@@ -62,7 +62,7 @@ def four_rows(tmap: TensorMap) -> TensorMap:
 
 @checked(TmaError)
 def in_fours(tma: TmaPlan, direction: str = "gather") -> TmaPlan:
-    """The copies of a tile's rows, cut into boxes of four rows: one box is what a gather, or a scatter, moves.
+    """The copies of a tile's rows, cut into boxes of four rows. One box is what a gather, or a scatter, moves.
 
     The plan's tensor map has boxes of one row, `one_row`. Raises TmaError with the rule that forbids it.
 
@@ -97,7 +97,7 @@ def in_fours(tma: TmaPlan, direction: str = "gather") -> TmaPlan:
 
 
 def one_row(tma: TmaPlan) -> TmaPlan:
-    """The same copies with the tensor map's own box, of one row: what the host encodes."""
+    """The same copies with the tensor map's own box, of one row. What the host encodes."""
     return replace(tma, box=(tma.box[0], 1))
 
 
@@ -117,7 +117,7 @@ def load(
     tmap: TensorMap, memory: npt.NDArray[np.uint8], coordinates: Sequence[int], shared: npt.NDArray[np.uint8],
     address: int,
 ) -> int:  # fmt: skip
-    """tile::gather4: copies pieces of four rows to shared memory; returns the bytes reported to the barrier."""
+    """tile::gather4: copies pieces of four rows to shared memory. Returns the bytes reported to the barrier."""
     source, inside = global_bits(tmap, coordinates)
     engine.move_in(tmap, memory, source, inside, shared, engine.shared_bits(four_rows(tmap), address))
     return engine.bytes_moved(four_rows(tmap))
@@ -127,7 +127,7 @@ def store(
     tmap: TensorMap, memory: npt.NDArray[np.uint8], coordinates: Sequence[int], shared: npt.NDArray[np.uint8],
     address: int,
 ) -> None:  # fmt: skip
-    """tile::scatter4: copies four rows of shared memory to their places; rows outside the tensor are left out.
+    """tile::scatter4: copies four rows of shared memory to their places. Rows outside the tensor are left out.
 
     The ends of lines are taken to be those of tiled stores (`rules.whole_units`). Raises TmaError for a negative
     coordinate and for a row that two of the four write.

@@ -1,4 +1,4 @@
-"""TMA loads of convolution windows (im2col mode): the tensor map, the coordinates, and the element at each address.
+"""TMA loads of convolution windows (im2col mode). The tensor map, the coordinates, and the element at each address.
 
 A convolution is a GEMM whose matrix A has a row an output pixel and a column (channel, filter tap). Memory holds the
 activations only, channels innermost. An im2col load builds a tile of A from them, with zeros in the padding:
@@ -116,13 +116,13 @@ class Im2colMap:
 
     @property
     def box(self) -> tuple[tuple[int, int], ...]:
-        """The first and the last base pixel along W, H and D; of a wide map along W."""
+        """The first and the last base pixel along W, H and D. Of a wide map along W."""
         parts = zip(self.spatial[: len(self.lower)], self.lower, self.upper, strict=True)
         return tuple((low, extent - 1 + high) for extent, low, high in parts)
 
     @property
     def visited(self) -> tuple[int, ...]:
-        """Base pixels that the traversal visits along W, H and D, as `box`: the extents of the convolution's output.
+        """Base pixels that the traversal visits along W, H and D, as `box`. The extents of the convolution's output.
 
         >>> from layoutgemm.dtypes import dtype
         >>> strides = (128, 128 * 9, 128 * 63)
@@ -195,7 +195,7 @@ def broken_rules(tmap: Im2colMap, address: int = 0) -> Iterator[RuleViolation]:
 
 
 def base_pixels(tmap: Im2colMap, coordinates: Sequence[int]) -> list[engine.Ints]:
-    """The base pixels of one instruction: arrays of `pixels` coordinates along W, H, D and the images.
+    """The base pixels of one instruction. Arrays of `pixels` coordinates along W, H, D and the images.
 
     coordinates: of the first pixel, (channel, W, H, D, image). Raises TmaError, rule "first pixel", for a pixel that
     the traversal does not visit.
@@ -299,7 +299,7 @@ def load(
     tmap: Im2colMap, memory: npt.NDArray[np.uint8], coordinates: Sequence[int], offsets: Sequence[int],
     shared: npt.NDArray[np.uint8], address: int,
 ) -> int:  # fmt: skip
-    """cp.async.bulk.tensor in im2col mode: copies one column of pixels; returns the bytes reported to the barrier.
+    """cp.async.bulk.tensor in im2col mode: copies one column of pixels. Returns the bytes reported to the barrier.
 
     A wide copy's halo counts among them.
 
@@ -313,13 +313,13 @@ def load(
 
 
 def with_halo(tmap: Im2colMap, offsets: Sequence[int]) -> Im2colMap:
-    """The map of a column that has a wide copy's halo, too: what the copy fills in shared memory."""
+    """The map of a column that has a wide copy's halo, too. What the copy fills in shared memory."""
     halo = offsets[0] if tmap.wide else 0
     return replace(tmap, pixels=tmap.pixels + halo) if halo else tmap
 
 
 def check_store(tmap: Im2colMap) -> None:
-    """Raises TmaError unless pixels end at a multiple of 16 bytes: no source says where other stores end."""
+    """Raises TmaError unless pixels end at a multiple of 16 bytes. No source says where other stores end."""
     line = tmap.extents[0] * tmap.tiled.kind.gmem_bits
     if line % (8 * EDGE_UNIT):
         raise TmaError(
@@ -346,7 +346,7 @@ def store(
 
 @dataclass(frozen=True)
 class Im2colCopy:
-    """One instruction of a tile: coordinates of its first pixel, offsets of its tap, and its shared byte.
+    """One instruction of a tile. Coordinates of its first pixel, offsets of its tap, and its shared byte.
 
     coordinates   (channel, W, H, D, image) of the first base pixel
     offsets       along W, H, D

@@ -16,7 +16,7 @@ MAX_BLOCKS = 16  # PTX ISA, cp.async.bulk.tensor: ctaMask has 16 bits
 
 @checked(TmaError)
 def shared_out(plan: TmaPlan, blocks: int) -> TmaPlan:
-    """The plan with its instructions dealt out to `blocks` CTAs; boxes are cut only if there are too few.
+    """The plan with its instructions dealt out to `blocks` CTAs. Boxes are cut only if there are too few.
 
     A block then issues the instructions of its rank, each to all blocks, and every block receives the whole tile: its
     barrier expects `plan.bytes`, not what it sends. Raises TmaError, rule "multicast", where no equal cut exists.
@@ -86,7 +86,7 @@ def _pitches(plan: TmaPlan) -> list[int]:
 
 @checked(TmaError)
 def multicast_mask(cluster: Layout, coordinate: tuple[int, ...], mode: int) -> int:
-    """The mask of the blocks that receive a multicast: those that differ from `coordinate` in `mode` only.
+    """The mask of the blocks that receive a multicast. Those that differ from `coordinate` in `mode` only.
 
     cluster  (block coordinate) -> rank of the block in the cluster
 

@@ -1,4 +1,4 @@
-"""The tensor copies of a tile as a value: box, coordinates, shared offsets, bytes, and which block issues what.
+"""The tensor copies of a tile as a value. Box, coordinates, shared offsets, bytes, and which block issues what.
 
 A plan says everything that a kernel needs to fill (or empty) one tile. It has the tensor map to encode on the host, and
 the start of every instruction's box, in the tensor and in shared memory. `tma_derive` makes plans from layouts.
@@ -134,12 +134,12 @@ class TmaPlan(HasPicture):
     # ---------------------------------------------------------------------------------------------------------- bytes
     @property
     def box_bytes(self) -> int:
-        """Bytes that one instruction moves and reports to the barrier; elements outside the tensor count, as zeros."""
+        """Bytes that one instruction moves and reports to the barrier. Elements outside the tensor count, as zeros."""
         return engine.bytes_moved(self._box_map)
 
     @property
     def bytes(self) -> int:
-        """Bytes that arrive in one block for the tile, from all blocks of its group: what its barrier expects."""
+        """Bytes that arrive in one block for the tile, from all blocks of its group. What its barrier expects."""
         return self.box_bytes * len(self.instructions)
 
     @property
@@ -159,7 +159,7 @@ class TmaPlan(HasPicture):
 
     @checked(TmaError)
     def batched(self, name: str) -> TmaPlan:
-        """The same copies from (or to) one matrix of many: the map has one more, outermost, dimension of that name.
+        """The same copies from (or to) one matrix of many. The map has one more, outermost, dimension of that name.
 
         Boxes have one element along it, so shared memory and bytes stay as they are. For plans whose sizes are given at
         run time; raises TmaError for others, and where the map has five dimensions already.
@@ -240,7 +240,7 @@ class TmaPlan(HasPicture):
 
     @checked(TmaError)
     def line_overrun(self, extent: int) -> int:
-        """Elements beyond a line of `extent` elements that the copies write: 0 of a load, and of whole 16-byte units.
+        """Elements beyond a line of `extent` elements that the copies write. 0 of a load, and of whole 16-byte units.
 
         >>> from layoutgemm.atoms import smem_tile
         >>> from layoutgemm.atoms.tma.derive import derive
@@ -261,7 +261,7 @@ class TmaPlan(HasPicture):
 
     @checked(TmaError)
     def box_addresses(self, smem_address: int) -> npt.NDArray[np.int64]:
-        """The shared-memory addresses of one box: array [innermost, ..., outermost] of the shared byte address of each
+        """The shared-memory addresses of one box. Array [innermost, ..., outermost] of the shared byte address of each
         element.
 
         The engine's arithmetic, which knows the box and the swizzle, not the tile's layout.
@@ -313,7 +313,7 @@ class TmaPlan(HasPicture):
 
     @property
     def prefetch(self) -> str:
-        """The instruction that brings a load's box into L2 only: same map, same coordinates, no shared memory."""
+        """The instruction that brings a load's box into L2 only. Same map, same coordinates, no shared memory."""
         return f"cp.async.bulk.prefetch.tensor.{len(self.box)}d.L2.global.tile"
 
     def explain(self) -> str:

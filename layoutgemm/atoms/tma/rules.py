@@ -41,7 +41,7 @@ MAX_STRIDE = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One demand of the hardware: its name in errors, what it says, and where that is written."""
+    """One demand of the hardware. Its name in errors, what it says, and where that is written."""
 
     name: str
     text: str
@@ -58,7 +58,7 @@ RULES: dict[str, Rule] = {
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """A swizzle mode: the driver's number, B, M and S of the XOR on byte addresses, the span in bytes, who has it."""
+    """A swizzle mode. The driver's number, B, M and S of the XOR on byte addresses, the span in bytes, who has it."""
 
     driver: int
     bits: int
@@ -74,7 +74,7 @@ class Mode:
 
     @property
     def period(self) -> int:
-        """Bytes after which the pattern repeats: what a tile's base is aligned to, 128 at least."""
+        """Bytes after which the pattern repeats. What a tile's base is aligned to, 128 at least."""
         return max(SMEM_UNIT, 1 << (self.bits + self.base + self.shift) if self.bits else 0)
 
 
@@ -214,7 +214,7 @@ def check_reduction(operation: str, dtype: DType) -> None:
 
 @dataclass(frozen=True)
 class TensorMap:
-    """The arguments of cuTensorMapEncodeTiled: a global tensor and the box of one instruction, innermost dimension
+    """The arguments of cuTensorMapEncodeTiled. A global tensor and the box of one instruction, innermost dimension
     first.
 
     dtype            element type
@@ -245,7 +245,7 @@ class TensorMap:
 
     @property
     def moved(self) -> tuple[int, ...]:
-        """Elements that one instruction moves along each dimension: ceil(box / step); the innermost step is ignored."""
+        """Elements that one instruction moves along each dimension: ceil(box / step). The innermost step is ignored."""
         return (self.box[0], *(-(-extent // step) for extent, step in zip(self.box[1:], self.steps[1:], strict=True)))
 
     @property
@@ -270,7 +270,7 @@ class TensorMap:
 
 
 def whole_units(tmap: TensorMap) -> TensorMap:
-    """The map of what stores write: lines that last to the end of their last 16 bytes, and all else the same.
+    """The map of what stores write. Lines that last to the end of their last 16 bytes, and all else the same.
 
     The engine ends a line of a store at a multiple of 16 bytes from the line's start, not at an element. The shared
     tile's values for the elements between go to global memory too. Units that begin beyond the line are not written.
@@ -305,7 +305,7 @@ class RuleViolation:
 
 
 def multiple(value: Integer, unit: int) -> bool:
-    """True if value is a multiple of unit, at every size of a symbol; False where no fact says so."""
+    """True if value is a multiple of unit, at every size of a symbol. False where no fact says so."""
     try:
         return bool(value % unit == 0)
     except LayoutError:

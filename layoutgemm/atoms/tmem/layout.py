@@ -1,4 +1,4 @@
-"""Tensor memory as a value: where the tensor cores of sm_100 keep accumulators, operand A and block scales.
+"""Tensor memory as a value. Where the tensor cores of sm_100 keep accumulators, operand A and block scales.
 
 Tensor memory has 128 lanes of 512 columns, each column a 32-bit word, in every SM. A place in it is a coordinate here:
 (lane, column), or (lane, column, bit) where elements narrower than a word share one. So layouts into it have basis
@@ -54,7 +54,7 @@ def tmem_coordinate(address: int) -> tuple[int, int]:
 
 @checked(AtomError)
 def allocation_columns(columns: int) -> int:
-    """The columns to ask of tcgen05.alloc for `columns`: the next power of two, at least 32.
+    """The columns to ask of tcgen05.alloc for `columns`. The next power of two, at least 32.
 
     Raises BudgetError above 512. Source: PTX ISA, "tcgen05.alloc".
 
@@ -69,7 +69,7 @@ def allocation_columns(columns: int) -> int:
 
 
 def warp_lanes(warp: int) -> range:
-    """The lanes that warp number `warp` reaches with tcgen05.ld and tcgen05.st: 32 from 32*(warp % 4).
+    """The lanes that warp number `warp` reaches with tcgen05.ld and tcgen05.st. 32 from 32*(warp % 4).
 
     Source: PTX ISA, "Access restrictions" of the tensor memory loads and stores.
 
@@ -235,7 +235,7 @@ def accumulator(
 
 
 def container_bits(a: DType | str, kind: str) -> int:
-    """Bits that one element of operand A takes in tensor memory: 8 for 4- and 6-bit types of kinds f8f6f4 and mxf8f6f4.
+    """Bits that one element of operand A takes in tensor memory. 8 for 4- and 6-bit types of kinds f8f6f4 and mxf8f6f4.
 
     Source: PTX ISA, "Packing formats of elements in Tensor and Shared memory".
 
@@ -309,7 +309,7 @@ def sparse_metadata(m: int, kind: str, cta_group: int = 1, ws: bool = False) -> 
 
 @checked(AtomError)
 def scale_factors(rows: int, factors: int, scale: DType | str = "ue8m0", halves: int = 1) -> TmemLayout:
-    """The tensor memory of the scale factors of A or B: `rows` rows (of B: of N) with `factors` to a row.
+    """The tensor memory of the scale factors of A or B. `rows` rows (of B: of N) with `factors` to a row.
 
     Four consecutive factors along K share a word. Row r is in lane r % 32 of column r // 32, so 128 rows take four
     columns for every four factors. Each quarter of the lanes holds a copy, since each multiplies. With `halves` = 2 the

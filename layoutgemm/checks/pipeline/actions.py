@@ -41,7 +41,7 @@ class FenceInit:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """mbarrier.try_wait.parity until it holds: passes when the phase of that parity is not the current one.
+    """mbarrier.try_wait.parity until it holds. Passes when the phase of that parity is not the current one.
 
     The parity is the cursor's phase, flipped when `flip`; `parity` gives it outright instead.
     """
@@ -126,7 +126,7 @@ class TmaLoad:
 
 @dataclass(frozen=True, slots=True)
 class TmaStore:
-    """cp.async.bulk.tensor shared -> global: reads the buffer through the async proxy, until its bulk group is done."""
+    """cp.async.bulk.tensor shared -> global. Reads the buffer through the async proxy, until its bulk group is done."""
 
     buffer: str
     at: At
@@ -135,7 +135,7 @@ class TmaStore:
 
 @dataclass(frozen=True, slots=True)
 class CpAsync:
-    """cp.async global -> shared: writes each warp's share through the generic proxy, until its group is done.
+    """cp.async global -> shared. Writes each warp's share through the generic proxy, until its group is done.
 
     new   False for zeros that nobody has to read: src-size 0, where there is nothing to copy
     """
@@ -216,7 +216,7 @@ class FenceProxy:
 # ----------------------------------------------------------------------------------------------------------- products
 @dataclass(frozen=True, slots=True)
 class Mma:
-    """An asynchronous product: reads the buffers of a stage through the async proxy and accumulates into another.
+    """An asynchronous product. Reads the buffers of a stage through the async proxy and accumulates into another.
 
     pipe    "wgmma": complete for the warp at WaitGroup("wgmma", n); "tcgen05": complete at CommitTo's barrier
     ctas    the CTAs with the shared memory that it reads; all of the pair for cta_group::2
@@ -350,7 +350,7 @@ class If:
 
 @dataclass(frozen=True, slots=True)
 class ForK:
-    """For k = 0, 1, ..., K-1; K is any number, 0 included, the same in every role, and may differ from tile to tile."""
+    """For k = 0, 1, ..., K-1. K is any number, 0 included, the same in every role, and may differ from tile to tile."""
 
     body: Program
 

@@ -133,7 +133,7 @@ class Barriers:
         return GO
 
     def init_visible(self, state: State, agent: Agent) -> None:
-        """A fence by the warp that initialised: TMA and other CTAs that know of the fence may use the barriers."""
+        """A fence by the warp that initialised. TMA and other CTAs that know of the fence may use the barriers."""
         done, fenced = self.inits[agent.cta]
         if state.sets[agent.index] & done:
             state.sets[agent.index] |= fenced
@@ -418,7 +418,7 @@ class Barriers:
 
     # ------------------------------------------------------------------------------------------------------------- ends
     def finish(self, state: State) -> None:
-        """All have exited: each remote arrival must be known to a warp of the CTA it reached."""
+        """All have exited. Each remote arrival must be known to a warp of the CTA it reached."""
         for bit, (cta, agent, what) in self.remote.items():
             if state.live & bit and not self.records.known(state, state.sets[self.offsets.exits + cta], bit):
                 text = (
@@ -428,7 +428,7 @@ class Barriers:
                 raise Hazard("exit", text, agent, (bit,))
 
     def all_stuck(self, state: State, alive: list[int]) -> str:
-        """The waits of all warps; warps of a role that wait for the same are together."""
+        """The waits of all warps. Warps of a role that wait for the same are together."""
         waiting: dict[tuple[str, str], list[str]] = {}
         for a in sorted(alive):
             role, _, warp = self.agents[a].name.partition(" warp ")

@@ -23,7 +23,7 @@ GENERIC, ASYNC = "generic", "async"
 
 
 class Hazard(Exception):
-    """A hazard and the records that show it: a finding, raised to leave the run, never out of the package.
+    """A hazard and the records that show it. A finding, raised to leave the run, never out of the package.
 
     agent  the warp about to act, or -1
     slots  records whose history belongs to the story
@@ -217,7 +217,7 @@ class Records:
         )
 
     def fence(self, state: State, agent: int) -> None:
-        """fence.proxy.async by a warp: its own generic writes, or all it knows of, reach the async proxy."""
+        """fence.proxy.async by a warp. Its own generic writes, or all it knows of, reach the async proxy."""
         know = state.sets[agent]
         bits = self.own_writes.get(agent, []) if self.fences == "writer" else list(self.fenced)
         for bit in bits:

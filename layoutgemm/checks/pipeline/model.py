@@ -1,4 +1,4 @@
-"""Asynchronous pipelines of a kernel as values: roles, barriers, buffers, loop programs; proven, or refuted by a run.
+"""Asynchronous pipelines of a kernel as values: roles, barriers, buffers, loop programs. Proven, or refuted by a run.
 
 A `Pipeline` says who waits for what, in which order, for k = 0, 1, ... `prove()` answers for every number of k tiles
 and of output tiles at once, with a proof or with the interleaving that breaks the kernel. `explain()` prints the table
@@ -56,7 +56,7 @@ MOST_BLOCKS = 16  # CTAs of a cluster, beyond the portable 8 (CUDA C++ Programmi
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """A role's place in a ring of stages: which stage, and the parity of the round it is in.
+    """A role's place in a ring of stages. Which stage, and the parity of the round it is in.
 
     >>> cursor = Cursor("load", stages=2)
     >>> cursor.after(0), cursor.after(1), cursor.after(2)      # (index, phase) after 0, 1 and 2 steps
@@ -92,7 +92,7 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class Mbarrier:
-    """One mbarrier a stage: a phase completes after `count` arrivals and as many bytes as were expected in it.
+    """One mbarrier a stage. A phase completes after `count` arrivals and as many bytes as were expected in it.
 
     count  the same in every CTA, or one for each rank of the cluster
     bytes  that a stage expects (0: only arrivals)
@@ -131,7 +131,7 @@ class NamedBarrier:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A place that actions write and read: stages in shared memory or TMEM of each CTA, or what each warp has for
+    """A place that actions write and read. Stages in shared memory or TMEM of each CTA, or what each warp has for
     itself.
 
     space   "smem", "tmem", "warp" (shared memory that one warp alone uses) or "reg" (its registers)
@@ -159,7 +159,7 @@ class Buffer:
 
     @checked(PlanError)
     def reader(self, role: str) -> str:
-        """The role in whose name another one reads: the first of those in turn with it.
+        """The role in whose name another one reads. The first of those in turn with it.
 
         >>> Buffer("a", either=("math0", "math1")).reader("math1")
         'math0'
@@ -211,7 +211,7 @@ class Pipeline(HasPicture):
 
     @checked(PlanError)
     def barrier_number(self, name: str) -> int:
-        """Which of the CTA's hardware barriers the named barrier is: 0 is that of all threads, the others follow.
+        """Which of the CTA's hardware barriers the named barrier is. 0 is that of all threads, the others follow.
 
         Raises PlanError when there is no barrier of that name, or the hardware has none left for it.
 
@@ -279,7 +279,7 @@ class Pipeline(HasPicture):
 
 @checked(PlanError)
 def check_pipeline(pipeline: Pipeline) -> Check:
-    """Is the pipeline free of deadlock and of races for any number of k tiles; the witness is the interleaving.
+    """Is the pipeline free of deadlock and of races for any number of k tiles. The witness is the interleaving.
 
     >>> from layoutgemm.checks import ring
     >>> print(check_pipeline(ring(stages=3, bytes=8192)).statement)
@@ -355,7 +355,7 @@ def _brief(action: Action) -> str:
 
 
 def ranks_of(to: Targets, rank: int, cluster: int) -> tuple[int, ...]:
-    """The ranks that a target reaches from a CTA: "own", "all", or a row for each rank.
+    """The ranks that a target reaches from a CTA. "own", "all", or a row for each rank.
 
     >>> ranks_of("all", 1, 2), ranks_of(((1,), (0,)), 1, 2)
     ((0, 1), (0,))

@@ -56,7 +56,7 @@ def _check_counts(**counts: int | tuple[int, ...] | None) -> None:
 
 
 def start(first: bool, cluster: int = 1) -> Program:
-    """Barriers are initialised by the first role and made visible; then the CTA, or the cluster, meets.
+    """Barriers are initialised by the first role and made visible. Then the CTA, or the cluster, meets.
 
     The arrival at the cluster barrier may be relaxed, since fence.mbarrier_init is what orders the initialisation.
     """
@@ -65,7 +65,7 @@ def start(first: bool, cluster: int = 1) -> Program:
 
 
 def store_ring(buffer: str, barrier: str, depth: int, subtiles: int, cursor: str = "store") -> Program:
-    """An epilogue through shared memory: each subtile waits for a free buffer, is written, fenced, and stored by TMA.
+    """An epilogue through shared memory. Each subtile waits for a free buffer, is written, fenced, and stored by TMA.
 
     The first warp issues the stores, so it alone can wait for them; the barrier then tells the others.
     """
@@ -94,7 +94,7 @@ def ring(
     store: tuple[int, int] | None = None,
     registers: tuple[int, int] | None = None,
 ) -> Pipeline:
-    """A producer warp fills a ring by TMA; consumer warpgroups multiply each stage by wgmma and release it.
+    """A producer warp fills a ring by TMA. Consumer warpgroups multiply each stage by wgmma and release it.
 
     bytes       of one stage, A and B together
     consumers   warpgroups that each read every stage
@@ -288,7 +288,7 @@ def _multicast(
 
 @checked(PlanError)
 def self_loading(stages: int, bytes: int, *, warps: int = 4, arrivals: int = 1, lands: int | None = None) -> Pipeline:
-    """One warpgroup that loads for itself: its first warp refills a stage when the block has met behind the products.
+    """One warpgroup that loads for itself. Its first warp refills a stage when the block has met behind the products.
 
     There is no empty barrier: the block's barrier does its work. This is the model of the first kernel, whose plan
     gives stages, the bytes and arrivals that its barriers expect, and the bytes that its copies bring.

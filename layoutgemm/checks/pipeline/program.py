@@ -16,7 +16,7 @@ ACT, TEST, JUMP, K_HEAD, K_NEXT, TILE_HEAD, TILE_NEXT, EXIT = range(8)
 
 
 class Instruction(NamedTuple):
-    """One step of a warp: an action, or flow with the place it may jump to."""
+    """One step of a warp. An action, or flow with the place it may jump to."""
 
     kind: int
     action: Action | None = None
@@ -41,7 +41,7 @@ class Agent:
 
 
 class KnowledgeOffsets(NamedTuple):
-    """The first index of knowledge in `State.sets`; the warps' own sets come first, by their numbers."""
+    """The first index of knowledge in `State.sets`. The warps' own sets come first, by their numbers."""
 
     arrived: int  # gathered in the current phase of each mbarrier and stage
     done: int  # handed out by its last complete phase

@@ -1,4 +1,4 @@
-"""Safety of a pipeline for any number of k tiles and of output tiles: a proof, or the interleaving that breaks it.
+"""Safety of a pipeline for any number of k tiles and of output tiles. A proof, or the interleaving that breaks it.
 
 **One order is enough.** Fix the loop lengths. A program then has no choice of its own: what a warp does next depends on
 its place alone, and a barrier only says when. Run it once, in any order, and call T the partial order of its events. It
@@ -95,7 +95,7 @@ class PipelineProof:
 
 @dataclass(frozen=True, slots=True)
 class Interleaving:
-    """A run that breaks the pipeline: every step that must come first, in an order that can happen. Falsy.
+    """A run that breaks the pipeline. Every step that must come first, in an order that can happen. Falsy.
 
     kind    of `checks.pipeline.machine`'s hazards
     what    the last thing that happens, and why it is wrong

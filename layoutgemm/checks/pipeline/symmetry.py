@@ -1,4 +1,4 @@
-"""Interchangeable warps and CTAs of a pipeline: a proof runs a few of them, each for all that are like it.
+"""Interchangeable warps and CTAs of a pipeline. A proof runs a few of them, each for all that are like it.
 
 A symmetry is a permutation of warps, or of CTAs, that maps the pipeline onto itself. Two warps of a CTA may be
 exchanged where they run the same code. Two rows or columns of a cluster may be exchanged where their code, arrive

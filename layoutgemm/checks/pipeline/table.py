@@ -131,7 +131,7 @@ def fillers_of(pipeline: Pipeline, buffer: str) -> tuple[str, list[str]]:
 
 
 def barriers_of(pipeline: Pipeline, buffer: str, fillers: list[str], readers: list[str]) -> list[str]:
-    """The mbarriers of a buffer: writers complete full, readers arrive at empty and writers wait there."""
+    """The mbarriers of a buffer. Writers complete full, readers arrive at empty and writers wait there."""
     full: list[str] = []
     arrived: set[str] = set()
     waited: set[str] = set()

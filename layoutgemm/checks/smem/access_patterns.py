@@ -61,7 +61,7 @@ def check_width(kind: str, width: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class AccessPattern:
-    """One access pattern: a kind of instruction and, for every request, lane and element, a coordinate of the tile.
+    """One access pattern. A kind of instruction and, for every request, lane and element, a coordinate of the tile.
 
     name    as reports call it
     kind    a key of `WIDTHS`
@@ -91,7 +91,7 @@ class AccessPattern:
 
     @checked(AtomError)
     def over(self, block: Sequence[int], extent: Sequence[int]) -> AccessPattern:
-        """The same pattern in every block of a larger tile: coordinates of `block` become coordinates of `extent`.
+        """The same pattern in every block of a larger tile. Coordinates of `block` become coordinates of `extent`.
 
         block, extent  extents in elements, mode by mode; raises AtomError unless block divides extent.
 
@@ -206,7 +206,7 @@ def matrix_access(
 
 @checked(AtomError)
 def tma_access(tile: SmemTile) -> AccessPattern:
-    """The writes of a tile by TMA: box after box, row after row of one span, in chunks of 16 bytes.
+    """The writes of a tile by TMA. Box after box, row after row of one span, in chunks of 16 bytes.
 
     A request here is 128 consecutive bytes of the box before the swizzle: 8 chunks. How many cycles the engine takes is
     its own affair; the model says which chunks share a bank when it writes as many as the banks hold.
@@ -246,7 +246,7 @@ def atom_access(atom: CopyAtom, place: Layout, side: str | None = None, name: st
 
 @checked(AtomError)
 def tiled_access(copy: TiledCopy, extent: Sequence[int], side: str | None = None, name: str = "") -> AccessPattern:
-    """The shared- or global-memory side of a tiled copy over a whole tile: every instruction of every warp.
+    """The shared- or global-memory side of a tiled copy over a whole tile. Every instruction of every warp.
 
     extent  extents of the tile in elements, as its layout's modes
     side    "src" or "dst"; by default the side in shared memory, else that in global memory
@@ -292,7 +292,7 @@ def _kind_of(atom: CopyAtom, side: str) -> str:
 
 
 def element_bits(tile: object, element: DType | str | int | None) -> int:
-    """Bits of an element of the tile: what the tile says, or what is given; raises AtomError when neither or both."""
+    """Bits of an element of the tile: what the tile says, or what is given. Raises AtomError when neither or both."""
     given = None if element is None else int(element) if is_int(element) else dtype(element).bits
     own = tile.dtype.bits if isinstance(tile, SmemTile) else None
     if isinstance(tile, ComposedLayout):

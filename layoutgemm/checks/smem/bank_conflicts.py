@@ -56,7 +56,7 @@ WAVEFRONT = BANKS * BANK_BYTES
 
 
 def lanes_of_phase(width: int) -> int:
-    """Lanes of one phase when each accesses `width` bytes: together 128 bytes, at most a warp.
+    """Lanes of one phase when each accesses `width` bytes. Together 128 bytes, at most a warp.
 
     >>> [lanes_of_phase(width) for width in (1, 4, 8, 16)]
     [32, 32, 16, 8]
@@ -151,7 +151,7 @@ class BankReport:
 
     @property
     def minimum(self) -> int:
-        """Passes that no arrangement could avoid: the distinct bytes of each request / 128, rounded up."""
+        """Passes that no arrangement could avoid. The distinct bytes of each request / 128, rounded up."""
         return sum(int(part.minima.sum()) for part in self.parts)
 
     @property
@@ -345,7 +345,7 @@ def check_addresses(addresses: IntArray, width: object, kind: str) -> None:
 
 
 def ways_of(addresses: IntArray, width: int) -> IntArray:
-    """(phase, lane) byte addresses, -1 for none -> wavefronts of each phase: different words of its busiest bank."""
+    """(phase, lane) byte addresses, -1 for none -> wavefronts of each phase. Different words of its busiest bank."""
     words = addresses[:, :, None] // BANK_BYTES + np.arange(max(1, width // BANK_BYTES))
     ordered = np.sort(np.where((addresses >= 0)[:, :, None], words, -1).reshape(len(addresses), -1), axis=1)
     fresh = _first_of_equals(ordered)

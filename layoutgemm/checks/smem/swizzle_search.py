@@ -59,7 +59,7 @@ class Pattern:
     odd_counts: IntArray
 
     def is_free(self, swizzle: Swizzle) -> bool:
-        """True if no phase conflicts under a swizzle on bytes; looks no further than the first that does."""
+        """True if no phase conflicts under a swizzle on bytes. Looks no further than the first that does."""
         for columns in self.columns:
             words, banks = ranks(columns, self.width, swizzle)
             if words > banks:
@@ -201,7 +201,7 @@ def candidates(bits: int, total: int, vector: int) -> Iterator[Swizzle]:
 
 
 def has_effect(swizzle: Swizzle) -> bool:
-    """True for a swizzle that fact 2 leaves: all others rename banks, or do the same as one of these."""
+    """True for a swizzle that fact 2 leaves. All others rename banks, or do the same as one of these."""
     if swizzle.bits == 0:
         return True
     if swizzle.shift < 0:
@@ -254,7 +254,7 @@ def best_swizzle(
     element: DType | str | int | None = None,
     tma: bool = False,
 ) -> SwizzleAnswer:
-    """The swizzle with the least wavefronts in all, free of conflicts or not: `best` of the answer, with its report.
+    """The swizzle with the least wavefronts in all, free of conflicts or not. `best` of the answer, with its report.
 
     Arguments, ties and refusals as in `find_swizzle`; the answer is truthy when `best` is free of conflicts.
     """

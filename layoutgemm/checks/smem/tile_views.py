@@ -1,4 +1,4 @@
-"""Checks that all views of a shared-memory tile agree: its layout, and the word that reads it."""
+"""Checks that all views of a shared-memory tile agree. Its layout, and the word that reads it."""
 
 from __future__ import annotations
 

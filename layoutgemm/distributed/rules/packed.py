@@ -1,4 +1,4 @@
-"""Products with packed weights of DTensors: each process multiplies its own units by an operator of their sizes.
+"""Products with packed weights of DTensors. Each process multiplies its own units by an operator of their sizes.
 
 The operator has the weights' sizes as numbers, which a sharding rule does not change. So DTensor calls these functions:
 

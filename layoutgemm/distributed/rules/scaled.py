@@ -24,7 +24,7 @@ from .signature import OperatorCall, PlacedRule, Placement, Rule, TensorLike, pa
 
 
 class PlacedScales:
-    """The placements of one operand's scales: `lines`, `k` and `front` give None where they cannot be cut so.
+    """The placements of one operand's scales. `lines`, `k` and `front` give None where they cannot be cut so.
 
     of, scale  the operand, and its scales or None
     recipe     the scales', "" without any
@@ -64,7 +64,7 @@ class PlacedScales:
 
 
 def scales_of(call: OperatorCall) -> tuple[PlacedScales, PlacedScales] | None:
-    """The scales of a product's operands; None where they are refused, which the operator says itself."""
+    """The scales of a product's operands. None where they are refused, which the operator says itself."""
     a, b, scale_a, scale_b = call.tensor("a"), call.tensor("b"), call.optional("scale_a"), call.optional("scale_b")
     k = a.shape[-1]
     blocks, parts = -(-k // DEPTH), parts_of(a)

@@ -60,7 +60,7 @@ class OperatorCall:
         return found if isinstance(found, str) else ""
 
     def rules(self, found: Sequence[PlacedRule]) -> list[Rule]:
-        """The rules as DTensor takes them: placements in the order of the arguments that were given."""
+        """The rules as DTensor takes them. Placements in the order of the arguments that were given."""
         whole = whole_partial_shard()[0]
         made: list[Rule] = []
         for rule in found:

@@ -1,4 +1,4 @@
-"""Arrays of the caller as global memory: NumPy arrays, CPU torch tensors and tensors of the CuTe DSL.
+"""Arrays of the caller as global memory. NumPy arrays, CPU torch tensors and tensors of the CuTe DSL.
 
 An emulated kernel works in the caller's own memory, at addresses that the emulator chooses. Each array, or each group
 of overlapping arrays, is a buffer far from the next, so an access beyond it hits no other. An address keeps the
@@ -219,7 +219,7 @@ def _bytes(low: int, high: int, writeable: bool) -> npt.NDArray[np.uint8]:
 
 
 def callers_array(address: int) -> Place | None:
-    """The array of a calling frame that holds an address: (name, first address, bytes), or None.
+    """The array of a calling frame that holds an address. (name, first address, bytes), or None.
 
     Only variables of the callers are searched, and the lists, tuples, dicts and objects in them. An address outside
     their arrays is an error, as on a GPU. The search reads no memory.

@@ -42,7 +42,7 @@ def named_callers() -> Iterator[None]:
 
 
 def by_file(is_framework: Callable[[FrameType], bool]) -> Callable[[FrameType], bool]:
-    """The test with one answer for each module and file: it is asked of every frame for every operation."""
+    """The test with one answer for each module and file. It is asked of every frame for every operation."""
     known: dict[tuple[str, str], bool] = {}
 
     def test(frame: FrameType) -> bool:
@@ -56,7 +56,7 @@ def by_file(is_framework: Callable[[FrameType], bool]) -> Callable[[FrameType], 
 
 
 def calling_line(frame: FrameType, is_framework: Callable[[FrameType], bool]) -> tuple[str, int] | None:
-    """The file and line that lead to the user's innermost frame; None in the kernel itself, or outside of one.
+    """The file and line that lead to the user's innermost frame. None in the kernel itself, or outside of one.
 
     If that frame is in the kernel's file, it is the line of the kernel's own function, else the innermost one there.
     """

@@ -146,7 +146,7 @@ class _Done:
 
 
 class SymmetricMemory:
-    """The handle of torch's symmetric memory: a tensor of each rank, of the same size, and their multicast address."""
+    """The handle of torch's symmetric memory. A tensor of each rank, of the same size, and their multicast address."""
 
     def __init__(self, torch: ModuleType, ranks: Ranks, tensors: Sequence[Tensor], multicast: int) -> None:
         self._torch, self._ranks, self._tensors = torch, ranks, tensors

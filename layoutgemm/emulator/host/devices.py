@@ -1,4 +1,4 @@
-"""The GPUs that a script is told about: one for each architecture, with the numbers that host code asks for.
+"""The GPUs that a script is told about. One for each architecture, with the numbers that host code asks for.
 
 Their numbers are those of `layoutgemm.arch`.
 """

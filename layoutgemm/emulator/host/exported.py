@@ -1,4 +1,4 @@
-"""Functions that are loaded from a file: an exported object keeps the PTX beside its machine code.
+"""Functions that are loaded from a file. An exported object keeps the PTX beside its machine code.
 
 Within an emulated GPU the DSL's `dump_to_object` and `export_to_c` write a record into a section of the object. A
 linker carries the section into a library. `load_module` reads it, also in a later process, and runs the file's own host

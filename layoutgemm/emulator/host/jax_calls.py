@@ -1,4 +1,4 @@
-"""JAX on an emulated GPU: `cutlass_call` and TVM-FFI targets run in the emulator, on XLA's buffers in CPU memory.
+"""JAX on an emulated GPU. `cutlass_call` and TVM-FFI targets run in the emulator, on XLA's buffers in CPU memory.
 
 `cutlass.jax` lowers a call to a foreign function of XLA, for CUDA alone. Here it has the same lowering for the CPU, and
 the foreign function (emulator/host/jax_ffi.c) hands its buffers to Python. The compiled host function takes for each of
@@ -47,7 +47,7 @@ class XlaFunction(CompiledFunction):
     def call(
         self, values: Sequence[Any], extra: Sequence[Any] = (), named: Mapping[str, Any] | None = None
     ) -> tuple[ArgumentMemory, list[HostLaunch]]:
-        """Run the function on (name, bytes, extents) of each buffer; returns its kernels' memory, and its launches."""
+        """Run the function on (name, bytes, extents) of each buffer. Returns its kernels' memory, and its launches."""
         arrays = gathered([(name, content) for name, content, _ in values], extra)
         keep = [
             XlaBuffer(arrays.address(content.__array_interface__["data"][0]), ctypes.addressof(extents))

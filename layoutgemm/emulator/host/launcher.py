@@ -132,7 +132,7 @@ COOPERATIVE_LAUNCH_TOO_LARGE = 720  # cudaErrorCooperativeLaunchTooLarge, driver
 
 
 class HostStatusError(EmulatorError):
-    """The CUDA error that a host function returned, as on a GPU; `status` is its number."""
+    """The CUDA error that a host function returned, as on a GPU. `status` is its number."""
 
     def __init__(self, text: str, status: int) -> None:
         super().__init__(text)
@@ -189,7 +189,7 @@ class HostFunction:
     # -------------------------------------------------------- calling it
 
     def call(self, values: Sequence[object], extra: Sequence[object] = ()) -> tuple[ArgumentMemory, list[HostLaunch]]:
-        """Run the function with these arguments: returns the memory that its kernels see, and its launches.
+        """Run the function with these arguments. Returns the memory that its kernels see, and its launches.
 
         values  one for each parameter, lists of them opened; streams left out or not
         extra   further arrays that kernels reach by addresses in them

@@ -24,7 +24,7 @@ class Multicast:
         self._windows: list[tuple[npt.NDArray[np.uint8], list[npt.NDArray[np.uint8]]]] = []
 
     def over(self, tensors: Sequence[Any]) -> int:
-        """The address of a window over tensors of one size: the same that they have had before."""
+        """The address of a window over tensors of one size. The same that they have had before."""
         parts = []
         for x in tensors:
             storage = x.untyped_storage()
@@ -51,7 +51,7 @@ class Multicast:
         return None
 
     def replicas(self, address: int, size: int) -> list[npt.NDArray[np.uint8]] | None:
-        """The bytes of each device under a part of a window; None for another address of this process."""
+        """The bytes of each device under a part of a window. None for another address of this process."""
         for window, parts in self._windows:
             first = address - int(window.ctypes.data)
             if 0 <= first < len(window):

@@ -1,4 +1,4 @@
-"""The ranks of a distributed script in one process: threads that take turns, as processes of `torchrun` would run.
+"""The ranks of a distributed script in one process. Threads that take turns, as processes of `torchrun` would run.
 
 One rank runs at a time, until it waits for others: in a collective operation, or for its kernels. Then the next one
 that can go on has the turn. When none can, the kernels that wait are run side by side. So the host's part of a script
@@ -52,7 +52,7 @@ class Ranks:
     def run(
         self, body: Callable[[int], None], within: Callable[[], AbstractContextManager[object]] = nullcontext
     ) -> None:
-        """Run `body(rank)` for each rank, in a context of its own; the first failure is raised at the end."""
+        """Run `body(rank)` for each rank, in a context of its own. The first failure is raised at the end."""
         main = sys.modules.get("__main__")
         for rank, state in enumerate(self.states):
             state["main"] = main
@@ -95,7 +95,7 @@ class Ranks:
             raise self.failures[min(self.failures)]
 
     def together(self, what: str, value: object = None) -> list[Any]:
-        """A collective operation: the values of all ranks, in order, when each of them has come to it."""
+        """A collective operation. The values of all ranks, in order, when each of them has come to it."""
         turn = self.state.setdefault("collectives", {}).get("number", 0)
         self.state["collectives"]["number"] = turn + 1
         meeting = self._meetings.setdefault((what, turn), {})

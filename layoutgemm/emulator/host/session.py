@@ -1,4 +1,4 @@
-"""An emulated GPU for code that was written for a real one: a context manager, and the runs that it has seen.
+"""An emulated GPU for code that was written for a real one. A context manager, and the runs that it has seen.
 
 Within it torch's "cuda" tensors lie in CPU memory, and `cute.compile` keeps what the emulator needs. The emulator runs
 calls of compiled functions and of `@cute.jit` functions. Code inside is not changed.
@@ -108,7 +108,7 @@ class EmulatedGpu:
 
 @contextmanager
 def session(emulate: Emulate, arch: Arch | str | int | tuple[int, int], **options: object) -> Iterator[EmulatedGpu]:
-    """An emulated GPU of that architecture; `emulate` runs a compiled function with its arguments and the options.
+    """An emulated GPU of that architecture. `emulate` runs a compiled function with its arguments and the options.
 
     Raises EmulatorError while another thread has one.
     """
@@ -414,7 +414,7 @@ def run_script(
     emulate: Emulate, path: Path | str, arguments: Sequence[str], arch: Arch | str | int | tuple[int, int],
     runner: Callable[[Callable[[], None]], None] | None = None, **options: object,
 ) -> ScriptRun:  # fmt: skip
-    """Run a Python script as `python path arguments` would, on an emulated GPU; its traceback goes to stderr.
+    """Run a Python script as `python path arguments` would, on an emulated GPU. Its traceback goes to stderr.
 
     A notebook (.ipynb) runs as the script of its code cells. A module, given by its name, runs as by `python -m`.
 

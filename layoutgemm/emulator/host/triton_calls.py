@@ -1,4 +1,4 @@
-"""Triton's launches on an emulated GPU: its compiler and launcher run as they are, its driver's C module does not.
+"""Triton's launches on an emulated GPU. Its compiler and launcher run as they are, its driver's C module does not.
 
 Triton's launcher hands a kernel's arguments to functions of a C module that call CUDA. `DriverModule` stands for that
 module. Triton 3.5 and 3.6 compile a launcher in C for each signature instead: `CompiledLauncher` stands for one.
@@ -98,7 +98,7 @@ class DescriptorMap:
 
 @dataclass(frozen=True)
 class PixelMap(DescriptorMap):
-    """An im2col map that Triton's launcher asks for: corners and traversal steps in the order of the shape."""
+    """An im2col map that Triton's launcher asks for. Corners and traversal steps in the order of the shape."""
 
     lower: Sequence[int]
     upper: Sequence[int]
@@ -116,7 +116,7 @@ class PixelMap(DescriptorMap):
 
 @dataclass(frozen=True)
 class TritonLaunch:
-    """A launch of a compiled kernel of Triton; arguments are a type and a value for each parameter."""
+    """A launch of a compiled kernel of Triton. Arguments are a type and a value for each parameter."""
 
     kernel: PtxKernel
     grid: tuple[int, int, int]
@@ -374,7 +374,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
 
 class HostCublas:
-    """Triton's CublasLt on an emulated GPU: torch's products, since a machine without a GPU has no cuBLAS."""
+    """Triton's CublasLt on an emulated GPU. Torch's products, since a machine without a GPU has no cuBLAS."""
 
     def __init__(self, workspace: object) -> None:
         """A workspace is not needed."""

@@ -32,7 +32,7 @@ _MASKS = {
 
 @dataclass(frozen=True)
 class TensorMode:
-    """An extent or a stride: a compiled constant, or None with its divisor at run time."""
+    """An extent or a stride. A compiled constant, or None with its divisor at run time."""
 
     value: int | None
     divisor: int = 1
@@ -151,7 +151,7 @@ def _modes(text: str) -> tuple[TensorMode, ...]:
 
 @dataclass(frozen=True)
 class PackedArgument:
-    """The address of an argument's bytes that the DSL's own packing has written; 0 is a null handle."""
+    """The address of an argument's bytes that the DSL's own packing has written. 0 is a null handle."""
 
     address: int
 

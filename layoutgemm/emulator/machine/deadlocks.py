@@ -1,4 +1,4 @@
-"""The report of a deadlock: each waiting warp, and each barrier that something arrived at or waits for.
+"""The report of a deadlock. Each waiting warp, and each barrier that something arrived at or waits for.
 
 A barrier's own lines come from its operation (`ops/barrier.py`), registered in the cluster's or the block's scratch
 under "states".

@@ -35,7 +35,7 @@ Array = npt.NDArray[np.generic]
 
 @dataclass
 class Stream:
-    """A stream of a copy engine: steps in order, each as the hardware does it, without a thread of a kernel.
+    """A stream of a copy engine. Steps in order, each as the hardware does it, without a thread of a kernel.
 
     name  for reports
 
@@ -50,7 +50,7 @@ class Stream:
     steps: list[tuple[str, Callable[[], bool]]] = field(default_factory=list)
 
     def copy(self, source: Array, destination: Array) -> Stream:
-        """Copy an array in two halves, the last one first: no reader may count on the order of bytes."""
+        """Copy an array in two halves, the last one first. No reader may count on the order of bytes."""
         if source.shape != destination.shape or source.dtype != destination.dtype:
             of = f"{source.dtype}{source.shape} to {destination.dtype}{destination.shape}"
             raise EmulatorError(f"{self.name}: a copy of {of}")

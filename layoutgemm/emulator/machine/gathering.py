@@ -77,7 +77,7 @@ class Gathering:
 
 
 def registers_in_order(program: Program, ins: PtxInstruction) -> list[int]:
-    """The registers of an instruction as they stand in its text: its predicate, then its operands."""
+    """The registers of an instruction as they stand in its text. Its predicate, then its operands."""
     return [program.index[name] for name in _NAME.findall(ins.text) if name in program.index]
 
 

@@ -97,7 +97,7 @@ class Warp:
         self.settles: Callable[[Fiber], None] | None = None  # to be called before its fibers release anything
 
     def meet(self, lanes: int) -> None:
-        """Share what relaxed reads told some of these lanes: each knows it from its next fence on."""
+        """Share what relaxed reads told some of these lanes. Each knows it from its next fence on."""
         for some in [some for some in self.waited if some & lanes == some != lanes]:
             near, far = self.waited.pop(some)
             if lanes in self.waited:
@@ -107,7 +107,7 @@ class Warp:
                 self.waited[lanes] = near, far
 
     def clock(self, low: int, mask: int) -> int:
-        """Bits of the launch's clock, from bit `low`; it goes on with operations, and faster with each look at it."""
+        """Bits of the launch's clock, from bit `low`. It goes on with operations, and faster with each look at it."""
         machine = self.cta.cluster.machine
         machine.looks += 1
         return (32 * machine.operations + 256 * machine.looks) >> low & mask
@@ -202,7 +202,7 @@ class Fiber:
         return out
 
     def together(self, needed: int, *form: object) -> int:
-        """Wait for missing lanes to come to an instruction of this form; returns those still missing."""
+        """Wait for missing lanes to come to an instruction of this form. Returns those still missing."""
         missing = needed & self.warp.alive & ~self.lanes
         if missing and not self.alone:
             assert self.ins is not None
@@ -211,7 +211,7 @@ class Fiber:
         return missing
 
     def members(self, mask: int) -> int:
-        """The live lanes of a member mask, waited for; missing lanes and lanes that the mask lacks are reported."""
+        """The live lanes of a member mask, waited for. Missing lanes and lanes that the mask lacks are reported."""
         ins = self.ins
         assert ins is not None
         outside = self.lanes & ~mask
@@ -233,13 +233,13 @@ class Fiber:
         return mask & self.lanes & self.warp.alive
 
     def asked(self, told: Knowledge, lanes: int) -> None:
-        """Note what some lanes acquired at a word of memory: the others learn it where all meet (`races/lanes.py`)."""
+        """Note what some lanes acquired at a word of memory. The others learn it where all meet (`races/lanes.py`)."""
         ledger, acquired = self.cta.cluster.ledger, self.warp.acquired
         if lanes != self.warp.alive and ledger.lanes and not ledger.reads:
             acquired.setdefault(lanes, ledger.knowledge()).merge(told)
 
     def whole(self) -> None:
-        """Gather the warp for an .aligned instruction; threads that have ended may be missing at a barrier."""
+        """Gather the warp for an .aligned instruction. Threads that have ended may be missing at a barrier."""
         assert self.ins is not None
         if self.knows.together:
             have_read(self.cta.cluster.ledger, self, self.lanes)
@@ -453,7 +453,7 @@ class PtxMachine:
             self.counts.sectors = self.sectors.uses
 
     def turn(self) -> bool:
-        """Run a cluster until it ends, only polls, or has had its quantum; returns False if none is left."""
+        """Run a cluster until it ends, only polls, or has had its quantum. Returns False if none is left."""
         with np.errstate(all="ignore"):  # a kernel may overflow, or divide by 0
             return self._turn()
 
@@ -522,7 +522,7 @@ class PtxMachine:
             self._tell(self.clusters - len(self.waiting) - 1, cluster.ctas[0].coordinate)
 
     def take_cluster(self) -> Triple | None:
-        """Take a cluster that has not begun off the grid: its first block's coordinates, or None."""
+        """Take a cluster that has not begun off the grid. Its first block's coordinates, or None."""
         return self.waiting.popleft() if self.waiting else None
 
     # ------------------------------------------------------------ what operations ask for

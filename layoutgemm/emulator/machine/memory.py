@@ -177,13 +177,13 @@ class GlobalMemory:
         return None
 
     def replicas(self, buffer: GlobalBuffer) -> list[npt.NDArray[np.uint8]] | None:
-        """The bytes of each device, for a buffer in a multicast window; None for ordinary memory."""
+        """The bytes of each device, for a buffer in a multicast window. None for ordinary memory."""
         if self.windows is None:
             return None
         return self.windows(buffer.data.__array_interface__["data"][0], len(buffer.data))
 
     def targets(self, buffer: GlobalBuffer) -> list[GlobalBuffer]:
-        """The memory that a copy to a buffer writes: the buffer, or of a multicast window each device's."""
+        """The memory that a copy to a buffer writes. The buffer, or of a multicast window each device's."""
         parts = self.replicas(buffer)
         return [buffer] if parts is None else [GlobalBuffer(buffer.name, buffer.address, part) for part in parts]
 
@@ -209,7 +209,7 @@ class GlobalMemory:
         return self.followed[-1]
 
     def define(self, name: str, address: int, first: npt.NDArray[np.uint8] | None) -> None:
-        """Place a module's variable at its address, unless it is there; `given` holds what stands for some.
+        """Place a module's variable at its address, unless it is there. `given` holds what stands for some.
 
         first  its initial bytes; None: defined elsewhere. Raises EmulatorError for one that is not given, or of
                another size.
@@ -249,7 +249,7 @@ class GlobalMemory:
                 yield buffer, int(differ.argmax())
 
     def near(self, address: int, used: int | None = None) -> GlobalBuffer:
-        """The buffer that holds the address, or the next one after it: a tensor may begin before its buffer.
+        """The buffer that holds the address, or the next one after it. A tensor may begin before its buffer.
 
         used  a byte of the tensor that is accessed, whose buffer it is if the tensor begins far from all of them (maps
               for ragged groups begin gigabytes before); None: no byte is, and any buffer will do
@@ -306,7 +306,7 @@ class GlobalMemory:
 
 
 class TileBox(NamedTuple):
-    """The layout of a map's boxes: the swizzle's mode, and 16-byte chunks of a row (0: not whole)."""
+    """The layout of a map's boxes. The swizzle's mode, and 16-byte chunks of a row (0: not whole)."""
 
     swizzle: str
     pitch: int

@@ -1,4 +1,4 @@
-"""Texture and surface objects: arrays that tex and suld address by coordinates, and how a texture samples.
+"""Texture and surface objects. Arrays that tex and suld address by coordinates, and how a texture samples.
 
 CUDA's programming guide, "Texture Fetching", with its names: a texture of N texels T along a dimension, at x.
 

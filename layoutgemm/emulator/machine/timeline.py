@@ -89,7 +89,7 @@ class Span:
 
 @dataclass
 class TimelineRow:
-    """A row of spans in order: a warp (by number) or an engine (by name) of a block."""
+    """A row of spans in order. A warp (by number) or an engine (by name) of a block."""
 
     cta: tuple[int, int, int]
     warp: int | None = None

@@ -82,7 +82,7 @@ def failed_at(segment: CodeSegment, error: BaseException) -> int:
 
 
 def compute_doubtful(fiber: Fiber, segment: CodeSegment, error: TypeError) -> None:
-    """Compute the rest of a run of arithmetic after an undefined register; raise other errors again."""
+    """Compute the rest of a run of arithmetic after an undefined register. Raise other errors again."""
     program = fiber.machine.program
     first = failed_at(segment, error)
     for pc in range(first, segment.end):
@@ -356,7 +356,7 @@ def filled(value: Undefined, fill: int, width: int) -> Value:
 
 
 def merged(value: Value, other: Value, lanes: int, wide: bool) -> Value:
-    """These lanes of `other`, the rest of `value`; an array of a 64-bit register is uint64."""
+    """These lanes of `other`, the rest of `value`. An array of a 64-bit register is uint64."""
     active = bool_of(lanes)
     return select64(active, other, value) if wide else np.where(active, other, value)
 

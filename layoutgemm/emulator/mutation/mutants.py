@@ -55,7 +55,7 @@ class Mutant:
         return f"{self.kind}: {self.change}, {self.place}"
 
     def name(self, kernel: PtxKernel) -> str:
-        """The opcode, its number among equal opcodes, and the change: stable while the compiler emits the same."""
+        """The opcode, its number among equal opcodes, and the change. Stable while the compiler emits the same."""
         if not self.edits:
             return f"{self.place}: {self.change}"
         ins = kernel.instructions[self.edits[0][0]]
@@ -170,7 +170,7 @@ COLUMN = (Change("one column on", "add", 1), Change("32 columns on", "add", 32),
 
 @dataclass(frozen=True)
 class Site:
-    """An operand that may be changed: a path of indices into the operands and their parts."""
+    """An operand that may be changed. A path of indices into the operands and their parts."""
 
     kind: str
     name: str

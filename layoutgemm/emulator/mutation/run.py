@@ -49,7 +49,7 @@ class LaunchCase:
 
 @dataclass(frozen=True)
 class MutantOutcome:
-    """The outcome of a mutant: the case that caught it and how, both "" for a survivor.
+    """The outcome of a mutant. The case that caught it and how, both "" for a survivor.
 
     reason  why it survived, where that was examined (`survivors.py`)
     """

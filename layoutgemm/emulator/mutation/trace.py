@@ -74,7 +74,7 @@ class ClusterTrace:
         return out
 
     def divide(self, event: MemoryEvent, other: MemoryEvent) -> None:
-        """Some lanes' part of an event became another event: an access is known where all its parts are."""
+        """Some lanes' part of an event became another event. An access is known where all its parts are."""
         both = 1 << event.id | 1 << other.id
         numbers = self.of_event.pop(event.id, 0)
         for needed in [needed for needed in self.shares if needed >> event.id & 1]:
@@ -193,7 +193,7 @@ class TraceDifference:
 
 
 def difference(before: AccessTrace, after: AccessTrace, say: Callable[[int], str] = str) -> TraceDifference:
-    """The differences of a run from the unchanged kernel's; `say` names an instruction by its pc."""
+    """The differences of a run from the unchanged kernel's. `say` names an instruction by its pc."""
     if before.parts.keys() != after.parts.keys():
         return TraceDifference("other clusters were run")
     lost: tuple[set[tuple[int, int]], set[tuple[int, int]]] = (set(), set())

@@ -1,4 +1,4 @@
-"""Calls of functions without a body: vprintf, __assertfail, malloc and free of CUDA's runtime; others are refused.
+"""Calls of functions without a body: vprintf, __assertfail, malloc and free of CUDA's runtime. Others are refused.
 
 Functions of the module are put in where they are called (`ptx/inlining.py`). PTX ISA, "call"; CUDA C++ Programming
 Guide, "Formatted Output", "Assertion".

@@ -33,7 +33,7 @@ def branch(program: Program, ins: PtxInstruction) -> Run:
 
 @operation("brx.idx", guards=True)
 def indexed_branch(program: Program, ins: PtxInstruction) -> Run:
-    """brx.idx: branch to the label that an index selects; lanes with different ones go their ways until they meet."""
+    """brx.idx: branch to the label that an index selects. Lanes with different ones go their ways until they meet."""
     known(ins, "idx", "uni")
     targets, after = program.targets_of(ins), ins.pc + 1
     index, lanes_of, meet = program.value(ins.operands[0], "u32"), taken(program, ins), program.meets[ins.pc]
@@ -83,7 +83,7 @@ def hint(program: Program, ins: PtxInstruction) -> Run:
 
 @operation("griddepcontrol.launch_dependents", "griddepcontrol.wait")
 def dependent_grid(program: Program, ins: PtxInstruction) -> Run:
-    """griddepcontrol: wait for the launches before this one, or let the next begin; races with them are looked for."""
+    """griddepcontrol: wait for the launches before this one, or let the next begin. Races with them are looked for."""
     if len(ins.words) != 2 or ins.operands:
         raise ValueError(f"{ins.text} is not emulated")
     waits = ins.words[1] == "wait"

@@ -68,7 +68,7 @@ class FlagAccess:
 
 
 def tell(fiber: Fiber, access: FlagAccess, addresses: Addresses, lanes: int, in_global: bool) -> None:
-    """Hand on at these lanes' addresses what a strong write releases: all of it, or what came before their fence."""
+    """Hand on at these lanes' addresses what a strong write releases. All of it, or what came before their fence."""
     ledger = fiber.cta.cluster.ledger
     flags: dict[int, Flag] = fiber.cta.cluster.scratch.setdefault(FLAGS, {})
     before = [known for some, known in fiber.warp.fenced.items() if some & lanes]

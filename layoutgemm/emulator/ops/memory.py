@@ -109,7 +109,7 @@ class PlainForm(AccessForm):
 
 
 def block_of(fiber: Fiber, address: int) -> tuple[Cta, int]:
-    """The block and the offset of a shared address; reports a block that has ended, and a generic address.
+    """The block and the offset of a shared address. Reports a block that has ended, and a generic address.
 
     Raises EmulatorError for a block that the cluster does not have.
     """
@@ -430,7 +430,7 @@ def copies_global(
     fiber: Fiber, ins: PtxInstruction, addresses: npt.NDArray[np.int64], size: int, copying: CopyAccess, writes: bool,
     strong: bool = False,
 ) -> None:  # fmt: skip
-    """Check and record a copy's access to global memory: `size` bytes at each address; strong: a reduction."""
+    """Check and record a copy's access to global memory. `size` bytes at each address; strong: a reduction."""
     watch = fiber.machine.global_watch
     if writes and fiber.machine.writers is not None and len(addresses):
         fiber.machine.writers.note(fiber, ins, said(fiber, ins), addresses, size, fiber.lanes, strong)
@@ -557,7 +557,7 @@ def put(
     fiber: Fiber, form: AccessForm, addresses: Lanes, lanes: int, ins: PtxInstruction, raw: npt.NDArray[np.uint8],
     lost: npt.NDArray[np.bool_] | None = None, why: str = "",
 ) -> None:  # fmt: skip
-    """Write the bytes [lane, bytes of all elements] of a store, checked and recorded; `lost`: those without a value."""
+    """Write the bytes [lane, bytes of all elements] of a store, checked and recorded. `lost`: those without a value."""
     machine, size = fiber.machine, form.bytes * form.count
     _word_by_word(fiber, form, addresses)
     if fiber.cta.cluster.ledger.lanes and (both := conflicting(addresses, raw, form.bytes)) is not None:
@@ -785,7 +785,7 @@ def store_zeros(program: Program, ins: PtxInstruction) -> Run:
 
 @operation("mapa", operands=3)
 def map_address(program: Program, ins: PtxInstruction) -> Run:
-    """mapa: this location in another block of the cluster; for a missing block an unusable address."""
+    """mapa: this location in another block of the cluster. For a missing block an unusable address."""
     target, kind = program.result(ins.operands[0], ins.words[-1]), ins.words[-1]
     address, rank = program.value(ins.operands[1], kind), program.value(ins.operands[2], "u32")
     shared = any(word.startswith("shared") for word in ins.words)

@@ -20,7 +20,7 @@ TAKEN = object()  # marks a fiber that was split off to execute one predicated i
 
 
 class MixedMemories(Exception):
-    """Lanes of one access that do it apart, as of different memories; `keys`: which part, of each lane in its order."""
+    """Lanes of one access that do it apart, as of different memories. `keys`: which part, of each lane in its order."""
 
     def __init__(self, keys: Sequence[int]) -> None:
         super().__init__("generic addresses of one access lie in several memories")
@@ -104,7 +104,7 @@ def guarded(program: Program, ins: PtxInstruction, run: Run) -> Run:
 
 
 def by_place(program: Program, ins: PtxInstruction, run: Run) -> Run:
-    """An access by the lanes where its predicate holds; those of different memories do it group by group."""
+    """An access by the lanes where its predicate holds. Those of different memories do it group by group."""
     lanes_of, after = taken(program, ins), ins.pc + 1
 
     def go(fiber: Fiber) -> int | None:
@@ -125,7 +125,7 @@ def by_place(program: Program, ins: PtxInstruction, run: Run) -> Run:
 
 
 def by_mask(ins: PtxInstruction, mask: Reader, run: Run) -> Run:
-    """An operation on the lanes of a member mask; lanes of different masks do it group by group."""
+    """An operation on the lanes of a member mask. Lanes of different masks do it group by group."""
 
     def go(fiber: Fiber) -> int | None:
         masks = mask(fiber)

@@ -75,7 +75,7 @@ def call(program: Program, ins: PtxInstruction) -> Run:
 
 @operation("routine.return")
 def back(program: Program, ins: PtxInstruction) -> Run:
-    """End a routine: the caller goes on with its registers, and the results in its variables."""
+    """End a routine. The caller goes on with its registers, and the results in its variables."""
     frame = program.index[FRAME]
 
     def go(fiber: Fiber) -> int:

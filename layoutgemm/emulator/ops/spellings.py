@@ -1,4 +1,4 @@
-"""The spellings of instructions that touch memory or other threads: words, operands, and the least target.
+"""The spellings of instructions that touch memory or other threads. Words, operands, and the least target.
 
 The table is data, in `spellings.txt`, which says how a line is read. Instructions whose builders check all of this
 themselves are not in it. A test compares it with what ptxas accepts (13.0 and 13.4). What ptxas takes beyond PTX is

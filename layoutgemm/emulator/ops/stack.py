@@ -1,4 +1,4 @@
-"""alloca, stacksave and stackrestore: memory of a thread whose size is known only when it runs.
+"""alloca, stacksave and stackrestore. Memory of a thread whose size is known only when it runs.
 
 The stack of each thread lies behind its variables in local memory and grows until stackrestore. PTX frees it when the
 function returns. Functions are part of the kernel here (`ptx/inlining.py`), so the stack stays until the thread ends.

@@ -27,7 +27,7 @@ Chunks = npt.NDArray[np.int64]
 
 
 class OnFinding(Protocol):
-    """A function that reports a finding of an operand; `orders`: its remedy, where its kind has none."""
+    """A function that reports a finding of an operand. `orders`: its remedy, where its kind has none."""
 
     def __call__(self, kind: str, message: str, orders: str = "") -> None:
         """Report a finding."""

@@ -1,4 +1,4 @@
-"""tex, tld4, txq, suld, sust, suq: textures and surfaces of 1 to 3 dimensions, and layers of 1 and 2.
+"""tex, tld4, txq, suld, sust, suq. Textures and surfaces of 1 to 3 dimensions, and layers of 1 and 2.
 
 Their objects are arguments (`TextureOf`), as nvcc compiles cudaTextureObject_t and cudaSurfaceObject_t: PTX's unified
 mode. A mipmap level or gradients pick the one level that a texture has. A read by tex of what the launch has written is

@@ -241,7 +241,7 @@ def set_registers(program: Program, ins: PtxInstruction) -> Run:
 
 
 def entry_registers(kernel: PtxKernel) -> int | None:
-    """Registers of a thread at launch, as the kernel's directives fix them; None where they leave it to ptxas.
+    """Registers of a thread at launch, as the kernel's directives fix them. None where they leave it to ptxas.
 
     They fix it by .maxnreg, or by .minnctapersm with .maxntid or .reqntid; the smaller of the two where both are there.
     Seen with ptxas 13.0 for sm_90a, sm_100a and sm_120a, which ignores setmaxnreg in other kernels (note C7508).

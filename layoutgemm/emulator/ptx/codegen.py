@@ -91,7 +91,7 @@ class CodeGenerator:
         raise ValueError(f"{operand.text} is not a value")
 
     def misfit(self, operand: PtxOperand, bits: int) -> str:
-        """The error of a register of another width, or "": only `cvt`, `ld` and `st` take wider ones."""
+        """The error of a register of another width, or "". Only `cvt`, `ld` and `st` take wider ones."""
         found = bits_of(self.kinds[operand.text])
         return "" if found == bits else f"{operand.text} is a register of {found} bits, where one of {bits} is needed"
 
@@ -106,11 +106,11 @@ class CodeGenerator:
         return f"({text} & {MASKS[bits]})" if bits < 32 else text
 
     def packed(self, operand: PtxOperand) -> str:
-        """The bits of a packed pair as an expression: it lies in the low bits of a register of any width."""
+        """The bits of a packed pair as an expression. It lies in the low bits of a register of any width."""
         return self.read(operand, self.kinds.get(operand.text, "b32"))
 
     def signed(self, operand: PtxOperand, kind: str, wider: bool = False) -> str:
-        """The operand's value as an expression, signed where its type is; `wider`: its register may be."""
+        """The operand's value as an expression, signed where its type is. `wider`: its register may be."""
         if operand.kind == "number":
             bits = bits_of(kind)
             value = number(operand.text, bits)
@@ -211,7 +211,7 @@ def _is_float(text: str) -> bool:
 
 
 def elements_of(operand: PtxOperand) -> Sequence[PtxOperand]:
-    """The elements of a vector, or of a special register of four such as %tid; none of another operand."""
+    """The elements of a vector, or of a special register of four such as %tid. None of another operand."""
     if operand.kind == "special" and f"{operand.text}.w" in SPECIAL:
         return [PtxOperand("special", f"{operand.text}.{element}") for element in "xyzw"]
     return operand.parts if operand.kind == "vector" else ()
@@ -225,7 +225,7 @@ def special(operand: PtxOperand) -> str:
 
 
 def number(text: str, bits: int) -> int:
-    """The bits of a literal: decimal, hexadecimal, octal, binary, a float, or a float's bits (0f..., 0d...).
+    """The bits of a literal. Decimal, hexadecimal, octal, binary, a float, or a float's bits (0f..., 0d...).
 
     >>> number("-1", 16), number("017", 32), hex(number("1.5", 32)), hex(number("0d3FF8000000000000", 32))
     (65535, 15, '0x3fc00000', '0x3fc00000')

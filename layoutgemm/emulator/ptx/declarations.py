@@ -56,7 +56,7 @@ class ModuleVariable(NamedTuple):
 
 @dataclass(frozen=True)
 class FormalParameter:
-    """A formal parameter of a function: its name, its type, its state space, "reg" or "param", and its elements."""
+    """A formal parameter of a function. Its name, its type, its state space, "reg" or "param", and its elements."""
 
     name: str
     kind: str

@@ -189,7 +189,7 @@ def directed32(name: str, mode: str, flush: bool, saturate: bool, *values: Value
 
 
 def upper64(name: str, a: Value, flush: bool) -> Value:
-    """rcp.approx, rsqrt.approx of f64: the upper 32 bits of the result; the lower ones are 0.
+    """rcp.approx, rsqrt.approx of f64: the upper 32 bits of the result. The lower ones are 0.
 
     With .ftz a NaN whose upper half is an infinity's counts as the infinity, as on an H100 and an H200.
     """
@@ -242,7 +242,7 @@ def directed64(name: str, mode: str, *values: Value) -> Value:
 
 @cache
 def half_operation(name: str, kind: str, flush: bool, relu: bool, saturate: bool) -> Callable[..., Value]:
-    """An operation on the bits of one f16 or bf16: computed in float64 and rounded once, to nearest."""
+    """An operation on the bits of one f16 or bf16. Computed in float64 and rounded once, to nearest."""
     form, exact = dtype(kind), name in ("min", "max", "min.NaN", "max.NaN")
     if name == "fma":
         core: Callable[..., Floats] = fma_odd
@@ -344,7 +344,7 @@ def saturated(y: Floats, low: Floats, top: Floats) -> Floats:
 
 
 def scale_bits(y: Floats, up: bool, saturates: bool) -> Value:
-    """cvt to ue8m0: the exponent of the power of two below the value's size, or above it (.rp); NaN is 255.
+    """cvt to ue8m0. The exponent of the power of two below the value's size, or above it (.rp); NaN is 255.
 
     Beyond 2**127 it is 254 with .satfinite, and 255 without (CUDA's `__nv_cvt_float_to_e8m0`).
     """
@@ -363,7 +363,7 @@ def fixed_pair(pair: Value, at: int) -> Floats:
 
 
 def scaled(y: Floats, scales: Value, at: int) -> Floats:
-    """A value times the ue8m0 at a bit of a packed pair; a scale of 255 is NaN."""
+    """A value times the ue8m0 at a bit of a packed pair. A scale of 255 is NaN."""
     code = np.asarray(scales) >> at & 255
     return np.where(code == 255, np.nan, np.float64(y) * np.exp2(np.float64(code)) * 2.0**-127)
 

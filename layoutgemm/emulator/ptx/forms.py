@@ -1,4 +1,4 @@
-"""The forms of PTX's scalar instructions: every spelling, the types of its operands, and the least target.
+"""The forms of PTX's scalar instructions. Every spelling, the types of its operands, and the least target.
 
 The table is data, in `forms.txt`, which says how a line is read. A test compares it with what ptxas 13.4 accepts, for
 PTX 9.4, and with an earlier ptxas without the newer forms. ptxas takes rcp.ftz.f64 with a rounding mode, too, which PTX
@@ -17,7 +17,7 @@ _TYPE = re.compile(r"(?:[busf]|bf|tf|e|ue)\d\w*|pred")
 
 
 class PtxForm(NamedTuple):
-    """One family of forms: the words after the name, the types of the operands, the least target ("80", "100a")."""
+    """One family of forms. The words after the name, the types of the operands, the least target ("80", "100a")."""
 
     words: tuple[str, ...]
     operands: tuple[str, ...]
@@ -64,7 +64,7 @@ def _table() -> dict[str, list[tuple[tuple[tuple[str, ...], ...], tuple[str, ...
 
 @cache
 def forms_of(name: str) -> dict[str, list[PtxForm]]:
-    """Every form of an instruction by its spelled opcode; a spelling may have several, of different operands.
+    """Every form of an instruction by its spelled opcode. A spelling may have several, of different operands.
 
     >>> forms_of("testp")["testp.number.f64"]
     [PtxForm(words=('number', 'f64'), operands=('pred', 'f64'), target='50')]

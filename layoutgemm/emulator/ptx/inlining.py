@@ -70,7 +70,7 @@ class Inliner:
         return out
 
     def expanded(self, statements: list[Statement], chain: tuple[str, ...] = ()) -> list[Statement]:
-        """The statements with the bodies of called functions in place of the calls; declares them all."""
+        """The statements with the bodies of called functions in place of the calls. Declares them all."""
         self.declare(statements, self.frame)
         out: list[Statement] = []
         for statement in statements:
@@ -145,7 +145,7 @@ class Inliner:
 
     @cached_property
     def pointed(self) -> list[DeviceFunction]:
-        """The functions of the module that something beside a call names: their addresses may be in registers."""
+        """The functions of the module that something beside a call names. Their addresses may be in registers."""
         rest = set(NAME.findall(_USES.sub("", self.text)))
         return [one for one in self.functions.values() if one.body is not None and one.name in rest]
 

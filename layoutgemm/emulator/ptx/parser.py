@@ -82,7 +82,7 @@ class PtxInstruction:
 
 
 class Parameter(NamedTuple):
-    """A kernel parameter: its name, its bytes [offset, offset + size) in parameter space, and its element's type."""
+    """A kernel parameter. Its name, its bytes [offset, offset + size) in parameter space, and its element's type."""
 
     name: str
     offset: int
@@ -198,7 +198,7 @@ _ANY_REGISTER = re.compile(r"%\w+(\.\w+)?")
 
 
 def listed(kernel: str, problems: list[str]) -> str:
-    """The problems of a kernel as one message; those that differ in lines and registers are one."""
+    """The problems of a kernel as one message. Those that differ in lines and registers are one."""
     lines: dict[str, dict[str, str]] = {}
     for problem in problems:
         where, _, what = problem.partition(": ")
@@ -212,7 +212,7 @@ def listed(kernel: str, problems: list[str]) -> str:
 
 
 def read_module(text: str, only: str | None = None) -> list[PtxKernel]:
-    """The kernels of a PTX module; what cannot be read of one is among its `problems`.
+    """The kernels of a PTX module. What cannot be read of one is among its `problems`.
 
     only  the name of the one to read, if the module has it: a module of templates may have hundreds
 

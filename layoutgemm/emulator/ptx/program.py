@@ -526,12 +526,12 @@ class Program:
         return self.index[operand.text]
 
     def targets(self, operand: PtxOperand, kind: str, wider: bool = False) -> list[int | None]:
-        """The numbers of a written register or vector of a type, None for `_`; `wider`: a lone register may be."""
+        """The numbers of a written register or vector of a type, None for `_`. `wider`: a lone register may be."""
         parts, kind, wider = _elements(operand, kind, wider)
         return [None if part.kind == "sink" else self.result(part, kind, wider) for part in parts]
 
     def sources(self, operand: PtxOperand, kind: str, wider: bool = False) -> list[Reader]:
-        """Functions that return the elements of a register or vector of a type; `wider`: a lone register may be."""
+        """Functions that return the elements of a register or vector of a type. `wider`: a lone register may be."""
         parts, kind, wider = _elements(operand, kind, wider)
         return [self.value(part, kind, wider) for part in parts]
 

@@ -64,7 +64,7 @@ def to_f32(y: Floats, mode: str) -> Floats:
 
 
 def zero_sign(total: Floats, x: Floats, y: Floats, mode: str) -> Floats:
-    """A sum x + y; an exact zero of unlike signs is -0 where it is rounded down."""
+    """A sum x + y. An exact zero of unlike signs is -0 where it is rounded down."""
     if mode != "rm":
         return total
     return np.where((total == 0) & (np.signbit(x) != np.signbit(y)), np.float64(-0.0), total)
@@ -111,7 +111,7 @@ def stochastic(y: Floats, kind: DType, random: Value, count: int) -> Floats:
 
 
 def odd_integer(x: Value) -> Floats:
-    """A signed or unsigned integer as a float64: exact up to 2**53, rounded to odd above, for formats of 32 bits."""
+    """A signed or unsigned integer as a float64. Exact up to 2**53, rounded to odd above, for formats of 32 bits."""
     if not isinstance(x, np.ndarray):
         size, sticky = abs(x), 0
         if size >> 53:

@@ -344,7 +344,7 @@ def lookup3(a: Value, b: Value, c: Value, table: int) -> Value:
 
 
 def permute(a: Value, b: Value, selector: Value) -> Value:
-    """prmt without a mode: four bytes chosen of the eight of (b, a); bit 3 of a choice replicates the sign."""
+    """prmt without a mode: four bytes chosen of the eight of (b, a). Bit 3 of a choice replicates the sign."""
     both = join64(a, b)
     out: Value = 0
     for i in range(4):
@@ -371,7 +371,7 @@ PERMUTATIONS: dict[str, Callable[[int, int], int]] = {
 
 
 def permute_by(mode: str, a: Value, b: Value, selector: Value) -> Value:
-    """prmt with a mode: the two low bits of the selector choose one of four patterns of bytes."""
+    """prmt with a mode. The two low bits of the selector choose one of four patterns of bytes."""
     pick = PERMUTATIONS[mode]
     table = [sum(pick(s, i) << 4 * i for i in range(4)) for s in range(4)]
     if isinstance(selector, np.ndarray):
@@ -439,7 +439,7 @@ def leading(x: int, signed: bool, bits: int, shift: bool) -> int:
 
 
 def find_set(mask: int, base: int, offset: int) -> int:
-    """fns: the place of the n-th set bit from `base`, up or down; all ones without one, and for a base beyond 31."""
+    """fns: the place of the n-th set bit from `base`, up or down. All ones without one, and for a base beyond 31."""
     offset = offset - (1 << 32) if offset >> 31 else offset
     if offset == -(1 << 31):
         return 0  # as an H100 gives it: PTX takes its absolute value

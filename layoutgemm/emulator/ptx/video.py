@@ -1,4 +1,4 @@
-"""Video instructions on the values of one lane: selection of bytes and halves, saturation, accumulation, merging.
+"""Video instructions on the values of one lane. Selection of bytes and halves, saturation, accumulation, merging.
 
 PTX ISA, "Video Instructions": the pseudo-code of the scalar and of the SIMD forms, whose names this file keeps. A
 scalar form takes parts of two registers. A SIMD form takes 2 or 4 elements out of both.

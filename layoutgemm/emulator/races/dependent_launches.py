@@ -34,7 +34,7 @@ WAITS_BEFORE = "griddepcontrol.wait in the kernel between the two, before its en
 
 
 class PreviousLaunch(NamedTuple):
-    """A launch that may still run: its kernel's name, its memory, and what it touched there."""
+    """A launch that may still run. Its kernel's name, its memory, and what it touched there."""
 
     name: str
     memory: GlobalMemory

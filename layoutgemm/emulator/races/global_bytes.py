@@ -84,7 +84,7 @@ class GlobalAccess(NamedTuple):
 
 
 class CopyAccess(NamedTuple):
-    """A copy that accesses global memory in a turn of its own; the rest as in `GlobalAccess`."""
+    """A copy that accesses global memory in a turn of its own. The rest as in `GlobalAccess`."""
 
     stamp: Stamp
     event: MemoryEvent | None = None
@@ -112,7 +112,7 @@ class MadeGlobalAccess(NamedTuple):
 
 
 class WatchedPage:
-    """The numbers of the latest accesses to each unit of 2**shift bytes of a page; `written`, `read`: if there are any.
+    """The numbers of the latest accesses to each unit of 2**shift bytes of a page. `written`, `read`: if there are any.
 
     changers  those of strong writes, or None
     Copies of whole units of 16 bytes have a page of their own, so that few numbers are kept of them.
@@ -174,7 +174,7 @@ class GlobalWatch:
         self.turns: dict[int, int] = {}  # of the sources beside warps
 
     def next_turn(self, owner: object, turn: int = 0) -> Stamp:
-        """A turn of a source that is no warp: this one, or with 0 its next."""
+        """A turn of a source that is no warp. This one, or with 0 its next."""
         source = self.sources.setdefault(owner, len(self.sources) + 1)
         self.turns[source] = turn = turn or self.turns.get(source, 0) + 1
         return source, turn
@@ -191,7 +191,7 @@ class GlobalWatch:
             self.flags[at] = before.merged(clocks), by
 
     def wrote(self, warp: Warp, addresses: Addresses, atomic: bool) -> None:
-        """Note strong writes of words, of this warp's turn; an atomic one follows those before it."""
+        """Note strong writes of words, of this warp's turn. An atomic one follows those before it."""
         for at in set(addresses.tolist()):
             turns, readers = self.observed.setdefault(at, (set(), set()))
             if not atomic:

@@ -311,7 +311,7 @@ class Ledger:
     def event(
         self, asynchronous: bool, describe: Callable[[], str], engine: object = None, by: Fiber | None = None
     ) -> MemoryEvent:
-        """A new event that no fiber knows yet; `by`: the fiber whose operation ends on an mbarrier."""
+        """A new event that no fiber knows yet. `by`: the fiber whose operation ends on an mbarrier."""
         self.next += 1
         made = MemoryEvent(self.next, asynchronous, describe, engine)
         if by is not None:
@@ -415,7 +415,7 @@ class Ledger:
         return fiber.joint
 
     def release(self, fiber: Fiber, into: Knowledge) -> None:
-        """Hand the fiber's knowledge and accesses to a barrier or a fiber: each lane its part."""
+        """Hand the fiber's knowledge and accesses to a barrier or a fiber. Each lane its part."""
         if fiber.warp.settles is not None:
             fiber.warp.settles(fiber)
         self.renew(fiber)
@@ -632,7 +632,7 @@ class ShadowMemory:
         ours: tuple[int, Parts],
         write: bool | None = None,
     ) -> None:
-        """Split an event: `other` takes `theirs`, and it keeps `ours`; write: only its writes, or only its reads."""
+        """Split an event. `other` takes `theirs`, and it keeps `ours`; write: only its writes, or only its reads."""
         for way in (False, True):
             record = self.records.get((event.id, way))
             if record is None or (write is not None and way is not write):

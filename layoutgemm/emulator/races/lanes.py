@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 class StrongAccess:
-    """The engine of strong accesses, two of which are no race; `warp`: whose own lanes are told apart, or None."""
+    """The engine of strong accesses, two of which are no race. `warp`: whose own lanes are told apart, or None."""
 
     def __init__(self, warp: object = None) -> None:
         self.warp = warp
@@ -73,7 +73,7 @@ Same: TypeAlias = Callable[[Meets], bool]
 
 
 class LaneAccess:
-    """One instruction's accesses to a memory, lane by lane: `size` bytes at each offset, a multiple of `size`.
+    """One instruction's accesses to a memory, lane by lane. `size` bytes at each offset, a multiple of `size`.
 
     offsets  of the lanes in `lanes`, in their order, or one for all of them
     """
@@ -120,7 +120,7 @@ def one_lane(lanes: int) -> bool:
 
 
 def lanes_at(touch: LaneAccess | None, lanes: int, places: int) -> int:
-    """The lanes that touch some of these places; all lanes of an access without lane detail."""
+    """The lanes that touch some of these places. All lanes of an access without lane detail."""
     if touch is None or touch.places & ~places == 0:
         return lanes
     found = 0
@@ -131,7 +131,7 @@ def lanes_at(touch: LaneAccess | None, lanes: int, places: int) -> int:
 
 
 def bytes_met(places: int, parts: Mapping[int, int]) -> Meets:
-    """A function that finds the bytes of an earlier access among addresses; `parts`: as in `meeting`."""
+    """A function that finds the bytes of an earlier access among addresses. `parts`: as in `meeting`."""
 
     def meets(at: Offsets) -> npt.NDArray[np.bool_]:
         found = [places >> (x >> 4) & parts.get(x >> 4, EVERY) >> (x & 15) & 1 for x in at.reshape(-1).tolist()]
@@ -470,7 +470,7 @@ def synchronise(ledger: Ledger, fiber: Fiber) -> None:
 
 
 def strong(ledger: Ledger, fiber: Fiber, warp: object = None) -> MemoryEvent:
-    """The event of a strong access, such as an atomic: two of them do not race, unless both are of `warp`."""
+    """The event of a strong access, such as an atomic. Two of them do not race, unless both are of `warp`."""
     return ledger.event(False, fiber.describe, STRONG if warp is None else StrongAccess(warp))
 
 
@@ -487,7 +487,7 @@ def never_race(one: object, other: object) -> bool:
 
 
 def did(ledger: Ledger, fiber: Fiber, event: MemoryEvent) -> None:
-    """End an event that the fiber made in addition to its epoch: each lane knows its own part."""
+    """End an event that the fiber made in addition to its epoch. Each lane knows its own part."""
     knows, bit = fiber.knows, ledger.bit(event)
     knows.own |= bit
     if not ledger.lanes or one_lane(fiber.lanes):

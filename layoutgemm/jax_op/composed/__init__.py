@@ -1,4 +1,4 @@
-"""Products of JAX arrays with several parts: an order of tiles, several B, two pairs, rows by index, functions.
+"""Products of JAX arrays with several parts. An order of tiles, several B, two pairs, rows by index, functions.
 
 product    the value that a product is traced as, and the refusals of parts that do not fit
 api        `matmul`'s call: checks, vmap, meshes and the derivative

@@ -1,4 +1,4 @@
-"""Products with several parts in a JAX program: the primitive, vmap, meshes, the derivative, and `matmul`'s call.
+"""Products with several parts in a JAX program. The primitive, vmap, meshes, the derivative, and `matmul`'s call.
 
     matmul(x, (w_gate, w_up), combine="silu")
     matmul((x, y), (w, v), bias=bias)

@@ -1,4 +1,4 @@
-"""A product with several parts on the GPU: one launch of a kernel of compute capability 9.0.
+"""A product with several parts on the GPU. One launch of a kernel of compute capability 9.0.
 
 XLA's arrays are contiguous and aligned to 16 bytes at least. XLA turns those that the kernel does not read as they lie,
 and gathers rows where the kernel does not. Where the kernel stores some tiles or rows alone, the result's memory is
@@ -115,7 +115,7 @@ def _start(
 def words_for(
     plan: Sm90Plan, product: ComposedProduct, pointers: Mapping[str, object], shapes: Mapping[str, Ints]
 ) -> tuple[object, ...]:
-    """The sixteen words of a launch: those of the functions, then of each part by the kernel's names."""
+    """The sixteen words of a launch. Those of the functions, then of each part by the kernel's names."""
     more: dict[str, object] = {name: float_word(value) for name, value in product.sum_numbers}
     more |= dict(product.order_numbers)
     for name in plan.further:

@@ -20,7 +20,7 @@ from .product import ComposedProduct
 
 
 def as_read(product: ComposedProduct) -> ComposedProduct:
-    """The product of the arrays as the kernel reads them: turned by XLA, of rows that XLA has gathered."""
+    """The product of the arrays as the kernel reads them. Turned by XLA, of rows that XLA has gathered."""
     if bytes_of(product.types[0]) != 2:
         product = product.k_contiguous  # wgmma reads 16 bits along M and N, too
     elif product.gates:
@@ -32,7 +32,7 @@ def as_read(product: ComposedProduct) -> ComposedProduct:
 
 
 def copies(product: ComposedProduct) -> bool:
-    """True if XLA gathers the rows: as the caller says, the only way, or the one estimated faster."""
+    """True if XLA gathers the rows. As the caller says, the only way, or the one estimated faster."""
     if product.copy_rows is not None:
         return product.copy_rows
     size = bytes_of(product.types[0])

@@ -80,7 +80,7 @@ class ComposedProduct(FunctionProduct):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The arrays' names, in the primitive's order; those of matrices as the kernel's parameters have them."""
+        """The arrays' names, in the primitive's order. Those of matrices as the kernel's parameters have them."""
         more = *[f"b{i}" for i in range(1, self.matrices)], *self.of_second
         parts = {ROWS: self.rows is not None, OUT_ROWS: self.out_rows is not None, TILES: self.lists_tiles}
         own = [name for name, there in parts.items() if there]
@@ -106,7 +106,7 @@ class ComposedProduct(FunctionProduct):
 
     @property
     def known_by_place(self) -> bool:
-        """True if an element may depend on its row or column: no mesh axis cuts the product."""
+        """True if an element may depend on its row or column. No mesh axis cuts the product."""
         placed = self.order is not None or self.rows is not None or self.out_rows is not None
         return placed or self.keeps or super().known_by_place
 
@@ -120,7 +120,7 @@ class ComposedProduct(FunctionProduct):
 def check_matrices(
     a: Sequence[tuple[Ints, str]], b: Sequence[tuple[Ints, str]], turned: tuple[bool, bool], gates: bool
 ) -> None:
-    """Raise TensorError or OperandError for matrices that no kernel multiplies together; shapes and types of each."""
+    """Raise TensorError or OperandError for matrices that no kernel multiplies together. Shapes and types of each."""
     sums = len(b) // len(a)
     for i, (shape, kind) in enumerate(b):
         left, of_a = a[i // sums]
@@ -185,7 +185,7 @@ def check_vector(name: str, shape: Ints, kind: str, m: int) -> None:
 
 
 def check_kept(product: ComposedProduct, shape: Ints, kind: str) -> None:
-    """Raise TensorError unless `out` is as the result is; with out_rows it may have more rows."""
+    """Raise TensorError unless `out` is as the result is. With out_rows it may have more rows."""
     if shape != product.result or kind != product.types[2]:
         raise TensorError(f"out is {kind} of shape {shape}: the result is {product.types[2]} of {product.result}")
 

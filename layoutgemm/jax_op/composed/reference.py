@@ -75,7 +75,7 @@ def together(product: ComposedProduct, sums: list[jax.Array]) -> jax.Array:
 
 
 def placed(product: ComposedProduct, value: jax.Array, inside: jax.Array | None, own: _Arrays) -> jax.Array:
-    """The product's elements in the result: the visited ones, in the rows that the indices name.
+    """The product's elements in the result. The visited ones, in the rows that the indices name.
 
     inside  True for the visited ones; None for all
     """
@@ -116,7 +116,7 @@ def visited(product: ComposedProduct, tiles: jax.Array | None) -> jax.Array | No
 
 
 def tiles_listed(tiles: jax.Array, grid: tuple[int, int]) -> jax.Array:
-    """True for each tile (row, column) of a list; an entry beside the grid marks nothing.
+    """True for each tile (row, column) of a list. An entry beside the grid marks nothing.
 
     >>> tiles_listed(jnp.array([1 + 2 * 65536, 9, -1, 9 * 65536], jnp.int32), (2, 3)).tolist()
     [[False, False, False], [False, False, True]]

@@ -1,4 +1,4 @@
-"""A product with functions on the GPU: matmul's kernel with its epilogue, or the one with a prologue.
+"""A product with functions on the GPU. Matmul's kernel with its epilogue, or the one with a prologue.
 
 XLA's arrays are contiguous and aligned to 16 bytes at least. The call is compiled for the traced shapes.
 """

@@ -85,7 +85,7 @@ class FunctionProduct:
 
     @property
     def known_by_place(self) -> bool:
-        """True if an element may depend on its row or column: no mesh axis cuts the product."""
+        """True if an element may depend on its row or column. No mesh axis cuts the product."""
         steps = () if self.epilogue is None else self.epilogue.steps
         own = any(isinstance(getattr(x, "operation", None), Reduction) for x in steps)
         return own or self.prologue is not None or any(isinstance(x, (Custom, Dropout)) for x in steps)
@@ -182,7 +182,7 @@ def check_stored(product: WritingProduct) -> None:
 
 
 def check_operands(product: FunctionProduct, arrays: Sequence[tuple[Ints, str]]) -> None:
-    """Raise OperandError or TensorError for matrices or operands that do not fit; `arrays`: shapes and types."""
+    """Raise OperandError or TensorError for matrices or operands that do not fit. `arrays`: shapes and types."""
     check_shapes(product.a, product.b, product.turned)
     if len(product.a) not in (2, 3) or len(product.a) != len(product.b) or product.a[:-2] != product.b[:-2]:
         raise OperandError(
@@ -210,7 +210,7 @@ def check_operand(
 
 
 def in_rows(epilogue: Epilogue, n: int) -> Epilogue:
-    """The epilogue as a kernel takes it: matrices with contiguous rows, two or eight columns at a time.
+    """The epilogue as a kernel takes it. Matrices with contiguous rows, two or eight columns at a time.
 
     >>> from layoutgemm.kernels.epilogue.chain import Aux, Epilogue, RowReduce
     >>> taken = in_rows(Epilogue(Aux(order="col"), RowReduce("top4", order="col")), 64)
@@ -226,6 +226,6 @@ def in_rows(epilogue: Epilogue, n: int) -> Epilogue:
 
 
 def known_by_row(epilogue: Epilogue) -> bool:
-    """True if a step may know its row, or its matrix of a batch: no two matrices are merged."""
+    """True if a step may know its row, or its matrix of a batch. No two matrices are merged."""
     own = any(operand.axes not in ("", "n") for operand in epilogue.given)
     return own or any(isinstance(step, (Custom, Dropout, ColumnReduce)) for step in epilogue.steps)

@@ -22,7 +22,7 @@ from .product import FunctionProduct
 
 
 def labels_of(product: FunctionProduct) -> Labels:
-    """The factors of a product's dimensions: rows and columns are cut where nothing is reduced along them, and no K.
+    """The factors of a product's dimensions. Rows and columns are cut where nothing is reduced along them, and no K.
 
     >>> from layoutgemm.kernels.epilogue.chain import RowReduce
     >>> types = ("bfloat16",) * 3

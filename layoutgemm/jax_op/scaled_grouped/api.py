@@ -20,17 +20,7 @@ from ..primitive import Operands, Tangents, differentiable_of, varying_alike
 from ..product import check_finish, other_way, stored_as
 from ..reference import activated
 from .primitive import mapped, of_devices
-from .product import (
-    ALONG_K,
-    FLOAT8,
-    PLAIN,
-    ROWS,
-    ScaledProduct,
-    check_bias,
-    check_offsets,
-    check_operands,
-    recipes_for,
-)
+from .product import ALONG_K, FLOAT8, PLAIN, ROWS, ScaledProduct, check_bias, check_offsets, check_operands, recipes_for
 from .reference import finished, groups_of_rows
 
 

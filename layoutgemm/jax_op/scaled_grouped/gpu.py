@@ -64,7 +64,7 @@ _Given = Mapping[str, Any]
 
 
 def multiply(product: ScaledProduct, *operands: jax.Array) -> Arrays:
-    """The product by a kernel, operands in the order of its names: what `primitive` lowers to on a GPU.
+    """The product by a kernel, operands in the order of its names. What `primitive` lowers to on a GPU.
 
     Raises OperandError on GPUs without such kernels, PlanError without the CuTe DSL and its `cutlass.jax`.
     """

@@ -35,7 +35,7 @@ def of_devices(product: ScaledProduct) -> Callable[..., Arrays]:
 def mapped(
     multiply: Callable[..., Arrays], product: ScaledProduct, size: int, on: Sequence[bool], *operands: jax.Array
 ) -> Arrays:
-    """The rule for vmap: one product of a batch where all may be mapped, else one call after another."""
+    """The rule for vmap. One product of a batch where all may be mapped, else one call after another."""
     whole = dict(zip(product.names, on, strict=True))
     tensors = product.recipes is not None and TENSOR in product.recipes
     one_each = ["bias"] * (product.bias is not None) + [x.name for x in product.operands if not x.axes]

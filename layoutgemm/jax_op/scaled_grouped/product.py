@@ -1,4 +1,4 @@
-"""A product with scales, or of groups, as a value: what a trace knows of it. Nothing here imports jax.
+"""A product with scales, or of groups, as a value. What a trace knows of it. Nothing here imports jax.
 
     form     a                  b                                    result
     -------  -----------------  -----------------------------------  ------------

@@ -1,4 +1,4 @@
-"""Compiled kernels on disk: one file a kernel, named by a hash of everything that decides its code.
+"""Compiled kernels on disk. One file a kernel, named by a hash of everything that decides its code.
 
 A file is a zip archive of the kernel's parts, the facts it was made from, and the parts' SHA-256. It appears under its
 name by one atomic rename, so any number of processes may write at once. A file that cannot be read, was made from other
@@ -84,13 +84,13 @@ def cache_dir() -> Path | None:
 
 
 def keep_in(folder: Path) -> None:
-    """Make this folder the cache's own, whatever the environment says: a compiling process has its caller's."""
+    """Make this folder the cache's own, whatever the environment says. A compiling process has its caller's."""
     global _KEPT_IN
     _KEPT_IN = folder
 
 
 def facts_of(value: object, other: Callable[[object], str] | None = None) -> object:
-    """A value made of dataclasses, tuples, strings and numbers, as JSON-able data: equal values give equal data.
+    """A value made of dataclasses, tuples, strings and numbers, as JSON-able data. Equal values give equal data.
 
     Raises TypeError for anything else, or asks `other`: two kernels must never share a name because a part of them was
     not looked at.
@@ -136,13 +136,13 @@ def hash_of(root: Path, names: Sequence[str] = ("",)) -> str:
 
 @functools.cache
 def source_hash() -> str:
-    """A hash of the package's files that take part in making a kernel: changed code never finds an old kernel."""
+    """A hash of the package's files that take part in making a kernel. Changed code never finds an old kernel."""
     return hash_of(Path(__file__).resolve().parents[2], _SOURCES)
 
 
 @functools.cache
 def host() -> str:
-    """The machine the host half of a kernel was compiled for: it may use every instruction of this processor."""
+    """The machine the host half of a kernel was compiled for. It may use every instruction of this processor."""
     features = ""
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -180,7 +180,7 @@ class VersionedFile(NamedTuple):
 
 
 def content(path: Path) -> VersionedFile | None:
-    """A file of the cache; None where it is absent, cannot be read, or may not be trusted."""
+    """A file of the cache. None where it is absent, cannot be read, or may not be trusted."""
     if not _usable(path.parent) or distrust(path):
         return None
     try:
@@ -213,7 +213,7 @@ def kept(facts: Mapping[str, object]) -> bool:
 
 
 def write(facts: Mapping[str, object], parts: Mapping[str, bytes], folder: str = "kernels") -> Path | None:
-    """Keep parts under their facts; gives the file, or None when the cache is off or cannot be written.
+    """Keep parts under their facts. Gives the file, or None when the cache is off or cannot be written.
 
     folder  of the cache; what is no kernel has another one
     """
@@ -232,7 +232,7 @@ def write(facts: Mapping[str, object], parts: Mapping[str, bytes], folder: str =
 
 
 def place(path: Path, write: Callable[[BinaryIO], object]) -> Path | None:
-    """Write a file of the cache whole, under its name by one rename; None where that cannot be done.
+    """Write a file of the cache whole, under its name by one rename. None where that cannot be done.
 
     path  the cache's folder, one of its folders, a name
 
@@ -259,7 +259,7 @@ def place(path: Path, write: Callable[[BinaryIO], object]) -> Path | None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[bool]:
-    """Hold the lock of a file of the cache against threads and processes; gives whether the file may be changed.
+    """Hold the lock of a file of the cache against threads and processes. Gives whether the file may be changed.
 
     The system releases the lock of a process that ends, killed or not, and a process that is forked meanwhile does not
     hold it on. A holder that does not end is waited for, up to 30 seconds. Where the system or the file system has no
@@ -365,7 +365,7 @@ def _of_the_group(found: os.stat_result) -> bool:
 
 
 def distrust(path: Path) -> str:
-    """Why a file or folder of the cache may not be used, in a sentence; "" where there is no reason.
+    """Why a file or folder of the cache may not be used, in a sentence. "" where there is no reason.
 
     Looks at the path and at the folders above it up to the cache's own.
     """

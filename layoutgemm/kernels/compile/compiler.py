@@ -137,7 +137,7 @@ def compile_plan(plan: Plan, *, keep: str | os.PathLike[str] | bool = False) -> 
 
 
 def require_dsl() -> str:
-    """The version of the CuTe DSL; raises PlanError that says how to install it when it is absent."""
+    """The version of the CuTe DSL. Raises PlanError that says how to install it when it is absent."""
     if importlib.util.find_spec("cutlass") is None:
         where = "" if sys.platform == "linux" else f" NVIDIA publishes it for Linux; this is {sys.platform}."
         raise PlanError(f"compiling a kernel needs the CuTe DSL: pip install 'layoutgemm[dsl]'.{where}")
@@ -153,7 +153,7 @@ def dsl_version() -> str:
 
 
 def kernel_facts(plan: Plan) -> dict[str, object]:
-    """All that decides the code of the plan's kernel, as JSON-able data: two plans with equal facts share one kernel.
+    """All that decides the code of the plan's kernel, as JSON-able data. Two plans with equal facts share one kernel.
 
     >>> from layoutgemm.kernels import TeachingPlan
     >>> small, large = TeachingPlan.derive(64, 64, 64), TeachingPlan.derive(4096, 4000, 8192)
@@ -248,7 +248,7 @@ def _machine_code(kernel: object, arch: str, parameters: Mapping[str, str], symb
 
 
 def compile_function(kernel: object, *arguments: object, arch: ArchName, lines: bool = True, **more: bool) -> Any:
-    """The function that `cute.compile` makes, with its PTX and cubin in memory; no GPU is needed.
+    """The function that `cute.compile` makes, with its PTX and cubin in memory. No GPU is needed.
 
     kernel     an object of a class with `@cute.jit __call__`, or such a function
     arguments  of the call, for their types alone

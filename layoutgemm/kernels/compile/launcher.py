@@ -148,7 +148,7 @@ def cuda_driver() -> ctypes.CDLL:
 
 
 def bind(device: int) -> None:
-    """Give the calling thread a CUDA context, the GPU's primary one, where it has none: encoding a tensor map needs it.
+    """Give the calling thread a CUDA context, the GPU's primary one, where it has none. Encoding a tensor map needs it.
 
     A thread that has done nothing on the GPU, as autograd's at its first gradient, has none, whatever torch says the
     current device is; the compiled host function then ends the process. Only the driver is asked, so that a stream may

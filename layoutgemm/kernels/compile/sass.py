@@ -43,7 +43,7 @@ WGMMA = ("HGMMA", "QGMMA", "IGMMA", "BGMMA")
 
 @dataclass(frozen=True, slots=True)
 class SassInstruction:
-    """One machine instruction: address in bytes, guarding predicate or "", opcode with modifiers, operands as text."""
+    """One machine instruction. Address in bytes, guarding predicate or "", opcode with modifiers, operands as text."""
 
     address: int
     predicate: str
@@ -96,7 +96,7 @@ class Sass:
 
     @property
     def local_memory(self) -> tuple[SassInstruction, ...]:
-        """Loads and stores of local memory: spilled registers, or arrays that did not fit into registers."""
+        """Loads and stores of local memory. Spilled registers, or arrays that did not fit into registers."""
         return tuple(i for i in self.instructions if i.base in _LOCAL_MEMORY)
 
     @property
@@ -121,7 +121,7 @@ class Sass:
         return tuple([*runs, run] if run else runs)
 
     def serialised_wgmma(self, per_k_tile: int) -> str | None:
-        """Why the wgmmas do not overlap as the source says, or None: every run must hold whole k tiles.
+        """Why the wgmmas do not overlap as the source says, or None. Every run must hold whole k tiles.
 
         per_k_tile  wgmmas that one warpgroup issues for one k tile, without waiting in between
         """
@@ -148,7 +148,7 @@ class Resources:
 
 
 def disassemble(cubin: bytes) -> Sass:
-    """The machine code of a cubin; raises PlanError when nvdisasm is absent or refuses the file."""
+    """The machine code of a cubin. Raises PlanError when nvdisasm is absent or refuses the file."""
     return Sass(_run("nvdisasm", ["-c", "-ndf"], cubin))  # without its data-flow analysis, which changes no line
 
 

@@ -1,4 +1,4 @@
-"""Compiling in a process of its own: the caller's stays small, its threads go on, and several kernels are made at once.
+"""Compiling in a process of its own. The caller's stays small, its threads go on, and several kernels are made at once.
 
 Importing the DSL and compiling take some 200 MB and hold the interpreter; loading what was compiled takes neither. So
 `prepare` asks a worker process for a kernel that the cache on disk does not have, and the worker leaves it there. A
@@ -64,7 +64,7 @@ importlib.import_module(start["main"]).main()
 
 
 class Kernel(NamedTuple):
-    """A kernel to compile: configuration, operand types and orders, batch, epilogue, gate; `paired`: of two pairs."""
+    """A kernel to compile: configuration, operand types and orders, batch, epilogue, gate. `paired`: of two pairs."""
 
     choice: Sm90Choice | Sm80Choice
     operands: tuple[str, str, str]
@@ -93,7 +93,7 @@ def plan_of(kernel: Kernel) -> Any:
 
 
 def prepare(kernel: Kernel) -> None:
-    """Have the kernel in the cache on disk, compiled by a worker if need be; silent where that cannot be done."""
+    """Have the kernel in the cache on disk, compiled by a worker if need be. Silent where that cannot be done."""
     if object_cache.cache_dir() is None or object_cache.kept(kernel_facts(plan_of(kernel))):
         return
     with _POOL.alone(kernel) as alone:
@@ -162,7 +162,7 @@ class Worker:
             self.kill()
 
     def compile(self, kernel: Kernel) -> str:
-        """Ask for a kernel, and wait: "ok", what went wrong, or "" where the process has ended or was too late."""
+        """Ask for a kernel, and wait. "ok", what went wrong, or "" where the process has ended or was too late."""
         if self._process is None or os.getpid() != self._pid:
             return ""
         end = time.monotonic() + LIMIT_SECONDS
@@ -212,7 +212,7 @@ class Worker:
         self.close()
 
     def close(self) -> None:
-        """Let the process end, and wait for it; in a forked process, let go of it."""
+        """Let the process end, and wait for it. In a forked process, let go of it."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -231,7 +231,7 @@ class Worker:
 
 
 class Pool:
-    """Workers of `prepare`: a thread takes one that waits, or starts one; MOST_WORKERS are busy at a time."""
+    """Workers of `prepare`: a thread takes one that waits, or starts one. MOST_WORKERS are busy at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -263,7 +263,7 @@ class Pool:
 
     @contextlib.contextmanager
     def alone(self, kernel: Kernel) -> Iterator[bool]:
-        """True if no other thread asks for the kernel; False if one does for too long."""
+        """True if no other thread asks for the kernel. False if one does for too long."""
         with self._lock:
             lock = self._kernels.setdefault(kernel, threading.Lock())
         alone = lock.acquire(timeout=LIMIT_SECONDS)
@@ -396,7 +396,7 @@ def choice_of(entry: Any) -> Sm90Choice | Sm80Choice | StreamedChoice | PartsCho
 
 
 def main() -> None:
-    """The worker: kernels as JSON lines on stdin; for each, "ok" or what went wrong, on a line of stdout."""
+    """The worker: kernels as JSON lines on stdin. For each, "ok" or what went wrong, on a line of stdout."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever the DSL prints is no answer
     asked = open(0, "rb", buffering=0, closefd=False)  # unbuffered: select looks at what is not read yet

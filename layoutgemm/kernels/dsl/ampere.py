@@ -24,7 +24,7 @@ from .types import assembly, raw
 
 
 class LoopCarried:
-    """An object whose attributes named in `held` are lists of run-time values; everything else on it is constant.
+    """An object whose attributes named in `held` are lists of run-time values. Everything else on it is constant.
 
     The DSL carries an object into a traced loop as its run-time values, and rebuilds it from them inside.
     """
@@ -47,14 +47,14 @@ class LoopCarried:
 
 
 def copy_bytes(destination: cute.Pointer, address: Int64, size: int, valid: Int32) -> None:
-    """cp.async of 16, 8 or 4 bytes: the first `valid` (0 to `size`) are read, the others become zeros."""
+    """cp.async of 16, 8 or 4 bytes. The first `valid` (0 to `size`) are read, the others become zeros."""
     source = cute.make_ptr(Int8, address, cute.AddressSpace.gmem, assumed_align=size)
     cache = primitives.LoadCacheModifier.CG if size == 16 else primitives.LoadCacheModifier.CA
     primitives.cp_async_shared_global(raw(destination), raw(source), size, cache, cp_size=valid)
 
 
 def copy_chunk(destination: cute.Pointer, address: Int64, valid: Int32, there: Boolean) -> None:
-    """cp.async of 16 bytes by the threads for which `there` is true; the first `valid` are read, others are zeros."""
+    """cp.async of 16 bytes by the threads for which `there` is true. The first `valid` are read, others are zeros."""
     assembly(
         "{ .reg .pred p; setp.ne.b32 p, $3, 0; @p cp.async.cg.shared.global [$0], [$1], 16, $2; }",
         "r,l,r,r,~{memory}",

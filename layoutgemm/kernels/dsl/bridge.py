@@ -1,4 +1,4 @@
-"""From plan objects to the CuTe DSL: the one place that knows how the DSL spells an instruction.
+"""From plan objects to the CuTe DSL. The one place that knows how the DSL spells an instruction.
 
 A kernel of this package decides nothing about layouts, boxes, swizzles or descriptor bits. A plan holds them as plain
 Python values, and the functions here hand them to the DSL, which emits the instruction. Every call of the DSL's

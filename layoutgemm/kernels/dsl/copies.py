@@ -1,4 +1,4 @@
-"""The bridge's copies: tensor maps, tensor loads (alone and multicast), tensor stores, bulk groups, plain bulk copies.
+"""The bridge's copies. Tensor maps, tensor loads (alone and multicast), tensor stores, bulk groups, plain bulk copies.
 
     plan object                       function here               instruction
     ------------------------------    -----------------------     ------------------------------------------------
@@ -104,7 +104,7 @@ def load_tile(
     tensor_map: TensorMap | SelectedTensorMap, tma: TmaPlan, origin: Mapping[str, Int32], destination: cute.Pointer,
     barrier: cute.Pointer,
 ) -> None:  # fmt: skip
-    """Issue every TMA load of one operand tile: global box -> shared memory, bytes counted on `barrier`.
+    """Issue every TMA load of one operand tile. Global box -> shared memory, bytes counted on `barrier`.
 
     `origin` maps the dimension names of `tma.dims` to the tile's first coordinate, in elements; `destination` is the
     stage's first byte. Call it from one thread. Each entry of `tma.instructions` adds its coordinate and byte offsets.
@@ -124,7 +124,7 @@ def load_share(
     tensor_map: TensorMap | SelectedTensorMap, tma: TmaPlan, origin: Mapping[str, Int32], destination: cute.Pointer,
     barrier: cute.Pointer, rank: Int32 | int, mask: Int32 | None,
 ) -> None:  # fmt: skip
-    """Issue this block's share of a multicast tile: `load_tile` for `tma.multicast` blocks that need the same tile.
+    """Issue this block's share of a multicast tile. `load_tile` for `tma.multicast` blocks that need the same tile.
 
     rank   this block's place in the multicast group, 0 .. tma.multicast - 1, traced or an int
     mask   bit i for each block i of the cluster that receives it; every receiver counts the bytes on its own barrier at
@@ -146,7 +146,7 @@ def load_share(
 def prefetch_share(
     tensor_map: TensorMap | SelectedTensorMap, tma: TmaPlan, origin: Mapping[str, Int32], rank: Int32 | int
 ) -> None:
-    """Bring what `load_share` would send, or `load_tile` load, into L2: a hint, which moves nothing that a thread sees.
+    """Bring what `load_share` would send, or `load_tile` load, into L2. A hint, which moves nothing that a thread sees.
 
     What another kernel writes there later is what a load finds: L2 is where all multiprocessors meet. Call it from one
     thread. Source: PTX ISA, "cp.async.bulk.prefetch.tensor".
@@ -174,7 +174,7 @@ def _share(tma: TmaPlan, rank: Int32 | int) -> Iterator[tuple[int, int, list[Int
 def store_tile(
     tensor_map: TensorMap | SelectedTensorMap, tma: TmaPlan, origin: Mapping[str, Int32], source: cute.Pointer
 ) -> None:
-    """Issue every TMA store of one tile: shared memory -> global box; rows beyond the extents are not written.
+    """Issue every TMA store of one tile: shared memory -> global box. Rows beyond the extents are not written.
 
     A line that ends within 16 bytes is written to their end: `TmaPlan.line_overrun`.
 
@@ -242,7 +242,7 @@ def commit_stores() -> None:
 
 
 def wait_stores_read(pending: int) -> None:
-    """Wait until all but `pending` of this thread's groups have read their shared memory: it may be written again."""
+    """Wait until all but `pending` of this thread's groups have read their shared memory. It may be written again."""
     cute.arch.cp_async_bulk_wait_group(pending, read=True)
 
 
@@ -260,7 +260,7 @@ def send_tile(
     tensor_map: TensorMap | SelectedTensorMap, tma: TmaPlan, origin: Mapping[str, Int32], destination: cute.Pointer,
     barrier: cute.Pointer, mask: Int32,
 ) -> None:  # fmt: skip
-    """`load_tile` into every block of the cluster whose bit is in `mask`: one block reads the tile for all of them.
+    """`load_tile` into every block of the cluster whose bit is in `mask`. One block reads the tile for all of them.
 
     Each of them receives the tile at the address that `destination` has here, and counts the bytes on its own barrier.
     """

@@ -1,4 +1,4 @@
-"""The bridge's flags in global memory: words by which other devices and copy engines say that bytes have arrived.
+"""The bridge's flags in global memory. Words by which other devices and copy engines say that bytes have arrived.
 
 Sources: PTX ISA, "ld" (.acquire.sys), "red" (.release.sys), "fence.proxy", "trap", "%globaltimer"; "Memory Consistency
 Model".
@@ -34,7 +34,7 @@ def nanoseconds() -> Int64:
 
 
 def abort(record: Int64, words: Sequence[Int32]) -> None:
-    """Write four words for the host, then stop the kernel: the launch ends with an error."""
+    """Write four words for the host, then stop the kernel. The launch ends with an error."""
     assembly(
         "st.global.v4.b32 [$0], {$1, $2, $3, $4}; fence.acq_rel.sys; trap;",
         "l,r,r,r,r,~{memory}",

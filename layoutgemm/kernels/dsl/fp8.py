@@ -1,4 +1,4 @@
-"""The bridge's conversions between wider floats and 8-bit ones: loads of up to 16 bytes, words of four values.
+"""The bridge's conversions between wider floats and 8-bit ones. Loads of up to 16 bytes, words of four values.
 
 Sources: PTX ISA, "ld", "st", "cvt", "mov", "max".
 """
@@ -18,7 +18,7 @@ _PAIRS = {"e4m3": "cvt.rn.satfinite.e4m3x2.f32", "e5m2": "cvt.rn.satfinite.e5m2x
 
 
 def load_bytes(address: Int64, inside: Boolean, count: int) -> list[Int32]:
-    """ld.global of 16, 8, 4 or 2 bytes as words, the last with zeros above; zeros, and no access, if not inside."""
+    """ld.global of 16, 8, 4 or 2 bytes as words, the last with zeros above. Zeros, and no access, if not inside."""
     if count == 16:
         return load_vector(address, inside)
     if count == 2:
@@ -46,7 +46,7 @@ def store_words(address: Int64, words: Sequence[Int32], inside: Boolean) -> None
 
 
 def four_values(values: Sequence[Float32], dtype: DType) -> Int32:
-    """Four f32 as neighbours of an 8-bit type: rounded to nearest even, saturating, NaN as 0x7f."""
+    """Four f32 as neighbours of an 8-bit type. Rounded to nearest even, saturating, NaN as 0x7f."""
     name = _PAIRS[dtype.name]
     return assembly(
         f"{{ .reg .b16 l; .reg .b16 h; {name} l, $2, $1; {name} h, $4, $3; mov.b32 $0, {{l, h}}; }}",

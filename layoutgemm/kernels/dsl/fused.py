@@ -58,7 +58,7 @@ class PartPlan:
 
 
 class FusedBlock:
-    """One block of 64 rows in the epilogue: the operands read for it, and its results.
+    """One block of 64 rows in the epilogue. The operands read for it, and its results.
 
     job      what the kernel knows at run time; `job.given` holds the epilogue's words by name
     place    first row, first column and matrix of the accumulator's tile
@@ -91,7 +91,7 @@ class FusedBlock:
         return self.applied(accumulator, first, count)
 
     def quantized(self, accumulator: cute.Tensor, first: int, count: int, step: Quantize) -> list[Float32]:
-        """The same, where a value's factor follows from all of its row's group of columns: group by group."""
+        """The same, where a value's factor follows from all of its row's group of columns. Group by group."""
         wanted = range(first, first + count)
         columns = {v: int(self.plan.mma.coords_C(0, v)[1]) for v in range(self.plan.mma.accumulator_registers)}
         for group in sorted({columns[v] // step.each for v in wanted if v not in self.scaled}):
@@ -128,7 +128,7 @@ class FusedBlock:
     def row_maxima(
         self, rows: cutlass.Constexpr, values: tuple[Float32, ...], each: cutlass.Constexpr
     ) -> tuple[Float32, ...]:
-        """The thread's largest |x| in each row of a group of columns; those behind C's last column count as 0.
+        """The thread's largest |x| in each row of a group of columns. Those behind C's last column count as 0.
 
         rows  the accumulator's numbers of each row's values, which `values` holds in the same order
 
@@ -154,7 +154,7 @@ class FusedBlock:
         return [x for v in range(first, first + count, 2) for x in self.after_stage(accumulator, v, last)]
 
     def after_stage(self, accumulator: cute.Tensor, v: int, stage: int) -> list[Float32]:
-        """Values v and v + 1 after a stage of the epilogue: a function of columns, then steps on each alone."""
+        """Values v and v + 1 after a stage of the epilogue. A function of columns, then steps on each alone."""
         group, steps = self.epilogue.stages[stage]
         if group is None:
             done = [bridge.number(accumulator[v + e]) for e in range(2)]
@@ -168,7 +168,7 @@ class FusedBlock:
         return done
 
     def of_group(self, accumulator: cute.Tensor, v: int, stage: int, group: ColumnGroup) -> Float32:
-        """Value v of the function of its group of columns; lanes of a row exchange the values that they hold."""
+        """Value v of the function of its group of columns. Lanes of a row exchange the values that they hold."""
         places = members_of(self.plan.mma, group.columns, group.distance)[v]
         key = ("results", stage, places)
         if key not in self.staged:
@@ -188,7 +188,7 @@ class FusedBlock:
         return found
 
     def member(self, places: Members, k: int, what: object, value: Callable[[int], Float32]) -> Float32:
-        """Member k of a group of what a thread has for each of its values: its own, or another lane's."""
+        """Member k of a group of what a thread has for each of its values. Its own, or another lane's."""
         v, lane = places.values[k], places.lanes[k]
         if not places.mask:
             return value(v)
@@ -218,7 +218,7 @@ class FusedBlock:
 
 
 class NeighbourPair:
-    """Two neighbours of a row: a fragment holds them as values v and v + 1 of one thread."""
+    """Two neighbours of a row. A fragment holds them as values v and v + 1 of one thread."""
 
     def __init__(self, block: FusedBlock, v: int):
         self.block = block
@@ -229,7 +229,7 @@ class NeighbourPair:
         self.written: dict[str, list[Any]] = {}
 
     def element(self, e: int, half: int = 0) -> Element:
-        """One of the two; before a gate the gate's, or with half = 1 the other sum's."""
+        """One of the two. Before a gate the gate's, or with half = 1 the other sum's."""
         return Element(self, e, half)
 
     def value(self, name: str, e: int, half: int) -> Float32:
@@ -280,7 +280,7 @@ class NeighbourPair:
         return block.read[key] + Int64(along) * size
 
     def random(self, name: str, e: int) -> Int32:
-        """16 random bits of one of the two; neighbours of a row of C share a word, of its transpose a word each."""
+        """16 random bits of one of the two. Neighbours of a row of C share a word, of its transpose a word each."""
         block = self.block
         i, j = self.i, self.j + e
         if block.epilogue.flipped:
@@ -335,7 +335,7 @@ class Element:
         return self.pair.key[0], self.pair.key[1] + self.e
 
     def inside(self, axes: str) -> Boolean:
-        """True if a reduction to these axes takes the element: those beyond C along them are results of no line."""
+        """True if a reduction to these axes takes the element. Those beyond C along them are results of no line."""
         block = self.pair.block
         if axes == "m":
             return self.j < block.job.n
@@ -368,7 +368,7 @@ class GroupElement:
         self.i, self.j = block.row + i, block.column + j
 
     def read(self, name: str, k: int | None = None) -> Float32:
-        """An operand's value in column k of the group; without k one of the row's or of all."""
+        """An operand's value in column k of the group. Without k one of the row's or of all."""
         if k is None:
             return self.value(name, self.places.values[0])
         return self.block.member(self.places, k, name, lambda v: self.value(name, v))
@@ -385,7 +385,7 @@ class _Registers(Protocol):
 
 
 class CombinedSums:
-    """An accumulator of several sums as the one that is stored: its value v is of values v, v + count, ...
+    """An accumulator of several sums as the one that is stored. Its value v is of values v, v + count, ...
 
     count  values of the accumulator that is stored
     fused  the epilogue, some steps of which may be of each sum

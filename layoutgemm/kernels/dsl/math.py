@@ -125,11 +125,11 @@ class ElementMath:
         return self.where(size < 0.04, small, self.where(x < 0.0, -large, large))
 
     def sigmoid(self, x: Float32) -> Float32:
-        """1 / (1 + exp(-x)): not by tanh, whose error would be all of the value for small ones."""
+        """1 / (1 + exp(-x)). Not by tanh, whose error would be all of the value for small ones."""
         return _unary("rcp.approx.ftz.f32", 1.0 + self.exp(-x))
 
     def div(self, x: Float32, y: Float32) -> Float32:
-        """x / y: correctly rounded where `exact`, else within 2 ulp (div.full), in a third of the instructions."""
+        """x / y. Correctly rounded where `exact`, else within 2 ulp (div.full), in a third of the instructions."""
         if self.exact or isinstance(x, Int32):
             return x / y
         return assembly("div.full.f32 $0, $1, $2;", "=f,f,f", [Float32(x), Float32(y)], (Float32,), pure=True)[0]
@@ -216,12 +216,12 @@ _TWO = {
 
 
 def load_value(address: Int64, dtype: DType) -> Float32:
-    """ld.global of one f32, bf16 or f16, as f32; the address is a multiple of its size."""
+    """ld.global of one f32, bf16 or f16, as f32. The address is a multiple of its size."""
     return assembly(_ONE[dtype.name], "=f,l", [Int64(address)], (Float32,))[0]
 
 
 def load_bits_if(address: Int64, offset: int, dtype: DType, inside: Boolean) -> Int32:
-    """ld.global of the bits of one f32, bf16 or f16 where `inside`; else 0, and no access. `float_of` makes f32 of it.
+    """ld.global of the bits of one f32, bf16 or f16 where `inside`. Else 0, and no access. `float_of` makes f32 of it.
 
     offset  bytes behind the address, a part of the instruction: several loads share one address
     """
@@ -325,7 +325,7 @@ def divided_by(x: Float32, y: float) -> Float32:
 
 
 def parts_of(x: Int32, y: Int32) -> tuple[Int32, Int32]:
-    """x // y and x % y of numbers that are not negative: a signed division has corrections."""
+    """x // y and x % y of numbers that are not negative. A signed division has corrections."""
     quotient = Int32(Uint32(x) // Uint32(y))
     return quotient, x - quotient * y
 

@@ -73,7 +73,7 @@ class DevicePairs:
         return self.fma(x, y, self.constant(NEGATIVE_ZERO)) if self.fused else self._pair("mul", x, y)
 
     def twice(self, word: Int32, half: int) -> Int32:
-        """One half of a word in both: a modifier of the instruction that takes it, where ptxas folds it."""
+        """One half of a word in both. A modifier of the instruction that takes it, where ptxas folds it."""
         text = f"{{ .reg .b16 h<2>; mov.b32 {{h0, h1}}, $1; mov.b32 $0, {{h{half}, h{half}}}; }}"
         return assembly(text, "=r,r", [Int32(word)], (Int32,), pure=True)[0]
 
@@ -119,7 +119,7 @@ class RegisterWgmma(Wgmma):
         self, accumulator: cute.Tensor, fragments: Sequence[Sequence[Int32]], b: WgmmaOperand, stage: Int32 | int,
         first: int, keep: Boolean | bool,
     ) -> None:  # fmt: skip
-        """Fragments along K times B's K blocks from `first` on: a wgmma each, then commit the group.
+        """Fragments along K times B's K blocks from `first` on. A wgmma each, then commit the group.
 
         keep  the first one adds to the accumulator, else it replaces it
         """

@@ -74,7 +74,7 @@ class BlockReductions:
         self.taken: Counter[tuple[str, int, int]] = Counter()
 
     def take(self, step: ReductionStep, at: Element, x: Float32) -> None:
-        """Take an element into its line's tuple, alone or with others; one outside of C leaves it."""
+        """Take an element into its line's tuple, alone or with others. One outside of C leaves it."""
         key = self.key(step, at)
         waiting = self.waiting.setdefault(key, [])
         waiting.append((x, at))
@@ -100,7 +100,7 @@ class BlockReductions:
         self.found[key] = step, elements[-1][1], own
 
     def needed(self, step: ReductionStep, key: tuple[str, int, int]) -> int | None:
-        """A thread's values of a column, or of a row's group of columns; None of one that runs across all values."""
+        """A thread's values of a column, or of a row's group of columns. None of one that runs across all values."""
         if step.axes == "n":
             return values_of(self.block.plan.mma)[1][key[1]]
         if step.each is None:
@@ -109,7 +109,7 @@ class BlockReductions:
         return sum(1 for row, column in values_of(self.block.plan.mma)[0] if row == key[1] and column in columns)
 
     def key(self, step: ReductionStep, at: Element) -> tuple[str, int, int]:
-        """The element as thread 0 has it: the step, its row or column in the accumulator, and its group of columns."""
+        """The element as thread 0 has it. The step, its row or column in the accumulator, and its group of columns."""
         row, column = at.key
         line = {"m": row, "n": column, "": 0}[step.axes]
         return step.name, line, 0 if step.each is None else column // step.each
@@ -136,7 +136,7 @@ class BlockReductions:
             self.combine_in_memory(step, at, values)
 
     def of_lanes(self, reduction: Reduction, axis: str, lines: Sequence[list[Any]]) -> list[list[Any]]:
-        """The tuples of all lanes of each line, in each lane: an exchange of all lines before the next exchange."""
+        """The tuples of all lanes of each line, in each lane. An exchange of all lines before the next exchange."""
         found = list(lines)
         for distance in self.exchanges(axis):
             others = [[cute.arch.shuffle_sync_bfly(value, distance) for value in values] for values in found]
@@ -235,7 +235,7 @@ class BlockReductions:
 
     @cute.jit
     def inverses(self, values: tuple[Float32, ...]) -> tuple[Float32, ...]:
-        """1 / x of each, correctly rounded; those whose inverse is subnormal, infinite ones and NaN by a branch."""
+        """1 / x of each, correctly rounded. Those whose inverse is subnormal, infinite ones and NaN by a branch."""
         found = inverses_of(values)
         if not by_halves(element.ElementMath.largest, values) < 2.0**126:
             found = divided_ones(values)
@@ -305,7 +305,7 @@ class FinishKernel:
 
     @cute.kernel
     def kernel(self, m: Int32, n: Int32, batch: Int32, words: tuple) -> None:
-        """Device side: 32 places of one matrix, or group; each warp combines a run of the lines."""
+        """Device side: 32 places of one matrix, or group. Each warp combines a run of the lines."""
         partial, reduction = self.partial, self.partial.step.reduction
         given = bridge.Carried(**dict(zip(self.plan.words, words, strict=True)))
         thread, _, _ = cute.arch.thread_idx()
@@ -420,7 +420,7 @@ def words_of(epilogue: Epilogue, step: ReductionStep) -> range:
 
 
 class WholeRows:
-    """The end of a cluster whose CTAs along N have all columns: tuples of rows combined, results stored."""
+    """The end of a cluster whose CTAs along N have all columns. Tuples of rows combined, results stored."""
 
     def __init__(self, plan: ReducingPlan):
         self.plan = plan

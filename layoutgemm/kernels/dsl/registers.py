@@ -1,4 +1,4 @@
-"""The bridge's stores of registers: conversion in pairs, stmatrix, stores to shared and to global memory.
+"""The bridge's stores of registers. Conversion in pairs, stmatrix, stores to shared and to global memory.
 
 Sources: PTX ISA, "cvt", "stmatrix", "st".
 """
@@ -33,7 +33,7 @@ def _convert_pair(low: Float32, high: Float32, name: str, bits: int) -> Int32 | 
 
 
 def convert_pair(low: Float32, high: Float32, dtype: DType) -> Int32 | Int16:
-    """Two f32 values as neighbours of a narrower type, `low` at the lower address: 32 bits, or 16 for 8-bit types.
+    """Two f32 values as neighbours of a narrower type, `low` at the lower address. 32 bits, or 16 for 8-bit types.
 
     Rounds to nearest even; e4m3 and e5m2 saturate at their largest finite value.
     """
@@ -56,7 +56,7 @@ def join_pairs(low: Int16, high: Int16) -> Int32:
 
 
 def floats_of(word: Int32, dtype: DType) -> list[Float32]:
-    """The f32 values of a word, as `join` has them: four of e4m3 or e5m2, two of bf16 or f16, or one f32.
+    """The f32 values of a word, as `join` has them. Four of e4m3 or e5m2, two of bf16 or f16, or one f32.
 
     Raises PlanError for another type.
     """
@@ -80,7 +80,7 @@ def floats_of(word: Int32, dtype: DType) -> list[Float32]:
 
 
 def store_matrices(address: cute.Pointer, registers: Sequence[Int32], transpose: bool = False) -> None:
-    """stmatrix of 1, 2 or 4 matrices of 8x8 16-bit elements: lane i gives the address of row i % 8 of matrix i // 8."""
+    """stmatrix of 1, 2 or 4 matrices of 8x8 16-bit elements. Lane i gives the address of row i % 8 of matrix i // 8."""
     order = primitives.MMALayout.COL if transpose else primitives.MMALayout.ROW
     primitives.stmatrix(raw(address), list(registers), order)
 
@@ -109,7 +109,7 @@ def split_pair(pair: Sequence[Numeric], dtype: DType) -> tuple[Numeric, Numeric]
 
 
 def number(value: Numeric) -> Float32:
-    """An accumulator's value, f32 or i32, as f32: rounded to nearest, which is exact below 2**24."""
+    """An accumulator's value, f32 or i32, as f32. Rounded to nearest, which is exact below 2**24."""
     return value if isinstance(value, Float32) else value.to(Float32)
 
 
@@ -136,7 +136,7 @@ def store_remote(address: Int32, value: Float32) -> None:
 
 
 def send(address: Int32, values: Sequence[Numeric], barrier: Int32) -> None:
-    """st.async of four f32 to another block's shared memory, whose mbarrier counts their bytes; `remote` addresses."""
+    """st.async of four f32 to another block's shared memory, whose mbarrier counts their bytes. `remote` addresses."""
     assembly(
         "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [$0], {$1, $2, $3, $4}, [$5];",
         "r,f,f,f,f,r,~{memory}",
@@ -161,7 +161,7 @@ def store_element(address: Int64, value: Numeric, dtype: DType) -> None:
 
 
 def store_neighbours(address: Int64, low: Numeric, high: Numeric, dtype: DType) -> None:
-    """Store two values as neighbours of `dtype` in one instruction; the address in bytes is a multiple of both's."""
+    """Store two values as neighbours of `dtype` in one instruction. The address in bytes is a multiple of both's."""
     if dtype.bits == 32:
         store_vector(address, [x.bitcast(Int32) if isinstance(x, Float32) else x for x in (low, high)])
     elif dtype.bits == 16:

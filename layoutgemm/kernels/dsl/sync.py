@@ -48,7 +48,7 @@ def barrier_expect_more(barrier: cute.Pointer, nbytes: int) -> None:
 
 
 def barrier_wait(barrier: cute.Pointer, phase: Int32 | int) -> None:
-    """Wait until the barrier's phase with parity `phase` (0 or 1) has completed; acquires what arrived."""
+    """Wait until the barrier's phase with parity `phase` (0 or 1) has completed. Acquires what arrived."""
     cute.arch.mbarrier_wait(barrier, phase)
 
 
@@ -106,7 +106,7 @@ def warp_sync() -> None:
 
 
 def named_sync(barrier: Int32 | int, threads: int) -> None:
-    """bar.sync on a named barrier: goes on when `threads` threads have come, those of `named_arrive` included."""
+    """bar.sync on a named barrier. Goes on when `threads` threads have come, those of `named_arrive` included."""
     cute.arch.barrier(barrier_id=barrier, number_of_threads=threads)
 
 

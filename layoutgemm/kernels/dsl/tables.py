@@ -24,7 +24,7 @@ def load_word(address: Int64, *, loc: object = None, ip: object = None) -> Int32
 
 
 def load_first(address: Int64, entry: Int32, groups: Int32, size: int, ends: bool) -> Int32:
-    """The first line of a group, from global memory; beyond the last group, where that ends.
+    """The first line of a group, from global memory. Beyond the last group, where that ends.
 
     size  bytes of a number: of offsets, or with `ends` of the groups' ends, before which a 0 is not stored
     """
@@ -35,7 +35,7 @@ def load_first(address: Int64, entry: Int32, groups: Int32, size: int, ends: boo
 
 
 def group_entry(ragged: Any, address: Int64, entry: Int32, groups: Int32, rows: Int32) -> Int32:
-    """An entry of the table of groups of rows, from global memory: the group's first row, or the rows that count.
+    """An entry of the table of groups of rows, from global memory. The group's first row, or the rows that count.
 
     ragged  a plan's Ragged
     rows    of A, or of each masked group
@@ -60,7 +60,7 @@ def load_word_shared(address: Int32, *, loc: object = None, ip: object = None) -
 
 @dsl_user_op
 def load_words_shared(address: Int32, *, loc: object = None, ip: object = None) -> list[Int32]:
-    """ld.shared of four neighbours of 32 bits; `address` is an Int32 in bytes, a multiple of 16."""
+    """ld.shared of four neighbours of 32 bits. `address` is an Int32 in bytes, a multiple of 16."""
     text = "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];"
     return list(assembly(text, "=r,=r,=r,=r,r,~{memory}", [Int32(address)], [Int32] * 4, loc=loc, ip=ip))
 
@@ -68,7 +68,7 @@ def load_words_shared(address: Int32, *, loc: object = None, ip: object = None) 
 def load_index(
     indexed: IndexedRows, job: Carried, name: str, number: Int32, end: Int32, of_batch: Int32 | None = None
 ) -> Int64:
-    """The row of A or of C that is row `number` of the product; -1 from row `end` on, and for one outside of it.
+    """The row of A or of C that is row `number` of the product. -1 from row `end` on, and for one outside of it.
 
     of_batch  the matrix of a batch, each of which has job.m indices; None for the first
     """
@@ -101,7 +101,7 @@ class WordReads:
 
 
 def reads_of(order: Schedule, names: Sequence[str], words: Sequence[Int64]) -> WordReads | None:
-    """The words of an order of tiles among those of a launch; None for an order without words."""
+    """The words of an order of tiles among those of a launch. None for an order without words."""
     return WordReads(Carried(**dict(zip(names, words, strict=True)))) if order.words else None
 
 

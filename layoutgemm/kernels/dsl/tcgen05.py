@@ -1,4 +1,4 @@
-"""The bridge's Blackwell: tensor memory, tcgen05.mma, commits, and the loads that a pair of blocks counts together.
+"""The bridge's Blackwell. Tensor memory, tcgen05.mma, commits, and the loads that a pair of blocks counts together.
 
     plan object                             function here         instruction
     ------------------------------------    ------------------    --------------------------------------------------
@@ -55,7 +55,7 @@ def _tensor_pointer(address: Int32, *, loc: object = None, ip: object = None) ->
 
 
 def tensor_allocate(slot: cute.Pointer, columns: int, blocks: int = 1) -> None:
-    """tcgen05.alloc, by a whole warp: the address of `columns` columns goes to the 32-bit word of shared memory `slot`.
+    """tcgen05.alloc, by a whole warp. The address of `columns` columns goes to the 32-bit word of shared memory `slot`.
 
     blocks  1, or 2: a warp of each block of a pair executes it, and both get the same columns
     """
@@ -68,7 +68,7 @@ def tensor_relinquish(blocks: int = 1) -> None:
 
 
 def tensor_free(address: Int32, columns: int, blocks: int = 1) -> None:
-    """tcgen05.dealloc, by a whole warp, of what `tensor_allocate` gave; of a pair, by a warp of each block."""
+    """tcgen05.dealloc, by a whole warp, of what `tensor_allocate` gave. Of a pair, by a warp of each block."""
     primitives.tcgen05_dealloc(_tensor_pointer(address), columns, group=_group(blocks))
 
 
@@ -128,7 +128,7 @@ def tensor_multiply(mma: Tcgen05Atom, word: int, d: Int32, a: Int64, b: Int64, a
 
 
 def tensor_commit(barrier: cute.Pointer, blocks: int = 1, mask: int | None = None) -> None:
-    """tcgen05.commit, by the thread that issued: one arrival at the barrier when all that it issued has completed.
+    """tcgen05.commit, by the thread that issued. One arrival at the barrier when all that it issued has completed.
 
     mask  bit i for each block i of the cluster: the arrival comes at the barrier of the same address in each of them
     """
@@ -160,7 +160,7 @@ def tensor_load(atom: TmemCopyAtom, address: Int32) -> list[Numeric]:
 
 
 def tensor_store(atom: TmemCopyAtom, address: Int32, values: Sequence[Any]) -> None:
-    """tcgen05.st, by a whole warp: registers, f32 or i32, to the atom's lanes and columns; `tensor_stored` waits."""
+    """tcgen05.st, by a whole warp: registers, f32 or i32, to the atom's lanes and columns. `tensor_stored` waits."""
     names = ", ".join(f"${i + 1}" for i in range(len(values)))
     split = "" if atom.split is None else f", {atom.split}"
     words = [value.bitcast(Int32) if isinstance(value, Float32) else Int32(value) for value in values]
@@ -177,7 +177,7 @@ def tensor_stored() -> None:
 
 
 def tensor_copy(atom: TmemCopyAtom, address: Int32, descriptor: Int64) -> None:
-    """tcgen05.cp, by one thread: rows that a matrix descriptor names, from shared memory to tensor memory.
+    """tcgen05.cp, by one thread. Rows that a matrix descriptor names, from shared memory to tensor memory.
 
     Products of the same thread that come later see it; `tensor_commit` says when it is done.
     """
@@ -197,7 +197,7 @@ class _PairBarrier:
 def load_for_pair(
     tensor_map: TensorMap, tma: TmaPlan, origin: Mapping[str, Int32], destination: cute.Pointer, barrier: cute.Pointer
 ) -> None:
-    """`load_tile` in a block of a pair: into its own shared memory, bytes counted on the even block's barrier.
+    """`load_tile` in a block of a pair. Into its own shared memory, bytes counted on the even block's barrier.
 
     `barrier` is this block's; the even block's has the same address but for the rank's lowest bit.
     """

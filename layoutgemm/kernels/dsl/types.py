@@ -103,7 +103,7 @@ def unpacked(
 
 
 def unrolled(count: int) -> tuple[int, ...]:
-    """0, 1, ... count - 1 for a loop that the trace unrolls: `range_constexpr` warns from 64 iterations on."""
+    """0, 1, ... count - 1 for a loop that the trace unrolls. `range_constexpr` warns from 64 iterations on."""
     return tuple(range(count))
 
 

@@ -39,7 +39,7 @@ _MMA_TYPES = {
 
 
 def copy_async(destination: cute.Pointer, address: Int64, valid: Int32) -> None:
-    """cp.async of 16 bytes, global to shared, past L1: the first `valid` bytes are read, the others become zeros.
+    """cp.async of 16 bytes, global to shared, past L1. The first `valid` bytes are read, the others become zeros.
 
     `valid` is cut to 0..16. It completes in the group that `commit_copies` closes.
     """
@@ -54,7 +54,7 @@ def copy_tile(
     copy: TiledCopy, tile: SmemTile, thread: Int32, matrix: tuple[Int64, Int64, Int32, Int32], k0: Int32,
     destination: cute.Pointer,
 ) -> None:  # fmt: skip
-    """The calling thread's part of one K-major tile: TiledCopy of cp.async x SmemTile -> copies, zeros at the edges.
+    """The calling thread's part of one K-major tile. TiledCopy of cp.async x SmemTile -> copies, zeros at the edges.
 
     matrix       (address of the tile's first row at K = 0, elements from row to row, rows from there on, K): a row or
                  an element of K that is not there becomes zeros
@@ -115,7 +115,7 @@ def multiply_warp(
     mma: MmaAtom, a: Sequence[Int32], b: Sequence[Int32], c: Sequence[cutlass.Numeric], *, loc: object = None,
     ip: object = None,
 ) -> list[cutlass.Numeric]:  # fmt: skip
-    """mma.sync of an MmaAtom: 32-bit registers of A, B and C (f32 or i32) -> those of D."""
+    """mma.sync of an MmaAtom. 32-bit registers of A, B and C (f32 or i32) -> those of D."""
     inputs = {mma.a_dtype.name, mma.b_dtype.name}
     if not inputs <= set(_MMA_TYPES) or mma.c_dtype.name not in ("f32", "i32"):
         raise PlanError(f"the bridge has mma.sync of {', '.join(_MMA_TYPES)} into f32 or i32, not {mma}")

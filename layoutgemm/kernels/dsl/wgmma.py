@@ -35,7 +35,7 @@ LOW_WORD = (1 << 32) - 1
 
 
 def matrix_descriptor(word: int, pointer: cute.Pointer) -> Int64:
-    """The descriptor of an operand tile: constant bits of the plan, address field of the traced pointer.
+    """The descriptor of an operand tile. Constant bits of the plan, address field of the traced pointer.
 
     `word` is OperandDescriptor.word, whose address field is zero; `pointer` is the tile's first byte in shared memory.
     """
@@ -131,7 +131,7 @@ class Wgmma:
         return cute.make_rmem_tensor(self.tiled_mma.get_slice(0).partition_shape_C((m, n)), self.c_type)
 
     def halves(self, accumulator: cute.Tensor) -> list[cute.Tensor]:
-        """The accumulator of an instruction twice as wide, as two of this one: its values are those of the left columns
+        """The accumulator of an instruction twice as wide, as two of this one. Its values are those of the left columns
         first.
         """
         layout, count = self.accumulator().layout, self.atom.accumulator_registers
@@ -157,7 +157,7 @@ class Wgmma:
         self, accumulators: Sequence[cute.Tensor], a: WgmmaOperand, b: WgmmaOperand, stage: Int32 | int,
         accumulate: Boolean | bool,
     ) -> None:  # fmt: skip
-        """One k tile of several blocks of M, each with its accumulator: `multiply` with descriptors that stay put.
+        """One k tile of several blocks of M, each with its accumulator. `multiply` with descriptors that stay put.
 
         K blocks outside, blocks of M inside: two instructions in a row then read the same B. Raises PlanError, while
         tracing, for one accumulator that is not in a list.
@@ -208,7 +208,7 @@ class Wgmma:
         cute.gemm(self.tiled_mma, accumulator, *fragments, accumulator)
 
     def wait(self, pending: int = 0, *accumulators: cute.Tensor) -> None:
-        """Until all but `pending` of this thread's groups have finished: operand tiles read; `settle` these sums.
+        """Until all but `pending` of this thread's groups have finished: operand tiles read. `settle` these sums.
 
         Any that is read behind this belongs here, or to `settle`, where more than a store takes it first.
         """

@@ -1,4 +1,4 @@
-"""An epilogue's operands as NumPy arrays: laid out as a kernel finds them in memory, and read back after it has run."""
+"""An epilogue's operands as NumPy arrays. Laid out as a kernel finds them in memory, and read back after it has run."""
 
 from __future__ import annotations
 

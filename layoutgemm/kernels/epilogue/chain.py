@@ -190,7 +190,7 @@ class Epilogue:
     @classmethod
     @constant_in_graphs
     def named(cls, name: str, dtype: str = "bf16", order: str = "row") -> Epilogue:
-        """An epilogue by its cuBLASLt name (cublasLtEpilogue_t, without the prefix); the bias is f32, one a row of C.
+        """An epilogue by its cuBLASLt name (cublasLtEpilogue_t, without the prefix). The bias is f32, one a row of C.
 
         dtype, order  of the AUX matrix, which holds what goes into the activation
 
@@ -235,7 +235,7 @@ class Epilogue:
 
     @property
     def columns(self) -> int:
-        """Columns that a tile has a multiple of: those that share a scale, a result or a function.
+        """Columns that a tile has a multiple of. Those that share a scale, a result or a function.
 
         >>> Epilogue(RowReduce("max", "most", each=32), Quantize()).columns, Epilogue(Bias()).columns
         (128, 1)
@@ -244,7 +244,7 @@ class Epilogue:
 
     @property
     def columns_together(self) -> int:
-        """Columns whose results depend on each other: a thread has all sums of them before it stores one.
+        """Columns whose results depend on each other. A thread has all sums of them before it stores one.
 
         >>> Epilogue(RowReduce("max", "most", each=32), Quantize()).columns_together, Epilogue(Bias()).columns_together
         (128, 1)
@@ -259,7 +259,7 @@ class Epilogue:
         return tuple([step for step in self.steps if isinstance(step, ColumnGroup)])
 
     def check_columns(self, n: int, of: str = "C has") -> None:
-        """Raise PlanError unless n columns are whole groups of every function of columns; `of`: whose they are.
+        """Raise PlanError unless n columns are whole groups of every function of columns. `of`: whose they are.
 
         >>> Epilogue(ColumnGroup.of(lambda x, i, j, ops: (x[1], x[0]))).check_columns(7)
         Traceback (most recent call last):
@@ -273,7 +273,7 @@ class Epilogue:
 
     @cached_property
     def stages(self) -> tuple[tuple[ColumnGroup | None, tuple[Step, ...]], ...]:
-        """The steps behind a gate as stages: a function of groups of columns, then steps on single elements.
+        """The steps behind a gate as stages. A function of groups of columns, then steps on single elements.
 
         >>> swap = ColumnGroup.of(lambda x, i, j, ops: (x[1], x[0]))
         >>> [len(steps) for _, steps in Epilogue(Bias(), Scale(), swap, Activation("relu")).stages]
@@ -319,7 +319,7 @@ class Epilogue:
 
     @cached_property
     def unordered_sums(self) -> tuple[str, ...]:
-        """Names of the sums that atomic instructions add in any order: their bits differ from run to run.
+        """Names of the sums that atomic instructions add in any order. Their bits differ from run to run.
 
         >>> steps = ColumnReduce("sum", "sums", ordered=False), ColumnReduce("max", "most", ordered=False)
         >>> Epilogue(*steps).unordered_sums
@@ -368,7 +368,7 @@ class Epilogue:
 
     @cached_property
     def read_in_lines(self) -> tuple[int, int]:
-        """Matrices that are read in whole lines, and reductions of rows beside them: what a choice of tiles weighs.
+        """Matrices that are read in whole lines, and reductions of rows beside them. What a choice of tiles weighs.
 
         >>> Epilogue(Residual(), Bias()).in_pairs(lines=True).read_in_lines, Epilogue(Residual()).read_in_lines
         ((1, 0), (0, 0))
@@ -390,7 +390,7 @@ class Epilogue:
         return Epilogue(*steps, flipped=not self.flipped, pairs=False, stores_c=self.stores_c, sums=self.sums)
 
     def apply(self, x: Value, at: StepPlace) -> Value:
-        """All steps on one element, or on a matrix of them; of a gated product those behind the gate."""
+        """All steps on one element, or on a matrix of them. Of a gated product those behind the gate."""
         for step in self.steps[self.sums :]:
             x = step.apply(x, at)
         return x
@@ -418,7 +418,7 @@ class Epilogue:
         self, accumulator: np.ndarray, groups: Sequence[tuple[int, int]] | Sequence[int], gate: Gate | None = None, /,
         **given: object,
     ) -> Outputs:  # fmt: skip
-        """The same for groups of rows: columns are reduced in each group, and a vector along N may be one for each.
+        """The same for groups of rows. Columns are reduced in each group, and a vector along N may be one for each.
 
         groups  of (M, N) the (first row, end) of each; of (groups, M, N) the rows that count. Rows of no group are in
                 no reduction, and their own results mean nothing
@@ -439,7 +439,7 @@ class Epilogue:
     def reference_of_sums(
         self, accumulator: np.ndarray, gate: Gate | None, visited: np.ndarray | None = None, /, **given: object
     ) -> Outputs:
-        """The same for a gated product: accumulator (M, 2N), or (batch, M, 2N), the gate's columns first.
+        """The same for a gated product. Accumulator (M, 2N), or (batch, M, 2N), the gate's columns first.
 
         gate     both sums -> what is gated; None for no gate, and N columns
         visited  of an order of some tiles, the elements (M, N) that reductions combine; the rest of C means nothing

@@ -41,7 +41,7 @@ def whole_numbers(name: str, array: Array) -> Array:
 
 
 def rounded(operand: EpilogueOperand, value: object) -> Array:
-    """Values of an epilogue's operand, rounded once to its type, as float32; whole numbers as int32."""
+    """Values of an epilogue's operand, rounded once to its type, as float32. Whole numbers as int32."""
     if operand.dtype.kind == "int":
         return whole_numbers(operand.name, numbers_of(operand.name, value))
     return np.asarray(operand.dtype.decode(operand.dtype.encode(numbers_of(operand.name, value))), np.float32)

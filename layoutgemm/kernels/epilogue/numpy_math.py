@@ -12,7 +12,7 @@ _ERF, _ERFC = np.frompyfunc(math.erf, 1, 1), np.frompyfunc(math.erfc, 1, 1)
 
 
 def mix(seed: Any, i: Any, pair: Any, word: Any = np.uint32) -> Any:
-    """32 random bits for two neighbours of a row: element (i, 2 * pair) takes the lower 16, the next the upper.
+    """32 random bits for two neighbours of a row. Element (i, 2 * pair) takes the lower 16, the next the upper.
 
     Multiplications and shifts of 32-bit unsigned integers (`word`: NumPy's, or a kernel's), in the manner of
     MurmurHash3's final mix; a step between seed, row and column, so that none cancels another.

@@ -1,4 +1,4 @@
-"""An epilogue's operands as the sixteen words of a launch: numbers as bits, addresses with the strides they need."""
+"""An epilogue's operands as the sixteen words of a launch. Numbers as bits, addresses with the strides they need."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check_names(
 
 
 def words_of(epilogue: Epilogue, given: Mapping[str, object], workspace: object = None) -> tuple[Any, ...]:
-    """The words, in the kernel's order: numbers and `PlacedOperand` by name, all of the epilogue's and no others.
+    """The words, in the kernel's order. Numbers and `PlacedOperand` by name, all of the epilogue's and no others.
 
     workspace  the address of the plan's `workspace` bytes, which an epilogue with partial results needs
 
@@ -67,7 +67,7 @@ def words_of(epilogue: Epilogue, given: Mapping[str, object], workspace: object 
 
 
 def host_number(name: str, value: Any, whole: bool = False) -> int | float:
-    """A number that is given at a launch, NumPy's included: 32 bits of an integer where it is `whole`, or a float32.
+    """A number that is given at a launch, NumPy's included. 32 bits of an integer where it is `whole`, or a float32.
 
     Raises OperandError for anything else, and for a number that 32 bits do not hold.
 

@@ -103,7 +103,7 @@ class StepPlace(Protocol):
 
 
 class ColumnGroups:
-    """All groups of columns of whole matrices: arrays (..., M, groups, distance), where `at` has (..., M, N).
+    """All groups of columns of whole matrices. Arrays (..., M, groups, distance), where `at` has (..., M, N).
 
     Arrays of NumPy, torch or JAX.
 

@@ -59,7 +59,7 @@ class ReductionStep(Step):
 
     @property
     def places(self) -> tuple[tuple[int, int], ...]:
-        """For each result of the operation: the number of its output, and its number in it.
+        """For each result of the operation. The number of its output, and its number in it.
 
         >>> RowReduce("softmax").places
         ((0, 0), (1, 0))
@@ -307,7 +307,7 @@ class Quantize(Step):
 
 @dataclass(frozen=True)
 class QuantizeRows(Quantize):
-    """`Quantize` of a product that is computed transposed: a scale for every `each` rows of a column.
+    """`Quantize` of a product that is computed transposed. A scale for every `each` rows of a column.
 
     `Quantize.transposed` makes it; an epilogue of a product in its own place refuses it.
 

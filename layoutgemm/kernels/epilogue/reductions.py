@@ -38,7 +38,7 @@ _CLOSE = 1e-4  # relative: sums in another order round otherwise
 
 @dataclass(frozen=True)
 class About:
-    """The second component of several elements at once, from the largest of them: fewer steps than by pairs.
+    """The second component of several elements at once, from the largest of them. Fewer steps than by pairs.
 
     term    an element's, of x, i, j and the largest x, which it reads as "most". Elements outside of C are -inf: beside
             one of C their term changes nothing
@@ -414,7 +414,7 @@ def _close(x: Sequence[Value], y: Sequence[Value]) -> np.ndarray:
 
 
 def by_halves(operation: Callable[[Value, Value], Value], values: Sequence[Value]) -> Value:
-    """Values combined in a tree: the operations of a level do not wait for each other."""
+    """Values combined in a tree. The operations of a level do not wait for each other."""
     if len(values) == 1:
         return values[0]
     half = len(values) // 2

@@ -113,7 +113,7 @@ class EpilogueOperand:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Names of the 64-bit parameters that carry it: a number, or an address with the strides that it needs."""
+        """Names of the 64-bit parameters that carry it. A number, or an address with the strides that it needs."""
         if not self.axes:
             return (self.name,)
         leading = (f"{self.name}_ld",) if self.axes == "mn" else ()
@@ -159,7 +159,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Scale(Step):
-    """x * name: a number given at the launch, or a float32 in memory with device=True (a scale that a kernel made)."""
+    """x * name. A number given at the launch, or a float32 in memory with device=True (a scale that a kernel made)."""
 
     name: str = "alpha"
     device: bool = False
@@ -198,7 +198,7 @@ class _Vector(Step):
 
 @dataclass(frozen=True)
 class Bias(_Vector):
-    """x + bias: one value a column of C (axis "n", as torch's linear has it) or a row ("m", as cuBLASLt's BIAS)."""
+    """x + bias. One value a column of C (axis "n", as torch's linear has it) or a row ("m", as cuBLASLt's BIAS)."""
 
     name: str = "bias"
 
@@ -220,7 +220,7 @@ class VectorScale(_Vector):
 
 @dataclass(frozen=True)
 class Residual(Step):
-    """x + beta * D: a matrix of C's shape and a number given at the launch. Without a beta it is 1."""
+    """x + beta * D. A matrix of C's shape and a number given at the launch. Without a beta it is 1."""
 
     dtype: str = "bf16"
     order: str = "row"
@@ -286,7 +286,7 @@ def other_name(activation: object) -> str:
 
 
 def check_activation(kind: object, said: str = "activation") -> None:
-    """Raise PlanError unless `kind` is one of ACTIVATIONS; `said` is what the caller gave it as."""
+    """Raise PlanError unless `kind` is one of ACTIVATIONS. `said` is what the caller gave it as."""
     if not isinstance(kind, str) or kind not in ACTIVATIONS:
         raise PlanError(f"{said} {shown(kind)}: known are {', '.join(ACTIVATIONS)}{other_name(kind)}")
 
@@ -400,7 +400,7 @@ class Clamp(Step):
 
 @dataclass(frozen=True)
 class Aux(Step):
-    """x at this step, written to a matrix of C's shape: the input of an activation's gradient."""
+    """x at this step, written to a matrix of C's shape. The input of an activation's gradient."""
 
     dtype: str = "bf16"
     order: str = "row"
@@ -423,7 +423,7 @@ class Aux(Step):
 
 @dataclass(frozen=True)
 class Dropout(Step):
-    """x / (1 - p) where the mask keeps it, else 0; the mask is a function of the seed and of the element's place.
+    """x / (1 - p) where the mask keeps it, else 0. The mask is a function of the seed and of the element's place.
 
     p is taken in steps of 2**-16. See `random_bits` for the function.
     """
@@ -572,7 +572,7 @@ class ColumnGroup(Custom):
         return at.grouped(self, x)
 
     def results(self, x: Sequence[Value], at: OperandPlace) -> tuple[Value, ...]:
-        """The new values of a group; `at` has its row i, its first column j, and operands by name and column."""
+        """The new values of a group. `at` has its row i, its first column j, and operands by name and column."""
         return tuple([tracing.evaluate(expression, x, at) for expression in self.expression])
 
     def transposed(self) -> Step:

@@ -1,4 +1,4 @@
-"""A function of elements as an expression: it is called once with symbols, and what it computes is kept.
+"""A function of elements as an expression. It is called once with symbols, and what it computes is kept.
 
 The expression decides the kernel's code, so it is what kernels are cached by; it is evaluated on registers in a kernel
 and on arrays in NumPy. Branches of Python would be taken once, while tracing: a symbol has no truth value, and says so.
@@ -207,7 +207,7 @@ class Operations:
 
     @staticmethod
     def whole(x: object) -> Symbol:
-        """A float as a 32-bit integer: cut to it, beyond int32 its nearest, of NaN 0. Arithmetic wraps."""
+        """A float as a 32-bit integer. Cut to it, beyond int32 its nearest, of NaN 0. Arithmetic wraps."""
         return _apply("whole", "int", _float(x))
 
     @classmethod
@@ -352,7 +352,7 @@ def _size(expressions: Sequence[Expression]) -> int:
 
 
 def in_steps(expressions: Sequence[Expression]) -> tuple[Expression, ...]:
-    """The expressions of one function's results; long ones as steps, each of which is computed once for all.
+    """The expressions of one function's results. Long ones as steps, each of which is computed once for all.
 
     A sorting network reads each value several times: written out it doubles with every comparison.
 
@@ -426,7 +426,7 @@ def called(function: Callable[..., object], names: tuple[str, ...], symbols: tup
 
 
 def as_value(value: object, kind: str | None = None) -> Symbol:
-    """A function's result as a symbol of kind "float" or "int"; of its own kind without one.
+    """A function's result as a symbol of kind "float" or "int". Of its own kind without one.
 
     Raises PlanError for a comparison, for anything that is no number, and for a float where a whole number belongs.
     """
@@ -451,7 +451,7 @@ def transposed(expression: Expression) -> Expression:
 
 
 def evaluate(expression: Expression, x: Value, at: Place) -> Value:
-    """The value of an expression; `at` gives coordinates, operands and operations, as for a step's `apply`."""
+    """The value of an expression. `at` gives coordinates, operands and operations, as for a step's `apply`."""
     return evaluate_each([expression], x, at)[0]
 
 
@@ -528,7 +528,7 @@ _MADE: Mapping[str, Callable[..., Symbol]] = {
 def restored(
     parts: object, names: Sequence[str], along: Sequence[str] = (), columns: int = 0, whole: Collection[str] = ()
 ) -> Expression:
-    """The expression of nested lists, as JSON has them: its operations are made again, with their checks.
+    """The expression of nested lists, as JSON has them. Its operations are made again, with their checks.
 
     names    of the operands that it may read
     along    names of those of them that have a value for each column of a group
@@ -591,7 +591,7 @@ def as_json(what: str, **parts: object) -> str:
 
 
 class Values:
-    """Values by name, and the operations on them: the place at which an expression without coordinates is evaluated."""
+    """Values by name, and the operations on them. The place at which an expression without coordinates is evaluated."""
 
     def __init__(self, values: Mapping[str, object], math: object):
         self.values, self.math = values, math

@@ -168,7 +168,7 @@ class QuantizePlan:
         return (THREADS // WARP + 1) * BLOCK * 4 + BLOCK * BLOCK
 
     def compile(self) -> CompiledGemm:
-        """The kernel, compiled or from the cache; it needs the DSL, and a GPU only to launch."""
+        """The kernel, compiled or from the cache. It needs the DSL, and a GPU only to launch."""
         own = ("source", "values", "group", "order", "access", "powers")
         facts = {type(self).key: {name: getattr(self, name) for name in own}}
         made: CompiledGemm = named("compile.compiler:compile_kernel")(

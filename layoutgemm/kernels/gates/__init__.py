@@ -1,1 +1,1 @@
-"""Gates of a stored product, and their gradients: the plan of one small kernel, and the kernel in `device`."""
+"""Gates of a stored product, and their gradients. The plan of one small kernel, and the kernel in `device`."""

@@ -107,7 +107,7 @@ class GatePlan:
 
     @property
     def part(self) -> int:
-        """Elements of a row that a warp has: a weighted gradient's sums are (m, n / part), float32."""
+        """Elements of a row that a warp has. A weighted gradient's sums are (m, n / part), float32."""
         return WARP * self.vector
 
     @property
@@ -116,7 +116,7 @@ class GatePlan:
         return "griddepcontrol" in self.arch.features
 
     def compile(self) -> CompiledGemm:
-        """The kernel, compiled or from the cache; it needs the DSL, and a GPU only to launch."""
+        """The kernel, compiled or from the cache. It needs the DSL, and a GPU only to launch."""
         facts = {"gate": {name: getattr(self, name) for name in ("source", "kind", "gradient", "access", "weighted")}}
         made: CompiledGemm = named("compile.compiler:compile_kernel")(
             named(self.device_kernel)(self), self.code, facts, self

@@ -1,4 +1,4 @@
-"""Gathered rows, copied first: a kernel writes A's chosen rows to a workspace, and the product reads that by TMA.
+"""Gathered rows, copied first. A kernel writes A's chosen rows to a workspace, and the product reads that by TMA.
 
     launch     reads                        writes
     -------    -------------------------    ------------------------------------------------------------------------
@@ -70,11 +70,11 @@ class RowCopy:
         return number // runs, number % runs * (self.run // size)
 
     def element(self, lane: W, vector: int, size: int) -> W:
-        """The first element of a lane's vector in a run: lanes beside each other copy vectors beside each other."""
+        """The first element of a lane's vector in a run. Lanes beside each other copy vectors beside each other."""
         return Layout((WARP, self.vectors))(lane, vector) * (VECTOR_BYTES // size)
 
     @staticmethod
     def pitch(k: W, size: int) -> W:
-        """Elements from row to row of the workspace: whole lines of 128 bytes; ints or traced integers."""
+        """Elements from row to row of the workspace: whole lines of 128 bytes. Ints or traced integers."""
         line = LINE // size
         return tile_count(k, line) * line

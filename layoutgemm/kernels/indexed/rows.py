@@ -245,7 +245,7 @@ class IndexedProduct:
         return () if self.indexed is None else self.indexed.words
 
     def stored_rows(self, values: Mapping[str, Any]) -> Any:
-        """The rows of C that are stored, as an array, (batch, M) of a batch; None for all.
+        """The rows of C that are stored, as an array, (batch, M) of a batch. None for all.
 
         values  that the plan reads, by name
         """

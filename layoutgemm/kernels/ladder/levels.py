@@ -100,7 +100,7 @@ class Level:
         return self.kernel.check()
 
     def compile(self) -> CompiledGemm:
-        """Compile for the target, or take it from the cache; needs the DSL and no GPU."""
+        """Compile for the target, or take it from the cache. Needs the DSL and no GPU."""
         memo = _COMPILED.get(id(self))
         if memo is not None and memo[0] is self:
             return memo[1]
@@ -115,13 +115,13 @@ class Level:
 
     @property
     def store(self) -> TmaPlan | None:
-        """The tensor copies by which the kernel stores C; None where its threads store their own elements."""
+        """The tensor copies by which the kernel stores C. None where its threads store their own elements."""
         found = [value for value in vars(self.kernel).values() if isinstance(value, TmaPlan)]
         return next((plan for plan in found if plan.operation == "store"), None)
 
     @property
     def whole_units(self) -> bool:
-        """True if lines of C are written in whole units of 16 bytes: the pitch up to the next one is the level's."""
+        """True if lines of C are written in whole units of 16 bytes. The pitch up to the next one is the level's."""
         return self.store is not None
 
     def written(self, n: int) -> int:
@@ -129,7 +129,7 @@ class Level:
         return n + (self.store.line_overrun(n) if self.store is not None else 0)
 
     def leading(self, m: int, n: int, k: int) -> tuple[int, int, int]:
-        """lda, ldb, ldc that the harness gives: the smallest that tensor copies take; an f32 C has no pitch.
+        """lda, ldb, ldc that the harness gives: the smallest that tensor copies take. An f32 C has no pitch.
 
         Where the level owns a part of C's pitch, C has 16 bytes more, which it must leave alone.
         """
@@ -253,7 +253,7 @@ class SharedMap:
 
     @classmethod
     def of(cls, a: SmemTile, b: SmemTile, stages: int, c: SmemTile | None = None, c_buffers: int = 0) -> SharedMap:
-        """Tiles one after another, each stage aligned as its tile asks; then two barriers a stage.
+        """Tiles one after another, each stage aligned as its tile asks. Then two barriers a stage.
 
         >>> tile = smem_tile((64, 64), "bf16", "K")
         >>> SharedMap.of(tile, tile, stages=4).total
@@ -306,7 +306,7 @@ def wgmma_report(
     *more: Check | None,
     blocks_per_sm: int = 1,
 ) -> Report:
-    """Checks of every wgmma level: operands, fragment map, shared memory, pipeline; then `more`, but for None.
+    """Checks of every wgmma level: operands, fragment map, shared memory, pipeline. Then `more`, but for None.
 
     Loads of an A in registers have checks of their own: `load_checks`.
     """

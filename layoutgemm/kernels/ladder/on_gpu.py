@@ -55,7 +55,7 @@ class Timing:
 
 
 def operands(m: int, n: int, k: int, pitch: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A (m, k) and B (n, k), random normal bf16 on the GPU; NaN in the pitch, which no kernel may multiply."""
+    """A (m, k) and B (n, k), random normal bf16 on the GPU. NaN in the pitch, which no kernel may multiply."""
     import torch
 
     made = []
@@ -91,7 +91,7 @@ def output(level: Level, m: int, n: int, k: int) -> torch.Tensor:
 
 
 def share_of_bound(level: Level, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, k: int) -> float:
-    """The largest error of C against float64, as a share of the bound; infinite for a NaN.
+    """The largest error of C against float64, as a share of the bound. Infinite for a NaN.
 
     The bound is that of `run.error_bound`.
     """
@@ -135,7 +135,7 @@ def check(level: Level, m: int, n: int, k: int) -> float:
 
 
 def check_rows(level: Level, size: int) -> float:
-    """Run the level at size^3 and look at some rows of C: the largest error as a share of the bound.
+    """Run the level at size^3 and look at some rows of C. The largest error as a share of the bound.
 
     Raises PlanError where an element is further off.
     """
@@ -156,7 +156,7 @@ def _share_in_rows(level: Level, a: torch.Tensor, b: torch.Tensor, c: torch.Tens
 
 
 def time_levels(levels: Sequence[Level], size: int, rounds: int = ROUNDS) -> list[Timing]:
-    """The levels at size^3, interleaved with each other and with torch.mm in random order; torch.mm's is the last."""
+    """The levels at size^3, interleaved with each other and with torch.mm in random order. Torch.mm's is the last."""
     import torch
 
     flops = 2 * size**3

@@ -81,7 +81,7 @@ class Primitive:
 
 
 def emulate(name: str, kernel: object, arrays: Mapping[str, np.ndarray], orders: int = 3) -> Emulation:
-    """Run a kernel's launch on the arrays in several orders of events; they hold what it wrote, the same in each.
+    """Run a kernel's launch on the arrays in several orders of events. They hold what it wrote, the same in each.
 
     name    of the kernel, unique in its program, for the cache of compiled kernels
     arrays  in the order of the host function's parameters

@@ -1,1 +1,1 @@
-"""Parts of a product that kernels of several architectures have: several matrices B, a gate, a second pair."""
+"""Parts of a product that kernels of several architectures have. Several matrices B, a gate, a second pair."""

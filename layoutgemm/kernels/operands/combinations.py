@@ -129,7 +129,7 @@ REFUSED: dict[tuple[str, str], str] = {
 
 @dataclass(frozen=True)
 class Asked:
-    """The arguments of a plan that ask for more than a plain product; None for those that are not given.
+    """The arguments of a plan that ask for more than a plain product. None for those that are not given.
 
     symmetric  the order is that of a symmetric product
     """
@@ -189,7 +189,7 @@ class Asked:
 
 
 def order_parts(schedule: Schedule, usual: Schedule) -> tuple[str, ...]:
-    """The names of what an order asks for; none for the configuration's own, and a symmetric one is known before.
+    """The names of what an order asks for. None for the configuration's own, and a symmetric one is known before.
 
     >>> from layoutgemm.schedule import Grouped, Hilbert, Linear, TileList, Triangular
     >>> [order_parts(order, Grouped()) for order in (Grouped(), Linear("N"), TileList(schedule=Hilbert()))]
@@ -207,7 +207,7 @@ SUMS = ("gate", "several B", "second pair")  # parts of kernels without wgmma, t
 
 
 def refusal(parts: Sequence[str], of: Sequence[str] = tuple(PARTS)) -> str:
-    """The reason why two of these parts do not go together; "" where all do, or where neither is one `of` these.
+    """The reason why two of these parts do not go together. "" where all do, or where neither is one `of` these.
 
     >>> refusal(("prologue", "main loop"))
     'mainloop: no kernel has a main loop that promotes and a prologue: a kernel has one loop over K'
@@ -219,6 +219,6 @@ def refusal(parts: Sequence[str], of: Sequence[str] = tuple(PARTS)) -> str:
 
 
 def check_parts(parts: Sequence[str], batch: int, of: Sequence[str] = tuple(PARTS)) -> None:
-    """Raise PlanError, naming the first two parts that do not go together and the reason; see `refusal`."""
+    """Raise PlanError, naming the first two parts that do not go together and the reason. See `refusal`."""
     if why := refusal(parts, of):
         raise PlanError(why.replace("batch:", f"batch = {batch}:", 1))

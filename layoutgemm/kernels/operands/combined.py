@@ -58,7 +58,7 @@ def sum_name(matrix: int) -> str:
 
 @dataclass(frozen=True)
 class Combined:
-    """The function of the sums of several matrices B that makes one element of C; see `of`.
+    """The function of the sums of several matrices B that makes one element of C. See `of`.
 
     expression  traced, in f32; the sums are named by `sum_name`
     matrices    sums that it takes
@@ -148,7 +148,7 @@ class Combined:
 
     @checked(PlanError)
     def apply(self, sums: Sequence[Value], math: object, numbers: Mapping[str, object] | None = None) -> Value:
-        """One element, or matrices of them; `math` is a kernel's functions or NumPy's, as for a step of an epilogue."""
+        """One element, or matrices of them. `math` is a kernel's functions or NumPy's, as for a step of an epilogue."""
         if not isinstance(sums, (tuple, list)):
             raise PlanError(refusal(sums, "sums of Combined.apply", "a tuple of numbers"))
         values = {**{sum_name(i): x for i, x in enumerate(sums)}, **(numbers or {})}
@@ -246,7 +246,7 @@ def columns_of_each(b: Operand) -> int:
 
 
 def check_combined(how: Combined, tile_n: int, split: int, b: Operand, tile: str = "a tile") -> None:
-    """Raise PlanError, naming the obstacle, for a tile without a kernel of several sums; `tile` is its name."""
+    """Raise PlanError, naming the obstacle, for a tile without a kernel of several sums. `tile` is its name."""
     unit = columns_of_each(b)
     if tile_n % (how.matrices * unit):
         of = f": its {b.order}-major lines fill spans of {LINE} bytes" if unit > 8 else ""
@@ -261,7 +261,7 @@ def check_combined(how: Combined, tile_n: int, split: int, b: Operand, tile: str
 
 
 def side_by_side(operand: OperandPlan, matrices: int) -> OperandPlan:
-    """B's tile with copies from `matrices` matrices: each fills as many of its rows, by a tensor map of its own.
+    """B's tile with copies from `matrices` matrices. Each fills as many of its rows, by a tensor map of its own.
 
     >>> from layoutgemm.atoms import wgmma
     >>> from layoutgemm.kernels.derive import derive_operand

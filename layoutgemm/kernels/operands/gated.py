@@ -74,7 +74,7 @@ def combination(given: Any) -> Combined | None:
 
 
 def halves_of(gated: Combined | None) -> int:
-    """Columns of B for each column of C: 2 of a gated product, the gate's and the gated.
+    """Columns of B for each column of C. 2 of a gated product, the gate's and the gated.
 
     >>> halves_of(Gated("silu")), halves_of(None)
     (2, 1)
@@ -114,7 +114,7 @@ def check_gated(tile_n: int, split: int) -> None:
 
 
 def in_halves(tma: TmaPlan) -> TmaPlan:
-    """The same tile, of which the second half of the lines comes from another place: the map has a dimension more.
+    """The same tile, of which the second half of the lines comes from another place. The map has a dimension more.
 
     Shared memory and bytes stay as they are: a box holds its elements in the order of its dimensions. Raises TmaError
     where a box does not hold the tile's lines from first to last.

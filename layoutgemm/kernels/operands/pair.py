@@ -35,7 +35,7 @@ SECOND = "second"  # beside the coordinates of a K tile: whether it is one of th
 
 @dataclass(frozen=True, slots=True)
 class SecondPair:
-    """The second pair of operands: A2 is M x K, and B2 K x N; with several matrices B as many of those.
+    """The second pair of operands: A2 is M x K, and B2 K x N. With several matrices B as many of those.
 
     matrices  that A2 multiplies; a plan has as many as its function has sums
 
@@ -64,7 +64,7 @@ class SecondPair:
 
 
 def pair_of(given: SecondPair | int | None, gated: Combined | None = None) -> SecondPair | None:
-    """The second pair of an argument: a SecondPair, its K, or None; with as many matrices B as the first has.
+    """The second pair of an argument: a SecondPair, its K, or None. With as many matrices B as the first has.
 
     Raises PlanError for anything else.
 
@@ -78,7 +78,7 @@ def pair_of(given: SecondPair | int | None, gated: Combined | None = None) -> Se
 
 
 def place_in_pairs(tile: W, first_tiles: W, depth: int, choose: Callable[[Any, Any, Any], Any]) -> dict[str, Any]:
-    """The coordinate of a K tile, and whether it is one of the second pair's; ints or traced integers alike.
+    """The coordinate of a K tile, and whether it is one of the second pair's. Ints or traced integers alike.
 
     >>> [place_in_pairs(tile, 2, 64, either) for tile in (1, 2)]
     [{'k': 64, 'second': False}, {'k': 0, 'second': True}]
@@ -88,7 +88,7 @@ def place_in_pairs(tile: W, first_tiles: W, depth: int, choose: Callable[[Any, A
 
 
 def passes_on(left: Any, behind: Any) -> bool:
-    """True if a cursor behind a K tile begins the second pair; ints or traced integers alike.
+    """True if a cursor behind a K tile begins the second pair. Ints or traced integers alike.
 
     left    K of the cursor's pair behind the K tile; none or less at the pair's end
     behind  K of the pair that follows, 0 in the second pair

@@ -1,4 +1,4 @@
-"""Facts of a plan that several matrices B, a gate, and a second pair decide: see `combined`, `gated`, `pair`."""
+"""Facts of a plan that several matrices B, a gate, and a second pair decide. See `combined`, `gated`, `pair`."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class SeveralOperands:
 
     @property
     def halves(self) -> int:
-        """Columns of B for each column of C: 2 of a gated product, the gate's and the gated."""
+        """Columns of B for each column of C. 2 of a gated product, the gate's and the gated."""
         return halves_of(self.gated)
 
     @property
@@ -109,7 +109,7 @@ class SeveralOperands:
         return sum(tile_count(k, self.tile[2]) for k in (self.k, *([self.pair.k] if self.pair is not None else [])))
 
     def front(self, name: str) -> tuple[int, ...]:
-        """The dimension before the two of "a", "b" or "c": matrices of a batch or of groups; () of one matrix.
+        """The dimension before the two of "a", "b" or "c". Matrices of a batch or of groups; () of one matrix.
 
         Of groups of rows B alone has it, of groups along K C alone.
         """
@@ -121,7 +121,7 @@ class SeveralOperands:
 
     @property
     def further(self) -> dict[str, tuple[Any, tuple[int, ...]]]:
-        """Matrices beyond A and B by name: the operand that each lies as, and its shape."""
+        """Matrices beyond A and B by name. The operand that each lies as, and its shape."""
         a, b = self.front("a"), self.front("b")
         names = [name for name, _ in (self.gated.places if self.gated is not None else ())]
         found = dict.fromkeys(names, (self.b, (*b, self.k, self.n)))
@@ -137,11 +137,11 @@ class SeveralOperands:
 
     @property
     def operand_words(self) -> tuple[str, ...]:
-        """The kernel's parameters for further matrices and numbers, in order; distances of a batch's matrices last."""
+        """The kernel's parameters for further matrices and numbers, in order. Distances of a batch's matrices last."""
         own = [word for part in (self.gated, self.pair) if part is not None for word in part.words]
         return (*own, *[distance_of(name) for name, (_, shape) in self.further.items() if len(shape) > 2])
 
     def lines_given(self, name: str, given: Mapping[str, Word]) -> tuple[Word, tuple[Word, ...]]:
-        """(address, pitches) of a further matrix, of a launch's words by name: between lines, then between matrices."""
+        """(address, pitches) of a further matrix, of a launch's words by name. Between lines, then between matrices."""
         pitches = [given[word] for word in (f"ld{name}", distance_of(name)) if word in given]
         return given[name], tuple(pitches)

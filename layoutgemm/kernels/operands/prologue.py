@@ -39,7 +39,7 @@ TYPES = ("bf16", "f16", "e4m3", "e5m2")  # of A
 
 @dataclass(frozen=True, slots=True)
 class PrologueOperand:
-    """A vector that the function reads: a number for each row of A ("m"), or for each of its columns ("k")."""
+    """A vector that the function reads. A number for each row of A ("m"), or for each of its columns ("k")."""
 
     name: str
     axis: str
@@ -173,7 +173,7 @@ class Prologue:
 
     @checked(PlanError)
     def apply(self, x: object, at: PrologueElement) -> Any:
-        """The value of one element; `at` gives i, j (the column), `read` and `math`, as for a step of an epilogue."""
+        """The value of one element. `at` gives i, j (the column), `read` and `math`, as for a step of an epilogue."""
         return tracing.evaluate(self.expression, x, at)
 
     @checked(PlanError)
@@ -203,7 +203,7 @@ class Prologue:
     def check(
         self, given: Mapping[str, object], sizes: tuple[int, int, int, int], shared: str = ""
     ) -> dict[str, npt.NDArray[np.float32]]:  # fmt: skip
-        """NumPy operands by name, rounded to their types; raises OperandError for one that does not fit.
+        """NumPy operands by name, rounded to their types. Raises OperandError for one that does not fit.
 
         sizes, shared  as `PrologueOperand.shapes` has them
         """

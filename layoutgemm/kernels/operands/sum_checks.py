@@ -11,7 +11,7 @@ from ..derive import OperandPlan, one_matrix
 
 
 def filled_side_by_side(operand: OperandPlan, sums: int) -> Check:
-    """Every byte of B's tile is copied once: row r from line r % w of matrix r // w, for w columns of a matrix."""
+    """Every byte of B's tile is copied once. Row r from line r % w of matrix r // w, for w columns of a matrix."""
     tile = operand.smem
     width = tile.extent[0] // sums
     size = tile.dtype.bytes

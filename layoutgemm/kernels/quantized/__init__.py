@@ -1,1 +1,1 @@
-"""Packed weights of 4 and 8 bits, on every architecture: formats, conversions, the packed order and its proofs."""
+"""Packed weights of 4 and 8 bits, on every architecture. Formats, conversions, the packed order and its proofs."""

@@ -1,4 +1,4 @@
-"""A stage of packed weights, and the bytes of global memory that fill it: whole units, or their halves."""
+"""A stage of packed weights, and the bytes of global memory that fill it. Whole units, or their halves."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PackedTile:
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """Contiguous bytes of a row block: bytes in global memory -> bytes of the block in a stage.
+    """Contiguous bytes of a row block. Bytes in global memory -> bytes of the block in a stage.
 
     source, target  first bytes: of the packed weights, an int or a traced integer, and of the block
     """
@@ -78,7 +78,7 @@ class PackedBlocks:
 
     @property
     def groups(self) -> int:
-        """Groups of a K tile: a group that is deeper is in each of its K tiles."""
+        """Groups of a K tile. A group that is deeper is in each of its K tiles."""
         return -(-self.packing.format.groups // self.parts)
 
     @property
@@ -103,7 +103,7 @@ class PackedBlocks:
 
     @property
     def one_shift(self) -> bool:
-        """True if int4 is converted by one shift a word: totals are multiplied by the divisor."""
+        """True if int4 is converted by one shift a word. Totals are multiplied by the divisor."""
         return self.scales_sums
 
     @property
@@ -120,7 +120,7 @@ class PackedBlocks:
 
     @property
     def sums(self) -> int:
-        """Sums of a K tile and a row block: one for each of its groups, if scales multiply sums.
+        """Sums of a K tile and a row block. One for each of its groups, if scales multiply sums.
 
         >>> from layoutgemm.dtypes import dtype
         >>> from layoutgemm.kernels.quantized.formats import QuantizedFormat

@@ -82,7 +82,7 @@ class PairMath(Protocol):
         """Twice x * y + z, rounded once."""
 
     def permute(self, x: Word, y: Word, selector: Word) -> Word:
-        """Four bytes of the eight of x and y, by the selector's four low digits; prmt.b32."""
+        """Four bytes of the eight of x and y, by the selector's four low digits. Prmt.b32."""
 
     def twice(self, word: Word, half: int) -> Word:
         """The low half (0) or the high one (1) in both."""
@@ -158,7 +158,7 @@ def _value_bits(code: str, target: TargetFormat) -> tuple[int, ...]:
 
 @cache
 def float_places(code: str, target: TargetFormat) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """For each pair of float8 in a word: (rotation to the left, bits then in place).
+    """For each pair of float8 in a word. (rotation to the left, bits then in place).
 
     Bits are those of a half.
 
@@ -188,7 +188,7 @@ def float_places(code: str, target: TargetFormat) -> tuple[tuple[tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class TargetFormat:
-    """The facts of a type that codes become: bits of the exponent and of the mantissa.
+    """The facts of a type that codes become. Bits of the exponent and of the mantissa.
 
     scales  the type of the scales of groups: its own, but for e4m3, whose scales multiply sums in float32
     """
@@ -210,7 +210,7 @@ class TargetFormat:
 
     @property
     def magic(self) -> int:
-        """The bits of the power of two whose mantissa counts in ones: 128 of bf16, 1024 of f16."""
+        """The bits of the power of two whose mantissa counts in ones. 128 of bf16, 1024 of f16."""
         return (self.bias + self.mantissa) << self.mantissa
 
     def word(self, value: float) -> int:
@@ -233,7 +233,7 @@ NEGATIVE_ZERO = both(1 << HALF - 1)  # of 16-bit types
 
 
 def zero_word(target: TargetFormat, zero: float) -> int:
-    """The word that is subtracted from an int4's magic pair: its power of two and the zero point, twice.
+    """The word that is subtracted from an int4's magic pair. Its power of two and the zero point, twice.
 
     >>> hex(zero_word(TARGETS["bf16"], 8))
     '0x43084308'
@@ -242,7 +242,7 @@ def zero_word(target: TargetFormat, zero: float) -> int:
 
 
 def zero_bits(target: TargetFormat, zeros: npt.ArrayLike) -> npt.NDArray[np.uint16]:
-    """Zero points as 16 bits, of which a register takes two: with the magic power of two, or of e4m3 a byte each.
+    """Zero points as 16 bits, of which a register takes two. With the magic power of two, or of e4m3 a byte each.
 
     >>> [hex(zero_bits(TARGETS[name], 8)) for name in ("bf16", "e4m3")]
     ['0x4308', '0x808']
@@ -280,7 +280,7 @@ def pairs_of(
 
 
 def bias_factor(code: str, target: TargetFormat) -> float:
-    """A float8's value divided by that of its bits where a 16-bit type has them; 1 of other codes.
+    """A float8's value divided by that of its bits where a 16-bit type has them. 1 of other codes.
 
     >>> [bias_factor(code, TARGETS["bf16"]) == 2.0**power for code, power in (("e4m3", 120), ("e5m2", 112))]
     [True, True]
@@ -429,7 +429,7 @@ class NumpyPairs:
         return self._each(np.multiply, x, y)
 
     def permute(self, x: Word, y: Word, selector: Word) -> Word:
-        """Four bytes of the eight of x and y; a digit of 8 or more repeats its byte's highest bit."""
+        """Four bytes of the eight of x and y. A digit of 8 or more repeats its byte's highest bit."""
         both_words = np.uint64(0) + x | (np.uint64(0) + y) << np.uint64(WORD)
         found = np.zeros(np.broadcast_shapes(np.shape(both_words), np.shape(selector)), np.uint32)
         for place in range(4):

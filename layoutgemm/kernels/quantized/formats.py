@@ -118,12 +118,12 @@ class QuantizedFormat:
 
     @property
     def groups(self) -> int:
-        """Groups of a packed unit of 128 weights along K; 0 where a column has one scale."""
+        """Groups of a packed unit of 128 weights along K. 0 where a column has one scale."""
         return 0 if self.group is None else UNIT_K // self.group
 
     @checked(PlanError)
     def epilogue(self, *steps: Step, axis: str = "m") -> Epilogue:
-        """The epilogue of a plan with these weights: the scale of a column first, then the given steps.
+        """The epilogue of a plan with these weights. The scale of a column first, then the given steps.
 
         axis  of C, along which output features lie: "m" where weights are A, "n" where they are B
 

@@ -1,4 +1,4 @@
-"""A thread's registers of packed weights: the way from its words to the fragments that wgmma takes, as the kernel goes.
+"""A thread's registers of packed weights. The way from its words to the fragments that wgmma takes, as the kernel goes.
 
 The functions take a `PairMath`, and so run in a kernel on traced words and here on arrays.
 """
@@ -101,7 +101,7 @@ def block_values(
 
 
 def block_scales(order: PackedOrder, block: npt.NDArray[np.uint8], depth: int = UNIT_K) -> npt.NDArray[np.float32]:
-    """(64, sums) factors of a K tile's sums, where scales multiply sums: as the threads of the rows read them.
+    """(64, sums) factors of a K tile's sums, where scales multiply sums. As the threads of the rows read them.
 
     block  as `block_values` takes it
 

@@ -168,7 +168,7 @@ class PackedOrder:
 
     @property
     def scale_words(self) -> int:
-        """32-bit words that a thread reads for a group: the scales of its two rows, then their zeros."""
+        """32-bit words that a thread reads for a group. The scales of its two rows, then their zeros."""
         return 1 + self.format.zeros
 
     @cached_property
@@ -178,7 +178,7 @@ class PackedOrder:
 
     @cached_property
     def scale_bytes(self) -> Layout:
-        """(thread, group) -> the byte of the thread's scales in the unit, behind `code_bytes`: four lanes read one."""
+        """(thread, group) -> the byte of the thread's scales in the unit, behind `code_bytes`. Four lanes read one."""
         word = 4 * self.scale_words
         rows, warps = int(self.scales[1].size), int(self.scales[2].size)
         lanes = THREADS // (rows * warps)

@@ -185,7 +185,7 @@ def units_of(n: int, k: int) -> tuple[int, int]:
 
 @checked(OperandError)
 def quantize(weights: npt.ArrayLike, fmt: QuantizedFormat, activations: str | None = None) -> QuantizedWeights:
-    """Weights (N, K) rounded to the nearest code; the scale is the smallest with which no weight leaves the range.
+    """Weights (N, K) rounded to the nearest code. The scale is the smallest with which no weight leaves the range.
 
     activations  round the scales of groups as `pack` would afterwards, before the weights are
 

@@ -1,4 +1,4 @@
-"""NumPy operands of a run, and its output: kinds, shapes, types, and the bits as they lie in global memory."""
+"""NumPy operands of a run, and its output. Kinds, shapes, types, and the bits as they lie in global memory."""
 
 from __future__ import annotations
 

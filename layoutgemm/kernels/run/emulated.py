@@ -1,4 +1,4 @@
-"""Plans in the emulator: the compiled kernel and its compiled host function, executed on the CPU and race-checked."""
+"""Plans in the emulator. The compiled kernel and its compiled host function, executed on the CPU and race-checked."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def emulate_plan(
     plan: Plan, a: GlobalMatrix, b: GlobalMatrix, policy: Policy | None = None, progress: bool = True,
     given: tuple[object, ...] = (),
 ) -> tuple[np.ndarray, Emulation]:  # fmt: skip
-    """Run the compiled kernel: the raw bits of C, (M, N) or (batch, M, N), and the emulation.
+    """Run the compiled kernel. The raw bits of C, (M, N) or (batch, M, N), and the emulation.
 
     a, b   the operands as they lie in global memory
     given  the launch's last arguments, of a plan that has `words`; arrays in place of addresses
@@ -101,7 +101,7 @@ def host_of(compiled: CompiledGemm) -> HostFunction:
 
 
 def host_parameters(parameters: Mapping[str, str]) -> list[HostParameter]:
-    """A kernel's parameters, name -> kind, as its compiled host function has them; the stream comes last."""
+    """A kernel's parameters, name -> kind, as its compiled host function has them. The stream comes last."""
     scalars = [parameter_of(_TYPES[kind], name=name) for name, kind in parameters.items()]
     return [*scalars, HostParameter("stream", "stream")]
 

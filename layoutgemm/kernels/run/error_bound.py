@@ -1,4 +1,4 @@
-"""The bound on the rounding error of a product: all checks of kernels and benchmarks take it from here."""
+"""The bound on the rounding error of a product. All checks of kernels and benchmarks take it from here."""
 
 from __future__ import annotations
 

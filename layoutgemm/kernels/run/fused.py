@@ -1,4 +1,4 @@
-"""Plans with an epilogue, run on NumPy arrays: the compiled kernel on a GPU or in the emulator, operands by name."""
+"""Plans with an epilogue, run on NumPy arrays. The compiled kernel on a GPU or in the emulator, operands by name."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def run_fused(
 def run_fused_on_tensors(
     plan: Plan, a: torch.Tensor, b: torch.Tensor, given: Mapping[str, object], out: torch.Tensor | None, copy: bool
 ) -> GemmResult:
-    """The kernel on CUDA tensors, read and written in place; `copy` is of A, B and C."""
+    """The kernel on CUDA tensors, read and written in place. `copy` is of A, B and C."""
     import torch
 
     of, fill = import_module(f"{_TORCH_OP}.epilogue"), import_module(f"{_TORCH_OP}.launch").fill

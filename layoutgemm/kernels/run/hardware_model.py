@@ -31,7 +31,7 @@ POISON = 0xFF  # every byte of fresh shared memory: read as bf16 or f16 it is Na
 
 
 def unwritten(dtype: DType, shape: int | tuple[int, ...]) -> np.ndarray:
-    """The bits of a C that nothing has stored yet: all ones, a NaN of every float type, -1 of an integer one."""
+    """The bits of a C that nothing has stored yet. All ones, a NaN of every float type, -1 of an integer one."""
     return np.full(shape, -1, dtype=np.int64).astype(dtype.storage)
 
 
@@ -101,7 +101,7 @@ class Barrier:
             self.pending = self.count
 
     def wait(self, parity: int) -> None:
-        """Pass when the phase of that parity has ended; raises PlanError where the hardware would wait for ever."""
+        """Pass when the phase of that parity has ended. Raises PlanError where the hardware would wait for ever."""
         if self.phase == parity:
             raise PlanError(
                 f"{self.name} never completes the phase of parity {parity}: {self.pending} arrival(s) and {self.bytes} "
@@ -111,7 +111,7 @@ class Barrier:
 
 @dataclass(frozen=True, eq=False)
 class GlobalMatrix:
-    """A matrix in global memory, or a batch of them: raw element bits, contiguous along one dimension.
+    """A matrix in global memory, or a batch of them. Raw element bits, contiguous along one dimension.
 
     leading  elements from line to line
     extents  innermost first; a third one is the batch
@@ -341,7 +341,7 @@ def _operand_addresses(word: int, major: str, extent: tuple[int, int], dtype: DT
 
 
 def wgmma_product(atom: MmaAtom, smem: SharedBytes, word_a: int, major_a: str, word_b: int, major_b: str) -> np.ndarray:
-    """wgmma.mma_async on two descriptors: the product A B^T of one instruction as a (64, N) float32 or int32 matrix.
+    """wgmma.mma_async on two descriptors. The product A B^T of one instruction as a (64, N) float32 or int32 matrix.
 
     A and B are read through their descriptors' own arithmetic. The sum of the products is rounded in float32, in
     whatever order NumPy adds; the hardware's order is not specified either. 32 products of 8-bit integers fit into 32.
@@ -362,7 +362,7 @@ def register_product(atom: MmaAtom, smem: SharedBytes, a: np.ndarray, word_b: in
 
 
 def accumulated(atom: MmaAtom, sums: np.ndarray, product: np.ndarray) -> np.ndarray:
-    """The accumulator after another product; integers stop at the ends of int32 where the instruction saturates.
+    """The accumulator after another product. Integers stop at the ends of int32 where the instruction saturates.
 
     >>> from layoutgemm.atoms import wgmma
     >>> most, one = np.array([2**31 - 1], np.int32), np.array([1], np.int32)

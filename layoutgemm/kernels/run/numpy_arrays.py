@@ -36,7 +36,7 @@ def run_plan(
     out: np.ndarray | torch.Tensor | None = None, device: str | None = None, copy: bool = True,
     given: Mapping[str, object] | None = None, banks: bool = False, timeline: bool = False,
 ) -> GemmResult:  # fmt: skip
-    """C = A @ B by the plan: (M, K) and (K, N) in, (M, N) out; of a batch, each with the batch in front.
+    """C = A @ B by the plan. (M, K) and (K, N) in, (M, N) out; of a batch, each with the batch in front.
 
     Of a gated product B is (K, 2N), the gate's columns first. Of a plan with `weights` A is PackedWeights,
     or B of an Sm80Plan.

@@ -17,7 +17,7 @@ _NOTHING = b".version 7.8\n.target sm_90\n.address_size 64\n.visible .entry noth
 
 
 def resident(index: int, blocks: int) -> int:
-    """Clusters of `blocks` CTAs that run at a time on a GPU, 1 at least: the size of a persistent launch.
+    """Clusters of `blocks` CTAs that run at a time on a GPU, 1 at least. The size of a persistent launch.
 
     index  the driver's number of the GPU, which is torch's
 
@@ -49,7 +49,7 @@ def cluster_occupancy(index: int, multiprocessors: int) -> ClusterOccupancy:
 
 
 def memory_rate(index: int) -> float:
-    """TB/s of a GPU's DRAM by its clock and the width of its bus; an H200's where the driver does not say."""
+    """TB/s of a GPU's DRAM by its clock and the width of its bus. An H200's where the driver does not say."""
     try:
         from cuda.bindings import driver
 

@@ -1,4 +1,4 @@
-"""Tensors of a call, checked before anything is launched: kind, layout, device, and memory of their own where written.
+"""Tensors of a call, checked before anything is launched. Kind, layout, device, and memory of their own where written.
 
 Every entry point that takes tensors asks here: matmul, gemm, scaled and grouped products, epilogues, the raw operators
 torch.ops.layoutgemm.*, and plan.run. Each product checks its own types and shapes.
@@ -108,7 +108,7 @@ def _check_dense(name: str, x: torch.Tensor, written: bool) -> None:
 
 
 def tensor_misfit(x: torch.Tensor, order: str, unit: int = STRIDE_UNIT) -> str:
-    """Why a kernel cannot read a tensor where it lies, or ""; its lines run along `order`."""
+    """Why a kernel cannot read a tensor where it lies, or "". Its lines run along `order`."""
     lines = x if order == "row" else x.transpose(-1, -2)
     count, extent = lines.shape[-2:]
     step, size = int(lines.stride(-1)), x.element_size()
@@ -222,5 +222,5 @@ def _meet(x: _Bytes, y: _Bytes) -> bool:
 
 
 def resolved(x: torch.Tensor) -> torch.Tensor:
-    """The tensor with its values in memory: torch's negative bit has them negated when they are read."""
+    """The tensor with its values in memory. Torch's negative bit has them negated when they are read."""
     return x.resolve_neg() if x.is_neg() else x

@@ -1,4 +1,4 @@
-"""C of a plan that stores some tiles or rows alone: the others keep the values of `out`, or are zeros without one."""
+"""C of a plan that stores some tiles or rows alone. The others keep the values of `out`, or are zeros without one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def is_partial(plan: GemmPlan) -> bool:
-    """True if the plan stores a C and may leave elements of it out: its order tiles, or its row indices rows.
+    """True if the plan stores a C and may leave elements of it out. Its order tiles, or its row indices rows.
 
     >>> from layoutgemm import Sm90Config, Sm90Plan
     >>> small = Sm90Config((64, 64), consumers=1)

@@ -1,4 +1,4 @@
-"""Running a plan with packed weights on NumPy arrays: the executor, the emulator, or the kernel on a GPU."""
+"""Running a plan with packed weights on NumPy arrays. The executor, the emulator, or the kernel on a GPU."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run_quantized(
     plan: Plan, a: object, b: object, given: Mapping[str, object], out: np.ndarray | None, device: str | None,
     copy: bool,
 ) -> GemmResult:  # fmt: skip
-    """C = A @ B and its epilogue, of PackedWeights a and a NumPy b; of an Sm80Plan b is packed, and a is not.
+    """C = A @ B and its epilogue, of PackedWeights a and a NumPy b. Of an Sm80Plan b is packed, and a is not.
 
     Of a plan of experts, `a` is a sequence of as many PackedWeights, and `given` has the offsets. The scale of whole
     columns is the weights' own. Raises OperandError for operands that are not the plan's, PlanError where the NumPy

@@ -19,7 +19,7 @@ _GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ: (int32) (*address - value) >= 0
 
 
 class MemoryOperation(NamedTuple):
-    """A write of 32 bits behind everything before it, visible to the system; or a wait for them.
+    """A write of 32 bits behind everything before it, visible to the system. Or a wait for them.
 
     waits    True: until the bits have reached the value, cyclically
     address  of a device's memory, or a peer's that is mapped; a multiple of 4

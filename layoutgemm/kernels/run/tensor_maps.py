@@ -1,4 +1,4 @@
-"""Tensors as TMA takes them: lines of 16-byte units, or copies into such lines; C by tensor stores, or by threads."""
+"""Tensors as TMA takes them: lines of 16-byte units, or copies into such lines. C by tensor stores, or by threads."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def lines_of(
 def tma_operand(
     operand: OperandPlan, tensor: torch.Tensor, copies: list[str], copy: bool
 ) -> tuple[torch.Tensor, int, int]:
-    """(lines, leading, pitch): the tensor itself where tensor copies can read it in the plan's order, else a copy.
+    """(lines, leading, pitch). The tensor itself where tensor copies can read it in the plan's order, else a copy.
 
     Rules: the plan's contiguous index has stride 1; lines do not overlap; the leading dimension, and the distance of a
     batch's matrices, are multiples of 16 bytes; the address is a multiple of 16 bytes.

@@ -1,4 +1,4 @@
-"""Plans on a GPU, through torch: which GPU can run one, and its launch on the current stream.
+"""Plans on a GPU, through torch. Which GPU can run one, and its launch on the current stream.
 
 A kernel's `OperandPath` says how its operands lie. torch is imported inside of functions only.
 """
@@ -105,7 +105,7 @@ def target_here(targets: Sequence[str], default: str) -> str:
 def run_tensors(
     plan: GemmPlan, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, device: str | None, copy: bool
 ) -> GemmResult:
-    """Run on torch tensors: CUDA tensors on their GPU, CPU tensors on the NumPy executor or, when asked, elsewhere."""
+    """Run on torch tensors. CUDA tensors on their GPU, CPU tensors on the NumPy executor or, when asked, elsewhere."""
     import torch
 
     check_tensors(plan, a, b, out)
@@ -133,7 +133,7 @@ def run_tensors(
 def run_arrays(
     plan: GemmPlan, a: np.ndarray, b: np.ndarray, why: str, words: Sequence[int | np.ndarray] = ()
 ) -> GemmResult:
-    """Run on NumPy arrays: upload, run, download; values are rounded here exactly as the executor rounds them.
+    """Run on NumPy arrays: upload, run, download. Values are rounded here exactly as the executor rounds them.
 
     words  a launch's last arguments, of a plan that has `words`: numbers, and arrays, which hold afterwards what the
            kernel left in them
@@ -162,7 +162,7 @@ def run_on_device(
     plan: GemmPlan, a: np.ndarray, b: np.ndarray, device: str, why: str, copy: bool,
     values: Mapping[str, object] | None = None, words: tuple[Any, ...] = (),
 ) -> GemmResult:  # fmt: skip
-    """Run on NumPy arrays that have been checked, where `chosen_device` says; `values`, `words` as of `OperandPath`."""
+    """Run on NumPy arrays that have been checked, where `chosen_device` says. `values`, `words` as of `OperandPath`."""
     if device == "cuda":
         return run_arrays(plan, a, b, why, words)
     return _path_of(plan).on_cpu(plan, a, b, device, why, copy, values, words)
@@ -210,7 +210,7 @@ def launch(
     plan: GemmPlan, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, why: str, copy: bool,
     words: tuple[int, ...] = (),
 ) -> GemmResult:  # fmt: skip
-    """Run the plan's kernel on CUDA tensors that have been checked; `words` are the launch's last arguments."""
+    """Run the plan's kernel on CUDA tensors that have been checked. `words` are the launch's last arguments."""
     import torch
 
     with torch.cuda.device(a.device):
@@ -226,7 +226,7 @@ def check_tensors(
     plan: Any, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None,
     given: Mapping[str, torch.Tensor] | None = None,
 ) -> None:  # fmt: skip
-    """Raise OperandError unless a plan can run on these tensors: dense, of its types, on one device, an output of its
+    """Raise OperandError unless a plan can run on these tensors. Dense, of its types, on one device, an output of its
     shape in memory of its own, and no derivative recorded."""
     import torch
     import torch.autograd.forward_ad as forward

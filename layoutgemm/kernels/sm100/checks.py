@@ -1,4 +1,4 @@
-"""All that an Sm100Plan claims, checked in the order of the data's way: tiles, copies, products, tensor memory, store.
+"""All that an Sm100Plan claims, checked in the order of the data's way. Tiles, copies, products, tensor memory, store.
 
 Each check takes its numbers from the plan's own objects, and recomputes them from the hardware's rules. A plan with a
 changed number fails the check of that number.
@@ -14,11 +14,7 @@ from ...atoms.smem.instruction_descriptor import InstructionDescriptor
 from ...atoms.smem.operand_read import operand_read
 from ...atoms.targets import exists_on
 from ...atoms.tmem.layout import COLUMNS, LANES, WARP_LANES, allocation_columns, warp_lanes
-from ...checks import (
-    registers,
-    shared_memory_of,
-    tensor_memory,
-)
+from ...checks import registers, shared_memory_of, tensor_memory
 from ...checks.coverage import not_once
 from ...errors import LayoutError
 from ...report import Check, Report

@@ -1,4 +1,4 @@
-"""The derivation of an Sm100Plan as text: its tiles, copies and words, and who does what and waits for whom, as tables.
+"""The derivation of an Sm100Plan as text. Its tiles, copies and words, and who does what and waits for whom, as tables.
 
 `roles` and `barriers` are computed from the plan's pipeline; the kernel's docstring shows the same rows in words.
 """

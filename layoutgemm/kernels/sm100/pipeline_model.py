@@ -1,4 +1,4 @@
-"""The pipeline of a Blackwell GEMM: a loader, a warp that multiplies, an epilogue; by one block or a pair of them.
+"""The pipeline of a Blackwell GEMM: a loader, a warp that multiplies, an epilogue. By one block or a pair of them.
 
 `BlackwellPipeline` builds the model that a plan of the production kernel is proven with. It has the word for
 tensor memory's address, both rings, the last commits that a pair's loader waits for, and the release of tensor memory.

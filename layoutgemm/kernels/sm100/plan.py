@@ -126,7 +126,7 @@ class Sm100Smem(StoreSmemMap):
 
 @dataclass(frozen=True, kw_only=True)
 class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, Asked):
-    """C[l, M, N] = A[l, M, K] @ B[l, K, N] on Blackwell; see `derive` and Sm100Config.
+    """C[l, M, N] = A[l, M, K] @ B[l, K, N] on Blackwell. See `derive` and Sm100Config.
 
     What it rests on: proofs (`check`), the compiled PTX in the emulator, SASS, and agreement with the CuTe DSL's own
     derivation. No device of this architecture has run it.
@@ -304,7 +304,7 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, A
 
     @property
     def both(self) -> int | None:
-        """The mask of a pair's blocks, to which the products' completion is told; None for a block alone."""
+        """The mask of a pair's blocks, to which the products' completion is told. None for a block alone."""
         return (1 << self.blocks) - 1 if self.blocks > 1 else None
 
     @property
@@ -319,7 +319,7 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, A
 
     @property
     def loads_whole_rows(self) -> bool:
-        """True if the epilogue sees a tile's rows as a whole: they are reduced, quantised, or not stored.
+        """True if the epilogue sees a tile's rows as a whole. They are reduced, quantised, or not stored.
 
         So it does where a load cuts the columns of a function of several.
         """
@@ -330,7 +330,7 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, A
 
     @checked(PlanError)
     def columns_before(self, chunk: StoreChunk) -> int:
-        """Columns that are loaded before a chunk of an accumulator is stored: its own, and those its results need.
+        """Columns that are loaded before a chunk of an accumulator is stored. Its own, and those its results need.
 
         >>> from layoutgemm.kernels.epilogue.chain import Quantize
         >>> wide, scaled = Sm100Config((128, 128)), Epilogue(Quantize())
@@ -342,7 +342,7 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, A
 
     @property
     def beside(self) -> SideBySide:
-        """(column of C, sum) -> column of an accumulator; and rows of B's tile, that of a pair's CTAs together."""
+        """(column of C, sum) -> column of an accumulator. And rows of B's tile, that of a pair's CTAs together."""
         return SideBySide(self.tile[1], self.sums, self.blocks)
 
     @property

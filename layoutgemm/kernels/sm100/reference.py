@@ -1,4 +1,4 @@
-"""The NumPy executor of the Blackwell kernel: blocks, or pairs of them, walked as the kernel walks them.
+"""The NumPy executor of the Blackwell kernel. Blocks, or pairs of them, walked as the kernel walks them.
 
 Each CTA's part of a tile lands in its own shared memory. Products read it through the descriptors into tensor memory,
 and C leaves through the loads' maps, buffers and TMA stores. The hardware's models are in `silicon`, what tensor memory
@@ -54,7 +54,7 @@ def execute_sm100(
     plan: Sm100Plan, a: GlobalMatrix, b: GlobalMatrix, progress: Progress | None = None, clusters: int = CLUSTERS,
     given: Mapping[str, object] | None = None,
 ) -> Values:  # fmt: skip
-    """C as a float32 array, rounded to the plan's output type: (M, N) or (batch, M, N).
+    """C as a float32 array, rounded to the plan's output type. (M, N) or (batch, M, N).
 
     a, b      the operands' bits, innermost extent first
     progress  called with (tiles done, tiles in all) after each tile

@@ -71,7 +71,7 @@ def gathered(indexed: IndexedRows | None, a: OperandPlan) -> OperandPlan:
 
 
 def scattered(indexed: IndexedRows | None, store: StorePlan) -> StorePlan:
-    """The store with boxes of four chosen rows each; the store itself where none are scattered.
+    """The store with boxes of four chosen rows each. The store itself where none are scattered.
 
     Raises PlanError for a chunk whose rows are too short.
     """

@@ -1,4 +1,4 @@
-"""Checks of a Blackwell plan's row indices: gathers, scatters, and the lanes that read the indices."""
+"""Checks of a Blackwell plan's row indices. Gathers, scatters, and the lanes that read the indices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All that an Sm80Plan claims, checked in the order of the data's way: tiles, copies, fragments, ring, store, budgets.
+"""All that an Sm80Plan claims, checked in the order of the data's way. Tiles, copies, fragments, ring, store, budgets.
 
 Each check takes its numbers from the plan's own objects, and recomputes them from the atoms. A plan with a changed
 number fails the check of that number.

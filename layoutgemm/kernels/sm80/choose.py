@@ -1,4 +1,4 @@
-"""The configuration of the mma.sync kernel for a problem: measured on an H200, or a guess."""
+"""The configuration of the mma.sync kernel for a problem. Measured on an H200, or a guess."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def for_several(config: Sm80Config, sums: int, paired: bool) -> Sm80Config:
 
 
 def for_prologue(config: Sm80Config) -> Sm80Config:
-    """The configuration, or the nearest one that computes a function of A: a block for each tile, fed by cp.async.
+    """The configuration, or the nearest one that computes a function of A. A block for each tile, fed by cp.async.
 
     Two warps along N rather than four: each computes the function. At 4096^3 that is 456 us in place of 560 on an H200.
 
@@ -111,7 +111,7 @@ def for_prologue(config: Sm80Config) -> Sm80Config:
 
 
 def shared_bytes(config: Sm80Config) -> int:
-    """Shared memory that a block takes whose tile_k and stages are given: what `Sm80Plan.smem.total` is, or more.
+    """Shared memory that a block takes whose tile_k and stages are given. What `Sm80Plan.smem.total` is, or more.
 
     A and B are of 16 bits, C of 32.
 

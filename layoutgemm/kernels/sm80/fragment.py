@@ -1,4 +1,4 @@
-"""A warp's accumulators as an epilogue sees them: where a lane's values lie in the warp's part of C.
+"""A warp's accumulators as an epilogue sees them. Where a lane's values lie in the warp's part of C.
 
 The values are numbered pair by pair of neighbours of a row, as the store takes them: an epilogue reads and writes two
 neighbours at once. A round of 16 rows comes before the next one.
@@ -36,7 +36,7 @@ class WarpFragment:
 
     @property
     def shape_mnk(self) -> tuple[int, int, int]:
-        """Rows and columns of one instruction: lanes that share a row of it share rows of the warp's part."""
+        """Rows and columns of one instruction. Lanes that share a row of it share rows of the warp's part."""
         m, n, k = self.store.mma.shape_mnk
         return m, n, k
 

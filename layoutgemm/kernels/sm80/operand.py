@@ -1,4 +1,4 @@
-"""One operand of an Ampere kernel: its tile in shared memory, the copies that fill it, the loads that read it.
+"""One operand of an Ampere kernel. Its tile in shared memory, the copies that fill it, the loads that read it.
 
     global matrix --cp.async (or element loads)--> swizzled tile --ldmatrix (or ld.shared)--> registers of mma.sync
 
@@ -21,17 +21,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ...atoms import (
-    MmaAtom,
-    SmemTile,
-    TiledCopy,
-    TmaPlan,
-    cp_async,
-    ldmatrix,
-    make_tiled_copy,
-    operand_map,
-    smem_tile,
-)
+from ...atoms import MmaAtom, SmemTile, TiledCopy, TmaPlan, cp_async, ldmatrix, make_tiled_copy, operand_map, smem_tile
 from ...atoms.copy.base import VECTOR_BYTES, WARP
 from ...atoms.tma.derive import derive as derive_tma
 from ...dtypes import DType
@@ -197,7 +187,7 @@ class Sm80Operand:
 def derive_operand(
     name: str, spec: Operand, extent: int, tile_k: int, warps: int, threads: int, vector: int, atom: MmaAtom
 ) -> Sm80Operand:
-    """A is M x K and B is K x N: K is contiguous in a row-major A and in a column-major B.
+    """A is M x K and B is K x N. K is contiguous in a row-major A and in a column-major B.
 
     extent   of the block's tile along M or N;   warps   that share it;   vector   bytes of one global access
     """

@@ -27,7 +27,7 @@ from ...checks.pipeline.patterns import start
 
 
 def prefetching(stages: int, warps: int, ahead: bool = True, persistent: bool = False) -> Pipeline:
-    """The kernel's loop: copies stages - 1 k tiles ahead, fragments one depth ahead, also into the next k tile, or not.
+    """The kernel's loop. Copies stages - 1 k tiles ahead, fragments one depth ahead, also into the next k tile, or not.
 
     A persistent kernel's k tiles are those of all its tiles, one after another, and C's buffers are no matter of the
     ring. Of the zeros beyond the last k tile the kernel takes fragments, too, which it does not multiply; the model

@@ -148,7 +148,7 @@ class Sm80Smem(StoreSmemMap):
 
 @dataclass(frozen=True, kw_only=True)
 class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan, Asked):
-    """C[l, M, N] = A[l, M, K] @ B[l, K, N] by mma.sync; see `derive` and Sm80Config.
+    """C[l, M, N] = A[l, M, K] @ B[l, K, N] by mma.sync. See `derive` and Sm80Config.
 
     b         an Sm80Operand; an Sm80PackedOperand where B is packed weights
     weights   the format of B where it is packed weights, or None; see `kernels.sm80.quantized`
@@ -202,7 +202,7 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan, Asked):
 
     @property
     def split_bytes(self) -> int:
-        """Bytes of device memory of the parts' sums; 0 of a K that is not split.
+        """Bytes of device memory of the parts' sums. 0 of a K that is not split.
 
         >>> weights, config = QuantizedFormat("int4", 128), Sm80Config((16, 64), 128, warps=(1, 4), split=2)
         >>> Sm80Plan.derive(16, 8192, 8192, weights=weights, config=config).split_bytes
@@ -330,7 +330,7 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan, Asked):
 
     @property
     def launched_tiles(self) -> tuple[int, int]:
-        """The grid of a launch: the tiles; of groups the numbers of all groups' tiles along M, some without rows."""
+        """The grid of a launch: the tiles. Of groups the numbers of all groups' tiles along M, some without rows."""
         if self.experts is None:
             return self.tiles
         return row_tiles(self.m, self.batch, self.tile[0]), self.tiles[1]
@@ -362,7 +362,7 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan, Asked):
 
     @property
     def products(self) -> tuple[tuple[int, int], ...]:
-        """(block along M, block along N) of a depth's products, in order: neighbours share B, and at the turns A."""
+        """(block along M, block along N) of a depth's products, in order. Neighbours share B, and at the turns A."""
         m, n = self.blocks
         return tuple((i if j % 2 == 0 else m - 1 - i, j) for j in range(n) for i in range(m))
 

@@ -1,4 +1,4 @@
-"""The NumPy executor of the Ampere kernel: a block's shared memory, copies, ldmatrix, mma.sync and store, walked.
+"""The NumPy executor of the Ampere kernel. A block's shared memory, copies, ldmatrix, mma.sync and store, walked.
 
 The instructions act as PTX defines them on the plan's numbers. Bytes go to the plan's `ThreadAddresses`,
 ldmatrix hands a row's bytes to lanes by the atom's map, prmt picks bytes by its selector, and a product takes

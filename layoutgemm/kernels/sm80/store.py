@@ -57,7 +57,7 @@ class Sm80Store:
 
     @property
     def drains(self) -> int:
-        """Chunks that a lane takes in a round; the last one may be for some lanes only."""
+        """Chunks that a lane takes in a round. The last one may be for some lanes only."""
         return -(-self.tile.extent[0] * self.per_row // WARP)
 
     @property
@@ -66,7 +66,7 @@ class Sm80Store:
         return -(-self.tile.bytes // self.tile.alignment) * self.tile.alignment
 
     def chunk_of(self, lane: Any, drain: int) -> tuple[Any, Any]:
-        """(row, chunk) of a round that a lane takes: consecutive lanes take a row's chunks in order."""
+        """(row, chunk) of a round that a lane takes. Consecutive lanes take a row's chunks in order."""
         number = lane + drain * WARP
         return number // self.per_row, number % self.per_row
 
@@ -86,7 +86,7 @@ class Sm80Store:
         return AccessPattern("st.shared of C", "st.shared", np.stack(coords).astype(np.int64))
 
     def taken(self) -> AccessPattern:
-        """The lanes' reads from the buffer: (request, lane, elements of a chunk), -1 beyond the rows."""
+        """The lanes' reads from the buffer. (request, lane, elements of a chunk), -1 beyond the rows."""
         rows, width = self.tile.extent[0], VECTOR_BYTES // self.c.dtype.bytes
         found = np.full((self.drains, WARP, width), -1, np.int64)
         for drain in range(self.drains):

@@ -16,7 +16,7 @@ from .store import Sm80Store, matrix_row, store_cost, store_tiles
 
 
 def store_checks(plan: Sm80Plan) -> list[Check]:
-    """Accumulators into a buffer, and the buffer to C: each element once, without conflicts, in whole sectors."""
+    """Accumulators into a buffer, and the buffer to C. Each element once, without conflicts, in whole sectors."""
     store, tile = plan.store, plan.store.tile
     extent, size = tile.extent, plan.c.dtype.bytes
     lanes = np.arange(WARP)
@@ -57,7 +57,7 @@ def store_checks(plan: Sm80Plan) -> list[Check]:
 
 
 def numbered_check(plan: Sm80Plan) -> Check:
-    """The epilogue's numbers of a warp's accumulators: each register once, pairs of neighbours, its part of C once."""
+    """The epilogue's numbers of a warp's accumulators. Each register once, pairs of neighbours, its part of C once."""
     fragment, lanes = plan.fragment, np.arange(WARP)
     rows, columns = plan.a.warp_extent, plan.warp_columns
     count, witness = fragment.accumulator_registers, ""

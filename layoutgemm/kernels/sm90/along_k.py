@@ -1,4 +1,4 @@
-"""Groups along K, the gradients of experts' weights: C[e] = A[:, g] @ B[g] for the rows g of B of group e.
+"""Groups along K, the gradients of experts' weights. C[e] = A[:, g] @ B[g] for the rows g of B of group e.
 
 A is column-major and B row-major: a group begins at any line of either. Where groups end is known on the device alone.
 The tiles of C are those of a batch, group after group; each tile has as many K tiles as its group needs:
@@ -115,7 +115,7 @@ class AlongK(GroupOffsets):
 
     @checked(PlanError)
     def take(self, offsets: object, sizes: tuple[int, int, int, int]) -> npt.NDArray[np.int64]:
-        """NumPy offsets as int64; raises OperandError for others than the plan's, or that are no groups of K.
+        """NumPy offsets as int64. Raises OperandError for others than the plan's, or that are no groups of K.
 
         sizes  M, N, K and the groups
 
@@ -181,7 +181,7 @@ def load_place(plan: Sm90Plan, start: W, end: W, k_tile: W, maximum: Callable[..
 
 
 def block_place(plan: Sm90Plan, start: W, end: W, k_tile: W, k: W, choose: Callable[..., W]) -> dict[str, W]:
-    """Coordinates along K of a K tile of a group of blocks; behind K beyond the group's end.
+    """Coordinates along K of a K tile of a group of blocks. Behind K beyond the group's end.
 
     A TMA load takes multiples of 16 bytes, so one of a group that is refused begins with its block.
     """
@@ -204,7 +204,7 @@ def place_in_group(
 
 
 def first_block(plan: Sm90Plan, start: W, k: W, minimum: Callable[..., W]) -> W:
-    """The K block that a group begins with, of K's own; the last one for an empty group behind it."""
+    """The K block that a group begins with, of K's own. The last one for an empty group behind it."""
     return minimum(start, k - 1) // plan.tile[2]
 
 
@@ -214,7 +214,7 @@ def with_starts(operand: OperandPlan) -> OperandPlan:
 
 
 def of_lines(plan: Sm90Plan, matrix: GlobalMatrix) -> GlobalMatrix:
-    """An operand as its tensor maps have it: with the first line that is read as a dimension."""
+    """An operand as its tensor maps have it. With the first line that is read as a dimension."""
     of = load_extents(matrix.extents[1], plan.tile[2])
     return replace(matrix, extents=(matrix.extents[0], int(of["k"]), int(of[START])), pitch=matrix.leading)
 

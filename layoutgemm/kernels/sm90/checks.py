@@ -1,4 +1,4 @@
-"""All that an Sm90Plan claims, checked in the order of the data's way: tiles, copies, products, store, budgets.
+"""All that an Sm90Plan claims, checked in the order of the data's way. Tiles, copies, products, store, budgets.
 
 Each check takes its numbers from the plan's own objects, and recomputes them from the hardware's rules. A plan with a
 changed number fails the check of that number.

@@ -262,7 +262,7 @@ class Sm90Config:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Every field and every knob by name, as JSON has them: `Sm90Config(**settings)` is the configuration again.
+        """Every field and every knob by name, as JSON has them. `Sm90Config(**settings)` is the configuration again.
 
         >>> Sm90Config(**Sm90Config(overlap=True).settings) == Sm90Config(overlap=True)
         True
@@ -369,7 +369,7 @@ class Sm90Config:
 
 
 def order_of(config: Sm90Config) -> Linear | Grouped:
-    """The order of clusters: bands; or that of a grid's blocks, whose number grows along its first dimension first."""
+    """The order of clusters: bands. Or that of a grid's blocks, whose number grows along its first dimension first."""
     tuning = config.tuning
     return Linear(tuning.along) if config.launch == "tiles" else Grouped(tuning.along, tuning.group)
 
@@ -414,7 +414,7 @@ def check_whole_rows(config: Sm90Config, columns: int, n: int, batch: int) -> No
 
 
 def loader_threads(loader: str, numbers: bool) -> int:
-    """Threads of a loader: those of a warp that copies a main loop's numbers are beside the one that loads tiles.
+    """Threads of a loader. Those of a warp that copies a main loop's numbers are beside the one that loads tiles.
 
     >>> [loader_threads(loader, numbers=True) for loader in LOADERS]
     [0, 64, 128]

@@ -33,7 +33,7 @@ from ..derive import EdgeBoxes, GroupEdgeBoxes, OperandPlan, either
 
 
 def ends_of(tma: TmaPlan, dim: str, tile: int, unit: int) -> EdgeBoxes | None:
-    """The edge boxes of a tile of `tile` rows; None if rows are not the boxes' lines.
+    """The edge boxes of a tile of `tile` rows. None if rows are not the boxes' lines.
 
     unit  elements of C that a tensor store writes together: of a box, a divisor
 
@@ -77,7 +77,7 @@ def with_ends(
 
 
 def ends_check(operand: OperandPlan, tile: int, c: DType) -> Check:
-    """For every extent: the matrix's rows of a tile land in their places, nearly none from outside, as expected."""
+    """For every extent. The matrix's rows of a tile land in their places, nearly none from outside, as expected."""
     ends, tma = operand.ends, operand.tma
     assert ends is not None
     at, witness, tiles = tma.dims.index(ends.dim), "", 0

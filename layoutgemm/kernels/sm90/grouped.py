@@ -1,4 +1,4 @@
-"""Grouped products over a ragged batch, a mixture of experts: rows offsets[e] to offsets[e + 1] of A times B[e].
+"""Grouped products over a ragged batch, a mixture of experts. Rows offsets[e] to offsets[e + 1] of A times B[e].
 
 A and C are matrices of all rows, one group after the other; where groups end is known on the device alone. The order of
 tiles is the plan's own, group after group, each over the grid of its own rows:
@@ -131,7 +131,7 @@ def tile_of_group(
 
 
 def is_turned(plan: Sm90Plan, row: W, start: W, end: W) -> W:
-    """True if the tile's pair has turned: its group has an odd number of rows of tiles, and this is the last.
+    """True if the tile's pair has turned. Its group has an odd number of rows of tiles, and this is the last.
 
     row         the first of a tile, or of a half of one; ints or traced integers
     start, end  of its group's rows
@@ -164,7 +164,7 @@ def tile_of_turn(plan: Sm90Plan, turn: W, whole: W, choose: Callable[..., W]) ->
 
 
 def stops_in_box(tma: TmaPlan) -> TmaPlan:
-    """A store of C with the end of the group as a dimension more: see the module's docstring.
+    """A store of C with the end of the group as a dimension more. See the module's docstring.
 
     Raises PlanError for a store that is not of rows.
     """
@@ -180,7 +180,7 @@ def ragged_store(store: StorePlan, matrices: bool) -> StorePlan:
 
 
 def without_groups(tma: TmaPlan) -> TmaPlan:
-    """The copies without the end or the start of a group as a dimension: those of a tensor as it lies."""
+    """The copies without the end or the start of a group as a dimension. Those of a tensor as it lies."""
     if STOP not in tma.dims and START not in tma.dims:
         return tma
     whole = one_matrix(tma)

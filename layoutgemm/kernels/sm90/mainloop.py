@@ -1,4 +1,4 @@
-"""Main loops that do more than add: each K block is summed afresh, and a user's arithmetic makes the next total of it.
+"""Main loops that do more than add. Each K block is summed afresh, and a user's arithmetic makes the next total of it.
 
     Promoted.of(lambda total, product, scale_a, scale_b: total + scale_a * scale_b * product,
                 Table("scale_a", "m"), Table("scale_b", "n", 128))
@@ -65,7 +65,7 @@ COPY_ARRIVALS = WARP  # at a stage's barrier: each lane of the loader's warp cop
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Numbers that a promotion reads, f32 in global memory: one for each K block, and every `group` rows or columns.
+    """Numbers that a promotion reads, f32 in global memory. One for each K block, and every `group` rows or columns.
 
     axis   "m": rows of A; "n": columns of B
     group  how many of them share a number. A tile's columns need not be a multiple of it: see `segment`
@@ -88,7 +88,7 @@ class Table:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The kernel's parameters: address, then elements from group to group, from K block to K block, and from one
+        """The kernel's parameters. Address, then elements from group to group, from K block to K block, and from one
         matrix of a batch to the next."""
         return self.name, f"{self.name}_group", f"{self.name}_k", f"{self.name}_batch"
 
@@ -195,7 +195,7 @@ class Promoted:
 
     @checked(PlanError)
     def evaluate(self, product: Value, at: OperandPlace) -> Value:
-        """The next total of one element; `at.read` gives the total and the tables' values, `at.math` operations."""
+        """The next total of one element. `at.read` gives the total and the tables' values, `at.math` operations."""
         return tracing.evaluate(self.expression, product, at)
 
     @checked(PlanError)
@@ -237,7 +237,7 @@ class Promoted:
     def expected(
         self, given: Mapping[str, object], sizes: tuple[int, int, int, int], ragged: bool = False
     ) -> list[tuple[Table, tuple[int, ...]]]:
-        """Each table with the shape that it takes; raises OperandError for one that is missing, or one too many.
+        """Each table with the shape that it takes. Raises OperandError for one that is missing, or one too many.
 
         sizes   (M, N, K, batch)
         ragged  groups whose rows are joined: A's tables have no batch, and B's always
@@ -251,7 +251,7 @@ class Promoted:
     def check(
         self, given: Mapping[str, object], sizes: tuple[int, int, int, int], ragged: bool = False
     ) -> dict[str, npt.NDArray[Any]]:
-        """The tables of `given` as arrays, by name; raises OperandError for a wrong shape or type."""
+        """The tables of `given` as arrays, by name. Raises OperandError for a wrong shape or type."""
         found = {}
         for table, want in self.expected(given, sizes, ragged):
             value = found[table.name] = np.asarray(given[table.name])
@@ -368,7 +368,7 @@ def check_promoted(loop: Promoted, config: Any, a: Any, c: Any, gated: Any, sums
 
 
 def takes_together(config: Sm90Config) -> bool:
-    """True if a kernel may read numbers of several K blocks together: a loader of many registers, all of K.
+    """True if a kernel may read numbers of several K blocks together. A loader of many registers, all of K.
 
     Kernels of few rows have other loaders. They gain nothing by it.
     """

@@ -1,4 +1,4 @@
-"""Copies of a Hopper plan as its kernel and its checks see them: shares of a multicast tile, one matrix of a batch."""
+"""Copies of a Hopper plan as its kernel and its checks see them. Shares of a multicast tile, one matrix of a batch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OTHER_MAPS = 6
 
 @dataclass(frozen=True)
 class MulticastGroups:
-    """Blocks of a cluster that share loads: those of one row need the same A, those of one column the same B.
+    """Blocks of a cluster that share loads. Those of one row need the same A, those of one column the same B.
 
     A block's rank among them is row + rows * column. Ranks are ints or traced integers.
 
@@ -47,7 +47,7 @@ class MulticastGroups:
         return column if operand == "A" else row
 
     def group(self, operand: str, rank: W) -> tuple[int, W, int]:
-        """Those that need the same tile of the operand as a block: how many, rank of the first, step to the next."""
+        """Those that need the same tile of the operand as a block. How many, rank of the first, step to the next."""
         row, column = self.place(rank)
         return (self.columns, row, self.rows) if operand == "A" else (self.rows, column * self.rows, 1)
 
@@ -85,7 +85,7 @@ def check_maps(stores: Sequence[StorePlan | None], copies: int) -> None:
 
 
 def columns_of(spec: Operand, tile_n: int, tile_k: int, atom: MmaAtom, halved: bool = False) -> OperandPlan:
-    """B with a block's tile of `tile_n` columns; of a row-major B its last span of 128 bytes need not be full.
+    """B with a block's tile of `tile_n` columns. Of a row-major B its last span of 128 bytes need not be full.
 
     halved   the columns are multiplied half by half, too: the second half begins a span then
 

@@ -1,4 +1,4 @@
-"""The pipeline of a Hopper GEMM in all its forms: who loads, how consumers share the work, how C leaves.
+"""The pipeline of a Hopper GEMM in all its forms. Who loads, how consumers share the work, how C leaves.
 
 `HopperPipeline` builds the model that a plan of the production kernel is proven with, action by action. The
 model leaves out:
@@ -126,12 +126,12 @@ class HopperPipeline:
 
     @property
     def size(self) -> int:
-        """Blocks of a cluster: rank = part of K * sharing + place; place = row + rows * column."""
+        """Blocks of a cluster: rank = part of K * sharing + place. Place = row + rows * column."""
         return self.sharing * self.split
 
     @property
     def rows(self) -> int:
-        """Consumers that share a k tile; consumer = rows of the tile + `rows` * slice."""
+        """Consumers that share a k tile. Consumer = rows of the tile + `rows` * slice."""
         return self.consumers // self.slices
 
     @property
@@ -280,7 +280,7 @@ class HopperPipeline:
         return (Wait("empty", "load", flip=True, by="one"), Advance("load")) * self.stages
 
     def sharers(self, turned: bool = False) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
-        """Each rank's sharers of A (along N) and of B (along M); `turned`: of the cluster (N, M)."""
+        """Each rank's sharers of A (along N) and of B (along M). `turned`: of the cluster (N, M)."""
         rows, ranks = self.cluster[turned], range(self.size)
         first = [rank - rank % self.sharing % rows for rank in ranks]
         same_a = tuple(tuple(r for r in self._part(rank) if (r - rank) % rows == 0) for rank in ranks)

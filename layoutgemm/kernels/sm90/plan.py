@@ -53,7 +53,7 @@ from .triangular.operands import Triangles
 
 @dataclass(frozen=True, kw_only=True)
 class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, PersistentPlan, Asked):
-    """C[l, M, N] = A[l, M, K] @ B[l, K, N] on Hopper; see `derive` and Sm90Config.
+    """C[l, M, N] = A[l, M, K] @ B[l, K, N] on Hopper. See `derive` and Sm90Config.
 
     What is asked for beyond a plain product are the fields of `Asked`, as `derive` explains them. Of a Gated, B has
     twice n columns; else each sum is of a matrix of its own, see `further`.
@@ -137,7 +137,7 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
 
     @property
     def tables_of_batch(self) -> int:
-        """Matrices of a batch that have numbers of a main loop each: one where groups along K share K's blocks."""
+        """Matrices of a batch that have numbers of a main loop each. One where groups along K share K's blocks."""
         return 1 if self.along_k is not None else self.batch
 
     @property
@@ -152,7 +152,7 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
 
     @property
     def least_k_tiles(self) -> int:
-        """K tiles of a group along K at least: an empty one has zeros, and a consumer that loads looks as far ahead."""
+        """K tiles of a group along K at least. An empty one has zeros, and a consumer that loads looks as far ahead."""
         return max(1, self.config.staged_epilogue_k_tiles, self.stages if self.config.loader == "self" else 0)
 
     # ------------------------------------------------------------------------------------------------------- derivation
@@ -341,7 +341,7 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
 
     @property
     def stored(self) -> MmaAtom:
-        """The instruction whose accumulator has the columns that are stored: `mma`, but for a gated product."""
+        """The instruction whose accumulator has the columns that are stored. `mma`, but for a gated product."""
         if self.gated is None:
             return self.mma
         return wgmma(self.tile_c[1], self.mma.a_dtype, self.mma.b_dtype, self.mma.c_dtype)
@@ -381,7 +381,7 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
 
     @checked(PlanError)
     def stored_values(self, part: int) -> range:
-        """Values of each accumulator's threads that the block with a part of K stores: all, or a part of the columns.
+        """Values of each accumulator's threads that the block with a part of K stores. All, or a part of the columns.
 
         >>> config = Sm90Config((64, 32), consumers=1, split=2, one_tile_per_cluster=True)
         >>> Sm90Plan.derive(64, 32, 256, config=config).stored_values(1)
@@ -392,7 +392,7 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
 
     @checked(PlanError)
     def summed_values(self, part: int) -> tuple[int, ...]:
-        """Accumulator values that the CTA with this part of K adds: those that it stores, of each sum.
+        """Accumulator values that the CTA with this part of K adds. Those that it stores, of each sum.
 
         >>> config = Sm90Config((64, 64), consumers=1, split=2, one_tile_per_cluster=True)
         >>> plan = Sm90Plan.derive(64, 32, 256, b="bf16:col", config=config, gated="silu")
@@ -404,7 +404,7 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
 
     @property
     def columns_at_a_time(self) -> int:
-        """Columns of a tile that a thread stores at a time: all, of a split K its part, or a half."""
+        """Columns of a tile that a thread stores at a time. All, of a split K its part, or a half."""
         return self.tile_c[1] // (2 if self.half is not None else self.config.split)
 
     @property
@@ -449,7 +449,7 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
         return (consumer % groups, consumer // groups) if self.config.slices > 1 else (consumer, 0)
 
     def slice_of_k(self, k_tiles: W, number: W | int) -> W:
-        """A slice's share of a part's K tiles: those whose number is its own, modulo the slices."""
+        """A slice's share of a part's K tiles. Those whose number is its own, modulo the slices."""
         slices = self.config.slices
         return (k_tiles + (slices - 1 - number)) // slices if slices > 1 else k_tiles
 
@@ -460,12 +460,12 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
 
     @property
     def loader_warp(self) -> int:
-        """The warp of the block that issues the loads: the first after the consumers, or the last consumer's first."""
+        """The warp of the block that issues the loads. The first after the consumers, or the last consumer's first."""
         return WARPS_OF_GROUP * (self.config.consumers - (self.config.loader == "self"))
 
     @property
     def numbers_warp(self) -> int | None:
-        """The warp that copies the main loop's numbers, if they have one: a consumer that loads copies them itself."""
+        """The warp that copies the main loop's numbers, if they have one. A consumer that loads copies them itself."""
         return self.loader_warp + 1 if self.numbers.parts and self.config.loader != "self" else None
 
     @property
@@ -484,7 +484,7 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
         return replace(found, tma=found.turned, ends=None) if turned and found.turned is not None else found
 
     def expected(self, origin: Any, sizes: Any, choose: Any) -> Any:
-        """Bytes that a stage's barrier expects, for the tile at an origin; ints or traced integers. See `edges`."""
+        """Bytes that a stage's barrier expects, for the tile at an origin. Ints or traced integers. See `edges`."""
         found = self.full_bytes
         for operand in (self.a, self.b):
             if (ends := operand.ends) is not None:

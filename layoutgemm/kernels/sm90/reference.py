@@ -1,4 +1,4 @@
-"""The NumPy executor of the production kernel: clusters of blocks that share loads, walked as the kernel walks them.
+"""The NumPy executor of the production kernel. Clusters of blocks that share loads, walked as the kernel walks them.
 
 Multicast shares land in the shared memory of every CTA that needs them, and products read it through the descriptors.
 Split-K partial sums are exchanged through it, and C leaves through stmatrix, buffers and TMA stores. The hardware's
@@ -39,16 +39,7 @@ from ..run.hardware_model import (
 )
 from ..store import ROWS, WARP_ROWS, StoreChunk, StorePlan
 from .along_k import first_block, is_refused, k_tiles_of, line_table, of_lines, place_in_group
-from .grouped import (
-    STOP,
-    is_turned,
-    last_round,
-    store_extents,
-    store_place,
-    tables,
-    tile_of_group,
-    tile_of_turn,
-)
+from .grouped import STOP, is_turned, last_round, store_extents, store_place, tables, tile_of_group, tile_of_turn
 from .indexed.reference import copied_matrix, gather_tile, scatter_chunk
 from .mainloop import COPY_ARRIVALS, NUMBER_BYTES, product_of
 from .multicast import TURNED
@@ -65,7 +56,7 @@ def execute_sm90(
     plan: Sm90Plan, a: GlobalMatrix, b: GlobalMatrix, progress: Progress | None = None, clusters: int = CLUSTERS,
     given: dict[str, Any] | None = None,
 ) -> Values:  # fmt: skip
-    """C as (M, N) or (batch, M, N) float32 values, rounded to its type; integers as int32.
+    """C as (M, N) or (batch, M, N) float32 values, rounded to its type. Integers as int32.
 
     a, b      the operands' bits, innermost extent first
     progress  called with (tiles done, tiles in all) after each tile of a cluster
@@ -110,7 +101,7 @@ def execute_sm90(
 
 
 def of_halves(plan: Sm90Plan, b: GlobalMatrix) -> GlobalMatrix:
-    """A gate's matrix with a dimension of two halves: the second half of its columns begins n lines on."""
+    """A gate's matrix with a dimension of two halves. The second half of its columns begins n lines on."""
     if plan.halves == 1:
         return b
     inner, _, *groups = b.extents

@@ -1,4 +1,4 @@
-"""The request of a Hopper plan: its arguments, read and checked, and each object that they decide.
+"""The request of a Hopper plan. Its arguments, read and checked, and each object that they decide.
 
 `Sm90Plan.derive` asks for the objects in order; each is derived from the arguments and from the objects before it.
 """
@@ -128,7 +128,7 @@ class ProductParts(IndexedProduct):
 
     @property
     def joined_rows(self) -> bool:
-        """True if all groups' rows are those of one matrix of A and of C; B has a matrix for each in any case."""
+        """True if all groups' rows are those of one matrix of A and of C. B has a matrix for each in any case."""
         return self.ragged is not None and not self.ragged.masked
 
     @property
@@ -196,7 +196,7 @@ class Sm90Request(ProductParts, Asked):
 
     @property
     def grouped_lines(self) -> bool:
-        """True if groups are lines of one C: each may end with a part of a tile."""
+        """True if groups are lines of one C. Each may end with a part of a tile."""
         return self.joined_rows or self.experts is not None
 
     @property
@@ -373,7 +373,7 @@ class Sm90Request(ProductParts, Asked):
         return packed, with_ends(b_plan, "n", tile_n, c_spec.dtype, ends)
 
     def turns(self, packed: PackedOperand, atom: MmaAtom) -> int:
-        """The turns of a K tile of packed weights: as few as leave registers for two sets of fragments.
+        """The turns of a K tile of packed weights. As few as leave registers for two sets of fragments.
 
         With fewer registers ptxas waits for each wgmma by itself (C7510), in silence. If none fits, there is one.
         """
@@ -465,7 +465,7 @@ class Sm90Request(ProductParts, Asked):
 
     @property
     def row_exchange(self) -> RowExchange | None:
-        """The exchange of rows' tuples, not yet placed, or None; raises PlanError for one that no kernel has."""
+        """The exchange of rows' tuples, not yet placed, or None. Raises PlanError for one that no kernel has."""
         config, epilogue, (_, n, _, batch) = self.config, self.epilogue or Epilogue(), self.sizes
         if config.tuning.finish != "cluster" or not whole_rows(epilogue):
             return None
@@ -484,7 +484,7 @@ class Sm90Request(ProductParts, Asked):
 
     @property
     def group_scales(self) -> GroupScales | None:
-        """The scales of groups of rows, not yet placed, or None; raises PlanError for a kernel without them."""
+        """The scales of groups of rows, not yet placed, or None. Raises PlanError for a kernel without them."""
         step, config = quantized_rows(self.epilogue or Epilogue()), self.config
         if step is None or self.rows_of_consumer % step.each:
             return None

@@ -1,4 +1,4 @@
-"""Products that overlap with communication: GPUs of one host that gather A's rows, or reduce and scatter C's.
+"""Products that overlap with communication. GPUs of one host that gather A's rows, or reduce and scatter C's.
 
 M rows are `ranks` shards of equal size, shard r of rank r; a shard is some chunks. Words in global memory tell what has
 arrived.
@@ -110,7 +110,7 @@ class Patience(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """A's rows arrive in shards: flag c says that chunk c of all rows has arrived.
+    """A's rows arrive in shards. Flag c says that chunk c of all rows has arrived.
 
     own  address of the own shard's rows, one behind the other: tiles of them alone are loaded from there, and never
          from the gathered matrix
@@ -172,7 +172,7 @@ def place_in_own(row: W, rows: W, first: W, shard_rows: W, choose: Callable[[Any
 
 
 def crosses_shards(plan: Sm90Plan, ranks: int) -> bool:
-    """True if a tile has rows of two shards: own rows then have to lie in the gathered matrix, too."""
+    """True if a tile has rows of two shards. Own rows then have to lie in the gathered matrix, too."""
     return plan.m // ranks % plan.tile[0] != 0
 
 
@@ -186,7 +186,7 @@ class ShardWork(NamedTuple):
 
 
 def cluster_place(plan: Sm90Plan, number: Integer, grid: Grid, share: ShardWork, minimum: Minimum = least) -> Tile:
-    """(Row, column) of the cluster that a rank computes as its number `number`; ints, arrays or traced integers.
+    """(Row, column) of the cluster that a rank computes as its number `number`. Ints, arrays or traced integers.
 
     Gathered: rows from the own shard on. Scattered: shard by shard, from the next rank's on.
     """
@@ -206,7 +206,7 @@ def order_of_rank(plan: Sm90Plan, grid: tuple[int, int], share: ShardWork) -> np
 
 @dataclass(frozen=True)
 class PartialTile:
-    """A tile's partial sums in a room, as the threads hold them: vectors of 16 bytes.
+    """A tile's partial sums in a room, as the threads hold them. Vectors of 16 bytes.
 
     dtype    of a partial sum, C's
     layout   (thread, vector, accumulator, consumer) -> vectors of 16 bytes

@@ -78,7 +78,7 @@ class SplitKExchange:
 
 
 def stage_bytes(a_bytes: int, b_bytes: int, a_alignment: int = TILE_ALIGNMENT, numbers_bytes: int = 0) -> int:
-    """Bytes that one more stage takes: its tiles of A and B, its numbers, and its two barriers.
+    """Bytes that one more stage takes. Its tiles of A and B, its numbers, and its two barriers.
 
     >>> stage_bytes(256 * 128, 224 * 128)
     61456

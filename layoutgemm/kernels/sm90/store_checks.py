@@ -284,7 +284,7 @@ def rows_check(plan: Sm90Plan, rows: RowExchange) -> Check:
 
 
 def group_scales_check(plan: Sm90Plan, scales: GroupScales) -> Check:
-    """Each group is of whole blocks of one consumer; each maximum and each factor has its own place."""
+    """Each group is of whole blocks of one consumer. Each maximum and each factor has its own place."""
     each, blocks = present(quantized_rows(plan.epilogue)).each, plan.blocks
     consumers, columns = plan.config.consumers, plan.mma.shape_mnk[1]
     places = [

@@ -44,7 +44,7 @@ def accumulator_of(a: DType) -> str:
 
 
 def output_of(a: DType) -> DType:
-    """C's type where none is given: A's where it has 16 bits, bf16 for 8-bit floats, else the accumulator's.
+    """C's type where none is given. A's where it has 16 bits, bf16 for 8-bit floats, else the accumulator's.
 
     >>> [output_of(dtype(name)).name for name in INPUTS]
     ['bf16', 'f16', 'bf16', 'bf16', 'f32', 'i32', 'i32']
@@ -55,7 +55,7 @@ def output_of(a: DType) -> DType:
 
 
 def operands(a: OperandSpec, b: OperandSpec | None, c: OperandSpec | None) -> tuple[Operand, Operand, Operand]:
-    """A, B and C as given, with what is left out: B of A's type, row-major, and C of `output_of` A's, row-major.
+    """A, B and C as given, with what is left out. B of A's type, row-major, and C of `output_of` A's, row-major.
 
     Raises PlanError for types that the kernel has not and for an order that its instruction does not read.
 

@@ -1,1 +1,1 @@
-"""Products of packed weights with few rows: each warp has a stream of weights of its own."""
+"""Products of packed weights with few rows. Each warp has a stream of weights of its own."""

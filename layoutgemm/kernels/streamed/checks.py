@@ -1,4 +1,4 @@
-"""All that a StreamedPlan claims: shares, units, slots, conversions, lines of x, sums, shared memory, budgets.
+"""All that a StreamedPlan claims. Shares, units, slots, conversions, lines of x, sums, shared memory, budgets.
 
 Each check takes its numbers from the plan's own formulas, and recomputes them from the atoms and the packed order.
 """

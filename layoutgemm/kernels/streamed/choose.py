@@ -48,7 +48,7 @@ class StreamedChoice:
 def streamed_config(
     fmt: QuantizedFormat, n: int, rows: int, k: int, sms: int, arch: Arch, become: str = "bf16", shared: int = 0
 ) -> StreamedConfig | None:
-    """The configuration for `rows` activations and weights (n, k), which become that type; None for another kernel.
+    """The configuration for `rows` activations and weights (n, k), which become that type. None for another kernel.
 
     shared  bytes of shared memory that a block may have, where they are fewer than the architecture's
 
@@ -144,7 +144,7 @@ def streamed_candidates(rows: int) -> Iterator[StreamedConfig]:
 
 
 def warps_for(units: int, about: int) -> int:
-    """The number of warps that leaves the fewest idle turns for `units`; of equals, the nearest to `about`.
+    """The number of warps that leaves the fewest idle turns for `units`. Of equals, the nearest to `about`.
 
     >>> [warps_for(units, 16) for units in (16, 56, 64, 86, 112)], warps_for(43, 8)
     ([16, 14, 16, 22, 16], 8)

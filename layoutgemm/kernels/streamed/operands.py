@@ -1,4 +1,4 @@
-"""The operands of a streamed product: packed weights in a lane's own slots, and x in shared memory.
+"""The operands of a streamed product. Packed weights in a lane's own slots, and x in shared memory.
 
     strip     16 output features: a quarter of a packed unit's 64, and the rows of one mma.sync
     band      1, 2 or 4 strips, which a warp multiplies with the same registers of x
@@ -36,7 +36,7 @@ _TILES = 2  # of B in an ldmatrix.x4, one after the other along K
 
 @dataclass(frozen=True)
 class StreamedWeights(PackedBlocks):
-    """Packed weights as A: a unit of 64 features and 128 of K is four strips.
+    """Packed weights as A. A unit of 64 features and 128 of K is four strips.
 
     band       strips of a slot: 1, 2 or 4
     by_shift   as `StreamedConfig.one_shift` has it
@@ -52,12 +52,12 @@ class StreamedWeights(PackedBlocks):
 
     @property
     def one_shift(self) -> bool:
-        """True if int4 is converted by one shift a word: totals are multiplied by the divisor."""
+        """True if int4 is converted by one shift a word. Totals are multiplied by the divisor."""
         return self.by_shift
 
     @property
     def number_bytes(self) -> int:
-        """Bytes that a lane loads of a group: the scales of its two rows, and their zeros."""
+        """Bytes that a lane loads of a group. The scales of its two rows, and their zeros."""
         return WORD_BYTES * self.packing.scale_words
 
     @cached_property
@@ -67,12 +67,12 @@ class StreamedWeights(PackedBlocks):
 
     @property
     def shares_scales(self) -> bool:
-        """True if lanes load scales that other lanes copied: a lane's own copies would be several."""
+        """True if lanes load scales that other lanes copied. A lane's own copies would be several."""
         return self.groups > 1
 
     @cached_property
     def numbers(self) -> Layout:
-        """(lane, group) -> byte of a strip in a slot, behind the codes; of shared ones four lanes load the same."""
+        """(lane, group) -> byte of a strip in a slot, behind the codes. Of shared ones four lanes load the same."""
         lanes = WARP // (self.group_bytes // self.number_bytes)
         each = (0, self.number_bytes) if self.shares_scales else (self.number_bytes, lanes * self.number_bytes)
         return Layout(((lanes, WARP // lanes), max(1, self.groups)), (each, self.group_bytes))

@@ -105,7 +105,7 @@ class StreamedConfig:
 
 @dataclass(frozen=True, slots=True)
 class StreamedSmem(StoreSmemMap):
-    """The map of shared memory: slots warp by warp, x, the sums of `strips` strips, and sums from other blocks.
+    """The map of shared memory. Slots warp by warp, x, the sums of `strips` strips, and sums from other blocks.
 
     It has no mbarriers.
     """
@@ -248,7 +248,7 @@ class StreamedPlan(GemmPlan):
 
     @property
     def fused(self) -> bool:
-        """True if differences and products of conversions are fused multiply-adds: before sm_90 bf16 has no others."""
+        """True if differences and products of conversions are fused multiply-adds. Before sm_90 bf16 has no others."""
         return self.a.packing.activations == "bf16" and "griddepcontrol" not in self.arch.features
 
     # ------------------------------------------------------------------------------------------------ who does what
@@ -270,7 +270,7 @@ class StreamedPlan(GemmPlan):
     @staticmethod
     @checked(PlanError)
     def share(cluster: W, clusters: W, bands: W, least: Callable[..., W] = min) -> tuple[W, W]:
-        """(first band, band behind the last) of a cluster: runs that differ by one band at most.
+        """(first band, band behind the last) of a cluster. Runs that differ by one band at most.
 
         >>> [StreamedPlan.share(cluster, 3, 8) for cluster in range(3)]
         [(0, 3), (3, 6), (6, 8)]
@@ -299,7 +299,7 @@ class StreamedPlan(GemmPlan):
 
     @property
     def groups_of_x(self) -> int:
-        """Groups of copies of x alone, behind those of the first slots; 0 where x comes with the weights."""
+        """Groups of copies of x alone, behind those of the first slots. 0 where x comes with the weights."""
         return int(self.config.constant_weights)
 
     def item(self, number: W) -> tuple[W, W]:
@@ -368,11 +368,11 @@ class StreamedPlan(GemmPlan):
 
     @property
     def pairs(self) -> int:
-        """Pairs of columns of a strip that are added: some may be of no row of x."""
+        """Pairs of columns of a strip that are added. Some may be of no row of x."""
         return max(1, self.b.rows // PAIR)
 
     def values_of(self, strips: int) -> int:
-        """Values of a thread when all threads add the sums of `strips` strips: pairs, some of no element."""
+        """Values of a thread when all threads add the sums of `strips` strips. Pairs, some of no element."""
         return PAIR * tile_count(strips * STRIP * self.pairs, self.threads)
 
     @property

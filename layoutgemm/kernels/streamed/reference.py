@@ -1,4 +1,4 @@
-"""The NumPy executor of the streamed kernel: slots, lines of x, fragments, mma.sync and sums, walked.
+"""The NumPy executor of the streamed kernel. Slots, lines of x, fragments, mma.sync and sums, walked.
 
 Bytes go where the plan's own copies and loads have them, so a wrong address or order gives a wrong result. Time is not
 modelled: copies land when issued.
@@ -112,7 +112,7 @@ def _band(plan: StreamedPlan, units: Bytes, memory: Bytes, band: int, who: tuple
 
 
 def filled_slot(plan: StreamedPlan, units: Bytes, first: int, quarter: int) -> Bytes:
-    """A slot after its lanes' copies of a unit that begins at a byte: 0xFF where none of them wrote."""
+    """A slot after its lanes' copies of a unit that begins at a byte. 0xFF where none of them wrote."""
     slot, lanes = np.full(plan.a.slot_bytes, 0xFF, np.uint8), np.arange(WARP)
     for source, target, size, count in plan.a.copies(lanes, quarter):
         run = np.arange(size)
@@ -145,7 +145,7 @@ def _halves(plan: StreamedPlan, slot: Bytes, group: int, number: int) -> list[Wo
 
 
 def strip_scales(plan: StreamedPlan, slot: Bytes) -> list[Floats]:
-    """Factors of a lane's sums, for each group of a strip: (lane, value); [] without any."""
+    """Factors of a lane's sums, for each group of a strip: (lane, value). [] without any."""
     found, kind = [], plan.a.packing.target.scales
     for group in range(plan.a.groups):
         rows = [np.asarray(kind.decode(half.astype(np.uint16)), np.float32) for half in _halves(plan, slot, group, 0)]
@@ -155,7 +155,7 @@ def strip_scales(plan: StreamedPlan, slot: Bytes) -> list[Floats]:
 
 @memoized(256)
 def register_bytes(b: StreamedRows) -> IntArray:
-    """The byte of x for each byte of a lane's registers: (load, lane, register, byte), of the first unit."""
+    """The byte of x for each byte of a lane's registers. (load, lane, register, byte), of the first unit."""
     lanes, found = np.arange(WARP), []
     element = np.asarray(ldmatrix(4, element="u8").layout_dst.offsets(), np.int64).reshape(-1, WARP).T
     (base,) = b.places.bases

@@ -1,4 +1,4 @@
-"""All that a TeachingPlan claims, checked: fragment map, tiles, copies, descriptors, barriers, tiles of C, budgets."""
+"""All that a TeachingPlan claims, checked. Fragment map, tiles, copies, descriptors, barriers, tiles of C, budgets."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class TeachingConfig:
 
 @dataclass(frozen=True, slots=True)
 class BarrierPlan:
-    """The barriers of the kernel: one an stage, completed by one arrival plus the bytes of that stage's copies."""
+    """The barriers of the kernel. One an stage, completed by one arrival plus the bytes of that stage's copies."""
 
     name: str
     count: int
@@ -186,7 +186,7 @@ class TeachingPlan(GemmPlan):
         return block // along_n * self.tile[0], block % along_n * self.tile[1]
 
     def for_any_size(self) -> TeachingPlan:
-        """The plan of the same kernel for a problem of 1x1x1: what the trace sees, and what its name is made of."""
+        """The plan of the same kernel for a problem of 1x1x1. What the trace sees, and what its name is made of."""
         return replace(self, m=1, n=1, k=1, config=TeachingConfig())
 
     def __str__(self) -> str:

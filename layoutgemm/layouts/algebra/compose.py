@@ -402,7 +402,7 @@ def _earliest(parts: list[tuple[int, int, int]], need: int) -> tuple[int, list[i
 def compose_coordinates(
     a: tuple[Any, Any], b: Pair, composed: Callable[[Any, Any, Any, Any], Pair], layout_of: Callable[[Any, Any], object]
 ) -> Pair:
-    """A o B where B's strides are basis elements: each mode of B moves within the mode of A that its path leads to.
+    """A o B where B's strides are basis elements. Each mode of B moves within the mode of A that its path leads to.
 
     composed, layout_of  of integers, or of entries with symbols: the composition of modes, and the layout of a pair
     """
@@ -426,7 +426,7 @@ def compose_coordinates(
 
 
 def merged(a: Pair, b: Pair) -> Pair:
-    """The sum of two results that never both move in one mode of B; the one that moves gives the mode's shape."""
+    """The sum of two results that never both move in one mode of B. The one that moves gives the mode's shape."""
     (sa, da), (sb, db) = a, b
     if not any(x != 0 for x in leaves(db)):
         return a

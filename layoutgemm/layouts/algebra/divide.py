@@ -103,7 +103,7 @@ def by_mode(split: Split, shape: Any, stride: Any, tiler: object) -> Pair:
 
 
 def zipped(split: Split, shape: Any, stride: Any, tiler: object) -> Pair:
-    """`split` mode by mode: first halves become mode 0; second halves and the rest mode 1."""
+    """`split` mode by mode: first halves become mode 0. Second halves and the rest mode 1."""
     if tiler is None:
         return (1, shape), (0, stride)
     if tiler.__class__ is tuple:
@@ -135,7 +135,7 @@ def flat(split: Split, shape: Shape, stride: Stride, tiler: object) -> Pair:
 
 
 def unpack(pair: Pair, first: bool) -> Pair:
-    """(X, (y, z)) becomes (X, y, z); with `first`, ((w, x), (y, z)) becomes (w, x, y, z)."""
+    """(X, (y, z)) becomes (X, y, z). With `first`, ((w, x), (y, z)) becomes (w, x, y, z)."""
     (s0, s1), (d0, d1) = pair
     if not first or s0.__class__ is not tuple:
         s0, d0 = (s0,), (d0,)
@@ -145,7 +145,7 @@ def unpack(pair: Pair, first: bool) -> Pair:
 
 
 def divide(shape: Shape, stride: Stride, pair: Pair) -> Pair:
-    """A o (T, T*), where T* is the complement of T up to size(A): mode 0 is a tile, mode 1 runs over the tiles.
+    """A o (T, T*), where T* is the complement of T up to size(A). Mode 0 is a tile, mode 1 runs over the tiles.
 
     T* counts ceil(size(A) / end of T) tiles, so the last ones may hang over the end of A. There A's last entry runs on,
     as in every composition: the definition holds for them too. A is what one tile divides:
@@ -199,7 +199,7 @@ def _rounded(shape: Shape, stride: Stride, pair: Pair) -> Pair | None:
 
 
 def multiply(shape: Shape, stride: Stride, pair: Pair) -> Pair:
-    """(A, complement of A o B): mode 0 is A, mode 1 places copies of it, disjoint, in the order of B."""
+    """(A, complement of A o B). Mode 0 is A, mode 1 places copies of it, disjoint, in the order of B."""
     s, d = pair
     reach: Scalar = 1
     for n, e in zip(leaves(s), leaves(d)):

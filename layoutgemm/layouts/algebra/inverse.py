@@ -100,7 +100,7 @@ def _refuse_overlap(shape: Shape, stride: Stride, d: Scalar, s: Scalar, end: Sca
 
 
 def right_inverse(shape: Shape, stride: Stride) -> Pair:
-    """The largest R found with L(R(i)) = i: a mode of stride 1, then one whose stride is where that ends, and so on.
+    """The largest R found with L(R(i)) = i. A mode of stride 1, then one whose stride is where that ends, and so on.
 
     For an injective layout without negative strides no larger R exists: whatever the chain cannot continue, no
     coordinate reaches.
@@ -151,7 +151,7 @@ def _longest_chain(modes: list[tuple[int, int, Scalar]]) -> list[tuple[Scalar, S
 
 
 def left_inverse(shape: Shape, stride: Stride) -> Pair:
-    """R with R(L(i)) = i: the right inverse of (L, complement of L), or of a padded L its digits.
+    """R with R(L(i)) = i. The right inverse of (L, complement of L), or of a padded L its digits.
 
     Raises LayoutError where the complement leaves something out and a stride does not divide the next.
     """
@@ -196,7 +196,7 @@ def _digits(shape: Shape, stride: Stride) -> Pair | None:
 
 
 def nullspace(shape: Shape, stride: Stride) -> Pair:
-    """The coordinates that the modes of stride 0 spend: R with L(x + R(i)) = L(x) for every x with 0 in those modes."""
+    """The coordinates that the modes of stride 0 spend. R with L(x + R(i)) = L(x) for every x with 0 in those modes."""
     S: list[Scalar] = []
     D: list[Scalar] = []
     w: Scalar = 1
@@ -209,7 +209,7 @@ def nullspace(shape: Shape, stride: Stride) -> Pair:
 
 
 def max_common(a: Pair, b: Pair) -> Pair:
-    """The largest R with A(R(i)) = B(R(i)) = i along B's right inverse: what both layouts store side by side."""
+    """The largest R with A(R(i)) = B(R(i)) = i along B's right inverse. What both layouts store side by side."""
     inverse = right_inverse(*b)
     S, D = coal(*inverse)
     # How far A follows B's inverse: mode by mode, each composed on its own with what is below it.

@@ -26,7 +26,7 @@ def _refuse_basis(name: str, shape: Shape, stride: Stride) -> None:
 
 
 def upcast(shape: Shape, stride: Stride, n: int) -> Pair:
-    """Each n neighbouring elements as one group: R(c) = L(k*c) // n with k = ceil(n / stride) in each mode.
+    """Each n neighbouring elements as one group. R(c) = L(k*c) // n with k = ceil(n / stride) in each mode.
 
     A mode of stride d < n has k entries in a group, so its extent becomes ceil(extent / k) and its stride 1; other
     strides are divided by n. The last group of a mode may be partly filled: that rounding is CuTe's definition.
@@ -65,7 +65,7 @@ def _upcast(shape: Any, stride: Any, n: int, rest: list[tuple[int, int, int, int
 
 
 def downcast(shape: Shape, stride: Stride, n: int) -> Pair:
-    """Each element as n neighbouring ones: every mode of stride 1 takes in the parts, all other strides grow by n.
+    """Each element as n neighbouring ones. Every mode of stride 1 takes in the parts, all other strides grow by n.
 
     That is CuTe's definition. Without a mode of stride 1 the result leads to the first part of each element. Two modes
     of stride 1 take in the parts twice, even where the extent of one is 1.
@@ -127,7 +127,7 @@ def taker(shape: Shape, stride: Stride, new_bits: int, old_bits: int) -> list[in
 
 
 def recast(shape: Shape, stride: Stride, new_bits: int, old_bits: int) -> Pair:
-    """From elements of old_bits to elements of new_bits: the same bits, so whole elements of both, or LayoutError.
+    """From elements of old_bits to elements of new_bits. The same bits, so whole elements of both, or LayoutError.
 
     Down to the widest element that both are made of, where one mode takes in the parts, and up from there.
     """

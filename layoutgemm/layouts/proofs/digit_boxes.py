@@ -29,7 +29,7 @@ class CannotRewrite(MissingFact):
 
 
 class SplitNeeded(Exception):
-    """Some digit has to be split before the formula can be evaluated; the evaluation starts again after that."""
+    """Some digit has to be split before the formula can be evaluated. The evaluation starts again after that."""
 
     def __init__(self, splits: list[tuple[str, Scalar]]) -> None:
         super().__init__(splits)

@@ -362,7 +362,7 @@ class NormalForm:
     # ------------------------------------------------------------ the value
 
     def same(self, other: NormalForm) -> bool:
-        """True if the normal forms are equal: the same value at every coordinate of the box."""
+        """True if the normal forms are equal. The same value at every coordinate of the box."""
         return self.terms == other.terms and self.constant == other.constant
 
     def __eq__(self, other: object) -> bool:
@@ -491,7 +491,7 @@ def _select(a: Any, b: Any, larger: bool) -> Any:
 
 
 def rewrite(extents: Mapping[str, Scalar], *formulas: Formula) -> tuple[DigitBox, list[Any]]:
-    """The normal forms of formulas on one box: functions of the variables by name, or layouts in their order.
+    """The normal forms of formulas on one box. Functions of the variables by name, or layouts in their order.
 
     Splits digits and starts again until every formula goes through. A formula may return a tuple; then so is its form.
     Raises CannotRewrite.

@@ -1,4 +1,4 @@
-"""Elimination over GF(2) on Python ints: a vector is an int, a matrix the list of its columns.
+"""Elimination over GF(2) on Python ints. A vector is an int, a matrix the list of its columns.
 
 Everything is exact and takes a few operations on machine words for each column, so that matrices of layouts with 2^40
 elements cost microseconds.
@@ -114,7 +114,7 @@ class Elimination:
         return value, combo
 
     def solve(self, value: int, partial: bool = False) -> int | None:
-        """Columns that XOR to the value, or None; with `partial`, a linear extension to values that they do not
+        """Columns that XOR to the value, or None. With `partial`, a linear extension to values that they do not
         reach."""
         combo = 0
         while value:

@@ -178,7 +178,7 @@ def _refuted(
 
 
 def tabulate(formula: Formula, extents: Mapping[str, int]) -> list[np.ndarray]:
-    """All values of a formula on a static box, in colexicographic order, as Python ints: an array per component.
+    """All values of a formula on a static box, in colexicographic order, as Python ints. An array per component.
 
     NumPy evaluates where the formula lets it, one coordinate at a time is the fallback. Raises LayoutError for values
     that are no integers and for a formula that needs symbols.

@@ -98,7 +98,7 @@ def prove(a: object, b: object, given: object = ()) -> Answer:
 
 @registries.injective.register(object)
 def injective(a: Any, given: object = ()) -> Answer:
-    """Prove that no two coordinates share a value, at every size: Proof, CounterExample with the two first flat indices
+    """Prove that no two coordinates share a value, at every size. Proof, CounterExample with the two first flat indices
     that do, or Undecided naming the comparisons that are missing.
 
     >>> from layoutgemm import Layout

@@ -1,4 +1,4 @@
-"""Numbers in place of symbols: layouts at one size, the sizes at which counterexamples are sought, how they read."""
+"""Numbers in place of symbols. Layouts at one size, the sizes at which counterexamples are sought, how they read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def candidates(gs: list[int]) -> Iterator[dict[int, int]]:
 
 
 def refuting(gs: list[int], look: Look) -> tuple[CounterExample, dict[int, int]] | None:
-    """A counterexample and its sizes: small sizes by growing total, then sizes that double, then random ones.
+    """A counterexample and its sizes. Small sizes by growing total, then sizes that double, then random ones.
 
     `look` answers at one size; None says nothing.
     """
@@ -48,7 +48,7 @@ def refuting(gs: list[int], look: Look) -> tuple[CounterExample, dict[int, int]]
 
 
 def grown(gs: list[int], look: Look) -> tuple[CounterExample, dict[int, int]] | None:
-    """A counterexample at sizes of which one doubles, or all; then each is as small as leaves one.
+    """A counterexample at sizes of which one doubles, or all. Then each is as small as leaves one.
 
     Constants matter where a size passes them: in (M,N):(1,5000) two elements meet from M = 5001 on.
     """

@@ -31,14 +31,14 @@ class Function:
 
 
 def layout_of(x: object) -> object:
-    """The layout that a tile in shared memory is, under its swizzle; any other object as it is."""
+    """The layout that a tile in shared memory is, under its swizzle. Any other object as it is."""
     found = getattr(x, "composed", None)
     return found if isinstance(found, Function) else x
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on an operation or a comparison: truthy when it has an answer, or holds. Equal to that bool.
+    """The verdict on an operation or a comparison. Truthy when it has an answer, or holds. Equal to that bool.
 
     Attributes: ok; reason, what the operation would raise, or what differs; witness, the first coordinate that shows
     it, or the path to the first mode that differs.
@@ -258,7 +258,7 @@ Answer: TypeAlias = Proof | CounterExample | Undecided
 
 
 def first_difference(a: Modes, b: Modes) -> int | None:
-    """The first index at which two coalesced layouts differ, on the indices that both have; None if they never do."""
+    """The first index at which two coalesced layouts differ, on the indices that both have. None if they never do."""
     w = 1
     (sa, da), (sb, db) = a, b
     for i in range(min(len(sa), len(sb))):

@@ -1,4 +1,4 @@
-"""Symbols as a user meets them: `dim`, entries read from text, and the way from and to SymPy.
+"""Symbols as a user meets them. `dim`, entries read from text, and the way from and to SymPy.
 
 A symbol made here is an entry like an int: it goes into shapes and strides, adds and multiplies, and divides where that
 is exact. Otherwise it says which fact is missing. SymPy symbols and expressions are accepted in the same places and
@@ -32,7 +32,7 @@ _declared: dict[str, Scalar] = {}
 
 
 def dim(name: str, multiple_of: int = 1, min: int = 1, max: int | None = None) -> Scalar:
-    """A symbol for an integer: a multiple of `multiple_of` in min..max (no upper bound when None).
+    """A symbol for an integer. A multiple of `multiple_of` in min..max (no upper bound when None).
 
     The result is an entry for shapes and strides. Calls with the same name and facts give the same symbol. Symbols of
     one name and different facts are different symbols, and raise FactError where they meet in one layout. Facts that
@@ -122,7 +122,7 @@ _BINARY = {**ARITHMETIC, ast.Pow: lambda a, b: a**b}
 
 
 def parse_entry(text: str, symbol: Callable[[str], Scalar] | None = None) -> Scalar:
-    """The entry that a text such as `64*N+8` or `M//64` means; names are the symbols last made with `dim`, or new, or
+    """The entry that a text such as `64*N+8` or `M//64` means. Names are the symbols last made with `dim`, or new, or
     what `symbol` gives for them.
 
     >>> parse_entry("2*(M+1)") == 2 * declared("M") + 2
@@ -253,7 +253,7 @@ def to_sympy(x: object) -> Any:
 
 
 def from_sympy(x: object) -> Scalar:
-    """A SymPy expression as an entry: integer symbols, + - *, powers, exact quotients, floor, ceiling and Mod.
+    """A SymPy expression as an entry. Integer symbols, + - *, powers, exact quotients, floor, ceiling and Mod.
 
     The symbols' own assumptions are their facts: integer is required, positive means >= 1, nonnegative >= 0, even a
     multiple of 2. Raises LayoutError for what is no integer expression, MissingFact for a quotient that is not exact.

@@ -13,7 +13,7 @@ from .polynomial import Polynomial
 
 
 def symbols_in(x: object) -> bool:
-    """True if an argument has symbols: an entry, a SymPy expression, a tuple of them, or a layout."""
+    """True if an argument has symbols. An entry, a SymPy expression, a tuple of them, or a layout."""
     if not GENERATORS and "sympy" not in modules:
         return False
     if x.__class__ is int or x is None:

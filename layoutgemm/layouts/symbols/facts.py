@@ -38,7 +38,7 @@ from .solver import Solver
 
 
 class Facts:
-    """A set of facts, frozen; calling it on an entry, a tuple of entries or a layout applies them.
+    """A set of facts, frozen. Calling it on an entry, a tuple of entries or a layout applies them.
 
     Facts are texts or relations: `Facts("64 | M", "T = ceil_div(K, BK)", ld >= M)`, about the symbols of these names in
     the objects that they are applied to. `given` extends them, as a new value. `facts["M"]` is a symbol M >= 1 under

@@ -26,7 +26,7 @@ Key = tuple[str, int | None, int | None, tuple[tuple[Powers, Coefficient], ...]]
 
 
 class FactError(LayoutError):
-    """A fact that cannot be accepted: it contradicts the others, or cannot be solved for one symbol."""
+    """A fact that cannot be accepted. It contradicts the others, or cannot be solved for one symbol."""
 
 
 class Generator:
@@ -62,7 +62,7 @@ def generator(symbol: str, low: int | None, high: int | None, shown: Shown | Non
 
 
 def fresh(text: str, low: int | None = 0, high: int | None = None) -> int:
-    """A generator that is equal to no other, for a value met on the way; `text` names it in messages."""
+    """A generator that is equal to no other, for a value met on the way. `text` names it in messages."""
     global _fresh
     _fresh += 1
     return generator(f"{text}'{_fresh}", low, high)
@@ -75,7 +75,7 @@ def restore(key: Key) -> int:
 
 
 def check_symbols(ids: Iterable[int]) -> None:
-    """Raise FactError when two different generators stand for one symbol: one of them lacks a fact of the other."""
+    """Raise FactError when two different generators stand for one symbol. One of them lacks a fact of the other."""
     key = tuple(ids)
     if key in _consistent:
         return
@@ -207,7 +207,7 @@ def show(a: Shown, termwise: bool = False) -> str:
 
 
 def number(n: int) -> str:
-    """The text of an integer; in base 16 beyond the 4300 digits that Python writes in base 10."""
+    """The text of an integer. In base 16 beyond the 4300 digits that Python writes in base 10."""
     return hex(n) if n.bit_length() > 3 * MAX_BITS else str(n)
 
 

@@ -49,7 +49,7 @@ def _text(pair: Pair) -> str:
 
 
 def compose(ashape: Shape, astride: Any, bshape: Shape, bstride: Stride) -> Pair:
-    """Shape and stride of A o B: modes of B by divisibility, then the carries of their sum.
+    """Shape and stride of A o B. Modes of B by divisibility, then the carries of their sum.
 
     Raises CompositionError naming the missing facts. Rules for each mode s:d of B against a mode a of A: a | d passes a
     by; (s-1)*d < a fits whole. Where d | a and (a/d) | s, the mode fills a and goes on in the next one.
@@ -286,7 +286,7 @@ def check_units(modes: list[Link], bound: Scalar | None, what: str, pair: Pair) 
 
 
 def complement(shape: Shape, stride: Stride, bound: Scalar = 1, what: str = "complement", exact: bool = False) -> Pair:
-    """The translates of the layout's image below `bound`, as a layout; `exact` refuses gaps that are rounded down."""
+    """The translates of the layout's image below `bound`, as a layout. `exact` refuses gaps that are rounded down."""
     if not has_symbols(shape, stride, bound):
         if exact:
             return _int_inverse.complement_exact(shape, stride, bound, what)
@@ -307,7 +307,7 @@ def complement(shape: Shape, stride: Stride, bound: Scalar = 1, what: str = "com
 
 
 def right_inverse(shape: Shape, stride: Stride) -> Pair:
-    """R with L(R(i)) = i: the modes of stride 1, then of the product of the extents taken so far, and so on.
+    """R with L(R(i)) = i. The modes of stride 1, then of the product of the extents taken so far, and so on.
 
     It ends where no stride equals that product at all sizes; at some sizes a longer inverse may exist. Where modes
     overlap, it takes a longer chain only if the facts show it longer.

@@ -27,15 +27,7 @@ from ...arguments import MAX_BITS, as_int, is_int, refusal
 from ...arguments import shown as bounded
 from ...errors import LayoutError
 from .. import registries
-from .generators import (
-    GENERATORS,
-    fresh,
-    inverse,
-    is_integral,
-    number,
-    of_terms,
-    restore,
-)
+from .generators import GENERATORS, fresh, inverse, is_integral, number, of_terms, restore
 from .generators import show as show_names
 
 MAX_POWER = 32  # an exponent: the power of a sum has as many terms as there are ways to choose them
@@ -216,7 +208,7 @@ def _rebuild(items: Any) -> Scalar:
 
 
 def gen(g: int) -> Scalar:
-    """The generator of number `g` as a polynomial; an int when its bounds leave one value."""
+    """The generator of number `g` as a polynomial. An int when its bounds leave one value."""
     G = GENERATORS[g]
     return G.low if G.low is not None and G.low == G.high else make({(g,): 1})
 
@@ -239,7 +231,7 @@ _VERBS = {"__add__": "added to", "__sub__": "subtracted from", "__mul__": "multi
 
 
 def has_own_arithmetic(x: object, operation: str = "__rmul__") -> bool:
-    """True if an operand has its own arithmetic with a symbol: arrays, SymPy's objects, basis elements."""
+    """True if an operand has its own arithmetic with a symbol. Arrays, SymPy's objects, basis elements."""
     owner = x.__class__.__module__.partition(".")[0]
     if owner in ("builtins", "torch") or (owner == "numpy" and x.__class__.__name__ != "ndarray"):
         return False
@@ -323,7 +315,7 @@ def _without(m: Monomial, d: Monomial) -> Monomial | None:
 
 
 def floordiv(p: Scalar, q: Scalar) -> Scalar | None:
-    """floor(p / q) where it is a polynomial, or None: what q divides, if the remainder provably lies in 0..q-1."""
+    """floor(p / q) where it is a polynomial, or None. What q divides, if the remainder provably lies in 0..q-1."""
     exact = div(p, q)
     if exact is not None or (p.__class__ is int and q.__class__ is int):
         return exact if exact is not None else p // q if q else None
@@ -560,7 +552,7 @@ def parenthesised(p: Scalar) -> str:
 
 
 def needs_div(d: Scalar, p: Scalar) -> tuple[str, ...]:
-    """The facts, each of which would make `d` divide `p`, in the user's symbols; () when none would."""
+    """The facts, each of which would make `d` divide `p`, in the user's symbols. () when none would."""
     if div(p, d) is not None:
         return ()
     if p.__class__ is not Polynomial:

@@ -1,4 +1,4 @@
-"""Solving facts for one symbol each: the substitutions behind `Facts` (`facts.py` has the table of them)."""
+"""Solving facts for one symbol each. The substitutions behind `Facts` (`facts.py` has the table of them)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .polynomial import (
 
 
 class Solver:
-    """Solves facts one after the other, writing substitutions into `mapping`: a generator -> what replaces it."""
+    """Solves facts one after the other, writing substitutions into `mapping`. A generator -> what replaces it."""
 
     def __init__(self, mapping: dict[int, Scalar]) -> None:
         self.mapping = mapping
@@ -186,7 +186,7 @@ class Solver:
     # ------------------------------------------------------------ quotients rounded up or down
 
     def quotient(self, x: Scalar, d: Scalar, up: bool, mine: int | None) -> Scalar:
-        """ceil(x / d) (`up`) or floor(x / d) as an entry: generator `mine` if its bounds are right, or a new one."""
+        """ceil(x / d) (`up`) or floor(x / d) as an entry. Generator `mine` if its bounds are right, or a new one."""
         x, d = self.now(x), self.now(d)
         q = floordiv(-x, d) if up else floordiv(x, d)
         if q is not None:

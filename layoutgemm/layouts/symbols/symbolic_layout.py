@@ -37,7 +37,7 @@ from .polynomial import MissingFact, Polynomial, Scalar, ge0, gens, needs_ge
 
 
 def make(shape: Shape, stride: Stride, conditions: tuple[str, ...] = ()) -> Layout:
-    """A layout of well-formed parts: a plain one when no entry is a symbol and it rests on no facts."""
+    """A layout of well-formed parts. A plain one when no entry is a symbol and it rests on no facts."""
     if not conditions and not _ops.has_symbols(shape, stride):
         return Layout._new(shape, stride)
     return _symbolic(shape, stride, conditions)
@@ -76,7 +76,7 @@ def _gather(x: Iterable[object], found: set[int]) -> None:
 
 
 class SymbolicLayout(Layout):
-    """A layout some of whose extents or strides are symbols: a function for every size that their facts allow.
+    """A layout some of whose extents or strides are symbols. A function for every size that their facts allow.
 
     Every operation of Layout keeps the symbols, is right at every size, and otherwise raises MissingFact or
     CompositionError with the facts that would decide it. `conditions` lists the facts that the operations behind a

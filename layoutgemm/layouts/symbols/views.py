@@ -19,7 +19,7 @@ from .polynomial import MissingFact, Polynomial, Scalar, needs_div, needs_ge, sh
 
 
 def upcast(shape: Any, stride: Any, n: int) -> Pair:
-    """Each n neighbouring elements as one group; a symbolic stride must be a multiple of n."""
+    """Each n neighbouring elements as one group. A symbolic stride must be a multiple of n."""
     if not has_symbols(shape, stride):
         return int_recast.upcast(shape, stride, n)
     over: list[Scalar] = []
@@ -52,7 +52,7 @@ def _upcast(s: Any, d: Any, n: int, over: list[Scalar]) -> Pair:
 
 
 def downcast(shape: Shape, stride: Stride, n: int) -> Pair:
-    """Each element as n neighbouring ones: the modes of stride 1 take in the parts, other strides grow."""
+    """Each element as n neighbouring ones. The modes of stride 1 take in the parts, other strides grow."""
     if has_symbols(shape, stride):
         _check_ones(stride, n, f"downcast of {show_tuple(shape)}:{show_tuple(stride)} by {n}")
         return widened(shape, stride, n, [i for i, d in enumerate(leaves(stride)) if d.__class__ is int and d == 1])

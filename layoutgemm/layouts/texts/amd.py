@@ -77,7 +77,7 @@ def _free(given: AttributeFields, found: _Mfma | _Wmma, shape: Sequence[int], k:
 
 
 def mfma(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
-    """The accumulator of MFMA: four rows in registers, then lanes along the columns, then lanes along the rows.
+    """The accumulator of MFMA. Four rows in registers, then lanes along the columns, then lanes along the rows.
 
     Source: AMD's matrix instruction calculator.
     """
@@ -93,7 +93,7 @@ def mfma(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
 
 
 def mfma_operand(given: AttributeFields, parent: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
-    """An operand of MFMA: `kWidth` neighbours along K in registers, lanes along the other dimension, then along K."""
+    """An operand of MFMA. `kWidth` neighbours along K in registers, lanes along the other dimension, then along K."""
     found, k = _Mfma(parent), given.depth(len(shape))
     free = _free(given, found, shape, k)
     wide = found.size[free - (len(shape) - 2)]
@@ -187,7 +187,7 @@ def wmma_tile(given: AttributeFields) -> list[int]:
 
 
 def wmma(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
-    """The accumulator of WMMA: eight rows in registers; version 1 has alternate rows in the two halves of a warp."""
+    """The accumulator of WMMA: eight rows in registers. Version 1 has alternate rows in the two halves of a warp."""
     found = _Wmma(given)
     across, along = _lanes_and_registers(given, found, shape)
     tile = Tile(shape)
@@ -200,7 +200,7 @@ def wmma(given: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
 
 
 def wmma_operand(given: AttributeFields, parent: AttributeFields, shape: Sequence[int]) -> dict[str, Vectors]:
-    """An operand of WMMA: `kWidth` neighbours along K, then the halves of a warp, which are equal in version 1."""
+    """An operand of WMMA. `kWidth` neighbours along K, then the halves of a warp, which are equal in version 1."""
     found, k = _Wmma(parent), given.depth(len(shape))
     free = _free(given, found, shape, k)
     tall = (free == len(shape) - 1) == found.transposed  # along the larger side of a 32 x 16 instruction

@@ -1,4 +1,4 @@
-"""Triton's linear layouts from text: the bases of each input, as its compiler, Gluon and Python print them.
+"""Triton's linear layouts from text. The bases of each input, as its compiler, Gluon and Python print them.
 
 #ttg.linear<{register = [[0, 1]], lane = [[1, 0], [2, 0]], warp = [], block = []}>
 {"register": [[0, 1]], "lane": [[1, 0], [2, 0]]}
@@ -256,7 +256,7 @@ class TextReader:
         self.text, self.at = text, at
 
     def peek(self) -> str:
-        """The next character that is no blank, "" at the end; the position moves to it."""
+        """The next character that is no blank, "" at the end. The position moves to it."""
         while self.at < len(self.text) and self.text[self.at].isspace():
             self.at += 1
         return self.text[self.at : self.at + 1]
@@ -433,7 +433,7 @@ def integers_of(text: str, value: Value, at: int) -> list[int]:
 
 
 def basis_of(text: str, name: str, value: Value, at: int) -> Basis:
-    """The bases of one input: a list of vectors, or of integers where the tensor has one dimension."""
+    """The bases of one input. A list of vectors, or of integers where the tensor has one dimension."""
     if not isinstance(value, ListValue):
         raise ParseError(f"expected the bases of {name}, as in [[0, 1], [1, 0]]", text, at)
     vectors: list[tuple[int, ...]] = []

@@ -1,4 +1,4 @@
-"""Triton's layouts of a tensor from text: the type of a tensor or of a buffer in shared memory holds both.
+"""Triton's layouts of a tensor from text. The type of a tensor or of a buffer in shared memory holds both.
 
 tensor<16xf16, #ttg.blocked<{sizePerThread = [1], threadsPerWarp = [4], warpsPerCTA = [4], order = [0]}>>
 !ttg.memdesc<64x64xf16, #ttg.swizzled_shared<{vec = 8, perPhase = 1, maxPhase = 8, order = [1, 0]}>, #smem>

@@ -1,4 +1,4 @@
-"""Lines of IR: the type of an operation's result, among the types that the line prints.
+"""Lines of IR. The type of an operation's result, among the types that the line prints.
 
 MLIR prints `(operands) -> result` for some operations, the result's type alone for others, and for some the operands'
 types alone: then no type of the line is that of the result. Operations of Triton that print one type for operands and
@@ -35,7 +35,7 @@ _TYPE = regex(r"\s*!(?!(?:cute|cute_nvgpu|fly)\.)(\w+)")
 
 
 def of_result(text: str) -> str:
-    """The text with blanks for all but the type of an operation's result; another text as it is.
+    """The text with blanks for all but the type of an operation's result. Another text as it is.
 
     Raises ParseError where the line has the types of the operands alone, or the name of a type in place of it.
 

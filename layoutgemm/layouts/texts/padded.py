@@ -1,4 +1,4 @@
-"""Triton's padded layouts of shared memory from text: coordinates of the tensor -> element of the buffer.
+"""Triton's padded layouts of shared memory from text. Coordinates of the tensor -> element of the buffer.
 
 #ttg.padded_shared<[128:+4] {order = [1, 0], shape = [32, 128]}>
 #ttg.padded_shared<[64:+8, 256:+16] {offset = [[0, 1], [0, 2], [1, 0]], block = []}>

@@ -1,4 +1,4 @@
-"""Parts of the readers of Triton's attributes: checked fields, bases that grow, blocks of a cluster.
+"""Parts of the readers of Triton's attributes. Checked fields, bases that grow, blocks of a cluster.
 
 CGALayout = [[1, 0]], or CTAsPerCGA = [2, 1], CTASplitNum = [2, 1], CTAOrder = [1, 0] of older versions: block 1 holds
 the lower half of the tensor. Blocks beyond the split hold the same elements.
@@ -25,7 +25,7 @@ _GLUON_REST = regex(r"\s*(?:,\s*\[(?P<whole>[\d,\s]*)\]\s*)?>\s*\Z")
 
 
 def end_of_type(reader: TextReader, shape: Sequence[int], *, described: bool = False) -> None:
-    """Refuse other text than the end of a type of Triton's IR; `described`: in a tensordesc.
+    """Refuse other text than the end of a type of Triton's IR. `described`: in a tensordesc.
 
     Raises ParseError, also for a part of a buffer.
     """
@@ -150,7 +150,7 @@ class AttributeFields:
         return out
 
     def one_split(self) -> None:
-        """Refuse the older fields of tensor memory in a cluster: they count the CTAs among the columns."""
+        """Refuse the older fields of tensor memory in a cluster. They count the CTAs among the columns."""
         for name in ("CTASplitM", "CTASplitN"):
             if str(self.fields.get(name, 1)) != "1":
                 raise self.fail(f"{name} = 1; of blocks in a cluster CGALayout, as in CGALayout = [[1, 0]],")
@@ -194,7 +194,7 @@ class Tile:
         return out
 
     def place(self, name: str, vectors: Sequence[tuple[int, ...]], *, zeroed: int | None = None) -> None:
-        """Bits of an input at multiples of the tile so far; along the dimension `zeroed` they move nowhere."""
+        """Bits of an input at multiples of the tile so far. Along the dimension `zeroed` they move nowhere."""
         rank = len(self.shape)
         for vector in vectors:
             at = [0 if d == zeroed else x * by for d, (x, by) in enumerate(zip(vector, self.reached, strict=True))]

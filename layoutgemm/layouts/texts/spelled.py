@@ -1,4 +1,4 @@
-"""Layouts from source text: CuTe's types in C++, and the calls that make a layout in C++ and in the CuTe DSL.
+"""Layouts from source text. CuTe's types in C++, and the calls that make a layout in C++ and in the CuTe DSL.
 
 Layout<Shape<_4,_8>,Stride<_8,_1>>                                          a type, as compilers and authors write it
 cute::Layout<cute::tuple<cute::C<4>, cute::C<8>>, cute::tuple<...>>
@@ -83,7 +83,7 @@ def spelled(text: str) -> Layout | ComposedLayout | None:
 
 
 def operand(text: str, at: int) -> tuple[AnyOperand, int] | None:
-    """The layout or tuple of C++ or the DSL here, and its end; None for another text.
+    """The layout or tuple of C++ or the DSL here, and its end. None for another text.
 
     >>> operand("zipped_divide(Layout<_8,_1>{}, Shape<_2>{})", 14), operand("f(Shape<_2,_4>{})", 2)
     ((Layout(8, 1), 29), ((2, 4), 16))

@@ -1,4 +1,4 @@
-"""The text around a layout: code before its comment, prose around its backticks, words that are no layout.
+"""The text around a layout. Code before its comment, prose around its backticks, words that are no layout.
 
 Each function blanks what is not the layout. The characters that are left keep their positions, which errors name.
 """
@@ -56,7 +56,7 @@ def has_code(text: str) -> bool:
 
 
 def quoted(text: str) -> str | None:
-    """The text with blanks for all but its only layout in backticks; None for another text.
+    """The text with blanks for all but its only layout in backticks. None for another text.
 
     >>> quoted("We use `(4,4):(4,1)` here.").strip()
     '(4,4):(4,1)'
@@ -100,7 +100,7 @@ def without_pins(text: str) -> str:
 
 
 def of_compiler(text: str) -> str | None:
-    """The text with blanks for all but its only C++ type of a layout; None for another text.
+    """The text with blanks for all but its only C++ type of a layout. None for another text.
 
     >>> of_compiler("error: no match for 'cute::Layout<cute::_4, cute::_1>' here").strip()
     'cute::Layout<cute::_4, cute::_1>'

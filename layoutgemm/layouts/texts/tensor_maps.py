@@ -24,7 +24,7 @@ CHUNK = 16  # bytes that a swizzle keeps together
 
 
 def tensor_map(text: str, symbol_of: Symbols) -> Layout | ComposedLayout | None:
-    """The box of a tensor map in shared memory, with its swizzle in elements; None for another text.
+    """The box of a tensor map in shared memory, with its swizzle in elements. None for another text.
 
     Raises ParseError with the character for rows longer than the swizzle, which a tensor map refuses, and for an
     interleaved tensor.

@@ -1,4 +1,4 @@
-"""Tiled layouts from text: XLA's shapes, and the register layouts of JAX's Mosaic GPU and its transforms.
+"""Tiled layouts from text. XLA's shapes, and the register layouts of JAX's Mosaic GPU and its transforms.
 
 f32[4,8]{0,1}                          XLA's: the dimensions from the fastest one on
 bf16[16,256]{1,0:T(8,128)(2,1)}        its tiles, each over the last dimensions of what the one before it leaves

@@ -1,4 +1,4 @@
-"""Triton's views of a linear layout from text: who holds each element of a tensor, or what each place holds.
+"""Triton's views of a linear layout from text. Who holds each element of a tensor, or what each place holds.
 
 [[T0:0, T0:1]                get_distributed_view: the thread and the register of each element
 [ T1:0, T1:1]]               B1:T0:0 in a cluster; T0:0|T4:0 where several hold it

@@ -1,1 +1,1 @@
-"""Derivatives of eager products: which products they are, and their launches, kept for the next backward pass."""
+"""Derivatives of eager products. Which products they are, and their launches, kept for the next backward pass."""

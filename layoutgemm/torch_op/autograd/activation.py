@@ -1,4 +1,4 @@
-"""The activation of a product that autograd records: torch's operators, or for a gate one kernel each way.
+"""The activation of a product that autograd records. Torch's operators, or for a gate one kernel each way.
 
 gate      h = [gate | up]    y = act(gate) * up    dh = [dy * up * act'(gate) | dy * act(gate)]
 recorded  torch computes act(gate), keeps it beside h, and makes three passes over halves whose rows are apart;
@@ -30,7 +30,7 @@ _KINDS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def by_autograd(c: torch.Tensor, activation: str) -> torch.Tensor:
-    """An activation or a gate of a product in its own type: what autograd records is small.
+    """An activation or a gate of a product in its own type. What autograd records is small.
 
     A gate rounds once where a kernel computes it, and act(gate) as well where torch does.
 
@@ -45,7 +45,7 @@ def by_autograd(c: torch.Tensor, activation: str) -> torch.Tensor:
 
 
 def gate(h: torch.Tensor, activation: str) -> torch.Tensor:
-    """A gate of [gate | up] in a node of autograd: nothing is recorded there, and nothing else sees it.
+    """A gate of [gate | up] in a node of autograd. Nothing is recorded there, and nothing else sees it.
 
     >>> gate(torch.tensor([[0.0, 2.0, 3.0, 5.0]]), "geglu")
     tensor([[0.0000, 9.7725]])

@@ -43,14 +43,14 @@ class WeightAndBias(NamedTuple):
     kind: torch.dtype
 
     def launch(self, shape: tuple[int, ...], strides: tuple[int, ...], kind: torch.dtype) -> NewResult:
-        """The launch that makes both gradients, of dC and x: a call's third tensor and its first."""
+        """The launch that makes both gradients, of dC and x. A call's third tensor and its first."""
         into, of_c, of_a, of_bias = self.direct.places
         weight = NewTensor(shape, strides, kind, into)
         return NewResult(self.direct, (weight, NewTensor((self.rows,), (1,), self.kind, of_bias)), {2: of_c, 0: of_a})
 
 
 def weight_and_bias(made: DerivedProduct | None, kind: torch.dtype | None) -> WeightAndBias | None:
-    """The launch of both gradients; None where torch's sum beside the product is not known to be slower.
+    """The launch of both gradients. None where torch's sum beside the product is not known to be slower.
 
     made  the weight's gradient
     kind  of the bias, or None where its gradient is not wanted
@@ -70,7 +70,7 @@ def weight_and_bias(made: DerivedProduct | None, kind: torch.dtype | None) -> We
 
 
 def plan_of_both(made: DerivedProduct, kind: str) -> Sm90Plan | None:
-    """The plan of both: with the product's own configuration, or with `LARGE` in place of larger tiles."""
+    """The plan of both. With the product's own configuration, or with `LARGE` in place of larger tiles."""
     solution = solve(problem_at(made.left, made.right, made.left.dtype, None, None))
     choice, (m, n, k, batch) = solution.kernel.choice, solution.sizes
     if not isinstance(choice, Sm90Choice) or batch > 1 or made.left.dtype.itemsize != 2:

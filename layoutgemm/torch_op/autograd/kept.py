@@ -56,7 +56,7 @@ class KeptGradients(NamedTuple):
     bias: WeightAndBias | None = None
 
     def of_transposed_b(self) -> KeptGradients:
-        """The same launches for a b that holds the transpose of what was multiplied: its gradient lies as it does."""
+        """The same launches for a b that holds the transpose of what was multiplied. Its gradient lies as it does."""
         if self.of_b is None:
             return self
         *batch, rows, columns = self.of_b.shape
@@ -88,7 +88,7 @@ def kept_gradients(
     forward: PreparedProblem, a: torch.Tensor, b: torch.Tensor, grad: torch.Tensor, wants: tuple[bool, bool],
     bias: torch.dtype | None,
 ) -> KeptGradients | None:  # fmt: skip
-    """The launches for such tensors, prepared once; None where the gradients are no single launch each.
+    """The launches for such tensors, prepared once. None where the gradients are no single launch each.
 
     forward  the product that was recorded, which keeps them
     wants    whether each operand's gradient is wanted

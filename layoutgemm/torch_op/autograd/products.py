@@ -34,7 +34,7 @@ class DerivedProduct(NamedTuple):
 def gradients(
     a: torch.Tensor, b: torch.Tensor, wanted: tuple[bool, bool], grad: torch.Tensor | None, multiply: Multiply
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The gradients of A and B that are wanted, by products: dC @ B^T and A^T @ dC.
+    """The gradients of A and B that are wanted, by products. DC @ B^T and A^T @ dC.
 
     a, b  of the one whose gradient alone is wanted, only shape, strides and type are read
 
@@ -80,7 +80,7 @@ def is_stretched(x: torch.Tensor) -> bool:
 
 
 def derived_product(left: torch.Tensor, right: torch.Tensor, like: torch.Tensor) -> DerivedProduct | None:
-    """The gradient left @ right of `like` as one product; None where one has to be summed afterwards.
+    """The gradient left @ right of `like` as one product. None where one has to be summed afterwards.
 
     For a matrix that all of a batch shares, the sum is part of the product: batch and rows are one long K.
 

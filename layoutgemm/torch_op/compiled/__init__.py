@@ -1,4 +1,4 @@
-"""Calls under torch.compile: their checks while they are traced, their launches in Inductor's code, and its guards.
+"""Calls under torch.compile. Their checks while they are traced, their launches in Inductor's code, and its guards.
 
 traced      checks, whose refusals the compiler reports with their text
 lowering    what Inductor writes for an operator: a call of a function of `direct`

@@ -55,7 +55,7 @@ class ChainCalls:
         PREPARED.on_clear.append(self.kept.clear)  # the next call of each chooses anew
 
     def of(self, make: Callable[[], Chain], options: Key, tensors: Tensors) -> Made:
-        """The results of a call that records no derivatives: `again`, or what `make` does, kept where it can be."""
+        """The results of a call that records no derivatives. `again`, or what `make` does, kept where it can be."""
         found = self.again(options, tensors)
         if found is not None:
             return found
@@ -64,7 +64,7 @@ class ChainCalls:
         return results if len(results) > 1 else results[0]
 
     def again(self, options: Key, tensors: Tensors, records: bool = False) -> Made:
-        """The results of a kept chain: one tensor, or several and None; None where there is no such chain.
+        """The results of a kept chain: one tensor, or several and None. None where there is no such chain.
 
         options  whatever else of the call decides on its launches.
         tensors  all that the call reads; the second one is the tensor that most calls share.

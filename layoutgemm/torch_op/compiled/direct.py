@@ -40,7 +40,7 @@ Tensors = Sequence[torch.Tensor]
 def site(
     call: Callable[..., None], /, *, count: int | None = None, views: tuple[View | None, ...] = (), **options: object
 ) -> Callable[..., None]:
-    """A call site of one of these functions on `count` tensors, with all other arguments; `views` as in `CallSite`.
+    """A call site of one of these functions on `count` tensors, with all other arguments. `views` as in `CallSite`.
 
     Inductor keeps generated code on disk: what an earlier version wrote has no `count`, and has to run.
     """
@@ -190,7 +190,7 @@ def grouped_matmul(
     a: torch.Tensor, b: torch.Tensor, *others: torch.Tensor, out: torch.Tensor, said: str, activation: str | None,
     recipe_a: str, recipe_b: str, use_fast_accum: bool, config: str, tensors: tuple[str, ...],
 ) -> None:  # fmt: skip
-    """The product of groups into `out`; rows in no group are zeros, as those of a new result are."""
+    """The product of groups into `out`. Rows in no group are zeros, as those of a new result are."""
     given = dict(zip(tensors, others))
     groups, scale_a, scale_b = given.get("groups"), given.get("scale_a"), given.get("scale_b")
     finish = BiasActivation(given.get("bias"), activation, use_fast_accum)

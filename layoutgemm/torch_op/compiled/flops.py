@@ -28,7 +28,7 @@ def of_product(a: Shape, b: Shape, *others: object, **named: object) -> int:
 
 
 def of_groups(a: Shape, b: Shape, *others: object, **named: object) -> int:
-    """The operations of a grouped product: each row, column or element of K is in one group.
+    """The operations of a grouped product. Each row, column or element of K is in one group.
 
     >>> of_groups((10, 5), (4, 5, 7)), of_groups((4, 3, 5), (5, 10)), of_groups((3, 10), (10, 7))
     (700, 300, 420)

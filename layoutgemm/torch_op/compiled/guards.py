@@ -1,4 +1,4 @@
-"""Guards of kept calls: one call in C says that tensors are as those of an earlier call.
+"""Guards of kept calls. One call in C says that tensors are as those of an earlier call.
 
 torch's compiler guards its code by the same class: classes of the tensors, dispatch keys (devices, layouts, autocast,
 functorch and Python modes, negation), types, shapes, strides, and whether each requires a gradient. Tensors of one call
@@ -67,7 +67,7 @@ class KeptCalls(dict[Key, T]):
 
 
 class LastCalls(dict[int, "Guard[T] | None"]):
-    """Guards that held last, by the id of a tensor that most calls share: a weight, or its scales.
+    """Guards that held last, by the id of a tensor that most calls share. A weight, or its scales.
 
     A key of shapes takes a tenth of a repeated call's instructions, and an id almost none. It is a place to look first,
     never a proof: the guard is asked all the same. So an id may come to be another tensor's. None is of a tensor whose
@@ -164,7 +164,7 @@ def guarded(seen: dict[Key, list[Guard[T]]], key: Key, tensors: Sequence[torch.T
 
 
 def check_of(tensors: Sequence[torch.Tensor], plain: bool = False) -> Callable[..., bool] | None:
-    """The check that tensors are as these; None where torch has no class for it, or it does not hold for them.
+    """The check that tensors are as these. None where torch has no class for it, or it does not hold for them.
 
     plain  whether the caller knows that none is nested: for a nested one, torch's own ends the process
     """

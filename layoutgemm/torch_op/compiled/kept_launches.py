@@ -1,4 +1,4 @@
-"""Kept calls of products with an epilogue, an order, several matrices or scalars: a call's one launch, made again.
+"""Kept calls of products with an epilogue, an order, several matrices or scalars. A call's one launch, made again.
 
 A call is recorded while it runs: its launches, and the memory that was allocated for partial results. It is kept if it
 was one launch of which every argument is known. An argument is the address of a tensor of the call, of the result or of

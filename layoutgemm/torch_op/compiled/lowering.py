@@ -58,7 +58,7 @@ _lowered: set[str] = set()
 
 @constant_in_graphs
 def register() -> bool:
-    """Set the lowerings of the operators that are defined, once each; False for an Inductor that differs."""
+    """Set the lowerings of the operators that are defined, once each. False for an Inductor that differs."""
     missing = [name for name in (*_OPTIONAL, *_WRITING) if name not in _lowered and hasattr(torch.ops.layoutgemm, name)]
     if not missing:
         return True

@@ -1,4 +1,4 @@
-"""Repeated calls with options: a kept launch, found by the places of its tensors and numbers in the call.
+"""Repeated calls with options. A kept launch, found by the places of its tensors and numbers in the call.
 
     first call    checked; its launch is kept (`kept_launches`, `scaled_grouped.kept`)
     next one      found there by a guard, and noted: which argument is which address of the launch
@@ -67,7 +67,7 @@ class RepeatedCalls:
 
 
 class Named(NamedTuple):
-    """The options of a call, or its operands in `given`: names of tensors, and the other values by name."""
+    """The options of a call, or its operands in `given`. Names of tensors, and the other values by name."""
 
     tensors: list[str]
     others: dict[str, object]
@@ -80,7 +80,7 @@ class Named(NamedTuple):
 
 
 def is_value(x: object) -> bool:
-    """True if an equal object of the same type stands for it: its hash says so too. A float's does not, of -0.0.
+    """True if an equal object of the same type stands for it. Its hash says so too. A float's does not, of -0.0.
 
     >>> [is_value(x) for x in ("silu", 300, None, object(), [1], 0.0)]
     [True, True, False, False, False, False]
@@ -105,7 +105,7 @@ def compared(at: str, kept: str, x: object) -> str:
 
 
 def repeated(call: Served, arguments: Arguments, options: Options, result: object) -> Again | None:
-    """The function that repeats a served call's launch for arguments like these; None where more was done.
+    """The function that repeats a served call's launch for arguments like these. None where more was done.
 
     Each tensor of the call must be one of the launch, and each number in `given` one of the launch's or the same object
     as before. A tensor of the launch that is no argument must be part of the result, and is allocated anew.
@@ -156,7 +156,7 @@ def source_of(
     arguments: Arguments, options: Options, of_options: Named, of_given: Named, records: bool,
     words: Sequence[str],
 ) -> str:  # fmt: skip
-    """The code that finds a call's tensors, asks the guard, and launches: a loop over them takes twice the time.
+    """The code that finds a call's tensors, asks the guard, and launches. A loop over them takes twice the time.
 
     of_options, of_given  the options, and the operands in `given`, told apart
     records               whether a tensor requires a gradient: the launch is for calls that record none

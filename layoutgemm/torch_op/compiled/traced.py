@@ -1,4 +1,4 @@
-"""Checks of calls that torch.compile traces: a refusal is raised where the compiler keeps its text.
+"""Checks of calls that torch.compile traces. A refusal is raised where the compiler keeps its text.
 
 An exception of traced Python is built by the compiler, and torch before 2.13 drops the text of ours. So nothing is
 raised there. Operators without a result check the tensors, by the same functions as everywhere. The compiler
@@ -113,7 +113,7 @@ def schema_of(call: Callable[..., object], mutates: Sequence[str] = (), returns:
 
 
 def checking_operator(name: str, check: Callable[..., object]) -> Callable[..., None]:
-    """An operator without a result, whose fake kernel is the check; under vmap, of one slice.
+    """An operator without a result, whose fake kernel is the check. Under vmap, of one slice.
 
     check  whose parameters are the operator's; its result is not used
     """
@@ -165,7 +165,7 @@ def check_compiled(
     out_dtype: object,
     allow_tf32: bool | None,
 ) -> None:
-    """Check a call of `matmul` that is being traced: tensors by the operator, all else as constants."""
+    """Check a call of `matmul` that is being traced. Tensors by the operator, all else as constants."""
     check_kinds({"a": a, "b": b, **named(bias=bias)}, named(out=out))
     refuse(refusal("config", config))
     refuse_finish(activation, a, out_dtype)
@@ -212,7 +212,7 @@ def check_kinds(read: dict[str, object], written: dict[str, object]) -> None:
 
 
 def refuse(text: str) -> None:
-    """Raise OperandError with a text that is not empty: under the compiler, from a fake kernel."""
+    """Raise OperandError with a text that is not empty. Under the compiler, from a fake kernel."""
     if text:
         _REFUSE(text)
         raise OperandError(text)
@@ -241,7 +241,7 @@ def check_number(name: str, x: object, whole: bool) -> None:
 
 @constant_in_graphs
 def refusal(check: str, *plain: object) -> str:
-    """The text of a check's refusal of values that are no tensors, or "": a constant to the compiler."""
+    """The text of a check's refusal of values that are no tensors, or "". A constant to the compiler."""
     try:
         CHECKS[check](*plain)
     except LayoutError as error:

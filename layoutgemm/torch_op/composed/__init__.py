@@ -1,4 +1,4 @@
-"""matmul with several parts at once: orders of tiles, two pairs, functions of A and of the sums, epilogues, rows.
+"""matmul with several parts at once. Orders of tiles, two pairs, functions of A and of the sums, epilogues, rows.
 
 parts       the parts of a call as one text, with the names of its operands
 checks      a call's operands, checked against its parts

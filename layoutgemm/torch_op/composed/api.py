@@ -1,4 +1,4 @@
-"""Calls of matmul with several parts: a kept launch, or all checks, then a kernel or torch's dispatcher.
+"""Calls of matmul with several parts. A kept launch, or all checks, then a kernel or torch's dispatcher.
 
 Compilers, torch.func, modes, fake tensors and subclasses see the operator `composed_matmul`: one node of a graph.
 """
@@ -208,7 +208,7 @@ def said_of(asked: AskedParts, matrices_of_a: int) -> str:
 
 
 def refusal_of_kinds(asked: AskedParts, given: object) -> str:
-    """Why a part is of another class, or the operands are in no dict; or ""."""
+    """Why a part is of another class, or the operands are in no dict. Or ""."""
     if asked.prologue is not None and not isinstance(asked.prologue, Prologue):
         return f"prologue is a {type(asked.prologue).__qualname__}: a Prologue, made by Prologue.of"
     if asked.epilogue is not None and not isinstance(asked.epilogue, Epilogue):
@@ -230,7 +230,7 @@ def refuse_or_raise(text: str) -> None:
 
 
 def rows_in_order(own: Mapping[str, torch.Tensor], a: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The vectors of the same product with its rows in order: `out` takes them by `out_rows` afterwards."""
+    """The vectors of the same product with its rows in order. `out` takes them by `out_rows` afterwards."""
     if not {OUT_ROWS, ADD_ROWS} & set(own):
         return dict(own)
     found = {name: x for name, x in own.items() if name not in (OUT_ROWS, ADD_ROWS)}

@@ -75,7 +75,7 @@ class ComposedCall(NamedTuple):
 
     @property
     def of_rows(self) -> bool:
-        """True for two pairs whose dimensions before M are rows: matrices B that are no batch."""
+        """True for two pairs whose dimensions before M are rows. Matrices B that are no batch."""
         return len(self.a) > 1 and takes_rows(self.parts) and self.b[0].ndim == 2
 
     @property
@@ -170,7 +170,7 @@ def check_numbers_of(a: Tensors, b: Tensors, parts: Parts) -> None:
 
 
 def refusal_of_numbers(a: Tensors, b: Tensors) -> str:
-    """The reason why so many matrices, without a function of several sums, are no product; or ""."""
+    """The reason why so many matrices, without a function of several sums, are no product. Or ""."""
     if len(a) == len(b) and len(a) in (1, 2):
         return ""
     return f"a is {len(a)} tensors and b {len(b)}: one of each, or two pairs"

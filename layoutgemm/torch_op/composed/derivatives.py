@@ -185,7 +185,7 @@ class ComposedFormula(SummedProduct):
     def gradients(
         self, grads: Sequence[torch.Tensor | None], wants: Sequence[bool], records: bool
     ) -> list[torch.Tensor | None]:
-        """The gradients of `tensors`; of a sum of products by operators that are recorded where it is asked for."""
+        """The gradients of `tensors`. Of a sum of products by operators that are recorded where it is asked for."""
         if self.call.parts.linear:
             return _linear_gradients(self.call, self.config, grads[0], wants)
         return by_formula(self, grads, wants, records)

@@ -19,14 +19,7 @@ from ...graph_marks import constant_in_graphs
 from ...kernels.operands.combined import Combine
 from ...kernels.orders import Order, is_symmetric
 from ..compiled.traced import CHECKS, checking_operator
-from ..operators import (
-    Places,
-    VmapInfo,
-    configured,
-    in_front,
-    one_after_another,
-    operator_of,
-)
+from ..operators import Places, VmapInfo, configured, in_front, one_after_another, operator_of
 from ..own_epilogue.operators import check_mapped
 from ..prepared import Config
 from .checks import ComposedCall, checked, takes_rows
@@ -43,7 +36,7 @@ def call_of(
     a: Tensors, b: Tensors, read: Tensors, written: Tensors | None, numbers: Sequence[float], wholes: Sequence[int],
     parts: str, out: torch.Tensor | None, out_dtype: torch.dtype | None, allow_tf32: bool | None,
 ) -> ComposedCall:  # fmt: skip
-    """The call of an operator's arguments; `written`: None where its visited elements alone are asked for.
+    """The call of an operator's arguments. `written`: None where its visited elements alone are asked for.
 
     Raises OperandError, PlanError or TensorError for those that do not fit.
     """
@@ -191,7 +184,7 @@ def text_of_parts(
     order: Order | None, prologue: str | None, combine: Combine | None, epilogue: str | None, activation: str | None,
     copy_rows: bool | None, triangles: Halves | None, matrices: int, own: tuple[str, ...], given: tuple[str, ...],
 ) -> str:  # fmt: skip
-    """The text of a call's parts; "" for parts that do not fit: `refusal` says why."""
+    """The text of a call's parts. "" for parts that do not fit: `refusal` says why."""
     try:
         return _text(order, prologue, combine, epilogue, activation, copy_rows, triangles, matrices, own, given)
     except LayoutError:

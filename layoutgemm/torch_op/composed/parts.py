@@ -42,7 +42,7 @@ Halves = tuple[str | None, str | None]  # of A and of B, as `Triangles` has them
 
 
 class AskedParts(NamedTuple):
-    """Arguments of `matmul` that ask for more than a product; those that are tensors are in `own`, by name.
+    """Arguments of `matmul` that ask for more than a product. Those that are tensors are in `own`, by name.
 
     prologue, epilogue  objects, or their texts
     triangles           an object, or its halves
@@ -138,7 +138,7 @@ class Parts:
 
     @property
     def linear(self) -> bool:
-        """True if C is linear in each operand: a sum of products, at most with a bias."""
+        """True if C is linear in each operand. A sum of products, at most with a bias."""
         alone = self.prologue is None and self.how is None and self.epilogue is None and self.activation is None
         return alone and not {*PLACED, ROW_WEIGHTS} & set(self.own)
 

@@ -24,14 +24,7 @@ from ...kernels.epilogue.chain import Epilogue
 from ...kernels.indexed.rows import ROWS, IndexedRows
 from ...kernels.operands.combined import Combined
 from ...kernels.operands.prologue import Prologue
-from ...kernels.orders import (
-    Order,
-    check_order,
-    clusters_of_plan,
-    order_values,
-    spread_to_elements,
-    visited_tiles,
-)
+from ...kernels.orders import Order, check_order, clusters_of_plan, order_values, spread_to_elements, visited_tiles
 from ...kernels.planner import refusal_beside_hopper
 from ...kernels.run.operand_checks import same_memory
 from ...kernels.sm80.choose import by_lines, for_prologue, for_several, holding_groups
@@ -179,7 +172,7 @@ def _by_mma_sync(key: PlanKey) -> Sm80Plan:
 
 
 def check_mirror(plan: Plan, a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> None:
-    """Raise OperandError unless a product in symmetric order is symmetric: A A^T, A A^T + B B^T or A B^T + B A^T."""
+    """Raise OperandError unless a product in symmetric order is symmetric. A A^T, A A^T + B B^T or A B^T + B A^T."""
     if not isinstance(plan, Sm90Plan) or plan.mirror is None:
         return
     if not any(all(map(same_memory, a, [x.mT for x in each])) for each in (b, b[::-1])):
@@ -195,7 +188,7 @@ def plan_of_call(call: ComposedCall, config: Config | None) -> ReadyPlan:
 
 
 def visited(call: ComposedCall, ready: ReadyPlan) -> torch.Tensor | None:
-    """A mask of the elements (row, column) in the order's tiles, on the call's device; None for all."""
+    """A mask of the elements (row, column) in the order's tiles, on the call's device. None for all."""
     plan, device = ready.plan, call.a[0].device
     if TILES not in call.parts.order_names:
         if call.parts.order_names:
@@ -209,7 +202,7 @@ def visited(call: ComposedCall, ready: ReadyPlan) -> torch.Tensor | None:
 
 
 def tiles_listed(tiles: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
-    """True for each tile (row, column) of a list on its own device; the host does not read it.
+    """True for each tile (row, column) of a list on its own device. The host does not read it.
 
     Of an entry beside the grid a kernel writes nothing, and here it marks nothing.
 
@@ -228,7 +221,7 @@ def _mask(found: npt.NDArray[np.bool_] | None) -> torch.Tensor | None:
 
 
 def host_values(call: ComposedCall) -> Operands:
-    """The order's operands by name as the host reads them: a list of tiles as rows and columns."""
+    """The order's operands by name as the host reads them. A list of tiles as rows and columns."""
     values = {name: call.values[name] for name in call.parts.order_names}
     if TILES in values:
         values[TILES] = tiles_on_host(values[TILES])

@@ -55,7 +55,7 @@ from .plans import Plan, ReadyPlan, check_mirror, ready_plan, visited
 
 
 def factors(call: ComposedCall) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The matrices that are multiplied: A's chosen rows, or the function of A, by each B."""
+    """The matrices that are multiplied. A's chosen rows, or the function of A, by each B."""
     parts, a = call.parts, list(call.a)
     if ROWS in parts.own:
         a[0] = gathered(a[0], call.values[ROWS])
@@ -76,7 +76,7 @@ def together(call: ComposedCall, sums: list[torch.Tensor]) -> torch.Tensor:
 
 
 def finished(call: ComposedCall, value: torch.Tensor) -> torch.Tensor:
-    """Bias, activation or gate, and weights of rows by torch, in the sums' type; rounded once."""
+    """Bias, activation or gate, and weights of rows by torch, in the sums' type. Rounded once."""
     parts, values = call.parts, call.values
     if parts.gate is not None:
         gate, up = value.chunk(2, -1)
@@ -92,7 +92,7 @@ def finished(call: ComposedCall, value: torch.Tensor) -> torch.Tensor:
 def placed(
     call: ComposedCall, value: torch.Tensor, inside: torch.Tensor | None, out: torch.Tensor | None
 ) -> torch.Tensor:
-    """The product's elements in the result: the visited ones, in the rows that the indices name."""
+    """The product's elements in the result. The visited ones, in the rows that the indices name."""
     vectors = {name: call.values[name] for name in (OUT_ROWS, ADD_ROWS) if name in call.parts.own}
     if out is not None:
         return stored(value, inside, vectors, out)
@@ -104,7 +104,7 @@ def placed(
 def stored(
     value: torch.Tensor, inside: torch.Tensor | None, vectors: Mapping[str, torch.Tensor], out: torch.Tensor
 ) -> torch.Tensor:
-    """A product with its rows in order, in `out`: the visited elements, in the rows that the indices name, or all.
+    """A product with its rows in order, in `out`. The visited elements, in the rows that the indices name, or all.
 
     vectors  by name, those of rows of the result among them. Rows are added in float32, and rounded once
     """
@@ -159,7 +159,7 @@ def _of_nothing(call: ComposedCall, out: torch.Tensor | None) -> torch.Tensor:
 
 
 def ways_of_call(call: ComposedCall, config: Config | None, epilogue: Epilogue | None) -> Ways | None:
-    """Both ways of a function of A on a GPU without wgmma; None elsewhere, and without such a function.
+    """Both ways of a function of A on a GPU without wgmma. None elsewhere, and without such a function.
 
     epilogue  as the kernel takes it
     """

@@ -36,7 +36,7 @@ def quantize(
     power_of_two: bool = False,
     scale_major: str = "mn",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """8-bit floats of x, and the scales by which they are x: (values, scales) for `scaled_matmul`.
+    """8-bit floats of x, and the scales by which they are x. (values, scales) for `scaled_matmul`.
 
     x       (..., M, K), bfloat16, float16 or float32, K being what a product sums over; on one GPU or on the CPU. Rows
             or columns contiguous: quantize(weight.mT) is read in place. What else lies otherwise is copied

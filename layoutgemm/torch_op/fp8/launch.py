@@ -51,7 +51,7 @@ AS_QUANTIZE = QuantizeOptions(BLOCK, torch.float8_e4m3fn, False, "mn")
 
 
 class QuantizedShapes(NamedTuple):
-    """The results as they are allocated, and what is cut off: values have rows of a multiple of 16 elements.
+    """The results as they are allocated, and what is cut off. Values have rows of a multiple of 16 elements.
 
     values, scales  (shape, strides)
     columns         of the values, where they are narrower; else 0
@@ -89,7 +89,7 @@ kept_shapes = functools.lru_cache(4096)(shapes_of)  # of plain numbers: a size t
 
 @dataclass(slots=True)
 class KeptQuantizer:
-    """A launch for tensors of one shape, strides and type: results, the launch, and address bits that are 0."""
+    """A launch for tensors of one shape, strides and type. Results, the launch, and address bits that are 0."""
 
     values: tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
     scales: tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
@@ -166,7 +166,7 @@ def computed(x: torch.Tensor, asked: QuantizeOptions, key: Key = ()) -> tuple[to
 
 
 def computed_both(x: torch.Tensor, asked: QuantizeOptions, key: Key = ()) -> tuple[Pair, Pair]:
-    """Values and scales of a checked tensor and of its transpose, now; by one kernel, or one after the other.
+    """Values and scales of a checked tensor and of its transpose, now. By one kernel, or one after the other.
 
     key  by which the launch is kept, or ()
     """
@@ -187,7 +187,7 @@ def computed_both(x: torch.Tensor, asked: QuantizeOptions, key: Key = ()) -> tup
 def computed_into(
     x: torch.Tensor, asked: QuantizeOptions, values: torch.Tensor | None, scales: torch.Tensor
 ) -> torch.Tensor:
-    """The values of a checked tensor: a new tensor, or written to `values`; and its scales to `scales`."""
+    """The values of a checked tensor: a new tensor, or written to `values`. And its scales to `scales`."""
     made, index = kept_shapes(tuple(x.shape), asked), x.get_device()
     in_place = scales.stride() == made.scales[1] and (values is None or writes_in_place(values, asked))
     if not (in_place and _by_kernel(x, asked)):

@@ -12,7 +12,7 @@ from ..scaled_grouped.recipes import BLOCK, ROW, SQUARE
 def quantized(
     x: torch.Tensor, recipe: str, dtype: torch.dtype, powers: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """x (..., M, K) as `dtype`, and scales (..., M or its squares, K blocks); (..., M, 1); or of all x one.
+    """x (..., M, K) as `dtype`, and scales (..., M or its squares, K blocks). (..., M, 1); or of all x one.
 
     >>> values, scales = quantized(torch.tensor([[1.0, -3.5]]), "BlockWise1x128", torch.float8_e4m3fn, False)
     >>> values.float().tolist(), scales.tolist()

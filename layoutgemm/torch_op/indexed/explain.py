@@ -22,7 +22,7 @@ def explain_indexed(
     given: IndexedOperands, out: torch.Tensor | None, activation: str | None, out_dtype: torch.dtype | None,
     config: Config | None, copy_rows: bool | None, others: dict[str, object] | None = None,
 ) -> Explanation:  # fmt: skip
-    """Which kernel a product with row indices takes, why, and what it copies; raises as the product does.
+    """Which kernel a product with row indices takes, why, and what it copies. Raises as the product does.
 
     others  arguments that such a product does not take, or is not explained with, by name
 

@@ -1,4 +1,4 @@
-"""grouped_matmul(a, b, rows=, ...) with scales, a bias or `offs`: A's rows are copied first, in the same launch.
+"""grouped_matmul(a, b, rows=, ...) with scales, a bias or `offs`. A's rows are copied first, in the same launch.
 
     a (rows of A, K)  scale_a, rows of A each  --rows-->  (M, K), in groups  -->  (M, N), gated or not
 

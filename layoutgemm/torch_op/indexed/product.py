@@ -223,7 +223,7 @@ def indexed_product(
     call: IndexedCall, given: IndexedOperands, config: Sm90Config | None = None, out: torch.Tensor | None = None,
     key: tuple[object, ...] = (), copies: bool | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """The product, computed now: a new tensor, or `out`; `key` of a launch that is kept.
+    """The product, computed now: a new tensor, or `out`. `key` of a launch that is kept.
 
     copies  whether A's rows are copied first; None for the way that is estimated faster
 

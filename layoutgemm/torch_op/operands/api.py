@@ -1,4 +1,4 @@
-"""matmul(a, (b0, b1), combine=): a kept launch, or all checks, then a kernel or torch's dispatcher.
+"""matmul(a, (b0, b1), combine=). A kept launch, or all checks, then a kernel or torch's dispatcher.
 
 Compilers, torch.func, modes, fake tensors and subclasses see the operator `combined_matmul`: one node of a graph.
 """
@@ -77,7 +77,7 @@ def matmul_combined(
 
 @functools.lru_cache(256)
 def numbers_named(names: tuple[str, ...]) -> tuple[EpilogueOperand, ...]:
-    """The function's numbers as a launch takes them; a name that no function has is refused with the function."""
+    """The function's numbers as a launch takes them. A name that no function has is refused with the function."""
     return tuple([EpilogueOperand(name, "", f32, host=True) for name in names if name.isidentifier()])
 
 

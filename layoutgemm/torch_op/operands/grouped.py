@@ -1,4 +1,4 @@
-"""grouped_matmul(a, (b0, b1), combine=): a function of the products with several matrices, checked and computed now.
+"""grouped_matmul(a, (b0, b1), combine=). A function of the products with several matrices, checked and computed now.
 
     groups     a                         each b                result
     -------    ----------------------    ------------------    ------------------
@@ -202,7 +202,7 @@ def _finish(product: GroupedCombined) -> LaunchEpilogue:
 def plan_of_groups(
     product: GroupedCombined, config: Sm90Config | None, clears: bool, expected_rows: int | None = None
 ) -> tuple[Sm90Plan, str]:
-    """The plan that a product's kernel is compiled from, and why; that of an H200 for CPU tensors.
+    """The plan that a product's kernel is compiled from, and why. That of an H200 for CPU tensors.
 
     clears         rows in no group become zeros
     expected_rows  of a group, for which tiles are chosen

@@ -1,4 +1,4 @@
-"""grouped_matmul(a, (b0, b1), combine=): a kept launch, or all checks, then a kernel or torch's dispatcher."""
+"""grouped_matmul(a, (b0, b1), combine=). A kept launch, or all checks, then a kernel or torch's dispatcher."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 
 from ...errors import OperandError, TensorError
-from ...kernels.epilogue.chain import Epilogue
 from ..checks import needs_dispatcher
 from ..compiled.traced import checking_operator
 from ..epilogue import Tensors
@@ -64,25 +63,13 @@ def dispatched(product: GroupedCombined, config: str) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class CombinedGroupsFormula(SummedProduct):
-    """A checked product in groups, as `own_epilogue.recorded` derives it; `config` is text."""
+    """A checked product in groups, as `own_epilogue.recorded` derives it. `config` is text.
+
+    It has no epilogue: bias and activation are part of the formula.
+    """
 
     made: GroupedCombined
     config: str
-
-    @property
-    def epilogue(self) -> Epilogue | None:
-        """None: bias and activation are part of the formula."""
-        return None
-
-    @property
-    def every(self) -> Tensors:
-        """No operands of an epilogue."""
-        return {}
-
-    @property
-    def held(self) -> tuple[str, ...]:
-        """No written operands."""
-        return ()
 
     @property
     def tensors(self) -> list[torch.Tensor]:

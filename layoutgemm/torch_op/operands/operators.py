@@ -20,15 +20,7 @@ from ...kernels.operands.combined import Combine, Combined, function_of
 from ..checks import needs_dispatcher, product_shape
 from ..compiled.traced import CHECKS, checking_operator
 from ..compute import product
-from ..operators import (
-    Places,
-    VmapInfo,
-    configured,
-    differentiable,
-    in_front,
-    one_after_another,
-    operator_of,
-)
+from ..operators import Places, VmapInfo, configured, differentiable, in_front, one_after_another, operator_of
 from ..prepared import Config, config_text
 from .several import checked_call, combined_sums, computed
 
@@ -54,7 +46,7 @@ def function_of_text(text: str) -> Combined:
 
 @constant_in_graphs
 def text_of(combine: Combine, matrices: int, numbers: tuple[str, ...]) -> str:
-    """A function, or the name of a gate, as the operator takes it; "" for one that does not fit: `refusal` says why."""
+    """A function, or the name of a gate, as the operator takes it. "" for one that does not fit: `refusal` says why."""
     try:
         return function_of(combine, matrices, numbers).json
     except LayoutError:

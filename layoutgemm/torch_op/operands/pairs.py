@@ -1,4 +1,4 @@
-"""matmul((a, a2), (b, b2)): the sum of two products in one kernel, as for a low-rank update of weights (LoRA).
+"""matmul((a, a2), (b, b2)). The sum of two products in one kernel, as for a low-rank update of weights (LoRA).
 
     matmul((x, x @ down), (w, up))       x @ w + (x @ down) @ up, added in float32 and rounded once
 
@@ -67,7 +67,7 @@ def _launched(
 
 
 def placed_pairs(left: Two, right: Two) -> tuple[list[torch.Tensor], list[torch.Tensor], list[str]]:
-    """(A and A2 as matrices, B and B2, what was copied): each two in one order that tensor copies read."""
+    """(A and A2 as matrices, B and B2, what was copied). Each two in one order that tensor copies read."""
     lines = [x.resolve_neg().reshape(-1, x.shape[-1]) for x in left]
     rows, of_a = as_lines(lines, "a", "row")
     columns, of_b = as_lines([x.resolve_neg() for x in right], "b")

@@ -1,4 +1,4 @@
-"""matmul(a, (b0, b1), combine=f): one function of the products of a with several matrices, in one kernel.
+"""matmul(a, (b0, b1), combine=f). One function of the products of a with several matrices, in one kernel.
 
     matmul(x, (w_gate, w_up), combine="silu")                            SwiGLU of weights that lie apart
     matmul(x, (w0, w1), combine=lambda p, q, ops, s: p + s * q, given={"s": 0.5})
@@ -74,7 +74,7 @@ _OPERATIONS: Mapping[str, Callable[..., torch.Tensor]] = {
 
 
 def combined_sums(how: Combined, sums: Sequence[torch.Tensor], numbers: Mapping[str, float]) -> torch.Tensor:
-    """The function of the sums, of their shape and type; a constant is an element of all.
+    """The function of the sums, of their shape and type. A constant is an element of all.
 
     >>> combined_sums(Combined.of(lambda p, q, ops: 2.0), [torch.zeros(1, 3)] * 2, {}).tolist()
     [[2.0, 2.0, 2.0]]
@@ -96,7 +96,7 @@ def function_and_numbers(
 
 
 def check_alike(matrices: Sequence[torch.Tensor], rank: int | None = None) -> None:
-    """Raise TensorError for a matrix of another shape or type than the first; `rank` of all, or None for any."""
+    """Raise TensorError for a matrix of another shape or type than the first. `rank` of all, or None for any."""
     first = matrices[0]
     for i, x in enumerate(matrices):
         if x.ndim != (rank or x.ndim) or x.shape != first.shape or x.dtype != first.dtype:
@@ -108,7 +108,7 @@ def checked_call(
     a: torch.Tensor, b: Sequence[torch.Tensor], combine: Combine, given: Mapping[str, object] | None,
     out: torch.Tensor | None, config: Config | None, out_dtype: torch.dtype | None, allow_tf32: bool | None,
 ) -> tuple[torch.Tensor, list[torch.Tensor], Combined, dict[str, float], torch.dtype]:  # fmt: skip
-    """The operands of a call, its function and numbers, and the result's type; raises as `matmul_combined` does."""
+    """The operands of a call, its function and numbers, and the result's type. Raises as `matmul_combined` does."""
     how, numbers = function_and_numbers(b, combine, given)
     named = {f"b[{i}]": x for i, x in enumerate(b)}
     check_operands({"a": a, **named}, {} if out is None else {"out": out})
@@ -199,7 +199,7 @@ def _orders(b: torch.Tensor, name: str, k_major: str) -> tuple[str, ...]:
 
 
 def order_of(x: torch.Tensor, k_major: str) -> str:
-    """The order in which a kernel reads an operand: 8-bit types and tf32 with K contiguous alone."""
+    """The order in which a kernel reads an operand. 8-bit types and tf32 with K contiguous alone."""
     if x.dtype not in (torch.bfloat16, torch.float16):
         return k_major
     along = {"row": x.stride(-1), "col": x.stride(-2)}

@@ -1,4 +1,4 @@
-"""matmul(a, b, epilogue=, given=): a kept launch, or all checks, then a kernel or torch's dispatcher.
+"""matmul(a, b, epilogue=, given=). A kept launch, or all checks, then a kernel or torch's dispatcher.
 
 Compilers, torch.func, modes, fake tensors and subclasses see the operator `epilogue_matmul`: one node of a graph. It
 writes to the operands that the steps write.

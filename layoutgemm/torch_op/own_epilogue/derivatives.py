@@ -1,4 +1,4 @@
-"""Derivatives of products with an epilogue: the steps by torch, their products by this library's kernels.
+"""Derivatives of products with an epilogue. The steps by torch, their products by this library's kernels.
 
     forward    the kernel: C and what the steps write, in tensors of their own; nothing of C's size is kept
     backward   float32 sums again by one product; torch derives the steps; two products, for A and for B
@@ -32,7 +32,7 @@ from .recorded import recorded as kernel_and_formula
 
 
 class EpilogueProduct(NamedTuple):
-    """A product with an epilogue; `every`: the operands by name, `gate`: the function of a gate, or None."""
+    """A product with an epilogue. `every`: the operands by name, `gate`: the function of a gate, or None."""
 
     a: torch.Tensor
     b: torch.Tensor
@@ -51,7 +51,7 @@ class EpilogueProduct(NamedTuple):
 
     @property
     def read(self) -> tuple[str, ...]:
-        """Names of the tensors on which a result depends: written ones too, where they are combined with results."""
+        """Names of the tensors on which a result depends. Written ones too, where they are combined with results."""
         return (*self.epilogue.reads, *self.held)
 
     @property
@@ -68,7 +68,7 @@ class EpilogueProduct(NamedTuple):
 
     @property
     def alone(self) -> EpilogueProduct:
-        """The same without tensors: `of` puts them back. torch.func unwraps a call's arguments, and none inside one."""
+        """The same without tensors. `of` puts them back. torch.func unwraps a call's arguments, and none inside one."""
         every = {name: None if isinstance(x, torch.Tensor) else x for name, x in self.every.items()}
         return self._replace(a=_NOTHING, b=_NOTHING, every=every)
 
@@ -116,7 +116,7 @@ def _check(call: EpilogueProduct) -> None:
 
 
 def refusal_of_derivatives(epilogue: Epilogue | None, multiplied: torch.dtype, kind: torch.dtype) -> str:
-    """Why a product of that type, with an epilogue or without, has no derivative; or ""."""
+    """Why a product of that type, with an epilogue or without, has no derivative. Or ""."""
     if multiplied.itemsize < 2:
         return f"a is {multiplied}, and products of 8 bits have no gradient: give detached tensors"
     if epilogue is not None and (text := refusal_of_derivative(epilogue)):
@@ -125,7 +125,7 @@ def refusal_of_derivatives(epilogue: Epilogue | None, multiplied: torch.dtype, k
 
 
 def derivable(call: EpilogueProduct, config: Config | None) -> torch.Tensor:
-    """The product by operators that have derivatives of every order; what the steps write is copied to its place."""
+    """The product by operators that have derivatives of every order. What the steps write is copied to its place."""
     _check(call)
     return formula_alone(call)
 
@@ -146,7 +146,7 @@ def dispatched(call: EpilogueProduct, config: Config | None) -> torch.Tensor:
 
 
 def is_linear(call: EpilogueProduct, wants: Sequence[bool]) -> bool:
-    """True if no gradient needs the sums: each step is linear in x, and so is what it is multiplied with."""
+    """True if no gradient needs the sums. Each step is linear in x, and so is what it is multiplied with."""
     factors = {name for name, want in zip(call.read, wants, strict=True) if want}
     return call.gate is None and all(_is_linear_step(step, factors) for step in call.epilogue.steps)
 

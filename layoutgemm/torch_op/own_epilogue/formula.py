@@ -266,7 +266,7 @@ OF_COLUMNS = tuple(name for name in NAMED if not name.startswith("top"))
 
 
 def columns_of_groups(operation: str, x: torch.Tensor, group: torch.Tensor, count: int) -> list[torch.Tensor]:
-    """A named reduction of the columns of each group of rows: one row of results for each group.
+    """A named reduction of the columns of each group of rows. One row of results for each group.
 
     group  of each row; `count` and more for rows of none, which no result takes
 

@@ -20,14 +20,7 @@ from ...kernels.epilogue.steps import EpilogueOperand
 from ...kernels.run.operand_checks import check_operands
 from ..checks import check_call, check_out
 from ..compiled.traced import CHECKS, checking_operator
-from ..epilogue import (
-    Tensors,
-    arguments_beside,
-    check_fit,
-    epilogue_product,
-    gate_of,
-    refusal_of_epilogue,
-)
+from ..epilogue import Tensors, arguments_beside, check_fit, epilogue_product, gate_of, refusal_of_epilogue
 from ..operators import Places, VmapInfo, configured, in_front, operator_of
 from ..prepared import Config
 from ..problem import gated_shapes

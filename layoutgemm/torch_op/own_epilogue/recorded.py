@@ -1,4 +1,4 @@
-"""Derivatives of a product whose formula torch derives: the kernel forward, float32 sums and the steps backward.
+"""Derivatives of a product whose formula torch derives. The kernel forward, float32 sums and the steps backward.
 
     forward    the kernel, and what the steps write into new tensors
     backward   the formula again, with its products by this library's kernels; torch derives it
@@ -31,14 +31,17 @@ class SummedProduct(Protocol):
     @property
     def epilogue(self) -> Epilogue | None:
         """The epilogue, if the product has one."""
+        return None
 
     @property
     def every(self) -> Tensors:
         """The epilogue's operands by name."""
+        return {}
 
     @property
     def held(self) -> tuple[str, ...]:
         """Written operands that results are combined with."""
+        return ()
 
     @property
     def tensors(self) -> list[torch.Tensor]:

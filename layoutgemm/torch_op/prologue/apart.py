@@ -1,4 +1,4 @@
-"""The faster of two ways for a function of A, by estimates: torch before the product, or the kernel in it.
+"""The faster of two ways for a function of A, by estimates. Torch before the product, or the kernel in it.
 
     in the kernel    each element once for each tile of columns, by mma.sync by each warp along N too
     by torch         a pass over A in float32 for each operation, and two more for its types
@@ -39,7 +39,7 @@ class Ways(NamedTuple):
 
     @property
     def apart(self) -> bool:
-        """True if torch computes the function first: where it takes a fifth less, since its way needs memory."""
+        """True if torch computes the function first. Where it takes a fifth less, since its way needs memory."""
         return self.by_torch < _AHEAD * self.in_kernel
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""matmul(a, b, prologue=...): a function of a's elements before they are multiplied, in the kernel's registers.
+"""matmul(a, b, prologue=...). A function of a's elements before they are multiplied, in the kernel's registers.
 
     norm = Prologue.of(lambda x, i, k, ops, rstd, w: x * rstd * w, rstd="m", w="k:bf16")
     matmul(x, w, prologue=norm, given={"rstd": rstd, "w": gamma})          RMSNorm(x) @ w, without a normalised copy

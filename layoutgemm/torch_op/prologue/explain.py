@@ -32,7 +32,7 @@ _USUAL = {"use_fast_accum": True}  # of arguments that are never None
 def explain_prologue(
     a: torch.Tensor, b: torch.Tensor, prologue: Prologue, given: Mapping[str, torch.Tensor] | None, options: Options
 ) -> Explanation:
-    """Which kernel a product with a prologue takes, why, and what it copies; raises as the product does.
+    """Which kernel a product with a prologue takes, why, and what it copies. Raises as the product does.
 
     options  the other arguments of `explain_matmul`, by name: those that the product does not take are refused
 

@@ -155,7 +155,7 @@ def _launched(
 def plan_of_groups(
     product: GroupedPrologue, config: Sm90Config | None, clears: bool, expected_rows: int | None = None
 ) -> tuple[Sm90Plan, str]:
-    """The plan that a product's kernel is compiled from, and why; that of an H200 for CPU tensors.
+    """The plan that a product's kernel is compiled from, and why. That of an H200 for CPU tensors.
 
     clears  rows in no group become zeros
     """

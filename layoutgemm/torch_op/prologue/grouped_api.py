@@ -1,4 +1,4 @@
-"""grouped_matmul(a, b, prologue=, given=): a kept launch, or all checks, then a kernel or torch's dispatcher.
+"""grouped_matmul(a, b, prologue=, given=). A kept launch, or all checks, then a kernel or torch's dispatcher.
 
 Where derivatives are recorded, torch computes the function and derives it, and the product is `grouped_matmul`'s own.
 """

@@ -16,14 +16,7 @@ from ...graph_marks import constant_in_graphs
 from ...kernels.operands.prologue import Prologue
 from ..bias_activation import by_torch
 from ..compiled.traced import CHECKS, checking_operator
-from ..operators import (
-    Places,
-    VmapInfo,
-    configured,
-    in_front,
-    operator_of,
-    recorded_product,
-)
+from ..operators import Places, VmapInfo, configured, in_front, operator_of, recorded_product
 from ..prepared import Config
 from .product import PrologueProduct, check_config, check_gate, check_names, checked_product, computed, function_of
 

@@ -232,7 +232,7 @@ def launched(
 
 
 class ChosenPlan(NamedTuple):
-    """The plan that a product's kernel is compiled from, and why; `estimated`: by no caller and no measurement."""
+    """The plan that a product's kernel is compiled from, and why. `estimated`: by no caller and no measurement."""
 
     plan: Sm90Plan
     why: str
@@ -240,7 +240,7 @@ class ChosenPlan(NamedTuple):
 
 
 def ways_of_product(product: PrologueProduct, chosen: ChosenPlan) -> Ways | None:
-    """Both ways of a function of A; None where a caller's configuration, or a measured one, says which."""
+    """Both ways of a function of A. None where a caller's configuration, or a measured one, says which."""
     if not chosen.estimated:
         return None
     room, _ = gpu(product.a.get_device())

@@ -1,4 +1,4 @@
-"""Rows by index of an A with a prologue: torch copies them first, and the vector of a number for each row with them.
+"""Rows by index of an A with a prologue. Torch copies them first, and the vector of a number for each row with them.
 
     f(A)[rows] = f(A[rows]), of a function that does not read the number of its row
 

@@ -5,15 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..bias_activation import by_torch
-from ..checks import (
-    PLAIN,
-    autocast_type,
-    cast,
-    in_older_vmap,
-    needs_dispatcher,
-    seen_by_autograd_alone,
-    transforms,
-)
+from ..checks import PLAIN, autocast_type, cast, in_older_vmap, needs_dispatcher, seen_by_autograd_alone, transforms
 from ..compiled.lowering import register
 from .configs import PackedConfig, packed_text
 from .kept import Key, find

@@ -29,15 +29,7 @@ from ...kernels.sm90.quantized.choose import SMS, experts_config
 from ...kernels.sm90.quantized.feature_parts import FeatureParts
 from ...kernels.streamed.plan import StreamedConfig
 from ..bias_activation import by_torch
-from ..checks import (
-    autocast_type,
-    cast,
-    check_device,
-    derived_by_func,
-    has_tangent,
-    refuse_derivatives,
-    stored_as,
-)
+from ..checks import autocast_type, cast, check_device, derived_by_func, has_tangent, refuse_derivatives, stored_as
 from ..compiled.traced import named
 from ..launch import DirectLaunch, raw_stream
 from ..operators import operator_of, with_autograd

@@ -25,7 +25,7 @@ _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.
 
 
 class Part(NamedTuple):
-    """A launch that computes some of the output features; it takes addresses: weights, x, C, then the vectors.
+    """A launch that computes some of the output features. It takes addresses: weights, x, C, then the vectors.
 
     starts  bytes from each tensor's first element to the part's: of the weights, C and the vectors
     """
@@ -60,7 +60,7 @@ def find(
     x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None, options: Key,
     scale_x: torch.Tensor | None = None,
 ) -> tuple[Key, torch.Tensor | None]:  # fmt: skip
-    """(key, the result of a kept launch or None); the key () stands for a call that cannot be kept.
+    """(key, the result of a kept launch or None). The key () stands for a call that cannot be kept.
 
     options  whatever else of the call decides on the kernel, the weights' format and sizes among it
     """

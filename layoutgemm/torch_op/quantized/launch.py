@@ -72,7 +72,7 @@ def quantized_product(
     call: QuantizedCall, x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None,
     scale_x: torch.Tensor | None = None, out: torch.Tensor | None = None, key: Key = (), shape: Sequence[int] = (),
 ) -> torch.Tensor:  # fmt: skip
-    """activation(scale_x * x @ weights.T + bias) of x (rows, k): a new tensor, or `out`, which is contiguous.
+    """activation(scale_x * x @ weights.T + bias) of x (rows, k). A new tensor, or `out`, which is contiguous.
 
     key, shape  by which the launch is kept, unless it is (), and the result's shape there
     """
@@ -112,7 +112,7 @@ def quantized_product(
 
 
 def split_bytes(plan: object) -> list[int]:
-    """Bytes of the memory in which a launch keeps the sums of parts of K: one number, or none.
+    """Bytes of the memory in which a launch keeps the sums of parts of K. One number, or none.
 
     >>> split_bytes(None)
     []
@@ -121,7 +121,7 @@ def split_bytes(plan: object) -> list[int]:
 
 
 def rounds_weights(call: QuantizedCall, rows: int, x: torch.dtype) -> bool:
-    """True if a Hopper GPU's kernel rounds weights of groups to x's type: not where scales multiply sums."""
+    """True if a Hopper GPU's kernel rounds weights of groups to x's type. Not where scales multiply sums."""
     (n, k), config = call.size, call.config
     if config is None:
         config = streamed_config(call.format, n, rows, k, SMS, arch(HOPPER), NAMES[x])
@@ -132,7 +132,7 @@ def rounds_weights(call: QuantizedCall, rows: int, x: torch.dtype) -> bool:
 
 
 def check_given(call: QuantizedCall, rows: int, x: torch.dtype, bias: torch.Tensor | None) -> None:
-    """Raise PlanError for a configuration that a GPU would refuse: a product on the CPU is that of an H200."""
+    """Raise PlanError for a configuration that a GPU would refuse. A product on the CPU is that of an H200."""
     if call.config is None or rows == 0:
         return
     types, on = (NAMES[x], None if bias is None else C_NAMES[bias.dtype]), arch(HOPPER)
@@ -162,7 +162,7 @@ def in_place(vector: torch.Tensor) -> torch.Tensor:
 
 
 def readable(x: torch.Tensor) -> torch.Tensor:
-    """x as kernels read it, K contiguous and lines of whole 16 bytes: itself, or a copy."""
+    """x as kernels read it, K contiguous and lines of whole 16 bytes. Itself, or a copy."""
     if not unreadable(x)[0]:
         return x
     made = x.new_empty((x.shape[0], _pitch(x)))[:, : x.shape[1]]
@@ -297,7 +297,7 @@ def plans_of(
 def streamed_plan_of(
     call: QuantizedCall, rows: int, x: str, bias: str | None, sms: int, code: str, shared: int
 ) -> StreamedPlan | None:  # fmt: skip
-    """The plan of a product of few rows, on any GPU; None where another kernel is faster.
+    """The plan of a product of few rows, on any GPU. None where another kernel is faster.
 
     code, shared  the GPU's target, and bytes of shared memory that a block may have
     """
@@ -330,7 +330,7 @@ def mma_plan_of(call: QuantizedCall, rows: int, x: str, bias: str | None, sms: i
 
 
 def mma_arguments_of(plan: Sm80Plan, pitch: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The same as `arguments_of`, of the kernel by mma.sync: one block a tile, so workers are not read.
+    """The same as `arguments_of`, of the kernel by mma.sync. One block a tile, so workers are not read.
 
     The last place is that of the parts' sums, where K is split, or of the experts' offsets.
     """
@@ -346,7 +346,7 @@ def mma_arguments_of(plan: Sm80Plan, pitch: int) -> tuple[tuple[int, ...], tuple
 def epilogue_of(
     fmt: QuantizedFormat, bias: str | None, activation: str | None, scale: str = "", axis: str = "m"
 ) -> Epilogue:
-    """The epilogue of the product: scales of columns, those of x, a bias of that type, an activation.
+    """The epilogue of the product. Scales of columns, those of x, a bias of that type, an activation.
 
     axis  of C along which output features lie: "m" of the transposed product
 

@@ -1,4 +1,4 @@
-"""Weights that are no tensors: attributes, arithmetic and functions of tensors are refused with the way out.
+"""Weights that are no tensors. Attributes, arithmetic and functions of tensors are refused with the way out.
 
 weight.data, weight @ x, torch.nn.functional.linear(x, weight) --> an error that names dense()
 """
@@ -13,7 +13,7 @@ from ...errors import OperandError
 
 
 class NoTensor:
-    """A weight of packed or float8 values: operators of Python and functions of torch refuse it by name.
+    """A weight of packed or float8 values. Operators of Python and functions of torch refuse it by name.
 
     Raises AttributeError for attributes that tensors have, OperandError for arithmetic and for torch's functions.
 

@@ -20,14 +20,7 @@ from ...kernels.run.operand_checks import check_operands
 from ..api import matmul
 from ..autograd.kept import recorder
 from ..bias_activation import GATES, by_torch
-from ..checks import (
-    PLAIN,
-    check_activation,
-    check_device,
-    refuse_derivatives,
-    seen_by_autograd_alone,
-    stored_as,
-)
+from ..checks import PLAIN, check_activation, check_device, refuse_derivatives, seen_by_autograd_alone, stored_as
 from ..compiled.traced import named
 from ..operators import VmapInfo, operator_of, refuse_under_functorch, with_autograd
 from .configs import packed_config_of

@@ -84,7 +84,7 @@ class QuantizedWeight(NoTensor):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of dense weights of 16 bits: `activations`, or bfloat16, which x is quantised from."""
+        """The type of dense weights of 16 bits. `activations`, or bfloat16, which x is quantised from."""
         return torch.bfloat16 if self.activations == FLOAT8 else self.activations
 
     @property
@@ -103,7 +103,7 @@ class QuantizedWeight(NoTensor):
 
     @cached_property
     def kind(self) -> str:
-        """The format, the sizes and the type of x as a text: the same launches read weights of one kind.
+        """The format, the sizes and the type of x as a text. The same launches read weights of one kind.
 
         >>> QuantizedWeight.quantize(torch.eye(64, 128), QuantizedFormat("int8")).kind
         'int8 with a scale a column, 64x128, torch.bfloat16'
@@ -114,7 +114,7 @@ class QuantizedWeight(NoTensor):
     def quantize(
         cls, weight: torch.Tensor, fmt: QuantizedFormat, activations: torch.dtype = torch.bfloat16
     ) -> QuantizedWeight:
-        """Weights (n, k) rounded to the nearest codes, on the CPU, and packed; the result is where `weight` is.
+        """Weights (n, k) rounded to the nearest codes, on the CPU, and packed. The result is where `weight` is.
 
         Raises OperandError for weights that are not finite, a k that groups do not divide, or codes that float8 does
         not hold.
@@ -182,7 +182,7 @@ class QuantizedWeight(NoTensor):
         return unpack(PackedWeights(self.format, name, self.n, self.k, self.units.cpu().numpy(), scales))
 
     def dense(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """The weights (n, k), where the packed ones are; a product rounds those of groups to x's type."""
+        """The weights (n, k), where the packed ones are. A product rounds those of groups to x's type."""
         return dense_of(self.format, self.activations, self.units, self.scales, (self.n, self.k)).to(dtype)
 
 
@@ -239,7 +239,7 @@ def in_place(units: torch.Tensor, fmt: QuantizedFormat, activations: torch.dtype
 
 
 def multiplied(fmt: QuantizedFormat, dense: torch.Tensor, activations: torch.dtype) -> torch.Tensor:
-    """Weights as a product multiplies them: those of groups are rounded to the activations' type of 16 bits.
+    """Weights as a product multiplies them. Those of groups are rounded to the activations' type of 16 bits.
 
     The scale of a column multiplies the sums, in float32, and with float8 activations so does that of a group.
     """

@@ -18,7 +18,7 @@ SCALE_C = "scale_c"  # the epilogue's operand
 
 @lru_cache(maxsize=256)
 def epilogue_of(recipes: Recipes, bias: str | None, activation: str | None, quantized: str | None = None) -> Epilogue:
-    """The epilogue of a product: the scales that the main loop leaves, a bias of that type, an activation.
+    """The epilogue of a product. The scales that the main loop leaves, a bias of that type, an activation.
 
     activation  a gate is none of its steps: those before it are of each sum
     quantized   the type of a result with scales of its own

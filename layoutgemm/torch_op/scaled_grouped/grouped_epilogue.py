@@ -365,7 +365,7 @@ def _dispatched(made: CheckedGroups, out: torch.Tensor | None) -> torch.Tensor:
 def in_place_of_rows(
     value: torch.Tensor, out: torch.Tensor | None, said: str, groups: torch.Tensor | None
 ) -> torch.Tensor:
-    """The result, or `out` with its rows that are in a group; `said`: the argument that leaves rows out, or ""."""
+    """The result, or `out` with its rows that are in a group. `said`: the argument that leaves rows out, or ""."""
     if out is not None and said and groups is not None:
         value = torch.where(in_groups(value.shape, said, groups), value, out)
     return copied(value, out)
@@ -376,7 +376,7 @@ class GroupedFormula(ProductFormula[CheckedGroups]):
 
     @property
     def held(self) -> tuple[str, ...]:
-        """Written operands that keep a part of what they have: all, where rows are in no group."""
+        """Written operands that keep a part of what they have. All, where rows are in no group."""
         return self.epilogue.writes if self.made.call.leaves_rows else super().held
 
     def launched(self) -> torch.Tensor:
@@ -568,7 +568,7 @@ def _on_cpu(made: CheckedGroups, out: torch.Tensor | None) -> torch.Tensor:
 
 
 def without_zeros(made: CheckedGroups) -> CheckedGroups:
-    """The same product with a K of at least 1: an empty sum is 0, and the epilogue follows."""
+    """The same product with a K of at least 1. An empty sum is 0, and the epilogue follows."""
     of = made.of
     if of.a.shape[-1]:
         return made
@@ -589,7 +589,7 @@ def _is_one(call: GroupedCall) -> bool:
 
 
 def of_one_group(made: CheckedGroups) -> CheckedGroups:
-    """One masked group, or one along K, as a product of matrices; all others as they are."""
+    """One masked group, or one along K, as a product of matrices. All others as they are."""
     call, of = made.call, made.of
     if not _is_one(call):
         return made

@@ -1,4 +1,4 @@
-"""Kept launches of plans that read more than A and B: tables, group offsets, an epilogue's operands.
+"""Kept launches of plans that read more than A and B. Tables, group offsets, an epilogue's operands.
 
 find      a kept launch: the call writes addresses, and nothing is checked but the addresses themselves
 launch    the first call of a plan: all checks, copies where TMA needs them; kept unless C was copied
@@ -167,7 +167,7 @@ def usual_again(
     usual: UsualCalls, at: int, a: torch.Tensor, b: torch.Tensor, third: torch.Tensor,
     fourth: torch.Tensor | None = None,
 ) -> torch.Tensor | None:  # fmt: skip
-    """The new result of a kept launch that a guard finds; None leaves the call to `find`.
+    """The new result of a kept launch that a guard finds. None leaves the call to `find`.
 
     at     id of the tensor whose last call is looked for first
     third  also the fourth of a call of the form ONCE
@@ -214,7 +214,7 @@ def find(
     a: torch.Tensor, b: torch.Tensor, third: torch.Tensor, fourth: torch.Tensor | None, others: Others,
     out: torch.Tensor | None, options: Key, recorded: bool = False,
 ) -> tuple[Key, torch.Tensor | None]:  # fmt: skip
-    """(key, the result of a kept launch or None); the key () stands for a call that cannot be kept.
+    """(key, the result of a kept launch or None). The key () stands for a call that cannot be kept.
 
     third, fourth  scales, or the groups and any scales of A
     others         whatever else is read, with None for what is not; () for nothing
@@ -288,7 +288,7 @@ def again(
     launches: LaunchesByAddress[KeptLaunch], given: Sequence[torch.Tensor], a: torch.Tensor, b: torch.Tensor,
     out: torch.Tensor | None,
 ) -> torch.Tensor | None:  # fmt: skip
-    """The result of a kept launch for tensors that a guard holds for; None where none is for their addresses."""
+    """The result of a kept launch for tensors that a guard holds for. None where none is for their addresses."""
     kept = launches.get(()) if out is None else None
     if kept is not None and kept.product is not None and (found := kept.product(*given)) is not None:
         return found
@@ -508,7 +508,7 @@ def _keep_rows(plan: Sm90Plan, made: TensorLaunch, out: torch.Tensor | None) -> 
 def launch_once(
     plan: Sm90Plan, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, words: Sequence[int]
 ) -> torch.Tensor:
-    """Launch a plan into C, or a new one; of the words the caller knows all. Nothing is kept."""
+    """Launch a plan into C, or a new one. Of the words the caller knows all. Nothing is kept."""
     index = a.get_device()
     with torch.cuda.device(a.device):
         made = launch_of(plan, a, b, c, True, tuple(words))

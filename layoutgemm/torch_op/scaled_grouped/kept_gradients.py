@@ -50,7 +50,7 @@ READY.on_clear.append(BACKWARD.clear)
 def gradients_again(
     a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, said: str, wanted: Sequence[bool], grad: torch.Tensor
 ) -> Pair | None:
-    """The wanted gradients by kept launches; None without such launches, and where torch has to see the products.
+    """The wanted gradients by kept launches. None without such launches, and where torch has to see the products.
 
     a, b  of the one whose gradient alone is wanted, only shape, strides and type are read
     """

@@ -31,15 +31,7 @@ from ..operators import (
     slices_of,
     with_autograd,
 )
-from .grouped import (
-    BATCH,
-    COLUMNS,
-    GroupedCall,
-    check_grouped,
-    counted,
-    finished,
-    grouped_product,
-)
+from .grouped import BATCH, COLUMNS, GroupedCall, check_grouped, counted, finished, grouped_product
 from .recipes import BLOCK, recipe_text
 from .scaled import FP8, NO_FINISH, BiasActivation, ScaledCall, check_config, check_scaled, scaled_product
 
@@ -237,7 +229,7 @@ def grouped_gradients(
     a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, said: str, wanted: Sequence[bool],
     grad: torch.Tensor | None, multiply: Multiply,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
-    """The gradients of A and B, where wanted, by grouped products: dC @ B^T and A^T @ dC.
+    """The gradients of A and B, where wanted, by grouped products. DC @ B^T and A^T @ dC.
 
     a, b  of the one whose gradient alone is wanted, only shape, strides and type are read
     """
@@ -316,7 +308,7 @@ def _recorded(
 
 
 def recorded_type(call: GroupedCall, finish: BiasActivation, a: torch.Tensor, b: torch.Tensor) -> torch.dtype:
-    """The type of a product that torch finishes: before a gate the result's own where it is kept, as by `matmul`."""
+    """The type of a product that torch finishes. Before a gate the result's own where it is kept, as by `matmul`."""
     kept = finish.gate is not None and call.kind.itemsize == 2 and differentiated(a, b)
     return call.kind if kept else torch.float32
 

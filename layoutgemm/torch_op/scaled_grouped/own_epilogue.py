@@ -186,7 +186,7 @@ def scaled_steps(
 
 
 def of_one(made: CheckedScales) -> CheckedScales:
-    """The product of a batch of one as that of its matrices: such a plan has no batch."""
+    """The product of a batch of one as that of its matrices. Such a plan has no batch."""
     call, of = made.call, made.of
     scale_a, scale_b = of_group(of.scale_a, call.recipes.a, 0), of_group(of.scale_b, call.recipes.b, 0)
     assert scale_a is not None

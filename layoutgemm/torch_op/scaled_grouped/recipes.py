@@ -70,7 +70,7 @@ class Recipes(NamedTuple):
 
     @property
     def in_mainloop(self) -> bool:
-        """True if the main loop applies the scales, one for each K block; else an epilogue does."""
+        """True if the main loop applies the scales, one for each K block. Else an epilogue does."""
         return self.a in FAMILIES[0]
 
     @property
@@ -84,7 +84,7 @@ class Recipes(NamedTuple):
 
 
 class ScaledOperand(NamedTuple):
-    """An operand as its scales see it: the batch in front, rows or columns, and K blocks; `side` is "a" or "b".
+    """An operand as its scales see it. The batch in front, rows or columns, and K blocks; `side` is "a" or "b".
 
     along_k  `front` is of groups along K, which share the K blocks
     """
@@ -155,7 +155,7 @@ def recipe_text(name: str, recipe: object) -> str:
 
 
 def refusal_of_both(a: str, b: str) -> str:
-    """Why no product quantises its operands by two recipes, "" for None; "" where one does.
+    """Why no product quantises its operands by two recipes, "" for None. "" where one does.
 
     >>> refusal_of_both("BlockWise1x128", "BlockWise128x128")
     ''

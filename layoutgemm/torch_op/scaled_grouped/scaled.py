@@ -1,4 +1,4 @@
-"""Products of 8-bit floats with scales, of operands of any kind: checked, then by a kernel, or on the CPU in float64.
+"""Products of 8-bit floats with scales, of operands of any kind. Checked, then by a kernel, or on the CPU in float64.
 
 recipes                          kernel
 -------------------------------  -----------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ class ScaledCall(NamedTuple):
 
 
 class BiasActivation(NamedTuple):
-    """A bias along N and an activation after the scaled sums; `fast` sums stay in the tensor core.
+    """A bias along N and an activation after the scaled sums. `fast` sums stay in the tensor core.
 
     A gate's bias is of all columns of [gate | up].
     """
@@ -155,7 +155,7 @@ def check_addresses(**scales: torch.Tensor | None) -> None:
 
 
 def span_of(k: int, recipes: Recipes, *scales: torch.Tensor | None) -> int:
-    """K blocks whose scales lie together, for a main loop that reads them so; else 1.
+    """K blocks whose scales lie together, for a main loop that reads them so. Else 1.
 
     >>> recipes, lines = Recipes("BlockWise1x128", ""), torch.ones(8, 4)
     >>> span_of(512, recipes, lines), span_of(512, recipes, lines.T.contiguous().T), span_of(400, recipes, lines)
@@ -254,14 +254,14 @@ def of_group(x: torch.Tensor | None, recipe: str, group: int | slice) -> torch.T
 
 
 def beside(bias: torch.Tensor | None) -> torch.Tensor | None:
-    """A bias of each matrix of a batch, as torch adds it; all others as they are."""
+    """A bias of each matrix of a batch, as torch adds it. All others as they are."""
     return bias if bias is None or bias.ndim < 2 else bias.unsqueeze(-2)
 
 
 def finished_by_torch(
     wide: torch.Tensor, bias: torch.Tensor | None, finish: BiasActivation, kind: torch.dtype
 ) -> torch.Tensor:
-    """Bias, and activation or gate, by torch on sums of all columns, rounded once; `bias` as torch adds it."""
+    """Bias, and activation or gate, by torch on sums of all columns, rounded once. `bias` as torch adds it."""
     if finish.gate is None:
         return by_torch(wide, bias, finish.activation, kind)
     return gate_by_torch(wide, bias, str(finish.activation), kind)
@@ -323,7 +323,7 @@ def line(x: torch.Tensor) -> torch.Tensor:
 
 
 def quantizes_in_kernel(call: ScaledCall, a: torch.Tensor, finish: BiasActivation, config: Sm90Config | None) -> bool:
-    """True if the product's kernel quantises the result: one whose CTAs store 128 columns of a row, or a multiple.
+    """True if the product's kernel quantises the result. One whose CTAs store 128 columns of a row, or a multiple.
 
     A tile of a B with a scale of each column has fewer. So has one of a gate whose scales change within 16 columns. And
     for few rows two kernels are faster.
@@ -385,7 +385,7 @@ def chosen(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], groups: tuple[int, ...], index: int,
     config: Sm90Config | None, columns: int = 1, gate: str | None = None,
 ) -> tuple[Sm90Config, str]:  # fmt: skip
-    """The configuration of a promoted product, and why: the caller's, the measured one, or the estimate.
+    """The configuration of a promoted product, and why. The caller's, the measured one, or the estimate.
 
     columns  a CTA stores a multiple of this many columns of C
     gate     the function of a gate, or None

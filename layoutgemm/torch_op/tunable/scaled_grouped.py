@@ -93,7 +93,7 @@ class Tunable:
 
     @property
     def sums(self) -> int:
-        """Accumulators of an element of C: 2 of a gated product, which has twice C's columns in B."""
+        """Accumulators of an element of C. 2 of a gated product, which has twice C's columns in B."""
         return 1 if self.gate is None else HALVES
 
     @property
@@ -111,14 +111,14 @@ class Tunable:
 
     @property
     def loop(self) -> tuple[int, ...] | None:
-        """Rows and columns that share a scale in the main loop; () and None as `tuned_name` has them."""
+        """Rows and columns that share a scale in the main loop. () and None as `tuned_name` has them."""
         if self.recipes is not None and self.recipes.in_mainloop:
             return self.recipes.groups
         return None if self.fast else ()
 
     @property
     def is_matmuls(self) -> bool:
-        """True for a product by `matmul`'s own kernel, which scales in its epilogue: configurations are its own."""
+        """True for a product by `matmul`'s own kernel, which scales in its epilogue. Configurations are its own."""
         return self.experts is None and self.loop is None and self.gate is None
 
     @property
@@ -202,11 +202,11 @@ class Tunable:
 
     @property
     def rows(self) -> int:
-        """Rows of a masked group that count: as many as are expected of a product that was not measured."""
+        """Rows of a masked group that count. As many as are expected of a product that was not measured."""
         return min(self.m, masked_rows(self.m))
 
     def operands(self) -> OperandSet:
-        """Random normal operands on the current GPU; groups of as many rows, or of K, each, or one more."""
+        """Random normal operands on the current GPU. Groups of as many rows, or of K, each, or one more."""
         kind, columns = TYPES[self.dtype], self.n * self.sums
         front = () if self.experts is None or self.form == ALONG_K else (self.experts,)
         rows = front if self.form == MASKED else ()
@@ -350,7 +350,7 @@ def tunable(
     m: int, n: int, k: int, dtype: str, a_major: str, b_major: str, recipe_a: object, recipe_b: object,
     groups: int | None, activation: str | None = None, form: str = ROWS, use_fast_accum: bool = True,
 ) -> Tunable | None:  # fmt: skip
-    """The product that is to be tuned; None for one without scales, groups and a gate. Raises OperandError.
+    """The product that is to be tuned. None for one without scales, groups and a gate. Raises OperandError.
 
     >>> tunable(64, 64, 256, "e4m3", "k", "k", "BlockWise1x128", "BlockWise128x128", None).name[0]
     ('e4m3/1', 'e4m3/128', 'bf16')

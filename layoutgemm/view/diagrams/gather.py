@@ -1,4 +1,4 @@
-"""The rows that gather4 and scatter4 move: the tensor, the tile, and which row goes where."""
+"""The rows that gather4 and scatter4 move. The tensor, the tile, and which row goes where."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def gather_svg(
 
 @checked()
 def gather_table(plan: GatherPlan, rows: Sequence[int] | None = None, column: int = 0) -> str:
-    """The instructions of a gather or a scatter as a table: five coordinates and the shared byte of each.
+    """The instructions of a gather or a scatter as a table. Five coordinates and the shared byte of each.
 
     >>> from layoutgemm import Layout
     >>> from layoutgemm.atoms import smem_tile, tma_gather

@@ -1,4 +1,4 @@
-"""The pixels that one im2col load takes: a plane of an image, its padding and the pixel box."""
+"""The pixels that one im2col load takes. A plane of an image, its padding and the pixel box."""
 
 from __future__ import annotations
 

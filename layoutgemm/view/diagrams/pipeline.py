@@ -1,4 +1,4 @@
-"""A pipeline of a kernel as a chart: stages and barriers downwards, roles across, and who does what at which."""
+"""A pipeline of a kernel as a chart. Stages and barriers downwards, roles across, and who does what at which."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class RoleAction:
 
 @checked()
 def pipeline_svg(pipeline: Pipeline, *, title: str | None = None) -> str:
-    """Draws a pipeline: a row for each buffer and barrier with its stages, a column for each role with its actions.
+    """Draws a pipeline. A row for each buffer and barrier with its stages, a column for each role with its actions.
 
     Squares are stages of buffers, circles those of barriers. Numbers give the order in a role's program. Actions that
     fill a buffer or arrive at a barrier are dark, those that read or wait pale, those of every k tile outlined. Under a

@@ -56,7 +56,7 @@ def tmem_svg(atom: Tcgen05Atom, *, title: str | None = None) -> str:
 
 
 def tmem_copy_svg(atom: TmemCopyAtom, *, title: str | None = None) -> str:
-    """Draws a tcgen05.cp: the rows of shared memory that it reads, and the lanes and columns that it writes.
+    """Draws a tcgen05.cp. The rows of shared memory that it reads, and the lanes and columns that it writes.
 
     Colours are eighths of the rows, the first copy of a row dark, further ones pale. The pointer tells the bytes.
 
@@ -87,7 +87,7 @@ def tmem_copy_svg(atom: TmemCopyAtom, *, title: str | None = None) -> str:
 
 
 def tmem_operands(atom: Tcgen05Atom) -> dict[str, TmemLayout]:
-    """The operands that one CTA keeps in tensor memory: C, A where it comes from there, scale factors, metadata.
+    """The operands that one CTA keeps in tensor memory. C, A where it comes from there, scale factors, metadata.
 
     >>> from layoutgemm.atoms import tcgen05_mma
     >>> list(tmem_operands(tcgen05_mma("f16", 128, 64, "bf16", a_source="tmem", sparse=True)))

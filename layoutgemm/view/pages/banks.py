@@ -1,4 +1,4 @@
-"""Bank conflicts on a linked page: the lanes that read an element and conflict there; a swizzle's page."""
+"""Bank conflicts on a linked page: the lanes that read an element and conflict there. A swizzle's page."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def swizzle_figure(
     access: AccessPattern | None = None,
     title: str | None = None,
 ) -> Figure:
-    """The page of a swizzle: a tile before and after it, an element lit up in both, and its bank conflicts.
+    """The page of a swizzle. A tile before and after it, an element lit up in both, and its bank conflicts.
 
     layout   (i, j) -> offset in elements, without swizzle; None: a tile on which all of the swizzle shows
     bits     of an element

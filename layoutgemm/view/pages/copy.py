@@ -1,4 +1,4 @@
-"""The linked page of a copy: its source and destination, with the holders and the memory of each element.
+"""The linked page of a copy. Its source and destination, with the holders and the memory of each element.
 
     source (i, j) ----- the same element ----- destination (i, j)
       thread, value; byte, bank                  thread, register; byte, bank
@@ -33,7 +33,7 @@ Held = tuple[Table, Table, Table, Table]  # arrays (row, column, thread, value)
 
 
 def copy_figure(copy: CopyAtom | TiledCopy, *, src: Tile = None, dst: Tile = None, title: str | None = None) -> Figure:
-    """The page of a copy atom or a tiled copy: source and destination, an element lit up on both.
+    """The page of a copy atom or a tiled copy. Source and destination, an element lit up on both.
 
     src, dst   the layout of that side, (row, column) of the picture: of shared memory an SmemTile or a layout, swizzled
                or not; of global memory a layout. Without one a side in shared memory is packed. With one a tiled
@@ -79,7 +79,7 @@ def notes_of(copy: CopyAtom | TiledCopy, atom: CopyAtom, src: Tile, dst: Tile) -
 
 
 def held_at(copy: CopyAtom | TiledCopy, side: str) -> Held:
-    """The holders of each element; of a side in memory only the threads whose address counts."""
+    """The holders of each element. Of a side in memory only the threads whose address counts."""
     if isinstance(copy, TiledCopy):
         tv, tile = copy.tv_layout(side), copy.tile if len(copy.tile) > 1 else (1, *copy.tile)
         t, v = np.indices((int(tv[0].size), int(tv[1].size)))
@@ -108,7 +108,7 @@ def held_at(copy: CopyAtom | TiledCopy, side: str) -> Held:
 
 
 def value_words(atom: CopyAtom, side: str, values: int) -> list[str]:
-    """Value -> its register and bits, or the byte after its address; of several instructions, which.
+    """Value -> its register and bits, or the byte after its address. Of several instructions, which.
 
     >>> from layoutgemm.atoms import ldmatrix
     >>> value_words(ldmatrix(4), "dst", 8)[3], value_words(ldmatrix(4), "src", 8)[3]
@@ -153,7 +153,7 @@ def one_side(
 def memory_of(
     copy: CopyAtom | TiledCopy, atom: CopyAtom, side: str, held: Held, size: tuple[int, int], given: Tile
 ) -> tuple[Memory | None, tuple[Fact, ...]]:
-    """The places of a side's elements: in the tile or layout given, or packed; None for registers.
+    """The places of a side's elements: in the tile or layout given, or packed. None for registers.
 
     Raises LayoutError for a tile of another extent or type, and for one of a side that is in registers.
     """

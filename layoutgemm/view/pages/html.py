@@ -66,7 +66,7 @@ def embedded(value: object) -> str:
 
 
 def tv_figure(tv: Drawable, tile: Sequence[int], *, title: str | None = None) -> Figure:
-    """The page of a thread-value layout over its tile (M, N): the holders of each element.
+    """The page of a thread-value layout over its tile (M, N). The holders of each element.
 
     tv maps (thread, value) to m + M*n or to the pair (m, n), as in `tv_svg`, and is refused for the same reasons.
 

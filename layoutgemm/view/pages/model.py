@@ -1,4 +1,4 @@
-"""The data of a linked page: matrices, the holders of their elements, and the elements' places in memory.
+"""The data of a linked page. Matrices, the holders of their elements, and the elements' places in memory.
 
     Figure --> PageMatrix A (m, k), B (n, k), C (m, n) --> Holders: (thread, value) of every element
                                                        --> Fact: a number, or a named one, of every element
@@ -77,7 +77,7 @@ class Tables:
 
 @dataclass(frozen=True)
 class Fact:
-    """Something that every element of a matrix has: a number, or what `labels` call that number."""
+    """Something that every element of a matrix has. A number, or what `labels` call that number."""
 
     name: str
     table: Table
@@ -86,7 +86,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Paint:
-    """A way to colour a matrix: `per` neighbouring numbers share a hue, and every second number may be lighter.
+    """A way to colour a matrix. `per` neighbouring numbers share a hue, and every second number may be lighter.
 
     texts    (prefix, table) of each line that a large cell prints
     legend   (number of the hue, meaning)
@@ -102,7 +102,7 @@ class Paint:
 
 @dataclass(frozen=True)
 class Holder:
-    """A holder of elements: "thread", or a "lane" of tensor memory, numbered 0 to count - 1.
+    """A holder of elements. "thread", or a "lane" of tensor memory, numbered 0 to count - 1.
 
     Number h is number h % size of group h // size: lane 5 of warp 1 is thread 37. `value` names its part that holds one
     element, and two letters stand for both in a cell.
@@ -134,7 +134,7 @@ def THREADS(count: int) -> Holder:
 
 @dataclass(frozen=True)
 class Holders:
-    """The holders of each element of a matrix: a layer for each holder of an element, the lowest thread first.
+    """The holders of each element of a matrix. A layer for each holder of an element, the lowest thread first.
 
     labels   value -> its text: its instruction, its register; without one its number
     """
@@ -177,7 +177,7 @@ class Holders:
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory of a matrix's elements: a picture of lines, each of equally many bytes (or offsets).
+    """The memory of a matrix's elements. A picture of lines, each of equally many bytes (or offsets).
 
     start, bits   first bit of each element, and its bits; without `bank_bits` they count offsets
     line, unit    bits of a line, and of a unit within it, which is framed when one of its elements is shown
@@ -199,7 +199,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Planes:
-    """The dimensions of a matrix beyond two: each of their coordinates is a plane of `width` columns.
+    """The dimensions of a matrix beyond two. Each of their coordinates is a plane of `width` columns.
 
     Column c of the matrix is column c % width of plane c // width; planes are counted with the first name fastest.
     """

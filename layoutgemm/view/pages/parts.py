@@ -1,4 +1,4 @@
-"""The parts of a linked page: paints, a tile in shared memory, the offsets of a layout."""
+"""The parts of a linked page. Paints, a tile in shared memory, the offsets of a layout."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def bank_paint(bank: Table) -> Paint:
 
 
 def shared_memory(name: str, tile: SmemTile, facts: tuple[Fact, ...] = (), parts: int = 1) -> Memory:
-    """A tile in shared memory; of an operand that `parts` blocks share, the tiles of all, one under another."""
+    """A tile in shared memory. Of an operand that `parts` blocks share, the tiles of all, one under another."""
     row, column = axes((tile.extent[0] * parts, tile.extent[1]))
     inside, part = row % tile.extent[0], row // tile.extent[0]
     bit = np.asarray(tile.bit(inside, column), np.int64)
@@ -104,7 +104,7 @@ def tile_figure(tile: SmemTile, *, title: str | None = None) -> Figure:
 
 
 def layout_figure(layout: Drawable, *, title: str | None = None) -> Figure:
-    """The page of a layout of any rank: coordinates, and beside them the offsets in order.
+    """The page of a layout of any rank. Coordinates, and beside them the offsets in order.
 
     The first two modes are rows and columns. Each coordinate of further modes is a grid of its own. Cells are coloured
     by offset, or by the coordinate along a mode. Raises LayoutError for symbolic extents and for too many elements.
@@ -149,7 +149,7 @@ def mode_paints(names: Sequence[str], at: Sequence[Table], paint: Paint) -> Iter
 def offsets_parts(
     found: Sequence[Offset], size: tuple[int, int]
 ) -> tuple[tuple[Fact, ...], Memory | None, tuple[Paint, ...]]:
-    """Facts, memory and paints of offsets, or of coordinates; the memory for few offsets from 0 on."""
+    """Facts, memory and paints of offsets, or of coordinates. The memory for few offsets from 0 on."""
     if isinstance(found[0], tuple):
         columns = [np.array(each, np.int64).reshape(size) for each in zip(*found, strict=True)]
         facts = tuple(Fact(f"coordinate {i}", table) for i, table in enumerate(columns))

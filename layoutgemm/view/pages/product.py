@@ -1,4 +1,4 @@
-"""The linked page of a matrix instruction: A, B and C as in the product, their holders, and tiles in shared memory."""
+"""The linked page of a matrix instruction. A, B and C as in the product, their holders, and tiles in shared memory."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def product_figure(
     copy_b: CopyAtom | None = None,
     title: str | None = None,
 ) -> Figure:
-    """The page of a matrix product: A left, B above, C between them, and the tiles of A and B in shared memory.
+    """The page of a matrix product. A left, B above, C between them, and the tiles of A and B in shared memory.
 
     mma      an atom, or one tiled over threads
     a, b     the operands' tiles in shared memory, (m, k) and (n, k): an SmemTile, or a layout under a swizzle. For an
@@ -232,7 +232,7 @@ def _descriptor_facts(tile: SmemTile, atom: MmaAtom, name: str, size: tuple[int,
 
 
 def descriptor_facts(derived: OperandDescriptor, tile: SmemTile, name: str, size: tuple[int, int]) -> tuple[Fact, ...]:
-    """Which instruction's descriptor reaches an element: its block along K and along M or N, and its word there."""
+    """Which instruction's descriptor reaches an element. Its block along K and along M or N, and its word there."""
     row, column = axes(size)
     rows = tile.extent[0] // len(derived.mn_steps)
     depth = tile.extent[1] // len(derived.k_steps)

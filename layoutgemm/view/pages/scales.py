@@ -1,4 +1,4 @@
-"""Block scales on a linked page: the factors of A beyond A, those of B beyond B, and their holders.
+"""Block scales on a linked page. The factors of A beyond A, those of B beyond B, and their holders.
 
 A factor stands for `vector` elements along k. So (m, block) of SFA goes with (m, k) for all k of the block, with row m
 of C, and with the factors (n, block) of SFB.
@@ -20,7 +20,7 @@ TMEM_LANES = 128
 
 
 def scale_matrices(mma: MmaAtom | TiledMma, holder: Holder | None, extent: tuple[int, int, int]) -> list[PageMatrix]:
-    """SFA and SFB of a product of that (M, N, K); nothing for an instruction without block scales.
+    """SFA and SFB of a product of that (M, N, K). Nothing for an instruction without block scales.
 
     Raises LayoutError where K is dealt out so that the elements of a factor belong to several instructions.
 
@@ -82,7 +82,7 @@ def register_scales(mma: MmaAtom | TiledMma, name: str, size: tuple[int, int]) -
 
 
 def tmem_scales(atom: Tcgen05Atom, operand: str, size: tuple[int, int]) -> Holders:
-    """The lanes and columns of tensor memory that keep each factor: every quarter of the lanes has a copy.
+    """The lanes and columns of tensor memory that keep each factor. Every quarter of the lanes has a copy.
 
     Of a pair of blocks each keeps the factors of its own rows of A, and those of all rows of B.
     """

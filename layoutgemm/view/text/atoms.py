@@ -1,4 +1,4 @@
-"""MMA and copy atoms as tables of text: the holders of every operand's elements, or of either side's."""
+"""MMA and copy atoms as tables of text. The holders of every operand's elements, or of either side's."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def product_table(atom: MmaAtom | TiledMma) -> str:
 
 @checked()
 def copy_table(atom: CopyAtom | TiledCopy) -> str:
-    """A copy atom, or a tiled copy, as a table for each side: `5:2` is value 2 of thread 5.
+    """A copy atom, or a tiled copy, as a table for each side. `5:2` is value 2 of thread 5.
 
     Raises LayoutError as `copy_svg` does.
 

@@ -14,7 +14,7 @@ from ...arguments import checked
 def layout_table(
     layout: Drawable, *, rows: range | None = None, columns: range | None = None, planes: range | None = None
 ) -> str:
-    """A layout as a table: mode 0 downwards, mode 1 across, in every place its offset.
+    """A layout as a table. Mode 0 downwards, mode 1 across, in every place its offset.
 
     layout: (i, j, ...) -> offset (or coordinate tuple); a table for each coordinate of the modes past the second.
     `rows`, `columns` and `planes` (flat indices of those coordinates) show a part. Raises LayoutError for symbolic
@@ -40,7 +40,7 @@ def layout_table(
 
 @checked()
 def tv_table(tv: Drawable, tile: tuple[int, int], *, rows: range | None = None, columns: range | None = None) -> str:
-    """The holders of each element as a table: `5:2` is value 2 of thread 5, `5:2+3` has three more, `-` none.
+    """The holders of each element as a table. `5:2` is value 2 of thread 5, `5:2+3` has three more, `-` none.
 
     tv: (thread, value) -> m + M*n, or the pair (m, n), over the tile (M, N). `rows` and `columns` show a part. Raises
     LayoutError as `tv_svg` does.

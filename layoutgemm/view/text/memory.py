@@ -47,7 +47,7 @@ def swizzle_table(
 
 @checked()
 def swizzle_pair_table(layout: Layout, swizzle: Swizzle, bits: int = 16, *, access: AccessPattern | None = None) -> str:
-    """The lanes of one request before and after a swizzle: byte, banks, and with which lanes each meets in a bank.
+    """The lanes of one request before and after a swizzle. Byte, banks, and with which lanes each meets in a bank.
 
     Arguments as of `swizzle_pair_svg`.
 
@@ -90,7 +90,7 @@ def swizzle_pair_table(layout: Layout, swizzle: Swizzle, bits: int = 16, *, acce
 
 @checked()
 def box_table(plan: TmaPlan, index: Sequence[int] | None = None) -> str:
-    """The tensor copies of one tile as a table: coordinates, extents, and how much is in the tensor.
+    """The tensor copies of one tile as a table. Coordinates, extents, and how much is in the tensor.
 
     >>> from layoutgemm.atoms import smem_tile, tma_load
     >>> print(box_table(tma_load(Layout((200, 104), (104, 1)), smem_tile((128, 128), "bf16", "K")), (1, 0)))
@@ -109,7 +109,7 @@ def box_table(plan: TmaPlan, index: Sequence[int] | None = None) -> str:
 
 @checked()
 def smem_map_table(regions: Sequence[Region], *, total: int, limit: int | None = None) -> str:
-    """A map of shared memory as a table in order of bytes; arguments as of `smem_map_svg`.
+    """A map of shared memory as a table in order of bytes. Arguments as of `smem_map_svg`.
 
     >>> regions = [Region("A", 0, 1024, 0), Region("A", 1024, 1024, 1), Region("full", 2048, 8)]
     >>> print(smem_map_table(regions, total=2056))
@@ -130,7 +130,7 @@ def smem_map_table(regions: Sequence[Region], *, total: int, limit: int | None =
 
 @checked()
 def schedule_table(schedule: Schedule | Persistent | npt.ArrayLike, grid: tuple[int, int]) -> str:
-    """An order of tiles as a table: the number at which each tile of the grid is visited. Raises as `schedule_svg`.
+    """An order of tiles as a table. The number at which each tile of the grid is visited. Raises as `schedule_svg`.
 
     >>> from layoutgemm.schedule import Grouped
     >>> print(schedule_table(Grouped(group=2), (3, 2)))

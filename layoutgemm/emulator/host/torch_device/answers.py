@@ -65,7 +65,7 @@ class Properties(SimpleNamespace):
 
 
 def properties(device: GpuModel) -> Properties:
-    """The properties of a GPU as torch names them; those that are times or rates are missing."""
+    """The properties of a GPU as torch names them. Those that are times or rates are missing."""
     return Properties(
         name=device.name, major=device.capability[0], minor=device.capability[1],
         multi_processor_count=device.multiprocessors, total_memory=device.memory,

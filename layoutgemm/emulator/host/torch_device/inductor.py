@@ -1,4 +1,4 @@
-"""torch.compile on an emulated GPU: kernels of Inductor are compiled by Triton and launch in the emulator.
+"""torch.compile on an emulated GPU. Kernels of Inductor are compiled by Triton and launch in the emulator.
 
 Tensors of the GPU lie in CPU memory, so Inductor sees a graph of CPU tensors. Its setting `cpu_backend="triton"` writes
 Triton kernels for such a graph. Here Inductor is told that "cpu" has the properties of the emulated GPU, and Triton

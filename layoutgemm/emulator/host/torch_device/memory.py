@@ -92,7 +92,7 @@ class DeviceNumbers:
 
     @contextmanager
     def drawn(self) -> Iterator[None]:
-        """Within it torch draws the GPU's numbers; not for a tracer, whose tensors have no values."""
+        """Within it torch draws the GPU's numbers. Not for a tracer, whose tensors have no values."""
         torch = self._torch
         if torch._C._len_torch_dispatch_stack():
             yield

@@ -99,7 +99,7 @@ _OF_THREAD = threading.local()
 
 @contextmanager
 def own_streams() -> Iterator[None]:
-    """Within it all threads begin at the default stream: a script's `set_stream` ends with its session."""
+    """Within it all threads begin at the default stream. A script's `set_stream` ends with its session."""
     global _OF_THREAD
     before, _OF_THREAD = _OF_THREAD, threading.local()
     try:
@@ -184,7 +184,7 @@ class CapturedWork:
 
 
 class HostGraph:
-    """A CUDA graph: the launches of kernels and the copies that were captured, which `replay` makes.
+    """A CUDA graph. The launches of kernels and the copies that were captured, which `replay` makes.
 
     replays  what makes them: by default one after another, in the order of their capture
     """

@@ -1,4 +1,4 @@
-"""Torch's "cuda" device on a machine without a GPU: tensors lie in CPU memory and say that they are on a GPU.
+"""Torch's "cuda" device on a machine without a GPU. Tensors lie in CPU memory and say that they are on a GPU.
 
 `cuda_device` puts a function mode before torch. A factory or a move that asks for "cuda" makes a CPU tensor and marks
 it. Results that are computed from a marked tensor are marked as well. A marked tensor answers `device`, `is_cuda` and
@@ -84,7 +84,7 @@ def tensor_at(address: int) -> Place | None:
 
 @contextmanager
 def cuda_device(device: GpuModel, note: Callable[[str], None]) -> Iterator[None]:
-    """Within it torch has one CUDA device, of that kind; `note` is told what was left unchecked."""
+    """Within it torch has one CUDA device, of that kind. `note` is told what was left unchecked."""
     from unittest import mock  # loads asyncio, which no other command needs
 
     import torch

@@ -80,7 +80,7 @@ def own_block(fiber: Fiber, address: int, size: int, ins: PtxInstruction) -> tup
 
 
 def issuers(fiber: Fiber) -> tuple[int, ...]:
-    """The fiber's lanes, each as a bit mask: every lane issues a copy of its own."""
+    """The fiber's lanes, each as a bit mask. Every lane issues a copy of its own."""
     return lane_bits(fiber.lanes)
 
 
@@ -134,7 +134,7 @@ def reads_global(
 def writes_global(
     fiber: Fiber, ins: PtxInstruction, addresses: Addresses, size: int, by: int, reduces: bool
 ) -> Stamp | None:
-    """Check and record a copy's writes or reductions of global memory by some lanes; returns their turn."""
+    """Check and record a copy's writes or reductions of global memory by some lanes. Returns their turn."""
     watch = fiber.machine.global_watch
     if watch is None:
         return None

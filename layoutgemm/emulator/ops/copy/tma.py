@@ -229,7 +229,7 @@ class TmaTransfer:
         return buffer
 
     def source(self, fiber: Fiber, coordinates: Sequence[int]) -> GlobalBuffer:
-        """The same of a load or a prefetch: the tensor begins in the buffer's allocation, wherever its box lies."""
+        """The same of a load or a prefetch. The tensor begins in the buffer's allocation, wherever its box lies."""
         buffer = self.tensor(fiber, coordinates)
         if not buffer.address - buffer.before <= self.address < buffer.end:
             before = buffer.address - self.address
@@ -417,7 +417,7 @@ class TmaForm:
             self.coordinates += [_no_offset] * (self.rank - 2)
 
     def take_offsets(self, program: Program, ins: PtxInstruction, at: int) -> int:
-        """Add the operand of im2col offsets, if there is one; the number of the next operand."""
+        """Add the operand of im2col offsets, if there is one. The number of the next operand."""
         if not self.offsets:
             return at
         given = ins.operands[at] if len(ins.operands) > at else None

@@ -30,7 +30,7 @@ WASTE = 2  # computed blocks allowed for each used one
 
 
 class BatchedOperand:
-    """One operand of all instructions of a run: its fragment, and each distinct set of registers."""
+    """One operand of all instructions of a run. Its fragment, and each distinct set of registers."""
 
     def __init__(self, fragment: WarpOperand, places: list[tuple[int, ...]], apart: bool = False) -> None:
         """apart: every instruction has its own set of registers."""
@@ -83,7 +83,7 @@ class InstructionRun:
         return self.count > 2 and self.a.count * self.b.count <= WASTE * self.count
 
     def go(self, fiber: Fiber) -> int | None:
-        """Execute all instructions and return the pc after them; None if they must run one by one."""
+        """Execute all instructions and return the pc after them. None if they must run one by one."""
         try:
             a, b, c = self.a.matrices(self.a.held(fiber)), self.b.matrices(self.b.held(fiber)), self._sums(fiber)
         except (ValueError, TypeError):

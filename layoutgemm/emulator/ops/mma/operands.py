@@ -184,7 +184,7 @@ def fetch(cta: Cta, found: OperandChunks, first: int, report: OnFinding) -> Matr
 
 
 def check_written(shared: CtaSharedMemory, chunks: npt.NDArray[np.int64], packing: str, report: OnFinding) -> bool:
-    """True if every byte of these chunks was written, but for padding; else report the first one."""
+    """True if every byte of these chunks was written, but for padding. Else report the first one."""
     needed = _NEEDED[packing]
     have = shared.written.view(np.uint64).reshape(-1, 2)[chunks]
     short = (have & needed) != needed

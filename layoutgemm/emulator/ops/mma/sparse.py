@@ -1,4 +1,4 @@
-"""Structured sparsity of A: metadata select the places of the stored elements in the dense matrix.
+"""Structured sparsity of A. Metadata select the places of the stored elements in the dense matrix.
 
 Of every group of A's elements half are stored: two of four, or one of two of tf32. Of elements of 4 bits two pairs of
 four are stored. A group has 4 bits of metadata, its two places, lower bits first. In mma.sync and wgmma a lane's
@@ -106,7 +106,7 @@ def meanings(full: MmaAtom, ordered: bool = True) -> tuple[int, ...]:
 
 
 def of_full_depth(stored: MmaAtom, variant: str = "sp") -> MmaAtom:
-    """The sparse product whose stored half is a dense one: K, B and a block scale's vector are twice as deep."""
+    """The sparse product whose stored half is a dense one. K, B and a block scale's vector are twice as deep."""
     m, n, k = stored.shape_mnk
     depth, scale = 2 * k, stored.scale
     run_a, run_b = (run_of(stored.element_bits(operand)) for operand in "AB")

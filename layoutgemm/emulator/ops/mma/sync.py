@@ -45,7 +45,7 @@ Places = tuple[Any, ...]  # the number of each register, or a constant as a tupl
 
 @dataclass(frozen=True)
 class SyncProduct:
-    """The product of an opcode: atoms of A's registers and of the multiplication, one but for a sparse A.
+    """The product of an opcode. Atoms of A's registers and of the multiplication, one but for a sparse A.
 
     stored    its A, C and D are the registers
     full      its B is the registers; of a sparse product twice as deep as `stored`
@@ -241,7 +241,7 @@ class WarpOperand:
 
 @lru_cache(maxsize=256)
 def fragments(atom: MmaAtom) -> dict[str, WarpOperand]:
-    """The fragments of A, B, C and D; those of C and D are one where they are equal."""
+    """The fragments of A, B, C and D. Those of C and D are one where they are equal."""
     found = {operand: WarpOperand(atom, operand) for operand in "ABC"}
     return found | {"D": found["C"] if atom.layout_D is None else WarpOperand(atom, "D")}
 

@@ -316,7 +316,7 @@ def commit(program: Program, ins: PtxInstruction) -> Run:
 
 @operation("wgmma.wait_group", operands=1)
 def wait(program: Program, ins: PtxInstruction) -> Run:
-    """wgmma.wait_group n: until at most the last n groups of the warp are in flight; results are in the registers."""
+    """wgmma.wait_group n: until at most the last n groups of the warp are in flight. Results are in the registers."""
     known(ins, "wait_group", "sync", "aligned")
     allowed = constant(ins.operands[0])
 

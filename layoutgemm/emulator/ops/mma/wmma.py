@@ -117,7 +117,7 @@ def _registers(operand: PtxOperand, fragment: WmmaFragment) -> tuple[PtxOperand,
 
 
 class WmmaMatrix:
-    """A matrix in memory: the address of each of its units, which are elements, or bytes of several."""
+    """A matrix in memory. The address of each of its units, which are elements, or bytes of several."""
 
     def __init__(
         self,
@@ -240,7 +240,7 @@ def _multiply(ins: PtxInstruction, kinds: tuple[str, str, str, str]) -> Callable
 
 @operation("wmma.mma")
 def multiply_fragments(program: Program, ins: PtxInstruction) -> Run:
-    """wmma.mma: D = A B + C; the majors of A and B are those of their loads, and change nothing here."""
+    """wmma.mma: D = A B + C. The majors of A and B are those of their loads, and change nothing here."""
     shape, kinds = _shape_of(ins), _types(ins)
     if len(ins.operands) != 4:
         raise ValueError(f"{ins.opcode} has 4 operands, not {len(ins.operands)}")

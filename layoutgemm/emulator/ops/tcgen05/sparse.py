@@ -1,4 +1,4 @@
-"""Sparse operand A of tcgen05.mma.sp: its metadata select the places of the stored elements in the dense matrix.
+"""Sparse operand A of tcgen05.mma.sp. Its metadata select the places of the stored elements in the dense matrix.
 
 The metadata's address is that of a pair of columns. Kinds f16 and tf32 read one of the two, which the sparsity selector
 of the instruction descriptor names; the others read both. PTX ISA, "Sparse Matrices" of tcgen05.

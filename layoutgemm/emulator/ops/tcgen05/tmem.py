@@ -120,7 +120,7 @@ def tensor_of(cta: Cta) -> TensorMemory:
 
 
 def group_of(fiber: Fiber, size: int, alive: bool = True) -> list[Cta]:
-    """The blocks that work together: the fiber's own or its pair, of one size in a kernel; alive: both run."""
+    """The blocks that work together. The fiber's own or its pair, of one size in a kernel; alive: both run."""
     tensor = tensor_of(fiber.cta)
     if tensor.group not in (None, size):
         fiber.machine.problem(

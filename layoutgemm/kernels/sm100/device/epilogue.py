@@ -1,4 +1,4 @@
-"""The end of a tile in a Blackwell kernel: an accumulator in tensor memory becomes rows, or columns, of C.
+"""The end of a tile in a Blackwell kernel. An accumulator in tensor memory becomes rows, or columns, of C.
 
 Everything here runs in one epilogue warp, for the 32 lanes that it reaches. Loads, addresses and boxes come from the
 plan's store (`kernels.sm100.store`); conversions and TMA stores are those of the Hopper kernel.
@@ -82,7 +82,7 @@ class Sm100Epilogue:
 
     @cute.jit
     def store_rows(self, job: bridge.Carried, maps: bridge.Maps, at: bridge.Place, origin: bridge.Place) -> None:
-        """The same for an epilogue that sees all columns of a row: every round of its own, and one block of values.
+        """The same for an epilogue that sees all columns of a row. Every round of its own, and one block of values.
 
         A chunk is loaded before its round, or with the first chunk of its group of columns.
         """
@@ -110,12 +110,12 @@ class Sm100Epilogue:
         fused.finish()
 
     def loaded(self, ld: TmemCopyAtom, own: Int32, column: Int32 | int) -> list[Float32]:
-        """The values of each sum for the columns of C from `column` on; `own`: the accumulator in the warp's lanes."""
+        """The values of each sum for the columns of C from `column` on. `own`: the accumulator in the warp's lanes."""
         plan = self.plan
         return [x for i in range(plan.sums) for x in tensor.tensor_load(ld, own + plan.beside.row(column, i))]
 
     def load(self, job: bridge.Carried, at: bridge.Place, held: dict[int, Float32], columns: int) -> None:
-        """Load the first columns of the accumulator that are not held yet; with the last it is given back."""
+        """Load the first columns of the accumulator that are not held yet. With the last it is given back."""
         number, own, lane = at
         for chunk in self.plan.fragment.chunks:
             if chunk.column < columns and chunk.first_value not in held:
@@ -142,12 +142,12 @@ class Sm100Epilogue:
     def fused(
         self, job: bridge.Carried, place: bridge.Place, ld: TmemCopyAtom, lane: Int32, values: Sequence[Float32]
     ) -> list[Float32]:
-        """The plan's epilogue, applied to what one load brought; `place`: row, column and matrix of its first value."""
+        """The plan's epilogue, applied to what one load brought. `place`: row, column and matrix of its first value."""
         return fused_values(self.plan, job, place, ld, lane, values)
 
     @cute.jit
     def give_back(self, job: bridge.Carried, number: Int32, lane: Int32) -> None:
-        """This warp has loaded all its lanes of the accumulator: one arrival, of a pair at the even block."""
+        """This warp has loaded all its lanes of the accumulator. One arrival, of a pair at the even block."""
         tensor.fence_before_sync()
         if lane == 0:
             if const_expr(self.plan.blocks > 1):

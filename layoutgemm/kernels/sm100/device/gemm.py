@@ -1,4 +1,4 @@
-"""C = A @ B on Blackwell: persistent, warp-specialised, accumulators in tensor memory; by one block or a pair.
+"""C = A @ B on Blackwell: persistent, warp-specialised, accumulators in tensor memory. By one block or a pair.
 
 Every layout, box, descriptor, byte count, arrive count and barrier is an attribute of the plan (Sm100Plan); this file
 holds the order in which things happen. A CTA, or a pair of CTAs, takes tile after tile in the plan's order. A ring of
@@ -338,11 +338,11 @@ class Sm100GemmKernel(GemmEntry):
         return first if self.plan.pair is None else first + tile_count(Int32(given.k2), depth)
 
     def of_loaded_tile(self, job: bridge.Carried, row: Int32, matrix: Int32) -> bridge.Carried:
-        """The job of a tile for the loader's warp, all lanes alike; `row`: the first of this block."""
+        """The job of a tile for the loader's warp, all lanes alike. `row`: the first of this block."""
         return job
 
     def of_stored_tile(self, job: bridge.Carried, row: Int32, matrix: Int32) -> bridge.Carried:
-        """The job of a tile for a lane of an epilogue warp; `row`: the first of this block."""
+        """The job of a tile for a lane of an epilogue warp. `row`: the first of this block."""
         return job
 
     def load_a(

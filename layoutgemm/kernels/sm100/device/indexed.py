@@ -32,7 +32,7 @@ from .fused import Sm100FusedKernel
 
 
 class Sm100ScatterEpilogue(Sm100Epilogue):
-    """Stores of a warp's rows to wherever they belong; `job.out_row` is the row of C of the lane's own."""
+    """Stores of a warp's rows to wherever they belong. `job.out_row` is the row of C of the lane's own."""
 
     @cute.jit
     def issue(
@@ -90,7 +90,7 @@ class Sm100IndexedKernel(Sm100FusedKernel):
         return ("a",) * self.plan.gathers + ("c",) * self.plan.scatters
 
     def of_loaded_tile(self, job: bridge.Carried, row: Int32, matrix: Int32) -> bridge.Carried:
-        """With the rows of A of this block's rows of a tile, in every lane: registers, as K tiles read them again."""
+        """With the rows of A of this block's rows of a tile, in every lane. Registers, as K tiles read them again."""
         if not self.plan.gathers:
             return job
         lane, values = cute.arch.lane_idx(), READ_BY_LANES.shape[0]
@@ -117,7 +117,7 @@ class Sm100IndexedKernel(Sm100FusedKernel):
         return job.extended(out_row=self.row_of(job, OUT_ROWS, number, matrix))
 
     def row_of(self, job: bridge.Carried, name: str, number: Int32, matrix: Int32) -> Int32:
-        """The row of A or C that is row `number` of the product; the number of all rows for one outside.
+        """The row of A or C that is row `number` of the product. The number of all rows for one outside.
 
         Rows are counted over the matrices of a batch, `matrix` being the product's.
         """

@@ -1,4 +1,4 @@
-"""The store of an Ampere kernel: accumulators of a warp, round by round, through its buffers to global memory."""
+"""The store of an Ampere kernel. Accumulators of a warp, round by round, through its buffers to global memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RowPlaces:
 
 
 class Sm80Epilogue:
-    """The store for one plan; everything that it reads of the plan is a compile-time constant."""
+    """The store for one plan. Everything that it reads of the plan is a compile-time constant."""
 
     def __init__(self, plan: Sm80Plan):
         self.plan = plan
@@ -32,7 +32,7 @@ class Sm80Epilogue:
         self, sums: cute.Tensor, shared: cute.Pointer, warp: Int32, lane: Int32, c: Int64, ldc: Int64, m: Int32,
         n: Int32, row: Int32, column: Int32, rows: RowPlaces,
     ) -> None:  # fmt: skip
-        """All accumulators of a warp, whose part of C begins at (row, column); `rows` says where its rows go."""
+        """All accumulators of a warp, whose part of C begins at (row, column). `rows` says where its rows go."""
         store = self.plan.store
         buffers = shared + (self.plan.smem.c_offset + warp * (BUFFERS * store.buffer_bytes))
         put = [store.tile.byte(*store.place(lane, store.registers[at][0])) for (at,) in store.pairs.bases]
@@ -77,7 +77,7 @@ class Sm80Epilogue:
         self, buffer: cute.Pointer, taken: list[cute.Pointer], lane: Int32, c: Int64, ldc: Int64, n: Int32,
         places: tuple[tuple[Int32 | Int64, Boolean], ...], column: Int32,
     ) -> None:  # fmt: skip
-        """A round from its buffer to C: 16 bytes a lane, whole lines of a warp's columns.
+        """A round from its buffer to C. 16 bytes a lane, whole lines of a warp's columns.
 
         places  (row of C, whether it is stored) of each chunk that a lane takes
         """

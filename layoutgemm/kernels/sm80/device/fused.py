@@ -1,4 +1,4 @@
-"""The mma.sync kernels with an epilogue: the same three, with room for its operands; `steps` applies it."""
+"""The mma.sync kernels with an epilogue: the same three, with room for its operands. `steps` applies it."""
 
 from __future__ import annotations
 

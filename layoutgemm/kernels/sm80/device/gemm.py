@@ -208,7 +208,7 @@ class Sm80GemmKernel(TileEntry):
         self, copy_a: Copies, copy_b: Copies, ahead: tuple[Int32, Int64, Int64, Int32],
         corner: tuple[Int32, Int32], n: Int32, words: tuple[Int64, ...],
     ) -> tuple[Copies, Copies, tuple[Int32, Int64, Int64, Int32]]:  # fmt: skip
-        """The cursor's next K tile: behind the first pair's last one, the first one of the second pair.
+        """The cursor's next K tile. Behind the first pair's last one, the first one of the second pair.
 
         corner  first row and column of the tile of C
         n       C's columns
@@ -241,7 +241,7 @@ class Sm80GemmKernel(TileEntry):
     def matrices_of_b(
         self, matrices: Sequence[Int64], pitches: Sequence[Int64], n: Int32
     ) -> tuple[Sequence[Int64], Sequence[Int64]]:
-        """(addresses, pitches) of all matrices of B's tile: a gate's halves are one matrix of 2n lines."""
+        """(addresses, pitches) of all matrices of B's tile. A gate's halves are one matrix of 2n lines."""
         if self.plan.halves == 1:
             return matrices, pitches
         (address,), (pitch,) = matrices, pitches
@@ -283,7 +283,7 @@ class Sm80GemmKernel(TileEntry):
         return Loads(self.plan.a, self.plan.smem.a_offset, lane, warp)
 
     def of_k_tile(self, load: DepthLoads, left: Int32) -> DepthLoads:
-        """A's loads in the K tile that is multiplied; `left`: elements of K before the copies, which are ahead."""
+        """A's loads in the K tile that is multiplied. `left`: elements of K before the copies, which are ahead."""
         return load
 
     def loads_of_b(self, lane: Int32, warp: Int32) -> DepthLoads:
@@ -331,7 +331,7 @@ class Sm80GemmKernel(TileEntry):
         self, registers: tuple[cute.Tensor, ...], loads: Sequence[DepthLoads], copies: list[Callable[[], None]],
         shared: cute.Pointer, read: Int32,
     ) -> Int32:  # fmt: skip
-        """All products of one k tile, among them the copies of another; gives the first byte of the next stage.
+        """All products of one k tile, among them the copies of another. Gives the first byte of the next stage.
 
         registers  accumulators, fragments of A and B, as `registers` makes them
         loads      of A and B
@@ -371,7 +371,7 @@ class Sm80GemmKernel(TileEntry):
         bridge.block_sync()
 
     def share(self, copies: list[Callable[[], None]], step: int) -> list[Callable[[], None]]:
-        """The copies that are issued among the products of one depth; all of them before the block meets."""
+        """The copies that are issued among the products of one depth. All of them before the block meets."""
         steps = max(1, self.plan.steps - 1) if self.plan.config.ahead else self.plan.steps
         each = -(-len(copies) // steps)
         return copies[step * each : (step + 1) * each]
@@ -407,7 +407,7 @@ def next_stage(offset: Int32, pitch: int, stages: int) -> Int32:
 
 
 class Copies(ampere.LoopCarried):
-    """A thread's copies of one operand's tiles: where they come from, where they go, and how many bytes are there."""
+    """A thread's copies of one operand's tiles. Where they come from, where they go, and how many bytes are there."""
 
     held: tuple[str, ...] = ("anchors", "bases", "rooms", "others")
 
@@ -474,7 +474,7 @@ class Copies(ampere.LoopCarried):
         return self.others[1]
 
     def work(self, stage: cute.Pointer, offset: Int64, left: Int32) -> list[Callable[[], None]]:
-        """A function for each copy of one k tile; `left` elements of K are left from its beginning on."""
+        """A function for each copy of one k tile. `left` elements of K are left from its beginning on."""
         return [partial(self.one, (i, j), stage, offset, left) for i, j in self.copy.indices]
 
     def issue(self, stage: cute.Pointer, offset: Int64, left: Int32) -> None:
@@ -567,7 +567,7 @@ class SeveralCopies(Copies):
         return twin
 
     def step_of(self, pitch: Int64) -> Int64:
-        """The step of an offset from one k tile to the next: bytes, or elements of K."""
+        """The step of an offset from one k tile to the next. Bytes, or elements of K."""
         return super().step_of(pitch) if self.by_k else Int64(self.operand.smem.extent[1])
 
     def source(self, index: tuple[int, int], offset: Int64) -> Int64:

@@ -1,4 +1,4 @@
-"""C = A @ B by mma.sync, fed by tensor copies: the Ampere kernel for architectures with TMA and no wgmma (RTX 50).
+"""C = A @ B by mma.sync, fed by tensor copies. The Ampere kernel for architectures with TMA and no wgmma (RTX 50).
 
 The same tiles, fragment loads, products and store as `device.gemm`; what differs is who copies. One thread issues the
 tensor copies of a k tile, no thread holds addresses of global memory, and a stage's mbarrier says that it has landed.

@@ -38,7 +38,7 @@ class GatheredCopies(Copies):
         super().__init__(plan.a, *at)
 
     def lines(self, start: Int32) -> tuple[list[Int64], list[Int32]]:
-        """Addresses of the thread's rows at K = 0, and a vector's bytes; 0 of rows outside."""
+        """Addresses of the thread's rows at K = 0, and a vector's bytes. 0 of rows outside."""
         depth, _, mn, matrix, pitch, m = self.others
         size, anchors, rooms = self.operand.dtype.bytes, [], []
         for i in range(self.copy.parts[0]):

@@ -1,4 +1,4 @@
-"""C = A @ B by mma.sync, persistent: a block takes tile after tile, and its copies run on into the next one.
+"""C = A @ B by mma.sync, persistent. A block takes tile after tile, and its copies run on into the next one.
 
 As the kernel of one tile, tile by tile. While a tile of C is stored, the first K tiles of the next one are in flight,
 and the ring starts once for all tiles. C's buffers lie beside the stages. The ring does not know of tiles: it carries
@@ -104,7 +104,7 @@ class Sm80PersistentKernel(GemmEntry, Sm80GemmKernel):
         bridge.wait_copies(0)
 
     def corner(self, tile: Int32, grid: tuple[Int32, Int32], words: tuple[Int64, ...]) -> tuple[Int32, Int32]:
-        """First row and column of a tile of C; `words` are the launch's, for an order that reads some."""
+        """First row and column of a tile of C. `words` are the launch's, for an order that reads some."""
         order = self.plan.order
         row, column = order.tile(tile, grid, cutlass.min, reads_of(order, self.plan.words, words))
         return row * self.plan.tile_c[0], column * self.plan.tile_c[1]
@@ -114,7 +114,7 @@ class Sm80PersistentKernel(GemmEntry, Sm80GemmKernel):
         self, copy_a: Copies, copy_b: Copies, ahead: tuple[Int32, Int32, Int64, Int64], workers: Int32, tiles: Int32,
         grid: tuple[Int32, Int32], k: Int32, words: tuple[Int64, ...],
     ) -> tuple[Copies, Copies, tuple[Int32, Int32, Int64, Int64]]:  # fmt: skip
-        """The cursor's next k tile: behind the last one of a tile, the first one of the block's next tile.
+        """The cursor's next k tile. Behind the last one of a tile, the first one of the block's next tile.
 
         Behind the last tile nothing of K is left: copies are zeros.
         """

@@ -1,4 +1,4 @@
-"""The mma.sync kernel with a function of A's elements: fragments as loaded, computed in f32, multiplied.
+"""The mma.sync kernel with a function of A's elements. Fragments as loaded, computed in f32, multiplied.
 
     before the tile     numbers of the lane's rows are read, once
     each depth          a fragment is loaded, numbers of its columns are read, f is computed and rounded to A's type
@@ -35,7 +35,7 @@ class Sm80PrologueKernel(Sm80FusedKernel):
         return FunctionLoads(self.plan, lane, warp, (row, place[1]), (sizes[0], sizes[2]), self.given(words))
 
     def of_k_tile(self, load: DepthLoads, left: Int32) -> DepthLoads:
-        """The loads of the K tile that is multiplied; copies have `left` elements of K before them."""
+        """The loads of the K tile that is multiplied. Copies have `left` elements of K before them."""
         assert isinstance(load, FunctionLoads)
         return load.at(left + (self.plan.stages - 1) * self.plan.tile[2])
 
@@ -79,14 +79,14 @@ class FunctionLoads:
         self.load.begin()
 
     def number(self, operand: PrologueOperand, at: Int32, end: Int32) -> Float32:
-        """An operand's number of a row or column; beyond the last one that of the last one."""
+        """An operand's number of a row or column. Beyond the last one that of the last one."""
         address = self.given[operand.name] + Int64(cutlass.min(at, end - 1)) * operand.dtype.bytes
         if self.plan.batch > 1:
             address += Int64(self.matrix) * self.given[f"{operand.name}_batch"] * operand.dtype.bytes
         return element.load_value(address, operand.dtype)
 
     def fragments(self, stage: cute.Pointer, step: int) -> list[Int32]:
-        """Registers of one depth; the first depth is the next K tile's where fragments are loaded ahead."""
+        """Registers of one depth. The first depth is the next K tile's where fragments are loaded ahead."""
         plan, kind, prologue = self.plan, self.plan.a.dtype, present(self.plan.prologue)
         words, each = self.load.fragments(stage, step), plan.mma.registers("A")
         further = plan.tile[2] if plan.config.ahead and step == 0 else 0

@@ -1,4 +1,4 @@
-"""C = A @ B by mma.sync with packed weights as B: copied by cp.async, converted in registers, multiplied from there.
+"""C = A @ B by mma.sync with packed weights as B. Copied by cp.async, converted in registers, multiplied from there.
 
 As `device.gemm`, whose loop it is. What is other:
 
@@ -70,7 +70,7 @@ class Sm80QuantizedKernel(FusedEntry, Sm80GemmKernel):
         return "griddepcontrol" in self.plan.arch.features
 
     def beginning(self, k: Int32, *steps: Int64) -> tuple[Int32, Int64, Int64]:
-        """The block's part of K: elements, none of a part without K tiles, and both offsets."""
+        """The block's part of K. Elements, none of a part without K tiles, and both offsets."""
         plan = self.plan
         if plan.split is None:
             return super().beginning(k, *steps)
@@ -152,7 +152,7 @@ class Sm80ExpertsKernel(Sm80QuantizedKernel):
         self, matrices: Sequence[Int64], sizes: Sequence[Int32], pitches: Mapping[str, tuple[Int64, Int64]],
         workers: Int32 | None, words: Sequence[Int64], stream: bridge.Stream,
     ) -> None:  # fmt: skip
-        """Host side: a block for each number of a tile; `sizes` has the experts as the batch."""
+        """Host side: a block for each number of a tile. `sizes` has the experts as the batch."""
         pitch = [pitches[name][0] for name in "abc"]
         blocks = self.plan.order.count(self.grid_of_tiles(tuple(sizes)), cutlass.min)
         self.experts_kernel(*matrices, *sizes, *pitch, tuple(words)).launch(
@@ -175,7 +175,7 @@ class Sm80ExpertsKernel(Sm80QuantizedKernel):
     def place_of_rows(
         self, row: Int32, sizes: tuple[Int32, ...], matrix: Int32, b: Int64, words: tuple[Int64, ...]
     ) -> tuple[Int32, Int32, Int32, Int32, Int64]:
-        """The same of a group's rows; no K for a tile without rows, so that it loads nothing."""
+        """The same of a group's rows. No K for a tile without rows, so that it loads nothing."""
         plan, experts, (_, n, k, count) = self.plan, present(self.plan.experts), sizes
         first = words[plan.words.index(experts.name)]
 
@@ -190,10 +190,10 @@ class Sm80ExpertsKernel(Sm80QuantizedKernel):
 
 
 class InsideCopies(Copies):
-    """A thread's copies of an operand with K contiguous: no line beyond the matrix is read."""
+    """A thread's copies of an operand with K contiguous. No line beyond the matrix is read."""
 
     def lines(self, start: Int32) -> tuple[list[Int64], list[Int32]]:
-        """The same addresses; and for each line its vectors' bytes, or 0 of one beyond the matrix."""
+        """The same addresses. And for each line its vectors' bytes, or 0 of one beyond the matrix."""
         anchors, rooms = super().lines(start)
         if self.by_k:
             mn, extent, copy = self.others[2], self.others[5], self.copy
@@ -233,7 +233,7 @@ class PackedCopies(ampere.LoopCarried):
         return Int64(1)
 
     def work(self, stage: cute.Pointer, offset: Int64, left: Int32) -> list[Callable[[], None]]:
-        """A function for each copy of the K tile with number `offset`; `left` elements of K are left from it on."""
+        """A function for each copy of the K tile with number `offset`. `left` elements of K are left from it on."""
         return [partial(self.one, number, stage, offset, left) for number in range(self.operand.rounds)]
 
     def issue(self, stage: cute.Pointer, offset: Int64, left: Int32) -> None:

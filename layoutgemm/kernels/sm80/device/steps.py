@@ -26,7 +26,7 @@ def finished(
     plan: Sm80Plan, sums: cute.Tensor, lane: Int32, sizes: tuple[Int32, ...], place: tuple[Int32, Int32, Int32],
     words: tuple[Int64, ...],
 ) -> cute.Tensor:  # fmt: skip
-    """A warp's accumulators after the function of several sums, and the epilogue's steps; integers become f32.
+    """A warp's accumulators after the function of several sums, and the epilogue's steps. Integers become f32.
 
     sizes  m, n and others
     place  first row, first column and matrix of the warp's part of C

@@ -89,7 +89,7 @@ def packed_config(
 def experts_config(
     fmt: QuantizedFormat, rows: int, experts: int, n: int, processors: int = 108, shared: int = 0, arch: str = "sm_80"
 ) -> Sm80Config:  # fmt: skip
-    """The configuration for groups of rows, each times its expert's weights: tiles of half as many again as usual.
+    """The configuration for groups of rows, each times its expert's weights. Tiles of half as many again as usual.
 
     n  output features of an expert; others as `packed_config`. Only tiles of 16 rows were timed
 

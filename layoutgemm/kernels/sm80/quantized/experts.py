@@ -1,4 +1,4 @@
-"""Packed weights of several experts: each group of x's rows times its own, in one launch.
+"""Packed weights of several experts. Each group of x's rows times its own, in one launch.
 
 Group e is rows offsets[e] to offsets[e + 1] of x and of C, and its weights lie behind those of the expert before. The
 offsets are read on the device. Tiles of rows have numbers without a table, of height T:
@@ -42,7 +42,7 @@ def check_experts(experts: Ragged, groups: int, weights: object, config: Sm80Con
 
 
 def row_tiles(m: W, groups: W, height: int) -> W:
-    """Numbers of tiles of `height` rows of all groups, some without rows; ints or traced integers.
+    """Numbers of tiles of `height` rows of all groups, some without rows. Ints or traced integers.
 
     >>> row_tiles(21, 5, 16)
     6
@@ -54,7 +54,7 @@ def rows_of_tile(
     experts: Ragged, offset: Callable[[W], W], number: W, height: int,
     choose: Callable[[Any, Any, Any], Any] = either,
 ) -> tuple[W, W, W]:  # fmt: skip
-    """(group, first row, end of the group) of a tile of rows; ints or traced integers. No rows if first >= end.
+    """(group, first row, end of the group) of a tile of rows. Ints or traced integers. No rows if first >= end.
 
     offset  group -> its offset, the last one behind the last group
     choose  (condition, yes, no) -> one of them

@@ -102,7 +102,7 @@ class Sm80PackedOperand(PackedBlocks):
         return (number + 1) * self.threads <= self.chunks
 
     def chunk(self, thread: W, number: int) -> tuple[W, W]:
-        """(row block of the tile, byte in the block) of a thread's chunk; ints, arrays or traced integers."""
+        """(row block of the tile, byte in the block) of a thread's chunk. Ints, arrays or traced integers."""
         at = (thread + number * self.threads) * VECTOR_BYTES
         return at // self.block_bytes, at % self.block_bytes
 
@@ -122,12 +122,12 @@ class Sm80PackedOperand(PackedBlocks):
         return number // QUARTERS, number % QUARTERS
 
     def word_byte(self, lane: W, warp: W, index: Index) -> W:
-        """The byte of a stage at which a lane's vector of a piece begins; `index` is (piece, vector)."""
+        """The byte of a stage at which a lane's vector of a piece begins. `index` is (piece, vector)."""
         block, quarter = self.place(warp, index[0])
         return block * self.block_bytes + self._of(self.packing.vector_bytes, lane, quarter, index[1])
 
     def scale_byte(self, lane: W, warp: W, index: Index) -> W:
-        """The byte of a stage at which a lane's scales of a piece begin; `index` is (piece, group)."""
+        """The byte of a stage at which a lane's scales of a piece begin. `index` is (piece, group)."""
         block, quarter = self.place(warp, index[0])
         first = block * self.block_bytes + self.code_bytes
         return first + self._of(self.packing.scale_bytes, lane, quarter, index[1])

@@ -1,4 +1,4 @@
-"""The NumPy executor's packed weights: chunks into a stage, and a warp's pieces of one depth as registers of B."""
+"""The NumPy executor's packed weights. Chunks into a stage, and a warp's pieces of one depth as registers of B."""
 
 from __future__ import annotations
 

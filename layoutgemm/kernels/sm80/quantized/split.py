@@ -1,4 +1,4 @@
-"""K in parts: blocks of each part keep their accumulators, and a second launch adds them in order.
+"""K in parts. Blocks of each part keep their accumulators, and a second launch adds them in order.
 
     part p of P       K tiles p * each to (p + 1) * each - 1, each = ceil(K tiles / P); a part without any has zeros
     kept              (thread, vector of 4 registers, part, tile) -> bytes: a thread reads what it wrote itself
@@ -58,7 +58,7 @@ class SplitK:
         return self.parts * self.threads * self.registers * 4
 
     def range_of(self, part: W, k_tiles: W) -> tuple[W, W]:
-        """The first K tile of a part, and the one behind its last; ints or traced integers.
+        """The first K tile of a part, and the one behind its last. Ints or traced integers.
 
         >>> [SplitK(3, 128, 8).range_of(part, 7) for part in range(3)], SplitK(3, 128, 8).range_of(2, 2)
         ([(0, 3), (3, 6), (6, 9)], (2, 3))

@@ -1,4 +1,4 @@
-"""The cost models' numbers: one JSON file a GPU, with the record that they were fitted to and each number's unit."""
+"""The cost models' numbers. One JSON file a GPU, with the record that they were fitted to and each number's unit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 @dataclass(frozen=True)
 class CostModel:
-    """One cost model of a GPU: its numbers are attributes, by the names in the JSON file.
+    """One cost model of a GPU. Its numbers are attributes, by the names in the JSON file.
 
     fitted_to  the record of measurements
     numbers    name -> value

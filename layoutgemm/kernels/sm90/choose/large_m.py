@@ -96,7 +96,7 @@ class _Launch(NamedTuple):
 
 @dataclass(frozen=True)
 class LargeMModel:
-    """Sizes as the kernel has them: rows, columns and depth of one of `batch` products, on `places` multiprocessors.
+    """Sizes as the kernel has them. Rows, columns and depth of one of `batch` products, on `places` multiprocessors.
 
     swapped   rows are columns of C
     matrices  whether an epilogue reads or writes matrices of C's shape
@@ -316,7 +316,7 @@ class LargeMModel:
         return 0 if self.m > self.n else 1
 
     def shares(self, tile: tuple[int, int], cluster: tuple[int, int]) -> bool:
-        """True if the CTAs of a cluster may share loads: few without a tile, none apart (above).
+        """True if the CTAs of a cluster may share loads. Few without a tile, none apart (above).
 
         Four and eight do where all find their places at a time: up to a fifth less time where lines begin between the
         memory's, up to a tenth elsewhere.
@@ -333,7 +333,7 @@ class LargeMModel:
         return cluster[self.weights] == 1 or few >= MODEL.many or max(self.m, self.n) < MODEL.unequal * few
 
     def widths(self, rows: int) -> set[int]:
-        """Columns of tiles that may be the fastest: even shares of few columns; of many also what fills waves."""
+        """Columns of tiles that may be the fastest: even shares of few columns. Of many also what fills waves."""
         found: set[int] = set()
         if self.n <= _EVEN:
             found |= {_rounded(self.n, tiles, 8) for tiles in range(1, _SHARES + 1)}
@@ -402,7 +402,7 @@ class LargeMModel:
 
 
 def dealt_along(cluster: tuple[int, int]) -> str:
-    """The axis of the bands of tiles that are dealt out by GPC: those together share what a cluster does not.
+    """The axis of the bands of tiles that are dealt out by GPC. Those together share what a cluster does not.
 
     >>> dealt_along((2, 1)), dealt_along((1, 2))
     ('N', 'M')

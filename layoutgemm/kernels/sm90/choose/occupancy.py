@@ -49,7 +49,7 @@ class ClusterOccupancy:
         return known if isinstance(known, ClusterOccupancy) else cls(known)
 
     def resident(self, blocks: int) -> int:
-        """As `most`, of any number of blocks up to the largest of SIZES: between them what the next larger one has.
+        """As `most`, of any number of blocks up to the largest of SIZES. Between them what the next larger one has.
 
         One at least: a launch has a cluster, which then waits for its place.
 

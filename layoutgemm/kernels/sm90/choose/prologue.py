@@ -1,4 +1,4 @@
-"""The configuration of a product with a prologue: the kernel whose K tiles, round after round, take least time.
+"""The configuration of a product with a prologue. The kernel whose K tiles, round after round, take least time.
 
 A's function is computed once for each tile of C that reads the element, by the warpgroup that multiplies it. Of few
 rows it takes longer than the product: wide tiles, in two parts of K, compute it least often.
@@ -66,7 +66,7 @@ def prologue_config(m: int, n: int, k: int, batch: int = 1, multiprocessors: int
 def grouped_prologue_config(
     rows: int, n: int, k: int, groups: int, multiprocessors: int | None = None
 ) -> Sm90Config:  # fmt: skip
-    """The configuration for groups of `rows` rows on average: a tile is one group's, and a CTA takes several.
+    """The configuration for groups of `rows` rows on average. A tile is one group's, and a CTA takes several.
 
     >>> [grouped_prologue_config(rows, 4096, 4096, 8).tile for rows in (16, 128, 4096)]
     [(64, 256), (128, 256), (128, 256)]

@@ -43,7 +43,7 @@ from .stages import TALL, buffers, warpgroups
 
 @dataclass(frozen=True)
 class Sm90Choice(KernelChoice):
-    """A configuration of the Hopper kernel, and its operand order: swapped is C^T = B^T @ A^T."""
+    """A configuration of the Hopper kernel, and its operand order. Swapped is C^T = B^T @ A^T."""
 
     config: Sm90Config
     swapped: bool = False
@@ -134,7 +134,7 @@ SPARE = tuple(
 
 
 def spare_of_sums(how: Combined) -> Sm90Config:
-    """A configuration for several sums of every type and order: 64 rows, and spans of 64 columns of each matrix.
+    """A configuration for several sums of every type and order. 64 rows, and spans of 64 columns of each matrix.
 
     >>> from layoutgemm.kernels.operands.gated import Gated
     >>> spare_of_sums(Gated("silu")).tile
@@ -320,7 +320,7 @@ def in_place(
     multiprocessors: int | ClusterOccupancy = 132, gated: Combined | str | None = None,
     epilogue: Epilogue | None = None,
 ) -> Iterator[tuple[Sm90Choice, str]]:  # fmt: skip
-    """Choices with the operands in their places, each with its reason: the fastest first, then those of every operand.
+    """Choices with the operands in their places, each with its reason. The fastest first, then those of every operand.
 
     Arguments as for `choose`; of a column-major A all rows are loaded. The first of which a plan can be derived is
     taken: some have none for a column-major operand, or for a C of 8 or 32 bits.

@@ -211,7 +211,7 @@ def quantizes_apart(
 
 
 def quantized_gate_config(m: int, n: int, k: int, batch: int = 1) -> Sm90Config:
-    """The configuration of a gated product that is quantised: a tile has 128 columns of C.
+    """The configuration of a gated product that is quantised. A tile has 128 columns of C.
 
     n  columns of C
 
@@ -253,7 +253,7 @@ def _ranked(
 
 
 def estimate(model: CostModel, sizes: tuple[int, int, int, int], kind: str, config: Sm90Config, places: int) -> float:
-    """Seconds of a kernel: products and memory overlap in part, as the model's `power` has it.
+    """Seconds of a kernel. Products and memory overlap in part, as the model's `power` has it.
 
     kind  of `KINDS`
 
@@ -501,7 +501,7 @@ def _own_rows(config: Sm90Config) -> Sm90Config:
 
 
 def masked_rows(most: int) -> int:
-    """The rows a group that masked groups are estimated for, of `most` at most: the host knows no counts.
+    """The rows a group that masked groups are estimated for, of `most` at most. The host knows no counts.
 
     Tiles of 128 rows. For few rows a group, memory bounds them still: a tile of B of 128 bytes of K and its products
     take 1.4 us at 1/132 of 3 TB/s, and 0.6 us. For many, they are the tiles of 193 to 1024 rows.
@@ -571,7 +571,7 @@ def _large_tile(rows: int, columns: int, groups: int) -> tuple[int, int]:
 
 
 def read_each_column(scales: tuple[int, ...], n: int, sums: int) -> bool:
-    """True if a thread reads a number for each of its columns: each has one, or up's groups begin between any two.
+    """True if a thread reads a number for each of its columns. Each has one, or up's groups begin between any two.
 
     scales  rows of A, and columns of B, that share a number
     n       columns of C

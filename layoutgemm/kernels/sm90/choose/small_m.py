@@ -182,7 +182,7 @@ def exchange(rows: int, columns: int, split: int) -> float:
 
 
 def fetched(stage: int, most: int) -> int:
-    """K tiles of `stage` bytes that a block fetches early: up to `most` bytes, and two."""
+    """K tiles of `stage` bytes that a block fetches early. Up to `most` bytes, and two."""
     return min(2, max(1, most // stage))
 
 

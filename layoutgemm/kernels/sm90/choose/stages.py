@@ -53,7 +53,7 @@ def stages(tile: tuple[int, int], consumers: int, buffers: int, sums: int = 0) -
 
 
 def buffers(tile: tuple[int, int], consumers: int) -> int:
-    """The store's buffers: one where that leaves a fourth stage, or a further one of 192 rows; else two.
+    """The store's buffers. One where that leaves a fourth stage, or a further one of 192 rows; else two.
 
     256x136 takes 2 to 13% less time so, 192 rows of one wave up to 16%. Elsewhere one buffer gains 0.3% (tiles in turn)
     or nothing, or costs 0.5%.

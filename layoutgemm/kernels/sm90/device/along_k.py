@@ -1,4 +1,4 @@
-"""The kernel of groups along K: the table of their lines, and K tiles that begin with their group.
+"""The kernel of groups along K. The table of their lines, and K tiles that begin with their group.
 
 step                          threads     does
 --------------------------    --------    --------------------------------------------------------------------------
@@ -50,7 +50,7 @@ class GroupsAlongK(Sm90FusedKernel):
         self, shared: bridge.SharedMemory, place: tuple[Int32, ...], sizes: tuple[Int32, Int32, Int32],
         c: tuple[Int64, Int64, Int64], words: tuple[Int64, ...],
     ) -> bridge.Carried:  # fmt: skip
-        """The same, and K, to which offsets are held; the job of a prologue has K already."""
+        """The same, and K, to which offsets are held. The job of a prologue has K already."""
         job = super().job_of(shared, place, sizes, c, words)
         return job if self.plan.prologue is not None else job.extended(k=sizes[2])
 
@@ -73,7 +73,7 @@ class GroupsAlongK(Sm90FusedKernel):
         return (job.shared.base + self.plan.smem.table_offset + group * ENTRY_BYTES).toint()
 
     def share_of_k(self, job: bridge.Carried, place: bridge.Place) -> tuple[Int32, ...]:
-        """(first line, end, K tiles) of a group; of a tile beyond the last one of some group."""
+        """(first line, end, K tiles) of a group. Of a tile beyond the last one of some group."""
         group = cutlass.min(place[2], present(self.plan.along_k).capacity - 1)
         start, end = [bridge.uniform(load_word_shared(self.entry(job, group + i))) for i in range(2)]
         return start, end, k_tiles_of(self.plan, cutlass.max(end - start, 0), cutlass.max)
@@ -98,7 +98,7 @@ class GroupsAlongK(Sm90FusedKernel):
     def settle_group(
         self, job: bridge.Carried, share: tuple[Int32, ...], sums: Sequence[cute.Tensor]
     ) -> None:  # fmt: skip
-        """Zeros for an empty group in blocks of K, whose numbers are another's; NaN for one inside of a block."""
+        """Zeros for an empty group in blocks of K, whose numbers are another's. NaN for one inside of a block."""
         if cutlass.const_expr(present(self.plan.along_k).in_blocks):
             refused = is_refused(self.plan, share[0], share[1], job.k)
             if refused or share[1] <= share[0]:

@@ -81,7 +81,7 @@ class Sm90Epilogue:
         self, job: bridge.Carried, maps: bridge.Maps, accumulators: Sequence[cute.Tensor], at: tuple[Int32, ...],
         origin: bridge.Place,
     ) -> None:  # fmt: skip
-        """Store all blocks at once, each round in a buffer of its own: one wait, one fence and one meeting for all."""
+        """Store all blocks at once, each round in a buffer of its own. One wait, one fence and one meeting for all."""
         store, (consumer, thread), (row, column, matrix) = present(self.plan.store), at, origin
         owner, inside, rows = self.owner(consumer, thread)
         if inside == 0:
@@ -146,7 +146,7 @@ class Sm90Epilogue:
         return fused
 
     def matrices(self, fused: FusedBlock | None, first: Int32, lane: Int32) -> BufferedMatrices | None:
-        """The epilogue's matrices that come through a warp's buffers, or None; `first` is the warp's first row."""
+        """The epilogue's matrices that come through a warp's buffers, or None. `first` is the warp's first row."""
         read = self.plan.buffered_matrices
         return BufferedMatrices(read, present(fused), first, lane) if read else None
 
@@ -160,20 +160,20 @@ class Sm90Epilogue:
     def stored(
         self, job: bridge.Carried, accumulator: cute.Tensor, fused: FusedBlock | None
     ) -> cute.Tensor | CombinedSums:
-        """The values that are stored, before the epilogue: the accumulator's own, or those of several sums."""
+        """The values that are stored, before the epilogue. The accumulator's own, or those of several sums."""
         if self.plan.gated is None:
             return accumulator
         return CombinedSums(self.plan, job, accumulator, fused, self.plan.stored.accumulator_registers)
 
     def sums(self, accumulator: cute.Tensor, first: int, count: int) -> list[Numeric]:
-        """Values of an accumulator; sums of integers as f32, unless C has them as they are."""
+        """Values of an accumulator. Sums of integers as f32, unless C has them as they are."""
         values = [accumulator[v] for v in range(first, first + count)]
         return values if self.plan.c.dtype.kind == "int" else [bridge.number(value) for value in values]
 
     def convert(
         self, job: bridge.Carried, accumulator: cute.Tensor, chunk: StoreChunk, fused: FusedBlock | None
     ) -> list[Numeric]:
-        """A chunk's values in C's type, as they go into shared memory: pairs in one register, or pairs of f32."""
+        """A chunk's values in C's type, as they go into shared memory. Pairs in one register, or pairs of f32."""
         accumulator = self.stored(job, accumulator, fused)
         if fused is not None:
             values = fused.values(accumulator, chunk.first_value, chunk.values)
@@ -209,7 +209,7 @@ class Sm90Epilogue:
     def fill_columns(
         self, pairs: Sequence[Numeric], tile: cute.Pointer, chunk: StoreChunk, exchange: ByteExchange, thread: Int32
     ) -> None:  # fmt: skip
-        """Columns of 8 bits: lanes exchange halves of words, so that each has neighbours of a column for stmatrix."""
+        """Columns of 8 bits. Lanes exchange halves of words, so that each has neighbours of a column for stmatrix."""
         warp, lane = bridge.uniform(thread // 32), thread % 32
         even, odd = exchange.sources(lane)
         selector, words = exchange.selector(lane), []
@@ -225,7 +225,7 @@ class Sm90Epilogue:
         self, job: bridge.Carried, accumulator: cute.Tensor, at: tuple[Int32, ...], origin: bridge.Place, block: int,
         part: int,
     ) -> None:  # fmt: skip
-        """Each thread its own elements, guarded; neighbours in a row of C together where its lines allow it."""
+        """Each thread its own elements, guarded. Neighbours in a row of C together where its lines allow it."""
         plan, (_, thread) = self.plan, at
         mine = plan.stored_values(part)
         row, column, matrix = origin
@@ -270,7 +270,7 @@ class Sm90Epilogue:
         self, job: bridge.Carried, values: Mapping[int, Numeric], base: Int64, origin: tuple[Int32, Int32],
         limits: tuple[Int32, Int32], thread: Int32,
     ) -> None:  # fmt: skip
-        """Neighbours in a row of C in one store; all columns of the tile are in C, so that only rows are asked for."""
+        """Neighbours in a row of C in one store. All columns of the tile are in C, so that only rows are asked for."""
         atom, size = self.plan.stored, self.plan.c.dtype.bytes
         row, column = origin
         rows = rows_of_values(atom, list(values))
@@ -323,7 +323,7 @@ class Sm90Epilogue:
 
     @cute.jit
     def reduce(self, job: bridge.Carried, accumulators: Sequence[cute.Tensor], at: tuple[Int32, ...]) -> None:
-        """Bring the partial sums together: block `part` of the cluster ends up with part `part` of all columns.
+        """Bring the partial sums together. Block `part` of the cluster ends up with part `part` of all columns.
 
         The sums are taken in the order of the blocks, whoever takes them. When all have arrived, no CTA writes this
         block's memory any more.

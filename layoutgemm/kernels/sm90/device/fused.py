@@ -28,7 +28,7 @@ class Sm90FusedKernel(FusedEntry, Sm90GemmKernel):
         self, a: Int64, pitches: tuple[Int64, Int64], sizes: Sequence[Int32], words: Sequence[Int64],
         stream: bridge.Stream,
     ) -> tuple[Int64, tuple[Int64, Int64]]:  # fmt: skip
-        """The copy of A's chosen rows, where they are copied first: the product reads the copy."""
+        """The copy of A's chosen rows, where they are copied first. The product reads the copy."""
         if not self.plan.copies_rows:
             return a, pitches
         named = dict(zip(self.plan.words, words, strict=True))
@@ -47,7 +47,7 @@ class Sm90FusedKernel(FusedEntry, Sm90GemmKernel):
 
     @cute.jit
     def finish_rows(self, job: bridge.Carried, tile: Int32, thread: Int32) -> None:
-        """Combine the tuples of the cluster's rows in its first column of blocks: a consumer's thread a row."""
+        """Combine the tuples of the cluster's rows in its first column of blocks. A consumer's thread a row."""
         rows, consumers = present(self.plan.row_exchange), WARPGROUP * self.plan.config.consumers
         if job.cluster_column == 0 and thread < consumers:
             first_row, _, _ = self.origin(job, tile)

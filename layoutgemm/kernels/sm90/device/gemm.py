@@ -1,4 +1,4 @@
-"""C = A @ B on Hopper: persistent, self-loading or warp-specialised, cooperative or pingpong, any tile of the budgets.
+"""C = A @ B on Hopper. Persistent, self-loading or warp-specialised, cooperative or pingpong, any tile of the budgets.
 
 Every layout, box, descriptor, byte count, arrive count and barrier is an attribute of the plan (Sm90Plan); this file
 holds the order in which things happen. A block takes tile after tile in the plan's order; a ring of stages carries k
@@ -134,7 +134,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         return clusters * plan.cluster_size, 1, 1
 
     def maps_of_a(self, a: Int64, extents: Mapping[str, Int32], pitches: tuple[Int64, Int64]) -> list[bridge.TensorMap]:
-        """A's tensor maps: behind the first that of its last rows, and that of pairs that have turned."""
+        """A's tensor maps. Behind the first that of its last rows, and that of pairs that have turned."""
         own = self.map_of_lines(self.plan.a.tma, a, pitches, extents)
         turned = [self.plan.a.turned] if self.plan.turns else []
         return [
@@ -143,7 +143,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         ]  # fmt: skip
 
     def kernel_words(self, words: Sequence[Int64], a: Int64, pitches: tuple[Int64, Int64]) -> Sequence[Int64]:
-        """The words of a launch as the kernel takes them; `a` and `pitches` are A's address and distances."""
+        """The words of a launch as the kernel takes them. `a` and `pitches` are A's address and distances."""
         return words
 
     def maps_of_b(
@@ -396,7 +396,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
     # --------------------------------------------------------------------------------------------------------- products
     @cute.jit
     def end_tiles(self, job: bridge.Carried, ahead: tuple[Int32, ...]) -> None:
-        """The end of a consumer: all that it has loaded has landed, and its stores have read their buffers."""
+        """The end of a consumer. All that it has loaded has landed, and its stores have read their buffers."""
         plan = self.plan
         if const_expr(plan.drains and plan.config.loader == "self"):
             self.drain(job, ahead)
@@ -606,7 +606,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         """Called by each consumer before it waits for a K tile: nothing to do."""
 
     def after_tiles(self, job: bridge.Carried, tile: Int32) -> None:
-        """Called by each consumer after its last tile; `tile` is the one that it would take next."""
+        """Called by each consumer after its last tile. `tile` is the one that it would take next."""
 
     def await_stage(self, job: bridge.Carried, stage: Int32, parity: Int32) -> None:
         """Wait until a stage has landed. A thread that multiplies what cp.async wrote fences behind the wait."""
@@ -616,7 +616,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
 
     @cute.jit
     def bring_together(self, job: bridge.Carried, sums: Sequence[cute.Tensor], at: tuple[Int32, ...]) -> None:
-        """Between a CTA's only tile and its store: partial sums of split-K, and the end of the stages."""
+        """Between a CTA's only tile and its store. Partial sums of split-K, and the end of the stages."""
         plan = self.plan
         if const_expr(plan.exchange is not None):
             self.epilogue.send(job, sums, at)
@@ -654,7 +654,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
 
     @cute.jit
     def release(self, job: bridge.Carried, stage: Int32) -> None:
-        """This warp has read the stage: tell every block that sends into it, one lane each."""
+        """This warp has read the stage. Tell every block that sends into it, one lane each."""
         plan, lane = self.plan, cute.arch.lane_idx()
         needed = lane < plan.sharing
         if const_expr(plan.config.split > 1):

@@ -75,7 +75,7 @@ class GroupScaling:
         return load_word_shared(self.address(group, warp, column)).bitcast(Float32)
 
     def leave_maxima(self, accumulators: Sequence[cute.Tensor], group: int) -> None:
-        """The warp's largest |x| of each column, into its line: some columns at a time, whose registers are free."""
+        """The warp's largest |x| of each column, into its line. Some columns at a time, whose registers are free."""
         columns, line = list(self.columns), bridge.uniform(self.thread // WARP)
         blocks = range(group * self.together, (group + 1) * self.together)
         last = self.blocks[blocks[-1]]
@@ -106,7 +106,7 @@ class GroupScaling:
     def maxima_inside(
         self, values: tuple[Float32, ...], firsts: cutlass.Constexpr, group: cutlass.Constexpr, reaches: Boolean
     ) -> tuple[Float32, ...]:
-        """The thread's largest |x| in each of some columns, of a group's rows; rows behind C's last count as 0.
+        """The thread's largest |x| in each of some columns, of a group's rows. Rows behind C's last count as 0.
 
         What they hold is 0 times B's column, which an infinity or a NaN in that makes NaN.
         """
@@ -137,7 +137,7 @@ class GroupScaling:
 
     @cute.jit
     def combine(self, group: cutlass.Constexpr) -> None:
-        """A thread a column: the largest |x| of all warps, the scale to memory, the factor to all."""
+        """A thread a column. The largest |x| of all warps, the scale to memory, the factor to all."""
         for first in cutlass.range_constexpr(0, self.shared.columns, WARPGROUP):
             column = self.thread + first
             if column < self.shared.columns:

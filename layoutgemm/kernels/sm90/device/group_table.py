@@ -29,7 +29,7 @@ class GroupTable(bridge.Carried):
 
 
 def end_of_rows(plan: Sm90Plan, job: bridge.Carried, matrix: Int32) -> Int32:
-    """The row of the product at which the rows of a tile end: its last one, or that of the tile's group."""
+    """The row of the product at which the rows of a tile end. Its last one, or that of the tile's group."""
     if plan.ragged is None:
         return job.m
     _, end = plan.ragged.rows(GroupTable(plan, job.shared).entry, matrix)

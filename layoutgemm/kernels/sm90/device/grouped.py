@@ -65,7 +65,7 @@ class RaggedTiles:
     def map_of_c(
         self, tma: TmaPlan, c: Int64, extents: Mapping[str, Int32], pitches: Mapping[str, tuple[Int64, Int64]]
     ) -> bridge.TensorMap:
-        """C's map, with the end of a group as a dimension: it begins some rows before C."""
+        """C's map, with the end of a group as a dimension. It begins some rows before C."""
         pitch, matrices = pitches["c"]
         lines = present(self.plan.store).box_rows
         base = c - Int64(lines) * pitch * self.plan.c.dtype.bytes
@@ -73,7 +73,7 @@ class RaggedTiles:
         return bridge.encode_tensor_map(tma, base, of, *(pitch, pitch, matrices)[: len(tma.dims) - 1])
 
     def most_tiles(self, m: Int32, n: Int32, batch: Int32, reads: WordReads | None) -> Int32:
-        """Tiles of clusters, at most: each group may end with a part of one, or, masked, have all its rows."""
+        """Tiles of clusters, at most. Each group may end with a part of one, or, masked, have all its rows."""
         rows, columns = self.plan.order.clusters(self.grid_of(m, n))  # type: ignore[attr-defined]
         return (rows * batch if self.plan.ragged.masked else rows + batch) * columns
 
@@ -116,7 +116,7 @@ class RaggedTiles:
         return choose(consumer > 0, job.whole, job.tiles)
 
     def count_blocks(self, job: bridge.Carried, row: Int32, matrix: Int32) -> Int32:
-        """The blocks of 64 rows, from `row` on, that begin before the group's end; a consumer has so many at most."""
+        """The blocks of 64 rows, from `row` on, that begin before the group's end. A consumer has so many at most."""
         rows = end_of_rows(self.plan, job, matrix) - row
         return cutlass.min(tile_count(cutlass.max(rows, 0), ROWS), self.plan.blocks)
 

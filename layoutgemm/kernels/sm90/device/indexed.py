@@ -38,7 +38,7 @@ from .promoted import Sm90PromotedKernel
 
 
 def matrix_of_rows(plan: Sm90Plan, matrix: Int32) -> Int32 | None:
-    """The matrix of a batch whose rows the indices are of; None for one matrix, which all groups of rows share."""
+    """The matrix of a batch whose rows the indices are of. None for one matrix, which all groups of rows share."""
     return matrix if plan.batch > 1 and not plan.joined_rows else None
 
 
@@ -66,7 +66,7 @@ class GatheredRows(bridge.Carried):
         super().__init__(starts=tuple(starts), inside=inside, target=Int32(copy.byte(thread)), element=Int32(element))
 
     def copy(self, job: bridge.Carried, k: Int32, stage: Int32) -> None:
-        """Copy the K tile from element k on; the thread arrives when its vectors have landed."""
+        """Copy the K tile from element k on. The thread arrives when its vectors have landed."""
         copy, size = self.plan.a.copy, self.plan.a.dtype.bytes
         base = job.shared.a(stage) + self.target
         for span in range(copy.spans):
@@ -114,7 +114,7 @@ class ScatterEpilogue(Sm90Epilogue):
 
 
 class ScatteredRows:
-    """The rows of C of a warp's 16 rows, as its lanes store them: read once for each width of a chunk."""
+    """The rows of C of a warp's 16 rows, as its lanes store them. Read once for each width of a chunk."""
 
     def __init__(
         self, plan: Sm90Plan, job: bridge.Carried, first: Int32, end: Int32, lane: Int32, of_batch: Int32 | None
@@ -202,7 +202,7 @@ class IndexedRowsKernel:
         self, shared: bridge.SharedMemory, place: tuple[Int32, ...], sizes: tuple[Int32, Int32, Int32],
         c: tuple[Int64, Int64, Int64], words: tuple[Int64, ...],
     ) -> bridge.Carried:  # fmt: skip
-        """The same, with A's address, its pitch, and K; the job of a prologue has K already."""
+        """The same, with A's address, its pitch, and K. The job of a prologue has K already."""
         *own, a, lda, stride_a = words
         job = super().job_of(shared, place, sizes, c, tuple(own))  # type: ignore[misc]
         return job.extended(
@@ -259,7 +259,7 @@ class Sm90IndexedGroupsKernel(IndexedRowsKernel, RaggedTiles, Sm90FusedKernel):
 
 
 class Sm90IndexedPromotedKernel(IndexedRowsKernel, Sm90PromotedKernel):
-    """With a main loop that promotes; its rows of A are in order, or copied first."""
+    """With a main loop that promotes. Its rows of A are in order, or copied first."""
 
 
 class Sm90IndexedGroupsPromotedKernel(IndexedRowsKernel, RaggedTiles, Sm90PromotedKernel):

@@ -1,4 +1,4 @@
-"""The loader of a Hopper kernel: one warp that waits for free stages, and issues this block's share of the copies.
+"""The loader of a Hopper kernel. One warp that waits for free stages, and issues this block's share of the copies.
 
 step           when                       does
 -----------    -----------------------    -------------------------------------------------------------------------
@@ -97,7 +97,7 @@ class Sm90Loads:
         """Called by the loading thread before each K tile's loads: nothing to wait for."""
 
     def share_of_k(self, job: bridge.Carried, place: bridge.Place) -> tuple[Int32, ...]:
-        """The tile's own share of K, where its place decides on it: (first K tile, K tiles); else ()."""
+        """The tile's own share of K, where its place decides on it. (first K tile, K tiles); else ()."""
         if self.plan.triangles is None:
             return ()
         found = self.plan.triangles.k_tiles(self.plan, place, job.k_tiles, cutlass.min, cutlass.max)
@@ -115,7 +115,7 @@ class Sm90Loads:
         """Called by each consumer before it stores sums: they are a product's."""
 
     def place_of_k(self, job: bridge.Carried, share: tuple[Int32, ...], k_tile: Int32) -> dict[str, Int32]:
-        """Coordinates along K of one of a tile's K tiles; of two pairs, also which it is of."""
+        """Coordinates along K of one of a tile's K tiles. Of two pairs, also which it is of."""
         if self.plan.pair is not None:
             return place_in_pairs(job.k_first + k_tile, job.first_tiles, self.plan.tile[2], choose)
         first = job.k_first if self.plan.triangles is None else share[0]
@@ -256,7 +256,7 @@ class Sm90Loads:
 
     @cute.jit
     def clear_dead_rows(self, shared: bridge.SharedMemory, thread: Int32) -> None:
-        """Zeros for the rows of A's tiles that are never loaded: their products are not stored, but they are read.
+        """Zeros for the rows of A's tiles that are never loaded. Their products are not stored, but they are read.
 
         The consumers write them while the first loads are under way, and meet before the first product.
         """

@@ -1,4 +1,4 @@
-"""Matrices that an epilogue reads, on the way that C goes out: line by line into a warp's buffer, then by ldmatrix.
+"""Matrices that an epilogue reads, on the way that C goes out. Line by line into a warp's buffer, then by ldmatrix.
 
 A lane of an accumulator has two neighbours of a row. Loads of its own elements touch eight lines of memory, 16 bytes of
 each; eight lanes that read along a row touch one line.
@@ -66,7 +66,7 @@ class BufferedMatrices:
         return self.lines[at]
 
     def take(self, round_: StoreRound, buffer: cute.Pointer) -> None:
-        """Give a round's elements to the epilogue through the round's buffer, which is free; load the next ones."""
+        """Give a round's elements to the epilogue through the round's buffer, which is free. Load the next ones."""
         loaded = iter(self.loaded)
         self.load_next()
         for matrix in self.matrices:

@@ -1,4 +1,4 @@
-"""A Hopper GEMM with a function of A's elements: fragments by ldmatrix, computed in f32, multiplied from registers.
+"""A Hopper GEMM with a function of A's elements. Fragments by ldmatrix, computed in f32, multiplied from registers.
 
     role        does
     --------    -------------------------------------------------------------------------------------------------------
@@ -39,7 +39,7 @@ NumberKey = tuple[str, int, int]  # an operand's name, a block of rows or an ins
 
 
 class Sm90PrologueKernel(Sm90FusedKernel):
-    """The production kernel with f(A) in place of A; of two pairs, of the first one's A."""
+    """The production kernel with f(A) in place of A. Of two pairs, of the first one's A."""
 
     def job_of(
         self, shared: bridge.SharedMemory, place: tuple[Int32, ...], sizes: tuple[Int32, Int32, Int32],
@@ -144,7 +144,7 @@ class Computed(bridge.Carried):
 
 
 class Numbers(bridge.Carried):
-    """Numbers of operands along one axis, by `NumberKey`: their bits, so that a load is waited for where it is used."""
+    """Numbers of operands along one axis, by `NumberKey`. Their bits, so that a load is waited for where it is used."""
 
     def __init__(self, bits: Mapping[NumberKey, Int32]):
         self.attributes = {key: f"number{place}" for place, key in enumerate(bits)}
@@ -156,7 +156,7 @@ class Numbers(bridge.Carried):
 
 
 class PrologueFragments(bridge.Carried):
-    """One thread's fragments of f(A): the bytes of its rows in a stage, and the places of its values.
+    """One thread's fragments of f(A). The bytes of its rows in a stage, and the places of its values.
 
     base0, ...  as `FragmentLoads.places` has them, of the warpgroup's first block
     """
@@ -177,7 +177,7 @@ class PrologueFragments(bridge.Carried):
         return [(place, of(self.thread, v)) for v, place in enumerate(self.loads.values)]
 
     def numbers(self, job: bridge.Carried, axis: str, place: tuple[Int32, Int32], inside: Lines) -> Numbers:
-        """The operands' numbers of the thread's rows or columns; 0 outside, whose results are not stored.
+        """The operands' numbers of the thread's rows or columns. 0 outside, whose results are not stored.
 
         axis    "m", rows of a tile; "k", columns of a K tile
         place   first row or column of A, and the matrix
@@ -218,7 +218,7 @@ class PrologueFragments(bridge.Carried):
     def functions(
         self, words: Sequence[Sequence[Int32]], part: tuple[int, range], taken: Taken, numbers: tuple[Numbers, Numbers]
     ) -> Computed:
-        """f of the fragments of a group of instructions; 0 outside of the share of K.
+        """f of the fragments of a group of instructions. 0 outside of the share of K.
 
         part     block, and instructions along K
         taken    row and column of the block's first element in A, the columns of the share of K, and whether the K tile

@@ -1,4 +1,4 @@
-"""A Hopper GEMM whose sums are promoted: each K block in registers of its own, then into the total.
+"""A Hopper GEMM whose sums are promoted. Each K block in registers of its own, then into the total.
 
     role        does
     --------    -------------------------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ class Sm90PromotedKernel(Sm90FusedKernel):
         self.end_tiles(job, ahead)
 
     def share_of_tile(self, job: bridge.Carried, tile: Int32) -> tuple[Int32, ...]:
-        """The tile's own share of K; () where its place does not decide on it, and is computed behind products."""
+        """The tile's own share of K. () where its place does not decide on it, and is computed behind products."""
         return () if self.plan.along_k is None else self.share_of_k(job, self.origin(job, tile))
 
     def begin_tile(self, job: bridge.Carried, tile: Int32, first_block: Int32) -> bridge.Place:
@@ -172,7 +172,7 @@ class Sm90PromotedKernel(Sm90FusedKernel):
 
     @cute.jit
     def feed_numbers(self, job: bridge.Carried, tile: Int32) -> None:
-        """Copy the tables' numbers of every K block of all tiles: the loop of a warp of its own."""
+        """Copy the tables' numbers of every K block of all tiles. The loop of a warp of its own."""
         plan = self.plan
         at = Int32(0), Int32(1), Int32(0)
         while tile < job.tiles:
@@ -217,7 +217,7 @@ class Sm90PromotedKernel(Sm90FusedKernel):
         return stage, parity, written
 
     def copy_numbers(self, job: bridge.Carried, place: bridge.Place, k_tile: Int32, stage: Int32) -> None:
-        """Copy the tables' numbers of a K block into its stage: the warp that loads, without a warp for them."""
+        """Copy the tables' numbers of a K block into its stage. The warp that loads, without a warp for them."""
         if self.plan.numbers.parts:
             NumberAddresses(self.plan, job, place, k_tile).copy(job, stage)
             bridge.barrier_arrive_copied(job.shared.full(stage))
@@ -230,7 +230,7 @@ def clear(totals: Sequence[cute.Tensor]) -> None:
 
 
 class NumberAddresses(bridge.Carried):
-    """The numbers that a lane of the warp copies into a stage: their addresses in global memory.
+    """The numbers that a lane of the warp copies into a stage. Their addresses in global memory.
 
     bulk    those with `NumberSlots.bulk_bytes` come by one bulk copy each, which one thread issues
     starts  of each of the lane's copies, the address of the next K block's number, or of the first of a bulk copy's
@@ -259,7 +259,7 @@ class NumberAddresses(bridge.Carried):
         )
 
     def in_bulk(self, row: Int32, m: Int32) -> cutlass.Boolean:
-        """True if bulk copies can take the numbers of a tile from that row on; the same for all lanes.
+        """True if bulk copies can take the numbers of a tile from that row on. The same for all lanes.
 
         Its rows are inside of the matrix, their numbers lie next to each other, and each K block's begin at a multiple
         of 16 bytes.
@@ -325,7 +325,7 @@ def _copy_whole(to: cute.Pointer, start: Int64, nbytes: cutlass.Constexpr, full:
 
 
 class StageTables(bridge.Carried):
-    """The numbers of a stage as one thread reads them: the bytes that depend on the thread.
+    """The numbers of a stage as one thread reads them. The bytes that depend on the thread.
 
     row   of the tile, of the warpgroup's first accumulator
     """

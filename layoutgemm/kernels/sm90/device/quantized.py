@@ -1,4 +1,4 @@
-"""C = A @ B on Hopper with packed weights as A: copied in bulk, converted in registers, multiplied from there.
+"""C = A @ B on Hopper with packed weights as A. Copied in bulk, converted in registers, multiplied from there.
 
     role        does
     --------    -------------------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         return job.extended(packed=words[-1], units=tile_count(sizes[2], UNIT_K))
 
     def packed_copies(self, job: bridge.Carried, origin: Mapping[str, Int32]) -> list[tuple[int, BlockCopy]]:
-        """(byte of the stage's row block, copy) of a K tile: row blocks behind the last one are the last once more."""
+        """(byte of the stage's row block, copy) of a K tile. Row blocks behind the last one are the last once more."""
         operand, last = self.plan.a, (job.m - 1) // UNIT_ROWS
         k_tile, found = Int64(origin["k"] // self.plan.tile[2]), []
         for number in range(operand.row_blocks):
@@ -155,7 +155,7 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
             self.consume_by_warpgroup(job, maps, tile, consumer, thread, ahead)
 
     def slice_of(self, job: bridge.Carried, consumer: Int32) -> tuple[Int32, Int32, Int32, Int32]:
-        """A consumer's first block of rows; its first stage, with its parity; how many K tiles are its slice's."""
+        """A consumer's first block of rows. Its first stage, with its parity; how many K tiles are its slice's."""
         rows, slice_ = self.plan.place_of_consumer(consumer)
         return rows * self.plan.blocks, Int32(slice_), Int32(0), self.plan.slice_of_k(job.k_tiles, slice_)
 
@@ -210,7 +210,7 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         self, job: bridge.Carried, maps: Sequence[bridge.Maps], products: tuple[Any, ...],
         at: tuple[Int32, Int32 | int, Int32, Int32], ahead: tuple[Int32, ...],
     ) -> tuple[Int32, ...]:  # fmt: skip
-        """The products of a turn of a K tile; behind the first ones the stage before is released.
+        """The products of a turn of a K tile. Behind the first ones the stage before is released.
 
         products  the instruction, accumulators, fragments of A, and B
         at        K tile, turn, stage, and the stage before
@@ -363,7 +363,7 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         self, job: bridge.Carried, maps: Sequence[bridge.Maps], accumulators: Sequence[cute.Tensor],
         at: tuple[Int32, ...], origin: bridge.Place,
     ) -> None:  # fmt: skip
-        """Store the warpgroup's share of a tile, piece by piece; of a split K the own part."""
+        """Store the warpgroup's share of a tile, piece by piece. Of a split K the own part."""
         plan, (m0, n0, matrix) = self.plan, origin
         rows, slice_ = plan.place_of_consumer(at[0])
         if const_expr(plan.config.slices > 1):
@@ -377,7 +377,7 @@ Words = tuple[list[Int32], list[list[Int32]]]  # a thread's words of a block's K
 
 
 class WarpMultiply(bridge.Carried):
-    """A lane's share of mma.sync products: the addresses of its rows of B, and the instruction.
+    """A lane's share of mma.sync products. The addresses of its rows of B, and the instruction.
 
     bases  the lane's bytes in a tile of B, as `WarpProducts.places` has them
     """

@@ -78,7 +78,7 @@ class Sm90ShardsKernel(Sm90FusedKernel):
 
     @cute.jit
     def await_flag(self, job: bridge.Carried, number: Int32, target: Int32) -> None:
-        """Wait until a flag has reached a target; stop the kernel after too long a time."""
+        """Wait until a flag has reached a target. Stop the kernel after too long a time."""
         address = job.given.flags + Int64(number) * 4
         seen = load_acquired(address)
         if seen - target < 0:
@@ -170,7 +170,7 @@ class Sm90ScatteredKernel(Sm90ShardsKernel):
     # ----------------------------------------------------------------------------------------------------------- loader
     @cute.jit
     def before_loads(self, job: bridge.Carried, tile: Int32, m0: Int32, k_tile: Int32) -> None:
-        """Tell the next rank of the start; before a tile's last K tile, acquire what its store needs."""
+        """Tell the next rank of the start. Before a tile's last K tile, acquire what its store needs."""
         if (tile == 0) & (k_tile == 0) & (job.rank == 0):
             add_released(job.given.told, 1)
         if (k_tile == self.plan.stages) & self.loader_counts(job):
@@ -191,14 +191,14 @@ class Sm90ScatteredKernel(Sm90ShardsKernel):
 
     # -------------------------------------------------------------------------------------------------------- consumers
     def loader_counts(self, job: bridge.Carried) -> cutlass.Boolean:
-        """True if the loader counts tiles: it waits for a stage that was released in a tile, before its last K tile."""
+        """True if the loader counts tiles. It waits for a stage that was released in a tile, before its last K tile."""
         if self.counts_at_store:
             return cutlass.Boolean(False)
         return job.k_tiles > self.plan.stages + 1
 
     @cute.jit
     def between_products(self, job: bridge.Carried, tile: Int32, k_tile: Int32) -> None:
-        """Count the tile before in one of few K tiles: before the last, whose loads may wait for a peer."""
+        """Count the tile before in one of few K tiles. Before the last, whose loads may wait for a peer."""
         if const_expr(not self.counts_at_store):
             if (k_tile == job.k_tiles - 1) & (job.k_tiles <= self.plan.stages + 1):
                 self.count_warp(job, tile - job.workers)
@@ -218,7 +218,7 @@ class Sm90ScatteredKernel(Sm90ShardsKernel):
 
     @cute.jit
     def count_tile(self, job: bridge.Carried, tile: Int32, warps: cutlass.Constexpr[int]) -> None:
-        """Count some warps of a tile whose sums go on; there may be no such tile."""
+        """Count some warps of a tile whose sums go on. There may be no such tile."""
         if tile >= 0:
             from_next, _, chunk = self.numbers(job, tile)
             if from_next != job.ranks - 1:
@@ -228,7 +228,7 @@ class Sm90ScatteredKernel(Sm90ShardsKernel):
         self, job: bridge.Carried, maps: Sequence[bridge.Maps], accumulators: Sequence[cute.Tensor],
         at: tuple[Int32, ...], origin: bridge.Place, number: int, part: int,
     ) -> None:  # fmt: skip
-        """Add what has come to a piece's sums; store them for the rank before, of own rows in C."""
+        """Add what has come to a piece's sums. Store them for the rank before, of own rows in C."""
         consumer, thread, tile = at
         pieces = self.plan.pieces(part)
         block, columns = pieces[number]
@@ -256,7 +256,7 @@ class Sm90ScatteredKernel(Sm90ShardsKernel):
         self, job: bridge.Carried, accumulator: cute.Tensor, where: tuple[Int32, int, Int32], from_next: Int32,
         of_shard: Int32,
     ) -> None:  # fmt: skip
-        """Add what the next rank has sent, of every shard but the first: some loads, then their sums."""
+        """Add what the next rank has sent, of every shard but the first. Some loads, then their sums."""
         tile = self.partial
         consumer, block, thread = where
         if from_next > 0:

@@ -1,4 +1,4 @@
-"""Checks of indexed rows: vectors of A's tile and of C's chunks move once, each to its place, without conflicts."""
+"""Checks of indexed rows. Vectors of A's tile and of C's chunks move once, each to its place, without conflicts."""
 
 from __future__ import annotations
 

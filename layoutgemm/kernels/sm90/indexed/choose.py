@@ -17,7 +17,7 @@ _LEAST_ROWS = 128  # that a tile costs, as far as its columns count
 
 
 def indexed_config(sizes: tuple[int, int, int, int], gathers: bool, grouped: bool, wide: bool = False) -> Sm90Config:
-    """The configuration for M, N, K and the groups; `wide`: C has 32 bits an element.
+    """The configuration for M, N, K and the groups. `wide`: C has 32 bits an element.
 
     >>> indexed_config((8192, 4096, 4096, 1), True, False).tile, indexed_config((32, 4096, 4096, 1), True, False).tile
     ((128, 256), (64, 64))

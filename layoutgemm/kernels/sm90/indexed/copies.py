@@ -22,7 +22,7 @@ from ...numbers import W
 
 @dataclass(frozen=True)
 class RowGather:
-    """A K-major tile in vectors of 16 bytes, by a warpgroup: threads along a row's span first, then over rows.
+    """A K-major tile in vectors of 16 bytes, by a warpgroup. Threads along a row's span first, then over rows.
 
     tiled  (thread, vectors) -> (row, k)
 
@@ -91,7 +91,7 @@ class RowGather:
 
 @dataclass(frozen=True)
 class GatheredOperand:
-    """A whose rows are gathered: no tensor map, no bytes on the barrier, an arrival of each copying thread."""
+    """A whose rows are gathered. No tensor map, no bytes on the barrier, an arrival of each copying thread."""
 
     dtype: DType
     smem: SmemTile

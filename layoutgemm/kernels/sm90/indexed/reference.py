@@ -1,4 +1,4 @@
-"""The NumPy executor's share of indexed rows: copies to a workspace or into a stage, and stores of a chunk."""
+"""The NumPy executor's share of indexed rows. Copies to a workspace or into a stage, and stores of a chunk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def rows_found(
     plan: Sm90Plan, given: dict[str, Any], name: str, numbers: npt.NDArray[np.int64], end: int, matrix: int
 ) -> npt.NDArray[np.int64]:
-    """The rows of A or of C that are rows `numbers` of the product; -1 from row `end` on, and outside of the matrix.
+    """The rows of A or of C that are rows `numbers` of the product. -1 from row `end` on, and outside of the matrix.
 
     matrix  of a batch, whose indices lie one matrix behind the other
     """
@@ -70,7 +70,7 @@ def scatter_chunk(
     plan: Sm90Plan, given: dict[str, object], c: Output, chunk: StoreChunk, place: tuple[int, int, int], end: int,
     smem: SharedBytes, address: int,
 ) -> None:  # fmt: skip
-    """A warp's chunk, in a buffer, to the rows that the indices name; `place`: its first row and column, and matrix."""
+    """A warp's chunk, in a buffer, to the rows that the indices name. `place`: its first row and column, and matrix."""
     scatter, dtype, lane = RowVectors(chunk.tile), plan.c.dtype, np.arange(WARP)
     elements, matrix = np.arange(scatter.width), 0 if plan.joined_rows else place[2]
     for number in range(scatter.passes):

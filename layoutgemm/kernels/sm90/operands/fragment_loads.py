@@ -1,4 +1,4 @@
-"""Loads of A's fragments: ldmatrix from a stage into the registers that wgmma takes, and the products that take them.
+"""Loads of A's fragments. Ldmatrix from a stage into the registers that wgmma takes, and the products that take them.
 
 A K tile of 64 rows is an ldmatrix.x4 of each warp for every 16 of K. Lines along M are loaded transposed.
 
@@ -41,7 +41,7 @@ class FragmentLoads:
 
     @property
     def copy(self) -> CopyAtom:
-        """The load of 64 x 16 elements by four warps: transposed where lines run along M."""
+        """The load of 64 x 16 elements by four warps. Transposed where lines run along M."""
         return ldmatrix(4, transpose=self.tile.major == "MN", element=self.tile.dtype)
 
     @property
@@ -82,7 +82,7 @@ class FragmentLoads:
         return operand_map(self.copy, self.atom, "A", (1, self.steps))
 
     def byte(self, thread: Any, j: Any, block: int, step: int) -> Any:
-        """The byte of element j of a thread's row, of a load; ints, arrays or traced integers."""
+        """The byte of element j of a thread's row, of a load. Ints, arrays or traced integers."""
         element = self.rows((thread % WARP, j), (step, thread // WARP))
         return self.tile.byte(element % self.height + self.height * block, element // self.height)
 

@@ -1,4 +1,4 @@
-"""A function of A's elements in the Hopper kernel: the values of a stage, the refusals, the explanation.
+"""A function of A's elements in the Hopper kernel. The values of a stage, the refusals, the explanation.
 
     step          instruction        place
     ----------    ---------------    -----------------------------------------------------
@@ -20,11 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...epilogue.numpy_math import Math
-from ...operands.prologue import (
-    PrologueElement,
-    check_types,
-    prologue_line,
-)
+from ...operands.prologue import PrologueElement, check_types, prologue_line
 from ...plan import check_settings, present
 from ..grouped import START
 from .fragment_loads import loads_of
@@ -39,7 +35,7 @@ if TYPE_CHECKING:
 def values_in_stage(
     plan: Sm90Plan, smem: SharedBytes, tile: int, part: tuple[int, int]
 ) -> npt.NDArray[np.float32]:  # fmt: skip
-    """The (64, depth) values of an instruction's A as they lie in a stage; arguments as for `prologue_values`."""
+    """The (64, depth) values of an instruction's A as they lie in a stage. Arguments as for `prologue_values`."""
     loads, (height, depth) = loads_of(plan), (int(plan.mma.shape_mnk[0]), int(plan.mma.shape_mnk[2]))
     m, k = np.arange(height)[:, None], depth * part[1] + np.arange(depth)[None, :]
     addresses = tile + np.asarray(loads.tile.byte(m + height * part[0], k), np.int64)
@@ -47,7 +43,7 @@ def values_in_stage(
 
 
 def first_column(place: Mapping[str, Any]) -> Any:
-    """The column of A with which a K tile begins, of its coordinates: before 0 where a group's last lines are fewer.
+    """The column of A with which a K tile begins, of its coordinates. Before 0 where a group's last lines are fewer.
 
     >>> first_column({"k": 64}), first_column({"k": -48, "start": 40})
     (64, -8)

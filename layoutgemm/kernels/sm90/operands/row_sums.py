@@ -1,4 +1,4 @@
-"""Sums of A's rows beside a product: the gradient of a bias in the kernel of its weight's gradient.
+"""Sums of A's rows beside a product. The gradient of a bias in the kernel of its weight's gradient.
 
     dW = dY^T @ X, db = sum over the rows of dY    A is dY^T, so db[m] is the sum of A's row m over K
 
@@ -69,7 +69,7 @@ class RowSums:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The kernel's parameters: the vector's address, and elements from one of a batch to the next."""
+        """The kernel's parameters. The vector's address, and elements from one of a batch to the next."""
         return "row_sums", "row_sums_batch"
 
     def take(self, given: Mapping[str, object], sizes: tuple[int, int]) -> npt.NDArray[np.generic]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NumberSlots:
-    """The numbers of one table in a stage: a slot for each segment of the tile's rows or columns.
+    """The numbers of one table in a stage. A slot for each segment of the tile's rows or columns.
 
     segment  rows or columns that share a slot
     slots    of the tile
@@ -50,7 +50,7 @@ class NumberSlots:
 
     @property
     def bulk_bytes(self) -> int:
-        """Bytes of one copy of all numbers; 0 unless neighbouring rows of A have adjacent ones.
+        """Bytes of one copy of all numbers. 0 unless neighbouring rows of A have adjacent ones.
 
         >>> [NumberSlots(Table("s", "m", group), 1, 256, 0, 256).bulk_bytes for group in (1, 2)]
         [1024, 0]
@@ -61,7 +61,7 @@ class NumberSlots:
         return size if self.table.axis == "m" and self.table.group == 1 and size % BULK == self.first % BULK == 0 else 0
 
     def byte(self, along: W) -> W:
-        """The byte of the slot for row or column `along` of the tile; an int or a traced integer.
+        """The byte of the slot for row or column `along` of the tile. An int or a traced integer.
 
         >>> NumberSlots(Table("scale_b", "n", 128), 64, 3, 1024, 192).byte(130)
         1032
@@ -151,13 +151,13 @@ def numbers_read(plan: Sm90Plan) -> dict[tuple[object, ...], tuple[Table, int, i
 
 
 def key_of(plan: Sm90Plan, table: Table, block: int, v: int) -> tuple[object, ...]:
-    """The place of the number for value v of thread 0: its table, and a row or a segment of columns."""
+    """The place of the number for value v of thread 0. Its table, and a row or a segment of columns."""
     i, j = (int(x) for x in plan.mma.coords_C(0, v))
     return (table.name, block, i) if table.axis == "m" else (table.name, j // plan.numbers.part(table.name).segment)
 
 
 def byte_of(plan: Sm90Plan, table: Table, row: W, thread: W, block: int, v: int) -> W:
-    """The byte in a stage's numbers that a thread reads for value v; of ints or traced integers.
+    """The byte in a stage's numbers that a thread reads for value v. Of ints or traced integers.
 
     row   of the tile, of the warpgroup's first accumulator
     """

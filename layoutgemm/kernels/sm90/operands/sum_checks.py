@@ -1,4 +1,4 @@
-"""Checks of a plan of several sums: the parts of B's tile, and the registers of an element's sums."""
+"""Checks of a plan of several sums. The parts of B's tile, and the registers of an element's sums."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..plan import WARPGROUP, Sm90Plan
 
 
 def filled_by_halves(plan: Sm90Plan) -> Check:
-    """Every byte of B's tile is copied once: row r from line r % w of half r // w, for w columns of C."""
+    """Every byte of B's tile is copied once. Row r from line r % w of half r // w, for w columns of C."""
     tile, tma, width = plan.b.smem, plan.b.tma, plan.tile_c[1]
     size = tile.dtype.bytes
     times = np.zeros(tile.bytes, dtype=np.int64)
@@ -43,7 +43,7 @@ def filled_by_halves(plan: Sm90Plan) -> Check:
 
 
 def halves_meet(plan: Sm90Plan) -> Check:
-    """Values v, v + count, ... of a thread are the sums of one element; the store has v where C has it."""
+    """Values v, v + count, ... of a thread are the sums of one element. The store has v where C has it."""
     count, width, sums = plan.stored.accumulator_registers, plan.tile_c[1], plan.sums
     thread, value = np.arange(WARPGROUP)[:, None], np.arange(count)[None, :]
     first, stored = plan.mma.coords_C(thread, value), plan.stored.coords_C(thread, value)

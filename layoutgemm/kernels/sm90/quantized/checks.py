@@ -1,4 +1,4 @@
-"""The claims about packed weights in a plan: their order, their copies, their way into registers, and banks."""
+"""The claims about packed weights in a plan. Their order, their copies, their way into registers, and banks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grouped GEMM with packed weights of several experts: each group of x's rows times its own, in one launch.
+"""Grouped GEMM with packed weights of several experts. Each group of x's rows times its own, in one launch.
 
 The kernel computes the transposed product: packed weights are A, and x's rows are columns of B and of C. Group e is
 columns offsets[e] to offsets[e + 1]. The offsets are read on the device. A table in shared memory, made by every CTA:
@@ -55,7 +55,7 @@ def check_experts(
 
 
 def weight_block(m: W, matrix: W, block: W) -> W:
-    """A row block's number among those of all experts, from its number in its own; ints or traced integers.
+    """A row block's number among those of all experts, from its number in its own. Ints or traced integers.
 
     >>> weight_block(100, 3, 1)
     7

@@ -1,4 +1,4 @@
-"""A plan's operand A where it is packed weights: its stages, its bulk copies, and what a configuration may say."""
+"""A plan's operand A where it is packed weights. Its stages, its bulk copies, and what a configuration may say."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PRODUCT_K = 64  # of a group of products, at most: its fragments are converted w
 
 @dataclass(frozen=True)
 class PackedOperand(PackedBlocks):
-    """Packed weights as A: bulk copies of whole or half units, one row block after another; no tensor map.
+    """Packed weights as A. Bulk copies of whole or half units, one row block after another; no tensor map.
 
     scales  what the scales of groups multiply, as `Sm90Tuning` has it; of float8 activations they multiply sums
     turns   runs of the loop that issues the products of a K tile, each with the words of its own part of K: two sets of
@@ -72,7 +72,7 @@ class PackedOperand(PackedBlocks):
         return fragments + blocks * words
 
     def turn_words(self, turn: W) -> list[tuple[W, int]]:
-        """A thread's words of a turn: (byte behind its first vector of the unit, words there); int or traced.
+        """A thread's words of a turn. (byte behind its first vector of the unit, words there); int or traced.
 
         >>> fmt, spec = QuantizedFormat("int4", 128), Operand.parse("bf16")
         >>> replace(packed_operand(fmt, 192, 64, spec), turns=2).turn_words(1)
@@ -84,7 +84,7 @@ class PackedOperand(PackedBlocks):
         return [(at(0, turn * each // WORDS) + 4 * (turn * each % WORDS), each)]
 
     def turn_scales(self, turn: W) -> list[W]:
-        """The bytes of the scales of a turn's groups, behind those of the thread's rows; ints or traced integers.
+        """The bytes of the scales of a turn's groups, behind those of the thread's rows. Ints or traced integers.
 
         >>> fmt, spec = QuantizedFormat("e4m3", 32), Operand.parse("bf16")
         >>> replace(packed_operand(fmt, 192, 64, spec), turns=2).turn_scales(1)
@@ -97,7 +97,7 @@ class PackedOperand(PackedBlocks):
 def packed_operand(
     fmt: QuantizedFormat, rows: int, depth: int, spec: Operand, scales: str = "weights"
 ) -> PackedOperand:  # fmt: skip
-    """The operand of K tiles of `rows` rows and `depth` of K; `spec` is the activations' type."""
+    """The operand of K tiles of `rows` rows and `depth` of K. `spec` is the activations' type."""
     order = PackedOrder(fmt, spec.dtype.name)
     made = PackedOperand(order, PackedTile((rows, depth), 0), spec.dtype, scales=scales)
     return replace(made, smem=PackedTile((rows, depth), made.bytes))

@@ -1,4 +1,4 @@
-"""The NumPy executor's packed weights: bulk copies into a stage, and a stage's blocks as a warpgroup's registers."""
+"""The NumPy executor's packed weights. Bulk copies into a stage, and a stage's blocks as a warpgroup's registers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products of packed weights by mma.sync, each warp for its own 16 rows: the choice for few columns.
+"""Products of packed weights by mma.sync, each warp for its own 16 rows. The choice for few columns.
 
 A wgmma with A in registers keeps its warps until it has read them, so few columns leave the tensor core and the
 conversions waiting for each other. mma.sync takes the same fragments: a warp's part of wgmma's A is mma.sync's A, and
@@ -75,7 +75,7 @@ class WarpProducts:
         return operand_map(self.copy, self.atom, "B", (1, self.blocks[1]))
 
     def byte(self, lane: object, j: int, load: int) -> Any:
-        """The byte of element j of a lane's row, of a load; ints, arrays or traced integers."""
+        """The byte of element j of a lane's row, of a load. Ints, arrays or traced integers."""
         column, along_k = divmod(load, self.blocks[1] // _TILES)
         element = self.rows((lane, j), (along_k, 0))
         return self.tile.byte(element % COLUMNS + column * COLUMNS, element // COLUMNS)

@@ -52,7 +52,7 @@ def check_mirror(sizes: tuple[int, int, int, int], config: Sm90Config) -> None:
 
 
 def mirror_of(store: StorePlan, stored: MmaAtom, blocks: int, chunks: int, batch: int) -> StorePlan:
-    """The store of the transposed tiles, through the buffers of C's own: as many chunks a round as fit.
+    """The store of the transposed tiles, through the buffers of C's own. As many chunks a round as fit.
 
     Raises PlanError where one chunk does not fit.
     """
@@ -69,7 +69,7 @@ def mirror_of(store: StorePlan, stored: MmaAtom, blocks: int, chunks: int, batch
 
 
 def is_off_diagonal(plan: Sm90Plan, row: W, column: W) -> bool:
-    """True for a CTA's tile whose cluster lies off the diagonal; a traced condition for traced integers."""
+    """True for a CTA's tile whose cluster lies off the diagonal. A traced condition for traced integers."""
     side = plan.tile_c[0] * plan.config.cluster[0]
     return row // side != column // side
 

@@ -1,4 +1,4 @@
-"""C = weights @ x for few rows of x: each warp streams its own units of weights through slots of its own.
+"""C = weights @ x for few rows of x. Each warp streams its own units of weights through slots of its own.
 
     step     who           does
     -----    ----------    ------------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ class WarpStream(ampere.LoopCarried):
         return (band < last) & (self.unit(turn) < plan.units) if ragged else band < last
 
     def fill(self, band: Int32, turn: Int32 | int, slot: Int32, brings_x: bool) -> None:
-        """Copy the lane's share of a unit into a slot, as one group; a missing unit is zeros.
+        """Copy the lane's share of a unit into a slot, as one group. A missing unit is zeros.
 
         brings_x  the band may be the cluster's first
         """
@@ -302,7 +302,7 @@ class WarpStream(ampere.LoopCarried):
 
     @cute.jit
     def copy_x(self, band: Int32, turn: Int32 | int) -> None:
-        """With a unit of the cluster's first band: the same columns of x, zeros beyond K and beyond the last row."""
+        """With a unit of the cluster's first band. The same columns of x, zeros beyond K and beyond the last row."""
         plan, b, (shared, _, x, ldx, rows, lane, warp, _, first, *_) = self.plan, self.plan.b, self.values
         if band == first:
             place, source = plan.place_of(warp, turn) * b.unit_step, self.unit(turn) * b.unit_step
@@ -320,7 +320,7 @@ class WarpStream(ampere.LoopCarried):
 
     @cute.jit
     def begin(self, band: Int32) -> None:
-        """Fill the slots behind the kernel before; of constant weights while it ends, and x behind it."""
+        """Fill the slots behind the kernel before. Of constant weights while it ends, and x behind it."""
         config = self.plan.config
         if const_expr(config.overlap):
             bridge.allow_next_kernel()
@@ -343,7 +343,7 @@ class WarpStream(ampere.LoopCarried):
 
     @cute.jit
     def prefetch(self, band: Int32) -> None:
-        """Bring the warp's first units to L2: what its lanes copy of each is contiguous for each vector and group."""
+        """Bring the warp's first units to L2. What its lanes copy of each is contiguous for each vector and group."""
         plan, lane = self.plan, self.values[5]
         for number in cutlass.range_constexpr(plan.config.prefetch):
             further, turn = plan.item(number)

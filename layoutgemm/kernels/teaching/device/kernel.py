@@ -1,4 +1,4 @@
-"""C = A @ B on Hopper with one warpgroup a block: the first kernel of the ladder, written to be read and to be right.
+"""C = A @ B on Hopper with one warpgroup a block. The first kernel of the ladder, written to be read and to be right.
 
 Every layout, box, descriptor, byte count and arrive count is an attribute of the plan; this file holds the order in
 which things happen and nothing else. One block computes one tile of C, 64 rows by the plan's N, in 128 threads:
