@@ -23,6 +23,7 @@ from ..kernels.epilogue.chain import Epilogue, EpilogueOperand
 from ..kernels.operands.combined import Combine
 from ..kernels.operands.prologue import Prologue
 from ..kernels.orders import Order
+from ..kernels.run.capture import first_call
 from ..kernels.run.operand_checks import check_operands, same_memory
 from ..kernels.sm90.triangular.operands import Triangles
 from ..moved import old_names
@@ -138,7 +139,7 @@ def repeated_first(
                     return found
             if len(alike) >= MAX_OF_KIND:  # to make one more takes ten times a call that is found by its facts
                 return product(*tensors, **options)
-            with served() as made:
+            with first_call(), served() as made:
                 result = product(*tensors, **options)
             if len(made) == 1 and (new := repeated(made[0], tensors, options, result)) is not None:
                 calls.keep(at, kind, new)

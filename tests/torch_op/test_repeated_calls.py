@@ -7,6 +7,7 @@ that has kept nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ torch = needs.module("torch")
 from layoutgemm import Sm90Config, grouped_matmul, matmul, scaled_matmul
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, RowReduce, Scale
 from layoutgemm.kernels.operands.prologue import Prologue
+from layoutgemm.kernels.run import capture
 from layoutgemm.torch_op import api, launch, prepared
 from layoutgemm.torch_op.compiled import kept_launches, repeated_calls
 from layoutgemm.torch_op.compiled.guards import _class
@@ -411,3 +413,29 @@ def test_gradients_and_modes_are_seen(noted: BareLaunches) -> None:
         })  # fmt: skip
         assert type(run(t)).__name__ == "FakeTensor"
     assert len(noted.arguments) == count
+
+
+@pytest.mark.parametrize("case", ["an activation", "an epilogue", "groups and a bias", "scales and a bias"])
+def test_a_first_call_in_a_capture_may_free_memory(
+    case: str, noted: BareLaunches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python collects while a kernel is derived; a repeated call asks for nothing."""
+    entered = []
+
+    @contextmanager
+    def allowed() -> Iterator[None]:
+        entered.append(len(noted.arguments))
+        yield
+
+    forget()
+    call, given = CALLS[case][0], tensors()
+    monkeypatch.setattr(capture, "allowed_in_capture", allowed)
+    for name in ("is_initialized", "is_current_stream_capturing"):
+        monkeypatch.setattr(torch.cuda, name, lambda: True)
+    call(given)
+    assert entered and entered[0] == 0 and noted.arguments, "before the launch"
+    for _ in range(2):
+        call(given)
+    entered.clear()
+    call(given)
+    assert not entered

@@ -1,4 +1,4 @@
-"""Memory that outlives a CUDA graph, made while the graph is captured."""
+"""Work while a CUDA graph is captured that is no part of it: memory that outlives the graph, and first calls."""
 
 from __future__ import annotations
 
@@ -29,6 +29,22 @@ def outside_capture(device: torch.device) -> Iterator[None]:
         with torch.cuda.stream(stream):
             yield
         stream.synchronize()
+
+
+@contextlib.contextmanager
+def first_call() -> Iterator[None]:
+    """Let Python free objects while a call that is the first of its kind derives its kernel inside a capture.
+
+    Deriving makes many objects, so that Python collects those that nothing names. Some are older graphs and memory of
+    the GPU, and to free them would end the capture.
+    """
+    import torch
+
+    if not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
+        yield
+        return
+    with allowed_in_capture():
+        yield
 
 
 def _stream_outside(device: torch.device) -> torch.cuda.Stream:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from ...kernels.run.capture import first_call
 from ..checks import needs_dispatcher
 from ..launch import DirectLaunch, Recording, recorded
 from ..prepared import PREPARED
@@ -84,7 +85,7 @@ class CallSite:
         if any(at & ALIGNED for at in addresses) or min(addresses) < LEAST_ADDRESS or needs_dispatcher(*tensors):
             return self._call(*read, out=out)
         before = [_writes(x) for x in tensors]
-        with recorded() as record:
+        with first_call(), recorded() as record:
             self._call(*read, out=out)
         added = [None if count is None else (_writes(x) or 0) - count for x, count in zip(tensors, before)]
         once = all(count is None or count <= (x is out) for x, count in zip(tensors, added))

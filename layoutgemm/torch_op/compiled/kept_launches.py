@@ -25,6 +25,7 @@ import torch.autograd.forward_ad as _forward
 from ...dtypes import f32
 from ...kernels.epilogue.chain import Epilogue, EpilogueOperand
 from ...kernels.epilogue.parameters import number_word
+from ...kernels.run.capture import first_call
 from ..checks import PLAIN, modes_of_dispatch, modes_of_functions, seen_by_autograd_alone, tracing_state
 from ..launch import (
     ZEROS,
@@ -230,7 +231,7 @@ def again_or(
         call = _RecordedCall(own, extras, out, every)
     except (AttributeError, KeyError, RuntimeError, TypeError):
         return make()  # no dense tensors, a number that is missing, or a configuration without a hash
-    with recorded() as record:
+    with first_call(), recorded() as record:
         c = make()
     kept = call.kept(record, c)
     if kept is not None and launches is None:
