@@ -39,21 +39,12 @@ FOLDERS = {"cutlass": "examples/python/CuTeDSL", "quack": ".", "flash-attention"
 SKIP = re.compile(r"^\W*(?:SKIP(?:PED|PING)?|[Ss]kipping)\b.*", re.MULTILINE)
 # What a lint's message says -> its judgement, which every row with such a lint has.
 STANDARD = {
-    "Policy(tensor_strict=True)": (
-        "lint: waits or fences of tensor memory that PTX asks for are left out, as kernels that run do: findings with "
-        "tensor_strict"
-    ),
-    "Policy(register_strict=True)": "lint: no wgmma.fence between results and a product: found by register_strict",
-    "one lane released it for lanes of its warp": (
-        "lint: a lane releases what others of its warp have read, without __syncwarp: a race with --lanes strict"
-    ),
-    "has one block's scope (.cta": (
-        "lint: an mbarrier's arrival or wait of one block's scope hands reads or writes to another block: a finding "
-        "with strict"
-    ),
+    "Policy(tensor_strict=True)": "lint: tcgen05 waits or fences left out (tensor_strict)",
+    "Policy(register_strict=True)": "lint: a wgmma.fence left out (register_strict)",
+    "one lane released it for lanes of its warp": "lint: a lane releases what its warp has read (--lanes strict)",
+    "has one block's scope (.cta": "lint: an mbarrier of one block's scope tells another block (strict)",
     "have waited for each other since": (
-        "lint: a shuffle, vote, elect or ldmatrix stands between lanes' reads and a write over them, and PTX orders no "
-        "memory by it: a race with --lanes strict"
+        "lint: a write over reads that only a shuffle or the like orders (--lanes strict)"
     ),
 }
 CHECK = re.compile(r"\bassert|allclose|array_equal|torch\.equal|\bPASS|\bsys\.exit\(|\braise \w")
@@ -114,7 +105,7 @@ def judged(example: Example, findings: Sequence[Found]) -> str:
 
     >>> found = Found(kind="lint", message="x; Policy(register_strict=True) makes this a finding", source=None, times=1)
     >>> judged(Example("cutlass", "a.py", "sm_90a", judgement="lint: no elect"), [found])
-    'lint: no elect; lint: no wgmma.fence between results and a product: found by register_strict'
+    'lint: no elect; lint: a wgmma.fence left out (register_strict)'
     """
     lints = [one["message"] for one in findings if one["kind"] == "lint"]
     said = [standard for words, standard in STANDARD.items() if any(words in message for message in lints)]

@@ -34,7 +34,8 @@ DISTRIBUTION = f"https://cdn.jsdelivr.net/pyodide/v{PYODIDE}/full/"
 PACKAGES = {"numpy": ("numpy",), "sympy": ("mpmath", "sympy")}  # what a cell can ask for -> its wheels
 RUNTIME = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
 # Of the package: what the algebra, its proofs, its pictures and plans load.
-PARTS = ("__init__.py", "errors.py", "arguments.py", "lazy_numpy.py", "lazy_names.py", "memo.py",
+PARTS = ("__init__.py", "errors.py", "arguments.py", "lazy_numpy.py", "lazy_names.py",
+         "cute_names.py", "memo.py",
          "arch.py", "arches.json", "dtypes.py", "regex.py", "report.py", "moved.py", "moved.json", "graph_marks.py",
          "layouts", "atoms", "schedule", "checks", "view", "kernels")  # fmt: skip
 

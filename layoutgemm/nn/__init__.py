@@ -16,6 +16,7 @@
 transformers' models. Linear is DenseLinear, as models and reports print it.
 
 linear, gated, scaled, master, quantized, experts  the layers
+kept_weights                                       master weights that stay quantised for inference
 routing, recorded_experts                          experts' rows in order; gated ones with gradients
 swap, adopted                                      layers into a model; layers of other libraries in place
 loading                                            tensors of files into a model

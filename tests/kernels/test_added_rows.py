@@ -68,7 +68,7 @@ def test_the_kernel_adds_gathered_and_weighted_rows(arch: str, c: str) -> None:
 
 @pytest.mark.parametrize("batch", [1, 3])
 def test_tensors_and_arrays_are_sorted_alike(batch: int) -> None:
-    torch = pytest.importorskip("torch")
+    torch = needs.module("torch")
     m = added.SCANNED + 1
     indexed = IndexedRows(scatter=RowIndices(ROWS), adds=True)
     made = plan(m, N, K, batch=batch, arch="sm_80", b="bf16:col", c="bf16", indexed=indexed)

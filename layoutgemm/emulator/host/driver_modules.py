@@ -46,7 +46,7 @@ Foreign: TypeAlias = Any  # an object of cuda.bindings, or what stands for one
 Launched = Callable[["PtxLaunch", int], None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PtxModule:
     """A loaded module: its kernels by name, and its variables' bytes, which stay between launches."""
 

@@ -33,7 +33,7 @@ def outside_capture(device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def first_call() -> Iterator[None]:
-    """Let Python free objects while a call that is the first of its kind derives its kernel inside a capture.
+    """Let Python free objects while a first call derives its kernel inside a capture.
 
     Deriving makes many objects, so that Python collects those that nothing names. Some are older graphs and memory of
     the GPU, and to free them would end the capture.

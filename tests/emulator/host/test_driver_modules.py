@@ -11,9 +11,10 @@ import pytest
 
 from layoutgemm.emulator.api import emulated_gpu
 from layoutgemm.errors import EmulatorError
+from tests import needs
 
-driver = pytest.importorskip("cuda.bindings.driver")
-runtime = pytest.importorskip("cuda.bindings.runtime")
+driver = needs.module("cuda.bindings.driver")
+runtime = needs.module("cuda.bindings.runtime")
 
 # Each thread adds `n` and its cluster's size to its word; `count` counts the launches.
 MODULE = b"""
