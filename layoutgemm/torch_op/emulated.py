@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..errors import OperandError
@@ -46,7 +47,8 @@ def memory_at(address: int, held: Sequence[torch.Tensor]) -> Any:
         storage = x.untyped_storage()
         first, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
         if first <= address < end:
-            kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
-            whole = torch.empty(0, dtype=torch.uint8).set_(storage).narrow(0, address - first, end - address)
-            return whole[: (end - address) // x.element_size() * x.element_size()].view(kind).numpy()
+            whole = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+            count = (end - address) // x.element_size()
+            # A part of the allocation's array: the emulated address is as far from an aligned one as this one is.
+            return np.frombuffer(whole, f"i{x.element_size()}", count, address - first)
     raise OperandError(f"address {address:#x} is in none of the tensors")

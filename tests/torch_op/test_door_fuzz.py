@@ -10,7 +10,9 @@ from tests import needs
 
 torch = needs.module("torch")
 
+from layoutgemm import grouped_matmul, matmul
 from tests.torch_op.door_fuzz import DOORS, faults
+from tests.torch_op.door_launches import every_door
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -27,3 +29,33 @@ def test_the_cpu_computes_the_formulas(door: str) -> None:
 def test_kernels_compute_the_formulas(door: str) -> None:
     tally: Counter[str] = Counter()
     assert list(faults(door, 100, 6, tally)) == [] and tally["answered kernel"]
+
+
+@needs.DSL
+@needs.C_COMPILER
+@pytest.mark.dsl
+def test_repeated_calls_copy_one_a_for_all_masked_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its columns are no lines of the kernel's: it is copied, in each call for all groups."""
+    a, b = torch.randn(16, 9).bfloat16().T, torch.randn(2, 16, 16).bfloat16()
+    rows, counts = torch.arange(8).view(2, 4) % 9, torch.tensor([3, 4])
+    want = [a[picked[:count]].double() @ x.double() for picked, count, x in zip(rows, counts.tolist(), b)]
+    with every_door(monkeypatch) as launches:
+        for _ in range(2):
+            got = grouped_matmul(a, b, counts=counts, rows=rows, out_dtype=torch.float32)
+            for group, of in zip(got, want):
+                torch.testing.assert_close(group[: len(of)].double(), of, atol=1e-4, rtol=1e-5)
+    assert len(launches) == 2
+
+
+@needs.DSL
+@needs.C_COMPILER
+@pytest.mark.dsl
+def test_a_second_a_beside_chosen_rows_is_copied_for_tensor_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads copy the first A's rows from any address; the second A's rows come by a tensor map."""
+    a, b, b2 = torch.randn(20, 16).bfloat16(), torch.randn(16, 16).bfloat16(), torch.randn(8, 16).bfloat16()
+    a2, rows = torch.randn(7 * 8 + 1).bfloat16()[1:].view(7, 8), torch.arange(7) * 2
+    want = a[rows].double() @ b.double() + a2.double() @ b2.double()
+    with every_door(monkeypatch) as launches:
+        got = matmul((a, a2), (b, b2), rows=rows, out_dtype=torch.float32)
+    torch.testing.assert_close(got.double(), want, atol=1e-4, rtol=1e-5)
+    assert launches

@@ -114,11 +114,11 @@ def lines_of(
     """(lines, leading, pitch): the tensor itself, or a copy that the plan can take."""
     import torch
 
-    operand, align = (plan.a, plan.config.align[0]) if name == "A" else (plan.b, plan.config.align[1])
+    operand, align = (plan.a, plan.config.align[0]) if name[0] in "Aa" else (plan.b, plan.config.align[1])
     size = operand.dtype.bytes
     lines = tensor if operand.order == "row" else tensor.transpose(-1, -2)
     if rule := tensor_misfit(tensor, operand.order, align):
-        refuse_or_note(f"{name.lower()}: {rule}", f"lines at multiples of {align} bytes", copies, copy)
+        refuse_or_note(f"{operand.name.lower()}: {rule}", f"lines at multiples of {align} bytes", copies, copy)
         unit = max(1, align // size)
         width = -(-lines.shape[-1] // unit) * unit
         made = torch.empty((*lines.shape[:-1], width), dtype=tensor.dtype, device=tensor.device)[..., : lines.shape[-1]]

@@ -464,7 +464,7 @@ def _placed_tensor(plan: NamedPlan, name: str, x: torch.Tensor) -> Lines:
             f"{name} is {x.dtype} of shape {tuple(x.shape)}: it takes {torch_type(operand.dtype)} of {shape}"
         )
     try:
-        found: Lines = named(plan.operand_path).lines(plan, operand.name, x, [], False)
+        found: Lines = named(plan.operand_path).lines(plan, name, x, [], False)
     except OperandError as error:
         raise OperandError(f"{name}{str(error).removeprefix(operand.name.lower())}") from error
     return found

@@ -32,11 +32,11 @@ PERSISTENT = (Sm90Plan, Sm100Plan)
 def lines_of(
     plan: GemmPlan, name: str, tensor: torch.Tensor, copies: list[str], copy: bool
 ) -> tuple[torch.Tensor, int, int]:
-    """(lines, leading, pitch) of A or B; a gated product's B is one matrix."""
+    """(lines, leading, pitch) of "A", "B", or a further matrix by its name. A gated product's B is one matrix."""
     if name == "A" and isinstance(plan, Sm90Plan) and plan.copies_rows and tensor.stride(-1) == 1:
-        # Threads copy its rows, which may lie at any distance.
+        # Threads copy its rows, which may lie at any distance. Tensor copies read those of an A2.
         return tensor, int(tensor.stride(-2)), int(tensor.stride(0)) if tensor.ndim > 2 else 0
-    return tma_operand(plan.a if name == "A" else as_one_matrix(plan.b), tensor, copies, copy)
+    return tma_operand(plan.a if name[0] in "Aa" else as_one_matrix(plan.b), tensor, copies, copy)
 
 
 def tma_operand(
@@ -71,6 +71,7 @@ class LineCopy(NamedTuple):
 
     transposed  whether the lines are the tensor's columns
     pitch       elements from line to line
+    matrices    of a batch for which the kernel reads a matrix each; () for one. A tensor without them is all of them
 
     >>> import torch
     >>> copied = LineCopy(True, 8).of(torch.arange(6).view(2, 3))
@@ -80,10 +81,13 @@ class LineCopy(NamedTuple):
 
     transposed: bool
     pitch: int
+    matrices: tuple[int, ...] = ()
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The lines (..., lines, elements), copied from a tensor (..., rows, columns)."""
         lines = tensor.transpose(-1, -2) if self.transposed else tensor
+        if len(self.matrices) > lines.ndim - 2:
+            lines = lines.expand(*self.matrices, *lines.shape[-2:])
         *front, extent = lines.shape
         return tensor.new_empty((*front, self.pitch)).narrow(-1, 0, extent).copy_(lines)
 

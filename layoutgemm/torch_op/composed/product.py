@@ -279,8 +279,8 @@ def _words(
     order = {name: call.values[name] for name in parts.order_names}
     vectors = {OUT_ROWS if name == ADD_ROWS else name: call.values[name] for name in parts.own if name in PLACED}
     further, placed = further_operands(call.a, call.b), {}
-    for name, (operand, _) in plan.further.items():
-        placed[name] = named(plan.operand_path).lines(plan, operand.name, further[name], [], True)
+    for name in plan.further:
+        placed[name] = named(plan.operand_path).lines(plan, name, further[name], [], True)
         held.append(placed[name][0])
     if not isinstance(plan, Sm90Plan):
         own += further_of_tensors(plan, call.values, placed)

@@ -225,10 +225,7 @@ def _launched(
     plan, _ = plan_of_groups(product, config, out is None, expected_rows)
     a, (first, *others), device = product.a, product.b, product.a.device
     further = {f"b{i}": x for i, x in enumerate(others, 1)}
-    placed = {
-        name: verbs_of(plan.operand_path).lines(plan, operand.name, further[name], [], True)
-        for name, (operand, _) in plan.further.items()
-    }
+    placed = {name: verbs_of(plan.operand_path).lines(plan, name, further[name], [], True) for name in plan.further}
     memory = rows_memory(plan, device)
     note_workspace(memory)
     own = _finish(product).words[: len(plan.epilogue.words)]

@@ -677,10 +677,7 @@ def _launched(made: CheckedGroups, out: torch.Tensor | None, new: bool) -> torch
     if plan.partials:
         own[-1] = partial.data_ptr()
     further, numbers = ({}, {}) if of.further is None else (of.further.tensors, of.further.numbers)
-    placed = {
-        name: verbs_of(plan.operand_path).lines(plan, operand.name, further[name], [], True)
-        for name, (operand, _) in plan.further.items()
-    }
+    placed = {name: verbs_of(plan.operand_path).lines(plan, name, further[name], [], True) for name in plan.further}
     others = words_of_tensors(plan, {**found.tables, **further, **numbers}, a.device, placed, memory)
     c = out
     if not steps.stores_c:  # only its shape and strides are known

@@ -489,7 +489,9 @@ def launch(
     if keeping.key and not made.late:
         tensors = (a, b, *read.values())
         copies = [
-            None if x.data_ptr() == lines.data_ptr() else LineCopy(operand.order != "row", lines.stride(-2))
+            None
+            if x.data_ptr() == lines.data_ptr()
+            else LineCopy(operand.order != "row", lines.stride(-2), tuple(lines.shape[:-2]))
             for x, lines, operand in zip((a, b), made.read, (plan.a, plan.b))
         ]
         copied = CopiedOperands(*copies) if any(copies) else None
