@@ -110,7 +110,7 @@ class Sm90PromotedKernel(Sm90FusedKernel):
                                     place = self.begin_tile(job, tile, first_block)
                         mma.wait(0, products)
                         if const_expr(piece == len(pieces) - 1):
-                            if const_expr(len(plan.mainloop.tables) > 0):
+                            if const_expr(len(present(plan.mainloop).tables) > 0):
                                 bridge.warp_sync()  # all lanes have read the tables before one lane says so
                             self.release(job, stage)
                             ready = bridge.barrier_done(job.shared.full(following), flipped)  # before the promotion
