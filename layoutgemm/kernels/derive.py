@@ -113,7 +113,7 @@ class GroupEdgeBoxes(EdgeBoxes):
         return self.box // 2 - 1
 
     def last(self, extent: W) -> W:
-        """Rows of the smaller box."""
+        """Rows of the smaller box, as a number of the kind that `extent` is."""
         return extent * 0 + self.box // 2
 
     def is_whole(self, extent: W, first: W, share: W) -> object:

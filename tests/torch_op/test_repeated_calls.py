@@ -17,13 +17,15 @@ from tests import needs
 
 torch = needs.module("torch")
 
-from layoutgemm import Sm90Config, grouped_matmul, matmul, scaled_matmul
+from layoutgemm import Sm90Config, fp8_matmul, grouped_matmul, matmul, quantized_matmul, scaled_matmul
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, RowReduce, Scale
 from layoutgemm.kernels.operands.prologue import Prologue
+from layoutgemm.kernels.quantized.formats import QuantizedFormat
 from layoutgemm.kernels.run import capture
 from layoutgemm.torch_op import api, launch, prepared
 from layoutgemm.torch_op.compiled import kept_launches, repeated_calls
 from layoutgemm.torch_op.compiled.guards import _class
+from layoutgemm.torch_op.quantized.weights import QuantizedWeight
 from layoutgemm.torch_op.scaled_grouped import kept
 from tests.torch_op.host_launches import BareLaunches, bare_launches
 
@@ -34,6 +36,7 @@ pytestmark = [
 SIZE = 128
 STEPS, SUMS = Epilogue(Scale(), Bias()), Epilogue(RowReduce("sum", "sums"))
 TILE = Sm90Config((SIZE, SIZE))
+PACKED = QuantizedWeight.quantize(torch.ones(SIZE, SIZE), QuantizedFormat("int4", 128))
 
 
 def tensors() -> SimpleNamespace:
@@ -415,7 +418,13 @@ def test_gradients_and_modes_are_seen(noted: BareLaunches) -> None:
     assert len(noted.arguments) == count
 
 
-@pytest.mark.parametrize("case", ["an activation", "an epilogue", "groups and a bias", "scales and a bias"])
+OTHERS: dict[str, tuple[Callable[[SimpleNamespace], Any], str]] = {
+    "packed weights": (lambda t: quantized_matmul(t.a, PACKED), "a"),
+    "float8 of both": (lambda t: fp8_matmul(t.a, t.b), "a b"),
+}
+
+
+@pytest.mark.parametrize("case", ["an activation", "an epilogue", "groups and a bias", "scales and a bias", *OTHERS])
 def test_a_first_call_in_a_capture_may_free_memory(
     case: str, noted: BareLaunches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -428,7 +437,7 @@ def test_a_first_call_in_a_capture_may_free_memory(
         yield
 
     forget()
-    call, given = CALLS[case][0], tensors()
+    call, given = {**CALLS, **OTHERS}[case][0], tensors()
     monkeypatch.setattr(capture, "allowed_in_capture", allowed)
     for name in ("is_initialized", "is_current_stream_capturing"):
         monkeypatch.setattr(torch.cuda, name, lambda: True)

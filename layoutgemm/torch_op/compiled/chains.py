@@ -15,6 +15,7 @@ import torch
 import torch.autograd.forward_ad as _forward
 
 from ...kernels.plan import rounded_up
+from ...kernels.run.capture import first_call
 from ..checks import differentiated, launched_alone, modes_of_dispatch, modes_of_functions
 from ..launch import NONE_WRITTEN, DirectLaunch, NewResult, NewTensor, ProductCall, Recording, making, recorded
 from ..prepared import PREPARED
@@ -94,7 +95,7 @@ class ChainCalls:
 
     def first(self, make: Callable[[], Chain], options: Key, tensors: Tensors) -> Chain:
         """The call that `make` does, recording no derivatives; kept, if its launches are known."""
-        with torch.no_grad(), recorded() as record:
+        with torch.no_grad(), first_call(), recorded() as record:
             made = make()
             if (call := _call_of(record, tensors, made)) is None:
                 return made

@@ -20,6 +20,7 @@ from ...kernels.compile.compiler import compile_plan
 from ...kernels.derive import padded_leading
 from ...kernels.quantized.formats import FLOAT8, QuantizedFormat
 from ...kernels.ragged import Ragged
+from ...kernels.run.capture import first_call
 from ...kernels.run.operand_checks import addressed, check_operands, resolved
 from ...kernels.sm80.plan import Sm80Plan
 from ...kernels.sm80.quantized import choose as by_mma
@@ -309,6 +310,7 @@ def _on_cpu(
 
 
 @lru_cache(maxsize=4096)
+@first_call()
 def _prepared(
     call: QuantizedCall, experts: int, rows: int, stride: int, x: torch.dtype, offsets: torch.dtype, device: int
 ) -> DirectLaunch:

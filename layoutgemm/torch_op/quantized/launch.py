@@ -26,6 +26,7 @@ from ...kernels.derive import padded_leading
 from ...kernels.epilogue.chain import Activation, Bias, Epilogue, Scale, Step, VectorScale
 from ...kernels.epilogue.parameters import PlacedOperand, words_of
 from ...kernels.quantized.formats import FLOAT8, UNIT_ROWS, QuantizedFormat
+from ...kernels.run.capture import first_call
 from ...kernels.run.operand_checks import resolved
 from ...kernels.sm80.plan import Sm80Plan
 from ...kernels.sm80.quantized import choose as by_mma
@@ -212,6 +213,7 @@ def as_measured(call: QuantizedCall, rows: int, x: torch.dtype, bias: torch.dtyp
 
 
 @lru_cache(maxsize=4096)
+@first_call()
 def _prepared(
     call: QuantizedCall, rows: int, stride: int, x: torch.dtype, bias: torch.dtype | None, device: int
 ) -> tuple[tuple[int, DirectLaunch], ...]:
