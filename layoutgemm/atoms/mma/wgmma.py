@@ -1,4 +1,4 @@
-"""Hopper's warpgroup products: wgmma.mma_async, every N and type, A from shared memory or from registers."""
+"""Hopper's warpgroup products: wgmma.mma_async of every N and type. A is in shared memory or in registers."""
 
 from __future__ import annotations
 
