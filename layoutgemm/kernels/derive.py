@@ -67,7 +67,7 @@ class EdgeBoxes:
         return self.left(extent, first, share) >= self.box
 
     def left(self, extent: W, first: W, share: W) -> W:
-        """Rows of the matrix from a share's first one on, below 1 where it is outside; `first` is the tile's row."""
+        """Rows of the matrix from a share's first one on, below 1 where it is outside. `first` is the tile's row."""
         return extent - first - share * self.step
 
     def place(self, extent: W, first: W, share: W, choose: Callable[[Any, Any, Any], Any]) -> tuple[Any, Any]:
@@ -98,7 +98,7 @@ class EdgeBoxes:
 
 
 class GroupEdgeBoxes(EdgeBoxes):
-    """Those of tiles that begin at any row, as groups of rows do: half a box, where no more rows are left.
+    """Boxes of tiles that begin at any row, as groups of rows do. They are half a box, where no more rows are left.
 
     >>> ends = GroupEdgeBoxes("m", 128, 1, 128, 128, 8)
     >>> ends.last(408), [ends.place(408, first, 0, either) for first in (280, 343, 344)]
