@@ -1,4 +1,6 @@
-"""load_checkpoint: a model's tensors from safetensors, its packed layers by QuantizedLinear, and a report of each.
+"""load_checkpoint: a model's tensors from safetensors.
+
+Packed layers become QuantizedLinear, and a report tells of each.
 
 tensors of a layer      in its place                                      kinds
 ----------------------  ------------------------------------------------  ------------------------------------

@@ -264,7 +264,7 @@ _Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.dtype, torch.Ten
 
 
 class _StraightThrough(torch.autograd.Function):
-    """The product and its bias, with the gradient of x: rounding x to 8 bits counts as the identity."""
+    """The product and its bias, with the gradient of x. Rounding x to 8 bits counts as the identity."""
 
     @staticmethod
     def forward(
@@ -290,7 +290,7 @@ class _StraightThrough(torch.autograd.Function):
 
 
 class _Transformed(_StraightThrough):
-    """The same for torch.func: compilers take no Function with rules of its own for tangents and maps."""
+    """The same for torch.func. Compilers take no Function with rules of its own for tangents and maps."""
 
     @staticmethod
     def jvp(ctx: FunctionCtx, dx: torch.Tensor | None, *others: torch.Tensor | None) -> torch.Tensor | None:

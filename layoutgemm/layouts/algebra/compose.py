@@ -171,7 +171,7 @@ def _nest(profile: Shape, results: Iterator[Pair]) -> Pair:
 
 
 class _Reader:
-    """Reads the modes of A o B off the carries of A, which is coalesced: extents S, integer strides D."""
+    """Reads the modes of A o B off the carries of A, which is coalesced. A has extents S and integer strides D."""
 
     def __init__(self, S: list[int], D: list[int], a: Pair, b: Pair, code: Encoding | None) -> None:
         self.S, self.D, self.a, self.b, self.code = S, D, a, b, code

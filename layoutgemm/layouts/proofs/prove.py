@@ -360,7 +360,8 @@ def _as_is(x: Scalar) -> Scalar:
 
 
 class _Looks:
-    """The elements that may still be enumerated: EXHAUST at one size, ALL_LOOKS at all sizes of one question."""
+    """The elements that may still be enumerated. They are EXHAUST at one size, ALL_LOOKS at all sizes of one
+    question."""
 
     def __init__(self) -> None:
         self.left = ALL_LOOKS
