@@ -305,7 +305,7 @@ class _Transformed(_StraightThrough):
         info: object, in_dims: tuple[int | None, ...], x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor,
         kind: torch.dtype, bias: torch.Tensor | None,
     ) -> tuple[torch.Tensor, int]:  # fmt: skip
-        """Slices of x are more rows of one product; biases that are mapped are added behind it."""
+        """Slices of x are more rows of one product. Biases that are mapped are added behind it."""
         if in_dims[1] is not None or in_dims[2] is not None:
             raise OperandError("float8 weights and scales are mapped by no transform: x and a bias are")
         moved = x[None] if in_dims[0] is None else x.movedim(in_dims[0], 0)

@@ -146,7 +146,7 @@ class _Consumers:
     registers: int | None
 
     def roles(self, begin: Program, products: Program, after: Program = (), end: Program = ()) -> list[Role]:
-        """A role each: at the start, for the products of a tile, behind its store, at the end."""
+        """A role each. They are at the start, for the products of a tile, behind its store, at the end."""
         cursors = [Cursor("read", self.stages), Cursor("release", self.stages)][: 1 + bool(self.lag)]
         cursors += [Cursor("store", self.store[0])] if self.store else []
         roles = []

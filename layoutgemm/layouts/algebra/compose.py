@@ -305,7 +305,7 @@ class _Reader:
         return c
 
     def first_sum_that_differs(self, parts: list[tuple[int, int, int]]) -> int | None:
-        """The first flat index at which A is not additive over the parts; the first part runs fastest."""
+        """The first flat index at which A is not additive over the parts. The first part runs fastest."""
         reach = sum((n - 1) * abs(d) for n, d, _ in parts)
         if not has_numpy():
             return self.first_sum_in_python(parts)

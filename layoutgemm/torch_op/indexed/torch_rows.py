@@ -14,7 +14,7 @@ from ..checks import tracing_state
 
 
 def known_indices(x: torch.Tensor) -> npt.NDArray[np.int64] | None:
-    """The indices that the host sees. There are none of a GPU, and of traced or mapped ones.
+    """The indices that the host sees, or None. A GPU's, traced and mapped ones give None.
 
     >>> known_indices(torch.tensor([2, 0])).tolist(), known_indices(torch.empty(2, device="meta"))
     ([2, 0], None)

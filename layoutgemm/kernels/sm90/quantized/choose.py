@@ -93,7 +93,7 @@ class _TileKind:
         return not self.of_groups or (weights is not None and weights.bits == 8 and weights.group is not None)
 
     def width(self, rows: int, tiles: int) -> int:
-        """Rows of x of a tile where `tiles` share them evenly; whole vectors of what parts of K exchange."""
+        """Rows of x of a tile where `tiles` share them evenly. They are whole vectors of what parts of K exchange."""
         step = _STEP * self.split
         return -(-rows // (tiles * step)) * step
 
@@ -129,7 +129,7 @@ class _TileKind:
         return found.tuned(along="N") if of_bytes and self.along_m > 1 and rows > _ALONG_N else found
 
     def estimates(self, n: int, rows: int, k: int, sms: int, tiles: Sequence[int]) -> Times | None:
-        """Microseconds of each number of tiles, as in `config`; None for rows or a K that the kind is not for.
+        """Microseconds of each number of tiles, as in `config`. None for rows or a K that the kind is not for.
 
         Kernels of several parts of K, and of one tile for each CTA, are for one round: more take infinite time.
         """
