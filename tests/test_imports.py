@@ -428,7 +428,7 @@ def test_functions_are_short_but_for_those_of_the_list() -> None:
 
 
 def long_openings(root: Path) -> list[str]:
-    """First sentences of docstrings with more than `MOST_WORDS` words; numbers and signs are none."""
+    """First sentences of docstrings with more than `MOST_WORDS` words; numbers and signs do not count."""
     files = [
         path for folder in (PACKAGE, "benchmarks", *PROGRAM_FOLDERS) for path in sorted((root / folder).rglob("*.py"))
     ]
@@ -437,7 +437,7 @@ def long_openings(root: Path) -> list[str]:
 
 
 def test_first_sentences_are_short() -> None:
-    """Of modules, classes and public functions. What does not fit goes into the next sentence."""
+    """Modules, classes and public functions: what does not fit goes into the next sentence."""
     found = long_openings(ROOT)
     assert not found, "\n" + "\n".join(found)
 

@@ -434,7 +434,7 @@ def insert(a: int, b: int, at: int, length: int, bits: int) -> int:
 
 def leading(x: int, signed: bool, bits: int, shift: bool) -> int:
     """bfind: the place of the highest bit that is not the sign. With `shift`, the shift that brings it to the top. All
-    ones where there is none."""
+    ones without such a bit."""
     x = x ^ ((1 << bits) - 1) if signed and x >> bits - 1 else x
     return (bits - x.bit_length() if shift else x.bit_length() - 1) if x else M32
 
