@@ -440,8 +440,8 @@ def by_threads(tv: Drawable) -> Drawable:
         raise LayoutError(
             f"threads are of lane, warp and block: {in_one_line(tv)} has {', '.join(columns)} beside register"
         )
-    bits = (len(threads), len(values))
-    return in_one_line(LinearLayout((*threads, *values), bits, ("thread", "value"), tv.width, tv.offset))
+    modes = (len(threads), len(values))
+    return in_one_line(LinearLayout((*threads, *values), modes, ("thread", "value"), tv.width, tv.offset))
 
 
 def offsets_of(layout: Drawable, rows: range | None = None, columns: range | None = None) -> GridOffsets:

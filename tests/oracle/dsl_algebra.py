@@ -3,8 +3,8 @@
 Run as a program, in a process of its own: the DSL does not refuse ill-formed algebra and sometimes takes the process
 down with it. Each line of stdin is {"id", "op", "args"}; each line of stdout is {"id", "answer"} or {"id", "error"},
 flushed at once, so that whoever started this knows which question killed it. A layout travels as
-{"shape": ..., "stride": ...} with nested lists, a swizzled one as {"swizzle": [B, M, S], "offset", "layout"} and back
-as {"text"}, an int tuple as nested lists, a tiler as {"tiler": [...]}.
+{"shape": ..., "stride": ...} with nested lists, an int tuple as nested lists, a tiler as {"tiler": [...]}. A swizzled
+layout comes as {"swizzle": [B, M, S], "offset", "layout"} and leaves as {"text"}.
 """
 
 from __future__ import annotations

@@ -519,7 +519,7 @@ def test_a_quotient_by_a_symbol_that_may_be_0_is_not_proven() -> None:
 
 
 def test_a_formula_that_takes_no_arrays_is_tried_at_few_coordinates() -> None:
-    """Its values come one by one, so a search of all small sizes would take most of a minute."""
+    """Its values come one by one: all small sizes would take most of a minute."""
     calls = 0
 
     def slow(x: Any, y: Any) -> Any:
