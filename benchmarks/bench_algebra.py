@@ -93,6 +93,10 @@ CASES: dict[str, dict[str, Callable[[int], tuple]]] = {
         "atom": lambda k: (lay((8, (16, 2)), (16, (1, 128))), lay((k + 1, 2), (2, 1))),
         "strided": lambda k: (lay((4, 2), (2, 16)), lay(8 * (k + 1), 1)),
     },
+    "call, one": {
+        "index": lambda k: (fragment(k), 300),
+        "by mode": lambda k: (fragment(k), 37, 19),
+    },
     "offsets, 4096": {
         "matrix": lambda k: (lay((64, 64), (64 * k, k)),),
         "fragment": lambda k: (fragment(k),),
@@ -145,6 +149,7 @@ def ours() -> Contender:
         "right_inverse": lambda a: a.right_inverse(),
         "zipped_divide": lambda a, t: a.zipped_divide(t),
         "logical_product": lambda a, b: a.logical_product(b),
+        "call, one": lambda a, *coord: a(*coord),
         "offsets, 4096": lambda a: a.offsets(),
         "swizzle, 4096": lambda s, x: s(x),
         "swizzle, one": lambda s, x: s(x),
@@ -174,6 +179,7 @@ def peer_operations(module: Any, compose: str) -> dict[str, Callable[..., Any]]:
     return {
         "compose": getattr(module, compose),
         **{name: getattr(module, name) for name in names},
+        "call, one": lambda a, *coord: a(*coord),
         "offsets, 4096": lambda a: [a(i) for i in range(4096)],
         "swizzle, 4096": lambda s, xs: [s(x) for x in xs],
         "swizzle, one": lambda s, x: s(x),
