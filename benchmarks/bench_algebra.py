@@ -211,7 +211,7 @@ def tensor_layouts() -> Contender:
 
 
 def as_values(contender: Contender, answer: Any) -> list[int]:
-    """An answer as plain offsets: a number, a range of them, or a layout at every coordinate."""
+    """An answer as plain offsets. It may be a number, a range of them, or a layout at every coordinate."""
     if isinstance(answer, int):
         return [answer]
     if isinstance(answer, list) or hasattr(answer, "tolist"):
@@ -272,8 +272,8 @@ def geometric(values: Sequence[float]) -> float:
 
 
 def benchmark(contenders: Sequence[Contender], rounds: int, seed: int) -> list[dict[str, Any]]:
-    """Rows of all cases: microseconds of each contender, their ratio to the first's if the answers are equal,
-    else the difference. Raises the first contender's errors."""
+    """Rows of all cases: microseconds of each contender. With each are their ratio to the first's if the answers are
+    equal, else the difference. Raises the first contender's errors."""
     rng = random.Random(seed)
     rows = []
     for op, cases in CASES.items():
@@ -309,8 +309,8 @@ print(json.dumps([wall, cpu, [m for m in {heavy!r} if m in sys.modules]]))
 
 
 def import_time(runs: int) -> dict[str, Any]:
-    """Seconds of `import layoutgemm` in a new process with NumPy loaded; the first run is omitted,
-    since it may compile bytecode."""
+    """Seconds of `import layoutgemm` in a new process with NumPy loaded. The first run is omitted, since it may compile
+    bytecode."""
     seen = []
     for _ in range(runs + 1):
         command = [sys.executable, "-c", PROBE.format(heavy=HEAVY)]

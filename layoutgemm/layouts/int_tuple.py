@@ -501,7 +501,7 @@ def in_64_bits(values: np.ndarray, what: str = "") -> np.ndarray:
 
 
 def moved_by(values: Any, offset: Any) -> Any:
-    """`values` + offset: of Python's integers where 64 bits may not hold them, since NumPy's wrap in silence.
+    """`values` + offset. They are Python's integers where 64 bits may not hold them, since NumPy's wrap in silence.
 
     offset  an int, or an array
 

@@ -546,7 +546,7 @@ def owners_of(
 
 
 def rows_and_columns(found: Sequence[Offset], m_extent: int) -> tuple[list[int], list[int]]:
-    """Values of a thread-value layout as rows and columns: of m + M*n, or of the pair (m, n).
+    """Values of a thread-value layout as rows and columns. They are of m + M*n, or of the pair (m, n).
 
     >>> rows_and_columns([5, 2], 4), rows_and_columns([(1, 1), (2, 0)], 4)
     (([1, 2], [1, 0]), ([1, 2], [1, 0]))

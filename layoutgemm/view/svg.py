@@ -160,7 +160,7 @@ Planes = Sequence[tuple[tuple[int, ...], GridOffsets]]
 
 
 def offset_colors(planes: Planes, group: int | None) -> OffsetColors:
-    """The colours of these offsets: by default an eighth of their range each, a power of two."""
+    """The colours of these offsets. By default each has an eighth of their range, a power of two."""
     every = [keys_of(row) for _, plane in planes for row in plane.values]
     lowest, highest = min(map(min, every)), max(map(max, every))
     if group is None:

@@ -201,7 +201,7 @@ def fragment_svg(
 
 
 def lanes_text(atom: object) -> str:
-    """Which lane a thread of the atom's maps is, as a sentence; empty where they are the same."""
+    """Which lane a thread of the atom's maps is, as a sentence. It is empty where they are the same."""
     lanes = getattr(atom, "thread_ids", None)
     return (
         ""

@@ -372,13 +372,14 @@ def _positive(statement: str) -> str:
 
 
 class _Looks:
-    """The elements that may still be enumerated: EXHAUST at one size, ALL_LOOKS at all sizes of one question."""
+    """The elements that may still be enumerated. They are EXHAUST at one size, ALL_LOOKS at all sizes of one
+    question."""
 
     def __init__(self) -> None:
         self.left = ALL_LOOKS
 
     def at(self, *layouts: Layout | ComposedLayout) -> bool:
-        """True if all values of these layouts may be looked at; if so, they are counted."""
+        """True if all values of these layouts may be looked at. If so, they are counted."""
         sizes = [x.size for x in layouts]
         far = any(getattr(x, "layout", x).cosize + abs(getattr(x, "offset", 0)) >= FAR for x in layouts)
         if max(sizes) > EXHAUST or sum(sizes) > self.left or far:

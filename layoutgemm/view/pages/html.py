@@ -1,4 +1,4 @@
-"""Linked pages: one HTML file in which an element lights up in A, B, C and shared memory at once.
+"""Linked pages, one HTML file each. An element lights up in A, B, C and shared memory at once.
 
 A page needs nothing but itself: style, script and data are inside, and its content security policy forbids it to fetch
 anything. It works with mouse, touch and keyboard, in light and dark, and offers a field to jump to an element, a thread

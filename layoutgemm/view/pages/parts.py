@@ -27,7 +27,8 @@ def axes(shape: tuple[int, int]) -> tuple[Table, Table]:
 
 
 def holder_paint(holder: Holder, holders: Holders) -> Paint:
-    """Colours by the first that holds an element, as in `tv_svg`: by warps if there are several, quads, or threads."""
+    """Colours by the first that holds an element, as in `tv_svg`. They are by warps if there are several, else by
+    quads, or threads."""
     per = 32 if holder.count > 32 else 4 if holder.count > 8 else 1
     groups = -(-holder.count // per)
     warps = holder.name == "thread" and per == 32
