@@ -390,7 +390,7 @@ class UnwrappedLayout:
 
 
 def as_layout(layout: Drawable) -> Drawable:
-    """A matrix over GF(2) as the layout that it is, if it is one; other layouts as they are.
+    """A matrix over GF(2) as a layout if it is one, others as they are.
 
     >>> print(as_layout(LinearLayout((16, 8, 32, 64), bits=(2, 2), names=("register", "lane"))))
     ((2,2),4):((16,8),32)
@@ -406,7 +406,7 @@ def as_layout(layout: Drawable) -> Drawable:
 
 
 def by_threads(tv: Drawable) -> Drawable:
-    """A matrix of Triton's modes register, lane, warp and block as (thread, value); other layouts as they are.
+    """Triton's (register, lane, warp, block) as (thread, value), other layouts as they are.
 
     Lanes run fastest among the threads, then warps, then blocks.
 
