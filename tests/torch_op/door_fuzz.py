@@ -81,7 +81,22 @@ SPAN = Reduction.of(
 
 
 class Draw(random.Random):
-    """Operands of one seed."""
+    """Operands of one seed.
+
+    memory  draws where tensors lie, and whether there is an `out`
+    """
+
+    def __init__(self, seed: str) -> None:
+        super().__init__(seed)
+        self.memory = self
+
+    def number(self) -> float:
+        """An epilogue's number."""
+        return self.choice((2.0, -1.0, 0.5, 3))
+
+    def in_order(self, sizes: list[int]) -> Any:
+        """The sizes of groups."""
+        return torch.tensor(sizes)
 
     def chance(self, share: float) -> bool:
         return self.random() < share
@@ -94,6 +109,8 @@ class Draw(random.Random):
         """The same values in other memory: transposed, sliced, strided, from an odd offset, expanded, negated."""
         if x is None or x.ndim < 1:
             return x
+        if self.memory is not self:
+            return self.memory.lay(x, written)
         form = self.randrange(9)
         if form == 1 and x.ndim > 1:
             return x.mT.contiguous().mT
@@ -537,7 +554,7 @@ def operands_of(draw: Draw, epilogue: Epilogue, shape: tuple[int, ...], experts:
     for given in epilogue.given:
         kind = KINDS[given.dtype.name]
         if given.host:
-            found[given.name] = draw.choice((2.0, -1.0, 0.5, 3))
+            found[given.name] = draw.number()
             continue
         one = given.shape(m, n)
         own = (experts,) if experts and given.axes == "n" else shape[:-2]
@@ -614,10 +631,10 @@ def wide(x: Any) -> Any:
 
 
 def out_of(draw: Draw, shape: tuple[int, ...], kind: Any, share: float = 0.4) -> Any:
-    if not draw.chance(share):
+    if not draw.memory.chance(share):
         return None
     x = torch.full(shape, 7.0).to(kind)
-    if len(shape) > 1 and draw.chance(0.2):
+    if len(shape) > 1 and draw.memory.chance(0.2):
         return draw.lay(x.mT.contiguous(), True).mT
     return draw.lay(x, True)
 
@@ -984,7 +1001,7 @@ def grouped(draw: Draw) -> Problem:
     n, k = draw.choice((1, 7, 16, 41, 64, 88, 130)), draw.choice((1, 16, 72, 130))
     ka = draw.choice((BF16, F16, BF16, F16, E4M3, E5M2))
     kb = ka if ka.itemsize > 1 else draw.choice((E4M3, E5M2))
-    sizes = torch.tensor([draw.choice(ROWS) for _ in range(experts)])
+    sizes = draw.in_order([draw.choice(ROWS) for _ in range(experts)])
     options: dict[str, Any] = {}
     if draw.chance(0.6):
         options["config"] = draw.config()
@@ -1385,7 +1402,7 @@ def quantized(draw: Draw) -> Problem:
     if experts:
         ws = [weight() for _ in range(experts)]
         weights = QuantizedExperts.of(ws)
-        sizes = [draw.choice(ROWS) for _ in range(experts)]
+        sizes = draw.in_order([draw.choice(ROWS) for _ in range(experts)]).tolist()
         rows = sum(sizes)
         x = draw.lay(draw.whole(rows, k, kind=kind_x))
         ends = torch.tensor([0, *sizes]).cumsum(0).to(draw.choice((I32, torch.int64)))

@@ -17,6 +17,7 @@ from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import OperandError
 from layoutgemm.kernels.run.emulated import linked
 from layoutgemm.torch_op import emulated
+from layoutgemm.torch_op.compiled.guards import LEAST_ADDRESS
 from tests.torch_op import host_launches
 from tests.torch_op.host_launches import BareLaunches, bare_launches
 
@@ -52,8 +53,8 @@ class _Launcher:
         nothing = np.zeros(0, np.uint8)  # in place of a C that is not stored
         for at, kind in enumerate(self.plan.parameters.values()):
             if kind == "address":
-                given[at] = emulated.memory_at(given[at], self.held) if given[at] else nothing
-            elif kind == "word" and given[at] > 1 << 32:
+                given[at] = emulated.memory_at(given[at], self.held) if given[at] >= LEAST_ADDRESS else nothing
+            elif kind == "word" and given[at] > LEAST_ADDRESS:
                 given[at] = emulated.memory_at(given[at], self.held)
         if "workers" in self.plan.parameters or "blocks" in self.plan.parameters or len(given) > AT_WORKERS:
             given[AT_WORKERS] = WORKERS
