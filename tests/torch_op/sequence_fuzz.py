@@ -62,9 +62,11 @@ class Parted(Draw):
 
     def choice(self, of: Any) -> Any:
         found = super().choice(of)
-        if of in (SIZES_M, SIZES_M[1:]) and self.memory.chance(0.15):
+        if type(of[0]) is not int or of not in SIZES:
+            return found
+        if of in SIZES[:2] and self.memory.chance(0.15):
             found = self.memory.choice(of)
-        return min(found, self.most) if of in SIZES else found
+        return min(found, self.most)
 
     def number(self) -> float:
         super().number()
