@@ -184,7 +184,8 @@ class MasterWeights(torch.nn.Module):
             raise OperandError(
                 f"keep_quantized() of a weight that is a {kind.__module__}.{kind.__qualname__} on {weight.device}: "
                 "a plain tensor on a GPU or the CPU has elements to quantise"
-                + ", and torch counts no writes of one made in inference mode" * weight.is_inference()
+                + ", and torch counts no writes of one made in inference mode"
+                * weight.is_inference()
             )
         if self._kept is None:
             self._kept = KeptWeight()
