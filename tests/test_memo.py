@@ -50,7 +50,7 @@ def of_class(x: Any) -> Any:
 
 
 def test_a_function_is_known_with_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Closures, attributes of classes and modules, defaults, functions that it calls; anything that may change is no key."""
+    """Closures, attributes of classes, defaults, functions that it calls. Anything else that may change is no key."""
     n = 2.0
     ways: list[Callable[[Any], Any]] = [
         lambda x: x * n,

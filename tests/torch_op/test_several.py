@@ -81,7 +81,7 @@ def test_a_function_is_traced_anew_for_other_values_that_it_reads() -> None:
     blend, held, number = Blend(), [0.0], 0.0
     functions = (blend.of, lambda x, y, ops: x + held[0] * y, lambda x, y, ops: x + number * y)
     a, x, y = tensors((5, 64), (64, 24), (64, 24))
-    for number in (0.5, 0.5, 2.0):  # noqa: B007  # read by the functions
+    for number in (0.5, 0.5, 2.0):
         blend.s = held[0] = number
         want = a.double() @ x.double() + number * (a.double() @ y.double())
         for combine in functions:
