@@ -111,7 +111,7 @@ def test_refusals_stay_once_a_launch_is_kept(function: Any, monkeypatch: pytest.
     with bare_launches(monkeypatch) as noted:
         function(x, power_of_two=True)
         for given in (1, 1.0, np.True_):
-            with pytest.raises(OperandError, match="power_of_two = .*: True or False"):
+            with pytest.raises(OperandError, match="power_of_two = "):
                 function(x, power_of_two=given)
         assert len(noted.arguments) == 1
 
