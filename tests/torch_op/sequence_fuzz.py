@@ -241,8 +241,6 @@ def checked(kept: Kept, region: str, threaded: bool, tally: Any, memory: Any) ->
     try:
         got = in_thread(call) if threaded else call()
     except LayoutError as error:
-        if str(error).startswith("address 0x"):
-            return [str(error)]
         tally["refused"] += 1
         tally["refused: " + str(error)[:100]] += 1
         return before.written()
