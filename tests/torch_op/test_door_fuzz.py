@@ -31,6 +31,24 @@ def test_kernels_compute_the_formulas(door: str) -> None:
     assert list(faults(door, 100, 6, tally)) == [] and tally["answered kernel"]
 
 
+@pytest.mark.dsl
+@pytest.mark.slow
+@pytest.mark.parametrize("door", DOORS)
+def test_what_a_launch_reads_is_there(door: str) -> None:
+    """Of random calls. A copy that was dropped before the launch is another tensor's memory."""
+    tally: Counter[str] = Counter()
+    assert list(faults(door, 40, 20, tally, on=("addresses",))) == [] and tally["launched"]
+
+
+@pytest.mark.dsl
+def test_a_copied_bias_of_several_matrices_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, bias = torch.ones(16, 72).half(), torch.ones(2, 72, 16).half(), torch.ones(2, 32).bfloat16()[:, ::2]
+    with every_door(monkeypatch, computes=False) as launches:
+        for _ in range(2):
+            grouped_matmul(a, (b, b), torch.tensor([0, 8, 16]), combine=lambda p, q, ops: p + q, bias=bias)
+    assert len(launches) == 2
+
+
 @needs.DSL
 @needs.C_COMPILER
 @pytest.mark.dsl
