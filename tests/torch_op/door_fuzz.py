@@ -415,8 +415,9 @@ class Chain:
                 at.write(name, "mn", x.double())
                 return x.double()
             parts = x.split(step.each, 1)
-            most = torch.stack([p.abs().amax(1).clamp_min(1e-10) for p in parts], 1)
-            most[(most > 1e-9) & (most < 1e-6)] = math.nan  # of an activation's end alone: its error is as large
+            most = torch.stack([p.abs().amax(1) for p in parts], 1)
+            most[(most > 0) & (most < 1e-6)] = math.nan  # of an activation's end alone: its error is as large
+            most = most.clamp_min(1e-10)
             at.write(name, "mn", (most / step.most).double())
             spread = (step.most / most).repeat_interleave(step.each, 1)[:, : x.shape[1]]
             return (x * spread).double()
