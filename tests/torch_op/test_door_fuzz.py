@@ -10,7 +10,7 @@ from tests import needs
 
 torch = needs.module("torch")
 
-from layoutgemm import grouped_matmul, matmul
+from layoutgemm import gemm, grouped_matmul, matmul
 from tests.torch_op.door_fuzz import DOORS, faults
 from tests.torch_op.door_launches import every_door
 
@@ -41,12 +41,14 @@ def test_what_a_launch_reads_is_there(door: str) -> None:
 
 
 @pytest.mark.dsl
-def test_a_copied_bias_of_several_matrices_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_that_an_epilogue_reads_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a strided bias, and of a negated addend."""
     a, b, bias = torch.ones(16, 72).half(), torch.ones(2, 72, 16).half(), torch.ones(2, 32).bfloat16()[:, ::2]
     with every_door(monkeypatch, computes=False) as launches:
         for _ in range(2):
             grouped_matmul(a, (b, b), torch.tensor([0, 8, 16]), combine=lambda p, q, ops: p + q, bias=bias)
-    assert len(launches) == 2
+            gemm(2.0, a, b[0], 0.5, torch._neg_view(torch.ones(16, 16).half()))
+    assert len(launches) == 4
 
 
 @needs.DSL
