@@ -12,6 +12,7 @@ torch = needs.module("torch")
 
 from layoutgemm import gemm, grouped_matmul, matmul
 from tests.torch_op.door_fuzz import DOORS, faults
+from tests.torch_op import sequence_fuzz
 from tests.torch_op.door_launches import every_door
 
 
@@ -29,6 +30,22 @@ def test_the_cpu_computes_the_formulas(door: str) -> None:
 def test_kernels_compute_the_formulas(door: str) -> None:
     tally: Counter[str] = Counter()
     assert list(faults(door, 100, 6, tally)) == [] and tally["answered kernel"]
+
+
+def test_sequences_on_the_cpu_compute_the_formulas() -> None:
+    tally: Counter[str] = Counter()
+    assert list(sequence_fuzz.faults("dense", 1, 1, tally, on="cpu")) == [] and tally["answered"]
+
+
+@needs.DSL
+@needs.C_COMPILER
+@pytest.mark.dsl
+@pytest.mark.slow
+@pytest.mark.parametrize("door", DOORS)
+def test_sequences_of_kernels_compute_the_formulas(door: str) -> None:
+    """Memory, values, numbers, objects and regions change between calls."""
+    tally: Counter[str] = Counter()
+    assert list(sequence_fuzz.faults(door, 0, 3, tally)) == [] and tally["answered"]
 
 
 @pytest.mark.dsl
