@@ -160,6 +160,6 @@ def _reads(x: object, names: Collection[str], seen: set[int], read: list[Hashabl
 
 
 def _names(code: CodeType) -> set[str]:
-    """The names of variables and attributes in a function's code, and in that inside of it."""
+    """The names of variables and attributes in a function's code, inner functions included."""
     inner = [x for x in code.co_consts if isinstance(x, CodeType)]
     return {*code.co_names}.union(*[_names(x) for x in inner])

@@ -92,7 +92,7 @@ class KeptWeight:
         return self.pair
 
     def fill(self, weight: torch.Tensor, recipe: str, region: torch.dtype | None) -> None:
-        """Quantise the weight, into the same memory if it fits, and wait for it: calls on other streams read it."""
+        """Quantise the weight, into the same memory if it fits, and wait for it. Calls on other streams read it."""
         seen, fits = Seen.of(weight, recipe, region), self.asked is None or self.asked[0] == recipe
         self.seen = None
         with torch.inference_mode(False), torch.no_grad():
@@ -136,7 +136,7 @@ def has_elements(weight: torch.Tensor) -> bool:
 
 
 def _facts(x: torch.Tensor) -> tuple[object, ...]:
-    """Where a tensor lies, and the writes that torch has counted."""
+    """A tensor's address, shape, strides and the writes that torch has counted."""
     return x.data_ptr(), x.shape, x.stride(), x._version
 
 

@@ -216,7 +216,7 @@ class Restored:
         ]
 
     def wrong(self, kept: Kept, got: Any, given: dict[str, Any]) -> list[str]:
-        """What is not as float64 says."""
+        """Results that differ from float64's, and bytes that no result has."""
         problem, found = kept.problem, []
         for name, want in problem.want.items():
             x = got if name == "C" else given[name]

@@ -52,14 +52,14 @@ def test_sequences_of_kernels_compute_the_formulas(door: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("door", DOORS)
 def test_what_a_launch_reads_is_there(door: str) -> None:
-    """Of random calls. A copy that was dropped before the launch is another tensor's memory."""
+    """A copy that was dropped before the launch may be another tensor's memory."""
     tally: Counter[str] = Counter()
     assert list(faults(door, 40, 20, tally, on=("addresses",))) == [] and tally["launched"]
 
 
 @pytest.mark.dsl
 def test_copies_that_an_epilogue_reads_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a strided bias, and of a negated addend."""
+    """A strided bias, and a negated addend."""
     a, b, bias = torch.ones(16, 72).half(), torch.ones(2, 72, 16).half(), torch.ones(2, 32).bfloat16()[:, ::2]
     with every_door(monkeypatch, computes=False) as launches:
         for _ in range(2):
