@@ -11,8 +11,8 @@ from tests import needs
 torch = needs.module("torch")
 
 from layoutgemm import gemm, grouped_matmul, matmul
-from tests.torch_op.door_fuzz import DOORS, faults
 from tests.torch_op import sequence_fuzz
+from tests.torch_op.door_fuzz import DOORS, faults
 from tests.torch_op.door_launches import every_door
 
 
