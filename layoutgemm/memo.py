@@ -101,7 +101,7 @@ def is_value(x: object) -> bool:
 
 
 def function_key(*functions: object) -> tuple[object, ...] | list[object]:
-    """Part of a key for functions that are traced: these, and the values that they read now.
+    """Part of a key: functions that are traced, and the values that they read now.
 
     An empty list, which has no hash, where one of them reads an object that may change: it is traced each time. A name,
     a layout and the like stand for themselves.
