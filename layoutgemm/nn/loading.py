@@ -22,7 +22,7 @@ from .checkpoint import Checkpoint, StoredTensor, listed_names
 from .experts import ExpertsMLP
 from .gated import GatedMLP
 from .packed_layer import BLOCK_SCALE, FLOAT8_KIND, PACKED_BY, has_block_scales, packed_layer
-from .quantized import COMPRESSED_TENSORS, NEEDED, QuantizedLinear, unknown_kind
+from .quantized import COMPRESSED_TENSORS, INT8_ROWS, MODELOPT_FP4, NEEDED, OF_BYTES, QuantizedLinear, unknown_kind
 from .scaled import ScaledLinear
 from .stored_experts import (
     Layers,
@@ -267,6 +267,10 @@ def _kind(asked: str | None, config: Mapping[str, object], layers: list[str]) ->
             kind = f"awq_{str(said['version']).lower()}"
         elif kind == "compressed-tensors":
             kind = str(said.get("format"))
+        elif kind == "modelopt":
+            kind = {"NVFP4": MODELOPT_FP4, "FP8": OF_BYTES[0]}.get(str(said.get("quant_algo")), kind)
+        elif kind == "bitsandbytes" and said.get("load_in_8bit") is True:
+            kind = INT8_ROWS
     if kind is None and layers:
         raise OperandError(f"{layers[0]} is packed, and no config.json says how: give kind=")
     if kind is not None and kind not in NEEDED and kind != FLOAT8_KIND:

@@ -208,7 +208,10 @@ def test_ignored_tensors_are_left_and_reported(tmp_path: Path) -> None:
 
 CONFIGS = [
     ({"quant_method": "awq", "version": "gemv"}, "kind 'awq_gemv'"),
-    ({"quant_method": "bitsandbytes"}, "kind 'bitsandbytes': its codes are places"),
+    ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "kind 'bitsandbytes': its codes of 4 bits are places"),
+    ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "up: SCB is missing: .* kind 'bitsandbytes-int8'"),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "up: weight_scale is missing: .* kind 'modelopt_fp4'"),
+    ({"quant_method": "modelopt", "quant_algo": "FP8"}, "up: weight_scale is missing: .* kind 'float-quantized'"),
     ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "kind 'marlin-24'"),
     (
         {"quant_method": "compressed-tensors", "format": "mxfp6-pack-quantized"},
@@ -218,7 +221,7 @@ CONFIGS = [
         {"quant_method": "compressed-tensors", "format": "mixed-precision"},
         "kind 'mixed-precision': .* in config_groups",
     ),
-    ({"quant_method": "modelopt"}, "kind 'modelopt': .* read as kind 'float-quantized'"),
+    ({"quant_method": "modelopt"}, "kind 'modelopt': .* kind 'modelopt_fp4', .* as 'float-quantized'"),
     ({"quant_method": "auto-round"}, "kind 'auto-round': .* read as kind 'gptq'"),
     ({"quant_method": "fbgemm_fp8"}, "kind 'fbgemm_fp8': .* without input_scale_ub"),
     ({"quant_method": "gptq", "checkpoint_format": "gptq_v2"}, None),
@@ -288,9 +291,9 @@ def test_blocks_of_compressed_tensors_become_scaled_layers(tmp_path: Path) -> No
     path = sharded(tmp_path, {"up.weight": weight, "up.weight_scale": scale}, config=config)
     assert "replaced  up  by ScaledLinear" in str(load_checkpoint(model, path))
     assert torch.equal(model.up.dequantized(), (weight.double() * wide).to(BF16))
-    state = {"weight": weight, "weight_scale": scale}
-    with pytest.raises(OperandError, match=r"weight_scale has shape .2, 2.: .* 128 x 128 blocks are ScaledLinear's"):
-        QuantizedLinear.from_checkpoint(state, "compressed-tensors")
+    model = Tall()
+    assert "replaced  up  by QuantizedLinear" in str(load_checkpoint(model, path, "fp8-weights"))
+    assert torch.equal(model.up.dequantized(), (weight.double() * wide).to(BF16))
     columns = {"weight": weight, "weight_scale": torch.rand(192, 1)}
     one, two = (QuantizedLinear.from_checkpoint(columns, kind) for kind in ("compressed-tensors", "float-quantized"))
     assert torch.equal(one.units, two.units) and torch.equal(one.scales, two.scales)
@@ -359,6 +362,16 @@ def test_types_and_sizes_of_every_kind(tmp_path: Path) -> None:
     (tmp_path / "x.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
     with pytest.raises(OperandError, match="a is 'F4': known are BOOL"):
         Checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("m.gguf", "a GGUF file, .* gguf_file="), ("m.bin", "a pickled state: .*save")]
+)
+def test_files_of_other_kinds_are_refused_with_the_way_out(name: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"GGUF" + bytes(40))
+    for path in (tmp_path, tmp_path / name):
+        with pytest.raises(OperandError, match=f"{name} is {said}"):
+            Checkpoint(path)
 
 
 def test_without_the_package_the_way_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
