@@ -63,8 +63,14 @@ def _floats(name: str, given: npt.ArrayLike) -> npt.NDArray[np.float64]:
     return array.astype(np.float64)
 
 
-def _scales(name: str, given: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Scales as floats, or as uint8: the exponents of powers of two, of which 255 is NaN."""
+def scale_values(name: str, given: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Scales in float64, from floats or from uint8, which are exponents of powers of two.
+
+    Raises OperandError for other numbers, and for an exponent of 255, which is NaN.
+
+    >>> scale_values("scales", np.array([127, 130], np.uint8)).tolist()
+    [1.0, 8.0]
+    """
     array = np.asarray(given)
     if array.dtype != np.uint8:
         return _floats(name, array)
@@ -270,7 +276,7 @@ def from_bytes(
     [0.5, 2.0]
     """
     codes, stored = np.asarray(weight), "i1" if code == "int8" else "u1"
-    scales = (_floats if code == "int8" else _scales)("weight_scale", weight_scale)
+    scales = (_floats if code == "int8" else scale_values)("weight_scale", weight_scale)
     if codes.ndim != 2 or codes.dtype != stored:
         raise OperandError(f"weight is {codes.dtype} of shape {codes.shape}: {np.dtype(stored)} of (N, K) for {code}")
     zeros = np.zeros(1) if weight_zero_point is None else np.asarray(weight_zero_point).astype(np.float64)
@@ -316,7 +322,7 @@ def from_float4(
         )
     flat = array.reshape(array.shape[0], -1)
     codes = np.stack([flat & 15, flat >> 4], axis=-1).reshape(flat.shape[0], -1)
-    wide = _scales("scales", given)
+    wide = scale_values("scales", given)
     if global_scale is not None:
         divisor = _floats("global_scale", global_scale).reshape(-1)
         if divisor.shape != (1,) or not 0 < divisor[0] < np.inf:
