@@ -419,7 +419,9 @@ def compile_experts(fmt: QuantizedFormat, rows: int, size: tuple[int, int]) -> N
     )
 
 
-def compile_choices(cases: Iterable[tuple[Any, ...]], jobs: int, compiled: Call = compile_choice) -> None:
+def compile_choices(
+    cases: Iterable[tuple[Any, ...]], jobs: int, compiled: Callable[..., None] = compile_choice
+) -> None:
     """Compiles the kernels of all cases, which are arguments of `compiled`, `jobs` at a time."""
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         for done in [pool.submit(compiled, *case) for case in cases]:

@@ -120,8 +120,8 @@ def load_checkpoint(
     for block, _ in plan.unpacked:
         block.check(found.tensor)
     replace_modules(model, made)
-    for block, names in plan.unpacked:
-        _fill(model, names, block.value(found.tensor), on)
+    for block, places in plan.unpacked:
+        _fill(model, places, block.value(found.tensor), on)
     for names, source in plan.dense.items():
         _fill(model, names, found.tensor(source), on)
     for (one, key), same in plan.joined.items():
