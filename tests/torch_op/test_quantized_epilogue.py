@@ -10,6 +10,8 @@ from tests import needs
 
 torch = needs.module("torch")
 
+from torch.utils.flop_counter import FlopCounterMode
+
 from layoutgemm import QuantizedFormat, QuantizedWeight, Sm90Config, quantize, quantized_matmul
 from layoutgemm.errors import LayoutError, OperandError, TensorError
 from layoutgemm.kernels import FeatureParts
@@ -137,7 +139,7 @@ REFUSED = [
     ({"out": 3}, {}, OperandError, "out"),
     ({"out": torch.ones(6, 40).bfloat16()}, {"ndim": 3}, TensorError, r"x has shape \[1, 6, 128\]: \(rows, k\)"),
     ({"out": torch.ones(6, 40).bfloat16()}, {"grad": True}, TensorError, "support automatic differentiation"),
-    ({"epilogue": Epilogue(Bias()), "given": {"bias": torch.ones(40)}}, {"grad": True}, OperandError, "in eager mode"),
+    ({"epilogue": Epilogue(), "given": {}}, {"grad": True}, OperandError, "have no derivative"),
     ({"out": torch.ones(6, 40).bfloat16(), "activation": "swiglu"}, {}, OperandError, "packed weights has no gate"),
 ]  # fmt: skip
 
@@ -149,14 +151,35 @@ def test_what_does_not_fit_is_refused(given: dict[str, Any], how: dict[str, Any]
         quantized_matmul(x[None] if how.get("ndim") else x, packed(40, 128), **given)
 
 
-def test_compilers_and_transforms_refuse_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    weight, given = packed(128, 128), {"bias": torch.ones(128)}
-    steps = Epilogue(Bias())
-    call = lambda x: quantized_matmul(x, weight, epilogue=steps, given=given)  # noqa: E731
-    with pytest.raises(OperandError, match="in eager mode, without derivatives"):
-        torch.func.vmap(call)(torch.randn(2, 6, 128).to(BF16))
-    with pytest.raises(Exception, match="in eager mode, without derivatives"):
-        torch.compile(call, backend="eager", fullgraph=True)(torch.randn(6, 128).to(BF16))
+def test_compilers_and_transforms_see_one_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, x, given = packed(40, 128), torch.randn(6, 128).to(BF16), operands(6, 40)
+    want = quantized_matmul(x, weight, epilogue=STEPS, given=given)
+    aux = given["aux"].clone()
+    graphs = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def call(x: Any, given: Any, out: Any = None) -> Any:
+        return quantized_matmul(x, weight, epilogue=STEPS, given=given, out=out)
+
+    given["aux"].zero_()
+    out = torch.zeros(6, 40, dtype=BF16)
+    assert torch.compile(call, backend=backend, fullgraph=True)(x, given, out) is out
+    assert torch.equal(out, want) and torch.equal(given["aux"], aux)
+    assert sum("quantized_epilogue_matmul" in str(node.target) for node in graphs[0].graph.nodes) == 1
+    biased, bias = Epilogue(Bias()), {"bias": given["bias"]}
+    with FlopCounterMode(display=False) as counted:
+        quantized_matmul(x, weight, epilogue=biased, given=bias)
+    assert counted.get_total_flops() == 2 * 6 * 40 * 128
+    many = torch.randn(2, 6, 128).to(BF16)
+    each = [quantized_matmul(one, weight, bias=given["bias"]) for one in many]
+    mapped = torch.func.vmap(lambda x: quantized_matmul(x, weight, epilogue=biased, given=bias))(many)
+    assert torch.equal(mapped, torch.stack(each))
+    with pytest.raises(OperandError, match="have no derivative"):
+        torch.func.grad(lambda x: quantized_matmul(x, weight, epilogue=biased, given=bias).sum().float())(x)
+    tall, steps = packed(128, 128), {"bias": torch.ones(128)}
     parts = FeatureParts(((64, Sm90Config((64, 64), consumers=1)),) * 2)
     with every_door(monkeypatch, "sm_90a"), pytest.raises(LayoutError, match="FeatureParts"):
-        quantized_matmul(torch.randn(6, 128).to(BF16), weight, epilogue=Epilogue(Bias()), given=given, config=parts)
+        quantized_matmul(x, tall, epilogue=biased, given=steps, config=parts)

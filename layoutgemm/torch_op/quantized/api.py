@@ -7,18 +7,29 @@ from collections.abc import Mapping
 import torch
 
 from ...errors import OperandError
-from ...kernels.epilogue.chain import Activation, Bias, Epilogue
+from ...kernels.epilogue.chain import Activation, Bias, Epilogue, Step
+from ...kernels.run.operand_checks import check_operands
 from ..bias_activation import by_torch
-from ..checks import PLAIN, autocast_type, cast, in_older_vmap, needs_dispatcher, seen_by_autograd_alone, transforms
+from ..checks import (
+    PLAIN,
+    autocast_type,
+    cast,
+    copied,
+    in_older_vmap,
+    needs_dispatcher,
+    seen_and_recorded,
+    seen_by_autograd_alone,
+    transforms,
+)
 from ..compiled.lowering import register
-from ..compiled.traced import refuse
 from ..epilogue import arguments_beside, refusal_of_epilogue
 from ..types import C_NAMES
 from .configs import PackedConfig, packed_text
+from .epilogue_operator import dispatched, traced
 from .kept import Key, find
 from .launch import check_bias, flat, quantized_product
 from .operators import check_gateless, checked_call, derivable, facts_of, recorded_product
-from .own_epilogue import EAGER, OwnEpilogue, check_matrix, own_product
+from .own_epilogue import NO_DERIVATIVE, OwnEpilogue, check_matrix, checked_product, computed, in_place_of_operand
 from .weights import QuantizedWeight, check_kinds_of, check_product
 
 _is_traced = torch.compiler.is_dynamo_compiling  # a constant to Dynamo
@@ -54,7 +65,7 @@ def quantized_matmul(
                kernel: residuals, copies, reductions, ... x then is a matrix (rows, k)
     given      what the epilogue reads and writes, by name: numbers and tensors (see `torch_op.epilogue`)
     out        where the product of a matrix x goes, of the result's shape and type. With any of these three a call is
-               checked each time, in eager mode, and has no gradients
+               checked each time, and has no gradients
 
     Scales of groups multiply sums in float32 where the kernel is a streamed one (`StreamedPlan`): of up to 4 rows on
     9.0 and on the CPU, of up to 8 elsewhere. On 9.0 and on the CPU so do those of int4 in groups of 128, for up to 64
@@ -112,27 +123,44 @@ def _own(
     bias: torch.Tensor | None, activation: str | None, out_dtype: torch.dtype | None, config: PackedConfig | None,
 ) -> torch.Tensor:  # fmt: skip
     """The product with an epilogue, or into a given tensor."""
+    if own.epilogue is None and own.given is None and (bias is not None or activation is not None):
+        own, bias, activation = _with_finish(own, weight, bias, activation), None, None
+    beside = arguments_beside(bias, activation)
     if _is_traced():
-        refuse(EAGER)
+        steps = Epilogue() if own.epilogue is None and own.given is None else own.epilogue
+        return traced(x, weight, scale_x, steps, own.given, own.out, beside, out_dtype, config)
     if isinstance(x, torch.Tensor):
         x = cast(x, autocast_type(x))
     check_product(x, weight, config)
-    check_kinds_of(bias=bias, scale_x=scale_x, out=own.out)
+    check_kinds_of(scale_x=scale_x, out=own.out)
     check_matrix(x)
     if own.epilogue is not None or own.given is not None:
-        if text := refusal_of_epilogue(own.epilogue, own.given, arguments_beside(bias, activation)):
+        if text := refusal_of_epilogue(own.epilogue, own.given, beside):
             raise OperandError(text)
-    elif bias is not None or activation is not None:
-        steps = [Bias("n", C_NAMES[bias.dtype])] if bias is not None else []
-        check_bias(bias, weight.n)
-        check_gateless(activation)
-        taken = Epilogue(*steps, *([Activation(activation)] if activation is not None else []))
-        own = own._replace(epilogue=taken, given={} if bias is None else {"bias": bias})
     factors, facts = flat(scale_x, x), facts_of(weight.format, weight.n, weight.k)
     call = checked_call(
         x, weight.units, weight.scales, None, None, facts, out_dtype, packed_text(config), factors
     )  # fmt: skip
-    return own_product(call, x, weight, factors, own)
+    if in_place_of_operand(own):
+        check_operands({"x": x}, {"out": own.out})
+        return copied(_own(x, weight, own._replace(out=None), scale_x, None, None, out_dtype, config), own.out)
+    made = checked_product(call, x, weight, factors, own)
+    sees, records = seen_and_recorded([*made.read.values(), *made.operands.written.values()], own.out)
+    if records:
+        raise OperandError(NO_DERIVATIVE)
+    return copied(dispatched(made, config), own.out) if sees else computed(made, own.out)
+
+
+def _with_finish(
+    own: OwnEpilogue, weight: QuantizedWeight, bias: torch.Tensor | None, activation: str | None
+) -> OwnEpilogue:  # fmt: skip
+    """A bias and an activation as steps."""
+    check_kinds_of(bias=bias)
+    check_bias(bias, weight.n)
+    check_gateless(activation)
+    steps: list[Step] = [] if bias is None else [Bias("n", C_NAMES[bias.dtype])]
+    steps += [] if activation is None else [Activation(activation)]
+    return own._replace(epilogue=Epilogue(*steps), given={} if bias is None else {"bias": bias})
 
 
 def _derived_alone(x: object, weight: object, bias: object) -> bool:

@@ -1,4 +1,4 @@
-"""quantized_matmul with an epilogue of the caller's own: epilogue=, given=, out=. In eager mode, without derivatives.
+"""quantized_matmul with an epilogue of the caller's own: epilogue=, given=, out=. Without derivatives.
 
 Steps, and the shapes of their operands, are those of the product (rows, n). A kernel of the transposed product takes
 the transposed steps. Scales of columns and of x come before them.
@@ -27,7 +27,7 @@ from ...kernels.sm90.plan import Sm90Config, Sm90Plan
 from ...kernels.sm90.quantized.choose import packed_candidates, packed_config
 from ...kernels.sm90.quantized.feature_parts import FeatureParts
 from ...kernels.streamed.plan import StreamedConfig, StreamedPlan
-from ..checks import check_out, check_written, copied, seen_and_recorded
+from ..checks import check_out, check_written, copied
 from ..epilogue import (
     GivenOperands,
     check_order,
@@ -57,7 +57,9 @@ from .launch import (
 )
 from .weights import QuantizedWeight, dense_of, multiplied
 
-EAGER = "an epilogue of packed weights is computed in eager mode, without derivatives"
+NO_DERIVATIVE = (
+    "an epilogue of packed weights, and out=, have no derivative: use torch.no_grad(), or bias= and activation="
+)
 _FIRST_WORD = 3  # of the arguments behind the addresses of A, B and C: the sizes, then the epilogue's words
 
 
@@ -69,41 +71,59 @@ class OwnEpilogue(NamedTuple):
     out: torch.Tensor | None
 
 
-def own_product(
-    call: QuantizedCall, x: torch.Tensor, weight: QuantizedWeight, scale_x: torch.Tensor | None, own: OwnEpilogue
-) -> torch.Tensor:
-    """The product of a checked call with its epilogue; without elements where that stores no C.
+class CheckedProduct(NamedTuple):
+    """A product whose operands and epilogue have been checked."""
 
-    Raises OperandError or TensorError before anything is written, naming the operand. It raises OperandError for a
-    derivative that is recorded, and under torch.func, a mode or a compiler.
+    call: QuantizedCall
+    x: torch.Tensor
+    weight: QuantizedWeight
+    scale_x: torch.Tensor | None
+    steps: Epilogue
+    operands: GivenOperands
+
+    @property
+    def read(self) -> dict[str, torch.Tensor]:
+        """The tensors that are read, by name."""
+        own = {"x": self.x, "units": self.weight.units, "scales": self.weight.scales, "scale_x": self.scale_x}
+        return {name: t for name, t in {**own, **self.operands.read}.items() if t is not None}
+
+
+def checked_product(
+    call: QuantizedCall, x: torch.Tensor, weight: QuantizedWeight, scale_x: torch.Tensor | None, own: OwnEpilogue
+) -> CheckedProduct:
+    """The product of a checked call with its epilogue.
+
+    Raises OperandError or TensorError, naming the operand.
     """
     steps, operands = _operands(own)
-    read = {"x": x, "units": weight.units, "scales": weight.scales, "scale_x": scale_x}
-    tensors = {name: t for name, t in {**read, **operands.read}.items() if t is not None}
-    out = own.out
-    if out is not None and any(same_memory(t, out) for t in operands.read.values()):
-        # Each element would have to be read before any thread stores it.
-        check_operands({"x": x}, {"out": out})
-        return copied(own_product(call, x, weight, scale_x, own._replace(out=None)), out)
-    check_operands(tensors, {**operands.written, **({} if out is None else {"out": out})})
+    made, out, shape = CheckedProduct(call, x, weight, scale_x, steps, operands), own.out, (x.shape[0], weight.n)
+    check_operands(made.read, {**operands.written, **({} if out is None else {"out": out})})
     check_written(operands.written)
-    shape = x.shape[0], weight.n
     check_result(steps, operands.every, call.kind, shape, out)
     if out is not None:
-        check_out(out, shape, call.kind, tensors)
-    sees, records = seen_and_recorded([*tensors.values(), *operands.written.values()], out)
-    if sees or records:
-        raise OperandError(f"{EAGER}: use torch.no_grad(), or bias= and activation=")
+        check_out(out, shape, call.kind, made.read)
+    return made
+
+
+def in_place_of_operand(own: OwnEpilogue) -> bool:
+    """True if `out` has the memory of an operand: each element would have to be read before any thread stores it."""
+    return own.out is not None and any(same_memory(t, own.out) for t in _operands(own)[1].read.values())
+
+
+def computed(made: CheckedProduct, out: torch.Tensor | None = None) -> torch.Tensor:
+    """The product now, in a new tensor or in `out`; without elements where the epilogue stores no C."""
+    call, x, steps, every = made.call, made.x, made.steps, made.operands.every
+    shape = x.shape[0], made.weight.n
     with torch.no_grad():
         if 0 in shape:
-            reduce_nothing(steps, operands.every)
+            reduce_nothing(steps, every)
             return out if out is not None else x.new_empty(shape if steps.stores_c else 0, dtype=call.kind)
         if not on_gpu(x.get_device()):
-            value = reference_of(_sums(call, x, weight, scale_x), call.kind, steps, operands.every)
+            value = reference_of(_sums(call, x, made.weight, made.scale_x), call.kind, steps, every)
             return copied(value, out) if steps.stores_c else value.new_empty(0)
         check_target(call, x)
         check_order(steps)
-        return _launched(call, x, weight, scale_x, steps, operands, out)
+        return _launched(call, x, made.weight, made.scale_x, steps, made.operands, out)
 
 
 def _operands(own: OwnEpilogue) -> tuple[Epilogue, GivenOperands]:
@@ -205,7 +225,7 @@ def own_plan(
     if call.scale:
         every.append(Scale(SCALE_X, device=True) if call.scale == TENSOR else VectorScale("m", "f32", SCALE_X))
     whole = call.format.epilogue(*every, *steps.steps, axis="n")
-    whole = Epilogue(*whole.steps, pairs=steps.pairs, lines=steps.lines, stores_c=steps.stores_c)
+    whole = Epilogue(*whole.steps, stores_c=steps.stores_c)  # not in pairs: scales of columns may lie at any float
     if isinstance(call.config, StreamedConfig) or call.config is None:
         streamed = streamed_choice(call, rows, x, sms, code, shared)
         if streamed is not None:
