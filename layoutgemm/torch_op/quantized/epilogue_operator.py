@@ -22,7 +22,7 @@ from ..own_epilogue.operators import check_mapped, epilogue_of_text, operands_of
 from .configs import PackedConfig, packed_text
 from .launch import flat
 from .operators import checked_call, facts_of, format_of
-from .own_epilogue import NO_DERIVATIVE, CheckedProduct, OwnEpilogue, checked_product, computed
+from .own_epilogue import NO_DERIVATIVE, CheckedPacked, OwnEpilogue, checked_product, computed
 from .weights import QuantizedWeight, packed_for
 
 _NAME, _LISTS = "quantized_epilogue_matmul", 4
@@ -33,7 +33,7 @@ def _call(
     read: Sequence[torch.Tensor], written: Sequence[torch.Tensor], numbers: Sequence[float], wholes: Sequence[int],
     epilogue: str, code: str, group: int, zeros: bool, n: int, k: int, out_dtype: torch.dtype | None = None,
     config: str = "",
-) -> tuple[CheckedProduct, Sequence[int]]:  # fmt: skip
+) -> tuple[CheckedPacked, Sequence[int]]:  # fmt: skip
     steps, every = operands_of(epilogue, read, written, numbers, wholes)
     facts = code, group, zeros, n, k
     call = checked_call(x, units, scales, None, None, facts, out_dtype, config, scale_x)
@@ -67,7 +67,7 @@ def _refused(*arguments: object) -> torch.Tensor:
 with_autograd(_NAME, _refused)
 
 
-def dispatched(made: CheckedProduct, config: PackedConfig | None) -> torch.Tensor:
+def dispatched(made: CheckedPacked, config: PackedConfig | None) -> torch.Tensor:
     """The product that torch's dispatcher sees, of operands that have been checked."""
     weight, lists = made.weight, OperandNames.of(made.steps).lists(made.operands.every)
     facts = facts_of(weight.format, weight.n, weight.k)

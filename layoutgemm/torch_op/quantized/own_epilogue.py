@@ -71,7 +71,7 @@ class OwnEpilogue(NamedTuple):
     out: torch.Tensor | None
 
 
-class CheckedProduct(NamedTuple):
+class CheckedPacked(NamedTuple):
     """A product whose operands and epilogue have been checked."""
 
     call: QuantizedCall
@@ -90,13 +90,13 @@ class CheckedProduct(NamedTuple):
 
 def checked_product(
     call: QuantizedCall, x: torch.Tensor, weight: QuantizedWeight, scale_x: torch.Tensor | None, own: OwnEpilogue
-) -> CheckedProduct:
+) -> CheckedPacked:
     """The product of a checked call with its epilogue.
 
     Raises OperandError or TensorError, naming the operand.
     """
     steps, operands = _operands(own)
-    made, out, shape = CheckedProduct(call, x, weight, scale_x, steps, operands), own.out, (x.shape[0], weight.n)
+    made, out, shape = CheckedPacked(call, x, weight, scale_x, steps, operands), own.out, (x.shape[0], weight.n)
     check_operands(made.read, {**operands.written, **({} if out is None else {"out": out})})
     check_written(operands.written)
     check_result(steps, operands.every, call.kind, shape, out)
@@ -110,7 +110,7 @@ def in_place_of_operand(own: OwnEpilogue) -> bool:
     return own.out is not None and any(same_memory(t, own.out) for t in _operands(own)[1].read.values())
 
 
-def computed(made: CheckedProduct, out: torch.Tensor | None = None) -> torch.Tensor:
+def computed(made: CheckedPacked, out: torch.Tensor | None = None) -> torch.Tensor:
     """The product now, in a new tensor or in `out`; without elements where the epilogue stores no C."""
     call, x, steps, every = made.call, made.x, made.steps, made.operands.every
     shape = x.shape[0], made.weight.n
