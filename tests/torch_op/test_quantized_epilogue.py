@@ -137,6 +137,7 @@ REFUSED = [
     ({"out": torch.ones(6, 41).bfloat16()}, {}, TensorError, r"out has shape \[6, 41\]"),
     ({"out": torch.ones(6, 40)}, {}, TensorError, "Expected out tensor to have dtype"),
     ({"out": 3}, {}, OperandError, "out"),
+    ({"epilogue": Epilogue(Scale("scale_x")), "given": {"scale_x": 2.0}}, {}, OperandError, "scale_x names what"),
     ({"out": torch.ones(6, 40).bfloat16()}, {"ndim": 3}, TensorError, r"x has shape \[1, 6, 128\]: \(rows, k\)"),
     ({"out": torch.ones(6, 40).bfloat16()}, {"grad": True}, TensorError, "support automatic differentiation"),
     ({"epilogue": Epilogue(), "given": {}}, {"grad": True}, OperandError, "have no derivative"),

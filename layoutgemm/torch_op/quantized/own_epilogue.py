@@ -96,6 +96,8 @@ def checked_product(
     Raises OperandError or TensorError, naming the operand.
     """
     steps, operands = _operands(own)
+    if taken := [name for name in (COLUMN_SCALE, SCALE_X, SPLIT_SUMS) if name in operands.every]:
+        raise OperandError(f"{taken[0]} names what packed weights have themselves: give the step another name")
     made, out, shape = CheckedPacked(call, x, weight, scale_x, steps, operands), own.out, (x.shape[0], weight.n)
     check_operands(made.read, {**operands.written, **({} if out is None else {"out": out})})
     check_written(operands.written)
