@@ -321,7 +321,7 @@ def streamed_plan_of(
 def streamed_choice(
     call: QuantizedCall, rows: int, x: str, sms: int, code: str, shared: int
 ) -> StreamedConfig | None:  # fmt: skip
-    """The configuration of a streamed kernel: the call's, or the choice; None where another kernel is taken."""
+    """The configuration of a streamed kernel: the call's, or the choice. None where another kernel is taken."""
     config = call.config
     if config is None:
         (n, k), become = call.size, "e4m3" if x in FLOAT8 else x

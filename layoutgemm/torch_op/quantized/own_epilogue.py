@@ -64,7 +64,7 @@ _FIRST_WORD = 3  # of the arguments behind the addresses of A, B and C: the size
 
 
 class OwnEpilogue(NamedTuple):
-    """An epilogue, what it reads and writes by name, and where the product goes; None for a new tensor."""
+    """An epilogue, its operands by name, and where the product goes. None for a new tensor."""
 
     epilogue: Epilogue | None
     given: Mapping[str, object] | None
@@ -108,12 +108,12 @@ def checked_product(
 
 
 def in_place_of_operand(own: OwnEpilogue) -> bool:
-    """True if `out` has the memory of an operand: each element would have to be read before any thread stores it."""
+    """True if `out` has the memory of an operand. Each element would have to be read before any is stored."""
     return own.out is not None and any(same_memory(t, own.out) for t in _operands(own)[1].read.values())
 
 
 def computed(made: CheckedPacked, out: torch.Tensor | None = None) -> torch.Tensor:
-    """The product now, in a new tensor or in `out`; without elements where the epilogue stores no C."""
+    """The product now, in a new tensor or in `out`. Without elements where the epilogue stores no C."""
     call, x, steps, every = made.call, made.x, made.steps, made.operands.every
     shape = x.shape[0], made.weight.n
     with torch.no_grad():
