@@ -24,7 +24,8 @@ from tests.torch_op.host_launches import BareLaunches, bare_launches
 WHERE = "layoutgemm.torch_op."
 TARGETS = (
     "composed.plans", "composed.product", "indexed.product", "operands.pairs", "operands.several", "prepared",
-    "prologue.product", "quantized.experts", "quantized.explain", "quantized.launch", "scaled_grouped.kept",
+    "prologue.product", "quantized.experts", "quantized.explain", "quantized.launch", "quantized.own_epilogue",
+    "scaled_grouped.kept",
 )  # fmt: skip
 HOPPERS = (
     "indexed.product", "operands.grouped", "operands.grouped_api", "prologue.grouped", "scaled_grouped.grouped",
