@@ -230,11 +230,15 @@ _OVERLAPPED = {(192, 128, 2, 1): 256, (256, 128, 1, 2): 128, (128, 256, 1, 1): 2
 _OF_ANY = ((192, 128, 1, 1), (192, 128, 2, 1))  # of these weights of 4 bits overlap, too
 _OVERLAPPED_GROUPS = {(128, 128, 2, 1): 128, (128, 256, 2, 1): 256}
 _ALONG_N = 1024  # rows, above which clusters of weights of 8 bits take tiles along N
-# Of up to 16 rows and weights of 8 bits with a scale a column: features -> warpgroups, and stages of about 150 KB.
-_OF_BYTES = {64: (3, 12), 256: (4, 4)}
-# 33 to 64 rows of weights of 8 bits by 256 features and K in two parts have four warpgroups and stages of 64: 16384 x
-# 8192 takes 38.8 us for 42.8 (e4m3 with a scale a column) and 42.4 for 43.5 (MXFP8).
-_TALL, _TALL_CONSUMERS = (256, 2), 4
+# Weights of 8 bits with a scale a column, tiles in one round: features -> warpgroups, and stages, of about 150 KB. Of
+# up to 16 rows, and of more.
+_OF_BYTES: dict[int, tuple[int, int | None]] = {64: (3, 12), 256: (4, 4)}
+_OF_BYTES_MORE: dict[int, tuple[int, int | None]] = {128: (2, None)}
+# More than 16 rows by tiles of 256 features have four warpgroups, and with K in two parts stages of 64: 28672 x 4096
+# takes 35.3 us for 35.9 (e4m3 with a scale a column, 64 rows), 16384 x 8192 42.4 for 43.5 (MXFP8).
+_TALL, _TALL_CONSUMERS = 256, 4
+_TALL_MORE = (0.25, 1.0)  # us that 64 rows add to such a tile
+_BY_BYTES = tuple([replace(kind, more=_TALL_MORE) if kind.tile == _TALL else kind for kind in _BY_WEIGHTS])
 _MANY = (
     _TileKind((64, 128), 0.43, 2.8, consumers=1, loader="warp"),
     _TileKind((64, 128), 0.424, 2.6, split=2, consumers=1, loader="warp"),
@@ -277,11 +281,12 @@ def packed_config(
     float8 = become == "e4m3"
     if rows > _FEW:
         return _many(n, rows, k, sms, float8, weights)
-    by_bytes = weights is not None and weights.bits == 8 and weights.group is None and rows <= _BETWEEN
-    found = _few(n, rows, k, sms, _scales(weights, rows, float8), _OF_BYTES if by_bytes and not float8 else {})
-    tall = (found.tile[0], found.split) == _TALL and rows > _STAGED[-2] and not float8
-    if tall and weights is not None and weights.bits == 8:
-        return replace(found, tile_k=UNIT_K // 2, consumers=_TALL_CONSUMERS)
+    if weights is None or weights.bits != 8 or float8:
+        return _few(n, rows, k, sms, _BY_SUMS if _scales(weights, rows, float8) == "sums" else _BY_WEIGHTS, {})
+    own = {} if weights.group is not None else _OF_BYTES if rows <= _BETWEEN else _OF_BYTES_MORE
+    found = _few(n, rows, k, sms, _BY_BYTES, own)
+    if found.tile[0] == _TALL and rows > _BETWEEN:
+        return replace(found, tile_k=UNIT_K // 2 if found.split == 2 else None, consumers=_TALL_CONSUMERS)
     return found
 
 
@@ -391,14 +396,16 @@ def _scales(weights: QuantizedFormat | None, rows: int, float8: bool) -> str:
     return "sums" if able and not float8 else "weights"
 
 
-def _few(n: int, rows: int, k: int, sms: int, scales: str, own: Mapping[int, tuple[int, int]]) -> Sm90Config:
+def _few(
+    n: int, rows: int, k: int, sms: int, kinds: Sequence[_FewKind], own: Mapping[int, tuple[int, int | None]]
+) -> Sm90Config:
     """The tile and the parts of K with the least estimate; of equal ones the fewest parts.
 
     own  warpgroups and stages of tiles in one round, in place of the kind's
     """
     k_tiles, between = -(-k // UNIT_K), max(0, rows - _BETWEEN) / (_FEW - _BETWEEN)
     found = []
-    for kind in _BY_SUMS if scales == "sums" else _BY_WEIGHTS:
+    for kind in kinds:
         rounds = _rounds(-(-n // kind.tile), kind.split, sms)
         if kind.split <= k_tiles and rows <= kind.most and not (kind.single and rounds > 1):
             time, once = kind.time + between * kind.more[0], kind.once + between * kind.more[1]

@@ -464,6 +464,18 @@ def test_kernels_with_k_in_two_parts_are_grids_of_tiles_within_1_percent_of_the_
             assert row["us"].get(label, row["us"][f"{name} choice"]) <= 1.01 * fastest, (label, row)
 
 
+def test_weights_of_bytes_and_17_to_64_rows_take_tiles_within_4_percent_of_the_fastest() -> None:
+    """Features of a tile, warpgroups and parts of K, by results/quantized_few_bytes_h200.json."""
+    fmt = QuantizedFormat("e4m3")
+    for row in json.loads((RESULTS / "quantized_few_bytes_h200.json").read_text())["rows"]:
+        config = packed_config(row["n"], row["rows"], row["k"], weights=fmt)
+        own = {name.removeprefix("e4m3 "): us for name, us in row["us"].items() if name.startswith("e4m3")}
+        parts = f"{config.tile[0]}/{config.split}" if config.split > 1 else f"{config.tile[0]}"
+        label = "" if config.schedule == "sliced" else f"{parts} c{config.consumers}"  # else it was the choice before
+        if 16 < row["rows"] <= 64:
+            assert own.get(label, own["choice"]) <= 1.04 * min(own.values()), (row["n"], row["k"], row["rows"], label)
+
+
 def test_weights_of_bytes_and_many_rows_take_kernels_within_1_5_percent_of_the_fastest() -> None:
     formats = {"e4m3": QuantizedFormat("e4m3"), "int8": QuantizedFormat("int8"), "mxfp8": QuantizedFormat("e4m3", 32)}
     found = [row for name in RECORDS for row in json.loads((RESULTS / name).read_text())["rows"]]
