@@ -153,10 +153,11 @@ class ChainLauncher:
 def _one_by_one(pointer: tuple[ctypes.Array[ctypes.c_int64], list[tuple[Any, Any]]]) -> None:
     """The launches of a chain where no C compiler is."""
     values, launches = pointer
+    values[-1] = 0
     for number, (entry, addresses) in enumerate(launches):
         entry(addresses)
         if values[-1] & 0xFFFFFFFF:
-            values[-1] = number << 32 | values[-1] & 0xFFFFFFFF
+            values[-1] |= number << 32
             return
 
 
