@@ -14,6 +14,7 @@ from tests import needs
 
 torch = needs.module("torch")
 
+from benchmarks.bench_variants import rows_between
 from layoutgemm import Sm90Config, grouped_matmul
 from layoutgemm.errors import OperandError, TensorError
 from layoutgemm.kernels.sm90.choose.scaled_grouped import grouped_config, usual_config
@@ -261,7 +262,7 @@ def test_expected_rows_choose_tiles_alone() -> None:
     counts = torch.tensor([5, 0, 512], dtype=torch.int32)
     call = check_grouped(a, b, counts, "counts", None, None, None, ("", ""))
     tiles = [expected_config(call, a, b, rows, NO_FINISH).tile for rows in (20, 192, 100_000)]
-    assert tiles == [*[grouped_config(rows, columns=64, groups=3).tile for rows in (20, 192)], (64, 192)]
+    assert tiles == [grouped_config(20, columns=64, groups=3).tile, (64, 192), (64, 192)]
     told = grouped_matmul(a, b, counts=counts, expected_rows=20)
     assert torch.equal(told, grouped_matmul(a, b, counts=counts))
     for more, text in (
@@ -298,21 +299,22 @@ def test_equal_groups_lose_little_to_the_fastest_tile_of_the_record() -> None:
 
 
 def test_groups_of_few_tiles_lose_little_to_the_fastest_tile_of_the_record() -> None:
-    """For 256 and 300 rows on average: the fastest tile, or one at most 3% behind."""
+    """Of 256 and 300 rows on average the fastest tile, or one at most 3% behind; of 128 at most 13%: of a draw."""
     record = json.loads((RESULTS / "groups_halved_h200.json").read_text(encoding="utf-8"))
     found = set()
     for name, us in {**record["few tiles"], **record["narrow tiles"]}.items():
         of_name = re.fullmatch(r"(\w+), (\d+) groups of about (\d+) rows, (\d+)x(\d+)", name)
-        if of_name is None or int(of_name[3]) < 224:  # equal ones, or other tiles
+        if of_name is None:  # equal ones
             continue
         kind, groups, rows, n, k = of_name.groups()
-        config = usual_config((int(groups) * int(rows), int(n), int(k), int(groups)), *KINDS[kind])
+        m = sum(rows_between(int(groups), int(rows), 0.3))
+        config = usual_config((m, int(n), int(k), int(groups)), *KINDS[kind])
         said = f"ours {'x'.join(map(str, config.tile))} {config.cluster}"
         ours = {x: t for x, t in us.items() if x.startswith("ours")}
-        mine = us["ours"] if config.tile == (128, 256) else min(t for x, t in ours.items() if x.startswith(said))
-        assert mine <= 1.03 * min(ours.values()), name
+        mine = min([t for x, t in ours.items() if x.startswith(said)], default=us["ours"])
+        assert mine <= (1.03 if int(rows) > 128 else 1.13) * min(ours.values()), (name, config.tile)
         found.add(config.tile)
-    assert found == {(64, 192), (128, 192), (128, 256)}
+    assert {(64, 192), (128, 192), (128, 256)} <= found
 
 
 def test_expected_rows_of_equal_groups_choose_tiles_that_they_fill() -> None:

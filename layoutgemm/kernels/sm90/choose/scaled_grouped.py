@@ -591,7 +591,7 @@ def read_each_column(scales: tuple[int, ...], n: int, sums: int) -> bool:
 
 def usual_config(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], scales: tuple[int, ...] | None, sums: int = 1,
-    columns: int = 1, places: ClusterOccupancy | None = None, equal: bool = False,
+    columns: int = 1, places: ClusterOccupancy | None = None, equal: bool = False, masked: bool = False,
 ) -> Sm90Config:  # fmt: skip
     """The configuration of a grouped product, unless it was measured or given.
 
@@ -601,6 +601,7 @@ def usual_config(
     columns  a CTA stores a multiple of this many columns of C, where there is such a tile
     places   of the GPU, or None for an H100's
     equal    all groups have as many rows
+    masked   M is what `masked_rows` takes the groups' rows to be
 
     >>> types = ("e4m3", "e4m3:col", "e4m3")
     >>> usual_config((160, 3072, 4096, 8), types, None).tile, usual_config((160, 3072, 4096, 8), types, None, 2).tile
@@ -629,7 +630,7 @@ def usual_config(
     few = found
     if sums == 1 and found.tile == _LARGEST and found.tuning.turn_last_pair:
         few = _of_few_tiles(found, found, sizes, size, scales is not None, places)
-    elif sums == 1 and _ONE_TILE < rows < _ONE_TALL and not wide and found.tile in _TALL:
+    elif sums == 1 and _ONE_TILE < rows < _ONE_TALL and not (wide or masked) and found.tile in _TALL:
         large = grouped_config(_ONE_TALL) if scales is None else grouped_scaled_config(_ONE_TALL)
         few = _of_few_tiles(found, large, sizes, size, scales is not None, places)
     if few != found:
