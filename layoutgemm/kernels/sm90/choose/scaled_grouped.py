@@ -50,12 +50,13 @@ _NARROWER, _NARROWER_COST = (128, 192), 1.02  # groups' tile where its rounds ar
 _TWO_TILES, _ONE_TALL, _UNEVEN, _LARGER_GROUP = 128, 224, 384, 1024
 # Seconds a row, of which the least matters, of equal groups by the rows of a CTA's tile, or of a pair of CTAs along M:
 _EQUAL_SCALED_COSTS, _EQUAL_COSTS = {128: 1.035, 192: 1.055, 256: 1.0}, {128: 1.01, 192: 1.0, 256: 0.95}
-# Time of a round of tiles that few groups have, of one of the largest: in pairs along M, or of 64 rows alone. And of a
-# last round that is halved. By results/groups_halved_h200.json, for 16 bits and for scales of blocks. Tiles behind the
-# first four are chosen as they are, for a group's one tile of rows.
+# Time of a round of tiles that few groups have, of one of the largest: in pairs along M, or of 64 rows alone. Those
+# behind the first four stand for a group's one tile of rows. And of a last round that is halved, of a whole one. By
+# results/groups_halved_h200.json, for 16 bits and for scales of blocks.
 _ROUND_COSTS = {(128, 256): 1.0, (128, 192): 0.79, (128, 128): 0.635, (64, 192): 0.5, (256, 128): 0.97, (192, 160): 1.0}
 _SCALED_ROUND_COSTS = {(128, 256): 1.0, (128, 192): 0.82, (128, 128): 0.57, (64, 192): 0.55, (256, 128): 1.03}
-_HALVED_ROUND, _SCALED_HALVED_ROUND = 0.65, 0.8
+_HALVED_ROUNDS = {(128, 256): 0.65, (128, 192): 0.65, (128, 128): 0.9}
+_SCALED_HALVED_ROUNDS = {(128, 256): 0.8, (128, 192): 0.8, (128, 128): 0.95}
 _FEW_TILES, _TALL = 4, ((256, 128), (192, 160), _NARROWER)
 _FEW_ROUNDS = 4  # of the largest tiles, up to which others were timed
 _ROUND, _SCALED_ROUND = 5.25e-9, 6.3e-9  # seconds a byte of K of a round of the largest tiles, by the same record
@@ -722,8 +723,8 @@ class _FewTiles(NamedTuple):
     def _time(self, tile: tuple[int, int], rounds: float) -> float:
         """Of rounds, each of products or of reading B. A last one of few tiles is halved, and reads slowly."""
         whole, rest = divmod(rounds, 1)
-        halves = whole and tile[0] == 2 * ROWS and 2 * rest <= 1
-        last = (_SCALED_HALVED_ROUND if self.promoted else _HALVED_ROUND) if halves else 1.0
+        halved = _SCALED_HALVED_ROUNDS if self.promoted else _HALVED_ROUNDS
+        last = halved.get(tile, 1.0) if whole and 2 * rest <= 1 else 1.0
         second = (_SCALED_ROUND if self.promoted else _ROUND) * _READ_SHARE * self.memory * 1e12
         cost, reads = self.costs[tile], self.groups * self.columns / (second * rounds)
         return whole * max(cost, reads) + (rest > 0) * max(last * cost, rest**0.5 * reads)
