@@ -299,22 +299,26 @@ def test_equal_groups_lose_little_to_the_fastest_tile_of_the_record() -> None:
 
 
 def test_groups_of_few_tiles_lose_little_to_the_fastest_tile_of_the_record() -> None:
-    """Of 256 and 300 rows on average the fastest tile, or one at most 3% behind; of 128 at most 13%: of a draw."""
+    """The fastest tile, or one at most 4% behind. Of 128 rows 13%: the host does not see whether a group has 129."""
     record = json.loads((RESULTS / "groups_halved_h200.json").read_text(encoding="utf-8"))
     found = set()
-    for name, us in {**record["few tiles"], **record["narrow tiles"]}.items():
+    for section, name in ((x, y) for x in ("few tiles", "narrow tiles", "fewer rows") for y in record[x]):
         of_name = re.fullmatch(r"(\w+), (\d+) groups of about (\d+) rows, (\d+)x(\d+)", name)
         if of_name is None:  # equal ones
             continue
         kind, groups, rows, n, k = of_name.groups()
-        m = sum(rows_between(int(groups), int(rows), 0.3))
-        config = usual_config((m, int(n), int(k), int(groups)), *KINDS[kind])
-        said = f"ours {'x'.join(map(str, config.tile))} {config.cluster}"
-        ours = {x: t for x, t in us.items() if x.startswith("ours")}
-        mine = min([t for x, t in ours.items() if x.startswith(said)], default=us["ours"])
-        assert mine <= (1.03 if int(rows) > 128 else 1.13) * min(ours.values()), (name, config.tile)
+        sizes = sum(rows_between(int(groups), int(rows), 0.3)), int(n), int(k), int(groups)
+        config = usual_config(sizes, *KINDS[kind])
+        before = usual_config(sizes, *KINDS[kind], masked=True).tile if int(rows) < 224 else (128, 256)
+        ours = {x: t for x, t in record[section][name].items() if x.startswith("ours")}
+        tile = "x".join(map(str, config.tile))
+        ours["the choice before"] = ours.pop("ours", max(ours.values()))
+        named = ["the choice before"] if config.tile == before else [f"{tile} {config.cluster}", tile]
+        said = next((x for x in named if any(x in y for y in ours)), "the choice before")
+        mine = min(t for x, t in ours.items() if said in x)
+        assert mine <= (1.13 if rows == "128" else 1.04) * min(ours.values()), (name, said)
         found.add(config.tile)
-    assert {(64, 192), (128, 192), (128, 256)} <= found
+    assert found >= {(64, 192), (128, 128), (128, 192), (128, 256)}
 
 
 def test_expected_rows_of_equal_groups_choose_tiles_that_they_fill() -> None:
