@@ -224,7 +224,7 @@ class _Loaded:
         raise PlanError(f"CUDA refused the launch: {error_name(error & 0xFFFFFFFF)}; {self._named(error >> 32)}")
 
     def _named(self, number: int) -> object:
-        """What an error names of a launch. A chain has several."""
+        """The kernel that an error names, of a chain's launch by its number."""
         return self.what
 
     def _note(self, values: Array[c_int64]) -> None:
@@ -367,7 +367,7 @@ class _LoadedChain(_Loaded):
 
 
 def _as_one(launches: Sequence[NewResult]) -> NewResult:
-    """The launches of a chain as one, with one argument for all that is written with the same value."""
+    """A chain's launches as one. What is written with the same value is one argument."""
     arguments: list[int] = []
     known: dict[tuple[object, int], int] = {}  # what an argument is -> its place
     places: list[list[int]] = []

@@ -708,20 +708,20 @@ class _FewTiles(NamedTuple):
 
     @property
     def costs(self) -> dict[tuple[int, int], float]:
-        """Of a round, by tile."""
+        """A round's time by tile."""
         return _SCALED_ROUND_COSTS if self.promoted else _ROUND_COSTS
 
     def rounds(self, tile: tuple[int, int]) -> list[float]:
-        """Of each draw of rows."""
+        """Rounds of a tile for each draw of rows."""
         of_line, rows = -(-self.columns // tile[1]) / self.workers, self.rows
         return [of_line * sum(-(-round(rows * x) // tile[0]) for x in shares) for shares in _shares(self.groups)]
 
     def expected(self, tile: tuple[int, int]) -> float:
-        """Of the draws on average."""
+        """The time with a tile, on average over the draws."""
         return sum(self._time(tile, rounds) for rounds in self.rounds(tile)) / _DRAWS
 
     def _time(self, tile: tuple[int, int], rounds: float) -> float:
-        """Of rounds, each of products or of reading B. A last one of few tiles is halved, and reads slowly."""
+        """The time of rounds: of products or of reading B. A last one of few tiles is halved, and reads slowly."""
         whole, rest = divmod(rounds, 1)
         halved = _SCALED_HALVED_ROUNDS if self.promoted else _HALVED_ROUNDS
         last = halved.get(tile, 1.0) if whole and 2 * rest <= 1 else 1.0
