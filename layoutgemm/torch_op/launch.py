@@ -27,7 +27,7 @@ from ..dtypes import dtype
 from ..errors import PlanError
 from ..kernels.compile import worker as compile_apart
 from ..kernels.compile.compiler import CompiledGemm
-from ..kernels.compile.launcher import THREAD, ArgumentBlock, ChainLauncher, bind, error_name
+from ..kernels.compile.launcher import THREAD, ArgumentBlock, ChainLauncher, Launcher, bind, error_name
 from ..kernels.compile.worker import Kernel
 from ..moved import old_names
 from .compiled.guards import ALIGNED, LEAST_ADDRESS, Guard
@@ -175,7 +175,8 @@ class _Loaded:
     def __init__(self, compiled: CompiledGemm, arguments: Sequence[int], device: int, what: object):
         self._compiled = compiled
         compiled.launcher.load(device)
-        self._launcher, self._template = compiled.launcher, tuple(arguments)
+        self._launcher: Launcher | ChainLauncher = compiled.launcher
+        self._template = tuple(arguments)
         self.what, self.device = what, device  # `what` is named in errors
         self._free: list[ArgumentBlock] = []
 
@@ -227,7 +228,7 @@ class _Loaded:
         """The kernel that an error names, of a chain's launch by its number."""
         return self.what
 
-    def _note(self, values: Array[c_int64]) -> None:
+    def _note(self, values: Array[c_int64] | Sequence[int]) -> None:
         """Add a launch to this thread's recordings."""
         arguments = tuple(values[: len(self._template)])
         for record in _RECORDED.now:
@@ -361,7 +362,7 @@ class _LoadedChain(_Loaded):
     def _named(self, number: int) -> object:
         return self._chain[number].what
 
-    def _note(self, values: Array[c_int64]) -> None:
+    def _note(self, values: Array[c_int64] | Sequence[int]) -> None:
         for one, places in zip(self._chain, self._places):
             one._note([values[place] for place in places])
 

@@ -607,8 +607,8 @@ def chosen(
         return found.config, tuned_store.MEASURED
     if masked:
         rows = masked_rows(sizes[0])
-        of_rows = rows * sizes[3], *sizes[1:]
-        config = usual_config(of_rows, types, scales, sums, columns, gpu(index)[0], masked=True)
+        taken = rows * sizes[3], *sizes[1:]
+        config = usual_config(taken, types, scales, sums, columns, gpu(index)[0], masked=True)
         tile = "x".join(map(str, config.tile))
         return config, f"up to {sizes[0]} rows a group, taken to be {rows}: tiles of {tile}"
     config = usual_config(sizes, types, scales, sums, columns, gpu(index)[0])
