@@ -33,13 +33,14 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ...errors import PlanError
 
 RUNTIME = "libcute_dsl_runtime.so"
 # Releases the GIL: a launch waits when the GPU's queue is full, and what empties it may be Python.
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+HostFunction: TypeAlias = Callable[..., object]
 
 
 class ArgumentBlock:
@@ -54,8 +55,8 @@ class ArgumentBlock:
     def __init__(self, entry: Any, arguments: Sequence[int]):
         self.count = len(arguments)
         self.values = (ctypes.c_int64 * (self.count + 2))(*arguments, 0, 0)
-        self._addresses: Any = self.addresses(range(self.count))
-        self.pointer: Any = ctypes.c_void_p(ctypes.addressof(self._addresses))
+        self._addresses: object = (held := self.addresses(range(self.count)))
+        self.pointer: Any = ctypes.c_void_p(ctypes.addressof(held))
         self._entry = entry
 
     def addresses(self, places: Sequence[int]) -> ctypes.Array[ctypes.c_void_p]:
@@ -64,13 +65,13 @@ class ArgumentBlock:
         each = [*places, self.count, self.count + 1]
         return (ctypes.c_void_p * len(each))(*[first + 8 * place for place in each])
 
-    def launches(self, entries: Sequence[Any], places: Sequence[Sequence[int]]) -> None:
+    def launches(self, entries: Sequence[HostFunction], places: Sequence[Sequence[int]]) -> None:
         """Be the block of a chain: of each launch its host function, and the places of its arguments."""
         arrays = [self.addresses(own) for own in places]
         self._addresses, self.pointer = arrays, (self.values, [*zip(entries, arrays)])
         if self._entry is not _one_by_one:
             pairs = [(ctypes.cast(entry, ctypes.c_void_p).value, ctypes.addressof(own))
-                     for entry, own in zip(entries, arrays)]  # fmt: skip
+                     for entry, own in zip(entries, arrays) if isinstance(entry, _ENTRY)]  # fmt: skip
             flat = [self.addresses(())[1], *[at for pair in pairs for at in pair], None]
             table = (ctypes.c_void_p * len(flat))(*flat)
             self._addresses, self.pointer = (arrays, table), ctypes.c_void_p(ctypes.addressof(table))
@@ -135,7 +136,7 @@ class ChainLauncher:
     places   of each launch its arguments among the chain's
     """
 
-    def __init__(self, entries: Sequence[Any], places: Sequence[Sequence[int]]):
+    def __init__(self, entries: Sequence[HostFunction], places: Sequence[Sequence[int]]):
         self._entries, self._places = entries, places
         made = _chain_entry() if all(isinstance(entry, _ENTRY) for entry in entries) else None
         self.entry = _one_by_one if made is None else made
@@ -150,7 +151,7 @@ class ChainLauncher:
         return block
 
 
-def _one_by_one(pointer: tuple[ctypes.Array[ctypes.c_int64], list[tuple[Any, Any]]]) -> None:
+def _one_by_one(pointer: tuple[ctypes.Array[ctypes.c_int64], list[tuple[HostFunction, object]]]) -> None:
     """The launches of a chain where no C compiler is."""
     values, launches = pointer
     values[-1] = 0
@@ -175,7 +176,7 @@ void launches(void **given) {
 
 
 @functools.cache
-def _chain_entry() -> Any:
+def _chain_entry() -> HostFunction | None:
     """The C function that makes the launches of a chain; None where there is no C compiler."""
     library = _built("chain.c", _CHAIN, "-fPIC", "-O2")
     with contextlib.suppress(OSError, AttributeError):  # /tmp may forbid execution
