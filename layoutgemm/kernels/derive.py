@@ -58,7 +58,7 @@ class EdgeBoxes:
         return replace(tma, box=(*tma.box[:at], self.last(extent), *tma.box[at + 1 :]))
 
     def left(self, extent: W, first: W, share: W) -> W:
-        """Rows of the matrix from a share's first one on, below 1 where it is outside; `first` is the tile's row."""
+        """Rows of the matrix from a share's first one on, below 1 where it is outside. `first` is the tile's row."""
         return extent - first - share * self.step
 
     def place(self, extent: W, first: W, share: W, choose: Callable[[Any, Any, Any], Any]) -> tuple[Any, Any]:

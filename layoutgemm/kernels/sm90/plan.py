@@ -1,4 +1,4 @@
-"""Sm90Plan: the objects of the production kernel for Hopper, derived from a problem and a configuration.
+"""Sm90Plan: the objects of the production kernel for Hopper. They are derived from a problem and a configuration.
 
 problem, Sm90Config --> wgmma atom, tiles of A and B, multicast copies, descriptors, store, order of tiles,
                         roles and registers, shared-memory map, pipeline
