@@ -405,7 +405,7 @@ class _Matrix:
 
 
 def in_one_line(layout: Drawable) -> Drawable:
-    """A matrix over GF(2) as the layout that it is, whose text has one line; other layouts as they are.
+    """A matrix over GF(2) as the layout that it is, whose text has one line. Other layouts stay as they are.
 
     >>> print(in_one_line(LinearLayout((16, 8, 32, 64), bits=(2, 2), names=("register", "lane"))))
     ((2,2),4):((16,8),32)
@@ -421,7 +421,7 @@ def in_one_line(layout: Drawable) -> Drawable:
 
 
 def by_threads(tv: Drawable) -> Drawable:
-    """A matrix of Triton's modes register, lane, warp and block as (thread, value); other layouts as they are.
+    """A matrix of Triton's modes register, lane, warp and block as (thread, value). Other layouts stay as they are.
 
     Lanes run fastest among the threads, then warps, then blocks.
 
