@@ -66,7 +66,7 @@ class ArgumentBlock:
         return (ctypes.c_void_p * len(each))(*[first + 8 * place for place in each])
 
     def launches(self, entries: Sequence[HostFunction], places: Sequence[Sequence[int]]) -> None:
-        """Be the block of a chain: of each launch its host function, and the places of its arguments."""
+        """Be a chain's block: a host function for each launch, and its arguments' places."""
         arrays = [self.addresses(own) for own in places]
         self._addresses, self.pointer = arrays, (self.values, [*zip(entries, arrays)])
         if self._entry is not _one_by_one:
