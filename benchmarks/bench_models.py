@@ -12,7 +12,7 @@ time over ours, and how far each one's result is from a float32 model.
     mode      eager; graph: the same launches captured in a CUDA graph; compiled: torch.compile(fullgraph=True)
     off       norm of the difference to the float32 model's logits, or gradients, over the norm of those
 
-Both models have the same weights. In ours every torch.nn.Linear multiplies by `matmul`, and the experts by
+Both models have the same weights. In ours `swap_linears` replaces every torch.nn.Linear, and the experts multiply by
 `grouped_matmul` with offsets that stay on the device. torch's experts are transformers' "grouped_mm". Each round runs
 both models in an order drawn anew, and times are medians of the rounds.
 
@@ -50,7 +50,7 @@ if importlib.util.find_spec("torch") is None:
 
 import torch
 
-from layoutgemm import QuantizedFormat, grouped_matmul, matmul
+from layoutgemm import QuantizedFormat, grouped_matmul
 from layoutgemm.bench import machine
 from layoutgemm.nn import QuantizedLinear, swap_linears
 
@@ -122,13 +122,6 @@ HEAD = f"{'model':<8} {'step':<8} {'tokens':>7} {'mode':<9} {TIMES}  {'off':<8} 
 # --------------------------------------------------------------------------------------------------------------- layers
 
 
-class Linear(torch.nn.Linear):
-    """A linear layer by `matmul`."""
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return matmul(input, self.weight.t(), bias=self.bias)
-
-
 def experts_forward(
     self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
@@ -148,17 +141,13 @@ def experts_forward(
 
 def with_our_layers(model: torch.nn.Module) -> int:
     """Have linear layers and experts multiply by this library. Returns the number of layers that now do."""
-    count = 0
-    for module in model.modules():
-        if type(module) is torch.nn.Linear:
-            module.__class__ = Linear
-        elif hasattr(module, "gate_up_proj") and hasattr(module, "num_experts"):
-            kind = type(module)
-            module.__class__ = type(f"Our{kind.__name__}", (kind,), {"forward": experts_forward})
-        else:
-            continue
-        count += 1
-    return count
+    experts = [
+        module for module in model.modules() if hasattr(module, "gate_up_proj") and hasattr(module, "num_experts")
+    ]
+    for module in experts:
+        kind = type(module)
+        module.__class__ = type(f"Our{kind.__name__}", (kind,), {"forward": experts_forward})
+    return len(swap_linears(model).replaced) + len(experts)
 
 
 def with_packed_layers(model: torch.nn.Module, others: Sequence[torch.nn.Module]) -> int:

@@ -9,6 +9,7 @@ from ..errors import OperandError
 from ..torch_op.api import linear
 from ..torch_op.checks import check_activation
 
+_is_traced = torch.compiler.is_dynamo_compiling  # a constant to Dynamo
 torch.fx.wrap("linear")  # torch.fx.symbolic_trace records the call, and does not look inside
 
 
@@ -29,6 +30,22 @@ def check_layer(layer: object, what: str) -> None:
 def sizes_text(layer: ActivatedLayer) -> str:
     """Sizes of a layer as torch.nn.Linear prints them, with an activation too."""
     return f"in_features={layer.in_features}, out_features={layer.weight_rows}, bias={layer.bias is not None}"
+
+
+def attributes(layer: torch.nn.Module, kind: type[torch.nn.Module], *names: str) -> list[torch.Tensor]:
+    """A layer's parameters and buffers by name, as its attributes are.
+
+    torch finds such an attribute where Python has found none: 6 thousand instructions each, a quarter of a product's.
+    A subclass of `kind`, as a parametrized layer is one, may have properties: its attributes are asked for.
+
+    >>> layer = torch.nn.Linear(2, 3)
+    >>> [x is y for x, y in zip(attributes(layer, torch.nn.Linear, "weight", "bias"), layer.parameters())]
+    [True, True]
+    """
+    if type(layer) is kind and not _is_traced():
+        own, buffers = layer._parameters, layer._buffers
+        return [own[x] if x in own else buffers[x] if x in buffers else getattr(layer, x) for x in names]
+    return [getattr(layer, name) for name in names]
 
 
 class ActivatedLayer:
@@ -151,7 +168,8 @@ class DenseLinear(ActivatedLayer, torch.nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """activation(x @ weight.T + bias), of shape (..., out_features)."""
-        return linear(input, self.weight, self.bias, self.activation, self.allow_tf32)
+        weight, bias = attributes(self, DenseLinear, "weight", "bias")
+        return linear(input, weight, bias, self.activation, self.allow_tf32)
 
     def extra_repr(self) -> str:
         """Sizes, and options that differ from torch.nn.Linear's defaults."""

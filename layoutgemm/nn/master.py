@@ -13,7 +13,7 @@ from ..torch_op.scaled_grouped.grouped_training import fp8_grouped_matmul, fp8_g
 from ..torch_op.scaled_grouped.recipes import BLOCK, SQUARE, Recipes, recipe_text, refusal_of_both
 from ..torch_op.scaled_grouped.training import fp8_linear, fp8_unrecorded
 from .kept_weights import MasterWeights
-from .linear import ActivatedLayer, check_features, check_layer, sizes_text
+from .linear import ActivatedLayer, attributes, check_features, check_layer, sizes_text
 
 
 class MasterLinear(ActivatedLayer, MasterWeights, torch.nn.Linear):
@@ -78,7 +78,8 @@ class MasterLinear(ActivatedLayer, MasterWeights, torch.nn.Linear):
         dense = type(x) is torch.Tensor and x.layout is torch.strided
         if not (dense and x.ndim > 1 and x.shape[-1] == self.in_features):
             check_input(x, self.in_features)  # the product checks any other input likewise
-        rows, weight, bias, activation = x if x.ndim > 1 else x.unsqueeze(0), self.weight, self.bias, self.activation
+        weight, bias = attributes(self, MasterLinear, "weight", "bias")
+        rows, activation = x if x.ndim > 1 else x.unsqueeze(0), self.activation
         kept = None if self._kept is None else self._quantized(x, weight, bias)
         if activation is None and kept is None:
             value = fp8_linear(rows, weight, bias, self.recipe_a, self.recipe_b, None)

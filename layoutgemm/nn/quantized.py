@@ -31,7 +31,7 @@ from ..torch_op.quantized.operators import check_gateless
 from ..torch_op.quantized.weights import in_place, packed_for
 from ..torch_op.scaled_grouped.recipes import ROW
 from ..torch_op.types import C_NAMES
-from .linear import ActivatedLayer, check_layer, sizes_text
+from .linear import ActivatedLayer, attributes, check_layer, sizes_text
 
 INT4 = QuantizedFormat("int4", 128)
 _IN_PLACE = ", bits in place"  # of float8 in `packed_as`: earlier versions had a word's codes side by side
@@ -308,9 +308,10 @@ class QuantizedLinear(ActivatedLayer, PackedBuffers):
     def weight(self) -> QuantizedWeight:
         """The packed weights, of input features in `order`; checked once for the same tensors."""
         made = self.__dict__.get("_weight")
-        if made is None or made.units is not self.units or made.scales is not self.scales:
+        units, scales = attributes(self, QuantizedLinear, "units", "scales")
+        if made is None or made.units is not units or made.scales is not scales:
             size = self.weight_rows, self.in_features
-            made = QuantizedWeight(self.format, self.units, self.scales, *size, self.activations)
+            made = QuantizedWeight(self.format, units, scales, *size, self.activations)
             if not torch.compiler.is_compiling():
                 self.__dict__["_weight"] = made
         return made
@@ -321,16 +322,17 @@ class QuantizedLinear(ActivatedLayer, PackedBuffers):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """activation(x @ weight.T + bias), of shape (..., out_features)."""
-        x, order, wide = input, self.order, self.activations.itemsize > 1
+        order, bias = attributes(self, QuantizedLinear, "order", "bias")
+        x, wide = input, self.activations.itemsize > 1
         if not (wide and order is None and type(x) is torch.Tensor and x.shape[-1:] == (self.in_features,)):
             check_input(x, self.in_features)  # the product checks any other input likewise
         if order is not None:
             x = x.index_select(-1, order)
         if wide:
-            return quantized_matmul(x, self.weight, bias=self.bias, activation=self.activation)
+            return quantized_matmul(x, self.weight, bias=bias, activation=self.activation)
         values, scale = quantize(x.reshape(-1, x.shape[-1]), ROW, dtype=self.activations)
         made = quantized_matmul(
-            values, self.weight, scale_x=scale, bias=self.bias, activation=self.activation,
+            values, self.weight, scale_x=scale, bias=bias, activation=self.activation,
             out_dtype=autocast_type(x) or x.dtype,
         )  # fmt: skip
         return made.reshape(*x.shape[:-1], self.weight_rows)

@@ -27,7 +27,7 @@ from ..torch_op.problem import half
 from ..torch_op.quantized.no_tensor import NoTensor
 from ..torch_op.scaled_grouped import DEPTH, scaled_matmul
 from ..torch_op.scaled_grouped.recipes import BLOCK, SQUARE
-from .linear import ActivatedLayer, check_features, check_layer, sizes_text
+from .linear import ActivatedLayer, attributes, check_features, check_layer, sizes_text
 
 FLOAT8 = torch.float8_e4m3fn
 _CALLS = ChainCalls()
@@ -177,8 +177,9 @@ class ScaledLinear(ActivatedLayer, ScaledBuffers):
         x = input
         if torch.compiler.is_compiling() or type(x) is not torch.Tensor:
             return self._made(x).results[0]
-        bias = self.bias
-        own = (self.codes, self.weight_scale) if bias is None else (self.codes, self.weight_scale, bias)
+        *own, bias = attributes(self, ScaledLinear, "codes", "weight_scale", "bias")
+        if bias is not None:
+            own.append(bias)
         value: torch.Tensor = _CALLS.of(lambda: self._made(x), (self.activation, self.wide), (x, *own))
         return value
 

@@ -27,7 +27,7 @@ from ..dtypes import dtype
 from ..errors import PlanError
 from ..kernels.compile import worker as compile_apart
 from ..kernels.compile.compiler import CompiledGemm
-from ..kernels.compile.launcher import THREAD, ArgumentBlock, bind, error_name
+from ..kernels.compile.launcher import THREAD, ArgumentBlock, ChainLauncher, Launcher, bind, error_name
 from ..kernels.compile.worker import Kernel
 from ..moved import old_names
 from .compiled.guards import ALIGNED, LEAST_ADDRESS, Guard
@@ -175,7 +175,8 @@ class _Loaded:
     def __init__(self, compiled: CompiledGemm, arguments: Sequence[int], device: int, what: object):
         self._compiled = compiled
         compiled.launcher.load(device)
-        self._launcher, self._template = compiled.launcher, tuple(arguments)
+        self._launcher: Launcher | ChainLauncher = compiled.launcher
+        self._template = tuple(arguments)
         self.what, self.device = what, device  # `what` is named in errors
         self._free: list[ArgumentBlock] = []
 
@@ -221,9 +222,13 @@ class _Loaded:
         """Raise PlanError for the CUDA error of a launch."""
         self._free.append(block)
         error = block.values[len(self._template) + 1]
-        raise PlanError(f"CUDA refused the launch: {error_name(error & 0xFFFFFFFF)}; {self.what}")
+        raise PlanError(f"CUDA refused the launch: {error_name(error & 0xFFFFFFFF)}; {self._named(error >> 32)}")
 
-    def _note(self, values: Array[c_int64]) -> None:
+    def _named(self, number: int) -> object:
+        """The kernel that an error names, of a chain's launch by its number."""
+        return self.what
+
+    def _note(self, values: Array[c_int64] | Sequence[int]) -> None:
         """Add a launch to this thread's recordings."""
         arguments = tuple(values[: len(self._template)])
         for record in _RECORDED.now:
@@ -233,7 +238,7 @@ class _Loaded:
     def names_of_call(self) -> dict[str, object]:
         """Functions of this launch that the code of `making_code` calls, by name."""
         return {
-            "entry": self._launcher.entry, "free": self._free, "block": self._block, "note": self._note,
+            "entry": self._launcher.entry, "free": self._free, "another": self._block, "note": self._note,
             "refused": self._refused,
         }  # fmt: skip
 
@@ -321,26 +326,72 @@ def making(
     given    the call's tensors that are written
     memory   bytes that the launches share, and that are dropped behind them
     """
-    of = [([(x.place is not None, bool(x.first)) for x in each.makes], tuple(each.reads), len(each.words),
-           len(each.inner)) for each in launches]  # fmt: skip
-    code = making_code(of, count, returns, given._replace(spans=()))
-    parts: dict[str, object] = {"index": launches[0].loaded.device, "memory": (memory,), "byte": torch.uint8}
+    loaded, makes, reads, words, inner = launches[0] if len(launches) == 1 else _as_one(launches)
+    of_new = [(x.place is not None, bool(x.first)) for x in makes]
+    code = making_code(of_new, tuple(reads), len(words), len(inner), count, returns, given._replace(spans=()))
+    parts: dict[str, object] = {"index": loaded.device, "memory": (memory,), "byte": torch.uint8}
+    parts |= loaded.names_of_call | {"stream": loaded.arguments, "status": loaded.arguments + 1}
     parts |= {f"span{i}": size for i, size in enumerate(given.spans)}
-    new = 0
-    for i, (loaded, makes, reads, words, inner) in enumerate(launches):
-        parts |= {f"word{i}_{number}": place for number, place in enumerate(words)}
-        parts |= {f"inner{i}_{number}": place for number, place in enumerate(inner)}
-        parts |= {f"at{i}_{number}": begin for number, begin in enumerate(inner.values())}
-        parts |= {f"{name}{i}": x for name, x in loaded.names_of_call.items()}
-        parts |= {f"stream{i}": loaded.arguments, f"status{i}": loaded.arguments + 1}
-        parts |= {f"read{i}_{tensor}": place for tensor, place in reads.items()}
-        for each in makes:
-            parts |= {f"shape{new}": each.shape, f"strides{new}": each.strides, f"kind{new}": each.kind}
-            parts |= {} if each.place is None else {f"made{new}": each.place}
-            parts |= {f"first{new}": each.first} if each.first else {}
-            new += 1
+    parts |= {f"read{tensor}": place for tensor, place in reads.items()}
+    parts |= {f"word{number}": place for number, place in enumerate(words)}
+    parts |= {f"inner{number}": place for number, place in enumerate(inner)}
+    parts |= {f"begin{number}": begin for number, begin in enumerate(inner.values())}
+    for i, each in enumerate(makes):
+        parts |= {f"shape{i}": each.shape, f"strides{i}": each.strides, f"kind{i}": each.kind}
+        parts |= {} if each.place is None else {f"made{i}": each.place}
+        parts |= {f"first{i}": each.first} if each.first else {}
     found: ProductCall = _made(code, tuple(parts))(*parts.values())
     return found
+
+
+class _LoadedChain(_Loaded):
+    """The kernels of a chain on one GPU, whose launches are one call.
+
+    launches   the kernels
+    places     of each its arguments among the chain's
+    arguments  of the chain
+    """
+
+    __slots__ = ("_chain", "_places")
+
+    def __init__(self, launches: Sequence[_Loaded], places: Sequence[Sequence[int]], arguments: Sequence[int]):
+        self._chain, self._places = launches, places
+        self._launcher = ChainLauncher([each._launcher.entry for each in launches], places)
+        self._template, self._free, self.device = tuple(arguments), [], launches[0].device
+
+    def _named(self, number: int) -> object:
+        return self._chain[number].what
+
+    def _note(self, values: Array[c_int64] | Sequence[int]) -> None:
+        for one, places in zip(self._chain, self._places):
+            one._note([values[place] for place in places])
+
+
+def _as_one(launches: Sequence[NewResult]) -> NewResult:
+    """A chain's launches as one. What is written with the same value is one argument."""
+    arguments: list[int] = []
+    known: dict[tuple[object, int], int] = {}  # what an argument is -> its place
+    places: list[list[int]] = []
+    for number, (loaded, _, reads, words, inner) in enumerate(launches):
+        told = {place: ("tensor", tensor) for tensor, place in reads.items()}
+        told |= {place: ("word", i) for i, place in enumerate(words)}
+        told |= {place: ("begin", begin) for place, begin in inner.items()}
+        keys = [told.get(place, (number, place)) for place in range(loaded.arguments)]
+        for key, value in zip(keys, loaded._template):
+            if key not in known:
+                known[key] = len(known)
+                arguments.append(value)
+        places.append([known[key] for key in keys])
+    makes = [
+        x._replace(place=None if x.place is None else own[x.place])
+        for own, each in zip(places, launches) for x in each.makes
+    ]  # fmt: skip
+    of_tensors, of_words, begins = [
+        {number: at for (own, number), at in known.items() if own == kind} for kind in ("tensor", "word", "begin")
+    ]  # fmt: skip
+    loaded = _LoadedChain([x.loaded for x in launches], places, arguments)
+    at_words = tuple([of_words[number] for number in range(len(of_words))])
+    return NewResult(loaded, tuple(makes), of_tensors, at_words, {at: begin for begin, at in begins.items()})
 
 
 @functools.lru_cache(256)
@@ -354,45 +405,45 @@ def _made(code: str, names: tuple[str, ...]) -> Callable[..., ProductCall]:
 
 
 def making_code(
-    launches: Sequence[tuple[Sequence[tuple[bool, bool]], tuple[int, ...], int, int]], count: int,
+    new: Sequence[tuple[bool, bool]], reads: tuple[int, ...], words: int, inner: int, count: int,
     returns: Sequence[int | None] | None, given: Given = NONE_WRITTEN,
 ) -> str:  # fmt: skip
     """The code of `making`. A loop over tensors would take a tenth of a call's time.
 
-    launches  of each its new tensors, as (whether an argument is its address, whether it holds something before); the
-              tensors that it reads; how many numbers; how many addresses in the launches' memory
+    new           tensors, as (whether an argument is its address, whether it holds something before)
+    reads         the tensors that are read
+    words, inner  how many numbers, and addresses in the launches' memory
 
-    >>> print(making_code([([(True, False)], (0, 1), 0, 0)], 2, None))
+    >>> print(making_code([(True, False)], (0, 1), 0, 0, 2, None))
     def product(t0, t1, _=None):
         p0 = t0.data_ptr()
         p1 = t1.data_ptr()
         if (p0 | p1) & 15 or p0 < LEAST_ADDRESS or p1 < LEAST_ADDRESS or current_device() != index: return None
         c0 = empty_on_gpu(shape0, strides0, kind0)
-        stream = raw_stream(index)
         try:
             THREAD.bound
-            block = free0.pop()
-        except (AttributeError, IndexError): block = block0()
+            block = free.pop()
+        except (AttributeError, IndexError): block = another()
         values = block.values
-        values[read0_0] = p0
-        values[read0_1] = p1
+        values[read0] = p0
+        values[read1] = p1
         values[made0] = c0.data_ptr()
-        values[stream0] = stream
-        if _OPEN: note0(values)
-        entry0(block.pointer)
-        if values[status0]: refused0(block)
-        free0.append(block)
+        values[stream] = raw_stream(index)
+        if _OPEN: note(values)
+        entry(block.pointer)
+        if values[status]: refused(block)
+        free.append(block)
         return c0
     """
-    tensors = range(count)
-    read = sorted({tensor for _, reads, _, _ in launches for tensor in reads})
+    tensors, read = range(count), sorted(reads)
     addresses = [f"p{i}" for i in read]
-    every = [each for makes, _, _, _ in launches for each in makes]
-    new = list(range(len(every)))
     freed = " or ".join(f"{at} < LEAST_ADDRESS" for at in addresses)
     aligned = f"({' | '.join(addresses)}) & {ALIGNED} or {freed} or "
     shared = [f"p{j} < e{i} and p{i} < p{j} + span{j}" for i in given.written for j in read
               if j != i and not (j in given.written and j < i)]  # fmt: skip
+    given_first = [] if given.into is None else [f"t{given.into}"]
+    numbers_of_new = returns if returns is not None else [] if given_first else [0]
+    result = ", ".join([*given_first, *["None" if i is None else f"c{i}" for i in numbers_of_new]])
     lines = [
         *[f"p{i} = t{i}.data_ptr()" for i in read],
         f"if {aligned if given.aligned else ''}current_device() != index: return None",
@@ -400,34 +451,21 @@ def making_code(
         *[f"e{i} = p{i} + span{i}" for i in given.written],
         *[f"if {' or '.join(shared)}: return None"] * bool(shared),
         *[f"mark_written(({''.join(f't{i}, ' for i in given.written)}))"] * bool(given.written),
-        *[line for i in new for line in (
-            f"c{i} = empty_on_gpu(shape{i}, strides{i}, kind{i})", *[f"fill(c{i}, first{i})"] * every[i][1],
+        *[line for i, (_, fills) in enumerate(new) for line in (
+            f"c{i} = empty_on_gpu(shape{i}, strides{i}, kind{i})", *[f"fill(c{i}, first{i})"] * fills,
         )],
-        *["shared = empty_on_gpu(memory, (1,), byte)", "m = shared.data_ptr()"] * any(each[3] for each in launches),
-        "stream = raw_stream(index)",
+        *["shared = empty_on_gpu(memory, (1,), byte)", "m = shared.data_ptr()"] * bool(inner),
+        "try:", "    THREAD.bound", "    block = free.pop()", "except (AttributeError, IndexError): block = another()",
+        "values = block.values",
+        *[f"values[read{i}] = p{i}" for i in reads],
+        *[f"values[word{i}] = w{i}" for i in range(words)],
+        *[f"values[inner{i}] = m + begin{i}" for i in range(inner)],
+        *[f"values[made{i}] = c{i}.data_ptr()" for i, (is_argument, _) in enumerate(new) if is_argument],
+        "values[stream] = raw_stream(index)", "if _OPEN: note(values)", "entry(block.pointer)",
+        "if values[status]: refused(block)", "free.append(block)", f"return {result}",
     ]  # fmt: skip
-    for i, (makes, reads, words, inner) in enumerate(launches):
-        lines += [
-            "try:", *["    THREAD.bound"] * (i == 0), f"    block = free{i}.pop()",
-            f"except (AttributeError, IndexError): block = block{i}()", "values = block.values",
-            *[f"values[read{i}_{tensor}] = p{tensor}" for tensor in reads],
-            *[f"values[word{i}_{number}] = w{number}" for number in range(words)],
-            *[f"values[inner{i}_{number}] = m + at{i}_{number}" for number in range(inner)],
-        ]  # fmt: skip
-        for is_argument, _ in makes:
-            number = new.pop(0)
-            lines += [f"values[made{number}] = c{number}.data_ptr()"] * is_argument
-        lines += [
-            f"values[stream{i}] = stream", f"if _OPEN: note{i}(values)", f"entry{i}(block.pointer)",
-            f"if values[status{i}]: refused{i}(block)", f"free{i}.append(block)",
-        ]  # fmt: skip
-    given_first = [] if given.into is None else [f"t{given.into}"]
-    numbers_of_new = returns if returns is not None else [] if given_first else [0]
-    result = ", ".join([*given_first, *["None" if i is None else f"c{i}" for i in numbers_of_new]])
-    numbers = [f"w{number}" for number in range(max(words for _, _, words, _ in launches))]
-    names = [*[f"t{i}" for i in tensors], *numbers, *["_=None"] * (count == 2 and not numbers)]
-    body = "".join(f"    {line}\n" for line in (*lines, f"return {result}"))
-    return f"def product({', '.join(names)}):\n{body}".rstrip()
+    names = [*[f"t{i}" for i in tensors], *[f"w{i}" for i in range(words)], *["_=None"] * (count == 2 and not words)]
+    return "\n".join([f"def product({', '.join(names)}):", *[f"    {line}" for line in lines]])
 
 
 class PreparedProblem(_Loaded):

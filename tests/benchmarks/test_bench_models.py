@@ -15,7 +15,8 @@ from tests import needs
 torch = needs.module("torch")
 
 from benchmarks import bench_models
-from benchmarks.bench_models import Figure, Linear, Step, experts_forward, figures, with_our_layers
+from benchmarks.bench_models import Figure, Step, experts_forward, figures, with_our_layers
+from layoutgemm.nn import DenseLinear
 
 TRAIN = Step("train", 3, 7, True)
 
@@ -62,7 +63,7 @@ def test_layers_are_replaced() -> None:
     x = torch.randn(5, 16).bfloat16()
     before = model[0](x)
     assert with_our_layers(model) == 2
-    assert type(model[0]) is Linear and type(model[2]).__name__ == "OurModule" and type(model[1]) is torch.nn.ReLU
+    assert type(model[0]) is DenseLinear and type(model[2]).__name__ == "OurModule" and type(model[1]) is torch.nn.ReLU
     assert torch.allclose(model[0](x), before, rtol=2**-6, atol=2**-7)
 
 

@@ -20,6 +20,7 @@ from layoutgemm import QuantizedFormat, scaled_matmul
 from layoutgemm.errors import LayoutError, OperandError, TensorError
 from layoutgemm.nn import GatedMLP, Linear, MasterLinear, QuantizedLinear, ScaledLinear, scaled
 from layoutgemm.nn.scaled import dequantized, quantized
+from layoutgemm.torch_op.api import linear
 
 BF16 = torch.bfloat16
 
@@ -65,6 +66,22 @@ def test_activation_in_eval_and_in_training_agree(activation: str) -> None:
     with torch.no_grad():
         want = layer(x)
     assert near(layer(x), want) and want.shape == (4, 4 if activation == "swiglu" else 8)
+
+
+def test_a_layer_reads_the_tensors_that_its_attributes_are() -> None:
+    """A property of a subclass, and a plain tensor in a parameter's place."""
+
+    class Halved(Linear):
+        weight = property(lambda self: self._parameters["weight"] / 2)
+
+    x, layer = normal(2, 4), Linear(4, 3, dtype=BF16)
+    whole = layer(x)
+    layer.__class__ = Halved
+    assert torch.equal(layer(x), linear(x, layer.weight, layer.bias)) and not torch.equal(layer(x), whole)
+    layer.__class__ = Linear
+    del layer.weight
+    layer.weight = normal(3, 4)
+    assert torch.equal(layer(x), linear(x, layer.weight, layer.bias))
 
 
 def test_autocast_multiplies_float32_weights_in_bfloat16() -> None:

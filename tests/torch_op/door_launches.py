@@ -19,7 +19,7 @@ from layoutgemm.kernels.run.emulated import linked
 from layoutgemm.torch_op import emulated
 from layoutgemm.torch_op.compiled.guards import LEAST_ADDRESS
 from tests.torch_op import host_launches
-from tests.torch_op.host_launches import BareLaunches, bare_launches
+from tests.torch_op.host_launches import BareLaunches, bare_launches, values_of
 
 WHERE = "layoutgemm.torch_op."
 TARGETS = (
@@ -69,7 +69,8 @@ class _Launcher:
         values = [*arguments, 0, 0]
         return SimpleNamespace(values=values, pointer=values)
 
-    def entry(self, values: list[int]) -> None:
+    def entry(self, arguments: Any) -> None:
+        values = values_of(arguments)
         self.made.append((self.plan, list(values)))
         given: list[Any] = list(values[:-2])
         nothing = np.zeros(0, np.uint8)  # in place of a C that is not stored

@@ -50,6 +50,11 @@ class HostLaunches:
     empties: list[torch.Tensor] = field(default_factory=list)
 
 
+def values_of(given: Any) -> list[int]:
+    """A launch's arguments, stream and status. A chain hands over their addresses."""
+    return given if isinstance(given, list) else [ctypes.c_int64.from_address(at).value for at in given]
+
+
 def memory(at: int, name: str, size: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
     """The tensor at an address."""
     kind = _KINDS[name]
@@ -58,8 +63,9 @@ def memory(at: int, name: str, size: tuple[int, ...], strides: tuple[int, ...]) 
     return raw.view(kind).as_strided(size, strides)
 
 
-def compute_launch(solution: Any, values: list[int]) -> None:
+def compute_launch(solution: Any, given: Any) -> None:
     """The product that a launch with these arguments computes, in float64, rounded once."""
+    values = values_of(given)
     m, n, k, batch = solution.sizes
     at = values[1], values[0], values[2]
     at = at if solution.kernel.choice.swapped else (values[0], values[1], values[2])
@@ -108,10 +114,10 @@ def host_launches(patch: Any, computes: bool = True) -> Iterator[HostLaunches]:
             values = [*arguments, 0, 0]
             return SimpleNamespace(values=values, pointer=values)
 
-        def entry(self, values: list[int]) -> None:
+        def entry(self, given: Any) -> None:
             if computes:
                 noted.made.append(self.solution)
-                compute_launch(self.solution, values)
+                compute_launch(self.solution, given)
 
     def empty(shape: Any, strides: Any, kind: torch.dtype) -> torch.Tensor:
         made = torch.empty_strided(shape, strides, dtype=kind)
@@ -158,9 +164,9 @@ class BareLaunches:
         values = [*arguments, 0, 0]
         return SimpleNamespace(values=values, pointer=values)
 
-    def entry(self, values: list[int]) -> None:
+    def entry(self, given: Any) -> None:
         """The launcher's launch."""
-        self.arguments.append([*values])
+        self.arguments.append([*values_of(given)])
 
 
 @contextlib.contextmanager

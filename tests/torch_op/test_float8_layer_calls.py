@@ -6,6 +6,7 @@ that has kept nothing. An address stands for a tensor of the call, or for what a
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import itertools
 import random
@@ -19,6 +20,7 @@ from tests import needs
 torch = needs.module("torch")
 
 from layoutgemm import fp8_matmul
+from layoutgemm.errors import PlanError
 from layoutgemm.nn import MasterLinear, ScaledLinear, scaled
 from layoutgemm.torch_op import launch
 from layoutgemm.torch_op.compiled import chains
@@ -264,6 +266,31 @@ def test_a_recorded_call_is_found_for_its_own_state_alone(noted: Any, monkeypatc
     monkeypatch.setattr(training, "_of_checked", lambda *given: 1 / 0)
     with pytest.raises(ZeroDivisionError):  # all checks
         linear(x.detach())
+
+
+@torch.no_grad()
+def test_a_chain_ends_at_a_refused_launch_and_names_it(noted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = torch.randn(40, 2 * SIZE).bfloat16(), torch.randn(2 * SIZE, SIZE).bfloat16()
+    own, refused = noted.entry, [0]
+
+    def entry(given: Any) -> None:
+        own(given)
+        if not isinstance(given, list):
+            ctypes.c_int32.from_address(given[-1]).value = 700 if len(noted.arguments) in refused else 0
+
+    monkeypatch.setattr(noted, "entry", entry)
+    fp8_matmul(x, weight)
+    for refused[0], named in ((2, "Quantize"), (3, "Sm90")):
+        noted.arguments.clear()
+        with pytest.raises(PlanError, match=f"CUDA refused the launch: .*; {named}"):
+            fp8_matmul(x, weight)
+        assert len(noted.arguments) == refused[0]
+    noted.arguments.clear()
+    refused[0] = 0
+    fp8_matmul(x, weight)
+    first, second, third = noted.arguments
+    assert {first[0], second[0]} == {x.data_ptr(), weight.data_ptr()}
+    assert {*first[1:3], *second[1:3]} <= {*third}
 
 
 def test_square_operands_are_told_apart(noted: Any) -> None:

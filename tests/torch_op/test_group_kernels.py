@@ -14,6 +14,7 @@ from tests import needs
 
 torch = needs.module("torch")
 
+from benchmarks.bench_variants import rows_between
 from layoutgemm import Sm90Config, grouped_matmul
 from layoutgemm.errors import OperandError, TensorError
 from layoutgemm.kernels.sm90.choose.scaled_grouped import grouped_config, usual_config
@@ -261,7 +262,7 @@ def test_expected_rows_choose_tiles_alone() -> None:
     counts = torch.tensor([5, 0, 512], dtype=torch.int32)
     call = check_grouped(a, b, counts, "counts", None, None, None, ("", ""))
     tiles = [expected_config(call, a, b, rows, NO_FINISH).tile for rows in (20, 192, 100_000)]
-    assert tiles == [*[grouped_config(rows, columns=64, groups=3).tile for rows in (20, 192)], (64, 192)]
+    assert tiles == [grouped_config(20, columns=64, groups=3).tile, (64, 192), (64, 192)]
     told = grouped_matmul(a, b, counts=counts, expected_rows=20)
     assert torch.equal(told, grouped_matmul(a, b, counts=counts))
     for more, text in (
@@ -298,21 +299,26 @@ def test_equal_groups_lose_little_to_the_fastest_tile_of_the_record() -> None:
 
 
 def test_groups_of_few_tiles_lose_little_to_the_fastest_tile_of_the_record() -> None:
-    """For 256 and 300 rows on average: the fastest tile, or one at most 3% behind."""
+    """The fastest tile, or one at most 4% behind. Of 128 rows 13%: the host does not see whether a group has 129."""
     record = json.loads((RESULTS / "groups_halved_h200.json").read_text(encoding="utf-8"))
     found = set()
-    for name, us in {**record["few tiles"], **record["narrow tiles"]}.items():
+    for section, name in ((x, y) for x in ("few tiles", "narrow tiles", "fewer rows") for y in record[x]):
         of_name = re.fullmatch(r"(\w+), (\d+) groups of about (\d+) rows, (\d+)x(\d+)", name)
-        if of_name is None or int(of_name[3]) < 224:  # equal ones, or other tiles
+        if of_name is None:  # equal ones
             continue
         kind, groups, rows, n, k = of_name.groups()
-        config = usual_config((int(groups) * int(rows), int(n), int(k), int(groups)), *KINDS[kind])
-        said = f"ours {'x'.join(map(str, config.tile))} {config.cluster}"
-        ours = {x: t for x, t in us.items() if x.startswith("ours")}
-        mine = us["ours"] if config.tile == (128, 256) else min(t for x, t in ours.items() if x.startswith(said))
-        assert mine <= 1.03 * min(ours.values()), name
+        sizes = sum(rows_between(int(groups), int(rows), 0.3)), int(n), int(k), int(groups)
+        config = usual_config(sizes, *KINDS[kind])
+        before = usual_config(sizes, *KINDS[kind], masked=True).tile if int(rows) < 224 else (128, 256)
+        ours = {x: t for x, t in record[section][name].items() if x.startswith("ours")}
+        tile = "x".join(map(str, config.tile))
+        ours["the choice before"] = ours.pop("ours", max(ours.values()))
+        named = ["the choice before"] if config.tile == before else [f"{tile} {config.cluster}", tile]
+        said = next((x for x in named if any(x in y for y in ours)), "the choice before")
+        mine = min(t for x, t in ours.items() if said in x)
+        assert mine <= (1.13 if rows == "128" else 1.04) * min(ours.values()), (name, said)
         found.add(config.tile)
-    assert found == {(64, 192), (128, 192), (128, 256)}
+    assert found >= {(64, 192), (128, 128), (128, 192), (128, 256)}
 
 
 def test_expected_rows_of_equal_groups_choose_tiles_that_they_fill() -> None:

@@ -26,7 +26,7 @@ from layoutgemm.errors import TensorError
 from layoutgemm.kernels.run import tensor_maps
 from layoutgemm.torch_op import api, prepared
 from layoutgemm.torch_op.autograd import bias as bias_launch
-from tests.torch_op.host_launches import HostLaunches, host_launches, memory
+from tests.torch_op.host_launches import HostLaunches, host_launches, memory, values_of
 
 BF16, F32 = torch.bfloat16, torch.float32
 
@@ -517,8 +517,9 @@ class Added:
         self.made: list[Any] = []
 
     def compiled(self, plan: Any) -> Any:
-        def entry(values: list[int]) -> None:
+        def entry(arguments: Any) -> None:
             self.made.append(plan)
+            values = values_of(arguments)
             sizes = dict(zip(plan.parameters, values))
             m, n, k, kind = sizes["m"], sizes["n"], sizes["k"], plan.a.dtype.name
             a = memory(sizes["a"], kind, (m, k), (1, sizes["lda"])).double()

@@ -11,6 +11,8 @@ that GPU is first used, and hands out `ArgumentBlock`s: arguments laid out once.
     status                    8 bytes after the stream, written by the function
     address array             arguments + 2 pointers to the above, in this order
 
+The launches of a chain have one block, where what several of them read stands once, and one C call (`ChainLauncher`).
+
 Nothing of the DSL is imported for it: the object is linked once, when it is made, into a shared library that needs the
 DSL's small runtime alone. Where no linker is, the DSL's own loader takes the object. Neither reads what the object says
 of its Python signature, which is a pickle.
@@ -31,13 +33,14 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ...errors import PlanError
 
 RUNTIME = "libcute_dsl_runtime.so"
 # Releases the GIL: a launch waits when the GPU's queue is full, and what empties it may be Python.
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+HostFunction: TypeAlias = Callable[..., object]
 
 
 class ArgumentBlock:
@@ -52,10 +55,26 @@ class ArgumentBlock:
     def __init__(self, entry: Any, arguments: Sequence[int]):
         self.count = len(arguments)
         self.values = (ctypes.c_int64 * (self.count + 2))(*arguments, 0, 0)
-        first = ctypes.addressof(self.values)
-        self._addresses = (ctypes.c_void_p * (self.count + 2))(*[first + 8 * i for i in range(self.count + 2)])
-        self.pointer = ctypes.c_void_p(ctypes.addressof(self._addresses))
+        self._addresses: object = (held := self.addresses(range(self.count)))
+        self.pointer: Any = ctypes.c_void_p(ctypes.addressof(held))
         self._entry = entry
+
+    def addresses(self, places: Sequence[int]) -> ctypes.Array[ctypes.c_void_p]:
+        """The address array of a launch whose arguments stand at these places."""
+        first = ctypes.addressof(self.values)
+        each = [*places, self.count, self.count + 1]
+        return (ctypes.c_void_p * len(each))(*[first + 8 * place for place in each])
+
+    def launches(self, entries: Sequence[HostFunction], places: Sequence[Sequence[int]]) -> None:
+        """Be a chain's block: a host function for each launch, and its arguments' places."""
+        arrays = [self.addresses(own) for own in places]
+        self._addresses, self.pointer = arrays, (self.values, [*zip(entries, arrays)])
+        if self._entry is not _one_by_one:
+            pairs = [(ctypes.cast(entry, ctypes.c_void_p).value, ctypes.addressof(own))
+                     for entry, own in zip(entries, arrays) if isinstance(entry, _ENTRY)]  # fmt: skip
+            flat = [self.addresses(())[1], *[at for pair in pairs for at in pair], None]
+            table = (ctypes.c_void_p * len(flat))(*flat)
+            self._addresses, self.pointer = (arrays, table), ctypes.c_void_p(ctypes.addressof(table))
 
     def call(self) -> int:
         """Launch with these values; returns the CUDA error, or 0."""
@@ -108,6 +127,61 @@ class Launcher:
         function(ctypes.addressof(addresses))
         if values[-1].value:
             raise PlanError(f"CUDA did not load the kernel: {error_name(values[-1].value)}")
+
+
+class ChainLauncher:
+    """The host functions of a chain as one. It stops at the first launch that CUDA refuses.
+
+    entries  of each launch its function
+    places   of each launch its arguments among the chain's
+    """
+
+    def __init__(self, entries: Sequence[HostFunction], places: Sequence[Sequence[int]]):
+        self._entries, self._places = entries, places
+        made = _chain_entry() if all(isinstance(entry, _ENTRY) for entry in entries) else None
+        self.entry = _one_by_one if made is None else made
+
+    def block(self, arguments: Sequence[int]) -> ArgumentBlock:
+        """A block with these arguments, of which any may be written before a call.
+
+        The status' upper half is the number of the launch that was refused.
+        """
+        block = ArgumentBlock(self.entry, arguments)
+        block.launches(self._entries, self._places)
+        return block
+
+
+def _one_by_one(pointer: tuple[ctypes.Array[ctypes.c_int64], list[tuple[HostFunction, object]]]) -> None:
+    """The launches of a chain where no C compiler is."""
+    values, launches = pointer
+    values[-1] = 0
+    for number, (entry, addresses) in enumerate(launches):
+        entry(addresses)
+        if values[-1] & 0xFFFFFFFF:
+            values[-1] |= number << 32
+            return
+
+
+# It takes the status' address, then the function and the address array of each launch, then 0.
+_CHAIN = b"""
+void launches(void **given) {
+    int *status = (int *)*given++;
+    for (int number = 0; *given; given += 2, number++) {
+        ((void (*)(void **))given[0])((void **)given[1]);
+        if (status[0]) { status[1] = number; return; }
+    }
+    status[1] = 0;
+}
+"""
+
+
+@functools.cache
+def _chain_entry() -> HostFunction | None:
+    """The C function that makes the launches of a chain; None where there is no C compiler."""
+    library = _built("chain.c", _CHAIN, "-fPIC", "-O2")
+    with contextlib.suppress(OSError, AttributeError):  # /tmp may forbid execution
+        return _ENTRY(ctypes.cast(_open(library).launches, ctypes.c_void_p).value or 0) if library else None
+    return None
 
 
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED in cuda.h
@@ -211,13 +285,18 @@ def load(content: bytes, library: bytes, symbol: str) -> Launcher:
 
 def link(content: bytes) -> bytes:
     """The object as a shared library; empty where there is no linker, or it refuses."""
+    return _built("kernel.o", content)
+
+
+def _built(name: str, content: bytes, *options: str) -> bytes:
+    """A file as a shared library; empty where there is no compiler, or it refuses."""
     linker = next((found for name in (os.environ.get("CC", ""), "cc", "gcc", "clang") if (found := _which(name))), None)
     if linker is None or sys.platform != "linux":
         return b""
     with tempfile.TemporaryDirectory(prefix="layoutgemm-") as folder:
-        given, made = Path(folder) / "kernel.o", Path(folder) / "kernel.so"
+        given, made = Path(folder) / name, Path(folder) / "made.so"
         given.write_bytes(content)
-        command = [linker, "-shared", "-nostdlib", "-Wl,-z,noexecstack", "-o", str(made), str(given)]
+        command = [linker, "-shared", "-nostdlib", "-Wl,-z,noexecstack", *options, "-o", str(made), str(given)]
         try:
             done = subprocess.run(command, capture_output=True, timeout=60)
         except (OSError, subprocess.SubprocessError):

@@ -115,8 +115,9 @@ def _configs(of: IndexedShape, indexed: IndexedRows) -> Iterator[Sm90Config]:
         yield indexed_config((m, n, k, max(groups, 1)), not indexed.copies, OFFSETS in names, wide)
         return
     if OFFSETS in names or COUNTS in names:
-        rows = masked_rows(m) * groups if COUNTS in names else m
-        yield usual_config((rows, n, k, groups), of.types, None, sums, places=of.places)
+        masked = COUNTS in names
+        rows = masked_rows(m) * groups if masked else m
+        yield usual_config((rows, n, k, groups), of.types, None, sums, places=of.places, masked=masked)
         return
     major = "K" if of.types[1].endswith(":col") else "MN"
     found = in_place(

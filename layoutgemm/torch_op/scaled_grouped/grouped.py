@@ -598,7 +598,9 @@ def chosen(
     if isinstance(gate, Combined):
         rows, said = (masked_rows(sizes[0]), "taken to be") if masked else (-(-sizes[0] // sizes[3]), "on average")
         of_rows, unit = rows * sizes[3] if masked else sizes[0], lcm(_unit(gate, types), gate.matrices * columns)
-        usual = usual_config((of_rows, *sizes[1:]), types, scales, gate.matrices, columns, gpu(index)[0])
+        usual = usual_config(
+            (of_rows, *sizes[1:]), types, scales, gate.matrices, columns, gpu(index)[0], masked=masked
+        )  # fmt: skip
         config = whole_columns(usual, unit)
         return config, f"{rows} rows a group {said}: tiles of {'x'.join(map(str, config.tile))}"
     sums = 1 if gate is None else HALVES
@@ -607,7 +609,8 @@ def chosen(
         return found.config, tuned_store.MEASURED
     if masked:
         rows = masked_rows(sizes[0])
-        config = usual_config((rows * sizes[3], *sizes[1:]), types, scales, sums, columns, gpu(index)[0])
+        taken = rows * sizes[3], *sizes[1:]
+        config = usual_config(taken, types, scales, sums, columns, gpu(index)[0], masked=True)
         tile = "x".join(map(str, config.tile))
         return config, f"up to {sizes[0]} rows a group, taken to be {rows}: tiles of {tile}"
     config = usual_config(sizes, types, scales, sums, columns, gpu(index)[0])

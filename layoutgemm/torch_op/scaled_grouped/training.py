@@ -37,6 +37,7 @@ from .api import scaled_matmul
 from .recipes import BLOCK, ROW, SQUARE, Recipes, recipe_text, refusal_of_both
 
 Steps = list[Tensors]  # of each launch its tensors
+_is_traced = torch.compiler.is_dynamo_compiling  # a constant to Dynamo; others that compile are modes
 TRAINED = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -91,7 +92,7 @@ def _fp8(
     turned  whether b holds the transpose of what is multiplied
     """
     asked = recipe_a, recipe_b, out_dtype
-    if torch.compiler.is_compiling():
+    if _is_traced():
         return _checked(a, b.mT if turned else b, bias, *asked)
     options, given = (*asked, turned), (a, b) if bias is None else (a, b, bias)
     c = _FORWARD.again(options, given, records=True)

@@ -188,8 +188,9 @@ class Tunable:
         if self.form == ALONG_K:
             return Sm90Choice(along_k_config(*self.sizes))
         if self.experts is not None:
-            rows = self.rows * count if self.form == MASKED else m
-            return Sm90Choice(usual_config((rows, n, k, count), self.types, loop, self.sums, places=self._room()))
+            masked, places = self.form == MASKED, self._room()
+            sizes = self.rows * count if masked else m, n, k, count
+            return Sm90Choice(usual_config(sizes, self.types, loop, self.sums, places=places, masked=masked))
         if loop is None:
             return Sm90Choice(gated_config(self.sizes, self.types, str(self.gate), self._room())[0])
         each = read_each_column(loop, n, self.sums)

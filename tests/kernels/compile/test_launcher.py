@@ -23,7 +23,7 @@ from layoutgemm.kernels.compile import cache as object_cache
 from layoutgemm.kernels.compile import compiler as compiling
 from layoutgemm.kernels.compile import launcher as compile_launch
 from layoutgemm.kernels.compile import worker as compile_apart
-from layoutgemm.kernels.compile.launcher import ArgumentBlock, Launcher
+from layoutgemm.kernels.compile.launcher import ArgumentBlock, ChainLauncher, Launcher
 from layoutgemm.kernels.compile.worker import Kernel
 from layoutgemm.kernels.run.emulated import host_of
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
@@ -114,6 +114,37 @@ def test_the_compiled_host_function_takes_a_block(compiled: Any) -> None:
     assert len(got.parameters) == len(want.parameters)
     differs = [i for i, (x, y) in enumerate(zip(got.parameters, want.parameters)) if x != y]
     assert all(i % 128 < 8 or i >= 6 * 128 for i in differs)  # addresses: the first words of the maps, and c
+    host.launches.clear()
+    twice = ChainLauncher([launcher.entry] * 2, [range(block.count)] * 2).block(block.values[: block.count])
+    assert twice.call() == 0
+    assert [each.parameters for each in host.launches] == [got.parameters] * 2
+
+
+@pytest.mark.parametrize("by_c", [True, False])
+def test_a_chain_is_one_call_that_ends_at_a_refusal(by_c: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three launches of two arguments share the second one, the stream and the status."""
+    if not by_c:
+        monkeypatch.setattr(compile_launch, "_chain_entry", lambda: None)
+    seen: list[list[int]] = []
+    refused: list[int] = []
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    def host(pointer: int) -> None:
+        addresses = (ctypes.c_void_p * 4).from_address(pointer)
+        seen.append([ctypes.c_int64.from_address(at).value for at in addresses[:3]])
+        ctypes.c_int32.from_address(addresses[3]).value = 700 if len(seen) in refused else 0
+
+    chain = ChainLauncher([host] * 3, [(0, 3), (1, 3), (2, 3)])
+    assert isinstance(chain.entry, compile_launch._ENTRY) == by_c
+    block = chain.block([1, 2, 3, 0])
+    block.values[3], block.values[4] = 1 << 40, 77
+    every = [[number, 1 << 40, 77] for number in (1, 2, 3)]
+    assert block.call() == 0 and block.values[5] == 0 and seen == every
+    refused.append(5)
+    assert block.call() == 700 and block.values[5] == 1 << 32 | 700 and seen[3:] == every[:2]
+    seen.clear()
+    refused.clear()
+    assert block.call() == 0 and block.values[5] == 0 and seen == every
 
 
 def test_without_a_linker_the_dsl_loads_the_object(compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:

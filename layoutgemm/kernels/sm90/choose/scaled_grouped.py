@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any
+from math import prod
+from random import Random
+from typing import Any, NamedTuple
 
 from ....dtypes import dtype
 from ...operands.gated import HALVES
@@ -40,20 +42,28 @@ _ONE_TILE = 64  # rows of a group that are one tile
 _FEW_ROWS_WIDTHS, _FEW_ROWS_SCALED_WIDTHS = range(256, 48, -16), (128, 96, 192, 64)  # of the tiles of few rows
 _MANY_WIDTH, _MANY_ROUNDS = 128, 4  # the width from this many rounds of tiles on, where the last round does not count
 _START_COLUMNS = 48  # of a tile of few rows without scales, that its start and its rows of A cost
+_LARGEST = (128, 256)  # tile of full kernels
+_NARROWER, _NARROWER_COST = (128, 192), 1.02  # groups' tile where its rounds are fewer columns, and time a column
 # Rows of groups on average. A group of 0.7 to 1.3 of them has, up to the first number, one or two tiles of 128 rows,
 # and up to the second one tile of 256. Up to the third, pairs of tiles of 128 waste more rows than sharing B gains.
 # From the last number on bands lie along N, or tiles are larger.
 _TWO_TILES, _ONE_TALL, _UNEVEN, _LARGER_GROUP = 128, 224, 384, 1024
 # Seconds a row, of which the least matters, of equal groups by the rows of a CTA's tile, or of a pair of CTAs along M:
 _EQUAL_SCALED_COSTS, _EQUAL_COSTS = {128: 1.035, 192: 1.055, 256: 1.0}, {128: 1.01, 192: 1.0, 256: 0.95}
-# Time of a round of tiles that few groups have, of one of the largest: in pairs along M, or of 64 rows alone. And of a
-# last round that is halved. By results/groups_halved_h200.json, for 16 bits and for scales of blocks.
-_ROUND_COSTS = {(128, 256): 1.0, (128, 192): 0.79, (128, 128): 0.635, (64, 192): 0.5}
-_SCALED_ROUND_COSTS = {(128, 256): 1.0, (128, 192): 0.82, (128, 128): 0.57, (64, 192): 0.55}
-_HALVED_ROUND, _SCALED_HALVED_ROUND = 0.65, 0.8
+# Time of a round of tiles that few groups have, of one of the largest: in pairs along M, or of 64 rows alone. Those
+# behind the first four stand for a group's one tile of rows. And of a last round that is halved, of a whole one. By
+# results/groups_halved_h200.json, for 16 bits and for scales of blocks.
+_ROUND_COSTS = {(128, 256): 1.0, (128, 192): 0.79, (128, 128): 0.635, (64, 192): 0.5, (256, 128): 0.97, (192, 160): 1.0}
+_SCALED_ROUND_COSTS = {(128, 256): 1.0, (128, 192): 0.82, (128, 128): 0.57, (64, 192): 0.55, (256, 128): 1.03}
+_HALVED_ROUNDS = {(128, 256): 0.65, (128, 192): 0.65, (128, 128): 0.9}
+_SCALED_HALVED_ROUNDS = {(128, 256): 0.8, (128, 192): 0.8, (128, 128): 0.95}
+_FEW_TILES, _TALL = 4, ((256, 128), (192, 160), _NARROWER)
 _FEW_ROUNDS = 4  # of the largest tiles, up to which others were timed
+_ROUND, _SCALED_ROUND = 5.25e-9, 6.3e-9  # seconds a byte of K of a round of the largest tiles, by the same record
+_READ_SHARE = 0.72  # of the memory's rate, at which groups' matrices B are read
+_GAIN = 0.95  # of the expected time, above which a tile stays
 _PAIRED_K = 4096  # bytes of K from which pairs of tiles of 64 rows that share B are faster than single ones
-_UNEVEN_TENTHS = range(7, 14)  # of the average's rows, that groups have
+_UNEVEN_SHARE, _DRAWS = (0.7, 1.3), 24  # of the average's rows, that groups have; and how often they are drawn
 _SHORT_K = 6144  # bytes of K up to which stores that hide behind another tile's products gain more than larger tiles
 _USUAL_K = 8192  # likewise up to which tiles of 128 rows, of which a group's last one wastes fewer, gain more
 _MASKED_ROWS = 128  # a group of masked ones, for which tiles are chosen: see `masked_rows`
@@ -61,9 +71,7 @@ _QUANTIZE_START, _QUANTIZE_RATE = 1.1e-6, 3.2e12  # a kernel that quantises a pr
 _QUANTIZED_COLUMNS = 128  # of C that share a scale, and that a CTA of one kernel has
 _QUANTIZE_BYTES = 9  # an element of float32, written and read, and its 8 bits
 _QUANTIZED_GATE_START = 3e-6  # seconds, and of a K block of 128 and 256 columns of B, by rows of the tile:
-_LARGEST = (128, 256)  # tile of full kernels
 _USUAL_BAND = 8
-_NARROWER, _NARROWER_COST = (128, 192), 1.02  # groups' tile where its rounds are fewer columns, and time a column
 _PAIR = 2  # CTAs of a cluster
 _ALONG_N = ((128, 192), _LARGEST)  # tiles of which bands along N were faster
 _AT_ONCE_K = {_LARGEST: range(512, 2049), _NARROWER: range(512, 7169)}  # where a store at once is faster, by tile:
@@ -584,7 +592,7 @@ def read_each_column(scales: tuple[int, ...], n: int, sums: int) -> bool:
 
 def usual_config(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], scales: tuple[int, ...] | None, sums: int = 1,
-    columns: int = 1, places: ClusterOccupancy | None = None, equal: bool = False,
+    columns: int = 1, places: ClusterOccupancy | None = None, equal: bool = False, masked: bool = False,
 ) -> Sm90Config:  # fmt: skip
     """The configuration of a grouped product, unless it was measured or given.
 
@@ -594,6 +602,7 @@ def usual_config(
     columns  a CTA stores a multiple of this many columns of C, where there is such a tile
     places   of the GPU, or None for an H100's
     equal    all groups have as many rows
+    masked   M is what `masked_rows` takes the groups' rows to be
 
     >>> types = ("e4m3", "e4m3:col", "e4m3")
     >>> usual_config((160, 3072, 4096, 8), types, None).tile, usual_config((160, 3072, 4096, 8), types, None, 2).tile
@@ -601,7 +610,7 @@ def usual_config(
     >>> usual_config((160, 3072, 4096, 8), types, None, columns=128).tile
     (64, 128)
     >>> [usual_config((1600, 3072, 4096, 8), types, (1, 128), sums, 128).tile for sums in (1, 2)]
-    [(256, 128), (128, 256)]
+    [(128, 128), (128, 256)]
     """
     m, n, k, experts = sizes
     rows, wide = -(-m // experts), dtype(types[2]).bits == 32
@@ -618,20 +627,27 @@ def usual_config(
         k_bytes = k * dtype(types[0].partition(":")[0]).bytes
         found = grouped_config(rows, k_bytes, wide, columns=n * sums, groups=experts)
         found = whole_columns(whole_stores(found, types[2], sums), columns * sums)
+    size = dtype(types[0].partition(":")[0]).bytes
+    few = found
     if sums == 1 and found.tile == _LARGEST and found.tuning.turn_last_pair:
-        few = _of_few_tiles(found, sizes, dtype(types[0].partition(":")[0]).bytes, scales is not None, places)
-        if few != found:
-            return whole_columns(whole_stores(few, types[2], sums), columns)
+        few = _of_few_tiles(found, found, sizes, size, scales is not None, places)
+    elif sums == 1 and _ONE_TILE < rows < _ONE_TALL and not (wide or masked) and found.tile in _TALL:
+        large = grouped_config(_ONE_TALL) if scales is None else grouped_scaled_config(_ONE_TALL)
+        few = _of_few_tiles(found, large, sizes, size, scales is not None, places)
+    if few != found:
+        return whole_columns(whole_stores(few, types[2], sums), columns)
     if rows < _UNEVEN or sums > 1:
         return found
     return _as_dealt(found, _tiles((rows, n, k, experts), found.tile, found.cluster), places)
 
 
 def _of_few_tiles(
-    usual: Sm90Config, sizes: tuple[int, int, int, int], size: int, promoted: bool, places: ClusterOccupancy | None
-) -> Sm90Config:
+    usual: Sm90Config, large: Sm90Config, sizes: tuple[int, int, int, int], size: int, promoted: bool,
+    places: ClusterOccupancy | None,
+) -> Sm90Config:  # fmt: skip
     """The configuration of groups that have few of the largest tiles: their last round leaves most of the GPU idle.
 
+    large     that of pairs of the largest tiles
     sizes     M, N, K and the groups
     size      bytes of an element of A
     promoted  the main loop has scales
@@ -639,6 +655,8 @@ def _of_few_tiles(
     >>> few = usual_config((600, 2048, 4096, 2), ("bf16", "bf16:col", "bf16"), None)
     >>> few.tile, usual_config((1200, 4096, 4096, 4), ("bf16", "bf16:col", "bf16"), None).tile
     ((64, 192), (128, 192))
+    >>> [usual_config((rows, 4096, 4096, 3), ("bf16", "bf16:col", "bf16"), None).tile for rows in (600, 6000)]
+    [(128, 192), (128, 256)]
     >>> scaled = usual_config((1200, 4096, 4096, 4), ("e4m3", "e4m3:col", "bf16"), (1, 128))
     >>> scaled.tile, scaled.cluster, scaled.tuning.store_at_once
     ((128, 192), (1, 1), True)
@@ -646,21 +664,13 @@ def _of_few_tiles(
     [(1, 1), (2, 1)]
     """
     m, n, k, groups = sizes
-    workers, rows = (places or ClusterOccupancy()).multiprocessors, -(-m // groups)
-    costs, halved = (_SCALED_ROUND_COSTS, _SCALED_HALVED_ROUND) if promoted else (_ROUND_COSTS, _HALVED_ROUND)
-
-    def rounds(tile: tuple[int, int]) -> tuple[float, float]:
-        """Whole ones, and the part of one that is left."""
-        lines = sum(-(-rows * each // (10 * tile[0])) for each in _UNEVEN_TENTHS) / len(_UNEVEN_TENTHS)
-        return divmod(groups * lines * -(-n // tile[1]) / workers, 1)
-
-    def cost(tile: tuple[int, int]) -> float:
-        whole, rest = rounds(tile)
-        last = halved if whole and tile[0] > ROWS and 2 * rest <= 1 else 1.0
-        return (whole + last * (rest > 0)) * costs[tile]
-
-    tile = min(costs, key=cost)
-    if tile == usual.tile or sum(rounds(usual.tile)) > _FEW_ROUNDS:
+    places = places or ClusterOccupancy()
+    time = _FewTiles(m, n, groups, promoted, places.multiprocessors, places.memory)
+    most = _FEW_ROUNDS * places.multiprocessors
+    if m * n > most * prod(usual.tile) or sum(time.rounds(usual.tile)) > _DRAWS * _FEW_ROUNDS:
+        return usual
+    tile = min([*time.costs][:_FEW_TILES], key=time.expected)
+    if tile == usual.tile or time.expected(tile) > (1 if usual is large else _GAIN) * time.expected(usual.tile):
         return usual
     promotion = "128B" if promoted else "256B"
     if tile[0] == ROWS:
@@ -669,16 +679,65 @@ def _of_few_tiles(
             tile, consumers=1, loader="warp", cluster=(2, 1) if pairs else (1, 1), chunks=1, buffers=2, overlap=True,
             turn_last_pair=pairs, l2_promotion=promotion,
         )  # fmt: skip
+    if tile == large.tile:
+        return large
     found = Sm90Config(
-        tile, loader=usual.loader, cluster=usual.cluster, chunks=1, buffers=1 if promoted and tile[1] > 128 else 2,
+        tile, loader=large.loader, cluster=large.cluster, chunks=1, buffers=1 if promoted and tile[1] > 128 else 2,
         overlap=True, turn_last_pair=True, halve_last_round=True, skip_empty_blocks=not promoted,
         l2_promotion=promotion,
     )  # fmt: skip
-    if not (tile == _NARROWER and usual.tuning.store_at_once and k in _AT_ONCE_K[tile]):
+    if not (tile == _NARROWER and large.tuning.store_at_once and k in _AT_ONCE_K[tile]):
         return found
     # stored at once, tiles alone were faster than pairs
     alone = found.tuned(turn_last_pair=False, store_at_once=True, chunks=_AT_ONCE_CHUNKS[tile], box_rows=ROWS)
     return replace(alone, cluster=(1, 1))
+
+
+class _FewTiles(NamedTuple):
+    """Time of few groups, in rounds of the largest tiles. The host knows the rows of all groups together.
+
+    memory  TB/s
+    """
+
+    rows: int
+    columns: int
+    groups: int
+    promoted: bool
+    workers: int
+    memory: float
+
+    @property
+    def costs(self) -> dict[tuple[int, int], float]:
+        """A round's time by tile."""
+        return _SCALED_ROUND_COSTS if self.promoted else _ROUND_COSTS
+
+    def rounds(self, tile: tuple[int, int]) -> list[float]:
+        """Rounds of a tile for each draw of rows."""
+        of_line, rows = -(-self.columns // tile[1]) / self.workers, self.rows
+        return [of_line * sum(-(-round(rows * x) // tile[0]) for x in shares) for shares in _shares(self.groups)]
+
+    def expected(self, tile: tuple[int, int]) -> float:
+        """The time with a tile, on average over the draws."""
+        return sum(self._time(tile, rounds) for rounds in self.rounds(tile)) / _DRAWS
+
+    def _time(self, tile: tuple[int, int], rounds: float) -> float:
+        """The time of rounds: of products or of reading B. A last one of few tiles is halved, and reads slowly."""
+        whole, rest = divmod(rounds, 1)
+        halved = _SCALED_HALVED_ROUNDS if self.promoted else _HALVED_ROUNDS
+        last = halved.get(tile, 1.0) if whole and 2 * rest <= 1 else 1.0
+        second = (_SCALED_ROUND if self.promoted else _ROUND) * _READ_SHARE * self.memory * 1e12
+        cost, reads = self.costs[tile], self.groups * self.columns / (second * rounds)
+        return whole * max(cost, reads) + (rest > 0) * max(last * cost, rest**0.5 * reads)
+
+
+@lru_cache(256)
+def _shares(groups: int) -> tuple[tuple[float, ...], ...]:
+    """Each group's share of all rows, in draws of 0.7 to 1.3 of the average: the same ones every time."""
+    draw, found = Random(groups), []
+    for _ in range(_DRAWS):
+        each = [draw.uniform(*_UNEVEN_SHARE) for _ in range(groups)]
+        found.append(tuple([x / sum(each) for x in each]))
+    return tuple(found)
 
 
 def _equal_config(rows: int, types: tuple[str, str, str], scales: tuple[int, ...] | None) -> Sm90Config | None:
