@@ -131,8 +131,34 @@ def test_global_memory_between_lanes() -> None:
     half = f"{write} @!%p2 bra A; bar.warp.sync 0xffff; A: mov.u32 %r4, 0; @%p2 bra B; bra C; B: "
     assert not go(half + "ld.global.b32 %r4, [%out+60]; C:").findings
     assert go(half + "ld.global.b32 %r4, [%out+64]; C:").kinds == ["race"]
-    late = f"{head} ld.global.b32 %r4, [%d2]; st.global.b32 [%d1], %r0;"
-    assert not go(late).findings and go(late, STRICT).kinds == ["race"]
+
+
+def test_a_write_over_what_lanes_read_in_global_memory() -> None:
+    """Lint, as in shared memory, and a race by PTX's word; not where a barrier stands between, or each has its own."""
+    head = "mul.wide.u32 %d1, %r0, 4; add.u64 %d1, %out, %d1; add.u32 %r6, %r0, 1; and.b32 %r6, %r6, 31;"
+    head += "mul.wide.u32 %d2, %r6, 4; add.u64 %d2, %out, %d2;"
+    read, write = "ld.global.b32 %r4, [%d2];", "st.global.b32 [%d1], %r0;"
+    for load in (read, "ld.volatile.global.b32 %r4, [%d2];"):
+        late = f"{head} {load} SHUFFLE {write}"
+        for between, says in (("", "lane 0 reads, lane 1 of"), ("shfl.sync.idx.b32 %r4, %r4, 0, 31, -1;", "waited")):
+            found = go(late.replace("SHUFFLE", between))
+            assert found.kinds == ["lint"] and says in found.findings[0].message, found.findings
+            assert "before it, ld." in found.findings[0].message
+            assert go(late.replace("SHUFFLE", between), STRICT).kinds == ["race"]
+        for order in (SYNC, "bar.sync 0;"):
+            assert not go(late.replace("SHUFFLE", order)).findings
+        assert not go(late.replace("SHUFFLE", ""), OFF).findings
+        assert not go(late.replace("[%d2]", "[%d1]").replace("SHUFFLE", "")).findings  # each its own
+        assert not go(late.replace("SHUFFLE", "").replace("[%d1]", "[%d1+128]")).findings  # elsewhere
+    one = f"{head} ld.global.b32 %r4, [%out]; @%p1 st.global.b32 [%out], %r0;"
+    assert go(one).kinds == ["lint"] and not go(one.replace("@%p1 st", f"{SYNC} @%p1 st")).findings
+    # Lane 0 tells another warp, which writes.
+    body = f"{BARRIER.replace('COUNT', '1')} {head} @%p5 bra R; {read} ARRIVE bra E; R: {WAIT} {write} E:"
+    tell = "@%p1 mbarrier.arrive.shared.b64 _, [%r7];"
+    found = go(body.replace("ARRIVE", tell), block=64)
+    assert found.kinds == ["lint"] and "one lane released it" in found.findings[0].message, found.findings
+    assert not go(body.replace("ARRIVE", SYNC + tell), block=64).findings
+    assert go(body.replace("ARRIVE", tell), STRICT, block=64).kinds == ["race"]
 
 
 def test_reads_before_writes_are_a_matter_of_the_policy() -> None:
@@ -276,8 +302,12 @@ def test_one_lanes_acquire_at_a_word_is_its_lanes_where_they_shuffle() -> None:
             "setp.eq.u32 %p7, %r6, 0; @%p7 st.shared.b32 [%r3+512], 0; bar.sync 0; @%p5 bra P;"
             f"st.shared.b32 [%r1], %r0; {SYNC} @%p1 red.release.cta.shared.or.b32 [%r3+512], 1; bra E;"
             f"{ask} setp.eq.u32 %p6, %r6, 0; @%p6 bra P; ld.shared.b32 %r4, [%r2]; E:")  # fmt: skip
-    assert not go(body, block=64).findings
+    found = go(body, block=64)
+    assert found.kinds == ["lint"] and "lane 1 has it by a shuffle" in found.findings[0].message, found.findings
     assert go(body, STRICT, block=64).kinds == ["race"]
+    # A barrier tells the others. The lane that acquired needs none.
+    assert not go(body.replace("ld.shared.b32 %r4", f"{SYNC} ld.shared.b32 %r4"), block=64).findings
+    assert not go(body.replace("ld.shared.b32 %r4", "@%p1 ld.shared.b32 %r4"), block=64).findings
     assert go(body.replace(f"{SYNC} @%p1 red.release", "@%p1 red.release"), block=64).kinds == ["race"]
     # Lanes that do not take part learn nothing, nor does a relaxed read tell any.
     some = body.replace("A: shfl.sync.idx.b32 %r6, %r6, 0, 31, -1;", "A:").replace("@%p6 bra P;", "@%p6 bra P; S:")
