@@ -143,7 +143,7 @@ class Fiber:
     """Some lanes of a warp that execute together."""
 
     __slots__ = (
-        "active", "alone", "apart", "children", "cta", "dirty", "done", "epoch", "gathering", "home", "ins", "joint",
+        "active", "alone", "answers", "apart", "children", "cta", "dirty", "done", "epoch", "gathering", "home", "ins", "joint",
         "knows", "lanes", "machine", "meet", "parent", "pc", "polls", "registers", "rests", "scratch", "spin", "stack",
         "warp", "written",
     )  # fmt: skip
@@ -163,6 +163,7 @@ class Fiber:
         self.scratch: object = None
         self.spin: object = None  # the last test of an mbarrier, and all since one succeeded (`ops/barrier.py`)
         self.polls: set[Poll] = set()
+        self.answers: dict[Poll, tuple[int, int]] = {}  # tests that succeeded -> the phase then, and the epoch
         self.rests = False  # waits for any of `polls`
         self.ins: PtxInstruction | None = None
         self.knows: Knowledge

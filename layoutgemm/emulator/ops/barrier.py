@@ -801,7 +801,7 @@ def mbarrier_bytes(program: Program, ins: PtxInstruction) -> Run:
 
 
 class Poll(NamedTuple):
-    """A test of an mbarrier that failed, by its place in the program."""
+    """A test of an mbarrier, by its place in the program."""
 
     barrier: EmulatedMbarrier
     asked: int
@@ -851,7 +851,16 @@ def mbarrier_wait(program: Program, ins: PtxInstruction) -> Run:
                     if barrier.far_sealed is not None:
                         told.merge(barrier.far_sealed)
             fiber.spin = None
-            fiber.polls = set()
+            # An answer that the thread has had before, and released nothing since, tells it nothing: it goes on with
+            # its other questions, and waits for the next phase as well, which changes this answer.
+            had, now = fiber.answers.get(question), (barrier.phase, fiber.epoch.id)
+            fiber.answers[question] = now
+            if had != now:
+                fiber.polls = set()
+            elif fiber.polls:
+                fiber.polls.discard(question)
+                if by_parity:
+                    fiber.polls.add(question._replace(asked=asked ^ 1))
             return None
         if fiber.spin == question:
             fiber.polls = {question}
