@@ -143,9 +143,9 @@ class Fiber:
     """Some lanes of a warp that execute together."""
 
     __slots__ = (
-        "active", "alone", "answers", "apart", "children", "cta", "dirty", "done", "epoch", "gathering", "home", "ins", "joint",
-        "knows", "lanes", "machine", "meet", "parent", "pc", "polls", "registers", "rests", "scratch", "spin", "stack",
-        "warp", "written",
+        "active", "alone", "answers", "apart", "children", "cta", "dirty", "done", "epoch", "gathering", "home", "ins",
+        "joint", "knows", "lanes", "machine", "meet", "parent", "pc", "polls", "registers", "rests", "scratch", "spin",
+        "stack", "warp", "written",
     )  # fmt: skip
 
     def __init__(self, warp: Warp, registers: list[Any], pc: int, lanes: int, parent: Fiber | None, meet: int) -> None:
