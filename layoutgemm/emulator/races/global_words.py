@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from ..ptx.values import lane_bits
 from .conflicts import TOGETHER, TOLD_BY_ONE, WAITED
-from .lanes import LaneAccess, lanes_that_meet, one_lane, read_together, uninformed
+from .lanes import LaneAccess, Same, lanes_that_meet, one_lane, read_together, uninformed
 
 if TYPE_CHECKING:
     from ..machine.interpreter import Fiber, Warp
@@ -68,13 +68,14 @@ def bounds_of(touch: LaneAccess) -> tuple[int, int]:
 
 def touch(
     fiber: Fiber, addresses: npt.NDArray[np.int64], size: int, lanes: int, write: bool, strong: bool = False,
-    kept: bool = True,
+    kept: bool = True, same: Same | None = None,
 ) -> str | None:  # fmt: skip
     """Record an access to global memory and return its race, or None.
 
     size       bytes at each address
     addresses  of the lanes, in order, or one for all
     strong     two such accesses do not race; kept: it is recorded, unlike an atomic
+    same       of a write, whether memory holds what it writes: no race with another write, as between warps
     """
     ledger, knows, epoch = fiber.cta.cluster.ledger, fiber.knows, fiber.epoch
     if not ledger.lanes:
@@ -94,7 +95,7 @@ def touch(
         for number, members in zip(numbers, who, strict=True):
             mask = members & left
             if mask and race is None:
-                race = _crossing(event, number, size, mask, write, strong)
+                race = _crossing(event, number, size, mask, (write, strong), same)
     if kept:
         pieces = epoch.pieces.setdefault((size, write, strong), {})
         new = dict(zip(numbers, who, strict=True))
@@ -153,14 +154,19 @@ def written_over(fiber: Fiber, kept: Iterable[NotedRead], touch: LaneAccess) -> 
     return None
 
 
-def _crossing(event: MemoryEvent, number: int, size: int, mask: int, write: bool, strong: bool) -> str | None:
-    """The race of `mask`'s lanes with accesses of the event, or None."""
+def _crossing(
+    event: MemoryEvent, number: int, size: int, mask: int, ways: tuple[bool, bool], same: Same | None
+) -> str | None:
+    """The race of `mask`'s lanes with accesses of the event, or None. ways: whether it writes, and strongly."""
+    write, strong = ways
     for (other, wrote, strongly), pieces in event.pieces.items():
         if not (write or wrote) or (strong and strongly):
             continue
         for piece in _same(number, size, other):
             had = pieces.get(piece, 0)
             if not had or (one_lane(had) and had == mask) or (not write and not mask & ~had):
+                continue
+            if wrote and same is not None and same(lambda at: at // size == number):
                 continue
             return (
                 f"global memory at {number * size:#x}, that lanes {had:#x} of the same warp "

@@ -124,6 +124,12 @@ def test_global_memory_between_lanes() -> None:
     # Atomics do not race with each other; equal writes of all lanes are each lane's own.
     assert not go("red.global.add.u32 [%out], 1; red.global.add.u32 [%out], 1;", STRICT).findings
     assert not go("st.global.b32 [%out], %r5; ld.global.b32 %r4, [%out];", STRICT).findings
+    # Equal writes of lanes that take turns are no race, as between warps; a read of one lane's is.
+    turns = "mov.u32 %r6, 0; T: setp.eq.u32 %p3, %r6, %r0; @%p3 st.global.b32 [%out], VALUE; READ add.u32 %r6, %r6, 1;"
+    turns = f"{turns} setp.lt.u32 %p3, %r6, 32; @%p3 bra T;"
+    assert not go(turns.replace("VALUE", "%r5").replace("READ", "")).findings
+    assert go(turns.replace("VALUE", "%r0").replace("READ", "")).kinds == ["race"]
+    assert "race" in go(turns.replace("VALUE", "%r5").replace("READ", "ld.global.b32 %r4, [%out];")).kinds
     # A word stays watched over many releases that order no lanes, each followed by stores elsewhere.
     more = " fence.proxy.async; st.global.b32 [%d1+128], %r0;" * 100
     assert go(f"{write} {more} ld.global.b32 %r4, [%d2];").kinds == ["race"]
