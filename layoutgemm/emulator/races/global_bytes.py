@@ -249,7 +249,7 @@ class GlobalWatch:
                 and not strong
                 and READ_STRONGLY in fiber.warp.scratch
             ):
-                race = self._over(made, fiber.warp.scratch[READ_STRONGLY].get(places.page, ()))
+                race = self._over(made, fiber.warp.scratch[READ_STRONGLY].get(places.page, ()), same)
             pages, shift = (self.coarse, COARSE) if coarse else (self.pages, 0)
             page = pages.get(places.page)
             if page is None:
@@ -322,12 +322,12 @@ class GlobalWatch:
             if page.read and same is not None and (race is None or race.lint):
                 found = (page.readers[where], False, True, where, page.shift)
                 race = self._race(made, places.page, found, None) or race
-                race = race or self._over_reads(made, found[0])
+                race = race or self._over_reads(made, found[0], same)
             if race is not None:
                 return race
         return None
 
-    def _over_reads(self, made: MadeGlobalAccess, numbers: Numbers) -> Conflict | None:
+    def _over_reads(self, made: MadeGlobalAccess, numbers: Numbers, same: Same) -> Conflict | None:
         """The lint of a write over what lanes of a warp read together, or None. numbers: of the reads there."""
         if made.copying is not None:
             return None
@@ -335,18 +335,18 @@ class GlobalWatch:
         for number in np.unique(numbers).tolist() if np.count_nonzero(numbers != first) else [int(first)]:
             earlier = self.accesses[number]
             if earlier is not None and earlier.warp.cta.cluster is made.fiber.cta.cluster:
-                lint = self._over(made, earlier.warp.scratch.get(READ, {}).get(number, ()))
+                lint = self._over(made, earlier.warp.scratch.get(READ, {}).get(number, ()), same)
                 if lint is not None:
                     return lint
         return None
 
     @staticmethod
-    def _over(made: MadeGlobalAccess, kept: Sequence[NotedRead]) -> Conflict | None:
-        """The lint of a write over one of these reads, or None."""
+    def _over(made: MadeGlobalAccess, kept: Sequence[NotedRead], same: Same) -> Conflict | None:
+        """The lint of a write over one of these reads, or None; not of the bytes that memory holds."""
         if not kept:
             return None
         why = written_over(made.fiber, kept, LaneAccess(made.lanes or made.fiber.lanes, made.addresses, made.size))
-        if why is None:
+        if why is None or same(lambda at: np.ones(at.shape, bool)):
             return None
         buffer, offset = made.fiber.machine.launch.memory.find(int(made.addresses[0]))
         both = f"{made.what()}, from byte {offset} of {buffer.name} on, and, before it, {why}"
