@@ -156,7 +156,7 @@ def test_a_write_over_what_lanes_read_in_global_memory() -> None:
         assert not go(late.replace("SHUFFLE", ""), OFF).findings
         assert not go(late.replace("[%d2]", "[%d1]").replace("SHUFFLE", "")).findings  # each its own
         assert not go(late.replace("SHUFFLE", "").replace("[%d1]", "[%d1+128]")).findings  # elsewhere
-    one = f"{head} ld.global.b32 %r4, [%out]; @%p1 st.global.b32 [%out], %r0;"
+    one = f"{head} ld.global.b32 %r4, [%out]; @%p1 st.global.b32 [%out], %r5;"
     assert go(one).kinds == ["lint"] and not go(one.replace("@%p1 st", f"{SYNC} @%p1 st")).findings
     # Lane 0 tells another warp, which writes.
     body = f"{BARRIER.replace('COUNT', '1')} {head} @%p5 bra R; {read} ARRIVE bra E; R: {WAIT} {write} E:"
