@@ -222,7 +222,7 @@ def test_expressions_without_a_value_are_refused(text: str):
 def test_an_arrays_element_stands_for_its_address():
     """PTX ISA, "Arrays as Operands": mov takes it, and so do loads without brackets, as ptxas does."""
     (kernel,) = parse(
-        ".target sm_80\n.global .align 8 .b32 tab[4] = {10, 11, 12, 13};\n.entry k() { .reg .b64 %d<2>; .reg .b32 %r<1>;"
+        ".target sm_80\n.global .align 8 .b32 tab[4] = {1, 2, 3, 4};\n.entry k() { .reg .b64 %d<2>; .reg .b32 %r<1>;"
         ".shared .b64 rows[4][8]; .local .v2 .f32 own[3]; mov.u64 %d0, rows[0x3]; mov.u64 %d1, own[2];"
         " ld.global.u32 %r0, tab[3]; ld.global.u32 %r0, [tab[1]]; ret; }"
     )
