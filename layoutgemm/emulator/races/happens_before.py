@@ -439,6 +439,9 @@ class Ledger:
         self.renew(fiber)
         self.end_turn(fiber)
         knows = fiber.knows
+        if self.lanes and fiber.lanes == fiber.warp.alive:  # every lane tells of its own reads
+            for one in (knows, *[more for _, more in knows.apart]):
+                one.loose &= ~knows.own
         into.merge(knows)
         for event in knows.mine:
             into.seen |= self.bit(event)

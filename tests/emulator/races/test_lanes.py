@@ -321,6 +321,17 @@ def test_one_lanes_acquire_at_a_word_is_its_lanes_where_they_shuffle() -> None:
     assert go(body.replace("ld.acquire.cta", "ld.relaxed.cta"), block=64).kinds == ["race"]
 
 
+def test_a_barrier_of_all_lanes_tells_of_reads_in_many_branches() -> None:
+    """Lanes leave a loop one by one and read apart in it, more often than reads are kept. Then all meet."""
+    body = """mov.u32 %r15, 0; mul.lo.u32 %r12, %r0, 3; mov.u32 %r7, %tid.x; shl.b32 %r7, %r7, 2;
+        add.u32 %r7, %r7, %r9; and.b32 %r13, %r0, 1; setp.eq.u32 %p3, %r13, 0; st.shared.b32 [%r7], %r0; bar.sync 0;
+        L: and.b32 %r13, %r15, 31; shl.b32 %r13, %r13, 2; add.u32 %r13, %r13, %r9; ld.shared.b32 %r4, [%r13];
+        @%p3 bra C; ld.shared.b32 %r6, [%r13+4];
+        C: add.u32 %r15, %r15, 1; setp.lt.u32 %p4, %r15, %r12; @%p4 bra L; MEET st.shared.b32 [%r7], %r15;"""
+    assert not go(body.replace("MEET", "bar.sync 0;"), block=64).findings
+    assert "race" in go(body.replace("MEET", ""), block=64).kinds
+
+
 STORE = "cp.async.bulk.global.shared::cta.bulk_group [%out], [%r9], 128; cp.async.bulk.commit_group;"
 
 
