@@ -481,7 +481,7 @@ class GlobalWatch:
     def _untold(
         made: MadeGlobalAccess, earlier: GlobalAccess, units: Addresses, shift: int, wrote: bool
     ) -> tuple[int, str] | None:
-        """(first address, reason) of a unit whose writer, or reader, has not told of it, or None; lane by lane."""
+        """(first address, reason) of a unit whose writer or reader did not tell, or None; lane by lane."""
         knows, (source, turn) = made.fiber.knows, earlier.stamp
         lanes = made.at(units, shift)
         for bit in lane_bits(lanes) if knows.apart and made.copying is None else (lanes,):

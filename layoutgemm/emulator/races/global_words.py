@@ -134,7 +134,7 @@ def note_read(
 
 
 def written_over(fiber: Fiber, kept: Iterable[NotedRead], touch: LaneAccess) -> str | None:
-    """A warp's read and why a write over it is ordered by practice alone, or None. touch: what is written."""
+    """A warp's read, and why practice alone orders a write over it; or None. touch: what is written."""
     ledger, knows, bounds = fiber.cta.cluster.ledger, fiber.knows, None
     open_ = knows.together | knows.waited
     for one in kept:

@@ -210,7 +210,7 @@ def _pair(had: int, has: int) -> tuple[int, int]:
 
 
 def uninformed(ledger: Ledger, knows: Knowledge, event: MemoryEvent, lanes: int) -> int:
-    """The lanes that lack an event that not all lanes know, or that have it by a shuffle."""
+    """The lanes that lack an event, or know of it by a shuffle alone."""
     bit = ledger.bit(event)
     for members, more in knows.apart:
         if not bit or more.seen & ~more.relayed & bit:

@@ -496,7 +496,7 @@ def test_a_thread_may_poll_mbarriers_in_turn(test, policy):
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda p: f"{p.pick}{p.seed}")
 @pytest.mark.parametrize("test", ["mbarrier.test_wait.parity", "mbarrier.try_wait.parity"])
 def test_a_thread_may_ask_again_for_a_phase_that_it_has_seen_end(test, policy):
-    """It asks for the first one's phase, which has ended, and for a copy that comes late, over and over."""
+    """It asks for a phase that has ended and for a late copy, in turn."""
     again = POLLED.replace("setp.eq.u32 %p3, %r1, 1; @%p3 bra M; ", "").replace("TEST", test)
     again = again.replace("SET: bar", "fence.mbarrier_init.release.cluster; SET: bar")
     few = replace(policy, limit=2000)

@@ -322,7 +322,7 @@ def test_one_lanes_acquire_at_a_word_is_its_lanes_where_they_shuffle() -> None:
 
 
 def test_a_barrier_of_all_lanes_tells_of_reads_in_many_branches() -> None:
-    """Lanes leave a loop one by one and read apart in it, more often than reads are kept. Then all meet."""
+    """Lanes leave a loop one by one, with more reads in branches than are kept; then all meet."""
     body = """mov.u32 %r15, 0; mul.lo.u32 %r12, %r0, 3; mov.u32 %r7, %tid.x; shl.b32 %r7, %r7, 2;
         add.u32 %r7, %r7, %r9; and.b32 %r13, %r0, 1; setp.eq.u32 %p3, %r13, 0; st.shared.b32 [%r7], %r0; bar.sync 0;
         L: and.b32 %r13, %r15, 31; shl.b32 %r13, %r13, 2; add.u32 %r13, %r13, %r9; ld.shared.b32 %r4, [%r13];
