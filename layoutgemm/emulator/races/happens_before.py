@@ -936,7 +936,7 @@ class ShadowMemory:
         self, knows: Knowledge, lanes: int, touch: LaneAccess | None, parts: Parts, record: AccessRecord,
         what: Callable[[], str], common: int,
     ) -> Conflict | None:  # fmt: skip
-        """The lint of lanes that know of the first access by a shuffle alone, or None."""
+        """The lint of lanes that know of the first by a shuffle alone, or None."""
         left = uninformed(self.ledger, knows, record.event, lanes)
         late = meeting(touch.of(left) if touch is not None else None, left, common, parts) if left else 0
         if not late or (touch is not None and not touch.lanes & left):
