@@ -39,7 +39,7 @@ class AddedRowsKernel:
         self.overlaps = "griddepcontrol" in plan.arch.features
 
     def workspace(self, sizes: Sequence[Int32], words: Mapping[str, Int64]) -> tuple[Int64, tuple[Int64, Int64]]:
-        """Host side: the workspace's address, elements from row to row and from matrix to matrix; m, n are sizes."""
+        """Host side: the workspace's address, and elements from row to row and matrix to matrix. m, n are sizes."""
         m, n = sizes[0], sizes[1]
         pitch = Int64(SUM.pitch(n, self.plan.c.dtype.bytes))
         return words[ADDED], (pitch, pitch * m)
@@ -58,7 +58,8 @@ class AddedRowsKernel:
 
     @cute.kernel
     def kernel(self, c: Int64, ldc: Int64, stride_c: Int64, m: Int32, n: Int32, words: tuple) -> None:
-        """Device side: a warp has an index's place, and a run of the row of C that it names."""
+        """Device side: adds one run of a row of C. A warp has an index's place, and a run of the row of C that it
+        names."""
         plan, size = self.plan, self.plan.c.dtype.bytes
         given = bridge.Carried(**dict(zip(plan.words, words, strict=True)))
         thread, _, _ = cute.arch.thread_idx()

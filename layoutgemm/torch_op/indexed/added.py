@@ -1,4 +1,4 @@
-"""torch.ops.layoutgemm.added_rows: rows added to those that indices name, the same bits on every run.
+"""torch.ops.layoutgemm.added_rows: rows added to those that indices name. It gives the same bits on every run.
 
     call                                       adds by
     ---------------------------------------    ------------------------------------------------------------------------
@@ -29,7 +29,7 @@ Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def added(x: torch.Tensor, indices: torch.Tensor, rows: torch.Tensor, ordered: bool = True) -> torch.Tensor:
-    """x with each of the rows added to the one that its index names; those outside are dropped.
+    """x with each of the rows added to the one that its index names. Rows with indices outside are dropped.
 
     >>> added(torch.zeros(2, 1), torch.tensor([1, 2, 1]), torch.tensor([[1.0], [2.0], [3.0]])).tolist()
     [[0.0], [4.0]]
@@ -102,7 +102,7 @@ def unordered_sums(
     ordered: object, product: Callable[..., torch.Tensor], a: object, b: object, add_rows: object,
     out: torch.Tensor | None, others: Mapping[str, object],
 ) -> torch.Tensor:  # fmt: skip
-    """A product's rows, added to `out` or to zeros in any order: a call with ordered=False.
+    """A product's rows, added to `out` or to zeros in any order. It is for a call with ordered=False.
 
     ordered  as it was given
     product  of a and b, with their rows in order: `matmul`, or `grouped_matmul`
