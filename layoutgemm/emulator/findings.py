@@ -71,7 +71,9 @@ class Finding:
 
     @property
     def alike(self) -> tuple[str, str, str]:
-        """A key that findings of one kind and line share, and lints of one cause: opcodes, reason and remedy.
+        """A key that findings of one kind and line share, and lints of one cause.
+
+        A cause is the opcodes, the reason and the remedy.
 
         >>> one, other = (Finding("lint", f"ld.x{n} at PTX line {n} (f.py:{n}) uses it", n) for n in (2, 4))
         >>> one.alike == other.alike

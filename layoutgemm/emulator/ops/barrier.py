@@ -851,17 +851,7 @@ def mbarrier_wait(program: Program, ins: PtxInstruction) -> Run:
                     told.merge(barrier.sealed)
                     if barrier.far_sealed is not None:
                         told.merge(barrier.far_sealed)
-            fiber.spin = None
-            # An answer that the thread has had before, and released nothing since, tells it nothing: it goes on with
-            # its other questions, and waits for the next phase as well, which changes this answer.
-            had, now = fiber.answers.get(question), (barrier.phase, fiber.epoch.id)
-            fiber.answers[question] = now
-            if had != now:
-                fiber.polls = set()
-            elif fiber.polls:
-                fiber.polls.discard(question)
-                if by_parity:
-                    fiber.polls.add(question._replace(asked=asked ^ 1))
+            _succeeded(fiber, question)
             return None
         if fiber.spin == question:
             fiber.polls = {question}
@@ -879,6 +869,23 @@ def mbarrier_wait(program: Program, ins: PtxInstruction) -> Run:
         return None
 
     return go
+
+
+def _succeeded(fiber: Fiber, question: Poll) -> None:
+    """End a thread's polling, unless it has had this answer before.
+
+    An answer that it has had, and has released nothing since, tells it nothing. It goes on with its other questions,
+    and waits for the next phase as well, which changes this answer.
+    """
+    fiber.spin = None
+    had, now = fiber.answers.get(question), (question.barrier.phase, fiber.epoch.id)
+    fiber.answers[question] = now
+    if had != now:
+        fiber.polls = set()
+    elif fiber.polls:
+        fiber.polls.discard(question)
+        if question.by_parity:
+            fiber.polls.add(question._replace(asked=question.asked ^ 1))
 
 
 def _phase_of(fiber: Fiber, state: Value) -> int:

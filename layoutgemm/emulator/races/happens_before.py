@@ -205,7 +205,10 @@ class Knowledge:
         self.narrow, self.clocks = narrow, clocks.after_relaxed(other.clocks, True)
 
     def merge_relayed(self, other: Knowledge) -> None:
-        """Learn what other lanes of the warp acquired, where they shuffle: practice counts on it, PTX does not."""
+        """Learn what other lanes of the warp acquired, where they shuffle.
+
+        Practice counts on it, PTX does not.
+        """
         relayed, clocks = self.relayed | other.seen & ~(self.seen | self.own), self.clocks
         self.merge(other)
         self.relayed, self.clocks = relayed, clocks.relayed_by(other.clocks)

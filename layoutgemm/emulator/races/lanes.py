@@ -188,7 +188,7 @@ def crossing(
 
 
 def lanes_that_meet(before: LaneAccess, touch: LaneAccess, writes: bool, places: int = -1) -> tuple[int, int] | None:
-    """Two lanes that touch one piece of memory, as `crossing` has them; places: of all, or these granules alone."""
+    """Two lanes that touch one piece of memory, as `crossing` has them. `places`: these granules alone."""
     size = min(touch.size, before.size)
     now = touch.units(size)
     for piece, had in before.units(size).items():
