@@ -28,7 +28,7 @@ from ..atoms.tma.im2col import Im2colMap
 from ..atoms.tma.rules import TensorMap
 from ..dtypes import DType, dtype
 from ..errors import EmulatorError, NotCompiledError, OperandError
-from .findings import EDGE, LINT, Counts, Finding
+from .findings import EDGE, LINT, Counts, Finding, joined
 from .host.arguments import ArgumentMemory, Array, PackedArray, array_at, array_of, element_of
 from .host.driver_modules import PtxLaunch
 from .host.dsl_calls import CompiledFunction, watch
@@ -162,13 +162,11 @@ class Emulation:
         found = self.findings
         lines.append(f"{len(found)} finding{'' if len(found) == 1 else 's'}" + (":" if found else ""))
         lines += [str(finding) for finding in found if finding.kind not in QUIET]
-        alike: dict[str, list[Finding]] = {}
+        alike: dict[tuple[str, ...], list[Finding]] = {}
         for finding in found:
             if finding.kind in QUIET:
-                alike.setdefault(finding.message, []).append(finding)
-        for first, *others in alike.values():
-            where = f"\n  and at PTX lines {', '.join(str(other.line) for other in others)}" if others else ""
-            lines.append(f"{first}{where}")
+                alike.setdefault(finding.alike if finding.line else (finding.message,), []).append(finding)
+        lines += [str(joined(same)) for same in alike.values()]
         return "\n".join(lines)
 
     def __str__(self) -> str:
@@ -201,6 +199,7 @@ class Emulation:
                     "kind": f.kind, "message": f.message, "line": f.line, "text": f.text,
                     "source": str(f.source) if f.source else None, "cta": f.cta, "warp": f.warp, "lanes": f.lanes,
                     "role": f.role, "orders": f.orders,
+                    "also": [[line, str(source) if source else None] for line, source in f.also],
                 }
                 for f in self.findings
             ],
@@ -332,9 +331,9 @@ def _run(
         differing = [place for place in different if place[0].name not in told]  # once for all orders
         told |= {buffer.name for buffer, _ in differing}
         after = after or memory.contents()
-        seen = {(finding.kind, finding.line) for finding in out.findings}
+        seen = {(finding.kind, line) for finding in out.findings for line, _ in finding.sites}
         for launch in one.launches:
-            launch.findings[:] = [f for f in launch.findings if (f.kind, f.line) not in seen]
+            launch.findings[:] = [f for f in launch.findings if any((f.kind, line) not in seen for line, _ in f.sites)]
         if differing:
             for place, finding in _disagreements(launches, memory, before, (policy[0], order), differing):
                 one.launches[place].findings.append(finding)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from .machine.bank_counts import BankUse
@@ -16,9 +16,18 @@ WARP = re.compile(r"CTA \((\d+), (\d+), (\d+)\) warp (\d+)(?!\d| \()")
 PLACE = re.compile(r"CTA \(\d+, \d+, \d+\)(?: warp \d+)?")
 # What differs between findings of one line of the program: PTX lines, places, numbers, and roles of warps.
 NUMBERS = re.compile(rf" \((?:{'|'.join((*PARTS, *ALONE, NOTHING))})[^)]*\)|\b0x[0-9a-f]+|(?<![\w.:])\d+")
+# What else differs between lints of one cause at several instructions: the places of both accesses, the lanes, the
+# registers, and how many words a load of tensor memory has.
+SITES = re.compile(
+    r" at PTX line \d+(?: \((?:[^()]|\([^()]*\))*\))?| lanes 0x[0-9a-f]+|\d+\.\.\d+|\.x\d+\b|%\w+| \(\d+ times\)"
+)
+NAMED = 4  # other places of a lint that its text names
 LONG = re.compile(r"(\{%\w+, %\w+, )(?:%\w+, ){6,}(%\w+\})")  # many registers of an instruction
 ALIKE = 4  # findings of one line of the program that are kept
+LINT = "lint"  # the kind of a finding that is legal and suspicious
+EDGE = "edge"  # of one that wrote beyond what was passed
 RoleOf = Callable[[tuple[int, int, int], int], str]  # (block, number of a warp) -> its role, "" if unknown
+Site = tuple[int, SourceLine | None]  # a PTX line, and the line of the original program
 # Kinds of findings -> one sentence: the change that removes them, where the finding has none of its own.
 REMEDIES = {
     "race": "A barrier or an mbarrier between the two orders them.",
@@ -45,6 +54,7 @@ class Finding:
     lanes    the lanes that executed it, as a bit mask
     role     of the warp, by what it does (`machine/roles.py`)
     orders   one sentence: what would order the two accesses, or remove the finding
+    also     of lint: the other instructions with the same cause, as of an unrolled loop
     """
 
     kind: str
@@ -57,11 +67,26 @@ class Finding:
     lanes: int = 0
     role: str = ""
     orders: str = ""
+    also: tuple[Site, ...] = ()
 
     @property
     def alike(self) -> tuple[str, str, str]:
-        """A key that findings of one kind and line share, as of an unrolled loop."""
+        """A key that findings of one kind and line share, and lints of one cause.
+
+        A cause is the opcodes, the reason and the remedy.
+
+        >>> one, other = (Finding("lint", f"ld.x{n} at PTX line {n} (f.py:{n}) uses it", n) for n in (2, 4))
+        >>> one.alike == other.alike
+        True
+        """
+        if self.kind == LINT and self.line:
+            return self.kind, self.orders, NUMBERS.sub("", SITES.sub("", self.message))
         return self.kind, str(self.source or self.line), NUMBERS.sub("", self.message)
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """All its places."""
+        return (self.line, self.source), *self.also
 
     def __str__(self) -> str:
         place = f"CTA {self.cta}" + (f" warp {self.warp}" if self.warp is not None else "")
@@ -70,7 +95,32 @@ class Finding:
             place += f" lanes {self.lanes:#x}"
         line = f" at PTX line {self.line}" + (f" ({self.source})" if self.source else "") if self.line else ""
         text = ": " + LONG.sub(r"\1..., \2", self.text) if self.text else ""
-        return f"{self.kind}: {self.message}\n  {place}{line}{text}" + (f"\n  {self.orders}" if self.orders else "")
+        more = f"\n  {self._others()}" if self.also else ""
+        return f"{self.kind}: {self.message}\n  {place}{line}{text}{more}" + (
+            f"\n  {self.orders}" if self.orders else ""
+        )
+
+    def _others(self) -> str:
+        """The other places: their number and the first of them."""
+        names = list(dict.fromkeys([str(source or f"PTX line {line}") for line, source in self.also]))
+        rest = f"; and {len(names) - NAMED} more lines" if len(names) > NAMED else ""
+        count = len(self.also)
+        return f"also at {count} more instruction{'s' * (count > 1)}: {'; '.join(names[:NAMED])}{rest}"
+
+
+def joined(alike: Sequence[Finding]) -> Finding:
+    """The first of findings that are alike; a lint with the places of all.
+
+    >>> print(joined([Finding("lint", "no fence", 7), Finding("lint", "no fence", 9)]))
+    lint: no fence
+      CTA (0, 0, 0) at PTX line 7
+      also at 1 more instruction: PTX line 9
+    """
+    first = alike[0]
+    if first.kind != LINT:
+        return first
+    sites = dict.fromkeys([site for one in alike for site in one.sites if site[0] != first.line])
+    return replace(first, also=tuple(sites))
 
 
 def with_roles(text: str, role: RoleOf) -> str:
@@ -90,15 +140,11 @@ def with_roles(text: str, role: RoleOf) -> str:
     return WARP.sub(named, text)
 
 
-LINT = "lint"  # the kind of a finding that is legal and suspicious
-EDGE = "edge"  # of one that wrote beyond what was passed
-
-
 @dataclass
 class Findings:
     """All findings of a run, up to a limit. Those of a kind count once for an instruction. Lint has no limit.
 
-    Lints of an instruction count once for each remedy.
+    Lints of an instruction count once for each remedy. Lints of one cause at several instructions are one.
 
     Findings without an instruction, at the end of a block, count once for all blocks and warps. Of several instructions
     of one line of the program, such as an unrolled loop's, `ALIKE` are kept.
@@ -114,6 +160,7 @@ class Findings:
     found: list[Finding] = field(default_factory=list)
     times: Counter[tuple[str, int, str]] = field(default_factory=Counter)
     lines: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    causes: dict[tuple[str, str, str], int] = field(default_factory=dict)  # of lints -> their number in `found`
 
     def add(self, finding: Finding) -> None:
         """Keep a finding, unless the same instruction had one of the same kind."""
@@ -122,6 +169,11 @@ class Findings:
         self.times[key] += 1
         if self.times[key] == 1:
             alike = finding.alike
+            if finding.kind == LINT and finding.line:
+                at = self.causes.setdefault(alike, len(self.found))
+                if at < len(self.found):
+                    self.found[at] = joined([self.found[at], finding])
+                    return
             self.lines[alike] += finding.source is not None
             if self.lines[alike] <= ALIKE:
                 self.found.append(finding)

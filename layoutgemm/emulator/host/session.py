@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import EmulatorError
+from ..findings import joined
 from .arguments import memory_found_by
 from .callers import named_callers
 from .cuda_calls import DeviceMemory, cuda_calls
@@ -85,7 +86,7 @@ class EmulatedGpu:
         for finding in self.findings:
             alike.setdefault(finding.alike, []).append(finding)
         lines = [f"{type(error).__name__}: {error}" for error in self.fatal]
-        lines += [f"{same[0]}\n  {len(same)} times" if len(same) > 1 else str(same[0]) for same in alike.values()]
+        lines += [f"{joined(same)}" + f"\n  {len(same)} times" * (len(same) > 1) for same in alike.values()]
         more = [f"and {len(lines) - KEPT} more findings"] if len(lines) > KEPT else []
         found = f"{len(lines)} finding(s)" if lines else "nothing found"
         head = f"emulated {self.device.name} ({self.device.arch.name}): {launches} launch(es), {found}"

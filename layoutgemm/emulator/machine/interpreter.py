@@ -96,15 +96,19 @@ class Warp:
         self.partly_told: dict[int, tuple[int, int]] = {}
         self.settles: Callable[[Fiber], None] | None = None  # to be called before its fibers release anything
 
-    def meet(self, lanes: int) -> None:
-        """Share what relaxed reads told some of these lanes. Each knows it from its next fence on."""
+    def meet(self, lanes: int, relayed: bool = False) -> None:
+        """Share what relaxed reads told some of these lanes. Each knows it from its next fence on.
+
+        relayed  at an instruction that orders no memory: the lanes that read keep it as their own
+        """
         for some in [some for some in self.waited if some & lanes == some != lanes]:
-            near, far = self.waited.pop(some)
-            if lanes in self.waited:
-                self.waited[lanes][0].merge(near)
-                self.waited[lanes][1].merge(far)
-            else:
-                self.waited[lanes] = near, far
+            ledger, read = self.cta.cluster.ledger, self.waited[some] if relayed else self.waited.pop(some)
+            told = self.waited.setdefault(lanes, (ledger.knowledge(), ledger.knowledge()))
+            for each, one in zip(told, read, strict=True):
+                if relayed:
+                    each.merge_relayed(one)
+                else:
+                    each.merge(one)
 
     def clock(self, low: int, mask: int) -> int:
         """Bits of the launch's clock, from bit `low`. It goes on with operations, and faster with each look at it."""
@@ -139,9 +143,9 @@ class Fiber:
     """Some lanes of a warp that execute together."""
 
     __slots__ = (
-        "active", "alone", "apart", "children", "cta", "dirty", "done", "epoch", "gathering", "home", "ins", "joint",
-        "knows", "lanes", "machine", "meet", "parent", "pc", "polls", "registers", "rests", "scratch", "spin", "stack",
-        "warp", "written",
+        "active", "alone", "answers", "apart", "children", "cta", "dirty", "done", "epoch", "gathering", "home", "ins",
+        "joint", "knows", "lanes", "machine", "meet", "parent", "pc", "polls", "registers", "rests", "scratch", "spin",
+        "stack", "warp", "written",
     )  # fmt: skip
 
     def __init__(self, warp: Warp, registers: list[Any], pc: int, lanes: int, parent: Fiber | None, meet: int) -> None:
@@ -159,6 +163,7 @@ class Fiber:
         self.scratch: object = None
         self.spin: object = None  # the last test of an mbarrier, and all since one succeeded (`ops/barrier.py`)
         self.polls: set[Poll] = set()
+        self.answers: dict[Poll, tuple[int, int]] = {}  # tests that succeeded -> the phase then, and the epoch
         self.rests = False  # waits for any of `polls`
         self.ins: PtxInstruction | None = None
         self.knows: Knowledge
@@ -228,8 +233,8 @@ class Fiber:
             if self.knows.together:
                 have_read(self.cta.cluster.ledger, self, mask & self.lanes)
             for some in [some for some in self.warp.acquired if some & mask == some]:
-                self.knows.merge(self.warp.acquired.pop(some))
-            self.warp.meet(mask & self.lanes & self.warp.alive)
+                self.knows.merge_relayed(self.warp.acquired.pop(some))
+            self.warp.meet(mask & self.lanes & self.warp.alive, relayed=True)
         return mask & self.lanes & self.warp.alive
 
     def asked(self, told: Knowledge, lanes: int) -> None:

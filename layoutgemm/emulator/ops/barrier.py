@@ -802,7 +802,7 @@ def mbarrier_bytes(program: Program, ins: PtxInstruction) -> Run:
 
 
 class Poll(NamedTuple):
-    """A test of an mbarrier that failed, by its place in the program."""
+    """A test of an mbarrier, by its place in the program."""
 
     barrier: EmulatedMbarrier
     asked: int
@@ -851,8 +851,7 @@ def mbarrier_wait(program: Program, ins: PtxInstruction) -> Run:
                     told.merge(barrier.sealed)
                     if barrier.far_sealed is not None:
                         told.merge(barrier.far_sealed)
-            fiber.spin = None
-            fiber.polls = set()
+            _succeeded(fiber, question)
             return None
         if fiber.spin == question:
             fiber.polls = {question}
@@ -870,6 +869,23 @@ def mbarrier_wait(program: Program, ins: PtxInstruction) -> Run:
         return None
 
     return go
+
+
+def _succeeded(fiber: Fiber, question: Poll) -> None:
+    """End a thread's polling, unless it has had this answer before.
+
+    An answer that it has had, and has released nothing since, tells it nothing. It goes on with its other questions,
+    and waits for the next phase as well, which changes this answer.
+    """
+    fiber.spin = None
+    had, now = fiber.answers.get(question), (question.barrier.phase, fiber.epoch.id)
+    fiber.answers[question] = now
+    if had != now:
+        fiber.polls = set()
+    elif fiber.polls:
+        fiber.polls.discard(question)
+        if question.by_parity:
+            fiber.polls.add(question._replace(asked=question.asked ^ 1))
 
 
 def _phase_of(fiber: Fiber, state: Value) -> int:

@@ -392,7 +392,16 @@ def _touch_global(
     same  of a write, whether memory holds what it writes
     """
     _aligned(addresses, size)
-    race = lane_words.touch(fiber, addresses, size, lanes, does != "reads", strong, does in ("reads", "writes"))
+    race = lane_words.touch(
+        fiber,
+        addresses,
+        size,
+        lanes,
+        does != "reads",
+        strong,
+        does in ("reads", "writes"),
+        same if does == "writes" else None,
+    )
     if race is not None:
         message = f"{said(fiber, ins)()} {does} {race}"
         fiber.machine.problem("race", message, fiber, orders="bar.warp.sync between the two orders them.")

@@ -43,6 +43,7 @@ class ModuleVariable(NamedTuple):
     relocations  addresses of other variables in it
     line         of the PTX text
     external     defined elsewhere (`.extern`): its bytes must be given
+    element      bytes of one
     """
 
     name: str
@@ -52,6 +53,7 @@ class ModuleVariable(NamedTuple):
     relocations: tuple[Relocation, ...]
     line: int
     external: bool = False
+    element: int = 1
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ def variables_of(text: str) -> tuple[ModuleVariable, ...]:
         out.append(
             ModuleVariable(
                 name, space, alignment_of(align, each, what), bytes(content), tuple(relocations), line,
-                "extern" in linkage,
+                "extern" in linkage, each,
             )
         )  # fmt: skip
     return tuple(out)

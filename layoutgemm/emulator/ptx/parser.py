@@ -91,11 +91,12 @@ class Parameter(NamedTuple):
 
 
 class SharedSymbol(NamedTuple):
-    """A shared-memory symbol; size 0: the dynamic part, which starts after all others."""
+    """A shared-memory symbol; size 0: the dynamic part, which starts after all others. `element`: bytes of one."""
 
     name: str
     align: int
     size: int
+    element: int = 1
 
 
 class LocalSymbol(NamedTuple):
@@ -105,6 +106,7 @@ class LocalSymbol(NamedTuple):
     align: int
     size: int
     framed: bool = False
+    element: int = 1
 
 
 @dataclass
@@ -279,7 +281,7 @@ def _shared(m: re.Match[str], line: int) -> SharedSymbol:
         size *= int(extent or 0)
     if size > MAX_SHARED_BYTES:
         raise PtxError(f"{what}: {size} bytes of shared memory, more than {MAX_SHARED_BYTES}")
-    return SharedSymbol(name, alignment_of(align, unit, what), size)
+    return SharedSymbol(name, alignment_of(align, unit, what), size, unit)
 
 
 def _body(text: str, entry: re.Match[str]) -> int:
@@ -426,7 +428,7 @@ def _local(text: str, line: int) -> LocalSymbol:
         size *= int(extent)
     if size > MAX_LOCAL_BYTES:
         raise PtxError(f"{what}: {size} bytes of local memory, more than {MAX_LOCAL_BYTES}")
-    return LocalSymbol(name, alignment_of(align, unit, what), size)
+    return LocalSymbol(name, alignment_of(align, unit, what), size, element=unit)
 
 
 @lru_cache(maxsize=64)
@@ -513,7 +515,10 @@ def _instruction(kernel: PtxKernel, statement: Statement) -> PtxInstruction:
     if len(scopes) > 2:
         arguments = NAME.sub(lambda m: resolved(m.group(0), scopes), arguments)
     try:
-        operands = tuple([_operand(kernel, part) for part in _split(arguments)])
+        # Where an instruction takes an address, ptxas takes `tab[2]` as well as `[tab+8]`.
+        needs = opcode.split(".")[0] not in ("mov", "cvta")
+        operands = tuple([_operand(kernel, f"[{part}]" if needs and _INDEXED.fullmatch(part) else part)
+                          for part in _split(arguments)])  # fmt: skip
     except ValueError as error:
         raise PtxError(f"PTX line {line}: {text}: {error}") from None
     words = in_order(tuple(opcode.split(".")))
@@ -562,6 +567,21 @@ _NUMBER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|0[fF][0-9a-fA-F]{8}|0[d
 
 
 _DECIMAL = re.compile(r"-?\d+(?:\.\d*(?:[eE][+-]?\d+)?|[eE][+-]?\d+)")
+
+
+_INDEXED = re.compile(r"([A-Za-z_$][\w$@.]*)\s*\[\s*(0[xX][0-9a-fA-F]+|[1-9]\d*|0)\s*\]")
+
+
+def _indexed(kernel: PtxKernel, text: str) -> PtxOperand | None:
+    """`tab[2]`, the address of an array's element, as `tab+8` (PTX ISA, "Arrays as Operands"); None for other text."""
+    found = _INDEXED.fullmatch(text)
+    if found is None:
+        return None
+    elements = {one.name: one.element for one in kernel.variables}
+    elements |= {one.name: one.element for one in kernel.shared} | {one.name: one.element for one in kernel.local}
+    if (element := elements.get(found[1])) is None:
+        raise ValueError(f"{found[1]} in {shown(text)} is no array that the kernel declares")
+    return PtxOperand("symbol", f"{found[1]}+{int(found[2], 0) * element}")
 
 
 def _operand(kernel: PtxKernel, text: str) -> PtxOperand:
@@ -618,4 +638,6 @@ def _operand(kernel: PtxKernel, text: str) -> PtxOperand:
         return PtxOperand("number", bare)
     if re.fullmatch(r"[\w$@.]+(?:\s*\+\s*\d+)?", bare):
         return PtxOperand("symbol", bare)
+    if (element := _indexed(kernel, bare)) is not None:
+        return element
     raise ValueError(f"cannot read the operand {shown(text)}")

@@ -9,6 +9,8 @@ PTX ISA, "Memory Consistency Model", "Causality order" and "Proxy-preserved base
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 Clock = dict[int, int]  # source -> its last known turn
@@ -16,7 +18,7 @@ Stamp = tuple[int, int]  # (source, turn)
 
 
 class Clocks(NamedTuple):
-    """Five clocks, never changed in place.
+    """Five clocks, never changed in place, and what practice makes of them.
 
     known    accesses that have happened
     crossed  those of them that came before a proxy fence, or are the async proxy's own
@@ -24,6 +26,7 @@ class Clocks(NamedTuple):
              these on
     doubted  known, and what a volatile or atomic read without a fence tells of: practice counts on it, PTX does not
     told     doubted, and what any relaxed read tells of: a fence makes it known
+    practice these clocks with what other lanes of the warp acquired and a shuffle hands on; None: the same
     """
 
     known: Clock
@@ -31,6 +34,7 @@ class Clocks(NamedTuple):
     fenced: Clock
     doubted: Clock
     told: Clock
+    practice: Clocks | None = None
 
     def merged(self, other: Clocks) -> Clocks:
         """The accesses that either knows: one of the two, if it covers the other."""
@@ -38,26 +42,54 @@ class Clocks(NamedTuple):
             return self
         if self is NO_CLOCKS:
             return other
-        found = [_merged(one, two) for one, two in zip(self, other, strict=True)]
+        if self.practice is not None or other.practice is not None:
+            return self._each(Clocks.merged, other)
+        found = [_merged(one, two) for one, two in zip(self[:5], other[:5], strict=True)]
         for whole in (other, self):
-            if all(one is two for one, two in zip(found, whole, strict=True)):
+            if all(one is two for one, two in zip(found, whole[:5], strict=True)):
                 return whole
-        return Clocks(*found)
+        return Clocks._make((*found, None))
+
+    @property
+    def strict(self) -> Clocks:
+        """These without what a shuffle hands on."""
+        return self if self.practice is None else self._replace(practice=None)
+
+    def relayed_by(self, other: Clocks) -> Clocks:
+        """These after a shuffle among lanes, some of which have acquired the other's."""
+        return self.strict._in_practice((self.practice or self).merged(other.practice or other))
+
+    def _in_practice(self, practice: Clocks) -> Clocks:
+        """These with that in practice, unless they cover it."""
+        return self if self.covers(practice) else self._replace(practice=practice)
+
+    def _each(self, join: Callable[[Clocks, Clocks], Clocks], other: Clocks) -> Clocks:
+        """Both joined, by PTX's word and in practice."""
+        return join(self.strict, other.strict)._in_practice(join(self.practice or self, other.practice or other))
+
+    def key(self) -> tuple[object, ...]:
+        """A hashable value, each part of which is empty where nothing is known."""
+        own = tuple([frozenset(clock.items()) for clock in self[:5]])
+        return own if self.practice is None else (*own, *self.practice.key())
 
     def covers(self, other: Clocks) -> bool:
         """True if these know all accesses that the other knows."""
+        if self.practice is not None or other.practice is not None:
+            return self.strict.covers(other.strict) and (self.practice or self).covers(other.practice or other)
         return all(one is two or all(one.get(source, 0) >= turn for source, turn in two.items())
-                   for one, two in zip(self, other, strict=True))  # fmt: skip
+                   for one, two in zip(self[:5], other[:5], strict=True))  # fmt: skip
 
     def common(self, other: Clocks) -> Clocks:
         """The accesses that both know: one of the two, if the other covers it."""
         if other is self:
             return self
-        found = [_common(one, two) for one, two in zip(self, other, strict=True)]
+        if self.practice is not None or other.practice is not None:
+            return self._each(Clocks.common, other)
+        found = [_common(one, two) for one, two in zip(self[:5], other[:5], strict=True)]
         for whole in (self, other):
-            if all(one is two for one, two in zip(found, whole, strict=True)):
+            if all(one is two for one, two in zip(found, whole[:5], strict=True)):
                 return whole
-        return Clocks(*found)
+        return Clocks._make((*found, None))
 
     def after(self, stamp: Stamp, asynchronous: bool) -> Clocks:
         """These, and a source's turn; asynchronous: it was the async proxy's."""
@@ -69,17 +101,21 @@ class Clocks(NamedTuple):
 
     def after_proxy_fence(self) -> Clocks:
         """These after fence.proxy.async."""
-        return self._replace(crossed=self.known)
+        practice = None if self.practice is None else self.practice.after_proxy_fence()
+        return self._replace(crossed=self.known, practice=practice)
 
     def after_fence(self, acquires: bool, releases: bool = True) -> Clocks:
         """These after a fence of the GPU's scope. `acquires`: it is not a release alone. `releases`: it is not an
         acquire alone."""
         known = self.told if acquires else self.known
         doubted = self.told if acquires else self.doubted
-        return Clocks(known, self.crossed, known if releases else self.fenced, doubted, self.told)
+        practice = None if self.practice is None else self.practice.after_fence(acquires, releases)
+        return Clocks(known, self.crossed, known if releases else self.fenced, doubted, self.told, practice)
 
     def handed_relaxed(self) -> Clocks:
         """The part that a relaxed write hands on."""
+        if self.practice is not None:
+            return self.strict.handed_relaxed()._in_practice(self.practice.handed_relaxed())
         if not self.fenced:
             return NO_CLOCKS
         return Clocks(self.fenced, self.crossed, self.fenced, self.fenced, self.fenced)
@@ -87,6 +123,8 @@ class Clocks(NamedTuple):
     def after_relaxed(self, other: Clocks, practice: bool) -> Clocks:
         """These after a relaxed read of what was handed on. `practice`: one that older code counts on without a
         fence."""
+        if self.practice is not None or other.practice is not None:
+            return self._each(partial(Clocks.after_relaxed, practice=practice), other)
         doubted = _merged(self.doubted, other.doubted) if practice else self.doubted
         return self._replace(doubted=doubted, told=_merged(self.told, other.told))
 

@@ -54,6 +54,8 @@ TOGETHER = (
 )
 WAITED = "its lanes have waited for each other since, where PTX orders no memory: "
 TOLD_BY_ONE = "one lane released it for lanes of its warp that read it"
+RELAYED = "another lane of its warp acquired that at a word of memory, and lane {} has it by a shuffle or vote"
+RELAY = "bar.warp.sync (sync_warp, __syncwarp) between the lane that acquires and the others' accesses orders them."
 WARP_BARRIER = (
     "bar.warp.sync (sync_warp, __syncwarp) between the reads and the lane that releases or overwrites them orders them."
 )

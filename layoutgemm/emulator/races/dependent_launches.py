@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ..machine.memory import GlobalMemory
     from .clocks import Stamp
     from .global_bytes import GlobalWatch
+    from .happens_before import Knowledge
 
 WAITS = "griddepcontrol.wait by the thread, or by one that a barrier leads from, before the access orders them."
 WAITS_BEFORE = "griddepcontrol.wait in the kernel between the two, before its end, orders them."
@@ -55,9 +56,13 @@ class DependentLaunch:
 
     def knows(self, fiber: Fiber, lanes: int) -> bool:
         """True if each of these lanes has waited, or knows of a thread that has."""
-        source, turn = self.stamp
-        told = [members for members, more in fiber.knows.apart if more.clocks.known.get(source, 0) >= turn]
-        return fiber.knows.clocks.known.get(source, 0) >= turn or not lanes & ~reduce(or_, told, 0)
+
+        def has(knows: Knowledge) -> bool:
+            source, turn = self.stamp
+            return (knows.clocks.practice or knows.clocks).known.get(source, 0) >= turn
+
+        told = [members for members, more in fiber.knows.apart if has(more)]
+        return has(fiber.knows) or not lanes & ~reduce(or_, told, 0)
 
     def wait(self, fiber: Fiber) -> None:
         """griddepcontrol.wait."""

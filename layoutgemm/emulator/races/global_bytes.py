@@ -16,7 +16,7 @@ Lanes of one warp have a file of their own (`global_words.py`). PTX ISA, "Memory
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,9 +26,10 @@ import numpy.typing as npt
 from ..machine.memory import GRANULE
 from ..ptx.values import lane_bits, lanes_among
 from .clocks import NO_CLOCKS, Clock, Clocks, Stamp
-from .conflicts import FENCE, Conflict, remedy
-from .global_words import untold
-from .lanes import Same, clocks_of
+from .conflicts import FENCE, WARP_BARRIER, Conflict, remedy
+from .conflicts import TOGETHER as RUN_TOGETHER
+from .global_words import READ, READ_STRONGLY, NotedRead, note_read, untold, written_over
+from .lanes import LaneAccess, Same, clocks_of
 
 if TYPE_CHECKING:
     from ..machine.interpreter import Fiber, Warp
@@ -64,6 +65,8 @@ FLAG = (
 WARP = "bar.warp.sync (__syncwarp) of the writing warp, before one of its lanes releases, orders them."
 ALONE = "other lanes of the warp have acquired it"
 AFTER = "bar.warp.sync (__syncwarp) between the lane that acquires, or waits, and the others' accesses orders them."
+SHUFFLED = f"other lanes of the warp have acquired it, and a shuffle or vote told the rest: {RUN_TOGETHER}"
+LINTS = (DOUBTED, SHUFFLED)
 UNFENCED = "no fence.proxy.async between the write and the read by a copy engine"
 Numbers = npt.NDArray[np.int32]
 Addresses = npt.NDArray[np.int64]
@@ -239,6 +242,14 @@ class GlobalWatch:
         for places in _places(addresses, size):
             if race is None or race.lint:
                 race = self._examined(made, places, same, strong) or race
+            if (
+                race is None
+                and same is not None
+                and copying is None
+                and not strong
+                and READ_STRONGLY in fiber.warp.scratch
+            ):
+                race = self._over(made, fiber.warp.scratch[READ_STRONGLY].get(places.page, ()), same)
             pages, shift = (self.coarse, COARSE) if coarse else (self.pages, 0)
             page = pages.get(places.page)
             if page is None:
@@ -248,6 +259,8 @@ class GlobalWatch:
             if same is None:
                 page.readers[places.units(shift)] = number
                 page.read = True
+                if copying is None:
+                    note_read(fiber, what, number, addresses, size, lanes or fiber.lanes, READ)
             elif strong:
                 self._add(page.changed(), places.units(shift), number, source, fiber.knows.clocks.known)
             else:
@@ -261,6 +274,7 @@ class GlobalWatch:
         """The conflict of some lanes' strong read with an unordered ordinary write, or None."""
         made = MadeGlobalAccess(fiber, what, None, addresses, size, lanes)
         for places in _places(addresses, size):
+            note_read(fiber, what, places.page, addresses, size, lanes, READ_STRONGLY)
             page = self.pages.get(places.page)
             if page is None or not page.written:
                 continue
@@ -308,9 +322,35 @@ class GlobalWatch:
             if page.read and same is not None and (race is None or race.lint):
                 found = (page.readers[where], False, True, where, page.shift)
                 race = self._race(made, places.page, found, None) or race
+                race = race or self._over_reads(made, found[0], same)
             if race is not None:
                 return race
         return None
+
+    def _over_reads(self, made: MadeGlobalAccess, numbers: Numbers, same: Same) -> Conflict | None:
+        """The lint of a write over what lanes of a warp read together, or None. numbers: of the reads there."""
+        if made.copying is not None:
+            return None
+        first = numbers[0]
+        for number in np.unique(numbers).tolist() if np.count_nonzero(numbers != first) else [int(first)]:
+            earlier = self.accesses[number]
+            if earlier is not None and earlier.warp.cta.cluster is made.fiber.cta.cluster:
+                lint = self._over(made, earlier.warp.scratch.get(READ, {}).get(number, ()), same)
+                if lint is not None:
+                    return lint
+        return None
+
+    @staticmethod
+    def _over(made: MadeGlobalAccess, kept: Sequence[NotedRead], same: Same) -> Conflict | None:
+        """The lint of a write over one of these reads, or None; not of the bytes that memory holds."""
+        if not kept:
+            return None
+        why = written_over(made.fiber, kept, LaneAccess(made.lanes or made.fiber.lanes, made.addresses, made.size))
+        if why is None or same(lambda at: np.ones(at.shape, bool)):
+            return None
+        buffer, offset = made.fiber.machine.launch.memory.find(int(made.addresses[0]))
+        both = f"{made.what()}, from byte {offset} of {buffer.name} on, and, before it, {why}"
+        return Conflict(both, WARP_BARRIER, lint=True)
 
     def _add(self, changers: Numbers, where: slice | Numbers, number: int, source: int, known: Clock) -> None:
         """Record a strong write beside those that it does not follow: a later read has to follow all of them."""
@@ -369,6 +409,7 @@ class GlobalWatch:
         numbers, wrote, writes, where, shift = found
         fiber, what = made.fiber, made.what
         first = numbers[0]
+        doubt: Conflict | None = None
         different = np.unique(numbers).tolist() if np.count_nonzero(numbers != first) else [int(first)]
         for number, one in [(every, one) for every in different for one in self.groups.get(every, (every,))]:
             earlier = self.accesses[one]
@@ -381,17 +422,19 @@ class GlobalWatch:
                 units = inside + (page << PAGE_BITS - shift)
                 lacks = self._lacking(made, earlier, wrote, writes, lacks, units, shift)
             source, turn = earlier.stamp
-            partly = wrote and lacks is None and source == earlier.warp.source != fiber.warp.source
+            partly = lacks in (None, SHUFFLED) and source == earlier.warp.source != fiber.warp.source
+            partly = partly and (wrote or fiber.cta.cluster.ledger.reads)
             if lacks is None and not (partly and turn in earlier.warp.partly_told):
                 continue
             theirs = np.flatnonzero(numbers == number)
             inside = theirs + where.start if isinstance(where, slice) else where[theirs].astype(np.int64)
             units = inside + (page << PAGE_BITS - shift)
+            if partly and turn in earlier.warp.partly_told:
+                alone = self._untold(made, earlier, units, shift, wrote)
+                if alone is not None:
+                    units, lacks = units[units == alone[0] >> shift], alone[1]
             if lacks is None:
-                alone = self._untold(made, earlier, units, shift)
-                if alone is None:
-                    continue
-                units, lacks = units[units == alone[0] >> shift], alone[1]
+                continue
             if same is not None and same(partial(_among, units, shift)):
                 continue  # memory holds these bytes in either order
             at = int(units[0]) << shift
@@ -400,10 +443,10 @@ class GlobalWatch:
             buffer, offset = fiber.machine.launch.memory.find(at)
             both = f"both touch byte {offset} of {buffer.name}"
             message = f"{what()} and, before it, {earlier.what}, which {'wrote' if wrote else 'read'} it, {both}"
-            why, lint = lacks, lacks is DOUBTED and not self.strict
+            why, lint = lacks, (lacks is DOUBTED and not self.strict) or lacks is SHUFFLED
             orders = (
                 WARP
-                if partly
+                if partly and lacks is not SHUFFLED
                 else AFTER
                 if lacks.startswith(ALONE)
                 else ACQUIRE
@@ -412,9 +455,11 @@ class GlobalWatch:
                 if lacks is UNFENCED
                 else self._orders(fiber, earlier, what)
             )
-            return Conflict(f"{message}; {why}" if lacks is UNFENCED else f"{message}; nothing orders them: {why}",
-                            orders, lint)  # fmt: skip
-        return None
+            says = f"{message}; {why}" if lacks in (UNFENCED, SHUFFLED) else f"{message}; nothing orders them: {why}"
+            if not lint:
+                return Conflict(says, orders)
+            doubt = doubt or Conflict(says, orders, True)
+        return doubt
 
     def _lacking(
         self, made: MadeGlobalAccess, earlier: GlobalAccess, wrote: bool, writes: bool, lacks: str,
@@ -425,22 +470,25 @@ class GlobalWatch:
         if made.copying is not None:
             return self._lacks(made, earlier, wrote, writes, lanes)
         each = [(bit, self._lacks(made, earlier, wrote, writes, bit)) for bit in lane_bits(lanes)]
-        missing = [(bit, why) for bit, why in each if why is not None]
-        if len(missing) == len(each):
+        missing = sorted([(why in LINTS, bit, why) for bit, why in each if why is not None])
+        if len(missing) == len(each) and lacks not in LINTS:
             return lacks
-        if not missing or missing[0][1] in (DOUBTED, UNFENCED):
-            return missing[0][1] if missing else None
-        return f"{ALONE}, lane {missing[0][0].bit_length() - 1} has not, and no bar.warp.sync tells it"
+        if not missing or missing[0][2] in (*LINTS, UNFENCED):
+            return missing[0][2] if missing else None
+        return f"{ALONE}, lane {missing[0][1].bit_length() - 1} has not, and no bar.warp.sync tells it"
 
     @staticmethod
-    def _untold(made: MadeGlobalAccess, earlier: GlobalAccess, units: Addresses, shift: int) -> tuple[int, str] | None:
-        """(first address, reason) of a unit whose writer has not told its reader, or None; lane by lane."""
+    def _untold(
+        made: MadeGlobalAccess, earlier: GlobalAccess, units: Addresses, shift: int, wrote: bool
+    ) -> tuple[int, str] | None:
+        """(first address, reason) of a unit whose writer or reader did not tell, or None; lane by lane."""
         knows, (source, turn) = made.fiber.knows, earlier.stamp
         lanes = made.at(units, shift)
         for bit in lane_bits(lanes) if knows.apart and made.copying is None else (lanes,):
             own = units if bit == lanes else [unit for unit in units.tolist() if made.at(np.array([unit]), shift) & bit]
-            known = clocks_of(knows, bit).known[source]
-            found = untold(earlier.warp, turn, known, [int(unit) << shift for unit in own])
+            clocks = clocks_of(knows, bit)
+            known = (clocks.practice or clocks).known[source]
+            found = untold(earlier.warp, turn, known, [int(unit) << shift for unit in own], wrote)
             if found is not None:
                 return found
         return None
@@ -453,7 +501,8 @@ class GlobalWatch:
         lanes  whose knowledge counts, beside that of all
         """
         fiber, copying = made.fiber, made.copying
-        clocks, (source, turn) = clocks_of(fiber.knows, lanes), earlier.stamp
+        (source, turn), every = earlier.stamp, clocks_of(fiber.knows, lanes)
+        clocks = every.practice or every
         own, alone = source == fiber.warp.source, earlier.warp.cta.cluster is fiber.cta.cluster
         if not own and clocks.known.get(source, 0) < turn and not (alone and self._ended(fiber, earlier, lanes)):
             if clocks.doubted.get(source, 0) >= turn:
@@ -464,7 +513,10 @@ class GlobalWatch:
                 return None if stores else "no wait for the first's end"
             return "no barrier" if alone else "no barrier, and no word that the one releases and the other acquires"
         crosses = wrote and copying is not None and copying.asynchronous and not earlier.asynchronous
-        return UNFENCED if crosses and clocks.crossed.get(source, 0) < turn else None
+        if crosses and clocks.crossed.get(source, 0) < turn:
+            return UNFENCED
+        by_word = own or every.known.get(source, 0) >= turn or (alone and self._ended(fiber, earlier, lanes))
+        return None if by_word and not (crosses and every.crossed.get(source, 0) < turn) else SHUFFLED
 
     def _ended(self, fiber: Fiber, earlier: GlobalAccess, lanes: int) -> bool:
         """True if the fiber, or one of these lanes, knows that a copy has ended."""

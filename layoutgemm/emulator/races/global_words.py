@@ -3,8 +3,11 @@
 Races between warps are found in `global_bytes.py`. Between the lanes of a warp, each event (`happens_before.py`) keeps
 the pieces that each lane wrote. They stay until all lanes know of the event (`lanes.py`) or the checker forgets it, for
 the latest `KEPT` events of a warp that touched global memory. An event ends where the warp releases something. A race
-across more than `KEPT` events, without a barrier of the warp in between, is not seen. Reads are kept only under
+across more than `KEPT` events, without a barrier of the warp in between, is not seen. Reads are kept so only under
 `Policy(lanes="strict")`.
+
+Otherwise a warp keeps its latest reads as they were made (`note_read`). A write over what the warp has read, or another
+that told of it by one lane, is compared with them: lint (`written_over`).
 
 Where one lane releases its warp's writes, another warp knows those of that lane alone, until a barrier of the warp
 (`untold`).
@@ -13,7 +16,7 @@ Where one lane releases its warp's writes, another warp knows those of that lane
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
@@ -22,24 +25,57 @@ import numpy as np
 import numpy.typing as npt
 
 from ..ptx.values import lane_bits
-from .lanes import one_lane, uninformed
+from .conflicts import TOGETHER, TOLD_BY_ONE, WAITED
+from .lanes import LaneAccess, Same, lanes_that_meet, one_lane, read_together, uninformed
 
 if TYPE_CHECKING:
     from ..machine.interpreter import Fiber, Warp
     from .happens_before import MemoryEvent
 
 KEPT = 256
+# In a warp's scratch: the number of an access -> its latest reads; the number of a page -> the latest strong ones.
+READ, READ_STRONGLY = "noted reads", "noted strong reads"
+READS, AT_ONCE = 64, 8  # numbers of accesses whose reads a warp keeps, and of the latest reads of each
+
+
+class NotedRead:
+    """A load of global memory by lanes that made it together. `event` stands for it in the ledger."""
+
+    __slots__ = ("_bounds", "event", "touch", "what")
+
+    def __init__(self, event: MemoryEvent, touch: LaneAccess, what: Callable[[], str]) -> None:
+        self.event, self.touch, self.what = event, touch, what
+        self._bounds: tuple[int, int] | None = None
+
+    def pair(self, written: LaneAccess, bounds: tuple[int, int]) -> tuple[int, int] | None:
+        """Two lanes, one of which reads what the other writes, or None. bounds: of what is written."""
+        before = self.touch
+        if self._bounds is None:
+            self._bounds = bounds_of(before)
+        if self._bounds[1] < bounds[0] or bounds[1] < self._bounds[0]:
+            return None
+        if before.size == written.size and before.lanes == written.lanes and len(before.offsets) > 1:
+            low = before.offsets[:-1]
+            if np.array_equal(before.offsets, written.offsets) and (low < before.offsets[1:]).all():
+                return None  # the most frequent: each lane its own
+        return lanes_that_meet(before, written, True)
+
+
+def bounds_of(touch: LaneAccess) -> tuple[int, int]:
+    """The first and the last byte that it touches."""
+    return int(touch.offsets.min()), int(touch.offsets.max()) + touch.size - 1
 
 
 def touch(
     fiber: Fiber, addresses: npt.NDArray[np.int64], size: int, lanes: int, write: bool, strong: bool = False,
-    kept: bool = True,
+    kept: bool = True, same: Same | None = None,
 ) -> str | None:  # fmt: skip
     """Record an access to global memory and return its race, or None.
 
     size       bytes at each address
     addresses  of the lanes, in order, or one for all
     strong     two such accesses do not race; kept: it is recorded, unlike an atomic
+    same       of a write, whether memory holds what it writes: no race with another write, as between warps
     """
     ledger, knows, epoch = fiber.cta.cluster.ledger, fiber.knows, fiber.epoch
     if not ledger.lanes:
@@ -59,7 +95,7 @@ def touch(
         for number, members in zip(numbers, who, strict=True):
             mask = members & left
             if mask and race is None:
-                race = _crossing(event, number, size, mask, write, strong)
+                race = _crossing(event, number, size, mask, (write, strong), same)
     if kept:
         pieces = epoch.pieces.setdefault((size, write, strong), {})
         new = dict(zip(numbers, who, strict=True))
@@ -76,14 +112,61 @@ def touch(
     return race
 
 
-def _crossing(event: MemoryEvent, number: int, size: int, mask: int, write: bool, strong: bool) -> str | None:
-    """The race of `mask`'s lanes with accesses of the event, or None."""
+def note_read(
+    fiber: Fiber, what: Callable[[], str], number: int, addresses: npt.NDArray[np.int64], size: int, lanes: int,
+    into: str,
+) -> None:  # fmt: skip
+    """Keep a read for writes that follow. number: of its access, or of its page; into: `READ` or `READ_STRONGLY`."""
+    ledger = fiber.cta.cluster.ledger
+    if not ledger.lanes or ledger.reads or one_lane(lanes):
+        return
+    event = fiber.joint or ledger.joint(fiber)
+    read_together(ledger, fiber, event, lanes)
+    kept: dict[int, deque[NotedRead]] | None = fiber.warp.scratch.get(into)
+    if kept is None:
+        kept = fiber.warp.scratch[into] = {}
+    latest = kept.get(number)
+    if latest is None:
+        if len(kept) >= READS:
+            del kept[next(iter(kept))]
+        latest = kept[number] = deque(maxlen=AT_ONCE)
+    latest.append(NotedRead(event, LaneAccess(lanes, addresses, size), what))
+
+
+def written_over(fiber: Fiber, kept: Iterable[NotedRead], touch: LaneAccess) -> str | None:
+    """A warp's read, and why practice alone orders a write over it; or None. touch: what is written."""
+    ledger, knows, bounds = fiber.cta.cluster.ledger, fiber.knows, None
+    open_ = knows.together | knows.waited
+    for one in kept:
+        bit = ledger.bit(one.event)
+        if not (open_ | knows.loose) & bit:
+            continue
+        bounds = bounds or bounds_of(touch)
+        pair = one.pair(touch, bounds)
+        if pair is None:
+            continue
+        if not open_ & bit:
+            return f"{one.what()}, which read it; {TOLD_BY_ONE}; {TOGETHER}"
+        waited = WAITED if knows.waited & bit else ""
+        return (
+            f"{one.what()}, which read it; lane {pair[0]} reads, lane {pair[1]} of its warp writes; {waited}{TOGETHER}"
+        )
+    return None
+
+
+def _crossing(
+    event: MemoryEvent, number: int, size: int, mask: int, ways: tuple[bool, bool], same: Same | None
+) -> str | None:
+    """The race of `mask`'s lanes with accesses of the event, or None. ways: whether it writes, and strongly."""
+    write, strong = ways
     for (other, wrote, strongly), pieces in event.pieces.items():
         if not (write or wrote) or (strong and strongly):
             continue
         for piece in _same(number, size, other):
             had = pieces.get(piece, 0)
             if not had or (one_lane(had) and had == mask) or (not write and not mask & ~had):
+                continue
+            if wrote and same is not None and same(lambda at: at // size == number):
                 continue
             return (
                 f"global memory at {number * size:#x}, that lanes {had:#x} of the same warp "
@@ -107,10 +190,10 @@ def note_partly_told(fiber: Fiber) -> None:
         warp.partly_told[warp.turn] = fiber.lanes, min(others)
 
 
-def untold(warp: Warp, turn: int, known: int, addresses: Iterable[int]) -> tuple[int, str] | None:
+def untold(warp: Warp, turn: int, known: int, addresses: Iterable[int], wrote: bool = True) -> tuple[int, str] | None:
     """(first address, reason) of a byte that only other lanes told of, or None.
 
-    turn   in which it was written
+    turn   in which it was written; wrote: or read
     known  the warp's last turn that another warp knows. A turn that all lanes ended, or a barrier, tells of all before.
     """
     tellers = 0
@@ -120,9 +203,10 @@ def untold(warp: Warp, turn: int, known: int, addresses: Iterable[int]) -> tuple
             return None
         tellers |= lanes
     open_ = [event for event in warp.scratch.get("global", ()) if event.turn == turn and event.lanes & ~tellers]
-    written = [(size, each) for one in open_ for (size, writes, _), each in one.pieces.items() if writes]
+    written = [(size, each) for one in open_ for (size, way, _), each in one.pieces.items() if way is wrote]
     for at in addresses:
-        wrote = reduce(or_, [each.get(at // size, 0) for size, each in written], 0)
-        if wrote & ~tellers:
-            return at, f"lanes {wrote:#x} wrote it, {tellers:#x} told of it, and no bar.warp.sync stands between"
+        who = reduce(or_, [each.get(at // size, 0) for size, each in written], 0)
+        if who & ~tellers:
+            did = "wrote" if wrote else "read"
+            return at, f"lanes {who:#x} {did} it, {tellers:#x} told of it, and no bar.warp.sync stands between"
     return None

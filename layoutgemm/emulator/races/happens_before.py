@@ -47,6 +47,8 @@ from .conflicts import (
     NOT_HANDED_ON,
     NOT_TAKEN_OVER,
     REFILL,
+    RELAY,
+    RELAYED,
     TOGETHER,
     TOLD_BY_ONE,
     WAITED,
@@ -65,8 +67,10 @@ from .lanes import (
     bytes_met,
     crossing,
     each_alone,
+    meeting,
     never_race,
     one_lane,
+    uninformed,
     unknown,
     unordered,
 )
@@ -78,7 +82,7 @@ SAME = (
     "both write the same bytes, or floats apart by rounding, so that memory holds them in either order; PTX calls it a "
     'race all the same, and so does Policy(fences="writers")'
 )
-PROXY, SCOPE, TENSOR = "proxy", "scope", "tensor"  # what makes an ordered pair doubtful
+PROXY, SCOPE, TENSOR, LANES = "proxy", "scope", "tensor", "lanes"  # what makes an ordered pair doubtful
 WHOLE = 0xFFFF  # every byte of a place
 Parts = Mapping[int, int]
 NO_PARTS: Parts = MappingProxyType({})
@@ -136,6 +140,8 @@ class Knowledge:
     own      epochs of the fiber itself, and its own asynchronous generic writes
     met      of those, events before an instruction for which these lanes waited for each other: their reads are made
     narrow   events among the seen that an mbarrier of too small a scope told of: PTX does not order them
+    relayed  events among the seen that some lanes acquired at a word of memory, and the others of their warp learned at
+             an instruction that orders no memory, as a shuffle: likewise
     unfenced loads and stores of tensor memory among the seen that no tcgen05.wait and fence handed on: likewise
     together events of own reads that the warp's lanes made as one, and at no instruction since have waited for each
              other; waited: those with such an instruction since, which orders no memory by PTX; reads: the events of
@@ -153,12 +159,13 @@ class Knowledge:
 
     __slots__ = (
         "__weakref__", "apart", "clocks", "crossed", "fenced", "inits", "loose", "met", "mine", "narrow", "open", "own",
-        "past", "proxied", "reads", "seen", "time", "together", "unfenced", "waited",
+        "past", "proxied", "reads", "relayed", "seen", "time", "together", "unfenced", "waited",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.seen = self.proxied = self.crossed = self.inits = self.own = self.open = self.past = self.time = 0
         self.fenced = self.narrow = self.met = self.together = self.loose = self.unfenced = self.waited = 0
+        self.relayed = 0
         self.clocks = NO_CLOCKS
         self.mine: list[MemoryEvent] = []
         self.apart: list[tuple[int, Knowledge]] = []
@@ -168,6 +175,9 @@ class Knowledge:
         """Learn the events that another set knows."""
         if self.narrow or other.narrow:
             self.narrow = (self.narrow | other.narrow) & ~(self.seen & ~self.narrow | other.seen & ~other.narrow)
+        if self.relayed or other.relayed:
+            told = self.seen & ~self.relayed | other.seen & ~other.relayed
+            self.relayed = (self.relayed | other.relayed) & ~told
         if self.unfenced or other.unfenced:
             told = self.seen & ~self.unfenced | other.seen & ~other.unfenced
             self.unfenced = (self.unfenced | other.unfenced) & ~told
@@ -193,6 +203,15 @@ class Knowledge:
         narrow, clocks = self.narrow | other.seen & ~(self.seen | self.own), self.clocks
         self.merge(other)
         self.narrow, self.clocks = narrow, clocks.after_relaxed(other.clocks, True)
+
+    def merge_relayed(self, other: Knowledge) -> None:
+        """Learn what other lanes of the warp acquired, where they shuffle.
+
+        Practice counts on it, PTX does not.
+        """
+        relayed, clocks = self.relayed | other.seen & ~(self.seen | self.own), self.clocks
+        self.merge(other)
+        self.relayed, self.clocks = relayed, clocks.relayed_by(other.clocks)
 
 
 class AccessRecord:
@@ -330,6 +349,7 @@ class Ledger:
             out.crossed, out.time, out.met, out.unfenced = of.crossed, of.time, of.met, of.unfenced
             out.loose, out.together, out.reads, out.waited = of.loose, of.together, of.reads, of.waited
             out.past, out.fenced, out.clocks, out.narrow = of.past, of.fenced, of.clocks, of.narrow
+            out.relayed = of.relayed
         self._knowledges.append(ref(out))
         if len(self._knowledges) > self._sweep:
             self._knowledges = [one for one in self._knowledges if one() is not None]
@@ -379,6 +399,7 @@ class Ledger:
         knowledge.seen |= bit
         knowledge.narrow &= ~bit
         knowledge.unfenced &= ~bit
+        knowledge.relayed &= ~bit
         knowledge.time = max(knowledge.time, event.time)
         if event.asynchronous:
             knowledge.proxied |= bit
@@ -423,6 +444,9 @@ class Ledger:
         self.renew(fiber)
         self.end_turn(fiber)
         knows = fiber.knows
+        if self.lanes and fiber.lanes == fiber.warp.alive:  # every lane tells of its own reads
+            for one in (knows, *[more for _, more in knows.apart]):
+                one.loose &= ~knows.own
         into.merge(knows)
         for event in knows.mine:
             into.seen |= self.bit(event)
@@ -520,6 +544,7 @@ class Ledger:
                 knowledge.fenced >>= shift
                 knowledge.narrow >>= shift
                 knowledge.unfenced >>= shift
+                knowledge.relayed >>= shift
                 knowledge.loose >>= shift
                 knowledge.together >>= shift
                 knowledge.waited >>= shift
@@ -531,7 +556,7 @@ class Ledger:
         alone = not self.lanes
         for fiber in fibers:
             knows = fiber.knows
-            open_ = knows.narrow | knows.loose | knows.together | knows.waited | knows.unfenced
+            open_ = knows.narrow | knows.loose | knows.together | knows.waited | knows.unfenced | knows.relayed
             seen &= knows.seen & ~open_ | (self.bit(fiber.epoch) if alone or one_lane(fiber.lanes) else 0)
             proxied &= knows.proxied
             crossed &= knows.crossed
@@ -681,6 +706,7 @@ class ShadowMemory:
         if not ledger.enabled or not places:
             return None
         base, seen, proxied, narrow = ledger.base, knows.seen, ledger.fenced(knows), knows.narrow
+        relayed = knows.relayed
         together = knows.together | knows.loose | knows.waited if write else 0
         doubts = asynchronous or narrow or together
         self.refilled = self.refilled or (asynchronous and write)
@@ -713,6 +739,8 @@ class ShadowMemory:
                     elif narrow and narrow >> at & 1:
                         doubtful = SCOPE
                     loose = bool(together >> at & 1) and not wrote
+                if relayed and harmless and not doubtful and at >= 0 and relayed >> at & 1:
+                    doubtful = LANES
                 if harmless and not write and not doubtful:
                     continue
                 common = record.places & places
@@ -773,9 +801,11 @@ class ShadowMemory:
                 if race is None or race.lint:
                     if crossed == TENSOR and never_race(record.event.engine, made.event.engine):
                         continue
-                    says = self._crossed if crossed == PROXY else self._narrow
+                    says: Callable[..., Conflict | None] = self._crossed if crossed == PROXY else self._narrow
                     if crossed == TENSOR:
                         says = partial(self._unfenced, made.knows)
+                    elif crossed == LANES:
+                        says = partial(self._relayed, made.knows, made.lanes, made.touch, bytes_of)
                     doubt = record.first(common, partial(says, record, made.what))
                     race = doubt if race is None or (doubt is not None and not doubt.lint) else race
             elif race is None or race.lint:
@@ -906,6 +936,18 @@ class ShadowMemory:
         """Describe a pair in tensor memory that lacks a tcgen05.wait or fence."""
         says, orders = NOT_HANDED_ON if knows.unfenced & self.ledger.bit(record.event) else NOT_TAKEN_OVER
         return Conflict(f"{self._both(record, common, what)}; {says}", orders, lint=True)
+
+    def _relayed(
+        self, knows: Knowledge, lanes: int, touch: LaneAccess | None, parts: Parts, record: AccessRecord,
+        what: Callable[[], str], common: int,
+    ) -> Conflict | None:  # fmt: skip
+        """The lint of lanes that know of the first by a shuffle alone, or None."""
+        left = uninformed(self.ledger, knows, record.event, lanes)
+        late = meeting(touch.of(left) if touch is not None else None, left, common, parts) if left else 0
+        if not late or (touch is not None and not touch.lanes & left):
+            return None
+        lane = (late & -late).bit_length() - 1
+        return Conflict(f"{self._both(record, common, what)}; {RELAYED.format(lane)}; {TOGETHER}", RELAY, lint=True)
 
     def _crossed(self, record: AccessRecord, what: Callable[[], str], common: int) -> Conflict:
         """Describe a doubtful pair: the proxy fence of practice or that of PTX is missing."""

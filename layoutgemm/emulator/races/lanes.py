@@ -181,14 +181,22 @@ def crossing(
             if one_lane(lanes) and others == lanes:
                 continue
             return _pair(others, lanes)
-        size = min(touch.size, before.size)
-        now = touch.units(size)
-        for piece, had in before.units(size).items():
-            has = now.get(piece)
-            if has is None or not places >> (piece * size >> 4) & 1 or (one_lane(had) and had == has):
-                continue
-            if writes or has & ~had:
-                return _pair(had, has)
+        pair = lanes_that_meet(before, touch, writes, places)
+        if pair is not None:
+            return pair
+    return None
+
+
+def lanes_that_meet(before: LaneAccess, touch: LaneAccess, writes: bool, places: int = -1) -> tuple[int, int] | None:
+    """Two lanes that touch one piece of memory, as `crossing` has them. `places`: these granules alone."""
+    size = min(touch.size, before.size)
+    now = touch.units(size)
+    for piece, had in before.units(size).items():
+        has = now.get(piece)
+        if has is None or not places >> (piece * size >> 4) & 1 or (one_lane(had) and had == has):
+            continue
+        if writes or has & ~had:
+            return _pair(had, has)
     return None
 
 
@@ -202,9 +210,10 @@ def _pair(had: int, has: int) -> tuple[int, int]:
 
 
 def uninformed(ledger: Ledger, knows: Knowledge, event: MemoryEvent, lanes: int) -> int:
-    """The lanes that lack an event that not all lanes know."""
+    """The lanes that lack an event, or know of it by a shuffle alone."""
+    bit = ledger.bit(event)
     for members, more in knows.apart:
-        if ledger.knows(more, event):
+        if not bit or more.seen & ~more.relayed & bit:
             lanes &= ~members
     return lanes
 
@@ -389,8 +398,10 @@ def join(
         crossed &= one.crossed
         inits &= one.inits
         opened &= one.open
-    knows.apart, knows.mine, knows.fenced, knows.narrow, knows.unfenced = [], [], 0, 0, 0
+    knows.apart, knows.mine, knows.fenced, knows.narrow, knows.unfenced, knows.relayed = [], [], 0, 0, 0, 0
     knows.clocks = clocks
+    for _, one in arrived:
+        knows.relayed |= one.relayed & seen
     for lanes, one in arrived:
         knows.past |= one.seen | one.past
         knows.own |= one.own
@@ -400,7 +411,8 @@ def join(
         knows.time = max(knows.time, one.time)
         knows.mine += [event for event in one.mine if event not in knows.mine]
         if (one.seen & ~seen or one.proxied & ~proxied or one.inits & ~inits or one.open & ~opened
-                or one.crossed & ~crossed or not clocks.covers(one.clocks)):  # fmt: skip
+                or one.crossed & ~crossed or knows.relayed & ~one.relayed
+                or not clocks.covers(one.clocks)):  # fmt: skip
             _add(ledger, knows, lanes, one)
         for some, more in one.apart:
             _add(ledger, knows, some, more)
@@ -433,7 +445,7 @@ def _add(ledger: Ledger, knows: Knowledge, lanes: int, more: Knowledge) -> None:
 
 def _by_lane(ledger: Ledger, knows: Knowledge) -> None:
     """One set for each lane; equal sets share lanes."""
-    names = ("seen", "proxied", "inits", "open", "crossed", "narrow", "loose", "unfenced")
+    names = ("seen", "proxied", "inits", "open", "crossed", "narrow", "loose", "unfenced", "relayed")
     found: dict[tuple[object, ...], tuple[int, Knowledge]] = {}
     for lane in range(32):
         made = ledger.knowledge()
@@ -441,7 +453,7 @@ def _by_lane(ledger: Ledger, knows: Knowledge) -> None:
             if members >> lane & 1:
                 made.merge(more)
         key: tuple[object, ...] = tuple([getattr(made, name) for name in names])
-        key += tuple([frozenset(clock.items()) for clock in made.clocks])
+        key += made.clocks.key()
         if any(key):
             found[key] = found.get(key, (0, made))[0] | 1 << lane, made
     knows.apart = list(found.values())
@@ -608,6 +620,8 @@ def divide(ledger: Ledger, event: MemoryEvent, lanes: int) -> MemoryEvent:
             knowledge.past |= new
         if knowledge.narrow & bit:
             knowledge.narrow |= new
+        if knowledge.relayed & bit:
+            knowledge.relayed |= new
     if ledger.divided is not None:
         ledger.divided(event, made)
     return made

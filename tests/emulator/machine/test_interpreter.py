@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from layoutgemm import emulate_ptx
-from layoutgemm.emulator.findings import Finding, Findings
+from layoutgemm.emulator.findings import Finding, Findings, joined
 from layoutgemm.emulator.machine.interpreter import Cluster, Policy
+from layoutgemm.emulator.ptx.parser import SourceLine
 from layoutgemm.errors import DeadlockError, EmulatorError
 from tests.emulator.run_ptx import LANE, run
 
@@ -339,14 +342,31 @@ def test_a_timeline_keeps_the_clusters_that_take_turns_apart() -> None:
 
 
 def test_lint_does_not_end_a_run() -> None:
-    """An unrolled loop has the same lint at more lines than a run has findings."""
     found = Findings(limit=3)
-    for line in range(9):
-        found.add(Finding("lint", "legal and suspicious", line=line))
+    for line, what in enumerate("abcdefghi"):
+        found.add(Finding("lint", f"legal and suspicious: {what}", line=line))
         found.add(Finding("race", "two writes", line=min(line, 1)))
     assert len(found.found) == 11 and not found.full
     found.add(Finding("exit", "left under way", line=1))
     assert found.full
+
+
+def test_a_lint_lists_the_lines_of_an_unrolled_loop() -> None:
+    """One cause is one lint: other places, lanes and numbers do not count; another opcode or remedy does."""
+    found, source = Findings(), [SourceLine("f.py", line) for line in (3, 3, 4, 5, 6, 7, 8)]
+    says = (
+        "ld.x{0} at PTX line {0} (f.py:{1}) by CTA (0, 0, {0}) warp {0} lanes 0x{0} meets st at PTX line 9 (a (b.py:3))"
+    )
+    for line, at in enumerate(source, 10):
+        found.add(Finding("lint", says.format(line, at.line), line, source=at, orders="a wait"))
+        found.add(Finding("race", "one", line, source=at))
+    (lint,) = [one for one in found.found if one.kind == "lint"]
+    assert lint.sites == tuple(enumerate(source, 10)) and len(found.found) == 8
+    assert "also at 6 more instructions: f.py:3; f.py:4; f.py:5; f.py:6; and 2 more lines\n  a wait" in str(lint)
+    found.add(Finding("lint", says.replace("meets st", "meets red").format(20, 1), 20, orders="a wait"))
+    found.add(Finding("lint", says.format(21, 1), 21, orders="a fence"))
+    assert sum(one.kind == "lint" for one in found.found) == 3
+    assert joined([lint, replace(lint, line=30)]).also == (*lint.also, (30, source[0]))
 
 
 def test_a_grids_workspace_is_memory_beside_the_heap():

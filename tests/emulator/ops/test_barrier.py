@@ -491,3 +491,19 @@ def test_a_thread_may_poll_mbarriers_in_turn(test, policy):
     assert kinds(polled.replace("ARRIVE", BOTH), policy=few) == []
     with pytest.raises(DeadlockError, match=r"^no thread can go on:(?s:.*)mbarrier at 0x400 (?s:.*)mbarrier at 0x408 "):
         kinds(polled.replace("ARRIVE", ""), policy=few)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: f"{p.pick}{p.seed}")
+@pytest.mark.parametrize("test", ["mbarrier.test_wait.parity", "mbarrier.try_wait.parity"])
+def test_a_thread_may_ask_again_for_a_phase_that_it_has_seen_end(test, policy):
+    """It asks for a phase that has ended and for a late copy, in turn."""
+    again = POLLED.replace("setp.eq.u32 %p3, %r1, 1; @%p3 bra M; ", "").replace("TEST", test)
+    again = again.replace("SET: bar", "fence.mbarrier_init.release.cluster; SET: bar")
+    few = replace(policy, limit=2000)
+    copy = """@%p4 mbarrier.arrive.shared.b64 _, [%r20]; @%p4 mbarrier.arrive.expect_tx.shared.b64 _, [%r20+8], 16;
+        @!%p4 bra END; add.u32 %r9, %r20, 64;
+        cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r9], [%data], 16, [%r20+8];"""
+    assert run(HEAD + again.replace("ARRIVE", copy), {"data": np.zeros(4, np.uint32)}, block=64,
+               shared=1024, static=64, policy=few).kinds == []  # fmt: skip
+    with pytest.raises(DeadlockError, match=r"^no thread can go on:(?s:.*)mbarrier at 0x408 "):
+        kinds(again.replace("ARRIVE", "@%p4 mbarrier.arrive.shared.b64 _, [%r20];"), policy=few)

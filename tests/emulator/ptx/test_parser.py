@@ -129,7 +129,7 @@ def test_parameters_are_aligned_and_shared_symbols_found():
         Parameter("d", 192, 4, "u32"), Parameter("e", 200, 8, "u64"),
     )  # fmt: skip
     assert found.parameter_bytes == 208
-    assert found.shared == (SharedSymbol("smem", 1024, 0), SharedSymbol("one", 4, 4), SharedSymbol("own", 16, 40))
+    assert found.shared == (SharedSymbol("smem", 1024, 0), SharedSymbol("one", 4, 4, 4), SharedSymbol("own", 16, 40))
 
 
 def test_several_kernels_and_directives():
@@ -217,3 +217,17 @@ def test_offsets_of_addresses_are_constant_expressions():
 def test_expressions_without_a_value_are_refused(text: str):
     with pytest.raises(PtxError, match="PTX line 2"):
         parse(f".target sm_80\n.entry k() {{ .reg .b64 %d; mov.b64 %d, {text}; ret; }}")
+
+
+def test_an_arrays_element_stands_for_its_address():
+    """PTX ISA, "Arrays as Operands": mov takes it, and so do loads without brackets, as ptxas does."""
+    (kernel,) = parse(
+        ".target sm_80\n.global .align 8 .b32 tab[4] = {1, 2, 3, 4};\n.entry k() { .reg .b64 %d<2>; .reg .b32 %r<1>;"
+        ".shared .b64 rows[4][8]; .local .v2 .f32 own[3]; mov.u64 %d0, rows[0x3]; mov.u64 %d1, own[2];"
+        " ld.global.u32 %r0, tab[3]; ld.global.u32 %r0, [tab[1]]; ret; }"
+    )
+    rows, own, load, bracketed = [ins.operands[1] for ins in kernel.instructions[:4]]
+    assert (rows.kind, rows.text, own.text) == ("symbol", "rows+24", "own+16")
+    assert [(one.kind, one.parts[0].text) for one in (load, bracketed)] == [("address", "tab+12"), ("address", "tab+4")]
+    with pytest.raises(PtxError, match="lost in 'lost\\[1\\]' is no array"):
+        parse(".target sm_80\n.entry k() { .reg .b64 %d<2>; mov.u64 %d0, lost[1]; ret; }")

@@ -121,9 +121,9 @@ def test_a_lanes_acquire_is_its_own_until_a_barrier_of_the_warp(tell: str, ask: 
         ).findings
 
     for policy in (Policy(), Policy(lanes="strict"), Policy(pick="random", seed=2)):
-        expected = races if races != "strict" else "other lanes" if policy.lanes == "strict" else ""
-        got = seen(policy)
-        assert [one.kind for one in got] == ["race"] * bool(expected) and all(expected in one.message for one in got)
+        expected = races if races != "strict" else "other lanes"
+        got, kind = seen(policy), "lint" if races == "strict" != policy.lanes else "race"
+        assert [one.kind for one in got] == [kind] * bool(expected) and all(expected in one.message for one in got)
     if "other lanes" in races:
         assert "bar.warp.sync (__syncwarp) between the lane that acquires" in got[0].orders
         assert not seen(Policy(lanes="off"))

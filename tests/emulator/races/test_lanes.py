@@ -124,6 +124,12 @@ def test_global_memory_between_lanes() -> None:
     # Atomics do not race with each other; equal writes of all lanes are each lane's own.
     assert not go("red.global.add.u32 [%out], 1; red.global.add.u32 [%out], 1;", STRICT).findings
     assert not go("st.global.b32 [%out], %r5; ld.global.b32 %r4, [%out];", STRICT).findings
+    # Equal writes of lanes that take turns are no race, as between warps; a read of one lane's is.
+    turns = "mov.u32 %r6, 0; T: setp.eq.u32 %p3, %r6, %r0; @%p3 st.global.b32 [%out], VALUE; READ add.u32 %r6, %r6, 1;"
+    turns = f"{turns} setp.lt.u32 %p3, %r6, 32; @%p3 bra T;"
+    assert not go(turns.replace("VALUE", "%r5").replace("READ", "")).findings
+    assert go(turns.replace("VALUE", "%r0").replace("READ", "")).kinds == ["race"]
+    assert "race" in go(turns.replace("VALUE", "%r5").replace("READ", "ld.global.b32 %r4, [%out];")).kinds
     # A word stays watched over many releases that order no lanes, each followed by stores elsewhere.
     more = " fence.proxy.async; st.global.b32 [%d1+128], %r0;" * 100
     assert go(f"{write} {more} ld.global.b32 %r4, [%d2];").kinds == ["race"]
@@ -131,8 +137,34 @@ def test_global_memory_between_lanes() -> None:
     half = f"{write} @!%p2 bra A; bar.warp.sync 0xffff; A: mov.u32 %r4, 0; @%p2 bra B; bra C; B: "
     assert not go(half + "ld.global.b32 %r4, [%out+60]; C:").findings
     assert go(half + "ld.global.b32 %r4, [%out+64]; C:").kinds == ["race"]
-    late = f"{head} ld.global.b32 %r4, [%d2]; st.global.b32 [%d1], %r0;"
-    assert not go(late).findings and go(late, STRICT).kinds == ["race"]
+
+
+def test_a_write_over_what_lanes_read_in_global_memory() -> None:
+    """Lint, as in shared memory, and a race by PTX's word; not where a barrier stands between, or each has its own."""
+    head = "mul.wide.u32 %d1, %r0, 4; add.u64 %d1, %out, %d1; add.u32 %r6, %r0, 1; and.b32 %r6, %r6, 31;"
+    head += "mul.wide.u32 %d2, %r6, 4; add.u64 %d2, %out, %d2;"
+    read, write = "ld.global.b32 %r4, [%d2];", "st.global.b32 [%d1], %r0;"
+    for load in (read, "ld.volatile.global.b32 %r4, [%d2];"):
+        late = f"{head} {load} SHUFFLE {write}"
+        for between, says in (("", "lane 0 reads, lane 1 of"), ("shfl.sync.idx.b32 %r4, %r4, 0, 31, -1;", "waited")):
+            found = go(late.replace("SHUFFLE", between))
+            assert found.kinds == ["lint"] and says in found.findings[0].message, found.findings
+            assert "before it, ld." in found.findings[0].message
+            assert go(late.replace("SHUFFLE", between), STRICT).kinds == ["race"]
+        for order in (SYNC, "bar.sync 0;"):
+            assert not go(late.replace("SHUFFLE", order)).findings
+        assert not go(late.replace("SHUFFLE", ""), OFF).findings
+        assert not go(late.replace("[%d2]", "[%d1]").replace("SHUFFLE", "")).findings  # each its own
+        assert not go(late.replace("SHUFFLE", "").replace("[%d1]", "[%d1+128]")).findings  # elsewhere
+    one = f"{head} ld.global.b32 %r4, [%out]; @%p1 st.global.b32 [%out], %r5;"
+    assert go(one).kinds == ["lint"] and not go(one.replace("@%p1 st", f"{SYNC} @%p1 st")).findings
+    # Lane 0 tells another warp, which writes.
+    body = f"{BARRIER.replace('COUNT', '1')} {head} @%p5 bra R; {read} ARRIVE bra E; R: {WAIT} {write} E:"
+    tell = "@%p1 mbarrier.arrive.shared.b64 _, [%r7];"
+    found = go(body.replace("ARRIVE", tell), block=64)
+    assert found.kinds == ["lint"] and "one lane released it" in found.findings[0].message, found.findings
+    assert not go(body.replace("ARRIVE", SYNC + tell), block=64).findings
+    assert go(body.replace("ARRIVE", tell), STRICT, block=64).kinds == ["race"]
 
 
 def test_reads_before_writes_are_a_matter_of_the_policy() -> None:
@@ -276,13 +308,28 @@ def test_one_lanes_acquire_at_a_word_is_its_lanes_where_they_shuffle() -> None:
             "setp.eq.u32 %p7, %r6, 0; @%p7 st.shared.b32 [%r3+512], 0; bar.sync 0; @%p5 bra P;"
             f"st.shared.b32 [%r1], %r0; {SYNC} @%p1 red.release.cta.shared.or.b32 [%r3+512], 1; bra E;"
             f"{ask} setp.eq.u32 %p6, %r6, 0; @%p6 bra P; ld.shared.b32 %r4, [%r2]; E:")  # fmt: skip
-    assert not go(body, block=64).findings
+    found = go(body, block=64)
+    assert found.kinds == ["lint"] and "lane 1 has it by a shuffle" in found.findings[0].message, found.findings
     assert go(body, STRICT, block=64).kinds == ["race"]
+    # A barrier tells the others. The lane that acquired needs none.
+    assert not go(body.replace("ld.shared.b32 %r4", f"{SYNC} ld.shared.b32 %r4"), block=64).findings
+    assert not go(body.replace("ld.shared.b32 %r4", "@%p1 ld.shared.b32 %r4"), block=64).findings
     assert go(body.replace(f"{SYNC} @%p1 red.release", "@%p1 red.release"), block=64).kinds == ["race"]
     # Lanes that do not take part learn nothing, nor does a relaxed read tell any.
     some = body.replace("A: shfl.sync.idx.b32 %r6, %r6, 0, 31, -1;", "A:").replace("@%p6 bra P;", "@%p6 bra P; S:")
     assert go(some.replace("@!%p1 bra A;", "@!%p1 bra S;"), block=64).kinds == ["race"]
     assert go(body.replace("ld.acquire.cta", "ld.relaxed.cta"), block=64).kinds == ["race"]
+
+
+def test_a_barrier_of_all_lanes_tells_of_reads_in_many_branches() -> None:
+    """Lanes leave a loop one by one, with more reads in branches than are kept; then all meet."""
+    body = """mov.u32 %r15, 0; mul.lo.u32 %r12, %r0, 3; mov.u32 %r7, %tid.x; shl.b32 %r7, %r7, 2;
+        add.u32 %r7, %r7, %r9; and.b32 %r13, %r0, 1; setp.eq.u32 %p3, %r13, 0; st.shared.b32 [%r7], %r0; bar.sync 0;
+        L: and.b32 %r13, %r15, 31; shl.b32 %r13, %r13, 2; add.u32 %r13, %r13, %r9; ld.shared.b32 %r4, [%r13];
+        @%p3 bra C; ld.shared.b32 %r6, [%r13+4];
+        C: add.u32 %r15, %r15, 1; setp.lt.u32 %p4, %r15, %r12; @%p4 bra L; MEET st.shared.b32 [%r7], %r15;"""
+    assert not go(body.replace("MEET", "bar.sync 0;"), block=64).findings
+    assert "race" in go(body.replace("MEET", ""), block=64).kinds
 
 
 STORE = "cp.async.bulk.global.shared::cta.bulk_group [%out], [%r9], 128; cp.async.bulk.commit_group;"
