@@ -5,7 +5,7 @@ Atoms                wgmma, smem_tile; the others are in `layoutgemm.atoms`, bud
 Kernels              plan, GemmPlan, Sm80Plan, Sm90Plan, Sm100Plan and their Sm80Config, Sm90Config,
                      Sm100Config; on torch tensors matmul, gemm, scaled_matmul, grouped_matmul, fp8_matmul,
                      fp8_grouped_matmul, quantize, quantize_both, quantized_matmul with QuantizedFormat and
-                     QuantizedWeight, explain_matmul, tune, tune_call; on JAX's arrays jax.matmul
+                     QuantizedWeight, explain_matmul, tune; on JAX's arrays jax.matmul
 Tools                emulate, emulate_ptx, emulated_gpu, mutate, from_cute
 
 Every refusal is a LayoutError; `layoutgemm.errors` has its kinds. Pictures are in `layoutgemm.view`.
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from .torch_op.scaled_grouped import grouped_matmul as grouped_matmul
     from .torch_op.scaled_grouped import scaled_matmul as scaled_matmul
     from .torch_op.tuning import tune as tune
-    from .torch_op.tuning import tune_call as tune_call
 
 install()
 
