@@ -55,7 +55,8 @@ __all__ = ["Tuning", "candidates", "name_of", "tune", "tune_call"]
 
 Progress = Callable[[str], object]
 Variant = TunableMatmul | Tunable | TunablePrologue | TunableEpilogue | TunablePacked
-Call = Callable[[Any, tuned.Choice], object]
+Call = Callable[[object, "tuned.Choice | None"], object]
+Off = Callable[[object, "tuned.Choice | None"], float]
 _MAJORS = ("k", "mn")
 
 
@@ -157,7 +158,8 @@ def tune(
         answers = build(kernels, jobs, say)
         failed += [(choice, answer) for choice, answer in zip(good, answers) if answer]
     lost = {choice for choice, _ in failed}
-    contest = _Contest(variant.operands, cast(Call, variant.call), variant.by_torch(), _off_of(variant))
+    by_torch = cast("Callable[[object], object] | None", variant.by_torch())
+    contest = _Contest(variant.operands, cast(Call, variant.call), by_torch, _off_of(variant))
     problem = BenchProblem(m, n, variant.bytes_as_k if isinstance(variant, TunablePacked) else k)
     choices = [choice for choice in good if choice not in lost]
     measured, wrong, of_torch = _measure(problem, contest, choices, most, rounds, budget, say)
@@ -170,13 +172,13 @@ def tune(
 
 def tune_call(
     door: Callable[..., torch.Tensor],
-    *args: Any,
+    *args: object,
     most: int = 24,
     rounds: int = 9,
     budget: float = 120.0,
     store: bool = True,
     progress: Progress | None = None,
-    **options: Any,
+    **options: object,
 ) -> Tuning:
     """Measure configurations for one call on the current GPU, and keep the fastest.
 
@@ -364,19 +366,20 @@ class _Contest(NamedTuple):
     off       (set, choice) -> the largest error of the choice's product, in units of what it may be
     """
 
-    operands: Callable[[], Any]
+    operands: Callable[[], object]
     call: Call
-    by_torch: Callable[[Any], object] | None
-    off: Callable[[Any, Any], float]
+    by_torch: Callable[[object], object] | None
+    off: Off
 
 
-def _off_of(variant: Variant) -> Callable[[Any, Any], float]:
+def _off_of(variant: Variant) -> Off:
     """The error of a product by a configuration, into an output filled with NaN."""
+    call, error = cast(Call, variant.call), cast("Callable[[object], float]", variant.off)
 
-    def off(on: Any, choice: Any) -> float:
-        on[-1].fill_(float("nan"))
-        cast(Call, variant.call)(on, choice)
-        return variant.off(on)
+    def off(on: object, choice: tuned.Choice | None) -> float:
+        cast(Sequence[torch.Tensor], on)[-1].fill_(float("nan"))
+        call(on, choice)
+        return error(on)
 
     return off
 
@@ -399,7 +402,7 @@ def _measure(
         names: dict[str, tuned.Choice | None] = {}
         replays = {}
 
-        def record(run: Callable[[object], object]) -> Any:
+        def record(run: Callable[[object], object]) -> Callable[[], object]:
             return device.record([functools.partial(run, each) for each in sets] * repeats)
 
         if contest.by_torch is not None:

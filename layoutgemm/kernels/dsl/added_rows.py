@@ -4,11 +4,12 @@ kernel    a warp                                          does
 ------    --------------------------------------------    -------------------------------------------------------------
 rank      of 8 indices                                    counts for each the indices before it: its place in the list.
                                                           Writes the sorted list
-chunks    of a place of the list, and a run of columns    looks at the chunk's 32 indices. The first place of an index in
-                                                          the chunk adds the rows that name it there: into C where these
-                                                          are all, else partial sums are stored
-fold      of a chunk, and a run of columns                adds the partial sums of the index that begins in the chunk and
-                                                          goes on behind it, chunk after chunk, and adds them to C
+chunks    of a place of the list, and a run of columns    looks at the chunk's 32 indices. If it is the first place of
+                                                          its index in the chunk, it adds the rows that name the index
+                                                          there. They are added to C if there are no others; if there
+                                                          are, partial sums are stored
+fold      of a chunk, and a run of columns                adds the partial sums of the index that begins in the chunk
+                                                          and goes on behind it, chunk after chunk, and adds them to C
 
 The loads of several rows are under way together.
 """
@@ -48,7 +49,7 @@ LOOKED_AT_ONCE = 4  # indices of a lane that are loaded before the first is comp
 
 
 class SortedList(NamedTuple):
-    """Where a matrix's part of the workspace begins: partial sums, the order of the list, and its indices."""
+    """Addresses of a matrix's partial sums, of its list's order, and of the list's indices."""
 
     partials: Int64
     order: Int64
@@ -146,7 +147,7 @@ class AddedRowsKernel:
         self, job: bridge.Carried, numbers: tuple[Int32, Int32], bounds: tuple[Int32, ...],
         at: tuple[Int32, Int32 | None],
     ) -> tuple[Int32, ...]:  # fmt: skip
-        """How many of a lane's indices, of those from one number to another, are below each bound."""
+        """Count for each bound a lane's indices below it, from one number to another."""
         lane, of_batch = at
         first, end = numbers
         counts = tuple([Int32(0)] * RANKS)
@@ -223,7 +224,7 @@ class AddedRowsKernel:
 
     @cute.jit
     def add_to_c(self, address: Int64, sums: tuple[Float32, ...], columns: Int32) -> None:
-        """Add sums to C's elements from an address on, as many of them as there are columns."""
+        """Add sums to C's elements from an address on, `columns` of them at most."""
         dtype = self.plan.c.dtype
         for e in cutlass.range_constexpr(len(sums)):
             if e < columns:

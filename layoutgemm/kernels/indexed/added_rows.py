@@ -8,10 +8,9 @@
                                                      the sum of its places in the chunk
     fold       the list, those sums, C               row r of C += their sum
 
-A chunk is `CHUNK` places of the list. A row's sum is that of its chunks, one after the other, and a chunk's that of its
-places, one after the other, in f32: the same bits on every run, and no chain of more additions than a chunk has places
-or the list has chunks. A row that no index names is not touched, and an index outside of C names none. All launches are
-of one host function, on one stream.
+A chunk is `CHUNK` places of the list. The rows of a chunk's places are added one after the other, in f32. The sums of
+chunks are added one after the other: the same bits on every run. A row that no index names is not touched, and an index
+outside of C names none. All launches are of one host function, on one stream.
 
 A list of more than `RANKED` indices is sorted by the caller before the launch: counting for each index those before it
 takes longer then. In the workspace:
@@ -32,7 +31,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from ...atoms.copy.base import WARP
+from ...atoms.copy.base import VECTOR_BYTES, WARP
 from ...dtypes import f32
 from ...errors import PlanError
 from ...report import Check
@@ -56,7 +55,7 @@ def slots_of(m: W) -> W:
 
 
 def list_bytes(plan: AddingPlan, sizes: tuple[W, W, W]) -> tuple[W, W, W]:
-    """The bytes of the workspace at which partial sums, the list's order and its names begin.
+    """The bytes of the workspace at which partial sums, order and names begin.
 
     sizes  (matrices of C, M, N), ints or traced integers
     """
@@ -143,20 +142,24 @@ def added_checks(plan: AddingPlan) -> list[Check]:
 
 
 def _sums_of_rows(plan: AddingPlan) -> Check:
-    size, witness, count = plan.c.dtype.bytes, "", 0
-    width = 16 // size
-    for n in (1, width, SUM.run // size, SUM.run // size + 1, 3 * SUM.run // size - 1):
-        times = np.zeros((3, n), np.int64)
-        for number in range(3 * SUM.runs(n, size)):
-            row, first = SUM.place(number, n, size)
-            for vector in range(SUM.vectors):
-                at = first + np.asarray(SUM.element(np.arange(32), vector, size))[:, None] + np.arange(width)
-                np.add.at(times[row], at[at < n], 1)
-        count += times.size
-        if (times != 1).any() and not witness:
-            row, at = (int(x) for x in np.argwhere(times != 1)[0])
-            witness = f"of {n} columns, element {at} of row {row} is summed {int(times[row, at])} times"
-    statement = f"a warp of an index has {SUM.run} bytes of its row of C: each element is of one, for {plan.m} indices"
+    witness, count = "", 0
+    for run, size in ((SUM, plan.c.dtype.bytes), (FOLD, f32.bytes)):
+        width = VECTOR_BYTES // size
+        for n in (1, width, run.run // size, run.run // size + 1, 3 * run.run // size - 1):
+            times = np.zeros((3, n), np.int64)
+            for number in range(3 * run.runs(n, size)):
+                row, first = run.place(number, n, size)
+                for vector in range(run.vectors):
+                    at = first + np.asarray(run.element(np.arange(WARP), vector, size))[:, None] + np.arange(width)
+                    np.add.at(times[row], at[at < n], 1)
+            count += times.size
+            if (times != 1).any() and not witness:
+                row, at = (int(x) for x in np.argwhere(times != 1)[0])
+                witness = f"of {n} columns, element {at} of row {row} is summed {int(times[row, at])} times"
+    statement = (
+        f"a warp of a place has {SUM.run} bytes of its row of C, one of a chunk {FOLD.run} bytes of partial sums: each "
+        f"element is of one, for {plan.m} indices"
+    )
     return Check("add rows", statement, not witness, f"exhaustion ({count} elements)", witness)
 
 

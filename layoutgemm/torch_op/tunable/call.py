@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -30,8 +30,8 @@ _ERROR = 2.0**-6  # of the largest value of a result: functions magnify an error
 class CallOperands(NamedTuple):
     """Copies of a call's arguments."""
 
-    args: tuple[Any, ...]
-    options: dict[str, Any]
+    args: tuple[object, ...]
+    options: dict[str, object]
 
 
 @dataclass
@@ -39,8 +39,8 @@ class TunableCall:
     """A call of `door`, with no `config`."""
 
     door: Callable[..., torch.Tensor]
-    args: tuple[Any, ...]
-    options: Mapping[str, Any]
+    args: tuple[object, ...]
+    options: Mapping[str, object]
 
     @property
     def device(self) -> torch.device:
@@ -75,9 +75,9 @@ class TunableCall:
 
     def operands(self) -> CallOperands:
         """Copies of the caller's arguments; tensors that share memory share it again."""
-        memo: dict[int, Any] = {}
-        args, options = _copied((self.args, dict(self.options)), memo)
-        return CallOperands(args, options)
+        memo: dict[int, object] = {}
+        args = tuple([_copied(each, memo) for each in self.args])
+        return CallOperands(args, {name: _copied(each, memo) for name, each in self.options.items()})
 
     def call(self, on: CallOperands, choice: Choice | None) -> torch.Tensor:
         """The product of one set of operands."""
@@ -113,10 +113,10 @@ def tensors_in(tree: object) -> Iterator[torch.Tensor]:
             yield from tensors_in(each)
 
 
-def _copied(tree: Any, memo: dict[int, Any]) -> Any:
+def _copied(tree: object, memo: dict[int, object]) -> object:
     """The same arguments with copies of tensors. Those of one memory have one copy of it."""
     if isinstance(tree, torch.Tensor):
-        return copy.deepcopy(tree.detach(), memo)
+        return copy.deepcopy(tree.detach(), memo)  # type: ignore[arg-type]  # its values are objects of any kind
     if isinstance(tree, (tuple, list)):
         return type(tree)([_copied(each, memo) for each in tree])
     return {name: _copied(each, memo) for name, each in tree.items()} if isinstance(tree, Mapping) else tree
