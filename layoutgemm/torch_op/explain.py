@@ -38,6 +38,7 @@ from .quantized.configs import PackedConfig
 from .quantized.experts import QuantizedExperts
 from .quantized.explain import explain_packed
 from .quantized.weights import QuantizedWeight
+from .scaled_grouped.api import beside_sums
 from .scaled_grouped.explain import explain_grouped, explain_grouped_epilogue, explain_own_epilogue, explain_scaled
 from .scaled_grouped.grouped import check_expected, groups_of
 from .scaled_grouped.grouped_epilogue import grouped_call
@@ -106,6 +107,16 @@ def explain_matmul(
         "use_fast_accum": use_fast_accum, "out": out, "out_dtype": out_dtype, "config": config, "out_rows": out_rows,
         "row_weights": row_weights, "copy_rows": copy_rows,
     }  # fmt: skip
+    functions: Options = {"epilogue": epilogue, "given": given, "prologue": prologue, "combine": combine}
+    if _in_groups(more):
+        several = combine is not None or isinstance(b, (tuple, list))
+        if add_rows is not None and (several or any(x is not None for x in [*functions.values(), *beside_sums(more)])):
+            told = explain_matmul(a, b, **more, **functions, rows=rows)
+            return replace(told, kernel=f"{told.kernel}; then its rows are added to those that add_rows names")
+        if prologue is not None and (several or epilogue is not None):
+            left = {name: x for name, x in (given or {}).items() if name not in prologue.names}
+            told = explain_matmul(a, b, **more, **{**functions, "prologue": None, "given": left}, rows=rows)
+            return replace(told, kernel=f"torch computes a's function, then {told.kernel}")
     parts = order, prologue, combine, epilogue, triangles
     others: Options = {**more, "rows": rows, "add_rows": add_rows, "out_recipe": out_recipe}
     if (found := _together(a, b, parts, given, others)) is not None:

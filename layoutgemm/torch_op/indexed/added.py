@@ -98,23 +98,23 @@ class _Added(torch.autograd.Function):
 with_autograd("added_rows", _Added.apply)
 
 
-def unordered_sums(
+def sums_of_product(
     ordered: object, product: Callable[..., torch.Tensor], a: object, b: object, add_rows: object,
     out: torch.Tensor | None, others: Mapping[str, object],
 ) -> torch.Tensor:  # fmt: skip
-    """A product's rows, added to `out` or to zeros in any order: a call with ordered=False.
+    """A product's rows, added to `out` or to zeros behind it: of a call whose sums no kernel has, or in any order.
 
-    ordered  as it was given
+    ordered  as it was given; True: by the operator, the same bits on every run
     product  of a and b, with their rows in order: `matmul`, or `grouped_matmul`
     others   its other arguments by name
 
     Raises OperandError or TensorError, naming the operand.
 
     >>> one = torch.ones(2, 1)
-    >>> unordered_sums(False, lambda a, b: a @ b, one, one.T[:, :1], torch.tensor([1, 1]), None, {}).tolist()
+    >>> sums_of_product(False, lambda a, b: a @ b, one, one.T[:, :1], torch.tensor([1, 1]), None, {}).tolist()
     [[0.0], [2.0]]
     """
-    if ordered is not False:
+    if not isinstance(ordered, bool):
         refuse(f"ordered = {shown(ordered)}: True, or False for sums in any order")
     if not isinstance(add_rows, torch.Tensor):
         refuse("ordered = False: rows are added in any order where add_rows= names them, and it is not given")
@@ -140,5 +140,5 @@ def unordered_sums(
         refuse(f"out is {of}: {made.dtype} of [rows, {made.shape[1]}], as the product has them")
     if not torch.compiler.is_dynamo_compiling() and (known := known_indices(add_rows)) is not None:
         check_inside("add_rows", known, first.shape[0], "the result")
-    found = added(first, add_rows, made, ordered=False)
+    found = added(first, add_rows, made, ordered)
     return found if out is None else out.copy_(found)
