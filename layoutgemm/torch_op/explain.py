@@ -114,6 +114,8 @@ def explain_matmul(
             told = explain_matmul(a, b, **more, **functions, rows=rows)
             return replace(told, kernel=f"{told.kernel}; then its rows are added to those that add_rows names")
         if prologue is not None and (several or epilogue is not None):
+            if not isinstance(prologue, Prologue):
+                raise OperandError(f"prologue is a {type(prologue).__qualname__}: a Prologue, made by Prologue.of")
             left = {name: x for name, x in (given or {}).items() if name not in prologue.names}
             told = explain_matmul(a, b, **more, **{**functions, "prologue": None, "given": left}, rows=rows)
             return replace(told, kernel=f"torch computes a's function, then {told.kernel}")

@@ -197,7 +197,7 @@ def test_an_epilogue_follows_the_function() -> None:
         ({"epilogue": RELU, "given": {"s": 0.5, "t": 1.0}}, "got an unexpected keyword argument 't'"),
         ({"epilogue": RELU, "combine": lambda p, q, ops, b1: p, "given": {"b1": 1.0}}, "a number of the function is"),
         ({"epilogue": RELU, "b": (MORE, MORE[:2])}, "b[1] is torch.bfloat16 of shape [2, 16, 8]"),
-        ({"epilogue": RELU, "prologue": 3}, "prologue and combine: a grouped product of several b takes none"),
+        ({"epilogue": RELU, "prologue": 3}, "prologue is a int: a Prologue"),
         ({"out_rows": CHOSEN}, "out_rows and combine: a grouped product of several b takes none; place or weigh"),
         ({"combine": None}, "b is a tuple of matrices: combine= says what becomes of their products"),
         ({"offs": ENDS}, "offsets and offs: groups are said by one of"),
@@ -355,9 +355,10 @@ def test_sums_of_rows_and_a_prologue_go_with_all_of_it() -> None:
     value.square().sum().backward()
     want.square().sum().backward()
     assert near([present(x.grad) for x in (a, b, b1, bias, scale)], [present(x.grad) for x in wanted])
-    steps = {"epilogue": Epilogue(Bias("f32"), Activation("relu"), RowReduce("sum", "sums")), "bias": None}
+    steps = Epilogue(Bias(), Activation("relu"), RowReduce("sum", "sums"))
     with torch.no_grad():
-        more = {**given, "given": {**given["given"], "bias": bias, "sums": sums}, "activation": None, **steps}
-        assert near([product(a, b, b1, bias, add_rows=to, **more), sums], [want, product_of.sum(1)])
+        more = {**given, "given": {**given["given"], "bias": bias, "sums": sums}}
+        value = grouped_matmul(a, (b, b1), combine=both, add_rows=to, epilogue=steps, **more)
+    assert near([value, sums], [want, product_of.sum(1)])
     told = explain_matmul(a, (b, b1), combine=both, bias=bias, **given, add_rows=to)
     assert told.kernel.startswith("torch computes a's function, then Sm90Plan") and "rows are added" in told.kernel

@@ -480,7 +480,10 @@ def test_rows_of_groups_are_added() -> None:
     with torch.no_grad():
         call = torch.compile(lambda a, b: grouped_matmul(a, b, OFFSETS, **given), fullgraph=True, backend="eager")
         assert torch.equal(call(*leaves), grouped_matmul(*leaves, OFFSETS, **given))
-    for more, text in (({"out_rows": x["out_rows"]}, "out_rows and add_rows"), ({"bias": ADDED_TO}, "bias: a product")):
+    for more, text in (
+        ({"out_rows": x["out_rows"]}, "out_rows and add_rows"),
+        ({"bias": ADDED_TO}, "bias is torch.int64"),
+    ):
         with pytest.raises(OperandError, match=text):
             grouped_matmul(x["a"], x["experts"], OFFSETS, **given, **more)
 
@@ -497,6 +500,10 @@ def test_rows_are_added_in_any_order_by_name() -> None:
     groups = {**given, "rows": x["rows"], "out_dtype": F32}
     any_order, want = (grouped_matmul(x["a"], x["experts"], OFFSETS, ordered=o, **groups) for o in (False, True))
     assert torch.equal(any_order, want)
+    parts = {"bias": torch.ones(N), "offs": OFFSETS[1:], "activation": "relu"}
+    both = [grouped_matmul(x["a"], x["experts"], ordered=o, **parts, **groups) for o in (True, False)]
+    wide = grouped_matmul(x["a"], x["experts"], rows=x["rows"], out_dtype=F32, **parts) * x["weights"][:, None]
+    assert all(torch.equal(y, torch.zeros_like(y).index_add(0, ADDED_TO, wide)) for y in both)
     refused = [
         ({"ordered": 0}, "ordered = 0: True, or False"), ({}, "add_rows= names them, and it is not given"),
         ({"add_rows": ADDED_TO[:3]}, "a row for each row of a product of shape"),

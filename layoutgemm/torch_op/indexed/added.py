@@ -23,6 +23,7 @@ from ..checks import NOT_RECORDED, derived_by_func, differentiated, has_tangent
 from ..compiled.traced import refuse
 from ..operators import operator_of, with_autograd
 from ..scaled_grouped.grouped import INTS
+from ..types import usual_type
 from .torch_rows import inside_rows, known_indices
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -100,13 +101,14 @@ with_autograd("added_rows", _Added.apply)
 
 def sums_of_product(
     ordered: object, product: Callable[..., torch.Tensor], a: object, b: object, add_rows: object,
-    out: torch.Tensor | None, others: Mapping[str, object],
+    out: torch.Tensor | None, others: Mapping[str, object], weighs: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """A product's rows, added to `out` or to zeros behind it: of a call whose sums no kernel has, or in any order.
 
     ordered  as it was given; True: by the operator, the same bits on every run
     product  of a and b, with their rows in order: `matmul`, or `grouped_matmul`
     others   its other arguments by name
+    weighs   whether the product takes no weights of rows: torch multiplies by them then, before it rounds
 
     Raises OperandError or TensorError, naming the operand.
 
@@ -126,7 +128,17 @@ def sums_of_product(
     given = dict(others)
     if given.get("row_weights") is not None and given.get("rows") is None and isinstance(a, torch.Tensor):
         given["rows"] = torch.arange(a.shape[0], device=a.device)
+    weights, kind = given.pop("row_weights") if weighs else None, given.get("out_dtype")
+    if weights is not None:
+        assert isinstance(a, torch.Tensor)
+        kind, given["out_dtype"] = kind or usual_type(a.dtype), torch.float32
     made = product(a, b, **given)
+    if isinstance(weights, torch.Tensor):
+        if weights.dtype != torch.float32 or tuple(weights.shape) != made.shape[:1]:
+            of = f"{weights.dtype} of shape {list(weights.shape)}"
+            refuse(f"row_weights is {of}: float32 of {[made.shape[0]]}, a factor for each row of the product")
+        assert isinstance(kind, torch.dtype)
+        made = (made * weights[:, None]).to(kind)
     if made.is_floating_point() and made.itemsize == 1:
         refuse(f"add_rows: rows of {made.dtype} are not added, as 8 bits are too coarse: say out_dtype=")
     if made.ndim != 2:

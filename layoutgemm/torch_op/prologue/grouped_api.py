@@ -69,21 +69,22 @@ def with_function_applied(
     >>> with_function_applied(a, (b, b), twice, {"s": s, "more": 1.0}, None, options)[:2]
     (tensor([[3., 4.]], dtype=torch.float16), {'more': 1.0})
     """
-    if torch.compiler.is_dynamo_compiling():
-        refuse("prologue beside combine= or epilogue= of groups: not under torch.compile; compute the function of a first")
+    traced = torch.compiler.is_dynamo_compiling()
     first, others = b if isinstance(b, torch.Tensor) else b[0], dict(given or {})
     names = prologue.names if isinstance(prologue, Prologue) else ()
     values = {name: x for name in names if isinstance(x := others.pop(name, None), torch.Tensor)}
     beside = {**options, "epilogue": None}
-    refuse(_refusal(a, first, prologue, values, beside, rows, False))
+    refuse(_refusal(a, first, prologue, values, beside, rows, traced))
+    if traced:
+        refuse(
+            "prologue beside combine= or epilogue= of groups: not under torch.compile; compute the function of a first"
+        )
     assert isinstance(prologue, Prologue)
     if rows is not None:
         a, values = of_chosen_rows(a, rows, prologue, values, options["copy_rows"])
     said = next((name for name in _SAID if options.get(name) is not None), "offsets")
     nothing = BiasActivation()
-    product = checked_groups(
-        a, first, options.get(said), said, prologue, values, nothing, None, options["out_dtype"]
-    )
+    product = checked_groups(a, first, options.get(said), said, prologue, values, nothing, None, options["out_dtype"])
     return function_of_groups(product), others, {**options, "copy_rows": None}
 
 

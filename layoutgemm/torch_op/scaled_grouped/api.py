@@ -508,9 +508,10 @@ def _with_more(
     several = combine is not None or isinstance(b, (tuple, list))
     functions: dict[str, object] = {"epilogue": epilogue, "given": operands, "prologue": prologue, "combine": combine}
     beside = [*functions.values(), *beside_sums(given)]
-    if ordered is not True or (add_rows is not None and (several or any(x is not None for x in beside))):
+    apart = several or any(x is not None for x in beside)
+    if ordered is not True or (add_rows is not None and apart):
         others = {**functions, "rows": rows, **{name: x for name, x in given.items() if name != "out"}}
-        return sums_of_product(ordered, grouped_matmul, a, b, add_rows, given["out"], others)
+        return sums_of_product(ordered, grouped_matmul, a, b, add_rows, given["out"], others, apart)
     if prologue is not None and (several or epilogue is not None):
         a, of_others, chosen = with_function_applied(a, b, prologue, operands, rows, given)
         return _with_more(a, b, chosen, (None, None), epilogue, of_others, None, combine, True)
@@ -518,7 +519,9 @@ def _with_more(
         functions = {"epilogue": epilogue, "prologue": prologue, "rows": rows, "add_rows": add_rows}
         return grouped_combined(a, b, combine, operands, {**given, **functions})
     if add_rows is not None:
-        return _of_indices(IndexedOperands(a, b, rows), add_rows, {**given, "counts": None}, {"counts": given["counts"]})
+        return _of_indices(
+            IndexedOperands(a, b, rows), add_rows, {**given, "counts": None}, {"counts": given["counts"]}
+        )
     if prologue is not None:
         others = {**given, "epilogue": epilogue}
         return grouped_prologue_product(a, b, prologue, operands, others, rows, grouped_matmul)
