@@ -72,13 +72,15 @@ def with_function_applied(
     traced = torch.compiler.is_dynamo_compiling()
     first, others = b if isinstance(b, torch.Tensor) else b[0], dict(given or {})
     names = prologue.names if isinstance(prologue, Prologue) else ()
-    values = {name: x for name in names if isinstance(x := others.pop(name, None), torch.Tensor)}
+    values: dict[str, torch.Tensor] = {}
+    for name in names:  # no comprehension: Dynamo of Python 3.11 reads no name that is bound in one
+        x = others.pop(name, None)
+        if isinstance(x, torch.Tensor):
+            values[name] = x
     beside = {**options, "epilogue": None}
     refuse(_refusal(a, first, prologue, values, beside, rows, traced))
     if traced:
-        refuse(
-            "prologue beside combine= or epilogue= of groups: not under torch.compile; compute the function of a first"
-        )
+        refuse("prologue beside combine= or epilogue=: not under torch.compile; compute the function of a first")
     assert isinstance(prologue, Prologue)
     if rows is not None:
         a, values = of_chosen_rows(a, rows, prologue, values, options["copy_rows"])
