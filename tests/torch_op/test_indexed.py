@@ -524,7 +524,7 @@ def test_rows_are_added_by_chunks_of_the_sorted_indices(monkeypatch: pytest.Monk
     m, rows = 5 * CHUNK + 4, 8
     a, b, to = torch.randn(m, 16).bfloat16(), integers(8, 16).mT, torch.arange(m).remainder(rows + 3) - 1
     a[:, 1:] = 0  # products are exact, and their sums depend on the order
-    to[:100] = 5
+    to[:100], to[-4:] = 5, torch.tensor([2**31 - 1, 2**31 - 2, -(2**31), 2**40])
     launches_are_emulated(monkeypatch)
     monkeypatch.setattr(composed_checks, "check_inside", lambda *values: None)  # as on a GPU
     for _ in range(2):

@@ -2,7 +2,7 @@
 
 kernel    a warp                                          does
 ------    --------------------------------------------    -------------------------------------------------------------
-rank      of 8 indices                                    counts for each the indices before it: its place in the list.
+rank      of 16 indices                                   counts for each the indices before it: its place in the list.
                                                           Writes the sorted list
 chunks    of a place of the list, and a run of columns    looks at the chunk's 32 indices. If it is the first place of
                                                           its index in the chunk, it adds the rows that name the index
@@ -41,8 +41,9 @@ from ..plan import present, tile_count
 from . import bridge
 from . import math as element
 from .fp8 import store_words
-from .tables import choose, load_index, load_long
+from .tables import choose, load_index, load_long, load_word
 
+_LAST = 2**31 - 2  # the last row that a matrix may have: differences of such numbers and -1 do not overflow
 AT_ONCE = 4  # rows whose vectors are loaded before the first is added
 PARTIALS_AT_ONCE = 16  # partial sums, likewise: a lane has four numbers of each
 LOOKED_AT_ONCE = 4  # indices of a lane that are loaded before the first is compared
@@ -54,6 +55,11 @@ class SortedList(NamedTuple):
     partials: Int64
     order: Int64
     names: Int64
+
+
+def below(counts: tuple[Int32, ...], name: Int32, bounds: tuple[Int32, ...]) -> tuple[Int32, ...]:
+    """Each count, and 1 more where an index is below its bound: the sign of a difference, without a comparison."""
+    return tuple([x - ((name - bound) >> 31) for x, bound in zip(counts, bounds, strict=True)])
 
 
 class AddedRowsKernel:
@@ -121,15 +127,18 @@ class AddedRowsKernel:
         thread, _, _ = cute.arch.thread_idx()
         block, matrix, _ = cute.arch.block_idx()
         lane, first = thread % WARP, (block * SUM.warps + bridge.uniform(thread // WARP)) * RANKS
-        indexed = present(self.plan.indexed)
         job = bridge.Carried(given=given, m=m)
         of_batch = matrix if cutlass.const_expr(self.plan.matrices_of_c > 1) else None
         if first < m:
-            mine = [Int32(load_index(indexed, job, OUT_ROWS, first + e, m, of_batch)) for e in range(RANKS)]
+            begin = given.out_rows
+            if cutlass.const_expr(of_batch is not None):
+                begin += Int64(matrix) * m * self._index_bytes
+            places = [cutlass.min(first + e, m - 1) for e in range(RANKS)]
+            mine = [self.loaded(begin + Int64(place) * self._index_bytes) for place in places]
             own = first // WARP * WARP  # the only indices of which some are before and some behind a warp's own
             counts = self.before(job, (Int32(0), own), tuple([x + 1 for x in mine]), (lane, of_batch))
             number = own + lane
-            found = Int32(load_index(indexed, job, OUT_ROWS, number, m, of_batch))
+            found = self.loaded(begin + Int64(cutlass.min(number, m - 1)) * self._index_bytes)
             within = [(number < m) & ((found < x) | ((found == x) & (number < first + e))) for e, x in enumerate(mine)]
             behind = self.before(job, (own + WARP, m), tuple(mine), (lane, of_batch))
             for e in cutlass.range_constexpr(RANKS):
@@ -150,15 +159,27 @@ class AddedRowsKernel:
         """Count for each bound a lane's indices below it, from one number to another."""
         lane, of_batch = at
         first, end = numbers
-        counts = tuple([Int32(0)] * RANKS)
+        counts, step = tuple([Int32(0)] * RANKS), LOOKED_AT_ONCE * WARP
+        begin = job.given.out_rows
+        if cutlass.const_expr(of_batch is not None):
+            begin += Int64(of_batch) * job.m * self._index_bytes
+        while first + step <= end:  # whole steps ask for no end
+            at_lane = begin + Int64(first + lane) * self._index_bytes
+            found = [self.loaded(at_lane + i * (WARP * self._index_bytes)) for i in range(LOOKED_AT_ONCE)]
+            for name in found:
+                counts = below(counts, name, bounds)
+            first = first + step
         while first < end:
-            places = [first + lane + i * WARP for i in range(LOOKED_AT_ONCE)]
-            found = [Int32(load_index(present(self.plan.indexed), job, OUT_ROWS, x, end, of_batch)) for x in places]
-            for place, name in zip(places, found, strict=True):
-                name = choose(place < end, name, 2**31 - 1)
-                counts = tuple([x + choose(name < bound, 1, 0) for x, bound in zip(counts, bounds, strict=True)])
-            first = first + LOOKED_AT_ONCE * WARP
+            place = cutlass.min(first + lane, end - 1)
+            name = self.loaded(begin + Int64(place) * self._index_bytes)
+            counts = below(counts, choose(first + lane < end, name, _LAST), bounds)
+            first = first + WARP
         return counts
+
+    def loaded(self, address: Int64) -> Int32:
+        """An index of C as the list orders it, from -1 to _LAST: -1 for one that no matrix has."""
+        found = load_word(address) if self._index_bytes == 4 else load_long(address)
+        return choose((found >= 0) & (found <= _LAST), Int32(found), -1)
 
     @cute.kernel
     def chunks(self, c: Int64, ldc: Int64, stride_c: Int64, m: Int32, n: Int32, words: tuple) -> None:

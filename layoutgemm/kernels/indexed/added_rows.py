@@ -44,7 +44,7 @@ AddingPlan: TypeAlias = Any  # a plan of any architecture: they share no class w
 SUM = RowCopy(vectors=2, warps=4)  # which run of a row of C a warp has: a lane holds 16 sums of 16-bit elements
 FOLD = RowCopy(vectors=1, warps=4)  # which run of a row of partial sums in f32 a warp has
 CHUNK = WARP  # places that are added one after the other: a lane looks at each
-RANKS = 8  # indices whose places a warp counts
+RANKS = 16  # indices whose places a warp counts
 RANKED = 16384  # indices of a matrix at most whose places are counted
 ORDER_BYTES = 8  # of a place's number: torch.sort has them in int64
 
