@@ -396,8 +396,9 @@ def grouped_matmul(
               alone, (experts, M): row i of group e reads row rows[e, i] of a[e], or of a matrix a. With `offs`, a bias
               or scales `rows` alone: scales of rows are those of a's rows, and read by row index too
     add_rows  in place of `out_rows`, with `offsets`: row i is added to row add_rows[i] of the result, as for `matmul`.
-              So the experts' results of a token become one. Goes with `rows`, `row_weights` and an activation;
-              `ordered`  as for `matmul`: False goes with all of these and with scales, bias, `offs`, `epilogue`
+              So the experts' results of a token become one. Goes with `rows`, `row_weights` and an activation by
+              kernels of one call; with `offs`, scales, bias, `epilogue`, `prologue` or `combine` torch adds the rows behind it
+    ordered   False: in any order, as for `matmul`
     copy_rows  of `rows`, as for `matmul`: whether a's rows are copied to a workspace first
     epilogue  in place of bias and activation, behind the scales: any `kernels.epilogue.chain.Epilogue`. Of all forms
               but columns; with `rows`, of groups of rows and, without scales, of masked groups
@@ -406,7 +407,8 @@ def grouped_matmul(
               reduction and are not written. Gradients as behind `matmul`'s epilogue; of float8, of what is read alone
     prologue  a function of a's elements before they are multiplied, a `kernels.Prologue`; `given` has the vectors that
               it reads: see `torch_op.prologue.grouped`. Of groups of rows and masked ones, of bfloat16 and float16,
-              with bias, activation and, of groups of rows, `rows`, which torch copies first
+              with bias, activation and, of groups of rows, `rows`, which torch copies first. Beside `epilogue` or
+              `combine` torch computes f(a) first; not under torch.compile
     combine   for a tuple b of two to four matrices of each group, as for `matmul`: the function of
               (*products, ops, **given), or the name of a gate. `given` has its numbers. Of groups of rows and masked
               ones, with bias and activation or an epilogue behind the function, and `rows`, which are copied first
