@@ -108,10 +108,10 @@ class Epilogue:
         object.__setattr__(self, "whole", whole)
         self._check_sums()
         for step in steps:
-            whole = [given for given in step.taken if given.dtype.kind == "int" and not given.host]
-            if whole and not isinstance(step, (Custom, ReductionStep)):
+            ints = [given for given in step.taken if given.dtype.kind == "int" and not given.host]
+            if ints and not isinstance(step, (Custom, ReductionStep)):
                 raise PlanError(
-                    f"{whole[0].name} is {whole[0].dtype}, and {type(step).__name__} computes in f32: a function reads "
+                    f"{ints[0].name} is {ints[0].dtype}, and {type(step).__name__} computes in f32: a function reads "
                     "whole numbers, Custom.of(function, EpilogueOperand(name, axes, 'i32'))"
                 )
         names = [given.name for given in self.given]
@@ -391,12 +391,12 @@ class Epilogue:
         )  # fmt: skip
 
     def has_whole_columns(self, columns: int) -> bool:
-        """True if no column of a tile of so many lies outside of C.
+        """True if no column of a tile of so many lies outside of C. Of 0 none is known to lie inside.
 
         >>> [Epilogue(Bias()).in_pairs(whole=256).has_whole_columns(columns) for columns in (1, 128, 192)]
         [True, True, False]
         """
-        return self.whole % columns == 0
+        return columns > 0 and self.whole % columns == 0
 
     def transposed(self) -> Epilogue:
         """The epilogue that does the same to the transposed C: for operands that change places."""

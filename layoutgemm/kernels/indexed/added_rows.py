@@ -154,8 +154,8 @@ def _sums_of_rows(plan: AddingPlan) -> Check:
                     np.add.at(times[row], at[at < n], 1)
             count += times.size
             if (times != 1).any() and not witness:
-                row, at = (int(x) for x in np.argwhere(times != 1)[0])
-                witness = f"of {n} columns, element {at} of row {row} is summed {int(times[row, at])} times"
+                row, element = (int(x) for x in np.argwhere(times != 1)[0])
+                witness = f"of {n} columns, element {element} of row {row} is summed {int(times[row, element])} times"
     statement = (
         f"a warp of a place has {SUM.run} bytes of its row of C, one of a chunk {FOLD.run} bytes of partial sums: each "
         f"element is of one, for {plan.m} indices"

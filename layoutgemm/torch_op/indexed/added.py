@@ -124,7 +124,7 @@ def sums_of_product(
         refuse("out_rows and add_rows: rows of the product are placed, or added to each other; give one")
     if out is not None and differentiated(out):
         refuse(NOT_RECORDED)
-    assert isinstance(add_rows, torch.Tensor)
+    assert isinstance(add_rows, torch.Tensor) and isinstance(ordered, bool)
     given = dict(others)
     if given.get("row_weights") is not None and given.get("rows") is None and isinstance(a, torch.Tensor):
         given["rows"] = torch.arange(a.shape[0], device=a.device)

@@ -397,7 +397,7 @@ def grouped_matmul(
               or scales `rows` alone: scales of rows are those of a's rows, and read by row index too
     add_rows  in place of `out_rows`, with `offsets`: row i is added to row add_rows[i] of the result, as for `matmul`.
               So the experts' results of a token become one. Goes with `rows`, `row_weights` and an activation by
-              kernels of one call; with `offs`, scales, bias, `epilogue`, `prologue` or `combine` torch adds the rows behind it
+              kernels of one call; with `offs`, scales, bias, `epilogue`, `prologue` or `combine` torch adds the rows
     ordered   False: in any order, as for `matmul`
     copy_rows  of `rows`, as for `matmul`: whether a's rows are copied to a workspace first
     epilogue  in place of bias and activation, behind the scales: any `kernels.epilogue.chain.Epilogue`. Of all forms
