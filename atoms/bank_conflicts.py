@@ -1,4 +1,4 @@
-"""The 128-byte swizzle: eight rows of a tile conflict in one bank group, and an XOR spreads them.
+"""Eight rows of a tile conflict in one bank group. The 128-byte swizzle spreads them by an XOR.
 
 python atoms/bank_conflicts.py
 """

@@ -1,4 +1,4 @@
-"""TMA instructions per tile: the tilings with large boxes, and the layouts without a tensor map.
+"""TMA instructions per tile: tilings with large boxes, and layouts without a tensor map.
 
 python atoms/tensor_copies.py
 """

@@ -1,4 +1,4 @@
-"""Four warps multiply 64 x 64 x 16 by mma.sync with ldmatrix loads: every map derived and proven.
+"""Four warps multiply 64 x 64 x 16 by mma.sync with ldmatrix loads. Every map is derived and proven.
 
 python atoms/warp_tile.py
 """

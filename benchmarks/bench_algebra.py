@@ -93,6 +93,10 @@ CASES: dict[str, dict[str, Callable[[int], tuple]]] = {
         "atom": lambda k: (lay((8, (16, 2)), (16, (1, 128))), lay((k + 1, 2), (2, 1))),
         "strided": lambda k: (lay((4, 2), (2, 16)), lay(8 * (k + 1), 1)),
     },
+    "call, one": {
+        "index": lambda k: (fragment(k), 300),
+        "by mode": lambda k: (fragment(k), 37, 19),
+    },
     "offsets, 4096": {
         "matrix": lambda k: (lay((64, 64), (64 * k, k)),),
         "fragment": lambda k: (fragment(k),),
@@ -145,6 +149,7 @@ def ours() -> Contender:
         "right_inverse": lambda a: a.right_inverse(),
         "zipped_divide": lambda a, t: a.zipped_divide(t),
         "logical_product": lambda a, b: a.logical_product(b),
+        "call, one": lambda a, *coord: a(*coord),
         "offsets, 4096": lambda a: a.offsets(),
         "swizzle, 4096": lambda s, x: s(x),
         "swizzle, one": lambda s, x: s(x),
@@ -174,6 +179,7 @@ def peer_operations(module: Any, compose: str) -> dict[str, Callable[..., Any]]:
     return {
         "compose": getattr(module, compose),
         **{name: getattr(module, name) for name in names},
+        "call, one": lambda a, *coord: a(*coord),
         "offsets, 4096": lambda a: [a(i) for i in range(4096)],
         "swizzle, 4096": lambda s, xs: [s(x) for x in xs],
         "swizzle, one": lambda s, x: s(x),
@@ -205,7 +211,7 @@ def tensor_layouts() -> Contender:
 
 
 def as_values(contender: Contender, answer: Any) -> list[int]:
-    """An answer as plain offsets: a number, a range of them, or a layout at every coordinate."""
+    """An answer as plain offsets. It may be a number, a range of them, or a layout at every coordinate."""
     if isinstance(answer, int):
         return [answer]
     if isinstance(answer, list) or hasattr(answer, "tolist"):
@@ -266,8 +272,8 @@ def geometric(values: Sequence[float]) -> float:
 
 
 def benchmark(contenders: Sequence[Contender], rounds: int, seed: int) -> list[dict[str, Any]]:
-    """Rows of all cases: microseconds of each contender, their ratio to the first's if the answers are equal,
-    else the difference. Raises the first contender's errors."""
+    """Rows of all cases: microseconds of each contender. With each are their ratio to the first's if the answers are
+    equal, else the difference. Raises the first contender's errors."""
     rng = random.Random(seed)
     rows = []
     for op, cases in CASES.items():
@@ -303,8 +309,8 @@ print(json.dumps([wall, cpu, [m for m in {heavy!r} if m in sys.modules]]))
 
 
 def import_time(runs: int) -> dict[str, Any]:
-    """Seconds of `import layoutgemm` in a new process with NumPy loaded; the first run is omitted,
-    since it may compile bytecode."""
+    """Seconds of `import layoutgemm` in a new process with NumPy loaded. The first run is omitted, since it may compile
+    bytecode."""
     seen = []
     for _ in range(runs + 1):
         command = [sys.executable, "-c", PROBE.format(heavy=HEAVY)]

@@ -1,4 +1,6 @@
-"""bf16 mma.sync GEMM on a GPU: our configurations, the official CuTe DSL example, Triton, torch.mm.
+"""Times bf16 GEMMs by mma.sync on a GPU.
+
+Contenders: our configurations, the official CuTe DSL example, Triton, torch.mm.
 
     python benchmarks/bench_ampere.py build FOLDER --official path/to/tensorop_gemm.py   # compiles, no GPU needed
     python benchmarks/bench_ampere.py run FOLDER --json ampere.json                      # on a GPU

@@ -1,4 +1,4 @@
-"""Experts of transformers and products of JAX arrays, beside torch's and JAX's own: right, then timed.
+"""Experts of transformers and products of JAX arrays, beside torch's and JAX's own. Each is right first, then timed.
 
     python benchmarks/bench_doors.py --json FILE            # on a Hopper GPU, about two minutes
     python benchmarks/bench_doors.py --parts experts        # of experts, jax
@@ -137,7 +137,7 @@ def exact(module: Any, x: torch.Tensor, index: torch.Tensor, weights: torch.Tens
 
 
 class Line(NamedTuple):
-    """A door at a size: us of the framework's own and ours, and the distance of each from float64."""
+    """A door at a size: microseconds, and distances from float64. Of both, the framework's own and ours."""
 
     door: str
     size: str

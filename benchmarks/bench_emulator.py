@@ -45,7 +45,7 @@ ROWS = (
 
 
 def measure(name: str, shape: tuple[int, int, int, int], repeat: int) -> dict[str, object]:
-    """One row: seconds to load and to run, and operations a second (arithmetic is not counted)."""
+    """One row: seconds to load and to run, and operations a second. Arithmetic is not counted."""
     example = EXAMPLES[name]
     text = compiled(example).ptx
     load: list[float] = []

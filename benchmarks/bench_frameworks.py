@@ -88,7 +88,7 @@ def line(times: Times, name: str, size: tuple[int, ...], theirs: Run, ours: Run,
 
 
 def apart(model: Any) -> Any:
-    """A copy whose forward is a code object of its own: Dynamo keeps what it compiled by code, not by module."""
+    """A copy whose forward is a code object of its own. Dynamo keeps what it compiled by code, not by module."""
     made, forward = copy.deepcopy(model), type(model).forward
     own = types.FunctionType(forward.__code__.replace(), forward.__globals__, "forward")
     made.__class__ = type(type(model).__name__, (type(model),), {"forward": own})

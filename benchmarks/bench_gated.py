@@ -1,4 +1,4 @@
-"""SwiGLU in one kernel against its parts: silu(A @ W_gate) * (A @ W_up), with (2H, K) weights.
+"""SwiGLU in one kernel against its parts. It computes silu(A @ W_gate) * (A @ W_up), with (2H, K) weights.
 
     python benchmarks/bench_gated.py --json benchmarks/results/gated_h200.json      # on the GPU, under a minute
 

@@ -1,4 +1,6 @@
-"""Gated products of groups: right against float64, then one launch beside a product and torch's gate.
+"""Gated products of groups, checked against float64 and then timed.
+
+One launch stands beside a product and torch's gate.
 
     python benchmarks/bench_gated_groups.py --json FILE     # on a Hopper GPU, about two minutes
 

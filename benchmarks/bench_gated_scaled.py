@@ -1,4 +1,6 @@
-"""Gated products with block scales: one launch beside a product and torch.compile's gate, ours and DeepGEMM's.
+"""Gated products with block scales: one launch beside a product and a gate.
+
+The product is ours or DeepGEMM's, the gate torch.compile's.
 
     python benchmarks/bench_gated_scaled.py --json FILE           # on a Hopper GPU, about four minutes
     python benchmarks/bench_gated_scaled.py --tiles 8 --json FILE # other tiles too

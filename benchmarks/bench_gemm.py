@@ -114,7 +114,7 @@ def contenders(problem: BenchProblem, options: argparse.Namespace) -> list[Conte
 
 
 class Watchdog:
-    """Ends the process when `mark` is not called for `patience` seconds: a kernel that hangs never returns."""
+    """Ends the process when `mark` is not called for `patience` seconds. A kernel that hangs never returns."""
 
     def __init__(self, patience: float, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic):
         self.patience, self.say, self.clock = patience, say, clock
@@ -169,7 +169,7 @@ class Budget:
 
 
 class Ended(NamedTuple):
-    """The end of a run: omitted parts as sentences, and a flag for an unusable device."""
+    """The end of a run. Omitted parts are sentences, and a flag says that the device is unusable."""
 
     notes: list[str]
     lost: bool

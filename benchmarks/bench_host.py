@@ -157,7 +157,7 @@ def recorded() -> dict[str, Callable[[], object]]:
 
 @torch.enable_grad()
 def passes(layer: QuantizedLinear, leaf: torch.Tensor, grad: torch.Tensor) -> None:
-    """The forward and the backward pass, the gradient of x; torch makes the weights dense on the CPU."""
+    """The forward and the backward pass, the gradient of x. Torch makes the weights dense on the CPU."""
     layer(leaf).backward(grad)
     leaf.grad = None
 

@@ -61,7 +61,7 @@ TIMED = (
 
 
 class Operands(NamedTuple):
-    """Operands of a shape: A, B, the offsets of groups, indices of A's and of C's rows, factors, and room."""
+    """Operands of a shape. They are A, B, the offsets of groups, indices of A's and of C's rows, factors, and room."""
 
     a: Any
     b: Any

@@ -1,4 +1,6 @@
-"""A Llama and a BERT of transformers, unchanged, compiled by Inductor: its own choice, and with layoutgemm registered.
+"""A Llama and a BERT of transformers, unchanged, compiled by Inductor.
+
+Inductor makes its own choice, then chooses with layoutgemm registered.
 
     python benchmarks/bench_inductor.py --json FILE --models llama      # on a GPU, about two minutes a model
     python benchmarks/bench_inductor.py --steps train                   # those steps alone
@@ -73,7 +75,7 @@ def made(name: str, tiny: bool) -> torch.nn.Module:
 
 
 def own_code(model: torch.nn.Module) -> Callable[..., Any]:
-    """A call of a model by a code object of its own: Dynamo keeps what it compiled by code, not by module.
+    """A call of a model by a code object of its own. Dynamo keeps what it compiled by code, not by module.
 
     >>> own_code(torch.nn.Identity())(3)
     3

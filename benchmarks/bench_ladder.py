@@ -1,4 +1,4 @@
-"""The ladder's table: every level of kernels/ against torch.mm at one size, on this GPU.
+"""Times every level of kernels/ against torch.mm at one size, on this GPU.
 
     python benchmarks/bench_ladder.py [--size 8192] [--json benchmarks/results/ladder_h200.json] [PROGRAM...]
 

@@ -68,7 +68,7 @@ def measure(
     contenders: dict[str, Callable[[], object]], settle: Callable[[], object], rounds: int, calls: int,
     progress: Progress,
 ) -> dict[str, list[float]]:  # fmt: skip
-    """Seconds per call of each contender in each round; the rounds end after five where the time is up."""
+    """Seconds per call of each contender in each round. The rounds end after five where the time is up."""
     rng = random.Random(0)
     samples: dict[str, list[float]] = {name: [] for name in contenders}
     for name, run in contenders.items():
@@ -174,7 +174,7 @@ def both(n: int) -> dict[str, Callable[[], object]]:
 
 
 def experts(n: int) -> dict[str, Callable[[], object]]:
-    """Groups of rows with gradients, n rows in four groups: the forward pass, and both passes."""
+    """Groups of rows with gradients, n rows in four groups. The forward pass is timed, and both passes."""
     import torch
 
     from layoutgemm import grouped_matmul

@@ -1,4 +1,4 @@
-"""Operands that TMA cannot read: in place by mma.sync, or copied first; with both estimates.
+"""Operands that TMA cannot read: in place by mma.sync, or copied first. Both estimates stand beside the times.
 
     python benchmarks/bench_lines.py --json lines.json
 

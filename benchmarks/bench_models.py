@@ -147,7 +147,7 @@ def experts_forward(
 
 
 def with_our_layers(model: torch.nn.Module) -> int:
-    """Have linear layers and experts multiply by this library; the number of layers that now do."""
+    """Have linear layers and experts multiply by this library. Returns the number of layers that now do."""
     count = 0
     for module in model.modules():
         if type(module) is torch.nn.Linear:
@@ -162,7 +162,8 @@ def with_our_layers(model: torch.nn.Module) -> int:
 
 
 def with_packed_layers(model: torch.nn.Module, others: Sequence[torch.nn.Module]) -> int:
-    """Pack the linear layers but the last, and give other models the same weights; the number of layers packed."""
+    """Pack the linear layers but the last, and give other models the same weights. Returns the number of layers
+    packed."""
     weights = QuantizedFormat("int4", 128)
     swaps = swap_linears(model, where=lambda name, _: not name.endswith("lm_head"), weights=weights)
     packed = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, QuantizedLinear)]

@@ -100,7 +100,8 @@ def formulas() -> dict[str, Formula]:
 
 
 class Check(NamedTuple):
-    """A result against float64: the largest share of the allowed error, and whether a second run gave its bits."""
+    """A result against float64. Holds the largest share of the allowed error, and whether a second run gave its
+    bits."""
 
     name: str
     worst: float
@@ -122,7 +123,8 @@ def matrix(rows: int, columns: int, order: str, kind: torch.dtype, device: str) 
 
 
 def compared(name: str, call: Callable[[], Any], want: torch.Tensor, scale: float, kind: torch.dtype) -> Check:
-    """Compares two runs: one rounding of the result, and `scale` times that of the operands' products."""
+    """Compares two runs. They may differ by one rounding of the result, and `scale` times that of the operands'
+    products."""
     import torch
 
     c, again = call(), call()

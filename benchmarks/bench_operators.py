@@ -37,7 +37,7 @@ _LOCK: Any = None  # held by the process that uses the GPU
 
 
 class Case(NamedTuple):
-    """A product: (batch, M, N, K), the operands' type, and B's contiguous dimension, "n" or "k"."""
+    """A product: (batch, M, N, K), the operands' type, and B's contiguous dimension. That is "n" or "k"."""
 
     batch: int
     m: int
@@ -90,7 +90,7 @@ def torch_call(a: Any, b: Any, c: Any) -> Callable[[], Any]:
 
 
 def off(call: Callable[[], Any], one: tuple[Any, Any, Any], want: Any) -> float:
-    """The norm of a product's error, over that of the wanted values; NaN counts as infinite."""
+    """The norm of a product's error, over that of the wanted values. NaN counts as infinite."""
     import torch
 
     one[2].fill_(float("nan"))
@@ -103,7 +103,8 @@ def off(call: Callable[[], Any], one: tuple[Any, Any, Any], want: Any) -> float:
 def compiled_calls(
     case: Case, sets: list[tuple[Any, Any, Any]]
 ) -> tuple[dict[str, list[Callable[[], Any]]], list[str]]:
-    """The launches of each operator, ours under `OURS`; and the operators that did not compile, with the reason."""
+    """The launches of each operator, ours under `OURS`. Beside them, the operators that did not compile, with the
+    reason."""
     import cutlass.operators as api
     import torch
 
@@ -145,7 +146,7 @@ def host_us(call: Callable[[], Any]) -> float:
 
 
 def case_row(case: Case) -> dict[str, Any]:
-    """One problem: the operators found, those that are wrong, and the times of ours, NVIDIA's fastest and torch's."""
+    """One problem: the operators found, the wrong ones, and times. Times are of ours, NVIDIA's fastest and torch's."""
     import torch
 
     from layoutgemm.bench.method import CudaDevice

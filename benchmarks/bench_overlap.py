@@ -135,7 +135,7 @@ def eight(x: Any) -> Any:
 
 
 def scaled(x: Any, wide: bool) -> tuple[Any, Any]:
-    """A matrix as it is multiplied, and its scales or None: of float8 if `wide` is false."""
+    """A matrix as it is multiplied, and its scales or None. It is float8 if `wide` is false."""
     return (x, None) if wide else eight(x)
 
 
@@ -145,7 +145,7 @@ def exact(x: Any, scale: Any) -> Any:
 
 
 def cut(k: int) -> float:
-    """The relative error of sums of float8 products: each instruction, of 32 values of K, keeps 13 bits."""
+    """The relative error of sums of float8 products. Each instruction, of 32 values of K, keeps 13 bits."""
     return float((k // 32 + 1) * 2.0**-13)
 
 
@@ -250,7 +250,7 @@ def once(call: Call) -> tuple[float, float]:
 
 
 def timed(me: Rank, calls: dict[str, Call]) -> dict[str, tuple[float, float]]:
-    """Microseconds of calls on the slowest rank, on the GPU and on the host: medians of common rounds."""
+    """Microseconds of calls on the slowest rank, on the GPU and on the host. They are medians of common rounds."""
     for call in calls.values():
         for _ in range(WARM):
             call()
@@ -413,7 +413,7 @@ def graph_row(me: Rank, m: int, n: int, k: int) -> bool:
 
 
 def block_row(me: Rank) -> bool:
-    """Times a block of a Llama, forward and backward; False if its gradients differ from those with NCCL."""
+    """Times a block of a Llama, forward and backward. Returns False if its gradients differ from those with NCCL."""
     from benchmarks.parallel_block import Block, difference
 
     blocks = {name: Block(me.rank, me.ranks, overlaps=name == OURS) for name in (ALONE_BLOCK, OURS)}
@@ -428,7 +428,7 @@ def block_row(me: Rank) -> bool:
 
 
 def links(me: Rank) -> None:
-    """GB/s that each rank sends and receives: pieces with a flag behind each, to one rank or to all in turn."""
+    """GB/s that each rank sends and receives. Pieces have a flag behind each, and go to one rank or to all in turn."""
     import torch
     import torch.distributed as dist
     import torch.distributed._symmetric_memory as symm

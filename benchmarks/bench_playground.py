@@ -1,4 +1,6 @@
-"""Times edits of the built playground in Chromium: from the input to the frame with its results, and its picture.
+"""Times edits of the built playground in Chromium.
+
+Time counts from the input to the frame with its results, and its picture.
 
     make playground
     python benchmarks/bench_playground.py [build/playground] [--pages 5] [--only "a wgmma"]

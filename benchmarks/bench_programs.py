@@ -452,7 +452,7 @@ def tiles_of(name: str, program: Program, operands: Operands, jobs: int | None) 
 def contenders(
     program: Program, sets: Sequence[Operands], tiles: Mapping[str, Call] | None = None
 ) -> dict[str, list[Launch]]:
-    """Calls by name, one for each set; those that fail are left out and say so."""
+    """Calls by name, one for each set. Those that fail are left out and say so."""
     import torch
 
     calls: dict[str, Callable[..., Any]] = {OURS: program.ours, EAGER: program.formula, ALONE: program.alone}

@@ -1,4 +1,6 @@
-"""`quantize` and results that a scaled product quantises: right, then timed beside a copy and torch.compile.
+"""Times `quantize` and results that a scaled product quantises.
+
+They are right first, and stand beside a copy and torch.compile.
 
     python benchmarks/bench_quantize.py --json FILE          # on a Hopper GPU, about a minute
 

@@ -131,7 +131,7 @@ _PACK_ROWS = 256  # the most for `torch._weight_int4pack_mm`: its time grows wit
 
 @dataclass
 class Row:
-    """One line of the record: microseconds of each contender, and the reason for each one without a time.
+    """One line of the record: microseconds of each contender. A contender without a time has the reason.
 
     shares  the largest error of each contender, as a share of its bound
     kernel  what `default` takes
@@ -210,7 +210,7 @@ def random_weight(fmt: QuantizedFormat, n: int, k: int, kind: Any, device: str =
 
 
 def wrong(c: Any, x: Any, weight: Any, scale: Any = None) -> float:
-    """The largest error of scale * x @ weight.T as a share of its bound: right up to 1.
+    """The largest error of scale * x @ weight.T as a share of its bound. It is right up to 1.
 
     The bound is half a unit of the result's type, doubled, and 2**-17 of the sum of absolute products. Scales of groups
     multiply sums, or before the weight is rounded to the type of x: each kernel has one of the two, and within the
@@ -368,7 +368,7 @@ def timed(device: Device, row: Row, calls: dict[str, Sequence[Call]], rounds: in
 
 
 def compile_choice(fmt: QuantizedFormat | None, rows: int, size: tuple[int, int]) -> None:
-    """Has a Hopper GPU's chosen kernel in the cache on disk; of bf16 weights for None."""
+    """Has a Hopper GPU's chosen kernel in the cache on disk. None: the kernel of bf16 weights."""
     import torch
 
     import layoutgemm
@@ -427,7 +427,8 @@ def measured_bytes(device: Device, rate: float, rounds: int, save: Callable[[Row
 def measured_bytes_of(
     device: Device, size: tuple[int, int], rate: float, rounds: int, save: Callable[[Row], None]
 ) -> None:
-    """The same at one size: all contenders of a number of rows in one burst, a row of the record for each format."""
+    """The same at one size: a row of the record for each format. All contenders of a number of rows are in one
+    burst."""
     import torch
 
     n, k = size
@@ -457,7 +458,8 @@ def measured_bytes_of(
 
 
 def measured_steps(device: Device, rate: float, rounds: int, jobs: int) -> list[dict[str, Any]]:
-    """Times the products of six layers of a decoder in turn, and each product alone; bf16 weights beside them.
+    """Times the products of six layers of a decoder in turn, and each product alone. Products of bf16 weights stand
+    beside them.
 
     Products that are unlike their neighbours show what equal ones hide: where the next one's blocks find room.
     """
@@ -508,7 +510,7 @@ def profiled() -> None:
 
 
 def counters_of(metrics: dict[str, str]) -> dict[str, Any]:
-    """The record of a kernel's metrics, as `profile_gemm.parsed` gives them; cycles of a stall are an instruction's.
+    """The record of a kernel's metrics, as `profile_gemm.parsed` gives them. Cycles of a stall are an instruction's.
 
     >>> stall = "smsp__average_warps_issue_stalled_wait_per_issue_active.ratio"
     >>> counters_of({"gpu__time_duration.sum": "6300", "launch__grid_size": "96", stall: "1.244"})
@@ -549,7 +551,7 @@ def measured_goals(
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The goals of recorded rows, in words: each line is one goal, with the cases that miss it.
+    """The goals of recorded rows, in words. Each line is one goal, with the cases that miss it.
 
     >>> one = Row("int4 g128", 8192, 8192, 16, 8.0, {DEFAULT: 12.0, BF16: 30.0, QUACK: 11.4})
     >>> for line in summary([one.recorded]):
@@ -658,7 +660,7 @@ def measured_float8(
 
 
 def copy_rate(device: Device) -> float:
-    """Bytes/s of a device copy of 512 MB, reads and writes counted: the best of six."""
+    """Bytes/s of a device copy of 512 MB, reads and writes counted. It is the best of six."""
     import torch
 
     source = torch.empty(1 << 29, dtype=torch.uint8, device="cuda")

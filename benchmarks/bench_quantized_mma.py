@@ -133,7 +133,7 @@ def direct(plan: Sm80Plan, pitch: int) -> DirectLaunch:
 
 
 def sums_of(plan: Sm80Plan) -> list[torch.Tensor]:
-    """The memory of the sums of parts of K, behind all other addresses; none of one part."""
+    """The memory of the sums of parts of K, behind all other addresses. One part has none."""
     import torch
 
     return [torch.empty(plan.split_bytes, dtype=torch.uint8, device="cuda")] if plan.split is not None else []
@@ -173,7 +173,7 @@ def error_of(c: torch.Tensor, x: torch.Tensor, weight: Any, bias: torch.Tensor |
 
 
 def correct(name: str, size: tuple[int, int, int], kind: str, jit: bool = False) -> float:
-    """The largest error of a format, as a share of its bound; infinite where a second run gives other bits."""
+    """The largest error of a format, as a share of its bound. It is infinite where a second run gives other bits."""
     import torch
 
     from benchmarks.bench_quantized import random_weight

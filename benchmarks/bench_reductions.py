@@ -92,7 +92,7 @@ def launch_of(a: Any, b: Any, epilogue: Epilogue, given: Mapping[str, Any], out:
 
 
 def distance(found: Any, expected: Any) -> float:
-    """Error of an output: largest difference by the largest value, or the share of other indices."""
+    """Error of an output. It is the largest difference by the largest value, or the share of other indices."""
     import torch
 
     expected = torch.as_tensor(expected).reshape(found.shape).to(found.device)
@@ -103,7 +103,7 @@ def distance(found: Any, expected: Any) -> float:
 
 
 def fault(epilogue: Epilogue, shape: tuple[int, int, int, int], where: str = "cuda") -> str:
-    """The first wrong output of a product in three runs, or ""; shape: M, N, K and batch or 0."""
+    """The first wrong output of a product in three runs, or "". The shape is M, N, K and batch or 0."""
     import torch
 
     m, n, k, batch = shape

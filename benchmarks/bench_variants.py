@@ -105,7 +105,8 @@ _CHECKED_ROWS = 64
 
 
 def quantised(x: Any, rows: int) -> tuple[Any, Any]:
-    """(e4m3, float32 scales): one scale for so many rows and 128 of K, by their largest magnitude."""
+    """Quantises a matrix to (e4m3, float32 scales). One scale is for so many rows and 128 of K, by their largest
+    magnitude."""
     import torch
 
     *front, n, k = x.shape
@@ -123,12 +124,12 @@ def spread(scale: Any, group: int, size: int, k: int) -> Any:
 
 
 def off(got: Any, want: Any) -> float:
-    """The error of a result, as a share of 2**-8 of the wanted values' norm: bf16 rounds to 2**-9 of each."""
+    """The error of a result, as a share of 2**-8 of the wanted values' norm. bf16 rounds to 2**-9 of each."""
     return float((got.double() - want).norm() / want.norm() * 2**8)
 
 
 def copies(weights: Any) -> int:
-    """The copies of weights that are multiplied in turns: as many as hold more than 240 MB."""
+    """The copies of weights that are multiplied in turns. They are as many as hold more than 240 MB."""
     return int(ROTATION_BYTES // (weights.numel() * weights.element_size())) + 1
 
 
@@ -144,7 +145,7 @@ def attempt(calls: dict[str, list[Call]], name: str, each: list[Call]) -> None:
 
 
 def scaled(sizes: tuple[int, int, int], tiles: int = 0) -> tuple[dict[str, list[Call]], float]:
-    """A product with scales of K blocks: every contender's calls, and the error of ours as a share of the bound."""
+    """A product with scales of K blocks. Has every contender's calls, and the error of ours as a share of the bound."""
     import torch
 
     import layoutgemm
@@ -223,7 +224,7 @@ def group_tiles(rows: int, with_scales: bool) -> dict[str, Sm90Config]:
 
 
 def rows_between(experts: int, each: int, spread: float) -> list[int]:
-    """The rows of each group, drawn from within `spread` of `each`; the same ones every time.
+    """The rows of each group, drawn from within `spread` of `each`. They are the same ones every time.
 
     >>> rows_between(3, 100, 0.0)
     [100, 100, 100]
@@ -298,7 +299,7 @@ def grouped(
 
 
 def masked(sizes: tuple[int, int, int, int], with_scales: bool, tiles: int = 0) -> tuple[dict[str, list[Call]], float]:
-    """A product of masked groups, with scales or without: `sizes` has the rows that count, of all groups together."""
+    """A product of masked groups, with scales or without. `sizes` has the rows that count, of all groups together."""
     import torch
 
     import layoutgemm
@@ -425,7 +426,7 @@ def along_k_scaled(sizes: tuple[int, int, int, int], tiles: int) -> tuple[dict[s
 
 
 def steps(sizes: tuple[int, int, int, int]) -> tuple[dict[str, list[Call]], float]:
-    """The forward and the backward pass of experts; the error is that of the last one's weight."""
+    """The forward and the backward pass of experts. The error is that of the last one's weight."""
     import torch
 
     import layoutgemm

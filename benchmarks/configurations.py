@@ -213,7 +213,7 @@ def _many_rows(m: int, n: int, overlap: bool) -> Iterator[Sm90Choice]:
 
 
 def random_shapes(count: int, seed: int = 0, unit: int = 64) -> list[tuple[int, int, int]]:
-    """Random shapes: log-uniform sizes, N and K multiples of `unit`, M a multiple of 8 or a power of two.
+    """Random shapes of log-uniform sizes. N and K are multiples of `unit`, M a multiple of 8 or a power of two.
 
     >>> random_shapes(2)
     [(4288, 8384, 3264), (4, 14912, 3968)]

@@ -98,7 +98,7 @@ def grouped_launches(
 
 
 def along_k_launches(a: Any, b: Any, rows: int, scales: tuple[Any, Any]) -> dict[str, list[Callable[[], Any]]]:
-    """The package's kernel of groups along K with both launches: it adds the products to a float32 result.
+    """The package's kernel of groups along K with both launches. It adds the products to a float32 result.
 
     a, b     (M, groups * rows) and (N, groups * rows), K contiguous. The package takes each group's columns as a
              matrix of its own: they are copied here once, outside of what is timed

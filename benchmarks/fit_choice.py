@@ -67,7 +67,7 @@ ERRORS, KEPT = 0.5, 0.3
 
 
 def estimate(problem: BenchProblem, choice: Sm90Choice, multiprocessors: int = 132) -> Any:
-    """A kernel's time in seconds by the model of `choose`; a `Slope` if the constants are.
+    """A kernel's time in seconds by the model of `choose`. It is a `Slope` if the constants are.
 
     >>> from layoutgemm.kernels.sm90.choose.rules import likeliest, of_estimate
     >>> best = likeliest(300, 4096, 14336)[0]
@@ -229,7 +229,7 @@ def judged(tried: Sequence[Tried], values: Mapping[str, float]) -> list[Standing
 
 
 def pairs(tried: Sequence[Tried]) -> list[str]:
-    """Lines: multi-wave kernels of one shape with aligned rows, which differ only in the cluster: (1,2) against
+    """Lines of multi-wave kernels of one shape with aligned rows. They differ only in the cluster: (1,2) against
     another. Medians of the log ratios of times and of estimates, by tile and schedule."""
     found: dict[tuple[Any, ...], list[tuple[float, float]]] = {}
     for one in tried:

@@ -1,4 +1,4 @@
-"""Requirements of a measuring program: a missing one is one line on standard error and exit status 2.
+"""Requirements of a measuring program. A missing one is one line on standard error and exit status 2.
 
     if status := refused(no_gpu(), no_tool("ncu")):
         return status

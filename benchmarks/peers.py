@@ -24,7 +24,7 @@ LEFT_OUT: dict[str, str] = {}
 
 @dataclass(frozen=True)
 class QuackConfig:
-    """A configuration of quack's Hopper kernel; swapped: C^T = B @ A^T, with M as wgmma's N."""
+    """A configuration of quack's Hopper kernel. Swapped is C^T = B @ A^T, with M as wgmma's N."""
 
     tile: tuple[int, int]
     cluster: tuple[int, int] = (1, 1)

@@ -52,7 +52,7 @@ CHECK = re.compile(r"\bassert|allclose|array_equal|torch\.equal|\bPASS|\bsys\.ex
 
 @dataclass(frozen=True)
 class Example:
-    """One run: a script of a source, the GPU that it is told about, and its arguments.
+    """One run. It is a script of a source, the GPU that it is told about, and its arguments.
 
     needs   for a script of our own: the source whose package it calls
     raises  the beginning of the error with which it is meant to end
@@ -101,7 +101,7 @@ class Found(TypedDict):
 
 
 def judged(example: Example, findings: Sequence[Found]) -> str:
-    """The judgement of a row's findings: its own, and the standard one of each lint that has it.
+    """The judgement of a row's findings. It is its own, and the standard one of each lint that has it.
 
     >>> found = Found(kind="lint", message="x; Policy(register_strict=True) makes this a finding", source=None, times=1)
     >>> judged(Example("cutlass", "a.py", "sm_90a", judgement="lint: no elect"), [found])
@@ -142,7 +142,8 @@ class Outcome:
 
     @property
     def state(self) -> str:
-        """One of STATES: right only where a kernel ran in the emulator and the script's own checks passed."""
+        """One of STATES. A state is right only where a kernel ran in the emulator and the script's own checks
+        passed."""
         if self.status != 0 and self.defect and self.error.startswith(("EmulatorError", "DeadlockError", "Assertion")):
             return "defect"
         if self.status == 1 and self.launches and self.error.startswith("AssertionError"):
@@ -165,7 +166,7 @@ def examples(path: Path = LIST) -> list[Example]:
 
 
 def build() -> str:
-    """The commit of this tree, with a + where files differ from it; "" outside of a repository."""
+    """The commit of this tree, with a + where files differ from it. It is "" outside of a repository."""
     git = ["git", "-C", str(HERE)]
     found = subprocess.run([*git, "rev-parse", "--short=9", "HEAD"], capture_output=True, text=True)
     if found.returncode:

@@ -157,7 +157,7 @@ def exact(case: Any) -> bool:
 def problem_and_words(
     case: Any, a: Any, b: Any, c: Any, config: Any, gpu: tuple[ClusterOccupancy, str]
 ) -> tuple[Problem, Any]:
-    """A gated or own case's first problem and its epilogue parameters; the problem of all columns if no kernel
+    """A gated or own case's first problem and its epilogue parameters. The problem is of all columns if no kernel
     gates."""
     name, which = case.form.split()
     if name == "gated":

@@ -73,7 +73,7 @@ class Drawn(NamedTuple):
 
 
 def placed(x: torch.Tensor, layout: str, device: str) -> torch.Tensor:
-    """The values on a device, stored as the layout says: with a pitch, at an odd address.
+    """The values on a device, stored as the layout says. A layout may have a pitch, or an odd address.
 
     >>> [placed(torch.ones(4, 8), layout, "cpu").stride() for layout in ("row", "turned", "pitch", "odd")]
     [(8, 1), (1, 4), (24, 1), (8, 1)]
@@ -161,7 +161,7 @@ def draw_scaled(rng: random.Random) -> Drawn:
 
 
 def draw_grouped(rng: random.Random) -> Drawn:
-    """Groups of rows, of columns, of K, or masked ones; fp8 with scales of blocks among them."""
+    """Groups of rows, of columns, of K, or masked ones. Among them are fp8 groups with scales of blocks."""
     form = rng.choice(["rows", "rows", "columns", "K", "masked"])
     experts, n, k = rng.randint(1, 9), _wide(rng), _wide(rng)
     sizes = [rng.choice([0, 0, 1, 5, 64, 130, rng.randint(0, 300)]) for _ in range(experts)]

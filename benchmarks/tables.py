@@ -18,7 +18,7 @@ BESIDE = ("us", "x torch.mm", "x best peer")  # columns of a second card
 
 
 def gemm(record: dict[str, Any], beside: dict[str, Any] | None = None, card: str = "") -> list[str]:
-    """One line a shape: time, rate, ratios to torch.mm and the best peer, in bursts and sustained.
+    """One line a shape: time, rate, ratios to torch.mm and the best peer. Each is of bursts and sustained.
 
     beside, card  the record of a second card, whose bursts are the last columns, and its name
     """
@@ -48,7 +48,7 @@ def gemm(record: dict[str, Any], beside: dict[str, Any] | None = None, card: str
 
 
 def timed(outcome: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]] | None:
-    """Our kernel, torch.mm, and all peers, torch.mm among them; None where ours was not measured."""
+    """Our kernel, torch.mm, and all peers, torch.mm among them. None stands where ours was not measured."""
     measured = {m["name"]: m for m in outcome["measured"]}
     ours = measured.get("layoutgemm")
     peers = [m for m in outcome["measured"] if m["family"] != "ours"]

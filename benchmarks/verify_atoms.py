@@ -1,4 +1,4 @@
-"""Checks the atoms' maps on a GPU: fill fragments through the maps, run one instruction, read D.
+"""Checks the atoms' maps on a GPU. It fills fragments through the maps, runs one instruction, and reads D.
 
     python benchmarks/verify_atoms.py all --json benchmarks/results/verify_atoms.json
     python benchmarks/verify_atoms.py mma-sync --match e4m3

@@ -53,7 +53,8 @@ def cases() -> list[tuple[Form, Pattern]]:
 
 
 def cycles(raw: np.ndarray) -> float:
-    """Cycles of one access: from the first warp's start to the last one's end, over all accesses of the block."""
+    """Cycles of one access, over all accesses of the block. They count from the first warp's start to the last one's
+    end."""
     clocks = raw[: WARPS * 16].view(np.uint64).reshape(WARPS, 2)
     return float(int(clocks[:, 1].max()) - int(clocks[:, 0].min())) / (WARPS * UNROLL * ROUNDS)
 
@@ -67,7 +68,7 @@ def measure(gpu: Any, compiled: Any, form: Form, pattern: Pattern) -> float:
 
 
 def judge(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Adds to each row its cycles in wavefronts and whether they agree; returns the unit of each instruction."""
+    """Adds to each row its cycles in wavefronts and whether they agree. Returns the unit of each instruction."""
     units = {}
     for name in dict.fromkeys(row["form"] for row in rows):
         sure = [row for row in rows if row["form"] == name and row["plain"] and row["wavefronts"] >= 4]

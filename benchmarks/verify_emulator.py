@@ -168,7 +168,7 @@ ADDRESSES = """.shared .align 16 .b8 here[64];
 
 
 def addresses(gpu: Any) -> dict[str, Any]:
-    """Shared addresses of each CTA in a cluster of two: own, mapped to itself, mapped to the other."""
+    """Shared addresses of each CTA in a cluster of two. They are its own, mapped to itself, and mapped to the other."""
     text = mma_sync.header(gpu.target, version_for(gpu)) + ADDRESSES
     out: dict[str, Any] = {}
     for name, device in (("gpu", gpu), ("emulator", EmulatedDevice(gpu.target))):

@@ -43,7 +43,8 @@ CHUNK = 60  # kernels of a module: a GPU's compiler reads them together
 
 
 class Row(NamedTuple):
-    """One case: "same", "different", or "refused" by one side; what to print; the GPU's result where there is one."""
+    """One case: "same", "different", or "refused" by one side. Has what to print, and the GPU's result where there is
+    one."""
 
     case: Case
     outcome: str
@@ -59,7 +60,7 @@ def emulate(case: Case, target: str, arrays: Sequence[Words]) -> Words:
 
 
 def judged(case: Case, target: str, arrays: Sequence[Words], want: Words | None, reason: str = "") -> Row:
-    """A case, emulated and compared with the GPU's result; None: the GPU's compiler refused it for `reason`."""
+    """A case, emulated and compared with the GPU's result. None: the GPU's compiler refused it for `reason`."""
     try:
         got = emulate(case, target, arrays)
     except CudaError as error:

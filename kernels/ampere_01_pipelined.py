@@ -1,4 +1,4 @@
-"""First Ampere program: cp.async into a two-stage ring, mma.sync, and two barriers per K tile.
+"""The first Ampere program: cp.async into a two-stage ring, and mma.sync. It has two barriers per K tile.
 
     python kernels/ampere_01_pipelined.py
 
@@ -161,7 +161,7 @@ class PipelinedKernel:
 
     @cute.jit
     def copy_tiles(self, k0: Any, stage: Any, thread: Any, rows_a: Any, rows_b: Any, shared: Any) -> None:
-        """Copies this thread's part of a K tile of A and B; zero-fills elements out of bounds."""
+        """Copies this thread's part of a K tile of A and B. Zero-fills elements out of bounds."""
         if k0 < rows_a[3]:
             bridge.copy_tile(self.copy, self.tile, thread, rows_a, k0, shared.a(stage))
             bridge.copy_tile(self.copy, self.tile, thread, rows_b, k0, shared.b(stage))
@@ -176,7 +176,7 @@ class PipelinedKernel:
                 sums[at + v] = value
 
     def fragments(self, name: str, thread: Any, tile: Any) -> list[list[Any]]:
-        """Registers of this thread for each block, loaded by ldmatrix: each lane supplies a row address."""
+        """Registers of this thread for each block, loaded by ldmatrix. Each lane supplies a row address."""
         rows = self.fill[name].partition("src", self.tile.composed)
         registers = []
         for load in range(rows.layout[2].size):

@@ -1,4 +1,4 @@
-"""Tensor memory, 3: tcgen05.cp copies the rows of a matrix descriptor from shared to tensor memory.
+"""Tensor memory, 3: tcgen05.cp. It copies the rows of a matrix descriptor from shared to tensor memory.
 
     python kernels/blackwell_03_copy.py
 

@@ -1,4 +1,4 @@
-"""Tensor memory, 4: one thread of a CTA issues tcgen05.mma; the accumulator stays in tensor memory.
+"""Tensor memory, 4: one thread of a CTA issues tcgen05.mma. The accumulator stays in tensor memory.
 
     python kernels/blackwell_04_multiply.py
 

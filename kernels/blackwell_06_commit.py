@@ -1,4 +1,4 @@
-"""Tensor memory, 6: tcgen05.commit arrives at one mbarrier, at several in turn, or in every CTA.
+"""Tensor memory, 6: tcgen05.commit. It arrives at one mbarrier, at several in turn, or in every CTA.
 
     python kernels/blackwell_06_commit.py
 

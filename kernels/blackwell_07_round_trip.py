@@ -1,4 +1,4 @@
-"""Tensor memory, 7: load an accumulator, convert it, and store it as operand A of the next MMA.
+"""Tensor memory, 7: the way of an accumulator into the next MMA. Load it, convert it, and store it as operand A.
 
     python kernels/blackwell_07_round_trip.py
 

@@ -1,4 +1,4 @@
-"""A CUDA C++ kernel in the emulator: the PTX of nvcc, with a constant array and printf.
+"""A CUDA C++ kernel in the emulator. It is the PTX of nvcc, with a constant array and printf.
 
 python kernels/emulate_cuda.py
 

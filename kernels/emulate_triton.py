@@ -1,4 +1,4 @@
-"""A Triton kernel in the emulator: compiled without a GPU, checked for races, compared with NumPy.
+"""A Triton kernel in the emulator. It is compiled without a GPU, checked for races, and compared with NumPy.
 
 python kernels/emulate_triton.py
 

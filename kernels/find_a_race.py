@@ -1,4 +1,4 @@
-"""The emulator finds a race that a GPU may hide: a missing barrier between two warps.
+"""The emulator finds a race that a GPU may hide. A barrier between two warps is missing.
 
 python kernels/find_a_race.py
 

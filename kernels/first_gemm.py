@@ -1,4 +1,4 @@
-"""The first GEMM on Hopper: one warpgroup per CTA, a 64x64 tile, TMA loads, wgmma, direct stores.
+"""The first GEMM on Hopper: one warpgroup and a 64x64 tile per CTA. It has TMA loads, wgmma, and direct stores.
 
     python kernels/first_gemm.py            # on a GPU if there is one, else in the NumPy executor
 

@@ -25,7 +25,7 @@ from layoutgemm.kernels.run.torch_tensors import target_here
 
 
 class DistanceKernel:
-    """One warpgroup and one 64x64 tile of D per CTA; whatever is set here is a compile-time constant."""
+    """One warpgroup and one 64x64 tile of D per CTA. Whatever is set here is a compile-time constant."""
 
     def __init__(self) -> None:
         self.tile_m, self.tile_n, self.tile_k, self.stages = 64, 64, 64, 4

@@ -139,7 +139,7 @@ class FromGlobal(MmaSyncKernel):
         self.store(accumulator, thread, c, ldc, m, n, m0, n0)
 
     def multiply_step(self, accumulator: Any, thread: Any, rows_a: Any, rows_b: Any, k0: Any, left: Any) -> None:
-        """Loads and multiplies the fragments of two MMAs' K; `left` of K remain, None for all."""
+        """Loads and multiplies the fragments of two MMAs' K. `left` of K remain, None for all."""
         a = self.fragments("A", TILE_M, thread, rows_a, k0, left)
         b = self.fragments("B", TILE_N, thread, rows_b, k0, left)
         for step in range(2):
@@ -165,7 +165,7 @@ class FromGlobal(MmaSyncKernel):
 
 
 def word_of(k: int, step: int) -> int:
-    """Word of a lane's vector with its pair at `k` of MMA `step`; k counts from lane 0."""
+    """Word of a lane's vector with its pair at `k` of MMA `step`. `k` counts from lane 0."""
     return K_ORDER(k + step * ATOM.shape_mnk[2]) // 2
 
 
@@ -237,7 +237,7 @@ class FromPaddedTiles(MmaSyncKernel):
         self.store(accumulator, thread, c, ldc, m, n, m0, n0)
 
     def fragments(self, name: str, thread: Any, tile: Any, k_block: int) -> list[list[Any]]:
-        """Registers of this thread for each block of one MMA, loaded by ldmatrix: each lane supplies a row address."""
+        """Registers of this thread for each block of one MMA, loaded by ldmatrix. Each lane supplies a row address."""
         rows = self.fill[name].partition("src", self.tile.layout)
         registers = []
         for load in range(rows[2].size):

@@ -142,7 +142,7 @@ class TmaKernel:
                 bridge.store_pair(address, accumulator[2 * v], accumulator[2 * v + 1], n - n0 - j, aligned)
 
     def load(self, shared: Any, map_a: Any, map_b: Any, m0: Any, n0: Any, k_tile: Any, stage: Any) -> None:
-        """Expects the bytes at full[stage] and issues both loads; for one thread, when none reads the stage."""
+        """Expects the bytes at full[stage] and issues both loads. For one thread, when none reads the stage."""
         origin = {"m": m0, "n": n0, "k": k_tile * self.tile_k}
         full = shared.full(stage)
         bridge.barrier_expect(full, self.pipeline.mbarrier("full").bytes)

@@ -72,7 +72,8 @@ class MulticastKernel:
         self, a: Int64, b: Int64, c: Int64, m: Int32, n: Int32, k: Int32,
         lda: Int64, ldb: Int64, ldc: Int64, stream: bridge.Stream,
     ) -> None:  # fmt: skip
-        """Host side: encode two tensor maps, launch one cluster of two CTAs per two tiles of C."""
+        """Host side: encodes two tensor maps and launches the clusters. One cluster of two CTAs is for two tiles of
+        C."""
         extents = {"m": m, "n": n, "k": k}
         map_a = bridge.encode_tensor_map(self.a.tma, a, extents, lda)
         map_b = bridge.encode_tensor_map(self.b.tma, b, extents, ldb)

@@ -53,7 +53,7 @@ from layoutgemm.schedule import Grouped, Persistent
 
 
 class SelfLoadingKernel:
-    """Two CTAs per cluster, one cluster per two SMs: two warpgroups that load, multiply and store."""
+    """Two CTAs per cluster, one cluster per two SMs. Two warpgroups load, multiply and store."""
 
     def __init__(self, workers: int = 66) -> None:
         self.tile_m, self.tile_n, self.tile_k = 256, 224, 64

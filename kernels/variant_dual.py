@@ -1,4 +1,4 @@
-"""Two products of one A in one kernel: C = f(A @ B0, A @ B1), for weights that lie apart.
+"""Two products of one A in one kernel. It computes C = f(A @ B0, A @ B1), for weights that lie apart.
 
     python kernels/variant_dual.py
 

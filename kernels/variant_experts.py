@@ -1,4 +1,6 @@
-"""A mixture-of-experts layer in two launches: gathered tokens times expert weights, and weighted rows scattered back.
+"""A mixture-of-experts layer in two launches.
+
+Gathered tokens times expert weights, and weighted rows scattered back.
 
     python kernels/variant_experts.py
 

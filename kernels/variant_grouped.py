@@ -1,4 +1,6 @@
-"""Grouped GEMM: rows offsets[e] to offsets[e + 1] of A times matrix e of B, in one launch, without padding.
+"""Grouped GEMM in one launch, without padding.
+
+It computes rows offsets[e] to offsets[e + 1] of A times matrix e of B.
 
     python kernels/variant_grouped.py
 

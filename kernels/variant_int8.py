@@ -1,4 +1,4 @@
-"""int8 with a scale for each row of A and each column of B: exact sums in int32, scaled and rounded once to bf16.
+"""int8 with a scale for each row of A and each column of B. Exact sums in int32 are scaled and rounded once to bf16.
 
     python kernels/variant_int8.py
 

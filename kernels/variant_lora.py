@@ -1,4 +1,4 @@
-"""A low-rank update of weights in one kernel: C = X @ W + (X @ D) @ U, in one accumulator.
+"""A low-rank update of weights in one kernel. It computes C = X @ W + (X @ D) @ U, in one accumulator.
 
     python kernels/variant_lora.py
 

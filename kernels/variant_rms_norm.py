@@ -1,4 +1,4 @@
-"""RMSNorm's mean square of each row behind a product: C = A @ B + residual, and 1 / rms of its rows.
+"""RMSNorm's mean square of each row behind a product. It computes C = A @ B + residual, and 1 / rms of its rows.
 
     python kernels/variant_rms_norm.py
 

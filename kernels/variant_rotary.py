@@ -1,4 +1,4 @@
-"""Rotary embedding behind a projection: columns j and j + 64 of each head of 128 turned by an angle of their row.
+"""Rotary embedding behind a projection. Columns j and j + 64 of each head of 128 turn by an angle of their row.
 
     python kernels/variant_rotary.py
 

@@ -1,4 +1,6 @@
-"""Top-1 routing of tokens to experts: the largest logit of X @ W and its expert, without storing the logits.
+"""Top-1 routing of tokens to experts, without storing the logits.
+
+It gives the largest logit of X @ W and its expert.
 
     python kernels/variant_router.py
 

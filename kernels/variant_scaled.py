@@ -1,4 +1,6 @@
-"""Block-scaled fp8: C = sum over 128-wide K blocks of scale_a[i, kb] * scale_b[j // 128, kb] * (A @ B).
+"""Block-scaled fp8 by 128-wide blocks of K.
+
+C = sum over K blocks of scale_a[i, kb] * scale_b[j // 128, kb] * (A @ B).
 
     python kernels/variant_scaled.py
 

@@ -1,4 +1,4 @@
-"""SwiGLU in one kernel: C = silu(A @ W_gate) * (A @ W_up), with both weights in one matrix.
+"""SwiGLU in one kernel, with both weights in one matrix. It computes C = silu(A @ W_gate) * (A @ W_up).
 
     python kernels/variant_swiglu.py
 

@@ -1,4 +1,4 @@
-"""The symmetric product A A^T with half of the tiles: each tile off the diagonal is stored twice, once transposed.
+"""The symmetric product A A^T with half of the tiles. Each tile off the diagonal is stored twice, once transposed.
 
     python kernels/variant_symmetric.py
 

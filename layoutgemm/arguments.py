@@ -518,7 +518,7 @@ class _NamedClass(type):
 
 
 class _Names(dict[str, object]):
-    """Names in a module's annotations; a name without a run-time import is a class by name."""
+    """Names in a module's annotations. A name without a run-time import is a class by name."""
 
     def __init__(self, module: Mapping[str, object]) -> None:
         super().__init__(vars(__builtins__) if isinstance(__builtins__, types.ModuleType) else __builtins__)

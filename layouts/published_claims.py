@@ -210,7 +210,8 @@ def forgotten_phase():
 
 
 def group_m():
-    """The guide's section 8.1: num_m = G*q + r rows of tiles, 1 <= r < G, so q full groups and one of r rows."""
+    """The guide's section 8.1: num_m = G*q + r rows of tiles. As 1 <= r < G, they are q full groups and one of r
+    rows."""
     q, r, num_n, gap, s, e = (dim(name) for name in ("q", "r", "num_n", "gap", "s", "e"))
     G = r + gap
 
@@ -239,7 +240,7 @@ def group_m():
 
 
 def split_of_k():
-    """Maps k to (index in the tile, tile) and back: T = ceil(K / BK) means K = BK*T - s, 0 <= s < BK."""
+    """Maps k to (index in the tile, tile) and back. T = ceil(K / BK) means K = BK*T - s, 0 <= s < BK."""
     s, extra, T = dim("s", min=0), dim("extra", min=0), dim("T")
     BK = s + 1 + extra
     there = prove_formulas(lambda x, t: ((x + BK * t) % BK, (x + BK * t) // BK), lambda x, t: (x, t), x=BK, t=T)

@@ -123,6 +123,7 @@ TYPES = frozenset({"typing_extensions"})  # every type checker has it
 ARCHITECTURES = ("sm80", "sm90", "sm100", "teaching")
 PROGRAM_FOLDERS = ("layouts", "atoms", "kernels")
 MOST_FILES = 20  # of a folder
+MOST_WORDS = 15  # of a first sentence
 
 
 class Import(NamedTuple):
@@ -141,36 +142,90 @@ class Import(NamedTuple):
     typing: bool
 
 
-def imports_of(path: Path, root: Path) -> list[Import]:
-    """All imports of a file."""
-    package = path.relative_to(root).parts[:-1]
-    return [Import(path, *found) for found in _imports(path.read_text(encoding="utf-8"), package)]
+class Walk(NamedTuple):
+    """The findings of one walk over a file's nodes.
+
+    imports    (line, target, inner, typing) of each imported name: see `Import`
+    modules    own modules that it names for a registry: where it makes one, and where a class says who draws it
+    classes    the names of those that it defines
+    functions  (name, lines without the docstring)
+    anys       uses of `Any`
+    openings   (line, first sentence) of the docstrings of the module, its classes and public functions
+    """
+
+    imports: tuple[tuple[int, str, bool, bool], ...]
+    modules: frozenset[str]
+    classes: frozenset[str]
+    functions: tuple[tuple[str, int], ...]
+    anys: int
+    openings: tuple[tuple[int, str], ...]
+
+
+def walk(path: Path, root: Path = ROOT) -> Walk:
+    return _walk(path.read_text(encoding="utf-8"), path.relative_to(root).parts[:-1])
 
 
 @functools.cache
-def _imports(text: str, package: tuple[str, ...]) -> tuple[tuple[int, str, bool, bool], ...]:
-    """The imports of a text in a package, each without its path. Kept: several tests ask for those of all files."""
-    found: list[tuple[int, str, bool, bool]] = []
+def _walk(text: str, package: tuple[str, ...]) -> Walk:
+    """The findings in a text of a file in a package. Kept: several tests ask for all files."""
+    imports: list[tuple[int, str, bool, bool]] = []
+    modules: set[str] = set()
+    classes: set[str] = set()
+    functions: list[tuple[str, int]] = []
+    openings: list[tuple[int, str]] = []
+    anys = 0
     waiting: list[tuple[ast.AST, bool, bool]] = [(ast.parse(text), False, False)]
     while waiting:
         node, inner, typing = waiting.pop()
         inner = inner or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        checked = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
         for child in ast.iter_child_nodes(node):
-            named = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test) and child in node.body
-            waiting.append((child, inner, typing or named))
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            stem = ".".join([*base, *([node.module] if node.module else [])])
-            names = [f"{stem}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-            callee = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if callee in ("import_module", "__import__") and isinstance(node.args[0].value, str):
-                names = [node.args[0].value]
-        found += [(getattr(node, "lineno", 0), name, inner, typing) for name in names]
-    return tuple(found)
+            waiting.append((child, inner, typing or (checked and child in node.body)))
+        imports += [(getattr(node, "lineno", 0), name, inner, typing) for name in imported(node, package)]
+        makes = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Registry"
+        if makes or (isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "").endswith("_by")):
+            texts = [x.value for x in ast.walk(node) if isinstance(x, ast.Constant) and isinstance(x.value, str)]
+            modules |= {text.removeprefix(f"{PACKAGE}.") for text in texts if text.startswith(f"{PACKAGE}.")}
+        elif isinstance(node, ast.Name):
+            anys += node.id == "Any"
+        elif isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            name, told = getattr(node, "name", ""), ast.get_docstring(node)
+            if isinstance(node, ast.ClassDef):
+                classes.add(name)
+            elif name:
+                functions.append((name, lines_of(node) - (lines_of(node.body[0]) if told is not None else 0)))
+            if told and (isinstance(node, ast.ClassDef) or not name.startswith("_") or name.endswith("__")):
+                openings.append((node.body[0].lineno, first_sentence(told)))
+    return Walk(tuple(imports), frozenset(modules), frozenset(classes), tuple(functions), anys, tuple(openings))
+
+
+def imported(node: ast.AST, package: tuple[str, ...]) -> list[str]:
+    """The absolute names that a node of a file in a package imports."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        base = package[: len(package) - node.level + 1] if node.level else ()
+        stem = ".".join([*base, *([node.module] if node.module else [])])
+        return [f"{stem}.{alias.name}" for alias in node.names]
+    if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+        callee = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if callee in ("import_module", "__import__") and isinstance(node.args[0].value, str):
+            return [node.args[0].value]
+    return []
+
+
+def lines_of(node: ast.stmt) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def first_sentence(docstring: str) -> str:
+    """A docstring's first sentence, each piece of code as one word."""
+    return re.split(r"(?<=[.!?])\s", re.sub(r"`+[^`]+`+", "X", docstring.partition("\n\n")[0]))[0]
+
+
+def imports_of(path: Path, root: Path) -> list[Import]:
+    """All imports of a file."""
+    return [Import(path, *found) for found in walk(path, root).imports]
 
 
 def direction(importer: str, target: str) -> str | None:
@@ -350,47 +405,6 @@ def test_a_circle_of_files_is_seen(tmp_path: Path) -> None:
         list(TopologicalSorter(graph_of(tmp_path, ["layouts"])).static_order())
 
 
-class Walk(NamedTuple):
-    """The findings of one walk over a file's nodes.
-
-    modules    own modules that it names for a registry: where it makes one, and where a class says who draws it
-    classes    the names of those that it defines
-    functions  (name, lines without the docstring)
-    anys       uses of `Any`
-    """
-
-    modules: frozenset[str]
-    classes: frozenset[str]
-    functions: tuple[tuple[str, int], ...]
-    anys: int
-
-
-def walk(path: Path) -> Walk:
-    return _walk(path.read_text(encoding="utf-8"))
-
-
-@functools.cache
-def _walk(text: str) -> Walk:
-    """Kept: several tests ask for all files."""
-    modules: set[str] = set()
-    classes: set[str] = set()
-    functions: list[tuple[str, int]] = []
-    anys = 0
-    for node in ast.walk(ast.parse(text)):
-        makes = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Registry"
-        if makes or (isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "").endswith("_by")):
-            texts = [x.value for x in ast.walk(node) if isinstance(x, ast.Constant) and isinstance(x.value, str)]
-            modules |= {text.removeprefix(f"{PACKAGE}.") for text in texts if text.startswith(f"{PACKAGE}.")}
-        elif isinstance(node, ast.ClassDef):
-            classes.add(node.name)
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            told = lines_of(node.body[0]) if ast.get_docstring(node) is not None else 0
-            functions.append((node.name, lines_of(node) - told))
-        elif isinstance(node, ast.Name):
-            anys += node.id == "Any"
-    return Walk(frozenset(modules), frozenset(classes), tuple(functions), anys)
-
-
 def test_arrows_up_are_those_of_the_list() -> None:
     """Modules that a registry loads escape the other rules: each is listed with a reason."""
     package = ROOT / PACKAGE
@@ -398,16 +412,12 @@ def test_arrows_up_are_those_of_the_list() -> None:
     assert {path: names for path, names in found.items() if names} == {p: set(n) for p, (n, _) in ARROWS_UP.items()}
 
 
-def lines_of(node: ast.stmt) -> int:
-    return (node.end_lineno or node.lineno) - node.lineno + 1
-
-
 def long_functions(root: Path) -> dict[str, int]:
     """ "file:function" -> its lines without the docstring, where they are more than `MOST_LINES`."""
     found = {}
     for path in sorted((root / PACKAGE).rglob("*.py")):
         where = path.relative_to(root / PACKAGE).as_posix()
-        found.update({f"{where}:{name}": lines for name, lines in walk(path).functions if lines > MOST_LINES})
+        found.update({f"{where}:{name}": lines for name, lines in walk(path, root).functions if lines > MOST_LINES})
     return found
 
 
@@ -417,11 +427,34 @@ def test_functions_are_short_but_for_those_of_the_list() -> None:
     assert found.keys() == LONG.keys(), found
 
 
+def long_openings(root: Path) -> list[str]:
+    """First sentences of docstrings with more than `MOST_WORDS` words; numbers and signs do not count."""
+    files = [
+        path for folder in (PACKAGE, "benchmarks", *PROGRAM_FOLDERS) for path in sorted((root / folder).rglob("*.py"))
+    ]
+    told = [(path.relative_to(root).as_posix(), *opening) for path in files for opening in walk(path, root).openings]
+    return [f"{at}:{line}: {text}" for at, line, text in told if len(re.findall(r"[A-Za-z][\w'-]*", text)) > MOST_WORDS]
+
+
+def test_first_sentences_are_short() -> None:
+    """Modules, classes and public functions: what does not fit goes into the next sentence."""
+    found = long_openings(ROOT)
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_a_long_first_sentence_is_found(tmp_path: Path) -> None:
+    words = " ".join(["word"] * MOST_WORDS)
+    code = f'"""{words}.\n\n{words} {words}."""\n\n\ndef _inner():\n    """{words} more."""\n\n\n'
+    code += f'def told():\n    """`a b` {words}. Short."""\n\n\nclass _Told:\n    """{words}\n    more."""\n'
+    plant(tmp_path, {"layoutgemm/a.py": code})
+    assert [x.partition(": ")[0] for x in long_openings(tmp_path)] == ["layoutgemm/a.py:15", "layoutgemm/a.py:11"]
+
+
 def files_of_classes(root: Path) -> dict[str, list[str]]:
     """The name of each class -> the files that define it."""
     found: dict[str, list[str]] = {}
     for path in sorted((root / PACKAGE).rglob("*.py")):
-        for name in walk(path).classes:
+        for name in walk(path, root).classes:
             found.setdefault(name, []).append(path.relative_to(root / PACKAGE).as_posix())
     return found
 

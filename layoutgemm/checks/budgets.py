@@ -32,7 +32,8 @@ def _check_counts(parts: Mapping[str, int], **at_least_one: int) -> None:
 
 @checked(PlanError)
 def shared_memory(arch: Arch, parts: dict[str, int], blocks_per_sm: int = 1) -> Check:
-    """Check that the parts (name -> bytes) fit in shared memory: a CTA's, and an SM's for `blocks_per_sm` CTAs.
+    """Check that the parts (name -> bytes) fit in shared memory. The limits are a CTA's, and an SM's for
+    `blocks_per_sm` CTAs.
 
     >>> from layoutgemm.arch import arch
     >>> check = shared_memory(arch("sm_90a"), {"4 stages of 128x256x64": 4 * 48 * 1024, "C tile": 64 * 1024})

@@ -1,4 +1,7 @@
-"""`layoutgemm emulate FILE`: a kernel of a PTX file with described arguments, or a Python script on an emulated GPU."""
+"""`layoutgemm emulate FILE`.
+
+The file is a PTX file, with a kernel's described arguments, or a Python script for an emulated GPU.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The products of shards without overlap, on a CPU group such as gloo's: for tests, and as a statement of the sums."""
+"""The products of shards without overlap, on a CPU group such as gloo's.
+
+They are for tests, and a statement of the sums.
+"""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def matmul_rules(a: TensorLike, b: TensorLike, *options: object) -> list[Rule]:
 def finished_rules(
     a: TensorLike, b: TensorLike, bias: TensorLike | None, activation: str | None, *options: object
 ) -> list[Rule]:
-    """Rules of torch.ops.layoutgemm.finished: a bias is sharded as C's columns are, or partial as C is.
+    """Rules of torch.ops.layoutgemm.finished. A bias is sharded as C's columns are, or partial as C is.
 
     Sums that are partial have no activation yet.
     """
@@ -127,7 +127,7 @@ def finished_rules(
 
 
 def gated_rules(a: TensorLike, b: TensorLike, *options: object) -> list[Rule]:
-    """Rules of torch.ops.layoutgemm.gated: columns stay whole, since a cut would part gates from their pairs."""
+    """Rules of torch.ops.layoutgemm.gated. Columns stay whole, since a cut would part gates from their pairs."""
     rank = max(len(a.shape), len(b.shape))
     shard = whole_partial_shard()[2]
     kept = [rule for rule in product_rules(a.shape, b.shape, False) if rule[0] != shard(rank - 1)]

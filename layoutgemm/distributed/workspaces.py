@@ -171,7 +171,7 @@ class Workspace:
         follow(stream, self.side, self.events[1])
 
     def send(self, rows: int = 0) -> None:
-        """Put all sends on the side stream: by one launch of a graph, once they have been seen for these rows.
+        """Put all sends on the side stream. One launch of a graph does it, once they have been seen for these rows.
 
         rows  the address of own rows
         """
@@ -221,7 +221,7 @@ class Workspace:
 
 
 def buffer_offset(flags: int) -> int:
-    """Bytes of symmetric memory before the buffer: flags, and a word that the rank before has begun."""
+    """Bytes of symmetric memory before the buffer. They hold flags, and a word that the rank before has begun."""
     return rounded_up(4 * (flags + 1), _ALIGNMENT)
 
 

@@ -175,7 +175,7 @@ class Emulation:
         return self.report()
 
     def raise_for_findings(self, lint: bool = False) -> Emulation:
-        """Raise EmulatorError with the report if anything was found; lint counts where it is asked for."""
+        """Raise EmulatorError with the report if anything was found. Lint counts where it is asked for."""
         if not self.ok or (lint and self.findings):
             raise EmulatorError(self.report())
         return self

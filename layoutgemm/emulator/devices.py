@@ -1,4 +1,4 @@
-"""`emulate_devices`: launches on several devices of one host, in one process, with copy engines between them."""
+"""`emulate_devices`: launches on several devices of one host, in one process. Copy engines work between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""layoutgemm inside torch.compile's Inductor: its autotuning may choose our product, and a pass rewrites others.
+"""layoutgemm inside torch.compile's Inductor. Its autotuning may choose our product, and a pass rewrites others.
 
     hook                                 products                                        how
     -----------------------------------  ----------------------------------------------  --------------------------

@@ -1,4 +1,4 @@
-"""Gated pairs of products in a decomposed graph: act(mm(x, gate)) * mm(x, up) becomes one operator.
+"""Gated pairs of products in a decomposed graph. act(mm(x, gate)) * mm(x, up) becomes one operator.
 
     node of the graph                          becomes torch.ops.layoutgemm.
     -----------------------------------------  -------------------------------------------

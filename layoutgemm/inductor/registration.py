@@ -255,7 +255,8 @@ def _pass_of(registration: Registration, before: object) -> object:
             registration.graphs.append(replace(report, part=_part_being_compiled()))
 
         def uuid(self) -> str | None:
-            """Identifies the pass in Inductor's cache; None, for no caching, where an earlier pass has no identity."""
+            """Identifies the pass in Inductor's cache. Returns None, for no caching, where an earlier pass has no
+            identity."""
             ids = [each.uuid() if isinstance(each, CustomGraphPass) else None for each in earlier]
             if any(x is None for x in ids):
                 return None

@@ -60,7 +60,8 @@ def _bridge() -> Any:
 
 
 def to_module(x: Any, module: Any) -> Any:
-    """A Layout, Swizzle or ComposedLayout as one of `module`'s: pycute, tensor_layouts, or another with their classes.
+    """A Layout, Swizzle or ComposedLayout as one of `module`'s. That is pycute, tensor_layouts, or another with their
+    classes.
 
     Raises LayoutError for symbols and for strides that lead to coordinates, which those have not.
     """

@@ -316,7 +316,7 @@ def copy_atom(x: cute.CopyAtom, spaces: tuple[str, str]) -> CopyAtom:
 
 
 def tensor_box(x: cute.CopyAtom) -> Layout:
-    """The box of the DSL's atom of a tensor copy, as the DSL found it: value -> coordinate in the tensor."""
+    """The box of the DSL's atom of a tensor copy, as the DSL found it. It maps value -> coordinate in the tensor."""
     basis = re.search(r'tma_gbasis = <"([^"]*)">', str(x.type))
     if basis is None:
         raise AtomError(f"the DSL's {type(x.op).__name__} says no box in {x.type}")

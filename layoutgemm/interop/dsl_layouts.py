@@ -97,7 +97,9 @@ class Symbols:
         return f"e{number}"
 
     def value(self, placeholder: str) -> Any:
-        """The symbol of a placeholder, with all that is known of its name."""
+        """The symbol of a placeholder, with all that is known of its name. Raises LayoutError for any other name."""
+        if placeholder[1:] not in map(str, range(len(self.entries))):
+            raise LayoutError(f"an entry is {placeholder}: the DSL writes x where its algebra found no layout")
         name = self.entries[int(placeholder[1:])][0]
         if not isinstance(name, str):
             return entry(name)

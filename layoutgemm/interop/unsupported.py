@@ -1,4 +1,4 @@
-"""Refusals: objects of other kinds, and operations of the CuTe DSL that have no atom here.
+"""Refusals of objects of other kinds, and of some operations of the CuTe DSL. These have no atom here.
 
 Of each operation: what it is, why it has no atom, and the way out. The tests hold the reasons against the DSL, so that
 a version of it that can more is noticed.

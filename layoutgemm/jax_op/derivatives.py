@@ -43,7 +43,7 @@ def check_derived(types: Sequence[str], epilogue: Epilogue | None = None) -> Non
 
 
 def derived_by_jax(with_sums: Callable[..., Arrays]) -> Derived:
-    """The derivative of a product of several parts: by jax through the parts, by products through the sums.
+    """The derivative of a product of several parts. JAX derives through the parts, products through the sums.
 
     with_sums  the parts in jax, of a product, of the function that multiplies, and of the arrays
     """

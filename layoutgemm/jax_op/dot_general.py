@@ -1,4 +1,7 @@
-"""layoutgemm.jax.dot_general: jax.lax.dot_general's arguments, by a product of matrices or of batches of them."""
+"""layoutgemm.jax.dot_general, with jax.lax.dot_general's arguments.
+
+It is a product of matrices or of batches of them.
+"""
 
 from __future__ import annotations
 

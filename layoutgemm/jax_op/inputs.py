@@ -15,7 +15,7 @@ from ..errors import OperandError, TensorError
 
 
 def array_of(name: str, x: object) -> jax.Array:
-    """A JAX array; NumPy's become one, and so do holders of one, as flax.nnx.Param.
+    """A JAX array. NumPy's become one, and so do holders of one, as flax.nnx.Param.
 
     Raises OperandError for anything else, for types that JAX has not, and for sizes that are symbols.
     """
@@ -42,7 +42,7 @@ def array_of(name: str, x: object) -> jax.Array:
 
 
 def known_integers(x: object) -> npt.NDArray[np.int64] | None:
-    """Integers that the host has, or None: of traced arrays, and of arrays on a GPU, for which it would wait.
+    """Integers that the host has, or None. None is for traced arrays, and for arrays on a GPU, for which it would wait.
 
     >>> known_integers(np.array([0, 3])).tolist(), known_integers(jnp.array([0, 3])).tolist()
     ([0, 3], [0, 3])

@@ -41,7 +41,7 @@ def matmul(
     copy_rows: bool | None = None,
     out: jax.Array | None = None,
 ) -> Result:
-    """activation(a @ b + bias), with shapes as in jax.numpy.matmul: vectors, matrices, batches that broadcast.
+    """activation(a @ b + bias), with shapes as in jax.numpy.matmul. They are vectors, matrices, batches that broadcast.
 
     a, b         bfloat16, float16, float8_e4m3fn or float8_e5m2, int8 or uint8 (two kinds of 8 bits may meet), or
                  float32 multiplied as tf32; on GPUs of compute capability 9.0, by mma.sync on 8.x and 12.0, on the CPU

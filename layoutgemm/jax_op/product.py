@@ -173,7 +173,7 @@ def check_shapes(a: Sequence[int], b: Sequence[int], turned: tuple[bool, bool]) 
 
 
 def other_way(k: int, b: Sequence[int], turned: bool) -> str:
-    """The end of an error: the way out where b has K along its other mode."""
+    """The end of an error. It is the way out where b has K along its other mode."""
     other = len(b) > 1 and b[-2 if turned else -1] == k
     return f"; transpose_b={not turned} reads b as {'(K, N)' if turned else '(N, K)'}" if other else ""
 

@@ -57,17 +57,8 @@ class EdgeBoxes:
         at = tma.dims.index(self.dim)
         return replace(tma, box=(*tma.box[:at], self.last(extent), *tma.box[at + 1 :]))
 
-    @property
-    def most_outside(self) -> int:
-        """Rows of a box outside of the matrix, at most."""
-        return self.unit - 1
-
-    def is_whole(self, extent: W, first: W, share: W) -> object:
-        """True if a share's box is whole."""
-        return self.left(extent, first, share) >= self.box
-
     def left(self, extent: W, first: W, share: W) -> W:
-        """Rows of the matrix from a share's first one on, below 1 where it is outside; `first` is the tile's row."""
+        """Rows of the matrix from a share's first one on, below 1 where it is outside. `first` is the tile's row."""
         return extent - first - share * self.step
 
     def place(self, extent: W, first: W, share: W, choose: Callable[[Any, Any, Any], Any]) -> tuple[Any, Any]:
@@ -81,8 +72,8 @@ class EdgeBoxes:
         >>> [two.place(300, 256, share, either) for share in (0, 1)]  # 44 rows left, and none
         [(False, 256), (False, -64)]
         """
-        outside = -share * self.step
-        return self.is_whole(extent, first, share), choose(self.left(extent, first, share) > 0, first, outside)
+        left = self.left(extent, first, share)
+        return left >= self.box, choose(left > 0, first, -share * self.step)
 
     def expected(self, extent: W, first: W, last: W, choose: Callable[[Any, Any, Any], Any]) -> W:
         """Bytes that all shares of a tile bring; `last` is `last(extent)`.
@@ -92,33 +83,9 @@ class EdgeBoxes:
         [104, 80]
         """
         if not self.step:
-            return choose(self.is_whole(extent, first, 0), self.box, last) * (self.shares * self.line)
-        rows = [choose(self.is_whole(extent, first, share), self.box, last) for share in range(self.shares)]
+            return choose(self.left(extent, first, 0) >= self.box, self.box, last) * (self.shares * self.line)
+        rows = [choose(self.left(extent, first, share) >= self.box, self.box, last) for share in range(self.shares)]
         return sum(rows[1:], rows[0]) * self.line
-
-
-class GroupEdgeBoxes(EdgeBoxes):
-    """Those of tiles that begin at any row, as groups of rows do: half a box, where no more rows are left.
-
-    >>> ends = GroupEdgeBoxes("m", 128, 1, 128, 128, 8)
-    >>> ends.last(408), [ends.place(408, first, 0, either) for first in (280, 343, 344)]
-    (64, [(True, 280), (True, 343), (False, 344)])
-    """
-
-    __slots__ = ()
-
-    @property
-    def most_outside(self) -> int:
-        """Rows of a box outside of the matrix, at most."""
-        return self.box // 2 - 1
-
-    def last(self, extent: W) -> W:
-        """Rows of the smaller box, as a number of the kind that `extent` is."""
-        return extent * 0 + self.box // 2
-
-    def is_whole(self, extent: W, first: W, share: W) -> object:
-        """True if more rows are left than the smaller box has."""
-        return self.left(extent, first, share) > self.box // 2
 
 
 def either(condition: object, yes: W, no: W) -> W:

@@ -74,7 +74,8 @@ class RoleRow(NamedTuple):
 
 
 class BarrierRow(NamedTuple):
-    """name; kind: mbarrier, named or cluster; completed: by how many arrivals and bytes; waits: who waits for it."""
+    """A barrier's name, its kind (mbarrier, named or cluster), what completes it, and who waits. `completed` tells by
+    how many arrivals and bytes."""
 
     name: str
     kind: str

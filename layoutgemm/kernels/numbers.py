@@ -1,4 +1,4 @@
-"""Numbers of plans: index arithmetic, on whatever counts, and vectors of integers that a launch is given."""
+"""Numbers of plans. They are index arithmetic, on whatever counts, and vectors of integers that a launch is given."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ class RowVectors:
 
 @dataclass(frozen=True)
 class StoreRound:
-    """The chunks that fill one buffer: of one accumulator (`block`) and one part of its columns."""
+    """The chunks that fill one buffer. They are of one accumulator (`block`) and one part of its columns."""
 
     block: int
     part: int

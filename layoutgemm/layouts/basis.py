@@ -204,7 +204,7 @@ def assemble(parts: dict[tuple[int, ...], Any]) -> Any:
 
 
 def plus(a: Any, b: Any) -> object:
-    """The sum of two coordinates, entry by entry; a mode that one of them lacks is 0 there.
+    """The sum of two coordinates, entry by entry. A mode that one of them lacks is 0 there.
 
     Raises LayoutError where one has an integer other than 0 and the other a tuple.
 

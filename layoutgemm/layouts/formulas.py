@@ -1,4 +1,4 @@
-"""Closed forms: a layout as a formula that people read, and the layout of a formula, where there is one.
+"""Closed forms: a layout as a formula that people read. The layout of a formula is here too, where there is one.
 
     expr(layout, "t", "r")   ->  128*(t%4) + (t//4)%8 + 16*(t//32) + 64*(r%2) + 8*((r//2)%2) + 512*(r//4)
     from_expr(that, t=128, r=32)  ->  ((4,8,4),(2,2,8)):((128,1,16),(64,8,512))

@@ -69,7 +69,7 @@ def _part(x: object, mode: object) -> object:
 
 
 def size(x: object, mode: object = ()) -> Any:
-    """The number of coordinates of a layout or a shape, or of its mode: see `get`.
+    """The number of coordinates of a layout or a shape, or of its mode. See `get`.
 
     >>> size((4, (2, 3))), size(Layout((4, (2, 3))), mode=[1])
     (24, 6)
@@ -84,7 +84,7 @@ def cosize(layout: object, mode: object = ()) -> Any:
 
 
 def rank(x: object, mode: object = ()) -> int:
-    """The number of top-level modes of a layout or a tuple, or of its mode: see `get`."""
+    """The number of top-level modes of a layout or a tuple, or of its mode. See `get`."""
     return _t.rank(_entries(_part(x, mode), "the operand of rank"))
 
 
@@ -145,7 +145,7 @@ def congruent(a: object, b: object) -> Verdict:
 
 
 def compatible(a: object, b: object) -> Verdict:
-    """Verdict: every coordinate of shape `a` is one of shape `b`: equal sizes, and `b` refines `a`.
+    """Verdict: every coordinate of shape `a` is one of shape `b`. Sizes are equal, and `b` refines `a`.
 
     >>> compatible(24, (4, 6)).ok, compatible((4, 6), (4, (2, 3))).ok
     (True, True)
@@ -348,7 +348,7 @@ def dice(coord: object, layout: L) -> L:
 
 
 def select(x: L, mode: object = None, *, modes: object = None) -> L:
-    """The named modes of a layout or a tuple, in the order named; `modes` is another name of `mode`.
+    """The named modes of a layout or a tuple, in the order named. `modes` is another name of `mode`.
 
     >>> str(select(Layout((2, 3, 5)), (2, 0))), select((512, 256, 64), mode=[0, 2])
     ('(5,2):(6,1)', (512, 64))

@@ -444,6 +444,8 @@ def crd2idx(coord: Any, shape: Any, stride: Any) -> Any:
                 if not 0 <= c < s:
                     raise out_of_range(c, s)
                 part = c * d
+            elif c.__class__ is int or c.__class__ is tuple:
+                part = crd2idx(c, s, d)
             elif isinstance(c, np.ndarray) and _wraps(c := scalar(c)):
                 part, bound = _offsets_of(c, s, d)
                 most = (most or (abs(parts) if parts.__class__ is int else 0)) + bound
@@ -499,7 +501,7 @@ def in_64_bits(values: np.ndarray, what: str = "") -> np.ndarray:
 
 
 def moved_by(values: Any, offset: Any) -> Any:
-    """`values` + offset: of Python's integers where 64 bits may not hold them, since NumPy's wrap in silence.
+    """`values` + offset. They are Python's integers where 64 bits may not hold them, since NumPy's wrap in silence.
 
     offset  an int, or an array
 

@@ -207,7 +207,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
     # ------------------------------------------------------------ as a function
 
     def __call__(self, *coord: object) -> Any:
-        """The offset of a coordinate: ints (checked against the shape), int arrays or traced integers (not checked)."""
+        """The offset of a coordinate. Ints are checked against the shape; int arrays and traced integers are not."""
         c = coord[0] if len(coord) == 1 else coord
         try:
             if has_basis(self.stride):
@@ -257,7 +257,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
         return (self[i] for i in range(self.rank))
 
     def __getitem__(self, i: object) -> Any:
-        """Mode i as a layout; a Python slice gives the layout of those modes; `[:, 0]` an entry of some modes.
+        """Mode i as a layout. A Python slice gives the layout of those modes; `[:, 0]` an entry of some modes.
 
         `L[:, k]` is the function c -> L(c, k), with `:` or None for the modes that stay, as in `L[:, (0, None)]`. Where
         its values do not begin at 0 it is a ComposedLayout that adds the offset, of coordinates a CoordinateTensor.
@@ -625,7 +625,7 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
     # ------------------------------------------------------------ statements
 
     def expr(self, *names: str) -> Any:
-        """The value as a SymPy expression of the coordinates, one name for each mode: see formula.expr.
+        """The value as a SymPy expression of the coordinates, one name for each mode. See formula.expr.
 
         >>> Layout(((4, 8, 4), 2), ((0, 1, 16), 8)).expr("t", "v")
         8*v + 16*(t//32) + (t//4)%8

@@ -47,7 +47,8 @@ def as_bits(n: int, what: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LinearLayout(Function):
-    """A matrix over GF(2) as a function: coordinate -> `offset` XOR the columns of the coordinate's set bits.
+    """A matrix over GF(2) as a function of a coordinate. It maps the coordinate to `offset` XOR the columns of the
+    coordinate's set bits.
 
     Domain: coordinates (x0, x1, ...) of 2^bits[0] x 2^bits[1] x ..., or flat indices below their product (the first
     mode varies fastest). Codomain: integers below 2^width, in whatever unit the layout counts; a swizzle's unit is
@@ -223,7 +224,7 @@ class LinearLayout(Function):
         return value
 
     def offsets(self) -> np.ndarray:
-        """All values over the flat domain: int64, or Python ints where 63 bits do not hold them."""
+        """All values over the flat domain. They are int64, or Python ints where 63 bits do not hold them."""
         if len(self.columns) > 28:
             raise LayoutError(f"2^{len(self.columns)} values are too many for a table")
         table = np.array([self.offset], dtype=object if self.width > 63 else np.int64)
@@ -247,7 +248,7 @@ class LinearLayout(Function):
 
     @checked()
     def bases(self, shape: Sequence[int]) -> dict[str, list[list[int]]]:
-        """Triton's bases: for each bit of each named mode its coordinate in a tensor of this shape.
+        """Triton's bases, by named mode. For each bit of a mode it has the coordinate in a tensor of this shape.
 
         Values are flat indices of the tensor, whose first dimension runs fastest, as of what `parse` reads of Triton.
         Raises LayoutError for modes without names, an offset, an extent that is no power of two, and a tensor of
@@ -277,7 +278,8 @@ class LinearLayout(Function):
         }
 
     def __str__(self) -> str:
-        """The matrix as text: one line for each bit of the value, one column for each coordinate bit, dots for zeros.
+        """The matrix as text, with dots for zeros. One line is for each bit of the value, one column for each
+        coordinate bit.
 
         At most 28 lines: more bits are counted.
 

@@ -1,4 +1,4 @@
-"""Listings: the named layouts that CuTe and its DSL print of a tiled MMA, a tiled copy or an atom."""
+"""Listings: the named layouts that CuTe and its DSL print. They are of a tiled MMA, a tiled copy or an atom."""
 
 from __future__ import annotations
 

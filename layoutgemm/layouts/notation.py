@@ -604,7 +604,7 @@ class _LayoutReader(TextReader):
             raise ParseError(f"expected the function of {value}, as the text says: {why}", self.text, found.end())
 
     def behind(self, wrapped: bool, value: object = None) -> None:
-        """Refuse a text behind the layout; a remark, closing signs and the same layout again are passed."""
+        """Refuse a text behind the layout. A remark, closing signs and the same layout again are passed."""
         self.same(value)
         end = self.at
         if wrapped or "=" in self.text[end:]:
@@ -615,7 +615,7 @@ class _LayoutReader(TextReader):
             raise ParseError("there is more text after the layout: expected its end", self.text, self.at)
 
     def operation(self, depth: int) -> Any:
-        """The result of a call, or one of its arguments: a layout, an integer, `_`, or a tuple of these."""
+        """The result of a call, or one of its arguments. It is a layout, an integer, `_`, or a tuple of these."""
         found = self.take(_CALLED_OPERATION)
         if found is None:
             self.peek()
@@ -643,7 +643,7 @@ class _LayoutReader(TextReader):
             raise ParseError(f"expected other operands of {found[1]}", self.text, found.start(1)) from None
 
     def field(self) -> Field:
-        """The value of a name in a listing: a layout, a tuple of values, an integer, or the text of a type."""
+        """The value of a name in a listing. It is a layout, a tuple of values, an integer, or the text of a type."""
         self.peek()
         start, whole = self.at, _WIDTH.match(self.text, self.at)
         if whole is not None and any(map(str.isalpha, whole[0])):
@@ -717,7 +717,8 @@ class _LayoutReader(TextReader):
         return first
 
     def coordinates_from(self, first: object, start: int) -> AnyLayout | CoordinateTensor:
-        """The layout that stands here, whose values are counted from the first one: a coordinate or an integer."""
+        """The layout that stands here, whose values are counted from the first one. That one is a coordinate or an
+        integer."""
         layout = self.layout()
         try:
             from_first = registries.offset_by if isinstance(first, int) else registries.coordinates_from
@@ -773,7 +774,7 @@ class _LayoutReader(TextReader):
         return self.made(lambda: ComposedLayout(swizzle, cast("int", offset), follows), found)  # or symbols
 
     def offset(self) -> Scalar:
-        """The offset that stands here with the `o` after it, an integer or symbols; 0 for none."""
+        """The offset that stands here with the `o` after it. It is an integer or symbols; 0 for none."""
         found = self.take(_OFFSET)
         if found is not None:
             digits = found[1] or found[2]
@@ -852,7 +853,7 @@ class _LayoutReader(TextReader):
             raise ParseError(error.reason, self.text, start) from None
 
     def first(self) -> Any:
-        """The coordinate or the count from which a tensor begins, and the `o` after it; None for none."""
+        """The coordinate or the count from which a tensor begins, and the `o` after it. None for none."""
         counted = self.take(_COUNTER)
         if counted is not None:
             first: Any = self.made(lambda: _int(counted[1] or counted[2]), counted)
@@ -906,7 +907,7 @@ class _LayoutReader(TextReader):
         return _Pointer(bits, inner, address, alignment)
 
     def typed(self, inside: str, start: int) -> _Pointer:
-        """A pointer of the DSL from the text in its brackets; `start` is the place of the pointer."""
+        """A pointer of the DSL from the text in its brackets. `start` is the place of the pointer."""
         named = _TYPE.match(inside)
         try:
             bits = dtype(named[2]).bits if named is not None else None

@@ -67,7 +67,7 @@ class OverLayout:
         return (self[i] for i in range(self.rank))
 
     def __getitem__(self: S, i: object) -> S:
-        """Mode i, with the offset; `[:, 0]` keeps whole modes and takes one entry of the others.
+        """Mode i, with the offset. `[:, 0]` keeps whole modes and takes one entry of the others.
 
         >>> from layoutgemm import Layout, Swizzle
         >>> tile = Swizzle(3, 3, 3) @ Layout((8, 64), (64, 1))

@@ -10,7 +10,8 @@ from .proofs.verdicts import Answer, Function, Verdict
 
 
 def verdict(operation: Callable[..., object], *args: object) -> Verdict:
-    """Run an operation and say whether it had an answer: ok, or the reason and witness that it would raise."""
+    """Run an operation and say whether it had an answer. The verdict is ok, or the reason and witness that it would
+    raise."""
     try:
         operation(*args)
     except LayoutError as error:

@@ -40,7 +40,8 @@ class Registry:
         self._function = singledispatch(refuse)
 
     def register(self, *kinds: type) -> Callable[[F], F]:
-        """A decorator: the function of these types, and of those below them that have none of their own."""
+        """A decorator that registers the function of these types. It stands for those below them that have none of
+        their own, too."""
 
         def registered(function: F) -> F:
             for kind in kinds:

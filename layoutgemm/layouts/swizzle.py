@@ -73,7 +73,7 @@ class NoStride(SwizzleError, AttributeError):
 
 
 class Swizzle(HasPicture, HasPage, Convertible):
-    """The XOR swizzle of B bits at M, from S bits further up: offset -> offset, in its unit.
+    """The XOR swizzle of B bits at M, from S bits further up. It maps offset -> offset, in its unit.
 
     Works on ints, integer arrays and traced integers, with `& >> << ^` only. Raises SwizzleError for negative B or M
     and for B > |S| (the fields would overlap, and the map would not be its own inverse).
@@ -237,7 +237,8 @@ class Swizzle(HasPicture, HasPage, Convertible):
 
 
 class ComposedLayout(OverLayout, PicturedLayout, Predicates, HasPage, Convertible):
-    """c -> swizzle(offset + layout(c)): coordinate -> offset, in the swizzle's unit, which the layout counts too.
+    """c -> swizzle(offset + layout(c)), from coordinate to offset. Offsets are in the swizzle's unit, which the layout
+    counts too.
 
     `layout` may itself be a ComposedLayout of the same unit. Operations act on the layout inside; a slice keeps its
     offset inside the swizzle, where it belongs. Raises SwizzleError where units differ.
@@ -402,14 +403,14 @@ class ComposedLayout(OverLayout, PicturedLayout, Predicates, HasPage, Convertibl
         return self._with(self.layout.tile_to_shape(shape, order))
 
     def slice(self, coord: object) -> tuple[ComposedLayout, int]:
-        """The modes that None keeps, and 0: the offset of the rest stays inside, since a swizzle does not add."""
+        """The modes that None keeps, and 0. The offset of the rest stays inside, since a swizzle does not add."""
         layout, offset = self.layout.slice(coord)
         return ComposedLayout._new(self.swizzle, self.offset + offset, layout), 0
 
     # ------------------------------------------------------------ inverses and what two layouts share
 
     def right_inverse(self) -> AnyLayout:
-        """The largest R with self(R(i)) = i, i < size(R): a Layout, or one under a swizzle of the coordinates.
+        """The largest R with self(R(i)) = i, i < size(R). R is a Layout, or one under a swizzle of the coordinates.
 
         Raises LayoutError where the values are not linear over GF(2), as with an extent that is no power of two. It
         also raises where no index has value 0, and where no single swizzle says the inverse.
@@ -480,7 +481,7 @@ class ComposedLayout(OverLayout, PicturedLayout, Predicates, HasPage, Convertibl
         return common_layout(self, other)
 
     def max_common_vector(self, other: object) -> int:
-        """The number of elements that both store side by side, in one order: the size of max_common_layout."""
+        """The number of elements that both store side by side, in one order. It is the size of max_common_layout."""
         return int(self.max_common_layout(other).size)
 
     # ------------------------------------------------------------ other widths of elements
@@ -502,7 +503,7 @@ class ComposedLayout(OverLayout, PicturedLayout, Predicates, HasPage, Convertibl
 
     @checked(SwizzleError)
     def recast(self, new_bits: int, old_bits: int | None = None) -> ComposedLayout:
-        """From elements of old_bits to elements of new_bits; old_bits may be left out where the swizzle has a unit.
+        """From elements of old_bits to elements of new_bits. old_bits may be left out where the swizzle has a unit.
 
         Raises SwizzleError where the swizzle's unit is not old_bits: the layout would count something else than it.
         """
@@ -535,7 +536,7 @@ class ComposedLayout(OverLayout, PicturedLayout, Predicates, HasPage, Convertibl
         return between(equivalent(self, other), self, other)
 
     def is_injective(self) -> Answer:
-        """Prove that no two coordinates share a value: a swizzle is a bijection, so the layout inside decides."""
+        """Prove that no two coordinates share a value. A swizzle is a bijection, so the layout inside decides."""
         found: Answer = self.layout.is_injective()
         if not isinstance(found, CounterExample):
             return found
@@ -555,7 +556,7 @@ class ComposedLayout(OverLayout, PicturedLayout, Predicates, HasPage, Convertibl
         return registries.bijective(self) if isinstance(found, Proof) else found
 
     def expr(self, *names: str) -> Any:
-        """The value as a SymPy expression of the coordinates, one name for each mode: see formulas.expr."""
+        """The value as a SymPy expression of the coordinates, one name for each mode. See formulas.expr."""
         return registries.expression_of(self, *names)
 
     def congruent(self, other: object) -> Verdict:
@@ -616,7 +617,8 @@ def _innermost(layout: AnyLayout) -> Layout:
 
 
 def compose_with_swizzle(left: object, right: object) -> ComposedLayout:
-    """A plain layout after a swizzled one: answered where the layout moves each of the two fields of bits as a whole.
+    """A plain layout after a swizzled one. It has an answer where the layout moves each of the two fields of bits as a
+    whole.
 
     2^k * swizzle(x) is the swizzle k bits further up, applied to 2^k * x. The last entry of `left` counts even where
     its extent is 1, since offsets past the end run on in it. Another layout may exchange the fields, as a transposition

@@ -70,7 +70,7 @@ class GatedMLP(torch.nn.Module):
         cls, gate: torch.nn.Linear, up: torch.nn.Linear, down: torch.nn.Linear, activation: str = "swiglu", *,
         names: tuple[str, str, str] = NAMES, allow_tf32: bool | None = None, weights: str = "own",
     ) -> GatedMLP:  # fmt: skip
-        """The module with the weights of three layers; gate and up are copied side by side, and quantised for "fp8".
+        """The module with the weights of three layers. gate and up are copied side by side, and quantised for "fp8".
 
         Raises OperandError for layers whose sizes do not meet, or of which only some have a bias.
         """

@@ -62,7 +62,7 @@ class KeptWeight:
         return self.pair
 
     def fill(self, weight: torch.Tensor, recipe: str, region: torch.dtype | None) -> None:
-        """Quantise the weight, into the same memory if it fits, and wait for it: calls on other streams read it."""
+        """Quantise the weight, into the same memory if it fits, and wait for it. Calls on other streams read it."""
         seen = weakref.ref(weight), weight.data_ptr(), _writes(weight)
         self.seen = None
         with torch.inference_mode(False), torch.no_grad():
@@ -77,7 +77,7 @@ class KeptWeight:
 
 
 def has_elements(weight: torch.Tensor) -> bool:
-    """True for a plain tensor whose elements can be read: not sharded, faked, or of a freed storage."""
+    """True for a plain tensor whose elements can be read. It is not sharded, faked, or of a freed storage."""
     return (
         type(weight) in PLAIN and not transforms() and weight.device.type in ("cuda", "cpu")
         and weight.untyped_storage().nbytes() >= weight.nbytes

@@ -1,4 +1,6 @@
-"""load_checkpoint: a model's tensors from safetensors, its packed layers by QuantizedLinear, and a report of each.
+"""load_checkpoint: a model's tensors from safetensors.
+
+Packed layers become QuantizedLinear, and a report tells of each.
 
 tensors of a layer      in its place                                      kinds
 ----------------------  ------------------------------------------------  ------------------------------------
@@ -149,7 +151,7 @@ class _Plan:
         self.used: set[str] = set()
 
     def pack(self, kind: str | None, experts: Layers | None) -> None:
-        """Set the layers that are packed, and their kind; and the experts that are stored one by one."""
+        """Set the layers that are packed, and their kind. Set the experts that are stored one by one, too."""
         layers = [
             (name, module)
             for name, module in self.modules.items()

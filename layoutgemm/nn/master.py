@@ -17,7 +17,7 @@ from .linear import ActivatedLayer, check_features, check_layer, sizes_text
 
 
 class MasterLinear(ActivatedLayer, MasterWeights, torch.nn.Linear):
-    """activation(x @ weight.T + bias) in fp8, with gradients in fp8: torch.nn.Linear by `layoutgemm.fp8_matmul`.
+    """activation(x @ weight.T + bias) in fp8, with gradients in fp8. It is torch.nn.Linear by `layoutgemm.fp8_matmul`.
 
     in_features, out_features, bias, device, dtype  as torch.nn.Linear has them: bfloat16, float16 or float32
     activation  None, relu, relu_sq, gelu, gelu_tanh, silu, sigmoid or tanh; by torch, on a float32 product. "swiglu"

@@ -264,7 +264,7 @@ _Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.dtype, torch.Ten
 
 
 class _StraightThrough(torch.autograd.Function):
-    """The product and its bias, with the gradient of x: rounding x to 8 bits counts as the identity."""
+    """The product and its bias, with the gradient of x. Rounding x to 8 bits counts as the identity."""
 
     @staticmethod
     def forward(
@@ -290,7 +290,7 @@ class _StraightThrough(torch.autograd.Function):
 
 
 class _Transformed(_StraightThrough):
-    """The same for torch.func: compilers take no Function with rules of its own for tangents and maps."""
+    """The same for torch.func. Compilers take no Function with rules of its own for tangents and maps."""
 
     @staticmethod
     def jvp(ctx: FunctionCtx, dx: torch.Tensor | None, *others: torch.Tensor | None) -> torch.Tensor | None:
@@ -305,7 +305,7 @@ class _Transformed(_StraightThrough):
         info: object, in_dims: tuple[int | None, ...], x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor,
         kind: torch.dtype, bias: torch.Tensor | None,
     ) -> tuple[torch.Tensor, int]:  # fmt: skip
-        """Slices of x are more rows of one product; biases that are mapped are added behind it."""
+        """Slices of x are more rows of one product. Biases that are mapped are added behind it."""
         if in_dims[1] is not None or in_dims[2] is not None:
             raise OperandError("float8 weights and scales are mapped by no transform: x and a bias are")
         moved = x[None] if in_dims[0] is None else x.movedim(in_dims[0], 0)

@@ -172,7 +172,7 @@ def _differences(x: object, y: object, name: str = "") -> Iterator[tuple[str, ob
 
 
 def name_of(kernel: AnyKernel | PlannedKernel, code: str, made: GemmPlan, kind: str) -> str:
-    """An operator's name: of all that decides the code of its kernel, the same in every process."""
+    """An operator's name. It is made of all that decides the code of its kernel, the same in every process."""
     text = "_".join([text.replace(":", "-") for text in kernel.operands])
     digest = hashlib.sha256(json.dumps(code_facts(made), sort_keys=True).encode()).hexdigest()
     return f"layoutgemm.{kind}_{code}_{text}_{digest[:12]}"

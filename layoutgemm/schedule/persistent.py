@@ -109,7 +109,7 @@ class Persistent(HasPicture):
 
     @checked(PlanError)
     def order(self, grid: tuple[int, int]) -> npt.NDArray[np.int64]:
-        """All tiles of the grid by time, workers and ranks side by side: for counting reuse."""
+        """All tiles of the grid by time, workers and ranks side by side. It is for counting reuse."""
         tiles = self.table(grid).reshape(-1, 2)
         return tiles[tiles[:, 0] >= 0]
 
@@ -279,7 +279,8 @@ def _stream_statements() -> Iterator[tuple[str, Answer]]:
 
 
 def numbered_once(inner: str, outer: str) -> Answer:
-    """Proof that i + count * o, with i below count, tells i and o: for all counts, named by `inner` and `outer`."""
+    """Proof that i + count * o, with i below count, tells i and o. It holds for all counts, named by `inner` and
+    `outer`."""
     given = Facts()
     count = given[inner]
     return prove_formulas(

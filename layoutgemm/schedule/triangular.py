@@ -1,4 +1,4 @@
-"""Triangular: the tiles of a grid that reach into a triangle of C, in bands, without a square root.
+"""Triangular: the tiles of a grid that reach into a triangle of C. They come in bands, without a square root.
 
 Tiles of P x Q elements meet the diagonal in a pattern that repeats every lcm(P, Q) elements. So the grid is cut into
 square *blocks* of u x v tiles, u * P = v * Q elements. A *band* is u rows of tiles. Band I of the lower triangle is

@@ -86,7 +86,8 @@ Named = Mapping[str, "torch.Tensor"]  # of the keywords of a call
 def repeated_first(
     again: Callable[[Tensors, Named], object], *counts: int, takes: Iterable[str] = (), weight: int = 0
 ) -> Callable[[F], F]:
-    """A decorator that looks for a kept launch first: of a call with tensors alone, then of one with options.
+    """A decorator that looks for a kept launch first. It looks for that of a call with tensors alone, then of one with
+    options.
 
     Python looks up the default of each keyword that a call leaves out: a tenth of a repeated call's time.
 

@@ -284,7 +284,7 @@ def autocast_type(x: torch.Tensor) -> torch.dtype | None:
 
 
 def autocast(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Floats of 16 and 32 bits in the type of the autocast region they are in; all others as they are."""
+    """Floats of 16 and 32 bits in the type of their autocast region. All others stay as they are."""
     to = autocast_type(a)
     return (a, b) if to is None else (cast(a, to), cast(b, to))
 

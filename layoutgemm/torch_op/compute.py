@@ -1,4 +1,4 @@
-"""Products of plain tensors that have been checked, computed now: by a kernel, or on the CPU in float64.
+"""Products of plain tensors that have been checked, computed now. A kernel does it, or the CPU in float64.
 
     product           a @ b                                one launch
     finished_product  activation(a @ b + bias)             one launch where the kernel takes them, else torch finishes
@@ -41,7 +41,7 @@ def wide_type(kind: torch.dtype) -> torch.dtype:
 
 
 def sums(a: torch.Tensor, b: torch.Tensor, config: Config | None) -> torch.Tensor:
-    """a @ b before it is finished and rounded: in float32 or int32, on the CPU in float64 or int64."""
+    """a @ b before it is finished and rounded. It is in float32 or int32, on the CPU in float64 or int64."""
     return product(a, b, wide_type(a.dtype), config) if on_gpu(a.get_device()) else exact(a, b)
 
 
@@ -65,7 +65,7 @@ def scaled_product(
     alpha: Scalar, a: torch.Tensor, b: torch.Tensor, beta: Scalar, c: torch.Tensor | None, kind: torch.dtype,
     config: Config | None = None, out: torch.Tensor | None = None, in_place: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """alpha * (a @ b) + beta * c, stored as `kind`: a new tensor, or `out`; `in_place` where that is c itself."""
+    """alpha * (a @ b) + beta * c, stored as `kind`. It is a new tensor, or `out`; `in_place` where that is c itself."""
     if on_gpu(a.get_device()) and fuses(a.get_device(), kind) and 0 not in (*a.shape, *b.shape):
         shape = shapes_of(a.shape, b.shape).result
         finish = fused_gemm(alpha, beta, None if c is None else c.resolve_neg(), in_place, kind, shape)

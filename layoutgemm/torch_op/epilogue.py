@@ -374,7 +374,8 @@ def order_of(operand: Operand, x: torch.Tensor) -> str:
 
 
 def order_of_numbers(x: torch.Tensor) -> str:
-    """Which index of several numbers a row or column is contiguous, as `order_of_matrices`; "" where lines have gaps.
+    """Which index of several numbers a row or column is contiguous, as `order_of_matrices`. It is "" where lines have
+    gaps.
 
     >>> [order_of_numbers(x) for x in (torch.empty(9, 4), torch.empty(4, 9).T, torch.empty(9, 8)[:, :4])]
     ['row', 'col', '']

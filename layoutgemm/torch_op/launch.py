@@ -168,7 +168,7 @@ def fill(memory: torch.Tensor, first: Runs | Literal["zeros"]) -> None:
 
 
 class _Loaded:
-    """A kernel on one GPU, with blocks of its arguments: one block for each call at a time."""
+    """A kernel on one GPU, with blocks of its arguments. One block is for each call at a time."""
 
     __slots__ = ("_compiled", "_free", "_launcher", "_template", "device", "what")
 
@@ -568,7 +568,7 @@ class DirectLaunch(_Loaded):
         return making([made], len(places))
 
     def into(self, begins: Sequence[int], memory: Sequence[int]) -> Callable[..., bool]:
-        """The call that writes to a given tensor, on its stream: of `out`, then the tensors that are read.
+        """The call that writes to a given tensor, on its stream. It takes `out`, then the tensors that are read.
 
         It returns False, without a launch, for addresses between multiples of 16, and for tensors of freed storages.
 

@@ -1,4 +1,4 @@
-"""torch.ops.layoutgemm.matmul, finished and gated: products as torch's compiler, autograd and functorch see them.
+"""torch.ops.layoutgemm.matmul, finished and gated. Torch's compiler, autograd and functorch see products as these.
 
 An operator's parameters are those of its `..._call`; `torch.ops.layoutgemm.matmul.default._schema` prints them.
 
@@ -274,7 +274,8 @@ def _finished_call(
 
 
 class _Product(torch.autograd.Function):
-    """activation(a @ b + bias) with its derivatives: for autograd and forward mode, and for torch.func's transforms.
+    """activation(a @ b + bias) with its derivatives. They are for autograd and forward mode, and for torch.func's
+    transforms.
 
     activation  relu, or None
     """

@@ -176,7 +176,7 @@ def problem_of(
     room: ClusterOccupancy, gpu: str, epilogue: Epilogue | None = None, separate: bool = False,
     on: tuple[str, int] | None = None, gated: Combined | str | None = None, second_k: int = 0,
 ) -> Problem:  # fmt: skip
-    """The product of two tensors as a problem; c is a tensor, or stands for one.
+    """The product of two tensors as a problem. c is a tensor, or stands for one.
 
     room, gpu  as `gpu` gives them; `on` as `target` does
     """

@@ -77,7 +77,7 @@ def shapes_of(a: Sequence[int], b: Sequence[int]) -> Shapes:
 
 
 def gated_shapes(a: Sequence[int], b: Sequence[int], gated: Combined | str | None) -> Shapes:
-    """The sizes of a product that may be gated: b = [gate | up], and n is C's.
+    """The sizes of a product that may be gated. A gated one has b = [gate | up], and n is C's.
 
     Raises TensorError for a b that is a vector, or of an odd number of columns.
 
@@ -242,7 +242,7 @@ def matrices(given: StridedOperand, side: str, batch: Ints) -> Matrices:
 
 
 def result_matrices(c: StridedOperand, shapes: Shapes, vectors: tuple[bool, bool]) -> Matrices:
-    """C likewise; `vectors` says of A and of B whether it is one, and its dimension not in the result."""
+    """C likewise. `vectors` says of A and of B whether it is one, and its dimension not in the result."""
     kept = iter(c.strides[len(shapes.batch) :])
     row, column = (0 if vector else next(kept) for vector in vectors)
     outer = tuple([0 if n == 1 else s for n, s in zip(shapes.batch, c.strides[: len(shapes.batch)], strict=True)])

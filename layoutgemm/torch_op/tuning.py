@@ -1,4 +1,4 @@
-"""layoutgemm.tune: measure the configurations that could be the fastest for a product, and keep the best.
+"""layoutgemm.tune: measure the configurations that could be the fastest for a product. The best one is kept.
 
 Candidates are the heuristic's own and what it takes for the next best; of up to 64 rows, the forms near it. They are
 compiled in processes of their own while nothing is measured, and checked against a float64 product.

@@ -101,7 +101,7 @@ def placed(sheet: Sheet, pairs: Sequence[tuple[Panel, Panel]]) -> Sheet:
 
 
 def phase_panel(part: Requests, request: int, phase: int) -> Panel:
-    """One phase: a row for each of its lanes, a column for each bank, a field where a lane asks a bank."""
+    """One phase: a row for each of its lanes, a column for each bank. A field stands where a lane asks a bank."""
     size = lanes_of_phase(part.width)
     lanes = range(phase * size, min((phase + 1) * size, part.addresses.shape[1]))
     fills = [["track"] * BANKS for _ in lanes]

@@ -21,7 +21,7 @@ MAX_LINES = 128  # tiles along a dimension between which lines are drawn
 
 @dataclass(frozen=True, slots=True)
 class PlacedBox:
-    """One instruction: its box in the tensor and the part inside, along the first two dimensions.
+    """One instruction. It has its box in the tensor and the part inside, along the first two dimensions.
 
     start, extent   (innermost, next): coordinates and elements
     first, end      the part inside, counted from the box's corner; all of it without a known tensor

@@ -180,7 +180,7 @@ class Canvas:
         )
 
     def render(self, width: float, height: float, title: str, description: Sequence[str]) -> str:
-        """The document: it shrinks to the width of a notebook cell, never grows, and is dark in a dark page.
+        """The document. It shrinks to the width of a notebook cell, never grows, and is dark in a dark page.
 
         Colours are attributes, which every renderer knows; a style sheet changes those of the roles. (`block-size` is
         `height` to a browser; converters such as CairoSVG take `height:auto` for zero.) Ids come from the content:

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias, TypeGuard, cast
 
 from layoutgemm.arguments import as_int, refusal
 from layoutgemm.errors import LayoutError
-from layoutgemm.layouts import ComposedLayout, Layout
+from layoutgemm.layouts import ComposedLayout, Layout, LinearLayout
 from layoutgemm.layouts.basis import assemble, component, has_basis, paths_of
 from layoutgemm.layouts.int_tuple import Shape, Stride, leaves
 from layoutgemm.lazy_numpy import has_numpy, np
@@ -389,6 +389,61 @@ class UnwrappedLayout:
         return str(self.layout)
 
 
+class _Matrix:
+    """A matrix over GF(2) that is no layout under a swizzle, named in one line."""
+
+    def __init__(self, matrix: LinearLayout) -> None:
+        self.shape, self._matrix = matrix.shape, matrix
+
+    def __call__(self, *coord: Any) -> object:
+        """Coordinate, one argument a mode -> offset."""
+        return self._matrix(*coord)
+
+    def __str__(self) -> str:
+        names = self._matrix.names or map(str, range(len(self._matrix.bits)))
+        return f"a matrix over GF(2) of {', '.join(f'{name} {1 << b}' for name, b in zip(names, self._matrix.bits))}"
+
+
+def in_one_line(layout: Drawable) -> Drawable:
+    """A matrix over GF(2) as the layout that it is, whose text has one line; other layouts as they are.
+
+    >>> print(in_one_line(LinearLayout((16, 8, 32, 64), bits=(2, 2), names=("register", "lane"))))
+    ((2,2),4):((16,8),32)
+    """
+    if not isinstance(layout, LinearLayout):
+        return layout
+    for form in (layout.to_layout, layout.to_composed):
+        try:
+            return form()
+        except LayoutError:
+            continue
+    return _Matrix(layout)
+
+
+def by_threads(tv: Drawable) -> Drawable:
+    """A matrix of Triton's modes register, lane, warp and block as (thread, value); other layouts as they are.
+
+    Lanes run fastest among the threads, then warps, then blocks.
+
+    >>> print(by_threads(LinearLayout((16, 8, 32, 64), bits=(2, 2), names=("register", "lane"))))
+    (4,(2,2)):(32,(16,8))
+    """
+    if not isinstance(tv, LinearLayout) or not {"register", "lane"} <= set(tv.names):
+        return in_one_line(tv)
+    columns, start = {}, 0
+    for name, bits in zip(tv.names, tv.bits, strict=True):
+        columns[name] = tv.columns[start : start + bits]
+        start += bits
+    values = columns.pop("register")
+    threads = tuple([c for name in ("lane", "warp", "block") for c in columns.pop(name, ())])
+    if columns:
+        raise LayoutError(
+            f"threads are of lane, warp and block: {in_one_line(tv)} has {', '.join(columns)} beside register"
+        )
+    modes = (len(threads), len(values))
+    return in_one_line(LinearLayout((*threads, *values), modes, ("thread", "value"), tv.width, tv.offset))
+
+
 def offsets_of(layout: Drawable, rows: range | None = None, columns: range | None = None) -> GridOffsets:
     """Layout of rank 1 or 2 -> the offset of every coordinate shown. Raises LayoutError for others."""
     height, width = rows_by_columns(layout)
@@ -506,7 +561,7 @@ def owners_of(
 
 
 def rows_and_columns(found: Sequence[Offset], m_extent: int) -> tuple[list[int], list[int]]:
-    """Values of a thread-value layout as rows and columns: of m + M*n, or of the pair (m, n).
+    """Values of a thread-value layout as rows and columns. They are of m + M*n, or of the pair (m, n).
 
     >>> rows_and_columns([5, 2], 4), rows_and_columns([(1, 1), (2, 0)], 4)
     (([1, 2], [1, 0]), ([1, 2], [1, 0]))

@@ -48,7 +48,7 @@ def png(svg: str, *, dark: bool = False, scale: float = SCALE) -> bytes:
 
 @display.darkened.register(str)
 def dark_svg(svg: str) -> str:
-    """The document as it is in a dark page, whatever the reader's: for renderers that know no media queries.
+    """The document as it is in a dark page, whatever the reader's. It is for renderers that know no media queries.
 
     >>> dark_svg("<style>" + DARK + "{.a{fill:red}}</style>")
     '<style>.a{fill:red}</style>'

@@ -16,6 +16,7 @@ from layoutgemm.view.grid import (
     Offset,
     UnwrappedLayout,
     coordinates_of,
+    in_one_line,
     planes_of,
     rank_of,
 )
@@ -105,7 +106,7 @@ def layout_svg(
     >>> ">tile (1,0)</text>" in tiles
     True
     """
-    layout = UnwrappedLayout.of(layout) if divided is None else layout
+    layout = UnwrappedLayout.of(in_one_line(layout)) if divided is None else layout
     tiles = None if divided is None else DividedLayout.of(layout, divided)
     parts = planes_of(layout if tiles is None else tiles, rows, columns, planes)
     vector = tiles is None and rank_of(layout) == 1
@@ -159,7 +160,7 @@ Planes = Sequence[tuple[tuple[int, ...], GridOffsets]]
 
 
 def offset_colors(planes: Planes, group: int | None) -> OffsetColors:
-    """The colours of these offsets: by default an eighth of their range each, a power of two."""
+    """The colours of these offsets. By default each has an eighth of their range, a power of two."""
     every = [keys_of(row) for _, plane in planes for row in plane.values]
     lowest, highest = min(map(min, every)), max(map(max, every))
     if group is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from layoutgemm.errors import LayoutError
-from layoutgemm.view.grid import Drawable, Owners, owners_of
+from layoutgemm.view.grid import Drawable, Owners, by_threads, owners_of
 from layoutgemm.view.palette import HUES, hue, lighter
 from layoutgemm.view.panel import MAX_TEXTS, CellTexts, Label, Panel
 from layoutgemm.view.sheet import Legend, Note, Sheet
@@ -115,7 +115,8 @@ def tv_svg(
 ) -> str:
     """Draws a thread-value layout. The tile (M, N), in every cell its thread T and value (register) V.
 
-    tv: (thread, value) -> m + M*n, the element's place in the tile counted column by column, or the pair (m, n).
+    tv: (thread, value) -> m + M*n, the element's place in the tile counted column by column, or the pair (m, n). A
+    LinearLayout of Triton's (register, lane, warp, block) will do.
     `color` groups threads by "warp" (32), "quad" (4), "thread" (1) or "auto" (warps if there are several), odd threads
     lighter; by "quad_lane" (thread % 4, odd quads lighter); or by "register": the values of a thread. `thread` frames
     one thread's cells. `axes` names the tile's dimensions. A cell with several holders shows the first and the count of
@@ -130,6 +131,7 @@ def tv_svg(
     >>> svg.count(">T31</text>"), svg.count(">V3</text>")
     (4, 32)
     """
+    tv = by_threads(tv)
     found = owners_of(tv, tile, rows, columns, thread or 0)
     shown = coloring(color, found.threads, found.values)
     heading = title or f"{tv} over a tile ({tile[0]}, {tile[1]})"
@@ -199,7 +201,7 @@ def fragment_svg(
 
 
 def lanes_text(atom: object) -> str:
-    """Which lane a thread of the atom's maps is, as a sentence; empty where they are the same."""
+    """Which lane a thread of the atom's maps is, as a sentence. It is empty where they are the same."""
     lanes = getattr(atom, "thread_ids", None)
     return (
         ""

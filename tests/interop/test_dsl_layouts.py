@@ -22,6 +22,7 @@ from layoutgemm.atoms import (
     wgmma,
 )
 from layoutgemm.interop import cute_context, from_cute, tensor_layout, to_cute
+from layoutgemm.interop.dsl_layouts import Symbols, layout_of
 from layoutgemm.layouts import CoordinateTensor, ScaledBasis
 from tests import needs
 from tests.layouts.strategies import pairs, random_pair
@@ -284,3 +285,9 @@ def test_what_the_dsl_cannot_hold(sm90: None) -> None:
     function = cute.make_composed_layout(lambda c: c, 0, cute.make_layout(4))
     with pytest.raises(LayoutError, match="a Python function"):
         from_cute(function)
+
+
+def test_an_entry_that_the_dsl_could_not_compute_is_refused() -> None:
+    """Its tv_layout_B_tiled of three warps under an N permutation (4,2,2):(1,8,4) reads so."""
+    with pytest.raises(LayoutError, match="an entry is x: the DSL writes x where its algebra found no layout"):
+        layout_of("((4,8,3),((2,2),(x,2))):((96,6,x),((768,384),(x,48)))", Symbols(None))

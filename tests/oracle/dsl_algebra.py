@@ -3,7 +3,8 @@
 Run as a program, in a process of its own: the DSL does not refuse ill-formed algebra and sometimes takes the process
 down with it. Each line of stdin is {"id", "op", "args"}; each line of stdout is {"id", "answer"} or {"id", "error"},
 flushed at once, so that whoever started this knows which question killed it. A layout travels as
-{"shape": ..., "stride": ...} with nested lists, an int tuple as nested lists, a tiler as {"tiler": [...]}.
+{"shape": ..., "stride": ...} with nested lists, an int tuple as nested lists, a tiler as {"tiler": [...]}. A swizzled
+layout comes as {"swizzle": [B, M, S], "offset", "layout"} and leaves as {"text"}.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ def main() -> None:
         return tuple(tree(v) for v in value) if isinstance(value, list) else value
 
     def decode(value: Any) -> Any:
+        if isinstance(value, dict) and "swizzle" in value:
+            return cute.make_composed_layout(
+                cute.make_swizzle(*value["swizzle"]), value["offset"], decode(value["layout"])
+            )
         if isinstance(value, dict) and "shape" in value:
             return cute.make_layout(tree(value["shape"]), stride=tree(value["stride"]))
         if isinstance(value, dict):
@@ -37,6 +42,8 @@ def main() -> None:
         return tree(value)
 
     def encode(value: Any) -> Any:
+        if hasattr(value, "inner"):
+            return {"text": str(value)}
         if hasattr(value, "shape") and hasattr(value, "stride"):
             return {"shape": ints(value.shape), "stride": ints(value.stride)}
         return ints(value)

@@ -38,7 +38,7 @@ from layoutgemm.checks.pipeline.patterns import (
     tcgen05_ring,
 )
 from layoutgemm.errors import DescriptorError, LayoutError
-from layoutgemm.layouts import Layout, Swizzle
+from layoutgemm.layouts import Layout, LinearLayout, Swizzle, parse
 from layoutgemm.schedule import Grouped, Hilbert, Persistent
 from layoutgemm.view import (
     Region,
@@ -60,6 +60,7 @@ from layoutgemm.view import (
     tiled_mma_svg,
     timeline_svg,
     tv_svg,
+    tv_table,
 )
 from layoutgemm.view.banks import bank_panel
 from layoutgemm.view.diagrams.tmem import tmem_operands, tmem_panel
@@ -655,3 +656,19 @@ def test_pictures_of_a_quad_pair_say_its_lanes() -> None:
     atom, said = mma_sync("m8n8k4", "f16"), "Lanes of the threads: (4,2):(1,16). Thread 7 is lane 19."
     assert said in product_svg(atom) and said in fragment_svg(atom) and said in product_table(atom)
     assert "lane" not in product_table(TiledMma(atom, (2, 2)))  # of a whole warp: the threads are the lanes
+
+
+def test_a_pasted_triton_layout_is_drawn_by_its_threads() -> None:
+    """Lanes and warps are threads, registers values: the picture of the same map written as (thread, value)."""
+    from layoutgemm.view.pages.html import tv_html
+
+    text = "lane = [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]], warp = [[16, 0]], block = []"
+    pasted = parse(f"#ttg.linear<{{register = [[0, 1], [8, 0]], {text}}}>")
+    tv = Layout(((4, 8, 2), (2, 2)), ((64, 1, 16), (32, 8)))
+    for drawn in (tv_svg, tv_table, tv_html):
+        assert drawn(pasted, (32, 8)) == drawn(tv, (32, 8))
+    crossed = LinearLayout((1, 2, 4, 9 ^ 4, 16 ^ 3, 11), bits=(3, 3), names=("register", "lane"))
+    assert tv_table(crossed, (8, 4)).startswith("a matrix over GF(2) of thread 8, value 8 over (8,4)")
+    assert ">a matrix over GF(2) of register 8, lane 8</title>" in layout_svg(crossed)
+    with pytest.raises(LayoutError, match="has foo beside register"):
+        tv_svg(LinearLayout((1, 2, 4), (1, 1, 1), ("register", "lane", "foo")), (4, 2))

@@ -263,7 +263,7 @@ thread 0, value 0 has bits 0..15 of the tile and then bits 128..143
     # ------------------------------------------------------------ for people
 
     def explain(self) -> str:
-        """The instruction and its map as a table: for every thread, the elements of each side.
+        """The instruction and its map as a table. For every thread it has the elements of each side.
 
         >>> from layoutgemm.atoms import movmatrix
         >>> print("\\n".join(movmatrix().explain().splitlines()[:8]))

@@ -1,4 +1,4 @@
-"""Copies that run on their own: cp.async of single threads, and cp.async.bulk of the copy engine."""
+"""Copies that run on their own. They are cp.async of single threads, and cp.async.bulk of the copy engine."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ _STORE_BITS = {32: ".b32", 64: ".v2.b32", 128: ".v4.b32"}
 
 @checked(AtomError)
 def st_async(bits: int = 32, element: DType | str = "u32") -> CopyAtom:
-    """st.async: a vector from registers to the shared memory of a block of the cluster, counted on its mbarrier.
+    """st.async stores a vector from registers to shared memory of the cluster. The block's mbarrier counts it.
 
     bits   32, 64 or 128; raises AtomError for others. Source: PTX ISA, "Data Movement and Conversion Instructions:
     st.async"; CopyDsmemStoreOp of the DSL.

@@ -33,7 +33,7 @@ _BYTE_FORMS = tuple(target for target in since("sm_100") if target.endswith("a")
 
 @dataclass(frozen=True)
 class _Form:
-    """One row of the table of forms: what PTX calls it, the matrix as memory has it, and what may stand with it."""
+    """One row of the table of forms. It has PTX's name, the matrix as memory has it, and what may stand with it."""
 
     shape: str
     type: str

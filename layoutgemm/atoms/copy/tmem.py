@@ -1,4 +1,6 @@
-"""Copies to and from tensor memory: tcgen05.ld and tcgen05.st (registers), tcgen05.cp (from shared memory).
+"""Copies to and from tensor memory.
+
+They are tcgen05.ld and tcgen05.st (registers), and tcgen05.cp (from shared memory).
 
 A load or store moves some lanes times some columns between tensor memory and the registers of one warp. One table says
 for each shape which lane and column the first registers of a thread have; repetition goes on along the columns. From it
@@ -249,7 +251,7 @@ def tcgen05_ld(
 def tcgen05_st(
     shape: str, repeat: int, unpack: bool = False, split: int | None = None, element: DType | str = f32
 ) -> TmemCopyAtom:
-    """tcgen05.st: the way back of `tcgen05_ld`; `unpack` (.unpack::16b) lays a register's halves into two columns.
+    """tcgen05.st, the way back of `tcgen05_ld`. `unpack` (.unpack::16b) lays a register's halves into two columns.
 
     >>> st = tcgen05_st("16x128b", 1)
     >>> print(st, st.layout_src, st.layout_dst)
@@ -384,7 +386,8 @@ def tcgen05_cp(
 
 
 def tcgen05_copies() -> Iterator[TmemCopyAtom]:
-    """Every tcgen05.ld, .ld.red, .st and .cp: all shapes, repetitions, packings, reductions, multicasts and formats.
+    """Every tcgen05.ld, .ld.red, .st and .cp. They have all shapes, repetitions, packings, reductions, multicasts and
+    formats.
 
     >>> sum(1 for _ in tcgen05_copies())
     352

@@ -1,4 +1,4 @@
-"""Vector copies of single threads: ld and st of 8 to 256 bits, and the widest one that a layout allows."""
+"""Vector copies of single threads. They are ld and st of 8 to 256 bits, and the widest one that a layout allows."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _TYPES = ("f16", "f32", "f64")
 
 @checked(AtomError)
 def fma(of: DType | str = f32) -> MmaAtom:
-    """The scalar product fma.rn of one thread: D = A*B + C, all of one type, f16, f32 or f64.
+    """The scalar product fma.rn of one thread: D = A*B + C. All are of one type, f16, f32 or f64.
 
     Raises AtomError for any other type. Source: PTX ISA, "Floating Point Instructions: fma" and "Half Precision
     Floating Point Instructions: fma".

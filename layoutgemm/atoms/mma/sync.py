@@ -184,7 +184,8 @@ def _check_options(
 
 
 def mma_sync_atoms() -> Iterator[MmaAtom]:
-    """Every dense mma.sync: each form with all its types, accumulators, majors, saturation, operations and scales."""
+    """Every dense mma.sync, in each form. A form has all its types, accumulators, majors, saturation, operations and
+    scales."""
     for form in FORMS:
         for mnk, a, b in product(form.shapes, form.types, form.types):
             volta = mnk == _VOLTA and a == "f16"

@@ -1,4 +1,4 @@
-"""Blackwell's matrix product tcgen05.mma: issued by one thread, done by one block or by a pair of blocks.
+"""Blackwell's matrix product tcgen05.mma. One thread issues it, and one block or a pair of blocks does it.
 
 The accumulator is in tensor memory, B in shared memory, A in either. M and N are shared out: of a pair, each block
 holds half the rows of A and of the accumulator, and half the rows of B. Everything follows from one table of kinds and
@@ -349,7 +349,8 @@ def _scales(
 
 
 def tcgen05_mma_atoms(kind: str | None = None, every_n: bool = False) -> Iterator[Tcgen05Atom]:
-    """Every dense tcgen05.mma: kind, types, accumulator, K, cta_group, M and source of A, each with its block scales.
+    """Every dense tcgen05.mma, each with its block scales. They vary kind, types, accumulator, K, cta_group, M and
+    source of A.
 
     kind      one kind alone
     every_n   every legal N instead of the smallest and the largest

@@ -27,8 +27,7 @@ QUAD_PAIR_LANES = Layout((4, 2), (1, 16))
 
 
 def run_of(bits: int) -> int:
-    """The number of such elements side by side in a lane: of that many bits, those that fill a 32-bit register, at
-    least 1.
+    """The number of such elements side by side in a lane. Those of that many bits fill a 32-bit register, at least 1.
 
     >>> [run_of(bits) for bits in (1, 4, 8, 16, 32, 64)]
     [32, 8, 4, 2, 1, 1]

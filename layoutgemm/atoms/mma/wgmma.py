@@ -1,4 +1,4 @@
-"""Hopper's warpgroup products: wgmma.mma_async, every N and type, A from shared memory or from registers."""
+"""Hopper's warpgroup products: wgmma.mma_async of every N and type. A is in shared memory or in registers."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def wgmma(
 
 
 def wgmma_atoms() -> Iterator[MmaAtom]:
-    """Every dense wgmma: each form with all its types, accumulators, N, sources of A and saturation."""
+    """Every dense wgmma, in each form. A form has all its types, accumulators, N, sources of A and saturation."""
     for form in FORMS:
         for a, b, c, n, source in product(form.types, form.types, form.accumulators, form.n, SOURCES):
             yield wgmma(n, a, b, c, source)

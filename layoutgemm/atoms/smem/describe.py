@@ -14,7 +14,7 @@ from .tile import SWIZZLES
 
 @checked()
 def decode(word: int, arch: Arch | str = "sm_90a", kind: str | None = None) -> SmemDescriptor | InstructionDescriptor:
-    """The fields of a word: of a matrix descriptor of that architecture, or of the instruction descriptor of a kind.
+    """The fields of a word. It is a matrix descriptor of that architecture, or the instruction descriptor of a kind.
 
     Raises DescriptorError for bits outside every field and for values without meaning.
 

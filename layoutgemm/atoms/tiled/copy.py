@@ -218,7 +218,7 @@ class TiledCopy(HasPicture, HasPage, Convertible):
 
     @checked(AtomError)
     def view(self, side: str, extent: tuple[Any, ...] | None = None) -> View:
-        """The whole map (thread, value, rest) -> (row, column) of one side over `extent` (None: one tile).
+        """The whole map (thread, value, rest) -> (row, column) of one side. It covers `extent` (None: one tile).
 
         Raises AtomError for a tile of other than two modes, and where the tiler has a Layout and no extent is given.
         """

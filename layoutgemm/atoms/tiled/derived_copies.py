@@ -1,4 +1,6 @@
-"""Ways to make a tiled copy: of threads and values, for operands of a tiled product, after another copy, by offsets.
+"""Ways to make a tiled copy.
+
+It is of threads and values, for operands of a tiled product, after another copy, or by offsets.
 
 Source: `cute/atom/copy_atom.hpp` in NVIDIA/cutlass, make_tiled_copy and its kin.
 """
@@ -19,7 +21,8 @@ from .mma import TiledMma, check_numbering
 def make_tiled_copy(
     atom: CopyAtom, thr_layout: Layout, val_layout: Layout | None = None, *, tiler: object = None
 ) -> TiledCopy:
-    """The tiled copy of threads side by side, each with a block of values: thr (M, N) -> thread, val (m, n) -> value.
+    """The tiled copy of threads side by side, each with a block of values. The maps are thr (M, N) -> thread, val (m,
+    n) -> value.
 
     With a `tiler` the layout is (thread, value) -> element of that tile, as in CuTe's make_tiled_copy_impl and the
     DSL's make_tiled_copy.
@@ -135,7 +138,7 @@ def make_tiled_copy_D(atom: CopyAtom, copy: TiledCopy) -> TiledCopy:
 
 @checked(AtomError)
 def make_tiled_copy_C_atom(atom: CopyAtom, mma: TiledMma) -> TiledCopy:
-    """The smallest copy of C whose values are the first of a thread's: for an epilogue that stores in steps."""
+    """The smallest copy of C whose values are the first of a thread's. It is for an epilogue that stores in steps."""
     layout = mma.layout_C()
     values = int(atom.layout_src[1].size)
     if layout[1].size % values:

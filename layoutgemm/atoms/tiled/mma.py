@@ -279,7 +279,7 @@ class TiledMma(HasPicture, HasPage, Convertible):
 
     @checked(AtomError)
     def view(self, operand: str, extent: object = None) -> View:
-        """The whole map (thread, value, rest) -> (row, column) over `extent` (None: one tile), and its inverse.
+        """The whole map (thread, value, rest) -> (row, column), and its inverse. It covers `extent` (None: one tile).
 
         >>> from layoutgemm.atoms import wgmma
         >>> view = TiledMma(wgmma(8), (2, 1, 1)).view("C", (256, 16))

@@ -1,4 +1,4 @@
-"""The boxes of a tile: walk through shared memory, and see how far one rectangle of the tensor follows.
+"""The boxes of a tile. Walk through shared memory, and see how far one rectangle of the tensor follows.
 
 Leaf           one mode of the global layout without nesting, with the tile's extent and step along it
 Entry          (count, leaf or dimension, step, shared stride): a digit of the walk through the tile

@@ -1,4 +1,6 @@
-"""Tensor copies (TMA), derived: from a global and a shared layout to the map, the boxes and the coordinates.
+"""Tensor copies (TMA), derived from a global and a shared layout.
+
+The results are the map, the boxes and the coordinates.
 
 One instruction copies a box of a global tensor, a run along each dimension, into consecutive bytes of shared memory,
 and swizzles as it writes. To find the boxes of a tile, walk through shared memory: consecutive offsets run along one
@@ -166,7 +168,7 @@ def tma_reduce(
 
 @checked(TmaError)
 def can_tma(gmem: Layout, smem: Any, dtype: Any = None, **options: Any) -> Verdict:
-    """Verdict on TMA copies of the tile: ok, or the reason, with the nearest request that works as the witness.
+    """Verdict on TMA copies of the tile: ok, or the reason. The witness is the nearest request that works.
 
     The arguments are those of `tma_load`, and operation="store" or "reduce" with reduction="add" ...
 
@@ -236,7 +238,8 @@ def _derive(request: Request) -> TmaPlan:
 
 @dataclass(frozen=True)
 class _Shared:
-    """One stage of the shared tile: element type, layout before the swizzle, swizzle mode, offset, stages."""
+    """One stage of the shared tile: element type, layout before the swizzle, swizzle mode, offset. Has the number of
+    stages too."""
 
     dtype: DType
     layout: Layout

@@ -65,7 +65,7 @@ def box_coordinates(tmap: TensorMap, coordinates: Sequence[int]) -> tuple[list[I
 
 
 def global_bits(tmap: TensorMap, coordinates: Sequence[int]) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """The box in global memory: bit offset from the tensor's first byte of each element, and inside or not.
+    """The box in global memory: each element's bit offset, and inside or not. Bits count from the tensor's first byte.
 
     Arrays of the box's shape, innermost first; the offset of an element outside is 0 and means nothing.
     """
@@ -109,7 +109,8 @@ def _shared_bits(moved: tuple[int, ...], gmem_bits: int, smem_bits: int, swizzle
 
 
 def bytes_moved(tmap: TensorMap) -> int:
-    """Bytes that one instruction reports to its barrier: of the whole box, elements outside the tensor included."""
+    """Bytes that one instruction reports to its barrier. They are of the whole box, elements outside the tensor
+    included."""
     bits = tmap.kind.gmem_bits
     for extent in tmap.moved:
         bits *= extent
@@ -120,7 +121,7 @@ def load(
     tmap: TensorMap, memory: npt.NDArray[np.uint8], coordinates: Sequence[int], shared: npt.NDArray[np.uint8],
     address: int,
 ) -> int:  # fmt: skip
-    """cp.async.bulk.tensor, global to shared: copy the box; returns the bytes reported to the barrier.
+    """Copies the box from global to shared memory, as cp.async.bulk.tensor. Returns the bytes reported to the barrier.
 
     memory   the tensor's bytes, from its first one on
     shared   shared memory's bytes, from address 0 on
@@ -156,7 +157,7 @@ def store(
     tmap: TensorMap, memory: npt.NDArray[np.uint8], coordinates: Sequence[int], shared: npt.NDArray[np.uint8],
     address: int,
 ) -> None:  # fmt: skip
-    """cp.async.bulk.tensor, shared to global: copy the part of the box that lies in the tensor.
+    """Copies the box's part in the tensor from shared to global memory. The instruction is cp.async.bulk.tensor.
 
     Of a line's last 16 bytes all are written, those beyond the tensor too.
     """
@@ -168,7 +169,7 @@ def reduce(
     tmap: TensorMap, memory: npt.NDArray[np.uint8], coordinates: Sequence[int], shared: npt.NDArray[np.uint8],
     address: int, operation: str,
 ) -> None:  # fmt: skip
-    """cp.reduce.async.bulk.tensor: combine the part of the box that lies in the tensor into global memory.
+    """Combines the box's part in the tensor into global memory. The instruction is cp.reduce.async.bulk.tensor.
 
     Whole 16-byte units, as `store` writes them: measured on an H200 with add, by `benchmarks/verify_copies.py edges`.
 

@@ -97,7 +97,7 @@ class Im2colMap:
 
     @property
     def tiled(self) -> TensorMap:
-        """The tiled map of one pixel of the same tensor: the rules that both modes share are stated there."""
+        """The tiled map of one pixel of the same tensor. The rules that both modes share are stated there."""
         box = (self.channels, *(1,) * (self.rank - 1))
         return self._as_tiled(self.extents, self.strides, box, self.steps)
 
@@ -221,7 +221,7 @@ def base_pixels(tmap: Im2colMap, coordinates: Sequence[int]) -> list[engine.Ints
 
 
 def wide_pixels(tmap: Im2colMap, coordinates: Sequence[int], halo: int) -> list[engine.Ints]:
-    """The base pixels of one wide copy and its halo: coordinates along W, H, D and the images.
+    """The base pixels of one wide copy and its halo. They are coordinates along W, H, D and the images.
 
     Raises TmaError, rule "first pixel", for one right of the pixel box; and for a halo of im2col::w::128.
     """
@@ -332,7 +332,8 @@ def store(
     tmap: Im2colMap, memory: npt.NDArray[np.uint8], coordinates: Sequence[int], shared: npt.NDArray[np.uint8],
     address: int,
 ) -> None:  # fmt: skip
-    """cp.async.bulk.tensor.im2col_no_offs: copies one column of pixels to the base pixels that lie in the tensor.
+    """Copies one column of pixels to the base pixels that lie in the tensor. The instruction is
+    cp.async.bulk.tensor.im2col_no_offs.
 
     Raises TmaError as `check_store` does.
     """

@@ -1,4 +1,4 @@
-"""Multicast: a tile that several blocks of a cluster need is read once, each block sending its share to all."""
+"""Multicast: a tile that several blocks of a cluster need is read once. Each block sends its share to all."""
 
 from __future__ import annotations
 

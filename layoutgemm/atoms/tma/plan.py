@@ -215,7 +215,8 @@ class TmaPlan(HasPicture):
 
     @checked(TmaError)
     def inside(self, index: Sequence[int]) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """For each instruction, the part of its box in the tensor: (first, end) of box elements along each dimension.
+        """For each instruction, the part of its box in the tensor. It is (first, end) of box elements along each
+        dimension.
 
         An empty range means that all of the box is outside. Elements outside are zeros in a load. A store writes
         `written`, which is more where a line ends within 16 bytes; the bytes moved are the same.
@@ -296,7 +297,7 @@ class TmaPlan(HasPicture):
 
     # -------------------------------------------------------------------------------------------------------- the DSL
     def to_cute(self, tensor: object) -> Any:
-        """The result of the CuTe DSL's make_tiled_tma_atom on its tensor and this tile: see interop.to_cute."""
+        """The result of the CuTe DSL's make_tiled_tma_atom on its tensor and this tile. See interop.to_cute."""
         return converted(self, tensor=tensor)
 
     # ---------------------------------------------------------------------------------------------------------- words

@@ -106,7 +106,8 @@ class ClusterWait:
 # ------------------------------------------------------------------------------------------------------------- copies
 @dataclass(frozen=True, slots=True)
 class TmaLoad:
-    """cp.async.bulk.tensor global -> shared: writes the buffer through the async proxy, then complete_tx(bytes).
+    """cp.async.bulk.tensor from global to shared memory. It writes the buffer through the async proxy, then
+    complete_tx(bytes).
 
     bytes    that land in each CTA reached; None takes what the barrier declares
     to       the CTAs written (multicast); the bytes are counted at the same stage of the barrier of each
@@ -147,7 +148,7 @@ class CpAsync:
 
 @dataclass(frozen=True, slots=True)
 class CpAsyncArrive:
-    """cp.async by all lanes of a warp, then cp.async.mbarrier.arrive.noinc: a lane arrives when its copies have landed.
+    """cp.async by all lanes of a warp, then cp.async.mbarrier.arrive.noinc. A lane arrives when its copies have landed.
 
     The copies write the buffer through the generic proxy. The issuing warp does not know when they land.
     """
@@ -176,7 +177,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class StoreAsync:
-    """st.async: each warp's share of a buffer of other CTAs, from registers; then complete_tx(bytes) there.
+    """st.async of each warp's share of a buffer of other CTAs, from registers. Then complete_tx(bytes) there.
 
     Through the generic proxy, and done when it lands: the warp that issues it does not know when that is.
 
@@ -255,7 +256,7 @@ class WaitGroup:
 
 @dataclass(frozen=True, slots=True)
 class CommitTo:
-    """tcgen05.commit: one arrival at an mbarrier when all tcgen05 operations issued so far are complete.
+    """tcgen05.commit. An mbarrier gets one arrival when all tcgen05 operations issued so far are complete.
 
     publishes  accumulator buffers that are whole now, at stage `published_at`, for their readers
     """
@@ -271,7 +272,7 @@ class CommitTo:
 # --------------------------------------------------------------------------------------------------------------- flow
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """Moves a cursor on: index + 1, and at the wrap index 0 and, unless flip is False, the other phase."""
+    """Moves a cursor on: index + 1. At the wrap it takes index 0 and, unless flip is False, the other phase."""
 
     cursor: str
     flip: bool = True

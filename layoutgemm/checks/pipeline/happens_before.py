@@ -41,7 +41,7 @@ class Hazard(Exception):
 
 
 class Place(NamedTuple):
-    """One stage of a buffer: in a CTA's memory, or in the registers of one warp (then `owner` is its number)."""
+    """One stage of a buffer. It is in a CTA's memory, or in the registers of one warp (then `owner` is its number)."""
 
     buffer: str
     cta: int

@@ -168,7 +168,8 @@ class Machine:
 
     # ------------------------------------------------------------------------------------------------------- scheduling
     def run(self, state: State) -> int:
-        """Run until a loop length must be decided (ASK_K, ASK_TILE; `asked` says which tile's) or all have exited (GO).
+        """Run until a loop length must be decided or all have exited. Returns ASK_K or ASK_TILE (`asked` says which
+        tile's), or GO.
 
         Raises Hazard.
         """

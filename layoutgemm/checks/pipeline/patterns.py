@@ -146,7 +146,7 @@ class _Consumers:
     registers: int | None
 
     def roles(self, begin: Program, products: Program, after: Program = (), end: Program = ()) -> list[Role]:
-        """A role each: at the start, for the products of a tile, behind its store, at the end."""
+        """A role each. They are at the start, for the products of a tile, behind its store, at the end."""
         cursors = [Cursor("read", self.stages), Cursor("release", self.stages)][: 1 + bool(self.lag)]
         cursors += [Cursor("store", self.store[0])] if self.store else []
         roles = []
@@ -368,7 +368,8 @@ def pingpong(stages: int, bytes: int, *, warps: int = 4, store: tuple[int, int] 
 
 @checked(PlanError)
 def multistage(stages: int, *, warps: int = 4) -> Pipeline:
-    """sm_80: every warp copies its share by cp.async, stages - 1 k tiles ahead, and reads all of the stage by ldmatrix.
+    """The sm_80 loop, in which every warp copies its share by cp.async. Copies are stages - 1 k tiles ahead, and
+    ldmatrix reads all of the stage.
 
     Groups are committed even when nothing is left to copy, so that the count of pending groups stays what it is.
 
@@ -416,7 +417,8 @@ def tcgen05_ring(
     warps: int = 4,
     store: tuple[int, int] | None = None,
 ) -> Pipeline:
-    """sm_100: one warp loads, one issues tcgen05.mma, four empty the accumulator in tensor memory; persistent.
+    """The persistent sm_100 loop of loads, tcgen05.mma, and the accumulator's emptying. One warp loads, one issues,
+    four empty the accumulator in tensor memory.
 
     tcgen05.commit releases the stage, and at the end of a tile hands the accumulator over; with two accumulators the
     products of the next tile overlap the epilogue.

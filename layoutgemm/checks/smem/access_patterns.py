@@ -1,4 +1,6 @@
-"""AccessPattern patterns: which elements of a tile the lanes of a warp name in one memory instruction.
+"""Access patterns.
+
+An AccessPattern names which elements of a tile the lanes of a warp access in one memory instruction.
 
 A pattern is an array (request, lane, element) of flat coordinates of a tile, colexicographic. So the same pattern can
 be laid over any layout of the tile: plain, padded or swizzled. A request is one instruction of one warp; the elements
@@ -311,7 +313,7 @@ def element_bits(tile: object, element: DType | str | int | None) -> int:
 def byte_addresses(
     tile: object, access: AccessPattern, element: DType | str | int | None = None
 ) -> tuple[IntArray, int]:
-    """(addresses, width): the byte address relative to the tile that each (request, lane) names, -1 for none.
+    """(addresses, width): byte addresses relative to the tile. Each (request, lane) names one, -1 for none.
 
     tile     SmemTile, Layout, ComposedLayout or LinearLayout: flat coordinate -> offset in elements
     element  type or bits, where the tile does not say

@@ -84,7 +84,7 @@ class DeviceMemory:
 
 @contextmanager
 def cuda_calls(device: GpuModel, memory: DeviceMemory, launch: Launched) -> Iterator[None]:
-    """Within it the bindings that are imported answer for that device; `launch` gets their launches and streams."""
+    """Within it the bindings that are imported answer for that device. `launch` gets their launches and streams."""
     from unittest import mock
 
     modules = DriverModules(memory, launch)

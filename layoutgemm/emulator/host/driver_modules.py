@@ -1,4 +1,6 @@
-"""Modules of PTX and CUDA graphs for scripts that call cuda.bindings: NVRTC's kernels, launched by the driver's API.
+"""Modules of PTX and CUDA graphs for scripts that call cuda.bindings.
+
+NVRTC's kernels are launched by the driver's API.
 
 Each stand-in returns what the binding does, a tuple that begins with the status. A launch's attributes that change what
 a kernel sees are kept: its cluster, whether it is cooperative, and programmatic dependent launch. Those of speed alone
@@ -114,7 +116,7 @@ def _image(image: Foreign) -> bytes:
 
 
 def parameter_bytes(kernel: PtxKernel, given: Foreign) -> bytes:
-    """The parameters of `kernelParams`: the address of an array of pointers, that array, or (values, types)."""
+    """The parameters of `kernelParams`. It is the address of an array of pointers, that array, or (values, types)."""
     out = bytearray(kernel.parameter_bytes)
     count = len(kernel.parameters)
     if isinstance(given, tuple) and len(given) == 2 and all(isinstance(part, (tuple, list)) for part in given):
@@ -151,7 +153,8 @@ def _word(value: Foreign, kind: Foreign) -> bytes:
 
 
 def host_address(given: Foreign) -> int:
-    """The address of memory: a number, a binding's pointer, an array or an object of ctypes; 0 for None."""
+    """The address of memory; 0 for None. It is given as a number, a binding's pointer, an array or an object of
+    ctypes."""
     if given is None:
         return 0
     if isinstance(given, np.ndarray):
@@ -171,7 +174,7 @@ class DriverModules:
         self._capturing: dict[int, HostGraph] = {}
 
     def functions(self, kind: str, module: ModuleType) -> dict[str, Binding]:
-        """The stand-ins by name, for the driver's or the runtime's binding; others of `FAMILIES` are refused."""
+        """The stand-ins by name, for the driver's or the runtime's binding. Others of `FAMILIES` are refused."""
         found = {
             name: self._refused(f"cuda.bindings.{kind}.{name}")
             for name in dir(module)

@@ -203,7 +203,7 @@ def _registered(module: ModuleType, launch: Launch, stack: ExitStack) -> None:
             launch(function, [borrowed(x) if hasattr(x, "__dlpack__") else x for x in args], {})
 
         def borrowed(x: Any) -> Any:
-            """The array of XLA's buffer, which it does not keep: XLA asks for its buffers back after the call."""
+            """The array of XLA's buffer, which it does not keep. XLA asks for its buffers back after the call."""
             seen = np.from_dlpack(x)
             address = seen.__array_interface__["data"][0]
             return bytes_at(address, seen.nbytes, None).view(seen.dtype).reshape(seen.shape)

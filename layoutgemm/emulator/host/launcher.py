@@ -38,7 +38,8 @@ ET_DYN = 3  # the type of a shared library in its ELF header
 
 @dataclass(frozen=True)
 class HostLaunch:
-    """A launch that a host function asked for; dependent: it may begin before the one in front of it has ended."""
+    """A launch that a host function asked for. If it is dependent, it may begin before the one in front of it has
+    ended."""
 
     kernel: PtxKernel
     grid: tuple[int, int, int]
@@ -292,7 +293,7 @@ class HostFunction:
 
 
 def resident(target: str, threads: int, shared: int) -> int:
-    """The most blocks that a GPU holds at once, by threads and dynamic shared memory; registers may allow fewer."""
+    """The most blocks that a GPU holds at once, by threads and dynamic shared memory. Registers may allow fewer."""
     facts = facts_of(target)
     of_shared = facts.smem_per_sm // shared if shared else facts.blocks_per_sm
     return MULTIPROCESSORS * min(facts.blocks_per_sm, facts.threads_per_sm // max(1, threads), of_shared)

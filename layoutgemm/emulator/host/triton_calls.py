@@ -440,7 +440,7 @@ def _driven(driver: ModuleType, module: DriverModule) -> Iterator[None]:
         plain: list[Any] = []
 
         def late() -> None:
-            """Patch the compiler at the first launch: the import of the driver is in its midst."""
+            """Patch the compiler at the first launch. The import of the driver is in its midst."""
             CompiledKernel = sys.modules["triton.compiler.compiler"].CompiledKernel
             active = sys.modules["triton.runtime.driver"].driver
 

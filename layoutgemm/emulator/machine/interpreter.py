@@ -805,7 +805,8 @@ class PtxMachine:
     # ------------------------------------------------------------ divergence
 
     def split(self, fiber: Fiber, meet: int, parts: list[tuple[int, int, object]]) -> int:
-        """Stop a fiber; parts (pc, lanes, scratch) go on in children until they reach pc `meet`. Returns GONE."""
+        """Stop a fiber; children go on with its parts until they reach pc `meet`. A part is (pc, lanes, scratch).
+        Returns GONE."""
         cluster = fiber.cta.cluster
         while meet in self.parted:
             meet = self.parted[meet]

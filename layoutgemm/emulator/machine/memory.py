@@ -168,7 +168,8 @@ class GlobalMemory:
                 yield buffer.name, changed.size, held + int(changed[0])
 
     def address_of(self, buffer: GlobalBuffer, offset: int) -> int | None:
-        """The address here of a byte of another memory's buffer, or None: of the same place in this process."""
+        """The address here of a byte of another memory's buffer, or None. The byte is of the same place in this
+        process."""
         place = buffer.data.__array_interface__["data"][0] + offset
         for one in (*self.buffers, *self.followed):
             low = one.data.__array_interface__["data"][0]
@@ -396,7 +397,7 @@ class CtaSharedMemory:
         self, chunks: npt.NDArray[np.int64], labels: npt.NDArray[np.int64] | int, content: npt.NDArray[np.complex128],
         pc: int, text: Callable[[], str],
     ) -> None:  # fmt: skip
-        """Note where chunks came from: labels, or the rows of each matrix for matrices of stmatrix."""
+        """Note where chunks came from. They came from labels, or the rows of each matrix for matrices of stmatrix."""
         if self.origins is None:
             self.origins = ChunkOrigins(len(self.chunks))
         if isinstance(labels, int):

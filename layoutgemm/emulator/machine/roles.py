@@ -74,5 +74,5 @@ def role_of(opcodes: Iterable[str]) -> str:
 
 
 def role_from(did: Sequence[int], instructions: Sequence[PtxInstruction]) -> str:
-    """The role of a warp; did: for each pc, whether a lane of the warp executed it."""
+    """The role of a warp. `did` says for each pc whether a lane of the warp executed it."""
     return role_of({ins.opcode for ins in instructions if did[ins.pc]})

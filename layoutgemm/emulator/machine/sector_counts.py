@@ -28,7 +28,8 @@ def _counted(width: int, offsets: bytes) -> tuple[int, int]:
 
 @dataclass
 class SectorUse:
-    """Sectors that one instruction moved in a run; minimum: that no arrangement of the same bytes could avoid."""
+    """Sectors that one instruction moved in a run. `minimum` is the number that no arrangement of the same bytes could
+    avoid."""
 
     requests: int = 0
     sectors: int = 0

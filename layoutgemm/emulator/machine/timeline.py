@@ -140,7 +140,7 @@ class Timeline(HasPicture):
         return {"unit": "instructions of a warp", "kinds": list(KINDS), "cut": self.cut, "rows": rows}
 
     def text(self, width: int = 96, most: int = 40) -> str:
-        """`most` rows of `width` characters: for each few ticks the kind that took most of them."""
+        """`most` rows of `width` characters. Each few ticks show the kind that took most of them."""
         rows = [row for row in self.rows if row.spans][:most]
         end = max((span.end for row in rows for span in row.spans), default=0)
         step = -(-max(end, 1) // width)

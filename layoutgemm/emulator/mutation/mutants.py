@@ -323,7 +323,7 @@ Codec = tuple[Callable[[bytes], tuple[TensorMap, int]], Callable[[TensorMap, int
 
 
 def alterations(kernel: PtxKernel, launch: Launch, codec: Codec | None = None) -> Iterator[Mutant]:
-    """One mutant for each tensor map change and one with less shared memory; codec: decode, encode."""
+    """One mutant for each tensor map change and one with less shared memory. `codec` is decode, encode."""
     if codec is None:
         codec = (decode, encode)
     for parameter in kernel.parameters:

@@ -153,7 +153,7 @@ def _within(operand: PtxOperand, low: int, top: int, step: int = 1) -> None:
 @operation("bar.sync", "bar.arrive", "bar.cta.sync", "bar.cta.arrive", "barrier.sync", "barrier.arrive",
            "barrier.cta.sync", "barrier.cta.arrive")  # fmt: skip
 def named_barrier(program: Program, ins: PtxInstruction) -> Run:
-    """bar, barrier: arrive at barrier a with b threads, and wait for the others unless it is .arrive."""
+    """bar, barrier: arrive at barrier a with b threads. Wait for the others unless it is .arrive."""
     known(ins, "sync", "arrive", "cta", "aligned")
     number = program.value(ins.operands[0], "u32")
     threads = program.value(ins.operands[1], "u32") if len(ins.operands) > 1 else None
@@ -207,7 +207,7 @@ def _wait(fiber: Fiber, at: int, barrier: EmulatedNamedBarrier) -> int | None:
 
 @operation("bar.red", "bar.cta.red", "barrier.red", "barrier.cta.red")
 def reducing_barrier(program: Program, ins: PtxInstruction) -> Run:
-    """bar.red: a barrier at which all threads get the and, the or, or the count of their predicates."""
+    """bar.red, a barrier with a reduction. All threads get the and, the or, or the count of their predicates."""
     words = known(ins, "red", "cta", "aligned", "popc", "and", "or", "u32", "pred")
     kind = next((word for word in ("popc", "and", "or") if word in words), "")
     if not kind or (kind == "popc") != ("u32" in words) or len(ins.operands) not in (3, 4):
@@ -236,7 +236,7 @@ def reducing_barrier(program: Program, ins: PtxInstruction) -> Run:
 
 @operation("bar.warp.sync")
 def warp_barrier(program: Program, ins: PtxInstruction) -> Run:
-    """bar.warp.sync: lanes of a warp, which are together in a fiber, learn each other's accesses."""
+    """bar.warp.sync of lanes that are together in a fiber. They learn each other's accesses."""
     mask = program.value(ins.operands[0], "u32")
 
     def go(fiber: Fiber) -> None:
@@ -469,7 +469,8 @@ class EmulatedMbarrier:
             self.far.merge_narrow(handed)
 
     def tell(self, fiber: Fiber, relaxed: bool, wide: bool) -> None:
-        """Let a thread that has waited learn what the ended phases tell: now, or if relaxed, at its next fence."""
+        """Let a thread that has waited learn what the ended phases tell. It learns now, or if relaxed, at its next
+        fence."""
         near, others = waited(fiber, fiber.lanes) if relaxed else (fiber.knows, fiber.knows)
         near.merge(self.sealed)
         if self.far_sealed is not None:

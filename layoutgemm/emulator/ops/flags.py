@@ -27,7 +27,7 @@ Addresses = npt.NDArray[np.int64]
 
 @dataclass
 class ReleasedKnowledge:
-    """Knowledge that a block's threads have handed on at an address: to their own block, and to other ones."""
+    """Knowledge that a block's threads have handed on at an address. It went to their own block, and to other ones."""
 
     cta: Cta
     near: Knowledge
@@ -102,7 +102,8 @@ def tell(fiber: Fiber, access: FlagAccess, addresses: Addresses, lanes: int, in_
 
 
 def learn(fiber: Fiber, access: FlagAccess, addresses: Addresses, lanes: int, in_global: bool) -> None:
-    """Let each of these lanes take what was handed on at its address: now, or when a fence of its own follows."""
+    """Let each of these lanes take what was handed on at its address. It does now, or when a fence of its own
+    follows."""
     ledger = fiber.cta.cluster.ledger
     flags: dict[int, Flag] = fiber.cta.cluster.scratch.get(FLAGS, {})
     watch = fiber.machine.global_watch if in_global and access.wide else None
@@ -150,7 +151,7 @@ def release_at(fiber: Fiber, addresses: Addresses) -> None:
 
 
 def waited(fiber: Fiber, lanes: int) -> tuple[Knowledge, Knowledge]:
-    """Knowledge that the next fence of these lanes acquires: from their own block, and from other ones."""
+    """Knowledge that the next fence of these lanes acquires. It comes from their own block, and from other ones."""
     ledger, found = fiber.cta.cluster.ledger, fiber.warp.waited
     if lanes not in found:
         found[lanes] = ledger.knowledge(), ledger.knowledge()
@@ -169,7 +170,7 @@ def fenced(fiber: Fiber, far: bool) -> Knowledge | None:
 
 
 def fence(fiber: Fiber, acquires: bool, releases: bool, far: bool, wide: bool, shared_alone: bool = False) -> None:
-    """A fence: what relaxed reads have told is acquired, and relaxed writes after it hand on earlier accesses.
+    """Acquires at a fence what relaxed reads have told. Relaxed writes after it hand on earlier accesses.
 
     far           its scope has more than the block; wide: more than a cluster
     shared_alone  it orders shared memory alone (.sync_restrict): the clocks of global memory stay

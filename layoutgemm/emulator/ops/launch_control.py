@@ -62,7 +62,8 @@ def try_cancel(program: Program, ins: PtxInstruction) -> Run:
 
 @operation("clusterlaunchcontrol.query_cancel")
 def query_cancel(program: Program, ins: PtxInstruction) -> Run:
-    """query_cancel: does a handle name a cluster, or a coordinate of its first block (undefined without)."""
+    """query_cancel: whether a handle names a cluster, or its first block's coordinate. The coordinate is undefined
+    without a cluster."""
     question, handle = ins.words[2], program.value(ins.operands[1], "b128")
     targets = program.targets(ins.operands[0], "pred" if question == "is_canceled" else "b32")
     axis = question.rpartition("::")[2]

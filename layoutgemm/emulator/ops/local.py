@@ -15,7 +15,8 @@ from .registry import MixedMemories
 
 
 def is_local(space: str, where: Value, lanes: int) -> bool:
-    """True if an access of this state space ("": generic) at these addresses is to the thread's own memory.
+    """True if an access at these addresses is to the thread's own memory. `space` is the access's state space ("":
+    generic).
 
     Raises MixedMemories where that holds for some of the lanes.
     """

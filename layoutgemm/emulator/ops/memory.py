@@ -444,7 +444,7 @@ def copies_global(
 def touches_texels(
     fiber: Fiber, ins: PtxInstruction, addresses: npt.NDArray[np.int64], size: int, lanes: int, does: str
 ) -> None:
-    """Check and record an access to an array's texels; does: "reads", "writes", or of a texture "samples"."""
+    """Check and record an access to an array's texels. `does` is "reads", "writes", or of a texture "samples"."""
     watch = fiber.machine.global_watch
     if does == "samples" and watch is not None and (writer := watch.written_by(addresses, size)) is not None:
         message = f"{said(fiber, ins)()} samples what {writer} wrote in this launch, and textures are read only"
@@ -669,7 +669,7 @@ def _used(program: Program, targets: Sequence[int | None]) -> bool:
 
 @operation("atom", "red", guards=True)
 def atomic(program: Program, ins: PtxInstruction) -> Run:
-    """atom, red: read, change and write back, in the order of lanes (PTX leaves the order open)."""
+    """atom, red: read, change and write back, in the order of lanes. PTX leaves the order open."""
     form = AccessForm(ins, ATOMICS)
     form.strong = form.strong or "relaxed"
     name = next(word for word in ins.words if word in ATOMICS)

@@ -1,4 +1,4 @@
-"""multimem: loads that reduce over all devices, and stores and reductions that reach all of them.
+"""multimem: loads that reduce over all devices. Its stores and reductions reach all of them.
 
 An address of a multicast window (`host/multicast.py`) stands for the same bytes of each device. PTX leaves the order of
 the devices open: here it is that of the ranks. Sums of narrow floats are kept in float32 and rounded once, which has at

@@ -28,7 +28,7 @@ class MixedMemories(Exception):
 
 
 def operation(*names: str, guards: bool = False, operands: int | None = None) -> Callable[[Builder], Builder]:
-    """Register a builder for opcodes that begin so; guards: it handles the predicate, lane by lane.
+    """Register a builder for opcodes that begin so. With `guards`, it handles the predicate, lane by lane.
 
     operands  how many the instruction has, unless the builder or `spellings.py` counts them
     """

@@ -16,7 +16,7 @@ from ..ptx.parser import PtxInstruction, PtxOperand
 
 
 class WordFamily(NamedTuple):
-    """One family: sets of words with whether one may be left out, operands, the least target."""
+    """One family: sets of words, operands, the least target. With each set stands whether one may be left out."""
 
     tokens: tuple[tuple[frozenset[str], bool], ...]
     operands: tuple[str, ...]

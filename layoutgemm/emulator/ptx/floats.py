@@ -374,7 +374,8 @@ def as_predicate(x: bool | np.bool_ | npt.NDArray[np.bool_]) -> bool | np.bool_ 
 
 
 def tf32(x: Value, mode: str) -> Value:
-    """f32 bits rounded to the 10 mantissa bits of tf32: to nearest, ties to even (rn) or away (rna), or toward 0."""
+    """f32 bits rounded to the 10 mantissa bits of tf32. They round to nearest, ties to even (rn) or away (rna), or
+    toward 0."""
     special = np.asarray((x >> 23 & 255) == 255)
     more = {"rna": 0x1000, "rn": 0xFFF + (x >> 13 & 1), "rz": 0}[mode]
     rounded = np.where(special, x, x + more) & 0xFFFFE000

@@ -99,7 +99,7 @@ class SharedSymbol(NamedTuple):
 
 
 class LocalSymbol(NamedTuple):
-    """A variable of each thread: a `.local` one, or a `.param` one of a call; framed: in the frame of a routine."""
+    """A variable of each thread: a `.local` one, or a `.param` one of a call. `framed`: in the frame of a routine."""
 
     name: str
     align: int

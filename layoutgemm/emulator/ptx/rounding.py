@@ -1,4 +1,4 @@
-"""Rounding by PTX's modes: to nearest (.rn), toward zero (.rz), down (.rm), up (.rp), in NumPy and exactly.
+"""Rounding by PTX's modes, in NumPy and exactly. They are to nearest (.rn), toward zero (.rz), down (.rm), up (.rp).
 
 An intermediate result is a float64 that is exact or rounded to odd: its last bit is 1 where bits were lost. Rounding
 such a number to a format of at most 32 bits is right in every mode. Results of f64 are computed with Python's integers.

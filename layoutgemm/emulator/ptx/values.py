@@ -380,7 +380,7 @@ def permute_by(mode: str, a: Value, b: Value, selector: Value) -> Value:
 
 
 def funnel(low: Value, up: Value, n: Value, left: bool, clamp: bool) -> Value:
-    """shf: 32 bits of (up, low) shifted left (the upper half is taken) or right (the lower half)."""
+    """shf: 32 bits of (up, low) shifted left or right. Left takes the upper half, right the lower half."""
     n = least(n, 32) if clamp else n & 31
     both = join64(low, up)
     if isinstance(both, np.ndarray) or isinstance(n, np.ndarray):
@@ -433,7 +433,8 @@ def insert(a: int, b: int, at: int, length: int, bits: int) -> int:
 
 
 def leading(x: int, signed: bool, bits: int, shift: bool) -> int:
-    """bfind: the place of the highest bit that is not the sign, or the shift that brings it to the top; or all ones."""
+    """bfind: the place of the highest bit that is not the sign. With `shift`, the shift that brings it to the top. All
+    ones without such a bit."""
     x = x ^ ((1 << bits) - 1) if signed and x >> bits - 1 else x
     return (bits - x.bit_length() if shift else x.bit_length() - 1) if x else M32
 
@@ -471,7 +472,7 @@ def extend_sign(x: int, width: int, signed: bool, clamp: bool) -> int:
 
 
 def dot(a: int, b: int, c: int, width: int, signs: tuple[bool, bool], at: int = 0) -> int:
-    """dp4a (width 8), dp2a (width 16): c plus products of the fields of a with bytes of b from byte `at`."""
+    """dp4a (width 8), dp2a (width 16): c plus products of fields. Fields of a meet bytes of b from byte `at`."""
 
     def field(x: int, bits: int, place: int, signed: bool) -> int:
         value = x >> bits * place & (1 << bits) - 1
@@ -499,7 +500,7 @@ def clamped(x: int, bits: int) -> int:
 
 
 def packed_fields(c: int, a: int, b: int, kind: str) -> int:
-    """cvt.pack.sat: a and b clamped to a narrow type, above them the low bits of c."""
+    """cvt.pack.sat: a and b clamped to a narrow type. Above them are the low bits of c."""
     bits = int(kind[1:])
     low, top = (-(1 << bits - 1), (1 << bits - 1) - 1) if kind[0] == "s" else (0, (1 << bits) - 1)
     fields = [min(max(signed(x, 32), low), top) & (1 << bits) - 1 for x in (a, b)]

@@ -108,7 +108,7 @@ def _first(form: VideoForm, a: int, b: int) -> int:
 
 
 def scalar_video(opcode: str, selectors: tuple[str, str, str], a: int, b: int, c: int) -> int:
-    """The result of a scalar form; selectors: of d, a and b, such as "b0" and "h1", or "".
+    """The result of a scalar form. Selectors are of d, a and b, such as "b0" and "h1", or "".
 
     >>> scalar_video("vadd.u32.u32.u32", ("", "b0", "b1"), 0x1234, 0x5678, 0) == 0x34 + 0x56
     True
@@ -136,7 +136,8 @@ def scalar_video(opcode: str, selectors: tuple[str, str, str], a: int, b: int, c
 
 
 def simd_video(opcode: str, selectors: tuple[str, str, str], a: int, b: int, c: int) -> int:
-    """The result of a SIMD form; selectors: the mask of d, and the elements of a:b, such as "b20" and "b7654", or "".
+    """The result of a SIMD form. Selectors are the mask of d, and the elements of a:b, such as "b20" and "b7654", or
+    "".
 
     >>> hex(simd_video("vadd4.u32.u32.u32.sat", ("", "", ""), 0x01020304, 0xFF000001, 0))
     '0xff020305'

@@ -1,4 +1,4 @@
-"""Clocks: which accesses to global memory a thread knows to have happened, across all blocks of a launch.
+"""Clocks: which accesses to global memory a thread knows to have happened. They count across all blocks of a launch.
 
 Accesses come from sources: each warp, the loads of each mbarrier, the bulk stores of some lanes, the cp.async of each
 warp. A source counts its accesses in turns, and a turn is known only with all turns before it. A warp's turn ends where
@@ -72,7 +72,8 @@ class Clocks(NamedTuple):
         return self._replace(crossed=self.known)
 
     def after_fence(self, acquires: bool, releases: bool = True) -> Clocks:
-        """These after a fence of the GPU's scope; acquires, releases: it is not the other one alone."""
+        """These after a fence of the GPU's scope. `acquires`: it is not a release alone. `releases`: it is not an
+        acquire alone."""
         known = self.told if acquires else self.known
         doubted = self.told if acquires else self.doubted
         return Clocks(known, self.crossed, known if releases else self.fenced, doubted, self.told)
@@ -84,7 +85,8 @@ class Clocks(NamedTuple):
         return Clocks(self.fenced, self.crossed, self.fenced, self.fenced, self.fenced)
 
     def after_relaxed(self, other: Clocks, practice: bool) -> Clocks:
-        """These after a relaxed read of what was handed on; practice: one that older code counts on without a fence."""
+        """These after a relaxed read of what was handed on. `practice`: one that older code counts on without a
+        fence."""
         doubted = _merged(self.doubted, other.doubted) if practice else self.doubted
         return self._replace(doubted=doubted, told=_merged(self.told, other.told))
 

@@ -110,7 +110,7 @@ class DependentLaunch:
 
 
 def dependent(watch: GlobalWatch, front: PreviousLaunch | None) -> DependentLaunch | None:
-    """The launches that may run beside a dependent one, whose watch this is; front: the launch before it."""
+    """The launches that may run beside a dependent one, whose watch this is. `front` is the launch before it."""
     if front is None:
         return None
     its = front.watch.dependent

@@ -277,7 +277,7 @@ class GlobalWatch:
         return self.touched_by(addresses, size, False)
 
     def touched_by(self, addresses: Addresses, size: int, reads: bool) -> str | None:
-        """The text of an access that wrote one of these bytes, or None; reads: or that read one."""
+        """The text of an access that wrote one of these bytes, or None. With `reads`, or that read one."""
         for places in _places(addresses, size):
             for pages in (self.pages, self.coarse):
                 page = pages.get(places.page)

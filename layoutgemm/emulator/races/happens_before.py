@@ -189,14 +189,14 @@ class Knowledge:
             self.clocks = self.clocks.merged(other.clocks)
 
     def merge_narrow(self, other: Knowledge) -> None:
-        """Learn what another set knows by way of too small a scope: practice counts on it, PTX does not."""
+        """Learn what another set knows by way of too small a scope. Practice counts on it, PTX does not."""
         narrow, clocks = self.narrow | other.seen & ~(self.seen | self.own), self.clocks
         self.merge(other)
         self.narrow, self.clocks = narrow, clocks.after_relaxed(other.clocks, True)
 
 
 class AccessRecord:
-    """Places that an event accessed and no later access overwrote; parts: place -> its bytes, if not all.
+    """Places that an event accessed and no later access overwrote. `parts` maps a place to its bytes, if not all.
 
     spans  its accesses' first and last pages -> the number of the first access with them
     lists  the keys of the shadow's `pages` that list it
@@ -357,11 +357,13 @@ class Ledger:
         return event.id < self.base or bool((knowledge.seen | knowledge.past) >> event.id - self.base & 1)
 
     def fenced(self, knowledge: Knowledge) -> int:
-        """The events whose generic writes the async proxy sees, as a bit set: by each writer's fence, or by any."""
+        """The events whose generic writes the async proxy sees, as a bit set. They are seen by each writer's fence, or
+        by any."""
         return knowledge.proxied if self.writers else knowledge.crossed
 
     def learn(self, knowledge: Knowledge, event: MemoryEvent) -> None:
-        """Add a completed asynchronous operation: of the async proxy, which sees it, or one of the knower's own."""
+        """Add a completed asynchronous operation. It is of the async proxy, which sees it, or one of the knower's
+        own."""
         self._completed(knowledge, event)
         if not event.asynchronous:
             knowledge.own |= self.bit(event)

@@ -279,7 +279,7 @@ def each_alone(ledger: Ledger, knows: Knowledge) -> int:
 
 
 def read_together(ledger: Ledger, fiber: Fiber, event: MemoryEvent, lanes: int, waited: bool = False) -> None:
-    """Note reads of the fiber's lanes as one: PTX orders each before its own lane's accesses alone.
+    """Note reads of the fiber's lanes as one. PTX orders each before its own lane's accesses alone.
 
     waited  the lanes wait for each other at the reads themselves
     """
@@ -448,7 +448,7 @@ def _by_lane(ledger: Ledger, knows: Knowledge) -> None:
 
 
 def synchronise(ledger: Ledger, fiber: Fiber) -> None:
-    """bar.warp.sync: each of the fiber's lanes knows what any of them knew and did."""
+    """bar.warp.sync of a fiber. Each of its lanes knows what any of them knew and did."""
     ledger.renew(fiber)
     ledger.end_turn(fiber)
     fiber.warp.meet(fiber.lanes)

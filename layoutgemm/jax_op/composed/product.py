@@ -68,7 +68,7 @@ class ComposedProduct(FunctionProduct):
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """m, n, k of the product: of chosen rows, and of columns that a gate halves."""
+        """m, n, k of the product. They are of chosen rows, and of columns that a gate halves."""
         m, n, k = super().sizes
         return m if self.rows is None else self.rows[0], n // HALVES if self.gates else n, k
 

@@ -1,4 +1,7 @@
-"""A product with several parts by jax.numpy: on the CPU, and where it is derived. In float32, rounded once."""
+"""A product with several parts by jax.numpy.
+
+It is used on the CPU, and where it is derived. In float32, rounded once.
+"""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def grouped_matmul(
     epilogue: Epilogue | None = None,
     given: Mapping[str, object] | None = None,
 ) -> Result:
-    """A grouped GEMM, as in a mixture of experts: a product for each group, in one launch.
+    """A grouped GEMM, as in a mixture of experts. It is a product for each group, in one launch.
 
     a (rows, K), b (groups, K, N)  groups of rows: (rows, N). transpose_b: b is (groups, N, K)
     a (M, K), b (K, N)             groups of K: (groups, M, N). transpose_a: a is (K, M), read in place

@@ -90,7 +90,7 @@ def multiply(product: ScaledProduct, *operands: jax.Array) -> Arrays:
 
 
 def epilogue_for(product: ScaledProduct) -> Epilogue:
-    """The epilogue: the scales that the main loop leaves, then the product's own, or bias and activation.
+    """The epilogue. It has the scales that the main loop leaves, then the product's own, or bias and activation.
 
     A gate is no step of it.
 

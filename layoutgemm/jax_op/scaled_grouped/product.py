@@ -108,7 +108,7 @@ class ScaledProduct:
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """M, N, K, and the batch or the groups: of groups of rows M is that of all, and K of all along it."""
+        """M, N, K, and the batch or the groups. For groups of rows M is that of all, and K of all along it."""
         if self.form == ALONG_K:
             lines, other = (1, 0) if self.turned else (0, 1)
             return self.a[other], self.b[other], self.a[lines], self.groups

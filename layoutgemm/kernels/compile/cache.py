@@ -121,7 +121,7 @@ def facts_of(value: object, other: Callable[[object], str] | None = None) -> obj
 
 
 def hash_of(root: Path, names: Sequence[str] = ("",)) -> str:
-    """A hash of files and folders below `root`: of code, and of the data that it reads.
+    """A hash of files and folders below `root`. It is of code, and of the data that it reads.
 
     names  of files and folders; by default all
     """

@@ -179,7 +179,8 @@ def error_name(code: int) -> str:
 
 
 def load(content: bytes, library: bytes, symbol: str) -> Launcher:
-    """The launcher of an exported object: of the library linked from it, or where that is empty of the object itself.
+    """The launcher of an exported object. It is of the library linked from it, or where that is empty of the object
+    itself.
 
     Raises OSError or PlanError where it is not what its name says.
     """

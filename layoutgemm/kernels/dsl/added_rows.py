@@ -70,7 +70,7 @@ class AddedRowsKernel:
         self.overlaps = "griddepcontrol" in plan.arch.features
 
     def workspace(self, sizes: Sequence[Int32], words: Mapping[str, Int64]) -> tuple[Int64, tuple[Int64, Int64]]:
-        """Host side: the workspace's address, elements from row to row and from matrix to matrix; m, n are sizes."""
+        """Host side: the workspace's address, and elements from row to row and matrix to matrix. m, n are sizes."""
         m, n = sizes[0], sizes[1]
         pitch = Int64(SUM.pitch(n, self.plan.c.dtype.bytes))
         return words[ADDED], (pitch, pitch * m)

@@ -130,7 +130,8 @@ def store_part(address: Int64, word: Int32, part: int, bits: int) -> None:
 
 
 def load_element(address: Int64, inside: Boolean, bits: int) -> Int32:
-    """ld.global of one element of 32, 16 or 8 bits, as an Int32 with zeros above; 0, and no access, if not inside."""
+    """ld.global of one element of 32, 16 or 8 bits, as an Int32. Bits above are zeros; not inside it is 0, without an
+    access."""
     return assembly(
         f"{{ .reg .pred p; setp.ne.b32 p, $2, 0; mov.b32 $0, 0; @p ld.global.u{bits} $0, [$1]; }}",
         "=&r,l,r",

@@ -212,7 +212,7 @@ def gather_tile(
 def scatter_tile(
     tensor_map: TensorMap, tma: TmaPlan, origin: Mapping[str, Int32], rows: Sequence[Int32], source: cute.Pointer
 ) -> None:
-    """Issue every scatter of one tile, as `store_tile` issues stores; rows from the tensor's last on are not written.
+    """Issue every scatter of one tile, as `store_tile` issues stores. Rows from the tensor's last on are not written.
 
     No row may be negative.
     """

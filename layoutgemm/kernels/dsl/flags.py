@@ -14,7 +14,7 @@ from .types import assembly
 
 
 def load_acquired(address: Int64) -> Int32:
-    """ld.acquire.sys of 32 bits: the writer's earlier stores, on any device, are visible after it."""
+    """ld.acquire.sys of 32 bits. The writer's earlier stores, on any device, are visible after it."""
     return assembly("ld.global.acquire.sys.b32 $0, [$1];", "=r,l,~{memory}", [Int64(address)], [Int32])[0]
 
 
@@ -24,7 +24,7 @@ def add_released(address: Int64, count: int) -> None:
 
 
 def global_reads_visible() -> None:
-    """fence.proxy.async: this thread's later TMA loads and stores come after what it has acquired."""
+    """fence.proxy.async for what this thread has acquired. Its later TMA loads and stores come after that."""
     assembly("fence.proxy.async.global;", "~{memory}", [])
 
 

@@ -360,7 +360,7 @@ class Element:
         return x
 
     def grouped(self, step: ColumnGroup, x: Float32) -> Float32:
-        """Never asked: a function of columns begins a stage, and the block computes it of all its members."""
+        """Never asked. A function of columns begins a stage, and the block computes it of all its members."""
         raise AssertionError(f"{step} is no step on one element")
 
     def random(self, name: str) -> Int32:

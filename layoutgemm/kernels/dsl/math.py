@@ -1,4 +1,6 @@
-"""The bridge's arithmetic on single elements: f32 functions, loads of a value or a pair, atomic combinations.
+"""The bridge's arithmetic on single elements.
+
+It has f32 functions, loads of a value or a pair, and atomic combinations.
 
 Sources: PTX ISA, "tanh", "ex2", "rcp", "cvt", "max", "div", "ld", "st", "red".
 """
@@ -239,7 +241,7 @@ def float_of(bits: Int32, dtype: DType) -> Float32:
 
 
 def load_two(address: Int64, dtype: DType) -> list[Float32]:
-    """ld.global of two neighbours, as f32; the address is a multiple of twice their size."""
+    """ld.global of two neighbours, as f32. The address is a multiple of twice their size."""
     return assembly(_TWO[dtype.name], "=f,=f,l", [Int64(address)], (Float32, Float32))
 
 
@@ -313,7 +315,7 @@ def divided(x: Float32 | float, y: Float32 | float) -> Float32:
 
 
 def divided_by(x: Float32, y: float) -> Float32:
-    """x / y of a constant y, correctly rounded, without a branch: x is 1e-30 or more, infinite or NaN.
+    """x / y of a constant y, correctly rounded, without a branch. x is 1e-30 or more, infinite or NaN.
 
     Markstein's theorem: of a quotient within an ulp, and 1 / y rounded to nearest, one step by the exact remainder.
     """
@@ -331,7 +333,8 @@ def parts_of(x: Int32, y: Int32) -> tuple[Int32, Int32]:
 
 
 def inverse_of(x: Float32) -> Float32:
-    """1 / x, correctly rounded, of 2**-126 <= x < 2**126: rcp.approx and one Newton step, as in rcp.rn's own code."""
+    """1 / x, correctly rounded, of 2**-126 <= x < 2**126. It is rcp.approx and one Newton step, as in rcp.rn's own
+    code."""
     guess = _unary("rcp.approx.ftz.f32", x)
     return multiply_add(multiply_add(-Float32(x), guess, Float32(1.0)), guess, guess)
 
@@ -346,7 +349,7 @@ _COMBINED = {
 
 
 def combine_value(address: Int64, value: Float32, operation: str, inside: Boolean) -> None:
-    """red: the f32 in memory becomes its "sum", "max" or "min" with a value, where `inside` holds."""
+    """red of an f32 in memory with a value, where `inside` holds. It becomes their "sum", "max" or "min"."""
     assembly(
         "{ .reg .pred p; .reg .pred a; .reg .pred b; .reg .pred s; .reg .b32 w; setp.ne.b32 p, $2, 0; mov.b32 w, $1; "
         f"setp.ge.s32 s, w, 0; and.pred a, s, p; not.pred s, s; and.pred b, s, p; {_COMBINED[operation]} }}",
@@ -361,6 +364,6 @@ def random_pair(seed: Uint32, i: Int32, pair: Int32) -> Uint32:
 
 
 def number(word: Int32 | Int64, dtype: DType) -> Float32:
-    """A number that a 64-bit parameter carries in its low half: f32, or i32 as an unsigned word."""
+    """A number that a 64-bit parameter carries in its low half. It is f32, or i32 as an unsigned word."""
     low = Int32(word)
     return low.bitcast(Float32) if dtype.name == "f32" else low.bitcast(Uint32)

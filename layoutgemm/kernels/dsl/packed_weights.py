@@ -104,7 +104,7 @@ class DevicePairs:
 
 
 class RegisterWgmma(Wgmma):
-    """wgmma.mma_async of one atom: A in registers, B from shared memory, accumulators tied to themselves.
+    """wgmma.mma_async of one atom: A in registers, B from shared memory. Its accumulators are tied to themselves.
 
     plan   its `mma` takes A from registers
     """

@@ -86,7 +86,8 @@ def store_matrices(address: cute.Pointer, registers: Sequence[Int32], transpose:
 
 
 def store_shared(address: Int32, values: Sequence[Numeric]) -> None:
-    """st.shared of one 8-, 16- or 32-bit value or of a vector of 2 or 4 32-bit ones; `address` is an Int32 in bytes."""
+    """st.shared of one 8-, 16- or 32-bit value or a vector. A vector has 2 or 4 32-bit values; `address` is an Int32 in
+    bytes."""
     kinds = {8: ("b8", "h"), 16: ("b16", "h"), 32: ("b32", "r")}
     width, register = kinds[values[0].width]
     values = [value.bitcast(Int32) if isinstance(value, Float32) else value for value in values]
@@ -125,7 +126,8 @@ def from_floats(values: Sequence[Numeric], dtype: DType) -> list[Numeric]:
 
 
 def remote(pointer: cute.Pointer, block: Int32) -> Int32:
-    """mapa: the address, an Int32, of the same place in the shared memory of block `block` of the cluster."""
+    """mapa: an address of the same place in another block's shared memory. The address is an Int32, the block is
+    `block` of the cluster."""
     text, operands = "mapa.shared::cluster.u32 $0, $1, $2;", [Int32(pointer.toint()), Int32(block)]
     return assembly(text, "=r,r,r", operands, (Int32,), pure=True)[0]
 

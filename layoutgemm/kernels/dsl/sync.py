@@ -22,7 +22,8 @@ def barrier_init(barrier: cute.Pointer, arrivals: int) -> None:
 
 
 def init_barriers(barrier: Callable[[int], cute.Pointer], count: int, arrivals: int) -> None:
-    """Initialise the barriers 0 to count - 1, and make that visible: by one thread, before the block synchronises."""
+    """Initialise the barriers 0 to count - 1, and make that visible. One thread does it, before the block
+    synchronises."""
     for number in range(count):
         barrier_init(barrier(number), arrivals)
     barriers_visible()
@@ -38,7 +39,7 @@ def barriers_visible() -> None:
 
 
 def barrier_expect(barrier: cute.Pointer, nbytes: int) -> None:
-    """mbarrier.arrive.expect_tx: one arrival, and the promise that `nbytes` bytes will arrive in this phase."""
+    """mbarrier.arrive.expect_tx. It is one arrival, and the promise that `nbytes` bytes will arrive in this phase."""
     cute.arch.mbarrier_arrive_and_expect_tx(barrier, nbytes)
 
 
@@ -83,7 +84,8 @@ def barrier_arrive(barrier: cute.Pointer) -> None:
 
 
 def barrier_arrive_copied(barrier: cute.Pointer) -> None:
-    """cp.async.mbarrier.arrive.noinc: one of the barrier's arrivals, when this thread's cp.async so far have landed."""
+    """cp.async.mbarrier.arrive.noinc, one of the barrier's arrivals. It comes when this thread's cp.async so far have
+    landed."""
     cute.arch.cp_async_mbarrier_arrive_noinc(barrier)
 
 
@@ -154,7 +156,8 @@ def uniform_address(value: Int64) -> Int64:
 
 
 def shared_writes_visible() -> None:
-    """fence.proxy.async: this thread's earlier writes to shared memory can be read by tensor stores and wgmma."""
+    """fence.proxy.async for this thread's earlier writes to shared memory. Tensor stores and wgmma can read them
+    then."""
     cute.arch.fence_proxy("async.shared", space="cta")
 
 
@@ -164,15 +167,16 @@ def give_registers(count: int) -> None:
 
 
 def take_registers(count: int) -> None:
-    """setmaxnreg.inc, by all warps of a warpgroup; waits until the block has them to give."""
+    """setmaxnreg.inc, by all warps of a warpgroup. It waits until the block has the registers to give."""
     cute.arch.setmaxregister_increase(count)
 
 
 def wait_for_previous_kernel() -> None:
-    """griddepcontrol.wait: until the kernels before this one have finished and their writes can be read."""
+    """griddepcontrol.wait: until the kernels before this one have finished. Their writes can be read then."""
     cute.arch.griddepcontrol_wait()
 
 
 def allow_next_kernel() -> None:
-    """griddepcontrol.launch_dependents: the next kernel's blocks may start, as far as there is room for them."""
+    """griddepcontrol.launch_dependents: the next kernel's blocks may start. They do as far as there is room for
+    them."""
     cute.arch.griddepcontrol_launch_dependents()

@@ -140,7 +140,7 @@ def tensor_commit(barrier: cute.Pointer, blocks: int = 1, mask: int | None = Non
 
 
 def tensor_load(atom: TmemCopyAtom, address: Int32) -> list[Numeric]:
-    """tcgen05.ld and tcgen05.wait::ld, by a whole warp: the atom's registers, f32 or (other elements) i32.
+    """tcgen05.ld and tcgen05.wait::ld, by a whole warp. Returns the atom's registers, f32 or (other elements) i32.
 
     address  of the warp's own quarter of the lanes (`atoms.tmem.layout.warp_lanes`)
 
@@ -160,7 +160,7 @@ def tensor_load(atom: TmemCopyAtom, address: Int32) -> list[Numeric]:
 
 
 def tensor_store(atom: TmemCopyAtom, address: Int32, values: Sequence[Any]) -> None:
-    """tcgen05.st, by a whole warp: registers, f32 or i32, to the atom's lanes and columns. `tensor_stored` waits."""
+    """tcgen05.st, by a whole warp. Registers, f32 or i32, go to the atom's lanes and columns. `tensor_stored` waits."""
     names = ", ".join(f"${i + 1}" for i in range(len(values)))
     split = "" if atom.split is None else f", {atom.split}"
     words = [value.bitcast(Int32) if isinstance(value, Float32) else Int32(value) for value in values]
@@ -185,7 +185,7 @@ def tensor_copy(atom: TmemCopyAtom, address: Int32, descriptor: Int64) -> None:
 
 
 class _PairBarrier:
-    """A barrier as the pair's loads ask for it: they clear the lowest bit of the block's rank in its address."""
+    """A barrier as the pair's loads ask for it. They clear the lowest bit of the block's rank in its address."""
 
     def __init__(self, barrier: cute.Pointer):
         self.barrier = barrier

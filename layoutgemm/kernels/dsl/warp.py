@@ -1,4 +1,6 @@
-"""The bridge's instructions of single warps: cp.async, ldmatrix, mma.sync, vector loads from global memory.
+"""The bridge's instructions of single warps.
+
+They are cp.async, ldmatrix, mma.sync, and vector loads from global memory.
 
     library object                    function here               instruction
     ------------------------------    -----------------------     ------------------------------------------------
@@ -82,7 +84,7 @@ def wait_copies(pending: int) -> None:
 
 
 def load_matrices(address: cute.Pointer, count: int) -> list[Int32]:
-    """ldmatrix of 1, 2 or 4 matrices of 8x8 16-bit elements: a 32-bit register of each, two neighbours of a row.
+    """ldmatrix of 1, 2 or 4 matrices of 8x8 16-bit elements. Each gives a 32-bit register, two neighbours of a row.
 
     `address` is the row's of this lane: row i % 8 of matrix i // 8 for lane i.
     """

@@ -1,4 +1,4 @@
-"""The bridge's wgmma: descriptors from the plan's words, accumulators, and the products of one k tile.
+"""The bridge's wgmma. It has descriptors from the plan's words, accumulators, and the products of one k tile.
 
     plan object                       here                        instruction
     ------------------------------    -----------------------     ------------------------------------------------
@@ -56,7 +56,8 @@ class WgmmaOperand:
     """
 
     def __init__(self, descriptor: OperandDescriptor, pointer: cute.Pointer, stage_bytes: int, block: Int32 | int = 0):
-        """`pointer` is stage 0's first byte; `block` is the first block of M (or N) that this warpgroup multiplies."""
+        """Takes `pointer` to stage 0's first byte. `block` is the first block of M (or N) that this warpgroup
+        multiplies."""
         self.word, self.major = descriptor.word, descriptor.major
         self.k_steps = tuple(step // ADDRESS_UNIT for step in descriptor.k_steps)
         self.mn_steps = tuple((step - descriptor.mn_steps[0]) // ADDRESS_UNIT for step in descriptor.mn_steps)
@@ -138,7 +139,7 @@ class Wgmma:
         return [cute.make_tensor(accumulator.iterator + count * i, layout) for i in range(2)]
 
     def multiply(self, accumulator: cute.Tensor, a: WgmmaOperand, b: WgmmaOperand, accumulate: Boolean | bool) -> None:
-        """One k tile: accumulator (+)= A tile @ B tile, one wgmma for each K block, then commit the group.
+        """One k tile: accumulator (+)= A tile @ B tile. One wgmma for each K block, then a commit of the group.
 
         `a` and `b` point at the stage's tiles; the K blocks lie at the plan's byte offsets from them. `accumulate` is
         wgmma's scale-d for the first block (false: D = A*B, the old accumulator is not read) and true after it.

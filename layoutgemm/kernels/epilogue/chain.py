@@ -416,7 +416,7 @@ class Epilogue:
         return x
 
     def reference(self, accumulator: npt.ArrayLike, **given: object) -> Outputs:
-        """The same in NumPy, in float32: accumulator (M, N), or (batch, M, N), operands by name.
+        """The same in NumPy, in float32. The accumulator is (M, N), or (batch, M, N), operands are by name.
 
         Vectors have shape (N,) or (M,), or (batch, ...); matrices C's shape. Raises PlanError for one that is missing,
         or is not the epilogue's, or has another shape, OperandError for one that is no number, or no array of numbers.

@@ -68,7 +68,7 @@ class GroupedMatrix(EpilogueMatrix):
         return super()._placed(name, value)
 
     def reduce(self, step: ReductionStep, x: Array) -> None:
-        """Keep a reduction's results: of columns those of each group, of all those of all groups' rows."""
+        """Keep a reduction's results. Those of columns are each group's, those of all are all groups' rows'."""
         if step.axes == "m":
             super().reduce(step, x)
             return

@@ -55,7 +55,8 @@ class EpilogueMatrix:
     def __init__(
         self, epilogue: Epilogue, accumulator: Array, given: Mapping[str, object], visited: Array | None = None
     ):
-        """`visited`: True for the elements (row, column) in tiles of an order; reductions combine no others."""
+        """An epilogue of a matrix. `visited` is True for the elements (row, column) in tiles of an order; reductions
+        combine no others."""
         self.visited = visited
         names = {operand.name for operand in epilogue.given if not operand.written}
         if set(given) != names:

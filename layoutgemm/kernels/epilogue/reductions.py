@@ -240,7 +240,7 @@ class Reduction:
         self, x: np.ndarray, axis: int | None, column: int = 0, row: int = 0, inside: np.ndarray | None = None,
         read: Callable[[str], Value] | None = None,
     ) -> list[np.ndarray]:  # fmt: skip
-        """The results over an axis of (..., M, N), or over all of it, in NumPy; of no element, those of the identity.
+        """The results over an axis of (..., M, N), or over all of it, in NumPy. No element gives the identity's.
 
         column, row  the number of the first one
         inside       True for the elements that are combined; None for all
@@ -366,7 +366,7 @@ class _Tuples:
 
 
 class _Inserted:
-    """An element's place, and a tuple's components by name; `operands`: names of what the element reads."""
+    """An element's place, and a tuple's components by name. `operands` names what the element reads."""
 
     def __init__(self, at: ElementPlace, a: Sequence[Value], operands: Collection[str]):
         self.i, self.j, self.math, self._a, self._at, self._operands = at.i, at.j, at.math, a, at, operands

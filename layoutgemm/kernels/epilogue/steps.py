@@ -511,7 +511,7 @@ GROUP_SIZES = (2, 4, 8, 16, 32)  # columns of a group
 
 @dataclass(frozen=True)
 class ColumnGroup(Custom):
-    """A function of 2 to 32 columns of a row, which gives a new value for each: see `ColumnGroup.of`.
+    """A function of 2 to 32 columns of a row. It gives a new value for each; see `ColumnGroup.of`.
 
     expression  one for each column of a group
     columns     of a group

@@ -1,4 +1,4 @@
-"""QuantizePlan: a kernel that turns bf16, f16 or f32 into 8-bit floats with a scale of each block.
+"""QuantizePlan: a kernel that turns bf16, f16 or f32 into 8-bit floats. Each block has a scale.
 
     group    elements that share a scale    CTA                               reads its elements
     -----    ---------------------------    -------------------------------   ---------------------------------
@@ -162,7 +162,8 @@ class QuantizePlan:
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory: a maximum of each warp and column, their inverses, and a "col" tile's words."""
+        """Bytes of shared memory. It holds a maximum of each warp and column, their inverses, and a "col" tile's
+        words."""
         if self.order == "row":
             return 0 if self.group == 1 else THREADS // WARP * 4
         return (THREADS // WARP + 1) * BLOCK * 4 + BLOCK * BLOCK

@@ -1,4 +1,6 @@
-"""GatePlan: a kernel that gates one half of a matrix's columns with the other, or makes the gradient of that.
+"""GatePlan: a kernel that gates one half of a matrix's columns with the other.
+
+It may make the gradient of that instead.
 
     h (m, 2n) = [gate | up]         y = act(gate) * up
     gradient of y: dy (m, n)        dh = [dy * up * act'(gate) | dy * act(gate)]

@@ -1,1 +1,4 @@
-"""Row indices: the rows of A that are gathered, and those of C that are scattered, of several architectures."""
+"""Row indices of several architectures.
+
+They choose the rows of A that are gathered, and those of C that are scattered.
+"""

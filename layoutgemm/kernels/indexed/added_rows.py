@@ -66,7 +66,7 @@ def list_bytes(plan: AddingPlan, sizes: tuple[W, W, W]) -> tuple[W, W, W]:
 
 
 def added_bytes(plan: AddingPlan) -> int:
-    """Bytes of the workspace of rows that are added; 0 where none are.
+    """Bytes of the workspace of rows that are added. They are 0 where no rows are added.
 
     >>> from layoutgemm.kernels import RowIndices, Sm90Plan
     >>> added = IndexedRows(scatter=RowIndices(9), adds=True)
@@ -80,7 +80,7 @@ def added_bytes(plan: AddingPlan) -> int:
 
 
 def sorts_rows(plan: AddingPlan) -> bool:
-    """True if a launch reads indices that were sorted before it: no kept launch repeats that.
+    """True if a launch reads indices that were sorted before it. No kept launch repeats that.
 
     >>> from layoutgemm.kernels import RowIndices, Sm90Plan
     >>> added = IndexedRows(scatter=RowIndices(9), adds=True)
@@ -106,7 +106,8 @@ P = TypeVar("P", bound=AddingPlan)
 
 
 def in_product_order(plan: P) -> P:
-    """The plan of the product alone: its rows in order, to be added afterwards; the plan itself where none are."""
+    """The plan of the product alone: its rows in order, to be added afterwards. It is the plan itself where no rows are
+    added."""
     if not getattr(plan, "adds_rows", False):
         return plan
     indexed: IndexedRows = plan.indexed
@@ -137,7 +138,8 @@ def added_rows(plan: AddingPlan, c: np.ndarray, values: Mapping[str, object] | N
 
 
 def added_checks(plan: AddingPlan) -> list[Check]:
-    """The check of the sums of rows: each element of an index's row is of one warp; none where no rows are added."""
+    """The check of the sums of rows. Each element of an index's row is of one warp. There is no check where no rows are
+    added."""
     return [_sums_of_rows(plan)] if plan.adds_rows else []
 
 

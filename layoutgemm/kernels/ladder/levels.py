@@ -192,7 +192,8 @@ def _matrix(rng: np.random.Generator, rows: int, k: int, leading: int) -> npt.ND
 def operand(
     name: str, rows: int, depth: int, mma: MmaAtom, *, multicast: int = 1, major: str = "K", swizzle: str | None = None
 ) -> OperandPlan:
-    """A bf16 operand of wgmma: the tile in shared memory, the copy that fills it, the descriptor that reads it.
+    """A bf16 operand of wgmma. It has the tile in shared memory, the copy that fills it, and the descriptor that reads
+    it.
 
     name       "A" or "B"
     rows       of the tile, along M or N

@@ -1,4 +1,4 @@
-"""The ladder on a GPU, through torch: each level against float64, then against torch.mm, interleaved."""
+"""The ladder on a GPU, through torch. Each level is compared with float64, then timed with torch.mm, interleaved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One element of C from several accumulators: C = f(A @ B0, A @ B1, ...), with one loop over A's tiles.
+"""One element of C from several accumulators. C = f(A @ B0, A @ B1, ...), with one loop over A's tiles.
 
     Combined.of(lambda g, u, ops: g * ops.sigmoid(g) * u)                      SwiGLU of two weights
     Combined.of(lambda x, y, ops, s: x + s * y, numbers=("s",))                (A @ B0) + s * (A @ B1)
@@ -194,7 +194,7 @@ def name_of_b(number: int, of_a: int, of_b: int) -> str:
 
 
 def refusal_of_pairs(b: object, of_a: int) -> str:
-    """The reason why `b` is no tuple of two, each of as many matrices, or ""; beside so many matrices a.
+    """The reason why `b` is no tuple of two, each of as many matrices, or "". `of_a` is the number of matrices a.
 
     >>> refusal_of_pairs(((1, 2), (3, 4)), 2), refusal_of_pairs((1, 2), 2).partition(":")[0]
     ('', 'b is of int and int')
@@ -237,7 +237,7 @@ def _traced(combine: Callable[..., object] | str, matrices: int, numbers: tuple[
 
 
 def columns_of_each(b: Operand) -> int:
-    """Columns that each matrix's share of a tile is a multiple of: row-major ones fill spans of 128 bytes.
+    """Columns that each matrix's share of a tile is a multiple of. Row-major matrices fill spans of 128 bytes.
 
     >>> [columns_of_each(Operand.parse(of)) for of in ("bf16:col", "bf16:row")]
     [8, 64]

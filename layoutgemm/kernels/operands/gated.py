@@ -1,4 +1,6 @@
-"""Gated products: C = act(A @ W_gate) * (A @ W_up), SwiGLU and its kin, in one kernel whose C has half of B's columns.
+"""Gated products, such as SwiGLU: C = act(A @ W_gate) * (A @ W_up).
+
+One kernel computes C, which has half of B's columns.
 
 The weights stay as models keep them, one (2H, K) matrix [W_gate; W_up], which is a column-major B of 2H columns. A tile
 of B is half gate columns and half up columns of the same numbers, so that a thread's accumulator holds both:
@@ -63,7 +65,7 @@ class Gated(Combined):
 
 
 def combination(given: Any) -> Combined | None:
-    """The function of the sums of an argument: a Combined, the name of a gate, or None.
+    """The function of the sums of an argument. The argument is a Combined, the name of a gate, or None.
 
     Raises PlanError for anything else.
 
@@ -138,7 +140,8 @@ def in_halves(tma: TmaPlan) -> TmaPlan:
 
 
 def as_one_matrix(operand: OperandPlan) -> OperandPlan:
-    """The operand with a map of the whole matrix, both halves: for the rules that a matrix in memory has to obey."""
+    """The operand with a map of the whole matrix, both halves. It is for the rules that a matrix in memory has to
+    obey."""
     tma = operand.tma
     if HALF not in tma.dims:
         return operand

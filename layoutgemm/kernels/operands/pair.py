@@ -1,4 +1,4 @@
-"""A second pair of matrices into the same accumulators: C = A @ B + A2 @ B2, as for a low-rank update of weights.
+"""A second pair of matrices into the same accumulators. C = A @ B + A2 @ B2, as for a low-rank update of weights.
 
 Of several matrices B each sum has a second product of its own: C = f(A @ B + A2 @ B2, A @ B1 + A2 @ B3).
 

@@ -95,7 +95,7 @@ class SeveralOperands:
 
     @property
     def tile_c(self) -> tuple[int, int]:
-        """Rows and columns of C in a tile: of several sums, their share of the columns that are multiplied."""
+        """Rows and columns of C in a tile. Of several sums, they are their share of the columns that are multiplied."""
         return self.tile[0], self.tile[1] // self.sums
 
     @property

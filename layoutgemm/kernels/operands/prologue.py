@@ -1,4 +1,4 @@
-"""A function of A's elements before they are multiplied: C = f(A) @ B, each element of A computed on its way in.
+"""A function of A's elements before they are multiplied: C = f(A) @ B. Each element of A is computed on its way in.
 
     Prologue.of(lambda x, i, k, ops: ops.maximum(x, 0.0))                                   relu(A) @ B
     Prologue.of(lambda x, i, k, ops, rstd, w: x * rstd * w, rstd="m", w="k")                RMSNorm(A) @ B
@@ -180,7 +180,7 @@ class Prologue:
     def reference(
         self, a: npt.NDArray[np.float32], given: Mapping[str, npt.ArrayLike] | None = None
     ) -> npt.NDArray[np.float32]:
-        """f(A) in f32, before it is rounded: of a matrix (M, K), or of a batch.
+        """f(A) in f32, before it is rounded. A is a matrix (M, K), or a batch.
 
         given  the operands by name
 

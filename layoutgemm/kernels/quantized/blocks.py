@@ -48,7 +48,7 @@ class BlockCopy:
 
 @dataclass(frozen=True)
 class PackedBlocks:
-    """Packed weights as an operand: a K tile is whole or half units, one row block after another.
+    """Packed weights as an operand. A K tile is whole or half units, one row block after another.
 
     packing  the order of a unit
     smem     a stage: (rows, depth) of weights

@@ -79,7 +79,7 @@ def _wanted(operand: PackedBlocks, part: int) -> npt.NDArray[np.int64]:
 def conversion_check(
     order: PackedOrder, pairs: type[NumpyPairs] = NumpyPairs, name: str = "A", one_shift: bool = False
 ) -> Check:
-    """Each code becomes its value exactly: at each place of a word, with each zero point.
+    """Each code becomes its value exactly. That holds at each place of a word, with each zero point.
 
     pairs      the arithmetic of an architecture; `name` is the operand's
     one_shift  values are divided by the order's `division`

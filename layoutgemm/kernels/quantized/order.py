@@ -1,4 +1,4 @@
-"""The order of packed weights: wgmma's register order of A, so that no code is shuffled.
+"""The order of packed weights. It is wgmma's register order of A, so that no code is shuffled.
 
     unit             64 output features x 128 of K: the codes of both, then the scales of its groups
     codes            each thread of a warpgroup has whole 16-byte vectors: (code in a word, word, thread, vector). The

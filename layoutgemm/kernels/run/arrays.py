@@ -39,7 +39,8 @@ def columns_of_b(plan: GemmPlan) -> int:
 
 
 def batched(plan: GemmPlan, shape: tuple[int, int], name: str = "c") -> tuple[int, ...]:
-    """The shape of one matrix, or of the plan's batch: of joined rows B's alone, of groups along K C's alone."""
+    """The shape of one matrix, or of the plan's batch. B alone has a batch of joined rows, C alone one of groups along
+    K."""
     if isinstance(plan, SeveralOperands):
         return (*plan.front(name), *shape)
     return (plan.batch, *shape) if plan.batch > 1 else shape

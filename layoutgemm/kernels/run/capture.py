@@ -1,4 +1,4 @@
-"""Work while a CUDA graph is captured that is no part of it: memory that outlives the graph, and first calls."""
+"""Work while a CUDA graph is captured that is no part of it. It is memory that outlives the graph, and first calls."""
 
 from __future__ import annotations
 

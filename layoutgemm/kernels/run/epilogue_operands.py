@@ -60,7 +60,8 @@ def names_read(plan: NamedPlan) -> tuple[str, ...]:
 
 
 def groups_of(plan: NamedPlan) -> Ragged | AlongK | None:
-    """The groups of rows, of columns, or along K, or None; without wgmma there are those of packed weights alone."""
+    """The groups of rows, of columns, or along K, or None. Without wgmma the only groups are those of packed
+    weights."""
     return plan.groups if isinstance(plan, Sm90Plan) else None
 
 
@@ -140,7 +141,7 @@ def _further_lines(plan: NamedPlan, values: Given) -> dict[str, tuple[np.ndarray
 
 
 def shared_axis(plan: NamedPlan) -> str:
-    """The axis of A along which groups lie one behind the other, "m" or "k"; "" where each has a matrix."""
+    """The axis of A along which groups lie one behind the other, "m" or "k". It is "" where each has a matrix."""
     if not isinstance(plan, Sm90Plan):
         return ""
     return "m" if plan.joined_rows else "k" if plan.along_k is not None else ""
@@ -265,12 +266,12 @@ def _further_words(
 
 
 def indexed_rows(plan: NamedPlan) -> int:
-    """Row indices of a launch: one for each row of the product, of each matrix of a batch."""
+    """Row indices of a launch. There is one for each row of the product, of each matrix of a batch."""
     return plan.m * indexed_matrices(plan)
 
 
 def indexed_matrices(plan: NamedPlan) -> int:
-    """Matrices of A and of C with row indices of their own: groups of rows lie in one."""
+    """Matrices of A and of C with row indices of their own. Groups of rows lie in one."""
     return 1 if isinstance(plan, Sm90Plan) and plan.joined_rows else plan.batch
 
 
@@ -318,7 +319,7 @@ def rows_memory(plan: NamedPlan, device: torch.device) -> torch.Tensor | None:
 def write_sorted(
     plan: NamedPlan, memory: np.ndarray | torch.Tensor, rows: np.ndarray | torch.Tensor
 ) -> None:  # fmt: skip
-    """Write the sorted row indices of C to the workspace, where the launch reads them: see `indexed.added_rows`.
+    """Write the sorted row indices of C to the workspace, where the launch reads them. See `indexed.added_rows`.
 
     memory  the workspace's bytes
     rows    the row indices, on the memory's device, on whose stream they are sorted
@@ -339,7 +340,7 @@ def write_sorted(
 
 
 def rows_memory_words(plan: NamedPlan, memory: torch.Tensor | None, given: Given) -> list[int]:
-    """The words of the memory of `rows_memory`; copied rows fill whole lines, so others begin at one.
+    """The words of the memory of `rows_memory`. Copied rows fill whole lines, so others begin at one.
 
     The row indices are sorted into it where the launch reads them sorted.
     """
@@ -351,7 +352,7 @@ def rows_memory_words(plan: NamedPlan, memory: torch.Tensor | None, given: Given
 
 
 def order_words(plan: GemmPlan, given: Mapping[str, object], device: torch.device) -> tuple[int, ...]:
-    """The words of the plan's order on a GPU; a list that the order makes itself is kept there.
+    """The words of the plan's order on a GPU. A list that the order makes itself is kept there.
 
     A caller's list is a CUDA tensor of int32, row + 2**16 * column each, and is not looked at.
     """
@@ -409,7 +410,7 @@ def run_by_name(
     given: Mapping[str, object], out: np.ndarray | torch.Tensor | None = None, copy: bool = True,
     device: str | None = None,
 ) -> GemmResult:  # fmt: skip
-    """C of a plan that reads more than A and B; `given` has these operands by name.
+    """C of a plan that reads more than A and B. `given` has these operands by name.
 
     Raises OperandError for others, for one that is missing or out of range, and for tensors on the CPU.
     """

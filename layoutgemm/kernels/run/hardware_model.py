@@ -144,7 +144,8 @@ class GlobalMatrix:
 def tensor_copy(
     plan: TmaPlan, matrix: GlobalMatrix, coordinate: Sequence[int], smem: SharedBytes, address: int, barrier: Barrier
 ) -> None:
-    """cp.async.bulk.tensor: copy the box at `coordinate`, innermost first, to shared memory; beyond edges zeros.
+    """cp.async.bulk.tensor into shared memory. It copies the box at `coordinate`, innermost first; beyond edges are
+    zeros.
 
     A map of TFLOAT32 rounds what it copies.
     """
@@ -160,7 +161,8 @@ def tensor_store(
     plan: TmaPlan, matrix: GlobalMatrix, coordinate: Sequence[int], smem: SharedBytes, address: int,
     times: npt.NDArray[np.uint8],
 ) -> None:  # fmt: skip
-    """cp.async.bulk.tensor, shared to global: store the box's part inside; `times` counts stores of each element.
+    """cp.async.bulk.tensor from shared to global memory. It stores the box's part inside; `times` counts stores of each
+    element.
 
     Lines are stored to the end of their last 16 bytes.
     """
@@ -175,7 +177,7 @@ def tensor_store(
 def gather_rows(
     plan: TmaPlan, matrix: GlobalMatrix, coordinate: Sequence[int], smem: SharedBytes, address: int, barrier: Barrier
 ) -> None:
-    """cp.async.bulk.tensor of tile::gather4: a column, and four rows; those outside are zeros.
+    """cp.async.bulk.tensor of tile::gather4. It takes a column, and four rows; those outside are zeros.
 
     plan  copies cut by `atoms.tma.gather.in_fours`
     """
@@ -190,7 +192,8 @@ def scatter_rows(
     plan: TmaPlan, matrix: GlobalMatrix, coordinate: Sequence[int], smem: SharedBytes, address: int,
     times: npt.NDArray[np.uint8],
 ) -> None:  # fmt: skip
-    """cp.async.bulk.tensor of tile::scatter4: four rows from shared memory, those inside; as `tensor_store`."""
+    """cp.async.bulk.tensor of tile::scatter4. It stores four rows from shared memory, those inside, as
+    `tensor_store`."""
     tmap = whole_units(matrix.map(one_row(plan)))
     target, inside = gather.global_bits(tmap, coordinate)
     bits = smem.read(_in_shared(gather.four_rows(tmap), address) // 8, plan.dtype)

@@ -67,7 +67,7 @@ def check_operands(read: Mapping[str, torch.Tensor], written: Mapping[str, torch
 
 
 def no_tensor(name: str, x: object, module: str = "") -> str:
-    """The text of an error: x is no torch tensor, and what takes it or makes one of it.
+    """The text of an error for x, which is no torch tensor. It says what takes x or makes a tensor of it.
 
     module  of its type, with a point, or none
 

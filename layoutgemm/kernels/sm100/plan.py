@@ -1,4 +1,6 @@
-"""Sm100Plan: the objects of the production kernel for Blackwell, derived from a problem and a configuration.
+"""Sm100Plan: the objects of the production kernel for Blackwell.
+
+They are derived from a problem and a configuration.
 
     problem, Sm100Config --> tcgen05 atom, instruction descriptor, tiles of A and B, copies, descriptors, columns of
                              tensor memory, store, order of tiles, roles, barriers, shared-memory map, pipeline
@@ -314,7 +316,7 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, A
 
     @property
     def partials(self) -> tuple[PartialResults, ...]:
-        """The partial results of the epilogue's reductions: of a tile's columns, and of a warp's rows."""
+        """The partial results of the epilogue's reductions. They are of a tile's columns, and of a warp's rows."""
         return partials_of(self.epilogue, self.tile_c[1], rows=WARP_LANES)
 
     @property
@@ -347,7 +349,8 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, A
 
     @property
     def takes_extra_params(self) -> bool:
-        """True if the kernel takes words: of an epilogue, row indices, further operands, or an order of tiles."""
+        """True if the kernel takes words. They are of an epilogue, row indices, further operands, or an order of
+        tiles."""
         return bool(self.epilogue) or bool(self.words) or self.indexed is not None
 
     @property

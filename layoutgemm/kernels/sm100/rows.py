@@ -1,4 +1,4 @@
-"""Row indices of a Blackwell plan: A's rows by tile::gather4, C's rows by tile::scatter4.
+"""Row indices of a Blackwell plan. A's rows come by tile::gather4, C's rows by tile::scatter4.
 
     part       in order                        with indices
     -------    ----------------------------    ------------------------------------------------------------------------

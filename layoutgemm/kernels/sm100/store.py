@@ -27,7 +27,7 @@ _SPAN_BYTES = 128  # the longest line of a swizzled tile in shared memory, and o
 
 
 def load_of(chunk: StoreChunk) -> TmemCopyAtom:
-    """The load that brings a chunk's columns: value v of thread t is the element in row t, column v of the chunk.
+    """The load that brings a chunk's columns. Value v of thread t is the element in row t, column v of the chunk.
 
     >>> print(load_of(derive_store(64, Operand.parse("bf16"), 32, 1, 2).rounds[0].chunks[0]))
     tcgen05.ld.sync.aligned.32x32b.x32.b32

@@ -152,7 +152,7 @@ class Sm80Choice(KernelChoice):
         c: OperandSpec | None = None,
         epilogue: Epilogue | None = None,
     ) -> Sm80Plan:
-        """The plan of C[m, n] = A[m, k] @ B[k, n]; arguments as for Sm80Plan.derive.
+        """The plan of C[m, n] = A[m, k] @ B[k, n]. Arguments are those of Sm80Plan.derive.
 
         >>> Sm80Choice(Sm80Config(), swapped=True).plan(16, 4096, 64, a="bf16:row", b="bf16:col", c="bf16:col").a.order
         'row'

@@ -247,7 +247,7 @@ def _fragment_load(name: str, tile: SmemTile, warps: int, atom: MmaAtom) -> Frag
 
 @dataclass(frozen=True)
 class _Rows:
-    """The row that a lane addresses: (lane, load, step) -> (mn, k), from a matrix copy's map."""
+    """The row that a lane addresses. It maps (lane, load, step) -> (mn, k), from a matrix copy's map."""
 
     map: Layout
     extent: int

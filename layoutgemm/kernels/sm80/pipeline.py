@@ -1,4 +1,7 @@
-"""The Ampere kernel's loop as a pipeline, proven for any number of k tiles: by cp.async, and by tensor copies."""
+"""The Ampere kernel's loop as a pipeline, proven for any number of k tiles.
+
+It loads by cp.async, or by tensor copies.
+"""
 
 from __future__ import annotations
 

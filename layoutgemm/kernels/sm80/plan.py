@@ -1,4 +1,4 @@
-"""Sm80Plan: the objects of the mma.sync kernel, for Ampere and later, derived from a problem.
+"""Sm80Plan: the objects of the mma.sync kernel, for Ampere and later. They are derived from a problem.
 
 problem, Sm80Config --> mma.sync atom, tiles of A and B, cp.async maps, fragment loads, store, order of tiles,
                         shared-memory map, pipeline
@@ -353,7 +353,7 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan, Asked):
 
     @property
     def warp_columns(self) -> int:
-        """Columns of C of one warp: of several sums, their share of the columns that it multiplies."""
+        """Columns of C of one warp. Of several sums, they are their share of the columns that it multiplies."""
         return int(self.b.warp_extent) // self.sums
 
     def warp_place(self, warp: W) -> tuple[W, W]:

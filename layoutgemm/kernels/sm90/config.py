@@ -345,7 +345,7 @@ class Sm90Config:
 
     @property
     def warpgroups_of_tile(self) -> int:
-        """Warpgroups that share a tile's rows: in pingpong one, of slices those of one, else all consumers.
+        """Warpgroups that share a tile's rows. In pingpong it is one, of slices those of one, else all consumers.
 
         >>> Sm90Config((128, 64), schedule="pingpong", loader="warp").warpgroups_of_tile
         1
@@ -354,7 +354,7 @@ class Sm90Config:
 
     @property
     def sources(self) -> int:
-        """Partial sums of a tile that are brought together: of each part of K, and of each slice."""
+        """Partial sums of a tile that are brought together. They are of each part of K, and of each slice."""
         return self.split * self.slices
 
     @property

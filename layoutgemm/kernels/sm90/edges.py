@@ -16,20 +16,17 @@ its tile really brings:
 What shared memory holds where nothing is copied makes sums that are not stored. A tensor store ends a line of C with 16
 bytes, all the same; so the last rows are as many as make whole ones, and those beyond the matrix are zeros. Shares
 begin at multiples of a box, so that fewer rows than a box are always the last ones.
-
-Groups of rows begin at any row, which the host does not know. There the smaller box has half of a box's rows, for tiles
-with no more rows left: up to half a box is outside, in place of nearly all.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from ...atoms import TmaPlan
 from ...atoms.tma.derive import STRIDE_UNIT
 from ...dtypes import DType
 from ...report import Check
-from ..derive import EdgeBoxes, GroupEdgeBoxes, OperandPlan, either
+from ..derive import EdgeBoxes, OperandPlan, either
 
 
 def ends_of(tma: TmaPlan, dim: str, tile: int, unit: int) -> EdgeBoxes | None:
@@ -56,24 +53,14 @@ def ends_of(tma: TmaPlan, dim: str, tile: int, unit: int) -> EdgeBoxes | None:
     return EdgeBoxes(dim, box, tma.multicast, step, tma.sent_bytes // box, unit)
 
 
-def with_ends(
-    operand: OperandPlan, dim: str, tile: int, c: DType, wanted: bool, any_row: bool = False
-) -> OperandPlan:  # fmt: skip
+def with_ends(operand: OperandPlan, dim: str, tile: int, c: DType, wanted: bool) -> OperandPlan:
     """The operand with edge boxes, if wanted and if rows are its boxes' lines.
 
-    c        the type of C
-    any_row  tiles begin at any row, which the host does not know
+    c  the type of C
     """
     if not wanted or operand.major != "K":
         return operand
-    ends = ends_of(operand.tma, dim, tile, STRIDE_UNIT // c.bytes)
-    if ends is not None and any_row:
-        ends = (
-            GroupEdgeBoxes(*[getattr(ends, field.name) for field in fields(ends)])
-            if ends.step != 0 or ends.shares == 1
-            else None
-        )
-    return replace(operand, ends=ends)
+    return replace(operand, ends=ends_of(operand.tma, dim, tile, STRIDE_UNIT // c.bytes))
 
 
 def ends_check(operand: OperandPlan, tile: int, c: DType) -> Check:
@@ -87,11 +74,8 @@ def ends_check(operand: OperandPlan, tile: int, c: DType) -> Check:
     boxes = {ends.last(extent): ends.of_last_rows(tma, extent) for extent in range(1, ends.box + 1)}
     sizes = {rows: (copies.box[at], copies.sent_bytes) for rows, copies in boxes.items()}
     whole = tma.box[at], tma.sent_bytes
-    any_row = isinstance(ends, GroupEdgeBoxes)
-    half = ends.box // 2
-    for extent in (1, half - 1, half, half + 1, ends.box, 2 * tile) if any_row else range(1, 2 * tile + 1):
-        # a cluster may have a tile that is all outside
-        for first in range(0, extent + tile, 1 if any_row else tile):
+    for extent in range(1, 2 * tile + 1):
+        for first in range(0, extent + tile, tile):  # a cluster may have a tile that is all outside
             bytes_ = landed = 0
             for share, offsets in enumerate(places):
                 in_whole, row = ends.place(extent, first, share, either)
@@ -99,7 +83,7 @@ def ends_check(operand: OperandPlan, tile: int, c: DType) -> Check:
                 bytes_ += sent
                 for place in offsets:
                     start = row + place
-                    if start < 0 or start + rows > extent + ends.most_outside:
+                    if start < 0 or start + rows >= extent + ends.unit:
                         witness = witness or f"of {extent} rows, tile at {first}: rows {start} to {start + rows - 1}"
                     # Its own rows, next to those before.
                     if ends.left(extent, first, share) > 0 and row == first and place <= landed:
@@ -110,8 +94,8 @@ def ends_check(operand: OperandPlan, tile: int, c: DType) -> Check:
                 witness = witness or f"of {extent} rows, tile at {first}: {bytes_} bytes are sent, {said} expected"
             tiles += 1
     statement = (
-        f"boxes of {operand.name} end with its rows, up to {ends.most_outside} more; a tile of {tile} rows has "
-        "all of the matrix's in their places, and its barrier expects what is sent"
+        f"boxes of {operand.name} end with its rows, up to {ends.unit - 1} more; a tile of {tile} rows has all of the "
+        "matrix's in their places, and its barrier expects what is sent"
     )
     return Check(f"ends {operand.name}", statement, not witness, f"exhaustion ({tiles} tiles)", witness)
 
@@ -122,11 +106,6 @@ def explain_ends(operand: OperandPlan, extent: int) -> list[str]:
     if ends is None:
         return []
     last = ends.last(extent)
-    if isinstance(ends, GroupEdgeBoxes):
-        return [
-            f"{operand.name}'s boxes end near its rows: a tile that has {last} or fewer left loads boxes of as many, "
-            "by a tensor map of its own, and a stage's barrier expects as many bytes less"
-        ]
     if last == ends.box:
         return [f"{operand.name}'s boxes end with its rows: {extent} are whole boxes of {ends.box}"]
     return [

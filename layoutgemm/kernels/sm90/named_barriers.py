@@ -54,7 +54,8 @@ class NamedBarriers:
 
     @property
     def sums_arrivals(self) -> int:
-        """Arrivals at the barrier of partial sums, beside their bytes: of the thread that says how many to expect."""
+        """Arrivals at the barrier of partial sums, beside their bytes. They are of the thread that says how many to
+        expect."""
         return 1
 
     def store_barrier(self, consumer: W) -> W:
@@ -72,7 +73,7 @@ class NamedBarriers:
 
     @property
     def turn_threads(self) -> int:
-        """Threads of a turn: of the consumer that passes it on, and of the one that takes it."""
+        """Threads of a turn. They are of the consumer that passes it on, and of the one that takes it."""
         return 2 * WARPGROUP
 
     @property

@@ -1,4 +1,4 @@
-"""Sm90Plan: the objects of the production kernel for Hopper, derived from a problem and a configuration.
+"""Sm90Plan: the objects of the production kernel for Hopper. They are derived from a problem and a configuration.
 
 problem, Sm90Config --> wgmma atom, tiles of A and B, multicast copies, descriptors, store, order of tiles,
                         roles and registers, shared-memory map, pipeline
@@ -40,7 +40,6 @@ from .config import BESIDE_MATRICES, Sm90Config, registers_of
 from .grouped import Ragged
 from .indexed.row_copy import copied_bytes
 from .mainloop import COPY_ARRIVALS, Promoted
-from .multicast import TURNED
 from .named_barriers import NamedBarriers
 from .operands.row_sums import RowSums
 from .quantized.warp_products import WarpProducts, warp_products
@@ -481,7 +480,7 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
     def operand(self, name: str, turned: bool = False) -> OperandPlan:
         """A or B, with the copies of a pair that has turned or has not."""
         found: OperandPlan = self.a if name == "A" else self.b
-        return replace(found, tma=found.turned, ends=None) if turned and found.turned is not None else found
+        return replace(found, tma=found.turned) if turned and found.turned is not None else found
 
     def expected(self, origin: Any, sizes: Any, choose: Any) -> Any:
         """Bytes that a stage's barrier expects, for the tile at an origin. Ints or traced integers. See `edges`."""
@@ -489,8 +488,7 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
         for operand in (self.a, self.b):
             if (ends := operand.ends) is not None:
                 extent = getattr(sizes, ends.dim)
-                less = ends.expected(extent, origin[ends.dim], ends.last(extent), choose) - ends.bytes
-                found += choose(origin[TURNED] != 0, 0, less) if operand.turned is not None else less
+                found += ends.expected(extent, origin[ends.dim], ends.last(extent), choose) - ends.bytes
         return found
 
     @property

@@ -42,7 +42,6 @@ from .along_k import first_block, is_refused, k_tiles_of, line_table, of_lines, 
 from .grouped import STOP, is_turned, last_round, store_extents, store_place, tables, tile_of_group, tile_of_turn
 from .indexed.reference import copied_matrix, gather_tile, scatter_chunk
 from .mainloop import COPY_ARRIVALS, NUMBER_BYTES, product_of
-from .multicast import TURNED
 from .operands.prologue import first_column, prologue_values, values_in_stage
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 from .quantized.experts import expert_tables
@@ -227,7 +226,7 @@ class _Cluster:
             stage, parity = blocks[0].loaded % plan.stages, blocks[0].loaded // plan.stages & 1
             for block in blocks:
                 block.empty[stage].wait(parity ^ 1)
-                block.full[stage].arrive_expect(plan.expected({**block.origin, TURNED: block.turned}, plan, either))
+                block.full[stage].arrive_expect(plan.expected(block.origin, plan, either))
             for block in blocks:
                 origin = {**block.origin, "k": (first + at) * plan.tile[2]}
                 of = self.matrices

@@ -344,7 +344,6 @@ class Sm90Request(ProductParts, Asked):
         further = apart or self.pair is not None  # whose tensor maps leave no room for those of last rows
         ends = config.loader != "self" and not self.halved and not further
         own_rows = isinstance(self.shards, Gathered)  # have a map of their own, whatever rows are last
-        groups = self.joined_rows and self.indexed is None and self.prologue is None
         if self.gathers:
             copy = RowGather.derive(a_plan.smem)
             gathered = GatheredOperand(a_plan.dtype, a_plan.smem, a_plan.descriptor, copy)
@@ -355,8 +354,7 @@ class Sm90Request(ProductParts, Asked):
                 "m",
                 tile_m,
                 c_spec.dtype,
-                ends and config.loaded_a_rows is None and not own_rows and (self.ragged is None or groups),
-                groups,
+                ends and config.loaded_a_rows is None and self.ragged is None and not own_rows,
             ),
             with_ends(b_plan, "n", tile_n, c_spec.dtype, ends and self.gated is None),
         )

@@ -310,7 +310,8 @@ def group_scales_check(plan: Sm90Plan, scales: GroupScales) -> Check:
 
 
 def exchange_check(plan: Sm90Plan) -> Check:
-    """Partial sums: every register of a part has a place, none twice, in memory of their own; so has every block."""
+    """Partial sums: every register of a part has a place, none twice. The places are in memory of their own, and so has
+    every block a place."""
     sent, split, slices, sources = plan.exchange, plan.config.split, plan.config.slices, plan.config.sources
     assert sent is not None
     held = plan.mma.accumulator_registers

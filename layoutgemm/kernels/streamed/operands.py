@@ -47,7 +47,7 @@ class StreamedWeights(PackedBlocks):
 
     @property
     def scales_sums(self) -> bool:
-        """True: a sum of a group is multiplied once, where each weight would be, and no weight is rounded."""
+        """True, since a group's sum is multiplied once, where each weight would be. No weight is rounded."""
         return True
 
     @property
@@ -122,7 +122,8 @@ class StreamedWeights(PackedBlocks):
         return copies
 
     def runs(self, quarter: W) -> list[tuple[W, int]]:
-        """(first byte of the unit, bytes) of what a warp's lanes copy together: of each vector, and of each group.
+        """(first byte of the unit, bytes) of what a warp's lanes copy together. They are of each vector, and of each
+        group.
 
         quarter  of the band's first strip
         """

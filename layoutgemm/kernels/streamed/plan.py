@@ -1,4 +1,6 @@
-"""StreamedPlan: C = weights @ x for packed weights and up to eight rows of x, at the speed of reading the weights.
+"""StreamedPlan: C = weights @ x for packed weights and up to eight rows of x.
+
+It runs at the speed of reading the weights.
 
     cluster  a contiguous run of bands: of 1, 2 or 4 strips of 16 output features
     block    every `split`-th unit of 128 along K of its cluster's bands
@@ -198,7 +200,7 @@ class StreamedPlan(GemmPlan):
         )  # fmt: skip
 
     def for_any_size(self) -> StreamedPlan:
-        """The plan of the same kernel for one feature and all its rows of x; k stays.
+        """The plan of the same kernel for one feature and all its rows of x. k stays.
 
         >>> of_rows = [StreamedPlan.derive(64, n, 2048, weights=QuantizedFormat("int4", 128)) for n in (3, 4, 5)]
         >>> [plan.for_any_size().n for plan in of_rows]

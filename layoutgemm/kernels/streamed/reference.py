@@ -121,7 +121,7 @@ def filled_slot(plan: StreamedPlan, units: Bytes, first: int, quarter: int) -> B
 
 
 def strip_fragments(plan: StreamedPlan, slot: Bytes) -> list[Floats]:
-    """Values of each fragment of a strip's bytes of a slot, divided and not scaled: (lane, value)."""
+    """Values of each fragment of a strip's bytes of a slot, divided and not scaled. The map is (lane, value)."""
     a, order, lanes = plan.a, plan.a.packing, np.arange(WARP)
     ops = (FusedPairs if plan.fused else NumpyPairs)(order.target)
     words = [_word(slot, np.asarray(a.codes(lanes, v)) + 4 * w) for v in range(a.vectors) for w in range(WORDS)]

@@ -171,7 +171,7 @@ def _nest(profile: Shape, results: Iterator[Pair]) -> Pair:
 
 
 class _Reader:
-    """Reads the modes of A o B off the carries of A, which is coalesced: extents S, integer strides D."""
+    """Reads the modes of A o B off the carries of A, which is coalesced. A has extents S and integer strides D."""
 
     def __init__(self, S: list[int], D: list[int], a: Pair, b: Pair, code: Encoding | None) -> None:
         self.S, self.D, self.a, self.b, self.code = S, D, a, b, code
@@ -305,7 +305,7 @@ class _Reader:
         return c
 
     def first_sum_that_differs(self, parts: list[tuple[int, int, int]]) -> int | None:
-        """The first flat index at which A is not additive over the parts; the first part runs fastest."""
+        """The first flat index at which A is not additive over the parts. The first part runs fastest."""
         reach = sum((n - 1) * abs(d) for n, d, _ in parts)
         if not has_numpy():
             return self.first_sum_in_python(parts)

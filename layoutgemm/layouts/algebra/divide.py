@@ -322,6 +322,9 @@ def tile_to_shape(
         where = f"tile_to_shape: mode {i} of the target {show(shape)}"
         tiles.append(copies(product(t), product(s), where, block[0]))
     grid = tuple(tiles)
+    if all(n.__class__ is int and n == 1 for n in grid):
+        # The block itself, which needs no complement: its values may repeat.
+        return join([((s, 1), (d, 0)) for s, d in zip(*padded_to(block, r))])
     strides = compact(grid) if order is None else ordered(grid, order)
     # The stride of a single tile is never used; CuTe prints 0.
     strides = tuple([0 if n == 1 else d for n, d in zip(grid, strides)])

@@ -42,10 +42,11 @@ def complement_exact(shape: Shape, stride: Stride, bound: Scalar, what: str, siz
     S, D, slack = _gaps(shape, stride, bound)
     if slack is not None and (size is None or slack[0] // slack[1] * slack[1] < size):
         d, end = slack
+        first = end * (d // end)
+        left = f"offset {first} is" if first == d - 1 else f"offsets from {first} to {d - 1} are"
         raise LayoutError(
             f"{what} needs the complement of {show(shape)}:{show(stride)} to leave nothing out: the stride {d} is no "
-            f"multiple of {end}, where the modes of smaller stride end, so the offsets from {end * (d // end)} to "
-            f"{d - 1} are in no translate"
+            f"multiple of {end}, where the modes of smaller stride end, so the {left} in no translate"
         )
     return pack(S, D)
 

@@ -104,7 +104,8 @@ def recasting(shape: Shape, stride: Stride, new_bits: int, old_bits: int) -> str
 
 
 def taker(shape: Shape, stride: Stride, new_bits: int, old_bits: int) -> list[int]:
-    """The entry that takes in the parts of an element: of those of stride 1 the one longer than 1, else the first.
+    """The entry that takes in the parts of an element. Of those of stride 1 it is the one longer than 1, else the
+    first.
 
     Raises LayoutError where two are longer: they overlap, and an element has its parts once. Raises it where no entry
     has stride 1: the parts would need a mode of their own.
@@ -159,7 +160,7 @@ def recast(shape: Shape, stride: Stride, new_bits: int, old_bits: int) -> Pair:
 
 
 def span_of_group(shape: object, stride: object, n: int) -> int:
-    """The span of the entries that one element of n parts takes in: n at most, unless modes overlap.
+    """The span of the entries that one element of n parts takes in. It is n at most, unless modes overlap.
 
     >>> span_of_group((6, 4), (1, 1), 2), span_of_group((2, 4), (1, 2), 4)
     (3, 4)
@@ -184,7 +185,7 @@ def not_whole(s: int, d: int, n: int, steps: set[int]) -> bool:
 
 
 def factors(new_bits: int, old_bits: int) -> tuple[int, int]:
-    """Down to the widest element that both are made of, and up from there: 16 -> 24 bits is down to 8 and up to 24."""
+    """Down to the widest element that both are made of, and up from there. 16 -> 24 bits is down to 8 and up to 24."""
     g = gcd(new_bits, old_bits)
     return old_bits // g, new_bits // g
 

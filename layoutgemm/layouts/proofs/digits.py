@@ -1,4 +1,4 @@
-"""Index formulas over mixed-radix digits: div, mod and XOR rewritten into a normal form, for all sizes at once.
+"""Index formulas over mixed-radix digits, for all sizes at once. div, mod and XOR are rewritten into a normal form.
 
 A variable x in 0..n-1 is split, where a formula asks for it, into digits: x = x.0 + 8*x.1 with x.0 in 0..7. Every value
 then has a normal form

@@ -37,7 +37,7 @@ def clash(columns: Sequence[int]) -> tuple[int, int, int] | None:
 
 
 def rows_of(columns: Sequence[int], width: int) -> list[int]:
-    """The matrix by rows: bit j of row i says whether column j has bit i."""
+    """The matrix by rows. Bit j of row i says whether column j has bit i."""
     rows = [0] * width
     for j, column in enumerate(columns):
         for i in bits_of(column):

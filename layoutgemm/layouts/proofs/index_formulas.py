@@ -29,6 +29,7 @@ from .sizes import sizes as values_of
 from .verdicts import Answer, CounterExample, Proof, Undecided
 
 LIMIT = 1 << 20  # coordinates that are enumerated, in Python ints
+POINT = 32  # what a coordinate costs where a formula takes no arrays, in coordinates of one that does
 SIZES = 400  # sizes at which a counterexample is looked for
 
 
@@ -55,6 +56,9 @@ def prove_formulas(
     not equivalent at M=1: (0,64) gives 72 and 64
     """
     sizes = {name: entry(n, f"the extent of {name}") for name, n in {**(extents or {}), **more}.items()}
+    for name, n in sizes.items():
+        if n.__class__ is int and n < 1:
+            raise LayoutError(f"the extent of {name} is {n}: {name} runs over 0..extent-1, so it is at least 1")
     try:
         box, (f, g) = rewrite(sizes, left, right)
     except MissingFact as stuck:
@@ -160,13 +164,15 @@ def _refuted(
     left: Formula, right: Formula, sizes: Mapping[str, Scalar], stuck: MissingFact
 ) -> CounterExample | Undecided:
     """A counterexample at sizes whose boxes are small, by all of their values; no size proves anything."""
+    few = dict.fromkeys(sizes, 2)
+    cost = 1 if all(_by_arrays(f, few) is not None for f in (left, right)) else POINT
     left_to_try = LIMIT // 4
 
     def look(env: dict[int, int]) -> CounterExample | None:
         nonlocal left_to_try
         extents = {name: val(n, env) for name, n in sizes.items()}
-        size = prod(extents.values())
-        if size > min(LIMIT // 32, left_to_try):
+        size = cost * prod(extents.values())
+        if min(extents.values()) < 1 or size > min(LIMIT // 32, left_to_try):
             return None
         found = _exhaust(left, right, extents, stuck)
         # A formula that uses symbols has no values at any size.
@@ -183,15 +189,8 @@ def tabulate(formula: Formula, extents: Mapping[str, int]) -> list[np.ndarray]:
     NumPy evaluates where the formula lets it, one coordinate at a time is the fallback. Raises LayoutError for values
     that are no integers and for a formula that needs symbols.
     """
-    shape = tuple(reversed(list(extents.values())))
-    grids: dict[str, object] = {}
-    for axis, (name, n) in enumerate(reversed(list(extents.items()))):
-        grid = np.arange(n).astype(object)
-        grids[name] = grid.reshape([-1 if i == axis else 1 for i in range(len(shape))])
-    grids = {name: grids[name] for name in extents}
-    try:
-        found = [np.broadcast_to(np.asarray(x, dtype=object), shape).ravel() for x in leaves(call(formula, grids))]
-    except (TypeError, ValueError, AttributeError, IndexError, KeyError):
+    found = _by_arrays(formula, extents)
+    if found is None:
         try:
             points = _coordinates(list(extents.values()))
             rows = [leaves(call(formula, dict(zip(extents, c, strict=True)))) for c in points]
@@ -199,6 +198,20 @@ def tabulate(formula: Formula, extents: Mapping[str, int]) -> list[np.ndarray]:
             raise LayoutError(f"the formula has no values to look at: {error}") from None
         found = [np.array([row[i] for row in rows], dtype=object) for i in range(len(rows[0]))]
     return [_integers(x) for x in found]
+
+
+def _by_arrays(formula: Formula, extents: Mapping[str, int]) -> list[np.ndarray] | None:
+    """The values of a formula that arrays of its variables go through, else None."""
+    shape = tuple(reversed(list(extents.values())))
+    grids: dict[str, object] = {}
+    for axis, (name, n) in enumerate(reversed(list(extents.items()))):
+        grid = np.arange(n).astype(object)
+        grids[name] = grid.reshape([-1 if i == axis else 1 for i in range(len(shape))])
+    grids = {name: grids[name] for name in extents}
+    try:
+        return [np.broadcast_to(np.asarray(x, dtype=object), shape).ravel() for x in leaves(call(formula, grids))]
+    except (TypeError, ValueError, AttributeError, IndexError, KeyError):
+        return None
 
 
 def _integers(values: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from ...errors import LayoutError
@@ -335,7 +336,7 @@ def _decide(
     cases = cases_of(bounded)
     if not bounded or cases is None:
         reason = "no argument of this method decides it, and no size that refutes it was found"
-        return Undecided(f"{statement().replace(' is not ', ' being ')}: {reason}")
+        return Undecided(f"{_positive(statement())}: {reason}")
     steps = []
     free = [g for g in gs if g not in bounded]
     for case in cases:
@@ -359,14 +360,26 @@ def _as_is(x: Scalar) -> Scalar:
     return x
 
 
+def _positive(statement: str) -> str:
+    """The question that a refutation's statement answers."""
+    for refuted, asked in (
+        (" is not ", " being "),
+        (" does not cover ", " covering "),
+        (" share values", " sharing no value"),
+    ):
+        statement = statement.replace(refuted, asked)
+    return statement
+
+
 class _Looks:
-    """The elements that may still be enumerated: EXHAUST at one size, ALL_LOOKS at all sizes of one question."""
+    """The elements that may still be enumerated. They are EXHAUST at one size, ALL_LOOKS at all sizes of one
+    question."""
 
     def __init__(self) -> None:
         self.left = ALL_LOOKS
 
     def at(self, *layouts: Layout | ComposedLayout) -> bool:
-        """True if all values of these layouts may be looked at; if so, they are counted."""
+        """True if all values of these layouts may be looked at. If so, they are counted."""
         sizes = [x.size for x in layouts]
         far = any(getattr(x, "layout", x).cosize + abs(getattr(x, "offset", 0)) >= FAR for x in layouts)
         if max(sizes) > EXHAUST or sum(sizes) > self.left or far:
@@ -431,10 +444,10 @@ def _growing_part(modes: list[tuple[Scalar, Scalar]], why: list[str]) -> Argumen
                     return None
                 inner = left.steps
                 return text
-            ways: list[str] = []
+            ways: dict[str, None] = {}
             for i, (_, d) in enumerate(rest):
                 span = sum([(t - 1) * e for j, (t, e) in enumerate(rest) if j != i])
-                ways += needs_ge(d - span - 1)
+                ways |= dict.fromkeys(needs_ge(d - span - 1))
             why.append(
                 f"{', '.join(f'{show(s)}:{show(d)}' for s, d in rest)} overlap in span; needs {' or '.join(ways)}"
             )
@@ -447,10 +460,9 @@ def _apart(a: list[tuple[Scalar, Scalar]], b: list[tuple[Scalar, Scalar]], offse
     """Why a(i) - b(j) is never `offset`: by range, or by range modulo a number that divides the larger strides."""
     modes = [(s, d) for s, d in a if not _is_one(s)] + [(s, -d) for s, d in b if not _is_one(s)]
     candidates: list[Scalar] = [0]
-    for _, d in modes:
-        for x in (d, -d):
-            if ge0(x - 2) and x not in candidates:
-                candidates.append(x)
+    for x in [x for _, d in modes for x in (d, -d)] + [gcd(*[d for _, d in modes if d.__class__ is int])]:
+        if ge0(x - 2) and x not in candidates:
+            candidates.append(x)
     for q in candidates:
         small = [(s, d) for s, d in modes if (q.__class__ is int and q == 0) or div(d, q) is None]
         low: Scalar = -offset
@@ -468,7 +480,7 @@ def _apart(a: list[tuple[Scalar, Scalar]], b: list[tuple[Scalar, Scalar]], offse
                     return partial(_between, "the difference lies in", low, high)
                 continue
             below = low // q if low.__class__ is int and q.__class__ is int else 0
-            for k in dict.fromkeys((0, 1, -1, below)):
+            for k in dict.fromkeys((0, 1, -1, -2, below)):
                 if holds(k * q + 1, low) and holds(high, (k + 1) * q - 1):
                     return partial(_between, "modulo {} the difference lies in", low - k * q, high - k * q, q)
     return None

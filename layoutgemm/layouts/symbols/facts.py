@@ -77,7 +77,7 @@ class Facts:
         return self.given(*other.statements) if isinstance(other, Facts) else self.given(other)
 
     def __call__(self, *objects: object) -> Any:
-        """The entries, tuples or layouts under the facts; several at once come back as a tuple, under one reading."""
+        """The entries, tuples or layouts under the facts. Several at once come back as a tuple, under one reading."""
         objects = tuple([_bounded(x) for x in objects])
         on = self.on(*objects)
         out = tuple([on._apply(x) for x in objects])

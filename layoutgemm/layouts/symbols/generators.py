@@ -1,4 +1,4 @@
-"""Generators: the free integers of which symbolic extents and strides are made, and how they read.
+"""Generators: the free integers of symbolic extents and strides. Here is how they are made, and how they read.
 
 A user's symbol with facts is written as a polynomial in generators that are free but for integer bounds: `64 | M` is
 M = 64*m, and every fact about M is then arithmetic. A generator therefore has bounds, and a text: m prints as `M//64`.

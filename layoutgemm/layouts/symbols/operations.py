@@ -168,7 +168,7 @@ def _within_integers(S: list[Scalar], D: list[StrideEntry], bshape: Shape, bstri
 
 
 def chain(shape: Shape, stride: Stride, what: str) -> list[Link]:
-    """The modes in order of their strides, as (extent, stride, gap, end below); gap is floor(stride / end).
+    """The modes in order of their strides, as (extent, stride, gap, end below). gap is floor(stride / end).
 
     A mode is next when its stride is provably at or above the end of the modes below, and no other mode can begin
     before it ends. Raises MissingFact naming the comparisons that are not decided.

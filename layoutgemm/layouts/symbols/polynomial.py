@@ -343,6 +343,9 @@ def _floor(p: Scalar, q: Scalar, remainder: int) -> Scalar:
                 return _floor(by if p is x else p, by if q is x else q, remainder)
     if q.__class__ is int and q == 0:
         raise LayoutError(f"{parenthesised(p)} {'%' if remainder else '//'} 0: a division by zero")
+    if q.__class__ is Polynomial and not ge0(q - 1) and not ge0(-q - 1):
+        what = f"{parenthesised(p)} {'%' if remainder else '//'} {parenthesised(q)}"
+        raise MissingFact(f"{what}: a division by zero where {show(q)} is 0", needs_ge(q - 1))
     k = floordiv(p, q)
     if k is None:
         ways = needs_div(q, p) + (needs_ge(q - 1 - p) if ge0(p) else ())

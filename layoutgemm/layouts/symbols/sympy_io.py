@@ -161,14 +161,37 @@ def _read(x: sympy.Expr) -> tuple[Scalar, Scalar]:
 def _read_symbol(x: sympy.Symbol) -> Scalar:
     if isinstance(x, Dim):
         return entry_symbol(x.name, *x.facts)
+    if x.__class__ is not sympy.Symbol:
+        raise LayoutError(
+            f"{shown(x)} is a {type(x).__name__} of SymPy, and two of one name differ; entries know a symbol by its "
+            f"name: make it a Symbol"
+        )
     if not x.is_integer:
         raise LayoutError(
             f"the SymPy symbol {shown(x)} is not known to be an integer: "
             f"make it Symbol({shown(x.name)}, integer=True, ...)"
         )
-    if not x.name.isidentifier():
-        g = generator(x.name, 1 if x.is_positive else 0 if x.is_nonnegative else None, None)
-        return gen(g)
     low = 1 if x.is_positive else 0 if x.is_nonnegative else None
+    if not x.name.isidentifier():
+        _check_kept(x, low, None, 1)
+        return gen(generator(x.name, low, None))
     high = -1 if x.is_negative else 0 if x.is_nonpositive else None
-    return entry_symbol(x.name, 2 if x.is_even else 1, low, high)
+    scale = 2 if x.is_even else 1
+    _check_kept(x, low, high, scale)
+    return entry_symbol(x.name, scale, low, high)
+
+
+def _check_kept(x: sympy.Symbol, low: int | None, high: int | None, scale: int) -> None:
+    """Raise LayoutError for an assumption that an entry does not keep: a counterexample might break it."""
+    kept = {"integer": True, "even": True if scale == 2 else None}
+    kept["positive" if low == 1 else "nonnegative"] = True if low is not None else None
+    kept["negative" if high == -1 else "nonpositive"] = True if high is not None else None
+    held = sympy.Symbol(x.name, **kept).assumptions0
+    lost = {name: value for name, value in x.assumptions0.items() if name not in held}
+    if lost:
+        odd = f"; state odd as Facts('2 | {x.name}+1')" if lost.get("odd") else ""
+        named = ", ".join(f"{name}={value}" for name, value in sorted(lost.items()))
+        raise LayoutError(
+            f"the SymPy symbol {shown(x)} has the assumptions {named}, which an entry does not keep (integer, even and "
+            f"a sign are kept), so a counterexample might break them: make it without{odd}"
+        )

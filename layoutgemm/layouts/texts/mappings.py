@@ -52,7 +52,8 @@ _CALLS: dict[str, type[ast.operator]] = {  # TVM's functions as operators
 
 
 class _Digit(NamedTuple):
-    """A part of a dimension that threads or values run along: the dimension, its extent, its step; -1 for copies."""
+    """A part of a dimension that threads or values run along. It has the dimension, its extent, its step; -1 for
+    copies."""
 
     dim: int
     extent: int

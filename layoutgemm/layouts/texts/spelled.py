@@ -127,7 +127,7 @@ class _SourceReader(TextReader):
             raise ParseError(error.reason, self.text, at) from None
 
     def close(self, opening: str) -> None:
-        """The bracket's end, and `{}` or `()` after it, which make a value of a type."""
+        """The bracket's end, and `{}` or `()` after it. These make a value of a type."""
         if self.peek() != (">" if opening == "<" else ")"):
             raise self.fail(f"',' or '{'>' if opening == '<' else ')'}'")
         self.at += 1
@@ -305,7 +305,7 @@ class _SourceReader(TextReader):
         return self.made(lambda: ComposedLayout(swizzle, offset, layout), at)
 
     def between(self) -> tuple[int | None, int]:
-        """Bits of an element in shared memory, and an offset: they stand between a swizzle and its layout."""
+        """Bits of an element in shared memory, and an offset. They stand between a swizzle and its layout."""
         self.peek()
         found = regex(r"(?:\w+::)*smem_ptr_flag(?:_bits\s*<\s*(\d{1,4})\s*>)?").match(self.text, self.at)
         if found is not None:

@@ -35,7 +35,8 @@ _ORDER = ("offset", "register", "lane", "thread", "warp", "block")
 
 
 class _Sample(NamedTuple):
-    """One entry of a view: the numbers of its inputs, the coordinate of the element, and its place in the text."""
+    """One entry of a view. It has the numbers of its inputs, the coordinate of the element, and its place in the
+    text."""
 
     inputs: dict[str, int]
     element: tuple[int, ...]

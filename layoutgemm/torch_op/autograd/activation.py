@@ -113,7 +113,7 @@ def _by_torch(h: torch.Tensor, kind: str) -> torch.Tensor:
 
 
 class _Gate(torch.autograd.Function):
-    """A gate by a kernel, and its gradient by another; by torch's operators where that is derived or transformed."""
+    """A gate by a kernel, and its gradient by another. Torch's operators do it where that is derived or transformed."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, h: torch.Tensor, kind: str, access: int) -> torch.Tensor:

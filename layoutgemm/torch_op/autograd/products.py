@@ -66,7 +66,7 @@ def stand_in(x: torch.Tensor) -> torch.Tensor:
 
 
 def dense(grad: torch.Tensor) -> torch.Tensor:
-    """The gradient, copied once where it is stretched, as that of a sum is: else each product would copy it.
+    """The gradient, copied once where it is stretched, as that of a sum is. Otherwise each product would copy it.
 
     >>> dense(torch.ones(()).expand(2, 3)).stride()
     (3, 1)

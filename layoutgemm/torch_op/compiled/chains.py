@@ -1,4 +1,4 @@
-"""Kept chains: the launches of one call, of which later ones read what earlier ones have written.
+"""Kept chains: the launches of one call. Later ones read what earlier ones have written.
 
     first call    checked; its launches are recorded, and the caller says which tensors each of them has
     later ones    a guard holds for its tensors: an allocation for all that is read and dropped, one for each result
@@ -177,7 +177,7 @@ def _is_alone(x: torch.Tensor) -> bool:
 
 
 class _Inner(NamedTuple):
-    """The tensors that a chain makes and drops: where each begins, by its address, and bytes of their memory."""
+    """The tensors that a chain makes and drops. It has where each begins, by its address, and bytes of their memory."""
 
     at: dict[int, int]
     size: int

@@ -1,4 +1,6 @@
-"""The operators' functions as Inductor's code calls them, into a tensor that it has allocated: see `compiled.lowering`.
+"""The operators' functions as Inductor's code calls them.
+
+They write into a tensor that it has allocated; see `compiled.lowering`.
 
 The graph's fake tensors have passed the operators' checks, and derivatives are products of the graph. Optional tensors
 follow the operands in the order of `tensors`, their names. Calls with several results return new tensors, and so do
@@ -129,7 +131,7 @@ def composed_result(
     a: Tensors, b: Tensors, read: Tensors, numbers: Sequence[float], wholes: Sequence[int], parts: str,
     out_dtype: torch.dtype | None = None, config: str = "", allow_tf32: bool | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """The product with several parts as a new tensor: zeros where an order leaves tiles out."""
+    """The product with several parts as a new tensor. It has zeros where an order leaves tiles out."""
     return composed_matmul_writing(a, b, read, (), numbers, wholes, parts, out_dtype, config, allow_tf32)
 
 

@@ -289,7 +289,8 @@ class _RecordedCall:
         return all(count is None or count == (place in self.written) for place, count in enumerate(now))
 
     def places(self, made: RecordedLaunch, record: Recording, target: torch.Tensor | None) -> dict[str, int] | None:
-        """The argument that is each tensor's address, by name; None if one has none, or an argument is not known.
+        """The argument that is each tensor's address, by name. Returns None if one has none, or an argument is
+        not known.
 
         target  C, or None where none is stored
         """

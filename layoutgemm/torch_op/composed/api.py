@@ -124,7 +124,7 @@ def composed_product(
 def with_rows_chosen(
     a: Operands, asked: AskedParts, rows: torch.Tensor, values: Tensors
 ) -> tuple[Operands, AskedParts, Tensors]:
-    """A product with a prologue in terms of the first A's chosen rows: operands, parts, vectors.
+    """A product with a prologue in terms of the first A's chosen rows. Returns operands, parts and vectors.
 
     Raises as `of_chosen_rows`.
     """

@@ -1,4 +1,6 @@
-"""Derivatives of composed products: of a sum of products by products, else of the parts as torch computes them.
+"""Derivatives of composed products.
+
+Those of a sum of products come by products, others of the parts as torch computes them.
 
     forward    the kernel, what an epilogue writes into new tensors
     backward   of a sum of products, the products of each pair; else float32 sums again, and the parts by torch

@@ -1,4 +1,4 @@
-"""A checked call of a composed product, computed now: by one kernel, or in float64 on the CPU.
+"""A checked call of a composed product, computed now. One kernel does it, or float64 on the CPU.
 
     sums       each A by its B, in float64; two pairs are added, and several sums combined
     epilogue   in float32, as `Epilogue.reference`; bias and activation in float64

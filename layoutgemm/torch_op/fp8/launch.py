@@ -134,7 +134,7 @@ class KeptBothWays:
         return self.lines.mask
 
     def run(self, at: int, index: int) -> tuple[Pair, Pair]:
-        """Quantise what lies at an address, on the current device and stream: x, and its transpose."""
+        """Quantise what lies at an address, on the current device and stream. It writes x, and its transpose."""
         lines, columns = self.lines.empty(), self.columns.empty()
         addresses = at, *[x.data_ptr() for x in (*columns, *lines)]
         self.lines.direct.launch(addresses, raw_stream(index))

@@ -1,4 +1,4 @@
-"""torch.ops.layoutgemm.added_rows: rows added to those that indices name, the same bits on every run.
+"""torch.ops.layoutgemm.added_rows: rows added to those that indices name. It gives the same bits on every run.
 
     call                                       adds by
     ---------------------------------------    ------------------------------------------------------------------------
@@ -30,7 +30,7 @@ Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def added(x: torch.Tensor, indices: torch.Tensor, rows: torch.Tensor, ordered: bool = True) -> torch.Tensor:
-    """x with each of the rows added to the one that its index names; those outside are dropped.
+    """x with each of the rows added to the one that its index names. Rows with indices outside are dropped.
 
     >>> added(torch.zeros(2, 1), torch.tensor([1, 2, 1]), torch.tensor([[1.0], [2.0], [3.0]])).tolist()
     [[0.0], [4.0]]
@@ -103,7 +103,7 @@ def sums_of_product(
     ordered: object, product: Callable[..., torch.Tensor], a: object, b: object, add_rows: object,
     out: torch.Tensor | None, others: Mapping[str, object], weighs: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """A product's rows, added to `out` or to zeros behind it: of a call whose sums no kernel has, or in any order.
+    """A product's rows, added to `out` or to zeros behind it. No kernel has these sums, or they are in any order.
 
     ordered  as it was given; True: by the operator, the same bits on every run
     product  of a and b, with their rows in order: `matmul`, or `grouped_matmul`

@@ -329,7 +329,7 @@ def _on_cpu(call: IndexedCall, given: IndexedOperands) -> torch.Tensor:
 
 
 def placed(call: IndexedCall, given: IndexedOperands, value: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-    """The product's rows in a new result or `out`: in rows `out_rows`, or those that count."""
+    """The product's rows in a new result or `out`. They go to rows `out_rows`, or to those that count."""
     if given.counts is not None and out is not None:
         return out.copy_(torch.where(counted(given).unsqueeze(-1), value, out))
     if given.add_rows is not None:

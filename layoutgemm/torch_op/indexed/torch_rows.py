@@ -14,7 +14,7 @@ from ..checks import tracing_state
 
 
 def known_indices(x: torch.Tensor) -> npt.NDArray[np.int64] | None:
-    """The indices that the host sees; None for those of a GPU, and for traced or mapped ones.
+    """The indices that the host sees, or None. A GPU's, traced and mapped ones give None.
 
     >>> known_indices(torch.tensor([2, 0])).tolist(), known_indices(torch.empty(2, device="meta"))
     ([2, 0], None)
@@ -62,7 +62,8 @@ def scattered(into: torch.Tensor, indices: torch.Tensor, rows: torch.Tensor) -> 
 
 
 def gathered(a: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """A's chosen rows, zeros for indices outside; 8 bits as integers, which all of torch's kernels take."""
+    """A's chosen rows, zeros for indices outside. Elements of 8 bits go as integers, which all of torch's kernels
+    take."""
     if a.dtype.itemsize > 1:
         return selected(a, rows)
     return selected(a.view(torch.uint8), rows).view(a.dtype)

@@ -1,4 +1,6 @@
-"""torch.ops.layoutgemm.combined_matmul: a function of several products, as torch's compiler and functorch see it.
+"""torch.ops.layoutgemm.combined_matmul, a function of several products.
+
+Torch's compiler and functorch see it as this.
 
 `function` is `Combined.json`, and `numbers` has its numbers in their order. Gradients recompute the products in
 float32: torch differentiates the function, and each product has its two gradients. vmap makes a batch of rows; matrices
@@ -85,14 +87,15 @@ def dispatched(call: CombinedCall, config: Config | None) -> torch.Tensor:
 
 
 def derivable(call: CombinedCall) -> torch.Tensor:
-    """The product by operators that have derivatives of every order: float32 sums, and the function by torch."""
+    """The product by operators that have derivatives of every order. They are float32 sums, and the function by
+    torch."""
     a, matrices, how, numbers, kind = call
     sums = [differentiable(a, b, torch.float32) for b in matrices]
     return combined_sums(how, sums, numbers).to(kind)
 
 
 class _RecordedSeveral(torch.autograd.Function):
-    """A product of several matrices with its gradients: products are computed again, the function's by torch."""
+    """A product of several matrices with its gradients. Products are computed again, the function's by torch."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""A grouped product of a function of a's elements, checked and computed now: by a Hopper kernel, or on the CPU.
+"""A grouped product of a function of a's elements, checked and computed now. A Hopper kernel does it, or the CPU.
 
     groups     a             along M          along K
     -------    ----------    -------------    ------------------------
@@ -107,7 +107,7 @@ def parameter(said: str) -> str:
 
 
 def function_of_groups(product: GroupedPrologue) -> torch.Tensor:
-    """f(A) by torch, as `function_of` has it: a row is computed with its group's vectors."""
+    """f(A) by torch, as `function_of` has it. A row is computed with its group's vectors."""
     given = dict(product.given)
     for operand in product.prologue.operands:
         value = given[operand.name]

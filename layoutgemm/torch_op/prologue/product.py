@@ -1,4 +1,4 @@
-"""A product of a function of a's elements, checked and computed now: by a Hopper kernel, or in float64 on the CPU.
+"""A product of a function of a's elements, checked and computed now. A Hopper kernel does it, or float64 on the CPU.
 
 The function is computed in float32 and rounded to a's type. A batch of one is a product of two matrices. Of no elements
 of K the sums are 0, and bias and activation follow.
@@ -108,7 +108,7 @@ def check_type(a: torch.Tensor) -> None:
 
 
 def order_for(x: torch.Tensor, usual: str) -> str:
-    """The order in which a kernel reads a matrix: of 8 bits the usual one, K contiguous."""
+    """The order in which a kernel reads a matrix. That of 8 bits is the usual one, K contiguous."""
     return usual if x.element_size() == 1 else order_of(x, usual)
 
 
@@ -146,7 +146,7 @@ def check_gate(activation: object) -> None:
 
 
 def function_of(a: torch.Tensor, prologue: Prologue, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """f(A) by torch in float32, rounded to A's type; with derivatives where they are recorded.
+    """f(A) by torch in float32, rounded to A's type. It has derivatives where they are recorded.
 
     given  vectors, or a number for each element of A
     """

@@ -1,4 +1,6 @@
-"""A traced call's operands with a prologue: of two matrices, batches or groups, refused under torch.compile.
+"""A traced call's operands with a prologue, refused under torch.compile.
+
+They are of two matrices, batches or groups.
 
 The compiler's tracer meets no exception of ours: see `torch_op.compiled.traced`.
 """

@@ -1,4 +1,6 @@
-"""layoutgemm.quantized_grouped_matmul: rows in groups, each times packed weights of its own expert, in one launch.
+"""layoutgemm.quantized_grouped_matmul: rows in groups, times packed weights.
+
+Each group has its own expert's weights, all in one launch.
 
 The gradient of x is a grouped product with dequantised weights. On the CPU groups are multiplied one by one in float64.
 """

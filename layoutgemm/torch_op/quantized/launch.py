@@ -1,4 +1,4 @@
-"""A checked product with packed weights, computed now: on a GPU by a kernel, on the CPU in float64.
+"""A checked product with packed weights, computed now. On a GPU a kernel does it, on the CPU float64.
 
     compute capability    kernel                     packed weights    x    C
     ------------------    -----------------------    --------------    -    --------------------------------
@@ -283,7 +283,8 @@ def plan_of(call: QuantizedCall, rows: int, x: str, bias: str | None, sms: int) 
 def plans_of(
     call: QuantizedCall, rows: int, x: str, bias: str | None, sms: int
 ) -> tuple[tuple[int, Sm90Plan], ...]:  # fmt: skip
-    """(first output feature, plan) of each launch of a product by wgmma: one, or several that take less time."""
+    """(first output feature, plan) of each launch of a product by wgmma. There is one, or several that take less
+    time."""
     (n, k), become, first, made = call.size, "e4m3" if x in FLOAT8 else x, 0, []
     parts = packed_parts(n, rows, k, sms, become, call.format) if call.config is None else ()
     if isinstance(call.config, FeatureParts):

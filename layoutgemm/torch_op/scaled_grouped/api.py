@@ -1,4 +1,7 @@
-"""layoutgemm.scaled_matmul and grouped_matmul: a kept launch, or all checks, then a kernel or torch's dispatcher."""
+"""layoutgemm.scaled_matmul and grouped_matmul.
+
+A call is a kept launch, or all checks, then a kernel or torch's dispatcher.
+"""
 
 from __future__ import annotations
 
@@ -356,7 +359,7 @@ def grouped_matmul(
     prologue: Prologue | None = None, add_rows: torch.Tensor | None = None, combine: Combine | None = None,
     ordered: bool = True,
 ) -> torch.Tensor:  # fmt: skip
-    """A grouped GEMM, as in a mixture of experts: a product for each group, in one launch.
+    """A grouped GEMM, as in a mixture of experts. It is a product for each group, in one launch.
 
     The ranks of a and b say what the groups are of, as in torch.nn.functional.grouped_mm:
 
@@ -630,7 +633,7 @@ _record = recorder(_RecordedGroups)
 def gradients_of(
     a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, said: str, wanted: Sequence[bool], grad: torch.Tensor
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The gradients of A and B, where wanted: by kept launches, or by `grouped_matmul`, which records them.
+    """The gradients of A and B, where wanted. Kept launches compute them, or `grouped_matmul`, which records them.
 
     said  what `groups` are: "offsets" or "offs"
     """

@@ -1,4 +1,6 @@
-"""Gates of grouped products, as of experts with SwiGLU: act(A[g] @ W_gate[e]) * (A[g] @ W_up[e]), in the kernel.
+"""Gates of grouped products, as of experts with SwiGLU, in the kernel.
+
+They compute act(A[g] @ W_gate[e]) * (A[g] @ W_up[e]).
 
 b                                          by
 -----------------------------------------  ------------------------------------------------------------------

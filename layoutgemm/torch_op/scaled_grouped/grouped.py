@@ -1,4 +1,4 @@
-"""Grouped products of operands of any kind: checked, then by a kernel, or on the CPU in float64.
+"""Grouped products of operands of any kind. They are checked, then computed by a kernel, or on the CPU in float64.
 
     a             b             groups         result       group e                                  on a GPU
     ------------  ------------  -------------  -----------  ---------------------------------------  ------------------
@@ -129,7 +129,8 @@ def groups_of(
 
 
 def check_expected(rows: object, groups: object, config: object, of: str = "groups of rows") -> None:
-    """Raise OperandError for `rows` that choose no tiles: no int of at least 1, no groups, or a configuration.
+    """Raise OperandError for `rows` that choose no tiles. Such rows are no int of at least 1, or there are no groups,
+    or a configuration.
 
     of  the groups whose tiles they may choose, which `groups` are, or None
     """
@@ -229,7 +230,7 @@ def _check_groups(a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, said: 
 
 
 def check_values(ends: list[int], said: str, a: torch.Tensor, b: torch.Tensor, name: str = "a") -> None:
-    """Raise OperandError, with the first that is wrong, for values that are no groups; `name` is a's in errors.
+    """Raise OperandError, with the first that is wrong, for values that are no groups. `name` is a's in errors.
 
     Groups along K of 8-bit floats are in blocks, as the kernel has them.
     """
@@ -375,12 +376,12 @@ def finished(
 
 
 def group_of_rows(call: GroupedCall, groups: torch.Tensor) -> torch.Tensor:
-    """The group of each row of a product in groups of rows; the last one for rows in none."""
+    """The group of each row of a product in groups of rows. Rows in no group have the last one."""
     return group_of_lines(call, groups, call.shape[0])
 
 
 def group_of_lines(call: GroupedCall, groups: torch.Tensor, lines: int) -> torch.Tensor:
-    """The group of each row, or of each line of K; the last one for those in none."""
+    """The group of each row, or of each line of K. Those in no group have the last one."""
     ends = groups[1:] if call.said == OFFSETS else groups
     line = torch.arange(lines, device=groups.device)
     return torch.searchsorted(ends.long(), line, right=True).clamp(max=call.experts - 1)
@@ -442,7 +443,7 @@ def counted(counts: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 def in_groups(shape: Sequence[int], said: str, groups: torch.Tensor) -> torch.Tensor:
-    """A mask of the result's elements that are in a group; it broadcasts to the result.
+    """A mask of the result's elements that are in a group. It broadcasts to the result.
 
     Columns are the last dimension of a result whose transpose has rows: `shape` is the transpose's then.
 
@@ -525,7 +526,7 @@ def plan_of(
 def types_and_scales(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, finish: BiasActivation
 ) -> tuple[tuple[str, str, str], tuple[int, ...] | None]:
-    """The types of A, B and C with their orders, and the main loop's scales; None for a plain sum."""
+    """The types of A, B and C with their orders, and the main loop's scales. A plain sum has None for these."""
     recipes = call.recipes
     scales = None if recipes is None else recipes.groups if recipes.in_mainloop else None if finish.fast else ()
     order = "col" if a.dtype in FP8 or (b.stride(-2) == 1 and b.stride(-1) != 1) else "row"
@@ -591,7 +592,7 @@ def _plan_along_k(
 
 
 def epilogue_of_call(call: GroupedCall, finish: BiasActivation) -> Epilogue:
-    """The epilogue of a call: the scales that the main loop leaves, bias, and an activation but for a gate."""
+    """The epilogue of a call. It has the scales that the main loop leaves, bias, and an activation but for a gate."""
     bias = None if finish.bias is None else C_NAMES[finish.bias.dtype]
     return epilogue_of(call.recipes or Recipes("", ""), bias, finish.activation)
 
@@ -600,7 +601,8 @@ def chosen(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], scales: tuple[int, ...] | None, index: int,
     config: Sm90Config | None, masked: bool = False, gate: str | Combined | None = None, columns: int = 1,
 ) -> tuple[Sm90Config, str]:  # fmt: skip
-    """The configuration of a grouped kernel, and why: the caller's, the measured one, or the default for its rows.
+    """The configuration of a grouped kernel, and why. It is the caller's, the measured one, or the default for its
+    rows.
 
     sizes    M, N, K and the groups; of masked groups M is each one's
     gate     the function of a gate, or of products with several matrices; or None

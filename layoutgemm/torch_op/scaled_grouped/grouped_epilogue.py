@@ -159,7 +159,7 @@ class GroupedFactors(NamedTuple):
 
     @property
     def counted_rows(self) -> list[torch.Tensor]:
-        """The row indices that count, on the CPU: of all groups, or of each masked one."""
+        """The row indices that count, on the CPU. They are of all groups, or of each masked one."""
         assert self.rows is not None
         if self.rows.ndim == 1:
             return [self.rows]
@@ -479,7 +479,7 @@ def _check_names_of_numbers(of: GroupedFactors, further: FurtherMatrices, operan
 
 
 def together(of: GroupedFactors, sums: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One matrix of the products with each B: the function of them, or the only one."""
+    """One matrix of the products with each B. It is the function of them, or the only one."""
     return sums[0] if of.further is None else combined_sums(of.further.how, sums, of.further.numbers)
 
 

@@ -1,4 +1,4 @@
-"""layoutgemm.fp8_grouped_matmul: groups of rows in fp8 of operands of 16 or 32 bits, with gradients in fp8.
+"""layoutgemm.fp8_grouped_matmul: groups of rows in fp8, with gradients in fp8. Operands have 16 or 32 bits.
 
 Each product quantises its operands along the dimension that it sums over:
 
@@ -115,7 +115,7 @@ def _check(a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, said: 
 
 
 class _Fp8Groups(torch.autograd.Function):
-    """A grouped product of operands that are quantised for it; its gradients are such products too.
+    """A grouped product of operands that are quantised for it. Its gradients are such products too.
 
     form  groups of rows, or along K: the gradient of the first one's matrices. With G the result's gradient:
 

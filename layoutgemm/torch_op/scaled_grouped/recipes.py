@@ -1,4 +1,4 @@
-"""Scale recipes: which part of an operand shares a scale, by torch's names or by the scales' shape.
+"""Scale recipes: which part of an operand shares a scale. They go by torch's names or by the scales' shape.
 
     recipe                 a scale for                    scales of a (M, K)          scales of b (K, N)
     ---------------------  -----------------------------  --------------------------  ------------------------------
@@ -130,7 +130,7 @@ def fast_accum(given: object) -> bool:
 
 
 def recipe_text(name: str, recipe: object) -> str:
-    """A recipe by its name, "" for None: torch.nn.functional.ScalingType's member, or the member's name.
+    """A recipe by its name, "" for None. It is torch.nn.functional.ScalingType's member, or the member's name.
 
     Raises OperandError, naming the argument, for a recipe that is unknown, or that Hopper's tensor cores lack.
 

@@ -167,7 +167,8 @@ def span_of(k: int, recipes: Recipes, *scales: torch.Tensor | None) -> int:
 
 
 def unswapped(config: Config | None) -> Sm90Config | None:
-    """The configuration of a choice, as `layoutgemm.tune` gives it; a swapped one as it is, for `check_config`."""
+    """The configuration of a choice, as `layoutgemm.tune` gives it. A swapped one stays as it is, for
+    `check_config`."""
     found = config.config if isinstance(config, Sm90Choice) and not config.swapped else config
     return cast("Sm90Config | None", found)
 

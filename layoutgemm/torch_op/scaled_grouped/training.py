@@ -1,4 +1,4 @@
-"""layoutgemm.fp8_matmul: a product in fp8 of operands of 16 or 32 bits, with its gradients in fp8.
+"""layoutgemm.fp8_matmul: a product in fp8, with its gradients in fp8. Operands have 16 or 32 bits.
 
 Each product quantises its operands along the dimension that it sums over:
 
@@ -78,7 +78,7 @@ def fp8_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, recipe_a: object, recipe_b: object,
     out_dtype: torch.dtype | None,
 ) -> torch.Tensor:  # fmt: skip
-    """fp8_matmul(x, weight.mT, bias=bias) of a weight (N, K): autograd records no view of it."""
+    """fp8_matmul(x, weight.mT, bias=bias) of a weight (N, K). Autograd records no view of it."""
     return _fp8(x, weight, bias, recipe_a, recipe_b, out_dtype, True)
 
 
@@ -181,7 +181,7 @@ def refuse_training(text: str, kind: type[OperandError] | type[TensorError] = Op
 
 
 class _Fp8Product(torch.autograd.Function):
-    """left @ right^T + bias of operands that are quantised for it; its gradients are such products too.
+    """left @ right^T + bias of operands that are quantised for it. Its gradients are such products too.
 
     With G the result's gradient, left's is G @ right by the same recipes, and right's is G^T @ left by `lines`. So the
     second derivative, and each after it, is the same rule once more.
@@ -352,7 +352,7 @@ def fp8_unrecorded(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None, recipes: Recipes,
     kind: torch.dtype, kept: Pair | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """The product of x (..., K) and a weight (N, K), without derivatives; half as many columns with a gate.
+    """The product of x (..., K) and a weight (N, K), without derivatives. With a gate it has half as many columns.
 
     kept  the weight as it was quantised before, or None: it is quantised now
     """

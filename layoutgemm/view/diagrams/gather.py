@@ -20,7 +20,7 @@ MOST = 256  # rows of a tile that is drawn
 def gather_svg(
     plan: GatherPlan, rows: Sequence[int] | None = None, column: int = 0, *, title: str | None = None
 ) -> str:
-    """Draws a gather or a scatter: rows of the tensor at the left, rows of the tile at the right, lines between.
+    """Draws a gather or a scatter. Rows of the tensor are at the left, rows of the tile at the right, lines between.
 
     rows     the tensor's row for each row of the tile; None: rows evenly spread over the tensor
     column   the first column of the tile

@@ -18,7 +18,7 @@ TENSOR = lighter(hue(2), 0.5)
 
 @checked()
 def im2col_svg(plan: Im2colPlan, index: tuple[int, int] = (0, 0), box: int = 0, *, title: str | None = None) -> str:
-    """Draws the pixels of one im2col load: of the plane in which it begins, W across and H downwards.
+    """Draws the pixels of one im2col load. They are of the plane in which it begins, W across and H downwards.
 
     index   the number of the tile along the rows and the columns of A
     box     the instruction of the tile

@@ -1,4 +1,4 @@
-"""The tensor memory of a tcgen05.mma: its accumulator, its A and its scale factors over lanes and columns."""
+"""The tensor memory of a tcgen05.mma, over lanes and columns. It shows its accumulator, its A and its scale factors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ COPY = 0.5  # how much lighter a further copy of an element is
 
 @checked()
 def tmem_svg(atom: Tcgen05Atom, *, title: str | None = None) -> str:
-    """Draws the tensor memory of a tcgen05.mma: a grid of 128 lanes and its columns for each operand that is there.
+    """Draws the tensor memory of a tcgen05.mma. It has a grid of 128 lanes and its columns for each operand that is
+    there.
 
     These are the accumulator C, A where it comes from tensor memory, the scale factors SFA and SFB, and the metadata E
     of a sparse A, four bits a group. Columns are

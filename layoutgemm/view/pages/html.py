@@ -1,4 +1,4 @@
-"""Linked pages: one HTML file in which an element lights up in A, B, C and shared memory at once.
+"""Linked pages, one HTML file each. An element lights up in A, B, C and shared memory at once.
 
 A page needs nothing but itself: style, script and data are inside, and its content security policy forbids it to fetch
 anything. It works with mouse, touch and keyboard, in light and dark, and offers a field to jump to an element, a thread
@@ -22,7 +22,7 @@ from layoutgemm.layouts import Swizzle, display
 from layoutgemm.layouts.display import PicturedLayout
 from layoutgemm.lazy_numpy import np
 from layoutgemm.view.canvas import escape
-from layoutgemm.view.grid import Drawable, evaluate, thread_value
+from layoutgemm.view.grid import Drawable, by_threads, evaluate, thread_value
 from layoutgemm.view.pages.banks import swizzle_figure
 from layoutgemm.view.pages.copy import copy_figure
 from layoutgemm.view.pages.model import THREADS, Figure, Holders, PageMatrix
@@ -74,6 +74,7 @@ def tv_figure(tv: Drawable, tile: Sequence[int], *, title: str | None = None) ->
     >>> "T" in tv_html(Layout(((4, 8), (2, 2)), ((32, 1), (16, 8))), (16, 8))
     True
     """
+    tv = by_threads(tv)
     threads, values = thread_value(tv)
     size = (int(tile[0]), int(tile[1]))
     t, v = (grid.ravel() for grid in np.indices((threads, values)))

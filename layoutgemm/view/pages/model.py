@@ -235,7 +235,8 @@ class PageMatrix:
 
 @dataclass(frozen=True)
 class Figure:
-    """A page: its heading and its matrices; blocks: dimension -> (the one of which it counts blocks, their size)."""
+    """A page: its heading and its matrices. `blocks` maps a dimension -> (the one of which it counts blocks, their
+    size)."""
 
     title: str
     notes: tuple[str, ...]

@@ -7,7 +7,7 @@ from math import prod
 
 from layoutgemm.atoms import SmemTile
 from layoutgemm.lazy_numpy import np
-from layoutgemm.view.grid import Drawable, Offset, evaluate, extent, rows_by_columns
+from layoutgemm.view.grid import Drawable, Offset, evaluate, extent, in_one_line, rows_by_columns
 from layoutgemm.view.pages.model import Fact, Figure, Holder, Holders, Memory, PageMatrix, Paint, Planes, Table
 from layoutgemm.view.palette import HUES, each_hue
 from layoutgemm.view.svg import span_text
@@ -27,7 +27,8 @@ def axes(shape: tuple[int, int]) -> tuple[Table, Table]:
 
 
 def holder_paint(holder: Holder, holders: Holders) -> Paint:
-    """Colours by the first that holds an element, as in `tv_svg`: by warps if there are several, quads, or threads."""
+    """Colours by the first that holds an element, as in `tv_svg`. They are by warps if there are several, else by
+    quads, or threads."""
     per = 32 if holder.count > 32 else 4 if holder.count > 8 else 1
     groups = -(-holder.count // per)
     warps = holder.name == "thread" and per == 32
@@ -113,6 +114,7 @@ def layout_figure(layout: Drawable, *, title: str | None = None) -> Figure:
     >>> layout_figure(Layout((4, 8, 3))).matrices[0].planes
     Planes(names=('k',), extents=(3,), width=8)
     """
+    layout = in_one_line(layout)
     extents = [extent(mode) for mode in (layout.shape if isinstance(layout.shape, tuple) else (layout.shape,))]
     if not extents:
         rows_by_columns(layout)  # says so

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from layoutgemm.view.grid import Drawable, owners_of, planes_of
+from layoutgemm.view.grid import Drawable, by_threads, owners_of, planes_of
 from layoutgemm.view.svg import offset_text
 
 from ...arguments import checked
@@ -54,8 +54,8 @@ def tv_table(tv: Drawable, tile: tuple[int, int], *, rows: range | None = None, 
     4 | 16:0 16:1 17:0 17:1 18:0 18:1 19:0 19:1
     8 |  0:2  0:3  1:2  1:3  2:2  2:3  3:2  3:3
     """
+    tv = by_threads(tv)
     found = owners_of(tv, tile, rows, columns)
-
     cells = [[owner_text(cell) for cell in row] for row in found.held]
     return f"{tv} over ({tile[0]},{tile[1]}), thread:value\n" + table(cells, found.rows, found.columns)
 

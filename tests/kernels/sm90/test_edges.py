@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from layoutgemm.kernels import GemmPlan
-from layoutgemm.kernels.derive import EdgeBoxes, GroupEdgeBoxes
-from layoutgemm.kernels.ragged import Ragged
+from layoutgemm.kernels.derive import EdgeBoxes
 from layoutgemm.kernels.sm90.edges import ends_check
 from layoutgemm.kernels.sm90.plan import Sm90Plan
 from tests.kernels.sm90.table import TABLE, small
@@ -90,20 +89,6 @@ def test_wrong_plans_are_found(cluster: tuple[int, int]) -> None:
         assert not mutant.check(), name
         if name not in ("units of C", "shares too near"):  # which copy more from outside: no other product
             assert outcome(mutant), name
-
-
-@pytest.mark.parametrize("cluster", [(1, 1), (1, 2), (2, 1)], ids=str)
-def test_groups_have_boxes_of_half_a_tile(cluster: tuple[int, int]) -> None:
-    """They begin at any row: a tile that has half its rows or fewer left has at most 31 of 64 outside."""
-    config = small(loader="warp", cluster=cluster, **({"turn_last_pair": True} if cluster == (2, 1) else {}))
-    made = Sm90Plan.derive(70, 40, 72, batch=2, b="bf16:col", config=config, ragged=Ragged.of(2))
-    a, right = made.a, made.a.ends
-    assert isinstance(right, GroupEdgeBoxes) and right.last(70) == right.box // 2 and made.check()
-    assert made.operand("A", True).ends is (None if cluster == (2, 1) else right)
-    assert ends_check(a, 64, made.c.dtype)
-    for wrong in (replace(right, box=2 * right.box), replace(right, line=right.line + 16)):
-        assert not ends_check(replace(a, ends=wrong), 64, made.c.dtype), wrong
-    assert "loads boxes of as many" in made.explain()
 
 
 def test_it_is_explained() -> None:

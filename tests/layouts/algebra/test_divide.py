@@ -407,6 +407,15 @@ def test_tile_to_shape() -> None:
         assert image(default) == image(Layout(*left).tile_to_shape(target, tuple(range(rank))))
 
 
+def test_a_block_of_the_targets_shape_fills_it_whatever_its_values() -> None:
+    """One copy needs no complement, which a layout of overlapping modes has not."""
+    block, M = Layout((4, 3), (1, 2)), dim("M")
+    assert str(block.tile_to_shape((4, 3))) == "((4,1),(3,1)):((1,0),(2,0))"
+    assert str(Layout((4, M), (1, 2)).tile_to_shape((4, M))) == "((4,1),(M,1)):((1,0),(2,0))"
+    with pytest.raises(LayoutError, match="mode 3:2 begins at 2, below 4"):
+        block.tile_to_shape((8, 3))
+
+
 def test_tile_to_shape_refuses_what_does_not_divide() -> None:
     with pytest.raises(LayoutError, match="extent 6, no multiple of the block's 4"):
         Layout((4, 8)).tile_to_shape((6, 8))

@@ -497,3 +497,35 @@ def test_what_digits_do_not_compute_is_named() -> None:
     assert "NormalForm" not in answer.why
     with pytest.raises(LayoutError, match="the extent of m must be an integer or a symbol, not 'M'"):
         prove_formulas(lambda m: m, lambda m: m, m="M")
+
+
+def test_an_empty_box_is_refused() -> None:
+    """Any two formulas agree on a box without coordinates."""
+    for n in (0, -2):
+        with pytest.raises(LayoutError, match=f"the extent of x is {n}: .* at least 1"):
+            prove_formulas(lambda x: x, lambda x: x + 1, x=n)
+    for least in (0, -3):
+        extent = dim(f"e{-least}", min=least)
+        for f in (lambda x: 5 % M + x * 0, lambda x, n=extent: n * x):
+            answer = prove_formulas(f, f, x=extent)
+            assert isinstance(answer, Undecided) and f"needs {extent} >= 1" in answer.why
+
+
+def test_a_quotient_by_a_symbol_that_may_be_0_is_not_proven() -> None:
+    z = dim("zero", min=0)
+    for f, g in ((lambda x: x * z // z, lambda x: x), (lambda x: x * z % z, lambda x: 0)):
+        answer = prove_formulas(f, g, x=4)
+        assert isinstance(answer, Undecided) and "needs zero >= 1" in answer.why
+
+
+def test_a_formula_that_takes_no_arrays_is_tried_at_few_coordinates() -> None:
+    """Its values come one by one: all small sizes would take most of a minute."""
+    calls = 0
+
+    def slow(x: Any, y: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return (minimum(M + 3, y) + x) % 3
+
+    assert isinstance(prove_formulas(slow, slow, x=M, y=5), Undecided)
+    assert calls < 20_000

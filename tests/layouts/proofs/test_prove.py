@@ -393,3 +393,18 @@ def test_a_broadcast_mode_beside_coordinates_is_no_injection(facts: dict[str, in
     found = Layout((4, dim("n", **facts)), (E(0), 0)).is_injective()
     assert isinstance(found, CounterExample) and found.index == 4
     assert Layout((4, 1), (E(0), 0)).is_injective() and Layout((dim("n", **facts), 4), (E(0), E(1))).is_injective()
+
+
+def test_disjoint_by_what_all_strides_have_in_common():
+    """6i and 3 + 4j differ modulo 2, at every size."""
+    assert disjoint(Layout(M, 6), Layout(N, 4), 3).steps == ("modulo 2 the difference lies in 1..1",)
+    assert not disjoint(Layout(M, 6), Layout(N, 4), 2)
+
+
+def test_undecided_states_the_question():
+    for answer, question in (
+        (covers(Layout((3, M), (1, 2)), 2 * M + 1), "(3,M):(1,2) covering 0..2*M: "),
+        (disjoint(Layout(M, 6), Layout(N, 10), 15 * 10**8 + 2), "M:6 and 1500000002 + N:10 sharing no value: "),
+        (injective(Layout((M + 1, M), (M, M + 1))), "(M+1,M):(M,M+1) being injective: "),
+    ):
+        assert isinstance(answer, Undecided) and answer.why.startswith(question)

@@ -402,6 +402,18 @@ def test_sympy_symbols_are_accepted_where_symbols_are():
     assert Layout((4, sympy.Integer(3))) == Layout((4, 3)) and Layout((4, sympy.Integer(3))).__class__ is Layout
 
 
+@pytest.mark.parametrize("lost", ["odd", "prime", "composite", "nonzero"])
+def test_a_sympy_assumption_that_an_entry_does_not_keep_is_refused(lost):
+    """4:p and 4:0 differ at p = 0 only where p may be 0: a counterexample must not break an assumption."""
+    with pytest.raises(LayoutError, match=f"p has the assumptions .*{lost}=True"):
+        Layout(4, sympy.Symbol("p", integer=True, **{lost: True}))
+
+
+def test_two_sympy_dummies_of_one_name_are_not_one_symbol():
+    with pytest.raises(LayoutError, match="_t is a Dummy of SymPy"):
+        Layout(4, sympy.Dummy("t", integer=True))
+
+
 def test_entries_to_sympy_and_back():
     M, N, A = dim("M"), dim("N"), dim("A", multiple_of=64, max=4096)
     rng = random.Random(13)

@@ -319,3 +319,15 @@ def test_division_by_zero_and_inexact_quotients_raise():
         M // 64
     with pytest.raises(MissingFact, match=r"\(M\*N\) % 64: needs 64 \| M or 64 \| N or M\*N <= 63"):
         M * N % 64
+
+
+@pytest.mark.parametrize("least", [0, -3])
+def test_a_divisor_that_may_be_0_is_refused(least):
+    """z // z is 1 at every z but 0, where it has no value."""
+    z = dim(f"z{-least}", min=least)
+    for p in (z, 4 * z, z * z, 0):
+        for divide in (lambda p: p // z, lambda p: p % z, lambda p: divmod(p, z)):
+            with pytest.raises(MissingFact, match=rf"a division by zero where {z} is 0: needs {z} >= 1"):
+                divide(p)
+    negative = symbol(None, -1)
+    assert 4 * negative // negative == 4

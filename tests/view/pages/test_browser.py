@@ -12,7 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from layoutgemm.atoms import TiledMma, ldmatrix, mma_sync, smem_tile, tcgen05_mma, wgmma
+from layoutgemm.atoms import (
+    TiledMma,
+    ldmatrix,
+    make_tiled_copy_tv,
+    mma_sync,
+    smem_tile,
+    tcgen05_mma,
+    universal_copy,
+    wgmma,
+)
 from layoutgemm.kernels.sm90.plan import Sm90Config, Sm90Plan
 from layoutgemm.layouts import Layout, Swizzle
 from tests import needs
@@ -422,3 +431,22 @@ def test_a_large_plan(show):
     assert "warp 5" in page.told() and "accumulator 0" in page.told()
     assert page.page.get_attribute('figure[data-picture="C"]', "data-held") == "224"
     assert page.page.get_attribute('figure[data-picture="B in shared memory"]', "data-linked") == "64"
+
+
+def test_all_elements_of_a_picture_are_written_in_letters_of_one_size(show):
+    """T100 is longer than T99: the letters were smaller there, or left out."""
+    copy = make_tiled_copy_tv(universal_copy(128, "bf16"), Layout((16, 8), (8, 1)), Layout((1, 8)))
+    page = show(copy.html(), width=1400, height=1200)
+    fonts = page.page.evaluate(
+        """() => pictures.map((picture) => {
+          const context = picture.base.getContext("2d"), found = {}, fill = context.fillText;
+          context.fillText = function (...texts) {
+            if (context.font.includes("monospace")) found[context.font] = (found[context.font] ?? 0) + 1;
+            return fill.apply(context, texts);
+          };
+          picture.redraw();
+          delete context.fillText;
+          return [picture.name, Object.values(found)];
+        })"""
+    )
+    assert len(fonts) >= 2 and all(counts == [2 * 16 * 64] for _, counts in fonts), fonts

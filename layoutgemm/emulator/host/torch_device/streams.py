@@ -17,7 +17,7 @@ from ...turns import OwnStack
 
 
 class HostStream:
-    """A stream: all work is done when it is asked for, but for what a graph captures."""
+    """A stream. All work is done when it is asked for, but for what a graph captures."""
 
     device_index = 0
     device_type = 1  # CUDA, as torch numbers types of devices

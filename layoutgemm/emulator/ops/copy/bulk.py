@@ -1,4 +1,4 @@
-"""Bulk copies and asynchronous stores: cp.async.bulk, cp.reduce.async.bulk, st.async, red.async.
+"""Bulk copies and asynchronous stores. They are cp.async.bulk, cp.reduce.async.bulk, st.async, red.async.
 
 The copy engine reads and writes through the async proxy. A copy into shared memory counts its bytes down on an mbarrier
 of the destination block. A copy into global memory is in its thread's bulk group. With policy "late" a load lands when
@@ -253,7 +253,7 @@ def _between_blocks(program: Program, ins: PtxInstruction, combine: Combine | No
 
 @operation("cp.async.bulk.global")
 def into_global(program: Program, ins: PtxInstruction) -> Run:
-    """cp.async.bulk from shared to global memory, in the thread's bulk group; .cp_mask: some bytes of every 16."""
+    """cp.async.bulk from shared to global memory, in the thread's bulk group. With .cp_mask: some bytes of every 16."""
     words = known(ins, *_COMMON, "shared::cta", "cp_mask")
     if ins.words[4] != "shared::cta" or "bulk_group" not in words:
         raise ValueError(f"{ins.opcode} is not emulated")
@@ -319,7 +319,8 @@ def _combine(name: str, kind: str) -> Combine:
 
 @operation("cp.reduce.async.bulk.shared::cluster", "cp.reduce.async.bulk.global")
 def reduce_bulk(program: Program, ins: PtxInstruction) -> Run:
-    """cp.reduce.async.bulk: an operation, element by element, of shared memory on global or another block's memory."""
+    """cp.reduce.async.bulk: an operation of shared memory on global or another block's memory. It works element by
+    element."""
     words = known(ins, *_COMMON, "reduce", "shared::cluster", "shared::cta", "noftz", *_REDUCTIONS, ins.words[-1])
     name = next(word for word in _REDUCTIONS if word in words)
     combine = _combine(name, ins.words[-1])
@@ -369,7 +370,7 @@ def _remote_store(program: Program, ins: PtxInstruction, count: int, kind: str, 
 
 @operation("st.async")
 def store_async(program: Program, ins: PtxInstruction) -> Run:
-    """st.async: a register or a vector to the shared memory of a block, whose mbarrier counts the bytes."""
+    """st.async of a register or a vector to the shared memory of a block. The block's mbarrier counts the bytes."""
     kind = ins.words[-1]
     words = known(ins, "async", "weak", "shared::cluster", "mbarrier::complete_tx::bytes", "v2", "v4", kind)
     count = next((int(word[1:]) for word in words if word in ("v2", "v4")), 1)
@@ -380,7 +381,7 @@ def store_async(program: Program, ins: PtxInstruction) -> Run:
 
 @operation("red.async")
 def reduce_async(program: Program, ins: PtxInstruction) -> Run:
-    """red.async: an operation on the shared memory of a block, whose mbarrier counts the bytes."""
+    """red.async, an operation on the shared memory of a block. The block's mbarrier counts the bytes."""
     kind, scope = ins.words[-1], ("relaxed", "cluster", "shared::cluster")
     words = known(ins, "async", *scope, "mbarrier::complete_tx::bytes", *_REDUCTIONS, kind)
     if "mbarrier::complete_tx::bytes" not in words or kind not in ("u32", "s32", "u64", "s64", "b32"):

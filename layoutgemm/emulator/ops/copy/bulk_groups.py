@@ -158,7 +158,8 @@ def bulk_commit(program: Program, ins: PtxInstruction) -> Run:
 
 @operation("cp.async.bulk.wait_group", operands=1)
 def bulk_wait(program: Program, ins: PtxInstruction) -> Run:
-    """cp.async.bulk.wait_group: until at most N of the thread's groups are pending, or (.read) unread."""
+    """Waits until at most N of the thread's groups are pending, or (.read) unread. The instruction is
+    cp.async.bulk.wait_group."""
     known(ins, "async", "bulk", "wait_group", "read")
     constant(ins.operands[0])
     left, read = program.value(ins.operands[0], "u32"), "read" in ins.words

@@ -199,7 +199,7 @@ def commit(program: Program, ins: PtxInstruction) -> Run:
 
 @operation("cp.async.wait_group", "cp.async.wait_all")
 def wait(program: Program, ins: PtxInstruction) -> Run:
-    """cp.async.wait_group: wait until at most N of the most recent groups are pending; wait_all: none."""
+    """cp.async.wait_group: wait until at most N of the most recent groups are pending. wait_all: none."""
     known(ins, "async", "wait_group", "wait_all")
     every = "wait_all" in ins.words
     counted(ins, 0 if every else 1)

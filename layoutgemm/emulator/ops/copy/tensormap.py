@@ -129,7 +129,7 @@ def replace(program: Program, ins: PtxInstruction) -> Run:
 
 @operation("tensormap.cp_fenceproxy")
 def copy_and_release(program: Program, ins: PtxInstruction) -> Run:
-    """tensormap.cp_fenceproxy: a whole warp copies a map from shared to global memory and releases it."""
+    """tensormap.cp_fenceproxy by a whole warp. It copies a map from shared to global memory and releases it."""
     expected = ("cp_fenceproxy", "global", "shared::cta", "tensormap::generic", "release", "sync", "aligned")
     words = [word for word in ins.words[1:] if word not in SCOPES]
     if tuple(words) != expected or len(ins.words) != 9 or constant(ins.operands[2]) != BYTES:

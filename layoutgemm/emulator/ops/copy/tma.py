@@ -1,4 +1,4 @@
-"""TMA: cp.async.bulk.tensor both ways, cp.reduce.async.bulk.tensor, and the prefetch of a box.
+"""TMA: cp.async.bulk.tensor both ways, cp.reduce.async.bulk.tensor. The prefetch of a box is here too.
 
 PTX ISA, "Data Movement and Conversion Instructions: cp.async.bulk.tensor, cp.reduce.async.bulk.tensor,
 cp.async.bulk.prefetch.tensor". `atoms.tma.engine` defines the source and the destination of each element. Its answer
@@ -126,7 +126,7 @@ class TmaTransfer:
     def global_bits(
         self, coordinates: Sequence[int], stores: bool = False
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """Bit offset of each element in the tensor, and inside or not; stores: as a store writes them."""
+        """Bit offset of each element in the tensor, and inside or not. With `stores`, as a store writes them."""
         return tma_engine.global_bits(self.written if stores else self.tmap, coordinates)
 
     def shared_bits(self, offset: int) -> npt.NDArray[np.int64]:
@@ -252,7 +252,7 @@ class TmaTransfer:
 
 
 class FourRowTransfer(TmaTransfer):
-    """The elements of one tile::gather4 or tile::scatter4: pieces of four rows, one below the other."""
+    """The elements of one tile::gather4 or tile::scatter4. They are pieces of four rows, one below the other."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__(content)

@@ -58,7 +58,7 @@ class BatchedOperand:
 
 
 class InstructionRun:
-    """Instructions of one opcode in a row from `first` on; finish: (sums of products, C) -> D."""
+    """Instructions of one opcode in a row from `first` on. `finish` maps (sums of products, C) -> D."""
 
     def __init__(
         self,

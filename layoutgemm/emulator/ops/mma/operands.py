@@ -222,7 +222,7 @@ def codes(raw: npt.NDArray[np.uint8], bits: int, packing: str) -> npt.NDArray[np
 def accumulate(
     total: Matrix, left: Matrix, right: Matrix, adds: bool, half: bool = False, saturates: bool = False
 ) -> Matrix:
-    """left * right^T (+ total): float32, float32 rounded to f16, or i32 (in int64) that wraps or clamps."""
+    """left * right^T (+ total). The type is float32, float32 rounded to f16, or i32 (in int64) that wraps or clamps."""
     found = left @ right.T
     if total.dtype == np.int64:
         whole = found.astype(np.int64) + (total.astype(np.int64) if adds else 0)

@@ -1,4 +1,4 @@
-"""Matrix products of a warp: mma.sync in every form of the atoms, dense and sparse.
+"""Matrix products of a warp: mma.sync in every form of the atoms. Forms are dense and sparse.
 
 The thread-value maps of the atom become index arrays when the kernel is loaded. Operands are gathered from the
 registers into matrices with one `take` each, multiplied, and scattered back. Products of integers and of single bits
@@ -311,7 +311,7 @@ def _places(program: Program, ins: PtxInstruction, atom: MmaAtom, name: str, cou
 
 @operation("mma")
 def product(program: Program, ins: PtxInstruction) -> Operation:
-    """mma.sync: D = A B + C of one warp, block-scaled or not, A sparse or not."""
+    """mma.sync, D = A B + C of one warp. It is block-scaled or not, and A is sparse or not."""
     found = product_of(ins)
     atom, maps = found.full, found.fragments
     expected = 4 + (2 if found.variant else 0) + (0 if atom.scale is None else 4)

@@ -316,7 +316,8 @@ def commit(program: Program, ins: PtxInstruction) -> Run:
 
 @operation("wgmma.wait_group", operands=1)
 def wait(program: Program, ins: PtxInstruction) -> Run:
-    """wgmma.wait_group n: until at most the last n groups of the warp are in flight. Results are in the registers."""
+    """wgmma.wait_group n. Waits until at most the last n groups of the warp are in flight. Results are in the
+    registers."""
     known(ins, "wait_group", "sync", "aligned")
     allowed = constant(ins.operands[0])
 
@@ -419,7 +420,7 @@ def _name(fiber: Fiber, register: int) -> str:
 
 @operation("wgmma.mma_async", "wgmma.mma_async.sp")
 def product(program: Program, ins: PtxInstruction) -> Run:
-    """wgmma.mma_async: D = A*B + D, or A*B, by the four warps of a warpgroup.
+    """wgmma.mma_async, by the four warps of a warpgroup. It computes D = A*B + D, or A*B.
 
     Operands: D, A (a descriptor, or registers), B's descriptor, scale-d, and where the types have them imm-scale-a,
     imm-scale-b, imm-trans-a (A in shared memory), imm-trans-b. A sparse A's metadata and selector precede scale-d.

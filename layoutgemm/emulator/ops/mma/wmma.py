@@ -1,4 +1,4 @@
-"""wmma.load, wmma.mma and wmma.store: matrix products of a warp whose fragments are opaque.
+"""wmma.load, wmma.mma and wmma.store. They are matrix products of a warp whose fragments are opaque.
 
 PTX leaves open which element each register of a fragment holds. Here a lane holds consecutive elements, counted row by
 row; where a fragment has room for several copies of its matrix, as those of f16 do, each copy follows the one before.

@@ -1,4 +1,4 @@
-"""Copies to and from tensor memory: tcgen05.ld, st (registers of a warp), cp (shared memory).
+"""Copies to and from tensor memory. They are tcgen05.ld, st (registers of a warp), cp (shared memory).
 
 The atoms (`atoms/copy/tmem.py`) give the lane and column of each register or bit. A warp reaches its quarter of the
 lanes only. PTX ISA, "tcgen05.ld", "tcgen05.st", "tcgen05.cp". Code that runs on devices uses an address of another
@@ -129,7 +129,8 @@ def _same_address(fiber: Fiber, ins: PtxInstruction, address: Value) -> int:
 
 @operation("tcgen05.ld")
 def load(program: Program, ins: PtxInstruction) -> Run:
-    """tcgen05.ld: lanes and columns of the warp's window into its registers; .red also reduces each thread's values.
+    """Loads lanes and columns of the warp's window into its registers (tcgen05.ld). .red also reduces each thread's
+    values.
 
     Unwritten words count where a result depends on them: shapes of 32 lanes may read lanes without a meaning.
     """

@@ -177,7 +177,7 @@ class IssuedTcgen05:
 
 @operation("tcgen05.mma")
 def product(program: Program, ins: PtxInstruction) -> Run:
-    """tcgen05.mma: D = A*B + D, or A*B, into tensor memory, issued by one thread for its block or a pair.
+    """tcgen05.mma: D = A*B + D, or A*B, into tensor memory. One thread issues it for its block or a pair.
 
     Operands: [D], A's descriptor or [A], B's descriptor, the instruction descriptor; with block scales [A's], [B's];
     otherwise optionally the disabled lanes; enable-input-d; optionally scale-input-d, or for .ws a zero-column mask.

@@ -78,7 +78,7 @@ def has_shifts(program: Program) -> bool:
 
 @operation(SHIFT)
 def shift(program: Program, ins: PtxInstruction) -> Run:
-    """tcgen05.shift: rows of 32 lanes and 8 columns move by one, in each block of the group; see above."""
+    """tcgen05.shift, in each block of the group. Rows of 32 lanes and 8 columns move by one; see above."""
     known(ins, "shift", "down", *GROUPS)
     if "down" not in ins.words or len(ins.operands) != 1:
         raise ValueError("it is .down, of one address")

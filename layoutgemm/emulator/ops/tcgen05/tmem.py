@@ -317,7 +317,7 @@ def touch(
     event: MemoryEvent | None = None,
     stored: int = 0,
 ) -> None:
-    """Record an access to tensor memory and report its races; `stored`: of a store, the warp's others in flight.
+    """Record an access to tensor memory and report its races. `stored` are, of a store, the warp's others in flight.
 
     By PTX a thread's knowledge of others is that of its last tcgen05.fence::after_thread_sync. With the policy's
     `tensor_strict` that alone counts. Else an access without it is lint, once for a line of the program.

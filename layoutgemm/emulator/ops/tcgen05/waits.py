@@ -43,7 +43,7 @@ class LoadingRegister(InFlightRegister):
 
 
 class EarlyUse:
-    """The first use of a tcgen05.ld's registers that no tcgen05.wait::ld precedes: reported once for its line.
+    """The first use of a tcgen05.ld's registers that no tcgen05.wait::ld precedes. It is reported once for its line.
 
     certain  each path from the load comes to one
     """
@@ -68,7 +68,7 @@ def _waits(ins: PtxInstruction) -> bool:
 
 
 def begin(fiber: Fiber, way: str, ins: PtxInstruction) -> MemoryEvent | None:
-    """The event of a load ("ld") or store ("st") until its wait; None where no races are looked for."""
+    """The event of a load ("ld") or store ("st") until its wait. None where no races are looked for."""
     machine, ledger, who, scratch = fiber.machine, fiber.cta.cluster.ledger, fiber.describe(), fiber.warp.scratch
     strict, early = machine.policy.tensor_strict, None
     if way == "ld" and not strict:
@@ -87,7 +87,7 @@ def begin(fiber: Fiber, way: str, ins: PtxInstruction) -> MemoryEvent | None:
 
 
 def in_flight(fiber: Fiber) -> int:
-    """The warp's stores that it has not waited for, as a bit set: practice leaves several to one place alone."""
+    """The warp's stores that it has not waited for, as a bit set. Practice leaves several to one place alone."""
     return reduce(or_, map(fiber.cta.cluster.ledger.bit, fiber.warp.scratch.get("tensor st", ())), 0)
 
 

@@ -194,7 +194,7 @@ class LineTiles(QuantizeKernel):
             self.store_line(job, place, self.words_of(values, inverse))
 
     def places(self, job: bridge.Carried, thread: Int32, tile: Int32) -> list[tuple[Int32, Int32, Int32, Int32]]:
-        """Row, K block, first column, and how many columns are inside: of each of a thread's lines.
+        """Row, K block, first column, and how many columns are inside. They are of each of a thread's lines.
 
         The lines of a tile of blocks are numbered along rows. So the next of a thread's, 32 further, is as many rows
         and K blocks on for all threads, and at most one row more.

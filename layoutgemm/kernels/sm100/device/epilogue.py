@@ -158,7 +158,7 @@ class Sm100Epilogue:
     def fill(
         self, values: Sequence[Float32], tile: cute.Pointer, chunk: StoreChunk, ld: TmemCopyAtom, lane: Int32
     ) -> None:
-        """One load's registers into the chunk's tile: value v of a lane is where the load's map says."""
+        """One load's registers into the chunk's tile. Value v of a lane is where the load's map says."""
         dtype, count = self.plan.c.dtype, len(values)
         if self.plan.c.order == "row":
             words = self.packed(values)

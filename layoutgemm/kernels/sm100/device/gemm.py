@@ -113,7 +113,7 @@ class Sm100GemmKernel(GemmEntry):
         self, first: tuple[Int64, Sequence[Int64]], extents: Mapping[str, Int32], words: Sequence[Int64],
         names: Sequence[str] | None = None,
     ) -> list[bridge.TensorMap]:  # fmt: skip
-        """Host side: the tensor maps of the matrices that lie side by side in B's tile; a gate's halves are of one.
+        """Host side: the tensor maps of the matrices side by side in B's tile. A gate's halves are of one matrix.
 
         first  address and pitches of the first
         names  of further ones; default those of the plan's function
@@ -130,7 +130,7 @@ class Sm100GemmKernel(GemmEntry):
                 for tma, where in zip(plan.b.copies, at, strict=True)]  # fmt: skip
 
     def encoded_second(self, extents: Mapping[str, Int32], words: Sequence[Int64]) -> list[bridge.TensorMap]:
-        """Host side: the tensor maps of the second pair, A2 and the matrices that it multiplies."""
+        """Host side: the tensor maps of the second pair. They are of A2 and the matrices that it multiplies."""
         plan, given = self.plan, dict(zip(self.plan.words, words, strict=True))
         extents = {**extents, "k": Int32(given["k2"])}
         a2, pitches = plan.lines_given("a2", given)

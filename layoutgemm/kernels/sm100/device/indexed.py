@@ -63,7 +63,7 @@ class Sm100IndexedKernel(Sm100FusedKernel):
         self, name: str, tma: TmaPlan, address: Int64, extents: Mapping[str, Int32], pitches: Sequence[Int64],
         words: Sequence[Int64],
     ) -> bridge.TensorMap:  # fmt: skip
-        """Host side: the tensor map of a matrix, with boxes of one row where its rows are chosen."""
+        """Host side: the tensor map of a matrix. Its boxes have one row where its rows are chosen."""
         if name in self.chosen:
             rows = dict(zip(self.plan.words, words, strict=True))[f"{name}_rows"]
             if self.plan.batch > 1:

@@ -1,4 +1,6 @@
-"""C = A @ B by mma.sync: cp.async into a ring of stages, ldmatrix from swizzled tiles, fragments double-buffered.
+"""C = A @ B by mma.sync.
+
+It has cp.async into a ring of stages, ldmatrix from swizzled tiles, and fragments double-buffered.
 
 Every layout, swizzle, byte and count is an attribute of the plan (Sm80Plan); this file holds the order in which things
 happen. A block does one tile of C; all of its warps do the same.
@@ -589,7 +591,7 @@ class Loads(ampere.LoopCarried):
     held = ("bases", "selectors")
 
     def __init__(self, operand: Sm80Operand, first: int, lane: Int32, warp: Int32):
-        """Addresses of the lane in the tile of the first stage; `warp` is the warp's number along M or N."""
+        """Addresses of the lane in the tile of the first stage. `warp` is the warp's number along M or N."""
         self.load, tile = operand.load, operand.smem
         self.bases = [first + self.load.byte(tile, lane, warp, index) for index in self.load.places.bases]
         late = lane % 4 >= 2

@@ -67,7 +67,7 @@ class Sm90Choice(KernelChoice):
         prologue: Prologue | None = None,
         triangles: Triangles | None = None,
     ) -> Sm90Plan:
-        """The plan of C[m, n] = A[m, k] @ B[k, n]; arguments as for Sm90Plan.derive.
+        """The plan of C[m, n] = A[m, k] @ B[k, n]. Arguments are those of Sm90Plan.derive.
 
         A tile of 128x256 that is finished by halves, with loads by a warp, is finished whole and loads for itself where
         ptxas serialises the halves. That is with an epilogue, and for other outputs or orders (`_IN_HALVES`).

@@ -87,7 +87,7 @@ class _Problem:
     b_major: str = "K"
 
     def tile_k(self, columns: int) -> int:
-        """256 bytes of K, of the widest half: deeper tiles leave too few stages, flatter ones cost a barrier more."""
+        """256 bytes of K, of the widest half. Deeper tiles leave too few stages, flatter ones cost a barrier more."""
         return (256 if columns <= _DEEP else 128) // self.kind.bytes
 
     def straight(self, rows: int, columns: int, split: int) -> _Cost:

@@ -240,7 +240,7 @@ class Sm90Epilogue:
             self.store_values(job, values, base, (row, column, matrix), thread)
 
     def limits(self, job: bridge.Carried, matrix: Int32) -> tuple[Int32, Int32]:
-        """The ends of a tile's rows and columns: of a direct store, and of the epilogue's writes."""
+        """The ends of a tile's rows and columns. They are of a direct store, and of the epilogue's writes."""
         return end_of_rows(self.plan, job, matrix), job.n
 
     @cute.jit
@@ -302,7 +302,7 @@ class Sm90Epilogue:
 
     @cute.jit
     def send(self, job: bridge.Carried, accumulators: Sequence[cute.Tensor], at: tuple[Int32, ...]) -> None:
-        """Send partial sums of a split K: to each other block the registers of its columns.
+        """Send partial sums of a split K. Each other block gets the registers of its columns.
 
         They go straight into its shared memory, whose barrier counts their bytes; a thread there holds the same
         elements, so a register travels to its own place.

@@ -123,7 +123,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
     def launch_grid(
         self, m: Int32, n: Int32, batch: Int32, workers: Int32, reads: WordReads | None
     ) -> tuple[Int32, Int32 | int, int]:
-        """Blocks of the launch: of clusters in a row, or of the grid of tiles itself."""
+        """Blocks of the launch. They are of clusters in a row, or of the grid of tiles itself."""
         plan = self.plan
         if plan.tile_from_block_index:
             rows, columns = plan.order.clusters(self.grid_of(m, n))

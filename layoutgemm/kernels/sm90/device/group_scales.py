@@ -1,4 +1,4 @@
-"""Scales of groups of rows: of a product that is computed transposed, the columns of C that share one.
+"""Scales of groups of rows. Of a product that is computed transposed, they are of the columns of C that share one.
 
 thread   the largest |x| of its rows in each of its columns
 warp     combines the lanes of a column, each exchange of half of the columns: a lane ends up with its share of them

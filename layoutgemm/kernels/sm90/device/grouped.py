@@ -163,7 +163,7 @@ class RaggedTiles:
         return start + row * plan.tile_c[0] + line, column * plan.tile_c[1], group
 
     def share_of_k(self, job: bridge.Carried, place: bridge.Place) -> tuple[Int32, ...]:
-        """(1 if the tile's pair has turned, else 0), in the place of a share of K; () without such pairs."""
+        """(1 if the tile's pair has turned, else 0), in the place of a share of K. It is () without such pairs."""
         plan, (row, _, matrix) = self.plan, place
         if not plan.turns:
             return ()

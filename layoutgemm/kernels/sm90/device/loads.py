@@ -241,7 +241,7 @@ class Sm90Loads:
         plan = self.plan
         operand, own = plan.operand(name, turned), maps[0] if name == "A" else maps[1]
         if operand.turned is not None:
-            own = own[-1:] if turned else own[:-1]
+            own = own[1:] if turned else own[:1]
         if plan.pair is not None:
             first, second = own[: len(operand.copies)], own[len(operand.copies) :]
             either = [

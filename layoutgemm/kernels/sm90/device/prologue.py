@@ -261,7 +261,7 @@ class PrologueFragments(bridge.Carried):
         return [bridge.join(results[at : at + each], kind) for at in range(0, len(results), each)]
 
     def within(self, computed: Computed, group: range, column: Int32, lines: Lines) -> Computed:
-        """The same fragments with 0 outside of the share of K, where B is 0: f of what is there may be infinite."""
+        """The same fragments with 0 outside of the share of K, where B is 0. f of what is there may be infinite."""
 
         def inside(at: Int32) -> Any:
             return at < lines[1] if lines[0] is None else (at < lines[1]) & (at >= lines[0])

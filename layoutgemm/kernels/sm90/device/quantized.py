@@ -240,7 +240,7 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         self, job: bridge.Carried, maps: Sequence[bridge.Maps], tile: Int32, consumer: Int32, thread: Int32,
         ahead: tuple[Int32, ...],
     ) -> None:  # fmt: skip
-        """Products by wgmma: each sum of K in registers of its own, multiplied by its scale.
+        """Products by wgmma, where each sum of K has registers of its own. Each is multiplied by its scale.
 
         The totals are float32.
         """

@@ -55,7 +55,7 @@ def prologue_values(
     plan: Sm90Plan, given: Mapping[str, npt.ArrayLike], smem: SharedBytes, tile: int, part: tuple[int, int],
     place: tuple[int, int, int], lines: tuple[int, int],
 ) -> npt.NDArray[np.float32]:  # fmt: skip
-    """The (64, depth) values of an instruction's A: f of what lies in a stage, rounded to A's type; else 0.
+    """The (64, depth) values of an instruction's A. They are f of what lies in a stage, rounded to A's type; else 0.
 
     tile   the address of A's tile in shared memory
     part   (block of 64 rows, K block) of the tile

@@ -49,7 +49,7 @@ ELEMENT = Layout((2, 4, 2, 2), (0, 2, 1, 8))
 
 @dataclass(frozen=True, slots=True)
 class RowSums:
-    """The vector that takes the sums of A's rows: f32, bf16 or f16 of (M,), or (batch, M).
+    """The vector that takes the sums of A's rows. It is f32, bf16 or f16 of (M,), or (batch, M).
 
     >>> RowSums("bf16").words
     ('row_sums', 'row_sums_batch')

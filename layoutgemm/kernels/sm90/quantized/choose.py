@@ -1,4 +1,4 @@
-"""The configuration of a product with packed weights: few rows stream weights, many are a GEMM.
+"""The configuration of a product with packed weights. Few rows stream weights, many are a GEMM.
 
 Each kind of kernel has an estimate: rounds of its clusters on the GPU's SMs, times the K tiles of a part of K, times
 the microseconds of one. What comes once is added. The times were fitted to products with int4 weights of six shapes:
@@ -93,7 +93,7 @@ class _TileKind:
         return not self.of_groups or (weights is not None and weights.bits == 8 and weights.group is not None)
 
     def width(self, rows: int, tiles: int) -> int:
-        """Rows of x of a tile where `tiles` share them evenly; whole vectors of what parts of K exchange."""
+        """Rows of x of a tile where `tiles` share them evenly. They are whole vectors of what parts of K exchange."""
         step = _STEP * self.split
         return -(-rows // (tiles * step)) * step
 
@@ -129,7 +129,7 @@ class _TileKind:
         return found.tuned(along="N") if of_bytes and self.along_m > 1 and rows > _ALONG_N else found
 
     def estimates(self, n: int, rows: int, k: int, sms: int, tiles: Sequence[int]) -> Times | None:
-        """Microseconds of each number of tiles, as in `config`; None for rows or a K that the kind is not for.
+        """Microseconds of each number of tiles, as in `config`. None for rows or a K that the kind is not for.
 
         Kernels of several parts of K, and of one tile for each CTA, are for one round: more take infinite time.
         """
@@ -276,7 +276,7 @@ def packed_config(
 def packed_parts(
     n: int, rows: int, k: int, sms: int = SMS, become: str = "bf16", weights: QuantizedFormat | None = None
 ) -> tuple[tuple[int, Sm90Config], ...]:  # fmt: skip
-    """(output features, configuration) of two launches that take less time than one; () where one is faster.
+    """(output features, configuration) of two launches that take less time than one. It is () where one is faster.
 
     152 tiles of 192x256 are two rounds of 132 SMs. As two launches 132 of them are one, and the other features take
     smaller tiles. Both start while the kernel before ends.
@@ -298,7 +298,8 @@ def packed_parts(
 def parts_candidates(
     n: int, rows: int, k: int, sms: int = SMS, weights: QuantizedFormat | None = None, most: int = _TWO_TRIED
 ) -> Iterator[tuple[tuple[int, Sm90Config], ...]]:  # fmt: skip
-    """The parts of two launches that could be the fastest: up to `most` cuts of unlike tiles, the likeliest first.
+    """The parts of two launches that could be the fastest, in order of estimates. They are up to `most` cuts of unlike
+    tiles.
 
     >>> [[(count, config.tile) for count, config in parts] for parts in parts_candidates(7168, 1024, 20480, most=2)]
     [[(832, (128, 128)), (6336, (192, 256))], [(3072, (192, 128)), (4096, (128, 256))]]
@@ -350,7 +351,8 @@ def packed_candidates(
 
 
 def experts_config(rows: int, experts: int, become: str = "bf16") -> Sm90Config:
-    """The configuration for groups of rows, each times its expert's weights: tiles of half as many again as usual.
+    """The configuration for groups of rows, each times its expert's weights. Tiles are wide enough for half as many
+    rows again as the mean.
 
     Weights become that type.
 

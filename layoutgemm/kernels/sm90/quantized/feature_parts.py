@@ -1,4 +1,4 @@
-"""A configuration of several launches: each computes a part of the output features of a product with packed weights."""
+"""A configuration of several launches of a product with packed weights. Each computes a part of the output features."""
 
 from __future__ import annotations
 

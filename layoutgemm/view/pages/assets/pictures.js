@@ -15,6 +15,7 @@ function fillOf(paint, e) {
 
 const multiples = (count, step) => Array.from({ length: Math.floor(count / step) + 1 }, (_, i) => i * step);
 
+const LETTER = 4.5; // pixels of the smallest letters: four in a cell of 14
 const NAME_FONT = "11px system-ui, 'DejaVu Sans', sans-serif";
 const namesOf = (down, across) => [down && `${down} \u2193`, across && `${across} \u2192`].filter(Boolean).join("   ");
 const ruler = document.createElement("canvas").getContext("2d"); // measures text before a canvas has its size
@@ -127,14 +128,21 @@ class Picture {
     });
   }
 
-  write(context, paint, e, [x, y, width, height]) {
-    const lines = paint.texts.map((t) => t.prefix + t.of(e));
-    const longest = Math.max(...lines.map((line) => line.length));
-    const size = Math.min(11, (width - 3) / (0.61 * longest), (height - 2) / (1.15 * lines.length));
-    if (size < 5) return;
+  // The texts of all elements in letters of one size, at which the longest fits; none where those are too small.
+  write(context, paint, boxes) {
+    const written = boxes.map((box, e) => [box, paint.texts.map((t) => t.prefix + t.of(e))]).filter((_, e) => fillOf(paint, e));
+    let size = 11;
+    for (const [[, , width, height], lines] of written) {
+      const longest = Math.max(0, ...lines.map((line) => line.length));
+      size = Math.min(size, (width - 2) / (0.61 * longest), (height - 2) / (1.15 * lines.length));
+    }
+    if (size < LETTER) return;
     context.font = `${size}px ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace`;
-    lines.forEach((line, i) => {
-      context.fillText(line, x + width / 2, y + height / 2 + (i - (lines.length - 1) / 2) * 1.15 * size);
+    context.fillStyle = "#111111"; // on the hues, in either theme
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    for (const [[x, y, width, height], lines] of written) lines.forEach((line, i) => {
+      context.fillText(line, LEFT + x + width / 2, TOP + y + height / 2 + (i - (lines.length - 1) / 2) * 1.15 * size);
     });
   }
 
@@ -153,14 +161,7 @@ class Picture {
       context.fillRect(LEFT + box[0], TOP + box[1], box[2], box[3]);
     }
     this.rules(context, colors);
-    if (paint) {
-      context.fillStyle = "#111111"; // on the hues, in either theme
-      context.textAlign = "center";
-      context.textBaseline = "middle";
-      boxes.forEach(([x, y, w, h], e) => {
-        if (fillOf(paint, e)) this.write(context, paint, e, [LEFT + x, TOP + y, w, h]);
-      });
-    }
+    if (paint) this.write(context, paint, boxes);
     this.axes(context);
   }
 
