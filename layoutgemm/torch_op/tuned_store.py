@@ -118,7 +118,7 @@ def lookup_with_parts(gpu: str, sizes: Sizes, names: tuple[str, ...], *parts: ob
 
 @contextmanager
 def unmeasured() -> Iterator[Asked]:
-    """Within it no product has a result; gives the names by which results were looked for.
+    """Look for no results, and give the names by which they were looked for.
 
     Of several names for one product the first is kept, which is the one of all its parts.
 

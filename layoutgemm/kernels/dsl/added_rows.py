@@ -58,7 +58,7 @@ class SortedList(NamedTuple):
 
 
 def below(counts: tuple[Int32, ...], name: Int32, bounds: tuple[Int32, ...]) -> tuple[Int32, ...]:
-    """Each count, and 1 more where an index is below its bound: the sign of a difference, without a comparison."""
+    """Each count, and 1 more where an index is below its bound. A sign replaces the comparison."""
     return tuple([x - ((name - bound) >> 31) for x, bound in zip(counts, bounds, strict=True)])
 
 
@@ -177,13 +177,13 @@ class AddedRowsKernel:
         return counts
 
     def loaded(self, address: Int64) -> Int32:
-        """An index of C as the list orders it, from -1 to _LAST: -1 for one that no matrix has."""
+        """An index of C as the list orders it. It is -1 for one that no matrix has."""
         found = load_word(address) if self._index_bytes == 4 else load_long(address)
         return choose((found >= 0) & (found <= _LAST), Int32(found), -1)
 
     @cute.kernel
     def chunks(self, c: Int64, ldc: Int64, stride_c: Int64, m: Int32, n: Int32, words: tuple) -> None:
-        """Device side: the sums of an index's rows in a chunk, by the warp of the first of them."""
+        """Device side: adds an index's rows in a chunk, by the first one's warp."""
         size = self.plan.c.dtype.bytes
         given, listed = self._begin(words, m, n)
         thread, _, _ = cute.arch.thread_idx()
@@ -254,7 +254,7 @@ class AddedRowsKernel:
 
     @cute.kernel
     def fold(self, c: Int64, ldc: Int64, stride_c: Int64, m: Int32, n: Int32, words: tuple) -> None:
-        """Device side: the sum of the partial sums of an index that goes on behind a chunk."""
+        """Device side: adds the partial sums of an index of several chunks."""
         size = self.plan.c.dtype.bytes
         given, listed = self._begin(words, m, n)
         thread, _, _ = cute.arch.thread_idx()
@@ -276,7 +276,7 @@ class AddedRowsKernel:
         self, given: bridge.Carried, listed: SortedList, at: tuple[Int32, Int32, Int32],
         columns: tuple[Int32, Int32, Int32],
     ) -> tuple[Float32, ...]:  # fmt: skip
-        """The sum of an index's partial sums: those of its first chunk, then chunk after chunk."""
+        """The sum of an index's partial sums, chunk after chunk."""
         (chunk, row, m), (column, n, lane) = at, columns
         pitch, inside = Int64(SUM.pitch(n, f32.bytes)) * f32.bytes, Boolean(column < n)
         start = listed.partials + Int64(column) * f32.bytes

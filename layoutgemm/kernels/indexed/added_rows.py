@@ -1,4 +1,4 @@
-"""Rows of C that several rows of the product are added to: kernels of their own, behind the product.
+"""Rows of C that several rows of the product are added to. Kernels behind the product add.
 
     launch     reads                                 writes
     -------    ----------------------------------    ---------------------------------------------------------------
