@@ -3,7 +3,8 @@
     python benchmarks/bench_quantized.py --json benchmarks/results/quantized_h100.json      # a Hopper GPU, 5 minutes
     python benchmarks/bench_quantized.py --goals --jobs 14 --json FILE  # int4 beside all peers: 42 cases, 3 minutes
     python benchmarks/bench_quantized.py --goals "e4m3 column" --jobs 14 --json FILE    # or another format
-    python benchmarks/bench_quantized.py --float8 --json FILE       # float8 activations, beside bf16 ones
+    python benchmarks/bench_quantized.py --float8 --jobs 14 --json FILE # float8 activations, beside bf16 ones and quack
+    python benchmarks/bench_quantized.py --experts --jobs 14 --json FILE    # groups of 1 to 8 rows
     python benchmarks/bench_quantized.py --own --jobs 13 --json FILE    # `default` alone, 1 to 64 rows: a minute
     python benchmarks/bench_quantized.py --step --jobs 13 --json FILE   # a decoder's products, alone and in turn
     python benchmarks/bench_quantized.py --bytes --jobs 13 --json FILE  # weights of 8 bits at all sizes, beside bf16
@@ -19,8 +20,11 @@ quack's `gemm_w4a16` where quack-kernels is installed (`gemm_w4a8` for float8 ac
 - `ideal us` is the time to read the packed weights at the rate of a device copy of 512 MB, reads and writes counted.
 - `--goals` times the choice and the peers, up to 4096 rows, and prints a summary. quack's products of e4m3 and int8 do
   not apply the scales of columns, which are its epilogue's: they are timed, and compared, without.
-- `--goals`, `--own` and `--bytes` compile first, in `--jobs` processes, and do not compare ragged sizes. `--bytes`
-  times all formats of 8 bits and bf16 weights in one burst, and torch's `_weight_int8pack_mm` for one row.
+- `--experts` times 64 groups of 1 to 8 rows, each with packed weights of its own, beside a loop of `quantized_matmul`,
+  our `grouped_matmul` of bf16 weights, and `torch._grouped_mm`.
+- `--goals`, `--own`, `--bytes`, `--float8` and `--experts` compile first, in `--jobs` processes, and do not compare
+  ragged sizes. `--bytes` times all formats of 8 bits and bf16 weights in one burst, and torch's `_weight_int8pack_mm`
+  for one row.
 - `--counters` runs itself under `ncu` with `--profile`: one launch of each kernel, caches cold, the GPU's own clock.
 """
 
@@ -36,6 +40,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -95,11 +100,16 @@ RAGGED = (
     (70, 328, 256),
     (300, 520, 1152),
 )  # rows, N, K
+EXPERTS, EXPERT_SIZES = 64, ((2816, 2048), (7168, 2048))  # of `--experts`: groups of 1 to 8 rows, N and K of each
+EXPERT_FORMATS = (INT4, "e4m3 column", "mxfp4")
+_UNLIKE = 4  # experts that are quantised; the others repeat them
 FLOAT8 = "int4 g128, float8 x"  # with a scale for each row
 W4A16 = "bf16 x"  # the same weights, packed for bf16
 DEFAULT, BF16, TORCH, INT4PACK = "default", "bf16 matmul", "torch.mm", "_weight_int4pack_mm"
 QUACK, QUACK8, INT8PACK = "quack gemm_w4a16", "quack gemm_w4a8", "_weight_int8pack_mm"
-PEERS = (BF16, TORCH, INT4PACK, QUACK)
+LOOP, GROUPED, TORCH_GROUPED = "loop of quantized_matmul", "bf16 grouped_matmul", "torch._grouped_mm"
+FOLDED = "quack gemm_w4a8, scales folded"  # into weights, which are rounded to e4m3: no peer of the exact product
+PEERS = (BF16, TORCH, INT4PACK, QUACK, QUACK8)
 LAYER = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))  # N, K of a decoder's layer: Llama 3's of 8 billion
 LAYERS, STEP_ROWS = 6, (1, 2, 4, 16)  # of `--step`
 _BLOCK = 1024  # rows of weights that are quantised; taller weights repeat them
@@ -326,19 +336,21 @@ class QuackWeights:
     form    its name there
     copies  (words, scales or None), which rotate
     dense   its values as quack multiplies them; None where it cannot, for the reason
+    rows    a scale for each output feature, beside those in `copies`; None without
     """
 
     form: str
     copies: list[tuple[Any, Any]] = field(default_factory=list)
     dense: Any = None
     reason: str = ""
+    rows: Any = None
 
     def call(self, x: Any, copy: tuple[Any, Any], scale: Any = None) -> Call:
         """The product of x; `scale` has one for each row of a float8 x."""
         from quack.gemm_w4 import gemm_w4a8, gemm_w4a16
 
         if scale is not None:
-            return partial(gemm_w4a8, x, *copy, act_scale=scale, wformat=self.form)
+            return partial(gemm_w4a8, x, *copy, act_scale=scale, chan_scale=self.rows, wformat=self.form)
         return partial(gemm_w4a16, x, *copy, wformat=self.form)
 
 
@@ -354,6 +366,7 @@ def quack_weights(form: str, n: int, k: int, count: int) -> QuackWeights:
         q, scales = made.quantize_reference(torch.randn(n, k, device="cuda", dtype=torch.bfloat16))
         words, strip = made.prepare(q, scales)
         found.copies = [(words.clone(), None if strip is None else strip.clone()) for _ in range(count)]
+        found.rows = scales[1] if form == "int4smf" else None
         found.dense = made.dequant_reference(q, scales) if made.roundtrip else q.float()
     except Exception as problem:  # not installed, no such format, or no kernel for the sizes
         found.reason = f"{type(problem).__name__}: {problem}"[:200]
@@ -367,29 +380,51 @@ def timed(device: Device, row: Row, calls: dict[str, Sequence[Call]], rounds: in
     row.us |= microseconds(device, loops, rounds)
 
 
-def compile_choice(fmt: QuantizedFormat | None, rows: int, size: tuple[int, int]) -> None:
-    """Has a Hopper GPU's chosen kernel in the cache on disk. None: the kernel of bf16 weights."""
+def compile_choice(fmt: QuantizedFormat | None, rows: int, size: tuple[int, int], x_type: str = "bf16") -> None:
+    """Has a Hopper GPU's chosen kernel in the cache on disk. None: the kernel of bf16 weights.
+
+    x_type  of activations: "bf16", or "e4m3" with a scale for each row
+    """
     import torch
 
     import layoutgemm
     from layoutgemm.kernels.compile.compiler import compile_plan
     from layoutgemm.torch_op.prepared import gpu, target
     from layoutgemm.torch_op.quantized.launch import QuantizedCall, plans_of, streamed_plan_of
+    from layoutgemm.torch_op.scaled_grouped.recipes import ROW
 
     if fmt is None:
         x, weight = (torch.empty(n, size[1], device="cuda", dtype=torch.bfloat16) for n in (rows, size[0]))
         layoutgemm.matmul(x, weight.T)
         return
-    call, sms = QuantizedCall(fmt, size, None, torch.bfloat16), gpu(-1)[0].multiprocessors
-    streamed = streamed_plan_of(call, rows, "bf16", None, sms, *target(-1))
-    for plan in [streamed] if streamed is not None else [plan for _, plan in plans_of(call, rows, "bf16", None, sms)]:
+    call = QuantizedCall(fmt, size, None, torch.bfloat16, scale="" if x_type == "bf16" else ROW)
+    sms = gpu(-1)[0].multiprocessors
+    streamed = streamed_plan_of(call, rows, x_type, None, sms, *target(-1))
+    for plan in [streamed] if streamed is not None else [plan for _, plan in plans_of(call, rows, x_type, None, sms)]:
         compile_plan(plan)
 
 
-def compile_choices(cases: Iterable[tuple[QuantizedFormat | None, int, tuple[int, int]]], jobs: int) -> None:
-    """Compiles the chosen kernels of (format, rows, size), `jobs` at a time."""
+def compile_experts(fmt: QuantizedFormat, rows: int, size: tuple[int, int]) -> None:
+    """Has the kernel of groups of rows in the cache on disk."""
+    import torch
+
+    from layoutgemm.kernels.compile.compiler import compile_plan
+    from layoutgemm.torch_op.prepared import gpu, target
+    from layoutgemm.torch_op.quantized.experts import experts_plan
+    from layoutgemm.torch_op.quantized.launch import QuantizedCall
+
+    sms = gpu(-1)[0].multiprocessors
+    compile_plan(
+        experts_plan(QuantizedCall(fmt, size, None, torch.bfloat16), EXPERTS, rows, "bf16", "i32", sms, *target(-1))
+    )
+
+
+def compile_choices(
+    cases: Iterable[tuple[Any, ...]], jobs: int, compiled: Callable[..., None] = compile_choice
+) -> None:
+    """Compiles the kernels of all cases, which are arguments of `compiled`, `jobs` at a time."""
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        for done in [pool.submit(compile_choice, *case) for case in cases]:
+        for done in [pool.submit(compiled, *case) for case in cases]:
             done.result()
 
 
@@ -559,6 +594,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     speed relative to the best peer, geometric mean of 1: 0.950 (goal 1.15); below 1: 16 x 8192 x 8192 0.950
     1 and 16 rows, time relative to reading, at most 1.25: 16 x 8192 x 8192 1.50
     4096 rows, speed relative to the bf16 matmul, at least 0.97: none misses it
+    the geometric mean of a kernel that only reads, or multiplies at the record's best rate: 1.000
     """
 
     def said(found: Mapping[str, float]) -> str:
@@ -572,6 +608,11 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     reading = {case: row["us"][DEFAULT] / row["ideal us"] for case, row in timed_rows.items() if row["rows"] <= _FEW}
     many = {case: row["us"][BF16] / row["us"][DEFAULT] for case, row in timed_rows.items() if row["rows"] >= 4096}
     slow, behind = {c: x for c, x in reading.items() if x > 1.25}, {c: x for c, x in best.items() if x < 1}
+    work = {case: 2e-6 * row["rows"] * row["n"] * row["k"] for case, row in timed_rows.items()}
+    rate = max((work[case] / min(row["us"].values()) for case, row in timed_rows.items()), default=1.0)  # TFLOP/s
+    limits = [
+        best[case] * row["us"][DEFAULT] / max(row["ideal us"], work[case] / rate) for case, row in timed_rows.items()
+    ]
     none = "none misses it"
     return [
         f"speed relative to the best peer, geometric mean of {len(best)}: "
@@ -579,6 +620,8 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         f"1 and 16 rows, time relative to reading, at most 1.25: {said(slow) or none}",
         "4096 rows, speed relative to the bf16 matmul, at least 0.97: "
         + (said({c: x for c, x in many.items() if x < 0.97}) or none),
+        "the geometric mean of a kernel that only reads, or multiplies at the record's best rate: "
+        f"{math.prod(limits) ** (1 / max(1, len(limits))):.3f}",
     ]
 
 
@@ -633,8 +676,8 @@ def measured_float8(
     sets = [(first, other), *[(replace(first, units=first.units.clone()), replace(other, units=other.units.clone()))
                               for _ in range(count - 1)]]  # fmt: skip
     dense = [torch.randn(n, k, device="cuda").bfloat16() for _ in range(math.floor(ROTATION_BYTES / (2 * n * k)) + 1)]
-    quack = quack_weights("int4sm", n, k, count)
-    for rows in ROWS:
+    quacks = {name: quack_weights(form, n, k, count) for name, form in {QUACK8: "int4sm", FOLDED: "int4smf"}.items()}
+    for rows in GOAL_ROWS:
         row = Row(FLOAT8, n, k, rows, first.units.numel() / rate * 1e6)
         wide = [torch.randn(rows, k, device="cuda", dtype=torch.bfloat16) for _ in sets]
         narrow = [layoutgemm.quantize(x, "RowWise") for x in wide]
@@ -644,19 +687,74 @@ def measured_float8(
         same = [product(w, x, None) for (_, w), x in zip(sets, wide, strict=True)]
         add(row, calls, W4A16, same, partial(wrong, x=wide[0], weight=other))
         calls[BF16] = [partial(layoutgemm.matmul, x, w.T) for x, w in zip(wide, dense, strict=False)]
-        if quack.dense is None:
-            row.errors[QUACK8] = quack.reason
-        else:
+        for name, quack in quacks.items():
+            if quack.dense is None:
+                row.errors[name] = quack.reason
+                continue
             given = zip(narrow, quack.copies, strict=False)
             each = [quack.call(x, copy, scale.reshape(-1)) for (x, scale), copy in given]
             x, scale = narrow[0]
             want = (x.double() * scale.double().reshape(-1, 1)) @ quack.dense.double().T
             right = lambda c, want=want: float((c.double() - want).norm() / want.norm() / 2.0**-7)  # noqa: E731
-            add(row, calls, QUACK8, each, right)
+            add(row, calls, name, each, right)
         timed(device, row, calls, rounds)
         save(row)
         del calls
         torch.cuda.empty_cache()
+
+
+def measured_experts(
+    device: Device, rate: float, rounds: int, save: Callable[[Row], None], jobs: int, on: str = "cuda"
+) -> None:
+    """Checks and times groups of 1 to 8 rows, each with its own packed weights.
+
+    on  the device of tensors; kernels are compiled ahead for "cuda"
+    """
+    import torch
+
+    import layoutgemm
+    from layoutgemm.torch_op.quantized import QuantizedExperts, quantized_grouped_matmul
+
+    counts = (torch.arange(EXPERTS) % 8 + 1)[torch.randperm(EXPERTS)]
+    edges = [0, *counts.cumsum(0).tolist()]
+    offsets = torch.tensor(edges, dtype=torch.int32, device=on)
+    cases = [(FORMATS[name], size) for name in EXPERT_FORMATS for size in EXPERT_SIZES]
+    if on == "cuda":
+        compile_choices([(fmt, rows, size) for fmt, size in cases for rows in range(1, 9)], jobs)
+        compile_choices([(fmt, edges[-1], size) for fmt, size in cases], jobs, compile_experts)
+    for n, k in EXPERT_SIZES:
+        dense = torch.randn(EXPERTS, n, k, device=on, dtype=torch.bfloat16)
+        x = torch.randn(edges[-1], k, device=on, dtype=torch.bfloat16)
+        groups = [x[start:end] for start, end in pairwise(edges)]
+        exact = torch.cat([group.double() @ w.double().T for group, w in zip(groups, dense, strict=True)])
+        for name in EXPERT_FORMATS:
+            some = [layoutgemm.QuantizedWeight.quantize(w, FORMATS[name]) for w in dense[:_UNLIKE]]
+            packed = QuantizedExperts.of(some * (EXPERTS // _UNLIKE))
+            copies = [packed, replace(packed, units=packed.units.clone())]
+            row = Row(f"{name} experts", n, k, edges[-1], packed.units.numel() / rate * 1e6)
+
+            def right(c: Any, groups: list[Any] = groups, some: list[Any] = some) -> float:
+                each = c if isinstance(c, list) else c.split([len(group) for group in groups])
+                shares = [wrong(c, x, some[e % _UNLIKE]) for e, (c, x) in enumerate(zip(each, groups, strict=True))]
+                return max(shares)
+
+            def loop(of: QuantizedExperts, groups: list[Any] = groups) -> list[Any]:
+                return [layoutgemm.quantized_matmul(group, of.expert(e)) for e, group in enumerate(groups)]
+
+            def dense_error(c: Any, exact: Any = exact) -> float:
+                return float((c.double() - exact).norm() / exact.norm() / 2.0**-7)
+
+            calls: dict[str, Sequence[Call]] = {}
+            add(row, calls, DEFAULT, [partial(quantized_grouped_matmul, x, each, offsets) for each in copies], right)
+            add(row, calls, LOOP, [partial(loop, each) for each in copies], right)
+            add(row, calls, GROUPED, [partial(layoutgemm.grouped_matmul, x, dense.mT, offsets)], dense_error)
+            add(row, calls, TORCH_GROUPED, [partial(torch._grouped_mm, x, dense.mT, offs=offsets[1:])], dense_error)
+            timed(device, row, calls, rounds)
+            save(row)
+            del calls, packed, copies
+        del dense
+        if on == "cuda":
+            torch.cuda.empty_cache()
 
 
 def copy_rate(device: Device) -> float:
@@ -673,6 +771,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--float8", action="store_true", help="float8 activations alone")
+    parser.add_argument("--experts", action="store_true", help="groups of 1 to 8 rows, beside a loop and bf16 weights")
     parser.add_argument("--few", action="store_true", help="up to 16 rows alone, of the first format")
     parser.add_argument("--quick", action="store_true", help="the first shape and format only")
     parser.add_argument(
@@ -684,9 +783,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="the choice and all peers, up to 4096 rows and all sizes; of int4 unless a format is given",
     )
     parser.add_argument("--own", action="store_true", help="the choice alone, up to 64 rows, all sizes and formats")
-    parser.add_argument(
-        "--jobs", type=int, default=4, help="processes that compile for --goals, --own, --bytes, --step"
-    )
+    parser.add_argument("--jobs", type=int, default=4, help="processes that compile before anything is timed")
     parser.add_argument("--bytes", action="store_true", help="formats of 8 bits at all sizes, beside bf16 weights")
     parser.add_argument("--step", action="store_true", help="the products of a decoder's layers, in turn and alone")
     parser.add_argument("--counters", action="store_true", help="ncu's counters of up to 16 rows; needs ncu")
@@ -712,7 +809,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     device = CudaDevice()
     rate = copy_rate(device)
-    correct, bad = ({}, []) if options.own or options.step or options.bytes or options.goals else checked()
+    own = options.own or options.step or options.bytes or options.goals or options.experts or options.float8
+    correct, bad = ({}, []) if own else checked()
     found: dict[str, Any] = {"machine": machine.facts(), "copy TB/s": rate / 1e12, "correct": correct, "rows": []}
     print(found["machine"], f"copy {rate / 1e12:.3f} TB/s; wrong: {bad or 'none'}", flush=True)
 
@@ -739,9 +837,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.bytes:
         measured_bytes(device, rate, options.rounds, save, options.jobs)
         return 1 if bad else 0
+    if options.experts:
+        measured_experts(device, rate, options.rounds, save, options.jobs)
+        return 1 if bad else 0
     if options.float8:
-        for size in SHAPES[: 1 if options.quick else None]:
+        sizes = SHAPES[: 1 if options.quick else None]
+        cases = [(rows, size) for size in sizes for rows in GOAL_ROWS]
+        choices = [(FORMATS[INT4], *case, x_type) for case in cases for x_type in ("e4m3", "bf16")]
+        compile_choices(choices + [(None, *case) for case in cases], options.jobs)
+        for size in sizes:
             measured_float8(device, size, rate, options.rounds, save)
+        print(*summary(found["rows"]), sep="\n")
         return 1 if bad else 0
     for size in SHAPES[: 1 if options.quick else None]:
         measured(device, INT4, size, rate, options.rounds, save, [rows for rows in ROWS if rows <= _FEW] * options.few)

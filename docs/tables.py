@@ -415,11 +415,11 @@ def models_table(name: str) -> str:
     return table(["model, step", "tokens", *head], rows)
 
 
-def quantized_table(name: str = "quantized", gpu: str = "h200") -> str:
-    """Packed int4 weights: time, and its ratio to reading the weights, to bf16, and to the best peer."""
+def quantized_table(name: str = "quantized", gpu: str = "h200", weights: str = "int4 g128") -> str:
+    """Packed weights of a format: time, and its ratio to reading them, to bf16, and to the best peer."""
     rows = []
     for row in record(name, gpu)["rows"]:
-        if row["format"] != "int4 g128" or row["rows"] in (4, 8):  # between the others
+        if row["format"] != weights or row["rows"] in (4, 8):  # between the others
             continue
         times = row["us"]
         us = times[row.get("chosen", "default")]

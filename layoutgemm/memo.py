@@ -1,5 +1,7 @@
 """Results of functions whose arguments are values, kept. Many plans have the same tiles, stores and orders.
 
+A function that is traced is no value: it may read variables that change. `function_key` has what it reads, too.
+
 Values are equal where Python says so, and Python says that 0.0 equals -0.0 and that NaN equals nothing. A value with
 floats that decide its kernel's code has them as `ExactFloat`s.
 """
@@ -8,7 +10,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Hashable
+import numbers
+from collections.abc import Callable, Collection, Hashable
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -82,3 +86,80 @@ def memoized(size: int) -> Callable[[F], F]:
         return cast(F, call)
 
     return decorate
+
+
+def is_value(x: object) -> bool:
+    """True if an equal object of the same type stands for it. Its hash says so too. A float's does not, of -0.0.
+
+    >>> [is_value(x) for x in ("silu", 300, None, object(), [1], 0.0)]
+    [True, True, False, False, False, False]
+    """
+    own = type(x)
+    if isinstance(x, numbers.Number):
+        return own in (int, bool)
+    return x is not None and own.__eq__ is not object.__eq__ and own.__hash__ not in (None, object.__hash__)
+
+
+def function_key(*functions: object) -> tuple[object, ...] | list[object]:
+    """Part of a key: functions that are traced, and the values that they read now.
+
+    An empty list, which has no hash, where one of them reads an object that may change: it is traced each time. A name,
+    a layout and the like stand for themselves.
+
+    >>> scale, changing = 2.0, [2.0]
+    >>> function_key(lambda x: x + 1)[1:], function_key(lambda x: x * scale)[1:]
+    ((), ((<class 'float'>, 2.0),))
+    >>> function_key(lambda x: x * changing[0])
+    []
+    """
+    read: list[Hashable] = []
+    for each in functions:
+        if isinstance(each, _FUNCTIONS):
+            if not _reads(each, (), set(), read):
+                return []
+        elif callable(each) and not is_value(each):
+            return []
+    return (*functions, *read)
+
+
+_FUNCTIONS = FunctionType, MethodType, functools.partial
+_CONSTANTS = numbers.Number, str, bytes, type(None), BuiltinFunctionType
+
+
+def _reads(x: object, names: Collection[str], seen: set[int], read: list[Hashable]) -> bool:
+    """Add the values that an object has for code that reads it; False where one of them may change.
+
+    names  in that code: of these a module's and a class's attributes are read
+    """
+    if id(x) in seen:
+        return True
+    seen.add(id(x))
+    parts: list[object]
+    if isinstance(x, FunctionType):
+        names = _names(x.__code__)
+        try:
+            parts = [cell.cell_contents for cell in x.__closure__ or ()]
+        except ValueError:  # assigned later
+            return False
+        parts += [x.__globals__[name] for name in names if name in x.__globals__]
+        parts += [*(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values()]
+    elif isinstance(x, MethodType):
+        parts = [x.__func__, x.__self__]
+    elif isinstance(x, functools.partial):
+        parts = [x.func, *x.args, *x.keywords, *x.keywords.values()]
+    elif isinstance(x, (ModuleType, type)):
+        parts = [vars(x)[name] for name in names if name in vars(x)]
+    elif isinstance(x, tuple):
+        parts = list(x)
+    elif isinstance(x, _CONSTANTS):
+        read.append((type(x), exact(cast(Hashable, x))))
+        return True
+    else:
+        return False
+    return all(_reads(part, names, seen, read) for part in parts)
+
+
+def _names(code: CodeType) -> set[str]:
+    """The names of variables and attributes in a function's code, inner functions included."""
+    inner = [x for x in code.co_consts if isinstance(x, CodeType)]
+    return {*code.co_names}.union(*[_names(x) for x in inner])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import pickle
@@ -11,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from layoutgemm import Layout
 from layoutgemm.kernels.epilogue.chain import Clamp, Custom, Epilogue
 from layoutgemm.kernels.epilogue.reductions import Reduction
 from layoutgemm.kernels.operands.combined import Combined
 from layoutgemm.kernels.operands.prologue import Prologue
 from layoutgemm.kernels.sm90.mainloop import Promoted
-from layoutgemm.memo import ExactFloat, exact, memoized
+from layoutgemm.memo import ExactFloat, exact, function_key, memoized
 
 
 def test_equal_arguments_are_computed_once() -> None:
@@ -30,6 +32,45 @@ def test_equal_arguments_are_computed_once() -> None:
     assert [double(x) for x in (1, 1, True, 1.0, 1)] == [2, 2, 2, 2.0, 2]
     assert [type(x) for x in asked] == [int, bool, float, int]  # two are kept
     assert double([1]) == double([1]) == [1, 1] and len(asked) == 6  # a list has no hash
+
+
+class Scaled:
+    """A function with a state of its own."""
+
+    by = 2.0
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.by
+
+    scaled = __call__
+
+
+def of_class(x: Any) -> Any:
+    return x * Scaled.by
+
+
+def test_a_function_is_known_with_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closures, attributes of classes, defaults, functions that it calls. Anything else that may change is no key."""
+    n = 2.0
+    ways: list[Callable[[Any], Any]] = [
+        lambda x: x * n,
+        lambda x: (lambda y: y * n)(x),
+        lambda x: ways[0](x) if False else functools.partial(pow, n)(x),
+        of_class,
+        lambda x: of_class(x),
+        functools.partial(lambda y, x: x * y * n, 3),
+    ]
+    before = [function_key(way) for way in ways]
+    n = -0.0
+    monkeypatch.setattr(Scaled, "by", 3.0)
+    after = [function_key(way) for way in ways]
+    assert [a == b for a, b in zip(before, after)] == [False, False, True, False, False, False]
+    assert before[2] == []  # it reads a list
+    n = 2.0
+    monkeypatch.setattr(Scaled, "by", 2.0)
+    assert [function_key(way) for way in ways] == before
+    assert function_key(Scaled()) == function_key(Scaled().scaled) == function_key(lambda x, y=[]: x) == []
+    assert function_key("relu", None, Layout(4), math.sqrt) == ("relu", None, Layout(4), math.sqrt)
 
 
 def test_an_error_is_raised_each_time() -> None:

@@ -305,6 +305,16 @@ class LinearLayout(Function):
         more = len(lines) - _LINES
         return "\n".join(lines if more <= 0 else [*lines[: _LINES - 1], f"and {more + 1} bits more"])
 
+    def __format__(self, spec: str) -> str:
+        """The matrix in one line, as it stands in sentences. `str()` has its bits.
+
+        >>> f"{LinearLayout((16, 8, 32, 64), bits=(2, 2), names=('register', 'lane'))}"
+        'a matrix over GF(2) of register 4, lane 4'
+        """
+        names = [f"{name} " for name in self.names] or [""] * len(self.bits)
+        modes = [f"{name}{1 << bits}" for name, bits in zip(names, self.bits, strict=True)]
+        return format(f"a matrix over GF(2) of {(', ' if self.names else ' x ').join(modes)}", spec)
+
     # ------------------------------------------------------------ algebra
 
     def compose(self, other: object) -> LinearLayout:

@@ -21,6 +21,13 @@ from ..errors import OperandError
 
 INDEX = "model.safetensors.index.json"
 _ENDING = ".safetensors"
+# Files of other kinds, by their endings, and the way out.
+_PICKLED = "a pickled state: safetensors.torch.save_file(torch.load(file, weights_only=True), path) writes its tensors"
+_OTHER_FILES = {
+    ".gguf": "a GGUF file, whose blocks hold scales between their codes: transformers' from_pretrained(directory, "
+    "gguf_file=...) gives the dense model, which swap_linears(model, weights=...) packs",
+    **dict.fromkeys((".bin", ".pt", ".pth"), _PICKLED),
+}
 _TYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32,
     "I64": torch.int64, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64,
@@ -128,7 +135,9 @@ def _only_file(path: Path) -> Path:
         if files:
             names = listed_names([each.name for each in files])
             raise OperandError(f"{path} has {len(files)} files, {names}, and no {INDEX}, which says what is where")
-        raise OperandError(f"{path} has neither {INDEX} nor a {_ENDING} file")
+        others = sorted(each for each in path.iterdir() if each.suffix in _OTHER_FILES)
+        beside = f"; {others[0].name} is {_OTHER_FILES[others[0].suffix]}" if others else ""
+        raise OperandError(f"{path} has neither {INDEX} nor a {_ENDING} file{beside}")
     if not path.is_file():
         named = len(path.parts) == 2 and not path.is_absolute()  # as owner/name
         way_out = f"; huggingface_hub.snapshot_download({str(path)!r}) gives that repository's" if named else ""
@@ -188,6 +197,8 @@ def _opened(path: Path) -> Any:
     except ModuleNotFoundError as error:
         said = "checkpoints need the package safetensors: pip install 'layoutgemm[checkpoints]'"
         raise ModuleNotFoundError(said, name=error.name) from error
+    if path.suffix in _OTHER_FILES:
+        raise OperandError(f"{path} is {_OTHER_FILES[path.suffix]}")
     try:
         return safe_open(path, "pt")
     except SafetensorError as error:

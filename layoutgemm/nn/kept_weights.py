@@ -4,16 +4,20 @@
     eval(), a change   quantise them anew, into the same memory: captured graphs and compiled code read it
     train()            what is kept is not read, and is stale
 
-A call in eager mode compares the weight itself, its address and its count of writes. Compiled code and graphs do not.
+A call in eager mode compares the weight itself, its memory and its count of writes. Compiled code and graphs do not.
+Torch counts no writes of its fused optimizers: a hook behind their steps says which weights they wrote.
 """
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..arguments import refusal
 from ..errors import OperandError
@@ -24,20 +28,49 @@ from ..torch_op.fp8.launch import AS_QUANTIZE, Pair, computed_into
 M = TypeVar("M", bound="MasterWeights")
 
 
+class Seen(NamedTuple):
+    """A weight as it was when it was quantised. An id may come to be another object's, a storage's does not.
+
+    weight  its id
+    facts   address, shape, strides and count of writes
+    memory  of its storage, which gets no other storage while this is held; it keeps no elements
+    asked   the recipe of its scales, and the type of the autocast region or None
+    """
+
+    weight: int
+    facts: tuple[object, ...]
+    memory: StorageWeakRef
+    asked: tuple[str, torch.dtype | None]
+
+    @classmethod
+    def of(cls, weight: torch.Tensor, recipe: str, region: torch.dtype | None) -> Seen:
+        """The weight as it is now."""
+        return cls(id(weight), _facts(weight), StorageWeakRef(weight.untyped_storage()), (recipe, region))
+
+    def holds(self, weight: torch.Tensor, recipe: str, region: torch.dtype | None) -> bool:
+        """True if nothing has changed since, as far as torch counts."""
+        return (
+            self.weight == id(weight) and self.facts == _facts(weight) and self.asked == (recipe, region)
+            and self.memory.cdata == weight.untyped_storage()._cdata
+        )  # fmt: skip
+
+
 class KeptWeight:
     """A weight as it was quantised last.
 
-    pair    values and scales, or None
-    seen    the weight, its address and count of writes then; None if it has changed past the count
-    region  the type of the autocast region that it was quantised in, or None
+    pair   values and scales, or None
+    seen   the weight then; None if it has changed past the count
+    asked  the recipe of the scales and the autocast region's type
 
     Copies and pickles of a module quantise their own.
     """
 
     def __init__(self) -> None:
         self.pair: Pair | None = None
-        self.seen: tuple[weakref.ref[torch.Tensor], int, int] | None = None
-        self.region: torch.dtype | None = None
+        self.seen: Seen | None = None
+        self.asked: tuple[str, torch.dtype | None] | None = None
+        _hook()
+        _ALL.add(self)
 
     def __reduce__(self) -> tuple[type[KeptWeight], tuple[()]]:
         return KeptWeight, ()
@@ -47,15 +80,12 @@ class KeptWeight:
 
         None where a trace or a graph would record that, and for a weight without elements of its own.
         """
+        seen = self.seen
         if torch.compiler.is_compiling():
-            return self.pair if self.seen is not None and self.region == region else None
+            return self.pair if seen is not None and self.asked == (recipe, region) else None
         if type(weight) not in PLAIN or transforms():
             return None
-        seen = self.seen
-        if (
-            seen is None or seen[1] != weight.data_ptr() or seen[2] != _writes(weight) or self.region != region
-            or seen[0]() is not weight
-        ):  # fmt: skip
+        if seen is None or not seen.holds(weight, recipe, region):
             if not has_elements(weight) or (weight.is_cuda and torch.cuda.is_current_stream_capturing()):
                 return None  # what is quantised in a graph's capture is there once the graph has run
             self.fill(weight, recipe, region)
@@ -63,30 +93,51 @@ class KeptWeight:
 
     def fill(self, weight: torch.Tensor, recipe: str, region: torch.dtype | None) -> None:
         """Quantise the weight, into the same memory if it fits, and wait for it. Calls on other streams read it."""
-        seen = weakref.ref(weight), weight.data_ptr(), _writes(weight)
+        seen, fits = Seen.of(weight, recipe, region), self.asked is None or self.asked[0] == recipe
         self.seen = None
         with torch.inference_mode(False), torch.no_grad():
             read, pair = cast(weight.detach(), region), self.pair
-            if pair is not None and pair[0].shape == read.shape and pair[0].device == read.device:
+            if pair is not None and fits and pair[0].shape == read.shape and pair[0].device == read.device:
                 computed_into(read, AS_QUANTIZE._replace(recipe=recipe), *pair)
             else:
                 self.pair = quantize(read, recipe)
         if weight.is_cuda:
             torch.cuda.current_stream(weight.device).synchronize()
-        self.seen, self.region = seen, region
+        self.seen, self.asked = seen, seen.asked
+
+
+_ALL: weakref.WeakSet[KeptWeight] = weakref.WeakSet()
+
+
+@functools.cache
+def _hook() -> None:
+    """Have all optimizers say what they have written."""
+    register_optimizer_step_post_hook(_stepped)
+
+
+def _stepped(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    """Weights that a fused optimizer has written have changed past torch's count."""
+    written = {id(x) for group in optimizer.param_groups if group.get("fused") for x in group["params"]}
+    for kept in list(_ALL) if written else ():
+        if kept.seen is not None and kept.seen.weight in written:
+            kept.seen = None
 
 
 def has_elements(weight: torch.Tensor) -> bool:
-    """True for a plain tensor whose elements can be read. It is not sharded, faked, or of a freed storage."""
+    """True for a plain tensor whose elements can be read, and whose writes torch counts.
+
+    Not for a sharded or faked one, one of a freed storage, or one made in inference mode.
+    """
     return (
         type(weight) in PLAIN and not transforms() and weight.device.type in ("cuda", "cpu")
+        and not weight.is_inference()
         and weight.untyped_storage().nbytes() >= weight.nbytes
     )  # fmt: skip
 
 
-def _writes(x: torch.Tensor) -> int:
-    """Writes that torch has counted; it counts none of a tensor of inference mode."""
-    return -1 if x.is_inference() else x._version
+def _facts(x: torch.Tensor) -> tuple[object, ...]:
+    """A tensor's address, shape, strides and the writes that torch has counted."""
+    return x.data_ptr(), x.shape, x.stride(), x._version
 
 
 class MasterWeights(torch.nn.Module):
@@ -113,7 +164,8 @@ class MasterWeights(torch.nn.Module):
         `.data` or by collectives, are not seen: call `keep_quantized()` again. A captured graph and
         code of torch.compile see no change. They read the memory that this call, and any in eager mode, fills.
 
-        Raises OperandError for a weight without elements here, as a sharded or a faked one.
+        Raises OperandError for a weight without elements here, as a sharded or a faked one. And for one made in
+        inference mode, whose writes torch does not count.
 
         >>> from layoutgemm.nn import MasterLinear
         >>> layer = MasterLinear(128, 2, bias=False).requires_grad_(False).eval().keep_quantized()
@@ -132,6 +184,8 @@ class MasterWeights(torch.nn.Module):
             raise OperandError(
                 f"keep_quantized() of a weight that is a {kind.__module__}.{kind.__qualname__} on {weight.device}: "
                 "a plain tensor on a GPU or the CPU has elements to quantise"
+                + ", and torch counts no writes of one made in inference mode"
+                * weight.is_inference()
             )
         if self._kept is None:
             self._kept = KeptWeight()
@@ -151,7 +205,7 @@ class MasterWeights(torch.nn.Module):
         if kept is not None:
             kept.seen = None
             if not self.training and has_elements(self.weight):
-                kept.fill(self.weight, self.recipe_b, kept.region)
+                kept.fill(self.weight, self.recipe_b, kept.asked[1] if kept.asked is not None else None)
 
     def train(self: M, mode: bool = True) -> M:
         """As torch.nn.Module has it. What is kept is stale in training, and made anew by eval()."""

@@ -7,6 +7,7 @@ tensors of a layer      in its place                                      kinds
 packed                  QuantizedLinear                                   of `QuantizedLinear.from_checkpoint`
 float8, blocks' scales  ScaledLinear                                      "fp8", "float-quantized"
 experts, one by one     ExpertsMLP of packed ones; else their parameters  both; the parameters are joined
+blocks of MXFP4         the parameters of experts, dequantised            by their names, X_blocks and X_scales
 dense                   the layer stays; its parameters are the tensors
 """
 
@@ -24,8 +25,9 @@ from .checkpoint import Checkpoint, StoredTensor, listed_names
 from .experts import ExpertsMLP
 from .gated import GatedMLP
 from .packed_layer import BLOCK_SCALE, FLOAT8_KIND, PACKED_BY, has_block_scales, packed_layer
-from .quantized import COMPRESSED_TENSORS, NEEDED, QuantizedLinear, unknown_kind
+from .quantized import COMPRESSED_TENSORS, INT8_ROWS, MODELOPT_FP4, NEEDED, OF_BYTES, QuantizedLinear, unknown_kind
 from .scaled import ScaledLinear
+from .stored_blocks import StoredBlocks, find_blocks
 from .stored_experts import (
     Layers,
     StoredExperts,
@@ -44,7 +46,7 @@ _FOREIGN_STATE = (ScaledLinear, GatedMLP, QuantizedLinear, ExpertsMLP)
 class Loaded(Swaps):
     """The linear layers of a model that `load_checkpoint` loaded, and remarks.
 
-    others   modules of experts that the checkpoint stores one by one
+    others   modules of experts that the checkpoint stores one by one, or as blocks of MXFP4
     untied   names that were one parameter, and are not where the checkpoint packs one of them
     ignored  tensors of the checkpoint that were left unread, as was asked
     unset    buffers that no state dict has, on the meta device still
@@ -117,7 +119,11 @@ def load_checkpoint(
             values |= {(one, key): joined_weights(one, key, plan.kind, plan.read) for key in one.layers}
         elif one.packed:
             made[one.module] = packed_experts(one, plan.kind, plan.read).to(_device_of(one.module, on))
+    for block, _ in plan.unpacked:
+        block.check(found.tensor)
     replace_modules(model, made)
+    for block, places in plan.unpacked:
+        _fill(model, places, block.value(found.tensor), on)
     for names, source in plan.dense.items():
         _fill(model, names, found.tensor(source), on)
     for (one, key), same in plan.joined.items():
@@ -126,7 +132,7 @@ def load_checkpoint(
             value = joined_weights(one, key, plan.kind, plan.read) if value is None else value
             _fill(model, same, value, on)
     buffers = tuple([name for name, x in model.named_buffers() if x.is_meta])
-    beside = tuple(_expert_lines(plan, made))
+    beside = (*_expert_lines(plan, made), *_block_lines(plan))
     return Loaded(plan.report(made), beside, plan.untied, tuple(ignored), buffers, len(found.files))
 
 
@@ -147,6 +153,8 @@ class _Plan:
         self.dense: dict[tuple[str, ...], str] = {}
         self.experts: list[StoredExperts] = []
         self.joined: dict[tuple[StoredExperts, str], list[str]] = {}  # with all names of a parameter
+        self.blocks: list[StoredBlocks] = []
+        self.unpacked: list[tuple[StoredBlocks, list[str]]] = []  # likewise
         self.untied: tuple[tuple[str, ...], ...] = ()
         self.used: set[str] = set()
 
@@ -157,6 +165,7 @@ class _Plan:
             for name, module in self.modules.items()
             if isinstance(module, torch.nn.Linear) and any(f"{name}.{key}" in self.stored for key in PACKED_BY)
         ]
+        self.blocks = find_blocks(self.modules, self.stored)
         found = find_experts(self.modules, self.stored, experts)
         packed = [name for name, _ in layers] + [one.all_layers[0] for one in found if one.packed]
         self.kind = self._kind_of(_kind(kind, self.found.config, packed), packed)
@@ -193,6 +202,8 @@ class _Plan:
         """Set the source of each dense tensor, and the names that are no longer tied."""
         missing, untied = [], []
         joined = {one.parameter(key): (one, key) for one in self.experts for key in one.layers}
+        of_blocks = {one.parameter: one for one in self.blocks}
+        self.used |= {name for one in self.blocks for name in one.tensors}
         for one in self.experts:
             if not one.packed:
                 check_dense(one, self.stored)
@@ -202,6 +213,9 @@ class _Plan:
         for x, names in _owners(self.modules).items():
             if x in joined:
                 self.joined[joined[x]] = names
+                continue
+            if x in of_blocks:
+                self.unpacked.append((of_blocks[x], names))
                 continue
             away = [name for name in names if name.rpartition(".")[0] in self.packed]
             dense = [name for name in names if name not in away]
@@ -269,6 +283,10 @@ def _kind(asked: str | None, config: Mapping[str, object], layers: list[str]) ->
             kind = f"awq_{str(said['version']).lower()}"
         elif kind == "compressed-tensors":
             kind = str(said.get("format"))
+        elif kind == "modelopt":
+            kind = {"NVFP4": MODELOPT_FP4, "FP8": OF_BYTES[0]}.get(str(said.get("quant_algo")), kind)
+        elif kind == "bitsandbytes" and said.get("load_in_8bit") is True:
+            kind = INT8_ROWS
     if kind is None and layers:
         raise OperandError(f"{layers[0]} is packed, and no config.json says how: give kind=")
     if kind is not None and kind not in NEEDED and kind != FLOAT8_KIND:
@@ -330,6 +348,15 @@ def _expert_lines(plan: _Plan, made: Mapping[torch.nn.Module, torch.nn.Module]) 
             continue
         count = f"{one.parameter(next(iter(one.layers))).shape[0]} experts of the checkpoint are joined"
         yield Swapped(one.name, reason=f"{count}, dequantised: {one.reason}" if one.packed else count)
+
+
+def _block_lines(plan: _Plan) -> Iterator[Swapped]:
+    """A line for each module whose parameters were blocks of MXFP4."""
+    keys: dict[str, list[str]] = {}
+    for one in plan.blocks:
+        keys.setdefault(one.name, []).append(one.key)
+    for name, there in keys.items():
+        yield Swapped(name, reason=f"{listed_names(there)}: blocks of MXFP4 in the checkpoint, dequantised")
 
 
 def _fill(model: torch.nn.Module, names: Iterable[str], value: torch.Tensor, device: torch.device) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
@@ -37,6 +38,8 @@ _IN_PLACE = ", bits in place"  # of float8 in `packed_as`: earlier versions had 
 # Formats of compressed-tensors: of whole bytes, and of packed codes. Its own name stands for all of them.
 OF_BYTES = ("float-quantized", "int-quantized", "naive-quantized", "mxfp8-quantized")
 _ANY_PACKED, _GLOBAL = "compressed-tensors", "weight_global_scale"
+MODELOPT_FP4, BLOCKS, INT8_ROWS = "modelopt_fp4", "fp8-weights", "bitsandbytes-int8"
+_INT8_MOST = 127  # bitsandbytes' SCB is the largest weight of a row, whose code is 127
 _PACKED_NEEDED = ("weight_packed", "weight_scale")
 _WORDS_OPTIONAL = ("weight_zero_point", "weight_shape", "weight_g_idx", "bias")
 NEEDED: Mapping[str, tuple[str, ...]] = {
@@ -48,6 +51,9 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
     "nvfp4-pack-quantized": (*_PACKED_NEEDED, _GLOBAL),
     "mxfp4-pack-quantized": _PACKED_NEEDED,
     **dict.fromkeys(OF_BYTES, ("weight_scale", "weight")),
+    MODELOPT_FP4: ("weight_scale", "weight", "weight_scale_2"),
+    BLOCKS: ("weight_scale_inv", "weight"),
+    INT8_ROWS: ("SCB", "weight"),
     "mxfp4": ("blocks", "scales"),
 }
 _OPTIONAL: Mapping[str, tuple[str, ...]] = {
@@ -58,27 +64,45 @@ _OPTIONAL: Mapping[str, tuple[str, ...]] = {
     "pack-quantized": _WORDS_OPTIONAL,
     **dict.fromkeys(("nvfp4-pack-quantized", "mxfp4-pack-quantized"), ("bias",)),
     **dict.fromkeys(OF_BYTES, ("weight_zero_point", "bias")),
-    "mxfp4": ("bias",),
+    **dict.fromkeys((MODELOPT_FP4, BLOCKS, "mxfp4"), ("bias",)),
+    INT8_ROWS: ("weight_format", "bias"),
+}
+# Tensors that stand beside packed weights and are not of the weights.
+_OF_OTHERS: Mapping[str, str] = {
+    **dict.fromkeys(("input_scale", "input_zero_point", "input_global_scale"), "x is not quantised"),
+    **dict.fromkeys(("k_scale", "v_scale", "q_scale", "output_scale"), "it is not of the weights"),
 }
 COMPRESSED_TENSORS = (*OF_BYTES, _ANY_PACKED)  # its kinds of weights that are whole bytes
 _PACKED = tuple(kind for kind, needed in NEEDED.items() if needed[0] == "weight_packed")
 _FROM_DENSE = "QuantizedLinear.from_linear takes the dequantised weights; "
-_TABLES = f"its codes are places in a table, with scales of scales. {_FROM_DENSE}"
+_TABLES = (
+    f"its codes of 4 bits are places in a table, with scales of scales. {_FROM_DENSE}"
+    f"its int8 weights with SCB are read as kind {INT8_ROWS!r}; "
+)
+_GGUF = (
+    "its blocks hold scales between their codes. transformers' from_pretrained(directory, gguf_file=...) gives the "
+    "dense model, which swap_linears(model, weights=...) packs; "
+)
 # Other tools' checkpoints, and the way out.
 _OTHERS: Mapping[str, str] = {
     **dict.fromkeys(("bitsandbytes", "bnb", "nf4"), _TABLES),
     **dict.fromkeys(("marlin", "gptq_marlin"), "its words are in its kernel's order, and GPTQ's are read as 'gptq'; "),
-    "nvfp4": "'nvfp4-pack-quantized' is compressed-tensors' format of it; ",
+    "awq_marlin": "its words are in its kernel's order, and AWQ's are read as 'awq'; ",
+    "nvfp4": f"'nvfp4-pack-quantized' is compressed-tensors' format of it, and {MODELOPT_FP4!r} ModelOpt's; ",
+    "mxfp8": "'mxfp8-quantized' is compressed-tensors' format of it; ",
     "hqq": f"its zero points are no integers. {_FROM_DENSE}",
-    "gguf": f"its blocks hold scales between their codes. {_FROM_DENSE}",
-    "torchao": f"its weights are tensor subclasses. {_FROM_DENSE}",
+    "gguf": _GGUF,
+    **dict.fromkeys(("torchao", "tinygemm"), f"its weights are tensor subclasses. {_FROM_DENSE}"),
     "awq_gemv": f"its words lie along K, and its scales are padded. {_FROM_DENSE}",
-    "fp8": "float8 weights with weight_scale_inv of 128 x 128 blocks are ScaledLinear's state; ",
+    "fp8": f"float8 weights with weight_scale_inv of 128 x 128 blocks are ScaledLinear's state, which quantises x, and "
+    f"{BLOCKS!r} reads them without; ",
     "mixed-precision": "its layers have formats of their own, in config_groups, and from_checkpoint reads each; ",
     "auto-round": "tensors that it packs as GPTQ or AWQ are read as kind 'gptq' or 'awq'; ",
     "fbgemm_fp8": "its weights are read as kind 'float-quantized', without input_scale_ub; ",
-    "modelopt": "its float8 weights with weight_scale are read as kind 'float-quantized', without input_scale; ",
+    "modelopt": f"its NVFP4 weights are read as kind {MODELOPT_FP4!r}, and its float8 ones with weight_scale as "
+    "'float-quantized', without input_scale; ",
 }
+_GGUF_BLOCKS = re.compile(r"(iq|tq|q)\d_\w+")  # of GGUF, such as q4_0
 
 
 def unknown_kind(kind: object, known: Iterable[str]) -> str:
@@ -87,7 +111,8 @@ def unknown_kind(kind: object, known: Iterable[str]) -> str:
     >>> unknown_kind("aqlm", ("gptq", "awq"))
     "kind 'aqlm': QuantizedLinear.from_linear takes the dequantised weights; known are 'gptq', 'awq'"
     """
-    advice = _OTHERS.get(str(kind).lower(), _FROM_DENSE)
+    name = str(kind).lower()
+    advice = _GGUF if _GGUF_BLOCKS.fullmatch(name) else _OTHERS.get(name, _FROM_DENSE)
     return f"kind {shown(kind)}: {advice}known are {', '.join(map(repr, known))}"
 
 
@@ -253,6 +278,10 @@ class QuantizedLinear(ActivatedLayer, PackedBuffers):
                 "float-quantized", "int-quantized", "naive-quantized", "mxfp8-quantized"   weight of float8 or int8, and
                                       weight_scale, of compressed-tensors; x is not quantised
                 "compressed-tensors"  any of its formats, by the tensors' names and types
+                "modelopt_fp4"        weight, weight_scale and weight_scale_2 of ModelOpt's NVFP4
+                "fp8-weights"         weight of float8, and weight_scale_inv of 128 x 128 blocks, as DeepSeek has
+                                      them; x is not quantised
+                "bitsandbytes-int8"   weight of int8, SCB, and weight_format if there is, of LLM.int8()
                 "mxfp4"               blocks and scales of one expert, as gpt-oss has them
         tensors  also `Checkpoint.under(layer)`, of files
         dtype   of activations: scales are rounded to it, those for float8_e4m3fn to bfloat16
@@ -323,8 +352,10 @@ def _text_of(state: torch.Tensor) -> str:
 
 
 def _format_of(tensors: Mapping[str, torch.Tensor], kind: str) -> str:
-    """The kind; that of whole bytes for compressed-tensors' name and unpacked tensors."""
-    return OF_BYTES[0] if kind == _ANY_PACKED and "weight" in tensors and "weight_packed" not in tensors else kind
+    """The kind; that of whole bytes for compressed-tensors' own name, and for its name of blocks' scales."""
+    unpacked = kind == _ANY_PACKED and "weight" in tensors and "weight_packed" not in tensors
+    renamed = kind == BLOCKS and "weight_scale" in tensors and "weight_scale_inv" not in tensors
+    return OF_BYTES[0] if unpacked or renamed else kind
 
 
 def plain_weights(
@@ -343,27 +374,60 @@ def plain_weights(
         raise OperandError(f"{missing[0]} is missing: a checkpoint of kind {shown(kind)} has {needed}")
     if surplus := sorted(tensors.keys() - {*NEEDED[kind], *_OPTIONAL[kind]}):
         known = ", ".join((*NEEDED[kind], *_OPTIONAL[kind]))
-        raise OperandError(f"{surplus[0]} is surplus: a layer of kind {shown(kind)} is computed from {known} alone")
+        why = _OF_OTHERS.get(surplus[0])
+        way_out = f"; {why}: load_checkpoint(ignore=['*.{surplus[0]}']) leaves it" if why else ""
+        said = f"{surplus[0]} is surplus: a layer of kind {shown(kind)} is computed from {known} alone"
+        raise OperandError(said + way_out)
     given = {name: x for name, x in tensors.items() if x is not None or name not in _OPTIONAL[kind]}
     for name, x in given.items():
         check_operands({name: x})
         if not addressed(x):
             raise OperandError(f"{name} has no values: it is traced, mapped, fake or on the meta device")
     if kind in OF_BYTES:
-        return _of_bytes(given), None
+        return _of_bytes(given, given["weight_scale"]), None
+    if kind == BLOCKS:
+        return _of_bytes(given, given["weight_scale_inv"]), None
+    if kind == INT8_ROWS:
+        return _of_int8_rows(given), None
+    if kind == MODELOPT_FP4:
+        return _of_modelopt({name: _array(x) for name, x in given.items() if name != "bias"}), None
     if kind in _PACKED:
         return _compressed(given)
     return _plain_of(kind, {name: _array(x) for name, x in given.items() if name != "bias"})
 
 
-def _of_bytes(given: Mapping[str, torch.Tensor]) -> QuantizedWeights:
+def _of_modelopt(found: Mapping[str, npt.NDArray[np.generic]]) -> QuantizedWeights:
+    """NVFP4 weights whose scales of groups are multiplied by a second one."""
+    second = found["weight_scale_2"].reshape(-1).astype(np.float64)
+    if second.shape != (1,) or not 0 < second[0] < np.inf:
+        raise OperandError(f"weight_scale_2 is {shown(second.tolist())}: one finite number above 0")
+    scales = found["weight_scale"]
+    if scales.dtype.kind != "f":
+        raise OperandError(f"weight_scale is {scales.dtype} of shape {scales.shape}: floats")
+    return from_float4(found["weight"], scales.astype(np.float64) * second[0])
+
+
+def _of_int8_rows(given: Mapping[str, torch.Tensor]) -> QuantizedWeights:
+    """int8 weights whose rows have the largest weight in SCB."""
+    if (order := given.get("weight_format")) is not None and bool(order.ne(0).any()):
+        raise OperandError(
+            f"weight_format is {shown(order.tolist())}: 0, rows one after another; others are of kernels"
+        )
+    if given["weight"].dtype != torch.int8:
+        raise OperandError(f"weight is {given['weight'].dtype} of shape {list(given['weight'].shape)}: int8")
+    if not given["SCB"].is_floating_point() or given["SCB"].ndim != 1:
+        raise OperandError(f"SCB is {given['SCB'].dtype} of shape {list(given['SCB'].shape)}: floats, one for each row")
+    return _of_bytes(given, given["SCB"].double() / _INT8_MOST)
+
+
+def _of_bytes(given: Mapping[str, torch.Tensor], scale: torch.Tensor) -> QuantizedWeights:
     """The weights of tensors of whole bytes."""
     weight, zeros = given["weight"], given.get("weight_zero_point")
     code = C_NAMES.get(weight.dtype, "") if weight.is_floating_point() else "int8"
     if code not in CODES:
         raise OperandError(f"weight is {weight.dtype} of shape {list(weight.shape)}: int8 or float8")
     bits = weight.detach().cpu().view(torch.uint8) if weight.is_floating_point() else weight.detach().cpu()
-    return from_bytes(bits.numpy(), _array(given["weight_scale"]), code, None if zeros is None else _array(zeros))
+    return from_bytes(bits.numpy(), _array(scale), code, None if zeros is None else _array(zeros))
 
 
 def _array(x: torch.Tensor) -> npt.NDArray[np.generic]:

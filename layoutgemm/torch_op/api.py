@@ -246,7 +246,8 @@ def matmul(
     allow_tf32  whether float32 may be multiplied as tf32; default torch.backends.cuda.matmul.allow_tf32
     combine     for a tuple b of two to four matrices: the function of (*products, ops, **given) that makes each element
                 of the result, in one kernel of compute capability 9.0. Or the name of an activation: that of the first
-                product, times the second. Traced once for each function object. See `torch_op.operands.several`
+                product, times the second. Traced once for each function and the values that it reads; compiled code
+                keeps these. See `torch_op.operands.several`
                 Of two tuples, (a, a2) and (b, b2), the result is activation(a @ b + a2 @ b2 + bias), in one kernel too:
                 see `torch_op.operands.pairs`. Of ((b, b1), (b2, b3)) it is combine(a @ b + a2 @ b2, a @ b1 + a2 @ b3)
     order       the order of tiles of C, of all or some of them: "lower", "symmetric", a Schedule, a function, ...; see

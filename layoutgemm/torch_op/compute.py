@@ -68,7 +68,8 @@ def scaled_product(
     """alpha * (a @ b) + beta * c, stored as `kind`. It is a new tensor, or `out`; `in_place` where that is c itself."""
     if on_gpu(a.get_device()) and fuses(a.get_device(), kind) and 0 not in (*a.shape, *b.shape):
         shape = shapes_of(a.shape, b.shape).result
-        finish = fused_gemm(alpha, beta, None if c is None else c.resolve_neg(), in_place, kind, shape)
+        c = None if c is None else c.resolve_neg()  # a copy lives until the launch
+        finish = fused_gemm(alpha, beta, c, in_place, kind, shape)
         if finish is not None:
             return launched(a, b, kind, config, out, finish)
     value = scaled_by_torch(sums(a, b, config), alpha, beta, c, kind)

@@ -389,25 +389,10 @@ class UnwrappedLayout:
         return str(self.layout)
 
 
-class _Matrix:
-    """A matrix over GF(2) that is no layout under a swizzle, named in one line."""
+def as_layout(layout: Drawable) -> Drawable:
+    """A matrix over GF(2) as a layout if it is one, others as they are.
 
-    def __init__(self, matrix: LinearLayout) -> None:
-        self.shape, self._matrix = matrix.shape, matrix
-
-    def __call__(self, *coord: Any) -> object:
-        """Coordinate, one argument a mode -> offset."""
-        return self._matrix(*coord)
-
-    def __str__(self) -> str:
-        names = self._matrix.names or map(str, range(len(self._matrix.bits)))
-        return f"a matrix over GF(2) of {', '.join(f'{name} {1 << b}' for name, b in zip(names, self._matrix.bits))}"
-
-
-def in_one_line(layout: Drawable) -> Drawable:
-    """A matrix over GF(2) as the layout that it is, whose text has one line; other layouts as they are.
-
-    >>> print(in_one_line(LinearLayout((16, 8, 32, 64), bits=(2, 2), names=("register", "lane"))))
+    >>> print(as_layout(LinearLayout((16, 8, 32, 64), bits=(2, 2), names=("register", "lane"))))
     ((2,2),4):((16,8),32)
     """
     if not isinstance(layout, LinearLayout):
@@ -417,11 +402,11 @@ def in_one_line(layout: Drawable) -> Drawable:
             return form()
         except LayoutError:
             continue
-    return _Matrix(layout)
+    return layout
 
 
 def by_threads(tv: Drawable) -> Drawable:
-    """A matrix of Triton's modes register, lane, warp and block as (thread, value); other layouts as they are.
+    """Triton's (register, lane, warp, block) as (thread, value), other layouts as they are.
 
     Lanes run fastest among the threads, then warps, then blocks.
 
@@ -429,7 +414,7 @@ def by_threads(tv: Drawable) -> Drawable:
     (4,(2,2)):(32,(16,8))
     """
     if not isinstance(tv, LinearLayout) or not {"register", "lane"} <= set(tv.names):
-        return in_one_line(tv)
+        return as_layout(tv)
     columns, start = {}, 0
     for name, bits in zip(tv.names, tv.bits, strict=True):
         columns[name] = tv.columns[start : start + bits]
@@ -438,10 +423,10 @@ def by_threads(tv: Drawable) -> Drawable:
     threads = tuple([c for name in ("lane", "warp", "block") for c in columns.pop(name, ())])
     if columns:
         raise LayoutError(
-            f"threads are of lane, warp and block: {in_one_line(tv)} has {', '.join(columns)} beside register"
+            f"threads are of lane, warp and block: {as_layout(tv)} has {', '.join(columns)} beside register"
         )
     modes = (len(threads), len(values))
-    return in_one_line(LinearLayout((*threads, *values), modes, ("thread", "value"), tv.width, tv.offset))
+    return as_layout(LinearLayout((*threads, *values), modes, ("thread", "value"), tv.width, tv.offset))
 
 
 def offsets_of(layout: Drawable, rows: range | None = None, columns: range | None = None) -> GridOffsets:

@@ -15,8 +15,8 @@ from layoutgemm.view.grid import (
     GridOffsets,
     Offset,
     UnwrappedLayout,
+    as_layout,
     coordinates_of,
-    in_one_line,
     planes_of,
     rank_of,
 )
@@ -106,7 +106,7 @@ def layout_svg(
     >>> ">tile (1,0)</text>" in tiles
     True
     """
-    layout = UnwrappedLayout.of(in_one_line(layout)) if divided is None else layout
+    layout = UnwrappedLayout.of(as_layout(layout)) if divided is None else layout
     tiles = None if divided is None else DividedLayout.of(layout, divided)
     parts = planes_of(layout if tiles is None else tiles, rows, columns, planes)
     vector = tiles is None and rank_of(layout) == 1
@@ -124,11 +124,11 @@ def layout_svg(
         panels = [replace(panel, zones=tiles_of(p, tile), zone_name="tile") for panel, (_, p) in zip(panels, parts)]
     if tiles is not None:
         panels = [tile_panel(tiles, panel, rest) for panel, (rest, _) in zip(panels, parts)]
-    notes = ((Note(str(layout), mono=True),) if title else ()) + (
+    notes = ((Note(f"{layout}", mono=True),) if title else ()) + (
         Note(layout_note(parts, colors, printed, tiles, vector)),
     )
     placed = side_by_side(panels) if tiles is None else as_matrix(panels, tiles.shape[2])
-    return Sheet(title=title or str(layout), notes=notes, legend=colors.legend, panels=placed).render()
+    return Sheet(title=title or f"{layout}", notes=notes, legend=colors.legend, panels=placed).render()
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,7 +135,7 @@ def tv_svg(
     found = owners_of(tv, tile, rows, columns, thread or 0)
     shown = coloring(color, found.threads, found.values)
     heading = title or f"{tv} over a tile ({tile[0]}, {tile[1]})"
-    notes = (Note(str(tv), mono=True),) if title else ()
+    notes = (Note(f"{tv}", mono=True),) if title else ()
     panel = tv_panel(found, axes, shown, thread=thread)
     notes = (*notes, Note(told([found], shown, thread, bool(panel.labels))))
     return Sheet(title=heading, notes=notes, legend=shown.legend, panels=((panel,),)).render()

@@ -12,6 +12,7 @@ from tests import needs
 
 torch = needs.module("torch")
 
+from benchmarks import bench_quantized
 from benchmarks.bench_quantized import (
     DEFAULT,
     FORMATS,
@@ -120,6 +121,22 @@ def test_contenders_are_kept_timed_or_named() -> None:
     assert row.errors == {"off": "wrong: 2 times the bound", "refused": "RuntimeError: no kernel"}
     timed(device, row, calls, 3)
     assert row.recorded["us"] == {DEFAULT: 3.0}
+
+
+def test_groups_of_rows_are_compared_and_timed_with_their_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {"EXPERTS": 2, "_UNLIKE": 1, "EXPERT_SIZES": ((64, 128),), "EXPERT_FORMATS": (INT4,)}
+    for name, value in small.items():
+        monkeypatch.setattr(bench_quantized, name, value)
+    rows, peers = [], {bench_quantized.LOOP, bench_quantized.GROUPED, bench_quantized.TORCH_GROUPED}
+    monkeypatch.setattr(bench_quantized, "timed", lambda device, row, calls, rounds: row.us.update(calls))
+    bench_quantized.measured_experts(ModelDevice(), 1e12, 3, rows.append, 1, "cpu")
+    right = bench_quantized.wrong
+    monkeypatch.setattr(bench_quantized, "wrong", lambda c, x, weight: right(c + (c.shape[0] == 2), x, weight))
+    bench_quantized.measured_experts(ModelDevice(), 1e12, 3, rows.append, 1, "cpu")
+    assert [(row.format, row.rows, {*row.us}) for row in rows] == [
+        ("int4 g128 experts", 3, {DEFAULT, *peers}),
+        ("int4 g128 experts", 3, peers - {bench_quantized.LOOP}),
+    ]
 
 
 def test_the_record_has_every_row_and_its_choice() -> None:

@@ -13,6 +13,7 @@ from layoutgemm.errors import CoordinateError, LayoutError
 from layoutgemm.layouts import ComposedLayout, CounterExample, E, Layout, Proof, Swizzle, parse
 from layoutgemm.layouts.linear import LinearLayout
 from layoutgemm.layouts.proofs.gf2 import add_constant
+from layoutgemm.layouts.proofs.prove import covers
 from tests.layouts import reference as ref
 
 SWIZZLES = [(b, m, s) for b in range(4) for m in range(4) for s in (-4, -3, -2, -1, 1, 2, 3, 4) if b <= abs(s)]
@@ -392,3 +393,10 @@ def test_bases_are_read_back_by_parse() -> None:
             LinearLayout((1, 2, 4, 8), (2, 2), ("register", "lane")).bases(shape)  # type: ignore[arg-type]
     with pytest.raises(LayoutError, match="modes have no names"):
         LinearLayout((1, 2)).bases((4,))
+
+
+def test_a_matrix_in_a_sentence_is_one_line():
+    matrix = LinearLayout((1, 2, 4, 8), bits=(2, 2), names=("register", "lane"))
+    assert f"{matrix}" == "a matrix over GF(2) of register 4, lane 4" and len(str(matrix).splitlines()) > 4
+    missing = covers(LinearLayout((1, 2, 4, 8), (2, 2)), 17).explain()
+    assert missing.startswith("a matrix over GF(2) of 4 x 4 does not cover 0..16")

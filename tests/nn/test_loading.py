@@ -208,7 +208,10 @@ def test_ignored_tensors_are_left_and_reported(tmp_path: Path) -> None:
 
 CONFIGS = [
     ({"quant_method": "awq", "version": "gemv"}, "kind 'awq_gemv'"),
-    ({"quant_method": "bitsandbytes"}, "kind 'bitsandbytes': its codes are places"),
+    ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "kind 'bitsandbytes': its codes of 4 bits are places"),
+    ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "up: SCB is missing: .* kind 'bitsandbytes-int8'"),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "up: weight_scale is missing: .* kind 'modelopt_fp4'"),
+    ({"quant_method": "modelopt", "quant_algo": "FP8"}, "up: weight_scale is missing: .* kind 'float-quantized'"),
     ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "kind 'marlin-24'"),
     (
         {"quant_method": "compressed-tensors", "format": "mxfp6-pack-quantized"},
@@ -218,7 +221,7 @@ CONFIGS = [
         {"quant_method": "compressed-tensors", "format": "mixed-precision"},
         "kind 'mixed-precision': .* in config_groups",
     ),
-    ({"quant_method": "modelopt"}, "kind 'modelopt': .* read as kind 'float-quantized'"),
+    ({"quant_method": "modelopt"}, "kind 'modelopt': .* kind 'modelopt_fp4', .* as 'float-quantized'"),
     ({"quant_method": "auto-round"}, "kind 'auto-round': .* read as kind 'gptq'"),
     ({"quant_method": "fbgemm_fp8"}, "kind 'fbgemm_fp8': .* without input_scale_ub"),
     ({"quant_method": "gptq", "checkpoint_format": "gptq_v2"}, None),
@@ -273,6 +276,92 @@ def test_blocks_of_mxfp4_are_missed_by_the_kind_that_reads_them(tmp_path: Path) 
         load_checkpoint(Model(), sharded(tmp_path, stored))
 
 
+class Experts(torch.nn.Module):
+    """Experts as gpt-oss has them: (experts, in, out features), with biases."""
+
+    def __init__(self, inner: int = 64, features: int = 64) -> None:
+        super().__init__()
+        self.gate_up_proj = torch.nn.Parameter(torch.empty(2, features, 2 * inner, dtype=BF16))
+        self.gate_up_proj_bias = torch.nn.Parameter(torch.empty(2, 2 * inner, dtype=BF16))
+        self.down_proj = torch.nn.Parameter(torch.empty(2, inner, features, dtype=BF16))
+
+
+def as_blocks(n: int, k: int, seed: int = 0) -> tuple[Any, Any, Any]:
+    """Blocks and scales of two experts (n, k), and their weights by MXFP4's formula."""
+    made = torch.Generator().manual_seed(seed)
+    blocks = torch.randint(0, 256, (2, n, k // 32, 16), generator=made).byte()
+    scales = torch.randint(120, 130, (2, n, k // 32), generator=made).byte()
+    table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6]).double()
+    values = table[torch.stack([blocks & 15, blocks >> 4], -1).reshape(2, n, k).long()]
+    return blocks, scales, values * torch.exp2(scales.double() - 127).repeat_interleave(32, -1)
+
+
+def gpt_oss(n: int = 128, k: int = 64) -> tuple[dict[str, Any], list[Any]]:
+    """The tensors of `Experts` in a checkpoint, and the weights of both parameters."""
+    (up, up_scales, first), (down, down_scales, second) = as_blocks(n, k), as_blocks(k, n // 2, 1)
+    stored = {
+        "experts.gate_up_proj_blocks": up, "experts.gate_up_proj_scales": up_scales,
+        "experts.down_proj_blocks": down, "experts.down_proj_scales": down_scales,
+        "experts.gate_up_proj_bias": normal(2, n),
+    }  # fmt: skip
+    return stored, [first, second]
+
+
+def test_blocks_of_experts_are_dequantised_in_the_parameters_order(tmp_path: Path) -> None:
+    """The second parameter is square: the first one says that both are transposed."""
+    stored, weights = gpt_oss()
+    with torch.device("meta"):
+        model = torch.nn.ModuleDict({"experts": Experts()})
+    loaded = load_checkpoint(model, sharded(tmp_path, stored, config={"quant_method": "mxfp4"}))
+    said = "left      experts: down_proj, gate_up_proj: blocks of MXFP4 in the checkpoint, dequantised"
+    assert said in str(loaded) and torch.equal(model.experts.gate_up_proj_bias, stored["experts.gate_up_proj_bias"])
+    for x, weight in zip((model.experts.gate_up_proj, model.experts.down_proj), weights, strict=True):
+        assert torch.equal(x.double(), weight.mT)
+
+
+def test_square_blocks_need_the_order_of_the_module(tmp_path: Path) -> None:
+    stored, weights = gpt_oss(128, 128)
+    stored = {name: x for name, x in stored.items() if "down" not in name}
+    model = torch.nn.ModuleDict({"experts": Experts(64, 128)})
+    del model.experts.down_proj
+    path = sharded(tmp_path, stored)
+    with pytest.raises(OperandError, match=r"^experts: gate_up_proj .* are square: is_transposed of the module says"):
+        load_checkpoint(model, path)
+    for way in (False, True):
+        model.experts.is_transposed = way
+        load_checkpoint(model, path)
+        assert torch.equal(model.experts.gate_up_proj.double(), weights[0].mT if way else weights[0])
+
+
+BLOCKS_THAT_DO_NOT_FIT = [
+    ("gate_up_proj_scales", lambda x: x.fill_(255), r"experts.gate_up_proj_scales 255 at .0, 0, 0. is NaN"),
+    ("gate_up_proj_scales", lambda x: x[:, :-1], "gate_up_proj_blocks has shape .2, 128, 2, 16., and .* .2, 127, 2."),
+    ("gate_up_proj_blocks", lambda x: x.int(), "gate_up_proj_blocks is torch.int32 in the checkpoint: uint8"),
+    ("down_proj_blocks", None, "experts.down_proj is missing in the checkpoint"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "said"), BLOCKS_THAT_DO_NOT_FIT)
+def test_blocks_that_do_not_fit_are_refused_before_the_model_changes(
+    name: str, change: Any, said: str, tmp_path: Path
+) -> None:
+    stored, _ = gpt_oss()
+    key = f"experts.{name}"
+    changed = {} if change is None else {key: change(stored[key].clone())}
+    model = torch.nn.ModuleDict({"experts": Experts()})
+    torch.nn.init.ones_(model.experts.gate_up_proj_bias)
+    rest = {each: x for each, x in stored.items() if each != key}
+    with pytest.raises((OperandError, TensorError), match=said):
+        load_checkpoint(model, sharded(tmp_path, {**rest, **changed}))
+    assert bool(model.experts.gate_up_proj_bias.eq(1).all())
+    stored["experts.gate_up_proj_blocks"] = as_blocks(128, 96)[0]
+    stored["experts.gate_up_proj_scales"] = as_blocks(128, 96)[1]
+    with pytest.raises(
+        TensorError, match=r"are \[2, 128, 96\] weights, and gate_up_proj is \[2, 64, 128\] in the model"
+    ):
+        load_checkpoint(model, sharded(tmp_path, stored))
+
+
 class Tall(torch.nn.Module):
     """A layer of two blocks of features."""
 
@@ -288,9 +377,9 @@ def test_blocks_of_compressed_tensors_become_scaled_layers(tmp_path: Path) -> No
     path = sharded(tmp_path, {"up.weight": weight, "up.weight_scale": scale}, config=config)
     assert "replaced  up  by ScaledLinear" in str(load_checkpoint(model, path))
     assert torch.equal(model.up.dequantized(), (weight.double() * wide).to(BF16))
-    state = {"weight": weight, "weight_scale": scale}
-    with pytest.raises(OperandError, match=r"weight_scale has shape .2, 2.: .* 128 x 128 blocks are ScaledLinear's"):
-        QuantizedLinear.from_checkpoint(state, "compressed-tensors")
+    model = Tall()
+    assert "replaced  up  by QuantizedLinear" in str(load_checkpoint(model, path, "fp8-weights"))
+    assert torch.equal(model.up.dequantized(), (weight.double() * wide).to(BF16))
     columns = {"weight": weight, "weight_scale": torch.rand(192, 1)}
     one, two = (QuantizedLinear.from_checkpoint(columns, kind) for kind in ("compressed-tensors", "float-quantized"))
     assert torch.equal(one.units, two.units) and torch.equal(one.scales, two.scales)
@@ -359,6 +448,16 @@ def test_types_and_sizes_of_every_kind(tmp_path: Path) -> None:
     (tmp_path / "x.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
     with pytest.raises(OperandError, match="a is 'F4': known are BOOL"):
         Checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("m.gguf", "a GGUF file, .* gguf_file="), ("m.bin", "a pickled state: .*save")]
+)
+def test_files_of_other_kinds_are_refused_with_the_way_out(name: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"GGUF" + bytes(40))
+    for path in (tmp_path, tmp_path / name):
+        with pytest.raises(OperandError, match=f"{name} is {said}"):
+            Checkpoint(path)
 
 
 def test_without_the_package_the_way_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

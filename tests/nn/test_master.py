@@ -262,12 +262,34 @@ def test_groups_at_multiples_of_128_have_gradients_in_fp8() -> None:
     assert float(layer.weight.detach().abs().max()) <= 128**-0.5
 
 
+def memory_again(one: Any) -> None:
+    """Other memory at the address of memory that is gone, with other values."""
+    raw = bytearray(one.weight.nbytes)
+    for value in (3.0, 4.0):
+        torch.frombuffer(raw, dtype=BF16).fill_(value)
+        one.weight.data = torch.frombuffer(raw, dtype=BF16).view(one.weight.shape)
+        one(normal(2, one.in_features))
+
+
+def swapped(one: Any) -> None:
+    """A state dict, with parameters swapped in place."""
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        one.load_state_dict({**one.state_dict(), "weight": one.weight * 3})
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+
+
 CHANGES: dict[str, Any] = {
     "a write": lambda one: one.weight.mul_(2),
     "an optimizer's step": lambda one: torch.optim.SGD([one.weight], lr=1.0).step(),
     "a state dict": lambda one: one.load_state_dict({**one.state_dict(), "weight": one.weight * 3}),
     "another parameter": lambda one: setattr(one, "weight", torch.nn.Parameter(one.weight * 4)),
     "other memory": lambda one: setattr(one.weight, "data", one.weight * 5),
+    "memory that comes again": memory_again,
+    "other strides": lambda one: setattr(one.weight, "data", one.weight.data.as_strided(one.weight.shape, (1, 144))),
+    "a fused optimizer's step": lambda one: torch.optim.Adam([one.weight], lr=1.0, fused=True).step(),
+    "swapped parameters": swapped,
     "another type": lambda one: one.to(F32).to(BF16),
     "training, then a write past the count": lambda one: (one.train(), one.weight.data.mul_(6), one.eval()),
     "a write past the count, and the call again": lambda one: (one.weight.data.mul_(7), one.keep_quantized()),
@@ -333,6 +355,8 @@ def test_weights_without_elements_are_not_kept() -> None:
         MasterLinear(8, 8, device="meta").keep_quantized()
     with pytest.raises(OperandError, match="keep of keep_quantized"):
         MasterLinear(8, 8).keep_quantized(1)  # type: ignore[arg-type]
+    with torch.inference_mode(), pytest.raises(OperandError, match="counts no writes of one made in inference mode"):
+        MasterLinear(8, 8).keep_quantized()
     layer = MasterLinear(128, 8).eval().keep_quantized()
     size = layer.weight.untyped_storage().nbytes()
     layer.weight.untyped_storage().resize_(0)  # as a sharded parameter's is between calls

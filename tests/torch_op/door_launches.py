@@ -17,13 +17,15 @@ from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import OperandError
 from layoutgemm.kernels.run.emulated import linked
 from layoutgemm.torch_op import emulated
+from layoutgemm.torch_op.compiled.guards import LEAST_ADDRESS
 from tests.torch_op import host_launches
 from tests.torch_op.host_launches import BareLaunches, bare_launches
 
 WHERE = "layoutgemm.torch_op."
 TARGETS = (
     "composed.plans", "composed.product", "indexed.product", "operands.pairs", "operands.several", "prepared",
-    "prologue.product", "quantized.experts", "quantized.explain", "quantized.launch", "scaled_grouped.kept",
+    "prologue.product", "quantized.experts", "quantized.explain", "quantized.launch", "quantized.own_epilogue",
+    "scaled_grouped.kept",
 )  # fmt: skip
 HOPPERS = (
     "indexed.product", "operands.grouped", "operands.grouped_api", "prologue.grouped", "scaled_grouped.grouped",
@@ -33,11 +35,32 @@ WORKERS = 2  # clusters of a persistent kernel: each computes several tiles
 AT_WORKERS = 13  # their place among a launch's arguments
 
 
+class Memory:
+    """The memory of tensors whose addresses were taken. It is kept, so that no other tensor gets their addresses."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, tuple[torch.UntypedStorage, torch.dtype]] = {}
+
+    def note(self, x: torch.Tensor) -> None:
+        """Remember a tensor's memory."""
+        storage = x.untyped_storage()
+        self.seen[storage._cdata] = storage, x.dtype
+
+    def at(self, address: int) -> Any:
+        """The memory from an address on. An address in no tensor, or in one that is gone, is an AssertionError."""
+        for storage, kind in self.seen.values():
+            if storage.data_ptr() <= address < storage.data_ptr() + storage.nbytes():
+                assert torch._C._storage_Use_Count(storage._cdata) > 1, "a launch reads a tensor that is gone"
+                return emulated.memory_at(address, [torch.empty(0, dtype=kind, device="cpu").set_(storage)])
+        raise AssertionError(f"address {address:#x} is in none of the tensors")
+
+
 class _Launcher:
     """A kernel's launches, emulated on the memory of tensors."""
 
-    def __init__(self, plan: Any, held: list[torch.Tensor], made: list[Any]):
-        self.plan, self.held, self.made, self.host = plan, held, made, linked(plan)
+    def __init__(self, plan: Any, memory: Memory, made: list[Any], computes: bool):
+        self.plan, self.memory, self.made = plan, memory, made
+        self.host = linked(plan) if computes else None
 
     def load(self, device: int) -> None:
         """Nothing."""
@@ -52,29 +75,34 @@ class _Launcher:
         nothing = np.zeros(0, np.uint8)  # in place of a C that is not stored
         for at, kind in enumerate(self.plan.parameters.values()):
             if kind == "address":
-                given[at] = emulated.memory_at(given[at], self.held) if given[at] else nothing
-            elif kind == "word" and given[at] > 1 << 32:
-                given[at] = emulated.memory_at(given[at], self.held)
+                given[at] = self.memory.at(given[at]) if given[at] >= LEAST_ADDRESS else nothing
+            elif kind == "word" and given[at] > LEAST_ADDRESS:
+                given[at] = self.memory.at(given[at])
+        if self.host is None:
+            return
         if "workers" in self.plan.parameters or "blocks" in self.plan.parameters or len(given) > AT_WORKERS:
             given[AT_WORKERS] = WORKERS
         emulate_host(self.host, given, progress=False, policy=Policy(edges=False)).raise_for_findings()
 
 
 @contextlib.contextmanager
-def every_door(patch: Any, code: str = "sm_90a") -> Iterator[list[tuple[Any, list[int]]]]:
-    """All doors launch as on a GPU of that target. Yields (plan, arguments) of the launches that were made."""
-    held: list[torch.Tensor] = []
+def every_door(patch: Any, code: str = "sm_90a", computes: bool = True) -> Iterator[list[tuple[Any, list[int]]]]:
+    """All doors launch as on a GPU of that target. Yields (plan, arguments) of the launches that were made.
+
+    computes  False: a launch looks at its addresses alone, and results are whatever their memory held
+    """
+    memory = Memory()
     made: list[tuple[Any, list[int]]] = []
     real = torch.Tensor.data_ptr
 
     def seen(self: Any) -> int:
         if self.device.type != "meta":
-            held.append(self)
+            memory.note(self)
         return real(self)
 
     class Launches(BareLaunches):
         def compiled(self, plan: Any) -> Any:
-            return SimpleNamespace(launcher=_Launcher(plan, held, made), plan=plan)
+            return SimpleNamespace(launcher=_Launcher(plan, memory, made, computes), plan=plan)
 
     def require_hopper(index: int, what: str) -> None:
         if code != "sm_90a":

@@ -31,6 +31,7 @@ from layoutgemm.torch_op.prologue import grouped as prologue_groups
 from layoutgemm.torch_op.prologue import product as prologue
 from layoutgemm.torch_op.quantized import kept as quantized_kept
 from layoutgemm.torch_op.quantized import launch as quantized
+from layoutgemm.torch_op.quantized import own_epilogue as quantized_epilogue
 from layoutgemm.torch_op.scaled_grouped import grouped, grouped_epilogue, kept, own_epilogue, scaled
 from layoutgemm.torch_op.types import TYPES
 
@@ -186,10 +187,12 @@ def bare_launches(patch: Any) -> Iterator[BareLaunches]:
     patch.setattr(tensor_maps, "resident", lambda index, blocks: 2)
     patch.setattr(quantized_kept, "FIRST_GPU", -1)
     patch.setattr(quantized, "compile_plan", made)
+    patch.setattr(quantized_epilogue, "compile_plan", made)
     patch.setattr(fp8, "compiled", made)
     patch.setattr(fp8, "target", lambda index: ("sm_90a", 0))
     patch.setattr(fp8_api, "_current_device", lambda: -1)
     patch.setattr(quantized, "raw_stream", lambda index: 77)
+    patch.setattr(quantized_epilogue, "raw_stream", lambda index: 77)
     for module in (launch, api, kept):
         patch.setattr(module, "current_device", lambda: -1)
     patch.setattr(quantized_kept, "_current_device", lambda: -1)
@@ -205,6 +208,7 @@ def bare_launches(patch: Any) -> Iterator[BareLaunches]:
         epilogue,
         *groups,
         quantized,
+        quantized_epilogue,
         indexed,
         several,
         pairs,
@@ -220,6 +224,7 @@ def bare_launches(patch: Any) -> Iterator[BareLaunches]:
     keeping = kept.READY, kept_launches.KEPT, quantized_kept.READY, fp8.READY, fp8.BOTH_READY, *chains.ALL
     prepared.forget()
     quantized.forget()
+    quantized_epilogue.forget()
     plans._ready.cache_clear()
     for ready in keeping:
         ready.clear()
@@ -228,6 +233,7 @@ def bare_launches(patch: Any) -> Iterator[BareLaunches]:
     finally:
         prepared.forget()
         quantized.forget()
+        quantized_epilogue.forget()
         plans._ready.cache_clear()
         for ready in keeping:
             ready.clear()

@@ -10,7 +10,8 @@ from tests import needs
 
 torch = needs.module("torch")
 
-from layoutgemm import grouped_matmul, matmul
+from layoutgemm import gemm, grouped_matmul, matmul
+from tests.torch_op import sequence_fuzz
 from tests.torch_op.door_fuzz import DOORS, faults
 from tests.torch_op.door_launches import every_door
 
@@ -29,6 +30,42 @@ def test_the_cpu_computes_the_formulas(door: str) -> None:
 def test_kernels_compute_the_formulas(door: str) -> None:
     tally: Counter[str] = Counter()
     assert list(faults(door, 100, 6, tally)) == [] and tally["answered kernel"]
+
+
+def test_sequences_on_the_cpu_compute_the_formulas() -> None:
+    tally: Counter[str] = Counter()
+    assert list(sequence_fuzz.faults("dense", 1, 1, tally, on="cpu")) == [] and tally["answered"]
+
+
+@needs.DSL
+@needs.C_COMPILER
+@pytest.mark.dsl
+@pytest.mark.slow
+@pytest.mark.parametrize("door", DOORS)
+def test_sequences_of_kernels_compute_the_formulas(door: str) -> None:
+    """Memory, values, numbers, objects and regions change between calls."""
+    tally: Counter[str] = Counter()
+    assert list(sequence_fuzz.faults(door, 0, 3, tally)) == [] and tally["answered"]
+
+
+@pytest.mark.dsl
+@pytest.mark.slow
+@pytest.mark.parametrize("door", DOORS)
+def test_what_a_launch_reads_is_there(door: str) -> None:
+    """A copy that was dropped before the launch may be another tensor's memory."""
+    tally: Counter[str] = Counter()
+    assert list(faults(door, 40, 20, tally, on=("addresses",))) == [] and tally["launched"]
+
+
+@pytest.mark.dsl
+def test_copies_that_an_epilogue_reads_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A strided bias, and a negated addend."""
+    a, b, bias = torch.ones(16, 72).half(), torch.ones(2, 72, 16).half(), torch.ones(2, 32).bfloat16()[:, ::2]
+    with every_door(monkeypatch, computes=False) as launches:
+        for _ in range(2):
+            grouped_matmul(a, (b, b), torch.tensor([0, 8, 16]), combine=lambda p, q, ops: p + q, bias=bias)
+            gemm(2.0, a, b[0], 0.5, torch._neg_view(torch.ones(16, 16).half()))
+    assert len(launches) == 4
 
 
 @needs.DSL

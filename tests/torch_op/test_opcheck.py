@@ -97,6 +97,10 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
          None, "", "", True, "", None, SILU),
     ],
     "quantized_matmul": [(pitched(3, 128), INT4.units, INT4.scales, drawn(64), "silu", *FACTS)],
+    "quantized_epilogue_matmul": [
+        (pitched(3, 128), INT4.units, INT4.scales, None, [drawn(64)], [], [], [], BIASED.json, *FACTS),
+        (pitched(3, 128), INT4.units, INT4.scales, None, [drawn(64)], [drawn(3, 64)], [], [], KEPT.json, *FACTS),
+    ],
     "quantized_grouped_matmul": [(pitched(5, 128), EXPERTS.units, EXPERTS.scales, OFFSETS, "relu", *FACTS)],
     "dequantized": [(INT4.units, INT4.scales, BF16, *FACTS)],
     "quantize": [(pitched(2, 5, 130),), (columns(5, 130), "BlockWise128x128", E5M2, True, "k")],
@@ -131,7 +135,7 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
 }  # fmt: skip
 UNDERIVED = {
     "gated", "dequantized", "quantize", "quantize_both", "scaled_matmul", "scaled_matmul_quantized",
-    "scaled_epilogue_matmul",
+    "scaled_epilogue_matmul", "quantized_epilogue_matmul",
 }  # fmt: skip
 ALONE = ("test_schema", "test_faketensor", "test_autograd_registration")
 TRACED = {"matmul": 5, "scaled_matmul": 2}  # of their calls, those whose gradients are traced too; of others, one

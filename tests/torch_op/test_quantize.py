@@ -6,6 +6,7 @@ import contextlib
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests import needs
@@ -20,6 +21,7 @@ from layoutgemm.torch_op import launch as launches
 from layoutgemm.torch_op.emulated import memory_at
 from layoutgemm.torch_op.fp8 import api, launch
 from layoutgemm.torch_op.fp8.reference import quantized
+from tests.torch_op.host_launches import bare_launches
 
 needs_dsl = needs.DSL
 BF16, F32, E4M3, E5M2 = torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2
@@ -100,6 +102,18 @@ def test_refusals_name_the_argument(x: Any, options: Any, kind: type[Exception],
         torch._dynamo.reset()
         with pytest.raises(Exception, match=said):
             torch.compile(lambda x: quantize(x, **options), backend="eager", fullgraph=True)(x)
+
+
+@pytest.mark.parametrize("function", [quantize, quantize_both])
+def test_refusals_stay_once_a_launch_is_kept(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key takes 1 for True."""
+    x = normal(40, 256)
+    with bare_launches(monkeypatch) as noted:
+        function(x, power_of_two=True)
+        for given in (1, 1.0, np.True_):
+            with pytest.raises(OperandError, match="power_of_two = "):
+                function(x, power_of_two=given)
+        assert len(noted.arguments) == 1
 
 
 def test_compiled_mapped_and_of_fake_tensors() -> None:

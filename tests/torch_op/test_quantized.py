@@ -332,14 +332,73 @@ def test_weights_of_whole_bytes_equal_their_own_formula(kind: torch.dtype, scale
         ({"weight": weight.half()}, r"weight is torch.float16 of shape \[64, 384\]: int8 or float8"),
         ({"weight_zero_point": torch.ones(64, 1).char()}, r"weight_zero_point 1 at \(0, 0\): .* have 0 everywhere"),
         ({"weight_scale": torch.ones(64, 5)}, "5 groups of K = 384: known are groups of"),
-        ({"input_scale": torch.ones(1)}, f"input_scale is surplus: a layer of kind '{read_as}'"),
+        (
+            {"input_scale": torch.ones(1)},
+            f"input_scale is surplus: .* kind '{read_as}' .*ignore=.'.*input_scale'.. leav",
+        ),
     ):
         with pytest.raises(LayoutError, match=text):
             QuantizedLinear.from_checkpoint({**given, **wrong}, read_as)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_blocks_of_float8_are_weights_alone(dtype: torch.dtype) -> None:
+    """DeepSeek's weight_scale_inv, and compressed-tensors' name of it; the last block of rows is cut."""
+    weight, scale = torch.randn(200, 384).to(torch.float8_e4m3fn), torch.rand(2, 3) + 0.5
+    each = scale.to(dtype).double().repeat_interleave(128, 0)[:200].repeat_interleave(128, 1)  # of x's type, as groups'
+    for kind, name in (
+        ("fp8-weights", "weight_scale_inv"),
+        ("fp8-weights", "weight_scale"),
+        ("float-quantized", "weight_scale"),
+    ):
+        layer = QuantizedLinear.from_checkpoint({"weight": weight, name: scale}, kind, dtype=dtype)
+        assert layer.format == QuantizedFormat("e4m3", 128)
+        assert torch.equal(layer.dequantized(), (weight.double() * each).to(dtype))
+    with pytest.raises(LayoutError, match=r"of 128 x 128 blocks, and K = 320 is no multiple of 128"):
+        QuantizedLinear.from_checkpoint({"weight": weight[:, :320], "weight_scale_inv": scale}, "fp8-weights")
+    with pytest.raises(LayoutError, match=r"kind 'fp8': .* 'fp8-weights' reads them without"):
+        QuantizedLinear.from_checkpoint({"weight": weight, "weight_scale_inv": scale}, "fp8")
+
+
+def test_nvfp4_of_modelopt_equals_its_own_formula() -> None:
+    """A second scale is a factor there, and a divisor in compressed-tensors' tensors."""
+    codes = torch.randint(0, 256, (64, 64), dtype=torch.uint8)
+    scale, second = (torch.rand(64, 8) + 0.5).to(torch.float8_e4m3fn), torch.tensor(0.0173)
+    given = {"weight": codes, "weight_scale": scale, "weight_scale_2": second}
+    layer = QuantizedLinear.from_checkpoint(given, "modelopt_fp4", dtype=torch.bfloat16)
+    table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6]).double()
+    values = table[torch.stack([codes & 15, codes >> 4], -1).flatten(1).long()]
+    each = (scale.double() * second.double()).to(torch.bfloat16).double().repeat_interleave(16, 1)
+    assert torch.equal(layer.dequantized(), (values * each).to(torch.bfloat16))
+    for wrong, text in (
+        ({"weight_scale_2": torch.tensor(0.0)}, r"weight_scale_2 is \[0.0\]: one finite number above 0"),
+        ({"weight_scale_2": torch.ones(2)}, r"weight_scale_2 is \[1.0, 1.0\]"),
+        ({"weight_scale": torch.ones(64, 8).byte()}, r"weight_scale is uint8 of shape \(64, 8\): floats"),
+        ({"weight": codes.int()}, "packed is int32"),
+        ({"input_scale": second}, "input_scale is surplus: .* x is not quantised"),
+    ):
+        with pytest.raises(LayoutError, match=text):
+            QuantizedLinear.from_checkpoint({**given, **wrong}, "modelopt_fp4")
+
+
+def test_int8_rows_of_bitsandbytes_equal_their_own_formula() -> None:
+    codes, most = torch.randint(-127, 128, (64, 96), dtype=torch.int8), torch.rand(64) + 0.5
+    given = {"weight": codes, "SCB": most, "weight_format": torch.tensor(0, dtype=torch.uint8)}
+    layer = QuantizedLinear.from_checkpoint(given, "bitsandbytes-int8", dtype=torch.bfloat16)
+    factor = (most.double() / 127).float().double()[:, None]
+    assert layer.format == QuantizedFormat("int8")
+    assert torch.equal(layer.weight.dense().double(), (codes.double() * factor).float().double())
+    for wrong, text in (
+        ({"weight_format": torch.tensor(1, dtype=torch.uint8)}, "weight_format is 1: 0, rows one after another"),
+        ({"SCB": most.double()[:, None]}, r"SCB is torch.float64 of shape \[64, 1\]: floats, one for each row"),
+        ({"weight": codes.short()}, "weight is torch.int16"),
+    ):
+        with pytest.raises(LayoutError, match=text):
+            QuantizedLinear.from_checkpoint({**given, **wrong}, "bitsandbytes-int8")
+
+
 def test_exponents_of_scales_are_read_as_powers_of_two() -> None:
-    """MXFP8 stores them as uint8, or as float8_e8m0fnu; scales of blocks are another layer's."""
+    """MXFP8 stores them as uint8, or as float8_e8m0fnu."""
     weight, exponents = torch.randn(64, 256).to(torch.float8_e4m3fn), torch.randint(120, 130, (64, 8)).byte()
     want = weight.double() * torch.exp2(exponents.double() - 127).repeat_interleave(32, 1)
     for scales in (exponents, exponents.view(torch.float8_e8m0fnu)):
@@ -348,10 +407,7 @@ def test_exponents_of_scales_are_read_as_powers_of_two() -> None:
         assert layer.format == QuantizedFormat("e4m3", 32) and torch.equal(layer.dequantized().double(), want)
     for wrong, text in (
         ({"weight_scale": torch.full_like(exponents, 255)}, r"weight_scale 255 at \(0, 0\) is NaN"),
-        (
-            {"weight_scale": torch.rand(1, 2)},
-            r"scales of 128 x 128 blocks are ScaledLinear's state, as weight_scale_inv",
-        ),
+        ({"weight_scale": torch.rand(2, 2)}, r"\(2, 2\): one number, .* or \(1, 2\) of 128 x 128 blocks$"),
         ({"weight": torch.zeros(64, 256, dtype=torch.int8)}, r"weight_scale is uint8 of shape \(64, 8\): floats"),
     ):
         with pytest.raises(LayoutError, match=text):
@@ -389,9 +445,12 @@ def test_few_features_do_not_tell_the_bits() -> None:
         QuantizedLinear.from_checkpoint({**given, "weight_shape": torch.tensor([8, 3])}, "compressed-tensors")
 
 
-@pytest.mark.parametrize("kind", ["bitsandbytes", "hqq", "GGUF", "torchao", "awq_gemv", "fp8"])
+@pytest.mark.parametrize("kind", ["bitsandbytes", "hqq", "GGUF", "Q4_0", "torchao", "awq_gemv", "fp8"])
 def test_other_kinds_are_refused_with_the_way_out(kind: str) -> None:
-    with pytest.raises(LayoutError, match=rf"kind '{kind}': .*(from_linear|ScaledLinear).*known are 'gptq', 'gptq_v2'"):
+    with pytest.raises(
+        LayoutError,
+        match=rf"kind '{kind}': .*(from_linear|ScaledLinear|gguf_file=.*swap_linears).*known are 'gptq', 'gptq_v2'",
+    ):
         QuantizedLinear.from_checkpoint({}, kind)
 
 

@@ -67,6 +67,29 @@ def test_values_and_gradients_are_those_of_float64(number: int) -> None:
         torch.testing.assert_close(got.double(), right, rtol=1e-4, atol=1e-3 * max(1.0, float(right.abs().max())))
 
 
+class Blend:
+    """A layer whose own number is part of the function."""
+
+    def __init__(self) -> None:
+        self.s = 0.0
+
+    def of(self, x: Any, y: Any, ops: Any) -> Any:
+        return x + self.s * y
+
+
+def test_a_function_is_traced_anew_for_other_values_that_it_reads() -> None:
+    blend, held, number = Blend(), [0.0], 0.0
+    functions = (blend.of, lambda x, y, ops: x + held[0] * y, lambda x, y, ops: x + number * y)
+    a, x, y = tensors((5, 64), (64, 24), (64, 24))
+    for number in (0.5, 0.5, 2.0):
+        blend.s = held[0] = number
+        want = a.double() @ x.double() + number * (a.double() @ y.double())
+        for combine in functions:
+            for options in ({}, {"bias": torch.zeros(24)}):
+                found = layoutgemm.matmul(a, (x, y), combine=combine, out_dtype=torch.float32, **options)
+                torch.testing.assert_close(found.double(), want, rtol=1e-6, atol=1e-6)
+
+
 def test_only_what_is_asked_for_is_derived() -> None:
     a, x, y = tensors((8, 64), (64, 16), (64, 16))
     x.requires_grad_()

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TypeAlias
@@ -31,7 +31,7 @@ from ...atoms import TmaPlan, smem_tile
 from ...atoms.smem.tile import SPANS
 from ...atoms.tma.derive import derive as derive_tma
 from ...errors import OperandError, PlanError
-from ...memo import exact
+from ...memo import exact, function_key
 from ..derive import Operand, OperandPlan
 from ..epilogue import tracing
 from ..epilogue.places import Value
@@ -210,7 +210,9 @@ def refusal_of_pairs(b: object, of_a: int) -> str:
 
 
 def function_of(combine: Combine, matrices: int, numbers: tuple[str, ...]) -> Combined:
-    """The function of a call, traced once for each function object. Raises OperandError for one that does not fit.
+    """The function of a call, traced once for itself and the values that it reads.
+
+    Raises OperandError for one that does not fit.
 
     >>> function_of("gelu", 2, ()).matrices, function_of(lambda x, y, ops, s: x - s * y, 2, ("s",)).numbers
     (2, ('s',))
@@ -221,7 +223,8 @@ def function_of(combine: Combine, matrices: int, numbers: tuple[str, ...]) -> Co
                 raise PlanError(f"combine takes {combine.matrices} matrices and {combine.numbers}, given are "
                                 f"{matrices} and {numbers}")  # fmt: skip
             return combine
-        return _traced(combine, matrices, numbers)
+        key = function_key(combine)
+        return (_traced if key else _traced.__wrapped__)(combine, matrices, numbers, *key[1:])
     except TypeError as error:  # without a hash
         raise OperandError(f"combine is a {type(combine).__qualname__}: a function, or the name of a gate") from error
     except PlanError as error:
@@ -229,7 +232,7 @@ def function_of(combine: Combine, matrices: int, numbers: tuple[str, ...]) -> Co
 
 
 @lru_cache(256)
-def _traced(combine: Callable[..., object] | str, matrices: int, numbers: tuple[str, ...]) -> Combined:
+def _traced(combine: Callable[..., object] | str, matrices: int, numbers: tuple[str, ...], *read: Hashable) -> Combined:
     if not isinstance(combine, str):
         return Combined.of(combine, matrices, numbers)
     check_activation(combine, "combine =")

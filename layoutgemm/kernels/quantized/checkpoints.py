@@ -34,7 +34,7 @@ _BITS = (4, 8)
 _IN_ORDER = tuple(range(_WORD // _BITS[0]))
 _AWQ = (0, 2, 4, 6, 1, 3, 5, 7)  # the column that nibble i of a word holds
 _EXCESS, _NAN_EXPONENT = 127, 255  # of scales that are powers of two
-_BLOCK = 128  # rows and columns that share a scale in other layers
+_BLOCK = 128  # rows and columns of a block that shares a scale
 _NO_GROUP = -1  # in each place of a weight_g_idx that was never set
 Words = npt.NDArray[Any]
 
@@ -63,8 +63,14 @@ def _floats(name: str, given: npt.ArrayLike) -> npt.NDArray[np.float64]:
     return array.astype(np.float64)
 
 
-def _scales(name: str, given: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Scales as floats, or as uint8: the exponents of powers of two, of which 255 is NaN."""
+def scale_values(name: str, given: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Scales in float64, from floats or from uint8, which are exponents of powers of two.
+
+    Raises OperandError for other numbers, and for an exponent of 255, which is NaN.
+
+    >>> scale_values("scales", np.array([127, 130], np.uint8)).tolist()
+    [1.0, 8.0]
+    """
     array = np.asarray(given)
     if array.dtype != np.uint8:
         return _floats(name, array)
@@ -259,8 +265,8 @@ def from_bytes(
     """The weights of a checkpoint of whole bytes: compressed-tensors' float8 and int8, and MXFP8.
 
     weight        (N, K): int8; or uint8, the bits of float8
-    weight_scale  floats: one number, (N,) or (N, 1) of columns, or (N, groups). Of float8 also uint8: the exponents
-                  of powers of two, with an excess of 127
+    weight_scale  floats: one number, (N,) or (N, 1) of columns, (N, groups), or (N / 128, K / 128) of blocks, rounded
+                  up. Of float8 also uint8: the exponents of powers of two, with an excess of 127
     code          "int8", "e4m3" or "e5m2"
     weight_zero_point  zeros, of any shape, or None
 
@@ -270,7 +276,7 @@ def from_bytes(
     [0.5, 2.0]
     """
     codes, stored = np.asarray(weight), "i1" if code == "int8" else "u1"
-    scales = (_floats if code == "int8" else _scales)("weight_scale", weight_scale)
+    scales = (_floats if code == "int8" else scale_values)("weight_scale", weight_scale)
     if codes.ndim != 2 or codes.dtype != stored:
         raise OperandError(f"weight is {codes.dtype} of shape {codes.shape}: {np.dtype(stored)} of (N, K) for {code}")
     zeros = np.zeros(1) if weight_zero_point is None else np.asarray(weight_zero_point).astype(np.float64)
@@ -280,11 +286,13 @@ def from_bytes(
     (n, k), bits = codes.shape, codes.view(np.uint8)
     if scales.size == 1 or scales.shape in ((n,), (n, 1)):
         return QuantizedWeights(QuantizedFormat(code), bits, np.broadcast_to(scales.reshape(-1), n).astype(np.float32))
+    of_blocks = -(-n // _BLOCK), -(-k // _BLOCK)
+    if scales.shape == of_blocks and k % _BLOCK == 0:
+        scales = np.repeat(scales, _BLOCK, axis=0)[:n]
     if scales.ndim != 2 or scales.shape[0] != n:
-        blocks = "; scales of 128 x 128 blocks are ScaledLinear's state, as weight_scale_inv"
         raise OperandError(
-            f"weight_scale has shape {scales.shape}: one number, ({n},), ({n}, 1) or ({n}, groups)"
-            + blocks * (scales.shape == (-(-n // _BLOCK), -(-k // _BLOCK)))
+            f"weight_scale has shape {scales.shape}: one number, ({n},), ({n}, 1), ({n}, groups), or {of_blocks} of "
+            f"128 x 128 blocks" + f", and K = {k} is no multiple of 128" * (scales.shape == of_blocks)
         )
     group, repeats = _group(k, scales.shape[1])
     return QuantizedWeights(QuantizedFormat(code, group), bits, np.repeat(scales, repeats, axis=1))
@@ -314,7 +322,7 @@ def from_float4(
         )
     flat = array.reshape(array.shape[0], -1)
     codes = np.stack([flat & 15, flat >> 4], axis=-1).reshape(flat.shape[0], -1)
-    wide = _scales("scales", given)
+    wide = scale_values("scales", given)
     if global_scale is not None:
         divisor = _floats("global_scale", global_scale).reshape(-1)
         if divisor.shape != (1,) or not 0 < divisor[0] < np.inf:

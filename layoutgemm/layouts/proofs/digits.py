@@ -30,6 +30,7 @@ from math import gcd
 from typing import Any
 
 from ...arguments import shown
+from ...errors import LayoutError
 from ..int_tuple import transform
 from ..layout import Layout
 from ..linear import LinearLayout
@@ -505,7 +506,9 @@ def rewrite(extents: Mapping[str, Scalar], *formulas: Formula) -> tuple[DigitBox
         variables = {name: variable(box, name) for name in box.extents}
         try:
             out = [call(f, variables) for f in formulas]
-        except (TypeError, AttributeError, IndexError, KeyError) as error:
+        except LayoutError:
+            raise
+        except (TypeError, AttributeError, LookupError, ValueError, ArithmeticError) as error:
             said = str(error).replace("'NormalForm'", "'digits'")
             raise CannotRewrite(
                 f"the formula cannot be evaluated on digits, which have + - * // % & | ^ ~ << >>: {said}"
@@ -524,10 +527,11 @@ def rewrite(extents: Mapping[str, Scalar], *formulas: Formula) -> tuple[DigitBox
 
 
 def call(formula: Formula, variables: Mapping[str, object]) -> Any:
-    """The formula at these values: layouts take them in order, functions by name."""
+    """The formula at these values: layouts take them in order, functions by name. A list counts as a tuple."""
     if isinstance(formula, (Layout, ComposedLayout, LinearLayout, Swizzle)):
         return formula(*variables.values())
-    return formula(**variables)
+    found = formula(**variables)
+    return tuple(found) if found.__class__ is list else found
 
 
 def _checked(x: object) -> Scalar:

@@ -18,7 +18,7 @@ from typing import Any
 from ...arguments import shown
 from ...errors import LayoutError
 from ...lazy_numpy import np
-from ..int_tuple import idx2crd, leaves, product, product_each, transform
+from ..int_tuple import idx2crd, leaves, product, product_each, show_coord, transform
 from ..symbols.dims import entry
 from ..symbols.generators import GENERATORS, describe
 from ..symbols.polynomial import MissingFact, Polynomial, Scalar, gens, show, val, valuations
@@ -191,11 +191,17 @@ def tabulate(formula: Formula, extents: Mapping[str, int]) -> list[np.ndarray]:
     """
     found = _by_arrays(formula, extents)
     if found is None:
+        rows: list[list[Any]] = []
         try:
-            points = _coordinates(list(extents.values()))
-            rows = [leaves(call(formula, dict(zip(extents, c, strict=True)))) for c in points]
+            for c in _coordinates(list(extents.values())):
+                rows.append(leaves(call(formula, dict(zip(extents, c, strict=True)))))
         except TypeError as error:  # a symbol where only numbers will do
             raise LayoutError(f"the formula has no values to look at: {error}") from None
+        except LayoutError:
+            raise
+        except (LookupError, ValueError, ArithmeticError) as error:
+            at = show_coord(_single(coordinate(len(rows), list(extents.values()))))
+            raise LayoutError(f"the formula has no value at {at}: {type(error).__name__}: {error}", len(rows)) from None
         found = [np.array([row[i] for row in rows], dtype=object) for i in range(len(rows[0]))]
     return [_integers(x) for x in found]
 
@@ -210,7 +216,7 @@ def _by_arrays(formula: Formula, extents: Mapping[str, int]) -> list[np.ndarray]
     grids = {name: grids[name] for name in extents}
     try:
         return [np.broadcast_to(np.asarray(x, dtype=object), shape).ravel() for x in leaves(call(formula, grids))]
-    except (TypeError, ValueError, AttributeError, IndexError, KeyError):
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError):
         return None
 
 

@@ -187,7 +187,7 @@ def _check_kept(x: sympy.Symbol, low: int | None, high: int | None, scale: int) 
     kept["positive" if low == 1 else "nonnegative"] = True if low is not None else None
     kept["negative" if high == -1 else "nonpositive"] = True if high is not None else None
     held = sympy.Symbol(x.name, **kept).assumptions0
-    lost = {name: value for name, value in x.assumptions0.items() if name not in held}
+    lost = {name: value for name, value in x.assumptions0.items() if held.get(name) != value}
     if lost:
         odd = f"; state odd as Facts('2 | {x.name}+1')" if lost.get("odd") else ""
         named = ", ".join(f"{name}={value}" for name, value in sorted(lost.items()))

@@ -80,6 +80,10 @@ def _of_packed(x: Shape, units: Shape, *others: int, **named: int) -> int:
     return 2 * prod(x) * named.get("n", others[_N])
 
 
+def _of_packed_steps(x: Shape, units: Shape, *others: object, **named: int) -> int:
+    return 2 * prod(x) * int(str(named.get("n", others[_N + 4])))  # behind four lists of operands, and their text
+
+
 _FORMULAS: Mapping[str, Callable[..., int]] = {
     "matmul": of_product, "finished": of_product, "gated": of_product, "prologue_matmul": of_product,
     "epilogue_matmul": of_product, "combined_matmul": _of_several, "scaled_matmul": _of_scaled,
@@ -89,6 +93,7 @@ _FORMULAS: Mapping[str, Callable[..., int]] = {
     "combined_grouped_matmul": _of_several_groups,
     "composed_matmul": _of_parts, "composed_matmul_writing": _of_parts,
     "indexed_matmul": _of_rows, "quantized_matmul": _of_packed, "quantized_grouped_matmul": _of_packed,
+    "quantized_epilogue_matmul": _of_packed_steps,
 }  # fmt: skip
 
 

@@ -10,7 +10,6 @@ Nothing is proved here. A call that differs in anything goes through the functio
 from __future__ import annotations
 
 import functools
-import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import CodeType
@@ -19,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from ...kernels.epilogue.parameters import number_word
+from ...memo import function_key, is_value
 from .guards import ALIGNED, MAX_CHANGES, MAX_READY, check_of
 from .kept_launches import KEPT, KeptCall, Served
 
@@ -79,18 +79,6 @@ class Named(NamedTuple):
         return cls(tensors, {name: x for name, x in values.items() if name not in (*tensors, *without)})
 
 
-def is_value(x: object) -> bool:
-    """True if an equal object of the same type stands for it. Its hash says so too. A float's does not, of -0.0.
-
-    >>> [is_value(x) for x in ("silu", 300, None, object(), [1], 0.0)]
-    [True, True, False, False, False, False]
-    """
-    own = type(x)
-    if isinstance(x, numbers.Number):
-        return own in (int, bool)
-    return x is not None and own.__eq__ is not object.__eq__ and own.__hash__ not in (None, object.__hash__)
-
-
 def compared(at: str, kept: str, x: object) -> str:
     """Code that is true for a value at `at` other than that at `kept`.
 
@@ -127,6 +115,8 @@ def repeated(call: Served, arguments: Arguments, options: Options, result: objec
     order = [places.get(id(x), -1) for x in call.tensors]
     if sorted(order) != list(range(count + len(beside))) or any(x.data_ptr() & ALIGNED for x in tensors):
         return None
+    if any(len(function_key(x)) != 1 for x in of_options.others.values()):
+        return None  # of a function that reads variables
     check = check_of(tensors, plain=True)
     kept = _in_order(call.kept, [order.index(place) for place in range(len(order))])
     if check is None:

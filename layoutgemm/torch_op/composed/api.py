@@ -21,6 +21,7 @@ from ...kernels.operands.combined import refusal_of_matrices, refusal_of_pairs
 from ...kernels.operands.prologue import Prologue
 from ...kernels.run.operand_checks import same_memory
 from ...kernels.sm90.triangular.operands import Triangles
+from ...memo import function_key
 from ..checks import (
     NOT_RECORDED,
     autocast,
@@ -195,7 +196,8 @@ def _again(
     extras = Extras(
         {name: given[name] for name in written}, tuple(operands), given, epilogue is None or epilogue.stores_c
     )
-    key = ("matmul, composed", asked, tuple(own), fixed, combined, config, out_dtype)
+    functions = function_key(asked.order, asked.combine)
+    key = ("matmul, composed", asked, functions, tuple(own), fixed, combined, config, out_dtype)
     return again_or(make, key, {**read, **own, **tensors}, out, extras)
 
 

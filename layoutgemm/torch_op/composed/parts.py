@@ -7,7 +7,7 @@ too, in the four lists of `operators`: tensors that are read, tensors that are w
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -23,6 +23,7 @@ from ...kernels.operands.prologue import Prologue
 from ...kernels.orders import Order, check_name, names_in_given
 from ...kernels.sm90.triangular.operands import Triangles
 from ...layouts import Layout
+from ...memo import function_key
 from ...schedule import Schedule
 from ...schedule.text import order_of_text, order_text, refused_order
 from ..bias_activation import GATES
@@ -160,13 +161,16 @@ def parts_text(asked: AskedParts, matrices: int, own: Sequence[str], given: Sequ
     if asked.order is not None and not isinstance(asked.order, (Schedule, Layout, str)) and not callable(asked.order):
         raise PlanError(refused_order(asked.order))
     try:
-        return _kept_text(asked, matrices, tuple(own), tuple(given))
+        key = function_key(asked.order, asked.combine)
+        return (_kept_text if key else _kept_text.__wrapped__)(asked, matrices, tuple(own), tuple(given), *key[2:])
     except TypeError as error:
         raise OperandError(f"a part of the product is of no kind that a kernel has: {error}") from error
 
 
 @lru_cache(256)
-def _kept_text(asked: AskedParts, matrices: int, own: tuple[str, ...], given: tuple[str, ...]) -> str:
+def _kept_text(
+    asked: AskedParts, matrices: int, own: tuple[str, ...], given: tuple[str, ...], *read: Hashable
+) -> str:  # fmt: skip
     if isinstance(asked.order, str):
         check_name(asked.order)
     prologue = prologue_of(asked.prologue) if isinstance(asked.prologue, str) else asked.prologue

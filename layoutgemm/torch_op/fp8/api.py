@@ -72,7 +72,7 @@ def quantize(
     if _is_traced():
         return _traced(x, recipe, dtype, power_of_two, scale_major)
     key: Key = ()
-    if type(x) in PLAIN and not (
+    if type(x) in PLAIN and type(power_of_two) is bool and not (  # a key takes 1 for True
         modes_of_functions() or modes_of_dispatch() or transforms() or _forward._current_level >= 0
         or tracing_state() is not None
     ):  # fmt: skip
@@ -123,7 +123,7 @@ def quantize_both(
         _refuse_derived("quantize_both", x)
         return _both_by_operator(x, dtype, power_of_two, scale_major)
     key: Key = ()
-    if type(x) in PLAIN and not needs_dispatcher(x):
+    if type(x) in PLAIN and type(power_of_two) is bool and not needs_dispatcher(x):
         try:
             index = x.get_device()
             key = x.shape, x.stride(), x.dtype, index, dtype, power_of_two, scale_major

@@ -14,6 +14,7 @@ from ...dtypes import f32
 from ...errors import TensorError
 from ...kernels.epilogue.steps import EpilogueOperand
 from ...kernels.operands.combined import Combine, Combined, refusal_of_matrices
+from ...memo import function_key
 from ..checks import (
     NOT_RECORDED,
     autocast,
@@ -71,7 +72,7 @@ def matmul_combined(
     if not plain or getattr(a, "dtype", None) is torch.float32:
         return make()  # whether float32 may be multiplied as tf32 is asked each time
     extras = Extras(numbers=numbers_named(tuple(values)), given=values)
-    options = ("matmul, combine=", combine, tuple(values), config, out_dtype)
+    options = ("matmul, combine=", function_key(combine), tuple(values), config, out_dtype)
     return again_or(make, options, {"a": a, **{f"b{i}" if i else "b": x for i, x in enumerate(b)}}, out, extras)
 
 

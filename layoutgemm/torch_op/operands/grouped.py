@@ -222,6 +222,8 @@ def _launched(
     product: GroupedCombined, config: Sm90Config | None, out: torch.Tensor | None, expected_rows: int | None
 ) -> torch.Tensor:
     """One launch on the current stream of the operands' device."""
+    if product.finish.bias is not None:  # a copy lives until the launch
+        product = product._replace(finish=product.finish._replace(bias=line(product.finish.bias)))
     plan, _ = plan_of_groups(product, config, out is None, expected_rows)
     a, (first, *others), device = product.a, product.b, product.a.device
     further = {f"b{i}": x for i, x in enumerate(others, 1)}

@@ -11,6 +11,7 @@ from ...kernels.epilogue.chain import Epilogue
 from ...kernels.operands.combined import Combine, refusal_of_matrices
 from ...kernels.run.operand_checks import resolved
 from ...kernels.sm90.indexed.row_copy import copied_bytes
+from ...memo import function_key
 from ..checks import (
     NOT_RECORDED,
     autocast,
@@ -150,7 +151,7 @@ def _eager(
     check_expected(expected, groups, config)
     extras = Extras(numbers=numbers_named(tuple(values)), given=values)
     kept_by = options["activation"], config, options["out_dtype"], expected
-    key = ("grouped_matmul, combine=", combine, tuple(values), *kept_by)
+    key = ("grouped_matmul, combine=", function_key(combine), tuple(values), *kept_by)
     matrices = {f"b{i}" if i else "b": x for i, x in enumerate(b)}
     read = {"a": a, **matrices, "ends" if said == ENDS else said: groups, "rows": rows, "bias": options["bias"]}
     return again_or(make, key, read, out, extras)

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
+from ...errors import OperandError
+from ...kernels.epilogue.chain import Activation, Bias, Epilogue, Step
+from ...kernels.run.operand_checks import check_operands
 from ..bias_activation import by_torch
-from ..checks import PLAIN, autocast_type, cast, in_older_vmap, needs_dispatcher, seen_by_autograd_alone, transforms
+from ..checks import (
+    PLAIN,
+    autocast_type,
+    cast,
+    copied,
+    in_older_vmap,
+    needs_dispatcher,
+    seen_and_recorded,
+    seen_by_autograd_alone,
+    transforms,
+)
 from ..compiled.lowering import register
+from ..epilogue import arguments_beside, refusal_of_epilogue
+from ..types import C_NAMES
 from .configs import PackedConfig, packed_text
+from .epilogue_operator import dispatched, traced
 from .kept import Key, find
-from .launch import flat, quantized_product
-from .operators import checked_call, derivable, facts_of, recorded_product
+from .launch import check_bias, flat, quantized_product
+from .operators import check_gateless, checked_call, derivable, facts_of, recorded_product
+from .own_epilogue import NO_DERIVATIVE, OwnEpilogue, check_matrix, checked_product, computed, in_place_of_operand
 from .weights import QuantizedWeight, check_kinds_of, check_product
 
 _is_traced = torch.compiler.is_dynamo_compiling  # a constant to Dynamo
@@ -26,6 +45,9 @@ def quantized_matmul(
     activation: str | None = None,
     out_dtype: torch.dtype | None = None,
     config: PackedConfig | None = None,
+    epilogue: Epilogue | None = None,
+    given: Mapping[str, object] | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """activation(scale_x * x @ weight.T + bias) with packed weights of 4 or 8 bits.
 
@@ -39,6 +61,11 @@ def quantized_matmul(
     activation relu, relu_sq, gelu, gelu_tanh, silu, sigmoid, tanh
     out_dtype  default x's, or bfloat16 of a float8 x
     config     of 9.0's kernel, of the transposed product, or `FeatureParts`; default the one estimated fastest
+    epilogue   in place of bias and activation, any `kernels.epilogue.chain.Epilogue` of the product (rows, n), in the
+               kernel: residuals, copies, reductions, ... x then is a matrix (rows, k)
+    given      what the epilogue reads and writes, by name: numbers and tensors (see `torch_op.epilogue`)
+    out        where the product of a matrix x goes, of the result's shape and type. With any of these three a call is
+               checked each time, and has no gradients
 
     Scales of groups multiply sums in float32 where the kernel is a streamed one (`StreamedPlan`): of up to 4 rows on
     9.0 and on the CPU, of up to 8 elsewhere. On 9.0 and on the CPU so do those of int4 in groups of 128, for up to 64
@@ -58,6 +85,8 @@ def quantized_matmul(
     >>> quantized_matmul(x, weight, scale_x=torch.tensor([[1.0], [0.5]])).tolist()
     [[1.0, 1.0, 1.0], [0.5, 0.5, 0.5]]
     """
+    if epilogue is not None or given is not None or out is not None:
+        return _own(x, weight, OwnEpilogue(epilogue, given, out), scale_x, bias, activation, out_dtype, config)
     key: Key = ()
     if (_is_traced() or _autocast()) and isinstance(x, torch.Tensor):
         x = cast(x, autocast_type(x))
@@ -87,6 +116,51 @@ def quantized_matmul(
         )
         value = quantized_product(call, *operands, factors, None, () if copied else key, (*x.shape[:-1], weight.n))
     return value.reshape(*x.shape[:-1], weight.n)
+
+
+def _own(
+    x: torch.Tensor, weight: QuantizedWeight, own: OwnEpilogue, scale_x: torch.Tensor | None,
+    bias: torch.Tensor | None, activation: str | None, out_dtype: torch.dtype | None, config: PackedConfig | None,
+) -> torch.Tensor:  # fmt: skip
+    """The product with an epilogue, or into a given tensor."""
+    if own.epilogue is None and own.given is None and (bias is not None or activation is not None):
+        own, bias, activation = _with_finish(own, weight, bias, activation), None, None
+    beside = arguments_beside(bias, activation)
+    if _is_traced():
+        steps = Epilogue() if own.epilogue is None and own.given is None else own.epilogue
+        return traced(x, weight, scale_x, steps, own.given, own.out, beside, out_dtype, config)
+    if isinstance(x, torch.Tensor):
+        x = cast(x, autocast_type(x))
+    check_product(x, weight, config)
+    check_kinds_of(scale_x=scale_x, out=own.out)
+    check_matrix(x)
+    if own.epilogue is not None or own.given is not None:
+        if text := refusal_of_epilogue(own.epilogue, own.given, beside):
+            raise OperandError(text)
+    factors, facts = flat(scale_x, x), facts_of(weight.format, weight.n, weight.k)
+    call = checked_call(
+        x, weight.units, weight.scales, None, None, facts, out_dtype, packed_text(config), factors
+    )  # fmt: skip
+    if in_place_of_operand(own):
+        check_operands({"x": x}, {"out": own.out})
+        return copied(_own(x, weight, own._replace(out=None), scale_x, None, None, out_dtype, config), own.out)
+    made = checked_product(call, x, weight, factors, own)
+    sees, records = seen_and_recorded([*made.read.values(), *made.operands.written.values()], own.out)
+    if records:
+        raise OperandError(NO_DERIVATIVE)
+    return copied(dispatched(made, config), own.out) if sees else computed(made, own.out)
+
+
+def _with_finish(
+    own: OwnEpilogue, weight: QuantizedWeight, bias: torch.Tensor | None, activation: str | None
+) -> OwnEpilogue:  # fmt: skip
+    """A bias and an activation as steps."""
+    check_kinds_of(bias=bias)
+    check_bias(bias, weight.n)
+    check_gateless(activation)
+    steps: list[Step] = [] if bias is None else [Bias("n", C_NAMES[bias.dtype])]
+    steps += [] if activation is None else [Activation(activation)]
+    return own._replace(epilogue=Epilogue(*steps), given={} if bias is None else {"bias": bias})
 
 
 def _derived_alone(x: object, weight: object, bias: object) -> bool:

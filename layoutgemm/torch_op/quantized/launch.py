@@ -28,7 +28,7 @@ from ...kernels.epilogue.parameters import PlacedOperand, words_of
 from ...kernels.quantized.formats import FLOAT8, UNIT_ROWS, QuantizedFormat
 from ...kernels.run.capture import first_call
 from ...kernels.run.operand_checks import resolved
-from ...kernels.sm80.plan import Sm80Plan
+from ...kernels.sm80.plan import Sm80Config, Sm80Plan
 from ...kernels.sm80.quantized import choose as by_mma
 from ...kernels.sm80.quantized.split import SPLIT_SUMS
 from ...kernels.sm90.plan import Sm90Config, Sm90Plan
@@ -256,15 +256,20 @@ def arguments_of(
     pitch    elements from row to row of x
     columns  of C, where the plan is of a part of them
     """
-    n, rows, k = plan.m, plan.n, plan.k
     names = [given.name for given in plan.epilogue.given]
-    own = {name: n if plan.batch > 1 and name != SCALE_X else 0 for name in names}  # of each expert; x's are of rows
+    own = {name: plan.m if plan.batch > 1 and name != SCALE_X else 0 for name in names}  # of each expert; x's: of rows
     words = words_of(plan.epilogue, {name: PlacedOperand(0, 0, step) for name, step in own.items()})
-    sizes = (n, rows, k, plan.batch, k, pitch, columns or n, n * k, rows * pitch, rows * n, workers)
+    sizes = sizes_of(plan, pitch, workers, columns)
     experts = plan.experts if isinstance(plan, Sm90Plan) else None
     names += [experts.name] if experts is not None else []
     at = [3 + len(sizes) + plan.words.index(name) for name in names]
     return (0, 0, 0, *sizes, *words), (0, 1, 2, *at)
+
+
+def sizes_of(plan: Sm90Plan | StreamedPlan, pitch: int, workers: int, columns: int = 0) -> tuple[int, ...]:
+    """The sizes and strides of a launch; others as `arguments_of`."""
+    n, rows, k = plan.m, plan.n, plan.k
+    return (n, rows, k, plan.batch, k, pitch, columns or n, n * k, rows * pitch, rows * n, workers)
 
 
 @lru_cache(maxsize=1024)
@@ -304,16 +309,24 @@ def streamed_plan_of(
 
     code, shared  the GPU's target, and bytes of shared memory that a block may have
     """
-    n, k = call.size
-    config, become = call.config, "e4m3" if x in FLOAT8 else x
+    (n, k), config = call.size, streamed_choice(call, rows, x, sms, code, shared)
     if config is None:
-        config = streamed_config(call.format, n, rows, k, sms, arch(code), become, shared)
-    if not isinstance(config, StreamedConfig):
         return None
     return StreamedPlan.derive(
-        n, rows, k, arch=code, a=become, c=f"{C_NAMES[call.kind]}:col", config=config, weights=call.format,
-        epilogue=epilogue_of(call.format, bias, call.activation, call.scale) or None,
+        n, rows, k, arch=code, a="e4m3" if x in FLOAT8 else x, c=f"{C_NAMES[call.kind]}:col", config=config,
+        weights=call.format, epilogue=epilogue_of(call.format, bias, call.activation, call.scale) or None,
     )  # fmt: skip
+
+
+def streamed_choice(
+    call: QuantizedCall, rows: int, x: str, sms: int, code: str, shared: int
+) -> StreamedConfig | None:  # fmt: skip
+    """The configuration of a streamed kernel: the call's, or the choice. None where another kernel is taken."""
+    config = call.config
+    if config is None:
+        (n, k), become = call.size, "e4m3" if x in FLOAT8 else x
+        config = streamed_config(call.format, n, rows, k, sms, arch(code), become, shared)
+    return config if isinstance(config, StreamedConfig) else None
 
 
 @lru_cache(maxsize=1024)
@@ -323,23 +336,32 @@ def mma_plan_of(call: QuantizedCall, rows: int, x: str, bias: str | None, sms: i
     code, shared  the GPU's target, and bytes of shared memory that a block may have
     """
     n, k = call.size
-    config = by_mma.packed_config(call.format, rows, n, sms, shared, code, k)
-    kind = C_NAMES[call.kind]
-    lines = alignment_of(n * dtype(kind).bytes)
     return Sm80Plan.derive(
-        rows, n, k, arch=code, a=x, c=kind, config=replace(config, align=(_VECTOR, _VECTOR, lines)),
+        rows, n, k, arch=code, a=x, c=C_NAMES[call.kind], config=mma_config(call, rows, sms, code, shared),
         weights=call.format, epilogue=epilogue_of(call.format, bias, call.activation, axis="n") or None,
     )  # fmt: skip
 
 
+def mma_config(call: QuantizedCall, rows: int, sms: int, code: str, shared: int) -> Sm80Config:
+    """The configuration by mma.sync, for lines of C as they lie."""
+    n, k = call.size
+    config = by_mma.packed_config(call.format, rows, n, sms, shared, code, k)
+    return replace(config, align=(_VECTOR, _VECTOR, alignment_of(n * dtype(C_NAMES[call.kind]).bytes)))
+
+
+def sizes_by_rows(plan: Sm80Plan, pitch: int) -> tuple[int, ...]:
+    """The sizes and strides of a launch by mma.sync. One block a tile, so workers are not read."""
+    return (plan.m, plan.n, plan.k, plan.batch, pitch, plan.k, plan.n, 0, 0, 0, 1)
+
+
 def mma_arguments_of(plan: Sm80Plan, pitch: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The same as `arguments_of`, of the kernel by mma.sync. One block a tile, so workers are not read.
+    """The same as `arguments_of`, of the kernel by mma.sync.
 
     The last place is that of the parts' sums, where K is split, or of the experts' offsets.
     """
     own = plan.n if plan.batch > 1 else 0  # of each expert
     words = words_of(plan.epilogue, {given.name: PlacedOperand(0, 0, own) for given in plan.epilogue.given})
-    sizes = (plan.m, plan.n, plan.k, plan.batch, pitch, plan.k, plan.n, 0, 0, 0, 1)
+    sizes = sizes_by_rows(plan, pitch)
     names = [given.name for given in plan.epilogue.given] + [SPLIT_SUMS] * (plan.split is not None)
     names += [] if plan.experts is None else [plan.experts.name]
     at = [3 + len(sizes) + plan.words.index(name) for name in names]

@@ -84,7 +84,7 @@ def tv_figure(tv: Drawable, tile: Sequence[int], *, title: str | None = None) ->
     holders = Holders.of(size, (at[:, 0], at[:, 1], t, v), [str(value) for value in range(values)])
     paint = holder_paint(holder, holders)
     matrix = PageMatrix("tile", f"{size[0]}x{size[1]}", ("m", "n"), size, holders=holders, paints=(paint,))
-    return Figure(title or f"{tv} over {size[0]}x{size[1]}", (str(tv),) if title else (), (matrix,), holder)
+    return Figure(title or f"{tv} over {size[0]}x{size[1]}", (f"{tv}",) if title else (), (matrix,), holder)
 
 
 def as_page(figure: Callable[P, Figure]) -> Callable[P, str]:

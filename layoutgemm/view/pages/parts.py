@@ -7,7 +7,7 @@ from math import prod
 
 from layoutgemm.atoms import SmemTile
 from layoutgemm.lazy_numpy import np
-from layoutgemm.view.grid import Drawable, Offset, evaluate, extent, in_one_line, rows_by_columns
+from layoutgemm.view.grid import Drawable, Offset, as_layout, evaluate, extent, rows_by_columns
 from layoutgemm.view.pages.model import Fact, Figure, Holder, Holders, Memory, PageMatrix, Paint, Planes, Table
 from layoutgemm.view.palette import HUES, each_hue
 from layoutgemm.view.svg import span_text
@@ -114,7 +114,7 @@ def layout_figure(layout: Drawable, *, title: str | None = None) -> Figure:
     >>> layout_figure(Layout((4, 8, 3))).matrices[0].planes
     Planes(names=('k',), extents=(3,), width=8)
     """
-    layout = in_one_line(layout)
+    layout = as_layout(layout)
     extents = [extent(mode) for mode in (layout.shape if isinstance(layout.shape, tuple) else (layout.shape,))]
     if not extents:
         rows_by_columns(layout)  # says so
@@ -135,7 +135,7 @@ def layout_figure(layout: Drawable, *, title: str | None = None) -> Figure:
         paints=(*paints, *mode_paints(names, at, paints[0])),
         planes=Planes(names[2:], tuple(rest), width) if rest else None,
     )  # fmt: skip
-    return Figure(title or str(layout), (str(layout),) if title else (), (matrix,))
+    return Figure(title or f"{layout}", (f"{layout}",) if title else (), (matrix,))
 
 
 def mode_paints(names: Sequence[str], at: Sequence[Table], paint: Paint) -> Iterator[Paint]:

@@ -529,3 +529,23 @@ def test_a_formula_that_takes_no_arrays_is_tried_at_few_coordinates() -> None:
 
     assert isinstance(prove_formulas(slow, slow, x=M, y=5), Undecided)
     assert calls < 20_000
+
+
+@pytest.mark.parametrize(
+    ("formula", "said"),
+    [
+        (lambda x: 7 // (x - 3), "no value at 3: ZeroDivisionError"),
+        (lambda x: [5, 4, 6][x], "no value at 3: IndexError"),
+        (lambda x: 1 << (x - 3), "no value at 0: ValueError: negative shift count"),
+        (lambda x: x << -1, "no value at 0: ValueError: negative shift count"),
+    ],
+)
+def test_a_formula_that_fails_is_undecided_with_its_coordinate(formula: Formula, said: str) -> None:
+    answer = prove_formulas(formula, formula, x=8)
+    assert isinstance(answer, Undecided) and said in answer.why
+    assert isinstance(prove_formulas(formula, formula, x=M), Undecided)
+
+
+def test_a_list_of_values_is_a_tuple() -> None:
+    for n in (8, M):
+        assert prove_formulas(lambda x: [x, x // 2], lambda x: (x, x // 2), x=n).ok

@@ -1,0 +1,266 @@
+"""quantized_matmul with an epilogue of the caller's own: epilogue=, given=, out=. Without derivatives.
+
+Steps, and the shapes of their operands, are those of the product (rows, n). A kernel of the transposed product takes
+the transposed steps. Scales of columns and of x come before them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+
+from ...dtypes import dtype
+from ...errors import OperandError, PlanError, TensorError
+from ...kernels.compile.compiler import compile_plan
+from ...kernels.derive import padded_leading
+from ...kernels.epilogue.chain import Epilogue, Scale, Step, VectorScale
+from ...kernels.epilogue.parameters import PlacedOperand, words_of
+from ...kernels.quantized.formats import COLUMN_SCALE, FLOAT8
+from ...kernels.run.capture import first_call
+from ...kernels.run.operand_checks import check_operands, resolved, same_memory
+from ...kernels.sm80.plan import Sm80Plan
+from ...kernels.sm80.quantized.split import SPLIT_SUMS
+from ...kernels.sm90.plan import Sm90Config, Sm90Plan
+from ...kernels.sm90.quantized.choose import packed_candidates, packed_config
+from ...kernels.sm90.quantized.feature_parts import FeatureParts
+from ...kernels.streamed.plan import StreamedConfig, StreamedPlan
+from ..checks import check_out, check_written, copied
+from ..epilogue import (
+    GivenOperands,
+    check_order,
+    check_result,
+    finish_of,
+    given_operands,
+    placed_of,
+    reduce_nothing,
+    reference_of,
+)
+from ..launch import DirectLaunch, mark_written, raw_stream, workspace_on
+from ..prepared import gpu, on_gpu, target
+from ..scaled_grouped.recipes import TENSOR
+from ..types import C_NAMES, NAMES
+from .launch import (
+    HOPPER,
+    SCALE_X,
+    QuantizedCall,
+    check_target,
+    in_place,
+    mma_config,
+    readable,
+    rounds_weights,
+    sizes_by_rows,
+    sizes_of,
+    streamed_choice,
+)
+from .weights import QuantizedWeight, dense_of, multiplied
+
+NO_DERIVATIVE = (
+    "an epilogue of packed weights, and out=, have no derivative: use torch.no_grad(), or bias= and activation="
+)
+_FIRST_WORD = 3  # of the arguments behind the addresses of A, B and C: the sizes, then the epilogue's words
+
+
+class OwnEpilogue(NamedTuple):
+    """An epilogue, its operands by name, and where the product goes. None for a new tensor."""
+
+    epilogue: Epilogue | None
+    given: Mapping[str, object] | None
+    out: torch.Tensor | None
+
+
+class CheckedPacked(NamedTuple):
+    """A product whose operands and epilogue have been checked."""
+
+    call: QuantizedCall
+    x: torch.Tensor
+    weight: QuantizedWeight
+    scale_x: torch.Tensor | None
+    steps: Epilogue
+    operands: GivenOperands
+
+    @property
+    def read(self) -> dict[str, torch.Tensor]:
+        """The tensors that are read, by name."""
+        own = {"x": self.x, "units": self.weight.units, "scales": self.weight.scales, "scale_x": self.scale_x}
+        return {name: t for name, t in {**own, **self.operands.read}.items() if t is not None}
+
+
+def checked_product(
+    call: QuantizedCall, x: torch.Tensor, weight: QuantizedWeight, scale_x: torch.Tensor | None, own: OwnEpilogue
+) -> CheckedPacked:
+    """The product of a checked call with its epilogue.
+
+    Raises OperandError or TensorError, naming the operand.
+    """
+    steps, operands = _operands(own)
+    if taken := [name for name in (COLUMN_SCALE, SCALE_X, SPLIT_SUMS) if name in operands.every]:
+        raise OperandError(f"{taken[0]} names what packed weights have themselves: give the step another name")
+    made, out, shape = CheckedPacked(call, x, weight, scale_x, steps, operands), own.out, (x.shape[0], weight.n)
+    check_operands(made.read, {**operands.written, **({} if out is None else {"out": out})})
+    check_written(operands.written)
+    check_result(steps, operands.every, call.kind, shape, out)
+    if out is not None:
+        check_out(out, shape, call.kind, made.read)
+    return made
+
+
+def in_place_of_operand(own: OwnEpilogue) -> bool:
+    """True if `out` has the memory of an operand. Each element would have to be read before any is stored."""
+    return own.out is not None and any(same_memory(t, own.out) for t in _operands(own)[1].read.values())
+
+
+def computed(made: CheckedPacked, out: torch.Tensor | None = None) -> torch.Tensor:
+    """The product now, in a new tensor or in `out`. Without elements where the epilogue stores no C."""
+    call, x, steps, every = made.call, made.x, made.steps, made.operands.every
+    shape = x.shape[0], made.weight.n
+    with torch.no_grad():
+        if 0 in shape:
+            reduce_nothing(steps, every)
+            return out if out is not None else x.new_empty(shape if steps.stores_c else 0, dtype=call.kind)
+        if not on_gpu(x.get_device()):
+            value = reference_of(_sums(call, x, made.weight, made.scale_x), call.kind, steps, every)
+            return copied(value, out) if steps.stores_c else value.new_empty(0)
+        check_target(call, x)
+        check_order(steps)
+        return _launched(call, x, made.weight, made.scale_x, steps, made.operands, out)
+
+
+def _operands(own: OwnEpilogue) -> tuple[Epilogue, GivenOperands]:
+    """The checked epilogue and its operands; of a call with `out` alone no steps."""
+    if own.epilogue is None and own.given is None:
+        return Epilogue(), GivenOperands({}, {}, {})
+    return given_operands(own.epilogue, own.given)
+
+
+def _sums(
+    call: QuantizedCall, x: torch.Tensor, weight: QuantizedWeight, scale_x: torch.Tensor | None
+) -> torch.Tensor:  # fmt: skip
+    """The product in float64, with all scales, as float32 sums."""
+    dense = dense_of(call.format, x.dtype, weight.units, weight.scales, call.size)
+    if rounds_weights(call, x.shape[0], x.dtype):
+        dense = multiplied(call.format, dense, x.dtype)
+    sums = resolved(x).double() @ dense.double().T
+    return (sums if scale_x is None else sums * resolved(scale_x).double().reshape(-1, 1)).float()
+
+
+def _launched(
+    call: QuantizedCall, x: torch.Tensor, weight: QuantizedWeight, scale_x: torch.Tensor | None, steps: Epilogue,
+    operands: GivenOperands, out: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """The product by a kernel, which stores to `out` itself if its lines are contiguous."""
+    device, n = x.get_device(), call.size[0]
+    lines, factor = readable(resolved(x)), None if scale_x is None else in_place(scale_x)
+    direct = out if out is not None and _stored_in_place(out) else None
+    c = torch.empty((x.shape[0], n), dtype=call.kind, device=x.device) if direct is None else direct
+    every = {name: t.resolve_neg() if isinstance(t, torch.Tensor) else t for name, t in operands.every.items()}
+    finish = finish_of(steps, every, (x.shape[0], n))
+    placed: dict[str, object] = {
+        one.name: every[one.name] if one.host else placed_of(one, every[one.name], False) for one in steps.given
+    }
+    for name, vector in ((COLUMN_SCALE, weight.scales), (SCALE_X, factor)):
+        if vector is not None:
+            placed[name] = PlacedOperand(vector.data_ptr())
+    mark_written([*operands.written.values(), *([] if direct is None or not steps.stores_c else [direct])])
+    with torch.cuda.device(x.device):
+        launch, plan = _prepared(call, finish.key[0], x.shape[0], lines.stride(0), x.dtype, device)
+        parts = workspace_on(x.device, plan.workspace)
+        split = plan.split_bytes if isinstance(plan, Sm80Plan) and plan.split is not None else 0
+        words = list(words_of(plan.epilogue, placed, parts.data_ptr() + split))
+        if split:
+            words[plan.words.index(SPLIT_SUMS)] = parts.data_ptr()
+        ab = (lines, weight.units) if isinstance(plan, Sm80Plan) else (weight.units, lines)
+        stored = c.data_ptr() if steps.stores_c else 0
+        launch.launch([*[t.data_ptr() for t in ab], stored, *words], raw_stream(device))
+    if not steps.stores_c:
+        return x.new_empty(0, dtype=call.kind)
+    return c if out is None or direct is not None else out.copy_(c)
+
+
+def _stored_in_place(out: torch.Tensor) -> bool:
+    """True if a kernel stores to a result as it lies."""
+    return out.is_contiguous() and not out.is_neg() and out.data_ptr() % 16 == 0
+
+
+@lru_cache(maxsize=1024)
+@first_call()
+def _prepared(
+    call: QuantizedCall, steps: Epilogue, rows: int, stride: int, x: torch.dtype, device: int
+) -> tuple[DirectLaunch, Sm80Plan | Sm90Plan | StreamedPlan]:
+    """The launch of a product, and its plan. It takes the addresses of A, B and C, then all words."""
+    places, on = gpu(device)[0], target(device)
+    plan = own_plan(call, steps, rows, NAMES[x], places.multiprocessors, *on)
+    pitch = stride if rows > 1 else padded_leading(dtype(NAMES[x]), call.size[1])
+    if isinstance(plan, Sm80Plan):
+        sizes = sizes_by_rows(plan, pitch)
+    else:
+        workers = places.resident(plan.cluster_size)
+        sizes = sizes_of(plan, pitch, workers)
+    words = len(plan.parameters) - _FIRST_WORD - len(sizes)
+    first = _FIRST_WORD + len(sizes)
+    arguments = (0, 0, 0, *sizes, *[0] * words)
+    return DirectLaunch(compile_plan(plan), arguments, (0, 1, 2, *range(first, first + words)), device, plan), plan
+
+
+def forget() -> None:
+    """Drop every prepared product; what was compiled stays."""
+    _prepared.cache_clear()
+
+
+def own_plan(
+    call: QuantizedCall, steps: Epilogue, rows: int, x: str, sms: int, code: str, shared: int
+) -> Sm80Plan | Sm90Plan | StreamedPlan:
+    """The plan of a product with steps of the caller's own.
+
+    steps  of (rows, n), as `finish_of` gives them
+
+    Raises OperandError for `FeatureParts`, and PlanError where no configuration has the registers or words.
+    """
+    if isinstance(call.config, FeatureParts):
+        raise OperandError(
+            "config is FeatureParts, and an epilogue is of one launch: an Sm90Config or a StreamedConfig"
+        )
+    (n, k), become, kind = call.size, "e4m3" if x in FLOAT8 else x, C_NAMES[call.kind]
+    every: list[Step] = []
+    if call.scale:
+        every.append(Scale(SCALE_X, device=True) if call.scale == TENSOR else VectorScale("m", "f32", SCALE_X))
+    whole = call.format.epilogue(*every, *steps.steps, axis="n")
+    whole = Epilogue(*whole.steps, stores_c=steps.stores_c)  # not in pairs: scales of columns may lie at any float
+    if isinstance(call.config, StreamedConfig) or call.config is None:
+        streamed = streamed_choice(call, rows, x, sms, code, shared)
+        if streamed is not None:
+            try:
+                return StreamedPlan.derive(
+                    n, rows, k, arch=code, a=become, c=f"{kind}:col", config=streamed, weights=call.format,
+                    epilogue=whole.transposed() or None,
+                )  # fmt: skip
+            except PlanError:
+                if call.config is not None:
+                    raise
+    if code != HOPPER:
+        config = mma_config(call, rows, sms, code, shared)
+        return Sm80Plan.derive(
+            rows, n, k, arch=code, a=x, c=kind, config=config, weights=call.format, epilogue=whole or None
+        )
+    first = packed_config(n, rows, k, sms, become, call.format)
+    tried = [call.config] if call.config is not None else [first, *packed_candidates(n, rows, k, become, call.format)]
+    refused: PlanError | None = None
+    for one in tried:
+        try:
+            assert isinstance(one, Sm90Config)
+            return Sm90Plan.derive(
+                n, rows, k, a=become, b=f"{x}:col", c=f"{kind}:col", config=one, weights=call.format,
+                epilogue=whole.transposed() or None,
+            )  # fmt: skip
+        except PlanError as error:
+            refused = refused or error
+    assert refused is not None
+    raise refused
+
+
+def check_matrix(x: torch.Tensor) -> None:
+    """Raise TensorError unless x is a matrix, as an epilogue's operands are of its rows."""
+    if x.ndim != 2:
+        raise TensorError(f"x has shape {list(x.shape)}: (rows, k) beside epilogue= and out=; x.flatten(0, -2) is one")
