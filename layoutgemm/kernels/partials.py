@@ -356,6 +356,8 @@ def check_reductions(
     check_groups_of_columns(epilogue, lane_columns)
     if n > 1:  # a plan of one column stands for all sizes, and its launches ask
         epilogue.check_columns(n)
+        if n % epilogue.whole:
+            raise PlanError(f"whole = {epilogue.whole}: C has {n} columns, {n % epilogue.whole} beyond a multiple")
     epilogue.check_columns(columns, "a tile is stored at a time by")
     for name, each in _groups_of_columns(epilogue):
         if columns % each:

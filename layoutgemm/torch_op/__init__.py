@@ -21,7 +21,7 @@ Under torch.compile, `compiled` calls the checks, and `operators` follows.
 
     problem, solver, choose       a product as a value; its kernel, copies and launches; which kernel, of those that can
     emulated                      a solution on CPU tensors, in the emulator
-    tuning, tuned_store           layoutgemm.tune: candidates measured; the fastest, kept as JSON
+    tuning, tuned_store           layoutgemm.tune and tune_call: candidates measured; the fastest, kept as JSON
     explain, explanation          layoutgemm.explain_matmul, and its text
     types                         torch's types and the plans' names for them
 
@@ -41,8 +41,9 @@ if TYPE_CHECKING:
     from .scaled_grouped import grouped_matmul as grouped_matmul
     from .scaled_grouped import scaled_matmul as scaled_matmul
     from .tuning import tune as tune
+    from .tuning import tune_call as tune_call
 
-__all__ = ["explain_matmul", "gemm", "grouped_matmul", "matmul", "scaled_matmul", "tune"]
+__all__ = ["explain_matmul", "gemm", "grouped_matmul", "matmul", "scaled_matmul", "tune", "tune_call"]
 
 # Loaded on first use: `problem`, `solver` and `choose` serve frameworks without torch, too.
 if not TYPE_CHECKING:

@@ -58,7 +58,7 @@ from .compiled.traced import check_compiled, check_compiled_gemm, refuse, traced
 from .composed.api import ComposedOptions, composed_product
 from .composed.parts import AskedParts, composes, has_batches
 from .compute import finished_product, gated_product, scaled_product, wide_type
-from .indexed.added import unordered_sums
+from .indexed.added import sums_of_product
 from .indexed.api import indexed_matmul
 from .indexed.product import IndexedOperands
 from .launch import PreparedProblem, current_device, mark_written, raw_stream
@@ -303,7 +303,7 @@ def matmul(
     if allow_tf32 is not None and not isinstance(allow_tf32, bool):
         allow_tf32 = traced_flag(allow_tf32)
     if ordered is not True:
-        return unordered_sums(ordered, matmul, a, b, add_rows, out, {
+        return sums_of_product(ordered, matmul, a, b, add_rows, out, {
             "bias": bias, "activation": activation, "epilogue": epilogue, "given": given, "config": config,
             "out_dtype": out_dtype, "allow_tf32": allow_tf32, "combine": combine, "order": order, "rows": rows,
             "out_rows": out_rows, "row_weights": row_weights, "copy_rows": copy_rows, "prologue": prologue,

@@ -110,6 +110,14 @@ def _derived(kernel: Kernel, k: int) -> tuple[tuple[int, int], LayoutError | Non
     return plan.tile_c, None
 
 
+def _with_parts(problem: Problem, sizes: tuple[int, int, int, int], orders: Sequence[str]) -> Sm90Choice | None:
+    """The choice that was measured for a gate, several B, a second pair, and steps."""
+    types = problem.a.dtype, problem.b.dtype, problem.c.dtype
+    names = tuple([f"{of}:{order}" for of, order in zip(types, orders, strict=True)])
+    parts = problem.gated, problem.second_k, problem.epilogue
+    return tuned.lookup_with_parts(problem.gpu, sizes, names, *parts)
+
+
 def _candidates(
     problem: Problem, sizes: tuple[int, int, int, int], orders: Sequence[str]
 ) -> Iterator[tuple[Sm90Choice, str]]:
@@ -121,19 +129,22 @@ def _candidates(
     types = problem.a.dtype, problem.b.dtype, problem.c.dtype
     if problem.gated is not None:
         gate = problem.gated if isinstance(problem.gated, str) else None
-        kept = gate and tuned.lookup(problem.gpu, sizes, tuned.gated_types(types, gate), tuple(orders))
-        if kept:
-            yield kept, "measured by layoutgemm.tune"
+        if (gate is None or problem.epilogue is not None) and (kept := _with_parts(problem, sizes, orders)) is not None:
+            yield kept, tuned.MEASURED
+        if gate and (kept := tuned.lookup(problem.gpu, sizes, tuned.gated_types(types, gate), tuple(orders))):
+            yield kept, tuned.MEASURED
         yield from _in_place(problem, (m, n, k), orders)
         return
     if problem.second_k:
+        if (kept := _with_parts(problem, sizes, orders)) is not None:
+            yield kept, tuned.MEASURED
         both = _in_place(problem, (m, n, k + problem.second_k), orders)
         yield from ((choice, f"{why}; K = {k} and {problem.second_k} in one loop") for choice, why in both)
         return
     own = [] if problem.epilogue is None else [tuned.finished_types(types, problem.epilogue)]
     for name in (*own, types):
         if (found := tuned.lookup(problem.gpu, sizes, name, tuple(orders))) is not None:
-            yield found, "measured by layoutgemm.tune"
+            yield found, tuned.MEASURED
     k_major = orders[0] == "row", orders[1] == "col"
     # Few columns are few rows of the transposed product. Where rows are reduced, a tile has them whole: its columns'
     # partial results and a second launch take 6% longer for 65536x64x2048.

@@ -21,7 +21,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from math import prod
+from math import gcd, prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,6 +52,8 @@ __getattr__ = old_names(__name__)
 
 Tensors = dict[str, Any]
 Groups = Sequence[tuple[int, int]] | Sequence[int] | None
+# Widths of tiles that C's columns may be whole multiples of: few numbers, as each is a kernel of its own.
+_WIDTHS, _LEAST_WIDTH = 768, 64
 COMBINED: Mapping[str, Callable[..., torch.Tensor]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
 
 
@@ -524,7 +526,11 @@ def finish_of(epilogue: Epilogue, given: Tensors, shape: Sequence[int], joined: 
     )  # they may know their row
     steps = [ordered(step, orders) for step in epilogue.steps]
     lines = lines and any(orders[matrix.name] == "row" for matrix in epilogue.matrices)
-    taken = Epilogue(*steps, pairs=pairs, stores_c=epilogue.stores_c, sums=epilogue.sums, lines=lines)
+    whole = gcd(shape[-1], _WIDTHS) if any(step.axes != "n" for step in epilogue.reductions) else 1
+    taken = Epilogue(
+        *steps, pairs=pairs, stores_c=epilogue.stores_c, sums=epilogue.sums, lines=lines,
+        whole=whole if whole % _LEAST_WIDTH == 0 else 1,
+    )  # fmt: skip
     return LaunchEpilogue(taken, words_of(taken, placed, 0), (taken, alone), alone)
 
 

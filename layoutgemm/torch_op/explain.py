@@ -38,6 +38,7 @@ from .quantized.configs import PackedConfig
 from .quantized.experts import QuantizedExperts
 from .quantized.explain import explain_packed
 from .quantized.weights import QuantizedWeight
+from .scaled_grouped.api import beside_sums
 from .scaled_grouped.explain import explain_grouped, explain_grouped_epilogue, explain_own_epilogue, explain_scaled
 from .scaled_grouped.grouped import check_expected, groups_of
 from .scaled_grouped.grouped_epilogue import grouped_call
@@ -106,14 +107,14 @@ def explain_matmul(
         "use_fast_accum": use_fast_accum, "out": out, "out_dtype": out_dtype, "config": config, "out_rows": out_rows,
         "row_weights": row_weights, "copy_rows": copy_rows,
     }  # fmt: skip
+    functions: Options = {"epilogue": epilogue, "given": given, "prologue": prologue, "combine": combine}
     parts = order, prologue, combine, epilogue, triangles
     others: Options = {**more, "rows": rows, "add_rows": add_rows, "out_recipe": out_recipe}
-    if (found := _together(a, b, parts, given, others)) is not None:
+    in_steps = _in_steps(a, b, more, functions, rows, add_rows) if _in_groups(more) else None
+    if (found := in_steps or _together(a, b, parts, given, others)) is not None:
         return found
     if prologue is not None:
         return explain_prologue(a, b, prologue, given, {"combine": combine, "epilogue": epilogue, **others})
-    if combine is None and (epilogue is not None or given is not None) and _in_groups(more):
-        return explain_grouped_epilogue(*grouped_call(a, b, rows, more), epilogue, given)
     if rows is not None or out_rows is not None or add_rows is not None:
         if rows is not None and combine is None and getattr(b, "ndim", 0) == 3 and takes_copied_rows(more):
             return _copied_rows(a, b, rows, more)
@@ -139,6 +140,29 @@ def explain_matmul(
         return explain_scaled(a, scale_a, b, scale_b, after, out, out_dtype, recipes, config, out_recipe)
     _check_unscaled({**more, "out_recipe": out_recipe})
     return _plain(a, b, out, config, out_dtype, activation)
+
+
+def _in_steps(
+    a: torch.Tensor | tuple[torch.Tensor, torch.Tensor], b: torch.Tensor | Sequence[torch.Tensor], options: Options,
+    functions: Options, rows: torch.Tensor | None, add_rows: torch.Tensor | None,
+) -> Explanation | None:  # fmt: skip
+    """The explanation of groups with an epilogue, or with steps by torch. None for others."""
+    prologue, several = functions["prologue"], functions["combine"] is not None or isinstance(b, (tuple, list))
+    if add_rows is not None and (several or any(x is not None for x in [*functions.values(), *beside_sums(options)])):
+        told = explain_matmul(a, b, **options, **functions, rows=rows)
+        return replace(told, kernel=f"{told.kernel}; then its rows are added to those that add_rows names")
+    steps, given = functions["epilogue"], functions["given"]
+    if prologue is None:
+        if several or (steps is None and given is None):
+            return None
+        return explain_grouped_epilogue(*grouped_call(a, b, rows, options), steps, given)
+    if not (several or steps is not None):
+        return None
+    if not isinstance(prologue, Prologue):
+        raise OperandError(f"prologue is a {type(prologue).__qualname__}: a Prologue, made by Prologue.of")
+    left = {name: x for name, x in (given or {}).items() if name not in prologue.names}
+    told = explain_matmul(a, b, **options, **{**functions, "prologue": None, "given": left}, rows=rows)
+    return replace(told, kernel=f"torch computes a's function, then {told.kernel}")
 
 
 def _not_streamed(config: Config | PackedConfig | None, unswaps: bool) -> Config | None:

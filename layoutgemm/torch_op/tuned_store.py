@@ -10,7 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,14 @@ from ..kernels.epilogue.chain import Epilogue
 from ..kernels.sm90.choose.rules import Sm90Choice
 from ..kernels.sm90.quantized.feature_parts import PartsChoice
 from ..kernels.streamed.choose import StreamedChoice
+from ..schedule import Schedule
+from ..schedule.text import order_text
 
 MEASURED = "measured by layoutgemm.tune"  # the reason for a choice
 Choice = Sm90Choice | StreamedChoice | PartsChoice
 Sizes = tuple[int, int, int, int]
+Asked = dict[Sizes, str]  # the product of those sizes -> the name that a result is kept by
+_ASKED: ContextVar[Asked | None] = ContextVar("asked", default=None)
 _READ: dict[Path, tuple[tuple[int, ...], dict[str, Any]]] = {}
 
 
@@ -55,8 +61,21 @@ def finished_types(types: tuple[str, ...], epilogue: Epilogue) -> tuple[str, ...
     >>> finished_types(("bf16", "bf16", "bf16"), Epilogue(Bias()))[0].rpartition(" ")[0]
     'bf16 with steps'
     """
-    text = Epilogue(*epilogue.steps, stores_c=epilogue.stores_c, sums=epilogue.sums).json
-    return f"{types[0]} with steps {hashlib.sha256(text.encode()).hexdigest()[:16]}", *types[1:]
+    return f"{types[0]} with steps {_digest(_text(epilogue))}", *types[1:]
+
+
+def _text(part: object) -> str:
+    """A part of a product as text that is the same in every process; "" for steps of another package."""
+    if isinstance(part, Epilogue):  # without what depends on where its operands lie
+        return Epilogue(*part.steps, stores_c=part.stores_c, sums=part.sums).json
+    if isinstance(part, Schedule):
+        return order_text(part)
+    json_of = getattr(part, "json", None)
+    return json_of if isinstance(json_of, str) else repr(part)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def file_of(gpu: str) -> Path | None:
@@ -73,10 +92,47 @@ def lookup(gpu: str, sizes: Sizes, types: tuple[str, ...], orders: tuple[str, ..
 
 
 def lookup_any(gpu: str, sizes: Sizes, types: tuple[str, ...], orders: tuple[str, ...]) -> Choice | None:
-    """The configuration that was measured fastest, of any kernel, or None."""
+    """The configuration that was measured fastest, of any kernel, or None. None within `unmeasured`."""
+    key = key_of(sizes, types, orders)
+    if (asked := _ASKED.get()) is not None:
+        asked.setdefault(sizes, key)
+        return None
     path = file_of(gpu)
-    entry = _content(path).get(key_of(sizes, types, orders)) if path is not None else None
+    entry = _content(path).get(key) if path is not None else None
     return choice_of(entry) if entry is not None else None
+
+
+def lookup_with_parts(gpu: str, sizes: Sizes, names: tuple[str, ...], *parts: object) -> Sm90Choice | None:
+    """The configuration of a product with several parts that was measured fastest, or None.
+
+    names  types of A, B and C, as a plan takes them: "bf16" or "bf16:col".
+    parts  functions, steps, orders and indices, which other products of these sizes and types do not share
+    """
+    texts = [_text(part) for part in parts]
+    if "" in texts:
+        return None
+    types, orders = zip(*[(name.partition(":")[0], name.partition(":")[2] or "row") for name in names], strict=True)
+    found = lookup(gpu, sizes, (f"{types[0]} with parts {_digest(json.dumps(texts))}", *types[1:]), orders)
+    return None if found is None or found.swapped else found
+
+
+@contextmanager
+def unmeasured() -> Iterator[Asked]:
+    """Look for no results, and give the names by which they were looked for.
+
+    Of several names for one product the first is kept, which is the one of all its parts.
+
+    >>> with unmeasured() as asked:
+    ...     found = lookup("NVIDIA H200", (64, 64, 64, 1), ("bf16",) * 3, ("row", "col", "row"))
+    >>> found, asked
+    (None, {(64, 64, 64, 1): '64x64x64x1 bf16:row bf16:col bf16:row'})
+    """
+    asked: Asked = {}
+    token = _ASKED.set(asked)
+    try:
+        yield asked
+    finally:
+        _ASKED.reset(token)
 
 
 def packed_types(x: str, weights: str) -> tuple[str, str, str]:
@@ -90,8 +146,10 @@ def packed_types(x: str, weights: str) -> tuple[str, str, str]:
     return x, weights, "any"
 
 
-def store(gpu: str, key: str, choice: Choice, facts: Mapping[str, object]) -> Path | None:
+def store(gpu: str, key: str, choice: Choice | None, facts: Mapping[str, object]) -> Path | None:
     """Keep a result beside the others; `facts` are numbers and texts that describe it.
+
+    choice  None for the usual configuration: an earlier result goes
 
     Gives the file, or None where the cache is off. None with a warning where the file cannot be written, or another
     process holds its lock for too long: the result is lost.
@@ -106,11 +164,14 @@ def store(gpu: str, key: str, choice: Choice, facts: Mapping[str, object]) -> Pa
     return kept
 
 
-def _kept(path: Path, key: str, choice: Choice, facts: Mapping[str, object]) -> Path | None:
+def _kept(path: Path, key: str, choice: Choice | None, facts: Mapping[str, object]) -> Path | None:
     with object_cache.locked(path) as alone:
         if not alone:
             return None
-        content = {**_content(path), key: _entry(choice, facts)}
+        content = dict(_content(path))
+        content.pop(key, None)
+        if choice is not None:
+            content[key] = _entry(choice, facts)
         text = json.dumps(content, indent=1, sort_keys=True)
         return object_cache.place(path, lambda stream: stream.write(text.encode()))
 

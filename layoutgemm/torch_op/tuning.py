@@ -37,22 +37,26 @@ from ..kernels.sm90.quantized.feature_parts import PartsChoice
 from ..kernels.streamed.choose import StreamedChoice
 from ..kernels.streamed.plan import StreamedConfig
 from . import tuned_store as tuned
+from .api import matmul
 from .compiled.kept_launches import KEPT
 from .prepared import forget, gpu, target
 from .quantized.kept import READY as PACKED_READY
 from .quantized.launch import forget as forget_packed
+from .scaled_grouped.api import grouped_matmul, scaled_matmul
 from .scaled_grouped.kept import PLANS, READY
+from .tunable.call import TunableCall
 from .tunable.epilogue import TunableEpilogue, tunable_epilogue
 from .tunable.packed import TunablePacked, tunable_packed
 from .tunable.product import TunableMatmul
 from .tunable.prologue import TunablePrologue, tunable_prologue
 from .tunable.scaled_grouped import Tunable, tunable
 
-__all__ = ["Tuning", "candidates", "name_of", "tune"]
+__all__ = ["Tuning", "candidates", "name_of", "tune", "tune_call"]
 
 Progress = Callable[[str], object]
 Variant = TunableMatmul | Tunable | TunablePrologue | TunableEpilogue | TunablePacked
-Call = Callable[[Any, tuned.Choice], object]
+Call = Callable[[object, "tuned.Choice | None"], object]
+Off = Callable[[object, "tuned.Choice | None"], float]
 _MAJORS = ("k", "mn")
 
 
@@ -60,7 +64,7 @@ _MAJORS = ("k", "mn")
 class Tuning:
     """The results of one tuning.
 
-    choice      the fastest configuration; seconds of one product with it
+    choice      the fastest configuration, None for the usual one; seconds of one product with it
     chosen      seconds of the heuristic's own configuration
     torch       seconds of torch.matmul, or torch._grouped_mm; NaN where torch has no such product
     measured    (configuration, seconds), the fastest first
@@ -68,12 +72,12 @@ class Tuning:
     kept        the file that holds the result, or None where the cache is off
     """
 
-    choice: tuned.Choice
+    choice: tuned.Choice | None
     seconds: float
     chosen: float
     torch: float
-    measured: tuple[tuple[tuned.Choice, float], ...]
-    failed: tuple[tuple[tuned.Choice, str], ...]
+    measured: tuple[tuple[tuned.Choice | None, float], ...]
+    failed: tuple[tuple[tuned.Choice | None, str], ...]
     kept: Path | None
 
     def __str__(self) -> str:
@@ -144,7 +148,8 @@ def tune(
     }  # fmt: skip
     variant = _variant_of((m, n, k), dtype, (a_major, b_major), prologue, epilogue, others, weights)
     gpu_name = _tunable_gpu()
-    good, failed = _derivable(variant.candidates(), cast("Callable[[tuned.Choice], object]", variant.plan))
+    good, refused = _derivable(variant.candidates(), cast("Callable[[tuned.Choice], object]", variant.plan))
+    failed: Failed = [*refused]
     good = good[:most]
     # Others are compiled by this process, when called.
     if object_cache.cache_dir() is not None and isinstance(variant, TunableMatmul | TunableEpilogue):
@@ -153,18 +158,87 @@ def tune(
         answers = build(kernels, jobs, say)
         failed += [(choice, answer) for choice, answer in zip(good, answers) if answer]
     lost = {choice for choice, _ in failed}
-    contest = _Contest(variant.operands, cast(Call, variant.call), variant.by_torch(), variant.off)
+    by_torch = cast("Callable[[object], object] | None", variant.by_torch())
+    contest = _Contest(variant.operands, cast(Call, variant.call), by_torch, _off_of(variant))
     problem = BenchProblem(m, n, variant.bytes_as_k if isinstance(variant, TunablePacked) else k)
-    measured, wrong, of_torch = _measure(problem, contest, [c for c in good if c not in lost], rounds, budget, say)
+    choices = [choice for choice in good if choice not in lost]
+    measured, wrong, of_torch = _measure(problem, contest, choices, most, rounds, budget, say)
     failed += wrong
+    if not measured:
+        raise PlanError(f"no configuration could be measured: {failed[0][1] if failed else 'there was none'}")
+    keys = [tuned.key_of(variant.sizes, *variant.name)] if store else []
+    return _concluded(gpu_name, keys, measured, good[0], of_torch, failed, say)
+
+
+def tune_call(
+    door: Callable[..., torch.Tensor],
+    *args: object,
+    most: int = 24,
+    rounds: int = 9,
+    budget: float = 120.0,
+    store: bool = True,
+    progress: Progress | None = None,
+    **options: object,
+) -> Tuning:
+    """Measure configurations for one call on the current GPU, and keep the fastest.
+
+    Later calls of the same sizes, types, orders and parts take it: `combine=`, pairs, `order=`, `rows=`, `out_rows=`,
+    `add_rows=`, a prologue and an epilogue, also of groups and behind scales. The configuration is of the forward pass.
+
+    door     `layoutgemm.matmul`, `grouped_matmul` or `scaled_matmul`
+    args, options  of the call, CUDA tensors among them, without `config`; copies of them are measured
+    most, rounds, budget, store, progress  as `tune` has them. Kernels are compiled one after the other
+
+    Each candidate's results are compared with those of the usual configuration. Where the usual configuration is the
+    fastest, `choice` says None, and an earlier result is removed.
+
+    Raises PlanError without a GPU of compute capability 9.0, and for a call that no configuration is looked for.
+    Raises OperandError for another function, and as the call itself.
+
+    >>> tune_call(torch.matmul, torch.zeros(1, 1), torch.zeros(1, 1))
+    Traceback (most recent call last):
+        ...
+    layoutgemm.errors.OperandError: door is torch.matmul: layoutgemm's matmul, grouped_matmul or scaled_matmul
+    """
+    if door not in _DOORS:
+        name = f"{getattr(door, '__module__', None) or 'torch'}.{getattr(door, '__name__', shown(door))}"
+        raise OperandError(f"door is {name}: layoutgemm's matmul, grouped_matmul or scaled_matmul")
+    if options.pop("config", None) is not None:
+        raise OperandError("config: it is what tune_call finds; leave it out")
+    say = progress or (lambda line: print(f"tune {door.__name__}: {line}", file=sys.stderr, flush=True))
+    variant = TunableCall(door, args, options)
+    gpu_name = _tunable_gpu(variant.device)
+    _forget_launches()
+    try:
+        (m, n, _, _), *_ = variant.asked
+        contest = _Contest(variant.operands, cast(Call, variant.call), None, lambda on, choice: variant.off(choice))
+        problem = BenchProblem(m, n, max(1, (variant.bytes // 2 - m * n) // (m + n)))
+        with torch.no_grad(), tuned.unmeasured():
+            measured, failed, of_torch = _measure(problem, contest, variant.candidates(), most, rounds, budget, say)
+    finally:
+        _forget_launches()
+    keys = list(variant.asked.values()) if store else []
+    return _concluded(gpu_name, keys, measured, None, of_torch, failed, say)
+
+
+_DOORS = (matmul, grouped_matmul, scaled_matmul)
+Measured = dict["tuned.Choice | None", float]
+Failed = list[tuple["tuned.Choice | None", str]]
+
+
+def _concluded(
+    gpu_name: str, keys: Sequence[str], measured: Measured, default: tuned.Choice | None, of_torch: float,
+    failed: Failed, say: Progress,
+) -> Tuning:  # fmt: skip
+    """The results of one tuning, kept by each of the keys. Raises PlanError where nothing was measured."""
     if not measured:
         raise PlanError(f"no configuration could be measured: {failed[0][1] if failed else 'there was none'}")
     ranked = tuple(sorted(measured.items(), key=lambda item: item[1]))
     best, seconds = ranked[0]
-    default = measured.get(good[0], seconds)
-    key = tuned.key_of(variant.sizes, *variant.name)
-    kept = _keep(gpu_name, key, best, (seconds, of_torch, default)) if store else None
-    tuning = Tuning(best, seconds, default, of_torch, ranked, tuple(failed), kept)
+    usual, kept = measured.get(default, seconds), None
+    for key in keys:
+        kept = _keep(gpu_name, key, best, (seconds, of_torch, usual))
+    tuning = Tuning(best, seconds, usual, of_torch, ranked, tuple(failed), kept)
     say(str(tuning))
     return tuning
 
@@ -204,10 +278,12 @@ def _check_operands(dtype: str, a_major: str, b_major: str) -> None:
         )
 
 
-def _tunable_gpu() -> str:
-    """The current GPU's name. Raises PlanError for one that runs no configurations."""
+def _tunable_gpu(device: torch.device | None = None) -> str:
+    """The name of a device, or of the current GPU. Raises PlanError for one that runs no configurations."""
     if not torch.cuda.is_available():
         raise PlanError("tuning measures on a GPU, and torch finds none; `layoutgemm doctor` says what is missing")
+    if device is not None and (device.type != "cuda" or device.index != torch.cuda.current_device()):
+        raise PlanError(f"tuning measures on the current GPU, and the operands are on {device}")
     name = gpu(torch.cuda.current_device())[1]
     if (code := target(torch.cuda.current_device())[0]) != "sm_90a":
         raise PlanError(f"{name} runs {code}; what is tuned are configurations of sm_90a's kernel")
@@ -229,24 +305,29 @@ def _derivable(
     return good, failed
 
 
-def _keep(gpu_name: str, key: str, best: tuned.Choice, seconds: tuple[float, float, float]) -> Path | None:
+def _keep(gpu_name: str, key: str, best: tuned.Choice | None, seconds: tuple[float, float, float]) -> Path | None:
     """Store a choice for the product, and forget what was prepared.
 
     seconds  its own, torch's and the heuristic's
     """
     times = dict(zip(("us", "torch_us", "heuristic_us"), seconds, strict=True))
     kept = tuned.store(gpu_name, key, best, {name: round(value * 1e6, 3) for name, value in times.items()})
+    _forget_launches()
+    return kept
+
+
+def _forget_launches() -> None:
+    """Forget what was prepared, so that the next call of each chooses anew."""
     forget()
     forget_packed()
     PACKED_READY.clear()
     READY.clear()
     KEPT.clear()
     PLANS.clear()
-    return kept
 
 
-def name_of(choice: tuned.Choice) -> str:
-    """A configuration in a word or two: what differs from the defaults.
+def name_of(choice: tuned.Choice | None) -> str:
+    """A configuration in a word or two: what differs from the defaults. None is the usual one.
 
     >>> name_of(StreamedChoice(StreamedConfig(8, split=2)))
     'streamed warps=8 split=2'
@@ -258,6 +339,8 @@ def name_of(choice: tuned.Choice) -> str:
     >>> name_of(PartsChoice(FeatureParts(((64, Sm90Config((64, 128), consumers=1)), (512, Sm90Config((128, 128)))))))
     '64 features: 64x128 consumers=1 and 512 features: 128x128'
     """
+    if choice is None:
+        return "the usual configuration"
     if isinstance(choice, StreamedChoice):
         own, usual = asdict(choice.config), asdict(StreamedConfig())
         return " ".join(["streamed", *[f"{name}={value}" for name, value in own.items() if value != usual[name]]])
@@ -280,39 +363,56 @@ class _Contest(NamedTuple):
     operands  how to make one set of operands
     call      (set, choice) -> the product into the set's output
     by_torch  set -> torch's product, or None
-    off       set -> the largest error of its output, in units of what it may be
+    off       (set, choice) -> the largest error of the choice's product, in units of what it may be
     """
 
-    operands: Callable[[], Any]
+    operands: Callable[[], object]
     call: Call
-    by_torch: Callable[[Any], object] | None
-    off: Callable[[Any], float]
+    by_torch: Callable[[object], object] | None
+    off: Off
+
+
+def _off_of(variant: Variant) -> Off:
+    """The error of a product by a configuration, into an output filled with NaN."""
+    call, error = cast(Call, variant.call), cast("Callable[[object], float]", variant.off)
+
+    def off(on: object, choice: tuned.Choice | None) -> float:
+        cast(Sequence[torch.Tensor], on)[-1].fill_(float("nan"))
+        call(on, choice)
+        return error(on)
+
+    return off
 
 
 def _measure(
-    problem: BenchProblem, contest: _Contest, choices: Sequence[tuned.Choice], rounds: int, budget: float, say: Progress
-) -> tuple[dict[tuned.Choice, float], list[tuple[tuned.Choice, str]], float]:
-    """Seconds of each configuration, the failed ones, and seconds of torch's product or NaN."""
+    problem: BenchProblem, contest: _Contest, choices: Iterable[tuned.Choice | None], most: int, rounds: int,
+    budget: float, say: Progress,
+) -> tuple[Measured, Failed, float]:  # fmt: skip
+    """Seconds of each configuration, the failed ones, and seconds of torch's product or NaN.
+
+    most  configurations that are measured
+    """
     start = time.monotonic()
     before = torch.cuda.current_stream()
     device = CudaDevice()
     try:
         sets = [contest.operands() for _ in range(problem.sets)]
         repeats = max(1, problem.launches // len(sets))
-        failed: list[tuple[tuned.Choice, str]] = []
-        replays, names = {}, {}
+        failed: Failed = []
+        names: dict[str, tuned.Choice | None] = {}
+        replays = {}
 
-        def record(run: Callable[[object], object]) -> Any:
+        def record(run: Callable[[object], object]) -> Callable[[], object]:
             return device.record([functools.partial(run, each) for each in sets] * repeats)
 
         if contest.by_torch is not None:
             replays["torch"] = record(contest.by_torch)
         for number, choice in enumerate(choices):
+            if len(names) == most:
+                break
             name = str(number)
             try:
-                sets[0][-1].fill_(float("nan"))
-                contest.call(sets[0], choice)
-                off = contest.off(sets[0])
+                off = contest.off(sets[0], choice)
                 if not off <= 1:
                     raise PlanError(f"wrong: an element is off by {off:.3g} times the bound")
                 replays[name] = record(lambda each, choice=choice: contest.call(each, choice))  # type: ignore[misc]

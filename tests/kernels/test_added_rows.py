@@ -22,6 +22,7 @@ ARCHS = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
 RNG = np.random.default_rng(0)
 A, B = (RNG.integers(-8, 9, shape).astype(np.float32) / 8 for shape in ((M, K), (K, N)))
 TO, ORDER, WEIGHTS = RNG.integers(0, ROWS - 1, M).astype(np.int32), RNG.permutation(M), RNG.integers(1, 5, M)
+TO[::2] = 3  # whose places fill a chunk of the sorted list, and parts of two others
 ADDED = IndexedRows(scatter=RowIndices(ROWS), adds=True)
 BOTH = IndexedRows(RowIndices(M, "i64"), RowIndices(ROWS), adds=True)
 GIVEN = {"rows": ORDER, "out_rows": TO, "w": WEIGHTS.astype(np.float32)}
@@ -38,7 +39,8 @@ def sums(product: np.ndarray, first: Any = 0.0) -> np.ndarray:
 def test_the_executor_adds_rows_in_order(arch: str) -> None:
     made = plan(M, N, K, arch=arch, b="bf16:col", c="f32", indexed=ADDED)
     assert [check.name for check in made.check().require()].count("add rows") == 1
-    assert "a second launch adds" in made.explain() and made.workspace == M * 64 * 4
+    assert "further launches add" in made.explain()
+    assert made.workspace == M * 64 * 4 + 2 * -(-M // added.CHUNK) * 64 * 4 + M * (8 + 4)
     given, out = {"out_rows": TO}, np.ones((ROWS, N), np.float32)
     found = made.run(A, B, given=given, out=out, device="reference").c
     assert found is out and np.array_equal(found, sums(A @ B, 1.0)) and (found[-1] == 1).all()
@@ -67,9 +69,10 @@ def test_the_kernel_adds_gathered_and_weighted_rows(arch: str, c: str) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_tensors_and_arrays_are_sorted_alike(batch: int) -> None:
+def test_tensors_and_arrays_are_sorted_alike(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = needs.module("torch")
-    m = added.SCANNED + 1
+    monkeypatch.setattr(added, "RANKED", 100)
+    m = added.RANKED + 1
     indexed = IndexedRows(scatter=RowIndices(ROWS), adds=True)
     made = plan(m, N, K, batch=batch, arch="sm_80", b="bf16:col", c="bf16", indexed=indexed)
     to = RNG.integers(-2, ROWS + 2, (batch, m)).astype(np.int32)  # those outside too
@@ -77,9 +80,20 @@ def test_tensors_and_arrays_are_sorted_alike(batch: int) -> None:
     for memory, rows in zip(found, (to, torch.from_numpy(to))):
         write_sorted(made, memory, rows.reshape(-1))
     assert np.array_equal(found[0], found[1].numpy())
-    order, names = (int(x) for x in added.sorted_places(made, (batch, m, N)))
+    _, order, names = (int(x) for x in added.list_bytes(made, (batch, m, N)))
     places = found[0][order:names].view(np.int64).reshape(batch, m)
     assert np.array_equal(np.take_along_axis(to, places, 1).reshape(-1), found[0][names:].view(np.int32))
+
+
+def test_sums_are_those_of_chunks_of_the_sorted_list() -> None:
+    """1024 values of 2**-24 beside 1, in one row: a chunk's sum is exact, where one chain of additions rounds each."""
+    m = 1025
+    made = plan(m, 8, 16, arch="sm_80", b="bf16:col", c="f32", indexed=IndexedRows(scatter=RowIndices(2), adds=True))
+    a, b, to = np.zeros((m, 16), np.float32), np.eye(16, 8, dtype=np.float32), np.ones(m, np.int32)
+    a[:, 0] = [1, *[2.0**-24] * 1024]
+    found = made.run(a, b, given={"out_rows": to}, device="reference").c
+    assert found[1, 0] == 1 + 31 * 32 * 2.0**-24  # 31 in the first chunk and one in the last are rounded away
+    assert not found[0].any()
 
 
 def test_groups_of_rows_add_their_experts_results() -> None:

@@ -14,6 +14,7 @@ from layoutgemm.errors import LayoutError
 from layoutgemm.kernels import Prologue
 from layoutgemm.kernels.epilogue.chain import Activation, Bias, ColumnReduce, Epilogue, RowReduce, Scale
 from layoutgemm.kernels.operands.combined import Combined
+from layoutgemm.kernels.plan import present
 from layoutgemm.torch_op.operands.grouped import checked_groups, plan_of_groups
 from layoutgemm.torch_op.scaled_grouped.scaled import BiasActivation
 from tests import needs
@@ -196,7 +197,7 @@ def test_an_epilogue_follows_the_function() -> None:
         ({"epilogue": RELU, "given": {"s": 0.5, "t": 1.0}}, "got an unexpected keyword argument 't'"),
         ({"epilogue": RELU, "combine": lambda p, q, ops, b1: p, "given": {"b1": 1.0}}, "a number of the function is"),
         ({"epilogue": RELU, "b": (MORE, MORE[:2])}, "b[1] is torch.bfloat16 of shape [2, 16, 8]"),
-        ({"epilogue": RELU, "prologue": 3}, "prologue and combine: a grouped product of several b takes none"),
+        ({"epilogue": RELU, "prologue": 3}, "prologue is a int: a Prologue"),
         ({"out_rows": CHOSEN}, "out_rows and combine: a grouped product of several b takes none; place or weigh"),
         ({"combine": None}, "b is a tuple of matrices: combine= says what becomes of their products"),
         ({"offs": ENDS}, "offsets and offs: groups are said by one of"),
@@ -337,3 +338,27 @@ def test_the_kernel_in_the_emulator(how: str, monkeypatch: pytest.MonkeyPatch) -
     assert plan.sums == 2
     torch.testing.assert_close(torch.where(inside, got, 0), torch.where(inside, want, 0), rtol=0.01, atol=0.01)
     assert how == "masked" or not got[17:].any()
+
+
+def test_sums_of_rows_and_a_prologue_go_with_all_of_it() -> None:
+    """Rows are added behind the product, and torch computes the function of a first. Values and gradients."""
+    a, b, b1, bias = [x.requires_grad_() for x in drawn()]
+    scale, to = (torch.rand(K) + 0.5).requires_grad_(), torch.tensor([1, 3, 1, 0] * 5)
+    function, sums = Prologue.of(lambda x, i, k, ops, w: x * w, w="k"), torch.empty(ROWS)
+    given = {"prologue": function, "given": {"s": 0.5, "w": scale}, "offsets": OFFSETS}
+    wanted = [x.detach().double().requires_grad_() for x in (a, b, b1, bias, scale)]
+    product_of = by_torch(wanted[0] * wanted[4], *wanted[1:4])
+    want = torch.zeros(ROWS, N, dtype=torch.float64).index_add(0, to, product_of)
+    for ordered in (True, False):
+        value = product(a, b, b1, bias, add_rows=to, ordered=ordered, **given)
+        assert near([value], [want])
+    value.square().sum().backward()
+    want.square().sum().backward()
+    assert near([present(x.grad) for x in (a, b, b1, bias, scale)], [present(x.grad) for x in wanted])
+    steps = Epilogue(Bias(), Activation("relu"), RowReduce("sum", "sums"))
+    with torch.no_grad():
+        more = {**given, "given": {**given["given"], "bias": bias, "sums": sums}}
+        value = grouped_matmul(a, (b, b1), combine=both, add_rows=to, epilogue=steps, **more)
+    assert near([value, sums], [want, product_of.sum(1)])
+    told = explain_matmul(a, (b, b1), combine=both, bias=bias, **given, add_rows=to)
+    assert told.kernel.startswith("torch computes a's function, then Sm90Plan") and "rows are added" in told.kernel

@@ -196,7 +196,6 @@ def test_refusals_of_rows(more: dict[str, Any], message: str) -> None:
     ("more", "message"),
     [
         ({"scale_a": torch.ones(ROWS, 1)}, "scale_a and prologue: a product with a prologue takes none"),
-        ({"epilogue": 3}, "epilogue and prologue"),
         ({"offs": ENDS}, "offsets and offs: groups are said by one of"),
         ({"given": {"rstd": torch.ones(ROWS)}}, "w is missing"),
         ({"given": {"rstd": torch.ones(ROWS), "w": torch.ones(2, K).bfloat16()}}, "of shape [16] or [3, 16], one for"),

@@ -13,7 +13,7 @@ torch = needs.module("torch")
 import layoutgemm
 from layoutgemm import Sm90Config, grouped_matmul, matmul
 from layoutgemm.errors import LayoutError, OperandError, PlanError, TensorError
-from layoutgemm.kernels.indexed.added_rows import SCANNED, sorts_rows
+from layoutgemm.kernels.indexed.added_rows import CHUNK
 from layoutgemm.torch_op.composed import checks as composed_checks
 from layoutgemm.torch_op.indexed import product
 from layoutgemm.torch_op.indexed.added import added
@@ -480,7 +480,10 @@ def test_rows_of_groups_are_added() -> None:
     with torch.no_grad():
         call = torch.compile(lambda a, b: grouped_matmul(a, b, OFFSETS, **given), fullgraph=True, backend="eager")
         assert torch.equal(call(*leaves), grouped_matmul(*leaves, OFFSETS, **given))
-    for more, text in (({"out_rows": x["out_rows"]}, "out_rows and add_rows"), ({"bias": ADDED_TO}, "bias: a product")):
+    for more, text in (
+        ({"out_rows": x["out_rows"]}, "out_rows and add_rows"),
+        ({"bias": ADDED_TO}, "bias is torch.int64"),
+    ):
         with pytest.raises(OperandError, match=text):
             grouped_matmul(x["a"], x["experts"], OFFSETS, **given, **more)
 
@@ -497,6 +500,10 @@ def test_rows_are_added_in_any_order_by_name() -> None:
     groups = {**given, "rows": x["rows"], "out_dtype": F32}
     any_order, want = (grouped_matmul(x["a"], x["experts"], OFFSETS, ordered=o, **groups) for o in (False, True))
     assert torch.equal(any_order, want)
+    parts = {"bias": torch.ones(N), "offs": OFFSETS[1:], "activation": "relu"}
+    both = [grouped_matmul(x["a"], x["experts"], ordered=o, **parts, **groups) for o in (True, False)]
+    wide = grouped_matmul(x["a"], x["experts"], rows=x["rows"], out_dtype=F32, **parts) * x["weights"][:, None]
+    assert all(torch.equal(y, torch.zeros_like(y).index_add(0, ADDED_TO, wide)) for y in both)
     refused = [
         ({"ordered": 0}, "ordered = 0: True, or False"), ({}, "add_rows= names them, and it is not given"),
         ({"add_rows": ADDED_TO[:3]}, "a row for each row of a product of shape"),
@@ -511,22 +518,23 @@ def test_rows_are_added_in_any_order_by_name() -> None:
 
 
 @pytest.mark.dsl
-def test_rows_of_sorted_indices_are_added_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_added_by_chunks_of_the_sorted_indices(monkeypatch: pytest.MonkeyPatch) -> None:
     """One row takes most, and indices outside write nothing. Other indices at the same address are sorted anew."""
     needs.module("cutlass")
-    m, rows = SCANNED + 4, 8
+    m, rows = 5 * CHUNK + 4, 8
     a, b, to = torch.randn(m, 16).bfloat16(), integers(8, 16).mT, torch.arange(m).remainder(rows + 3) - 1
     a[:, 1:] = 0  # products are exact, and their sums depend on the order
-    to[:700] = 5
-    made = launches_are_emulated(monkeypatch)
+    to[:100], to[-4:] = 5, torch.tensor([2**31 - 1, 2**31 - 2, -(2**31), 2**40])
+    launches_are_emulated(monkeypatch)
     monkeypatch.setattr(composed_checks, "check_inside", lambda *values: None)  # as on a GPU
     for _ in range(2):
-        inside, out = (to >= 0) & (to < rows), torch.zeros(rows, 8)
-        want = out.index_add(0, to[inside], a.float()[inside] @ b.float())
+        order, out, want = to.where(to < rows, -1).argsort(stable=True), torch.zeros(rows, 8), torch.zeros(rows, 8)
+        for of_chunk in order.split(CHUNK):
+            of_chunk = of_chunk[(to[of_chunk] >= 0) & (to[of_chunk] < rows)]
+            want += torch.zeros(rows, 8).index_add(0, to[of_chunk], a.float()[of_chunk] @ b.float())
         matmul(a, b, add_rows=to, out=out, out_dtype=F32, config=SMALL)
         assert torch.equal(out, want)
         to.copy_(to.flip(0))
-    assert [sorts_rows(plan) for plan in made] == [True, True]
 
 
 @pytest.mark.parametrize("ordered", [True, False])

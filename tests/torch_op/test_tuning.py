@@ -39,6 +39,7 @@ from layoutgemm.torch_op import tuned_store as tuned
 from layoutgemm.torch_op import tuning
 from layoutgemm.torch_op.problem import Problem, StridedOperand
 from layoutgemm.torch_op.solver import solve
+from layoutgemm.torch_op.tunable.call import TunableCall
 from layoutgemm.torch_op.tunable.epilogue import TunableEpilogue
 from layoutgemm.torch_op.tunable.packed import TunablePacked
 from layoutgemm.torch_op.tunable.prologue import TunablePrologue
@@ -512,7 +513,7 @@ def test_tune_measures_a_gated_product_and_keeps_it(an_h200: Any, monkeypatch: p
         seen.extend(choices)
         return {choice: 1.0 / (1 + place) for place, choice in enumerate(choices)}, [], float("nan")
 
-    monkeypatch.setattr(tuning, "_tunable_gpu", lambda: GPU)
+    monkeypatch.setattr(tuning, "_tunable_gpu", lambda *device: GPU)
     monkeypatch.setattr(tuning, "_measure", measured)
     found = tune(512, 256, 512, activation="swiglu", most=6, progress=lambda text: None)
     assert found.choice == seen[-1] and len(seen) == 6 and found.kept is not None
@@ -594,9 +595,14 @@ def test_measuring_ranks_and_reports_what_failed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(tuning, "burst", lambda device, replays, rounds, draw: {x: [times[x]] for x in replays})
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
     monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: None)
-    contest = tuning._Contest(lambda: (torch.zeros(2),), call, None, lambda on: float((on[0] - 1).abs().max()) * 2)
+
+    def off(on: Any, choice: Any) -> float:
+        call(on, choice)
+        return float((on[0] - 1).abs().max()) * 2
+
+    contest = tuning._Contest(lambda: (torch.zeros(2),), call, None, off)
     problem, said = tuning.BenchProblem(4096, 4096, 4096), []
-    found, failed, of_torch = tuning._measure(problem, contest, [fast, slow, wrong, refused], 9, 1.0, said.append)
+    found, failed, of_torch = tuning._measure(problem, contest, [fast, slow, wrong, refused], 4, 9, 1.0, said.append)
     repeats = max(1, problem.launches // problem.sets) * problem.sets
     assert found == {fast: 2.0 / repeats, slow: 4.0 / repeats} and of_torch != of_torch
     assert [(choice, text.partition(":")[0]) for choice, text in failed] == [
@@ -605,7 +611,7 @@ def test_measuring_ranks_and_reports_what_failed(monkeypatch: pytest.MonkeyPatch
     ]
     assert said == ["measuring 2 configurations, 9 rounds of 0.0 s"]  # torch has no such product
     contest = contest._replace(by_torch=lambda on: None)
-    assert tuning._measure(problem, contest, [fast], 9, 1.0, said.append)[2] == 3.0 / repeats
+    assert tuning._measure(problem, contest, [fast, slow], 1, 9, 1.0, said.append)[2] == 3.0 / repeats
     assert said[1] == "measuring 1 configurations and torch's, 9 rounds of 0.0 s"
 
 
@@ -766,7 +772,7 @@ def test_a_product_with_packed_weights_is_called_judged_and_taken() -> None:
 
 @pytest.mark.usefixtures("on_cpu")
 def test_tune_measures_packed_weights_and_keeps_the_fastest(an_h200: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "_tunable_gpu", lambda: GPU)
+    monkeypatch.setattr(tuning, "_tunable_gpu", lambda *device: GPU)
     monkeypatch.setattr(
         tuning,
         "_measure",
@@ -816,3 +822,82 @@ def test_every_product_takes_the_choice_of_a_tuning() -> None:
             with pytest.raises(OperandError, match="config is a str; it is an Sm90Config"):
                 function(*operands, config="fast", **options)
     assert layoutgemm.scaled_matmul(x8, of_x, w8[0], torch.ones(1, 128), config=Sm90Choice(config)).shape == (96, 128)
+
+
+# ------------------------------------------------------------------------------------------------------ tune_call
+
+
+X, W, G = (torch.zeros(*size).bfloat16() for size in ((256, 128), (128, 128), (2, 128, 128)))
+X8, W8, G8 = (x.to(torch.float8_e4m3fn) for x in (X, W, G))
+ENDS, STARTS = (torch.tensor(x, dtype=torch.int32) for x in ([100, 256], [0, 100, 256]))
+ROWS, EVERY, OF_COLUMNS = torch.arange(256), torch.ones(256, 1), torch.ones(1, 128)
+SCALED_K = {"prologue": Prologue.of(lambda x, i, k, ops, s: x * s, s="k"), "given": {"s": torch.ones(128)}}
+SUMS = {"epilogue": Epilogue(RowReduce("sum", "r")), "given": {"r": torch.empty(256)}}
+ORDER, RELU = {"order": "lower"}, {"epilogue": Epilogue(Activation("relu"))}
+BLOCKS = {"recipe_a": "BlockWise1x128", "recipe_b": "BlockWise128x128"}
+SILU = {"combine": "silu"}
+CALLS_OF_PARTS: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
+    "combine": (layoutgemm.matmul, (X, (W, W)), SILU),
+    "combine, reduced": (layoutgemm.matmul, (X, (W, W)), SILU | SUMS),
+    "pairs": (layoutgemm.matmul, ((X, X), (W, W)), {}),
+    "pairs, combined": (layoutgemm.matmul, ((X, X), ((W, W), (W, W))), SILU),
+    "order": (layoutgemm.matmul, (X, W), ORDER),
+    "order, prologue": (layoutgemm.matmul, (X, W), ORDER | SCALED_K),
+    "rows": (layoutgemm.matmul, (X, W), {"rows": ROWS}),
+    "add_rows": (layoutgemm.matmul, (X, W), {"add_rows": ROWS % 7}),
+    "groups, combine": (layoutgemm.grouped_matmul, (X, (G, G)), {"offs": ENDS, **SILU}),
+    "groups, steps": (layoutgemm.grouped_matmul, (X, G), {"offs": ENDS, **RELU}),
+    "groups, prologue": (layoutgemm.grouped_matmul, (X, G), {"offs": ENDS, **SCALED_K}),
+    "groups, rows": (layoutgemm.grouped_matmul, (X, G), {"offsets": STARTS, "rows": ROWS, "out_rows": ROWS}),
+    "groups along K, steps": (layoutgemm.grouped_matmul, (X.mT, X), {"offs": ENDS, **RELU}),
+    "scales, steps": (layoutgemm.scaled_matmul, (X8, EVERY, W8.mT, OF_COLUMNS[:, :1]), RELU | BLOCKS),
+}
+
+
+@pytest.mark.usefixtures("an_h200")
+def test_tune_call_keeps_a_configuration_for_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times are the test's own: one configuration is faster than the usual one, for every door and part."""
+    fast = Sm90Choice(Sm90Config((128, 128), loader="warpgroup", chunks=1))
+    times: dict[Any, float] = {None: 2.0, fast: 1.0}
+    monkeypatch.setattr(tuning, "_tunable_gpu", lambda device: GPU)
+    monkeypatch.setattr(tuning, "_measure", lambda *given: (times, [], float("nan")))
+    quiet: dict[str, Any] = {"progress": lambda text: None}
+    with bare_launches(monkeypatch) as noted:
+        for name, (door, operands, options) in CALLS_OF_PARTS.items():
+            found = tuning.tune_call(door, *operands, **quiet, **options)
+            assert found.choice == fast and found.kept is not None, name
+            door(*operands, **options)
+            assert (taken := noted.plans[-1].config).tile == (128, 128) and taken.loader == "warpgroup", name
+        kept = json.loads(found.kept.read_text())
+        assert len(kept) == len(CALLS_OF_PARTS)  # no two calls share a result
+        assert layoutgemm.explain_matmul(X, W, **ORDER).why.endswith(tuned.MEASURED)
+        assert layoutgemm.explain_matmul(X, W, order="upper").why.endswith("of the grid")
+        times[fast] = 3.0  # the usual one is the fastest: the result goes
+        assert tuning.tune_call(layoutgemm.matmul, X, W, **quiet, **ORDER).choice is None
+        assert not layoutgemm.explain_matmul(X, W, **ORDER).why.endswith(tuned.MEASURED)
+
+
+def test_tune_call_judges_each_configuration_by_the_usual_ones_results() -> None:
+    """Copies share memory as the operands do, and each call adds to a fresh `out`."""
+    x = torch.randn(64, 32).bfloat16()
+    wrong = Sm90Choice(Sm90Config((64, 64), consumers=1))
+
+    def door(a: Any, b: Any, *, out: Any, config: Any) -> Any:
+        assert a.data_ptr() == b.data_ptr() and a.data_ptr() != x.data_ptr()
+        return out.add_((a.float() @ b.float()) * (1.2 if config == wrong else 1 + 2.0**-9))
+
+    variant = TunableCall(door, (x, x.mT), {"out": torch.zeros(64, 64)})
+    assert variant.off(None) == 0 and variant.off(Sm90Choice(Sm90Config((128, 64)))) == 0 and variant.off(wrong) > 1
+    assert not variant.options["out"].any()
+    with pytest.raises(PlanError, match="looks for no measured configuration"):
+        _ = variant.asked
+
+
+def test_calls_that_tune_call_refuses() -> None:
+    with pytest.raises(OperandError, match=r"door is torch\.matmul"):
+        tuning.tune_call(torch.matmul, X, W)
+    with pytest.raises(OperandError, match="config: it is what tune_call finds"):
+        tuning.tune_call(layoutgemm.matmul, X, W, config=CHOICE)
+    if not torch.cuda.is_available():
+        with pytest.raises(PlanError, match="torch finds none"):
+            tuning.tune_call(layoutgemm.matmul, X, W)

@@ -329,6 +329,7 @@ def entry_of(kernel: Kernel) -> dict[str, object]:
         entry["steps"] = entry_of_steps(kernel.epilogue.steps)
         entry["pairs"], entry["stores_c"] = kernel.epilogue.pairs, kernel.epilogue.stores_c
         entry["sums"], entry["lines"] = kernel.epilogue.sums, kernel.epilogue.lines
+        entry["whole"] = kernel.epilogue.whole
     return entry
 
 
@@ -336,7 +337,7 @@ def kernel_of(entry: Any) -> Kernel:
     """The kernel again. Raises LayoutError, TypeError or KeyError for any other entry."""
     epilogue = None
     if "steps" in entry:
-        lie = {name: entry[name] for name in ("pairs", "stores_c", "sums", "lines") if name in entry}
+        lie = {name: entry[name] for name in ("pairs", "stores_c", "sums", "lines", "whole") if name in entry}
         epilogue = Epilogue(*steps_of(entry["steps"]), **lie)
     gated, choice = _gate_of(entry.get("gated")), choice_of(entry)
     if isinstance(choice, StreamedChoice | PartsChoice):

@@ -1,34 +1,65 @@
-"""The launch that adds the product's rows to those of C that their indices name. See `kernels.indexed.added_rows`.
+"""The launches that add the product's rows to those of C that their indices name. See `kernels.indexed.added_rows`.
 
-step      a warp's lanes
-------    -----------------------------------------------------------------------------------------------------------
-look      each at one of 32 indices; a vote says which of them are the warp's row of C. If one is before the warp's own
-          index, another warp sums the row
-add       for each of these, the lowest first: all lanes load its vectors of 16 bytes, and add them in f32. The loads of
-          `AT_ONCE` rows are under way together
-store     where any was found: C's elements are read, added to, and stored
+kernel    a warp                                          does
+------    --------------------------------------------    -------------------------------------------------------------
+rank      of 16 indices                                   counts for each the indices before it: its place in the list.
+                                                          Writes the sorted list
+chunks    of a place of the list, and a run of columns    looks at the chunk's 32 indices. If it is the first place of
+                                                          its index in the chunk, it adds the rows that name the index
+                                                          there. They are added to C if there are no others; if there
+                                                          are, partial sums are stored
+fold      of a chunk, and a run of columns                adds the partial sums of the index that begins in the chunk
+                                                          and goes on behind it, chunk after chunk, and adds them to C
 
-Sorted indices are looked at from the one before the warp's own on, until one is of another row; others from the first
-to the last.
+The loads of several rows are under way together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
 
 from ...atoms.copy.base import VECTOR_BYTES, WARP
-from ..indexed.added_rows import ORDER_BYTES, SCANNED, SUM, AddingPlan, sorted_places
+from ...dtypes import f32
+from ..indexed.added_rows import (
+    CHUNK,
+    FOLD,
+    ORDER_BYTES,
+    RANKED,
+    RANKS,
+    SUM,
+    AddingPlan,
+    list_bytes,
+    slots_of,
+)
 from ..indexed.rows import ADDED, OUT_ROWS
 from ..plan import present, tile_count
 from . import bridge
 from . import math as element
-from .tables import choose, load_index, load_long
+from .fp8 import store_words
+from .tables import choose, load_index, load_long, load_word
 
+_LAST = 2**31 - 2  # the last row that a matrix may have: differences of such numbers and -1 do not overflow
 AT_ONCE = 4  # rows whose vectors are loaded before the first is added
+PARTIALS_AT_ONCE = 16  # partial sums, likewise: a lane has four numbers of each
+LOOKED_AT_ONCE = 4  # indices of a lane that are loaded before the first is compared
+
+
+class SortedList(NamedTuple):
+    """Addresses of a matrix's partial sums, of its list's order, and of the list's indices."""
+
+    partials: Int64
+    order: Int64
+    names: Int64
+
+
+def below(counts: tuple[Int32, ...], name: Int32, bounds: tuple[Int32, ...]) -> tuple[Int32, ...]:
+    """Each count, and 1 more where an index is below its bound. A sign replaces the comparison."""
+    return tuple([x - ((name - bound) >> 31) for x, bound in zip(counts, bounds, strict=True)])
 
 
 class AddedRowsKernel:
@@ -44,91 +75,227 @@ class AddedRowsKernel:
         pitch = Int64(SUM.pitch(n, self.plan.c.dtype.bytes))
         return words[ADDED], (pitch, pitch * m)
 
+    @cute.jit
     def launch(
-        self, c: tuple[Int64, Int64, Int64], sizes: Sequence[Int32], words: Mapping[str, Int64], stream: bridge.Stream
-    ) -> None:
+        self, c: tuple[Int64, Int64, Int64], sizes: tuple[Int32, Int32, Int32, Int32], words: tuple[Int64, ...],
+        stream: bridge.Stream,
+    ) -> None:  # fmt: skip
         """Host side. `c`: address, elements from row to row and from matrix to matrix."""
         m, n, _, batch = sizes
-        matrices = batch if self.plan.matrices_of_c > 1 else Int32(1)
-        warps = m * SUM.runs(n, self.plan.c.dtype.bytes)
-        self.kernel(*c, m, n, tuple(words.values())).launch(
-            grid=(tile_count(warps, SUM.warps), matrices, 1), block=(SUM.threads, 1, 1), use_pdl=self.overlaps,
-            stream=stream,
+        matrices = batch if cutlass.const_expr(self.plan.matrices_of_c > 1) else Int32(1)
+        if m <= RANKED:
+            self.rank(m, n, words).launch(
+                grid=(tile_count(m, RANKS * SUM.warps), matrices, 1), block=(SUM.threads, 1, 1),
+                use_pdl=self.overlaps, stream=stream,
+            )  # fmt: skip
+        self.chunks(*c, m, n, words).launch(
+            grid=(tile_count(m * SUM.runs(n, self.plan.c.dtype.bytes), SUM.warps), matrices, 1),
+            block=(SUM.threads, 1, 1), use_pdl=self.overlaps, stream=stream,
+        )  # fmt: skip
+        self.fold(*c, m, n, words).launch(
+            grid=(tile_count(tile_count(m, CHUNK) * FOLD.runs(n, f32.bytes), FOLD.warps), matrices, 1),
+            block=(FOLD.threads, 1, 1), use_pdl=self.overlaps, stream=stream,
         )  # fmt: skip
 
-    @cute.kernel
-    def kernel(self, c: Int64, ldc: Int64, stride_c: Int64, m: Int32, n: Int32, words: tuple) -> None:
-        """Device side: adds one run of a row of C. A warp has an index's place, and a run of the row of C that it
-        names."""
-        plan, size = self.plan, self.plan.c.dtype.bytes
-        given = bridge.Carried(**dict(zip(plan.words, words, strict=True)))
-        thread, _, _ = cute.arch.thread_idx()
-        block, matrix, _ = cute.arch.block_idx()
-        _, matrices, _ = cute.arch.grid_dim()
+    def _begin(self, words: tuple[Int64, ...], m: Int32, n: Int32) -> tuple[bridge.Carried, SortedList]:
+        """Device side: wait for the kernel before. The launch's words, and the matrix's list."""
         if cutlass.const_expr(self.overlaps):
             bridge.allow_next_kernel()
             bridge.wait_for_previous_kernel()
-        place, first = SUM.place(block * SUM.warps + bridge.uniform(thread // WARP), n, size)
-        lane = thread % WARP
-        of_batch = matrix if cutlass.const_expr(plan.matrices_of_c > 1) else None
-        address, (pitch, distance) = given.added_rows, self.workspace((m, n), {ADDED: given.added_rows})[1]
-        if place < m:
-            columns = [first + SUM.element(lane, vector, size) for vector in range(SUM.vectors)]
-            order, names = sorted_places(plan, (Int64(matrices), Int64(m), Int64(n)))
-            listed = Int64(cutlass.select_(Boolean(m > SCANNED), address + names, Int64(given.out_rows)))
-            job = bridge.Carried(
-                given=bridge.Carried(out_rows=listed, c_rows=given.c_rows), m=m, c=c, ldc=ldc, stride_c=stride_c,
-                order=address + order + Int64(matrix) * Int64(m) * ORDER_BYTES, source=address, pitch=pitch,
-                distance=distance,
-            )  # fmt: skip
-            self.add(job, (matrix, place, lane, n), tuple(columns), of_batch)
+        given = bridge.Carried(**dict(zip(self.plan.words, words, strict=True)))
+        _, matrix, _ = cute.arch.block_idx()
+        _, matrices, _ = cute.arch.grid_dim()
+        begins = list_bytes(self.plan, (Int64(matrices), Int64(m), Int64(n)))
+        each = slots_of(m) * SUM.pitch(n, f32.bytes) * f32.bytes, m * ORDER_BYTES, m * self._index_bytes
+        places = [given.added_rows + begin + Int64(matrix) * size for begin, size in zip(begins, each, strict=True)]
+        return given, SortedList(*places)
+
+    @property
+    def _index_bytes(self) -> int:
+        return int(present(present(self.plan.indexed).scatter).bytes)
+
+    def _named(self, given: bridge.Carried, listed: SortedList, number: Int32, m: Int32) -> Int32:
+        """The row of C at a place of the sorted list; -1 outside of it."""
+        job = bridge.Carried(given=bridge.Carried(out_rows=listed.names, c_rows=given.c_rows), m=m)
+        at = cutlass.max(number, 0)
+        return choose(number >= 0, Int32(load_index(present(self.plan.indexed), job, OUT_ROWS, at, m)), -1)
+
+    @cute.kernel
+    def rank(self, m: Int32, n: Int32, words: tuple) -> None:
+        """Device side: the places of a warp's indices in the sorted list."""
+        given, listed = self._begin(words, m, n)
+        thread, _, _ = cute.arch.thread_idx()
+        block, matrix, _ = cute.arch.block_idx()
+        lane, first = thread % WARP, (block * SUM.warps + bridge.uniform(thread // WARP)) * RANKS
+        job = bridge.Carried(given=given, m=m)
+        of_batch = matrix if cutlass.const_expr(self.plan.matrices_of_c > 1) else None
+        if first < m:
+            begin = given.out_rows
+            if cutlass.const_expr(of_batch is not None):
+                begin += Int64(matrix) * m * self._index_bytes
+            places = [cutlass.min(first + e, m - 1) for e in range(RANKS)]
+            mine = [self.loaded(begin + Int64(place) * self._index_bytes) for place in places]
+            own = first // WARP * WARP  # the only indices of which some are before and some behind a warp's own
+            counts = self.before(job, (Int32(0), own), tuple([x + 1 for x in mine]), (lane, of_batch))
+            number = own + lane
+            found = self.loaded(begin + Int64(cutlass.min(number, m - 1)) * self._index_bytes)
+            within = [(number < m) & ((found < x) | ((found == x) & (number < first + e))) for e, x in enumerate(mine)]
+            behind = self.before(job, (own + WARP, m), tuple(mine), (lane, of_batch))
+            for e in cutlass.range_constexpr(RANKS):
+                place = counts[e] + behind[e] + choose(within[e], 1, 0)
+                for distance in (16, 8, 4, 2, 1):
+                    place += cute.arch.shuffle_sync_bfly(place, distance)
+                if (lane == e) & (first + e < m):
+                    yes = Boolean(True)
+                    store_words(listed.order + Int64(place) * ORDER_BYTES, [first + e, Int32(0)], yes)
+                    name = [mine[e], mine[e] >> 31][: self._index_bytes // 4]
+                    store_words(listed.names + Int64(place) * self._index_bytes, name, yes)
 
     @cute.jit
-    def add(
-        self, job: bridge.Carried, at: tuple[Int32, Int32, Int32, Int32], columns: tuple[Int32, ...],
-        of_batch: Int32 | None,
-    ) -> None:  # fmt: skip
-        """Sum the rows that name this warp's, and add them to C's."""
-        plan, dtype = self.plan, self.plan.c.dtype
-        matrix, place, lane, n = at
-        size, width, m = dtype.bytes, VECTOR_BYTES // dtype.bytes, job.m
-        indexed, is_sorted = present(plan.indexed), m > SCANNED
-        row = load_index(indexed, job, OUT_ROWS, place, m, of_batch)
-        source = job.source + Int64(matrix) * job.distance * size
-        sums = tuple([Float32(0.0)] * (width * SUM.vectors))
-        found, first = Int32(0), choose(is_sorted, cutlass.max(place - 1, 0), 0)
-        end = choose(row >= 0, m, 0)
+    def before(
+        self, job: bridge.Carried, numbers: tuple[Int32, Int32], bounds: tuple[Int32, ...],
+        at: tuple[Int32, Int32 | None],
+    ) -> tuple[Int32, ...]:  # fmt: skip
+        """Count for each bound a lane's indices below it, from one number to another."""
+        lane, of_batch = at
+        first, end = numbers
+        counts, step = tuple([Int32(0)] * RANKS), LOOKED_AT_ONCE * WARP
+        begin = job.given.out_rows
+        if cutlass.const_expr(of_batch is not None):
+            begin += Int64(of_batch) * job.m * self._index_bytes
+        while first + step <= end:  # whole steps ask for no end
+            at_lane = begin + Int64(first + lane) * self._index_bytes
+            found = [self.loaded(at_lane + i * (WARP * self._index_bytes)) for i in range(LOOKED_AT_ONCE)]
+            for name in found:
+                counts = below(counts, name, bounds)
+            first = first + step
         while first < end:
-            number = first + lane
-            named = load_index(indexed, job, OUT_ROWS, number, m, of_batch)
-            rows = Int32(cute.arch.vote_ballot_sync(named == row))
-            if cute.arch.vote_any_sync((named == row) & (number < place)):
-                rows, end = Int32(0), Int32(0)
-            if is_sorted:
-                number = Int32(load_long(job.order + Int64(cutlass.min(number, m - 1)) * ORDER_BYTES))
-                end = choose(rows < 0, end, 0)  # of the last lane's index
-            while rows != 0:
-                more: list[list[Float32]] = []
-                for _ in cutlass.range_constexpr(AT_ONCE):
-                    lowest = rows & -rows
-                    line = cute.arch.shuffle_sync(number, cute.arch.popc(lowest - 1) % WARP)
-                    vectors = source + Int64(line) * job.pitch * size
-                    values: list[Float32] = []
-                    for column in columns:
-                        inside = Boolean((lowest != 0) & (column < n))
-                        words = element.load_sixteen_bytes_if(vectors + Int64(column) * size, inside)
-                        values += element.from_words(words, dtype)
-                    more.append(values)
-                    rows = rows & (rows - 1)
-                for values in more:
-                    sums = tuple([x + y for x, y in zip(sums, values, strict=True)])
-                found = Int32(1)
+            place = cutlass.min(first + lane, end - 1)
+            name = self.loaded(begin + Int64(place) * self._index_bytes)
+            counts = below(counts, choose(first + lane < end, name, _LAST), bounds)
             first = first + WARP
-        if found > 0:
-            target = job.c + (Int64(matrix) * job.stride_c + row * job.ldc) * size
-            for number, column in enumerate(columns):
-                for e in cutlass.range_constexpr(width):
-                    at_c = target + Int64(column + e) * size
-                    if column + e < n:
-                        old = element.load_value(at_c, dtype)
-                        element.store_value(at_c, old + sums[number * width + e], dtype, Boolean(True))
+        return counts
+
+    def loaded(self, address: Int64) -> Int32:
+        """An index of C as the list orders it. It is -1 for one that no matrix has."""
+        found = load_word(address) if self._index_bytes == 4 else load_long(address)
+        return choose((found >= 0) & (found <= _LAST), Int32(found), -1)
+
+    @cute.kernel
+    def chunks(self, c: Int64, ldc: Int64, stride_c: Int64, m: Int32, n: Int32, words: tuple) -> None:
+        """Device side: adds an index's rows in a chunk, by the first one's warp."""
+        size = self.plan.c.dtype.bytes
+        given, listed = self._begin(words, m, n)
+        thread, _, _ = cute.arch.thread_idx()
+        block, matrix, _ = cute.arch.block_idx()
+        place, first = SUM.place(block * SUM.warps + bridge.uniform(thread // WARP), n, size)
+        lane = thread % WARP
+        if place < m:
+            begin, at = place // CHUNK * CHUNK, place % CHUNK
+            named = self._named(given, listed, begin + lane, m)
+            row = cute.arch.shuffle_sync(named, at)
+            alike = Int32(cute.arch.vote_ballot_sync(named == row))
+            if (row >= 0) & ((alike & ((Int32(1) << at) - 1)) == 0):
+                starts = (at > 0) | (self._named(given, listed, begin - 1, m) != row)
+                ends = (alike >= 0) | (self._named(given, listed, begin + CHUNK, m) != row)  # bit 31: the last place
+                source, (pitch, distance) = given.added_rows, self.workspace((m, n), {ADDED: given.added_rows})[1]
+                columns = [first + SUM.element(lane, vector, size) for vector in range(SUM.vectors)]
+                number = Int32(load_long(listed.order + Int64(cutlass.min(begin + lane, m - 1)) * ORDER_BYTES))
+                lines = source + Int64(matrix) * distance * size, pitch * size
+                sums = self.sum(lines, (number, alike), tuple(columns), n)
+                target = c + (Int64(matrix) * stride_c + row * ldc) * size
+                slot = Int64(begin // CHUNK * 2) + Int64(choose(starts, 1, 0))
+                partial = listed.partials + slot * SUM.pitch(n, f32.bytes) * f32.bytes
+                width = VECTOR_BYTES // size
+                for vector, column in enumerate(columns):
+                    of_vector = sums[vector * width : (vector + 1) * width]
+                    if starts & ends:
+                        self.add_to_c(target + Int64(column) * size, of_vector, n - column)
+                    else:
+                        for two in cutlass.range_constexpr(width // 2):
+                            words_of = element.as_words(of_vector[two * 2 : two * 2 + 2], f32)
+                            store_words(partial + Int64(column + two * 2) * f32.bytes, words_of, column < n)
+
+    @cute.jit
+    def sum(
+        self, lines: tuple[Int64, Int64], rows: tuple[Int32, Int32], columns: tuple[Int32, ...], n: Int32
+    ) -> tuple[Float32, ...]:
+        """The sum of the chunk's rows that a mask names, the first place first.
+
+        lines  address, and bytes from row to row; rows: a lane's row of the product, and the mask
+        """
+        dtype = self.plan.c.dtype
+        number, mask = rows
+        sums = tuple([Float32(0.0)] * (VECTOR_BYTES // dtype.bytes * SUM.vectors))
+        while mask != 0:
+            more: list[list[Float32]] = []
+            for _ in cutlass.range_constexpr(AT_ONCE):
+                lowest = mask & -mask
+                line = cute.arch.shuffle_sync(number, cute.arch.popc(lowest - 1) % WARP)
+                values: list[Float32] = []
+                for column in columns:
+                    inside = Boolean((lowest != 0) & (column < n))
+                    at = lines[0] + Int64(line) * lines[1] + Int64(column) * dtype.bytes
+                    values += element.from_words(element.load_sixteen_bytes_if(at, inside), dtype)
+                more.append(values)
+                mask = mask & (mask - 1)
+            for values in more:
+                sums = tuple([x + y for x, y in zip(sums, values, strict=True)])
+        return sums
+
+    @cute.jit
+    def add_to_c(self, address: Int64, sums: tuple[Float32, ...], columns: Int32) -> None:
+        """Add sums to C's elements from an address on, `columns` of them at most."""
+        dtype = self.plan.c.dtype
+        for e in cutlass.range_constexpr(len(sums)):
+            if e < columns:
+                old = element.load_value(address + e * dtype.bytes, dtype)
+                element.store_value(address + e * dtype.bytes, old + sums[e], dtype, Boolean(True))
+
+    @cute.kernel
+    def fold(self, c: Int64, ldc: Int64, stride_c: Int64, m: Int32, n: Int32, words: tuple) -> None:
+        """Device side: adds the partial sums of an index of several chunks."""
+        size = self.plan.c.dtype.bytes
+        given, listed = self._begin(words, m, n)
+        thread, _, _ = cute.arch.thread_idx()
+        block, matrix, _ = cute.arch.block_idx()
+        chunk, first = FOLD.place(block * FOLD.warps + bridge.uniform(thread // WARP), n, f32.bytes)
+        lane, behind = thread % WARP, (chunk + 1) * CHUNK
+        if behind < m:
+            row = self._named(given, listed, behind, m)
+            before = [self._named(given, listed, x, m) for x in (behind - 1, chunk * CHUNK, chunk * CHUNK - 1)]
+            starts = (before[0] == row) & ((before[1] != row) | (before[2] != row))
+            if (row >= 0) & starts:
+                column = first + FOLD.element(lane, 0, f32.bytes)
+                sums = self.sum_of_partials(given, listed, (chunk, row, m), (column, n, lane))
+                target = c + (Int64(matrix) * stride_c + row * ldc + column) * size
+                self.add_to_c(target, sums, n - column)
+
+    @cute.jit
+    def sum_of_partials(
+        self, given: bridge.Carried, listed: SortedList, at: tuple[Int32, Int32, Int32],
+        columns: tuple[Int32, Int32, Int32],
+    ) -> tuple[Float32, ...]:  # fmt: skip
+        """The sum of an index's partial sums, chunk after chunk."""
+        (chunk, row, m), (column, n, lane) = at, columns
+        pitch, inside = Int64(SUM.pitch(n, f32.bytes)) * f32.bytes, Boolean(column < n)
+        start = listed.partials + Int64(column) * f32.bytes
+        words_of = element.load_sixteen_bytes_if(start + Int64(2 * chunk + 1) * pitch, inside)
+        sums = tuple(element.from_words(words_of, f32))
+        first, more = chunk + 1, Int32(1)
+        while more > 0:
+            named = self._named(given, listed, (first + lane) * CHUNK, m)
+            count = Int32(cute.arch.popc(Int32(cute.arch.vote_ballot_sync(named == row))))
+            done = Int32(0)
+            while done < count:
+                parts: list[list[Float32]] = []
+                for i in cutlass.range_constexpr(PARTIALS_AT_ONCE):
+                    address = start + Int64(2 * (first + done + i)) * pitch
+                    there = Boolean(inside & (done + i < count))
+                    parts.append(element.from_words(element.load_sixteen_bytes_if(address, there), f32))
+                for part in parts:
+                    sums = tuple([x + y for x, y in zip(sums, part, strict=True)])
+                done = done + PARTIALS_AT_ONCE
+            first = first + WARP
+            more = choose(count == WARP, 1, 0)
+        return sums

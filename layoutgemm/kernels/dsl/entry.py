@@ -142,7 +142,7 @@ class FusedEntry(TileEntry):
             added, named = AddedRowsKernel(self.plan), dict(zip(self.plan.words, used, strict=True))
             rows, own = added.workspace((m, n), named)
             self.start((a, b, rows), (m, n, k, batch), {**pitches, "c": own}, workers, used, stream)
-            added.launch((c, ldc, stride_c), (m, n, k, batch), named, stream)
+            added.launch((c, ldc, stride_c), (m, n, k, batch), used, stream)
 
 
 assert MAX_WORDS == 16, "FusedEntry's signature and the epilogue's limit are one number"

@@ -48,7 +48,9 @@ from .steps import (
 from .text import entry_of_steps, steps_of
 
 Gate = Callable[[Sequence[np.ndarray]], np.ndarray]  # both sums -> what is gated
-_FLAGS: Mapping[str, type] = {"flipped": bool, "pairs": bool, "stores_c": bool, "sums": int, "lines": bool}  # beside
+_FLAGS: Mapping[str, type] = {
+    "flipped": bool, "pairs": bool, "stores_c": bool, "sums": int, "lines": bool, "whole": int,
+}  # beside the steps  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +70,7 @@ class Epilogue:
              stride of an operand along its rows a multiple of two elements
     lines    16 bytes of a row of the matrices that are read may be read at once: the kernel's N is a multiple of 8, and
              their addresses and strides are multiples of 16 bytes
+    whole    the kernel's N is a multiple of this: of a tile whose columns divide it, none lies outside of C
     stores_c False: nothing of C is written, only what the steps write
     sums     of a gated product: the first `sums` steps apply to both sums, before the gate. They are Scale,
              VectorScale and Bias; their vectors along N have C's columns twice, the gate's first
@@ -81,12 +84,13 @@ class Epilogue:
     stores_c: bool = True
     sums: int = 0
     lines: bool = False
+    whole: int = 1
     json: str = field(init=False, repr=False, compare=False)
 
     @not_in_graphs
     def __init__(
         self, *steps: Step, flipped: bool = False, pairs: bool = False, stores_c: bool = True, sums: int = 0,
-        lines: bool = False,
+        lines: bool = False, whole: int = 1,
     ):  # fmt: skip
         for step in steps:
             if not isinstance(step, Step):
@@ -101,12 +105,13 @@ class Epilogue:
         object.__setattr__(self, "stores_c", stores_c)
         object.__setattr__(self, "sums", sums)
         object.__setattr__(self, "lines", lines)
+        object.__setattr__(self, "whole", whole)
         self._check_sums()
         for step in steps:
-            whole = [given for given in step.taken if given.dtype.kind == "int" and not given.host]
-            if whole and not isinstance(step, (Custom, ReductionStep)):
+            ints = [given for given in step.taken if given.dtype.kind == "int" and not given.host]
+            if ints and not isinstance(step, (Custom, ReductionStep)):
                 raise PlanError(
-                    f"{whole[0].name} is {whole[0].dtype}, and {type(step).__name__} computes in f32: a function reads "
+                    f"{ints[0].name} is {ints[0].dtype}, and {type(step).__name__} computes in f32: a function reads "
                     "whole numbers, Custom.of(function, EpilogueOperand(name, axes, 'i32'))"
                 )
         names = [given.name for given in self.given]
@@ -378,11 +383,20 @@ class Epilogue:
             return 0, 0
         return len(by_row), sum(step.axes == "m" for step in self.reductions)
 
-    def in_pairs(self, pairs: bool = True, lines: bool = False) -> Epilogue:
-        """The same for operands that lie as `pairs` and `lines` say."""
+    def in_pairs(self, pairs: bool = True, lines: bool = False, whole: int = 1) -> Epilogue:
+        """The same for operands that lie as `pairs`, `lines` and `whole` say."""
         return Epilogue(
-            *self.steps, flipped=self.flipped, pairs=pairs, stores_c=self.stores_c, sums=self.sums, lines=lines
-        )
+            *self.steps, flipped=self.flipped, pairs=pairs, stores_c=self.stores_c, sums=self.sums, lines=lines,
+            whole=whole,
+        )  # fmt: skip
+
+    def has_whole_columns(self, columns: int) -> bool:
+        """True if no column of a tile of so many lies outside of C. Of 0 none is known to lie inside.
+
+        >>> [Epilogue(Bias()).in_pairs(whole=256).has_whole_columns(columns) for columns in (1, 128, 192)]
+        [True, True, False]
+        """
+        return columns > 0 and self.whole % columns == 0
 
     def transposed(self) -> Epilogue:
         """The epilogue that does the same to the transposed C: for operands that change places."""

@@ -1,19 +1,24 @@
-"""Rows of C that several rows of the product are added to. The addition is a kernel of its own, behind the product.
+"""Rows of C that several rows of the product are added to. Kernels behind the product add.
 
     launch     reads                                 writes
     -------    ----------------------------------    ---------------------------------------------------------------
     product    A, B                                  the workspace: the product's rows in order, in C's type
-    sum        row indices, the workspace, C         row r of C += the sum of all rows i with out_rows[i] = r, in f32
+    rank       row indices                           the list: indices from the smallest on, equal ones in their order
+    chunks     the list, the product's rows, C       row r of C += its sum, of an r whose places lie in one chunk; else
+                                                     the sum of its places in the chunk
+    fold       the list, those sums, C               row r of C += their sum
 
-A warp has a place in the list of indices, and a run of the row of C that this index names. The first place that names a
-row sums it: it adds the rows that name it in the order of i, the same bits on every run. A row that no index names is
-not touched, and an index outside of C names none. Both launches are of one host function, on one stream.
+A chunk is `CHUNK` places of the list. The rows of a chunk's places are added one after the other, in f32. The sums of
+chunks are added one after the other: the same bits on every run. A row that no index names is not touched, and an index
+outside of C names none. All launches are of one host function, on one stream.
 
-Up to `SCANNED` indices are looked at as they are given, all of them by each warp. More are sorted before the launch,
-equal ones in their order, and a warp looks at its own row's alone. The sorted indices lie in the workspace:
+A list of more than `RANKED` indices is sorted by the caller before the launch: counting for each index those before it
+takes longer then. In the workspace:
 
     behind the product's rows    bytes                             holds
     -------------------------    ------------------------------    -----------------------------------------------------
+    partial sums                 two rows of f32 for each chunk    of the index that goes on from the chunk before, and
+                                                                   of the one that goes on in the next
     order                        8 for each index                  i of each place
     names                        an index's, for each              out_rows[i], smallest first
 """
@@ -26,40 +31,52 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from ...atoms.copy.base import VECTOR_BYTES, WARP
+from ...dtypes import f32
 from ...errors import PlanError
 from ...report import Check
 from ..numbers import W
+from ..plan import tile_count
 from .row_copy import RowCopy
 from .rows import OUT_ROWS, IndexedRows
 
 AddingPlan: TypeAlias = Any  # a plan of any architecture: they share no class with all that is read here
 SUM = RowCopy(vectors=2, warps=4)  # which run of a row of C a warp has: a lane holds 16 sums of 16-bit elements
-SCANNED = 1024  # indices of a matrix at most that are not sorted: sorting them takes longer than looking at all
+FOLD = RowCopy(vectors=1, warps=4)  # which run of a row of partial sums in f32 a warp has
+CHUNK = WARP  # places that are added one after the other: a lane looks at each
+RANKS = 16  # indices whose places a warp counts
+RANKED = 16384  # indices of a matrix at most whose places are counted
 ORDER_BYTES = 8  # of a place's number: torch.sort has them in int64
 
 
-def sorted_places(plan: AddingPlan, sizes: tuple[W, W, W]) -> tuple[W, W]:
-    """The bytes of the workspace at which the sorted indices' order and names begin.
+def slots_of(m: W) -> W:
+    """Partial sums of a matrix with m indices: two a chunk. An int or a traced integer."""
+    return tile_count(m, CHUNK) * 2
+
+
+def list_bytes(plan: AddingPlan, sizes: tuple[W, W, W]) -> tuple[W, W, W]:
+    """The bytes of the workspace at which partial sums, order and names begin.
 
     sizes  (matrices of C, M, N), ints or traced integers
     """
     matrices, m, n = sizes
-    order = matrices * m * RowCopy.pitch(n, plan.c.dtype.bytes) * plan.c.dtype.bytes
-    return order, order + matrices * m * ORDER_BYTES
+    partials = matrices * m * RowCopy.pitch(n, plan.c.dtype.bytes) * plan.c.dtype.bytes
+    order = partials + matrices * slots_of(m) * RowCopy.pitch(n, f32.bytes) * f32.bytes
+    return partials, order, order + matrices * m * ORDER_BYTES
 
 
 def added_bytes(plan: AddingPlan) -> int:
-    """Bytes of the workspace of rows that are added, and of sorted indices. They are 0 where no rows are added.
+    """Bytes of the workspace of rows that are added. They are 0 where no rows are added.
 
     >>> from layoutgemm.kernels import RowIndices, Sm90Plan
     >>> added = IndexedRows(scatter=RowIndices(9), adds=True)
     >>> added_bytes(Sm90Plan.derive(512, 100, 64, indexed=added)), added_bytes(Sm90Plan.derive(512, 100, 64))
-    (131072, 0)
+    (153600, 0)
     """
     if not getattr(plan, "adds_rows", False):
         return 0
-    order, names = sorted_places(plan, (plan.matrices_of_c, plan.m, plan.n))
-    return int(order if not sorts_rows(plan) else names + plan.matrices_of_c * plan.m * plan.indexed.scatter.bytes)
+    _, _, names = list_bytes(plan, (plan.matrices_of_c, plan.m, plan.n))
+    return int(names + plan.matrices_of_c * plan.m * plan.indexed.scatter.bytes)
 
 
 def sorts_rows(plan: AddingPlan) -> bool:
@@ -67,10 +84,10 @@ def sorts_rows(plan: AddingPlan) -> bool:
 
     >>> from layoutgemm.kernels import RowIndices, Sm90Plan
     >>> added = IndexedRows(scatter=RowIndices(9), adds=True)
-    >>> [sorts_rows(Sm90Plan.derive(m, 64, 64, indexed=added)) for m in (SCANNED, SCANNED + 1)]
+    >>> [sorts_rows(Sm90Plan.derive(m, 64, 64, indexed=added)) for m in (RANKED, RANKED + 1)]
     [False, True]
     """
-    return getattr(plan, "adds_rows", False) and plan.m > SCANNED
+    return getattr(plan, "adds_rows", False) and plan.m > RANKED
 
 
 def check_added(plan: AddingPlan) -> None:
@@ -110,8 +127,12 @@ def added_rows(plan: AddingPlan, c: np.ndarray, values: Mapping[str, object] | N
     rows = np.asarray(values[OUT_ROWS]).reshape(plan.matrices_of_c, plan.m)
     found = np.zeros((plan.matrices_of_c, plan.rows_of_c, plan.n), np.float32)
     for sums, named, product in zip(found, rows, c.reshape(-1, plan.m, plan.n)):
-        inside = (named >= 0) & (named < plan.rows_of_c)
-        np.add.at(sums, named[inside], product[inside])  # one row after the other
+        order = np.argsort(named, kind="stable")
+        for first in range(0, plan.m, CHUNK):
+            of_chunk, place = order[first : first + CHUNK], np.zeros_like(sums)
+            inside = of_chunk[(named[of_chunk] >= 0) & (named[of_chunk] < plan.rows_of_c)]
+            np.add.at(place, named[inside], product[inside])  # one row after the other
+            sums += place
     rounded = np.asarray(plan.c.dtype.decode(plan.c.dtype.encode(found)), np.float32)
     return rounded if c.ndim > 2 else rounded[0]
 
@@ -123,20 +144,24 @@ def added_checks(plan: AddingPlan) -> list[Check]:
 
 
 def _sums_of_rows(plan: AddingPlan) -> Check:
-    size, witness, count = plan.c.dtype.bytes, "", 0
-    width = 16 // size
-    for n in (1, width, SUM.run // size, SUM.run // size + 1, 3 * SUM.run // size - 1):
-        times = np.zeros((3, n), np.int64)
-        for number in range(3 * SUM.runs(n, size)):
-            row, first = SUM.place(number, n, size)
-            for vector in range(SUM.vectors):
-                at = first + np.asarray(SUM.element(np.arange(32), vector, size))[:, None] + np.arange(width)
-                np.add.at(times[row], at[at < n], 1)
-        count += times.size
-        if (times != 1).any() and not witness:
-            row, at = (int(x) for x in np.argwhere(times != 1)[0])
-            witness = f"of {n} columns, element {at} of row {row} is summed {int(times[row, at])} times"
-    statement = f"a warp of an index has {SUM.run} bytes of its row of C: each element is of one, for {plan.m} indices"
+    witness, count = "", 0
+    for run, size in ((SUM, plan.c.dtype.bytes), (FOLD, f32.bytes)):
+        width = VECTOR_BYTES // size
+        for n in (1, width, run.run // size, run.run // size + 1, 3 * run.run // size - 1):
+            times = np.zeros((3, n), np.int64)
+            for number in range(3 * run.runs(n, size)):
+                row, first = run.place(number, n, size)
+                for vector in range(run.vectors):
+                    at = first + np.asarray(run.element(np.arange(WARP), vector, size))[:, None] + np.arange(width)
+                    np.add.at(times[row], at[at < n], 1)
+            count += times.size
+            if (times != 1).any() and not witness:
+                row, element = (int(x) for x in np.argwhere(times != 1)[0])
+                witness = f"of {n} columns, element {element} of row {row} is summed {int(times[row, element])} times"
+    statement = (
+        f"a warp of a place has {SUM.run} bytes of its row of C, one of a chunk {FOLD.run} bytes of partial sums: each "
+        f"element is of one, for {plan.m} indices"
+    )
     return Check("add rows", statement, not witness, f"exhaustion ({count} elements)", witness)
 
 
@@ -145,7 +170,7 @@ def explain_added(plan: AddingPlan) -> list[str]:
     if not plan.adds_rows:
         return []
     return [
-        f"  added: the product's {plan.m} rows take {added_bytes(plan)} bytes of workspace; a second launch adds those "
-        f"of equal indices to {plan.rows_of_c} rows of C, in the order of the product's rows"
-        + (", which a sort before the launch finds" if sorts_rows(plan) else "")
+        f"  added: the product's {plan.m} rows take {added_bytes(plan)} bytes of workspace; further launches add those "
+        f"of equal indices to {plan.rows_of_c} rows of C, {CHUNK} places of the sorted indices at a time"
+        + (", which are sorted before the launch" if sorts_rows(plan) else "")
     ]

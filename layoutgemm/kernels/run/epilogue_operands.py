@@ -16,7 +16,7 @@ from ...errors import OperandError
 from ...schedule import TileList
 from ..epilogue.chain import MAX_WORDS
 from ..epilogue.parameters import float_word, host_number
-from ..indexed.added_rows import added_bytes, sorted_places, sorts_rows
+from ..indexed.added_rows import added_bytes, list_bytes, sorts_rows
 from ..indexed.rows import OUT_ROWS
 from ..operands.product import distance_of
 from ..operands.prologue import PrologueOperand
@@ -327,7 +327,7 @@ def write_sorted(
     if not sorts_rows(plan):
         return
     shape = plan.matrices_of_c, plan.m
-    order, names = sorted_places(plan, (*shape, plan.n))
+    _, order, names = list_bytes(plan, (*shape, plan.n))
     rows, places, behind = rows.reshape(shape), memory[order:names], memory[names : added_bytes(plan)]
     if isinstance(rows, np.ndarray):
         found = np.argsort(rows, kind="stable")

@@ -60,7 +60,8 @@ def explain_composed(
     if ways is not None and ways.apart:
         call = with_function_applied(call)
         copies.append(f"a: torch computes its function first, in float32; {ways.memory} bytes")
-    plan = ready_plan(call, options.config, epilogue).plan
+    ready = ready_plan(call, options.config, epilogue)
+    plan = ready.plan
     if not isinstance(plan, Sm90Plan):
         why = "the mma.sync kernel" if ways is None else f"the mma.sync kernel; {ways}"
         more = ways.memory if ways is not None and ways.apart else 0
@@ -68,6 +69,7 @@ def explain_composed(
     why = "parts of one kernel" if parts.order is None else _described(plan)
     if parts.triangles is not None:
         why = described_triangles(plan) if parts.order is None else f"{why}; {described_triangles(plan)}"
+    why = why if ready.why is None else f"{why}; {ready.why}"
     told = of_plan(plan, *_of_one(call, plan), options.out, why, chosen)
     if any(x.requires_grad for x in call.tensors) and not parts.linear:
         told = replace(told, backward=sums_again(prod(call.shape[:-1]) * sum(x.shape[-1] for x in call.b)))

@@ -7,6 +7,7 @@ tiles with an epilogue; other parts are refused by name.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -36,7 +37,8 @@ from ...kernels.sm90.triangular.operands import Triangles
 from ...schedule.listed import decoded, tiles_on_host
 from ..epilogue import Tensors as Operands
 from ..operands.several import order_of
-from ..prepared import Config, choice_of, target
+from ..prepared import Config, choice_of, gpu, target
+from ..tuned_store import MEASURED, lookup_with_parts
 from ..types import C_NAMES, NAMES
 from .checks import ComposedCall, epilogue_of, gated_of, indexed_rows
 from .parts import TILES
@@ -46,9 +48,13 @@ Plan = Sm90Plan | Sm80Plan
 
 @dataclass(frozen=True, eq=False)
 class ReadyPlan:
-    """A plan, compiled when it is first launched."""
+    """A plan, compiled when it is first launched.
+
+    why  the reason for a configuration that was measured, or None
+    """
 
     plan: Plan
+    why: str | None = None
 
     @cached_property
     def compiled(self) -> CompiledGemm:
@@ -75,8 +81,8 @@ class PlanKey(NamedTuple):
     epilogue: Epilogue | None
     gated: Combined | None
     prologue: Prologue | None
-    indexed: IndexedRows | None
     triangles: Triangles | None
+    indexed: IndexedRows | None
     config: Sm90Config | None
     on: tuple[str, int]
 
@@ -99,12 +105,21 @@ def ready_plan(call: ComposedCall, config: Config | None, epilogue: Epilogue | N
     m, n = call.shape[-2:]
     second = call.a[1].shape[-1] if len(call.a) > 1 else 0
     sizes = int(m), int(n), int(a.shape[-1]), int(call.shape[0]) if len(call.shape) > 2 else 1, int(second)
-    found = None if choice is None else choice.config
-    indexed = indexed_rows(call, _copies(call, found))
-    key = PlanKey(
-        sizes, names, parts.order, epilogue, gated_of(parts), parts.prologue, indexed, parts.triangles, found, on
-    )
-    return _ready(key)
+    of_parts = parts.order, epilogue, gated_of(parts), parts.prologue, parts.triangles
+
+    def ready(found: Sm90Config | None, why: str | None = None) -> ReadyPlan:
+        indexed = indexed_rows(call, _copies(call, found))
+        return _ready(PlanKey(sizes, names, *of_parts, indexed, found, on), why)
+
+    if choice is not None:
+        return ready(choice.config)
+    if on[0] == "sm_90a":
+        rows = indexed_rows(call, False), parts.copy_rows
+        measured = lookup_with_parts(gpu(a.get_device())[1], sizes[:4], names, *of_parts, second, *rows)
+        if measured is not None:
+            with suppress(LayoutError):  # a result that does not fit is passed over
+                return ready(measured.config, MEASURED)
+    return ready(None)
 
 
 def _copies(call: ComposedCall, config: Sm90Config | None) -> bool:
@@ -123,8 +138,8 @@ def _copies(call: ComposedCall, config: Sm90Config | None) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _ready(key: PlanKey) -> ReadyPlan:
-    made = ReadyPlan(_derived(key))
+def _ready(key: PlanKey, why: str | None = None) -> ReadyPlan:
+    made = ReadyPlan(_derived(key), why)
     if key.order is not None:
         check_order(made.plan)
     return made

@@ -23,6 +23,7 @@ from ..checks import NOT_RECORDED, derived_by_func, differentiated, has_tangent
 from ..compiled.traced import refuse
 from ..operators import operator_of, with_autograd
 from ..scaled_grouped.grouped import INTS
+from ..types import usual_type
 from .torch_rows import inside_rows, known_indices
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -98,23 +99,24 @@ class _Added(torch.autograd.Function):
 with_autograd("added_rows", _Added.apply)
 
 
-def unordered_sums(
+def sums_of_product(
     ordered: object, product: Callable[..., torch.Tensor], a: object, b: object, add_rows: object,
-    out: torch.Tensor | None, others: Mapping[str, object],
+    out: torch.Tensor | None, others: Mapping[str, object], weighs: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """A product's rows, added to `out` or to zeros in any order. It is for a call with ordered=False.
+    """A product's rows, added to `out` or to zeros behind it. No kernel has these sums, or they are in any order.
 
-    ordered  as it was given
+    ordered  as it was given; True: by the operator, the same bits on every run
     product  of a and b, with their rows in order: `matmul`, or `grouped_matmul`
     others   its other arguments by name
+    weighs   whether the product takes no weights of rows: torch multiplies by them then, before it rounds
 
     Raises OperandError or TensorError, naming the operand.
 
     >>> one = torch.ones(2, 1)
-    >>> unordered_sums(False, lambda a, b: a @ b, one, one.T[:, :1], torch.tensor([1, 1]), None, {}).tolist()
+    >>> sums_of_product(False, lambda a, b: a @ b, one, one.T[:, :1], torch.tensor([1, 1]), None, {}).tolist()
     [[0.0], [2.0]]
     """
-    if ordered is not False:
+    if not isinstance(ordered, bool):
         refuse(f"ordered = {shown(ordered)}: True, or False for sums in any order")
     if not isinstance(add_rows, torch.Tensor):
         refuse("ordered = False: rows are added in any order where add_rows= names them, and it is not given")
@@ -122,11 +124,21 @@ def unordered_sums(
         refuse("out_rows and add_rows: rows of the product are placed, or added to each other; give one")
     if out is not None and differentiated(out):
         refuse(NOT_RECORDED)
-    assert isinstance(add_rows, torch.Tensor)
+    assert isinstance(add_rows, torch.Tensor) and isinstance(ordered, bool)
     given = dict(others)
     if given.get("row_weights") is not None and given.get("rows") is None and isinstance(a, torch.Tensor):
         given["rows"] = torch.arange(a.shape[0], device=a.device)
+    weights, kind = given.pop("row_weights") if weighs else None, given.get("out_dtype")
+    if weights is not None:
+        assert isinstance(a, torch.Tensor)
+        kind, given["out_dtype"] = kind or usual_type(a.dtype), torch.float32
     made = product(a, b, **given)
+    if isinstance(weights, torch.Tensor):
+        if weights.dtype != torch.float32 or tuple(weights.shape) != made.shape[:1]:
+            of = f"{weights.dtype} of shape {list(weights.shape)}"
+            refuse(f"row_weights is {of}: float32 of {[made.shape[0]]}, a factor for each row of the product")
+        assert isinstance(kind, torch.dtype)
+        made = (made * weights[:, None]).to(kind)
     if made.is_floating_point() and made.itemsize == 1:
         refuse(f"add_rows: rows of {made.dtype} are not added, as 8 bits are too coarse: say out_dtype=")
     if made.ndim != 2:
@@ -140,5 +152,5 @@ def unordered_sums(
         refuse(f"out is {of}: {made.dtype} of [rows, {made.shape[1]}], as the product has them")
     if not torch.compiler.is_dynamo_compiling() and (known := known_indices(add_rows)) is not None:
         check_inside("add_rows", known, first.shape[0], "the result")
-    found = added(first, add_rows, made, ordered=False)
+    found = added(first, add_rows, made, ordered)
     return found if out is None else out.copy_(found)

@@ -14,7 +14,8 @@ from ..explanation import ZEROS, Explanation, gated_after
 from ..prepared import Config
 from ..scaled_grouped.gated import why_by_torch
 from ..scaled_grouped.scaled import check_config, unswapped
-from .plans import plan_of, why_copied
+from ..tuned_store import MEASURED
+from .plans import measured, plan_of, why_copied
 from .product import IndexedCall, IndexedOperands, check_indexed, shape_of, ungated
 
 
@@ -56,7 +57,9 @@ def _explained(
 ) -> Explanation:
     of = shape_of(call, given)
     plan = plan_of(of, config, copy_rows)
+    found = measured(of, copy_rows) if config is None else None
     bytes_ = copied_bytes(plan)
     copies = (f"a: {indexed_rows(plan)} chosen rows, {bytes_} bytes",)
-    why = why_copied(of, config, copy_rows) or "rows of C alone have indices"
+    why = why_copied(of, found or config, copy_rows) or "rows of C alone have indices"
+    why = f"{why}; {MEASURED}" if found is not None and found == plan.config else why
     return Explanation(str(plan), why, 1, copies if bytes_ else (), plan.workspace)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.indexed.choose import copies_first, indexed_config
 from ...kernels.sm90.plan import Sm90Plan
 from ..scaled_grouped.grouped import COUNTS, OFFSETS
+from ..tuned_store import lookup_with_parts
 
 WEIGHTS = "row_weights"
 
@@ -29,7 +31,7 @@ class IndexedShape(NamedTuple):
     sizes   M, N, K, rows of A and of C; N is C's columns
     types   of A, B and C, with B's order
     groups  of rows, or matrices of a batch; 0 for neither
-    places  the GPU's cluster occupancy
+    places  the GPU's cluster occupancy; `gpu` is its name
     kinds   the types of the index vectors, of offsets and of counts, by name
     """
 
@@ -41,14 +43,30 @@ class IndexedShape(NamedTuple):
     gate: str | None
     weighted: bool
     places: ClusterOccupancy
+    gpu: str
 
 
-@lru_cache(maxsize=1024)
 def plan_of(of: IndexedShape, config: Sm90Config | None, copies: bool | None = None) -> Sm90Plan:
-    """The plan of a call.
+    """The plan of a call. The caller's configuration, the measured one, or the usual.
 
     copies  whether A's rows are copied first; None for the way that is estimated faster, or the only one
     """
+    if config is None and (found := measured(of, copies)) is not None:
+        with suppress(LayoutError):  # a result that does not fit is passed over
+            return _plan_of(of, found, copies)
+    return _plan_of(of, config, copies)
+
+
+def measured(of: IndexedShape, copies: bool | None) -> Sm90Config | None:
+    """The configuration that was measured fastest, or None."""
+    (m, n, k, *rows), groups = of.sizes, max(of.groups, 1)
+    facts = *rows, of.groups, of.kinds, of.activation, of.gate, of.weighted, copies
+    found = lookup_with_parts(of.gpu, (m, n, k, groups), of.types, facts)
+    return None if found is None else found.config
+
+
+@lru_cache(maxsize=1024)
+def _plan_of(of: IndexedShape, config: Sm90Config | None, copies: bool | None) -> Sm90Plan:
     named, (_, _, _, rows_of_a, rows_of_c) = dict(of.kinds), of.sizes
     gather = RowIndices(rows_of_a, named["rows"]) if "rows" in named else None
     to = next((name for name in ("out_rows", "add_rows") if name in named), None)

@@ -304,8 +304,8 @@ def shape_of(call: IndexedCall, given: IndexedOperands) -> IndexedShape:
     types = NAMES[a.dtype], f"{NAMES[b.dtype]}:{order}", C_NAMES[call.kind]
     sizes = given.m, call.shape[-1], a.shape[-1], a.shape[-2], call.shape[-2]
     activation = call.activation if call.gate is None else None
-    groups, weighted, places = b.shape[0] if b.ndim == 3 else 0, given.row_weights is not None, gpu(a.get_device())[0]
-    return IndexedShape(sizes, types, groups, kinds, activation, call.gate, weighted, places)
+    groups, weighted = b.shape[0] if b.ndim == 3 else 0, given.row_weights is not None
+    return IndexedShape(sizes, types, groups, kinds, activation, call.gate, weighted, *gpu(a.get_device()))
 
 
 def _on_cpu(call: IndexedCall, given: IndexedOperands) -> torch.Tensor:

@@ -12,11 +12,13 @@ Rows and columns are counted in a; those of masked groups in each of its matrice
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
-from ...errors import OperandError
+from ...errors import LayoutError, OperandError
 from ...kernels.operands.prologue import Prologue
 from ...kernels.ragged import Ragged
 from ...kernels.run.operand_checks import check_operands
@@ -25,6 +27,7 @@ from ...kernels.sm90.choose.prologue import plan_with_prologue
 from ...kernels.sm90.choose.scaled_grouped import masked_rows
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.plan import Sm90Plan
+from .. import tuned_store
 from ..checks import autocast
 from ..compiled.traced import named
 from ..prepared import gpu, on_gpu, start
@@ -176,7 +179,14 @@ def plan_of_groups(
     rows = -(-sizes[0] // sizes[3])
     if masked:
         rows = masked_rows(sizes[0]) if expected_rows is None else min(expected_rows, sizes[0])
-    plan = plan_with_prologue(sizes, names, product.prologue, epilogue, config, places, ragged, rows)
+    derive = partial(plan_with_prologue, sizes, names, product.prologue, epilogue)
+    if config is None and expected_rows is None:
+        of_parts = product.prologue, call.form, epilogue
+        measured = tuned_store.lookup_with_parts(gpu(a.get_device())[1], sizes, names, *of_parts)
+        if measured is not None:
+            with suppress(LayoutError):  # a result that does not fit is passed over
+                return derive(measured.config, places, ragged, rows), tuned_store.MEASURED
+    plan = derive(config, places, ragged, rows)
     if config is not None:
         return plan, "config= is the caller's"
     if call.form == ALONG_K:

@@ -5,7 +5,7 @@ Where derivatives are recorded, torch computes the function and derives it, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -53,6 +53,41 @@ def grouped_prologue_product(
     if traced:
         return _traced(a, b, prologue, values, said, options)
     return _eager(a, b, prologue, values, said, options, multiply)
+
+
+def with_function_applied(
+    a: torch.Tensor, b: torch.Tensor | Sequence[torch.Tensor], prologue: object, given: Mapping[str, object] | None,
+    rows: torch.Tensor | None, options: Options,
+) -> tuple[torch.Tensor, dict[str, object], Options]:  # fmt: skip
+    """f(A) by torch, which derives it too: beside several matrices B, or an epilogue.
+
+    The other operands of `given` and the other arguments follow. Raises as `grouped_prologue_product`.
+
+    >>> twice = Prologue.of(lambda x, i, k, ops, s: x * s, s="k")
+    >>> options = {"offs": torch.tensor([1]), "out_dtype": None, "copy_rows": None}
+    >>> a, b, s = torch.ones(1, 2).half(), torch.ones(1, 2, 1).half(), torch.tensor([3.0, 4.0])
+    >>> with_function_applied(a, (b, b), twice, {"s": s, "more": 1.0}, None, options)[:2]
+    (tensor([[3., 4.]], dtype=torch.float16), {'more': 1.0})
+    """
+    traced = torch.compiler.is_dynamo_compiling()
+    first, others = b if isinstance(b, torch.Tensor) else b[0], dict(given or {})
+    names = prologue.names if isinstance(prologue, Prologue) else ()
+    values: dict[str, torch.Tensor] = {}
+    for name in names:  # no comprehension: Dynamo of Python 3.11 reads no name that is bound in one
+        x = others.pop(name, None)
+        if isinstance(x, torch.Tensor):
+            values[name] = x
+    beside = {**options, "epilogue": None}
+    refuse(_refusal(a, first, prologue, values, beside, rows, traced))
+    if traced:
+        refuse("prologue beside combine= or epilogue=: not under torch.compile; compute the function of a first")
+    assert isinstance(prologue, Prologue)
+    if rows is not None:
+        a, values = of_chosen_rows(a, rows, prologue, values, options["copy_rows"])
+    said = next((name for name in _SAID if options.get(name) is not None), "offsets")
+    nothing = BiasActivation()
+    product = checked_groups(a, first, options.get(said), said, prologue, values, nothing, None, options["out_dtype"])
+    return function_of_groups(product), others, {**options, "copy_rows": None}
 
 
 def _refusal(

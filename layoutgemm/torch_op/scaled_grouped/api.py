@@ -34,7 +34,7 @@ from ..checks import (
 )
 from ..compiled.traced import check_kinds, named, refusal, refuse, refuse_finish
 from ..fp8.launch import AS_QUANTIZE, kept_shapes
-from ..indexed.added import unordered_sums
+from ..indexed.added import sums_of_product
 from ..indexed.api import indexed_matmul
 from ..indexed.grouped_rows import Options, grouped_rows, takes_copied_rows
 from ..indexed.product import IndexedOperands
@@ -42,7 +42,7 @@ from ..launch import ProductCall
 from ..operands.grouped_api import grouped_combined
 from ..own_epilogue.scaled_api import QUANTIZES, traced_grouped, traced_scaled
 from ..prepared import Config, config_text
-from ..prologue.grouped_api import grouped_prologue_product
+from ..prologue.grouped_api import grouped_prologue_product, with_function_applied
 from .grouped import (
     COLUMNS,
     COUNTS,
@@ -399,8 +399,9 @@ def grouped_matmul(
               alone, (experts, M): row i of group e reads row rows[e, i] of a[e], or of a matrix a. With `offs`, a bias
               or scales `rows` alone: scales of rows are those of a's rows, and read by row index too
     add_rows  in place of `out_rows`, with `offsets`: row i is added to row add_rows[i] of the result, as for `matmul`.
-              So the experts' results of a token become one. Goes with `rows`, `row_weights` and an activation;
-              `ordered`  as for `matmul`: False goes with all of these and with scales, bias, `offs`, `epilogue`
+              So the experts' results of a token become one. Goes with `rows`, `row_weights` and an activation by
+              kernels of one call; with `offs`, scales, bias, `epilogue`, `prologue` or `combine` torch adds the rows
+    ordered   False: in any order, as for `matmul`
     copy_rows  of `rows`, as for `matmul`: whether a's rows are copied to a workspace first
     epilogue  in place of bias and activation, behind the scales: any `kernels.epilogue.chain.Epilogue`. Of all forms
               but columns; with `rows`, of groups of rows and, without scales, of masked groups
@@ -409,7 +410,8 @@ def grouped_matmul(
               reduction and are not written. Gradients as behind `matmul`'s epilogue; of float8, of what is read alone
     prologue  a function of a's elements before they are multiplied, a `kernels.Prologue`; `given` has the vectors that
               it reads: see `torch_op.prologue.grouped`. Of groups of rows and masked ones, of bfloat16 and float16,
-              with bias, activation and, of groups of rows, `rows`, which torch copies first
+              with bias, activation and, of groups of rows, `rows`, which torch copies first. Beside `epilogue` or
+              `combine` torch computes f(a) first; not under torch.compile
     combine   for a tuple b of two to four matrices of each group, as for `matmul`: the function of
               (*products, ops, **given), or the name of a gate. `given` has its numbers. Of groups of rows and masked
               ones, with bias and activation or an epilogue behind the function, and `rows`, which are copied first
@@ -508,16 +510,23 @@ def _with_more(
     indices  `rows`, and `add_rows`, whose product takes neither functions nor their operands
     """
     rows, add_rows = indices
-    if ordered is not True:
-        functions = {"epilogue": epilogue, "given": operands, "prologue": prologue, "combine": combine, "rows": rows}
-        others = {**functions, **{name: x for name, x in given.items() if name != "out"}}
-        return unordered_sums(ordered, grouped_matmul, a, b, add_rows, given["out"], others)
-    if combine is not None or isinstance(b, (tuple, list)):
+    several = combine is not None or isinstance(b, (tuple, list))
+    functions: dict[str, object] = {"epilogue": epilogue, "given": operands, "prologue": prologue, "combine": combine}
+    beside = [*functions.values(), *beside_sums(given)]
+    apart = several or any(x is not None for x in beside)
+    if ordered is not True or (add_rows is not None and apart):
+        others = {**functions, "rows": rows, **{name: x for name, x in given.items() if name != "out"}}
+        return sums_of_product(ordered, grouped_matmul, a, b, add_rows, given["out"], others, apart)
+    if prologue is not None and (several or epilogue is not None):
+        a, of_others, chosen = with_function_applied(a, b, prologue, operands, rows, given)
+        return _with_more(a, b, chosen, (None, None), epilogue, of_others, None, combine, True)
+    if several:
         functions = {"epilogue": epilogue, "prologue": prologue, "rows": rows, "add_rows": add_rows}
         return grouped_combined(a, b, combine, operands, {**given, **functions})
     if add_rows is not None:
-        functions = {"epilogue": epilogue, "given": operands, "prologue": prologue, "counts": given["counts"]}
-        return _of_indices(IndexedOperands(a, b, rows), add_rows, {**given, "counts": None}, functions)
+        return _of_indices(
+            IndexedOperands(a, b, rows), add_rows, {**given, "counts": None}, {"counts": given["counts"]}
+        )
     if prologue is not None:
         others = {**given, "epilogue": epilogue}
         return grouped_prologue_product(a, b, prologue, operands, others, rows, grouped_matmul)
@@ -530,16 +539,23 @@ def _with_more(
     return _of_indices(IndexedOperands(a, b, rows), None, given, {})
 
 
+_BESIDE_SUMS = ("offs", "expected_rows", "scale_a", "scale_b", "recipe_a", "recipe_b", "bias")
+
+
+def beside_sums(given: Options) -> list[object]:
+    """Arguments beside which a grouped product's rows are added by another kernel."""
+    return [given[name] for name in _BESIDE_SUMS]
+
+
 def _of_indices(
     of: IndexedOperands, add_rows: torch.Tensor | None, given: Options, others: Mapping[str, object]
 ) -> torch.Tensor:
     """The product with row indices; `others`: arguments that it does not take, beside those of `given`."""
-    names = "offs", "expected_rows", "scale_a", "scale_b", "recipe_a", "recipe_b", "bias"
     vectors = {name: given[name] for name in ("out_rows", "row_weights", "offsets", "counts")}
     return indexed_matmul(
         of._replace(add_rows=add_rows, **vectors), activation=given["activation"], out=given["out"],
         out_dtype=given["out_dtype"], config=given["config"], copy_rows=given["copy_rows"],
-        others={**others, **{name: given[name] for name in names}},
+        others={**others, **{name: given[name] for name in _BESIDE_SUMS}},
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ first form's.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from math import lcm
 from typing import NamedTuple
@@ -28,7 +29,7 @@ import torch
 
 from ...arguments import as_int
 from ...dtypes import dtype
-from ...errors import OperandError, TensorError
+from ...errors import LayoutError, OperandError, TensorError
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.epilogue.grouped_matrix import Part
 from ...kernels.indexed.rows import IndexedRows, RowIndices
@@ -501,16 +502,24 @@ def plan_of(
     epilogue  of the caller's own, or None for that of the call
     how     the function of products with several matrices, or None
     """
+    own = epilogue is not None
     epilogue = epilogue_of_call(call, finish) if epilogue is None else epilogue
     if call.form == ALONG_K:
-        return _plan_along_k(call, a, b, numbers, config, ends, epilogue, finish)
+        return _plan_along_k(call, a, b, numbers, config, ends, epilogue, finish, own)
     (m, n), k, masked = call.shape[-2:], a.shape[-1], call.form == MASKED
     types, scales = types_and_scales(call, a, b, finish)
     ragged = Ragged.of(call.experts, INTS[numbers.dtype], masked, ends, ends and clears)
     sizes = m, n, k, call.experts
     gate = finish.gate if how is None else how
-    config, why = chosen(sizes, types, scales, a.get_device(), config, masked, gate, epilogue.columns)
     indexed = None if rows is None else IndexedRows(RowIndices(a.shape[-2], INTS[rows.dtype]), copy=True)
+    if config is None and (own or how is not None or indexed is not None):
+        of_parts = scales, call.form, gate, epilogue, indexed
+        measured = tuned_store.lookup_with_parts(gpu(a.get_device())[1], sizes, types, *of_parts)
+        if measured is not None:
+            with suppress(LayoutError):  # a result that does not fit is passed over
+                made = derived(sizes, types, scales, measured.config, ragged, epilogue, gate, indexed, call.span)
+                return made, tuned_store.MEASURED
+    config, why = chosen(sizes, types, scales, a.get_device(), config, masked, gate, epilogue.columns)
     return derived(sizes, types, scales, config, ragged, epilogue, gate, indexed, call.span), why
 
 
@@ -551,15 +560,22 @@ def expected_config(
 
 def _plan_along_k(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, config: Sm90Config | None, ends: bool,
-    epilogue: Epilogue, finish: BiasActivation,
+    epilogue: Epilogue, finish: BiasActivation, own: bool,
 ) -> tuple[Sm90Plan, str]:  # fmt: skip
-    """The plan of groups along K, and why this configuration."""
+    """The plan of groups along K, and why this configuration. `own`: the epilogue is the caller's."""
     sizes, blocks = (a.shape[0], b.shape[1], a.shape[1], call.experts), a.dtype in FP8
     orders = ("row", "col") if blocks else ("col", "row")  # K is contiguous, or rows and columns are
     types = f"{NAMES[a.dtype]}:{orders[0]}", f"{NAMES[b.dtype]}:{orders[1]}", C_NAMES[call.kind]
     scales = types_and_scales(call, a, b, finish)[1]
-    why = "given by the caller"
-    found = tuned_store.lookup(gpu(a.get_device())[1], sizes, *ragged_name(types, scales, None, ALONG_K))
+    groups = AlongK.of(call.experts, INTS[offsets.dtype], ends, DEPTH if blocks else 1)
+    name, why = gpu(a.get_device())[1], "given by the caller"
+    measured = (
+        tuned_store.lookup_with_parts(name, sizes, types, scales, ALONG_K, epilogue) if own and config is None else None
+    )
+    if measured is not None:
+        with suppress(LayoutError):  # a result that does not fit is passed over
+            return derived(sizes, types, scales, measured.config, groups, epilogue), tuned_store.MEASURED
+    found = tuned_store.lookup(name, sizes, *ragged_name(types, scales, None, ALONG_K))
     if config is None and found is not None and found.config.tile[1] % epilogue.columns == 0:
         config, why = found.config, tuned_store.MEASURED
     if config is None:
@@ -572,7 +588,6 @@ def _plan_along_k(
         tile, cluster = ("x".join(map(str, x)) for x in (config.tile, config.cluster))
         lines = -(-sizes[2] // sizes[3])
         why = f"{lines} of K a group on average: tiles of {tile} in clusters of {cluster} are estimated fastest"
-    groups = AlongK.of(call.experts, INTS[offsets.dtype], ends, DEPTH if blocks else 1)
     return derived(sizes, types, scales, config, groups, epilogue), why
 
 

@@ -9,18 +9,20 @@ of rows, of tensors       the epilogue's first steps, `scale_a` and `scale_b`
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
-from ...errors import OperandError
+from ...errors import LayoutError, OperandError
 from ...kernels.epilogue.chain import MAX_WORDS, Epilogue
 from ...kernels.operands.gated import HALVES
 from ...kernels.run.epilogue_operands import words_of_tensors
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.choose.rules import whole_columns
 from ...kernels.sm90.plan import Sm90Config, Sm90Plan
+from .. import tuned_store
 from ..checks import copied, derived_by_transform, has_tangent, needs_dispatcher, refuse_traces, seen_and_recorded
 from ..compiled.kept_launches import epilogue_again_or
 from ..epilogue import (
@@ -40,7 +42,7 @@ from ..launch import mark_written, workspace_on
 from ..own_epilogue.formula import StepResults, steps_by_torch
 from ..own_epilogue.names import OperandNames
 from ..own_epilogue.recorded import derivable, recorded
-from ..prepared import LaunchEpilogue, config_text, on_gpu
+from ..prepared import LaunchEpilogue, config_text, gpu, on_gpu
 from ..types import C_NAMES, NAMES
 from .epilogue import epilogue_of
 from .epilogue_gradients import ProductFormula, check_derivable
@@ -278,6 +280,14 @@ def own_plan(
     sizes = call.shape[-2], call.shape[-1], a.shape[-1], batch
     types = NAMES[a.dtype], f"{NAMES[b.dtype]}:col", C_NAMES[call.kind]
     groups = call.recipes.groups if promotes(call, fast) and call.recipes.in_mainloop else None if fast else ()
+    finish = finish_of(epilogue, given, call.shape)
+    if config is None:
+        of_parts = groups, gate, epilogue
+        measured = tuned_store.lookup_with_parts(gpu(index)[1], sizes, types, *of_parts)
+        if measured is not None:
+            with suppress(LayoutError):  # a result that does not fit is passed over
+                found = derived(sizes, types, groups, measured.config, None, finish.epilogue, gate, span=call.span)
+                return found, tuned_store.MEASURED, finish
     if groups is None and config is None:
         config, why = gated_choice(sizes, types, str(gate), index, None)
         config = whole_columns(config, HALVES * epilogue.columns)
@@ -285,7 +295,6 @@ def own_plan(
         why = "given by the caller"
     else:
         config, why = chosen(sizes, types, groups, index, config, epilogue.columns, gate)
-    finish = finish_of(epilogue, given, call.shape)
     return derived(sizes, types, groups, config, None, finish.epilogue, gate, span=call.span), why, finish
 
 

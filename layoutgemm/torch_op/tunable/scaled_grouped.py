@@ -158,17 +158,11 @@ class Tunable:
             if config not in seen:
                 seen.add(config)
                 yield Sm90Choice(config)
-        for tile in (*_TILES, *(_LARGE_TILES if self.gate is not None and self.recipes is None else ())):
-            consumers = min(tile[0] // 64, 3) if tile[0] != 256 else 2
-            loader = "warp" if consumers == 1 else "self"
-            base = Sm90Config(tile, consumers=consumers, loader=loader, chunks=1, buffers=2 if tile[0] < 192 else 1)
-            for cluster in _CLUSTERS:
-                for turns in (False, True) if self.experts is not None and cluster == _PAIR else (False,):
-                    alone = replace(base, cluster=cluster).tuned(turn_last_pair=turns)
-                    for config in (alone, replace(alone, loader="warpgroup")):
-                        if config not in seen:
-                            seen.add(config)
-                            yield Sm90Choice(config)
+        large = self.gate is not None and self.recipes is None
+        for config in configurations(large, self.experts is not None):
+            if config not in seen:
+                seen.add(config)
+                yield Sm90Choice(config)
 
     def _near(self, choice: Sm90Choice) -> Iterator[Sm90Choice]:
         """Other widths and splits of K for few rows, swapped as the choice is."""
@@ -324,6 +318,24 @@ class Tunable:
                 yield left, right, on.out[e]
             else:
                 yield a[first:end], b[e], on.out[first:end]
+
+
+def configurations(large: bool = True, turns: bool = False) -> Iterator[Sm90Config]:
+    """Configurations of every shape of tile and cluster, each with both kinds of loader.
+
+    large  tiles of 256 rows and up to 224 columns too; turns: pairs of CTAs whose last tile turns
+
+    >>> len({(config.tile, config.cluster) for config in configurations()})
+    33
+    """
+    for tile in (*_TILES, *(_LARGE_TILES if large else ())):
+        consumers = min(tile[0] // 64, 3) if tile[0] != 256 else 2
+        loader = "warp" if consumers == 1 else "self"
+        base = Sm90Config(tile, consumers=consumers, loader=loader, chunks=1, buffers=2 if tile[0] < 192 else 1)
+        for cluster in _CLUSTERS:
+            for turn in (False, True) if turns and cluster == _PAIR else (False,):
+                alone = replace(base, cluster=cluster).tuned(turn_last_pair=turn)
+                yield from (alone, replace(alone, loader="warpgroup"))
 
 
 def _named(on: OperandSet) -> tuple[tuple[str, torch.Tensor], ...]:

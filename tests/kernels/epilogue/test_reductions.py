@@ -301,10 +301,27 @@ def test_the_reference_reduces_visited_elements_alone() -> None:
 
 def test_kernels_with_reductions_go_to_other_processes() -> None:
     epilogue = Epilogue(RowReduce(signed_sum()), ColumnReduce("max"), Amax(), stores_c=False)
-    kernel = Kernel(Sm90Choice(SMALL), ("bf16:row", "bf16:col", "f32:row"), False, epilogue)
+    kernel = Kernel(Sm90Choice(SMALL), ("bf16:row", "bf16:col", "f32:row"), False, epilogue.in_pairs(whole=64))
     assert kernel_of(json.loads(json.dumps(entry_of(kernel)))) == kernel
     quantized = Kernel(Sm90Choice(SMALL), ("bf16:row", "bf16:col", "e4m3:row"), False, Epilogue(Quantize(each=64)))
     assert kernel_of(json.loads(json.dumps(entry_of(quantized)))) == quantized
+
+
+@needs.DSL
+@needs.C_COMPILER
+@pytest.mark.dsl
+def test_rows_of_whole_tiles_are_reduced_without_selects() -> None:
+    """N is a multiple of the tile's columns: the same bits, by a kernel that asks no element whether it is in C."""
+    steps = Epilogue(RowReduce(), RowReduce("argmax", "best"), Amax())
+    a, b, found, words = numbers((70, 64), 0), numbers((64, 128), 1), [], []
+    for whole in (1, 128):
+        made = Sm90Plan.derive(70, 128, 64, b="bf16:col", config=SMALL, epilogue=steps.in_pairs(whole=whole))
+        assert steps.in_pairs(whole=whole).has_whole_columns(made.tile_c[1]) == (whole == 128)
+        found.append(made.run(a, b, device="emulator").written)
+        words.append(made.compile().ptx.count("selp.f32"))
+    assert all(np.array_equal(value, found[1][name]) for name, value in found[0].items()) and words[1] < words[0] / 2
+    with pytest.raises(PlanError, match="whole = 128: C has 120 columns, 120 beyond a multiple"):
+        Sm90Plan.derive(70, 120, 64, b="bf16:col", config=SMALL, epilogue=steps.in_pairs(whole=128))
 
 
 def test_the_transposed_reductions_give_the_same() -> None:

@@ -59,6 +59,10 @@ class _LoadedFragment:
         return int(self.plan.batch)
 
     @property
+    def tile_c(self) -> tuple[int, int]:
+        return self.plan.tile_c
+
+    @property
     def partials(self) -> tuple[PartialResults, ...]:
         return ()
 
