@@ -262,7 +262,7 @@ def test_expected_rows_choose_tiles_alone() -> None:
     counts = torch.tensor([5, 0, 512], dtype=torch.int32)
     call = check_grouped(a, b, counts, "counts", None, None, None, ("", ""))
     tiles = [expected_config(call, a, b, rows, NO_FINISH).tile for rows in (20, 192, 100_000)]
-    assert tiles == [grouped_config(20, columns=64, groups=3).tile, (64, 192), (64, 192)]
+    assert tiles == [grouped_config(20, columns=64, groups=3).tile, (64, 64), (64, 64)]
     told = grouped_matmul(a, b, counts=counts, expected_rows=20)
     assert torch.equal(told, grouped_matmul(a, b, counts=counts))
     for more, text in (
@@ -298,13 +298,16 @@ def test_equal_groups_lose_little_to_the_fastest_tile_of_the_record() -> None:
         assert mine <= us["the choice for uneven groups"] * 1.01
 
 
+SECTIONS = "few tiles", "narrow tiles", "fewer rows", "few CTAs"  # of results/groups_halved_h200.json
+
+
 def test_groups_of_few_tiles_lose_little_to_the_fastest_tile_of_the_record() -> None:
-    """The fastest tile, or one at most 4% behind. Of 128 rows 13%: the host does not see whether a group has 129."""
+    """The fastest tile, or one at most 4% behind. Of 80 and 128 rows 13%: the host does not see if a group has 129."""
     record = json.loads((RESULTS / "groups_halved_h200.json").read_text(encoding="utf-8"))
     found = set()
-    for section, name in ((x, y) for x in ("few tiles", "narrow tiles", "fewer rows") for y in record[x]):
+    for section, name in ((x, y) for x in SECTIONS for y in record[x]):
         of_name = re.fullmatch(r"(\w+), (\d+) groups of about (\d+) rows, (\d+)x(\d+)", name)
-        if of_name is None:  # equal ones
+        if of_name is None or (section != SECTIONS[-1] and name in record[SECTIONS[-1]]):  # equal ones; run again
             continue
         kind, groups, rows, n, k = of_name.groups()
         sizes = sum(rows_between(int(groups), int(rows), 0.3)), int(n), int(k), int(groups)
@@ -316,9 +319,9 @@ def test_groups_of_few_tiles_lose_little_to_the_fastest_tile_of_the_record() -> 
         named = ["the choice before"] if config.tile == before else [f"{tile} {config.cluster}", tile]
         said = next((x for x in named if any(x in y for y in ours)), "the choice before")
         mine = min(t for x, t in ours.items() if said in x)
-        assert mine <= (1.13 if rows == "128" else 1.04) * min(ours.values()), (name, said)
+        assert mine <= (1.13 if rows in ("80", "128") else 1.04) * min(ours.values()), (name, said)
         found.add(config.tile)
-    assert found >= {(64, 192), (128, 128), (128, 192), (128, 256)}
+    assert found >= {(64, 64), (64, 192), (128, 128), (128, 192), (128, 256)}
 
 
 def test_expected_rows_of_equal_groups_choose_tiles_that_they_fill() -> None:

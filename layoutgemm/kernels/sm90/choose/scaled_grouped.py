@@ -53,11 +53,17 @@ _EQUAL_SCALED_COSTS, _EQUAL_COSTS = {128: 1.035, 192: 1.055, 256: 1.0}, {128: 1.
 # Time of a round of tiles that few groups have, of one of the largest: in pairs along M, or of 64 rows alone. Those
 # behind the first four stand for a group's one tile of rows. And of a last round that is halved, of a whole one. By
 # results/groups_halved_h200.json, for 16 bits and for scales of blocks.
-_ROUND_COSTS = {(128, 256): 1.0, (128, 192): 0.79, (128, 128): 0.635, (64, 192): 0.5, (256, 128): 0.97, (192, 160): 1.0}
-_SCALED_ROUND_COSTS = {(128, 256): 1.0, (128, 192): 0.82, (128, 128): 0.57, (64, 192): 0.55, (256, 128): 1.03}
+_ROUND_COSTS = {
+    (128, 256): 1.0, (128, 192): 0.79, (128, 128): 0.635, (64, 192): 0.5, (64, 128): 0.405, (64, 64): 0.39,
+    (256, 128): 0.97, (192, 160): 1.0,
+}  # fmt: skip
+_SCALED_ROUND_COSTS = {
+    (128, 256): 1.0, (128, 192): 0.82, (128, 128): 0.57, (64, 192): 0.55, (64, 128): 0.435, (64, 64): 0.36,
+    (256, 128): 1.03,
+}  # fmt: skip
 _HALVED_ROUNDS = {(128, 256): 0.65, (128, 192): 0.65, (128, 128): 0.9}
 _SCALED_HALVED_ROUNDS = {(128, 256): 0.8, (128, 192): 0.8, (128, 128): 0.95}
-_FEW_TILES, _TALL = 4, ((256, 128), (192, 160), _NARROWER)
+_FEW_TILES, _TALL = 6, ((256, 128), (192, 160), _NARROWER)
 _FEW_ROUNDS = 4  # of the largest tiles, up to which others were timed
 _ROUND, _SCALED_ROUND = 5.25e-9, 6.3e-9  # seconds a byte of K of a round of the largest tiles, by the same record
 _READ_SHARE = 0.72  # of the memory's rate, at which groups' matrices B are read
