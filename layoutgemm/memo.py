@@ -159,7 +159,16 @@ def _reads(x: object, names: Collection[str], seen: set[int], read: list[Hashabl
     return all(_reads(part, names, seen, read) for part in parts)
 
 
-def _names(code: CodeType) -> set[str]:
+_MOST_NAMES = 4096  # functions
+_NAMES: dict[int, tuple[CodeType, frozenset[str]]] = {}  # by id, since the hash of code is one of all that it has
+
+
+def _names(code: CodeType) -> frozenset[str]:
     """The names of variables and attributes in a function's code, inner functions included."""
-    inner = [x for x in code.co_consts if isinstance(x, CodeType)]
-    return {*code.co_names}.union(*[_names(x) for x in inner])
+    known = _NAMES.get(id(code))
+    if known is None or known[0] is not code:
+        if len(_NAMES) >= _MOST_NAMES:
+            _NAMES.clear()
+        inner = [x for x in code.co_consts if isinstance(x, CodeType)]
+        known = _NAMES[id(code)] = code, frozenset(code.co_names).union(*[_names(x) for x in inner])
+    return known[1]
