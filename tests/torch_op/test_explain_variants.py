@@ -50,9 +50,7 @@ def test_copies_of_scaled_products_are_counted() -> None:
 def test_groups_say_their_kernel() -> None:
     a, b = torch.empty(256, 512, dtype=BF16), torch.empty(3, 512, 384, dtype=BF16)
     how = explain_matmul(a, b, offsets=OFFSETS)
-    assert (
-        how.kernel.startswith("Sm90Plan 3 x 256x384x512") and "86 rows a group on average: tiles of 64x64" in how.why
-    )
+    assert how.kernel.startswith("Sm90Plan 3 x 256x384x512") and "86 rows a group on average: tiles of 64x64" in how.why
     assert (how.launches, how.copies, how.workspace) == (1, (), 0)
     ends = explain_matmul(a, b, offs=OFFSETS[1:])
     assert (ends.copies, ends.workspace) == ((), 0)
