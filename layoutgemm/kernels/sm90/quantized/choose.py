@@ -237,6 +237,7 @@ _OF_BYTES_MORE: dict[int, tuple[int, int | None]] = {128: (2, None)}
 # More than 16 rows by tiles of 256 features have four warpgroups, and with K in two parts stages of 64: 28672 x 4096
 # takes 35.3 us for 35.9 (e4m3 with a scale a column, 64 rows), 16384 x 8192 42.4 for 43.5 (MXFP8).
 _TALL, _TALL_CONSUMERS = 256, 4
+_LOADED_APART = 128, 2  # features, parts of K: 33 to 64 rows have a loading warpgroup, and two K tiles ahead (1.5%)
 _TALL_MORE = (0.25, 1.0)  # us that 64 rows add to such a tile
 _BY_BYTES = tuple([replace(kind, more=_TALL_MORE) if kind.tile == _TALL else kind for kind in _BY_WEIGHTS])
 _MANY = (
@@ -287,6 +288,8 @@ def packed_config(
     found = _few(n, rows, k, sms, _BY_BYTES, own)
     if found.tile[0] == _TALL and rows > _BETWEEN:
         return replace(found, tile_k=UNIT_K // 2 if found.split == 2 else None, consumers=_TALL_CONSUMERS)
+    if (found.tile[0], found.split) == _LOADED_APART and rows > _STAGED[-2] and weights.group is None:
+        return replace(found, loader="warpgroup").tuned(prefetch=min(_AHEAD_OF_PARTS, found.tuning.prefetch))
     return found
 
 

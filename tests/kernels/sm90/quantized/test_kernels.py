@@ -471,7 +471,8 @@ def test_weights_of_bytes_and_17_to_64_rows_take_tiles_within_4_percent_of_the_f
         config = packed_config(row["n"], row["rows"], row["k"], weights=fmt)
         own = {name.removeprefix("e4m3 "): us for name, us in row["us"].items() if name.startswith("e4m3")}
         parts = f"{config.tile[0]}/{config.split}" if config.split > 1 else f"{config.tile[0]}"
-        label = "" if config.schedule == "sliced" else f"{parts} c{config.consumers}"  # else it was the choice before
+        apart = " wg p2" if config.loader == "warpgroup" else ""
+        label = "" if config.schedule == "sliced" else f"{parts} c{config.consumers}{apart}"  # "": the choice before
         if 16 < row["rows"] <= 64:
             assert own.get(label, own["choice"]) <= 1.04 * min(own.values()), (row["n"], row["k"], row["rows"], label)
 
