@@ -299,10 +299,17 @@ def test_equal_groups_lose_little_to_the_fastest_tile_of_the_record() -> None:
 
 
 SECTIONS = "few tiles", "narrow tiles", "fewer rows", "few CTAs"  # of results/groups_halved_h200.json
+BEHIND = {
+    # No group has 129 rows in these draws, which the host does not see: tiles of 128 rows are one round.
+    "bf16, 4 groups of about 128 rows, 4096x4096": 1.12, "fp8, 4 groups of about 128 rows, 4096x4096": 1.11,
+    "bf16, 8 groups of about 128 rows, 7168x2048": 1.08,
+    # 64x128 alone is faster here, in pairs it is not; of one group of 79 rows it is the other way.
+    "bf16, 2 groups of about 80 rows, 2048x4096": 1.13,
+}  # fmt: skip
 
 
 def test_groups_of_few_tiles_lose_little_to_the_fastest_tile_of_the_record() -> None:
-    """The fastest tile, or one at most 4% behind. Of 80 and 128 rows 13%: the host does not see if a group has 129."""
+    """The fastest tile, or one at most 3% behind, but for `BEHIND`."""
     record = json.loads((RESULTS / "groups_halved_h200.json").read_text(encoding="utf-8"))
     found = set()
     for section, name in ((x, y) for x in SECTIONS for y in record[x]):
@@ -319,7 +326,7 @@ def test_groups_of_few_tiles_lose_little_to_the_fastest_tile_of_the_record() -> 
         named = ["the choice before"] if config.tile == before else [f"{tile} {config.cluster}", tile]
         said = next((x for x in named if any(x in y for y in ours)), "the choice before")
         mine = min(t for x, t in ours.items() if said in x)
-        assert mine <= (1.13 if rows in ("80", "128") else 1.04) * min(ours.values()), (name, said)
+        assert mine <= BEHIND.get(name, 1.03) * min(ours.values()), (name, said)
         found.add(config.tile)
     assert found >= {(64, 64), (64, 192), (128, 128), (128, 192), (128, 256)}
 

@@ -231,7 +231,7 @@ _OF_ANY = ((192, 128, 1, 1), (192, 128, 2, 1))  # of these weights of 4 bits ove
 _OVERLAPPED_GROUPS = {(128, 128, 2, 1): 128, (128, 256, 2, 1): 256}
 _ALONG_N = 1024  # rows, above which clusters of weights of 8 bits take tiles along N
 # Weights of 8 bits with a scale a column, tiles in one round: features -> warpgroups, and stages, of about 150 KB. Of
-# up to 16 rows, and of more.
+# up to 16 rows, and of 33 to 64.
 _OF_BYTES: dict[int, tuple[int, int | None]] = {64: (3, 12), 256: (4, 4)}
 _OF_BYTES_MORE: dict[int, tuple[int, int | None]] = {128: (2, None)}
 # More than 16 rows by tiles of 256 features have four warpgroups, and with K in two parts stages of 64: 28672 x 4096
@@ -284,7 +284,9 @@ def packed_config(
         return _many(n, rows, k, sms, float8, weights)
     if weights is None or weights.bits != 8 or float8:
         return _few(n, rows, k, sms, _BY_SUMS if _scales(weights, rows, float8) == "sums" else _BY_WEIGHTS, {})
-    own = {} if weights.group is not None else _OF_BYTES if rows <= _BETWEEN else _OF_BYTES_MORE
+    own: dict[int, tuple[int, int | None]] = {}
+    if weights.group is None:
+        own = _OF_BYTES if rows <= _BETWEEN else _OF_BYTES_MORE if rows > _STAGED[-2] else {}
     found = _few(n, rows, k, sms, _BY_BYTES, own)
     if found.tile[0] == _TALL and rows > _BETWEEN:
         return replace(found, tile_k=UNIT_K // 2 if found.split == 2 else None, consumers=_TALL_CONSUMERS)
