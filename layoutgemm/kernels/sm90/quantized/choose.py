@@ -234,11 +234,11 @@ _ALONG_N = 1024  # rows, above which clusters of weights of 8 bits take tiles al
 # up to 16 rows, and of 33 to 64.
 _OF_BYTES: dict[int, tuple[int, int | None]] = {64: (3, 12), 256: (4, 4)}
 _OF_BYTES_MORE: dict[int, tuple[int, int | None]] = {128: (2, None)}
-# More than 16 rows by tiles of 256 features have four warpgroups, and with K in two parts stages of 64: 28672 x 4096
-# takes 35.3 us for 35.9 (e4m3 with a scale a column, 64 rows), 16384 x 8192 42.4 for 43.5 (MXFP8).
+# More than 16 such rows by tiles of 256 features have four warpgroups: 28672 x 4096 takes 35.3 us for 35.9 (64 rows).
+# With groups, more than 32 rows with K in two parts, and stages of 64: 16384 x 8192 takes 42.4 for 43.5 (MXFP8).
 _TALL, _TALL_CONSUMERS = 256, 4
 _LOADED_APART = 128, 2  # features, parts of K: 33 to 64 rows have a loading warpgroup, and two K tiles ahead (1.5%)
-_TALL_MORE = (0.25, 1.0)  # us that 64 rows add to such a tile
+_TALL_MORE = (0.25, 1.0)  # us that 64 rows add to a tile of 256 features, of 33 rows and more without groups
 _BY_BYTES = tuple([replace(kind, more=_TALL_MORE) if kind.tile == _TALL else kind for kind in _BY_WEIGHTS])
 _MANY = (
     _TileKind((64, 128), 0.43, 2.8, consumers=1, loader="warp"),
@@ -284,13 +284,16 @@ def packed_config(
         return _many(n, rows, k, sms, float8, weights)
     if weights is None or weights.bits != 8 or float8:
         return _few(n, rows, k, sms, _BY_SUMS if _scales(weights, rows, float8) == "sums" else _BY_WEIGHTS, {})
-    own: dict[int, tuple[int, int | None]] = {}
-    if weights.group is None:
-        own = _OF_BYTES if rows <= _BETWEEN else _OF_BYTES_MORE if rows > _STAGED[-2] else {}
-    found = _few(n, rows, k, sms, _BY_BYTES, own)
+    most = rows > _STAGED[-2]
+    if weights.group is not None:
+        found = _few(n, rows, k, sms, _BY_WEIGHTS, {})
+        tall = found.tile[0] == _TALL and found.split == 2 and most
+        return replace(found, tile_k=UNIT_K // 2, consumers=_TALL_CONSUMERS) if tall else found
+    own = _OF_BYTES if rows <= _BETWEEN else _OF_BYTES_MORE if most else {}
+    found = _few(n, rows, k, sms, _BY_BYTES if most else _BY_WEIGHTS, own)
     if found.tile[0] == _TALL and rows > _BETWEEN:
         return replace(found, tile_k=UNIT_K // 2 if found.split == 2 else None, consumers=_TALL_CONSUMERS)
-    if (found.tile[0], found.split) == _LOADED_APART and rows > _STAGED[-2] and weights.group is None:
+    if (found.tile[0], found.split) == _LOADED_APART and most:
         return replace(found, loader="warpgroup").tuned(prefetch=min(_AHEAD_OF_PARTS, found.tuning.prefetch))
     return found
 

@@ -477,6 +477,18 @@ def test_weights_of_bytes_and_17_to_64_rows_take_tiles_within_4_percent_of_the_f
             assert own.get(label, own["choice"]) <= 1.04 * min(own.values()), (row["n"], row["k"], row["rows"], label)
 
 
+def test_groups_of_bytes_and_64_rows_take_tiles_within_1_percent_of_the_fastest() -> None:
+    """Their tiles differ from those of bytes with a scale a column: results/quantized_bytes_kinds_h200.json."""
+    record = json.loads((RESULTS / "quantized_bytes_kinds_h200.json").read_text())
+    tried = [row for row in record["rows"] if row["rows"] == 64 and row["format"] == "mxfp8"]
+    for row in tried:
+        config = packed_config(row["n"], 64, row["k"], weights=MXFP8)
+        depth = f" k{config.tile_k}" if config.tile_k else ""
+        own = {name: us for name, us in row["us"].items() if name == "choice" or name[:1].isdigit()}
+        assert own[f"{config.tile[0]} c{config.consumers} s{config.split}{depth}"] <= 1.01 * min(own.values()), row["n"]
+    assert len(tried) == 5
+
+
 def test_weights_of_bytes_and_many_rows_take_kernels_within_1_5_percent_of_the_fastest() -> None:
     formats = {"e4m3": QuantizedFormat("e4m3"), "int8": QuantizedFormat("int8"), "mxfp8": QuantizedFormat("e4m3", 32)}
     found = [row for name in RECORDS for row in json.loads((RESULTS / name).read_text())["rows"]]
