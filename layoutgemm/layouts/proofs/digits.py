@@ -66,7 +66,7 @@ class NormalForm:
         if other.__class__ is NormalForm:
             return other
         other = _entry(other)
-        return None if other is None else NormalForm(self.box, {}, other)
+        return None if other is None else _constant(self.box, other)
 
     # ------------------------------------------------------------ sums and multiples
 
@@ -197,10 +197,10 @@ class NormalForm:
         if not self.terms and self.constant.__class__ is int and self.constant == 0:
             return 0
         low, high = self.low(), self.high()
-        if ge0(low) and ge0(d - 1 - high):
-            return 0
-        if low.__class__ is int and high.__class__ is int and d.__class__ is int and low // d == high // d:
-            return low // d
+        least, _ = _divide(low, d)
+        for carry in (0, least, least - 1):  # of symbols, the rest of `low` may lie below 0
+            if ge0(low - carry * d) and ge0(carry * d + d - 1 - high):
+                return carry
         return None
 
     def _small_quotient(self, d: Scalar) -> NormalForm:
@@ -409,6 +409,11 @@ class NormalForm:
     __repr__ = __str__
 
 
+def _constant(box: DigitBox, x: Scalar) -> NormalForm:
+    """An entry of a formula as a form, under the facts of the box."""
+    return NormalForm(box, {}, x if box.read is None or x.__class__ is int else box.read(x))
+
+
 def _xor(a: Bit, b: Bit) -> Bit:
     return a[0] ^ b[0], a[1] != b[1]
 
@@ -491,17 +496,19 @@ def _select(a: Any, b: Any, larger: bool) -> Any:
     return max(a, b) if larger else min(a, b)
 
 
-def rewrite(extents: Mapping[str, Scalar], *formulas: Formula) -> tuple[DigitBox, list[Any]]:
+def rewrite(
+    extents: Mapping[str, Scalar], *formulas: Formula, read: Callable[[Scalar], Scalar] | None = None
+) -> tuple[DigitBox, list[Any]]:
     """The normal forms of formulas on one box. Functions of the variables by name, or layouts in their order.
 
     Splits digits and starts again until every formula goes through. A formula may return a tuple; then so is its form.
-    Raises CannotRewrite.
+    `read` gives an entry that a formula uses under facts. Raises CannotRewrite.
 
     >>> box, (f, g) = rewrite({"x": 64, "y": 8}, lambda x, y: (8 * y + x // 8) % 8, lambda x, y: x // 8)
     >>> f.same(g), str(f)
     (True, 'x.1')
     """
-    box = DigitBox(extents)
+    box = DigitBox(extents, read)
     for _ in range(200):
         variables = {name: variable(box, name) for name in box.extents}
         try:
@@ -521,7 +528,7 @@ def rewrite(extents: Mapping[str, Scalar], *formulas: Formula) -> tuple[DigitBox
                 raise CannotRewrite(f"splitting {request.splits} changes nothing") from None
             continue
         return box, [
-            transform(lambda x: x if x.__class__ is NormalForm else NormalForm(box, {}, _checked(x)), x) for x in out
+            transform(lambda x: x if x.__class__ is NormalForm else _constant(box, _checked(x)), x) for x in out
         ]
     raise CannotRewrite("more than 200 splits")
 
