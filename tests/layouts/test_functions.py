@@ -514,10 +514,12 @@ def test_lines_of_the_dsl_run_as_they_stand() -> None:
     assert layouts.slice_(tile, (None, 0, None)) == layouts.slice_((None, 0, None), tile) == (128, 64)
     assert layouts.slice_((128, (256, 64)), (None, (0, None))) == (128, 64)  # the DSL's answers
     assert layouts.dice(tile, (None, 0, None)) == (256,) and layouts.slice_(tile, (0, 0, 0)) == ()
-    with pytest.raises(CoordinateError, match="(?s)3 modes|nesting|coordinate"):
+    with pytest.raises(CoordinateError, match="nesting"):
         layouts.slice_(tile, (None, 0))
     composed = layouts.make_composed_layout(inner=layouts.make_swizzle(b=3, m=3, s=3), offset=0, outer=Layout((8, 64)))
     assert composed == ComposedLayout(Swizzle(3, 3, 3), 0, Layout((8, 64)))
     threads = Layout((2, 2))
     assert layouts.local_partition(nested, tiler=threads, index=3) == layouts.local_partition(nested, threads, 3)
-    assert layouts.group_modes(tile, 1) == (128, (256, 64)) and layouts.complement(Layout(4), cotarget=24) == Layout(6, 4)
+    assert layouts.group_modes(tile, 1) == (128, (256, 64)) and layouts.complement(Layout(4), cotarget=24) == Layout(
+        6, 4
+    )

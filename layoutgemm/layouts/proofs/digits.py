@@ -57,6 +57,7 @@ class NormalForm:
     """
 
     __slots__ = ("box", "constant", "quotients", "terms")
+    compares_symbols = True
 
     def __init__(self, box: DigitBox, terms: dict[frozenset[Digit], Scalar], constant: Scalar) -> None:
         self.box, self.terms, self.constant = box, terms, constant
@@ -478,11 +479,14 @@ def maximum(*values: object) -> Any:
 
 
 def _select(a: Any, b: Any, larger: bool) -> Any:
-    if a.__class__ is NormalForm or b.__class__ is NormalForm or a.__class__ is Polynomial or b.__class__ is Polynomial:
-        difference = a - b
-        low, high = (
-            (difference.low(), difference.high()) if difference.__class__ is NormalForm else (difference, difference)
-        )
+    difference = a - b if any(x.__class__ in (NormalForm, Polynomial) for x in (a, b)) else None
+    if isinstance(difference, (NormalForm, Polynomial, int)):
+        low: Scalar
+        high: Scalar
+        if isinstance(difference, NormalForm):
+            low, high = difference.low(), difference.high()
+        else:
+            low = high = difference
         if ge0(low):
             return a if larger else b
         if ge0(-high):

@@ -252,7 +252,7 @@ def _refuted(
     def look(env: dict[int, int]) -> CounterExample | None:
         nonlocal left_to_try
         extents = {name: val(n, env) for name, n in sizes.items()}
-        size = (1 if arrays else POINT) * prod(extents.values())
+        size = (1 if arrays else POINT * (4 if known.in_formulas else 1)) * prod(extents.values())
         if min(extents.values()) < 1 or size > min(LIMIT // 32, left_to_try):
             return None
         f, g = (known.with_values(x, env) if known.in_formulas else x for x in (left, right))
@@ -269,6 +269,7 @@ class AtSizes:
     """An integer that takes symbols for their numbers, in a formula at some sizes."""
 
     __slots__ = ("number", "value")
+    compares_symbols = True
 
     def __init__(self, value: int, number: Callable[[Scalar], int]) -> None:
         self.value, self.number = value, number
@@ -278,7 +279,7 @@ class AtSizes:
             other = other.value
         elif other.__class__ is Polynomial:
             other = self.number(other)
-        elif not is_int(other):
+        elif not is_int(other) and other.__class__ is not bool:
             return NotImplemented
         found = operation(other, self.value) if reflected else operation(self.value, other)
         return found if found.__class__ is bool else AtSizes(found, self.number)

@@ -162,16 +162,16 @@ class Polynomial:
         return _floor(other, self, 0), _floor(other, self, 1)
 
     def __ge__(self, other: Scalar) -> Relation:
-        return Relation(self, ">=", other)
+        return _relation(self, ">=", other)
 
     def __gt__(self, other: Scalar) -> Relation:
-        return Relation(self, ">", other)
+        return _relation(self, ">", other)
 
     def __le__(self, other: Scalar) -> Relation:
-        return Relation(self, "<=", other)
+        return _relation(self, "<=", other)
 
     def __lt__(self, other: Scalar) -> Relation:
-        return Relation(self, "<", other)
+        return _relation(self, "<", other)
 
     def __bool__(self) -> bool:
         if ge0(self - 1) or ge0(-self - 1):
@@ -461,6 +461,11 @@ class Relation:
 
     def __repr__(self) -> str:
         return f"{show(self.left)} {self.op} {show(self.right)}"
+
+
+def _relation(left: Polynomial, op: str, right: Scalar) -> Relation:
+    """The inequality; a value of an index formula, which compares itself with symbols, answers in its own way."""
+    return NotImplemented if getattr(right, "compares_symbols", False) else Relation(left, op, right)
 
 
 # ---------------------------------------------------------------- generators and values
