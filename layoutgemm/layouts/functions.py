@@ -56,11 +56,12 @@ def _in_either_order(function: F) -> F:
     return cast(F, call)
 
 
-def _method(x: object, name: str) -> Any:
-    """The method or property of a layout. Raises LayoutError for an object without it."""
+def _method(x: object, name: str, other: object = None) -> Any:
+    """The method or property of a layout. Raises LayoutError for an object without it, and where `other` has it."""
     found = getattr(x, name, None) if _is_ours(x) else None
     if found is None:
-        raise LayoutError(refusal(x, f"the operand of {name}", f"a layout that has {name}"))
+        swapped = "; the layout comes first" if _is_ours(other) else ""
+        raise LayoutError(refusal(x, f"the operand of {name}", f"a layout that has {name}") + swapped)
     return found
 
 
@@ -320,7 +321,7 @@ def filter(layout: L, profile: object = None) -> L:
 
 def composition(a: object, b: object) -> Any:
     """See Layout.compose."""
-    return _method(a, "compose")(b)
+    return _method(a, "compose", b)(b)
 
 
 @_as_in_the_dsl(cotarget="bound")
@@ -378,7 +379,8 @@ def downcast(layout: L, n: int) -> L:
 def recast_layout(new_bits: int, old_bits: int, layout: L) -> L:
     """See Layout.recast; the arguments come in CuTe's order."""
     if not isinstance(layout, (Layout, ComposedLayout)):
-        raise LayoutError(refusal(layout, "the layout of recast_layout", "a Layout or a ComposedLayout"))
+        swapped = "; it comes last: recast_layout(new_bits, old_bits, layout)" if _is_ours(new_bits) else ""
+        raise LayoutError(refusal(layout, "the layout of recast_layout", "a Layout or a ComposedLayout") + swapped)
     return _method(layout, "recast")(new_bits, old_bits)
 
 
@@ -479,42 +481,42 @@ def _modes(x: object, name: str) -> tuple[object, ...]:
 
 def logical_divide(layout: L, tiler: object) -> L:
     """See Layout.logical_divide."""
-    return _method(layout, "logical_divide")(tiler)
+    return _method(layout, "logical_divide", tiler)(tiler)
 
 
 def zipped_divide(layout: L, tiler: object) -> L:
     """See Layout.zipped_divide."""
-    return _method(layout, "zipped_divide")(tiler)
+    return _method(layout, "zipped_divide", tiler)(tiler)
 
 
 def tiled_divide(layout: L, tiler: object) -> L:
     """See Layout.tiled_divide."""
-    return _method(layout, "tiled_divide")(tiler)
+    return _method(layout, "tiled_divide", tiler)(tiler)
 
 
 def flat_divide(layout: L, tiler: object) -> L:
     """See Layout.flat_divide."""
-    return _method(layout, "flat_divide")(tiler)
+    return _method(layout, "flat_divide", tiler)(tiler)
 
 
 def logical_product(layout: L, tiler: object) -> L:
     """See Layout.logical_product."""
-    return _method(layout, "logical_product")(tiler)
+    return _method(layout, "logical_product", tiler)(tiler)
 
 
 def zipped_product(layout: L, tiler: object) -> L:
     """See Layout.zipped_product."""
-    return _method(layout, "zipped_product")(tiler)
+    return _method(layout, "zipped_product", tiler)(tiler)
 
 
 def tiled_product(layout: L, tiler: object) -> L:
     """See Layout.tiled_product."""
-    return _method(layout, "tiled_product")(tiler)
+    return _method(layout, "tiled_product", tiler)(tiler)
 
 
 def flat_product(layout: L, tiler: object) -> L:
     """See Layout.flat_product."""
-    return _method(layout, "flat_product")(tiler)
+    return _method(layout, "flat_product", tiler)(tiler)
 
 
 @_as_in_the_dsl(input="layout")
@@ -578,9 +580,9 @@ def _filled(coord: object, mode: object) -> Any:
 
 def blocked_product(layout: L, tiler: object) -> L:
     """See Layout.blocked_product."""
-    return _method(layout, "blocked_product")(tiler)
+    return _method(layout, "blocked_product", tiler)(tiler)
 
 
 def raked_product(layout: L, tiler: object) -> L:
     """See Layout.raked_product."""
-    return _method(layout, "raked_product")(tiler)
+    return _method(layout, "raked_product", tiler)(tiler)

@@ -631,7 +631,8 @@ def modes_for(given: tuple[object, ...], shape: object, stride: object, what: st
     """Shapes and strides of the modes that the entries of a tuple are for. An integer shape is its own only mode."""
     n = len(shape) if shape.__class__ is tuple else 1
     if len(given) > n:
-        raise LayoutError(f"a {what} of {len(given)} modes for {show(shape)}:{show(stride)}, which has {n}")
+        one = "; a single mode takes an int or a Layout" if shape.__class__ is not tuple and what == "tiler" else ""
+        raise LayoutError(f"a {what} of {len(given)} modes for {show(shape)}:{show(stride)}, which has {n}{one}")
     return (shape, stride) if shape.__class__ is tuple else ((shape,), (stride,))
 
 

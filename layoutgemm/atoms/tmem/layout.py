@@ -21,6 +21,7 @@ from ...dtypes import DType, dtype, f32
 from ...errors import AtomError, BudgetError
 from ...layouts import E, Layout
 from ...layouts.basis import component
+from ...layouts.symbols.dims import entry
 
 LANES = 128
 COLUMNS = 512
@@ -395,7 +396,7 @@ def block_scale_layout(rows: object, k: object, vector: int = 1) -> Layout:
     chunk = Layout.join(row, factor if vector == 1 else Layout.join(Layout(vector, 0), factor))
     padded = []
     for extent, tile, what in ((rows, row.size, "rows"), (k, vector * factor.size, "k")):
-        counted = as_int(extent, what, AtomError, least=1) if is_int(extent) else extent
+        counted = as_int(extent, what, AtomError, least=1) if is_int(extent) else entry(extent, what)
         padded.append(-(-counted // tile) * tile if isinstance(counted, int) else counted)
     return chunk.tile_to_shape(tuple(padded), (1, 0))
 

@@ -224,6 +224,18 @@ def row_access(tile: SmemTile | Layout | ComposedLayout, element: DType | str | 
     return matrix_access(extent_of(tile), own if element is None else element, contiguous(tile))
 
 
+def default_access(tile: object, element: DType | str | int | None) -> AccessPattern:
+    """The rows of a tile, where a caller names no access. Raises AtomError for a tile that they do not fill."""
+    other = "name the accesses, as column_access(tile) or thread_access(...)"
+    if not isinstance(tile, (SmemTile, Layout, ComposedLayout)):
+        raise AtomError(f"{shown(tile)} has no rows as ldmatrix reads them: {other}")
+    element_bits(tile, element)
+    try:
+        return row_access(tile, element)
+    except LayoutError as error:
+        raise AtomError(f"rows as ldmatrix reads them: {error}; else {other}") from None
+
+
 @checked(AtomError)
 def column_access(tile: SmemTile | Layout | ComposedLayout) -> AccessPattern:
     """One element for each lane across the contiguous mode, as a transpose reads. Over the whole tile.

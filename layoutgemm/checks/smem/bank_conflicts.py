@@ -45,7 +45,7 @@ from ...layouts import ComposedLayout, Layout
 from ...layouts.linear import LinearLayout
 from ...lazy_numpy import np
 from ...report import Check
-from .access_patterns import IntArray, byte_addresses, check_width, listed, row_access
+from .access_patterns import IntArray, byte_addresses, check_width, default_access, listed
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -273,7 +273,7 @@ def bank_conflicts(
         if (facts.smem_banks, facts.smem_bank_bytes) != (BANKS, BANK_BYTES):
             raise AtomError(f"{facts.name} has {facts.smem_banks} banks of {facts.smem_bank_bytes} bytes")
     if how is None and isinstance(what, (SmemTile, *LAYOUTS)):
-        how = row_access(what, element)  # type: ignore[arg-type]
+        how = default_access(what, element)
     asked, subject = requests_of(what, how, kind, element, "ld.shared", "tile", (SmemTile, *LAYOUTS))
     parts = tuple([judge(name, of, addresses, width) for name, of, addresses, width in asked])
     return BankReport(parts, subject, packing)

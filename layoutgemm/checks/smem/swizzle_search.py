@@ -34,7 +34,7 @@ from ...layouts import Layout, Swizzle
 from ...layouts.proofs.gf2 import Elimination
 from ...lazy_numpy import np
 from ...report import Check
-from .access_patterns import AccessPattern, IntArray, byte_addresses, element_bits, listed, row_access
+from .access_patterns import AccessPattern, IntArray, byte_addresses, default_access, element_bits, listed
 from .bank_conflicts import BANK_BYTES, WAVEFRONT, BankReport, bank_conflicts, judge, phases_of, ways_of
 
 BANK_LOW = BANK_BYTES.bit_length() - 1  # the address bits from here ...
@@ -265,7 +265,7 @@ def best_swizzle(
 def _search(
     layout: Any, accesses: AccessPattern | Sequence[AccessPattern] | None, element: DType | str | int | None, tma: bool
 ) -> SwizzleAnswer:
-    given = listed(row_access(layout, element) if accesses is None else accesses)
+    given = listed(default_access(layout, element) if accesses is None else accesses)
     if not given:
         raise AtomError("no access is given: every swizzle is free of conflicts")
     bits = element_bits(layout, element)
