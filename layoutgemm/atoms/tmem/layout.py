@@ -375,7 +375,7 @@ def scale_chunk() -> Layout:
 
 @checked(AtomError)
 def block_scale_layout(rows: object, k: object, vector: int = 1) -> Layout:
-    """(row, element along K) -> byte of its scale factor in memory, as block-scaled products read them.
+    """(row, element along K) -> byte of its scale factor, as block-scaled products read it.
 
     rows, k  extents of the operand, padded to 128 rows and 4 factors; symbols are multiples of that
     vector   elements along K with one factor: 32 of MXFP8, 16 of NVFP4; 1: `k` counts factors

@@ -38,7 +38,7 @@ SIZES = 400  # sizes at which a counterexample is looked for
 
 
 class Known:
-    """The symbols that a prover has met, under the facts, and what they are at some sizes.
+    """The symbols that a prover has met, under the facts.
 
     facts        the caller's, about these very symbols; None without any
     generators   what they are made of, under the facts
