@@ -22,7 +22,7 @@ from .proofs.verdicts import Verdict
 from .swizzle import ComposedLayout, Swizzle
 
 L = TypeVar("L")  # a layout, plain or swizzled, or a tile of one
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 
 
 def _as_in_the_dsl(**keywords: str) -> Callable[[F], F]:
@@ -30,7 +30,7 @@ def _as_in_the_dsl(**keywords: str) -> Callable[[F], F]:
 
     def decorate(function: F) -> F:
         @functools.wraps(function)
-        def call(*given: object, **named: object) -> Any:
+        def call(*given: object, **named: object) -> object:
             return function(*given, **{keywords.get(name, name): x for name, x in named.items()})
 
         return cast(F, call)
@@ -45,7 +45,7 @@ def _in_either_order(function: F) -> F:
     """
 
     @functools.wraps(function)
-    def call(*given: object, **named: object) -> Any:
+    def call(*given: object, **named: object) -> object:
         named = {{"layout": "src", "dicer": "coord"}.get(name, name): x for name, x in named.items()}
         if len(given) == 1 and "src" in named:
             given = (named.pop("src"), *given)
@@ -393,7 +393,7 @@ def slice_(src: L, coord: object) -> L:
     >>> print(slice_(Layout((4, (2, 3))), (1, (None, 2))), slice_((128, 256, 64), (None, 0, None)))
     (2):(4) (128, 64)
     """
-    return _method(src, "slice")(coord)[0] if _is_ours(src) else _modes_at(src, coord, True)
+    return _method(src, "slice")(coord)[0] if _is_ours(src) else cast(L, _modes_at(src, coord, True))
 
 
 @_in_either_order
@@ -415,10 +415,10 @@ def dice(src: L, coord: object) -> L:
     >>> dice((128, 256, 64), (1, None, 1))
     (128, 64)
     """
-    return _method(src, "dice")(coord) if _is_ours(src) else _modes_at(src, coord, False)
+    return _method(src, "dice")(coord) if _is_ours(src) else cast(L, _modes_at(src, coord, False))
 
 
-def _modes_at(x: object, coord: object, kept: bool) -> Any:
+def _modes_at(x: object, coord: object, kept: bool) -> tuple[object, ...]:
     """The entries of a tuple that have None (kept) or an integer in a coordinate."""
     entries = as_entries(x, "the source of a slice")
     if not isinstance(coord, (tuple, list)):

@@ -327,7 +327,12 @@ def out_of_range(coord: object, shape: Shape) -> CoordinateError:
 
 def other_nesting(coord: object, shape: Shape) -> CoordinateError:
     """The error for a coordinate that is nested otherwise than `shape`."""
-    return CoordinateError(f"coordinate {show_coord(coord)} does not have the nesting of shape {show(shape)}")
+    said = show(shape)
+    said = said if len(said) <= MOST_SHOWN else f"{said[:MOST_SHOWN]}..."
+    return CoordinateError(f"coordinate {show_coord(coord)} does not have the nesting of shape {said}")
+
+
+MOST_SHOWN = 400  # characters of a shape in a message
 
 
 def scalar(x: object, what: str = "a coordinate") -> Any:

@@ -29,7 +29,7 @@ class CannotRewrite(MissingFact):
 
 
 class SymbolMet(Exception):
-    """A formula uses symbols that its prover has not seen yet: the evaluation starts again with them."""
+    """A formula uses symbols that its prover has not seen. The evaluation starts again with them."""
 
     def __init__(self, met: Scalar) -> None:
         super().__init__(met)

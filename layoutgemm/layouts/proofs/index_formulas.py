@@ -265,6 +265,9 @@ def _refuted(
     return Undecided(str(stuck)) if refuted is None else refuted[0]
 
 
+Operation = Callable[[int, int], int]  # of integers, a comparison too
+
+
 class AtSizes:
     """An integer that takes symbols for their numbers, in a formula at some sizes."""
 
@@ -274,15 +277,18 @@ class AtSizes:
     def __init__(self, value: int, number: Callable[[Scalar], int]) -> None:
         self.value, self.number = value, number
 
-    def _with(self, operation: Callable[[Any, Any], Any], other: Any, reflected: bool) -> Any:
-        if other.__class__ is AtSizes:
-            other = other.value
-        elif other.__class__ is Polynomial:
-            other = self.number(other)
-        elif not is_int(other) and other.__class__ is not bool:
+    def calculated(self, operation: Operation, other: object, reflected: bool) -> object:
+        """The operation with another number, an integer or a symbol."""
+        if isinstance(other, AtSizes):
+            by = other.value
+        elif isinstance(other, Polynomial):
+            by = self.number(other)
+        elif is_int(other) or isinstance(other, bool):
+            by = int(other)
+        else:
             return NotImplemented
-        found = operation(other, self.value) if reflected else operation(self.value, other)
-        return found if found.__class__ is bool else AtSizes(found, self.number)
+        found = operation(by, self.value) if reflected else operation(self.value, by)
+        return found if isinstance(found, bool) else AtSizes(found, self.number)
 
     def __hash__(self) -> int:
         return hash(self.value)
@@ -300,8 +306,8 @@ class AtSizes:
         return AtSizes(~self.value, self.number)
 
 
-def _operator(operation: Callable[[Any, Any], Any], reflected: bool) -> Callable[[AtSizes, object], Any]:
-    return lambda self, other: self._with(operation, other, reflected)
+def _operator(operation: Operation, reflected: bool) -> Callable[[AtSizes, object], object]:
+    return lambda self, other: self.calculated(operation, other, reflected)
 
 
 for _name in ("add", "sub", "mul", "floordiv", "mod", "and", "or", "xor", "lshift", "rshift"):
