@@ -28,6 +28,7 @@ NUMPY_TAKES = {
     dtype("e4m3"): ("float32", "float8_e4m3fn"),
     dtype("e5m2"): ("float32", "float8_e5m2"),
     tf32: ("float32",),
+    dtype("e2m1"): ("float32",),
     i8: ("int8",),
     u8: ("uint8",),
 }
@@ -52,13 +53,13 @@ def global_matrix(operand: OperandPlan, value: np.ndarray, copies: list[str], co
     Values must be converted to bits in any case; what counts as a copy here is a pitch other than the matrix's own.
     """
     lines = value if operand.order == "row" else value.swapaxes(-1, -2)  # lines of contiguous elements
-    count, extent = lines.shape[-2:]
+    count, extent = lines.shape[-2], lines.shape[-1] // operand.per_unit
     # One line has no pitch; of a batch, it is as far from the next matrix's.
-    leading = padded_leading(operand.dtype, extent) if count > 1 or lines.ndim > 2 else extent
+    leading = padded_leading(operand.unit, extent) if count > 1 or lines.ndim > 2 else extent
     if leading != extent:
-        rule = line_misfit(extent, 1, 2, extent, operand.dtype.bytes)
+        rule = line_misfit(extent, 1, 2, extent, operand.unit.bytes)
         refuse_or_note(f"{operand.name.lower()}: {rule}", f"pitch {leading}", copies, copy)
-    buffer = np.zeros((*lines.shape[:-1], leading), dtype=operand.dtype.storage)
+    buffer = np.zeros((*lines.shape[:-1], leading), dtype=operand.unit.storage)
     buffer[..., :extent] = raw_bits(operand, lines)
     return GlobalMatrix(buffer.reshape(-1), leading, (extent, count, *lines.shape[:-2]), count * leading)
 
@@ -69,7 +70,8 @@ def raw_bits(operand: Any, values: np.ndarray, rounds: bool = False) -> np.ndarr
     rounds  round those of tf32, too: a tensor copy rounds them itself
     """
     if (rounds or operand.dtype != tf32) and values.dtype.name in ("float32", "float16"):
-        return operand.dtype.encode(values)
+        bits = operand.dtype.encode(values)
+        return bits if operand.dtype.bits >= u8.bits else np.asarray(bits[..., ::2] | bits[..., 1::2] << 4)
     return values.view(operand.dtype.storage)
 
 

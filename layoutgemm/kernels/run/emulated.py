@@ -43,7 +43,7 @@ def emulate_plan(
 def _leading(plan: Plan, a: GlobalMatrix, b: GlobalMatrix) -> list[int]:
     """The pitches of A and B. A matrix of one line has none; the tensor map wants one that it takes."""
     return [
-        padded_leading(operand.dtype, matrix.extents[0]) if matrix.extents[1] == 1 else matrix.leading
+        padded_leading(operand.unit, matrix.extents[0]) if matrix.extents[1] == 1 else matrix.leading
         for operand, matrix in ((plan.a, a), (plan.b, b))
     ]
 

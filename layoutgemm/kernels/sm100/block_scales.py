@@ -46,7 +46,7 @@ CHUNK_COLUMNS = CHUNK_WORDS // (LANES // 4)  # of tensor memory; a quarter of th
 class ScaleFormat:
     """A format of block-scaled operands.
 
-    name    as `formats` lists it
+    name    as `FORMATS` lists it
     kind    of tcgen05.mma
     types   of A and B
     scale   type of a factor
@@ -65,14 +65,21 @@ class ScaleFormat:
         return self.vector * CHUNK_FACTORS
 
 
-FORMATS = {"mxfp8": ScaleFormat("mxfp8", "mxf8f6f4", ("e4m3", "e5m2"), dtype("ue8m0"), 32)}
+FORMATS = {
+    form.name: form
+    for form in (
+        ScaleFormat("mxfp8", "mxf8f6f4", ("e4m3", "e5m2"), dtype("ue8m0"), 32),
+        ScaleFormat("mxfp4", "mxf4", ("e2m1",), dtype("ue8m0"), 32),
+        ScaleFormat("nvfp4", "mxf4nvf4", ("e2m1",), dtype("ue4m3"), 16),
+    )
+}
 
 
 def scale_format(name: str | ScaleFormat) -> ScaleFormat:
     """The format of that name. Raises PlanError for another, with those there are.
 
-    >>> scale_format("mxfp8").chunk_k
-    128
+    >>> scale_format("mxfp8").chunk_k, scale_format("nvfp4").chunk_k
+    (128, 64)
     """
     if isinstance(name, ScaleFormat):
         return name

@@ -52,7 +52,7 @@ from ..plan import (
     stage_depth,
 )
 from ..store import StoreChunk, StorePlan
-from .block_scales import CHUNK_ROWS, NAMES, BlockScales, ScaleFormat, scale_format
+from .block_scales import CHUNK_ROWS, FORMATS, NAMES, BlockScales, ScaleFormat, scale_format
 from .fragment import TileRows
 from .rows import check_rows, gathered, matrices_by_map, scattered
 from .store import derive_store
@@ -219,8 +219,9 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, A
         gated            a Combined, of two to four matrices B, or the name of a gate, whose B has 2n columns; as for
                          `Sm90Plan.derive`. Their sums lie side by side in an accumulator's columns
         pair             K of a second pair of matrices, whose product is added, likewise
-        scales           "mxfp8": A and B have a factor, a power of two, for every 32 elements of K of each row of A and
-                         column of B. A K-major product; a tile of 128 or 256 columns. See `kernels.sm100.block_scales`
+        scales           "mxfp8" (a and b e4m3 or e5m2), "mxfp4" or "nvfp4" (e2m1): a factor for every 32 elements of K,
+                         of nvfp4 16, of each row of A and column of B. A is a "row" and B a "col"; the tile has 128 or
+                         256 columns. See `kernels.sm100.block_scales`
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists; passes on AtomError,
         DescriptorError and TmaError.
@@ -239,8 +240,8 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, A
         epilogue = epilogue_behind(sums, epilogue)
         target = arch_named(arch)
         target.require("tcgen05", "this kernel")
-        a_spec, b_spec, c_spec = _typed(a, b, c)
-        _check_scales(form, (a_spec, b_spec), config, {"gated": sums, "pair": second, "indexed": indexed})
+        a_spec, b_spec, c_spec = _typed(a, b, c, form)
+        _check_scales(form, (a_spec, b_spec), k, config, {"gated": sums, "pair": second, "indexed": indexed})
         check_epilogue(epilogue, c_spec)
         check_parts(Asked(gated=sums, pair=second, indexed=indexed, batch=batch).parts, batch, SUMS)
         columns = config.tile[1]
@@ -393,40 +394,50 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, A
         )
 
 
-def _typed(a: OperandSpec, b: OperandSpec | None, c: OperandSpec | None) -> tuple[Operand, Operand, Operand]:
+def _typed(
+    a: OperandSpec, b: OperandSpec | None, c: OperandSpec | None, form: ScaleFormat | None
+) -> tuple[Operand, Operand, Operand]:
     """The operands' types and orders; raises PlanError for a product without an instruction."""
     a_spec = Operand.parse(a)
     b_spec = Operand.parse(a_spec.dtype if b is None else b)
-    own = {8: "bf16", 16: a_spec.dtype, 32: "f32"}
+    own = {4: "bf16", 8: "bf16", 16: a_spec.dtype, 32: "f32"}
     c_spec = Operand.parse(c if c is not None else own.get(a_spec.dtype.bits, "f32"))
     for name, spec in (("a", a_spec), ("b", b_spec)):
-        if spec.dtype.name not in _KINDS:
-            other = ""
-            if spec.dtype.name in ("i8", "u8"):
-                other = "; config=Sm80Config() asks for mma.sync, which multiplies it"
-            elif spec.dtype.name == "f32":
-                other = ": say 'tf32' for f32 rounded to 11 bits of its significand"
-            raise PlanError(f"{name} is {spec.dtype}; this kernel multiplies {', '.join(_KINDS)}{other}")
+        known = tuple(_KINDS) if form is None else form.types
+        if spec.dtype.name not in known:
+            said = "this kernel" if form is None else f"scales = {form.name!r}: the kernel"
+            raise PlanError(f"{name} is {spec.dtype}; {said} multiplies {', '.join(known)}{_other_way(spec)}")
     if c_spec.dtype.name not in _OUTPUTS:
         raise refused_output(c_spec.dtype, a_spec.dtype, _OUTPUTS)
     check_pair(a_spec, b_spec)
     return a_spec, b_spec, c_spec
 
 
+def _other_way(spec: Operand) -> str:
+    """How else the elements of a type without an instruction here are multiplied, or ""."""
+    if spec.dtype.name in ("i8", "u8"):
+        return "; config=Sm80Config() asks for mma.sync, which multiplies it"
+    if spec.dtype.name == "f32":
+        return ": say 'tf32' for f32 rounded to 11 bits of its significand"
+    forms = [form.name for form in FORMATS.values() if spec.dtype.name in form.types]
+    return f"; with block scales it does, scales = {' or '.join(map(repr, forms))}" if forms else ""
+
+
 def _check_scales(
-    form: ScaleFormat | None, operands: tuple[Operand, Operand], config: Sm100Config, others: Mapping[str, object]
-) -> None:
+    form: ScaleFormat | None, operands: tuple[Operand, Operand], k: int, config: Sm100Config,
+    others: Mapping[str, object],
+) -> None:  # fmt: skip
     """Raise PlanError for operands, a tile or parts that a block-scaled kernel does not take."""
     if form is None:
         return
     for name, spec, order in zip("ab", operands, ("row", "col"), strict=True):
-        if spec.dtype.name not in form.types:
-            raise PlanError(f"{name} is {spec.dtype}; scales = {form.name!r} are of {' and '.join(form.types)}")
         if spec.order != order:
             raise PlanError(
                 f"{name} is {spec}: factors lie along K, and so do the operands of a block-scaled product; a 'row' A "
                 "and a 'col' B"
             )
+    if k * operands[0].dtype.bits % 8:
+        raise PlanError(f"k = {k}: elements of {operands[0].dtype} lie two to a byte along K; pad K to {k + 1}")
     if config.tile[1] % CHUNK_ROWS:
         raise PlanError(
             f"a tile of {config.tile[1]} columns: scales = {form.name!r} come in chunks of {CHUNK_ROWS}; 128 or 256"

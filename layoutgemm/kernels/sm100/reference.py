@@ -48,6 +48,11 @@ from .store import load_of
 Values = npt.NDArray[np.float32]
 
 
+def two_to_a_byte(bits: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """The 4-bit elements of bytes along the last dimension, the low one first."""
+    return np.stack([bits & 15, bits >> 4], -1).reshape(*bits.shape[:-1], -1)
+
+
 def places(layout: Layout, *axes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """(lane, column) arrays of a layout into tensor memory at broadcast coordinates."""
     lane, column = (Layout(layout.shape, component(layout.stride, (path,))) for path in (0, 1))
@@ -164,6 +169,7 @@ class _Group:
     ) -> None:  # fmt: skip
         address = block.smem.base + self.plan.smem.stage(operand.name, stage)
         full = self.blocks[0].full[stage]
+        at = {**at, "k": at["k"] // operand.per_unit}
         if operand is not self.plan.a or not self.plan.gathers:
             copy_boxes(tma, tma.instructions, source, at, block.smem, address, full)
             return
@@ -241,8 +247,10 @@ class _Group:
     def _operand(self, operand: OperandPlan, block: _PairBlock, stage: int, k_block: int) -> npt.NDArray[np.float32]:
         depth, word = self.plan.mma.shape_mnk[2], operand.descriptor
         base = word.base.at(block.smem.base + self.plan.smem.stage(operand.name, stage) + word.k_steps[k_block]).word
-        at = element_addresses(base, operand.major, (operand.smem.extent[0], depth), operand.dtype, "sm_100a")
-        return operand.dtype.decode(block.smem.read(at, operand.dtype)).astype(np.float32)
+        extent = operand.smem.extent[0], depth // operand.per_unit
+        at = element_addresses(base, operand.major, extent, operand.unit, "sm_100a")
+        bits = block.smem.read(at, operand.unit)
+        return operand.dtype.decode(bits if operand.per_unit == 1 else two_to_a_byte(bits)).astype(np.float32)
 
     # --------------------------------------------------------------------------------------------------------- the end
     def _store(self, block: _PairBlock, warp: int, first: int, origin: dict[str, int]) -> None:

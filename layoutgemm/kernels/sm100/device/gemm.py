@@ -107,6 +107,8 @@ class Sm100GemmKernel(GemmEntry):
         words: Sequence[Int64],
     ) -> bridge.TensorMap:  # fmt: skip
         """Host side: the tensor map of matrix `name`, "a", "b" or "c"."""
+        if const_expr(self.plan.a.per_unit > 1 and name != "c"):
+            extents = {**extents, "k": extents["k"] // self.plan.a.per_unit}
         return bridge.encode_tensor_map(tma, address, extents, *pitches)
 
     def host_given(self, words: Sequence[Int64]) -> bridge.Carried:
@@ -123,12 +125,12 @@ class Sm100GemmKernel(GemmEntry):
         names  of further ones; default those of the plan's function
         """
         plan, given = self.plan, dict(zip(self.plan.words, words, strict=True))
-        (address, pitches), size = first, self.plan.b.dtype.bytes
+        address, pitches = first
         if names is None:
             names = [name for name, _ in plan.gated.places] if plan.gated is not None else []
         at = [(address, pitches), *[plan.lines_given(name, given) for name in names]]
         if plan.halves > 1:
-            half = Int64(extents["n"]) * pitches[0] * size
+            half = Int64(extents["n"]) * pitches[0] * plan.b.dtype.bytes
             at = [(address + i * half, pitches) for i in range(plan.halves)]
         return [self.encoded("b", tma, *where[:1], extents, where[1], words)
                 for tma, where in zip(plan.b.copies, at, strict=True)]  # fmt: skip
@@ -329,7 +331,7 @@ class Sm100GemmKernel(GemmEntry):
         self, job: bridge.Carried, maps: bridge.Maps, m0: Int32, n0: Int32, matrix: Int32, k_tile: Int32, stage: Int32
     ) -> None:
         """Arm full[stage] and issue this block's part of both tiles. Called by one thread."""
-        plan, place = self.plan, {"l": matrix, "k": k_tile * self.plan.tile[2]}
+        plan, place = self.plan, {"l": matrix, "k": k_tile * (self.plan.tile[2] // self.plan.a.per_unit)}
         of_a, of_b = maps[0], maps[1 : 1 + len(plan.b.copies)]
         if const_expr(plan.pair is not None):
             second, place = maps[1 + len(of_b) :], place_in_pairs(k_tile, job.first_tiles, plan.tile[2], choose)
