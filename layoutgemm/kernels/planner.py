@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
 from ..arch import Arch, ArchName
 from ..arch import arch as arch_named
 from ..arguments import checked
+from ..atoms import mma_sync
+from ..atoms.targets import exists_on
 from ..errors import LayoutError, PlanError
 from ..schedule import TileList, Triangular
 from ..schedule.triangular import HALVES
@@ -37,6 +39,7 @@ from .sm90.plan import Sm90Config, Sm90Plan
 from .sm90.triangular.choose import SHORT_PATTERN, by_rounds
 from .sm90.triangular.operands import Triangles
 from .sm90.types import operands
+from .sm100.block_scales import ScaleFormat, scale_format
 from .sm100.plan import Sm100Config, Sm100Plan
 
 if TYPE_CHECKING:
@@ -72,6 +75,7 @@ class PlanOptions(TypedDict, total=False):
     pair: SecondPair | int | None
     indexed: IndexedRows | None
     triangles: Triangles | None
+    scales: ScaleFormat | str | None
 
 
 @overload
@@ -129,6 +133,7 @@ def plan(
     pair: SecondPair | int | None = None,
     indexed: IndexedRows | None = None,
     triangles: Triangles | None = None,
+    scales: ScaleFormat | str | None = None,
 ) -> GemmPlan:
     """The production kernel's plan for C[m, n] = A[m, k] @ B[k, n].
 
@@ -146,6 +151,7 @@ def plan(
     pair      K of a second pair of matrices, likewise; beside a gate or several matrices B, of each sum
     indexed   rows of A and C by index; m is the product's rows
     triangles A or B is triangular, likewise
+    scales    "mxfp8", "mxfp4" or "nvfp4" block scales, as for `Sm100Plan.derive`; on sm_100a and later
 
     Raises PlanError naming the argument when the architecture's kernel does not take it, and passes on AtomError,
     DescriptorError and TmaError.
@@ -165,6 +171,8 @@ def plan(
     chosen: Any = config  # of the kernel's own kind
     gates = combination(gated)
     epilogue = None if epilogue is None else Epilogue.of(epilogue, gated=gates is not None)
+    if scales is not None and kind is not Sm100Config:
+        raise PlanError(_without_block_scales(target, kind, scale_format(scales)))
     if kind is Sm90Config:
         parts = HopperParts(epilogue, gates, order, prologue, pair_of(pair, gates), indexed, triangles)
         return _for_hopper((m, n, k), batch, (a, b, c), chosen, parts)
@@ -177,7 +185,7 @@ def plan(
             chosen = Sm100Config((128, 256 // unit * unit))
         return Sm100Plan.derive(
             m, n, k, arch=target, batch=batch, a=a, b=b, c=c, config=chosen, epilogue=epilogue, order=order,
-            indexed=indexed, gated=gates, pair=pair,
+            indexed=indexed, gated=gates, pair=pair, scales=scales,
         )  # fmt: skip
     if chosen is None:
         sums = 1 if gates is None else gates.matrices
@@ -191,6 +199,18 @@ def plan(
         m, n, k, batch=batch, arch=target, a=a, b=b, c=c, config=chosen, epilogue=epilogue, order=order,
         indexed=indexed, gated=gates, pair=pair, prologue=prologue,
     )  # fmt: skip
+
+
+def _without_block_scales(target: Arch, kind: type[Config], form: ScaleFormat) -> str:
+    """Why the kernel of an architecture takes no block scales of tcgen05, and the way out."""
+    if kind is Sm90Config:
+        way = "scaled_matmul multiplies e4m3 and e5m2 with scales of 128 elements of K, quantized_matmul weights of e2m1"
+        why = "no wgmma has block scales"
+    elif exists_on(mma_sync((16, 8, 32), "e4m3", kind="mxf8f6f4").archs, target):
+        why, way = "mma.sync.block_scale exists there, and this kernel has none of it", "scale the values, or use sm_100a"
+    else:
+        why, way = "no mma.sync has block scales before sm_120a", "convert to f16 or bf16 with the scales"
+    return f"scales = {form.name!r}: not by the kernel of {target.name}: {why}; {way}"
 
 
 MN_SPAN = 64  # columns of 16-bit elements in 128 bytes
@@ -238,6 +258,7 @@ class HopperParts(NamedTuple):
     pair: SecondPair | None
     indexed: IndexedRows | None
     triangles: Triangles | None
+    scales: ScaleFormat | str | None
 
 
 def _for_hopper(

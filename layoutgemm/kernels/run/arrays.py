@@ -105,8 +105,9 @@ def check_matrices(
 
 
 def check_shapes(plan: GemmPlan, a: np.ndarray | torch.Tensor, b: np.ndarray | torch.Tensor) -> None:
-    """Raise OperandError for an operand whose shape is not the plan's."""
-    for name, value, shape in (("a", a, (plan.rows_of_a, plan.k)), ("b", b, (plan.k, columns_of_b(plan)))):
+    """Raise OperandError for an operand whose shape is not the plan's. A tensor of 4-bit elements counts pairs."""
+    depth = plan.k if isinstance(a, np.ndarray) else plan.k // getattr(plan.a, "per_unit", 1)
+    for name, value, shape in (("a", a, (plan.rows_of_a, depth)), ("b", b, (depth, columns_of_b(plan)))):
         check_shape(name, value, batched(plan, shape, name))
 
 

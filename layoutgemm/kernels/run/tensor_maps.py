@@ -50,8 +50,8 @@ def tma_operand(
     name = operand.name.lower()
     lines = tensor if operand.order == "row" else tensor.transpose(-1, -2)
     rows, extent = lines.shape[-2:]
-    leading, pitch = _distances(lines, operand.dtype)
-    made = padded_leading(operand.dtype, extent)
+    leading, pitch = _distances(lines, operand.unit)
+    made = padded_leading(operand.unit, extent)
     rule = tensor_misfit(tensor, operand.order)
     if not rule and lines.ndim > 2 and pitch <= 0:
         rule = f"matrices of the batch lie {pitch} elements apart, and a tensor map's at a positive distance"
