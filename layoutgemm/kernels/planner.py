@@ -30,7 +30,7 @@ from .operands.pair import SecondPair, pair_of
 from .operands.prologue import Prologue
 from .orders import Order, columns_of_order, diagonal_pattern, is_symmetric
 from .plan import GemmPlan, check_sizes, present
-from .sm80.choose import choose_sm80, for_prologue, for_several, holding_groups
+from .sm80.choose import candidates, for_prologue, for_several, holding_groups
 from .sm80.plan import Sm80Config, Sm80Plan
 from .sm90.choose.prologue import grouped_prologue_config, prologue_config
 from .sm90.choose.rules import SPARE, Sm90Choice, in_place, whole_columns, with_whole_rows
@@ -187,18 +187,14 @@ def plan(
             m, n, k, arch=target, batch=batch, a=a, b=b, c=c, config=chosen, epilogue=epilogue, order=order,
             indexed=indexed, gated=gates, pair=pair, scales=scales,
         )  # fmt: skip
-    if chosen is None:
-        sums = 1 if gates is None else gates.matrices
-        chosen = holding_groups(_for_ampere(m, n * sums, k, batch, target, a, c) or Sm80Config(), epilogue)
-        chosen = for_several(chosen, sums, pair is not None)
-        if indexed is not None and indexed.gather is not None and chosen.loads == "tma":
-            chosen = replace(chosen, loads="cp.async")  # which gathers rows
-        if prologue is not None:
-            chosen = for_prologue(chosen)
-    return Sm80Plan.derive(
-        m, n, k, batch=batch, arch=target, a=a, b=b, c=c, config=chosen, epilogue=epilogue, order=order,
+    derive = partial(
+        Sm80Plan.derive, m, n, k, batch=batch, arch=target, a=a, b=b, c=c, epilogue=epilogue, order=order,
         indexed=indexed, gated=gates, pair=pair, prologue=prologue,
     )  # fmt: skip
+    if chosen is not None:
+        return derive(config=chosen)
+    parts = HopperParts(epilogue, gates, order, prologue, pair_of(pair, gates), indexed, triangles)
+    return _first(partial(derive, config=config) for config in _for_ampere((m, n, k, batch), target, (a, c), parts))
 
 
 def _without_block_scales(target: Arch, kind: type[Config], form: ScaleFormat) -> str:
@@ -235,17 +231,32 @@ def refusal_beside_hopper(name: str, arch: str, said: str = "") -> str:
 
 
 def _for_ampere(
-    m: int, n: int, k: int, batch: int, target: Arch, a: OperandSpec, c: OperandSpec | None
-) -> Sm80Config | None:
-    """The rule's configuration for 16-bit operands as this product takes it; None, the defaults, for others.
+    sizes: tuple[int, int, int, int], target: Arch, given: tuple[OperandSpec, OperandSpec | None], parts: HopperParts
+) -> Iterator[Sm80Config]:
+    """The configurations of the rule for mma.sync with these parts, the best first.
 
-    A persistent kernel multiplies one pair of matrices, and stmatrix stores elements of 16 bits.
+    sizes  m, n, k and batch;   given  A and C
     """
-    if Operand.parse(a).dtype.bits != 16:
-        return None
-    found, _ = choose_sm80(m, n, k, target, target.gpu.multiprocessors)
-    narrow = Operand.parse(a if c is None else c).dtype.bits == 16
-    return replace(found, persistent=found.persistent and batch == 1, stmatrix=found.stmatrix and narrow)
+    (m, n, k, batch), gated, indexed = sizes, parts.gated, parts.indexed
+    sums = 1 if gated is None else gated.matrices
+    of_a = Operand.parse(given[0]).dtype
+    of_c = of_a if given[1] is None else Operand.parse(given[1]).dtype
+    for config in candidates(m, n * sums, k, batch=batch, arch=target, a=of_a, c=of_c):
+        config = for_several(holding_groups(config, parts.epilogue, sums), sums, parts.pair is not None, -(-of_c.bits // 8))
+        if indexed is not None and indexed.gather is not None and config.loads == "tma":
+            config = replace(config, loads="cp.async")  # which gathers rows
+        yield from (config,) if parts.prologue is None else for_prologue(config)
+
+
+def _first(kernels: Iterable[Callable[[], Sm80Plan]]) -> Sm80Plan:
+    """The first plan that can be derived. Raises the first refusal."""
+    refused: LayoutError | None = None
+    for derive in kernels:
+        try:
+            return derive()
+        except LayoutError as error:
+            refused = refused or error
+    raise present(refused)
 
 
 class HopperParts(NamedTuple):
@@ -258,7 +269,6 @@ class HopperParts(NamedTuple):
     pair: SecondPair | None
     indexed: IndexedRows | None
     triangles: Triangles | None
-    scales: ScaleFormat | str | None
 
 
 def _for_hopper(
