@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from math import lcm
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar, overload
 
 from ..arch import Arch, ArchName
 from ..arch import arch as arch_named
@@ -40,12 +40,14 @@ from .sm90.triangular.choose import SHORT_PATTERN, by_rounds
 from .sm90.triangular.operands import Triangles
 from .sm90.types import operands
 from .sm100.block_scales import ScaleFormat, scale_format
+from .sm100.choose import choose_sm100
 from .sm100.plan import Sm100Config, Sm100Plan
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Config = Sm80Config | Sm90Config | Sm100Config
+P = TypeVar("P", bound=GemmPlan)
 
 # The names of architectures by the kernel that they have, for typed callers; `arch` takes further ones.
 Sm80Name = Literal[
@@ -180,13 +182,15 @@ def plan(
         if part is not None:
             raise PlanError(refusal_beside_hopper(name, target.name))
     if kind is Sm100Config:
-        if chosen is None and gates is not None:  # whole spans of 128 bytes of each matrix
-            unit = gates.matrices * MN_SPAN
-            chosen = Sm100Config((128, 256 // unit * unit))
-        return Sm100Plan.derive(
-            m, n, k, arch=target, batch=batch, a=a, b=b, c=c, config=chosen, epilogue=epilogue, order=order,
+        on_blackwell = partial(
+            Sm100Plan.derive, m, n, k, arch=target, batch=batch, a=a, b=b, c=c, epilogue=epilogue, order=order,
             indexed=indexed, gated=gates, pair=pair, scales=scales,
         )  # fmt: skip
+        if chosen is not None:
+            return on_blackwell(config=chosen)
+        columns = n if order is None else columns_of_order(order, m, n)
+        rule = _for_blackwell((m, columns, batch), target, gates, epilogue, scales is not None)
+        return _first(partial(on_blackwell, config=each) for each in rule)
     derive = partial(
         Sm80Plan.derive, m, n, k, batch=batch, arch=target, a=a, b=b, c=c, epilogue=epilogue, order=order,
         indexed=indexed, gated=gates, pair=pair, prologue=prologue,
@@ -200,10 +204,15 @@ def plan(
 def _without_block_scales(target: Arch, kind: type[Config], form: ScaleFormat) -> str:
     """Why the kernel of an architecture takes no block scales of tcgen05, and the way out."""
     if kind is Sm90Config:
-        way = "scaled_matmul multiplies e4m3 and e5m2 with scales of 128 elements of K, quantized_matmul weights of e2m1"
+        way = (
+            "scaled_matmul multiplies e4m3 and e5m2 with scales of 128 elements of K, quantized_matmul weights of e2m1"
+        )
         why = "no wgmma has block scales"
     elif exists_on(mma_sync((16, 8, 32), "e4m3", kind="mxf8f6f4").archs, target):
-        why, way = "mma.sync.block_scale exists there, and this kernel has none of it", "scale the values, or use sm_100a"
+        why, way = (
+            "mma.sync.block_scale exists there, and this kernel has none of it",
+            "scale the values, or use sm_100a",
+        )
     else:
         why, way = "no mma.sync has block scales before sm_120a", "convert to f16 or bf16 with the scales"
     return f"scales = {form.name!r}: not by the kernel of {target.name}: {why}; {way}"
@@ -230,6 +239,20 @@ def refusal_beside_hopper(name: str, arch: str, said: str = "") -> str:
     return f"{said or name}: not by the kernel of {arch}: {why}; sm_90a has a kernel. {way_out[0].upper()}{way_out[1:]}"
 
 
+def _for_blackwell(
+    sizes: tuple[int, int, int], target: Arch, gated: Combined | None, epilogue: Epilogue | None, scaled: bool
+) -> Iterator[Sm100Config]:
+    """The configurations of the rule for tcgen05, the best first. `sizes`: m, n, batch."""
+    if gated is not None:  # whole spans of 128 bytes of each matrix
+        unit = gated.matrices * MN_SPAN
+        yield Sm100Config((128, 256 // unit * unit))
+        return
+    m, n, batch = sizes
+    unit = 1 if epilogue is None else epilogue.columns
+    yield choose_sm100(m, n, batch=batch, arch=target, unit=unit, scaled=scaled)[0]
+    yield Sm100Config((128, 128) if scaled else (128, 256))
+
+
 def _for_ampere(
     sizes: tuple[int, int, int, int], target: Arch, given: tuple[OperandSpec, OperandSpec | None], parts: HopperParts
 ) -> Iterator[Sm80Config]:
@@ -242,13 +265,15 @@ def _for_ampere(
     of_a = Operand.parse(given[0]).dtype
     of_c = of_a if given[1] is None else Operand.parse(given[1]).dtype
     for config in candidates(m, n * sums, k, batch=batch, arch=target, a=of_a, c=of_c):
-        config = for_several(holding_groups(config, parts.epilogue, sums), sums, parts.pair is not None, -(-of_c.bits // 8))
+        config = for_several(
+            holding_groups(config, parts.epilogue, sums), sums, parts.pair is not None, -(-of_c.bits // 8)
+        )
         if indexed is not None and indexed.gather is not None and config.loads == "tma":
             config = replace(config, loads="cp.async")  # which gathers rows
         yield from (config,) if parts.prologue is None else for_prologue(config)
 
 
-def _first(kernels: Iterable[Callable[[], Sm80Plan]]) -> Sm80Plan:
+def _first(kernels: Iterable[Callable[[], P]]) -> P:
     """The first plan that can be derived. Raises the first refusal."""
     refused: LayoutError | None = None
     for derive in kernels:

@@ -64,6 +64,11 @@ def global_matrix(operand: OperandPlan, value: np.ndarray, copies: list[str], co
     return GlobalMatrix(buffer.reshape(-1), leading, (extent, count, *lines.shape[:-2]), count * leading)
 
 
+def pitch_of_map(operand: OperandPlan, matrix: GlobalMatrix) -> int:
+    """The pitch of a matrix's tensor map. A matrix of one line has none, and the map wants one that it takes."""
+    return padded_leading(operand.unit, matrix.extents[0]) if matrix.extents[1] == 1 else matrix.leading
+
+
 def raw_bits(operand: Any, values: np.ndarray, rounds: bool = False) -> np.ndarray:
     """The bits of values of the operand's type, rounded to it if asked.
 

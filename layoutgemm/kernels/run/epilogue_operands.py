@@ -32,7 +32,7 @@ from ..sm100.block_scales import NAMES, BlockScales
 from ..sm100.plan import Sm100Plan
 from ..verbs import named
 from . import ampere
-from .arrays import check_arrays, check_numpy_type, check_shape, global_matrix
+from .arrays import check_arrays, check_numpy_type, check_shape, global_matrix, pitch_of_map
 from .capture import outside_capture
 from .cpu import executed
 from .hardware_model import GlobalMatrix
@@ -143,7 +143,8 @@ def _further_values(plan: NamedPlan, given: Mapping[str, object]) -> dict[str, o
 def _further_lines(plan: NamedPlan, values: Given) -> dict[str, tuple[np.ndarray, int, int]]:
     """Each further matrix for a launch on arrays: memory, elements from line to line, from matrix to matrix."""
     if not isinstance(plan, Sm80Plan):
-        return {name: (values[name].bits, values[name].leading, values[name].pitch) for name in plan.further}
+        found = {name: (values[name], operand) for name, (operand, _) in plan.further.items()}
+        return {name: (x.bits, pitch_of_map(operand, x), x.pitch) for name, (x, operand) in found.items()}
     aligned = {"A": plan.config.align[0], "B": plan.config.align[1]}
     found = {}
     for name, (operand, _) in plan.further.items():

@@ -206,7 +206,9 @@ class BlockScales:
             wrong = np.argwhere(np.asarray(self.format.scale.decode(bits)) != value)
             if len(wrong):
                 at = tuple(map(int, wrong[0]))
-                raise OperandError(f"{name}{list(at)} is {value[at]}, and no {self.format.scale}: round the scales first")
+                raise OperandError(
+                    f"{name}{list(at)} is {value[at]}, and no {self.format.scale}: round the scales first"
+                )
             found[name] = blocked(bits)
         return found
 

@@ -40,8 +40,8 @@ from ..plan_checks import (
 )
 from ..store import distinct_chunks
 from ..store_ring import StoreRing
-from .pipeline_model import BlackwellPipeline
 from .block_scales import CHUNK_BYTES
+from .pipeline_model import BlackwellPipeline
 from .plan import BLOCK_ROWS, EPILOGUE_WARPS, LOADER_WARP, MMA_WARP, SLOT_BYTES, Sm100Plan
 from .reference import places
 from .rows_checks import rows_checks

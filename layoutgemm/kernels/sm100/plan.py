@@ -513,9 +513,7 @@ def _schedule(order: Order | None, tile: tuple[int, int], config: Sm100Config, s
     return unmirrored(order, Grouped(config.along, config.group), tile, across, "sm_100a's kernel")
 
 
-def _smem(
-    a: OperandPlan, b: OperandPlan, stages: int, accumulators: int, store: StorePlan, factors: int
-) -> Sm100Smem:
+def _smem(a: OperandPlan, b: OperandPlan, stages: int, accumulators: int, store: StorePlan, factors: int) -> Sm100Smem:
     a_stage, b_stage = rounded_up(a.smem.bytes, a.smem.alignment), rounded_up(b.smem.bytes, b.smem.alignment)
     b_offset = rounded_up(stages * a_stage, 1024)
     scales_offset = rounded_up(b_offset + stages * b_stage, 1024)

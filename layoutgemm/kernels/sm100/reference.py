@@ -26,6 +26,7 @@ from ..derive import OperandPlan
 from ..epilogue.numpy_math import Math
 from ..indexed.rows import OUT_ROWS, ROWS
 from ..orders import reads_on_host, stored_elements
+from ..plan import rounded_up
 from ..run.hardware_model import (
     CLUSTERS,
     POISON,
@@ -39,7 +40,6 @@ from ..run.hardware_model import (
     scatter_rows,
     take_tiles,
 )
-from ..plan import rounded_up
 from ..store import StoreChunk
 from .block_scales import NAMES, BlockScales
 from .plan import BLOCK_ROWS, EPILOGUE_WARPS, Sm100Plan

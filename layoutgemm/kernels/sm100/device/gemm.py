@@ -149,7 +149,9 @@ class Sm100GemmKernel(GemmEntry):
         given, scales = dict(zip(self.plan.words, words, strict=True)), present(self.plan.scales)
         pitches = [Int64(pitch) for pitch in scales.pitches(extents["k"])]
         return [
-            bridge.encode_tensor_map(tma, given[name], scales.extents(extents[dim], extents["k"], extents["l"]), *pitches)
+            bridge.encode_tensor_map(
+                tma, given[name], scales.extents(extents[dim], extents["k"], extents["l"]), *pitches
+            )
             for name, dim, tma in zip(NAMES, "mn", scales.copies, strict=True)
         ]
 
