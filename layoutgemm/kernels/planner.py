@@ -204,17 +204,12 @@ def plan(
 def _without_block_scales(target: Arch, kind: type[Config], form: ScaleFormat) -> str:
     """Why the kernel of an architecture takes no block scales of tcgen05, and the way out."""
     if kind is Sm90Config:
-        way = (
-            "scaled_matmul multiplies e4m3 and e5m2 with scales of 128 elements of K, quantized_matmul weights of e2m1"
-        )
         why = "no wgmma has block scales"
-    elif exists_on(mma_sync((16, 8, 32), "e4m3", kind="mxf8f6f4").archs, target):
-        why, way = (
-            "mma.sync.block_scale exists there, and this kernel has none of it",
-            "scale the values, or use sm_100a",
-        )
+        way = "scaled_matmul has scales of 128 elements of K for e4m3 and e5m2, quantized_matmul weights of e2m1"
     else:
-        why, way = "no mma.sync has block scales before sm_120a", "convert to f16 or bf16 with the scales"
+        there = exists_on(mma_sync((16, 8, 32), "e4m3", kind="mxf8f6f4").archs, target)
+        why = "this kernel has no mma.sync.block_scale" if there else "no mma.sync has block scales before sm_120a"
+        way = "convert to f16 or bf16 with the scales"
     return f"scales = {form.name!r}: not by the kernel of {target.name}: {why}; {way}"
 
 
@@ -265,9 +260,8 @@ def _for_ampere(
     of_a = Operand.parse(given[0]).dtype
     of_c = of_a if given[1] is None else Operand.parse(given[1]).dtype
     for config in candidates(m, n * sums, k, batch=batch, arch=target, a=of_a, c=of_c):
-        config = for_several(
-            holding_groups(config, parts.epilogue, sums), sums, parts.pair is not None, -(-of_c.bits // 8)
-        )
+        config = holding_groups(config, parts.epilogue, sums)
+        config = for_several(config, sums, parts.pair is not None, of_c.bytes)
         if indexed is not None and indexed.gather is not None and config.loads == "tma":
             config = replace(config, loads="cp.async")  # which gathers rows
         yield from (config,) if parts.prologue is None else for_prologue(config)

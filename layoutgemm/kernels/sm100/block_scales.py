@@ -3,8 +3,9 @@
     blocked factors --TMA--> chunks in shared memory --tcgen05.cp--> tensor memory --tcgen05.mma.block_scale--> D
 
 A chunk has four factors of each of 128 rows, in 512 bytes: see `atoms.tmem.layout.scale_chunk`. Chunks along K lie one
-behind the other, then those of the next 128 rows, then those of the next matrix of a batch. So cuBLAS takes factors, and
-torch as SwizzleType.SWIZZLE_32_4_4. Rows and factors are padded to whole chunks. A stage holds the chunks of a K tile.
+behind the other, then those of the next 128 rows, then those of the next matrix of a batch. So cuBLAS takes factors,
+and torch as SwizzleType.SWIZZLE_32_4_4. Rows and factors are padded to whole chunks, by any factor but NaN. A stage
+holds the chunks of a K tile.
 The thread that multiplies copies them to tensor memory first, behind the accumulators.
 
 Of a pair each block has the factors of its own rows of A, and those of all columns of B.
@@ -206,9 +207,7 @@ class BlockScales:
             wrong = np.argwhere(np.asarray(self.format.scale.decode(bits)) != value)
             if len(wrong):
                 at = tuple(map(int, wrong[0]))
-                raise OperandError(
-                    f"{name}{list(at)} is {value[at]}, and no {self.format.scale}: round the scales first"
-                )
+                raise OperandError(f"{name}{list(at)} is {value[at]}, and no {self.format.scale}: round it first")
             found[name] = blocked(bits)
         return found
 

@@ -270,8 +270,9 @@ def _barriers(plan: Sm100Plan) -> Check:
         witness = f"{warps} warps load an accumulator"
     statement = (
         f"a stage is full with {plan.full_arrivals} arrival and {plan.blocks} * ({plan.a.bytes} + "
-        f"{plan.b.bytes}{f' + {factors}' * bool(factors)}) = {plan.full_bytes} bytes, empty with {plan.empty_arrivals} commit; an accumulator is "
-        f"full with {plan.acc_full_arrivals} commit, empty with {plan.acc_empty_arrivals} arrivals of {warps} warps"
+        f"{plan.b.bytes}{f' + {factors}' * bool(factors)}) = {plan.full_bytes} bytes, empty with "
+        f"{plan.empty_arrivals} commit; an accumulator is full with {plan.acc_full_arrivals} commit, empty with "
+        f"{plan.acc_empty_arrivals} arrivals of {warps} warps"
     )
     return Check("barriers", statement, not witness, "arithmetic", witness)
 

@@ -1,8 +1,8 @@
 """The configuration of the Blackwell kernel for a problem: by arithmetic, since no GPU has run it here.
 
 A tile's time is that of its products, or that of its loads. Products of 128 rows and K = 16 of bf16 take half a cycle a
-column: 4096 multiply-adds an SM and cycle. For the same K an SM loads 32 bytes of each row of A and of each column of B,
-at 64 bytes a cycle; of a pair each SM loads half of B. Types of 8 and 4 bits have more of K in as many bytes, and the
+column: 4096 multiply-adds an SM and cycle. For the same K an SM loads 32 bytes of each row of A and column of B, at 64
+bytes a cycle; of a pair each SM loads half of B. Types of 8 and 4 bits have more of K in as many bytes, and the
 same ratio. The tile with the fewest cycles in all rounds is taken; of equals the one that loads less.
 
 Sources: NVIDIA, data sheet of the B200 (dense bf16 FLOP/s, SMs, clock); NVIDIA, A100 whitepaper (bytes an SM reads from

@@ -125,8 +125,8 @@ def _explain_scales(plan: Sm100Plan) -> list[str]:
     scales = present(plan.scales)
     form, (of_a, of_b) = scales.format, scales.copies
     return [
-        f"{form.name} scales: a {form.scale} for {form.vector} elements of K; boxes {of_a.box} and {of_b.box} of words, "
-        f"chunks and groups of rows to shared memory at {plan.smem.scales_offset} + stage*{scales.bytes}; "
+        f"{form.name} scales: a {form.scale} for {form.vector} elements of K; boxes {of_a.box} and {of_b.box} of "
+        f"words, chunks and groups of rows to shared memory at {plan.smem.scales_offset} + stage*{scales.bytes}; "
         f"{len(scales.chunk_places())} x {scales.cp} a K tile, to columns {scales.column} to "
         f"{scales.column + scales.columns - 1} of tensor memory"
     ]

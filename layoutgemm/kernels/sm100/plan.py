@@ -373,7 +373,7 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, A
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Names of the 64-bit parameters: the epilogue's, further operands', the tile order's, row indices', scales'."""
+        """Names of the 64-bit parameters: the epilogue's, further operands', the order's, row indices', scales'."""
         own = *self.epilogue.words, *self.operand_words, *self.order.schedule.words, *self.index_words
         return (*own, *(() if self.scales is None else NAMES))
 
@@ -457,7 +457,7 @@ def _scales(form: ScaleFormat, atom: Tcgen05Atom, tile_k: int, config: Sm100Conf
     if taken + found.columns > COLUMNS:
         raise PlanError(
             f"{config.accumulators} accumulators of {atom.accumulator.columns} columns and {found.columns} of block "
-            f"scales are {taken + found.columns}; tensor memory has {COLUMNS}. One accumulator, or a tile of 128 columns"
+            f"scales are {taken + found.columns}; tensor memory has {COLUMNS}. One accumulator, or 128 columns"
         )
     return found
 

@@ -606,9 +606,9 @@ def _ring(target: Arch, a: Sm80Operand, b: OperandOfB, store: Sm80Store, config:
     if end + stages * barrier > target.smem_per_block:
         rows, columns = config.warps
         raise PlanError(
-            f"{rows} x {columns} warps' buffers of C, {BUFFERS} of {store.buffer_bytes} bytes each, are {buffers} bytes; "
-            f"a block of {target.name} has {target.smem_per_block} of shared memory. Take a smaller tile, or more of "
-            "the warps along N"
+            f"{rows} x {columns} warps' buffers of C, {BUFFERS} of {store.buffer_bytes} bytes each, are {buffers}, "
+            f"and a block of {target.name} has {target.smem_per_block} of shared memory. Take a smaller tile, or "
+            "more of the warps along N"
         )
     return stages, Sm80Smem(
         a_offset=0,

@@ -70,7 +70,12 @@ def is_exact(name: str, device: str) -> None:
     assert np.count_nonzero(found) > want.size / 4
 
 
-@pytest.mark.parametrize("name", [pytest.param(x, marks=[pytest.mark.slow] * ("two types" not in x)) for x in FORMS])
+WITHOUT_STEPS = [name for name, (*_, more) in FORMS.items() if "epilogue" not in more]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=[pytest.mark.slow] * ("two types" not in x)) for x in WITHOUT_STEPS]
+)
 def test_the_executor_is_exact(name: str) -> None:
     is_exact(name, "reference")
 
@@ -116,7 +121,7 @@ def test_blocked_factors_are_cublas() -> None:
         ({"scales": "mxfp8", "a": "e4m3", "b": "e4m3:col", "config": Sm100Config((128, 256))}, "tensor memory has 512"),
         ({"a": "e2m1"}, "with block scales it does, scales = 'mxfp4' or 'nvfp4'"),
         ({"scales": "mxfp8", "a": "e4m3", "arch": "hopper"}, "no wgmma has block scales"),
-        ({"scales": "mxfp8", "a": "e4m3", "arch": "sm_120a"}, "this kernel has none of it"),
+        ({"scales": "mxfp8", "a": "e4m3", "arch": "sm_120a"}, "this kernel has no mma.sync.block_scale"),
         ({"scales": "mxfp8", "a": "e4m3", "arch": "ada"}, "before sm_120a"),
     ],
 )
@@ -132,9 +137,7 @@ def test_scales_that_the_type_lacks_are_refused() -> None:
     given["scale_b"][5, 2] = 3.0
     with pytest.raises(OperandError, match=r"scale_b\[5, 2\] is 3.0, and no ue8m0"):
         made.run(a, b, given=given, device="reference")
-    with pytest.raises(
-        OperandError, match=r"scale_a is float32 of shape \(130, 8\): it takes float32 of shape \(130, 9\)"
-    ):
+    with pytest.raises(OperandError, match=r"it takes float32 of shape \(40, 9\)"):
         made.run(a, b, given={**given, "scale_a": given["scale_a"][:, :8]}, device="reference")
     with pytest.raises(OperandError, match="scale_b is missing: the plan reads mxfp8 scales of A and B"):
         made.run(a, b, given={"scale_a": given["scale_a"]}, device="reference")
