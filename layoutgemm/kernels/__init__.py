@@ -48,12 +48,15 @@ from .sm90.operands.row_sums import RowSums
 from .sm90.plan import Sm90Config, Sm90Plan
 from .sm90.quantized.feature_parts import FeatureParts
 from .sm90.triangular.operands import Triangles
+from .sm100.block_scales import BlockScales, ScaleFormat
+from .sm100.choose import choose_sm100
 from .sm100.plan import Sm100Config, Sm100Plan
 from .streamed.plan import StreamedConfig, StreamedPlan
 from .teaching.plan import TeachingConfig, TeachingPlan
 
 __all__ = [
     "AlongK",
+    "BlockScales",
     "Combined",
     "FeatureParts",
     "GemmPlan",
@@ -66,6 +69,7 @@ __all__ = [
     "Ragged",
     "RowIndices",
     "RowSums",
+    "ScaleFormat",
     "Sm80Config",
     "Sm80Plan",
     "Sm90Config",
@@ -79,6 +83,7 @@ __all__ = [
     "TeachingConfig",
     "TeachingPlan",
     "Triangles",
+    "choose_sm100",
     "error_bound",
     "plan",
 ]
