@@ -42,7 +42,7 @@ def test_m_takes_the_way_that_is_drawn(size: int) -> None:
     ("arch", "way"),
     [
         ("sm_80", ["planner", "sm80.choose", "sm80.plan"]), ("sm_120a", ["planner", "sm80.choose", "sm80.plan"]),
-        ("sm_100a", ["planner", "sm100.plan"]),
+        ("sm_100a", ["planner", "sm100.choose", "sm100.plan"]),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("size", [SMALL, LARGE])

@@ -143,8 +143,10 @@ def _further_values(plan: NamedPlan, given: Mapping[str, object]) -> dict[str, o
 def _further_lines(plan: NamedPlan, values: Given) -> dict[str, tuple[np.ndarray, int, int]]:
     """Each further matrix for a launch on arrays: memory, elements from line to line, from matrix to matrix."""
     if not isinstance(plan, Sm80Plan):
-        found = {name: (values[name], operand) for name, (operand, _) in plan.further.items()}
-        return {name: (x.bits, pitch_of_map(operand, x), x.pitch) for name, (x, operand) in found.items()}
+        return {
+            name: (values[name].bits, pitch_of_map(operand, values[name]), values[name].pitch)
+            for name, (operand, _) in plan.further.items()
+        }
     aligned = {"A": plan.config.align[0], "B": plan.config.align[1]}
     found = {}
     for name, (operand, _) in plan.further.items():
@@ -221,8 +223,8 @@ def words_of_tensors(
     words += vectors_of_tensors(plan, given, device)
     if (scales := _block_scales(plan)) is not None:
         for name, rows in zip(NAMES, (plan.m, plan.n), strict=True):
-            shape = (scales.blocked_bytes(rows, plan.k, plan.batch),)
-            _check_tensor(name, given[name], scales.format.scale.name, shape, device, ", the blocked factors' bytes")
+            blocked = scales.blocked_bytes(rows, plan.k, plan.batch)
+            _check_tensor(name, given[name], scales.format.scale.name, (blocked,), device, ", blocked factors")
             words.append(given[name].data_ptr())
     if plan.row_sums is not None:
         shape = (plan.batch, plan.m) if plan.batch > 1 else (plan.m,)

@@ -54,7 +54,7 @@ HELD = 56  # registers of an epilogue thread beside what it loads: converted val
 
 def check_sm100(plan: Sm100Plan) -> Report:
     """Every check of the plan."""
-    return checked(plan, _checks, arch=plan.arch, scales=None if plan.scales is None else plan.scales.format)
+    return checked(plan, _checks, arch=plan.arch)
 
 
 def _checks(plan: Sm100Plan, explored: bool) -> list[Check]:

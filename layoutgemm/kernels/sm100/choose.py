@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from ...arch import Arch
 from ...arch import arch as arch_named
-from ..plan import tile_count
 from .plan import BLOCK_ROWS, Sm100Config
 
 _ALONE = (256, 224, 192, 160, 128, 96, 64, 32)  # columns of one block's tile
@@ -57,7 +56,7 @@ def choose_sm100(
     target = arch_named(arch)
     best = min(_costs(m, n, batch, target, unit, scaled), key=lambda cost: (cost.cycles, cost.loaded))
     rows, columns = best.config.tile
-    tiles = tile_count(m, rows) * tile_count(n, columns) * batch
+    tiles = -(-m // rows) * -(-n // columns) * batch
     said = f"{rows}x{columns}: {tiles} tiles in {best.rounds} round(s) of {target.gpu.multiprocessors} SMs"
     return best.config, f"{said}, an estimate: not measured"
 
@@ -70,8 +69,8 @@ def _costs(m: int, n: int, batch: int, target: Arch, unit: int, scaled: bool) ->
         for columns in (128,) if scaled else widths:
             if columns % unit and columns != widths[0]:
                 continue
-            tiles = tile_count(m, blocks * BLOCK_ROWS) * tile_count(n, columns) * batch
-            rounds = tile_count(tiles, max(1, target.gpu.multiprocessors // blocks))
+            tiles = -(-m // (blocks * BLOCK_ROWS)) * -(-n // columns) * batch
+            rounds = -(-tiles // max(1, target.gpu.multiprocessors // blocks))
             each = max(_MMA_CYCLES * columns, _LOAD_CYCLES * (BLOCK_ROWS + columns / blocks))
             loaded = (BLOCK_ROWS + columns / blocks) * _ALONE[0] / columns
             yield TileCost(rounds * each, loaded, rounds, Sm100Config((blocks * BLOCK_ROWS, columns)))

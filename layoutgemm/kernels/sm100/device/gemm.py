@@ -390,7 +390,7 @@ class Sm100GemmKernel(GemmEntry):
         plan = self.plan
         a = tensor.TensorOperand(plan.a.descriptor, job.shared.a(0), plan.smem.a_stage_bytes)
         b = tensor.TensorOperand(plan.b.descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
-        scales = self.scales_operand(job)
+        chunks = self.scales_operand(job)
         tile, stage, parity = job.first, Int32(0), Int32(0)
         done = Int32(0)
         while tile < job.tiles:
@@ -403,14 +403,14 @@ class Sm100GemmKernel(GemmEntry):
                 bridge.barrier_wait(job.shared.full(stage), parity)
                 if bridge.elect():
                     if const_expr(plan.scales is not None):
-                        self.copy_scales(job, scales, stage)
+                        self.copy_scales(job, present(chunks), stage)
                     for k_block in cutlass.range_constexpr(len(plan.a.descriptor.k_steps)):
                         words = a.word_at(stage, k_block), b.word_at(stage, k_block)
                         keep = k_tile > 0 if const_expr(k_block == 0) else True
                         if const_expr(plan.scales is None):
                             tensor.tensor_multiply(plan.mma, plan.word.word, target, *words, keep)
                         else:
-                            word, columns = plan.scales.read(plan.word, k_block)
+                            word, columns = present(plan.scales).read(plan.word, k_block)
                             factors = tuple([job.accumulators + column for column in columns])
                             tensor.tensor_multiply_scaled(plan.mma, word.word, target, words, factors, keep)
                     tensor.tensor_commit(job.shared.empty(stage), plan.blocks, plan.both)
