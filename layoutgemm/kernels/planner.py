@@ -202,7 +202,7 @@ def plan(
 
 
 def _without_block_scales(target: Arch, kind: type[Config], form: ScaleFormat) -> str:
-    """Why the kernel of an architecture takes no block scales of tcgen05, and the way out."""
+    """Why an architecture's kernel takes no block scales, and the way out."""
     if kind is Sm90Config:
         why = "no wgmma has block scales"
         way = "scaled_matmul has scales of 128 elements of K for e4m3 and e5m2, quantized_matmul weights of e2m1"

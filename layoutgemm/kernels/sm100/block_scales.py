@@ -1,4 +1,6 @@
-"""Block scales of a Blackwell product: a factor for every few elements of K, of each row of A and column of B.
+"""Block scales of a Blackwell product, from global to tensor memory.
+
+Each row of A and each column of B has a factor for every few elements of K.
 
     blocked factors --TMA--> chunks in shared memory --tcgen05.cp--> tensor memory --tcgen05.mma.block_scale--> D
 
@@ -113,7 +115,7 @@ class BlockScales:
 
     @cached_property
     def descriptor(self) -> OperandDescriptor:
-        """The matrix descriptor of a chunk, 32 rows of 16 bytes, and the steps to the chunks of a stage."""
+        """The matrix descriptor of a chunk, 32 rows of 16 bytes. It steps through a stage's chunks."""
         rows, bits = self.cp.tmem[0].size, self.cp.tmem[1].size
         tile = smem_tile((rows, bits // 8), "u8", "K", "none")
         read = OperandRead("A", rows, bits // 8, dtype("u8"), "packed", ("K",), "sm_100a", "tcgen05", str(self.cp))
@@ -164,7 +166,7 @@ class BlockScales:
         return sum(self.groups) * self.chunks * CHUNK_COLUMNS
 
     def chunk_places(self) -> list[tuple[int, int]]:
-        """(byte in a stage, column of tensor memory) of each chunk, in the order of the copies."""
+        """(byte in a stage, column of tensor memory) of each chunk, in copy order."""
         return [
             (
                 self.offset(operand) + (group * self.chunks + chunk) * CHUNK_BYTES,
@@ -176,7 +178,7 @@ class BlockScales:
         ]
 
     def read(self, word: InstructionDescriptor, k_block: int) -> tuple[InstructionDescriptor, tuple[int, int]]:
-        """The descriptor of the k_block-th instruction of a K tile, and the columns of its factors of A and B."""
+        """The k_block-th instruction's descriptor, and the columns of its factors of A and B."""
         each = self.mma.shape_mnk[2] // self.format.vector
         (a, a_id), (b, b_id) = (scale_place(groups * CHUNK_ROWS, each, k_block) for groups in self.groups)
         columns = self.first_column(0) + a, self.first_column(1) + b
@@ -184,7 +186,10 @@ class BlockScales:
 
     # ------------------------------------------------------------------------------------------------------------ given
     def shapes(self, sizes: tuple[int, int, int, int]) -> dict[str, tuple[int, ...]]:
-        """name -> shape of the factors as values: (rows of A or columns of B, blocks of K), a batch in front."""
+        """Name -> shape of the factors as values.
+
+        They are (rows of A or columns of B, blocks of K), a batch in front.
+        """
         m, n, k, batch = sizes
         front, blocks = (batch,) * (batch > 1), tile_count(k, self.format.vector)
         return {"scale_a": (*front, m, blocks), "scale_b": (*front, n, blocks)}
@@ -195,7 +200,7 @@ class BlockScales:
         return extents["group"] * extents["chunk"] * CHUNK_BYTES
 
     def take(self, given: Mapping[str, object], sizes: tuple[int, int, int, int]) -> dict[str, npt.NDArray[np.uint8]]:
-        """The blocked factors of NumPy values, float32. Raises OperandError for one that is none of the type's."""
+        """The blocked factors of NumPy values, float32. Raises OperandError for a value that the type lacks."""
         found = {}
         for name, shape in self.shapes(sizes).items():
             value: Any = given[name]
@@ -213,7 +218,9 @@ class BlockScales:
 
 
 def blocked(factors: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """The bits of factors, ([batch,] rows, blocks of K), as a kernel reads them; padded by zero bits.
+    """The bits of factors as a kernel reads them, padded by zero bits.
+
+    factors  ([batch,] rows, blocks of K)
 
     >>> blocked(np.arange(8, dtype=np.uint8).reshape(2, 4))[[0, 1, 16, 17]]
     array([0, 1, 4, 5], dtype=uint8)

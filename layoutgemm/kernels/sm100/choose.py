@@ -1,4 +1,4 @@
-"""The configuration of the Blackwell kernel for a problem: by arithmetic, since no GPU has run it here.
+"""The configuration of the Blackwell kernel for a problem, by arithmetic. No GPU has run it here.
 
 A tile's time is that of its products, or that of its loads. Products of 128 rows and K = 16 of bf16 take half a cycle a
 column: 4096 multiply-adds an SM and cycle. For the same K an SM loads 32 bytes of each row of A and column of B, at 64

@@ -414,7 +414,7 @@ def _typed(
 
 
 def _other_way(spec: Operand) -> str:
-    """How else the elements of a type without an instruction here are multiplied, or ""."""
+    """The other way to multiply elements of that type, or ""."""
     if spec.dtype.name in ("i8", "u8"):
         return "; config=Sm80Config() asks for mma.sync, which multiplies it"
     if spec.dtype.name == "f32":

@@ -179,7 +179,7 @@ class _Group:
             gather_rows(tma, source.as_rows(), place, block.smem, address + box.smem_offset, full)
 
     def _load_scales(self, scales: BlockScales, at: dict[str, int], stage: int, block: _PairBlock) -> None:
-        """The chunks of this block's rows of A and of all columns of B, of a K tile."""
+        """Load a K tile's chunks for one block: its rows of A, all columns of B."""
         plan, address = self.plan, block.smem.base + self.plan.smem.scales_offset + stage * scales.bytes
         first = {"scale_a": (at["m"], plan.m), "scale_b": (at["n"] - block.rank * plan.beside.share, plan.n)}
         for operand, (name, tma) in enumerate(zip(NAMES, scales.copies, strict=True)):
@@ -202,7 +202,7 @@ class _Group:
             block.factors[lane, first + column, byte % (WORD_BITS // 8)] = block.smem.read(read, u8)[row, byte]
 
     def _factors(self, scales: BlockScales, k_block: int, block: _PairBlock, name: str) -> Values:
-        """The factor of each row and element of K of "A" or "B", as the instruction reads them in tensor memory."""
+        """The factor of each row and element of K, read in tensor memory. `name`: "A" or "B"."""
         plan, depth = self.plan, self.plan.mma.shape_mnk[2]
         word, first = scales.read(plan.word, k_block)
         operand, at = ("A", "B").index(name), word.scale_a_id if name == "A" else word.scale_b_id

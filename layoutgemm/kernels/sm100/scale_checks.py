@@ -1,4 +1,4 @@
-"""Checks of a plan's block scales: each factor's way from global memory to the place that an instruction reads."""
+"""Checks of block scales: each factor comes to the place that an instruction reads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def numbered(scales: BlockScales, operand: int) -> np.ndarray:
 
 
 def copied(scales: BlockScales) -> np.ndarray:
-    """Bytes of tensor memory, (lane, column, byte), -1 where nothing is written: `numbered` tiles on their way."""
+    """Bytes of tensor memory, (lane, column, byte), after the copies of `numbered` tiles. -1: none."""
     shared = np.concatenate([blocked(numbered(scales, operand)) for operand in range(2)])
     found = np.full((LANES, COLUMNS, WORD_BITS // 8), -1, np.int64)
     rows, bits, copies = (scales.cp.tmem[mode].size for mode in range(3))

@@ -86,7 +86,9 @@ def holding_groups(config: Sm80Config, epilogue: Epilogue | None, sums: int = 1)
 
 
 def for_several(config: Sm80Config, sums: int, paired: bool, c_bytes: int = 2) -> Sm80Config:
-    """The configuration, or the nearest one whose warps hold all sums, and whole sectors of C's rows.
+    """The configuration, or the nearest one whose warps hold all sums.
+
+    They hold whole sectors of C's rows, too.
 
     sums    that make one element of C;   paired   a second pair follows;   c_bytes   of an element of C
 

@@ -354,7 +354,7 @@ class Sm100GemmKernel(GemmEntry):
     def load_scales(
         self, job: bridge.Carried, maps: bridge.Maps, origin: bridge.Place, k_tile: Int32, stage: Int32
     ) -> None:
-        """Issue the loads of a k tile's block scales: of this block's rows of A, and of all columns of B."""
+        """Issue the loads of a k tile's block scales. B's are those of all columns."""
         scales, (m0, n0, matrix) = present(self.plan.scales), origin
         load = tensor.load_for_pair if const_expr(self.plan.blocks > 1) else bridge.load_tile
         for operand, (first, rows) in enumerate(((m0, job.m), (n0, job.n))):
@@ -421,12 +421,12 @@ class Sm100GemmKernel(GemmEntry):
             tile += job.workers
 
     def scales_operand(self, job: bridge.Carried) -> tensor.TensorOperand | None:
-        """The descriptors of the block scales' chunks in a stage, one behind the other; None without scales."""
+        """The descriptors of a stage's chunks of block scales; None without scales."""
         scales = self.plan.scales
         return None if scales is None else tensor.TensorOperand(scales.descriptor, job.shared.scales(0), scales.bytes)
 
     def copy_scales(self, job: bridge.Carried, chunks: tensor.TensorOperand, stage: Int32) -> None:
-        """Copy a stage's block scales to tensor memory, by the thread that multiplies: its next products see them."""
+        """Copy a stage's block scales to tensor memory. The thread's next products see them."""
         scales = present(self.plan.scales)
         for number, (_, column) in enumerate(scales.chunk_places()):
             tensor.tensor_copy(scales.cp, job.accumulators + column, chunks.word_at(stage, number))
