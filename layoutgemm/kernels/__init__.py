@@ -8,8 +8,8 @@ A size m handed to `layoutgemm.plan` passes through at most five files, here of 
     sm90.plan                          the plan
     sm90.request                       the arguments read and checked, and each object derived from them
 
-On sm_80 and sm_120a planner, sm80.choose and sm80.plan see it, on sm_100a planner, sm100.choose and sm100.plan. At every
-door `layoutgemm.arguments` reads it first.
+On sm_80 and sm_120a planner, sm80.choose and sm80.plan see it, on sm_100a planner, sm100.choose and sm100.plan. At
+every door `layoutgemm.arguments` reads it first.
 
 Shared by the architectures:
 

@@ -197,7 +197,7 @@ class OperandPlan:
     @property
     def unit(self) -> DType:
         """The type that memory counts in: bytes, of two elements each, where those have 4 bits."""
-        return self.tma.dtype
+        return memory_unit(self.dtype)
 
     @property
     def per_unit(self) -> int:
@@ -257,6 +257,15 @@ def derive_operand(
         tma=derive_tma(copied, (dims[0], dims[1])),
         descriptor=derive_descriptor(tile, atom, name),
     )
+
+
+def memory_unit(kind: DType) -> DType:
+    """The type that memory of such elements counts in: bytes of two elements each, or the elements.
+
+    >>> memory_unit(dtype("e2m1")), memory_unit(dtype("bf16"))
+    (dtype('u8'), dtype('bf16'))
+    """
+    return u8 if kind.bits < u8.bits else kind
 
 
 def _in_bytes(tile: SmemTile) -> SmemTile:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar, 
 
 from ..arch import Arch, ArchName
 from ..arch import arch as arch_named
-from ..arguments import checked
+from ..arguments import checked, shown
 from ..atoms import mma_sync
 from ..atoms.targets import exists_on
 from ..errors import LayoutError, PlanError
@@ -210,7 +210,7 @@ def _without_block_scales(target: Arch, kind: type[Config], form: ScaleFormat) -
         there = exists_on(mma_sync((16, 8, 32), "e4m3", kind="mxf8f6f4").archs, target)
         why = "this kernel has no mma.sync.block_scale" if there else "no mma.sync has block scales before sm_120a"
         way = "convert to f16 or bf16 with the scales"
-    return f"scales = {form.name!r}: not by the kernel of {target.name}: {why}; {way}"
+    return f"scales = {shown(form.name)}: not by the kernel of {target.name}: {why}; {way}"
 
 
 MN_SPAN = 64  # columns of 16-bit elements in 128 bytes

@@ -16,6 +16,9 @@ from dataclasses import dataclass
 
 from ...arch import Arch
 from ...arch import arch as arch_named
+from ...arguments import checked
+from ...errors import PlanError
+from ..plan import check_sizes
 from .plan import BLOCK_ROWS, Sm100Config
 
 _ALONE = (256, 224, 192, 160, 128, 96, 64, 32)  # columns of one block's tile
@@ -39,6 +42,7 @@ class TileCost:
     config: Sm100Config
 
 
+@checked(PlanError)
 def choose_sm100(
     m: int, n: int, *, batch: int = 1, arch: str | Arch = "sm_100a", unit: int = 1, scaled: bool = False
 ) -> tuple[Sm100Config, str]:
@@ -47,12 +51,15 @@ def choose_sm100(
     unit    columns that a tile has a multiple of
     scaled  block-scaled operands: 128 columns, whose factors fit beside two accumulators
 
+    Raises PlanError for sizes that are no positive ints.
+
     >>> config, why = choose_sm100(16, 4096)
     >>> config.tile, why
     ((128, 32), '128x32: 128 tiles in 1 round(s) of 148 SMs, an estimate: not measured')
     >>> choose_sm100(8192, 8192)[0].tile, choose_sm100(256, 256, arch="thor")[0].tile
     ((256, 256), (256, 64))
     """
+    check_sizes(m=m, n=n, batch=batch, unit=unit)
     target = arch_named(arch)
     best = min(_costs(m, n, batch, target, unit, scaled), key=lambda cost: (cost.cycles, cost.loaded))
     rows, columns = best.config.tile

@@ -405,7 +405,7 @@ def _typed(
     for name, spec in (("a", a_spec), ("b", b_spec)):
         known = tuple(_KINDS) if form is None else form.types
         if spec.dtype.name not in known:
-            said = "this kernel" if form is None else f"scales = {form.name!r}: the kernel"
+            said = "this kernel" if form is None else f"scales = {shown(form.name)}: the kernel"
             raise PlanError(f"{name} is {spec.dtype}; {said} multiplies {', '.join(known)}{_other_way(spec)}")
     if c_spec.dtype.name not in _OUTPUTS:
         raise refused_output(c_spec.dtype, a_spec.dtype, _OUTPUTS)
@@ -440,7 +440,7 @@ def _check_scales(
         raise PlanError(f"k = {k}: elements of {operands[0].dtype} lie two to a byte along K; pad K to {k + 1}")
     if config.tile[1] % CHUNK_ROWS:
         raise PlanError(
-            f"a tile of {config.tile[1]} columns: scales = {form.name!r} come in chunks of {CHUNK_ROWS}; 128 or 256"
+            f"a tile of {config.tile[1]} columns: scales = {shown(form.name)} come in chunks of {CHUNK_ROWS}; 128 or 256"
         )
     if taken := [name for name, part in others.items() if part is not None]:
         raise PlanError(f"{taken[0]}: no kernel has it with block scales; it takes an epilogue, an order and a batch")

@@ -150,7 +150,7 @@ def recipe_text(name: str, recipe: object) -> str:
             raise OperandError(
                 f"{name} {text}: scales of {text.rpartition('x')[2]} elements are for tensor cores of compute "
                 f"capability 10.0; these kernels are for 9.0, and take {', '.join(_KNOWN)}. layoutgemm.plan(..., "
-                f"arch='blackwell', scales={_OTHERS[text]!r}) has a kernel of theirs"
+                f"arch='blackwell', scales={shown(_OTHERS[text])}) has a kernel of theirs"
             )
         raise OperandError(f"{name} {shown(text)}: {nearest(text, _KNOWN)}known are {', '.join(_KNOWN)}")
     raise OperandError(f"{name} is a {type(recipe).__qualname__}; it is a ScalingType of torch, its name, or None")
