@@ -440,7 +440,7 @@ def _check_scales(
         raise PlanError(f"k = {k}: elements of {operands[0].dtype} lie two to a byte along K; pad K to {k + 1}")
     if config.tile[1] % CHUNK_ROWS:
         raise PlanError(
-            f"a tile of {config.tile[1]} columns: scales = {shown(form.name)} come in chunks of {CHUNK_ROWS}; 128 or 256"
+            f"a tile of {config.tile[1]} columns: scales = {shown(form.name)} have chunks of {CHUNK_ROWS}; 128 or 256"
         )
     if taken := [name for name, part in others.items() if part is not None]:
         raise PlanError(f"{taken[0]}: no kernel has it with block scales; it takes an epilogue, an order and a batch")
