@@ -316,7 +316,9 @@ def _run(
     began = PtxMachine.NOW
 
     def run(order: Policy, watch: Watch) -> Emulation:
-        return Emulation(settled(lambda of, w: _run_once(launches, memory, of, progress, w, began), memory, order, watch))
+        return Emulation(
+            settled(lambda of, w: _run_once(launches, memory, of, progress, w, began), memory, order, watch)
+        )
 
     if policy is None or isinstance(policy, Policy):
         return _shown(lambda: run(policy or Policy(), watch))
