@@ -174,7 +174,7 @@ def written_over(fiber: Fiber, kept: Iterable[NotedRead], touch: LaneAccess) -> 
 
 
 def _apart(each: dict[int, int], pieces: dict[int, int], who: Sequence[int]) -> bool:
-    """True if no lane touches what another has: pieces of others, or all its own. each: lanes of each number, by `who`."""
+    """True if no lane touches what another has: other pieces, or its own. each: the lanes of each number, as in `who`."""
     return pieces.keys().isdisjoint(each) or (len(each) == len(who) > 1 and each.items() <= pieces.items())
 
 
