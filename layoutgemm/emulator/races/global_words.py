@@ -174,7 +174,7 @@ def written_over(fiber: Fiber, kept: Iterable[NotedRead], touch: LaneAccess) -> 
 
 
 def _apart(each: dict[int, int], pieces: dict[int, int], who: Sequence[int]) -> bool:
-    """True if no lane touches what another has: other pieces, or its own. each: the lanes of each number, as in `who`."""
+    """True if each lane touches pieces that none has, or its own. each: number -> lanes, those of `who`."""
     return pieces.keys().isdisjoint(each) or (len(each) == len(who) > 1 and each.items() <= pieces.items())
 
 
