@@ -112,8 +112,12 @@ def touch(
         left = uninformed(ledger, knows, event, lanes)
         for number, members in zip(numbers, who, strict=True):
             mask = members & left
-            if mask and race is None:
-                race = _crossing(groups, number, size, mask, write, same)
+            if mask and race is None and (found := _crossing(groups, number, size, mask, write, same)) is not None:
+                buffer, offset = fiber.machine.launch.memory.find(number * size)
+                race = (
+                    f"byte {offset} of {buffer.name}, that lanes {found[0]:#x} of the same warp {found[1]} before, and "
+                    "no bar.warp.sync or other barrier orders them"
+                )
     if kept:
         pieces = epoch.pieces.setdefault((size, write, strong), {})
         if len(each) == len(numbers) and (pieces.keys().isdisjoint(each) or each.items() <= pieces.items()):
@@ -181,8 +185,8 @@ def _apart(each: dict[int, int], pieces: dict[int, int], who: Sequence[int]) -> 
 def _crossing(
     groups: Iterable[tuple[int, bool, dict[int, int]]], number: int, size: int, mask: int, write: bool,
     same: Same | None,
-) -> str | None:  # fmt: skip
-    """The race of `mask`'s lanes with one of an event's groups of accesses, or None.
+) -> tuple[int, str] | None:  # fmt: skip
+    """The lanes that race with `mask`'s by one of an event's groups of accesses, and what they did; or None.
 
     groups  of each: bytes of a piece, whether it wrote, and the lanes at each piece
     """
@@ -193,10 +197,7 @@ def _crossing(
                 continue
             if wrote and same is not None and same(lambda at: at // size == number):
                 continue
-            return (
-                f"global memory at {number * size:#x}, that lanes {had:#x} of the same warp "
-                f"{'wrote' if wrote else 'read'} before, and no bar.warp.sync or other barrier orders them"
-            )
+            return had, "wrote" if wrote else "read"
     return None
 
 
