@@ -18,7 +18,8 @@ torch = needs.module("torch")
 
 
 @pytest.fixture(autouse=True)
-def gpu() -> Iterator[None]:
+def gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    tmp_path_factory.getbasetemp()  # not in the session's folder, which goes with it
     with emulated_gpu("sm_90a"):
         yield
 
