@@ -44,7 +44,7 @@ def named_callers() -> Iterator[None]:
 
 
 def by_file(is_framework: Callable[[FrameType], bool]) -> Callable[[FrameType], bool]:
-    """The test with one answer for each module and file, and wrappers of decorators as the framework's.
+    """The test with one answer for each module and file; wrappers are the framework's.
 
     It is asked of every frame for every operation.
     """

@@ -186,7 +186,7 @@ def _crossing(
     groups: Iterable[tuple[int, bool, dict[int, int]]], number: int, size: int, mask: int, write: bool,
     same: Same | None,
 ) -> tuple[int, str] | None:  # fmt: skip
-    """The lanes that race with `mask`'s by one of an event's groups of accesses, and what they did; or None.
+    """The lanes of an event that race with `mask`'s, and what they did; or None.
 
     groups  of each: bytes of a piece, whether it wrote, and the lanes at each piece
     """
