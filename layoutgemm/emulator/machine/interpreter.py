@@ -111,7 +111,7 @@ class Warp:
                     each.merge(one)
 
     def clock(self, low: int, mask: int, of_all: bool) -> int:
-        """Bits of the launch's clock, from bit `low`; of_all: of the clock that all launches share."""
+        """Bits of the launch's clock, from bit `low`. of_all: of the clock that all launches share."""
         machine = self.cta.cluster.machine
         machine.looks += 1
         return machine.time + (machine.began if of_all else 0) >> low & mask
