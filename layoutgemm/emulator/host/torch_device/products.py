@@ -59,7 +59,9 @@ def product(torch: ModuleType, name: str, func: Any, args: tuple[Any, ...], kwar
     kwargs = {key: wide(x) for key, x in kwargs.items()}
     found = None if kwargs else _in_steps(torch, name, args)
     done = func(*args, **kwargs) if found is None else found
-    return done.to(wanted or kinds.pop()) if isinstance(done, torch.Tensor) else done
+    casts = name != "dot" and torch.is_autocast_enabled("cuda")  # of a dot product it does not change the type
+    cast = torch.get_autocast_dtype("cuda") if casts else kinds.pop()
+    return done.to(wanted or cast) if isinstance(done, torch.Tensor) else done
 
 
 def _in_steps(torch: ModuleType, name: str, args: tuple[Any, ...]) -> Tensor | None:
