@@ -424,6 +424,8 @@ class WarpStream(ampere.LoopCarried):
         return loads[load][first : first + self.plan.mma.registers("B")]
 
     def scales(self, word: Int32) -> list[Float32]:
-        """The scales of the lane's two rows as float32."""
-        kind = element_type(self.plan.a.packing.target.scales)
-        return [Int16(word >> (HALF * half)).bitcast(kind).to(Float32) for half in range(2)]
+        """The scales of the lane's two rows as float32, times what a register's value is too small by."""
+        order = self.plan.a.packing
+        kind = element_type(order.target.scales)
+        values = [Int16(word >> (HALF * half)).bitcast(kind).to(Float32) for half in range(2)]
+        return values if order.factor == 1 else [value * Float32(order.factor) for value in values]
