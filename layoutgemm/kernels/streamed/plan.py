@@ -45,8 +45,8 @@ from ..plan import (
     rounded_up,
     tile_count,
 )
-from ..quantized.blocks import QUARTERS, STRIP, PackedTile
-from ..quantized.formats import ACTIVATIONS, FLOAT8, UNIT_K, UNIT_ROWS, QuantizedFormat
+from ..quantized.blocks import QUARTERS, STRIP, PackedTile, check_types
+from ..quantized.formats import FLOAT8, UNIT_K, UNIT_ROWS, QuantizedFormat
 from ..quantized.order import PackedOrder
 from ..quantized.packing import units_of
 from .operands import COLUMNS, StreamedRows, StreamedWeights
@@ -179,6 +179,7 @@ class StreamedPlan(GemmPlan):
         check_range(PlanError, MAX_COORDINATE, f"it is 1 to {MAX_COORDINATE}", m=m, k=k)
         check_range(PlanError, COLUMNS, f"a streamed product has 1 to {COLUMNS} rows of x", n=n)
         a_spec, b_spec, c_spec = _operands(a, b, c)
+        check_types(weights, a_spec.dtype, b_spec.dtype)
         weights.check_depth(k)
         _check_epilogue(weights, Epilogue() if epilogue is None else epilogue)
         if a_spec.dtype.name in FLOAT8:
@@ -409,11 +410,6 @@ def _operands(a: OperandSpec, b: OperandSpec | None, c: OperandSpec | None) -> t
     right = Operand.parse(Operand(left.dtype, "col") if b is None else b)
     wide = dtype("bf16") if left.dtype.name in FLOAT8 else left.dtype
     out = Operand.parse(Operand(wide, "col") if c is None else c)
-    wanted = FLOAT8 if left.dtype.name == "e4m3" else (left.dtype.name,)
-    if left.dtype.name not in ACTIVATIONS or right.dtype.name not in wanted:
-        raise PlanError(
-            f"a is {left.dtype} and b {right.dtype}: packed weights become bf16 or f16, as b is, or e4m3 for a b of float8"
-        )
     if right.order != "col" or left.order != "row":
         raise PlanError(f"a is {left} and b {right}: a streamed product takes K contiguous, a 'row' and a 'col'")
     if out.dtype.name not in ("bf16", "f16", "f32") or out.order != "col":
