@@ -192,7 +192,8 @@ def test_the_choice_knows_what_it_does_not_stream() -> None:
     assert streamed_config(replace(INT4, group=64), 8192, 4, 8192, 132, hopper) is not None  # not timed
     assert streamed_config(INT4, 8192, 5, 8192, 132, hopper) is None  # by wgmma
     assert streamed_config(INT4, 8192, 1, 1024, 132, hopper) is None  # fewer units than warps
-    assert streamed_config(INT4, 8192, 1, 8192, 132, hopper, "e4m3") is None
+    assert streamed_config(INT4, 8192, 1, 8192, 132, hopper, "e4m3") is not None
+    assert streamed_config(INT4, 8192, 1, 8192, 108, arch("sm_80"), "e4m3") is None  # without its instruction
     assert streamed_config(INT4, 8192, 8, 131072, 132, blackwell) is None  # x is 262,144 bytes of each of eight blocks
     assert streamed_config(INT4, 8192, 8, 8192, 108, ada) is None  # x is 131,072 bytes, and there are no clusters
     shared = [streamed_config(INT4, 8192, rows, k, 132, blackwell) for rows, k in ((1, 8192), (8, 8192), (8, 20480))]
