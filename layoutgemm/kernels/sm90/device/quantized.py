@@ -50,6 +50,9 @@ from ..quantized.warp_products import CHAINS
 from .fused import Sm90FusedKernel
 
 
+VARIANT = int(__import__("os").environ.get("Q8", "1"))
+
+
 class Sm90QuantizedKernel(Sm90FusedKernel):
     """The production kernel with packed weights in place of A's tiles."""
 
@@ -255,7 +258,7 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         groups = plan.a.product_groups(plan.blocks)
         fragments = plan.tile[2] // plan.a.packing.depth // groups  # of a group
         parts = groups // plan.a.sums  # groups of a sum
-        early = plan.a.packing.converts
+        early, whole = plan.a.packing.converts and VARIANT == 1, VARIANT == 2
         ready = FirstFragments(plan, fragments)
         while tile < job.tiles:
             origin = self.origin(job, tile)
@@ -273,7 +276,8 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
                     words = ready.words()
                 else:
                     bridge.barrier_wait(job.shared.full(stage), parity)
-                    mma.wait(0)  # the products that run read the registers that are loaded now
+                    if const_expr(not plan.a.packing.converts):
+                        mma.wait(0)  # the products that run read the registers that are loaded now
                     words = [packed.load(job.shared, stage, block) for block in range(plan.blocks)]
                 for group in cutlass.range_constexpr(plan.a.sums * plan.blocks * parts):
                     block, begins = group // parts % plan.blocks, group % parts == 0
@@ -281,10 +285,11 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
                     first = (number * parts + part) * fragments
                     if const_expr(early and group == 0):
                         converted = ready.fragments()
-                    else:
+                    elif const_expr(not whole):
                         converted = [packed.fragment(words[block], first + i) for i in range(fragments)]
                     if const_expr(begins):
-                        converted = held(converted)  # while the sum before still runs
+                        if const_expr(not whole):
+                            converted = held(converted)  # while the sum before still runs
                         mma.wait(0, products)
                         if const_expr(group == 0):
                             if k_tile > 0:
@@ -293,6 +298,8 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
                                     ahead = self.load_next(job, maps, ahead)
                         scales.add(totals[(block - 1) % plan.blocks], products)
                         scales.take(packed, words[block], number)
+                    if const_expr(whole):
+                        converted = [packed.fragment(words[block], first + i) for i in range(fragments)]
                     mma.multiply_fragments(products, converted, b, stage, first, not begins)
                     mma.wait(1)
                 before = stage

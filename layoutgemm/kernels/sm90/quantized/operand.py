@@ -62,11 +62,14 @@ class PackedOperand(PackedBlocks):
         [2, 1, 2, 2]
         """
         sums = self.sums if self.scales_sums else 1
+        if self.packing.scales_sums and __import__("os").environ.get("Q8", "1") == "2":
+            return sums
         return max(sums, self.smem.extent[1] // PRODUCT_K, 2 // blocks) if self.turns == 1 else 2 * self.turns
 
     def registers(self, atom: MmaAtom, blocks: int) -> int:
         """A consumer's registers: two groups of fragments, words and scales of a turn."""
-        fragments = 2 * self.smem.extent[1] // (self.packing.depth * self.product_groups(blocks)) * atom.registers("A")
+        sets = 1 if self.packing.scales_sums and __import__("os").environ.get("Q8", "1") == "2" else 2
+        fragments = sets * self.smem.extent[1] // (self.packing.depth * self.product_groups(blocks)) * atom.registers("A")
         words = sum(count for _, count in self.turn_words(0)) + len(self.turn_scales(0)) * self.packing.scale_words
         return fragments + blocks * words
 
