@@ -7,10 +7,8 @@ from typing import Any
 
 from ...atoms.copy.base import WARP
 from ...dtypes import DType
-from ...errors import PlanError
 from ..numbers import W
-from .float8 import refusal
-from .formats import ACTIVATIONS, FLOAT8, UNIT_K, UNIT_ROWS, QuantizedFormat
+from .formats import UNIT_K, UNIT_ROWS
 from .order import THREADS, PackedOrder
 
 STAGE_ALIGNMENT = 128  # bytes: a warp's 16-byte vectors are whole lines of banks
@@ -148,14 +146,3 @@ class PackedBlocks:
         group = part * order.format.groups // self.parts
         scales = first + order.code_bytes + group * order.group_bytes
         return codes, BlockCopy(scales, self.code_bytes, self.groups * order.group_bytes)
-
-
-def check_types(fmt: QuantizedFormat, become: DType, x: DType) -> None:
-    """Raise PlanError for a type that packed weights do not become, or by which they are not multiplied."""
-    wanted = FLOAT8 if become.name == "e4m3" else (become.name,)
-    if become.name not in ACTIVATIONS or x.name not in wanted:
-        raise PlanError(
-            f"a is {become} and b {x}: packed weights become bf16 or f16, as b is, or e4m3 for a b of float8"
-        )
-    if become.name in FLOAT8 and (reason := refusal(fmt)):
-        raise PlanError(f"weights are {fmt}, for a b of {x}: {reason}")

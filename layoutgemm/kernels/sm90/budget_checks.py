@@ -17,8 +17,8 @@ from .operands.row_sums import ROW_VECTOR, VECTOR_WORDS
 from .operands.stage_numbers import table_registers
 from .plan import WARPGROUP, WARPS_OF_GROUP, Sm90Plan
 
-# The same of a main loop that promotes: ptxas takes 153 where accumulators and tables are 143. And of float8 products of
-# packed weights beside a loading warpgroup: it takes 227 where 128x192 tiles have 217.
+# The same of a main loop that promotes: ptxas takes 153 where accumulators and tables are 143. And of packed weights as
+# float8 beside a loading warpgroup: it takes 227 where 128x192 tiles have 217.
 HELD_PROMOTED = 16
 
 

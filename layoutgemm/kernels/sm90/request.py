@@ -25,7 +25,6 @@ from ..operands.pair import SecondPair
 from ..orders import Order, order_for
 from ..partials import GroupScales, RowExchange, quantized_rows, whole_rows
 from ..plan import LEAST_STAGES, STAGE_BYTES_OF_K, check_epilogue, fitting_stages, present, stage_depth
-from ..quantized.blocks import check_types
 from ..quantized.formats import UNIT_K, QuantizedFormat
 from ..store import ROWS, TILE_ALIGNMENT, WARP_ROWS, WARPS_OF_GROUP, StorePlan
 from .along_k import check_along_k, with_starts
@@ -41,7 +40,7 @@ from .operands.prologue import check_prologue
 from .operands.row_sums import check_row_sums
 from .operands.stage_numbers import StageNumbers
 from .quantized.experts import check_experts
-from .quantized.operand import PackedOperand, check_packed, packed_operand
+from .quantized.operand import PackedOperand, check_packed, check_types, packed_operand
 from .quantized.warp_products import warp_products
 from .shards import Gathered, Shards, check_shards
 from .smem import Sm90Smem, SplitKExchange, exchange_bytes, smem_map, stage_bytes
@@ -154,8 +153,7 @@ class Sm90Request(ProductParts, Asked):
         """The request of a caller's arguments; raises PlanError."""
         gated, mainloop, weights = asked.gated, asked.mainloop, asked.weights
         if weights is not None:  # their types first: for others a conversion of A is no way out
-            become, x = (Operand.parse(each) for each in (given[0], given[0] if given[1] is None else given[1]))
-            check_types(weights, become.dtype, x.dtype)
+            check_types(weights, Operand.parse(given[0]), Operand.parse(given[0] if given[1] is None else given[1]))
         a, b, c = operands(*given)
         check_epilogue(present(asked.epilogue), c)
         if gated is not None:

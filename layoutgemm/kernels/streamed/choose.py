@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import cache
 
 from ...arch import Arch
-from ...dtypes import dtype
 from ...errors import PlanError
 from ..plan import tile_count
 from ..quantized.blocks import STRIP
@@ -61,12 +60,10 @@ def streamed_config(
     True
     """
     units, most = tile_count(k, UNIT_K), _WGMMA_ROWS if "wgmma" in arch.features else MOST_ROWS
-    if rows > most or units < _LEAST_UNITS or (become in FLOAT8 and "mma.sync.e4m3" not in arch.features):
+    split = _split(rows, k, arch) if rows <= most else None
+    if split is None or units < _LEAST_UNITS or become in FLOAT8:
         return None
-    split = _split(rows, k, arch, dtype(become).bytes)
-    if split is None:
-        return None
-    if "wgmma" in arch.features and rows > 2 and _by_wgmma(fmt, (n, rows, k), split, sms, dtype(become).bytes):
+    if "wgmma" in arch.features and rows > 2 and _by_wgmma(fmt, (n, rows, k), split, sms):
         return None
     epilogue = fmt.epilogue() or None
     for config in _candidates(fmt, tile_count(units, split), rows, split, tile_count(n, STRIP), sms, arch):
@@ -81,23 +78,23 @@ def streamed_config(
     return None
 
 
-def _split(rows: int, k: int, arch: Arch, size: int) -> int | None:
-    """Blocks that share K; None if x, of `size` bytes an element, is too large for as many as a cluster has."""
+def _split(rows: int, k: int, arch: Arch) -> int | None:
+    """Blocks that share K; None if x is too large for as many as a cluster has."""
     few, units, room = rows <= _FEW, tile_count(k, UNIT_K), room_of(rows)
     most = arch.cluster_portable if "cluster" in arch.features else 1
     for split in (1, 2, 4, 8):
         if split > most:
             return None
         enough = few or split > 1 or most == 1
-        if enough and room * k * size <= split * _MOST_X[few] and units <= split * _WARPS[True] * _MOST_TURNS:
+        if enough and room * k * 2 <= split * _MOST_X[few] and units <= split * _WARPS[True] * _MOST_TURNS:
             return split
     return None
 
 
-def _by_wgmma(fmt: QuantizedFormat, sizes: tuple[int, int, int], split: int, sms: int, size: int) -> bool:
+def _by_wgmma(fmt: QuantizedFormat, sizes: tuple[int, int, int], split: int, sms: int) -> bool:
     """True where x is so large beside a block's weights that wgmma takes less time."""
     n, rows, k = sizes
-    x, weights = room_of(rows) * k * size // split, n * k * fmt.bits // 8 // sms
+    x, weights = room_of(rows) * k * 2 // split, n * k * fmt.bits // 8 // sms
     return (fmt.code, fmt.group) == _MEASURED and k >= _LEAST_K * UNIT_K and x * _LEAST_SHARE > weights
 
 

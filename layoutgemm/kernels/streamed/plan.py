@@ -26,7 +26,6 @@ from ...arch import arch as arch_named
 from ...arguments import as_number, check_range, checked
 from ...atoms import MmaAtom, mma_sync
 from ...atoms.copy.base import VECTOR_BYTES, WARP
-from ...dtypes import dtype
 from ...errors import PlanError
 from ...layouts import Layout
 from ..derive import Operand, OperandSpec
@@ -45,13 +44,14 @@ from ..plan import (
     rounded_up,
     tile_count,
 )
-from ..quantized.blocks import QUARTERS, STRIP, PackedTile, check_types
+from ..quantized.blocks import QUARTERS, STRIP, PackedTile
 from ..quantized.formats import FLOAT8, UNIT_K, UNIT_ROWS, QuantizedFormat
 from ..quantized.order import PackedOrder
 from ..quantized.packing import units_of
 from .operands import COLUMNS, StreamedRows, StreamedWeights
 
 BANDS = (1, 2, 4)
+TYPES = ("bf16", "f16")
 F32 = 4  # bytes of a sum
 PAIR = 2  # neighbours along a row of C that a thread adds and stores
 LANES_ROWS = 8  # neighbours along a column that a warp's lanes add: the rows of C that an mma.sync's lanes have
@@ -165,8 +165,7 @@ class StreamedPlan(GemmPlan):
 
         m, n, k   output features, rows of x (1 to 8), and depth
         weights   the format of A, packed for the type of a
-        a, b, c   a and b bf16 or f16, or a e4m3 and b float8; b ":col": rows of x with K contiguous; c bf16, f16 or
-                  f32, ":col", bf16 for float8
+        a, b, c   a and b bf16 or f16, b ":col": rows of x with K contiguous; c bf16, f16 or f32, ":col"
         epilogue  `weights.epilogue(*steps, axis="m")`, None for no steps
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists.
@@ -179,11 +178,8 @@ class StreamedPlan(GemmPlan):
         check_range(PlanError, MAX_COORDINATE, f"it is 1 to {MAX_COORDINATE}", m=m, k=k)
         check_range(PlanError, COLUMNS, f"a streamed product has 1 to {COLUMNS} rows of x", n=n)
         a_spec, b_spec, c_spec = _operands(a, b, c)
-        check_types(weights, a_spec.dtype, b_spec.dtype)
         weights.check_depth(k)
         _check_epilogue(weights, Epilogue() if epilogue is None else epilogue)
-        if a_spec.dtype.name in FLOAT8:
-            target.require("mma.sync.e4m3", f"a {a_spec.dtype}")
         if config.overlap:
             target.require("griddepcontrol", "overlap=True")
         if config.split > 1:
@@ -192,8 +188,7 @@ class StreamedPlan(GemmPlan):
                 raise PlanError(f"split = {config.split}: a cluster has up to {target.cluster_portable} blocks")
         if (threads := WARP * config.warps) > target.threads_per_block:
             raise PlanError(f"{config.warps} warps are {threads} threads; a block has {target.threads_per_block}")
-        order = PackedOrder(weights, a_spec.dtype.name)
-        atom = mma_sync((STRIP, COLUMNS, order.depth), a_spec.dtype, b_spec.dtype)
+        order, atom = PackedOrder(weights, a_spec.dtype.name), mma_sync((STRIP, COLUMNS, 16), a_spec.dtype)
         tile = PackedTile((UNIT_ROWS, UNIT_K), order.unit_bytes)
         left = StreamedWeights(order, tile, a_spec.dtype, band=config.band, by_shift=config.one_shift)
         turns = tile_count(tile_count(k, UNIT_K), config.warps * config.split)
@@ -408,8 +403,11 @@ def _operands(a: OperandSpec, b: OperandSpec | None, c: OperandSpec | None) -> t
     """The operands; raises PlanError for others than a streamed product has."""
     left = Operand.parse(a)
     right = Operand.parse(Operand(left.dtype, "col") if b is None else b)
-    wide = dtype("bf16") if left.dtype.name in FLOAT8 else left.dtype
-    out = Operand.parse(Operand(wide, "col") if c is None else c)
+    out = Operand.parse(Operand(left.dtype, "col") if c is None else c)
+    if left.dtype.name in FLOAT8 or right.dtype.name in FLOAT8:
+        raise PlanError(f"a is {left.dtype} and b {right.dtype}: streamed products are of {' and '.join(TYPES)}")
+    if left.dtype.name not in TYPES or right.dtype != left.dtype:
+        raise PlanError(f"a is {left.dtype} and b {right.dtype}: packed weights become bf16 or f16, as b is")
     if right.order != "col" or left.order != "row":
         raise PlanError(f"a is {left} and b {right}: a streamed product takes K contiguous, a 'row' and a 'col'")
     if out.dtype.name not in ("bf16", "f16", "f32") or out.order != "col":

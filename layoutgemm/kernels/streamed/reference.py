@@ -146,10 +146,10 @@ def _halves(plan: StreamedPlan, slot: Bytes, group: int, number: int) -> list[Wo
 
 def strip_scales(plan: StreamedPlan, slot: Bytes) -> list[Floats]:
     """Factors of a lane's sums, for each group of a strip: (lane, value). [] without any."""
-    found, kind, factor = [], plan.a.packing.target.scales, np.float32(plan.a.packing.factor)
+    found, kind = [], plan.a.packing.target.scales
     for group in range(plan.a.groups):
         rows = [np.asarray(kind.decode(half.astype(np.uint16)), np.float32) for half in _halves(plan, slot, group, 0)]
-        found.append(np.stack([rows[row] * factor for row in plan.rows_of_sums], axis=1))
+        found.append(np.stack([rows[row] for row in plan.rows_of_sums], axis=1))
     return found
 
 

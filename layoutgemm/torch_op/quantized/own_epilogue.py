@@ -102,7 +102,7 @@ class CheckedPacked(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the result, where the epilogue stores C."""
+        """The shape of the result, where the epilogue stores C."""
         return self.x.shape[0], self.call.size[0]
 
     def put(self, factors: Tensors, operands: GivenOperands) -> CheckedPacked:

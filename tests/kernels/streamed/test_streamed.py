@@ -17,7 +17,7 @@ from layoutgemm.kernels import StreamedConfig, StreamedPlan
 from layoutgemm.kernels.compile.compiler import kernel_facts
 from layoutgemm.kernels.epilogue.chain import Activation, Amax, Bias, Epilogue, Residual, RowReduce
 from layoutgemm.kernels.pictures import plan_table
-from layoutgemm.kernels.quantized.formats import FLOAT8, MXFP4, MXFP8, NVFP4
+from layoutgemm.kernels.quantized.formats import MXFP4, MXFP8, NVFP4
 from layoutgemm.kernels.quantized.packing import PackedWeights, pack, quantize, unpack
 from layoutgemm.kernels.run.emulated import emulate_launch
 from layoutgemm.kernels.streamed.choose import MOST_ROWS, streamed_config
@@ -56,12 +56,6 @@ FORMS: dict[str, tuple[QuantizedFormat, str, tuple[int, int, int], StreamedConfi
         StreamedConfig(4, 3, 2, overlap=True, constant_weights=True, one_shift=True), "bf16", "sm_90a",
     ),
     "narrow scales": (MXFP8, "f16", (33, 4, 256), StreamedConfig(2, 3, 4), "f16", "sm_90a"),
-    "float8": (INT4, "e4m3", (71, 3, 640), StreamedConfig(2, 3, 2, overlap=True, prefetch=2), "bf16", "sm_90a"),
-    "float8 and zero points": (
-        QuantizedFormat("int4", 32, True), "e5m2", (100, 5, 416), StreamedConfig(2, 2, 4, band=2, split=2), "f32",
-        "sm_90a",
-    ),
-    "float8 of both": (QuantizedFormat("e4m3"), "e5m2", (35, 2, 300), StreamedConfig(2, 2, 4), "f32", "sm_89"),
 }  # fmt: skip
 FORMATS = [
     *[QuantizedFormat("int4", group) for group in (32, 64, 128, None)],
@@ -73,13 +67,11 @@ FORMATS = [
 def problem(form: str) -> tuple[StreamedPlan, PackedWeights, np.ndarray, np.ndarray, np.ndarray]:
     """The plan, packed weights, x, the product in float64, and its bound of error."""
     fmt, kind, (m, n, k), config, c, target = FORMS[form]
-    become = "e4m3" if kind in FLOAT8 else kind
     plan = StreamedPlan.derive(
-        m, n, k, a=become, b=f"{kind}:col", c=f"{c}:col", weights=fmt, config=config, arch=target,
-        epilogue=fmt.epilogue() or None,
-    )  # fmt: skip
+        m, n, k, a=kind, c=f"{c}:col", weights=fmt, config=config, arch=target, epilogue=fmt.epilogue() or None
+    )
     rng = np.random.default_rng(3)
-    packed = pack(quantize(rng.standard_normal((m, k)), fmt, become), become)
+    packed = pack(quantize(rng.standard_normal((m, k)), fmt, kind), kind)
     x = np.asarray(plan.b.dtype.decode(plan.b.dtype.encode(rng.standard_normal((k, n)))), np.float32)
     dense = unpack(packed).dense()
     want, size = dense @ x.astype(np.float64), np.abs(dense) @ np.abs(x)
@@ -103,9 +95,9 @@ def test_the_checks_hold_and_the_executor_is_right(form: str) -> None:
 
 @needs_dsl
 @pytest.mark.dsl
-@pytest.mark.parametrize("form", ["odd features", "constant weights", "groups of 16", "float8 and zero points", *[
+@pytest.mark.parametrize("form", ["odd features", "constant weights", "groups of 16", *[
     pytest.param(form, marks=pytest.mark.slow)
-    for form in ("eight rows", "many turns", "scales of columns", "narrow scales", "float8", "float8 of both")
+    for form in ("eight rows", "many turns", "scales of columns", "narrow scales")
 ]])  # fmt: skip
 def test_the_compiled_kernel_is_right_and_free_of_races(form: str) -> None:
     plan, *rest = problem(form)
@@ -192,8 +184,7 @@ def test_the_choice_knows_what_it_does_not_stream() -> None:
     assert streamed_config(replace(INT4, group=64), 8192, 4, 8192, 132, hopper) is not None  # not timed
     assert streamed_config(INT4, 8192, 5, 8192, 132, hopper) is None  # by wgmma
     assert streamed_config(INT4, 8192, 1, 1024, 132, hopper) is None  # fewer units than warps
-    assert streamed_config(INT4, 8192, 1, 8192, 132, hopper, "e4m3") is not None
-    assert streamed_config(INT4, 8192, 1, 8192, 108, arch("sm_80"), "e4m3") is None  # without its instruction
+    assert streamed_config(INT4, 8192, 1, 8192, 132, hopper, "e4m3") is None
     assert streamed_config(INT4, 8192, 8, 131072, 132, blackwell) is None  # x is 262,144 bytes of each of eight blocks
     assert streamed_config(INT4, 8192, 8, 8192, 108, ada) is None  # x is 131,072 bytes, and there are no clusters
     shared = [streamed_config(INT4, 8192, rows, k, 132, blackwell) for rows, k in ((1, 8192), (8, 8192), (8, 20480))]
@@ -278,8 +269,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "rows": ({"n": 9}, "n = 9: a streamed product has 1 to 8 rows of x"),
     "group": ({"k": 200}, "k = 200 with groups of 128: the last group has 72 weights"),
     "type": ({"a": "tf32"}, "a is tf32 and b tf32: packed weights become bf16 or f16, as b is"),
-    "float8": ({"a": "e5m2"}, "a is e5m2 and b e5m2: packed weights become bf16 or f16, as b is, or e4m3 for a b of"),
-    "float8 on 8.0": ({"a": "e4m3", "arch": "sm_80"}, "a e4m3 needs mma.sync.e4m3, which sm_80 lacks"),
+    "float8": ({"a": "e4m3"}, "a is e4m3 and b e4m3: streamed products are of bf16 and f16"),
     "order of x": ({"b": "bf16:row"}, "a streamed product takes K contiguous, a 'row' and a 'col'"),
     "order of C": ({"c": "bf16"}, "a streamed product stores bf16, f16 or f32, 'col'"),
     "architecture": ({"arch": "sm_80", "config": StreamedConfig(overlap=True)}, "overlap=True needs griddepcontrol"),

@@ -50,9 +50,6 @@ from ..quantized.warp_products import CHAINS
 from .fused import Sm90FusedKernel
 
 
-VARIANT = int(__import__("os").environ.get("Q8", "1"))
-
-
 class Sm90QuantizedKernel(Sm90FusedKernel):
     """The production kernel with packed weights in place of A's tiles."""
 
@@ -258,8 +255,6 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         groups = plan.a.product_groups(plan.blocks)
         fragments = plan.tile[2] // plan.a.packing.depth // groups  # of a group
         parts = groups // plan.a.sums  # groups of a sum
-        early, whole = plan.a.packing.converts and VARIANT == 1, VARIANT == 2
-        ready = FirstFragments(plan, fragments)
         while tile < job.tiles:
             origin = self.origin(job, tile)
             before = stage
@@ -267,29 +262,19 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
             scales.clear()
             for total in totals:
                 total.fill(0)
-            if const_expr(early):
-                if mine > 0:
-                    ready.fill(packed, job.shared, stage, parity)
             for k_tile in cutlass.range(mine, unroll=1):
                 stage = bridge.uniform(stage)
-                if const_expr(early):
-                    words = ready.words()
-                else:
-                    bridge.barrier_wait(job.shared.full(stage), parity)
-                    if const_expr(not plan.a.packing.converts):
-                        mma.wait(0)  # the products that run read the registers that are loaded now
-                    words = [packed.load(job.shared, stage, block) for block in range(plan.blocks)]
+                bridge.barrier_wait(job.shared.full(stage), parity)
+                if const_expr(not plan.a.packing.converts):
+                    mma.wait(0)  # the products that run read the registers that are loaded now
+                words = [packed.load(job.shared, stage, block) for block in range(plan.blocks)]
                 for group in cutlass.range_constexpr(plan.a.sums * plan.blocks * parts):
                     block, begins = group // parts % plan.blocks, group % parts == 0
                     number, part = group // (parts * plan.blocks), group % parts
                     first = (number * parts + part) * fragments
-                    if const_expr(early and group == 0):
-                        converted = ready.fragments()
-                    elif const_expr(not whole):
-                        converted = [packed.fragment(words[block], first + i) for i in range(fragments)]
+                    converted = [packed.fragment(words[block], first + i) for i in range(fragments)]
                     if const_expr(begins):
-                        if const_expr(not whole):
-                            converted = held(converted)  # while the sum before still runs
+                        converted = held(converted)  # while the sum before still runs
                         mma.wait(0, products)
                         if const_expr(group == 0):
                             if k_tile > 0:
@@ -298,15 +283,10 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
                                     ahead = self.load_next(job, maps, ahead)
                         scales.add(totals[(block - 1) % plan.blocks], products)
                         scales.take(packed, words[block], number)
-                    if const_expr(whole):
-                        converted = [packed.fragment(words[block], first + i) for i in range(fragments)]
                     mma.multiply_fragments(products, converted, b, stage, first, not begins)
                     mma.wait(1)
                 before = stage
                 stage, parity = bridge.next_in_ring(stage, parity, plan.stages, plan.config.slices)
-                if const_expr(early):
-                    if k_tile + 1 < mine:
-                        ready.fill(packed, job.shared, stage, parity)
 
             mma.wait(0, products)
             scales.add(totals[plan.blocks - 1], products)
@@ -502,50 +482,6 @@ class PackedFragments(bridge.Carried):
             values = [Int16(word >> (HALF * half)).bitcast(element_type(kind)).to(Float32) for half in range(2)]
         factor = self.order.factor
         return [value if factor == 1 else value * Float32(factor) for value in values]
-
-
-class FirstFragments(bridge.Carried):
-    """A K tile's words, and its first group of products, converted while the products of the K tile before run.
-
-    They go from one turn of the loop to the next: within a turn ptxas moves conversions behind the wait for products.
-    """
-
-    def __init__(self, plan: Sm90Plan, fragments: int):
-        order = plan.a.packing
-        self.plan, self.count, self.scales = plan, fragments, len(plan.a.turn_scales(0))
-        self.each = sum(count for _, count in plan.a.turn_words(0)), order.scale_words
-        self.size = int(order.atom.registers("A"))
-        words = plan.blocks * (self.each[0] + self.scales * self.each[1])
-        super().__init__(
-            held=cute.make_rmem_tensor(cute.make_layout(words), Int32),
-            first=cute.make_rmem_tensor(cute.make_layout(fragments * self.size), Int32),
-        )
-
-    def fill(self, packed: PackedFragments, shared: bridge.SharedMemory, stage: Int32, parity: Int32) -> None:
-        """Wait for a stage, load the thread's words of it, and convert the first ones."""
-        bridge.barrier_wait(shared.full(stage), parity)
-        loaded = [packed.load(shared, stage, block) for block in range(self.plan.blocks)]
-        every = [word for words, scales in loaded for word in (*words, *[x for each in scales for x in each])]
-        for i, word in enumerate(every):
-            self.held[i] = word
-        converted = [packed.fragment(loaded[0], i) for i in range(self.count)]
-        for i, register in enumerate([register for each in converted for register in each]):
-            self.first[i] = register
-
-    def words(self) -> list[Words]:
-        """The words of each block, and its scales by group."""
-        (words, scale), found, at = self.each, [], 0
-        for _ in range(self.plan.blocks):
-            own = [self.held[at + i] for i in range(words)]
-            at += words
-            numbers = [[self.held[at + scale * group + i] for i in range(scale)] for group in range(self.scales)]
-            at += scale * self.scales
-            found.append((own, numbers))
-        return found
-
-    def fragments(self) -> list[list[Int32]]:
-        """The fragments of the first group of products."""
-        return [[self.first[i * self.size + v] for v in range(self.size)] for i in range(self.count)]
 
 
 class ScaledSums(bridge.Carried):

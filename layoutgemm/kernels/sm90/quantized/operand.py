@@ -9,8 +9,9 @@ from ....errors import PlanError
 from ...derive import Operand
 from ...numbers import W
 from ...plan import check_settings
-from ...quantized.blocks import DEPTHS, PackedBlocks, PackedTile, check_types
-from ...quantized.formats import QuantizedFormat
+from ...quantized.blocks import DEPTHS, PackedBlocks, PackedTile
+from ...quantized.float8 import refusal
+from ...quantized.formats import ACTIVATIONS, FLOAT8, QuantizedFormat
 from ...quantized.order import WORDS, PackedOrder
 
 if TYPE_CHECKING:
@@ -62,14 +63,11 @@ class PackedOperand(PackedBlocks):
         [2, 1, 2, 2]
         """
         sums = self.sums if self.scales_sums else 1
-        if self.packing.scales_sums and __import__("os").environ.get("Q8", "1") == "2":
-            return sums
         return max(sums, self.smem.extent[1] // PRODUCT_K, 2 // blocks) if self.turns == 1 else 2 * self.turns
 
     def registers(self, atom: MmaAtom, blocks: int) -> int:
         """A consumer's registers: two groups of fragments, words and scales of a turn."""
-        sets = 1 if self.packing.scales_sums and __import__("os").environ.get("Q8", "1") == "2" else 2
-        fragments = sets * self.smem.extent[1] // (self.packing.depth * self.product_groups(blocks)) * atom.registers("A")
+        fragments = 2 * self.smem.extent[1] // (self.packing.depth * self.product_groups(blocks)) * atom.registers("A")
         words = sum(count for _, count in self.turn_words(0)) + len(self.turn_scales(0)) * self.packing.scale_words
         return fragments + blocks * words
 
@@ -111,7 +109,7 @@ def check_packed(
 ) -> None:  # fmt: skip
     """Raise PlanError, naming the obstacle, for a problem without a kernel of packed weights."""
     a, b = operands
-    check_types(fmt, a.dtype, b.dtype)
+    check_types(fmt, a, b)
     if a.order != "row":
         raise PlanError(f"a is {a}: packed weights have K contiguous, a 'row'")
     fmt.check_depth(sizes[2])
@@ -129,3 +127,14 @@ def check_packed(
             f"vectors of 4 to each part; take a multiple of {8 * config.split} columns"
         )
     fmt.check_epilogue(epilogue)
+
+
+def check_types(fmt: QuantizedFormat, a: Operand, b: Operand) -> None:
+    """Raise PlanError for operands that packed weights are not multiplied as."""
+    wanted = FLOAT8 if a.dtype.name == "e4m3" else (a.dtype.name,)
+    if a.dtype.name not in ACTIVATIONS or b.dtype.name not in wanted:
+        raise PlanError(
+            f"a is {a.dtype} and b {b.dtype}: packed weights become bf16 or f16, as b is, or e4m3 for a b of float8"
+        )
+    if a.dtype.name in FLOAT8 and (reason := refusal(fmt)):
+        raise PlanError(f"weights are {fmt}, for a b of {b.dtype}: {reason}")

@@ -36,12 +36,11 @@ from ....atoms.copy.base import VECTOR_BYTES, WARP
 from ...dsl import ampere, bridge
 from ...dsl.entry import FusedEntry
 from ...dsl.fused import FusedBlock
-from ...dsl.packed_weights import DevicePairs, kept_word, multiply_add
+from ...dsl.packed_weights import DevicePairs, multiply_add
 from ...dsl.types import element_type
 from ...plan import ALL_SHARED, tile_count
 from ...quantized.blocks import STRIP
 from ...quantized.conversions import HALF
-from ...quantized.float8 import kept_words
 from ...quantized.fragments import fragment, rows_of, words_of
 from ...quantized.order import WORDS
 from ..plan import F32, StreamedPlan
@@ -264,16 +263,6 @@ class WarpStream(ampere.LoopCarried):
         (base,) = plan.b.places.bases
         lines = plan.smem.b_offset + plan.b.line_byte(who[0], base[0], cutlass.min)
         self.values = [shared, *sources, *who, *bands, lines]
-        order = plan.a.packing
-        self.kept = kept_words(order.format) if order.target.values > 2 else ()
-        self.values += [kept_word(word, sources[3] + who[0]) for word in self.kept]
-
-    @property
-    def ops(self) -> DevicePairs:
-        """The arithmetic of words."""
-        plan, count = self.plan, len(self.kept)
-        kept = dict(zip(self.kept, self.values[len(self.values) - count :], strict=True))
-        return DevicePairs(plan.a.packing.activations, plan.fused, kept)
 
     def unit(self, turn: Int32 | int) -> Int32:
         """The unit along K that the warp takes in a turn."""
@@ -367,7 +356,7 @@ class WarpStream(ampere.LoopCarried):
     @cute.jit
     def take(self, sums: cute.Tensor, band: Int32, turn: Int32 | int, slot: Int32) -> Int32:
         """Multiply the oldest unit, refill its slot, and give the number of the next one."""
-        plan, (shared, _, _, _, _, lane, warp, _, first, _, lines, *_) = self.plan, self.values
+        plan, (shared, _, _, _, _, lane, warp, _, first, _, lines) = self.plan, self.values
         bridge.wait_copies(plan.config.slots - 1)
         if const_expr(plan.a.shares_scales):
             bridge.warp_sync()
@@ -408,7 +397,7 @@ class WarpStream(ampere.LoopCarried):
         Each group's sum is multiplied by its row's scale in float32.
         """
         plan, order, (words, numbers) = self.plan, self.plan.a.packing, loaded
-        ops, count = self.ops, plan.mma.accumulator_registers
+        ops, count = DevicePairs(order.activations, plan.fused), plan.mma.accumulator_registers
         own = range(strip * count, (strip + 1) * count)
         held = [Float32(0.0) if numbers else sums[v] for v in own]
         for number in range(plan.b.fragments):
@@ -435,8 +424,6 @@ class WarpStream(ampere.LoopCarried):
         return loads[load][first : first + self.plan.mma.registers("B")]
 
     def scales(self, word: Int32) -> list[Float32]:
-        """The scales of the lane's two rows as float32, times what a register's value is too small by."""
-        order = self.plan.a.packing
-        kind = element_type(order.target.scales)
-        values = [Int16(word >> (HALF * half)).bitcast(kind).to(Float32) for half in range(2)]
-        return values if order.factor == 1 else [value * Float32(order.factor) for value in values]
+        """The scales of the lane's two rows as float32."""
+        kind = element_type(self.plan.a.packing.target.scales)
+        return [Int16(word >> (HALF * half)).bitcast(kind).to(Float32) for half in range(2)]
