@@ -38,7 +38,7 @@ from .quantized.configs import PackedConfig
 from .quantized.experts import QuantizedExperts
 from .quantized.explain import explain_packed
 from .quantized.weights import QuantizedWeight
-from .scaled_grouped.api import beside_sums
+from .scaled_grouped.api import beside_sums, takes_placed_rows
 from .scaled_grouped.explain import explain_grouped, explain_grouped_epilogue, explain_own_epilogue, explain_scaled
 from .scaled_grouped.grouped import check_expected, groups_of
 from .scaled_grouped.grouped_epilogue import grouped_call
@@ -148,9 +148,13 @@ def _in_steps(
 ) -> Explanation | None:  # fmt: skip
     """The explanation of groups with an epilogue, or with steps by torch. None for others."""
     prologue, several = functions["prologue"], functions["combine"] is not None or isinstance(b, (tuple, list))
-    if add_rows is not None and (several or any(x is not None for x in [*functions.values(), *beside_sums(options)])):
-        told = explain_matmul(a, b, **options, **functions, rows=rows)
-        return replace(told, kernel=f"{told.kernel}; then its rows are added to those that add_rows names")
+    if several or any(x is not None for x in [*functions.values(), *beside_sums(options)]):
+        behind = "its rows are added to those that add_rows names" if add_rows is not None else ""
+        if add_rows is None and takes_placed_rows(options):
+            behind, options = "torch weighs and places its rows", {**options, "out_rows": None, "row_weights": None}
+        if behind:
+            told = explain_matmul(a, b, **{**options, "out": None}, **functions, rows=rows)
+            return replace(told, kernel=f"{told.kernel}; then {behind}")
     steps, given = functions["epilogue"], functions["given"]
     if prologue is None:
         if several or (steps is None and given is None):

@@ -10,7 +10,7 @@ finish     threads of a second kernel combine partial results line by line, then
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -72,10 +72,30 @@ class BlockReductions:
         self.waiting: dict[tuple[str, int, int], list[tuple[Float32, Element]]] = {}
         self.found: dict[tuple[str, int, int], tuple[ReductionStep, Element, list[Any]]] = {}
         self.taken: Counter[tuple[str, int, int]] = Counter()
+        self.ahead: set[tuple[str, int, int]] = set()
+
+    def take_ahead(self, value: Callable[[int], Float32], held: Sequence[int]) -> None:
+        """Take all values of a row at once, before the first is stored, where few steps come before.
+
+        The largest of all is known then, and no term is computed again for a larger one.
+
+        value  of a number, before the epilogue;   held: the numbers of the values that the block stores
+        """
+        for step, before in self.block.epilogue.ahead:
+            for v in held:
+                at, x = self.block.place(v), value(v)
+                for each in before:
+                    x = each.apply(x, at)
+                self.waiting.setdefault(self.key(step, at), []).append((x, at))
+            for key in list(self.waiting):
+                self.combine(step, key)
+                self.ahead.add(key)
 
     def take(self, step: ReductionStep, at: Element, x: Float32) -> None:
         """Take an element into its line's tuple, alone or with others. One outside of C leaves it."""
         key = self.key(step, at)
+        if key in self.ahead:
+            return
         waiting = self.waiting.setdefault(key, [])
         waiting.append((x, at))
         self.taken[key] += 1
@@ -87,7 +107,7 @@ class BlockReductions:
 
     def combine(self, step: ReductionStep, key: tuple[str, int, int]) -> None:
         """Combine the elements that wait with their line's tuple."""
-        elements = self.waiting.pop(key)
+        elements = sorted(self.waiting.pop(key), key=lambda element: element[1].key)
         inside, math = [at.inside(step.axes) for _, at in elements], self.block.math
         if step.reduction.insert and key in self.found:
             own = self.found[key][2]

@@ -24,7 +24,7 @@ from ..compiled.traced import refuse
 from ..operators import operator_of, with_autograd
 from ..scaled_grouped.grouped import INTS
 from ..types import usual_type
-from .torch_rows import inside_rows, known_indices
+from .torch_rows import inside_rows, known_indices, scattered
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -125,8 +125,57 @@ def sums_of_product(
     if out is not None and differentiated(out):
         refuse(NOT_RECORDED)
     assert isinstance(add_rows, torch.Tensor) and isinstance(ordered, bool)
+    made = _weighed(product, a, b, others, weighs)
+    if made.is_floating_point() and made.itemsize == 1:
+        refuse(f"add_rows: rows of {made.dtype} are not added, as 8 bits are too coarse: say out_dtype=")
+    first = _checked_result("add_rows", "added", add_rows, made, out)
+    found = added(first, add_rows, made, ordered)
+    return found if out is None else out.copy_(found)
+
+
+def placed_product(
+    product: Callable[..., torch.Tensor], a: object, b: object, out_rows: torch.Tensor | None, out: torch.Tensor | None,
+    others: Mapping[str, object], in_group: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """A product's rows, weighed and placed in `out` or in zeros behind it. No kernel has these parts together.
+
+    out_rows  the row of the result for each row of the product, or None for rows in order
+    others    the product's other arguments by name
+    in_group  of the product, a mask of its rows that are in a group: others are not placed
+
+    Raises OperandError or TensorError, naming the operand.
+
+    >>> one = torch.ones(2, 1)
+    >>> placed_product(lambda a, b: a @ b, one, one.T[:, :1], torch.tensor([1, 0]), None, {"row_weights": None}).tolist()
+    [[1.0], [1.0]]
+    """
+    if out is not None and differentiated(out):
+        refuse(NOT_RECORDED)
+    made = _weighed(product, a, b, others, True)
+    if out_rows is not None:
+        first = _checked_result("out_rows", "placed", out_rows, made, out)
+        if in_group is not None:
+            out_rows = torch.where(in_group(made).flatten(), out_rows, -1)
+        return scattered(first, out_rows, made)
+    if out is None:
+        return made
+    if out.shape != made.shape or out.dtype != made.dtype:
+        of = f"{out.dtype} of shape {list(out.shape)}"
+        refuse(f"out is {of}: {made.dtype} of {list(made.shape)}, as the product has them")
+    return out.copy_(made if in_group is None else torch.where(in_group(made), made, out))
+
+
+def _weighed(
+    product: Callable[..., torch.Tensor], a: object, b: object, others: Mapping[str, object], weighs: bool
+) -> torch.Tensor:
+    """The product with its rows in order, times their weights."""
     given = dict(others)
-    if given.get("row_weights") is not None and given.get("rows") is None and isinstance(a, torch.Tensor):
+    if (
+        given.get("row_weights") is not None
+        and given.get("rows") is None
+        and isinstance(a, torch.Tensor)
+        and not weighs
+    ):
         given["rows"] = torch.arange(a.shape[0], device=a.device)
     weights, kind = given.pop("row_weights") if weighs else None, given.get("out_dtype")
     if weights is not None:
@@ -139,18 +188,22 @@ def sums_of_product(
             refuse(f"row_weights is {of}: float32 of {[made.shape[0]]}, a factor for each row of the product")
         assert isinstance(kind, torch.dtype)
         made = (made * weights[:, None]).to(kind)
-    if made.is_floating_point() and made.itemsize == 1:
-        refuse(f"add_rows: rows of {made.dtype} are not added, as 8 bits are too coarse: say out_dtype=")
+    return made
+
+
+def _checked_result(
+    name: str, done: str, indices: torch.Tensor, made: torch.Tensor, out: torch.Tensor | None
+) -> torch.Tensor:
+    """`out`, or zeros in its place, where indices name a row of it for each row of the product."""
     if made.ndim != 2:
-        refuse(f"add_rows: rows of one matrix are added, and the product has shape {list(made.shape)}")
-    if add_rows.dtype not in INTS or tuple(add_rows.shape) != made.shape[:1]:
-        of = f"{add_rows.dtype} of shape {list(add_rows.shape)}"
-        refuse(f"add_rows is {of}: int32 or int64, a row for each row of a product of shape {list(made.shape)}")
+        refuse(f"{name}: rows of one matrix are {done}, and the product has shape {list(made.shape)}")
+    if indices.dtype not in INTS or tuple(indices.shape) != made.shape[:1]:
+        of = f"{indices.dtype} of shape {list(indices.shape)}"
+        refuse(f"{name} is {of}: int32 or int64, a row for each row of a product of shape {list(made.shape)}")
     first = torch.zeros_like(made) if out is None else out
     if first.ndim != 2 or first.shape[1] != made.shape[1] or first.dtype != made.dtype:
         of = f"{first.dtype} of shape {list(first.shape)}"
         refuse(f"out is {of}: {made.dtype} of [rows, {made.shape[1]}], as the product has them")
-    if not torch.compiler.is_dynamo_compiling() and (known := known_indices(add_rows)) is not None:
-        check_inside("add_rows", known, first.shape[0], "the result")
-    found = added(first, add_rows, made, ordered)
-    return found if out is None else out.copy_(found)
+    if not torch.compiler.is_dynamo_compiling() and (known := known_indices(indices)) is not None:
+        check_inside(name, known, first.shape[0], "the result")
+    return first

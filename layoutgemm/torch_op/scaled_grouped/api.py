@@ -34,7 +34,7 @@ from ..checks import (
 )
 from ..compiled.traced import check_kinds, named, refusal, refuse, refuse_finish
 from ..fp8.launch import AS_QUANTIZE, kept_shapes
-from ..indexed.added import sums_of_product
+from ..indexed.added import placed_product, sums_of_product
 from ..indexed.api import indexed_matmul
 from ..indexed.grouped_rows import Options, grouped_rows, takes_copied_rows
 from ..indexed.product import IndexedOperands
@@ -396,11 +396,12 @@ def grouped_matmul(
     config    the kernel's configuration; of groups of columns, that of the transposed product
     rows, out_rows, row_weights   of groups of rows with `offsets`, as for `matmul`: groups are of the product's rows.
               Row i reads row rows[i] of a, and is row out_rows[i] of the result. With `counts`, or of a batch, `rows`
-              alone, (experts, M): row i of group e reads row rows[e, i] of a[e], or of a matrix a. With `offs`, a bias
-              or scales `rows` alone: scales of rows are those of a's rows, and read by row index too
+              alone, (experts, M): row i of group e reads row rows[e, i] of a[e], or of a matrix a. Scales of rows are
+              those of a's rows, and read by row index too
     add_rows  in place of `out_rows`, with `offsets`: row i is added to row add_rows[i] of the result, as for `matmul`.
               So the experts' results of a token become one. Goes with `rows`, `row_weights` and an activation by
-              kernels of one call; with `offs`, scales, bias, `epilogue`, `prologue` or `combine` torch adds the rows
+              kernels of one call; with `offs`, scales, bias, `epilogue`, `prologue` or `combine` torch adds the rows,
+              or weighs and places those of `row_weights` and `out_rows`
     ordered   False: in any order, as for `matmul`
     copy_rows  of `rows`, as for `matmul`: whether a's rows are copied to a workspace first
     epilogue  in place of bias and activation, behind the scales: any `kernels.epilogue.chain.Epilogue`. Of all forms
@@ -517,6 +518,20 @@ def _with_more(
     if ordered is not True or (add_rows is not None and apart):
         others = {**functions, "rows": rows, **{name: x for name, x in given.items() if name != "out"}}
         return sums_of_product(ordered, grouped_matmul, a, b, add_rows, given["out"], others, apart)
+    if apart and takes_placed_rows(given):
+        others = {
+            **functions,
+            "rows": rows,
+            **{name: x for name, x in given.items() if name not in ("out", "out_rows")},
+        }
+        ends = given["offs"]
+
+        def in_group(made: torch.Tensor) -> torch.Tensor:
+            return in_groups(made.shape, ENDS, ends)
+
+        return placed_product(
+            grouped_matmul, a, b, given["out_rows"], given["out"], others, None if ends is None else in_group
+        )
     if prologue is not None and (several or epilogue is not None):
         a, of_others, chosen = with_function_applied(a, b, prologue, operands, rows, given)
         return _with_more(a, b, chosen, (None, None), epilogue, of_others, None, combine, True)
@@ -537,6 +552,11 @@ def _with_more(
     if rows is not None and takes_copied_rows(given):
         return grouped_rows(a, b, rows, given, grouped_matmul)
     return _of_indices(IndexedOperands(a, b, rows), None, given, {})
+
+
+def takes_placed_rows(given: Options) -> bool:
+    """True for rows that are weighed or placed, of groups of rows."""
+    return given["counts"] is None and any(given[name] is not None for name in ("out_rows", "row_weights"))
 
 
 _BESIDE_SUMS = ("offs", "expected_rows", "scale_a", "scale_b", "recipe_a", "recipe_b", "bias")
