@@ -109,12 +109,13 @@ class BlockReductions:
         """Combine the elements that wait with their line's tuple."""
         elements = sorted(self.waiting.pop(key), key=lambda element: element[1].key)
         inside, math = [at.inside(step.axes) for _, at in elements], self.block.math
+        along = [at.key[0 if step.axes == "n" else 1] for _, at in elements]
         if step.reduction.insert and key in self.found:
             own = self.found[key][2]
             for (x, at), counts in zip(elements, inside, strict=True):
                 own = typed(step.reduction, step.reduction.inserted(own, x, at, counts))
         else:
-            own = typed(step.reduction, step.reduction.tuple_of(elements, inside))
+            own = typed(step.reduction, step.reduction.tuple_of(elements, inside, [x - along[0] for x in along]))
             if key in self.found:
                 own = typed(step.reduction, step.reduction.combined(self.found[key][2], own, math))
         self.found[key] = step, elements[-1][1], own

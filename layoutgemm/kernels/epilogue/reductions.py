@@ -43,7 +43,8 @@ class About:
 
     term    an element's, of x, i, j and the largest x, which it reads as "most". Elements outside of C are -inf: beside
             one of C their term changes nothing
-    merged  how terms become one: "add", or "first", the term of the first element that is a largest x, or NaN
+    merged  how terms become one: "add", or "first". That is of a term which is the element's index, and takes the first
+            that is a largest x, or NaN
     value   of x: what "the largest x" and the term take in its place
     """
 
@@ -201,11 +202,14 @@ class Reduction:
         """An element's tuple; `at` as for a step's `apply`."""
         return tracing.evaluate_each(self.lift, x, at)
 
-    def tuple_of(self, elements: Sequence[tuple[Value, ElementPlace]], inside: Sequence[object]) -> list[Value]:
+    def tuple_of(
+        self, elements: Sequence[tuple[Value, ElementPlace]], inside: Sequence[object], steps: Sequence[int]
+    ) -> list[Value]:
         """The tuple of an element (x, at), or of several at once by `about`.
 
-        elements  in the order of their indices
-        inside    of each, whether it is an element of C: others leave the tuple
+        inside  of each, whether it is an element of C: others leave the tuple
+        steps   from the first one's index along the line to each one's, rising: numbers, which machine code has in its
+                instructions
         """
         math = elements[0][1].math
         if self.about is None or len(elements) == 1:
@@ -227,10 +231,10 @@ class Reduction:
             for e in range(CHAINS, count):
                 sums[e % CHAINS] = math.add(sums[e % CHAINS], term(e))
             return [most, by_halves(math.add, sums)]
-        bound, found = math.below(most), term(count - 1)
+        bound, found = math.below(most), steps[-1]
         for e in reversed(range(count - 1)):  # from the last on: the first one stays
-            found = math.where(values[e] <= bound, found, term(e))
-        return [most, found]
+            found = math.where(values[e] <= bound, found, steps[e])
+        return [most, math.add(term(0), found)]
 
     def inserted(self, a: Sequence[Value], x: Value, at: ElementPlace, inside: object) -> list[Value]:
         """A tuple and one element more, where `inside` holds."""

@@ -146,8 +146,9 @@ def placed_product(
     Raises OperandError or TensorError, naming the operand.
 
     >>> one = torch.ones(2, 1)
-    >>> placed_product(lambda a, b: a @ b, one, one.T[:, :1], torch.tensor([1, 0]), None, {"row_weights": None}).tolist()
-    [[1.0], [1.0]]
+    >>> to, none = torch.tensor([1, 0]), {"row_weights": None}
+    >>> placed_product(lambda a, b: a @ b, torch.tensor([[1.0], [2.0]]), one[:1], to, None, none).tolist()
+    [[2.0], [1.0]]
     """
     if out is not None and differentiated(out):
         refuse(NOT_RECORDED)

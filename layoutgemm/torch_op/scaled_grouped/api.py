@@ -415,7 +415,8 @@ def grouped_matmul(
               `combine` torch computes f(a) first; not under torch.compile
     combine   for a tuple b of two to four matrices of each group, as for `matmul`: the function of
               (*products, ops, **given), or the name of a gate. `given` has its numbers. Of groups of rows and masked
-              ones, with bias and activation or an epilogue behind the function, and `rows`, which are copied first
+              ones, with bias and activation or an epilogue behind the function, and `rows`, which are copied first.
+              Of float8 `scale_b` is a tuple, too: a kernel for each b, then torch. [gate | up] in one b is one kernel
 
     On a GPU the values of offsets, offs and counts are read by the kernel alone: the host does not wait for them, and
     they are not checked. No row is written outside of its group, and a group along K of float8 that begins or ends
@@ -537,7 +538,7 @@ def _with_more(
         return _with_more(a, b, chosen, (None, None), epilogue, of_others, None, combine, True)
     if several:
         functions = {"epilogue": epilogue, "prologue": prologue, "rows": rows, "add_rows": add_rows}
-        return grouped_combined(a, b, combine, operands, {**given, **functions})
+        return grouped_combined(a, b, combine, operands, {**given, **functions}, grouped_matmul)
     if add_rows is not None:
         return _of_indices(
             IndexedOperands(a, b, rows), add_rows, {**given, "counts": None}, {"counts": given["counts"]}

@@ -140,7 +140,7 @@ def test_several_elements_at_once_are_those_combined_in_turn(name: str, transpos
                 SimpleNamespace(**{k: np.array([v or e]) for k, v in axis.items()}, math=Math) for e in range(count)
             ]
             elements = [(x[e : e + 1], place) for e, place in enumerate(places)]
-            found = reduction.tuple_of(elements, [np.array([e < own]) for e in range(count)])
+            found = reduction.tuple_of(elements, [np.array([e < own]) for e in range(count)], range(count))
             tuples = [reduction.lifted(*element) for element in elements[:own]]
             combined = functools.reduce(lambda a, b: reduction.combined(a, b, Math), tuples)
             if own < count:  # elements outside change nothing beside one of C
