@@ -25,6 +25,7 @@ from .composed.explain import explain_composed
 from .composed.parts import OWN, AskedParts, composes, has_batches
 from .epilogue import arguments_beside, check_fit, gate_of, given_operands
 from .explanation import ZEROS, Explanation, gated_after, of_solution, sums_again, with_steps
+from .indexed.added import check_lines
 from .indexed.explain import explain_indexed
 from .indexed.grouped_rows import Options, checked_rows, takes_copied_rows
 from .indexed.product import IndexedOperands
@@ -151,6 +152,7 @@ def _in_steps(
     if several or any(x is not None for x in [*functions.values(), *beside_sums(options)]):
         behind = "its rows are added to those that add_rows names" if add_rows is not None else ""
         if add_rows is None and takes_placed_rows(options):
+            check_lines(a, {**options, "rows": rows})
             behind, options = "torch weighs and places its rows", {**options, "out_rows": None, "row_weights": None}
         if behind:
             told = explain_matmul(a, b, **{**options, "out": None}, **functions, rows=rows)

@@ -125,6 +125,7 @@ def sums_of_product(
     if out is not None and differentiated(out):
         refuse(NOT_RECORDED)
     assert isinstance(add_rows, torch.Tensor) and isinstance(ordered, bool)
+    check_lines(a, {**others, "add_rows": add_rows}, weighs)
     made = _weighed(product, a, b, others, weighs)
     if made.is_floating_point() and made.itemsize == 1:
         refuse(f"add_rows: rows of {made.dtype} are not added, as 8 bits are too coarse: say out_dtype=")
@@ -152,6 +153,7 @@ def placed_product(
     """
     if out is not None and differentiated(out):
         refuse(NOT_RECORDED)
+    check_lines(a, {**others, "out_rows": out_rows})
     made = _weighed(product, a, b, others, True)
     if out_rows is not None:
         first = _checked_result("out_rows", "placed", out_rows, made, out)
@@ -164,6 +166,34 @@ def placed_product(
         of = f"{out.dtype} of shape {list(out.shape)}"
         refuse(f"out is {of}: {made.dtype} of {list(made.shape)}, as the product has them")
     return out.copy_(made if in_group is None else torch.where(in_group(made), made, out))
+
+
+def check_lines(a: object, given: Mapping[str, object], weighs: bool = True) -> None:
+    """Raise OperandError for indices or weights that are not one for each row of the product, before it is computed.
+
+    given  a call's arguments by name;   weighs: weights are checked too
+
+    >>> check_lines(torch.ones(2, 1), {"out_rows": torch.tensor([1])})
+    Traceback (most recent call last):
+        ...
+    layoutgemm.errors.OperandError: out_rows is torch.int64 of shape [1]: int32 or int64 of [2], a row for each row of \
+the product
+    """
+    rows = given.get("rows")
+    of = rows if isinstance(rows, torch.Tensor) else a
+    if not isinstance(of, torch.Tensor) or not 1 <= of.ndim <= 2:
+        return  # the product itself refuses them
+    for name in ("add_rows", "out_rows", "row_weights")[: 3 if weighs else 2]:
+        x, weight = given.get(name), name == "row_weights"
+        if x is None:
+            continue
+        if not isinstance(x, torch.Tensor):
+            refuse(f"{name} is a {type(x).__qualname__}: a tensor")
+        assert isinstance(x, torch.Tensor)
+        if x.dtype not in ((torch.float32,) if weight else INTS) or tuple(x.shape) != of.shape[:1]:
+            kinds, what = ("float32", "factor") if weight else ("int32 or int64", "row")
+            said = f"{x.dtype} of shape {list(x.shape)}"
+            refuse(f"{name} is {said}: {kinds} of {[of.shape[0]]}, a {what} for each row of the product")
 
 
 def _weighed(
@@ -184,9 +214,6 @@ def _weighed(
         kind, given["out_dtype"] = kind or usual_type(a.dtype), torch.float32
     made = product(a, b, **given)
     if isinstance(weights, torch.Tensor):
-        if weights.dtype != torch.float32 or tuple(weights.shape) != made.shape[:1]:
-            of = f"{weights.dtype} of shape {list(weights.shape)}"
-            refuse(f"row_weights is {of}: float32 of {[made.shape[0]]}, a factor for each row of the product")
         assert isinstance(kind, torch.dtype)
         made = (made * weights[:, None]).to(kind)
     return made
@@ -198,9 +225,6 @@ def _checked_result(
     """`out`, or zeros in its place, where indices name a row of it for each row of the product."""
     if made.ndim != 2:
         refuse(f"{name}: rows of one matrix are {done}, and the product has shape {list(made.shape)}")
-    if indices.dtype not in INTS or tuple(indices.shape) != made.shape[:1]:
-        of = f"{indices.dtype} of shape {list(indices.shape)}"
-        refuse(f"{name} is {of}: int32 or int64, a row for each row of a product of shape {list(made.shape)}")
     first = torch.zeros_like(made) if out is None else out
     if first.ndim != 2 or first.shape[1] != made.shape[1] or first.dtype != made.dtype:
         of = f"{first.dtype} of shape {list(first.shape)}"

@@ -13,6 +13,7 @@ from ...kernels.operands.combined import Combine, refusal_of_matrices
 from ...kernels.run.operand_checks import resolved
 from ...kernels.sm90.indexed.row_copy import copied_bytes
 from ...memo import function_key
+from ..bias_activation import GATES
 from ..checks import (
     NOT_RECORDED,
     autocast,
@@ -26,14 +27,12 @@ from ..checks import (
 from ..compiled.kept_launches import Extras, again_or
 from ..compiled.traced import check_kinds, check_number, named, refusal, refuse, refuse_finish
 from ..explanation import ZEROS, Explanation, copied_operand, of_plan
-from ..bias_activation import GATES
 from ..indexed.grouped_rows import Options, checked_rows
 from ..indexed.torch_rows import of_rows
 from ..own_epilogue.scaled_api import traced_grouped
 from ..prepared import config_text
 from ..scaled_grouped.explain import explain_grouped, explain_grouped_epilogue
 from ..scaled_grouped.grouped import COUNTS, ENDS, MASKED, OFFSETS, check_expected, finished, in_groups, in_groups_alone
-from ..scaled_grouped.operators import checked_grouped
 from ..scaled_grouped.grouped_epilogue import (
     FurtherMatrices,
     GroupedFactors,
@@ -42,6 +41,7 @@ from ..scaled_grouped.grouped_epilogue import (
     grouped_with_epilogue,
 )
 from ..scaled_grouped.kept import require_hopper
+from ..scaled_grouped.operators import checked_grouped
 from ..scaled_grouped.recipes import fast_accum
 from ..scaled_grouped.scaled import BiasActivation, check_config
 from .api import function_text, numbers_named
@@ -117,6 +117,8 @@ def _refusal_of_scales(b: object, options: Options) -> str:
         return f"scale_b is a {of}: with combine= a tuple of {len(b)}, the scales of each b"
     if options.get("epilogue") is not None:
         return f"{_SCALED} torch combines these products, and an epilogue is a kernel's; compute it of the result"
+    if isinstance(options["activation"], str) and options["activation"] in GATES:
+        return "activation and combine: the function of the products has the gate"
     if torch.compiler.is_dynamo_compiling():
         return f"{_SCALED} not under torch.compile; combine products of each b with out_dtype=torch.float32"
     return ""
@@ -129,8 +131,6 @@ def _of_scaled(
     """Products of 8-bit floats in float32, each with its scales. Torch combines them and rounds once."""
     how, numbers = function_and_numbers(b, combine, given)
     finish = BiasActivation(options["bias"], options["activation"], fast_accum(options["use_fast_accum"]))
-    if isinstance(finish.activation, str) and finish.activation in GATES:
-        raise OperandError("activation and combine: the function of the products has the gate")
     check_alike(b)
     scales, rows, out = options["scale_b"], options.get("rows"), options["out"]
     left, scale_a = a, options["scale_a"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -360,6 +361,8 @@ ONLY = Epilogue(
     ColumnReduce(signed_sum(), "column"), RowReduce("max", "most", ordered=False), RowReduce("min", "least", "bf16"),
     ColumnReduce("sum_of_squares", "below", ordered=False), stores_c=False,
 )  # fmt: skip
+# In columns behind 127, so in six rows. A thread takes a row's values at once behind it.
+SOME_NANS = Custom.of(lambda x, i, j, ops: ops.where(((i ^ j) & 255) == 133, x * math.inf * 0.0, x))
 FORMS = {
     "pairs": (Sm90Config((128, 64), chunks=1, buffers=2), "bf16", False, 1, EVERYTHING.in_pairs()),
     "swapped": (Sm90Config((64, 16), consumers=1), "bf16", True, 1, EVERYTHING),
@@ -370,7 +373,7 @@ FORMS = {
     ),
     "pingpong": (
         Sm90Config((64, 64), schedule="pingpong", loader="warpgroup"), "bf16", False, 1,
-        Epilogue(*ONLY.steps, RowReduce("amax", each=32)),
+        Epilogue(*ONLY.steps[:3], RowReduce("amax", each=32), SOME_NANS, RowReduce("argmax", "first"), stores_c=False),
     ),
     "without C": (Sm90Config((128, 32), overlap=True), "bf16", False, 1,
         Epilogue(*ONLY.steps, ColumnReduce("top2", "two", order="col"), stores_c=False),
@@ -404,7 +407,8 @@ def test_a_kernel_equals_numpy(form: str) -> None:
         if "exp" in name:
             assert np.allclose(found, value, rtol=1e-5), name
         else:
-            assert np.array_equal(found, value), name
+            assert np.array_equal(found, value, equal_nan=True), name
+    assert form != "pingpong" or (np.isnan(result.written["first_value"]).sum() == 6 and epilogue.ahead)
 
 
 @needs_dsl
