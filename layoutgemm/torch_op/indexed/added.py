@@ -180,8 +180,8 @@ def check_lines(a: object, given: Mapping[str, object], weighs: bool = True) -> 
 the product
     """
     rows = given.get("rows")
-    of = rows if isinstance(rows, torch.Tensor) else a
-    if not isinstance(of, torch.Tensor) or not 1 <= of.ndim <= 2:
+    of, rank = (rows, 1) if isinstance(rows, torch.Tensor) else (a, 2)
+    if not isinstance(of, torch.Tensor) or of.ndim != rank:
         return  # the product itself refuses them
     for name in ("add_rows", "out_rows", "row_weights")[: 3 if weighs else 2]:
         x, weight = given.get(name), name == "row_weights"
