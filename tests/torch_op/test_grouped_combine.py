@@ -233,6 +233,9 @@ def test_rows_are_weighed_and_placed_beside_other_parts(more: dict[str, Any]) ->
     assert torch.equal(found[to[:rows]], want[to[:rows]]) and not found[to[rows:]].any()
     assert torch.equal(compiled(placed)(a, weights), found)
     assert near(slopes(placed, a, weights), slopes(in_turn, a, weights))
+    for wrong, text in ((to.clamp(min=2), "are both 2"), (to + 1, "20: the result has 20 rows")):
+        with pytest.raises(LayoutError, match=text):
+            grouped_matmul(a, matrices, **more, **given, out_rows=wrong)
     assert "torch weighs and places its rows" in explain_matmul(
         a, matrices, **more, **given, out_rows=to, row_weights=weights
     ).kernel  # fmt: skip

@@ -75,9 +75,9 @@ class BlockReductions:
         self.ahead: set[tuple[str, int, int]] = set()
 
     def take_ahead(self, value: Callable[[int], Float32], held: Sequence[int]) -> None:
-        """Take all values of a row at once, before the first is stored, where few steps come before.
+        """Take all values of a row at once, before the first is stored.
 
-        The largest of all is known then, and no term is computed again for a larger one.
+        Few steps come before: `Epilogue.ahead`. The largest of all is known then, and no term is computed again for a larger one.
 
         value  of a number, before the epilogue;   held: the numbers of the values that the block stores
         """

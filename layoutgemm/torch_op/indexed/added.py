@@ -18,7 +18,7 @@ import torch
 from torch.autograd.function import FunctionCtx
 
 from ...arguments import shown
-from ...kernels.indexed.rows import check_inside
+from ...kernels.indexed.rows import check_distinct, check_inside
 from ..checks import NOT_RECORDED, derived_by_func, differentiated, has_tangent
 from ..compiled.traced import refuse
 from ..operators import operator_of, with_autograd
@@ -125,11 +125,11 @@ def sums_of_product(
     if out is not None and differentiated(out):
         refuse(NOT_RECORDED)
     assert isinstance(add_rows, torch.Tensor) and isinstance(ordered, bool)
-    check_lines(a, {**others, "add_rows": add_rows}, weighs)
+    check_lines(a, {**others, "add_rows": add_rows}, out, weighs)
     made = _weighed(product, a, b, others, weighs)
     if made.is_floating_point() and made.itemsize == 1:
         refuse(f"add_rows: rows of {made.dtype} are not added, as 8 bits are too coarse: say out_dtype=")
-    first = _checked_result("add_rows", "added", add_rows, made, out)
+    first = _checked_result("add_rows", "added", made, out)
     found = added(first, add_rows, made, ordered)
     return found if out is None else out.copy_(found)
 
@@ -153,10 +153,10 @@ def placed_product(
     """
     if out is not None and differentiated(out):
         refuse(NOT_RECORDED)
-    check_lines(a, {**others, "out_rows": out_rows})
+    check_lines(a, {**others, "out_rows": out_rows}, out)
     made = _weighed(product, a, b, others, True)
     if out_rows is not None:
-        first = _checked_result("out_rows", "placed", out_rows, made, out)
+        first = _checked_result("out_rows", "placed", made, out)
         if in_group is not None:
             out_rows = torch.where(in_group(made).flatten(), out_rows, -1)
         return scattered(first, out_rows, made)
@@ -168,10 +168,16 @@ def placed_product(
     return out.copy_(made if in_group is None else torch.where(in_group(made), made, out))
 
 
-def check_lines(a: object, given: Mapping[str, object], weighs: bool = True) -> None:
-    """Raise OperandError for indices or weights that are not one for each row of the product, before it is computed.
+def check_lines(
+    a: object, given: Mapping[str, object], out: torch.Tensor | None = None, weighs: bool = True
+) -> None:  # fmt: skip
+    """Raise OperandError unless indices and weights are one for each row of the product.
+
+    The product is not computed yet, so nothing is written.
 
     given  a call's arguments by name;   weighs: weights are checked too
+
+    Of CPU tensors it refuses an index outside of the result, too, and one of `out_rows` that repeats.
 
     >>> check_lines(torch.ones(2, 1), {"out_rows": torch.tensor([1])})
     Traceback (most recent call last):
@@ -194,6 +200,11 @@ the product
             kinds, what = ("float32", "factor") if weight else ("int32 or int64", "row")
             said = f"{x.dtype} of shape {list(x.shape)}"
             refuse(f"{name} is {said}: {kinds} of {[of.shape[0]]}, a {what} for each row of the product")
+        if weight or torch.compiler.is_dynamo_compiling() or (known := known_indices(x)) is None:
+            continue
+        check_inside(name, known, of.shape[0] if out is None else out.shape[0], "the result")
+        if name == "out_rows":
+            check_distinct(name, known)
 
 
 def _weighed(
@@ -219,16 +230,12 @@ def _weighed(
     return made
 
 
-def _checked_result(
-    name: str, done: str, indices: torch.Tensor, made: torch.Tensor, out: torch.Tensor | None
-) -> torch.Tensor:
-    """`out`, or zeros in its place, where indices name a row of it for each row of the product."""
+def _checked_result(name: str, done: str, made: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    """`out`, or zeros in its place, where rows of the product go."""
     if made.ndim != 2:
         refuse(f"{name}: rows of one matrix are {done}, and the product has shape {list(made.shape)}")
     first = torch.zeros_like(made) if out is None else out
     if first.ndim != 2 or first.shape[1] != made.shape[1] or first.dtype != made.dtype:
         of = f"{first.dtype} of shape {list(first.shape)}"
         refuse(f"out is {of}: {made.dtype} of [rows, {made.shape[1]}], as the product has them")
-    if not torch.compiler.is_dynamo_compiling() and (known := known_indices(indices)) is not None:
-        check_inside(name, known, first.shape[0], "the result")
     return first
