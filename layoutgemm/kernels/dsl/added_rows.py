@@ -10,8 +10,8 @@ chunks    of a place of the list, and a run of columns    looks at the chunk's 3
                                                           are, partial sums are stored
 fold      of a chunk, and a run of columns                adds the partial sums of the index that begins in the chunk
                                                           and goes on behind it, chunk after chunk, and adds them to C
-few       of an index, and a run of columns               looks at all indices, in place of all of these where there are
-                                                          few. If it is the first of equal ones, it adds their rows to C
+few       a quarter of equal indices, and a run of        looks at all indices, in place of all of these where there are
+          columns                                         few. The first one's CTA adds the rows of its equals to C
 
 The loads of several rows are under way together.
 """
@@ -30,12 +30,14 @@ from ...dtypes import f32
 from ..indexed.added_rows import (
     CHUNK,
     FEW,
+    FEW_TOGETHER,
     FOLD,
     ORDER_BYTES,
     RANKED,
     RANKS,
     SUM,
     AddingPlan,
+    few_places,
     list_bytes,
     slots_of,
 )
@@ -48,7 +50,6 @@ from .tables import choose, load_index, load_long, load_word, load_word_shared
 
 _LAST = 2**31 - 2  # the last row that a matrix may have: differences of such numbers and -1 do not overflow
 AT_ONCE = 4  # rows whose vectors are loaded before the first is added
-FEW_AT_ONCE = 8  # the same of few indices, whose warps have no others on their SM to hide a load
 PARTIALS_AT_ONCE = 16  # partial sums, likewise: a lane has four numbers of each
 _NUMBER_BYTES = 4  # of a row's number in shared memory
 LOOKED_AT_ONCE = 4  # indices of a lane that are loaded before the first is compared
@@ -88,11 +89,12 @@ class AddedRowsKernel:
         """Host side. `c`: address, elements from row to row and from matrix to matrix."""
         m, n, _, batch = sizes
         matrices = batch if cutlass.const_expr(self.plan.matrices_of_c > 1) else Int32(1)
-        of_rows = tile_count(m * SUM.runs(n, self.plan.c.dtype.bytes), SUM.warps), matrices, 1
+        runs = m * SUM.runs(n, self.plan.c.dtype.bytes)
+        of_rows = tile_count(runs, SUM.warps), matrices, 1
         if m <= FEW:
             self.few(*c, m, n, words).launch(
-                grid=of_rows, block=(SUM.threads, 1, 1), smem=SUM.warps * FEW * _NUMBER_BYTES, use_pdl=self.overlaps,
-                stream=stream,
+                grid=(runs, matrices, 1), block=(SUM.threads, 1, 1), smem=self._list_bytes + self._sums_bytes,
+                use_pdl=self.overlaps, stream=stream,
             )  # fmt: skip
         else:
             if m <= RANKED:
@@ -271,9 +273,16 @@ class AddedRowsKernel:
             sums = tuple([x + y for x, y in zip(sums, values, strict=True)])
         return sums
 
+    _list_bytes = SUM.warps * FEW * _NUMBER_BYTES  # each warp has its own
+
+    @property
+    def _sums_bytes(self) -> int:
+        """Shared memory for the sums of all warps but the first."""
+        return (SUM.warps - 1) * WARP * len(self.zeros()) * f32.bytes
+
     @cute.kernel
     def few(self, c: Int64, ldc: Int64, stride_c: Int64, m: Int32, n: Int32, words: tuple) -> None:
-        """Device side: adds the rows of equal indices to C, by the first one's warp."""
+        """Device side: adds the rows of equal indices to C, by the first one's CTA."""
         size = self.plan.c.dtype.bytes
         if cutlass.const_expr(self.overlaps):
             bridge.allow_next_kernel()
@@ -282,21 +291,21 @@ class AddedRowsKernel:
         thread, _, _ = cute.arch.thread_idx()
         block, matrix, _ = cute.arch.block_idx()
         warp, lane = bridge.uniform(thread // WARP), thread % WARP
-        place, first = SUM.place(block * SUM.warps + warp, n, size)
-        listed = cutlass.memory.SmemAllocator().allocate(SUM.warps * FEW * _NUMBER_BYTES, 16).toint()
-        listed += warp * (FEW * _NUMBER_BYTES)
+        place, first = SUM.place(block, n, size)
+        shared = cutlass.memory.SmemAllocator().allocate(self._list_bytes + self._sums_bytes, 16).toint()
+        listed, kept = shared + warp * (FEW * _NUMBER_BYTES), shared + self._list_bytes + lane * f32.bytes
         if place < m:
             job, indexed = bridge.Carried(given=given, m=m), present(self.plan.indexed)
             of_batch = matrix if cutlass.const_expr(self.plan.matrices_of_c > 1) else None
             numbers = [lane + k * WARP for k in range(FEW // WARP)]
             named = [Int32(load_index(indexed, job, OUT_ROWS, number, m, of_batch)) for number in numbers]
             row = Int32(load_index(indexed, job, OUT_ROWS, place, m, of_batch))
-            count, before, own = Int32(0), Int32(0), (Int32(1) << lane) - 1
+            count, before, below_lane = Int32(0), Int32(0), (Int32(1) << lane) - 1
             places: list[Int32] = []
             for number, name in zip(numbers, named, strict=True):
                 alike = Int32(cute.arch.vote_ballot_sync(name == row))
                 before |= Int32(cute.arch.vote_ballot_sync((name == row) & (number < place)))
-                places.append(count + cute.arch.popc(alike & own))
+                places.append(count + cute.arch.popc(alike & below_lane))
                 count += cute.arch.popc(alike)
             if (row >= 0) & (before == 0):
                 for number, name, at in zip(numbers, named, places, strict=True):
@@ -306,26 +315,38 @@ class AddedRowsKernel:
                 columns = tuple([first + SUM.element(lane, vector, size) for vector in range(SUM.vectors)])
                 source, (pitch, distance) = given.added_rows, self.workspace((m, n), {ADDED: given.added_rows})[1]
                 lines = source + Int64(matrix) * distance * size, pitch * size
-                sums = self.sum_of_list(lines, (listed, count), columns, n)
-                target, width = c + (Int64(matrix) * stride_c + row * ldc) * size, VECTOR_BYTES // size
-                for vector, column in enumerate(columns):
-                    of_vector = sums[vector * width : (vector + 1) * width]
-                    self.add_to_c(target + Int64(column) * size, of_vector, n - column)
+                each = few_places(count)
+                own = cutlass.min(warp * each, count), cutlass.min((warp + 1) * each, count)
+                sums = self.sum_of_list(lines, (listed, *own), columns, n)
+                step = len(sums) * (WARP * f32.bytes)  # from warp to warp
+                if warp > 0:
+                    for e, value in enumerate(sums):
+                        bridge.store_shared(kept + (warp - 1) * step + e * (WARP * f32.bytes), [value])
+                bridge.block_sync()
+                if warp == 0:
+                    for other in cutlass.range_constexpr(SUM.warps - 1):
+                        at = kept + other * step
+                        more = [load_word_shared(at + e * (WARP * f32.bytes)) for e in range(len(sums))]
+                        sums = tuple([x + y.bitcast(Float32) for x, y in zip(sums, more, strict=True)])
+                    target, width = c + (Int64(matrix) * stride_c + row * ldc) * size, VECTOR_BYTES // size
+                    for vector, column in enumerate(columns):
+                        of_vector = sums[vector * width : (vector + 1) * width]
+                        self.add_to_c(target + Int64(column) * size, of_vector, n - column)
 
     @cute.jit
     def sum_of_list(
-        self, lines: tuple[Int64, Int64], listed: tuple[Int32, Int32], columns: tuple[Int32, ...], n: Int32
+        self, lines: tuple[Int64, Int64], listed: tuple[Int32, Int32, Int32], columns: tuple[Int32, ...], n: Int32
     ) -> tuple[Float32, ...]:
-        """The sum of the rows whose numbers shared memory has. `listed`: its address, and how many there are."""
-        sums, done = self.zeros(), Int32(0)
-        address, count = listed
+        """The sum of rows whose numbers shared memory has. `listed`: its address, the first place and the end."""
+        address, done, count = listed
+        sums = self.zeros()
         while done < count:
             found: list[tuple[Int32, Boolean]] = []
-            for i in cutlass.range_constexpr(FEW_AT_ONCE):
+            for i in cutlass.range_constexpr(FEW_TOGETHER):
                 at = cutlass.min(done + i, count - 1)
                 found.append((load_word_shared(address + at * _NUMBER_BYTES), Boolean(done + i < count)))
             sums = self.with_rows(sums, lines, found, (columns, n))
-            done = done + FEW_AT_ONCE
+            done = done + FEW_TOGETHER
         return sums
 
     @cute.jit
