@@ -13,7 +13,7 @@ from ..errors import OperandError
 from ..kernels.epilogue.chain import Epilogue
 from ..kernels.operands.combined import Combine
 from ..kernels.operands.prologue import Prologue
-from ..kernels.orders import Order
+from ..kernels.orders import Order, leaves_tiles
 from ..kernels.run.operand_checks import check_operands
 from ..kernels.sm90.quantized.feature_parts import FeatureParts
 from ..kernels.sm90.triangular.operands import Triangles
@@ -49,6 +49,8 @@ from .solver import solve, why_unfused
 
 Packed = QuantizedWeight | QuantizedExperts
 __all__ = ["Explanation", "explain_matmul"]
+
+_ADDED = "its rows are added to those that add_rows names"
 
 
 def explain_matmul(
@@ -111,6 +113,9 @@ def explain_matmul(
     functions: Options = {"epilogue": epilogue, "given": given, "prologue": prologue, "combine": combine}
     parts = order, prologue, combine, epilogue, triangles
     others: Options = {**more, "rows": rows, "add_rows": add_rows, "out_recipe": out_recipe}
+    if add_rows is not None and leaves_tiles(order):
+        told = explain_matmul(a, b, **{**more, "out": None}, **functions, order=order, triangles=triangles, rows=rows)
+        return replace(told, kernel=f"{told.kernel}; then {_ADDED}")
     in_steps = _in_steps(a, b, more, functions, rows, add_rows) if _in_groups(more) else None
     if (found := in_steps or _together(a, b, parts, given, others)) is not None:
         return found
@@ -150,7 +155,7 @@ def _in_steps(
     """The explanation of groups with an epilogue, or with steps by torch. None for others."""
     prologue, several = functions["prologue"], functions["combine"] is not None or isinstance(b, (tuple, list))
     if several or any(x is not None for x in [*functions.values(), *beside_sums(options)]):
-        behind = "its rows are added to those that add_rows names" if add_rows is not None else ""
+        behind = _ADDED if add_rows is not None else ""
         if add_rows is None and takes_placed_rows(options):
             check_lines(a, {**options, "rows": rows})
             behind, options = "torch weighs and places its rows", {**options, "out_rows": None, "row_weights": None}

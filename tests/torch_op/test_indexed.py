@@ -497,6 +497,9 @@ def test_rows_are_added_in_any_order_by_name() -> None:
             for ordered in (False, True)
         )
         assert torch.equal(got, want)
+    lower = {"order": "lower", "rows": x["rows"], **given}
+    assert torch.equal(*[matmul(x["a"], x["b"], ordered=ordered, **lower) for ordered in (False, True)])
+    assert "; then its rows are added to" in layoutgemm.explain_matmul(x["a"], x["b"], **lower).kernel
     groups = {**given, "rows": x["rows"], "out_dtype": F32}
     any_order, want = (grouped_matmul(x["a"], x["experts"], OFFSETS, ordered=o, **groups) for o in (False, True))
     assert torch.equal(any_order, want)

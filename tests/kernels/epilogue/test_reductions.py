@@ -212,6 +212,16 @@ def test_a_long_function_is_kept_in_steps() -> None:
     assert steps.given[0].shape(5, 33) == (5, 4) and steps.words == ("of_best", "of_best_batch", "workspace")
 
 
+@pytest.mark.parametrize("kind", [RowReduce, ColumnReduce])
+def test_an_operation_of_the_package_is_its_name(kind: Any) -> None:
+    """It counts along the axis that it reduces, and its text has all of it."""
+    made, named = (Epilogue(kind(own, "least")) for own in (REDUCTIONS["argmin"], "argmin"))
+    assert made == named and Epilogue.from_json(made.json) == made
+    own = replace(REDUCTIONS["argmin"], name="mine")
+    again = Epilogue.from_json(Epilogue(kind(own, "least")).json).reductions[0].reduction
+    assert again.about == own.about
+
+
 def test_a_wrong_insert_is_refused() -> None:
     def total(insert: Any) -> Reduction:
         return Reduction.of(lambda x, i, j, ops: x * j, lambda a, b, ops: a[0] + b[0], [0.0], insert=insert)
