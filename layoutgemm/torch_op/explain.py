@@ -113,9 +113,6 @@ def explain_matmul(
     functions: Options = {"epilogue": epilogue, "given": given, "prologue": prologue, "combine": combine}
     parts = order, prologue, combine, epilogue, triangles
     others: Options = {**more, "rows": rows, "add_rows": add_rows, "out_recipe": out_recipe}
-    if add_rows is not None and leaves_tiles(order):
-        told = explain_matmul(a, b, **{**more, "out": None}, **functions, order=order, triangles=triangles, rows=rows)
-        return replace(told, kernel=f"{told.kernel}; then {_ADDED}")
     in_steps = _in_steps(a, b, more, functions, rows, add_rows) if _in_groups(more) else None
     if (found := in_steps or _together(a, b, parts, given, others)) is not None:
         return found
@@ -193,6 +190,11 @@ def _together(
 ) -> Explanation | None:  # fmt: skip
     """The explanation of `matmul` with parts together, or of several matrices; None for other products."""
     order, prologue, combine, epilogue, triangles = parts
+    if options["add_rows"] is not None and leaves_tiles(order):
+        functions = {"given": given, "prologue": prologue, "combine": combine, "epilogue": epilogue}
+        alone = {**options, **functions, "out": None, "add_rows": None}
+        told = explain_matmul(a, b, **alone, order=order, triangles=triangles)
+        return replace(told, kernel=f"{told.kernel}; then {_ADDED}")
     if combine is not None and not isinstance(a, tuple) and (_in_groups(options) or options["scale_a"] is not None):
         _refuse_beside_groups({"order": order, "triangles": triangles, "out_recipe": options["out_recipe"]})
         return explain_grouped_combined(a, b, combine, given, {**options, "epilogue": epilogue, "prologue": prologue})
