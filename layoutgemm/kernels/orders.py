@@ -162,7 +162,7 @@ def is_symmetric(order: Order | None) -> bool:
 
 
 def leaves_tiles(order: object) -> bool:
-    """True for a named order or a schedule of some tiles; of a function it is not known yet.
+    """True for a named order or a schedule of some tiles. Of a function it is not known yet.
 
     >>> leaves_tiles("lower"), leaves_tiles(TileList()), leaves_tiles("hilbert"), leaves_tiles(None)
     (True, True, False, False)

@@ -59,7 +59,7 @@ def test_the_executor_adds_rows_in_order(arch: str) -> None:
     ],
 )
 def test_the_kernel_adds_gathered_and_weighted_rows(arch: str, c: str) -> None:
-    """By one launch, or by the list's for more indices, where f32 is stored on Hopper."""
+    """Few indices by one launch. More, where Hopper stores f32, by the list's."""
     config = {"sm_100a": Sm100Config((128, 64)), "sm_90a": Sm90Config((64, 64), consumers=1, loader="warpgroup")}
     indexed, times = BOTH if arch != "sm_100a" else ADDED, 4 if (arch, c) == ("sm_90a", "f32") else 1
     made = plan(

@@ -183,7 +183,7 @@ class ElementMath:
 
     @staticmethod
     def below(x: Float32) -> Float32:
-        """The next number below; of -inf NaN, and of NaN infinity: a bound for all but the largest numbers and NaN."""
+        """The next number below; of -inf NaN, and of NaN infinity. Largest numbers and NaN are not up to it."""
         text = (
             "{ .reg .pred p; .reg .pred q; .reg .b32 u; .reg .b32 d; mov.b32 d, $1; or.b32 u, d, 0x80000000; "
             "add.s32 u, u, 1; add.s32 d, d, -1; setp.le.f32 p, $1, 0f00000000; selp.b32 d, u, d, p; "

@@ -321,7 +321,7 @@ class Epilogue:
 
     @cached_property
     def ahead(self) -> tuple[tuple[ReductionStep, tuple[Step, ...]], ...]:
-        """Reductions of whole rows from a largest value, which may read all values first; and the steps before each.
+        """Reductions of whole rows from a largest value, and the steps before each. They may read all values first.
 
         Those steps are computed twice, so they are a few instructions each, and read no matrix or vector.
 

@@ -78,7 +78,7 @@ class Math:
 
     @staticmethod
     def below(x: Array) -> Array:
-        """The next number below; of -inf NaN, and of NaN infinity: x is NaN or above it where it is a largest one."""
+        """The next number below; of -inf NaN, and of NaN infinity. Largest numbers and NaN are not up to it."""
         next_one = np.where(np.isneginf(x), np.nan, np.nextafter(x, np.float32(-np.inf)))
         return np.where(np.isnan(x), np.inf, next_one).astype(np.float32)
 

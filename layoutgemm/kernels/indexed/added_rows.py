@@ -8,8 +8,8 @@
                                                      the sum of its places in the chunk
     fold       the list, those sums, C               row r of C += their sum
 
-Up to `FEW` indices have one launch in place of the last three. A CTA adds the rows of an index to C: each of its warps
-has `few_places` of them, which it adds one after the other, and the sums of its warps are added one after the other.
+Up to `FEW` indices have one launch in place of the last three. A CTA adds the rows of an index to C. Each of its warps
+adds `few_places` of them, one after the other. Then the sums of the warps are added, one after the other.
 
 Of more, a chunk is `CHUNK` places of the list. The rows of a chunk's places are added one after the other, in f32. The
 sums of chunks are added one after the other. So the bits are the same on every run. A row that no index names is not
@@ -152,7 +152,7 @@ def added_rows(plan: AddingPlan, c: np.ndarray, values: Mapping[str, object] | N
 
 
 def _added_together(plan: AddingPlan, named: np.ndarray, order: np.ndarray) -> list[np.ndarray]:
-    """Places of the sorted list whose sums are made one after the other, in the order in which these are added."""
+    """Places of the sorted list that are added to one sum each. Those sums are added in this order."""
     if plan.m > FEW:
         return [order[first : first + CHUNK] for first in range(0, plan.m, CHUNK)]
     equal = np.split(order, np.flatnonzero(np.diff(named[order])) + 1)
