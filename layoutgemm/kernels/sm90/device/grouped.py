@@ -55,7 +55,7 @@ class RaggedEpilogue(Sm90Epilogue):
         if not plan.config.tuning.shift_last_tile:
             end = end_of_rows(plan, job, matrix)
             return {**store_place(row, end, column, lines, cutlass.min), "l": matrix}
-        start, end = plan.ragged.rows(GroupTable(plan, job.shared).entry, matrix)
+        start, end = present(plan.ragged).rows(GroupTable(plan, job.shared).entry, matrix)
         before = rows_before(plan, row, (start, end), job.m, choose)
         first = row - before
         left_out = choose(first < first_of_tile(plan, row, start), Int32(1), Int32(0))
