@@ -688,10 +688,10 @@ def _of_few_tiles(
         return usual
     promotion = "128B" if promoted else "256B"
     if tile[0] == ROWS:
-        pairs = k * size >= _PAIRED_K and tile[1] > ROWS
+        pairs = k * size >= _PAIRED_K and not (shifts and tile[1] == ROWS)
         return Sm90Config(
             tile, consumers=1, loader="warp", cluster=(2, 1) if pairs else (1, 1), chunks=1, buffers=2, overlap=True,
-            turn_last_pair=pairs, l2_promotion=promotion,
+            turn_last_pair=pairs, shift_last_tile=shifts and not (pairs and promoted), l2_promotion=promotion,
         )  # fmt: skip
     if tile == large.tile:
         return large
