@@ -160,7 +160,7 @@ def rows_before(plan: Sm90Plan, row: W, rows: tuple[W, W], m: W, choose: Callabl
 
 
 def first_of_tile(plan: Sm90Plan, row: W, start: W) -> W:
-    """The first row of the tile that has a row of a group from `start` on."""
+    """The first row of the tile with a given row, of a group from `start` on."""
     return start + (row - start) // plan.tile_c[0] * plan.tile_c[0]
 
 
@@ -399,6 +399,7 @@ def explain_ragged(plan: Sm90Plan) -> list[str]:
         f"{ragged.entries} {entries} and first tiles at {plan.smem.table_offset}, {ragged.bytes} bytes",
         f"  {ends}",
         *["  blocks of 64 rows behind a group's end are not multiplied"] * plan.config.tuning.skip_empty_blocks,
+        *["  a tile that would reach beyond A's last row begins earlier"] * plan.config.tuning.shift_last_tile,
         *["  pairs at a group's odd last row of tiles have two columns of it, and share A in place of B"] * plan.turns,
         *[f"  tiles of a last round for at most half of the clusters are halved: {plan.tile_c[0] // 2} rows a CTA"]
         * plan.config.tuning.halve_last_round,

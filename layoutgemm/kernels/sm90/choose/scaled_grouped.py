@@ -54,24 +54,24 @@ _EQUAL_SCALED_COSTS, _EQUAL_COSTS = {128: 1.035, 192: 1.055, 256: 1.0}, {128: 1.
 # behind the first four stand for a group's one tile of rows. And of a last round that is halved, of a whole one. By
 # results/groups_halved_h200.json, for 16 bits and for scales of blocks.
 _ROUND_COSTS = {
-    (128, 256): 1.03, (128, 192): 0.77, (128, 128): 0.54, (128, 96): 0.46, (128, 64): 0.35, (64, 192): 0.48,
-    (64, 128): 0.375, (64, 64): 0.27, (256, 128): 0.985, (192, 160): 0.8,
+    (128, 256): 1.0, (128, 192): 0.79, (128, 128): 0.635, (64, 192): 0.5, (64, 128): 0.405, (64, 64): 0.39,
+    (256, 128): 0.97, (192, 160): 1.0,
 }  # fmt: skip
 _SCALED_ROUND_COSTS = {
-    (128, 256): 0.96, (128, 192): 0.73, (128, 128): 0.54, (128, 96): 0.445, (128, 64): 0.337, (64, 192): 0.486,
-    (64, 128): 0.35, (64, 64): 0.228, (256, 128): 1.07,
+    (128, 256): 1.0, (128, 192): 0.82, (128, 128): 0.57, (64, 192): 0.55, (64, 128): 0.435, (64, 64): 0.36,
+    (256, 128): 1.03,
 }  # fmt: skip
-_HALVED_ROUNDS = {(128, 256): 0.65, (128, 192): 0.65}
-_SCALED_HALVED_ROUNDS = {(128, 256): 0.8, (128, 192): 0.8}
-_FEW_TILES, _TALL = 8, ((256, 128), (192, 160), _NARROWER)
-# Columns of tiles of 128 rows up to which CTAs are alone, and the last tile begins earlier; those that lose without.
-_SHIFTED, _NARROW = 128, ((128, 96), (128, 64))
+_HALVED_ROUNDS = {(128, 256): 0.65, (128, 192): 0.65, (128, 128): 0.9}
+_SCALED_HALVED_ROUNDS = {(128, 256): 0.8, (128, 192): 0.8, (128, 128): 0.95}
+_FEW_TILES, _TALL = 6, ((256, 128), (192, 160), _NARROWER)
+# Likewise of CTAs alone whose last tile begins earlier, without a launch's start. A round of few tiles takes this power
+# of the share of multiprocessors that have one. By `last tiles begin earlier` of the record.
+_EARLIER_COSTS = {(128, 128): 0.54, (128, 96): 0.46, (128, 64): 0.35, (64, 64): 0.27}
+_SCALED_EARLIER_COSTS = {(128, 128): 0.52, (128, 96): 0.445, (128, 64): 0.337, (64, 64): 0.228}
+_PART = 0.12
 _FEW_ROUNDS = 4  # of the largest tiles, up to which others were timed
 _ROUND, _SCALED_ROUND = 5.25e-9, 6.3e-9  # seconds a byte of K of a round of the largest tiles, by the same record
-_START, _SCALED_START = 2.4e-6, 3.0e-6  # seconds of a launch beside its rounds
-_READ_SHARE = 0.95  # of the memory's rate, at which groups' matrices B are read
-_OVERLAP = 3.0  # products and reads together take the root of the sum of their powers
-_PART = 0.12  # a part of a round takes this power of it: fewer tiles share the memory's and L2's rate
+_READ_SHARE = 0.72  # of the memory's rate, at which groups' matrices B are read
 _GAIN = 0.95  # of the expected time, above which a tile stays
 _PAIRED_K = 4096  # bytes of K from which pairs of tiles of 64 rows that share B are faster than single ones
 _UNEVEN_SHARE, _DRAWS = (0.7, 1.3), 24  # of the average's rows, that groups have; and how often they are drawn
@@ -679,26 +679,28 @@ def _of_few_tiles(
     """
     m, n, k, groups = sizes
     places = places or ClusterOccupancy()
-    time = _FewTiles(m, n, groups, k * size, promoted, places.multiprocessors, places.memory)
+    time = _FewTiles(m, n, groups, promoted, places.multiprocessors, places.memory)
     most = _FEW_ROUNDS * places.multiprocessors
     if m * n > most * prod(usual.tile) or sum(time.rounds(usual.tile)) > _DRAWS * _FEW_ROUNDS:
         return usual
-    tile = min([x for x in [*time.costs][:_FEW_TILES] if shifts or x not in _NARROW], key=time.expected)
+    tile = min([*time.costs][:_FEW_TILES], key=time.expected)
     if tile == usual.tile or time.expected(tile) > (1 if usual is large else _GAIN) * time.expected(usual.tile):
         return usual
     promotion = "128B" if promoted else "256B"
+    if shifts and (tile[0] == ROWS or tile == (128, 128)):
+        tile = min(time.earlier_costs, key=time.expected_earlier)
+        return Sm90Config(
+            tile, consumers=tile[0] // ROWS, loader="warp" if tile[0] == ROWS else "warpgroup", chunks=1, buffers=2,
+            overlap=True, shift_last_tile=True, l2_promotion=promotion,
+        )  # fmt: skip
     if tile[0] == ROWS:
-        pairs = k * size >= _PAIRED_K and not (shifts and tile[1] == ROWS)
+        pairs = k * size >= _PAIRED_K
         return Sm90Config(
             tile, consumers=1, loader="warp", cluster=(2, 1) if pairs else (1, 1), chunks=1, buffers=2, overlap=True,
-            turn_last_pair=pairs, shift_last_tile=shifts and not (pairs and promoted), l2_promotion=promotion,
+            turn_last_pair=pairs, l2_promotion=promotion,
         )  # fmt: skip
     if tile == large.tile:
         return large
-    if shifts and tile[1] <= _SHIFTED:
-        return Sm90Config(
-            tile, loader="warpgroup", chunks=1, buffers=2, overlap=True, shift_last_tile=True, l2_promotion=promotion
-        )
     found = Sm90Config(
         tile, loader=large.loader, cluster=large.cluster, chunks=1, buffers=1 if promoted and tile[1] > 128 else 2,
         overlap=True, turn_last_pair=True, halve_last_round=True, skip_empty_blocks=not promoted,
@@ -712,16 +714,14 @@ def _of_few_tiles(
 
 
 class _FewTiles(NamedTuple):
-    """Seconds of few groups. The host knows the rows of all groups together.
+    """Time of few groups, in rounds of the largest tiles. The host knows the rows of all groups together.
 
-    k_bytes  of a row of A
-    memory   TB/s
+    memory  TB/s
     """
 
     rows: int
     columns: int
     groups: int
-    k_bytes: int
     promoted: bool
     workers: int
     memory: float
@@ -730,6 +730,16 @@ class _FewTiles(NamedTuple):
     def costs(self) -> dict[tuple[int, int], float]:
         """A round's time by tile."""
         return _SCALED_ROUND_COSTS if self.promoted else _ROUND_COSTS
+
+    @property
+    def earlier_costs(self) -> dict[tuple[int, int], float]:
+        """A round's time by tile, of those whose last one begins earlier."""
+        return _SCALED_EARLIER_COSTS if self.promoted else _EARLIER_COSTS
+
+    def expected_earlier(self, tile: tuple[int, int]) -> float:
+        """The time with such a tile, on average over the draws."""
+        parts = [divmod(rounds, 1) for rounds in self.rounds(tile)]
+        return sum(whole + rest**_PART for whole, rest in parts) * self.earlier_costs[tile] / _DRAWS
 
     def rounds(self, tile: tuple[int, int]) -> list[float]:
         """Rounds of a tile for each draw of rows."""
@@ -741,14 +751,13 @@ class _FewTiles(NamedTuple):
         return sum(self._time(tile, rounds) for rounds in self.rounds(tile)) / _DRAWS
 
     def _time(self, tile: tuple[int, int], rounds: float) -> float:
-        """The time of rounds: of products and of reading B. A last one of few tiles is halved."""
+        """The time of rounds: of products or of reading B. A last one of few tiles is halved, and reads slowly."""
         whole, rest = divmod(rounds, 1)
         halved = _SCALED_HALVED_ROUNDS if self.promoted else _HALVED_ROUNDS
         last = halved.get(tile, 1.0) if whole and 2 * rest <= 1 else 1.0
-        start, of_byte = (_SCALED_START, _SCALED_ROUND) if self.promoted else (_START, _ROUND)
-        products = (whole + last * rest**_PART) * self.costs[tile] * of_byte * self.k_bytes
-        reads = self.groups * self.columns * self.k_bytes / (_READ_SHARE * self.memory * 1e12)
-        return float(start + (products**_OVERLAP + reads**_OVERLAP) ** (1 / _OVERLAP))
+        second = (_SCALED_ROUND if self.promoted else _ROUND) * _READ_SHARE * self.memory * 1e12
+        cost, reads = self.costs[tile], self.groups * self.columns / (second * rounds)
+        return whole * max(cost, reads) + (rest > 0) * max(last * cost, rest**0.5 * reads)
 
 
 @lru_cache(256)
