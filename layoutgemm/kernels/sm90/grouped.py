@@ -160,7 +160,7 @@ def rows_before(plan: Sm90Plan, row: W, rows: tuple[W, W], m: W, choose: Callabl
 
 
 def first_of_tile(plan: Sm90Plan, row: W, start: W) -> W:
-    """The first row of the tile with a given row, of a group from `start` on."""
+    """The first row of a row's tile, of a group from `start` on."""
     return start + (row - start) // plan.tile_c[0] * plan.tile_c[0]
 
 
