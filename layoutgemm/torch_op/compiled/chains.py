@@ -65,7 +65,7 @@ class ChainCalls:
         return results if len(results) > 1 else results[0]
 
     def again(self, options: Key, tensors: Tensors, records: bool) -> tuple[Made, bool] | None:
-        """(the results of a kept chain, whether a tensor requires a gradient); None where there is no such chain.
+        """(results of a kept chain, whether a tensor requires a gradient), or None without one.
 
         Results are one tensor, or several and None.
 
