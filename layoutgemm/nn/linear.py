@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from ..arguments import as_int, refusal, shown
@@ -43,9 +45,23 @@ def attributes(layer: torch.nn.Module, kind: type[torch.nn.Module], *names: str)
     [True, True]
     """
     if type(layer) is kind and not _is_traced():
-        own, buffers = layer._parameters, layer._buffers
-        return [own[x] if x in own else buffers[x] if x in buffers else getattr(layer, x) for x in names]
+        own = {**layer._parameters, **layer._buffers}
+        try:
+            return [own[name] for name in names]  # type: ignore[misc]
+        except KeyError:  # one is an attribute of another kind
+            pass
     return [getattr(layer, name) for name in names]
+
+
+def weight_and_bias(layer: torch.nn.Module, kind: type[torch.nn.Module]) -> Sequence[torch.Tensor]:
+    """`attributes` of a linear layer's two, without a list."""
+    if type(layer) is kind and not _is_traced():
+        own = layer._parameters
+        try:
+            return own["weight"], own["bias"]  # type: ignore[return-value]
+        except KeyError:  # one is a buffer, or an attribute
+            pass
+    return attributes(layer, kind, "weight", "bias")
 
 
 class ActivatedLayer:
@@ -168,7 +184,7 @@ class DenseLinear(ActivatedLayer, torch.nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """activation(x @ weight.T + bias), of shape (..., out_features)."""
-        weight, bias = attributes(self, DenseLinear, "weight", "bias")
+        weight, bias = weight_and_bias(self, DenseLinear)
         return linear(input, weight, bias, self.activation, self.allow_tf32)
 
     def extra_repr(self) -> str:

@@ -11,9 +11,9 @@ from ..torch_op.checks import autocast_type, cast, check_activation, check_input
 from ..torch_op.problem import half
 from ..torch_op.scaled_grouped.grouped_training import fp8_grouped_matmul, fp8_groups_unrecorded
 from ..torch_op.scaled_grouped.recipes import BLOCK, SQUARE, Recipes, recipe_text, refusal_of_both
-from ..torch_op.scaled_grouped.training import fp8_linear, fp8_unrecorded
+from ..torch_op.scaled_grouped.training import fp8_again, fp8_linear, fp8_unrecorded
 from .kept_weights import MasterWeights
-from .linear import ActivatedLayer, attributes, check_features, check_layer, sizes_text
+from .linear import ActivatedLayer, check_features, check_layer, sizes_text, weight_and_bias
 
 
 class MasterLinear(ActivatedLayer, MasterWeights, torch.nn.Linear):
@@ -74,12 +74,16 @@ class MasterLinear(ActivatedLayer, MasterWeights, torch.nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """activation(x @ weight.T + bias), of shape (..., out_features), or half of them with a gate."""
-        x = input
+        x, activation = input, self.activation
+        weight, bias = weight_and_bias(self, MasterLinear)
+        if type(x) is torch.Tensor and activation is None and self._kept is None:
+            again = fp8_again(x, weight, bias, (self.recipe_a, self.recipe_b, None, True))
+            if again is not None:
+                return again
         dense = type(x) is torch.Tensor and x.layout is torch.strided
         if not (dense and x.ndim > 1 and x.shape[-1] == self.in_features):
             check_input(x, self.in_features)  # the product checks any other input likewise
-        weight, bias = attributes(self, MasterLinear, "weight", "bias")
-        rows, activation = x if x.ndim > 1 else x.unsqueeze(0), self.activation
+        rows = x if x.ndim > 1 else x.unsqueeze(0)
         kept = None if self._kept is None else self._quantized(x, weight, bias)
         if activation is None and kept is None:
             value = fp8_linear(rows, weight, bias, self.recipe_a, self.recipe_b, None)

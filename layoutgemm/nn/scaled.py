@@ -177,10 +177,9 @@ class ScaledLinear(ActivatedLayer, ScaledBuffers):
         x = input
         if torch.compiler.is_compiling() or type(x) is not torch.Tensor:
             return self._made(x).results[0]
-        *own, bias = attributes(self, ScaledLinear, "codes", "weight_scale", "bias")
-        if bias is not None:
-            own.append(bias)
-        value: torch.Tensor = _CALLS.of(lambda: self._made(x), (self.activation, self.wide), (x, *own))
+        codes, scale, bias = attributes(self, ScaledLinear, "codes", "weight_scale", "bias")
+        given = (x, codes, scale) if bias is None else (x, codes, scale, bias)
+        value: torch.Tensor = _CALLS.of(lambda: self._made(x), (self.activation, self.wide), given)
         return value
 
     def _made(self, x: torch.Tensor) -> Chain:

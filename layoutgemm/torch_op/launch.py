@@ -326,16 +326,16 @@ def making(
     given    the call's tensors that are written
     memory   bytes that the launches share, and that are dropped behind them
     """
-    loaded, makes, reads, words, inner = launches[0] if len(launches) == 1 else _as_one(launches)
+    alone = len(launches) == 1 and not launches[0].inner
+    loaded, makes, reads, words, inner = launches[0] if alone else _as_one(launches)
     of_new = [(x.place is not None, bool(x.first)) for x in makes]
-    code = making_code(of_new, tuple(reads), len(words), len(inner), count, returns, given._replace(spans=()))
+    code = making_code(of_new, tuple(reads), len(words), bool(inner), count, returns, given._replace(spans=()))
     parts: dict[str, object] = {"index": loaded.device, "memory": (memory,), "byte": torch.uint8}
     parts |= loaded.names_of_call | {"stream": loaded.arguments, "status": loaded.arguments + 1}
     parts |= {f"span{i}": size for i, size in enumerate(given.spans)}
     parts |= {f"read{tensor}": place for tensor, place in reads.items()}
     parts |= {f"word{number}": place for number, place in enumerate(words)}
-    parts |= {f"inner{number}": place for number, place in enumerate(inner)}
-    parts |= {f"begin{number}": begin for number, begin in enumerate(inner.values())}
+    parts["within"] = loaded.arguments - 1  # where a chain has the memory's address
     for i, each in enumerate(makes):
         parts |= {f"shape{i}": each.shape, f"strides{i}": each.strides, f"kind{i}": each.kind}
         parts |= {} if each.place is None else {f"made{i}": each.place}
@@ -350,21 +350,27 @@ class _LoadedChain(_Loaded):
     launches   the kernels
     places     of each its arguments among the chain's
     arguments  of the chain
+    within     arguments that lie so many bytes behind the last one, by their places
     """
 
-    __slots__ = ("_chain", "_places")
+    __slots__ = ("_chain", "_places", "_within")
 
-    def __init__(self, launches: Sequence[_Loaded], places: Sequence[Sequence[int]], arguments: Sequence[int]):
-        self._chain, self._places = launches, places
-        self._launcher = ChainLauncher([each._launcher.entry for each in launches], places)
+    def __init__(
+        self, launches: Sequence[_Loaded], places: Sequence[Sequence[int]], arguments: Sequence[int],
+        within: Mapping[int, int],
+    ):  # fmt: skip
+        self._chain, self._places, self._within = launches, places, within
+        self._launcher = ChainLauncher([each._launcher.entry for each in launches], places, [*within.items()])
         self._template, self._free, self.device = tuple(arguments), [], launches[0].device
 
     def _named(self, number: int) -> object:
         return self._chain[number].what
 
     def _note(self, values: Array[c_int64] | Sequence[int]) -> None:
+        memory = values[len(self._template) - 1]
+        moved = {place: memory + begin for place, begin in self._within.items()}
         for one, places in zip(self._chain, self._places):
-            one._note([values[place] for place in places])
+            one._note([moved.get(place, values[place]) for place in places])
 
 
 def _as_one(launches: Sequence[NewResult]) -> NewResult:
@@ -389,9 +395,10 @@ def _as_one(launches: Sequence[NewResult]) -> NewResult:
     of_tensors, of_words, begins = [
         {number: at for (own, number), at in known.items() if own == kind} for kind in ("tensor", "word", "begin")
     ]  # fmt: skip
-    loaded = _LoadedChain([x.loaded for x in launches], places, arguments)
+    within = {at: begin for begin, at in begins.items()}
+    loaded = _LoadedChain([x.loaded for x in launches], places, [*arguments, *[0] * bool(within)], within)
     at_words = tuple([of_words[number] for number in range(len(of_words))])
-    return NewResult(loaded, tuple(makes), of_tensors, at_words, {at: begin for begin, at in begins.items()})
+    return NewResult(loaded, tuple(makes), of_tensors, at_words, within)
 
 
 @functools.lru_cache(256)
@@ -405,16 +412,17 @@ def _made(code: str, names: tuple[str, ...]) -> Callable[..., ProductCall]:
 
 
 def making_code(
-    new: Sequence[tuple[bool, bool]], reads: tuple[int, ...], words: int, inner: int, count: int,
+    new: Sequence[tuple[bool, bool]], reads: tuple[int, ...], words: int, inner: bool, count: int,
     returns: Sequence[int | None] | None, given: Given = NONE_WRITTEN,
 ) -> str:  # fmt: skip
     """The code of `making`. A loop over tensors would take a tenth of a call's time.
 
     new           tensors, as (whether an argument is its address, whether it holds something before)
     reads         the tensors that are read
-    words, inner  how many numbers, and addresses in the launches' memory
+    words         how many numbers
+    inner         whether the launches share memory
 
-    >>> print(making_code([(True, False)], (0, 1), 0, 0, 2, None))
+    >>> print(making_code([(True, False)], (0, 1), 0, False, 2, None))
     def product(t0, t1, _=None):
         p0 = t0.data_ptr()
         p1 = t1.data_ptr()
@@ -454,12 +462,12 @@ def making_code(
         *[line for i, (_, fills) in enumerate(new) for line in (
             f"c{i} = empty_on_gpu(shape{i}, strides{i}, kind{i})", *[f"fill(c{i}, first{i})"] * fills,
         )],
-        *["shared = empty_on_gpu(memory, (1,), byte)", "m = shared.data_ptr()"] * bool(inner),
+        *["shared = empty_on_gpu(memory, (1,), byte)"] * inner,
         "try:", "    THREAD.bound", "    block = free.pop()", "except (AttributeError, IndexError): block = another()",
         "values = block.values",
         *[f"values[read{i}] = p{i}" for i in reads],
         *[f"values[word{i}] = w{i}" for i in range(words)],
-        *[f"values[inner{i}] = m + begin{i}" for i in range(inner)],
+        *["values[within] = shared.data_ptr()"] * inner,
         *[f"values[made{i}] = c{i}.data_ptr()" for i, (is_argument, _) in enumerate(new) if is_argument],
         "values[stream] = raw_stream(index)", "if _OPEN: note(values)", "entry(block.pointer)",
         "if values[status]: refused(block)", "free.append(block)", f"return {result}",

@@ -331,6 +331,32 @@ def test_groups_of_few_tiles_lose_little_to_the_fastest_tile_of_the_record() -> 
     assert found >= {(64, 64), (64, 192), (128, 128), (128, 192), (128, 256)}
 
 
+SHIFTED_BEHIND = {
+    # No group has 129 rows in these draws, which the host does not see: tiles of 128 rows are one round.
+    "bf16, 4 groups of about 128 rows, 4096x4096": 1.14, "fp8, 4 groups of about 128 rows, 4096x4096": 1.11,
+    "bf16, 4 groups of about 128 rows, 2048x7168": 1.25, "fp8, 4 groups of about 128 rows, 2048x7168": 1.2,
+    "bf16, 2 groups of about 150 rows, 4096x4096": 1.1, "bf16, 1 groups of about 200 rows, 7168x2048": 1.12,
+    "fp8, 1 groups of about 200 rows, 7168x2048": 1.07, "fp8, 2 groups of about 150 rows, 7168x2048": 1.06,
+}  # fmt: skip
+
+
+def test_tiles_of_few_groups_that_begin_earlier_are_near_the_fastest_of_their_record() -> None:
+    """The fastest tile of A's plain rows, or one at most 4% behind, but for `SHIFTED_BEHIND`."""
+    record = json.loads((RESULTS / "groups_halved_h200.json").read_text(encoding="utf-8"))
+    shifted = set()
+    for name, us in record["last tiles begin earlier"].items():
+        kind, groups, rows, n, k = re.fullmatch(r"(\w+), (\d+) groups of about (\d+) rows, (\d+)x(\d+)", name).groups()
+        sizes = sum(rows_between(int(groups), int(rows), 0.3)), int(n), int(k), int(groups)
+        config = usual_config(sizes, *KINDS[kind], shifts=True)
+        tuning, earlier = config.tuning, ", begins earlier" * config.tuning.shift_last_tile
+        said = f"ours {'x'.join(map(str, config.tile))} {config.cluster}{earlier}"
+        mine = us.get(said, us["the choice before"]) if earlier else us["the choice before"]
+        assert mine <= SHIFTED_BEHIND.get(name, 1.04) * min(t for x, t in us.items() if "deepgemm" not in x), name
+        assert not (tuning.shift_last_tile and usual_config(sizes, *KINDS[kind]).tuning.shift_last_tile)
+        shifted |= {config.tile} if earlier else set()
+    assert shifted >= {(64, 64), (128, 64), (128, 96), (128, 128)}
+
+
 def test_expected_rows_of_equal_groups_choose_tiles_that_they_fill() -> None:
     a, b, offs = torch.randn(768, 256).bfloat16(), torch.randn(4, 256, 64).bfloat16(), torch.arange(1, 5) * 192
     for said, groups in (("offs", offs), ("offsets", torch.arange(5) * 192)):

@@ -65,14 +65,21 @@ class ArgumentBlock:
         each = [*places, self.count, self.count + 1]
         return (ctypes.c_void_p * len(each))(*[first + 8 * place for place in each])
 
-    def launches(self, entries: Sequence[HostFunction], places: Sequence[Sequence[int]]) -> None:
-        """Be a chain's block: a host function for each launch, and its arguments' places."""
+    def launches(
+        self, entries: Sequence[HostFunction], places: Sequence[Sequence[int]], within: Sequence[tuple[int, int]]
+    ) -> None:
+        """Be a chain's block: a host function for each launch, and its arguments' places.
+
+        within  arguments that lie so many bytes behind the last one
+        """
         arrays = [self.addresses(own) for own in places]
-        self._addresses, self.pointer = arrays, (self.values, [*zip(entries, arrays)])
+        self._addresses, self.pointer = arrays, (self.values, within, [*zip(entries, arrays)])
         if self._entry is not _one_by_one:
             pairs = [(ctypes.cast(entry, ctypes.c_void_p).value, ctypes.addressof(own))
                      for entry, own in zip(entries, arrays) if isinstance(entry, _ENTRY)]  # fmt: skip
-            flat = [self.addresses(())[1], *[at for pair in pairs for at in pair], None]
+            *each, last = self.addresses(range(self.count))[: self.count]
+            moved = [x for place, begin in within for x in (each[place], begin)]
+            flat = [self.addresses(())[1], last, *moved, None, *[at for pair in pairs for at in pair], None]
             table = (ctypes.c_void_p * len(flat))(*flat)
             self._addresses, self.pointer = (arrays, table), ctypes.c_void_p(ctypes.addressof(table))
 
@@ -134,10 +141,13 @@ class ChainLauncher:
 
     entries  of each launch its function
     places   of each launch its arguments among the chain's
+    within   (argument, bytes): it is written as the chain's last argument and so many bytes
     """
 
-    def __init__(self, entries: Sequence[HostFunction], places: Sequence[Sequence[int]]):
-        self._entries, self._places = entries, places
+    def __init__(
+        self, entries: Sequence[HostFunction], places: Sequence[Sequence[int]], within: Sequence[tuple[int, int]] = ()
+    ):
+        self._entries, self._places, self._within = entries, places, within
         made = _chain_entry() if all(isinstance(entry, _ENTRY) for entry in entries) else None
         self.entry = _one_by_one if made is None else made
 
@@ -147,13 +157,17 @@ class ChainLauncher:
         The status' upper half is the number of the launch that was refused.
         """
         block = ArgumentBlock(self.entry, arguments)
-        block.launches(self._entries, self._places)
+        block.launches(self._entries, self._places, self._within)
         return block
 
 
-def _one_by_one(pointer: tuple[ctypes.Array[ctypes.c_int64], list[tuple[HostFunction, object]]]) -> None:
+def _one_by_one(
+    pointer: tuple[ctypes.Array[ctypes.c_int64], Sequence[tuple[int, int]], list[tuple[HostFunction, object]]],
+) -> None:
     """The launches of a chain where no C compiler is."""
-    values, launches = pointer
+    values, within, launches = pointer
+    for place, begin in within:
+        values[place] = values[-3] + begin
     values[-1] = 0
     for number, (entry, addresses) in enumerate(launches):
         entry(addresses)
@@ -162,10 +176,14 @@ def _one_by_one(pointer: tuple[ctypes.Array[ctypes.c_int64], list[tuple[HostFunc
             return
 
 
-# It takes the status' address, then the function and the address array of each launch, then 0.
+# It takes the addresses of the status and of the last argument; those of arguments that lie behind the place which that
+# one is, and bytes between, then 0; the function and the address array of each launch, then 0.
 _CHAIN = b"""
 void launches(void **given) {
     int *status = (int *)*given++;
+    long long first = *(long long *)*given++;
+    for (; *given; given += 2) *(long long *)given[0] = first + (long long)given[1];
+    given++;
     for (int number = 0; *given; given += 2, number++) {
         ((void (*)(void **))given[0])((void **)given[1]);
         if (status[0]) { status[1] = number; return; }

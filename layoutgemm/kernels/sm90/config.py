@@ -87,6 +87,8 @@ class Sm90Tuning:
                two columns of it, and shares A in place of B. Without, one of the two CTAs has no row there
     halve_last_round   of groups of rows, tiles of two warpgroups: where at most half of the clusters have a tile in the
                last round, twice as many have half of one, a warpgroup's rows. No result changes
+    shift_last_tile   of groups of rows: a tile that would reach beyond A's last row begins some boxes of the store
+               earlier. Their rows are other tiles', and not stored. TMA loads rows out of bounds slowly
 
     Raises PlanError, naming the field and its known values.
 
@@ -114,6 +116,7 @@ class Sm90Tuning:
     skip_empty_blocks: bool = False
     turn_last_pair: bool = False
     halve_last_round: bool = False
+    shift_last_tile: bool = False
     blocks_per_sm: int = 1
     finish: str | None = None
 

@@ -32,6 +32,11 @@ ends at its tensor's extents, and a group's end is not one. So C's map has the e
 over a tensor that begins R rows before C, where R is 16 for a warp's boxes and 64 for a warpgroup's. Row r of the box
 lies at row stop - R + r of C, and rows from R on are out of bounds. Exactly the first `valid` rows are stored.
 
+With `shift_last_tile` a tile that would reach beyond A's last row begins earlier, by a multiple of R: its loads have
+fewer than R rows behind its group. Boxes in front of the tile's place are other tiles', and m = R leaves them out. A
+store's coordinates are not negative, so a box cannot leave out its first rows alone. Where a group ends before row T of
+A, of tiles of T rows, no tile begins earlier.
+
 Ends in place of offsets: ends[e] is offsets[e + 1], and rows from the last end on are in no group. Consumers store
 zeros there after their tiles where the plan asks for it: rows end + w, end + w + W, ... by warp w of the W of all.
 
@@ -141,6 +146,24 @@ def is_turned(plan: Sm90Plan, row: W, start: W, end: W) -> W:
     return (line % 2 == 0) & (end - start - line * tile <= tile)
 
 
+def rows_before(plan: Sm90Plan, row: W, rows: tuple[W, W], m: W, choose: Callable[..., W]) -> W | int:
+    """Rows by which a tile begins before its place. Of a tile that reaches beyond A's last row; else 0.
+
+    row   the first of a tile, or of a half of one; ints or traced integers
+    rows  the first and the end of its group; m of A
+    """
+    if not plan.config.tuning.shift_last_tile:
+        return 0
+    start, end = rows
+    behind, lines = first_of_tile(plan, row, start) + plan.tile_c[0], present(plan.store).box_rows
+    return choose((behind > m) & (end >= plan.tile_c[0]), (behind - end) // lines * lines, 0)
+
+
+def first_of_tile(plan: Sm90Plan, row: W, start: W) -> W:
+    """The first row of a row's tile, of a group from `start` on."""
+    return start + (row - start) // plan.tile_c[0] * plan.tile_c[0]
+
+
 def last_round(tiles: W, clusters: W, choose: Callable[..., W]) -> tuple[W, W]:
     """(tiles that are whole, the clusters' turns) of rounds whose last one is halved. Ints or traced integers.
 
@@ -204,10 +227,15 @@ def box_place(first: W, end: W, lines: int, minimum: Callable[..., W]) -> tuple[
     return first + lines - stop, stop
 
 
-def store_place(row: W, end: W, column: W, lines: int, minimum: Callable[..., W]) -> dict[str, W]:
-    """Coordinates of a box of `lines` rows from `row` on, up to the group's end. Ints or traced integers."""
+def store_place(
+    row: W, end: W, column: W, lines: int, minimum: Callable[..., W], left_out: W | int = 0
+) -> dict[str, W]:
+    """Coordinates of a box of `lines` rows from `row` on, up to the group's end. Ints or traced integers.
+
+    left_out  1 for a box of which no row is stored, else 0
+    """
     place, stop = box_place(row, end, lines, minimum)
-    return {"n": column, "m": place, STOP: stop}
+    return {"n": column, "m": place + left_out * lines, STOP: stop}
 
 
 def check_ragged(ragged: Ragged, groups: int, config: Sm90Config, a: Operand, c: Operand) -> None:
@@ -326,7 +354,7 @@ def _ends(plan: Sm90Plan) -> Check:
     witness, m, n = "", 5 * lines, plan.mma.shape_mnk[1]
     matrices = present(plan.ragged).masked and plan.batch > 1
     first = m if matrices else 0  # row 0 of the second group's matrix
-    boxes = 0
+    boxes, shifts = 0, plan.config.tuning.shift_last_tile
     for tma in plan.store.maps if plan.store is not None else ():
         pitch = 2 * n
         if tma.dims != ("n", "m", STOP, *["l"] * matrices):
@@ -337,18 +365,19 @@ def _ends(plan: Sm90Plan) -> Check:
         tmap = tma.over([extents[name] for name in tma.dims], strides)
         for row in (0, 1, lines, m - lines, m - 1):
             for end in range(max(0, row - 2), m + 1):
-                place = {**store_place(row, end, 0, lines, min), "l": 1}
-                if place["m"] < 0 or place[STOP] < 0:
-                    witness = witness or f"rows {row} to {end}: a coordinate of {place} is negative"
-                    continue
-                bits, inside = global_bits(tmap, [place[name] for name in tma.dims])
-                rows, columns = np.divmod(bits[inside] // tma.dtype.bits, pitch)
-                want = np.arange(row, max(row, min(row + lines, end)))
-                found = np.sort((rows - lines - first) * pitch + columns)
-                right = (want[:, None] * pitch + np.arange(tma.box[0])).reshape(-1)
-                boxes += 1
-                if not np.array_equal(found, right):
-                    witness = witness or f"rows {row} to {end} of a group: {found.size} elements, not {right.size}"
+                for left_out in (0, 1) if shifts else (0,):
+                    place = {**store_place(row, end, 0, lines, min, left_out), "l": 1}
+                    if place["m"] < 0 or place[STOP] < 0:
+                        witness = witness or f"rows {row} to {end}: a coordinate of {place} is negative"
+                        continue
+                    bits, inside = global_bits(tmap, [place[name] for name in tma.dims])
+                    rows, columns = np.divmod(bits[inside] // tma.dtype.bits, pitch)
+                    want = np.arange(row, row if left_out else max(row, min(row + lines, end)))
+                    found = np.sort((rows - lines - first) * pitch + columns)
+                    right = (want[:, None] * pitch + np.arange(tma.box[0])).reshape(-1)
+                    boxes += 1
+                    if not np.array_equal(found, right):
+                        witness = witness or f"rows {row} to {end} of a group: {found.size} elements, not {right.size}"
     statement = f"a box stores its rows up to its group's end, each once, and no other, for each of {boxes} ends"
     return Check("ends of groups", statement, not witness, "exhaustion", witness)
 
@@ -370,6 +399,7 @@ def explain_ragged(plan: Sm90Plan) -> list[str]:
         f"{ragged.entries} {entries} and first tiles at {plan.smem.table_offset}, {ragged.bytes} bytes",
         f"  {ends}",
         *["  blocks of 64 rows behind a group's end are not multiplied"] * plan.config.tuning.skip_empty_blocks,
+        *["  a tile that would reach beyond A's last row begins earlier"] * plan.config.tuning.shift_last_tile,
         *["  pairs at a group's odd last row of tiles have two columns of it, and share A in place of B"] * plan.turns,
         *[f"  tiles of a last round for at most half of the clusters are halved: {plan.tile_c[0] // 2} rows a CTA"]
         * plan.config.tuning.halve_last_round,

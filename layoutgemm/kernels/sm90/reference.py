@@ -39,7 +39,18 @@ from ..run.hardware_model import (
 )
 from ..store import ROWS, WARP_ROWS, StoreChunk, StorePlan
 from .along_k import first_block, is_refused, k_tiles_of, line_table, of_lines, place_in_group
-from .grouped import STOP, is_turned, last_round, store_extents, store_place, tables, tile_of_group, tile_of_turn
+from .grouped import (
+    STOP,
+    first_of_tile,
+    is_turned,
+    last_round,
+    rows_before,
+    store_extents,
+    store_place,
+    tables,
+    tile_of_group,
+    tile_of_turn,
+)
 from .indexed.reference import copied_matrix, gather_tile, scatter_chunk
 from .mainloop import COPY_ARRIVALS, NUMBER_BYTES, product_of
 from .operands.prologue import first_column, prologue_values, values_in_stage
@@ -113,6 +124,7 @@ class _Block:
     def __init__(self, plan: Sm90Plan, rank: int) -> None:
         self.part, self.place = divmod(rank, plan.sharing)
         self.turned = False  # whether its tile is that of a pair that has turned
+        self.kept = 0  # the first row of a tile that begins earlier
         self.halved = False  # whether it has half of a tile's rows, and its second consumer none
         self.smem = SharedBytes(plan.smem.total)
         self.full = [Barrier(f"full[{s}] of block {rank}", plan.full_arrivals) for s in range(plan.stages)]
@@ -194,6 +206,10 @@ class _Cluster:
             }
             block.origin = {**corner, HALF: 0}
             block.turned = plan.turns and bool(is_turned(plan, corner["m"], start, self.end))
+            if plan.ragged is not None:
+                before = rows_before(plan, corner["m"], (start, self.end), plan.m, either)
+                block.origin["m"] -= before
+                block.kept = first_of_tile(plan, corner["m"], start) if before else 0
             block.sums = {}
         pingpong = plan.config.schedule == "pingpong"
         consumers = [step % 2] if pingpong else list(range(plan.config.consumers))
@@ -520,7 +536,9 @@ class _Cluster:
                     place = {"m": row + owner * (ROWS // WARPS_OF_GROUP), "n": column + chunk.column,
                              "l": block.origin["l"]}  # fmt: skip
                     if plan.ragged is not None:
-                        place = {**place, **store_place(place["m"], self.end, place["n"], store.box_rows, min)}
+                        row_, lines = place["m"], store.box_rows
+                        left_out = int(row_ < block.kept)
+                        place = {**place, **store_place(row_, self.end, place["n"], lines, min, left_out)}
                     self.c.store(tma, place, block.smem, address + chunk.offset)
 
     def _fill(

@@ -18,7 +18,7 @@ from ...schedule import LayoutOrder, Schedule
 from ..derive import Operand, OperandPlan, OperandSpec, derive_operand
 from ..epilogue.chain import Epilogue
 from ..indexed.rows import IndexedProduct
-from ..operands.combinations import Asked, check_parts, order_parts
+from ..operands.combinations import PARTS, Asked, check_parts, order_parts
 from ..operands.combined import Combined, check_combined, side_by_side
 from ..operands.gated import HALVES, check_gated, check_sums, halves_of, in_halves
 from ..operands.pair import SecondPair
@@ -50,6 +50,7 @@ from .types import accumulator_of, operands
 
 _WITH_WHOLE_ROWS = ("gate", "several B", "second pair", "batch", "epilogue", "groups of columns", "other orders")
 _WITH_GROUP_SCALES = ("batch", "epilogue")
+_SHIFTED = ("groups of rows", "main loop", "batch", "other orders")  # parts whose last tile may begin earlier
 OperandOfA = OperandPlan | PackedOperand | GatheredOperand
 
 
@@ -102,6 +103,11 @@ def check_turned(asked: Asked, config: Sm90Config) -> None:
             raise PlanError("turn_last_pair = True: a turned pair shares A, and cp.async gathers rows for one CTA")
         if asked.pair is not None:
             raise PlanError("turn_last_pair = True: a turned pair of CTAs shares A alone, and the product has an A2")
+    if config.tuning.shift_last_tile:
+        parts = [part for part in asked.parts if part not in _SHIFTED]
+        if asked.ragged is None or parts:
+            why = f"not with {PARTS[parts[0]][1]}" if parts else "only groups of rows end between tiles"
+            raise PlanError(f"shift_last_tile = True: {why}")
     if config.tuning.halve_last_round:
         if asked.pair is not None:
             raise PlanError("halve_last_round = True: half a tile is of one A, and the product has an A2")

@@ -57,19 +57,21 @@ class ChainCalls:
 
     def of(self, make: Callable[[], Chain], options: Key, tensors: Tensors) -> Made:
         """The results of a call that records no derivatives. `again`, or what `make` does, kept where it can be."""
-        found = self.again(options, tensors)
+        found = self.again(options, tensors, False)
         if found is not None:
-            return found
+            return found[0]
         alone = launches_alone(tensors) and not differentiated(*tensors)
         results = (self.first(make, options, tensors) if alone else make()).results
         return results if len(results) > 1 else results[0]
 
-    def again(self, options: Key, tensors: Tensors, records: bool = False) -> Made:
-        """The results of a kept chain: one tensor, or several and None. None where there is no such chain.
+    def again(self, options: Key, tensors: Tensors, records: bool) -> tuple[Made, bool] | None:
+        """(results of a kept chain, whether a tensor requires a gradient), or None without one.
+
+        Results are one tensor, or several and None.
 
         options  whatever else of the call decides on its launches.
         tensors  all that the call reads; the second one is the tensor that most calls share.
-        records  whether the caller records the derivative.
+        records  whether the caller records the derivative where one does.
         """
         if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0:
             return None
@@ -85,7 +87,9 @@ class ChainCalls:
             if found[1] and not records and torch.is_grad_enabled():
                 return None
             made = found[2].get((), _none)(*tensors)
-            return _at_odd(found[2], tensors) if made is None else made
+            if made is None and (made := _at_odd(found[2], tensors)) is None:
+                return None
+            return made, found[1]
         except (AttributeError, RuntimeError, TypeError):  # no dense tensors, or an option without a hash
             return None
 

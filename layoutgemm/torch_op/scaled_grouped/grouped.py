@@ -524,7 +524,8 @@ def plan_of(
             with suppress(LayoutError):  # a result that does not fit is passed over
                 made = derived(sizes, types, scales, measured.config, ragged, epilogue, gate, indexed, call.span)
                 return made, tuned_store.MEASURED
-    config, why = chosen(sizes, types, scales, a.get_device(), config, masked, gate, epilogue.columns)
+    plain = not (epilogue or masked or gate is not None or indexed is not None)
+    config, why = chosen(sizes, types, scales, a.get_device(), config, masked, gate, epilogue.columns, plain)
     return derived(sizes, types, scales, config, ragged, epilogue, gate, indexed, call.span), why
 
 
@@ -605,6 +606,7 @@ def epilogue_of_call(call: GroupedCall, finish: BiasActivation) -> Epilogue:
 def chosen(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], scales: tuple[int, ...] | None, index: int,
     config: Sm90Config | None, masked: bool = False, gate: str | Combined | None = None, columns: int = 1,
+    plain: bool = False,
 ) -> tuple[Sm90Config, str]:  # fmt: skip
     """The configuration of a grouped kernel, and why. It is the caller's, the measured one, or the default for its
     rows.
@@ -612,6 +614,7 @@ def chosen(
     sizes    M, N, K and the groups; of masked groups M is each one's
     gate     the function of a gate, or of products with several matrices; or None
     columns  a CTA stores a multiple of this many columns of C
+    plain    nothing but the product of rows in order is stored
     """
     if config is not None:
         return config, "given by the caller"
@@ -626,14 +629,15 @@ def chosen(
     sums = 1 if gate is None else HALVES
     found = tuned_store.lookup(gpu(index)[1], sizes, *ragged_name(types, scales, gate, MASKED if masked else ROWS))
     if found is not None and found.config.tile[1] // sums % columns == 0:
-        return found.config, tuned_store.MEASURED
+        shifts = plain and found.config.tuning.shift_last_tile  # of the product that was measured
+        return found.config.tuned(shift_last_tile=shifts), tuned_store.MEASURED
     if masked:
         rows = masked_rows(sizes[0])
         taken = rows * sizes[3], *sizes[1:]
         config = usual_config(taken, types, scales, sums, columns, gpu(index)[0], masked=True)
         tile = "x".join(map(str, config.tile))
         return config, f"up to {sizes[0]} rows a group, taken to be {rows}: tiles of {tile}"
-    config = usual_config(sizes, types, scales, sums, columns, gpu(index)[0])
+    config = usual_config(sizes, types, scales, sums, columns, gpu(index)[0], shifts=plain)
     tile, rows = "x".join(map(str, config.tile)), -(-sizes[0] // sizes[3])
     return config, f"{rows} rows a group on average: tiles of {tile} ({_RECORDS})"
 

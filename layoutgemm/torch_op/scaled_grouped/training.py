@@ -37,6 +37,8 @@ from .api import scaled_matmul
 from .recipes import BLOCK, ROW, SQUARE, Recipes, recipe_text, refusal_of_both
 
 Steps = list[Tensors]  # of each launch its tensors
+# The recipes of a and b, the result's type or None, and whether b holds the transpose of what is multiplied.
+Asked = tuple[object, object, "torch.dtype | None", bool]
 _is_traced = torch.compiler.is_dynamo_compiling  # a constant to Dynamo; others that compile are modes
 TRAINED = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -72,7 +74,8 @@ def fp8_matmul(
     >>> c[0].tolist(), weight.grad.shape, weight.grad[0, 0].item()
     ([128.0, 128.0, 128.0], torch.Size([3, 256]), 1.0)
     """
-    return _fp8(a, b, bias, recipe_a, recipe_b, out_dtype, False)
+    again = fp8_again(a, b, bias, asked := (recipe_a, recipe_b, out_dtype, False))
+    return _first(a, b, bias, asked) if again is None else again
 
 
 def fp8_linear(
@@ -80,29 +83,30 @@ def fp8_linear(
     out_dtype: torch.dtype | None,
 ) -> torch.Tensor:  # fmt: skip
     """fp8_matmul(x, weight.mT, bias=bias) of a weight (N, K). Autograd records no view of it."""
-    return _fp8(x, weight, bias, recipe_a, recipe_b, out_dtype, True)
+    again = fp8_again(x, weight, bias, asked := (recipe_a, recipe_b, out_dtype, True))
+    return _first(x, weight, bias, asked) if again is None else again
 
 
-def _fp8(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, recipe_a: object, recipe_b: object,
-    out_dtype: torch.dtype | None, turned: bool,
-) -> torch.Tensor:  # fmt: skip
-    """The product by a kept chain of launches, or with all checks.
-
-    turned  whether b holds the transpose of what is multiplied
-    """
-    asked = recipe_a, recipe_b, out_dtype
+def fp8_again(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, asked: Asked) -> torch.Tensor | None:
+    """The product by a kept chain of launches, recorded if need be; None without one."""
     if _is_traced():
-        return _checked(a, b.mT if turned else b, bias, *asked)
-    options, given = (*asked, turned), (a, b) if bias is None else (a, b, bias)
-    c = _FORWARD.again(options, given, records=True)
-    if c is None:
-        if not launches_alone(given):
-            return _checked(a, b.mT if turned else b, bias, *asked)
-        [c] = _FORWARD.first(lambda: _chain(a, b.mT if turned else b, bias, *asked), options, given).results
-    if (a.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)) and torch.is_grad_enabled():
-        return _record(a, b, bias, (c, _names(recipe_a, recipe_b), turned))
-    made: torch.Tensor = c
+        return None
+    found = _FORWARD.again(asked, (a, b) if bias is None else (a, b, bias), True)
+    if found is None:
+        return None
+    value: torch.Tensor = found[0]
+    return _record(a, b, bias, (value, asked)) if found[1] and torch.is_grad_enabled() else value
+
+
+def _first(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, asked: Asked) -> torch.Tensor:
+    """The product with all checks, by launches that are kept where they can be."""
+    matrix, options = b.mT if asked[3] else b, asked[:3]
+    given = (a, b) if bias is None else (a, b, bias)
+    if _is_traced() or not launches_alone(given):
+        return _checked(a, matrix, bias, *options)
+    [value] = _FORWARD.first(lambda: _chain(a, matrix, bias, *options), asked, given).results
+    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in given)
+    made: torch.Tensor = _record(a, b, bias, (value, asked)) if recorded else value
     return made
 
 
@@ -231,18 +235,18 @@ class _BackwardFacts(NamedTuple):
 class _RecordedFp8(torch.autograd.Function):
     """A computed product of plain tensors, with `_Fp8Product`'s gradients by a kept chain.
 
-    made  the product, the recipes, and whether b holds the transpose of what was multiplied
+    made  the product, and what was asked for
     """
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None,
-        made: tuple[torch.Tensor, Recipes, bool],
-    ) -> torch.Tensor:  # fmt: skip
-        c, recipes, turned = made
+        ctx: FunctionCtx, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, made: tuple[torch.Tensor, Asked]
+    ) -> torch.Tensor:
+        c, (recipe_a, recipe_b, _, turned) = made
         keeps_b, keeps_a, _, _ = ctx.needs_input_grad  # each operand is kept for the other's gradient alone
         ctx.save_for_backward(a if keeps_a else None, b if keeps_b else None)
         step, inner = b.stride()[-2:] if turned else b.stride()[:-3:-1]
+        recipes = _names(recipe_a, recipe_b)
         ctx.facts = _BackwardFacts(recipes, a.dtype, b.dtype, step == 1 and inner != 1, turned, b.ndim == 2)
         ctx.of_bias = None if bias is None else bias.dtype
         return c
@@ -253,8 +257,9 @@ class _RecordedFp8(torch.autograd.Function):
         grad, made = dense(grad), None
         if (wants[0] or wants[1]) and not torch.is_grad_enabled():
             given, options = [x for x in (grad, b, a) if x is not None], (facts, *wants[:2])
-            made = _BACKWARD.again(options, given)
-            if made is None and launches_alone(given):
+            if (found := _BACKWARD.again(options, given, False)) is not None:
+                made = found[0]
+            elif launches_alone(given):
                 steps: Steps = []
                 made = _BACKWARD.first(
                     lambda: Chain(steps, _of_recorded(a, b, grad, wants, facts, steps)), options, given

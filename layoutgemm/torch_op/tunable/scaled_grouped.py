@@ -184,7 +184,11 @@ class Tunable:
         if self.experts is not None:
             masked, places = self.form == MASKED, self._room()
             sizes = self.rows * count if masked else m, n, k, count
-            return Sm90Choice(usual_config(sizes, self.types, loop, self.sums, places=places, masked=masked))
+            plain = self.form == ROWS and self.gate is None and (self.recipes is None or self.recipes.in_mainloop)
+            usual = usual_config(
+                sizes, self.types, loop, self.sums, places=places, masked=masked, shifts=plain
+            )  # fmt: skip
+            return Sm90Choice(usual)
         if loop is None:
             return Sm90Choice(gated_config(self.sizes, self.types, str(self.gate), self._room())[0])
         each = read_each_column(loop, n, self.sums)

@@ -21,6 +21,7 @@ KNOBS: dict[str, Any] = {
     "l2_promotion": "256B", "chunks": 1, "buffers": 2, "gpc_order": (((0, 1), 2),),
     "products": "warp", "box_rows": 64, "store_at_once": True,
     "scales": "sums", "skip_empty_blocks": True, "turn_last_pair": True, "halve_last_round": True,
+    "shift_last_tile": True,
     "blocks_per_sm": 2, "finish": "cluster",
 }  # fmt: skip
 FULL = Sm90Config((64, 32), cluster=(2, 1), consumers=1, loader="warp", one_tile_per_cluster=True, **KNOBS)

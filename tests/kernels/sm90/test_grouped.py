@@ -135,6 +135,39 @@ FORMS: dict[str, tuple[Sm90Config, str, str, str, tuple[int, ...], Any]] = {
         (70, 0, 385, 1, 129),
         None,
     ),
+    "shifts": (Sm90Config((128, 32), stages=2, shift_last_tile=True), "bf16", "bf16:col", "bf16", (70, 0, 185), None),
+    "shifts, few rows": (
+        Sm90Config((64, 64), consumers=1, stages=3, loader="warp", cluster=(1, 2), shift_last_tile=True),
+        "f16",
+        "f16:col",
+        "f16",
+        (90, 1, 0, 12),
+        None,
+    ),
+    "shifts, turned": (
+        replace(TURNS, loader="warp", chunks=1, overlap=True, shift_last_tile=True),
+        "e4m3",
+        "e4m3:col",
+        "bf16",
+        (65, 0, 130, 130),
+        SCALED,
+    ),
+    "shifts, at once": (
+        replace(AT_ONCE, halve_last_round=True, shift_last_tile=True),
+        "e4m3",
+        "e4m3:col",
+        "bf16",
+        (70, 0, 130, 129),
+        SCALED,
+    ),
+    "shifts, halves": (
+        replace(HALVES, cluster=(2, 1), turn_last_pair=True, skip_empty_blocks=True, stages=3, shift_last_tile=True),
+        "bf16",
+        "bf16:col",
+        "bf16",
+        (257, 130, 0, 130),
+        None,
+    ),
     "halves": (HALVES, "bf16", "bf16", "f32", (70, 0, 129), None),
     "halves, turned": (
         replace(HALVES, cluster=(2, 1), turn_last_pair=True, skip_empty_blocks=True, stages=3, group=1),
@@ -431,11 +464,14 @@ def test_wrong_plans_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert failing(replace(plan, smem=replace(plan.smem, table_offset=plan.smem.empty_offset))) == {"shared map"}
     assert failing(replace(plan, smem=replace(plan.smem, total=plan.smem.table_offset + 16))) >= {"shared map"}
 
-    def off_by_one(row: Any, end: Any, column: Any, lines: int, minimum: Any) -> Any:
-        return store_place(row, end + 1, column, lines, minimum)
+    def off_by_one(row: Any, end: Any, column: Any, lines: int, minimum: Any, left_out: Any = 0) -> Any:
+        return store_place(row, end + 1, column, lines, minimum, left_out)
 
-    def whole(row: Any, end: Any, column: Any, lines: int, minimum: Any) -> Any:
-        return store_place(row, row + lines, column, lines, minimum)
+    def whole(row: Any, end: Any, column: Any, lines: int, minimum: Any, left_out: Any = 0) -> Any:
+        return store_place(row, row + lines, column, lines, minimum, left_out)
+
+    def kept(row: Any, end: Any, column: Any, lines: int, minimum: Any, left_out: Any = 0) -> Any:
+        return store_place(row, end, column, lines, minimum)
 
     for wrong in (off_by_one, whole):
         monkeypatch.setattr(sm90_ragged, "store_place", wrong)
@@ -444,6 +480,12 @@ def test_wrong_plans_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
         two = problem("small")
         with pytest.raises(PlanError, match="is stored 2 times"):
             two[0].run(two[1], two[2], given=two[3], device="reference")
+    monkeypatch.setattr(sm90_ragged, "store_place", kept)
+    monkeypatch.setattr(sm90_reference, "store_place", kept)
+    shifted = problem("shifts, few rows")
+    assert failing(shifted[0]) == {"ends of groups"}
+    with pytest.raises(PlanError, match="is stored 2 times"):
+        shifted[0].run(shifted[1], shifted[2], given=shifted[3], device="reference")
     monkeypatch.undo()
     monkeypatch.setattr(Ragged, "find", lambda self, first, tile, choose: next(
         e for e in range(self.capacity) if first(e + 1) >= tile))  # fmt: skip

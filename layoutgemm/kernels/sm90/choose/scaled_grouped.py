@@ -64,6 +64,11 @@ _SCALED_ROUND_COSTS = {
 _HALVED_ROUNDS = {(128, 256): 0.65, (128, 192): 0.65, (128, 128): 0.9}
 _SCALED_HALVED_ROUNDS = {(128, 256): 0.8, (128, 192): 0.8, (128, 128): 0.95}
 _FEW_TILES, _TALL = 6, ((256, 128), (192, 160), _NARROWER)
+# Likewise of CTAs alone whose last tile begins earlier, without a launch's start. A round of few tiles takes this power
+# of the share of multiprocessors that have one. By `last tiles begin earlier` of the record.
+_EARLIER_COSTS = {(128, 128): 0.54, (128, 96): 0.46, (128, 64): 0.35, (64, 64): 0.27}
+_SCALED_EARLIER_COSTS = {(128, 128): 0.52, (128, 96): 0.445, (128, 64): 0.337, (64, 64): 0.228}
+_PART = 0.12
 _FEW_ROUNDS = 4  # of the largest tiles, up to which others were timed
 _ROUND, _SCALED_ROUND = 5.25e-9, 6.3e-9  # seconds a byte of K of a round of the largest tiles, by the same record
 _READ_SHARE = 0.72  # of the memory's rate, at which groups' matrices B are read
@@ -599,6 +604,7 @@ def read_each_column(scales: tuple[int, ...], n: int, sums: int) -> bool:
 def usual_config(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], scales: tuple[int, ...] | None, sums: int = 1,
     columns: int = 1, places: ClusterOccupancy | None = None, equal: bool = False, masked: bool = False,
+    shifts: bool = False,
 ) -> Sm90Config:  # fmt: skip
     """The configuration of a grouped product, unless it was measured or given.
 
@@ -609,6 +615,7 @@ def usual_config(
     places   of the GPU, or None for an H100's
     equal    all groups have as many rows
     masked   M is what `masked_rows` takes the groups' rows to be
+    shifts   the last tile may begin earlier: nothing but the product is stored
 
     >>> types = ("e4m3", "e4m3:col", "e4m3")
     >>> usual_config((160, 3072, 4096, 8), types, None).tile, usual_config((160, 3072, 4096, 8), types, None, 2).tile
@@ -636,10 +643,10 @@ def usual_config(
     size = dtype(types[0].partition(":")[0]).bytes
     few = found
     if sums == 1 and found.tile == _LARGEST and found.tuning.turn_last_pair:
-        few = _of_few_tiles(found, found, sizes, size, scales is not None, places)
+        few = _of_few_tiles(found, found, sizes, size, scales is not None, places, shifts)
     elif sums == 1 and _ONE_TILE < rows < _ONE_TALL and not (wide or masked) and found.tile in _TALL:
         large = grouped_config(_ONE_TALL) if scales is None else grouped_scaled_config(_ONE_TALL)
-        few = _of_few_tiles(found, large, sizes, size, scales is not None, places)
+        few = _of_few_tiles(found, large, sizes, size, scales is not None, places, shifts)
     if few != found:
         return whole_columns(whole_stores(few, types[2], sums), columns)
     if rows < _UNEVEN or sums > 1:
@@ -649,7 +656,7 @@ def usual_config(
 
 def _of_few_tiles(
     usual: Sm90Config, large: Sm90Config, sizes: tuple[int, int, int, int], size: int, promoted: bool,
-    places: ClusterOccupancy | None,
+    places: ClusterOccupancy | None, shifts: bool,
 ) -> Sm90Config:  # fmt: skip
     """The configuration of groups that have few of the largest tiles: their last round leaves most of the GPU idle.
 
@@ -657,6 +664,7 @@ def _of_few_tiles(
     sizes     M, N, K and the groups
     size      bytes of an element of A
     promoted  the main loop has scales
+    shifts    the last tile may begin earlier
 
     >>> few = usual_config((600, 2048, 4096, 2), ("bf16", "bf16:col", "bf16"), None)
     >>> few.tile, usual_config((1200, 4096, 4096, 4), ("bf16", "bf16:col", "bf16"), None).tile
@@ -679,6 +687,12 @@ def _of_few_tiles(
     if tile == usual.tile or time.expected(tile) > (1 if usual is large else _GAIN) * time.expected(usual.tile):
         return usual
     promotion = "128B" if promoted else "256B"
+    if shifts and (tile[0] == ROWS or tile == (128, 128)):
+        tile = min(time.earlier_costs, key=time.expected_earlier)
+        return Sm90Config(
+            tile, consumers=tile[0] // ROWS, loader="warp" if tile[0] == ROWS else "warpgroup", chunks=1, buffers=2,
+            overlap=True, shift_last_tile=True, l2_promotion=promotion,
+        )  # fmt: skip
     if tile[0] == ROWS:
         pairs = k * size >= _PAIRED_K
         return Sm90Config(
@@ -716,6 +730,16 @@ class _FewTiles(NamedTuple):
     def costs(self) -> dict[tuple[int, int], float]:
         """A round's time by tile."""
         return _SCALED_ROUND_COSTS if self.promoted else _ROUND_COSTS
+
+    @property
+    def earlier_costs(self) -> dict[tuple[int, int], float]:
+        """A round's time by tile, of those whose last one begins earlier."""
+        return _SCALED_EARLIER_COSTS if self.promoted else _EARLIER_COSTS
+
+    def expected_earlier(self, tile: tuple[int, int]) -> float:
+        """The time with such a tile, on average over the draws."""
+        parts = [divmod(rounds, 1) for rounds in self.rounds(tile)]
+        return sum(whole + rest**_PART for whole, rest in parts) * self.earlier_costs[tile] / _DRAWS
 
     def rounds(self, tile: tuple[int, int]) -> list[float]:
         """Rounds of a tile for each draw of rows."""

@@ -29,8 +29,10 @@ from ...store import ROWS, WARPS_OF_GROUP
 from ..grouped import (
     ENTRY_BYTES,
     clusters_of,
+    first_of_tile,
     is_turned,
     last_round,
+    rows_before,
     store_extents,
     store_place,
     tile_of_group,
@@ -49,8 +51,15 @@ class RaggedEpilogue(Sm90Epilogue):
 
     def place(self, job: bridge.Carried, row: Int32, column: Int32, matrix: Int32) -> dict[str, Int32]:
         """The box of an owner's rows."""
-        end, lines = end_of_rows(self.plan, job, matrix), present(self.plan.store).box_rows
-        return {**store_place(row, end, column, lines, cutlass.min), "l": matrix}
+        plan, lines = self.plan, present(self.plan.store).box_rows
+        if not plan.config.tuning.shift_last_tile:
+            end = end_of_rows(plan, job, matrix)
+            return {**store_place(row, end, column, lines, cutlass.min), "l": matrix}
+        start, end = present(plan.ragged).rows(GroupTable(plan, job.shared).entry, matrix)
+        before = rows_before(plan, row, (start, end), job.m, choose)
+        first = row - before
+        left_out = choose(first < first_of_tile(plan, row, start), Int32(1), Int32(0))
+        return {**store_place(first, end, column, lines, cutlass.min, left_out), "l": matrix}
 
 
 class RaggedTiles:
@@ -117,7 +126,7 @@ class RaggedTiles:
 
     def count_blocks(self, job: bridge.Carried, row: Int32, matrix: Int32) -> Int32:
         """The blocks of 64 rows, from `row` on, that begin before the group's end. A consumer has so many at most."""
-        rows = end_of_rows(self.plan, job, matrix) - row
+        rows = end_of_rows(self.plan, job, matrix) - self.loaded_row(job, row, matrix)
         return cutlass.min(tile_count(cutlass.max(rows, 0), ROWS), self.plan.blocks)
 
     def group_tiles(self, job: bridge.Carried, lines: Int32) -> Int32:
@@ -161,6 +170,14 @@ class RaggedTiles:
         number, columns = tile - table.first(group), tile_count(job.n, plan.tile_c[1])
         row, column = tile_of_group(plan, number, end - start, columns, job.rank, (cutlass.min, choose))
         return start + row * plan.tile_c[0] + line, column * plan.tile_c[1], group
+
+    def loaded_row(self, job: bridge.Carried, row: Int32, matrix: Int32) -> Int32:
+        """The row of A that a tile's loads begin at."""
+        plan = self.plan
+        if not plan.config.tuning.shift_last_tile:
+            return row
+        rows = plan.ragged.rows(GroupTable(plan, job.shared).entry, matrix)
+        return bridge.uniform(row - rows_before(plan, row, rows, job.m, choose))
 
     def share_of_k(self, job: bridge.Carried, place: bridge.Place) -> tuple[Int32, ...]:
         """(1 if the tile's pair has turned, else 0), in the place of a share of K. It is () without such pairs."""
