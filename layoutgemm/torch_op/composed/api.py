@@ -6,7 +6,7 @@ Compilers, torch.func, modes, fake tensors and subclasses see the operator `comp
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -20,8 +20,12 @@ from ...kernels.indexed.rows import OUT_ROWS, ROWS
 from ...kernels.operands.combined import refusal_of_matrices, refusal_of_pairs
 from ...kernels.operands.prologue import Prologue
 from ...kernels.run.operand_checks import same_memory
+from ...kernels.orders import Order
 from ...kernels.sm90.triangular.operands import Triangles
+from ...layouts import Layout
 from ...memo import function_key
+from ...schedule import Schedule
+from ...schedule.functions import OPS_AT
 from ..checks import (
     NOT_RECORDED,
     autocast,
@@ -34,15 +38,17 @@ from ..checks import (
     seen_and_recorded,
 )
 from ..compiled import kept_launches
+from ..compiled.function_tape import followed, parameters_of
 from ..compiled.kept_launches import Extras, again_or
 from ..compiled.traced import check_kinds, check_number, named, refusal, refuse, refuse_finish, traced_flag
 from ..epilogue import Tensors
+from ..operands.api import followed_sums
 from ..operands.several import NO_DICT
 from ..prepared import Config, choice_of, config_text
 from ..prologue.rows import of_chosen_rows
 from .checks import checked, further_operands, named_operands, refusal_of_numbers
 from .derivatives import derivable, dispatched, recorded, visited_part
-from .operators import CHECK_COMPOSED, names_of_text, text_of_parts
+from .operators import CHECK_COMPOSED, names_of_text, numbers_left, text_of_parts
 from .parts import ADD_ROWS, OWN, TILES, AskedParts, check_copy_rows, parts_of_text, parts_text
 from .product import computed, stored
 
@@ -247,12 +253,13 @@ def _traced(
     """The same under torch.compile, whose tracer meets no exception of ours."""
     out, config, out_dtype, allow_tf32 = options
     given = tuple([name for name in values if name not in own])
-    parts = (
-        asked.order, None if asked.prologue is None else asked.prologue.json, asked.combine,  # type: ignore[union-attr]
-        None if asked.epilogue is None else asked.epilogue.json, asked.activation, asked.copy_rows,  # type: ignore[union-attr]
-        None if asked.triangles is None else (asked.triangles.a, asked.triangles.b),  # type: ignore[union-attr]
-    )  # fmt: skip
-    sums = len(b) // len(a)
+    prologue = None if asked.prologue is None else asked.prologue.json  # type: ignore[union-attr]
+    epilogue = None if asked.epilogue is None else asked.epilogue.json  # type: ignore[union-attr]
+    triangles = None if asked.triangles is None else (asked.triangles.a, asked.triangles.b)  # type: ignore[union-attr]
+    sums, order, combine = len(b) // len(a), followed_order(asked.order), asked.combine
+    if combine is not None:
+        combine = followed_sums(combine, sums, numbers_left(order, prologue, epilogue, given))
+    parts = order, prologue, combine, epilogue, asked.activation, asked.copy_rows, triangles
     text = text_of_parts(*parts, sums, own, given)
     if not text:
         refuse(refusal("parts", *parts, sums, own, given))
@@ -301,6 +308,13 @@ def _traced(
             config_text(config),
         )  # fmt: skip
     return stored(value, inside, vectors_of_rows, out)
+
+
+def followed_order(order: Order | None) -> Any:
+    """An order's function as the compiler follows it; another order as it is."""
+    if order is None or isinstance(order, (Schedule, Layout, str)) or not callable(order):
+        return order
+    return followed(order, parameters_of(order), OPS_AT, "order")
 
 
 def _lists(

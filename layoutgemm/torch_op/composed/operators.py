@@ -18,13 +18,15 @@ from ...errors import LayoutError, OperandError
 from ...graph_marks import constant_in_graphs
 from ...kernels.operands.combined import Combine
 from ...kernels.orders import Order, is_symmetric
+from ...schedule.text import order_text
+from ..compiled.function_tape import untaped
 from ..compiled.traced import CHECKS, checking_operator
 from ..operators import Places, VmapInfo, configured, in_front, one_after_another, operator_of
 from ..own_epilogue.operators import check_mapped
 from ..prepared import Config
 from .checks import ComposedCall, checked, takes_rows
 from .derivatives import recorded, visited_part
-from .parts import BIAS, AskedParts, Halves, Parts, named_lists, parts_of_text, parts_text
+from .parts import BIAS, AskedParts, Halves, Parts, named_lists, names_left, parts_of_text, parts_text
 from .plans import plan_of_call, visited
 from .product import computed
 
@@ -195,8 +197,19 @@ def _text(
     order: Order | None, prologue: str | None, combine: Combine | None, epilogue: str | None, activation: str | None,
     copy_rows: bool | None, triangles: Halves | None, matrices: int, own: tuple[str, ...], given: tuple[str, ...],
 ) -> str:  # fmt: skip
-    asked = AskedParts(order, prologue, combine, epilogue, activation, copy_rows, triangles)
-    return parts_text(asked, matrices, own, given)
+    functions = untaped(order), prologue, untaped(combine)
+    return parts_text(AskedParts(*functions, epilogue, activation, copy_rows, triangles), matrices, own, given)
+
+
+@constant_in_graphs
+def numbers_left(
+    order: Order | None, prologue: str | None, epilogue: str | None, given: tuple[str, ...]
+) -> tuple[str, ...]:  # fmt: skip
+    """The names of a function's numbers among a call's operands. None for parts that do not fit."""
+    try:
+        return names_left(untaped(order), prologue, epilogue, given)
+    except LayoutError:
+        return ()
 
 
 @constant_in_graphs
@@ -207,3 +220,4 @@ def names_of_text(text: str) -> tuple[tuple[str, ...], ...]:
 
 
 CHECKS["parts"] = _text
+CHECKS["order"] = order_text

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
 from ...dtypes import f32
 from ...errors import TensorError
 from ...kernels.epilogue.steps import EpilogueOperand
-from ...kernels.operands.combined import Combine, Combined, refusal_of_matrices
+from ...kernels.operands.combined import Combine, Combined, refusal_of_matrices, sum_name
 from ...memo import function_key
 from ..checks import (
     NOT_RECORDED,
@@ -25,6 +26,7 @@ from ..checks import (
     needs_dispatcher,
     refuse_traces,
 )
+from ..compiled.function_tape import followed
 from ..compiled.kept_launches import Extras, again_or
 from ..compiled.traced import check_kinds, check_number, named, refusal, refuse, refuse_finish, traced_flag
 from ..prepared import Config, config_text
@@ -90,10 +92,19 @@ def function_text(combine: Combine, matrices: int, given: Mapping[str, object] |
     if isinstance(combine, Combined):
         refuse(refusal("combine text", combine.json, matrices, tuple(values)))
         return combine.json, values
-    text = text_of(combine, matrices, tuple(values))
+    function = followed_sums(combine, matrices, tuple(values))
+    text = text_of(function, matrices, tuple(values))
     if not text:
-        refuse(refusal("combine", combine, matrices, tuple(values)))
+        refuse(refusal("combine", function, matrices, tuple(values)))
     return text, values
+
+
+def followed_sums(combine: Combine, matrices: int, numbers: tuple[str, ...]) -> Any:
+    """A function of several sums and of numbers as the compiler follows it; the name of a gate as it is."""
+    if not callable(combine):
+        return combine
+    sums = tuple([sum_name(i) for i in range(matrices)])
+    return followed(combine, (*sums, "ops", *numbers), matrices, "combine", matrices, numbers)
 
 
 def _traced(
