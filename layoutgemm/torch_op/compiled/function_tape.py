@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import inspect
 import operator
+import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...graph_marks import constant_in_graphs
 from ...kernels.epilogue.tracing import Symbol
@@ -40,6 +40,9 @@ class TapedValue:
 
     def __bool__(self) -> bool:
         raise TypeError("a value of the function has no truth")  # a symbol's refusal says what to do
+
+    def __str__(self) -> str:
+        raise TypeError("a value of the function has no text")
 
 
 class TapedOperations:
@@ -67,6 +70,8 @@ def _entry(x: object) -> tuple[Any, ...]:
         from torch.fx.experimental.symbolic_shapes import guard_scalar  # loads SymPy
 
         x = guard_scalar(x)
+    elif hasattr(x, "item"):  # a number of NumPy's, or of a tensor: the graph breaks
+        x = x.item()
     return (_CONSTANT, type(x), x)
 
 
@@ -81,8 +86,7 @@ for _name in vars(Symbol):
         setattr(TapedValue, _name, _method(_name))
 
 
-@dataclass(frozen=True)
-class TapedFunction:
+class TapedFunction(NamedTuple):
     """The function of a tape. Those of equal tapes are equal.
 
     parameters, ops_at  their names; the place of `ops` among them
@@ -90,19 +94,14 @@ class TapedFunction:
     result              of the last ones
 
     >>> three = (_CONSTANT, int, 3)
-    >>> made = TapedFunction(("x",), 1, ((), ("__rsub__", (_TUPLE, (_AT, 0), three), ())), (_AT, 1))
-    >>> made(10), made == TapedFunction(made.parameters, 1, made.tape, (_AT, 0))
-    (-7, False)
+    >>> TapedFunction(("x",), 1, ((), ("__rsub__", (_TUPLE, (_AT, 0), three), ())), (_AT, 1))(10)
+    -7
     """
 
     parameters: tuple[str, ...]
     ops_at: int
     tape: tuple[Any, ...]
     result: tuple[Any, ...]
-
-    def __post_init__(self) -> None:
-        for name in ("tape", "result"):
-            object.__setattr__(self, name, exact(getattr(self, name)))
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -140,8 +139,8 @@ def followed(
     name, taken  the argument whose check, of the same name, refuses a function that raises
 
     >>> made = untaped(followed(lambda x, ops, s: s - ops.relu(x), ("x", "ops", "s"), 1, "combine"))
-    >>> made(-2, Operations(), s=7)
-    7.0 - maximum(-2.0, 0.0)
+    >>> made(3, types.SimpleNamespace(relu=abs), s=7)
+    4
     """
     tape: Tape = []
     values: list[object] = [_put(tape, "parameter", (), {}) for _ in parameters]
@@ -159,17 +158,29 @@ def followed(
 
 def untaped(x: object) -> Any:
     """The function of a tape; anything else is returned."""
-    return TapedFunction(*x) if isinstance(x, tuple) else x
+    return TapedFunction(*exact(x)) if isinstance(x, tuple) else x
+
+
+def parameters_of(function: Callable[..., object]) -> tuple[str, ...]:
+    """The names of a function's parameters.
+
+    >>> parameters_of(lambda t, rows: (t, rows))
+    ('t', 'rows')
+    """
+    if isinstance(function, types.FunctionType):
+        return _parameters_of_code(function.__code__)
+    return tuple(inspect.signature(function).parameters)
 
 
 @constant_in_graphs
-def parameters_of(function: Callable[..., object]) -> tuple[str, ...]:
-    """The names of a function's parameters. None for what has no signature.
+def _parameters_of_code(code: types.CodeType) -> tuple[str, ...]:
+    return tuple(inspect.signature(like(code, 0)).parameters)
 
-    >>> parameters_of(lambda t, rows: (t, rows)), parameters_of(3)
-    (('t', 'rows'), ())
+
+def like(code: types.CodeType, defaults: int) -> types.FunctionType:
+    """A function with the parameters of such code, to be looked at; the last ones have defaults.
+
+    >>> str(inspect.signature(like((lambda x, ops, s: x + y).__code__, 1)))
+    '(x, ops, s=None)'
     """
-    try:
-        return tuple(inspect.signature(function).parameters)
-    except (TypeError, ValueError):
-        return ()
+    return types.FunctionType(code.replace(co_freevars=()), {}, None, (None,) * defaults)

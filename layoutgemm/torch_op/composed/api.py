@@ -19,8 +19,8 @@ from ...kernels.epilogue.steps import EpilogueOperand
 from ...kernels.indexed.rows import OUT_ROWS, ROWS
 from ...kernels.operands.combined import refusal_of_matrices, refusal_of_pairs
 from ...kernels.operands.prologue import Prologue
-from ...kernels.run.operand_checks import same_memory
 from ...kernels.orders import Order
+from ...kernels.run.operand_checks import same_memory
 from ...kernels.sm90.triangular.operands import Triangles
 from ...layouts import Layout
 from ...memo import function_key

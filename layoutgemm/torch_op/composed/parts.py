@@ -214,7 +214,7 @@ def _kept_text(
 def _claimed(
     order: Order | None, prologue: Prologue | None, epilogue: Epilogue | None, own: Sequence[str]
 ) -> tuple[list[str], OperandNames, tuple[str, ...], tuple[str, ...]]:
-    """The names that the parts but a function of several sums read. All, the epilogue's, the prologue's, the order's."""
+    """The names that parts read: all, the epilogue's, the prologue's, the order's. Not those of combined sums."""
     names = OperandNames((), (), (), ()) if epilogue is None else OperandNames.of(epilogue)
     of_order = () if order is None else names_in_given(order)
     of_a = () if prologue is None else prologue.names
@@ -226,7 +226,7 @@ def names_left(
 ) -> tuple[str, ...]:  # fmt: skip
     """The names of operands that no part but a function of several sums reads.
 
-    >>> names_left("list", None, Epilogue(Bias(name="b")).json, ("tiles", "s", "b"))
+    >>> names_left("list", None, Epilogue.named("BIAS").json, ("tiles", "s", "bias"))
     ('s',)
     """
     of_a, steps = prologue and prologue_of(prologue), epilogue and epilogue_of_text(epilogue)

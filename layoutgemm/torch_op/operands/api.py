@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -103,6 +104,9 @@ def followed_sums(combine: Combine, matrices: int, numbers: tuple[str, ...]) -> 
     """A function of several sums and of numbers as the compiler follows it; the name of a gate as it is."""
     if not callable(combine):
         return combine
+    if isinstance(combine, FunctionType):
+        defaults = len(combine.__defaults__ or ())
+        refuse(refusal("parameters of combine", combine.__code__, defaults, matrices, numbers))
     sums = tuple([sum_name(i) for i in range(matrices)])
     return followed(combine, (*sums, "ops", *numbers), matrices, "combine", matrices, numbers)
 

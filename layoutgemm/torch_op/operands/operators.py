@@ -18,9 +18,9 @@ from torch.autograd.function import FunctionCtx
 
 from ...errors import LayoutError, OperandError, PlanError, TensorError
 from ...graph_marks import constant_in_graphs
-from ...kernels.operands.combined import Combine, Combined, function_of
+from ...kernels.operands.combined import Combine, Combined, check_parameters, function_of
 from ..checks import needs_dispatcher, product_shape
-from ..compiled.function_tape import untaped
+from ..compiled.function_tape import like, untaped
 from ..compiled.traced import CHECKS, checking_operator
 from ..compute import product
 from ..operators import Places, VmapInfo, configured, differentiable, in_front, one_after_another, operator_of
@@ -181,5 +181,6 @@ operator_of(
 )
 
 # A call's values that are no tensors, for the compiler.
+CHECKS["parameters of combine"] = lambda code, defaults, *taken: check_parameters(like(code, defaults), *taken)
 CHECKS["combine"] = lambda combine, *taken: function_of(untaped(combine), *taken)
 CHECKS["combine text"] = lambda text, *taken: function_of(function_of_text(text), *taken)
