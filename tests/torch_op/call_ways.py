@@ -11,7 +11,6 @@ import contextlib
 import copy
 import io
 import os
-import pickle
 import tempfile
 import threading
 import types
@@ -21,6 +20,8 @@ from typing import Any
 import torch
 from torch.utils import checkpoint as torch_checkpoint
 
+import layoutgemm
+from tests.torch_op import door_fuzz
 from tests.torch_op.door_fuzz import again
 
 REFUSED = "no way for this call"
@@ -272,6 +273,70 @@ def near(x: Any, y: Any, said: str) -> None:
     assert not bool(wrong.any()), f"{said}: {x[wrong][0]} and {y[wrong][0]}"
 
 
+def copy_of(x: Any) -> Any:
+    """A copy in the same kind of memory, as `again` has it."""
+    with x.device if isinstance(x, torch.Tensor) else contextlib.nullcontext():
+        return again(x)
+
+
+class AskedError(Exception):
+    """In place of a call: its arguments."""
+
+
+def asked_of(kept: Any, given: Any) -> Any:
+    """The function of the library that the call calls, its arguments and options."""
+    doors = {name: getattr(door_fuzz, name) for name in ("matmul", "grouped_matmul", "scaled_matmul")}
+
+    def noting(door: Any) -> Any:
+        def note(*args: Any, **options: Any) -> Any:
+            raise AskedError(door, args, options)
+
+        return note
+
+    try:
+        for name, door in doors.items():
+            setattr(door_fuzz, name, noting(door))
+        kept.problem.call(kept.out, given)
+    except AskedError as asked:
+        return asked.args
+    finally:
+        for name, door in doors.items():
+            setattr(door_fuzz, name, door)
+    raise NoWayError(REFUSED)
+
+
+def tuned(kept: Any, given: Any, beside: bool = False) -> Any:
+    """The call after a short measurement of its configurations, or while they are measured."""
+    door, args, options = asked_of(kept, given)
+    options = {name: copied_deep(x) for name, x in options.items() if name != "config"}
+    args = copied_deep(args)
+    errors: list[Any] = []
+
+    def measure() -> None:
+        try:
+            layoutgemm.tune_call(door, *args, most=3, rounds=2, budget=1.0, progress=lambda line: None, **options)
+        except layoutgemm.errors.LayoutError:  # nothing to choose from
+            pass
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=measure)
+    thread.start()
+    if not beside:
+        thread.join()
+    got = kept.problem.call(kept.out, given)
+    while thread.is_alive():  # with other results
+        kept.problem.call(copy_of(kept.out), {n: copy_of(x) for n, x in given.items()})
+    thread.join()
+    if errors:
+        raise errors[0]
+    return got
+
+
+def copied_deep(x: Any) -> Any:
+    return replaced(x, copy_of)
+
+
 def deep_copied(kept: Any, given: Any) -> Any:
     of, tensors, out, _ = parts(kept, given)
     return of(copy.deepcopy(tensors), out, given)
@@ -288,9 +353,10 @@ def pickled(kept: Any, given: Any) -> Any:
 def swapped(kept: Any, given: Any) -> Any:
     """A call, then another one whose tensors have other memory: `swap_tensors` and `set_`."""
     of, tensors, out, _ = parts(kept, given)
-    kept.problem.call(again(out), {n: again(x) for n, x in given.items()})
+    kept.problem.call(copy_of(out), {n: copy_of(x) for n, x in given.items()})
+    kept.graph = None  # which reads the old memory
     for i, x in enumerate(tensors):
-        if x.is_neg() or x._is_view() and i % 2:
+        if x.is_neg() or (x._is_view() and i % 2):
             continue
         if i % 2 and x.storage_offset() == 0:
             x.set_(x.untyped_storage().clone(), 0, x.shape, x.stride())
@@ -304,12 +370,12 @@ def swapped(kept: Any, given: Any) -> Any:
 def in_threads(kept: Any, given: Any) -> Any:
     """The same call by several threads at once, each with outputs of its own."""
     found: list[Any] = []
-    copies = [{n: again(x) for n, x in given.items()} for _ in range(THREADS)]
+    copies = [{n: copy_of(x) for n, x in given.items()} for _ in range(THREADS)]
 
     def one(own: Any) -> None:
         try:
-            got = kept.problem.call(again(kept.out), own)
-            if kept.out is not None and kept.out.is_cuda or got is not None and getattr(got, "is_cuda", False):
+            got = kept.problem.call(copy_of(kept.out), own)
+            if (kept.out is not None and kept.out.is_cuda) or (got is not None and getattr(got, "is_cuda", False)):
                 torch.cuda.synchronize()
             found.append((got, own, None))
         except BaseException as error:
@@ -341,7 +407,7 @@ def faked(kept: Any, given: Any) -> Any:
     """Shapes by fake tensors first, which launch nothing and write nothing; then the call."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    of, tensors, out, written = parts(kept, given)
+    of, tensors, out, _ = parts(kept, given)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fakes = [mode.from_tensor(x) for x in tensors]
         fake_out = None if out is None else mode.from_tensor(out)
@@ -369,4 +435,6 @@ WAYS: dict[str, Callable[[Any, Any], Any]] = {
     "swapped": swapped,
     "threads": in_threads,
     "fake": faked,
+    "tuned": tuned,
+    "called while tuned": lambda kept, given: tuned(kept, given, True),
 }
