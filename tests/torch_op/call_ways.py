@@ -2,7 +2,7 @@
 
 A call of `door_fuzz` holds its tensors in closures. `Functional` makes it a function of them.
 
-    WAYS[name](kept, given) -> the result of the call made that way; written operands are those of `given` and `kept.out`
+    WAYS[name](kept, given) -> the result of the call made that way; what is written is in `given` and `kept.out`
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch.utils import checkpoint as torch_checkpoint
 
-import layoutgemm
+from layoutgemm.errors import LayoutError
+from layoutgemm.torch_op.tuning import tune_call
 from tests.torch_op import door_fuzz
 from tests.torch_op.door_fuzz import again
 
@@ -314,8 +315,8 @@ def tuned(kept: Any, given: Any, beside: bool = False) -> Any:
 
     def measure() -> None:
         try:
-            layoutgemm.tune_call(door, *args, most=3, rounds=2, budget=1.0, progress=lambda line: None, **options)
-        except layoutgemm.errors.LayoutError:  # nothing to choose from
+            tune_call(door, *args, most=3, rounds=2, budget=1.0, progress=lambda line: None, **options)
+        except LayoutError:  # nothing to choose from
             pass
         except Exception as error:
             errors.append(error)
@@ -352,7 +353,7 @@ def pickled(kept: Any, given: Any) -> Any:
 
 def swapped(kept: Any, given: Any) -> Any:
     """A call, then another one whose tensors have other memory: `swap_tensors` and `set_`."""
-    of, tensors, out, _ = parts(kept, given)
+    tensors, out = Functional(kept.problem.call).tensors, kept.out
     kept.problem.call(copy_of(out), {n: copy_of(x) for n, x in given.items()})
     kept.graph = None  # which reads the old memory
     for i, x in enumerate(tensors):
