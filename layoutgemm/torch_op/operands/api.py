@@ -24,8 +24,8 @@ from ..checks import (
     derived_by_transform,
     differentiated,
     has_tangent,
-    needs_dispatcher,
     refuse_traces,
+    seen,
 )
 from ..compiled.function_tape import followed
 from ..compiled.kept_launches import Extras, again_or
@@ -60,9 +60,7 @@ def matmul_combined(
         records = differentiated(*operands)
         if records and out is not None:
             raise TensorError(NOT_RECORDED)
-        with torch.no_grad():
-            sees = needs_dispatcher(*operands, out)
-        if sees:
+        if seen(*operands, out):
             derives = derived_by_transform() or any(has_tangent(x) for x in operands)
             return copied(derivable(call) if derives else dispatched(call, config), out)
         if records:
