@@ -154,7 +154,7 @@ class Combined:
 
 
 def check_parameters(function: Callable[..., object], matrices: int, numbers: Sequence[str]) -> None:
-    """Raise PlanError for a function that does not take so many sums, then `ops`, then these numbers."""
+    """Raise PlanError for a function that does not take the sums, `ops` and these numbers."""
     sums = [sum_name(i) for i in range(matrices)]
     try:
         inspect.signature(function).bind(*sums, "ops", **dict.fromkeys(numbers))
