@@ -311,26 +311,28 @@ def reduce_nothing(epilogue: Epilogue, given: Tensors) -> None:
     for step in epilogue.reductions:
         if not step.ordered or step.each is not None:
             continue
-        for operand, value in zip(step.given, nothing_of(step), strict=True):
+        for operand, value in zip(step.given, nothing_of(step, given[step.given[0].name].device), strict=True):
             given[operand.name].copy_(value)
 
 
-def nothing_of(step: ReductionStep) -> list[torch.Tensor]:
+def nothing_of(step: ReductionStep, device: torch.device | None = None) -> list[torch.Tensor]:
     """The outputs of a reduction of no element, as they are broadcast.
 
     >>> from layoutgemm.kernels.epilogue.chain import RowReduce
     >>> nothing_of(RowReduce("argmax"))
     [tensor([-inf]), tensor([2147483647], dtype=torch.int32)]
     """
-    return step.outputs(results_of_nothing(step.reduction), torch.stack)
+    return step.outputs(results_of_nothing(step.reduction, device), torch.stack)
 
 
-def results_of_nothing(reduction: Reduction) -> list[torch.Tensor]:
-    """The results of no element one by one, as they are broadcast."""
+def results_of_nothing(reduction: Reduction, device: torch.device | None = None) -> list[torch.Tensor]:
+    """The results of no element one by one, as they are broadcast. Filled, which a CUDA graph captures."""
     alone = [np.asarray([value], np.float32 if kind == "float" else np.int32)
              for value, kind in zip(reduction.identity, reduction.kinds, strict=True)]  # fmt: skip
     with np.errstate(all="ignore"):  # the logarithm of an empty sum
-        return [torch.from_numpy(np.array(value)) for value in reduction.finished(alone, Math)]
+        found = [np.asarray(value) for value in reduction.finished(alone, Math)]
+    kinds = [torch.int32 if value.dtype.kind == "i" else torch.float32 for value in found]
+    return [torch.full((1,), value.item(), dtype=kind, device=device) for value, kind in zip(found, kinds, strict=True)]
 
 
 def check_operand(operand: Operand, x: torch.Tensor, shape: tuple[int, ...], joined: int = 0) -> None:

@@ -64,8 +64,9 @@ EPS = {BF16: 2.0**-7, F16: 2.0**-10, E4M3: 2.0**-3, E5M2: 2.0**-2, F32: 2.0**-16
 ACTS: dict[str, Callable[[Any], Any]] = {
     "relu": torch.relu,
     "relu_sq": lambda x: torch.relu(x).square(),
-    "gelu": torch.nn.functional.gelu,
-    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    # of large negative numbers torch gives 0: 1 + erf and 1 + tanh cancel
+    "gelu": lambda x: x * torch.erfc(x * -(0.5**0.5)) / 2,
+    "gelu_tanh": lambda x: x * torch.sigmoid(2 * (2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)),
     "silu": torch.nn.functional.silu,
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,

@@ -15,7 +15,7 @@ from layoutgemm.arch import arch
 from layoutgemm.emulator.api import emulate_host
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import OperandError
-from layoutgemm.kernels.run.emulated import linked
+from layoutgemm.kernels.run.emulated import host_of
 from layoutgemm.torch_op import emulated
 from layoutgemm.torch_op.compiled.guards import LEAST_ADDRESS
 from tests.torch_op import host_launches
@@ -32,7 +32,6 @@ HOPPERS = (
     "scaled_grouped.grouped_epilogue", "scaled_grouped.own_epilogue", "scaled_grouped.scaled",
 )  # fmt: skip
 WORKERS = 2  # clusters of a persistent kernel: each computes several tiles
-AT_WORKERS = 13  # their place among a launch's arguments
 
 
 class Memory:
@@ -60,7 +59,7 @@ class _Launcher:
 
     def __init__(self, plan: Any, memory: Memory, made: list[Any], computes: bool):
         self.plan, self.memory, self.made = plan, memory, made
-        self.host = linked(plan) if computes else None
+        self.host = host_of(plan.compile()) if computes else None
 
     def load(self, device: int) -> None:
         """Nothing."""
@@ -81,8 +80,9 @@ class _Launcher:
                 given[at] = self.memory.at(given[at])
         if self.host is None:
             return
-        if "workers" in self.plan.parameters or "blocks" in self.plan.parameters or len(given) > AT_WORKERS:
-            given[AT_WORKERS] = WORKERS
+        for name in ("workers", "blocks"):
+            if name in self.plan.parameters:
+                given[list(self.plan.parameters).index(name)] = WORKERS
         emulate_host(self.host, given, progress=False, policy=Policy(edges=False)).raise_for_findings()
 
 

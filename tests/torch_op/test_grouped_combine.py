@@ -261,17 +261,19 @@ def test_tiles_hold_whole_lines_of_each_matrix(sums: int, order: str) -> None:
             assert plan.b.order == order and plan.sums == sums and plan.check()
 
 
-@pytest.mark.parametrize("said", ["offsets", "offs", "counts"])
+@pytest.mark.parametrize("said", ["offsets", "offs", "counts", "counts of one"])
 def test_a_launch_is_kept(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b, b1, _ = drawn(64, 64, 64)
     bias, groups = torch.ones(64), {"offsets": torch.tensor([0, 10, 10, 64]), "offs": torch.tensor([10, 10, 64])}
-    groups["counts"] = torch.tensor([1, 0, 64])
-    a = torch.randn(3, 64, 64).bfloat16() if said == "counts" else a
+    if "counts" in said:
+        experts, said = (1 if "one" in said else 3), "counts"
+        groups["counts"], b, b1 = torch.tensor([1, 0, 64][-experts:]), b[:experts], b1[:experts]
+        a = torch.randn(experts, 64, 64).bfloat16()
     of = checked_groups(a, (b, b1), groups[said], said, both, {"s": 0.5}, BiasActivation(bias), None, None, None)
     plan, _ = plan_of_groups(of, None, True)
     assert plan.check()
     want = {"a": a, "b": b, "b1": b1, "bias": bias, {"offs": "ends"}.get(said, said): groups[said]}
-    numbers = {"ldb1": 64, "stride_b1": 64 * 64, "m": 64, "n": 64, "k": 64}
+    numbers = {"ldb1": 64, "m": 64, "n": 64, "k": 64} | ({"stride_b1": 64 * 64} if len(b) > 1 else {})
     with bare_launches(monkeypatch) as noted:
         found = []
         for s in (0.5, 0.5, 2.0):

@@ -13,6 +13,7 @@ torch = needs.module("torch")
 from layoutgemm import matmul
 from layoutgemm.errors import LayoutError, OperandError, TensorError
 from layoutgemm.kernels.epilogue.chain import ColumnReduce, Epilogue, Quantize, RowReduce
+from layoutgemm.torch_op.epilogue import nothing_of
 from layoutgemm.torch_op.problem import Problem, StridedOperand
 from layoutgemm.torch_op.solver import solve
 from tests.torch_op.epilogue_fuzz import dense_faults
@@ -158,3 +159,10 @@ def test_results_in_float32_are_kept() -> None:
     given = {"row_max": torch.zeros(4)}
     c = matmul(a, b, epilogue=Epilogue(RowReduce("max")), given=given, allow_tf32=True)
     assert torch.equal(given["row_max"], c.amax(-1))
+
+
+def test_results_of_no_element_are_made_where_they_go() -> None:
+    """A CUDA graph captures no copy from the host."""
+    meta = torch.device("meta")
+    for step in EVERY.reductions:
+        assert {value.device for value in nothing_of(step, meta)} == {meta}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,14 @@ def test_a_function_is_traced_anew_for_other_values_that_it_reads() -> None:
             for options in ({}, {"bias": torch.zeros(24)}):
                 found = layoutgemm.matmul(a, (x, y), combine=combine, out_dtype=torch.float32, **options)
                 torch.testing.assert_close(found.double(), want, rtol=1e-6, atol=1e-6)
+
+
+def test_gelu_of_large_negative_sums_keeps_its_digits() -> None:
+    """x * (1 + erf) / 2 is 0 below -8, in float64."""
+    row, one = torch.tensor([[-3.0, -8.0, -10.0, -12.0]]).half(), torch.ones(1, 4).half()
+    found = layoutgemm.matmul(torch.ones(1, 1).half(), (row, one), combine="gelu", out_dtype=torch.float32)
+    want = [x * math.erfc(-x / math.sqrt(2)) / 2 for x in row[0].tolist()]
+    torch.testing.assert_close(found[0].double(), torch.tensor(want).double(), rtol=1e-6, atol=0)
 
 
 def test_only_what_is_asked_for_is_derived() -> None:

@@ -157,8 +157,9 @@ def computed_groups(
             rows = call.shape[:-1] if product.rows is None or a.shape[0] == 0 else a.shape[:-1]
             zeros = [a.new_zeros(*rows, 16), *[b.new_zeros(b.shape[0], 16, b.shape[-1]) for b in product.b]]
             product = product.of([*zeros, *product.tensors[len(zeros) :]])
-        c = _launched(_of_one(product), config, out if out is None or not _is_one(call) else out[0], expected_rows)
-        return out if out is not None else c.unsqueeze(0) if _is_one(call) else c
+        own = out[0] if out is not None and call.in_batch_of_one else out
+        c = _launched(_of_one(product), config, own, expected_rows)
+        return out if out is not None else c.unsqueeze(0) if call.in_batch_of_one else c
 
 
 def _by_reference(product: GroupedCombined, out: torch.Tensor | None) -> torch.Tensor:
@@ -175,15 +176,10 @@ def _by_reference(product: GroupedCombined, out: torch.Tensor | None) -> torch.T
 # --------------------------------------------------------------------------------------------------------- on a GPU
 
 
-def _is_one(call: GroupedCall) -> bool:
-    """True for one masked group: its plan has no batch."""
-    return call.form == MASKED and call.experts == 1
-
-
 def _of_one(product: GroupedCombined) -> GroupedCombined:
     """One masked group as a product of matrices; all others as they are."""
     call, bias = product.call, product.finish.bias
-    if not _is_one(call):
+    if not call.in_batch_of_one:
         return product
     bias = bias[0] if bias is not None and bias.ndim > 1 else bias
     return product._replace(

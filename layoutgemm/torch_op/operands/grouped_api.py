@@ -221,7 +221,7 @@ def explain_grouped_combined(
         return ZEROS
     plan, why = plan_of_groups(product, options["config"], out is None, options["expected_rows"])
     left, right = resolved(product.a), [resolved(x) for x in product.b]
-    if call.form == MASKED and call.experts == 1:
+    if call.in_batch_of_one:
         left, right, out = left[0], [x[0] for x in right], None if out is None else out[0]
     copies = [copy for i, x in enumerate(right[1:], 1) for copy in copied_operand(plan, "B", x, f"b[{i}]")]
     if not product.groups.is_contiguous():

@@ -11,6 +11,7 @@ Gradients recompute the products in float32: see `operators`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -48,25 +49,31 @@ class TorchMath:
 
     def constant(self, value: float) -> torch.Tensor:
         """A number, on the tensors' device and of their type."""
-        return torch.full((), value, dtype=self._like.dtype, device=self._like.device)  # a CUDA graph captures a fill
+        return torch.full((), value, dtype=self._like.dtype, device=self._like.device)
 
     def __getattr__(self, name: str) -> Callable[..., torch.Tensor]:
         """The operation of that name, of tensors and of whole numbers in an expression."""
         function = _OPERATIONS[name]
-        return lambda *values: function(*[self._tensor(value) for value in values])
+        return lambda *values: function(*[self.tensor(value) for value in values])
 
-    def _tensor(self, value: torch.Tensor | float) -> torch.Tensor:
+    def tensor(self, value: torch.Tensor | float) -> torch.Tensor:
+        """A value of an expression as a tensor, on the tensors' device."""
         if isinstance(value, torch.Tensor):
             return value
         kind = torch.int32 if isinstance(value, int) else self._like.dtype
-        return torch.full((), value, dtype=kind, device=self._like.device)
+        return torch.full((), value, dtype=kind, device=self._like.device)  # a CUDA graph captures a fill
+
+
+def _normal(x: torch.Tensor) -> torch.Tensor:
+    """The normal distribution. `torch.special.ndtr` is 1 + erf, which is 0 where the result is small."""
+    return torch.erfc(x * -math.sqrt(0.5)) / 2
 
 
 _OPERATIONS: Mapping[str, Callable[..., torch.Tensor]] = {
     "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "lt": torch.lt, "le": torch.le,
     "gt": torch.gt, "ge": torch.ge, "eq": torch.eq, "ne": torch.ne, "where": torch.where, "exp": torch.exp,
     "log": torch.log, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "tanh": torch.tanh, "erf": torch.erf,
-    "sigmoid": torch.sigmoid, "normal": torch.special.ndtr, "maximum": torch.fmax, "minimum": torch.fmin,
+    "sigmoid": torch.sigmoid, "normal": _normal, "maximum": torch.fmax, "minimum": torch.fmin,
     "largest": torch.maximum, "smallest": torch.minimum, "floordiv": torch.floor_divide, "mod": torch.remainder,
     "abs": torch.abs, "sin": torch.sin, "cos": torch.cos, "floor": torch.floor, "round": torch.round,
     "and_": torch.bitwise_and, "or_": torch.bitwise_or, "xor": torch.bitwise_xor,

@@ -231,14 +231,14 @@ class _EpilogueElements:
             return y.mT if along else y if isinstance(step, RowReduce) else y.flatten()
 
         if (lines := in_lines(x)).shape[-1] == 0:
-            return [y.to(x.device).reshape(()).expand(lines.shape[:-1]) for y in results_of_nothing(step.reduction)]
+            return [y.reshape(()).expand(lines.shape[:-1]) for y in results_of_nothing(step.reduction, x.device)]
         if isinstance(own, str):
             function, fill = NAMED[own]
             return function(lines if visited is None else in_lines(torch.where(visited, x, fill)))
         columns = slice(column, column + x.shape[-1])
         read = partial(self._part, columns)
         place = _TensorPlace(self.i, self.j[:, : x.shape[-1]] + column, self.math, read)
-        lifted = [torch.as_tensor(value, device=x.device).expand(x.shape) for value in own.lifted(x, place)]
+        lifted = [self.math.tensor(value).expand(x.shape) for value in own.lifted(x, place)]
         if visited is not None:
             lifted = [torch.where(visited, value, fill) for value, fill in zip(lifted, own.identity, strict=True)]
         return _folded(own, [value.mT if along else value for value in lifted], self.math)
@@ -323,7 +323,7 @@ def _folded(reduction: Reduction, values: list[torch.Tensor], math: TorchMath) -
         joined = [x.expand(y.shape) for x, y in zip(reduction.combined(first, second, math), first, strict=True)]
         values = [torch.cat([x, y[..., 2 * half :]], -1) for x, y in zip(joined, values, strict=True)]
     found = [value.squeeze(-1) for value in values]
-    return [torch.as_tensor(x).expand(found[0].shape) for x in reduction.finished(found, math)]
+    return [math.tensor(x).expand(found[0].shape) for x in reduction.finished(found, math)]
 
 
 class _Word:

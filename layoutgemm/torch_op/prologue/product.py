@@ -158,7 +158,8 @@ def function_of(a: torch.Tensor, prologue: Prologue, given: Mapping[str, torch.T
         operand.name: value if value.ndim == a.ndim else value.unsqueeze(-1 if operand.axis == "m" else -2)
         for operand, value in read
     }
-    found = torch.as_tensor(prologue.apply(x, PrologueElement(rows, columns, values, TorchMath(x)))).expand(a.shape)
+    math = TorchMath(x)
+    found = math.tensor(prologue.apply(x, PrologueElement(rows, columns, values, math))).expand(a.shape)
     if a.element_size() == 1:  # a kernel saturates
         found = found.clamp(torch.finfo(a.dtype).min, torch.finfo(a.dtype).max)
     return found.to(a.dtype)

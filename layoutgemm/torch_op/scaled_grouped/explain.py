@@ -228,7 +228,7 @@ def _grouped(
         wide = ungated(call, b, torch.float32)
         found = _grouped(wide, a, b, groups, None, None, finish._replace(activation=None), None, config, rows)
         return gated_after(found, by_torch, call.shape)
-    if call.form != "rows" and call.experts == 1:
+    if call.in_batch_of_one:
         a, b = [x if x.ndim == 2 else x[0] for x in (a, b)]
         out = None if out is None else out[0]
     plan, why = plan_of_groups(call, a, b, groups, finish, config, call.said == ENDS, out is None, rows)

@@ -114,6 +114,11 @@ class GroupedCall(NamedTuple):
         """True if there may be rows or columns in no group, which are not written."""
         return self.said in (ENDS, COUNTS) and self.form != ALONG_K
 
+    @property
+    def in_batch_of_one(self) -> bool:
+        """True for one group with a matrix of C of its own: its plan has no batch."""
+        return self.form != ROWS and self.experts == 1 and len(self.shape) == 3
+
 
 # --------------------------------------------------------------------------------------------------------------- checks
 
@@ -319,7 +324,7 @@ def grouped_product(
         return _on_cpu(call, a, b, groups, scale_a, scale_b, finish, out.zero_() if clears and out is not None else out)
     require_hopper(a.get_device(), "grouped_matmul")
     assert groups is not None
-    if call.form != ROWS and call.experts == 1:
+    if call.in_batch_of_one:
         return _one_group(call, a, b, groups, (scale_a, scale_b), finish, config, out)
     return _by_kernel(call, a, b, groups, scale_a, scale_b, finish, config, out, keeping, rows, clears)
 

@@ -514,10 +514,10 @@ def _computed(made: CheckedGroups, out: torch.Tensor | None) -> torch.Tensor:
         return _on_cpu(made, out)
     require_hopper(of.a.get_device(), "grouped_matmul")
     made = with_readable_gate(without_zeros(made))
-    c = _launched(of_one_group(made), out if out is None or not _is_one(call) else out[0], out is None)
+    c = _launched(of_one_group(made), out if out is None or not call.in_batch_of_one else out[0], out is None)
     if out is not None or not made.steps.stores_c:
         return c if out is None else out
-    return c.unsqueeze(0) if _is_one(call) else c
+    return c.unsqueeze(0) if call.in_batch_of_one else c
 
 
 def _reduce_nothing(made: CheckedGroups) -> None:
@@ -529,8 +529,8 @@ def _reduce_nothing(made: CheckedGroups) -> None:
     for step in made.steps.reductions:
         if not step.ordered or step.each is not None:
             continue
-        for operand, value in zip(step.given, nothing_of(step), strict=True):
-            target, numbers = made.operands.every[operand.name], value.to(made.of.a.device)
+        for operand, value in zip(step.given, nothing_of(step, made.of.a.device), strict=True):
+            target, numbers = made.operands.every[operand.name], value
             if inside is not None and operand.axes == "m":
                 numbers = torch.where(inside.unsqueeze(-1) if operand.count > 1 else inside, numbers, target)
             target.copy_(numbers)
@@ -583,15 +583,10 @@ def with_readable_gate(made: CheckedGroups) -> CheckedGroups:
     return made if made.gate is None else made._replace(of=made.of._replace(b=readable_gate(made.of.b)))
 
 
-def _is_one(call: GroupedCall) -> bool:
-    """True for one group with a matrix of C of its own: its plan has no batch."""
-    return call.form != ROWS and call.experts == 1
-
-
 def of_one_group(made: CheckedGroups) -> CheckedGroups:
     """One masked group, or one along K, as a product of matrices. All others as they are."""
     call, of = made.call, made.of
-    if not _is_one(call):
+    if not call.in_batch_of_one:
         return made
     recipes = call.recipes or Recipes("", "")
     scales = [of_group(x, name, 0) for x, name in zip((of.scale_a, of.scale_b), recipes, strict=True)]
