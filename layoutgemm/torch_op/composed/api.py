@@ -253,13 +253,8 @@ def _traced(
     """The same under torch.compile, whose tracer meets no exception of ours."""
     out, config, out_dtype, allow_tf32 = options
     given = tuple([name for name in values if name not in own])
-    prologue = None if asked.prologue is None else asked.prologue.json  # type: ignore[union-attr]
-    epilogue = None if asked.epilogue is None else asked.epilogue.json  # type: ignore[union-attr]
-    triangles = None if asked.triangles is None else (asked.triangles.a, asked.triangles.b)  # type: ignore[union-attr]
-    sums, order, combine = len(b) // len(a), followed_order(asked.order), asked.combine
-    if combine is not None:
-        combine = followed_sums(combine, sums, numbers_left(order, prologue, epilogue, given))
-    parts = order, prologue, combine, epilogue, asked.activation, asked.copy_rows, triangles
+    sums = len(b) // len(a)
+    parts = _constants(asked, sums, given)
     text = text_of_parts(*parts, sums, own, given)
     if not text:
         refuse(refusal("parts", *parts, sums, own, given))
@@ -308,6 +303,17 @@ def _traced(
             config_text(config),
         )  # fmt: skip
     return stored(value, inside, vectors_of_rows, out)
+
+
+def _constants(asked: AskedParts, sums: int, given: tuple[str, ...]) -> tuple[Any, ...]:
+    """The parts as the compiler takes them: texts, and tapes of functions. `given` names what they read."""
+    prologue = None if asked.prologue is None else asked.prologue.json  # type: ignore[union-attr]
+    epilogue = None if asked.epilogue is None else asked.epilogue.json  # type: ignore[union-attr]
+    triangles = None if asked.triangles is None else (asked.triangles.a, asked.triangles.b)  # type: ignore[union-attr]
+    order, combine = followed_order(asked.order), asked.combine
+    if combine is not None:
+        combine = followed_sums(combine, sums, numbers_left(order, prologue, epilogue, given))
+    return order, prologue, combine, epilogue, asked.activation, asked.copy_rows, triangles
 
 
 def followed_order(order: Order | None) -> Any:
