@@ -21,8 +21,9 @@ from ...kernels.epilogue.tracing import Symbol
 from ...memo import exact
 from .traced import refusal, refuse
 
-Tape = list[Any]  # (name, operands, named operands) of each operation
-_AT, _TUPLE, _LIST, _CONSTANT, _OF_OPS = "at", "tuple", "list", "constant", "ops."
+Constants = tuple[Any, ...]  # what the compiler keeps
+Tape = list[Constants]  # (name, operands, named operands) of each operation
+_AT, _TUPLE, _LIST, _CONSTANT, _TAPE, _OF_OPS = "at", "tuple", "list", "constant", "tape", "ops."
 _UNFOLLOWED = (
     "{} under torch.compile: the compiler runs the function to see what it reads, and could not; let it read numbers, "
     "functions, attributes and items alone"
@@ -60,7 +61,7 @@ def _put(tape: Tape, name: str, operands: Sequence[object], named: Mapping[str, 
     return TapedValue(tape, len(tape) - 1)
 
 
-def _entry(x: object) -> tuple[Any, ...]:
+def _entry(x: object) -> Constants:
     """A value as a tape has it: its place, its parts, or a constant's type and value."""
     if isinstance(x, TapedValue):
         return (_AT, x.place)
@@ -100,8 +101,8 @@ class TapedFunction(NamedTuple):
 
     parameters: tuple[str, ...]
     ops_at: int
-    tape: tuple[Any, ...]
-    result: tuple[Any, ...]
+    tape: Constants
+    result: Constants
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -123,7 +124,7 @@ class TapedFunction(NamedTuple):
         return _OPERATORS.get(name) or (lambda x, y: _TURNED[name](y, x))
 
 
-def _value(entry: tuple[Any, ...], values: Sequence[object]) -> Any:
+def _value(entry: Constants, values: Sequence[object]) -> Any:
     kind, *parts = entry
     if kind in (_TUPLE, _LIST):
         return (tuple if kind == _TUPLE else list)([_value(each, values) for each in parts])
@@ -132,7 +133,7 @@ def _value(entry: tuple[Any, ...], values: Sequence[object]) -> Any:
 
 def followed(
     function: Callable[..., object], parameters: Sequence[str], ops_at: int, name: str, *taken: object
-) -> tuple[Any, ...]:
+) -> Constants:
     """A function's tape, as the compiler's tracer follows it. A constant there, which `untaped` makes a function.
 
     parameters   names; what stands behind `ops` is given by name
@@ -153,12 +154,12 @@ def followed(
         refuse(refusal(name, function, *taken))
         refuse(_UNFOLLOWED.format(name))
         raise
-    return tuple(parameters), ops_at, tuple(tape), _entry(found)
+    return _TAPE, tuple(parameters), ops_at, tuple(tape), _entry(found)
 
 
 def untaped(x: object) -> Any:
     """The function of a tape; anything else is returned."""
-    return TapedFunction(*exact(x)) if isinstance(x, tuple) else x
+    return TapedFunction(*exact(x[1:])) if isinstance(x, tuple) and x[:1] == (_TAPE,) else x
 
 
 def parameters_of(function: Callable[..., object]) -> tuple[str, ...]:
@@ -178,7 +179,10 @@ def _parameters_of_code(code: types.CodeType) -> tuple[str, ...]:
 
 
 def like(code: types.CodeType, defaults: int) -> types.FunctionType:
-    """A function with the parameters of such code, to be looked at; the last ones have defaults.
+    """A function to be looked at, with the parameters of such code.
+
+    defaults  how many of the last ones have one
+
 
     >>> str(inspect.signature(like((lambda x, ops, s: x + y).__code__, 1)))
     '(x, ops, s=None)'

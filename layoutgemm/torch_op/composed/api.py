@@ -6,7 +6,7 @@ Compilers, torch.func, modes, fake tensors and subclasses see the operator `comp
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from ...kernels.epilogue.chain import Epilogue
 from ...kernels.epilogue.parameters import host_number
 from ...kernels.epilogue.steps import EpilogueOperand
 from ...kernels.indexed.rows import OUT_ROWS, ROWS
-from ...kernels.operands.combined import refusal_of_matrices, refusal_of_pairs
+from ...kernels.operands.combined import Combine, refusal_of_matrices, refusal_of_pairs
 from ...kernels.operands.prologue import Prologue
 from ...kernels.orders import Order
 from ...kernels.run.operand_checks import same_memory
@@ -38,7 +38,7 @@ from ..checks import (
     seen_and_recorded,
 )
 from ..compiled import kept_launches
-from ..compiled.function_tape import followed, parameters_of
+from ..compiled.function_tape import Constants, followed, parameters_of
 from ..compiled.kept_launches import Extras, again_or
 from ..compiled.traced import check_kinds, check_number, named, refusal, refuse, refuse_finish, traced_flag
 from ..epilogue import Tensors
@@ -255,9 +255,9 @@ def _traced(
     given = tuple([name for name in values if name not in own])
     sums = len(b) // len(a)
     parts = _constants(asked, sums, given)
-    text = text_of_parts(*parts, sums, own, given)
+    text = text_of_parts(sums, own, given, *parts)
     if not text:
-        refuse(refusal("parts", *parts, sums, own, given))
+        refuse(refusal("parts", sums, own, given, *parts))
     reads, writes, numbers, wholes = names_of_text(text)
     named_tensors = {**named_operands(a, b), **{name: values[name] for name in reads}}
     check_kinds(named_tensors, {**{name: values[name] for name in writes}, **named(out=out)})
@@ -283,7 +283,7 @@ def _traced(
         own = tuple(vectors)
         values = {**values, **vectors}
         copies = None if ROWS not in own else asked.copy_rows
-        text = text_of_parts(*parts[:5], copies, parts[6], sums, own, given)
+        text = text_of_parts(sums, own, given, *parts[:5], copies, parts[6])
         lists = _lists(values, *names_of_text(text))
     read, written, floats, ints = lists
     if written:
@@ -305,18 +305,19 @@ def _traced(
     return stored(value, inside, vectors_of_rows, out)
 
 
-def _constants(asked: AskedParts, sums: int, given: tuple[str, ...]) -> tuple[Any, ...]:
+def _constants(asked: AskedParts, sums: int, given: tuple[str, ...]) -> tuple[object, ...]:
     """The parts as the compiler takes them: texts, and tapes of functions. `given` names what they read."""
     prologue = None if asked.prologue is None else asked.prologue.json  # type: ignore[union-attr]
     epilogue = None if asked.epilogue is None else asked.epilogue.json  # type: ignore[union-attr]
     triangles = None if asked.triangles is None else (asked.triangles.a, asked.triangles.b)  # type: ignore[union-attr]
-    order, combine = followed_order(asked.order), asked.combine
-    if combine is not None:
-        combine = followed_sums(combine, sums, numbers_left(order, prologue, epilogue, given))
+    order = followed_order(asked.order)
+    combine: Combine | Constants | None = asked.combine
+    if asked.combine is not None:
+        combine = followed_sums(asked.combine, sums, numbers_left(order, prologue, epilogue, given))
     return order, prologue, combine, epilogue, asked.activation, asked.copy_rows, triangles
 
 
-def followed_order(order: Order | None) -> Any:
+def followed_order(order: Order | None) -> Order | Constants | None:
     """An order's function as the compiler follows it; another order as it is."""
     if order is None or isinstance(order, (Schedule, Layout, str)) or not callable(order):
         return order

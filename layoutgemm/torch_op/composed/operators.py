@@ -11,6 +11,7 @@ rows of two pairs, a batch of matrices, and calls all others one after another.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -19,7 +20,7 @@ from ...graph_marks import constant_in_graphs
 from ...kernels.operands.combined import Combine
 from ...kernels.orders import Order, is_symmetric
 from ...schedule.text import order_text
-from ..compiled.function_tape import untaped
+from ..compiled.function_tape import Constants, untaped
 from ..compiled.traced import CHECKS, checking_operator
 from ..operators import Places, VmapInfo, configured, in_front, one_after_another, operator_of
 from ..own_epilogue.operators import check_mapped
@@ -182,28 +183,21 @@ operator_of(
 
 
 @constant_in_graphs
-def text_of_parts(
-    order: Order | None, prologue: str | None, combine: Combine | None, epilogue: str | None, activation: str | None,
-    copy_rows: bool | None, triangles: Halves | None, matrices: int, own: tuple[str, ...], given: tuple[str, ...],
-) -> str:  # fmt: skip
-    """The text of a call's parts. "" for parts that do not fit: `refusal` says why."""
+def text_of_parts(matrices: int, own: tuple[str, ...], given: tuple[str, ...], *parts: Any) -> str:
+    """The text of a call's parts, the fields of `AskedParts`. "" for those that do not fit: `refusal` says why."""
     try:
-        return _text(order, prologue, combine, epilogue, activation, copy_rows, triangles, matrices, own, given)
+        return _text(matrices, own, given, *parts)
     except LayoutError:
         return ""
 
 
-def _text(
-    order: Order | None, prologue: str | None, combine: Combine | None, epilogue: str | None, activation: str | None,
-    copy_rows: bool | None, triangles: Halves | None, matrices: int, own: tuple[str, ...], given: tuple[str, ...],
-) -> str:  # fmt: skip
-    functions = untaped(order), prologue, untaped(combine)
-    return parts_text(AskedParts(*functions, epilogue, activation, copy_rows, triangles), matrices, own, given)
+def _text(matrices: int, own: tuple[str, ...], given: tuple[str, ...], *parts: Any) -> str:
+    return parts_text(AskedParts(*[untaped(x) for x in parts]), matrices, own, given)
 
 
 @constant_in_graphs
 def numbers_left(
-    order: Order | None, prologue: str | None, epilogue: str | None, given: tuple[str, ...]
+    order: Order | Constants | None, prologue: str | None, epilogue: str | None, given: tuple[str, ...]
 ) -> tuple[str, ...]:  # fmt: skip
     """The names of a function's numbers among a call's operands. None for parts that do not fit."""
     try:

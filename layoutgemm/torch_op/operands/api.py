@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from types import FunctionType
-from typing import Any
 
 import torch
 
@@ -27,7 +26,7 @@ from ..checks import (
     refuse_traces,
     seen,
 )
-from ..compiled.function_tape import followed
+from ..compiled.function_tape import Constants, followed
 from ..compiled.kept_launches import Extras, again_or
 from ..compiled.traced import check_kinds, check_number, named, refusal, refuse, refuse_finish, traced_flag
 from ..prepared import Config, config_text
@@ -98,8 +97,8 @@ def function_text(combine: Combine, matrices: int, given: Mapping[str, object] |
     return text, values
 
 
-def followed_sums(combine: Combine, matrices: int, numbers: tuple[str, ...]) -> Any:
-    """A function of several sums and of numbers as the compiler follows it; the name of a gate as it is."""
+def followed_sums(combine: Combine, matrices: int, numbers: tuple[str, ...]) -> Combine | Constants:
+    """A function of sums and numbers as the compiler follows it; a gate's name."""
     if not callable(combine):
         return combine
     if isinstance(combine, FunctionType):

@@ -20,7 +20,7 @@ from ...errors import LayoutError, OperandError, PlanError, TensorError
 from ...graph_marks import constant_in_graphs
 from ...kernels.operands.combined import Combine, Combined, check_parameters, function_of
 from ..checks import needs_dispatcher, product_shape
-from ..compiled.function_tape import like, untaped
+from ..compiled.function_tape import Constants, like, untaped
 from ..compiled.traced import CHECKS, checking_operator
 from ..compute import product
 from ..operators import Places, VmapInfo, configured, differentiable, in_front, one_after_another, operator_of
@@ -48,7 +48,7 @@ def function_of_text(text: str) -> Combined:
 
 
 @constant_in_graphs
-def text_of(combine: Combine, matrices: int, numbers: tuple[str, ...]) -> str:
+def text_of(combine: Combine | Constants, matrices: int, numbers: tuple[str, ...]) -> str:
     """A function, or the name of a gate, as the operator takes it. "" for one that does not fit: `refusal` says why."""
     try:
         return function_of(untaped(combine), matrices, numbers).json
