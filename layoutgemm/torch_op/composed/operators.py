@@ -17,7 +17,6 @@ import torch
 
 from ...errors import LayoutError, OperandError
 from ...graph_marks import constant_in_graphs
-from ...kernels.operands.combined import Combine
 from ...kernels.orders import Order, is_symmetric
 from ...schedule.text import order_text
 from ..compiled.function_tape import Constants, untaped
@@ -27,7 +26,7 @@ from ..own_epilogue.operators import check_mapped
 from ..prepared import Config
 from .checks import ComposedCall, checked, takes_rows
 from .derivatives import recorded, visited_part
-from .parts import BIAS, AskedParts, Halves, Parts, named_lists, names_left, parts_of_text, parts_text
+from .parts import BIAS, AskedParts, Parts, named_lists, names_left, parts_of_text, parts_text
 from .plans import plan_of_call, visited
 from .product import computed
 
