@@ -11,7 +11,6 @@ rows of two pairs, a batch of matrices, and calls all others one after another.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -182,7 +181,7 @@ operator_of(
 
 
 @constant_in_graphs
-def text_of_parts(matrices: int, own: tuple[str, ...], given: tuple[str, ...], *parts: Any) -> str:
+def text_of_parts(matrices: int, own: tuple[str, ...], given: tuple[str, ...], *parts: object) -> str:
     """The text of a call's parts, the fields of `AskedParts`. "" for those that do not fit: `refusal` says why."""
     try:
         return _text(matrices, own, given, *parts)
@@ -190,7 +189,7 @@ def text_of_parts(matrices: int, own: tuple[str, ...], given: tuple[str, ...], *
         return ""
 
 
-def _text(matrices: int, own: tuple[str, ...], given: tuple[str, ...], *parts: Any) -> str:
+def _text(matrices: int, own: tuple[str, ...], given: tuple[str, ...], *parts: object) -> str:
     return parts_text(AskedParts(*[untaped(x) for x in parts]), matrices, own, given)
 
 
