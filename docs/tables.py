@@ -11,10 +11,12 @@ from typing import Any
 
 from docs import reference
 from layoutgemm import plan
-from layoutgemm.errors import PlanError
+from layoutgemm.arch import arch
+from layoutgemm.errors import LayoutError, PlanError
 from layoutgemm.kernels import Combined, IndexedRows, Prologue, RowIndices, Triangles
 from layoutgemm.kernels.epilogue.chain import Bias, ColumnGroup, Epilogue, Quantize, RowReduce, Scale
 from layoutgemm.kernels.operands.combinations import PARTS, REFUSED
+from layoutgemm.torch_op.problem import code_of
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -22,7 +24,8 @@ NO_BREAK = "\u00a0x\u00a0"  # sizes stay on one line
 
 __all__ = [
     "account", "ampere_table", "api_table", "architectures_table", "behind", "combinations_table", "counters_table",
-    "doors_table", "epilogue_table", "examples_count", "examples_table", "frameworks_table", "gated_table",
+    "doors_table", "epilogue_table", "examples_count", "examples_table", "frameworks_table", "functions_table",
+    "gated_table",
     "gemm_table", "indexed_table",
     "ladder_chart", "ladder_table", "launch_table", "level", "lines_table", "machine", "measured", "models_table",
     "operands_table", "operators_table", "orders_table", "overlap_table", "programs_table", "quantized_bytes_table",
@@ -265,6 +268,37 @@ def architectures_table() -> str:
     return table(["part", *names, "because"], rows)
 
 
+def functions_table() -> str:
+    """The torch functions by architecture: what each GPU runs, as the code that launches asks."""
+    names = ("sm_80", "sm_86", "sm_89", "sm_120a", "sm_90a", "sm_100a")
+
+    def cells(kind: str = "") -> list[str]:  # of inputs; "": by wgmma alone
+        found = []
+        for name in names:
+            by = {None: "-", "sm_90a": "wgmma"}.get(code_of(arch(name).capabilities[0]), "mma.sync" if kind else "-")
+            found.append(by if not kind or _multiplies(name, kind) else "-")
+        return found
+
+    rows = [
+        ["`matmul`, `gemm`: bf16, f16, f32 as tf32", *cells("bf16")],
+        ["the same of int8 and uint8", *cells("i8")],
+        ["the same of float8", *cells("e4m3")],
+        ["`quantized_matmul`, `quantized_grouped_matmul`", *cells("bf16")],
+        ["`scaled_matmul`, `fp8_matmul`", *cells()],
+        ["`grouped_matmul`, `fp8_grouped_matmul`", *cells()],
+    ]
+    return table(["torch function", *names], rows)
+
+
+def _multiplies(name: str, kind: str) -> bool:
+    """True if `plan` has a kernel of these inputs for an architecture."""
+    try:
+        plan(512, 512, 512, arch=name, a=kind, b=f"{kind}:col")
+    except LayoutError:
+        return False
+    return True
+
+
 def _parts_alone() -> dict[str, dict[str, Any]]:
     gated = Combined.of(lambda g, u, ops: g * ops.sigmoid(g) * u)
     return {
@@ -281,6 +315,8 @@ def _parts_alone() -> dict[str, dict[str, Any]]:
         "rows copied first": {"indexed": IndexedRows(RowIndices(512), copy=True)},
         "8-bit integers": {"a": "i8", "b": "i8:col", "c": "f32", "epilogue": Epilogue(Scale())},
         "8-bit floats": {"a": "e4m3", "b": "e4m3:col", "c": "bf16"},
+        "MXFP8 (`scales=`)": {"a": "e4m3", "b": "e4m3:col", "scales": "mxfp8"},
+        "NVFP4, MXFP4 (`scales=`)": {"a": "e2m1", "b": "e2m1:col", "scales": "nvfp4"},
     }
 
 

@@ -95,7 +95,14 @@ def shown(x: object) -> str:
         text = repr(x)
     except Exception:  # an integer of over 4300 digits inside, a deep nest, a class with a repr that fails
         return f"a {type(x).__name__}"
+    if "\n" in text and is_array(x):
+        return f"an array of shape {tuple(x.shape)}"  # type: ignore[attr-defined]
     return text if len(text) <= _TEXT else f"{text[:_TEXT]}..."
+
+
+def is_array(x: object) -> bool:
+    """True for an array or a tensor of another library."""
+    return hasattr(x, "tolist") and bool(getattr(x, "shape", ()))
 
 
 def refusal(x: object, what: str, wanted: str) -> str:
@@ -108,8 +115,10 @@ def refusal(x: object, what: str, wanted: str) -> str:
     if _bits(x) > MAX_BITS and wanted.startswith("an integer"):
         return f"{what} must be an integer of at most {MAX_BITS} bits, not {_bits(x)} bits"
     kind = "" if said in (f"a {type(x).__name__}", f"an integer of {_bits(x)} bits") else f" ({type(x).__name__})"
-    notation = f"; CuTe's notation is read by parse({said})" if isinstance(x, str) and ":" in x else ""
-    return f"{what} must be {wanted}, not {said}{kind}{notation}"
+    hint = f"; CuTe's notation is read by parse({said})" if isinstance(x, str) and ":" in x else ""
+    if is_array(x) and "layout" in f"{what} {wanted}".lower():
+        hint = "; from_cute(x) is the layout of an array, and a shape is a tuple"
+    return f"{what} must be {wanted}, not {said}{kind}{hint}"
 
 
 def _bits(x: object) -> int:

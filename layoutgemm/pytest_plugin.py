@@ -59,6 +59,8 @@ def emulated_gpu(request: pytest.FixtureRequest) -> Generator[EmulatedGpu, None,
     The architecture is sm_90a, or the fixture's indirect parameter. See `layoutgemm.emulated_gpu`.
     """
     arch = getattr(request, "param", "sm_90a")
+    # Temporary files of a session go with it: the folder of all tests has to be there before.
+    request.getfixturevalue("tmp_path_factory").getbasetemp()
     with _emulator().emulated_gpu(arch, progress=False) as gpu:
         yield gpu
     if not gpu.ok:

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from .tma.im2col import Im2colMap, Im2colPlan, tma_im2col
     from .tma.rules import TensorMap
     from .tmem.fragment import AccumulatorFragment, accumulator_fragment
-    from .tmem.layout import TmemLayout
+    from .tmem.layout import TmemLayout, block_scale_layout
 
 __all__ = [
     "FAMILIES",
@@ -93,6 +93,7 @@ __all__ = [
     "as_tile",
     "async_copies",
     "atoms",
+    "block_scale_layout",
     "bulk_copy",
     "can_tma",
     "cp_async",

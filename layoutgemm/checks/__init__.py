@@ -23,7 +23,16 @@ if TYPE_CHECKING:
     from .pipeline.patterns import cluster_ring, multistage, pingpong, ring, self_loading, tcgen05_ring
     from .pipeline.prove import Interleaving, PipelineProof
     from .pipeline.trace import TraceStep
-    from .smem.access_patterns import AccessPattern, atom_access, matrix_access, thread_access, tiled_access, tma_access
+    from .smem.access_patterns import (
+        AccessPattern,
+        atom_access,
+        column_access,
+        matrix_access,
+        row_access,
+        thread_access,
+        tiled_access,
+        tma_access,
+    )
     from .smem.bank_conflicts import BankReport, Phase, bank_conflicts
     from .smem.swizzle_search import PaddingAnswer, SwizzleAnswer, best_swizzle, find_padding, find_swizzle
     from .smem.tile_views import bijective_tile, read_by
@@ -51,6 +60,7 @@ __all__ = [
     "bijective_tile",
     "check_pipeline",
     "cluster_ring",
+    "column_access",
     "deletions",
     "filled_by",
     "find_padding",
@@ -64,6 +74,7 @@ __all__ = [
     "registers",
     "ring",
     "role_registers",
+    "row_access",
     "sectors",
     "self_loading",
     "shared_memory",

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ..atoms import SmemTile
-from ..checks import AccessPattern, BankReport, bank_conflicts, find_swizzle, matrix_access, thread_access
-from ..checks.smem.access_patterns import element_bits
+from ..checks import (
+    AccessPattern,
+    BankReport,
+    bank_conflicts,
+    column_access,
+    find_swizzle,
+    row_access,
+    thread_access,
+)
+from ..checks.smem.access_patterns import contiguous, element_bits, extent_of
 from ..checks.smem.bank_conflicts import WAVEFRONT, lanes_of_phase
 from ..dtypes import DType, dtype
 from ..errors import AtomError, LayoutError
@@ -35,7 +43,10 @@ BANKS_EXAMPLES = (
     'layoutgemm banks "(32,32):(32,1)" --element f32 --threads "(32,1):(1,0)" --vector 4  # status 1: conflicts',
     'layoutgemm banks "(64,64):(64,1)" --svg banks.svg  # status 1: conflicts',
 )
-LANES = 32
+ACCESSES: dict[str, Callable[[Layout | ComposedLayout, DType], AccessPattern]] = {
+    "rows": row_access,
+    "columns": lambda tile, element: column_access(tile),
+}
 Tile = Layout | ComposedLayout | SmemTile
 
 
@@ -165,21 +176,13 @@ def asked(args: argparse.Namespace) -> tuple[Tile, DType, list[AccessPattern]]:
     if isinstance(tile, CoordinateTensor) or isinstance(composed, CoordinateTensor) or composed.has_basis:
         raise LayoutError(f"{args.layout} leads to coordinates, and banks are of elements in shared memory")
     element_bits(tile, element)
-    shape = composed.shape
-    if not isinstance(shape, tuple) or len(shape) != 2:
-        raise LayoutError(f"{args.layout} needs two modes, rows and columns: group them, as in (8,(4,2)):(8,(1,4))")
-    extent = (Layout(shape[0]).size, Layout(shape[1]).size)
-    if not all(isinstance(size, int) for size in extent):
-        raise LayoutError(f"{args.layout} has symbols: banks are counted for numbers, so give them values")
-    own_access = given_access(args, composed, extent)
+    extent_of(composed)
+    own_access = given_access(args, composed)
     accesses = args.access or ([] if own_access else ["rows"])
-    along = contiguous(composed, extent) if accesses else ""
-    return tile, element, [*own_access, *(ACCESSES[name](extent, element, along) for name in accesses)]
+    return tile, element, [*own_access, *(ACCESSES[name](composed, element) for name in accesses)]
 
 
-def given_access(
-    args: argparse.Namespace, layout: Layout | ComposedLayout, extent: tuple[int, int]
-) -> list[AccessPattern]:
+def given_access(args: argparse.Namespace, layout: Layout | ComposedLayout) -> list[AccessPattern]:
     """The access of --threads or --tv, over the whole tile; [] without either. Raises LayoutError."""
     if args.threads is None and args.tv is None:
         if args.vector is not None or args.store:
@@ -201,43 +204,10 @@ def given_access(
         raise LayoutError(
             f"threads are numbered in rows and columns, as in (4,8):(8,1); {found} has {found.rank} modes"
         )
-    value = Layout((1, vector)) if vector == 1 or contiguous(layout, extent) == "K" else Layout((vector, 1))
+    value = Layout((1, vector)) if vector == 1 or contiguous(layout) == "K" else Layout((vector, 1))
     _, tv = make_layout_tv(found, value)
     block = tuple(int(found[i].size * value[i].size) for i in (0, 1))
-    return [thread_access(tv, vector, kind, f"{kind}{moved}, threads {found}").over(block, extent)]
-
-
-def contiguous(layout: Layout | ComposedLayout, extent: tuple[int, int]) -> str:
-    """The contiguous mode: "K" for the second, "MN" for the first. Raises LayoutError.
-
-    >>> contiguous(Layout((8, 64), (64, 1)), (8, 64)), contiguous(Layout((64, 8)), (64, 8))
-    ('K', 'MN')
-    """
-    plain = layout.layout if isinstance(layout, ComposedLayout) else layout
-    for along, at in (("K", (0, 1)), ("MN", (1, 0))):
-        if extent[along == "K"] > 1 and plain(*at) - plain(0, 0) == 1:
-            return along
-    raise LayoutError(f"{layout}: no mode has neighbours side by side, as (64,64):(64,1) has along its second")
-
-
-def rows(extent: tuple[int, int], element: DType, along: str) -> AccessPattern:
-    """The 16-byte rows that ldmatrix reads."""
-    return matrix_access(extent, element, along)
-
-
-def columns(extent: tuple[int, int], element: DType, along: str) -> AccessPattern:
-    """One element for each lane along the non-contiguous mode, over the whole tile.
-
-    >>> columns((64, 8), dtype("f32"), "K").coords.shape, columns((8, 16), dtype("f32"), "MN").coords[0, :3, 0].tolist()
-    ((16, 32, 1), [0, 8, 16])
-    """
-    axis = 0 if along == "K" else 1
-    lanes = next(count for count in range(min(LANES, extent[axis]), 0, -1) if extent[axis] % count == 0)
-    block = (lanes, 1) if axis == 0 else (1, lanes)
-    return thread_access(Layout(lanes, 1), name=f"columns of {lanes} lanes").over(block, extent)
-
-
-ACCESSES = {"rows": rows, "columns": columns}
+    return [thread_access(tv, vector, kind, f"{kind}{moved}, threads {found}").over(block, extent_of(layout))]
 
 
 def report_data(report: BankReport) -> dict[str, object]:

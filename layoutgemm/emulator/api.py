@@ -313,9 +313,12 @@ def _run(
     launches: Sequence[HostLaunch], memory: GlobalMemory, policy: Orders, progress: bool, watch: Watch
 ) -> Emulation:
     memory.follow = array_at
+    began = PtxMachine.NOW
 
     def run(order: Policy, watch: Watch) -> Emulation:
-        return Emulation(settled(lambda of, w: _run_once(launches, memory, of, progress, w), memory, order, watch))
+        return Emulation(
+            settled(lambda of, w: _run_once(launches, memory, of, progress, w, began), memory, order, watch)
+        )
 
     if policy is None or isinstance(policy, Policy):
         return _shown(lambda: run(policy or Policy(), watch))
@@ -335,7 +338,7 @@ def _run(
         for launch in one.launches:
             launch.findings[:] = [f for f in launch.findings if any((f.kind, line) not in seen for line, _ in f.sites)]
         if differing:
-            for place, finding in _disagreements(launches, memory, before, (policy[0], order), differing):
+            for place, finding in _disagreements(launches, memory, before, (policy[0], order), differing, began):
                 one.launches[place].findings.append(finding)
         out.launches += one.launches
     return out
@@ -343,7 +346,7 @@ def _run(
 
 def _disagreements(
     launches: Sequence[HostLaunch], memory: GlobalMemory, before: MemorySnapshot, orders: tuple[Policy, Policy],
-    differing: Sequence[tuple[GlobalBuffer, int]],
+    differing: Sequence[tuple[GlobalBuffer, int]], began: int,
 ) -> list[tuple[int, Finding]]:  # fmt: skip
     """Run both orders again for the last writes to bytes that they leave different: (number of the launch, finding)."""
     places = [buffer.address + byte for buffer, byte in differing]
@@ -352,7 +355,7 @@ def _disagreements(
     for order in orders:
         memory.restore(before)
         writes.append(LastWriters(places))
-        done = _run_once(launches, memory, replace(order, races=True), False, Watch(writers=writes[-1]))
+        done = _run_once(launches, memory, replace(order, races=True), False, Watch(writers=writes[-1]), began)
         races += [finding for launch in done for finding in launch.findings if finding.kind == "race"]
     out = []
     for (buffer, byte), at in zip(differing, places, strict=True):
@@ -381,8 +384,10 @@ def _printed(machine: PtxMachine) -> str:
 
 
 def _run_once(
-    launches: Sequence[HostLaunch], memory: GlobalMemory, policy: Policy, progress: bool, watch: Watch
+    launches: Sequence[HostLaunch], memory: GlobalMemory, policy: Policy, progress: bool, watch: Watch, began: int
 ) -> list[LaunchResult]:
+    """The launches in order; began: the clock when the first one begins, which is the same in a repeated run."""
+    PtxMachine.NOW = began
     out: list[LaunchResult] = []
     front: PreviousLaunch | None = None
     for number, launch in enumerate(launches):

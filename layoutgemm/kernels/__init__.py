@@ -8,8 +8,8 @@ A size m handed to `layoutgemm.plan` passes through at most five files, here of 
     sm90.plan                          the plan
     sm90.request                       the arguments read and checked, and each object derived from them
 
-On sm_80 and sm_120a planner, sm80.choose and sm80.plan see it, on sm_100a planner and sm100.plan. At every door
-`layoutgemm.arguments` reads it first.
+On sm_80 and sm_120a planner, sm80.choose and sm80.plan see it, on sm_100a planner, sm100.choose and sm100.plan. At
+every door `layoutgemm.arguments` reads it first.
 
 Shared by the architectures:
 
@@ -48,12 +48,15 @@ from .sm90.operands.row_sums import RowSums
 from .sm90.plan import Sm90Config, Sm90Plan
 from .sm90.quantized.feature_parts import FeatureParts
 from .sm90.triangular.operands import Triangles
+from .sm100.block_scales import BlockScales, ScaleFormat
+from .sm100.choose import choose_sm100
 from .sm100.plan import Sm100Config, Sm100Plan
 from .streamed.plan import StreamedConfig, StreamedPlan
 from .teaching.plan import TeachingConfig, TeachingPlan
 
 __all__ = [
     "AlongK",
+    "BlockScales",
     "Combined",
     "FeatureParts",
     "GemmPlan",
@@ -66,6 +69,7 @@ __all__ = [
     "Ragged",
     "RowIndices",
     "RowSums",
+    "ScaleFormat",
     "Sm80Config",
     "Sm80Plan",
     "Sm90Config",
@@ -79,6 +83,7 @@ __all__ = [
     "TeachingConfig",
     "TeachingPlan",
     "Triangles",
+    "choose_sm100",
     "error_bound",
     "plan",
 ]

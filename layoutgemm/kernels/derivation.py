@@ -106,6 +106,8 @@ def _asked(plan: GemmPlan) -> dict[str, object]:
     given = {name: x for name, x in parts.items() if x is not None and name != "symmetric"}
     if not given.get("epilogue"):  # without steps
         given.pop("epilogue", None)
+    if (scales := getattr(plan, "scales", None)) is not None:
+        given["scales"] = scales.format
     return {**given, **asked_order(plan)}
 
 

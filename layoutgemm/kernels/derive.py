@@ -12,7 +12,7 @@ from ..atoms import MmaAtom, OperandDescriptor, SmemTile, TmaPlan, smem_tile
 from ..atoms.smem.descriptor import derive as derive_descriptor
 from ..atoms.tma.derive import STRIDE_UNIT
 from ..atoms.tma.derive import derive as derive_tma
-from ..dtypes import DType, dtype, multiply_together, way_to_alike
+from ..dtypes import DType, dtype, multiply_together, u8, way_to_alike
 from ..errors import OperandError, PlanError
 from ..memo import memoized
 from .numbers import W
@@ -195,6 +195,21 @@ class OperandPlan:
     turned: TmaPlan | None = None
 
     @property
+    def unit(self) -> DType:
+        """The type that memory counts in: bytes, of two elements each, where those have 4 bits."""
+        return memory_unit(self.dtype)
+
+    @property
+    def per_unit(self) -> int:
+        """Elements of K in a unit of memory."""
+        return self.unit.bits // self.dtype.bits
+
+    @property
+    def unit_tile(self) -> SmemTile:
+        """The tile in units of memory, as its copies see it."""
+        return self.smem if self.unit == self.dtype else _in_bytes(self.smem)
+
+    @property
     def copies(self) -> tuple[TmaPlan, ...]:
         """The copies of a tile, those of each tensor map."""
         return (self.tma, *(() if self.rest is None else (self.rest,)), *self.others)
@@ -232,15 +247,35 @@ def derive_operand(
     major = "K" if k_contiguous else "MN"
     tile = smem_tile((extent, tile_k), spec.dtype, major, swizzle)
     dims = ("k", free.lower()) if k_contiguous else (free.lower(), "k")
+    copied = tile if spec.dtype.bits >= u8.bits else _in_bytes(tile)
     return OperandPlan(
         name=name,
         dtype=spec.dtype,
         order=spec.order,
         major=major,
         smem=tile,
-        tma=derive_tma(tile, (dims[0], dims[1])),
+        tma=derive_tma(copied, (dims[0], dims[1])),
         descriptor=derive_descriptor(tile, atom, name),
     )
+
+
+def memory_unit(kind: DType) -> DType:
+    """The type that memory of such elements counts in: bytes of two elements each, or the elements.
+
+    >>> memory_unit(dtype("e2m1")), memory_unit(dtype("bf16"))
+    (dtype('u8'), dtype('bf16'))
+    """
+    return u8 if kind.bits < u8.bits else kind
+
+
+def _in_bytes(tile: SmemTile) -> SmemTile:
+    """A K-major tile of 4-bit elements as one of bytes, of two elements each.
+
+    >>> print(_in_bytes(smem_tile((128, 256), "e2m1", "K")))
+    S<3,4,3>[bytes] o ((8,16),(128,1)):((128,1024),(1,0)) x u8
+    """
+    rows, depth = tile.extent
+    return smem_tile((rows, depth * tile.dtype.bits // u8.bits), u8, tile.major, tile.swizzle_name)
 
 
 @checked(PlanError)

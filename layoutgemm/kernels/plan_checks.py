@@ -44,7 +44,7 @@ def copy_check(name: str, tile: SmemTile, tma: TmaPlan) -> Check:
 def operand_checks(operand: OperandPlan, mma: MmaAtom) -> list[Check]:
     """The tile's layout is bijective, filled by its copies, and read without bank conflicts."""
     bijective, *read = tile_checks(operand.name, operand.smem, operand.descriptor, mma)
-    return [bijective, copy_check(operand.name, operand.smem, operand.tma), *read]
+    return [bijective, copy_check(operand.name, operand.unit_tile, operand.tma), *read]
 
 
 def fragment_checks(mma: MmaAtom) -> list[Check]:

@@ -11,11 +11,13 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from math import lcm
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar, overload
 
 from ..arch import Arch, ArchName
 from ..arch import arch as arch_named
-from ..arguments import checked
+from ..arguments import checked, shown
+from ..atoms import mma_sync
+from ..atoms.targets import exists_on
 from ..errors import LayoutError, PlanError
 from ..schedule import TileList, Triangular
 from ..schedule.triangular import HALVES
@@ -28,7 +30,7 @@ from .operands.pair import SecondPair, pair_of
 from .operands.prologue import Prologue
 from .orders import Order, columns_of_order, diagonal_pattern, is_symmetric
 from .plan import GemmPlan, check_sizes, present
-from .sm80.choose import choose_sm80, for_prologue, for_several, holding_groups
+from .sm80.choose import candidates, for_prologue, for_several, holding_groups
 from .sm80.plan import Sm80Config, Sm80Plan
 from .sm90.choose.prologue import grouped_prologue_config, prologue_config
 from .sm90.choose.rules import SPARE, Sm90Choice, in_place, whole_columns, with_whole_rows
@@ -37,12 +39,15 @@ from .sm90.plan import Sm90Config, Sm90Plan
 from .sm90.triangular.choose import SHORT_PATTERN, by_rounds
 from .sm90.triangular.operands import Triangles
 from .sm90.types import operands
+from .sm100.block_scales import ScaleFormat, scale_format
+from .sm100.choose import choose_sm100
 from .sm100.plan import Sm100Config, Sm100Plan
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Config = Sm80Config | Sm90Config | Sm100Config
+P = TypeVar("P", bound=GemmPlan)
 
 # The names of architectures by the kernel that they have, for typed callers; `arch` takes further ones.
 Sm80Name = Literal[
@@ -72,6 +77,7 @@ class PlanOptions(TypedDict, total=False):
     pair: SecondPair | int | None
     indexed: IndexedRows | None
     triangles: Triangles | None
+    scales: ScaleFormat | str | None
 
 
 @overload
@@ -129,6 +135,7 @@ def plan(
     pair: SecondPair | int | None = None,
     indexed: IndexedRows | None = None,
     triangles: Triangles | None = None,
+    scales: ScaleFormat | str | None = None,
 ) -> GemmPlan:
     """The production kernel's plan for C[m, n] = A[m, k] @ B[k, n].
 
@@ -146,6 +153,7 @@ def plan(
     pair      K of a second pair of matrices, likewise; beside a gate or several matrices B, of each sum
     indexed   rows of A and C by index; m is the product's rows
     triangles A or B is triangular, likewise
+    scales    "mxfp8", "mxfp4" or "nvfp4" block scales, as for `Sm100Plan.derive`; on sm_100a and later
 
     Raises PlanError naming the argument when the architecture's kernel does not take it, and passes on AtomError,
     DescriptorError and TmaError.
@@ -165,6 +173,8 @@ def plan(
     chosen: Any = config  # of the kernel's own kind
     gates = combination(gated)
     epilogue = None if epilogue is None else Epilogue.of(epilogue, gated=gates is not None)
+    if scales is not None and kind is not Sm100Config:
+        raise PlanError(_without_block_scales(target, kind, scale_format(scales)))
     if kind is Sm90Config:
         parts = HopperParts(epilogue, gates, order, prologue, pair_of(pair, gates), indexed, triangles)
         return _for_hopper((m, n, k), batch, (a, b, c), chosen, parts)
@@ -172,25 +182,35 @@ def plan(
         if part is not None:
             raise PlanError(refusal_beside_hopper(name, target.name))
     if kind is Sm100Config:
-        if chosen is None and gates is not None:  # whole spans of 128 bytes of each matrix
-            unit = gates.matrices * MN_SPAN
-            chosen = Sm100Config((128, 256 // unit * unit))
-        return Sm100Plan.derive(
-            m, n, k, arch=target, batch=batch, a=a, b=b, c=c, config=chosen, epilogue=epilogue, order=order,
-            indexed=indexed, gated=gates, pair=pair,
+        on_blackwell = partial(
+            Sm100Plan.derive, m, n, k, arch=target, batch=batch, a=a, b=b, c=c, epilogue=epilogue, order=order,
+            indexed=indexed, gated=gates, pair=pair, scales=scales,
         )  # fmt: skip
-    if chosen is None:
-        sums = 1 if gates is None else gates.matrices
-        chosen = holding_groups(_for_ampere(m, n * sums, k, batch, target, a, c) or Sm80Config(), epilogue)
-        chosen = for_several(chosen, sums, pair is not None)
-        if indexed is not None and indexed.gather is not None and chosen.loads == "tma":
-            chosen = replace(chosen, loads="cp.async")  # which gathers rows
-        if prologue is not None:
-            chosen = for_prologue(chosen)
-    return Sm80Plan.derive(
-        m, n, k, batch=batch, arch=target, a=a, b=b, c=c, config=chosen, epilogue=epilogue, order=order,
+        if chosen is not None:
+            return on_blackwell(config=chosen)
+        columns = n if order is None else columns_of_order(order, m, n)
+        rule = _for_blackwell((m, columns, batch), target, gates, epilogue, scales is not None)
+        return _first(partial(on_blackwell, config=each) for each in rule)
+    derive = partial(
+        Sm80Plan.derive, m, n, k, batch=batch, arch=target, a=a, b=b, c=c, epilogue=epilogue, order=order,
         indexed=indexed, gated=gates, pair=pair, prologue=prologue,
     )  # fmt: skip
+    if chosen is not None:
+        return derive(config=chosen)
+    parts = HopperParts(epilogue, gates, order, prologue, pair_of(pair, gates), indexed, triangles)
+    return _first(partial(derive, config=config) for config in _for_ampere((m, n, k, batch), target, (a, c), parts))
+
+
+def _without_block_scales(target: Arch, kind: type[Config], form: ScaleFormat) -> str:
+    """Why an architecture's kernel takes no block scales, and the way out."""
+    if kind is Sm90Config:
+        why = "no wgmma has block scales"
+        way = "scaled_matmul has scales of 128 elements of K for e4m3 and e5m2, quantized_matmul weights of e2m1"
+    else:
+        there = exists_on(mma_sync((16, 8, 32), "e4m3", kind="mxf8f6f4").archs, target)
+        why = "this kernel has no mma.sync.block_scale" if there else "no mma.sync has block scales before sm_120a"
+        way = "convert to f16 or bf16 with the scales"
+    return f"scales = {shown(form.name)}: not by the kernel of {target.name}: {why}; {way}"
 
 
 MN_SPAN = 64  # columns of 16-bit elements in 128 bytes
@@ -214,18 +234,48 @@ def refusal_beside_hopper(name: str, arch: str, said: str = "") -> str:
     return f"{said or name}: not by the kernel of {arch}: {why}; sm_90a has a kernel. {way_out[0].upper()}{way_out[1:]}"
 
 
-def _for_ampere(
-    m: int, n: int, k: int, batch: int, target: Arch, a: OperandSpec, c: OperandSpec | None
-) -> Sm80Config | None:
-    """The rule's configuration for 16-bit operands as this product takes it; None, the defaults, for others.
+def _for_blackwell(
+    sizes: tuple[int, int, int], target: Arch, gated: Combined | None, epilogue: Epilogue | None, scaled: bool
+) -> Iterator[Sm100Config]:
+    """The configurations of the rule for tcgen05, the best first. `sizes`: m, n, batch."""
+    if gated is not None:  # whole spans of 128 bytes of each matrix
+        unit = gated.matrices * MN_SPAN
+        yield Sm100Config((128, 256 // unit * unit))
+        return
+    m, n, batch = sizes
+    unit = 1 if epilogue is None else epilogue.columns
+    yield choose_sm100(m, n, batch=batch, arch=target, unit=unit, scaled=scaled)[0]
+    yield Sm100Config((128, 128) if scaled else (128, 256))
 
-    A persistent kernel multiplies one pair of matrices, and stmatrix stores elements of 16 bits.
+
+def _for_ampere(
+    sizes: tuple[int, int, int, int], target: Arch, given: tuple[OperandSpec, OperandSpec | None], parts: HopperParts
+) -> Iterator[Sm80Config]:
+    """The configurations of the rule for mma.sync with these parts, the best first.
+
+    sizes  m, n, k and batch;   given  A and C
     """
-    if Operand.parse(a).dtype.bits != 16:
-        return None
-    found, _ = choose_sm80(m, n, k, target, target.gpu.multiprocessors)
-    narrow = Operand.parse(a if c is None else c).dtype.bits == 16
-    return replace(found, persistent=found.persistent and batch == 1, stmatrix=found.stmatrix and narrow)
+    (m, n, k, batch), gated, indexed = sizes, parts.gated, parts.indexed
+    sums = 1 if gated is None else gated.matrices
+    of_a = Operand.parse(given[0]).dtype
+    of_c = of_a if given[1] is None else Operand.parse(given[1]).dtype
+    for config in candidates(m, n * sums, k, batch=batch, arch=target, a=of_a, c=of_c):
+        config = holding_groups(config, parts.epilogue, sums)
+        config = for_several(config, sums, parts.pair is not None, of_c.bytes)
+        if indexed is not None and indexed.gather is not None and config.loads == "tma":
+            config = replace(config, loads="cp.async")  # which gathers rows
+        yield from (config,) if parts.prologue is None else for_prologue(config)
+
+
+def _first(kernels: Iterable[Callable[[], P]]) -> P:
+    """The first plan that can be derived. Raises the first refusal."""
+    refused: LayoutError | None = None
+    for derive in kernels:
+        try:
+            return derive()
+        except LayoutError as error:
+            refused = refused or error
+    raise present(refused)
 
 
 class HopperParts(NamedTuple):

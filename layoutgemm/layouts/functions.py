@@ -1,13 +1,19 @@
-"""The operations under their CuTe names, as free functions. Each is one line: the work is in the methods."""
+"""The operations under their CuTe names, as free functions. Each is one line: the work is in the methods.
+
+They also take the keywords that the CuTe DSL has for the same parameters.
+"""
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 from ..arguments import as_int, refusal, shown
 from ..errors import LayoutError
 from . import int_tuple as _t
 from . import profiles
+from .algebra import recast as _recast
 from .display import HasPicture
 from .int_tuple import Pair, Shape, as_entries
 from .layout import Layout
@@ -16,13 +22,46 @@ from .proofs.verdicts import Verdict
 from .swizzle import ComposedLayout, Swizzle
 
 L = TypeVar("L")  # a layout, plain or swizzled, or a tile of one
+F = TypeVar("F", bound=Callable[..., object])
 
 
-def _method(x: object, name: str) -> Any:
-    """The method or property of a layout. Raises LayoutError for an object without it."""
+def _as_in_the_dsl(**keywords: str) -> Callable[[F], F]:
+    """The function, with further keywords: the CuTe DSL's name of a parameter -> its name here."""
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def call(*given: object, **named: object) -> object:
+            return function(*given, **{keywords.get(name, name): x for name, x in named.items()})
+
+        return cast(F, call)
+
+    return decorate
+
+
+def _in_either_order(function: F) -> F:
+    """The function of (source, coordinate), also called as (coordinate, source): pycute's order, and C++'s.
+
+    A layout is the source. Of two tuples that with a None is the coordinate, else the second.
+    """
+
+    @functools.wraps(function)
+    def call(*given: object, **named: object) -> object:
+        named = {{"layout": "src", "dicer": "coord"}.get(name, name): x for name, x in named.items()}
+        if len(given) == 1 and "src" in named:
+            given = (named.pop("src"), *given)
+        elif len(given) == 2 and not _is_ours(given[0]) and (_is_ours(given[1]) or None in _t.leaves(given[0])):
+            given = given[::-1]
+        return function(*given, **named)
+
+    return cast(F, call)
+
+
+def _method(x: object, name: str, other: object = None) -> Any:
+    """The method or property of a layout. Raises LayoutError for an object without it, and where `other` has it."""
     found = getattr(x, name, None) if _is_ours(x) else None
     if found is None:
-        raise LayoutError(refusal(x, f"the operand of {name}", f"a layout that has {name}"))
+        swapped = "; the layout comes first" if _is_ours(other) else ""
+        raise LayoutError(refusal(x, f"the operand of {name}", f"a layout that has {name}") + swapped)
     return found
 
 
@@ -177,6 +216,7 @@ def idx2crd(index: object, shape: object) -> Any:
     return _t.idx2crd(index, _method(shape, "shape") if _is_ours(shape) else _t.as_shape(shape))
 
 
+@_as_in_the_dsl(layout="shape")
 def crd2idx(coord: object, shape: object, stride: object = None) -> Any:
     """The offset of a coordinate under a shape and a stride (None: compact column-major).
 
@@ -186,12 +226,13 @@ def crd2idx(coord: object, shape: object, stride: object = None) -> Any:
     return Layout(shape, stride)(coord)
 
 
-def make_layout(*args: Any, stride: object = None) -> Layout:
+def make_layout(*args: Any, shape: object = None, stride: object = None) -> Layout:
     """make_layout(shape), make_layout(shape, stride), or one layout with the given layouts as its modes.
 
     >>> str(make_layout((4, 8), stride=(8, 1))), str(make_layout(Layout(4), Layout(2, 4)))
     ('(4,8):(8,1)', '(4,2):(1,4)')
     """
+    args = args if shape is None else (shape, *args)
     if args and isinstance(args[0], Layout) and stride is None:
         return Layout.join(*args)
     if not args or len(args) + (stride is not None) > 2:
@@ -232,16 +273,23 @@ def make_identity_layout(shape: object) -> Layout:
     return Layout.identity(shape)
 
 
+@_as_in_the_dsl(b="bits", m="base", s="shift")
 def make_swizzle(bits: int, base: int, shift: int, unit: int | None = None) -> Swizzle:
     """See Swizzle."""
     return Swizzle(bits, base, shift, unit)
 
 
+@_as_in_the_dsl(inner="swizzle", outer="layout")
 def make_composed_layout(swizzle: Swizzle, offset: int, layout: object) -> ComposedLayout:
-    """See ComposedLayout."""
+    """See ComposedLayout. The CuTe DSL calls the swizzle `inner` and the layout `outer`.
+
+    >>> print(make_composed_layout(inner=Swizzle(3, 3, 3), offset=0, outer=Layout((8, 64), (64, 1))))
+    S<3,3,3> o 0 o (8,64):(64,1)
+    """
     return ComposedLayout(swizzle, offset, layout)
 
 
+@_as_in_the_dsl(thr_layout="thread", val_layout="value")
 def make_layout_tv(thread: Layout, value: Layout) -> tuple[Shape, Layout]:
     """The tile (M, N, ...) of threads and values, and (thread, value) -> index in that tile.
 
@@ -260,6 +308,7 @@ def make_layout_tv(thread: Layout, value: Layout) -> tuple[Shape, Layout]:
     return product_each(tile.shape), tv
 
 
+@_as_in_the_dsl(target_profile="profile")
 def coalesce(layout: L, profile: object = None) -> L:
     """See Layout.coalesce."""
     return _method(layout, "coalesce")(profile)
@@ -272,9 +321,10 @@ def filter(layout: L, profile: object = None) -> L:
 
 def composition(a: object, b: object) -> Any:
     """See Layout.compose."""
-    return _method(a, "compose")(b)
+    return _method(a, "compose", b)(b)
 
 
+@_as_in_the_dsl(cotarget="bound")
 def complement(layout: Layout, bound: object = None) -> Layout:
     """See Layout.complement."""
     return _method(layout, "complement")(bound)
@@ -305,6 +355,7 @@ def max_common_vector(a: Layout, b: Layout) -> int:
     return _method(a, "max_common_vector")(b)
 
 
+@_as_in_the_dsl(atom="block", trg_shape="shape")
 def tile_to_shape(block: L, shape: object, order: object = None) -> L:
     """See Layout.tile_to_shape."""
     return _method(block, "tile_to_shape")(shape, order)
@@ -328,23 +379,51 @@ def downcast(layout: L, n: int) -> L:
 def recast_layout(new_bits: int, old_bits: int, layout: L) -> L:
     """See Layout.recast; the arguments come in CuTe's order."""
     if not isinstance(layout, (Layout, ComposedLayout)):
-        raise LayoutError(refusal(layout, "the layout of recast_layout", "a Layout or a ComposedLayout"))
+        swapped = "; it comes last: recast_layout(new_bits, old_bits, layout)" if _is_ours(new_bits) else ""
+        raise LayoutError(refusal(layout, "the layout of recast_layout", "a Layout or a ComposedLayout") + swapped)
     return _method(layout, "recast")(new_bits, old_bits)
 
 
-def slice_(coord: object, layout: L) -> L:
-    """The layout of the modes that None keeps, without its offset."""
-    return _method(layout, "slice")(coord)[0]
+@_in_either_order
+def slice_(src: L, coord: object) -> L:
+    """The modes of a layout or a tuple that None keeps, without an offset. See `slice_and_offset`.
+
+    The arguments come in the CuTe DSL's order or in pycute's, (coord, src).
+
+    >>> print(slice_(Layout((4, (2, 3))), (1, (None, 2))), slice_((128, 256, 64), (None, 0, None)))
+    (2):(4) (128, 64)
+    """
+    return _method(src, "slice")(coord)[0] if _is_ours(src) else cast(L, _modes_at(src, coord, True))
 
 
-def slice_and_offset(coord: object, layout: object) -> Pair:
-    """See Layout.slice."""
-    return _method(layout, "slice")(coord)
+@_in_either_order
+def slice_and_offset(src: object, coord: object) -> Pair:
+    """See Layout.slice. The arguments come in either order.
+
+    >>> slice_and_offset((1, None), Layout(((2, 2), (2, 2)), ((1, 8), (4, 16))))
+    (Layout(((2, 2),), ((4, 16),)), 1)
+    """
+    return _method(src, "slice")(coord)
 
 
-def dice(coord: object, layout: L) -> L:
-    """See Layout.dice."""
-    return _method(layout, "dice")(coord)
+@_in_either_order
+def dice(src: L, coord: object) -> L:
+    """The modes of a layout or a tuple that an integer in `coord` names.
+
+    The arguments come in either order. See Layout.dice.
+
+    >>> dice((128, 256, 64), (1, None, 1))
+    (128, 64)
+    """
+    return _method(src, "dice")(coord) if _is_ours(src) else cast(L, _modes_at(src, coord, False))
+
+
+def _modes_at(x: object, coord: object, kept: bool) -> tuple[object, ...]:
+    """The entries of a tuple that have None (kept) or an integer in a coordinate."""
+    entries = as_entries(x, "the source of a slice")
+    if not isinstance(coord, (tuple, list)):
+        return entries if (coord is None) is kept else ()
+    return tuple(_recast.select(coord, entries, entries, kept)[0])
 
 
 def select(x: L, mode: object = None, *, modes: object = None) -> L:
@@ -359,12 +438,15 @@ def select(x: L, mode: object = None, *, modes: object = None) -> L:
     return _method(x, "select")(*mode) if _is_ours(x) else tuple([get(x, [i]) for i in mode])  # type: ignore[return-value]
 
 
-def group_modes(x: L, begin: int, end: int) -> L:
-    """Modes begin..end-1 of a layout or a tuple as one mode. See Layout.group.
+def group_modes(x: L, begin: int, end: int | None = None) -> L:
+    """Modes begin..end-1 of a layout or a tuple as one. Without an end, to the last.
+
+    See Layout.group.
 
     >>> str(group_modes(Layout((2, 3, 5)), 0, 2)), group_modes((2, 3, 5), 1, 3)
     ('((2,3),5):((1,2),6)', (2, (3, 5)))
     """
+    end = rank(x) if end is None else end
     if _is_ours(x):
         return _method(x, "group")(begin, end)
     modes, first, last = _modes(x, "group_modes"), as_int(begin, "the first mode of a group"), as_int(end, "its end")
@@ -399,44 +481,45 @@ def _modes(x: object, name: str) -> tuple[object, ...]:
 
 def logical_divide(layout: L, tiler: object) -> L:
     """See Layout.logical_divide."""
-    return _method(layout, "logical_divide")(tiler)
+    return _method(layout, "logical_divide", tiler)(tiler)
 
 
 def zipped_divide(layout: L, tiler: object) -> L:
     """See Layout.zipped_divide."""
-    return _method(layout, "zipped_divide")(tiler)
+    return _method(layout, "zipped_divide", tiler)(tiler)
 
 
 def tiled_divide(layout: L, tiler: object) -> L:
     """See Layout.tiled_divide."""
-    return _method(layout, "tiled_divide")(tiler)
+    return _method(layout, "tiled_divide", tiler)(tiler)
 
 
 def flat_divide(layout: L, tiler: object) -> L:
     """See Layout.flat_divide."""
-    return _method(layout, "flat_divide")(tiler)
+    return _method(layout, "flat_divide", tiler)(tiler)
 
 
 def logical_product(layout: L, tiler: object) -> L:
     """See Layout.logical_product."""
-    return _method(layout, "logical_product")(tiler)
+    return _method(layout, "logical_product", tiler)(tiler)
 
 
 def zipped_product(layout: L, tiler: object) -> L:
     """See Layout.zipped_product."""
-    return _method(layout, "zipped_product")(tiler)
+    return _method(layout, "zipped_product", tiler)(tiler)
 
 
 def tiled_product(layout: L, tiler: object) -> L:
     """See Layout.tiled_product."""
-    return _method(layout, "tiled_product")(tiler)
+    return _method(layout, "tiled_product", tiler)(tiler)
 
 
 def flat_product(layout: L, tiler: object) -> L:
     """See Layout.flat_product."""
-    return _method(layout, "flat_product")(tiler)
+    return _method(layout, "flat_product", tiler)(tiler)
 
 
+@_as_in_the_dsl(input="layout")
 def local_tile(layout: object, tiler: object, coord: object, proj: object = None) -> Pair:
     """The tile of a layout at a coordinate of tiles, and its offset.
 
@@ -452,9 +535,10 @@ def local_tile(layout: object, tiler: object, coord: object, proj: object = None
         )
     tiles = zipped_divide(layout, _projected(tiler, proj, "tiler"))
     within, among = _method(tiles, "shape")
-    return slice_and_offset((_filled((), within), _filled(_projected(coord, proj, "coord"), among)), tiles)
+    return slice_and_offset(tiles, (_filled((), within), _filled(_projected(coord, proj, "coord"), among)))
 
 
+@_as_in_the_dsl(target="layout", tiler="threads", thr_layout="threads")
 def local_partition(layout: object, threads: Layout, index: int, proj: object = None) -> Pair:
     """The elements of one thread in a layout, and their offset. Each thread takes every n-th row and column.
 
@@ -473,7 +557,7 @@ def local_partition(layout: object, threads: Layout, index: int, proj: object = 
     tiles = zipped_divide(layout, _projected(extents, proj, "the shape of threads"))
     within, among = _method(tiles, "shape")
     place = _projected(idx2crd(flat, extents), proj, "the place of a thread")
-    return slice_and_offset((_filled(place, within), _filled((), among)), tiles)
+    return slice_and_offset(tiles, (_filled(place, within), _filled((), among)))
 
 
 def _projected(x: object, proj: object, what: str) -> Any:
@@ -496,9 +580,9 @@ def _filled(coord: object, mode: object) -> Any:
 
 def blocked_product(layout: L, tiler: object) -> L:
     """See Layout.blocked_product."""
-    return _method(layout, "blocked_product")(tiler)
+    return _method(layout, "blocked_product", tiler)(tiler)
 
 
 def raked_product(layout: L, tiler: object) -> L:
     """See Layout.raked_product."""
-    return _method(layout, "raked_product")(tiler)
+    return _method(layout, "raked_product", tiler)(tiler)

@@ -327,7 +327,12 @@ def out_of_range(coord: object, shape: Shape) -> CoordinateError:
 
 def other_nesting(coord: object, shape: Shape) -> CoordinateError:
     """The error for a coordinate that is nested otherwise than `shape`."""
-    return CoordinateError(f"coordinate {show_coord(coord)} does not have the nesting of shape {show(shape)}")
+    said = show(shape)
+    said = said if len(said) <= MOST_SHOWN else f"{said[:MOST_SHOWN]}..."
+    return CoordinateError(f"coordinate {show_coord(coord)} does not have the nesting of shape {said}")
+
+
+MOST_SHOWN = 400  # characters of a shape in a message
 
 
 def scalar(x: object, what: str = "a coordinate") -> Any:
@@ -631,7 +636,8 @@ def modes_for(given: tuple[object, ...], shape: object, stride: object, what: st
     """Shapes and strides of the modes that the entries of a tuple are for. An integer shape is its own only mode."""
     n = len(shape) if shape.__class__ is tuple else 1
     if len(given) > n:
-        raise LayoutError(f"a {what} of {len(given)} modes for {show(shape)}:{show(stride)}, which has {n}")
+        one = "; a single mode takes an int or a Layout" if shape.__class__ is not tuple and what == "tiler" else ""
+        raise LayoutError(f"a {what} of {len(given)} modes for {show(shape)}:{show(stride)}, which has {n}{one}")
     return (shape, stride) if shape.__class__ is tuple else ((shape,), (stride,))
 
 

@@ -45,7 +45,7 @@ def extent(mode: object) -> int:
     if isinstance(mode, tuple):
         return prod([extent(inner) for inner in mode])
     if not isinstance(mode, (int, np.integer)):
-        raise LayoutError(f"cannot draw extent {mode}: a picture needs numbers, so give its symbols values first")
+        raise LayoutError(f"cannot draw extent {mode}: a picture needs numbers, so put them in first, as in .at(M=64)")
     return int(mode)
 
 

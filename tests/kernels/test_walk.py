@@ -42,7 +42,7 @@ def test_m_takes_the_way_that_is_drawn(size: int) -> None:
     ("arch", "way"),
     [
         ("sm_80", ["planner", "sm80.choose", "sm80.plan"]), ("sm_120a", ["planner", "sm80.choose", "sm80.plan"]),
-        ("sm_100a", ["planner", "sm100.plan"]),
+        ("sm_100a", ["planner", "sm100.choose", "sm100.plan"]),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("size", [SMALL, LARGE])
@@ -54,6 +54,6 @@ def test_m_takes_a_shorter_way_elsewhere(arch: str, way: list[str], size: int) -
 
 
 def test_the_walk_sees_another_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = planner.choose_sm80
-    monkeypatch.setattr(planner, "choose_sm80", lambda m, *rest: (tile_count(m, 8), real(m, *rest))[1])
+    real = planner.candidates
+    monkeypatch.setattr(planner, "candidates", lambda m, *rest, **more: (tile_count(m, 8), real(m, *rest, **more))[1])
     assert "plan" in files_of(LARGE, lambda: plan(LARGE, 4096, 2048, arch="sm_80"))

@@ -500,3 +500,26 @@ def test_the_bound_of_offsets_holds() -> None:
         index = rng.integers(-200 if rng.integers(2) else 0, 200, 50)
         values, bound = int_tuple._offsets_of(index, (shape,), (stride,))
         assert np.abs(values).max() <= bound or (not bound and not values.any()), (shape, stride)
+
+
+def test_lines_of_the_dsl_run_as_they_stand() -> None:
+    """Orders and keywords of the CuTe DSL's functions, and pycute's order of slices."""
+    nested, tile = Layout(((2, 2), (2, 2)), ((1, 8), (4, 16))), (128, 256, 64)
+    assert layouts.make_layout(shape=nested.shape, stride=nested.stride) == nested
+    for coord in ((1, None), ((None, 0), 1), (None, None)):
+        for function, method in ((layouts.slice_and_offset, nested.slice(coord)), (layouts.dice, nested.dice(coord))):
+            ways = (function(nested, coord), function(coord, nested), function(nested, coord=coord))
+            assert set(ways) == {function(coord, layout=nested), function(src=nested, coord=coord), method}
+    assert layouts.slice_(nested, (1, None)) == layouts.slice_((1, None), nested) == Layout(((2, 2),), ((4, 16),))
+    assert layouts.slice_(tile, (None, 0, None)) == layouts.slice_((None, 0, None), tile) == (128, 64)
+    assert layouts.slice_((128, (256, 64)), (None, (0, None))) == (128, 64)  # the DSL's answers
+    assert layouts.dice(tile, (None, 0, None)) == (256,) and layouts.slice_(tile, (0, 0, 0)) == ()
+    with pytest.raises(CoordinateError, match="nesting"):
+        layouts.slice_(tile, (None, 0))
+    composed = layouts.make_composed_layout(inner=layouts.make_swizzle(b=3, m=3, s=3), offset=0, outer=Layout((8, 64)))
+    assert composed == ComposedLayout(Swizzle(3, 3, 3), 0, Layout((8, 64)))
+    threads = Layout((2, 2))
+    assert layouts.local_partition(nested, tiler=threads, index=3) == layouts.local_partition(nested, threads, 3)
+    assert layouts.group_modes(tile, 1) == (128, (256, 64)) and layouts.complement(Layout(4), cotarget=24) == Layout(
+        6, 4
+    )

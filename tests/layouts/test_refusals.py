@@ -59,6 +59,11 @@ def test_bad_layouts(shape: Any, stride: Any, mention: str) -> None:
         (lambda: Layout((8, 64), (64, 1)) @ Swizzle(3, 3, 3), "behind a layout, as Swizzle(3, 3, 3) @ layout"),
         (lambda: Layout((4, 8), "C"), "not 'C' (str); Layout.ordered((4, 8), (1, 0)) is row-major"),
         (lambda: prove(lambda i, j: 8 * i + j, Layout((4, 8))), "; prove_formulas compares index formulas"),
+        (lambda: Layout(np.zeros((4, 8))), "not an array of shape (4, 8) (ndarray); from_cute(x) is the layout of an"),
+        (lambda: functions.zipped_divide((2, 4), Layout((4, 8))), "not (2, 4) (tuple); the layout comes first"),
+        (lambda: functions.recast_layout(Layout(8), 16, 8), "it comes last: recast_layout(new_bits, old_bits, layout)"),
+        (lambda: Layout((4, 8)).zipped_divide((2, (2, 2))), "8:4, which has 1; a single mode takes an int or a Layout"),
+        (lambda: (dim("M") + 1) / 2, "(M+1) / 2: entries are integers; write (M+1) // 2"),
     ],
 )
 def test_a_refusal_names_the_way_that_was_meant(call: Any, hint: str) -> None:

@@ -140,7 +140,7 @@ REFUSED = [
     ({"epilogue": Epilogue(Scale("scale_x")), "given": {"scale_x": 2.0}}, {}, OperandError, "scale_x names what"),
     ({"out": torch.ones(6, 40).bfloat16()}, {"ndim": 3}, TensorError, r"x has shape \[1, 6, 128\]: \(rows, k\)"),
     ({"out": torch.ones(6, 40).bfloat16()}, {"grad": True}, TensorError, "support automatic differentiation"),
-    ({"epilogue": Epilogue(), "given": {}}, {"grad": True}, OperandError, "have no derivative"),
+    ({"epilogue": Epilogue(), "given": {}, "out_dtype": torch.float8_e4m3fn}, {"grad": True}, TensorError, "8 bits"),
     ({"out": torch.ones(6, 40).bfloat16(), "activation": "swiglu"}, {}, OperandError, "packed weights has no gate"),
 ]  # fmt: skip
 
@@ -150,6 +150,53 @@ def test_what_does_not_fit_is_refused(given: dict[str, Any], how: dict[str, Any]
     x = torch.randn(6, 128).to(BF16).requires_grad_(how.get("grad", False))
     with pytest.raises(kind, match=said):
         quantized_matmul(x[None] if how.get("ndim") else x, packed(40, 128), **given)
+
+
+DERIVED = Epilogue(Scale(), Bias(), Aux("f32"), Activation("silu"), Residual(), RowReduce("sum", "rows"))
+
+
+def loss(c: Any, given: dict[str, Any]) -> Any:
+    """A number in which each element of all results counts."""
+    return (c.double() * torch.arange(c.shape[1])).sum() + given["aux"].double().square().sum() + given["rows"].sum()
+
+
+def by_kernel(x: Any, weight: QuantizedWeight, given: dict[str, Any]) -> Any:
+    return loss(quantized_matmul(x, weight, epilogue=DERIVED, given=given), given)
+
+
+def by_formula(x: Any, weight: QuantizedWeight, given: dict[str, Any]) -> Any:
+    aux = given["alpha"] * (x.double() @ weight.dense(torch.float64).T) + given["bias"]
+    c = torch.nn.functional.silu(aux) + given["beta"] * given["d"].double()
+    return loss(c, {"aux": aux, "rows": c.sum(1)})
+
+
+def gradients(of: Any, x: Any, weight: QuantizedWeight) -> list[Any]:
+    given = operands(6, 40) | {"rows": torch.zeros(6)}
+    wanted = [given[name].requires_grad_() for name in ("bias", "d")] + [x.clone().requires_grad_()] * (x.itemsize > 1)
+    return list(torch.autograd.grad(of(wanted[-1] if x.itemsize > 1 else x, weight, given), wanted))
+
+
+def test_x_and_the_operands_have_gradients_through_the_steps() -> None:
+    weight, x = packed(40, 128), torch.randn(6, 128).to(BF16)
+    want = gradients(by_formula, x, weight)
+    compiled = torch.compile(by_kernel, backend="aot_eager", fullgraph=True)
+    for of in (by_kernel, compiled):
+        assert all(close(found, each.double(), 2.0**-6) for found, each in zip(gradients(of, x, weight), want))
+
+    def of_x(x: Any) -> Any:
+        return by_kernel(x, weight, operands(6, 40) | {"aux": x.new_zeros(6, 40).float(), "rows": torch.zeros(6)})
+
+    assert close(torch.func.grad(of_x)(x), want[2].double(), 2.0**-6)
+    slope = torch.func.jvp(of_x, (x,), (x,))[1]
+    assert float(slope) == pytest.approx(float((want[2].double() * x.double()).sum()), rel=0.02)
+
+
+def test_operands_behind_float8_activations_have_gradients() -> None:
+    weight, x = packed(40, 128, kind=torch.float8_e4m3fn), torch.randn(6, 128).to(torch.float8_e4m3fn)
+    want = gradients(by_formula, x, weight)
+    assert all(close(found, each.double(), 2.0**-6) for found, each in zip(gradients(by_kernel, x, weight), want))
+    with pytest.raises(TensorError, match="x requires grad"):
+        quantized_matmul(x.requires_grad_(), weight, epilogue=Epilogue(), given={})
 
 
 def test_compilers_and_transforms_see_one_operator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,8 +225,6 @@ def test_compilers_and_transforms_see_one_operator(monkeypatch: pytest.MonkeyPat
     each = [quantized_matmul(one, weight, epilogue=biased, given=bias) for one in many]
     mapped = torch.func.vmap(lambda x: quantized_matmul(x, weight, epilogue=biased, given=bias))(many)
     assert torch.equal(mapped, torch.stack(each))
-    with pytest.raises(OperandError, match="have no derivative"):
-        torch.func.grad(lambda x: quantized_matmul(x, weight, epilogue=biased, given=bias).sum().float())(x)
     tall, steps = packed(128, 128), {"bias": torch.ones(128)}
     parts = FeatureParts(((64, Sm90Config((64, 64), consumers=1)),) * 2)
     with every_door(monkeypatch, "sm_90a"), pytest.raises(LayoutError, match="FeatureParts"):

@@ -84,7 +84,7 @@ def test_objects_show_themselves(name: str, tmp_path: Path, capsys: pytest.Captu
 def test_what_has_no_picture_says_why() -> None:
     symbolic = Layout((dim("rows"), 4))
     assert symbolic._repr_svg_() is None and Layout((1024, 1024))._repr_svg_() is None
-    with pytest.raises(LayoutError, match="give its symbols values first"):
+    with pytest.raises(LayoutError, match="put them in first"):
         symbolic.svg()
 
 

@@ -323,7 +323,8 @@ def tcgen05_cp(
     """tcgen05.cp: copies rows that a matrix descriptor names from shared to tensor memory.
 
     shape, multicast  "128x256b", "128x128b", "4x256b", "64x128b" with "warpx2::02_13" or "warpx2::01_23", "32x128b"
-                      with "warpx4": rows x bits, and which quarters of the lanes hold equal rows
+                      with "warpx4": rows x bits, and which quarters of the lanes hold equal rows; in one as PTX has it,
+                      "32x128b.warpx4", too
     cta_group         2 copies into both blocks of a pair
     source_format     "b6x16_p32" or "b4x16_p64": 16 elements of 6 or 4 bits and their padding become 16 bytes
     element           what the maps onto the reference tile count
@@ -342,9 +343,11 @@ def tcgen05_cp(
     >>> print(tcgen05_cp("64x128b", "warpx2::02_13").tmem)
     (64,(32,4),2):(1@0,(1@2,1@1),64@0)
     """
+    shape, _, named = shape.partition(".")
+    multicast = multicast or named
     if (shape, multicast) not in SPREADS:
         known = ", ".join(name + (f".{way}" if way else "") for name, way in SPREADS)
-        raise AtomError(f"tcgen05.cp has {known}; not {shown(shape)} with multicast {shown(multicast)}")
+        raise AtomError(f"tcgen05.cp has {known}; not {shown(shape + (f'.{multicast}' if multicast else ''))}")
     if cta_group not in (1, 2):
         raise AtomError(f"cta_group of tcgen05.cp is 1 or 2, not {shown(cta_group)}")
     if source_format and source_format not in FORMATS:

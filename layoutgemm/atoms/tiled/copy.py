@@ -270,10 +270,11 @@ class TiledCopy(HasPicture, HasPage, Convertible):
         if width < 1 or one.size % width:
             raise AtomError(f"{self.atom} has {one.size} values an instruction at its {side}, no multiple of {width}")
         access = one.with_shape((width, one.size // width))
-        what = f"the {width} values of one access of {self.atom} are no vector in {layout}"
         for v in range(width):
             if access[0](v) != v:
-                return CounterExample(v, access[0](v), v, statement=f"{what}: value")
+                said = f"value {v} of an access of {self.atom} does not follow in {layout}"
+                return CounterExample(v, access[0](v), v, statement=said)
+        what = f"an access of {self.atom} begins at no multiple of {width} in {layout}"
         starts = Layout.join(part[0], access[1], part[1][1], *list(part)[2:])
         flat, weight = starts.flatten(), 1
         for extent, stride in zip(flat.shape, flat.stride):
@@ -281,7 +282,7 @@ class TiledCopy(HasPicture, HasPage, Convertible):
                 Layout(width, stride).upcast(width)  # refuses, and says what it needs
             elif extent != 1 and stride % width:
                 aligned = stride - stride % width
-                return CounterExample(starts.coord(weight), stride, aligned, statement=f"{what}: the access at")
+                return CounterExample(starts.coord(weight), stride, aligned, statement=what)
             weight *= extent
         if isinstance(layout, ComposedLayout):
             refuted = self._swizzled_vectors(layout, starts, width, what)
@@ -293,7 +294,7 @@ class TiledCopy(HasPicture, HasPage, Convertible):
         """The first access that a swizzle or an offset makes no vector, or None; see `vectors`."""
         start, swizzle = layout.offset, layout.swizzle
         if start % width and not swizzle.bits:
-            return CounterExample(0, start, start - start % width, statement=f"{what}: the access at")
+            return CounterExample(0, start, start - start % width, statement=what)
         if not swizzle.bits or (swizzle.base >= (width - 1).bit_length() and not start % width):
             return None  # whole vectors are moved
         if not isinstance(starts.size, int) or starts.size * width > ENUMERABLE:
@@ -304,7 +305,7 @@ class TiledCopy(HasPicture, HasPage, Convertible):
         if not len(wrong):
             return None
         access, v = map(int, wrong[0])
-        said = f"{what}: value {v} of the access at" if v else f"{what}: the access at"
+        said = f"value {v} of an access of {self.atom} does not follow in {layout}" if v else what
         coord = starts.coord(access)
         return CounterExample(coord, int(values[access, v]), int(wanted[access, v]), statement=said)
 

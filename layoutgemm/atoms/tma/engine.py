@@ -146,11 +146,19 @@ def move_in(
 
 def move_out(
     tmap: TensorMap, memory: npt.NDArray[np.uint8], target: Ints, inside: npt.NDArray[np.bool_],
-    shared: npt.NDArray[np.uint8], source: Ints,
+    shared: npt.NDArray[np.uint8], source: Ints, operation: str = "",
 ) -> None:  # fmt: skip
-    """Copies elements from shared to global memory, at these bit offsets, where `inside` is True."""
+    """Copies elements from shared to global memory, at these bit offsets, where `inside` is True.
+
+    operation  by which they are combined with what global memory holds, or ""
+    Raises TmaError as `reduce` does.
+    """
     bits = tmap.kind.gmem_bits
-    _write(memory, target[inside], _read(shared, source, bits)[inside], bits)
+    new = _read(shared, source, bits)[inside]
+    if operation:
+        check_reduction(operation, tmap.dtype)
+        new = _combine(operation, tmap.dtype, _read(memory, target[inside], bits), new)
+    _write(memory, target[inside], new, bits)
 
 
 def store(
@@ -175,12 +183,8 @@ def reduce(
 
     Raises TmaError for an operation that does not exist for the type. Floats are added and rounded to their format.
     """
-    check_reduction(operation, tmap.dtype)
     target, inside = _stored(tmap, coordinates)
-    bits = tmap.kind.gmem_bits
-    old = _read(memory, target[inside], bits)
-    new = _read(shared, shared_bits(tmap, address), bits)[inside]
-    _write(memory, target[inside], _combine(operation, tmap.dtype, old, new), bits)
+    move_out(tmap, memory, target, inside, shared, shared_bits(tmap, address), operation)
 
 
 _BITWISE: dict[str, Callable[[Any, Any], Any]] = {

@@ -330,16 +330,16 @@ def check_store(tmap: Im2colMap) -> None:
 
 def store(
     tmap: Im2colMap, memory: npt.NDArray[np.uint8], coordinates: Sequence[int], shared: npt.NDArray[np.uint8],
-    address: int,
+    address: int, operation: str = "",
 ) -> None:  # fmt: skip
-    """Copies one column of pixels to the base pixels that lie in the tensor. The instruction is
-    cp.async.bulk.tensor.im2col_no_offs.
+    """Copies one column of pixels to the base pixels that lie in the tensor.
 
-    Raises TmaError as `check_store` does.
+    The instruction is cp.async.bulk.tensor.im2col_no_offs, or cp.reduce.async of it by the operation.
+    Raises TmaError as `check_store` and `engine.reduce` do.
     """
     check_store(tmap)
     target, inside = global_bits(tmap, coordinates, (0,) * (tmap.rank - 2))
-    engine.move_out(tmap.tiled, memory, target, inside, shared, engine.shared_bits(tmap.column, address))
+    engine.move_out(tmap.tiled, memory, target, inside, shared, engine.shared_bits(tmap.column, address), operation)
 
 
 # ---------------------------------------------------------------------------------------------------------- a tile

@@ -329,6 +329,10 @@ class TmaPlan(HasPicture):
         """
         return "\n".join(self._lines())
 
+    def __str__(self) -> str:
+        """The first line of `explain()`."""
+        return next(self._lines())
+
     def _lines(self) -> Iterator[str]:
         box = ", ".join(
             f"{dim} {extent}" + (f" in steps of {step}" if step > 1 else "")

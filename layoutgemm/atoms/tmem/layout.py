@@ -16,11 +16,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from ...arguments import checked, shown
+from ...arguments import as_int, checked, is_int, shown
 from ...dtypes import DType, dtype, f32
 from ...errors import AtomError, BudgetError
 from ...layouts import E, Layout
 from ...layouts.basis import component
+from ...layouts.symbols.dims import entry
 
 LANES = 128
 COLUMNS = 512
@@ -370,6 +371,34 @@ def scale_chunk() -> Layout:
     ((32,4),4):((16,4),1) 86
     """
     return Layout(((32, 4), 4), ((16, 4), 1))
+
+
+@checked(AtomError)
+def block_scale_layout(rows: object, k: object, vector: int = 1) -> Layout:
+    """(row, element along K) -> byte of its scale factor, as block-scaled products read it.
+
+    rows, k  extents of the operand, padded to 128 rows and 4 factors; symbols are multiples of that
+    vector   elements along K with one factor: 32 of MXFP8, 16 of NVFP4; 1: `k` counts factors
+
+    Chunks of 128 x 4 factors (`scale_chunk`), those along K first: what cuBLAS, torch (SWIZZLE_32_4_4) and CUTLASS
+    (tile_atom_to_shape_SFA) take. `cosize` is the number of bytes to allocate. Raises AtomError for extents below 1.
+    Source: cuBLAS, "1D Block Scaling Factors Layout"; CUTLASS, cutlass/detail/sm100_blockscaled_layout.hpp.
+
+    >>> scales = block_scale_layout(256, 1024, 32)
+    >>> print(scales, scales(37, 0), scales(37, 32), scales.cosize)
+    (((32,4),2),((32,4),8)):(((16,4),4096),((0,1),512)) 84 85 8192
+    >>> block_scale_layout(200, 5).size                            # padded to 256 rows of 8 factors
+    2048
+    """
+    if vector < 1:
+        raise AtomError(f"vector of block_scale_layout: at least 1 element has a scale factor, not {vector}")
+    row, factor = scale_chunk()
+    chunk = Layout.join(row, factor if vector == 1 else Layout.join(Layout(vector, 0), factor))
+    padded = []
+    for extent, tile, what in ((rows, row.size, "rows"), (k, vector * factor.size, "k")):
+        counted = as_int(extent, what, AtomError, least=1) if is_int(extent) else entry(extent, what)
+        padded.append(-(-counted // tile) * tile if isinstance(counted, int) else counted)
+    return chunk.tile_to_shape(tuple(padded), (1, 0))
 
 
 def scale_place(rows: int, per_instruction: int, index: int, halves: int = 1) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from ...atoms.copy.base import SIDES, WARP, CopyAtom
 from ...atoms.smem.tile import ATOM_ROWS, CHUNK_BYTES, MAJORS, SmemTile
 from ...atoms.tiled.copy import TiledCopy
 from ...dtypes import DType, dtype
-from ...errors import AtomError
+from ...errors import AtomError, LayoutError
 from ...layouts import ComposedLayout, Layout
 from ...layouts.linear import LinearLayout
 from ...lazy_numpy import np
@@ -170,7 +170,7 @@ def thread_access(
 @checked(AtomError)
 def matrix_access(
     extent: tuple[int, int],
-    element: DType | str,
+    element: DType | str | int,
     along: str = "K",
     kind: str = "ldmatrix",
     matrices: int | None = None,
@@ -179,8 +179,9 @@ def matrix_access(
     """Every 8 x 16-byte matrix of an (mn, k) tile. ldmatrix, stmatrix and the tensor cores read these.
 
     extent    (mn, k) in elements; flat coordinate mn + MN*k
+    element   type, or bits
     along     the dimension in which a 16-byte row runs: "K" reads a K-major tile as it lies; "MN" reads an MN-major one
-              (with ldmatrix .trans, or the transposed operand of wgmma)
+              (with ldmatrix .trans, or the transposed operand of wgmma); `row_access` takes it from a tile
     matrices  how many one instruction takes: 1, 2 or 4; by default the most that divide all of them
 
     Raises AtomError where the matrices do not tile the extent.
@@ -188,13 +189,13 @@ def matrix_access(
     >>> matrix_access((16, 16), "bf16").coords[0, 9].tolist()  # lane 9 names row 9, k from 0 to 7
     [9, 25, 41, 57, 73, 89, 105, 121]
     """
-    bits = dtype(element).bits
     if along not in MAJORS:
         raise AtomError(f"rows run along 'K' or 'MN', not {shown(along)}")
-    row = CHUNK_BYTES * 8 // bits
+    row = CHUNK_BYTES * 8 // bits_of(element)
     shape = (ATOM_ROWS, row) if along == "K" else (row, ATOM_ROWS)
     if extent[0] % shape[0] or extent[1] % shape[1]:
-        raise AtomError(f"{shape[0]}x{shape[1]} matrices of {dtype(element)} do not tile {extent[0]}x{extent[1]}")
+        of = f"{element} bits" if is_int(element) else dtype(element)
+        raise AtomError(f"{shape[0]}x{shape[1]} matrices of {of} do not tile {extent[0]}x{extent[1]}")
     block = np.arange(shape[0] * shape[1], dtype=np.int64).reshape(shape[1], shape[0])  # [k, mn]
     lanes = block.T if along == "K" else block
     one = AccessPattern(name or f"{kind} rows along {along}", kind, np.ascontiguousarray(lanes[None]))
@@ -204,6 +205,77 @@ def matrix_access(
     if matrices not in (1, 2, 4) or every.shape[0] % matrices:
         raise AtomError(f"{every.shape[0]} matrices are not taken {matrices} at a time")
     return AccessPattern(one.name, kind, every.reshape(-1, matrices * ATOM_ROWS, row))
+
+
+@checked(AtomError)
+def row_access(tile: SmemTile | Layout | ComposedLayout, element: DType | str | int | None = None) -> AccessPattern:
+    """Every 16-byte row of a tile, as ldmatrix reads them. `matrix_access` along the tile's contiguous mode.
+
+    tile     (mn, k) -> offset in elements, either mode nested
+    element  type or bits, where the tile does not say
+
+    Raises LayoutError for a tile of other than two modes or without a contiguous one, and AtomError for one that rows
+    of 16 bytes do not fill.
+
+    >>> print(row_access(Layout((64, 64)), "bf16").name)
+    ldmatrix rows along MN
+    """
+    own = tile.dtype if isinstance(tile, SmemTile) else element_bits(tile, element)
+    return matrix_access(extent_of(tile), own if element is None else element, contiguous(tile))
+
+
+def default_access(tile: object, element: DType | str | int | None) -> AccessPattern:
+    """The rows of a tile, where a caller names no access. Raises AtomError for a tile that they do not fill."""
+    other = "name the accesses, as column_access(tile) or thread_access(...)"
+    if not isinstance(tile, (SmemTile, Layout, ComposedLayout)):
+        raise AtomError(f"{shown(tile)} has no rows as ldmatrix reads them: {other}")
+    element_bits(tile, element)
+    try:
+        return row_access(tile, element)
+    except LayoutError as error:
+        raise AtomError(f"rows as ldmatrix reads them: {error}; else {other}") from None
+
+
+@checked(AtomError)
+def column_access(tile: SmemTile | Layout | ComposedLayout) -> AccessPattern:
+    """One element for each lane across the contiguous mode, as a transpose reads. Over the whole tile.
+
+    Raises LayoutError for a tile of other than two modes, or without a contiguous one.
+
+    >>> column_access(Layout((64, 8), (8, 1))).coords.shape, column_access(Layout((8, 16))).coords[0, :3, 0].tolist()
+    ((16, 32, 1), [0, 8, 16])
+    """
+    extent, axis = extent_of(tile), MAJORS.index(contiguous(tile))
+    lanes = next(count for count in range(min(WARP, extent[axis]), 0, -1) if extent[axis] % count == 0)
+    block = (lanes, 1) if axis == 0 else (1, lanes)
+    return thread_access(Layout(lanes, 1), name=f"columns of {lanes} lanes").over(block, extent)
+
+
+def extent_of(tile: object) -> tuple[int, int]:
+    """(mn, k) of a tile of two modes. Raises LayoutError for another object, other modes, and symbols."""
+    composed = tile.composed if isinstance(tile, SmemTile) else tile
+    if not isinstance(composed, (Layout, ComposedLayout)):
+        raise LayoutError(refusal(tile, "the tile", "a SmemTile, a Layout or a ComposedLayout"))
+    if composed.rank != 2:
+        raise LayoutError(f"{tile} needs two modes, rows and columns: group them, as in (8,(4,2)):(8,(1,4))")
+    mn, k = (Layout(mode).size for mode in composed.shape)
+    if not isinstance(mn, int) or not isinstance(k, int):
+        raise LayoutError(f"{tile} has symbols: banks are counted for numbers, so give them values")
+    return mn, k
+
+
+def contiguous(tile: SmemTile | Layout | ComposedLayout) -> str:
+    """The contiguous mode of a tile: "K" for the second, "MN" for the first. Raises LayoutError for neither.
+
+    >>> contiguous(Layout((8, 64), (64, 1))), contiguous(Layout((64, 8)))
+    ('K', 'MN')
+    """
+    extent = extent_of(tile)
+    plain = tile if isinstance(tile, Layout) else tile.layout
+    for along, at in (("K", (0, 1)), ("MN", (1, 0))):
+        if extent[along == "K"] > 1 and plain(*at) - plain(0, 0) == 1:
+            return along
+    raise LayoutError(f"{tile}: no mode has neighbours side by side, as (64,64):(64,1) has along its second")
 
 
 @checked(AtomError)
@@ -293,9 +365,17 @@ def _kind_of(atom: CopyAtom, side: str) -> str:
 # ---------------------------------------------------------------- from coordinates to byte addresses
 
 
+def bits_of(element: DType | str | int) -> int:
+    """Bits of an element that is a power of two of them. Raises AtomError for others, and for unknown types."""
+    bits = int(element) if is_int(element) else dtype(element).bits  # type: ignore[arg-type]
+    if not 1 <= bits <= MOST_BITS or bits & (bits - 1):
+        raise AtomError(f"elements of {shown(bits)} bits: an element has a power of two of bits, {MOST_BITS} at most")
+    return bits
+
+
 def element_bits(tile: object, element: DType | str | int | None) -> int:
     """Bits of an element of the tile: what the tile says, or what is given. Raises AtomError when neither or both."""
-    given = None if element is None else int(element) if is_int(element) else dtype(element).bits
+    given = None if element is None else bits_of(element)
     own = tile.dtype.bits if isinstance(tile, SmemTile) else None
     if isinstance(tile, ComposedLayout):
         own = tile.swizzle.unit
@@ -303,11 +383,7 @@ def element_bits(tile: object, element: DType | str | int | None) -> int:
         raise AtomError(f"{tile} does not say how wide an element is: give element=, a type or bits")
     if own is not None and given is not None and own != given:
         raise AtomError(f"{tile} counts elements of {own} bits, not {given}: recast it")
-    bits = own if own is not None else given
-    assert bits is not None
-    if not 1 <= bits <= MOST_BITS or bits & (bits - 1):
-        raise AtomError(f"elements of {shown(bits)} bits: an element has a power of two of bits, {MOST_BITS} at most")
-    return bits
+    return bits_of(own) if own is not None else bits_of(given)  # type: ignore[arg-type]
 
 
 def byte_addresses(

@@ -45,7 +45,7 @@ from ...layouts import ComposedLayout, Layout
 from ...layouts.linear import LinearLayout
 from ...lazy_numpy import np
 from ...report import Check
-from .access_patterns import IntArray, byte_addresses, check_width, listed
+from .access_patterns import IntArray, byte_addresses, check_width, default_access, listed
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -235,7 +235,7 @@ class BankReport:
 @checked(AtomError)
 def bank_conflicts(
     what: object,
-    how: object,
+    how: object = None,
     kind: str | None = None,
     *,
     element: DType | str | int | None = None,
@@ -249,7 +249,8 @@ def bank_conflicts(
     unless given.
 
     `bank_conflicts(tile, accesses)`: a SmemTile, Layout, ComposedLayout or LinearLayout and one `AccessPattern` or
-    several; `element` says how wide an element is where the tile does not. Addresses are relative to the tile. Where
+    several, by default its rows (`row_access`); `element` says how wide an element is where the tile does not.
+    Addresses are relative to the tile. Where
     its base is a multiple of 4 and of the width (and, swizzled, of the swizzle's period) it turns all banks alike, so
     it changes no count.
 
@@ -259,18 +260,20 @@ def bank_conflicts(
     >>> bank_conflicts([4 * 33 * lane for lane in range(32)], 4).ways, bank_conflicts(range(0, 4096, 128), 4).ways
     (1, 32)
     >>> from layoutgemm.atoms import smem_tile
-    >>> from layoutgemm.checks import matrix_access
-    >>> rows = matrix_access((64, 64), "bf16")
-    >>> [bank_conflicts(smem_tile((64, 64), "bf16", "K", s), rows).ways for s in ("32B", "64B", "128B")]
+    >>> [bank_conflicts(smem_tile((64, 64), "bf16", "K", s)).ways for s in ("32B", "64B", "128B")]
     [1, 1, 1]
     >>> from layoutgemm import Layout
-    >>> bank_conflicts(Layout((64, 64), (64, 1)), rows, element="bf16").ways
-    8
+    >>> from layoutgemm.checks import column_access
+    >>> tile = Layout((64, 64), (64, 1))
+    >>> bank_conflicts(tile, element="bf16").ways, bank_conflicts(tile, column_access(tile), element="bf16").ways
+    (8, 32)
     """
     if arch is not None:
         facts = arch_of(arch)
         if (facts.smem_banks, facts.smem_bank_bytes) != (BANKS, BANK_BYTES):
             raise AtomError(f"{facts.name} has {facts.smem_banks} banks of {facts.smem_bank_bytes} bytes")
+    if how is None and isinstance(what, (SmemTile, *LAYOUTS)):
+        how = default_access(what, element)
     asked, subject = requests_of(what, how, kind, element, "ld.shared", "tile", (SmemTile, *LAYOUTS))
     parts = tuple([judge(name, of, addresses, width) for name, of, addresses, width in asked])
     return BankReport(parts, subject, packing)

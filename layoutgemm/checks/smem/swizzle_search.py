@@ -34,7 +34,7 @@ from ...layouts import Layout, Swizzle
 from ...layouts.proofs.gf2 import Elimination
 from ...lazy_numpy import np
 from ...report import Check
-from .access_patterns import AccessPattern, IntArray, byte_addresses, element_bits, listed
+from .access_patterns import AccessPattern, IntArray, byte_addresses, default_access, element_bits, listed
 from .bank_conflicts import BANK_BYTES, WAVEFRONT, BankReport, bank_conflicts, judge, phases_of, ways_of
 
 BANK_LOW = BANK_BYTES.bit_length() - 1  # the address bits from here ...
@@ -213,7 +213,7 @@ def has_effect(swizzle: Swizzle) -> bool:
 @checked(AtomError)
 def find_swizzle(
     layout: object,
-    accesses: AccessPattern | Sequence[AccessPattern],
+    accesses: AccessPattern | Sequence[AccessPattern] | None = None,
     *,
     element: DType | str | int | None = None,
     tma: bool = False,
@@ -222,7 +222,8 @@ def find_swizzle(
 
     layout    the tile before the swizzle: flat coordinate -> offset in elements (Layout, ComposedLayout, LinearLayout);
               a SmemTile stands for its layout without its swizzle
-    accesses  one or several, all of which are to be free of conflicts at once
+    accesses  one or several, all of which are to be free of conflicts at once; None: the tile's rows, as ldmatrix reads
+              them (`row_access`)
     element   how wide an element is, where the layout does not say
     tma       only the copy engine's modes: none, 32B, 64B, 128B
 
@@ -230,11 +231,11 @@ def find_swizzle(
     the same B. Its tile must start at a multiple of the swizzle's period. What it searched and by which method is in
     the answer, and why none exists. Raises AtomError where an access does not fit the layout.
 
-    >>> from layoutgemm.checks import matrix_access, thread_access
+    >>> from layoutgemm.checks import row_access, thread_access
     >>> tile = Layout((128, 64), (64, 1))
-    >>> rows = matrix_access((128, 64), "bf16")
-    >>> print(find_swizzle(tile, rows, element="bf16").swizzle)
+    >>> print(find_swizzle(tile, element="bf16").swizzle)
     S<3,4,3>[bytes]
+    >>> rows = row_access(tile, "bf16")
     >>> column = thread_access(Layout(32, 1), name="a column")  # 32 lanes, a row apart each
     >>> print(find_swizzle(tile, column, element="bf16").swizzle)
     S<5,2,5>[bytes]
@@ -249,7 +250,7 @@ def find_swizzle(
 @checked(AtomError)
 def best_swizzle(
     layout: object,
-    accesses: AccessPattern | Sequence[AccessPattern],
+    accesses: AccessPattern | Sequence[AccessPattern] | None = None,
     *,
     element: DType | str | int | None = None,
     tma: bool = False,
@@ -262,9 +263,9 @@ def best_swizzle(
 
 
 def _search(
-    layout: Any, accesses: AccessPattern | Sequence[AccessPattern], element: DType | str | int | None, tma: bool
+    layout: Any, accesses: AccessPattern | Sequence[AccessPattern] | None, element: DType | str | int | None, tma: bool
 ) -> SwizzleAnswer:
-    given = listed(accesses)
+    given = listed(default_access(layout, element) if accesses is None else accesses)
     if not given:
         raise AtomError("no access is given: every swizzle is free of conflicts")
     bits = element_bits(layout, element)

@@ -14,6 +14,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 _CALLS_KERNELS = "kernel_wrapper"  # the function of the DSL whose callee is a kernel
+# Modules whose frames stand between a function and its decorator's wrapper, as that of @deprecated.
+_WRAPPERS = {"contextlib", "functools", "typing_extensions", "warnings"}
 
 
 @contextmanager
@@ -42,14 +44,17 @@ def named_callers() -> Iterator[None]:
 
 
 def by_file(is_framework: Callable[[FrameType], bool]) -> Callable[[FrameType], bool]:
-    """The test with one answer for each module and file. It is asked of every frame for every operation."""
+    """The test with one answer for each module and file; wrappers are the framework's.
+
+    It is asked of every frame for every operation.
+    """
     known: dict[tuple[str, str], bool] = {}
 
     def test(frame: FrameType) -> bool:
         key = frame.f_globals.get("__name__", ""), frame.f_code.co_filename
         found = known.get(key)
         if found is None:
-            found = known[key] = is_framework(frame)
+            found = known[key] = key[0] in _WRAPPERS or is_framework(frame)
         return found
 
     return test

@@ -110,11 +110,11 @@ class Warp:
                 else:
                     each.merge(one)
 
-    def clock(self, low: int, mask: int) -> int:
-        """Bits of the launch's clock, from bit `low`. It goes on with operations, and faster with each look at it."""
+    def clock(self, low: int, mask: int, of_all: bool) -> int:
+        """Bits of the launch's clock, from bit `low`. of_all: of the clock that all launches share."""
         machine = self.cta.cluster.machine
         machine.looks += 1
-        return (32 * machine.operations + 256 * machine.looks) >> low & mask
+        return machine.time + (machine.began if of_all else 0) >> low & mask
 
     def __str__(self) -> str:
         return f"CTA {self.cta.coordinate} warp {self.number}"
@@ -373,6 +373,7 @@ class PtxMachine:
     EVERY, LOOK = 1.0, 64  # seconds between reports of progress, and operations between looks at the clock
     PATIENCE = 1 << 12  # operations after which another fiber runs, and polling is looked for
     RESIDENT = 1 << 9  # clusters that may have begun and poll
+    NOW = 1 << 60  # nanoseconds of the clock that launches share; a GPU's counts from a date, not from its first kernel
 
     def __init__(
         self,
@@ -396,6 +397,7 @@ class PtxMachine:
         self.compared = ComparedSwizzles()
         self.counts = Counts(executed=bytearray(program.size))
         self.operations = self.looks = self.changes = 0  # looks: of threads at a clock; changes: of words by atomics
+        self.began = PtxMachine.NOW
         self.look = self.policy.limit  # operations before the next look at the clock
         self.told, self.products = 0.0, 0
         self.waiting: deque[Triple] = deque()
@@ -451,6 +453,7 @@ class PtxMachine:
 
     def finish(self) -> None:
         """Complete the counts of the run."""
+        PtxMachine.NOW = max(PtxMachine.NOW, self.began + self.time)
         self.program.mark(self.counts.executed)
         if self.banks is not None:
             self.counts.banks = self.banks.uses
@@ -461,6 +464,11 @@ class PtxMachine:
         """Run a cluster until it ends, only polls, or has had its quantum. Returns False if none is left."""
         with np.errstate(all="ignore"):  # a kernel may overflow, or divide by 0
             return self._turn()
+
+    @property
+    def time(self) -> int:
+        """The launch's clock. It goes on with operations, and faster with each look at it."""
+        return 32 * self.operations + 256 * self.looks
 
     @property
     def advanced(self) -> int:

@@ -200,10 +200,10 @@ def special_registers(launch: Launch, coordinate: Triple, rank: int, shared: int
     return special
 
 
-# Special registers that count time, and the shift of the bits that each has; the launch's clock stands in for both.
+# Special registers that count time: the shift of the bits that each has, and whether they go on from launch to launch.
 CLOCKS = {
-    "%clock": (0, M32), "%clock_hi": (32, M32), "%clock64": (0, M64),
-    "%globaltimer": (0, M64), "%globaltimer_lo": (0, M32), "%globaltimer_hi": (32, M32),
+    "%clock": (0, M32, False), "%clock_hi": (32, M32, False), "%clock64": (0, M64, False),
+    "%globaltimer": (0, M64, True), "%globaltimer_lo": (0, M32, True), "%globaltimer_hi": (32, M32, True),
 }  # fmt: skip
 # The names of all special registers.
 SPECIAL = frozenset(CLOCKS) | frozenset(

@@ -75,7 +75,7 @@ class CodeGenerator:
             return f"({text} ^ True)" if operand.negated else text
         if operand.kind == "special":
             name = special(operand)
-            return "W.clock({}, {})".format(*CLOCKS[name]) if name in CLOCKS else f"W.special[{name!r}]"
+            return "W.clock({}, {}, {})".format(*CLOCKS[name]) if name in CLOCKS else f"W.special[{name!r}]"
         if operand.kind == "number":
             return str(number(operand.text, bits_of(kind)))
         if operand.kind == "symbol":

@@ -16,7 +16,7 @@ Where one lane releases its warp's writes, another warp knows those of that lane
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
@@ -41,11 +41,22 @@ READS, AT_ONCE = 64, 8  # numbers of accesses whose reads a warp keeps, and of t
 class NotedRead:
     """A load of global memory by lanes that made it together. `event` stands for it in the ledger."""
 
-    __slots__ = ("_bounds", "event", "touch", "what")
+    __slots__ = ("_bounds", "_rises", "event", "touch", "what")
 
     def __init__(self, event: MemoryEvent, touch: LaneAccess, what: Callable[[], str]) -> None:
         self.event, self.touch, self.what = event, touch, what
         self._bounds: tuple[int, int] | None = None
+        self._rises: bool | None = None  # each lane's bytes lie behind those of the lane before it
+
+    def again(self, event: MemoryEvent, touch: LaneAccess) -> bool:
+        """True if a read of this event is the same."""
+        had = self.touch
+        return (
+            self.event is event
+            and had.lanes == touch.lanes
+            and had.size == touch.size
+            and np.array_equal(had.offsets, touch.offsets)
+        )
 
     def pair(self, written: LaneAccess, bounds: tuple[int, int]) -> tuple[int, int] | None:
         """Two lanes, one of which reads what the other writes, or None. bounds: of what is written."""
@@ -55,8 +66,9 @@ class NotedRead:
         if self._bounds[1] < bounds[0] or bounds[1] < self._bounds[0]:
             return None
         if before.size == written.size and before.lanes == written.lanes and len(before.offsets) > 1:
-            low = before.offsets[:-1]
-            if np.array_equal(before.offsets, written.offsets) and (low < before.offsets[1:]).all():
+            if self._rises is None:
+                self._rises = bool((before.offsets[:-1] < before.offsets[1:]).all())
+            if self._rises and np.array_equal(before.offsets, written.offsets):
                 return None  # the most frequent: each lane its own
         return lanes_that_meet(before, written, True)
 
@@ -87,20 +99,29 @@ def touch(
         return None
     numbers = (addresses // size).tolist()
     who = lane_bits(lanes) if len(numbers) > 1 else (lanes,)
+    each = dict(zip(numbers, who, strict=True))
     race = None
     for event in pending:
-        if all(other == size and pieces.keys().isdisjoint(numbers) for (other, *_), pieces in event.pieces.items()):
+        groups = [
+            (other, wrote, pieces)
+            for (other, wrote, strongly), pieces in event.pieces.items()
+            if (write or wrote) and not (strong and strongly) and not (other == size and _apart(each, pieces, who))
+        ]
+        if not groups:
             continue
         left = uninformed(ledger, knows, event, lanes)
         for number, members in zip(numbers, who, strict=True):
             mask = members & left
-            if mask and race is None:
-                race = _crossing(event, number, size, mask, (write, strong), same)
+            if mask and race is None and (found := _crossing(groups, number, size, mask, write, same)) is not None:
+                buffer, offset = fiber.machine.launch.memory.find(number * size)
+                race = (
+                    f"byte {offset} of {buffer.name}, that lanes {found[0]:#x} of the same warp {found[1]} before, and "
+                    "no bar.warp.sync or other barrier orders them"
+                )
     if kept:
         pieces = epoch.pieces.setdefault((size, write, strong), {})
-        new = dict(zip(numbers, who, strict=True))
-        if len(new) == len(numbers) and pieces.keys().isdisjoint(new):
-            pieces.update(new)
+        if len(each) == len(numbers) and (pieces.keys().isdisjoint(each) or each.items() <= pieces.items()):
+            pieces.update(each)
         else:
             for number, members in zip(numbers, who, strict=True):
                 pieces[number] = pieces.get(number, 0) | members
@@ -130,7 +151,9 @@ def note_read(
         if len(kept) >= READS:
             del kept[next(iter(kept))]
         latest = kept[number] = deque(maxlen=AT_ONCE)
-    latest.append(NotedRead(event, LaneAccess(lanes, addresses, size), what))
+    access = LaneAccess(lanes, addresses, size)
+    if not latest or not latest[-1].again(event, access):  # a loop reads what it writes
+        latest.append(NotedRead(event, access, what))
 
 
 def written_over(fiber: Fiber, kept: Iterable[NotedRead], touch: LaneAccess) -> str | None:
@@ -154,24 +177,27 @@ def written_over(fiber: Fiber, kept: Iterable[NotedRead], touch: LaneAccess) -> 
     return None
 
 
+def _apart(each: dict[int, int], pieces: dict[int, int], who: Sequence[int]) -> bool:
+    """True if each lane touches pieces that none has, or its own. each: number -> lanes, those of `who`."""
+    return pieces.keys().isdisjoint(each) or (len(each) == len(who) > 1 and each.items() <= pieces.items())
+
+
 def _crossing(
-    event: MemoryEvent, number: int, size: int, mask: int, ways: tuple[bool, bool], same: Same | None
-) -> str | None:
-    """The race of `mask`'s lanes with accesses of the event, or None. ways: whether it writes, and strongly."""
-    write, strong = ways
-    for (other, wrote, strongly), pieces in event.pieces.items():
-        if not (write or wrote) or (strong and strongly):
-            continue
+    groups: Iterable[tuple[int, bool, dict[int, int]]], number: int, size: int, mask: int, write: bool,
+    same: Same | None,
+) -> tuple[int, str] | None:  # fmt: skip
+    """The lanes of an event that race with `mask`'s, and what they did; or None.
+
+    groups  of each: bytes of a piece, whether it wrote, and the lanes at each piece
+    """
+    for other, wrote, pieces in groups:
         for piece in _same(number, size, other):
             had = pieces.get(piece, 0)
             if not had or (one_lane(had) and had == mask) or (not write and not mask & ~had):
                 continue
             if wrote and same is not None and same(lambda at: at // size == number):
                 continue
-            return (
-                f"global memory at {number * size:#x}, that lanes {had:#x} of the same warp "
-                f"{'wrote' if wrote else 'read'} before, and no bar.warp.sync or other barrier orders them"
-            )
+            return had, "wrote" if wrote else "read"
     return None
 
 

@@ -12,7 +12,8 @@ Sources: PTX ISA, "lop3", "sub", "mul", "prmt", "fma", "wgmma.mma_async".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import cutlass.cute as cute
@@ -35,14 +36,15 @@ class DevicePairs:
     """`kernels.quantized.conversions.PairMath` on registers, pairs of a type "bf16" or "f16".
 
     fused  differences and products are each a fused multiply-add: `conversions.FusedPairs`
+    kept   registers of some constants, as `kept_word` makes them
     """
 
-    def __init__(self, dtype: str, fused: bool = False):
-        self.dtype, self.fused = dtype, fused
+    def __init__(self, dtype: str, fused: bool = False, kept: Mapping[int, Int32] = MappingProxyType({})):
+        self.dtype, self.fused, self.kept = dtype, fused, kept
 
     def constant(self, word: int) -> Int32:
         """A word."""
-        return Int32(as_signed(word, 32))
+        return self.kept[word] if word in self.kept else Int32(as_signed(word, 32))
 
     def select(self, word: Int32, mask: int, rest: Int32) -> Int32:
         """(word & mask) | rest, in one instruction."""
@@ -132,6 +134,17 @@ class RegisterWgmma(Wgmma):
             for v, value in enumerate(_multiply(self.atom, registers, given, word, kept, self.transposed)):
                 accumulator[v] = value
         warpgroup.commit_group()
+
+
+def kept_word(word: int, number: Int32) -> Int32:
+    """A constant in a register of its own.
+
+    ptxas computes one that it knows, or that all threads have, again before each use: a move for each look-up.
+
+    number  0 or more, unknown to the compiler and another one in each thread: a size of the launch and the thread
+    """
+    text = f"{{ .reg .b32 sign; shr.u32 sign, $1, 31; or.b32 $0, sign, {as_signed(word, 32)}; }}"
+    return assembly(text, "=r,r", [Int32(number)], (Int32,), pure=True)[0]
 
 
 def multiply_add(x: Float32, y: Float32, z: Float32) -> Float32:

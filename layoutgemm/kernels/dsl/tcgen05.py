@@ -5,6 +5,7 @@
     columns, a power of two                 tensor_allocate       tcgen05.alloc; tensor_free: tcgen05.dealloc
     OperandDescriptor.word, .k_steps        TensorOperand.word    the 64-bit operands of tcgen05.mma
     Tcgen05Atom, InstructionDescriptor      tensor_multiply       tcgen05.mma.cta_group::{1,2}.kind::{...}
+    the same with block scales              tensor_multiply_scaled  tcgen05.mma...block_scale
     a barrier, a mask of blocks             tensor_commit         tcgen05.commit[.multicast::cluster]
     TmemCopyAtom (tcgen05_ld)               tensor_load           tcgen05.ld and tcgen05.wait::ld
     TmemCopyAtom (tcgen05_st)               tensor_store          tcgen05.st; tensor_stored: tcgen05.wait::st
@@ -127,6 +128,23 @@ def tensor_multiply(mma: Tcgen05Atom, word: int, d: Int32, a: Int64, b: Int64, a
     )
 
 
+def tensor_multiply_scaled(
+    mma: Tcgen05Atom, word: int, d: Int32, operands: tuple[Int64, Int64], scales: tuple[Int32, Int32],
+    accumulate: Boolean | bool,
+) -> None:  # fmt: skip
+    """One tcgen05.mma.block_scale, by one thread: D (+)= (A * scales) (B * scales)^T.
+
+    mma, word, d, accumulate   as for `tensor_multiply`; the word says which bytes of tensor memory's words count
+    operands                   descriptors of A and B in shared memory
+    scales                     addresses of the factors of A and B in tensor memory
+    """
+    assembly(
+        f"{{\n\t.reg .pred p;\n\tsetp.ne.b32 p, $6, 0;\n\t{mma.ptx} [$0], $1, $2, $3, [$4], [$5], p;\n\t}}",
+        "r,l,l,r,r,r,r,~{memory}",
+        [d, *operands, Int32(as_signed(word, 32)), *scales, Int32(Boolean(accumulate))],
+    )
+
+
 def tensor_commit(barrier: cute.Pointer, blocks: int = 1, mask: int | None = None) -> None:
     """tcgen05.commit, by the thread that issued. One arrival at the barrier when all that it issued has completed.
 
@@ -222,6 +240,10 @@ class TensorShared(SharedMemory):
     def acc_empty(self, number: Int32 | int) -> cute.Pointer:
         """The mbarrier that says that an accumulator may be written again."""
         return self.base + (self.smem.acc_empty_offset + number * self.smem.barrier_bytes)
+
+    def scales(self, stage: Int32 | int) -> cute.Pointer:
+        """First byte of the block scales of a stage."""
+        return self.base + (self.smem.scales_offset + stage * self.smem.scales_stage_bytes)
 
     @property
     def slot(self) -> cute.Pointer:

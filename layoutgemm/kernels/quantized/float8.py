@@ -88,6 +88,15 @@ def table_of(code: str) -> tuple[int, ...]:
     return tuple(int(word) for word in np.asarray(found, np.uint8).view("<u4"))
 
 
+def kept_words(fmt: QuantizedFormat) -> tuple[int, ...]:
+    """The words of a format's table that an instruction takes from a register. The others are a part of it.
+
+    >>> [hex(word) for word in kept_words(QuantizedFormat("int4", 128))], kept_words(QuantizedFormat("e4m3"))
+    (['0xcaccced0', '0x44403800'], ())
+    """
+    return table_of(fmt.code)[::2] if fmt.bits == 4 and not fmt.zeros else ()
+
+
 def quads_of(fmt: QuantizedFormat, word: Word, ops: PairMath, zeros: Sequence[Word] = ()) -> list[Word]:
     """The registers of a word of codes, unscaled.
 

@@ -10,7 +10,7 @@ from ...arguments import nearest, shown
 from ...dtypes import bf16, dtype, f16, i8, tf32, u8
 from ...errors import OperandError
 from ..alignment import line_misfit
-from ..derive import OperandPlan, padded_leading
+from ..derive import OperandPlan, memory_unit, padded_leading
 from ..operands.product import SeveralOperands
 from ..plan import GemmPlan
 from .hardware_model import GlobalMatrix
@@ -28,6 +28,7 @@ NUMPY_TAKES = {
     dtype("e4m3"): ("float32", "float8_e4m3fn"),
     dtype("e5m2"): ("float32", "float8_e5m2"),
     tf32: ("float32",),
+    dtype("e2m1"): ("float32",),
     i8: ("int8",),
     u8: ("uint8",),
 }
@@ -52,15 +53,21 @@ def global_matrix(operand: OperandPlan, value: np.ndarray, copies: list[str], co
     Values must be converted to bits in any case; what counts as a copy here is a pitch other than the matrix's own.
     """
     lines = value if operand.order == "row" else value.swapaxes(-1, -2)  # lines of contiguous elements
-    count, extent = lines.shape[-2:]
+    unit = memory_unit(operand.dtype)
+    count, extent = lines.shape[-2], lines.shape[-1] * operand.dtype.bits // unit.bits
     # One line has no pitch; of a batch, it is as far from the next matrix's.
-    leading = padded_leading(operand.dtype, extent) if count > 1 or lines.ndim > 2 else extent
+    leading = padded_leading(unit, extent) if count > 1 or lines.ndim > 2 else extent
     if leading != extent:
-        rule = line_misfit(extent, 1, 2, extent, operand.dtype.bytes)
+        rule = line_misfit(extent, 1, 2, extent, unit.bytes)
         refuse_or_note(f"{operand.name.lower()}: {rule}", f"pitch {leading}", copies, copy)
-    buffer = np.zeros((*lines.shape[:-1], leading), dtype=operand.dtype.storage)
+    buffer = np.zeros((*lines.shape[:-1], leading), dtype=unit.storage)
     buffer[..., :extent] = raw_bits(operand, lines)
     return GlobalMatrix(buffer.reshape(-1), leading, (extent, count, *lines.shape[:-2]), count * leading)
+
+
+def pitch_of_map(operand: OperandPlan, matrix: GlobalMatrix) -> int:
+    """The pitch of a matrix's tensor map. A matrix of one line has none, and the map wants one that it takes."""
+    return padded_leading(memory_unit(operand.dtype), matrix.extents[0]) if matrix.extents[1] == 1 else matrix.leading
 
 
 def raw_bits(operand: Any, values: np.ndarray, rounds: bool = False) -> np.ndarray:
@@ -69,7 +76,8 @@ def raw_bits(operand: Any, values: np.ndarray, rounds: bool = False) -> np.ndarr
     rounds  round those of tf32, too: a tensor copy rounds them itself
     """
     if (rounds or operand.dtype != tf32) and values.dtype.name in ("float32", "float16"):
-        return operand.dtype.encode(values)
+        bits = operand.dtype.encode(values)
+        return bits if operand.dtype.bits >= u8.bits else np.asarray(bits[..., ::2] | bits[..., 1::2] << 4)
     return values.view(operand.dtype.storage)
 
 
@@ -103,8 +111,9 @@ def check_matrices(
 
 
 def check_shapes(plan: GemmPlan, a: np.ndarray | torch.Tensor, b: np.ndarray | torch.Tensor) -> None:
-    """Raise OperandError for an operand whose shape is not the plan's."""
-    for name, value, shape in (("a", a, (plan.rows_of_a, plan.k)), ("b", b, (plan.k, columns_of_b(plan)))):
+    """Raise OperandError for an operand whose shape is not the plan's. A tensor of 4-bit elements counts pairs."""
+    depth = plan.k if isinstance(a, np.ndarray) else plan.k * plan.a.dtype.bits // memory_unit(plan.a.dtype).bits
+    for name, value, shape in (("a", a, (plan.rows_of_a, depth)), ("b", b, (depth, columns_of_b(plan)))):
         check_shape(name, value, batched(plan, shape, name))
 
 

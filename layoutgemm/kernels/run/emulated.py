@@ -16,6 +16,7 @@ from ..compile.compiler import CompiledGemm, Plan, compile_plan
 from ..derive import padded_leading
 from ..sm90.plan import Sm90Plan
 from ..sm100.plan import Sm100Plan
+from .arrays import pitch_of_map
 from .cpu import stored_lines
 from .hardware_model import CLUSTERS, GlobalMatrix, unwritten, values_of
 from .records import current_records
@@ -41,11 +42,8 @@ def emulate_plan(
 
 
 def _leading(plan: Plan, a: GlobalMatrix, b: GlobalMatrix) -> list[int]:
-    """The pitches of A and B. A matrix of one line has none; the tensor map wants one that it takes."""
-    return [
-        padded_leading(operand.dtype, matrix.extents[0]) if matrix.extents[1] == 1 else matrix.leading
-        for operand, matrix in ((plan.a, a), (plan.b, b))
-    ]
+    """The pitches of A and B."""
+    return [pitch_of_map(plan.a, a), pitch_of_map(plan.b, b)]
 
 
 def _emulate_persistent(

@@ -28,10 +28,11 @@ from ..sm90.along_k import AlongK
 from ..sm90.indexed.row_copy import copied_bytes
 from ..sm90.mainloop import NUMBER_BYTES, lie_together
 from ..sm90.plan import Sm90Plan
+from ..sm100.block_scales import NAMES, BlockScales
 from ..sm100.plan import Sm100Plan
 from ..verbs import named
 from . import ampere
-from .arrays import check_arrays, check_numpy_type, check_shape, global_matrix
+from .arrays import check_arrays, check_numpy_type, check_shape, global_matrix, pitch_of_map
 from .capture import outside_capture
 from .cpu import executed
 from .hardware_model import GlobalMatrix
@@ -56,7 +57,14 @@ def names_read(plan: NamedPlan) -> tuple[str, ...]:
     rows = () if plan.indexed is None else plan.indexed.names
     vectors = [operand.name for operand in _vectors(plan)]
     sums = ["row_sums"] if plan.row_sums is not None else []
-    return (*tables, *groups, *plan.further, *plan.numbers_given, *given_names(plan), *rows, *vectors, *sums)
+    scales = NAMES if _block_scales(plan) is not None else ()
+    own = *tables, *groups, *plan.further, *plan.numbers_given, *given_names(plan), *rows, *vectors, *sums
+    return (*own, *scales)
+
+
+def _block_scales(plan: NamedPlan) -> BlockScales | None:
+    """The plan's block scales, or None."""
+    return plan.scales if isinstance(plan, Sm100Plan) else None
 
 
 def groups_of(plan: NamedPlan) -> Ragged | AlongK | None:
@@ -81,6 +89,8 @@ def check_names(plan: NamedPlan, given: Mapping[str, object]) -> None:
     for name in plan.indexed.names if plan.indexed is not None else ():
         said[name] = f"{present(plan.indexed).missing}, {indexed_rows(plan)} numbers"
     said |= {name: f"the prologue reads {', '.join(vectors)}" for name in vectors}
+    if (scales := _block_scales(plan)) is not None:
+        said |= dict.fromkeys(NAMES, f"the plan reads {scales.format.name} scales of A and B")
     for name, why in said.items():
         if given.get(name) is None:
             raise OperandError(f"{name} is missing: {why}")
@@ -106,6 +116,8 @@ def values_read(plan: NamedPlan, given: Mapping[str, object]) -> dict[str, Any]:
     found |= _further_values(plan, given) | order_values(plan, given)
     if plan.prologue is not None:
         found |= plan.prologue.check(given, sizes, shared_axis(plan))
+    if (scales := _block_scales(plan)) is not None:
+        found |= scales.take(given, sizes)
     if plan.indexed is not None:
         found |= plan.indexed.take(given, indexed_rows(plan), indexed_matrices(plan))
     return found
@@ -131,7 +143,10 @@ def _further_values(plan: NamedPlan, given: Mapping[str, object]) -> dict[str, o
 def _further_lines(plan: NamedPlan, values: Given) -> dict[str, tuple[np.ndarray, int, int]]:
     """Each further matrix for a launch on arrays: memory, elements from line to line, from matrix to matrix."""
     if not isinstance(plan, Sm80Plan):
-        return {name: (values[name].bits, values[name].leading, values[name].pitch) for name in plan.further}
+        return {
+            name: (values[name].bits, pitch_of_map(operand, values[name]), values[name].pitch)
+            for name, (operand, _) in plan.further.items()
+        }
     aligned = {"A": plan.config.align[0], "B": plan.config.align[1]}
     found = {}
     for name, (operand, _) in plan.further.items():
@@ -169,6 +184,7 @@ def words_read(plan: NamedPlan, values: Given) -> tuple[Any, ...]:
         write_sorted(plan, memory[-1], words[-2])  # the last vector is that of C's rows
     words += memory
     words += _vectors_of_arrays(plan, values)
+    words += [values[name] for name in NAMES if _block_scales(plan) is not None]
     if plan.row_sums is not None:
         words += [values["row_sums"], plan.m]
     return (*words, *[0] * (MAX_WORDS - len(words)))
@@ -205,6 +221,11 @@ def words_of_tensors(
     words += rows_of_tensors(plan, given, device)
     words += rows_memory_words(plan, workspace, given)
     words += vectors_of_tensors(plan, given, device)
+    if (scales := _block_scales(plan)) is not None:
+        for name, rows in zip(NAMES, (plan.m, plan.n), strict=True):
+            blocked = scales.blocked_bytes(rows, plan.k, plan.batch)
+            _check_tensor(name, given[name], scales.format.scale.name, (blocked,), device, ", blocked factors")
+            words.append(given[name].data_ptr())
     if plan.row_sums is not None:
         shape = (plan.batch, plan.m) if plan.batch > 1 else (plan.m,)
         _check_tensor("row_sums", given.get("row_sums"), plan.row_sums.kind, shape, device, ", a sum of each row of a")

@@ -16,9 +16,10 @@ from ..epilogue.parameters import check_names, words_of
 from ..orders import stored_elements
 from ..sm80.plan import Sm80Plan
 from ..sm90.plan import Sm90Plan
+from ..sm100.block_scales import NAMES
 from ..sm100.plan import Sm100Plan
 from .arrays import batched, check_arrays, check_shapes
-from .epilogue_operands import names_read, values_read, words_read
+from .epilogue_operands import names_read, values_read, words_of_tensors, words_read
 from .operand_checks import check_operands, resolved
 from .result import GemmResult
 from .torch_tensors import check_tensors, chosen_device, launch, require_gpu, run_on_device
@@ -37,8 +38,8 @@ def run_fused(
 ) -> GemmResult:  # fmt: skip
     """C = epilogue(A @ B): `numpy_arrays.run_plan` for a plan with an epilogue.
 
-    NumPy arrays, or CUDA tensors of a plan that reads A, B and the epilogue's operands alone. What the steps write are
-    results of NumPy arrays, and tensors in `given` of tensors.
+    NumPy arrays, or CUDA tensors of a plan that reads A, B, block scales and the epilogue's operands. What the steps
+    write are results of NumPy arrays, and tensors in `given` of tensors.
 
     given   what the epilogue reads, by name: numbers, vectors along M or N, matrices of C's shape; with a main loop's
             tables, the offsets or counts of groups, further matrices and numbers
@@ -50,7 +51,7 @@ def run_fused(
     """
     others = _others(plan) if device == "reference" else ""
     arrays = isinstance(a, np.ndarray) and isinstance(b, np.ndarray)
-    if getattr(a, "is_cuda", False) and device in (None, "cuda") and not names_read(plan):
+    if getattr(a, "is_cuda", False) and device in (None, "cuda") and not set(names_read(plan)) - set(NAMES):
         return run_fused_on_tensors(plan, a, b, given, out, copy)
     if device not in (None, "cuda", "emulator", "reference") or others or not arrays:
         names = ", ".join(operand.name for operand in plan.epilogue.given) or "no operands"
@@ -89,6 +90,8 @@ def run_fused_on_tensors(
 
     of, fill = import_module(f"{_TORCH_OP}.epilogue"), import_module(f"{_TORCH_OP}.launch").fill
     steps, shape = plan.epilogue, batched(plan, (plan.m, plan.n))
+    scales = {name: given[name] for name in names_read(plan) if name in given}  # block scales alone
+    given = {name: value for name, value in given.items() if name not in scales}
     check_names([operand.name for operand in steps.given], given)
     if steps.pairs or steps.lines:
         raise OperandError(
@@ -110,6 +113,8 @@ def run_fused_on_tensors(
     memory = torch.empty(max(16, plan.partial_bytes), dtype=torch.uint8, device=a.device)
     fill(memory, plan.first_partials)
     words = words_of(steps, placed, memory.data_ptr())
+    if names_read(plan):
+        words = (*words[: len(steps.words)], *words_of_tensors(plan, scales, a.device))[:MAX_WORDS]
     result = launch(plan, resolved(a.detach()), resolved(b.detach()), out, "", copy, words)
     return replace(result, c=result.c if steps.stores_c else None, written=written)
 

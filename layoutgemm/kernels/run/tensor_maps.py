@@ -8,7 +8,7 @@ from ...atoms import TmaPlan
 from ...atoms.tma.rules import STRIDE_UNIT
 from ...dtypes import DType
 from ..alignment import rows_misfit
-from ..derive import OperandPlan, padded_leading
+from ..derive import OperandPlan, memory_unit, padded_leading
 from ..operands.gated import as_one_matrix
 from ..plan import GemmPlan, present
 from ..sm90.grouped import without_groups
@@ -50,8 +50,8 @@ def tma_operand(
     name = operand.name.lower()
     lines = tensor if operand.order == "row" else tensor.transpose(-1, -2)
     rows, extent = lines.shape[-2:]
-    leading, pitch = _distances(lines, operand.dtype)
-    made = padded_leading(operand.dtype, extent)
+    leading, pitch = _distances(lines, memory_unit(operand.dtype))
+    made = padded_leading(memory_unit(operand.dtype), extent)
     rule = tensor_misfit(tensor, operand.order)
     if not rule and lines.ndim > 2 and pitch <= 0:
         rule = f"matrices of the batch lie {pitch} elements apart, and a tensor map's at a positive distance"

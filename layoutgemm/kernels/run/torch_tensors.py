@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 TORCH_NAMES = {
     "bf16": "bfloat16", "f16": "float16", "f32": "float32", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2",
     "tf32": "float32", "i8": "int8", "u8": "uint8", "i32": "int32", "i64": "int64",
+    "e2m1": "float4_e2m1fn_x2", "ue8m0": "float8_e8m0fnu", "ue4m3": "float8_e4m3fn",
 }  # fmt: skip
 
 

@@ -40,10 +40,12 @@ from ..plan_checks import (
 )
 from ..store import distinct_chunks
 from ..store_ring import StoreRing
+from .block_scales import CHUNK_BYTES
 from .pipeline_model import BlackwellPipeline
 from .plan import BLOCK_ROWS, EPILOGUE_WARPS, LOADER_WARP, MMA_WARP, SLOT_BYTES, Sm100Plan
 from .reference import places
 from .rows_checks import rows_checks
+from .scale_checks import scale_checks
 from .store import load_of
 from .store_checks import store_checks
 
@@ -60,6 +62,7 @@ def _checks(plan: Sm100Plan, explored: bool) -> list[Check]:
     for operand in (plan.a, plan.b):
         checks += _operand(plan, operand)
     checks += [_instruction(plan), _tensor_columns(plan), tensor_memory(plan.arch, _columns(plan)), _loads(plan)]
+    checks += scale_checks(plan) if plan.scales is not None else []
     checks += store_checks(plan)
     checks += [*rows_checks(plan), *added_checks(plan)] if plan.indexed is not None else []
     checks += [_barriers(plan), *(_pipelines(plan) if explored else [])]
@@ -83,7 +86,7 @@ def pipeline_of(plan: Sm100Plan) -> BlackwellPipeline:
     rounds = tuple((i % store.buffers, store.pending(i)) for i, _ in store.rounds_of(0, 0))
     return BlackwellPipeline(
         stages=plan.stages,
-        lands=(plan.a.bytes, plan.b.bytes),
+        lands=(plan.a.bytes, plan.b.bytes + factor_bytes(plan)),  # one warp reads both: block scales go with B
         accumulators=plan.accumulators,
         pair=plan.blocks > 1,
         warps=EPILOGUE_WARPS,
@@ -94,6 +97,11 @@ def pipeline_of(plan: Sm100Plan) -> BlackwellPipeline:
         acc_full_arrivals=plan.acc_full_arrivals,
         acc_empty_arrivals=plan.acc_empty_arrivals,
     )
+
+
+def factor_bytes(plan: Sm100Plan) -> int:
+    """Bytes of block scales that one block loads of a K tile; 0 without any."""
+    return 0 if plan.scales is None else plan.scales.bytes
 
 
 # ---------------------------------------------------------------------------------------------------------------- tiles
@@ -176,7 +184,8 @@ def _instruction(plan: Sm100Plan) -> Check:
 
 def _columns(plan: Sm100Plan) -> dict[str, int]:
     width = plan.mma.accumulator.columns
-    return {f"{plan.accumulators} accumulators of {plan.mma.datapath.rows}x{width}": plan.accumulators * width}
+    found = {f"{plan.accumulators} accumulators of {plan.mma.datapath.rows}x{width}": plan.accumulators * width}
+    return found if plan.scales is None else {**found, "block scales": plan.scales.columns}
 
 
 def _tensor_columns(plan: Sm100Plan) -> Check:
@@ -247,7 +256,8 @@ def _loads(plan: Sm100Plan) -> Check:
 
 def _barriers(plan: Sm100Plan) -> Check:
     """Arrivals and bytes of each barrier against those that are sent."""
-    landed = plan.blocks * (plan.a.bytes + plan.b.bytes)
+    factors = factor_bytes(plan)
+    landed = plan.blocks * (plan.a.bytes + plan.b.bytes + factors)
     warps = plan.blocks * EPILOGUE_WARPS
     witness = ""
     if plan.full_bytes != landed:
@@ -260,8 +270,9 @@ def _barriers(plan: Sm100Plan) -> Check:
         witness = f"{warps} warps load an accumulator"
     statement = (
         f"a stage is full with {plan.full_arrivals} arrival and {plan.blocks} * ({plan.a.bytes} + "
-        f"{plan.b.bytes}) = {plan.full_bytes} bytes, empty with {plan.empty_arrivals} commit; an accumulator is "
-        f"full with {plan.acc_full_arrivals} commit, empty with {plan.acc_empty_arrivals} arrivals of {warps} warps"
+        f"{plan.b.bytes}{f' + {factors}' * bool(factors)}) = {plan.full_bytes} bytes, empty with "
+        f"{plan.empty_arrivals} commit; an accumulator is full with {plan.acc_full_arrivals} commit, empty with "
+        f"{plan.acc_empty_arrivals} arrivals of {warps} warps"
     )
     return Check("barriers", statement, not witness, "arithmetic", witness)
 
@@ -279,6 +290,11 @@ def _pipelines(plan: Sm100Plan) -> list[Check]:
 def _regions(plan: Sm100Plan) -> list[Region]:
     """The regions of shared memory."""
     smem, regions = plan.smem, stages_of(plan)
+    if plan.scales is not None:
+        regions += [
+            (f"scales[{s}]", smem.scales_offset + s * smem.scales_stage_bytes, plan.scales.bytes, CHUNK_BYTES)
+            for s in range(plan.stages)
+        ]
     regions += buffers_of_c(smem, plan.store, EPILOGUE_WARPS)
     regions += barriers_at(
         smem.barrier_bytes, full=(smem.barrier_offset, plan.stages), empty=(smem.empty_offset, plan.stages),
@@ -297,7 +313,10 @@ def _shared_map(plan: Sm100Plan) -> Check:
 
 def _shared_memory(plan: Sm100Plan) -> Check:
     smem = plan.smem
-    parts = {**stage_budget(plan), "buffers of C": plan.store.bytes(EPILOGUE_WARPS)}
+    parts = {**stage_budget(plan)}
+    if plan.scales is not None:
+        parts[f"{plan.stages} stages of scales"] = smem.c_offset - smem.scales_offset
+    parts = {**parts, "buffers of C": plan.store.bytes(EPILOGUE_WARPS)}
     needed = 2 * (plan.stages + plan.accumulators) * smem.barrier_bytes + SLOT_BYTES
     return shared_memory_of(plan.arch, parts, smem.total, needed)
 

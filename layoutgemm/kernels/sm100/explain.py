@@ -12,8 +12,10 @@ from ...checks.pipeline.model import Mbarrier, walk
 from ..explain import BarrierRow, RoleRow, aligned, explain_operand, explain_several, explain_workspace
 from ..indexed.added_rows import explain_added
 from ..orders import described_order
+from ..plan import present
 from ..store import distinct_chunks
 from .checks import pipeline_of
+from .choose import choose_sm100
 from .plan import EPILOGUE_WARPS, LOADER_WARP, MMA_WARP, Sm100Plan
 from .rows import READ_BY_LANES
 from .store import load_of
@@ -23,7 +25,7 @@ _ARRIVALS = {Arrive: "warps", ArriveExpect: "arrive.expect_tx", CommitTo: "commi
 
 def roles(plan: Sm100Plan) -> tuple[RoleRow, ...]:
     """The three roles, from the programs of the plan's pipeline."""
-    boxes = sum(len(tma.instructions) for op in (plan.a, plan.b) for tma in op.copies)
+    boxes = sum(len(tma.instructions) for op in (plan.a, plan.b) for tma in op.copies) + 2 * (plan.scales is not None)
     steps = len(plan.a.descriptor.k_steps)
     rows = []
     for role in pipeline_of(plan).pipeline().roles:
@@ -107,9 +109,27 @@ def explain_sm100(plan: Sm100Plan) -> str:
     )
     lines += explain_several(plan, plan.fragment.accumulator_registers, " with a tensor map each,")
     lines += _explain_rows(plan) if plan.indexed is not None else []
+    lines += _explain_scales(plan) if plan.scales is not None else []
     lines.append(explain_workspace(plan))
+    if plan.gated is None:
+        _, why = choose_sm100(
+            plan.m, plan.n, batch=plan.batch, arch=plan.arch, unit=plan.epilogue.columns, scaled=plan.scales is not None
+        )
+        lines.append(f"the rule's tile for these sizes: {why}")
     lines.append("rests on: proofs, compilation, the emulator; no device of this architecture has run it here")
     return "\n".join(lines)
+
+
+def _explain_scales(plan: Sm100Plan) -> list[str]:
+    """The block scales, from global to tensor memory."""
+    scales = present(plan.scales)
+    form, (of_a, of_b) = scales.format, scales.copies
+    return [
+        f"{form.name} scales: a {form.scale} for {form.vector} elements of K; boxes {of_a.box} and {of_b.box} of "
+        f"words, chunks and groups of rows to shared memory at {plan.smem.scales_offset} + stage*{scales.bytes}; "
+        f"{len(scales.chunk_places())} x {scales.cp} a K tile, to columns {scales.column} to "
+        f"{scales.column + scales.columns - 1} of tensor memory"
+    ]
 
 
 def _explain_rows(plan: Sm100Plan) -> list[str]:

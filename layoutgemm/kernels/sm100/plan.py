@@ -10,6 +10,7 @@ No device of this architecture has run what is derived here: see Sm100Plan.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -51,6 +52,7 @@ from ..plan import (
     stage_depth,
 )
 from ..store import StoreChunk, StorePlan
+from .block_scales import CHUNK_ROWS, FORMATS, NAMES, BlockScales, ScaleFormat, scale_format
 from .fragment import TileRows
 from .rows import check_rows, gathered, matrices_by_map, scattered
 from .store import derive_store
@@ -117,13 +119,16 @@ class Sm100Smem(StoreSmemMap):
     """The map of a Blackwell kernel's shared memory.
 
     Stages of A, stages of B, C's buffers, then barriers: `full` (`barrier_offset`) and `empty` for each stage,
-    `acc_full` and `acc_empty` for each accumulator. The word for the address of tensor memory is last.
+    `acc_full` and `acc_empty` for each accumulator. The word for the address of tensor memory is last. Stages of block
+    scales, of a plan that has them, lie before C's buffers.
     """
 
     empty_offset: int
     acc_full_offset: int
     acc_empty_offset: int
     slot_offset: int
+    scales_offset: int = 0
+    scales_stage_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +144,7 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, A
     order         number of a tile -> its place, a tile being a block's or a pair's
     full_arrivals, full_bytes, empty_arrivals, acc_full_arrivals, acc_empty_arrivals
                   what completes a phase of the barriers; of a pair, full and acc_empty are the even block's
+    scales        the block scales' copies and places, or None
 
     What is asked for beyond a plain product are the fields of `Asked`, as `derive` explains them; n is C's columns.
     """
@@ -167,6 +173,7 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, A
     acc_empty_arrivals: int
     config: Sm100Config = field(default_factory=Sm100Config)
     epilogue: Epilogue = field(default_factory=Epilogue)
+    scales: BlockScales | None = None
     verbs = GemmPlan.verbs | {
         "check": "sm100.checks:check_sm100",
         "execute": "sm100.reference:execute_sm100",
@@ -194,6 +201,7 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, A
         indexed: IndexedRows | None = None,
         gated: Combined | str | None = None,
         pair: SecondPair | int | None = None,
+        scales: ScaleFormat | str | None = None,
     ) -> Sm100Plan:
         """Derive the kernel for `batch` products C[m, n] = A[m, k] @ B[k, n].
 
@@ -211,6 +219,9 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, A
         gated            a Combined, of two to four matrices B, or the name of a gate, whose B has 2n columns; as for
                          `Sm90Plan.derive`. Their sums lie side by side in an accumulator's columns
         pair             K of a second pair of matrices, whose product is added, likewise
+        scales           "mxfp8" (a and b e4m3 or e5m2), "mxfp4" or "nvfp4" (e2m1): a factor for every 32 elements of K,
+                         of nvfp4 16, of each row of A and column of B. A is a "row" and B a "col"; the tile has 128 or
+                         256 columns. See `kernels.sm100.block_scales`
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists; passes on AtomError,
         DescriptorError and TmaError.
@@ -221,14 +232,16 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, A
         >>> hex(plan.word.word), hex(plan.a.descriptor.word)
         ('0x10400490', '0x4000404000010000')
         """
-        config = config or Sm100Config()
+        form = None if scales is None else scale_format(scales)
+        config = config or Sm100Config((BLOCK_ROWS, 128 if form else 256))
         check_sizes(m=m, n=n, k=k, batch=batch)
         sums = combination(gated)
         second = pair_of(pair, sums)
         epilogue = epilogue_behind(sums, epilogue)
         target = arch_named(arch)
         target.require("tcgen05", "this kernel")
-        a_spec, b_spec, c_spec = _typed(a, b, c)
+        a_spec, b_spec, c_spec = _typed(a, b, c, form)
+        _check_scales(form, (a_spec, b_spec), k, config, {"gated": sums, "pair": second, "indexed": indexed})
         check_epilogue(epilogue, c_spec)
         check_parts(Asked(gated=sums, pair=second, indexed=indexed, batch=batch).parts, batch, SUMS)
         columns = config.tile[1]
@@ -240,7 +253,7 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, A
         check_reductions(epilogue, (n, columns), c_spec.dtype.name, lane_columns=2)  # a lane has a row, by pairs
         check_rows(indexed, (a_spec, c_spec), epilogue, target.name)
         asked = Asked(gated=sums, pair=second, indexed=indexed, epilogue=epilogue)
-        plan = cls._of(target, (m, n, k, batch), (a_spec, b_spec, c_spec), config, order, asked)
+        plan = cls._of(target, (m, n, k, batch), (a_spec, b_spec, c_spec), config, order, asked, form)
         check_words(plan.words)
         check_groups(epilogue, plan.fragment)
         check_added(plan)
@@ -249,12 +262,14 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, A
     @classmethod
     def _of(
         cls, target: Arch, sizes: tuple[int, int, int, int], operands: tuple[Operand, Operand, Operand],
-        config: Sm100Config, order: Order | None, asked: Asked,
+        config: Sm100Config, order: Order | None, asked: Asked, form: ScaleFormat | None,
     ) -> Sm100Plan:  # fmt: skip
         """The plan of a request that has been checked: each object from those before it."""
         (m, n, k, batch), (a_spec, b_spec, c_spec), indexed = sizes, operands, asked.indexed
         (tile_m, tile_n), blocks = config.tile, config.blocks
-        atom = tcgen05_mma(_KINDS[a_spec.dtype.name], tile_m, tile_n, a_spec.dtype, b_spec.dtype, "f32", blocks)
+        kind = _KINDS[a_spec.dtype.name] if form is None else form.kind
+        factors = () if form is None else (form.scale, form.vector)
+        atom = tcgen05_mma(kind, tile_m, tile_n, a_spec.dtype, b_spec.dtype, "f32", blocks, "smem", *factors)
         tile_k = stage_depth(config.tile_k, STAGE_BYTES_OF_K, a_spec.dtype, atom)
         of_a, of_c = matrices_by_map(indexed, batch)
         a_plan = gathered(indexed, _operand("A", a_spec, "M", BLOCK_ROWS, tile_k, atom, of_a))
@@ -264,7 +279,9 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, A
         store = derive_store(columns, c_spec, config.width, config.chunks, config.buffers).of_batch(of_c)
         check_shares(store, SideBySide(tile_n, sums, blocks))
         store = scattered(indexed, store)
-        stages = _stages(target, a_plan, b_plan, store, config)
+        scales = None if form is None else _scales(form, atom, tile_k, config)
+        stages = _stages(target, a_plan, b_plan, store, config, scales)
+        columns_used = config.accumulators * atom.accumulator.columns + (0 if scales is None else scales.columns)
         schedule = _schedule(order, (tile_m, columns), config, (m, n, batch))
         return cls(
             **{**asked.asked, "batch": batch, "epilogue": asked.epilogue or Epilogue()},
@@ -280,17 +297,18 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, A
             tile=(tile_m, tile_n, tile_k),
             stages=stages,
             accumulators=config.accumulators,
-            columns=allocation_columns(config.accumulators * atom.accumulator.columns),
+            columns=allocation_columns(columns_used),
             store=store,
             order=Persistent(schedule, 1),
-            smem=_smem(a_plan, b_plan, stages, config.accumulators, store),
+            smem=_smem(a_plan, b_plan, stages, config.accumulators, store, 0 if scales is None else scales.bytes),
             threads=THREADS,
             full_arrivals=1,
-            full_bytes=blocks * (a_plan.bytes + b_plan.bytes),
+            full_bytes=blocks * (a_plan.bytes + b_plan.bytes + (0 if scales is None else scales.bytes)),
             empty_arrivals=1,
             acc_full_arrivals=1,
             acc_empty_arrivals=blocks * EPILOGUE_WARPS,
             config=config,
+            scales=scales,
         )
 
     # ------------------------------------------------------------------------------------------------ what is asked for
@@ -355,8 +373,9 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, A
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Names of the 64-bit parameters: the epilogue's, further operands', the order of tiles', row indices'."""
-        return (*self.epilogue.words, *self.operand_words, *self.order.schedule.words, *self.index_words)
+        """Names of the 64-bit parameters: the epilogue's, further operands', the order's, row indices', scales'."""
+        own = *self.epilogue.words, *self.operand_words, *self.order.schedule.words, *self.index_words
+        return (*own, *(() if self.scales is None else NAMES))
 
     @property
     def device_kernel(self) -> str:
@@ -371,27 +390,76 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, A
             (f", {self.indexed}" if self.indexed is not None else "")
             + (f", {self.gated}" if self.gated is not None else "")
             + (f", and a second pair of K = {self.pair.k}" if self.pair is not None else "")
+            + (f", {self.scales.format.name} scales" if self.scales is not None else "")
         )
 
 
-def _typed(a: OperandSpec, b: OperandSpec | None, c: OperandSpec | None) -> tuple[Operand, Operand, Operand]:
+def _typed(
+    a: OperandSpec, b: OperandSpec | None, c: OperandSpec | None, form: ScaleFormat | None
+) -> tuple[Operand, Operand, Operand]:
     """The operands' types and orders; raises PlanError for a product without an instruction."""
     a_spec = Operand.parse(a)
     b_spec = Operand.parse(a_spec.dtype if b is None else b)
-    own = {8: "bf16", 16: a_spec.dtype, 32: "f32"}
+    own = {4: "bf16", 8: "bf16", 16: a_spec.dtype, 32: "f32"}
     c_spec = Operand.parse(c if c is not None else own.get(a_spec.dtype.bits, "f32"))
     for name, spec in (("a", a_spec), ("b", b_spec)):
-        if spec.dtype.name not in _KINDS:
-            other = ""
-            if spec.dtype.name in ("i8", "u8"):
-                other = "; config=Sm80Config() asks for mma.sync, which multiplies it"
-            elif spec.dtype.name == "f32":
-                other = ": say 'tf32' for f32 rounded to 11 bits of its significand"
-            raise PlanError(f"{name} is {spec.dtype}; this kernel multiplies {', '.join(_KINDS)}{other}")
+        known = tuple(_KINDS) if form is None else form.types
+        if spec.dtype.name not in known:
+            said = "this kernel" if form is None else f"scales = {shown(form.name)}: the kernel"
+            raise PlanError(f"{name} is {spec.dtype}; {said} multiplies {', '.join(known)}{_other_way(spec)}")
     if c_spec.dtype.name not in _OUTPUTS:
         raise refused_output(c_spec.dtype, a_spec.dtype, _OUTPUTS)
     check_pair(a_spec, b_spec)
     return a_spec, b_spec, c_spec
+
+
+def _other_way(spec: Operand) -> str:
+    """The other way to multiply elements of that type, or ""."""
+    if spec.dtype.name in ("i8", "u8"):
+        return "; config=Sm80Config() asks for mma.sync, which multiplies it"
+    if spec.dtype.name == "f32":
+        return ": say 'tf32' for f32 rounded to 11 bits of its significand"
+    forms = [form.name for form in FORMATS.values() if spec.dtype.name in form.types]
+    return f"; with block scales it does, scales = {' or '.join(map(repr, forms))}" if forms else ""
+
+
+def _check_scales(
+    form: ScaleFormat | None, operands: tuple[Operand, Operand], k: int, config: Sm100Config,
+    others: Mapping[str, object],
+) -> None:  # fmt: skip
+    """Raise PlanError for operands, a tile or parts that a block-scaled kernel does not take."""
+    if form is None:
+        return
+    for name, spec, order in zip("ab", operands, ("row", "col"), strict=True):
+        if spec.order != order:
+            raise PlanError(
+                f"{name} is {spec}: factors lie along K, and so do the operands of a block-scaled product; a 'row' A "
+                "and a 'col' B"
+            )
+    if k * operands[0].dtype.bits % 8:
+        raise PlanError(f"k = {k}: elements of {operands[0].dtype} lie two to a byte along K; pad K to {k + 1}")
+    if config.tile[1] % CHUNK_ROWS:
+        raise PlanError(
+            f"a tile of {config.tile[1]} columns: scales = {shown(form.name)} have chunks of {CHUNK_ROWS}; 128 or 256"
+        )
+    if taken := [name for name, part in others.items() if part is not None]:
+        raise PlanError(f"{taken[0]}: no kernel has it with block scales; it takes an epilogue, an order and a batch")
+
+
+def _scales(form: ScaleFormat, atom: Tcgen05Atom, tile_k: int, config: Sm100Config) -> BlockScales:
+    """The block scales of the plan's tiles; raises PlanError where tensor memory or the depth has no room for them."""
+    if tile_k % form.chunk_k:
+        raise PlanError(
+            f"tile_k = {tile_k}: a chunk of {form.name} has four factors of {form.vector} elements, {form.chunk_k} of K"
+        )
+    taken = config.accumulators * atom.accumulator.columns
+    found = BlockScales(form, atom, tile_k // form.chunk_k, (1, config.tile[1] // CHUNK_ROWS), taken)
+    if taken + found.columns > COLUMNS:
+        raise PlanError(
+            f"{config.accumulators} accumulators of {atom.accumulator.columns} columns and {found.columns} of block "
+            f"scales are {taken + found.columns}; tensor memory has {COLUMNS}. One accumulator, or 128 columns"
+        )
+    return found
 
 
 def _operand(
@@ -421,12 +489,18 @@ def check_shares(store: StorePlan, beside: SideBySide) -> None:
             )
 
 
-def _stages(target: Arch, a: OperandPlan, b: OperandPlan, store: StorePlan, config: Sm100Config) -> int:
+def _stages(
+    target: Arch, a: OperandPlan, b: OperandPlan, store: StorePlan, config: Sm100Config, scales: BlockScales | None
+) -> int:
     """The stages, as many as asked for or as fit; raises PlanError."""
     c_bytes = store.bytes(EPILOGUE_WARPS)
-    each = rounded_up(a.smem.bytes, 1024) + rounded_up(b.smem.bytes, 1024) + 2 * BARRIER_BYTES
+    factors = 0 if scales is None else scales.bytes
+    each = rounded_up(a.smem.bytes, 1024) + rounded_up(b.smem.bytes, 1024) + factors + 2 * BARRIER_BYTES
     beside = c_bytes + 2 * config.accumulators * BARRIER_BYTES + SLOT_BYTES
-    taken = f"A {a.smem.bytes} + B {b.smem.bytes} bytes beside {c_bytes} of the store"
+    own = f"A {a.smem.bytes} + B {b.smem.bytes}" + f" + scales {factors}" * bool(factors)
+    # C's buffers begin at a multiple of 1024 bytes, behind the scales.
+    beside += rounded_up(factors, 1024) - factors
+    taken = f"{own} bytes beside {c_bytes} of the store"
     return fitting_stages(target, config.stages, LEAST_STAGES, each, beside, taken)
 
 
@@ -439,10 +513,11 @@ def _schedule(order: Order | None, tile: tuple[int, int], config: Sm100Config, s
     return unmirrored(order, Grouped(config.along, config.group), tile, across, "sm_100a's kernel")
 
 
-def _smem(a: OperandPlan, b: OperandPlan, stages: int, accumulators: int, store: StorePlan) -> Sm100Smem:
+def _smem(a: OperandPlan, b: OperandPlan, stages: int, accumulators: int, store: StorePlan, factors: int) -> Sm100Smem:
     a_stage, b_stage = rounded_up(a.smem.bytes, a.smem.alignment), rounded_up(b.smem.bytes, b.smem.alignment)
     b_offset = rounded_up(stages * a_stage, 1024)
-    c_offset = rounded_up(b_offset + stages * b_stage, 1024)
+    scales_offset = rounded_up(b_offset + stages * b_stage, 1024)
+    c_offset = rounded_up(scales_offset + stages * factors, 1024)
     barriers = c_offset + store.bytes(EPILOGUE_WARPS)
     acc_full = barriers + 2 * stages * BARRIER_BYTES
     slot = acc_full + 2 * accumulators * BARRIER_BYTES
@@ -458,6 +533,8 @@ def _smem(a: OperandPlan, b: OperandPlan, stages: int, accumulators: int, store:
         acc_full_offset=acc_full,
         acc_empty_offset=acc_full + accumulators * BARRIER_BYTES,
         slot_offset=slot,
+        scales_offset=scales_offset,
+        scales_stage_bytes=factors,
         barrier_bytes=BARRIER_BYTES,
         total=slot + SLOT_BYTES,
         alignment=1024,

@@ -17,7 +17,8 @@ import numpy.typing as npt
 from ...atoms.smem.descriptor import element_addresses
 from ...atoms.tma.gather import ROWS as FOUR
 from ...atoms.tma.plan import TmaCopy, TmaPlan
-from ...atoms.tmem.layout import COLUMNS, LANES, WARP_LANES
+from ...atoms.tmem.layout import COLUMNS, LANES, WARP_LANES, WORD_BITS, scale_factors
+from ...dtypes import u8
 from ...layouts import Layout
 from ...layouts.basis import component
 from ...schedule.listed import OnHost
@@ -25,8 +26,10 @@ from ..derive import OperandPlan
 from ..epilogue.numpy_math import Math
 from ..indexed.rows import OUT_ROWS, ROWS
 from ..orders import reads_on_host, stored_elements
+from ..plan import rounded_up
 from ..run.hardware_model import (
     CLUSTERS,
+    POISON,
     Barrier,
     GlobalMatrix,
     Output,
@@ -38,10 +41,16 @@ from ..run.hardware_model import (
     take_tiles,
 )
 from ..store import StoreChunk
+from .block_scales import NAMES, BlockScales
 from .plan import BLOCK_ROWS, EPILOGUE_WARPS, Sm100Plan
 from .store import load_of
 
 Values = npt.NDArray[np.float32]
+
+
+def two_to_a_byte(bits: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """The 4-bit elements of bytes along the last dimension, the low one first."""
+    return np.stack([bits & 15, bits >> 4], -1).reshape(*bits.shape[:-1], -1)
 
 
 def places(layout: Layout, *axes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -84,6 +93,7 @@ class _PairBlock:
         self.rank = rank
         self.smem = SharedBytes(plan.smem.total)
         self.tensor = np.full((LANES, COLUMNS), np.nan, np.float32)
+        self.factors = np.full((LANES, COLUMNS, WORD_BITS // 8), POISON, np.uint8)  # the bytes of the same words
         self.full = [Barrier(f"full[{s}] of block {rank}", plan.full_arrivals) for s in range(plan.stages)]
         self.empty = [Barrier(f"empty[{s}] of block {rank}", plan.empty_arrivals) for s in range(plan.stages)]
         count = range(plan.accumulators)
@@ -139,6 +149,8 @@ class _Group:
                 for operand in (plan.a, plan.b):
                     for tma, source in zip(operand.copies, matrices[operand.name], strict=True):
                         self._load(operand, tma, source, at, stage, block)
+                if plan.scales is not None:
+                    self._load_scales(plan.scales, at, stage, block)
             leader.full[stage].wait(parity)
             self._multiply(stage, first, number > 0)
             for block in self.blocks:
@@ -157,6 +169,7 @@ class _Group:
     ) -> None:  # fmt: skip
         address = block.smem.base + self.plan.smem.stage(operand.name, stage)
         full = self.blocks[0].full[stage]
+        at = {**at, "k": at["k"] // operand.per_unit}
         if operand is not self.plan.a or not self.plan.gathers:
             copy_boxes(tma, tma.instructions, source, at, block.smem, address, full)
             return
@@ -164,6 +177,41 @@ class _Group:
         for box in tma.instructions:
             place = _four(box, rows, at["k"])
             gather_rows(tma, source.as_rows(), place, block.smem, address + box.smem_offset, full)
+
+    def _load_scales(self, scales: BlockScales, at: dict[str, int], stage: int, block: _PairBlock) -> None:
+        """Load a K tile's chunks for one block: its rows of A, all columns of B."""
+        plan, address = self.plan, block.smem.base + self.plan.smem.scales_offset + stage * scales.bytes
+        first = {"scale_a": (at["m"], plan.m), "scale_b": (at["n"] - block.rank * plan.beside.share, plan.n)}
+        for operand, (name, tma) in enumerate(zip(NAMES, scales.copies, strict=True)):
+            extents = scales.extents(first[name][1], plan.k, plan.batch)
+            chunk, group = scales.pitches(plan.k)
+            bits = np.asarray(self.given[name]).view(tma.dtype.storage)
+            source = GlobalMatrix(bits, chunk, tuple([extents[dim] for dim in tma.dims]), group)
+            place = scales.place(at["k"] // plan.tile[2], first[name][0], at["l"], first[name][1])
+            copy_boxes(tma, tma.instructions, source, place, block.smem, address + scales.offset(operand),
+                       self.blocks[0].full[stage])  # fmt: skip
+
+    def _copy_scales(self, scales: BlockScales, stage: int, block: _PairBlock) -> None:
+        """tcgen05.cp of a stage's chunks: rows through the descriptor, to every place that the atom's map names."""
+        rows, bits, copies = (scales.cp.tmem[mode].size for mode in range(3))
+        row, byte, copy = np.meshgrid(np.arange(rows), np.arange(bits // 8), np.arange(copies), indexing="ij")
+        lane, column = places(scales.cp.tmem, row, 8 * byte, copy)
+        for offset, first in scales.chunk_places():
+            address = block.smem.base + self.plan.smem.scales_offset + stage * scales.bytes + offset
+            read = element_addresses(scales.descriptor.base.at(address).word, "K", (rows, bits // 8), u8, "sm_100a")
+            block.factors[lane, first + column, byte % (WORD_BITS // 8)] = block.smem.read(read, u8)[row, byte]
+
+    def _factors(self, scales: BlockScales, k_block: int, block: _PairBlock, name: str) -> Values:
+        """The factor of each row and element of K, read in tensor memory. `name`: "A" or "B"."""
+        plan, depth = self.plan, self.plan.mma.shape_mnk[2]
+        word, first = scales.read(plan.word, k_block)
+        operand, at = ("A", "B").index(name), word.scale_a_id if name == "A" else word.scale_b_id
+        count = BLOCK_ROWS if name == "A" else plan.tile[1]
+        layout = scale_factors(rounded_up(count, 32), depth // scales.format.vector, scales.format.scale).layout
+        row, k = np.arange(count)[:, None], np.arange(depth)[None, :] // scales.format.vector
+        lane, column = np.broadcast_arrays(*places(layout, row, k, np.zeros_like(row)))
+        found = block.factors[lane, first[operand] + column, np.broadcast_to(at + k, lane.shape)]
+        return np.asarray(scales.format.scale.decode(found), np.float32)
 
     def _rows(self, name: str, at: dict[str, int], count: int, matrix: GlobalMatrix) -> npt.NDArray[np.int64]:
         """The rows of A or C from at["m"] on, counted over the batch's matrices.
@@ -180,19 +228,29 @@ class _Group:
         plan, accumulator = self.plan, self.plan.mma.accumulator.layout
         rows, columns = np.arange(BLOCK_ROWS)[:, None], np.arange(plan.tile[1])[None, :]
         lane, column = places(accumulator, rows, columns, np.zeros_like(rows))
+        scales = plan.scales
+        if scales is not None:
+            for block in self.blocks:
+                self._copy_scales(scales, stage, block)
         for k_block in range(len(plan.a.descriptor.k_steps)):
             right = np.vstack([self._operand(plan.b, block, stage, k_block) for block in self.blocks])
             for block in self.blocks:
                 with np.errstate(invalid="ignore", over="ignore"):
-                    product = self._operand(plan.a, block, stage, k_block) @ right.T
+                    left, across = self._operand(plan.a, block, stage, k_block), right
+                    if scales is not None:
+                        left = left * self._factors(scales, k_block, block, "A")
+                        across = right * self._factors(scales, k_block, block, "B")
+                    product = left @ across.T
                 old = block.tensor[lane, first + column] if accumulate or k_block else 0
                 block.tensor[lane, first + column] = old + product
 
     def _operand(self, operand: OperandPlan, block: _PairBlock, stage: int, k_block: int) -> npt.NDArray[np.float32]:
         depth, word = self.plan.mma.shape_mnk[2], operand.descriptor
         base = word.base.at(block.smem.base + self.plan.smem.stage(operand.name, stage) + word.k_steps[k_block]).word
-        at = element_addresses(base, operand.major, (operand.smem.extent[0], depth), operand.dtype, "sm_100a")
-        return operand.dtype.decode(block.smem.read(at, operand.dtype)).astype(np.float32)
+        extent = operand.smem.extent[0], depth // operand.per_unit
+        at = element_addresses(base, operand.major, extent, operand.unit, "sm_100a")
+        bits = block.smem.read(at, operand.unit)
+        return operand.dtype.decode(bits if operand.per_unit == 1 else two_to_a_byte(bits)).astype(np.float32)
 
     # --------------------------------------------------------------------------------------------------------- the end
     def _store(self, block: _PairBlock, warp: int, first: int, origin: dict[str, int]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import lcm
 
 from ...arch import Arch
 from ...arch import arch as arch_named
 from ...checks.coalescing import SECTOR
+from ...dtypes import DType
 from ..derive import Operand, OperandSpec
 from ..epilogue.chain import Epilogue
 from ..operand_orders import KernelChoice
@@ -58,17 +60,21 @@ def choose_sm80(m: int, n: int, k: int, arch: str | Arch = "sm_80", processors: 
     return flat, f"128x256x32: {tiles} tiles, persistent"
 
 
-def holding_groups(config: Sm80Config, epilogue: Epilogue | None) -> Sm80Config:
+def holding_groups(config: Sm80Config, epilogue: Epilogue | None, sums: int = 1) -> Sm80Config:
     """The configuration, or one whose warps hold the groups of columns that an epilogue reduces.
 
     A row's group is of the lanes of one warp. Groups wider than a tile are `check_reductions`' to refuse.
+
+    sums  that make one element of C: a warp has as many columns of each
 
     >>> from layoutgemm.kernels.epilogue.chain import RowReduce
     >>> by_groups = holding_groups(Sm80Config((128, 128)), Epilogue(RowReduce("sum", each=128)))
     >>> by_groups.tile, by_groups.warps
     ((128, 128), (8, 1))
     """
-    columns = epilogue.columns if epilogue else 1
+    columns = sums * (epilogue.columns if epilogue else 1)
+    if columns == sums:
+        return config
     if not (config.tile[1] // config.warps[1]) % columns:
         return config
     threads = config.warps[0] * config.warps[1]
@@ -79,35 +85,71 @@ def holding_groups(config: Sm80Config, epilogue: Epilogue | None) -> Sm80Config:
     return Sm80Config((64, width), None, 3, (4, 1), 8, align=config.align) if width <= _LARGE[1] else config
 
 
-def for_several(config: Sm80Config, sums: int, paired: bool) -> Sm80Config:
+def for_several(config: Sm80Config, sums: int, paired: bool, c_bytes: int = 2) -> Sm80Config:
     """The configuration, or the nearest one whose warps hold all sums.
 
-    sums    that make one element of C;   paired   a second pair follows
+    They hold whole sectors of C's rows, too.
+
+    sums    that make one element of C;   paired   a second pair follows;   c_bytes   of an element of C
 
     >>> three = for_several(Sm80Config((128, 256), persistent=True), 3, True)
     >>> three.tile, three.warps, three.persistent
     ((128, 192), (2, 4), False)
+    >>> for_several(Sm80Config((128, 256)), 3, False, 1).warps  # 32 bytes of a row each
+    (4, 2)
     """
     if sums == 1 and not paired:
         return config
-    unit = ROUND_ROWS * config.warps[1] * sums  # a warp takes a multiple of 16 columns of each matrix
+    (rows, along), least = config.warps, SECTOR // c_bytes  # columns of C in a sector of its rows
+    if config.tile[1] // along // sums < least and along % 2 == 0 and not config.tile[0] % (2 * rows * ROUND_ROWS):
+        config = replace(config, warps=(2 * rows, along // 2))
+    # A warp takes a multiple of 16 columns of each matrix.
+    unit = max(ROUND_ROWS, least) * config.warps[1] * sums
     width = max(unit, config.tile[1] // unit * unit)
     persistent = config.persistent and not paired
     return replace(config, tile=(config.tile[0], width), loads="cp.async", persistent=persistent)
 
 
-def for_prologue(config: Sm80Config) -> Sm80Config:
-    """The configuration, or the nearest one that computes a function of A. A block for each tile, fed by cp.async.
+def for_prologue(config: Sm80Config) -> tuple[Sm80Config, ...]:
+    """The nearest configurations that compute a function of A, the best first. A CTA a tile, fed by cp.async.
 
     Two warps along N rather than four: each computes the function. At 4096^3 that is 456 us in place of 560 on an H200.
+    Their buffers of C are larger.
 
-    >>> for_prologue(Sm80Config((128, 256), persistent=True)).warps
-    (4, 2)
+    >>> [each.warps for each in for_prologue(Sm80Config((128, 256), persistent=True))]
+    [(4, 2), (2, 4)]
     """
     rows, along = config.warps[0] * 2, config.warps[1] // 2
     halved = config.warps[1] % 4 == 0 and config.tile[0] % (rows * ROUND_ROWS) == 0
-    warps = (rows, along) if halved else config.warps
-    return replace(config, loads="cp.async", persistent=False, warps=warps)
+    alone = replace(config, loads="cp.async", persistent=False)
+    return (replace(alone, warps=(rows, along)), alone) if halved else (alone,)
+
+
+def candidates(
+    m: int, n: int, k: int, *, batch: int, arch: Arch, a: DType, c: DType
+) -> Iterator[Sm80Config]:  # fmt: skip
+    """Configurations for operands in vectors of 16 bytes, the likeliest first.
+
+    A stage has as many bytes of K for every type as for 16 bits, for which the choice was measured. A persistent
+    kernel multiplies one pair of matrices, and stmatrix stores elements of 16 bits.
+
+    n   columns of all B
+
+    >>> from layoutgemm.dtypes import dtype
+    >>> sizes = {"batch": 1, "arch": arch_named("sm_89"), "a": dtype("e4m3"), "c": dtype("bf16")}
+    >>> [next(candidates(m, 4096, 4096, **sizes)).tile for m in (16, 4096)]
+    [(64, 64), (128, 256)]
+    """
+    found, _ = choose_sm80(m, n, k, arch, arch.gpu.multiprocessors)
+    if a.bits != 16 and found.loads == "tma":
+        found = replace(found, loads="cp.async")
+    spare = (Sm80Config((128, 128), 32, 4, (2, 4), 8), Sm80Config((64, 64), 64, 3, (2, 2), 8))
+    for config in (found, *(each for each in spare if each.tile != found.tile)):
+        assert config.tile_k is not None
+        yield replace(
+            config, tile_k=config.tile_k * 16 // a.bits, persistent=config.persistent and batch == 1,
+            stmatrix=config.stmatrix and c.bits == 16,
+        )  # fmt: skip
 
 
 def shared_bytes(config: Sm80Config) -> int:

@@ -603,6 +603,13 @@ def _ring(target: Arch, a: Sm80Operand, b: OperandOfB, store: Sm80Store, config:
         target, config.stages, LEAST_STAGES, pitch + barrier, beside, taken, DEFAULT_STAGES, config.blocks_per_sm
     )
     end = stages * pitch + buffers if config.persistent else max(stages * pitch, buffers)
+    if end + stages * barrier > target.smem_per_block:
+        rows, columns = config.warps
+        raise PlanError(
+            f"{rows} x {columns} warps' buffers of C, {BUFFERS} of {store.buffer_bytes} bytes each, are {buffers}, "
+            f"and a block of {target.name} has {target.smem_per_block} of shared memory. Take a smaller tile, or "
+            "more of the warps along N"
+        )
     return stages, Sm80Smem(
         a_offset=0,
         a_stage_bytes=pitch,

@@ -178,7 +178,8 @@ def _function(
     """f of A's fragments (block, lane, value), rounded to A's type; 0 behind K. `place`: first row and column."""
     i, j = _held(plan.mma, "A", fragments.shape[2])
     blocks = np.arange(fragments.shape[0])[:, None, None] * plan.mma.shape_mnk[0]
-    rows, columns = (np.broadcast_to(x, fragments.shape) for x in (place[0] + blocks + i, place[1] + j))
+    row = np.asarray(plan.a.mn_order(i))
+    rows, columns = (np.broadcast_to(x, fragments.shape) for x in (place[0] + blocks + row, place[1] + j))
     read = {}
     for operand in present(plan.prologue).operands:
         at, of = (rows, plan.m) if operand.axis == "m" else (columns, plan.k)

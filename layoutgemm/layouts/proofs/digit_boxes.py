@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 
 from ...regex import regex
@@ -28,6 +28,14 @@ class CannotRewrite(MissingFact):
     """The rewriting of a formula cannot go on. `needs`: facts, each of which would help; () when none is known to."""
 
 
+class SymbolMet(Exception):
+    """A formula uses symbols that its prover has not seen. The evaluation starts again with them."""
+
+    def __init__(self, met: Scalar) -> None:
+        super().__init__(met)
+        self.met = met
+
+
 class SplitNeeded(Exception):
     """Some digit has to be split before the formula can be evaluated. The evaluation starts again after that."""
 
@@ -41,11 +49,12 @@ class DigitBox:
 
     Attributes, by variable: extents, ints or polynomials; digits, the extents of its digits; weights, what one step of
     each digit is in the variable. covers: for every over-covering split, the digit's new extent, what it rounds up
-    (dividend and divisor), and the variable. Raises CannotRewrite for an extent that may be 0.
+    (dividend and divisor), and the variable. read: an entry that a formula uses -> the same under the facts. Raises
+    CannotRewrite for an extent that may be 0.
     """
 
-    def __init__(self, extents: Mapping[str, Scalar]) -> None:
-        self.extents = dict(extents)
+    def __init__(self, extents: Mapping[str, Scalar], read: Callable[[Scalar], Scalar] | None = None) -> None:
+        self.extents, self.read = dict(extents), read
         for v, n in self.extents.items():
             if not ge0(n - 1):
                 raise CannotRewrite(f"{v} in 0..{show(n - 1)}", needs_ge(n - 1))

@@ -57,6 +57,7 @@ class NormalForm:
     """
 
     __slots__ = ("box", "constant", "quotients", "terms")
+    compares_symbols = True
 
     def __init__(self, box: DigitBox, terms: dict[frozenset[Digit], Scalar], constant: Scalar) -> None:
         self.box, self.terms, self.constant = box, terms, constant
@@ -66,7 +67,7 @@ class NormalForm:
         if other.__class__ is NormalForm:
             return other
         other = _entry(other)
-        return None if other is None else NormalForm(self.box, {}, other)
+        return None if other is None else _constant(self.box, other)
 
     # ------------------------------------------------------------ sums and multiples
 
@@ -197,10 +198,10 @@ class NormalForm:
         if not self.terms and self.constant.__class__ is int and self.constant == 0:
             return 0
         low, high = self.low(), self.high()
-        if ge0(low) and ge0(d - 1 - high):
-            return 0
-        if low.__class__ is int and high.__class__ is int and d.__class__ is int and low // d == high // d:
-            return low // d
+        least, _ = _divide(low, d)
+        for carry in (0, least, least - 1):  # of symbols, the rest of `low` may lie below 0
+            if ge0(low - carry * d) and ge0(carry * d + d - 1 - high):
+                return carry
         return None
 
     def _small_quotient(self, d: Scalar) -> NormalForm:
@@ -409,6 +410,11 @@ class NormalForm:
     __repr__ = __str__
 
 
+def _constant(box: DigitBox, x: Scalar) -> NormalForm:
+    """An entry of a formula as a form, under the facts of the box."""
+    return NormalForm(box, {}, x if box.read is None or x.__class__ is int else box.read(x))
+
+
 def _xor(a: Bit, b: Bit) -> Bit:
     return a[0] ^ b[0], a[1] != b[1]
 
@@ -473,11 +479,14 @@ def maximum(*values: object) -> Any:
 
 
 def _select(a: Any, b: Any, larger: bool) -> Any:
-    if a.__class__ is NormalForm or b.__class__ is NormalForm or a.__class__ is Polynomial or b.__class__ is Polynomial:
-        difference = a - b
-        low, high = (
-            (difference.low(), difference.high()) if difference.__class__ is NormalForm else (difference, difference)
-        )
+    difference = a - b if any(x.__class__ in (NormalForm, Polynomial) for x in (a, b)) else None
+    if isinstance(difference, (NormalForm, Polynomial, int)):
+        low: Scalar
+        high: Scalar
+        if isinstance(difference, NormalForm):
+            low, high = difference.low(), difference.high()
+        else:
+            low = high = difference
         if ge0(low):
             return a if larger else b
         if ge0(-high):
@@ -491,17 +500,19 @@ def _select(a: Any, b: Any, larger: bool) -> Any:
     return max(a, b) if larger else min(a, b)
 
 
-def rewrite(extents: Mapping[str, Scalar], *formulas: Formula) -> tuple[DigitBox, list[Any]]:
+def rewrite(
+    extents: Mapping[str, Scalar], *formulas: Formula, read: Callable[[Scalar], Scalar] | None = None
+) -> tuple[DigitBox, list[Any]]:
     """The normal forms of formulas on one box. Functions of the variables by name, or layouts in their order.
 
     Splits digits and starts again until every formula goes through. A formula may return a tuple; then so is its form.
-    Raises CannotRewrite.
+    `read` gives an entry that a formula uses under facts. Raises CannotRewrite.
 
     >>> box, (f, g) = rewrite({"x": 64, "y": 8}, lambda x, y: (8 * y + x // 8) % 8, lambda x, y: x // 8)
     >>> f.same(g), str(f)
     (True, 'x.1')
     """
-    box = DigitBox(extents)
+    box = DigitBox(extents, read)
     for _ in range(200):
         variables = {name: variable(box, name) for name in box.extents}
         try:
@@ -521,7 +532,7 @@ def rewrite(extents: Mapping[str, Scalar], *formulas: Formula) -> tuple[DigitBox
                 raise CannotRewrite(f"splitting {request.splits} changes nothing") from None
             continue
         return box, [
-            transform(lambda x: x if x.__class__ is NormalForm else NormalForm(box, {}, _checked(x)), x) for x in out
+            transform(lambda x: x if x.__class__ is NormalForm else _constant(box, _checked(x)), x) for x in out
         ]
     raise CannotRewrite("more than 200 splits")
 

@@ -10,21 +10,25 @@ the same way. Only where a split over-covers, and that coordinate lies outside, 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+import operator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from math import prod
 from typing import Any
 
-from ...arguments import shown
+from ...arguments import is_int, shown
 from ...errors import LayoutError
 from ...lazy_numpy import np
 from ..int_tuple import idx2crd, leaves, product, product_each, show_coord, transform
+from ..layout import Layout
+from ..swizzle import ComposedLayout
 from ..symbols.dims import entry
+from ..symbols.facts import Facts, as_facts
 from ..symbols.generators import GENERATORS, describe
 from ..symbols.polynomial import MissingFact, Polynomial, Scalar, gens, show, val, valuations
-from .digit_boxes import Digit, DigitBox, unmarked
+from .digit_boxes import Digit, DigitBox, SymbolMet, unmarked
 from .digits import Formula, NormalForm, call, rewrite
-from .sizes import grown, refuting
+from .sizes import at, grown, refuting
 from .sizes import sizes as values_of
 from .verdicts import Answer, CounterExample, Proof, Undecided
 
@@ -33,14 +37,64 @@ POINT = 32  # what a coordinate costs where a formula takes no arrays, in coordi
 SIZES = 400  # sizes at which a counterexample is looked for
 
 
+class Known:
+    """The symbols that a prover has met, under the facts.
+
+    facts        the caller's, about these very symbols; None without any
+    generators   what they are made of, under the facts
+    in_formulas  true where formulas use symbols, and so have values at sizes alone
+    """
+
+    def __init__(self, facts: Facts | None, seen: list[Scalar]) -> None:
+        self.facts = None if facts is None else facts.on(*seen)
+        self._seen = set(gens(*seen))
+        self.generators = list(gens(*seen if self.facts is None else [self.facts(x) for x in seen]))
+        self.in_formulas = False
+
+    def read(self, x: Scalar) -> Scalar:
+        """An entry of a formula under the facts. Raises SymbolMet for a symbol that was not met before."""
+        self.in_formulas = True
+        if x.__class__ is Polynomial and not self._seen.issuperset(gens(x)):
+            raise SymbolMet(x)
+        return x if self.facts is None else self.facts(x)
+
+    def with_values(self, formula: Formula, env: dict[int, int]) -> Formula:
+        """The formula with numbers for its symbols."""
+        if isinstance(formula, (Layout, ComposedLayout)):
+            return at(formula if self.facts is None else self.facts(formula), env)
+
+        def number(x: Scalar) -> int:
+            return val(self.read(x), env)
+
+        def plain(x: object) -> object:
+            return x.value if x.__class__ is AtSizes else number(x) if x.__class__ is Polynomial else x
+
+        return lambda **v: transform(plain, call(formula, {name: AtSizes(x, number) for name, x in v.items()}))
+
+    def at(self, found: CounterExample, env: dict[int, int]) -> CounterExample:
+        """The counterexample with its sizes."""
+        if not env:
+            return found
+        values = values_of(env, self.facts)
+        where = ", ".join(f"{k}={v}" for k, v in values.items())
+        return replace(found, statement=f"not equivalent at {where}", sizes=tuple(values.items()))
+
+
 def prove_formulas(
-    left: Formula, right: Formula, extents: Mapping[str, object] | None = None, /, **more: object
+    left: Formula,
+    right: Formula,
+    extents: Mapping[str, object] | None = None,
+    /,
+    *,
+    given: object = (),
+    **more: object,
 ) -> Proof | CounterExample | Undecided:
     """Prove that two index formulas agree on a box at every size of the facts.
 
     Formulas are functions of the variables by name, in + - * // % & | ^ ~ << >>, `minimum` and `maximum`, that may use
     symbols (`dim`); or layouts, which take the variables in order. Each variable runs over 0..extent-1, its extent an
-    int or a symbol, given by keyword or as a mapping. A formula may return a tuple.
+    int or a symbol, by keyword or in a mapping (as a variable of the name `given` must be). A formula may return a
+    tuple. `given` are facts about the symbols, as `Facts` takes them.
 
     A counterexample is the first one in colexicographic order (the first variable runs fastest), at the first sizes in
     order of their sum that have one, and says the sizes. Past small sums, sizes double until one shows a
@@ -54,15 +108,35 @@ def prove_formulas(
     >>> answer = prove_formulas(lambda m, k: swizzle(128 * m + k), lambda m, k: 128 * m + (k ^ (m % 8 * 8)), m=M, k=128)
     >>> print(answer.explain())
     not equivalent at M=1: (0,64) gives 72 and 64
+    >>> K, N = dim("K"), dim("N")
+    >>> print(prove_formulas(lambda x: x % K % N, lambda x: x % N, x=M, given="N | K").method)
+    digits
+    >>> print(prove_formulas(lambda x: x % K % N, lambda x: x % N, x=M).explain())
+    not equivalent at K=1, M=2, N=2: 1 gives 0 and 1
     """
-    sizes = {name: entry(n, f"the extent of {name}") for name, n in {**(extents or {}), **more}.items()}
+    read = {name: entry(n, f"the extent of {name}") for name, n in {**(extents or {}), **more}.items()}
+    seen = list(read.values())
+    facts = None if isinstance(given, (tuple, list)) and not given else as_facts(given)
+    while True:
+        known = Known(facts, seen)
+        try:
+            sizes = {name: n if known.facts is None else known.facts(n) for name, n in read.items()}
+            return _prove(left, right, sizes, known)
+        except SymbolMet as new:
+            seen.append(new.met)
+
+
+def _prove(
+    left: Formula, right: Formula, sizes: Mapping[str, Scalar], known: Known
+) -> Proof | CounterExample | Undecided:
+    """The answer. Raises SymbolMet for symbols of the formulas that are not known."""
     for name, n in sizes.items():
         if n.__class__ is int and n < 1:
             raise LayoutError(f"the extent of {name} is {n}: {name} runs over 0..extent-1, so it is at least 1")
     try:
-        box, (f, g) = rewrite(sizes, left, right)
+        box, (f, g) = rewrite(sizes, left, right, read=known.read)
     except MissingFact as stuck:
-        return _exhaust(left, right, sizes, stuck)
+        return _exhaust(left, right, sizes, stuck, known)
     entries = [c for x in (*leaves(f), *leaves(g)) for c in (x.constant, *x.terms.values())]
     entries += [x for _, e, q, _ in box.covers for x in (e, q)] + [e for d in box.digits.values() for e in d]
     rounded = gens(*[k for k, *_ in box.covers])
@@ -76,14 +150,14 @@ def prove_formulas(
             return lines + [f"both are {_text(x)}" for x in fs]
 
         return Proof("digits", lambda: _conditions(used), steps)
-    found = _witness(box, f, g, used)
+    found = _witness(box, f, g, used, known)
     if found is not None:
         return found
     why = f"the normal forms {_text(f)} and {_text(g)} differ, but at no sizes that were tried"
     needs = box.missing()
     if not used:
         # Forms that differ outside the box only: digits over-cover, and this many values can be enumerated.
-        return _exhaust(left, right, sizes, MissingFact(why, needs))
+        return _exhaust(left, right, sizes, MissingFact(why, needs), known)
     return Undecided(why + (f"; {' or '.join(needs)} would decide it" if needs else ""))
 
 
@@ -137,14 +211,21 @@ def _text(f: Any) -> str:
 
 
 def _exhaust(
-    left: Formula, right: Formula, sizes: Mapping[str, Scalar], stuck: MissingFact
+    left: Formula, right: Formula, sizes: Mapping[str, Scalar], stuck: MissingFact, known: Known
 ) -> Proof | CounterExample | Undecided:
+    """All values of a static box; where there are symbols, a counterexample at sizes whose boxes are small."""
     extents = {name: n for name, n in sizes.items() if n.__class__ is int}
-    if len(extents) < len(sizes):
-        return _refuted(left, right, sizes, stuck)
+    if len(extents) < len(sizes) or known.in_formulas:
+        return _refuted(left, right, sizes, stuck, known)
     size = prod(extents.values())
     if size > LIMIT:
         return Undecided(f"{stuck}; and {size} coordinates are too many to try")
+    return _by_values(left, right, extents, stuck)
+
+
+def _by_values(
+    left: Formula, right: Formula, extents: Mapping[str, int], stuck: MissingFact
+) -> Proof | CounterExample | Undecided:
     try:
         a, b = tabulate(left, extents), tabulate(right, extents)
     except LayoutError as error:
@@ -154,33 +235,86 @@ def _exhaust(
         bad = np.flatnonzero(x != y)
         index = min(index, int(bad[0]) if len(bad) else index)
     if index == len(a[0]):
-        return Proof("exhaustion", (), (f"all {size} values agree",))
+        return Proof("exhaustion", (), (f"all {len(a[0])} values agree",))
     coord = coordinate(index, list(extents.values()))
     at = dict(zip(extents, coord, strict=True))
     return CounterExample(_single(coord), call(left, at), call(right, at), index, method="exhaustion")
 
 
 def _refuted(
-    left: Formula, right: Formula, sizes: Mapping[str, Scalar], stuck: MissingFact
+    left: Formula, right: Formula, sizes: Mapping[str, Scalar], stuck: MissingFact, known: Known
 ) -> CounterExample | Undecided:
     """A counterexample at sizes whose boxes are small, by all of their values; no size proves anything."""
     few = dict.fromkeys(sizes, 2)
-    cost = 1 if all(_by_arrays(f, few) is not None for f in (left, right)) else POINT
+    arrays = not known.in_formulas and all(_by_arrays(f, few) is not None for f in (left, right))
     left_to_try = LIMIT // 4
 
     def look(env: dict[int, int]) -> CounterExample | None:
         nonlocal left_to_try
         extents = {name: val(n, env) for name, n in sizes.items()}
-        size = cost * prod(extents.values())
+        size = (1 if arrays else POINT * (4 if known.in_formulas else 1)) * prod(extents.values())
         if min(extents.values()) < 1 or size > min(LIMIT // 32, left_to_try):
             return None
-        found = _exhaust(left, right, extents, stuck)
-        # A formula that uses symbols has no values at any size.
+        f, g = (known.with_values(x, env) if known.in_formulas else x for x in (left, right))
+        found = _by_values(f, g, extents, stuck)
+        # A formula without a value here has none at other sizes either.
         left_to_try = 0 if isinstance(found, Undecided) else left_to_try - size
-        return _at_sizes(found, env) if isinstance(found, CounterExample) else None
+        return known.at(found, env) if isinstance(found, CounterExample) else None
 
-    refuted = refuting(list(gens(*sizes.values())), look)
+    refuted = refuting(known.generators, look)
     return Undecided(str(stuck)) if refuted is None else refuted[0]
+
+
+Operation = Callable[[int, int], int]  # of integers, a comparison too
+
+
+class AtSizes:
+    """An integer that takes symbols for their numbers, in a formula at some sizes."""
+
+    __slots__ = ("number", "value")
+    compares_symbols = True
+
+    def __init__(self, value: int, number: Callable[[Scalar], int]) -> None:
+        self.value, self.number = value, number
+
+    def calculated(self, operation: Operation, other: object, reflected: bool) -> object:
+        """The operation with another number, an integer or a symbol."""
+        if isinstance(other, AtSizes):
+            by = other.value
+        elif isinstance(other, Polynomial):
+            by = self.number(other)
+        elif is_int(other) or isinstance(other, bool):
+            by = int(other)
+        else:
+            return NotImplemented
+        found = operation(by, self.value) if reflected else operation(self.value, by)
+        return found if isinstance(found, bool) else AtSizes(found, self.number)
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+    def __bool__(self) -> bool:
+        return self.value != 0
+
+    def __neg__(self) -> AtSizes:
+        return AtSizes(-self.value, self.number)
+
+    def __pos__(self) -> AtSizes:
+        return self
+
+    def __invert__(self) -> AtSizes:
+        return AtSizes(~self.value, self.number)
+
+
+def _operator(operation: Operation, reflected: bool) -> Callable[[AtSizes, object], object]:
+    return lambda self, other: self.calculated(operation, other, reflected)
+
+
+for _name in ("add", "sub", "mul", "floordiv", "mod", "and", "or", "xor", "lshift", "rshift"):
+    setattr(AtSizes, f"__{_name}__", _operator(getattr(operator, f"__{_name}__"), False))
+    setattr(AtSizes, f"__r{_name}__", _operator(getattr(operator, f"__{_name}__"), True))
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(AtSizes, f"__{_name}__", _operator(getattr(operator, f"__{_name}__"), False))
 
 
 def tabulate(formula: Formula, extents: Mapping[str, int]) -> list[np.ndarray]:
@@ -251,7 +385,7 @@ def _single(coord: list[int]) -> int | tuple[int, ...]:
 # ---------------------------------------------------------------- the first difference, at sizes that have one
 
 
-def _witness(box: DigitBox, f: object, g: object, used: list[int]) -> CounterExample | None:
+def _witness(box: DigitBox, f: object, g: object, used: list[int], known: Known) -> CounterExample | None:
     """Sizes and the first coordinate at which forms differ, or None where none is found."""
     differences = [a - b for a, b in zip(leaves(f), leaves(g), strict=False)]
     tuples_differ = len(leaves(f)) != len(leaves(g))  # then the first coordinate shows it
@@ -267,7 +401,7 @@ def _witness(box: DigitBox, f: object, g: object, used: list[int]) -> CounterExa
         extents = [val(n, sizes) for n in box.extents.values()]
         index = sum(x * prod(extents[:i]) for i, x in enumerate(coord))
         left, right = _values(f, sizes, coord), _values(g, sizes, coord)
-        return _at_sizes(CounterExample(_single(coord), left, right, index, method="digits"), env)
+        return known.at(CounterExample(_single(coord), left, right, index, method="digits"), env)
 
     for env in itertools.islice(valuations(used, 24), SIZES):
         found = look(env)
@@ -275,14 +409,6 @@ def _witness(box: DigitBox, f: object, g: object, used: list[int]) -> CounterExa
             return found
     beyond = grown(used, look)
     return None if beyond is None else beyond[0]
-
-
-def _at_sizes(found: CounterExample, env: dict[int, int]) -> CounterExample:
-    if not env:
-        return found
-    values = values_of(env)
-    where = ", ".join(f"{k}={v}" for k, v in values.items())
-    return replace(found, statement=f"not equivalent at {where}", sizes=tuple(values.items()))
 
 
 def _values(f: object, sizes: Mapping[int, int], coord: list[int]) -> Any:

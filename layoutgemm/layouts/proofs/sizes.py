@@ -152,7 +152,7 @@ def sizes(env: dict[int, int], facts: Facts | None = None) -> dict[str, int]:
         for g in todo:
             if not _solve(GENERATORS[g].shown, env[g], out):
                 left.append(g)
-        if len(left) == len(todo):
+        if len(left) == len(todo) and not _solve_together(left, env, out):
             # Part of an expression whose other symbols do not occur: say it as it is.
             for g in left:
                 out[show_names(GENERATORS[g].shown)] = env[g]
@@ -189,6 +189,34 @@ def _solve(shown: Shown, value: int, known: dict[str, int]) -> bool:
     rest = rest * _value(factor, known)
     known[name] = int(rest)
     return True
+
+
+def _solve_together(gs: list[int], env: dict[int, int], known: dict[str, int]) -> bool:
+    """Find names that several expressions fix together, where they are linear; True when one was found."""
+    rows: list[dict[str, Coefficient]] = []  # name -> coefficient; "" -> the right side
+    for g in gs:
+        row: dict[str, Coefficient] = {"": env[g]}
+        for power, c in GENERATORS[g].shown.items():
+            names = [n for n, k in power if n not in known for _ in range(max(k, 2 * (k < 0)))]
+            if len(names) > 1:
+                return False
+            part = _value({tuple([(n, k) for n, k in power if n in known]): c}, known)
+            name = names[0] if names else ""
+            row[name] = row.get(name, 0) + (part if names else -part)
+        for before in rows:
+            pivot = next(n for n in before if n)
+            if row.get(pivot):
+                factor = Fraction(row[pivot]) / before[pivot]
+                row = {n: row.get(n, 0) - factor * before.get(n, 0) for n in {**row, **before}}
+        row = {n: c for n, c in row.items() if c or not n}
+        if len(row) > 1:
+            rows.append(row)
+    for row in rows:
+        if len(row) == 2:
+            name = next(n for n in row if n)
+            known[name] = int(Fraction(row[""]) / row[name])
+            return True
+    return False
 
 
 def _value(shown: Shown, known: dict[str, int]) -> Coefficient:

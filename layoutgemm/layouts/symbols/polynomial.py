@@ -23,7 +23,7 @@ from functools import lru_cache
 from math import gcd, prod
 from typing import Any, TypeAlias, final
 
-from ...arguments import MAX_BITS, as_int, is_int, refusal
+from ...arguments import MAX_BITS, as_int, is_int, refusal, shown
 from ...arguments import shown as bounded
 from ...errors import LayoutError
 from .. import registries
@@ -149,6 +149,15 @@ class Polynomial:
     def __rfloordiv__(self, other: Scalar) -> Scalar:
         return _floor(other, self, 0)
 
+    def __truediv__(self, other: object) -> Scalar:
+        if has_own_arithmetic(other, "__rtruediv__"):
+            return NotImplemented
+        p, by = parenthesised(self), shown(other)
+        raise LayoutError(f"{p} / {by}: entries are integers; write {p} // {by}")
+
+    def __int__(self) -> int:
+        raise TypeError(f"{self} has symbols, and no number before their sizes are given, as by layout.at(M=64)")
+
     def __mod__(self, other: Scalar) -> Scalar:
         return _floor(self, other, 1)
 
@@ -162,16 +171,16 @@ class Polynomial:
         return _floor(other, self, 0), _floor(other, self, 1)
 
     def __ge__(self, other: Scalar) -> Relation:
-        return Relation(self, ">=", other)
+        return _relation(self, ">=", other)
 
     def __gt__(self, other: Scalar) -> Relation:
-        return Relation(self, ">", other)
+        return _relation(self, ">", other)
 
     def __le__(self, other: Scalar) -> Relation:
-        return Relation(self, "<=", other)
+        return _relation(self, "<=", other)
 
     def __lt__(self, other: Scalar) -> Relation:
-        return Relation(self, "<", other)
+        return _relation(self, "<", other)
 
     def __bool__(self) -> bool:
         if ge0(self - 1) or ge0(-self - 1):
@@ -315,7 +324,7 @@ def _without(m: Monomial, d: Monomial) -> Monomial | None:
 
 
 def floordiv(p: Scalar, q: Scalar) -> Scalar | None:
-    """floor(p / q) where it is a polynomial, or None. What q divides, if the remainder provably lies in 0..q-1."""
+    """floor(p / q) where it is a polynomial, or None. What q divides, if the remainder provably lies in -q..q-1."""
     exact = div(p, q)
     if exact is not None or (p.__class__ is int and q.__class__ is int):
         return exact if exact is not None else p // q if q else None
@@ -330,7 +339,9 @@ def floordiv(p: Scalar, q: Scalar) -> Scalar | None:
             whole, rest = whole + make({m: c // q} if c // q else {}), rest + make({m: c % q})
         else:
             rest = rest + part
-    return whole if ge0(rest) and ge0(q - 1 - rest) else None
+    if ge0(rest) and ge0(q - 1 - rest):
+        return whole
+    return whole - 1 if ge0(-1 - rest) and ge0(rest + q) else None
 
 
 def _floor(p: Scalar, q: Scalar, remainder: int) -> Scalar:
@@ -461,6 +472,11 @@ class Relation:
 
     def __repr__(self) -> str:
         return f"{show(self.left)} {self.op} {show(self.right)}"
+
+
+def _relation(left: Polynomial, op: str, right: Scalar) -> Relation:
+    """The inequality; a value of an index formula, which compares itself with symbols, answers in its own way."""
+    return NotImplemented if getattr(right, "compares_symbols", False) else Relation(left, op, right)
 
 
 # ---------------------------------------------------------------- generators and values

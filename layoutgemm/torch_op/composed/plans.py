@@ -168,10 +168,14 @@ def _by_mma_sync(key: PlanKey) -> Sm80Plan:
     refused: LayoutError = OperandError(f"a batch of {batch} is more than one launch of {code}'s kernel has")
     each = dtype(a.partition(":")[0]).bytes
     indexed = None if key.indexed is None else replace(key.indexed, copy=None)  # this kernel gathers as it copies
-    for number, (config, _) in enumerate(by_lines(m, n * sums, k, (STRIDE_UNIT,) * 3, each, batch=batch, arch=code)):
-        chosen = for_several(holding_groups(config, key.epilogue), sums, second > 0)
-        if key.prologue is not None:
-            chosen = for_prologue(chosen)
+    c_bytes = dtype(c.partition(":")[0]).bytes
+    configs = [
+        one
+        for config, _ in by_lines(m, n * sums, k, (STRIDE_UNIT,) * 3, each, batch=batch, arch=code)
+        for chosen in [for_several(holding_groups(config, key.epilogue, sums), sums, second > 0, c_bytes)]
+        for one in ((chosen,) if key.prologue is None else for_prologue(chosen))
+    ]
+    for number, chosen in enumerate(configs):
         try:
             found = Sm80Plan.derive(
                 m, n, k, arch=code, a=a, b=b, c=c, batch=batch, order=key.order, epilogue=key.epilogue, indexed=indexed,

@@ -20,7 +20,15 @@ from ...kernels.epilogue.steps import EpilogueOperand
 from ...kernels.run.operand_checks import check_operands
 from ..checks import check_call, check_out
 from ..compiled.traced import CHECKS, checking_operator
-from ..epilogue import Tensors, arguments_beside, check_fit, epilogue_product, gate_of, refusal_of_epilogue
+from ..epilogue import (
+    GivenOperands,
+    Tensors,
+    arguments_beside,
+    check_fit,
+    epilogue_product,
+    gate_of,
+    refusal_of_epilogue,
+)
 from ..operators import Places, VmapInfo, configured, in_front, operator_of
 from ..prepared import Config
 from ..problem import gated_shapes
@@ -68,6 +76,11 @@ def operands_of(
             raise OperandError(f"{said} has {len(values)} operands, and the epilogue has {of}")
         every |= zip(names, values)
     return steps, every
+
+
+def with_symbols(steps: Epilogue, operands: GivenOperands, wholes: Sequence[int]) -> GivenOperands:
+    """The operands with whole numbers as the operator has them: symbols, of which `operands_of` makes 0."""
+    return operands._replace(every={**operands.every, **dict(zip(OperandNames.of(steps).wholes, wholes, strict=True))})
 
 
 def _checked(

@@ -11,9 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ...errors import OperandError
-from ...kernels.epilogue.chain import Epilogue
 from ..compiled.traced import CHECKS, checking_operator
-from ..epilogue import GivenOperands
 from ..operands.operators import function_of_text
 from ..operators import (
     Places,
@@ -35,7 +33,7 @@ from ..scaled_grouped.operators import plain_config
 from ..scaled_grouped.own_epilogue import CheckedScales, ScaledFactors, ScaledFormula, checked, scaled_steps
 from ..scaled_grouped.scaled import BiasActivation
 from .names import OperandNames
-from .operators import check_mapped, epilogue_of_text, operands_of
+from .operators import check_mapped, epilogue_of_text, operands_of, with_symbols
 from .recorded import recorded
 
 # --------------------------------------------------------------------------------------------------------------- scaled
@@ -115,7 +113,7 @@ def _scaled_call(
 
 def _scaled_recorded(made: CheckedScales, wholes: Sequence[int], options: tuple[bool, str, str | None]) -> torch.Tensor:
     check_derivable(made.steps, made.call.kind, made.of.tensors, False)
-    made = made._replace(operands=_with_symbols(made.steps, made.operands, wholes))
+    made = made._replace(operands=with_symbols(made.steps, made.operands, wholes))
     return recorded(ScaledFormula(made, *options))
 
 
@@ -135,16 +133,11 @@ def _grouped_call(
 
 def _grouped_recorded(made: CheckedGroups, wholes: Sequence[int]) -> torch.Tensor:
     made.check_derivable()
-    return recorded(GroupedFormula(made._replace(operands=_with_symbols(made.steps, made.operands, wholes))))
+    return recorded(GroupedFormula(made._replace(operands=with_symbols(made.steps, made.operands, wholes))))
 
 
 def _empty(made: CheckedScales | CheckedGroups, *_: object) -> torch.Tensor:
     return made.of.a.new_empty(made.call.shape if made.steps.stores_c else (0,), dtype=made.call.kind)
-
-
-def _with_symbols(steps: Epilogue, operands: GivenOperands, wholes: Sequence[int]) -> GivenOperands:
-    """The operands with whole numbers as the operator has them: symbols, of which `operands_of` makes 0."""
-    return operands._replace(every={**operands.every, **dict(zip(OperandNames.of(steps).wholes, wholes, strict=True))})
 
 
 def _mapped(name: str, lists: int) -> Callable[..., tuple[torch.Tensor, int]]:

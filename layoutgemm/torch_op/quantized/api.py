@@ -15,6 +15,8 @@ from ..checks import (
     autocast_type,
     cast,
     copied,
+    derived_by_transform,
+    has_tangent,
     in_older_vmap,
     needs_dispatcher,
     seen_and_recorded,
@@ -23,13 +25,23 @@ from ..checks import (
 )
 from ..compiled.lowering import register
 from ..epilogue import arguments_beside, refusal_of_epilogue
+from ..own_epilogue.recorded import derivable as formula_alone
+from ..own_epilogue.recorded import recorded
 from ..types import C_NAMES
 from .configs import PackedConfig, packed_text
-from .epilogue_operator import dispatched, traced
+from .epilogue_operator import traced
 from .kept import Key, find
 from .launch import check_bias, flat, quantized_product
 from .operators import check_gateless, checked_call, derivable, facts_of, recorded_product
-from .own_epilogue import NO_DERIVATIVE, OwnEpilogue, check_matrix, checked_product, computed, in_place_of_operand
+from .own_epilogue import (
+    OwnEpilogue,
+    PackedFormula,
+    check_matrix,
+    checked_product,
+    computed,
+    dispatched,
+    in_place_of_operand,
+)
 from .weights import QuantizedWeight, check_kinds_of, check_product
 
 _is_traced = torch.compiler.is_dynamo_compiling  # a constant to Dynamo
@@ -64,8 +76,9 @@ def quantized_matmul(
     epilogue   in place of bias and activation, any `kernels.epilogue.chain.Epilogue` of the product (rows, n), in the
                kernel: residuals, copies, reductions, ... x then is a matrix (rows, k)
     given      what the epilogue reads and writes, by name: numbers and tensors (see `torch_op.epilogue`)
-    out        where the product of a matrix x goes, of the result's shape and type. With any of these three a call is
-               checked each time, and has no gradients
+               The operands have gradients as x does. A float8 x has none, nor have results of 8 bits
+    out        where the product of a matrix x goes, of the result's shape and type; without gradients. With any of
+               these three a call is checked each time
 
     Scales of groups multiply sums in float32 where the kernel is a streamed one (`StreamedPlan`): of up to 4 rows on
     9.0 and on the CPU, of up to 8 elsewhere. On 9.0 and on the CPU so do those of int4 in groups of 128, for up to 64
@@ -145,10 +158,16 @@ def _own(
         check_operands({"x": x}, {"out": own.out})
         return copied(_own(x, weight, own._replace(out=None), scale_x, None, None, out_dtype, config), own.out)
     made = checked_product(call, x, weight, factors, own)
-    sees, records = seen_and_recorded([*made.read.values(), *made.operands.written.values()], own.out)
+    tensors = *made.read.values(), *made.operands.written.values()
+    sees, records = seen_and_recorded(tensors, own.out)
     if records:
-        raise OperandError(NO_DERIVATIVE)
-    return copied(dispatched(made, config), own.out) if sees else computed(made, own.out)
+        made.check_derivable()
+        formula = PackedFormula(made, facts, packed_text(config))
+        if derived_by_transform() or any(has_tangent(t) for t in tensors):
+            return formula_alone(formula)
+        if not sees:
+            return recorded(formula)
+    return copied(dispatched(made, facts, packed_text(config)), own.out) if sees else computed(made, own.out)
 
 
 def _with_finish(

@@ -1,28 +1,28 @@
 """The operator quantized_epilogue_matmul, as torch's compiler, fake tensors and functorch see it.
 
 The epilogue and its operands are those of `epilogue_matmul`, the other arguments those of `quantized_matmul`. vmap
-computes one product after another. Nothing has a derivative.
+computes one product after another. x of 16 bits and the epilogue's operands have derivatives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from ...errors import OperandError
 from ...kernels.epilogue.chain import Epilogue
-from ..checks import autocast_type, cast, copied, differentiated
-from ..compiled.traced import named, refuse
-from ..operators import VmapInfo, one_after_another, operator_of, with_autograd
+from ..checks import NOT_RECORDED, autocast_type, cast, copied, differentiated
+from ..compiled.traced import named, refusal, refuse
+from ..operators import VmapInfo, one_after_another, operator_of
 from ..own_epilogue.api import traced_operands
-from ..own_epilogue.names import OperandNames
-from ..own_epilogue.operators import check_mapped, epilogue_of_text, operands_of
+from ..own_epilogue.operators import check_mapped, epilogue_of_text, operands_of, with_symbols
+from ..own_epilogue.recorded import recorded
 from .configs import PackedConfig, packed_text
 from .launch import flat
 from .operators import checked_call, facts_of, format_of
-from .own_epilogue import NO_DERIVATIVE, CheckedPacked, OwnEpilogue, checked_product, computed
+from .own_epilogue import OwnEpilogue, PackedFormula, checked_product, computed
 from .weights import QuantizedWeight, packed_for
 
 _NAME, _LISTS = "quantized_epilogue_matmul", 4
@@ -33,12 +33,19 @@ def _call(
     read: Sequence[torch.Tensor], written: Sequence[torch.Tensor], numbers: Sequence[float], wholes: Sequence[int],
     epilogue: str, code: str, group: int, zeros: bool, n: int, k: int, out_dtype: torch.dtype | None = None,
     config: str = "",
-) -> tuple[CheckedPacked, Sequence[int]]:  # fmt: skip
+) -> tuple[PackedFormula, Sequence[int]]:  # fmt: skip
     steps, every = operands_of(epilogue, read, written, numbers, wholes)
     facts = code, group, zeros, n, k
     call = checked_call(x, units, scales, None, None, facts, out_dtype, config, scale_x)
     weight = QuantizedWeight(format_of(code, group, zeros), units, scales, n, k, packed_for(x.dtype) or x.dtype)
-    return checked_product(call, x, weight, scale_x, OwnEpilogue(steps, every, None)), wholes
+    made = checked_product(call, x, weight, scale_x, OwnEpilogue(steps, every, None))
+    return PackedFormula(made, facts, config), wholes
+
+
+def _recorded(of: PackedFormula, wholes: Sequence[int]) -> torch.Tensor:
+    of.made.check_derivable()
+    operands = with_symbols(of.made.steps, of.made.operands, wholes)
+    return recorded(replace(of, made=of.made._replace(operands=operands)))
 
 
 def _mapped(info: VmapInfo, in_dims: Sequence[Any], *arguments: object) -> tuple[torch.Tensor, int]:
@@ -51,31 +58,13 @@ def _mapped(info: VmapInfo, in_dims: Sequence[Any], *arguments: object) -> tuple
 operator_of(
     _NAME,
     _call,
-    lambda made, _: computed(made).contiguous(),
-    lambda made, _: made.x.new_empty(
-        (made.x.shape[0], made.weight.n) if made.steps.stores_c else (0,), dtype=made.call.kind
-    ),
-    mapped=_mapped,
+    lambda of, _: computed(of.made).contiguous(),
+    lambda of, _: of.made.x.new_empty(of.made.shape if of.epilogue.stores_c else (0,), dtype=of.made.call.kind),
+    _recorded,
+    _mapped,
     mutates=("written",),
+    function="quantized_matmul",
 )
-
-
-def _refused(*arguments: object) -> torch.Tensor:
-    raise OperandError(NO_DERIVATIVE)
-
-
-with_autograd(_NAME, _refused)
-
-
-def dispatched(made: CheckedPacked, config: PackedConfig | None) -> torch.Tensor:
-    """The product that torch's dispatcher sees, of operands that have been checked."""
-    weight, lists = made.weight, OperandNames.of(made.steps).lists(made.operands.every)
-    facts = facts_of(weight.format, weight.n, weight.k)
-    value: torch.Tensor = torch.ops.layoutgemm.quantized_epilogue_matmul(
-        made.x, weight.units, weight.scales, made.scale_x, *lists, made.steps.json, *facts, made.call.kind,
-        packed_text(config),
-    )  # fmt: skip
-    return value
 
 
 def traced(
@@ -87,7 +76,7 @@ def traced(
     read = {"x": x, **named(scale_x=scale_x)}
     text, lists = traced_operands(epilogue, given, beside, read, out)
     if differentiated(x, scale_x, out, *lists[0], *lists[1]):  # type: ignore[arg-type]  # tensors, by the checks
-        refuse(NO_DERIVATIVE)
+        refuse(NOT_RECORDED if out is not None else refusal("derivative", text, torch.bfloat16, out_dtype))
     x = cast(x, autocast_type(x))
     value: torch.Tensor = torch.ops.layoutgemm.quantized_epilogue_matmul(
         x, weight.units, weight.scales, flat(scale_x, x), *lists, text, *facts_of(weight.format, weight.n, weight.k),

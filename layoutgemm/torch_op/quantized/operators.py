@@ -71,7 +71,11 @@ def check_rows(x: torch.Tensor, n: int, k: int) -> None:
 def check_gateless(activation: str | None) -> None:
     """Raise OperandError for an unknown activation, or a gate."""
     if isinstance(activation, str) and activation in GATES:
-        raise OperandError(f"activation {shown(activation)}: a product with packed weights has no gate")
+        raise OperandError(
+            f"activation {shown(activation)}: a product with packed weights has no gate, since a kernel stores the "
+            "features of its two halves from different CTAs. quantized_matmul(x, weight, out_dtype=torch.float32)"
+            ".chunk(2, -1) has both halves, with gradients"
+        )
     check_activation(activation, gates=())
 
 

@@ -1,4 +1,6 @@
-"""quantized_matmul with an epilogue of the caller's own: epilogue=, given=, out=. Without derivatives.
+"""quantized_matmul with an epilogue of the caller's own: epilogue=, given=, out=.
+
+x of 16 bits and the epilogue's operands have gradients, by the formula of `own_epilogue.recorded`.
 
 Steps, and the shapes of their operands, are those of the product (rows, n). A kernel of the transposed product takes
 the transposed steps. Scales of columns and of x come before them.
@@ -7,6 +9,7 @@ the transposed steps. Scales of columns and of x come before them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -27,9 +30,10 @@ from ...kernels.sm90.plan import Sm90Config, Sm90Plan
 from ...kernels.sm90.quantized.choose import packed_candidates, packed_config
 from ...kernels.sm90.quantized.feature_parts import FeatureParts
 from ...kernels.streamed.plan import StreamedConfig, StreamedPlan
-from ..checks import check_out, check_written, copied
+from ..checks import check_out, check_written, copied, needs_dispatcher
 from ..epilogue import (
     GivenOperands,
+    Tensors,
     check_order,
     check_result,
     finish_of,
@@ -39,7 +43,11 @@ from ..epilogue import (
     reference_of,
 )
 from ..launch import DirectLaunch, mark_written, raw_stream, workspace_on
+from ..own_epilogue.derivatives import refusal_of_derivatives
+from ..own_epilogue.formula import StepResults, steps_by_torch
+from ..own_epilogue.names import OperandNames
 from ..prepared import gpu, on_gpu, target
+from ..scaled_grouped.epilogue_gradients import ProductFormula
 from ..scaled_grouped.recipes import TENSOR
 from ..types import C_NAMES, NAMES
 from .launch import (
@@ -55,11 +63,10 @@ from .launch import (
     sizes_of,
     streamed_choice,
 )
+from .operators import Facts, derivable
 from .weights import QuantizedWeight, dense_of, multiplied
 
-NO_DERIVATIVE = (
-    "an epilogue of packed weights, and out=, have no derivative: use torch.no_grad(), or bias= and activation="
-)
+BF16 = torch.bfloat16
 _FIRST_WORD = 3  # of the arguments behind the addresses of A, B and C: the sizes, then the epilogue's words
 
 
@@ -76,16 +83,70 @@ class CheckedPacked(NamedTuple):
 
     call: QuantizedCall
     x: torch.Tensor
-    weight: QuantizedWeight
+    units: torch.Tensor
+    scales: torch.Tensor | None
     scale_x: torch.Tensor | None
     steps: Epilogue
     operands: GivenOperands
 
     @property
+    def factors(self) -> dict[str, torch.Tensor]:
+        """x, the packed weights and their scales, by name."""
+        own = {"x": self.x, "units": self.units, "scales": self.scales, "scale_x": self.scale_x}
+        return {name: t for name, t in own.items() if t is not None}
+
+    @property
     def read(self) -> dict[str, torch.Tensor]:
         """The tensors that are read, by name."""
-        own = {"x": self.x, "units": self.weight.units, "scales": self.weight.scales, "scale_x": self.scale_x}
-        return {name: t for name, t in {**own, **self.operands.read}.items() if t is not None}
+        return {**self.factors, **self.operands.read}
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The shape of the result, where the epilogue stores C."""
+        return self.x.shape[0], self.call.size[0]
+
+    def put(self, factors: Tensors, operands: GivenOperands) -> CheckedPacked:
+        """The same product of other tensors."""
+        return self._replace(operands=operands, **factors)  # type: ignore[arg-type]  # tensors, by their names
+
+    def check_derivable(self) -> None:
+        """Raise TensorError for a product whose derivative is recorded, and which has none."""
+        if text := refusal_of_derivatives(self.steps, BF16, self.call.kind):  # a float8 x requires no grad
+            raise TensorError(text)
+
+
+@dataclass(frozen=True)
+class PackedFormula(ProductFormula[CheckedPacked]):
+    """A checked product with packed weights, as `own_epilogue.recorded` derives it.
+
+    facts   the weights' format and sizes, as the operators take them
+    config  of the kernel, as text
+    """
+
+    facts: Facts
+    config: str
+
+    def launched(self) -> torch.Tensor:
+        """The product by a kernel, into the operands that it has."""
+        made = self.made
+        if not needs_dispatcher(*made.factors.values(), *made.operands.tensors.values()):
+            return computed(made)
+        return dispatched(made, self.facts, self.config)
+
+    def formula(self) -> StepResults:
+        """Float32 sums with derivatives by x, and the steps by torch."""
+        made = self.made
+        sums = derivable(made.x, made.units, made.scales, None, None, self.facts, torch.float32, "", made.scale_x)
+        return steps_by_torch(self.epilogue, sums, self.every, made.call.kind)
+
+
+def dispatched(made: CheckedPacked, facts: Facts, config: str) -> torch.Tensor:
+    """The product that torch's dispatcher sees, of operands that have been checked; `config` is text."""
+    lists = OperandNames.of(made.steps).lists(made.operands.every)
+    value: torch.Tensor = torch.ops.layoutgemm.quantized_epilogue_matmul(
+        made.x, made.units, made.scales, made.scale_x, *lists, made.steps.json, *facts, made.call.kind, config
+    )
+    return value
 
 
 def checked_product(
@@ -98,7 +159,8 @@ def checked_product(
     steps, operands = _operands(own)
     if taken := [name for name in (COLUMN_SCALE, SCALE_X, SPLIT_SUMS) if name in operands.every]:
         raise OperandError(f"{taken[0]} names what packed weights have themselves: give the step another name")
-    made, out, shape = CheckedPacked(call, x, weight, scale_x, steps, operands), own.out, (x.shape[0], weight.n)
+    made, out = CheckedPacked(call, x, weight.units, weight.scales, scale_x, steps, operands), own.out
+    shape = made.shape
     check_operands(made.read, {**operands.written, **({} if out is None else {"out": out})})
     check_written(operands.written)
     check_result(steps, operands.every, call.kind, shape, out)
@@ -115,17 +177,17 @@ def in_place_of_operand(own: OwnEpilogue) -> bool:
 def computed(made: CheckedPacked, out: torch.Tensor | None = None) -> torch.Tensor:
     """The product now, in a new tensor or in `out`. Without elements where the epilogue stores no C."""
     call, x, steps, every = made.call, made.x, made.steps, made.operands.every
-    shape = x.shape[0], made.weight.n
+    shape = made.shape
     with torch.no_grad():
         if 0 in shape:
             reduce_nothing(steps, every)
             return out if out is not None else x.new_empty(shape if steps.stores_c else 0, dtype=call.kind)
         if not on_gpu(x.get_device()):
-            value = reference_of(_sums(call, x, made.weight, made.scale_x), call.kind, steps, every)
+            value = reference_of(_sums(made), call.kind, steps, every)
             return copied(value, out) if steps.stores_c else value.new_empty(0)
         check_target(call, x)
         check_order(steps)
-        return _launched(call, x, made.weight, made.scale_x, steps, made.operands, out)
+        return _launched(made, out)
 
 
 def _operands(own: OwnEpilogue) -> tuple[Epilogue, GivenOperands]:
@@ -135,22 +197,19 @@ def _operands(own: OwnEpilogue) -> tuple[Epilogue, GivenOperands]:
     return given_operands(own.epilogue, own.given)
 
 
-def _sums(
-    call: QuantizedCall, x: torch.Tensor, weight: QuantizedWeight, scale_x: torch.Tensor | None
-) -> torch.Tensor:  # fmt: skip
+def _sums(made: CheckedPacked) -> torch.Tensor:
     """The product in float64, with all scales, as float32 sums."""
-    dense = dense_of(call.format, x.dtype, weight.units, weight.scales, call.size)
+    call, x, scale_x = made.call, made.x, made.scale_x
+    dense = dense_of(call.format, x.dtype, made.units, made.scales, call.size)
     if rounds_weights(call, x.shape[0], x.dtype):
         dense = multiplied(call.format, dense, x.dtype)
     sums = resolved(x).double() @ dense.double().T
     return (sums if scale_x is None else sums * resolved(scale_x).double().reshape(-1, 1)).float()
 
 
-def _launched(
-    call: QuantizedCall, x: torch.Tensor, weight: QuantizedWeight, scale_x: torch.Tensor | None, steps: Epilogue,
-    operands: GivenOperands, out: torch.Tensor | None,
-) -> torch.Tensor:  # fmt: skip
+def _launched(made: CheckedPacked, out: torch.Tensor | None) -> torch.Tensor:
     """The product by a kernel, which stores to `out` itself if its lines are contiguous."""
+    call, x, units, scales, scale_x, steps, operands = made
     device, n = x.get_device(), call.size[0]
     lines, factor = readable(resolved(x)), None if scale_x is None else in_place(scale_x)
     direct = out if out is not None and _stored_in_place(out) else None
@@ -160,7 +219,7 @@ def _launched(
     placed: dict[str, object] = {
         one.name: every[one.name] if one.host else placed_of(one, every[one.name], False) for one in steps.given
     }
-    for name, vector in ((COLUMN_SCALE, weight.scales), (SCALE_X, factor)):
+    for name, vector in ((COLUMN_SCALE, scales), (SCALE_X, factor)):
         if vector is not None:
             placed[name] = PlacedOperand(vector.data_ptr())
     mark_written([*operands.written.values(), *([] if direct is None or not steps.stores_c else [direct])])
@@ -171,7 +230,7 @@ def _launched(
         words = list(words_of(plan.epilogue, placed, parts.data_ptr() + split))
         if split:
             words[plan.words.index(SPLIT_SUMS)] = parts.data_ptr()
-        ab = (lines, weight.units) if isinstance(plan, Sm80Plan) else (weight.units, lines)
+        ab = (lines, units) if isinstance(plan, Sm80Plan) else (units, lines)
         stored = c.data_ptr() if steps.stores_c else 0
         launch.launch([*[t.data_ptr() for t in ab], stored, *words], raw_stream(device))
     if not steps.stores_c:

@@ -116,7 +116,7 @@ class GroupedCall(NamedTuple):
 
     @property
     def in_batch_of_one(self) -> bool:
-        """True for one group with a matrix of C of its own: its plan has no batch."""
+        """True for one group with its own matrix C. Its plan has no batch."""
         return self.form != ROWS and self.experts == 1 and len(self.shape) == 3
 
 

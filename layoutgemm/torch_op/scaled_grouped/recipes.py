@@ -33,7 +33,8 @@ _WAYS_TO_FLOAT32 = {
     "torch.uint8": "; e8m0 in bytes is view(torch.float8_e8m0fnu).float()",
     "torch.int32": "; four packed e8m0 are contiguous().view(torch.float8_e8m0fnu).float()",
 }
-_OTHERS = ("BlockWise1x16", "BlockWise1x32")  # torch's, for the tensor cores of compute capability 10.0
+# torch's, for the tensor cores of compute capability 10.0, and the format of `layoutgemm.plan` that has them.
+_OTHERS = {"BlockWise1x16": "nvfp4", "BlockWise1x32": "mxfp8"}
 
 
 class Scales(Protocol):
@@ -148,7 +149,8 @@ def recipe_text(name: str, recipe: object) -> str:
         if text in _OTHERS:
             raise OperandError(
                 f"{name} {text}: scales of {text.rpartition('x')[2]} elements are for tensor cores of compute "
-                f"capability 10.0; these kernels are for 9.0, and take {', '.join(_KNOWN)}"
+                f"capability 10.0; these kernels are for 9.0, and take {', '.join(_KNOWN)}. layoutgemm.plan(..., "
+                f"arch='blackwell', scales={shown(_OTHERS[text])}) has a kernel of theirs"
             )
         raise OperandError(f"{name} {shown(text)}: {nearest(text, _KNOWN)}known are {', '.join(_KNOWN)}")
     raise OperandError(f"{name} is a {type(recipe).__qualname__}; it is a ScalingType of torch, its name, or None")

@@ -14,9 +14,10 @@ from layoutgemm.atoms import wgmma
 from layoutgemm.atoms.copy.tmem import FRAGMENTS, repetitions, tcgen05_copies, tcgen05_cp, tcgen05_ld, tcgen05_st
 from layoutgemm.atoms.mma.tcgen05 import KINDS, legal_m, legal_n, tcgen05_mma, tcgen05_mma_atoms
 from layoutgemm.atoms.tmem.fragment import accumulator_fragment
-from layoutgemm.atoms.tmem.layout import scale_chunk, scale_factors
-from layoutgemm.errors import AtomError
+from layoutgemm.atoms.tmem.layout import block_scale_layout, scale_chunk, scale_factors
+from layoutgemm.errors import AtomError, LayoutError
 from layoutgemm.layouts import E
+from layoutgemm.layouts.symbols.dims import dim
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "tv_vectors.json"
 MMA = re.compile(r"tcgen05\.mma\.cta(\d)\.m(\d+)n(\d+)k(\d+)\.([\w.]+)\.(SS|TS)")
@@ -287,6 +288,23 @@ def test_a_copied_chunk_of_scale_factors_lies_where_the_product_reads_it():
     home = scale_factors(128, 4).layout
     assert landed.equivalent(Layout.join(home[0], home[1]))
     assert copy.tmem[2] == home[2]  # the four copies
+
+
+def test_block_scales_lie_as_cublas_documents():
+    """Tiles of 128 x 4 factors, those along K first; each row's four in the 16 bytes of its 32nd."""
+    for rows, k, vector in ((128, 4, 1), (200, 5, 1), (300, 1000, 32), (256, 192, 16)):
+        layout = block_scale_layout(rows, k, vector)
+        tiles = -(-k // (4 * vector))
+        row, at = np.arange(rows)[:, None], np.arange(k)
+        factor = at // vector
+        byte = (row // 128 * tiles + factor // 4) * 512 + row % 32 * 16 + row % 128 // 32 * 4 + factor % 4
+        assert (layout(row, at) == byte).all() and layout.cosize == -(-rows // 128) * tiles * 512
+    M, K = dim("M", multiple_of=128), dim("K", multiple_of=64)
+    assert block_scale_layout(M, K, 16).at(M=256, K=192) == block_scale_layout(256, 192, 16)
+    for wrong in ((0, 4), (4, 4, 0), (4.0, 4), (dim("M"), 4)):
+        with pytest.raises(LayoutError, match=r"rows|vector|128"):
+            block_scale_layout(*wrong)
+    assert tcgen05_cp("32x128b.warpx4") == tcgen05_cp("32x128b", "warpx4")
 
 
 def test_reducing_loads_move_what_plain_ones_do():

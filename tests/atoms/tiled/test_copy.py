@@ -247,7 +247,7 @@ def test_vectors():
     copy = make_tiled_copy(vector(128), ROW_THREADS, Layout((1, 8)))
     assert copy.vectors("src", Layout((64, 128), (128, 1))).ok
     strided = copy.vectors("src", Layout((64, 128)))
-    assert not strided and "8 values of one access" in strided.explain() and (strided.left, strided.right) == (64, 1)
+    assert not strided and "value 1 of an access" in strided.explain() and (strided.left, strided.right) == (64, 1)
     pitch = copy.vectors("src", Layout((64, 128), (132, 1)))
     # thread 8 is the first of the second row, and 132 is no multiple of 8
     assert not pitch and pitch.left == 132 and pitch.right == 128 and pitch.coord[0] == (0, 1)
@@ -262,7 +262,7 @@ def test_vectors_under_a_swizzle():
     assert copy.vectors("dst", tile).ok  # 16 bytes stay together
     fine = ComposedLayout(Swizzle(3, 2, 3), 0, Layout((64, 64), (64, 1)))
     split = copy.vectors("dst", fine)
-    assert not split and "the access at: ((4,0),0,0,0,0) gives 36 and 32" in split.explain()
+    assert not split and ": ((4,0),0,0,0,0) gives 36 and 32" in split.explain()
     coarse = make_tiled_copy(vector(128), Layout((4, 1)), Layout((1, 8)))
     assert coarse.vectors("src", Swizzle(1, 2, 3) @ Layout((4, 8), (8, 1))).ok  # the identity on these rows
     inside = coarse.vectors("src", Swizzle(1, 1, 2) @ Layout((4, 8), (8, 1)))

@@ -10,20 +10,22 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from layoutgemm import Layout
-from layoutgemm.atoms import ldmatrix, smem_tile
+from layoutgemm.atoms import SmemTile, ldmatrix, smem_tile
 from layoutgemm.checks import (
     AccessPattern,
     bank_conflicts,
     best_swizzle,
+    column_access,
     find_padding,
     find_swizzle,
     matrix_access,
+    row_access,
     thread_access,
     tma_access,
 )
 from layoutgemm.checks.smem.access_patterns import byte_addresses
 from layoutgemm.checks.smem.swizzle_search import TMA_MODES, candidates, has_effect, pattern_of, ranks
-from layoutgemm.errors import AtomError
+from layoutgemm.errors import AtomError, LayoutError
 from layoutgemm.layouts import Swizzle
 from tests.checks.smem import bank_model as model
 
@@ -335,3 +337,32 @@ def test_the_copy_engines_modes_come_first_among_equals() -> None:
     found = find_swizzle(Layout(64, 1), pair, element="f32")
     assert found.swizzle == TMA_MODES[1]
     assert all(max(moved_ways([[0, 128]], 4, form)) == 1 for form in ((1, 6, 1), (1, 2, 5), (1, 4, 3)))
+
+
+def test_a_tile_alone_means_its_rows() -> None:
+    """Without accesses: the 16-byte rows along the contiguous mode, of plain, swizzled and nested tiles."""
+    for tile, along in (
+        (Layout((64, 32), (32, 1)), "K"),
+        (Layout((64, 32)), "MN"),
+        (smem_tile((64, 64), "bf16", "MN"), "MN"),
+    ):
+        element = None if isinstance(tile, SmemTile) else "bf16"
+        extent = (64, 64 if element is None else 32)
+        rows = matrix_access(extent, "bf16", along)
+        assert (row_access(tile, element).coords == rows.coords).all()
+        assert (
+            bank_conflicts(tile, element=element).wavefronts == bank_conflicts(tile, rows, element=element).wavefronts
+        )
+        assert find_swizzle(tile, element=element).swizzle == find_swizzle(tile, rows, element=element).swizzle
+        columns = column_access(tile).coords
+        assert sorted(columns.ravel().tolist()) == list(range(extent[0] * extent[1]))
+        assert columns.shape[1] == 32 and (np.diff(columns[:, :, 0]) == (1 if along == "K" else 64)).all()
+    for tile, said in (
+        (Layout((4, 8)), "do not tile 4x8; else name"),
+        (Layout((8, 8, 2)), "group them"),
+        (3, "has no rows"),
+    ):
+        with pytest.raises(AtomError, match=said):
+            find_swizzle(tile, element="bf16")
+    with pytest.raises(LayoutError, match="no mode has neighbours"):
+        row_access(Layout((8, 8), (16, 2)), "bf16")

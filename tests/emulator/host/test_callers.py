@@ -15,11 +15,11 @@ def test_each_module_of_a_file_is_asked_for_once() -> None:
         asked.append(frame.f_globals["__name__"])
         return frame.f_globals["__name__"] == "theirs"
 
-    test, names = by_file(plain), ("ours", "theirs")
+    test, names = by_file(plain), ("ours", "theirs", "typing_extensions")
     frames = []
     for name in names:
         scope: dict[str, FrameType] = {"__name__": name, "sys": sys}  # type: ignore[dict-item]
         exec(compile("frame = sys._getframe()", "one.py", "exec"), scope)
         frames.append(scope["frame"])
-    assert [test(frame) for frame in frames * 2] == [False, True] * 2
-    assert tuple(asked) == names
+    assert [test(frame) for frame in frames * 2] == [False, True, True] * 2
+    assert tuple(asked) == names[:2]  # a frame of @deprecated is the framework's

@@ -18,7 +18,8 @@ torch = needs.module("torch")
 
 
 @pytest.fixture(autouse=True)
-def gpu() -> Iterator[None]:
+def gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    tmp_path_factory.getbasetemp()  # not in the session's folder, which goes with it
     with emulated_gpu("sm_90a"):
         yield
 
@@ -161,6 +162,22 @@ def test_autocast_is_of_the_gpu() -> None:
         with torch.autocast("cuda", enabled=False):
             assert (x @ x).dtype is torch.float32
     assert (x @ x).dtype is torch.float32
+    y = x.bfloat16()
+    with torch.autocast("cuda", dtype=torch.float32):
+        assert (y @ y).dtype is torch.float32
+
+
+def test_autocast_computes_in_float32_what_it_does_on_a_gpu() -> None:
+    x = torch.ones(2, 8, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    functional = torch.nn.functional
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        labels = torch.zeros(2, dtype=torch.long, device="cuda")
+        found = [x.softmax(-1), functional.layer_norm(x, (8,)), x.exp(), x.sum(), functional.cross_entropy(x, labels)]
+        assert [one.dtype for one in found] == [torch.float32] * 5
+        assert [one.dtype for one in (x.sum(dtype=torch.bfloat16), x.relu(), x + x)] == [x.dtype] * 3
+    found[0].sum().backward()
+    assert x.grad is not None and x.grad.dtype is torch.bfloat16
+    assert x.softmax(-1).dtype is torch.bfloat16
 
 
 def test_a_product_has_the_type_that_is_asked_for() -> None:

@@ -89,9 +89,25 @@ def test_a_poll_for_what_never_comes_is_a_deadlock(space, monkeypatch):
 
 def test_clocks_go_on():
     out = np.zeros(1, np.uint64)
-    body = "mov.u64 %d0, %clock64; LOOP: mov.u64 %d1, %globaltimer; sub.u64 %d1, %d1, %d0; setp.lt.u64 %p0, %d1, 5000;"
+    body = (
+        "mov.u64 %d0, %globaltimer; LOOP: mov.u64 %d1, %globaltimer; sub.u64 %d1, %d1, %d0; setp.lt.u64 %p0, %d1, 5000;"
+    )
     run(body + "@%p0 bra LOOP; st.global.u64 [%out], %d1;", {"out": out}, block=1)
     assert out[0] >= 5000
+
+
+def test_the_global_timer_counts_from_a_date_and_on_from_launch_to_launch():
+    timer, clock = (np.zeros(2, np.uint64) for _ in range(2))
+    body = "mov.u64 %d0, %globaltimer; mov.u64 %d1, %clock64; mov.u32 %r0, %globaltimer_hi; cvt.u64.u32 %d2, %r0;"
+    for launch in range(2):
+        out = np.zeros(3, np.uint64)
+        run(
+            f"{body} st.global.u64 [%out], %d0; st.global.u64 [%out+8], %d1; st.global.u64 [%out+16], %d2;",
+            {"out": out},
+        )
+        timer[launch], clock[launch] = out[:2]
+        assert out[0] > 1 << 40 and out[2] == out[0] >> np.uint64(32)
+    assert timer[1] > timer[0] and clock[0] == clock[1] < 1 << 20
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from layoutgemm.layouts.symbols.facts import Facts
 
 
 class Part(NamedTuple):
-    """A statement, its answer, and the method that should give it; of a mutant, "" or "undecided"."""
+    """A statement, its answer, and the method that should give it; of a mutant, ""."""
 
     text: str
     answer: Any
@@ -240,7 +240,7 @@ def group_m_mutants() -> Iterator[Part]:
     start = pieces[0][0].size
     for formula in (never_shorter, wrong_period):
         answer = follows(formula, given, piece, start, first)
-        yield Part(f"{formula.__name__} in the last group", answer, "undecided")
+        yield Part(f"{formula.__name__} in the last group", answer)
     a, b = (flat(piece, rows) for piece, _ in pieces)
     yield Part("the last group begins a row early", disjoint(a, b, first - 1))
     yield Part("groups one row apart", injective(Layout((G, n, given["q"]), (1, rows, 1))))
@@ -317,7 +317,7 @@ def k_split_mutants() -> Iterator[Part]:
     tiles = Layout((rounded_down["BK"], rounded_down["T"]), (1, rounded_down["BK"]))
     yield Part("the quotient rounded down", covers(tiles, rounded_down["K"]))
     answer = prove_formulas(lambda k: k % BK + BK * (k // (BK + 1)), lambda k: k, k=K)
-    yield Part("split at BK + 1", answer, "undecided")
+    yield Part("split at BK + 1", answer)
 
 
 def tma_boxes() -> Iterator[Part]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....atoms.tmem.layout import scale_chunk
+from ....atoms.tmem.layout import block_scale_layout
 from ....dtypes import dtype
 
 if TYPE_CHECKING:
@@ -59,7 +59,9 @@ def product(torch: ModuleType, name: str, func: Any, args: tuple[Any, ...], kwar
     kwargs = {key: wide(x) for key, x in kwargs.items()}
     found = None if kwargs else _in_steps(torch, name, args)
     done = func(*args, **kwargs) if found is None else found
-    return done.to(wanted or kinds.pop()) if isinstance(done, torch.Tensor) else done
+    casts = name != "dot" and torch.is_autocast_enabled("cuda")  # of a dot product it does not change the type
+    cast = torch.get_autocast_dtype("cuda") if casts else kinds.pop()
+    return done.to(wanted or cast) if isinstance(done, torch.Tensor) else done
 
 
 def _in_steps(torch: ModuleType, name: str, args: tuple[Any, ...]) -> Tensor | None:
@@ -123,7 +125,7 @@ def block_scaled(
 ) -> Tensor | None:  # fmt: skip
     """torch._scaled_mm of A [M, K] and B [K, N] with block scales; else None.
 
-    A factor is for 32 elements along K in e8m0, for 16 in e4m3. cuBLAS keeps them in the order of `scale_chunk`.
+    A factor is for 32 elements along K in e8m0, for 16 in e4m3. cuBLAS keeps them in the order of `block_scale_layout`.
     """
     sizes = {torch.float8_e8m0fnu: 32, torch.float8_e4m3fn: 16}
     if scale_a.dtype not in sizes or scale_b.dtype is not scale_a.dtype or scale_result is not None:
@@ -180,10 +182,9 @@ def _scaled(torch: ModuleType, x: Tensor, scale: Tensor, size: int) -> Tensor | 
         values = x.float()
     rows, columns = values.shape
     factors = -(-columns // size)
-    down, along = -(-rows // 128), -(-factors // 4)
-    if scale.numel() != down * along * 512:
+    places = block_scale_layout(rows, factors)
+    if scale.numel() != places.size:
         return None
-    place = np.asarray(scale_chunk().offsets()).reshape(4, 128).T  # [row, factor] of a chunk
-    chunks = scale.contiguous().reshape(down, along, 512).float()[:, :, torch.from_numpy(place.copy())]
-    table = chunks.permute(0, 2, 1, 3).reshape(down * 128, along * 4)[:rows, :factors]
+    byte = places(np.arange(rows)[:, None], np.arange(factors))
+    table = scale.contiguous().reshape(-1).float()[torch.from_numpy(byte)]
     return values * table.repeat_interleave(size, 1)[:, :columns]

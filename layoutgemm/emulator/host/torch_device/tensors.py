@@ -268,6 +268,28 @@ def _called(torch: ModuleType, func: Function, args: Arguments, kwargs: Named) -
     return _pinned(done) if pinned else done
 
 
+# What autocast computes in float32 on a GPU, and the CPU's in the type that it is given: torch.amp, "CUDA Ops that can
+# autocast to float32".
+_IN_FLOAT32 = frozenset(
+    "acos asin cosh erfinv exp expm1 log log10 log1p log2 reciprocal rsqrt sinh tan pow __pow__ __rpow__ softplus "
+    "layer_norm group_norm norm nuclear_norm cosine_similarity dist pdist cdist renorm logsumexp prod sum softmax "
+    "log_softmax softmin cumprod cumsum binary_cross_entropy_with_logits cosine_embedding_loss cross_entropy "
+    "hinge_embedding_loss huber_loss kl_div l1_loss margin_ranking_loss mse_loss multi_margin_loss "
+    "multilabel_margin_loss nll_loss poisson_nll_loss smooth_l1_loss soft_margin_loss triplet_margin_loss".split()
+)
+
+
+def _in_float32(torch: ModuleType, args: Arguments, kwargs: Named) -> tuple[Arguments, Named]:
+    """The arguments with tensors of 16-bit floats as float32; as they are where the call names a type or its output."""
+    if kwargs.get("dtype") is not None or kwargs.get("out") is not None:
+        return args, kwargs
+
+    def widened(x: Any) -> Any:
+        return x.float() if isinstance(x, torch.Tensor) and x.dtype in (torch.float16, torch.bfloat16) else x
+
+    return tuple(map(widened, args)), {key: widened(x) for key, x in kwargs.items()}
+
+
 @dataclass(frozen=True)
 class GpuWork:
     """A function of torch with its arguments, in CPU memory.
@@ -285,11 +307,14 @@ class GpuWork:
     def do(self) -> Any:
         """Run the function and return its result. Raises torch's OutOfMemoryError."""
         draws = self.on_gpu and _DRAWS.fullmatch(self.name) and self.kwargs.get("generator") is None
+        args, kwargs = self.args, self.kwargs
+        if self.on_gpu and self.name in _IN_FLOAT32 and self.torch.is_autocast_enabled("cuda"):
+            args, kwargs = _in_float32(self.torch, args, kwargs)
         try:
             with _NUMBERS[-1].drawn() if draws and _NUMBERS else nullcontext():
                 if self.on_gpu and self.name in PRODUCTS:
-                    return product(self.torch, self.name, self.func, self.args, self.kwargs)
-                return self.func(*self.args, **self.kwargs)
+                    return product(self.torch, self.name, self.func, args, kwargs)
+                return self.func(*args, **kwargs)
         except RuntimeError as error:
             if self.on_gpu and "can't allocate memory" in str(error):
                 raise self.torch.OutOfMemoryError(f"CUDA out of memory, on an emulated GPU: {error}") from None
@@ -668,7 +693,8 @@ def _autocast(kind: Any) -> Named:
     def entered(self: Any) -> object:
         done = enter(self)
         if self.device == "cuda":
-            own = kind("cpu", dtype=self.fast_dtype, enabled=self._enabled, cache_enabled=self._cache_enabled)
+            own = kind("cpu", enabled=False, cache_enabled=self._cache_enabled)
+            own.fast_dtype, own._enabled = self.fast_dtype, self._enabled  # float32 too, which the CPU's refuses
             inner.items.append(own)
             enter(own)
         return done

@@ -137,9 +137,12 @@ class TmaTransfer:
         """Copy the box into shared memory."""
         tma_engine.load(self.tmap, memory, coordinates, shared, offset)
 
-    def store(self, memory: Bytes, coordinates: Sequence[int], shared: Bytes, offset: int) -> None:
-        """Copy the box into the tensor."""
-        tma_engine.store(self.tmap, memory, coordinates, shared, offset)
+    def store(self, memory: Bytes, coordinates: Sequence[int], shared: Bytes, offset: int, reduces: str = "") -> None:
+        """Copy the box into the tensor, or combine it with what is there."""
+        if reduces:
+            tma_engine.reduce(self.tmap, memory, coordinates, shared, offset, reduces)
+        else:
+            tma_engine.store(self.tmap, memory, coordinates, shared, offset)
 
     def check(self, coordinates: Sequence[int], stores: bool) -> None:
         """Raise EmulatorError for coordinates that the engine refuses."""
@@ -276,8 +279,8 @@ class FourRowTransfer(TmaTransfer):
         """Copy the rows into shared memory."""
         gather.load(self.tmap, memory, coordinates, shared, offset)
 
-    def store(self, memory: Bytes, coordinates: Sequence[int], shared: Bytes, offset: int) -> None:
-        """Copy the rows to their places."""
+    def store(self, memory: Bytes, coordinates: Sequence[int], shared: Bytes, offset: int, reduces: str = "") -> None:
+        """Copy the rows to their places; PTX has no reduction of them."""
         gather.store(self.tmap, memory, coordinates, shared, offset)
 
     def check(self, coordinates: Sequence[int], stores: bool) -> None:
@@ -333,9 +336,9 @@ class PixelTransfer(TmaTransfer):
         """Copy the pixels into shared memory."""
         im2col.load(self.map, memory, *self._split(coordinates), shared, offset)
 
-    def store(self, memory: Bytes, coordinates: Sequence[int], shared: Bytes, offset: int) -> None:
-        """Copy shared memory into the pixels."""
-        im2col.store(self.pixels, memory, self._split(coordinates)[0], shared, offset)
+    def store(self, memory: Bytes, coordinates: Sequence[int], shared: Bytes, offset: int, reduces: str = "") -> None:
+        """Copy shared memory into the pixels, or combine it with them."""
+        im2col.store(self.pixels, memory, self._split(coordinates)[0], shared, offset, reduces)
 
     def check(self, coordinates: Sequence[int], stores: bool) -> None:
         """Raise EmulatorError for coordinates that the engine refuses."""
@@ -640,11 +643,8 @@ class PendingTmaStore:
         if rows is None:
             held = _from_start(box, buffer)
             memory = np.concatenate([held, np.zeros(over, np.uint8)]) if over else held
-            if self.reduces:
-                for _ in range(self.times):
-                    tma_engine.reduce(box.tmap, memory, self.coordinates, self.taken, phase, self.reduces)
-            else:
-                box.store(memory, self.coordinates, self.taken, phase)
+            for _ in range(self.times if self.reduces else 1):
+                box.store(memory, self.coordinates, self.taken, phase, self.reduces)
             if over:
                 held[:] = memory[: held.size]
             if 0 < buffer.address - box.address <= FAR:
@@ -664,7 +664,7 @@ def _from_start(box: TmaTransfer, buffer: GlobalBuffer) -> npt.NDArray[np.uint8]
 
 
 def _store(program: Program, ins: PtxInstruction, reduces: str) -> Run:
-    modes = (reduces,) if reduces else ("tile::scatter4", "im2col_no_offs")
+    modes = ("im2col_no_offs", reduces or "tile::scatter4")
     form = TmaForm(program, ins, ("global", "shared::cta", "bulk_group", *modes), 0)
     if not {"global", "shared::cta", "bulk_group"} <= form.words:
         raise ValueError("a store is .global.shared::cta and .bulk_group")

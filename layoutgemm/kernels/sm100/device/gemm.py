@@ -9,7 +9,8 @@ which stores a tile while the next one is multiplied.
     --------    ---------    ------------------------------------------------------------------------------------------
     loader      warp 5       waits for empty[s], arms full[s] with plan.full_bytes, issues the loads of a k
                              tile; of a pair it waits at the end for the last commits
-    mma         warp 4       waits for acc_empty[i], then for full[s] of each k tile; multiplies, and commits the stage
+    mma         warp 4       waits for acc_empty[i], then for full[s] of each k tile; copies block scales, where there
+                             are any, to tensor memory; multiplies, and commits the stage
                              to empty[s], the tile to acc_full[i]. It allocates tensor memory and frees it
     epilogue    warps 0-3    wait for acc_full[i], load their lanes, arrive at acc_empty[i], convert and store, each
                              warp its 32 rows
@@ -45,6 +46,7 @@ from ...dsl.reductions import launch_finish
 from ...dsl.tables import WordReads, choose, reads_of
 from ...operands.pair import SECOND, place_in_pairs
 from ...plan import present, tile_count
+from ..block_scales import NAMES
 from ..plan import BLOCK_ROWS, EPILOGUE_WARPS, LOADER_WARP, MMA_WARP, Sm100Plan
 from .epilogue import Sm100Epilogue
 
@@ -78,6 +80,8 @@ class Sm100GemmKernel(GemmEntry):
         maps_c = (maps_c + [map_b] * 4)[:4]  # a kernel has a fixed number of parameters
         if const_expr(plan.pair is not None):
             further += self.encoded_second(extents, words)
+        if const_expr(plan.scales is not None):
+            further += self.encoded_scales(extents, words)
         across = tile_count(m, plan.tile_c[0]), tile_count(n, plan.tile_c[1])
         reads = reads_of(plan.order.schedule, plan.words, words)
         tiles = plan.order.schedule.count(across, cutlass.min, reads) * batch
@@ -103,6 +107,8 @@ class Sm100GemmKernel(GemmEntry):
         words: Sequence[Int64],
     ) -> bridge.TensorMap:  # fmt: skip
         """Host side: the tensor map of matrix `name`, "a", "b" or "c"."""
+        if const_expr(self.plan.a.per_unit > 1 and name != "c"):
+            extents = {**extents, "k": extents["k"] // self.plan.a.per_unit}
         return bridge.encode_tensor_map(tma, address, extents, *pitches)
 
     def host_given(self, words: Sequence[Int64]) -> bridge.Carried:
@@ -119,12 +125,12 @@ class Sm100GemmKernel(GemmEntry):
         names  of further ones; default those of the plan's function
         """
         plan, given = self.plan, dict(zip(self.plan.words, words, strict=True))
-        (address, pitches), size = first, self.plan.b.dtype.bytes
+        address, pitches = first
         if names is None:
             names = [name for name, _ in plan.gated.places] if plan.gated is not None else []
         at = [(address, pitches), *[plan.lines_given(name, given) for name in names]]
         if plan.halves > 1:
-            half = Int64(extents["n"]) * pitches[0] * size
+            half = Int64(extents["n"]) * pitches[0] * plan.b.dtype.bytes
             at = [(address + i * half, pitches) for i in range(plan.halves)]
         return [self.encoded("b", tma, *where[:1], extents, where[1], words)
                 for tma, where in zip(plan.b.copies, at, strict=True)]  # fmt: skip
@@ -137,6 +143,17 @@ class Sm100GemmKernel(GemmEntry):
         map_a = self.encoded("a2", plan.a.tma, a2, extents, pitches, words)
         first, *others = present(plan.pair).of_b
         return [map_a, *self.encoded_b(plan.lines_given(first, given), extents, words, others)]
+
+    def encoded_scales(self, extents: Mapping[str, Int32], words: Sequence[Int64]) -> list[bridge.TensorMap]:
+        """Host side: the tensor maps of the block scales of A and B."""
+        given, scales = dict(zip(self.plan.words, words, strict=True)), present(self.plan.scales)
+        pitches = [Int64(pitch) for pitch in scales.pitches(extents["k"])]
+        return [
+            bridge.encode_tensor_map(
+                tma, given[name], scales.extents(extents[dim], extents["k"], extents["l"]), *pitches
+            )
+            for name, dim, tma in zip(NAMES, "mn", scales.copies, strict=True)
+        ]
 
     def kernel_words(self, words: Sequence[Int64], pitches: Mapping[str, tuple[Int64, Int64]]) -> Sequence[Int64]:
         """Host side: the words that the kernel takes; the plan's come first."""
@@ -316,7 +333,7 @@ class Sm100GemmKernel(GemmEntry):
         self, job: bridge.Carried, maps: bridge.Maps, m0: Int32, n0: Int32, matrix: Int32, k_tile: Int32, stage: Int32
     ) -> None:
         """Arm full[stage] and issue this block's part of both tiles. Called by one thread."""
-        plan, place = self.plan, {"l": matrix, "k": k_tile * self.plan.tile[2]}
+        plan, place = self.plan, {"l": matrix, "k": k_tile * (self.plan.tile[2] // self.plan.a.per_unit)}
         of_a, of_b = maps[0], maps[1 : 1 + len(plan.b.copies)]
         if const_expr(plan.pair is not None):
             second, place = maps[1 + len(of_b) :], place_in_pairs(k_tile, job.first_tiles, plan.tile[2], choose)
@@ -329,8 +346,21 @@ class Sm100GemmKernel(GemmEntry):
         self.load_a(job, of_a, {**place, "m": m0}, a, full)
         n_own = n0 + job.rank * plan.beside.share
         load = tensor.load_for_pair if const_expr(plan.blocks > 1) else bridge.load_tile
+        if const_expr(plan.scales is not None):
+            self.load_scales(job, maps[2:4], (m0, n0, matrix), k_tile, stage)
         for tensor_map, tma in zip(of_b, plan.b.copies, strict=True):
             load(tensor_map, tma, {**place, "n": n_own}, b, full)
+
+    def load_scales(
+        self, job: bridge.Carried, maps: bridge.Maps, origin: bridge.Place, k_tile: Int32, stage: Int32
+    ) -> None:
+        """Issue the loads of a k tile's block scales. B's are those of all columns."""
+        scales, (m0, n0, matrix) = present(self.plan.scales), origin
+        load = tensor.load_for_pair if const_expr(self.plan.blocks > 1) else bridge.load_tile
+        for operand, (first, rows) in enumerate(((m0, job.m), (n0, job.n))):
+            place = scales.place(k_tile, first, matrix, rows)
+            target = job.shared.scales(stage) + scales.offset(operand)
+            load(maps[operand], scales.copies[operand], place, target, job.shared.full(stage))
 
     def k_tiles(self, k: Int32, given: bridge.Carried) -> Int32:
         """K tiles of a tile of C, of both pairs."""
@@ -360,6 +390,7 @@ class Sm100GemmKernel(GemmEntry):
         plan = self.plan
         a = tensor.TensorOperand(plan.a.descriptor, job.shared.a(0), plan.smem.a_stage_bytes)
         b = tensor.TensorOperand(plan.b.descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
+        chunks = self.scales_operand(job)
         tile, stage, parity = job.first, Int32(0), Int32(0)
         done = Int32(0)
         while tile < job.tiles:
@@ -371,16 +402,34 @@ class Sm100GemmKernel(GemmEntry):
                 stage = bridge.uniform(stage)
                 bridge.barrier_wait(job.shared.full(stage), parity)
                 if bridge.elect():
+                    if const_expr(plan.scales is not None):
+                        self.copy_scales(job, present(chunks), stage)
                     for k_block in cutlass.range_constexpr(len(plan.a.descriptor.k_steps)):
                         words = a.word_at(stage, k_block), b.word_at(stage, k_block)
                         keep = k_tile > 0 if const_expr(k_block == 0) else True
-                        tensor.tensor_multiply(plan.mma, plan.word.word, target, *words, keep)
+                        if const_expr(plan.scales is None):
+                            tensor.tensor_multiply(plan.mma, plan.word.word, target, *words, keep)
+                        else:
+                            word, columns = present(plan.scales).read(plan.word, k_block)
+                            factors = tuple([job.accumulators + column for column in columns])
+                            tensor.tensor_multiply_scaled(plan.mma, word.word, target, words, factors, keep)
                     tensor.tensor_commit(job.shared.empty(stage), plan.blocks, plan.both)
                     if k_tile == job.k_tiles - 1:
                         tensor.tensor_commit(job.shared.acc_full(number), plan.blocks, plan.both)
                 stage, parity = bridge.next_in_ring(stage, parity, plan.stages)
             done += 1
             tile += job.workers
+
+    def scales_operand(self, job: bridge.Carried) -> tensor.TensorOperand | None:
+        """The descriptors of a stage's chunks of block scales; None without scales."""
+        scales = self.plan.scales
+        return None if scales is None else tensor.TensorOperand(scales.descriptor, job.shared.scales(0), scales.bytes)
+
+    def copy_scales(self, job: bridge.Carried, chunks: tensor.TensorOperand, stage: Int32) -> None:
+        """Copy a stage's block scales to tensor memory. The thread's next products see them."""
+        scales = present(self.plan.scales)
+        for number, (_, column) in enumerate(scales.chunk_places()):
+            tensor.tensor_copy(scales.cp, job.accumulators + column, chunks.word_at(stage, number))
 
     # --------------------------------------------------------------------------------------------------------- epilogue
     @cute.jit

@@ -58,7 +58,8 @@ class FunctionLoads:
         of = plan.mma.coords("A")
         # Where thread 0 has a value: those of one row, or of one column, are so in every lane.
         self.keys = [tuple(int(x) for x in of(0, v)) for v in range(count)]
-        self.values = [of(lane, v) for v in range(count)]
+        # Bytes with contiguous columns are loaded in an order of rows of their own.
+        self.values = [(plan.a.mn_order(i), j) for i, j in (of(lane, v) for v in range(count))]
         height = int(plan.mma.shape_mnk[0])
         self.rows = {
             (operand.name, block, key[0]): self.number(operand, self.row + (block * height + own[0]), self.m)

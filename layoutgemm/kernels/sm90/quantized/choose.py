@@ -18,7 +18,8 @@ features. A tile of 64 features is for products that have no more.
 
 With float8 activations a warpgroup also has the registers of a sum of its own: more than 192 rows do not fit beside
 it, nor two blocks of 64 features and 128 rows. ptxas computes mma.sync of e4m3 in 16 bits on sm_90a, so warpgroups
-multiply few rows, too. The estimates of more than 64 rows were fitted to the same sizes on an H100.
+multiply few rows, too. Their estimates were fitted to three to six of these sizes on an H200 ("Float8 activations:
+streams, tables in registers, tiles of 192 rows").
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ _BY_WARPS = 16  # rows: the most of a tile of experts that mma.sync multiplies
 _WIDTH = 128  # rows of a tile of many
 _STEP = 8  # rows by which tiles differ
 _ROW_US = 0.0023  # a row of x takes in the products of 64 features and 128 of K, at 1.74 GHz
+_FLOAT8_WIDTH = 160  # rows of a float8 tile that shares rows evenly, at least: narrower ones were not timed
+_ROW_FLOAT8_US = 0.00125  # the same of float8: between tiles of 160, 176 and 192 rows
 _CONVERTED_US = 0.30  # 64 features and 128 of K take, however few the rows
 _GAIN = 0.95  # of the widest tiles' time, at most, for tiles that share rows evenly; those of one round were timed
 # Two launches, each of a part of the features: from as many rows on and up to as many features (others were not timed),
@@ -74,6 +77,8 @@ class _TileKind:
     most         rows of x, at most; None for any number
     single       for a C of one round of tiles, one for each CTA; it starts while the kernel before ends
     of_groups    for weights of 8 bits in groups alone
+    row          us of 64 features and 128 of K for a row of x
+    along        the direction in which tiles are taken, as `Sm90Tuning` has it; None for the usual one
     """
 
     tile: tuple[int, int]
@@ -88,6 +93,8 @@ class _TileKind:
     most: int | None = None
     single: bool = False
     of_groups: bool = False
+    row: float = _ROW_US
+    along: str | None = None
 
     def takes(self, weights: QuantizedFormat | None) -> bool:
         """True if the kind is for a format."""
@@ -100,7 +107,7 @@ class _TileKind:
 
     def ahead(self, k: int, depth: int | None) -> int:
         """K tiles of that depth that are brought to L2 while the kernel before ends."""
-        most = _AHEAD_OF_PARTS if self.split > 1 and self.consumers == 3 else _AHEAD
+        most = _AHEAD_OF_PARTS if self.split > 1 and (self.consumers == 3 or self.single) else _AHEAD
         return min(most, -(-k // (depth or UNIT_K)))
 
     def config(
@@ -123,7 +130,7 @@ class _TileKind:
             alone = replace(found, one_tile_per_cluster=True, launch="tiles")
             return alone.tuned(overlap=True, prefetch=self.ahead(k, depth))
         if weights is None:
-            return found
+            return found if self.along is None else found.tuned(along=self.along)
         if self.split > 1:  # of one round
             found = replace(found, launch="tiles")
         overlapped = _OVERLAPPED if weights.group is None else {**_OVERLAPPED, **_OVERLAPPED_GROUPS}
@@ -160,7 +167,7 @@ class _TileKind:
         clusters = -(-n // (self.tile[0] * self.along_m)) * -(-rows // width)
         rounds = _rounds(clusters, self.split * self.along_m, sms)
         blocks = self.tile[0] // UNIT_ROWS
-        narrower = self.time - blocks * _ROW_US * (self.tile[1] - width)
+        narrower = self.time - blocks * self.row * (self.tile[1] - width)
         time = np.maximum(narrower, min(self.time, blocks * _CONVERTED_US))
         found = rounds * -(-k_tiles // self.split) * time + self.once
         return np.where(rounds > 1, np.inf, found) if self.split > 1 or self.single else np.asarray(found, np.float64)
@@ -224,6 +231,17 @@ _BY_SUMS = (
     _FewKind(256, 1, 0.70, 3.0, (0.19, 1.0), (2, 2, 2, 2), (4, 4, 4, 4), single=True),
     _FewKind(256, 1, 0.70, 3.0, (0.19, 1.0), (2, 2, 2, 2)),
 )
+_BY_FLOAT8 = (  # one round of tiles, each with as few stages as int4's: 64 features take 14.8 us for 16.0 of 64 rows
+    _FewKind(64, 1, 0.138, 1.9, (0.045, 1.2), (4, 3, 2, 2), (16, 18, 10, 10)),
+    _FewKind(64, 2, 0.15, 2.3, (0.05, 0.6)),
+    _FewKind(128, 1, 0.29, 2.1, (0.13, 0.1)),
+    _FewKind(128, 2, 0.27, 3.2, (0.11, 0.6)),
+    _FewKind(128, 4, 0.27, 3.7, (0.11, 0.6)),
+    _FewKind(256, 1, 0.52, 2.7, (0.28, 0.5), (4, 4, 2, 2), (6, 6, 5, 5), single=True, most=32),
+    _FewKind(256, 1, 0.60, 2.7, (0.28, 0.5), (2, 2, 2, 2)),
+    _FewKind(256, 2, 0.60, 4.0, (0.35, 0.0), (2, 2, 2, 2)),
+    _FewKind(256, 4, 0.60, 4.5, (0.35, 0.0), (2, 2, 2, 2)),
+)
 # Kernels of weights of 8 bits that start while the kernel before ends, with stages of 64 of K where K is split:
 # (features and rows of a tile, parts of K, CTAs that share x) -> the most rows of x. Others were no faster so.
 _OVERLAPPED = {(192, 128, 2, 1): 256, (256, 128, 1, 2): 128, (128, 256, 1, 1): 256, (192, 128, 1, 1): 1024}
@@ -260,11 +278,13 @@ _MANY = (
     _TileKind((128, 256), 1.149, 8.0, split=2, tile_k=64),
 )
 _MANY_FLOAT8 = (
-    _TileKind((64, 128), 0.37, 0.9, consumers=1, loader="warp"),
-    _TileKind((64, 128), 0.356, 2.2, split=2, consumers=1, loader="warp"),
-    _TileKind((128, 128), 0.50, 4.3),
-    _TileKind((128, 128), 0.50, 5.1, split=2),
-    _TileKind((128, 192), 0.85, tile_k=64),
+    _TileKind((64, 128), 0.307, 1.85, consumers=1, loader="warp", single=True),
+    _TileKind((64, 128), 0.33, 2.2, split=2, consumers=1, loader="warp"),
+    _TileKind((64, 128), 0.33, 1.85, consumers=1, loader="warp"),
+    _TileKind((128, 128), 0.495, 2.8, single=True),
+    _TileKind((128, 128), 0.48, 3.75, split=2, single=True),
+    _TileKind((128, 128), 0.52, 2.0),
+    _TileKind((128, 192), 0.67, row=_ROW_FLOAT8_US, along="N"),
 )
 
 
@@ -282,7 +302,9 @@ def packed_config(
     float8 = become == "e4m3"
     if rows > _FEW:
         return _many(n, rows, k, sms, float8, weights)
-    if weights is None or weights.bits != 8 or float8:
+    if float8:
+        return _few(n, rows, k, sms, _BY_FLOAT8, {})
+    if weights is None or weights.bits != 8:
         return _few(n, rows, k, sms, _BY_SUMS if _scales(weights, rows, float8) == "sums" else _BY_WEIGHTS, {})
     most = rows > _STAGED[-2]
     if weights.group is not None:
@@ -449,7 +471,7 @@ def _least(
     """
     found: list[tuple[float, _TileKind, int]] = []
     for kind in _MANY_FLOAT8 if float8 else [each for each in _MANY if each.takes(weights)]:
-        shares = [0, *(() if float8 else kind.shares(rows))]
+        shares = [0, *[by for by in kind.shares(rows) if not float8 or kind.width(rows, by) >= _FLOAT8_WIDTH]]
         times = kind.estimates(n, rows, k, sms, shares)
         if times is not None:
             narrower = np.array([1.0 if not tiles or kind.single else gain for tiles in shares])

@@ -191,10 +191,15 @@ def test_a_wide_map_is_of_its_mode() -> None:
             decode_im2col(encode_im2col(wide, at(1)), mode)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_stores_are_those_of_a_walk_through_the_pixels(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "reduces"), [*((seed, "") for seed in range(6)), (6, "add"), (7, "xor")])
+def test_stores_are_those_of_a_walk_through_the_pixels(seed: int, reduces: str) -> None:
     rng = np.random.default_rng(seed)
-    tmap = drawn(rng)
+    tmap, store = drawn(rng), STORE
+    while reduces and tmap.dtype.bytes != 4:
+        tmap = drawn(rng)
+    if reduces:
+        tmap = replace(tmap, dtype=dtype("u32"))
+        store = STORE.replace("cp.", "cp.reduce.").replace("cta.", f"cta.{reduces}.")
     coordinates = start(rng, tmap)
     source = rng.integers(0, 256, tmap.bytes, dtype=np.uint8)
     buffers, memory = setting(tmap, source=source)
@@ -202,13 +207,15 @@ def test_stores_are_those_of_a_walk_through_the_pixels(seed: int) -> None:
     whole = elements(tmap, wanted)
     rows = swizzled(source, tmap.swizzle).view(whole.dtype).reshape(tmap.pixels, tmap.channels)  # its own inverse
     kept = min(tmap.channels, tmap.extents[0])
+    combined = {"": lambda old, new: new, "add": np.add, "xor": np.bitwise_xor}[reduces]
     for row, pixel in zip(rows, walk(tmap, coordinates), strict=True):
         if all(0 <= p < n for p, n in zip(pixel[::-1], whole.shape, strict=False)):
-            whole[tuple(pixel[::-1])][:kept] = row[:kept]
+            there = whole[tuple(pixel[::-1])][:kept]
+            there[:] = combined(there, row[:kept])
     braces = "{" + ", ".join(map(str, coordinates)) + "}"
     body = f"""mov.u32 %r0, %tid.x; mov.u32 %r1, smem; setp.eq.u32 %p0, %r0, 0; mov.u32 %r10, {tmap.bytes};
     {IN} fence.proxy.async.shared::cta; bar.sync 0; @!%p0 bra END;
-    {STORE.format(rank=tmap.rank)} [%map, {braces}], [%r1]; cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;
+    {store.format(rank=tmap.rank)} [%map, {braces}], [%r1]; cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;
     END:"""
     assert run(body, buffers, shared=SHARED, policy=POLICIES[seed % len(POLICIES)]).kinds == []
     assert (buffers["tensor"] == wanted).all()
@@ -281,8 +288,8 @@ GET = LOAD.format(rank=4) + " [%r1], [%map, {0, 0, 0, 0}], [%r2], {0, 0};"
         (GET.replace("4d", "2d").replace("{0, 0, 0, 0}", "{0, 0}"), "3 to 5 dimensions"),
         (GET.replace(".im2col", ".im2col::w"), "im2col::w needs .target sm_10"),
         (GET.replace("{0, 0};", "{0, 0}, %r1, %r2;"), "operands"),
-        (STORE.replace("cp.async", "cp.reduce.async").replace("cta", "cta.add").format(rank=4)
-         + " [%map, {0, 0, 0, 0}], [%r1];", "im2col_no_offs is not emulated"),
+        (STORE.replace("cp.", "cp.reduce.").replace("im2col_no_offs", "add.tile::scatter4").format(rank=4)
+         + " [%map, {0, 0, 0, 0}], [%r1];", "scatter4"),
     ],
 )  # fmt: skip
 def test_forms_that_are_refused(text: str, message: str) -> None:

@@ -207,8 +207,14 @@ def test_chosen_configurations_have_plans_that_hold() -> None:
                 plan = Sm90Plan.derive(
                     n, rows, k, a="e4m3", b="e4m3:col", c="bf16:col", weights=fmt, config=config
                 )  # fmt: skip
-                if fmt is ZEROS and n == 6144 and rows in (17, 200):
+                if fmt is ZEROS and n == 6144 and rows in (17, 200, 4096):
                     plan.check().require()
+    kinds = {rows: packed_config(8192, rows, 8192, become="e4m3") for rows in (64, 128, 256, 1024, 4096)}
+    tiles = {rows: (config.tile, config.tile_k, config.split, config.launch) for rows, config in kinds.items()}
+    assert tiles == {
+        64: ((64, 64), None, 1, "tiles"), 128: ((128, 128), None, 2, "tiles"), 256: ((128, 128), None, 1, "tiles"),
+        1024: ((128, 176), None, 1, "workers"), 4096: ((128, 192), None, 1, "workers"),
+    }  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------------- refusals

@@ -1,0 +1,236 @@
+"""Block scales of a Blackwell product, from global to tensor memory.
+
+Each row of A and each column of B has a factor for every few elements of K.
+
+    blocked factors --TMA--> chunks in shared memory --tcgen05.cp--> tensor memory --tcgen05.mma.block_scale--> D
+
+A chunk has four factors of each of 128 rows, in 512 bytes: see `atoms.tmem.layout.scale_chunk`. Chunks along K lie one
+behind the other, then those of the next 128 rows, then those of the next matrix of a batch. So cuBLAS takes factors,
+and torch as SwizzleType.SWIZZLE_32_4_4. Rows and factors are padded to whole chunks, by any factor but NaN. A stage
+holds the chunks of a K tile.
+The thread that multiplies copies them to tensor memory first, behind the accumulators.
+
+Of a pair each block has the factors of its own rows of A, and those of all columns of B.
+
+Sources: PTX ISA, "Block Scaling" and "tcgen05.cp"; cuBLAS, "1D Block Scaling Factors Layout". No device of this
+architecture has run it: the emulator and ptxas have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...arguments import nearest, shown
+from ...atoms import OperandDescriptor, Tcgen05Atom, TmaPlan, TmemCopyAtom, smem_tile, tcgen05_cp
+from ...atoms.smem.descriptor import derive as derive_descriptor
+from ...atoms.smem.instruction_descriptor import InstructionDescriptor
+from ...atoms.smem.operand_read import OperandRead
+from ...atoms.tma.plan import TmaCopy
+from ...atoms.tmem.layout import LANES, scale_chunk, scale_place
+from ...dtypes import DType, dtype, i32
+from ...errors import OperandError, PlanError
+from ..numbers import W
+from ..plan import tile_count
+
+NAMES = ("scale_a", "scale_b")
+CHUNK_ROWS, CHUNK_FACTORS = LANES, scale_chunk()[1].size
+CHUNK_BYTES = scale_chunk().size
+CHUNK_WORDS = CHUNK_BYTES // i32.bytes
+CHUNK_COLUMNS = CHUNK_WORDS // (LANES // 4)  # of tensor memory; a quarter of the lanes has them, the others copies
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleFormat:
+    """A format of block-scaled operands.
+
+    name    as `FORMATS` lists it
+    kind    of tcgen05.mma
+    types   of A and B
+    scale   type of a factor
+    vector  elements of K that share one
+    """
+
+    name: str
+    kind: str
+    types: tuple[str, ...]
+    scale: DType
+    vector: int
+
+    @property
+    def chunk_k(self) -> int:
+        """Elements of K that a chunk has factors of."""
+        return self.vector * CHUNK_FACTORS
+
+
+FORMATS = {
+    form.name: form
+    for form in (
+        ScaleFormat("mxfp8", "mxf8f6f4", ("e4m3", "e5m2"), dtype("ue8m0"), 32),
+        ScaleFormat("mxfp4", "mxf4", ("e2m1",), dtype("ue8m0"), 32),
+        ScaleFormat("nvfp4", "mxf4nvf4", ("e2m1",), dtype("ue4m3"), 16),
+    )
+}
+
+
+def scale_format(name: str | ScaleFormat) -> ScaleFormat:
+    """The format of that name. Raises PlanError for another, with those there are.
+
+    >>> scale_format("mxfp8").chunk_k, scale_format("nvfp4").chunk_k
+    (128, 64)
+    """
+    if isinstance(name, ScaleFormat):
+        return name
+    if not isinstance(name, str) or name not in FORMATS:
+        raise PlanError(f"scales = {shown(name)}: {nearest(name, FORMATS)}known are {', '.join(map(repr, FORMATS))}")
+    return FORMATS[name]
+
+
+@dataclass(frozen=True)
+class BlockScales:
+    """The factors of a plan's tiles.
+
+    format   of the operands
+    mma      the instruction
+    chunks   of a K tile, for 128 rows
+    groups   of 128 rows of A and of columns of B in one block's tile
+    column   of tensor memory where A's factors begin; B's follow
+    """
+
+    format: ScaleFormat
+    mma: Tcgen05Atom
+    chunks: int
+    groups: tuple[int, int]
+    column: int
+
+    @cached_property
+    def cp(self) -> TmemCopyAtom:
+        """The copy of a chunk to all four quarters of the lanes."""
+        return tcgen05_cp("32x128b", "warpx4", self.mma.cta_group)
+
+    @cached_property
+    def descriptor(self) -> OperandDescriptor:
+        """The matrix descriptor of a chunk, 32 rows of 16 bytes. It steps through a stage's chunks."""
+        rows, bits = self.cp.tmem[0].size, self.cp.tmem[1].size
+        tile = smem_tile((rows, bits // 8), "u8", "K", "none")
+        read = OperandRead("A", rows, bits // 8, dtype("u8"), "packed", ("K",), "sm_100a", "tcgen05", str(self.cp))
+        return replace(derive_descriptor(tile, read, "A"), k_steps=tuple([byte for byte, _ in self.chunk_places()]))
+
+    @cached_property
+    def copies(self) -> tuple[TmaPlan, TmaPlan]:
+        """The loads of A's and of B's chunks of a K tile, a box each."""
+        of_a, of_b = (
+            TmaPlan(i32, ("word", "chunk", "group"), (CHUNK_WORDS, self.chunks, groups), "none",
+                    (TmaCopy((0, 0, 0), 0, rank=0),))
+            for groups in self.groups
+        )  # fmt: skip
+        return of_a, of_b
+
+    def extents(self, rows: W, k: W, batch: W) -> dict[str, W]:
+        """Extents of the tensor map of the factors of so many rows."""
+        return {
+            "word": CHUNK_WORDS, "chunk": tile_count(k, self.format.chunk_k),
+            "group": tile_count(rows, CHUNK_ROWS) * batch,
+        }  # fmt: skip
+
+    def pitches(self, k: W) -> tuple[W, W]:
+        """Elements of the tensor map from chunk to chunk, and from group to group."""
+        return CHUNK_WORDS, tile_count(k, self.format.chunk_k) * CHUNK_WORDS
+
+    def place(self, k_tile: W, first: W, matrix: W, rows: W) -> dict[str, W]:
+        """The coordinates of a tile's chunks. `first` is its first row of `rows`."""
+        group = matrix * tile_count(rows, CHUNK_ROWS) + first // CHUNK_ROWS
+        return {"word": 0, "chunk": k_tile * self.chunks, "group": group}
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of a block's chunks of a K tile, A's first."""
+        return sum(self.groups) * self.chunks * CHUNK_BYTES
+
+    def offset(self, operand: int) -> int:
+        """The first byte of A's (0) or B's (1) chunks in a stage."""
+        return (0, self.groups[0] * self.chunks * CHUNK_BYTES)[operand]
+
+    def first_column(self, operand: int) -> int:
+        """The first column of A's (0) or B's (1) factors in tensor memory."""
+        return self.column + (0, self.groups[0] * self.chunks * CHUNK_COLUMNS)[operand]
+
+    @property
+    def columns(self) -> int:
+        """Columns of tensor memory that all factors of a K tile take."""
+        return sum(self.groups) * self.chunks * CHUNK_COLUMNS
+
+    def chunk_places(self) -> list[tuple[int, int]]:
+        """(byte in a stage, column of tensor memory) of each chunk, in copy order."""
+        return [
+            (
+                self.offset(operand) + (group * self.chunks + chunk) * CHUNK_BYTES,
+                self.first_column(operand) + (chunk * groups + group) * CHUNK_COLUMNS,
+            )
+            for operand, groups in enumerate(self.groups)
+            for group in range(groups)
+            for chunk in range(self.chunks)
+        ]
+
+    def read(self, word: InstructionDescriptor, k_block: int) -> tuple[InstructionDescriptor, tuple[int, int]]:
+        """The k_block-th instruction's descriptor, and the columns of its factors of A and B."""
+        each = self.mma.shape_mnk[2] // self.format.vector
+        (a, a_id), (b, b_id) = (scale_place(groups * CHUNK_ROWS, each, k_block) for groups in self.groups)
+        columns = self.first_column(0) + a, self.first_column(1) + b
+        return replace(word, scale_a_id=a_id, scale_b_id=b_id), columns
+
+    # ------------------------------------------------------------------------------------------------------------ given
+    def shapes(self, sizes: tuple[int, int, int, int]) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of the factors as values.
+
+        They are (rows of A or columns of B, blocks of K), a batch in front.
+        """
+        m, n, k, batch = sizes
+        front, blocks = (batch,) * (batch > 1), tile_count(k, self.format.vector)
+        return {"scale_a": (*front, m, blocks), "scale_b": (*front, n, blocks)}
+
+    def blocked_bytes(self, rows: int, k: int, batch: int) -> int:
+        """Bytes of the blocked factors of so many rows."""
+        extents = self.extents(rows, k, batch)
+        return extents["group"] * extents["chunk"] * CHUNK_BYTES
+
+    def take(self, given: Mapping[str, object], sizes: tuple[int, int, int, int]) -> dict[str, npt.NDArray[np.uint8]]:
+        """The blocked factors of NumPy values, float32. Raises OperandError for a value that the type lacks."""
+        found = {}
+        for name, shape in self.shapes(sizes).items():
+            value: Any = given[name]
+            if not isinstance(value, np.ndarray) or value.dtype.name != "float32" or value.shape != shape:
+                said = f"{value.dtype} of shape {value.shape}" if isinstance(value, np.ndarray) else shown(value)
+                raise OperandError(f"{name} is {said}: it takes float32 of shape {shape}, a factor for every "
+                                   f"{self.format.vector} elements of K")  # fmt: skip
+            bits = self.format.scale.encode(value)
+            wrong = np.argwhere(np.asarray(self.format.scale.decode(bits)) != value)
+            if len(wrong):
+                at = tuple(map(int, wrong[0]))
+                raise OperandError(f"{name}{list(at)} is {value[at]}, and no {self.format.scale}: round it first")
+            found[name] = blocked(bits)
+        return found
+
+
+def blocked(factors: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """The bits of factors as a kernel reads them, padded by zero bits.
+
+    factors  ([batch,] rows, blocks of K)
+
+    >>> blocked(np.arange(8, dtype=np.uint8).reshape(2, 4))[[0, 1, 16, 17]]
+    array([0, 1, 4, 5], dtype=uint8)
+    """
+    *front, rows, count = factors.shape
+    groups, chunks = tile_count(rows, CHUNK_ROWS), tile_count(count, CHUNK_FACTORS)
+    padded = np.zeros((*front, groups * CHUNK_ROWS, chunks * CHUNK_FACTORS), np.uint8)
+    padded[..., :rows, :count] = factors
+    tiles = padded.reshape(-1, CHUNK_ROWS, chunks, CHUNK_FACTORS).swapaxes(1, 2).reshape(-1, CHUNK_ROWS, CHUNK_FACTORS)
+    at = np.asarray(scale_chunk()(np.arange(CHUNK_ROWS)[:, None], np.arange(CHUNK_FACTORS)[None, :]))
+    found = np.empty((len(tiles), CHUNK_BYTES), np.uint8)
+    found[:, at] = tiles
+    return found.reshape(-1)

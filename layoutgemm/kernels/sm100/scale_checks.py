@@ -1,0 +1,70 @@
+"""Checks of block scales: each factor comes to the place that an instruction reads."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...atoms.smem.descriptor import element_addresses
+from ...atoms.tmem.layout import COLUMNS, LANES, WORD_BITS
+from ...dtypes import u8
+from ...report import Check
+from ..plan import present
+from .block_scales import CHUNK_BYTES, CHUNK_FACTORS, CHUNK_ROWS, BlockScales, blocked
+from .plan import Sm100Plan
+from .reference import places
+
+_NUMBERS = 251  # different factors: a prime, so that no power of two repeats them
+
+
+def scale_checks(plan: Sm100Plan) -> list[Check]:
+    """The checks of the block scales."""
+    scales = present(plan.scales)
+    witness = places_witness(plan, scales, copied(scales))
+    rows, columns = scales.groups[0] * CHUNK_ROWS, scales.groups[1] * CHUNK_ROWS
+    count = (rows + columns) * scales.chunks * CHUNK_FACTORS
+    statement = (
+        f"a K tile has {scales.chunks} chunk(s) of {scales.groups[0]} and {scales.groups[1]} group(s) of {CHUNK_ROWS} "
+        f"rows; each factor comes to where {plan.mma} reads it, behind the accumulators, from column {scales.column} on"
+    )
+    return [Check("block scales", statement, not witness, f"exhaustion ({count} factors)", witness)]
+
+
+def numbered(scales: BlockScales, operand: int) -> np.ndarray:
+    """Numbers in place of the factors of a tile of A (0) or B (1): (row, factor)."""
+    shape = scales.groups[operand] * CHUNK_ROWS, scales.chunks * CHUNK_FACTORS
+    return ((np.arange(shape[0] * shape[1]) * 7 + operand) % _NUMBERS).astype(np.uint8).reshape(shape)
+
+
+def copied(scales: BlockScales) -> np.ndarray:
+    """Bytes of tensor memory, (lane, column, byte), after the copies of `numbered` tiles. -1: none."""
+    shared = np.concatenate([blocked(numbered(scales, operand)) for operand in range(2)])
+    found = np.full((LANES, COLUMNS, WORD_BITS // 8), -1, np.int64)
+    rows, bits, copies = (scales.cp.tmem[mode].size for mode in range(3))
+    row, byte, copy = np.meshgrid(np.arange(rows), np.arange(bits // 8), np.arange(copies), indexing="ij")
+    lane, column = places(scales.cp.tmem, row, 8 * byte, copy)
+    read = element_addresses(scales.descriptor.base.at(0).word, "K", (rows, bits // 8), u8, "sm_100a")
+    for offset, first in scales.chunk_places():
+        chunk = shared[offset : offset + CHUNK_BYTES]
+        found[lane, (first + column) % COLUMNS, byte % (WORD_BITS // 8)] = chunk[read % CHUNK_BYTES][row, byte]
+    return found
+
+
+def places_witness(plan: Sm100Plan, scales: BlockScales, held: np.ndarray) -> str:
+    """The first factor that an instruction reads elsewhere, or ""."""
+    if scales.column < plan.accumulators * plan.mma.accumulator.columns:
+        return f"column {scales.column} is an accumulator's"
+    each = plan.mma.shape_mnk[2] // scales.format.vector
+    for operand, name in enumerate("AB"):
+        layout, want = plan.mma.scale_layout(name).layout, numbered(scales, operand)
+        count = (CHUNK_ROWS, plan.tile[1])[operand]
+        for k_block in range(len(plan.a.descriptor.k_steps)):
+            word, first = scales.read(plan.word, k_block)
+            byte = (word.scale_a_id, word.scale_b_id)[operand]
+            for copy in range(layout[2].size):
+                row, k = np.arange(count)[:, None], np.arange(each)[None, :]
+                lane, column = np.broadcast_arrays(*places(layout, row, k, np.full_like(row, copy)))
+                read = held[lane, first[operand] + column, byte + np.broadcast_to(k, lane.shape)]
+                if (wrong := np.argwhere(read != want[:count, k_block * each : (k_block + 1) * each])).size:
+                    at = tuple(map(int, wrong[0]))
+                    return f"instruction {k_block} reads {name}'s factor {at} at lane {int(lane[at])} of another"
+    return ""
