@@ -161,6 +161,16 @@ def is_symmetric(order: Order | None) -> bool:
     return (isinstance(order, str) and order == "symmetric") or (isinstance(order, Triangular) and order.mirror)
 
 
+def leaves_tiles(order: object) -> bool:
+    """True for a named order or a schedule of some tiles. Of a function it is not known yet.
+
+    >>> leaves_tiles("lower"), leaves_tiles(TileList()), leaves_tiles("hilbert"), leaves_tiles(None)
+    (True, True, False, False)
+    """
+    schedule = _named(Grouped()).get(order) if isinstance(order, str) else order
+    return isinstance(schedule, Schedule) and not schedule.is_full
+
+
 def unmirrored(
     order: Order | None, usual: Grouped, tile: tuple[int, int], grid: tuple[int, int], kernel: str
 ) -> Schedule:

@@ -22,7 +22,7 @@ from ..errors import OperandError
 from ..kernels.epilogue.chain import Epilogue, EpilogueOperand
 from ..kernels.operands.combined import Combine
 from ..kernels.operands.prologue import Prologue
-from ..kernels.orders import Order
+from ..kernels.orders import Order, leaves_tiles
 from ..kernels.run.capture import first_call
 from ..kernels.run.operand_checks import check_operands, same_memory
 from ..kernels.sm90.triangular.operands import Triangles
@@ -262,7 +262,7 @@ def matmul(
                 outside of its matrix is refused. On a GPU it reads zeros, or writes nothing
     add_rows    in place of `out_rows`: row i of the product is added to row add_rows[i] of the result, and an index may
                 repeat. In float32, in the order of i, by a second launch: the same bits on every run. An `out` has what
-                the rows are added to; without one these are zeros
+                the rows are added to; without one these are zeros. With an order of some tiles torch adds the rows
     ordered     False: the rows of `add_rows` are added by torch's index_add, whose order on a GPU is any
     row_weights float32: a factor of each row of the product, with `rows`, `out_rows` or `add_rows`
     prologue    a function of a's elements before they are multiplied, a `kernels.Prologue`; `given` has the vectors
@@ -302,7 +302,7 @@ def matmul(
         assert isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
     if allow_tf32 is not None and not isinstance(allow_tf32, bool):
         allow_tf32 = traced_flag(allow_tf32)
-    if ordered is not True:
+    if ordered is not True or (add_rows is not None and leaves_tiles(order)):
         return sums_of_product(ordered, matmul, a, b, add_rows, out, {
             "bias": bias, "activation": activation, "epilogue": epilogue, "given": given, "config": config,
             "out_dtype": out_dtype, "allow_tf32": allow_tf32, "combine": combine, "order": order, "rows": rows,

@@ -13,7 +13,7 @@ from ..errors import OperandError
 from ..kernels.epilogue.chain import Epilogue
 from ..kernels.operands.combined import Combine
 from ..kernels.operands.prologue import Prologue
-from ..kernels.orders import Order
+from ..kernels.orders import Order, leaves_tiles
 from ..kernels.run.operand_checks import check_operands
 from ..kernels.sm90.quantized.feature_parts import FeatureParts
 from ..kernels.sm90.triangular.operands import Triangles
@@ -25,6 +25,7 @@ from .composed.explain import explain_composed
 from .composed.parts import OWN, AskedParts, composes, has_batches
 from .epilogue import arguments_beside, check_fit, gate_of, given_operands
 from .explanation import ZEROS, Explanation, gated_after, of_solution, sums_again, with_steps
+from .indexed.added import check_lines
 from .indexed.explain import explain_indexed
 from .indexed.grouped_rows import Options, checked_rows, takes_copied_rows
 from .indexed.product import IndexedOperands
@@ -38,7 +39,7 @@ from .quantized.configs import PackedConfig
 from .quantized.experts import QuantizedExperts
 from .quantized.explain import explain_packed
 from .quantized.weights import QuantizedWeight
-from .scaled_grouped.api import beside_sums
+from .scaled_grouped.api import beside_sums, takes_placed_rows
 from .scaled_grouped.explain import explain_grouped, explain_grouped_epilogue, explain_own_epilogue, explain_scaled
 from .scaled_grouped.grouped import check_expected, groups_of
 from .scaled_grouped.grouped_epilogue import grouped_call
@@ -48,6 +49,8 @@ from .solver import solve, why_unfused
 
 Packed = QuantizedWeight | QuantizedExperts
 __all__ = ["Explanation", "explain_matmul"]
+
+_ADDED = "its rows are added to those that add_rows names"
 
 
 def explain_matmul(
@@ -148,9 +151,14 @@ def _in_steps(
 ) -> Explanation | None:  # fmt: skip
     """The explanation of groups with an epilogue, or with steps by torch. None for others."""
     prologue, several = functions["prologue"], functions["combine"] is not None or isinstance(b, (tuple, list))
-    if add_rows is not None and (several or any(x is not None for x in [*functions.values(), *beside_sums(options)])):
-        told = explain_matmul(a, b, **options, **functions, rows=rows)
-        return replace(told, kernel=f"{told.kernel}; then its rows are added to those that add_rows names")
+    if several or any(x is not None for x in [*functions.values(), *beside_sums(options)]):
+        behind = _ADDED if add_rows is not None else ""
+        if add_rows is None and takes_placed_rows(options):
+            check_lines(a, {**options, "rows": rows})
+            behind, options = "torch weighs and places its rows", {**options, "out_rows": None, "row_weights": None}
+        if behind:
+            told = explain_matmul(a, b, **{**options, "out": None}, **functions, rows=rows)
+            return replace(told, kernel=f"{told.kernel}; then {behind}")
     steps, given = functions["epilogue"], functions["given"]
     if prologue is None:
         if several or (steps is None and given is None):
@@ -182,6 +190,11 @@ def _together(
 ) -> Explanation | None:  # fmt: skip
     """The explanation of `matmul` with parts together, or of several matrices; None for other products."""
     order, prologue, combine, epilogue, triangles = parts
+    if options["add_rows"] is not None and leaves_tiles(order):
+        functions = {"given": given, "prologue": prologue, "combine": combine, "epilogue": epilogue}
+        alone = {**options, **functions, "out": None, "add_rows": None}
+        told = explain_matmul(a, b, **alone, order=order, triangles=triangles)
+        return replace(told, kernel=f"{told.kernel}; then {_ADDED}")
     if combine is not None and not isinstance(a, tuple) and (_in_groups(options) or options["scale_a"] is not None):
         _refuse_beside_groups({"order": order, "triangles": triangles, "out_recipe": options["out_recipe"]})
         return explain_grouped_combined(a, b, combine, given, {**options, "epilogue": epilogue, "prologue": prologue})

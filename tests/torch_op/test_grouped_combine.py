@@ -187,10 +187,67 @@ def test_an_epilogue_follows_the_function() -> None:
     assert near([torch.func.grad(lambda x: ours(x, *operands[1:]).square().sum())(operands[0])], eager[:1])
 
 
+def test_products_with_scales_of_their_own_are_combined_in_float32() -> None:
+    torch.manual_seed(0)
+    a, *b = (torch.randn(shape).to(torch.float8_e4m3fn) for shape in ((ROWS, 256), *[(GROUPS, N, 256)] * 2))
+    scale_a, *scales = torch.rand(ROWS, 2), *torch.rand(2, GROUPS, 1, 2)
+    more = {"scale_a": scale_a, "scale_b": tuple(scales), "combine": both, "given": {"s": 0.5}, "offs": ENDS}
+    more |= {"bias": torch.randn(GROUPS, N), "activation": "relu"}
+    b = [x.mT for x in b]
+
+    def wide(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return grouped_matmul(a, x, offs=ENDS, scale_a=scale_a, scale_b=scale, out_dtype=torch.float32)
+
+    each = [wide(x, scale) for x, scale in zip(b, scales, strict=True)]
+    group = torch.bucketize(torch.arange(ROWS), ENDS, right=True).clamp(max=2)
+    want = torch.where(torch.arange(ROWS)[:, None] < 17, of_sums(*each, more["bias"][group]), 0).bfloat16()
+    assert torch.equal(grouped_matmul(a, tuple(b), **more), want)
+    kept = torch.full_like(want, 7)
+    assert torch.equal(grouped_matmul(a, tuple(b), out=kept, **more)[17:], torch.full_like(want[17:], 7))
+    assert explain_matmul(a, tuple(b), **more).launches == 2
+    to = torch.randperm(ROWS)
+    assert torch.equal(grouped_matmul(a, tuple(b), out_rows=to, **more)[to], want)
+
+
+@pytest.mark.parametrize("more", [{"offs": ENDS, "bias": True}, {"combine": both, "epilogue": True}])
+def test_rows_are_weighed_and_placed_beside_other_parts(more: dict[str, Any]) -> None:
+    """Rows of no group keep what `out` has. Gradients and compiled code are those of the parts in turn."""
+    a, b, b1, bias = drawn()
+    to, weights = torch.randperm(ROWS, generator=torch.Generator().manual_seed(1)), torch.linspace(0.5, 2, ROWS)
+    groups = {} if "offs" in more else {"offsets": OFFSETS}
+    more = {**more, **groups} | {name: x for name, x in (("bias", bias), ("epilogue", RELU)) if name in more}
+    matrices, given = ((b, b1), {"given": {"s": 0.5}}) if "combine" in more else (b, {})
+    rows = 17 if "offs" in more else ROWS
+
+    def in_turn(a: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        c = grouped_matmul(a, matrices, **more, **given, out_dtype=torch.float32)
+        first = torch.full((ROWS + 2, N), 7.0).bfloat16()
+        return first.index_copy(0, to[:rows], (c * weights[:, None]).bfloat16()[:rows])
+
+    def placed(a: torch.Tensor, weights: torch.Tensor, out: Any = None) -> torch.Tensor:
+        return grouped_matmul(a, matrices, **more, **given, out_rows=to, row_weights=weights, out=out)
+
+    want, out = in_turn(a, weights), torch.full((ROWS + 2, N), 7.0).bfloat16()
+    assert placed(a, weights, out) is out and torch.equal(out, want)
+    found = placed(a, weights)
+    assert torch.equal(found[to[:rows]], want[to[:rows]]) and not found[to[rows:]].any()
+    assert torch.equal(compiled(placed)(a, weights), found)
+    assert near(slopes(placed, a, weights), slopes(in_turn, a, weights))
+    for wrong, text in ((to.clamp(min=2), "are both 2"), (to + 1, "20: the result has 20 rows")):
+        with pytest.raises(LayoutError, match=text):
+            grouped_matmul(a, matrices, **more, **given, out_rows=wrong)
+    assert "torch weighs and places its rows" in explain_matmul(
+        a, matrices, **more, **given, out_rows=to, row_weights=weights
+    ).kernel  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"scale_a": torch.ones(ROWS, 1)}, "scale_a and combine: a grouped product of several b takes none; tables of"),
+        ({"scale_a": torch.ones(ROWS, 1)}, "scale_b is a NoneType: with combine= a tuple of 2, the scales of each b"),
+        ({"scale_b": (torch.ones(1),)}, "scale_b is a tuple of 1: with combine= a tuple of 2"),
+        ({"scale_b": (torch.ones(1),) * 2, "epilogue": RELU}, "scales and combine: torch combines these products"),
+        ({"scale_b": (torch.ones(1),) * 2, "activation": "swiglu"}, "activation and combine: the function of the"),
         ({"epilogue": 3}, "epilogue is a int, not a"),
         ({"epilogue": RELU, "bias": torch.ones(N)}, "bias and epilogue: one or the other"),
         ({"epilogue": RELU, "activation": "swiglu"}, "activation and combine: the function of the products has the"),
@@ -198,7 +255,8 @@ def test_an_epilogue_follows_the_function() -> None:
         ({"epilogue": RELU, "combine": lambda p, q, ops, b1: p, "given": {"b1": 1.0}}, "a number of the function is"),
         ({"epilogue": RELU, "b": (MORE, MORE[:2])}, "b[1] is torch.bfloat16 of shape [2, 16, 8]"),
         ({"epilogue": RELU, "prologue": 3}, "prologue is a int: a Prologue"),
-        ({"out_rows": CHOSEN}, "out_rows and combine: a grouped product of several b takes none; place or weigh"),
+        ({"out_rows": CHOSEN}, "out_rows is torch.int64 of shape [5]: int32 or int64 of [20], a row for each row of"),
+        ({"row_weights": torch.ones(3)}, "row_weights is torch.float32 of shape [3]: float32 of [20]"),
         ({"combine": None}, "b is a tuple of matrices: combine= says what becomes of their products"),
         ({"offs": ENDS}, "offsets and offs: groups are said by one of"),
         ({"offsets": None}, "combine: of groups of rows and of masked ones, and these are"),

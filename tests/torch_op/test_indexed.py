@@ -13,7 +13,7 @@ torch = needs.module("torch")
 import layoutgemm
 from layoutgemm import Sm90Config, grouped_matmul, matmul
 from layoutgemm.errors import LayoutError, OperandError, PlanError, TensorError
-from layoutgemm.kernels.indexed.added_rows import CHUNK
+from layoutgemm.kernels.indexed.added_rows import CHUNK, FEW
 from layoutgemm.torch_op.composed import checks as composed_checks
 from layoutgemm.torch_op.indexed import product
 from layoutgemm.torch_op.indexed.added import added
@@ -497,6 +497,9 @@ def test_rows_are_added_in_any_order_by_name() -> None:
             for ordered in (False, True)
         )
         assert torch.equal(got, want)
+    lower = {"order": "lower", "rows": x["rows"], **given}
+    assert torch.equal(*[matmul(x["a"], x["b"], ordered=ordered, **lower) for ordered in (False, True)])
+    assert "; then its rows are added to" in layoutgemm.explain_matmul(x["a"], x["b"], **lower).kernel
     groups = {**given, "rows": x["rows"], "out_dtype": F32}
     any_order, want = (grouped_matmul(x["a"], x["experts"], OFFSETS, ordered=o, **groups) for o in (False, True))
     assert torch.equal(any_order, want)
@@ -506,7 +509,7 @@ def test_rows_are_added_in_any_order_by_name() -> None:
     assert all(torch.equal(y, torch.zeros_like(y).index_add(0, ADDED_TO, wide)) for y in both)
     refused = [
         ({"ordered": 0}, "ordered = 0: True, or False"), ({}, "add_rows= names them, and it is not given"),
-        ({"add_rows": ADDED_TO[:3]}, "a row for each row of a product of shape"),
+        ({"add_rows": ADDED_TO[:3]}, "a row for each row of the product"),
         ({"add_rows": ADDED_TO.float()}, "add_rows is torch.float32"),
         ({"add_rows": ADDED_TO + M}, r"add_rows\[0\] = \d+: the result has"),
         ({"add_rows": ADDED_TO, "out": torch.zeros(8, N)}, "out is torch.float32"),
@@ -521,20 +524,23 @@ def test_rows_are_added_in_any_order_by_name() -> None:
 def test_rows_are_added_by_chunks_of_the_sorted_indices(monkeypatch: pytest.MonkeyPatch) -> None:
     """One row takes most, and indices outside write nothing. Other indices at the same address are sorted anew."""
     needs.module("cutlass")
-    m, rows = 5 * CHUNK + 4, 8
-    a, b, to = torch.randn(m, 16).bfloat16(), integers(8, 16).mT, torch.arange(m).remainder(rows + 3) - 1
-    a[:, 1:] = 0  # products are exact, and their sums depend on the order
-    to[:100], to[-4:] = 5, torch.tensor([2**31 - 1, 2**31 - 2, -(2**31), 2**40])
+    rows, b, generator = 8, integers(8, 16).mT, torch.Generator().manual_seed(0)
     launches_are_emulated(monkeypatch)
     monkeypatch.setattr(composed_checks, "check_inside", lambda *values: None)  # as on a GPU
-    for _ in range(2):
-        order, out, want = to.where(to < rows, -1).argsort(stable=True), torch.zeros(rows, 8), torch.zeros(rows, 8)
-        for of_chunk in order.split(CHUNK):
-            of_chunk = of_chunk[(to[of_chunk] >= 0) & (to[of_chunk] < rows)]
-            want += torch.zeros(rows, 8).index_add(0, to[of_chunk], a.float()[of_chunk] @ b.float())
-        matmul(a, b, add_rows=to, out=out, out_dtype=F32, config=SMALL)
-        assert torch.equal(out, want)
-        to.copy_(to.flip(0))
+    for m, together, times in ((FEW + 4, CHUNK, 2), (16, 16, 1)):  # up to 8 rows of an index are added in turn
+        a, to = torch.randn(m, 16, generator=generator), torch.arange(m).remainder(rows + 3) - 1
+        a[:, 1:], a[:, 0] = 0, a[:, 0] * 2.0 ** torch.arange(m).remainder(24)  # products are exact, their sums are not
+        a = a.bfloat16()
+        to[: m // 2], to[-4:] = 5, torch.tensor([2**31 - 1, 2**31 - 2, -(2**31), 2**40])
+        for _ in range(times):
+            out, want = torch.zeros(rows, 8), torch.zeros(rows, 8)
+            order = to.where(to < 2**31 - 1, -1).clamp(min=-1).argsort(stable=True)  # as the kernel lists them
+            for of_chunk in order.split(together):
+                of_chunk = of_chunk[(to[of_chunk] >= 0) & (to[of_chunk] < rows)]
+                want += torch.zeros(rows, 8).index_add(0, to[of_chunk], a.float()[of_chunk] @ b.float())
+            matmul(a, b, add_rows=to, out=out, out_dtype=F32, config=SMALL)
+            assert torch.equal(out, want)
+            to.copy_(to.flip(0))
 
 
 @pytest.mark.parametrize("ordered", [True, False])

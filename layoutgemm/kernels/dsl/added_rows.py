@@ -10,6 +10,8 @@ chunks    of a place of the list, and a run of columns    looks at the chunk's 3
                                                           are, partial sums are stored
 fold      of a chunk, and a run of columns                adds the partial sums of the index that begins in the chunk
                                                           and goes on behind it, chunk after chunk, and adds them to C
+few       a quarter of equal indices, and a run of        looks at all indices, in place of all of these where there are
+          columns                                         few. The first one's CTA adds the rows of its equals to C
 
 The loads of several rows are under way together.
 """
@@ -27,12 +29,15 @@ from ...atoms.copy.base import VECTOR_BYTES, WARP
 from ...dtypes import f32
 from ..indexed.added_rows import (
     CHUNK,
+    FEW,
+    FEW_TOGETHER,
     FOLD,
     ORDER_BYTES,
     RANKED,
     RANKS,
     SUM,
     AddingPlan,
+    few_places,
     list_bytes,
     slots_of,
 )
@@ -41,11 +46,12 @@ from ..plan import present, tile_count
 from . import bridge
 from . import math as element
 from .fp8 import store_words
-from .tables import choose, load_index, load_long, load_word
+from .tables import choose, load_index, load_long, load_word, load_word_shared
 
 _LAST = 2**31 - 2  # the last row that a matrix may have: differences of such numbers and -1 do not overflow
 AT_ONCE = 4  # rows whose vectors are loaded before the first is added
 PARTIALS_AT_ONCE = 16  # partial sums, likewise: a lane has four numbers of each
+_NUMBER_BYTES = 4  # of a row's number in shared memory
 LOOKED_AT_ONCE = 4  # indices of a lane that are loaded before the first is compared
 
 
@@ -83,19 +89,26 @@ class AddedRowsKernel:
         """Host side. `c`: address, elements from row to row and from matrix to matrix."""
         m, n, _, batch = sizes
         matrices = batch if cutlass.const_expr(self.plan.matrices_of_c > 1) else Int32(1)
-        if m <= RANKED:
-            self.rank(m, n, words).launch(
-                grid=(tile_count(m, RANKS * SUM.warps), matrices, 1), block=(SUM.threads, 1, 1),
+        runs = m * SUM.runs(n, self.plan.c.dtype.bytes)
+        of_rows = tile_count(runs, SUM.warps), matrices, 1
+        if m <= FEW:
+            self.few(*c, m, n, words).launch(
+                grid=(runs, matrices, 1), block=(SUM.threads, 1, 1), smem=self._list_bytes + self._sums_bytes,
                 use_pdl=self.overlaps, stream=stream,
             )  # fmt: skip
-        self.chunks(*c, m, n, words).launch(
-            grid=(tile_count(m * SUM.runs(n, self.plan.c.dtype.bytes), SUM.warps), matrices, 1),
-            block=(SUM.threads, 1, 1), use_pdl=self.overlaps, stream=stream,
-        )  # fmt: skip
-        self.fold(*c, m, n, words).launch(
-            grid=(tile_count(tile_count(m, CHUNK) * FOLD.runs(n, f32.bytes), FOLD.warps), matrices, 1),
-            block=(FOLD.threads, 1, 1), use_pdl=self.overlaps, stream=stream,
-        )  # fmt: skip
+        else:
+            if m <= RANKED:
+                self.rank(m, n, words).launch(
+                    grid=(tile_count(m, RANKS * SUM.warps), matrices, 1), block=(SUM.threads, 1, 1),
+                    use_pdl=self.overlaps, stream=stream,
+                )  # fmt: skip
+            self.chunks(*c, m, n, words).launch(
+                grid=of_rows, block=(SUM.threads, 1, 1), use_pdl=self.overlaps, stream=stream,
+            )  # fmt: skip
+            self.fold(*c, m, n, words).launch(
+                grid=(tile_count(tile_count(m, CHUNK) * FOLD.runs(n, f32.bytes), FOLD.warps), matrices, 1),
+                block=(FOLD.threads, 1, 1), use_pdl=self.overlaps, stream=stream,
+            )  # fmt: skip
 
     def _begin(self, words: tuple[Int64, ...], m: Int32, n: Int32) -> tuple[bridge.Carried, SortedList]:
         """Device side: wait for the kernel before. The launch's words, and the matrix's list."""
@@ -224,33 +237,127 @@ class AddedRowsKernel:
 
         lines  address, and bytes from row to row; rows: a lane's row of the product, and the mask
         """
-        dtype = self.plan.c.dtype
         number, mask = rows
-        sums = tuple([Float32(0.0)] * (VECTOR_BYTES // dtype.bytes * SUM.vectors))
+        sums = self.zeros()
         while mask != 0:
-            more: list[list[Float32]] = []
+            found: list[tuple[Int32, Boolean]] = []
             for _ in cutlass.range_constexpr(AT_ONCE):
                 lowest = mask & -mask
                 line = cute.arch.shuffle_sync(number, cute.arch.popc(lowest - 1) % WARP)
-                values: list[Float32] = []
-                for column in columns:
-                    inside = Boolean((lowest != 0) & (column < n))
-                    at = lines[0] + Int64(line) * lines[1] + Int64(column) * dtype.bytes
-                    values += element.from_words(element.load_sixteen_bytes_if(at, inside), dtype)
-                more.append(values)
+                found.append((line, Boolean(lowest != 0)))
                 mask = mask & (mask - 1)
-            for values in more:
-                sums = tuple([x + y for x, y in zip(sums, values, strict=True)])
+            sums = self.with_rows(sums, lines, found, (columns, n))
+        return sums
+
+    def zeros(self) -> tuple[Float32, ...]:
+        """The sums of a lane's columns, of no row."""
+        return tuple([Float32(0.0)] * (VECTOR_BYTES // self.plan.c.dtype.bytes * SUM.vectors))
+
+    def with_rows(
+        self, sums: tuple[Float32, ...], lines: tuple[Int64, Int64], rows: Sequence[tuple[Int32, Boolean]],
+        columns: tuple[tuple[Int32, ...], Int32],
+    ) -> tuple[Float32, ...]:  # fmt: skip
+        """Sums and several rows of the product, the first one first. All loads are under way before an addition.
+
+        rows  (number, whether it is added) of each;   columns: a lane's, and their end
+        """
+        dtype, more = self.plan.c.dtype, []
+        for line, counts in rows:
+            values: list[Float32] = []
+            for column in columns[0]:
+                at = lines[0] + Int64(line) * lines[1] + Int64(column) * dtype.bytes
+                inside = counts & (column < columns[1])
+                values += element.from_words(element.load_sixteen_bytes_if(at, Boolean(inside)), dtype)
+            more.append(values)
+        for values in more:
+            sums = tuple([x + y for x, y in zip(sums, values, strict=True)])
+        return sums
+
+    _list_bytes = SUM.warps * FEW * _NUMBER_BYTES  # each warp has its own
+
+    @property
+    def _sums_bytes(self) -> int:
+        """Shared memory for the sums of all warps but the first."""
+        return (SUM.warps - 1) * WARP * len(self.zeros()) * f32.bytes
+
+    @cute.kernel
+    def few(self, c: Int64, ldc: Int64, stride_c: Int64, m: Int32, n: Int32, words: tuple) -> None:
+        """Device side: adds the rows of equal indices to C, by the first one's CTA."""
+        size = self.plan.c.dtype.bytes
+        if cutlass.const_expr(self.overlaps):
+            bridge.allow_next_kernel()
+            bridge.wait_for_previous_kernel()
+        given = bridge.Carried(**dict(zip(self.plan.words, words, strict=True)))
+        thread, _, _ = cute.arch.thread_idx()
+        block, matrix, _ = cute.arch.block_idx()
+        warp, lane = bridge.uniform(thread // WARP), thread % WARP
+        place, first = SUM.place(block, n, size)
+        shared = cutlass.memory.SmemAllocator().allocate(self._list_bytes + self._sums_bytes, 16).toint()
+        listed, kept = shared + warp * (FEW * _NUMBER_BYTES), shared + self._list_bytes + lane * f32.bytes
+        if place < m:
+            job, indexed = bridge.Carried(given=given, m=m), present(self.plan.indexed)
+            of_batch = matrix if cutlass.const_expr(self.plan.matrices_of_c > 1) else None
+            numbers = [lane + k * WARP for k in range(FEW // WARP)]
+            named = [Int32(load_index(indexed, job, OUT_ROWS, number, m, of_batch)) for number in numbers]
+            row = Int32(load_index(indexed, job, OUT_ROWS, place, m, of_batch))
+            count, before, below_lane = Int32(0), Int32(0), (Int32(1) << lane) - 1
+            places: list[Int32] = []
+            for number, name in zip(numbers, named, strict=True):
+                alike = Int32(cute.arch.vote_ballot_sync(name == row))
+                before |= Int32(cute.arch.vote_ballot_sync((name == row) & (number < place)))
+                places.append(count + cute.arch.popc(alike & below_lane))
+                count += cute.arch.popc(alike)
+            if (row >= 0) & (before == 0):
+                for number, name, at in zip(numbers, named, places, strict=True):
+                    if name == row:
+                        bridge.store_shared(listed + at * _NUMBER_BYTES, [number])
+                bridge.warp_sync()
+                columns = tuple([first + SUM.element(lane, vector, size) for vector in range(SUM.vectors)])
+                source, (pitch, distance) = given.added_rows, self.workspace((m, n), {ADDED: given.added_rows})[1]
+                lines = source + Int64(matrix) * distance * size, pitch * size
+                each = few_places(count)
+                own = cutlass.min(warp * each, count), cutlass.min((warp + 1) * each, count)
+                sums = self.sum_of_list(lines, (listed, *own), columns, n)
+                step = len(sums) * (WARP * f32.bytes)  # from warp to warp
+                if warp > 0:
+                    for e, value in enumerate(sums):
+                        bridge.store_shared(kept + (warp - 1) * step + e * (WARP * f32.bytes), [value])
+                bridge.block_sync()
+                if warp == 0:
+                    for other in cutlass.range_constexpr(SUM.warps - 1):
+                        at = kept + other * step
+                        more = [load_word_shared(at + e * (WARP * f32.bytes)) for e in range(len(sums))]
+                        sums = tuple([x + y.bitcast(Float32) for x, y in zip(sums, more, strict=True)])
+                    target, width = c + (Int64(matrix) * stride_c + row * ldc) * size, VECTOR_BYTES // size
+                    for vector, column in enumerate(columns):
+                        of_vector = sums[vector * width : (vector + 1) * width]
+                        self.add_to_c(target + Int64(column) * size, of_vector, n - column)
+
+    @cute.jit
+    def sum_of_list(
+        self, lines: tuple[Int64, Int64], listed: tuple[Int32, Int32, Int32], columns: tuple[Int32, ...], n: Int32
+    ) -> tuple[Float32, ...]:
+        """The sum of rows whose numbers shared memory has. `listed`: its address, the first place and the end."""
+        address, done, count = listed
+        sums = self.zeros()
+        while done < count:
+            found: list[tuple[Int32, Boolean]] = []
+            for i in cutlass.range_constexpr(FEW_TOGETHER):
+                at = cutlass.min(done + i, count - 1)
+                found.append((load_word_shared(address + at * _NUMBER_BYTES), Boolean(done + i < count)))
+            sums = self.with_rows(sums, lines, found, (columns, n))
+            done = done + FEW_TOGETHER
         return sums
 
     @cute.jit
     def add_to_c(self, address: Int64, sums: tuple[Float32, ...], columns: Int32) -> None:
         """Add sums to C's elements from an address on, `columns` of them at most."""
         dtype = self.plan.c.dtype
-        for e in cutlass.range_constexpr(len(sums)):
-            if e < columns:
-                old = element.load_value(address + e * dtype.bytes, dtype)
-                element.store_value(address + e * dtype.bytes, old + sums[e], dtype, Boolean(True))
+        inside = [Boolean(e < columns) for e in range(len(sums))]
+        old = [element.load_bits_if(address, e * dtype.bytes, dtype, yes) for e, yes in enumerate(inside)]
+        for e, (bits, more) in enumerate(zip(old, sums, strict=True)):  # all loads are under way before the first store
+            value = element.float_of(bits, dtype) + more
+            element.store_value(address + e * dtype.bytes, value, dtype, inside[e])
 
     @cute.kernel
     def fold(self, c: Int64, ldc: Int64, stride_c: Int64, m: Int32, n: Int32, words: tuple) -> None:

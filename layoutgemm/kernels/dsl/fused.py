@@ -67,13 +67,15 @@ class FusedBlock:
     place    first row, first column and matrix of the accumulator's tile
     thread   in the warpgroup
     part     of the accumulator's columns, that are stored at a time
+    held     numbers of all values that the block stores, where registers hold them from the first one on; else none
     end      row behind the last that the steps write and reduce, or None for C's
     """
 
     def __init__(
         self, plan: _StoredPlan, job: bridge.Carried, place: tuple[Int32, Int32, Int32], thread: Int32, part: int = 0,
-        end: Int32 | None = None,
+        end: Int32 | None = None, held: Sequence[int] = (),
     ):  # fmt: skip
+        self.held = held
         self.factor: Callable[[int], Float32] | None = None  # value -> its column's, where groups of rows have scales
         self.part, self.end = part, job.m if end is None else end
         self.epilogue: Epilogue = plan.epilogue
@@ -87,6 +89,9 @@ class FusedBlock:
 
     def values(self, accumulator: cute.Tensor, first: int, count: int) -> list[Float32]:
         """The accumulator's values from `first` on, after the epilogue; `first` and `count` are even."""
+        if self.held:
+            self.reductions.take_ahead(lambda v: bridge.number(accumulator[v]), self.held)
+            self.held = ()
         if self.factor is not None:
             return self.scaled_rows(accumulator, range(first, first + count), self.factor)
         if self.epilogue.quantizes is not None:
@@ -150,6 +155,10 @@ class FusedBlock:
             inside = {v: NeighbourPair(self, v - v % 2).element(v % 2).inside("m") for v in sizes}
             sizes = {v: self.math.where(inside[v], x, 0.0) for v, x in sizes.items()}
         return tuple([by_halves(self.math.largest, [sizes[v] for v in own]) for own in rows])
+
+    def place(self, v: int) -> Element:
+        """The place of value v."""
+        return NeighbourPair(self, v - v % 2).element(v % 2)
 
     def applied(self, accumulator: cute.Tensor, first: int, count: int) -> list[Float32]:
         """The accumulator's values after the epilogue's steps, element by element."""

@@ -182,6 +182,16 @@ class ElementMath:
         return assembly("min.NaN.f32 $0, $1, $2;", "=f,f,f", [Float32(x), Float32(y)], (Float32,), pure=True)[0]
 
     @staticmethod
+    def below(x: Float32) -> Float32:
+        """The next number below; of -inf NaN, and of NaN infinity. Largest numbers and NaN are not up to it."""
+        text = (
+            "{ .reg .pred p; .reg .pred q; .reg .b32 u; .reg .b32 d; mov.b32 d, $1; or.b32 u, d, 0x80000000; "
+            "add.s32 u, u, 1; add.s32 d, d, -1; setp.le.f32 p, $1, 0f00000000; selp.b32 d, u, d, p; "
+            "setp.nan.f32 q, $1, $1; selp.b32 d, 0x7f800000, d, q; mov.b32 $0, d; }"
+        )
+        return assembly(text, "=f,f", [Float32(x)], (Float32,), pure=True)[0]
+
+    @staticmethod
     def where(condition: Boolean, yes: Float32, no: Float32) -> Float32:
         """A choice without a branch."""
         kind = Int32 if all(isinstance(value, (Int32, int)) for value in (yes, no)) else Float32

@@ -3,14 +3,14 @@
 thread     combines its values of a row or column, in the order of its registers
 warp       combines the lanes of a row or column by shuffles: `kernels.partials.exchanges_of`
 leader     one lane of them stores the tuple: a partial result, a result of `each` columns, or an atomic operation
-finish     threads of a second kernel combine partial results line by line, then part by part: the same order always.
+finish     threads of a second kernel combine partial results line by line, then lanes and warps: the same order always.
            Where a cluster has whole rows, its first CTA combines those of its CTAs, in shared memory
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from .fused import Element, FusedBlock
 
 TOGETHER = 4  # elements whose tuple is computed at once, where that takes fewer steps: 8 leave too few registers
+_SECTOR = 8  # places beside each other that a warp of the second launch has: 32 bytes, which memory loads at once
 _KINDS = {"float": Float32, "int": Int32}
 
 
@@ -72,10 +73,34 @@ class BlockReductions:
         self.waiting: dict[tuple[str, int, int], list[tuple[Float32, Element]]] = {}
         self.found: dict[tuple[str, int, int], tuple[ReductionStep, Element, list[Any]]] = {}
         self.taken: Counter[tuple[str, int, int]] = Counter()
+        self.ahead: set[tuple[str, int, int]] = set()
+
+    def take_ahead(self, value: Callable[[int], Float32], held: Sequence[int]) -> None:
+        """Take all values of a row at once, before the first is stored.
+
+        Few steps come before, see `Epilogue.ahead`. The largest of all is known then, and no term is computed again.
+
+        Not of tiles that may have columns outside of C: their values behind a select are as many registers more.
+
+        value  of a number, before the epilogue;   held: the numbers of the values that the block stores
+        """
+        if not self.block.epilogue.has_whole_columns(self.block.plan.tile_c[1]):
+            return
+        for step, before in self.block.epilogue.ahead:
+            for v in held:
+                at, x = self.block.place(v), value(v)
+                for each in before:
+                    x = each.apply(x, at)
+                self.waiting.setdefault(self.key(step, at), []).append((x, at))
+            for key in list(self.waiting):
+                self.combine(step, key)
+                self.ahead.add(key)
 
     def take(self, step: ReductionStep, at: Element, x: Float32) -> None:
         """Take an element into its line's tuple, alone or with others. One outside of C leaves it."""
         key = self.key(step, at)
+        if key in self.ahead:
+            return
         waiting = self.waiting.setdefault(key, [])
         waiting.append((x, at))
         self.taken[key] += 1
@@ -87,14 +112,15 @@ class BlockReductions:
 
     def combine(self, step: ReductionStep, key: tuple[str, int, int]) -> None:
         """Combine the elements that wait with their line's tuple."""
-        elements = self.waiting.pop(key)
+        elements = sorted(self.waiting.pop(key), key=lambda element: element[1].key)
         inside, math = [at.inside(step.axes) for _, at in elements], self.block.math
+        along = [at.key[0 if step.axes == "n" else 1] for _, at in elements]
         if step.reduction.insert and key in self.found:
             own = self.found[key][2]
             for (x, at), counts in zip(elements, inside, strict=True):
                 own = typed(step.reduction, step.reduction.inserted(own, x, at, counts))
         else:
-            own = typed(step.reduction, step.reduction.tuple_of(elements, inside))
+            own = typed(step.reduction, step.reduction.tuple_of(elements, inside, [x - along[0] for x in along]))
             if key in self.found:
                 own = typed(step.reduction, step.reduction.combined(self.found[key][2], own, math))
         self.found[key] = step, elements[-1][1], own
@@ -300,27 +326,33 @@ class FinishKernel:
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of a block: a tuple for each thread."""
-        return FINISH_PLACES * FINISH_LINES * self.partial.components * WORD_BYTES
+        """Shared memory of a block: a tuple for each warp and place."""
+        return FINISH_PLACES * FINISH_LINES * _SECTOR // WARP * self.partial.components * WORD_BYTES
 
     @cute.kernel
     def kernel(self, m: Int32, n: Int32, batch: Int32, words: tuple) -> None:
-        """Device side: 32 places of one matrix, or group. Each warp combines a run of the lines."""
+        """Device side: 32 places of one matrix, or group. Each thread combines a run of the lines of one."""
         partial, reduction = self.partial, self.partial.step.reduction
         given = bridge.Carried(**dict(zip(self.plan.words, words, strict=True)))
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         lines, places = partial.extents(m, n, batch)
         across = tile_count(places, FINISH_PLACES)
-        matrix, place = block // across, block % across * FINISH_PLACES + thread % FINISH_PLACES
-        shared = cutlass.memory.SmemAllocator().allocate(self.shared_bytes, 16).toint() + thread * WORD_BYTES
+        warp, lane = thread // WARP, thread % WARP
+        beside = FINISH_PLACES // _SECTOR  # warps that have the same lines
+        own_place, own_run = (
+            warp % beside * _SECTOR + lane % _SECTOR,
+            warp // beside * (WARP // _SECTOR) + lane // _SECTOR,
+        )
+        matrix, place = block // across, block % across * FINISH_PLACES + own_place
+        shared = cutlass.memory.SmemAllocator().allocate(self.shared_bytes, 16).toint() + own_place * WORD_BYTES
         if const_expr(self.overlaps):
             bridge.allow_next_kernel()
             bridge.wait_for_previous_kernel()
 
         own, stop, last = self.lines_of(given, matrix, (m, batch), lines, places)
         run = tile_count(stop - own, FINISH_LINES)
-        first = cutlass.min(own + thread // FINISH_PLACES * run, stop)
+        first = cutlass.min(own + own_run * run, stop)
         end = cutlass.min(first + run, stop)
         if const_expr(self.ragged is not None):
             end = choose(place < last, end, first)  # rows of no group have no partial results
@@ -330,13 +362,19 @@ class FinishKernel:
         found = tuple(typed(reduction, reduction.identity))
         for line in cutlass.range(first, end, unroll=8):  # as many loads in flight
             found = self.with_line(found, start, line, lines, places)
-        step = FINISH_PLACES * FINISH_LINES * WORD_BYTES  # from component to component
-        for component in cutlass.range_constexpr(partial.components):
-            bridge.store_shared(shared + component * step, [bits_of(found[component])])
+        for distance in (_SECTOR, 2 * _SECTOR):
+            others = [cute.arch.shuffle_sync_bfly(value, distance) for value in found]
+            found = tuple(typed(reduction, reduction.combined(found, others, self.math)))
+        of_warp = FINISH_PLACES * WORD_BYTES
+        step = self.shared_bytes // partial.components  # from component to component
+        if lane < _SECTOR:
+            for component in cutlass.range_constexpr(partial.components):
+                at = shared + warp // beside * of_warp + component * step
+                bridge.store_shared(at, [bits_of(found[component])])
         bridge.block_sync()
-        if thread < FINISH_PLACES:
-            for other in cutlass.range_constexpr(1, FINISH_LINES):
-                at = shared + other * FINISH_PLACES * WORD_BYTES
+        if own_run == 0:
+            for other in cutlass.range_constexpr(1, FINISH_LINES * _SECTOR // WARP):
+                at = shared + other * of_warp
                 loaded = [load_word_shared(at + component * step) for component in range(partial.components)]
                 found = tuple(self.combined(found, loaded))
             self.store(given, found, matrix, place, last, m if partial.step.axes == "m" else n)

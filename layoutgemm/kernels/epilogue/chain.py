@@ -46,11 +46,13 @@ from .steps import (
     VectorScale,
 )
 from .text import entry_of_steps, steps_of
+from .tracing import FUNCTIONS, operations
 
 Gate = Callable[[Sequence[np.ndarray]], np.ndarray]  # both sums -> what is gated
 _FLAGS: Mapping[str, type] = {
     "flipped": bool, "pairs": bool, "stores_c": bool, "sums": int, "lines": bool, "whole": int,
 }  # beside the steps  # fmt: skip
+_CHEAP_OPERATIONS = 6  # of a function that is computed twice
 
 
 @dataclass(frozen=True, eq=False)
@@ -318,6 +320,28 @@ class Epilogue:
         return tuple(step for step in self.steps if isinstance(step, ReductionStep))
 
     @cached_property
+    def ahead(self) -> tuple[tuple[ReductionStep, tuple[Step, ...]], ...]:
+        """Reductions of whole rows from a largest value, and the steps before each. They may read all values first.
+
+        Those steps are computed twice, so they are a few instructions each, and read no matrix or vector.
+
+        >>> [len(before) for _, before in Epilogue(Scale(), RowReduce("argmax"), RowReduce("softmax")).ahead]
+        [1, 1]
+        >>> Epilogue(Activation("gelu"), RowReduce("argmax")).ahead, Epilogue(Bias(), RowReduce("argmax")).ahead
+        ((), ())
+        """
+        found: list[tuple[ReductionStep, tuple[Step, ...]]] = []
+        before: list[Step] = []
+        for step in () if self.sums else self.stages[0][1]:
+            if not isinstance(step, ReductionStep):
+                if not _is_cheap(step):
+                    break
+                before.append(step)
+            elif step.reduction.about is not None and step.axes == "m" and step.each is None:
+                found.append((step, tuple(before)))
+        return tuple(found)
+
+    @cached_property
     def partials(self) -> tuple[ReductionStep, ...]:
         """Those whose results of tiles are combined by a second launch: they need a workspace."""
         return tuple(step for step in self.reductions if step.partial)
@@ -478,6 +502,16 @@ class Epilogue:
                 sums = gate(np.split(np.broadcast_to(self.apply_to_sum(sums, at), sums.shape), 2, -1))
             c = self.apply(sums, at)
         return Outputs(np.broadcast_to(c, at.accumulator.shape), at.written)
+
+
+def _is_cheap(step: Step) -> bool:
+    """True for a few instructions on one element, without an operand in memory."""
+    if any(not given.host for given in step.taken):
+        return False
+    if not isinstance(step, Custom):
+        return isinstance(step, Scale)
+    named = operations(step.expression)
+    return len(named) <= _CHEAP_OPERATIONS and not set(named) & {*FUNCTIONS, "div", "mod", "floordiv"}
 
 
 def _result(sums: np.ndarray, gate: Gate | None) -> np.ndarray:

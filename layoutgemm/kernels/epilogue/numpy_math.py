@@ -77,6 +77,12 @@ class Math:
     largest, smallest = staticmethod(np.maximum), staticmethod(np.minimum)  # NaN where either is
 
     @staticmethod
+    def below(x: Array) -> Array:
+        """The next number below; of -inf NaN, and of NaN infinity. Largest numbers and NaN are not up to it."""
+        next_one = np.where(np.isneginf(x), np.nan, np.nextafter(x, np.float32(-np.inf)))
+        return np.where(np.isnan(x), np.inf, next_one).astype(np.float32)
+
+    @staticmethod
     def where(condition: Array, yes: Array | float, no: Array | float) -> Array:
         """A choice by element."""
         numbers = np.dtype(np.int32 if isinstance(yes, int) and isinstance(no, int) else np.float32)

@@ -106,6 +106,8 @@ class _Along(ReductionStep):
 
     def __post_init__(self) -> None:
         made = reduction_of(self.operation)
+        if REDUCTIONS.get(made.name) == made:  # a named operation counts along the axis that it reduces
+            object.__setattr__(self, "operation", made.name)
         if isinstance(self.name, str) and not self.name:
             object.__setattr__(self, "name", f"{'row' if self.axes == 'm' else 'column'}_{made.name}")
         as_bool(self.ordered, f"{shown(self.name)}: ordered", PlanError)

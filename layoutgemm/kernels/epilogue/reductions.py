@@ -32,6 +32,7 @@ NO_INDEX = 2**31 - 1  # above all indices
 INFINITY = math.inf
 MOST = "most"  # the largest x of several elements, as a term reads it
 MOST_COMPONENTS = 16
+CHAINS = 4  # sums of terms beside each other, none of which waits for another
 _SAMPLES = (-3.0, -0.5, 0.0, 1.0, 2.5, 7.0)
 _CLOSE = 1e-4  # relative: sums in another order round otherwise
 
@@ -42,7 +43,8 @@ class About:
 
     term    an element's, of x, i, j and the largest x, which it reads as "most". Elements outside of C are -inf: beside
             one of C their term changes nothing
-    merged  "add", or "minimum": how terms become one
+    merged  how terms become one: "add", or "first". That is of a term which is the element's index, and takes the first
+            that is a largest x, or NaN
     value   of x: what "the largest x" and the term take in its place
     """
 
@@ -200,10 +202,14 @@ class Reduction:
         """An element's tuple; `at` as for a step's `apply`."""
         return tracing.evaluate_each(self.lift, x, at)
 
-    def tuple_of(self, elements: Sequence[tuple[Value, ElementPlace]], inside: Sequence[object]) -> list[Value]:
+    def tuple_of(
+        self, elements: Sequence[tuple[Value, ElementPlace]], inside: Sequence[object], steps: Sequence[int]
+    ) -> list[Value]:
         """The tuple of an element (x, at), or of several at once by `about`.
 
         inside  of each, whether it is an element of C: others leave the tuple
+        steps   from the first one's index along the line to each one's, rising: numbers, which machine code has in its
+                instructions
         """
         math = elements[0][1].math
         if self.about is None or len(elements) == 1:
@@ -214,11 +220,21 @@ class Reduction:
         taken = [tracing.evaluate(self.about.value, x, at) for x, at in elements]
         values = [math.where(counts, x, -INFINITY) for counts, x in zip(inside, taken, strict=True)]
         most = by_halves(math.largest, [math.constant(self.identity[0]), *values])
-        terms = [
-            tracing.evaluate(self.about.term, x, _About(at, {MOST: most}))
-            for x, (_, at) in zip(values, elements, strict=True)
-        ]
-        return [most, by_halves(getattr(math, self.about.merged), terms)]
+        about = self.about
+
+        def term(e: int) -> Value:
+            return tracing.evaluate(about.term, values[e], _About(elements[e][1], {MOST: most}))
+
+        count = len(elements)
+        if about.merged == "add":  # one after the other: terms that wait for each other's sums would need registers
+            sums = [term(e) for e in range(min(count, CHAINS))]
+            for e in range(CHAINS, count):
+                sums[e % CHAINS] = math.add(sums[e % CHAINS], term(e))
+            return [most, by_halves(math.add, sums)]
+        bound, found = math.below(most), steps[-1]
+        for e in reversed(range(count - 1)):  # from the last on: the first one stays
+            found = math.where(values[e] <= bound, found, steps[e])
+        return [most, math.add(term(0), found)]
 
     def inserted(self, a: Sequence[Value], x: Value, at: ElementPlace, inside: object) -> list[Value]:
         """A tuple and one element more, where `inside` holds."""
@@ -501,11 +517,6 @@ def _about_most(x: Symbol, i: Symbol, j: Symbol, ops: Operations, most: Symbol) 
     return ops.exp(x - ops.where(most < math.inf, most, 0.0))
 
 
-def _index_of_most(x: Symbol, i: Symbol, j: Symbol, ops: Operations, most: Symbol) -> Symbol:
-    """The index of a largest value, or of NaN, which no value equals."""
-    return ops.where(x == most, j, ops.where(x == x, NO_INDEX, j))
-
-
 def _first_largest(a: Sequence[Symbol], b: Sequence[Symbol], ops: Operations) -> tuple[Symbol, Symbol]:
     """The lower index of equal values; NaN is above all numbers, as in torch."""
     lower = ops.minimum(a[1], b[1])
@@ -520,7 +531,7 @@ def _of_an_index(name: str, value: Callable[[Symbol], Symbol]) -> Reduction:
         lambda x, i, j, ops: (value(x), j), _first_largest, [-math.inf, NO_INDEX],
         lambda a, ops: (value(a[0]), a[1]), ("value", "index"), name,
     )  # fmt: skip
-    return replace(made, about=About.traced(_index_of_most, "minimum", made.lift[0]))
+    return replace(made, about=About.traced(lambda x, i, j, ops, most: j, "first", made.lift[0]))
 
 
 def _precedes(a: Sequence[Symbol], b: Sequence[Symbol]) -> Symbol:

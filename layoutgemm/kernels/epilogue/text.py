@@ -92,7 +92,7 @@ def _reduction_of(entry: Mapping[str, object]) -> Reduction:
     values["operands"] = tuple(_operands_of(entry["operands"]))
     values |= {name: tracing.each_of_entry(values[name]) for name in _FUNCTIONS}
     if isinstance(about := values["about"], dict):
-        values["about"] = About(tuples(about["term"]), about["merged"])
+        values["about"] = About(tuples(about["term"]), about["merged"], tuples(about["value"]))
     made = Reduction(**values)
     made.check_laws()
     return made

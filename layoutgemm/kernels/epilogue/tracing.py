@@ -29,7 +29,7 @@ from .places import Value
 Expression = tuple[Any, ...]
 Place: TypeAlias = Any  # coordinates, operands and operations, as expressions read them
 
-_FLOATS = (
+FUNCTIONS = (
     "exp",
     "log",
     "sqrt",
@@ -48,7 +48,7 @@ MAX_POWER = 16  # of x ** n
 WRITTEN_OUT = 256  # operations of a function that is kept without steps
 _CHOICES = ("maximum", "minimum", "largest", "smallest", "where")  # of several values
 _MADE_OF = ("exp2", "log2", "relu", "clamp")  # of these and arithmetic
-_KNOWN = (*_FLOATS, "float", "whole", *_CHOICES, *_MADE_OF)  # what ops has
+_KNOWN = (*FUNCTIONS, "float", "whole", *_CHOICES, *_MADE_OF)  # what ops has
 MAX_SHIFT = 31
 _MAX_F32 = float.fromhex("0x1.fffffep127")
 
@@ -196,7 +196,7 @@ class Operations:
     """
 
     def __getattr__(self, name: str) -> Callable[[object], Symbol]:
-        if name not in _FLOATS:
+        if name not in FUNCTIONS:
             raise PlanError(f"ops has no operation {bounded(name)}; it has {', '.join(_KNOWN)}")
         return lambda x: _apply(name, "float", _float(x))
 
@@ -521,7 +521,7 @@ _MADE: Mapping[str, Callable[..., Symbol]] = {
     "le": operator.le, "gt": operator.gt, "ge": operator.ge, "eq": operator.eq, "ne": operator.ne,
     "floordiv": operator.floordiv, "mod": operator.mod, "and_": operator.and_, "or_": operator.or_,
     "xor": operator.xor, "to_float": Operations.float, "whole": Operations.whole,
-    **{name: getattr(Operations(), name) for name in (*_FLOATS, *_CHOICES)},
+    **{name: getattr(Operations(), name) for name in (*FUNCTIONS, *_CHOICES)},
 }  # fmt: skip
 
 

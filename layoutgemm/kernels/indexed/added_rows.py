@@ -8,9 +8,12 @@
                                                      the sum of its places in the chunk
     fold       the list, those sums, C               row r of C += their sum
 
-A chunk is `CHUNK` places of the list. The rows of a chunk's places are added one after the other, in f32. The sums of
-chunks are added one after the other: the same bits on every run. A row that no index names is not touched, and an index
-outside of C names none. All launches are of one host function, on one stream.
+Up to `FEW` indices have one launch in place of the last three. A CTA adds the rows of an index to C. Each of its warps
+adds `few_places` of them, one after the other. Then the sums of the warps are added, one after the other.
+
+Of more, a chunk is `CHUNK` places of the list. The rows of a chunk's places are added one after the other, in f32. The
+sums of chunks are added one after the other. So the bits are the same on every run. A row that no index names is not
+touched, and an index outside of C names none. All launches are of one host function, on one stream.
 
 A list of more than `RANKED` indices is sorted by the caller before the launch: counting for each index those before it
 takes longer then. In the workspace:
@@ -43,6 +46,8 @@ from .rows import OUT_ROWS, IndexedRows
 AddingPlan: TypeAlias = Any  # a plan of any architecture: they share no class with all that is read here
 SUM = RowCopy(vectors=2, warps=4)  # which run of a row of C a warp has: a lane holds 16 sums of 16-bit elements
 FOLD = RowCopy(vectors=1, warps=4)  # which run of a row of partial sums in f32 a warp has
+FEW = 256  # indices of a matrix at most that one launch looks at: each of its warps has all
+FEW_TOGETHER = 8  # rows of few indices whose vectors are loaded before the first is added
 CHUNK = WARP  # places that are added one after the other: a lane looks at each
 RANKS = 16  # indices whose places a warp counts
 RANKED = 16384  # indices of a matrix at most whose places are counted
@@ -52,6 +57,15 @@ ORDER_BYTES = 8  # of a place's number: torch.sort has them in int64
 def slots_of(m: W) -> W:
     """Partial sums of a matrix with m indices: two a chunk. An int or a traced integer."""
     return tile_count(m, CHUNK) * 2
+
+
+def few_places(count: W) -> W:
+    """Rows of an index that a warp adds, of `count` among few indices. An int or a traced integer.
+
+    >>> [few_places(count) for count in (1, 8, 32, 33, 256)]
+    [8, 8, 8, 16, 64]
+    """
+    return tile_count(count, SUM.warps * FEW_TOGETHER) * FEW_TOGETHER
 
 
 def list_bytes(plan: AddingPlan, sizes: tuple[W, W, W]) -> tuple[W, W, W]:
@@ -128,13 +142,21 @@ def added_rows(plan: AddingPlan, c: np.ndarray, values: Mapping[str, object] | N
     found = np.zeros((plan.matrices_of_c, plan.rows_of_c, plan.n), np.float32)
     for sums, named, product in zip(found, rows, c.reshape(-1, plan.m, plan.n)):
         order = np.argsort(named, kind="stable")
-        for first in range(0, plan.m, CHUNK):
-            of_chunk, place = order[first : first + CHUNK], np.zeros_like(sums)
-            inside = of_chunk[(named[of_chunk] >= 0) & (named[of_chunk] < plan.rows_of_c)]
+        inside_c = (named >= 0) & (named < plan.rows_of_c)
+        for of_chunk in _added_together(plan, named, order):
+            place, inside = np.zeros_like(sums), of_chunk[inside_c[of_chunk]]
             np.add.at(place, named[inside], product[inside])  # one row after the other
             sums += place
     rounded = np.asarray(plan.c.dtype.decode(plan.c.dtype.encode(found)), np.float32)
     return rounded if c.ndim > 2 else rounded[0]
+
+
+def _added_together(plan: AddingPlan, named: np.ndarray, order: np.ndarray) -> list[np.ndarray]:
+    """Places of the sorted list that are added to one sum each. Those sums are added in this order."""
+    if plan.m > FEW:
+        return [order[first : first + CHUNK] for first in range(0, plan.m, CHUNK)]
+    equal = np.split(order, np.flatnonzero(np.diff(named[order])) + 1)
+    return [x[first : first + few_places(len(x))] for x in equal for first in range(0, len(x), few_places(len(x)))]
 
 
 def added_checks(plan: AddingPlan) -> list[Check]:
@@ -170,7 +192,13 @@ def explain_added(plan: AddingPlan) -> list[str]:
     if not plan.adds_rows:
         return []
     return [
-        f"  added: the product's {plan.m} rows take {added_bytes(plan)} bytes of workspace; further launches add those "
-        f"of equal indices to {plan.rows_of_c} rows of C, {CHUNK} places of the sorted indices at a time"
+        f"  added: the product's {plan.m} rows take {added_bytes(plan)} bytes of workspace; {_launches(plan)}"
         + (", which are sorted before the launch" if sorts_rows(plan) else "")
     ]
+
+
+def _launches(plan: AddingPlan) -> str:
+    to = f"those of equal indices to {plan.rows_of_c} rows of C"
+    if plan.m <= FEW:
+        return f"a further launch adds {to}"
+    return f"further launches add {to}, {CHUNK} places of the sorted indices at a time"

@@ -18,13 +18,13 @@ import torch
 from torch.autograd.function import FunctionCtx
 
 from ...arguments import shown
-from ...kernels.indexed.rows import check_inside
+from ...kernels.indexed.rows import check_distinct, check_inside
 from ..checks import NOT_RECORDED, derived_by_func, differentiated, has_tangent
 from ..compiled.traced import refuse
 from ..operators import operator_of, with_autograd
 from ..scaled_grouped.grouped import INTS
 from ..types import usual_type
-from .torch_rows import inside_rows, known_indices
+from .torch_rows import inside_rows, known_indices, scattered
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -125,8 +125,99 @@ def sums_of_product(
     if out is not None and differentiated(out):
         refuse(NOT_RECORDED)
     assert isinstance(add_rows, torch.Tensor) and isinstance(ordered, bool)
+    check_lines(a, {**others, "add_rows": add_rows}, out, weighs)
+    made = _weighed(product, a, b, others, weighs)
+    if made.is_floating_point() and made.itemsize == 1:
+        refuse(f"add_rows: rows of {made.dtype} are not added, as 8 bits are too coarse: say out_dtype=")
+    first = _checked_result("add_rows", "added", made, out)
+    found = added(first, add_rows, made, ordered)
+    return found if out is None else out.copy_(found)
+
+
+def placed_product(
+    product: Callable[..., torch.Tensor], a: object, b: object, out_rows: torch.Tensor | None, out: torch.Tensor | None,
+    others: Mapping[str, object], in_group: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """A product's rows, weighed and placed in `out` or in zeros behind it. No kernel has these parts together.
+
+    out_rows  the row of the result for each row of the product, or None for rows in order
+    others    the product's other arguments by name
+    in_group  of the product, a mask of its rows that are in a group: others are not placed
+
+    Raises OperandError or TensorError, naming the operand.
+
+    >>> one = torch.ones(2, 1)
+    >>> to, none = torch.tensor([1, 0]), {"row_weights": None}
+    >>> placed_product(lambda a, b: a @ b, torch.tensor([[1.0], [2.0]]), one[:1], to, None, none).tolist()
+    [[2.0], [1.0]]
+    """
+    if out is not None and differentiated(out):
+        refuse(NOT_RECORDED)
+    check_lines(a, {**others, "out_rows": out_rows}, out)
+    made = _weighed(product, a, b, others, True)
+    if out_rows is not None:
+        first = _checked_result("out_rows", "placed", made, out)
+        if in_group is not None:
+            out_rows = torch.where(in_group(made).flatten(), out_rows, -1)
+        return scattered(first, out_rows, made)
+    if out is None:
+        return made
+    if out.shape != made.shape or out.dtype != made.dtype:
+        of = f"{out.dtype} of shape {list(out.shape)}"
+        refuse(f"out is {of}: {made.dtype} of {list(made.shape)}, as the product has them")
+    return out.copy_(made if in_group is None else torch.where(in_group(made), made, out))
+
+
+def check_lines(
+    a: object, given: Mapping[str, object], out: torch.Tensor | None = None, weighs: bool = True
+) -> None:  # fmt: skip
+    """Raise OperandError unless indices and weights are one for each row of the product.
+
+    The product is not computed yet, so nothing is written.
+
+    given  a call's arguments by name;   weighs: weights are checked too
+
+    Of CPU tensors it refuses an index outside of the result, too, and one of `out_rows` that repeats.
+
+    >>> check_lines(torch.ones(2, 1), {"out_rows": torch.tensor([1])})
+    Traceback (most recent call last):
+        ...
+    layoutgemm.errors.OperandError: out_rows is torch.int64 of shape [1]: int32 or int64 of [2], a row for each row of \
+the product
+    """
+    rows = given.get("rows")
+    of, rank = (rows, 1) if isinstance(rows, torch.Tensor) else (a, 2)
+    if not isinstance(of, torch.Tensor) or of.ndim != rank:
+        return  # the product itself refuses them
+    for name in ("add_rows", "out_rows", "row_weights")[: 3 if weighs else 2]:
+        x, weight = given.get(name), name == "row_weights"
+        if x is None:
+            continue
+        if not isinstance(x, torch.Tensor):
+            refuse(f"{name} is a {type(x).__qualname__}: a tensor")
+        assert isinstance(x, torch.Tensor)
+        if x.dtype not in ((torch.float32,) if weight else INTS) or tuple(x.shape) != of.shape[:1]:
+            kinds, what = ("float32", "factor") if weight else ("int32 or int64", "row")
+            said = f"{x.dtype} of shape {list(x.shape)}"
+            refuse(f"{name} is {said}: {kinds} of {[of.shape[0]]}, a {what} for each row of the product")
+        if weight or torch.compiler.is_dynamo_compiling() or (known := known_indices(x)) is None:
+            continue
+        check_inside(name, known, of.shape[0] if out is None else out.shape[0], "the result")
+        if name == "out_rows":
+            check_distinct(name, known)
+
+
+def _weighed(
+    product: Callable[..., torch.Tensor], a: object, b: object, others: Mapping[str, object], weighs: bool
+) -> torch.Tensor:
+    """The product with its rows in order, times their weights."""
     given = dict(others)
-    if given.get("row_weights") is not None and given.get("rows") is None and isinstance(a, torch.Tensor):
+    if (
+        given.get("row_weights") is not None
+        and given.get("rows") is None
+        and isinstance(a, torch.Tensor)
+        and not weighs
+    ):
         given["rows"] = torch.arange(a.shape[0], device=a.device)
     weights, kind = given.pop("row_weights") if weighs else None, given.get("out_dtype")
     if weights is not None:
@@ -134,23 +225,17 @@ def sums_of_product(
         kind, given["out_dtype"] = kind or usual_type(a.dtype), torch.float32
     made = product(a, b, **given)
     if isinstance(weights, torch.Tensor):
-        if weights.dtype != torch.float32 or tuple(weights.shape) != made.shape[:1]:
-            of = f"{weights.dtype} of shape {list(weights.shape)}"
-            refuse(f"row_weights is {of}: float32 of {[made.shape[0]]}, a factor for each row of the product")
         assert isinstance(kind, torch.dtype)
         made = (made * weights[:, None]).to(kind)
-    if made.is_floating_point() and made.itemsize == 1:
-        refuse(f"add_rows: rows of {made.dtype} are not added, as 8 bits are too coarse: say out_dtype=")
+    return made
+
+
+def _checked_result(name: str, done: str, made: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    """`out`, or zeros in its place, where rows of the product go."""
     if made.ndim != 2:
-        refuse(f"add_rows: rows of one matrix are added, and the product has shape {list(made.shape)}")
-    if add_rows.dtype not in INTS or tuple(add_rows.shape) != made.shape[:1]:
-        of = f"{add_rows.dtype} of shape {list(add_rows.shape)}"
-        refuse(f"add_rows is {of}: int32 or int64, a row for each row of a product of shape {list(made.shape)}")
+        refuse(f"{name}: rows of one matrix are {done}, and the product has shape {list(made.shape)}")
     first = torch.zeros_like(made) if out is None else out
     if first.ndim != 2 or first.shape[1] != made.shape[1] or first.dtype != made.dtype:
         of = f"{first.dtype} of shape {list(first.shape)}"
         refuse(f"out is {of}: {made.dtype} of [rows, {made.shape[1]}], as the product has them")
-    if not torch.compiler.is_dynamo_compiling() and (known := known_indices(add_rows)) is not None:
-        check_inside("add_rows", known, first.shape[0], "the result")
-    found = added(first, add_rows, made, ordered)
-    return found if out is None else out.copy_(found)
+    return first

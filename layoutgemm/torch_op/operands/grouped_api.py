@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -12,6 +13,7 @@ from ...kernels.operands.combined import Combine, refusal_of_matrices
 from ...kernels.run.operand_checks import resolved
 from ...kernels.sm90.indexed.row_copy import copied_bytes
 from ...memo import function_key
+from ..bias_activation import GATES
 from ..checks import (
     NOT_RECORDED,
     autocast,
@@ -25,11 +27,12 @@ from ..checks import (
 from ..compiled.kept_launches import Extras, again_or
 from ..compiled.traced import check_kinds, check_number, named, refusal, refuse, refuse_finish
 from ..explanation import ZEROS, Explanation, copied_operand, of_plan
-from ..indexed.grouped_rows import Options
+from ..indexed.grouped_rows import Options, checked_rows
+from ..indexed.torch_rows import of_rows
 from ..own_epilogue.scaled_api import traced_grouped
 from ..prepared import config_text
-from ..scaled_grouped.explain import explain_grouped_epilogue
-from ..scaled_grouped.grouped import COUNTS, ENDS, MASKED, OFFSETS, check_expected, in_groups
+from ..scaled_grouped.explain import explain_grouped, explain_grouped_epilogue
+from ..scaled_grouped.grouped import COUNTS, ENDS, MASKED, OFFSETS, check_expected, finished, in_groups, in_groups_alone
 from ..scaled_grouped.grouped_epilogue import (
     FurtherMatrices,
     GroupedFactors,
@@ -38,28 +41,34 @@ from ..scaled_grouped.grouped_epilogue import (
     grouped_with_epilogue,
 )
 from ..scaled_grouped.kept import require_hopper
+from ..scaled_grouped.operators import checked_grouped
 from ..scaled_grouped.recipes import fast_accum
 from ..scaled_grouped.scaled import BiasActivation, check_config
 from .api import function_text, numbers_named
 from .grouped import GroupedCombined, checked_groups, computed_groups, plan_of_groups
 from .grouped_operators import CHECK_GROUPS, derivable, dispatched, recorded
-from .several import NO_DICT, function_and_numbers
+from .several import NO_DICT, check_alike, combined_sums, function_and_numbers
 
 _SAID = (OFFSETS, ENDS, COUNTS)
 # Arguments of `grouped_matmul` that a product of several b does not take: why.
 _UNTAKEN = {
-    **dict.fromkeys(("scale_a", "scale_b", "recipe_a", "recipe_b"), "tables of scales are of one matrix b"),
     "prologue": "compute the function of a first",
-    **dict.fromkeys(("out_rows", "row_weights", "add_rows"), "place or weigh the result's rows afterwards"),
+    **dict.fromkeys(
+        ("out_rows", "row_weights", "add_rows"), "masked rows keep their places; weigh the result afterwards"
+    ),
 }
+_SCALES = ("scale_a", "scale_b", "recipe_a", "recipe_b")
+_SCALED = "scales and combine:"
 
 
 def grouped_combined(
-    a: torch.Tensor, b: object, combine: Combine | None, given: Mapping[str, object] | None, options: Options
-) -> torch.Tensor:
+    a: torch.Tensor, b: object, combine: Combine | None, given: Mapping[str, object] | None, options: Options,
+    product: Callable[..., torch.Tensor],
+) -> torch.Tensor:  # fmt: skip
     """activation(combine(a @ b[0], a @ b[1], ...) + bias) in groups.
 
     options  the other arguments of `grouped_matmul`, by name
+    product  `grouped_matmul`
 
     Raises OperandError or TensorError before anything is written, naming the operand. PlanError for a configuration
     without a kernel.
@@ -67,6 +76,8 @@ def grouped_combined(
     refuse(refusal_of_call(b, combine, options))
     said = next((name for name in _SAID if options.get(name) is not None), OFFSETS)
     assert combine is not None and isinstance(b, (tuple, list))
+    if any(options.get(name) is not None for name in _SCALES):
+        return _of_scaled(a, b, combine, given, said, options, product)
     if options["epilogue"] is not None:
         if torch.compiler.is_dynamo_compiling():
             return traced_grouped(a, b[0], options["rows"], options["epilogue"], given, options, (b, combine))
@@ -92,7 +103,49 @@ def refusal_of_call(b: object, combine: object, options: Options) -> str:
     said = [name for name in _SAID if options.get(name) is not None]
     if len(said) > 1:
         return f"{said[0]} and {said[1]}: groups are said by one of offsets, offs and counts"
+    if any(options.get(name) is not None for name in _SCALES):
+        return _refusal_of_scales(b, options)
     return ""
+
+
+def _refusal_of_scales(b: object, options: Options) -> str:
+    """Why several products with scales have no such call, or ""."""
+    assert isinstance(b, (tuple, list))
+    scales = options.get("scale_b")
+    if not isinstance(scales, (tuple, list)) or len(scales) != len(b):
+        of = f"{type(scales).__qualname__}" + (f" of {len(scales)}" if isinstance(scales, (tuple, list)) else "")
+        return f"scale_b is a {of}: with combine= a tuple of {len(b)}, the scales of each b"
+    if options.get("epilogue") is not None:
+        return f"{_SCALED} torch combines these products, and an epilogue is a kernel's; compute it of the result"
+    if isinstance(options["activation"], str) and options["activation"] in GATES:
+        return "activation and combine: the function of the products has the gate"
+    if torch.compiler.is_dynamo_compiling():
+        return f"{_SCALED} not under torch.compile; combine products of each b with out_dtype=torch.float32"
+    return ""
+
+
+def _of_scaled(
+    a: torch.Tensor, b: Sequence[torch.Tensor], combine: Combine, given: Mapping[str, object] | None, said: str,
+    options: Options, product: Callable[..., torch.Tensor],
+) -> torch.Tensor:  # fmt: skip
+    """Products of 8-bit floats in float32, each with its scales. Torch combines them and rounds once."""
+    how, numbers = function_and_numbers(b, combine, given)
+    finish = BiasActivation(options["bias"], options["activation"], fast_accum(options["use_fast_accum"]))
+    check_alike(b)
+    scales, rows, out = options["scale_b"], options.get("rows"), options["out"]
+    left, scale_a = a, options["scale_a"]
+    if rows is not None:
+        _, _, scale_a = checked_rows(a, rows, options)
+        left = of_rows(a, rows)
+    call = checked_grouped(
+        left, b[0], options[said], said, scale_a, scales[0], finish, out, options["out_dtype"], options["recipe_a"],
+        options["recipe_b"],
+    )  # fmt: skip
+    changed = {"bias": None, "activation": None, "out": None, "out_dtype": torch.float32}
+    alone = {name: x for name, x in {**options, **changed}.items() if name not in _UNTAKEN and name != "epilogue"}
+    wide = [product(a, x, **{**alone, "scale_b": scale}) for x, scale in zip(b, scales, strict=True)]
+    value = finished(call, combined_sums(how, wide, numbers), options[said], finish)
+    return _placed(in_groups_alone(call, value, options[said]), out, call.leaves_rows, said, options[said])
 
 
 def _with_steps(
@@ -212,6 +265,16 @@ def explain_grouped_combined(
     refuse(refusal_of_call(b, combine, options))
     said = next((name for name in _SAID if options.get(name) is not None), OFFSETS)
     assert combine is not None and isinstance(b, (tuple, list))
+    if options.get("scale_b") is not None:
+        rows, scale_a = options.get("rows"), options["scale_a"]
+        if rows is not None:
+            _, _, scale_a = checked_rows(a, rows, options)
+        told = explain_grouped(
+            a, b[0], options[said], said, scale_a, options["scale_b"][0], BiasActivation(), None, torch.float32,
+            (options.get("recipe_a"), options.get("recipe_b")), options["config"], options["expected_rows"], rows=rows,
+        )  # fmt: skip
+        kernel = f"{told.kernel}, for each of {len(b)} b; then torch combines them"
+        return replace(told, kernel=kernel, launches=told.launches * len(b))
     if options.get("epilogue") is not None:
         return explain_grouped_epilogue(*_with_steps(a, b, combine, given, options))
     product, out = _checked(a, b, combine, given, said, options), options["out"]

@@ -34,7 +34,7 @@ from ..checks import (
 )
 from ..compiled.traced import check_kinds, named, refusal, refuse, refuse_finish
 from ..fp8.launch import AS_QUANTIZE, kept_shapes
-from ..indexed.added import sums_of_product
+from ..indexed.added import placed_product, sums_of_product
 from ..indexed.api import indexed_matmul
 from ..indexed.grouped_rows import Options, grouped_rows, takes_copied_rows
 from ..indexed.product import IndexedOperands
@@ -396,11 +396,12 @@ def grouped_matmul(
     config    the kernel's configuration; of groups of columns, that of the transposed product
     rows, out_rows, row_weights   of groups of rows with `offsets`, as for `matmul`: groups are of the product's rows.
               Row i reads row rows[i] of a, and is row out_rows[i] of the result. With `counts`, or of a batch, `rows`
-              alone, (experts, M): row i of group e reads row rows[e, i] of a[e], or of a matrix a. With `offs`, a bias
-              or scales `rows` alone: scales of rows are those of a's rows, and read by row index too
+              alone, (experts, M): row i of group e reads row rows[e, i] of a[e], or of a matrix a. Scales of rows are
+              those of a's rows, and read by row index too
     add_rows  in place of `out_rows`, with `offsets`: row i is added to row add_rows[i] of the result, as for `matmul`.
               So the experts' results of a token become one. Goes with `rows`, `row_weights` and an activation by
-              kernels of one call; with `offs`, scales, bias, `epilogue`, `prologue` or `combine` torch adds the rows
+              kernels of one call; with `offs`, scales, bias, `epilogue`, `prologue` or `combine` torch adds the rows,
+              or weighs and places those of `row_weights` and `out_rows`
     ordered   False: in any order, as for `matmul`
     copy_rows  of `rows`, as for `matmul`: whether a's rows are copied to a workspace first
     epilogue  in place of bias and activation, behind the scales: any `kernels.epilogue.chain.Epilogue`. Of all forms
@@ -414,7 +415,8 @@ def grouped_matmul(
               `combine` torch computes f(a) first; not under torch.compile
     combine   for a tuple b of two to four matrices of each group, as for `matmul`: the function of
               (*products, ops, **given), or the name of a gate. `given` has its numbers. Of groups of rows and masked
-              ones, with bias and activation or an epilogue behind the function, and `rows`, which are copied first
+              ones, with bias and activation or an epilogue behind the function, and `rows`, which are copied first.
+              Of float8 `scale_b` is a tuple, too: a kernel for each b, then torch. [gate | up] in one b is one kernel
 
     On a GPU the values of offsets, offs and counts are read by the kernel alone: the host does not wait for them, and
     they are not checked. No row is written outside of its group, and a group along K of float8 that begins or ends
@@ -517,12 +519,26 @@ def _with_more(
     if ordered is not True or (add_rows is not None and apart):
         others = {**functions, "rows": rows, **{name: x for name, x in given.items() if name != "out"}}
         return sums_of_product(ordered, grouped_matmul, a, b, add_rows, given["out"], others, apart)
+    if apart and takes_placed_rows(given):
+        others = {
+            **functions,
+            "rows": rows,
+            **{name: x for name, x in given.items() if name not in ("out", "out_rows")},
+        }
+        ends = given["offs"]
+
+        def in_group(made: torch.Tensor) -> torch.Tensor:
+            return in_groups(made.shape, ENDS, ends)
+
+        return placed_product(
+            grouped_matmul, a, b, given["out_rows"], given["out"], others, None if ends is None else in_group
+        )
     if prologue is not None and (several or epilogue is not None):
         a, of_others, chosen = with_function_applied(a, b, prologue, operands, rows, given)
         return _with_more(a, b, chosen, (None, None), epilogue, of_others, None, combine, True)
     if several:
         functions = {"epilogue": epilogue, "prologue": prologue, "rows": rows, "add_rows": add_rows}
-        return grouped_combined(a, b, combine, operands, {**given, **functions})
+        return grouped_combined(a, b, combine, operands, {**given, **functions}, grouped_matmul)
     if add_rows is not None:
         return _of_indices(
             IndexedOperands(a, b, rows), add_rows, {**given, "counts": None}, {"counts": given["counts"]}
@@ -537,6 +553,11 @@ def _with_more(
     if rows is not None and takes_copied_rows(given):
         return grouped_rows(a, b, rows, given, grouped_matmul)
     return _of_indices(IndexedOperands(a, b, rows), None, given, {})
+
+
+def takes_placed_rows(given: Options) -> bool:
+    """True for rows that are weighed or placed, of groups of rows."""
+    return given["counts"] is None and any(given[name] is not None for name in ("out_rows", "row_weights"))
 
 
 _BESIDE_SUMS = ("offs", "expected_rows", "scale_a", "scale_b", "recipe_a", "recipe_b", "bias")

@@ -36,7 +36,7 @@ def finished(
     job = bridge.Carried(m=sizes[0], n=sizes[1], given=given)
     fragment = plan.fragment
     count = fragment.accumulator_registers
-    block = FusedBlock(PartPlan(plan, fragment), job, place, lane)
+    block = FusedBlock(PartPlan(plan, fragment), job, place, lane, held=range(count))
     held: _Numbered | CombinedSums = _Numbered(sums, fragment)
     if plan.gated is not None:
         held = CombinedSums(plan, job, held, block, count)

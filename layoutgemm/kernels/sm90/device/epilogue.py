@@ -128,7 +128,15 @@ class Sm90Epilogue:
             return None
         ends = self.plan.ragged is not None and self.plan.epilogue.writes  # a tile reaches into the next group's rows
         end = cutlass.min(self.limits(job, place[2])[0], job.m) if ends else None
-        return FusedBlock(self.plan, job, place, thread, part, end)
+        return FusedBlock(self.plan, job, place, thread, part, end, self.held(part))
+
+    def held(self, part: int) -> Sequence[int]:
+        """The numbers of the values that a block stores of a part of the columns."""
+        store = self.plan.store
+        if store is None:
+            return self.plan.stored_values(part)
+        chunks = [chunk for _, each in store.rounds_of(0, part) for chunk in each.chunks]
+        return [chunk.first_value + v for chunk in chunks for v in range(chunk.values)]
 
     def scaled(self, fused: FusedBlock | None, at: tuple[Int32, ...], block: int) -> FusedBlock | None:
         """The epilogue with the factors of the block's columns, where groups of rows have scales."""

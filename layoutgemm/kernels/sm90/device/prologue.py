@@ -41,6 +41,10 @@ NumberKey = tuple[str, int, int]  # an operand's name, a block of rows or an ins
 class Sm90PrologueKernel(Sm90FusedKernel):
     """The production kernel with f(A) in place of A. Of two pairs, of the first one's A."""
 
+    def lanes_read(self) -> bool:
+        """Lanes load A from its stages."""
+        return True
+
     def job_of(
         self, shared: bridge.SharedMemory, place: tuple[Int32, ...], sizes: tuple[Int32, Int32, Int32],
         c: tuple[Int64, Int64, Int64], words: tuple[Int64, ...],

@@ -53,6 +53,10 @@ from .fused import Sm90FusedKernel
 class Sm90QuantizedKernel(Sm90FusedKernel):
     """The production kernel with packed weights in place of A's tiles."""
 
+    def lanes_read(self) -> bool:
+        """Lanes load weights from its stages."""
+        return True
+
     def maps_of_a(self, a: Int64, extents: Mapping[str, Int32], pitches: tuple[Int64, Int64]) -> list[bridge.TensorMap]:
         """Packed weights have no tensor map."""
         return []
@@ -329,7 +333,6 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
                         for block in cutlass.range_constexpr(plan.blocks):
                             a = packed.fragment(words[block], number)
                             mma.multiply(chains[number % CHAINS][block], a, columns, number)
-                bridge.warp_sync()
                 self.release(job, stage)
                 stage, parity = bridge.next_in_ring(stage, parity, plan.stages, plan.config.slices)
             for block in cutlass.range_constexpr(plan.blocks):

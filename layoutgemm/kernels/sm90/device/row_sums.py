@@ -31,6 +31,10 @@ from .fused import Sm90FusedKernel
 class AddedRows(Sm90FusedKernel):
     """Consumers that add the rows of A."""
 
+    def lanes_read(self) -> bool:
+        """Lanes load A from its stages."""
+        return True
+
     def row_sums(self) -> list[cute.Tensor]:
         """A lane's sums: 8 rows of each block."""
         return [cute.make_rmem_tensor(cute.make_layout(ROW_VECTOR), Float32) for _ in range(self.plan.blocks)]
