@@ -14,14 +14,14 @@ import inspect
 import operator
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from ...graph_marks import constant_in_graphs
 from ...kernels.epilogue.tracing import Symbol
 from ...memo import exact
 from .traced import refusal, refuse
 
-Constants = tuple[Any, ...]  # what the compiler keeps
+Constants: TypeAlias = "tuple[Any, ...]"  # what the compiler keeps
 Tape = list[Constants]  # (name, operands, named operands) of each operation
 _AT, _TUPLE, _LIST, _CONSTANT, _TAPE, _OF_OPS = "at", "tuple", "list", "constant", "tape", "ops."
 _UNFOLLOWED = (
@@ -114,7 +114,9 @@ class TapedFunction(NamedTuple):
         values = list(self.__signature__.bind(*given, **named).arguments.values())
         for name, operands, options in self.tape[len(values) :]:
             function = self._function(name, values)
-            values.append(function(*_value(operands, values), **{key: _value(x, values) for key, x in options}))
+            values.append(
+                function(*[_value(x, values) for x in operands[1:]], **{key: _value(x, values) for key, x in options})
+            )
         return _value(self.result, values)
 
     def _function(self, name: str, values: Sequence[object]) -> Callable[..., object]:
@@ -124,7 +126,7 @@ class TapedFunction(NamedTuple):
         return _OPERATORS.get(name) or (lambda x, y: _TURNED[name](y, x))
 
 
-def _value(entry: Constants, values: Sequence[object]) -> Any:
+def _value(entry: Constants, values: Sequence[object]) -> object:
     kind, *parts = entry
     if kind in (_TUPLE, _LIST):
         return (tuple if kind == _TUPLE else list)([_value(each, values) for each in parts])
