@@ -34,6 +34,7 @@ _OF_NUMBER, _OF_GRID, _OF_TILE = (
     ("rows", "columns"),
     ("row", "column", "rows", "columns"),
 )
+OPS_AT = len(_OF_NUMBER)  # the place of `ops` among the parameters of an order's function
 _BINARY = ("+", "-", "*", "//", "%", "minimum")
 _OPERATIONS = "+ - * // % and ops.minimum"
 

@@ -27,7 +27,7 @@ from ..kernels.run.capture import first_call
 from ..kernels.run.operand_checks import check_operands, same_memory
 from ..kernels.sm90.triangular.operands import Triangles
 from ..moved import old_names
-from .autograd.activation import by_autograd
+from .autograd.activation import behind_relu, by_autograd
 from .autograd.kept import MAX_KEPT, kept_gradients, recorder
 from .autograd.products import gradients, stand_in
 from .bias_activation import ACTIVATIONS, GATES, scaled_by_torch
@@ -652,7 +652,7 @@ class _RecordedProduct(torch.autograd.Function):
         if stand_ins is not None:
             a, b = [x if x is not None else other for x, other in zip((a, b), stand_ins)]
         if rectified is not None:
-            grad = torch.ops.aten.threshold_backward(grad, rectified, 0)
+            grad = behind_relu(grad, rectified)
         wanted = ctx.needs_input_grad
         wants_a, wants_b, wants_bias, _ = wanted
         if prepared is not None and (wants_a or wants_b) and not (_grad_enabled() or _is_traced()):

@@ -47,8 +47,7 @@ def seen_and_recorded(tensors: Sequence[torch.Tensor], out: torch.Tensor | None)
     records = differentiated(*tensors)
     if out is not None and (records or differentiated(out)):
         raise TensorError(NOT_RECORDED)
-    with torch.no_grad():
-        return needs_dispatcher(*tensors, out), records
+    return seen(*tensors, out), records
 
 
 def check_written(written: Mapping[str, torch.Tensor]) -> None:
@@ -310,7 +309,12 @@ def sizes_later() -> bool:
 
 
 def needs_dispatcher(*tensors: torch.Tensor | None) -> bool:
-    """True if torch's dispatcher has to see the product: recorded, transformed, traced or faked.
+    """True if torch's dispatcher has to see the product: recorded, transformed, traced or faked."""
+    return seen(*tensors) or differentiated(*tensors)
+
+
+def seen(*tensors: torch.Tensor | None) -> bool:
+    """The same but for gradients that autograd records. No region without them: torch.export keeps an empty one.
 
     So it has to for zeros without memory, which forward derivatives have: it gives them some.
     """
@@ -318,7 +322,7 @@ def needs_dispatcher(*tensors: torch.Tensor | None) -> bool:
     return bool(
         torch.compiler.is_compiling()
         or any(type(x) not in PLAIN or x.device.type == "meta" or in_older_vmap(x) or x._is_zerotensor() for x in given)
-        or differentiated(*given)
+        or any(has_tangent(x) for x in given)
         or modes_of_functions()
         or modes_of_dispatch()
         or transforms()

@@ -30,7 +30,7 @@ from ..kernels.run.operand_checks import check_operands
 from ..kernels.sm90.choose.rules import Sm90Choice
 from ..moved import old_names
 from . import tuned_store as tuned
-from .autograd.activation import by_autograd
+from .autograd.activation import behind_relu, by_autograd
 from .autograd.products import check_derivable, gradients
 from .bias_activation import GATES, by_torch, gate_by_torch
 from .checks import (
@@ -301,7 +301,7 @@ class _Product(torch.autograd.Function):
         a, b, rectified = ctx.saved_tensors
         of_bias = None
         if grad is not None:
-            grad = grad if rectified is None else torch.ops.aten.threshold_backward(grad, rectified, 0)
+            grad = grad if rectified is None else behind_relu(grad, rectified)
             if ctx.needs_input_grad[2]:
                 of_bias = bias_gradient(grad, ctx.kind_of_bias)
         return (*gradients(a, b, ctx.needs_input_grad[:2], grad, differentiable), of_bias, None, None, None, None)
@@ -320,7 +320,7 @@ class _Product(torch.autograd.Function):
         if dbias is not None:
             terms.append(dbias.float() if terms else dbias.float().expand(fake_shape(a, b)))
         value = sum(terms[1:], terms[0]).to(ctx.kind)
-        return value if rectified is None else torch.ops.aten.threshold_backward(value, rectified, 0)
+        return value if rectified is None else behind_relu(value, rectified)
 
     @staticmethod
     def vmap(

@@ -17,7 +17,7 @@ import time
 import traceback
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -25,6 +25,7 @@ import torch
 
 from layoutgemm.errors import LayoutError
 from layoutgemm.torch_op import prepared
+from tests.torch_op.call_ways import WAYS, NoWayError
 from tests.torch_op.door_fuzz import (
     CODES,
     DOORS,
@@ -40,6 +41,7 @@ from tests.torch_op.door_fuzz import (
 )
 from tests.torch_op.door_launches import every_door
 
+BY_NAME = ("OperandError", "TensorError", "PlanError")  # torch's errors around ours
 LENGTH = 9  # calls of a sequence
 ACTIONS = ("again", "again", "values", "values", "memory", "memory", "objects", "back", "other", "recycled")
 
@@ -86,6 +88,7 @@ class Kept:
         self.given = {name: again(x) for name, x in self.problem.given.items()}
         self.out = again(self.problem.out)
         self.graph: Any = None
+        self.compiled: Any = None
         self.works = False
 
     def changed(self, values: int) -> bool:
@@ -228,27 +231,30 @@ class Restored:
         return found
 
 
-def checked(kept: Kept, region: str, threaded: bool, tally: Any, memory: Any) -> list[str]:
-    """Call once; the faults."""
+def checked(kept: Kept, region: str, threaded: bool, tally: Any, memory: Any, way: str = "") -> list[str]:
+    """Call once, in one of `WAYS`, or plainly; the faults."""
     with memory:
         before = Restored(kept)
     given = dict(kept.given)
 
     def call() -> Any:
         with REGIONS[region]():
-            return kept.problem.call(kept.out, given)
+            return WAYS[way](kept, given) if way else kept.problem.call(kept.out, given)
 
     try:
         got = in_thread(call) if threaded else call()
-    except LayoutError as error:
+    except NoWayError:
+        tally["no way"] += 1
+        return []
+    except Exception as error:
+        if not (isinstance(error, LayoutError) or (way and any(name in str(error) for name in BY_NAME))):
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            if "CUDA" in str(error):
+                raise
+            return [f"{type(error).__name__} at {last.filename}:{last.lineno}: {str(error)[:700]}"]
         tally["refused"] += 1
         tally["refused: " + str(error)[:100]] += 1
         return before.written()
-    except Exception as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        if "CUDA" in str(error):
-            raise
-        return [f"{type(error).__name__} at {last.filename}:{last.lineno}: {str(error)[:400]}"]
     tally["answered"] += 1
     kept.works = True
     with memory:
@@ -277,8 +283,11 @@ def replayed(kept: Kept, tally: Any, memory: Any) -> list[str]:
         return [f"replayed: {x}" for x in before.wrong(kept, got, given)]
 
 
-def sequence(door: str, number: int, tally: Any, on: str) -> Iterator[str]:
-    """The faults of one sequence."""
+def sequence(door: str, number: int, tally: Any, on: str, ways: Sequence[str] = ()) -> Iterator[str]:
+    """The faults of one sequence.
+
+    ways  in which calls are made beside plain ones, drawn for each
+    """
     draw = Draw(f"sequence {door}{number}")
     code = "sm_90a" if on == "gpu" else draw.choice(CODES[door])
     memory = torch.device("cuda" if on == "gpu" else "cpu")
@@ -315,10 +324,14 @@ def sequence(door: str, number: int, tally: Any, on: str) -> Iterator[str]:
                 if not kept:
                     return
                 continue
-            path.append(f"{action}, {region}{' in a thread' * threaded}")
+            way = draw.choice(ways) if ways and draw.chance(0.6) else ""
+            if way:
+                region, threaded = "plain", False
+            path.append(f"{action}, {region}{' in a thread' * threaded} {way}")
+            tally[f"way {way}"] += 1
             tally["calls"] += 1
             tally[f"by {action}"] += 1
-            found = checked(kept[-1], region, threaded, tally, memory)
+            found = checked(kept[-1], region, threaded, tally, memory, way)
             if on == "gpu" and kept[-1].works and (kept[-1].graph is not None or draw.chance(0.3)):
                 found += replayed(kept[-1], tally, memory)
             for fault in found:
@@ -329,7 +342,13 @@ def sequence(door: str, number: int, tally: Any, on: str) -> Iterator[str]:
 
 
 def faults(
-    door: str, seed: int, count: int, tally: Any = None, seconds: float = 1e9, on: str = "kernel"
+    door: str,
+    seed: int,
+    count: int,
+    tally: Any = None,
+    seconds: float = 1e9,
+    on: str = "kernel",
+    ways: Sequence[str] = (),
 ) -> Iterator[str]:
     """The faults of so many sequences."""
     tally = collections.Counter() if tally is None else tally
@@ -340,7 +359,7 @@ def faults(
         tally["sequences"] += 1
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            yield from sequence(door, number, tally, on)
+            yield from sequence(door, number, tally, on, ways)
 
 
 def main() -> None:
@@ -349,14 +368,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=1e9)
+    parser.add_argument("--ways", default="", help="of call_ways, with commas; all: every one")
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--gpu", action="store_true")
     asked = parser.parse_args()
     tally: Any = collections.Counter()
     on = "gpu" if asked.gpu else "cpu" if asked.cpu else "kernel"
+    ways = tuple(WAYS) if asked.ways == "all" else tuple(filter(None, asked.ways.split(",")))
     Parted.most = 1 << 20 if asked.gpu else Parted.most
     try:
-        for fault in faults(asked.door, asked.seed, asked.count, tally, asked.seconds, on):
+        for fault in faults(asked.door, asked.seed, asked.count, tally, asked.seconds, on, ways):
             print("FAULT", fault, flush=True)
     finally:
         for name, count in tally.most_common():

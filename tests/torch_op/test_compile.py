@@ -151,6 +151,28 @@ def test_export_and_trace() -> None:
     assert torch.equal(traced(other), matmul(other, b))
 
 
+def test_an_exported_graph_has_no_region_that_records_nothing() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: Any, y: Any) -> Any:
+            scaled = matmul(x, y, epilogue=Epilogue(Scale()), given={"alpha": 2.0})
+            return matmul(scaled, (y, y), combine="silu")
+
+    a, b = normal(4, 8, dtype=BF16), normal(8, 8, dtype=BF16)
+    exported = torch.export.export(Model(), (a, b), strict=False)
+    named = [str(node.target) for node in exported.graph.nodes if node.op == "call_function"]
+    assert named == ["layoutgemm.epilogue_matmul.default", "layoutgemm.combined_matmul.default"]
+    assert torch.equal(exported.module()(a, b), Model()(a, b))
+
+
+@pytest.mark.parametrize("activation", ["relu", None])
+def test_a_float8_result_has_gradients(activation: str | None) -> None:
+    a, b = normal(4, 8, dtype=BF16, grad=True), normal(8, 6, dtype=BF16)
+    c = matmul(a, b, activation=activation, out_dtype=torch.float8_e5m2)
+    c.backward(torch.ones_like(c))
+    positive = torch.ones(4, 6) if activation is None else (c.detach().float() > 0).float()
+    assert torch.allclose(a.grad.float(), positive @ b.detach().float().T, rtol=2**-7, atol=2**-7)
+
+
 def test_fake_and_meta_tensors() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -98,18 +98,13 @@ class Combined:
         count = sums_of(function) if matrices is None else matrices
         if not LEAST_MATRICES <= count <= MOST_MATRICES:
             raise PlanError(f"{count} matrices B: a kernel combines {LEAST_MATRICES} to {MOST_MATRICES}")
-        sums, names = [sum_name(i) for i in range(count)], tuple(numbers)
-        try:
-            inspect.signature(function).bind(*sums, "ops", **dict.fromkeys(names))
-        except (TypeError, ValueError) as error:  # ValueError: a class or a function of Python's own
-            taken = ", ".join((*sums, "ops", *names))
-            said = error if len(str(error)) <= _LONGEST else f"names are {shown(names)}"
-            raise PlanError(f"the function of the sums is called with ({taken[:_LONGEST]}): {said}") from None
+        names = tuple(numbers)
+        check_parameters(function, count, names)
 
         def traced(x: object, i: object, j: object, ops: object, *values: object) -> object:
             return function(*values[:count], ops, **dict(zip(names, values[count:], strict=True)))
 
-        return Combined(tracing.trace(traced, (*sums, *names)), count, names)
+        return Combined(tracing.trace(traced, (*[sum_name(i) for i in range(count)], *names)), count, names)
 
     @classmethod
     @checked(PlanError)
@@ -156,6 +151,17 @@ class Combined:
 
     def __str__(self) -> str:
         return f"{self.matrices} matrices B combined"
+
+
+def check_parameters(function: Callable[..., object], matrices: int, numbers: Sequence[str]) -> None:
+    """Raise PlanError for a function that does not take the sums, `ops` and these numbers."""
+    sums = [sum_name(i) for i in range(matrices)]
+    try:
+        inspect.signature(function).bind(*sums, "ops", **dict.fromkeys(numbers))
+    except (TypeError, ValueError) as error:  # ValueError: a class or a function of Python's own
+        taken = ", ".join((*sums, "ops", *numbers))
+        said = error if len(str(error)) <= _LONGEST else f"names are {shown(tuple(numbers))}"
+        raise PlanError(f"the function of the sums is called with ({taken[:_LONGEST]}): {said}") from None
 
 
 def sums_of(function: Callable[..., object]) -> int:

@@ -62,6 +62,17 @@ class WeightedGate(NamedTuple):
     of_factors: torch.Tensor
 
 
+def behind_relu(grad: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """A gradient, or a tangent, of relu's result `c`: 0 where that is 0.
+
+    >>> behind_relu(torch.ones(2).to(torch.float8_e5m2), torch.tensor([0.0, 3.0]).to(torch.float8_e5m2)).tolist()
+    [0.0, 1.0]
+    """
+    if c.dtype.itemsize > 1:
+        return torch.ops.aten.threshold_backward(grad, c, 0)
+    return torch.ops.aten.threshold_backward(grad.float(), c.float(), 0).to(grad.dtype)  # torch has none of 8 bits
+
+
 def weighted_gradient(h: torch.Tensor, dy: torch.Tensor, factors: torch.Tensor, activation: str) -> WeightedGate:
     """The gradients of factors * gate(h), and the weighted rows, in a node of autograd.
 

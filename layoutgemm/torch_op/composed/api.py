@@ -17,11 +17,15 @@ from ...kernels.epilogue.chain import Epilogue
 from ...kernels.epilogue.parameters import host_number
 from ...kernels.epilogue.steps import EpilogueOperand
 from ...kernels.indexed.rows import OUT_ROWS, ROWS
-from ...kernels.operands.combined import refusal_of_matrices, refusal_of_pairs
+from ...kernels.operands.combined import Combine, refusal_of_matrices, refusal_of_pairs
 from ...kernels.operands.prologue import Prologue
+from ...kernels.orders import Order
 from ...kernels.run.operand_checks import same_memory
 from ...kernels.sm90.triangular.operands import Triangles
+from ...layouts import Layout
 from ...memo import function_key
+from ...schedule import Schedule
+from ...schedule.functions import OPS_AT
 from ..checks import (
     NOT_RECORDED,
     autocast,
@@ -34,15 +38,17 @@ from ..checks import (
     seen_and_recorded,
 )
 from ..compiled import kept_launches
+from ..compiled.function_tape import Constants, followed, parameters_of
 from ..compiled.kept_launches import Extras, again_or
 from ..compiled.traced import check_kinds, check_number, named, refusal, refuse, refuse_finish, traced_flag
 from ..epilogue import Tensors
+from ..operands.api import followed_sums
 from ..operands.several import NO_DICT
 from ..prepared import Config, choice_of, config_text
 from ..prologue.rows import of_chosen_rows
 from .checks import checked, further_operands, named_operands, refusal_of_numbers
 from .derivatives import derivable, dispatched, recorded, visited_part
-from .operators import CHECK_COMPOSED, names_of_text, text_of_parts
+from .operators import CHECK_COMPOSED, names_of_text, numbers_left, text_of_parts
 from .parts import ADD_ROWS, OWN, TILES, AskedParts, check_copy_rows, parts_of_text, parts_text
 from .product import computed, stored
 
@@ -247,15 +253,11 @@ def _traced(
     """The same under torch.compile, whose tracer meets no exception of ours."""
     out, config, out_dtype, allow_tf32 = options
     given = tuple([name for name in values if name not in own])
-    parts = (
-        asked.order, None if asked.prologue is None else asked.prologue.json, asked.combine,  # type: ignore[union-attr]
-        None if asked.epilogue is None else asked.epilogue.json, asked.activation, asked.copy_rows,  # type: ignore[union-attr]
-        None if asked.triangles is None else (asked.triangles.a, asked.triangles.b),  # type: ignore[union-attr]
-    )  # fmt: skip
     sums = len(b) // len(a)
-    text = text_of_parts(*parts, sums, own, given)
+    parts = _constants(asked, sums, given)
+    text = text_of_parts(sums, own, given, *parts)
     if not text:
-        refuse(refusal("parts", *parts, sums, own, given))
+        refuse(refusal("parts", sums, own, given, *parts))
     reads, writes, numbers, wholes = names_of_text(text)
     named_tensors = {**named_operands(a, b), **{name: values[name] for name in reads}}
     check_kinds(named_tensors, {**{name: values[name] for name in writes}, **named(out=out)})
@@ -281,7 +283,7 @@ def _traced(
         own = tuple(vectors)
         values = {**values, **vectors}
         copies = None if ROWS not in own else asked.copy_rows
-        text = text_of_parts(*parts[:5], copies, parts[6], sums, own, given)
+        text = text_of_parts(sums, own, given, *parts[:5], copies, parts[6])
         lists = _lists(values, *names_of_text(text))
     read, written, floats, ints = lists
     if written:
@@ -301,6 +303,25 @@ def _traced(
             config_text(config),
         )  # fmt: skip
     return stored(value, inside, vectors_of_rows, out)
+
+
+def _constants(asked: AskedParts, sums: int, given: tuple[str, ...]) -> tuple[object, ...]:
+    """The parts as the compiler takes them: texts, and tapes of functions. `given` names what they read."""
+    prologue = None if asked.prologue is None else asked.prologue.json  # type: ignore[union-attr]
+    epilogue = None if asked.epilogue is None else asked.epilogue.json  # type: ignore[union-attr]
+    triangles = None if asked.triangles is None else (asked.triangles.a, asked.triangles.b)  # type: ignore[union-attr]
+    order = followed_order(asked.order)
+    combine: Combine | Constants | None = asked.combine
+    if asked.combine is not None:
+        combine = followed_sums(asked.combine, sums, numbers_left(order, prologue, epilogue, given))
+    return order, prologue, combine, epilogue, asked.activation, asked.copy_rows, triangles
+
+
+def followed_order(order: Order | None) -> Order | Constants | None:
+    """An order's function as the compiler follows it; another order as it is."""
+    if order is None or isinstance(order, (Schedule, Layout, str)) or not callable(order):
+        return order
+    return followed(order, parameters_of(order), OPS_AT, "order")
 
 
 def _lists(

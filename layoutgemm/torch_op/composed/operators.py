@@ -16,15 +16,16 @@ import torch
 
 from ...errors import LayoutError, OperandError
 from ...graph_marks import constant_in_graphs
-from ...kernels.operands.combined import Combine
 from ...kernels.orders import Order, is_symmetric
+from ...schedule.text import order_text
+from ..compiled.function_tape import Constants, untaped
 from ..compiled.traced import CHECKS, checking_operator
 from ..operators import Places, VmapInfo, configured, in_front, one_after_another, operator_of
 from ..own_epilogue.operators import check_mapped
 from ..prepared import Config
 from .checks import ComposedCall, checked, takes_rows
 from .derivatives import recorded, visited_part
-from .parts import BIAS, AskedParts, Halves, Parts, named_lists, parts_of_text, parts_text
+from .parts import BIAS, AskedParts, Parts, named_lists, names_left, parts_of_text, parts_text
 from .plans import plan_of_call, visited
 from .product import computed
 
@@ -180,23 +181,27 @@ operator_of(
 
 
 @constant_in_graphs
-def text_of_parts(
-    order: Order | None, prologue: str | None, combine: Combine | None, epilogue: str | None, activation: str | None,
-    copy_rows: bool | None, triangles: Halves | None, matrices: int, own: tuple[str, ...], given: tuple[str, ...],
-) -> str:  # fmt: skip
-    """The text of a call's parts. "" for parts that do not fit: `refusal` says why."""
+def text_of_parts(matrices: int, own: tuple[str, ...], given: tuple[str, ...], *parts: object) -> str:
+    """The text of a call's parts, the fields of `AskedParts`. "" for those that do not fit: `refusal` says why."""
     try:
-        return _text(order, prologue, combine, epilogue, activation, copy_rows, triangles, matrices, own, given)
+        return _text(matrices, own, given, *parts)
     except LayoutError:
         return ""
 
 
-def _text(
-    order: Order | None, prologue: str | None, combine: Combine | None, epilogue: str | None, activation: str | None,
-    copy_rows: bool | None, triangles: Halves | None, matrices: int, own: tuple[str, ...], given: tuple[str, ...],
-) -> str:  # fmt: skip
-    asked = AskedParts(order, prologue, combine, epilogue, activation, copy_rows, triangles)
-    return parts_text(asked, matrices, own, given)
+def _text(matrices: int, own: tuple[str, ...], given: tuple[str, ...], *parts: object) -> str:
+    return parts_text(AskedParts(*[untaped(x) for x in parts]), matrices, own, given)
+
+
+@constant_in_graphs
+def numbers_left(
+    order: Order | Constants | None, prologue: str | None, epilogue: str | None, given: tuple[str, ...]
+) -> tuple[str, ...]:  # fmt: skip
+    """The names of a function's numbers among a call's operands. None for parts that do not fit."""
+    try:
+        return names_left(untaped(order), prologue, epilogue, given)
+    except LayoutError:
+        return ()
 
 
 @constant_in_graphs
@@ -207,3 +212,4 @@ def names_of_text(text: str) -> tuple[tuple[str, ...], ...]:
 
 
 CHECKS["parts"] = _text
+CHECKS["order"] = order_text

@@ -181,10 +181,7 @@ def _kept_text(
         beside += [ROW_WEIGHTS] * (ROW_WEIGHTS in own)
         if text := refusal_of_epilogue(epilogue, None, beside, gated):
             raise OperandError(text)
-    names = OperandNames((), (), (), ()) if epilogue is None else OperandNames.of(epilogue)
-    order = () if asked.order is None else names_in_given(asked.order)
-    of_a = () if prologue is None else prologue.names
-    claimed = [*own, *names.read, *names.written, *names.numbers, *names.wholes, *of_a, *order]
+    claimed, names, of_a, order = _claimed(asked.order, prologue, epilogue, own)
     if twice := [name for i, name in enumerate(claimed) if name in claimed[:i]]:
         raise OperandError(f"two operands of the product are named {twice[0]}: give one of them another name")
     left = tuple([name for name in given if name not in claimed])
@@ -212,6 +209,29 @@ def _kept_text(
         "wholes": [*names.wholes, *[name for name in order if name != TILES]],
     }
     return json.dumps(entry)
+
+
+def _claimed(
+    order: Order | None, prologue: Prologue | None, epilogue: Epilogue | None, own: Sequence[str]
+) -> tuple[list[str], OperandNames, tuple[str, ...], tuple[str, ...]]:
+    """The names that parts read: all, the epilogue's, the prologue's, the order's. Not those of combined sums."""
+    names = OperandNames((), (), (), ()) if epilogue is None else OperandNames.of(epilogue)
+    of_order = () if order is None else names_in_given(order)
+    of_a = () if prologue is None else prologue.names
+    return [*own, *names.read, *names.written, *names.numbers, *names.wholes, *of_a, *of_order], names, of_a, of_order
+
+
+def names_left(
+    order: Order | None, prologue: str | None, epilogue: str | None, given: Sequence[str]
+) -> tuple[str, ...]:  # fmt: skip
+    """The names of operands that no part but a function of several sums reads.
+
+    >>> names_left("list", None, Epilogue.named("BIAS").json, ("tiles", "s", "bias"))
+    ('s',)
+    """
+    of_a, steps = prologue and prologue_of(prologue), epilogue and epilogue_of_text(epilogue)
+    claimed = _claimed(order, of_a or None, steps or None, ())[0]
+    return tuple([name for name in given if name not in claimed])
 
 
 def check_copy_rows(copy_rows: object, own: Sequence[str]) -> None:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from types import FunctionType
 
 import torch
 
 from ...dtypes import f32
 from ...errors import TensorError
 from ...kernels.epilogue.steps import EpilogueOperand
-from ...kernels.operands.combined import Combine, Combined, refusal_of_matrices
+from ...kernels.operands.combined import Combine, Combined, refusal_of_matrices, sum_name
 from ...memo import function_key
 from ..checks import (
     NOT_RECORDED,
@@ -22,9 +23,10 @@ from ..checks import (
     derived_by_transform,
     differentiated,
     has_tangent,
-    needs_dispatcher,
     refuse_traces,
+    seen,
 )
+from ..compiled.function_tape import Constants, followed
 from ..compiled.kept_launches import Extras, again_or
 from ..compiled.traced import check_kinds, check_number, named, refusal, refuse, refuse_finish, traced_flag
 from ..prepared import Config, config_text
@@ -57,9 +59,7 @@ def matmul_combined(
         records = differentiated(*operands)
         if records and out is not None:
             raise TensorError(NOT_RECORDED)
-        with torch.no_grad():
-            sees = needs_dispatcher(*operands, out)
-        if sees:
+        if seen(*operands, out):
             derives = derived_by_transform() or any(has_tangent(x) for x in operands)
             return copied(derivable(call) if derives else dispatched(call, config), out)
         if records:
@@ -90,10 +90,22 @@ def function_text(combine: Combine, matrices: int, given: Mapping[str, object] |
     if isinstance(combine, Combined):
         refuse(refusal("combine text", combine.json, matrices, tuple(values)))
         return combine.json, values
-    text = text_of(combine, matrices, tuple(values))
+    function = followed_sums(combine, matrices, tuple(values))
+    text = text_of(function, matrices, tuple(values))
     if not text:
-        refuse(refusal("combine", combine, matrices, tuple(values)))
+        refuse(refusal("combine", function, matrices, tuple(values)))
     return text, values
+
+
+def followed_sums(combine: Combine, matrices: int, numbers: tuple[str, ...]) -> Combine | Constants:
+    """A function of sums and numbers as the compiler follows it; a gate's name."""
+    if not callable(combine):
+        return combine
+    if isinstance(combine, FunctionType):
+        defaults = len(combine.__defaults__ or ())
+        refuse(refusal("parameters of combine", combine.__code__, defaults, matrices, numbers))
+    sums = tuple([sum_name(i) for i in range(matrices)])
+    return followed(combine, (*sums, "ops", *numbers), matrices, "combine", matrices, numbers)
 
 
 def _traced(

@@ -18,8 +18,9 @@ from torch.autograd.function import FunctionCtx
 
 from ...errors import LayoutError, OperandError, PlanError, TensorError
 from ...graph_marks import constant_in_graphs
-from ...kernels.operands.combined import Combine, Combined, function_of
+from ...kernels.operands.combined import Combine, Combined, check_parameters, function_of
 from ..checks import needs_dispatcher, product_shape
+from ..compiled.function_tape import Constants, like, untaped
 from ..compiled.traced import CHECKS, checking_operator
 from ..compute import product
 from ..operators import Places, VmapInfo, configured, differentiable, in_front, one_after_another, operator_of
@@ -47,10 +48,10 @@ def function_of_text(text: str) -> Combined:
 
 
 @constant_in_graphs
-def text_of(combine: Combine, matrices: int, numbers: tuple[str, ...]) -> str:
+def text_of(combine: Combine | Constants, matrices: int, numbers: tuple[str, ...]) -> str:
     """A function, or the name of a gate, as the operator takes it. "" for one that does not fit: `refusal` says why."""
     try:
-        return function_of(combine, matrices, numbers).json
+        return function_of(untaped(combine), matrices, numbers).json
     except LayoutError:
         return ""
 
@@ -180,5 +181,6 @@ operator_of(
 )
 
 # A call's values that are no tensors, for the compiler.
-CHECKS["combine"] = function_of
+CHECKS["parameters of combine"] = lambda code, defaults, *taken: check_parameters(like(code, defaults), *taken)
+CHECKS["combine"] = lambda combine, *taken: function_of(untaped(combine), *taken)
 CHECKS["combine text"] = lambda text, *taken: function_of(function_of_text(text), *taken)
