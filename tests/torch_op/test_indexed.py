@@ -575,3 +575,18 @@ def test_one_launch_adds_rows_of_groups(monkeypatch: pytest.MonkeyPatch) -> None
     with emulated(monkeypatch) as calls:
         grouped_matmul(x["a"], x["experts"], OFFSETS, out=out, config=SMALL, **given)
     assert len(calls) == 1 and torch.equal(out, added_by_hand(x, (True, False, True)))
+
+
+def test_vmap_maps_index_vectors_alone() -> None:
+    """A vector's values are checked where they can be read; rows are placed in a result for each vector."""
+    a, b, weights = torch.randn(6, 16).half(), torch.randn(16, 8).half(), torch.randn(2, 16, 8).half()
+    places, ends = torch.stack([torch.arange(6).roll(i) for i in range(3)]), torch.tensor([2, 6])
+    calls: list[Any] = [
+        lambda x: matmul(a, b, rows=x),
+        lambda x: matmul(a, b, out_rows=x),
+        lambda x: grouped_matmul(a, weights, offs=ends, out_rows=x),
+    ]
+    for call in calls:
+        assert torch.equal(torch.vmap(call)(places), torch.stack([call(x) for x in places]))
+    with pytest.raises(OperandError, match="out is one tensor for all that"):
+        torch.vmap(lambda x: matmul(a, b, add_rows=x, out=torch.zeros(6, 8).half()))(places)

@@ -97,7 +97,7 @@ def placed(
     if out is not None:
         return stored(value, inside, vectors, out)
     if vectors:
-        return stored(value, inside, vectors, value.new_zeros(call.result))
+        return _in_rows(value, inside, vectors, value.new_zeros(call.result))
     return value if inside is None else torch.where(inside, value, value.new_zeros(()))
 
 
@@ -108,13 +108,19 @@ def stored(
 
     vectors  by name, those of rows of the result among them. Rows are added in float32, and rounded once
     """
+    return copied(_in_rows(value, inside, vectors, out), out)
+
+
+def _in_rows(
+    value: torch.Tensor, inside: torch.Tensor | None, vectors: Mapping[str, torch.Tensor], into: torch.Tensor
+) -> torch.Tensor:
     if (names := vectors.get(ADD_ROWS)) is not None:
-        return out.copy_(added(out, names, value))
+        return added(into, names, value)
     if (rows := vectors.get(OUT_ROWS)) is None:
-        return copied(value if inside is None else torch.where(inside, value, out), out)
+        return value if inside is None else torch.where(inside, value, into)
     if inside is not None:
-        value = torch.where(inside, value, gathered(out, rows))
-    return scattered(out, rows, value)
+        value = torch.where(inside, value, gathered(into, rows))
+    return scattered(into, rows, value)
 
 
 def computed(call: ComposedCall, config: Config | None, out: torch.Tensor | None) -> torch.Tensor:

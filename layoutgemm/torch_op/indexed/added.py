@@ -19,7 +19,7 @@ from torch.autograd.function import FunctionCtx
 
 from ...arguments import shown
 from ...kernels.indexed.rows import check_distinct, check_inside
-from ..checks import NOT_RECORDED, derived_by_func, differentiated, has_tangent
+from ..checks import NOT_RECORDED, copied, derived_by_func, differentiated, has_tangent
 from ..compiled.traced import refuse
 from ..operators import operator_of, with_autograd
 from ..scaled_grouped.grouped import INTS
@@ -159,7 +159,7 @@ def placed_product(
         first = _checked_result("out_rows", "placed", made, out)
         if in_group is not None:
             out_rows = torch.where(in_group(made).flatten(), out_rows, -1)
-        return scattered(first, out_rows, made)
+        return copied(scattered(first, out_rows, made), out)
     if out is None:
         return made
     if out.shape != made.shape or out.dtype != made.dtype:

@@ -9,7 +9,7 @@ import torch
 from ...errors import OperandError, TensorError
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.config import Sm90Config
-from ..checks import NOT_RECORDED, autocast, differentiated, needs_dispatcher
+from ..checks import NOT_RECORDED, autocast, copied, differentiated, needs_dispatcher
 from ..compiled.traced import refusal, refuse
 from ..prepared import config_text
 from ..scaled_grouped.kept import find
@@ -125,10 +125,9 @@ def _traced(
     value = _operator(_in_order(given), activation, out_dtype, config, copy_rows)
     if given.add_rows is not None:
         first = torch.zeros_like(value) if out is None else out
-        found = added(first, given.add_rows, value)
-        return found if out is None else out.copy_(found)
+        return copied(added(first, given.add_rows, value), out)
     assert out is not None
-    return out.copy_(value) if given.out_rows is None else scattered(out, given.out_rows, value)
+    return copied(value if given.out_rows is None else scattered(out, given.out_rows, value), out)
 
 
 def _in_order(given: IndexedOperands) -> IndexedOperands:

@@ -22,7 +22,7 @@ from ...kernels.indexed.rows import check_distinct, check_inside
 from ...kernels.run.operand_checks import addressed, check_operands, resolved
 from ...kernels.sm90.config import Sm90Config
 from ..bias_activation import GATES, by_torch, gate_by_torch
-from ..checks import check_activation, check_alike, check_device, stored_as, tracing_state
+from ..checks import check_activation, check_alike, check_device, copied, stored_as, tracing_state
 from ..composed.checks import check_indices, check_row_weights, checked
 from ..composed.parts import AskedParts, parts_of_text, parts_text
 from ..composed.product import computed
@@ -130,7 +130,7 @@ def check_indexed(
     if out is not None:
         _check_out(out, given, kind, shape)
         shape = tuple(out.shape)
-    if addressed(a) and a.device.type == "cpu" and tracing_state() is None:
+    if all(addressed(x) for x in given.named.values()) and a.device.type == "cpu" and tracing_state() is None:
         _check_values(given, shape[-2])
     return call._replace(shape=shape)
 
@@ -331,14 +331,13 @@ def _on_cpu(call: IndexedCall, given: IndexedOperands) -> torch.Tensor:
 def placed(call: IndexedCall, given: IndexedOperands, value: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
     """The product's rows in a new result or `out`. They go to rows `out_rows`, or to those that count."""
     if given.counts is not None and out is not None:
-        return out.copy_(torch.where(counted(given).unsqueeze(-1), value, out))
+        return copied(torch.where(counted(given).unsqueeze(-1), value, out), out)
     if given.add_rows is not None:
         first = value.new_zeros(call.shape) if out is None else out
-        found = added(first, given.add_rows, value)
-        return found if out is None else out.copy_(found)
+        return copied(added(first, given.add_rows, value), out)
     if given.out_rows is None:
-        return value if out is None else out.copy_(value)
-    return scattered(value.new_zeros(call.shape) if out is None else out, given.out_rows, value)
+        return copied(value, out)
+    return copied(scattered(value.new_zeros(call.shape) if out is None else out, given.out_rows, value), out)
 
 
 def counted(given: IndexedOperands) -> torch.Tensor:

@@ -45,7 +45,7 @@ def selected(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
 
 
 def scattered(into: torch.Tensor, indices: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """`into`, with rows copied to where their indices say; those outside are dropped.
+    """A tensor like `into`, with rows where their indices say. Those outside are dropped.
 
     >>> scattered(torch.zeros(2, 1), torch.tensor([1, 2]), torch.tensor([[1.0], [2.0]])).tolist()
     [[0.0], [1.0]]
@@ -56,9 +56,8 @@ def scattered(into: torch.Tensor, indices: torch.Tensor, rows: torch.Tensor) -> 
     # The product's row of each row of `into`, by one place more, for all that are outside.
     numbers = torch.arange(rows.shape[0], device=into.device)
     sources = numbers.new_full((into.shape[0] + 1,), -1)
-    sources.index_copy_(0, torch.where(inside.squeeze(-1), indices, into.shape[0]).long(), numbers)
-    source = sources[:-1]
-    return into.copy_(torch.where((source >= 0).unsqueeze(-1), rows.index_select(0, source.clamp(min=0)), into))
+    source = sources.index_copy(0, torch.where(inside.squeeze(-1), indices, into.shape[0]).long(), numbers)[:-1]
+    return torch.where((source >= 0).unsqueeze(-1), rows.index_select(0, source.clamp(min=0)), into)
 
 
 def gathered(a: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
