@@ -20,7 +20,7 @@ from layoutgemm.atoms.smem.descriptor import SmemDescriptor
 from layoutgemm.atoms.smem.tile import smem_tile, swizzle_of
 from layoutgemm.checks.budgets import shared_memory
 from layoutgemm.errors import DescriptorError
-from layoutgemm.layouts import CounterExample, Layout, Proof, Swizzle, Undecided
+from layoutgemm.layouts import CounterExample, Layout, Proof, Swizzle
 from layoutgemm.layouts.formulas import expr, from_expr
 from layoutgemm.layouts.linear import LinearLayout
 from layoutgemm.layouts.proofs.digits import minimum
@@ -197,7 +197,7 @@ def test_c5_the_base_is_aligned_to_1024_bytes() -> None:
 
     proven(prove_formulas(relative(1024), lambda m, k: 2 * published_index(m, k, 64), m=rows, k=64))
     answer = prove_formulas(relative(128), lambda m, k: 2 * published_index(m, k, 64), m=rows, k=64)
-    assert isinstance(answer, Undecided) and "8 | base" in answer.why
+    assert isinstance(answer, CounterExample) and answer.statement.endswith("a proof lacks 8 | base")
     for at in range(8):  # base offset (address >> 7) & 7
         shifted = prove_formulas(
             lambda m, k, at=at: B128(128 * at + 128 * m + 2 * k) - 128 * at,
@@ -223,7 +223,7 @@ def test_c5_atoms_one_after_another_for_every_size() -> None:
     rows8, rows = dim("rows", multiple_of=8), dim("R")
     proven(prove_formulas(tiled(rows8), by_atom(rows8), m=rows8, k=k64))
     unknown = prove_formulas(tiled(rows), by_atom(rows), m=rows, k=k64)
-    assert isinstance(unknown, Undecided) and "needs 8 | R" in unknown.why
+    assert isinstance(unknown, CounterExample) and unknown.statement.endswith("a proof lacks 8 | R")
     refuted(prove_formulas(tiled(12), by_atom(12), m=12, k=128))
 
 
@@ -288,7 +288,7 @@ def test_c8_stmatrix_addresses() -> None:
     proof = proven(prove_formulas(published(bm8), where_tma_looks(bm8), row=bm8, i=32))
     assert proof.conditions == ("8 | BM",)
     unknown = prove_formulas(published(bm), where_tma_looks(bm), row=bm, i=32)
-    assert isinstance(unknown, Undecided) and "needs 8 | B" in unknown.why
+    assert isinstance(unknown, CounterExample) and unknown.statement.endswith("a proof lacks 8 | B")
     refuted(prove_formulas(published(12), where_tma_looks(12), row=12, i=32))
     # The whole tile, each of its 32768 elements: 128 x 256 as four tiles of 128 x 64.
     tile = smem_tile((128, 256), "bf16", "K", "128B")

@@ -260,7 +260,9 @@ def derive_operand(
 
 
 def memory_unit(kind: DType) -> DType:
-    """The type that memory of such elements counts in: bytes of two elements each, or the elements.
+    """The type that memory of such elements counts in.
+
+    Bytes of two elements each, or the elements.
 
     >>> memory_unit(dtype("e2m1")), memory_unit(dtype("bf16"))
     (dtype('u8'), dtype('bf16'))

@@ -190,4 +190,4 @@ def test_a_layout_with_symbols_is_printed_without_a_table(capsys) -> None:
         assert main(["show", word]) == 2 and hint in capsys.readouterr().err
     assert main(["show", "(4,M):(M,1)", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"layout": "(4,M):(M,1)", "shape": [4, "M"], "offsets": None}
-    assert main(["show", "(4,M):(M,1)", "--svg", "x.svg"]) == 2 and "symbols values" in capsys.readouterr().err
+    assert main(["show", "(4,M):(M,1)", "--svg", "x.svg"]) == 2 and "needs numbers" in capsys.readouterr().err

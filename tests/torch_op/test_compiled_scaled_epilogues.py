@@ -135,7 +135,6 @@ def test_the_grouped_operator() -> None:
         ({"given": {}}, "bias is missing"),
         ({"activation": "relu"}, "activation and epilogue: one or the other"),
         ({"offs": ENDS}, "offsets and offs: groups are said by one of"),
-        ({"row_weights": torch.ones(20)}, "row_weights and epilogue: a grouped product with an epilogue takes rows="),
         ({"given": {"bias": torch.ones(2, N)}}, "bias has shape [2, 8]"),
         ({"config": 3}, "config is a int"),
         ({"recipe_a": "Rows"}, "recipe_a"),

@@ -305,7 +305,6 @@ def test_refusals_name_the_operand() -> None:
          {"out": torch.empty(M, N, dtype=BF16)}),
         ("shares memory with offs", rows, {"sums": ENDS.repeat(40).view(torch.float32)[:M]}, {}),
         ("epilogue: groups of columns take none, groups of rows do", Epilogue(Activation("relu")), {}, columns),
-        ("out_rows and epilogue: .*takes rows= alone", rows, sums, {"out_rows": torch.arange(M)}),
         (r"rows is torch.int64 of shape \[70\]: int32 or int64 of \[4, M\]", rows, sums,
          {"counts": ENDS, "offs": None, "rows": torch.arange(M)}),
         ("out_rows: masked groups of rows by index take none", rows, sums,

@@ -170,7 +170,7 @@ def test_empty_and_shared_cells_are_told() -> None:
         (lambda: layout_svg(Layout((512, 256))), r"512 x 256 = 131072 cells.*rows=range\(64\)"),
         (lambda: layout_svg(Layout((4, 4)), rows=range(3, 6)), r"rows=range\(3, 6\).*4 rows"),
         (lambda: layout_svg(Layout((4, 4)), columns=range(0)), "shows nothing"),
-        (lambda: layout_svg(SimpleNamespace(shape=("M", 2), stride=(1, 1))), "extent M.*values first"),
+        (lambda: layout_svg(SimpleNamespace(shape=("M", 2), stride=(1, 1))), "extent M.*needs numbers"),
         (lambda: tv_svg(Layout((4, 2, 2)), (4, 4)), "not a thread-value layout"),
         (lambda: tv_svg(WGMMA_C, (64, 32)), r"thread 0, value 16 gives 2048, which is row 0, column 32"),
         (lambda: tv_svg(MMA_A, (16, 16), thread=32), "there is no thread 32"),

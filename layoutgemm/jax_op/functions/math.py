@@ -30,6 +30,12 @@ class JaxMath:
         return jnp.where(x >= 2.0**31, 2**31 - 1, found)
 
     @staticmethod
+    def below(x: jax.Array) -> jax.Array:
+        """The next number below; of -inf NaN, and of NaN infinity."""
+        next_one = jnp.where(jnp.isneginf(x), jnp.nan, jnp.nextafter(x, jnp.full_like(x, -jnp.inf)))
+        return jnp.where(jnp.isnan(x), jnp.inf, next_one)
+
+    @staticmethod
     def where(condition: jax.Array, yes: Number, no: Number) -> jax.Array:
         """A choice by element."""
         return jnp.where(condition, yes, no)

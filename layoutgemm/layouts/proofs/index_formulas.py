@@ -112,7 +112,7 @@ def prove_formulas(
     >>> print(prove_formulas(lambda x: x % K % N, lambda x: x % N, x=M, given="N | K").method)
     digits
     >>> print(prove_formulas(lambda x: x % K % N, lambda x: x % N, x=M).explain())
-    not equivalent at K=1, M=2, N=2: 1 gives 0 and 1
+    not equivalent at K=1, M=2, N=2; a proof lacks N | K: 1 gives 0 and 1
     """
     read = {name: entry(n, f"the extent of {name}") for name, n in {**(extents or {}), **more}.items()}
     seen = list(read.values())
@@ -262,7 +262,10 @@ def _refuted(
         return known.at(found, env) if isinstance(found, CounterExample) else None
 
     refuted = refuting(known.generators, look)
-    return Undecided(str(stuck)) if refuted is None else refuted[0]
+    if refuted is None:
+        return Undecided(str(stuck))
+    lacks = f"; a proof lacks {' or '.join(stuck.needs)}" if stuck.needs else ""
+    return replace(refuted[0], statement=refuted[0].statement + lacks)
 
 
 Operation = Callable[[int, int], int]  # of integers, a comparison too

@@ -190,7 +190,7 @@ def test_given_the_fact_it_is_decided() -> None:
         )
         for rows, given in ((ROWS, ()), (ROWS, "8 | rows"), (8 * ROWS, ()), (dim("rows8", multiple_of=8), ()))
     ]
-    assert answers[0].explain() == "not equivalent at KK=128, rows=1: (0,64) gives 72 and 64"
+    assert answers[0].explain() == "not equivalent at KK=128, rows=1; a proof lacks 8 | rows: (0,64) gives 72 and 64"
     assert all(isinstance(answer, Proof) for answer in answers[1:])
     assert [set(answer.conditions) for answer in answers[1::2]] == [{"64 | KK", "8 | rows"}, {"64 | KK", "8 | rows8"}]
     assert prove_formulas(lambda x: x % S, lambda x: x, x=S).conditions == ("S >= 2", "S <= 5")

@@ -654,16 +654,14 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         if self.mirror.epilogue is not None and number == len(self.plan.pieces(part)) - 1:
             self.mirror.store(job, maps[2], accumulators, at, origin)
 
-    def lanes_read(self) -> bool:
-        """True if lanes load from the stages themselves, beside what products read."""
-        return False
-
     @cute.jit
     def release(self, job: bridge.Carried, stage: Int32) -> None:
-        """This warp has read the stage. Tell every block that sends into it, one lane each."""
+        """This warp has read the stage. Tell every block that sends into it, one lane each.
+
+        An arrival tells of the reads of its own lane. Lanes that load from a stage themselves meet behind their loads
+        (`warp_sync`): here, between products that run, the compiler would serialise these.
+        """
         plan, lane = self.plan, cute.arch.lane_idx()
-        if const_expr(self.lanes_read()):
-            bridge.warp_sync()  # what an arrival tells of are the reads of its own lane, and those before this
         needed = lane < plan.sharing
         if const_expr(plan.config.split > 1):
             needed = needed and job.k_tiles > 0  # a part of K may have none, and then has read no stage

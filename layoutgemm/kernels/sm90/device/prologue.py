@@ -41,10 +41,6 @@ NumberKey = tuple[str, int, int]  # an operand's name, a block of rows or an ins
 class Sm90PrologueKernel(Sm90FusedKernel):
     """The production kernel with f(A) in place of A. Of two pairs, of the first one's A."""
 
-    def lanes_read(self) -> bool:
-        """Lanes load A from its stages."""
-        return True
-
     def job_of(
         self, shared: bridge.SharedMemory, place: tuple[Int32, ...], sizes: tuple[Int32, Int32, Int32],
         c: tuple[Int64, Int64, Int64], words: tuple[Int64, ...],
@@ -106,6 +102,7 @@ class Sm90PrologueKernel(Sm90FusedKernel):
                     first = group.start
                     if const_expr(first == 0):
                         words = fragments.load_words(job.shared.a(stage), block)
+                        bridge.warp_sync()  # see `release`
                     taken = (row, first_column(at)), lines, at.get(SECOND, False)
                     computed = fragments.functions(words, (block, group), taken, (rows, columns))
                     keep = k_tile > 0 if first == 0 else True

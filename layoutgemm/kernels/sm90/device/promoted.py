@@ -47,10 +47,6 @@ _MATH = ElementMath(exact=True)
 class Sm90PromotedKernel(Sm90FusedKernel):
     """The production kernel with the plan's `mainloop` in place of the plain sum."""
 
-    def lanes_read(self) -> bool:
-        """Lanes load scales from its stages."""
-        return len(present(self.plan.mainloop).tables) > 0
-
     @cute.jit
     def consume(
         self, job: bridge.Carried, maps: Sequence[bridge.Maps], tile: Int32, consumer: Int32, thread: Int32,
@@ -114,6 +110,8 @@ class Sm90PromotedKernel(Sm90FusedKernel):
                                     place = self.begin_tile(job, tile, first_block)
                         mma.wait(0, products)
                         if const_expr(piece == len(pieces) - 1):
+                            if const_expr(len(present(plan.mainloop).tables) > 0):
+                                bridge.warp_sync()  # all lanes have read the tables before one lane says so
                             self.release(job, stage)
                             ready = bridge.barrier_done(job.shared.full(following), flipped)  # before the promotion
                             if const_expr(plan.config.loader == "self"):

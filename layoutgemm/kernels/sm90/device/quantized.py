@@ -53,10 +53,6 @@ from .fused import Sm90FusedKernel
 class Sm90QuantizedKernel(Sm90FusedKernel):
     """The production kernel with packed weights in place of A's tiles."""
 
-    def lanes_read(self) -> bool:
-        """Lanes load weights from its stages."""
-        return True
-
     def maps_of_a(self, a: Int64, extents: Mapping[str, Int32], pitches: tuple[Int64, Int64]) -> list[bridge.TensorMap]:
         """Packed weights have no tensor map."""
         return []
@@ -225,6 +221,7 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         groups = plan.a.product_groups(plan.blocks) // turns
         each = plan.tile[2] // plan.a.packing.depth // groups // turns
         words = [packed.load(job.shared, stage, block, turn) for block in range(plan.blocks)]
+        bridge.warp_sync()  # see `release`
         for group in cutlass.range_constexpr(groups):
             for block in cutlass.range_constexpr(plan.blocks):
                 fragments = [packed.fragment(words[block], group * each + i) for i in range(each)]
@@ -272,6 +269,7 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
                 if const_expr(not plan.a.packing.converts):
                     mma.wait(0)  # the products that run read the registers that are loaded now
                 words = [packed.load(job.shared, stage, block) for block in range(plan.blocks)]
+                bridge.warp_sync()  # see `release`
                 for group in cutlass.range_constexpr(plan.a.sums * plan.blocks * parts):
                     block, begins = group // parts % plan.blocks, group % parts == 0
                     number, part = group // (parts * plan.blocks), group % parts
@@ -333,6 +331,7 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
                         for block in cutlass.range_constexpr(plan.blocks):
                             a = packed.fragment(words[block], number)
                             mma.multiply(chains[number % CHAINS][block], a, columns, number)
+                bridge.warp_sync()  # see `release`
                 self.release(job, stage)
                 stage, parity = bridge.next_in_ring(stage, parity, plan.stages, plan.config.slices)
             for block in cutlass.range_constexpr(plan.blocks):

@@ -31,10 +31,6 @@ from .fused import Sm90FusedKernel
 class AddedRows(Sm90FusedKernel):
     """Consumers that add the rows of A."""
 
-    def lanes_read(self) -> bool:
-        """Lanes load A from its stages."""
-        return True
-
     def row_sums(self) -> list[cute.Tensor]:
         """A lane's sums: 8 rows of each block."""
         return [cute.make_rmem_tensor(cute.make_layout(ROW_VECTOR), Float32) for _ in range(self.plan.blocks)]
@@ -55,6 +51,7 @@ class AddedRows(Sm90FusedKernel):
                     values = [x for word in load_words_shared(address) for x in bridge.floats_of(word, plan.a.dtype)]
                     for v in cutlass.range_constexpr(ROW_VECTOR):
                         rows[block][v] += values[v]
+            bridge.warp_sync()  # see `release`
 
     @cute.jit
     def store_rows(self, job: bridge.Carried, rows: Sequence[cute.Tensor], thread: Int32, origin: bridge.Place) -> None:

@@ -170,12 +170,12 @@ def test_scales_whose_multiple_is_infinite_are_right() -> None:
 @pytest.mark.parametrize(
     "policy",
     [
-        Policy(loads="early", stores="early", pick="random", waits="reluctant"),
+        Policy(loads="early", stores="early", pick="random", waits="reluctant", lanes="strict"),
         pytest.param(Policy(products="early", lands="oldest", elect="highest"), marks=pytest.mark.slow),
     ],
 )
 def test_orders_of_copies_and_products_change_nothing(policy: Policy) -> None:
-    plan, packed, b, want, bound = problem("self")
+    plan, packed, b, want, bound = problem("half units")
     bits = packed.units.reshape(-1)
     lines = np.ascontiguousarray(plan.b.dtype.encode(b.T)).reshape(-1)
     matrix = GlobalMatrix(lines, plan.k, (plan.k, plan.n), lines.size)
@@ -210,6 +210,15 @@ def test_products_overlap_and_nothing_spills(form: str) -> None:
     compiled = problem(form)[0].compile()
     assert compiled.sass().serialised_wgmma(4) is None
     assert not compiled.sass().local_memory
+
+
+@needs_dsl
+@pytest.mark.dsl
+def test_two_row_blocks_of_a_warpgroup_overlap() -> None:
+    """Lanes that meet between products that run would serialise them: 42 us for 31 on an H200."""
+    config = packed_config(28672, 64, 4096, 132, "bf16", INT4)
+    plan = Sm90Plan.derive(28672, 64, 4096, a="bf16", b="bf16:col", c="bf16:col", weights=INT4, config=config)
+    assert plan.blocks == 2 and plan.compile().sass().serialised_wgmma(4) is None
 
 
 @needs_dsl
