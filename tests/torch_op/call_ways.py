@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch.utils import checkpoint as torch_checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from layoutgemm.errors import LayoutError
 from layoutgemm.torch_op.tuning import tune_call
@@ -194,9 +195,12 @@ def gradients(kept: Any, given: Any, around: Callable[..., Any], same: bool = Tr
     )
     for i, (x, y) in zip(places, zip(plain, other)):
         assert (x is None) == (y is None), f"the gradient of {i} is {x} and {y}"
-        if x is not None and not same:
+        if x is None:
+            continue
+        if not same or x.is_cuda:  # a GPU adds gradients of chosen rows in any order
             near(x, y, f"the gradient of {i}")
-        assert not same or x is None or torch.equal(bits(x), bits(y)), f"the gradient of {i}"
+        else:
+            assert torch.equal(bits(x), bits(y)), f"the gradient of {i}"
     return found.detach()
 
 
@@ -395,13 +399,22 @@ def in_threads(kept: Any, given: Any) -> Any:
     for value, own, wrong in found:
         assert (wrong is None) == (error is None), f"one thread raises {wrong!r}, another {error!r}"
         if wrong is None and isinstance(got, torch.Tensor):
-            assert torch.equal(bits(value), bits(got)), "threads have different results"
+            want = kept.problem.want.get("C")  # NaN where a new result holds what its memory held
+            said = slice(None) if want is None or want.shape != got.shape else ~want.isnan()
+            assert torch.equal(bits(value[said]), bits(got[said])), "threads have different results"
             for name, x in given.items():
                 if isinstance(x, torch.Tensor):
                     assert torch.equal(bits(own[name]), bits(x)), f"threads wrote different {name}"
     if error is not None:
         raise error
     return got
+
+
+class Dispatched(TorchDispatchMode):
+    """A call that torch's dispatcher sees, unchanged."""
+
+    def __torch_dispatch__(self, operator: Any, types: Any, given: Any = (), named: Any = None) -> Any:
+        return operator(*given, **(named or {}))
 
 
 def faked(kept: Any, given: Any) -> Any:
@@ -414,7 +427,8 @@ def faked(kept: Any, given: Any) -> Any:
         fake_out = None if out is None else mode.from_tensor(out)
         news = {n: mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for n, x in given.items()}
         shape = of(fakes, fake_out, news)
-    got = kept.problem.call(out, given)
+    with Dispatched():  # else a launch may give its rows a pitch, which operators do not
+        got = kept.problem.call(out, given)
     if isinstance(got, torch.Tensor):
         said = (shape.shape, shape.dtype, shape.stride()), (got.shape, got.dtype, got.stride())
         assert said[0] == said[1] or not got.numel(), f"fake {said[0]}, real {said[1]}"

@@ -222,7 +222,9 @@ class Restored:
         """Results that differ from float64's, and bytes that no result has."""
         problem, found = kept.problem, []
         for name, want in problem.want.items():
-            x = got if name == "C" else given[name]
+            x = got if name == "C" else given.get(name)
+            if x is None:  # a way that gave the call a copy of `given`
+                continue
             if why := alike(x, want, problem.kinds.get(name, x.dtype), problem.loose):
                 found.append(f"{name}: {why}")
         for name, x in self.tensors.items():
