@@ -200,6 +200,8 @@ def test_block_scaled_products_of_torch(kind: str, factor: str, size: int) -> No
         found = torch._scaled_mm(a, b.t(), scale_a, scale_b, out_dtype=torch.float32)
         assert found.is_cuda
         np.testing.assert_allclose(found.cpu(), values[0] @ values[1].T, rtol=1e-5)
+        nothing = torch._scaled_mm(a[:0], b.t(), scale_a[:0], scale_b, out_dtype=torch.float32)
+        assert nothing.shape == (0, n)  # a group without rows
         with pytest.raises((ValueError, RuntimeError, NotImplementedError)):  # torch's own: too few factors
             torch._scaled_mm(a, b.t(), scale_a[:-512], scale_b, out_dtype=torch.float32)
         ends = torch.tensor([128, 130], dtype=torch.int32, device="cuda")  # of two groups of rows: each its own chunks

@@ -181,6 +181,8 @@ def _scaled(torch: ModuleType, x: Tensor, scale: Tensor, size: int) -> Tensor | 
     else:
         values = x.float()
     rows, columns = values.shape
+    if 0 in values.shape:
+        return values if scale.numel() == 0 else None
     factors = -(-columns // size)
     places = block_scale_layout(rows, factors)
     if scale.numel() != places.size:
