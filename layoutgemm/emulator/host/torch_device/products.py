@@ -176,7 +176,7 @@ def _scaled(torch: ModuleType, x: Tensor, scale: Tensor, size: int) -> Tensor | 
     """The values [rows, K] of a narrow matrix times its scale factors, in float32; None for another count of them."""
     if x.dtype == torch.float4_e2m1fn_x2:  # two to a byte, the first in the lower bits
         codes = x.contiguous().view(torch.uint8).cpu().numpy()
-        pairs = np.stack([codes & 15, codes >> 4], axis=-1).reshape(codes.shape[0], -1)
+        pairs = np.stack([codes & 15, codes >> 4], axis=-1).reshape(codes.shape[0], 2 * codes.shape[1])
         values = torch.from_numpy(np.asarray(dtype("e2m1").decode(np.arange(16)), np.float32)[pairs])
     else:
         values = x.float()
