@@ -110,12 +110,16 @@ class AddedRowsKernel:
                 block=(FOLD.threads, 1, 1), use_pdl=self.overlaps, stream=stream,
             )  # fmt: skip
 
-    def _begin(self, words: tuple[Int64, ...], m: Int32, n: Int32) -> tuple[bridge.Carried, SortedList]:
-        """Device side: wait for the kernel before. The launch's words, and the matrix's list."""
+    def _given(self, words: tuple[Int64, ...]) -> bridge.Carried:
+        """Device side: wait for the kernel before. The launch's words by name."""
         if cutlass.const_expr(self.overlaps):
             bridge.allow_next_kernel()
             bridge.wait_for_previous_kernel()
-        given = bridge.Carried(**dict(zip(self.plan.words, words, strict=True)))
+        return bridge.Carried(**dict(zip(self.plan.words, words, strict=True)))
+
+    def _begin(self, words: tuple[Int64, ...], m: Int32, n: Int32) -> tuple[bridge.Carried, SortedList]:
+        """Device side: wait for the kernel before. The launch's words, and the matrix's list."""
+        given = self._given(words)
         _, matrix, _ = cute.arch.block_idx()
         _, matrices, _ = cute.arch.grid_dim()
         begins = list_bytes(self.plan, (Int64(matrices), Int64(m), Int64(n)))
@@ -284,10 +288,7 @@ class AddedRowsKernel:
     def few(self, c: Int64, ldc: Int64, stride_c: Int64, m: Int32, n: Int32, words: tuple) -> None:
         """Device side: adds the rows of equal indices to C, by the first one's CTA."""
         size = self.plan.c.dtype.bytes
-        if cutlass.const_expr(self.overlaps):
-            bridge.allow_next_kernel()
-            bridge.wait_for_previous_kernel()
-        given = bridge.Carried(**dict(zip(self.plan.words, words, strict=True)))
+        given = self._given(words)
         thread, _, _ = cute.arch.thread_idx()
         block, matrix, _ = cute.arch.block_idx()
         warp, lane = bridge.uniform(thread // WARP), thread % WARP

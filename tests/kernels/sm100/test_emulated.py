@@ -102,9 +102,11 @@ def test_with_two_accumulators_a_tile_is_stored_while_the_next_is_multiplied() -
 
 
 @pytest.mark.parametrize(
-    "arch", [pytest.param(x, marks=pytest.mark.slow) for x in ("sm_103a", "sm_110a", "sm_100f")]
-)  # a block-scaled product runs for sm_103a each time
-@pytest.mark.parametrize("kind", ["bf16", "f16", "tf32", "e4m3"])
+    "arch", [pytest.param(x, marks=[pytest.mark.slow] * (x != "sm_103a")) for x in ("sm_103a", "sm_110a", "sm_100f")]
+)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(x, marks=[pytest.mark.slow] * (x != "bf16")) for x in ("bf16", "f16", "tf32", "e4m3")]
+)
 def test_every_architecture_with_tensor_memory_gives_the_product(arch: str, kind: str) -> None:
     made = plan(45, 40, 144, arch=arch, a=kind, b=f"{kind}:col", config=Sm100Config((128, 64)))
     rng = np.random.default_rng(3)

@@ -85,7 +85,10 @@ def test_the_executor_equals_numpy(name: str) -> None:
 @needs.DSL
 @needs.C_COMPILER
 @pytest.mark.dsl
-@pytest.mark.parametrize("name", [pytest.param(x, marks=[pytest.mark.slow] * ("across K," not in x)) for x in FORMS])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(x, marks=[pytest.mark.slow] * (x != "rows and columns" and "across K," not in x)) for x in FORMS],
+)
 def test_the_kernel_equals_numpy(name: str) -> None:
     equals_numpy(FORMS[name], "emulator")
 

@@ -331,7 +331,7 @@ def test_random_symbolic_formulas(seed: int) -> None:
     """Every proof holds at all small sizes; every counterexample is one, and the first at its sizes."""
     rng = random.Random(100 + seed)
     tally = {"Proof": 0, "CounterExample": 0, "Undecided": 0}
-    for _ in range(440):
+    for _ in range(500):
         sizes = rng.sample(list(SIZES), 2)
         extents: dict[str, Any] = {
             "x": SIZES[sizes[0]] * rng.choice((1, 1, 2, 4)),
