@@ -34,7 +34,7 @@ from ..torch_op.types import C_NAMES
 from .linear import ActivatedLayer, attributes, check_layer, sizes_text
 
 INT4 = QuantizedFormat("int4", 128)
-_IN_PLACE = ", bits in place"  # of float8 in `packed_as`: earlier versions had a word's codes side by side
+_IN_PLACE = ", bits in place"  # in `packed_as`: earlier versions had a word's codes side by side
 # Formats of compressed-tensors: of whole bytes, and of packed codes. Its own name stands for all of them.
 OF_BYTES = ("float-quantized", "int-quantized", "naive-quantized", "mxfp8-quantized")
 _ANY_PACKED, _GLOBAL = "compressed-tensors", "weight_global_scale"
@@ -149,7 +149,7 @@ class PackedBuffers(torch.nn.Module):
         """
         size = f"{self.format}, {self.weight_rows}x{self.in_features}, {self.activations}"
         order = PackedOrder(self.format, C_NAMES[self.activations])
-        return size + _IN_PLACE if order.moves and self.format.bits == 8 else size
+        return size + _IN_PLACE if order.moved_since else size
 
     def get_extra_state(self) -> torch.Tensor:
         """`packed_as` in bytes, as files of tensors alone hold it."""
@@ -166,7 +166,7 @@ class PackedBuffers(torch.nn.Module):
             )
 
     def _is_earlier(self, said: object, units: object) -> bool:
-        """True for the state of the same layer whose float8 codes lie side by side."""
+        """True for the state of the same layer whose codes lie side by side."""
         if not isinstance(said, torch.Tensor) or said.dtype != torch.uint8 or said.ndim != 1 or not addressed(said):
             return False
         if not isinstance(units, torch.Tensor) or type(units) is not torch.Tensor or units.shape != self.units.shape:

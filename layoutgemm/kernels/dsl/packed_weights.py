@@ -3,7 +3,7 @@
     library object                    function here               instruction
     ------------------------------    -----------------------     ------------------------------------------------
     conversions.pairs_of              DevicePairs                 lop3, shl, shr, shf, sub, mul or fma of 16-bit pairs
-    float8.quads_of                   DevicePairs                 lop3, shr, prmt, add, sub
+    float8.quads_of                   DevicePairs                 lop3, shl, shr, mad, prmt, add, sub
     sums times their scales           multiply_add                fma.rn.f32
     MmaAtom.ptx, A in registers       RegisterWgmma               wgmma.mma_async
 
@@ -12,8 +12,7 @@ Sources: PTX ISA, "lop3", "sub", "mul", "prmt", "fma", "wgmma.mma_async".
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any
 
 import cutlass.cute as cute
@@ -36,15 +35,14 @@ class DevicePairs:
     """`kernels.quantized.conversions.PairMath` on registers, pairs of a type "bf16" or "f16".
 
     fused  differences and products are each a fused multiply-add: `conversions.FusedPairs`
-    kept   registers of some constants, as `kept_word` makes them
     """
 
-    def __init__(self, dtype: str, fused: bool = False, kept: Mapping[int, Int32] = MappingProxyType({})):
-        self.dtype, self.fused, self.kept = dtype, fused, kept
+    def __init__(self, dtype: str, fused: bool = False):
+        self.dtype, self.fused = dtype, fused
 
     def constant(self, word: int) -> Int32:
         """A word."""
-        return self.kept[word] if word in self.kept else Int32(as_signed(word, 32))
+        return Int32(as_signed(word, 32))
 
     def select(self, word: Int32, mask: int, rest: Int32) -> Int32:
         """(word & mask) | rest, in one instruction."""
@@ -91,6 +89,11 @@ class DevicePairs:
         """Their difference."""
         return Int32(x) - Int32(y)
 
+    def times_plus(self, x: Int32, factor: int, y: Int32) -> Int32:
+        """x * factor + y, modulo 2**32, in one instruction."""
+        text = f"mad.lo.s32 $0, $1, {factor}, $2;"
+        return assembly(text, "=r,r,r", [Int32(x), Int32(y)], (Int32,), pure=True)[0]
+
     def _logic(self, table: int, x: Int32, y: Int32, z: Int32) -> Int32:
         text, operands = f"lop3.b32 $0, $1, $2, $3, {table};", [Int32(x), Int32(y), Int32(z)]
         return assembly(text, "=r,r,r,r", operands, (Int32,), pure=True)[0]
@@ -134,17 +137,6 @@ class RegisterWgmma(Wgmma):
             for v, value in enumerate(_multiply(self.atom, registers, given, word, kept, self.transposed)):
                 accumulator[v] = value
         warpgroup.commit_group()
-
-
-def kept_word(word: int, number: Int32) -> Int32:
-    """A constant in a register of its own.
-
-    ptxas computes one that it knows, or that all threads have, again before each use: a move for each look-up.
-
-    number  0 or more, unknown to the compiler and another one in each thread: a size of the launch and the thread
-    """
-    text = f"{{ .reg .b32 sign; shr.u32 sign, $1, 31; or.b32 $0, sign, {as_signed(word, 32)}; }}"
-    return assembly(text, "=r,r", [Int32(number)], (Int32,), pure=True)[0]
 
 
 def multiply_add(x: Float32, y: Float32, z: Float32) -> Float32:

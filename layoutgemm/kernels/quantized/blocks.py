@@ -108,7 +108,7 @@ class PackedBlocks:
 
     @property
     def total_factor(self) -> float:
-        """The factor of the totals: the divisor of values that were converted by one shift.
+        """The factor of the totals: the divisor of values that were converted by one shift, or of e4m3 without groups.
 
         >>> from layoutgemm.dtypes import dtype
         >>> from layoutgemm.kernels.quantized.formats import QuantizedFormat
@@ -116,7 +116,10 @@ class PackedBlocks:
         >>> PackedBlocks(order, PackedTile((64, 128), 0), dtype("bf16")).total_factor, order.division
         (1.0, 4.0)
         """
-        return self.packing.division if self.one_shift else 1.0
+        order = self.packing
+        if order.scales_sums and not order.format.groups:
+            return order.factor
+        return order.division if self.one_shift else 1.0
 
     @property
     def sums(self) -> int:

@@ -93,8 +93,9 @@ def conversion_check(
         for others in (0, 0xFFFFFFFF, 0xA5C36987):
             for place in range(order.codes_of_word):
                 words = np.full(codes.shape, others, np.uint32)
+                digits = np.asarray(order.stored, np.uint32)[codes] if order.stored else codes
                 for bit, at in enumerate(order.bits_of(place)):
-                    words = words & ~np.uint32(1 << at) | (codes >> np.uint32(bit) & np.uint32(1)) << np.uint32(at)
+                    words = words & ~np.uint32(1 << at) | (digits >> np.uint32(bit) & np.uint32(1)) << np.uint32(at)
                 found = _converted(order, words, zero, ops, one_shift)[:, int(order.word_values(place))] * factor
                 if (found != values).any():
                     at = int(np.nonzero(found != values)[0][0])
@@ -168,7 +169,7 @@ def _multiplied(
     """A unit's (rows, columns) as the instruction takes them, and (rows, groups) factors of sums."""
     fmt, kind = order.format, order.target.dtype
     dense = weights.dense() if fmt.group else fmt.facts.values()[weights.codes]
-    factors = np.full((UNIT_ROWS, max(1, fmt.groups)), order.factor, np.float32)
+    factors = np.ones((UNIT_ROWS, max(1, fmt.groups)), np.float32)
     if scales_sums and fmt.group:
         scales = np.asarray(weights.scales, np.float64)
         dense = dense / np.repeat(scales, fmt.group, axis=1) / order.factor

@@ -93,6 +93,9 @@ class PairMath(Protocol):
     def minus(self, x: Word, y: Word) -> Word:
         """Their difference, likewise."""
 
+    def times_plus(self, x: Word, factor: int, y: Word) -> Word:
+        """x * factor + y, modulo 2**32."""
+
     def differ(self, x: Word, y: Word, rest: int) -> Word:
         """x ^ (~y | rest)."""
 
@@ -120,7 +123,7 @@ def pair_values(code: str) -> Layout:
 def bits_of_places(code: str, target: TargetFormat) -> tuple[tuple[int, ...], ...]:
     """For each place of a word: the bits that hold a code's bits, lowest first.
 
-    Signs of e2m1 are the highest bits of a byte for the last four codes, and lie four bits below for the first four.
+    Of 16-bit types: float8 has its own (`float8.bits_of_places`). Signs of e2m1 are the highest bits of a byte for the last four codes, and lie four bits below for the first four.
     The bits of a float8 lie where `float_places` has them.
 
     >>> bits_of_places("e2m1", TARGETS["bf16"])[:2], bits_of_places("e4m3", TARGETS["bf16"])[0]
@@ -128,8 +131,6 @@ def bits_of_places(code: str, target: TargetFormat) -> tuple[tuple[int, ...], ..
     """
     bits = CODES[code].bits
     plain = [[place * bits + bit for bit in range(bits)] for place in range(WORD // bits)]
-    if target.values > 2:
-        return tuple(map(tuple, plain))
     if code == LOOKED_UP:
         signs = Layout((_BYTES, 2), (2, 1))  # place -> the digit whose highest bit is its sign
         return tuple((*own[:-1], int(signs(place)) * bits + bits - 1) for place, own in enumerate(plain))
@@ -170,20 +171,31 @@ def float_places(code: str, target: TargetFormat) -> tuple[tuple[tuple[int, int]
     >>> [[(left, hex(mask)) for left, mask in pair] for pair in float_places("e5m2", TARGETS["bf16"])]
     [[(0, '0x8fe0')], [(8, '0xf60'), (3, '0x8080')]]
     """
-    there = frozenset(_value_bits(code, target))
-    between = frozenset(range(HALF)) - there
-    steps = [left for size in range(1, HALF) for left in (size, -size)]
+    return rotations(frozenset(_value_bits(code, target)), HALF)
+
+
+@cache
+def rotations(there: frozenset[int], size: int) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """For two numbers in `size` bits: (rotation to the left, bits then in place).
+
+    The first one's bits are in place, and the second's between them. Raises PlanError where two rotations do not do.
+
+    >>> [[(left, hex(mask)) for left, mask in moves] for moves in rotations(frozenset((2, 3, 4, 7)), 8)]
+    [[(0, '0x9c')], [(2, '0x8c'), (-2, '0x10')]]
+    """
+    between = frozenset(range(size)) - there
+    steps = [left for count in range(1, size) for left in (count, -count)]
     for crossing, count in ((False, 1), (False, 2), (True, 2)):
         for chosen in permutations(steps, count):
             wanted, free, moves = there, between, []
             for left in chosen:
-                moved = {(bit + left) % HALF if crossing else bit + left: bit for bit in free}
+                moved = {(bit + left) % size if crossing else bit + left: bit for bit in free}
                 got = wanted & moved.keys()
                 wanted, free = wanted - got, free - {moved[bit] for bit in got}
                 moves.append((left, sum(1 << bit for bit in got)))
             if not wanted:
                 return ((0, sum(1 << bit for bit in there)),), tuple(moves)
-    raise PlanError(f"{code} as {target.dtype}: no two rotations bring the bits between to their places")
+    raise PlanError(f"bits {sorted(there)} of {size}: no two rotations bring the bits between to their places")
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,6 +464,10 @@ class NumpyPairs:
     def minus(self, x: Word, y: Word) -> Word:
         """Their difference, likewise."""
         return ((np.uint64(1) << np.uint64(WORD)) + x - y & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+
+    def times_plus(self, x: Word, factor: int, y: Word) -> Word:
+        """x * factor + y, modulo 2**32."""
+        return self.plus(np.uint64(0) + x * np.uint64(factor) & np.uint64(0xFFFFFFFF), y)
 
     def differ(self, x: Word, y: Word, rest: int) -> Word:
         """x ^ (~y | rest)."""

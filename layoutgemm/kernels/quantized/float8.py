@@ -3,21 +3,27 @@
 `quads_of` takes one word, 8 codes of 4 bits or 4 of 8 bits, and gives a register for each four. A kernel spends, for a
 word of 8 codes:
 
-    code           shifts    lop3    prmt    add, sub    how
-    -----------    ------    ----    ----    --------    ---------------------------------------------------------------
-    int4, e2m1     3         2       6       0           a table of the 16 values in four words: two prmt look up the
-                                                         low three bits of a code in each half, a third takes the half
-                                                         that the highest bit says
-    int4, zeros    1         6       2       6           magnitude and sign of code - zero point in each byte: an
-                                                         integer up to 16 is, as the bits of an e4m3, 2**-9 of itself
-    e4m3           0         0       0       0           as it is
+    code           shifts    lop3    prmt    add, sub    multiply-add    how
+    -----------    ------    ----    ----    --------    ------------    -----------------------------------------------
+    int4           1         4       0       0           2               sign and magnitude, in ones' complement: twice
+                                                                         the magnitude and 130 times the sign are 2**-8
+                                                                         of the value
+    e2m1           2         3       0       0           0               all bits lie as an e4m3 of 2**-6 of the value
+                                                                         has them, or two rotations away
+    int4, zeros    1         6       2       6           0               magnitude and sign of code - zero point in each
+                                                                         byte
+    e4m3           0         0       0       0           0               as it is
 
-Code j of register i is digit 4 i + j of the word; with zero points digit 2 j + i: see `word_values`.
+An integer up to 16 is, as the bits of an e4m3, 2**-9 of itself. So no table is needed, and `factor` has what is left.
+Words hold the codes of int4 as `stored` has them: a magnitude less 1 where it has a sign, which is then added with it.
+
+Code j of register i is place 4 i + j of the word, or with zero points 2 j + i: see `word_values`. Their bits lie in
+byte j, register 0's in its lower digit: `bits_of_places`.
 
 An e4m3 has 4 significant bits: all values of int4 and of float4, and all differences from -16 to 15, are exact.
 `refusal` has the codes that are not: int8 and e5m2.
 
-Sources: PTX ISA, "prmt", "lop3"; OCP 8-bit Floating Point 1.0.
+Sources: PTX ISA, "prmt", "lop3", "mad.lo"; OCP 8-bit Floating Point 1.0.
 """
 
 from __future__ import annotations
@@ -28,15 +34,14 @@ from functools import cache
 import numpy as np
 
 from ...layouts import Layout
-from .conversions import TARGETS, WORD, PairMath, Word
+from .conversions import TARGETS, WORD, PairMath, Word, rotations
 from .formats import CODES, QuantizedFormat
 
-_BYTES = 4  # of a word
-_LOW_DIGITS, _HIGH_BITS = 0x77777777, 0x44444444  # three bits of each digit; and its highest, moved right by one
-_IN_PLACE = 0x32103210  # prmt's digits that take byte j of the first word
+_BYTES, _BYTE, _DIGIT = 4, 8, 4  # bytes of a word, bits of a byte and of a digit
 _SIGNS = 0xBA98  # prmt's digits that repeat each byte's highest bit
 _DIGITS, _TOPS, _ONES = 0x0F0F0F0F, 0x80808080, 0x01010101
-ZERO_FACTOR = 2.0**9  # (int4 - zero point) / the e4m3 that stands for it
+_SIGN = 0x82 - 1  # what a sign adds to its digit: the e4m3's sign, and 2 for the magnitude, less the digit's own 1
+_E2M1 = frozenset((2, 3, 4, 7))  # the bits of an e4m3 that float4's are: mantissa, exponent, sign
 DEPTH = 32  # of K, that an instruction of 8-bit types sums
 
 
@@ -77,53 +82,77 @@ def word_values(fmt: QuantizedFormat) -> Layout:
     return Layout((2, _BYTES), (_BYTES, 1)) if fmt.zeros else Layout(count)
 
 
+def factor(fmt: QuantizedFormat) -> float:
+    """The value of a code, less its zero point, divided by that of the e4m3 that stands for it.
+
+    >>> [factor(fmt) for fmt in (QuantizedFormat("int4"), QuantizedFormat("int4", 32, True), QuantizedFormat("e2m1"))]
+    [256.0, 512.0, 64.0]
+    """
+    return 2.0**9 if fmt.zeros else {"int4": 2.0**8, "e2m1": 2.0**6}.get(fmt.code, 1.0)
+
+
 @cache
-def table_of(code: str) -> tuple[int, ...]:
-    """The e4m3 of the 16 codes of a kind, as words.
+def stored(fmt: QuantizedFormat) -> tuple[int, ...]:
+    """Code -> the digit that a word holds for it; () where that is the code.
 
-    >>> [hex(word) for word in table_of("int4")]
-    ['0xcaccced0', '0xb8c0c4c8', '0x44403800', '0x4e4c4a48']
+    An int4 is a sign, and three bits of its magnitude: those of -1 - value where it is negative.
+
+    >>> stored(QuantizedFormat("int4")), stored(QuantizedFormat("e2m1"))
+    ((15, 14, 13, 12, 11, 10, 9, 8, 0, 1, 2, 3, 4, 5, 6, 7), ())
     """
-    found = TARGETS["e4m3"].dtype.encode(CODES[code].values())
-    return tuple(int(word) for word in np.asarray(found, np.uint8).view("<u4"))
+    return (*range(15, 7, -1), *range(8)) if fmt.code == "int4" and not fmt.zeros else ()
 
 
-def kept_words(fmt: QuantizedFormat) -> tuple[int, ...]:
-    """The words of a format's table that an instruction takes from a register. The others are a part of it.
+@cache
+def bits_of_places(fmt: QuantizedFormat) -> tuple[tuple[int, ...], ...]:
+    """For each place of a word: the bits that hold a stored code's bits, lowest first.
 
-    >>> [hex(word) for word in kept_words(QuantizedFormat("int4", 128))], kept_words(QuantizedFormat("e4m3"))
-    (['0xcaccced0', '0x44403800'], ())
+    The sign of an int4 is the lowest bit of its digit.
+
+    >>> [bits_of_places(QuantizedFormat(code))[5] for code in ("int4", "e2m1", "e4m3")[:2]]
+    [(13, 14, 15, 12), (8, 9, 14, 13)]
     """
-    return table_of(fmt.code)[::2] if fmt.bits == 4 and not fmt.zeros else ()
+    if fmt.bits == 8 or fmt.zeros:
+        return tuple(tuple(range(fmt.bits * place, fmt.bits * (place + 1))) for place in range(WORD // fmt.bits))
+    if fmt.code == "int4":
+        digit = (1, 2, 3, 0)
+        inside = [digit, tuple(_DIGIT + bit for bit in digit)]
+    else:
+        inside = [
+            tuple(next(bit - left for left, mask in moves if mask >> bit & 1) for bit in sorted(_E2M1))
+            for moves in rotations(_E2M1, _BYTE)
+        ]
+    return tuple(tuple(_BYTE * byte + bit for bit in bits) for bits in inside for byte in range(_BYTES))
 
 
 def quads_of(fmt: QuantizedFormat, word: Word, ops: PairMath, zeros: Sequence[Word] = ()) -> list[Word]:
-    """The registers of a word of codes, unscaled.
+    """The registers of a word of codes, unscaled and divided by `factor`.
 
-    zeros  with zero points that of each register, in its four bytes; the registers are then `ZERO_FACTOR` too small
+    zeros  with zero points that of each register, in its four bytes
     """
     if fmt.bits == 8:
         return [word]
     if fmt.zeros:
         return [_less(ops, word, i, zero) for i, zero in enumerate(zeros)]
-    table = [ops.constant(entry) for entry in table_of(fmt.code)]
-    digits = ops.select(word, _LOW_DIGITS, ops.constant(0))
-    halves = ops.select(ops.shifted(word, -1), _HIGH_BITS, ops.constant(_IN_PLACE))
-    return [_looked_up(ops, table, digits, halves), _looked_up(ops, table, *_upper(ops, digits, halves))]
+    if fmt.code == "int4":
+        digits = [ops.shifted(word, -_DIGIT * i) if i else word for i in range(2)]
+        return [ops.times_plus(_only(ops, each, _ONES), _SIGN, _only(ops, each, _DIGITS)) for each in digits]
+    found = []
+    for moves in rotations(_E2M1, _BYTE):
+        quad = ops.constant(0)
+        for left, mask in moves:
+            quad = ops.select(ops.shifted(word, left) if left else word, mask * _ONES, quad)
+        found.append(quad)
+    return found
 
 
-def _upper(ops: PairMath, *words: Word) -> list[Word]:
-    return [ops.shifted(word, -WORD // 2) for word in words]
-
-
-def _looked_up(ops: PairMath, table: list[Word], digits: Word, halves: Word) -> Word:
-    low, high = (ops.permute(table[i], table[i + 1], digits) for i in (0, 2))
-    return ops.permute(low, high, halves)
+def _only(ops: PairMath, word: Word, mask: int) -> Word:
+    return ops.select(word, mask, ops.constant(0))
 
 
 def _less(ops: PairMath, word: Word, i: int, zero: Word) -> Word:
     """Sign and magnitude of each digit less the byte of `zero`; from a byte of 128 nothing is borrowed."""
-    moved = ops.shifted(word, -4 * i) if i else word
+    moved = ops.shifted(word, -_DIGIT * i) if i else word
     offset = ops.minus(ops.select(moved, _DIGITS, ops.constant(_TOPS)), zero)  # 128 + difference
     positive = ops.permute(offset, offset, ops.constant(_SIGNS))
     # 128 + d becomes d, its highest bit inverted; 128 - |d| becomes 128 + |d|, all bits inverted, plus one.

@@ -109,7 +109,7 @@ def block_scales(order: PackedOrder, block: npt.NDArray[np.uint8], depth: int = 
     """
     sums = depth // min(order.format.group or depth, depth)
     row, _ = order.atom.coords("A")(np.arange(THREADS)[:, None], np.arange(int(order.atom.layout_A[1].size))[None, :])
-    found = np.full((UNIT_ROWS, sums), order.factor, np.float32)
+    found = np.ones((UNIT_ROWS, sums), np.float32)
     if not order.format.groups:
         return found
     as_words = np.ascontiguousarray(block).view("<u4").astype(np.uint32)[order.code_bytes * depth // UNIT_K // 4 :]

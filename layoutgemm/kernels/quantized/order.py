@@ -21,7 +21,7 @@ from ...atoms.copy.base import VECTOR_BYTES
 from ...errors import PlanError
 from ...layouts import Layout
 from .conversions import TARGETS, WORD, TargetFormat, bias_factor, bits_of_places, nibbles, pair_values
-from .float8 import ZERO_FACTOR, refusal, word_values
+from . import float8
 from .formats import UNIT_K, UNIT_ROWS, QuantizedFormat
 
 WORDS = VECTOR_BYTES // 4  # of a vector: the widest load from shared memory
@@ -44,7 +44,7 @@ class PackedOrder:
     activations: str
 
     def __post_init__(self) -> None:
-        if self.activations == "e4m3" and (reason := refusal(self.format)):
+        if self.activations == "e4m3" and (reason := float8.refusal(self.format)):
             raise PlanError(f"weights are {self.format}, for float8 activations: {reason}")
 
     @property
@@ -75,7 +75,7 @@ class PackedOrder:
     @property
     def factor(self) -> float:
         """The value of a code divided by its register's value: a power of two."""
-        return ZERO_FACTOR if self.scales_sums and self.format.zeros else 1.0
+        return float8.factor(self.format) if self.scales_sums else 1.0
 
     @property
     def division(self) -> float:
@@ -110,15 +110,31 @@ class PackedOrder:
     @property
     def word_values(self) -> Layout:
         """Place of a code in its word -> value of the word's registers."""
-        return word_values(self.format) if self.scales_sums else pair_values(self.format.code)
+        return float8.word_values(self.format) if self.scales_sums else pair_values(self.format.code)
 
     def bits_of(self, place: int) -> tuple[int, ...]:
-        """The bits of a word that hold a code's bits, lowest first.
+        """The bits of a word that hold a stored code's bits, lowest first.
 
         >>> PackedOrder(QuantizedFormat("e2m1", 32), "bf16").bits_of(1)
         (4, 5, 6, 11)
         """
+        if self.scales_sums:
+            return float8.bits_of_places(self.format)[place]
         return bits_of_places(self.format.code, self.target)[place]
+
+    @property
+    def stored(self) -> tuple[int, ...]:
+        """Code -> the code that a word holds for it; () where that is the same.
+
+        >>> PackedOrder(QuantizedFormat("int4", 128), "e4m3").stored[:3]
+        (15, 14, 13)
+        """
+        return float8.stored(self.format) if self.scales_sums else ()
+
+    @property
+    def codes_of_stored(self) -> tuple[int, ...]:
+        """The inverse of `stored`."""
+        return tuple(map(self.stored.index, range(len(self.stored))))
 
     @cached_property
     def moves(self) -> tuple[tuple[int, int], ...]:
@@ -135,6 +151,15 @@ class PackedOrder:
                 plain = place * self.format.bits + bit
                 found[there - plain] = found.get(there - plain, 0) | 1 << plain
         return () if set(found) == {0} else tuple((mask, left) for left, mask in found.items())
+
+    @property
+    def moved_since(self) -> bool:
+        """True if an earlier version had the codes side by side, as they are: all but e2m1 for 16-bit activations.
+
+        >>> [PackedOrder(QuantizedFormat("e2m1", 32), name).moved_since for name in ("bf16", "e4m3")]
+        [False, True]
+        """
+        return bool(self.moves) and (self.scales_sums or self.format.bits == 8)
 
     @property
     def back(self) -> tuple[tuple[int, int], ...]:

@@ -302,6 +302,8 @@ def _packed_codes(order: PackedOrder, codes: npt.NDArray[np.uint8]) -> npt.NDArr
     rows, units = codes.shape[0] // UNIT_ROWS, codes.shape[1] // UNIT_K
     by_unit = codes.reshape(rows, UNIT_ROWS, units, UNIT_K).transpose(0, 2, 3, 1).reshape(rows, units, -1)
     lined = by_unit[..., np.asarray(order.codes.offsets())]
+    if order.stored:
+        lined = np.asarray(order.stored, np.uint8)[lined]
     if order.format.bits == 4:
         lined = np.asarray(lined[..., ::2] | lined[..., 1::2] << 4)
     return _moved(lined, order.moves)
@@ -345,8 +347,8 @@ def _check_range(weights: QuantizedWeights, scales: npt.NDArray[np.float64], kin
 
 
 def _check_bias(order: PackedOrder, scales: npt.NDArray[np.float64]) -> None:
-    """Raise OperandError for a scale that a kernel cannot multiply by the exponent's bias."""
-    kind, factor = order.target.dtype, order.bias_factor
+    """Raise OperandError for a scale that a kernel cannot multiply by the exponent's bias, or by `order.factor`."""
+    kind, factor = (_COLUMN_SCALES, order.factor) if order.scales_sums else (order.target.dtype, order.bias_factor)
     wrong = np.argwhere(~np.isfinite(np.asarray(kind.decode(kind.encode(scales * factor)), np.float64)))
     if len(wrong):
         at = tuple(int(x) for x in wrong[0])
@@ -384,6 +386,8 @@ def unpack(packed: PackedWeights) -> QuantizedWeights:
     codes = _moved(packed.units[..., : order.code_bytes], order.back)
     if order.format.bits == 4:
         codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(rows, units, -1)
+    if order.stored:
+        codes = np.asarray(order.codes_of_stored, np.uint8)[codes]
     plain = np.empty_like(codes)
     plain[..., np.asarray(order.codes.offsets())] = codes
     plain = plain.reshape(rows, units, UNIT_K, UNIT_ROWS).transpose(0, 3, 1, 2).reshape(rows * UNIT_ROWS, -1)

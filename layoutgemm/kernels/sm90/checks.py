@@ -149,7 +149,7 @@ def pipeline_of(plan: Sm90Plan) -> HopperPipeline:
         cluster=config.cluster,
         split=config.split,
         sends=plan.exchange.sends if plan.exchange is not None else 0,
-        sums_bytes=plan.exchange.bytes if plan.exchange is not None else None,
+        sums_bytes=plan.exchange.bytes if plan.exchange is not None and plan.sends_sums else None,
         sums_arrivals=plan.sums_arrivals,
         consumers=config.consumers,
         blocks=len(plan.pieces(0)),

@@ -107,7 +107,7 @@ def _said(role: str) -> str:
 
 
 def _arrivals(plan: Sm90Plan, name: str, count: int) -> str:
-    arriving = Arrive if name == "empty" else ArriveExpect
+    arriving = Arrive if name == "empty" or (name == "sums" and not plan.sends_sums) else ArriveExpect
     roles_ = [
         role for role in _model(plan).roles
         if any(isinstance(a, arriving) and a.barrier == name for a in walk(role.program))
@@ -119,6 +119,8 @@ def _arrivals(plan: Sm90Plan, name: str, count: int) -> str:
         lanes = f"s, of the loader and of {copies}" if count > 1 else ", of the loader"
         return f"{count} arrival{lanes}, and {plan.full_bytes} bytes"
     if name == "sums":
+        if not plan.sends_sums:
+            return f"{count} arrivals, of each warp of {' and '.join(_said(role.name) for role in roles_)}"
         return f"{count} arrival, of {_said(roles_[0].name)}, and {plan.exchange.bytes if plan.exchange else 0} bytes"
     blocks = sum(plan.config.cluster) - 1
     either = " and " if plan.config.schedule == "cooperative" else " or "

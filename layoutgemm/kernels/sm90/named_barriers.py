@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...checks.budgets import WARPGROUP
 from ..numbers import W
+from ..store import WARPS_OF_GROUP
 from .config import Sm90Config
 from .multicast import MulticastGroups
 
@@ -54,9 +55,19 @@ class NamedBarriers:
 
     @property
     def sums_arrivals(self) -> int:
-        """Arrivals at the barrier of partial sums, beside their bytes. They are of the thread that says how many to
-        expect."""
-        return 1
+        """Arrivals at the barrier of partial sums. One is of the thread that says how many bytes come.
+
+        Where sums stay in the block, each warp of the slices behind the first arrives instead.
+        """
+        return 1 if self.sends_sums else WARPS_OF_GROUP * (self.config.consumers - self.config.warpgroups_of_tile)
+
+    @property
+    def sends_sums(self) -> bool:
+        """True if st.async sends partial sums to a cluster's blocks, and counts bytes.
+
+        Without a cluster warps store them: compute-sanitizer stops a kernel with st.async to its own block.
+        """
+        return self.cluster_size > 1
 
     def store_barrier(self, consumer: W) -> W:
         """Named barrier of one consumer's store; an int or a traced integer."""

@@ -97,7 +97,7 @@ class HopperPipeline:
     split: int = 1
     sends: int = 512
     sums_bytes: int | None = None
-    sums_arrivals: int = 1
+    sums_arrivals: int | None = None
     consumers: int = 1
     blocks: int = 1
     pingpong: bool = False
@@ -209,10 +209,10 @@ class HopperPipeline:
         if self.padding or (self.one_tile_per_cluster and self.store):
             barriers.append(NamedBarrier("stages", 32 * WARPS * self.consumers))
         if self.sources > 1:
-            come = (self.sources - 1) * WARPS * self.rows * self.sends
-            barriers.append(
-                Mbarrier("sums", self.sums_arrivals, bytes=come if self.sums_bytes is None else self.sums_bytes)
-            )
+            sent = (self.sources - 1) * WARPS * self.rows  # by warps
+            arrive, come = (1, sent * self.sends) if self.size > 1 else (sent, 0)
+            arrive = arrive if self.sums_arrivals is None else self.sums_arrivals
+            barriers.append(Mbarrier("sums", arrive, bytes=come if self.sums_bytes is None else self.sums_bytes))
             buffers.append(Buffer("sums"))
         if self.store and self.store.warps == WARPS:
             barriers += [NamedBarrier(f"store{i}", 32 * WARPS) for i in range(self.rows)]
@@ -267,7 +267,7 @@ class HopperPipeline:
 
     def _start(self, first: bool) -> Program:
         init: Program = (InitBarriers(), FenceInit()) if first else ()
-        if first and self.sources > 1:
+        if first and self.sources > 1 and self.size > 1:
             init += (ArriveExpect("sums", 0),)
         meet: Program = (Sync(CTA),) if self.size == 1 else (ClusterArrive(relaxed=True), ClusterWait())
         return (*init, *meet)
@@ -475,7 +475,9 @@ class HopperPipeline:
         actions += [Read("acc0")] if self.apart and not self.by_warps else []
         stages = [(name, s) for name in ("a", "b") for s in range(self.stages)]
         first = i < self.rows  # a slice behind the first sends its sums, and stores nothing
-        if self.sources > 1 and (self.split > 1 or not first):
+        if self.sources > 1 and self.size == 1 and not first:
+            actions += [Write("sums"), Arrive("sums", 0)]
+        elif self.sources > 1 and (self.split > 1 or not first):
             # Blocks of the same place in another part: they have the same tile.
             others = tuple(
                 tuple(r for r in range(self.size) if (r != rank or not first) and (r - rank) % self.sharing == 0)

@@ -231,10 +231,13 @@ def dense_of(
 def in_place(units: torch.Tensor, fmt: QuantizedFormat, activations: torch.dtype) -> torch.Tensor:
     """Units of an earlier version, with each bit where it is now.
 
-    Codes lay side by side in their words; `PackedOrder.moves` says where their bits go.
+    Codes lay side by side in their words, as they are; `PackedOrder.moves` and `stored` say what becomes of them.
     """
     order = PackedOrder(fmt, _name_of(activations))
     codes, rest = units[..., : order.code_bytes], units[..., order.code_bytes :]
+    if order.stored:
+        table = torch.tensor(order.stored, dtype=torch.uint8, device=units.device)
+        codes = table[(codes & 15).int()] | table[(codes >> 4).int()] << 4
     return torch.cat([_moved(codes, order.moves), rest], dim=-1)
 
 
@@ -271,7 +274,7 @@ class _Tables(NamedTuple):
     """The tables of `dense_of`, on a device.
 
     codes, scales  the place of each element of a unit among its codes, and among its scales
-    values         the value of each code
+    values         the value of each code that words hold
     zeros          zero points of their 16 bits, or None
     """
 
@@ -297,6 +300,8 @@ def _kept_tables(order: PackedOrder, device: torch.device) -> _Tables:
 def _tables(order: PackedOrder, device: torch.device) -> _Tables:
     places = [np.argsort(np.asarray(layout.offsets())) for layout in (order.codes, order.scales)]
     values = np.nan_to_num(order.format.facts.values(), nan=0.0, posinf=0.0, neginf=0.0).astype(np.float32)
+    if order.stored:
+        values = values[list(order.codes_of_stored)]
     codes, scales, table = (torch.from_numpy(x).to(device) for x in (*places, values))
     if not order.format.zeros:
         return _Tables(codes, scales, table, None)

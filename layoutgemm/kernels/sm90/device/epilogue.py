@@ -313,7 +313,7 @@ class Sm90Epilogue:
         """Send partial sums of a split K. Each other block gets the registers of its columns.
 
         They go straight into its shared memory, whose barrier counts their bytes; a thread there holds the same
-        elements, so a register travels to its own place.
+        elements, so a register travels to its own place. Without a cluster a warp stores them, and then arrives.
         """
         plan = self.plan
         parts, sent, slices = plan.config.split, present(plan.exchange), plan.config.slices
@@ -321,13 +321,23 @@ class Sm90Epilogue:
         for target in cutlass.range_constexpr(parts):
             if job.part != target or slice_ != 0:
                 rank = target * plan.sharing + job.rank
-                there, barrier = bridge.remote(job.shared.base, rank), bridge.remote(job.shared.sums(), rank)
+                there, barrier = Int32(job.shared.base.toint()), job.shared.sums()
+                if const_expr(plan.sends_sums):
+                    there, barrier = bridge.remote(job.shared.base, rank), bridge.remote(barrier, rank)
                 slot, theirs = sent.slot(job.part * slices + slice_, target * slices), plan.summed_values(target)
                 for block in cutlass.range_constexpr(plan.blocks):
                     for i in cutlass.range_constexpr(sent.vectors):
                         first = theirs[4 * i]
-                        values = bridge.as_floats([accumulators[block][first + e] for e in range(4)])
-                        bridge.send(there + sent.byte(slot, consumer, block, i, thread), values, barrier)
+                        values = [accumulators[block][first + e] for e in range(4)]
+                        place = there + sent.byte(slot, consumer, block, i, thread)
+                        if const_expr(plan.sends_sums):
+                            bridge.send(place, bridge.as_floats(values), barrier)
+                        else:
+                            bridge.store_shared(place, values)
+                if const_expr(not plan.sends_sums):
+                    bridge.warp_sync()
+                    if cute.arch.lane_idx() == 0:
+                        bridge.barrier_arrive(barrier)
 
     @cute.jit
     def reduce(self, job: bridge.Carried, accumulators: Sequence[cute.Tensor], at: tuple[Int32, ...]) -> None:

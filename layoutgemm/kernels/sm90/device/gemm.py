@@ -26,8 +26,8 @@ tiles from the tensor copies to the products, across the borders of output tiles
                             buffers lie (one tile a cluster); or have cleared the
                             rows of A that are not loaded
     block       named       all threads, at the start of a block without a cluster     the same
-    sums        mbarrier    plan.sums_arrivals, at the start, and the bytes that the   all consumers
-                            blocks of the other parts of K send
+    sums        mbarrier    plan.sums_arrivals: at the start, with the bytes that      all consumers
+                            a cluster's blocks send; or of each warp that stores
     cluster     cluster     all threads of the cluster, at the start; and where the    the same
                             first block combines whole rows, at the end
 

@@ -3,7 +3,7 @@
 step           when                       does
 -----------    -----------------------    -------------------------------------------------------------------------
 init_barriers  at the start, by one       sets up full[s] and empty[s]; and the barrier of partial sums, which
-               thread                     expects all that other blocks will send
+               thread                     expects all that a cluster's blocks will send
 fetch_ahead    before the kernel          first k tiles into L2: nobody sees them there, so that kernel may still
                before this has ended      write them; later copies find what it wrote
 load_next      for each k tile            waits for empty[s], arms full[s], issues the copies; a kernel of shards waits
@@ -50,7 +50,7 @@ class Sm90Loads:
         if plan.exchange is not None:
             bridge.barrier_init(shared.sums(), plan.sums_arrivals)
         bridge.barriers_visible()
-        if plan.exchange is not None:
+        if plan.exchange is not None and plan.sends_sums:
             bridge.barrier_expect(shared.sums(), plan.exchange.bytes)
 
     @cute.jit

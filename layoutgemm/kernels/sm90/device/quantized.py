@@ -32,7 +32,7 @@ from cutlass import Float32, Int16, Int32, Int64, const_expr
 from ....atoms.copy.base import WARP
 from ...dsl import bridge
 from ...dsl.ampere import load_words
-from ...dsl.packed_weights import DevicePairs, RegisterWgmma, held, kept_word, multiply_add
+from ...dsl.packed_weights import DevicePairs, RegisterWgmma, held, multiply_add
 from ...dsl.tables import choose
 from ...dsl.types import element_type
 from ...dsl.warp import load_matrices, multiply_warp
@@ -40,7 +40,6 @@ from ...operands.gated import HALF as GATE
 from ...plan import present, tile_count
 from ...quantized.blocks import BlockCopy
 from ...quantized.conversions import HALF
-from ...quantized.float8 import kept_words
 from ...quantized.formats import UNIT_K, UNIT_ROWS
 from ...quantized.fragments import fragment, rows_of, words_of
 from ...store import ROWS
@@ -171,7 +170,7 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         accumulators = [mma.accumulator() for _ in range(plan.blocks)]
         first_block, stage, parity, mine = self.slice_of(job, consumer)
         b = bridge.WgmmaOperand(plan.b.descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
-        packed = PackedFragments(plan, first_block, thread, job.k_tiles)
+        packed = PackedFragments(plan, first_block, thread)
         turns = plan.a.turns
         while tile < job.tiles:
             origin = self.origin(job, tile)
@@ -251,7 +250,7 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         first_block, stage, parity, mine = self.slice_of(job, consumer)
         products, totals = mma.accumulator(), [mma.accumulator() for _ in range(plan.blocks)]
         b = bridge.WgmmaOperand(plan.b.descriptor, job.shared.b(0), plan.smem.b_stage_bytes)
-        packed = PackedFragments(plan, first_block, thread, job.k_tiles)
+        packed = PackedFragments(plan, first_block, thread)
         scales = ScaledSums(plan)
         groups = plan.a.product_groups(plan.blocks)
         fragments = plan.tile[2] // plan.a.packing.depth // groups  # of a group
@@ -312,7 +311,7 @@ class Sm90QuantizedKernel(Sm90FusedKernel):
         mma = WarpMultiply(plan, thread)
         first_block, stage, parity, mine = self.slice_of(job, consumer)
         accumulators = [mma.accumulator() for _ in range(plan.blocks)]
-        packed = PackedFragments(plan, first_block, thread, job.k_tiles)
+        packed = PackedFragments(plan, first_block, thread)
         while tile < job.tiles:
             origin = self.origin(job, tile)
             chains = [[mma.accumulator() for _ in range(plan.blocks)] for _ in range(CHAINS)]
@@ -426,28 +425,23 @@ class WarpMultiply(bridge.Carried):
 class PackedFragments(bridge.Carried):
     """One thread's words of packed weights: the bytes that depend on the thread.
 
-    size    of the launch, 0 or more: see `kept_word`
     first   byte of a stage at which the warpgroup's first unit begins
     vector  the thread's first 16 bytes in a unit
     scale   the bytes of its rows' scales in a unit
     """
 
-    def __init__(self, plan: Sm90Plan, first_block: Int32, thread: Int32, size: Int32):
+    def __init__(self, plan: Sm90Plan, first_block: Int32, thread: Int32):
         self.plan, self.order = plan, plan.a.packing
-        words = kept_words(self.order.format) if self.order.scales_sums else ()
-        self.kept = {word: f"kept{i}" for i, word in enumerate(words)}
         super().__init__(
             first=first_block * plan.a.block_bytes,
             vector=self.order.vector_bytes(thread, 0),
             scale=plan.a.code_bytes + self.order.scale_bytes(thread, 0),
-            **{name: kept_word(word, size + thread) for word, name in self.kept.items()},
         )
 
     @property
     def ops(self) -> DevicePairs:
         """The arithmetic of words."""
-        kept = {word: getattr(self, name) for word, name in self.kept.items()}
-        return DevicePairs(self.order.activations, kept=kept)
+        return DevicePairs(self.order.activations)
 
     def load(self, shared: bridge.SharedMemory, stage: Int32, block: int, turn: Int32 | int = 0) -> Words:
         """The thread's words of a turn of one block, and its scales by group."""

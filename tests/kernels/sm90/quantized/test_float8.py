@@ -19,7 +19,7 @@ from layoutgemm.kernels.quantized.checks import conversion_check
 from layoutgemm.kernels.quantized.formats import MXFP4, MXFP8, NVFP4, QuantizedFormat
 from layoutgemm.kernels.quantized.fragments import block_scales, block_values
 from layoutgemm.kernels.quantized.order import PackedOrder
-from layoutgemm.kernels.quantized.packing import PackedWeights, pack, quantize, unpack
+from layoutgemm.kernels.quantized.packing import PackedWeights, QuantizedWeights, pack, quantize, unpack
 from layoutgemm.kernels.run.emulated import emulate_plan
 from layoutgemm.kernels.run.hardware_model import GlobalMatrix
 from layoutgemm.kernels.sm90.pipeline_model import HopperPipeline
@@ -87,7 +87,8 @@ def test_threads_make_fragments_and_scales_of_their_own_vectors(fmt: QuantizedFo
     block = packed.units[0, 0]
     values, factors = block_values(packed.order, block), block_scales(packed.order, block)
     multiplied = values * np.repeat(factors, 128 // factors.shape[1], axis=1)
-    assert np.array_equal(multiplied, weights.dense() if fmt.group else fmt.facts.values()[weights.codes])
+    plain = fmt.facts.values()[weights.codes] / packed.order.factor  # the totals are multiplied by it
+    assert np.array_equal(multiplied, weights.dense() if fmt.group else plain)
     lanes = np.arange(32)
     assert bank_conflicts(np.asarray(packed.order.vector_bytes(32 + lanes, 0)), 16).conflict_free
 
@@ -99,10 +100,36 @@ def test_the_order_is_that_of_a_fragment_of_32_of_k() -> None:
     assert order.codes((1, 1, 77, 0)) == row + 64 * column
 
 
-def test_a_wrong_entry_of_the_table_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, *rest = float8.table_of("int4")
-    monkeypatch.setattr(float8, "table_of", lambda code: (first ^ 0x0100, *rest))
-    assert conversion_check(PackedOrder(INT4, "e4m3")).witness == "code 1 at 0 of a word becomes -7.5"
+@pytest.mark.parametrize(
+    ("fmt", "name", "wrong", "witness"),
+    [
+        (INT4, "stored", lambda fmt: (*range(8), *range(8, 16)), "code 0 at 0 of a word becomes 0.0"),
+        (INT4, "_SIGN", 0x80, "code 0 at 0 of a word becomes -7.5"),
+        (MXFP4, "_E2M1", frozenset((1, 2, 3, 7)), "code 1 at 0 of a word becomes 0.25"),
+    ],
+)  # fmt: skip
+def test_a_wrong_digit_is_found(fmt: QuantizedFormat, name: str, wrong: Any, witness: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(float8, name, wrong)
+    monkeypatch.setattr(float8, "bits_of_places", float8.bits_of_places.__wrapped__)
+    assert conversion_check(PackedOrder(fmt, "e4m3")).witness == witness
+
+
+def test_a_word_of_int4_has_a_sign_and_a_magnitude_in_each_digit() -> None:
+    order = PackedOrder(INT4, "e4m3")
+    for value, digit in ((0, 0), (7, 14), (-1, 1), (-8, 15)):  # twice the magnitude, in ones' complement, and the sign
+        weights = QuantizedWeights(INT4, np.full((64, 128), value + 8, np.uint8), np.ones((64, 1)))
+        assert (pack(weights, "e4m3").units[0, 0, : order.code_bytes] == 17 * digit).all()
+
+
+def test_a_scale_that_times_the_factor_is_infinite_is_refused() -> None:
+    for fmt, power in ((INT4, 8), (ZEROS, 9), (QuantizedFormat("e2m1", 32), 6)):
+        zeros = np.full((64, 4), 8, np.uint8) if fmt.zeros else None
+        at = QuantizedWeights(
+            fmt, np.full((64, 128), 1, np.uint8), np.full((64, fmt.groups), 2.0 ** (127 - power)), zeros
+        )
+        assert unpack(pack(at, "e4m3")).scales[0, 0] == 2.0 ** (127 - power)
+        with pytest.raises(OperandError, match=f"a kernel multiplies it by {2**power}, and f32 does not hold"):
+            pack(replace(at, scales=2 * at.scales), "e4m3")
 
 
 def test_a_zero_point_of_another_row_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
