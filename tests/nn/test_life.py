@@ -225,17 +225,22 @@ def test_states_of_other_packed_layers_are_refused_before_they_are_copied(
 
 
 @pytest.mark.parametrize(
-    ("code", "group", "kind"), [("e4m3", None, BF16), ("e5m2", None, BF16), ("e4m3", 32, torch.float16)]
-)
+    ("code", "group", "kind"),
+    [
+        ("e4m3", None, BF16), ("e5m2", None, BF16), ("e4m3", 32, torch.float16), ("int4", 128, torch.float8_e4m3fn),
+        ("e2m1", None, torch.float8_e4m3fn),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("assign", [False, True])
-def test_a_state_whose_float8_bits_lie_side_by_side_is_loaded_with_its_bits_moved(
+def test_a_state_whose_codes_lie_side_by_side_is_loaded_with_its_bits_moved(
     code: str, group: int | None, kind: Any, assign: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fmt, dense, name = QuantizedFormat(code, group), torch.nn.Linear(256, 72, dtype=kind), C_NAMES[kind]
-    model = torch.nn.Sequential(QuantizedLinear.from_linear(dense, fmt))
+    fmt, dense, name = QuantizedFormat(code, group), torch.nn.Linear(256, 72, dtype=BF16), C_NAMES[kind]
+    model = torch.nn.Sequential(QuantizedLinear.from_linear(dense, fmt, activations=kind))
     now, want = model.state_dict(), model[0].dequantized()
     with monkeypatch.context() as patched:
         patched.setattr(PackedOrder, "moves", ())
+        patched.setattr(PackedOrder, "stored", ())
         earlier = pack(quantize(dense.weight.detach().double().numpy(), fmt, name), name)
     text = model[0].packed_as.removesuffix(", bits in place")
     said = torch.tensor([*text.encode()], dtype=torch.uint8)

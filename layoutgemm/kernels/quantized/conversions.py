@@ -123,8 +123,8 @@ def pair_values(code: str) -> Layout:
 def bits_of_places(code: str, target: TargetFormat) -> tuple[tuple[int, ...], ...]:
     """For each place of a word: the bits that hold a code's bits, lowest first.
 
-    Of 16-bit types: float8 has its own (`float8.bits_of_places`). Signs of e2m1 are the highest bits of a byte for the last four codes, and lie four bits below for the first four.
-    The bits of a float8 lie where `float_places` has them.
+    Signs of e2m1 are the highest bits of a byte for the last four codes, and lie four bits below for the first four.
+    The bits of a float8 lie where `float_places` has them. Of 16-bit types: e4m3 has `float8.bits_of_places`.
 
     >>> bits_of_places("e2m1", TARGETS["bf16"])[:2], bits_of_places("e4m3", TARGETS["bf16"])[0]
     (((0, 1, 2, 3), (4, 5, 6, 11)), (4, 5, 6, 7, 8, 9, 10, 15))

@@ -83,7 +83,7 @@ def word_values(fmt: QuantizedFormat) -> Layout:
 
 
 def factor(fmt: QuantizedFormat) -> float:
-    """The value of a code, less its zero point, divided by that of the e4m3 that stands for it.
+    """The value of a code divided by that of its e4m3. With zero points: of the difference.
 
     >>> [factor(fmt) for fmt in (QuantizedFormat("int4"), QuantizedFormat("int4", 32, True), QuantizedFormat("e2m1"))]
     [256.0, 512.0, 64.0]

@@ -20,8 +20,8 @@ from ...atoms import MmaAtom, wgmma
 from ...atoms.copy.base import VECTOR_BYTES
 from ...errors import PlanError
 from ...layouts import Layout
-from .conversions import TARGETS, WORD, TargetFormat, bias_factor, bits_of_places, nibbles, pair_values
 from . import float8
+from .conversions import TARGETS, WORD, TargetFormat, bias_factor, bits_of_places, nibbles, pair_values
 from .formats import UNIT_K, UNIT_ROWS, QuantizedFormat
 
 WORDS = VECTOR_BYTES // 4  # of a vector: the widest load from shared memory

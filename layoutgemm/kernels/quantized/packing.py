@@ -347,7 +347,10 @@ def _check_range(weights: QuantizedWeights, scales: npt.NDArray[np.float64], kin
 
 
 def _check_bias(order: PackedOrder, scales: npt.NDArray[np.float64]) -> None:
-    """Raise OperandError for a scale that a kernel cannot multiply by the exponent's bias, or by `order.factor`."""
+    """Raise OperandError for a scale that a kernel multiplies beyond the type.
+
+    It is multiplied by the exponent's bias, or by `order.factor`.
+    """
     kind, factor = (_COLUMN_SCALES, order.factor) if order.scales_sums else (order.target.dtype, order.bias_factor)
     wrong = np.argwhere(~np.isfinite(np.asarray(kind.decode(kind.encode(scales * factor)), np.float64)))
     if len(wrong):
