@@ -18,8 +18,7 @@ features. A tile of 64 features is for products that have no more.
 
 With float8 activations a warpgroup also has the registers of a sum of its own: more than 192 rows do not fit beside
 it, nor two blocks of 64 features and 128 rows. ptxas computes mma.sync of e4m3 in 16 bits on sm_90a, so warpgroups
-multiply few rows, too. Their estimates were fitted to three to six of these sizes on an H200 ("Float8 activations:
-streams, tables in registers, tiles of 192 rows").
+multiply few rows, too. Their estimates were fitted to these six sizes on an H200 ("Float8 activations without a table").
 """
 
 from __future__ import annotations
@@ -53,8 +52,9 @@ _WIDTH = 128  # rows of a tile of many
 _STEP = 8  # rows by which tiles differ
 _ROW_US = 0.0023  # a row of x takes in the products of 64 features and 128 of K, at 1.74 GHz
 _FLOAT8_WIDTH = 160  # rows of a float8 tile that shares rows evenly, at least: narrower ones were not timed
-_ROW_FLOAT8_US = 0.00125  # the same of float8: between tiles of 160, 176 and 192 rows
+_ROW_FLOAT8_US = 0.00132  # the same of float8: between tiles of 128, 176 and 192 rows
 _CONVERTED_US = 0.30  # 64 features and 128 of K take, however few the rows
+_CONVERTED_FLOAT8_US = 0.20  # the same of float8, at most: 128 rows take 0.22
 _GAIN = 0.95  # of the widest tiles' time, at most, for tiles that share rows evenly; those of one round were timed
 # Two launches, each of a part of the features: from as many rows on and up to as many features (others were not timed),
 # where the estimate of both is less. The second one takes as many us beside its own.
@@ -69,6 +69,7 @@ class _TileKind:
 
     tile         output features, and rows at most
     time, once   us of a K tile of 128 and as many rows, and of what comes once
+    each         us that a round takes beside its K tiles
     split        parts of K
     along_m      CTAs of a cluster, which share x
     tile_k       depth of a stage
@@ -78,12 +79,14 @@ class _TileKind:
     single       for a C of one round of tiles, one for each CTA; it starts while the kernel before ends
     of_groups    for weights of 8 bits in groups alone
     row          us of 64 features and 128 of K for a row of x
+    converted    us of as many weights, however few the rows
     along        the direction in which tiles are taken, as `Sm90Tuning` has it; None for the usual one
     """
 
     tile: tuple[int, int]
     time: float
     once: float = 0.0
+    each: float = 0.0
     split: int = 1
     along_m: int = 1
     tile_k: int | None = None
@@ -94,6 +97,7 @@ class _TileKind:
     single: bool = False
     of_groups: bool = False
     row: float = _ROW_US
+    converted: float = _CONVERTED_US
     along: str | None = None
 
     def takes(self, weights: QuantizedFormat | None) -> bool:
@@ -168,8 +172,8 @@ class _TileKind:
         rounds = _rounds(clusters, self.split * self.along_m, sms)
         blocks = self.tile[0] // UNIT_ROWS
         narrower = self.time - blocks * self.row * (self.tile[1] - width)
-        time = np.maximum(narrower, min(self.time, blocks * _CONVERTED_US))
-        found = rounds * -(-k_tiles // self.split) * time + self.once
+        time = np.maximum(narrower, min(self.time, blocks * self.converted))
+        found = rounds * (-(-k_tiles // self.split) * time + self.each) + self.once
         return np.where(rounds > 1, np.inf, found) if self.split > 1 or self.single else np.asarray(found, np.float64)
 
     def shares(self, rows: int) -> range:
@@ -231,16 +235,17 @@ _BY_SUMS = (
     _FewKind(256, 1, 0.70, 3.0, (0.19, 1.0), (2, 2, 2, 2), (4, 4, 4, 4), single=True),
     _FewKind(256, 1, 0.70, 3.0, (0.19, 1.0), (2, 2, 2, 2)),
 )
-_BY_FLOAT8 = (  # one round of tiles, each with as few stages as int4's: 64 features take 14.8 us for 16.0 of 64 rows
-    _FewKind(64, 1, 0.138, 1.9, (0.045, 1.2), (4, 3, 2, 2), (16, 18, 10, 10)),
-    _FewKind(64, 2, 0.15, 2.3, (0.05, 0.6)),
-    _FewKind(128, 1, 0.29, 2.1, (0.13, 0.1)),
-    _FewKind(128, 2, 0.27, 3.2, (0.11, 0.6)),
-    _FewKind(128, 4, 0.27, 3.7, (0.11, 0.6)),
-    _FewKind(256, 1, 0.52, 2.7, (0.28, 0.5), (4, 4, 2, 2), (6, 6, 5, 5), single=True, most=32),
-    _FewKind(256, 1, 0.60, 2.7, (0.22, 0.5), (2, 2, 2, 2)),
-    _FewKind(256, 2, 0.60, 4.0, (0.35, 0.0), (2, 2, 2, 2)),
-    _FewKind(256, 4, 0.60, 4.5, (0.35, 0.0), (2, 2, 2, 2)),
+_BY_FLOAT8 = (  # few stages, as int4's have: with all that fit, 16384 x 8192 takes 18.6 us for 18.0 of 16 rows
+    _FewKind(64, 1, 0.118, 1.7, (0.037, 0.4), (4, 3, 2, 2), (16, 18, 10, 10)),
+    _FewKind(64, 2, 0.118, 2.5, (0.04, 0.0), (3, 3, 2, 2), (18, 18, 10, 10)),
+    _FewKind(128, 1, 0.25, 2.0, (0.05, 0.1), (4, 4, 4, 2), (10, 10, 8, 7), single=True),
+    _FewKind(128, 1, 0.26, 2.1, (0.08, 0.1)),
+    _FewKind(128, 2, 0.23, 2.9, (0.03, 1.0), (4, 4, 4, 2), (10, 10, 8, 7)),
+    _FewKind(128, 4, 0.23, 3.4, (0.03, 1.0)),
+    _FewKind(256, 1, 0.477, 1.9, (0.28, 0.5), (2, 2, 2, 2), (5, 5, 5, 5), single=True, most=32),
+    _FewKind(256, 1, 0.50, 2.0, (0.13, 0.8), (2, 2, 2, 2)),
+    _FewKind(256, 2, 0.50, 4.0, (0.26, 0.0), (2, 2, 2, 2)),
+    _FewKind(256, 4, 0.50, 4.5, (0.26, 0.0), (2, 2, 2, 2)),
 )
 # Kernels of weights of 8 bits that start while the kernel before ends, with stages of 64 of K where K is split:
 # (features and rows of a tile, parts of K, CTAs that share x) -> the most rows of x. Others were no faster so.
@@ -278,13 +283,13 @@ _MANY = (
     _TileKind((128, 256), 1.149, 8.0, split=2, tile_k=64),
 )
 _MANY_FLOAT8 = (
-    _TileKind((64, 128), 0.307, 1.85, consumers=1, loader="warp", single=True),
-    _TileKind((64, 128), 0.33, 2.2, split=2, consumers=1, loader="warp"),
-    _TileKind((64, 128), 0.33, 1.85, consumers=1, loader="warp"),
-    _TileKind((128, 128), 0.495, 2.8, single=True),
-    _TileKind((128, 128), 0.48, 3.75, split=2, single=True),
-    _TileKind((128, 128), 0.52, 2.0),
-    _TileKind((128, 192), 0.67, row=_ROW_FLOAT8_US, along="N"),
+    _TileKind((64, 128), 0.25, 1.85, consumers=1, loader="warp", single=True),
+    _TileKind((64, 128), 0.275, 2.2, split=2, consumers=1, loader="warp"),
+    _TileKind((64, 128), 0.27, 1.85, consumers=1, loader="warp"),
+    _TileKind((128, 128), 0.42, 2.8, single=True),
+    _TileKind((128, 128), 0.408, 3.75, split=2, single=True),
+    _TileKind((128, 128), 0.435, 2.0, each=1.0),
+    _TileKind((128, 192), 0.612, 2.0, each=1.0, row=_ROW_FLOAT8_US, converted=_CONVERTED_FLOAT8_US, along="N"),
 )
 
 
@@ -503,5 +508,5 @@ def _two(
 
 def _many(n: int, rows: int, k: int, sms: int, float8: bool, weights: QuantizedFormat | None) -> Sm90Config:
     """The kind with the least estimate. Rows are shared evenly where that gains enough."""
-    _, kind, tiles = _least(n, rows, k, sms, weights, _GAIN, float8)
+    _, kind, tiles = _least(n, rows, k, sms, weights, 1.0 if float8 else _GAIN, float8)
     return kind.config(rows, k, "tma" if n % 8 == 0 else "direct", None if float8 else weights, tiles)
