@@ -37,6 +37,7 @@ class PackedGroups(PackedBuffers):
     """Rows in groups, each times packed weights of its own expert; `QuantizedExperts` has the buffers.
 
     order  a buffer (experts, in features): the input features in the order in which weights have them; None for theirs
+    bias   a parameter (experts, out features), added to the products, or None
 
     >>> from layoutgemm import QuantizedFormat, QuantizedWeight
     >>> one = QuantizedExperts.of([QuantizedWeight.quantize(torch.eye(2, 128), QuantizedFormat("int8"))] * 2)
@@ -44,8 +45,13 @@ class PackedGroups(PackedBuffers):
     torch.Size([3, 2])
     """
 
-    def __init__(self, weights: QuantizedExperts, order: torch.Tensor | None = None) -> None:
+    def __init__(
+        self, weights: QuantizedExperts, order: torch.Tensor | None = None, bias: torch.nn.Parameter | None = None
+    ) -> None:
         super().__init__(weights.units, weights.scales, order)
+        if bias is not None and bias.shape != (weights.experts, weights.n):
+            raise OperandError(f"bias has shape {[*bias.shape]}: {[weights.experts, weights.n]}")
+        self.bias = bias
         self.format, self.activations = weights.format, weights.activations
         self.experts, self.in_features = weights.experts, weights.k
         self.out_features = self.weight_rows = weights.n
@@ -59,10 +65,13 @@ class PackedGroups(PackedBuffers):
 
     def forward(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         """The products of rows (rows, in features). Group e is rows offsets[e] to offsets[e + 1]."""
+        of_rows = None
+        if self.order is not None or self.bias is not None:
+            of_rows = torch.searchsorted(offsets[1:], torch.arange(x.shape[0], device=x.device), right=True)
         if self.order is not None:
-            rows = torch.arange(x.shape[0], device=x.device)
-            x = x.gather(1, self.order[torch.searchsorted(offsets[1:], rows, right=True)])
-        return quantized_grouped_matmul(x, self.weight, offsets)
+            x = x.gather(1, self.order[of_rows])
+        value = quantized_grouped_matmul(x, self.weight, offsets)
+        return value if self.bias is None else value + self.bias[of_rows].to(value.dtype)
 
     def dequantized(self) -> torch.Tensor:
         """The weights (experts, out features, in features) in the activations' type."""

@@ -7,7 +7,7 @@ tensors of a layer      in its place                                      kinds
 packed                  QuantizedLinear                                   of `QuantizedLinear.from_checkpoint`
 float8, blocks' scales  ScaledLinear                                      "fp8", "float-quantized"
 experts, one by one     ExpertsMLP of packed ones; else their parameters  both; the parameters are joined
-blocks of MXFP4         the parameters of experts, dequantised            by their names, X_blocks and X_scales
+blocks of MXFP4         ExpertsMLP; else the parameters, dequantised      by their names, X_blocks and X_scales
 dense                   the layer stays; its parameters are the tensors
 """
 
@@ -27,7 +27,7 @@ from .gated import GatedMLP
 from .packed_layer import BLOCK_SCALE, FLOAT8_KIND, PACKED_BY, has_block_scales, packed_layer
 from .quantized import COMPRESSED_TENSORS, INT8_ROWS, MODELOPT_FP4, NEEDED, OF_BYTES, QuantizedLinear, unknown_kind
 from .scaled import ScaledLinear
-from .stored_blocks import StoredBlocks, find_blocks
+from .stored_blocks import BlockExperts, StoredBlocks, find_block_experts, find_blocks
 from .stored_experts import (
     Layers,
     StoredExperts,
@@ -121,6 +121,10 @@ def load_checkpoint(
             made[one.module] = packed_experts(one, plan.kind, plan.read).to(_device_of(one.module, on))
     for block, _ in plan.unpacked:
         block.check(found.tensor)
+    for each in plan.in_blocks:
+        if not each.reason:
+            bias = {key: found.tensor(f"{each.parts[0].name}.{key}") for key in each.biases}
+            made[each.module] = each.packed(found.tensor, bias).to(_device_of(each.module, on))
     replace_modules(model, made)
     for block, places in plan.unpacked:
         _fill(model, places, block.value(found.tensor), on)
@@ -132,7 +136,7 @@ def load_checkpoint(
             value = joined_weights(one, key, plan.kind, plan.read) if value is None else value
             _fill(model, same, value, on)
     buffers = tuple([name for name, x in model.named_buffers() if x.is_meta])
-    beside = (*_expert_lines(plan, made), *_block_lines(plan))
+    beside = (*_expert_lines(plan, made), *_block_lines(plan, made))
     return Loaded(plan.report(made), beside, plan.untied, tuple(ignored), buffers, len(found.files))
 
 
@@ -154,6 +158,7 @@ class _Plan:
         self.experts: list[StoredExperts] = []
         self.joined: dict[tuple[StoredExperts, str], list[str]] = {}  # with all names of a parameter
         self.blocks: list[StoredBlocks] = []
+        self.in_blocks: list[BlockExperts] = []
         self.unpacked: list[tuple[StoredBlocks, list[str]]] = []  # likewise
         self.untied: tuple[tuple[str, ...], ...] = ()
         self.used: set[str] = set()
@@ -166,6 +171,7 @@ class _Plan:
             if isinstance(module, torch.nn.Linear) and any(f"{name}.{key}" in self.stored for key in PACKED_BY)
         ]
         self.blocks = find_blocks(self.modules, self.stored)
+        self.in_blocks = find_block_experts(self.modules, self.blocks, self.stored)
         found = find_experts(self.modules, self.stored, experts)
         packed = [name for name, _ in layers] + [one.all_layers[0] for one in found if one.packed]
         self.kind = self._kind_of(_kind(kind, self.found.config, packed), packed)
@@ -203,6 +209,8 @@ class _Plan:
         missing, untied = [], []
         joined = {one.parameter(key): (one, key) for one in self.experts for key in one.layers}
         of_blocks = {one.parameter: one for one in self.blocks}
+        packed = {each.module for each in self.in_blocks if not each.reason}
+        away_with = {x for module in packed for x in module._parameters.values()}
         self.used |= {name for one in self.blocks for name in one.tensors}
         for one in self.experts:
             if not one.packed:
@@ -215,7 +223,7 @@ class _Plan:
                 self.joined[joined[x]] = names
                 continue
             if x in of_blocks:
-                self.unpacked.append((of_blocks[x], names))
+                self.unpacked += [(of_blocks[x], names)] * (x not in away_with)
                 continue
             away = [name for name in names if name.rpartition(".")[0] in self.packed]
             dense = [name for name in names if name not in away]
@@ -229,7 +237,8 @@ class _Plan:
                 _check(name, self.stored[name], x)
                 _check_tied(self.found, there[0], name)
             if there:
-                self.dense[tuple(dense)] = there[0]
+                if x not in away_with:
+                    self.dense[tuple(dense)] = there[0]
                 self.used |= {*there}
         surplus = self.stored.keys() - self.used
         if missing:
@@ -350,13 +359,15 @@ def _expert_lines(plan: _Plan, made: Mapping[torch.nn.Module, torch.nn.Module]) 
         yield Swapped(one.name, reason=f"{count}, dequantised: {one.reason}" if one.packed else count)
 
 
-def _block_lines(plan: _Plan) -> Iterator[Swapped]:
+def _block_lines(plan: _Plan, made: Mapping[torch.nn.Module, torch.nn.Module]) -> Iterator[Swapped]:
     """A line for each module whose parameters were blocks of MXFP4."""
-    keys: dict[str, list[str]] = {}
-    for one in plan.blocks:
-        keys.setdefault(one.name, []).append(one.key)
-    for name, there in keys.items():
-        yield Swapped(name, reason=f"{listed_names(there)}: blocks of MXFP4 in the checkpoint, dequantised")
+    for each in plan.in_blocks:
+        name, keys = each.parts[0].name, listed_names([one.key for one in each.parts])
+        if each.module in made:
+            yield Swapped(name, type(made[each.module]).__name__)
+        else:
+            said = f"{keys}: blocks of MXFP4 in the checkpoint, dequantised: {each.reason}"
+            yield Swapped(name, reason=said)
 
 
 def _fill(model: torch.nn.Module, names: Iterable[str], value: torch.Tensor, device: torch.device) -> None:

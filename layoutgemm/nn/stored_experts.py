@@ -97,7 +97,8 @@ def find_experts(
         one = StoredExperts(name, module, layers)
         _check_layers(one)
         packed = _are_packed(one, stored)
-        ordered, reason = _compared(module, layers)
+        gated = len(first := layers[next(iter(layers))]) == 2 or first == ("gate_up_proj",)
+        ordered, reason = compared(module, [*layers], gated)
         if not ordered and asked is None:
             why = reason or "its gate is not act_fn(first half of the columns) * second half"
             raise OperandError(f"{name or 'the model'}: {why}; {_WAY_OUT}")
@@ -296,17 +297,24 @@ def reason_against(one: StoredExperts, kind: str) -> str:
     return one.reason
 
 
-def _compared(module: torch.nn.Module, layers: Layers) -> tuple[bool, str]:
+def compared(
+    module: torch.nn.Module, keys: Sequence[str], gated: bool, transposed: bool = False, biased: bool = False
+) -> tuple[bool, str]:
     """True if a forward shows its rows' order; and why `ExpertsMLP` differs, or "".
 
-    Its forward is called with small weights in the place of its own.
+    Its forward is called with small weights, and biases, in the place of its own.
+
+    keys        of the parameters of both products
+    transposed  whether these are (experts, in features, out features)
+    biased      whether biases are taken: a parameter with "_bias" behind each key
     """
-    keys, own = [*layers], [*module._parameters]
-    if len(keys) != 2 or sum(x is not None for x in module._parameters.values()) != 2 or len([*module.buffers()]):
-        return False, f"it has {listed_names(own)}, and a gated MLP two weights"
+    own = [key for key, x in module._parameters.items() if x is not None]
+    names = [f"{key}_bias" for key in keys] * biased
+    if len(keys) != 2 or sorted(own) != sorted([*keys, *names]) or len([*module.buffers()]):
+        wanted = "two weights" + " and their biases" * biased
+        return False, f"it has {listed_names([*module._parameters])}, and a gated MLP {wanted}"
     if hooks := hooks_of(module):
         return False, f"it has {', '.join(hooks)}"
-    gated = len(layers[keys[0]]) == 2 or layers[keys[0]] == ("gate_up_proj",)
     made = torch.Generator().manual_seed(0)
     wide, deep, experts = 32, 16, module.get_parameter(keys[0]).shape[0]
     sizes = (experts, (1 + gated) * deep, wide), (experts, wide, deep)
@@ -314,13 +322,14 @@ def _compared(module: torch.nn.Module, layers: Layers) -> tuple[bool, str]:
     weights = [torch.randn(size, **kind) / 4 for size in sizes]
     x, factors = torch.randn(6, wide, **kind), torch.rand(6, min(2, experts), **kind)
     index = torch.randint(experts, factors.shape, generator=made, device="cpu")
+    biases = [torch.randn(size[:2], **kind) * biased for size in sizes]
     gate, ordered = OwnGate(module, gated), False
+    given = dict(zip([*keys, *names], [*[w.mT if transposed else w for w in weights], *biases]))
     try:
         with torch.no_grad():
             for size in (1.0, 100.0):  # limits of activations show in large values alone
-                given = dict(zip(keys, weights))
                 got = torch.func.functional_call(module, given, (x * size, index, factors))
-                want = _by_hand(weights, x * size, index, factors, gate)
+                want = _by_hand(weights, biases, x * size, index, factors, gate)
                 if got.shape != want.shape or not torch.allclose(
                     got, want, rtol=1e-3, atol=1e-3 * float(want.abs().max())
                 ):
@@ -333,13 +342,14 @@ def _compared(module: torch.nn.Module, layers: Layers) -> tuple[bool, str]:
 
 
 def _by_hand(
-    weights: Sequence[torch.Tensor], x: torch.Tensor, index: torch.Tensor, factors: torch.Tensor, gate: torch.nn.Module
-) -> torch.Tensor:
+    weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor], x: torch.Tensor, index: torch.Tensor,
+    factors: torch.Tensor, gate: torch.nn.Module,
+) -> torch.Tensor:  # fmt: skip
     """The sums that an `ExpertsMLP` of dense weights gives."""
     total = torch.zeros_like(x)
     for experts, factor in zip(index.T, factors.T):
-        hidden = gate(torch.einsum("rk,rnk->rn", x, weights[0][experts]))
-        total += factor[:, None] * torch.einsum("rn,rkn->rk", hidden, weights[1][experts])
+        hidden = gate(torch.einsum("rk,rnk->rn", x, weights[0][experts]) + biases[0][experts])
+        total += factor[:, None] * (torch.einsum("rn,rkn->rk", hidden, weights[1][experts]) + biases[1][experts])
     return total
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from collections.abc import Mapping
@@ -331,6 +332,64 @@ def test_square_blocks_need_the_order_of_the_module(tmp_path: Path) -> None:
         model.experts.is_transposed = way
         load_checkpoint(model, path)
         assert torch.equal(model.experts.gate_up_proj.double(), weights[0].mT if way else weights[0])
+
+
+class GptOss(Experts):
+    """The same with the forward of transformers: limits, and gate and up in turns."""
+
+    def __init__(self, dtype: Any = BF16) -> None:
+        super().__init__()
+        self.down_proj_bias = torch.nn.Parameter(torch.empty(2, 64, dtype=BF16))
+        self.is_transposed = True
+        self.to(dtype)
+
+    def _apply_gate(self, both: Any) -> Any:
+        gate, up = both[..., ::2].clamp(max=7), both[..., 1::2].clamp(-7, 7)
+        return (up + 1) * gate * torch.sigmoid(1.702 * gate)
+
+    def forward(self, x: Any, index: Any, factors: Any) -> Any:
+        total = torch.zeros_like(x)
+        for experts, factor in zip(index.T, factors.T, strict=True):
+            both = torch.einsum("rk,rkn->rn", x, self.gate_up_proj[experts]) + self.gate_up_proj_bias[experts]
+            down = torch.einsum("rn,rnk->rk", self._apply_gate(both), self.down_proj[experts])
+            total = total + factor[:, None].to(x.dtype) * (down + self.down_proj_bias[experts])
+        return total
+
+
+def test_blocks_of_experts_are_packed_where_their_forward_agrees(tmp_path: Path) -> None:
+    stored, weights = gpt_oss()
+    stored["experts.down_proj_bias"] = normal(2, 64)
+    path = sharded(tmp_path, stored, config={"quant_method": "mxfp4"})
+    with torch.device("meta"):
+        model = torch.nn.ModuleDict({"experts": GptOss()})
+    loaded = load_checkpoint(model, path)
+    assert "replaced  experts  by ExpertsMLP" in str(loaded) and "1 of 1 modules of experts" in str(loaded)
+    mlp, dense = model.experts, GptOss(torch.float64)
+    values = [*(w.mT for w in weights), stored["experts.gate_up_proj_bias"], stored["experts.down_proj_bias"]]
+    names = ("gate_up_proj", "down_proj", "gate_up_proj_bias", "down_proj_bias")
+    dense.load_state_dict(dict(zip(names, values, strict=True)))
+    assert all(torch.equal(x.dequantized().double(), w) for x, w in zip((mlp.first, mlp.down), weights, strict=True))
+    x, factors = torch.randn(9, 64).bfloat16(), torch.rand(9, 2)
+    index = torch.tensor([[0, 1], [1, 1], [1, 0]]).repeat(3, 1)
+    got, want = mlp(x, index, factors), dense(x.double(), index, factors.double())
+    assert ((got.double() - want).abs() <= 2.0**-5 * want.abs().max()).all()
+    got.float().sum().backward()
+    assert torch.allclose(mlp.down.bias.grad[1].float(), factors[index == 1].sum().expand(64), rtol=2.0**-6)
+    again = torch.nn.ModuleDict({"experts": copy.deepcopy(mlp)})
+    assert again.load_state_dict(model.state_dict()) and torch.equal(again.experts(x, index, factors), got)
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+def test_blocks_of_another_forward_or_type_are_dequantised(dtype: Any, tmp_path: Path) -> None:
+    stored, weights = gpt_oss()
+    stored["experts.down_proj_bias"] = normal(2, 64)
+    model = torch.nn.ModuleDict({"experts": GptOss(dtype)})
+    if dtype == BF16:
+        model.experts.forward = lambda x, index, factors: GptOss.forward(model.experts, x, index, factors) * 2
+    said = str(load_checkpoint(model, sharded(tmp_path, stored)))
+    why = "its forward gives other values" if dtype == BF16 else "its weights are torch.float16, and scales of MXFP4 bf"
+    assert f"blocks of MXFP4 in the checkpoint, dequantised: {why[:45]}" in said
+    assert torch.equal(model.experts.down_proj.double(), weights[1].mT.to(dtype).double())
 
 
 BLOCKS_THAT_DO_NOT_FIT = [

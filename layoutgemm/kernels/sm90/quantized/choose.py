@@ -18,7 +18,7 @@ features. A tile of 64 features is for products that have no more.
 
 With float8 activations a warpgroup also has the registers of a sum of its own: more than 192 rows do not fit beside
 it, nor two blocks of 64 features and 128 rows. ptxas computes mma.sync of e4m3 in 16 bits on sm_90a, so warpgroups
-multiply few rows, too. Their estimates were fitted to these six sizes on an H200 ("Float8 activations without a table").
+multiply few rows, too. Their estimates were fitted to six sizes on an H200 ("Float8 activations without a table").
 """
 
 from __future__ import annotations
