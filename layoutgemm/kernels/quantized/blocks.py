@@ -108,7 +108,7 @@ class PackedBlocks:
 
     @property
     def total_factor(self) -> float:
-        """The factor of the totals: the divisor of values that were converted by one shift, or of e4m3 without groups.
+        """The factor of the totals. It is the divisor of values converted by one shift, or to e4m3 without groups.
 
         >>> from layoutgemm.dtypes import dtype
         >>> from layoutgemm.kernels.quantized.formats import QuantizedFormat

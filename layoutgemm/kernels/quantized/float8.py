@@ -105,7 +105,7 @@ def stored(fmt: QuantizedFormat) -> tuple[int, ...]:
 
 @cache
 def bits_of_places(fmt: QuantizedFormat) -> tuple[tuple[int, ...], ...]:
-    """For each place of a word: the bits that hold a stored code's bits, lowest first.
+    """For each place of a word, the bits of a stored code, lowest first.
 
     The sign of an int4 is the lowest bit of its digit.
 

@@ -154,7 +154,9 @@ class PackedOrder:
 
     @property
     def moved_since(self) -> bool:
-        """True if an earlier version had the codes side by side, as they are: all but e2m1 for 16-bit activations.
+        """True if an earlier version had the codes side by side, as they are.
+
+        That is all but e2m1 for 16-bit activations.
 
         >>> [PackedOrder(QuantizedFormat("e2m1", 32), name).moved_since for name in ("bf16", "e4m3")]
         [False, True]

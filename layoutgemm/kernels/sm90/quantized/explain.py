@@ -26,5 +26,8 @@ def explain_packed(operand: PackedOperand) -> str:
         each = f"of {min(fmt.group or depth, depth)} of K"
         by = f", times {order.factor:g}" if order.factor != 1 else ""
         times = "added" if fmt.group is None else f"multiplied by its row's scale{by} and added"
-        lines.append(f"  {operand.sums} sum(s) {each} in a K tile, each in registers of its own, {times} in float32")
+        last = f"; totals times {operand.total_factor:g}" if operand.total_factor != 1 else ""
+        lines.append(
+            f"  {operand.sums} sum(s) {each} in a K tile, each in registers of its own, {times} in float32{last}"
+        )
     return "\n".join(lines)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ from layoutgemm.kernels.sm90.quantized.choose import packed_config
 from tests import needs
 
 needs_dsl = needs.DSL
+ROOT = Path(__file__).resolve().parents[4]
 INT4, ZEROS = QuantizedFormat("int4", 128), QuantizedFormat("int4", 32, zeros=True)
 FORMATS = [INT4, ZEROS, QuantizedFormat("int4"), MXFP4, QuantizedFormat("e4m3"), MXFP8]
 FEW = {"store": "direct", "loader": "warp"}
@@ -242,6 +245,23 @@ def test_chosen_configurations_have_plans_that_hold() -> None:
         64: ((64, 64), None, 1, "tiles"), 128: ((128, 128), None, 2, "tiles"), 256: ((128, 128), None, 1, "tiles"),
         1024: ((128, 176), None, 1, "workers"), 4096: ((128, 192), None, 1, "workers"),
     }  # fmt: skip
+
+
+def test_choices_are_within_3_percent_of_the_fastest_of_the_record() -> None:
+    record = json.loads((ROOT / "benchmarks/results/float8_digits_h200.json").read_text())
+    cases = 0
+    for row in record["rows"] + record["second run"]["rows"]:
+        config = packed_config(row["n"], row["rows"], row["k"], become="e4m3", weights=INT4)
+        features, columns = config.tile
+        few, many = f"{features} c{config.consumers}", f"{features}x{columns}"
+        few, many = (few + " s2", many + " s2 p2") if config.split == 2 else (few, many)
+        own = {name.removesuffix(" N").removesuffix(" w").removesuffix(" t"): us for name, us in row["us"].items()}
+        found = own.get(few if row["rows"] <= 64 else many)
+        if found is not None and (row["rows"] > 64 or config.launch == "tiles"):  # as those of few rows were timed
+            cases += 1
+            others = [us for name, us in own.items() if "quack" not in name and name != "bf16 x"]
+            assert found <= 1.03 * min(others), row
+    assert cases >= 60
 
 
 # ------------------------------------------------------------------------------------------------------------- refusals
