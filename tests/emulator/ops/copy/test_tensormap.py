@@ -226,6 +226,11 @@ def test_shared_memory_is_watched():
     assert found.kinds[0] == "uninitialised" and "tensormap.replace" in found.findings[0].message
     found, right = change(HEAD.replace("st.shared.b32 [%r22]", few.replace("WORDS", "16")) + rest)
     assert found.kinds == [] and right  # the first 64 bytes have all fields
+    for policy in (Policy(fill=0xFF), Policy(fill=0x40)):  # the others do not make a result of what nothing wrote
+        buffers = {**setting()[1], "work": np.full(128, 7, np.uint8)}
+        sixteen = HEAD.replace("st.shared.b32 [%r22]", few.replace("WORDS", "16"))
+        found = run(sixteen + rest, buffers, shared=SHARED, block=32, policy=policy)
+        assert found.kinds == [] and (found["work"][64:] == 7).all() and (found["work"][:64] != 7).any()
     found, _ = change(HEAD + rest.replace("tensormap.cp_fence", "@%p0 tensormap.cp_fence"))
     assert found.kinds[0] == "divergence"
     # Another warp reads the map while it is changed, or writes it while it is published.
