@@ -334,6 +334,8 @@ def test_lanes_index_parameters():
         (f"{few} @%p0 ld.param.u32 %r0, [%d1+4];", np.where(five, 101, 7)),
         (f"{few} @!%p0 ld.param.u32 %r0, [x3];", np.where(five, 7, 103)),
         ("cvta.param.u64 %d3, %d3; ld.u32 %r0, [%d3];", 100 + lane),
+        (f"{few} cvta.param.u64 %d3, %d3; selp.b64 %d3, %d3, %d4, %p0; isspacep.param %p1, %d3; selp.u32 %r0, 2, 3, %p1; "
+         "isspacep.global %p1, %d3; @!%p1 mov.u32 %r0, 9;", np.where(five, 2, 3)),
         (f"{few} cvta.param.u64 %d3, %d3; selp.b64 %d3, %d3, %d4, %p0; ld.u32 %r0, [%d3];", np.where(five, 100 + lane, 1)),
     ):  # fmt: skip
         found = run(f"{LANE} {at} {load} st.global.u32 [%d4], %r0;", {"a": lanes(np.uint32, [1] * 32)}, **x)
