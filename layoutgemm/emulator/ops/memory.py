@@ -20,7 +20,7 @@ from ..machine.memory import OFFSET, RANK_SHIFT, parts_of, pieces, span, span_pa
 from ..ptx.codegen import PARAMETER_BASE, SHARED_WINDOW, bits_of
 from ..ptx.floats import BINARY, bits32, bits64, decode, encode
 from ..ptx.parser import SIZES, PtxInstruction, PtxOperand
-from ..ptx.program import Program, Reader, Run
+from ..ptx.program import Program, Run
 from ..ptx.values import (
     LANES,
     Lanes,

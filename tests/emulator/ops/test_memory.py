@@ -327,6 +327,7 @@ def test_lanes_index_parameters():
     x = {f"x{i}": 100 + i for i in range(32)}
     at = "mov.u64 %d1, x0; mul.wide.u32 %d2, %r31, 4; add.u64 %d3, %d1, %d2; add.u64 %d4, %a, %d2; mov.u32 %r0, 7;"
     few = "setp.lt.u32 %p0, %r31, 5;"
+    either = f"{few} cvta.param.u64 %d3, %d3; selp.b64 %d3, %d3, %d4, %p0;"
     lane, five = np.arange(32), np.arange(32) < 5
     for load, want in (
         ("ld.param.u32 %r0, [%d3];", 100 + lane),
@@ -334,9 +335,9 @@ def test_lanes_index_parameters():
         (f"{few} @%p0 ld.param.u32 %r0, [%d1+4];", np.where(five, 101, 7)),
         (f"{few} @!%p0 ld.param.u32 %r0, [x3];", np.where(five, 7, 103)),
         ("cvta.param.u64 %d3, %d3; ld.u32 %r0, [%d3];", 100 + lane),
-        (f"{few} cvta.param.u64 %d3, %d3; selp.b64 %d3, %d3, %d4, %p0; isspacep.param %p1, %d3; selp.u32 %r0, 2, 3, %p1; "
-         "isspacep.global %p1, %d3; @!%p1 mov.u32 %r0, 9;", np.where(five, 2, 3)),
-        (f"{few} cvta.param.u64 %d3, %d3; selp.b64 %d3, %d3, %d4, %p0; ld.u32 %r0, [%d3];", np.where(five, 100 + lane, 1)),
+        (f"{either} isspacep.param %p1, %d3; selp.u32 %r0, 2, 3, %p1; isspacep.global %p1, %d3; @!%p1 mov.u32 %r0, 9;",
+         np.where(five, 2, 3)),
+        (f"{either} ld.u32 %r0, [%d3];", np.where(five, 100 + lane, 1)),
     ):  # fmt: skip
         found = run(f"{LANE} {at} {load} st.global.u32 [%d4], %r0;", {"a": lanes(np.uint32, [1] * 32)}, **x)
         assert not found.findings and found["a"].tolist() == want.tolist(), load
