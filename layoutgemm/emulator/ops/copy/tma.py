@@ -148,7 +148,13 @@ class TmaTransfer:
             tma_engine.store(self.tmap, memory, coordinates, shared, offset)
 
     def check(self, coordinates: Sequence[int], stores: bool) -> None:
-        """Raise EmulatorError for coordinates that the engine refuses."""
+        """Raise EmulatorError for a map or coordinates that the engine refuses."""
+        if MAX_DIM in self.tmap.extents:
+            raise EmulatorError(
+                f"a tensor map of {self.tmap.extents} elements: 2^32 is how a map says 0, as "
+                "tensormap.replace.global_dim makes it for a group without rows; an H200 reports an illegal "
+                "instruction where a copy uses it"
+            )
         # Whether it takes the innermost one depends on its last bits: no format has more than 128 of 16 bytes.
         wrong = self.refused(coordinates[0] % (8 * GRANULE))
         if not wrong and stores and min(coordinates) < 0:

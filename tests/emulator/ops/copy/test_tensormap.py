@@ -66,6 +66,7 @@ def test_a_replaced_field_is_the_one_that_the_driver_would_write(name, dimension
 H200 = [
     ("global_address", 0, 0x7FFF12345680, {0: 0x12345680, 1: 0x7FFF}),
     *[("global_dim", i, 64, {8 + i: 0x3F}) for i in range(5)],
+    ("global_dim", 0, 0, {8: 0xFFFFFFFF}), ("global_dim", 1, 0, {9: 0xFFFFFFFF}),
     *[("global_stride", i, (3 + i) << 30, {3 + i: (3 + i) << 26}) for i in range(4)],
     ("global_stride", 0, 0x5000000030, {3: 0x3, 7: 0x5}),
     ("box_dim", 0, 16, {13: 0x0F000000}), ("box_dim", 1, 16, {14: 0x10F}), ("box_dim", 2, 16, {14: 0xF07}),
@@ -155,6 +156,15 @@ def test_a_map_changed_in_shared_memory(policy: Policy):
     assert found.kinds == [] and right
     second, _, _ = setting()
     assert decode(found["work"].tobytes()) == (second, at(2))
+
+
+def test_a_map_of_an_empty_group_is_made_but_not_used():
+    """An H200 makes it, and reports an illegal instruction for a load that uses it (driver of CUDA 13.0)."""
+    empty = REPLACE.replace("[%r20], 1, 30;", "[%r20], 1, 0;") + PUBLISH + ACQUIRE
+    found = run(HEAD + empty, setting()[1], shared=SHARED, block=32)
+    assert found.kinds == [] and found["work"].view(np.uint32)[9] == 0xFFFFFFFF
+    with pytest.raises(EmulatorError, match=r"4294967296.*: 2\^32 is how a map says 0"):
+        change(HEAD + empty + COPY)
 
 
 def test_a_map_at_a_multiple_of_64_bytes():
