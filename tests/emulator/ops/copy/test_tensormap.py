@@ -159,7 +159,7 @@ def test_a_map_changed_in_shared_memory(policy: Policy):
 
 
 def test_a_map_of_an_empty_group_is_made_but_not_used():
-    """An H200 makes the map, and reports an illegal instruction for a load by it (CUDA 13.0)."""
+    """An H200 makes the map, and reports an illegal instruction for its load (CUDA 13)."""
     empty = REPLACE.replace("[%r20], 1, 30;", "[%r20], 1, 0;") + PUBLISH + ACQUIRE
     found = run(HEAD + empty, setting()[1], shared=SHARED, block=32)
     assert found.kinds == [] and found["work"].view(np.uint32)[9] == 0xFFFFFFFF
