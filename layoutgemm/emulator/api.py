@@ -522,10 +522,11 @@ class Im2colMapOf:
 class StructOf:
     """A structure by value, as an argument of a PTX kernel.
 
-    members   byte offset to an array (its address), NumPy number, bytes, tensor map or texture; other bytes are 0
+    members   byte offset to an array (its address), NumPy number, bytes (`x.tobytes()` for an array within the
+              structure), tensor map or texture; other bytes are 0
 
     >>> import numpy as np
-    >>> StructOf({0: np.zeros(4, np.float32), 8: np.int32(4)}).members[8]
+    >>> StructOf({0: np.zeros(4, np.float32), 8: np.int32(4), 12: np.ones(2, np.float32).tobytes()}).members[8]
     np.int32(4)
     """
 

@@ -277,7 +277,7 @@ def replaced(content: bytes, name: str, dimension: int, value: int) -> bytes:
     elif name == "box_dim":
         put(*((13, 24) if dimension == 0 else (14, 8 * (dimension - 1))), 8, value - 1)
     elif name == "global_dim":
-        put(8 + dimension, 0, 32, value - 1)
+        put(8 + dimension, 0, 32, (value or 1 << 32) - 1)  # as an H200 does for 0; no copy may use it
     elif name == "global_stride":
         put(3 + dimension, 0, 32, value // STRIDE_UNIT & 0xFFFFFFFF if value % STRIDE_UNIT == 0 else -1)
         put(7, 4 * dimension, 4, value // STRIDE_UNIT >> 32)

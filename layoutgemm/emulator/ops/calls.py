@@ -19,7 +19,7 @@ from ..ptx.parser import PtxInstruction, PtxOperand
 from ..ptx.program import Program, Reader, Run
 from ..ptx.values import LANE, Value, bool_of, signed
 from .heap import Results, allocating, releasing
-from .local import fetch_local, is_local, store_local
+from .local import fetch_local, own_memory, store_local
 from .registry import operation
 
 MAX_TEXT = 1 << 16  # bytes of a format or of a string
@@ -89,7 +89,7 @@ def _results(program: Program, results: tuple[PtxOperand, ...], size: int) -> Re
 
 def _bytes(fiber: Fiber, lane: int, address: int, size: int) -> bytes:
     """Bytes of one thread's generic memory."""
-    if is_local("", address, 1 << lane):
+    if own_memory("", address, 1 << lane) == "local":
         where = np.full(LANE.shape, address, dtype=np.uint64)
         assert fiber.ins is not None
         return bytes(fetch_local(fiber, fiber.ins, where, 1 << lane, "", size)[0])

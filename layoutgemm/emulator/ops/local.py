@@ -14,28 +14,26 @@ from ..ptx.values import LANE, Value, any_of, bool_of
 from .registry import MixedMemories
 
 
-def is_local(space: str, where: Value, lanes: int) -> bool:
-    """True if an access at these addresses is to the thread's own memory. `space` is the access's state space ("":
-    generic).
+def own_memory(space: str, where: Value, lanes: int) -> str:
+    """The memory that an access reaches: "local", "param" for the kernel's parameters, or "" for another.
 
-    Raises MixedMemories where that holds for some of the lanes.
+    space  the access's state space ("": generic). A function's .param variables are local.
+
+    Raises MixedMemories where the lanes reach different ones.
     """
-    if space == "local":
-        return True
     if space not in ("param", ""):
-        return False
-    low, size = LOCAL_WINDOW, LOCAL_BYTES
-    if space == "param":
-        low, size = PARAMETER_BASE, MAX_PARAMETER_BYTES
+        return space if space == "local" else ""
+    other = "local" if space else ""
     if not isinstance(where, np.ndarray):
-        inside = low <= where < low + size
-    else:
-        places = where[bool_of(lanes)].astype(np.int64)
-        found = (places >= low) & (places < low + size)
-        inside = bool(found[0])
-        if any_of(found != inside):
-            raise MixedMemories(found.tolist())
-    return inside is not (space == "param")
+        if PARAMETER_BASE <= where < PARAMETER_BASE + MAX_PARAMETER_BYTES:
+            return "param"
+        return "local" if LOCAL_WINDOW <= where < LOCAL_WINDOW + LOCAL_BYTES else other
+    places = where[bool_of(lanes)].astype(np.int64)
+    given = (places >= PARAMETER_BASE) & (places < PARAMETER_BASE + MAX_PARAMETER_BYTES)
+    found = given * 2 if space else given * 2 + ((places >= LOCAL_WINDOW) & (places < LOCAL_WINDOW + LOCAL_BYTES))
+    if any_of(found != found[0]):
+        raise MixedMemories(found.tolist())
+    return (other, "local", "param")[int(found[0])]
 
 
 def memory_of(fiber: Fiber) -> LocalMemory:

@@ -16,11 +16,11 @@ from ...errors import EmulatorError
 from ...moved import old_names
 from ..findings import LINT
 from ..machine.interpreter import Cta, Fiber
-from ..machine.memory import OFFSET, RANK_SHIFT, parts_of, span, span_parts
+from ..machine.memory import OFFSET, RANK_SHIFT, parts_of, pieces, span, span_parts
 from ..ptx.codegen import PARAMETER_BASE, SHARED_WINDOW, bits_of
 from ..ptx.floats import BINARY, bits32, bits64, decode, encode
 from ..ptx.parser import SIZES, PtxInstruction, PtxOperand
-from ..ptx.program import Program, Reader, Run
+from ..ptx.program import Program, Run
 from ..ptx.values import (
     LANES,
     Lanes,
@@ -42,7 +42,7 @@ from ..races.global_bytes import CopyAccess
 from ..races.happens_before import MemoryEvent
 from ..races.lanes import LaneAccess, Meets, Same, apart_by_rounding, conflicting, did, strong
 from .flags import FlagAccess, learn, tell
-from .local import fetch_local, is_local, store_local
+from .local import fetch_local, own_memory, store_local
 from .registry import HINT, MixedMemories, by_place, constant, counted, guarded, known, operation, taken
 
 UNSIGNED: dict[int, np.dtype[np.generic]] = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
@@ -261,11 +261,6 @@ def load(program: Program, ins: PtxInstruction) -> Run:
     used = [at for at, register in enumerate(targets) if register is not None and program.is_read(register)]
     if 0 < len(used) < count and not form.strong:
         form.elements = tuple([at * size for at in used])
-    parameter = None
-    if form.space == "param":
-        parameter = _load_parameter(targets, width, address, form)
-        if ins.operands[1].parts[0].text in {one.name for one in program.kernel.parameters}:
-            return parameter if ins.predicate is None else guarded(program, ins, parameter)
     own = form.space in ("", "local", "param")
 
     def go(fiber: Fiber) -> int | None:
@@ -274,17 +269,13 @@ def load(program: Program, ins: PtxInstruction) -> Run:
             return after
         where = address(fiber)
         uniform = not isinstance(where, np.ndarray)
-        if own and is_local(form.space, where, lanes):
-            raw = fetch_local(fiber, ins, where, lanes, form.space, size * count)
-            columns = signed_to(elements(raw, size), kind, width).reshape(-1, count)
-            for at, register in enumerate(targets):
-                if register is not None:
-                    assign(fiber, register, lanes, columns[:, at])
-            return None
-        if parameter is not None:
-            return parameter(fiber)
-        addresses = where[bool_of(lanes)] if isinstance(where, np.ndarray) else np.array([where])
-        raw = fetch(fiber, form, addresses, lanes, ins)
+        memory = own_memory(form.space, where, lanes) if own else ""
+        if memory == "local":
+            raw, uniform = fetch_local(fiber, ins, where, lanes, form.space, size * count), False
+        else:
+            addresses = where[bool_of(lanes)] if isinstance(where, np.ndarray) else np.array([where])
+            of = _parameters if memory else fetch
+            raw = of(fiber, form, addresses, lanes, ins)
         columns = signed_to(elements(raw, size), kind, width).reshape(-1, count)
         for at, register in enumerate(targets):
             if register is None:
@@ -501,20 +492,16 @@ def _touch_strongly(
         did(ledger, fiber, event)
 
 
-def _load_parameter(targets: list[int | None], width: int, address: Reader, form: AccessForm) -> Run:
-    size, kind = form.bytes, form.kind
-
-    def go(fiber: Fiber) -> None:
-        at = fiber.one(address(fiber)) - PARAMETER_BASE
-        data = fiber.machine.launch.parameters
-        if at < 0 or at + size * form.count > len(data):
-            raise EmulatorError(f"parameter bytes {at} to {at + size * form.count - 1}, of {len(data)}")
-        for n, register in enumerate(targets):
-            if register is not None:
-                raw = np.frombuffer(data, dtype=UNSIGNED[size], count=1, offset=at + n * size)
-                fiber.registers[register] = int(signed_to(raw, kind, width)[0])
-
-    return go
+def _parameters(
+    fiber: Fiber, form: AccessForm, addresses: Lanes, lanes: int, ins: PtxInstruction
+) -> npt.NDArray[np.uint8]:
+    """The bytes [lane, bytes of all elements] of a load from the kernel's parameters."""
+    data = np.frombuffer(fiber.machine.launch.parameters, np.uint8)
+    places, size = addresses.astype(np.int64) - PARAMETER_BASE, form.bytes * form.count
+    last = int(places.max())
+    if last + size > len(data):
+        raise EmulatorError(f"parameter bytes {last} to {last + size - 1}, of {len(data)}")
+    return pieces(data, places, size)
 
 
 @operation("st", guards=True)
@@ -553,7 +540,10 @@ def store(program: Program, ins: PtxInstruction) -> Run:
             data[:, at] = column & keeps if keeps else column
         raw = bytes_of(data).reshape(len(addresses), size)
         lost_bytes = gone.view(np.uint8).reshape(len(addresses), size) != 0 if gone is not None else None
-        if own and is_local(form.space, where, lanes):
+        memory = own_memory(form.space, where, lanes) if own else ""
+        if memory == "param":
+            raise EmulatorError(f"{ins.opcode} writes byte {int(addresses[0]) - PARAMETER_BASE} of the parameters")
+        if memory:
             store_local(fiber, where, lanes, form.space, raw, lost_bytes)
             return None
         put(fiber, form, addresses, lanes, ins, raw, lost_bytes, why)

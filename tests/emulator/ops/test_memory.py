@@ -9,7 +9,7 @@ from layoutgemm.emulator.api import ORDERS, emulate_ptx
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.emulator.machine.memory import CtaSharedMemory, GlobalMemory, granules, span
 from layoutgemm.errors import EmulatorError, PtxError
-from tests.emulator.run_ptx import run
+from tests.emulator.run_ptx import LANE, lanes, run
 
 HEAD = "mov.u32 %r30, %tid.x; mov.u32 %r29, smem; mul.wide.u32 %d30, %r30, 16; add.s64 %d0, %a, %d30; add.s64 %d1, %out, %d30;"  # noqa: E501
 SLOT = "mad.lo.u32 %r28, %r30, 16, %r29;"
@@ -72,6 +72,8 @@ def test_uniform_addresses():
         ("st.shared.u32 [%r28+1024], %r0;", "of 0x800 bytes"),
         ("mov.u32 %r1, 0x1000400; st.shared.u32 [%r1], %r0;", "block 1 of a cluster of 1"),
         ("ld.param.u64 %d2, [a+16];", "parameter bytes 16 to 23, of 16"),
+        ("mov.u64 %d2, a; ld.param.u64 %d2, [%d2+9];", "parameter bytes 9 to 16, of 16"),
+        ("mov.u64 %d2, a; cvta.param.u64 %d2, %d2; st.u64 [%d2+8], %d2;", "st.u64 writes byte 8 of the parameters"),
     ],
 )  # fmt: skip
 def test_wrong_accesses(body, says):
@@ -318,6 +320,27 @@ def test_atomics_of_warps_that_leave_a_loop_lane_by_lane(n):
         HISTOGRAM.replace("atom.shared.add.u32 %r12, [%r11], 1;", "st.shared.u32 [%r11], %r18;"),
     ):
         assert "race" in ran(mutant).kinds
+
+
+def test_lanes_index_parameters():
+    """nvcc reads an array of a structure so: ld.param by a register, or a generic load behind cvta.param."""
+    x = {f"x{i}": 100 + i for i in range(32)}
+    at = "mov.u64 %d1, x0; mul.wide.u32 %d2, %r31, 4; add.u64 %d3, %d1, %d2; add.u64 %d4, %a, %d2; mov.u32 %r0, 7;"
+    few = "setp.lt.u32 %p0, %r31, 5;"
+    either = f"{few} cvta.param.u64 %d3, %d3; selp.b64 %d3, %d3, %d4, %p0;"
+    lane, five = np.arange(32), np.arange(32) < 5
+    for load, want in (
+        ("ld.param.u32 %r0, [%d3];", 100 + lane),
+        (f"{few} @%p0 ld.param.u32 %r0, [%d3];", np.where(five, 100 + lane, 7)),
+        (f"{few} @%p0 ld.param.u32 %r0, [%d1+4];", np.where(five, 101, 7)),
+        (f"{few} @!%p0 ld.param.u32 %r0, [x3];", np.where(five, 7, 103)),
+        ("cvta.param.u64 %d3, %d3; ld.u32 %r0, [%d3];", 100 + lane),
+        (f"{either} isspacep.param %p1, %d3; selp.u32 %r0, 2, 3, %p1; isspacep.global %p1, %d3; @!%p1 mov.u32 %r0, 9;",
+         np.where(five, 2, 3)),
+        (f"{either} ld.u32 %r0, [%d3];", np.where(five, 100 + lane, 1)),
+    ):  # fmt: skip
+        found = run(f"{LANE} {at} {load} st.global.u32 [%d4], %r0;", {"a": lanes(np.uint32, [1] * 32)}, **x)
+        assert not found.findings and found["a"].tolist() == want.tolist(), load
 
 
 TABLE = """

@@ -142,8 +142,11 @@ def copy_and_release(program: Program, ins: PtxInstruction) -> Run:
         cta, (offset,) = place(fiber, "shared", np.array([fiber.one(source(fiber))]))
         assert cta is not None
         _in_shared(fiber, ins, cta, int(offset), False)
-        content = cta.shared.bytes[offset : offset + BYTES]
-        fiber.machine.launch.memory.write(np.array([to]), content[None].copy())
+        # Bytes behind the fields that no thread wrote stay as they are there: results do not depend on them.
+        buffer, first = fiber.machine.launch.memory.find(to, BYTES)
+        written = cta.shared.written[offset : offset + BYTES]
+        content = np.where(written, cta.shared.bytes[offset : offset + BYTES], buffer.data[first : first + BYTES])
+        fiber.machine.launch.memory.write(np.array([to]), content[None])
         fiber.machine.counts.bytes["shared to global"] += BYTES
         made = _mark(fiber)
         changed_maps(fiber)[to] = ModifiedTensorMap(fiber.cta.cluster, said(fiber, ins)(), made, [made])

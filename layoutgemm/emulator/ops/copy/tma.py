@@ -42,6 +42,7 @@ from .bulk import reads_global, writes_global
 from .tensormap import check_use
 
 Bytes = npt.NDArray[np.uint8]
+WRAP = 1 << 64  # bytes: addresses are of 64 bits
 FAR = 1 << 24  # bytes: a tensor that begins further before its buffer is a ragged group's, behind an offset
 LOAD = "mbarrier::complete_tx::bytes"
 # The engine takes one operation for a warp. ptxas 13.0 turns a load or a reduction into a loop over the active lanes,
@@ -78,6 +79,7 @@ class TmaTransfer:
     """The elements that one instruction moves with one tensor map, as cached indices."""
 
     overlap = ""  # of its rows; im2col reads pixels again on purpose
+    wraps = False  # its tensor passes address 2^64, where addresses begin again: so maps of ragged groups end at a row
 
     def __init__(self, content: bytes) -> None:
         self.tmap, self.address = decode(content)
@@ -94,6 +96,7 @@ class TmaTransfer:
         self.refused: Callable[[int], str] = lru_cache(maxsize=None)(self._refused)
         self.relative = self._relative() if self.unit else np.empty(0, np.int64)
         self.overlap = _overlap(self.tmap)
+        self.wraps = self.start([extent - 1 for extent in self.tmap.extents]) >= WRAP
 
     def _chunks(self, phase: int) -> npt.NDArray[np.int64]:
         """Numbers of the 16-byte chunks of shared memory from `phase` on, in `relative`'s order."""
@@ -145,7 +148,13 @@ class TmaTransfer:
             tma_engine.store(self.tmap, memory, coordinates, shared, offset)
 
     def check(self, coordinates: Sequence[int], stores: bool) -> None:
-        """Raise EmulatorError for coordinates that the engine refuses."""
+        """Raise EmulatorError for a map or coordinates that the engine refuses."""
+        if MAX_DIM in self.tmap.extents:
+            raise EmulatorError(
+                f"a tensor map of {self.tmap.extents} elements: 2^32 is how a map says 0, as "
+                "tensormap.replace.global_dim makes it for a group without rows; an H200 reports an illegal "
+                "instruction where a copy uses it"
+            )
         # Whether it takes the innermost one depends on its last bits: no format has more than 128 of 16 bytes.
         wrong = self.refused(coordinates[0] % (8 * GRANULE))
         if not wrong and stores and min(coordinates) < 0:
@@ -245,13 +254,15 @@ class TmaTransfer:
 
     def beside(self, buffer: GlobalBuffer, coordinates: list[int]) -> tuple[TmaTransfer, list[int]]:
         """The same box by a map that begins near the buffer."""
-        if buffer.address - self.address <= FAR:
-            return self, coordinates
+        return (self, coordinates) if buffer.address - self.address <= FAR else self.rebased(coordinates)
+
+    def rebased(self, coordinates: list[int]) -> tuple[TmaTransfer, list[int]]:
+        """The same box by a map that begins where the box does."""
         tmap = self.tmap
         past = [min(max(at, 0), extent - 1) for at, extent in zip(coordinates, tmap.extents, strict=True)]
         past[0] = 0  # its lines stay: stores end them at whole units
         rest = replace(tmap, extents=tuple([extent - by for extent, by in zip(tmap.extents, past, strict=True)]))
-        return _box(encode(rest, self.start(past))), [at - by for at, by in zip(coordinates, past, strict=True)]
+        return _box(encode(rest, self.start(past) % WRAP)), [at - by for at, by in zip(coordinates, past, strict=True)]
 
 
 class FourRowTransfer(TmaTransfer):
@@ -262,7 +273,7 @@ class FourRowTransfer(TmaTransfer):
         wrong = gather.broken_rules(self.tmap, self.address)
         if wrong:
             raise EmulatorError(f"the map of four rows: {wrong[0].arithmetic} ({wrong[0].rule.source})")
-        self.unit = 0
+        self.unit, self.wraps = 0, False
         self.bytes = tma_engine.bytes_moved(gather.four_rows(self.tmap))
 
     def global_bits(
@@ -439,7 +450,7 @@ class TmaForm:
             raise EmulatorError(f"a copy of {self.rank} dimensions with a tensor map of {box.tmap.rank}")
         coordinates = [int(s32(_of(value, lane))) for value in where[1:]]
         box.check(coordinates, "bulk_group" in self.words)
-        return box, coordinates
+        return box.rebased(coordinates) if box.wraps else (box, coordinates)
 
     def where(self, fiber: Fiber) -> list[Value]:
         """The values of the map's address and of the coordinates."""

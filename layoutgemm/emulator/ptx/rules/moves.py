@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from ..codegen import LOCAL_BYTES, LOCAL_WINDOW, SHARED_WINDOW, CodeGenerator, bits_of, elements_of, rule
-from ..parser import PtxInstruction, PtxOperand
+from ..codegen import (
+    LOCAL_BYTES,
+    LOCAL_WINDOW,
+    PARAMETER_BASE,
+    SHARED_WINDOW,
+    CodeGenerator,
+    bits_of,
+    elements_of,
+    rule,
+)
+from ..parser import MAX_PARAMETER_BYTES, PtxInstruction, PtxOperand
 
 
 @rule("mov")
@@ -51,10 +60,12 @@ WINDOWS = {"shared": SHARED_WINDOW, "shared::cta": SHARED_WINDOW, "shared::clust
 
 @rule("isspacep")
 def _isspacep(g: CodeGenerator, ins: PtxInstruction) -> str:
-    """True for generic addresses in a state space. Constants and parameters have no window of their own here."""
+    """True for generic addresses in a state space. Parameters lie in global memory's; constants have no window here."""
     text, space = g.read(ins.operands[1], "b64"), ins.words[1]
-    if space in ("const", "param"):
-        raise ValueError(f"whether a generic address is in {space} memory is not modelled")
+    if space == "const":
+        raise ValueError("whether a generic address is in const memory is not modelled")
+    if space.startswith("param"):
+        return f"(({text} >= {PARAMETER_BASE}) & ({text} < {PARAMETER_BASE + MAX_PARAMETER_BYTES}))"
     shared = f"({text} >= {SHARED_WINDOW})"
     local = f"(({text} >= {LOCAL_WINDOW}) & ({text} < {LOCAL_WINDOW + LOCAL_BYTES}))"
     return local if space == "local" else shared if space != "global" else f"({shared} | {local}) ^ True"

@@ -66,6 +66,7 @@ def test_a_replaced_field_is_the_one_that_the_driver_would_write(name, dimension
 H200 = [
     ("global_address", 0, 0x7FFF12345680, {0: 0x12345680, 1: 0x7FFF}),
     *[("global_dim", i, 64, {8 + i: 0x3F}) for i in range(5)],
+    ("global_dim", 0, 0, {8: 0xFFFFFFFF}), ("global_dim", 1, 0, {9: 0xFFFFFFFF}),
     *[("global_stride", i, (3 + i) << 30, {3 + i: (3 + i) << 26}) for i in range(4)],
     ("global_stride", 0, 0x5000000030, {3: 0x3, 7: 0x5}),
     ("box_dim", 0, 16, {13: 0x0F000000}), ("box_dim", 1, 16, {14: 0x10F}), ("box_dim", 2, 16, {14: 0xF07}),
@@ -157,6 +158,15 @@ def test_a_map_changed_in_shared_memory(policy: Policy):
     assert decode(found["work"].tobytes()) == (second, at(2))
 
 
+def test_a_map_of_an_empty_group_is_made_but_not_used():
+    """An H200 makes the map, and reports an illegal instruction for its load (CUDA 13)."""
+    empty = REPLACE.replace("[%r20], 1, 30;", "[%r20], 1, 0;") + PUBLISH + ACQUIRE
+    found = run(HEAD + empty, setting()[1], shared=SHARED, block=32)
+    assert found.kinds == [] and found["work"].view(np.uint32)[9] == 0xFFFFFFFF
+    with pytest.raises(EmulatorError, match=r"4294967296.*: 2\^32 is how a map says 0"):
+        change(HEAD + empty + COPY)
+
+
 def test_a_map_at_a_multiple_of_64_bytes():
     """Structures in shared memory align maps to 64 bytes in some kernels for Hopper."""
     body = HEAD.replace(f"%r1, {BARRIER + 128};", f"%r1, {BARRIER + 192};") + REPLACE + PUBLISH + ACQUIRE + COPY
@@ -226,6 +236,11 @@ def test_shared_memory_is_watched():
     assert found.kinds[0] == "uninitialised" and "tensormap.replace" in found.findings[0].message
     found, right = change(HEAD.replace("st.shared.b32 [%r22]", few.replace("WORDS", "16")) + rest)
     assert found.kinds == [] and right  # the first 64 bytes have all fields
+    for policy in (Policy(fill=0xFF), Policy(fill=0x40)):  # the others do not make a result of what nothing wrote
+        buffers = {**setting()[1], "work": np.full(128, 7, np.uint8)}
+        sixteen = HEAD.replace("st.shared.b32 [%r22]", few.replace("WORDS", "16"))
+        found = run(sixteen + rest, buffers, shared=SHARED, block=32, policy=policy)
+        assert found.kinds == [] and (found["work"][64:] == 7).all() and (found["work"][:64] != 7).any()
     found, _ = change(HEAD + rest.replace("tensormap.cp_fence", "@%p0 tensormap.cp_fence"))
     assert found.kinds[0] == "divergence"
     # Another warp reads the map while it is changed, or writes it while it is published.

@@ -138,6 +138,18 @@ def test_a_tensor_that_begins_far_before_its_buffer() -> None:
     assert held.add("a", memory) is held.near(at(0) - offset * 128 - (1 << 40), at(0)) is held.near(1 << 20)
 
 
+def test_a_map_of_ragged_groups_passes_the_end_of_addresses() -> None:
+    """Rows of a group end at 2^30. A pitch of 2^35 less one row leads back to the group: the sum wraps at 2^64."""
+    tmap, memory = tiled("bf16", (64, 24), (64, 8), "128B")
+    group = replace(tmap, extents=(64, 13))
+    extents, strides = (64, 1 << 30, (1 << 31) - 1, (1 << 31) - 1), (128, (1 << 35) - 128, 128)
+    ragged = replace(tmap, extents=extents, strides=strides, box=(64, 8, 1, 1), steps=(1,) * 4)
+    for row in (0, 8, 16):  # all, some and none of the box's rows are the group's
+        result = load(ragged, memory, (0, (1 << 30) - 13 + row, 1 << 30, 13))
+        want = swizzled(box_of(group, memory, (0, row)).reshape(-1).view(np.uint8), "128B")
+        assert not result.findings and (result["out"] == want).all(), row
+
+
 def test_tf32_is_rounded() -> None:
     """To nearest, ties to even, 13 bits less; and by the way that all ragged boxes go."""
     tmap, memory = tiled("tf32", (16, 8), (16, 8), "none")
