@@ -84,8 +84,10 @@ class GpcOrder:
 
     @checked(PlanError)
     def number(self, nth: Integer, count: Integer, minimum: Minimum = least) -> Any:
-        """Which number the nth of `count` clusters takes. `minimum` stands in for traced integers, which Python's own
-        does not take."""
+        """Which number the nth of `count` clusters takes. Further clusters of the launch keep theirs.
+
+        minimum  stands in for traced integers, which Python's own does not take
+        """
         if not self.rounds:
             return nth
         place = rank = 0  # where the nth comes to lie, and how many come there before it
@@ -100,7 +102,7 @@ class GpcOrder:
         last, held = self.rounds[-1][0], minimum(count, self.end) - self.starts[-2]
         of_last = _below(place, last, minimum)
         below = below + of_last * (held // len(last)) + minimum(of_last, held % len(last))
-        moved = _reached(count, self.starts[-2] + 1) * (1 - _reached(nth, self.end))
+        moved = _reached(count, self.starts[-2] + 1) * (1 - _reached(nth, minimum(count, self.end)))
         return nth + moved * (below + rank - nth)
 
     @checked(PlanError)
@@ -117,6 +119,9 @@ class GpcOrder:
         lost = next((n for n in range(1, self.end + 2) if sorted(self.table(n)) != list(range(n))), None)
         statement = f"up to {self.end} clusters, in rounds of {self}, take each number below their count once"
         witness = "" if lost is None else f"{lost} clusters take {self.table(lost)}"
+        further = ((n, i) for n in range(self.end + 2) for i in (n, n + 1, self.end) if n <= i)
+        if moved := next(((n, i) for n, i in further if self.number(i, n) != i), None):
+            witness = witness or f"cluster {moved[1]} of a launch takes {self.number(*moved[::-1])}, of {moved[0]} tiles"
         return Check(
             "dealt out", statement + "; more are as they come", not witness, f"exhaustion ({self.end})", witness
         )

@@ -63,7 +63,6 @@ from ...atoms import TmaPlan
 from ...atoms.tma.engine import global_bits
 from ...errors import PlanError
 from ...report import Check
-from ...schedule import GpcOrder
 from ..derive import either, one_matrix
 from ..numbers import W
 from ..plan import check_settings, present
@@ -163,21 +162,6 @@ def rows_before(plan: Sm90Plan, row: W, rows: tuple[W, W], m: W, choose: Callabl
 def first_of_tile(plan: Sm90Plan, row: W, start: W) -> W:
     """The first row of a row's tile, of a group from `start` on."""
     return start + (row - start) // plan.tile_c[0] * plan.tile_c[0]
-
-
-def dealt(order: GpcOrder, cluster: W, tiles: W, of: tuple[Callable[..., W], Callable[..., W]]) -> W:
-    """The first tile of a cluster of a launch that may have more clusters than tiles. Ints or traced integers.
-
-    of  the smaller of two; (condition, yes, no) -> one of them
-
-    >>> order = GpcOrder((((0,), 1), ((1, 2, 3), 2), ((1, 3), 1)))
-    >>> [dealt(order, cluster, 8, (min, either)) for cluster in range(10)]
-    [0, 1, 4, 6, 2, 5, 7, 3, 8, 9]
-    """
-    if not order.rounds:
-        return cluster
-    minimum, choose = of
-    return choose(cluster < tiles, order.number(cluster, tiles, minimum), cluster)
 
 
 def last_round(tiles: W, clusters: W, choose: Callable[..., W]) -> tuple[W, W]:

@@ -29,7 +29,6 @@ from ...store import ROWS, WARPS_OF_GROUP
 from ..grouped import (
     ENTRY_BYTES,
     clusters_of,
-    dealt,
     first_of_tile,
     is_turned,
     last_round,
@@ -161,8 +160,8 @@ class RaggedTiles:
                 row += blocks * warps
 
     def first_tile(self, job: bridge.Carried, cluster: Int32, clusters: Int32) -> Int32:
-        """Likewise. The launch may have more clusters than the groups have tiles: the GPCs share the tiles out."""
-        return dealt(self.plan.gpc_order, cluster, cutlass.min(clusters, job.tiles), (cutlass.min, choose))
+        """Likewise. A launch may have more clusters than tiles: those that have one are dealt out."""
+        return self.plan.gpc_order.number(cluster, cutlass.min(clusters, job.tiles), cutlass.min)
 
     def origin(self, job: bridge.Carried, tile: Int32) -> bridge.Place:
         """First row, first column and group of this CTA's tile of C."""
