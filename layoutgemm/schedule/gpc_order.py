@@ -15,6 +15,7 @@ from typing import Any
 from ..arguments import Integer, checked, settle, shown
 from ..errors import PlanError
 from ..layouts.proofs.digits import minimum as least
+from ..lazy_numpy import np
 from ..report import Check
 from .tile_order import Minimum
 
@@ -106,22 +107,27 @@ class GpcOrder:
         return nth + moved * (below + rank - nth)
 
     @checked(PlanError)
-    def table(self, count: int) -> list[int]:
-        """The number that each of `count` clusters takes."""
-        return [int(self.number(nth, count)) for nth in range(count)]
+    def table(self, count: int, clusters: int | None = None) -> list[int]:
+        """The number that each cluster of a launch takes.
+
+        count     clusters that are dealt out, and of the launch unless `clusters` says more
+
+        >>> GpcOrder((((0, 1), 2),)).table(3, clusters=5)
+        [0, 2, 1, 3, 4]
+        """
+        launched = np.arange(count if clusters is None else clusters)
+        return [int(x) for x in self.number(launched, count, np.minimum)]
 
     def check(self) -> Check:
-        """Each number below their count is taken once, by any count of clusters.
+        """Each number below their count is taken once, by any count of clusters; further ones keep theirs.
 
         >>> print(GpcOrder((((0, 1, 2, 3), 4), ((0, 2, 3), 4))).check().ok)
         True
         """
-        lost = next((n for n in range(1, self.end + 2) if sorted(self.table(n)) != list(range(n))), None)
+        found = {n: self.table(n, self.end + 2) for n in range(self.end + 2)}
+        lost = next((n for n, x in found.items() if sorted(x[:n]) + x[n:] != list(range(self.end + 2))), None)
         statement = f"up to {self.end} clusters, in rounds of {self}, take each number below their count once"
-        witness = "" if lost is None else f"{lost} clusters take {self.table(lost)}"
-        further = ((n, i) for n in range(self.end + 2) for i in (n, n + 1, self.end) if n <= i)
-        if moved := next(((n, i) for n, i in further if self.number(i, n) != i), None):
-            witness = witness or f"cluster {moved[1]} of a launch takes {self.number(*moved[::-1])}, of {moved[0]} tiles"
+        witness = "" if lost is None else f"of {lost} tiles, clusters take {found[lost]}"
         return Check(
             "dealt out", statement + "; more are as they come", not witness, f"exhaustion ({self.end})", witness
         )
