@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from math import prod
+from math import ceil, prod
 from random import Random
 from typing import Any, NamedTuple
 
@@ -64,11 +64,13 @@ _SCALED_ROUND_COSTS = {
 _HALVED_ROUNDS = {(128, 256): 0.65, (128, 192): 0.65, (128, 128): 0.9}
 _SCALED_HALVED_ROUNDS = {(128, 256): 0.8, (128, 192): 0.8, (128, 128): 0.95}
 _FEW_TILES, _TALL = 6, ((256, 128), (192, 160), _NARROWER)
-# Likewise of CTAs alone whose last tile begins earlier, without a launch's start. A round of few tiles takes this power
-# of the share of multiprocessors that have one. By `last tiles begin earlier` of the record.
-_EARLIER_COSTS = {(128, 128): 0.54, (128, 96): 0.46, (128, 64): 0.35, (64, 64): 0.27}
-_SCALED_EARLIER_COSTS = {(128, 128): 0.52, (128, 96): 0.445, (128, 64): 0.337, (64, 64): 0.228}
-_PART = 0.12
+# Tiles of one CTA each, which are taken as the GPU deals CTAs out, and begin earlier at A's end. By rows: seconds of a
+# round for a byte of K, and more for a column. Of a launch beside its rounds; and the memory's rate at which B is read.
+# By results/groups_dealt_h200.json.
+_DEALT = {64: (0.22e-9, 0.0082e-9), 128: (0.7e-9, 0.0117e-9)}
+_SCALED_DEALT = {64: (-0.13e-9, 0.0142e-9), 128: (0.85e-9, 0.0161e-9)}
+_DEALT_START, _DEALT_READ, _DEALT_TOGETHER = 4.9e-6, 4.07e12, 4
+_DEALT_WIDTHS = {64: range(64, 257, 16), 128: range(48, 193, 16)}
 _FEW_ROUNDS = 4  # of the largest tiles, up to which others were timed
 _ROUND, _SCALED_ROUND = 5.25e-9, 6.3e-9  # seconds a byte of K of a round of the largest tiles, by the same record
 _READ_SHARE = 0.72  # of the memory's rate, at which groups' matrices B are read
@@ -683,16 +685,16 @@ def _of_few_tiles(
     most = _FEW_ROUNDS * places.multiprocessors
     if m * n > most * prod(usual.tile) or sum(time.rounds(usual.tile)) > _DRAWS * _FEW_ROUNDS:
         return usual
-    tile = min([*time.costs][:_FEW_TILES], key=time.expected)
-    if tile == usual.tile or time.expected(tile) > (1 if usual is large else _GAIN) * time.expected(usual.tile):
+    tile, promotion = min([*time.costs][:_FEW_TILES], key=time.expected), "128B" if promoted else "256B"
+    if time.expected(tile) > (1 if usual is large else _GAIN) * time.expected(usual.tile):
+        tile = usual.tile
+    if shifts:
+        each = [(rows, width) for rows, widths in _DEALT_WIDTHS.items() for width in widths]
+        dealt = min(each, key=lambda x: time.dealt(x, k * size))
+        if time.dealt(dealt, k * size) < time.expected(tile) * (_SCALED_ROUND if promoted else _ROUND) * k * size:
+            return _dealt_config(dealt, promotion, places, time)
+    if tile == usual.tile:
         return usual
-    promotion = "128B" if promoted else "256B"
-    if shifts and (tile[0] == ROWS or tile == (128, 128)):
-        tile = min(time.earlier_costs, key=time.expected_earlier)
-        return Sm90Config(
-            tile, consumers=tile[0] // ROWS, loader="warp" if tile[0] == ROWS else "warpgroup", chunks=1, buffers=2,
-            overlap=True, shift_last_tile=True, l2_promotion=promotion,
-        )  # fmt: skip
     if tile[0] == ROWS:
         pairs = k * size >= _PAIRED_K
         return Sm90Config(
@@ -713,6 +715,20 @@ def _of_few_tiles(
     return replace(alone, cluster=(1, 1))
 
 
+def _dealt_config(tile: tuple[int, int], promotion: str, places: ClusterOccupancy, time: _FewTiles) -> Sm90Config:
+    """The configuration of tiles of one CTA each, as the GPU deals CTAs out to its GPCs.
+
+    CTAs that start where others exit are in no order, and on idle multiprocessors crowd in some GPCs. Those that L2
+    serves at once, for they ask for the same rows, are then apart.
+    """
+    few = tile[0] == ROWS
+    return Sm90Config(
+        tile, consumers=tile[0] // ROWS, loader="warp" if few else "warpgroup", chunks=1,
+        buffers=1 if time.promoted and tile[1] > 128 else 2, shift_last_tile=True, l2_promotion=promotion,
+        overlap=True, trigger="end", gpc_order=places.gpc_rounds(1),
+    )  # fmt: skip
+
+
 class _FewTiles(NamedTuple):
     """Time of few groups, in rounds of the largest tiles. The host knows the rows of all groups together.
 
@@ -731,15 +747,19 @@ class _FewTiles(NamedTuple):
         """A round's time by tile."""
         return _SCALED_ROUND_COSTS if self.promoted else _ROUND_COSTS
 
-    @property
-    def earlier_costs(self) -> dict[tuple[int, int], float]:
-        """A round's time by tile, of those whose last one begins earlier."""
-        return _SCALED_EARLIER_COSTS if self.promoted else _EARLIER_COSTS
-
-    def expected_earlier(self, tile: tuple[int, int]) -> float:
-        """The time with such a tile, on average over the draws."""
-        parts = [divmod(rounds, 1) for rounds in self.rounds(tile)]
-        return sum(whole + rest**_PART for whole, rest in parts) * self.earlier_costs[tile] / _DRAWS
+    def dealt(self, tile: tuple[int, int], k_bytes: int) -> float:
+        """Seconds of tiles as the GPU deals CTAs out, on average over the draws. `k_bytes` of a row of A."""
+        of_byte, of_column = (_SCALED_DEALT if self.promoted else _DEALT)[tile[0]]
+        each = (of_byte + of_column * tile[1]) * k_bytes
+        reads = self.groups * self.columns * k_bytes / (_DEALT_READ * self.memory / ClusterOccupancy().memory)
+        return (
+            _DEALT_START
+            + sum(
+                ((ceil(rounds) * each) ** _DEALT_TOGETHER + reads**_DEALT_TOGETHER) ** (1 / _DEALT_TOGETHER)
+                for rounds in self.rounds(tile)
+            )
+            / _DRAWS
+        )
 
     def rounds(self, tile: tuple[int, int]) -> list[float]:
         """Rounds of a tile for each draw of rows."""
