@@ -50,7 +50,6 @@ dimension.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -158,20 +157,6 @@ def rows_before(plan: Sm90Plan, row: W, rows: tuple[W, W], m: W, choose: Callabl
     start, end = rows
     behind, lines = first_of_tile(plan, row, start) + plan.tile_c[0], present(plan.store).box_rows
     return choose((behind > m) & (end >= plan.tile_c[0]), (behind - end) // lines * lines, 0)
-
-
-def columns_before(plan: Sm90Plan, column: W, n: W, choose: Callable[..., W]) -> W | int:
-    """Columns by which a tile begins before its place. Of a tile that reaches beyond B's last column; else 0.
-
-    column  one of the tile's; ints or traced integers
-    n       of B. A multiple of whole boxes of the store, which have the columns that share a number
-    """
-    width, boxes = plan.tile_c[1], [chunk.width for each in present(plan.store).rounds for chunk in each.chunks]
-    unit = math.lcm(max(boxes), *[part.segment for part in plan.numbers.parts if part.table.axis == "n"])
-    if not plan.config.tuning.shift_last_tile or unit >= width:
-        return 0
-    behind = (column // width + 1) * width
-    return choose((behind > n) & (n >= width), (behind - n) // unit * unit, 0)
 
 
 def first_of_tile(plan: Sm90Plan, row: W, start: W) -> W:

@@ -41,7 +41,6 @@ from ..store import ROWS, WARP_ROWS, StoreChunk, StorePlan
 from .along_k import first_block, is_refused, k_tiles_of, line_table, of_lines, place_in_group
 from .grouped import (
     STOP,
-    columns_before,
     first_of_tile,
     is_turned,
     last_round,
@@ -125,7 +124,7 @@ class _Block:
     def __init__(self, plan: Sm90Plan, rank: int) -> None:
         self.part, self.place = divmod(rank, plan.sharing)
         self.turned = False  # whether its tile is that of a pair that has turned
-        self.kept = 0, 0  # the first row and column of a tile that begins earlier
+        self.kept = 0  # the first row of a tile that begins earlier
         self.halved = False  # whether it has half of a tile's rows, and its second consumer none
         self.smem = SharedBytes(plan.smem.total)
         self.full = [Barrier(f"full[{s}] of block {rank}", plan.full_arrivals) for s in range(plan.stages)]
@@ -210,9 +209,7 @@ class _Cluster:
             if plan.ragged is not None:
                 before = rows_before(plan, corner["m"], (start, self.end), plan.m, either)
                 block.origin["m"] -= before
-                further = columns_before(plan, corner["n"], plan.n, either)
-                block.origin["n"] -= further
-                block.kept = first_of_tile(plan, corner["m"], start) if before else 0, corner["n"] if further else 0
+                block.kept = first_of_tile(plan, corner["m"], start) if before else 0
             block.sums = {}
         pingpong = plan.config.schedule == "pingpong"
         consumers = [step % 2] if pingpong else list(range(plan.config.consumers))
@@ -540,7 +537,7 @@ class _Cluster:
                              "l": block.origin["l"]}  # fmt: skip
                     if plan.ragged is not None:
                         row_, lines = place["m"], store.box_rows
-                        left_out = int(row_ < block.kept[0] or place["n"] < block.kept[1])
+                        left_out = int(row_ < block.kept)
                         place = {**place, **store_place(row_, self.end, place["n"], lines, min, left_out)}
                     self.c.store(tma, place, block.smem, address + chunk.offset)
 

@@ -320,7 +320,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         # Uniform, which also keeps the divisions up here: the compiler would move them to where their results are used.
         origin = [bridge.uniform(x) for x in self.origin(job, first)]
         share = self.share_of_k(job, tuple(origin))
-        origin = self.loaded_place(job, tuple(origin))
+        origin[0] = self.loaded_row(job, origin[0], origin[2])
         ahead = (first, *origin, Int32(0), Int32(0), Int32(1), Int32(0), share)
         ready = self.first_loads(job, ahead)
 

@@ -29,7 +29,6 @@ from ...store import ROWS, WARPS_OF_GROUP
 from ..grouped import (
     ENTRY_BYTES,
     clusters_of,
-    columns_before,
     first_of_tile,
     is_turned,
     last_round,
@@ -59,11 +58,7 @@ class RaggedEpilogue(Sm90Epilogue):
         start, end = present(plan.ragged).rows(GroupTable(plan, job.shared).entry, matrix)
         before = rows_before(plan, row, (start, end), job.m, choose)
         first = row - before
-        outside = first < first_of_tile(plan, row, start)
-        columns = columns_before(plan, column, job.n, choose)
-        if not isinstance(columns, int):
-            outside = outside | (column - columns < column // plan.tile_c[1] * plan.tile_c[1])
-        left_out, column = choose(outside, Int32(1), Int32(0)), column - columns
+        left_out = choose(first < first_of_tile(plan, row, start), Int32(1), Int32(0))
         return {**store_place(first, end, column, lines, cutlass.min, left_out), "l": matrix}
 
 
@@ -131,7 +126,7 @@ class RaggedTiles:
 
     def count_blocks(self, job: bridge.Carried, row: Int32, matrix: Int32) -> Int32:
         """The blocks of 64 rows, from `row` on, that begin before the group's end. A consumer has so many at most."""
-        rows = end_of_rows(self.plan, job, matrix) - self.loaded_place(job, (row, Int32(0), matrix))[0]
+        rows = end_of_rows(self.plan, job, matrix) - self.loaded_row(job, row, matrix)
         return cutlass.min(tile_count(cutlass.max(rows, 0), ROWS), self.plan.blocks)
 
     def group_tiles(self, job: bridge.Carried, lines: Int32) -> Int32:
@@ -180,14 +175,13 @@ class RaggedTiles:
         row, column = tile_of_group(plan, number, end - start, columns, job.rank, (cutlass.min, choose))
         return start + row * plan.tile_c[0] + line, column * plan.tile_c[1], group
 
-    def loaded_place(self, job: bridge.Carried, place: bridge.Place) -> bridge.Place:
-        """The place that a tile's loads begin at."""
-        plan, (row, column, matrix) = self.plan, place
+    def loaded_row(self, job: bridge.Carried, row: Int32, matrix: Int32) -> Int32:
+        """The row of A that a tile's loads begin at."""
+        plan = self.plan
         if not plan.config.tuning.shift_last_tile:
-            return place
+            return row
         rows = plan.ragged.rows(GroupTable(plan, job.shared).entry, matrix)
-        row = bridge.uniform(row - rows_before(plan, row, rows, job.m, choose))
-        return row, bridge.uniform(column - columns_before(plan, column, job.n, choose)), matrix
+        return bridge.uniform(row - rows_before(plan, row, rows, job.m, choose))
 
     def share_of_k(self, job: bridge.Carried, place: bridge.Place) -> tuple[Int32, ...]:
         """(1 if the tile's pair has turned, else 0), in the place of a share of K. It is () without such pairs."""

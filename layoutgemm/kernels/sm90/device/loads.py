@@ -80,7 +80,7 @@ class Sm90Loads:
                     if const_expr(not plan.stays):
                         m0, n0, matrix = self.origin(job, tile)
                         share = self.share_of_k(job, (m0, n0, matrix))
-                        m0, n0, matrix = self.loaded_place(job, (m0, n0, matrix))
+                        m0 = self.loaded_row(job, m0, matrix)
         return tile, m0, n0, matrix, k_tile, stage, parity, backwards, share
 
     def first_loads(self, job: bridge.Carried, ahead: tuple[Int32, ...]) -> tuple[Int32 | Int64, ...]:
@@ -94,9 +94,9 @@ class Sm90Loads:
         """Load all K tiles of the block's only tile. Only a kernel of packed weights does so."""
         raise NotImplementedError
 
-    def loaded_place(self, job: bridge.Carried, place: bridge.Place) -> bridge.Place:
-        """The place that a tile's loads begin at: its own. Groups of rows may end in front of it."""
-        return place
+    def loaded_row(self, job: bridge.Carried, row: Int32, matrix: Int32) -> Int32:
+        """The row of A that a tile's loads begin at: its first one. Groups of rows may end in front of it."""
+        return row
 
     def before_loads(self, job: bridge.Carried, tile: Int32, m0: Int32, k_tile: Int32) -> None:
         """Called by the loading thread before each K tile's loads: nothing to wait for."""

@@ -180,7 +180,7 @@ class Sm90PromotedKernel(Sm90FusedKernel):
         while tile < job.tiles:
             place = self.origin(job, tile)
             share = self.share_of_k(job, place)
-            place = self.loaded_place(job, place)
+            place = self.loaded_row(job, place[0], place[2]), *place[1:]
             first, k_tiles = self.first_number(job, share), self.count_k_tiles(job, share)
             single = NumberAddresses(plan, job, place, first)
             if const_expr(plan.numbers.bulk_bytes > 0):
