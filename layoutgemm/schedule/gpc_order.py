@@ -170,6 +170,6 @@ def _among(place: Integer, places: tuple[int, ...], minimum: Minimum, known: tup
     return _below(place + 1, places, minimum) - _below(place, places, minimum)
 
 
-def _reached(number: Integer, limit: int) -> Integer:
+def _reached(number: Integer, limit: Integer) -> Integer:
     """1 from a limit on, else 0. For numbers up to a million, by arithmetic of traced integers."""
     return (number + (_FAR - limit)) // _FAR

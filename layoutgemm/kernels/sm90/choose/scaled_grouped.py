@@ -68,13 +68,16 @@ _LARGE_TILES, _FEW_TILES, _TALL = 2, 6, ((256, 128), (192, 160), _NARROWER)
 # deals CTAs out: us of a round for a KiB of K, and more for a column. Then us of a launch beside its rounds, TB/s at
 # which B is read, and the power of the share of multiprocessors that a round of few tiles takes. By
 # results/groups_dealt_h200.json.
-_CTA_COSTS = {(64, True): (0.558, 0.00797), (128, True): (0.408, 0.01745)}
+_CTA_COSTS = {
+    (64, True): (0.558, 0.00797), (128, True): (0.408, 0.01745), (64, False): (0.5, 0.019),
+    (128, False): (0.38, 0.0219),
+}  # fmt: skip
 _SCALED_CTA_COSTS = {
     (64, True): (0.089, 0.0144), (128, True): (0.652, 0.01976), (64, False): (0.265, 0.01477),
     (128, False): (0.513, 0.02188),
 }  # fmt: skip
-_CTA_START, _SCALED_CTA_START = {True: 3.1}, {True: 4.5, False: 3.4}
-_CTA_READS, _SCALED_CTA_READS = {True: 4.07}, {True: 4.7, False: 3.86}
+_CTA_START, _SCALED_CTA_START = {True: 3.1, False: 2.0}, {True: 4.5, False: 3.4}
+_CTA_READS, _SCALED_CTA_READS = {True: 4.07, False: 3.9}, {True: 4.7, False: 3.86}
 _CTA_WIDTHS = {64: range(64, 257, 16), 128: range(96, 193, 16)}
 _SCALED_CTA_WIDTHS = {64: range(64, 257, 32), 128: range(64, 193, 32)}  # of others few columns share a scale
 _CTA_PART, _CTA_TOGETHER = 0.26, 3
@@ -758,12 +761,12 @@ class _FewTiles(NamedTuple):
         timed = [
             (self._alone((rows, width), dealt, k_bytes), (rows, width), dealt)
             for rows, dealt in costs for width in widths[rows]
-            if (rounds or not dealt or not self.promoted) and self._rounds((rows, width)) <= _CTA_ROUNDS
+            if (rounds or not dealt) and self._rounds((rows, width)) <= _CTA_ROUNDS
         ]  # fmt: skip
         if not timed:
             return None
         seconds, (rows, columns), dealt = min(timed)
-        early = not (dealt and rounds)
+        early = not dealt
         idle = sum(max(0.0, 1 - each) for each in self.rounds((rows, columns))) / _DRAWS
         return seconds, Sm90Config(
             (rows, columns), consumers=rows // ROWS, loader="warp" if rows == ROWS else "warpgroup", chunks=1,
