@@ -703,11 +703,11 @@ def _of_few_tiles(
     tile = min([*time.costs][: _LARGE_TILES if shifts else _FEW_TILES], key=time.expected)
     if time.expected(tile) > (1 if usual is large else _GAIN) * time.expected(usual.tile):
         tile = usual.tile
-    alone = time.alone(k * size, places) if shifts else None
-    if alone is not None:
+    single = time.alone(k * size, places) if shifts else None
+    if single is not None:
         rounds = time.expected(tile) * (_SCALED_ROUND if promoted else _ROUND) * k * size
-        if alone[0] < _LARGE_START + rounds:
-            return alone[1].tuned(l2_promotion=promotion)
+        if single[0] < _LARGE_START + rounds:
+            return single[1].tuned(l2_promotion=promotion)
     if tile == usual.tile:
         return usual
     if tile[0] == ROWS:
