@@ -119,7 +119,7 @@ class GpcOrder:
         return [int(x) for x in self.number(launched, count, np.minimum)]
 
     def check(self) -> Check:
-        """Each number below their count is taken once, by any count of clusters; further ones keep theirs.
+        """Each number is taken once, by any count of clusters; further ones keep theirs.
 
         >>> print(GpcOrder((((0, 1, 2, 3), 4), ((0, 2, 3), 4))).check().ok)
         True

@@ -749,9 +749,9 @@ class _FewTiles(NamedTuple):
         return _SCALED_ROUND_COSTS if self.promoted else _ROUND_COSTS
 
     def alone(self, k_bytes: int, places: ClusterOccupancy) -> tuple[float, Sm90Config] | None:
-        """(seconds, configuration) of the fastest tile of single CTAs whose last one begins earlier; None of many.
+        """(seconds, configuration) of the fastest tile of single CTAs; None of many rounds.
 
-        k_bytes  of a row of A
+        k_bytes  of a row of A. The last tile begins earlier
 
         CTAs of one GPC take neighbouring tiles, where the GPU's order is known: L2 serves their reads of the same rows
         once. CTAs that start where others exit are in no order.
