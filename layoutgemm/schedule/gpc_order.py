@@ -15,6 +15,7 @@ from typing import Any
 from ..arguments import Integer, checked, settle, shown
 from ..errors import PlanError
 from ..layouts.proofs.digits import minimum as least
+from ..lazy_numpy import np
 from ..report import Check
 from .tile_order import Minimum
 
@@ -84,8 +85,10 @@ class GpcOrder:
 
     @checked(PlanError)
     def number(self, nth: Integer, count: Integer, minimum: Minimum = least) -> Any:
-        """Which number the nth of `count` clusters takes. `minimum` stands in for traced integers, which Python's own
-        does not take."""
+        """Which number the nth of `count` clusters takes. Further clusters of the launch keep theirs.
+
+        minimum  stands in for traced integers, which Python's own does not take
+        """
         if not self.rounds:
             return nth
         place = rank = 0  # where the nth comes to lie, and how many come there before it
@@ -100,23 +103,31 @@ class GpcOrder:
         last, held = self.rounds[-1][0], minimum(count, self.end) - self.starts[-2]
         of_last = _below(place, last, minimum)
         below = below + of_last * (held // len(last)) + minimum(of_last, held % len(last))
-        moved = _reached(count, self.starts[-2] + 1) * (1 - _reached(nth, self.end))
+        moved = _reached(count, self.starts[-2] + 1) * (1 - _reached(nth, minimum(count, self.end)))
         return nth + moved * (below + rank - nth)
 
     @checked(PlanError)
-    def table(self, count: int) -> list[int]:
-        """The number that each of `count` clusters takes."""
-        return [int(self.number(nth, count)) for nth in range(count)]
+    def table(self, count: int, clusters: int | None = None) -> list[int]:
+        """The number that each cluster of a launch takes.
+
+        count     clusters that are dealt out, and of the launch unless `clusters` says more
+
+        >>> GpcOrder((((0, 1), 2),)).table(3, clusters=5)
+        [0, 2, 1, 3, 4]
+        """
+        launched = np.arange(count if clusters is None else clusters)
+        return [int(x) for x in self.number(launched, count, np.minimum)]
 
     def check(self) -> Check:
-        """Each number below their count is taken once, by any count of clusters.
+        """Each number is taken once, by any count of clusters; further ones keep theirs.
 
         >>> print(GpcOrder((((0, 1, 2, 3), 4), ((0, 2, 3), 4))).check().ok)
         True
         """
-        lost = next((n for n in range(1, self.end + 2) if sorted(self.table(n)) != list(range(n))), None)
+        found = {n: self.table(n, self.end + 2) for n in range(self.end + 2)}
+        lost = next((n for n, x in found.items() if sorted(x[:n]) + x[n:] != list(range(self.end + 2))), None)
         statement = f"up to {self.end} clusters, in rounds of {self}, take each number below their count once"
-        witness = "" if lost is None else f"{lost} clusters take {self.table(lost)}"
+        witness = "" if lost is None else f"of {lost} tiles, clusters take {found[lost]}"
         return Check(
             "dealt out", statement + "; more are as they come", not witness, f"exhaustion ({self.end})", witness
         )
@@ -159,6 +170,6 @@ def _among(place: Integer, places: tuple[int, ...], minimum: Minimum, known: tup
     return _below(place + 1, places, minimum) - _below(place, places, minimum)
 
 
-def _reached(number: Integer, limit: int) -> Integer:
+def _reached(number: Integer, limit: Integer) -> Integer:
     """1 from a limit on, else 0. For numbers up to a million, by arithmetic of traced integers."""
     return (number + (_FAR - limit)) // _FAR

@@ -41,7 +41,17 @@ def test_the_check_sees_a_number_taken_twice(monkeypatch: pytest.MonkeyPatch) ->
     right = GpcOrder.number
     monkeypatch.setattr(GpcOrder, "number", lambda self, nth, count, minimum=min: right(self, nth // 2, count, minimum))
     check = GpcOrder((((0, 1), 2),)).check()
-    assert not check.ok and check.witness == "2 clusters take [0, 0]"
+    assert not check.ok and check.witness == "of 0 tiles, clusters take [0, 0, 1, 1, 2, 2]"
+
+
+def test_further_clusters_of_a_launch_keep_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grouped launch may have more clusters than tiles. Dealt out too, one would repeat another's tile."""
+    order = GpcOrder((((0, 1, 2), 1), ((1, 2), 2)))
+    assert order.check().ok and order.table(5, clusters=8) == [0, 1, 3, 2, 4, 5, 6, 7]
+    right = GpcOrder.number
+    monkeypatch.setattr(GpcOrder, "number", lambda self, nth, count, minimum=min: right(self, nth, nth + 1, minimum))
+    check = order.check()
+    assert not check.ok and "of 0 tiles, clusters take" in check.witness
 
 
 @pytest.mark.parametrize(

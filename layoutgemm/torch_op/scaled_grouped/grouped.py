@@ -87,7 +87,7 @@ _FORMS = {(2, 3): ROWS, (3, 2): COLUMNS, (2, 2): ALONG_K}
 MASKED_GROUPS = "masked groups"
 OFFSETS, ENDS, COUNTS = "offsets", "offs", "counts"  # the arguments that say which groups there are
 # That tiles are chosen by:
-_RECORDS = "groups_h200.json, groups_uneven_h200.json, groups_turned_h200.json, groups_halved_h200.json"
+_RECORDS = "groups_{,uneven_,turned_,halved_,dealt_}h200.json"
 
 
 class GroupedCall(NamedTuple):

@@ -63,12 +63,27 @@ _SCALED_ROUND_COSTS = {
 }  # fmt: skip
 _HALVED_ROUNDS = {(128, 256): 0.65, (128, 192): 0.65, (128, 128): 0.9}
 _SCALED_HALVED_ROUNDS = {(128, 256): 0.8, (128, 192): 0.8, (128, 128): 0.95}
-_FEW_TILES, _TALL = 6, ((256, 128), (192, 160), _NARROWER)
-# Likewise of CTAs alone whose last tile begins earlier, without a launch's start. A round of few tiles takes this power
-# of the share of multiprocessors that have one. By `last tiles begin earlier` of the record.
-_EARLIER_COSTS = {(128, 128): 0.54, (128, 96): 0.46, (128, 64): 0.35, (64, 64): 0.27}
-_SCALED_EARLIER_COSTS = {(128, 128): 0.52, (128, 96): 0.445, (128, 64): 0.337, (64, 64): 0.228}
-_PART = 0.12
+_LARGE_TILES, _FEW_TILES, _TALL = 2, 6, ((256, 128), (192, 160), _NARROWER)
+# Tiles of single CTAs, the last of which begins earlier at A's end. By rows, and whether they are taken as the GPU
+# deals CTAs out: us of a round for a KiB of K, and more for a column. Then us of a launch beside its rounds, TB/s at
+# which B is read, and the power of the share of multiprocessors that a round of few tiles takes. By
+# results/groups_dealt_h200.json.
+_CTA_COSTS = {
+    (64, True): (0.558, 0.00797), (128, True): (0.408, 0.01745), (64, False): (0.5, 0.019),
+    (128, False): (0.38, 0.0219),
+}  # fmt: skip
+_SCALED_CTA_COSTS = {
+    (64, True): (0.089, 0.0144), (128, True): (0.652, 0.01976), (64, False): (0.265, 0.01477),
+    (128, False): (0.513, 0.02188),
+}  # fmt: skip
+_CTA_START, _SCALED_CTA_START = {True: 3.1, False: 2.0}, {True: 4.5, False: 3.4}
+_CTA_READS, _SCALED_CTA_READS = {True: 4.07, False: 3.9}, {True: 4.7, False: 3.86}
+_CTA_WIDTHS = {64: range(64, 257, 16), 128: range(96, 193, 16)}
+_SCALED_CTA_WIDTHS = {64: range(64, 257, 32), 128: range(64, 193, 32)}  # of others few columns share a scale
+_CTA_PART, _CTA_TOGETHER = 0.26, 3
+_CTA_ROUNDS = 1.3  # on average, up to which they were timed
+_LARGE_START = 2.2e-6  # seconds of a launch of other tiles beside their rounds
+_IDLE_SHARE = 0.05  # of multiprocessors without a tile, from which CTAs that start early crowd in some GPCs
 _FEW_ROUNDS = 4  # of the largest tiles, up to which others were timed
 _ROUND, _SCALED_ROUND = 5.25e-9, 6.3e-9  # seconds a byte of K of a round of the largest tiles, by the same record
 _READ_SHARE = 0.72  # of the memory's rate, at which groups' matrices B are read
@@ -642,7 +657,7 @@ def usual_config(
         found = whole_columns(whole_stores(found, types[2], sums), columns * sums)
     size = dtype(types[0].partition(":")[0]).bytes
     few = found
-    if sums == 1 and found.tile == _LARGEST and found.tuning.turn_last_pair:
+    if sums == 1 and found.tile in _ALONG_N and found.tuning.turn_last_pair:
         few = _of_few_tiles(found, found, sizes, size, scales is not None, places, shifts)
     elif sums == 1 and _ONE_TILE < rows < _ONE_TALL and not (wide or masked) and found.tile in _TALL:
         large = grouped_config(_ONE_TALL) if scales is None else grouped_scaled_config(_ONE_TALL)
@@ -683,16 +698,18 @@ def _of_few_tiles(
     most = _FEW_ROUNDS * places.multiprocessors
     if m * n > most * prod(usual.tile) or sum(time.rounds(usual.tile)) > _DRAWS * _FEW_ROUNDS:
         return usual
-    tile = min([*time.costs][:_FEW_TILES], key=time.expected)
-    if tile == usual.tile or time.expected(tile) > (1 if usual is large else _GAIN) * time.expected(usual.tile):
-        return usual
     promotion = "128B" if promoted else "256B"
-    if shifts and (tile[0] == ROWS or tile == (128, 128)):
-        tile = min(time.earlier_costs, key=time.expected_earlier)
-        return Sm90Config(
-            tile, consumers=tile[0] // ROWS, loader="warp" if tile[0] == ROWS else "warpgroup", chunks=1, buffers=2,
-            overlap=True, shift_last_tile=True, l2_promotion=promotion,
-        )  # fmt: skip
+    # Beside tiles of single CTAs only pairs of the larger ones are of use.
+    tile = min([*time.costs][: _LARGE_TILES if shifts else _FEW_TILES], key=time.expected)
+    if time.expected(tile) > (1 if usual is large else _GAIN) * time.expected(usual.tile):
+        tile = usual.tile
+    single = time.alone(k * size, places) if shifts else None
+    if single is not None:
+        rounds = time.expected(tile) * (_SCALED_ROUND if promoted else _ROUND) * k * size
+        if single[0] < _LARGE_START + rounds:
+            return single[1].tuned(l2_promotion=promotion)
+    if tile == usual.tile:
+        return usual
     if tile[0] == ROWS:
         pairs = k * size >= _PAIRED_K
         return Sm90Config(
@@ -731,20 +748,53 @@ class _FewTiles(NamedTuple):
         """A round's time by tile."""
         return _SCALED_ROUND_COSTS if self.promoted else _ROUND_COSTS
 
-    @property
-    def earlier_costs(self) -> dict[tuple[int, int], float]:
-        """A round's time by tile, of those whose last one begins earlier."""
-        return _SCALED_EARLIER_COSTS if self.promoted else _EARLIER_COSTS
+    def alone(self, k_bytes: int, places: ClusterOccupancy) -> tuple[float, Sm90Config] | None:
+        """(seconds, configuration) of the fastest tile of single CTAs; None of many rounds.
 
-    def expected_earlier(self, tile: tuple[int, int]) -> float:
-        """The time with such a tile, on average over the draws."""
+        k_bytes  of a row of A. The last tile begins earlier
+
+        CTAs of one GPC take neighbouring tiles, where the GPU's order is known: L2 serves their reads of the same rows
+        once. CTAs that start where others exit are in no order.
+        """
+        costs, widths = (_SCALED_CTA_COSTS, _SCALED_CTA_WIDTHS) if self.promoted else (_CTA_COSTS, _CTA_WIDTHS)
+        rounds = places.gpc_rounds(1)
+        timed = [
+            (self._alone((rows, width), dealt, k_bytes), (rows, width), dealt)
+            for rows, dealt in costs for width in widths[rows]
+            if (rounds or not dealt) and self._rounds((rows, width)) <= _CTA_ROUNDS
+        ]  # fmt: skip
+        if not timed:
+            return None
+        seconds, (rows, columns), dealt = min(timed)
+        early = not dealt
+        idle = sum(max(0.0, 1 - each) for each in self.rounds((rows, columns))) / _DRAWS
+        return seconds, Sm90Config(
+            (rows, columns), consumers=rows // ROWS, loader="warp" if rows == ROWS else "warpgroup", chunks=1,
+            buffers=1 if self.promoted and columns > 128 else 2, shift_last_tile=True, overlap=early,
+            trigger="end" if early and idle > _IDLE_SHARE else "start", gpc_order=() if early else rounds,
+        )  # fmt: skip
+
+    def _rounds(self, tile: tuple[int, int]) -> float:
+        """Rounds of a tile on average over the draws."""
+        return sum(self.rounds(tile)) / _DRAWS
+
+    def _alone(self, tile: tuple[int, int], dealt: bool, k_bytes: int) -> float:
+        """Seconds of such a tile, on average over the draws."""
+        if self.promoted:
+            costs, start, reads = _SCALED_CTA_COSTS, _SCALED_CTA_START[dealt], _SCALED_CTA_READS[dealt]
+        else:
+            costs, start, reads = _CTA_COSTS, _CTA_START[dealt], _CTA_READS[dealt]
+        of_k, of_column = costs[tile[0], dealt]
+        each = (of_k + of_column * tile[1]) * k_bytes / 1024
+        read = self.groups * self.columns * k_bytes / (reads * self.memory / ClusterOccupancy().memory) / 1e6
         parts = [divmod(rounds, 1) for rounds in self.rounds(tile)]
-        return sum(whole + rest**_PART for whole, rest in parts) * self.earlier_costs[tile] / _DRAWS
+        busy = [((whole + rest**_CTA_PART) * each) ** _CTA_TOGETHER for whole, rest in parts]
+        return 1e-6 * (start + sum((x + read**_CTA_TOGETHER) ** (1 / _CTA_TOGETHER) for x in busy) / _DRAWS)
 
     def rounds(self, tile: tuple[int, int]) -> list[float]:
         """Rounds of a tile for each draw of rows."""
-        of_line, rows = -(-self.columns // tile[1]) / self.workers, self.rows
-        return [of_line * sum(-(-round(rows * x) // tile[0]) for x in shares) for shares in _shares(self.groups)]
+        of_line = -(-self.columns // tile[1]) / self.workers
+        return [of_line * lines for lines in _lines(self.rows, self.groups, tile[0])]
 
     def expected(self, tile: tuple[int, int]) -> float:
         """The time with a tile, on average over the draws."""
@@ -758,6 +808,12 @@ class _FewTiles(NamedTuple):
         second = (_SCALED_ROUND if self.promoted else _ROUND) * _READ_SHARE * self.memory * 1e12
         cost, reads = self.costs[tile], self.groups * self.columns / (second * rounds)
         return whole * max(cost, reads) + (rest > 0) * max(last * cost, rest**0.5 * reads)
+
+
+@lru_cache(256)
+def _lines(rows: int, groups: int, of_tile: int) -> tuple[int, ...]:
+    """Tiles of rows of all groups, for each draw of `_shares`."""
+    return tuple([sum(-(-round(rows * x) // of_tile) for x in shares) for shares in _shares(groups)])
 
 
 @lru_cache(256)

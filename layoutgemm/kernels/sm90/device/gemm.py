@@ -310,7 +310,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         job.tiles = self.count_tiles(job, batch, thread)  # type: ignore[attr-defined]
         job = self.with_rounds(job)
         maps = self.maps_of((map_a, map_b), (map_0, map_1, map_2, map_3, map_4, map_5))
-        first = plan.gpc_order.number(block // plan.cluster_size, blocks // plan.cluster_size, cutlass.min)
+        first = self.first_tile(job, block // plan.cluster_size, blocks // plan.cluster_size)
         if const_expr(plan.config.launch == "tiles"):  # a block has one; its place may say which: see `origin`
             first = Int32(0) if plan.tile_from_block_index else first
             job.tiles, job.workers = first + 1, Int32(1)  # type: ignore[attr-defined]
@@ -377,6 +377,10 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
     def count_tiles(self, job: bridge.Carried, batch: Int32, thread: Int32) -> Int32:
         """The number of all tiles of clusters. Called by all threads, once."""
         return job.count * batch
+
+    def first_tile(self, job: bridge.Carried, cluster: Int32, clusters: Int32) -> Int32:
+        """The number of the tile that a cluster of the launch begins with."""
+        return self.plan.gpc_order.number(cluster, clusters, cutlass.min)
 
     def origin(self, job: bridge.Carried, tile: Int32) -> bridge.Place:
         """This CTA's first row, first column and matrix, for a cluster tile's number."""

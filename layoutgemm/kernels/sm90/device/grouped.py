@@ -159,6 +159,10 @@ class RaggedTiles:
                         store_part(line + at * size, Int32(0), 0, 8 * size)
                 row += blocks * warps
 
+    def first_tile(self, job: bridge.Carried, cluster: Int32, clusters: Int32) -> Int32:
+        """Likewise. A launch may have more clusters than tiles: those that have one are dealt out."""
+        return self.plan.gpc_order.number(cluster, cutlass.min(clusters, job.tiles), cutlass.min)
+
     def origin(self, job: bridge.Carried, tile: Int32) -> bridge.Place:
         """First row, first column and group of this CTA's tile of C."""
         plan, line = self.plan, 0
