@@ -27,8 +27,8 @@ from cutlass.operators.metadata import GemmOperandsMetadata as GemmOperands
 from cutlass.operators.utils.tensor import TensorWrapper, normalized_major_stride
 
 from ..errors import LayoutError, OperandError, PlanError
+from ..kernels.operands.promoted import DEPTH
 from ..kernels.sm90.config import Sm90Config
-from ..kernels.sm90.mainloop import DEPTH
 from ..kernels.sm90.plan import Sm90Plan
 from ..torch_op.scaled_grouped.explain import explain_grouped, explain_scaled
 from ..torch_op.scaled_grouped.grouped import ALONG_K, ENDS, grouped_product

@@ -16,10 +16,9 @@ if TYPE_CHECKING:
     from ...schedule import Schedule
     from ..epilogue.chain import Epilogue
     from ..indexed.rows import IndexedRows
+    from ..operands.promoted import Promoted
     from ..quantized.formats import QuantizedFormat
-    from ..ragged import Ragged
-    from ..sm90.along_k import AlongK
-    from ..sm90.mainloop import Promoted
+    from ..ragged import AlongK, Ragged
     from ..sm90.operands.row_sums import RowSums
     from ..sm90.shards import Shards
     from ..sm90.triangular.operands import Triangles

@@ -16,8 +16,7 @@ from .gated import halves_of
 from .pair import SecondPair
 
 if TYPE_CHECKING:
-    from ..ragged import Ragged
-    from ..sm90.along_k import AlongK
+    from ..ragged import AlongK, Ragged
 
 
 Word = TypeVar("Word")  # a number, or a traced one

@@ -20,13 +20,12 @@ from ..indexed.added_rows import added_bytes, list_bytes, sorts_rows
 from ..indexed.rows import OUT_ROWS
 from ..operands.product import distance_of
 from ..operands.prologue import PrologueOperand
+from ..operands.promoted import NUMBER_BYTES, lie_together
 from ..orders import clusters_of_plan, given_names, order_values, schedule_of
 from ..plan import GemmPlan, present
-from ..ragged import Ragged
+from ..ragged import AlongK, Ragged
 from ..sm80.plan import Sm80Plan
-from ..sm90.along_k import AlongK
 from ..sm90.indexed.row_copy import copied_bytes
-from ..sm90.mainloop import NUMBER_BYTES, lie_together
 from ..sm90.plan import Sm90Plan
 from ..sm100.block_scales import NAMES, BlockScales
 from ..sm100.plan import Sm100Plan

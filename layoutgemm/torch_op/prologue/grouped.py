@@ -20,9 +20,8 @@ import torch
 
 from ...errors import LayoutError, OperandError
 from ...kernels.operands.prologue import Prologue
-from ...kernels.ragged import Ragged
+from ...kernels.ragged import AlongK, Ragged
 from ...kernels.run.operand_checks import check_operands
-from ...kernels.sm90.along_k import AlongK
 from ...kernels.sm90.choose.prologue import plan_with_prologue
 from ...kernels.sm90.choose.scaled_grouped import masked_rows
 from ...kernels.sm90.config import Sm90Config

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 from ...lazy_names import named_later
 
 if TYPE_CHECKING:
-    from ...kernels.sm90.mainloop import DEPTH as DEPTH
-    from ...kernels.sm90.mainloop import mainloop_of as mainloop_of
+    from ...kernels.operands.promoted import DEPTH as DEPTH
+    from ...kernels.operands.promoted import mainloop_of as mainloop_of
     from .api import grouped_matmul as grouped_matmul
     from .api import scaled_matmul as scaled_matmul
     from .grouped_training import fp8_grouped_matmul as fp8_grouped_matmul

@@ -35,9 +35,9 @@ from ...kernels.epilogue.grouped_matrix import Part
 from ...kernels.indexed.rows import IndexedRows, RowIndices
 from ...kernels.operands.combined import LINE, Combined
 from ...kernels.operands.gated import HALVES
-from ...kernels.ragged import Ragged
+from ...kernels.operands.promoted import DEPTH
+from ...kernels.ragged import AlongK, Ragged, check_multiples
 from ...kernels.run.operand_checks import addressed
-from ...kernels.sm90.along_k import AlongK, check_multiples
 from ...kernels.sm90.choose.rules import whole_columns
 from ...kernels.sm90.choose.scaled_grouped import (
     along_k_config,
@@ -46,7 +46,6 @@ from ...kernels.sm90.choose.scaled_grouped import (
     usual_config,
 )
 from ...kernels.sm90.config import Sm90Config
-from ...kernels.sm90.mainloop import DEPTH
 from ...kernels.sm90.plan import Sm90Plan
 from .. import tuned_store
 from ..bias_activation import by_torch

@@ -26,9 +26,9 @@ from ...kernels.fp8.plan import BLOCK as BLOCK_OF_C
 from ...kernels.indexed.rows import IndexedRows
 from ...kernels.operands.combined import Combined
 from ...kernels.operands.gated import HALVES
-from ...kernels.ragged import Ragged
+from ...kernels.operands.promoted import DEPTH, lie_together, mainloop_of, widest_span
+from ...kernels.ragged import AlongK, Ragged
 from ...kernels.run.operand_checks import addressed
-from ...kernels.sm90.along_k import AlongK
 from ...kernels.sm90.choose.rules import Sm90Choice
 from ...kernels.sm90.choose.scaled_grouped import (
     gated_config,
@@ -38,7 +38,6 @@ from ...kernels.sm90.choose.scaled_grouped import (
     read_each_column,
     scaled_config,
 )
-from ...kernels.sm90.mainloop import DEPTH, lie_together, mainloop_of, widest_span
 from ...kernels.sm90.plan import Sm90Config, Sm90Plan
 from .. import tuned_store
 from ..bias_activation import GATES, by_torch, gate_by_torch
