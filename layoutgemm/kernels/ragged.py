@@ -45,6 +45,11 @@ class GroupOffsets:
         return "offsets"
 
     @property
+    def leaves_rows(self) -> bool:
+        """True if rows of one matrix of C may be in no group, and stay as they are."""
+        return False
+
+    @property
     def words(self) -> tuple[str, ...]:
         """The kernel's parameters: the address of that array."""
         return (self.name,)
@@ -120,6 +125,11 @@ class Ragged(GroupOffsets):
     def read(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The numbers as a kernel reads them, from what `take` gives."""
         return numbers[1:] if self.ends else numbers
+
+    @property
+    def leaves_rows(self) -> bool:
+        """True if rows of one matrix of C may be in no group, and stay as they are."""
+        return self.ends and not self.clears
 
     @property
     def missing(self) -> str:

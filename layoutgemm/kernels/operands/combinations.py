@@ -150,6 +150,16 @@ class Asked:
     row_sums: RowSums | None = None
 
     @property
+    def joined_rows(self) -> bool:
+        """True if all groups' rows are those of one matrix of A and of C. B has a matrix for each in any case."""
+        return self.ragged is not None and not self.ragged.masked
+
+    @property
+    def groups(self) -> Ragged | AlongK | None:
+        """The groups of rows, of columns, or those along K, or None."""
+        return self.ragged or self.along_k or self.experts
+
+    @property
     def asked(self) -> dict[str, Any]:
         """These arguments by name; a plan has more fields."""
         return {each.name: getattr(self, each.name) for each in fields(Asked)}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,14 +19,16 @@ from ...atoms import MmaAtom, ldmatrix
 from ...atoms.copy.base import VECTOR_BYTES, WARP
 from ...errors import PlanError
 from ...memo import memoized
+from ..derive import either
 from ..epilogue.numpy_math import Math
 from ..indexed.rows import OUT_ROWS, ROWS
 from ..operands.prologue import PrologueElement
 from ..orders import reads_on_host, stored_elements
 from ..plan import present
+from .groups import border, rows_of_tile
 from .operand import Sm80Operand, byte_selector
 from .plan import Sm80Plan
-from .quantized.experts import expert_bytes, rows_of_tile
+from .quantized.experts import expert_bytes
 from .quantized.reference import filled_stage, packed_fragments
 
 if TYPE_CHECKING:
@@ -52,22 +54,20 @@ def execute_sm80(
     matrices = plan.matrices_of_c
     c = plan.c.dtype.encode(np.zeros((matrices, plan.rows_of_c, plan.n), np.int64))
     times = np.zeros(c.shape, np.uint8)
-    count, stored = int(plan.order.count(plan.launched_tiles, reads=reads)), stored_elements(plan, given)
-    each_round = _round_of(plan)
-    total, wanted = matrices * count, 1 if stored is None else stored.astype(np.uint8)
+    count, each_round = int(plan.order.count(plan.launched_tiles, reads=reads)), _round_of(plan)
+    total, wanted = matrices * count, _times_stored(plan, given)
     rows_a = _rows_of(plan, given, ROWS, plan.rows_of_a) if plan.gathers else None
     rows_c = _rows_of(plan, given, OUT_ROWS, plan.rows_of_c) if plan.scatters else None
     for number in range(total):
         matrix, block = divmod(number, count)
         row, column = plan.order.tile(block, plan.launched_tiles, reads=reads)
-        rows, weights, first = None if rows_a is None else rows_a[matrix], b[matrix], row * plan.tile_c[0]
-        into = np.arange(plan.m) if rows_c is None else rows_c[matrix]
-        if plan.experts is not None:
-            first, into, weights = _of_expert(plan, np.asarray(given[plan.experts.name]), row, weights)
-        pairs = _pairs(plan, a[matrix], weights, given, matrix)
+        rows, part = None if rows_a is None else rows_a[matrix], _part_of_tile(plan, given, matrix, row)
+        first, into = part.first, np.arange(plan.m) if rows_c is None else rows_c[matrix]
+        into = np.where((np.arange(plan.m) >= first) & (np.arange(plan.m) < part.end), into, -1)
+        pairs = _pairs(plan, a, b, given, (matrix, part))
         if plan.prologue is not None:
             vectors = {name: np.asarray(given[name], np.float32) for name in plan.prologue.names}
-            numbers = {name: x[matrix] if x.ndim > 1 else x for name, x in vectors.items()}
+            numbers = {name: x[part.group] if x.ndim > 1 else x for name, x in vectors.items()}
             pairs[0] = pairs[0]._replace(numbers=numbers)
         sums = _block(plan, pairs, first, column * plan.tile_c[1], rows)
         if plan.gated is not None:
@@ -82,15 +82,42 @@ def execute_sm80(
     return values if matrices > 1 else values[0]
 
 
-def _of_expert(
-    plan: Sm80Plan, offsets: npt.NDArray[np.int64], number: int, units: Bytes
-) -> tuple[int, npt.NDArray[np.int64], Bytes]:
-    """(first row, row of C of each row or -1, packed weights) of a tile."""
-    last = len(offsets) - 1
-    experts = present(plan.experts)
-    group, first, end = rows_of_tile(experts, lambda e: int(offsets[min(e, last)]), number, plan.tile[0])
-    rows, size = np.arange(plan.m), expert_bytes(plan, plan.n, plan.k)
-    return first, np.where((rows >= first) & (rows < end), rows, -1), units[group * size : (group + 1) * size]
+class _TilePart(NamedTuple):
+    """Rows and K of a tile, and the group whose B it multiplies.
+
+    k  first line and end of K
+    """
+
+    first: int
+    end: int
+    group: int
+    k: tuple[int, int]
+
+
+def _part_of_tile(plan: Sm80Plan, given: Mapping[str, object], matrix: int, row: int) -> _TilePart:
+    """The part of a product that tile `row` of a matrix of C is of."""
+    first, groups = row * plan.tile_c[0], plan.groups
+    if groups is None:
+        return _TilePart(first, plan.m, matrix, (0, plan.k))
+    numbers = np.asarray(given[groups.name])
+    if plan.along_k is not None:
+        return _TilePart(first, plan.m, matrix, (int(numbers[matrix]), int(numbers[matrix + 1])))
+    if not plan.numbers_tiles:
+        group, end = matrix, int(numbers[matrix])
+    else:
+        last = len(numbers) - 1
+        group, first, end = rows_of_tile(groups, lambda e: int(numbers[min(e, last)]), row, plan.tile_c[0])
+    first, end = border(first, end, either)
+    return _TilePart(first, end, min(group, plan.batch - 1), (0, plan.k if first < end else 0))
+
+
+def _times_stored(plan: Sm80Plan, given: Mapping[str, object]) -> Any:
+    """How often each element of C is stored: once, or not at all."""
+    if plan.ragged is not None and plan.ragged.masked:
+        counts = np.asarray(given[plan.ragged.name]).reshape(-1, 1, 1)
+        return (np.arange(plan.m)[:, None] < counts).astype(np.uint8)
+    stored = stored_elements(plan, given)
+    return 1 if stored is None else stored.astype(np.uint8)
 
 
 def _rows_of(plan: Sm80Plan, given: Mapping[str, object], name: str, count: int) -> npt.NDArray[np.int64]:
@@ -108,18 +135,26 @@ class _Pair(NamedTuple):
     numbers: Mapping[str, np.ndarray] | None = None  # the prologue's, of the matrix; None for an A as it lies
 
 
-def _pairs(plan: Sm80Plan, a: np.ndarray, b: np.ndarray, given: Mapping[str, object], matrix: int) -> list[_Pair]:
+def _pairs(
+    plan: Sm80Plan, a: np.ndarray, b: np.ndarray, given: Mapping[str, object], at: tuple[int, _TilePart]
+) -> list[_Pair]:  # fmt: skip
     """The pairs of a tile's loop over K: a gate's halves are lines of one matrix.
 
-    matrix  of the batch, whose A and B are given
+    at  number of C's matrix, and the part that the tile is of
     """
+    (matrix, part), lines = at, slice(*at[1].k)
 
     def of_b(names: Sequence[str], first: Sequence[np.ndarray] = ()) -> list[np.ndarray]:
-        found = [*first, *[np.asarray(given[name])[matrix] for name in names]]
+        found = [*first, *[np.asarray(given[name])[part.group] for name in names]]
         return found if plan.halves == 1 else [found[0][i * plan.n : (i + 1) * plan.n] for i in range(plan.halves)]
 
+    if plan.along_k is not None:
+        return [_Pair(a[0][lines], [b[0][lines]], part.k[1] - part.k[0])]
+    if plan.weights is not None:
+        size = expert_bytes(plan, plan.n, plan.k)
+        return [_Pair(a[matrix], [b[0][part.group * size : (part.group + 1) * size]], part.k[1])]
     further = [name for name, _ in plan.gated.places] if plan.gated is not None else []
-    pairs = [_Pair(a, of_b(further, [b]) if plan.weights is None else [b], plan.k)]
+    pairs = [_Pair(a[matrix], of_b(further, [b[part.group]]), part.k[1])]
     if plan.pair is not None:
         pairs.append(_Pair(np.asarray(given["a2"])[matrix], of_b(plan.pair.of_b), plan.pair.k))
     return pairs

@@ -118,11 +118,6 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
         return self.config.one_tile_per_cluster or self.config.launch == "tiles"
 
     @property
-    def groups(self) -> Ragged | AlongK | None:
-        """The groups of rows, of columns, or those along K, or None."""
-        return self.ragged or self.along_k or self.experts
-
-    @property
     def products(self) -> WarpProducts | None:
         """The products by mma.sync, where warps multiply packed weights, or None."""
         if self.config.tuning.products == "warpgroup":
