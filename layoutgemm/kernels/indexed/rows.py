@@ -220,6 +220,11 @@ class IndexedProduct:
         return self.indexed is not None and self.indexed.gather is not None and not self.indexed.copies
 
     @property
+    def copies_rows(self) -> bool:
+        """True if a kernel of its own gathers A's rows, before the product."""
+        return self.indexed is not None and self.indexed.copies
+
+    @property
     def scatters(self) -> bool:
         """True if C's rows are scattered by the product's kernel."""
         return self.indexed is not None and self.indexed.places_rows

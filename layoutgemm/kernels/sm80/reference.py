@@ -122,7 +122,7 @@ def _times_stored(plan: Sm80Plan, given: Mapping[str, object]) -> Any:
 
 def _rows_of(plan: Sm80Plan, given: Mapping[str, object], name: str, count: int) -> npt.NDArray[np.int64]:
     """The rows of A or C of each matrix's product, (batch, M); -1 for an index outside of its `count` rows."""
-    found = np.asarray(given[name], np.int64).reshape(plan.batch, plan.m)
+    found = np.asarray(given[name], np.int64).reshape(plan.matrices_of_c, plan.m)
     return np.where((found >= 0) & (found < count), found, -1)
 
 

@@ -314,11 +314,6 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
         return first, (self.order.schedule, self.indexed, self.prologue, self.row_sums)
 
     @property
-    def copies_rows(self) -> bool:
-        """True if a kernel of its own gathers A's rows, before the product."""
-        return self.indexed is not None and self.indexed.copies
-
-    @property
     def stores_by_maps(self) -> bool:
         """True if TMA stores C: scattered rows are stored by threads."""
         return self.store is not None and not self.scatters

@@ -46,7 +46,7 @@ from ..scaled_grouped.grouped import (
     group_sums,
     plan_of,
 )
-from ..scaled_grouped.kept import launch_once, require_hopper
+from ..scaled_grouped.kept import launch_once
 from ..scaled_grouped.operators import checked_grouped
 from ..scaled_grouped.scaled import BiasActivation, line
 from .several import check_alike, combined_sums, function_and_numbers
@@ -152,7 +152,6 @@ def computed_groups(
             return torch.zeros(call.shape, dtype=call.kind, device=a.device) if out is None else out
         if not on_gpu(a.get_device()):
             return _by_reference(product.chosen(), out)
-        require_hopper(a.get_device(), "grouped_matmul")
         if 0 in a.shape:  # empty sums are 0, and the function of them follows
             rows = call.shape[:-1] if product.rows is None or a.shape[0] == 0 else a.shape[:-1]
             zeros = [a.new_zeros(*rows, 16), *[b.new_zeros(b.shape[0], 16, b.shape[-1]) for b in product.b]]

@@ -40,7 +40,6 @@ from ..scaled_grouped.grouped_epilogue import (
     grouped_call,
     grouped_with_epilogue,
 )
-from ..scaled_grouped.kept import require_hopper
 from ..scaled_grouped.operators import checked_grouped
 from ..scaled_grouped.recipes import fast_accum
 from ..scaled_grouped.scaled import BiasActivation, check_config
@@ -278,7 +277,6 @@ def explain_grouped_combined(
     if options.get("epilogue") is not None:
         return explain_grouped_epilogue(*_with_steps(a, b, combine, given, options))
     product, out = _checked(a, b, combine, given, said, options), options["out"]
-    require_hopper(a.get_device(), "grouped_matmul")
     call = product.call
     if 0 in (*call.shape, call.experts, *product.a.shape):
         return ZEROS

@@ -192,7 +192,6 @@ def explain_grouped(
     check_config(config)
     read = a if rows is None else of_rows(a, rows)
     call = checked_grouped(read, b, groups, said, scale_a, scale_b, finish, out, out_dtype, *recipes)
-    require_hopper(a.get_device(), "grouped_matmul")
     if rows is not None:
         return _of_rows(call, a, b, groups, scale_a, scale_b, finish, out, config, rows)
     if expected_rows is not None:
@@ -265,7 +264,6 @@ def explain_grouped_epilogue(
 ) -> Explanation:
     """Which kernel `grouped_matmul` with an epilogue takes, why, and what it copies. Raises as that does."""
     made = checked_groups(of, epilogue, given, asked)
-    require_hopper(of.a.get_device(), "grouped_matmul")
     if 0 in (*made.call.shape, made.call.experts, *made.of.a.shape):
         return ZEROS
     one = of_one_group(made)

@@ -56,9 +56,10 @@ from ..indexed.torch_rows import gathered
 from ..prepared import gpu, on_gpu
 from ..reference import exact, rounded
 from ..types import C_NAMES, NAMES, listed
+from .by_mma import MmaProduct, by_mma, mma_plan
 from .epilogue import epilogue_of, why_unfinished
 from .gated import why_by_torch
-from .kept import NOT_KEPT, KeptKey, find, launch, require_hopper
+from .kept import NOT_KEPT, KeptKey, find, launch
 from .recipes import SQUARE, Recipes, ScaledOperand, as_vector, recipes_of
 from .scaled import (
     FP8,
@@ -321,7 +322,6 @@ def grouped_product(
         return _nothing(call, groups, finish, a.device, out, clears)
     if not on_gpu(a.get_device()):
         return _on_cpu(call, a, b, groups, scale_a, scale_b, finish, out.zero_() if clears and out is not None else out)
-    require_hopper(a.get_device(), "grouped_matmul")
     assert groups is not None
     if call.in_batch_of_one:
         return _one_group(call, a, b, groups, (scale_a, scale_b), finish, config, out)
@@ -508,6 +508,9 @@ def plan_of(
     """
     own = epilogue is not None
     epilogue = epilogue_of_call(call, finish) if epilogue is None else epilogue
+    if by_mma(a.get_device(), config):
+        of = mma_product(call, a, b, numbers, finish, ends, rows, epilogue, how)
+        return mma_plan(of, a.get_device(), config)
     if call.form == ALONG_K:
         return _plan_along_k(call, a, b, numbers, config, ends, epilogue, finish, own)
     (m, n), k, masked = call.shape[-2:], a.shape[-1], call.form == MASKED
@@ -526,6 +529,22 @@ def plan_of(
     plain = not (epilogue or masked or gate is not None or indexed is not None)
     config, why = chosen(sizes, types, scales, a.get_device(), config, masked, gate, epilogue.columns, plain)
     return derived(sizes, types, scales, config, ragged, epilogue, gate, indexed, call.span), why
+
+
+def mma_product(
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, numbers: torch.Tensor, finish: BiasActivation,
+    ends: bool = False, rows: torch.Tensor | None = None, epilogue: Epilogue | None = None,
+    how: Combined | None = None,
+) -> MmaProduct:  # fmt: skip
+    """All that decides on a plan by mma.sync; arguments are those of `plan_of`. Rows of no group stay as they are."""
+    (m, n), k, offsets = call.shape[-2:], a.shape[-1], INTS[numbers.dtype]
+    types, scales = types_and_scales(call, a, b, finish)
+    groups: Ragged | AlongK = Ragged.of(call.experts, offsets, call.form == MASKED, ends)
+    if call.form == ALONG_K:
+        groups, types = AlongK.of(call.experts, offsets, ends), (f"{types[0]}:col", f"{NAMES[b.dtype]}:row", types[2])
+    gate = finish.gate if how is None else how
+    indexed = None if rows is None else IndexedRows(RowIndices(a.shape[-2], INTS[rows.dtype]))
+    return MmaProduct((m, n, k, call.experts), types, groups, scales, epilogue or None, gate, indexed)
 
 
 def types_and_scales(
@@ -557,6 +576,10 @@ def expected_config(
             f"expected_rows = {rows}: {call.experts} groups of as many have {rows * call.experts} rows, and a has {m}"
         )
     sizes = min(rows, max(m, 1)) * call.experts, n, k, call.experts
+    if by_mma(a.get_device(), None):
+        nothing = a.new_zeros(0, dtype=torch.int32)  # in place of numbers that decide on nothing
+        of = mma_product(call, a, b, nothing, finish, how=how)._replace(rows=sizes[0] // call.experts)
+        return mma_plan(of, a.get_device())[0].config
     places, _ = gpu(a.get_device())
     sums, (types, scales) = finish.halves if how is None else how.matrices, types_and_scales(call, a, b, finish)
     found = usual_config(sizes, types, scales, sums, places=places, equal=equal)

@@ -91,7 +91,7 @@ from .grouped import (
     in_groups,
     plan_of,
 )
-from .kept import PLANS, launch_once, require_hopper
+from .kept import PLANS, launch_once
 from .operators import checked_grouped, differentiable
 from .own_epilogue import CheckedScales, ScaledFactors, behind_scales, scaled_steps
 from .recipes import Recipes, fast_accum, recipe_text
@@ -512,7 +512,6 @@ def _computed(made: CheckedGroups, out: torch.Tensor | None) -> torch.Tensor:
         made = made._replace(of=of.gathered())
     if not on_gpu(of.a.get_device()):
         return _on_cpu(made, out)
-    require_hopper(of.a.get_device(), "grouped_matmul")
     made = with_readable_gate(without_zeros(made))
     c = _launched(of_one_group(made), out if out is None or not call.in_batch_of_one else out[0], out is None)
     if out is not None or not made.steps.stores_c:

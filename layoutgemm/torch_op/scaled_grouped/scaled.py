@@ -29,6 +29,7 @@ from ...kernels.operands.gated import HALVES
 from ...kernels.operands.promoted import DEPTH, lie_together, mainloop_of, widest_span
 from ...kernels.ragged import AlongK, Ragged
 from ...kernels.run.operand_checks import addressed
+from ...kernels.sm80.plan import Sm80Config
 from ...kernels.sm90.choose.rules import Sm90Choice
 from ...kernels.sm90.choose.scaled_grouped import (
     gated_config,
@@ -176,8 +177,8 @@ def check_config(config: object) -> None:
     """Raise OperandError for what is no configuration."""
     if isinstance(config, Sm90Choice):
         raise OperandError("config is of the transposed product (swapped), and this product keeps its operands' places")
-    if config is not None and not isinstance(config, Sm90Config):
-        raise OperandError(f"config is a {type(config).__qualname__}; it is an Sm90Config or None")
+    if config is not None and not isinstance(config, Sm90Config | Sm80Config):
+        raise OperandError(f"config is a {type(config).__qualname__}; it is an Sm90Config, an Sm80Config or None")
 
 
 # ------------------------------------------------------------------------------------------------------------- products
