@@ -289,7 +289,7 @@ def explain_grouped_combined(
         copies.append(
             (f"{said}: stride {product.groups.stride(0)}, and the kernel reads stride 1", product.groups.nbytes)
         )
-    if product.rows is not None:
+    if product.rows is not None and plan.copies_rows:
         copies.append((f"a: {product.rows.shape[0]} chosen rows", copied_bytes(plan)))
     of = "counts of rows" if call.form == MASKED else "ends"
     return of_plan(plan, left, right[0], out, f"one launch for all groups, whose {of} the kernel reads; {why}", copies)

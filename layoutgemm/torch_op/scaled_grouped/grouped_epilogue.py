@@ -72,6 +72,7 @@ from ..own_epilogue.formula import RowGroups, StepResults, steps_by_torch
 from ..own_epilogue.names import OperandNames
 from ..own_epilogue.recorded import derivable, recorded
 from ..prepared import LaunchEpilogue, config_text, on_gpu
+from .by_mma import by_mma
 from .epilogue import why_unfinished
 from .epilogue_gradients import ProductFormula, check_derivable
 from .grouped import (
@@ -508,7 +509,8 @@ def _computed(made: CheckedGroups, out: torch.Tensor | None) -> torch.Tensor:
         if not made.steps.stores_c:
             return torch.empty(0, dtype=call.kind, device=device)
         return torch.zeros(call.shape, dtype=call.kind, device=device) if out is None else out
-    if of.rows is not None and (0 in of.a.shape or not on_gpu(of.a.get_device())):
+    index, of_batch = of.a.get_device(), of.rows is not None and of.rows.ndim == 2
+    if of.rows is not None and (0 in of.a.shape or not on_gpu(index) or (of_batch and by_mma(index, made.config))):
         made = made._replace(of=of.gathered())
     if not on_gpu(of.a.get_device()):
         return _on_cpu(made, out)
