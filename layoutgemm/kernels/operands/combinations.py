@@ -160,6 +160,11 @@ class Asked:
         return self.ragged or self.along_k or self.experts
 
     @property
+    def tables_of_batch(self) -> int:
+        """Matrices of a batch that have numbers of a main loop each. One where groups along K share K's blocks."""
+        return 1 if self.along_k is not None else self.batch
+
+    @property
     def asked(self) -> dict[str, Any]:
         """These arguments by name; a plan has more fields."""
         return {each.name: getattr(self, each.name) for each in fields(Asked)}

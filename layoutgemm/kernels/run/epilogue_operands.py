@@ -88,7 +88,7 @@ def check_names(plan: NamedPlan, given: Mapping[str, object]) -> None:
             raise OperandError(f"{name} is missing: {why}")
 
 
-def _tables(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, object]:
+def _tables(plan: NamedPlan, given: Mapping[str, object]) -> dict[str, object]:
     """The operands that a main loop's tables have to be."""
     tables = [table.name for table in present(plan.mainloop).tables]
     others = [name for name in names_read(plan) if name not in tables]
@@ -99,7 +99,7 @@ def values_read(plan: NamedPlan, given: Mapping[str, object]) -> dict[str, Any]:
     """The NumPy operands that a plan reads by name, checked. Raises OperandError for one that does not fit."""
     check_names(plan, given)
     sizes, found = (plan.m, plan.n, plan.k, plan.batch), dict[str, Any]()
-    if isinstance(plan, Sm90Plan) and plan.mainloop is not None:
+    if plan.mainloop is not None:
         found |= plan.mainloop.check(_tables(plan, given), _sizes_of_b(plan), plan.joined_rows)
     if (groups := plan.groups) is not None:
         found[groups.name] = groups.take(given[groups.name], sizes)
@@ -152,7 +152,7 @@ def shared_axis(plan: NamedPlan) -> str:
     return "m" if plan.joined_rows else "k" if plan.along_k is not None else ""
 
 
-def _sizes_of_b(plan: Sm90Plan) -> tuple[int, int, int, int]:
+def _sizes_of_b(plan: NamedPlan) -> tuple[int, int, int, int]:
     """The sizes of a main loop's tables: M, columns of B, K and batch."""
     return plan.m, plan.n * plan.halves, plan.k, plan.tables_of_batch
 
@@ -162,7 +162,7 @@ def words_read(plan: NamedPlan, values: Given) -> tuple[Any, ...]:
 
     values  as `values_read` gives them
     """
-    words = _tables_of_arrays(plan, values) if isinstance(plan, Sm90Plan) else []
+    words = _tables_of_arrays(plan, values)
     if (groups := plan.groups) is not None:
         kind = np.int32 if groups.offsets == "i32" else np.int64
         words.append(groups.read(values[groups.name]).astype(kind))
@@ -180,14 +180,14 @@ def words_read(plan: NamedPlan, values: Given) -> tuple[Any, ...]:
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
 
-def _tables_of_arrays(plan: Sm90Plan, values: Given) -> list[Any]:
+def _tables_of_arrays(plan: NamedPlan, values: Given) -> list[Any]:
     """The words of the main loop's tables: each one, its strides, and elements from matrix to matrix."""
     words: list[Any] = []
     for table in plan.mainloop.tables if plan.mainloop is not None else ():
         value = np.asarray(values[table.name], np.float32)
         groups, k_blocks = value.shape[-2:]
         of_k = np.swapaxes(value, -1, -2)  # the same memory where numbers of neighbouring rows lie next to each other
-        along_k = value.flags.c_contiguous or not of_k.flags.c_contiguous or plan.numbers.span > 1
+        along_k = value.flags.c_contiguous or not of_k.flags.c_contiguous or present(plan.mainloop).span > 1
         lying, strides = (value, (k_blocks, 1)) if along_k else (of_k, (1, groups))
         words += [np.ascontiguousarray(lying), *strides, groups * k_blocks if value.ndim > 2 else 0]
     return words
@@ -227,11 +227,11 @@ def words_of_tensors(
 def _groups_of_tensors(plan: NamedPlan, given: Given, device: torch.device) -> list[int]:
     """The words of a main loop's tables and of groups' numbers, of CUDA tensors."""
     words: list[int] = []
-    if isinstance(plan, Sm90Plan) and plan.mainloop is not None:
+    if plan.mainloop is not None:
         for table, shape in plan.mainloop.expected(_tables(plan, given), _sizes_of_b(plan), plan.joined_rows):
             value = given[table.name]
             _check_tensor(table.name, value, "f32", shape, device, f", {table.said}", contiguous=False)
-            span = plan.numbers.span
+            span = plan.mainloop.span
             if span > 1 and not lie_together(value.stride(), value.data_ptr(), span):
                 raise OperandError(
                     f"{table.name} has strides {list(value.stride())} and begins at {value.data_ptr():#x}: this main "

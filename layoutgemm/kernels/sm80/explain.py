@@ -9,6 +9,7 @@ from ..orders import described_order
 from .groups import explain_groups
 from .operand import Sm80Operand
 from .plan import Sm80Plan
+from .promoted import explain_promoted
 from .quantized.explain import explain_packed
 from .quantized.split import explain_split
 from .store import BUFFERS
@@ -42,6 +43,7 @@ def explain_sm80(plan: Sm80Plan) -> str:
         f"shared       {smem.total} bytes, {plan.config.blocks_per_sm} block(s) a multiprocessor",
         *explain_split(plan.split),
         *explain_groups(plan),
+        *explain_promoted(plan),
         *[
             prologue_line(prologue, plan.a.dtype, plan.n, plan.tile_c[1], plan.warps[1])
             for prologue in (plan.prologue,)

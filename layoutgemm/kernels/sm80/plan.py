@@ -34,6 +34,7 @@ from ..operands.gated import check_sums, combination, epilogue_behind
 from ..operands.pair import SecondPair, pair_of
 from ..operands.product import SeveralOperands, SideBySide
 from ..operands.prologue import Prologue, check_types
+from ..operands.promoted import Promoted
 from ..orders import Order, unmirrored
 from ..partials import PartialResults, ReducingPlan, check_reductions, partials_of
 from ..plan import (
@@ -62,6 +63,7 @@ from .fragment import WarpFragment
 from .groups import check_groups as check_groups_of
 from .groups import launched_rows
 from .operand import Sm80Operand, by_tensor_copy, derive_operand
+from .promoted import check_promotes, promoted_of
 from .quantized.experts import check_experts
 from .quantized.operand import Sm80PackedOperand, check_packed, packed_b
 from .quantized.split import SPLIT_SUMS, SplitK, split_of
@@ -200,7 +202,8 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan, Asked):
     @property
     def words(self) -> tuple[str, ...]:
         """Names of the 64-bit parameters: the epilogue's, further operands', the order of tiles', row indices'."""
-        groups = () if self.groups is None else self.groups.words
+        groups = () if self.mainloop is None else self.mainloop.words
+        groups += () if self.groups is None else self.groups.words
         own = (SPLIT_SUMS,) * (self.split is not None)
         own += () if self.prologue is None else self.prologue.words
         return (*self.epilogue.words, *groups, *self.operand_words, *self.order.words, *self.index_words, *own)
@@ -261,6 +264,7 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan, Asked):
         prologue: Prologue | None = None,
         ragged: Ragged | None = None,
         along_k: AlongK | None = None,
+        mainloop: Promoted | None = None,
     ) -> Sm80Plan:
         """Derive the kernel of `batch` products C[m, n] = A[m, k] @ B[k, n].
 
@@ -284,6 +288,7 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan, Asked):
         prologue a function of A's elements, in registers before they are multiplied: see `kernels.operands.prologue`
         ragged, along_k  groups of rows, masked ones, or groups along K, `batch` of them, as for `Sm90Plan.derive`: see
                  `kernels.sm80.groups`
+        mainloop what happens to the sum of each K block, where it is more than added: see `kernels.operands.promoted`
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists, and passes on AtomError.
 
@@ -300,13 +305,16 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan, Asked):
         a_spec, b_spec, atom = _typed(a, b, target)
         c_spec = _output(c, a_spec, atom, bool(epilogue) or sums is not None, target.name)
         check_epilogue(epilogue, c_spec)
+        check_promotes(mainloop, atom, c_spec)
         _check_rows(indexed, (a_spec, c_spec), config, weights, epilogue)
-        tile_k = stage_depth(config.tile_k, _STAGE_BYTES_OF_K, a_spec.dtype, atom)
+        depth = config.tile_k if mainloop is None else mainloop.depth
+        tile_k = stage_depth(depth, _STAGE_BYTES_OF_K, a_spec.dtype, atom)
         threads = _checked_threads(config, target, batch)
         asked = Asked(
             gated=sums, pair=second, indexed=indexed, batch=batch, weights=weights, prologue=prologue, ragged=ragged,
-            along_k=along_k, epilogue=epilogue,
+            along_k=along_k, epilogue=epilogue, mainloop=mainloop,
         )  # fmt: skip
+        mainloop = promoted_of(mainloop, asked, config, n)
         check_groups_of(asked, config, (a_spec, b_spec), order)
         _check_several(asked, (a_spec, b_spec), config)
         vectors = _vectors(config.align, (a_spec, b_spec, c_spec))
@@ -330,7 +338,7 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan, Asked):
             m=m, n=n, k=k, batch=batch, arch=target, a=a_plan, b=b_plan, c=c_spec, mma=atom, indexed=indexed,
             split=split, experts=experts, tile=(*config.tile, tile_k), stages=stages, warps=config.warps, store=store,
             order=schedule, smem=smem, config=config, weights=weights, epilogue=epilogue, gated=sums, pair=second,
-            prologue=prologue, ragged=ragged, along_k=along_k,
+            prologue=prologue, ragged=ragged, along_k=along_k, mainloop=mainloop,
         )  # fmt: skip
         return _checked_plan(made)
 
@@ -434,6 +442,7 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan, Asked):
         head = self.described(f" {self.arch.name}")
         packed = f", B packed {self.weights}" * (self.weights is not None)
         packed += f", K in {self.config.split} parts" * (self.split is not None)
+        packed += f", K blocks of {self.mainloop.depth} promoted" if self.mainloop is not None else ""
         several = f", {self.gated}" if self.gated is not None else ""
         several += f", {self.prologue}" if self.prologue is not None else ""
         several += f", and a second pair of K = {self.pair.k}" if self.pair is not None else ""

@@ -28,6 +28,7 @@ from ..plan import present
 from .groups import border, rows_of_tile
 from .operand import Sm80Operand, byte_selector
 from .plan import Sm80Plan
+from .promoted import numbers_at
 from .quantized.experts import expert_bytes
 from .quantized.reference import filled_stage, packed_fragments
 
@@ -69,7 +70,7 @@ def execute_sm80(
             vectors = {name: np.asarray(given[name], np.float32) for name in plan.prologue.names}
             numbers = {name: x[part.group] if x.ndim > 1 else x for name, x in vectors.items()}
             pairs[0] = pairs[0]._replace(numbers=numbers)
-        sums = _block(plan, pairs, first, column * plan.tile_c[1], rows)
+        sums = _block(plan, pairs, (first, column * plan.tile_c[1], part.group), rows, given)
         if plan.gated is not None:
             sums = {warp: _combined(plan, one, given) for warp, one in sums.items()}
         _store(plan, each_round, sums, c[matrix], times[matrix], first, column * plan.tile_c[1], into)
@@ -167,27 +168,29 @@ def _combined(plan: Sm80Plan, total: np.ndarray, given: Mapping[str, object]) ->
 
 
 def _block(
-    plan: Sm80Plan, pairs: Sequence[_Pair], m0: int, n0: int, rows: npt.NDArray[np.int64] | None
-) -> dict[int, np.ndarray]:
+    plan: Sm80Plan, pairs: Sequence[_Pair], place: tuple[int, int, int], rows: npt.NDArray[np.int64] | None,
+    given: Mapping[str, object],
+) -> dict[int, np.ndarray]:  # fmt: skip
     """The sums of every warp: (block along M, block along N, lane, value); `rows` are A's where they are gathered."""
     parts = [(0, max(pair.k for pair in pairs))]
     if plan.split is not None:
         ranges = [plan.split.range_of(part, -(-plan.k // plan.tile[2])) for part in range(plan.split.parts)]
         parts = [(first * plan.tile[2], min(end * plan.tile[2], plan.k)) for first, end in ranges]
-    whole = [_part(plan, pairs, (m0, n0), part, rows) for part in parts]
+    whole = [_part(plan, pairs, place, part, rows, given) for part in parts]
     return {warp: functools.reduce(np.add, [sums[warp] for sums in whole]) for warp in whole[0]}
 
 
 def _part(
-    plan: Sm80Plan, pairs: Sequence[_Pair], place: tuple[int, int], of_k: tuple[int, int],
-    rows: npt.NDArray[np.int64] | None,
+    plan: Sm80Plan, pairs: Sequence[_Pair], corner: tuple[int, int, int], of_k: tuple[int, int],
+    rows: npt.NDArray[np.int64] | None, given: Mapping[str, object],
 ) -> dict[int, np.ndarray]:  # fmt: skip
     """The sums of every warp over a range of K."""
-    (m0, n0), kind = place, np.int64 if plan.mma.c_dtype.name == "i32" else np.float32
+    (m0, n0, group), kind = corner, np.int64 if plan.mma.c_dtype.name == "i32" else np.float32
     sums = {
         warp: np.zeros((*plan.blocks, WARP, plan.mma.accumulator_registers), kind)
         for warp in range(plan.threads // WARP)
     }
+    totals = {warp: np.zeros_like(one) for warp, one in sums.items()}
     for pair, k0 in ((one, k0) for one in pairs for k0 in range(of_k[0], min(of_k[1], one.k), plan.tile[2])):
         tile_a = _filled(plan, plan.a, [pair.a], m0, plan.m, (k0, pair.k), rows)
         if plan.weights is None:
@@ -204,7 +207,14 @@ def _part(
                     fa = _function(plan, fa, place, pair.numbers)
                 fb = _fragments(plan, plan.b, tile_b, at[1], step) if packed is None else packed[at[1]]
                 _multiply(plan, fa, fb, total)
-    return sums
+        if plan.mainloop is not None:
+            for warp, product_ in sums.items():
+                at = plan.warp_place(warp)
+                part = m0 + at[0] * plan.a.warp_extent, n0 + at[1] * plan.warp_columns, group
+                numbers = numbers_at(plan, given, part, k0 // plan.tile[2])
+                totals[warp] = np.asarray(plan.mainloop.apply(totals[warp], product_, numbers), np.float32)
+                sums[warp] = np.zeros_like(product_)
+    return sums if plan.mainloop is None else totals
 
 
 def _function(

@@ -130,11 +130,6 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
         return self.weights is not None and self.a.scales_sums
 
     @property
-    def tables_of_batch(self) -> int:
-        """Matrices of a batch that have numbers of a main loop each. One where groups along K share K's blocks."""
-        return 1 if self.along_k is not None else self.batch
-
-    @property
     def matrices_of_c(self) -> int:
         """Matrices of C: one where groups are rows or columns of the same."""
         return 1 if self.joined_rows or self.experts is not None else self.batch

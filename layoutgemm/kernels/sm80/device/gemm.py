@@ -42,6 +42,7 @@ from ...plan import ALL_SHARED, present, tile_count
 from ..operand import Sm80Operand, byte_selector
 from ..plan import Sm80Plan
 from .epilogue import RowPlaces, Sm80Epilogue
+from .promoted import Promotion
 from .steps import finished
 
 
@@ -159,27 +160,38 @@ class Sm80GemmKernel(TileEntry):
         # 3. The main loop. `held_a` and `held_b` carry the first fragments of a k tile into it.
         sums, held_a, held_b = self.registers()
         sums.fill(0)
+        corner = m0 + warp_m * plan.a.warp_extent, n0 + warp_n * plan.warp_columns, matrix, end
+        totals, numbers, promotion = sums, sums, None
+        if const_expr(plan.mainloop is not None):
+            promotion = Promotion(plan, lane, corner, n, k_tiles, self.given(words))
+            totals, numbers = self.registers()[0], cute.make_rmem_tensor(promotion.count, Float32)
+            totals.fill(0)
+            keep(numbers, promotion.load(Int32(0)))
         ahead = plan.config.ahead
         if const_expr(ahead):
             self.meet()
             keep(held_a, self.of_k_tile(load_a, ahead_k[0] + plan.tile[2]).fragments(shared, 0))
             keep(held_b, load_b.fragments(shared, 0))
         read, write = Int32(0), Int32((plan.stages - 1) * pitch)
-        for _ in cutlass.range(k_tiles, unroll=1):
+        for k_tile in cutlass.range(k_tiles, unroll=1):
+            following = [] if promotion is None else promotion.load(k_tile + 1)
             if const_expr(not ahead):
                 self.meet()
             place = shared + write
             copies = copy_a.work(place, ahead_k[1], ahead_k[0]) + copy_b.work(place, ahead_k[2], ahead_k[0])
             loads = self.of_k_tile(load_a, ahead_k[0]), load_b
             read = self.multiply_k_tile((sums, held_a, held_b), loads, copies, shared, read)
+            if const_expr(promotion is not None):
+                promotion.promote(totals, sums, numbers)
+                keep(numbers, following)
+                sums.fill(0)
             write = next_stage(write, pitch, plan.stages)
             copy_a, copy_b, ahead_k = self.next_k_tile(copy_a, copy_b, ahead_k, (m0, n0, matrix), n, words)
 
         # 4. C, through the stages' memory: all copies have landed and been read.
         bridge.wait_copies(0)
         bridge.block_sync()
-        corner = m0 + warp_m * plan.a.warp_extent, n0 + warp_n * plan.warp_columns
-        self.store(sums, shared, (warp, lane), matrices[2], pitches[2], sizes, (*corner, matrix, end), words)
+        self.store(totals, shared, (warp, lane), matrices[2], pitches[2], sizes, corner, words)
 
     def grid_of_tiles(self, sizes: tuple[Int32, ...]) -> tuple[Int32, Int32]:
         """Tiles along M and N of a launch of such sizes: m, n, k."""
