@@ -28,14 +28,22 @@ from .operands.combined import LEAST_MATRICES, Combined, columns_of_each
 from .operands.gated import combination
 from .operands.pair import SecondPair, pair_of
 from .operands.prologue import Prologue
+from .operands.promoted import Promoted
 from .orders import Order, columns_of_order, diagonal_pattern, is_symmetric
 from .plan import GemmPlan, check_sizes, present
 from .ragged import AlongK, Ragged
-from .sm80.choose import candidates, for_prologue, for_several, group_candidates, holding_groups
+from .sm80.choose import candidates, for_prologue, for_promoted, for_several, group_candidates, holding_groups
 from .sm80.plan import Sm80Config, Sm80Plan
 from .sm90.choose.prologue import grouped_prologue_config, prologue_config
 from .sm90.choose.rules import SPARE, Sm90Choice, in_place, whole_columns, with_whole_rows
-from .sm90.choose.scaled_grouped import along_k_config, k_blocks_config, masked_rows, usual_config
+from .sm90.choose.scaled_grouped import (
+    along_k_config,
+    k_blocks_config,
+    masked_rows,
+    read_each_column,
+    scaled_config,
+    usual_config,
+)
 from .sm90.indexed.choose import indexed_config
 from .sm90.plan import Sm90Config, Sm90Plan
 from .sm90.triangular.choose import SHORT_PATTERN, by_rounds
@@ -82,6 +90,7 @@ class PlanOptions(TypedDict, total=False):
     scales: ScaleFormat | str | None
     ragged: Ragged | None
     along_k: AlongK | None
+    mainloop: Promoted | None
 
 
 @overload
@@ -142,6 +151,7 @@ def plan(
     scales: ScaleFormat | str | None = None,
     ragged: Ragged | None = None,
     along_k: AlongK | None = None,
+    mainloop: Promoted | None = None,
 ) -> GemmPlan:
     """The production kernel's plan for C[m, n] = A[m, k] @ B[k, n].
 
@@ -162,6 +172,7 @@ def plan(
     scales    "mxfp8", "mxfp4" or "nvfp4" block scales, as for `Sm100Plan.derive`; on sm_100a and later
     ragged, along_k  groups of rows, masked ones, or groups along K, `batch` of them, as for `Sm90Plan.derive`; not on
               sm_100a
+    mainloop  what happens to the sum of each K block, as for `Sm90Plan.derive`; not on sm_100a
 
     Raises PlanError naming the argument when the architecture's kernel does not take it, and passes on AtomError,
     DescriptorError and TmaError.
@@ -187,12 +198,12 @@ def plan(
         raise PlanError(_without_block_scales(target, kind, scale_format(scales)))
     if kind is Sm90Config:
         parts = HopperParts(
-            epilogue, gates, order, prologue, pair_of(pair, gates), indexed, triangles, ragged, along_k
+            epilogue, gates, order, prologue, pair_of(pair, gates), indexed, triangles, ragged, along_k, mainloop
         )  # fmt: skip
         return _for_hopper((m, n, k), batch, (a, b, c), chosen, parts)
     beside = {"triangles": triangles}
     if kind is Sm100Config:
-        beside |= {"prologue": prologue, "ragged": ragged, "along_k": along_k}  # type: ignore[dict-item]
+        beside |= {"prologue": prologue, "ragged": ragged, "along_k": along_k, "mainloop": mainloop}  # type: ignore[dict-item]
     for name, part in beside.items():
         if part is not None:
             raise PlanError(refusal_beside_hopper(name, target.name))
@@ -209,11 +220,12 @@ def plan(
     derive = partial(
         Sm80Plan.derive, m, n, k, batch=batch, arch=target, a=a, b=b, c=c, epilogue=epilogue, order=order,
         indexed=indexed, gated=gates, pair=pair, prologue=prologue, ragged=ragged, along_k=along_k,
+        mainloop=mainloop,
     )  # fmt: skip
     if chosen is not None:
         return derive(config=chosen)
     parts = HopperParts(
-        epilogue, gates, order, prologue, pair_of(pair, gates), indexed, triangles, ragged, along_k
+        epilogue, gates, order, prologue, pair_of(pair, gates), indexed, triangles, ragged, along_k, mainloop
     )  # fmt: skip
     return _first(partial(derive, config=config) for config in mma_configs((m, n, k, batch), target, (a, c), parts))
 
@@ -232,12 +244,14 @@ def _without_block_scales(target: Arch, kind: type[Config], form: ScaleFormat) -
 
 MN_SPAN = 64  # columns of 16-bit elements in 128 bytes
 
-_BY_MMA = "multiply group by group, or by mma.sync: config=Sm80Config()"
+_BY_CONFIG = "config=Sm80Config()"
+_BY_MMA = f"multiply group by group, or by mma.sync: {_BY_CONFIG}"
 # Arguments that kernels of other architectures do not take: why, and the way out.
 _BESIDE_HOPPER = {
     "triangles": ("its loop takes the same K tiles in every tile", "leave it out: products with zeros are right"),
     "prologue": ("it multiplies A as it lies in shared memory", "compute the function of A first"),
     "ragged": ("its tiles are of one grid for all matrices", "multiply group by group, or with config=Sm80Config()"),
+    "mainloop": ("it adds K blocks as they come", f"scale A and B first, or by mma.sync: {_BY_CONFIG}"),
     "along_k": (
         "its loop takes the same K tiles in every tile",
         "multiply group by group, or with config=Sm80Config()",
@@ -292,6 +306,7 @@ def mma_configs(
         config = for_several(config, sums, parts.pair is not None, of_c.bytes)
         if indexed is not None and indexed.gather is not None and config.loads == "tma":
             config = replace(config, loads="cp.async")  # which gathers rows
+        config = config if parts.mainloop is None else for_promoted(config, parts.mainloop.depth)
         yield from (config,) if parts.prologue is None else for_prologue(config)
 
 
@@ -318,6 +333,7 @@ class HopperParts(NamedTuple):
     triangles: Triangles | None
     ragged: Ragged | None
     along_k: AlongK | None
+    mainloop: Promoted | None = None
 
 
 def _for_hopper(
@@ -366,6 +382,14 @@ def _rule(
         rule = chain([indexed_config((m, columns, k, groups), not indexed.copies, grouped, wide)], SPARE)
     if parts.pair is not None and parts.pair.matrices > LEAST_MATRICES:  # whose tensor maps leave C none
         rule = (replace(config, store="direct") for config in rule)
+    if parts.mainloop is not None and not grouped:
+        scales = tuple([table.group for table in parts.mainloop.tables])
+        each, columns_ = read_each_column(scales, columns, 1), 1 if parts.epilogue is None else parts.epilogue.columns
+        found = scaled_config(
+            m, columns, k, batch=batch, each_column=each, columns=columns_, c=stored.dtype.name,
+            sums=1 if parts.gated is None else parts.gated.matrices, adds=not scales,
+        )  # fmt: skip
+        rule = chain([found], SPARE)
     if parts.prologue is not None:
         own = prologue_config(m, columns, k, batch)
         if indexed is not None or grouped:  # a CTA takes several tiles, and threads gather
@@ -406,7 +430,8 @@ def _grouped_config(
     masked = parts.ragged is not None and parts.ragged.masked
     types = a.dtype.name, f"{b.dtype.name}:{b.order}", c.dtype.name
     sums = 1 if parts.gated is None else parts.gated.matrices
-    return usual_config((rows * groups if masked else m, n, k, groups), types, None, sums, columns, masked=masked)
+    scales = None if parts.mainloop is None else tuple([table.group for table in parts.mainloop.tables])
+    return usual_config((rows * groups if masked else m, n, k, groups), types, scales, sums, columns, masked=masked)
 
 
 def _of_whole_columns(rule: Iterator[Sm90Config], columns: int) -> Iterator[Sm90Config]:

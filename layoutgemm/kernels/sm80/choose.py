@@ -8,6 +8,7 @@ from math import lcm
 
 from ...arch import Arch
 from ...arch import arch as arch_named
+from ...atoms.copy.base import WARP
 from ...checks.coalescing import SECTOR
 from ...dtypes import DType
 from ..derive import Operand, OperandSpec
@@ -20,6 +21,7 @@ from .store import BUFFERS
 
 ROUND_ROWS = 16  # of C that a warp puts into one buffer: the instruction's M
 _LARGE = (128, 256)
+_MOST_SUMS = 64  # of a thread, beside as many totals
 
 
 def choose_sm80(m: int, n: int, k: int, arch: str | Arch = "sm_80", processors: int = 132) -> tuple[Sm80Config, str]:
@@ -124,6 +126,21 @@ def for_prologue(config: Sm80Config) -> tuple[Sm80Config, ...]:
     halved = config.warps[1] % 4 == 0 and config.tile[0] % (rows * ROUND_ROWS) == 0
     alone = replace(config, loads="cp.async", persistent=False)
     return (replace(alone, warps=(rows, along)), alone) if halved else (alone,)
+
+
+_PROMOTED = Sm80Config((128, 128), None, None, (2, 4), 8)  # of the most sums whose totals fit beside them
+
+
+def for_promoted(config: Sm80Config, depth: int) -> Sm80Config:
+    """The nearest configuration of a main loop that promotes: K tiles of K blocks, and half of the registers for sums.
+
+    >>> for_promoted(Sm80Config((128, 256)), 128).tile, for_promoted(Sm80Config((64, 64), warps=(2, 2)), 128).tile
+    ((128, 128), (64, 64))
+    """
+    (m, n), (along_m, along_n) = config.tile, config.warps
+    sums = m * n // (WARP * along_m * along_n)
+    found = config if sums <= _MOST_SUMS else replace(config, tile=_PROMOTED.tile, warps=_PROMOTED.warps)
+    return replace(found, tile_k=depth, stages=None, loads="cp.async", persistent=False)
 
 
 def candidates(

@@ -15,6 +15,7 @@ from ...kernels.indexed.rows import IndexedRows
 from ...kernels.operands.combined import Combined
 from ...kernels.operands.gated import combination
 from ...kernels.operands.prologue import Prologue
+from ...kernels.operands.promoted import mainloop_of
 from ...kernels.planner import HopperParts, mma_configs
 from ...kernels.ragged import AlongK, Ragged
 from ...kernels.sm80.plan import Sm80Config, Sm80Plan
@@ -64,14 +65,15 @@ def _plan(of: MmaProduct, on: tuple[str, int], config: Sm80Config | None) -> tup
     (m, n, k, batch), (a, b, c), (code, most) = of.sizes, of.types, on
     gated = combination(of.gate)
     ragged, along_k = (None, of.groups) if isinstance(of.groups, AlongK) else (of.groups, None)
-    parts = HopperParts(of.epilogue, gated, None, of.prologue, None, of.indexed, None, ragged, along_k)
+    loop = None if of.scales is None else mainloop_of(of.scales)
+    parts = HopperParts(of.epilogue, gated, None, of.prologue, None, of.indexed, None, ragged, along_k, loop)
     rows = m if ragged is None or not of.rows else of.rows if ragged.masked else of.rows * batch
     refused: LayoutError | None = None
     for each in mma_configs((rows, n, k, batch), arch(code), (a, c), parts) if config is None else [config]:
         try:
             found = Sm80Plan.derive(
                 m, n, k, arch=code, a=a, b=b, c=c, batch=batch, config=each, epilogue=of.epilogue, gated=gated,
-                indexed=of.indexed, prologue=of.prologue, ragged=ragged, along_k=along_k,
+                indexed=of.indexed, prologue=of.prologue, ragged=ragged, along_k=along_k, mainloop=loop,
             )  # fmt: skip
         except LayoutError as error:
             refused = refused or error

@@ -48,7 +48,6 @@ from .grouped_epilogue import (
     of_one_group,
     with_readable_gate,
 )
-from .kept import require_hopper
 from .operators import checked_grouped, checked_scaled
 from .own_epilogue import ScaledFactors, behind_scales, checked, of_one, own_plan, promotes
 from .recipes import Recipes, as_vector
@@ -63,7 +62,6 @@ def explain_scaled(
     """Which kernel `scaled_matmul` takes for these tensors, why, and what it copies. Raises as that does."""
     check_config(config)
     call = checked_scaled(a, scale_a, b, scale_b, finish, out, out_dtype, *recipes, out_recipe)
-    require_hopper(a.get_device(), "scaled_matmul")
     if 0 not in (*call.shape, *a.shape) and call.quantizes and not quantizes_in_kernel(call, a, finish, config):
         return _then_quantized(call, a, scale_a, b, scale_b, finish, out, config)
     return _scaled(call, a, scale_a, b, scale_b, finish, out, config)
@@ -75,7 +73,6 @@ def explain_own_epilogue(
 ) -> Explanation:  # fmt: skip
     """Which kernel `scaled_matmul` with an epilogue takes, why, and what it copies. Raises as that does."""
     made = checked(of, epilogue, given, recipes, finish, out, out_dtype, config)
-    require_hopper(of.a.get_device(), "scaled_matmul")
     if 0 in (*made.call.shape, of.a.shape[-1]):
         return ZEROS
     if of.one:

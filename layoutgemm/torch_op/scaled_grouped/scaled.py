@@ -50,8 +50,9 @@ from ..prepared import Config, gpu, on_gpu, prepare
 from ..problem import half
 from ..reference import exact
 from ..types import C_NAMES, NAMES, READ, listed
+from .by_mma import MmaProduct, by_mma, mma_plan
 from .epilogue import SCALE_C, epilogue_of
-from .kept import KeptKey, Key, find, keep, launch, require_hopper
+from .kept import KeptKey, Key, find, keep, launch
 from .recipes import TENSOR, Recipes, ScaledOperand, as_vector, recipes_of
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -210,7 +211,6 @@ def scaled_product(
     if not on_gpu(a.get_device()):
         wide = sums(call.recipes, a, scale_a, b, scale_b)
         return _into(out, finished_by_torch(wide, beside(finish.bias), finish, call.kind))
-    require_hopper(a.get_device(), "scaled_matmul")
     if a.ndim == 3 and a.shape[0] == 1:
         scales = [of_group(x, of, 0) for x, of in ((scale_a, call.recipes.a), (scale_b, call.recipes.b))]
         inner = call._replace(shape=call.shape[1:])
@@ -233,7 +233,7 @@ def scaled_product(
     if scale_c is not None:
         vectors[SCALE_C] = scale_c
     key = key if lying else ()
-    if call.recipes.in_mainloop or not finish.fast or finish.gate is not None:
+    if call.recipes.in_mainloop or not finish.fast or finish.gate is not None or isinstance(config, Sm80Config):
         tables = tables if call.recipes.in_mainloop else {}
         return launch(KeptKey(key), plan_of(call, a, b, finish, config)[0], a, b, tables, vectors, out)
     epilogue = epilogue_for(call, finish)
@@ -329,7 +329,7 @@ def quantizes_in_kernel(call: ScaledCall, a: torch.Tensor, finish: BiasActivatio
     A tile of a B with a scale of each column has fewer. So has one of a gate whose scales change within 16 columns. And
     for few rows two kernels are faster.
     """
-    if 0 in (*call.shape, *a.shape):
+    if 0 in (*call.shape, *a.shape) or by_mma(a.get_device(), config):
         return False
     if config is None:
         m, n, k, batch = call.shape[-2], call.shape[-1], a.shape[-1], a.shape[0] if a.ndim == 3 else 1
@@ -359,6 +359,9 @@ def plan_of(
     groups = call.recipes.groups if call.recipes.in_mainloop else None if finish.fast else ()
     types = NAMES[a.dtype], f"{NAMES[b.dtype]}:col", C_NAMES[call.kind]
     index = a.get_device()
+    if by_mma(index, config):
+        epilogue = epilogue_for(call, finish) or None
+        return mma_plan(MmaProduct(sizes, types, None, groups, epilogue, finish.gate), index, config)
     if config is None and finish.gate is not None and call.quantizes:
         config = quantized_gate_config(*sizes)
         why = f"gated and quantised: tiles of {'x'.join(map(str, config.tile))}"

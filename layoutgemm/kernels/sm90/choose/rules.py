@@ -23,6 +23,7 @@ from ...operands.combined import Combined
 from ...operands.gated import combination
 from ...operands.pair import SecondPair
 from ...operands.prologue import Prologue
+from ...operands.promoted import Promoted
 from ...orders import Order
 from ...partials import quantized_rows
 from ...plan import STAGE_BYTES_OF_K as _STAGE_BYTES
@@ -67,6 +68,7 @@ class Sm90Choice(KernelChoice):
         prologue: Prologue | None = None,
         triangles: Triangles | None = None,
         along_k: AlongK | None = None,
+        mainloop: Promoted | None = None,
     ) -> Sm90Plan:
         """The plan of C[m, n] = A[m, k] @ B[k, n]. Arguments are those of Sm90Plan.derive.
 
@@ -88,6 +90,8 @@ class Sm90Choice(KernelChoice):
                 raise PlanError(
                     "operands that change places: groups of rows and row indices are of the kernel's A and C"
                 )
+            if mainloop is not None:
+                raise PlanError("operands that change places: a main loop's tables are of the kernel's A and B")
             if order is not None or prologue is not None or triangles is not None:
                 raise PlanError(
                     "operands that change places: an order, a prologue and triangles are of the kernel's C, A and B"
@@ -103,6 +107,7 @@ class Sm90Choice(KernelChoice):
         return Sm90Plan.derive(
             m, n, k, batch=batch, a=a_, b=b_, c=c_, config=config, epilogue=epilogue, gated=gated, pair=pair,
             ragged=ragged, along_k=along_k, indexed=indexed, order=order, prologue=prologue, triangles=triangles,
+            mainloop=mainloop,
         )  # fmt: skip
 
 
