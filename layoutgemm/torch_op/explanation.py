@@ -11,7 +11,6 @@ import torch
 from ..errors import OperandError
 from ..kernels.derive import padded_leading
 from ..kernels.epilogue.chain import Epilogue
-from ..kernels.sm80.plan import Sm80Plan
 from ..kernels.sm90.plan import Sm90Plan
 from ..kernels.verbs import named
 from .epilogue import Tensors, readable_gate, solutions, spread
@@ -19,7 +18,7 @@ from .launch import plan_of
 from .launch import workspace as partial_results
 from .prepared import Config
 from .problem import Solution, gated_shapes
-from .types import C_NAMES, NAMES
+from .types import C_NAMES, NAMES, GroupsPlan
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ def partial_text(size: int) -> str:
 
 
 def of_plan(
-    plan: Sm80Plan | Sm90Plan,
+    plan: GroupsPlan,
     a: torch.Tensor,
     b: torch.Tensor,
     out: torch.Tensor | None,
@@ -140,7 +139,7 @@ def of_plan(
     return Explanation(str(plan), why, 1, said, sum(size for _, size in copies))
 
 
-def copied_operand(plan: Sm80Plan | Sm90Plan, name: str, x: torch.Tensor, said: str = "") -> list[tuple[str, int]]:
+def copied_operand(plan: GroupsPlan, name: str, x: torch.Tensor, said: str = "") -> list[tuple[str, int]]:
     """Why an operand is copied, and the copy's bytes. Nothing where the kernel reads it in place.
 
     said  the name of a further matrix, which lies as `name` does

@@ -150,16 +150,6 @@ class Asked:
     row_sums: RowSums | None = None
 
     @property
-    def joined_rows(self) -> bool:
-        """True if all groups' rows are those of one matrix of A and of C. B has a matrix for each in any case."""
-        return self.ragged is not None and not self.ragged.masked
-
-    @property
-    def groups(self) -> Ragged | AlongK | None:
-        """The groups of rows, of columns, or those along K, or None."""
-        return self.ragged or self.along_k or self.experts
-
-    @property
     def tables_of_batch(self) -> int:
         """Matrices of a batch that have numbers of a main loop each. One where groups along K share K's blocks."""
         return 1 if self.along_k is not None else self.batch

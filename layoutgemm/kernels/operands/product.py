@@ -75,12 +75,18 @@ class SeveralOperands:
     batch: int
     ragged: Ragged | None
     along_k: AlongK | None
+    experts: Ragged | None
     a: object
     b: object
     c: Operand
     tile: tuple[int, int, int]
     gated: Combined | None
     pair: SecondPair | None
+
+    @property
+    def groups(self) -> Ragged | AlongK | None:
+        """The groups of rows, of columns, or those along K, or None."""
+        return self.ragged or self.along_k or self.experts
 
     @property
     def sums(self) -> int:

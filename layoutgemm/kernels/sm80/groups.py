@@ -32,7 +32,7 @@ from ..derive import Operand, either
 from ..numbers import W
 from ..operands.combinations import Asked, check_parts
 from ..plan import check_settings
-from ..ragged import AlongK, GroupOffsets, Ragged, sample_offsets, sample_sizes
+from ..ragged import AlongK, Ragged, sample_offsets, sample_sizes
 
 if TYPE_CHECKING:
     from .plan import Sm80Config, Sm80Plan
@@ -84,7 +84,7 @@ def row_tiles(m: W, groups: W, height: int) -> W:
 
 
 def rows_of_tile(
-    groups: GroupOffsets, offset: Callable[[W], W], number: W, height: int,
+    groups: Ragged, offset: Callable[[W], W], number: W, height: int,
     choose: Callable[[Any, Any, Any], Any] = either,
 ) -> tuple[W, W, W]:  # fmt: skip
     """(group, first row, end of the group) of a tile of rows. Ints or traced integers. No rows if first >= end.
@@ -129,6 +129,7 @@ def group_checks(plan: Sm80Plan) -> list[Check]:
         return []
     if not plan.numbers_tiles:
         return [_own_matrices(plan)]
+    assert isinstance(groups, Ragged)
     witness, count, samples = "", 0, sample_offsets(groups.capacity, height)
     for offsets in samples:
         ends, last, found = offsets.tolist(), len(offsets) - 1, np.zeros(int(offsets[-1]), np.int64)

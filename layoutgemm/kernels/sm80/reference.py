@@ -25,6 +25,7 @@ from ..indexed.rows import OUT_ROWS, ROWS
 from ..operands.prologue import PrologueElement
 from ..orders import reads_on_host, stored_elements
 from ..plan import present
+from ..ragged import Ragged
 from .groups import border, rows_of_tile
 from .operand import Sm80Operand, byte_selector
 from .plan import Sm80Plan
@@ -106,6 +107,7 @@ def _part_of_tile(plan: Sm80Plan, given: Mapping[str, object], matrix: int, row:
     if not plan.numbers_tiles:
         group, end = matrix, int(numbers[matrix])
     else:
+        assert isinstance(groups, Ragged)
         last = len(numbers) - 1
         group, first, end = rows_of_tile(groups, lambda e: int(numbers[min(e, last)]), row, plan.tile_c[0])
     first, end = border(first, end, either)

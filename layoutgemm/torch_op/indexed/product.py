@@ -20,9 +20,7 @@ from ...arguments import shown
 from ...errors import OperandError, TensorError
 from ...kernels.indexed.rows import check_distinct, check_inside
 from ...kernels.run.operand_checks import addressed, check_operands, resolved
-from ...kernels.sm80.plan import Sm80Config, Sm80Plan
 from ...kernels.sm90.config import Sm90Config
-from ...kernels.sm90.plan import Sm90Plan
 from ..bias_activation import GATES, by_torch, gate_by_torch
 from ..checks import check_activation, check_alike, check_device, copied, stored_as, tracing_state
 from ..composed.checks import check_indices, check_row_weights, checked
@@ -36,7 +34,7 @@ from ..scaled_grouped.gated import why_by_torch
 from ..scaled_grouped.grouped import BATCH, COUNTS, INTS, MASKED, OFFSETS, GroupedCall, check_values, grouped_product
 from ..scaled_grouped.kept import NOT_KEPT, KeptKey, launch
 from ..scaled_grouped.scaled import FP8, BiasActivation
-from ..types import C_NAMES, NAMES, listed
+from ..types import C_NAMES, NAMES, GroupsConfig, GroupsPlan, listed
 from .added import added
 from .plans import WEIGHTS, IndexedShape, mma_product, plan_of
 from .torch_rows import gathered, scattered, selected
@@ -256,7 +254,7 @@ def indexed_product(
     if given.batched:
         a, vectors["rows"] = a.expand(b.shape[0], *a.shape[-2:]), vectors["rows"].view(-1)
     of = shape_of(call, given)
-    plan: Sm80Plan | Sm90Plan
+    plan: GroupsPlan
     if mma:
         plan, _ = mma_plan(mma_product(of, copies), a.get_device(), config)
     else:
@@ -272,7 +270,7 @@ def _by_parts(call: IndexedCall, given: IndexedOperands, out: torch.Tensor | Non
 
 
 def _gathered_first(
-    call: IndexedCall, given: IndexedOperands, config: Sm90Config | Sm80Config | None, out: torch.Tensor | None
+    call: IndexedCall, given: IndexedOperands, config: GroupsConfig | None, out: torch.Tensor | None
 ) -> torch.Tensor:
     """A batch, or masked groups, of rows that torch gathers: no kernel of mma.sync gathers those of a batch."""
     assert given.rows is not None

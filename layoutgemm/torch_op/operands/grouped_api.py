@@ -12,6 +12,7 @@ from ...kernels.epilogue.chain import Epilogue
 from ...kernels.operands.combined import Combine, refusal_of_matrices
 from ...kernels.run.operand_checks import resolved
 from ...kernels.sm90.indexed.row_copy import copied_bytes
+from ...kernels.sm90.plan import Sm90Plan
 from ...memo import function_key
 from ..bias_activation import GATES
 from ..checks import (
@@ -289,7 +290,7 @@ def explain_grouped_combined(
         copies.append(
             (f"{said}: stride {product.groups.stride(0)}, and the kernel reads stride 1", product.groups.nbytes)
         )
-    if product.rows is not None and plan.copies_rows:
+    if product.rows is not None and isinstance(plan, Sm90Plan):
         copies.append((f"a: {product.rows.shape[0]} chosen rows", copied_bytes(plan)))
     of = "counts of rows" if call.form == MASKED else "ends"
     return of_plan(plan, left, right[0], out, f"one launch for all groups, whose {of} the kernel reads; {why}", copies)

@@ -26,7 +26,6 @@ from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.choose.prologue import plan_with_prologue
 from ...kernels.sm90.choose.scaled_grouped import masked_rows
 from ...kernels.sm90.config import Sm90Config
-from ...kernels.sm90.plan import Sm90Plan
 from .. import tuned_store
 from ..checks import autocast
 from ..compiled.traced import named
@@ -47,7 +46,7 @@ from ..scaled_grouped.grouped import (
 )
 from ..scaled_grouped.operators import checked_grouped
 from ..scaled_grouped.scaled import BiasActivation, line
-from ..types import C_NAMES, NAMES
+from ..types import C_NAMES, NAMES, GroupsPlan
 from .product import check_gate, check_names, check_type, check_vectors, function_of, launched, order_for
 
 _WITHOUT = "of groups of rows, of masked ones and of K"
@@ -159,7 +158,7 @@ def _launched(
 
 def plan_of_groups(
     product: GroupedPrologue, config: Sm90Config | None, clears: bool, expected_rows: int | None = None
-) -> tuple[Sm90Plan, str]:
+) -> tuple[GroupsPlan, str]:
     """The plan that a product's kernel is compiled from, and why. That of an H200 for CPU tensors.
 
     clears  rows in no group become zeros

@@ -477,7 +477,7 @@ def grouped_matmul(
     a, b = autocast(a, b)
     call = checked_grouped(a, b, groups, said, scale_a, scale_b, finish, out, out_dtype, *names)
     if expected_rows is not None:
-        config = expected_config(call, a, b, expected_rows, finish)
+        config = expected_config(call, a, b, expected_rows, finish)  # type: ignore[assignment]
     check_derivable(a, b, scale_a, scale_b, bias)
     if not needs_dispatcher(a, b, groups, scale_a, scale_b, bias, out):
         return computed_grouped(call, a, b, groups, scale_a, scale_b, finish, config, out, KeptKey(key))

@@ -21,6 +21,7 @@ from ...kernels.ragged import AlongK, Ragged
 from ...kernels.sm80.plan import Sm80Config, Sm80Plan
 from ...kernels.sm90.config import Sm90Config
 from ..prepared import target
+from ..types import GroupsConfig
 
 HOPPER = "sm_90a"
 
@@ -28,6 +29,13 @@ HOPPER = "sm_90a"
 def by_mma(index: int, config: object) -> bool:
     """True if a GPU takes mma.sync: it has no wgmma, or the caller gave an Sm80Config."""
     return isinstance(config, Sm80Config) or target(index)[0] != HOPPER
+
+
+def wgmma_config(config: GroupsConfig | None) -> Sm90Config | None:
+    """The configuration of a product without groups. Raises OperandError for an Sm80Config."""
+    if isinstance(config, Sm80Config):
+        raise OperandError("config is an Sm80Config: a batch without groups is a product of matmul, which chooses it")
+    return config
 
 
 class MmaProduct(NamedTuple):
@@ -51,7 +59,7 @@ class MmaProduct(NamedTuple):
     rows: int = 0
 
 
-def mma_plan(of: MmaProduct, index: int, config: Sm80Config | Sm90Config | None = None) -> tuple[Sm80Plan, str]:
+def mma_plan(of: MmaProduct, index: int, config: GroupsConfig | None = None) -> tuple[Sm80Plan, str]:
     """The plan on a GPU, and why this configuration. Raises OperandError for an Sm90Config, and the first refusal."""
     code = target(index)[0]
     if isinstance(config, Sm90Config):

@@ -16,6 +16,7 @@ from ...kernels.run.epilogue_operands import indexed_rows
 from ...kernels.run.operand_checks import resolved
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.indexed.row_copy import copied_bytes
+from ...kernels.sm90.plan import Sm90Plan
 from ..bias_activation import gated_finish
 from ..compiled.traced import named
 from ..epilogue import GivenOperands, finish_of
@@ -228,7 +229,7 @@ def _grouped(
         a, b = [x if x.ndim == 2 else x[0] for x in (a, b)]
         out = None if out is None else out[0]
     plan, why = plan_of_groups(call, a, b, groups, finish, config, call.said == ENDS, out is None, rows)
-    if rows is not None and plan.copies_rows:
+    if rows is not None and isinstance(plan, Sm90Plan):
         copies.append((f"a: {indexed_rows(plan)} chosen rows", copied_bytes(plan)))
     return of_plan(plan, a, b, out, f"{_one_launch(call.form)}; {why}", copies)
 
@@ -279,7 +280,7 @@ def explain_grouped_epilogue(
     copies += [copy for i, x in enumerate(further, 1) for copy in copied_operand(plan, "B", resolved(x), f"b[{i}]")]
     if of.rows is not None:
         a = a.expand(*of.b.shape[:-2], *a.shape[-2:]) if of.rows.ndim == 2 else a
-        if plan.copies_rows:
+        if isinstance(plan, Sm90Plan):
             copies.append((f"a: {indexed_rows(plan)} chosen rows", copied_bytes(plan)))
         if of.scale_a is not None and of.scale_a.shape[:1] == of.rows.shape:
             copies.append((f"scale_a: torch gathers {of.rows.shape[0]} chosen rows", of.scale_a.nbytes))

@@ -46,7 +46,6 @@ from ...kernels.sm90.choose.scaled_grouped import (
     usual_config,
 )
 from ...kernels.sm90.config import Sm90Config
-from ...kernels.sm90.plan import Sm90Plan
 from .. import tuned_store
 from ..bias_activation import by_torch
 from ..checks import check_activation, check_alike, stored_as
@@ -55,8 +54,8 @@ from ..epilogue import epilogue_product
 from ..indexed.torch_rows import gathered
 from ..prepared import gpu, on_gpu
 from ..reference import exact, rounded
-from ..types import C_NAMES, NAMES, listed
-from .by_mma import MmaProduct, by_mma, mma_plan
+from ..types import C_NAMES, NAMES, GroupsConfig, GroupsPlan, listed
+from .by_mma import MmaProduct, by_mma, mma_plan, wgmma_config
 from .epilogue import epilogue_of, why_unfinished
 from .gated import why_by_torch
 from .kept import NOT_KEPT, KeptKey, find, launch
@@ -291,7 +290,7 @@ def _check_scales(
 def grouped_product(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None,
     scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None, finish: BiasActivation = NO_FINISH,
-    config: Sm90Config | None = None, out: torch.Tensor | None = None, keeping: KeptKey = NOT_KEPT,
+    config: GroupsConfig | None = None, out: torch.Tensor | None = None, keeping: KeptKey = NOT_KEPT,
     rows: torch.Tensor | None = None, clears: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """The product, computed now: a new tensor, or `out`.
@@ -335,7 +334,7 @@ def ungated(call: GroupedCall, b: torch.Tensor, kind: torch.dtype) -> GroupedCal
 
 def _gated_by_torch(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, finish: BiasActivation,
-    config: Sm90Config | None, out: torch.Tensor | None, rows: torch.Tensor | None, clears: bool,
+    config: GroupsConfig | None, out: torch.Tensor | None, rows: torch.Tensor | None, clears: bool,
 ) -> torch.Tensor:  # fmt: skip
     """The product of all columns in float32, gated by torch."""
     every = ungated(call, b, torch.float32)
@@ -400,9 +399,10 @@ def in_groups_alone(call: GroupedCall, value: torch.Tensor, groups: torch.Tensor
 
 def _batch(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None,
-    finish: BiasActivation, config: Sm90Config | None, out: torch.Tensor | None,
+    finish: BiasActivation, given_config: GroupsConfig | None, out: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """Groups of as many rows each, all of them."""
+    config = wgmma_config(given_config)
     if call.recipes is None and finish.gate is not None:
         return gated_product(a, b, beside(finish.bias), str(finish.activation), call.kind, config, out)
     if call.recipes is None and finish.bias is None and finish.activation is None:
@@ -420,7 +420,7 @@ def _batch(
 
 def _one_group(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor,
-    scales: tuple[torch.Tensor | None, torch.Tensor | None], finish: BiasActivation, config: Sm90Config | None,
+    scales: tuple[torch.Tensor | None, torch.Tensor | None], finish: BiasActivation, config: GroupsConfig | None,
     out: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """One masked group, or one along K: its plan has no batch."""
@@ -462,7 +462,7 @@ def in_groups(shape: Sequence[int], said: str, groups: torch.Tensor) -> torch.Te
 
 def _by_kernel(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None, finish: BiasActivation, config: Sm90Config | None, out: torch.Tensor | None,
+    scale_b: torch.Tensor | None, finish: BiasActivation, config: GroupsConfig | None, out: torch.Tensor | None,
     keeping: KeptKey, rows: torch.Tensor | None = None, clears: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """Groups of rows, masked ones, or along K, by their kernel."""
@@ -495,9 +495,9 @@ def _by_kernel(
 
 def plan_of(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, numbers: torch.Tensor, finish: BiasActivation,
-    config: Sm90Config | None, ends: bool = False, clears: bool = False, rows: torch.Tensor | None = None,
+    config: GroupsConfig | None, ends: bool = False, clears: bool = False, rows: torch.Tensor | None = None,
     epilogue: Epilogue | None = None, how: Combined | None = None,
-) -> tuple[Sm90Plan, str]:  # fmt: skip
+) -> tuple[GroupsPlan, str]:  # fmt: skip
     """The plan of a product by kernel, and why this configuration.
 
     ends    `numbers` are ends, without the zero in front
@@ -527,7 +527,8 @@ def plan_of(
                 made = derived(sizes, types, scales, measured.config, ragged, epilogue, gate, indexed, call.span)
                 return made, tuned_store.MEASURED
     plain = not (epilogue or masked or gate is not None or indexed is not None)
-    config, why = chosen(sizes, types, scales, a.get_device(), config, masked, gate, epilogue.columns, plain)
+    given = wgmma_config(config)
+    config, why = chosen(sizes, types, scales, a.get_device(), given, masked, gate, epilogue.columns, plain)
     return derived(sizes, types, scales, config, ragged, epilogue, gate, indexed, call.span), why
 
 
@@ -542,6 +543,11 @@ def mma_product(
     groups: Ragged | AlongK = Ragged.of(call.experts, offsets, call.form == MASKED, ends)
     if call.form == ALONG_K:
         groups, types = AlongK.of(call.experts, offsets, ends), (f"{types[0]}:col", f"{NAMES[b.dtype]}:row", types[2])
+        if scales is not None:
+            what = "scale_a: scales of 128 of K" if scales else "use_fast_accum: sums that are added in float32"
+            raise OperandError(
+                f"{what} of groups along K are sm_90a's; by mma.sync they have scales of rows and columns"
+            )
     gate = finish.gate if how is None else how
     indexed = None if rows is None else IndexedRows(RowIndices(a.shape[-2], INTS[rows.dtype]))
     return MmaProduct((m, n, k, call.experts), types, groups, scales, epilogue or None, gate, indexed)
@@ -559,7 +565,7 @@ def types_and_scales(
 
 def expected_config(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, rows: int, finish: BiasActivation, how: Combined | None = None
-) -> Sm90Config:
+) -> GroupsConfig:
     """The configuration of groups of `rows` rows each, masked or not.
 
     how  the function of products with several matrices, or None
@@ -587,9 +593,9 @@ def expected_config(
 
 
 def _plan_along_k(
-    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, config: Sm90Config | None, ends: bool,
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, config: GroupsConfig | None, ends: bool,
     epilogue: Epilogue, finish: BiasActivation, own: bool,
-) -> tuple[Sm90Plan, str]:  # fmt: skip
+) -> tuple[GroupsPlan, str]:  # fmt: skip
     """The plan of groups along K, and why this configuration. `own`: the epilogue is the caller's."""
     sizes, blocks = (a.shape[0], b.shape[1], a.shape[1], call.experts), a.dtype in FP8
     orders = ("row", "col") if blocks else ("col", "row")  # K is contiguous, or rows and columns are

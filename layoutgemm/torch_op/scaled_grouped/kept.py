@@ -24,8 +24,6 @@ from ...kernels.run.operand_checks import resolved
 from ...kernels.run.partial import is_partial
 from ...kernels.run.tensor_maps import LineCopy
 from ...kernels.run.torch_tensors import TensorLaunch, check_tensors, launch_of
-from ...kernels.sm80.plan import Sm80Plan
-from ...kernels.sm90.plan import Sm90Plan
 from ..checks import PLAIN, modes_of_dispatch, modes_of_functions, tracing_state, transforms
 from ..compiled.guards import (
     ALIGNED,
@@ -54,6 +52,7 @@ from ..launch import (
     span,
 )
 from ..problem import StridedOperand, contiguous_strides
+from ..types import GroupsPlan
 
 Key = tuple[object, ...]
 Others = Sequence["torch.Tensor | None"]
@@ -137,7 +136,7 @@ SEEN = READY.seen
 ONCE = -3  # in keys of guards: three tensors, of which the last is given twice, as both scales
 Record = Callable[[ProductCall, torch.Tensor, torch.Tensor, torch.Tensor], "torch.Tensor | None"]
 USUAL: dict[Key, str] = {}  # options of most calls, and the name that stands for them in keys of guards
-PLANS: dict[Key, tuple[Sm80Plan | Sm90Plan, str]] = {}  # of launches that are not kept, and why
+PLANS: dict[Key, tuple[GroupsPlan, str]] = {}  # of launches that are not kept, and why
 _grad_enabled = torch.is_grad_enabled
 _autocast = torch._C._is_any_autocast_enabled
 
@@ -442,7 +441,7 @@ def memory_beside(
 
 
 def launch(
-    keeping: KeptKey, plan: Sm80Plan | Sm90Plan, a: torch.Tensor, b: torch.Tensor, tables: Mapping[str, torch.Tensor],
+    keeping: KeptKey, plan: GroupsPlan, a: torch.Tensor, b: torch.Tensor, tables: Mapping[str, torch.Tensor],
     operands: Mapping[str, torch.Tensor], out: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """The product by a plan. Unless C is copied, the launch is kept for such tensors at such addresses.
@@ -490,14 +489,14 @@ def launch(
     return c
 
 
-def _keep_rows(plan: Sm80Plan | Sm90Plan, made: TensorLaunch, out: torch.Tensor | None) -> None:
+def _keep_rows(plan: GroupsPlan, made: TensorLaunch, out: torch.Tensor | None) -> None:
     """Keep rows in no group, where C is stored beside the output and then copied."""
     if made.late and out is not None and plan.ragged is not None and not plan.ragged.clears:
         made.c.copy_(out)
 
 
 def launch_once(
-    plan: Sm80Plan | Sm90Plan, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, words: Sequence[int]
+    plan: GroupsPlan, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, words: Sequence[int]
 ) -> torch.Tensor:
     """Launch a plan into C, or a new one. Of the words the caller knows all. Nothing is kept."""
     index = a.get_device()
@@ -541,7 +540,7 @@ def keep(
 
 
 def _words(
-    plan: Sm80Plan | Sm90Plan, tables: Mapping[str, torch.Tensor], operands: Mapping[str, torch.Tensor], device: torch.device,
+    plan: GroupsPlan, tables: Mapping[str, torch.Tensor], operands: Mapping[str, torch.Tensor], device: torch.device,
     memory: torch.Tensor | None,
 ) -> tuple[int, ...]:  # fmt: skip
     """The launch's sixteen words: the epilogue's, the main loop's, the groups'."""

@@ -22,7 +22,7 @@ from ...kernels.run.epilogue_operands import words_of_tensors
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm80.plan import Sm80Config
 from ...kernels.sm90.choose.rules import whole_columns
-from ...kernels.sm90.plan import Sm90Config, Sm90Plan
+from ...kernels.sm90.plan import Sm90Config
 from .. import tuned_store
 from ..checks import copied, derived_by_transform, has_tangent, needs_dispatcher, refuse_traces, seen_and_recorded
 from ..compiled.kept_launches import epilogue_again_or
@@ -44,7 +44,7 @@ from ..own_epilogue.formula import StepResults, steps_by_torch
 from ..own_epilogue.names import OperandNames
 from ..own_epilogue.recorded import derivable, recorded
 from ..prepared import LaunchEpilogue, config_text, gpu, on_gpu
-from ..types import C_NAMES, NAMES
+from ..types import C_NAMES, NAMES, GroupsPlan
 from .by_mma import MmaProduct, by_mma, mma_plan
 from .epilogue import epilogue_of
 from .epilogue_gradients import ProductFormula, check_derivable
@@ -270,7 +270,7 @@ def promotes(call: ScaledCall, fast: bool) -> bool:
 
 def own_plan(
     made: CheckedScales, fast: bool, given: Tensors, config: Sm90Config | None
-) -> tuple[Sm90Plan, str, LaunchEpilogue]:
+) -> tuple[GroupsPlan, str, LaunchEpilogue]:
     """The plan of a promoted or gated product, why this configuration, and the epilogue's words.
 
     fast   whether sums stay in the tensor core

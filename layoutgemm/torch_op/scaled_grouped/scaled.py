@@ -49,7 +49,7 @@ from ..fp8.launch import AS_QUANTIZE, computed_into
 from ..prepared import Config, gpu, on_gpu, prepare
 from ..problem import half
 from ..reference import exact
-from ..types import C_NAMES, NAMES, READ, listed
+from ..types import C_NAMES, NAMES, READ, GroupsPlan, listed
 from .by_mma import MmaProduct, by_mma, mma_plan
 from .epilogue import SCALE_C, epilogue_of
 from .kept import KeptKey, Key, find, keep, launch
@@ -352,7 +352,7 @@ def epilogue_for(call: ScaledCall, finish: BiasActivation) -> Epilogue:
 
 def plan_of(
     call: ScaledCall, a: torch.Tensor, b: torch.Tensor, finish: BiasActivation, config: Sm90Config | None = None
-) -> tuple[Sm90Plan, str]:
+) -> tuple[GroupsPlan, str]:
     """The plan of a promoted or gated product, and why this configuration."""
     batch = a.shape[0] if a.ndim == 3 else 1
     sizes = call.shape[-2], call.shape[-1], a.shape[-1], batch

@@ -182,7 +182,7 @@ class Sm80GemmKernel(TileEntry):
             loads = self.of_k_tile(load_a, ahead_k[0]), load_b
             read = self.multiply_k_tile((sums, held_a, held_b), loads, copies, shared, read)
             if const_expr(promotion is not None):
-                promotion.promote(totals, sums, numbers)
+                present(promotion).promote(totals, sums, numbers)
                 keep(numbers, following)
                 sums.fill(0)
             write = next_stage(write, pitch, plan.stages)

@@ -29,6 +29,9 @@ class GroupedTiles:
     """The tiles of groups, in place of a grid for each matrix."""
 
     plan: Any
+    launch_options: Any
+    compute_tile: Any
+    given: Any
 
     @cute.jit
     def start(
@@ -68,7 +71,7 @@ class GroupedTiles:
     def line(self, group: Int32, groups: Int32, k: Int32, words: tuple[Int64, ...]) -> Int32:
         """The first line of K of a group."""
         of = self.plan.along_k
-        found = load_first(self.given(words)[of.name], group, groups, of.offset_bytes, of.ends)  # type: ignore[attr-defined]
+        found = load_first(self.given(words)[of.name], group, groups, of.offset_bytes, of.ends)
         return cutlass.max(cutlass.min(found, k), 0)
 
     def grid_of_tiles(self, sizes: tuple[Int32, ...]) -> tuple[Int32, Int32]:
@@ -83,7 +86,7 @@ class GroupedTiles:
         if plan.along_k is not None:
             return row * height, m, k, matrix, b
         of = plan.ragged or plan.experts
-        address = self.given(words)[of.name]  # type: ignore[attr-defined]
+        address = self.given(words)[of.name]
 
         def entry(group: Int32) -> Int32:
             """A group's first row, or the rows that count, inside of A."""
