@@ -119,6 +119,7 @@ def test_scales_of_128_of_k(groups: bool, ada: Any) -> None:
 
 def test_the_plan_is_explained_and_refusals_name_the_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is launched."""
+    assert by_mma.by_mma(-1, SMALL) and not by_mma.by_mma(-1, None)
     a, b, _ = experts()
     eight, of_eight, _ = experts(E4M3)
     with every_door(monkeypatch, "sm_120a", computes=False):
@@ -135,4 +136,3 @@ def test_the_plan_is_explained_and_refusals_name_the_obstacle(monkeypatch: pytes
             grouped_matmul(x, y, torch.tensor([0, 128, 256]), scale_a=powers(72, 2), scale_b=powers(48, 2))
     with every_door(monkeypatch, "sm_86", computes=False), pytest.raises(PlanError, match="it exists from sm_89 on"):
         grouped_matmul(eight, of_eight, OFFSETS)
-    assert by_mma.by_mma(-1, SMALL) and not by_mma.by_mma(-1, None)
