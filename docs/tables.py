@@ -281,13 +281,18 @@ def functions_table() -> str:
             found.append(by if _multiplies(name, kind, asked) else "-")
         return found
 
+    blocks = AlongK.of(8, multiple=128)
     rows = [
         ["`matmul`, `gemm`: bf16, f16, f32 as tf32", *cells("bf16")],
         ["the same of int8 and uint8", *cells("i8")],
         ["the same of float8", *cells("e4m3")],
         ["`quantized_matmul`, `quantized_grouped_matmul`", *cells("bf16")],
         ["`grouped_matmul`: bf16, f16", *cells("bf16", ragged=Ragged.of(8), batch=8)],
-        ["the same of float8, `fp8_grouped_matmul`", *cells("e4m3", ragged=Ragged.of(8), batch=8)],
+        ["the same of float8", *cells("e4m3", ragged=Ragged.of(8), batch=8)],
+        [
+            "`fp8_grouped_matmul` with the gradient of B",
+            *cells("e4m3", along_k=blocks, batch=8, mainloop=mainloop_of((1, 1))),
+        ],
         ["`scaled_matmul`, `fp8_matmul`", *cells("e4m3", mainloop=mainloop_of((1, 128)))],
     ]
     return table(["torch function", *names], rows)

@@ -46,7 +46,7 @@ class GroupOffsets:
 
     @property
     def leaves_rows(self) -> bool:
-        """True if rows of one matrix of C may be in no group, and stay as they are."""
+        """True if rows of C may be in no group, and stay as they are."""
         return False
 
     @property
@@ -128,7 +128,7 @@ class Ragged(GroupOffsets):
 
     @property
     def leaves_rows(self) -> bool:
-        """True if rows of one matrix of C may be in no group, and stay as they are."""
+        """True if rows of C may be in no group, and stay as they are."""
         return self.ends and not self.clears
 
     @property

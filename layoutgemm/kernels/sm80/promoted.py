@@ -82,7 +82,7 @@ class NumberSlots:
 
     @cached_property
     def first(self) -> tuple[tuple[int, int], ...]:
-        """(a value with that number, the sum that it is of) of each slot, in order."""
+        """(a value with the number, the value's sum) of each slot, in order."""
         found: dict[tuple[int, int], tuple[int, int]] = {}
         for half in range(self.sums if self.along else 1):
             for value in range(self.fragment.accumulator_registers):
@@ -129,7 +129,7 @@ def promoted_registers(plan: Sm80Plan) -> int:
 
 
 def number_checks(plan: Sm80Plan) -> list[Check]:
-    """Each element is promoted with the numbers of its own row and column, wherever the tile lies."""
+    """Each element is promoted with its own row's and column's numbers, wherever the tile lies."""
     if plan.mainloop is None:
         return []
     witness, count, lanes = "", 0, np.arange(WARP)
@@ -163,7 +163,7 @@ def explain_promoted(plan: Sm80Plan) -> list[str]:
 
 
 def numbers_at(plan: Sm80Plan, tables: Mapping[str, Any], at: tuple[int, int, int], k_block: int) -> dict[str, Any]:
-    """Each table's numbers of a warp's values, (block along M, block along N, lane, value) or fewer, of a K block.
+    """Each table's numbers of a K block: (block along M, block along N, lane, value) of a warp.
 
     at  first row, first column and group of the warp's part
     """

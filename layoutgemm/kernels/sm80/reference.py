@@ -115,7 +115,7 @@ def _part_of_tile(plan: Sm80Plan, given: Mapping[str, object], matrix: int, row:
 
 
 def _times_stored(plan: Sm80Plan, given: Mapping[str, object]) -> Any:
-    """How often each element of C is stored: once, or not at all."""
+    """Times that each element of C is stored: 1, or 0."""
     if plan.ragged is not None and plan.ragged.masked:
         counts = np.asarray(given[plan.ragged.name]).reshape(-1, 1, 1)
         return (np.arange(plan.m)[:, None] < counts).astype(np.uint8)

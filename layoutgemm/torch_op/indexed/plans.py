@@ -48,7 +48,9 @@ class IndexedShape(NamedTuple):
 
 
 def mma_product(of: IndexedShape, copies: bool | None) -> MmaProduct:
-    """All that decides on a plan by mma.sync, whose kernel gathers rows as it copies them, and scatters beside a gate.
+    """All that decides on a plan by mma.sync.
+
+    Its kernel gathers rows as it copies them, and scatters rows beside a gate.
 
     Raises OperandError for rows that are to be copied first.
     """

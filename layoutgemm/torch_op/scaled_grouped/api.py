@@ -178,8 +178,8 @@ def scaled_matmul(
     scale_a[i, kb] * scale_b[j, kb] * (A's block @ B's block)[i, j].
 
     a, b     float8_e4m3fn or float8_e5m2 each, (M, K) and (K, N), or batches of them: on one GPU of compute capability
-             8.9, 9.0 or 12.x, or on the CPU. K contiguous (b is the transpose of an (N, K) matrix) and lines of a multiple of 16
-             elements; what lies otherwise is copied
+             8.9, 9.0 or 12.x, or on the CPU. K contiguous (b is the transpose of an (N, K) matrix) and lines of a
+             multiple of 16 elements; what lies otherwise is copied
     scale_a  float32, of any strides: (M, K blocks), or (M / 128, K blocks) for a scale of 128 rows; (M, 1) or (M,) for
              a scale of each row; one element for all of a
     scale_b  float32, or None: (N, K blocks), or (N / 128, K blocks); (1, N), (N, 1) or (N,); one element

@@ -1,4 +1,4 @@
-"""Groups of rows, masked groups, groups along K, and K blocks with scales by mma.sync: proven, executed, emulated."""
+"""Groups, and K blocks with scales, by mma.sync: proven, executed and emulated."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def derived(m: int = 40, k: int = K, **asked: Any) -> Sm80Plan:
 
 
 def case(name: str) -> tuple[Sm80Plan, np.ndarray, np.ndarray, dict[str, np.ndarray], np.ndarray, Any]:
-    """Plan, A, B, what is read besides, the product, and where it is compared."""
+    """Plan, A, B, further operands, the product, and where it is compared."""
     a, b, every = integers(40, K), integers(4, K, N), np.s_[:]
     if name == "rows":
         return derived(ragged=Ragged.of(4)), a, b, {"offsets": ENDS}, of_each(a, b), every
@@ -165,7 +165,7 @@ def scales(*shape: int) -> np.ndarray:
 
 
 def blocks_case(name: str) -> tuple[Sm80Plan, np.ndarray, np.ndarray, dict[str, np.ndarray], np.ndarray]:
-    """A product with scales of 128 of K: plan, A, B, what is read besides, and the result."""
+    """A product with scales of 128 of K: plan, A, B, further operands and the result."""
     m, k = 40, 144
     asked: dict[str, Any] = {"arch": "sm_89", "a": "e4m3", "b": "e4m3:col", "config": BLOCKS, "batch": 1}
     loop = mainloop_of((1, 128))

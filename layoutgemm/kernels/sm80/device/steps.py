@@ -28,7 +28,7 @@ def finished(
 ) -> cute.Tensor:  # fmt: skip
     """A warp's accumulators after the function of several sums, and the epilogue's steps. Integers become f32.
 
-    sizes  m, n, k, and of groups of rows their number
+    sizes  m, n, k and groups
     place  first row, first column and matrix of the warp's part of C, and the end of its rows
     words  the plan's, in order
     """
