@@ -132,7 +132,9 @@ _PROMOTED = Sm80Config((128, 128), None, None, (2, 4), 8)  # of the most sums wh
 
 
 def for_promoted(config: Sm80Config, depth: int) -> Sm80Config:
-    """The nearest configuration of a main loop that promotes: K tiles of K blocks, and half of the registers for sums.
+    """The nearest configuration of a main loop that promotes.
+
+    K tiles are K blocks, and half of the registers are for sums.
 
     >>> for_promoted(Sm80Config((128, 256)), 128).tile, for_promoted(Sm80Config((64, 64), warps=(2, 2)), 128).tile
     ((128, 128), (64, 64))

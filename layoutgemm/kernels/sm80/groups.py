@@ -21,7 +21,7 @@ Rows of no group, behind the last of `ends`, are not stored: a new result begins
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -85,7 +85,7 @@ def row_tiles(m: W, groups: W, height: int) -> W:
 
 def rows_of_tile(
     groups: Ragged, offset: Callable[[W], W], number: W, height: int,
-    choose: Callable[[Any, Any, Any], Any] = either,
+    choose: Callable[..., W] = either,
 ) -> tuple[W, W, W]:  # fmt: skip
     """(group, first row, end of the group) of a tile of rows. Ints or traced integers. No rows if first >= end.
 
@@ -101,7 +101,7 @@ def rows_of_tile(
     return group, start + (number - start // height - group) * height, offset(group + 1)
 
 
-def border(first: W, end: W, choose: Callable[[Any, Any, Any], Any]) -> tuple[W, W]:
+def border(first: W, end: W, choose: Callable[..., W]) -> tuple[W, W]:
     """(first row, end) of a tile, both of at least one row of a matrix. A tile without rows begins at its end.
 
     >>> border(16, 40, either), border(16, 3, either), border(0, 0, either)

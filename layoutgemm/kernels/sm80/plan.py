@@ -360,11 +360,11 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan, Asked):
 
     @property
     def leaves_rows(self) -> bool:
-        """True if rows of C may be in no group: the kernel leaves them as they are."""
+        """True if rows of C may be in no group. The kernel leaves them."""
         return self.groups is not None and self.groups.leaves_rows
 
     def stored_rows(self, values: Mapping[str, Any]) -> Any:
-        """The rows of C that are stored, as an array; None for all, and for masked groups.
+        """The rows of C that are stored. None for all, and for masked groups.
 
         values  that the plan reads, by name
         """

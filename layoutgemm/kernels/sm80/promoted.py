@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -40,7 +40,10 @@ _LOOP = ("main loop",)  # the part of a product
 
 
 def promoted_of(loop: Promoted | None, asked: Asked, config: Sm80Config, n: int) -> Promoted | None:
-    """The main loop as a plan has it: of a gate its tables are in halves. Raises PlanError where no kernel has it."""
+    """The main loop as a plan has it. Raises PlanError where no kernel has it.
+
+    Of a gate its tables are in halves.
+    """
     if loop is None:
         return None
     if not isinstance(loop, Promoted):
@@ -63,7 +66,7 @@ def check_promotes(loop: Promoted | None, atom: MmaAtom, c: Operand) -> None:
 
 
 @dataclass(frozen=True)
-class NumberSlots:
+class ThreadNumbers:
     """A table's numbers in a thread's registers.
 
     segment  neighbouring columns of a warp's part that have one number wherever the tile lies; else 1
@@ -110,13 +113,13 @@ class NumberSlots:
         return lane * 0 + int(self.fragment.coords_C(0, value)[1]) // self.segment * self.segment
 
 
-def number_slots(plan: Sm80Plan) -> tuple[NumberSlots, ...]:
+def number_slots(plan: Sm80Plan) -> tuple[ThreadNumbers, ...]:
     """The numbers of each table that a thread holds."""
     found = []
     for table in present(plan.mainloop).tables if plan.mainloop is not None else ():
         segment = 1 if table.axis == "m" else gcd(table.segment(plan.tile_c[1]), plan.warp_columns)
         segment = segment if segment % plan.fragment.lane_columns == 0 else 1
-        found.append(NumberSlots(table, plan.fragment, segment, plan.sums))
+        found.append(ThreadNumbers(table, plan.fragment, segment, plan.sums))
     return tuple(found)
 
 
@@ -162,14 +165,18 @@ def explain_promoted(plan: Sm80Plan) -> list[str]:
     ]
 
 
-def numbers_at(plan: Sm80Plan, tables: Mapping[str, Any], at: tuple[int, int, int], k_block: int) -> dict[str, Any]:
-    """Each table's numbers of a K block: (block along M, block along N, lane, value) of a warp.
+def numbers_at(
+    plan: Sm80Plan, tables: Mapping[str, object], at: tuple[int, int, int], k_block: int
+) -> dict[str, np.ndarray]:
+    """Each table's numbers of a K block.
+
+    They are of a warp's values: (block along M, block along N, lane, value).
 
     at  first row, first column and group of the warp's part
     """
     row, column, group = at
     m, n = plan.blocks
-    found: dict[str, Any] = {}
+    found: dict[str, np.ndarray] = {}
     for each in number_slots(plan):
         value = np.asarray(tables[each.table.name], np.float32)
         value = value[group] if value.ndim > 2 else value

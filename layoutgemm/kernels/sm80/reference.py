@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -114,7 +114,7 @@ def _part_of_tile(plan: Sm80Plan, given: Mapping[str, object], matrix: int, row:
     return _TilePart(first, end, min(group, plan.batch - 1), (0, plan.k if first < end else 0))
 
 
-def _times_stored(plan: Sm80Plan, given: Mapping[str, object]) -> Any:
+def _times_stored(plan: Sm80Plan, given: Mapping[str, object]) -> np.ndarray | int:
     """Times that each element of C is stored: 1, or 0."""
     if plan.ragged is not None and plan.ragged.masked:
         counts = np.asarray(given[plan.ragged.name]).reshape(-1, 1, 1)

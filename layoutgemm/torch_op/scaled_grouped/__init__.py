@@ -7,6 +7,7 @@ A call passes through these files, in this order:
     grouped      forms, checks and products of groups
     scaled       checks and products with scales
     kept         launches, kept for the next call
+    by_mma       the plan on GPUs without wgmma
     recipes      which part of an operand shares a scale: without torch, for JAX too
     gated        gates of grouped products
     epilogue, own_epilogue, grouped_epilogue   an epilogue with scales, with groups

@@ -27,7 +27,7 @@ HOPPER = "sm_90a"
 
 
 def by_mma(index: int, config: object) -> bool:
-    """True if a GPU takes mma.sync: it has no wgmma, or the caller gave an Sm80Config."""
+    """True if a GPU takes mma.sync. It has no wgmma, or the caller gave an Sm80Config."""
     return isinstance(config, Sm80Config) or target(index)[0] != HOPPER
 
 

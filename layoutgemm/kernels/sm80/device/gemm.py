@@ -274,7 +274,10 @@ class Sm80GemmKernel(TileEntry):
         self, thread: Int32, b: Int64, ldb: Int64, place: tuple[Int32, Int32], n: Int32, k: Int32,
         words: tuple[Int64, ...],
     ) -> _TileCopies:  # fmt: skip
-        """A thread's copies of B; `place` is its tile's first column and its matrix, `words` are the launch's."""
+        """A thread's copies of B.
+
+        place  its tile's first column, and its matrix;   words   the launch's
+        """
         plan, (start, matrix) = self.plan, place
         at = plan.b, plan.smem.b_offset, thread
         if plan.gated is None:

@@ -7,7 +7,6 @@ memory. All else is the kernel of one matrix, whose rows, or whose K, end with t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -20,18 +19,14 @@ from ...plan import tile_count
 from ..groups import border, launched_rows, rows_of_tile
 from ..quantized.experts import expert_bytes
 from .fused import Sm80FusedKernel
+from .gemm import Sm80GemmKernel
 from .indexed import Sm80IndexedKernel
 from .prologue import Sm80PrologueKernel
 from .quantized import Sm80QuantizedKernel
 
 
-class GroupedTiles:
+class GroupedTiles(Sm80GemmKernel):
     """The tiles of groups, in place of a grid for each matrix."""
-
-    plan: Any
-    launch_options: Any
-    compute_tile: Any
-    given: Any
 
     @cute.jit
     def start(
