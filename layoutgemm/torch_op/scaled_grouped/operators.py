@@ -8,6 +8,7 @@ grouped products too, through the same operator, so they have derivatives of the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch.autograd.function import FunctionCtx
@@ -33,7 +34,6 @@ from ..operators import (
     slices_of,
     with_autograd,
 )
-from ..types import GroupsConfig
 from .grouped import BATCH, COLUMNS, GroupedCall, check_grouped, counted, finished, grouped_product
 from .recipes import BLOCK, recipe_text
 from .scaled import FP8, NO_FINISH, BiasActivation, ScaledCall, check_config, check_scaled, scaled_product
@@ -72,7 +72,7 @@ def check_out_recipe(recipe: object, kind: object) -> None:
         raise OperandError(f"out_recipe: out_dtype is {kind}, and what has scales is float8_e4m3fn or float8_e5m2")
 
 
-def plain_config(text: str) -> GroupsConfig | None:
+def plain_config(text: str) -> Any:
     """The configuration that `prepared.config_text` wrote. Raises OperandError for one with swapped operands."""
     choice = configured(text, (Sm90Choice, Sm80Choice))
     if choice is None:
