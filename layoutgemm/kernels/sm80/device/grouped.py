@@ -15,7 +15,7 @@ from cutlass import Int32, Int64, const_expr
 from ...dsl import bridge
 from ...dsl.reductions import launch_finish
 from ...dsl.tables import choose, group_entry, load_first
-from ...plan import tile_count
+from ...plan import present, tile_count
 from ..groups import border, launched_rows, rows_of_tile
 from ..quantized.experts import expert_bytes
 from .fused import Sm80FusedKernel
@@ -65,7 +65,7 @@ class GroupedTiles(Sm80GemmKernel):
 
     def line(self, group: Int32, groups: Int32, k: Int32, words: tuple[Int64, ...]) -> Int32:
         """The first line of K of a group."""
-        of = self.plan.along_k
+        of = present(self.plan.along_k)
         found = load_first(self.given(words)[of.name], group, groups, of.offset_bytes, of.ends)
         return cutlass.max(cutlass.min(found, k), 0)
 
@@ -80,7 +80,7 @@ class GroupedTiles(Sm80GemmKernel):
         plan, height, (m, n, k, count, stride) = self.plan, self.plan.tile_c[0], sizes
         if plan.along_k is not None:
             return row * height, m, k, matrix, b
-        of = plan.ragged or plan.experts
+        of = present(plan.ragged or plan.experts)
         address = self.given(words)[of.name]
 
         def entry(group: Int32) -> Int32:
