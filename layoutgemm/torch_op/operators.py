@@ -62,7 +62,7 @@ NAME = "layoutgemm::matmul"
 
 
 @functools.lru_cache(256)
-def configured(text: str, kinds: tuple[type[Any], ...] = (Sm90Choice,)) -> Any:
+def configured(text: str, kinds: tuple[type, ...] = (Sm90Choice,)) -> Any:
     """The configuration that `prepared.config_text` wrote. Raises OperandError for a text of no such one."""
     if not text:
         return None
