@@ -6,6 +6,7 @@ import ast
 import functools
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from docs import reference
 from layoutgemm import plan
 from layoutgemm.arch import arch
 from layoutgemm.errors import LayoutError, PlanError
-from layoutgemm.kernels import Combined, IndexedRows, Prologue, RowIndices, Triangles
+from layoutgemm.kernels import AlongK, Combined, IndexedRows, Prologue, Ragged, RowIndices, Triangles
 from layoutgemm.kernels.epilogue.chain import Bias, ColumnGroup, Epilogue, Quantize, RowReduce, Scale
 from layoutgemm.kernels.operands.combinations import PARTS, REFUSED
+from layoutgemm.kernels.operands.promoted import mainloop_of
 from layoutgemm.torch_op.problem import code_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -272,28 +274,34 @@ def functions_table() -> str:
     """The torch functions by architecture: what each GPU runs, as the code that launches asks."""
     names = ("sm_80", "sm_86", "sm_89", "sm_120a", "sm_90a", "sm_100a")
 
-    def cells(kind: str = "") -> list[str]:  # of inputs; "": by wgmma alone
+    def cells(kind: str, **asked: object) -> list[str]:  # of inputs of a type
         found = []
         for name in names:
-            by = {None: "-", "sm_90a": "wgmma"}.get(code_of(arch(name).capabilities[0]), "mma.sync" if kind else "-")
-            found.append(by if not kind or _multiplies(name, kind) else "-")
+            by = {None: "-", "sm_90a": "wgmma"}.get(code_of(arch(name).capabilities[0]), "mma.sync")
+            found.append(by if _multiplies(name, kind, asked) else "-")
         return found
 
+    blocks = AlongK.of(8, multiple=128)
     rows = [
         ["`matmul`, `gemm`: bf16, f16, f32 as tf32", *cells("bf16")],
         ["the same of int8 and uint8", *cells("i8")],
         ["the same of float8", *cells("e4m3")],
         ["`quantized_matmul`, `quantized_grouped_matmul`", *cells("bf16")],
-        ["`scaled_matmul`, `fp8_matmul`", *cells()],
-        ["`grouped_matmul`, `fp8_grouped_matmul`", *cells()],
+        ["`grouped_matmul`: bf16, f16", *cells("bf16", ragged=Ragged.of(8), batch=8)],
+        ["the same of float8", *cells("e4m3", ragged=Ragged.of(8), batch=8)],
+        [
+            "`fp8_grouped_matmul` with the gradient of B",
+            *cells("e4m3", along_k=blocks, batch=8, mainloop=mainloop_of((1, 1))),
+        ],
+        ["`scaled_matmul`, `fp8_matmul`", *cells("e4m3", mainloop=mainloop_of((1, 128)))],
     ]
     return table(["torch function", *names], rows)
 
 
-def _multiplies(name: str, kind: str) -> bool:
-    """True if `plan` has a kernel of these inputs for an architecture."""
+def _multiplies(name: str, kind: str, asked: Mapping[str, Any]) -> bool:
+    """True if `plan` has a kernel of these inputs for an architecture; `asked`: its other arguments."""
     try:
-        plan(512, 512, 512, arch=name, a=kind, b=f"{kind}:col")
+        plan(512, 512, 512, arch=name, a=kind, b=f"{kind}:col", **{"c": None, **asked})
     except LayoutError:
         return False
     return True
@@ -312,6 +320,14 @@ def _parts_alone() -> dict[str, dict[str, Any]]:
         "symmetric (`order=`)": {"order": "symmetric"},
         "triangular operands (`triangles=`)": {"triangles": Triangles("lower")},
         "rows by index (`indexed=`)": {"indexed": IndexedRows(RowIndices(512), RowIndices(512))},
+        "groups of rows, masked ones (`ragged=`)": {"ragged": Ragged.of(8), "batch": 8},
+        "groups along K (`along_k=`)": {"along_k": AlongK.of(8), "batch": 8, "a": "bf16:col", "b": "bf16"},
+        "scales of 128 of K (`mainloop=`)": {
+            "a": "e4m3",
+            "b": "e4m3:col",
+            "c": "bf16",
+            "mainloop": mainloop_of((1, 128)),
+        },
         "rows copied first": {"indexed": IndexedRows(RowIndices(512), copy=True)},
         "8-bit integers": {"a": "i8", "b": "i8:col", "c": "f32", "epilogue": Epilogue(Scale())},
         "8-bit floats": {"a": "e4m3", "b": "e4m3:col", "c": "bf16"},

@@ -35,15 +35,14 @@ from .derive import Operand
 from .indexed.rows import IndexedRows, RowIndices
 from .operands.combined import Combined
 from .operands.prologue import Prologue, PrologueOperand
+from .operands.promoted import Promoted, Table
 from .plan import GemmPlan
 from .planner import plan
-from .ragged import Ragged
+from .ragged import AlongK, Ragged
 from .run.error_bound import error_bound
 from .run.result import GemmResult
 from .sm80.plan import Sm80Config, Sm80Plan
-from .sm90.along_k import AlongK
 from .sm90.config import Sm90Tuning
-from .sm90.mainloop import Promoted, Table
 from .sm90.operands.row_sums import RowSums
 from .sm90.plan import Sm90Config, Sm90Plan
 from .sm90.quantized.feature_parts import FeatureParts

@@ -28,12 +28,22 @@ from .operands.combined import LEAST_MATRICES, Combined, columns_of_each
 from .operands.gated import combination
 from .operands.pair import SecondPair, pair_of
 from .operands.prologue import Prologue
+from .operands.promoted import Promoted
 from .orders import Order, columns_of_order, diagonal_pattern, is_symmetric
 from .plan import GemmPlan, check_sizes, present
-from .sm80.choose import candidates, for_prologue, for_several, holding_groups
+from .ragged import AlongK, Ragged
+from .sm80.choose import candidates, for_prologue, for_promoted, for_several, group_candidates, holding_groups
 from .sm80.plan import Sm80Config, Sm80Plan
 from .sm90.choose.prologue import grouped_prologue_config, prologue_config
 from .sm90.choose.rules import SPARE, Sm90Choice, in_place, whole_columns, with_whole_rows
+from .sm90.choose.scaled_grouped import (
+    along_k_config,
+    k_blocks_config,
+    masked_rows,
+    read_each_column,
+    scaled_config,
+    usual_config,
+)
 from .sm90.indexed.choose import indexed_config
 from .sm90.plan import Sm90Config, Sm90Plan
 from .sm90.triangular.choose import SHORT_PATTERN, by_rounds
@@ -78,6 +88,9 @@ class PlanOptions(TypedDict, total=False):
     indexed: IndexedRows | None
     triangles: Triangles | None
     scales: ScaleFormat | str | None
+    ragged: Ragged | None
+    along_k: AlongK | None
+    mainloop: Promoted | None
 
 
 @overload
@@ -136,6 +149,9 @@ def plan(
     indexed: IndexedRows | None = None,
     triangles: Triangles | None = None,
     scales: ScaleFormat | str | None = None,
+    ragged: Ragged | None = None,
+    along_k: AlongK | None = None,
+    mainloop: Promoted | None = None,
 ) -> GemmPlan:
     """The production kernel's plan for C[m, n] = A[m, k] @ B[k, n].
 
@@ -154,6 +170,9 @@ def plan(
     indexed   rows of A and C by index; m is the product's rows
     triangles A or B is triangular, likewise
     scales    "mxfp8", "mxfp4" or "nvfp4" block scales, as for `Sm100Plan.derive`; on sm_100a and later
+    ragged, along_k  groups of rows, masked ones, or groups along K, `batch` of them, as for `Sm90Plan.derive`; not on
+              sm_100a
+    mainloop  what happens to the sum of each K block, as for `Sm90Plan.derive`; not on sm_100a
 
     Raises PlanError naming the argument when the architecture's kernel does not take it, and passes on AtomError,
     DescriptorError and TmaError.
@@ -163,6 +182,8 @@ def plan(
     ('Sm90Plan', (128, 256, 64), 4, 'bf16')
     >>> [type(plan(512, 512, 512, arch=arch)).__name__ for arch in ("ada", "hopper", "blackwell", (12, 0))]
     ['Sm80Plan', 'Sm90Plan', 'Sm100Plan', 'Sm80Plan']
+    >>> [plan(1024, 512, 512, arch=arch, batch=8, b="bf16:col", ragged=Ragged.of(8)).tile for arch in ("ada", "hopper")]
+    [(64, 64, 64), (64, 128, 64)]
     """
     check_sizes(m=m, n=n, k=k, batch=batch)
     target = arch_named(_OF_CONFIG[type(config)] if arch is None else arch)
@@ -176,9 +197,14 @@ def plan(
     if scales is not None and kind is not Sm100Config:
         raise PlanError(_without_block_scales(target, kind, scale_format(scales)))
     if kind is Sm90Config:
-        parts = HopperParts(epilogue, gates, order, prologue, pair_of(pair, gates), indexed, triangles)
+        parts = HopperParts(
+            epilogue, gates, order, prologue, pair_of(pair, gates), indexed, triangles, ragged, along_k, mainloop
+        )  # fmt: skip
         return _for_hopper((m, n, k), batch, (a, b, c), chosen, parts)
-    for name, part in {"triangles": triangles, "prologue": prologue if kind is Sm100Config else None}.items():
+    beside = {"triangles": triangles}
+    if kind is Sm100Config:
+        beside |= {"prologue": prologue, "ragged": ragged, "along_k": along_k, "mainloop": mainloop}  # type: ignore[dict-item]
+    for name, part in beside.items():
         if part is not None:
             raise PlanError(refusal_beside_hopper(name, target.name))
     if kind is Sm100Config:
@@ -193,12 +219,15 @@ def plan(
         return _first(partial(on_blackwell, config=each) for each in rule)
     derive = partial(
         Sm80Plan.derive, m, n, k, batch=batch, arch=target, a=a, b=b, c=c, epilogue=epilogue, order=order,
-        indexed=indexed, gated=gates, pair=pair, prologue=prologue,
+        indexed=indexed, gated=gates, pair=pair, prologue=prologue, ragged=ragged, along_k=along_k,
+        mainloop=mainloop,
     )  # fmt: skip
     if chosen is not None:
         return derive(config=chosen)
-    parts = HopperParts(epilogue, gates, order, prologue, pair_of(pair, gates), indexed, triangles)
-    return _first(partial(derive, config=config) for config in _for_ampere((m, n, k, batch), target, (a, c), parts))
+    parts = HopperParts(
+        epilogue, gates, order, prologue, pair_of(pair, gates), indexed, triangles, ragged, along_k, mainloop
+    )  # fmt: skip
+    return _first(partial(derive, config=config) for config in mma_configs((m, n, k, batch), target, (a, c), parts))
 
 
 def _without_block_scales(target: Arch, kind: type[Config], form: ScaleFormat) -> str:
@@ -215,10 +244,18 @@ def _without_block_scales(target: Arch, kind: type[Config], form: ScaleFormat) -
 
 MN_SPAN = 64  # columns of 16-bit elements in 128 bytes
 
+_BY_CONFIG = "config=Sm80Config()"
+_BY_MMA = f"multiply group by group, or by mma.sync: {_BY_CONFIG}"
 # Arguments that kernels of other architectures do not take: why, and the way out.
 _BESIDE_HOPPER = {
     "triangles": ("its loop takes the same K tiles in every tile", "leave it out: products with zeros are right"),
     "prologue": ("it multiplies A as it lies in shared memory", "compute the function of A first"),
+    "ragged": ("its tiles are of one grid for all matrices", "multiply group by group, or with config=Sm80Config()"),
+    "mainloop": ("it adds K blocks as they come", f"scale A and B first, or by mma.sync: {_BY_CONFIG}"),
+    "along_k": (
+        "its loop takes the same K tiles in every tile",
+        "multiply group by group, or with config=Sm80Config()",
+    ),
 }
 
 
@@ -248,7 +285,7 @@ def _for_blackwell(
     yield Sm100Config((128, 128) if scaled else (128, 256))
 
 
-def _for_ampere(
+def mma_configs(
     sizes: tuple[int, int, int, int], target: Arch, given: tuple[OperandSpec, OperandSpec | None], parts: HopperParts
 ) -> Iterator[Sm80Config]:
     """The configurations of the rule for mma.sync with these parts, the best first.
@@ -259,11 +296,17 @@ def _for_ampere(
     sums = 1 if gated is None else gated.matrices
     of_a = Operand.parse(given[0]).dtype
     of_c = of_a if given[1] is None else Operand.parse(given[1]).dtype
-    for config in candidates(m, n * sums, k, batch=batch, arch=target, a=of_a, c=of_c):
+    groups = parts.ragged or parts.along_k
+    if groups is None:
+        rule = candidates(m, n * sums, k, batch=batch, arch=target, a=of_a, c=of_c)
+    else:
+        rule = group_candidates((m, n * sums, k, batch), groups, target, of_a, of_c)
+    for config in rule:
         config = holding_groups(config, parts.epilogue, sums)
         config = for_several(config, sums, parts.pair is not None, of_c.bytes)
         if indexed is not None and indexed.gather is not None and config.loads == "tma":
             config = replace(config, loads="cp.async")  # which gathers rows
+        config = config if parts.mainloop is None else for_promoted(config, parts.mainloop.depth)
         yield from (config,) if parts.prologue is None else for_prologue(config)
 
 
@@ -288,6 +331,9 @@ class HopperParts(NamedTuple):
     pair: SecondPair | None
     indexed: IndexedRows | None
     triangles: Triangles | None
+    ragged: Ragged | None
+    along_k: AlongK | None
+    mainloop: Promoted | None = None
 
 
 def _for_hopper(
@@ -327,16 +373,29 @@ def _rule(
     major = "K" if second.order == "col" else "MN"
     choices = in_place(m, columns, k, batch=batch, a=first, b_major=major, gated=parts.gated, epilogue=parts.epilogue)
     rule: Iterator[Sm90Config] = (choice.config for choice, _ in choices)
+    grouped = parts.ragged is not None or parts.along_k is not None
+    if grouped:
+        rule = chain([_grouped_config((m, columns, k, batch), (first, second, stored), parts)], SPARE)
     if indexed is not None and (not indexed.copies or indexed.scatter is not None):
         wide = stored.dtype.bits == 32
-        rule = chain([indexed_config((m, columns, k, 1), not indexed.copies, False, wide)], SPARE)
+        groups = batch if grouped else 1
+        rule = chain([indexed_config((m, columns, k, groups), not indexed.copies, grouped, wide)], SPARE)
     if parts.pair is not None and parts.pair.matrices > LEAST_MATRICES:  # whose tensor maps leave C none
         rule = (replace(config, store="direct") for config in rule)
+    if parts.mainloop is not None and not grouped:
+        scales = tuple([table.group for table in parts.mainloop.tables])
+        each, columns_ = read_each_column(scales, columns, 1), 1 if parts.epilogue is None else parts.epilogue.columns
+        found = scaled_config(
+            m, columns, k, batch=batch, each_column=each, columns=columns_, c=stored.dtype.name,
+            sums=1 if parts.gated is None else parts.gated.matrices, adds=not scales,
+        )  # fmt: skip
+        rule = chain([found], SPARE)
     if parts.prologue is not None:
         own = prologue_config(m, columns, k, batch)
-        if indexed is not None:  # a CTA takes several tiles, and threads gather
-            own = grouped_prologue_config(m, columns, k, batch)
-            own = own if indexed.gather is None or indexed.copies else replace(own, loader="warpgroup")
+        if indexed is not None or grouped:  # a CTA takes several tiles, and threads gather
+            own = grouped_prologue_config(_rows_of_group(m, batch, parts.ragged), columns, k, batch)
+        if indexed is not None and indexed.gather is not None and not indexed.copies:
+            own = replace(own, loader="warpgroup")
         rule = chain([own], SPARE)
     sums, together = 1 if parts.gated is None else parts.gated.matrices, parts.epilogue.columns if parts.epilogue else 1
     share = 1 if sums == 1 else columns_of_each(second)
@@ -348,6 +407,31 @@ def _rule(
         if (triangle := _listed(order, batch, parts)) is not None:
             rule = chain(_by_rounds(triangle, sizes, given), rule)
     return rule if parts.triangles is None else _for_triangles(rule)
+
+
+def _rows_of_group(m: int, groups: int, ragged: Ragged | None) -> int:
+    """The rows of a group that tiles are chosen for. Of groups along K, and of a batch, all of a matrix."""
+    if ragged is None:
+        return m
+    return masked_rows(m) if ragged.masked else -(-m // groups)
+
+
+def _grouped_config(
+    sizes: tuple[int, int, int, int], given: tuple[Operand, Operand, Operand], parts: HopperParts
+) -> Sm90Config:
+    """The rule's configuration of groups. `sizes`: M, N, K and the groups; `given`: A, B and C."""
+    (m, n, k, groups), (a, b, c) = sizes, given
+    columns = 1 if parts.epilogue is None else parts.epilogue.columns
+    if parts.along_k is not None:
+        if parts.along_k.in_blocks:
+            return k_blocks_config(m, n, k, groups, None, c.dtype.name, columns=columns)
+        return along_k_config(m, n, k, groups, c.dtype.bits == 32, columns=columns)
+    rows = _rows_of_group(m, groups, parts.ragged)
+    masked = parts.ragged is not None and parts.ragged.masked
+    types = a.dtype.name, f"{b.dtype.name}:{b.order}", c.dtype.name
+    sums = 1 if parts.gated is None else parts.gated.matrices
+    scales = None if parts.mainloop is None else tuple([table.group for table in parts.mainloop.tables])
+    return usual_config((rows * groups if masked else m, n, k, groups), types, scales, sums, columns, masked=masked)
 
 
 def _of_whole_columns(rule: Iterator[Sm90Config], columns: int) -> Iterator[Sm90Config]:

@@ -1,4 +1,4 @@
-"""Groups of rows whose ends are known on the device alone. Their numbers in memory, and the group of a tile."""
+"""Groups of rows, or of K, whose ends are known on the device alone. Their numbers, and the group of a tile."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ..arguments import Integer, checked, settle, shown
 from ..errors import OperandError, PlanError
 from .numbers import W, checked_numbers
+from .operands.promoted import DEPTH
 from .plan import rounded_up
 
 if TYPE_CHECKING:
@@ -42,6 +43,11 @@ class GroupOffsets:
     def name(self) -> str:
         """The array in global memory that says where groups end."""
         return "offsets"
+
+    @property
+    def leaves_rows(self) -> bool:
+        """True if rows of C may be in no group, and stay as they are."""
+        return False
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -121,6 +127,11 @@ class Ragged(GroupOffsets):
         return numbers[1:] if self.ends else numbers
 
     @property
+    def leaves_rows(self) -> bool:
+        """True if rows of C may be in no group, and stay as they are."""
+        return self.ends and not self.clears
+
+    @property
     def missing(self) -> str:
         """The meaning of the offsets, or of the counts, for an error."""
         return "how many rows of each group count" if self.masked else "where the groups of rows begin and end"
@@ -174,6 +185,96 @@ class Ragged(GroupOffsets):
             group = choose(first(group + half) <= tile, group + half, group)
             half //= 2
         return group
+
+
+@dataclass(frozen=True, slots=True)
+class AlongK(GroupOffsets):
+    """The largest number of groups along K, and the type of their offsets.
+
+    capacity  groups that the table has room for, a power of two
+    offsets   i32 or i64, `groups + 1` of them in global memory, from 0 to K, none below the one before it
+    ends      `groups` ends of that type in place of offsets: the first group begins at line 0, the last may end early
+    multiple  of the offsets: 1 for groups that begin at any line, 128 for floats of 8 bits
+
+    >>> AlongK.of(8), AlongK.of(100, "i64").bytes, AlongK.of(8, ends=True).words
+    (AlongK(capacity=64, offsets='i32', ends=False, multiple=1), 528, ('ends',))
+    """
+
+    ends: bool = False
+    multiple: int = 1
+
+    def __post_init__(self) -> None:
+        GroupOffsets.__post_init__(self)
+        if self.multiple not in (1, DEPTH):
+            raise PlanError(f"multiple = {shown(self.multiple)}: groups along K begin at any line, 1, or at {DEPTH}")
+
+    @classmethod
+    @checked(PlanError)
+    def of(cls, groups: int, offsets: str = "i32", ends: bool = False, multiple: int = 1) -> AlongK:
+        """Room for `groups` groups. Raises PlanError for any other number of groups."""
+        return cls(capacity_for(groups), offsets, ends, multiple)
+
+    @property
+    def in_blocks(self) -> bool:
+        """True if groups begin at blocks of K."""
+        return self.multiple > 1
+
+    @property
+    def name(self) -> str:
+        """The array in global memory that says where groups end."""
+        return "ends" if self.ends else "offsets"
+
+    @checked(PlanError)
+    def read(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The numbers as a kernel reads them, from what `take` gives."""
+        return numbers[1:] if self.ends else numbers
+
+    @property
+    def missing(self) -> str:
+        """The meaning of the offsets, for an error."""
+        return "where the groups of K begin and end"
+
+    @checked(PlanError)
+    def numbers(self, groups: int) -> int:
+        """The number of offsets or ends of `groups` groups."""
+        return groups + (not self.ends)
+
+    @checked(PlanError)
+    def take(self, offsets: object, sizes: tuple[int, int, int, int]) -> npt.NDArray[np.int64]:
+        """NumPy offsets as int64. Raises OperandError for others than the plan's, or that are no groups of K.
+
+        sizes  M, N, K and the groups
+
+        Of ends the offsets are given.
+        """
+        found = checked_numbers(self.name, offsets, self.offsets, self.numbers(sizes[3]))
+        if not self.ends:
+            check_ends(found, sizes[2], "columns")
+        check_multiples(self.name, found.tolist(), self.multiple, sizes[2])
+        return offsets_of(found, sizes[2], "columns, K") if self.ends else found
+
+
+def check_multiples(name: str, numbers: list[int], multiple: int, k: int) -> None:
+    """Raise OperandError, naming the first, for offsets inside of a block of K.
+
+    >>> check_multiples("offsets", [0, 128, 300], 128, 300)
+    >>> check_multiples("offsets", [0, 64, 300], 128, 300)
+    Traceback (most recent call last):
+        ...
+    layoutgemm.errors.OperandError: offsets[1] = 64 = 0 * 128 + 64: groups of K in blocks begin at multiples of 128, \
+and end there or at K = 300
+    """
+    for e, number in enumerate(numbers):
+        if is_inside(number, multiple, k):
+            raise OperandError(
+                f"{name}[{e}] = {number} = {number // multiple} * {multiple} + {number % multiple}: groups of K in "
+                f"blocks begin at multiples of {multiple}, and end there or at K = {k}"
+            )
+
+
+def is_inside(line: W, multiple: int, k: W) -> bool:
+    """True if an offset is inside of a block; ints or traced integers."""
+    return (line % multiple != 0) & (line != k)
 
 
 def capacity_for(groups: int) -> int:

@@ -27,8 +27,8 @@ from cutlass.operators.metadata import GemmOperandsMetadata as GemmOperands
 from cutlass.operators.utils.tensor import TensorWrapper, normalized_major_stride
 
 from ..errors import LayoutError, OperandError, PlanError
+from ..kernels.operands.promoted import DEPTH
 from ..kernels.sm90.config import Sm90Config
-from ..kernels.sm90.mainloop import DEPTH
 from ..kernels.sm90.plan import Sm90Plan
 from ..torch_op.scaled_grouped.explain import explain_grouped, explain_scaled
 from ..torch_op.scaled_grouped.grouped import ALONG_K, ENDS, grouped_product
@@ -210,7 +210,9 @@ class ScaledOperator(HopperOperator):
         assert scale_a is not None
         call = checked_scaled(a, scale_a, b, scale_b, NO_FINISH, out, out.dtype, None, None)
         said = explain_scaled(a, scale_a, b, scale_b, NO_FINISH, out, out.dtype, (None, None), config)
-        return *plan_of_scaled(call, a, b, NO_FINISH, config), said.copies
+        plan, why = plan_of_scaled(call, a, b, NO_FINISH, config)
+        assert isinstance(plan, Sm90Plan), plan
+        return plan, why, said.copies
 
     @classmethod
     def constraints(cls, args: api.GemmArguments) -> GemmOperands:
@@ -278,7 +280,9 @@ class GroupedOperator(HopperOperator):
         if call.form == ALONG_K and call.experts == 1:
             raise OperandError("one group along K is a dense product: GemmArguments")
         said = explain_grouped(a, b, groups, ENDS, None, None, NO_FINISH, out, out.dtype, (None, None), config)
-        return *plan_of_groups(call, a, b, groups, NO_FINISH, config, call.said == ENDS), said.copies
+        plan, why = plan_of_groups(call, a, b, groups, NO_FINISH, config, call.said == ENDS)
+        assert isinstance(plan, Sm90Plan), plan
+        return plan, why, said.copies
 
     @classmethod
     def constraints(cls, args: api.RuntimeArguments) -> IndexPtrGroupedGemmOperandsMetadata:

@@ -11,14 +11,14 @@ import torch
 from ..errors import OperandError
 from ..kernels.derive import padded_leading
 from ..kernels.epilogue.chain import Epilogue
-from ..kernels.run.tensor_maps import lines_of
 from ..kernels.sm90.plan import Sm90Plan
+from ..kernels.verbs import named
 from .epilogue import Tensors, readable_gate, solutions, spread
 from .launch import plan_of
 from .launch import workspace as partial_results
 from .prepared import Config
 from .problem import Solution, gated_shapes
-from .types import C_NAMES, NAMES
+from .types import C_NAMES, NAMES, GroupsPlan
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def partial_text(size: int) -> str:
 
 
 def of_plan(
-    plan: Sm90Plan,
+    plan: GroupsPlan,
     a: torch.Tensor,
     b: torch.Tensor,
     out: torch.Tensor | None,
@@ -131,20 +131,21 @@ def of_plan(
         lines = out if out.stride(-1) == 1 or out.shape[-1] == 1 else None
         size = out.element_size()
         pitch = padded_leading(plan.c.dtype, out.shape[-1])
-        if lines is None or lines.stride(-2) * size % 16 or out.data_ptr() % 16 or plan.line_overrun:
+        overrun = isinstance(plan, Sm90Plan) and plan.line_overrun
+        if lines is None or lines.stride(-2) * size % 16 or out.data_ptr() % 16 or overrun:
             rule = f"out: strides {tuple(out.stride())}: stored with rows {pitch} elements apart, then copied"
             copies.append((rule, prod(out.shape[:-1]) * pitch * size))
     said = tuple([f"{rule}, {size} bytes" for rule, size in copies])
     return Explanation(str(plan), why, 1, said, sum(size for _, size in copies))
 
 
-def copied_operand(plan: Sm90Plan, name: str, x: torch.Tensor, said: str = "") -> list[tuple[str, int]]:
-    """Why an operand is copied, and the copy's bytes. Nothing where TMA reads it in place.
+def copied_operand(plan: GroupsPlan, name: str, x: torch.Tensor, said: str = "") -> list[tuple[str, int]]:
+    """Why an operand is copied, and the copy's bytes. Nothing where the kernel reads it in place.
 
     said  the name of a further matrix, which lies as `name` does
     """
     try:
-        lines_of(plan, name, x, [], False)
+        named(plan.operand_path).lines(plan, name, x, [], False)
     except OperandError as error:
         operand = plan.a if name == "A" else plan.b
         rows, extent = (x if operand.order == "row" else x.mT).shape[-2:]

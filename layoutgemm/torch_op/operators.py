@@ -62,15 +62,15 @@ NAME = "layoutgemm::matmul"
 
 
 @functools.lru_cache(256)
-def configured(text: str) -> Sm90Choice | None:
-    """The configuration that `prepared.config_text` wrote. Raises OperandError for a text of no configuration."""
+def configured(text: str, kinds: tuple[type, ...] = (Sm90Choice,)) -> Any:
+    """The configuration that `prepared.config_text` wrote. Raises OperandError for a text of no such one."""
     if not text:
         return None
     try:
         found = tuned.choice_of(json.loads(text))
     except (ValueError, RecursionError):
         found = None
-    if not isinstance(found, Sm90Choice):
+    if not isinstance(found, kinds):
         raise OperandError(f"config {shown(text)} is no configuration")
     return found
 

@@ -18,6 +18,8 @@ from ..kernels.compile.worker import entry_of_choice
 from ..kernels.epilogue.chain import Epilogue
 from ..kernels.operands.combined import Combined
 from ..kernels.run.occupancy import of_device
+from ..kernels.sm80.choose import Sm80Choice
+from ..kernels.sm80.plan import Sm80Config
 from ..kernels.sm90.choose.occupancy import ClusterOccupancy
 from ..kernels.sm90.choose.rules import Sm90Choice
 from ..kernels.sm90.plan import Sm90Config
@@ -120,11 +122,11 @@ def choice_of(config: Config | None) -> Sm90Choice | None:
 
 
 @constant_in_graphs
-def config_text(config: Config | None) -> str:
+def config_text(config: Config | Sm80Config | None) -> str:
     """A configuration as text, which an operator's schema can hold; "" for none."""
     if config is None:
         return ""
-    choice = choice_of(config)
+    choice = Sm80Choice(config) if isinstance(config, Sm80Config) else choice_of(config)
     assert choice is not None
     return json.dumps(entry_of_choice(choice))
 

@@ -1444,8 +1444,8 @@ DOORS = {"dense": dense, "composed": composed, "grouped": grouped, "scaled": sca
 CODES = {
     "dense": ("sm_90a", "sm_90a", "sm_80", "sm_89", "sm_120a"),
     "composed": ("sm_90a", "sm_90a", "sm_80", "sm_120a"),
-    "grouped": ("sm_90a",),
-    "scaled": ("sm_90a",),
+    "grouped": ("sm_90a", "sm_90a", "sm_80", "sm_89", "sm_120a"),
+    "scaled": ("sm_90a", "sm_90a", "sm_89", "sm_120a"),
     "quantized": ("sm_90a", "sm_80", "sm_120a"),
 }
 

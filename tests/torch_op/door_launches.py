@@ -14,7 +14,6 @@ import torch
 from layoutgemm.arch import arch
 from layoutgemm.emulator.api import emulate_host
 from layoutgemm.emulator.machine.interpreter import Policy
-from layoutgemm.errors import OperandError
 from layoutgemm.kernels.run.emulated import host_of
 from layoutgemm.torch_op import emulated
 from layoutgemm.torch_op.compiled.guards import LEAST_ADDRESS
@@ -25,11 +24,7 @@ WHERE = "layoutgemm.torch_op."
 TARGETS = (
     "composed.plans", "composed.product", "indexed.product", "operands.pairs", "operands.several", "prepared",
     "prologue.product", "quantized.experts", "quantized.explain", "quantized.launch", "quantized.own_epilogue",
-    "scaled_grouped.kept",
-)  # fmt: skip
-HOPPERS = (
-    "indexed.product", "operands.grouped", "operands.grouped_api", "prologue.grouped", "scaled_grouped.grouped",
-    "scaled_grouped.grouped_epilogue", "scaled_grouped.own_epilogue", "scaled_grouped.scaled",
+    "scaled_grouped.by_mma",
 )  # fmt: skip
 WORKERS = 2  # clusters of a persistent kernel: each computes several tiles
 
@@ -105,17 +100,11 @@ def every_door(patch: Any, code: str = "sm_90a", computes: bool = True) -> Itera
         def compiled(self, plan: Any) -> Any:
             return SimpleNamespace(launcher=_Launcher(plan, memory, made, computes), plan=plan)
 
-    def require_hopper(index: int, what: str) -> None:
-        if code != "sm_90a":
-            raise OperandError(f"{what}: these kernels run on compute capability 9.0, and this is {code}")
-
     patch.setattr(torch.Tensor, "data_ptr", seen)
     patch.setattr(host_launches, "BareLaunches", Launches)
     with bare_launches(patch):
         for name in TARGETS:
             patch.setattr(importlib.import_module(WHERE + name), "target", lambda i: (code, arch(code).smem_per_block))
-        for name in HOPPERS:
-            patch.setattr(importlib.import_module(WHERE + name), "require_hopper", require_hopper)
         importlib.import_module(WHERE + "prepared").gpu.cache_clear()
         for name in ("prologue.product", "prologue.grouped", "composed.product"):
             patch.setattr(importlib.import_module(WHERE + name), "raw_stream", lambda index: 77, raising=False)

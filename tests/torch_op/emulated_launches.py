@@ -55,8 +55,6 @@ def launches_are_emulated(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(fused, "launch", launched)
     monkeypatch.setattr(fused, "require_gpu", lambda plan, index: None)
     monkeypatch.setattr(torch.Tensor, "data_ptr", seen)
-    for module in (groups, grouped_epilogue):
-        monkeypatch.setattr(module, "require_hopper", lambda index, what: None)
     for module in (plans, kept):
         monkeypatch.setattr(module, "compile_plan", lambda plan: None)
     for module in (composed, kept):

@@ -206,8 +206,6 @@ def bare_launches(patch: Any) -> Iterator[BareLaunches]:
         patch.setattr(module, "raw_stream", lambda index: 77)
         if hasattr(module, "empty_on_gpu"):
             patch.setattr(module, "empty_on_gpu", empty)
-    for module in (indexed, own_epilogue, grouped_epilogue, combined_groups):
-        patch.setattr(module, "require_hopper", lambda index, what: None)
     groups = (scaled, own_epilogue, grouped, grouped_epilogue)
     for module in (
         compute,

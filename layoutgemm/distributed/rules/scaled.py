@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 
 from ...errors import LayoutError
-from ...kernels.sm90.mainloop import DEPTH
+from ...kernels.operands.promoted import DEPTH
 from ...torch_op.bias_activation import GATES
 from ...torch_op.fp8.operators import options_of
 from ...torch_op.scaled_grouped.recipes import BLOCK, ROW, SQUARE, TENSOR, Recipes, ScaledOperand, Scales, recipes_of

@@ -21,9 +21,9 @@ from ...kernels.derive import padded_leading
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.epilogue.parameters import PlacedOperand, words_of
 from ...kernels.operands.gated import HALVES
+from ...kernels.operands.promoted import DEPTH, widest_span
 from ...kernels.plan import MAX_WORDS, WORKSPACE, present
-from ...kernels.ragged import Ragged
-from ...kernels.sm90.along_k import AlongK
+from ...kernels.ragged import AlongK, Ragged
 from ...kernels.sm90.choose.occupancy import ClusterOccupancy
 from ...kernels.sm90.choose.scaled_grouped import (
     along_k_config,
@@ -34,7 +34,6 @@ from ...kernels.sm90.choose.scaled_grouped import (
     scaled_config,
     usual_config,
 )
-from ...kernels.sm90.mainloop import DEPTH, widest_span
 from ...kernels.sm90.plan import Sm90Plan
 from ...torch_op.problem import Problem, Solution, StridedOperand, arguments, contiguous_strides, workers
 from ...torch_op.scaled_grouped.epilogue import epilogue_of

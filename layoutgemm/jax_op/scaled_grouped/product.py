@@ -23,8 +23,8 @@ import numpy.typing as npt
 from ...errors import OperandError, TensorError
 from ...kernels.epilogue.chain import Epilogue, EpilogueOperand
 from ...kernels.operands.gated import HALVES
+from ...kernels.operands.promoted import DEPTH
 from ...kernels.sm90.grouped import check_ends
-from ...kernels.sm90.mainloop import DEPTH
 from ...torch_op.problem import Ints
 from ...torch_op.scaled_grouped.recipes import SQUARE, Recipes, ScaledOperand, Scales, recipe_text, recipes_of
 from ..outputs import Shaped, outputs_of, read_by

@@ -8,7 +8,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 
-from ...kernels.sm90.mainloop import DEPTH
+from ...kernels.operands.promoted import DEPTH
 from ...torch_op.scaled_grouped.recipes import ROW, SQUARE, TENSOR
 from ..functions.math import Number
 from ..functions.reference import JaxElement, finished_outputs, spread, with_steps

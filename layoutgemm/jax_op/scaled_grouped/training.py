@@ -25,7 +25,7 @@ from ...arguments import shown
 from ...errors import OperandError, TensorError
 from ...kernels.epilogue.reduce import FP8_MOST
 from ...kernels.fp8.plan import LEAST
-from ...kernels.sm90.mainloop import DEPTH
+from ...kernels.operands.promoted import DEPTH
 from ...torch_op.scaled_grouped.recipes import BLOCK, SQUARE
 from ..derivatives import saved, summed
 from ..inputs import array_of, flag, known_integers, type_name

@@ -306,7 +306,7 @@ class FinishKernel:
 
     def __init__(self, plan: Any, number: int):
         self.plan, self.number = plan, number
-        self.ragged: Any = getattr(plan, "ragged", None)  # groups of rows, which one architecture has
+        self.ragged: Any = getattr(plan, "ragged", None)  # groups of rows, or None
         self.overlaps = "griddepcontrol" in plan.arch.features  # starts while the product's last blocks end
         self.partial: PartialResults = plan.partials[number]
         self.math = element.ElementMath(exact=True)

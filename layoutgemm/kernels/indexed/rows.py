@@ -50,6 +50,7 @@ from .row_copy import COPIED, RowCopy
 if TYPE_CHECKING:
     from ..derive import Operand
     from ..epilogue.chain import Epilogue
+    from ..ragged import Ragged
 
 INDEX_TYPES = ("i32", "i64")
 ROWS, OUT_ROWS = "rows", "out_rows"  # names of the two vectors
@@ -213,11 +214,22 @@ class IndexedProduct:
 
     m: int
     indexed: IndexedRows | None
+    ragged: Ragged | None
+
+    @property
+    def joined_rows(self) -> bool:
+        """True if all groups' rows are those of one matrix of A and of C. B has a matrix for each in any case."""
+        return self.ragged is not None and not self.ragged.masked
 
     @property
     def gathers(self) -> bool:
         """True if the product's kernel gathers A's rows."""
         return self.indexed is not None and self.indexed.gather is not None and not self.indexed.copies
+
+    @property
+    def copies_rows(self) -> bool:
+        """True if a kernel of its own gathers A's rows, before the product."""
+        return self.indexed is not None and self.indexed.copies
 
     @property
     def scatters(self) -> bool:

@@ -16,10 +16,9 @@ if TYPE_CHECKING:
     from ...schedule import Schedule
     from ..epilogue.chain import Epilogue
     from ..indexed.rows import IndexedRows
+    from ..operands.promoted import Promoted
     from ..quantized.formats import QuantizedFormat
-    from ..ragged import Ragged
-    from ..sm90.along_k import AlongK
-    from ..sm90.mainloop import Promoted
+    from ..ragged import AlongK, Ragged
     from ..sm90.operands.row_sums import RowSums
     from ..sm90.shards import Shards
     from ..sm90.triangular.operands import Triangles
@@ -149,6 +148,11 @@ class Asked:
     batch: int = 1
     symmetric: bool = False
     row_sums: RowSums | None = None
+
+    @property
+    def tables_of_batch(self) -> int:
+        """Matrices of a batch that have numbers of a main loop each. One where groups along K share K's blocks."""
+        return 1 if self.along_k is not None else self.batch
 
     @property
     def asked(self) -> dict[str, Any]:

@@ -16,8 +16,7 @@ from .gated import halves_of
 from .pair import SecondPair
 
 if TYPE_CHECKING:
-    from ..ragged import Ragged
-    from ..sm90.along_k import AlongK
+    from ..ragged import AlongK, Ragged
 
 
 Word = TypeVar("Word")  # a number, or a traced one
@@ -76,12 +75,18 @@ class SeveralOperands:
     batch: int
     ragged: Ragged | None
     along_k: AlongK | None
+    experts: Ragged | None
     a: object
     b: object
     c: Operand
     tile: tuple[int, int, int]
     gated: Combined | None
     pair: SecondPair | None
+
+    @property
+    def groups(self) -> Ragged | AlongK | None:
+        """The groups of rows, of columns, or those along K, or None."""
+        return self.ragged or self.along_k or self.experts
 
     @property
     def sums(self) -> int:

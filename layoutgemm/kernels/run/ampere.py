@@ -68,7 +68,7 @@ def run_on_cpu(
 
     bits_c, _ = stored_lines(plan, shape, plan.n, launch)
     found = np.asarray(plan.c.dtype.decode(bits_c[:, :, : plan.n]), kind)
-    return GemmResult(found if plan.batch > 1 else found[0], "emulator", why)
+    return GemmResult(found if plan.matrices_of_c > 1 else found[0], "emulator", why)
 
 
 def pitch_of_c(plan: Sm80Plan) -> int:

@@ -20,13 +20,11 @@ from ..indexed.added_rows import added_bytes, list_bytes, sorts_rows
 from ..indexed.rows import OUT_ROWS
 from ..operands.product import distance_of
 from ..operands.prologue import PrologueOperand
+from ..operands.promoted import NUMBER_BYTES, lie_together
 from ..orders import clusters_of_plan, given_names, order_values, schedule_of
 from ..plan import GemmPlan, present
-from ..ragged import Ragged
 from ..sm80.plan import Sm80Plan
-from ..sm90.along_k import AlongK
 from ..sm90.indexed.row_copy import copied_bytes
-from ..sm90.mainloop import NUMBER_BYTES, lie_together
 from ..sm90.plan import Sm90Plan
 from ..sm100.block_scales import NAMES, BlockScales
 from ..sm100.plan import Sm100Plan
@@ -53,7 +51,7 @@ T = TypeVar("T")  # an address, or the array at it
 def names_read(plan: NamedPlan) -> tuple[str, ...]:
     """Names of the operands beside an epilogue's, in the order of the launch's words."""
     tables = [table.name for table in plan.mainloop.tables] if plan.mainloop is not None else []
-    groups = [found.name] if (found := groups_of(plan)) is not None else []
+    groups = [] if plan.groups is None else [plan.groups.name]
     rows = () if plan.indexed is None else plan.indexed.names
     vectors = [operand.name for operand in _vectors(plan)]
     sums = ["row_sums"] if plan.row_sums is not None else []
@@ -67,12 +65,6 @@ def _block_scales(plan: NamedPlan) -> BlockScales | None:
     return plan.scales if isinstance(plan, Sm100Plan) else None
 
 
-def groups_of(plan: NamedPlan) -> Ragged | AlongK | None:
-    """The groups of rows, of columns, or along K, or None. Without wgmma the only groups are those of packed
-    weights."""
-    return plan.groups if isinstance(plan, Sm90Plan) else None
-
-
 def check_names(plan: NamedPlan, given: Mapping[str, object]) -> None:
     """Raise OperandError for a name that the plan does not read, and for one missing.
 
@@ -84,7 +76,7 @@ def check_names(plan: NamedPlan, given: Mapping[str, object]) -> None:
         raise OperandError(f"given = {', '.join(extra)}: the {who} reads {', '.join(names) or 'no parameter'}")
     further, vectors = (*plan.further, *plan.numbers_given), [operand.name for operand in _vectors(plan)]
     said = {name: f"the plan reads {', '.join(further)}" for name in further}
-    if (groups := groups_of(plan)) is not None:
+    if (groups := plan.groups) is not None:
         said[groups.name] = f"{groups.missing}, {groups.numbers(plan.batch)} numbers"
     for name in plan.indexed.names if plan.indexed is not None else ():
         said[name] = f"{present(plan.indexed).missing}, {indexed_rows(plan)} numbers"
@@ -96,7 +88,7 @@ def check_names(plan: NamedPlan, given: Mapping[str, object]) -> None:
             raise OperandError(f"{name} is missing: {why}")
 
 
-def _tables(plan: Sm90Plan, given: Mapping[str, object]) -> dict[str, object]:
+def _tables(plan: NamedPlan, given: Mapping[str, object]) -> dict[str, object]:
     """The operands that a main loop's tables have to be."""
     tables = [table.name for table in present(plan.mainloop).tables]
     others = [name for name in names_read(plan) if name not in tables]
@@ -107,9 +99,9 @@ def values_read(plan: NamedPlan, given: Mapping[str, object]) -> dict[str, Any]:
     """The NumPy operands that a plan reads by name, checked. Raises OperandError for one that does not fit."""
     check_names(plan, given)
     sizes, found = (plan.m, plan.n, plan.k, plan.batch), dict[str, Any]()
-    if isinstance(plan, Sm90Plan) and plan.mainloop is not None:
+    if plan.mainloop is not None:
         found |= plan.mainloop.check(_tables(plan, given), _sizes_of_b(plan), plan.joined_rows)
-    if (groups := groups_of(plan)) is not None:
+    if (groups := plan.groups) is not None:
         found[groups.name] = groups.take(given[groups.name], sizes)
     if plan.row_sums is not None:
         found["row_sums"] = plan.row_sums.take(given, (plan.m, plan.batch))
@@ -157,12 +149,10 @@ def _further_lines(plan: NamedPlan, values: Given) -> dict[str, tuple[np.ndarray
 
 def shared_axis(plan: NamedPlan) -> str:
     """The axis of A along which groups lie one behind the other, "m" or "k". It is "" where each has a matrix."""
-    if not isinstance(plan, Sm90Plan):
-        return ""
     return "m" if plan.joined_rows else "k" if plan.along_k is not None else ""
 
 
-def _sizes_of_b(plan: Sm90Plan) -> tuple[int, int, int, int]:
+def _sizes_of_b(plan: NamedPlan) -> tuple[int, int, int, int]:
     """The sizes of a main loop's tables: M, columns of B, K and batch."""
     return plan.m, plan.n * plan.halves, plan.k, plan.tables_of_batch
 
@@ -172,8 +162,8 @@ def words_read(plan: NamedPlan, values: Given) -> tuple[Any, ...]:
 
     values  as `values_read` gives them
     """
-    words = _tables_of_arrays(plan, values) if isinstance(plan, Sm90Plan) else []
-    if (groups := groups_of(plan)) is not None:
+    words = _tables_of_arrays(plan, values)
+    if (groups := plan.groups) is not None:
         kind = np.int32 if groups.offsets == "i32" else np.int64
         words.append(groups.read(values[groups.name]).astype(kind))
     words += _further_of_arrays(plan, values)
@@ -190,14 +180,14 @@ def words_read(plan: NamedPlan, values: Given) -> tuple[Any, ...]:
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
 
-def _tables_of_arrays(plan: Sm90Plan, values: Given) -> list[Any]:
+def _tables_of_arrays(plan: NamedPlan, values: Given) -> list[Any]:
     """The words of the main loop's tables: each one, its strides, and elements from matrix to matrix."""
     words: list[Any] = []
     for table in plan.mainloop.tables if plan.mainloop is not None else ():
         value = np.asarray(values[table.name], np.float32)
         groups, k_blocks = value.shape[-2:]
         of_k = np.swapaxes(value, -1, -2)  # the same memory where numbers of neighbouring rows lie next to each other
-        along_k = value.flags.c_contiguous or not of_k.flags.c_contiguous or plan.numbers.span > 1
+        along_k = value.flags.c_contiguous or not of_k.flags.c_contiguous or present(plan.mainloop).span > 1
         lying, strides = (value, (k_blocks, 1)) if along_k else (of_k, (1, groups))
         words += [np.ascontiguousarray(lying), *strides, groups * k_blocks if value.ndim > 2 else 0]
     return words
@@ -215,7 +205,7 @@ def words_of_tensors(
     What the offsets or counts are is known on the device alone, and not looked at.
     """
     check_names(plan, given)
-    words = _groups_of_tensors(plan, given, device) if isinstance(plan, Sm90Plan) else []
+    words = _groups_of_tensors(plan, given, device)
     words += further_of_tensors(plan, given, placed or {})
     words += order_words(plan, given, device)
     words += rows_of_tensors(plan, given, device)
@@ -234,14 +224,14 @@ def words_of_tensors(
     return (*words, *[0] * (MAX_WORDS - len(words)))
 
 
-def _groups_of_tensors(plan: Sm90Plan, given: Given, device: torch.device) -> list[int]:
+def _groups_of_tensors(plan: NamedPlan, given: Given, device: torch.device) -> list[int]:
     """The words of a main loop's tables and of groups' numbers, of CUDA tensors."""
     words: list[int] = []
     if plan.mainloop is not None:
         for table, shape in plan.mainloop.expected(_tables(plan, given), _sizes_of_b(plan), plan.joined_rows):
             value = given[table.name]
             _check_tensor(table.name, value, "f32", shape, device, f", {table.said}", contiguous=False)
-            span = plan.numbers.span
+            span = plan.mainloop.span
             if span > 1 and not lie_together(value.stride(), value.data_ptr(), span):
                 raise OperandError(
                     f"{table.name} has strides {list(value.stride())} and begins at {value.data_ptr():#x}: this main "
@@ -293,7 +283,7 @@ def indexed_rows(plan: NamedPlan) -> int:
 
 def indexed_matrices(plan: NamedPlan) -> int:
     """Matrices of A and of C with row indices of their own. Groups of rows lie in one."""
-    return 1 if isinstance(plan, Sm90Plan) and plan.joined_rows else plan.batch
+    return 1 if plan.joined_rows else plan.batch
 
 
 def _rows_of_arrays(plan: NamedPlan, values: Mapping[str, object]) -> list[object]:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from ...arguments import checked
 from ...dtypes import DType, f32, tf32
 from ...errors import OperandError, PlanError
+from ..operands.combinations import Asked
 from ..plan import GemmPlan
 from ..sm90.plan import Sm90Plan
 
@@ -78,9 +79,9 @@ def error_bound(plan: GemmPlan, a: np.ndarray, b: np.ndarray) -> npt.NDArray[np.
     rounding errors cancel, and a typical error is far below it. Raises PlanError for a gated product, which is no sum,
     and for a main loop of its own.
     """
-    if isinstance(plan, Sm90Plan) and plan.gated is not None:
+    if isinstance(plan, Asked) and plan.gated is not None:
         raise PlanError(f"the bound is of sums of products; the plan's are {plan.gated}")
-    if isinstance(plan, Sm90Plan) and plan.mainloop is not None:
+    if isinstance(plan, Asked) and plan.mainloop is not None:
         raise PlanError("the bound is of sums of products; the plan has a main loop of its own")
     a64, b64 = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if plan.mma.c_dtype.kind == "int" and plan.c.dtype.kind == "int":

@@ -69,7 +69,7 @@ def run_fused(
         return _referred(plan, a, b, given).into(out)
     more = {name: given[name] for name in names_read(plan) if name in given}
     rest = {name: value for name, value in given.items() if name not in more}
-    groups = plan.batch if isinstance(plan, Sm90Plan) and plan.joined_rows else 0
+    groups = plan.batch if plan.joined_rows else 0
     first = plan.first_partials
     besides = Arrays(plan.epilogue, batched(plan, (plan.m, plan.n)), rest, plan.partial_bytes, groups, first)
     words, own = besides.words, len(plan.epilogue.words)

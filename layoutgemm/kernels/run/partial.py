@@ -31,7 +31,7 @@ def is_partial(plan: GemmPlan) -> bool:
     epilogue = getattr(plan, "epilogue", None)
     if epilogue is not None and not epilogue.stores_c:
         return False
-    if getattr(plan, "scatters", False) or getattr(plan, "adds_rows", False):
+    if any(getattr(plan, name, False) for name in ("scatters", "adds_rows", "leaves_rows")):
         return True
     schedule = schedule_of(plan) if hasattr(plan, "order") else None
     return schedule is not None and not schedule.is_full and not getattr(schedule, "mirror", False)

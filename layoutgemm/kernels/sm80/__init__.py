@@ -1,1 +1,9 @@
-"""The GEMM for Ampere and later GPUs with mma.sync."""
+"""The GEMM for Ampere and later GPUs with mma.sync.
+
+plan, choose, explain      the objects of a kernel, its configuration, and both in words
+operand, fragment, store   tiles and copies, accumulators, and the way of C
+groups, promoted           groups of rows and of K, and scales of K blocks
+checks, store_checks       proofs;   pipeline   the ring's model
+reference                  the NumPy executor
+quantized, device          packed weights, and device code
+"""

@@ -36,11 +36,12 @@ from ..operands.pair import pair_check
 from ..partials import reductions_check
 from ..plan_checks import fragment_checks, tiles_of_c, tiles_of_k
 from .fragment import WarpFragment
+from .groups import group_checks
 from .operand import Sm80Operand, byte_selector
 from .pipeline import proven
 from .plan import Sm80Plan
+from .promoted import number_checks, promoted_registers
 from .quantized.checks import packed_checks
-from .quantized.experts import expert_checks
 from .quantized.split import split_checks
 from .store import BUFFERS
 from .store_checks import numbered_check, store_checks
@@ -58,7 +59,7 @@ def _checks(plan: Sm80Plan, explored: bool) -> list[Check]:
     checks: list[Check] = [_tiles_of_c(plan), _tiles_of_k(plan)]
     checks += operand_checks(plan.a, plan.threads, plan.mma)
     checks += operand_checks(plan.b, plan.threads, plan.mma) if plan.weights is None else packed_checks(plan)
-    checks += [*split_checks(plan), *expert_checks(plan), *added_checks(plan)]
+    checks += [*split_checks(plan), *group_checks(plan), *added_checks(plan), *number_checks(plan)]
     checks += [_warps(plan), *([_pipeline(plan)] if explored else [])]
     checks += [*fragment_checks(plan.mma), *store_checks(plan), _stages(plan)]
     parts = {f"{plan.stages} stages of A and B": plan.stages * plan.smem.a_stage_bytes}
@@ -68,6 +69,7 @@ def _checks(plan: Sm80Plan, explored: bool) -> list[Check]:
     held = {
         "accumulators": m * n * plan.mma.accumulator_registers,
         "fragments": m * plan.mma.registers("A") + n * plan.mma.registers("B") + plan.packed_registers,
+        "totals and their numbers": promoted_registers(plan),
         "addresses and counters": HELD,
     }
     checks.append(registers(plan.arch, plan.threads, held, plan.config.blocks_per_sm))

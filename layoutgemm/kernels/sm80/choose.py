@@ -8,17 +8,20 @@ from math import lcm
 
 from ...arch import Arch
 from ...arch import arch as arch_named
+from ...atoms.copy.base import WARP
 from ...checks.coalescing import SECTOR
 from ...dtypes import DType
 from ..derive import Operand, OperandSpec
 from ..epilogue.chain import Epilogue
 from ..operand_orders import KernelChoice
 from ..plan import BARRIER_BYTES
+from ..ragged import AlongK, Ragged
 from .plan import MAX_BATCH, Sm80Config, Sm80Plan
 from .store import BUFFERS
 
 ROUND_ROWS = 16  # of C that a warp puts into one buffer: the instruction's M
 _LARGE = (128, 256)
+_MOST_SUMS = 64  # of a thread, beside as many totals
 
 
 def choose_sm80(m: int, n: int, k: int, arch: str | Arch = "sm_80", processors: int = 132) -> tuple[Sm80Config, str]:
@@ -125,6 +128,23 @@ def for_prologue(config: Sm80Config) -> tuple[Sm80Config, ...]:
     return (replace(alone, warps=(rows, along)), alone) if halved else (alone,)
 
 
+_PROMOTED = Sm80Config((128, 128), None, None, (2, 4), 8)  # of the most sums whose totals fit beside them
+
+
+def for_promoted(config: Sm80Config, depth: int) -> Sm80Config:
+    """The nearest configuration of a main loop that promotes.
+
+    K tiles are K blocks, and half of the registers are for sums.
+
+    >>> for_promoted(Sm80Config((128, 256)), 128).tile, for_promoted(Sm80Config((64, 64), warps=(2, 2)), 128).tile
+    ((128, 128), (64, 64))
+    """
+    (m, n), (along_m, along_n) = config.tile, config.warps
+    sums = m * n // (WARP * along_m * along_n)
+    found = config if sums <= _MOST_SUMS else replace(config, tile=_PROMOTED.tile, warps=_PROMOTED.warps)
+    return replace(found, tile_k=depth, stages=None, loads="cp.async", persistent=False)
+
+
 def candidates(
     m: int, n: int, k: int, *, batch: int, arch: Arch, a: DType, c: DType
 ) -> Iterator[Sm80Config]:  # fmt: skip
@@ -150,6 +170,40 @@ def candidates(
             config, tile_k=config.tile_k * 16 // a.bits, persistent=config.persistent and batch == 1,
             stmatrix=config.stmatrix and c.bits == 16,
         )  # fmt: skip
+
+
+_FEW_K = 64  # elements of 16 bits in the K tiles of:
+# Tiles of groups of few rows: a group's B is read once for all of its rows.
+_FEW_ROWS = {
+    16: Sm80Config((16, 128), _FEW_K, 4, (1, 4), 8), 32: Sm80Config((32, 128), _FEW_K, 4, (1, 4), 8),
+    64: Sm80Config((64, 128), _FEW_K, 3, (2, 2), 8),
+}  # fmt: skip
+_MASKED_ROWS = 128  # that are taken to count in a masked group, whose counts the host does not know
+
+
+def group_candidates(
+    sizes: tuple[int, int, int, int], groups: Ragged | AlongK, arch: Arch, a: DType, c: DType
+) -> Iterator[Sm80Config]:  # fmt: skip
+    """Configurations for groups, the likeliest first. Not measured.
+
+    sizes  M, columns of all B, K and the groups
+
+    >>> from layoutgemm.dtypes import dtype
+    >>> given = Ragged.of(8), arch_named("sm_89"), dtype("bf16"), dtype("bf16")
+    >>> [next(group_candidates((rows, 4096, 4096, 8), *given)).tile for rows in (64, 512, 8192)]
+    [(16, 128), (64, 128), (128, 256)]
+    """
+    m, n, k, count = sizes
+    if isinstance(groups, AlongK):
+        every, rows, depth = m * count, m, -(-k // count)
+    else:
+        rows = min(m, _MASKED_ROWS) if groups.masked else -(-m // count)
+        every, depth = rows * count, k
+    few = next((config for height, config in _FEW_ROWS.items() if rows <= height), None)
+    if few is not None:
+        yield replace(few, tile_k=_FEW_K * 16 // a.bits)
+    for config in candidates(every, n, depth, batch=max(count, 2), arch=arch, a=a, c=c):
+        yield replace(config, loads="cp.async")
 
 
 def shared_bytes(config: Sm80Config) -> int:

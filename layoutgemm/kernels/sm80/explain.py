@@ -6,9 +6,10 @@ from ..explain import explain_several, explain_workspace
 from ..indexed.added_rows import explain_added
 from ..operands.prologue import prologue_line
 from ..orders import described_order
+from .groups import explain_groups
 from .operand import Sm80Operand
 from .plan import Sm80Plan
-from .quantized.experts import explain_experts
+from .promoted import explain_promoted
 from .quantized.explain import explain_packed
 from .quantized.split import explain_split
 from .store import BUFFERS
@@ -41,7 +42,8 @@ def explain_sm80(plan: Sm80Plan) -> str:
         + f", {described_order(plan.order, plan.tiles)}" * (not plan.order.is_full),
         f"shared       {smem.total} bytes, {plan.config.blocks_per_sm} block(s) a multiprocessor",
         *explain_split(plan.split),
-        *explain_experts(plan),
+        *explain_groups(plan),
+        *explain_promoted(plan),
         *[
             prologue_line(prologue, plan.a.dtype, plan.n, plan.tile_c[1], plan.warps[1])
             for prologue in (plan.prologue,)

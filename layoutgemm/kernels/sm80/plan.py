@@ -8,9 +8,11 @@ B may be packed weights of 4 and 8 bits: `kernels.sm80.quantized`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from ...arch import MAX_GRID, Arch, ArchName, with_feature
 from ...arch import arch as arch_named
@@ -32,6 +34,7 @@ from ..operands.gated import check_sums, combination, epilogue_behind
 from ..operands.pair import SecondPair, pair_of
 from ..operands.product import SeveralOperands, SideBySide
 from ..operands.prologue import Prologue, check_types
+from ..operands.promoted import Promoted
 from ..orders import Order, unmirrored
 from ..partials import PartialResults, ReducingPlan, check_reductions, partials_of
 from ..plan import (
@@ -48,16 +51,20 @@ from ..plan import (
     check_words,
     fitting_stages,
     parameters_with,
+    present,
     rounded_up,
     stage_depth,
     tile_count,
 )
 from ..quantized.formats import UNIT_K, QuantizedFormat
 from ..quantized.order import WORDS
-from ..ragged import Ragged
+from ..ragged import AlongK, Ragged
 from .fragment import WarpFragment
+from .groups import check_groups as check_groups_of
+from .groups import launched_rows
 from .operand import Sm80Operand, by_tensor_copy, derive_operand
-from .quantized.experts import check_experts, row_tiles
+from .promoted import check_promotes, promoted_of
+from .quantized.experts import check_experts
 from .quantized.operand import Sm80PackedOperand, check_packed, packed_b
 from .quantized.split import SPLIT_SUMS, SplitK, split_of
 from .store import BUFFERS, Sm80Store
@@ -195,10 +202,11 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan, Asked):
     @property
     def words(self) -> tuple[str, ...]:
         """Names of the 64-bit parameters: the epilogue's, further operands', the order of tiles', row indices'."""
-        own = () if self.experts is None else self.experts.words
-        own += (SPLIT_SUMS,) * (self.split is not None)
+        groups = () if self.mainloop is None else self.mainloop.words
+        groups += () if self.groups is None else self.groups.words
+        own = (SPLIT_SUMS,) * (self.split is not None)
         own += () if self.prologue is None else self.prologue.words
-        return (*self.epilogue.words, *self.operand_words, *self.order.words, *self.index_words, *own)
+        return (*self.epilogue.words, *groups, *self.operand_words, *self.order.words, *self.index_words, *own)
 
     @property
     def split_bytes(self) -> int:
@@ -225,7 +233,7 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan, Asked):
     @property
     def partials(self) -> tuple[PartialResults, ...]:
         """The partial results of the epilogue's reductions: of a warp's columns, and of its rows."""
-        return partials_of(self.epilogue, self.warp_columns, rows=self.a.warp_extent)
+        return partials_of(self.epilogue, self.warp_columns, rows=self.a.warp_extent, joined=self.joined_rows)
 
     @property
     def fragment(self) -> WarpFragment:
@@ -254,6 +262,9 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan, Asked):
         pair: SecondPair | int | None = None,
         experts: Ragged | None = None,
         prologue: Prologue | None = None,
+        ragged: Ragged | None = None,
+        along_k: AlongK | None = None,
+        mainloop: Promoted | None = None,
     ) -> Sm80Plan:
         """Derive the kernel of `batch` products C[m, n] = A[m, k] @ B[k, n].
 
@@ -274,8 +285,10 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan, Asked):
                  `Sm90Plan.derive`
         pair     K of a second pair of matrices, whose product is added, likewise
         experts  `Ragged.of(batch)`: A's m rows are as many groups, each times the packed weights of its own expert
-
         prologue a function of A's elements, in registers before they are multiplied: see `kernels.operands.prologue`
+        ragged, along_k  groups of rows, masked ones, or groups along K, `batch` of them, as for `Sm90Plan.derive`: see
+                 `kernels.sm80.groups`
+        mainloop what happens to the sum of each K block, where it is more than added: see `kernels.operands.promoted`
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists, and passes on AtomError.
 
@@ -292,10 +305,17 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan, Asked):
         a_spec, b_spec, atom = _typed(a, b, target)
         c_spec = _output(c, a_spec, atom, bool(epilogue) or sums is not None, target.name)
         check_epilogue(epilogue, c_spec)
+        check_promotes(mainloop, atom, c_spec)
         _check_rows(indexed, (a_spec, c_spec), config, weights, epilogue)
-        tile_k = stage_depth(config.tile_k, _STAGE_BYTES_OF_K, a_spec.dtype, atom)
+        depth = config.tile_k if mainloop is None else mainloop.depth
+        tile_k = stage_depth(depth, _STAGE_BYTES_OF_K, a_spec.dtype, atom)
         threads = _checked_threads(config, target, batch)
-        asked = Asked(gated=sums, pair=second, indexed=indexed, batch=batch, weights=weights, prologue=prologue)
+        asked = Asked(
+            gated=sums, pair=second, indexed=indexed, batch=batch, weights=weights, prologue=prologue, ragged=ragged,
+            along_k=along_k, epilogue=epilogue, mainloop=mainloop,
+        )  # fmt: skip
+        mainloop = promoted_of(mainloop, asked, config, n)
+        check_groups_of(asked, config, (a_spec, b_spec), order)
         _check_several(asked, (a_spec, b_spec), config)
         vectors = _vectors(config.align, (a_spec, b_spec, c_spec))
         (tile_m, tile_n), (along_m, along_n) = config.tile, config.warps
@@ -318,7 +338,7 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan, Asked):
             m=m, n=n, k=k, batch=batch, arch=target, a=a_plan, b=b_plan, c=c_spec, mma=atom, indexed=indexed,
             split=split, experts=experts, tile=(*config.tile, tile_k), stages=stages, warps=config.warps, store=store,
             order=schedule, smem=smem, config=config, weights=weights, epilogue=epilogue, gated=sums, pair=second,
-            prologue=prologue,
+            prologue=prologue, ragged=ragged, along_k=along_k, mainloop=mainloop,
         )  # fmt: skip
         return _checked_plan(made)
 
@@ -330,15 +350,34 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan, Asked):
 
     @property
     def launched_tiles(self) -> tuple[int, int]:
-        """The grid of a launch: the tiles. Of groups the numbers of all groups' tiles along M, some without rows."""
-        if self.experts is None:
-            return self.tiles
-        return row_tiles(self.m, self.batch, self.tile[0]), self.tiles[1]
+        """The grid of a launch: the tiles. Of groups of rows the numbers of all groups' tiles, some without rows."""
+        return launched_rows(self, self.m, self.batch, tile_count), self.tiles[1]
+
+    @property
+    def numbers_tiles(self) -> bool:
+        """True if groups of rows of one matrix have tiles of their own: see `sm80.groups`."""
+        return self.joined_rows or self.experts is not None
+
+    @property
+    def leaves_rows(self) -> bool:
+        """True if rows of C may be in no group. The kernel leaves them."""
+        return self.groups is not None and self.groups.leaves_rows
+
+    def stored_rows(self, values: Mapping[str, Any]) -> Any:
+        """The rows of C that are stored. None for all, and for masked groups.
+
+        values  that the plan reads, by name
+        """
+        rows = super().stored_rows(values)
+        if not self.leaves_rows:
+            return rows
+        last = int(values[present(self.groups).name][-1])
+        return np.arange(last) if rows is None else rows[:last]
 
     @property
     def matrices_of_c(self) -> int:
-        """Matrices of C: one for each product; one of all groups."""
-        return 1 if self.experts is not None else self.batch
+        """Matrices of C: one for each product; one of all groups of rows."""
+        return 1 if self.numbers_tiles else self.batch
 
     @property
     def steps(self) -> int:
@@ -381,6 +420,9 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan, Asked):
     @property
     def device_kernel(self) -> str:
         """The kernel's class in device code."""
+        if self.groups is not None:
+            kind = "Prologue" if self.prologue is not None else "Indexed" if self.indexed is not None else "Plain"
+            return f"sm80.device.grouped:Sm80{'Experts' if self.experts is not None else kind}Groups"
         if self.indexed is not None:
             persistent = "Persistent" * self.config.persistent
             name = "Sm120IndexedKernel" if self.config.loads == "tma" else f"Sm80Indexed{persistent}Kernel"
@@ -388,8 +430,7 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan, Asked):
         if self.prologue is not None:
             return "sm80.device.prologue:Sm80PrologueKernel"
         if self.weights is not None:
-            name = "Sm80QuantizedKernel" if self.experts is None else "Sm80ExpertsKernel"
-            return f"sm80.device.quantized:{name}"
+            return "sm80.device.quantized:Sm80QuantizedKernel"
         if self.config.loads == "tma":
             return "sm80.device.fused:Sm120FusedKernel" if self.takes_words else "sm80.device.gemm_tma:Sm120GemmKernel"
         if self.config.persistent:
@@ -401,9 +442,11 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan, Asked):
         head = self.described(f" {self.arch.name}")
         packed = f", B packed {self.weights}" * (self.weights is not None)
         packed += f", K in {self.config.split} parts" * (self.split is not None)
+        packed += f", K blocks of {self.mainloop.depth} promoted" if self.mainloop is not None else ""
         several = f", {self.gated}" if self.gated is not None else ""
         several += f", {self.prologue}" if self.prologue is not None else ""
         several += f", and a second pair of K = {self.pair.k}" if self.pair is not None else ""
+        several += f", {'K' if self.along_k else 'rows'} in {self.batch} group(s)" if self.groups is not None else ""
         return f"{head}, {self.stages} stages, {self.warps[0]}x{self.warps[1]} warps{packed}{several}"
 
 

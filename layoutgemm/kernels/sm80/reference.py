@@ -19,14 +19,18 @@ from ...atoms import MmaAtom, ldmatrix
 from ...atoms.copy.base import VECTOR_BYTES, WARP
 from ...errors import PlanError
 from ...memo import memoized
+from ..derive import either
 from ..epilogue.numpy_math import Math
 from ..indexed.rows import OUT_ROWS, ROWS
 from ..operands.prologue import PrologueElement
 from ..orders import reads_on_host, stored_elements
 from ..plan import present
+from ..ragged import Ragged
+from .groups import border, rows_of_tile
 from .operand import Sm80Operand, byte_selector
 from .plan import Sm80Plan
-from .quantized.experts import expert_bytes, rows_of_tile
+from .promoted import numbers_at
+from .quantized.experts import expert_bytes
 from .quantized.reference import filled_stage, packed_fragments
 
 if TYPE_CHECKING:
@@ -52,24 +56,22 @@ def execute_sm80(
     matrices = plan.matrices_of_c
     c = plan.c.dtype.encode(np.zeros((matrices, plan.rows_of_c, plan.n), np.int64))
     times = np.zeros(c.shape, np.uint8)
-    count, stored = int(plan.order.count(plan.launched_tiles, reads=reads)), stored_elements(plan, given)
-    each_round = _round_of(plan)
-    total, wanted = matrices * count, 1 if stored is None else stored.astype(np.uint8)
+    count, each_round = int(plan.order.count(plan.launched_tiles, reads=reads)), _round_of(plan)
+    total, wanted = matrices * count, _times_stored(plan, given)
     rows_a = _rows_of(plan, given, ROWS, plan.rows_of_a) if plan.gathers else None
     rows_c = _rows_of(plan, given, OUT_ROWS, plan.rows_of_c) if plan.scatters else None
     for number in range(total):
         matrix, block = divmod(number, count)
         row, column = plan.order.tile(block, plan.launched_tiles, reads=reads)
-        rows, weights, first = None if rows_a is None else rows_a[matrix], b[matrix], row * plan.tile_c[0]
-        into = np.arange(plan.m) if rows_c is None else rows_c[matrix]
-        if plan.experts is not None:
-            first, into, weights = _of_expert(plan, np.asarray(given[plan.experts.name]), row, weights)
-        pairs = _pairs(plan, a[matrix], weights, given, matrix)
+        rows, part = None if rows_a is None else rows_a[matrix], _part_of_tile(plan, given, matrix, row)
+        first, into = part.first, np.arange(plan.m) if rows_c is None else rows_c[matrix]
+        into = np.where((np.arange(plan.m) >= first) & (np.arange(plan.m) < part.end), into, -1)
+        pairs = _pairs(plan, a, b, given, (matrix, part))
         if plan.prologue is not None:
             vectors = {name: np.asarray(given[name], np.float32) for name in plan.prologue.names}
-            numbers = {name: x[matrix] if x.ndim > 1 else x for name, x in vectors.items()}
+            numbers = {name: x[part.group] if x.ndim > 1 else x for name, x in vectors.items()}
             pairs[0] = pairs[0]._replace(numbers=numbers)
-        sums = _block(plan, pairs, first, column * plan.tile_c[1], rows)
+        sums = _block(plan, pairs, (first, column * plan.tile_c[1], part.group), rows, given)
         if plan.gated is not None:
             sums = {warp: _combined(plan, one, given) for warp, one in sums.items()}
         _store(plan, each_round, sums, c[matrix], times[matrix], first, column * plan.tile_c[1], into)
@@ -82,20 +84,48 @@ def execute_sm80(
     return values if matrices > 1 else values[0]
 
 
-def _of_expert(
-    plan: Sm80Plan, offsets: npt.NDArray[np.int64], number: int, units: Bytes
-) -> tuple[int, npt.NDArray[np.int64], Bytes]:
-    """(first row, row of C of each row or -1, packed weights) of a tile."""
-    last = len(offsets) - 1
-    experts = present(plan.experts)
-    group, first, end = rows_of_tile(experts, lambda e: int(offsets[min(e, last)]), number, plan.tile[0])
-    rows, size = np.arange(plan.m), expert_bytes(plan, plan.n, plan.k)
-    return first, np.where((rows >= first) & (rows < end), rows, -1), units[group * size : (group + 1) * size]
+class _TilePart(NamedTuple):
+    """Rows and K of a tile, and the group whose B it multiplies.
+
+    k  first line and end of K
+    """
+
+    first: int
+    end: int
+    group: int
+    k: tuple[int, int]
+
+
+def _part_of_tile(plan: Sm80Plan, given: Mapping[str, object], matrix: int, row: int) -> _TilePart:
+    """The part of a product that tile `row` of a matrix of C is of."""
+    first, groups = row * plan.tile_c[0], plan.groups
+    if groups is None:
+        return _TilePart(first, plan.m, matrix, (0, plan.k))
+    numbers = np.asarray(given[groups.name])
+    if plan.along_k is not None:
+        return _TilePart(first, plan.m, matrix, (int(numbers[matrix]), int(numbers[matrix + 1])))
+    if not plan.numbers_tiles:
+        group, end = matrix, int(numbers[matrix])
+    else:
+        assert isinstance(groups, Ragged)
+        last = len(numbers) - 1
+        group, first, end = rows_of_tile(groups, lambda e: int(numbers[min(e, last)]), row, plan.tile_c[0])
+    first, end = border(first, end, either)
+    return _TilePart(first, end, min(group, plan.batch - 1), (0, plan.k if first < end else 0))
+
+
+def _times_stored(plan: Sm80Plan, given: Mapping[str, object]) -> np.ndarray | int:
+    """Times that each element of C is stored: 1, or 0."""
+    if plan.ragged is not None and plan.ragged.masked:
+        counts = np.asarray(given[plan.ragged.name]).reshape(-1, 1, 1)
+        return (np.arange(plan.m)[:, None] < counts).astype(np.uint8)
+    stored = stored_elements(plan, given)
+    return 1 if stored is None else stored.astype(np.uint8)
 
 
 def _rows_of(plan: Sm80Plan, given: Mapping[str, object], name: str, count: int) -> npt.NDArray[np.int64]:
     """The rows of A or C of each matrix's product, (batch, M); -1 for an index outside of its `count` rows."""
-    found = np.asarray(given[name], np.int64).reshape(plan.batch, plan.m)
+    found = np.asarray(given[name], np.int64).reshape(plan.matrices_of_c, plan.m)
     return np.where((found >= 0) & (found < count), found, -1)
 
 
@@ -108,18 +138,26 @@ class _Pair(NamedTuple):
     numbers: Mapping[str, np.ndarray] | None = None  # the prologue's, of the matrix; None for an A as it lies
 
 
-def _pairs(plan: Sm80Plan, a: np.ndarray, b: np.ndarray, given: Mapping[str, object], matrix: int) -> list[_Pair]:
+def _pairs(
+    plan: Sm80Plan, a: np.ndarray, b: np.ndarray, given: Mapping[str, object], at: tuple[int, _TilePart]
+) -> list[_Pair]:  # fmt: skip
     """The pairs of a tile's loop over K: a gate's halves are lines of one matrix.
 
-    matrix  of the batch, whose A and B are given
+    at  number of C's matrix, and the part that the tile is of
     """
+    (matrix, part), lines = at, slice(*at[1].k)
 
     def of_b(names: Sequence[str], first: Sequence[np.ndarray] = ()) -> list[np.ndarray]:
-        found = [*first, *[np.asarray(given[name])[matrix] for name in names]]
+        found = [*first, *[np.asarray(given[name])[part.group] for name in names]]
         return found if plan.halves == 1 else [found[0][i * plan.n : (i + 1) * plan.n] for i in range(plan.halves)]
 
+    if plan.along_k is not None:
+        return [_Pair(a[0][lines], [b[0][lines]], part.k[1] - part.k[0])]
+    if plan.weights is not None:
+        size = expert_bytes(plan, plan.n, plan.k)
+        return [_Pair(a[matrix], [b[0][part.group * size : (part.group + 1) * size]], part.k[1])]
     further = [name for name, _ in plan.gated.places] if plan.gated is not None else []
-    pairs = [_Pair(a, of_b(further, [b]) if plan.weights is None else [b], plan.k)]
+    pairs = [_Pair(a[matrix], of_b(further, [b[part.group]]), part.k[1])]
     if plan.pair is not None:
         pairs.append(_Pair(np.asarray(given["a2"])[matrix], of_b(plan.pair.of_b), plan.pair.k))
     return pairs
@@ -132,27 +170,29 @@ def _combined(plan: Sm80Plan, total: np.ndarray, given: Mapping[str, object]) ->
 
 
 def _block(
-    plan: Sm80Plan, pairs: Sequence[_Pair], m0: int, n0: int, rows: npt.NDArray[np.int64] | None
-) -> dict[int, np.ndarray]:
+    plan: Sm80Plan, pairs: Sequence[_Pair], place: tuple[int, int, int], rows: npt.NDArray[np.int64] | None,
+    given: Mapping[str, object],
+) -> dict[int, np.ndarray]:  # fmt: skip
     """The sums of every warp: (block along M, block along N, lane, value); `rows` are A's where they are gathered."""
     parts = [(0, max(pair.k for pair in pairs))]
     if plan.split is not None:
         ranges = [plan.split.range_of(part, -(-plan.k // plan.tile[2])) for part in range(plan.split.parts)]
         parts = [(first * plan.tile[2], min(end * plan.tile[2], plan.k)) for first, end in ranges]
-    whole = [_part(plan, pairs, (m0, n0), part, rows) for part in parts]
+    whole = [_part(plan, pairs, place, part, rows, given) for part in parts]
     return {warp: functools.reduce(np.add, [sums[warp] for sums in whole]) for warp in whole[0]}
 
 
 def _part(
-    plan: Sm80Plan, pairs: Sequence[_Pair], place: tuple[int, int], of_k: tuple[int, int],
-    rows: npt.NDArray[np.int64] | None,
+    plan: Sm80Plan, pairs: Sequence[_Pair], corner: tuple[int, int, int], of_k: tuple[int, int],
+    rows: npt.NDArray[np.int64] | None, given: Mapping[str, object],
 ) -> dict[int, np.ndarray]:  # fmt: skip
     """The sums of every warp over a range of K."""
-    (m0, n0), kind = place, np.int64 if plan.mma.c_dtype.name == "i32" else np.float32
+    (m0, n0, group), kind = corner, np.int64 if plan.mma.c_dtype.name == "i32" else np.float32
     sums = {
         warp: np.zeros((*plan.blocks, WARP, plan.mma.accumulator_registers), kind)
         for warp in range(plan.threads // WARP)
     }
+    totals = {warp: np.zeros_like(one) for warp, one in sums.items()}
     for pair, k0 in ((one, k0) for one in pairs for k0 in range(of_k[0], min(of_k[1], one.k), plan.tile[2])):
         tile_a = _filled(plan, plan.a, [pair.a], m0, plan.m, (k0, pair.k), rows)
         if plan.weights is None:
@@ -169,7 +209,14 @@ def _part(
                     fa = _function(plan, fa, place, pair.numbers)
                 fb = _fragments(plan, plan.b, tile_b, at[1], step) if packed is None else packed[at[1]]
                 _multiply(plan, fa, fb, total)
-    return sums
+        if plan.mainloop is not None:
+            for warp, product_ in sums.items():
+                at = plan.warp_place(warp)
+                part = m0 + at[0] * plan.a.warp_extent, n0 + at[1] * plan.warp_columns, group
+                numbers = numbers_at(plan, given, part, k0 // plan.tile[2])
+                totals[warp] = np.asarray(plan.mainloop.apply(totals[warp], product_, numbers), np.float32)
+                sums[warp] = np.zeros_like(product_)
+    return sums if plan.mainloop is None else totals
 
 
 def _function(

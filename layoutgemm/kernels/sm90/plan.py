@@ -118,11 +118,6 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
         return self.config.one_tile_per_cluster or self.config.launch == "tiles"
 
     @property
-    def groups(self) -> Ragged | AlongK | None:
-        """The groups of rows, of columns, or those along K, or None."""
-        return self.ragged or self.along_k or self.experts
-
-    @property
     def products(self) -> WarpProducts | None:
         """The products by mma.sync, where warps multiply packed weights, or None."""
         if self.config.tuning.products == "warpgroup":
@@ -133,11 +128,6 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
     def sums_apart(self) -> bool:
         """True if the scales of packed weights multiply sums, which have registers of their own."""
         return self.weights is not None and self.a.scales_sums
-
-    @property
-    def tables_of_batch(self) -> int:
-        """Matrices of a batch that have numbers of a main loop each. One where groups along K share K's blocks."""
-        return 1 if self.along_k is not None else self.batch
 
     @property
     def matrices_of_c(self) -> int:
@@ -317,11 +307,6 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
         """Parts that may take words, before and after further operands; None for those that are not asked for."""
         first = self.mainloop, self.groups, self.shards
         return first, (self.order.schedule, self.indexed, self.prologue, self.row_sums)
-
-    @property
-    def copies_rows(self) -> bool:
-        """True if a kernel of its own gathers A's rows, before the product."""
-        return self.indexed is not None and self.indexed.copies
 
     @property
     def stores_by_maps(self) -> bool:

@@ -133,11 +133,6 @@ class ProductParts(IndexedProduct):
     ragged: Ragged | None
 
     @property
-    def joined_rows(self) -> bool:
-        """True if all groups' rows are those of one matrix of A and of C. B has a matrix for each in any case."""
-        return self.ragged is not None and not self.ragged.masked
-
-    @property
     def numbers(self) -> StageNumbers:
         """The numbers that the main loop reads in a stage."""
         return StageNumbers.of(self.mainloop, self.config.tile, not self.joined_rows, halves_of(self.gated))

@@ -12,10 +12,11 @@ from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.indexed.row_copy import copied_bytes
 from ..explanation import ZEROS, Explanation, gated_after
 from ..prepared import Config
+from ..scaled_grouped.by_mma import by_mma, mma_plan
 from ..scaled_grouped.gated import why_by_torch
 from ..scaled_grouped.scaled import check_config, unswapped
 from ..tuned_store import MEASURED
-from .plans import measured, plan_of, why_copied
+from .plans import measured, mma_product, plan_of, why_copied
 from .product import IndexedCall, IndexedOperands, check_indexed, shape_of, ungated
 
 
@@ -56,6 +57,9 @@ def _explained(
     call: IndexedCall, given: IndexedOperands, config: Sm90Config | None, copy_rows: bool | None
 ) -> Explanation:
     of = shape_of(call, given)
+    if by_mma(given.a.get_device(), config):
+        made, why = mma_plan(mma_product(of, copy_rows), given.a.get_device(), config)
+        return Explanation(str(made), why, 1, (), made.workspace)
     plan = plan_of(of, config, copy_rows)
     found = measured(of, copy_rows) if config is None else None
     bytes_ = copied_bytes(plan)

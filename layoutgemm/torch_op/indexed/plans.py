@@ -19,6 +19,7 @@ from ...kernels.sm90.choose.scaled_grouped import masked_rows, usual_config
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.indexed.choose import copies_first, indexed_config
 from ...kernels.sm90.plan import Sm90Plan
+from ..scaled_grouped.by_mma import MmaProduct
 from ..scaled_grouped.grouped import COUNTS, OFFSETS
 from ..tuned_store import lookup_with_parts
 
@@ -46,6 +47,38 @@ class IndexedShape(NamedTuple):
     gpu: str
 
 
+def mma_product(of: IndexedShape, copies: bool | None) -> MmaProduct:
+    """All that decides on a plan by mma.sync.
+
+    Its kernel gathers rows as it copies them, and scatters rows beside a gate.
+
+    Raises OperandError for rows that are to be copied first.
+    """
+    if copies:
+        raise OperandError("copy_rows: the kernel of mma.sync gathers a's rows as it copies them; leave it out")
+    named, (m, n, k, _, _) = dict(of.kinds), of.sizes
+    ragged = Ragged.of(of.groups, named[OFFSETS]) if of.groups else None
+    sizes = m, n, k, max(of.groups, 1)
+    return MmaProduct(
+        sizes, of.types, ragged, None, epilogue_of(of) or None, of.gate, indexed_of(of, None)
+    )  # fmt: skip
+
+
+def indexed_of(of: IndexedShape, copies: bool | None) -> IndexedRows:
+    """The rows of a call that have indices. `copies`: A's are copied first."""
+    named, (_, _, _, rows_of_a, rows_of_c) = dict(of.kinds), of.sizes
+    gather = RowIndices(rows_of_a, named["rows"]) if "rows" in named else None
+    to = next((name for name in ("out_rows", "add_rows") if name in named), None)
+    scatter = None if to is None else RowIndices(rows_of_c, named[to])
+    return IndexedRows(gather, scatter, copies, to == "add_rows")
+
+
+def epilogue_of(of: IndexedShape) -> Epilogue:
+    """The activation, then the weights of rows."""
+    steps = [Activation(of.activation)] if of.activation is not None else []
+    return Epilogue(*steps, *([VectorScale("m", "f32", WEIGHTS)] if of.weighted else []))
+
+
 def plan_of(of: IndexedShape, config: Sm90Config | None, copies: bool | None = None) -> Sm90Plan:
     """The plan of a call. The caller's configuration, the measured one, or the usual.
 
@@ -67,15 +100,12 @@ def measured(of: IndexedShape, copies: bool | None) -> Sm90Config | None:
 
 @lru_cache(maxsize=1024)
 def _plan_of(of: IndexedShape, config: Sm90Config | None, copies: bool | None) -> Sm90Plan:
-    named, (_, _, _, rows_of_a, rows_of_c) = dict(of.kinds), of.sizes
-    gather = RowIndices(rows_of_a, named["rows"]) if "rows" in named else None
-    to = next((name for name in ("out_rows", "add_rows") if name in named), None)
-    scatter = None if to is None else RowIndices(rows_of_c, named[to])
-    if copies and gather is None:
+    gathers = "rows" in dict(of.kinds)
+    if copies and not gathers:
         raise OperandError("copy_rows: without rows=, none are copied")
     if copies is None:
-        copies = gather is not None and _copies_first(of, config)
-    indexed, last = IndexedRows(gather, scatter, copies, to == "add_rows"), None
+        copies = gathers and _copies_first(of, config)
+    indexed, last = indexed_of(of, copies), None
     for candidate in _configs(of, indexed) if config is None else [config]:
         try:
             return _derived(of, indexed, candidate)
@@ -115,9 +145,7 @@ def _copies_first(of: IndexedShape, config: Sm90Config | None) -> bool:
 def _derived(of: IndexedShape, indexed: IndexedRows, config: Sm90Config) -> Sm90Plan:
     """The plan with a configuration. Raises PlanError where no kernel exists."""
     named, (m, n, k, _, _), groups = dict(of.kinds), of.sizes, of.groups
-    steps = [Activation(of.activation)] if of.activation is not None else []
-    epilogue = Epilogue(*steps, *([VectorScale("m", "f32", WEIGHTS)] if of.weighted else []))
-    said = OFFSETS if OFFSETS in named else COUNTS
+    epilogue, said = epilogue_of(of), OFFSETS if OFFSETS in named else COUNTS
     return Sm90Choice(config).plan(
         m, n, k, batch=max(groups, 1), a=of.types[0], b=of.types[1], c=of.types[2], epilogue=epilogue or None,
         gated=of.gate, ragged=Ragged.of(groups, named[said], said == COUNTS) if groups and said in named else None,

@@ -29,14 +29,15 @@ from ..composed.product import computed
 from ..prepared import gpu, on_gpu, target
 from ..problem import half
 from ..reference import exact, rounded
+from ..scaled_grouped.by_mma import by_mma, mma_plan
 from ..scaled_grouped.gated import why_by_torch
-from ..scaled_grouped.grouped import COUNTS, INTS, OFFSETS, check_values
-from ..scaled_grouped.kept import NOT_KEPT, KeptKey, launch, require_hopper
-from ..scaled_grouped.scaled import FP8
-from ..types import C_NAMES, NAMES, listed
+from ..scaled_grouped.grouped import BATCH, COUNTS, INTS, MASKED, OFFSETS, GroupedCall, check_values, grouped_product
+from ..scaled_grouped.kept import NOT_KEPT, KeptKey, launch
+from ..scaled_grouped.scaled import FP8, BiasActivation
+from ..types import C_NAMES, NAMES, GroupsConfig, GroupsPlan, listed
 from .added import added
-from .plans import WEIGHTS, IndexedShape, plan_of
-from .torch_rows import scattered, selected
+from .plans import WEIGHTS, IndexedShape, mma_product, plan_of
+from .torch_rows import gathered, scattered, selected
 
 MULTIPLIED = (torch.bfloat16, torch.float16, *FP8)
 
@@ -238,7 +239,9 @@ def indexed_product(
         return placed(call, given, _on_cpu(call, given), out)
     if target(a.get_device())[0] != "sm_90a" and not given.batched and given.offsets is None and call.gate is None:
         return _by_parts(call, given, out)
-    require_hopper(a.get_device(), "a product with row indices")
+    mma = by_mma(a.get_device(), config)
+    if mma and given.batched:
+        return _gathered_first(call, given, config, out)
     if call.gate is not None and (given.places or why_by_torch(b)):
         return _gated_in_steps(call, given, config, out, copies)
     if given.batched and b.shape[0] == 1:
@@ -250,7 +253,12 @@ def indexed_product(
         vectors["out_rows"] = vectors.pop("add_rows")
     if given.batched:
         a, vectors["rows"] = a.expand(b.shape[0], *a.shape[-2:]), vectors["rows"].view(-1)
-    plan = plan_of(shape_of(call, given), config, copies)
+    of = shape_of(call, given)
+    plan: GroupsPlan
+    if mma:
+        plan, _ = mma_plan(mma_product(of, copies), a.get_device(), config)
+    else:
+        plan = plan_of(of, config, copies)
     return launch(NOT_KEPT if copied else KeptKey(key), plan, a, b, vectors, weights, out)
 
 
@@ -259,6 +267,20 @@ def _by_parts(call: IndexedCall, given: IndexedOperands, out: torch.Tensor | Non
     values = {name: x for name, x in given.named.items() if name not in ("a", "b")}
     parts = parts_of_text(parts_text(AskedParts(activation=call.activation), 1, tuple(values), ()))
     return computed(checked([given.a], [given.b], parts, values, out, call.kind, None), None, out)
+
+
+def _gathered_first(
+    call: IndexedCall, given: IndexedOperands, config: GroupsConfig | None, out: torch.Tensor | None
+) -> torch.Tensor:
+    """A batch, or masked groups, of rows that torch gathers: no kernel of mma.sync gathers those of a batch."""
+    assert given.rows is not None
+    each = given.a.expand(given.b.shape[0], *given.a.shape[-2:])
+    a = torch.stack([gathered(x, i) for x, i in zip(each, given.rows)])
+    form, said = (BATCH, "") if given.counts is None else (MASKED, COUNTS)
+    inner = GroupedCall(form, said, given.b.shape[0], None, call.kind, call.shape)
+    return grouped_product(
+        inner, a, given.b, given.counts, finish=BiasActivation(None, call.activation), config=config, out=out
+    )
 
 
 def ungated(call: IndexedCall, given: IndexedOperands) -> tuple[IndexedCall, IndexedOperands]:

@@ -23,8 +23,6 @@ from ...kernels.operands.product import distance_of
 from ...kernels.plan import WORKSPACE
 from ...kernels.run.epilogue_operands import rows_memory, words_of_tensors
 from ...kernels.run.operand_checks import check_operands
-from ...kernels.sm90.config import Sm90Config
-from ...kernels.sm90.plan import Sm90Plan
 from ...kernels.verbs import named as verbs_of
 from ..bias_activation import GATES
 from ..checks import autocast
@@ -46,9 +44,10 @@ from ..scaled_grouped.grouped import (
     group_sums,
     plan_of,
 )
-from ..scaled_grouped.kept import launch_once, require_hopper
+from ..scaled_grouped.kept import launch_once
 from ..scaled_grouped.operators import checked_grouped
 from ..scaled_grouped.scaled import BiasActivation, line
+from ..types import GroupsConfig, GroupsPlan
 from .several import check_alike, combined_sums, function_and_numbers
 
 
@@ -133,7 +132,7 @@ def _check_rows(a: torch.Tensor, rows: torch.Tensor, said: str) -> None:
 
 
 def computed_groups(
-    product: GroupedCombined, config: Sm90Config | None = None, out: torch.Tensor | None = None,
+    product: GroupedCombined, config: GroupsConfig | None = None, out: torch.Tensor | None = None,
     expected_rows: int | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """A checked product, computed now; no derivative is recorded. Raises OperandError for a GPU without such kernels.
@@ -152,7 +151,6 @@ def computed_groups(
             return torch.zeros(call.shape, dtype=call.kind, device=a.device) if out is None else out
         if not on_gpu(a.get_device()):
             return _by_reference(product.chosen(), out)
-        require_hopper(a.get_device(), "grouped_matmul")
         if 0 in a.shape:  # empty sums are 0, and the function of them follows
             rows = call.shape[:-1] if product.rows is None or a.shape[0] == 0 else a.shape[:-1]
             zeros = [a.new_zeros(*rows, 16), *[b.new_zeros(b.shape[0], 16, b.shape[-1]) for b in product.b]]
@@ -196,8 +194,8 @@ def _finish(product: GroupedCombined) -> LaunchEpilogue:
 
 
 def plan_of_groups(
-    product: GroupedCombined, config: Sm90Config | None, clears: bool, expected_rows: int | None = None
-) -> tuple[Sm90Plan, str]:
+    product: GroupedCombined, config: GroupsConfig | None, clears: bool, expected_rows: int | None = None
+) -> tuple[GroupsPlan, str]:
     """The plan that a product's kernel is compiled from, and why. That of an H200 for CPU tensors.
 
     clears         rows in no group become zeros
@@ -215,7 +213,7 @@ def plan_of_groups(
 
 
 def _launched(
-    product: GroupedCombined, config: Sm90Config | None, out: torch.Tensor | None, expected_rows: int | None
+    product: GroupedCombined, config: GroupsConfig | None, out: torch.Tensor | None, expected_rows: int | None
 ) -> torch.Tensor:
     """One launch on the current stream of the operands' device."""
     if product.finish.bias is not None:  # a copy lives until the launch

@@ -12,6 +12,7 @@ from ...kernels.epilogue.chain import Epilogue
 from ...kernels.operands.combined import Combine, refusal_of_matrices
 from ...kernels.run.operand_checks import resolved
 from ...kernels.sm90.indexed.row_copy import copied_bytes
+from ...kernels.sm90.plan import Sm90Plan
 from ...memo import function_key
 from ..bias_activation import GATES
 from ..checks import (
@@ -40,7 +41,6 @@ from ..scaled_grouped.grouped_epilogue import (
     grouped_call,
     grouped_with_epilogue,
 )
-from ..scaled_grouped.kept import require_hopper
 from ..scaled_grouped.operators import checked_grouped
 from ..scaled_grouped.recipes import fast_accum
 from ..scaled_grouped.scaled import BiasActivation, check_config
@@ -278,7 +278,6 @@ def explain_grouped_combined(
     if options.get("epilogue") is not None:
         return explain_grouped_epilogue(*_with_steps(a, b, combine, given, options))
     product, out = _checked(a, b, combine, given, said, options), options["out"]
-    require_hopper(a.get_device(), "grouped_matmul")
     call = product.call
     if 0 in (*call.shape, call.experts, *product.a.shape):
         return ZEROS
@@ -291,7 +290,7 @@ def explain_grouped_combined(
         copies.append(
             (f"{said}: stride {product.groups.stride(0)}, and the kernel reads stride 1", product.groups.nbytes)
         )
-    if product.rows is not None:
+    if product.rows is not None and isinstance(plan, Sm90Plan):
         copies.append((f"a: {product.rows.shape[0]} chosen rows", copied_bytes(plan)))
     of = "counts of rows" if call.form == MASKED else "ends"
     return of_plan(plan, left, right[0], out, f"one launch for all groups, whose {of} the kernel reads; {why}", copies)

@@ -10,7 +10,6 @@ import torch
 from ...errors import OperandError
 from ...kernels.operands.prologue import Prologue
 from ...kernels.plan import tile_count
-from ...kernels.sm90.plan import Sm90Plan
 from ..explanation import ZEROS, Explanation, of_plan, of_solution
 from ..indexed.grouped_rows import Options
 from ..prepared import problem_at
@@ -18,7 +17,7 @@ from ..scaled_grouped.grouped import check_expected
 from ..scaled_grouped.scaled import BiasActivation
 from ..scaled_grouped.scaled import check_config as check_plain_config
 from ..solver import solve
-from ..types import READ
+from ..types import READ, GroupsPlan
 from .api import check_call_kinds
 from .grouped import checked_groups, plan_of_groups
 from .product import ALONE, check_config, checked_product, plan_of_product, ways_of_product
@@ -108,7 +107,7 @@ def _of_groups(
     return of_plan(plan, a, b, out, f"one launch for all groups; {_how_often(plan)}; {why}", copies)
 
 
-def _how_often(plan: Sm90Plan) -> str:
+def _how_often(plan: GroupsPlan) -> str:
     times = tile_count(plan.n, plan.tile_c[1])
     often = f"{times} times" if times > 1 else "once"
     return f"a's function is computed {often} for each element, once for each tile of {plan.tile_c[1]} columns"

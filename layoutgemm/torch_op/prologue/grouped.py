@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -20,18 +21,17 @@ import torch
 
 from ...errors import LayoutError, OperandError
 from ...kernels.operands.prologue import Prologue
-from ...kernels.ragged import Ragged
+from ...kernels.ragged import AlongK, Ragged
 from ...kernels.run.operand_checks import check_operands
-from ...kernels.sm90.along_k import AlongK
 from ...kernels.sm90.choose.prologue import plan_with_prologue
 from ...kernels.sm90.choose.scaled_grouped import masked_rows
 from ...kernels.sm90.config import Sm90Config
-from ...kernels.sm90.plan import Sm90Plan
 from .. import tuned_store
 from ..checks import autocast
 from ..compiled.traced import named
 from ..prepared import gpu, on_gpu, start
 from ..problem import bias_epilogue
+from ..scaled_grouped.by_mma import MmaProduct, by_mma, mma_plan
 from ..scaled_grouped.grouped import (
     ALONG_K,
     BATCH,
@@ -44,10 +44,9 @@ from ..scaled_grouped.grouped import (
     group_of_rows,
     grouped_product,
 )
-from ..scaled_grouped.kept import require_hopper
 from ..scaled_grouped.operators import checked_grouped
 from ..scaled_grouped.scaled import BiasActivation, line
-from ..types import C_NAMES, NAMES
+from ..types import C_NAMES, NAMES, GroupsPlan
 from .product import check_gate, check_names, check_type, check_vectors, function_of, launched, order_for
 
 _WITHOUT = "of groups of rows, of masked ones and of K"
@@ -140,7 +139,9 @@ def computed_groups(
         if 0 in (*call.shape, call.experts, *product.a.shape) or not on_gpu(product.a.get_device()):
             x = product.a if 0 in product.a.shape else function_of_groups(product)
             return grouped_product(call, x, product.b, product.groups, None, None, finish, config, out)
-        require_hopper(product.a.get_device(), "grouped_matmul")
+        if call.form == ALONG_K and by_mma(product.a.get_device(), config):  # no kernel has both
+            x = function_of_groups(product)
+            return grouped_product(call, x, product.b, product.groups, None, None, finish, config, out)
         return _launched(product, config, out, expected_rows)
 
 
@@ -157,7 +158,7 @@ def _launched(
 
 def plan_of_groups(
     product: GroupedPrologue, config: Sm90Config | None, clears: bool, expected_rows: int | None = None
-) -> tuple[Sm90Plan, str]:
+) -> tuple[GroupsPlan, str]:
     """The plan that a product's kernel is compiled from, and why. That of an H200 for CPU tensors.
 
     clears  rows in no group become zeros
@@ -176,6 +177,10 @@ def plan_of_groups(
     if call.form == ALONG_K:
         names = f"{NAMES[a.dtype]}:col", f"{NAMES[b.dtype]}:row", names[2]
         ragged = AlongK.of(call.experts, offsets, ends)
+    if by_mma(a.get_device(), config):
+        ragged = replace(ragged, clears=False) if isinstance(ragged, Ragged) else ragged
+        of = MmaProduct(sizes, names, ragged, None, epilogue, prologue=product.prologue, rows=expected_rows or 0)
+        return mma_plan(of, a.get_device(), config)
     rows = -(-sizes[0] // sizes[3])
     if masked:
         rows = masked_rows(sizes[0]) if expected_rows is None else min(expected_rows, sizes[0])

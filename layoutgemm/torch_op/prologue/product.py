@@ -30,7 +30,7 @@ from ..prepared import Config, choice_of, gpu, on_gpu, start, target
 from ..problem import bias_epilogue
 from ..reference import exact
 from ..scaled_grouped.kept import NOT_KEPT, launch
-from ..types import C_NAMES, NAMES, READ, TYPES
+from ..types import C_NAMES, NAMES, READ, TYPES, GroupsPlan
 from .apart import Ways, ways_of
 
 # Why other arguments are refused beside a prologue.
@@ -211,7 +211,7 @@ def _launched(product: PrologueProduct, config: Config | None, out: torch.Tensor
 
 
 def launched(
-    plan: Sm90Plan, a: torch.Tensor, b: torch.Tensor, given: Mapping[str, torch.Tensor],
+    plan: GroupsPlan, a: torch.Tensor, b: torch.Tensor, given: Mapping[str, torch.Tensor],
     tables: Mapping[str, torch.Tensor], bias: torch.Tensor | None, out: torch.Tensor | None, one: bool,
 ) -> torch.Tensor:  # fmt: skip
     """One launch of a plan.

@@ -7,6 +7,7 @@ A call passes through these files, in this order:
     grouped      forms, checks and products of groups
     scaled       checks and products with scales
     kept         launches, kept for the next call
+    by_mma       the plan on GPUs without wgmma
     recipes      which part of an operand shares a scale: without torch, for JAX too
     gated        gates of grouped products
     epilogue, own_epilogue, grouped_epilogue   an epilogue with scales, with groups
@@ -23,8 +24,8 @@ from typing import TYPE_CHECKING
 from ...lazy_names import named_later
 
 if TYPE_CHECKING:
-    from ...kernels.sm90.mainloop import DEPTH as DEPTH
-    from ...kernels.sm90.mainloop import mainloop_of as mainloop_of
+    from ...kernels.operands.promoted import DEPTH as DEPTH
+    from ...kernels.operands.promoted import mainloop_of as mainloop_of
     from .api import grouped_matmul as grouped_matmul
     from .api import scaled_matmul as scaled_matmul
     from .grouped_training import fp8_grouped_matmul as fp8_grouped_matmul

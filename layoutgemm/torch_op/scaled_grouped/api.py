@@ -178,8 +178,8 @@ def scaled_matmul(
     scale_a[i, kb] * scale_b[j, kb] * (A's block @ B's block)[i, j].
 
     a, b     float8_e4m3fn or float8_e5m2 each, (M, K) and (K, N), or batches of them: on one GPU of compute capability
-             9.0, or on the CPU. K contiguous (b is the transpose of an (N, K) matrix) and lines of a multiple of 16
-             elements; what lies otherwise is copied
+             8.9, 9.0 or 12.x, or on the CPU. K contiguous (b is the transpose of an (N, K) matrix) and lines of a
+             multiple of 16 elements; what lies otherwise is copied
     scale_a  float32, of any strides: (M, K blocks), or (M / 128, K blocks) for a scale of 128 rows; (M, 1) or (M,) for
              a scale of each row; one element for all of a
     scale_b  float32, or None: (N, K blocks), or (N / 128, K blocks); (1, N), (N, 1) or (N,); one element
@@ -368,8 +368,8 @@ def grouped_matmul(
         a (M, K)           b (K, N)             K, as in a weight's gradient:        (experts, M, N)
         a (experts, M, K)  b (experts, K, N)    none; with `counts`, of masked rows: (experts, M, N)
 
-    a, b      bfloat16, float16, float8_e4m3fn or float8_e5m2: on one GPU of compute capability 9.0, or on the CPU. What
-              no kernel reads in place is copied
+    a, b      bfloat16, float16, float8_e4m3fn or float8_e5m2: on one GPU of compute capability 8.x, 9.0 or 12.x, float8
+              from 8.9 on, or on the CPU. What no kernel reads in place is copied
     offsets   int32 or int64 of experts + 1, on the same device: where each group begins, from 0, and the last one ends,
               at a's rows (or b's columns, or K); none below the one before it, so that groups may be empty. Groups
               along K of float8 begin at multiples of 128, and end there or at K
@@ -477,7 +477,7 @@ def grouped_matmul(
     a, b = autocast(a, b)
     call = checked_grouped(a, b, groups, said, scale_a, scale_b, finish, out, out_dtype, *names)
     if expected_rows is not None:
-        config = expected_config(call, a, b, expected_rows, finish)
+        config = expected_config(call, a, b, expected_rows, finish)  # type: ignore[assignment]
     check_derivable(a, b, scale_a, scale_b, bias)
     if not needs_dispatcher(a, b, groups, scale_a, scale_b, bias, out):
         return computed_grouped(call, a, b, groups, scale_a, scale_b, finish, config, out, KeptKey(key))

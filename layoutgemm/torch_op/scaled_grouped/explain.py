@@ -16,6 +16,7 @@ from ...kernels.run.epilogue_operands import indexed_rows
 from ...kernels.run.operand_checks import resolved
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.indexed.row_copy import copied_bytes
+from ...kernels.sm90.plan import Sm90Plan
 from ..bias_activation import gated_finish
 from ..compiled.traced import named
 from ..epilogue import GivenOperands, finish_of
@@ -48,7 +49,6 @@ from .grouped_epilogue import (
     of_one_group,
     with_readable_gate,
 )
-from .kept import require_hopper
 from .operators import checked_grouped, checked_scaled
 from .own_epilogue import ScaledFactors, behind_scales, checked, of_one, own_plan, promotes
 from .recipes import Recipes, as_vector
@@ -63,7 +63,6 @@ def explain_scaled(
     """Which kernel `scaled_matmul` takes for these tensors, why, and what it copies. Raises as that does."""
     check_config(config)
     call = checked_scaled(a, scale_a, b, scale_b, finish, out, out_dtype, *recipes, out_recipe)
-    require_hopper(a.get_device(), "scaled_matmul")
     if 0 not in (*call.shape, *a.shape) and call.quantizes and not quantizes_in_kernel(call, a, finish, config):
         return _then_quantized(call, a, scale_a, b, scale_b, finish, out, config)
     return _scaled(call, a, scale_a, b, scale_b, finish, out, config)
@@ -75,7 +74,6 @@ def explain_own_epilogue(
 ) -> Explanation:  # fmt: skip
     """Which kernel `scaled_matmul` with an epilogue takes, why, and what it copies. Raises as that does."""
     made = checked(of, epilogue, given, recipes, finish, out, out_dtype, config)
-    require_hopper(of.a.get_device(), "scaled_matmul")
     if 0 in (*made.call.shape, of.a.shape[-1]):
         return ZEROS
     if of.one:
@@ -192,7 +190,6 @@ def explain_grouped(
     check_config(config)
     read = a if rows is None else of_rows(a, rows)
     call = checked_grouped(read, b, groups, said, scale_a, scale_b, finish, out, out_dtype, *recipes)
-    require_hopper(a.get_device(), "grouped_matmul")
     if rows is not None:
         return _of_rows(call, a, b, groups, scale_a, scale_b, finish, out, config, rows)
     if expected_rows is not None:
@@ -232,7 +229,7 @@ def _grouped(
         a, b = [x if x.ndim == 2 else x[0] for x in (a, b)]
         out = None if out is None else out[0]
     plan, why = plan_of_groups(call, a, b, groups, finish, config, call.said == ENDS, out is None, rows)
-    if rows is not None:
+    if rows is not None and isinstance(plan, Sm90Plan):
         copies.append((f"a: {indexed_rows(plan)} chosen rows", copied_bytes(plan)))
     return of_plan(plan, a, b, out, f"{_one_launch(call.form)}; {why}", copies)
 
@@ -265,7 +262,6 @@ def explain_grouped_epilogue(
 ) -> Explanation:
     """Which kernel `grouped_matmul` with an epilogue takes, why, and what it copies. Raises as that does."""
     made = checked_groups(of, epilogue, given, asked)
-    require_hopper(of.a.get_device(), "grouped_matmul")
     if 0 in (*made.call.shape, made.call.experts, *made.of.a.shape):
         return ZEROS
     one = of_one_group(made)
@@ -284,7 +280,8 @@ def explain_grouped_epilogue(
     copies += [copy for i, x in enumerate(further, 1) for copy in copied_operand(plan, "B", resolved(x), f"b[{i}]")]
     if of.rows is not None:
         a = a.expand(*of.b.shape[:-2], *a.shape[-2:]) if of.rows.ndim == 2 else a
-        copies.append((f"a: {indexed_rows(plan)} chosen rows", copied_bytes(plan)))
+        if isinstance(plan, Sm90Plan):
+            copies.append((f"a: {indexed_rows(plan)} chosen rows", copied_bytes(plan)))
         if of.scale_a is not None and of.scale_a.shape[:1] == of.rows.shape:
             copies.append((f"scale_a: torch gathers {of.rows.shape[0]} chosen rows", of.scale_a.nbytes))
     if plan.partials:

@@ -35,9 +35,9 @@ from ...kernels.epilogue.grouped_matrix import Part
 from ...kernels.indexed.rows import IndexedRows, RowIndices
 from ...kernels.operands.combined import LINE, Combined
 from ...kernels.operands.gated import HALVES
-from ...kernels.ragged import Ragged
+from ...kernels.operands.promoted import DEPTH
+from ...kernels.ragged import AlongK, Ragged, check_multiples
 from ...kernels.run.operand_checks import addressed
-from ...kernels.sm90.along_k import AlongK, check_multiples
 from ...kernels.sm90.choose.rules import whole_columns
 from ...kernels.sm90.choose.scaled_grouped import (
     along_k_config,
@@ -46,8 +46,6 @@ from ...kernels.sm90.choose.scaled_grouped import (
     usual_config,
 )
 from ...kernels.sm90.config import Sm90Config
-from ...kernels.sm90.mainloop import DEPTH
-from ...kernels.sm90.plan import Sm90Plan
 from .. import tuned_store
 from ..bias_activation import by_torch
 from ..checks import check_activation, check_alike, stored_as
@@ -56,10 +54,11 @@ from ..epilogue import epilogue_product
 from ..indexed.torch_rows import gathered
 from ..prepared import gpu, on_gpu
 from ..reference import exact, rounded
-from ..types import C_NAMES, NAMES, listed
+from ..types import C_NAMES, NAMES, GroupsConfig, GroupsPlan, listed
+from .by_mma import MmaProduct, by_mma, mma_plan, wgmma_config
 from .epilogue import epilogue_of, why_unfinished
 from .gated import why_by_torch
-from .kept import NOT_KEPT, KeptKey, find, launch, require_hopper
+from .kept import NOT_KEPT, KeptKey, find, launch
 from .recipes import SQUARE, Recipes, ScaledOperand, as_vector, recipes_of
 from .scaled import (
     FP8,
@@ -291,7 +290,7 @@ def _check_scales(
 def grouped_product(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None,
     scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None, finish: BiasActivation = NO_FINISH,
-    config: Sm90Config | None = None, out: torch.Tensor | None = None, keeping: KeptKey = NOT_KEPT,
+    config: GroupsConfig | None = None, out: torch.Tensor | None = None, keeping: KeptKey = NOT_KEPT,
     rows: torch.Tensor | None = None, clears: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """The product, computed now: a new tensor, or `out`.
@@ -322,7 +321,6 @@ def grouped_product(
         return _nothing(call, groups, finish, a.device, out, clears)
     if not on_gpu(a.get_device()):
         return _on_cpu(call, a, b, groups, scale_a, scale_b, finish, out.zero_() if clears and out is not None else out)
-    require_hopper(a.get_device(), "grouped_matmul")
     assert groups is not None
     if call.in_batch_of_one:
         return _one_group(call, a, b, groups, (scale_a, scale_b), finish, config, out)
@@ -336,7 +334,7 @@ def ungated(call: GroupedCall, b: torch.Tensor, kind: torch.dtype) -> GroupedCal
 
 def _gated_by_torch(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor | None, finish: BiasActivation,
-    config: Sm90Config | None, out: torch.Tensor | None, rows: torch.Tensor | None, clears: bool,
+    config: GroupsConfig | None, out: torch.Tensor | None, rows: torch.Tensor | None, clears: bool,
 ) -> torch.Tensor:  # fmt: skip
     """The product of all columns in float32, gated by torch."""
     every = ungated(call, b, torch.float32)
@@ -401,9 +399,10 @@ def in_groups_alone(call: GroupedCall, value: torch.Tensor, groups: torch.Tensor
 
 def _batch(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None,
-    finish: BiasActivation, config: Sm90Config | None, out: torch.Tensor | None,
+    finish: BiasActivation, given_config: GroupsConfig | None, out: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """Groups of as many rows each, all of them."""
+    config = wgmma_config(given_config)
     if call.recipes is None and finish.gate is not None:
         return gated_product(a, b, beside(finish.bias), str(finish.activation), call.kind, config, out)
     if call.recipes is None and finish.bias is None and finish.activation is None:
@@ -421,7 +420,7 @@ def _batch(
 
 def _one_group(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor,
-    scales: tuple[torch.Tensor | None, torch.Tensor | None], finish: BiasActivation, config: Sm90Config | None,
+    scales: tuple[torch.Tensor | None, torch.Tensor | None], finish: BiasActivation, config: GroupsConfig | None,
     out: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """One masked group, or one along K: its plan has no batch."""
@@ -463,7 +462,7 @@ def in_groups(shape: Sequence[int], said: str, groups: torch.Tensor) -> torch.Te
 
 def _by_kernel(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, groups: torch.Tensor, scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None, finish: BiasActivation, config: Sm90Config | None, out: torch.Tensor | None,
+    scale_b: torch.Tensor | None, finish: BiasActivation, config: GroupsConfig | None, out: torch.Tensor | None,
     keeping: KeptKey, rows: torch.Tensor | None = None, clears: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """Groups of rows, masked ones, or along K, by their kernel."""
@@ -496,9 +495,9 @@ def _by_kernel(
 
 def plan_of(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, numbers: torch.Tensor, finish: BiasActivation,
-    config: Sm90Config | None, ends: bool = False, clears: bool = False, rows: torch.Tensor | None = None,
+    config: GroupsConfig | None, ends: bool = False, clears: bool = False, rows: torch.Tensor | None = None,
     epilogue: Epilogue | None = None, how: Combined | None = None,
-) -> tuple[Sm90Plan, str]:  # fmt: skip
+) -> tuple[GroupsPlan, str]:  # fmt: skip
     """The plan of a product by kernel, and why this configuration.
 
     ends    `numbers` are ends, without the zero in front
@@ -509,6 +508,9 @@ def plan_of(
     """
     own = epilogue is not None
     epilogue = epilogue_of_call(call, finish) if epilogue is None else epilogue
+    if by_mma(a.get_device(), config):
+        of = mma_product(call, a, b, numbers, finish, ends, rows, epilogue, how)
+        return mma_plan(of, a.get_device(), config)
     if call.form == ALONG_K:
         return _plan_along_k(call, a, b, numbers, config, ends, epilogue, finish, own)
     (m, n), k, masked = call.shape[-2:], a.shape[-1], call.form == MASKED
@@ -525,8 +527,30 @@ def plan_of(
                 made = derived(sizes, types, scales, measured.config, ragged, epilogue, gate, indexed, call.span)
                 return made, tuned_store.MEASURED
     plain = not (epilogue or masked or gate is not None or indexed is not None)
-    config, why = chosen(sizes, types, scales, a.get_device(), config, masked, gate, epilogue.columns, plain)
+    given = wgmma_config(config)
+    config, why = chosen(sizes, types, scales, a.get_device(), given, masked, gate, epilogue.columns, plain)
     return derived(sizes, types, scales, config, ragged, epilogue, gate, indexed, call.span), why
+
+
+def mma_product(
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, numbers: torch.Tensor, finish: BiasActivation,
+    ends: bool = False, rows: torch.Tensor | None = None, epilogue: Epilogue | None = None,
+    how: Combined | None = None,
+) -> MmaProduct:  # fmt: skip
+    """All that decides on a plan by mma.sync; arguments are those of `plan_of`. Rows of no group stay as they are."""
+    (m, n), k, offsets = call.shape[-2:], a.shape[-1], INTS[numbers.dtype]
+    types, scales = types_and_scales(call, a, b, finish)
+    groups: Ragged | AlongK = Ragged.of(call.experts, offsets, call.form == MASKED, ends)
+    if call.form == ALONG_K:
+        groups, types = AlongK.of(call.experts, offsets, ends), (f"{types[0]}:col", f"{NAMES[b.dtype]}:row", types[2])
+        if scales is not None:
+            what = "scale_a: scales of 128 of K" if scales else "use_fast_accum: sums that are added in float32"
+            raise OperandError(
+                f"{what} of groups along K are sm_90a's; by mma.sync they have scales of rows and columns"
+            )
+    gate = finish.gate if how is None else how
+    indexed = None if rows is None else IndexedRows(RowIndices(a.shape[-2], INTS[rows.dtype]))
+    return MmaProduct((m, n, k, call.experts), types, groups, scales, epilogue or None, gate, indexed)
 
 
 def types_and_scales(
@@ -541,7 +565,7 @@ def types_and_scales(
 
 def expected_config(
     call: GroupedCall, a: torch.Tensor, b: torch.Tensor, rows: int, finish: BiasActivation, how: Combined | None = None
-) -> Sm90Config:
+) -> GroupsConfig:
     """The configuration of groups of `rows` rows each, masked or not.
 
     how  the function of products with several matrices, or None
@@ -558,6 +582,10 @@ def expected_config(
             f"expected_rows = {rows}: {call.experts} groups of as many have {rows * call.experts} rows, and a has {m}"
         )
     sizes = min(rows, max(m, 1)) * call.experts, n, k, call.experts
+    if by_mma(a.get_device(), None):
+        nothing = a.new_zeros(0, dtype=torch.int32)  # in place of numbers that decide on nothing
+        of = mma_product(call, a, b, nothing, finish, how=how)._replace(rows=sizes[0] // call.experts)
+        return mma_plan(of, a.get_device())[0].config
     places, _ = gpu(a.get_device())
     sums, (types, scales) = finish.halves if how is None else how.matrices, types_and_scales(call, a, b, finish)
     found = usual_config(sizes, types, scales, sums, places=places, equal=equal)
@@ -565,9 +593,9 @@ def expected_config(
 
 
 def _plan_along_k(
-    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, config: Sm90Config | None, ends: bool,
+    call: GroupedCall, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, config: GroupsConfig | None, ends: bool,
     epilogue: Epilogue, finish: BiasActivation, own: bool,
-) -> tuple[Sm90Plan, str]:  # fmt: skip
+) -> tuple[GroupsPlan, str]:  # fmt: skip
     """The plan of groups along K, and why this configuration. `own`: the epilogue is the caller's."""
     sizes, blocks = (a.shape[0], b.shape[1], a.shape[1], call.experts), a.dtype in FP8
     orders = ("row", "col") if blocks else ("col", "row")  # K is contiguous, or rows and columns are

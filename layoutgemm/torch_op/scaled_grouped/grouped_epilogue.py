@@ -33,8 +33,6 @@ from ...kernels.operands.product import distance_of
 from ...kernels.plan import WORKSPACE
 from ...kernels.run.epilogue_operands import rows_memory, words_of_tensors
 from ...kernels.run.operand_checks import addressed, check_operands
-from ...kernels.sm90.config import Sm90Config
-from ...kernels.sm90.plan import Sm90Plan
 from ...kernels.verbs import named as verbs_of
 from ..checks import (
     autocast,
@@ -72,6 +70,8 @@ from ..own_epilogue.formula import RowGroups, StepResults, steps_by_torch
 from ..own_epilogue.names import OperandNames
 from ..own_epilogue.recorded import derivable, recorded
 from ..prepared import LaunchEpilogue, config_text, on_gpu
+from ..types import GroupsConfig, GroupsPlan
+from .by_mma import by_mma, wgmma_config
 from .epilogue import why_unfinished
 from .epilogue_gradients import ProductFormula, check_derivable
 from .grouped import (
@@ -91,7 +91,7 @@ from .grouped import (
     in_groups,
     plan_of,
 )
-from .kept import PLANS, launch_once, require_hopper
+from .kept import PLANS, launch_once
 from .operators import checked_grouped, differentiable
 from .own_epilogue import CheckedScales, ScaledFactors, behind_scales, scaled_steps
 from .recipes import Recipes, fast_accum, recipe_text
@@ -202,7 +202,7 @@ class CheckedGroups(NamedTuple):
     of: GroupedFactors
     steps: Epilogue
     operands: GivenOperands
-    config: Sm90Config | None
+    config: GroupsConfig | None
     fast: bool
     activation: str | None = None
 
@@ -246,7 +246,7 @@ class GroupedOptions(NamedTuple):
     recipes: tuple[object, object] = (None, None)
     out: torch.Tensor | None = None
     out_dtype: torch.dtype | None = None
-    config: Sm90Config | None = None
+    config: GroupsConfig | None = None
     expected_rows: int | None = None
 
 
@@ -485,13 +485,13 @@ def together(of: GroupedFactors, sums: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def _batch(made: CheckedGroups, out: torch.Tensor | None) -> torch.Tensor:
     """Groups of as many rows each: the batch that `matmul` and `scaled_matmul` take."""
-    of, call = made.of, made.call
+    of, call, config = made.of, made.call, wgmma_config(made.config)
     if of.scale_a is None:
-        return epilogue_product(of.a, of.b, call.kind, made.steps, made.operands.every, made.config, out, made.gate)
+        return epilogue_product(of.a, of.b, call.kind, made.steps, made.operands.every, config, out, made.gate)
     assert call.recipes is not None
     inner = ScaledCall(call.recipes, call.kind, call.shape, span=call.span)
     one = CheckedScales(inner, scaled_factors(of), made.steps, made.operands, made.gate)
-    return scaled_steps(one, made.fast, made.config, out)
+    return scaled_steps(one, made.fast, config, out)
 
 
 def scaled_factors(of: GroupedFactors) -> ScaledFactors:
@@ -508,11 +508,11 @@ def _computed(made: CheckedGroups, out: torch.Tensor | None) -> torch.Tensor:
         if not made.steps.stores_c:
             return torch.empty(0, dtype=call.kind, device=device)
         return torch.zeros(call.shape, dtype=call.kind, device=device) if out is None else out
-    if of.rows is not None and (0 in of.a.shape or not on_gpu(of.a.get_device())):
+    index, of_batch = of.a.get_device(), of.rows is not None and of.rows.ndim == 2
+    if of.rows is not None and (0 in of.a.shape or not on_gpu(index) or (of_batch and by_mma(index, made.config))):
         made = made._replace(of=of.gathered())
     if not on_gpu(of.a.get_device()):
         return _on_cpu(made, out)
-    require_hopper(of.a.get_device(), "grouped_matmul")
     made = with_readable_gate(without_zeros(made))
     c = _launched(of_one_group(made), out if out is None or not call.in_batch_of_one else out[0], out is None)
     if out is not None or not made.steps.stores_c:
@@ -607,7 +607,7 @@ class GroupedLaunch(NamedTuple):
     tables     what else is read, by name
     """
 
-    plan: Sm90Plan
+    plan: GroupsPlan
     why: str
     finish: LaunchEpilogue
     operands: Tensors
@@ -635,7 +635,9 @@ def grouped_launch(made: CheckedGroups, clears: bool) -> GroupedLaunch:
     return GroupedLaunch(plan, why, finish, every, {**named_rows, plan.groups.name: numbers, **tables})
 
 
-def _plan(made: CheckedGroups, numbers: torch.Tensor, clears: bool, epilogue: Epilogue | None) -> tuple[Sm90Plan, str]:
+def _plan(
+    made: CheckedGroups, numbers: torch.Tensor, clears: bool, epilogue: Epilogue | None
+) -> tuple[GroupsPlan, str]:
     """The plan of a product, and why this configuration: kept for the next call of its shapes, types and steps."""
     call, of = made.call, made.of
     facts = of.a.shape, of.a.dtype, of.b.stride(-2) == 1 and of.b.stride(-1) != 1, of.b.dtype, of.a.get_device()

@@ -21,9 +21,9 @@ from torch.autograd.function import FunctionCtx
 
 from ...arguments import shown
 from ...errors import TensorError
+from ...kernels.operands.promoted import DEPTH
+from ...kernels.ragged import check_multiples
 from ...kernels.run.operand_checks import addressed, check_operands
-from ...kernels.sm90.along_k import check_multiples
-from ...kernels.sm90.mainloop import DEPTH
 from ..autograd.products import dense
 from ..checks import autocast, differentiated
 from ..compiled.traced import check_kinds, named

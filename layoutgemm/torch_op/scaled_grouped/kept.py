@@ -15,7 +15,6 @@ from typing import NamedTuple
 import torch
 import torch.autograd.forward_ad as _forward
 
-from ...errors import OperandError
 from ...kernels.compile.compiler import compile_plan
 from ...kernels.epilogue.parameters import words_of
 from ...kernels.indexed.row_copy import COPIED
@@ -25,7 +24,6 @@ from ...kernels.run.operand_checks import resolved
 from ...kernels.run.partial import is_partial
 from ...kernels.run.tensor_maps import LineCopy
 from ...kernels.run.torch_tensors import TensorLaunch, check_tensors, launch_of
-from ...kernels.sm90.plan import Sm90Plan
 from ..checks import PLAIN, modes_of_dispatch, modes_of_functions, tracing_state, transforms
 from ..compiled.guards import (
     ALIGNED,
@@ -53,8 +51,8 @@ from ..launch import (
     raw_stream,
     span,
 )
-from ..prepared import target
 from ..problem import StridedOperand, contiguous_strides
+from ..types import GroupsPlan
 
 Key = tuple[object, ...]
 Others = Sequence["torch.Tensor | None"]
@@ -138,7 +136,7 @@ SEEN = READY.seen
 ONCE = -3  # in keys of guards: three tensors, of which the last is given twice, as both scales
 Record = Callable[[ProductCall, torch.Tensor, torch.Tensor, torch.Tensor], "torch.Tensor | None"]
 USUAL: dict[Key, str] = {}  # options of most calls, and the name that stands for them in keys of guards
-PLANS: dict[Key, tuple[Sm90Plan, str]] = {}  # of launches that are not kept, and why
+PLANS: dict[Key, tuple[GroupsPlan, str]] = {}  # of launches that are not kept, and why
 _grad_enabled = torch.is_grad_enabled
 _autocast = torch._C._is_any_autocast_enabled
 
@@ -442,18 +440,8 @@ def memory_beside(
     return torch.empty_strided(shape, strides, dtype=kind, device=x.device)
 
 
-def require_hopper(index: int, what: str) -> None:
-    """Raise OperandError, naming the product, for a GPU that has no such kernel."""
-    if target(index)[0] != "sm_90a":
-        found = torch.cuda.get_device_properties(index)
-        raise OperandError(
-            f"{what} on cuda:{index}, {found.name}: these kernels run on compute capability 9.0 (H100, H200, GH200), "
-            f"and this is {found.major}.{found.minor}"
-        )
-
-
 def launch(
-    keeping: KeptKey, plan: Sm90Plan, a: torch.Tensor, b: torch.Tensor, tables: Mapping[str, torch.Tensor],
+    keeping: KeptKey, plan: GroupsPlan, a: torch.Tensor, b: torch.Tensor, tables: Mapping[str, torch.Tensor],
     operands: Mapping[str, torch.Tensor], out: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """The product by a plan. Unless C is copied, the launch is kept for such tensors at such addresses.
@@ -501,14 +489,14 @@ def launch(
     return c
 
 
-def _keep_rows(plan: Sm90Plan, made: TensorLaunch, out: torch.Tensor | None) -> None:
+def _keep_rows(plan: GroupsPlan, made: TensorLaunch, out: torch.Tensor | None) -> None:
     """Keep rows in no group, where C is stored beside the output and then copied."""
     if made.late and out is not None and plan.ragged is not None and not plan.ragged.clears:
         made.c.copy_(out)
 
 
 def launch_once(
-    plan: Sm90Plan, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, words: Sequence[int]
+    plan: GroupsPlan, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, words: Sequence[int]
 ) -> torch.Tensor:
     """Launch a plan into C, or a new one. Of the words the caller knows all. Nothing is kept."""
     index = a.get_device()
@@ -552,7 +540,7 @@ def keep(
 
 
 def _words(
-    plan: Sm90Plan, tables: Mapping[str, torch.Tensor], operands: Mapping[str, torch.Tensor], device: torch.device,
+    plan: GroupsPlan, tables: Mapping[str, torch.Tensor], operands: Mapping[str, torch.Tensor], device: torch.device,
     memory: torch.Tensor | None,
 ) -> tuple[int, ...]:  # fmt: skip
     """The launch's sixteen words: the epilogue's, the main loop's, the groups'."""

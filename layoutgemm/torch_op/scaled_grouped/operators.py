@@ -8,6 +8,7 @@ grouped products too, through the same operator, so they have derivatives of the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch.autograd.function import FunctionCtx
@@ -15,6 +16,8 @@ from torch.autograd.function import FunctionCtx
 from ...arguments import shown
 from ...errors import OperandError
 from ...kernels.run.operand_checks import check_operands
+from ...kernels.sm80.choose import Sm80Choice
+from ...kernels.sm90.choose.rules import Sm90Choice
 from ...kernels.sm90.config import Sm90Config
 from ..autograd.products import dense
 from ..checks import check_device, check_out, derived_by_func, differentiated, refuse_derivatives
@@ -69,9 +72,9 @@ def check_out_recipe(recipe: object, kind: object) -> None:
         raise OperandError(f"out_recipe: out_dtype is {kind}, and what has scales is float8_e4m3fn or float8_e5m2")
 
 
-def plain_config(text: str) -> Sm90Config | None:
+def plain_config(text: str) -> Any:
     """The configuration that `prepared.config_text` wrote. Raises OperandError for one with swapped operands."""
-    choice = configured(text)
+    choice = configured(text, (Sm90Choice, Sm80Choice))
     if choice is None:
         return None
     if choice.swapped:

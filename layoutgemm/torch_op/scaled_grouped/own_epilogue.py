@@ -20,8 +20,9 @@ from ...kernels.epilogue.chain import MAX_WORDS, Epilogue
 from ...kernels.operands.gated import HALVES
 from ...kernels.run.epilogue_operands import words_of_tensors
 from ...kernels.run.operand_checks import check_operands
+from ...kernels.sm80.plan import Sm80Config
 from ...kernels.sm90.choose.rules import whole_columns
-from ...kernels.sm90.plan import Sm90Config, Sm90Plan
+from ...kernels.sm90.plan import Sm90Config
 from .. import tuned_store
 from ..checks import copied, derived_by_transform, has_tangent, needs_dispatcher, refuse_traces, seen_and_recorded
 from ..compiled.kept_launches import epilogue_again_or
@@ -43,10 +44,11 @@ from ..own_epilogue.formula import StepResults, steps_by_torch
 from ..own_epilogue.names import OperandNames
 from ..own_epilogue.recorded import derivable, recorded
 from ..prepared import LaunchEpilogue, config_text, gpu, on_gpu
-from ..types import C_NAMES, NAMES
+from ..types import C_NAMES, NAMES, GroupsPlan
+from .by_mma import MmaProduct, by_mma, mma_plan
 from .epilogue import epilogue_of
 from .epilogue_gradients import ProductFormula, check_derivable
-from .kept import launch_once, require_hopper
+from .kept import launch_once
 from .operators import checked_scaled, plain_config
 from .recipes import Recipes, recipe_text
 from .scaled import BiasActivation, ScaledCall, check_config, chosen, derived, gated_choice, of_group, sums, vectors_of
@@ -239,9 +241,8 @@ def _computed(
         if not epilogue.stores_c:
             return value.new_empty(0)
         return value if out is None else out.copy_(value)
-    require_hopper(a.get_device(), "scaled_matmul")
     whole, every = behind_scales(call.recipes, (of.a.ndim, of.b.ndim), of.scales, epilogue, operands, gate is not None)
-    if gate is None and not promotes(call, fast):
+    if gate is None and not promotes(call, fast) and not isinstance(config, Sm80Config):
         return epilogue_product(a, b, call.kind, whole, every, config, out)
     return _own_plan(made._replace(steps=whole), fast, every, out, config)
 
@@ -269,7 +270,7 @@ def promotes(call: ScaledCall, fast: bool) -> bool:
 
 def own_plan(
     made: CheckedScales, fast: bool, given: Tensors, config: Sm90Config | None
-) -> tuple[Sm90Plan, str, LaunchEpilogue]:
+) -> tuple[GroupsPlan, str, LaunchEpilogue]:
     """The plan of a promoted or gated product, why this configuration, and the epilogue's words.
 
     fast   whether sums stay in the tensor core
@@ -281,6 +282,9 @@ def own_plan(
     types = NAMES[a.dtype], f"{NAMES[b.dtype]}:col", C_NAMES[call.kind]
     groups = call.recipes.groups if promotes(call, fast) and call.recipes.in_mainloop else None if fast else ()
     finish = finish_of(epilogue, given, call.shape)
+    if by_mma(index, config):
+        of = MmaProduct(sizes, types, None, groups, finish.epilogue or None, gate)
+        return *mma_plan(of, index, config), finish
     if config is None:
         of_parts = groups, gate, epilogue
         measured = tuned_store.lookup_with_parts(gpu(index)[1], sizes, types, *of_parts)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ...arguments import as_bool, nearest, shown
 from ...errors import OperandError, TensorError
-from ...kernels.sm90.mainloop import DEPTH
+from ...kernels.operands.promoted import DEPTH
 
 TENSOR, ROW, BLOCK, SQUARE = "TensorWise", "RowWise", "BlockWise1x128", "BlockWise128x128"
 FAMILIES = (BLOCK, SQUARE), (ROW, TENSOR)

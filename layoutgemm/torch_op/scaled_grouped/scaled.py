@@ -26,9 +26,10 @@ from ...kernels.fp8.plan import BLOCK as BLOCK_OF_C
 from ...kernels.indexed.rows import IndexedRows
 from ...kernels.operands.combined import Combined
 from ...kernels.operands.gated import HALVES
-from ...kernels.ragged import Ragged
+from ...kernels.operands.promoted import DEPTH, lie_together, mainloop_of, widest_span
+from ...kernels.ragged import AlongK, Ragged
 from ...kernels.run.operand_checks import addressed
-from ...kernels.sm90.along_k import AlongK
+from ...kernels.sm80.plan import Sm80Config
 from ...kernels.sm90.choose.rules import Sm90Choice
 from ...kernels.sm90.choose.scaled_grouped import (
     gated_config,
@@ -38,7 +39,6 @@ from ...kernels.sm90.choose.scaled_grouped import (
     read_each_column,
     scaled_config,
 )
-from ...kernels.sm90.mainloop import DEPTH, lie_together, mainloop_of, widest_span
 from ...kernels.sm90.plan import Sm90Config, Sm90Plan
 from .. import tuned_store
 from ..bias_activation import GATES, by_torch, gate_by_torch
@@ -49,9 +49,10 @@ from ..fp8.launch import AS_QUANTIZE, computed_into
 from ..prepared import Config, gpu, on_gpu, prepare
 from ..problem import half
 from ..reference import exact
-from ..types import C_NAMES, NAMES, READ, listed
+from ..types import C_NAMES, NAMES, READ, GroupsPlan, listed
+from .by_mma import MmaProduct, by_mma, mma_plan
 from .epilogue import SCALE_C, epilogue_of
-from .kept import KeptKey, Key, find, keep, launch, require_hopper
+from .kept import KeptKey, Key, find, keep, launch
 from .recipes import TENSOR, Recipes, ScaledOperand, as_vector, recipes_of
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -177,8 +178,8 @@ def check_config(config: object) -> None:
     """Raise OperandError for what is no configuration."""
     if isinstance(config, Sm90Choice):
         raise OperandError("config is of the transposed product (swapped), and this product keeps its operands' places")
-    if config is not None and not isinstance(config, Sm90Config):
-        raise OperandError(f"config is a {type(config).__qualname__}; it is an Sm90Config or None")
+    if config is not None and not isinstance(config, Sm90Config | Sm80Config):
+        raise OperandError(f"config is a {type(config).__qualname__}; it is an Sm90Config, an Sm80Config or None")
 
 
 # ------------------------------------------------------------------------------------------------------------- products
@@ -210,7 +211,6 @@ def scaled_product(
     if not on_gpu(a.get_device()):
         wide = sums(call.recipes, a, scale_a, b, scale_b)
         return _into(out, finished_by_torch(wide, beside(finish.bias), finish, call.kind))
-    require_hopper(a.get_device(), "scaled_matmul")
     if a.ndim == 3 and a.shape[0] == 1:
         scales = [of_group(x, of, 0) for x, of in ((scale_a, call.recipes.a), (scale_b, call.recipes.b))]
         inner = call._replace(shape=call.shape[1:])
@@ -233,7 +233,7 @@ def scaled_product(
     if scale_c is not None:
         vectors[SCALE_C] = scale_c
     key = key if lying else ()
-    if call.recipes.in_mainloop or not finish.fast or finish.gate is not None:
+    if call.recipes.in_mainloop or not finish.fast or finish.gate is not None or isinstance(config, Sm80Config):
         tables = tables if call.recipes.in_mainloop else {}
         return launch(KeptKey(key), plan_of(call, a, b, finish, config)[0], a, b, tables, vectors, out)
     epilogue = epilogue_for(call, finish)
@@ -329,7 +329,7 @@ def quantizes_in_kernel(call: ScaledCall, a: torch.Tensor, finish: BiasActivatio
     A tile of a B with a scale of each column has fewer. So has one of a gate whose scales change within 16 columns. And
     for few rows two kernels are faster.
     """
-    if 0 in (*call.shape, *a.shape):
+    if 0 in (*call.shape, *a.shape) or by_mma(a.get_device(), config):
         return False
     if config is None:
         m, n, k, batch = call.shape[-2], call.shape[-1], a.shape[-1], a.shape[0] if a.ndim == 3 else 1
@@ -352,13 +352,16 @@ def epilogue_for(call: ScaledCall, finish: BiasActivation) -> Epilogue:
 
 def plan_of(
     call: ScaledCall, a: torch.Tensor, b: torch.Tensor, finish: BiasActivation, config: Sm90Config | None = None
-) -> tuple[Sm90Plan, str]:
+) -> tuple[GroupsPlan, str]:
     """The plan of a promoted or gated product, and why this configuration."""
     batch = a.shape[0] if a.ndim == 3 else 1
     sizes = call.shape[-2], call.shape[-1], a.shape[-1], batch
     groups = call.recipes.groups if call.recipes.in_mainloop else None if finish.fast else ()
     types = NAMES[a.dtype], f"{NAMES[b.dtype]}:col", C_NAMES[call.kind]
     index = a.get_device()
+    if by_mma(index, config):
+        epilogue = epilogue_for(call, finish) or None
+        return mma_plan(MmaProduct(sizes, types, None, groups, epilogue, finish.gate), index, config)
     if config is None and finish.gate is not None and call.quantizes:
         config = quantized_gate_config(*sizes)
         why = f"gated and quantised: tiles of {'x'.join(map(str, config.tile))}"

@@ -55,7 +55,7 @@ def fp8_matmul(
     """a @ b + bias in float8_e4m3fn with scales, and gradients by such products.
 
     a, b      bfloat16, float16 or float32: (..., M, K) and a matrix (K, N), or (batch, M, K) and (batch, K, N); on a
-              GPU of compute capability 9.0 or on the CPU. Autocast casts them
+              GPU of compute capability 8.9, 9.0 or 12.x or on the CPU. Autocast casts them
     bias      (N,), float32, bfloat16 or float16, added in the kernel
     recipe_a  of a, and of the result's gradient; recipe_b of b: torch.nn.functional.ScalingType or its name. Both are
               of blocks, or neither is. The weights' gradient takes BlockWise1x128, or RowWise, on both sides

@@ -13,9 +13,9 @@ from ...arguments import shown
 from ...dtypes import dtype
 from ...errors import OperandError
 from ...kernels.operands.gated import GATES, HALVES
-from ...kernels.ragged import Ragged
+from ...kernels.operands.promoted import DEPTH
+from ...kernels.ragged import AlongK, Ragged
 from ...kernels.run.error_bound import rounded_error, sum_error
-from ...kernels.sm90.along_k import AlongK
 from ...kernels.sm90.choose.occupancy import ClusterOccupancy
 from ...kernels.sm90.choose.rules import Sm90Choice, choose
 from ...kernels.sm90.choose.scaled_grouped import (
@@ -28,7 +28,6 @@ from ...kernels.sm90.choose.scaled_grouped import (
     usual_config,
 )
 from ...kernels.sm90.config import Sm90Config
-from ...kernels.sm90.mainloop import DEPTH
 from ..api import matmul
 from ..bias_activation import ACTIVATIONS
 from ..prepared import gpu

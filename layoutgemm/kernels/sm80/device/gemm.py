@@ -42,6 +42,7 @@ from ...plan import ALL_SHARED, present, tile_count
 from ..operand import Sm80Operand, byte_selector
 from ..plan import Sm80Plan
 from .epilogue import RowPlaces, Sm80Epilogue
+from .promoted import Promotion
 from .steps import finished
 
 
@@ -129,7 +130,7 @@ class Sm80GemmKernel(TileEntry):
         matrices, pitches  addresses of A, B and C, and elements from line to line
         words              that the epilogue reads
         """
-        plan, (m, n, k, *_) = self.plan, sizes
+        plan, (_, n, *_) = self.plan, sizes
         thread, _, _ = cute.arch.thread_idx()
         block, _, matrix = cute.arch.block_idx()
         lane, warp = thread % 32, bridge.uniform(thread // 32)
@@ -138,12 +139,12 @@ class Sm80GemmKernel(TileEntry):
         # 1. The tile of C that this block owns; where its threads copy from and to, where its lanes read.
         grid = self.grid_of_tiles(sizes)
         row, column = plan.order.tile(block, grid, cutlass.min, reads_of(plan.order, plan.words, words))
-        m0, m, k, matrix, weights = self.place_of_rows(row, sizes, matrix, matrices[1], words)
+        m0, end, k, matrix, weights = self.place_of_rows(row, sizes, matrix, matrices[1], words)
         n0 = column * plan.tile_c[1]
         shared = bridge.SharedMemory(plan.smem).base
-        copy_a = self.copies_of_a(thread, matrices[0], pitches[0], m0, m, k, words)
-        copy_b = self.copies_of_b(thread, weights, pitches[1], n0, n, k, words)
-        load_a = self.loads_of_a(lane, warp_m, (m0, matrix), (m, n, k), words)
+        copy_a = self.copies_of_a(thread, matrices[0], pitches[0], m0, end, k, words)
+        copy_b = self.copies_of_b(thread, weights, pitches[1], (n0, matrix), n, k, words)
+        load_a = self.loads_of_a(lane, warp_m, (m0, matrix), (end, n, k), words)
         load_b = self.loads_of_b(lane, warp_n)
         pitch = plan.smem.a_stage_bytes
 
@@ -155,31 +156,42 @@ class Sm80GemmKernel(TileEntry):
             copy_a.issue(shared + s * pitch, ahead_k[1], ahead_k[0])
             copy_b.issue(shared + s * pitch, ahead_k[2], ahead_k[0])
             bridge.commit_copies()
-            copy_a, copy_b, ahead_k = self.next_k_tile(copy_a, copy_b, ahead_k, (m0, n0), n, words)
+            copy_a, copy_b, ahead_k = self.next_k_tile(copy_a, copy_b, ahead_k, (m0, n0, matrix), n, words)
         # 3. The main loop. `held_a` and `held_b` carry the first fragments of a k tile into it.
         sums, held_a, held_b = self.registers()
         sums.fill(0)
+        corner = m0 + warp_m * plan.a.warp_extent, n0 + warp_n * plan.warp_columns, matrix, end
+        totals, numbers, promotion = sums, sums, None
+        if const_expr(plan.mainloop is not None):
+            promotion = Promotion(plan, lane, corner, n, k_tiles, self.given(words))
+            totals, numbers = self.registers()[0], cute.make_rmem_tensor(promotion.count, Float32)
+            totals.fill(0)
+            keep(numbers, promotion.load(Int32(0)))
         ahead = plan.config.ahead
         if const_expr(ahead):
             self.meet()
             keep(held_a, self.of_k_tile(load_a, ahead_k[0] + plan.tile[2]).fragments(shared, 0))
             keep(held_b, load_b.fragments(shared, 0))
         read, write = Int32(0), Int32((plan.stages - 1) * pitch)
-        for _ in cutlass.range(k_tiles, unroll=1):
+        for k_tile in cutlass.range(k_tiles, unroll=1):
+            following = [] if promotion is None else promotion.load(k_tile + 1)
             if const_expr(not ahead):
                 self.meet()
             place = shared + write
             copies = copy_a.work(place, ahead_k[1], ahead_k[0]) + copy_b.work(place, ahead_k[2], ahead_k[0])
             loads = self.of_k_tile(load_a, ahead_k[0]), load_b
             read = self.multiply_k_tile((sums, held_a, held_b), loads, copies, shared, read)
+            if const_expr(promotion is not None):
+                present(promotion).promote(totals, sums, numbers)
+                keep(numbers, following)
+                sums.fill(0)
             write = next_stage(write, pitch, plan.stages)
-            copy_a, copy_b, ahead_k = self.next_k_tile(copy_a, copy_b, ahead_k, (m0, n0), n, words)
+            copy_a, copy_b, ahead_k = self.next_k_tile(copy_a, copy_b, ahead_k, (m0, n0, matrix), n, words)
 
         # 4. C, through the stages' memory: all copies have landed and been read.
         bridge.wait_copies(0)
         bridge.block_sync()
-        corner = m0 + warp_m * plan.a.warp_extent, n0 + warp_n * plan.warp_columns
-        self.store(sums, shared, (warp, lane), matrices[2], pitches[2], (m, n, k), (*corner, matrix), words)
+        self.store(totals, shared, (warp, lane), matrices[2], pitches[2], sizes, corner, words)
 
     def grid_of_tiles(self, sizes: tuple[Int32, ...]) -> tuple[Int32, Int32]:
         """Tiles along M and N of a launch of such sizes: m, n, k."""
@@ -208,11 +220,11 @@ class Sm80GemmKernel(TileEntry):
     @cute.jit
     def next_k_tile(
         self, copy_a: Copies, copy_b: Copies, ahead: tuple[Int32, Int64, Int64, Int32],
-        corner: tuple[Int32, Int32], n: Int32, words: tuple[Int64, ...],
+        corner: tuple[Int32, Int32, Int32], n: Int32, words: tuple[Int64, ...],
     ) -> tuple[Copies, Copies, tuple[Int32, Int64, Int64, Int32]]:  # fmt: skip
         """The cursor's next K tile. Behind the first pair's last one, the first one of the second pair.
 
-        corner  first row and column of the tile of C
+        corner  first row and column of the tile of C, and its matrix
         n       C's columns
 
         Behind the last K tile nothing of K is left: copies are zeros.
@@ -223,14 +235,16 @@ class Sm80GemmKernel(TileEntry):
         if const_expr(plan.pair is not None):
             if passes_on(left, behind):
                 left, behind, offset_a, offset_b = behind, Int32(0), Int64(0), Int64(0)
-                copy_a = copy_a.switched(*self.further_lines(("a2",), words), corner[0])
-                of_b = self.further_lines(present(plan.pair).of_b, words)
+                copy_a = copy_a.switched(*self.further_lines(("a2",), words, corner[2]), corner[0])
+                of_b = self.further_lines(present(plan.pair).of_b, words, corner[2])
                 copy_b = copy_b.switched(*self.matrices_of_b(*of_b, n), corner[1])
         return copy_a, copy_b, (left, offset_a, offset_b, behind)
 
-    def further_lines(self, names: Sequence[str], words: tuple[Int64, ...]) -> tuple[list[Int64], list[Int64]]:
-        """(addresses, pitches) of further matrices; of a batch those of this CTA's product."""
-        given, (_, _, matrix) = self.given(words), cute.arch.block_idx()
+    def further_lines(
+        self, names: Sequence[str], words: tuple[Int64, ...], matrix: Int32
+    ) -> tuple[list[Int64], list[Int64]]:
+        """(addresses, pitches) of further matrices; of a batch or groups those of one product."""
+        given = self.given(words)
         addresses, pitches = [], []
         for name in names:
             address, (pitch, *distance) = self.plan.lines_given(name, given)
@@ -257,14 +271,18 @@ class Sm80GemmKernel(TileEntry):
         return Copies(self.plan.a, self.plan.smem.a_offset, thread, a, lda, start, m, k)
 
     def copies_of_b(
-        self, thread: Int32, b: Int64, ldb: Int64, start: Int32, n: Int32, k: Int32, words: tuple[Int64, ...]
-    ) -> _TileCopies:
-        """A thread's copies of B, whose tile begins at column `start`; `words` are the launch's."""
-        plan = self.plan
+        self, thread: Int32, b: Int64, ldb: Int64, place: tuple[Int32, Int32], n: Int32, k: Int32,
+        words: tuple[Int64, ...],
+    ) -> _TileCopies:  # fmt: skip
+        """A thread's copies of B.
+
+        place  its tile's first column, and its matrix;   words   the launch's
+        """
+        plan, (start, matrix) = self.plan, place
         at = plan.b, plan.smem.b_offset, thread
         if plan.gated is None:
             return Copies(*at, b, ldb, start, n, k)
-        addresses, pitches = self.further_lines([name for name, _ in plan.gated.places], words)
+        addresses, pitches = self.further_lines([name for name, _ in plan.gated.places], words, matrix)
         return SeveralCopies(*at, *self.matrices_of_b([b, *addresses], [ldb, *pitches], n), start, n)
 
     def beginning(self, k: Int32, *steps: Int64) -> tuple[Int32, Int64, Int64]:
@@ -294,19 +312,19 @@ class Sm80GemmKernel(TileEntry):
 
     def store(
         self, sums: cute.Tensor, shared: cute.Pointer, at: tuple[Int32, Int32], c: Int64, ldc: Int64,
-        sizes: tuple[Int32, ...], place: tuple[Int32, Int32, Int32], words: tuple[Int64, ...],
+        sizes: tuple[Int32, ...], place: tuple[Int32, Int32, Int32, Int32], words: tuple[Int64, ...],
     ) -> None:  # fmt: skip
         """The epilogue on a warp's accumulators, and its part of C.
 
         at     warp and lane
-        place  first row, first column and matrix of the warp's part
+        place  first row, first column and matrix of the warp's part, and the end of its rows
         """
         plan = self.plan
         if plan.epilogue or plan.gated is not None:
             sums = finished(plan, sums, at[1], sizes, place, words)
         if plan.epilogue.stores_c:
-            rows = self.row_places(sizes[0], words)
-            self.epilogue.store(sums, shared, at[0], at[1], c, ldc, sizes[0], sizes[1], place[0], place[1], rows)
+            rows = self.row_places(place[3], words)
+            self.epilogue.store(sums, shared, at[0], at[1], c, ldc, place[3], sizes[1], place[0], place[1], rows)
 
     def row_places(self, m: Int32, words: tuple[Int64, ...]) -> RowPlaces:
         """The rows of C of the product's rows; `words` are the launch's."""

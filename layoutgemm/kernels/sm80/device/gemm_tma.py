@@ -120,7 +120,7 @@ class Sm120GemmKernel(Sm80GemmKernel):
         # 4. C, through the stages' memory: all copies have landed and been read.
         bridge.block_sync()
         corner = origin[0] + warp_m * plan.a.warp_extent, origin[1] + warp_n * plan.b.warp_extent
-        self.store(sums, shared.base, (warp, lane), c, ldc, (m, n, k), (*corner, matrix), words)
+        self.store(sums, shared.base, (warp, lane), c, ldc, (m, n, k), (*corner, matrix, m), words)
 
     def multiply_landed(
         self, registers: tuple[cute.Tensor, ...], loads: Sequence[Loads], shared: bridge.SharedMemory,

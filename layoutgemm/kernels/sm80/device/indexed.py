@@ -70,7 +70,7 @@ class IndexedPlacesKernel:
         plan = self.plan
         _, _, matrix = cute.arch.block_idx()
         given = bridge.Carried(**dict(zip(plan.words, words, strict=True)))
-        return bridge.Carried(m=m, given=given, of_batch=matrix if plan.batch > 1 else None)
+        return bridge.Carried(m=m, given=given, of_batch=matrix if plan.matrices_of_c > 1 else None)
 
     def copies_of_a(
         self, thread: Int32, a: Int64, lda: Int64, start: Int32, m: Int32, k: Int32, words: tuple[Int64, ...]

@@ -66,7 +66,7 @@ class Sm80PersistentKernel(GemmEntry, Sm80GemmKernel):
         m0, n0 = self.corner(tile, grid, words)
         shared = bridge.SharedMemory(plan.smem).base
         copy_a = self.copies_of_a(thread, a, lda, m0, m, k, words)
-        copy_b = self.copies_of_b(thread, b, ldb, n0, n, k, words)
+        copy_b = self.copies_of_b(thread, b, ldb, (n0, Int32(0)), n, k, words)
         load_a = Loads(plan.a, plan.smem.a_offset, lane, warp_m)
         load_b = Loads(plan.b, plan.smem.b_offset, lane, warp_n)
 
@@ -99,7 +99,7 @@ class Sm80PersistentKernel(GemmEntry, Sm80GemmKernel):
             m0, n0 = self.corner(tile, grid, words)
             corner = m0 + warp_m * plan.a.warp_extent, n0 + warp_n * plan.warp_columns
             bridge.warp_sync()
-            self.store(sums, shared, (warp, lane), c, ldc, (m, n, k), (*corner, Int32(0)), words)
+            self.store(sums, shared, (warp, lane), c, ldc, (m, n, k), (*corner, Int32(0), m), words)
             tile += workers
         bridge.wait_copies(0)
 

@@ -23,12 +23,10 @@ from ...dsl import ampere, bridge
 from ...dsl.entry import FusedEntry
 from ...dsl.packed_weights import DevicePairs
 from ...dsl.reductions import launch_finish
-from ...dsl.tables import choose
 from ...plan import present, tile_count
 from ...quantized.formats import UNIT_K, UNIT_ROWS
 from ...quantized.fragments import fragment, rows_of, words_of
 from ...quantized.order import WORDS
-from ..quantized.experts import expert_bytes, row_tiles, rows_of_tile
 from ..quantized.operand import Sm80PackedOperand
 from ..quantized.split import SPLIT_SUMS, VECTOR
 from .gemm import Copies, Sm80GemmKernel
@@ -81,7 +79,7 @@ class Sm80QuantizedKernel(FusedEntry, Sm80GemmKernel):
 
     def store(
         self, sums: cute.Tensor, shared: cute.Pointer, at: tuple[Int32, Int32], c: Int64, ldc: Int64,
-        sizes: tuple[Int32, ...], place: tuple[Int32, Int32, Int32], words: tuple[Int64, ...],
+        sizes: tuple[Int32, ...], place: tuple[Int32, Int32, Int32, Int32], words: tuple[Int64, ...],
     ) -> None:  # fmt: skip
         """The epilogue and C; of a K in parts the accumulators as they lie."""
         if self.plan.split is None:
@@ -125,7 +123,7 @@ class Sm80QuantizedKernel(FusedEntry, Sm80GemmKernel):
                     sums[at] = value if part == 0 else sums[at] + value
         place = row * plan.tile[0] + warp_m * plan.a.warp_extent, column * plan.tile[1] + warp_n * plan.b.warp_extent
         shared = bridge.SharedMemory(plan.smem).base
-        Sm80GemmKernel.store(self, sums, shared, (warp, lane), c, ldc, sizes, (*place, Int32(0)), words)
+        Sm80GemmKernel.store(self, sums, shared, (warp, lane), c, ldc, sizes, (*place, Int32(0), sizes[0]), words)
 
     def copies_of_a(
         self, thread: Int32, a: Int64, lda: Int64, start: Int32, m: Int32, k: Int32, words: tuple[Int64, ...]
@@ -134,59 +132,15 @@ class Sm80QuantizedKernel(FusedEntry, Sm80GemmKernel):
         return InsideCopies(self.plan.a, self.plan.smem.a_offset, thread, a, lda, start, m, k)
 
     def copies_of_b(
-        self, thread: Int32, b: Int64, ldb: Int64, start: Int32, n: Int32, k: Int32, words: tuple[Int64, ...]
-    ) -> PackedCopies:
-        """A thread's copies of packed weights, whose tile begins at feature `start`."""
-        return PackedCopies(self.plan.b, self.plan.smem.b_offset, thread, b, start, n, k)
+        self, thread: Int32, b: Int64, ldb: Int64, place: tuple[Int32, Int32], n: Int32, k: Int32,
+        words: tuple[Int64, ...],
+    ) -> PackedCopies:  # fmt: skip
+        """A thread's copies of packed weights; `place` is its tile's first feature, and the matrix."""
+        return PackedCopies(self.plan.b, self.plan.smem.b_offset, thread, b, place[0], n, k)
 
     def loads_of_b(self, lane: Int32, warp: Int32) -> PackedLoads:
         """A lane's loads of its words; `warp` is the warp's number along N."""
         return PackedLoads(self.plan.b, self.plan.smem.b_offset, lane, warp)
-
-
-class Sm80ExpertsKernel(Sm80QuantizedKernel):
-    """The kernel for groups of rows, each times packed weights of its own expert. See `quantized.experts`."""
-
-    @cute.jit
-    def start(
-        self, matrices: Sequence[Int64], sizes: Sequence[Int32], pitches: Mapping[str, tuple[Int64, Int64]],
-        workers: Int32 | None, words: Sequence[Int64], stream: bridge.Stream,
-    ) -> None:  # fmt: skip
-        """Host side: a block for each number of a tile. `sizes` has the experts as the batch."""
-        pitch = [pitches[name][0] for name in "abc"]
-        blocks = self.plan.order.count(self.grid_of_tiles(tuple(sizes)), cutlass.min)
-        self.experts_kernel(*matrices, *sizes, *pitch, tuple(words)).launch(
-            grid=(blocks, 1, 1), stream=stream, **self.launch_options()
-        )
-
-    @cute.kernel
-    def experts_kernel(
-        self, a: Int64, b: Int64, c: Int64, m: Int32, n: Int32, k: Int32, experts: Int32, lda: Int64, ldb: Int64,
-        ldc: Int64, words: tuple,
-    ) -> None:  # fmt: skip
-        """Device side: one block, one tile of a group's rows."""
-        self.compute_tile((a, b, c), (m, n, k, experts), (lda, ldb, ldc), words)
-
-    def grid_of_tiles(self, sizes: tuple[Int32, ...]) -> tuple[Int32, Int32]:
-        """Numbers of tiles along M, those without rows among them, and tiles along N."""
-        height, width, _ = self.plan.tile
-        return row_tiles(sizes[0], sizes[3], height), tile_count(sizes[1], width)
-
-    def place_of_rows(
-        self, row: Int32, sizes: tuple[Int32, ...], matrix: Int32, b: Int64, words: tuple[Int64, ...]
-    ) -> tuple[Int32, Int32, Int32, Int32, Int64]:
-        """The same of a group's rows. No K for a tile without rows, so that it loads nothing."""
-        plan, experts, (_, n, k, count) = self.plan, present(self.plan.experts), sizes
-        first = words[plan.words.index(experts.name)]
-
-        def offset(group: Int32) -> Int32:
-            """The low four bytes of an offset."""
-            at = cutlass.min(group, count)
-            return ampere.load_element(first + Int64(at) * experts.offset_bytes, Boolean(True), 32)
-
-        group, start, end = rows_of_tile(experts, offset, row, plan.tile[0], choose)
-        depth = cutlass.select_(start < end, k, Int32(0))
-        return start, end, depth, group, b + Int64(group) * Int64(expert_bytes(plan, n, k))
 
 
 class InsideCopies(Copies):

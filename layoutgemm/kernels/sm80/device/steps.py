@@ -23,20 +23,21 @@ class _Numbered:
 
 
 def finished(
-    plan: Sm80Plan, sums: cute.Tensor, lane: Int32, sizes: tuple[Int32, ...], place: tuple[Int32, Int32, Int32],
-    words: tuple[Int64, ...],
+    plan: Sm80Plan, sums: cute.Tensor, lane: Int32, sizes: tuple[Int32, ...],
+    place: tuple[Int32, Int32, Int32, Int32], words: tuple[Int64, ...],
 ) -> cute.Tensor:  # fmt: skip
     """A warp's accumulators after the function of several sums, and the epilogue's steps. Integers become f32.
 
-    sizes  m, n and others
-    place  first row, first column and matrix of the warp's part of C
+    sizes  m, n, k and groups
+    place  first row, first column and matrix of the warp's part of C, and the end of its rows
     words  the plan's, in order
     """
     given = bridge.Carried(**dict(zip(plan.words, words, strict=True)))
     job = bridge.Carried(m=sizes[0], n=sizes[1], given=given)
+    job = job if len(sizes) < 4 else job.extended(groups=sizes[3])
     fragment = plan.fragment
     count = fragment.accumulator_registers
-    block = FusedBlock(PartPlan(plan, fragment), job, place, lane, held=range(count))
+    block = FusedBlock(PartPlan(plan, fragment), job, place[:3], lane, end=place[3], held=range(count))
     held: _Numbered | CombinedSums = _Numbered(sums, fragment)
     if plan.gated is not None:
         held = CombinedSums(plan, job, held, block, count)

@@ -23,12 +23,13 @@ from ...operands.combined import Combined
 from ...operands.gated import combination
 from ...operands.pair import SecondPair
 from ...operands.prologue import Prologue
+from ...operands.promoted import Promoted
 from ...orders import Order
 from ...partials import quantized_rows
 from ...plan import STAGE_BYTES_OF_K as _STAGE_BYTES
+from ...ragged import AlongK, Ragged
 from ...store import ROWS
 from ..config import BESIDE_MATRICES
-from ..grouped import Ragged
 from ..multicast import LINE
 from ..plan import Sm90Config, Sm90Plan
 from ..triangular.operands import Triangles
@@ -66,6 +67,8 @@ class Sm90Choice(KernelChoice):
         order: Order | None = None,
         prologue: Prologue | None = None,
         triangles: Triangles | None = None,
+        along_k: AlongK | None = None,
+        mainloop: Promoted | None = None,
     ) -> Sm90Plan:
         """The plan of C[m, n] = A[m, k] @ B[k, n]. Arguments are those of Sm90Plan.derive.
 
@@ -83,10 +86,12 @@ class Sm90Choice(KernelChoice):
                 raise PlanError("operands that change places: a gated product has its two halves in the kernel's B")
             if pair is not None:
                 raise PlanError("operands that change places: the second pair's A and B keep theirs")
-            if ragged is not None or indexed is not None:
+            if ragged is not None or along_k is not None or indexed is not None:
                 raise PlanError(
                     "operands that change places: groups of rows and row indices are of the kernel's A and C"
                 )
+            if mainloop is not None:
+                raise PlanError("operands that change places: a main loop's tables are of the kernel's A and B")
             if order is not None or prologue is not None or triangles is not None:
                 raise PlanError(
                     "operands that change places: an order, a prologue and triangles are of the kernel's C, A and B"
@@ -101,7 +106,8 @@ class Sm90Choice(KernelChoice):
             config = replace(config, staged_epilogue_k_tiles=0)
         return Sm90Plan.derive(
             m, n, k, batch=batch, a=a_, b=b_, c=c_, config=config, epilogue=epilogue, gated=gated, pair=pair,
-            ragged=ragged, indexed=indexed, order=order, prologue=prologue, triangles=triangles,
+            ragged=ragged, along_k=along_k, indexed=indexed, order=order, prologue=prologue, triangles=triangles,
+            mainloop=mainloop,
         )  # fmt: skip
 
 

@@ -13,8 +13,7 @@ from layoutgemm.kernels import Ragged, Sm80Config, Sm80Plan
 from layoutgemm.kernels.epilogue.chain import RowReduce
 from layoutgemm.kernels.quantized.formats import QuantizedFormat
 from layoutgemm.kernels.quantized.packing import PackedWeights, pack, quantize, unpack
-from layoutgemm.kernels.sm80 import checks
-from layoutgemm.kernels.sm80.quantized import experts as experts_of
+from layoutgemm.kernels.sm80 import groups as experts_of
 from tests import needs
 
 needs_dsl = needs.DSL
@@ -52,7 +51,7 @@ def test_the_checks_hold_and_the_executor_is_right() -> None:
     plan, packed, x, given, want, bound = problem("empty and wide groups")
     plan.check().require()
     assert (np.abs(plan.run(x, packed, given=given, device="reference").c - want) <= bound).all()
-    assert "experts      5 weight matrices; 37 rows in as many groups" in plan.explain()
+    assert "experts      5 weight matrices; 37 rows in 5 groups" in plan.explain()
 
 
 @needs_dsl
@@ -76,7 +75,7 @@ WRONG: dict[str, Any] = {
 def test_wrong_tiles_fail_their_check(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = problem("empty and wide groups")[0]
     monkeypatch.setattr(experts_of, *WRONG[what])
-    assert [check.name for check in checks.expert_checks(plan) if not check] == ["groups"]
+    assert [check.name for check in experts_of.group_checks(plan) if not check] == ["groups"]
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

@@ -1,0 +1,76 @@
+"""The numbers of a main loop that promotes, and its totals. See `sm80.promoted`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+
+from ....dtypes import f32
+from ...dsl import ampere
+from ...dsl import math as element
+from ...epilogue.tracing import Values
+from ...operands.promoted import TOTAL
+from ...plan import present
+from ..plan import Sm80Plan
+from ..promoted import number_slots
+
+_MATH = element.ElementMath(exact=True)
+
+
+class Promotion(ampere.LoopCarried):
+    """A thread's numbers of each K block, and the function of them.
+
+    place  first row, first column and matrix of the warp's part of C, and the end of its rows
+    given  the launch's words by name
+    """
+
+    held = ("lines", "tables", "last")
+
+    def __init__(
+        self, plan: Sm80Plan, lane: Int32, place: tuple[Int32, Int32, Int32, Int32], n: Int32, k_blocks: Int32,
+        given: Mapping[str, Int64],
+    ):  # fmt: skip
+        self.plan, self.slots = plan, number_slots(plan)
+        row, column, matrix, end = place
+        self.lines: list[Int32] = []  # of each slot, the number's place in its table
+        self.tables: list[Int64] = []  # of each table: address, and bytes from line to line and from K block to K block
+        self.last = [k_blocks - 1]
+        for each in self.slots:
+            origin, last = (column, n - 1) if each.along else (row, end - 1)
+            for slot, (_, half) in enumerate(each.first):
+                at = cutlass.min(each.place(lane, slot) + origin, last) + half * n
+                self.lines.append(at // each.table.group)
+            base, group, k, batch = (given[word] for word in each.table.words)
+            if plan.batch > 1 and not (each.along == 0 and plan.joined_rows):
+                base += Int64(matrix) * batch * f32.bytes
+            self.tables += [base, group * f32.bytes, k * f32.bytes]
+
+    @property
+    def count(self) -> int:
+        """Numbers that a thread holds, 1 or more."""
+        return max(1, len(self.lines))
+
+    def load(self, k_block: Int32) -> list[Float32]:
+        """The numbers of a K block; behind the last one those of the last."""
+        found: list[Float32] = []
+        at = Int64(cutlass.min(k_block, self.last[0]))
+        for number, each in enumerate(self.slots):
+            base, group, k = self.tables[3 * number : 3 * number + 3]
+            lines = self.lines[len(found) : len(found) + len(each.first)]
+            found += [element.load_value(base + at * k + Int64(line) * group, f32) for line in lines]
+        return found
+
+    def promote(self, totals: cute.Tensor, sums: cute.Tensor, numbers: cute.Tensor) -> None:
+        """The next total of each element of the thread."""
+        plan, fragment = self.plan, self.plan.fragment
+        for half in range(plan.sums):
+            for value in range(fragment.accumulator_registers):
+                at = fragment.register(value) + half * fragment.accumulator_registers
+                read, first = {TOTAL: totals[at]}, 0
+                for each in self.slots:
+                    read[each.table.name] = numbers[first + each.slot(value, half)]
+                    first += len(each.first)
+                totals[at] = Float32(present(plan.mainloop).evaluate(sums[at], Values(read, _MATH)))

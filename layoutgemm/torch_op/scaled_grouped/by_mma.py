@@ -1,0 +1,107 @@
+"""Grouped products and products with scales by mma.sync. Their plan, on GPUs without wgmma or for an Sm80Config.
+
+The launch is that of other plans: operands whose lines are no multiples of 16 bytes are copied.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from ...arch import arch
+from ...errors import LayoutError, OperandError
+from ...kernels.epilogue.chain import Epilogue
+from ...kernels.indexed.rows import IndexedRows
+from ...kernels.operands.combined import Combined
+from ...kernels.operands.gated import combination
+from ...kernels.operands.prologue import Prologue
+from ...kernels.operands.promoted import mainloop_of
+from ...kernels.planner import HopperParts, mma_configs
+from ...kernels.ragged import AlongK, Ragged
+from ...kernels.sm80.plan import Sm80Config, Sm80Plan
+from ...kernels.sm90.config import Sm90Config
+from ..prepared import target
+from ..types import GroupsConfig
+
+HOPPER = "sm_90a"
+
+
+def by_mma(index: int, config: object) -> bool:
+    """True if a GPU takes mma.sync. It has no wgmma, or the caller gave an Sm80Config."""
+    return isinstance(config, Sm80Config) or target(index)[0] != HOPPER
+
+
+def wgmma_config(config: GroupsConfig | None) -> Sm90Config | None:
+    """The configuration of a product without groups. Raises OperandError for an Sm80Config."""
+    if isinstance(config, Sm80Config):
+        raise OperandError("config is an Sm80Config: a batch without groups is a product of matmul, which chooses it")
+    return config
+
+
+class MmaProduct(NamedTuple):
+    """All that decides on a plan.
+
+    sizes   M, N, K, and groups or matrices of a batch
+    types   of A, B and C, with orders
+    groups  of rows, masked ones, or along K; None for a batch
+    scales  rows of A, and columns of B, that share one of a K block; () for sums that are added in float32; else None
+    rows    of a group, for which tiles are chosen; 0 for the average
+    """
+
+    sizes: tuple[int, int, int, int]
+    types: tuple[str, str, str]
+    groups: Ragged | AlongK | None = None
+    scales: tuple[int, ...] | None = None
+    epilogue: Epilogue | None = None
+    gate: Combined | str | None = None
+    indexed: IndexedRows | None = None
+    prologue: Prologue | None = None
+    rows: int = 0
+
+
+def mma_plan(of: MmaProduct, index: int, config: GroupsConfig | None = None) -> tuple[Sm80Plan, str]:
+    """The plan on a GPU, and why this configuration. Raises OperandError for an Sm90Config, and the first refusal."""
+    code = target(index)[0]
+    if isinstance(config, Sm90Config):
+        raise OperandError(f"config is one of sm_90a's kernel, and cuda:{index} runs {code}; an Sm80Config is for it")
+    return _plan(of, target(index), config)
+
+
+@lru_cache(maxsize=1024)
+def _plan(of: MmaProduct, on: tuple[str, int], config: Sm80Config | None) -> tuple[Sm80Plan, str]:
+    """The first plan that fits the GPU: `on` is its code, and the bytes of shared memory that a block may have."""
+    (m, n, k, batch), (a, b, c), (code, most) = of.sizes, of.types, on
+    gated = combination(of.gate)
+    ragged, along_k = (None, of.groups) if isinstance(of.groups, AlongK) else (of.groups, None)
+    loop = None if of.scales is None else mainloop_of(of.scales)
+    parts = HopperParts(of.epilogue, gated, None, of.prologue, None, of.indexed, None, ragged, along_k, loop)
+    rows = m if ragged is None or not of.rows else of.rows if ragged.masked else of.rows * batch
+    refused: LayoutError | None = None
+    for each in mma_configs((rows, n, k, batch), arch(code), (a, c), parts) if config is None else [config]:
+        try:
+            found = Sm80Plan.derive(
+                m, n, k, arch=code, a=a, b=b, c=c, batch=batch, config=each, epilogue=of.epilogue, gated=gated,
+                indexed=of.indexed, prologue=of.prologue, ragged=ragged, along_k=along_k, mainloop=loop,
+            )  # fmt: skip
+        except LayoutError as error:
+            refused = refused or error
+            continue
+        if found.smem.total <= most:
+            return found, why_tile(of, found) if config is None else "given by the caller"
+        said = f"{found.smem.total} bytes of shared memory, and a block of {code} has up to {most}"
+        refused = refused or OperandError(said)
+    assert refused is not None
+    raise refused
+
+
+def why_tile(of: MmaProduct, plan: Sm80Plan) -> str:
+    """The reason for a configuration that was not given."""
+    tile = "x".join(map(str, plan.config.tile))
+    if of.groups is None:
+        return f"tiles of {tile} by mma.sync"
+    if isinstance(of.groups, AlongK):
+        return f"{-(-plan.k // plan.batch)} of K a group on average: tiles of {tile} by mma.sync (not measured)"
+    if of.rows:
+        return f"expected_rows = {of.rows}: tiles of {tile} by mma.sync"
+    rows = f"up to {plan.m} rows a group" if of.groups.masked else f"{-(-plan.m // plan.batch)} rows a group on average"
+    return f"{rows}: tiles of {tile} by mma.sync (not measured)"
