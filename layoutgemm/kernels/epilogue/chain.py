@@ -74,8 +74,8 @@ class Epilogue:
              their addresses and strides are multiples of 16 bytes
     whole    the kernel's N is a multiple of this: of a tile whose columns divide it, none lies outside of C
     stores_c False: nothing of C is written, only what the steps write
-    sums     of a gated product: the first `sums` steps apply to both sums, before the gate. They are Scale,
-             VectorScale and Bias; their vectors along N have C's columns twice, the gate's first
+    sums     of a gated product, or of two matrices B: the first `sums` steps apply to both sums, before the gate. They
+             are Scale, VectorScale and Bias; their vectors along N have C's columns twice, the first sum's first
     json     all of these as text, as `from_json` reads it; "" with a step of another package. A field: torch.compile
              reads those of frozen classes
     """

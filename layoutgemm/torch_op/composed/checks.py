@@ -33,8 +33,8 @@ from ...kernels.operands.pair import SecondPair
 from ...kernels.orders import is_symmetric
 from ...kernels.run.operand_checks import check_operands
 from ..checks import check_call, check_finish, check_out, product_shape
+from ..epilogue import SumsGate, check_epilogue, check_result
 from ..epilogue import Tensors as Operands
-from ..epilogue import check_epilogue, check_result
 from ..indexed.torch_rows import known_indices
 from ..problem import bias_epilogue, half
 from ..prologue.product import check_type, check_vectors
@@ -136,7 +136,7 @@ def checked(
     written = {name: values[name] for name in parts.written if name in values}
     if parts.epilogue is not None and len(written) == len(parts.written):
         kinds = {operand.name: type(values[operand.name]) for operand in parts.epilogue.given}
-        check_epilogue(parts.epilogue, kinds, parts.gate is not None)
+        check_epilogue(parts.epilogue, kinds, gated_of(parts) is not None)
     into = {} if out is None else {"out": out}
     named = named_operands(a, b)
     check_operands({**named, **read}, {**written, **into})
@@ -205,6 +205,14 @@ def epilogue_of(call: ComposedCall) -> Epilogue | None:
     if ROW_WEIGHTS in parts.own:
         steps.append(VectorScale("m", "f32", ROW_WEIGHTS))
     return Epilogue(*steps) if steps else None
+
+
+def sums_gate(call: ComposedCall) -> SumsGate | None:
+    """The gate behind an epilogue's first steps, whose sums lie side by side; or None."""
+    parts = call.parts
+    if parts.how is None or parts.epilogue is None or not parts.epilogue.sums:
+        return parts.gate
+    return parts.how, {name: call.values[name] for name in parts.how.numbers}
 
 
 def gated_of(parts: Parts) -> Combined | None:

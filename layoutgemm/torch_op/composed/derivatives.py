@@ -32,7 +32,7 @@ from ..own_epilogue.recorded import SummedProduct, by_formula
 from ..own_epilogue.recorded import derivable as formula_alone
 from ..own_epilogue.recorded import recorded as kernel_and_formula
 from ..prepared import Config, config_text
-from .checks import ComposedCall, checked
+from .checks import ComposedCall, checked, sums_gate
 from .parts import BIAS, AskedParts, lists_of, parts_of_text, parts_text
 from .product import computed, factors, finished, placed, together
 
@@ -220,7 +220,7 @@ def _formula(call: ComposedCall, config: Config | None) -> StepResults:
     inside = None
     if parts.order is not None:
         inside = visited_part(value.detach().new_ones(call.shape), call, config) != 0
-    made = steps_by_torch(parts.epilogue, value, call.values, call.kind, parts.gate, inside)
+    made = steps_by_torch(parts.epilogue, value, call.values, call.kind, sums_gate(call), inside)
     c = placed(call, made.c, inside, None) if parts.stores_c else value.new_empty(0, dtype=call.kind)
     return made._replace(c=c)
 

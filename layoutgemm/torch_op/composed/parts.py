@@ -19,6 +19,7 @@ from ...kernels.epilogue.chain import Epilogue
 from ...kernels.epilogue.parameters import check_names
 from ...kernels.indexed.rows import OUT_ROWS, ROWS
 from ...kernels.operands.combined import Combine, Combined, function_of
+from ...kernels.operands.gated import epilogue_behind
 from ...kernels.operands.prologue import Prologue
 from ...kernels.orders import Order, check_name, names_in_given
 from ...kernels.sm90.triangular.operands import Triangles
@@ -179,7 +180,7 @@ def _kept_text(
     gated = asked.activation in GATES
     if epilogue is not None:
         beside += [ROW_WEIGHTS] * (ROW_WEIGHTS in own)
-        if text := refusal_of_epilogue(epilogue, None, beside, gated):
+        if text := refusal_of_epilogue(epilogue, None, beside, gated or asked.combine is not None):
             raise OperandError(text)
     claimed, names, of_a, order = _claimed(asked.order, prologue, epilogue, own)
     if twice := [name for i, name in enumerate(claimed) if name in claimed[:i]]:
@@ -190,6 +191,7 @@ def _kept_text(
         if gated:
             raise OperandError("activation and combine: the function of the products has the gate")
         how = function_of(asked.combine, matrices, left)
+        epilogue_behind(how, epilogue)
     wanted = [name for name in claimed if name not in own]
     check_names([*wanted, *left] if how is not None else wanted, given, "the product's parts read")
     tiles = tuple([name for name in order if name == TILES])

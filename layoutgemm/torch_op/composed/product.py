@@ -49,7 +49,7 @@ from ..prologue import product as prologues
 from ..prologue.apart import Ways, ways_of
 from ..prologue.product import PrologueProduct, function_of
 from ..reference import exact, rounded
-from .checks import ComposedCall, epilogue_of, further_operands
+from .checks import ComposedCall, epilogue_of, further_operands, sums_gate
 from .parts import ADD_ROWS, BIAS, OWN, PLACED, ROW_WEIGHTS, AskedParts, parts_of_text, parts_text
 from .plans import Plan, ReadyPlan, check_mirror, ready_plan, visited
 
@@ -65,11 +65,13 @@ def factors(call: ComposedCall) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def together(call: ComposedCall, sums: list[torch.Tensor]) -> torch.Tensor:
-    """One matrix of the products: two pairs added, several sums combined; before a gate."""
+    """One matrix of the products: two pairs added, several sums combined; before a gate, sums side by side."""
     how = call.parts.how
     if len(call.a) > 1:
         half = len(sums) // 2
         sums = [one + other for one, other in zip(sums[:half], sums[half:], strict=True)]
+    if how is not None and isinstance(sums_gate(call), tuple):
+        return torch.cat(sums, -1)
     if how is not None:
         return combined_sums(how, sums, {name: call.values[name] for name in how.numbers})
     return sums[0]
@@ -223,7 +225,7 @@ def _by_reference(call: ComposedCall, ready: ReadyPlan, out: torch.Tensor | None
     if parts.epilogue is None:
         return placed(call, finished(call, value), inside, out)
     given = {operand.name: call.values[operand.name] for operand in parts.epilogue.given}
-    value = reference_of(value.float(), call.kind, parts.epilogue, given, None, parts.gate, inside)
+    value = reference_of(value.float(), call.kind, parts.epilogue, given, None, sums_gate(call), inside)
     return placed(call, value, inside, out) if parts.stores_c else value.new_empty(0)
 
 
