@@ -32,6 +32,7 @@ from ...kernels.operands.gated import combination
 from ...kernels.operands.pair import SecondPair
 from ...kernels.orders import is_symmetric
 from ...kernels.run.operand_checks import check_operands
+from ...kernels.sm90.mainloop import DEPTH, mainloop_of
 from ..checks import check_call, check_finish, check_out, product_shape
 from ..epilogue import SumsGate, check_epilogue, check_result
 from ..epilogue import Tensors as Operands
@@ -39,8 +40,9 @@ from ..indexed.torch_rows import known_indices
 from ..problem import bias_epilogue, half
 from ..prologue.product import check_type, check_vectors
 from ..scaled_grouped.grouped import INTS
+from ..scaled_grouped.recipes import BLOCK, SQUARE, ScaledOperand
 from ..types import C_NAMES, READ
-from .parts import ADD_ROWS, BIAS, PLACED, ROW_WEIGHTS, Parts
+from .parts import ADD_ROWS, BIAS, PLACED, ROW_WEIGHTS, SCALES, Parts
 
 Tensors = Sequence[torch.Tensor]
 
@@ -179,7 +181,7 @@ def refusal_of_numbers(a: Tensors, b: Tensors) -> str:
 def asked_parts(call: ComposedCall) -> Asked:
     """The parts that a plan of the call has."""
     parts = call.parts
-    copies = len(call.a) > 1 if parts.copy_rows is None else parts.copy_rows
+    copies = len(call.a) > 1 or parts.promotes is not None if parts.copy_rows is None else parts.copy_rows
     return Asked(
         gated=gated_of(parts),
         pair=SecondPair() if len(call.a) > 1 else None,
@@ -189,6 +191,7 @@ def asked_parts(call: ComposedCall) -> Asked:
         batch=call.shape[0] if len(call.shape) > 2 and not call.of_rows else 1,
         symmetric=is_symmetric(parts.order),
         triangles=parts.triangles,
+        mainloop=None if parts.promotes is None else mainloop_of(parts.promotes),
     )
 
 
@@ -308,6 +311,9 @@ def _check_vectors(call: ComposedCall) -> None:
                 check_distinct(name, found)
     if ROW_WEIGHTS in parts.own:
         check_row_weights(values[ROW_WEIGHTS], m)
+    for name, group, size in zip(SCALES, parts.promotes or (), (m, call.b[0].shape[-1])):
+        of = ScaledOperand(name[-1], call.shape[:-2], size, -(-call.a[0].shape[-1] // DEPTH))
+        of.check(SQUARE if group > 1 else BLOCK, values[name])
 
 
 def check_indices(name: str, x: torch.Tensor, m: int) -> None:

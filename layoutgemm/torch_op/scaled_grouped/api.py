@@ -18,7 +18,9 @@ from ...kernels.epilogue.chain import Epilogue
 from ...kernels.operands.combined import Combine
 from ...kernels.operands.prologue import Prologue
 from ...kernels.run.operand_checks import check_operands
+from ...kernels.orders import Order
 from ...kernels.sm90.config import Sm90Config
+from ...kernels.sm90.triangular.operands import Triangles
 from ..api import Named, Tensors, repeated_first
 from ..autograd.kept import recorder
 from ..autograd.products import stand_in
@@ -33,6 +35,9 @@ from ..checks import (
     transforms,
 )
 from ..compiled.traced import check_kinds, named, refusal, refuse, refuse_finish
+from ..composed.api import ComposedOptions, refuse_or_raise
+from ..composed.parts import AskedParts
+from ..composed.scaled import ScaledPart, asks_parts, scaled_composed
 from ..fp8.launch import AS_QUANTIZE, kept_shapes
 from ..indexed.added import placed_product, sums_of_product
 from ..indexed.api import indexed_matmul
@@ -77,6 +82,7 @@ from .scaled import APART, BiasActivation, check_config, scaled_product, unswapp
 _is_traced = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
 _DERIVED = (torch.bfloat16, torch.float16)
+_NO_PARTS = "not beside rows, orders, combine, prologue or triangles; Quantize() is the last step of an epilogue"
 _NO_EXPECTED_ROWS = "expected_rows: not under torch.compile, where a configuration is given by config="
 
 
@@ -131,6 +137,15 @@ def scaled_matmul(
     config: Config | None = None,
     epilogue: Epilogue | None = None,
     given: Mapping[str, object] | None = None,
+    rows: torch.Tensor | None = None,
+    out_rows: torch.Tensor | None = None,
+    add_rows: torch.Tensor | None = None,
+    row_weights: torch.Tensor | None = None,
+    copy_rows: bool | None = None,
+    order: Order | None = None,
+    combine: Combine | None = None,
+    prologue: Prologue | None = None,
+    triangles: Triangles | None = None,
 ) -> torch.Tensor: ...
 
 
@@ -171,6 +186,15 @@ def scaled_matmul(
     config: Config | None = None,
     epilogue: Epilogue | None = None,
     given: Mapping[str, object] | None = None,
+    rows: torch.Tensor | None = None,
+    out_rows: torch.Tensor | None = None,
+    add_rows: torch.Tensor | None = None,
+    row_weights: torch.Tensor | None = None,
+    copy_rows: bool | None = None,
+    order: Order | None = None,
+    combine: Combine | None = None,
+    prologue: Prologue | None = None,
+    triangles: Triangles | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """activation(A @ B + bias) of 8-bit floats, each with its scales.
 
@@ -200,6 +224,11 @@ def scaled_matmul(
     epilogue in place of bias, activation and out_recipe: any `kernels.epilogue.chain.Epilogue`, behind the scales. Its
              first `sums` steps come before a gate
     given    what it reads and writes, by name, as for `matmul`; its tensors have gradients
+    rows, out_rows, add_rows, row_weights, copy_rows, order, combine, prologue, triangles  as of `matmul`. scale_a is of
+             the rows of a, chosen or not. With combine b is two matrices, and scale_b their scales; scales of rows and
+             tensors come before the function. A prologue is of a's 8-bit elements, before the scales. Rows of a
+             product with scales of blocks are copied first; it has no combine, prologue or triangles, and no scales of
+             128 rows of a beside rows. No out_recipe
 
     Scales, bias and activation are applied in the kernel, in float32, before the one rounding; on the CPU in float64.
     Works under torch.compile, FakeTensor, torch.export and in CUDA graphs; autocast changes nothing. No gradients: 8
@@ -216,6 +245,15 @@ def scaled_matmul(
     [[128.0, 256.0, 384.0], [512.0, 1024.0, 1536.0]]
     """
     config = unswapped(config)
+    vectors = {
+        "bias": bias, "rows": rows, "out_rows": out_rows, "add_rows": add_rows, "row_weights": row_weights,
+    }  # fmt: skip
+    parts = AskedParts(order, prologue, combine, epilogue, activation, copy_rows, triangles)
+    if asks_parts(parts, vectors):
+        if out_recipe is not None:
+            refuse_or_raise(f"out_recipe: {_NO_PARTS}")
+        product = ScaledPart(a, scale_a, b, scale_b, (recipe_a, recipe_b), fast_accum(use_fast_accum))
+        return scaled_composed(product, parts, vectors, given, ComposedOptions(out, config, out_dtype, None))
     if epilogue is not None or given is not None:
         of = ScaledFactors(a, scale_a, b, scale_b)
         if _is_traced():
