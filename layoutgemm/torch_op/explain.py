@@ -22,7 +22,8 @@ from .bias_activation import GATES, gated_finish
 from .checks import check_activation, check_gated_type, check_out, check_types, output_type
 from .composed.api import ComposedOptions
 from .composed.explain import explain_composed
-from .composed.parts import OWN, AskedParts, composes, has_batches
+from .composed.parts import OWN, SCALES, AskedParts, composes, has_batches
+from .composed.scaled import NO_OUT_RECIPE, ScaledPart, asks_parts, composed_arguments
 from .epilogue import arguments_beside, check_fit, gate_of, given_operands
 from .explanation import ZEROS, Explanation, gated_after, of_solution, sums_again, with_steps
 from .indexed.added import check_lines
@@ -44,6 +45,7 @@ from .scaled_grouped.explain import explain_grouped, explain_grouped_epilogue, e
 from .scaled_grouped.grouped import check_expected, groups_of
 from .scaled_grouped.grouped_epilogue import grouped_call
 from .scaled_grouped.own_epilogue import ScaledFactors
+from .scaled_grouped.recipes import fast_accum
 from .scaled_grouped.scaled import BiasActivation, unswapped
 from .solver import solve, why_unfused
 
@@ -113,6 +115,15 @@ def explain_matmul(
     functions: Options = {"epilogue": epilogue, "given": given, "prologue": prologue, "combine": combine}
     parts = order, prologue, combine, epilogue, triangles
     others: Options = {**more, "rows": rows, "add_rows": add_rows, "out_recipe": out_recipe}
+    if scale_a is not None and not _in_groups(more) and not (combine is not None and getattr(a, "ndim", 0) == 3):
+        asked = AskedParts(order, prologue, combine, epilogue, activation, copy_rows, triangles)
+        own = {name: others[name] for name in OWN if name not in SCALES}
+        if asks_parts(asked, own):
+            if out_recipe is not None:
+                raise OperandError(NO_OUT_RECIPE)
+            of = ScaledPart(a, scale_a, b, scale_b, (recipe_a, recipe_b), fast_accum(use_fast_accum))
+            result = ComposedOptions(out, unswapped(config), out_dtype, None)
+            return explain_composed(*composed_arguments(of, asked, own, given, result))
     in_steps = _in_steps(a, b, more, functions, rows, add_rows) if _in_groups(more) else None
     if (found := in_steps or _together(a, b, parts, given, others)) is not None:
         return found

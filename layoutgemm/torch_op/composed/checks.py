@@ -228,9 +228,12 @@ def indexed_rows(call: ComposedCall, copies: bool) -> IndexedRows | None:
     kinds = {name: INTS.get(call.values[name].dtype, "i64") for name in call.parts.own if name in PLACED}
     if not kinds:
         return None
-    gather = RowIndices(max(1, call.a[0].shape[-2]), kinds[ROWS]) if ROWS in kinds else None
+    sizes = [
+        1 if isinstance(x, torch.SymInt) else max(1, x) for x in (call.a[0].shape[-2], call.rows)
+    ]  # a plan has none
+    gather = RowIndices(sizes[0], kinds[ROWS]) if ROWS in kinds else None
     to = kinds.get(OUT_ROWS, kinds.get(ADD_ROWS))
-    scatter = None if to is None else RowIndices(max(1, call.rows), to)
+    scatter = None if to is None else RowIndices(sizes[1], to)
     return IndexedRows(gather, scatter, copies and gather is not None, ADD_ROWS in kinds)
 
 

@@ -22,7 +22,7 @@ from ...errors import LayoutError, OperandError
 from ...kernels import plan as plan_of
 from ...kernels.compile.compiler import CompiledGemm, compile_plan
 from ...kernels.epilogue.chain import Epilogue
-from ...kernels.indexed.rows import ROWS, IndexedRows
+from ...kernels.indexed.rows import OUT_ROWS, ROWS, IndexedRows
 from ...kernels.operands.combined import Combined
 from ...kernels.operands.prologue import Prologue
 from ...kernels.orders import (
@@ -40,7 +40,7 @@ from ...kernels.run.operand_checks import same_memory
 from ...kernels.sm80.choose import by_lines, for_prologue, for_several, holding_groups
 from ...kernels.sm80.plan import Sm80Plan
 from ...kernels.sm90.choose.scaled_grouped import plan_with_scales
-from ...kernels.sm90.config import Sm90Config
+from ...kernels.sm90.config import Sm90Config, Sm90Tuning
 from ...kernels.sm90.indexed.choose import copies_first
 from ...kernels.sm90.plan import Sm90Plan
 from ...kernels.sm90.triangular.operands import Triangles
@@ -52,7 +52,7 @@ from ..scaled_grouped.scaled import chosen, widest_span_of
 from ..tuned_store import MEASURED, lookup_with_parts
 from ..types import C_NAMES, NAMES
 from .checks import ComposedCall, epilogue_of, gated_of, indexed_rows
-from .parts import PLACED, SCALES, TILES
+from .parts import ADD_ROWS, PLACED, SCALES, TILES
 
 Plan = Sm90Plan | Sm80Plan
 
@@ -113,7 +113,9 @@ def ready_plan(call: ComposedCall, config: Config | None, epilogue: Epilogue | N
     if choice is not None and on[0] != "sm_90a":
         raise OperandError(f"config is one of sm_90a's kernel, and {a.device} runs {on[0]}")
     if parts.promotes is not None and on[0] != "sm_90a":
-        raise OperandError(f"scales of K blocks are the main loop's of compute capability 9.0, and {a.device} runs {on[0]}")
+        raise OperandError(
+            f"scales of K blocks are the main loop's of compute capability 9.0, and {a.device} runs {on[0]}"
+        )
     if choice is not None and choice.swapped:
         raise OperandError("config is of the transposed product (swapped), and the parts are of A, B and C themselves")
     of_b = "col" if parts.gate is not None else order_of(b, "col")
@@ -198,8 +200,12 @@ def _scaled_config(call: ComposedCall, sizes: tuple[int, ...], types: tuple[str,
     config, _ = chosen((m, n, k, batch), types, promotes, call.a[0].get_device(), None, columns, parts.gate)
     if parts.order is None and not PLACED & set(parts.own):
         return config
-    tuning = replace(config.tuning, gpc_order=(), store_at_once=False)
-    return replace(config, launch="workers", split=1, staged_epilogue_k_tiles=0, tuning=tuning)
+    tuning = replace(config.tuning, gpc_order=())
+    if {OUT_ROWS, ADD_ROWS} & set(parts.own):  # stored by threads, row by row
+        tuning = replace(tuning, store_at_once=False, box_rows=Sm90Tuning().box_rows)
+    return replace(
+        config, launch="workers", split=1, staged_epilogue_k_tiles=0, one_tile_per_cluster=False, tuning=tuning
+    )
 
 
 def _by_mma_sync(key: PlanKey) -> Sm80Plan:

@@ -32,6 +32,10 @@ from ..types import C_NAMES
 from .api import ComposedOptions, Operands, composed_product, refuse_or_raise
 from .parts import BIAS, ROW_WEIGHTS, ROWS, SCALES, AskedParts, refusal_of_rows
 
+NO_OUT_RECIPE = (
+    "out_recipe: not beside rows, orders, combine, prologue or triangles; an epilogue's last step Quantize() stores "
+    "values and scales"
+)
 _EACH = "; compute scaled products of each b with out_dtype=torch.float32, and combine them"
 
 
@@ -101,12 +105,9 @@ def composed_arguments(
     found = _recipes(of, several, scales, (bias, asked.activation), options)
     recipes, scale_a = found[0], of.scale_a
     promotes = recipes.in_mainloop or not of.fast
-    if promotes and len(several) > 1:
+    if promotes:
         why = "scales of blocks" if recipes.in_mainloop else "use_fast_accum=False"
-        refuse_or_raise(
-            f"combine and {why}: the main loop that adds each {DEPTH} of K has one matrix B. It may be [gate | up], with "
-            f"activation='swiglu'{_EACH}"
-        )
+        refuse_or_raise(_refusal_of_loop(asked, why))
     if (rows := there.get(ROWS)) is not None and recipes.a != TENSOR:
         if recipes.a == SQUARE:
             refuse_or_raise(f"rows and scale_a of {SQUARE}: rows by index share no block; give scales of each row of a")
@@ -137,7 +138,9 @@ def composed_arguments(
 def _refusal(of: ScaledPart, asked: AskedParts, own: Sequence[str], given: object) -> str:
     """Why a call's arguments are no product with scales and parts, or ""; torch.compile traces it."""
     if isinstance(of.a, (tuple, list)):
-        return "a is a tuple: a product with scales has one a; a second pair's product may be a residual of its epilogue"
+        return (
+            "a is a tuple: a product with scales has one a; a second pair's product may be a residual of its epilogue"
+        )
     if asked.combine is None and isinstance(of.b, (tuple, list)):
         return "b is a tuple of matrices: combine= says what becomes of their products; give one b without it"
     if asked.combine is not None:
@@ -161,6 +164,19 @@ def _refusal(of: ScaledPart, asked: AskedParts, own: Sequence[str], given: objec
             if name in given:
                 return f"two operands of the product are named {name}: give the one in given= another name"
     return refusal_of_rows(asked.copy_rows, own)
+
+
+def _refusal_of_loop(asked: AskedParts, why: str) -> str:
+    """Why a main loop that adds each 128 of K in float32 has not these parts, or "". `why`: what asks for the loop."""
+    if asked.combine is not None:
+        return f"combine and {why}: that main loop has one b. It may be [gate | up], with activation='swiglu'{_EACH}"
+    if asked.prologue is not None:
+        return f"prologue and {why}: that main loop reads a as it is; quantize(f(a)) makes values and scales of f(a)"
+    if asked.triangles is not None:
+        return f"triangles and {why}: that main loop has as many K tiles in every tile of C; give full matrices"
+    if asked.copy_rows is False:
+        return f"copy_rows: False, and rows of a product with {why} are copied first"
+    return ""
 
 
 def _scales_of(scale_b: object, count: int, combines: bool) -> list[torch.Tensor | None]:

@@ -37,7 +37,7 @@ from ..checks import (
 from ..compiled.traced import check_kinds, named, refusal, refuse, refuse_finish
 from ..composed.api import ComposedOptions, refuse_or_raise
 from ..composed.parts import AskedParts
-from ..composed.scaled import ScaledPart, asks_parts, scaled_composed
+from ..composed.scaled import NO_OUT_RECIPE, ScaledPart, asks_parts, scaled_composed
 from ..fp8.launch import AS_QUANTIZE, kept_shapes
 from ..indexed.added import placed_product, sums_of_product
 from ..indexed.api import indexed_matmul
@@ -82,7 +82,6 @@ from .scaled import APART, BiasActivation, check_config, scaled_product, unswapp
 _is_traced = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
 _DERIVED = (torch.bfloat16, torch.float16)
-_NO_PARTS = "not beside rows, orders, combine, prologue or triangles; Quantize() is the last step of an epilogue"
 _NO_EXPECTED_ROWS = "expected_rows: not under torch.compile, where a configuration is given by config="
 
 
@@ -249,9 +248,9 @@ def scaled_matmul(
         "bias": bias, "rows": rows, "out_rows": out_rows, "add_rows": add_rows, "row_weights": row_weights,
     }  # fmt: skip
     parts = AskedParts(order, prologue, combine, epilogue, activation, copy_rows, triangles)
-    if asks_parts(parts, vectors):
+    if asks_parts(parts, vectors) or isinstance(b, (tuple, list)):
         if out_recipe is not None:
-            refuse_or_raise(f"out_recipe: {_NO_PARTS}")
+            refuse_or_raise(NO_OUT_RECIPE)
         product = ScaledPart(a, scale_a, b, scale_b, (recipe_a, recipe_b), fast_accum(use_fast_accum))
         return scaled_composed(product, parts, vectors, given, ComposedOptions(out, config, out_dtype, None))
     if epilogue is not None or given is not None:
