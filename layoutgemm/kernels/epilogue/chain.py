@@ -42,6 +42,7 @@ from .steps import (
     EpilogueOperand,
     Residual,
     Scale,
+    SeveralOutputs,
     Step,
     VectorScale,
 )
@@ -553,6 +554,7 @@ __all__ = [
     "Residual",
     "RowReduce",
     "Scale",
+    "SeveralOutputs",
     "Step",
     "VectorScale",
 ]
