@@ -175,12 +175,12 @@ def _in_steps(
         if several or (steps is None and given is None):
             return None
         return explain_grouped_epilogue(*grouped_call(a, b, rows, options), steps, given)
-    if not (several or steps is not None):
+    if not (several or steps is not None or options["scale_a"] is not None):
         return None
     if not isinstance(prologue, Prologue):
         raise OperandError(f"prologue is a {type(prologue).__qualname__}: a Prologue, made by Prologue.of")
     left = {name: x for name, x in (given or {}).items() if name not in prologue.names}
-    told = explain_matmul(a, b, **options, **{**functions, "prologue": None, "given": left}, rows=rows)
+    told = explain_matmul(a, b, **options, **{**functions, "prologue": None, "given": left or None}, rows=rows)
     return replace(told, kernel=f"torch computes a's function, then {told.kernel}")
 
 

@@ -128,7 +128,11 @@ class Epilogue:
         if not stores_c and not any(given.written for given in self.given):
             raise PlanError("stores_c=False, and no step writes anything: such a product has no result")
         if same := set(self.words) & set(PERSISTENT_PARAMETERS):
-            raise PlanError(f"an operand of the epilogue is named {min(same)}, as a parameter of the product is")
+            taken = ", ".join(PERSISTENT_PARAMETERS)
+            raise PlanError(
+                f"an operand of the epilogue is named {min(same)}, as a parameter of the product is: name it otherwise; "
+                f"{taken} are taken"
+            )
         if len(self.words) > MAX_WORDS:
             raise PlanError(
                 f"the epilogue's operands take {len(self.words)} parameters; a kernel has {MAX_WORDS}: a number takes "

@@ -570,9 +570,9 @@ def _with_more(
         return placed_product(
             grouped_matmul, a, b, given["out_rows"], given["out"], others, None if ends is None else in_group
         )
-    if prologue is not None and (several or epilogue is not None):
+    if prologue is not None and (several or epilogue is not None or given["scale_a"] is not None):
         a, of_others, chosen = with_function_applied(a, b, prologue, operands, rows, given)
-        return _with_more(a, b, chosen, (None, None), epilogue, of_others, None, combine, True)
+        return grouped_matmul(a, b, **chosen, epilogue=epilogue, given=of_others or None, combine=combine)
     if several:
         functions = {"epilogue": epilogue, "prologue": prologue, "rows": rows, "add_rows": add_rows}
         return grouped_combined(a, b, combine, operands, {**given, **functions}, grouped_matmul)
