@@ -162,7 +162,6 @@ def test_several_elements_at_once_are_those_combined_in_turn(name: str, transpos
         (lambda: Reduction.of(lambda x, i, j, ops: x, lambda a, b, ops: (a[0], b[0]), [1.0]),
          "combine gives 2 number.*lift 1"),
         (lambda: Reduction.of(lambda x, i, j, ops: (x, j), lambda a, b, ops: a, [1.0]), "one number for each of 2"),
-        (lambda: Reduction.of(lambda x, i, j, ops: (x, j), lambda a, b, ops: a, 1.0), "one number for each of 2"),
         (lambda: Reduction.of(lambda x, i, j, ops: (x, j), lambda a, b, ops: (a[0], a[0]), [1.0, 0]), "whole number"),
         (lambda: Reduction.of(lambda x, i, j, ops: None, lambda a, b, ops: a, [1.0]), "gives None"),
         (lambda: Reduction.of(lambda x, i, j, ops: (x,) * 17, lambda a, b, ops: a, [1.0] * 17), "up to 16"),
