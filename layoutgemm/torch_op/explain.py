@@ -121,9 +121,9 @@ def explain_matmul(
         if asks_parts(asked, own):
             if out_recipe is not None:
                 raise OperandError(NO_OUT_RECIPE)
-            of = ScaledPart(a, scale_a, b, scale_b, (recipe_a, recipe_b), fast_accum(use_fast_accum))
+            part = ScaledPart(a, scale_a, b, scale_b, (recipe_a, recipe_b), fast_accum(use_fast_accum))
             result = ComposedOptions(out, unswapped(config), out_dtype, None)
-            return explain_composed(*composed_arguments(of, asked, own, given, result))
+            return explain_composed(*composed_arguments(part, asked, own, given, result))
     in_steps = _in_steps(a, b, more, functions, rows, add_rows) if _in_groups(more) else None
     if (found := in_steps or _together(a, b, parts, given, others)) is not None:
         return found

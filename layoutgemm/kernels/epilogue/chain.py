@@ -130,8 +130,8 @@ class Epilogue:
         if same := set(self.words) & set(PERSISTENT_PARAMETERS):
             taken = ", ".join(PERSISTENT_PARAMETERS)
             raise PlanError(
-                f"an operand of the epilogue is named {min(same)}, as a parameter of the product is: name it otherwise; "
-                f"{taken} are taken"
+                f"an operand of the epilogue is named {min(same)}, as a parameter of the product is: name it "
+                f"otherwise; {taken} are taken"
             )
         if len(self.words) > MAX_WORDS:
             raise PlanError(

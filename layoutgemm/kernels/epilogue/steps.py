@@ -508,7 +508,7 @@ def check_operands(operands: Sequence[object]) -> None:
 
 @dataclass(frozen=True)
 class SeveralOutputs(Custom):
-    """A function of several values. The first goes on as x, others are written to matrices of C's shape: `SeveralOutputs.of`.
+    """A function of several values. The first goes on as x, and others are written to matrices of C's shape; see `of`.
 
     expression  of each value
     operands    those that are read, then those that are written
@@ -520,7 +520,9 @@ class SeveralOutputs(Custom):
             raise PlanError(f"{len(self.expression)} values, for x and {len(self.writes)} matrices: one for each")
         for operand in self.writes:
             if operand.dtype.kind != "float":
-                raise PlanError(f"{operand.name} is {operand.dtype}: a function's values are f32; write f32, bf16 or f16")
+                raise PlanError(
+                    f"{operand.name} is {operand.dtype}: a function's values are f32; write f32, bf16 or f16"
+                )
 
     @classmethod
     def of(cls, function: Callable[..., object], *operands: EpilogueOperand, **outputs: str) -> SeveralOutputs:
@@ -533,7 +535,9 @@ class SeveralOutputs(Custom):
         >>> import numpy as np
         >>> from layoutgemm.kernels.epilogue.chain import Epilogue
         >>> g, u = EpilogueOperand("g", "mn", "f32"), EpilogueOperand("u", "mn", "f32")
-        >>> both = SeveralOutputs.of(lambda x, i, j, ops, g, u: (ops.where(g > 0.0, x * u, 0.0), x * ops.relu(g)), g, u, du="f32")
+        >>> both = SeveralOutputs.of(
+        ...     lambda x, i, j, ops, g, u: (ops.where(g > 0.0, x * u, 0.0), x * ops.relu(g)), g, u, du="f32"
+        ... )
         >>> found = Epilogue(both).reference([[2.0, 3.0]], g=[[1.0, -1.0]], u=[[5.0, 7.0]])
         >>> found.c.tolist(), found.written["du"].tolist()
         ([[10.0, 0.0]], [[2.0, 0.0]])
@@ -541,7 +545,9 @@ class SeveralOutputs(Custom):
         Raises PlanError without an output, for integers, and where the function does not give as many values.
         """
         check_operands(operands)
-        written = tuple([EpilogueOperand(name, "mn", dtype_named(kind), written=True) for name, kind in outputs.items()])
+        written = tuple(
+            [EpilogueOperand(name, "mn", dtype_named(kind), written=True) for name, kind in outputs.items()]
+        )
         names = tuple([operand.name for operand in operands])
         traced = tracing.trace_outputs(function, names, tuple(outputs), whole_names(operands))
         return cls(traced, (*operands, *written))

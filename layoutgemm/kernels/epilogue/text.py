@@ -56,7 +56,11 @@ def _values_of(step: Step) -> Mapping[str, object]:
     if not isinstance(step, Custom):
         return {name: value.name if isinstance(value, DType) else value for name, value in vars(step).items()}
     found = {**vars(step), "operands": _entries(step.operands)}
-    return {**found, "expression": tracing.entry_of_each(step.expression)} if isinstance(step, (ColumnGroup, SeveralOutputs)) else found
+    return (
+        {**found, "expression": tracing.entry_of_each(step.expression)}
+        if isinstance(step, (ColumnGroup, SeveralOutputs))
+        else found
+    )
 
 
 def _entries(operands: Sequence[EpilogueOperand]) -> list[dict[str, object]]:

@@ -281,8 +281,8 @@ def trace(
         raise PlanError("the function returned nothing: it gives the new value of x")
     if isinstance(result, (tuple, list)):
         raise PlanError(
-            f"the function gives {len(result)} values, and each element has one: SeveralOutputs.of(function, name='bf16') is a "
-            "step that writes the others to matrices, and RowReduce reduces them"
+            f"the function gives {len(result)} values, and each element has one: SeveralOutputs.of(function, "
+            "name='bf16') is a step that writes the others to matrices, and RowReduce reduces them"
         )
     return in_steps([_float(result).expression])[0]
 
@@ -293,8 +293,8 @@ def trace_outputs(
 ) -> tuple[Expression, ...]:
     """The expressions of a function that gives x, then each of `outputs`; otherwise as `trace`.
 
-    >>> trace_outputs(lambda x, i, j, ops: (-x, x), (), ("old",))
-    (('sub', ('float', 0.0), ('x',)), ('x',))
+    >>> trace_outputs(lambda x, i, j, ops: (x * x, x), (), ("old",))
+    (('mul', ('x',), ('x',)), ('x',))
     """
     given = [Symbol(("given", name), "int" if name in whole else "float") for name in names]
     found = called(function, ("x", "i", "j", "ops", *names), (*element(), Operations(), *given))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from ...dtypes import DType
 from ...errors import OperandError
-from ..derive import Operand
 from ..epilogue.arrays import Arrays
 from ..epilogue.chain import MAX_WORDS
 from ..epilogue.numpy_math import Math
@@ -136,15 +136,15 @@ def _referred(plan: Plan, a: np.ndarray, b: np.ndarray, given: Mapping[str, obje
     own = {name: given[name] for name in names_read(plan) if name in given}
     read, how = values_read(plan, own), plan.gated
 
-    def exact(operand: Operand, value: object) -> np.ndarray:
-        return np.asarray(operand.dtype.decode(operand.dtype.encode(np.asarray(value))), np.float64)
+    def exact(kind: DType, value: object) -> np.ndarray:
+        return np.asarray(kind.decode(kind.encode(np.asarray(value))), np.float64)
 
-    left = exact(plan.a, a)
+    left = exact(plan.a.dtype, a)
     if plan.prologue is not None:
-        left = exact(plan.a, plan.prologue.reference(left.astype(np.float32), read))
-    further = {name: exact(operand, given[name]) for name, (operand, _) in plan.further.items()}
+        left = exact(plan.a.dtype, plan.prologue.reference(left.astype(np.float32), read))
+    further = {name: exact(operand.dtype, given[name]) for name, (operand, _) in plan.further.items()}
     names = [name for name, _ in how.places] if how is not None else []
-    sums = [left @ matrix for matrix in (exact(plan.b, b), *[further[name] for name in names])]
+    sums = [left @ matrix for matrix in (exact(plan.b.dtype, b), *[further[name] for name in names])]
     if plan.pair is not None:
         sums = [x + further["a2"] @ further[name] for x, name in zip(sums, plan.pair.of_b, strict=True)]
     gate = None if how is None else partial(how.apply, math=Math, numbers={name: read[name] for name in how.numbers})

@@ -315,8 +315,8 @@ def _check_vectors(call: ComposedCall) -> None:
     if ROW_WEIGHTS in parts.own:
         check_row_weights(values[ROW_WEIGHTS], m)
     for name, group, size in zip(SCALES, parts.promotes or (), (m, call.b[0].shape[-1])):
-        of = ScaledOperand(name[-1], call.shape[:-2], size, -(-call.a[0].shape[-1] // DEPTH))
-        of.check(SQUARE if group > 1 else BLOCK, values[name])
+        scaled = ScaledOperand(name[-1], call.shape[:-2], size, -(-call.a[0].shape[-1] // DEPTH))
+        scaled.check(SQUARE if group > 1 else BLOCK, values[name])
 
 
 def check_indices(name: str, x: torch.Tensor, m: int) -> None:

@@ -222,11 +222,11 @@ def _by_mma_sync(key: PlanKey) -> Sm80Plan:
         for chosen in [for_several(holding_groups(config, key.epilogue, sums), sums, second > 0, c_bytes)]
         for one in ((chosen,) if key.prologue is None else for_prologue(chosen))
     ]
-    for number, chosen in enumerate(configs):
+    for number, one_config in enumerate(configs):
         try:
             found = Sm80Plan.derive(
                 m, n, k, arch=code, a=a, b=b, c=c, batch=batch, order=key.order, epilogue=key.epilogue, indexed=indexed,
-                config=chosen, gated=key.gated, pair=second or None, prologue=key.prologue,
+                config=one_config, gated=key.gated, pair=second or None, prologue=key.prologue,
             )  # fmt: skip
         except LayoutError as error:
             refused = error if number == 0 else refused

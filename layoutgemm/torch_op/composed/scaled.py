@@ -16,8 +16,10 @@ import torch
 from ...errors import OperandError
 from ...graph_marks import constant_in_graphs
 from ...kernels.epilogue.chain import Activation, Bias, Epilogue, Step, VectorScale
+from ...kernels.indexed.rows import ROWS
 from ...kernels.operands.combined import refusal_of_matrices
 from ...kernels.operands.gated import HALVES
+from ...kernels.sm90.mainloop import DEPTH
 from ..bias_activation import GATES
 from ..compiled.traced import check_kinds, named, refusal, refuse
 from ..epilogue import arguments_beside, refusal_of_epilogue
@@ -27,10 +29,10 @@ from ..own_epilogue.scaled_api import recipe_names
 from ..scaled_grouped.epilogue import epilogue_of
 from ..scaled_grouped.operators import CHECK_SCALED, checked_scaled
 from ..scaled_grouped.recipes import ROW, SQUARE, TENSOR, Recipes, ScaledOperand, recipe_text, recipes_of
-from ..scaled_grouped.scaled import DEPTH, BiasActivation, vectors_of
+from ..scaled_grouped.scaled import BiasActivation, unswapped, vectors_of
 from ..types import C_NAMES
 from .api import ComposedOptions, Operands, composed_product, refuse_or_raise
-from .parts import BIAS, ROW_WEIGHTS, ROWS, SCALES, AskedParts, refusal_of_rows
+from .parts import BIAS, ROW_WEIGHTS, SCALES, AskedParts, refusal_of_rows
 
 NO_OUT_RECIPE = (
     "out_recipe: not beside rows, orders, combine, prologue or triangles; an epilogue's last step Quantize() stores "
@@ -194,7 +196,7 @@ def _recipes(
     (bias, activation), found = finish, []
     traced = torch.compiler.is_dynamo_compiling()
     if traced:
-        names = recipe_names(*of.recipes, options.config)
+        names = recipe_names(*of.recipes, unswapped(options.config))
     else:
         names = recipe_text("recipe_a", of.recipes[0]), recipe_text("recipe_b", of.recipes[1])
     for b, scale in zip(several, scales):

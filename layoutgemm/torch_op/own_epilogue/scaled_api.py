@@ -114,7 +114,7 @@ def _function_apart(
     every: dict[str, object] = {} if given is None else dict(given)
     names: list[str] = []
     if isinstance(epilogue, Epilogue):
-        for each in operandrecipe_names(epilogue.json):
+        for each in operand_names(epilogue.json):
             names += each
     own: dict[str, object] = {}
     for name in list(every):

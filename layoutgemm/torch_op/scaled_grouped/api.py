@@ -17,8 +17,8 @@ from ...graph_marks import constant_in_graphs
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.operands.combined import Combine
 from ...kernels.operands.prologue import Prologue
-from ...kernels.run.operand_checks import check_operands
 from ...kernels.orders import Order
+from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.triangular.operands import Triangles
 from ..api import Named, Tensors, repeated_first
