@@ -115,17 +115,9 @@ def explain_matmul(
     functions: Options = {"epilogue": epilogue, "given": given, "prologue": prologue, "combine": combine}
     parts = order, prologue, combine, epilogue, triangles
     others: Options = {**more, "rows": rows, "add_rows": add_rows, "out_recipe": out_recipe}
-    if scale_a is not None and not _in_groups(more) and not (combine is not None and getattr(a, "ndim", 0) == 3):
-        asked = AskedParts(order, prologue, combine, epilogue, activation, copy_rows, triangles)
-        own = {name: others[name] for name in OWN if name not in SCALES}
-        if asks_parts(asked, own):
-            if out_recipe is not None:
-                raise OperandError(NO_OUT_RECIPE)
-            part = ScaledPart(a, scale_a, b, scale_b, (recipe_a, recipe_b), fast_accum(use_fast_accum))
-            result = ComposedOptions(out, unswapped(config), out_dtype, None)
-            return explain_composed(*composed_arguments(part, asked, own, given, result))
     in_steps = _in_steps(a, b, more, functions, rows, add_rows) if _in_groups(more) else None
-    if (found := in_steps or _together(a, b, parts, given, others)) is not None:
+    in_parts = in_steps or _scaled_parts(a, b, parts, given, others)
+    if (found := in_parts or _together(a, b, parts, given, others)) is not None:
         return found
     if prologue is not None:
         return explain_prologue(a, b, prologue, given, {"combine": combine, "epilogue": epilogue, **others})
@@ -154,6 +146,25 @@ def explain_matmul(
         return explain_scaled(a, scale_a, b, scale_b, after, out, out_dtype, recipes, config, out_recipe)
     _check_unscaled({**more, "out_recipe": out_recipe})
     return _plain(a, b, out, config, out_dtype, activation)
+
+
+def _scaled_parts(
+    a: torch.Tensor | tuple[torch.Tensor, torch.Tensor], b: torch.Tensor | Sequence[torch.Tensor],
+    parts: tuple[Order | None, Prologue | None, Combine | None, Epilogue | None, Triangles | None],
+    given: Mapping[str, object] | None, options: Options,
+) -> Explanation | None:  # fmt: skip
+    """The explanation of `scaled_matmul` with parts; None for other products, and for several B of a batch."""
+    of_each = parts[2] is not None and getattr(a, "ndim", 0) == 3  # which is grouped_matmul's
+    asked = AskedParts(*parts[:4], options["activation"], options["copy_rows"], parts[4])
+    own = {name: options[name] for name in OWN if name not in SCALES}
+    if options["scale_a"] is None or _in_groups(options) or of_each or not asks_parts(asked, own):
+        return None
+    if options["out_recipe"] is not None:
+        raise OperandError(NO_OUT_RECIPE)
+    recipes, fast = (options["recipe_a"], options["recipe_b"]), fast_accum(options["use_fast_accum"])
+    of = ScaledPart(a, options["scale_a"], b, options["scale_b"], recipes, fast)
+    result = ComposedOptions(options["out"], options["config"], options["out_dtype"], None)
+    return explain_composed(*composed_arguments(of, asked, own, given, result))
 
 
 def _in_steps(

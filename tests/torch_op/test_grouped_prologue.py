@@ -190,7 +190,7 @@ def test_refusals_of_rows(more: dict[str, Any], message: str) -> None:
 
 
 def test_scales_follow_the_function() -> None:
-    """Of 8 bits, in which torch computes it: of rows in order, and of chosen rows with their own scales."""
+    """Torch computes it in 8 bits: of rows in order, and of chosen rows with their own scales."""
     eight, half = torch.float8_e4m3fn, Prologue.of(lambda x, i, k, ops, s: x * s, s="k")
     x, w = torch.randint(-3, 4, (ROWS, 128)).float().to(eight), torch.ones(3, 16, 128).to(eight).mT
     factors, scales = {"s": torch.full((3, 128), 0.5)}, (torch.arange(1.0, ROWS + 1), torch.ones(3, 1, 16))

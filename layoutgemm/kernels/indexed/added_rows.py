@@ -80,7 +80,7 @@ def list_bytes(plan: AddingPlan, sizes: tuple[W, W, W]) -> tuple[W, W, W]:
 
 
 def added_bytes(plan: AddingPlan) -> int:
-    """Bytes of the workspace of rows that are added, of few indices the product's rows alone. 0 where none are added.
+    """Bytes of the workspace of rows that are added. Few indices need the product's rows alone; no added rows, 0 bytes.
 
     >>> from layoutgemm.kernels import RowIndices, Sm90Plan
     >>> added = IndexedRows(scatter=RowIndices(9), adds=True)

@@ -190,7 +190,7 @@ def _derived(key: PlanKey) -> Plan:
 
 
 def _scaled_config(call: ComposedCall, sizes: tuple[int, ...], types: tuple[str, str, str]) -> Sm90Config:
-    """The configuration of a main loop that promotes, which takes tiles in an order of the call's."""
+    """The configuration of a main loop that promotes, for a call's order and indexed rows."""
     parts, (m, n, k, batch, _) = call.parts, sizes
     own = epilogue_of(call)
     if parts.order is not None:

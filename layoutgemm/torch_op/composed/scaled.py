@@ -1,4 +1,4 @@
-"""scaled_matmul with the parts of matmul: rows by index, an order of tiles, two b, a function of a.
+"""scaled_matmul with the parts of matmul: rows by index, orders, two b, functions of a.
 
 scales                    applied by
 ------------------------  -------------------------------------------------------------------------------------------
@@ -42,7 +42,7 @@ _EACH = "; compute scaled products of each b with out_dtype=torch.float32, and c
 
 
 class ScaledPart(NamedTuple):
-    """A call of `scaled_matmul` with parts: operands as given, recipes, and whether sums stay in the tensor core."""
+    """Operands of `scaled_matmul` as given, their recipes, and whether sums stay in the tensor core."""
 
     a: torch.Tensor
     scale_a: torch.Tensor
@@ -64,7 +64,7 @@ class ComposedArguments(NamedTuple):
 
 
 def asks_parts(asked: AskedParts, own: Mapping[str, object]) -> bool:
-    """True if a call of `scaled_matmul` has a part beyond scales, bias, activation and an epilogue.
+    """True if a call of `scaled_matmul` has more parts than scales, bias, activation and epilogue.
 
     >>> asks_parts(AskedParts(activation="relu"), {"bias": 1}), asks_parts(AskedParts("lower"), {})
     (False, True)
@@ -95,7 +95,7 @@ def composed_arguments(
     of: ScaledPart, asked: AskedParts, own: Mapping[str, torch.Tensor | None], given: Mapping[str, object] | None,
     options: ComposedOptions,
 ) -> ComposedArguments:  # fmt: skip
-    """The same product with its scales as tables of a main loop, or as steps of an epilogue. Raises likewise."""
+    """The same product with its scales as tables or as steps of an epilogue. Raises likewise."""
     there: dict[str, torch.Tensor] = {}
     for name, x in own.items():
         if x is not None:
@@ -169,7 +169,7 @@ def _refusal(of: ScaledPart, asked: AskedParts, own: Sequence[str], given: objec
 
 
 def _refusal_of_loop(asked: AskedParts, why: str) -> str:
-    """Why a main loop that adds each 128 of K in float32 has not these parts, or "". `why`: what asks for the loop."""
+    """Why a main loop that promotes has not these parts, or "". `why`: the argument that asks for the loop."""
     if asked.combine is not None:
         return f"combine and {why}: that main loop has one b. It may be [gate | up], with activation='swiglu'{_EACH}"
     if asked.prologue is not None:

@@ -244,26 +244,14 @@ def scaled_matmul(
     [[128.0, 256.0, 384.0], [512.0, 1024.0, 1536.0]]
     """
     config = unswapped(config)
-    vectors = {
-        "bias": bias, "rows": rows, "out_rows": out_rows, "add_rows": add_rows, "row_weights": row_weights,
-    }  # fmt: skip
-    parts = AskedParts(order, prologue, combine, epilogue, activation, copy_rows, triangles)
-    if asks_parts(parts, vectors) or isinstance(b, (tuple, list)):
-        if out_recipe is not None:
-            refuse_or_raise(NO_OUT_RECIPE)
-        product = ScaledPart(a, scale_a, b, scale_b, (recipe_a, recipe_b), fast_accum(use_fast_accum))
-        return scaled_composed(product, parts, vectors, given, ComposedOptions(out, config, out_dtype, None))
-    if epilogue is not None or given is not None:
-        of = ScaledFactors(a, scale_a, b, scale_b)
-        if _is_traced():
-            return traced_scaled(of, epilogue, given, {
-                "bias": bias, "activation": activation, "out_recipe": out_recipe, "out": out, "out_dtype": out_dtype,
-                "recipe_a": recipe_a, "recipe_b": recipe_b, "use_fast_accum": use_fast_accum, "config": config,
-            })  # fmt: skip
-        if out_recipe is not None:
-            raise OperandError(QUANTIZES)
-        finish = BiasActivation(bias, activation, fast_accum(use_fast_accum))
-        return with_epilogue(of, epilogue, given, (recipe_a, recipe_b), finish, out, out_dtype, config)
+    indexed = rows is not None or out_rows is not None or row_weights is not None or add_rows is not None
+    several = order is not None or combine is not None or prologue is not None or triangles is not None
+    behind = epilogue is not None or given is not None or copy_rows is not None
+    if indexed or several or behind or isinstance(b, (tuple, list)):
+        parts = AskedParts(order, prologue, combine, epilogue, activation, copy_rows, triangles)
+        own = {"bias": bias, "rows": rows, "out_rows": out_rows, "add_rows": add_rows, "row_weights": row_weights}
+        of = ScaledPart(a, scale_a, b, scale_b, (recipe_a, recipe_b), fast_accum(use_fast_accum))
+        return _scaled_with_more(of, parts, own, given, ComposedOptions(out, config, out_dtype, None), out_recipe)
     if _is_traced():
         options = activation, use_fast_accum, out_dtype, config
         return _traced_scaled(a, scale_a, b, scale_b, bias, out, recipe_a, recipe_b, *options, out_recipe)
@@ -288,6 +276,27 @@ def scaled_matmul(
         )
         return copied(value, out)
     return scaled_product(call, a, scale_a, b, scale_b, finish, config, out, key)
+
+
+def _scaled_with_more(
+    of: ScaledPart, asked: AskedParts, own: Mapping[str, torch.Tensor | None], given: Mapping[str, object] | None,
+    options: ComposedOptions, out_recipe: object,
+) -> torch.Tensor:  # fmt: skip
+    """The product with parts, or with an epilogue and its operands."""
+    if asks_parts(asked, own) or not isinstance(of.b, torch.Tensor):
+        refuse_or_raise(NO_OUT_RECIPE if out_recipe is not None else "")
+        return scaled_composed(of, asked, own, given, options)
+    factors = ScaledFactors(of.a, of.scale_a, of.b, of.scale_b)  # type: ignore[arg-type]  # a tensor, by the checks
+    (out, config, out_dtype, _), bias = options, own["bias"]
+    if _is_traced():
+        return traced_scaled(factors, asked.epilogue, given, {  # type: ignore[arg-type]  # as it was given
+            "bias": bias, "activation": asked.activation, "out_recipe": out_recipe, "out": out, "out_dtype": out_dtype,
+            "recipe_a": of.recipes[0], "recipe_b": of.recipes[1], "use_fast_accum": of.fast, "config": config,
+        })  # fmt: skip
+    if out_recipe is not None:
+        raise OperandError(QUANTIZES)
+    finish = BiasActivation(bias, asked.activation, of.fast)
+    return with_epilogue(factors, asked.epilogue, given, of.recipes, finish, out, out_dtype, unswapped(config))
 
 
 def _quantized(
