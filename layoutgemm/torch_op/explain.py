@@ -115,9 +115,10 @@ def explain_matmul(
     functions: Options = {"epilogue": epilogue, "given": given, "prologue": prologue, "combine": combine}
     parts = order, prologue, combine, epilogue, triangles
     others: Options = {**more, "rows": rows, "add_rows": add_rows, "out_recipe": out_recipe}
-    in_steps = _in_steps(a, b, more, functions, rows, add_rows) if _in_groups(more) else None
-    in_parts = in_steps or _scaled_parts(a, b, parts, given, others)
-    if (found := in_parts or _together(a, b, parts, given, others)) is not None:
+    steps = _in_steps(a, b, more, functions, rows, add_rows) if _in_groups(more) else None
+    if (
+        found := steps or _scaled_parts(a, b, parts, given, others) or _together(a, b, parts, given, others)
+    ) is not None:
         return found
     if prologue is not None:
         return explain_prologue(a, b, prologue, given, {"combine": combine, "epilogue": epilogue, **others})

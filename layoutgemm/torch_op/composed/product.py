@@ -66,7 +66,7 @@ def factors(call: ComposedCall) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def together(call: ComposedCall, sums: list[torch.Tensor]) -> torch.Tensor:
-    """One matrix of the products: pairs added, several sums combined, or side by side before a gate."""
+    """One matrix of the products: pairs added, sums combined, or left for a gate."""
     how = call.parts.how
     if len(call.a) > 1:
         half = len(sums) // 2

@@ -9,6 +9,7 @@ of rows, of tensors       the epilogue's first steps; of two matrices B, on each
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -239,6 +240,7 @@ def _side_by_side(
     return torch.cat(found, -1)
 
 
+@lru_cache(256)
 def _steps(
     recipe_a: str, recipe_b: str, bias: str | None, activation: str | None, weighted: bool, combined: bool,
     epilogue: Epilogue | None,

@@ -60,7 +60,7 @@ def with_function_applied(
     a: torch.Tensor, b: torch.Tensor | Sequence[torch.Tensor], prologue: object, given: Mapping[str, object] | None,
     rows: torch.Tensor | None, options: Options,
 ) -> tuple[torch.Tensor, dict[str, object], Options]:  # fmt: skip
-    """f(A) by torch, which derives it too: beside several matrices B, an epilogue, or scales.
+    """f(A) by torch, which derives it too: beside several B, an epilogue, or scales.
 
     The other operands of `given` and the other arguments follow. Raises as `grouped_prologue_product`.
 

@@ -297,7 +297,10 @@ def sums(
 def promoted_sums(
     groups: tuple[int, ...], a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor | None
 ) -> torch.Tensor:  # fmt: skip
-    """The float64 sums of a main loop that promotes, on the CPU; `scales`: of A, then of B."""
+    """The float64 sums of a main loop that promotes, on the CPU.
+
+    scales  of A, then of B, where it has some
+    """
     tables = {f"scale_{side}": x for side, x in zip("ab", scales) if x is not None}
     values = [x.detach().resolve_neg().double().numpy() for x in (a, b, *tables.values())]
     found = mainloop_of(groups).reference(*values[:2], **dict(zip(tables, values[2:])))
