@@ -115,10 +115,8 @@ def explain_matmul(
     functions: Options = {"epilogue": epilogue, "given": given, "prologue": prologue, "combine": combine}
     parts = order, prologue, combine, epilogue, triangles
     others: Options = {**more, "rows": rows, "add_rows": add_rows, "out_recipe": out_recipe}
-    steps = _in_steps(a, b, more, functions, rows, add_rows) if _in_groups(more) else None
-    if (
-        found := steps or _scaled_parts(a, b, parts, given, others) or _together(a, b, parts, given, others)
-    ) is not None:
+    in_steps = _in_steps(a, b, more, functions, rows, add_rows) if _in_groups(more) else None
+    if (found := in_steps or _together(a, b, parts, given, others)) is not None:
         return found
     if prologue is not None:
         return explain_prologue(a, b, prologue, given, {"combine": combine, "epilogue": epilogue, **others})
@@ -213,6 +211,8 @@ def _together(
 ) -> Explanation | None:  # fmt: skip
     """The explanation of `matmul` with parts together, or of several matrices; None for other products."""
     order, prologue, combine, epilogue, triangles = parts
+    if (scaled := _scaled_parts(a, b, parts, given, options)) is not None:
+        return scaled
     if options["add_rows"] is not None and leaves_tiles(order):
         functions = {"given": given, "prologue": prologue, "combine": combine, "epilogue": epilogue}
         alone = {**options, **functions, "out": None, "add_rows": None}
