@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import gcd, prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ from ..kernels.epilogue.grouped_matrix import parts_of
 from ..kernels.epilogue.numpy_math import Math
 from ..kernels.epilogue.parameters import PlacedOperand, check_names, host_number, words_of
 from ..kernels.epilogue.steps import ordered
+from ..kernels.operands.combined import Combined
 from ..kernels.operands.gated import Gated
 from ..kernels.partials import check_groups_of_columns
 from ..kernels.plan import present
@@ -52,6 +53,7 @@ __getattr__ = old_names(__name__)
 
 Tensors = dict[str, Any]
 Groups = Sequence[tuple[int, int]] | Sequence[int] | None
+SumsGate: TypeAlias = "str | tuple[Combined, Mapping[str, float]]"  # an activation, or a function of two sums
 # Widths of tiles that C's columns may be whole multiples of: few numbers, as each is a kernel of its own.
 _WIDTHS, _LEAST_WIDTH = 768, 64
 COMBINED: Mapping[str, Callable[..., torch.Tensor]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
@@ -411,7 +413,7 @@ def by_reference(
 
 def reference_of(
     sums: torch.Tensor, kind: torch.dtype, epilogue: Epilogue, given: Tensors, groups: Groups = None,
-    gate: str | None = None, visited: torch.Tensor | None = None,
+    gate: SumsGate | None = None, visited: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """The same of float32 sums.
 
@@ -430,7 +432,8 @@ def reference_of(
         if not operand.written:
             values[operand.name] = x if operand.host else array(x, () if not operand.axes else x.shape)
     try:
-        together = None if gate is None else partial(Gated(gate).apply, math=Math)
+        how, numbers = (Gated(gate), {}) if isinstance(gate, str) else gate or (None, {})
+        together = None if how is None else partial(how.apply, math=Math, numbers=numbers)
         if visited is not None:
             found = epilogue.reference_of_sums(sums.numpy(), together, visited.numpy(), **values)
         elif groups is not None:

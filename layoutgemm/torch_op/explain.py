@@ -22,7 +22,8 @@ from .bias_activation import GATES, gated_finish
 from .checks import check_activation, check_gated_type, check_out, check_types, output_type
 from .composed.api import ComposedOptions
 from .composed.explain import explain_composed
-from .composed.parts import OWN, AskedParts, composes, has_batches
+from .composed.parts import OWN, SCALES, AskedParts, composes, has_batches
+from .composed.scaled import NO_OUT_RECIPE, ScaledPart, asks_parts, composed_arguments
 from .epilogue import arguments_beside, check_fit, gate_of, given_operands
 from .explanation import ZEROS, Explanation, gated_after, of_solution, sums_again, with_steps
 from .indexed.added import check_lines
@@ -44,6 +45,7 @@ from .scaled_grouped.explain import explain_grouped, explain_grouped_epilogue, e
 from .scaled_grouped.grouped import check_expected, groups_of
 from .scaled_grouped.grouped_epilogue import grouped_call
 from .scaled_grouped.own_epilogue import ScaledFactors
+from .scaled_grouped.recipes import fast_accum
 from .scaled_grouped.scaled import BiasActivation, unswapped
 from .solver import solve, why_unfused
 
@@ -145,6 +147,25 @@ def explain_matmul(
     return _plain(a, b, out, config, out_dtype, activation)
 
 
+def _scaled_parts(
+    a: torch.Tensor | tuple[torch.Tensor, torch.Tensor], b: torch.Tensor | Sequence[torch.Tensor],
+    parts: tuple[Order | None, Prologue | None, Combine | None, Epilogue | None, Triangles | None],
+    given: Mapping[str, object] | None, options: Options,
+) -> Explanation | None:  # fmt: skip
+    """The explanation of `scaled_matmul` with parts; None for other products, and for several B of a batch."""
+    of_each = parts[2] is not None and getattr(a, "ndim", 0) == 3  # which is grouped_matmul's
+    asked = AskedParts(*parts[:4], options["activation"], options["copy_rows"], parts[4])
+    own = {name: options[name] for name in OWN if name not in SCALES}
+    if options["scale_a"] is None or _in_groups(options) or of_each or not asks_parts(asked, own):
+        return None
+    if options["out_recipe"] is not None:
+        raise OperandError(NO_OUT_RECIPE)
+    recipes, fast = (options["recipe_a"], options["recipe_b"]), fast_accum(options["use_fast_accum"])
+    of = ScaledPart(a, options["scale_a"], b, options["scale_b"], recipes, fast)
+    result = ComposedOptions(options["out"], options["config"], options["out_dtype"], None)
+    return explain_composed(*composed_arguments(of, asked, own, given, result))
+
+
 def _in_steps(
     a: torch.Tensor | tuple[torch.Tensor, torch.Tensor], b: torch.Tensor | Sequence[torch.Tensor], options: Options,
     functions: Options, rows: torch.Tensor | None, add_rows: torch.Tensor | None,
@@ -164,12 +185,12 @@ def _in_steps(
         if several or (steps is None and given is None):
             return None
         return explain_grouped_epilogue(*grouped_call(a, b, rows, options), steps, given)
-    if not (several or steps is not None):
+    if not (several or steps is not None or options["scale_a"] is not None):
         return None
     if not isinstance(prologue, Prologue):
         raise OperandError(f"prologue is a {type(prologue).__qualname__}: a Prologue, made by Prologue.of")
     left = {name: x for name, x in (given or {}).items() if name not in prologue.names}
-    told = explain_matmul(a, b, **options, **{**functions, "prologue": None, "given": left}, rows=rows)
+    told = explain_matmul(a, b, **options, **{**functions, "prologue": None, "given": left or None}, rows=rows)
     return replace(told, kernel=f"torch computes a's function, then {told.kernel}")
 
 
@@ -190,6 +211,8 @@ def _together(
 ) -> Explanation | None:  # fmt: skip
     """The explanation of `matmul` with parts together, or of several matrices; None for other products."""
     order, prologue, combine, epilogue, triangles = parts
+    if (scaled := _scaled_parts(a, b, parts, given, options)) is not None:
+        return scaled
     if options["add_rows"] is not None and leaves_tiles(order):
         functions = {"given": given, "prologue": prologue, "combine": combine, "epilogue": epilogue}
         alone = {**options, **functions, "out": None, "add_rows": None}

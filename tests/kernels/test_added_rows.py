@@ -40,7 +40,9 @@ def test_the_executor_adds_rows_in_order(arch: str) -> None:
     made = plan(M, N, K, arch=arch, b="bf16:col", c="f32", indexed=ADDED)
     assert [check.name for check in made.check().require()].count("add rows") == 1
     assert "a further launch adds" in made.explain()
-    assert made.workspace == M * 64 * 4 + 2 * -(-M // added.CHUNK) * 64 * 4 + M * (8 + 4)
+    assert made.workspace == M * 64 * 4  # of few indices one launch has no list
+    more = plan(added.FEW + 1, N, K, arch=arch, b="bf16:col", c="f32", indexed=ADDED)
+    assert more.workspace == (added.FEW + 1) * (64 * 4 + 8 + 4) + 2 * -(-(added.FEW + 1) // added.CHUNK) * 64 * 4
     given, out = {"out_rows": TO}, np.ones((ROWS, N), np.float32)
     found = made.run(A, B, given=given, out=out, device="reference").c
     assert found is out and np.array_equal(found, sums(A @ B, 1.0)) and (found[-1] == 1).all()

@@ -10,8 +10,8 @@ import pytest
 
 from layoutgemm import Sm80Config, Sm100Config, plan
 from layoutgemm.errors import OperandError, PlanError
-from layoutgemm.kernels import Combined
-from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, RowReduce
+from layoutgemm.kernels import Combined, Prologue
+from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, RowReduce, VectorScale
 from layoutgemm.kernels.epilogue.numpy_math import Math
 from layoutgemm.kernels.indexed.rows import IndexedRows, RowIndices
 from layoutgemm.kernels.operands.pair import passes_on
@@ -167,7 +167,7 @@ REFUSED = [
         {"gated": THREE, "epilogue": Epilogue(Bias(), sums=1)},
         "sums = 1: .* pair = 1, a2 of .* ones, b3, b4, b5",
     ),
-    ("sm_100a", {"gated": SWIGLU, "epilogue": Epilogue(Bias(), sums=1)}, "sums = 1: steps of each sum precede a gate"),
+    ("sm_100a", {"gated": THREE, "epilogue": Epilogue(Bias(), sums=1)}, "of each sum are of 2 sums, and these are 3"),
     ("sm_80", {"pair": 16, "config": replace(BY_MMA, persistent=True)}, "pair: copies of a persistent kernel run on"),
     (
         "sm_120a",
@@ -214,6 +214,44 @@ def test_a_pair_adds_a_bias_to_each_sum(arch: str, config: Any) -> None:
     x, y, z = [a @ w + bias for w, bias in zip((b, given["b1"], given["b2"]), biases, strict=True)]
     found = made.run(a, b, given=given, device="emulator").c
     np.testing.assert_allclose(found, x * y + z, rtol=1e-5, atol=1e-4)
+
+
+STEPS = Epilogue(VectorScale("m", "f32", "rows"), Bias(), RowReduce("max"), sums=2)
+FUNCTION = Prologue.of(lambda x, i, k, ops, w: x * w, w="k")
+
+
+def sums_of(made: Any) -> tuple[list[np.ndarray], dict[str, Any]]:
+    """Operands of a plan with steps of each of two sums."""
+    operands, given, _ = drawn(made)
+    rng = np.random.default_rng(3)
+    given |= {"rows": rng.integers(1, 5, made.m) / 4, "bias": rng.integers(-8, 8, 2 * made.n) / 8}
+    return operands, given | ({} if made.prologue is None else {"w": rng.integers(1, 3, made.k) / 2})
+
+
+@pytest.mark.parametrize("options", [{"gated": SWIGLU, "prologue": FUNCTION}, {"gated": "silu", "pair": 16}])
+def test_the_reference_of_an_epilogue_has_the_other_parts(options: dict[str, Any]) -> None:
+    made: Any = plan(72, 40, 64, b="bf16:col", c="f32", epilogue=STEPS, **options)
+    (a, b), given = sums_of(made)
+    left = a * given["w"] if made.prologue is not None else a
+    sums = np.split(left @ b, 2, -1) if made.halves > 1 else [left @ b, left @ given["b1"]]
+    if made.pair is not None:
+        sums = [x + y for x, y in zip(sums, np.split(given["a2"] @ given["b2"], 2, -1), strict=True)]
+    sums = [x * given["rows"][:, None] + bias for x, bias in zip(sums, np.split(given["bias"], 2), strict=True)]
+    want = made.gated.apply(sums, Math, {"s": 0.5})
+    found = made.run(a, b, given=given, device="reference")
+    np.testing.assert_allclose(found.c, want, rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(found.written["row_max"], want.max(1), rtol=1e-5)
+
+
+@needs.DSL
+@needs.C_COMPILER
+@pytest.mark.dsl
+@pytest.mark.slow
+def test_steps_of_each_sum_precede_a_function_of_two_matrices() -> None:
+    made: Any = plan(72, 40, 72, arch="sm_80", b="bf16:col", c="f32", epilogue=STEPS, gated=SWIGLU, config=BY_MMA)
+    operands, given = sums_of(made)
+    found, want = (made.run(*operands, given=given, device=on) for on in ("emulator", "reference"))
+    np.testing.assert_allclose(found.c, want.c, rtol=1e-5, atol=1e-4)
 
 
 def test_operands_are_checked_by_name() -> None:

@@ -189,13 +189,29 @@ def test_refusals_of_rows(more: dict[str, Any], message: str) -> None:
     assert message in str(found.value)
 
 
+def test_scales_follow_the_function() -> None:
+    """Torch computes it in 8 bits: of rows in order, and of chosen rows with their own scales."""
+    eight, half = torch.float8_e4m3fn, Prologue.of(lambda x, i, k, ops, s: x * s, s="k")
+    x, w = torch.randint(-3, 4, (ROWS, 128)).float().to(eight), torch.ones(3, 16, 128).to(eight).mT
+    factors, scales = {"s": torch.full((3, 128), 0.5)}, (torch.arange(1.0, ROWS + 1), torch.ones(3, 1, 16))
+    call = {"offs": ENDS, "scale_b": scales[1], "out_dtype": torch.float32}
+    for rows in (None, torch.arange(ROWS).flip(0)):
+        of_a = scales[0][:, None]
+        found = grouped_matmul(x, w, scale_a=of_a, prologue=half, given=factors, rows=rows, **call)
+        chosen = x if rows is None else x[rows]
+        want = grouped_matmul((chosen.float() / 2).to(eight), w, scale_a=of_a if rows is None else of_a[rows], **call)
+        assert torch.equal(found, want)
+    told = explain_matmul(x, w, scale_a=of_a, prologue=half, given=factors, **call)
+    assert told.kernel.startswith("torch computes a's function, then Sm90Plan")
+
+
 # ----------------------------------------------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"scale_a": torch.ones(ROWS, 1)}, "scale_a and prologue: a product with a prologue takes none"),
+        ({"scale_b": torch.ones(3, 1, N)}, "scale_b and prologue: a product with a prologue takes none"),
         ({"offs": ENDS}, "offsets and offs: groups are said by one of"),
         ({"given": {"rstd": torch.ones(ROWS)}}, "w is missing"),
         ({"given": {"rstd": torch.ones(ROWS), "w": torch.ones(2, K).bfloat16()}}, "of shape [16] or [3, 16], one for"),

@@ -42,6 +42,7 @@ from .steps import (
     EpilogueOperand,
     Residual,
     Scale,
+    SeveralOutputs,
     Step,
     VectorScale,
 )
@@ -74,8 +75,8 @@ class Epilogue:
              their addresses and strides are multiples of 16 bytes
     whole    the kernel's N is a multiple of this: of a tile whose columns divide it, none lies outside of C
     stores_c False: nothing of C is written, only what the steps write
-    sums     of a gated product: the first `sums` steps apply to both sums, before the gate. They are Scale,
-             VectorScale and Bias; their vectors along N have C's columns twice, the gate's first
+    sums     of a gated product, or of two matrices B: the first `sums` steps apply to both sums, before the gate. They
+             are Scale, VectorScale and Bias; their vectors along N have C's columns twice, the first sum's first
     json     all of these as text, as `from_json` reads it; "" with a step of another package. A field: torch.compile
              reads those of frozen classes
     """
@@ -127,7 +128,11 @@ class Epilogue:
         if not stores_c and not any(given.written for given in self.given):
             raise PlanError("stores_c=False, and no step writes anything: such a product has no result")
         if same := set(self.words) & set(PERSISTENT_PARAMETERS):
-            raise PlanError(f"an operand of the epilogue is named {min(same)}, as a parameter of the product is")
+            taken = ", ".join(PERSISTENT_PARAMETERS)
+            raise PlanError(
+                f"an operand of the epilogue is named {min(same)}, as a parameter of the product is: name it "
+                f"otherwise; {taken} are taken"
+            )
         if len(self.words) > MAX_WORDS:
             raise PlanError(
                 f"the epilogue's operands take {len(self.words)} parameters; a kernel has {MAX_WORDS}: a number takes "
@@ -553,6 +558,7 @@ __all__ = [
     "Residual",
     "RowReduce",
     "Scale",
+    "SeveralOutputs",
     "Step",
     "VectorScale",
 ]

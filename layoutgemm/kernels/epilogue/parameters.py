@@ -77,7 +77,10 @@ def host_number(name: str, value: Any, whole: bool = False) -> int | float:
     kinds: Any = (int, numbers.Integral) if whole else (int, float, numbers.Real)
     if isinstance(value, bool) or not isinstance(value, kinds):
         what = "a whole number" if whole and isinstance(value, numbers.Real) else f"got a {type(value).__qualname__}"
-        way = "; a step of an epilogue reads vectors and matrices" if getattr(value, "ndim", 0) else ""
+        rank = getattr(value, "ndim", None)
+        way = "; a step of an epilogue reads vectors and matrices" if rank else ""
+        if rank == 0 and not whole:
+            way = f"; float({name}) is one, and Scale(..., device=True) or EpilogueOperand(..., '', 'f32') reads memory"
         raise OperandError(f"{name} is a number, given at the launch; {what}{way}")
     if whole:
         value = int(value)

@@ -97,7 +97,7 @@ class Reduction:
 
     @classmethod
     def of(
-        cls, lift: Callable[..., object], combine: Callable[..., object], identity: Sequence[float | int],
+        cls, lift: Callable[..., object], combine: Callable[..., object], identity: Sequence[float | int] | float,
         finish: Callable[..., object] | None = None, results: Sequence[str] = (), name: str = "reduction",
         insert: Callable[..., object] | None = None, operands: Sequence[EpilogueOperand] = (),
     ) -> Reduction:  # fmt: skip
@@ -105,7 +105,8 @@ class Reduction:
 
         lift      (x, i, j, ops, *operands) -> an element's tuple: f32 values, or whole numbers
         combine   (a, b, ops) -> one tuple of two
-        identity  the tuple that changes no other; finite numbers, since arithmetic of infinities gives NaN
+        identity  the tuple that changes no other; finite numbers, since arithmetic of infinities gives NaN. A number
+                  alone: a and b of the other functions are numbers, too
         finish    (a, ops) -> the results; by default the components themselves
         results   a name for each result, of several. Neighbours of one name are one output, such as (M, 2): a result
                   may be a tuple itself, and has its name once
@@ -116,7 +117,7 @@ class Reduction:
         Raises PlanError for another number of components, and for an operation that is not associative or not
         commutative, or whose identity changes a tuple. The laws are tried on samples; the first failure is named.
 
-        >>> product = Reduction.of(lambda x, i, j, ops: x, lambda a, b, ops: a[0] * b[0], [1.0])
+        >>> product = Reduction.of(lambda x, i, j, ops: x, lambda a, b, ops: a * b, 1.0)
         >>> product.reduce(np.array([[1.0, 2.0, 4.0]], np.float32), axis=-1)[0].tolist()
         [8.0]
 
@@ -155,7 +156,7 @@ class Reduction:
 
     @classmethod
     def traced(
-        cls, lift: Callable[..., object], combine: Callable[..., object], identity: Sequence[float | int],
+        cls, lift: Callable[..., object], combine: Callable[..., object], identity: Sequence[float | int] | float,
         finish: Callable[..., object] | None = None, results: Sequence[str] = (), name: str = "reduction",
         insert: Callable[..., object] | None = None, operands: Sequence[EpilogueOperand] = (),
     ) -> Reduction:  # fmt: skip
@@ -167,23 +168,26 @@ class Reduction:
         lifted = _several(tracing.called(lift, names_read, element))
         values = [tracing.as_value(value) for value in lifted]
         kinds = tuple(value.kind for value in values)
-        if not isinstance(identity, Sequence) or len(identity) != len(values):
+        alone = isinstance(identity, (int, float)) and not isinstance(identity, bool)
+        each = (identity,) if alone else identity
+        if not isinstance(each, Sequence) or len(each) != len(values):
             raise PlanError(f"identity = {shown(identity)}: one number for each of {len(values)} component(s)")
         a, b = (_components(letter, kinds) for letter in "ab")
-        both = tracing.called(combine, ("a", "b", "ops"), (a, b, tracing.Operations()))
+        of_a, of_b = (a[0], b[0]) if alone else (a, b)
+        both = tracing.called(combine, ("a", "b", "ops"), (of_a, of_b, tracing.Operations()))
         combined = [tracing.as_value(value, kind).expression for value, kind in _zipped("combine", both, kinds)]
         more: list[Expression] = []
         if insert is not None:
-            found = tracing.called(insert, ("a", *names_read), (a, *element))
+            found = tracing.called(insert, ("a", *names_read), (of_a, *element))
             more = [tracing.as_value(value, kind).expression for value, kind in _zipped("insert", found, kinds)]
-        last = a if finish is None else tracing.called(finish, ("a", "ops"), (a, tracing.Operations()))
+        last = a if finish is None else tracing.called(finish, ("a", "ops"), (of_a, tracing.Operations()))
         done, names = _named_results(last, tuple(results))
         return cls(
             name,
             tracing.in_steps([value.expression for value in values]),
             tracing.in_steps(combined),
             tracing.in_steps([value.expression for value in done]),
-            tuple(_number(number, kind) for number, kind in zip(identity, kinds, strict=True)),
+            tuple(_number(number, kind) for number, kind in zip(each, kinds, strict=True)),
             kinds,
             tuple((name, value.kind) for name, value in zip(names, done, strict=True)),
             insert=tracing.in_steps(more),

@@ -503,7 +503,71 @@ def check_operands(operands: Sequence[object]) -> None:
                 'EpilogueOperand("gate", "mn", "f32")'
             )
         if operand.written:
-            raise PlanError("an epilogue's function reads its operands; Aux writes a matrix")
+            raise PlanError("an epilogue's function reads its operands; Aux and SeveralOutputs write matrices")
+
+
+@dataclass(frozen=True)
+class SeveralOutputs(Custom):
+    """A function of several values. The first goes on as x, and others are written to matrices of C's shape; see `of`.
+
+    expression  of each value
+    operands    those that are read, then those that are written
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.expression) != 1 + len(self.writes) or not self.writes:
+            raise PlanError(f"{len(self.expression)} values, for x and {len(self.writes)} matrices: one for each")
+        for operand in self.writes:
+            if operand.dtype.kind != "float":
+                raise PlanError(
+                    f"{operand.name} is {operand.dtype}: a function's values are f32; write f32, bf16 or f16"
+                )
+
+    @classmethod
+    def of(cls, function: Callable[..., object], *operands: EpilogueOperand, **outputs: str) -> SeveralOutputs:
+        """The step x, ... -> function(x, i, j, ops, *operands), which gives x and the written values.
+
+        outputs  the type of each matrix by its name, in the order of the values
+
+        Both gradients of a gated product, act(g) * u: C is that of g.
+
+        >>> import numpy as np
+        >>> from layoutgemm.kernels.epilogue.chain import Epilogue
+        >>> g, u = EpilogueOperand("g", "mn", "f32"), EpilogueOperand("u", "mn", "f32")
+        >>> both = SeveralOutputs.of(
+        ...     lambda x, i, j, ops, g, u: (ops.where(g > 0.0, x * u, 0.0), x * ops.relu(g)), g, u, du="f32"
+        ... )
+        >>> found = Epilogue(both).reference([[2.0, 3.0]], g=[[1.0, -1.0]], u=[[5.0, 7.0]])
+        >>> found.c.tolist(), found.written["du"].tolist()
+        ([[10.0, 0.0]], [[2.0, 0.0]])
+
+        Raises PlanError without an output, for integers, and where the function does not give as many values.
+        """
+        check_operands(operands)
+        written = tuple(
+            [EpilogueOperand(name, "mn", dtype_named(kind), written=True) for name, kind in outputs.items()]
+        )
+        names = tuple([operand.name for operand in operands])
+        traced = tracing.trace_outputs(function, names, tuple(outputs), whole_names(operands))
+        return cls(traced, (*operands, *written))
+
+    @property
+    def writes(self) -> tuple[EpilogueOperand, ...]:
+        """The operands that are written."""
+        return tuple([operand for operand in self.operands if operand.written])
+
+    def apply(self, x: Value, at: StepPlace) -> Value:
+        """The first value; the others are written."""
+        x, *others = tracing.evaluate_each(self.expression, x, at)
+        for operand, value in zip(self.writes, others, strict=True):
+            at.write(operand.name, value)
+        return x
+
+    def transposed(self) -> Step:
+        """The same with i and j in each other's place."""
+        flipped = tuple([operand.transposed() for operand in self.operands])
+        return SeveralOutputs(tuple([tracing.transposed(each) for each in self.expression]), flipped)
 
 
 GROUP_SIZES = (2, 4, 8, 16, 32)  # columns of a group

@@ -15,7 +15,7 @@ from ...dtypes import DType, dtype
 from ...errors import PlanError
 from . import tracing
 from .reductions import About, Reduction
-from .steps import STEPS, ColumnGroup, Custom, EpilogueOperand, Step, whole_names
+from .steps import STEPS, ColumnGroup, Custom, EpilogueOperand, SeveralOutputs, Step, whole_names
 
 _FUNCTIONS = ("lift", "combine", "finish", "insert")  # of a reduction, each with several results
 
@@ -56,7 +56,11 @@ def _values_of(step: Step) -> Mapping[str, object]:
     if not isinstance(step, Custom):
         return {name: value.name if isinstance(value, DType) else value for name, value in vars(step).items()}
     found = {**vars(step), "operands": _entries(step.operands)}
-    return {**found, "expression": tracing.entry_of_each(step.expression)} if isinstance(step, ColumnGroup) else found
+    return (
+        {**found, "expression": tracing.entry_of_each(step.expression)}
+        if isinstance(step, (ColumnGroup, SeveralOutputs))
+        else found
+    )
 
 
 def _entries(operands: Sequence[EpilogueOperand]) -> list[dict[str, object]]:
@@ -79,6 +83,11 @@ def _step_of(name: object, values: object) -> Step:
     names = [operand.name for operand in operands]
     if name == "Custom":
         return Custom(tracing.restored(values["expression"], names, whole=whole_names(operands)), tuple(operands))
+    if name == "SeveralOutputs":
+        read = [operand.name for operand in operands if not operand.written]
+        parts = tracing.each_of_entry(tuples(values["expression"]))
+        whole = whole_names(operands)
+        return SeveralOutputs(tuple([tracing.restored(part, read, whole=whole) for part in parts]), tuple(operands))
     along = [operand.name for operand in operands if "n" in operand.axes]
     each = [
         tracing.restored(part, names, along, values["columns"], whole_names(operands))

@@ -281,10 +281,27 @@ def trace(
         raise PlanError("the function returned nothing: it gives the new value of x")
     if isinstance(result, (tuple, list)):
         raise PlanError(
-            f"the function gives {len(result)} values, and each element has one: other outputs are steps that write "
-            "(Aux, RowReduce), or columns of a wider B"
+            f"the function gives {len(result)} values, and each element has one: SeveralOutputs.of(function, "
+            "name='bf16') is a step that writes the others to matrices, and RowReduce reduces them"
         )
     return in_steps([_float(result).expression])[0]
+
+
+@not_in_graphs
+def trace_outputs(
+    function: Callable[..., object], names: tuple[str, ...], outputs: Sequence[str], whole: Collection[str] = ()
+) -> tuple[Expression, ...]:
+    """The expressions of a function that gives x, then each of `outputs`; otherwise as `trace`.
+
+    >>> trace_outputs(lambda x, i, j, ops: (x * x, x), (), ("old",))
+    (('mul', ('x',), ('x',)), ('x',))
+    """
+    given = [Symbol(("given", name), "int" if name in whole else "float") for name in names]
+    found = called(function, ("x", "i", "j", "ops", *names), (*element(), Operations(), *given))
+    if not isinstance(found, (tuple, list)) or len(found) != 1 + len(outputs):
+        want = ", ".join(("x", *outputs))
+        raise PlanError(f"the function gave {bounded(found)}: it gives {1 + len(outputs)} values, {want}")
+    return in_steps([_float(value).expression for value in found])
 
 
 @not_in_graphs

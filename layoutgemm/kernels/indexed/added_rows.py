@@ -80,16 +80,18 @@ def list_bytes(plan: AddingPlan, sizes: tuple[W, W, W]) -> tuple[W, W, W]:
 
 
 def added_bytes(plan: AddingPlan) -> int:
-    """Bytes of the workspace of rows that are added. They are 0 where no rows are added.
+    """Bytes of the workspace of rows that are added. Few indices need the product's rows alone; no added rows, 0 bytes.
 
     >>> from layoutgemm.kernels import RowIndices, Sm90Plan
     >>> added = IndexedRows(scatter=RowIndices(9), adds=True)
-    >>> added_bytes(Sm90Plan.derive(512, 100, 64, indexed=added)), added_bytes(Sm90Plan.derive(512, 100, 64))
-    (153600, 0)
+    >>> [added_bytes(Sm90Plan.derive(m, 100, 64, indexed=added)) for m in (512, 256, 1)]
+    [153600, 65536, 256]
     """
     if not getattr(plan, "adds_rows", False):
         return 0
-    _, _, names = list_bytes(plan, (plan.matrices_of_c, plan.m, plan.n))
+    partials, _, names = list_bytes(plan, (plan.matrices_of_c, plan.m, plan.n))
+    if plan.m <= FEW and not sorts_rows(plan):
+        return int(partials)
     return int(names + plan.matrices_of_c * plan.m * plan.indexed.scatter.bytes)
 
 

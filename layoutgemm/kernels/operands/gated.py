@@ -90,13 +90,13 @@ def epilogue_behind(how: Combined | None, given: object) -> Epilogue:
     >>> epilogue_behind(None, None) == Epilogue()
     True
     """
-    if how is not None and how.separate and isinstance(given, Epilogue) and given.sums:
+    if how is not None and how.matrices > HALVES and isinstance(given, Epilogue) and given.sums:
         of_b = ", ".join(SecondPair(1, how.matrices).of_b)
         raise PlanError(
-            f"sums = {given.sums}: steps of each sum precede a gate of one matrix [gate | up]. Of several matrices B a "
-            f"second pair adds a bias to each: pair = 1, a2 of (M, 1) ones, {of_b} of (1, N)"
+            f"sums = {given.sums}: steps of each sum are of {HALVES} sums, and these are {how.matrices}. A second pair "
+            f"adds a bias to each: pair = 1, a2 of (M, 1) ones, {of_b} of (1, N)"
         )
-    return Epilogue.of(given, halves_of(how) > 1)
+    return Epilogue.of(given, how is not None)
 
 
 def check_sums(how: Combined, b: Operand, c: Operand) -> None:

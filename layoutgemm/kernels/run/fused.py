@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from ...dtypes import DType
 from ...errors import OperandError
 from ..epilogue.arrays import Arrays
 from ..epilogue.chain import MAX_WORDS
+from ..epilogue.numpy_math import Math
 from ..epilogue.parameters import check_names, words_of
+from ..operands.gated import HALVES
 from ..orders import stored_elements
 from ..sm80.plan import Sm80Plan
 from ..sm90.plan import Sm90Plan
@@ -44,7 +48,8 @@ def run_fused(
     given   what the epilogue reads, by name: numbers, vectors along M or N, matrices of C's shape; with a main loop's
             tables, the offsets or counts of groups, further matrices and numbers
     device  "cuda", "emulator", or None: the GPU when there is one that can run the plan, else the emulator.
-            "reference", of a plan of A, B and the epilogue alone: `Epilogue.reference` of a float64 product
+            "reference", of A, B, further matrices, a function of A and the epilogue: `Epilogue.reference` of float64
+            products, whose function of several sums is in float32
 
     Raises OperandError for another device or tensors, and for operands that the epilogue does not take. Raises
     PlanError if the GPU cannot run the plan, and EmulatorError with the emulator's report.
@@ -121,16 +126,33 @@ def run_fused_on_tensors(
 
 def _others(plan: Plan) -> str:
     """A part of the plan that no reference of an epilogue has, or ""."""
-    parts = [name for name in ("gated", "pair", "mainloop", "triangles") if getattr(plan, name, None) is not None]
-    return ", ".join((*parts, *names_read(plan)))
+    parts = [name for name in ("mainloop", "triangles") if getattr(plan, name, None) is not None]
+    own = {*plan.further, *plan.numbers_given, *(() if plan.prologue is None else plan.prologue.names)}
+    return ", ".join((*parts, *[name for name in names_read(plan) if name not in own]))
 
 
 def _referred(plan: Plan, a: np.ndarray, b: np.ndarray, given: Mapping[str, object]) -> GemmResult:
-    """The epilogue by NumPy, on the float64 product. Values are rounded to A's and B's types."""
-    left, right = (x.dtype.decode(x.dtype.encode(value)) for x, value in ((plan.a, a), (plan.b, b)))
-    sums = np.asarray(left, np.float64) @ np.asarray(right, np.float64)
-    visited = stored_elements(plan, {})
-    found = plan.epilogue.reference_of_sums(sums, None, visited, **given)
+    """The epilogue by NumPy, on float64 products. Values are rounded to A's and B's types."""
+    own = {name: given[name] for name in names_read(plan) if name in given}
+    read, how = values_read(plan, own), plan.gated
+
+    def exact(kind: DType, value: object) -> np.ndarray:
+        return np.asarray(kind.decode(kind.encode(np.asarray(value))), np.float64)
+
+    left = exact(plan.a.dtype, a)
+    if plan.prologue is not None:
+        left = exact(plan.a.dtype, plan.prologue.reference(left.astype(np.float32), read))
+    further = {name: exact(operand.dtype, given[name]) for name, (operand, _) in plan.further.items()}
+    names = [name for name, _ in how.places] if how is not None else []
+    sums = [left @ matrix for matrix in (exact(plan.b.dtype, b), *[further[name] for name in names])]
+    if plan.pair is not None:
+        sums = [x + further["a2"] @ further[name] for x, name in zip(sums, plan.pair.of_b, strict=True)]
+    gate = None if how is None else partial(how.apply, math=Math, numbers={name: read[name] for name in how.numbers})
+    visited, total = stored_elements(plan, {}), np.concatenate(sums, -1)
+    if gate is not None and len(sums) > HALVES:  # no steps precede a function of more
+        total, gate = np.asarray(gate([x.astype(np.float32) for x in sums])), None
+    steps = {name: value for name, value in given.items() if name not in own}
+    found = plan.epilogue.reference_of_sums(total, gate, visited, **steps)
     if not plan.epilogue.stores_c:
         return GemmResult(None, "NumPy", written=found.written)
     c = np.asarray(plan.c.dtype.decode(plan.c.dtype.encode(found.c)), np.float32)

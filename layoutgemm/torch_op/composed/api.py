@@ -268,7 +268,8 @@ def _traced(
     tensors = [*a, *b, *[values[name] for name in (*reads, *writes)]]
     if differentiated(*tensors, out):
         refuse(NOT_RECORDED if out is not None else "")
-        refuse(refusal("derivative", parts[3] or "", a[0].dtype, out_dtype))
+        multiplied = a[0].dtype if differentiated(*a, *b) else torch.float32
+        refuse(refusal("derivative", parts[3] or "", multiplied, out_dtype))
     left = [autocast(x, b[i * sums])[0] for i, x in enumerate(a)]
     right = [autocast(a[0], x)[1] for x in b]
     allowed = traced_flag(allow_tf32)
@@ -283,7 +284,7 @@ def _traced(
         own = tuple(vectors)
         values = {**values, **vectors}
         copies = None if ROWS not in own else asked.copy_rows
-        text = text_of_parts(sums, own, given, *parts[:5], copies, parts[6])
+        text = text_of_parts(sums, own, given, *parts[:5], copies, *parts[6:])
         lists = _lists(values, *names_of_text(text))
     read, written, floats, ints = lists
     if written:
@@ -314,7 +315,7 @@ def _constants(asked: AskedParts, sums: int, given: tuple[str, ...]) -> tuple[ob
     combine: Combine | Constants | None = asked.combine
     if asked.combine is not None:
         combine = followed_sums(asked.combine, sums, numbers_left(order, prologue, epilogue, given))
-    return order, prologue, combine, epilogue, asked.activation, asked.copy_rows, triangles
+    return order, prologue, combine, epilogue, asked.activation, asked.copy_rows, triangles, asked.promotes
 
 
 def followed_order(order: Order | None) -> Order | Constants | None:

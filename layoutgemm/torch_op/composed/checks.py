@@ -32,15 +32,17 @@ from ...kernels.operands.gated import combination
 from ...kernels.operands.pair import SecondPair
 from ...kernels.orders import is_symmetric
 from ...kernels.run.operand_checks import check_operands
+from ...kernels.sm90.mainloop import DEPTH, mainloop_of
 from ..checks import check_call, check_finish, check_out, product_shape
+from ..epilogue import SumsGate, check_epilogue, check_result
 from ..epilogue import Tensors as Operands
-from ..epilogue import check_epilogue, check_result
 from ..indexed.torch_rows import known_indices
 from ..problem import bias_epilogue, half
 from ..prologue.product import check_type, check_vectors
 from ..scaled_grouped.grouped import INTS
+from ..scaled_grouped.recipes import BLOCK, SQUARE, ScaledOperand
 from ..types import C_NAMES, READ
-from .parts import ADD_ROWS, BIAS, PLACED, ROW_WEIGHTS, Parts
+from .parts import ADD_ROWS, BIAS, PLACED, ROW_WEIGHTS, SCALES, Parts
 
 Tensors = Sequence[torch.Tensor]
 
@@ -136,7 +138,7 @@ def checked(
     written = {name: values[name] for name in parts.written if name in values}
     if parts.epilogue is not None and len(written) == len(parts.written):
         kinds = {operand.name: type(values[operand.name]) for operand in parts.epilogue.given}
-        check_epilogue(parts.epilogue, kinds, parts.gate is not None)
+        check_epilogue(parts.epilogue, kinds, gated_of(parts) is not None)
     into = {} if out is None else {"out": out}
     named = named_operands(a, b)
     check_operands({**named, **read}, {**written, **into})
@@ -179,7 +181,7 @@ def refusal_of_numbers(a: Tensors, b: Tensors) -> str:
 def asked_parts(call: ComposedCall) -> Asked:
     """The parts that a plan of the call has."""
     parts = call.parts
-    copies = len(call.a) > 1 if parts.copy_rows is None else parts.copy_rows
+    copies = len(call.a) > 1 or parts.promotes is not None if parts.copy_rows is None else parts.copy_rows
     return Asked(
         gated=gated_of(parts),
         pair=SecondPair() if len(call.a) > 1 else None,
@@ -189,6 +191,7 @@ def asked_parts(call: ComposedCall) -> Asked:
         batch=call.shape[0] if len(call.shape) > 2 and not call.of_rows else 1,
         symmetric=is_symmetric(parts.order),
         triangles=parts.triangles,
+        mainloop=None if parts.promotes is None else mainloop_of(parts.promotes),
     )
 
 
@@ -207,6 +210,14 @@ def epilogue_of(call: ComposedCall) -> Epilogue | None:
     return Epilogue(*steps) if steps else None
 
 
+def sums_gate(call: ComposedCall) -> SumsGate | None:
+    """The gate behind an epilogue's first steps, whose sums lie side by side; or None."""
+    parts = call.parts
+    if parts.how is None or parts.epilogue is None or not parts.epilogue.sums:
+        return parts.gate
+    return parts.how, {name: call.values[name] for name in parts.how.numbers}
+
+
 def gated_of(parts: Parts) -> Combined | None:
     """The function of several sums, a gate, or None."""
     return parts.how if parts.how is not None else combination(parts.gate)
@@ -217,9 +228,12 @@ def indexed_rows(call: ComposedCall, copies: bool) -> IndexedRows | None:
     kinds = {name: INTS.get(call.values[name].dtype, "i64") for name in call.parts.own if name in PLACED}
     if not kinds:
         return None
-    gather = RowIndices(max(1, call.a[0].shape[-2]), kinds[ROWS]) if ROWS in kinds else None
+    sizes = [
+        1 if isinstance(x, torch.SymInt) else max(1, x) for x in (call.a[0].shape[-2], call.rows)
+    ]  # a plan has none
+    gather = RowIndices(sizes[0], kinds[ROWS]) if ROWS in kinds else None
     to = kinds.get(OUT_ROWS, kinds.get(ADD_ROWS))
-    scatter = None if to is None else RowIndices(max(1, call.rows), to)
+    scatter = None if to is None else RowIndices(sizes[1], to)
     return IndexedRows(gather, scatter, copies and gather is not None, ADD_ROWS in kinds)
 
 
@@ -300,6 +314,9 @@ def _check_vectors(call: ComposedCall) -> None:
                 check_distinct(name, found)
     if ROW_WEIGHTS in parts.own:
         check_row_weights(values[ROW_WEIGHTS], m)
+    for name, group, size in zip(SCALES, parts.promotes or (), (m, call.b[0].shape[-1])):
+        scaled = ScaledOperand(name[-1], call.shape[:-2], size, -(-call.a[0].shape[-1] // DEPTH))
+        scaled.check(SQUARE if group > 1 else BLOCK, values[name])
 
 
 def check_indices(name: str, x: torch.Tensor, m: int) -> None:

@@ -23,7 +23,7 @@ from ...kernels.epilogue.chain import Epilogue
 from ...kernels.epilogue.reduce import combined
 from ...kernels.sm90.triangular.operands import Triangles
 from ..autograd.products import check_derivable, dense, gradients
-from ..checks import derived_by_func, has_tangent, needs_dispatcher
+from ..checks import derived_by_func, differentiated, has_tangent, needs_dispatcher
 from ..compute import product
 from ..operators import Places, VmapInfo, bias_gradient, differentiable, in_front
 from ..own_epilogue.derivatives import refusal_of_derivatives
@@ -32,8 +32,9 @@ from ..own_epilogue.recorded import SummedProduct, by_formula
 from ..own_epilogue.recorded import derivable as formula_alone
 from ..own_epilogue.recorded import recorded as kernel_and_formula
 from ..prepared import Config, config_text
-from .checks import ComposedCall, checked
-from .parts import BIAS, AskedParts, lists_of, parts_of_text, parts_text
+from ..scaled_grouped.recipes import BLOCK, SQUARE, TENSOR
+from .checks import ComposedCall, checked, sums_gate
+from .parts import BIAS, SCALES, AskedParts, lists_of, parts_of_text, parts_text
 from .product import computed, factors, finished, placed, together
 
 
@@ -206,9 +207,15 @@ def recorded(call: ComposedCall, config: Config | None) -> torch.Tensor:
 
 
 def _check(call: ComposedCall) -> None:
-    epilogue = call.parts.epilogue
-    if text := refusal_of_derivatives(epilogue, call.a[0].dtype, call.kind):
+    multiplied = multiplied_type(*call.a, *call.b)
+    if text := refusal_of_derivatives(call.parts.epilogue, multiplied, call.kind):
         raise TensorError(text)
+
+
+def multiplied_type(*matrices: torch.Tensor) -> torch.dtype:
+    """The type of matrices with derivatives; float32, which every product derives, for those without any."""
+    derived = [x for x in matrices if differentiated(x) or has_tangent(x)]
+    return derived[0].dtype if derived else torch.float32
 
 
 def _formula(call: ComposedCall, config: Config | None) -> StepResults:
@@ -220,14 +227,22 @@ def _formula(call: ComposedCall, config: Config | None) -> StepResults:
     inside = None
     if parts.order is not None:
         inside = visited_part(value.detach().new_ones(call.shape), call, config) != 0
-    made = steps_by_torch(parts.epilogue, value, call.values, call.kind, parts.gate, inside)
+    made = steps_by_torch(parts.epilogue, value, call.values, call.kind, sums_gate(call), inside)
     c = placed(call, made.c, inside, None) if parts.stores_c else value.new_empty(0, dtype=call.kind)
     return made._replace(c=c)
 
 
 def _sum(call: ComposedCall, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """a @ b in float32 with its derivatives; torch.func derives the full product of the triangles."""
-    triangles = call.parts.triangles
+    triangles, promotes = call.parts.triangles, call.parts.promotes
+    if promotes is not None:
+        tables = [call.values[name] for name in SCALES if name in call.parts.own]
+        scale_a, scale_b = (*tables, None, None)[:2] if tables else (a.new_ones(1, dtype=torch.float32), None)
+        names = [SQUARE if group > 1 else BLOCK for group in promotes] or [TENSOR]
+        sums: torch.Tensor = torch.ops.layoutgemm.scaled_matmul(
+            a, scale_a, b, scale_b, None, None, torch.float32, *[*names, ""][:2], False
+        )
+        return sums
     if triangles is None:
         return differentiable(a, b, torch.float32)
     if derived_by_func() or has_tangent(a) or has_tangent(b):

@@ -11,7 +11,9 @@ import torch
 from ...kernels.indexed.rows import ROWS
 from ...kernels.operands.pair import SecondPair
 from ...kernels.orders import clusters_of_plan, described_order, schedule_of
+from ...kernels.run.epilogue_operands import indexed_rows
 from ...kernels.sm90.explain import described_triangles
+from ...kernels.sm90.indexed.row_copy import copied_bytes
 from ...kernels.sm90.plan import Sm90Plan
 from ..epilogue import finish_of, readable_gate
 from ..explanation import ZEROS, Explanation, of_plan, partial_text, sums_again
@@ -67,10 +69,14 @@ def explain_composed(
         more = ways.memory if ways is not None and ways.apart else 0
         return Explanation(str(plan), why, 1, tuple(copies), plan.partial_bytes + more + sum(n for _, n in chosen))
     why = "parts of one kernel" if parts.order is None else _described(plan)
+    if parts.promotes is not None:
+        why = ("scales of K blocks are the main loop's; " if parts.promotes else "exact sums; ") + why
     if parts.triangles is not None:
         why = described_triangles(plan) if parts.order is None else f"{why}; {described_triangles(plan)}"
     why = why if ready.why is None else f"{why}; {ready.why}"
     told = of_plan(plan, *_of_one(call, plan), options.out, why, chosen)
+    if bytes_ := copied_bytes(plan):  # in the workspace, by the same launch
+        told = replace(told, copies=(f"a: {indexed_rows(plan)} chosen rows, {bytes_} bytes", *told.copies))
     if any(x.requires_grad for x in call.tensors) and not parts.linear:
         told = replace(told, backward=sums_again(prod(call.shape[:-1]) * sum(x.shape[-1] for x in call.b)))
     if plan.partial_bytes:

@@ -19,6 +19,7 @@ from ...kernels.epilogue.chain import Epilogue
 from ...kernels.epilogue.parameters import check_names
 from ...kernels.indexed.rows import OUT_ROWS, ROWS
 from ...kernels.operands.combined import Combine, Combined, function_of
+from ...kernels.operands.gated import epilogue_behind
 from ...kernels.operands.prologue import Prologue
 from ...kernels.orders import Order, check_name, names_in_given
 from ...kernels.sm90.triangular.operands import Triangles
@@ -35,7 +36,8 @@ from ..own_epilogue.operators import epilogue_of_text
 from ..prologue.operators import prologue_of
 
 ROW_WEIGHTS, BIAS, TILES, ADD_ROWS = "row_weights", "bias", "tiles", "add_rows"
-OWN = (BIAS, ROWS, OUT_ROWS, ADD_ROWS, ROW_WEIGHTS)  # arguments of `matmul` that are tensors by name
+SCALES = ("scale_a", "scale_b")  # tables of a main loop that promotes
+OWN = (BIAS, ROWS, OUT_ROWS, ADD_ROWS, ROW_WEIGHTS, *SCALES)  # arguments that are tensors by name
 PLACED = frozenset((ROWS, OUT_ROWS, ADD_ROWS))  # those that say which rows of a and of the result
 
 
@@ -47,6 +49,8 @@ class AskedParts(NamedTuple):
 
     prologue, epilogue  objects, or their texts
     triangles           an object, or its halves
+    promotes            rows of A, and columns of B, that share a scale of a K block; () for a main loop that only adds
+                        K blocks in float32, None for sums that stay in the tensor core
     """
 
     order: Order | None = None
@@ -56,6 +60,7 @@ class AskedParts(NamedTuple):
     activation: str | None = None
     copy_rows: bool | None = None
     triangles: Triangles | Halves | None = None
+    promotes: tuple[int, ...] | None = None
 
 
 def composes(pairs: bool, asked: AskedParts, own: Mapping[str, object]) -> bool:
@@ -97,6 +102,7 @@ class Parts:
     how         the function of several sums, or None
     activation  behind the sums; a gate's comes before an epilogue
     triangles   which of A and B are triangular, or None
+    promotes    as `AskedParts` has it
     own         names of `OWN` that are given: the first of those that are read
     text        of all of these
     """
@@ -108,6 +114,7 @@ class Parts:
     activation: str | None
     copy_rows: bool | None
     triangles: Triangles | None
+    promotes: tuple[int, ...] | None
     own: tuple[str, ...]
     read: tuple[str, ...]
     written: tuple[str, ...]
@@ -119,8 +126,9 @@ class Parts:
     def asked(self) -> AskedParts:
         """The arguments of a call with these parts."""
         return AskedParts(
-            self.order, self.prologue, self.how, self.epilogue, self.activation, self.copy_rows, self.triangles
-        )
+            self.order, self.prologue, self.how, self.epilogue, self.activation, self.copy_rows, self.triangles,
+            self.promotes,
+        )  # fmt: skip
 
     @property
     def gate(self) -> str | None:
@@ -179,7 +187,7 @@ def _kept_text(
     gated = asked.activation in GATES
     if epilogue is not None:
         beside += [ROW_WEIGHTS] * (ROW_WEIGHTS in own)
-        if text := refusal_of_epilogue(epilogue, None, beside, gated):
+        if text := refusal_of_epilogue(epilogue, None, beside, gated or asked.combine is not None):
             raise OperandError(text)
     claimed, names, of_a, order = _claimed(asked.order, prologue, epilogue, own)
     if twice := [name for i, name in enumerate(claimed) if name in claimed[:i]]:
@@ -190,10 +198,13 @@ def _kept_text(
         if gated:
             raise OperandError("activation and combine: the function of the products has the gate")
         how = function_of(asked.combine, matrices, left)
+        epilogue_behind(how, epilogue)
     wanted = [name for name in claimed if name not in own]
     check_names([*wanted, *left] if how is not None else wanted, given, "the product's parts read")
     tiles = tuple([name for name in order if name == TILES])
     halves = Triangles(*asked.triangles) if isinstance(asked.triangles, tuple) else asked.triangles
+    if (tables := [name for name in own if name in SCALES]) != list(SCALES[: len(asked.promotes or ())]):
+        raise OperandError(f"tables of scales: {tables}, and the main loop reads {len(asked.promotes or ())}")
     entry = {
         "order": None if asked.order is None else order_text(asked.order),
         "prologue": None if prologue is None else prologue.json,
@@ -202,6 +213,7 @@ def _kept_text(
         "activation": asked.activation,
         "copy_rows": asked.copy_rows,
         "triangles": None if halves is None else [halves.a, halves.b],
+        "promotes": asked.promotes,
         "own": list(own),
         "read": [*own, *names.read, *of_a, *tiles],
         "written": list(names.written),
@@ -236,12 +248,23 @@ def names_left(
 
 def check_copy_rows(copy_rows: object, own: Sequence[str]) -> None:
     """Raise OperandError for `copy_rows` without rows, and for weights of rows in order."""
+    if text := refusal_of_rows(copy_rows, own):
+        raise OperandError(text)
+
+
+def refusal_of_rows(copy_rows: object, own: Sequence[str]) -> str:
+    """The same as text, or ""; torch.compile traces it.
+
+    >>> refusal_of_rows(True, ("bias",))
+    'copy_rows: True or False, of a product with rows='
+    """
     if copy_rows is not None and (ROWS not in own or not isinstance(copy_rows, bool)):
-        raise OperandError("copy_rows: True or False, of a product with rows=")
-    if ROW_WEIGHTS in own and not PLACED & set(own):
-        raise OperandError("row_weights: the rows of a product with rows=, out_rows= or add_rows= have weights")
-    if {OUT_ROWS, ADD_ROWS} <= set(own):
-        raise OperandError("out_rows and add_rows: rows of the product are placed, or added to each other; give one")
+        return "copy_rows: True or False, of a product with rows="
+    if ROW_WEIGHTS in own and not any(name in PLACED for name in own):
+        return "row_weights: the rows of a product with rows=, out_rows= or add_rows= have weights"
+    if OUT_ROWS in own and ADD_ROWS in own:
+        return "out_rows and add_rows: rows of the product are placed, or added to each other; give one"
+    return ""
 
 
 @lru_cache(256)
@@ -260,6 +283,7 @@ def parts_of_text(text: str) -> Parts:
             None if epilogue is None else epilogue_of_text(epilogue),
             found["activation"], found["copy_rows"],
             None if found["triangles"] is None else Triangles(*found["triangles"]),
+            None if found["promotes"] is None else tuple(map(int, found["promotes"])),
             own, read, written, numbers, wholes, text,
         )  # fmt: skip
     except (ValueError, KeyError, TypeError, RecursionError) as error:

@@ -22,15 +22,25 @@ from ...errors import LayoutError, OperandError
 from ...kernels import plan as plan_of
 from ...kernels.compile.compiler import CompiledGemm, compile_plan
 from ...kernels.epilogue.chain import Epilogue
-from ...kernels.indexed.rows import ROWS, IndexedRows
+from ...kernels.indexed.rows import OUT_ROWS, ROWS, IndexedRows
 from ...kernels.operands.combined import Combined
 from ...kernels.operands.prologue import Prologue
-from ...kernels.orders import Order, check_order, clusters_of_plan, order_values, spread_to_elements, visited_tiles
+from ...kernels.orders import (
+    Order,
+    check_order,
+    clusters_of_plan,
+    columns_of_order,
+    order_values,
+    spread_to_elements,
+    visited_tiles,
+)
+from ...kernels.plan import present
 from ...kernels.planner import refusal_beside_hopper
 from ...kernels.run.operand_checks import same_memory
 from ...kernels.sm80.choose import by_lines, for_prologue, for_several, holding_groups
 from ...kernels.sm80.plan import Sm80Plan
-from ...kernels.sm90.config import Sm90Config
+from ...kernels.sm90.choose.scaled_grouped import plan_with_scales
+from ...kernels.sm90.config import Sm90Config, Sm90Tuning
 from ...kernels.sm90.indexed.choose import copies_first
 from ...kernels.sm90.plan import Sm90Plan
 from ...kernels.sm90.triangular.operands import Triangles
@@ -38,10 +48,11 @@ from ...schedule.listed import decoded, tiles_on_host
 from ..epilogue import Tensors as Operands
 from ..operands.several import order_of
 from ..prepared import Config, choice_of, gpu, target
+from ..scaled_grouped.scaled import chosen, widest_span_of
 from ..tuned_store import MEASURED, lookup_with_parts
 from ..types import C_NAMES, NAMES
 from .checks import ComposedCall, epilogue_of, gated_of, indexed_rows
-from .parts import TILES
+from .parts import ADD_ROWS, PLACED, SCALES, TILES
 
 Plan = Sm90Plan | Sm80Plan
 
@@ -71,6 +82,7 @@ class PlanKey(NamedTuple):
     """The facts of a call that decide on its plan.
 
     sizes  M, N, K, matrices, and K of a second pair or 0
+    span   K blocks whose scales lie together
     names  types of A, B and C, with orders
     on     the GPU's code, and bytes of shared memory
     """
@@ -82,6 +94,8 @@ class PlanKey(NamedTuple):
     gated: Combined | None
     prologue: Prologue | None
     triangles: Triangles | None
+    promotes: tuple[int, ...] | None
+    span: int
     indexed: IndexedRows | None
     config: Sm90Config | None
     on: tuple[str, int]
@@ -98,6 +112,10 @@ def ready_plan(call: ComposedCall, config: Config | None, epilogue: Epilogue | N
     choice, on = choice_of(config), target(a.get_device())
     if choice is not None and on[0] != "sm_90a":
         raise OperandError(f"config is one of sm_90a's kernel, and {a.device} runs {on[0]}")
+    if parts.promotes is not None and on[0] != "sm_90a":
+        raise OperandError(
+            f"scales of K blocks are the main loop's of compute capability 9.0, and {a.device} runs {on[0]}"
+        )
     if choice is not None and choice.swapped:
         raise OperandError("config is of the transposed product (swapped), and the parts are of A, B and C themselves")
     of_b = "col" if parts.gate is not None else order_of(b, "col")
@@ -107,19 +125,23 @@ def ready_plan(call: ComposedCall, config: Config | None, epilogue: Epilogue | N
     sizes = int(m), int(n), int(a.shape[-1]), int(call.shape[0]) if len(call.shape) > 2 else 1, int(second)
     of_parts = parts.order, epilogue, gated_of(parts), parts.prologue, parts.triangles
 
+    tables = [call.values[name] for name in SCALES[: len(parts.promotes or ())]]
+    span = widest_span_of(sizes[2], *tables)
+
     def ready(found: Sm90Config | None, why: str | None = None) -> ReadyPlan:
         indexed = indexed_rows(call, _copies(call, found))
-        return _ready(PlanKey(sizes, names, *of_parts, indexed, found, on), why)
+        return _ready(PlanKey(sizes, names, *of_parts, parts.promotes, span, indexed, found, on), why)
 
     if choice is not None:
         return ready(choice.config)
     if on[0] == "sm_90a":
         rows = indexed_rows(call, False), parts.copy_rows
-        measured = lookup_with_parts(gpu(a.get_device())[1], sizes[:4], names, *of_parts, second, *rows)
+        loop = () if parts.promotes is None else (parts.promotes,)
+        measured = lookup_with_parts(gpu(a.get_device())[1], sizes[:4], names, *of_parts, second, *rows, *loop)
         if measured is not None:
             with suppress(LayoutError):  # a result that does not fit is passed over
                 return ready(measured.config, MEASURED)
-    return ready(None)
+    return ready(None if parts.promotes is None else _scaled_config(call, sizes, names))
 
 
 def _copies(call: ComposedCall, config: Sm90Config | None) -> bool:
@@ -129,7 +151,7 @@ def _copies(call: ComposedCall, config: Sm90Config | None) -> bool:
         return False
     if parts.copy_rows is not None:
         return parts.copy_rows
-    if len(call.a) > 1 or parts.how is not None or parts.gate is not None:
+    if len(call.a) > 1 or parts.how is not None or parts.gate is not None or parts.promotes is not None:
         return True
     if config is not None:
         return config.loader != "warpgroup" or config.cluster[1] > 1
@@ -153,12 +175,37 @@ def _derived(key: PlanKey) -> Plan:
             raise OperandError(refusal_beside_hopper("triangles", key.on[0]))
         return _by_mma_sync(key)
     a, b, c = key.names
+    if key.promotes is not None:
+        return plan_with_scales(
+            key.sizes[:4], key.names, key.promotes, present(key.config), key.span, epilogue=key.epilogue,
+            gated=key.gated, order=key.order, indexed=key.indexed, triangles=key.triangles, prologue=key.prologue,
+            pair=second or None,
+        )  # fmt: skip
     found = plan_of(
         m, n, k, batch=batch, arch="sm_90a", config=key.config, a=a, b=b, c=c, epilogue=key.epilogue, gated=key.gated,
         order=key.order, prologue=key.prologue, pair=second or None, indexed=key.indexed, triangles=key.triangles,
     )  # fmt: skip
     assert isinstance(found, Sm90Plan)
     return found
+
+
+def _scaled_config(call: ComposedCall, sizes: tuple[int, ...], types: tuple[str, str, str]) -> Sm90Config:
+    """The configuration of a main loop that promotes, for a call's order and indexed rows."""
+    parts, (m, n, k, batch, _) = call.parts, sizes
+    own = epilogue_of(call)
+    if parts.order is not None:
+        n = columns_of_order(parts.order, m, n)
+    columns = 1 if own is None else own.columns
+    promotes = present(parts.promotes)
+    config, _ = chosen((m, n, k, batch), types, promotes, call.a[0].get_device(), None, columns, parts.gate)
+    if parts.order is None and not PLACED & set(parts.own):
+        return config
+    tuning = replace(config.tuning, gpc_order=())
+    if {OUT_ROWS, ADD_ROWS} & set(parts.own):  # stored by threads, row by row
+        tuning = replace(tuning, store_at_once=False, box_rows=Sm90Tuning().box_rows)
+    return replace(
+        config, launch="workers", split=1, staged_epilogue_k_tiles=0, one_tile_per_cluster=False, tuning=tuning
+    )
 
 
 def _by_mma_sync(key: PlanKey) -> Sm80Plan:
@@ -175,11 +222,11 @@ def _by_mma_sync(key: PlanKey) -> Sm80Plan:
         for chosen in [for_several(holding_groups(config, key.epilogue, sums), sums, second > 0, c_bytes)]
         for one in ((chosen,) if key.prologue is None else for_prologue(chosen))
     ]
-    for number, chosen in enumerate(configs):
+    for number, one_config in enumerate(configs):
         try:
             found = Sm80Plan.derive(
                 m, n, k, arch=code, a=a, b=b, c=c, batch=batch, order=key.order, epilogue=key.epilogue, indexed=indexed,
-                config=chosen, gated=key.gated, pair=second or None, prologue=key.prologue,
+                config=one_config, gated=key.gated, pair=second or None, prologue=key.prologue,
             )  # fmt: skip
         except LayoutError as error:
             refused = error if number == 0 else refused

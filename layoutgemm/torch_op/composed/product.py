@@ -49,8 +49,9 @@ from ..prologue import product as prologues
 from ..prologue.apart import Ways, ways_of
 from ..prologue.product import PrologueProduct, function_of
 from ..reference import exact, rounded
-from .checks import ComposedCall, epilogue_of, further_operands
-from .parts import ADD_ROWS, BIAS, OWN, PLACED, ROW_WEIGHTS, AskedParts, parts_of_text, parts_text
+from ..scaled_grouped.scaled import promoted_sums
+from .checks import ComposedCall, epilogue_of, further_operands, sums_gate
+from .parts import ADD_ROWS, BIAS, OWN, PLACED, ROW_WEIGHTS, SCALES, AskedParts, parts_of_text, parts_text
 from .plans import Plan, ReadyPlan, check_mirror, ready_plan, visited
 
 
@@ -65,11 +66,13 @@ def factors(call: ComposedCall) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def together(call: ComposedCall, sums: list[torch.Tensor]) -> torch.Tensor:
-    """One matrix of the products: two pairs added, several sums combined; before a gate."""
+    """One matrix of the products: pairs added, sums combined, or left for a gate."""
     how = call.parts.how
     if len(call.a) > 1:
         half = len(sums) // 2
         sums = [one + other for one, other in zip(sums[:half], sums[half:], strict=True)]
+    if how is not None and isinstance(sums_gate(call), tuple):
+        return torch.cat(sums, -1)
     if how is not None:
         return combined_sums(how, sums, {name: call.values[name] for name in how.numbers})
     return sums[0]
@@ -195,7 +198,7 @@ def _of_one(call: ComposedCall) -> ComposedCall:
     for operand in epilogue.given if (epilogue := parts.epilogue) is not None else ():
         if operand.axes and values[operand.name].ndim > operand.rank:
             values[operand.name] = values[operand.name][0]
-    for name in parts.prologue.names if parts.prologue is not None else ():
+    for name in (*(parts.prologue.names if parts.prologue is not None else ()), *SCALES[: len(parts.promotes or ())]):
         values[name] = values[name][0]
     return call._replace(a=[x[0] for x in call.a], b=[x[0] for x in call.b], values=values, shape=call.shape[1:])
 
@@ -218,12 +221,16 @@ def _by_reference(call: ComposedCall, ready: ReadyPlan, out: torch.Tensor | None
     parts, inside = call.parts, visited(call, ready)
     if parts.triangles is not None:
         parts.triangles.check(*[x.to(torch.float64).numpy() for x in (call.a[0], call.b[0])])
-    sums = [exact(a, b) for a, b in factors(call)]
+    tables = [call.values[name] for name in SCALES if name in parts.own]
+    sums = [
+        exact(a, b) if parts.promotes is None else promoted_sums(parts.promotes, a, b, *tables)
+        for a, b in factors(call)
+    ]
     value = together(call, [x.double() for x in sums] if len(sums) > 1 else sums)
     if parts.epilogue is None:
         return placed(call, finished(call, value), inside, out)
     given = {operand.name: call.values[operand.name] for operand in parts.epilogue.given}
-    value = reference_of(value.float(), call.kind, parts.epilogue, given, None, parts.gate, inside)
+    value = reference_of(value.float(), call.kind, parts.epilogue, given, None, sums_gate(call), inside)
     return placed(call, value, inside, out) if parts.stores_c else value.new_empty(0)
 
 
@@ -303,6 +310,7 @@ def _words(
     given = {
         **order,
         **vectors,
+        **{name: call.values[name] for name in SCALES if name in parts.own},
         **{name: call.values[name] for name in names},
         **{name: further[name] for name in plan.further},
     }

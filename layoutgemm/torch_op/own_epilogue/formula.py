@@ -36,8 +36,8 @@ from ...kernels.epilogue.reduce import Quantize
 from ...kernels.epilogue.reductions import NO_INDEX, Reduction
 from ...kernels.plan import present
 from ..bias_activation import ACTIVATIONS
-from ..epilogue import COMBINED, results_of_nothing
-from ..operands.several import TorchMath
+from ..epilogue import COMBINED, SumsGate, results_of_nothing
+from ..operands.several import TorchMath, combined_sums
 from ..reference import rounded
 from ..types import TYPES
 
@@ -89,8 +89,8 @@ class StepResults(NamedTuple):
 
 
 def steps_by_torch(
-    epilogue: Epilogue, sums: torch.Tensor, given: Mapping[str, object], kind: torch.dtype, gate: str | None = None,
-    visited: torch.Tensor | None = None, rows: RowGroups | None = None,
+    epilogue: Epilogue, sums: torch.Tensor, given: Mapping[str, object], kind: torch.dtype,
+    gate: SumsGate | None = None, visited: torch.Tensor | None = None, rows: RowGroups | None = None,
 ) -> StepResults:  # fmt: skip
     """The steps on sums of float32, with derivatives where they are recorded.
 
@@ -109,8 +109,8 @@ def steps_by_torch(
         wide = _EpilogueElements(epilogue, sums, given, visited, rows)
         for step in epilogue.steps[: epilogue.sums]:
             sums = _applied(step, sums, wide)
-        left, right = sums.chunk(2, -1)
-        sums = ACTIVATIONS[gate](left) * right
+        both = sums.chunk(2, -1)
+        sums = ACTIVATIONS[gate](both[0]) * both[1] if isinstance(gate, str) else combined_sums(gate[0], both, gate[1])
     at = _EpilogueElements(epilogue, sums, given, visited, rows)
     x = sums
     for step in epilogue.steps[epilogue.sums :]:

@@ -43,7 +43,7 @@ def traced_scaled(
     out, out_dtype, config = options["out"], options["out_dtype"], options["config"]
     text, lists = traced_operands(epilogue, given, beside, of.tensors, out, gated)
     _refuse_underived(text, lists, of.tensors, of.tensors, out, out_dtype, False)
-    names = _names(options["recipe_a"], options["recipe_b"], config)
+    names = recipe_names(options["recipe_a"], options["recipe_b"], config)
     refuse_finish(None, of.a, out_dtype)
     fast, of_config = fast_accum(options["use_fast_accum"]), config_text(config)
     arguments = (*of, *lists, text)
@@ -88,7 +88,7 @@ def traced_grouped(
     text, lists = traced_operands(epilogue, given, beside, tensors, out, gated)
     constants = tensors if scale_a is not None or a.dtype.itemsize == 1 else {}
     _refuse_underived(text, lists, tensors, constants, out, out_dtype, b.ndim == 3 and a.ndim == 2)
-    names = _names(options["recipe_a"], options["recipe_b"], config)
+    names = recipe_names(options["recipe_a"], options["recipe_b"], config)
     refuse_finish(None, a, out_dtype)
     a, b = autocast(a, b)
     read, written, numbers, wholes = lists
@@ -146,7 +146,7 @@ def _refuse_underived(
     refuse(refusal("derivative of groups", text, out_dtype, of_rows))
 
 
-def _names(recipe_a: object, recipe_b: object, config: Sm90Config | None) -> tuple[str, str]:
+def recipe_names(recipe_a: object, recipe_b: object, config: Sm90Config | None) -> tuple[str, str]:
     """The recipes' names, refused under the compiler, as a configuration of another class is."""
     for name, recipe in (("recipe_a", recipe_a), ("recipe_b", recipe_b)):
         refuse(refusal("recipe", name, recipe))

@@ -14,7 +14,7 @@ from ...kernels.sm90.config import Sm90Config
 from ..checks import copied, derived_by_transform, needs_dispatcher, refuse_traces
 from ..compiled.kept_launches import again_or
 from ..compiled.traced import refuse
-from ..indexed.grouped_rows import Options
+from ..indexed.grouped_rows import Options, checked_rows
 from ..prepared import config_text
 from ..scaled_grouped.grouped import MASKED_GROUPS, check_expected, groups_of, in_groups
 from ..scaled_grouped.recipes import fast_accum
@@ -29,7 +29,8 @@ from .traced import TracedFinish, traced_operands
 Tensors = Mapping[str, torch.Tensor]
 _SAID = ("offsets", "offs", "counts")
 # Arguments of `grouped_matmul` that a product with a prologue does not take.
-_UNTAKEN = ("epilogue", "scale_a", "scale_b", "recipe_a", "recipe_b", "out_rows", "row_weights")
+_OF_SCALES = ("scale_a", "scale_b", "recipe_a", "recipe_b")
+_UNTAKEN = ("epilogue", *_OF_SCALES, "out_rows", "row_weights")
 
 
 def grouped_prologue_product(
@@ -59,7 +60,7 @@ def with_function_applied(
     a: torch.Tensor, b: torch.Tensor | Sequence[torch.Tensor], prologue: object, given: Mapping[str, object] | None,
     rows: torch.Tensor | None, options: Options,
 ) -> tuple[torch.Tensor, dict[str, object], Options]:  # fmt: skip
-    """f(A) by torch, which derives it too: beside several matrices B, or an epilogue.
+    """f(A) by torch, which derives it too: beside several B, an epilogue, or scales.
 
     The other operands of `given` and the other arguments follow. Raises as `grouped_prologue_product`.
 
@@ -77,17 +78,21 @@ def with_function_applied(
         x = others.pop(name, None)
         if isinstance(x, torch.Tensor):
             values[name] = x
-    beside = {**options, "epilogue": None}
+    beside = {**options, **dict.fromkeys(("epilogue", *_OF_SCALES))}
     refuse(_refusal(a, first, prologue, values, beside, rows, traced))
     if traced:
-        refuse("prologue beside combine= or epilogue=: not under torch.compile; compute the function of a first")
+        said = "prologue beside combine=, epilogue= or scales: not under torch.compile"
+        refuse(f"{said}; compute the function of a first")
     assert isinstance(prologue, Prologue)
+    more: Options = {"copy_rows": None}
     if rows is not None:
+        if options.get("scale_a") is not None:
+            more["scale_a"] = checked_rows(a, rows, options)[2]
         a, values = of_chosen_rows(a, rows, prologue, values, options["copy_rows"])
     said = next((name for name in _SAID if options.get(name) is not None), "offsets")
     nothing = BiasActivation()
     product = checked_groups(a, first, options.get(said), said, prologue, values, nothing, None, options["out_dtype"])
-    return function_of_groups(product), others, {**options, "copy_rows": None}
+    return function_of_groups(product), others, {**options, **more}
 
 
 def _refusal(

@@ -17,8 +17,10 @@ from ...graph_marks import constant_in_graphs
 from ...kernels.epilogue.chain import Epilogue
 from ...kernels.operands.combined import Combine
 from ...kernels.operands.prologue import Prologue
+from ...kernels.orders import Order
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.config import Sm90Config
+from ...kernels.sm90.triangular.operands import Triangles
 from ..api import Named, Tensors, repeated_first
 from ..autograd.kept import recorder
 from ..autograd.products import stand_in
@@ -33,6 +35,9 @@ from ..checks import (
     transforms,
 )
 from ..compiled.traced import check_kinds, named, refusal, refuse, refuse_finish
+from ..composed.api import ComposedOptions, refuse_or_raise
+from ..composed.parts import AskedParts
+from ..composed.scaled import NO_OUT_RECIPE, ScaledPart, asks_parts, scaled_composed
 from ..fp8.launch import AS_QUANTIZE, kept_shapes
 from ..indexed.added import placed_product, sums_of_product
 from ..indexed.api import indexed_matmul
@@ -131,6 +136,15 @@ def scaled_matmul(
     config: Config | None = None,
     epilogue: Epilogue | None = None,
     given: Mapping[str, object] | None = None,
+    rows: torch.Tensor | None = None,
+    out_rows: torch.Tensor | None = None,
+    add_rows: torch.Tensor | None = None,
+    row_weights: torch.Tensor | None = None,
+    copy_rows: bool | None = None,
+    order: Order | None = None,
+    combine: Combine | None = None,
+    prologue: Prologue | None = None,
+    triangles: Triangles | None = None,
 ) -> torch.Tensor: ...
 
 
@@ -171,6 +185,15 @@ def scaled_matmul(
     config: Config | None = None,
     epilogue: Epilogue | None = None,
     given: Mapping[str, object] | None = None,
+    rows: torch.Tensor | None = None,
+    out_rows: torch.Tensor | None = None,
+    add_rows: torch.Tensor | None = None,
+    row_weights: torch.Tensor | None = None,
+    copy_rows: bool | None = None,
+    order: Order | None = None,
+    combine: Combine | None = None,
+    prologue: Prologue | None = None,
+    triangles: Triangles | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """activation(A @ B + bias) of 8-bit floats, each with its scales.
 
@@ -200,6 +223,11 @@ def scaled_matmul(
     epilogue in place of bias, activation and out_recipe: any `kernels.epilogue.chain.Epilogue`, behind the scales. Its
              first `sums` steps come before a gate
     given    what it reads and writes, by name, as for `matmul`; its tensors have gradients
+    rows, out_rows, add_rows, row_weights, copy_rows, order, combine, prologue, triangles  as of `matmul`. scale_a is of
+             the rows of a, chosen or not. With combine b is two matrices, and scale_b their scales; scales of rows and
+             tensors come before the function. A prologue is of a's 8-bit elements, before the scales. Rows of a
+             product with scales of blocks are copied first; it has no combine, prologue or triangles, and no scales of
+             128 rows of a beside rows. No out_recipe
 
     Scales, bias and activation are applied in the kernel, in float32, before the one rounding; on the CPU in float64.
     Works under torch.compile, FakeTensor, torch.export and in CUDA graphs; autocast changes nothing. No gradients: 8
@@ -216,17 +244,14 @@ def scaled_matmul(
     [[128.0, 256.0, 384.0], [512.0, 1024.0, 1536.0]]
     """
     config = unswapped(config)
-    if epilogue is not None or given is not None:
-        of = ScaledFactors(a, scale_a, b, scale_b)
-        if _is_traced():
-            return traced_scaled(of, epilogue, given, {
-                "bias": bias, "activation": activation, "out_recipe": out_recipe, "out": out, "out_dtype": out_dtype,
-                "recipe_a": recipe_a, "recipe_b": recipe_b, "use_fast_accum": use_fast_accum, "config": config,
-            })  # fmt: skip
-        if out_recipe is not None:
-            raise OperandError(QUANTIZES)
-        finish = BiasActivation(bias, activation, fast_accum(use_fast_accum))
-        return with_epilogue(of, epilogue, given, (recipe_a, recipe_b), finish, out, out_dtype, config)
+    indexed = rows is not None or out_rows is not None or row_weights is not None or add_rows is not None
+    several = order is not None or combine is not None or prologue is not None or triangles is not None
+    behind = epilogue is not None or given is not None or copy_rows is not None
+    if indexed or several or behind or isinstance(b, (tuple, list)):
+        parts = AskedParts(order, prologue, combine, epilogue, activation, copy_rows, triangles)
+        own = {"bias": bias, "rows": rows, "out_rows": out_rows, "add_rows": add_rows, "row_weights": row_weights}
+        of = ScaledPart(a, scale_a, b, scale_b, (recipe_a, recipe_b), fast_accum(use_fast_accum))
+        return _scaled_with_more(of, parts, own, given, ComposedOptions(out, config, out_dtype, None), out_recipe)
     if _is_traced():
         options = activation, use_fast_accum, out_dtype, config
         return _traced_scaled(a, scale_a, b, scale_b, bias, out, recipe_a, recipe_b, *options, out_recipe)
@@ -251,6 +276,27 @@ def scaled_matmul(
         )
         return copied(value, out)
     return scaled_product(call, a, scale_a, b, scale_b, finish, config, out, key)
+
+
+def _scaled_with_more(
+    of: ScaledPart, asked: AskedParts, own: Mapping[str, torch.Tensor | None], given: Mapping[str, object] | None,
+    options: ComposedOptions, out_recipe: object,
+) -> torch.Tensor:  # fmt: skip
+    """The product with parts, or with an epilogue and its operands."""
+    if asks_parts(asked, own) or not isinstance(of.b, torch.Tensor):
+        refuse_or_raise(NO_OUT_RECIPE if out_recipe is not None else "")
+        return scaled_composed(of, asked, own, given, options)
+    factors = ScaledFactors(of.a, of.scale_a, of.b, of.scale_b)  # type: ignore[arg-type]  # a tensor, by the checks
+    (out, config, out_dtype, _), bias = options, own["bias"]
+    if _is_traced():
+        return traced_scaled(factors, asked.epilogue, given, {  # type: ignore[arg-type]  # as it was given
+            "bias": bias, "activation": asked.activation, "out_recipe": out_recipe, "out": out, "out_dtype": out_dtype,
+            "recipe_a": of.recipes[0], "recipe_b": of.recipes[1], "use_fast_accum": of.fast, "config": config,
+        })  # fmt: skip
+    if out_recipe is not None:
+        raise OperandError(QUANTIZES)
+    finish = BiasActivation(bias, asked.activation, of.fast)
+    return with_epilogue(factors, asked.epilogue, given, of.recipes, finish, out, out_dtype, unswapped(config))
 
 
 def _quantized(
@@ -533,9 +579,9 @@ def _with_more(
         return placed_product(
             grouped_matmul, a, b, given["out_rows"], given["out"], others, None if ends is None else in_group
         )
-    if prologue is not None and (several or epilogue is not None):
+    if prologue is not None and (several or epilogue is not None or given["scale_a"] is not None):
         a, of_others, chosen = with_function_applied(a, b, prologue, operands, rows, given)
-        return _with_more(a, b, chosen, (None, None), epilogue, of_others, None, combine, True)
+        return grouped_matmul(a, b, **chosen, epilogue=epilogue, given=of_others or None, combine=combine)
     if several:
         functions = {"epilogue": epilogue, "prologue": prologue, "rows": rows, "add_rows": add_rows}
         return grouped_combined(a, b, combine, operands, {**given, **functions}, grouped_matmul)

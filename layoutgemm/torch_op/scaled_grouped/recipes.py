@@ -120,6 +120,11 @@ class ScaledOperand(NamedTuple):
             return len(own) <= len(self.front) + 2 and prod(own) == 1
         return any(len(own) == len(shape) and own == shape for shape in self.shapes(recipe))
 
+    def check(self, recipe: str, scale: Scales) -> None:
+        """Raise TensorError for scales of another shape than the recipe's."""
+        if not self.fits(recipe, scale):
+            raise TensorError(f"{self.name} has shape {list(scale.shape)}: {recipe} takes {_said(self.shapes(recipe))}")
+
 
 def fast_accum(given: object) -> bool:
     """`use_fast_accum` of a call. Raises OperandError for anything but True and False, as "no" or a tensor.
@@ -211,8 +216,7 @@ def _candidates(of: ScaledOperand, scale: Scales, recipe: str) -> list[str]:
         way = _WAYS_TO_FLOAT32.get(str(scale.dtype), "")
         raise OperandError(f"{of.name} is {scale.dtype}, and scales are float32{way}")
     if recipe:
-        if not of.fits(recipe, scale):
-            raise TensorError(f"{of.name} has shape {list(scale.shape)}: {recipe} takes {_said(of.shapes(recipe))}")
+        of.check(recipe, scale)
         return [recipe]
     found = [name for family in FAMILIES for name in family if of.fits(name, scale)]
     if not found:

@@ -162,9 +162,15 @@ def span_of(k: int, recipes: Recipes, *scales: torch.Tensor | None) -> int:
     >>> span_of(512, recipes, lines), span_of(512, recipes, lines.T.contiguous().T), span_of(400, recipes, lines)
     (4, 1, 1)
     """
-    span = widest_span(k) if recipes.in_mainloop and k else 1
-    given = [x for x in scales if x is not None and span > 1]
-    return span if all(addressed(x) and lie_together(x.stride(), x.data_ptr(), span) for x in given) else 1
+    return widest_span_of(k, *[x for x in scales if x is not None]) if recipes.in_mainloop else 1
+
+
+def widest_span_of(k: int, *tables: torch.Tensor) -> int:
+    """The same of a main loop's tables; 1 without any."""
+    span = widest_span(k) if tables and k else 1
+    if span > 1 and all(addressed(x) and lie_together(x.stride(), x.data_ptr(), span) for x in tables):
+        return span
+    return 1
 
 
 def unswapped(config: Config | None) -> Sm90Config | None:
@@ -277,10 +283,7 @@ def sums(
 ) -> torch.Tensor:
     """The scaled sums in float64, on the CPU."""
     if recipes.in_mainloop:
-        tables = {"scale_a": scale_a} | ({} if scale_b is None else {"scale_b": scale_b})
-        values = [x.detach().resolve_neg().double().numpy() for x in (a, b)]
-        found = {name: x.detach().resolve_neg().double().numpy() for name, x in tables.items()}
-        return torch.from_numpy(np.ascontiguousarray(mainloop_of(recipes.groups).reference(*values, **found)))
+        return promoted_sums(recipes.groups, a, b, scale_a, scale_b)
     value = exact(a, b)
     front = tuple(a.shape[:-2])
     for name, x, column in ((recipes.a, scale_a, True), (recipes.b, scale_b, False)):
@@ -289,6 +292,19 @@ def sums(
             shape = () if name == TENSOR else (*front, -1, 1) if column else (*front, 1, -1)
             value = value * wide.reshape(shape)
     return value
+
+
+def promoted_sums(
+    groups: tuple[int, ...], a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor | None
+) -> torch.Tensor:  # fmt: skip
+    """The float64 sums of a main loop that promotes, on the CPU.
+
+    scales  of A, then of B, where it has some
+    """
+    tables = {f"scale_{side}": x for side, x in zip("ab", scales) if x is not None}
+    values = [x.detach().resolve_neg().double().numpy() for x in (a, b, *tables.values())]
+    found = mainloop_of(groups).reference(*values[:2], **dict(zip(tables, values[2:])))
+    return torch.from_numpy(np.ascontiguousarray(found))
 
 
 def vectors_of(

@@ -9,6 +9,7 @@ from layoutgemm import Sm90Config, Sm90Plan
 from layoutgemm.errors import OperandError
 from layoutgemm.kernels.epilogue.arrays import Arrays
 from layoutgemm.kernels.epilogue.chain import Amax, Aux, Bias, Custom, Epilogue, Residual, Scale
+from layoutgemm.kernels.ragged import Ragged
 from layoutgemm.kernels.sm90.mainloop import Promoted, Table
 from tests import needs
 
@@ -66,12 +67,12 @@ def test_other_devices_are_refused() -> None:
     assert found.ran_on == "NumPy" and np.array_equal(
         found.c, plan.c.dtype.decode(plan.c.dtype.encode(a @ b + np.arange(N)))
     )
-    gated = Sm90Plan.derive(M, N, K, b="bf16:col", config=Sm90Config((64, 64), consumers=1, stages=2), gated="silu",
-                            epilogue=Epilogue(Bias()))  # fmt: skip
+    grouped = Sm90Plan.derive(M, N, K, b="bf16:col", config=CONFIG, batch=2, ragged=Ragged.of(2),
+                              epilogue=Epilogue(Bias()))  # fmt: skip
     with pytest.raises(
-        OperandError, match=r"beside gated.*device=.cuda. or .emulator.; its reference is plan.epilogue.reference"
+        OperandError, match=r"beside offsets.*device=.cuda. or .emulator.; its reference is plan.epilogue.reference"
     ):
-        gated.run(a, integers((K, 2 * N), 1), given={"bias": np.ones(N)}, device="reference")
+        grouped.run(a, np.stack([b, b]), given={"bias": np.ones(N), "offsets": [0, 3, M]}, device="reference")
 
 
 @needs_dsl

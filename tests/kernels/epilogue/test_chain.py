@@ -31,6 +31,7 @@ from layoutgemm.kernels.epilogue.chain import (
     EpilogueOperand,
     Residual,
     Scale,
+    SeveralOutputs,
     VectorScale,
 )
 from layoutgemm.kernels.epilogue.parameters import PlacedOperand, words_of
@@ -340,6 +341,9 @@ EVERYTHING = Epilogue(
     Scale(), Residual("bf16"), Bias(), VectorScale("m"), Aux("f32"), Activation("relu"),
     Custom.of(lambda x, i, j, ops, w: x + w * (i - j), EpilogueOperand("w", "n", F32)), Amax(),
 )  # fmt: skip
+OUTPUTS = SeveralOutputs.of(
+    lambda x, i, j, ops, w: (x * w, x - j, ops.float(i) + w), EpilogueOperand("w", "n", F32), left="f32", below="bf16"
+)
 FORMS = {
     "plain": (Sm90Config((64, 64), consumers=1), "f32", False, 1, EVERYTHING),
     "pairs": (Sm90Config((128, 64), chunks=1, buffers=2), "bf16", False, 1, EVERYTHING.in_pairs()),
@@ -357,12 +361,13 @@ FORMS = {
     ),
     "pingpong": (Sm90Config((64, 64), schedule="pingpong", loader="warpgroup"), "bf16", False, 1, EVERYTHING),
     "fp8": (SMALL, "e4m3", False, 1, Epilogue(Scale("c_scale", device=True), Clamp(-448, 448))),
+    "swapped outputs": (Sm90Config((64, 16), consumers=1), "bf16", True, 1, Epilogue(Bias(), OUTPUTS, Aux("f32"))),
 }
 
 
 @needs_dsl
 @pytest.mark.dsl
-@pytest.mark.parametrize("form", list(FORMS))
+@pytest.mark.parametrize("form", [pytest.param(x, marks=pytest.mark.slow if "outputs" in x else ()) for x in FORMS])
 def test_a_kernel_equals_numpy(form: str) -> None:
     config, c, swapped, batch, epilogue = FORMS[form]
     m, n, k = 72, 134, 136
@@ -387,6 +392,26 @@ def test_a_kernel_equals_numpy(form: str) -> None:
     assert np.array_equal(found, kind.decode(kind.encode(np.asarray(expected.c))))
     for name, value in expected.written.items():
         assert np.array_equal(np.squeeze(written[name]), np.squeeze(value)), name
+
+
+def test_a_function_of_several_outputs() -> None:
+    """The values are those of NumPy; the text and the transpose have all; other counts and types are refused."""
+    steps, x, w = Epilogue(Bias(), OUTPUTS), numbers((3, 4), 1), numbers((4,), 2)
+    found = steps.reference(x, bias=w, w=w)
+    rows, columns = np.arange(3, dtype=np.float32)[:, None], np.arange(4, dtype=np.float32)
+    assert np.array_equal(found.c, (x + w) * w) and np.array_equal(found.written["left"], x + w - columns)
+    assert np.array_equal(found.written["below"], rows + w)
+    assert Epilogue.from_json(steps.json) == steps and steps.transposed().transposed() == steps
+    turned = Epilogue(Bias("m"), OUTPUTS.transposed()).reference(x.T, bias=w, w=w)
+    assert np.array_equal(turned.c, found.c.T) and np.array_equal(turned.written["left"], found.written["left"].T)
+    for call, message in (
+        (lambda: SeveralOutputs.of(lambda x, i, j, ops: x, d="f32"), "gave x: it gives 2 values, x, d"),
+        (lambda: SeveralOutputs.of(lambda x, i, j, ops: (x,)), "1 values, for x and 0 matrices"),
+        (lambda: SeveralOutputs.of(lambda x, i, j, ops: (x, i), d="i32"), "d is i32: a function's values are f32"),
+        (lambda: Custom.of(lambda x, i, j, ops: (x, x)), "2 values, .* SeveralOutputs.of.function, name='bf16'. is a"),
+    ):
+        with pytest.raises(PlanError, match=message):
+            call()
 
 
 @needs_dsl

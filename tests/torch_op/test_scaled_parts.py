@@ -1,0 +1,185 @@
+"""scaled_matmul with rows by index, orders, two b, functions of a: values, compiled, derived, refused, launched."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests import needs
+
+torch = needs.module("torch")
+
+from layoutgemm import explain_matmul, quantize, scaled_matmul
+from layoutgemm.errors import LayoutError
+from layoutgemm.kernels import Prologue, Triangles
+from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, Residual, RowReduce
+from tests.torch_op.emulated_launches import launches_are_emulated
+
+E4M3, F32 = torch.float8_e4m3fn, torch.float32
+M, N, K = 140, 96, 256
+
+
+def powers(*shape: int) -> Any:
+    return 2.0 ** torch.randint(-1, 2, shape).float()
+
+
+def operands() -> Any:
+    """Operands whose products are exact."""
+    torch.manual_seed(3)
+    a, b, up = [torch.randint(-3, 4, shape).float().to(E4M3) for shape in ((M, K), (N, K), (N, K))]
+    return SimpleNamespace(
+        a=a, b=b.mT, up=up.mT, rows=torch.randint(0, M, (70,)), bias=torch.randint(-3, 4, (N,)).float(),
+        weights=powers(70), to=torch.arange(M) % 9, of_k=powers(K),
+    )  # fmt: skip
+
+
+RECIPES = {
+    "tensors": lambda: (torch.tensor(0.5), torch.tensor([2.0])),
+    "rows": lambda: (powers(M, 1), powers(1, N)),
+    "1x128, 128x128": lambda: (powers(M, 2), powers(1, 2)),
+    "1x128, 1x128": lambda: (powers(M, 2), powers(N, 2)),
+}
+
+
+FEW = ("rows", "1x128, 128x128")
+
+
+@pytest.mark.parametrize(
+    "recipe", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in RECIPES]
+)
+def test_parts_are_those_of_the_product(recipe: str) -> None:
+    """Each part alone, of the product with scales that has none."""
+    on, (sa, sb) = operands(), RECIPES[recipe]()
+    call = {"out_dtype": F32}
+    full = scaled_matmul(on.a, sa, on.b, sb, **call)
+    got = scaled_matmul(
+        on.a, sa, on.b, sb, rows=on.rows, bias=on.bias, activation="relu", row_weights=on.weights, **call
+    )
+    assert torch.equal(got, (full[on.rows] + on.bias).relu() * on.weights[:, None])
+    some = scaled_matmul(on.a, sa, on.b, sb, order="upper", **call)
+    assert torch.equal(some.triu(), full.triu()) and not some[128:].any()
+    gate, up = full.chunk(2, 1)
+    got = scaled_matmul(on.a, sa, on.b, sb, rows=on.rows, activation="swiglu", **call)
+    torch.testing.assert_close(got, (torch.nn.functional.silu(gate) * up)[on.rows])
+    got = scaled_matmul(on.a, sa, on.b, sb, add_rows=on.to, out=torch.ones(9, N), **call)
+    torch.testing.assert_close(got, torch.ones(9, N).index_add(0, on.to, full))
+    if "128" not in recipe:
+        exact = scaled_matmul(on.a, sa, on.b, sb, order="upper", use_fast_accum=False, **call)
+        assert torch.equal(exact.triu(), full.triu())
+
+
+def test_scales_come_before_a_function_of_two_products() -> None:
+    on, (sa, sb) = operands(), RECIPES["rows"]()
+    more = {"combine": lambda p, q, ops, s: p + s * ops.maximum(q, 0.0), "out_dtype": F32}
+    left, right = (scaled_matmul(on.a, sa, b, s, out_dtype=F32) for b, s in ((on.b, sb), (on.up, None)))
+    want = left + 0.5 * right.relu() + on.bias
+    given: dict[str, Any] = {"s": 0.5}
+    assert torch.equal(scaled_matmul(on.a, sa, (on.b, on.up), (sb, None), bias=on.bias, given=given, **more), want)
+    steps, given = Epilogue(Bias("n", "f32"), RowReduce("max")), {"s": 0.5, "bias": on.bias, "row_max": torch.zeros(M)}
+    assert torch.equal(
+        scaled_matmul(on.a, sa, (on.b, on.up), (sb, None), epilogue=steps, given=given, order="lower", **more).tril(),
+        want.tril(),
+    )
+
+
+def test_a_function_of_8_bits_precedes_the_scales() -> None:
+    on, (sa, sb) = operands(), RECIPES["rows"]()
+    halved = Prologue.of(lambda x, i, k, ops, w: x * w, w="k")
+    found = scaled_matmul(on.a, sa, on.b, sb, prologue=halved, given={"w": on.of_k}, out_dtype=F32)
+    assert torch.equal(found, scaled_matmul((on.a.float() * on.of_k).to(E4M3), sa, on.b, sb, out_dtype=F32))
+
+
+@pytest.mark.parametrize("compiles", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_what_the_steps_read_has_gradients(compiles: bool) -> None:
+    """Those of torch's formula, in eager mode and compiled; sizes are symbols."""
+    on, (sa, sb) = operands(), RECIPES["1x128, 128x128"]()
+    steps = Epilogue(Residual("f32", beta=None))
+
+    def product(a: Any, rows: Any, residual: Any) -> Any:
+        y = scaled_matmul(a, sa, on.b, sb, rows=rows, epilogue=steps, given={"d": residual}, out_dtype=F32)
+        return y.square().sum()
+
+    residual = torch.ones(70, N, requires_grad=True)
+    full = scaled_matmul(on.a, sa, on.b, sb, out_dtype=F32)[on.rows] + 1
+    call = torch.compile(product, backend="aot_eager", fullgraph=True, dynamic=True) if compiles else product
+    (found,) = torch.autograd.grad(call(on.a, on.rows, residual), residual)
+    torch.testing.assert_close(found, 2 * full)
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("rows", {"rows": torch.tensor([M])}, "rows.0. = 140: a has 140 rows"),
+    ("rows", {"combine": "silu"}, "b is a Tensor: a tuple of two to four matrices|b is"),
+    ("rows", {"order": "lower", "given": {"scale_a": 1}}, "two operands of the product are named scale_a"),
+    ("rows", {"order": "lower", "epilogue": Epilogue(Bias()), "bias": torch.ones(N)}, "bias and epilogue: one or the"),
+    ("rows", {"row_weights": torch.ones(M)}, "row_weights: the rows of a product with rows="),
+    ("rows", {"order": "lower", "out_recipe": "BlockWise1x128"}, "out_recipe: not beside rows"),
+    ("1x128, 1x128", {"rows": torch.zeros(2).long(), "copy_rows": False}, "copy_rows: False, .* scales of blocks are"),
+    (
+        "1x128, 1x128",
+        {"prologue": Prologue.of(lambda x, i, k, ops: -x)},
+        "prologue and scales of blocks: .*quantize.f.a",
+    ),
+    ("1x128, 1x128", {"triangles": Triangles(a="lower")}, "triangles and scales of blocks"),
+    ("rows", {"triangles": Triangles(a="lower"), "use_fast_accum": False}, "triangles and use_fast_accum=False"),
+]
+
+
+@pytest.mark.parametrize("recipe, options, message", REFUSED)
+def test_refusals(recipe: str, options: dict[str, Any], message: str) -> None:
+    on, (sa, sb) = operands(), RECIPES[recipe]()
+    for call in (lambda **x: scaled_matmul(on.a, sa, on.b, sb, **x),
+                 lambda **x: explain_matmul(on.a, on.b, scale_a=sa, scale_b=sb, **x)):  # fmt: skip
+        with pytest.raises(LayoutError, match=message):
+            call(**options)
+
+
+def test_refusals_of_several_b() -> None:
+    on, (sa, sb) = operands(), RECIPES["rows"]()
+    both, blocks = (on.b, on.up), RECIPES["1x128, 128x128"]()
+    for b, scales, options, message in (
+        (both, (sb, sb), {}, "b is a tuple of matrices: combine= says"),
+        (both, sb, {"combine": "silu"}, "scale_b is a Tensor: with combine= a tuple of 2"),
+        ((*both, on.b), (sb,) * 3, {"combine": lambda x, y, z, ops: x}, "b is 3 matrices: .* compute scaled products"),
+    ):
+        with pytest.raises(LayoutError, match=message):
+            scaled_matmul(on.a, sa, b, scales, **options)
+    with pytest.raises(LayoutError, match="combine and scales of blocks: that main loop has one b"):
+        scaled_matmul(on.a, blocks[0], both, (blocks[1],) * 2, combine="silu")
+    x, of_x = quantize(torch.randn(M, K).bfloat16(), "BlockWise128x128")
+    with pytest.raises(LayoutError, match="rows and scale_a of BlockWise128x128: rows by index share no block"):
+        scaled_matmul(x, of_x, on.b, blocks[1], rows=on.rows)
+
+
+def test_an_explanation_has_the_copied_rows() -> None:
+    on, (sa, sb) = operands(), RECIPES["1x128, 128x128"]()
+    told = explain_matmul(on.a, on.b, scale_a=sa, scale_b=sb, rows=on.rows)
+    assert told.copies == (f"a: 70 chosen rows, {70 * K} bytes",) and told.workspace == 70 * K
+    assert told.why.startswith("scales of K blocks are the main loop's") and "rows copied from 140" in told.kernel
+    told = explain_matmul(on.a, on.b, scale_a=sa, scale_b=sb, order="lower")
+    assert "tiles" in told.why and "promoted" in told.kernel
+
+
+@needs.DSL
+@needs.C_COMPILER
+@pytest.mark.dsl
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "recipe, options",
+    [("1x128, 128x128", {"rows": 0, "activation": "geglu"}), ("1x128, 1x128", {"order": "lower"}),
+     ("rows", {"combine": "silu", "order": "lower"})],
+)  # fmt: skip
+def test_the_kernel_computes_the_reference(
+    recipe: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on, (sa, sb) = operands(), RECIPES[recipe]()
+    if "rows" in options:
+        options = {**options, "rows": on.rows}
+    b, scales = ((on.b, on.up), (sb, sb)) if "combine" in options else (on.b, sb)
+    want = scaled_matmul(on.a, sa, b, scales, out_dtype=F32, **options)
+    made = launches_are_emulated(monkeypatch)
+    found = scaled_matmul(on.a, sa, b, scales, out_dtype=F32, **options)
+    monkeypatch.undo()
+    assert len(made) == 1
+    torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-3)
