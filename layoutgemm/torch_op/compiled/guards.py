@@ -11,6 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
+import torch.autograd.forward_ad as _forward
+
+from . import c_calls
+from .c_calls import modes_of_dispatch, modes_of_functions
 
 FIRST_GPU = 0  # of the indices of devices; below are CPUs, whose calls are no launches
 MAX_READY = 4096  # kept calls; beyond, all go
@@ -44,9 +48,6 @@ class Guard(NamedTuple, Generic[T]):
         return self.check(*tensors) and not (self.records and _grad_enabled())
 
 
-UNKNOWN: Guard[Any] = Guard(lambda *_: False, False, None)  # of no call
-
-
 class KeptCalls(dict[Key, T]):
     """Kept calls by their keys; `seen` has guards of repeated calls, by shorter keys.
 
@@ -76,10 +77,13 @@ class LastCalls(dict[int, "Guard[T] | None"]):
     kept  all go with its calls
 
     >>> last = LastCalls(KeptCalls())
-    >>> for kept in range(MAX_CHANGES + 1):
-    ...     last.note(7, Guard(bool, False, kept))
-    >>> last, last.get(8, UNKNOWN).check()
-    ({7: None}, False)
+    >>> last.note(7, Guard(lambda x: x > 0, False, lambda x: x + 1))
+    >>> last.again(7, 1), last.again(7, -1), last.again(8, 1)
+    (2, None, None)
+    >>> for _ in range(MAX_CHANGES):
+    ...     last.note(7, Guard(bool, False, bool))
+    >>> last
+    {7: None}
     """
 
     def __init__(self, kept: KeptCalls[Any]) -> None:
@@ -88,11 +92,25 @@ class LastCalls(dict[int, "Guard[T] | None"]):
         kept.on_clear.append(self.clear)
 
     def note(self, at: int, guard: Guard[T]) -> None:
-        """A guard held that was not found here."""
+        """A guard held that was not found here. Its `kept` is what the call does again."""
+        if at in self and self[at] is None:
+            return
         if len(self) >= MAX_READY:
             self.clear()
+        if "again" not in vars(self) and (found := c_calls.again(self)) is not None:
+            self.again = found  # type: ignore[method-assign]
         changes = self._changes[at] = self._changes.get(at, 0) + 1
         self[at] = guard if changes <= MAX_CHANGES else None
+
+    def again(self, at: int, *tensors: torch.Tensor) -> Any:
+        """What the last call with a tensor of this id does for these tensors. None if a mode or its guard says no.
+
+        C does it where there is a compiler: `c_calls.again`.
+        """
+        if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0:
+            return None
+        found: Guard[Any] | None = self.get(at)
+        return found.kept(*tensors) if found is not None and found.check(*tensors) else None
 
     def clear(self) -> None:
         """Drop all."""
@@ -163,11 +181,8 @@ def guarded(seen: dict[Key, list[Guard[T]]], key: Key, tensors: Sequence[torch.T
     seen.setdefault(key, []).append(Guard(check, any(x.requires_grad for x in tensors), kept))
 
 
-def check_of(tensors: Sequence[torch.Tensor], plain: bool = False) -> Callable[..., bool] | None:
-    """The check that tensors are as these. None where torch has no class for it, or it does not hold for them.
-
-    plain  whether the caller knows that none is nested: for a nested one, torch's own ends the process
-    """
+def check_of(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
+    """The check that tensors are as these. None where torch has no class for it, or it does not hold for them."""
     if _class is None:
         return None
     firsts = [next(i for i, other in enumerate(tensors) if other is x) for x in tensors]
@@ -177,7 +192,7 @@ def check_of(tensors: Sequence[torch.Tensor], plain: bool = False) -> Callable[.
             *own, dynamic_dims_sizes=[list(x.shape) for x in own],
             dynamic_dims_strides=[list(x.stride()) for x in own],
         )  # fmt: skip
-        check = _of_repeats(made.check if plain else _of_plain(made.check, len(own)), firsts)
+        check = _of_repeats(_of_plain(made.check), firsts)
         return check if check(*tensors) else None
     except (TypeError, RuntimeError, AttributeError, SystemError):  # another version's class
         return None
@@ -195,12 +210,6 @@ def _of_repeats(check: Callable[..., bool], firsts: Sequence[int]) -> Callable[.
     return lambda *tensors: all(tensors[i] is tensors[j] for i, j in again) and check(*[tensors[i] for i in places])
 
 
-def _of_plain(check: Callable[..., bool], count: int) -> Callable[..., bool]:
-    """The check of tensors that may be nested: for one, torch's own ends the process. A loop takes twice the time."""
-    if count == 2:
-        return lambda a, b: not (a.is_nested or b.is_nested) and check(a, b)
-    if count == 3:
-        return lambda a, b, c: not (a.is_nested or b.is_nested or c.is_nested) and check(a, b, c)
-    if count == 4:
-        return lambda a, b, c, d: not (a.is_nested or b.is_nested or c.is_nested or d.is_nested) and check(a, b, c, d)
-    return lambda *tensors: not any(x.is_nested for x in tensors) and check(*tensors)
+def _of_plain(check: Callable[..., bool]) -> Callable[..., bool]:
+    """The check of tensors that may be nested: for one, torch's own ends the process."""
+    return c_calls.plain(check) or (lambda *tensors: not any(x.is_nested for x in tensors) and check(*tensors))

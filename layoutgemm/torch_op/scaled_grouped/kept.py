@@ -32,7 +32,6 @@ from ..compiled.guards import (
     FIRST_GPU,
     LEAST_ADDRESS,
     MAX_READY,
-    UNKNOWN,
     Guard,
     KeptCalls,
     LastCalls,
@@ -172,37 +171,44 @@ def usual_again(
     at     id of the tensor whose last call is looked for first
     third  also the fourth of a call of the form ONCE
     """
-    if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0:
-        return None
     try:
-        found: Guard[ProductCall] | None = usual.last.get(at, UNKNOWN)
-        if found is None or not (found[0](a, b, third) if fourth is None else found[0](a, b, third, fourth)):
-            found = _usual(usual, at, (a, b, third) if fourth is None else (a, b, third, fourth), found)
-            if found is None:
-                return None
-        _, records, product = found
-        if records and _grad_enabled():
-            return None if usual.record is None else usual.record(product, a, b, third)
-        return product(a, b, third) if fourth is None else product(a, b, third, fourth)
+        again = usual.last.again
+        found: torch.Tensor | None = again(at, a, b, third) if fourth is None else again(at, a, b, third, fourth)
+        if found is not None:
+            return found
+        return _usual(usual, at, (a, b, third) if fourth is None else (a, b, third, fourth))
     except (AttributeError, TypeError, RuntimeError):  # no dense tensors
         pass
     return None
 
 
-def _usual(
-    usual: UsualCalls, at: int, tensors: tuple[torch.Tensor, ...], last: Guard[ProductCall] | None
-) -> Guard[ProductCall] | None:
-    """The product that a guard finds by shapes; noted, unless `last` says that calls change too often."""
+def _usual(usual: UsualCalls, at: int, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor | None:
+    """The same, found by a guard by shapes, and noted."""
+    if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0:
+        return None
     for check, records, launches in SEEN.get((usual.name, tensors[0].shape, tensors[1].shape, usual.form), ()):
         if check(*tensors):
             kept = launches.get(())
             if kept is None or kept.product is None:
                 return None
-            made = Guard(check, records, _of_three(kept.product) if usual.form == ONCE else kept.product)
-            if last is not None:
-                usual.last.note(at, made)
-            return made
+            product = _of_three(kept.product) if usual.form == ONCE else kept.product
+            call = _recording(product, usual.record) if records else product
+            usual.last.note(at, Guard(check, records, call))
+            again: torch.Tensor | None = call(*tensors)
+            return again
     return None
+
+
+def _recording(product: ProductCall, record: Record | None) -> ProductCall:
+    """The call of tensors that have derivatives: recorded by `record`, or None, where derivatives are."""
+
+    def call(*tensors: torch.Tensor) -> torch.Tensor | None:
+        if not _grad_enabled():
+            made: torch.Tensor | None = product(*tensors)
+            return made
+        return None if record is None else record(product, *tensors)
+
+    return call
 
 
 def _of_three(product: ProductCall) -> ProductCall:
