@@ -20,7 +20,7 @@ from ...kernels.run.capture import first_call
 from ..checks import differentiated, launched_alone, modes_of_dispatch, modes_of_functions
 from ..launch import NONE_WRITTEN, DirectLaunch, NewResult, NewTensor, ProductCall, Recording, making, recorded
 from ..prepared import PREPARED
-from .guards import ALIGNED, FIRST_GPU, MAX_READY, Guard, KeptCalls, Key, LastCalls, LaunchesByAddress, guarded
+from .guards import ALIGNED, FIRST_GPU, MAX_READY, Guard, KeptCalls, Key, LastCallsByOptions, LaunchesByAddress, guarded
 
 Tensors = Sequence[torch.Tensor]
 Results = tuple["torch.Tensor | None", ...]
@@ -54,9 +54,8 @@ class ChainCalls:
 
     def __init__(self, record: Record | None = None) -> None:
         self.kept: KeptCalls[LaunchesByAddress[ProductCall]] = KeptCalls()
-        self.last: dict[Key, LastCalls[ProductCall]] = {}
+        self.last: LastCallsByOptions[ProductCall] = LastCallsByOptions(self.kept)
         self.record = record
-        self.kept.on_clear.append(self.last.clear)
         ALL.append(self.kept)
         PREPARED.on_clear.append(self.kept.clear)  # the next call of each chooses anew
 
@@ -76,18 +75,15 @@ class ChainCalls:
         tensors  all that the call reads; the second one is the tensor that most calls share.
         """
         try:
-            last = self.last.get(options)
-            if last is not None and (made := last.again(id(tensors[1]), *tensors)) is not None:
+            if (made := self.last.again(options, id(tensors[1]), *tensors)) is not None:
                 return made
             if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0:
                 return None
             if (found := self._seen(options, tensors)) is None:
                 return None
             if () in found.kept:
-                if last is None:
-                    last = self.last[options] = LastCalls(self.kept)
                 call = self._call(options, found, found.kept[()])
-                last.note(id(tensors[1]), Guard(found.check, found.records, call))
+                self.last[options].note(id(tensors[1]), Guard(found.check, found.records, call))
             return self._call(options, found, partial(_at_any, found.kept))(*tensors)
         except (AttributeError, RuntimeError, TypeError):  # no dense tensors, or an option without a hash
             return None

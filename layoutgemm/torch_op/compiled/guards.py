@@ -76,7 +76,7 @@ class LastCalls(dict[int, "Guard[T] | None"]):
 
     kept  all go with its calls
 
-    >>> last = LastCalls(KeptCalls())
+    >>> last = LastCalls()
     >>> last.note(7, Guard(lambda x: x > 0, False, lambda x: x + 1))
     >>> last.again(7, 1), last.again(7, -1), last.again(8, 1)
     (2, None, None)
@@ -86,10 +86,11 @@ class LastCalls(dict[int, "Guard[T] | None"]):
     {7: None}
     """
 
-    def __init__(self, kept: KeptCalls[Any]) -> None:
+    def __init__(self, kept: KeptCalls[Any] | None = None) -> None:
         super().__init__()
         self._changes: dict[int, int] = {}
-        kept.on_clear.append(self.clear)
+        if kept is not None:
+            kept.on_clear.append(self.clear)
 
     def note(self, at: int, guard: Guard[T]) -> None:
         """A guard held that was not found here. Its `kept` is what the call does again."""
@@ -116,6 +117,30 @@ class LastCalls(dict[int, "Guard[T] | None"]):
         """Drop all."""
         super().clear()
         self._changes.clear()
+
+
+class LastCallsByOptions(dict[Key, LastCalls[T]]):
+    """The last calls of each options.
+
+    kept  all go with its calls
+
+    >>> last = LastCallsByOptions(KeptCalls())
+    >>> last["relu"].note(7, Guard(bool, False, abs))
+    >>> last.again("relu", 7, -3), last.again("silu", 7, -3)
+    (3, None)
+    """
+
+    def __init__(self, kept: KeptCalls[Any]) -> None:
+        super().__init__()
+        kept.on_clear.append(self.clear)
+
+    def __missing__(self, options: Key) -> LastCalls[T]:
+        return self.setdefault(options, LastCalls())
+
+    def again(self, options: Key, at: int, *tensors: torch.Tensor) -> Any:
+        """As `LastCalls.again`, of these options. Raises TypeError for one without a hash."""
+        last = self.get(options)
+        return None if last is None else last.again(at, *tensors)
 
 
 class LaunchesByAddress(dict[tuple[int, ...], T]):

@@ -373,7 +373,7 @@ def fp8_unrecorded(
         value = _product(rows, own, recipes, kind, bias, True, y=kept, activation=activation, steps=steps)
         return Chain(steps, (value.view(*x.shape[:-1], value.shape[-1]),))
 
-    if torch.compiler.is_compiling():
+    if _is_traced():
         [value] = make().results
     else:
         read = (x, *((weight,) if kept is None else kept))
