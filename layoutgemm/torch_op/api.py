@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 import torch.autograd.forward_ad as _forward
@@ -84,19 +84,20 @@ Named = Mapping[str, "torch.Tensor"]  # of the keywords of a call
 
 
 def repeated_first(
-    again: Callable[[Tensors, Named], object], *counts: int, takes: Iterable[str] = (), weight: int = 0
-) -> Callable[[F], F]:
+    again: Callable[[Tensors, Named], object], counts: Mapping[int, LastCalls[Any] | None], takes: Iterable[str] = (),
+    weight: int = 0,
+) -> Callable[[F], F]:  # fmt: skip
     """A decorator that looks for a kept launch first. It looks for that of a call with tensors alone, then of one with
     options.
 
     Python looks up the default of each keyword that a call leaves out: a tenth of a repeated call's time.
 
     again   the result of a kept launch for a call's tensors and keywords, or None
-    counts  of tensors
+    counts  of tensors, and the last calls of tensors alone, where they are looked for first
     takes   keywords of `again` too
     weight  the place of the argument that most calls share
 
-    >>> @repeated_first(lambda given, options: given[0] or None, 1)
+    >>> @repeated_first(lambda given, options: given[0] or None, {1: None})
     ... def product(x: int, *, out: int = 5) -> int:
     ...     return out
     >>> product(3), product(0), product(3, out=4)
@@ -110,6 +111,12 @@ def repeated_first(
         def call(*tensors: torch.Tensor, **options: torch.Tensor) -> object:
             if _is_traced():
                 return product(*tensors, **options)
+            if not options and (last := counts.get(len(tensors))) is not None:
+                try:
+                    if (found := last.again(*tensors)) is not None:
+                        return found
+                except (AttributeError, TypeError, RuntimeError):  # no dense tensors
+                    pass
             if (not options or taken.issuperset(options)) and len(tensors) in counts:
                 found = again(tensors, options)
                 if found is not None:
@@ -159,11 +166,9 @@ def _plain_again(given: Tensors, options: Named) -> torch.Tensor | None:
     a, b = given
     bias = options["bias"] if options else None
     try:
-        found: torch.Tensor | None = (
-            _LAST.again(id(b), a, b) if bias is None else _LAST_BIAS.again(id(bias), a, b, bias)
-        )
-        if found is not None:
-            return found
+        if bias is not None and (found := _LAST_BIAS.again(a, b, bias)) is not None:
+            again: torch.Tensor = found
+            return again
         if type(b) in SEVERAL:  # whose shape would raise
             return None
         if bias is None:
@@ -210,11 +215,11 @@ def _call_of(guard: Guard[PreparedProblem], activation: str | None, turned: bool
 
 
 _BIAS = "bias"  # in keys of guards of calls with a bias alone
-_LAST: LastCalls[ProductCall] = LastCalls(PREPARED)  # by b
-_LAST_BIAS: LastCalls[ProductCall] = LastCalls(PREPARED)  # by the bias
+_LAST: LastCalls[ProductCall] = LastCalls(1, range(2), PREPARED)  # by b
+_LAST_BIAS: LastCalls[ProductCall] = LastCalls(2, range(3), PREPARED)  # by the bias
 
 
-@repeated_first(_plain_again, 2, takes=(_BIAS,), weight=1)
+@repeated_first(_plain_again, {2: _LAST}, takes=(_BIAS,), weight=1)
 def matmul(
     a: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
     b: torch.Tensor | Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]],
@@ -550,24 +555,21 @@ def _linear_again(
 
     Guards fail for other classes, and in transforms, traces and autocast.
     """
-    at = id(weight)
     try:
         last = (_LAST_LINEAR if bias is None else _LAST_LINEAR_BIAS)[activation]
-        found: torch.Tensor | None = last.again(at, x, weight) if bias is None else last.again(at, x, weight, bias)
+        found: torch.Tensor | None = last.again(x, weight) if bias is None else last.again(x, weight, bias)
         if found is not None:
             return found
         given = (x, weight) if bias is None else (x, weight, bias)
-        return _seen(last, at, (x.shape, weight.shape, activation, len(given)), given, activation, True)
+        return _seen(last, id(weight), (x.shape, weight.shape, activation, len(given)), given, activation, True)
     except (AttributeError, LookupError, TypeError, RuntimeError):  # no dense tensors, or another activation
         pass
     return None
 
 
-def _last_linear() -> dict[str | None, LastCalls[ProductCall]]:
-    return {activation: LastCalls(PREPARED) for activation in (None, "relu")}
-
-
-_LAST_LINEAR, _LAST_LINEAR_BIAS = _last_linear(), _last_linear()  # by the weight, by activation
+_LAST_LINEAR, _LAST_LINEAR_BIAS = [  # by activation and the weight
+    {activation: LastCalls[ProductCall](1, range(count), PREPARED) for activation in (None, "relu")} for count in (2, 3)
+]
 
 
 def _linear_by_facts(

@@ -18,7 +18,7 @@ from layoutgemm.kernels.compile import launcher
 from layoutgemm.kernels.compile.launcher import ArgumentBlock
 from layoutgemm.torch_op import launch
 from layoutgemm.torch_op.compiled import c_calls, guards
-from layoutgemm.torch_op.compiled.guards import Guard, KeptCalls, LastCalls, check_of
+from layoutgemm.torch_op.compiled.guards import Guard, LastCalls, check_of
 from layoutgemm.torch_op.launch import ZEROS, DirectLaunch, Given, NewResult, NewTensor, making, recorded
 
 F32 = torch.float32
@@ -190,34 +190,37 @@ def test_c_asks_for_the_device_the_context_and_the_stream_at_each_call(
 
 
 def test_c_finds_the_last_call_if_no_mode_has_to_see_it() -> None:
-    x, last, python = torch.ones(2, 3), LastCalls(KeptCalls()), LastCalls(KeptCalls())
-    check = check_of([x])
+    """By the id of the second tensor. The guard and the call take the tensors in another order."""
+    weight, x, last, python = torch.ones(2), torch.ones(2, 3), *[LastCalls[Any](1, (1, 0)) for _ in range(2)]
+    check = check_of([weight, x])
     assert check is not None
     for each in (last, python):
-        each.note(7, Guard(check, False, lambda t: t + 1))
+        each.note(id(weight), Guard(check, False, lambda w, t: (t.sum() - w.sum()).item()))
     del python.again
     assert type(last.again).__name__ == "builtin_function_or_method"
     for again in (last.again, python.again):
-        assert again(7, x).sum() == 12 and again(8, x) is None and again(7, x.mT) is None
+        assert again(x, weight) == 4 and again(x, weight.clone()) is None and again(x) is again(x, weight, x) is None
         nested = torch.nested.nested_tensor([x])
-        assert again(7, nested) is None and again(7, x.double()) is None and again(7, torch.nn.Parameter(x)) is None
-        with torch.overrides.BaseTorchFunctionMode():
-            assert again(7, x) is None
-        with torch.utils._python_dispatch.TorchDispatchMode():
-            assert again(7, x) is None
-        with forward_ad.dual_level():
-            assert again(7, x) is None
+        for other in (x.mT, nested, x.double(), torch.nn.Parameter(x), x.to("meta"), x.to_sparse(), x[:, :2], x[0]):
+            assert again(other, weight) is None
+        for mode in (
+            torch.overrides.BaseTorchFunctionMode(), torch.utils._python_dispatch.TorchDispatchMode(),
+            forward_ad.dual_level(), torch.autocast("cpu", torch.bfloat16),
+        ):  # fmt: skip
+            with mode:
+                assert again(x, weight) is None
         with pytest.raises(AttributeError):
-            again(7, "no tensor")
+            again("no tensor", weight)
+    last[id(weight)] = None
+    assert last.again(x, weight) is None
     last.clear()
-    assert last.again(7, x) is None
+    assert last.again(x, weight) is None
 
 
 def test_without_a_compiler_python_s_code_stands_in(monkeypatch: pytest.MonkeyPatch, host: Host) -> None:
     monkeypatch.setattr(c_calls, "library", lambda: None)
     call = making([NewResult(host.launch(3), (MATRIX,), {0: 0, 1: 1})], 2)
-    last: LastCalls[Any] = LastCalls(KeptCalls())
-    last.note(7, Guard(lambda *tensors: True, False, call))
-    x = torch.ones(16)
-    assert last.again(7, x, x).shape == (2, 3) and len(host.seen) == 1
+    x, last = torch.ones(16), LastCalls[Any](0, range(2))
+    last.note(id(x), Guard(lambda *tensors: True, False, call))
+    assert last.again(x, x).shape == (2, 3) and len(host.seen) == 1
     assert type(call).__name__ == type(guards.check_of([x])).__name__ == "function" and "again" not in vars(last)

@@ -2,7 +2,7 @@
 
     product   the call that `launch.making` makes: addresses, new tensors, launches
     plain     a guard that refuses nested tensors
-    again     a kept call by a number, if no mode has to see it and its guard holds
+    again     a kept call by a tensor's id, if no mode has to see it and its guard holds
 
 A C compiler builds them once a process (calls.c, which needs no header of Python). Without one Python's code stands in.
 """
@@ -126,9 +126,15 @@ def plain(guard: Callable[..., bool]) -> Callable[..., bool] | None:
     return None if functions is None else functions.function("plain", (guard, "is_nested", False))
 
 
-def again(last: dict[int, Any]) -> Callable[..., Any] | None:
-    """The function that finds a kept call in `last`; None without a C compiler."""
+def again(last: dict[int, Any], key: int, order: Sequence[int]) -> Callable[..., Any] | None:
+    """The function that finds a kept call in `last`; None without a C compiler.
+
+    key    the place of the tensor whose id finds it
+    order  the place in the call of each tensor that the guard and the kept call take
+    """
     functions = library()
     if functions is None:
         return None
-    return functions.function("again", (None, last, modes_of_functions, modes_of_dispatch, _forward, "_current_level"))
+    places = (ctypes.c_int64 * (2 + len(order)))(key, len(order), *order)
+    modes = modes_of_functions, modes_of_dispatch, _forward, "_current_level"
+    return functions.function("again", (None, last, *modes, ctypes.addressof(places), places))

@@ -16,6 +16,7 @@ extern Object *PyDict_GetItemWithError(Object *, Object *);
 extern Object *PyErr_Occurred(void), *PyLong_FromLongLong(Word);
 extern Word PyLong_AsLongLong(Object *);
 extern unsigned long long PyLong_AsUnsignedLongLongMask(Object *);
+extern Object *PyLong_FromVoidPtr(void *);
 extern void *PyLong_AsVoidPtr(Object *), *PyEval_SaveThread(void);
 extern void PyEval_RestoreThread(void *), Py_IncRef(Object *), Py_DecRef(Object *);
 
@@ -187,23 +188,29 @@ Object *plain(Object *self, Object *const *given, Size count) {
   return PyObject_VectorcallDict(guard, given, count, 0);
 }
 
-/* What a kept call makes of tensors, found by a number; None where a mode, the number or the guard says no. Of self,
-   (None, guards by numbers, two functions of modes, a module with the level of forward derivatives, its name). */
+/* What a kept call makes of tensors, found by the id of one of them; None where a mode, the id or the guard says no. Of
+   self, (None, guards by ids, two functions of modes, a module with the level of forward derivatives, its name, the
+   address of: the place of that tensor, the number of tensors, and the place of each in the call). */
 Object *again(Object *self, Object *const *given, Size count) {
   Object *none = PyTuple_GetItem(self, 0);
+  const Word *order = PyLong_AsVoidPtr(PyTuple_GetItem(self, 6));
+  if (count != order[1]) return new_reference(none);
   for (Size i = 2; i < 4; i++) {
     int mode = truth(call(PyTuple_GetItem(self, i), 0, 0));
     if (mode) return mode < 0 ? 0 : new_reference(none);
   }
   Word level = number(PyObject_GetAttr(PyTuple_GetItem(self, 4), PyTuple_GetItem(self, 5)));
   if (level >= 0) return new_reference(none);
-  if (PyErr_Occurred()) return 0;
-  Object *found = PyDict_GetItemWithError(PyTuple_GetItem(self, 1), given[0]);
+  Object *id = PyErr_Occurred() ? 0 : PyLong_FromVoidPtr((void *)given[order[0]]);
+  if (!id) return 0;
+  Object *found = PyDict_GetItemWithError(PyTuple_GetItem(self, 1), id);
+  Py_DecRef(id);
   if (!found || found == none) return PyErr_Occurred() ? 0 : new_reference(none);
   Py_IncRef(found); /* another thread may drop it meanwhile */
-  Object *result = 0;
-  int holds = truth(PyObject_VectorcallDict(PyTuple_GetItem(found, 0), given + 1, count - 1, 0));
-  if (holds > 0) result = PyObject_VectorcallDict(PyTuple_GetItem(found, 2), given + 1, count - 1, 0);
+  Object *tensors[count], *result = 0;
+  for (Size i = 0; i < count; i++) tensors[i] = given[order[2 + i]];
+  int holds = truth(PyObject_VectorcallDict(PyTuple_GetItem(found, 0), tensors, count, 0));
+  if (holds > 0) result = PyObject_VectorcallDict(PyTuple_GetItem(found, 2), tensors, count, 0);
   else if (!holds) result = new_reference(none);
   Py_DecRef(found);
   return result;

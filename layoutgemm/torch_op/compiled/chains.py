@@ -75,7 +75,7 @@ class ChainCalls:
         tensors  all that the call reads; the second one is the tensor that most calls share.
         """
         try:
-            if (made := self.last.again(options, id(tensors[1]), *tensors)) is not None:
+            if (made := self.last.again(options, *tensors)) is not None:
                 return made
             if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0:
                 return None
@@ -83,7 +83,7 @@ class ChainCalls:
                 return None
             if () in found.kept:
                 call = self._call(options, found, found.kept[()])
-                self.last[options].note(id(tensors[1]), Guard(found.check, found.records, call))
+                self.last[options, len(tensors)].note(id(tensors[1]), Guard(found.check, found.records, call))
             return self._call(options, found, partial(_at_any, found.kept))(*tensors)
         except (AttributeError, RuntimeError, TypeError):  # no dense tensors, or an option without a hash
             return None

@@ -74,44 +74,48 @@ class LastCalls(dict[int, "Guard[T] | None"]):
     never a proof: the guard is asked all the same. So an id may come to be another tensor's. None is of a tensor whose
     calls change too often, as of views that are made anew for each.
 
-    kept  all go with its calls
+    kept   all go with its calls
+    key    the place of that tensor in the call
+    order  the place in the call of each tensor that the guard and the kept call take
 
-    >>> last = LastCalls()
-    >>> last.note(7, Guard(lambda x: x > 0, False, lambda x: x + 1))
-    >>> last.again(7, 1), last.again(7, -1), last.again(8, 1)
+    >>> last = LastCalls(0, (1, 0))
+    >>> last.note(id(3), Guard(lambda x, y: x > y, False, lambda x, y: x - y))
+    >>> last.again(3, 5), last.again(3, 2), last.again(4, 5)
     (2, None, None)
     >>> for _ in range(MAX_CHANGES):
-    ...     last.note(7, Guard(bool, False, bool))
-    >>> last
-    {7: None}
+    ...     last.note(id(3), Guard(bool, False, bool))
+    >>> [*last.values()]
+    [None]
     """
 
-    def __init__(self, kept: KeptCalls[Any] | None = None) -> None:
+    def __init__(self, key: int, order: Sequence[int], kept: KeptCalls[Any] | None = None) -> None:
         super().__init__()
         self._changes: dict[int, int] = {}
+        self.key, self.order = key, tuple(order)
         if kept is not None:
             kept.on_clear.append(self.clear)
 
     def note(self, at: int, guard: Guard[T]) -> None:
-        """A guard held that was not found here. Its `kept` is what the call does again."""
+        """A guard held that was not found here, of a call with a tensor of this id. Its `kept` does the call again."""
         if at in self and self[at] is None:
             return
         if len(self) >= MAX_READY:
             self.clear()
-        if "again" not in vars(self) and (found := c_calls.again(self)) is not None:
+        if "again" not in vars(self) and (found := c_calls.again(self, self.key, self.order)) is not None:
             self.again = found  # type: ignore[method-assign]
         changes = self._changes[at] = self._changes.get(at, 0) + 1
         self[at] = guard if changes <= MAX_CHANGES else None
 
-    def again(self, at: int, *tensors: torch.Tensor) -> Any:
-        """What the last call with a tensor of this id does for these tensors. None if a mode or its guard says no.
+    def again(self, *tensors: torch.Tensor) -> Any:
+        """What the last call with the tensor at `key` does for these ones. None if a mode or its guard says no.
 
         C does it where there is a compiler: `c_calls.again`.
         """
         if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0:
             return None
-        found: Guard[Any] | None = self.get(at)
-        return found.kept(*tensors) if found is not None and found.check(*tensors) else None
+        found: Guard[Any] | None = self.get(id(tensors[self.key])) if len(tensors) == len(self.order) else None
+        given = [tensors[place] for place in self.order] if found is not None else []
+        return found.kept(*given) if found is not None and found.check(*given) else None
 
     def clear(self) -> None:
         """Drop all."""
@@ -119,28 +123,28 @@ class LastCalls(dict[int, "Guard[T] | None"]):
         self._changes.clear()
 
 
-class LastCallsByOptions(dict[Key, LastCalls[T]]):
-    """The last calls of each options.
+class LastCallsByOptions(dict[tuple[Key, int], LastCalls[T]]):
+    """The last calls of each options and number of tensors, by the second one's id.
 
     kept  all go with its calls
 
     >>> last = LastCallsByOptions(KeptCalls())
-    >>> last["relu"].note(7, Guard(bool, False, abs))
-    >>> last.again("relu", 7, -3), last.again("silu", 7, -3)
-    (3, None)
+    >>> last["relu", 2].note(id(7), Guard(lambda *x: True, False, max))
+    >>> last.again("relu", 3, 7), last.again("silu", 3, 7), last.again("relu", 3, 7, 8)
+    (7, None, None)
     """
 
     def __init__(self, kept: KeptCalls[Any]) -> None:
         super().__init__()
         kept.on_clear.append(self.clear)
 
-    def __missing__(self, options: Key) -> LastCalls[T]:
-        return self.setdefault(options, LastCalls())
+    def __missing__(self, of: tuple[Key, int]) -> LastCalls[T]:
+        return self.setdefault(of, LastCalls(1, range(of[1])))
 
-    def again(self, options: Key, at: int, *tensors: torch.Tensor) -> Any:
+    def again(self, options: Key, *tensors: torch.Tensor) -> Any:
         """As `LastCalls.again`, of these options. Raises TypeError for one without a hash."""
-        last = self.get(options)
-        return None if last is None else last.again(at, *tensors)
+        last = self.get((options, len(tensors)))
+        return None if last is None else last.again(*tensors)
 
 
 class LaunchesByAddress(dict[tuple[int, ...], T]):

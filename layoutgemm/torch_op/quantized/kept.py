@@ -82,7 +82,7 @@ def found_last(
 ) -> torch.Tensor | None:
     """The result of the last launch with these weights; None without one for such tensors."""
     try:
-        found: torch.Tensor | None = LAST.again(options, id(units), *_tensors(x, units, scales, bias))
+        found: torch.Tensor | None = LAST.again(options, *_tensors(x, units, scales, bias))
         return found
     except (AttributeError, TypeError, RuntimeError):  # no dense tensors
         return None
@@ -100,7 +100,7 @@ def find(
     short: Key = ()
     again: KeptProduct | None = None
     try:
-        if (c := LAST.again(options, id(units), *tensors)) is not None:
+        if (c := LAST.again(options, *tensors)) is not None:
             return (), c
         if not (
             modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0 or tracing_state() is not None
@@ -110,7 +110,7 @@ def find(
                 if check(*tensors) and not (records and _grad_enabled()):
                     again = kept
                     if kept.product is not None and not records:
-                        LAST[options].note(id(units), Guard(check, records, kept.product))
+                        LAST[options, len(tensors)].note(id(units), Guard(check, records, kept.product))
                     break
     except (AttributeError, TypeError, RuntimeError):  # no dense tensors, or a configuration without a hash
         return (), None
