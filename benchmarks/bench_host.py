@@ -193,7 +193,7 @@ def same(first: object, again: object) -> bool:
     if isinstance(first, (tuple, list)) and isinstance(again, (tuple, list)):
         return all(same(x, y) for x, y in zip(first, again, strict=True))
     if isinstance(first, torch.Tensor) and isinstance(again, torch.Tensor):
-        return torch.equal(*(x.detach().contiguous().view(torch.uint8) for x in (first, again)))
+        return torch.equal(*(x.detach().reshape(-1).view(torch.uint8) for x in (first, again)))
     return first is again
 
 

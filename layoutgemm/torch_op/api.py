@@ -117,7 +117,7 @@ def repeated_first(
                         return found
                 except (AttributeError, TypeError, RuntimeError):  # no dense tensors
                     pass
-            if (not options or taken.issuperset(options)) and len(tensors) in counts:
+            if (not options or (taken and taken.issuperset(options))) and len(tensors) in counts:
                 found = again(tensors, options)
                 if found is not None:
                     return found
