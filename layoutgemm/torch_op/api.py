@@ -117,7 +117,7 @@ def repeated_first(
                         return found
                 except (AttributeError, TypeError, RuntimeError):  # no dense tensors
                     pass
-            if (not options or (taken and taken.issuperset(options))) and len(tensors) in counts:
+            if (not options or taken.issuperset(options)) and len(tensors) in counts:
                 found = again(tensors, options)
                 if found is not None:
                     return found
@@ -128,7 +128,7 @@ def repeated_first(
             shared = tensors[weight]
             if type(shared) in SEVERAL and shared:
                 shared = shared[0]
-            at = id(shared) ^ id(options.get("epilogue"))
+            at = id(shared) ^ id(options["epilogue"]) if "epilogue" in options else id(shared)
             known = calls.last.get(at)
             if known:
                 found = known(tensors, options)
