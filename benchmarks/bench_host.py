@@ -189,7 +189,7 @@ def of_torch() -> dict[str, Callable[[], object]]:
 
 
 def same(first: object, again: object) -> bool:
-    """Whether two results have the same bits."""
+    """True if two results have the same bits."""
     if isinstance(first, (tuple, list)) and isinstance(again, (tuple, list)):
         return all(same(x, y) for x, y in zip(first, again, strict=True))
     if isinstance(first, torch.Tensor) and isinstance(again, torch.Tensor):
@@ -198,7 +198,7 @@ def same(first: object, again: object) -> bool:
 
 
 def on_gpu(rounds: int, only: Sequence[str], count: int = 40) -> int:
-    """Print microseconds of a call on the current GPU: 40 calls at a time on an idle queue, contenders in turn."""
+    """Print a call's microseconds on this GPU: 40 calls on an idle queue, in turn."""
     with torch.device("cuda"):
         plain, derived = calls(), recorded()
         runs = {**plain, **derived, **of_torch()}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 import torch.autograd.forward_ad as _forward
@@ -84,7 +84,7 @@ Named = Mapping[str, "torch.Tensor"]  # of the keywords of a call
 
 
 def repeated_first(
-    again: Callable[[Tensors, Named], object], counts: Mapping[int, LastCalls[Any] | None], takes: Iterable[str] = (),
+    again: Callable[[Tensors, Named], object], counts: Mapping[int, LastCalls | None], takes: Iterable[str] = (),
     weight: int = 0,
 ) -> Callable[[F], F]:  # fmt: skip
     """A decorator that looks for a kept launch first. It looks for that of a call with tensors alone, then of one with
@@ -111,7 +111,7 @@ def repeated_first(
         def call(*tensors: torch.Tensor, **options: torch.Tensor) -> object:
             if _is_traced():
                 return product(*tensors, **options)
-            if not options and (last := counts.get(len(tensors))) is not None:
+            if not options and (last := counts.get(len(tensors))):
                 try:
                     if (found := last.again(*tensors)) is not None:
                         return found
@@ -166,7 +166,7 @@ def _plain_again(given: Tensors, options: Named) -> torch.Tensor | None:
     a, b = given
     bias = options["bias"] if options else None
     try:
-        if bias is not None and (found := _LAST_BIAS.again(a, b, bias)) is not None:
+        if bias is not None and _LAST_BIAS and (found := _LAST_BIAS.again(a, b, bias)) is not None:
             again: torch.Tensor = found
             return again
         if type(b) in SEVERAL:  # whose shape would raise
@@ -180,7 +180,7 @@ def _plain_again(given: Tensors, options: Named) -> torch.Tensor | None:
 
 
 def _seen(
-    last: LastCalls[ProductCall], at: int, key: tuple[object, ...], given: Tensors, activation: str | None = None,
+    last: LastCalls, at: int, key: tuple[object, ...], given: Tensors, activation: str | None = None,
     turned: bool = False,
 ) -> torch.Tensor | None:  # fmt: skip
     """The product of a kept launch that a guard finds by shapes, or None. It is noted as the last one of an id.
@@ -215,8 +215,8 @@ def _call_of(guard: Guard[PreparedProblem], activation: str | None, turned: bool
 
 
 _BIAS = "bias"  # in keys of guards of calls with a bias alone
-_LAST: LastCalls[ProductCall] = LastCalls(1, range(2), PREPARED)  # by b
-_LAST_BIAS: LastCalls[ProductCall] = LastCalls(2, range(3), PREPARED)  # by the bias
+_LAST = LastCalls(1, range(2), PREPARED.on_clear)  # by b
+_LAST_BIAS = LastCalls(2, range(3), PREPARED.on_clear)  # by the bias
 
 
 @repeated_first(_plain_again, {2: _LAST}, takes=(_BIAS,), weight=1)
@@ -568,7 +568,7 @@ def _linear_again(
 
 
 _LAST_LINEAR, _LAST_LINEAR_BIAS = [  # by activation and the weight
-    {activation: LastCalls[ProductCall](1, range(count), PREPARED) for activation in (None, "relu")} for count in (2, 3)
+    {activation: LastCalls(1, range(count), PREPARED.on_clear) for activation in (None, "relu")} for count in (2, 3)
 ]
 
 

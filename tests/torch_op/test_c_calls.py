@@ -72,7 +72,7 @@ def both_ways(monkeypatch: pytest.MonkeyPatch, *given: Any, **options: Any) -> l
 
 
 def told(x: object, known: dict[int, object]) -> object:
-    """What of a result or of an argument is the same each time."""
+    """A result or an argument, with names for addresses, which differ each time."""
     if isinstance(x, torch.Tensor):
         known.setdefault(x.data_ptr(), f"new {len(known)}")
         return known[x.data_ptr()], tuple(x.shape), x.stride(), x.dtype, x.flatten().tolist()
@@ -191,7 +191,7 @@ def test_c_asks_for_the_device_the_context_and_the_stream_at_each_call(
 
 def test_c_finds_the_last_call_if_no_mode_has_to_see_it() -> None:
     """By the id of the second tensor. The guard and the call take the tensors in another order."""
-    weight, x, last, python = torch.ones(2), torch.ones(2, 3), *[LastCalls[Any](1, (1, 0)) for _ in range(2)]
+    weight, x, last, python = torch.ones(2), torch.ones(2, 3), *[LastCalls(1, (1, 0)) for _ in range(2)]
     check = check_of([weight, x])
     assert check is not None
     for each in (last, python):
@@ -220,7 +220,7 @@ def test_c_finds_the_last_call_if_no_mode_has_to_see_it() -> None:
 def test_without_a_compiler_python_s_code_stands_in(monkeypatch: pytest.MonkeyPatch, host: Host) -> None:
     monkeypatch.setattr(c_calls, "library", lambda: None)
     call = making([NewResult(host.launch(3), (MATRIX,), {0: 0, 1: 1})], 2)
-    x, last = torch.ones(16), LastCalls[Any](0, range(2))
+    x, last = torch.ones(16), LastCalls(0, range(2))
     last.note(id(x), Guard(lambda *tensors: True, False, call))
     assert last.again(x, x).shape == (2, 3) and len(host.seen) == 1
     assert type(call).__name__ == type(guards.check_of([x])).__name__ == "function" and "again" not in vars(last)

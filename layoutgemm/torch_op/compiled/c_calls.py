@@ -22,6 +22,7 @@ from ...kernels.compile.launcher import built, opened
 
 modes_of_functions = getattr(torch._C, "_is_torch_function_mode_enabled", torch._C._len_torch_function_stack)
 modes_of_dispatch = torch._C._len_torch_dispatch_stack
+Call = Callable[..., Any]  # of tensors and numbers
 SOURCE = Path(__file__).with_name("calls.c")
 _FASTCALL = 0x80  # METH_FASTCALL in Python's methodobject.h: a function of an array of objects and its length
 _NAMES = "product", "plain", "again"
@@ -39,17 +40,18 @@ class Library(NamedTuple):
     loaded: ctypes.CDLL
     methods: dict[str, _Method]
 
-    def function(self, name: str, own: tuple[object, ...]) -> Callable[..., Any]:
-        """A function of C that is given `own`, which it keeps, and what it is called with."""
-        made: Callable[..., Any] = _new_function()(ctypes.byref(self.methods[name]), own, None)
+    def function(self, name: str, own: tuple[object, ...]) -> Call:
+        """A function of C, which keeps `own` and is given it before its arguments."""
+        made: Call = _new_function()(ctypes.byref(self.methods[name]), own, None)
         return made
 
 
 @functools.cache
-def _new_function() -> Any:
+def _new_function() -> Call:
     """PyCFunction_NewEx of Python's C API."""
     kind = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.py_object)
-    return kind(("PyCFunction_NewEx", ctypes.pythonapi))
+    made: Call = kind(("PyCFunction_NewEx", ctypes.pythonapi))
+    return made
 
 
 @functools.cache
@@ -99,7 +101,7 @@ class LaunchPlan(NamedTuple):
     returns: Sequence[int | None]
     launches: Sequence[tuple[int, Sequence[int]]]
 
-    def call(self) -> Callable[..., Any] | None:
+    def call(self) -> Call | None:
         """The function; None without a C compiler."""
         functions = library()
         if functions is None:
@@ -126,7 +128,7 @@ def plain(guard: Callable[..., bool]) -> Callable[..., bool] | None:
     return None if functions is None else functions.function("plain", (guard, "is_nested", False))
 
 
-def again(last: dict[int, Any], key: int, order: Sequence[int]) -> Callable[..., Any] | None:
+def again(last: object, key: int, order: Sequence[int]) -> Call | None:
     """The function that finds a kept call in `last`; None without a C compiler.
 
     key    the place of the tensor whose id finds it

@@ -54,7 +54,7 @@ class ChainCalls:
 
     def __init__(self, record: Record | None = None) -> None:
         self.kept: KeptCalls[LaunchesByAddress[ProductCall]] = KeptCalls()
-        self.last: LastCallsByOptions[ProductCall] = LastCallsByOptions(self.kept)
+        self.last = LastCallsByOptions(self.kept.on_clear)
         self.record = record
         ALL.append(self.kept)
         PREPARED.on_clear.append(self.kept.clear)  # the next call of each chooses anew
@@ -88,7 +88,7 @@ class ChainCalls:
         except (AttributeError, RuntimeError, TypeError):  # no dense tensors, or an option without a hash
             return None
 
-    def _call(self, options: Key, guard: Guard[Any], product: ProductCall) -> ProductCall:
+    def _call(self, options: Key, guard: Guard[LaunchesByAddress[ProductCall]], product: ProductCall) -> ProductCall:
         """A kept chain, recorded where a derivative is."""
         if not guard.records:
             return product

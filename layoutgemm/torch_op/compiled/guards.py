@@ -8,13 +8,13 @@ are different objects. A torch without the class guards nothing, and calls are f
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 import torch.autograd.forward_ad as _forward
 
 from . import c_calls
-from .c_calls import modes_of_dispatch, modes_of_functions
+from .c_calls import Call, modes_of_dispatch, modes_of_functions
 
 FIRST_GPU = 0  # of the indices of devices; below are CPUs, whose calls are no launches
 MAX_READY = 4096  # kept calls; beyond, all go
@@ -67,16 +67,16 @@ class KeptCalls(dict[Key, T]):
             also()
 
 
-class LastCalls(dict[int, "Guard[T] | None"]):
+class LastCalls(dict[int, "Guard[Call] | None"]):
     """Guards that held last, by the id of a tensor that most calls share. A weight, or its scales.
 
     A key of shapes takes a tenth of a repeated call's instructions, and an id almost none. It is a place to look first,
     never a proof: the guard is asked all the same. So an id may come to be another tensor's. None is of a tensor whose
     calls change too often, as of views that are made anew for each.
 
-    kept   all go with its calls
     key    the place of that tensor in the call
     order  the place in the call of each tensor that the guard and the kept call take
+    on_clear  of calls with which these go
 
     >>> last = LastCalls(0, (1, 0))
     >>> last.note(id(3), Guard(lambda x, y: x > y, False, lambda x, y: x - y))
@@ -88,15 +88,15 @@ class LastCalls(dict[int, "Guard[T] | None"]):
     [None]
     """
 
-    def __init__(self, key: int, order: Sequence[int], kept: KeptCalls[Any] | None = None) -> None:
+    def __init__(self, key: int, order: Sequence[int], on_clear: list[Callable[[], None]] | None = None) -> None:
         super().__init__()
         self._changes: dict[int, int] = {}
         self.key, self.order = key, tuple(order)
-        if kept is not None:
-            kept.on_clear.append(self.clear)
+        if on_clear is not None:
+            on_clear.append(self.clear)
 
-    def note(self, at: int, guard: Guard[T]) -> None:
-        """A guard held that was not found here, of a call with a tensor of this id. Its `kept` does the call again."""
+    def note(self, at: int, guard: Guard[Call]) -> None:
+        """Keep a guard that held for a call with a tensor of this id. Its `kept` does the call again."""
         if at in self and self[at] is None:
             return
         if len(self) >= MAX_READY:
@@ -106,16 +106,17 @@ class LastCalls(dict[int, "Guard[T] | None"]):
         changes = self._changes[at] = self._changes.get(at, 0) + 1
         self[at] = guard if changes <= MAX_CHANGES else None
 
-    def again(self, *tensors: torch.Tensor) -> Any:
-        """What the last call with the tensor at `key` does for these ones. None if a mode or its guard says no.
+    def again(self, *tensors: torch.Tensor) -> torch.Tensor | None:
+        """Do the last call of the tensor at `key` again. None if a mode or its guard says no.
 
         C does it where there is a compiler: `c_calls.again`.
         """
         if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0:
             return None
-        found: Guard[Any] | None = self.get(id(tensors[self.key])) if len(tensors) == len(self.order) else None
+        found = self.get(id(tensors[self.key])) if len(tensors) == len(self.order) else None
         given = [tensors[place] for place in self.order] if found is not None else []
-        return found.kept(*given) if found is not None and found.check(*given) else None
+        made: torch.Tensor | None = found.kept(*given) if found is not None and found.check(*given) else None
+        return made
 
     def clear(self) -> None:
         """Drop all."""
@@ -123,25 +124,25 @@ class LastCalls(dict[int, "Guard[T] | None"]):
         self._changes.clear()
 
 
-class LastCallsByOptions(dict[tuple[Key, int], LastCalls[T]]):
+class LastCallsByOptions(dict[tuple[Key, int], LastCalls]):
     """The last calls of each options and number of tensors, by the second one's id.
 
-    kept  all go with its calls
+    on_clear  of calls with which these go
 
-    >>> last = LastCallsByOptions(KeptCalls())
+    >>> last = LastCallsByOptions([])
     >>> last["relu", 2].note(id(7), Guard(lambda *x: True, False, max))
     >>> last.again("relu", 3, 7), last.again("silu", 3, 7), last.again("relu", 3, 7, 8)
     (7, None, None)
     """
 
-    def __init__(self, kept: KeptCalls[Any]) -> None:
+    def __init__(self, on_clear: list[Callable[[], None]]) -> None:
         super().__init__()
-        kept.on_clear.append(self.clear)
+        on_clear.append(self.clear)
 
-    def __missing__(self, of: tuple[Key, int]) -> LastCalls[T]:
+    def __missing__(self, of: tuple[Key, int]) -> LastCalls:
         return self.setdefault(of, LastCalls(1, range(of[1])))
 
-    def again(self, options: Key, *tensors: torch.Tensor) -> Any:
+    def again(self, options: Key, *tensors: torch.Tensor) -> torch.Tensor | None:
         """As `LastCalls.again`, of these options. Raises TypeError for one without a hash."""
         last = self.get((options, len(tensors)))
         return None if last is None else last.again(*tensors)

@@ -63,7 +63,7 @@ class KeptProduct(NamedTuple):
 
 READY: KeptCalls[KeptProduct] = KeptCalls()
 SEEN = READY.seen
-LAST: LastCallsByOptions[ProductCall] = LastCallsByOptions(READY)  # by the weights' units
+LAST = LastCallsByOptions(READY.on_clear)  # by the weights' units
 
 
 def _tensors(

@@ -143,13 +143,13 @@ class UsualCalls(NamedTuple):
 
     name: str
     form: int
-    last: LastCalls[ProductCall]
+    last: LastCalls
     record: Record | None = None
 
 
 def usual_calls(name: str, form: int, key: int, order: Sequence[int], record: Record | None = None) -> UsualCalls:
     """Calls of a kind, of which none was made yet. `key`, `order`: as `LastCalls` has them."""
-    return UsualCalls(name, form, LastCalls(key, order, READY), record)
+    return UsualCalls(name, form, LastCalls(key, order, READY.on_clear), record)
 
 
 def usual_again(usual: UsualCalls, *given: torch.Tensor) -> torch.Tensor | None:
