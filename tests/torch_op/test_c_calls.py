@@ -20,7 +20,9 @@ from layoutgemm.torch_op import launch
 from layoutgemm.torch_op.compiled import c_calls, guards
 from layoutgemm.torch_op.compiled.guards import Guard, LastCalls, check_of
 from layoutgemm.torch_op.launch import ZEROS, DirectLaunch, Given, NewResult, NewTensor, making, recorded
+from tests import needs
 
+pytestmark = needs.C_COMPILER
 F32 = torch.float32
 FIRST = ((2, np.int32(3)), (2, np.float32(0.5)))  # words of a workspace
 
