@@ -2,10 +2,12 @@
 
     python benchmarks/bench_host.py
     python benchmarks/bench_host.py --instructions --only matmul --only scaled_matmul
+    python benchmarks/bench_host.py --gpu --rounds 30
 
 CPU tensors are taken for a GPU's. Each figure is the least of the rounds, in microseconds; what a driver takes comes on
 top (`bench_launch.py`). Only figures of one run compare. Or it is the instructions of a call, which a busy machine does
-not change: valgrind's callgrind counts them, and a C compiler makes the calls that it hears.
+not change: valgrind's callgrind counts them, and a C compiler makes the calls that it hears. On a GPU figures are until
+a call returns, the least and the median, beside torch's calls; each repeated call first has the bits of the first one.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ import argparse
 import ctypes
 import gc
 import os
+import random
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -169,6 +173,60 @@ def least(run: Callable[[], object], rounds: int, count: int = 100) -> float:
     return best * 1e6
 
 
+def of_torch() -> dict[str, Callable[[], object]]:
+    """Torch's calls of these sizes, by name."""
+    x, y, grad = (torch.randn(SIZE, SIZE).bfloat16() for _ in range(3))
+    leaf, other = x.clone().requires_grad_(), y.clone().requires_grad_()
+    layer = torch.nn.Linear(SIZE, SIZE, bias=False, dtype=torch.bfloat16)
+    return {
+        "torch.mm": lambda: torch.mm(x, y),
+        "torch.nn.Linear": lambda: layer(x),
+        "torch.mm, recorded": lambda: torch.mm(leaf, other),
+        "torch.nn.Linear, recorded": lambda: layer(leaf),
+        "torch.mm, both passes": lambda: torch.autograd.grad(torch.mm(leaf, other), (leaf, other), grad),
+        "torch.nn.Linear, both passes": lambda: torch.autograd.grad(layer(leaf), (leaf, layer.weight), grad),
+    }
+
+
+def same(first: object, again: object) -> bool:
+    """True if two results have the same bits."""
+    if isinstance(first, (tuple, list)) and isinstance(again, (tuple, list)):
+        return all(same(x, y) for x, y in zip(first, again, strict=True))
+    if isinstance(first, torch.Tensor) and isinstance(again, torch.Tensor):
+        return torch.equal(*(x.detach().reshape(-1).view(torch.uint8) for x in (first, again)))
+    return first is again
+
+
+def on_gpu(rounds: int, only: Sequence[str], count: int = 40) -> int:
+    """Print a call's microseconds on this GPU: 40 calls on an idle queue, in turn."""
+    with torch.device("cuda"):
+        plain, derived = calls(), recorded()
+        runs = {**plain, **derived, **of_torch()}
+    chosen = [name for name in runs if not only or name in only]
+    of_plain = {*plain, "torch.mm", "torch.nn.Linear"}
+    seen: dict[str, list[float]] = {name: [] for name in chosen}
+    for turn in range(-1, rounds):
+        for name in random.sample(chosen, len(chosen)):
+            run = runs[name]
+            with torch.set_grad_enabled(name not in of_plain):
+                if turn < 0:
+                    first = run()
+                    for _ in range(3):
+                        again = run()
+                    print(f"{name:36s} {'the same bits' if same(first, again) else 'OTHER BITS'}", file=sys.stderr)
+                torch.cuda.synchronize()
+                start = time.perf_counter()
+                for _ in range(count):
+                    run()
+                if turn >= 0:
+                    seen[name].append((time.perf_counter() - start) / count * 1e6)
+            torch.cuda.synchronize()
+    for name, times in seen.items():
+        if times:
+            print(f"{name:36s} {min(times):7.2f} {statistics.median(times):7.2f} us", flush=True)
+    return 0
+
+
 COUNTED = 200  # calls whose instructions are counted
 REQUESTS = """#include <valgrind/callgrind.h>
 void start(void) { CALLGRIND_START_INSTRUMENTATION; CALLGRIND_ZERO_STATS; }
@@ -216,10 +274,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--only", action="append", default=[], help="a call by its name; more than once for several")
     parser.add_argument("--instructions", action="store_true", help="of a call, in place of its time")
+    parser.add_argument("--gpu", action="store_true", help="launch on the current GPU, beside torch")
     parser.add_argument("--counting", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.instructions:
         return count_instructions(options.only)
+    if options.gpu:
+        return on_gpu(options.rounds, options.only)
     library = None if options.counting is None else ctypes.CDLL(options.counting)
 
     def measure(each: dict[str, Callable[[], object]]) -> None:

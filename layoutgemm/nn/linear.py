@@ -45,9 +45,12 @@ def attributes(layer: torch.nn.Module, kind: type[torch.nn.Module], *names: str)
     [True, True]
     """
     if type(layer) is kind and not _is_traced():
-        own = {**layer._parameters, **layer._buffers}
+        own, parameters, buffers = vars(layer), layer._parameters, layer._buffers
         try:
-            return [own[name] for name in names]  # type: ignore[misc]
+            return [
+                own[name] if name in own else parameters[name] if name in parameters else buffers[name]
+                for name in names
+            ]  # type: ignore[misc]
         except KeyError:  # one is an attribute of another kind
             pass
     return [getattr(layer, name) for name in names]

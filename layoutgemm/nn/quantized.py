@@ -26,6 +26,7 @@ from ..kernels.run.operand_checks import addressed, check_operands
 from ..torch_op.checks import autocast_type, check_input
 from ..torch_op.fp8.api import quantize
 from ..torch_op.quantized import QuantizedWeight, quantized_matmul
+from ..torch_op.quantized.api import quantized_again
 from ..torch_op.quantized.launch import check_bias
 from ..torch_op.quantized.operators import check_gateless
 from ..torch_op.quantized.weights import in_place, packed_for
@@ -324,6 +325,8 @@ class QuantizedLinear(ActivatedLayer, PackedBuffers):
         """activation(x @ weight.T + bias), of shape (..., out_features)."""
         order, bias = attributes(self, QuantizedLinear, "order", "bias")
         x, wide = input, self.activations.itemsize > 1
+        if order is None and (again := quantized_again(x, self.weight, bias, self.activation)) is not None:
+            return again
         if not (wide and order is None and type(x) is torch.Tensor and x.shape[-1:] == (self.in_features,)):
             check_input(x, self.in_features)  # the product checks any other input likewise
         if order is not None:

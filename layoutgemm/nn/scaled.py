@@ -31,6 +31,7 @@ from .linear import ActivatedLayer, attributes, check_features, check_layer, siz
 
 FLOAT8 = torch.float8_e4m3fn
 _CALLS = ChainCalls()
+_is_traced = torch.compiler.is_dynamo_compiling  # a constant to Dynamo; others that compile are modes
 _is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)  # the latter in a torch without it
 
 
@@ -175,7 +176,7 @@ class ScaledLinear(ActivatedLayer, ScaledBuffers):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """activation(x @ weight.T + bias), of shape (..., out_features)."""
         x = input
-        if torch.compiler.is_compiling() or type(x) is not torch.Tensor:
+        if _is_traced() or type(x) is not torch.Tensor:
             return self._made(x).results[0]
         codes, scale, bias = attributes(self, ScaledLinear, "codes", "weight_scale", "bias")
         given = (x, codes, scale) if bias is None else (x, codes, scale, bias)

@@ -51,7 +51,7 @@ from .checks import (
     tracing_state,
     transforms,
 )
-from .compiled.guards import ALIGNED, LEAST_ADDRESS, MAX_READY, UNKNOWN, Guard, LastCalls, guarded
+from .compiled.guards import ALIGNED, LEAST_ADDRESS, MAX_READY, Guard, LastCalls, guarded
 from .compiled.kept_launches import Extras, KeptCall, Served, again_or, note_served, served
 from .compiled.repeated_calls import MAX_OF_KIND, SEVERAL, RepeatedCalls, repeated
 from .compiled.traced import check_compiled, check_compiled_gemm, refuse, traced_flag
@@ -61,7 +61,7 @@ from .compute import finished_product, gated_product, scaled_product, wide_type
 from .indexed.added import sums_of_product
 from .indexed.api import indexed_matmul
 from .indexed.product import IndexedOperands
-from .launch import PreparedProblem, current_device, mark_written, raw_stream
+from .launch import PreparedProblem, ProductCall, current_device, mark_written, raw_stream
 from .operands.api import matmul_combined
 from .operators import bias_gradient, dispatched, recorded_product
 from .own_epilogue.api import epilogue_matmul
@@ -84,19 +84,20 @@ Named = Mapping[str, "torch.Tensor"]  # of the keywords of a call
 
 
 def repeated_first(
-    again: Callable[[Tensors, Named], object], *counts: int, takes: Iterable[str] = (), weight: int = 0
-) -> Callable[[F], F]:
+    again: Callable[[Tensors, Named], object], counts: Mapping[int, LastCalls | None], takes: Iterable[str] = (),
+    weight: int = 0,
+) -> Callable[[F], F]:  # fmt: skip
     """A decorator that looks for a kept launch first. It looks for that of a call with tensors alone, then of one with
     options.
 
     Python looks up the default of each keyword that a call leaves out: a tenth of a repeated call's time.
 
     again   the result of a kept launch for a call's tensors and keywords, or None
-    counts  of tensors
+    counts  of tensors, and the last calls of tensors alone, where they are looked for first
     takes   keywords of `again` too
     weight  the place of the argument that most calls share
 
-    >>> @repeated_first(lambda given, options: given[0] or None, 1)
+    >>> @repeated_first(lambda given, options: given[0] or None, {1: None})
     ... def product(x: int, *, out: int = 5) -> int:
     ...     return out
     >>> product(3), product(0), product(3, out=4)
@@ -110,6 +111,12 @@ def repeated_first(
         def call(*tensors: torch.Tensor, **options: torch.Tensor) -> object:
             if _is_traced():
                 return product(*tensors, **options)
+            if not options and (last := counts.get(len(tensors))):
+                try:
+                    if (found := last.again(*tensors)) is not None:
+                        return found
+                except (AttributeError, TypeError, RuntimeError):  # no dense tensors
+                    pass
             if (not options or taken.issuperset(options)) and len(tensors) in counts:
                 found = again(tensors, options)
                 if found is not None:
@@ -121,7 +128,7 @@ def repeated_first(
             shared = tensors[weight]
             if type(shared) in SEVERAL and shared:
                 shared = shared[0]
-            at = id(shared) ^ id(options.get("epilogue"))
+            at = id(shared) ^ id(options["epilogue"]) if "epilogue" in options else id(shared)
             known = calls.last.get(at)
             if known:
                 found = known(tensors, options)
@@ -156,46 +163,63 @@ def _plain_again(given: Tensors, options: Named) -> torch.Tensor | None:
 
     It is recorded if it has derivatives, and may have a bias.
     """
-    if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0:
-        return None
     a, b = given
     bias = options["bias"] if options else None
-    if bias is None:
-        last, at = _LAST, id(b)
-    else:
-        given, last, at = (a, b, bias), _LAST_BIAS, id(bias)
     try:
-        found: Guard[PreparedProblem] | None = last.get(at, UNKNOWN)
-        if found is None or not found[0](*given):
-            if type(b) in SEVERAL:  # whose shape would raise
-                return None
-            key: tuple[object, ...] = (a.shape, b.shape) if bias is None else (a.shape, b.shape, _BIAS)
-            for guard in PREPARED.seen.get(key, ()):
-                if guard[0](*given):
-                    break
-            else:
-                return None
-            if found is not None:
-                last.note(at, guard)
-            found = guard
-        _, records, ready = found
-        if ready.tf32 and not tf32_allowed(None):
+        if bias is not None and _LAST_BIAS and (found := _LAST_BIAS.again(a, b, bias)) is not None:
+            again: torch.Tensor = found
+            return again
+        if type(b) in SEVERAL:  # whose shape would raise
             return None
-        if not records or not _grad_enabled():
-            return ready.product(a, b, bias)
-        c = ready.product(a, b, bias) if ready.of_matrices else None
-        return None if c is None else _record(a, b, bias, (c, ready, None, False))
+        if bias is None:
+            return _seen(_LAST, id(b), (a.shape, b.shape), given)
+        return _seen(_LAST_BIAS, id(bias), (a.shape, b.shape, _BIAS), (a, b, bias))
     except (AttributeError, TypeError, RuntimeError):  # no dense tensors
         pass
     return None
 
 
+def _seen(
+    last: LastCalls, at: int, key: tuple[object, ...], given: Tensors, activation: str | None = None,
+    turned: bool = False,
+) -> torch.Tensor | None:  # fmt: skip
+    """The product of a kept launch that a guard finds by shapes, or None. It is noted as the last one of an id.
+
+    turned  whether b holds the transpose of what is multiplied
+    """
+    if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0:
+        return None
+    for guard in PREPARED.seen.get(key, ()):
+        if guard.check(*given):
+            call = _call_of(guard, activation, turned)
+            last.note(at, Guard(guard.check, guard.records, call))
+            found: torch.Tensor | None = call(*given)
+            return found
+    return None
+
+
+def _call_of(guard: Guard[PreparedProblem], activation: str | None, turned: bool) -> ProductCall:
+    """The call of tensors that a guard holds for: the launch, and what is asked each time. None where it says no."""
+    _, records, ready = guard
+    if not records and not ready.tf32:
+        return ready.product
+
+    def call(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor | None:
+        recorded = records and _grad_enabled()
+        if (ready.tf32 and not tf32_allowed(None)) or (recorded and not ready.of_matrices):
+            return None
+        c: torch.Tensor | None = ready.product(a, b, bias)
+        return _record(a, b, bias, (c, ready, activation, turned)) if recorded and c is not None else c
+
+    return call
+
+
 _BIAS = "bias"  # in keys of guards of calls with a bias alone
-_LAST: LastCalls[PreparedProblem] = LastCalls(PREPARED)  # by b
-_LAST_BIAS: LastCalls[PreparedProblem] = LastCalls(PREPARED)  # by the bias
+_LAST = LastCalls(1, range(2), PREPARED.on_clear)  # by b
+_LAST_BIAS = LastCalls(2, range(3), PREPARED.on_clear)  # by the bias
 
 
-@repeated_first(_plain_again, 2, takes=(_BIAS,), weight=1)
+@repeated_first(_plain_again, {2: _LAST}, takes=(_BIAS,), weight=1)
 def matmul(
     a: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
     b: torch.Tensor | Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]],
@@ -531,36 +555,21 @@ def _linear_again(
 
     Guards fail for other classes, and in transforms, traces and autocast.
     """
-    if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0:
-        return None
-    given = (x, weight) if bias is None else (x, weight, bias)
     try:
         last = (_LAST_LINEAR if bias is None else _LAST_LINEAR_BIAS)[activation]
-        found: Guard[PreparedProblem] | None = last.get(id(weight), UNKNOWN)
-        if found is None or not found[0](*given):
-            for guard in PREPARED.seen.get((x.shape, weight.shape, activation, len(given)), ()):
-                if guard[0](*given):
-                    break
-            else:
-                return None
-            if found is not None:
-                last.note(id(weight), guard)
-            found = guard
-        ready = found[2]
-        c = ready.product(x, weight, bias)
-        if c is None or not (found[1] and _grad_enabled()):
-            return c
-        return _record(x, weight, bias, (c, ready, activation, True))
+        found: torch.Tensor | None = last.again(x, weight) if bias is None else last.again(x, weight, bias)
+        if found is not None:
+            return found
+        given = (x, weight) if bias is None else (x, weight, bias)
+        return _seen(last, id(weight), (x.shape, weight.shape, activation, len(given)), given, activation, True)
     except (AttributeError, LookupError, TypeError, RuntimeError):  # no dense tensors, or another activation
         pass
     return None
 
 
-def _last_linear() -> dict[str | None, LastCalls[PreparedProblem]]:
-    return {activation: LastCalls(PREPARED) for activation in (None, "relu")}
-
-
-_LAST_LINEAR, _LAST_LINEAR_BIAS = _last_linear(), _last_linear()  # by the weight, by activation
+_LAST_LINEAR, _LAST_LINEAR_BIAS = [  # by activation and the weight
+    {activation: LastCalls(1, range(count), PREPARED.on_clear) for activation in (None, "relu")} for count in (2, 3)
+]
 
 
 def _linear_by_facts(

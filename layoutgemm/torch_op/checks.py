@@ -21,6 +21,7 @@ from ..kernels.epilogue.parameters import host_number
 from ..kernels.epilogue.steps import other_name
 from ..kernels.run.operand_checks import check_operands
 from .bias_activation import ACTIVATIONS, GATES
+from .compiled import c_calls
 from .problem import C_TYPES, broadcast, half, shapes_of
 from .types import C_NAMES, NAMES, READ, TYPES, WHOLE, Scalar, listed, usual_type
 
@@ -32,8 +33,7 @@ NOT_RECORDED = (
     "or has a tangent"
 )
 # Cheap checks whether autograd, a mode or a transform must see this call: each a call into C of some ten nanoseconds.
-modes_of_functions = getattr(torch._C, "_is_torch_function_mode_enabled", torch._C._len_torch_function_stack)
-modes_of_dispatch = torch._C._len_torch_dispatch_stack
+modes_of_functions, modes_of_dispatch = c_calls.modes_of_functions, c_calls.modes_of_dispatch
 transforms = torch._C._are_functorch_transforms_active
 tracing_state = torch._C._get_tracing_state
 in_older_vmap = torch._C._functorch.is_legacy_batchedtensor  # of is_grads_batched=True: no transform of torch.func

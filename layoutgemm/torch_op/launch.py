@@ -10,7 +10,6 @@ allocated there.
 from __future__ import annotations
 
 import functools
-import operator
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,9 +26,19 @@ from ..dtypes import dtype
 from ..errors import PlanError
 from ..kernels.compile import worker as compile_apart
 from ..kernels.compile.compiler import CompiledGemm
-from ..kernels.compile.launcher import THREAD, ArgumentBlock, ChainLauncher, Launcher, bind, error_name
+from ..kernels.compile.launcher import (
+    THREAD,
+    ArgumentBlock,
+    ChainLauncher,
+    HostFunction,
+    Launcher,
+    address_of,
+    bind,
+    error_name,
+)
 from ..kernels.compile.worker import Kernel
 from ..moved import old_names
+from .compiled.c_calls import LaunchPlan
 from .compiled.guards import ALIGNED, LEAST_ADDRESS, Guard
 from .problem import OperandCopy, Problem, Solution, StridedOperand, arguments, contiguous_strides, workers
 from .solver import solve
@@ -219,14 +228,21 @@ class _Loaded:
         return start
 
     def _refused(self, block: ArgumentBlock) -> None:
-        """Raise PlanError for the CUDA error of a launch."""
+        """Raise PlanError for the CUDA error of a launch, whose block is free again."""
         self._free.append(block)
-        error = block.values[len(self._template) + 1]
+        self.refused(block.values[len(self._template) + 1])
+
+    def refused(self, error: int) -> None:
+        """Raise PlanError for a CUDA error. Of a chain, the upper half is the number of the launch."""
         raise PlanError(f"CUDA refused the launch: {error_name(error & 0xFFFFFFFF)}; {self._named(error >> 32)}")
 
     def _named(self, number: int) -> object:
         """The kernel that an error names, of a chain's launch by its number."""
         return self.what
+
+    def entries(self) -> Sequence[tuple[HostFunction, Sequence[int]]]:
+        """The host function of each launch, and the places of its arguments."""
+        return [(self._launcher.entry, range(len(self._template)))]
 
     def _note(self, values: Array[c_int64] | Sequence[int]) -> None:
         """Add a launch to this thread's recordings."""
@@ -246,6 +262,11 @@ class _Loaded:
     def arguments(self) -> int:
         """The number of a launch's arguments."""
         return len(self._template)
+
+    @property
+    def template(self) -> tuple[int, ...]:
+        """A launch's arguments, of which a call writes some."""
+        return self._template
 
 
 # A graph that saved a tensor has to see that it has changed: in C alone, half the time of increment_version.
@@ -298,6 +319,7 @@ class Given(NamedTuple):
     into     the place of the tensor that is returned in place of new ones, or None
     ordered  whether the launches give the same bits each time: in torch's deterministic mode no others are made
     aligned  whether the call asks for addresses that are multiples of 16, and of no freed storage
+    begins   bytes from each tensor of the call to what the launches take of it; () for none
     """
 
     written: tuple[int, ...] = ()
@@ -305,6 +327,11 @@ class Given(NamedTuple):
     into: int | None = None
     ordered: bool = True
     aligned: bool = True
+    begins: tuple[int, ...] = ()
+
+    def pairs(self, read: Sequence[int]) -> list[tuple[int, int]]:
+        """A tensor that is written and another one, for all that may share no memory."""
+        return [(i, j) for i in self.written for j in read if j != i and not (j in self.written and j < i)]
 
 
 NONE_WRITTEN = Given()
@@ -329,10 +356,19 @@ def making(
     alone = len(launches) == 1 and not launches[0].inner
     loaded, makes, reads, words, inner = launches[0] if alone else _as_one(launches)
     of_new = [(x.place is not None, bool(x.first)) for x in makes]
-    code = making_code(of_new, tuple(reads), len(words), bool(inner), count, returns, given._replace(spans=()))
+    code = making_code(
+        of_new,
+        tuple(reads),
+        len(words),
+        bool(inner),
+        count,
+        returns,
+        given._replace(spans=(), begins=(0,) * len(given.begins)),
+    )
     parts: dict[str, object] = {"index": loaded.device, "memory": (memory,), "byte": torch.uint8}
     parts |= loaded.names_of_call | {"stream": loaded.arguments, "status": loaded.arguments + 1}
     parts |= {f"span{i}": size for i, size in enumerate(given.spans)}
+    parts |= {f"begin{i}": size for i, size in enumerate(given.begins)}
     parts |= {f"read{tensor}": place for tensor, place in reads.items()}
     parts |= {f"word{number}": place for number, place in enumerate(words)}
     parts["within"] = loaded.arguments - 1  # where a chain has the memory's address
@@ -341,7 +377,31 @@ def making(
         parts |= {} if each.place is None else {f"made{i}": each.place}
         parts |= {f"first{i}": each.first} if each.first else {}
     found: ProductCall = _made(code, tuple(parts))(*parts.values())
-    return found
+    entries = [(at, places) for entry, places in loaded.entries() if (at := address_of(entry)) is not None]
+    if len(entries) < len(loaded.entries()):  # one is a function of Python
+        return found
+    tensors, begins = sorted(reads), given.begins or (0,) * count
+    plan = LaunchPlan(
+        functions=(
+            "data_ptr", current_device, loaded.device, raw_stream, None if given.ordered else deterministic,
+            empty_on_gpu, fill, mark_written, bind, _OPEN, found, loaded.refused, None,
+            (memory,), (1,), torch.uint8,
+        ),
+        numbers=(
+            LEAST_ADDRESS, ALIGNED * given.aligned, loaded.arguments, count, count + len(words),
+            count == 2 and not words, -1 if given.into is None else given.into,
+        ),
+        template=loaded.template, reads=[(tensor, reads[tensor], begins[tensor]) for tensor in tensors],
+        spans=given.spans, written=given.written, pairs=given.pairs(tensors), inner=[*inner.items()],
+        news=[(x.shape, x.strides, x.kind, x.place, x.first) for x in makes], words=words,
+        returns=numbers_of_new(returns, given), launches=entries,
+    )  # fmt: skip
+    return plan.call() or found
+
+
+def numbers_of_new(returns: Sequence[int | None] | None, given: Given) -> Sequence[int | None]:
+    """Numbers of the new tensors that a call returns, with None for none: see `making`."""
+    return returns if returns is not None else [] if given.into is not None else [0]
 
 
 class _LoadedChain(_Loaded):
@@ -365,6 +425,9 @@ class _LoadedChain(_Loaded):
 
     def _named(self, number: int) -> object:
         return self._chain[number].what
+
+    def entries(self) -> Sequence[tuple[HostFunction, Sequence[int]]]:
+        return [(one._launcher.entry, places) for one, places in zip(self._chain, self._places)]
 
     def _note(self, values: Array[c_int64] | Sequence[int]) -> None:
         memory = values[len(self._template) - 1]
@@ -447,13 +510,11 @@ def making_code(
     addresses = [f"p{i}" for i in read]
     freed = " or ".join(f"{at} < LEAST_ADDRESS" for at in addresses)
     aligned = f"({' | '.join(addresses)}) & {ALIGNED} or {freed} or "
-    shared = [f"p{j} < e{i} and p{i} < p{j} + span{j}" for i in given.written for j in read
-              if j != i and not (j in given.written and j < i)]  # fmt: skip
-    given_first = [] if given.into is None else [f"t{given.into}"]
-    numbers_of_new = returns if returns is not None else [] if given_first else [0]
-    result = ", ".join([*given_first, *["None" if i is None else f"c{i}" for i in numbers_of_new]])
+    shared = [f"p{j} < e{i} and p{i} < p{j} + span{j}" for i, j in given.pairs(read)]
+    given_first, begins = [] if given.into is None else [f"t{given.into}"], given.begins
+    result = ", ".join([*given_first, *["None" if i is None else f"c{i}" for i in numbers_of_new(returns, given)]])
     lines = [
-        *[f"p{i} = t{i}.data_ptr()" for i in read],
+        *[f"p{i} = t{i}.data_ptr(){f' + begin{i}' if begins else ''}" for i in read],
         f"if {aligned if given.aligned else ''}current_device() != index: return None",
         *["if deterministic(): return None"] * (not given.ordered),
         *[f"e{i} = p{i} + span{i}" for i in given.written],
@@ -613,60 +674,21 @@ class DirectLaunch(_Loaded):
         made = NewResult(self, (NewTensor(shape, strides, kind, into),), dict(enumerate(places)))
         return making([made], len(places))
 
-    def into(self, begins: Sequence[int], memory: Sequence[int]) -> Callable[..., bool]:
-        """The call that writes to a given tensor, on its stream. It takes `out`, then the tensors that are read.
+    def into(self, begins: Sequence[int], memory: Sequence[int]) -> ProductCall:
+        """The call that writes to a given tensor, which it returns. It takes `out`, then the tensors that are read.
 
-        It returns False, without a launch, for addresses between multiples of 16, and for tensors of freed storages.
+        It returns None, without a launch, for addresses between multiples of 16, and for tensors of freed storages.
 
         begins  bytes from each tensor, `out` last, to what the launch takes of it.
         memory  bytes of each workspace.
         places  of the arguments: those of the tensors that are read, `out`'s, then those of workspaces
         """
-        places, index, launch = self.places, self.device, self.launch
-        entry, free, stream = self._launcher.entry, self._free, len(self._template)
-        status, read = stream + 1, len(begins) - 1
-
-        def any_number(out: torch.Tensor, *tensors: torch.Tensor) -> bool:
-            addresses = [x.data_ptr() + more for x, more in zip((*tensors, out), begins)]
-            if functools.reduce(operator.or_, addresses) & ALIGNED or min(addresses) < LEAST_ADDRESS:
-                return False
-            spaces = [empty_on_gpu((size,), (1,), torch.uint8) for size in memory]  # they live until the launch
-            launch([*addresses, *[x.data_ptr() for x in spaces]], raw_stream(index))
-            return True
-
-        if memory or any(begins) or not 2 <= read <= 3:
-            return any_number
-        # Without lists and loops, each of which takes as long as several addresses.
-        of_a, of_b, of_third, of_c = places[0], places[1], places[2], places[read]
-
-        def up_to_three(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, third: torch.Tensor | None = None) -> bool:
-            at_a, at_b, at_c = a.data_ptr(), b.data_ptr(), out.data_ptr()
-            at_third = at_c if third is None else third.data_ptr()
-            if (
-                (at_a | at_b | at_c | at_third) & ALIGNED or at_a < LEAST_ADDRESS or at_b < LEAST_ADDRESS
-                or at_c < LEAST_ADDRESS or at_third < LEAST_ADDRESS
-            ):  # fmt: skip
-                return False
-            try:
-                THREAD.bound  # noqa: B018  # as in `_block`, without a call of it
-                block = free.pop()
-            except (AttributeError, IndexError):
-                block = self._block()
-            values = block.values
-            values[of_a] = at_a
-            values[of_b] = at_b
-            values[of_third] = at_third
-            values[of_c] = at_c
-            values[stream] = raw_stream(index)
-            if _OPEN:
-                self._note(values)
-            entry(block.pointer)
-            if values[status]:
-                self._refused(block)
-            free.append(block)
-            return True
-
-        return up_to_three
+        *read, of_out = range(len(begins))
+        reads = {0: self.places[of_out], **{i + 1: self.places[i] for i in read}}
+        spaces = zip(memory, self.places[of_out + 1 :])
+        makes = tuple([NewTensor((size,), (1,), torch.uint8, place) for size, place in spaces])
+        of_tensors = tuple(begins[-1:]) + tuple(begins[:-1]) if any(begins) else ()
+        return making([NewResult(self, makes, reads)], len(begins), [], Given(into=0, begins=of_tensors))
 
 
 def alignment(*numbers: int) -> int:

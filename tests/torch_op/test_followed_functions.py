@@ -146,7 +146,10 @@ def test_an_order_is_compiled_anew() -> None:
         (lambda p, q, ops: p if p > q else q, "a value has no truth in Python. Choose with ops.where"),
         (lambda p, q, ops: ops.foo(p), "ops has no operation 'foo'; it has exp"),
         (lambda p, q, ops: p * "a", "a traced function computes with numbers and its own values, not with 'a'"),
-        (lambda p, q, ops: p + q.expanded, r"the function raised AttributeError: \\*'Symbol\\*' object has no attribute"),
+        (
+            lambda p, q, ops: p + q.expanded,
+            r"the function raised AttributeError: \\*'Symbol\\*' object has no attribute",
+        ),
     ],
 )
 def test_a_function_is_refused_in_the_words_of_a_plain_call(function: Any, said: str) -> None:

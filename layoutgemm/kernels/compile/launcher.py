@@ -72,16 +72,7 @@ class ArgumentBlock:
 
         within  arguments that lie so many bytes behind the last one
         """
-        arrays = [self.addresses(own) for own in places]
-        self._addresses, self.pointer = arrays, (self.values, within, [*zip(entries, arrays)])
-        if self._entry is not _one_by_one:
-            pairs = [(ctypes.cast(entry, ctypes.c_void_p).value, ctypes.addressof(own))
-                     for entry, own in zip(entries, arrays) if isinstance(entry, _ENTRY)]  # fmt: skip
-            *each, last = self.addresses(range(self.count))[: self.count]
-            moved = [x for place, begin in within for x in (each[place], begin)]
-            flat = [self.addresses(())[1], last, *moved, None, *[at for pair in pairs for at in pair], None]
-            table = (ctypes.c_void_p * len(flat))(*flat)
-            self._addresses, self.pointer = (arrays, table), ctypes.c_void_p(ctypes.addressof(table))
+        self.pointer = (self.values, within, [(entry, self.addresses(own)) for entry, own in zip(entries, places)])
 
     def call(self) -> int:
         """Launch with these values; returns the CUDA error, or 0."""
@@ -148,8 +139,7 @@ class ChainLauncher:
         self, entries: Sequence[HostFunction], places: Sequence[Sequence[int]], within: Sequence[tuple[int, int]] = ()
     ):
         self._entries, self._places, self._within = entries, places, within
-        made = _chain_entry() if all(isinstance(entry, _ENTRY) for entry in entries) else None
-        self.entry = _one_by_one if made is None else made
+        self.entry = _one_by_one
 
     def block(self, arguments: Sequence[int]) -> ArgumentBlock:
         """A block with these arguments, of which any may be written before a call.
@@ -164,7 +154,7 @@ class ChainLauncher:
 def _one_by_one(
     pointer: tuple[ctypes.Array[ctypes.c_int64], Sequence[tuple[int, int]], list[tuple[HostFunction, object]]],
 ) -> None:
-    """The launches of a chain where no C compiler is."""
+    """The launches of a chain, from Python: `torch_op.compiled.c_calls` makes them from C."""
     values, within, launches = pointer
     for place, begin in within:
         values[place] = values[-3] + begin
@@ -176,30 +166,9 @@ def _one_by_one(
             return
 
 
-# It takes the addresses of the status and of the last argument; those of arguments that lie behind the place which that
-# one is, and bytes between, then 0; the function and the address array of each launch, then 0.
-_CHAIN = b"""
-void launches(void **given) {
-    int *status = (int *)*given++;
-    long long first = *(long long *)*given++;
-    for (; *given; given += 2) *(long long *)given[0] = first + (long long)given[1];
-    given++;
-    for (int number = 0; *given; given += 2, number++) {
-        ((void (*)(void **))given[0])((void **)given[1]);
-        if (status[0]) { status[1] = number; return; }
-    }
-    status[1] = 0;
-}
-"""
-
-
-@functools.cache
-def _chain_entry() -> HostFunction | None:
-    """The C function that makes the launches of a chain; None where there is no C compiler."""
-    library = _built("chain.c", _CHAIN, "-fPIC", "-O2")
-    with contextlib.suppress(OSError, AttributeError):  # /tmp may forbid execution
-        return _ENTRY(ctypes.cast(_open(library).launches, ctypes.c_void_p).value or 0) if library else None
-    return None
+def address_of(entry: HostFunction) -> int | None:
+    """The address of a host function in C; None for one of Python."""
+    return ctypes.cast(entry, ctypes.c_void_p).value if isinstance(entry, _ENTRY) else None
 
 
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED in cuda.h
@@ -284,7 +253,7 @@ def load(content: bytes, library: bytes, symbol: str) -> Launcher:
     if library:
         runtime_library()
         with contextlib.suppress(OSError):  # /tmp may forbid execution; the DSL's loader needs no file
-            found = _open(library)
+            found = opened(library)
     if found is not None:
 
         def lookup(name: str) -> int:
@@ -303,10 +272,10 @@ def load(content: bytes, library: bytes, symbol: str) -> Launcher:
 
 def link(content: bytes) -> bytes:
     """The object as a shared library; empty where there is no linker, or it refuses."""
-    return _built("kernel.o", content)
+    return built("kernel.o", content)
 
 
-def _built(name: str, content: bytes, *options: str) -> bytes:
+def built(name: str, content: bytes, *options: str) -> bytes:
     """A file as a shared library; empty where there is no compiler, or it refuses."""
     linker = next((found for name in (os.environ.get("CC", ""), "cc", "gcc", "clang") if (found := _which(name))), None)
     if linker is None or sys.platform != "linux":
@@ -326,7 +295,7 @@ def _which(name: str) -> str | None:
     return shutil.which(name) if name else None
 
 
-def _open(library: bytes) -> ctypes.CDLL:
+def opened(library: bytes) -> ctypes.CDLL:
     """A shared library from its bytes. A path of its own each time: the loader takes one it knows for the same."""
     with tempfile.TemporaryDirectory(prefix="layoutgemm-") as folder:
         path = Path(folder) / "kernel.so"

@@ -6,4 +6,5 @@ direct      these functions: products into a given tensor, without torch's dispa
 call_sites  places in Inductor's code that call these, each with its launch once that is known
 constants   the mark of functions whose results are constants of a graph
 guards      the compiler's guards, by which eager calls find kept launches
+c_calls     functions of C that find and make them
 """

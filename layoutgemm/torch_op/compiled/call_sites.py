@@ -14,7 +14,7 @@ import torch
 
 from ...kernels.run.capture import first_call
 from ..checks import needs_dispatcher
-from ..launch import DirectLaunch, Recording, recorded
+from ..launch import DirectLaunch, ProductCall, Recording, recorded
 from ..prepared import PREPARED
 from .guards import ALIGNED, FIRST_GPU, LEAST_ADDRESS
 
@@ -50,7 +50,7 @@ class CallSite:
         launch = LAUNCHES.get(self, _not_called)
         if launch is _not_called:
             return self._first([*self._read(tensors), out], tensors)
-        if not launch(out, *tensors):
+        if launch(out, *tensors) is None:
             self._call(*self._read(tensors), out=out)
         return None
 
@@ -62,11 +62,11 @@ class CallSite:
         launches, key, not_called = LAUNCHES, self, _not_called
 
         def of_two(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> None:
-            if not launches.get(key, not_called)(out, a, b):
+            if launches.get(key, not_called)(out, a, b) is None:
                 key(a, b, out=out)
 
         def of_three(a: torch.Tensor, b: torch.Tensor, third: torch.Tensor, *, out: torch.Tensor) -> None:
-            if not launches.get(key, not_called)(out, a, b, third):
+            if launches.get(key, not_called)(out, a, b, third) is None:
                 key(a, b, third, out=out)
 
         few: dict[int | None, Callable[..., None]] = {2: of_two, 3: of_three}
@@ -101,18 +101,16 @@ class CallSite:
 
 
 MAX_SITES = 1 << 16  # beyond, all begin anew
-LAUNCHES: dict[CallSite, Callable[..., bool]] = {}  # of `out` and the tensors; False where the product has to be called
+LAUNCHES: dict[CallSite, ProductCall] = {}  # of `out` and the tensors; None where the product has to be called
 PREPARED.on_clear.append(LAUNCHES.clear)  # the next call of each chooses anew
 
 
-def _not_called(out: torch.Tensor, *tensors: torch.Tensor) -> bool:
+def _not_called(out: torch.Tensor, *tensors: torch.Tensor) -> None:
     """A site that has not been called launches nothing."""
-    return False
 
 
-def _product_alone(out: torch.Tensor, *tensors: torch.Tensor) -> bool:
+def _product_alone(out: torch.Tensor, *tensors: torch.Tensor) -> None:
     """A site whose calls stay calls of its product launches nothing itself."""
-    return False
 
 
 def _writes(x: torch.Tensor) -> int | None:

@@ -9,6 +9,7 @@ What is dropped lies in one piece of memory, where a tensor takes the place of t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -19,11 +20,12 @@ from ...kernels.run.capture import first_call
 from ..checks import differentiated, launched_alone, modes_of_dispatch, modes_of_functions
 from ..launch import NONE_WRITTEN, DirectLaunch, NewResult, NewTensor, ProductCall, Recording, making, recorded
 from ..prepared import PREPARED
-from .guards import ALIGNED, FIRST_GPU, MAX_READY, Guard, KeptCalls, Key, LastCalls, LaunchesByAddress, guarded
+from .guards import ALIGNED, FIRST_GPU, MAX_READY, Guard, KeptCalls, Key, LastCallsByOptions, LaunchesByAddress, guarded
 
 Tensors = Sequence[torch.Tensor]
 Results = tuple["torch.Tensor | None", ...]
 Made: TypeAlias = Any  # one tensor, or several and None
+Record = Callable[[Made, Any, Tensors], Made]
 _APART = 256  # bytes: a tensor in the memory begins at a multiple, as one in memory of its own does
 
 
@@ -46,52 +48,59 @@ class ChainCalls:
 
     kept  by the options of a call, shapes and number of its tensors
     last  guards that held last, by the options and by the id of the tensor that most calls share
+    record  makes the result of a kept chain where its derivative is recorded, of it, the options and the tensors. None:
+            such a call has no chain
     """
 
-    def __init__(self) -> None:
+    def __init__(self, record: Record | None = None) -> None:
         self.kept: KeptCalls[LaunchesByAddress[ProductCall]] = KeptCalls()
-        self.last: dict[Key, LastCalls[LaunchesByAddress[ProductCall]]] = {}
-        self.kept.on_clear.append(self.last.clear)
+        self.last = LastCallsByOptions(self.kept.on_clear)
+        self.record = record
         ALL.append(self.kept)
         PREPARED.on_clear.append(self.kept.clear)  # the next call of each chooses anew
 
     def of(self, make: Callable[[], Chain], options: Key, tensors: Tensors) -> Made:
         """The results of a call that records no derivatives. `again`, or what `make` does, kept where it can be."""
-        found = self.again(options, tensors, False)
+        found = self.again(options, tensors)
         if found is not None:
-            return found[0]
+            return found
         alone = launches_alone(tensors) and not differentiated(*tensors)
         results = (self.first(make, options, tensors) if alone else make()).results
         return results if len(results) > 1 else results[0]
 
-    def again(self, options: Key, tensors: Tensors, records: bool) -> tuple[Made, bool] | None:
-        """(results of a kept chain, whether a tensor requires a gradient), or None without one.
-
-        Results are one tensor, or several and None.
+    def again(self, options: Key, tensors: Tensors) -> Made:
+        """The results of a kept chain, or None without one. One tensor, or several and None.
 
         options  whatever else of the call decides on its launches.
         tensors  all that the call reads; the second one is the tensor that most calls share.
-        records  whether the caller records the derivative where one does.
         """
-        if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0:
-            return None
         try:
-            at, last = id(tensors[1]), self.last.get(options)
-            found = None if last is None else last.get(at)
-            if found is None or not found[0](*tensors):
-                if (found := self._seen(options, tensors)) is None:
-                    return None
-                if last is None:
-                    last = self.last[options] = LastCalls(self.kept)
-                last.note(at, found)
-            if found[1] and not records and torch.is_grad_enabled():
+            if (made := self.last.again(options, *tensors)) is not None:
+                return made
+            if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0:
                 return None
-            made = found[2].get((), _none)(*tensors)
-            if made is None and (made := _at_odd(found[2], tensors)) is None:
+            if (found := self._seen(options, tensors)) is None:
                 return None
-            return made, found[1]
+            if () in found.kept:
+                call = self._call(options, found, found.kept[()])
+                self.last[options, len(tensors)].note(id(tensors[1]), Guard(found.check, found.records, call))
+            return self._call(options, found, partial(_at_any, found.kept))(*tensors)
         except (AttributeError, RuntimeError, TypeError):  # no dense tensors, or an option without a hash
             return None
+
+    def _call(self, options: Key, guard: Guard[LaunchesByAddress[ProductCall]], product: ProductCall) -> ProductCall:
+        """A kept chain, recorded where a derivative is."""
+        if not guard.records:
+            return product
+        record = self.record
+
+        def call(*tensors: torch.Tensor) -> Made:
+            if not torch.is_grad_enabled():
+                return product(*tensors)
+            made = None if record is None else product(*tensors)
+            return None if record is None or made is None else record(made, options, tensors)
+
+        return call
 
     def _seen(self, options: Key, tensors: Tensors) -> Guard[LaunchesByAddress[ProductCall]] | None:
         short: Key = options, tensors[0].shape, tensors[1].shape, len(tensors)
@@ -125,16 +134,12 @@ def launches_alone(tensors: Tensors) -> bool:
     return index is not None and index >= FIRST_GPU
 
 
-def _none(*tensors: torch.Tensor) -> None:
-    """The chain of no call."""
-
-
-def _at_odd(launches: LaunchesByAddress[ProductCall], tensors: Tensors) -> object:
-    """The results for tensors that begin between multiples of 16; None without such a chain."""
+def _at_any(launches: LaunchesByAddress[ProductCall], *tensors: torch.Tensor) -> Made:
+    """The results of a kept chain for tensors that begin anywhere; None without one."""
     addresses, low = [x.data_ptr() for x in tensors], 0
     for at in addresses:
         low |= at
-    kept = launches.at(addresses, low) if low & ALIGNED else None
+    kept = launches.at(addresses, low)
     return None if kept is None else kept(*tensors)
 
 

@@ -8,9 +8,13 @@ are different objects. A torch without the class guards nothing, and calls are f
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
+import torch.autograd.forward_ad as _forward
+
+from . import c_calls
+from .c_calls import Call, modes_of_dispatch, modes_of_functions
 
 FIRST_GPU = 0  # of the indices of devices; below are CPUs, whose calls are no launches
 MAX_READY = 4096  # kept calls; beyond, all go
@@ -44,9 +48,6 @@ class Guard(NamedTuple, Generic[T]):
         return self.check(*tensors) and not (self.records and _grad_enabled())
 
 
-UNKNOWN: Guard[Any] = Guard(lambda *_: False, False, None)  # of no call
-
-
 class KeptCalls(dict[Key, T]):
     """Kept calls by their keys; `seen` has guards of repeated calls, by shorter keys.
 
@@ -66,38 +67,85 @@ class KeptCalls(dict[Key, T]):
             also()
 
 
-class LastCalls(dict[int, "Guard[T] | None"]):
+class LastCalls(dict[int, "Guard[Call] | None"]):
     """Guards that held last, by the id of a tensor that most calls share. A weight, or its scales.
 
     A key of shapes takes a tenth of a repeated call's instructions, and an id almost none. It is a place to look first,
     never a proof: the guard is asked all the same. So an id may come to be another tensor's. None is of a tensor whose
     calls change too often, as of views that are made anew for each.
 
-    kept  all go with its calls
+    key    the place of that tensor in the call
+    order  the place in the call of each tensor that the guard and the kept call take
+    on_clear  of calls with which these go
 
-    >>> last = LastCalls(KeptCalls())
-    >>> for kept in range(MAX_CHANGES + 1):
-    ...     last.note(7, Guard(bool, False, kept))
-    >>> last, last.get(8, UNKNOWN).check()
-    ({7: None}, False)
+    >>> last = LastCalls(0, (1, 0))
+    >>> last.note(id(3), Guard(lambda x, y: x > y, False, lambda x, y: x - y))
+    >>> last.again(3, 5), last.again(3, 2), last.again(4, 5)
+    (2, None, None)
+    >>> for _ in range(MAX_CHANGES):
+    ...     last.note(id(3), Guard(bool, False, bool))
+    >>> [*last.values()]
+    [None]
     """
 
-    def __init__(self, kept: KeptCalls[Any]) -> None:
+    def __init__(self, key: int, order: Sequence[int], on_clear: list[Callable[[], None]] | None = None) -> None:
         super().__init__()
         self._changes: dict[int, int] = {}
-        kept.on_clear.append(self.clear)
+        self.key, self.order = key, tuple(order)
+        if on_clear is not None:
+            on_clear.append(self.clear)
 
-    def note(self, at: int, guard: Guard[T]) -> None:
-        """A guard held that was not found here."""
+    def note(self, at: int, guard: Guard[Call]) -> None:
+        """Keep a guard that held for a call with a tensor of this id. Its `kept` does the call again."""
+        if at in self and self[at] is None:
+            return
         if len(self) >= MAX_READY:
             self.clear()
+        if "again" not in vars(self) and (found := c_calls.again(self, self.key, self.order)) is not None:
+            self.again = found  # type: ignore[method-assign]
         changes = self._changes[at] = self._changes.get(at, 0) + 1
         self[at] = guard if changes <= MAX_CHANGES else None
+
+    def again(self, *tensors: torch.Tensor) -> torch.Tensor | None:
+        """Do the last call of the tensor at `key` again. None if a mode or its guard says no.
+
+        C does it where there is a compiler: `c_calls.again`.
+        """
+        if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0:
+            return None
+        found = self.get(id(tensors[self.key])) if len(tensors) == len(self.order) else None
+        given = [tensors[place] for place in self.order] if found is not None else []
+        made: torch.Tensor | None = found.kept(*given) if found is not None and found.check(*given) else None
+        return made
 
     def clear(self) -> None:
         """Drop all."""
         super().clear()
         self._changes.clear()
+
+
+class LastCallsByOptions(dict[tuple[Key, int], LastCalls]):
+    """The last calls of each options and number of tensors, by the second one's id.
+
+    on_clear  of calls with which these go
+
+    >>> last = LastCallsByOptions([])
+    >>> last["relu", 2].note(id(7), Guard(lambda *x: True, False, max))
+    >>> last.again("relu", 3, 7), last.again("silu", 3, 7), last.again("relu", 3, 7, 8)
+    (7, None, None)
+    """
+
+    def __init__(self, on_clear: list[Callable[[], None]]) -> None:
+        super().__init__()
+        on_clear.append(self.clear)
+
+    def __missing__(self, of: tuple[Key, int]) -> LastCalls:
+        return self.setdefault(of, LastCalls(1, range(of[1])))
+
+    def again(self, options: Key, *tensors: torch.Tensor) -> torch.Tensor | None:
+        """As `LastCalls.again`, of these options. Raises TypeError for one without a hash."""
+        last = self.get((options, len(tensors)))
+        return None if last is None else last.again(*tensors)
 
 
 class LaunchesByAddress(dict[tuple[int, ...], T]):
@@ -163,11 +211,8 @@ def guarded(seen: dict[Key, list[Guard[T]]], key: Key, tensors: Sequence[torch.T
     seen.setdefault(key, []).append(Guard(check, any(x.requires_grad for x in tensors), kept))
 
 
-def check_of(tensors: Sequence[torch.Tensor], plain: bool = False) -> Callable[..., bool] | None:
-    """The check that tensors are as these. None where torch has no class for it, or it does not hold for them.
-
-    plain  whether the caller knows that none is nested: for a nested one, torch's own ends the process
-    """
+def check_of(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
+    """The check that tensors are as these. None where torch has no class for it, or it does not hold for them."""
     if _class is None:
         return None
     firsts = [next(i for i, other in enumerate(tensors) if other is x) for x in tensors]
@@ -177,7 +222,7 @@ def check_of(tensors: Sequence[torch.Tensor], plain: bool = False) -> Callable[.
             *own, dynamic_dims_sizes=[list(x.shape) for x in own],
             dynamic_dims_strides=[list(x.stride()) for x in own],
         )  # fmt: skip
-        check = _of_repeats(made.check if plain else _of_plain(made.check, len(own)), firsts)
+        check = _of_repeats(_of_plain(made.check), firsts)
         return check if check(*tensors) else None
     except (TypeError, RuntimeError, AttributeError, SystemError):  # another version's class
         return None
@@ -195,12 +240,6 @@ def _of_repeats(check: Callable[..., bool], firsts: Sequence[int]) -> Callable[.
     return lambda *tensors: all(tensors[i] is tensors[j] for i, j in again) and check(*[tensors[i] for i in places])
 
 
-def _of_plain(check: Callable[..., bool], count: int) -> Callable[..., bool]:
-    """The check of tensors that may be nested: for one, torch's own ends the process. A loop takes twice the time."""
-    if count == 2:
-        return lambda a, b: not (a.is_nested or b.is_nested) and check(a, b)
-    if count == 3:
-        return lambda a, b, c: not (a.is_nested or b.is_nested or c.is_nested) and check(a, b, c)
-    if count == 4:
-        return lambda a, b, c, d: not (a.is_nested or b.is_nested or c.is_nested or d.is_nested) and check(a, b, c, d)
-    return lambda *tensors: not any(x.is_nested for x in tensors) and check(*tensors)
+def _of_plain(check: Callable[..., bool]) -> Callable[..., bool]:
+    """The check of tensors that may be nested: for one, torch's own ends the process."""
+    return c_calls.plain(check) or (lambda *tensors: not any(x.is_nested for x in tensors) and check(*tensors))

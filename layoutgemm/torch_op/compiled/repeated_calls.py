@@ -117,7 +117,7 @@ def repeated(call: Served, arguments: Arguments, options: Options, result: objec
         return None
     if any(len(function_key(x)) != 1 for x in of_options.others.values()):
         return None  # of a function that reads variables
-    check = check_of(tensors, plain=True)
+    check = check_of(tensors)
     kept = _in_order(call.kept, [order.index(place) for place in range(len(order))])
     if check is None:
         return None
@@ -163,7 +163,7 @@ def source_of(
             if type(given) is not dict or len(given) != 2: return None
             t0, t1, = arguments
             t2 = given['bias']
-            if t0.is_nested or t1.is_nested or t2.is_nested or not check(t0, t1, t2): return None
+            if not check(t0, t1, t2): return None
             w0 = word(numbers[0], given['alpha'])
         except (AttributeError, KeyError, RuntimeError, TypeError, ValueError): return None
         return product(t0, t1, t2, w0)
@@ -196,8 +196,8 @@ def source_of(
     lines.append(f"{''.join(f'{each}, ' for each in said)[:-1]} = arguments")
     lines += [f"{another()} = options[{name!r}]" for name in of_options.tensors]
     lines += [f"{another()} = given[{name!r}]" for name in of_given.tensors]
-    every, nested = ", ".join(names), "".join(f"{name}.is_nested or " for name in names)
-    lines.append(f"if {nested}not check({every}): return None")
+    every = ", ".join(names)
+    lines.append(f"if not check({every}): return None")
     lines += [f"w{i} = word(numbers[{i}], given[{name!r}])" for i, name in enumerate(words)]
     numbered = [f"w{i}" for i in range(len(words))]
     body = [f"        {line}" for line in (*[f"if {each}: return None" for each in wrong], *lines)]

@@ -30,7 +30,7 @@ from ..own_epilogue.recorded import recorded
 from ..types import C_NAMES
 from .configs import PackedConfig, packed_text
 from .epilogue_operator import traced
-from .kept import Key, find
+from .kept import Key, find, found_last
 from .launch import check_bias, flat, quantized_product
 from .operators import check_gateless, checked_call, derivable, facts_of, recorded_product
 from .own_epilogue import (
@@ -129,6 +129,17 @@ def quantized_matmul(
         )
         value = quantized_product(call, *operands, factors, None, () if copied else key, (*x.shape[:-1], weight.n))
     return value.reshape(*x.shape[:-1], weight.n)
+
+
+def quantized_again(
+    x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None, activation: str | None
+) -> torch.Tensor | None:
+    """The product by the last launch with these weights; None without one for such tensors."""
+    return (
+        None
+        if _is_traced()
+        else found_last(x, weight.units, weight.scales, bias, (weight.kind, activation, None, None))
+    )
 
 
 def _own(

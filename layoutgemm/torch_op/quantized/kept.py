@@ -13,7 +13,16 @@ import torch
 import torch.autograd.forward_ad as _forward
 
 from ..checks import launched_alone, modes_of_dispatch, modes_of_functions, tracing_state
-from ..compiled.guards import ALIGNED, FIRST_GPU, LEAST_ADDRESS, MAX_READY, KeptCalls, guarded
+from ..compiled.guards import (
+    ALIGNED,
+    FIRST_GPU,
+    LEAST_ADDRESS,
+    MAX_READY,
+    Guard,
+    KeptCalls,
+    LastCallsByOptions,
+    guarded,
+)
 from ..launch import DirectLaunch, NewResult, NewTensor, ProductCall, empty_on_gpu, making, raw_stream
 from ..problem import contiguous_strides
 
@@ -54,6 +63,29 @@ class KeptProduct(NamedTuple):
 
 READY: KeptCalls[KeptProduct] = KeptCalls()
 SEEN = READY.seen
+LAST = LastCallsByOptions(READY.on_clear)  # by the weights' units
+
+
+def _tensors(
+    x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None,
+    scale_x: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """The tensors that a launch reads, in its order."""
+    tensors: tuple[torch.Tensor, ...] = (x, units) if scales is None else (x, units, scales)
+    if scale_x is not None:
+        tensors = (*tensors, scale_x)
+    return tensors if bias is None else (*tensors, bias)
+
+
+def found_last(
+    x: torch.Tensor, units: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None, options: Key
+) -> torch.Tensor | None:
+    """The result of the last launch with these weights; None without one for such tensors."""
+    try:
+        found: torch.Tensor | None = LAST.again(options, *_tensors(x, units, scales, bias))
+        return found
+    except (AttributeError, TypeError, RuntimeError):  # no dense tensors
+        return None
 
 
 def find(
@@ -64,22 +96,24 @@ def find(
 
     options  whatever else of the call decides on the kernel, the weights' format and sizes among it
     """
-    tensors: tuple[torch.Tensor, ...] = (x, units) if scales is None else (x, units, scales)
-    if scale_x is not None:
-        tensors = (*tensors, scale_x)
-    if bias is not None:
-        tensors = (*tensors, bias)
+    tensors = _tensors(x, units, scales, bias, scale_x)
     short: Key = ()
     again: KeptProduct | None = None
-    if not (modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0 or tracing_state() is not None):
-        try:
+    try:
+        if (c := LAST.again(options, *tensors)) is not None:
+            return (), c
+        if not (
+            modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0 or tracing_state() is not None
+        ):
             short = options, x.shape, scales is None, scale_x is None, bias is None
             for check, records, kept in SEEN.get(short, ()):
                 if check(*tensors) and not (records and _grad_enabled()):
                     again = kept
+                    if kept.product is not None and not records:
+                        LAST[options, len(tensors)].note(id(units), Guard(check, records, kept.product))
                     break
-        except (AttributeError, TypeError, RuntimeError):  # no dense tensors, or a configuration without a hash
-            return (), None
+    except (AttributeError, TypeError, RuntimeError):  # no dense tensors, or a configuration without a hash
+        return (), None
     if again is not None:
         c = None if again.product is None else again.product(*tensors)
         if c is not None or (c := _again(again, tensors, scale_x)) is not None:

@@ -6,7 +6,7 @@ A call is a kept launch, or all checks, then a kernel or torch's dispatcher.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import overload
 
 import torch
@@ -90,18 +90,21 @@ USUAL.update({("scaled", torch.bfloat16, *_USUAL_OPTIONS[1:]): "scaled"})
 USUAL.update({(said, *_USUAL_OPTIONS, None): said for said in (OFFSETS, ENDS, COUNTS)})  # and the rows to expect
 
 
-_SCALED, _SCALED_ONCE, _SCALED_A = (usual_calls("scaled", form) for form in (4, ONCE, 3))
+_SCALED, _SCALED_A = usual_calls("scaled", 4, 3, (0, 2, 1, 3)), usual_calls("scaled", 3, 2, (0, 2, 1))
+_SCALED_ONCE = usual_calls("scaled", ONCE, 2, range(3))
+_GROUPED = {
+    said: usual_calls(said, 3, 1, range(3), lambda *given, said=said: _recorded_by(said, *given))
+    for said in (OFFSETS, ENDS)
+}
+_GROUPED[COUNTS] = usual_calls(COUNTS, 3, 1, range(3))  # a product of masked rows is no node of its own
 
 
 def _scaled_again(given: Tensors, _: Named) -> torch.Tensor | None:
     """A product with scales by a kept launch, or None."""
     if len(given) == 4:
         a, scale_a, b, scale_b = given
-        if scale_a is scale_b:
-            return usual_again(_SCALED_ONCE, id(scale_a), a, b, scale_a)
-        return usual_again(_SCALED, id(scale_b), a, b, scale_a, scale_b)
-    a, scale_a, b = given
-    return usual_again(_SCALED_A, id(b), a, b, scale_a)
+        return usual_again(_SCALED_ONCE, a, b, scale_a) if scale_a is scale_b else usual_again(_SCALED, *given)
+    return usual_again(_SCALED_A, *given)
 
 
 def _grouped_again(given: Tensors, options: Named) -> torch.Tensor | None:
@@ -115,7 +118,7 @@ def _grouped_again(given: Tensors, options: Named) -> torch.Tensor | None:
             a, b, groups = given
     except ValueError:  # groups that are said twice, or not
         return None
-    return usual_again(_GROUPED[said], id(b), a, b, groups)
+    return usual_again(_GROUPED[said], a, b, groups)
 
 
 @overload
@@ -167,7 +170,7 @@ def scaled_matmul(
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
-@repeated_first(_scaled_again, 3, 4, weight=2)
+@repeated_first(_scaled_again, {3: _SCALED_A.last, 4: _SCALED.last}, weight=2)
 def scaled_matmul(
     a: torch.Tensor,
     scale_a: torch.Tensor,
@@ -392,7 +395,7 @@ def _recipe_text(recipe: object) -> str:
 # -------------------------------------------------------------------------------------------------------------- grouped
 
 
-@repeated_first(_grouped_again, 2, 3, weight=1, takes=(ENDS, COUNTS))
+@repeated_first(_grouped_again, {2: None, 3: _GROUPED[OFFSETS].last}, weight=1, takes=(ENDS, COUNTS))
 def grouped_matmul(
     a: torch.Tensor, b: torch.Tensor | Sequence[torch.Tensor], offsets: torch.Tensor | None = None, *,
     offs: torch.Tensor | None = None, counts: torch.Tensor | None = None, expected_rows: int | None = None,
@@ -717,10 +720,6 @@ def _recorded_by(
     """The recorded product of a kept launch; None for what is no node of its own."""
     found = product(a, b, groups) if _is_recorded(a, b) else None
     return None if found is None else _record(a, b, groups, said, [found])
-
-
-_GROUPED = {said: usual_calls(said, 3, partial(_recorded_by, said)) for said in (OFFSETS, ENDS)}
-_GROUPED[COUNTS] = usual_calls(COUNTS, 3)  # a product of masked rows is no node of its own
 
 
 def _first_recorded(

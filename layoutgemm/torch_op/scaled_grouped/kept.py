@@ -30,7 +30,6 @@ from ..compiled.guards import (
     FIRST_GPU,
     LEAST_ADDRESS,
     MAX_READY,
-    UNKNOWN,
     Guard,
     KeptCalls,
     LastCalls,
@@ -116,18 +115,8 @@ class KeptLaunch:
         self.special = more or bool(self.columns or self.memory)
         self.product = None
         if not (self.zeros or self.columns or self.memory or self.copied is not None):
-            made = self.direct.product(self.shape, self.strides, self.kind)
-            self.product = _transposed(made) if self.turned else made
-
-
-def _transposed(product: ProductCall) -> ProductCall:
-    """The call whose result is the transpose of another one's."""
-
-    def transposed(*given: torch.Tensor) -> torch.Tensor | None:
-        made = product(*given)
-        return None if made is None else made.mT
-
-    return transposed
+            shape, strides = [(*x[:-2], x[-1], x[-2]) if self.turned else x for x in (self.shape, self.strides)]
+            self.product = self.direct.product(shape, strides, self.kind)
 
 
 READY: KeptCalls[LaunchesByAddress[KeptLaunch]] = KeptCalls()
@@ -152,55 +141,52 @@ class UsualCalls(NamedTuple):
 
     name: str
     form: int
-    last: LastCalls[ProductCall]
+    last: LastCalls
     record: Record | None = None
 
 
-def usual_calls(name: str, form: int, record: Record | None = None) -> UsualCalls:
-    """Calls of a kind, of which none was made yet."""
-    return UsualCalls(name, form, LastCalls(READY), record)
+def usual_calls(name: str, form: int, key: int, order: Sequence[int], record: Record | None = None) -> UsualCalls:
+    """Calls of a kind, of which none was made yet. `key`, `order`: as `LastCalls` has them."""
+    return UsualCalls(name, form, LastCalls(key, order, READY.on_clear), record)
 
 
-def usual_again(
-    usual: UsualCalls, at: int, a: torch.Tensor, b: torch.Tensor, third: torch.Tensor,
-    fourth: torch.Tensor | None = None,
-) -> torch.Tensor | None:  # fmt: skip
-    """The new result of a kept launch that a guard finds. None leaves the call to `find`.
+def usual_again(usual: UsualCalls, *given: torch.Tensor) -> torch.Tensor | None:
+    """The new result of a kept launch that a guard finds. None leaves the call to `find`."""
+    try:
+        found: torch.Tensor | None = usual.last.again(*given)
+        return _usual(usual, given) if found is None else found
+    except (AttributeError, TypeError, RuntimeError):  # no dense tensors
+        return None
 
-    at     id of the tensor whose last call is looked for first
-    third  also the fourth of a call of the form ONCE
-    """
+
+def _usual(usual: UsualCalls, given: tuple[torch.Tensor, ...]) -> torch.Tensor | None:
+    """The same, found by a guard by shapes, and noted."""
     if modes_of_functions() or modes_of_dispatch() or _forward._current_level >= 0:
         return None
-    try:
-        found: Guard[ProductCall] | None = usual.last.get(at, UNKNOWN)
-        if found is None or not (found[0](a, b, third) if fourth is None else found[0](a, b, third, fourth)):
-            found = _usual(usual, at, (a, b, third) if fourth is None else (a, b, third, fourth), found)
-            if found is None:
-                return None
-        _, records, product = found
-        if records and _grad_enabled():
-            return None if usual.record is None else usual.record(product, a, b, third)
-        return product(a, b, third) if fourth is None else product(a, b, third, fourth)
-    except (AttributeError, TypeError, RuntimeError):  # no dense tensors
-        pass
-    return None
-
-
-def _usual(
-    usual: UsualCalls, at: int, tensors: tuple[torch.Tensor, ...], last: Guard[ProductCall] | None
-) -> Guard[ProductCall] | None:
-    """The product that a guard finds by shapes; noted, unless `last` says that calls change too often."""
+    tensors = [given[place] for place in usual.last.order]
     for check, records, launches in SEEN.get((usual.name, tensors[0].shape, tensors[1].shape, usual.form), ()):
         if check(*tensors):
             kept = launches.get(())
             if kept is None or kept.product is None:
                 return None
-            made = Guard(check, records, _of_three(kept.product) if usual.form == ONCE else kept.product)
-            if last is not None:
-                usual.last.note(at, made)
-            return made
+            product = _of_three(kept.product) if usual.form == ONCE else kept.product
+            call = _recording(product, usual.record) if records else product
+            usual.last.note(id(given[usual.last.key]), Guard(check, records, call))
+            again: torch.Tensor | None = call(*tensors)
+            return again
     return None
+
+
+def _recording(product: ProductCall, record: Record | None) -> ProductCall:
+    """The call of tensors that have derivatives: recorded by `record`, or None, where derivatives are."""
+
+    def call(*tensors: torch.Tensor) -> torch.Tensor | None:
+        if not _grad_enabled():
+            made: torch.Tensor | None = product(*tensors)
+            return made
+        return None if record is None else record(product, *tensors)
+
+    return call
 
 
 def _of_three(product: ProductCall) -> ProductCall:

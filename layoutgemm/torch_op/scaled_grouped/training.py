@@ -91,11 +91,8 @@ def fp8_again(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, asked
     """The product by a kept chain of launches, recorded if need be; None without one."""
     if _is_traced():
         return None
-    found = _FORWARD.again(asked, (a, b) if bias is None else (a, b, bias), True)
-    if found is None:
-        return None
-    value: torch.Tensor = found[0]
-    return _record(a, b, bias, (value, asked)) if found[1] and torch.is_grad_enabled() else value
+    found: torch.Tensor | None = _FORWARD.again(asked, (a, b) if bias is None else (a, b, bias))
+    return found
 
 
 def _first(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, asked: Asked) -> torch.Tensor:
@@ -257,9 +254,7 @@ class _RecordedFp8(torch.autograd.Function):
         grad, made = dense(grad), None
         if (wants[0] or wants[1]) and not torch.is_grad_enabled():
             given, options = [x for x in (grad, b, a) if x is not None], (facts, *wants[:2])
-            if (found := _BACKWARD.again(options, given, False)) is not None:
-                made = found[0]
-            elif launches_alone(given):
+            if (made := _BACKWARD.again(options, given)) is None and launches_alone(given):
                 steps: Steps = []
                 made = _BACKWARD.first(
                     lambda: Chain(steps, _of_recorded(a, b, grad, wants, facts, steps)), options, given
@@ -269,7 +264,16 @@ class _RecordedFp8(torch.autograd.Function):
 
 
 _record = recorder(_RecordedFp8)
-_FORWARD, _BACKWARD, _UNRECORDED = ChainCalls(), ChainCalls(), ChainCalls()
+
+
+def _derivable(value: torch.Tensor, asked: Asked, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A computed product whose derivative is recorded."""
+    a, b, bias = tensors if len(tensors) > 2 else (*tensors, None)
+    recorded: torch.Tensor = _record(a, b, bias, (value, asked))
+    return recorded
+
+
+_FORWARD, _BACKWARD, _UNRECORDED = ChainCalls(_derivable), ChainCalls(), ChainCalls()
 
 
 def _of_recorded(
@@ -369,7 +373,7 @@ def fp8_unrecorded(
         value = _product(rows, own, recipes, kind, bias, True, y=kept, activation=activation, steps=steps)
         return Chain(steps, (value.view(*x.shape[:-1], value.shape[-1]),))
 
-    if torch.compiler.is_compiling():
+    if _is_traced():
         [value] = make().results
     else:
         read = (x, *((weight,) if kept is None else kept))

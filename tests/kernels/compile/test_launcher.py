@@ -120,11 +120,8 @@ def test_the_compiled_host_function_takes_a_block(compiled: Any) -> None:
     assert [each.parameters for each in host.launches] == [got.parameters] * 2
 
 
-@pytest.mark.parametrize("by_c", [True, False])
-def test_a_chain_is_one_call_that_ends_at_a_refusal(by_c: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chain_is_one_call_that_ends_at_a_refusal() -> None:
     """Three launches of two arguments share the second one, the stream and the status. The last two begin behind it."""
-    if not by_c:
-        monkeypatch.setattr(compile_launch, "_chain_entry", lambda: None)
     seen: list[list[int]] = []
     refused: list[int] = []
 
@@ -135,7 +132,6 @@ def test_a_chain_is_one_call_that_ends_at_a_refusal(by_c: bool, monkeypatch: pyt
         ctypes.c_int32.from_address(addresses[3]).value = 700 if len(seen) in refused else 0
 
     chain = ChainLauncher([host] * 3, [(0, 3), (1, 3), (2, 3)], [(2, 0), (1, 512)])
-    assert isinstance(chain.entry, compile_launch._ENTRY) == by_c
     block = chain.block([1, 2, 3, 0])
     block.values[3], block.values[4] = 1 << 40, 77
     every = [[number, 1 << 40, 77] for number in (1, (1 << 40) + 512, 1 << 40)]

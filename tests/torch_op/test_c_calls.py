@@ -1,0 +1,228 @@
+"""Kept launches from C do what Python's code does, which stands in without a compiler: arguments, results, refusals."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.autograd.forward_ad as forward_ad
+
+from layoutgemm.errors import PlanError
+from layoutgemm.kernels.compile import launcher
+from layoutgemm.kernels.compile.launcher import ArgumentBlock
+from layoutgemm.torch_op import launch
+from layoutgemm.torch_op.compiled import c_calls, guards
+from layoutgemm.torch_op.compiled.guards import Guard, LastCalls, check_of
+from layoutgemm.torch_op.launch import ZEROS, DirectLaunch, Given, NewResult, NewTensor, making, recorded
+from tests import needs
+
+pytestmark = needs.C_COMPILER
+F32 = torch.float32
+FIRST = ((2, np.int32(3)), (2, np.float32(0.5)))  # words of a workspace
+
+
+class Host:
+    """Host functions of C that note their arguments, the stream and the status. `refuses`: a launch's number."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[int]] = []
+        self.refuses: int | None = None
+        self.held: list[Any] = []
+
+    def launch(self, count: int, name: str = "a kernel") -> DirectLaunch:
+        """A launch of `count` arguments, which are 100, 101, ... where nothing is written."""
+
+        def host(pointer: int) -> None:
+            addresses = (ctypes.c_void_p * (count + 2)).from_address(pointer)
+            self.seen.append([ctypes.c_int64.from_address(at or 0).value for at in addresses])
+            refused = self.refuses == len(self.seen) - 1
+            ctypes.c_int32.from_address(addresses[-1] or 0).value = 700 if refused else 0
+
+        entry = launcher._ENTRY(host)
+        self.held.append(entry)
+        own = SimpleNamespace(
+            entry=entry, load=lambda device: None, block=lambda arguments: ArgumentBlock(entry, arguments)
+        )
+        compiled: Any = SimpleNamespace(launcher=own, plan=None)
+        return DirectLaunch(compiled, range(100, 100 + count), (), -1, name)
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+    monkeypatch.setattr(launch, "current_device", lambda: -1)
+    monkeypatch.setattr(launch, "raw_stream", lambda index: 77)
+    monkeypatch.setattr(
+        launch, "empty_on_gpu", lambda shape, strides, kind: torch.empty_strided(shape, strides, dtype=kind).fill_(9)
+    )
+    yield Host()
+
+
+def both_ways(monkeypatch: pytest.MonkeyPatch, *given: Any, **options: Any) -> list[Any]:
+    """The call by Python's code, and from C."""
+    with monkeypatch.context() as patch:
+        patch.setattr(launch.LaunchPlan, "call", lambda plan: None)
+        python = making(*given, **options)
+    c = making(*given, **options)
+    assert type(c).__name__ == "builtin_function_or_method" != type(python).__name__
+    return [python, c]
+
+
+def told(x: object, known: dict[int, object]) -> object:
+    """A result or an argument, with names for addresses, which differ each time."""
+    if isinstance(x, torch.Tensor):
+        known.setdefault(x.data_ptr(), f"new {len(known)}")
+        return known[x.data_ptr()], tuple(x.shape), x.stride(), x.dtype, x.flatten().tolist()
+    if isinstance(x, tuple):
+        return tuple([told(each, known) for each in x])
+    return known.get(x, x) if isinstance(x, int) else x
+
+
+MATRIX, VECTOR = NewTensor((2, 3), (3, 1), F32, 2), NewTensor((4,), (1,), torch.uint8, 3, ZEROS)
+CASES: dict[str, tuple[list[tuple[Any, ...]], dict[str, Any], int]] = {
+    "a product": ([((MATRIX,), {0: 0, 1: 1})], {"count": 2}, 0),
+    "numbers": ([((MATRIX,), {1: 0, 0: 4}, (5, 3))], {"count": 2}, 2),
+    "a third tensor": ([((MATRIX,), {0: 0, 1: 1, 2: 5})], {"count": 3}, 0),
+    "two results": ([((MATRIX, VECTOR), {0: 0, 1: 1})], {"count": 2, "returns": [1, None, 0]}, 0),
+    "a workspace": (
+        [((MATRIX, NewTensor((16,), (1,), torch.uint8, 3, FIRST), NewTensor((0,), (1,), F32, None)), {0: 0, 1: 1})],
+        {"count": 2, "returns": [2, 0]}, 0,
+    ),
+    "into a tensor": ([((), {0: 2, 1: 0, 2: 1})], {"count": 3, "given": Given(into=0, begins=(16, 0, 32))}, 0),
+    "written": (
+        [((MATRIX,), {0: 0, 1: 1, 2: 3, 3: 4})], {"count": 4, "given": Given((2, 3), (64, 64, 64, 64), None, False)}, 0,
+    ),
+    "a chain": (
+        [((), {0: 0}, (), {1: 0, 2: 256}), ((MATRIX,), {1: 4}, (3,), {0: 256, 1: 0})],
+        {"count": 2, "memory": 512}, 1,
+    ),
+    "at odd addresses": ([((MATRIX,), {0: 0, 1: 1})], {"count": 2, "given": Given(aligned=False)}, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_c_launches_what_python_does(name: str, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    launches, options, words = CASES[name]
+    made = [NewResult(host.launch(6, f"kernel {i}"), *each) for i, each in enumerate(launches)]
+    ways = both_ways(monkeypatch, made, **options)
+    whole, count = torch.arange(80, dtype=F32), options["count"]
+    tensors = [whole[16 * i : 16 * i + 16] for i in range(count)]
+    if name == "at odd addresses":
+        tensors = [x[1:] for x in tensors]
+    numbers = (-5, 1 << 63)[:words]
+    found = []
+    for call in ways:
+        host.seen.clear()
+        versions = [x._version for x in tensors]
+        result = call(*tensors, *numbers)
+        known: dict[int, object] = {x.data_ptr() + 4 * i: f"given {i}" for x in tensors for i in range(16)}
+        said = told(result, known)
+        memory = host.seen[0][1] if name == "a chain" else 0
+        seen = [[told(x - memory if 0 <= x - memory < 512 else x, known) for x in one] for one in host.seen]
+        if name == "a workspace":  # which lives no longer
+            seen[0][3] = "memory"
+        found.append((said, seen, [x._version - before for x, before in zip(tensors, versions)]))
+        assert result is (tensors[0] if "into" in name else result) is not None
+    assert found[0] == found[1]
+    assert [each[-2:] for each in host.seen] == [[77, 0]] * len(launches)
+
+    def refused(*given: Any) -> list[bool]:
+        host.seen.clear()
+        with torch.no_grad():
+            answers = [call(*given) is None for call in ways]
+        return [*answers, not host.seen]
+
+    aligned = options.get("given", Given()).aligned
+    for place in range(count):
+        odd = [x[1:] if i == place else x for i, x in enumerate(tensors)]
+        assert refused(*odd, *numbers) == [aligned, aligned, aligned]
+    if name == "written":
+        assert refused(tensors[0], tensors[1], tensors[2], tensors[2]) == [True] * 3  # both are written
+        assert refused(tensors[0], tensors[1], tensors[2], tensors[0]) == [True] * 3
+        assert refused(tensors[1], tensors[1], tensors[2], tensors[3]) == [False] * 3  # they are only read
+        torch._C._set_deterministic_algorithms(True)
+        try:
+            assert refused(*tensors) == [True] * 3
+        finally:
+            torch._C._set_deterministic_algorithms(False)
+    for call in ways:
+        with pytest.raises(TypeError):
+            call(*tensors[1:])
+        host.seen.clear()
+        with recorded() as record:
+            call(*tensors, *numbers)
+        assert [[*one.arguments] for one in record.launches] == [each[:6] for each in host.seen]
+        host.seen.clear()
+        host.refuses = len(launches) - 1
+        with pytest.raises(PlanError, match=f"kernel {host.refuses}"):
+            call(*tensors, *numbers)
+        host.refuses, _ = None, call(*tensors, *numbers)
+
+
+def test_c_asks_for_the_device_the_context_and_the_stream_at_each_call(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The functions that are asked are those of torch, which a made call holds."""
+    now, bound = {"device": -1, "stream": 77}, []
+    monkeypatch.setattr(launch, "current_device", lambda: now["device"])
+    monkeypatch.setattr(launch, "raw_stream", lambda index: now["stream"])
+    monkeypatch.setattr(launch, "bind", bound.append)
+    x = torch.ones(16)
+    call = both_ways(monkeypatch, [NewResult(host.launch(3), (MATRIX,), {0: 0, 1: 1})], 2)[1]
+    thread = threading.Thread(target=lambda: [call(x, x), call(x, x, None)])
+    thread.start()
+    thread.join()
+    assert bound == [-1] and len(host.seen) == 2
+    now["stream"] = 78
+    assert call(x, x) is not None and host.seen[-1][-2] == 78
+    now["device"] = 0
+    assert call(x, x) is None and len(host.seen) == 3
+    now["device"] = -1
+    freed = torch.ones(32)
+    part = freed[16:]
+    freed.untyped_storage().resize_(0)
+    assert call(freed, x) is None and call(part, x) is None and len(host.seen) == 3
+    with pytest.raises(AttributeError):
+        call(x, "no tensor")
+
+
+def test_c_finds_the_last_call_if_no_mode_has_to_see_it() -> None:
+    """By the id of the second tensor. The guard and the call take the tensors in another order."""
+    weight, x, last, python = torch.ones(2), torch.ones(2, 3), *[LastCalls(1, (1, 0)) for _ in range(2)]
+    check = check_of([weight, x])
+    assert check is not None
+    for each in (last, python):
+        each.note(id(weight), Guard(check, False, lambda w, t: (t.sum() - w.sum()).item()))
+    del python.again
+    assert type(last.again).__name__ == "builtin_function_or_method"
+    for again in (last.again, python.again):
+        assert again(x, weight) == 4 and again(x, weight.clone()) is None and again(x) is again(x, weight, x) is None
+        nested = torch.nested.nested_tensor([x])
+        for other in (x.mT, nested, x.double(), torch.nn.Parameter(x), x.to("meta"), x.to_sparse(), x[:, :2], x[0]):
+            assert again(other, weight) is None
+        for mode in (
+            torch.overrides.BaseTorchFunctionMode(), torch.utils._python_dispatch.TorchDispatchMode(),
+            forward_ad.dual_level(), torch.autocast("cpu", torch.bfloat16),
+        ):  # fmt: skip
+            with mode:
+                assert again(x, weight) is None
+        with pytest.raises(AttributeError):
+            again("no tensor", weight)
+    last[id(weight)] = None
+    assert last.again(x, weight) is None
+    last.clear()
+    assert last.again(x, weight) is None
+
+
+def test_without_a_compiler_python_s_code_stands_in(monkeypatch: pytest.MonkeyPatch, host: Host) -> None:
+    monkeypatch.setattr(c_calls, "library", lambda: None)
+    call = making([NewResult(host.launch(3), (MATRIX,), {0: 0, 1: 1})], 2)
+    x, last = torch.ones(16), LastCalls(0, range(2))
+    last.note(id(x), Guard(lambda *tensors: True, False, call))
+    assert last.again(x, x).shape == (2, 3) and len(host.seen) == 1
+    assert type(call).__name__ == type(guards.check_of([x])).__name__ == "function" and "again" not in vars(last)
