@@ -43,7 +43,7 @@ Parts = Mapping[str, tuple[Part, ...]]  # by variable: its value is the sum of i
 
 
 def cases(left: Formula, right: Formula, stuck: CannotRewrite, read: Callable[[Scalar], Scalar]) -> int | None:
-    """The number of cases in each of which the formulas have equal forms, or None where that is not shown.
+    """The number of cases, with equal forms in each; None where a case has others.
 
     `stuck` is the refusal of `rewrite` on the whole box; `read` gives an entry of a formula under the facts.
 
@@ -58,7 +58,7 @@ def cases(left: Formula, right: Formula, stuck: CannotRewrite, read: Callable[[S
     """
     if stuck.box is None:
         return None
-    whole = {v: (Part(1, n),) for v, n in stuck.box.extents.items()}
+    whole: Parts = {v: (Part(1, n),) for v, n in stuck.box.extents.items()}
     todo = [(whole, {v: (v, 0) for v in whole}, stuck)]
     tried = done = 0
     while todo:
@@ -128,7 +128,7 @@ def _smaller(parts: Parts, names: Mapping[str, tuple[str, int]], stuck: CannotRe
 
 
 def _order(part: Part) -> float:
-    """What a part is worth being bisected: its extent, or little for a symbol; 0 where it cannot be."""
+    """The extent of a part that can be halved, 0.5 of a symbolic one; else 0."""
     if part.extent.__class__ is int:
         return part.extent if part.extent > 1 else 0
     return 0.5 if part.cut == 0 or (part.cut == 1 and ge0(part.extent - 2)) else 0

@@ -589,7 +589,7 @@ def test_a_formula_of_other_variables_is_refused() -> None:
 
 
 def test_a_counterexample_names_a_fact_only_where_it_helps() -> None:
-    """x % (M*K) // M is not x // K % M where K divides M either, and `K | M` is where the rewriting stops."""
+    """The false one stops at `K | M`, and is false under it too."""
     X = dim("X")
     false = prove_formulas(lambda x: x % (M * K) // M, lambda x: x // K % M, x=X)
     assert isinstance(false, CounterExample) and "lacks" not in false.statement
