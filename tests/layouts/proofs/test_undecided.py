@@ -170,6 +170,25 @@ def test_formula_by_cases(left: str, right: str, extents: dict[str, str]) -> Non
             assert value(left, coordinate) == value(right, coordinate), "the case itself is false"
 
 
+# False in one half of the cases alone.
+FALSE_IN_SOME_CASES = [
+    ("-(-x // 64)", "(x + 62) // 64"),
+    ("-(-x // 64)", "(x + 64) // 64"),
+    ("-(-x // N)", "(x + N) // N"),
+    ("x % 8 if x // 8 % 2 == 0 else 7 - x % 8", "x % 8"),
+    ("[0, 1, 2, 3, 4, 5, 7, 6][x % 8]", "x % 8"),
+]
+
+
+@pytest.mark.parametrize("left, right", FALSE_IN_SOME_CASES)
+def test_every_case_is_looked_at(left: str, right: str) -> None:
+    n = dim("N")
+    answer = prove_formulas(
+        lambda x: value(left, {"x": x, "N": n}), lambda x: value(right, {"x": x, "N": n}), x=dim("M")
+    )
+    assert isinstance(answer, CounterExample) and answer.left != answer.right
+
+
 @pytest.mark.parametrize("left, right, extents, reason", FORMULAS, ids=[f[0] for f in FORMULAS])
 def test_formula(left: str, right: str, extents: dict[str, str], reason: str) -> None:
     names = used(left, right, *extents.values())
