@@ -1,7 +1,7 @@
 """Proofs of index formulas by cases: a digit is bisected until every formula goes through.
 
 The rewriting of `digits.py` stops where a value is no linear form of the digits. -(-x // 64) is x.1 where the low digit
-x.0 of x is 0, and x.1 + 1 elsewhere. Here x.0 is halved as often as needed: 0, 1, 2..3, 4..7 and so on to 32..63. In
+x.0 of x is 0, and x.1 + 1 elsewhere. Here x.0 is halved as often as needed: 0..1, 2..3, 4..7 and so on to 32..63. In
 each case the low digit is a number plus a digit of fewer values, the others keep all of theirs, and the forms are equal
 for every size. Digits of symbolic extent lose their first value, then their last one.
 
@@ -13,13 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 from ...errors import LayoutError
 from ..int_tuple import leaves
 from ..symbols.polynomial import Scalar, ge0
 from .digit_boxes import CannotRewrite, Digit, DigitBox
-from .digits import Formula, call, rewrite
+from .digits import Formula, NormalForm, call, rewrite
 
 CASES = 600  # boxes that are rewritten, for one proof
 VALUES = 1 << 16  # values of the digits on which a value depends; of more no proof is tried
@@ -27,7 +26,7 @@ WHOLE = 1 << 12  # the largest radix at which a variable is split to make other 
 
 
 @dataclass(frozen=True)
-class Part:
+class VariablePart:
     """A part of a variable: `weight` times `first` + 0..extent-1.
 
     cut   how often a symbolic extent lost its first or its last value
@@ -39,7 +38,7 @@ class Part:
     cut: int = 0
 
 
-Parts = Mapping[str, tuple[Part, ...]]  # by variable: its value is the sum of its parts
+Parts = Mapping[str, tuple[VariablePart, ...]]  # by variable: its value is the sum of its parts
 
 
 def cases(left: Formula, right: Formula, stuck: CannotRewrite, read: Callable[[Scalar], Scalar]) -> int | None:
@@ -54,11 +53,11 @@ def cases(left: Formula, right: Formula, stuck: CannotRewrite, read: Callable[[S
     ...     rewrite({"x": dim("M")}, *rounded_up)
     ... except CannotRewrite as stuck:
     ...     print(cases(*rounded_up, stuck, lambda x: x))
-    7
+    6
     """
     if stuck.box is None:
         return None
-    whole: Parts = {v: (Part(1, n),) for v, n in stuck.box.extents.items()}
+    whole: Parts = {v: (VariablePart(1, n),) for v, n in stuck.box.extents.items()}
     todo = [(whole, {v: (v, 0) for v in whole}, stuck)]
     tried = done = 0
     while todo:
@@ -87,7 +86,7 @@ def cases(left: Formula, right: Formula, stuck: CannotRewrite, read: Callable[[S
 def _of_parts(formula: Formula, parts: Parts) -> Formula:
     """The formula as a function of the parts of its variables."""
 
-    def value(**at: Any) -> Any:
+    def value(**at: NormalForm) -> object:
         of = {v: [p.weight * (p.first + at[f"{v}.{i}"]) for i, p in enumerate(ps)] for v, ps in parts.items()}
         return call(formula, {v: sum(xs[1:], xs[0]) for v, xs in of.items()})
 
@@ -111,7 +110,7 @@ def _smaller(parts: Parts, names: Mapping[str, tuple[str, int]], stuck: CannotRe
                 return []
             return [_with(parts, v, i, _split(part, whole, name))]
         return [_with(parts, v, i, (half,)) for half in _halves(part)]
-    found: tuple[Digit, Part] | None = None
+    found: tuple[Digit, VariablePart] | None = None
     if prod([e for e in map(box.extent, stuck.digits) if e.__class__ is int]) > VALUES:
         return []
     for digit in stuck.digits:
@@ -127,31 +126,31 @@ def _smaller(parts: Parts, names: Mapping[str, tuple[str, int]], stuck: CannotRe
     return [_with(parts, v, i, (*split[:k], half, *split[k + 1 :])) for half in _halves(part)]
 
 
-def _order(part: Part) -> float:
+def _order(part: VariablePart) -> float:
     """The extent of a part that can be halved, 0.5 of a symbolic one; else 0."""
     if part.extent.__class__ is int:
         return part.extent if part.extent > 1 else 0
     return 0.5 if part.cut == 0 or (part.cut == 1 and ge0(part.extent - 2)) else 0
 
 
-def _halves(part: Part) -> list[Part]:
+def _halves(part: VariablePart) -> list[VariablePart]:
     e, first, cut = part.extent, part.first, part.cut
     if not _order(part):
         return []
     if e.__class__ is int:
-        return [Part(part.weight, e // 2, first), Part(part.weight, e - e // 2, first + e // 2)]
+        return [VariablePart(part.weight, e // 2, first), VariablePart(part.weight, e - e // 2, first + e // 2)]
     if cut:
-        return [Part(part.weight, e - 1, first, cut + 1), Part(part.weight, 1, first + e - 1, cut + 1)]
+        return [VariablePart(part.weight, e - 1, first, cut + 1), VariablePart(part.weight, 1, first + e - 1, cut + 1)]
     # Where the extent may be 1, one value too many: a proof of more values is a proof.
     rest = e - 1 if ge0(e - 2) else e
-    return [Part(part.weight, 1, first, cut + 1), Part(part.weight, rest, first + 1, cut + 1)]
+    return [VariablePart(part.weight, 1, first, cut + 1), VariablePart(part.weight, rest, first + 1, cut + 1)]
 
 
-def _split(part: Part, box: DigitBox, name: str) -> tuple[Part, ...]:
+def _split(part: VariablePart, box: DigitBox, name: str) -> tuple[VariablePart, ...]:
     """The part as its digits of a box. The first value goes to the lowest one."""
     pairs = enumerate(zip(box.digits[name], box.weights[name]))
-    return tuple(Part(part.weight * w, e, 0 if k else part.first, part.cut) for k, (e, w) in pairs)
+    return tuple(VariablePart(part.weight * w, e, 0 if k else part.first, part.cut) for k, (e, w) in pairs)
 
 
-def _with(parts: Parts, v: str, i: int, new: tuple[Part, ...]) -> Parts:
+def _with(parts: Parts, v: str, i: int, new: tuple[VariablePart, ...]) -> Parts:
     return {**parts, v: (*parts[v][:i], *new, *parts[v][i + 1 :])}
