@@ -24,6 +24,7 @@ from dataclasses import replace
 import torch
 
 from ..errors import OperandError
+from ..kernels.run.operand_checks import WITHOUT_RULES
 from ..torch_op import operators as _matmul  # noqa: F401  # defines the operators, as the next does
 from ..torch_op.compiled.traced import OF_TENSORS
 from ..torch_op.quantized import experts as _experts  # noqa: F401  # which imports the others
@@ -48,6 +49,7 @@ def register_shardings() -> None:
     except ImportError as error:
         name = "torch.distributed.tensor.experimental.register_sharding"
         raise OperandError(f"torch {torch.__version__} has no {name}: 2.6 and later have") from error
+    WITHOUT_RULES.pop("DTensor", None)
     for name, rules in _RULES.items():
         operator = getattr(torch.ops.layoutgemm, name).default
         register_sharding(operator)(rules)

@@ -509,7 +509,7 @@ def linear(
     >>> linear(torch.ones(1, 2).half(), torch.arange(6.0).view(3, 2).half()).tolist()
     [[1.0, 5.0, 9.0]]
 
-    Raises as `matmul`, and OperandError for a weight that is no matrix.
+    Raises as `matmul`, and OperandError for a weight that is no matrix, or whose class refuses the product.
     """
     if not _is_traced():
         if (again := _linear_again(x, weight, bias, activation)) is not None:
@@ -525,8 +525,17 @@ def linear(
                 return found
             if _grad_enabled() and (weight.requires_grad or x.requires_grad or _records(bias)):
                 return _first_linear(x, weight, bias, activation, allow_tf32)
-    matrix = weight.mT if isinstance(weight, torch.Tensor) and weight.ndim > 1 else _not_linear(weight)
-    return matmul(x, matrix, bias=bias, activation=activation, allow_tf32=allow_tf32)
+    try:
+        matrix = weight.mT if isinstance(weight, torch.Tensor) and weight.ndim > 1 else _not_linear(weight)
+        return matmul(x, matrix, bias=bias, activation=activation, allow_tf32=allow_tf32)
+    except NotImplementedError as error:
+        if type(weight) in PLAIN:
+            raise
+        kind = type(weight)
+        raise OperandError(
+            f"weight is a {kind.__module__}.{kind.__qualname__}, a class without a rule for this product: "
+            "torch.nn.Linear multiplies it, and swap_linears leaves layers with such weights alone"
+        ) from error
 
 
 def _first_linear(

@@ -23,6 +23,7 @@ from layoutgemm import matmul, quantize, scaled_matmul
 from layoutgemm.distributed import all_gather_matmul, matmul_reduce_scatter, register_shardings
 from layoutgemm.distributed.shardings import gated_rules, grouped_rules, product_rules, scaled_rules
 from layoutgemm.errors import OperandError
+from layoutgemm.kernels.run import operand_checks
 from layoutgemm.nn import DenseLinear
 
 PROGRAM = Path(__file__).with_name("program.py")
@@ -106,6 +107,15 @@ def two_ranks() -> Any:
     register_shardings()
     yield init_device_mesh("cpu", (2,))
     torch.distributed.destroy_process_group()
+
+
+def test_a_dtensor_before_its_rules_are_registered_names_the_call(two_ranks: Any, monkeypatch: Any) -> None:
+    a, b = (first_of(torch.ones(8, 8).bfloat16(), two_ranks, Replicate()) for _ in range(2))
+    assert "DTensor" not in operand_checks.WITHOUT_RULES
+    monkeypatch.setitem(operand_checks.WITHOUT_RULES, "DTensor", "of which `register_shardings` has removed this")
+    for product in (matmul, lambda a, b: matmul(a, b, activation="relu"), lambda a, b: scaled_matmul(a, b, a, b)):
+        with pytest.raises(OperandError, match="a is a DTensor, of which `register_shardings` has removed this"):
+            product(a, b)
 
 
 def first_of(whole: Any, mesh: Any, placement: Any) -> Any:

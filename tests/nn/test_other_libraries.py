@@ -152,3 +152,37 @@ def test_averages_of_a_model_copy_codes(name: str) -> None:
     with torch.no_grad():
         second.bias.copy_(bias)
         assert torch.equal(average(x), second(x))
+
+
+class Packed(torch.Tensor):
+    """A weight of another library, whose class multiplies as torch.nn.functional.linear alone."""
+
+    @staticmethod
+    def __new__(cls, inner: Any) -> Any:
+        made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.nn.functional.linear:
+            return torch.nn.functional.linear(args[0], args[1].inner, *args[2:])
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "detach" in str(function):
+            return cls(args[0].inner)
+        raise NotImplementedError(f"unimplemented {function}")
+
+
+def test_a_weight_whose_class_refuses_the_product_is_named() -> None:
+    """torchao's `quantize_` puts such weights into our layers, which are subclasses of torch.nn.Linear."""
+    made, theirs, x = DenseLinear.of(layer()), layer(), torch.ones(2, 128, dtype=BF16)
+    for each in (made, theirs):
+        each.weight = torch.nn.Parameter(Packed(each.weight.detach()), requires_grad=False)
+    with pytest.raises(
+        OperandError, match=r"weight is a tests\.nn\.\w+\.Packed, a class without a rule .* torch.nn.Linear"
+    ):
+        made(x)
+    assert theirs(x).shape == (2, 128) and "its weight is a Packed" in str(swap_linears(torch.nn.Sequential(theirs)))

@@ -18,7 +18,8 @@ from ..alignment import address_misfit, batch_misfit, line_misfit
 if TYPE_CHECKING:
     import torch
 
-
+# Classes of tensors whose rules wait for a call, and the call.
+WITHOUT_RULES = {"DTensor": "whose rules are registered once a process: layoutgemm.distributed.register_shardings()"}
 _WORK: Any = 10_000  # candidates that the exact test of two strided tensors may try; beyond, they count as overlapping
 _ANYWHERE = 1 << 20  # an address for a tensor that is compared with itself
 
@@ -91,6 +92,8 @@ def _check_dense(name: str, x: torch.Tensor, written: bool) -> None:
         way_out = f"{name}.to_padded_tensor(0)" if x.is_nested else f"{name}.to_dense()"
         raise OperandError(f"{name} is {kind}: this library multiplies dense tensors; {way_out} is one")
     if not addressed(x) or torch.jit.is_tracing():  # whose sizes are tensors
+        if type(x).__name__ in WITHOUT_RULES:
+            raise OperandError(f"{name} is a {type(x).__name__}, {WITHOUT_RULES[type(x).__name__]}")
         return
     if x.is_neg() and x.is_floating_point() and x.element_size() == 1:
         raise OperandError(f"{name} is {x.dtype} with torch's negative bit, and torch negates none of that type")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
+from math import lcm
 
 from ...regex import regex
 from ..symbols.polynomial import (
@@ -25,7 +26,24 @@ Digit = tuple[str, int]  # variable, position of the digit
 
 
 class CannotRewrite(MissingFact):
-    """The rewriting of a formula cannot go on. `needs`: facts, each of which would help; () when none is known to."""
+    """The rewriting of a formula cannot go on. `needs`: facts, each of which would help; () when none is known to.
+
+    digits   the digits whose values decide how it goes on, for a proof by cases
+    radix    a variable that is split across its digits, and a weight at which it can be split first
+    box      the box on which the rewriting stopped; None where it was not `rewrite` that stopped
+    """
+
+    box: DigitBox | None = None
+
+    def __init__(
+        self,
+        reason: str,
+        needs: tuple[str, ...] = (),
+        digits: Iterable[Digit] = (),
+        radix: tuple[str, int] | None = None,
+    ) -> None:
+        super().__init__(reason, needs)
+        self.digits, self.radix = tuple(sorted(digits)), radix
 
 
 class SymbolMet(Exception):
@@ -88,7 +106,8 @@ class DigitBox:
             below = next(w for w in weights if div(at, w) is None) if div(at, weights[-1]) is None else weights[-1]
             needs = distinct((*needs_div(below, at), *needs_div(at, below)))
             radices = "*".join(show(e) for e in digits)
-            raise CannotRewrite(f"{name} would be split at {show(at)}, across its digits {radices}", needs)
+            radix = (name, lcm(below, at)) if below.__class__ is int and at.__class__ is int else None
+            raise CannotRewrite(f"{name} would be split at {show(at)}, across its digits {radices}", needs, radix=radix)
         i, q = inside
         e = digits[i]
         k = div(e, q)

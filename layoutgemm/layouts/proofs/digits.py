@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
-from math import gcd
+from math import gcd, inf, prod
 from typing import Any
 
 from ...arguments import shown
@@ -41,6 +41,7 @@ from .digit_boxes import CannotRewrite, Digit, DigitBox, SplitNeeded, distinct
 Formula = Callable[..., Any]  # of variables by name
 Bit = tuple[frozenset[Digit], bool]  # XOR of the set, and whether it is negated
 ZERO: frozenset[Digit] = frozenset()
+IN_ORDER = (Layout, ComposedLayout, LinearLayout, Swizzle)  # formulas that take the variables in their order
 
 
 def variable(box: DigitBox, name: str) -> NormalForm:
@@ -104,7 +105,8 @@ class NormalForm:
         if right is None:
             return NotImplemented
         if right.terms and self.terms:
-            raise CannotRewrite(f"the product ({self}) * ({right}) is not linear in the digits")
+            short = min((self, right), key=NormalForm._cases)
+            raise CannotRewrite(f"the product ({self}) * ({right}) is not linear in the digits", (), short._digits())
         a, b = (right, self) if right.terms else (self, right)
         k = b.constant
         if k.__class__ is int and k == 0:
@@ -113,7 +115,16 @@ class NormalForm:
 
     __rmul__ = __mul__
 
-    # ------------------------------------------------------------ bounds
+    # ------------------------------------------------------------ digits and bounds
+
+    def _digits(self) -> set[Digit]:
+        """The digits on which the value depends."""
+        return {digit for s in self.terms for digit in s}
+
+    def _cases(self) -> float:
+        """The number of values of the digits."""
+        extents = [self.box.extent(digit) for digit in self._digits()]
+        return prod([e if e.__class__ is int else inf for e in extents])
 
     def low(self) -> Scalar:
         """A lower bound on the box."""
@@ -168,7 +179,7 @@ class NormalForm:
         if right is None:
             return NotImplemented
         if right.terms:
-            raise CannotRewrite(f"division by {right}, which has digits")
+            raise CannotRewrite(f"division by {right}, which has digits", (), right._digits())
         d = right.constant
         known = self.quotients.get(d)
         if known is None:
@@ -218,11 +229,7 @@ class NormalForm:
                 period = div(d, -c)
             if period is None or not ge0(period):
                 continue
-            if (
-                period != 1
-                and e != period
-                and (period.__class__ is Polynomial or e.__class__ is Polynomial or e > period)
-            ):
+            if period != 1 and not ge0(period - e):
                 raise SplitNeeded([(digit[0], self.box.weight(digit) * period)])
         if len(self.terms) == 1 and d.__class__ is int and self.constant.__class__ is int:
             ((s, c),) = self.terms.items()
@@ -236,7 +243,8 @@ class NormalForm:
         if not needs:
             low, gap = self.low(), d - 1 - self.high()
             needs = [f for x in (low, gap) if not ge0(x) for f in needs_ge(x)]
-        raise CannotRewrite(f"({self}) // {show(d)}: what {show(d)} does not divide is not below it", distinct(needs))
+        why = f"({self}) // {show(d)}: what {show(d)} does not divide is not below it"
+        raise CannotRewrite(why, distinct(needs), self._digits())
 
     def __mod__(self, other: Scalar | NormalForm) -> NormalForm:
         return self - (self // other) * other
@@ -286,7 +294,7 @@ class NormalForm:
 
     __rxor__, __rand__, __ror__ = __xor__, __and__, __or__
 
-    def _bitwise(self, other: object, operation: Callable[[Bit, Bit], Bit], keeps_upper: bool) -> NormalForm:
+    def _bitwise(self, other: object, operation: Callable[[Bit, Bit], Bit | None], keeps_upper: bool) -> NormalForm:
         """Bit by bit below 2^n, where one operand lies in 0..2^n-1; above that the other one, or nothing."""
         right = self._lift(other)
         if right is None:
@@ -303,7 +311,11 @@ class NormalForm:
         b, _ = narrow._bits(n)
         out = upper if keeps_upper else NormalForm(self.box, {}, 0)
         for p in a.keys() | b.keys():
-            s, negated = operation(a.get(p, (ZERO, False)), b.get(p, (ZERO, False)))
+            both = operation(a.get(p, (ZERO, False)), b.get(p, (ZERO, False)))
+            if both is None:
+                digits = self._digits() | right._digits()
+                raise CannotRewrite("the AND of two different bits is not a XOR of bits", (), digits)
+            s, negated = both
             if s:
                 out = out + NormalForm(self.box, {s: -(1 << p) if negated else 1 << p}, 0)
             if negated:
@@ -344,7 +356,8 @@ class NormalForm:
             while m:
                 if m & 1:
                     if p in bits:
-                        raise CannotRewrite(f"{self} as bits: two terms meet at bit {p}, and their sum carries")
+                        why = f"{self} as bits: two terms meet at bit {p}, and their sum carries"
+                        raise CannotRewrite(why, (), self._digits())
                     if p < n:
                         bits[p] = s, c < 0
                     else:
@@ -357,7 +370,8 @@ class NormalForm:
         for p in range(n):
             if constant >> p & 1:
                 if p in bits:
-                    raise CannotRewrite(f"{self} as bits: a term meets the constant at bit {p}, and their sum carries")
+                    why = f"{self} as bits: a term meets the constant at bit {p}, and their sum carries"
+                    raise CannotRewrite(why, (), self._digits())
                 bits[p] = ZERO, True
         return bits, NormalForm(self.box, upper, k * one)
 
@@ -374,7 +388,7 @@ class NormalForm:
             return bool(difference.constant == 0)
         if ge0(difference.low() - 1) or ge0(-difference.high() - 1):
             return False
-        raise CannotRewrite(f"whether {self} == {other} depends on the coordinate: formulas cannot branch on it")
+        raise self._branch("==", other, difference)
 
     def __ge__(self, other: object) -> bool:
         difference = self - other
@@ -382,7 +396,11 @@ class NormalForm:
             return True
         if ge0(-difference.high() - 1):
             return False
-        raise CannotRewrite(f"whether {self} >= {other} depends on the coordinate: formulas cannot branch on it")
+        raise self._branch(">=", other, difference)
+
+    def _branch(self, relation: str, other: object, difference: NormalForm) -> CannotRewrite:
+        why = f"whether {self} {relation} {other} depends on the coordinate: formulas cannot branch on it"
+        return CannotRewrite(why, (), difference._digits())
 
     def __gt__(self, other: Scalar | NormalForm) -> bool:
         return self >= other + 1
@@ -397,6 +415,14 @@ class NormalForm:
 
     def __bool__(self) -> bool:
         return not self == 0
+
+    def __abs__(self) -> NormalForm:
+        return self if self >= 0 else -self
+
+    def __index__(self) -> int:
+        if self.terms or self.constant.__class__ is not int:
+            raise CannotRewrite(f"{self} is no single number, as an index must be", (), self._digits())
+        return self.constant
 
     def __str__(self) -> str:
         parts = [show(self.constant)] if self.constant != 0 or not self.terms else []
@@ -419,18 +445,18 @@ def _xor(a: Bit, b: Bit) -> Bit:
     return a[0] ^ b[0], a[1] != b[1]
 
 
-def _and(a: Bit, b: Bit) -> Bit:
+def _and(a: Bit, b: Bit) -> Bit | None:
     for x, y in ((a, b), (b, a)):
         if not x[0]:
             return y if x[1] else (ZERO, False)
     if a[0] == b[0]:
         return a if a[1] == b[1] else (ZERO, False)
-    raise CannotRewrite("the AND of two different bits is not a XOR of bits")
+    return None
 
 
-def _or(a: Bit, b: Bit) -> Bit:
-    s, negated = _and((a[0], not a[1]), (b[0], not b[1]))
-    return s, not negated
+def _or(a: Bit, b: Bit) -> Bit | None:
+    both = _and((a[0], not a[1]), (b[0], not b[1]))
+    return None if both is None else (both[0], not both[1])
 
 
 def _entry(x: object) -> Scalar | None:
@@ -492,7 +518,8 @@ def _select(a: Any, b: Any, larger: bool) -> Any:
         if ge0(-high):
             return b if larger else a
         name = "max" if larger else "min"
-        raise CannotRewrite(f"{name}({a}, {b})", distinct((*needs_ge(low), *needs_ge(-high))))
+        digits = difference._digits() if isinstance(difference, NormalForm) else ()
+        raise CannotRewrite(f"{name}({a}, {b})", distinct((*needs_ge(low), *needs_ge(-high))), digits)
     if hasattr(a, "dtype") or hasattr(b, "dtype"):
         import numpy as np
 
@@ -517,6 +544,9 @@ def rewrite(
         variables = {name: variable(box, name) for name in box.extents}
         try:
             out = [call(f, variables) for f in formulas]
+        except CannotRewrite as stuck:
+            stuck.box = box
+            raise
         except LayoutError:
             raise
         except (TypeError, AttributeError, LookupError, ValueError, ArithmeticError) as error:
@@ -526,8 +556,12 @@ def rewrite(
             ) from error
         except SplitNeeded as request:
             before = {v: list(d) for v, d in box.digits.items()}
-            for name, at in request.splits:
-                box.split(name, at)
+            try:
+                for name, at in request.splits:
+                    box.split(name, at)
+            except CannotRewrite as stuck:
+                stuck.box = box
+                raise
             if before == box.digits:
                 raise CannotRewrite(f"splitting {request.splits} changes nothing") from None
             continue
@@ -539,7 +573,7 @@ def rewrite(
 
 def call(formula: Formula, variables: Mapping[str, object]) -> Any:
     """The formula at these values: layouts take them in order, functions by name. A list counts as a tuple."""
-    if isinstance(formula, (Layout, ComposedLayout, LinearLayout, Swizzle)):
+    if isinstance(formula, IN_ORDER):
         return formula(*variables.values())
     found = formula(**variables)
     return tuple(found) if found.__class__ is list else found

@@ -9,6 +9,7 @@ the same way. Only where a split over-covers, and that coordinate lies outside, 
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping
@@ -26,14 +27,17 @@ from ..symbols.dims import entry
 from ..symbols.facts import Facts, as_facts
 from ..symbols.generators import GENERATORS, describe
 from ..symbols.polynomial import MissingFact, Polynomial, Scalar, gens, show, val, valuations
-from .digit_boxes import Digit, DigitBox, SymbolMet, unmarked
-from .digits import Formula, NormalForm, call, rewrite
+from .cases import cases
+from .digit_boxes import CannotRewrite, Digit, DigitBox, SymbolMet, unmarked
+from .digits import IN_ORDER, Formula, NormalForm, call, rewrite
 from .sizes import at, grown, refuting
 from .sizes import sizes as values_of
 from .verdicts import Answer, CounterExample, Proof, Undecided
 
 LIMIT = 1 << 20  # coordinates that are enumerated, in Python ints
 POINT = 32  # what a coordinate costs where a formula takes no arrays, in coordinates of one that does
+LACKS = "; a proof lacks "
+HINTS = 2  # facts that are tried together before a counterexample names one as missing
 SIZES = 400  # sizes at which a counterexample is looked for
 
 
@@ -43,13 +47,15 @@ class Known:
     facts        the caller's, about these very symbols; None without any
     generators   what they are made of, under the facts
     in_formulas  true where formulas use symbols, and so have values at sizes alone
+    helps        whether the statement has no counterexample under one more fact
     """
 
-    def __init__(self, facts: Facts | None, seen: list[Scalar]) -> None:
+    def __init__(self, facts: Facts | None, seen: list[Scalar], helps: Callable[[str], bool]) -> None:
         self.facts = None if facts is None else facts.on(*seen)
         self._seen = set(gens(*seen))
         self.generators = list(gens(*seen if self.facts is None else [self.facts(x) for x in seen]))
         self.in_formulas = False
+        self.helps = helps
 
     def read(self, x: Scalar) -> Scalar:
         """An entry of a formula under the facts. Raises SymbolMet for a symbol that was not met before."""
@@ -115,10 +121,44 @@ def prove_formulas(
     not equivalent at K=1, M=2, N=2; a proof lacks N | K: 1 gives 0 and 1
     """
     read = {name: entry(n, f"the extent of {name}") for name, n in {**(extents or {}), **more}.items()}
+    for side, formula in (("left", left), ("right", right)):
+        _check_variables(side, formula, list(read))
+    return _prove_given(left, right, read, None if given == () or given == [] else as_facts(given), HINTS)
+
+
+def _check_variables(side: str, formula: Formula, names: list[str]) -> None:
+    """Raise LayoutError for a function whose parameters are not the variables."""
+    if isinstance(formula, IN_ORDER) or not callable(formula):
+        return
+    try:
+        parameters = inspect.signature(formula)
+    except (TypeError, ValueError):  # of a builtin
+        return
+    try:
+        parameters.bind(**dict.fromkeys(names))
+    except TypeError as error:
+        takes, have = ", ".join(parameters.parameters) or "nothing", ", ".join(names) or "nothing"
+        raise LayoutError(
+            f"the {side} formula takes {takes}, and has extents of {have}: {error}; parameters are variables by name"
+        ) from None
+
+
+def _prove_given(
+    left: Formula, right: Formula, read: Mapping[str, Scalar], facts: Facts | None, hints: int
+) -> Proof | CounterExample | Undecided:
+    """The answer under the facts. `hints`: how many facts in turn are tried before one is named as missing."""
     seen = list(read.values())
-    facts = None if isinstance(given, (tuple, list)) and not given else as_facts(given)
+
+    def helps(fact: str) -> bool:
+        try:
+            under = Facts(fact) if facts is None else facts.given(fact)
+            answer = _prove_given(left, right, read, under, hints - 1) if hints else None
+        except LayoutError:
+            return False
+        return not isinstance(answer, CounterExample) or LACKS in answer.statement
+
     while True:
-        known = Known(facts, seen)
+        known = Known(facts, seen, helps)
         try:
             sizes = {name: n if known.facts is None else known.facts(n) for name, n in read.items()}
             return _prove(left, right, sizes, known)
@@ -215,12 +255,18 @@ def _exhaust(
 ) -> Proof | CounterExample | Undecided:
     """All values of a static box; where there are symbols, a counterexample at sizes whose boxes are small."""
     extents = {name: n for name, n in sizes.items() if n.__class__ is int}
-    if len(extents) < len(sizes) or known.in_formulas:
-        return _refuted(left, right, sizes, stuck, known)
+    symbolic = len(extents) < len(sizes) or known.in_formulas
     size = prod(extents.values())
-    if size > LIMIT:
-        return Undecided(f"{stuck}; and {size} coordinates are too many to try")
-    return _by_values(left, right, extents, stuck)
+    if not symbolic and size <= LIMIT:
+        return _by_values(left, right, extents, stuck)
+    n = cases(left, right, stuck, known.read) if isinstance(stuck, CannotRewrite) else None
+    if n is not None:
+        lines = [f"{v} in 0..{show(e - 1)}" for v, e in sizes.items()]
+        lines.append(f"equal forms in each of {n} cases of their digits")
+        return Proof("digits", lambda: _conditions(known.generators), lines)
+    if symbolic:
+        return _refuted(left, right, sizes, stuck, known)
+    return Undecided(f"{stuck}; and {size} coordinates are too many to try")
 
 
 def _by_values(
@@ -264,7 +310,8 @@ def _refuted(
     refuted = refuting(known.generators, look)
     if refuted is None:
         return Undecided(str(stuck))
-    lacks = f"; a proof lacks {' or '.join(stuck.needs)}" if stuck.needs else ""
+    needs = [fact for fact in stuck.needs if known.helps(fact)]
+    lacks = LACKS + " or ".join(needs) if needs else ""
     return replace(refuted[0], statement=refuted[0].statement + lacks)
 
 
