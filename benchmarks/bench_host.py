@@ -63,6 +63,7 @@ def calls() -> dict[str, Callable[[], object]]:
     x, experts = torch.randn(SIZE, SIZE).bfloat16(), torch.randn(4, SIZE, SIZE).bfloat16()
     a, offsets = torch.randn(SIZE, SIZE).to(torch.float8_e4m3fn), torch.arange(5, dtype=torch.int32) * (SIZE // 4)
     right, scale_a, scale_b = a.T, torch.rand(SIZE, 1), torch.rand(1, 1)
+    one, another = torch.rand(1, SIZE), right.clone()
     rows, ends = torch.randint(0, SIZE, (SIZE,)), offsets[1:].clone()
     out_rows, bias, y = torch.randperm(SIZE), torch.randn(SIZE), torch.randn(SIZE, SIZE).bfloat16()
     tile, other = Sm90Config((SIZE, SIZE)), right.clone()
@@ -108,6 +109,11 @@ def calls() -> dict[str, Callable[[], object]]:
         "matmul into a tensor": lambda: matmul(x, y, out=into),
         "scaled_matmul into a tensor": lambda: scaled_matmul(a, scale_a, right, scale_b, out=into),
         "grouped_matmul, gated": lambda: grouped_matmul(x, gates, offsets, activation="swiglu"),
+        "scaled_matmul, gathered rows": lambda: scaled_matmul(a, scale_a, other, one, rows=rows),
+        "scaled_matmul, the lower part": lambda: scaled_matmul(a, scale_a, other, one, order="lower"),
+        "scaled_matmul of two matrices": lambda: scaled_matmul(
+            a, scale_a, (other, another), (one, one), combine=half_of_second
+        ),
         "scaled_matmul, sums of rows": lambda: scaled_matmul(a, scale_a, other, scale_b, epilogue=sums, given=of_rows),
         "grouped_matmul, sums of rows": lambda: grouped_matmul(x, experts, offsets, epilogue=sums, given=of_rows),
         "the same in Inductor's code, scales": lambda: direct.scaled_epilogue_matmul(*of_scales),
@@ -123,6 +129,11 @@ def calls() -> dict[str, Callable[[], object]]:
         "QuantizedLinear": lambda: layer(x),
         "QuantizedLinear, both passes": lambda: passes(layer, leaf, y),
     }
+
+
+def half_of_second(p: Any, q: Any, ops: Any) -> Any:
+    """A function of two products."""
+    return p + 0.5 * q
 
 
 def layers() -> tuple[DenseLinear, MasterLinear, MasterLinear]:

@@ -46,6 +46,7 @@ def tensors() -> SimpleNamespace:
         a=ones.clone(), b=ones.clone(), a2=ones.clone(), b2=ones.clone(), bias=torch.ones(SIZE), sums=torch.zeros(SIZE),
         alpha=0.5, experts=torch.ones(2, SIZE, SIZE).bfloat16(), groups=torch.tensor([0, 64, 128]), out=ones.clone(),
         a8=eight.clone(), b8=eight.clone().T, scale_a=torch.ones(SIZE, 1), scale_b=torch.ones(1, 1),
+        scale_n=torch.ones(1, SIZE),
         rows=torch.arange(SIZE).flip(0), weights=torch.ones(SIZE),
     )  # fmt: skip
 
@@ -61,6 +62,8 @@ CALLS: dict[str, tuple[Callable[[SimpleNamespace], Any], str]] = {
     "an output": (lambda t: matmul(t.a, t.b, out=t.out), "a b out"),
     "scales and a bias": (lambda t: scaled_matmul(t.a8, t.scale_a, t.b8, t.scale_b, bias=t.bias),
                           "a8 scale_a b8 scale_b bias"),
+    "scales, read as vectors": (lambda t: scaled_matmul(t.a8, t.scale_a, t.b8, t.scale_n, order="lower"),
+                                "a8 scale_a b8 scale_n"),
     "quantised": (lambda t: scaled_matmul(t.a8, t.scale_a, t.b8, t.scale_b, config=TILE, out_dtype=torch.float8_e4m3fn,
                                           out_recipe="BlockWise1x128"), "a8 scale_a b8 scale_b"),
     "groups and a bias": (lambda t: grouped_matmul(t.a, t.experts, t.groups, bias=t.bias), "a experts groups bias"),

@@ -95,8 +95,9 @@ def compared(at: str, kept: str, x: object) -> str:
 def repeated(call: Served, arguments: Arguments, options: Options, result: object) -> Again | None:
     """The function that repeats a served call's launch for arguments like these. None where more was done.
 
-    Each tensor of the call must be one of the launch, and each number in `given` one of the launch's or the same object
-    as before. A tensor of the launch that is no argument must be part of the result, and is allocated anew.
+    Each tensor of the call must be one of the launch, or have all elements of one that is a view. Each number in
+    `given` must be one of the launch's, or the same object as before. A tensor of the launch that is no argument must
+    be part of the result, and is allocated anew.
     """
     given = options.get(GIVEN) or {}
     several = result if type(result) is tuple else (result,)
@@ -112,7 +113,8 @@ def repeated(call: Served, arguments: Arguments, options: Options, result: objec
         return None
     beside = [x for x in several[1:] if id(x) not in places]
     places |= {id(x): place for place, x in enumerate(beside, count)}
-    order = [places.get(id(x), -1) for x in call.tensors]
+    views = _only_ones(tensors)
+    order = [places.get(id(x), views.get(_memory(x), -1)) for x in call.tensors]
     if sorted(order) != list(range(count + len(beside))) or any(x.data_ptr() & ALIGNED for x in tensors):
         return None
     if any(len(function_key(x)) != 1 for x in of_options.others.values()):
@@ -135,6 +137,20 @@ def repeated(call: Served, arguments: Arguments, options: Options, result: objec
     exec(_code(source), names)
     made: Again = names["again"]
     return made
+
+
+def _memory(x: torch.Tensor) -> tuple[object, ...]:
+    """The elements of a tensor whose elements are contiguous; else something of its own."""
+    return (x.data_ptr(), x.numel(), x.dtype) if x.is_contiguous() and x.numel() else (id(x),)
+
+
+def _only_ones(tensors: Sequence[torch.Tensor]) -> dict[tuple[object, ...], int]:
+    """The places of tensors by their memory: a launch may read views, as of scales without a dimension of 1.
+
+    Tensors that begin where another one does are left out: the next call may have them apart.
+    """
+    begins = [x.data_ptr() for x in tensors]
+    return {_memory(x): place for place, x in enumerate(tensors) if begins.count(begins[place]) == 1}
 
 
 @functools.lru_cache(256)
