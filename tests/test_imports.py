@@ -515,9 +515,6 @@ LONG: dict[str, str] = {
     "kernels/sm90/device/promoted.py:consume": "the registers of a consumer live through its whole loop",
     "kernels/sm90/device/gemm.py:kernel": _ROLES,
     "kernels/sm100/device/gemm.py:run": _ROLES,
-    "kernels/sm80/device/gemm.py:compute_tile": "the registers of a tile live through its whole loop",
-    "kernels/sm80/plan.py:derive": "one parameter a line: what a caller asks for",
-    "kernels/planner.py:plan": "one parameter a line: what a caller asks for",
     "kernels/teaching/device/kernel.py:kernel": _ROLES,
     "torch_op/api.py:matmul": "the fast path of a call: each function call in it delays every launch",
 }

@@ -196,17 +196,12 @@ def plan(
     epilogue = None if epilogue is None else Epilogue.of(epilogue, gated=gates is not None)
     if scales is not None and kind is not Sm100Config:
         raise PlanError(_without_block_scales(target, kind, scale_format(scales)))
+    parts = PlanParts(
+        epilogue, gates, order, prologue, pair_of(pair, gates), indexed, triangles, ragged, along_k, mainloop
+    )  # fmt: skip
     if kind is Sm90Config:
-        parts = HopperParts(
-            epilogue, gates, order, prologue, pair_of(pair, gates), indexed, triangles, ragged, along_k, mainloop
-        )  # fmt: skip
         return _for_hopper((m, n, k), batch, (a, b, c), chosen, parts)
-    beside = {"triangles": triangles}
-    if kind is Sm100Config:
-        beside |= {"prologue": prologue, "ragged": ragged, "along_k": along_k, "mainloop": mainloop}  # type: ignore[dict-item]
-    for name, part in beside.items():
-        if part is not None:
-            raise PlanError(refusal_beside_hopper(name, target.name))
+    _check_parts(parts, target, kind)
     if kind is Sm100Config:
         on_blackwell = partial(
             Sm100Plan.derive, m, n, k, arch=target, batch=batch, a=a, b=b, c=c, epilogue=epilogue, order=order,
@@ -224,10 +219,17 @@ def plan(
     )  # fmt: skip
     if chosen is not None:
         return derive(config=chosen)
-    parts = HopperParts(
-        epilogue, gates, order, prologue, pair_of(pair, gates), indexed, triangles, ragged, along_k, mainloop
-    )  # fmt: skip
     return _first(partial(derive, config=config) for config in mma_configs((m, n, k, batch), target, (a, c), parts))
+
+
+def _check_parts(parts: PlanParts, target: Arch, kind: type[Config]) -> None:
+    """Raise PlanError for a part that the kernels of another architecture than Hopper do not take."""
+    missing = ["triangles"]
+    if kind is Sm100Config:
+        missing += ["prologue", "ragged", "along_k", "mainloop"]
+    for name in missing:
+        if getattr(parts, name) is not None:
+            raise PlanError(refusal_beside_hopper(name, target.name))
 
 
 def _without_block_scales(target: Arch, kind: type[Config], form: ScaleFormat) -> str:
@@ -286,7 +288,7 @@ def _for_blackwell(
 
 
 def mma_configs(
-    sizes: tuple[int, int, int, int], target: Arch, given: tuple[OperandSpec, OperandSpec | None], parts: HopperParts
+    sizes: tuple[int, int, int, int], target: Arch, given: tuple[OperandSpec, OperandSpec | None], parts: PlanParts
 ) -> Iterator[Sm80Config]:
     """The configurations of the rule for mma.sync with these parts, the best first.
 
@@ -321,8 +323,8 @@ def _first(kernels: Iterable[Callable[[], P]]) -> P:
     raise present(refused)
 
 
-class HopperParts(NamedTuple):
-    """Parts of a Hopper product beyond A @ B, as `Sm90Plan.derive` takes them."""
+class PlanParts(NamedTuple):
+    """Parts of a product beyond A @ B, as `Sm90Plan.derive` takes them."""
 
     epilogue: Epilogue | None
     gated: Combined | None
@@ -338,7 +340,7 @@ class HopperParts(NamedTuple):
 
 def _for_hopper(
     sizes: tuple[int, int, int], batch: int, given: tuple[OperandSpec, OperandSpec | None, OperandSpec | None],
-    config: Sm90Config | None, parts: HopperParts,
+    config: Sm90Config | None, parts: PlanParts,
 ) -> Sm90Plan:  # fmt: skip
     """The plan of a caller's configuration, or of the rule's first that has one. Raises the first refusal."""
     (m, n, k), (a, b, c) = sizes, given
@@ -362,7 +364,7 @@ def _for_hopper(
 
 def _rule(
     sizes: tuple[int, int, int], batch: int, given: tuple[OperandSpec, OperandSpec | None, OperandSpec | None],
-    parts: HopperParts,
+    parts: PlanParts,
 ) -> Iterator[Sm90Config]:  # fmt: skip
     """The configurations of the rule, the best first."""
     (m, n, k), (a, b, c) = sizes, given
@@ -417,7 +419,7 @@ def _rows_of_group(m: int, groups: int, ragged: Ragged | None) -> int:
 
 
 def _grouped_config(
-    sizes: tuple[int, int, int, int], given: tuple[Operand, Operand, Operand], parts: HopperParts
+    sizes: tuple[int, int, int, int], given: tuple[Operand, Operand, Operand], parts: PlanParts
 ) -> Sm90Config:
     """The rule's configuration of groups. `sizes`: M, N, K and the groups; `given`: A, B and C."""
     (m, n, k, groups), (a, b, c) = sizes, given
@@ -456,7 +458,7 @@ def _for_triangles(rule: Iterator[Sm90Config]) -> Iterator[Sm90Config]:
     yield Sm90Config((64, 64), consumers=1, loader="warp")
 
 
-def _listed(order: Order, batch: int, parts: HopperParts) -> Triangular | None:
+def _listed(order: Order, batch: int, parts: PlanParts) -> Triangular | None:
     """The triangle that a kernel reads as a list, or None for other products."""
     alone = batch == 1 and parts.gated is None and parts.indexed is None
     return _triangle(order) if alone else None

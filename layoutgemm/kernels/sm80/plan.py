@@ -307,27 +307,17 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan, Asked):
         check_epilogue(epilogue, c_spec)
         check_promotes(mainloop, atom, c_spec)
         _check_rows(indexed, (a_spec, c_spec), config, weights, epilogue)
-        depth = config.tile_k if mainloop is None else mainloop.depth
-        tile_k = stage_depth(depth, _STAGE_BYTES_OF_K, a_spec.dtype, atom)
+        tile_k = stage_depth(mainloop.depth if mainloop else config.tile_k, _STAGE_BYTES_OF_K, a_spec.dtype, atom)
         threads = _checked_threads(config, target, batch)
         asked = Asked(
             gated=sums, pair=second, indexed=indexed, batch=batch, weights=weights, prologue=prologue, ragged=ragged,
             along_k=along_k, epilogue=epilogue, mainloop=mainloop,
         )  # fmt: skip
         mainloop = promoted_of(mainloop, asked, config, n)
-        check_groups_of(asked, config, (a_spec, b_spec), order)
-        _check_several(asked, (a_spec, b_spec), config)
+        _check_asked(asked, (a_spec, b_spec), config, order)
         vectors = _vectors(config.align, (a_spec, b_spec, c_spec))
         (tile_m, tile_n), (along_m, along_n) = config.tile, config.warps
-        a_plan = derive_operand("A", a_spec, tile_m, tile_k, along_m, threads, vectors[0], atom)
-        b_plan: OperandOfB
-        if weights is None:
-            b_plan = derive_operand("B", b_spec, tile_n, tile_k, along_n, threads, vectors[1], atom)
-            if config.loads == "tma":
-                a_plan, b_plan = by_tensor_copy(a_plan, batch), by_tensor_copy(b_plan, batch)
-            b_plan = _beside(b_plan, sums, (b_spec, c_spec))
-        else:
-            b_plan = packed_b(weights, b_spec, (tile_n, tile_k), along_n, threads, atom)
+        a_plan, b_plan = _operand_plans((a_spec, b_spec, c_spec), config, tile_k, (threads, *vectors), atom, asked)
         columns = tile_n // (along_n * (1 if sums is None else sums.matrices))
         store = Sm80Store.derive(atom, columns, c_spec, vectors[2], (a_plan.mn_order, b_plan.mn_order), config.stmatrix)
         stages, smem = _ring(target, a_plan, b_plan, store, config)
@@ -554,11 +544,14 @@ def _checked_threads(config: Sm80Config, target: Arch, batch: int) -> int:
     return threads
 
 
-def _check_several(asked: Asked, operands: tuple[Operand, Operand], config: Sm80Config) -> None:
-    """Raise PlanError for a configuration that cannot hold the sums, or load the matrices.
+def _check_asked(
+    asked: Asked, operands: tuple[Operand, Operand], config: Sm80Config, order: Order | None
+) -> None:  # fmt: skip
+    """Raise PlanError for a configuration that cannot hold the sums, load the matrices, or take the groups.
 
     So it does for one that has no function of A. `operands`: A and B.
     """
+    check_groups_of(asked, config, operands, order)
     _check_prologue(asked, operands, config)
     sums, pair = asked.gated, asked.pair
     if sums is None and pair is None:
@@ -576,6 +569,25 @@ def _check_several(asked: Asked, operands: tuple[Operand, Operand], config: Sm80
             f"warp takes a multiple of 16 of each, {config.tile[1]} = {config.tile[1] // unit}*{unit} + "
             f"{config.tile[1] % unit}"
         )
+
+
+def _operand_plans(
+    specs: tuple[Operand, Operand, Operand], config: Sm80Config, tile_k: int, access: tuple[int, ...], atom: MmaAtom,
+    asked: Asked,
+) -> tuple[Sm80Operand, OperandOfB]:  # fmt: skip
+    """The tiles of A and B, and the copies and loads of each.
+
+    access  the block's threads; bytes of an access to A and to B
+    """
+    a, b, c = specs
+    (tile_m, tile_n), (along_m, along_n), (threads, *vectors) = config.tile, config.warps, access
+    a_plan = derive_operand("A", a, tile_m, tile_k, along_m, threads, vectors[0], atom)
+    if asked.weights is not None:
+        return a_plan, packed_b(asked.weights, b, (tile_n, tile_k), along_n, threads, atom)
+    b_plan = derive_operand("B", b, tile_n, tile_k, along_n, threads, vectors[1], atom)
+    if config.loads == "tma":
+        a_plan, b_plan = by_tensor_copy(a_plan, asked.batch), by_tensor_copy(b_plan, asked.batch)
+    return a_plan, _beside(b_plan, asked.gated, (b, c))
 
 
 def _beside(b: Sm80Operand, sums: Combined | None, operands: tuple[Operand, Operand]) -> Sm80Operand:

@@ -16,7 +16,7 @@ from ...kernels.operands.combined import Combined
 from ...kernels.operands.gated import combination
 from ...kernels.operands.prologue import Prologue
 from ...kernels.operands.promoted import mainloop_of
-from ...kernels.planner import HopperParts, mma_configs
+from ...kernels.planner import PlanParts, mma_configs
 from ...kernels.ragged import AlongK, Ragged
 from ...kernels.sm80.plan import Sm80Config, Sm80Plan
 from ...kernels.sm90.config import Sm90Config
@@ -74,7 +74,7 @@ def _plan(of: MmaProduct, on: tuple[str, int], config: Sm80Config | None) -> tup
     gated = combination(of.gate)
     ragged, along_k = (None, of.groups) if isinstance(of.groups, AlongK) else (of.groups, None)
     loop = None if of.scales is None else mainloop_of(of.scales)
-    parts = HopperParts(of.epilogue, gated, None, of.prologue, None, of.indexed, None, ragged, along_k, loop)
+    parts = PlanParts(of.epilogue, gated, None, of.prologue, None, of.indexed, None, ragged, along_k, loop)
     rows = m if ragged is None or not of.rows else of.rows if ragged.masked else of.rows * batch
     refused: LayoutError | None = None
     for each in mma_configs((rows, n, k, batch), arch(code), (a, c), parts) if config is None else [config]:

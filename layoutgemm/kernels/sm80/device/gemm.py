@@ -161,21 +161,15 @@ class Sm80GemmKernel(TileEntry):
         sums, held_a, held_b = self.registers()
         sums.fill(0)
         corner = m0 + warp_m * plan.a.warp_extent, n0 + warp_n * plan.warp_columns, matrix, end
-        totals, numbers, promotion = sums, sums, None
-        if const_expr(plan.mainloop is not None):
-            promotion = Promotion(plan, lane, corner, n, k_tiles, self.given(words))
-            totals, numbers = self.registers()[0], cute.make_rmem_tensor(promotion.count, Float32)
-            totals.fill(0)
-            keep(numbers, promotion.load(Int32(0)))
-        ahead = plan.config.ahead
-        if const_expr(ahead):
+        totals, numbers, promotion = self.promoted(sums, lane, corner, (n, k_tiles), words)
+        if const_expr(plan.config.ahead):
             self.meet()
             keep(held_a, self.of_k_tile(load_a, ahead_k[0] + plan.tile[2]).fragments(shared, 0))
             keep(held_b, load_b.fragments(shared, 0))
         read, write = Int32(0), Int32((plan.stages - 1) * pitch)
         for k_tile in cutlass.range(k_tiles, unroll=1):
             following = [] if promotion is None else promotion.load(k_tile + 1)
-            if const_expr(not ahead):
+            if const_expr(not plan.config.ahead):
                 self.meet()
             place = shared + write
             copies = copy_a.work(place, ahead_k[1], ahead_k[0]) + copy_b.work(place, ahead_k[2], ahead_k[0])
@@ -192,6 +186,23 @@ class Sm80GemmKernel(TileEntry):
         bridge.wait_copies(0)
         bridge.block_sync()
         self.store(totals, shared, (warp, lane), matrices[2], pitches[2], sizes, corner, words)
+
+    def promoted(
+        self, sums: cute.Tensor, lane: Int32, corner: tuple[Int32, Int32, Int32, Int32], sizes: tuple[Int32, Int32],
+        words: tuple[Int64, ...],
+    ) -> tuple[cute.Tensor, cute.Tensor, Promotion | None]:  # fmt: skip
+        """(totals, first K block's scales, promotion). Where K blocks are only added, the sums themselves.
+
+        corner  of the warp's part of C, its matrix, and the end of its rows
+        sizes   columns of C, K tiles
+        """
+        if self.plan.mainloop is None:
+            return sums, sums, None
+        promotion = Promotion(self.plan, lane, corner, *sizes, self.given(words))
+        totals, scales = self.registers()[0], cute.make_rmem_tensor(promotion.count, Float32)
+        totals.fill(0)
+        keep(scales, promotion.load(Int32(0)))
+        return totals, scales, promotion
 
     def grid_of_tiles(self, sizes: tuple[Int32, ...]) -> tuple[Int32, Int32]:
         """Tiles along M and N of a launch of such sizes: m, n, k."""
