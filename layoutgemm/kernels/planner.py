@@ -28,7 +28,7 @@ from .operands.combined import LEAST_MATRICES, Combined, columns_of_each
 from .operands.gated import combination
 from .operands.pair import SecondPair, pair_of
 from .operands.prologue import Prologue
-from .operands.promoted import Promoted
+from .operands.promoted import Promoted, as_promoted
 from .orders import Order, columns_of_order, diagonal_pattern, is_symmetric
 from .plan import GemmPlan, check_sizes, present
 from .ragged import AlongK, Ragged
@@ -197,7 +197,8 @@ def plan(
     if scales is not None and kind is not Sm100Config:
         raise PlanError(_without_block_scales(target, kind, scale_format(scales)))
     parts = PlanParts(
-        epilogue, gates, order, prologue, pair_of(pair, gates), indexed, triangles, ragged, along_k, mainloop
+        epilogue, gates, order, prologue, pair_of(pair, gates), indexed, triangles, ragged, along_k,
+        None if mainloop is None else as_promoted(mainloop),
     )  # fmt: skip
     if kind is Sm90Config:
         return _for_hopper((m, n, k), batch, (a, b, c), chosen, parts)

@@ -231,9 +231,11 @@ def test_the_explanation_says_the_cost() -> None:
     told = explain_matmul(torch.empty(16, 100).bfloat16(), w[:100, :33], prologue=RELU, config=small)
     assert told.why.endswith("config= is the caller's") and len(told.copies) == 1
     assert explain_matmul(x[:0], w, prologue=RELU).launches == 0
-    for name, value in (("scale_a", x), ("use_fast_accum", False), ("scale_b", x)):
+    for name, value in (("use_fast_accum", False), ("scale_b", x)):
         with pytest.raises(OperandError, match=f"{name} and prologue"):
             explain_matmul(x, w, prologue=RELU, **{name: value})
+    with pytest.raises(OperandError, match=r"a is torch\.bfloat16: scales are for float8_e4m3fn"):
+        explain_matmul(x, w, prologue=RELU, scale_a=x)
 
 
 @pytest.mark.parametrize(

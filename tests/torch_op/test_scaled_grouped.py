@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +12,8 @@ from tests import needs
 torch = needs.module("torch")
 
 import layoutgemm
-from layoutgemm.errors import OperandError, TensorError
-from layoutgemm.torch_op import prepared
-from layoutgemm.torch_op.scaled_grouped import explain, grouped, kept, scaled
+from layoutgemm.errors import LayoutError, OperandError, TensorError
+from tests.torch_op.door_launches import every_door
 
 E4M3 = torch.float8_e4m3fn
 
@@ -150,41 +148,42 @@ def test_grouped_matmul_names_what_it_refuses() -> None:
         layoutgemm.grouped_matmul(a, b, offsets, scale_a=torch.rand(100, 1), scale_b=torch.rand(2, 1))
 
 
-@pytest.mark.parametrize("name, major, minor, code", [
-    ("NVIDIA A100", 8, 0, "sm_80"), ("NVIDIA A10", 8, 6, "sm_86"), ("NVIDIA L40S", 8, 9, "sm_89"),
-    ("NVIDIA GeForce RTX 5090", 12, 0, "sm_120a"),
-])  # fmt: skip
-def test_other_cards_are_refused_by_name(
-    name: str, major: int, minor: int, code: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.dsl
+@pytest.mark.parametrize("code", ["sm_80", "sm_86", "sm_89", "sm_120a"])
+def test_cards_without_wgmma_take_groups_and_scales_where_mma_sync_has_the_type(
+    code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CPU tensors stand for the card's; no launch is prepared, and `out` is not written."""
-    card = SimpleNamespace(name=name, major=major, minor=minor)
+    """CPU tensors stand for the card's; a refused call names the type, launches nothing, and does not write `out`."""
     a, b = operands(128, 64, 256)
     x, w, offsets = torch.ones(128, 64).bfloat16(), torch.ones(2, 64, 32).bfloat16(), torch.tensor([0, 64, 128])
     rows, blocks, out = torch.ones(128, 1), torch.ones(128, 2), torch.zeros(128, 64, dtype=torch.bfloat16)
     eight, of = {"out_dtype": E4M3, "out_recipe": "BlockWise1x128"}, {"scale_a": blocks, "scale_b": torch.ones(2, 1, 2)}
-    calls: list[tuple[str, Callable[[], Any]]] = [
-        ("scaled_matmul", lambda: layoutgemm.scaled_matmul(a, rows, b)),
-        ("scaled_matmul", lambda: layoutgemm.scaled_matmul(a, blocks, b, torch.ones(1, 2), out=out)),
-        ("scaled_matmul", lambda: layoutgemm.scaled_matmul(a, blocks, b, torch.ones(1, 2), **eight)),
-        ("scaled_matmul", lambda: layoutgemm.scaled_matmul(a, blocks, b, activation="swiglu")),
-        ("scaled_matmul", lambda: layoutgemm.explain_matmul(a, b, scale_a=blocks)),
-        ("scaled_matmul", lambda: layoutgemm.fp8_matmul(x, w[0])),
-        ("grouped_matmul", lambda: layoutgemm.grouped_matmul(x, w, offsets)),
-        ("grouped_matmul", lambda: layoutgemm.grouped_matmul(x.view(2, 64, 64), w, counts=offsets[:2])),
-        ("grouped_matmul", lambda: layoutgemm.grouped_matmul(x.T, x, offs=offsets[1:])),
-        ("grouped_matmul", lambda: layoutgemm.grouped_matmul(a, torch.stack([b, b]), offsets, **of)),
-        ("grouped_matmul", lambda: layoutgemm.explain_matmul(x, w, offsets=offsets)),
-        ("grouped_matmul", lambda: layoutgemm.fp8_grouped_matmul(x, w, offsets)),
+    of_float8: list[Callable[[], Any]] = [
+        lambda: layoutgemm.scaled_matmul(a, rows, b),
+        lambda: layoutgemm.scaled_matmul(a, blocks, b, torch.ones(1, 2), out=out),
+        lambda: layoutgemm.scaled_matmul(a, blocks, b, torch.ones(1, 2), **eight),
+        lambda: layoutgemm.scaled_matmul(a, blocks, b, activation="swiglu"),
+        lambda: layoutgemm.explain_matmul(a, b, scale_a=blocks),
+        lambda: layoutgemm.fp8_matmul(x, w[0]),
+        lambda: layoutgemm.grouped_matmul(a, torch.stack([b, b]), offsets, **of),
+        lambda: layoutgemm.fp8_grouped_matmul(x, w, offsets),
     ]
-    for module in (scaled, grouped, explain):
-        monkeypatch.setattr(module, "on_gpu", lambda index: True, raising=False)
-        monkeypatch.setattr(module, "gpu", lambda index: prepared.gpu(-1), raising=False)
-    monkeypatch.setattr(kept, "target", lambda index: (code, 0))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
-    for what, call in calls:
-        with pytest.raises(OperandError) as refused:
+    of_bf16: list[Callable[[], Any]] = [
+        lambda: layoutgemm.grouped_matmul(x, w, offsets),
+        lambda: layoutgemm.grouped_matmul(x.view(2, 64, 64), w, counts=offsets[:2]),
+        lambda: layoutgemm.grouped_matmul(x.T, x, offs=offsets[1:]),
+        lambda: layoutgemm.explain_matmul(x, w, offsets=offsets),
+    ]
+    with every_door(monkeypatch, code, computes=False) as made:
+        for call in of_float8:
+            if code in ("sm_89", "sm_120a"):
+                call()
+                continue
+            with pytest.raises(LayoutError, match=rf"a is e4m3: {code} has no mma\.sync.* it exists from sm_89 on$"):
+                call()
+        assert bool(made) == (code in ("sm_89", "sm_120a"))
+        before = len(made)
+        for call in of_bf16:
             call()
-        assert str(refused.value).startswith(f"{what} on cuda:-1, {name}: these kernels run on compute capability 9.0")
-        assert str(refused.value).endswith(f"this is {major}.{minor}")
+        assert len(made) == before + 3
     assert not out.any()

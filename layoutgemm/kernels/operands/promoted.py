@@ -246,6 +246,19 @@ class Promoted:
         return found
 
 
+def as_promoted(loop: object) -> Promoted:
+    """A main loop that was given. Raises PlanError for any other object.
+
+    >>> as_promoted(1.5)
+    Traceback (most recent call last):
+        ...
+    layoutgemm.errors.PlanError: mainloop = 1.5: a Promoted, made by Promoted.of
+    """
+    if not isinstance(loop, Promoted):
+        raise PlanError(f"mainloop = {shown(loop)}: a Promoted, made by Promoted.of")
+    return loop
+
+
 def _occurs(part: tracing.Expression, expression: object) -> bool:
     """True if an expression is, or has among its operands, that part."""
     return expression == part or (isinstance(expression, tuple) and any(_occurs(part, x) for x in expression))

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...arguments import shown
 from ...atoms import MmaAtom
 from ...atoms.copy.base import WARP
 from ...errors import PlanError
@@ -29,7 +28,7 @@ from ..derive import Operand
 from ..numbers import W
 from ..operands.combinations import Asked, check_parts
 from ..operands.gated import halves_of
-from ..operands.promoted import Promoted, Table, said
+from ..operands.promoted import Promoted, Table, as_promoted, said
 from ..plan import check_settings, present
 from .fragment import WarpFragment
 
@@ -46,8 +45,6 @@ def promoted_of(loop: Promoted | None, asked: Asked, config: Sm80Config, n: int)
     """
     if loop is None:
         return None
-    if not isinstance(loop, Promoted):
-        raise PlanError(f"mainloop = {shown(loop)}: a Promoted, made by Promoted.of")
     # Threads gather rows as they copy them, and read numbers of the product's rows.
     check_parts([part for part in asked.parts if part != "gathered rows"], asked.batch, _LOOP)
     if asked.along_k is not None:
@@ -60,8 +57,11 @@ def promoted_of(loop: Promoted | None, asked: Asked, config: Sm80Config, n: int)
 
 
 def check_promotes(loop: Promoted | None, atom: MmaAtom, c: Operand) -> None:
-    """Raise PlanError for products that are no floats."""
-    if loop is not None and (atom.c_dtype.name != "f32" or c.dtype.kind != "float"):
+    """Raise PlanError for anything but a Promoted, and for products that are no floats."""
+    if loop is None:
+        return
+    as_promoted(loop)
+    if atom.c_dtype.name != "f32" or c.dtype.kind != "float":
         raise PlanError(f"sums of {atom.c_dtype}, c is {c}: a main loop that promotes computes in f32, stores floats")
 
 

@@ -25,6 +25,7 @@ from ..operands.promoted import SPANS as SPANS
 from ..operands.promoted import TOTAL as TOTAL
 from ..operands.promoted import Promoted as Promoted
 from ..operands.promoted import Table as Table
+from ..operands.promoted import as_promoted
 from ..operands.promoted import lie_together as lie_together
 from ..operands.promoted import mainloop_of as mainloop_of
 from ..operands.promoted import said as said
@@ -72,8 +73,7 @@ def products_check(plan: Sm90Plan) -> Check:
 
 def check_promoted(loop: Promoted, config: Any, a: Any, c: Any, gated: Any, sums: str, k: int) -> None:
     """Raise PlanError with the reason if no kernel has this main loop."""
-    if not isinstance(loop, Promoted):
-        raise PlanError(f"mainloop = {shown(loop)}: a Promoted, made by Promoted.of")
+    as_promoted(loop)
     if sums != "f32" or c.dtype.kind != "float":
         raise PlanError(f"a is {a}, c is {c}: a main loop that promotes computes in f32, and stores floats")
     if config.tile_k not in (None, loop.depth):
