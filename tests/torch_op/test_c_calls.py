@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -226,3 +227,11 @@ def test_without_a_compiler_python_s_code_stands_in(monkeypatch: pytest.MonkeyPa
     last.note(id(x), Guard(lambda *tensors: True, False, call))
     assert last.again(x, x).shape == (2, 3) and len(host.seen) == 1
     assert type(call).__name__ == type(guards.check_of([x])).__name__ == "function" and "again" not in vars(last)
+
+
+def test_what_functions_point_to_is_never_freed() -> None:
+    """The last functions are freed behind the library, as a process ends, and when two threads have built it at once."""
+    functions = c_calls.library()
+    assert functions is not None
+    for method in functions.methods.values():
+        assert sys.getrefcount(method) > 3  # of the dict, this name and the argument: one more, which nothing drops

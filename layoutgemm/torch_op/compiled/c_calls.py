@@ -35,7 +35,10 @@ class _Method(ctypes.Structure):
 
 
 class Library(NamedTuple):
-    """The functions of calls.c: what Python makes functions of."""
+    """The functions of calls.c: what Python makes functions of.
+
+    methods  are never freed. Each function points to one without holding it, and may be the last object of a process
+    """
 
     loaded: ctypes.CDLL
     methods: dict[str, _Method]
@@ -68,6 +71,8 @@ def library() -> Library | None:
         }
     except (OSError, AttributeError):  # /tmp may forbid execution
         return None
+    for method in methods.values():
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(method))
     return Library(loaded, methods)
 
 
