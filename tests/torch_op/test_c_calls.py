@@ -230,7 +230,7 @@ def test_without_a_compiler_python_s_code_stands_in(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_functions_point_to_is_never_freed() -> None:
-    """The last functions are freed behind the library, as a process ends, and when two threads have built it at once."""
+    """The last functions are freed behind the library: as a process ends, or where two threads have built it."""
     functions = c_calls.library()
     assert functions is not None
     for method in functions.methods.values():
