@@ -224,7 +224,7 @@ def plan(
 
 
 def _check_parts(parts: PlanParts, target: Arch, kind: type[Config]) -> None:
-    """Raise PlanError for a part that the kernels of another architecture than Hopper do not take."""
+    """Raise PlanError for a part that kernels of other architectures than Hopper do not take."""
     missing = ["triangles"]
     if kind is Sm100Config:
         missing += ["prologue", "ragged", "along_k", "mainloop"]

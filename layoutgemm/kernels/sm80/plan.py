@@ -547,7 +547,7 @@ def _checked_threads(config: Sm80Config, target: Arch, batch: int) -> int:
 def _check_asked(
     asked: Asked, operands: tuple[Operand, Operand], config: Sm80Config, order: Order | None
 ) -> None:  # fmt: skip
-    """Raise PlanError for a configuration that cannot hold the sums, load the matrices, or take the groups.
+    """Raise PlanError for a configuration that cannot hold the sums, or load what is asked.
 
     So it does for one that has no function of A. `operands`: A and B.
     """
