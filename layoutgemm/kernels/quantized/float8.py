@@ -33,6 +33,7 @@ from functools import cache
 
 import numpy as np
 
+from ...dtypes import dtype
 from ...layouts import Layout
 from .conversions import TARGETS, WORD, PairMath, Word, rotations
 from .formats import CODES, QuantizedFormat
@@ -41,7 +42,10 @@ _BYTES, _BYTE, _DIGIT = 4, 8, 4  # bytes of a word, bits of a byte and of a digi
 _SIGNS = 0xBA98  # prmt's digits that repeat each byte's highest bit
 _DIGITS, _TOPS, _ONES = 0x0F0F0F0F, 0x80808080, 0x01010101
 _SIGN = 0x82 - 1  # what a sign adds to its digit: the e4m3's sign, and 2 for the magnitude, less the digit's own 1
-_E2M1 = frozenset((2, 3, 4, 7))  # the bits of an e4m3 that float4's are: mantissa, exponent, sign
+_FLOAT4, _FLOAT8 = dtype("e2m1"), dtype("e4m3")
+_LOWEST = _FLOAT8.mantissa - _FLOAT4.mantissa
+# The bits of an e4m3 that float4's are: mantissa, exponent, sign.
+_E2M1 = frozenset((*range(_LOWEST, _LOWEST + _FLOAT4.bits - 1), _FLOAT8.bits - 1))
 DEPTH = 32  # of K, that an instruction of 8-bit types sums
 
 
