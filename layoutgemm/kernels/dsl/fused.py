@@ -422,5 +422,5 @@ class CombinedSums:
         sums = [bridge.number(self.accumulator[v + i * self.count]) for i in range(self.sums)]
         if self.fused is not None and self.fused.epilogue.sums:
             pair = NeighbourPair(self.fused, v - v % 2)
-            sums = [self.fused.epilogue.apply_to_sum(x, pair.element(v % 2, i)) for i, x in enumerate(sums)]
+            sums = [self.fused.epilogue.apply_to_sum(x, pair.element(v % 2, i), i) for i, x in enumerate(sums)]
         return self.gated.apply(sums, self.math, self.numbers)
