@@ -63,6 +63,7 @@ class ComposedArguments(NamedTuple):
     own: dict[str, torch.Tensor | None]
     given: dict[str, object]
     options: ComposedOptions
+    through: tuple[str, ...]
 
 
 def asks_parts(asked: AskedParts, own: Mapping[str, object]) -> bool:
@@ -107,7 +108,7 @@ def composed_arguments(
     several = list(of.b) if asked.combine is not None else [of.b]
     scales = _scales_of(of.scale_b, len(several), asked.combine is not None)
     found = _recipes(of, several, scales, (bias, asked.activation), options)
-    recipes, scale_a = found[0], of.scale_a
+    recipes, scale_a, through = found[0], of.scale_a, ()
     promotes = recipes.in_mainloop or not of.fast
     if promotes:
         why = "scales of blocks" if recipes.in_mainloop else "use_fast_accum=False"
@@ -116,7 +117,10 @@ def composed_arguments(
         if recipes.a == SQUARE:
             refuse_or_raise(f"rows and scale_a of {SQUARE}: rows by index share no block; give scales of each row of a")
         _check_rows(rows, of.a)
-        scale_a = selected(scale_a, rows)
+        if torch.compiler.is_dynamo_compiling():  # the compiler's own kernel gathers them
+            scale_a = selected(scale_a, rows)
+        else:
+            through = ("scale_a",)
     tables = {"scale_a": scale_a, **named(scale_b=scales[0])}
     if not recipes.in_mainloop:
         values.update(vectors_of(recipes, dict.fromkeys(SCALES, of.a.ndim), tables)[0])
@@ -133,7 +137,9 @@ def composed_arguments(
     groups = None if not promotes else recipes.groups if recipes.in_mainloop else ()
     asked = asked._replace(epilogue=steps, activation=gate, promotes=groups)
     vectors: dict[str, torch.Tensor | None] = {**there, **(tables if recipes.in_mainloop else {})}
-    return ComposedArguments(of.a, tuple(several) if len(several) > 1 else several[0], asked, vectors, values, options)
+    return ComposedArguments(
+        of.a, tuple(several) if len(several) > 1 else several[0], asked, vectors, values, options, through
+    )
 
 
 def _refusal(of: ScaledPart, asked: AskedParts, own: Sequence[str], given: object) -> str:
