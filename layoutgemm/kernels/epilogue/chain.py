@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import lcm
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -442,8 +443,12 @@ class Epilogue:
             x = step.apply(x, at)
         return x
 
-    def apply_to_sum(self, x: Value, at: StepPlace, number: int) -> Value:
-        """The steps before a gate on one sum, or on a matrix of them. `number`: 0 or 1, which of the two it is."""
+    def apply_to_sum(self, x: Value, at: Any, number: int) -> Value:
+        """The steps before a gate on one sum, or on a matrix of them.
+
+        at      a StepPlace of the sum, or a SumPlace: these steps only read there
+        number  0 or 1, which of the two sums it is
+        """
         for step in self.steps[: self.sums]:
             if sum_of(step) in (None, number):
                 x = step.apply(x, at)

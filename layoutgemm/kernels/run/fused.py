@@ -74,9 +74,9 @@ def run_fused(
         return _referred(plan, a, b, given).into(out)
     more = {name: given[name] for name in names_read(plan) if name in given}
     rest = {name: value for name, value in given.items() if name not in more}
-    groups, chosen = plan.batch if plan.joined_rows else 0, dict.fromkeys(through(plan), plan.rows_of_a)
+    groups, of_a = plan.batch if plan.joined_rows else 0, dict.fromkeys(through(plan), plan.rows_of_a)
     first = plan.first_partials
-    besides = Arrays(plan.epilogue, batched(plan, (plan.m, plan.n)), rest, plan.partial_bytes, groups, first, chosen)
+    besides = Arrays(plan.epilogue, batched(plan, (plan.m, plan.n)), rest, plan.partial_bytes, groups, first, of_a)
     words, own = besides.words, len(plan.epilogue.words)
     if len(plan.words) > own:
         words = (*words[:own], *words_read(plan, values_read(plan, more)))[:MAX_WORDS]

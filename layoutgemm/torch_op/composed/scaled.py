@@ -108,7 +108,8 @@ def composed_arguments(
     several = list(of.b) if asked.combine is not None else [of.b]
     scales = _scales_of(of.scale_b, len(several), asked.combine is not None)
     found = _recipes(of, several, scales, (bias, asked.activation), options)
-    recipes, scale_a, through = found[0], of.scale_a, ()
+    recipes, scale_a = found[0], of.scale_a
+    through: tuple[str, ...] = ()
     promotes = recipes.in_mainloop or not of.fast
     if promotes:
         why = "scales of blocks" if recipes.in_mainloop else "use_fast_accum=False"
