@@ -29,7 +29,7 @@ from ..indexed.torch_rows import selected
 from ..own_epilogue.scaled_api import recipe_names
 from ..scaled_grouped.epilogue import scale_step
 from ..scaled_grouped.operators import CHECK_SCALED, checked_scaled
-from ..scaled_grouped.recipes import SQUARE, TENSOR, Recipes, ScaledOperand, recipe_text, recipes_of
+from ..scaled_grouped.recipes import ROW, SQUARE, TENSOR, Recipes, ScaledOperand, recipe_text, recipes_of
 from ..scaled_grouped.scaled import BiasActivation, unswapped, vectors_of
 from ..types import C_NAMES
 from .api import ComposedOptions, Operands, composed_product, refuse_or_raise
@@ -205,7 +205,10 @@ def _recipes(
         names = recipe_names(*of.recipes, unswapped(options.config))
     else:
         names = recipe_text("recipe_a", of.recipes[0]), recipe_text("recipe_b", of.recipes[1])
+    said = names
     for b, scale in zip(several, scales):
+        if len(several) > 1:
+            names = _of_rows(said[0], of.a, -2, of.scale_a), _of_rows(said[1], b, -1, scale)
         if not traced:
             checking = BiasActivation(bias, activation, of.fast)
             call = checked_scaled(of.a, of.scale_a, b, scale, checking, None, options.out_dtype, *names)
@@ -217,6 +220,19 @@ def _recipes(
         sides = ScaledOperand("a", front, of.a.shape[-2], blocks), ScaledOperand("b", front, b.shape[-1], blocks)
         found.append(recipes_of(sides[0], of.scale_a, names[0], sides[1], scale, names[1]))
     return found
+
+
+def _of_rows(name: str, x: object, side: int, scale: object) -> str:
+    """An operand's recipe by name, or by a shape that scales of rows, columns or the whole have. "" for others.
+
+    So a scale of a single K block, which is one of rows too, is applied before a function of several products.
+
+    side  -2 for a's rows, -1 for b's columns
+    """
+    if name or not isinstance(x, torch.Tensor) or not isinstance(scale, torch.Tensor) or x.ndim < 2:
+        return name
+    operand = ScaledOperand("ab"[side + 2], tuple(x.shape[:-2]), x.shape[side], 0)
+    return next((recipe for recipe in (ROW, TENSOR) if operand.fits(recipe, scale)), "")
 
 
 def _check_rows(rows: torch.Tensor, a: torch.Tensor) -> None:
