@@ -6,6 +6,7 @@ import ctypes
 import gc
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -246,7 +247,14 @@ def test_an_error_of_a_function_that_c_calls_is_the_call_s(
     name: str, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At each of its calls. Nothing is launched, and no object is held any longer, or released twice."""
-    left = [0]
+    left, news, allocate = [0], [], launch.empty_on_gpu
+
+    def allocated(*given: Any) -> Any:
+        made = allocate(*given)
+        news.append(weakref.ref(made))
+        return made
+
+    monkeypatch.setattr(launch, "empty_on_gpu", allocated)
     real = getattr(launch, name)
 
     def failing(*given: Any) -> Any:
@@ -285,7 +293,7 @@ def test_an_error_of_a_function_that_c_calls_is_the_call_s(
         thread.start()
         thread.join()
         del thread, in_thread
-        assert counts() == before
+        assert counts() == before and not any(new() is not None for new in news)
         assert len(host.seen) == launched + (not errors) and errors == [name] * (left[0] < 0)
         if not errors:
             assert calls
