@@ -47,6 +47,8 @@ class _StoredPlan(Protocol):
     def partials(self) -> tuple[PartialResults, ...]: ...
     @property
     def row_exchange(self) -> RowExchange | None: ...
+    @property
+    def indexed(self) -> IndexedRows | None: ...
 
 
 class PartPlan:
@@ -59,7 +61,7 @@ class PartPlan:
         self.tile_c: tuple[int, int] = plan.tile_c
         self.partials: tuple[PartialResults, ...] = plan.partials
         self.row_exchange: RowExchange | None = plan.row_exchange
-        self.indexed: IndexedRows | None = getattr(plan, "indexed", None)
+        self.indexed: IndexedRows | None = plan.indexed
         self.mma = mma
 
 
@@ -82,7 +84,7 @@ class FusedBlock:
         self.factor: Callable[[int], Float32] | None = None  # value -> its column's, where groups of rows have scales
         self.part, self.end = part, job.m if end is None else end
         self.epilogue: Epilogue = plan.epilogue
-        self.indexed: IndexedRows | None = getattr(plan, "indexed", None)  # of a part of a kernel there are none
+        self.indexed: IndexedRows | None = plan.indexed
         self.plan, self.job, self.thread = plan, job, thread
         self.row, self.column, self.matrix = place
         self.math = element.ElementMath(plan.c.dtype.bits > 16, plan.c.dtype.mantissa <= 8)

@@ -4,6 +4,8 @@ scales                    applied by
 ------------------------  -------------------------------------------------------------------------------------------
 of blocks                 the promoted main loop; rows by index are copied first
 of rows, of tensors       the epilogue's first steps; of two matrices B, on each product before their function
+
+A kernel reads scales of a's rows through the indices of `rows=`, by either. No scale is copied, so calls are kept.
 """
 
 from __future__ import annotations
