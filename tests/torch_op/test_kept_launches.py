@@ -356,7 +356,7 @@ def test_calls_that_are_more_than_a_launch_are_not_kept(monkeypatch: pytest.Monk
 
 
 def test_a_matrix_times_its_transpose_is_kept_for_such_calls_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A symmetric order is of no other product, and which of two at one address is the kernel's A is not known."""
+    """A symmetric order is of no other product. Of two tensors at one address the kernel's A is not known."""
     a, other = normal(N, K), normal(N, K)
     with launches(monkeypatch) as (noted, first):
         for x in (a, a, other, other, a):

@@ -287,7 +287,7 @@ class NeighbourPair:
         return [element.load_value(self.address(given, word, row, column), given.dtype) for column in columns]
 
     def through(self, indexed: IndexedRows, given: EpilogueOperand, word: Int64, row: Int32) -> Float32:
-        """A number of A's row that is this row of the product, whose index is read once a block. 0 outside of A."""
+        """The number of the row of A that an index names; 0 for one outside. An index is read once a block."""
         block, key = self.block, ("row of A", self.key[0])
         if key not in block.read:
             block.read[key] = load_index(indexed, block.job, ROWS, row, block.job.m)

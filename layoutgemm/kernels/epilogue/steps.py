@@ -158,7 +158,7 @@ class Step:
 
 
 def check_sum(name: str, number: object) -> None:
-    """Raise PlanError unless `number` is that of one of a gate's two sums, or None for both."""
+    """Raise PlanError unless `number` is 0 or 1, one of a gate's sums, or None."""
     if number is not None and (type(number) is not int or number not in (0, 1)):
         raise PlanError(f"{name}: of_sum = {shown(number)}: 0 or 1, a gate's first or second sum; None for both")
 

@@ -122,7 +122,7 @@ class LaunchesByBegins(LaunchesByAddress[KeptCall]):
     """
 
     def key_of(self, addresses: Sequence[int], odd: bool) -> tuple[int, ...]:
-        """The bits of addresses, as there, then the first tensor with each address where one repeats."""
+        """The bits of addresses; where one repeats, the first tensor with each behind them."""
         bits = super().key_of(addresses, odd)
         return bits if len({*addresses}) == len(addresses) else (*bits, *map([*addresses].index, addresses))
 
