@@ -200,7 +200,7 @@ class IndexedRows:
         return "an index for each row of the product"
 
     def check_through(self, epilogue: Epilogue | None, tables: Sequence[str], alone: bool) -> None:
-        """Raise PlanError for names in `through` that are no numbers of A's rows, and for a batch.
+        """Raise PlanError for names that are no numbers of A's rows, and for a batch.
 
         tables  of A that the main loop reads by row
         alone   whether the product is one of two matrices

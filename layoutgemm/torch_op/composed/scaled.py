@@ -225,7 +225,7 @@ def _recipes(
 
 
 def _of_rows(name: str, x: object, side: int, scale: object) -> str:
-    """An operand's recipe by name, or by a shape that scales of a whole sum have. "" for others.
+    """A recipe by name, or by a shape that scales of whole sums have. "" for others.
 
     So a scale of a single K block, which is one of rows too, is applied before a function of several products.
 
