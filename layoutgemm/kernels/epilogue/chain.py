@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import lcm
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -77,8 +76,7 @@ class Epilogue:
     whole    the kernel's N is a multiple of this: of a tile whose columns divide it, none lies outside of C
     stores_c False: nothing of C is written, only what the steps write
     sums     of a gated product, or of two matrices B: the first `sums` steps apply to both sums, before the gate. They
-             are Scale, VectorScale and Bias. Their vectors along N have C's columns twice, the first sum's first; those
-             of one sum (`of_sum`) have them once
+             are Scale, VectorScale and Bias, of both or `of_sum`; vectors along N of both have C's columns twice
     json     all of these as text, as `from_json` reads it; "" with a step of another package. A field: torch.compile
              reads those of frozen classes
     """
@@ -443,7 +441,7 @@ class Epilogue:
             x = step.apply(x, at)
         return x
 
-    def apply_to_sum(self, x: Value, at: Any, number: int) -> Value:
+    def apply_to_sum(self, x: Value, at: Value, number: int) -> Value:
         """The steps before a gate on one sum, or on a matrix of them.
 
         at      a StepPlace of the sum, or a SumPlace: these steps only read there

@@ -140,6 +140,8 @@ class IndexedRows:
             raise PlanError(f"copy = {shown(self.copy)}: True, a RowCopy, or None")
         if self.copy is not None and self.gather is None:
             raise PlanError("copy: rows of A are copied where they are gathered, and gather is None")
+        if not isinstance(self.through, (tuple, list)) or not all(isinstance(name, str) for name in self.through):
+            raise PlanError(f"through = {shown(self.through)}: names, ('scale_a',)")
         object.__setattr__(self, "through", tuple(self.through))
         if self.through and self.gather is None:
             raise PlanError(f"through = {self.through}: numbers of A's rows are read where these are gathered")
@@ -199,6 +201,7 @@ class IndexedRows:
         """The meaning of the vectors, for an error."""
         return "an index for each row of the product"
 
+    @checked(PlanError)
     def check_through(self, epilogue: Epilogue | None, tables: Sequence[str], alone: bool) -> None:
         """Raise PlanError for names that are no numbers of A's rows, and for a batch.
 
@@ -220,14 +223,16 @@ class IndexedRows:
         gather, scatter = [None if part is None else RowIndices(1, part.kind) for part in (self.gather, self.scatter)]
         return IndexedRows(gather, scatter, self.copy, self.adds, self.through)
 
-    def gathered(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    @checked(PlanError)
+    def gathered(self, values: Mapping[str, object]) -> dict[str, object]:
         """Arrays by name, those of `through` with a number for each row of the product.
 
         >>> indexed = IndexedRows(RowIndices(3), through=("scale",))
         >>> indexed.gathered({"scale": np.array([1.0, 2.0, 4.0]), "rows": np.array([2, 0])})["scale"].tolist()
         [4.0, 1.0]
         """
-        return {name: x[np.asarray(values[ROWS])] if name in self.through else x for name, x in values.items()}
+        rows = np.asarray(values.get(ROWS, ()))
+        return {name: np.asarray(x)[rows] if name in self.through else x for name, x in values.items()}
 
     def __str__(self) -> str:
         parts = []

@@ -108,7 +108,10 @@ class ComposedCall(NamedTuple):
 
 
 def in_order(values: Operands, through: Sequence[str], rows: torch.Tensor) -> Operands:
-    """The values by name; those of `through` have a number for each row of the product, 0 for an index outside of A."""
+    """The values by name, with a number for each row of the product.
+
+    through  names of values with a number for each row of A; an index outside of A gives 0
+    """
     return {name: selected(x, rows) if name in through else x for name, x in values.items()}
 
 

@@ -40,7 +40,7 @@ def epilogue_of(recipes: Recipes, bias: str | None, activation: str | None, quan
 
 
 def scale_step(name: str, axis: str, recipe: str, of_sum: int | None = None) -> list[Step]:
-    """The step that applies an operand's scales, of rows, columns or the whole; none without a recipe.
+    """The step that applies an operand's scales; none without a recipe.
 
     of_sum  before a gate: which of the two sums has them, or None for both
     """
