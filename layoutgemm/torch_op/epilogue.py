@@ -130,13 +130,14 @@ def check_fit(
 
 def check_result(
     epilogue: Epilogue, given: Tensors, kind: torch.dtype, shape: tuple[int, ...], out: torch.Tensor | None,
-    joined: int = 0,
+    joined: int = 0, chosen: Mapping[str, int] | None = None,
 ) -> None:  # fmt: skip
     """Raise OperandError or TensorError for operands or a result that an epilogue does not have.
 
     PlanError for groups of columns that no kernel reduces.
 
     joined  groups that share the rows of one C, each with columns of its own
+    chosen  numbers of vectors along M that row indices choose from, by name
     """
     if not kind.is_floating_point:
         raise OperandError(f"the product is {kind}, and an epilogue computes in float32: say out_dtype=torch.float32")
@@ -154,7 +155,8 @@ def check_result(
         if operand.host:
             host_number(operand.name, given[operand.name], operand.dtype.name == "i32")
         else:
-            check_operand(operand, given[operand.name], shape, joined)
+            rows = (chosen or {}).get(operand.name, shape[-2])
+            check_operand(operand, given[operand.name], (*shape[:-2], rows, shape[-1]), joined)
     for step in epilogue.reductions:
         lines = [operand for operand in step.given if operand.rank == 2 and min(given[operand.name].shape[-2:]) > 1]
         orders = {order_of(operand, given[operand.name]): operand.name for operand in lines}

@@ -15,6 +15,7 @@ from layoutgemm import explain_matmul, quantize, scaled_matmul
 from layoutgemm.errors import LayoutError
 from layoutgemm.kernels import Prologue, Triangles
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, Residual, RowReduce
+from layoutgemm.torch_op.composed import checks
 from tests.torch_op.emulated_launches import launches_are_emulated
 
 E4M3, F32 = torch.float8_e4m3fn, torch.float32
@@ -183,3 +184,57 @@ def test_the_kernel_computes_the_reference(
     monkeypatch.undo()
     assert len(made) == 1
     torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-3)
+
+
+@needs.DSL
+@needs.C_COMPILER
+@pytest.mark.dsl
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "recipe, options",
+    [("rows", {}), ("rows", {"copy_rows": True}), ("rows", {"use_fast_accum": False}), ("1x128, 1x128", {}),
+     ("1x128, 128x128", {})],
+)  # fmt: skip
+def test_scales_of_rows_that_the_host_does_not_see(
+    recipe: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An index outside of a reads 0 for its scale, too: that of no row may be infinite."""
+    on, (sa, sb) = operands(), RECIPES[recipe]()
+    rows = on.rows.clamp(min=1)
+    rows[3], rows[5], sa[0] = M, -1, float("inf")
+    monkeypatch.setattr(checks, "known_indices", lambda x: None)
+    want = scaled_matmul(on.a, sa, on.b, sb, rows=rows, out_dtype=F32, **options)
+    assert want.isfinite().all() and not want[[3, 5]].any()
+    made = launches_are_emulated(monkeypatch)
+    found = scaled_matmul(on.a, sa, on.b, sb, rows=rows, out_dtype=F32, **options)
+    monkeypatch.undo()
+    assert len(made) == 1 and made[0].indexed.through == ("scale_a",) and torch.equal(found, want)
+
+
+@needs.DSL
+@needs.C_COMPILER
+@pytest.mark.dsl
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [True, False])
+def test_each_of_two_matrices_has_its_own_scales(first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    on, (sa, sb) = operands(), RECIPES["rows"]()
+    scales = (sb, torch.tensor([[2.0]])) if first else (None, sb)
+    call = {"combine": lambda p, q, ops: p + 0.5 * q, "out_dtype": F32}
+    want = scaled_matmul(on.a, sa, (on.b, on.up), scales, **call)
+    made = launches_are_emulated(monkeypatch)
+    found = scaled_matmul(on.a, sa, (on.b, on.up), scales, **call)
+    monkeypatch.undo()
+    assert len(made) == 1 and torch.equal(found, want)
+
+
+def test_each_of_two_matrices_has_its_own_scales_at_one_block_of_k() -> None:
+    """Shapes that scales of blocks have there, too: before a function of two products they are of rows, or tensors."""
+    on, (sa, sb) = operands(), RECIPES["rows"]()
+    a, b, up = on.a[:, :128], on.b[:128], on.up[:128]
+    for of_b, of_up in ((sb, torch.tensor([[2.0]])), (torch.tensor([[2.0]]), sb.mT), (None, sb)):
+        p, q = [
+            x.float() @ y.float() * sa * (1 if scale is None else scale.reshape(1, -1))
+            for x, y, scale in ((a, b, of_b), (a, up, of_up))
+        ]
+        found = scaled_matmul(a, sa, (b, up), (of_b, of_up), combine=lambda p, q, ops: p + q, out_dtype=F32)
+        assert torch.equal(found, p + q)

@@ -76,7 +76,7 @@ class Epilogue:
     whole    the kernel's N is a multiple of this: of a tile whose columns divide it, none lies outside of C
     stores_c False: nothing of C is written, only what the steps write
     sums     of a gated product, or of two matrices B: the first `sums` steps apply to both sums, before the gate. They
-             are Scale, VectorScale and Bias; their vectors along N have C's columns twice, the first sum's first
+             are Scale, VectorScale and Bias, of both or `of_sum`; vectors along N of both have C's columns twice
     json     all of these as text, as `from_json` reads it; "" with a step of another package. A field: torch.compile
              reads those of frozen classes
     """
@@ -179,6 +179,9 @@ class Epilogue:
         for step in self.steps[: self.sums]:
             if not isinstance(step, (Scale, VectorScale, Bias)):
                 raise PlanError(f"sums = {self.sums}: before a gate are Scale, VectorScale and Bias, not {shown(step)}")
+        for step in self.steps[self.sums :]:
+            if (number := sum_of(step)) is not None:
+                raise PlanError(f"of_sum = {number}: {shown(step)} is none of the {self.sums} steps before a gate")
 
     @classmethod
     def of(cls, given: object, gated: bool = False) -> Epilogue:
@@ -240,7 +243,7 @@ class Epilogue:
     def given(self) -> tuple[EpilogueOperand, ...]:
         """Everything the steps need, in order."""
         return tuple(
-            replace(given, places=2) if at < self.sums and given.axes == "n" else given
+            replace(given, places=2) if at < self.sums and given.axes == "n" and sum_of(step) is None else given
             for at, step in enumerate(self.steps)
             for given in step.taken
         )
@@ -438,10 +441,15 @@ class Epilogue:
             x = step.apply(x, at)
         return x
 
-    def apply_to_sum(self, x: Value, at: StepPlace) -> Value:
-        """The steps before a gate on one sum, or on a matrix of them."""
+    def apply_to_sum(self, x: Value, at: Value, number: int) -> Value:
+        """The steps before a gate on one sum, or on a matrix of them.
+
+        at      a StepPlace of the sum, or a SumPlace: these steps only read there
+        number  0 or 1, which of the two sums it is
+        """
         for step in self.steps[: self.sums]:
-            x = step.apply(x, at)
+            if sum_of(step) in (None, number):
+                x = step.apply(x, at)
         return x
 
     def reference(self, accumulator: npt.ArrayLike, **given: object) -> Outputs:
@@ -504,9 +512,38 @@ class Epilogue:
         """C and what is written, of sums at a place. Infinities and NaN come without NumPy's warnings."""
         with np.errstate(all="ignore"):
             if gate is not None:
-                sums = gate(np.split(np.broadcast_to(self.apply_to_sum(sums, at), sums.shape), 2, -1))
+                both = np.split(sums, 2, -1)
+                done = [self.apply_to_sum(x, SumPlace(self, at, i), i) for i, x in enumerate(both)]
+                sums = gate([np.broadcast_to(x, y.shape) for x, y in zip(done, both, strict=True)])
             c = self.apply(sums, at)
         return Outputs(np.broadcast_to(c, at.accumulator.shape), at.written)
+
+
+def sum_of(step: Step) -> int | None:
+    """Which of a gate's two sums a step is of, 0 or 1; None for both.
+
+    >>> sum_of(Bias(of_sum=1)), sum_of(Bias()), sum_of(Activation("relu"))
+    (1, None, None)
+    """
+    return step.of_sum if isinstance(step, (Scale, VectorScale, Bias)) else None
+
+
+class SumPlace:
+    """A place before a gate on whole matrices, NumPy's or torch's. Of vectors of both sums it reads one sum's half.
+
+    number  of the sum, 0 or 1
+    """
+
+    def __init__(self, epilogue: Epilogue, at: StepPlace, number: int):
+        self.epilogue, self.at, self.number, self.math = epilogue, at, number, at.math
+
+    def read(self, name: str) -> Value:
+        """An operand, to be broadcast along the sum."""
+        found = self.at.read(name)
+        if self.epilogue.named_given(name).places == 1:
+            return found
+        columns = found.shape[-1] // 2
+        return found[..., self.number * columns : (self.number + 1) * columns]
 
 
 def _is_cheap(step: Step) -> bool:

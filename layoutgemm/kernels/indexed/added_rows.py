@@ -127,7 +127,7 @@ def in_product_order(plan: P) -> P:
     if not getattr(plan, "adds_rows", False):
         return plan
     indexed: IndexedRows = plan.indexed
-    alone = None if indexed.gather is None else IndexedRows(indexed.gather, copy=indexed.copy)
+    alone = None if indexed.gather is None else IndexedRows(indexed.gather, None, indexed.copy, through=indexed.through)
     found: P = replace(plan, indexed=alone)
     return found
 

@@ -147,14 +147,20 @@ def _further_lines(plan: NamedPlan, values: Given) -> dict[str, tuple[np.ndarray
     return found
 
 
+def through(plan: NamedPlan) -> tuple[str, ...]:
+    """Names of what is read through the row indices of A."""
+    return () if plan.indexed is None else plan.indexed.through
+
+
 def shared_axis(plan: NamedPlan) -> str:
     """The axis of A along which groups lie one behind the other, "m" or "k". It is "" where each has a matrix."""
     return "m" if plan.joined_rows else "k" if plan.along_k is not None else ""
 
 
 def _sizes_of_b(plan: NamedPlan) -> tuple[int, int, int, int]:
-    """The sizes of a main loop's tables: M, columns of B, K and batch."""
-    return plan.m, plan.n * plan.halves, plan.k, plan.tables_of_batch
+    """The sizes of a main loop's tables: M, columns of B, K and batch. M is A's rows where indices choose a table's."""
+    chosen = plan.mainloop is not None and any(table.name in through(plan) for table in plan.mainloop.tables)
+    return plan.rows_of_a if chosen else plan.m, plan.n * plan.halves, plan.k, plan.tables_of_batch
 
 
 def words_read(plan: NamedPlan, values: Given) -> tuple[Any, ...]:

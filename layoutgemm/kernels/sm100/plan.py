@@ -251,7 +251,7 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, A
             check_combined(sums, columns // config.blocks, 1, b_spec, own)
             columns //= sums.matrices
         check_reductions(epilogue, (n, columns), c_spec.dtype.name, lane_columns=2)  # a lane has a row, by pairs
-        check_rows(indexed, (a_spec, c_spec), epilogue, target.name)
+        check_rows(indexed, (a_spec, c_spec), epilogue, batch, target.name)
         asked = Asked(gated=sums, pair=second, indexed=indexed, epilogue=epilogue)
         plan = cls._of(target, (m, n, k, batch), (a_spec, b_spec, c_spec), config, order, asked, form)
         check_words(plan.words)

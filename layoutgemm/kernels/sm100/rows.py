@@ -35,7 +35,7 @@ READ_BY_LANES = Layout((LANES // WARP, WARP))
 
 
 def check_rows(
-    indexed: IndexedRows | None, operands: tuple[Operand, Operand], epilogue: Epilogue | None, arch: str
+    indexed: IndexedRows | None, operands: tuple[Operand, Operand], epilogue: Epilogue | None, batch: int, arch: str
 ) -> None:
     """Raise PlanError, naming the obstacle, for a product with indices that this kernel has not.
 
@@ -45,7 +45,7 @@ def check_rows(
         return
     if indexed.copies:
         raise PlanError(f"indexed: {arch}'s kernel copies no rows first, TMA gathers them; leave copy out")
-    check_rows_lie(indexed, *operands, epilogue)
+    check_rows_lie(indexed, *operands, epilogue, alone=batch == 1)
 
 
 def matrices_by_map(indexed: IndexedRows | None, batch: int) -> tuple[int, int]:

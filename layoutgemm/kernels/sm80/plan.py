@@ -306,7 +306,7 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan, Asked):
         c_spec = _output(c, a_spec, atom, bool(epilogue) or sums is not None, target.name)
         check_epilogue(epilogue, c_spec)
         check_promotes(mainloop, atom, c_spec)
-        _check_rows(indexed, (a_spec, c_spec), config, weights, epilogue)
+        _check_rows(indexed, (a_spec, c_spec), config, weights, epilogue, batch == 1 and ragged is None)
         tile_k = stage_depth(mainloop.depth if mainloop else config.tile_k, _STAGE_BYTES_OF_K, a_spec.dtype, atom)
         threads = _checked_threads(config, target, batch)
         asked = Asked(
@@ -480,11 +480,12 @@ def _typed(a: OperandSpec, b: OperandSpec | None, target: Arch) -> tuple[Operand
 
 def _check_rows(
     indexed: IndexedRows | None, operands: tuple[Operand, Operand], config: Sm80Config, weights: QuantizedFormat | None,
-    epilogue: Epilogue,
+    epilogue: Epilogue, alone: bool,
 ) -> None:  # fmt: skip
     """Raise PlanError, naming the obstacle, for a product with indices that this kernel has not.
 
     operands  A and C
+    alone     whether the product is one of two matrices
     """
     if indexed is None:
         return
@@ -492,7 +493,7 @@ def _check_rows(
         raise PlanError("indexed and weights: the kernel of packed weights takes rows in order; index x and y instead")
     if indexed.copies:
         raise PlanError("indexed: this kernel gathers rows as it copies them, and copies none first; leave copy out")
-    check_rows_lie(indexed, *operands, epilogue)
+    check_rows_lie(indexed, *operands, epilogue, alone=alone)
     if indexed.gather is not None and config.loads != "cp.async":
         raise PlanError(f"loads = {shown(config.loads)}: rows of A are gathered by cp.async, loads='cp.async'")
 

@@ -135,7 +135,8 @@ class ProductParts(IndexedProduct):
     @property
     def numbers(self) -> StageNumbers:
         """The numbers that the main loop reads in a stage."""
-        return StageNumbers.of(self.mainloop, self.config.tile, not self.joined_rows, halves_of(self.gated))
+        through = () if self.indexed is None else self.indexed.through
+        return StageNumbers.of(self.mainloop, self.config.tile, not self.joined_rows, halves_of(self.gated), through)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +181,7 @@ class Sm90Request(ProductParts, Asked):
             check_packed(weights, sizes, config, (a, b), asked.epilogue)
             config = replace(config, tile_k=config.tile_k or UNIT_K)
         if asked.indexed is not None:
-            check_indexed(asked.indexed, config, (a, c), asked.ragged, asked.epilogue)
+            check_indexed(asked.indexed, config, (a, c), asked.ragged, asked.epilogue, mainloop, sizes[3])
         if asked.prologue is not None:
             check_prologue(asked.prologue, config, a, b)
         if asked.row_sums is not None:

@@ -218,7 +218,7 @@ def _resolved(call: ComposedCall) -> ComposedCall:
 
 def _by_reference(call: ComposedCall, ready: ReadyPlan, out: torch.Tensor | None) -> torch.Tensor:
     """The float64 product where the plan stores it."""
-    parts, inside = call.parts, visited(call, ready)
+    call, parts, inside = call.gathered, call.parts, visited(call, ready)
     if parts.triangles is not None:
         parts.triangles.check(*[x.to(torch.float64).numpy() for x in (call.a[0], call.b[0])])
     tables = [call.values[name] for name in SCALES if name in parts.own]

@@ -15,6 +15,7 @@ from ...derive import Operand
 from ...dsl import bridge
 from ...dsl.fused import CombinedSums, FusedBlock
 from ...epilogue.chain import Epilogue
+from ...indexed.rows import IndexedRows
 from ...partials import PartialResults
 from ..plan import Sm100Plan
 
@@ -57,6 +58,10 @@ class _LoadedFragment:
     @property
     def batch(self) -> int:
         return int(self.plan.batch)
+
+    @property
+    def indexed(self) -> IndexedRows | None:
+        return self.plan.indexed
 
     @property
     def tile_c(self) -> tuple[int, int]:

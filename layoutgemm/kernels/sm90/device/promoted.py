@@ -31,8 +31,9 @@ from ....dtypes import f32
 from ...dsl import bridge
 from ...dsl.ampere import copy_bytes
 from ...dsl.math import ElementMath
-from ...dsl.tables import load_word_shared, load_words_shared
+from ...dsl.tables import load_index, load_word_shared, load_words_shared
 from ...epilogue.tracing import Values
+from ...indexed.rows import ROWS as INDICES
 from ...plan import present
 from ...store import ROWS
 from ..mainloop import BULK, TOTAL, product_of
@@ -237,6 +238,7 @@ class NumberAddresses(bridge.Carried):
 
     bulk    those with `NumberSlots.bulk_bytes` come by one bulk copy each, which one thread issues
     starts  of each of the lane's copies, the address of the next K block's number, or of the first of a bulk copy's
+    inside  of each copy of a table that row indices choose from, whether its row is one of A's: else zeros are copied
     steps   of each table, the bytes from one stage's numbers to the next
     """
 
@@ -252,11 +254,13 @@ class NumberAddresses(bridge.Carried):
             for part in parts
         }
         self.names, self.given = tuple(steps), job.given
+        lines = [
+            (part, _line(plan, job, place, part, Int32(first) if whole else first + lane))
+            for part, first, whole in self.copies
+        ]
         super().__init__(
-            starts=tuple(
-                _address(plan, job, place, k_tile, part, Int32(first) if whole else first + lane)
-                for part, first, whole in self.copies
-            ),
+            starts=tuple(_address(plan, job, place, k_tile, part, line) for part, line in lines),
+            inside=tuple(Int32(line >= 0) for part, line in lines if part.chosen),
             steps=tuple(steps.values()),
             lane=lane,
         )
@@ -278,13 +282,14 @@ class NumberAddresses(bridge.Carried):
 
     def copy(self, job: bridge.Carried, stage: Int32) -> None:
         """Copy a stage's numbers. The lane arrives at its barrier later, and counts when they have landed."""
-        full = job.shared.full(stage)
+        full, inside = job.shared.full(stage), iter(self.inside)
         for (part, first, whole), start in zip(self.copies, self.starts, strict=True):
             to = job.shared.numbers(stage) + (part.first + first * part.slot_bytes)
             if whole:
                 _copy_whole(to, start, part.bulk_bytes, full)
             else:
-                _copy(to + self.lane * part.slot_bytes, start, self.lane, part.slots - first, part.slot_bytes)
+                valid = Int32(part.slot_bytes) * (next(inside) if part.chosen else 1)
+                _copy(to + self.lane * part.slot_bytes, start, self.lane, part.slots - first, part.slot_bytes, valid)
 
     def advance(self) -> None:
         """Go on to the next stage with numbers."""
@@ -293,14 +298,26 @@ class NumberAddresses(bridge.Carried):
         self.__dict__["starts"] = tuple(further)
 
 
-def _address(
-    plan: Sm90Plan, job: bridge.Carried, place: bridge.Place, k_tile: Int32, part: NumberSlots, slot: Int32
-) -> Int64:  # fmt: skip
-    """The address of a slot's number. One outside of the matrix is read at its edge, and not stored."""
-    table, (row, column, matrix) = part.table, place
+def _line(plan: Sm90Plan, job: bridge.Carried, place: bridge.Place, part: NumberSlots, slot: Int32) -> Int64:
+    """The line of a slot's number in its table: -1 for an index outside of A.
+
+    One outside of C is at its edge, and not stored.
+    """
+    table, (row, column, _) = part.table, place
     origin, size = (row, job.m) if table.axis == "m" else (column, job.n)
-    group = part.line(origin, slot * part.segment, size, cutlass.min) // table.group
-    offset = Int64(group) * getattr(job.given, f"{table.name}_group")
+    line = part.line(origin, slot * part.segment, size, cutlass.min)
+    if part.chosen:
+        return load_index(present(plan.indexed), job, INDICES, line, job.m)
+    return Int64(line // table.group)
+
+
+def _address(
+    plan: Sm90Plan, job: bridge.Carried, place: bridge.Place, k_tile: Int32, part: NumberSlots, line: Int64
+) -> Int64:  # fmt: skip
+    """The address of the number in a line of a table. Without such a line it is that of the first."""
+    table, matrix = part.table, place[2]
+    group = cutlass.max(line, Int64(0)) if part.chosen else line
+    offset = group * getattr(job.given, f"{table.name}_group")
     offset += Int64(k_tile) * getattr(job.given, f"{table.name}_k")
     if plan.batch > 1 and plan.along_k is None and not (table.axis == "m" and plan.joined_rows):
         offset += Int64(matrix) * getattr(job.given, f"{table.name}_batch")
@@ -309,14 +326,14 @@ def _address(
 
 @cute.jit
 def _copy(
-    to: cute.Pointer, start: Int64, lane: Int32, lanes: cutlass.Constexpr, nbytes: cutlass.Constexpr
+    to: cute.Pointer, start: Int64, lane: Int32, lanes: cutlass.Constexpr, nbytes: cutlass.Constexpr, valid: Int32
 ) -> None:  # fmt: skip
-    """cp.async of a slot, by the first `lanes` lanes."""
+    """cp.async of a slot, by the first `lanes` lanes. The first `valid` bytes are read, others are zeros."""
     if const_expr(lanes >= WARP):
-        copy_bytes(to, start, nbytes, Int32(nbytes))
+        copy_bytes(to, start, nbytes, valid)
     else:
         if lane < lanes:
-            copy_bytes(to, start, nbytes, Int32(nbytes))
+            copy_bytes(to, start, nbytes, valid)
 
 
 @cute.jit

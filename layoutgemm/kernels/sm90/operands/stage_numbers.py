@@ -8,7 +8,7 @@ of neighbouring rows that lie next to each other come by one bulk copy.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,7 @@ class NumberSlots:
     first    the first slot's byte in the stage's numbers
     width    rows or columns of the tile that lie next to each other: of a gated product's columns those of one half
     span     K blocks whose numbers are in a slot
+    chosen   whether row indices of A choose the table's rows
     """
 
     table: Table
@@ -42,6 +43,7 @@ class NumberSlots:
     first: int
     width: int
     span: int = 1
+    chosen: bool = False
 
     @property
     def slot_bytes(self) -> int:
@@ -56,7 +58,7 @@ class NumberSlots:
         [1024, 0]
         """
         size = self.slots * NUMBER_BYTES
-        if self.span > 1:
+        if self.span > 1 or self.chosen:
             return 0
         return size if self.table.axis == "m" and self.table.group == 1 and size % BULK == self.first % BULK == 0 else 0
 
@@ -103,11 +105,14 @@ class StageNumbers:
         return self.parts[0].span if self.parts else 1
 
     @classmethod
-    def of(cls, loop: Promoted | None, tile: tuple[int, int], aligned_rows: bool, halves: int) -> StageNumbers:
+    def of(
+        cls, loop: Promoted | None, tile: tuple[int, int], aligned_rows: bool, halves: int, through: Sequence[str] = ()
+    ) -> StageNumbers:
         """The numbers of a main loop's tables for tiles of C.
 
         aligned_rows  tiles begin at multiples of their rows; else, after a group of any length, at any row
         halves        places of B that a tile's columns are of: 2 of a gated product
+        through       names of A's tables whose rows are chosen by index: neighbours have a slot each
         """
         parts: list[NumberSlots] = []
         if loop is None:
@@ -115,9 +120,10 @@ class StageNumbers:
         for table in loop.tables:
             extent = tile["mn".index(table.axis)]
             width = extent // (halves if table.axis == "n" else 1)
-            segment = table.segment(width) if table.axis == "n" or aligned_rows else 1
+            chosen = table.name in through
+            segment = table.segment(width) if table.axis == "n" or (aligned_rows and not chosen) else 1
             first = parts[-1].first + parts[-1].slots * parts[-1].slot_bytes if parts else 0
-            parts.append(NumberSlots(table, segment, extent // segment, first, width, loop.span))
+            parts.append(NumberSlots(table, segment, extent // segment, first, width, loop.span, chosen))
         return cls(tuple(parts))
 
     @property
