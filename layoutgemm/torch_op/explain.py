@@ -22,7 +22,7 @@ from .bias_activation import GATES, gated_finish
 from .checks import check_activation, check_gated_type, check_out, check_types, output_type
 from .composed.api import ComposedOptions
 from .composed.explain import explain_composed
-from .composed.parts import OWN, SCALES, AskedParts, composes, has_batches
+from .composed.parts import OWN, AskedParts, composes, has_batches
 from .composed.scaled import NO_OUT_RECIPE, ScaledPart, asks_parts, composed_arguments
 from .epilogue import arguments_beside, check_fit, gate_of, given_operands
 from .explanation import ZEROS, Explanation, gated_after, of_solution, sums_again, with_steps
@@ -45,7 +45,7 @@ from .scaled_grouped.explain import explain_grouped, explain_grouped_epilogue, e
 from .scaled_grouped.grouped import check_expected, groups_of
 from .scaled_grouped.grouped_epilogue import grouped_call
 from .scaled_grouped.own_epilogue import ScaledFactors
-from .scaled_grouped.recipes import fast_accum
+from .scaled_grouped.recipes import SCALES, fast_accum
 from .scaled_grouped.scaled import BiasActivation, unswapped
 from .solver import solve, why_unfused
 

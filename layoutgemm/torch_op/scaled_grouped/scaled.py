@@ -403,21 +403,25 @@ def gated_choice(
 
 def chosen(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], groups: tuple[int, ...], index: int,
-    config: Sm90Config | None, columns: int = 1, gate: str | None = None,
+    config: Sm90Config | None, columns: int = 1, gate: str | Combined | None = None,
 ) -> tuple[Sm90Config, str]:  # fmt: skip
     """The configuration of a promoted product, and why. The caller's, the measured one, or the estimate.
 
     columns  a CTA stores a multiple of this many columns of C
-    gate     the function of a gate, or None
+    gate     the function of a gate, or of products with several matrices; or None
     """
     if config is not None:
         return config, "given by the caller"
-    sums = 1 if gate is None else HALVES
-    found = tuned_store.lookup(gpu(index)[1], sizes, *tuned_name(types, groups, gate))
+    apart, sums = isinstance(gate, Combined), 1 if gate is None else HALVES
+    found = None
+    if isinstance(gate, Combined):  # its measured ones are kept with the parts of the call
+        sums = gate.matrices
+    else:
+        found = tuned_store.lookup(gpu(index)[1], sizes, *tuned_name(types, groups, gate))
     if found is not None and found.config.tile[1] // found.config.split // sums % columns == 0:
         return found.config, tuned_store.MEASURED
     m, n, k, batch = sizes
-    each = read_each_column(groups, n, sums)
+    each = read_each_column(groups, n, 1 if apart else sums)
     config = scaled_config(
         m, n, k, batch=batch, each_column=each, columns=columns, c=types[2], sums=sums, places=gpu(index)[0],
         adds=groups == (),
