@@ -27,7 +27,7 @@ from ..checks import (
 )
 from ..compiled.kept_launches import Extras, again_or
 from ..compiled.traced import check_kinds, check_number, named, refusal, refuse, refuse_finish
-from ..explanation import ZEROS, Explanation, copied_operand, of_plan
+from ..explanation import ZEROS, Explanation, copied_operand, of_plan, of_several
 from ..indexed.grouped_rows import Options, checked_rows
 from ..indexed.torch_rows import of_rows
 from ..own_epilogue.scaled_api import traced_grouped
@@ -330,5 +330,7 @@ def explain_grouped_combined(
         )
     if product.rows is not None and isinstance(plan, Sm90Plan):
         copies.append((f"a: {product.rows.shape[0]} chosen rows", copied_bytes(plan)))
+    if product.scales:
+        copies.append((of_several(len(b)), product.scales[1].nbytes))
     of = "counts of rows" if call.form == MASKED else "ends"
     return of_plan(plan, left, right[0], out, f"one launch for all groups, whose {of} the kernel reads; {why}", copies)
