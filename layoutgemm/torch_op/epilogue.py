@@ -109,7 +109,9 @@ def _check_kinds(epilogue: Epilogue, kinds: Mapping[str, type]) -> None:
     for operand in epilogue.given:
         kind = kinds[operand.name]
         if not (operand.host or issubclass(kind, torch.Tensor)):
-            raise OperandError(f"{operand.name} is a {kind.__qualname__}, not a torch tensor")
+            number = issubclass(kind, (int, float)) and not operand.axes and operand.dtype.name in ("f32", "i32")
+            way = f"; EpilogueOperand({operand.name!r}, '', '{operand.dtype}', host=True) is a number" if number else ""
+            raise OperandError(f"{operand.name} is a {kind.__qualname__}, not a torch tensor{way}")
 
 
 def check_fit(
