@@ -30,7 +30,7 @@ import torch
 from ..atoms.copy.base import VECTOR_BYTES
 from ..errors import OperandError, PlanError, TensorError
 from ..kernels.column_groups import check_groups
-from ..kernels.epilogue.chain import ColumnReduce, Custom, Dropout, Epilogue, Reduction, ReductionStep
+from ..kernels.epilogue.chain import ColumnReduce, Custom, Dropout, Epilogue, Reduction, ReductionStep, refusal_of_type
 from ..kernels.epilogue.chain import EpilogueOperand as Operand
 from ..kernels.epilogue.grouped_matrix import parts_of
 from ..kernels.epilogue.numpy_math import Math
@@ -88,7 +88,7 @@ def refusal_of_epilogue(epilogue: object, given: object, beside: Sequence[str], 
     if given is not None and not isinstance(given, Mapping):
         return f"given is a {type(given).__qualname__}; it is a dict, the epilogue's operands by name"
     if not isinstance(epilogue, Epilogue):
-        return f"epilogue is a {type(epilogue).__qualname__}, not a layoutgemm.kernels.epilogue.Epilogue"
+        return refusal_of_type(epilogue)
     if epilogue.flipped:
         return "the epilogue is that of the transposed C (Epilogue.transposed); matmul turns it by itself"
     if epilogue.sums and not gated:

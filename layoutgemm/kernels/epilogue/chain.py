@@ -144,7 +144,7 @@ class Epilogue:
             for given in operands:
                 shared = isinstance(step, (Custom, ColumnGroup, ReductionStep)) and not given.written
                 first, by_function = named.get(given.name, (given, True))
-                if first != given or given.written and given.name in named or not (shared or by_function):
+                if first != given or (given.written and given.name in named) or not (shared or by_function):
                     said = f"two operands of the epilogue are named {given.name}"
                     raise PlanError(f"{said}: give one of them another name; functions may read one and the same")
                 named[given.name] = given, shared and by_function
@@ -201,9 +201,7 @@ class Epilogue:
         if given is None or isinstance(given, Step):
             return cls(given) if given is not None else cls()
         if not isinstance(given, Epilogue):
-            raise PlanError(
-                f"epilogue={shown(given)}: it is made of steps, as in Epilogue(Bias(), Custom.of(function))"
-            )
+            raise PlanError(refusal_of_type(given))
         if given.sums and not gated:
             raise PlanError(f"sums = {given.sums}: the epilogue's first steps are before a gate, and there is none")
         return given
@@ -528,6 +526,18 @@ class Epilogue:
         return Outputs(np.broadcast_to(c, at.accumulator.shape), at.written)
 
 
+def refusal_of_type(given: object) -> str:
+    """Why an argument is no Epilogue, or "".
+
+    >>> refusal_of_type("relu").partition(";")[0], refusal_of_type(Epilogue())
+    ('epilogue is a str, not an Epilogue of layoutgemm.kernels.epilogue.chain', '')
+    """
+    if isinstance(given, Epilogue):
+        return ""
+    of_steps = "it is made of steps, as in Epilogue(Bias(), Custom.of(function))"
+    return f"epilogue is a {type(given).__qualname__}, not an Epilogue of layoutgemm.kernels.epilogue.chain; {of_steps}"
+
+
 def _is_cheap(step: Step) -> bool:
     """True for a few instructions on one element, without an operand in memory."""
     if any(not given.host for given in step.taken):
@@ -580,4 +590,5 @@ __all__ = [
     "SeveralOutputs",
     "Step",
     "VectorScale",
+    "refusal_of_type",
 ]

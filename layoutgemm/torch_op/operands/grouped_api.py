@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from ...errors import OperandError
-from ...kernels.epilogue.chain import Epilogue
+from ...kernels.epilogue.chain import Epilogue, refusal_of_type
 from ...kernels.operands.combined import Combine, refusal_of_matrices
 from ...kernels.run.operand_checks import resolved
 from ...kernels.sm90.indexed.row_copy import copied_bytes
@@ -191,7 +191,7 @@ def _with_steps(
         raise OperandError(NO_DICT.format(type(given).__qualname__))
     steps = options["epilogue"]
     if not isinstance(steps, Epilogue):
-        raise OperandError(f"epilogue is a {type(steps).__qualname__}, not a layoutgemm.kernels.epilogue.Epilogue")
+        raise OperandError(refusal_of_type(steps))
     of, asked, names = *grouped_call(a, b[0], options["rows"], options), [operand.name for operand in steps.given]
     how, numbers = function_and_numbers(b, combine, {x: y for x, y in (given or {}).items() if x not in names})
     read = {name: x for name, x in (given or {}).items() if name in names}

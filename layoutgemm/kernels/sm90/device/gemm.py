@@ -286,8 +286,8 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         part = rank // plan.sharing  # which part of K: blocks of the same part share loads, those of a tile the sum
 
         tuning = plan.config.tuning
-        # A CTA's exit is a trigger, too. The launches behind partial results are small, and wait for this one.
-        if const_expr((tuning.overlap and tuning.trigger == "start") or bool(plan.partials)):
+        # A CTA's exit is a trigger, too. The launches of the same call are small, and wait for this one.
+        if const_expr((tuning.overlap and tuning.trigger == "start") or bool(plan.partials) or plan.adds_rows):
             bridge.allow_next_kernel()
 
         # 1. Barriers, once; then the whole cluster, since its blocks arrive at each other's.
