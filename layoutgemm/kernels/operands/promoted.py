@@ -40,6 +40,7 @@ from ..epilogue.numpy_math import Math
 from ..epilogue.parameters import check_names
 from ..epilogue.places import OperandPlace, Value
 from ..numbers import W, check_broadcast, check_product, float_type
+from ..plan import tile_count
 from .combined import Combined
 
 TOTAL = "total"
@@ -107,21 +108,10 @@ class Table:
     def of_matrices(self, matrices: int) -> Table:
         """The table of several matrices B: each one's numbers begin at a group.
 
-        >>> table = Table("scale_b", "n", 128).of_matrices(3)
-        >>> table.shape(200, 300, 7), table.between(300)
-        ((9, 7), 384)
+        >>> Table("scale_b", "n", 128).of_matrices(3).shape(200, 300, 7)
+        (9, 7)
         """
         return self if self.axis == "m" else replace(self, matrices=matrices)
-
-    def between(self, columns: W) -> W:
-        """Columns from the first number of a gate, or of a matrix B, to the next one's. An int or a traced integer.
-
-        columns  of C
-
-        >>> Table("scale_b", "n", 128).between(300)
-        300
-        """
-        return columns if self.matrices == 1 else (columns + (self.group - 1)) // self.group * self.group
 
     @property
     def said(self) -> str:
@@ -279,6 +269,18 @@ class Promoted:
                     f"{table.said}"
                 )
         return found
+
+
+def columns_between(table: Table, columns: W) -> W:
+    """Columns from the first number of a gate, or of a matrix B, to the next one's. An int or a traced integer.
+
+    columns  of C
+
+    >>> table = Table("scale_b", "n", 128)
+    >>> columns_between(table, 300), columns_between(table.of_matrices(2), 300)
+    (300, 384)
+    """
+    return columns if table.matrices == 1 else tile_count(columns, table.group) * table.group
 
 
 def as_promoted(loop: object) -> Promoted:

@@ -27,7 +27,7 @@ from ...report import Check
 from ..derive import Operand
 from ..numbers import W
 from ..operands.combinations import Asked, check_parts
-from ..operands.promoted import Promoted, Table, as_promoted, said
+from ..operands.promoted import Promoted, Table, as_promoted, columns_between, said
 from ..plan import check_settings, present
 from .fragment import WarpFragment
 
@@ -184,7 +184,7 @@ def numbers_at(
             for v in range(count):
                 place = np.asarray(each.place(lanes, each.slot(v, half))) + (column if each.along else row)
                 line = np.minimum(place, (plan.n if each.along else plan.m) - 1)
-                line = line + half * each.table.between(plan.n) * each.along
+                line = line + half * columns_between(each.table, plan.n) * each.along
                 made[plan.fragment.register(v) + half * count] = value[line // each.table.group, k_block]
         # registers of the warp: value + 4 * (block along M + blocks * block along N)
         found[each.table.name] = made.reshape(n, m, plan.mma.accumulator_registers, WARP).transpose(1, 0, 3, 2)

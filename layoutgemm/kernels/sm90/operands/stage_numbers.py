@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ....report import Check
 from ...numbers import W
+from ...operands.promoted import columns_between
 from ...plan import present, rounded_up
 from ...store import ROWS
 from ..mainloop import BULK, NUMBER_BYTES, Promoted, Table, product_of, said
@@ -82,7 +83,7 @@ class NumberSlots:
         """
         if self.slots * self.segment == self.width:
             return minimum(origin + along, size - 1)
-        return minimum(origin + along % self.width, size - 1) + along // self.width * self.table.between(size)
+        return minimum(origin + along % self.width, size - 1) + along // self.width * columns_between(self.table, size)
 
 
 @dataclass(frozen=True, slots=True)
