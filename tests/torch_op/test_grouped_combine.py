@@ -188,7 +188,7 @@ def test_an_epilogue_follows_the_function() -> None:
 
 
 def test_products_with_scales_of_their_own_are_combined() -> None:
-    """Of blocks by one kernel, of rows by torch."""
+    """One kernel applies scales of blocks, torch those of rows."""
     torch.manual_seed(0)
     a, *b = (torch.randn(shape).to(torch.float8_e4m3fn) for shape in ((ROWS, 256), *[(GROUPS, N, 256)] * 2))
     scale_a, *scales = torch.rand(ROWS, 2), *torch.rand(2, GROUPS, 1, 2)

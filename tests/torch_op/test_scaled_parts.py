@@ -86,7 +86,7 @@ def test_scales_come_before_a_function_of_two_products() -> None:
 
 @pytest.mark.parametrize("count, of_b", [(2, "1x128, 128x128"), (3, "1x128, 1x128")])
 def test_scales_of_blocks_are_of_each_b(count: int, of_b: str) -> None:
-    """N is no multiple of 128, so the second b's scales begin at a number of its own."""
+    """N is no multiple of 128: each b's scales begin at a number of their own."""
     on, (sa, _) = operands(), RECIPES[of_b]()
     b, scales = (on.b, on.up, on.b)[:count], [RECIPES[of_b]()[1] for _ in range(count)]
     left, right, *more = (scaled_matmul(on.a, sa, x, s, out_dtype=F32) for x, s in zip(b, scales, strict=True))

@@ -272,7 +272,7 @@ class Promoted:
 
 
 def columns_between(table: Table, columns: W) -> W:
-    """Columns from the first number of a gate, or of a matrix B, to the next one's. An int or a traced integer.
+    """Columns from one sum's first number to the next sum's. An int or a traced integer.
 
     columns  of C
 

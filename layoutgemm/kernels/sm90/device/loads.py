@@ -113,7 +113,7 @@ class Sm90Loads:
         return job.k_tiles if self.plan.triangles is None else share[1]
 
     def first_number(self, job: bridge.Carried, share: tuple[Int32, ...]) -> Int32:
-        """The first K tile of a tile of C, and the K block whose numbers are its first."""
+        """The first K tile of a tile of C. It is also the K block of its first numbers."""
         return job.k_first if self.plan.triangles is None else share[0]
 
     def settle_group(self, job: bridge.Carried, share: tuple[Int32, ...], sums: Sequence[cute.Tensor]) -> None:
