@@ -84,7 +84,9 @@ def test_scales_come_before_a_function_of_two_products() -> None:
     )
 
 
-@pytest.mark.parametrize("count, of_b", [(2, "1x128, 128x128"), (3, "1x128, 1x128")])
+@pytest.mark.parametrize(
+    "count, of_b", [(2, "1x128, 128x128"), pytest.param(3, "1x128, 1x128", marks=pytest.mark.slow)]
+)
 def test_scales_of_blocks_are_of_each_b(count: int, of_b: str) -> None:
     """N is no multiple of 128: each b's scales begin at a number of their own."""
     on, (sa, _) = operands(), RECIPES[of_b]()
