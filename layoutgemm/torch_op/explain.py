@@ -46,7 +46,7 @@ from .scaled_grouped.grouped import check_expected, groups_of
 from .scaled_grouped.grouped_epilogue import grouped_call
 from .scaled_grouped.own_epilogue import ScaledFactors
 from .scaled_grouped.recipes import SCALES, fast_accum
-from .scaled_grouped.scaled import BiasActivation, unswapped
+from .scaled_grouped.scaled import BiasActivation, is_copied, unswapped
 from .solver import solve, why_unfused
 
 Packed = QuantizedWeight | QuantizedExperts
@@ -166,7 +166,7 @@ def _scaled_parts(
     made = composed_arguments(of, asked, own, given, result)
     told = explain_composed(*made)
     scale_b = made.own.get(SCALES[1], made.given.get(SCALES[1]))
-    if asked.combine is None or not isinstance(scale_b, torch.Tensor):
+    if asked.combine is None or not isinstance(scale_b, torch.Tensor) or not is_copied(scale_b, options[SCALES[1]]):
         return told
     return replace(told, copies=(*told.copies, f"{of_several(len(b))}, {scale_b.nbytes} bytes"))
 

@@ -32,7 +32,7 @@ from ..own_epilogue.scaled_api import recipe_names
 from ..scaled_grouped.epilogue import epilogue_of
 from ..scaled_grouped.operators import CHECK_SCALED, checked_scaled
 from ..scaled_grouped.recipes import ROW, SCALES, SQUARE, TENSOR, Recipes, ScaledOperand, recipe_text, recipes_of
-from ..scaled_grouped.scaled import BiasActivation, unswapped, vectors_of
+from ..scaled_grouped.scaled import BiasActivation, one_behind_the_other, unswapped, vectors_of
 from ..types import C_NAMES
 from .api import ComposedOptions, Operands, composed_product, refuse_or_raise
 from .parts import BIAS, ROW_WEIGHTS, AskedParts, refusal_of_rows
@@ -121,7 +121,7 @@ def composed_arguments(
     scale_b: torch.Tensor | None
     if len(several) > 1 and recipes.in_mainloop:
         refuse_or_raise(_refusal_of_recipes([each.b for each in found]))
-        scale_b = torch.cat([present(scale) for scale in scales], -2)
+        scale_b = one_behind_the_other([present(scale) for scale in scales])
     elif len(several) > HALVES:
         of_two = f"scales that are not of blocks are applied to the products of {HALVES}"
         refuse_or_raise(f"b is {len(several)} matrices: {of_two}{_EACH}")
@@ -193,8 +193,9 @@ def _refusal_of_recipes(recipes: Sequence[str]) -> str:
     """
     for i, recipe in enumerate(recipes):
         if recipe != recipes[0]:
-            of = f"scale_b[{i}] is of {recipe} and scale_b[0] of {recipes[0]}"
-            return f"{of}: one main loop has one recipe; repeat_interleave(128, -2)[..., :n, :] makes 1x128 of 128x128"
+            of = f"scale_b[{i}] is {f'of {recipe}' if recipe else 'None'} and scale_b[0] of {recipes[0]}"
+            way = "repeat_interleave(128, -2)[..., :n, :] makes 1x128 of 128x128" if recipe else "ones change nothing"
+            return f"{of}: one main loop has one recipe; {way}"
     return ""
 
 

@@ -53,7 +53,7 @@ from ..scaled_grouped.grouped_epilogue import (
 )
 from ..scaled_grouped.operators import checked_grouped
 from ..scaled_grouped.recipes import fast_accum
-from ..scaled_grouped.scaled import BiasActivation, check_config, widest_span_of
+from ..scaled_grouped.scaled import BiasActivation, check_config, is_copied, one_behind_the_other, widest_span_of
 from .api import function_text, numbers_named
 from .grouped import GroupedCombined, check_numbers, checked_groups, computed_groups, plan_of_groups
 from .grouped_operators import CHECK_GROUPS, derivable, dispatched, recorded
@@ -178,7 +178,7 @@ def _scaled_groups(
     blocks = of is not None and of.in_mainloop and all(x.recipes == of for x in others)
     if blocks and call.form in (ROWS, MASKED) and 0 not in (*call.shape, *a.shape, call.experts):
         check_numbers(numbers, said, len(b))
-        tables = scale_a.resolve_neg(), torch.cat([x.resolve_neg() for x in scales], -2)
+        tables = scale_a.resolve_neg(), one_behind_the_other(scales)
         call = call._replace(span=widest_span_of(a.shape[-1], *tables))
     return GroupedCombined(call, a, list(b), options[said], how, numbers, finish, rows, tables)
 
@@ -330,7 +330,7 @@ def explain_grouped_combined(
         )
     if product.rows is not None and isinstance(plan, Sm90Plan):
         copies.append((f"a: {product.rows.shape[0]} chosen rows", copied_bytes(plan)))
-    if product.scales:
+    if product.scales and is_copied(product.scales[1], options["scale_b"]):
         copies.append((of_several(len(b)), product.scales[1].nbytes))
     of = "counts of rows" if call.form == MASKED else "ends"
     return of_plan(plan, left, right[0], out, f"one launch for all groups, whose {of} the kernel reads; {why}", copies)

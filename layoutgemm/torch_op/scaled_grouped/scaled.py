@@ -336,6 +336,29 @@ def line(x: torch.Tensor) -> torch.Tensor:
     return x if x.shape[-1] <= 1 or x.stride(-1) == 1 else x.contiguous()
 
 
+def one_behind_the_other(scales: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Scales of blocks of several b as one tensor. A view of those that lie so, as chunks do; else a copy.
+
+    >>> both = torch.ones(4, 2)
+    >>> [is_copied(one_behind_the_other(x), x) for x in (both.chunk(2), [both, both])]
+    [False, True]
+    """
+    first = scales[0]
+    if not torch.compiler.is_dynamo_compiling() and all(type(x) is torch.Tensor and addressed(x) for x in scales):
+        step = first.shape[-2] * first.stride(-2) * first.element_size()
+        lying = [(x.shape, x.stride(), x.data_ptr() - i * step) for i, x in enumerate(scales)]
+        memory = {x.untyped_storage().data_ptr() for x in scales}
+        if lying == lying[:1] * len(lying) and len(memory) == 1 and not any(x.is_neg() for x in scales):
+            shape = (*first.shape[:-2], len(scales) * first.shape[-2], first.shape[-1])
+            return first.as_strided(shape, first.stride())
+    return torch.cat([x.resolve_neg() for x in scales], -2)
+
+
+def is_copied(made: torch.Tensor, scales: Sequence[torch.Tensor | None]) -> bool:
+    """True if these scales were copied into one tensor."""
+    return scales[0] is None or made.data_ptr() != scales[0].data_ptr()
+
+
 # ---------------------------------------------------------------------------------------------------------------- plans
 
 
