@@ -337,7 +337,7 @@ def line(x: torch.Tensor) -> torch.Tensor:
 
 
 def one_behind_the_other(scales: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Scales of blocks of several b as one tensor. A view of those that lie so, as chunks do; else a copy.
+    """Scales of blocks of several b as one tensor. Chunks of one tensor are a view, others are copied.
 
     >>> both = torch.ones(4, 2)
     >>> [is_copied(one_behind_the_other(x), x) for x in (both.chunk(2), [both, both])]
