@@ -20,7 +20,7 @@ product: they are read while it drains, unless the product itself starts early.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -369,12 +369,12 @@ class AddedRowsKernel:
         """Add sums to C's elements from an address on, `columns` of them at most."""
         self.store_to_c(address, self.old(address, len(sums), columns), sums, columns)
 
-    def old(self, address: Int64, count: int, columns: Int32) -> list[Any]:
+    def old(self, address: Int64, count: int, columns: Int32) -> list[Int32]:
         """The bits of `count` elements of C, of `columns` of them at most. All loads are under way together."""
         dtype = self.plan.c.dtype
         return [element.load_bits_if(address, e * dtype.bytes, dtype, Boolean(e < columns)) for e in range(count)]
 
-    def store_to_c(self, address: Int64, old: Sequence[Any], sums: Sequence[Float32], columns: Int32) -> None:
+    def store_to_c(self, address: Int64, old: Sequence[Int32], sums: Sequence[Float32], columns: Int32) -> None:
         """Store old values and sums added, `columns` of them at most."""
         dtype = self.plan.c.dtype
         for e, (bits, more) in enumerate(zip(old, sums, strict=True)):
