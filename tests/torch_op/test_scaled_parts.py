@@ -85,6 +85,30 @@ def test_scales_come_before_a_function_of_two_products() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "count, of_b", [(2, "1x128, 128x128"), pytest.param(3, "1x128, 1x128", marks=pytest.mark.slow)]
+)
+def test_scales_of_blocks_are_of_each_b(count: int, of_b: str) -> None:
+    """N is no multiple of 128: each b's scales begin at a number of their own."""
+    on, (sa, _) = operands(), RECIPES[of_b]()
+    b, scales = (on.b, on.up, on.b)[:count], [RECIPES[of_b]()[1] for _ in range(count)]
+    left, right, *more = (scaled_matmul(on.a, sa, x, s, out_dtype=F32) for x, s in zip(b, scales, strict=True))
+    function = (lambda p, q, ops: p + 0.5 * q) if count == 2 else (lambda p, q, r, ops: p + 0.5 * q - r)
+    call = {"combine": function, "bias": on.bias, "activation": "relu"}
+    want = (left + 0.5 * right - sum(more) + on.bias).relu()
+    assert torch.equal(scaled_matmul(on.a, sa, b, scales, out_dtype=F32, **call), want)
+    told = explain_matmul(on.a, b, scale_a=sa, scale_b=scales, **call)
+    assert f"{count} matrices B combined, K blocks of 128 promoted" in told.kernel and "scale_b: of" in told.copies[-1]
+
+
+def test_skipped_k_tiles_have_no_scales() -> None:
+    on, (sa, _), (_, sb) = operands(), RECIPES["1x128, 128x128"](), RECIPES["1x128, 1x128"]()
+    a, lower = on.a[:, :M].float().tril().to(E4M3), {"triangles": Triangles("lower"), "out_dtype": F32}
+    assert torch.equal(scaled_matmul(a, sa, on.b[:M], sb, **lower), scaled_matmul(a, sa, on.b[:M], sb, out_dtype=F32))
+    exact = scaled_matmul(a, torch.ones(M), on.b[:M], torch.ones(N), use_fast_accum=False, **lower)
+    assert torch.equal(exact, a.float() @ on.b[:M].float())
+
+
 def test_a_function_of_8_bits_precedes_the_scales() -> None:
     on, (sa, sb) = operands(), RECIPES["rows"]()
     halved = Prologue.of(lambda x, i, k, ops, w: x * w, w="k")
@@ -122,8 +146,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"prologue": Prologue.of(lambda x, i, k, ops: -x)},
         "prologue and scales of blocks: .*quantize.f.a",
     ),
-    ("1x128, 1x128", {"triangles": Triangles(a="lower")}, "triangles and scales of blocks"),
-    ("rows", {"triangles": Triangles(a="lower"), "use_fast_accum": False}, "triangles and use_fast_accum=False"),
 ]
 
 
@@ -146,8 +168,9 @@ def test_refusals_of_several_b() -> None:
     ):
         with pytest.raises(LayoutError, match=message):
             scaled_matmul(on.a, sa, b, scales, **options)
-    with pytest.raises(LayoutError, match="combine and scales of blocks: that main loop has one b"):
-        scaled_matmul(on.a, blocks[0], both, (blocks[1],) * 2, combine="silu")
+    of_columns = RECIPES["1x128, 1x128"]()[1]
+    with pytest.raises(LayoutError, match=r"scale_b.1. is of BlockWise1x128 and scale_b.0. of BlockWise128x128"):
+        scaled_matmul(on.a, blocks[0], both, (blocks[1], of_columns), combine="silu")
     x, of_x = quantize(torch.randn(M, K).bfloat16(), "BlockWise128x128")
     with pytest.raises(LayoutError, match="rows and scale_a of BlockWise128x128: rows by index share no block"):
         scaled_matmul(x, of_x, on.b, blocks[1], rows=on.rows)
@@ -169,7 +192,8 @@ def test_an_explanation_has_the_copied_rows() -> None:
 @pytest.mark.parametrize(
     "recipe, options",
     [("1x128, 128x128", {"rows": 0, "activation": "geglu"}), ("1x128, 1x128", {"order": "lower"}),
-     ("rows", {"combine": "silu", "order": "lower"})],
+     ("rows", {"combine": "silu", "order": "lower"}), ("1x128, 128x128", {"combine": "silu", "rows": 0}),
+     ("1x128, 1x128", {"triangles": Triangles("upper")})],
 )  # fmt: skip
 def test_the_kernel_computes_the_reference(
     recipe: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -177,7 +201,9 @@ def test_the_kernel_computes_the_reference(
     on, (sa, sb) = operands(), RECIPES[recipe]()
     if "rows" in options:
         options = {**options, "rows": on.rows}
-    b, scales = ((on.b, on.up), (sb, sb)) if "combine" in options else (on.b, sb)
+    b, scales = ((on.b, on.up), (sb, 2 * sb)) if "combine" in options else (on.b, sb)
+    if "triangles" in options:
+        on.a = on.a.float().triu().to(E4M3)
     want = scaled_matmul(on.a, sa, b, scales, out_dtype=F32, **options)
     made = launches_are_emulated(monkeypatch)
     found = scaled_matmul(on.a, sa, b, scales, out_dtype=F32, **options)

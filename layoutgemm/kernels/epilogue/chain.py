@@ -117,10 +117,7 @@ class Epilogue:
                     f"{ints[0].name} is {ints[0].dtype}, and {type(step).__name__} computes in f32: a function reads "
                     "whole numbers, Custom.of(function, EpilogueOperand(name, axes, 'i32'))"
                 )
-        names = [given.name for given in self.given]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise PlanError(f"two operands of the epilogue are named {twice[0]}: give one of them another name")
+        self._check_names()
         if any(isinstance(step, Quantize) for step in steps[:-1]):
             raise PlanError("Quantize is the last step of an epilogue: what follows would be of C's rounded values")
         if steps and isinstance(steps[-1], QuantizeRows) and not flipped:
@@ -139,6 +136,18 @@ class Epilogue:
                 "1, a vector 2, a matrix 3, partial results 1. Results of one name are one vector"
             )
         object.__setattr__(self, "json", self._as_json())
+
+    def _check_names(self) -> None:
+        """Raise PlanError for two operands of one name, unless functions read one and the same."""
+        named: dict[str, tuple[EpilogueOperand, bool]] = {}
+        for step, operands in zip(self.steps, self._operands, strict=True):
+            for given in operands:
+                shared = isinstance(step, (Custom, ColumnGroup, ReductionStep)) and not given.written
+                first, by_function = named.get(given.name, (given, True))
+                if first != given or (given.written and given.name in named) or not (shared or by_function):
+                    said = f"two operands of the epilogue are named {given.name}"
+                    raise PlanError(f"{said}: give one of them another name; functions may read one and the same")
+                named[given.name] = given, shared and by_function
 
     def _as_json(self) -> str:
         try:
@@ -195,9 +204,7 @@ class Epilogue:
         if given is None or isinstance(given, Step):
             return cls(given) if given is not None else cls()
         if not isinstance(given, Epilogue):
-            raise PlanError(
-                f"epilogue={shown(given)}: it is made of steps, as in Epilogue(Bias(), Custom.of(function))"
-            )
+            raise PlanError(refusal_of_type(given))
         if given.sums and not gated:
             raise PlanError(f"sums = {given.sums}: the epilogue's first steps are before a gate, and there is none")
         return given
@@ -241,12 +248,25 @@ class Epilogue:
 
     @cached_property
     def given(self) -> tuple[EpilogueOperand, ...]:
-        """Everything the steps need, in order."""
-        return tuple(
-            replace(given, places=2) if at < self.sums and given.axes == "n" and sum_of(step) is None else given
+        """Everything the steps need, in order. What several functions read is one operand.
+
+        >>> label = EpilogueOperand("label", "n", "i32")
+        >>> masked = Custom.of(lambda x, i, j, ops, label: ops.where(label < 0, 0.0, x), label)
+        >>> Epilogue(masked, Activation("relu"), masked).words
+        ('label', 'label_batch')
+        """
+        return tuple(dict.fromkeys(given for operands in self._operands for given in operands))
+
+    @property
+    def _operands(self) -> list[tuple[EpilogueOperand, ...]]:
+        """Each step's operands. Vectors along N of a step before a gate have the columns of both sums."""
+        return [
+            tuple(
+                replace(x, places=2) if at < self.sums and x.axes == "n" and sum_of(step) is None else x
+                for x in step.taken
+            )
             for at, step in enumerate(self.steps)
-            for given in step.taken
-        )
+        ]
 
     @property
     def columns(self) -> int:
@@ -546,6 +566,18 @@ class SumPlace:
         return found[..., self.number * columns : (self.number + 1) * columns]
 
 
+def refusal_of_type(given: object) -> str:
+    """Why an argument is no Epilogue, or "".
+
+    >>> refusal_of_type("relu").partition(";")[0], refusal_of_type(Epilogue())
+    ('epilogue is a str, not an Epilogue of layoutgemm.kernels.epilogue.chain', '')
+    """
+    if isinstance(given, Epilogue):
+        return ""
+    of_steps = "it is made of steps, as in Epilogue(Bias(), Custom.of(function))"
+    return f"epilogue is a {type(given).__qualname__}, not an Epilogue of layoutgemm.kernels.epilogue.chain; {of_steps}"
+
+
 def _is_cheap(step: Step) -> bool:
     """True for a few instructions on one element, without an operand in memory."""
     if any(not given.host for given in step.taken):
@@ -598,4 +630,5 @@ __all__ = [
     "SeveralOutputs",
     "Step",
     "VectorScale",
+    "refusal_of_type",
 ]

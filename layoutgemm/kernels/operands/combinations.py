@@ -63,7 +63,6 @@ _OF_WEIGHTS = "packed weights are A, whose rows are output features"
 REFUSED: dict[tuple[str, str], str] = {
     ("main loop", "second pair"): "tables of scales are of one pair",
     ("groups along K", "second pair"): "the second pair's matrices have no groups",
-    ("several B", "main loop"): "tables of scales are of one matrix B; it may be [gate | up]",
     ("batch", "packed weights"): "one matrix of weights is packed; experts= has several",
     ("gate", "groups along K"): "the weights of a gate have K contiguous, and groups begin at any line of K",
     ("several B", "groups along K"): "each group has one matrix B",
@@ -98,7 +97,6 @@ REFUSED: dict[tuple[str, str], str] = {
     **{(part, "shards"): "the kernel takes the tiles shard by shard" for part in (
         "symmetric order", "order of some tiles", "order with words", "other orders",
     )},
-    ("main loop", "triangular operands"): _SAME_K,
     ("second pair", "triangular operands"): _SAME_K,
     ("prologue", "triangular operands"): _SAME_K,
     ("groups of rows", "triangular operands"): "groups begin at any row, and a diagonal at the first",

@@ -27,8 +27,7 @@ from ...report import Check
 from ..derive import Operand
 from ..numbers import W
 from ..operands.combinations import Asked, check_parts
-from ..operands.gated import halves_of
-from ..operands.promoted import Promoted, Table, as_promoted, said
+from ..operands.promoted import Promoted, Table, as_promoted, columns_between, said
 from ..plan import check_settings, present
 from .fragment import WarpFragment
 
@@ -41,7 +40,7 @@ _LOOP = ("main loop",)  # the part of a product
 def promoted_of(loop: Promoted | None, asked: Asked, config: Sm80Config, n: int) -> Promoted | None:
     """The main loop as a plan has it. Raises PlanError where no kernel has it.
 
-    Of a gate its tables are in halves.
+    Of several sums its tables are in as many places.
     """
     if loop is None:
         return None
@@ -52,8 +51,7 @@ def promoted_of(loop: Promoted | None, asked: Asked, config: Sm80Config, n: int)
     check_settings(config, "a main loop that promotes takes", loads="cp.async", persistent=False)
     if config.tile_k not in (None, loop.depth):
         raise PlanError(f"tile_k = {config.tile_k}: a k tile is what is promoted at a time, {loop.depth} elements")
-    halves = halves_of(asked.gated)
-    return loop if halves == 1 else loop.in_halves(n, config.tile[1] // halves)
+    return loop.of_sums(asked.gated, n, config.tile[1])
 
 
 def check_promotes(loop: Promoted | None, atom: MmaAtom, c: Operand) -> None:
@@ -185,7 +183,8 @@ def numbers_at(
         for half in range(plan.sums):
             for v in range(count):
                 place = np.asarray(each.place(lanes, each.slot(v, half))) + (column if each.along else row)
-                line = np.minimum(place, (plan.n if each.along else plan.m) - 1) + half * plan.n * each.along
+                line = np.minimum(place, (plan.n if each.along else plan.m) - 1)
+                line = line + half * columns_between(each.table, plan.n) * each.along
                 made[plan.fragment.register(v) + half * count] = value[line // each.table.group, k_block]
         # registers of the warp: value + 4 * (block along M + blocks * block along N)
         found[each.table.name] = made.reshape(n, m, plan.mma.accumulator_registers, WARP).transpose(1, 0, 3, 2)

@@ -20,7 +20,7 @@ from ..epilogue.chain import Epilogue
 from ..indexed.rows import IndexedProduct
 from ..operands.combinations import PARTS, Asked, check_parts, order_parts
 from ..operands.combined import Combined, check_combined, side_by_side
-from ..operands.gated import HALVES, check_gated, check_sums, halves_of, in_halves
+from ..operands.gated import check_gated, check_sums, in_halves
 from ..operands.pair import SecondPair
 from ..orders import Order, order_for
 from ..partials import GroupScales, RowExchange, quantized_rows, whole_rows
@@ -136,7 +136,8 @@ class ProductParts(IndexedProduct):
     def numbers(self) -> StageNumbers:
         """The numbers that the main loop reads in a stage."""
         through = () if self.indexed is None else self.indexed.through
-        return StageNumbers.of(self.mainloop, self.config.tile, not self.joined_rows, halves_of(self.gated), through)
+        sums = 1 if self.gated is None else self.gated.matrices
+        return StageNumbers.of(self.mainloop, self.config.tile, not self.joined_rows, sums, through)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,8 +166,8 @@ class Sm90Request(ProductParts, Asked):
             else:
                 check_gated(config.tile[1], config.split)
         if mainloop is not None:
-            if isinstance(mainloop, Promoted) and halves_of(gated) > 1:
-                mainloop = mainloop.in_halves(sizes[1], config.tile[1] // HALVES)
+            if isinstance(mainloop, Promoted):
+                mainloop = mainloop.of_sums(gated, sizes[1], config.tile[1])
             check_promoted(mainloop, config, a, c, gated, accumulator_of(a.dtype), sizes[2])
             config = replace(config, tile_k=mainloop.depth)
         if asked.ragged is not None:
@@ -189,7 +190,7 @@ class Sm90Request(ProductParts, Asked):
         if asked.shards is not None:
             check_shards(asked.shards, config, c, asked.epilogue)
         if asked.triangles is not None:
-            check_triangles(asked.triangles, sizes, config, gated)
+            check_triangles(asked.triangles, sizes, config, gated, mainloop)
         return cls(**{**asked.asked, "mainloop": mainloop}, sizes=sizes, operands=(a, b, c), config=config)
 
     def gather_arrivals(self, a: OperandOfA) -> int:

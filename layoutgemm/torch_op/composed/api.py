@@ -13,7 +13,7 @@ import torch
 
 from ...dtypes import f32
 from ...errors import OperandError
-from ...kernels.epilogue.chain import Epilogue
+from ...kernels.epilogue.chain import Epilogue, refusal_of_type
 from ...kernels.epilogue.parameters import host_number
 from ...kernels.epilogue.steps import EpilogueOperand
 from ...kernels.indexed.rows import OUT_ROWS, ROWS
@@ -223,7 +223,7 @@ def refusal_of_kinds(asked: AskedParts, given: object) -> str:
     if asked.prologue is not None and not isinstance(asked.prologue, Prologue):
         return f"prologue is a {type(asked.prologue).__qualname__}: a Prologue, made by Prologue.of"
     if asked.epilogue is not None and not isinstance(asked.epilogue, Epilogue):
-        return f"epilogue is a {type(asked.epilogue).__qualname__}, not a layoutgemm.kernels.epilogue.Epilogue"
+        return refusal_of_type(asked.epilogue)
     if asked.triangles is not None and not isinstance(asked.triangles, Triangles):
         return f"triangles is a {type(asked.triangles).__qualname__}: a Triangles, as in Triangles(a='lower')"
     if given is not None and not isinstance(given, Mapping):

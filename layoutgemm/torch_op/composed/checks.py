@@ -40,9 +40,9 @@ from ..indexed.torch_rows import known_indices, selected
 from ..problem import bias_epilogue, half
 from ..prologue.product import check_type, check_vectors
 from ..scaled_grouped.grouped import INTS
-from ..scaled_grouped.recipes import BLOCK, SQUARE, ScaledOperand
+from ..scaled_grouped.recipes import BLOCK, SCALES, SQUARE, ScaledOperand
 from ..types import C_NAMES, READ
-from .parts import ADD_ROWS, BIAS, PLACED, ROW_WEIGHTS, SCALES, Parts
+from .parts import ADD_ROWS, BIAS, PLACED, ROW_WEIGHTS, Parts
 
 Tensors = Sequence[torch.Tensor]
 
@@ -330,9 +330,11 @@ def _check_vectors(call: ComposedCall) -> None:
                 check_distinct(name, found)
     if ROW_WEIGHTS in parts.own:
         check_row_weights(values[ROW_WEIGHTS], m)
-    for name, group, size in zip(SCALES, parts.promotes or (), (m, call.b[0].shape[-1])):
+    sums = 1 if parts.how is None else parts.how.matrices
+    for name, group, size, many in zip(SCALES, parts.promotes or (), (m, call.b[0].shape[-1]), (1, sums)):
         size = call.a[0].shape[-2] if name in call.through else size
-        scaled = ScaledOperand(name[-1], call.shape[:-2], size, -(-call.a[0].shape[-1] // DEPTH))
+        lines = size if many == 1 else -(-size // group) * group * many
+        scaled = ScaledOperand(name[-1], call.shape[:-2], lines, -(-call.a[0].shape[-1] // DEPTH))
         scaled.check(SQUARE if group > 1 else BLOCK, values[name])
 
 

@@ -2,10 +2,11 @@
 
 scales                    applied by
 ------------------------  -------------------------------------------------------------------------------------------
-of blocks                 the promoted main loop; rows by index are copied first
+of blocks                 the promoted main loop; rows by index are copied first. Those of several matrices B lie one
+                          behind the other
 of rows, of tensors       the epilogue's first steps; of two matrices B, on each product before their function
 
-A kernel reads scales of a's rows through the indices of `rows=`, by either. No scale is copied, so calls are kept.
+A kernel reads scales of a's rows through the indices of `rows=`, by either. Calls whose scales are not copied are kept.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ...kernels.epilogue.chain import Activation, Bias, Epilogue, Step, VectorSc
 from ...kernels.indexed.rows import ROWS
 from ...kernels.operands.combined import refusal_of_matrices
 from ...kernels.operands.gated import HALVES
+from ...kernels.plan import present
 from ...kernels.sm90.mainloop import DEPTH
 from ..bias_activation import GATES
 from ..compiled.traced import check_kinds, named, refusal, refuse
@@ -31,11 +33,11 @@ from ..indexed.torch_rows import selected
 from ..own_epilogue.scaled_api import recipe_names
 from ..scaled_grouped.epilogue import scale_step
 from ..scaled_grouped.operators import CHECK_SCALED, checked_scaled
-from ..scaled_grouped.recipes import ROW, SQUARE, TENSOR, Recipes, ScaledOperand, recipe_text, recipes_of
-from ..scaled_grouped.scaled import BiasActivation, unswapped, vectors_of
+from ..scaled_grouped.recipes import ROW, SCALES, SQUARE, TENSOR, Recipes, ScaledOperand, recipe_text, recipes_of
+from ..scaled_grouped.scaled import BiasActivation, one_behind_the_other, unswapped, vectors_of
 from ..types import C_NAMES
 from .api import ComposedOptions, Operands, composed_product, refuse_or_raise
-from .parts import BIAS, ROW_WEIGHTS, SCALES, AskedParts, refusal_of_rows
+from .parts import BIAS, ROW_WEIGHTS, AskedParts, refusal_of_rows
 
 NO_OUT_RECIPE = (
     "out_recipe: not beside rows, orders, combine, prologue or triangles; an epilogue's last step Quantize() stores "
@@ -124,7 +126,14 @@ def composed_arguments(
             scale_a = selected(scale_a, rows)
         else:
             through = ("scale_a",)
-    tables = {"scale_a": scale_a, **named(scale_b=scales[0])}
+    scale_b = scales[0]
+    if len(several) > 1 and recipes.in_mainloop:
+        refuse_or_raise(_refusal_of_recipes([each.b for each in found]))
+        scale_b = one_behind_the_other([present(scale) for scale in scales])
+    elif len(several) > HALVES:
+        of_two = f"scales that are not of blocks are applied to the products of {HALVES}"
+        refuse_or_raise(f"b is {len(several)} matrices: {of_two}{_EACH}")
+    tables = {"scale_a": scale_a, **named(scale_b=scale_b)}
     if not recipes.in_mainloop:
         values.update(vectors_of(recipes, dict.fromkeys(SCALES, of.a.ndim), tables)[0])
         for each, name, scale in zip(found[1:], (SECOND,), scales[1:]):
@@ -160,8 +169,6 @@ def _refusal(of: ScaledPart, asked: AskedParts, own: Sequence[str], given: objec
         if of.scale_b is not None and (not isinstance(of.scale_b, (tuple, list)) or len(of.scale_b) != count):
             said = type(of.scale_b).__qualname__
             return f"scale_b is a {said}: with combine= a tuple of {count}, the scales of each b, or None"
-        if count > HALVES:
-            return f"b is {count} matrices: scales are applied to the products of {HALVES}{_EACH}"
     if asked.epilogue is not None:
         beside = arguments_beside(BIAS if BIAS in own else None, asked.activation)
         if ROW_WEIGHTS in own:
@@ -178,14 +185,24 @@ def _refusal(of: ScaledPart, asked: AskedParts, own: Sequence[str], given: objec
 
 def _refusal_of_loop(asked: AskedParts, why: str) -> str:
     """Why a main loop that promotes has not these parts, or "". `why`: the argument that asks for the loop."""
-    if asked.combine is not None:
-        return f"combine and {why}: that main loop has one b. It may be [gate | up], with activation='swiglu'{_EACH}"
     if asked.prologue is not None:
         return f"prologue and {why}: that main loop reads a as it is; quantize(f(a)) makes values and scales of f(a)"
-    if asked.triangles is not None:
-        return f"triangles and {why}: that main loop has as many K tiles in every tile of C; give full matrices"
     if asked.copy_rows is False:
         return f"copy_rows: False, and rows of a product with {why} are copied first"
+    return ""
+
+
+def _refusal_of_recipes(recipes: Sequence[str]) -> str:
+    """Why a main loop has not the scales of several matrices B, or "".
+
+    >>> _refusal_of_recipes(["BlockWise1x128", "BlockWise128x128"]).partition(":")[0]
+    'scale_b[1] is of BlockWise128x128 and scale_b[0] of BlockWise1x128'
+    """
+    for i, recipe in enumerate(recipes):
+        if recipe != recipes[0]:
+            of = f"scale_b[{i}] is {f'of {recipe}' if recipe else 'None'} and scale_b[0] of {recipes[0]}"
+            way = "repeat_interleave(128, -2)[..., :n, :] makes 1x128 of 128x128" if recipe else "ones change nothing"
+            return f"{of}: one main loop has one recipe; {way}"
     return ""
 
 

@@ -12,7 +12,7 @@ from ....dtypes import f32
 from ...dsl import ampere
 from ...dsl import math as element
 from ...epilogue.tracing import Values
-from ...operands.promoted import TOTAL
+from ...operands.promoted import TOTAL, columns_between
 from ...plan import present
 from ..plan import Sm80Plan
 from ..promoted import number_slots
@@ -41,7 +41,7 @@ class Promotion(ampere.LoopCarried):
         for each in self.slots:
             origin, last = (column, n - 1) if each.along else (row, end - 1)
             for slot, (_, half) in enumerate(each.first):
-                at = cutlass.min(each.place(lane, slot) + origin, last) + half * n
+                at = cutlass.min(each.place(lane, slot) + origin, last) + half * columns_between(each.table, n)
                 self.lines.append(at // each.table.group)
             base, group, k, batch = (given[word] for word in each.table.words)
             if plan.batch > 1 and not (each.along == 0 and plan.joined_rows):

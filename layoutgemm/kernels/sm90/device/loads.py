@@ -113,8 +113,8 @@ class Sm90Loads:
         return job.k_tiles if self.plan.triangles is None else share[1]
 
     def first_number(self, job: bridge.Carried, share: tuple[Int32, ...]) -> Int32:
-        """The K block whose numbers are a tile's first."""
-        return job.k_first
+        """The first K tile of a tile of C. It is also the K block of its first numbers."""
+        return job.k_first if self.plan.triangles is None else share[0]
 
     def settle_group(self, job: bridge.Carried, share: tuple[Int32, ...], sums: Sequence[cute.Tensor]) -> None:
         """Called by each consumer before it stores sums: they are a product's."""
@@ -123,8 +123,7 @@ class Sm90Loads:
         """Coordinates along K of one of a tile's K tiles. Of two pairs, also which it is of."""
         if self.plan.pair is not None:
             return place_in_pairs(job.k_first + k_tile, job.first_tiles, self.plan.tile[2], choose)
-        first = job.k_first if self.plan.triangles is None else share[0]
-        return {"k": (first + k_tile) * self.plan.tile[2]}
+        return {"k": (self.first_number(job, share) + k_tile) * self.plan.tile[2]}
 
     @cute.jit
     def drain(self, job: bridge.Carried, ahead: tuple[Int32, ...]) -> None:

@@ -135,7 +135,8 @@ class Sm90PromotedKernel(Sm90FusedKernel):
 
     def share_of_tile(self, job: bridge.Carried, tile: Int32) -> tuple[Int32, ...]:
         """The tile's own share of K. () where its place does not decide on it, and is computed behind products."""
-        return () if self.plan.along_k is None else self.share_of_k(job, self.origin(job, tile))
+        decides = self.plan.along_k is not None or self.plan.triangles is not None
+        return self.share_of_k(job, self.origin(job, tile)) if decides else ()
 
     def begin_tile(self, job: bridge.Carried, tile: Int32, first_block: Int32) -> bridge.Place:
         """The first row of the consumer's blocks, first column and matrix."""

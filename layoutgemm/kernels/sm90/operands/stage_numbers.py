@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ....report import Check
 from ...numbers import W
+from ...operands.promoted import columns_between
 from ...plan import present, rounded_up
 from ...store import ROWS
 from ..mainloop import BULK, NUMBER_BYTES, Promoted, Table, product_of, said
@@ -32,7 +33,7 @@ class NumberSlots:
     segment  rows or columns that share a slot
     slots    of the tile
     first    the first slot's byte in the stage's numbers
-    width    rows or columns of the tile that lie next to each other: of a gated product's columns those of one half
+    width    rows or columns of the tile that lie next to each other: of several sums the columns of one
     span     K blocks whose numbers are in a slot
     chosen   whether row indices of A choose the table's rows
     """
@@ -84,7 +85,7 @@ class NumberSlots:
         """
         if self.slots * self.segment == self.width:
             return minimum(origin + along, size - 1)
-        return minimum(origin + along % self.width, size - 1) + along // self.width * size
+        return minimum(origin + along % self.width, size - 1) + along // self.width * columns_between(self.table, size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +107,12 @@ class StageNumbers:
 
     @classmethod
     def of(
-        cls, loop: Promoted | None, tile: tuple[int, int], aligned_rows: bool, halves: int, through: Sequence[str] = ()
+        cls, loop: Promoted | None, tile: tuple[int, int], aligned_rows: bool, sums: int, through: Sequence[str] = ()
     ) -> StageNumbers:
         """The numbers of a main loop's tables for tiles of C.
 
         aligned_rows  tiles begin at multiples of their rows; else, after a group of any length, at any row
-        halves        places of B that a tile's columns are of: 2 of a gated product
+        sums          of an element of C: as many places of B, or matrices B, have a tile's columns
         through       names of A's tables whose rows are chosen by index: neighbours have a slot each
         """
         parts: list[NumberSlots] = []
@@ -119,7 +120,7 @@ class StageNumbers:
             return cls()
         for table in loop.tables:
             extent = tile["mn".index(table.axis)]
-            width = extent // (halves if table.axis == "n" else 1)
+            width = extent // (sums if table.axis == "n" else 1)
             chosen = table.name in through
             segment = table.segment(width) if table.axis == "n" or (aligned_rows and not chosen) else 1
             first = parts[-1].first + parts[-1].slots * parts[-1].slot_bytes if parts else 0
@@ -198,12 +199,15 @@ def promotion_check(plan: Sm90Plan) -> Check:
         own, read = (i, i[:, first]) if table.axis == "m" else (j, j[:, first])
         step = part.width if table.axis == "n" or plan.aligned_rows else 1
         # Blocks of rows begin at multiples of 64 of the tile: own and read move by the same. A gated product's second
-        # half begins anywhere in a group that the unit divides; the ends of C are beyond these origins.
+        # half begins anywhere in a group that the unit divides, and each of several matrices at a group. The ends of C
+        # are beyond these origins.
         starts = range(0, extent, ROWS) if table.axis == "m" else (0,)
         period = math.lcm(table.group, step)
-        sizes = (period,) if part.width == extent else range(period, period + table.group, table.unit or table.group)
-        if part.width < extent and plan.n % (table.unit or table.group):
-            witness = witness or f"{table.name}: {plan.n} columns, a multiple of {table.unit or table.group}"
+        sizes = range(period, period + (1 if part.width == extent else 2))
+        if part.width < extent and table.matrices == 1:
+            sizes = range(period, period + table.group, unit := table.unit or table.group)
+            if plan.n % unit:
+                witness = witness or f"{table.name}: {plan.n} columns, a multiple of {unit}"
         for size in sizes:
             for start in starts:
                 slot = (part.byte(start + read) - part.first) // part.slot_bytes
