@@ -345,7 +345,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             if group == plan.config.consumers:
                 if const_expr(plan.registers is not None):
                     bridge.give_registers(present(plan.registers)[0])
-                if const_expr(plan.gathers):
+                if const_expr(plan.loader_copies):
                     self.gather_tiles(job, maps, first, thread % WARPGROUP)
                 else:
                     if warp == plan.loader_warp and job.k_tiles > 0:

@@ -221,7 +221,7 @@ class Sm90Loads:
         return self.plan.config.order_of_loads if self.plan.weights is None else "B"
 
     def gather_tiles(self, job: bridge.Carried, maps: Sequence[bridge.Maps], tile: Int32, thread: Int32) -> None:
-        """Load all tiles of a kernel that gathers A's rows, by the whole loader."""
+        """Load all tiles of a kernel whose whole loader copies A."""
         raise NotImplementedError
 
     def load_packed(self, job: bridge.Carried, origin: Mapping[str, Int32], stage: Int32, full: cute.Pointer) -> None:
