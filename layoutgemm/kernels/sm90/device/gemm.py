@@ -346,7 +346,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
                 if const_expr(plan.registers is not None):
                     bridge.give_registers(present(plan.registers)[0])
                 if const_expr(plan.loader_copies):
-                    self.gather_tiles(job, maps, first, thread % WARPGROUP)
+                    self.gather_tiles(job, maps, first, thread % WARPGROUP, ready)
                 else:
                     if warp == plan.loader_warp and job.k_tiles > 0:
                         if const_expr(plan.loads_once):

@@ -20,7 +20,7 @@ from ....errors import PlanError
 from ....report import Check
 from ...numbers import W
 from ...plan import check_settings
-from ...quantized.blocks import QUARTERS, STRIP
+from ...quantized.blocks import OF_QUARTERS, QUARTERS, STRIP
 from ...quantized.formats import UNIT_K, UNIT_ROWS
 from ...quantized.order import PackedOrder
 
@@ -97,7 +97,7 @@ class StripCopies:
         first  strip of the weights with which the tile begins
         """
         found = least(first + strip, last)
-        return found // QUARTERS, found % QUARTERS
+        return found >> OF_QUARTERS, found & (QUARTERS - 1)  # not // and %, which a kernel computes for signed numbers
 
     def quarter_read(self, quarter: W, block: W, least: Callable[[W, W], W]) -> W:
         """The quarter of a stage's row block that a warp reads: its own, or the last one that is copied."""
