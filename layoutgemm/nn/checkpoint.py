@@ -52,8 +52,8 @@ class Checkpoint:
     path     a directory with model.safetensors.index.json, or with one .safetensors file; or one of these files
     rename   a function from a tensor's name in the files to its name here, as a model's has another prefix; or None
     tensors  each tensor's file, type and shape
-    config   what config.json beside them says, {} without one. Without a quantization_config it has that of GPTQ's, AWQ's
-             or ModelOpt's own file, if there is one
+    config   what config.json beside them says, {} without one. If it has no quantization_config, that of GPTQ's,
+             AWQ's or ModelOpt's own file
 
     Raises OperandError for files that are missing, cut off or no safetensors. Raises it for tensors that the index has
     and its shards have not, or the other way round, and for two of one name. ModuleNotFoundError without the package.
@@ -105,7 +105,7 @@ class Checkpoint:
 
 
 def _config(folder: Path) -> dict[str, object]:
-    """What the JSON files of a checkpoint say: config.json, and the tool's own for its "quantization_config"."""
+    """A checkpoint's config.json, with the "quantization_config" of a tool's own file."""
     found = _object(folder / "config.json") if (folder / "config.json").is_file() else {}
     for name, method in _OWN_CONFIGS.items():
         if "quantization_config" not in found and (folder / name).is_file():

@@ -26,7 +26,16 @@ from .checkpoint import Checkpoint, StoredTensor, listed_names
 from .experts import ExpertsMLP
 from .gated import GatedMLP
 from .packed_layer import BLOCK_SCALE, FLOAT8_KIND, PACKED_BY, has_block_scales, packed_layer
-from .quantized import ANY_PACKED, COMPRESSED_TENSORS, INT8_ROWS, MODELOPT_FP4, NEEDED, OF_BYTES, QuantizedLinear, unknown_kind
+from .quantized import (
+    ANY_PACKED,
+    COMPRESSED_TENSORS,
+    INT8_ROWS,
+    MODELOPT_FP4,
+    NEEDED,
+    OF_BYTES,
+    QuantizedLinear,
+    unknown_kind,
+)
 from .scaled import ScaledLinear
 from .stored_blocks import BlockExperts, StoredBlocks, find_block_experts, find_blocks
 from .stored_experts import (
@@ -119,9 +128,13 @@ def load_checkpoint(
     values: dict[tuple[StoredExperts, str], torch.Tensor] = {}
     for one in plan.experts:
         if one.packed and one.reason:  # in advance: layers may be refused
-            values |= {(one, key): joined_weights(one, key, plan.kind_of(one.all_layers[0]), plan.read) for key in one.layers}
+            values |= {
+                (one, key): joined_weights(one, key, plan.kind_of(one.all_layers[0]), plan.read) for key in one.layers
+            }
         elif one.packed:
-            made[one.module] = packed_experts(one, plan.kind_of(one.all_layers[0]), plan.read).to(_device_of(one.module, on))
+            made[one.module] = packed_experts(one, plan.kind_of(one.all_layers[0]), plan.read).to(
+                _device_of(one.module, on)
+            )
     for block, _ in plan.unpacked:
         block.check(found.tensor)
     for each in plan.in_blocks:

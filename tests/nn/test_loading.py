@@ -251,7 +251,7 @@ def test_symmetric_gptq_is_read_by_its_stored_zero_points(sym: bool, tmp_path: P
         load_checkpoint(model, path)
         assert torch.equal(model.up.units, want.up.units) and not model.up.format.zeros
     else:
-        with pytest.raises(OperandError, match="^up: qzeros are 8 everywhere: .* would be 9: .*'gptq_v2'"):
+        with pytest.raises(OperandError, match=r"^up: qzeros are 8 everywhere: .* would be 9: .*'gptq_v2'"):
             load_checkpoint(model, path)
 
 

@@ -145,7 +145,7 @@ def test_checkpoints_become_the_weights_that_they_hold() -> None:
 
 
 def test_zero_points_of_gptq_take_one_from_the_next() -> None:
-    """GPTQModel subtracts 0x11111111 from a word of zero points, so 0 borrows from the next one (utils/model.py)."""
+    """GPTQModel (utils/model.py) subtracts 0x11111111 from a word: 0 borrows from the next zero point."""
     zeros = np.array([[0, 0, 8, 15, 0, 1, 9, 0], [3, 0, 0, 0, 7, 8, 9, 10], [7] * 8, [8] * 7 + [0]])
     codes, scales = np.arange(512).reshape(8, 64) % 16, np.full((8, 4), 0.5)
     stored = words(zeros, 1).view(np.uint32) - np.uint32(0x11111111)

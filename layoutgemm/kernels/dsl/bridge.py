@@ -74,6 +74,7 @@ from .sync import cluster_wait as cluster_wait
 from .sync import elect as elect
 from .sync import give_registers as give_registers
 from .sync import init_barriers as init_barriers
+from .sync import lane_address as lane_address
 from .sync import named_arrive as named_arrive
 from .sync import named_sync as named_sync
 from .sync import next_in_ring as next_in_ring
@@ -81,7 +82,6 @@ from .sync import rank_in_cluster as rank_in_cluster
 from .sync import shared_writes_visible as shared_writes_visible
 from .sync import take_registers as take_registers
 from .sync import uniform as uniform
-from .sync import lane_address as lane_address
 from .sync import uniform_address as uniform_address
 from .sync import wait_for_previous_kernel as wait_for_previous_kernel
 from .sync import warp_sync as warp_sync

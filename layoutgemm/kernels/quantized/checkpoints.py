@@ -139,7 +139,7 @@ def _group(k: int, groups: int) -> tuple[int, int]:
 
 
 def symmetric_version(qzeros: Words) -> int | None:
-    """The version of a GPTQ format whose zero points these words have, if all are half the range; else None.
+    """The version of GPTQ's format, by symmetric weights' zero points; None for others.
 
     >>> [symmetric_version(np.full((1, 1), word, np.uint32)) for word in (0x77777777, 0x80808080, 0x77777778)]
     [1, 2, None]
@@ -152,7 +152,9 @@ def symmetric_version(qzeros: Words) -> int | None:
 
 
 def _first_format(qzeros: Words, bits: int) -> Words:
-    """The words of zero points of GPTQ's first format, 1 added to each zero point, with carries.
+    """The zero points' words of GPTQ's first format, with 1 added to each zero point.
+
+    Carries go from one zero point to the next.
 
     Raises OperandError for a word that AutoGPTQ stored of a zero point of 0: -1 in all bits from there on.
     """

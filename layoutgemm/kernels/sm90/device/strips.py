@@ -1,10 +1,10 @@
 """C = A @ B with packed weights whose tiles are strips of 16 output features. See `quantized.strips`.
 
-    role        does
-    --------    -------------------------------------------------------------------------------------------------------
-    loader      a warp: waits for empty[s]; one lane arms full[s] and issues B's TMA loads; then each lane copies its 16
-                bytes of every strip (cp.async) and arrives at full[s] when they have landed
-    consumer    as in `device.quantized`; rows behind the tile's last strip are multiplied, and not stored
+role        does
+--------    -------------------------------------------------------------------------------------------------------
+loader      a warp: waits for empty[s]; one lane arms full[s] and issues B's TMA loads; then each lane copies its 16
+            bytes of every strip (cp.async) and arrives at full[s] when they have landed
+consumer    as in `device.quantized`; rows behind the tile's last strip are multiplied, and not stored
 """
 
 from __future__ import annotations

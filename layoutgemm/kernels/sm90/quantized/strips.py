@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -77,7 +77,7 @@ class StripCopies:
         return found
 
     def scale_source(self, lane: W, number: int, quarter: W) -> W:
-        """The byte of a unit of a lane's scales in a round, for a strip in that quarter."""
+        """The byte of a lane's scales in a unit, of a strip in that quarter."""
         chunk = (lane + WARP * number) % (self.order.format.groups * self._scale_chunks)
         first = self.order.scale_bytes(WARP * quarter, chunk // self._scale_chunks)
         found: W = self.order.code_bytes + first + chunk % self._scale_chunks * VECTOR_BYTES
@@ -96,7 +96,7 @@ class StripCopies:
 
         first  strip of the weights with which the tile begins
         """
-        found = least(first + strip, last)
+        found: Any = least(first + strip, last)
         return found >> OF_QUARTERS, found & (QUARTERS - 1)  # not // and %, which a kernel computes for signed numbers
 
     def quarter_read(self, quarter: W, block: W, least: Callable[[W, W], W]) -> W:
@@ -104,7 +104,7 @@ class StripCopies:
         return least(quarter, self.strips - 1 - QUARTERS * block)
 
     def copied(self, first: int, rows: int, units: int, k_tile: int) -> list[tuple[int, int]]:
-        """(byte of the packed weights, byte of a stage) of all 16-byte copies of a K tile.
+        """All 16-byte copies of a K tile: (byte of the packed weights, byte of a stage).
 
         rows, units  of the weights, and of a row block along K
         """
@@ -146,16 +146,17 @@ def check_features(config: Sm90Config, epilogue: Epilogue | None, grouped: bool)
         store="direct", cluster=(1, 1),
     )  # fmt: skip
     check_settings(config.tuning, f"features = {features}: a tile of strips takes", gpc_order=())
-    steps = [] if epilogue is None else [step for step in epilogue.steps if step in epilogue.reductions]
-    if epilogue is not None and epilogue.quantizes is not None:
-        steps.append(epilogue.quantizes)
-    if grouped or steps:
-        what = "groups of columns" if grouped else steps[0].name
-        raise PlanError(f"features = {features} and {what}: rows of a tile behind its last strip are other tiles'")
+    steps = () if epilogue is None else (*epilogue.reductions, epilogue.quantizes)
+    taken = ["groups of columns"] * grouped + [step.name for step in steps if step is not None]
+    if taken:
+        raise PlanError(f"features = {features} and {taken[0]}: rows of a tile behind its last strip are other tiles'")
 
 
-def strips_check(operand: PackedOperand, copies: StripCopies) -> Check:
-    """The copies of a K tile bring each 16 bytes of the tile's strips, in the place where its warp reads them."""
+def strips_check(operand: PackedOperand, copies: StripCopies, features: int) -> Check:
+    """Each 16 bytes of a tile's strips are copied once, to where a warp reads them.
+
+    features  of C in a tile
+    """
     order, witness = operand.packing, ""
     rows, units, size = copies.features + 3 * UNIT_ROWS, 5, order.unit_bytes
     vector = np.arange(VECTOR_BYTES)
@@ -165,16 +166,16 @@ def strips_check(operand: PackedOperand, copies: StripCopies) -> Check:
             if (source[to + vector] >= 0).any():
                 witness = witness or f"strips from {first}: byte {to} of a stage is copied twice"
             source[to + vector] = of + vector
-        for strip in range(copies.strips):
+        for strip in range(features // STRIP):
             block, quarter = divmod(first // STRIP + strip, QUARTERS)
             own = int(copies.quarter_read(strip % QUARTERS, strip // QUARTERS, min))
             for at, found in zip(_quarter(order, own), _quarter(order, quarter), strict=True):
                 to, want = strip // QUARTERS * size + at, (block * units + 3) * size + found
                 if source[to] != want:
                     witness = witness or f"strips from {first}: strip {strip}, byte {to} is {source[to]}, not {want}"
-        beyond = int(copies.quarter_read(QUARTERS - 1, operand.row_blocks - 1, min)) + 1
-        if QUARTERS * (operand.row_blocks - 1) + beyond != copies.strips:
-            witness = witness or f"a warp behind the last strip reads quarter {beyond - 1}, of {copies.strips} strips"
+        beyond = int(copies.quarter_read(QUARTERS - 1, operand.row_blocks - 1, min))
+        if source[(operand.row_blocks - 1) * size + np.array(_quarter(order, beyond))].min() < 0:
+            witness = witness or f"a warp behind the last strip reads quarter {beyond}, which is not copied"
     statement = (
         f"lanes' copies of 16 bytes bring {copies.strips} strip(s) of {STRIP} features, from any strip on, to the "
         "warps that read them"
