@@ -135,7 +135,9 @@ def problem(form: str) -> tuple[Sm90Plan, PackedWeights, np.ndarray, np.ndarray,
     return plan, packed, b, want, plan.c.dtype.unit_roundoff * np.abs(want) + 2.0**-18 * size
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "form", [pytest.param(form, marks=[pytest.mark.slow] * (form == STRIPS[1])) for form in FORMS]
+)
 def test_the_checks_hold_and_the_executor_is_right(form: str) -> None:
     plan, packed, b, want, bound = problem(form)
     plan.check().require()
