@@ -219,7 +219,7 @@ class _Plan:
         return "gptq_v2" if symmetric_version(self.found.tensor(there).numpy()) == 2 else "gptq"
 
     def kind_of(self, *layers: str) -> str:
-        """The kind of some layers; where each has a format of its own, by their tensors."""
+        """The kind of some layers. Where each has a format of its own, their tensors say it."""
         return self._scales_of(self.kind, layers) if self.kind == ANY_PACKED else self.kind
 
     def _scales_of(self, kind: str, packed: Iterable[str]) -> str:

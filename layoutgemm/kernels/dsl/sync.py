@@ -153,7 +153,7 @@ def uniform_address(value: Int64) -> Int64:
 
 
 def lane_address(value: Int64) -> Int64:
-    """A lane's own address, computed here: the compiler does not move it to where it is used."""
+    """A lane's own address, computed here. The compiler does not move it to where it is used."""
     lane = cute.arch.lane_idx()
     low, high = [Int64(Uint32(cute.arch.shuffle_sync(Int32(value >> shift), lane))) for shift in (0, 32)]
     return high << 32 | low

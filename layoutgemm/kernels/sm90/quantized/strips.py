@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -72,7 +72,7 @@ class StripCopies:
         return -(-self.strips * self.order.format.groups * self._scale_chunks // WARP)
 
     def scale_strip(self, lane: W, number: int) -> W:
-        """The strip whose scales a lane copies in a round; behind the last strip it copies none."""
+        """The strip whose scales a lane copies in a round. Behind the last strip it copies none."""
         found: W = (lane + WARP * number) // (self.order.format.groups * self._scale_chunks)
         return found
 
@@ -96,15 +96,15 @@ class StripCopies:
 
         first  strip of the weights with which the tile begins
         """
-        found: Any = least(first + strip, last)
+        found = least(first, last - strip) + strip
         return found >> OF_QUARTERS, found & (QUARTERS - 1)  # not // and %, which a kernel computes for signed numbers
 
     def quarter_read(self, quarter: W, block: W, least: Callable[[W, W], W]) -> W:
-        """The quarter of a stage's row block that a warp reads: its own, or the last one that is copied."""
+        """The quarter of a row block that a warp reads. Its own, or the last copied one."""
         return least(quarter, self.strips - 1 - QUARTERS * block)
 
     def copied(self, first: int, rows: int, units: int, k_tile: int) -> list[tuple[int, int]]:
-        """All 16-byte copies of a K tile: (byte of the packed weights, byte of a stage).
+        """(byte of the weights, byte of a stage) of a K tile's copies of 16 bytes.
 
         rows, units  of the weights, and of a row block along K
         """

@@ -135,9 +135,7 @@ def problem(form: str) -> tuple[Sm90Plan, PackedWeights, np.ndarray, np.ndarray,
     return plan, packed, b, want, plan.c.dtype.unit_roundoff * np.abs(want) + 2.0**-18 * size
 
 
-@pytest.mark.parametrize(
-    "form", [pytest.param(form, marks=[pytest.mark.slow] * (form == STRIPS[1])) for form in FORMS]
-)
+@pytest.mark.parametrize("form", [pytest.param(form, marks=[pytest.mark.slow] * (form == STRIPS[1])) for form in FORMS])
 def test_the_checks_hold_and_the_executor_is_right(form: str) -> None:
     plan, packed, b, want, bound = problem(form)
     plan.check().require()
@@ -491,7 +489,7 @@ def test_weights_of_bytes_take_other_warpgroups_and_stages() -> None:
             )  # fmt: skip
             assert registers_fit(plan), (code, n, k)
             if n in (28672, 8192):
-                assert (plan.config.consumers, plan.stages) == {28672: (4, 4), 8192: (3, 12)}[n]
+                assert (plan.config.consumers, plan.stages) == {28672: (4, 6), 8192: (3, 12)}[n]
     groups = packed_config(8192, 16, 8192, weights=QuantizedFormat("int8", 128))
     assert (groups.consumers, groups.stages) == (4, None)
 
@@ -531,6 +529,18 @@ def test_weights_of_bytes_and_17_to_64_rows_take_tiles_within_4_percent_of_the_f
         label = "" if config.schedule == "sliced" else f"{parts} c{config.consumers}{apart}"  # "": the choice before
         if 16 < row["rows"] <= 64:
             assert own.get(label, own["choice"]) <= 1.04 * min(own.values()), (row["n"], row["k"], row["rows"], label)
+
+
+def test_strips_are_taken_where_they_are_fastest() -> None:
+    """Features, parts of K, warpgroups and K tiles ahead, by results/quantized_strips_h200.json."""
+    for row in json.loads((RESULTS / "quantized_strips_h200.json").read_text())["rows"]:
+        name, _, become = row["format"].removesuffix(" x").rpartition(", ")
+        fmt = INT4 if name == str(INT4) else QuantizedFormat("e4m3")
+        config = packed_config(row["n"], row["rows"], row["k"], 132, become, fmt)
+        features = config.tuning.features
+        label = f"{features}{' s2' * (config.split == 2)} c{config.consumers}{' p2' * (config.tuning.prefetch == 2)}"
+        label = "default" if features is None else label + " max" * (config.stages is None and features == 224)
+        assert row["us"][label] <= 1.01 * min(row["us"].values()), (row["n"], row["rows"], label)
 
 
 def test_groups_of_bytes_and_64_rows_take_tiles_within_1_percent_of_the_fastest() -> None:
