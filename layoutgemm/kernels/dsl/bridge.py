@@ -74,6 +74,7 @@ from .sync import cluster_wait as cluster_wait
 from .sync import elect as elect
 from .sync import give_registers as give_registers
 from .sync import init_barriers as init_barriers
+from .sync import lane_address as lane_address
 from .sync import named_arrive as named_arrive
 from .sync import named_sync as named_sync
 from .sync import next_in_ring as next_in_ring

@@ -130,6 +130,24 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
         return self.weights is not None and self.a.scales_sums
 
     @property
+    def tile_c(self) -> tuple[int, int]:
+        """Rows and columns of C in a tile. Of a tile of strips its features.
+
+        >>> from layoutgemm.kernels.quantized.formats import QuantizedFormat
+        >>> config = Sm90Config((64, 16), consumers=1, store="direct", loader="warp", launch="tiles", features=48)
+        >>> plan = Sm90Plan.derive(6144, 16, 4096, b="bf16:col", weights=QuantizedFormat("int4", 128), config=config)
+        >>> plan.tile_c, plan.tiles
+        ((48, 16), (128, 1))
+        """
+        rows, columns = super().tile_c
+        return self.config.tuning.features or rows, columns
+
+    @property
+    def loader_copies(self) -> bool:
+        """True if all threads of the loader copy A, and arrive for their copies."""
+        return self.gathers or self.config.tuning.features is not None
+
+    @property
     def matrices_of_c(self) -> int:
         """Matrices of C: one where groups are rows or columns of the same."""
         return 1 if self.joined_rows or self.experts is not None else self.batch
@@ -268,7 +286,7 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
             exchange=exchange,
             threads=threads,
             full_arrivals=1 + COPY_ARRIVALS * bool(numbers.parts) + kernel.gather_arrivals(a_plan),
-            full_bytes=a_plan.bytes + b_plan.bytes,
+            full_bytes=a_plan.bytes * (kernel.config.tuning.features is None) + b_plan.bytes,
             empty_arrivals=groups * WARPS_OF_GROUP * (along_m + along_n - 1),
             registers=registers_of(
                 config, arch, threads, bool(numbers.parts), kernel.shards is not None, kernel.gathers
@@ -494,6 +512,8 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
             return f"sm90.device.shards:{which}"
         if self.experts is not None:
             return "sm90.device.experts:Sm90ExpertsKernel"
+        if self.config.tuning.features is not None:
+            return "sm90.device.strips:Sm90StripsKernel"
         if self.weights is not None:
             return "sm90.device.quantized:Sm90QuantizedKernel"
         loop = "Promoted" if self.mainloop is not None else "Prologue" if self.prologue is not None else ""

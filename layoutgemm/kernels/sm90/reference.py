@@ -260,7 +260,8 @@ class _Cluster:
                     self._share(plan.a, of["A"], origin, stage, block, blocks)
                 else:
                     load_blocks(plan, self.a.bits, origin, block.smem, self._stage(block, plan.a, stage))
-                    block.full[stage].complete(plan.a.bytes)
+                    block.full[stage].complete(plan.a.sent_bytes)
+                    block.full[stage].arrive(plan.a.arrivals)
                 self._share(plan.b, of["B"], origin, stage, block, blocks)
             for block in blocks:
                 self._copy_numbers(block, stage, self.first_number + first + at)
@@ -506,7 +507,8 @@ class _Cluster:
         bits = plan.c.dtype.encode(registers.astype(np.float32) if floats else registers)
         if plan.store is None:
             corner = row, column, 0 if plan.experts is not None else block.origin["l"]
-            self.c.store_registers(plan.mma, corner, (plan.m, self.columns_end), bits, plan.stored_values(part))
+            end = min(plan.m, block.origin["m"] + plan.tile_c[0])
+            self.c.store_registers(plan.mma, corner, (end, self.columns_end), bits, plan.stored_values(part))
             return
         self._store_tensor(plan.store, block, (consumer, number, part), (row, column), bits)
         if plan.mirror is not None and is_off_diagonal(plan, block.origin["m"], column):

@@ -41,6 +41,7 @@ from .operands.row_sums import check_row_sums
 from .operands.stage_numbers import StageNumbers
 from .quantized.experts import check_experts
 from .quantized.operand import PackedOperand, check_packed, check_types, packed_operand
+from .quantized.strips import check_features
 from .quantized.warp_products import warp_products
 from .shards import Gathered, Shards, check_shards
 from .smem import Sm90Smem, SplitKExchange, exchange_bytes, smem_map, stage_bytes
@@ -181,6 +182,7 @@ class Sm90Request(ProductParts, Asked):
         if weights is not None:
             check_packed(weights, sizes, config, (a, b), asked.epilogue)
             config = replace(config, tile_k=config.tile_k or UNIT_K)
+            check_features(config, asked.epilogue, asked.experts is not None)
         if asked.indexed is not None:
             check_indexed(asked.indexed, config, (a, c), asked.ragged, asked.epilogue, mainloop, sizes[3])
         if asked.prologue is not None:
@@ -194,8 +196,8 @@ class Sm90Request(ProductParts, Asked):
         return cls(**{**asked.asked, "mainloop": mainloop}, sizes=sizes, operands=(a, b, c), config=config)
 
     def gather_arrivals(self, a: OperandOfA) -> int:
-        """Arrivals at a stage's barrier of threads that gather A."""
-        return a.arrivals if isinstance(a, GatheredOperand) else 0
+        """Arrivals at a stage's barrier of threads that copy A."""
+        return a.arrivals if isinstance(a, GatheredOperand | PackedOperand) else 0
 
     @property
     def grouped_lines(self) -> bool:
@@ -233,6 +235,8 @@ class Sm90Request(ProductParts, Asked):
             if self.weights is None:
                 raise PlanError("products = 'warp': only those of packed weights are by mma.sync")
             warp_products(self.config, b, tile_k)
+        if self.config.tuning.features is not None and self.weights is None:
+            raise PlanError(f"features = {self.config.tuning.features}: only packed weights have strips of 16")
         if self.config.tuning.scales == "sums" and (self.weights is None or not self.weights.group):
             what = "no packed weights" if self.weights is None else f"weights {self.weights}"
             raise PlanError(f"scales = 'sums' of {what}: there are no scales of groups")
@@ -251,7 +255,8 @@ class Sm90Request(ProductParts, Asked):
     def schedule(self, order: Order | None) -> Schedule:
         """The order of clusters' tiles; raises PlanError for one that the kernel has not."""
         config, (m, n, _, batch) = self.config, self.sizes
-        tile = config.tile[0] * config.cluster[0], self.columns * config.cluster[1]
+        rows = config.tuning.features or config.tile[0]
+        tile = rows * config.cluster[0], self.columns * config.cluster[1]
         across = -(-m // tile[0]), -(-n // tile[1])
         check_tiles(config, across if self.experts is None else across[::-1], batch, self.grouped_lines)
         usual = order_of(self.config)
@@ -369,7 +374,8 @@ class Sm90Request(ProductParts, Asked):
         b_plan = shared(columns_of(b_spec, tile_n, tile_k, atom, halved=False), config.cluster[0], False)
         b_plan = with_copies(b_plan, [replace(tma, l2_promotion=config.tuning.l2_promotion) for tma in b_plan.copies])
         ends = config.loader != "self" and self.experts is None  # groups begin at any column
-        packed = packed_operand(weights, tile_m, tile_k, a_spec, config.tuning.scales)
+        tuning = config.tuning
+        packed = packed_operand(weights, tile_m, tile_k, a_spec, tuning.scales, tuning.features)
         packed = replace(packed, turns=self.turns(packed, atom))
         return packed, with_ends(b_plan, "n", tile_n, c_spec.dtype, ends)
 

@@ -12,5 +12,6 @@ along_k                 groups along K
 indexed, row_copy       gathered and scattered rows; rows copied before the product
 row_sums                sums of A's rows beside the product
 quantized, experts      packed weights, and those of several experts
+strips                  packed weights in tiles of strips of 16 features
 shards                  products that overlap with communication
 """

@@ -126,7 +126,9 @@ class Sm90Epilogue:
         """The plan's epilogue on 64 rows and a part of their columns, or None."""
         if not self.plan.epilogue:
             return None
-        ends = self.plan.ragged is not None and self.plan.epilogue.writes  # a tile reaches into the next group's rows
+        # A tile reaches into the next group's rows, or into those of the next tile of strips.
+        reaches = self.plan.ragged is not None or self.plan.config.tuning.features is not None
+        ends = reaches and self.plan.epilogue.writes
         end = cutlass.min(self.limits(job, place[2])[0], job.m) if ends else None
         return FusedBlock(self.plan, job, place, thread, part, end, self.held(part))
 

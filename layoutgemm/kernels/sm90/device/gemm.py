@@ -349,8 +349,8 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             if group == plan.config.consumers:
                 if const_expr(plan.registers is not None):
                     bridge.give_registers(present(plan.registers)[0])
-                if const_expr(plan.gathers):
-                    self.gather_tiles(job, maps, first, thread % WARPGROUP)
+                if const_expr(plan.loader_copies):
+                    self.gather_tiles(job, maps, first, thread % WARPGROUP, ready)
                 else:
                     if warp == plan.loader_warp and job.k_tiles > 0:
                         if const_expr(plan.loads_once):

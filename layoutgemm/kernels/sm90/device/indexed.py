@@ -215,7 +215,10 @@ class IndexedRowsKernel:
         return "B" if self.plan.gathers else super().mapped_operands  # type: ignore[misc]
 
     @cute.jit
-    def gather_tiles(self, job: bridge.Carried, maps: Sequence[bridge.Maps], tile: Int32, thread: Int32) -> None:
+    def gather_tiles(
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], tile: Int32, thread: Int32,
+        ready: tuple[Int32 | Int64, ...],
+    ) -> None:  # fmt: skip
         """The loader's warpgroup: all tiles of this CTA."""
         plan = self.plan
         stage, parity = Int32(0), Int32(1)

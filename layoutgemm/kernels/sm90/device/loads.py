@@ -84,7 +84,7 @@ class Sm90Loads:
         return tile, m0, n0, matrix, k_tile, stage, parity, backwards, share
 
     def first_loads(self, job: bridge.Carried, ahead: tuple[Int32, ...]) -> tuple[Int32 | Int64, ...]:
-        """Values that `load_only` takes, computed while the kernel before ends."""
+        """Values that `load_only` and `gather_tiles` take, computed while the kernel before ends."""
         return ()
 
     def load_only(
@@ -219,8 +219,11 @@ class Sm90Loads:
         """The operands with tensor maps, in the order of their loads."""
         return self.plan.config.order_of_loads if self.plan.weights is None else "B"
 
-    def gather_tiles(self, job: bridge.Carried, maps: Sequence[bridge.Maps], tile: Int32, thread: Int32) -> None:
-        """Load all tiles of a kernel that gathers A's rows, by the whole loader."""
+    def gather_tiles(
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], tile: Int32, thread: Int32,
+        ready: tuple[Int32 | Int64, ...],
+    ) -> None:  # fmt: skip
+        """Load all tiles of a kernel whose whole loader copies A. `ready` as `first_loads` has it."""
         raise NotImplementedError
 
     def load_packed(self, job: bridge.Carried, origin: Mapping[str, Int32], stage: Int32, full: cute.Pointer) -> None:
