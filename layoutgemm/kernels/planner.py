@@ -23,6 +23,7 @@ from ..schedule import TileList, Triangular
 from ..schedule.triangular import HALVES
 from .derive import Operand, OperandSpec
 from .epilogue.chain import Epilogue
+from .grouped.rows import rows_of_group
 from .indexed.rows import IndexedRows
 from .operands.combined import LEAST_MATRICES, Combined, columns_of_each
 from .operands.gated import combination
@@ -39,7 +40,6 @@ from .sm90.choose.rules import SPARE, Sm90Choice, in_place, whole_columns, with_
 from .sm90.choose.scaled_grouped import (
     along_k_config,
     k_blocks_config,
-    masked_rows,
     read_each_column,
     scaled_config,
     usual_config,
@@ -170,8 +170,7 @@ def plan(
     indexed   rows of A and C by index; m is the product's rows
     triangles A or B is triangular, likewise
     scales    "mxfp8", "mxfp4" or "nvfp4" block scales, as for `Sm100Plan.derive`; on sm_100a and later
-    ragged, along_k  groups of rows, masked ones, or groups along K, `batch` of them, as for `Sm90Plan.derive`; not on
-              sm_100a
+    ragged, along_k  groups of rows, masked ones, or groups along K, `batch` of them, as for `Sm90Plan.derive`
     mainloop  what happens to the sum of each K block, as for `Sm90Plan.derive`; not on sm_100a
 
     Raises PlanError naming the argument when the architecture's kernel does not take it, and passes on AtomError,
@@ -206,12 +205,12 @@ def plan(
     if kind is Sm100Config:
         on_blackwell = partial(
             Sm100Plan.derive, m, n, k, arch=target, batch=batch, a=a, b=b, c=c, epilogue=epilogue, order=order,
-            indexed=indexed, gated=gates, pair=pair, scales=scales,
+            indexed=indexed, gated=gates, pair=pair, scales=scales, ragged=ragged, along_k=along_k,
         )  # fmt: skip
         if chosen is not None:
             return on_blackwell(config=chosen)
-        columns = n if order is None else columns_of_order(order, m, n)
-        rule = _for_blackwell((m, columns, batch), target, gates, epilogue, scales is not None)
+        rows, columns = rows_of_group(m, batch, ragged), n if order is None else columns_of_order(order, m, n)
+        rule = _for_blackwell((rows, columns, batch), target, gates, epilogue, scales is not None)
         return _first(partial(on_blackwell, config=each) for each in rule)
     derive = partial(
         Sm80Plan.derive, m, n, k, batch=batch, arch=target, a=a, b=b, c=c, epilogue=epilogue, order=order,
@@ -227,7 +226,7 @@ def _check_parts(parts: PlanParts, target: Arch, kind: type[Config]) -> None:
     """Raise PlanError for a part that kernels of other architectures than Hopper do not take."""
     missing = ["triangles"]
     if kind is Sm100Config:
-        missing += ["prologue", "ragged", "along_k", "mainloop"]
+        missing += ["prologue", "mainloop"]
     for name in missing:
         if getattr(parts, name) is not None:
             raise PlanError(refusal_beside_hopper(name, target.name))
@@ -253,12 +252,7 @@ _BY_MMA = f"multiply group by group, or by mma.sync: {_BY_CONFIG}"
 _BESIDE_HOPPER = {
     "triangles": ("its loop takes the same K tiles in every tile", "leave it out: products with zeros are right"),
     "prologue": ("it multiplies A as it lies in shared memory", "compute the function of A first"),
-    "ragged": ("its tiles are of one grid for all matrices", "multiply group by group, or with config=Sm80Config()"),
     "mainloop": ("it adds K blocks as they come", f"scale A and B first, or by mma.sync: {_BY_CONFIG}"),
-    "along_k": (
-        "its loop takes the same K tiles in every tile",
-        "multiply group by group, or with config=Sm80Config()",
-    ),
 }
 
 
@@ -396,7 +390,7 @@ def _rule(
     if parts.prologue is not None:
         own = prologue_config(m, columns, k, batch)
         if indexed is not None or grouped:  # a CTA takes several tiles, and threads gather
-            own = grouped_prologue_config(_rows_of_group(m, batch, parts.ragged), columns, k, batch)
+            own = grouped_prologue_config(rows_of_group(m, batch, parts.ragged), columns, k, batch)
         if indexed is not None and indexed.gather is not None and not indexed.copies:
             own = replace(own, loader="warpgroup")
         rule = chain([own], SPARE)
@@ -412,13 +406,6 @@ def _rule(
     return rule if parts.triangles is None else _for_triangles(rule)
 
 
-def _rows_of_group(m: int, groups: int, ragged: Ragged | None) -> int:
-    """The rows of a group that tiles are chosen for. Of groups along K, and of a batch, all of a matrix."""
-    if ragged is None:
-        return m
-    return masked_rows(m) if ragged.masked else -(-m // groups)
-
-
 def _grouped_config(
     sizes: tuple[int, int, int, int], given: tuple[Operand, Operand, Operand], parts: PlanParts
 ) -> Sm90Config:
@@ -429,7 +416,7 @@ def _grouped_config(
         if parts.along_k.in_blocks:
             return k_blocks_config(m, n, k, groups, None, c.dtype.name, columns=columns)
         return along_k_config(m, n, k, groups, c.dtype.bits == 32, columns=columns)
-    rows = _rows_of_group(m, groups, parts.ragged)
+    rows = rows_of_group(m, groups, parts.ragged)
     masked = parts.ragged is not None and parts.ragged.masked
     types = a.dtype.name, f"{b.dtype.name}:{b.order}", c.dtype.name
     sums = 1 if parts.gated is None else parts.gated.matrices

@@ -10,6 +10,9 @@ from ...atoms.tma.gather import one_row
 from ...checks.pipeline.actions import Arrive, ArriveExpect, CommitTo, Mma, Read, TmaLoad, Wait
 from ...checks.pipeline.model import Mbarrier, walk
 from ..explain import BarrierRow, RoleRow, aligned, explain_operand, explain_several, explain_workspace
+from ..grouped.along_k import explain_along_k
+from ..grouped.rows import rows_of_group
+from ..grouped.stores import explain_groups
 from ..indexed.added_rows import explain_added
 from ..orders import described_order
 from ..plan import present
@@ -108,13 +111,14 @@ def explain_sm100(plan: Sm100Plan) -> str:
         f"of tensor memory at {smem.slot_offset}; {smem.total} of {plan.arch.smem_per_block} bytes"
     )
     lines += explain_several(plan, plan.fragment.accumulator_registers, " with a tensor map each,")
+    lines += explain_groups(plan) if plan.ragged is not None else []
+    lines += explain_along_k(plan) if plan.along_k is not None else []
     lines += _explain_rows(plan) if plan.indexed is not None else []
     lines += _explain_scales(plan) if plan.scales is not None else []
     lines.append(explain_workspace(plan))
     if plan.gated is None:
-        _, why = choose_sm100(
-            plan.m, plan.n, batch=plan.batch, arch=plan.arch, unit=plan.epilogue.columns, scaled=plan.scales is not None
-        )
+        rows, unit = rows_of_group(plan.m, plan.batch, plan.ragged), plan.epilogue.columns
+        _, why = choose_sm100(rows, plan.n, batch=plan.batch, arch=plan.arch, unit=unit, scaled=plan.scales is not None)
         lines.append(f"the rule's tile for these sizes: {why}")
     lines.append("rests on: proofs, compilation, the emulator; no device of this architecture has run it here")
     return "\n".join(lines)

@@ -22,8 +22,11 @@ from ...dtypes import u8
 from ...layouts import Layout
 from ...layouts.basis import component
 from ...schedule.listed import OnHost
-from ..derive import OperandPlan
+from ..derive import OperandPlan, either
 from ..epilogue.numpy_math import Math
+from ..grouped.along_k import is_refused, k_tiles_of, line_table, of_lines, place_in_group
+from ..grouped.rows import tables, tile_of_group
+from ..grouped.stores import output_of_groups, store_place
 from ..indexed.rows import OUT_ROWS, ROWS
 from ..orders import reads_on_host, stored_elements
 from ..plan import rounded_up
@@ -72,10 +75,18 @@ def execute_sm100(
 
     Raises PlanError when a barrier would never complete, shared memory is left, or an element of C is not stored once.
     """
-    c = Output(plan.c, plan.rows_of_c, plan.n, plan.batch)
+    numbers = np.asarray((given or {})[plan.groups.name]) if plan.groups is not None else np.zeros(0, np.int64)
+    if plan.ragged is not None and not plan.scatters:
+        c = output_of_groups(plan, numbers)
+        c.stored = [int(numbers[-1])] if plan.ragged.ends else c.stored
+    else:
+        c = Output(plan.c, plan.rows_of_c, plan.n, plan.matrices_of_c)
+    if plan.along_k is not None and not plan.along_k.in_blocks:
+        a, b = of_lines(plan, a), of_lines(plan, b)
     c.wanted = stored_elements(plan, given or {})
     reads = reads_on_host(plan.order.schedule, given or {})
     tiles = int(plan.order.schedule.count(plan.tiles, reads=reads)) * plan.batch
+    tiles = tables(plan, numbers)[1][-1] if plan.ragged is not None else tiles
     take_tiles(tiles, min(tiles, clusters), lambda: _Group(plan, a, b, c, reads, given or {}), progress)
     return c.values()
 
@@ -117,6 +128,7 @@ class _Group:
             second = [further[name] for name in plan.pair.of_b]
             self.pairs.append(({"A": [further["a2"]], "B": self._halves(second)}, plan.pair.k))
         self.loaded = 0  # k tiles so far, over all output tiles
+        self.end, self.refused = plan.m, False  # of the rows of the tile's group, and whether its sums are NaN
 
     def _halves(self, matrices: list[GlobalMatrix]) -> list[GlobalMatrix]:
         """The matrices of B's tile: a gate's second half begins n lines into the one matrix."""
@@ -130,20 +142,17 @@ class _Group:
     def compute(self, tile: int, step: int) -> None:
         """Tile number `tile` of all, this group's number `step`: load, multiply, store."""
         plan, leader = self.plan, self.blocks[0]
-        matrix, number = divmod(tile, int(plan.order.schedule.count(plan.tiles, reads=self.reads)))
-        row, column = plan.order.tile(number, 0, 0, plan.tiles, reads=self.reads)
-        origin = {"m": row * plan.tile_c[0], "n": column * plan.tile_c[1], "l": matrix}
+        origin = self._origin(tile)
         which, turn = step % plan.accumulators, step // plan.accumulators & 1
         leader.acc_empty[which].wait(turn ^ 1)
         first = which * plan.mma.accumulator.columns
-        all_k = [(of, at) for of, k in self.pairs for at in range(0, k, plan.tile[2])]
-        for number, (matrices, at_k) in enumerate(all_k):
+        for number, (matrices, at_k) in enumerate(self._k_tiles(origin["l"])):
             stage, parity = self.loaded % plan.stages, self.loaded // plan.stages & 1
             for block in self.blocks:
                 block.empty[stage].wait(parity ^ 1)
             leader.full[stage].arrive_expect(plan.full_bytes)
             for block in self.blocks:
-                at = {**origin, "k": at_k}
+                at = {**origin, **at_k}
                 at["m"] += block.rank * BLOCK_ROWS
                 at["n"] += block.rank * plan.beside.share
                 for operand in (plan.a, plan.b):
@@ -163,6 +172,30 @@ class _Group:
                 self._store(block, warp, first, origin)
                 leader.acc_empty[which].arrive()
 
+    def _origin(self, tile: int) -> dict[str, int]:
+        """First row, first column and matrix of a tile. The end of its rows is `self.end`."""
+        plan = self.plan
+        if plan.ragged is None:
+            matrix, number = divmod(tile, int(plan.order.schedule.count(plan.tiles, reads=self.reads)))
+            row, column = plan.order.tile(number, 0, 0, plan.tiles, reads=self.reads)
+            return {"m": row * plan.tile_c[0], "n": column * plan.tile_c[1], "l": matrix}
+        starts, first = tables(plan, np.asarray(self.given[plan.ragged.name]))
+        group = plan.ragged.find(first.__getitem__, tile, either)
+        start, self.end = plan.ragged.rows(starts.__getitem__, group)
+        row, column = tile_of_group(plan, tile - first[group], self.end - start, plan.tiles[1], 0, (min, either))
+        return {"m": start + row * plan.tile_c[0], "n": column * plan.tile_c[1], "l": group}
+
+    def _k_tiles(self, matrix: int) -> list[tuple[dict[str, list[GlobalMatrix]], dict[str, int]]]:
+        """(matrices, coordinates along K) of each K tile of a tile. `self.refused`: its group has no product."""
+        plan, depth = self.plan, self.plan.tile[2]
+        if plan.along_k is None:
+            return [(of, {"k": at}) for of, k in self.pairs for at in range(0, k, depth)]
+        starts = line_table(plan, np.asarray(self.given[plan.along_k.name]))
+        lines, of = (starts[matrix], starts[matrix + 1]), self.pairs[0][0]
+        self.refused = plan.along_k.in_blocks and bool(is_refused(plan, *lines, plan.k))
+        count = k_tiles_of(plan, lines[1] - lines[0], max)
+        return [(of, place_in_group(plan, lines, i, plan.k, either, max)) for i in range(count)]
+
     def _load(
         self, operand: OperandPlan, tma: TmaPlan, source: GlobalMatrix, at: dict[str, int], stage: int,
         block: _PairBlock,
@@ -173,7 +206,7 @@ class _Group:
         if operand is not self.plan.a or not self.plan.gathers:
             copy_boxes(tma, tma.instructions, source, at, block.smem, address, full)
             return
-        rows = self._rows(ROWS, at, self.plan.rows_of_a, source)
+        rows = self._rows(ROWS, at, self.plan.rows_of_a, source, self.plan.m)
         for box in tma.instructions:
             place = _four(box, rows, at["k"])
             gather_rows(tma, source.as_rows(), place, block.smem, address + box.smem_offset, full)
@@ -213,15 +246,16 @@ class _Group:
         found = block.factors[lane, first[operand] + column, np.broadcast_to(at + k, lane.shape)]
         return np.asarray(scales.format.scale.decode(found), np.float32)
 
-    def _rows(self, name: str, at: dict[str, int], count: int, matrix: GlobalMatrix) -> npt.NDArray[np.int64]:
+    def _rows(self, name: str, at: dict[str, int], count: int, matrix: GlobalMatrix, end: int) -> npt.NDArray[np.int64]:
         """The rows of A or C from at["m"] on, counted over the batch's matrices.
 
-        count  rows of one matrix; an index outside of it, and a row beyond M, is the number of all rows
+        count  rows of one matrix; an index outside of it, and a row from `end` on, is the number of all rows
         """
         numbers, indices = np.arange(at["m"], at["m"] + BLOCK_ROWS), np.asarray(self.given[name])
-        found = indices.reshape(-1, self.plan.m)[at["l"], np.minimum(numbers, self.plan.m - 1)]
-        inside = (numbers < self.plan.m) & (found >= 0) & (found < count)
-        return np.where(inside, found + at["l"] * matrix.rows_apart, matrix.as_rows().extents[1])
+        of = at["l"] if self.plan.matrices_of_c > 1 else 0
+        found = indices.reshape(-1, self.plan.m)[of, np.minimum(numbers, self.plan.m - 1)]
+        inside = (numbers < end) & (found >= 0) & (found < count)
+        return np.where(inside, found + of * matrix.rows_apart, matrix.as_rows().extents[1])
 
     def _multiply(self, stage: int, first: int, accumulate: bool) -> None:
         """The product of each CTA's rows of A with all of B, from both CTAs."""
@@ -265,10 +299,12 @@ class _Group:
                 tma = store.maps[chunk.map]
                 row = origin["m"] + block.rank * BLOCK_ROWS + warp * WARP_LANES
                 place = {"m": row, "n": origin["n"] + chunk.column, "l": origin["l"]}
+                if plan.ragged is not None and not plan.scatters:
+                    place |= store_place(row, self.end, place["n"], store.box_rows, min)
                 if not plan.scatters:
                     self.c.store(tma, place, block.smem, address + chunk.offset)
                     continue
-                rows = self._rows(OUT_ROWS, place, plan.rows_of_c, self.c.matrix)
+                rows = self._rows(OUT_ROWS, place, plan.rows_of_c, self.c.matrix, self.end)
                 for box in tma.instructions:
                     to, at = _four(box, rows, place["n"]), address + chunk.offset + box.smem_offset
                     scatter_rows(tma, self.c.matrix.as_rows(), to, block.smem, at, self.c.times)
@@ -282,5 +318,6 @@ class _Group:
         sums = [
             block.tensor[own, first + self.plan.beside.row(chunk.column, i) + column] for i in range(self.plan.sums)
         ]
+        sums = [np.full_like(x, np.nan) if self.refused else x for x in sums]
         held = sums[0] if self.plan.gated is None else self.plan.gated.apply(sums, Math, self.given)
         block.smem.write(address + np.asarray(chunk.tile.byte(lane, column)), dtype.encode(held), dtype)

@@ -28,6 +28,7 @@ from ...layouts import Layout
 from ..derive import Operand, OperandPlan
 from ..epilogue.chain import Epilogue
 from ..indexed.rows import IndexedRows, check_rows_lie
+from ..operands.combinations import Asked
 from ..store import StorePlan
 
 # (value, lane) -> the row of A's tile whose index a lane of the loader reads: a lane has the four rows of a gather.
@@ -48,14 +49,16 @@ def check_rows(
     check_rows_lie(indexed, *operands, epilogue)
 
 
-def matrices_by_map(indexed: IndexedRows | None, batch: int) -> tuple[int, int]:
+def matrices_by_map(asked: Asked, batch: int) -> tuple[int, int]:
     """Extents of the batch's dimension in the tensor maps of A and C.
 
-    It is 1 where rows are chosen: the matrices are rows of one.
+    It is 1 where rows are chosen, since the matrices are rows of one, and where groups share a matrix.
     """
+    joined, indexed = asked.ragged is not None and not asked.ragged.masked, asked.indexed
+    of_a, of_c = 1 if joined or asked.along_k is not None else batch, 1 if joined else batch
     if indexed is None:
-        return batch, batch
-    return 1 if indexed.gather is not None else batch, 1 if indexed.places_rows else batch
+        return of_a, of_c
+    return 1 if indexed.gather is not None else of_a, 1 if indexed.places_rows else of_c
 
 
 def gathered(indexed: IndexedRows | None, a: OperandPlan) -> OperandPlan:

@@ -71,7 +71,7 @@ class Sm100Epilogue:
         for chunk in round_.chunks:
             ld = load_of(chunk)
             here = past + chunk.column
-            values = self.loaded(ld, own, here)
+            values = self.loaded(job, ld, own, here)
             if here + chunk.width == plan.tile_c[1]:
                 self.give_back(job, number, lane)
             if const_expr(bool(plan.epilogue) or plan.gated is not None):
@@ -89,7 +89,7 @@ class Sm100Epilogue:
         plan, store = self.plan, self.plan.store
         (_, _, lane), (row, column, matrix) = at, origin
         corner = (row + job.warp * WARP_LANES, column, matrix)
-        fused = FusedBlock(PartPlan(plan, plan.fragment), job, corner, lane)
+        fused = FusedBlock(PartPlan(plan, plan.fragment), job, corner, lane, end=self.end(job))
         held: dict[int, Float32] = {}
         sums: dict[int, Float32] | CombinedSums = held
         if const_expr(plan.gated is not None):
@@ -109,7 +109,7 @@ class Sm100Epilogue:
                 self.issue(job, maps, corner, round_, buffer, lane)
         fused.finish()
 
-    def loaded(self, ld: TmemCopyAtom, own: Int32, column: Int32 | int) -> list[Float32]:
+    def loaded(self, job: bridge.Carried, ld: TmemCopyAtom, own: Int32, column: Int32 | int) -> list[Float32]:
         """The values of each sum for the columns of C from `column` on. `own`: the accumulator in the warp's lanes."""
         plan = self.plan
         return [x for i in range(plan.sums) for x in tensor.tensor_load(ld, own + plan.beside.row(column, i))]
@@ -120,7 +120,7 @@ class Sm100Epilogue:
         for chunk in self.plan.fragment.chunks:
             if chunk.column < columns and chunk.first_value not in held:
                 count, each = self.plan.fragment.accumulator_registers, chunk.values
-                for v, value in enumerate(self.loaded(load_of(chunk), own, chunk.column)):
+                for v, value in enumerate(self.loaded(job, load_of(chunk), own, chunk.column)):
                     held[chunk.first_value + v // each * count + v % each] = value
                 if chunk.column + chunk.width == self.plan.tile_c[1]:
                     self.give_back(job, number, lane)
@@ -135,15 +135,23 @@ class Sm100Epilogue:
         bridge.warp_sync()
         if lane == 0:
             for chunk in round_.chunks:
-                place = {"m": corner[0], "n": corner[1] + chunk.column, "l": corner[2]}
+                place = self.place(job, corner, chunk.column)
                 bridge.store_tile(maps[chunk.map], self.plan.store.maps[chunk.map], place, buffer + chunk.offset)
             bridge.commit_stores()
+
+    def end(self, job: bridge.Carried) -> Int32:
+        """The row behind the last that a tile stores."""
+        return job.m
+
+    def place(self, job: bridge.Carried, corner: bridge.Place, column: int) -> dict[str, Int32]:
+        """The box of a warp's rows from a column of the tile on."""
+        return {"m": corner[0], "n": corner[1] + column, "l": corner[2]}
 
     def fused(
         self, job: bridge.Carried, place: bridge.Place, ld: TmemCopyAtom, lane: Int32, values: Sequence[Float32]
     ) -> list[Float32]:
         """The plan's epilogue, applied to what one load brought. `place`: row, column and matrix of its first value."""
-        return fused_values(self.plan, job, place, ld, lane, values)
+        return fused_values(self.plan, job, (place, self.end(job)), ld, lane, values)
 
     @cute.jit
     def give_back(self, job: bridge.Carried, number: Int32, lane: Int32) -> None:

@@ -12,8 +12,8 @@ from ...plan import check_settings
 if TYPE_CHECKING:
     from ...derive import Operand
     from ...epilogue.chain import Epilogue
+    from ...ragged import Ragged
     from ..config import Sm90Config
-    from ..grouped import Ragged
 
 
 def check_indexed(
