@@ -171,7 +171,7 @@ def plan(
     triangles A or B is triangular, likewise
     scales    "mxfp8", "mxfp4" or "nvfp4" block scales, as for `Sm100Plan.derive`; on sm_100a and later
     ragged, along_k  groups of rows, masked ones, or groups along K, `batch` of them, as for `Sm90Plan.derive`
-    mainloop  what happens to the sum of each K block, as for `Sm90Plan.derive`; not on sm_100a
+    mainloop  what happens to the sum of each K block, as for `Sm90Plan.derive`
 
     Raises PlanError naming the argument when the architecture's kernel does not take it, and passes on AtomError,
     DescriptorError and TmaError.
@@ -206,6 +206,7 @@ def plan(
         on_blackwell = partial(
             Sm100Plan.derive, m, n, k, arch=target, batch=batch, a=a, b=b, c=c, epilogue=epilogue, order=order,
             indexed=indexed, gated=gates, pair=pair, scales=scales, ragged=ragged, along_k=along_k,
+            mainloop=mainloop,
         )  # fmt: skip
         if chosen is not None:
             return on_blackwell(config=chosen)
@@ -226,7 +227,7 @@ def _check_parts(parts: PlanParts, target: Arch, kind: type[Config]) -> None:
     """Raise PlanError for a part that kernels of other architectures than Hopper do not take."""
     missing = ["triangles"]
     if kind is Sm100Config:
-        missing += ["prologue", "mainloop"]
+        missing.append("prologue")
     for name in missing:
         if getattr(parts, name) is not None:
             raise PlanError(refusal_beside_hopper(name, target.name))
@@ -252,7 +253,6 @@ _BY_MMA = f"multiply group by group, or by mma.sync: {_BY_CONFIG}"
 _BESIDE_HOPPER = {
     "triangles": ("its loop takes the same K tiles in every tile", "leave it out: products with zeros are right"),
     "prologue": ("it multiplies A as it lies in shared memory", "compute the function of A first"),
-    "mainloop": ("it adds K blocks as they come", f"scale A and B first, or by mma.sync: {_BY_CONFIG}"),
 }
 
 

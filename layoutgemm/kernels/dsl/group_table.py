@@ -34,7 +34,7 @@ class GroupTable(bridge.Carried):
 
     def __init__(self, plan: GroupedPlan, shared: bridge.SharedMemory):
         starts = shared.base + plan.smem.table_offset
-        super().__init__(starts=starts, firsts=starts + plan.groups.entries * ENTRY_BYTES)
+        super().__init__(starts=starts, firsts=starts + present(plan.groups).entries * ENTRY_BYTES)
 
     def entry(self, group: Int32) -> Int32:
         """First row of a group; beyond the last group A's rows. Of masked groups the rows that count."""

@@ -49,10 +49,6 @@ class GroupedPlan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan)
         values  that the plan reads, by name
         """
         rows = super().stored_rows(values)
-        if rows is None:
-            return None
-        return (
-            rows[: int(np.asarray(values[self.ragged.name])[-1])]
-            if self.ragged is not None and self.ragged.ends
-            else rows
-        )
+        if rows is None or self.ragged is None or not self.ragged.ends:
+            return rows
+        return rows[: int(np.asarray(values[self.ragged.name])[-1])]

@@ -27,6 +27,7 @@ from ..grouped.stores import ends_check
 from ..indexed.added_rows import added_checks
 from ..operands.pair import pair_check
 from ..operands.sum_checks import filled_side_by_side
+from ..operands.thread_numbers import number_checks
 from ..partials import reductions_check
 from ..plan import MOST_BYTES, rounded_up
 from ..plan_checks import (
@@ -46,6 +47,7 @@ from ..store_ring import StoreRing
 from .block_scales import CHUNK_BYTES
 from .pipeline_model import BlackwellPipeline
 from .plan import BLOCK_ROWS, EPILOGUE_WARPS, LOADER_WARP, MMA_WARP, SLOT_BYTES, Sm100Plan
+from .promoted import promoted_registers
 from .reference import places
 from .rows_checks import rows_checks
 from .scale_checks import scale_checks
@@ -81,7 +83,8 @@ def _checks(plan: Sm100Plan, explored: bool) -> list[Check]:
     load = max(load_of(chunk).registers for chunk in distinct_chunks(plan.store))
     load = max(load, plan.epilogue.columns_together)
     load *= plan.sums
-    checks.append(registers(plan.arch, plan.threads, {"loaded columns": load, "the epilogue's other values": HELD}))
+    held = {"loaded columns": load, "the epilogue's other values": HELD, **promoted_registers(plan)}
+    checks += [*number_checks(plan), registers(plan.arch, plan.threads, held)]
     return checks
 
 
@@ -101,6 +104,7 @@ def pipeline_of(plan: Sm100Plan) -> BlackwellPipeline:
         empty_arrivals=plan.empty_arrivals,
         acc_full_arrivals=plan.acc_full_arrivals,
         acc_empty_arrivals=plan.acc_empty_arrivals,
+        promotes=plan.mainloop is not None,
     )
 
 

@@ -14,6 +14,7 @@ from ..grouped.along_k import explain_along_k
 from ..grouped.rows import rows_of_group
 from ..grouped.stores import explain_groups
 from ..indexed.added_rows import explain_added
+from ..operands.thread_numbers import explain_promoted
 from ..orders import described_order
 from ..plan import present
 from ..store import distinct_chunks
@@ -111,6 +112,7 @@ def explain_sm100(plan: Sm100Plan) -> str:
         f"of tensor memory at {smem.slot_offset}; {smem.total} of {plan.arch.smem_per_block} bytes"
     )
     lines += explain_several(plan, plan.fragment.accumulator_registers, " with a tensor map each,")
+    lines += explain_promoted(plan)
     lines += explain_groups(plan) if plan.ragged is not None else []
     lines += explain_along_k(plan) if plan.along_k is not None else []
     lines += _explain_rows(plan) if plan.indexed is not None else []

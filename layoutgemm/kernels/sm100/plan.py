@@ -10,7 +10,6 @@ No device of this architecture has run what is derived here: see Sm100Plan.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,11 +30,13 @@ from ..grouped.plan import GroupedPlan
 from ..grouped.stores import check_orders, ragged_store
 from ..indexed.added_rows import check_added
 from ..indexed.rows import IndexedRows
-from ..operands.combinations import GROUPS, SUMS, Asked, check_parts
+from ..operands.combinations import GROUPS, PARTS, SUMS, Asked, check_parts
 from ..operands.combined import Combined, check_combined, side_by_side
 from ..operands.gated import check_sums, combination, epilogue_behind
 from ..operands.pair import SecondPair, pair_of
 from ..operands.product import SideBySide
+from ..operands.promoted import Promoted
+from ..operands.thread_numbers import PromotingPlan
 from ..orders import Order, unmirrored
 from ..partials import PartialResults, check_reductions, partials_of
 from ..plan import (
@@ -57,6 +58,7 @@ from ..ragged import AlongK, Ragged, check_room
 from ..store import StoreChunk, StorePlan
 from .block_scales import CHUNK_ROWS, FORMATS, NAMES, BlockScales, ScaleFormat, scale_format
 from .fragment import TileRows
+from .promoted import promoted_of
 from .rows import check_rows, gathered, matrices_by_map, scattered
 from .store import derive_store
 
@@ -136,7 +138,7 @@ class Sm100Smem(StoreSmemMap):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sm100Plan(GroupedPlan, Asked):
+class Sm100Plan(PromotingPlan, GroupedPlan, Asked):
     """C[l, M, N] = A[l, M, K] @ B[l, K, N] on Blackwell. See `derive` and Sm100Config.
 
     What it rests on: proofs (`check`), the compiled PTX in the emulator, SASS, and agreement with the CuTe DSL's own
@@ -208,6 +210,7 @@ class Sm100Plan(GroupedPlan, Asked):
         scales: ScaleFormat | str | None = None,
         ragged: Ragged | None = None,
         along_k: AlongK | None = None,
+        mainloop: Promoted | None = None,
     ) -> Sm100Plan:
         """Derive the kernel for `batch` products C[m, n] = A[m, k] @ B[k, n].
 
@@ -229,6 +232,7 @@ class Sm100Plan(GroupedPlan, Asked):
                          of nvfp4 16, of each row of A and column of B. A is a "row" and B a "col"; the tile has 128 or
                          256 columns. See `kernels.sm100.block_scales`
         ragged, along_k  groups of rows, masked ones, or groups along K, `batch` of them, as for `Sm90Plan.derive`
+        mainloop         what becomes of the sum of each K block: see `kernels.sm100.promoted`
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists; passes on AtomError,
         DescriptorError and TmaError.
@@ -248,12 +252,15 @@ class Sm100Plan(GroupedPlan, Asked):
         target = arch_named(arch)
         target.require("tcgen05", "this kernel")
         a_spec, b_spec, c_spec = _typed(a, b, c, form)
-        others = {"gated": sums, "pair": second, "indexed": indexed, "ragged": ragged, "along_k": along_k}
-        _check_scales(form, (a_spec, b_spec), k, config, others)
+        asked = Asked(
+            gated=sums, pair=second, indexed=indexed, epilogue=epilogue, ragged=ragged, along_k=along_k,
+            mainloop=mainloop, batch=batch,
+        )  # fmt: skip
+        _check_scales(form, (a_spec, b_spec), k, config, asked)
         _check_groups(ragged, along_k, (m, n, k, batch), (a_spec, b_spec, c_spec), config.tile_k)
         check_epilogue(epilogue, c_spec)
-        asked = Asked(gated=sums, pair=second, indexed=indexed, epilogue=epilogue, ragged=ragged, along_k=along_k)
-        check_parts(replace(asked, batch=batch).parts, batch, (*SUMS, *GROUPS))
+        check_parts(asked.parts, batch, (*SUMS, *GROUPS))
+        asked = replace(asked, mainloop=promoted_of(asked, config, c_spec, n))
         columns = config.tile[1]
         if sums is not None:
             check_sums(sums, b_spec, c_spec)
@@ -279,7 +286,8 @@ class Sm100Plan(GroupedPlan, Asked):
         kind = _KINDS[a_spec.dtype.name] if form is None else form.kind
         factors = () if form is None else (form.scale, form.vector)
         atom = tcgen05_mma(kind, tile_m, tile_n, a_spec.dtype, b_spec.dtype, "f32", blocks, "smem", *factors)
-        tile_k = stage_depth(config.tile_k, STAGE_BYTES_OF_K, a_spec.dtype, atom)
+        loop = asked.mainloop
+        tile_k = stage_depth(config.tile_k if loop is None else loop.depth, STAGE_BYTES_OF_K, a_spec.dtype, atom)
         of_a, of_c = matrices_by_map(asked, batch)
         a_plan = gathered(indexed, _operand("A", a_spec, "M", BLOCK_ROWS, tile_k, atom, of_a))
         sums = 1 if asked.gated is None else asked.gated.matrices
@@ -349,6 +357,11 @@ class Sm100Plan(GroupedPlan, Asked):
         return TileRows(self.store)
 
     @property
+    def warp_columns(self) -> int:
+        """Columns of a warp's part of C: a tile's."""
+        return self.tile_c[1]
+
+    @property
     def partials(self) -> tuple[PartialResults, ...]:
         """The partial results of the epilogue's reductions. They are of a tile's columns, and of a warp's rows."""
         return partials_of(self.epilogue, self.tile_c[1], rows=WARP_LANES, joined=self.joined_rows)
@@ -362,6 +375,7 @@ class Sm100Plan(GroupedPlan, Asked):
         along = any(step.axes or step.each for step in self.epilogue.reductions)
         spans = [step.span for step in self.epilogue.groups]
         cut = any(x % span for chunk in self.fragment.chunks for span in spans for x in (chunk.column, chunk.width))
+        along = along or self.mainloop is not None
         return along or cut or self.epilogue.quantizes is not None or not self.epilogue.stores_c
 
     @checked(PlanError)
@@ -389,14 +403,18 @@ class Sm100Plan(GroupedPlan, Asked):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Names of the 64-bit parameters: the epilogue's, the groups', further operands', order's, rows', scales'."""
-        groups = () if self.groups is None else self.groups.words
-        own = *self.epilogue.words, *groups, *self.operand_words, *self.order.schedule.words, *self.index_words
+        """Names of the 64-bit parameters: of the epilogue first, of block scales last."""
+        first = [word for part in (self.mainloop, self.groups) if part is not None for word in part.words]
+        own = *self.epilogue.words, *first, *self.operand_words, *self.order.schedule.words, *self.index_words
         return (*own, *(() if self.scales is None else NAMES))
 
     @property
     def device_kernel(self) -> str:
         """The kernel's class in device code."""
+        if self.mainloop is not None:
+            kind = "" if self.ragged is None else "IndexedGroups" if self.indexed is not None else "Groups"
+            kind = "Indexed" if self.ragged is None and self.indexed is not None else kind
+            return f"sm100.device.promoted:Sm100Promoted{kind}"
         if self.ragged is not None:
             return f"sm100.device.grouped:Sm100{'Indexed' if self.indexed is not None else 'Plain'}Groups"
         if self.along_k is not None:
@@ -413,6 +431,7 @@ class Sm100Plan(GroupedPlan, Asked):
             + (f", and a second pair of K = {self.pair.k}" if self.pair is not None else "")
             + (f", {'masked ' * self.ragged.masked}rows in {self.batch} group(s)" if self.ragged is not None else "")
             + (f", K in {self.batch} group(s)" if self.along_k is not None else "")
+            + (f", K blocks of {self.mainloop.depth} promoted" if self.mainloop is not None else "")
             + (f", {self.scales.format.name} scales" if self.scales is not None else "")
         )
 
@@ -448,7 +467,7 @@ def _other_way(spec: Operand) -> str:
 
 def _check_scales(
     form: ScaleFormat | None, operands: tuple[Operand, Operand], k: int, config: Sm100Config,
-    others: Mapping[str, object],
+    asked: Asked,
 ) -> None:  # fmt: skip
     """Raise PlanError for operands, a tile or parts that a block-scaled kernel does not take."""
     if form is None:
@@ -465,7 +484,8 @@ def _check_scales(
         raise PlanError(
             f"a tile of {config.tile[1]} columns: scales = {shown(form.name)} have chunks of {CHUNK_ROWS}; 128 or 256"
         )
-    if taken := [name for name, part in others.items() if part is not None]:
+    beside = ("epilogue", "groups of columns", "batch")
+    if taken := [PARTS[part][0] for part in asked.parts if part not in beside]:
         raise PlanError(f"{taken[0]}: no kernel has it with block scales; it takes an epilogue, an order and a batch")
 
 

@@ -8,8 +8,9 @@ failure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +29,9 @@ from ..grouped.along_k import is_refused, k_tiles_of, line_table, of_lines, plac
 from ..grouped.rows import tables, tile_of_group
 from ..grouped.stores import output_of_groups, store_place
 from ..indexed.rows import OUT_ROWS, ROWS
+from ..operands.thread_numbers import numbers_at
 from ..orders import reads_on_host, stored_elements
-from ..plan import rounded_up
+from ..plan import present, rounded_up
 from ..run.hardware_model import (
     CLUSTERS,
     POISON,
@@ -128,6 +130,8 @@ class _Group:
             second = [further[name] for name in plan.pair.of_b]
             self.pairs.append(({"A": [further["a2"]], "B": self._halves(second)}, plan.pair.k))
         self.loaded = 0  # k tiles so far, over all output tiles
+        self.drained = 0  # accumulators so far
+        self.totals: dict[tuple[int, int, int, int], Values] = {}  # of block, warp, first column and sum
         self.end, self.refused = plan.m, False  # of the rows of the tile's group, and whether its sums are NaN
 
     def _halves(self, matrices: list[GlobalMatrix]) -> list[GlobalMatrix]:
@@ -142,10 +146,7 @@ class _Group:
     def compute(self, tile: int, step: int) -> None:
         """Tile number `tile` of all, this group's number `step`: load, multiply, store."""
         plan, leader = self.plan, self.blocks[0]
-        origin = self._origin(tile)
-        which, turn = step % plan.accumulators, step // plan.accumulators & 1
-        leader.acc_empty[which].wait(turn ^ 1)
-        first = which * plan.mma.accumulator.columns
+        origin, self.totals = self._origin(tile), {}
         for number, (matrices, at_k) in enumerate(self._k_tiles(origin["l"])):
             stage, parity = self.loaded % plan.stages, self.loaded // plan.stages & 1
             for block in self.blocks:
@@ -161,16 +162,52 @@ class _Group:
                 if plan.scales is not None:
                     self._load_scales(plan.scales, at, stage, block)
             leader.full[stage].wait(parity)
-            self._multiply(stage, first, number > 0)
+            begins = number == 0 or plan.mainloop is not None
+            first = self._accumulator(begins)
+            self._multiply(stage, first, not begins)
             for block in self.blocks:
                 block.empty[stage].arrive()
             self.loaded += 1
+            if plan.mainloop is not None:
+                self._drain(partial(self._promote, number), origin)
+        if plan.mainloop is None:
+            self._drain(self._store, origin)
+            return
+        for block in self.blocks:
+            for warp in range(EPILOGUE_WARPS):
+                self._store(block, warp, 0, origin)
+
+    def _accumulator(self, begins: bool) -> int:
+        """The first column of the accumulator in use. `begins`: it is to be free."""
+        which, turn = self.drained % self.plan.accumulators, self.drained // self.plan.accumulators & 1
+        if begins:
+            self.blocks[0].acc_empty[which].wait(turn ^ 1)
+        return int(which * self.plan.mma.accumulator.columns)
+
+    def _drain(self, take: Callable[[_PairBlock, int, int, dict[str, int]], None], origin: dict[str, int]) -> None:
+        """Each epilogue warp takes the accumulator in use, and gives it back."""
+        which, turn = self.drained % self.plan.accumulators, self.drained // self.plan.accumulators & 1
+        first = self._accumulator(False)
         for block in self.blocks:
             block.acc_full[which].arrive()
             block.acc_full[which].wait(turn)
             for warp in range(EPILOGUE_WARPS):
-                self._store(block, warp, first, origin)
-                leader.acc_empty[which].arrive()
+                take(block, warp, first, origin)
+                self.blocks[0].acc_empty[which].arrive()
+        self.drained += 1
+
+    def _promote(self, k_block: int, block: _PairBlock, warp: int, first: int, origin: dict[str, int]) -> None:
+        """One warp's totals after another K block."""
+        plan, count = self.plan, self.plan.fragment.accumulator_registers
+        corner = origin["m"] + block.rank * BLOCK_ROWS + warp * WARP_LANES, origin["n"], origin["l"]
+        numbers = numbers_at(plan, self.given, corner, k_block, self.end)
+        for chunk in plan.fragment.chunks:
+            for i, product in enumerate(self._sums(block, warp, first, chunk)):
+                own = slice(i * count + chunk.first_value, i * count + chunk.first_value + chunk.width)
+                total = self.totals.get((block.rank, warp, chunk.column, i), np.zeros_like(product))
+                read = {name: value[own].T for name, value in numbers.items()}
+                total = np.asarray(present(plan.mainloop).apply(total, product, read), np.float32)
+                self.totals[block.rank, warp, chunk.column, i] = total
 
     def _origin(self, tile: int) -> dict[str, int]:
         """First row, first column and matrix of a tile. The end of its rows is `self.end`."""
@@ -309,15 +346,21 @@ class _Group:
                     to, at = _four(box, rows, place["n"]), address + chunk.offset + box.smem_offset
                     scatter_rows(tma, self.c.matrix.as_rows(), to, block.smem, at, self.c.times)
 
+    def _sums(self, block: _PairBlock, warp: int, first: int, chunk: StoreChunk) -> list[Values]:
+        """A load's values of each sum, (thread, register)."""
+        ld, beside = load_of(chunk), self.plan.beside
+        lane, column = places(ld.tmem, np.arange(WARP_LANES)[:, None], np.arange(ld.repeat)[None, :])
+        own = warp * WARP_LANES + lane
+        return [block.tensor[own, first + beside.row(chunk.column, i) + column] for i in range(self.plan.sums)]
+
     def _fill(self, block: _PairBlock, warp: int, first: int, address: int, chunk: StoreChunk) -> None:
         """A chunk's loads, converted, into its tile: register v of a thread holds where the load's map says."""
         ld, dtype = load_of(chunk), self.plan.c.dtype
-        thread, value = np.arange(WARP_LANES)[:, None], np.arange(ld.repeat)[None, :]
-        lane, column = places(ld.tmem, thread, value)
-        own = warp * WARP_LANES + lane
-        sums = [
-            block.tensor[own, first + self.plan.beside.row(chunk.column, i) + column] for i in range(self.plan.sums)
-        ]
+        lane, column = places(ld.tmem, np.arange(WARP_LANES)[:, None], np.arange(ld.repeat)[None, :])
+        if self.totals:
+            sums = [self.totals[block.rank, warp, chunk.column, i] for i in range(self.plan.sums)]
+        else:
+            sums = self._sums(block, warp, first, chunk)
         sums = [np.full_like(x, np.nan) if self.refused else x for x in sums]
         held = sums[0] if self.plan.gated is None else self.plan.gated.apply(sums, Math, self.given)
         block.smem.write(address + np.asarray(chunk.tile.byte(lane, column)), dtype.encode(held), dtype)

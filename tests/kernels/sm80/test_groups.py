@@ -12,9 +12,9 @@ from layoutgemm import plan
 from layoutgemm.errors import PlanError
 from layoutgemm.kernels import AlongK, IndexedRows, Prologue, Promoted, Ragged, RowIndices, Sm80Config, Sm80Plan, Table
 from layoutgemm.kernels.epilogue.chain import Activation, Bias, ColumnReduce, Epilogue
+from layoutgemm.kernels.operands import thread_numbers as of_blocks
 from layoutgemm.kernels.operands.promoted import mainloop_of
 from layoutgemm.kernels.sm80 import groups as of_groups
-from layoutgemm.kernels.sm80 import promoted as of_blocks
 from tests import needs
 
 needs_dsl = [needs.DSL, needs.C_COMPILER, pytest.mark.dsl]

@@ -36,11 +36,10 @@ class Sm100Epilogue:
         """Store accumulator `number`: round by round, through the warp's buffers. `origin`: row, column, matrix."""
         plan, store = self.plan, self.plan.store
         lane = cute.arch.lane_idx()
-        lanes = job.accumulators + job.warp * tmem_address(WARP_LANES, 0)
-        at = (number, lanes + number * plan.mma.accumulator.columns, lane)
+        at = (number, self.accumulator_at(job, number), lane)
         first, count = store.rounds[0], len(store.rounds)
         if const_expr(plan.loads_whole_rows):
-            self.store_rows(job, maps, at, origin)
+            self.store_rows(job, maps, at, origin, {})
         elif const_expr(alike(store)):
             width = sum(chunk.width for chunk in first.chunks)
             for i in cutlass.range(count, unroll=1):
@@ -48,6 +47,17 @@ class Sm100Epilogue:
         else:
             for i, round_ in store.rounds_of(0, 0):
                 self.store_round(job, maps, at, origin, round_, (i % store.buffers, store.pending(i)), 0)
+
+    @cute.jit
+    def store_totals(self, job: bridge.Carried, maps: bridge.Maps, totals: cute.Tensor, origin: bridge.Place) -> None:
+        """Store a lane's totals, of a main loop that promotes, as `store` does sums in tensor memory."""
+        held = {v: totals[v] for v in range(self.plan.sums * self.plan.fragment.accumulator_registers)}
+        self.store_rows(job, maps, (Int32(0), Int32(0), cute.arch.lane_idx()), origin, held)
+
+    def accumulator_at(self, job: bridge.Carried, number: Int32) -> Int32:
+        """The address of an accumulator in the warp's lanes."""
+        lanes = job.accumulators + job.warp * tmem_address(WARP_LANES, 0)
+        return lanes + number * self.plan.mma.accumulator.columns
 
     @cute.jit
     def store_round(
@@ -81,8 +91,13 @@ class Sm100Epilogue:
         self.issue(job, maps, (row + job.warp * WARP_LANES, column + past, matrix), round_, buffer, lane)
 
     @cute.jit
-    def store_rows(self, job: bridge.Carried, maps: bridge.Maps, at: bridge.Place, origin: bridge.Place) -> None:
+    def store_rows(
+        self, job: bridge.Carried, maps: bridge.Maps, at: bridge.Place, origin: bridge.Place,
+        held: dict[int, Float32],
+    ) -> None:  # fmt: skip
         """The same for an epilogue that sees all columns of a row. Every round of its own, and one block of values.
+
+        held  values that are loaded already, by number
 
         A chunk is loaded before its round, or with the first chunk of its group of columns.
         """
@@ -90,7 +105,6 @@ class Sm100Epilogue:
         (_, _, lane), (row, column, matrix) = at, origin
         corner = (row + job.warp * WARP_LANES, column, matrix)
         fused = FusedBlock(PartPlan(plan, plan.fragment), job, corner, lane, end=self.end(job))
-        held: dict[int, Float32] = {}
         sums: dict[int, Float32] | CombinedSums = held
         if const_expr(plan.gated is not None):
             sums = CombinedSums(plan, job, held, fused, plan.fragment.accumulator_registers)
