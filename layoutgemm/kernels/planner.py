@@ -210,8 +210,8 @@ def plan(
         )  # fmt: skip
         if chosen is not None:
             return on_blackwell(config=chosen)
-        rows, columns = rows_of_group(m, batch, ragged), n if order is None else columns_of_order(order, m, n)
-        rule = _for_blackwell((rows, columns, batch), target, gates, epilogue, scales is not None)
+        columns = n if order is None else columns_of_order(order, m, n)
+        rule = _for_blackwell((m, columns, batch), target, parts, scales is not None)
         return _first(partial(on_blackwell, config=each) for each in rule)
     derive = partial(
         Sm80Plan.derive, m, n, k, batch=batch, arch=target, a=a, b=b, c=c, epilogue=epilogue, order=order,
@@ -268,18 +268,19 @@ def refusal_beside_hopper(name: str, arch: str, said: str = "") -> str:
     return f"{said or name}: not by the kernel of {arch}: {why}; sm_90a has a kernel. {way_out[0].upper()}{way_out[1:]}"
 
 
-def _for_blackwell(
-    sizes: tuple[int, int, int], target: Arch, gated: Combined | None, epilogue: Epilogue | None, scaled: bool
-) -> Iterator[Sm100Config]:
+def _for_blackwell(sizes: tuple[int, int, int], target: Arch, parts: PlanParts, scaled: bool) -> Iterator[Sm100Config]:
     """The configurations of the rule for tcgen05, the best first. `sizes`: m, n, batch."""
-    if gated is not None:  # whole spans of 128 bytes of each matrix
-        unit = gated.matrices * MN_SPAN
-        yield Sm100Config((128, 256 // unit * unit))
+    if parts.gated is not None:  # whole spans of 128 bytes of each matrix
+        unit = parts.gated.matrices * MN_SPAN
+        widest = 256 if parts.mainloop is None else unit
+        yield Sm100Config((128, widest // unit * unit))
         return
     m, n, batch = sizes
-    unit = 1 if epilogue is None else epilogue.columns
-    yield choose_sm100(m, n, batch=batch, arch=target, unit=unit, scaled=scaled)[0]
-    yield Sm100Config((128, 128) if scaled else (128, 256))
+    unit = 1 if parts.epilogue is None else parts.epilogue.columns
+    yield choose_sm100(
+        m, n, batch=batch, arch=target, unit=unit, scaled=scaled, ragged=parts.ragged, mainloop=parts.mainloop
+    )[0]
+    yield Sm100Config((128, 128) if scaled or parts.mainloop is not None else (128, 256))
 
 
 def mma_configs(

@@ -11,7 +11,6 @@ from ...checks.pipeline.actions import Arrive, ArriveExpect, CommitTo, Mma, Read
 from ...checks.pipeline.model import Mbarrier, walk
 from ..explain import BarrierRow, RoleRow, aligned, explain_operand, explain_several, explain_workspace
 from ..grouped.along_k import explain_along_k
-from ..grouped.rows import rows_of_group
 from ..grouped.stores import explain_groups
 from ..indexed.added_rows import explain_added
 from ..operands.thread_numbers import explain_promoted
@@ -119,8 +118,10 @@ def explain_sm100(plan: Sm100Plan) -> str:
     lines += _explain_scales(plan) if plan.scales is not None else []
     lines.append(explain_workspace(plan))
     if plan.gated is None:
-        rows, unit = rows_of_group(plan.m, plan.batch, plan.ragged), plan.epilogue.columns
-        _, why = choose_sm100(rows, plan.n, batch=plan.batch, arch=plan.arch, unit=unit, scaled=plan.scales is not None)
+        _, why = choose_sm100(
+            plan.m, plan.n, batch=plan.batch, arch=plan.arch, unit=plan.epilogue.columns,
+            scaled=plan.scales is not None, ragged=plan.ragged, mainloop=plan.mainloop,
+        )  # fmt: skip
         lines.append(f"the rule's tile for these sizes: {why}")
     lines.append("rests on: proofs, compilation, the emulator; no device of this architecture has run it here")
     return "\n".join(lines)

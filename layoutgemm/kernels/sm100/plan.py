@@ -301,7 +301,7 @@ class Sm100Plan(PromotingPlan, GroupedPlan, Asked):
         scatters = indexed is not None and indexed.places_rows
         ends = asked.ragged is not None and not scatters
         store = ragged_store(store, of_c > 1) if ends else scattered(indexed, store.of_batch(of_c))
-        scales = None if form is None else _scales(form, atom, tile_k, config)
+        scales = None if form is None else _scales(form, atom, tile_k, config, asked.ragged)
         groups = asked.ragged or asked.along_k
         table = 0 if groups is None else groups.bytes
         stages = _stages(target, (a_plan, b_plan), store, config, scales, table)
@@ -484,19 +484,28 @@ def _check_scales(
         raise PlanError(
             f"a tile of {config.tile[1]} columns: scales = {shown(form.name)} have chunks of {CHUNK_ROWS}; 128 or 256"
         )
-    beside = ("epilogue", "groups of columns", "batch")
+    if asked.ragged is not None and not asked.ragged.masked and config.blocks > 1:
+        raise PlanError(
+            f"a tile of {config.tile[0]} rows: factors of groups of rows lie in chunks of {CHUNK_ROWS} rows of a group, "
+            f"one of each tile; {CHUNK_ROWS} rows"
+        )
+    beside = ("epilogue", "groups of columns", "batch", "groups of rows", "masked groups")
     if taken := [PARTS[part][0] for part in asked.parts if part not in beside]:
-        raise PlanError(f"{taken[0]}: no kernel has it with block scales; it takes an epilogue, an order and a batch")
+        raise PlanError(
+            f"{taken[0]}: no kernel has it with block scales; it takes an epilogue, an order, a batch and groups of rows"
+        )
 
 
-def _scales(form: ScaleFormat, atom: Tcgen05Atom, tile_k: int, config: Sm100Config) -> BlockScales:
+def _scales(
+    form: ScaleFormat, atom: Tcgen05Atom, tile_k: int, config: Sm100Config, ragged: Ragged | None
+) -> BlockScales:
     """The block scales of the plan's tiles; raises PlanError where tensor memory or the depth has no room for them."""
     if tile_k % form.chunk_k:
         raise PlanError(
             f"tile_k = {tile_k}: a chunk of {form.name} has four factors of {form.vector} elements, {form.chunk_k} of K"
         )
-    taken = config.accumulators * atom.accumulator.columns
-    found = BlockScales(form, atom, tile_k // form.chunk_k, (1, config.tile[1] // CHUNK_ROWS), taken)
+    taken, joined = config.accumulators * atom.accumulator.columns, ragged is not None and not ragged.masked
+    found = BlockScales(form, atom, tile_k // form.chunk_k, (1, config.tile[1] // CHUNK_ROWS), taken, joined)
     if taken + found.columns > COLUMNS:
         raise PlanError(
             f"{config.accumulators} accumulators of {atom.accumulator.columns} columns and {found.columns} of block "

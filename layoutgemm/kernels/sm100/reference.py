@@ -46,7 +46,7 @@ from ..run.hardware_model import (
     take_tiles,
 )
 from ..store import StoreChunk
-from .block_scales import NAMES, BlockScales
+from .block_scales import NAMES, BlockScales, first_chunks
 from .plan import BLOCK_ROWS, EPILOGUE_WARPS, Sm100Plan
 from .store import load_of
 
@@ -253,11 +253,15 @@ class _Group:
         plan, address = self.plan, block.smem.base + self.plan.smem.scales_offset + stage * scales.bytes
         first = {"scale_a": (at["m"], plan.m), "scale_b": (at["n"] - block.rank * plan.beside.share, plan.n)}
         for operand, (name, tma) in enumerate(zip(NAMES, scales.copies, strict=True)):
-            extents = scales.extents(first[name][1], plan.k, plan.batch)
+            extents = scales.extents(operand, first[name][1], plan.k, plan.batch)
             chunk, group = scales.pitches(plan.k)
             bits = np.asarray(self.given[name]).view(tma.dtype.storage)
             source = GlobalMatrix(bits, chunk, tuple([extents[dim] for dim in tma.dims]), group)
-            place = scales.place(at["k"] // plan.tile[2], first[name][0], at["l"], first[name][1])
+            group = scales.first_group(first[name][0], at["l"], first[name][1])
+            if scales.joined and operand == 0:
+                starts, before = tables(plan, np.asarray(self.given[present(plan.ragged).name]))
+                group = first_chunks(plan, at["m"], starts[at["l"]], before[at["l"]], plan.tiles[1])
+            place = scales.place(at["k"] // plan.tile[2], group)
             copy_boxes(tma, tma.instructions, source, place, block.smem, address + scales.offset(operand),
                        self.blocks[0].full[stage])  # fmt: skip
 

@@ -153,9 +153,9 @@ class Sm100GemmKernel(GemmEntry):
         pitches = [Int64(pitch) for pitch in scales.pitches(extents["k"])]
         return [
             bridge.encode_tensor_map(
-                tma, given[name], scales.extents(extents[dim], extents["k"], extents["l"]), *pitches
+                tma, given[name], scales.extents(operand, extents[dim], extents["k"], extents["l"]), *pitches
             )
-            for name, dim, tma in zip(NAMES, "mn", scales.copies, strict=True)
+            for operand, (name, dim, tma) in enumerate(zip(NAMES, "mn", scales.copies, strict=True))
         ]
 
     def kernel_words(self, words: Sequence[Int64], pitches: Mapping[str, tuple[Int64, Int64]]) -> Sequence[Int64]:
@@ -368,7 +368,10 @@ class Sm100GemmKernel(GemmEntry):
         scales, (m0, n0, matrix) = present(self.plan.scales), origin
         load = tensor.load_for_pair if const_expr(self.plan.blocks > 1) else bridge.load_tile
         for operand, (first, rows) in enumerate(((m0, job.m), (n0, job.n))):
-            place = scales.place(k_tile, first, matrix, rows)
+            group = scales.first_group(first, matrix, rows)
+            if const_expr(scales.joined and operand == 0):
+                group = job.first_chunks
+            place = scales.place(k_tile, group)
             target = job.shared.scales(stage) + scales.offset(operand)
             load(maps[operand], scales.copies[operand], place, target, job.shared.full(stage))
 

@@ -26,6 +26,7 @@ from ...grouped.along_k import is_refused, load_extents, place_in_group
 from ...grouped.rows import tile_of_group
 from ...grouped.stores import store_extents, store_place
 from ...plan import present, tile_count
+from ..block_scales import first_chunks
 from ..plan import BLOCK_ROWS, Sm100Plan
 from .epilogue import Sm100Epilogue
 from .fused import Sm100FusedKernel
@@ -88,6 +89,14 @@ class GroupsOfRows(TablesOfGroups, Sm100FusedKernel):
         number, columns = tile - table.first(group), tile_count(job.n, plan.tile_c[1])
         row, column = tile_of_group(plan, number, end - start, columns, Int32(0), (cutlass.min, choose))
         return start + row * plan.tile_c[0] + job.rank * BLOCK_ROWS, column * plan.tile_c[1], group
+
+    def of_loaded_tile(self, job: bridge.Carried, row: Int32, matrix: Int32) -> bridge.Carried:
+        """Of block scales, with the number of the tile among tiles of 128 rows."""
+        if self.plan.scales is not None and self.plan.scales.joined:
+            table, columns = GroupTable(self.plan, job.shared), tile_count(job.n, self.plan.tile_c[1])
+            chunks = first_chunks(self.plan, row, table.entry(matrix), table.first(matrix), columns)
+            job = job.extended(first_chunks=chunks)
+        return super().of_loaded_tile(job, row, matrix)
 
     def of_stored_tile(self, job: bridge.Carried, row: Int32, matrix: Int32) -> bridge.Carried:
         """With the end of the tile's group."""
