@@ -26,7 +26,7 @@ from .plan import BLOCK_ROWS, Sm100Config
 
 _ALONE = (256, 224, 192, 160, 128, 96, 64, 32)  # columns of one block's tile
 _PAIRS = (256, 192, 128, 64)  # and of a pair's
-_PROMOTED, _EACH_COLUMN = 128, 64  # columns at most of totals in registers, and beside a number of each
+_PROMOTED, _EACH_COLUMN = 128, 32  # columns at most of totals in registers, and beside a number of each
 _MMA_CYCLES = 0.5  # of a column of 128 rows and K = 16
 _LOAD_CYCLES = 32 / 64  # of a row or column, for the same K
 
@@ -56,7 +56,7 @@ def choose_sm100(
     unit      columns that a tile has a multiple of
     scaled    block-scaled operands: 128 columns, whose factors fit beside two accumulators
     ragged    m rows in `batch` groups, or masked ones of m each; with scales by one CTA
-    mainloop  that promotes: 128 columns at most, whose totals are registers of a thread; 64 with a number for each
+    mainloop  that promotes: 128 columns at most, whose totals are registers of a thread; 32 with a number for each
 
     Raises PlanError for sizes that are no positive ints.
 
@@ -71,7 +71,8 @@ def choose_sm100(
     check_sizes(m=m, n=n, batch=batch, unit=unit)
     target, m = arch_named(arch), rows_of_group(m, batch, ragged)
     joined = ragged is not None and not ragged.masked
-    pairs, alone = ((128,), (128,)) if scaled else (_PAIRS, _ALONE)
+    pairs: Sequence[int] = (128,) if scaled else _PAIRS
+    alone: Sequence[int] = (128,) if scaled else _ALONE
     if mainloop is not None:
         most = _EACH_COLUMN if any(x.axis == "n" and x.group == 1 for x in mainloop.tables) else _PROMOTED
         pairs, alone = ([x for x in widths if x <= most] for widths in (pairs, alone))

@@ -486,13 +486,13 @@ def _check_scales(
         )
     if asked.ragged is not None and not asked.ragged.masked and config.blocks > 1:
         raise PlanError(
-            f"a tile of {config.tile[0]} rows: factors of groups of rows lie in chunks of {CHUNK_ROWS} rows of a group, "
-            f"one of each tile; {CHUNK_ROWS} rows"
+            f"a tile of {config.tile[0]} rows: factors of groups of rows lie in chunks of {CHUNK_ROWS} rows, one "
+            f"for each tile: a tile of {CHUNK_ROWS} rows"
         )
     beside = ("epilogue", "groups of columns", "batch", "groups of rows", "masked groups")
     if taken := [PARTS[part][0] for part in asked.parts if part not in beside]:
         raise PlanError(
-            f"{taken[0]}: no kernel has it with block scales; it takes an epilogue, an order, a batch and groups of rows"
+            f"{taken[0]}: no kernel has it with block scales; it takes an epilogue, an order, a batch, groups"
         )
 
 
