@@ -247,8 +247,6 @@ def _without_block_scales(target: Arch, kind: type[Config], form: ScaleFormat) -
 
 MN_SPAN = 64  # columns of 16-bit elements in 128 bytes
 
-_BY_CONFIG = "config=Sm80Config()"
-_BY_MMA = f"multiply group by group, or by mma.sync: {_BY_CONFIG}"
 # Arguments that kernels of other architectures do not take: why, and the way out.
 _BESIDE_HOPPER = {
     "triangles": ("its loop takes the same K tiles in every tile", "leave it out: products with zeros are right"),

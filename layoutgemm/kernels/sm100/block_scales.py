@@ -139,7 +139,7 @@ class BlockScales:
         return of_a, of_b
 
     def extents(self, operand: int, rows: W, k: W, batch: W) -> dict[str, W]:
-        """Extents of the tensor map of the factors of A's (0) or B's (1) rows, so many in each matrix."""
+        """Extents of the tensor map of A's (0) or B's (1) factors, of `rows` in each matrix."""
         joined = self.joined and operand == 0
         group = chunk_rows(rows, batch) if joined else tile_count(rows, CHUNK_ROWS) * batch
         return {"word": CHUNK_WORDS, "chunk": tile_count(k, self.format.chunk_k), "group": group}
@@ -240,7 +240,7 @@ class BlockScales:
 
 
 def first_chunks(plan: GroupedPlan, row: W, start: W, before: W, columns: W | int) -> W:
-    """The group of 128 rows of A's factors that a tile of a group of rows begins with. Ints or traced integers.
+    """The 128 rows of A's factors that a group's tile begins with, by their number. Ints or traced integers.
 
     row      the tile's first, of a group from row `start` on
     before   tiles in the groups before; `columns` of them along N
@@ -249,7 +249,7 @@ def first_chunks(plan: GroupedPlan, row: W, start: W, before: W, columns: W | in
 
 
 def chunk_rows(rows: W, groups: W) -> W:
-    """Groups of 128 rows, at most, of `rows` rows in `groups` groups that each begin with one.
+    """Spans of 128 rows, at most, of `rows` rows in `groups` groups that begin with one.
 
     >>> [chunk_rows(rows, groups) for rows, groups in ((256, 1), (257, 1), (256, 3), (2, 3))]
     [2, 3, 4, 2]

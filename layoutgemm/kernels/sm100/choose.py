@@ -88,7 +88,7 @@ def choose_sm100(
 def _costs(
     sizes: tuple[int, int, int], target: Arch, unit: int, blocks: int, widths: Sequence[int]
 ) -> Iterator[TileCost]:
-    """The estimates for tiles by one CTA or a pair whose columns are a multiple of the unit. `sizes`: m, n, batch."""
+    """The estimates for tiles by one CTA, or by a pair. `sizes`: m, n, batch."""
     m, n, batch = sizes
     for columns in widths:
         if columns % unit and columns != widths[0]:

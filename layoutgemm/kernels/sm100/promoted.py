@@ -50,7 +50,7 @@ def promoted_of(asked: Asked, config: Sm100Config, c: Operand, n: int) -> Promot
 
 
 def promoted_registers(plan: Sm100Plan) -> dict[str, int]:
-    """Registers of an epilogue thread's totals and numbers, with those of the K block that follows."""
+    """Registers of an epilogue thread's totals, and numbers of two K blocks."""
     if plan.mainloop is None:
         return {}
     numbers = 2 * sum(len(each.first) for each in number_slots(plan))

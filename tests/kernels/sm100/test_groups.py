@@ -1,4 +1,4 @@
-"""Groups of rows and along K, their block scales, and K blocks with scales, by tcgen05: proven, executed, emulated."""
+"""Groups, their block scales, and K blocks with scales, by tcgen05: proven, executed and emulated."""
 
 from __future__ import annotations
 

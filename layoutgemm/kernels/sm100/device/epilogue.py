@@ -50,7 +50,7 @@ class Sm100Epilogue:
 
     @cute.jit
     def store_totals(self, job: bridge.Carried, maps: bridge.Maps, totals: cute.Tensor, origin: bridge.Place) -> None:
-        """Store a lane's totals, of a main loop that promotes, as `store` does sums in tensor memory."""
+        """Store a lane's totals as `store` does sums in tensor memory."""
         held = {v: totals[v] for v in range(self.plan.sums * self.plan.fragment.accumulator_registers)}
         self.store_rows(job, maps, (Int32(0), Int32(0), cute.arch.lane_idx()), origin, held)
 

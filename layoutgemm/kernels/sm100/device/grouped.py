@@ -91,7 +91,7 @@ class GroupsOfRows(TablesOfGroups, Sm100FusedKernel):
         return start + row * plan.tile_c[0] + job.rank * BLOCK_ROWS, column * plan.tile_c[1], group
 
     def of_loaded_tile(self, job: bridge.Carried, row: Int32, matrix: Int32) -> bridge.Carried:
-        """Of block scales, with the number of the tile among tiles of 128 rows."""
+        """With the number of the tile among tiles of 128 rows, where block scales ask for it."""
         if self.plan.scales is not None and self.plan.scales.joined:
             table, columns = GroupTable(self.plan, job.shared), tile_count(job.n, self.plan.tile_c[1])
             chunks = first_chunks(self.plan, row, table.entry(matrix), table.first(matrix), columns)
@@ -161,7 +161,7 @@ class Sm100GroupsAlongK(TablesOfGroups, Sm100FusedKernel):
         return place_in_group(self.plan, job.lines[:2], k_tile, job.k, choose, cutlass.max)
 
     def of_stored_tile(self, job: bridge.Carried, row: Int32, matrix: Int32) -> bridge.Carried:
-        """Of blocks of K, with 1 for a group that is refused, else 0."""
+        """With 1 for a group of blocks of K that is refused, else 0."""
         if present(self.plan.along_k).in_blocks:
             start, end, _ = self.lines_of_group(job, matrix)
             job = job.extended(refused=choose(is_refused(self.plan, start, end, job.k), 1, 0))
