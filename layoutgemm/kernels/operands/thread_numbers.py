@@ -1,4 +1,4 @@
-"""Numbers of a main loop that promotes, in threads' registers: which a thread reads of each K block.
+"""Numbers of a main loop that promotes, in threads' registers.
 
 A thread has one number of each row that it has elements of, and of each segment of its columns. Rows and columns
 outside of the matrix, or of the tile's group, have the numbers of the last one inside: they are not stored.
@@ -26,7 +26,7 @@ from .product import SeveralOperands
 from .promoted import Promoted, Table, as_promoted, said
 
 
-class _Fragment(Protocol):
+class _NumberedValues(Protocol):
     @property
     def accumulator_registers(self) -> int: ...
     @property
@@ -36,12 +36,12 @@ class _Fragment(Protocol):
 
 
 class PromotingPlan(SeveralOperands, IndexedProduct):
-    """A plan whose threads may promote sums: `fragment` maps a warp's values to its part of a tile."""
+    """A plan whose threads may promote sums. `fragment` maps a warp's values to its part of a tile."""
 
     mainloop: Promoted | None
 
     @property
-    def fragment(self) -> _Fragment:
+    def fragment(self) -> _NumberedValues:
         """(lane, value) -> row and column of a warp's part of C."""
         raise NotImplementedError
 
@@ -69,7 +69,7 @@ class ThreadNumbers:
     """
 
     table: Table
-    fragment: _Fragment
+    fragment: _NumberedValues
     segment: int
     sums: int
 

@@ -69,7 +69,8 @@ def choose_sm100(
     (128, 256)
     """
     check_sizes(m=m, n=n, batch=batch, unit=unit)
-    target, m = arch_named(arch), rows_of_group(m, batch, ragged)
+    target = arch_named(arch)
+    m = m if ragged is None else rows_of_group(m, batch, ragged)
     joined = ragged is not None and not ragged.masked
     pairs: Sequence[int] = (128,) if scaled else _PAIRS
     alone: Sequence[int] = (128,) if scaled else _ALONE

@@ -37,7 +37,7 @@ class TileRows:
 
     @property
     def lane_columns(self) -> int:
-        """Columns that the lanes of a row hold together, in one pair each: a row has one lane."""
+        """Columns that the lanes of a row hold together. A row has one lane."""
         return 1
 
     def register(self, value: int) -> int:

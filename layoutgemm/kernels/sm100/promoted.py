@@ -1,4 +1,4 @@
-"""The main loop that promotes, by tcgen05: each K block is an accumulator of its own, the totals are registers.
+"""The main loop that promotes, by tcgen05. Each K block is an accumulator of its own, the totals are registers.
 
     role        plain                                   promotes
     --------    ------------------------------------    ------------------------------------------------------------

@@ -60,7 +60,7 @@ def promoted_registers(plan: Sm80Plan) -> int:
 def numbers_of_blocks(
     plan: Sm80Plan, tables: Mapping[str, object], at: tuple[int, int, int], k_block: int
 ) -> dict[str, np.ndarray]:
-    """Each table's numbers of a K block: (block along M, block along N, lane, value) of a warp's part.
+    """Each table's numbers of a K block, (block along M, block along N, lane, value).
 
     at  first row, first column and group of the warp's part
     """

@@ -91,7 +91,7 @@ class GroupsOfRows(TablesOfGroups, Sm100FusedKernel):
         return start + row * plan.tile_c[0] + job.rank * BLOCK_ROWS, column * plan.tile_c[1], group
 
     def of_loaded_tile(self, job: bridge.Carried, row: Int32, matrix: Int32) -> bridge.Carried:
-        """With the number of the tile among tiles of 128 rows, where block scales ask for it."""
+        """With the tile's number among those of 128 rows, for block scales."""
         if self.plan.scales is not None and self.plan.scales.joined:
             table, columns = GroupTable(self.plan, job.shared), tile_count(job.n, self.plan.tile_c[1])
             chunks = first_chunks(self.plan, row, table.entry(matrix), table.first(matrix), columns)

@@ -50,7 +50,7 @@ class Sm100Promoted(Sm100FusedKernel):
 
     @cute.jit
     def drain(self, job: bridge.Carried, maps: bridge.Maps) -> None:
-        """An epilogue warp: the totals of its rows of every tile, K block by K block."""
+        """An epilogue warp: its rows of every tile, K block by K block."""
         plan = self.plan
         lane = cute.arch.lane_idx()
         tile, number, turn = job.first, Int32(0), Int32(0)
