@@ -19,9 +19,9 @@ from ...arch import arch as arch_named
 from ...arguments import checked
 from ...errors import PlanError
 from ..grouped.rows import rows_of_group
-from ..operands.promoted import Promoted
+from ..operands.promoted import Promoted, as_promoted
 from ..plan import check_sizes
-from ..ragged import Ragged
+from ..ragged import Ragged, check_room
 from .plan import BLOCK_ROWS, Sm100Config
 
 _ALONE = (256, 224, 192, 160, 128, 96, 64, 32)  # columns of one block's tile
@@ -58,7 +58,7 @@ def choose_sm100(
     ragged    m rows in `batch` groups, or masked ones of m each; with scales by one CTA
     mainloop  that promotes: 128 columns at most, whose totals are registers of a thread; 32 with a number for each
 
-    Raises PlanError for sizes that are no positive ints.
+    Raises PlanError for sizes that are no positive ints, and for other objects than those of groups or a main loop.
 
     >>> config, why = choose_sm100(16, 4096)
     >>> config.tile, why
@@ -70,12 +70,14 @@ def choose_sm100(
     """
     check_sizes(m=m, n=n, batch=batch, unit=unit)
     target = arch_named(arch)
-    m = m if ragged is None else rows_of_group(m, batch, ragged)
+    if ragged is not None:
+        check_room("ragged", ragged, Ragged, batch)
+        m = rows_of_group(m, batch, ragged)
     joined = ragged is not None and not ragged.masked
     pairs: Sequence[int] = (128,) if scaled else _PAIRS
     alone: Sequence[int] = (128,) if scaled else _ALONE
     if mainloop is not None:
-        most = _EACH_COLUMN if any(x.axis == "n" and x.group == 1 for x in mainloop.tables) else _PROMOTED
+        most = _EACH_COLUMN if any(x.axis == "n" and x.group == 1 for x in as_promoted(mainloop).tables) else _PROMOTED
         pairs, alone = ([x for x in widths if x <= most] for widths in (pairs, alone))
     widths = {1: alone} if m <= BLOCK_ROWS or (scaled and joined) else {2: pairs, 1: alone}
     costs = (cost for blocks, of in widths.items() for cost in _costs((m, n, batch), target, unit, blocks, of))
