@@ -205,6 +205,7 @@ def order_parts(schedule: Schedule, usual: Schedule) -> tuple[str, ...]:
     return tuple(name for name, there in found.items() if there) or ("other orders",)
 
 
+GROUPS = ("groups of rows", "masked groups", "groups along K")
 SUMS = ("gate", "several B", "second pair")  # parts of kernels without wgmma, too
 
 

@@ -109,7 +109,7 @@ def values_read(plan: NamedPlan, given: Mapping[str, object]) -> dict[str, Any]:
     if plan.prologue is not None:
         found |= plan.prologue.check(given, sizes, shared_axis(plan))
     if (scales := _block_scales(plan)) is not None:
-        found |= scales.take(given, sizes)
+        found |= scales.take(given, sizes, None if plan.groups is None else found[plan.groups.name])
     if plan.indexed is not None:
         found |= plan.indexed.take(given, indexed_rows(plan), indexed_matrices(plan))
     return found
@@ -218,8 +218,8 @@ def words_of_tensors(
     words += rows_memory_words(plan, workspace, given)
     words += vectors_of_tensors(plan, given, device)
     if (scales := _block_scales(plan)) is not None:
-        for name, rows in zip(NAMES, (plan.m, plan.n), strict=True):
-            blocked = scales.blocked_bytes(rows, plan.k, plan.batch)
+        for operand, (name, rows) in enumerate(zip(NAMES, (plan.m, plan.n), strict=True)):
+            blocked = scales.blocked_bytes(operand, rows, plan.k, plan.batch)
             _check_tensor(name, given[name], scales.format.scale.name, (blocked,), device, ", blocked factors")
             words.append(given[name].data_ptr())
     if plan.row_sums is not None:

@@ -22,6 +22,7 @@ from ...report import Check, Report
 from ..column_groups import groups_check
 from ..derivation import checked
 from ..derive import OperandPlan, one_matrix
+from ..grouped.along_k import along_k_checks
 from ..indexed.added_rows import added_checks
 from ..operands.pair import pair_check
 from ..operands.sum_checks import filled_side_by_side
@@ -30,7 +31,6 @@ from ..plan import MOST_BYTES
 from ..plan_checks import copy_check, fragment_checks, pipelines, tile_checks, tiles_of_c, tiles_of_k
 from ..store import ROWS
 from ..store_ring import StoreRing
-from .along_k import along_k_checks
 from .budget_checks import budget_checks
 from .config import loader_threads
 from .edges import ends_check

@@ -8,9 +8,9 @@ from __future__ import annotations
 from ...checks.pipeline.actions import Arrive, ArriveExpect, ClusterArrive, Mma, Sync, TmaLoad, Wait
 from ...checks.pipeline.model import Mbarrier, Pipeline, walk
 from ..explain import BarrierRow, RoleRow, aligned, explain_operand, explain_several, explain_workspace
+from ..grouped.along_k import explain_along_k
 from ..orders import described_order, tiles_of_order
 from ..store import distinct_chunks
-from .along_k import explain_along_k
 from .checks import pipeline_of
 from .edges import explain_ends
 from .grouped import explain_ragged

@@ -15,8 +15,10 @@ from ...checks.budgets import WARPGROUP, launch_registers
 from ...errors import PlanError
 from ...layouts import Layout
 from ...schedule import LayoutOrder, Schedule
-from ..derive import Operand, OperandPlan, OperandSpec, derive_operand
+from ..derive import Operand, OperandPlan, OperandSpec, derive_operand, with_copies
 from ..epilogue.chain import Epilogue
+from ..grouped.along_k import with_starts
+from ..grouped.stores import ragged_store
 from ..indexed.rows import IndexedProduct
 from ..operands.combinations import PARTS, Asked, check_parts, order_parts
 from ..operands.combined import Combined, check_combined, side_by_side
@@ -26,15 +28,16 @@ from ..orders import Order, order_for
 from ..partials import GroupScales, RowExchange, quantized_rows, whole_rows
 from ..plan import LEAST_STAGES, STAGE_BYTES_OF_K, check_epilogue, fitting_stages, present, stage_depth
 from ..quantized.formats import UNIT_K, QuantizedFormat
+from ..ragged import Ragged
 from ..store import ROWS, TILE_ALIGNMENT, WARP_ROWS, WARPS_OF_GROUP, StorePlan
-from .along_k import check_along_k, with_starts
+from .along_k import check_along_k
 from .config import HELD_PACKED, Sm90Config, check_tiles, check_whole_rows, loader_threads, order_of, registers_of
 from .edges import with_ends
-from .grouped import Ragged, check_ragged, ragged_store
+from .grouped import check_ragged
 from .indexed.copies import GatheredOperand, RowGather
 from .indexed.refusals import check_indexed
 from .mainloop import Promoted, check_promoted
-from .multicast import OTHER_MAPS, check_maps, columns_of, few_rows, shared, with_copies
+from .multicast import OTHER_MAPS, check_maps, columns_of, few_rows, shared
 from .operands.fragment_loads import product_groups
 from .operands.prologue import check_prologue
 from .operands.row_sums import check_row_sums

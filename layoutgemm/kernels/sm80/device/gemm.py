@@ -37,12 +37,12 @@ from ...dsl import ampere, bridge
 from ...dsl.entry import TileEntry
 from ...dsl.reductions import launch_finish
 from ...dsl.tables import reads_of
+from ...operands.device.promotion import Promotion
 from ...operands.pair import passes_on
 from ...plan import ALL_SHARED, present, tile_count
 from ..operand import Sm80Operand, byte_selector
 from ..plan import Sm80Plan
 from .epilogue import RowPlaces, Sm80Epilogue
-from .promoted import Promotion
 from .steps import finished
 
 

@@ -15,11 +15,11 @@ from cutlass import Float32, Int32, Int64, Numeric, const_expr
 from ...dsl import bridge
 from ...dsl.ampere import permute
 from ...dsl.fused import CombinedSums, FusedBlock
+from ...dsl.group_table import end_of_rows
 from ...dsl.tables import load_word_shared
 from ...plan import present
 from ...store import ROWS, WARP_ROWS, WARPS_OF_GROUP, ByteExchange, StoreChunk, rows_of_values
 from ..plan import Sm90Plan
-from .group_table import end_of_rows
 from .matrices import BufferedMatrices
 
 

@@ -1,19 +1,8 @@
-"""Kernels over a ragged batch: the table of groups, and each tile's group. See `sm90.grouped`.
-
-step                          threads     does
---------------------------    --------    --------------------------------------------------------------------------
-starts                        all         entry e: offsets[e] from global memory, or the end before it, the last one
-                                          beyond the last group;
-                                          of masked groups counts[e], from 0 to M, and 0 beyond the last group
-barrier 0                     all
-first                         all         entry e: the sum of the tiles of the groups before e
-barrier 0                     all         from here on both tables are only read
-"""
+"""Kernels over a ragged batch: each tile's group. See `sm90.grouped`; the tables are `dsl.group_table`'s."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -23,25 +12,17 @@ from ....atoms.copy.base import VECTOR_BYTES, WARP
 from ....atoms.tma.plan import TmaPlan
 from ...dsl import bridge
 from ...dsl.ampere import store_part, store_vector
-from ...dsl.tables import WordReads, choose, group_entry
+from ...dsl.group_table import GroupTable, TablesOfGroups, end_of_rows
+from ...dsl.tables import WordReads, choose
+from ...grouped.rows import tile_of_group
+from ...grouped.stores import store_extents, store_place
 from ...plan import present, tile_count
 from ...store import ROWS, WARPS_OF_GROUP
-from ..grouped import (
-    ENTRY_BYTES,
-    clusters_of,
-    first_of_tile,
-    is_turned,
-    last_round,
-    rows_before,
-    store_extents,
-    store_place,
-    tile_of_group,
-    tile_of_turn,
-)
+from ..grouped import first_of_tile, is_turned, last_round, rows_before, tile_of_turn
 from ..multicast import TURNED
+from ..plan import Sm90Plan
 from .epilogue import Sm90Epilogue
 from .fused import Sm90FusedKernel
-from .group_table import GroupTable, end_of_rows
 from .prologue import Sm90PrologueKernel
 from .promoted import Sm90PromotedKernel
 
@@ -62,12 +43,10 @@ class RaggedEpilogue(Sm90Epilogue):
         return {**store_place(first, end, column, lines, cutlass.min, left_out), "l": matrix}
 
 
-class RaggedTiles:
+class RaggedTiles(TablesOfGroups):
     """The tiles of a ragged batch, in place of a grid for each matrix."""
 
-    plan: Any
-
-    def __init__(self, plan: Any):
+    def __init__(self, plan: Sm90Plan):
         super().__init__(plan)  # type: ignore[call-arg]
         self.epilogue: Sm90Epilogue = RaggedEpilogue(plan)
 
@@ -86,28 +65,9 @@ class RaggedTiles:
         rows, columns = self.plan.order.clusters(self.grid_of(m, n))  # type: ignore[attr-defined]
         return (rows * batch if self.plan.ragged.masked else rows + batch) * columns
 
-    @cute.jit
     def count_tiles(self, job: bridge.Carried, batch: Int32, thread: Int32) -> Int32:
         """Make the table; the number of all tiles of clusters."""
-        plan = self.plan
-        ragged, table = plan.groups, GroupTable(plan, job.shared)
-        steps = -(-ragged.entries // plan.threads)
-        for i in cutlass.range_constexpr(steps):
-            entry = i * plan.threads + thread
-            if entry < ragged.entries:
-                number = self.number(job, entry, batch)
-                bridge.store_shared((table.starts + entry * ENTRY_BYTES).toint(), (number,))
-        bridge.block_sync()
-        for i in cutlass.range_constexpr(steps):
-            entry = i * plan.threads + thread
-            if entry < ragged.entries:
-                tiles = Int32(0)
-                for group in cutlass.range(cutlass.min(entry, batch), unroll=4):
-                    start, end = ragged.rows(table.entry, group)
-                    tiles += self.group_tiles(job, cutlass.max(end - start, 0))
-                bridge.store_shared((table.firsts + entry * ENTRY_BYTES).toint(), (tiles,))
-        bridge.block_sync()
-        return bridge.uniform(table.first(ragged.capacity))
+        return self.make_tables(job, batch, thread)
 
     def with_rounds(self, job: bridge.Carried) -> bridge.Carried:
         """The job with the clusters' turns, of a last round that may be halved."""
@@ -128,15 +88,6 @@ class RaggedTiles:
         """The blocks of 64 rows, from `row` on, that begin before the group's end. A consumer has so many at most."""
         rows = end_of_rows(self.plan, job, matrix) - self.loaded_row(job, row, matrix)
         return cutlass.min(tile_count(cutlass.max(rows, 0), ROWS), self.plan.blocks)
-
-    def group_tiles(self, job: bridge.Carried, lines: Int32) -> Int32:
-        """Tiles of clusters of a group of that many rows."""
-        return clusters_of(self.plan, lines, tile_count(job.n, self.plan.tile_c[1]))
-
-    def number(self, job: bridge.Carried, entry: Int32, batch: Int32) -> Int32:
-        """An entry of the first table, from global memory."""
-        ragged = self.plan.groups
-        return group_entry(ragged, getattr(job.given, ragged.name), entry, batch, job.m)
 
     @cute.jit
     def after_tiles(self, job: bridge.Carried, tile: Int32) -> None:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from ...derive import Operand
     from ...epilogue.chain import Epilogue
     from ...operands.promoted import Promoted
+    from ...ragged import Ragged
     from ..config import Sm90Config
-    from ..grouped import Ragged
 
 
 def check_indexed(

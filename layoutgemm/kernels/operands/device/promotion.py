@@ -1,4 +1,4 @@
-"""The numbers of a main loop that promotes, and its totals. See `sm80.promoted`."""
+"""The numbers of a main loop that promotes, and its totals. See `operands.thread_numbers`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from ....dtypes import f32
 from ...dsl import ampere
 from ...dsl import math as element
 from ...epilogue.tracing import Values
-from ...operands.promoted import TOTAL, columns_between
 from ...plan import present
-from ..plan import Sm80Plan
-from ..promoted import number_slots
+from ..promoted import TOTAL, columns_between
+from ..thread_numbers import PromotingPlan, number_slots
 
 _MATH = element.ElementMath(exact=True)
 
@@ -30,7 +29,7 @@ class Promotion(ampere.LoopCarried):
     held = ("lines", "tables", "last")
 
     def __init__(
-        self, plan: Sm80Plan, lane: Int32, place: tuple[Int32, Int32, Int32, Int32], n: Int32, k_blocks: Int32,
+        self, plan: PromotingPlan, lane: Int32, place: tuple[Int32, Int32, Int32, Int32], n: Int32, k_blocks: Int32,
         given: Mapping[str, Int64],
     ):  # fmt: skip
         self.plan, self.slots = plan, number_slots(plan)
@@ -65,12 +64,19 @@ class Promotion(ampere.LoopCarried):
 
     def promote(self, totals: cute.Tensor, sums: cute.Tensor, numbers: cute.Tensor) -> None:
         """The next total of each element of the thread."""
-        plan, fragment = self.plan, self.plan.fragment
-        for half in range(plan.sums):
-            for value in range(fragment.accumulator_registers):
-                at = fragment.register(value) + half * fragment.accumulator_registers
-                read, first = {TOTAL: totals[at]}, 0
-                for each in self.slots:
-                    read[each.table.name] = numbers[first + each.slot(value, half)]
-                    first += len(each.first)
-                totals[at] = Float32(present(plan.mainloop).evaluate(sums[at], Values(read, _MATH)))
+        for half in range(self.plan.sums):
+            for value in range(self.plan.fragment.accumulator_registers):
+                at = self.register(value, half)
+                totals[at] = self.next_total(totals[at], sums[at], numbers, value, half)
+
+    def register(self, value: int, half: int) -> int:
+        """The total, and sum, of a value."""
+        return self.plan.fragment.register(value) + half * self.plan.fragment.accumulator_registers
+
+    def next_total(self, total: Float32, product: Float32, numbers: cute.Tensor, value: int, half: int) -> Float32:
+        """The next total of one element, of its number and sum."""
+        read, first = {TOTAL: total}, 0
+        for each in self.slots:
+            read[each.table.name] = numbers[first + each.slot(value, half)]
+            first += len(each.first)
+        return Float32(present(self.plan.mainloop).evaluate(product, Values(read, _MATH)))
