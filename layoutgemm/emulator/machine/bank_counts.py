@@ -13,7 +13,8 @@ bounds.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,9 @@ from ...checks.smem.access_patterns import WIDTHS
 from ...checks.smem.bank_conflicts import BANK_BYTES, BankReport, judge
 from ..ptx.parser import PtxInstruction, PtxKernel
 from ..ptx.values import LANES, bool_of
+
+U = TypeVar("U", bound=Any)
+R = TypeVar("R", bound="CountedRow[Any]")
 
 KEPT = 1 << 14  # patterns
 _judged: dict[tuple[str, int, int, bytes], tuple[int, int, int]] = {}
@@ -100,34 +104,38 @@ class BankCounter:
 
 
 @dataclass(frozen=True)
-class BankRow:
-    """An instruction and its bank use."""
+class CountedRow(Generic[U]):
+    """An instruction and what was counted of it."""
 
     ins: PtxInstruction
-    use: BankUse
+    use: U
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.ins}: {self.use}>"
+
+    def as_json(self) -> dict[str, object]:
+        """As JSON-able data."""
+        source = str(self.ins.source) if self.ins.source else None
+        return {"line": self.ins.line, "opcode": self.ins.opcode, "source": source, **asdict(self.use)}
+
+    @classmethod
+    def of_kernel(cls: type[R], kernel: PtxKernel, uses: Mapping[int, Any]) -> list[R]:
+        """The counted instructions of a kernel, those with the most excess first."""
+        rows = [cls(kernel.instructions[pc], use) for pc, use in uses.items()]
+        return sorted(rows, key=lambda row: (-row.use.excess, row.ins.line))
+
+
+class BankRow(CountedRow[BankUse]):
+    """An instruction and its bank use."""
 
     @property
     def at_least(self) -> bool:
         """True if its wavefronts are a lower bound, as for an atomic."""
         return self.ins.words[0] in ("atom", "red")
 
-    def __repr__(self) -> str:
-        return f"<BankRow of {self.ins}: {self.use}>"
-
     def as_json(self) -> dict[str, object]:
         """As JSON-able data."""
-        return {
-            "line": self.ins.line, "opcode": self.ins.opcode,
-            "source": str(self.ins.source) if self.ins.source else None,
-            "requests": self.use.requests, "wavefronts": self.use.wavefronts, "minimum": self.use.minimum,
-            "ways": self.use.ways, "at_least": self.at_least,
-        }  # fmt: skip
-
-
-def bank_rows(kernel: PtxKernel, uses: Mapping[int, BankUse]) -> list[BankRow]:
-    """The counted instructions, those with the most excess wavefronts first."""
-    rows = [BankRow(kernel.instructions[pc], use) for pc, use in uses.items()]
-    return sorted(rows, key=lambda row: (-row.use.excess, row.ins.line))
+        return {**super().as_json(), "at_least": self.at_least}
 
 
 def bank_table(rows: list[BankRow]) -> str:

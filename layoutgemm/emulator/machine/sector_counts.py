@@ -7,7 +7,6 @@ Where lanes split, each part is a request.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...checks.coalescing import LINE, count_sectors
-from ..ptx.parser import PtxInstruction, PtxKernel
-from .bank_counts import as_table
+from ..ptx.parser import PtxInstruction
+from .bank_counts import CountedRow, as_table
 
 
 @lru_cache(maxsize=1 << 14)
@@ -59,29 +58,8 @@ class SectorCounter:
         self.uses.setdefault(ins.pc, SectorUse()).add(SectorUse(1, *_counted(width, relative.tobytes())))
 
 
-@dataclass(frozen=True)
-class SectorRow:
+class SectorRow(CountedRow[SectorUse]):
     """An instruction and its sectors."""
-
-    ins: PtxInstruction
-    use: SectorUse
-
-    def __repr__(self) -> str:
-        return f"<SectorRow of {self.ins}: {self.use}>"
-
-    def as_json(self) -> dict[str, object]:
-        """As JSON-able data."""
-        return {
-            "line": self.ins.line, "opcode": self.ins.opcode,
-            "source": str(self.ins.source) if self.ins.source else None,
-            "requests": self.use.requests, "sectors": self.use.sectors, "minimum": self.use.minimum,
-        }  # fmt: skip
-
-
-def sector_rows(kernel: PtxKernel, uses: Mapping[int, SectorUse]) -> list[SectorRow]:
-    """The counted instructions, those with the most excess sectors first."""
-    rows = [SectorRow(kernel.instructions[pc], use) for pc, use in uses.items()]
-    return sorted(rows, key=lambda row: (-row.use.excess, row.ins.line))
 
 
 def sector_table(rows: list[SectorRow]) -> str:
