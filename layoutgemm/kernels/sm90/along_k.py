@@ -51,7 +51,6 @@ from ..derive import either
 from ..numbers import W
 from ..plan import MAX_COORDINATE, check_settings, present, rounded_up
 from ..ragged import AlongK as AlongK
-from ..ragged import check_multiples as check_multiples
 from ..ragged import is_inside as is_inside
 from .grouped import START
 from .mainloop import DEPTH, Promoted

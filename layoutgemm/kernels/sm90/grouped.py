@@ -69,9 +69,7 @@ from ..plan import check_settings, present
 from ..ragged import ENTRY_BYTES as ENTRY_BYTES
 from ..ragged import GroupOffsets as GroupOffsets
 from ..ragged import Ragged as Ragged
-from ..ragged import capacity_for as capacity_for
 from ..ragged import check_ends as check_ends
-from ..ragged import offsets_of as offsets_of
 from ..ragged import sample_offsets as sample_offsets
 from ..ragged import sample_sizes as sample_sizes
 from ..store import StorePlan
