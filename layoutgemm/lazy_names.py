@@ -24,8 +24,12 @@ def homes_of_names(code: CodeType, there: Container[str]) -> dict[str, str]:
 
     there  the names that the module has, by imports that have run
 
+    Imports of other packages are left out.
+
     >>> homes_of_names(compile("if checking: from .smem.tile import smem_tile", "", "exec"), ())
     {'smem_tile': '.smem.tile'}
+    >>> homes_of_names(compile("from os import path", "", "exec"), ())
+    {}
     """
     homes, level, home = {}, 0, ""
     for step in dis.get_instructions(code):

@@ -41,7 +41,7 @@ _OPERATIONS = "+ - * // % and ops.minimum"
 
 
 def _operators(name: str) -> tuple[Operator, Operator]:
-    """An operation of a traced index with what is behind it, and with what is before it."""
+    """An operation with a traced index on its left, and on its right."""
     return lambda self, other: _operation(name, self, other), lambda self, other: _operation(name, other, self)
 
 

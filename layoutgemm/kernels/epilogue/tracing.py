@@ -134,12 +134,12 @@ def _integers(name: str, x: object, y: object) -> Symbol:
 
 
 def _operator(how: Callable[[str, object, object], Symbol], name: str) -> Callable[[Symbol, object], Symbol]:
-    """The operation of a symbol with what is behind it."""
+    """An operation with a symbol on its left."""
     return lambda self, other: how(name, self, other)
 
 
 def _reflected(how: Callable[[str, object, object], Symbol], name: str) -> Callable[[Symbol, object], Symbol]:
-    """The operation of a symbol with what is before it."""
+    """An operation with a symbol on its right."""
     return lambda self, other: how(name, other, self)
 
 

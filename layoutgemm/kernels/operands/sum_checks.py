@@ -28,7 +28,9 @@ def filled_side_by_side(operand: OperandPlan, sums: int) -> Check:
 
 
 def misplaced_columns(tile: SmemTile, width: int, maps: Sequence[TmaPlan], part: str) -> str:
-    """The first element of B's tile of several matrices that its copies misplace, or do not bring once; or "".
+    """The first misplaced element of B's tile of several matrices, or "".
+
+    Its copies bring every element once, to its place.
 
     width  columns of each
     maps   the copies of each matrix; or one of all, with a dimension of that name
