@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +24,8 @@ from ...checks.smem.bank_conflicts import BANK_BYTES, BankReport, judge
 from ..ptx.parser import PtxInstruction, PtxKernel
 from ..ptx.values import LANES, bool_of
 
-U = TypeVar("U", bound=Any)
-R = TypeVar("R", bound="CountedRow[Any]")
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 KEPT = 1 << 14  # patterns
 _judged: dict[tuple[str, int, int, bytes], tuple[int, int, int]] = {}
@@ -57,7 +57,19 @@ def wavefronts(kind: str, width: int, offsets: npt.NDArray[np.int64], lanes: int
 
 
 @dataclass
-class BankUse:
+class CountedUse:
+    """Counts of one instruction in a run."""
+
+    requests: int = 0
+
+    @property
+    def excess(self) -> int:
+        """How much more was counted than the same bytes need."""
+        raise NotImplementedError
+
+
+@dataclass
+class BankUse(CountedUse):
     """Bank use of one instruction in a run.
 
     requests    executions by a warp, or a part of one
@@ -65,7 +77,6 @@ class BankUse:
     ways        wavefronts of the worst phase: 1 is free of conflicts
     """
 
-    requests: int = 0
     wavefronts: int = 0
     minimum: int = 0
     ways: int = 0
@@ -104,11 +115,11 @@ class BankCounter:
 
 
 @dataclass(frozen=True)
-class CountedRow(Generic[U]):
+class CountedRow:
     """An instruction and what was counted of it."""
 
     ins: PtxInstruction
-    use: U
+    use: CountedUse
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.ins}: {self.use}>"
@@ -119,14 +130,17 @@ class CountedRow(Generic[U]):
         return {"line": self.ins.line, "opcode": self.ins.opcode, "source": source, **asdict(self.use)}
 
     @classmethod
-    def of_kernel(cls: type[R], kernel: PtxKernel, uses: Mapping[int, Any]) -> list[R]:
+    def of_kernel(cls, kernel: PtxKernel, uses: Mapping[int, CountedUse]) -> list[Self]:
         """The counted instructions of a kernel, those with the most excess first."""
         rows = [cls(kernel.instructions[pc], use) for pc, use in uses.items()]
         return sorted(rows, key=lambda row: (-row.use.excess, row.ins.line))
 
 
-class BankRow(CountedRow[BankUse]):
+@dataclass(frozen=True, repr=False)
+class BankRow(CountedRow):
     """An instruction and its bank use."""
+
+    use: BankUse
 
     @property
     def at_least(self) -> bool:
@@ -136,6 +150,9 @@ class BankRow(CountedRow[BankUse]):
     def as_json(self) -> dict[str, object]:
         """As JSON-able data."""
         return {**super().as_json(), "at_least": self.at_least}
+
+
+bank_rows = BankRow.of_kernel
 
 
 def bank_table(rows: list[BankRow]) -> str:

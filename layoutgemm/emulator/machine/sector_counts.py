@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ...checks.coalescing import LINE, count_sectors
 from ..ptx.parser import PtxInstruction
-from .bank_counts import CountedRow, as_table
+from .bank_counts import CountedRow, CountedUse, as_table
 
 
 @lru_cache(maxsize=1 << 14)
@@ -26,11 +26,10 @@ def _counted(width: int, offsets: bytes) -> tuple[int, int]:
 
 
 @dataclass
-class SectorUse:
+class SectorUse(CountedUse):
     """Sectors that one instruction moved in a run. `minimum` is the number that no arrangement of the same bytes could
     avoid."""
 
-    requests: int = 0
     sectors: int = 0
     minimum: int = 0
 
@@ -58,8 +57,11 @@ class SectorCounter:
         self.uses.setdefault(ins.pc, SectorUse()).add(SectorUse(1, *_counted(width, relative.tobytes())))
 
 
-class SectorRow(CountedRow[SectorUse]):
+@dataclass(frozen=True, repr=False)
+class SectorRow(CountedRow):
     """An instruction and its sectors."""
+
+    use: SectorUse
 
 
 def sector_table(rows: list[SectorRow]) -> str:

@@ -133,7 +133,7 @@ class Rebuilt:
         return twin
 
 
-def _listed(value: Any) -> list[Any]:
+def _listed(value: object) -> list[object]:
     return value if isinstance(value, list) else [value]
 
 
