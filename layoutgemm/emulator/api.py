@@ -35,12 +35,12 @@ from .host.dsl_calls import CompiledFunction, watch
 from .host.launcher import HostFunction, HostLaunch
 from .host.session import EmulatedGpu, session
 from .host.triton_calls import TritonLaunch
-from .machine.bank_counts import BankRow, bank_table
+from .machine.bank_counts import BankRow, bank_rows, bank_table
 from .machine.interpreter import PtxMachine
 from .machine.last_writers import LastWriters, disagreement
 from .machine.launch import Policy, Progress, Watch
 from .machine.memory import GlobalBuffer, GlobalMemory, MemorySnapshot
-from .machine.sector_counts import SectorRow, sector_table
+from .machine.sector_counts import SectorRow, sector_rows, sector_table
 from .machine.tensor_map import BYTES, encode, encode_im2col
 from .machine.textures import TextureOf
 from .machine.timeline import Timeline
@@ -94,12 +94,12 @@ class LaunchResult:
     @property
     def banks(self) -> list[BankRow]:
         """Bank use of each instruction, the worst first; needs `banks=True`."""
-        return BankRow.of_kernel(self.kernel, self.counts.banks)
+        return bank_rows(self.kernel, self.counts.banks)
 
     @property
     def sectors(self) -> list[SectorRow]:
         """Sectors of global memory for each instruction, the worst first; needs `banks=True`."""
-        return SectorRow.of_kernel(self.kernel, self.counts.sectors)
+        return sector_rows(self.kernel, self.counts.sectors)
 
     def __str__(self) -> str:
         size = f"grid {self.grid}, block {self.block}, cluster {self.cluster}, {self.dynamic_shared} bytes of shared"

@@ -13,8 +13,7 @@ bounds.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +22,6 @@ from ...checks.smem.access_patterns import WIDTHS
 from ...checks.smem.bank_conflicts import BANK_BYTES, BankReport, judge
 from ..ptx.parser import PtxInstruction, PtxKernel
 from ..ptx.values import LANES, bool_of
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 KEPT = 1 << 14  # patterns
 _judged: dict[tuple[str, int, int, bytes], tuple[int, int, int]] = {}
@@ -57,19 +53,7 @@ def wavefronts(kind: str, width: int, offsets: npt.NDArray[np.int64], lanes: int
 
 
 @dataclass
-class CountedUse:
-    """Counts of one instruction in a run."""
-
-    requests: int = 0
-
-    @property
-    def excess(self) -> int:
-        """How much more was counted than the same bytes need."""
-        raise NotImplementedError
-
-
-@dataclass
-class BankUse(CountedUse):
+class BankUse:
     """Bank use of one instruction in a run.
 
     requests    executions by a warp, or a part of one
@@ -77,6 +61,7 @@ class BankUse(CountedUse):
     ways        wavefronts of the worst phase: 1 is free of conflicts
     """
 
+    requests: int = 0
     wavefronts: int = 0
     minimum: int = 0
     ways: int = 0
@@ -115,31 +100,10 @@ class BankCounter:
 
 
 @dataclass(frozen=True)
-class CountedRow:
-    """An instruction and what was counted of it."""
-
-    ins: PtxInstruction
-    use: CountedUse
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self.ins}: {self.use}>"
-
-    def as_json(self) -> dict[str, object]:
-        """As JSON-able data."""
-        source = str(self.ins.source) if self.ins.source else None
-        return {"line": self.ins.line, "opcode": self.ins.opcode, "source": source, **asdict(self.use)}
-
-    @classmethod
-    def of_kernel(cls, kernel: PtxKernel, uses: Mapping[int, CountedUse]) -> list[Self]:
-        """The counted instructions of a kernel, those with the most excess first."""
-        rows = [cls(kernel.instructions[pc], use) for pc, use in uses.items()]
-        return sorted(rows, key=lambda row: (-row.use.excess, row.ins.line))
-
-
-@dataclass(frozen=True, repr=False)
-class BankRow(CountedRow):
+class BankRow:
     """An instruction and its bank use."""
 
+    ins: PtxInstruction
     use: BankUse
 
     @property
@@ -147,12 +111,23 @@ class BankRow(CountedRow):
         """True if its wavefronts are a lower bound, as for an atomic."""
         return self.ins.words[0] in ("atom", "red")
 
+    def __repr__(self) -> str:
+        return f"<BankRow of {self.ins}: {self.use}>"
+
     def as_json(self) -> dict[str, object]:
         """As JSON-able data."""
-        return {**super().as_json(), "at_least": self.at_least}
+        return {
+            "line": self.ins.line, "opcode": self.ins.opcode,
+            "source": str(self.ins.source) if self.ins.source else None,
+            "requests": self.use.requests, "wavefronts": self.use.wavefronts, "minimum": self.use.minimum,
+            "ways": self.use.ways, "at_least": self.at_least,
+        }  # fmt: skip
 
 
-bank_rows = BankRow.of_kernel
+def bank_rows(kernel: PtxKernel, uses: Mapping[int, BankUse]) -> list[BankRow]:
+    """The counted instructions, those with the most excess wavefronts first."""
+    rows = [BankRow(kernel.instructions[pc], use) for pc, use in uses.items()]
+    return sorted(rows, key=lambda row: (-row.use.excess, row.ins.line))
 
 
 def bank_table(rows: list[BankRow]) -> str:

@@ -7,6 +7,7 @@ Where lanes split, each part is a request.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -14,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...checks.coalescing import LINE, count_sectors
-from ..ptx.parser import PtxInstruction
-from .bank_counts import CountedRow, CountedUse, as_table
+from ..ptx.parser import PtxInstruction, PtxKernel
+from .bank_counts import as_table
 
 
 @lru_cache(maxsize=1 << 14)
@@ -26,10 +27,11 @@ def _counted(width: int, offsets: bytes) -> tuple[int, int]:
 
 
 @dataclass
-class SectorUse(CountedUse):
+class SectorUse:
     """Sectors that one instruction moved in a run. `minimum` is the number that no arrangement of the same bytes could
     avoid."""
 
+    requests: int = 0
     sectors: int = 0
     minimum: int = 0
 
@@ -57,11 +59,29 @@ class SectorCounter:
         self.uses.setdefault(ins.pc, SectorUse()).add(SectorUse(1, *_counted(width, relative.tobytes())))
 
 
-@dataclass(frozen=True, repr=False)
-class SectorRow(CountedRow):
+@dataclass(frozen=True)
+class SectorRow:
     """An instruction and its sectors."""
 
+    ins: PtxInstruction
     use: SectorUse
+
+    def __repr__(self) -> str:
+        return f"<SectorRow of {self.ins}: {self.use}>"
+
+    def as_json(self) -> dict[str, object]:
+        """As JSON-able data."""
+        return {
+            "line": self.ins.line, "opcode": self.ins.opcode,
+            "source": str(self.ins.source) if self.ins.source else None,
+            "requests": self.use.requests, "sectors": self.use.sectors, "minimum": self.use.minimum,
+        }  # fmt: skip
+
+
+def sector_rows(kernel: PtxKernel, uses: Mapping[int, SectorUse]) -> list[SectorRow]:
+    """The counted instructions, those with the most excess sectors first."""
+    rows = [SectorRow(kernel.instructions[pc], use) for pc, use in uses.items()]
+    return sorted(rows, key=lambda row: (-row.use.excess, row.ins.line))
 
 
 def sector_table(rows: list[SectorRow]) -> str:
