@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from math import lcm
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, overload
 
 from ..arch import Arch, ArchName
 from ..arch import arch as arch_named
@@ -25,6 +25,7 @@ from .derive import Operand, OperandSpec
 from .epilogue.chain import Epilogue
 from .grouped.rows import rows_of_group
 from .indexed.rows import IndexedRows
+from .operands.combinations import PartOptions
 from .operands.combined import LEAST_MATRICES, Combined, columns_of_each
 from .operands.gated import combination
 from .operands.pair import SecondPair, pair_of
@@ -73,7 +74,7 @@ Sm100Name = Literal[
 ]  # fmt: skip
 
 
-class PlanOptions(TypedDict, total=False):
+class PlanOptions(PartOptions, total=False):
     """The keyword arguments of `plan` that do not decide which kernel it is."""
 
     a: OperandSpec
@@ -81,16 +82,7 @@ class PlanOptions(TypedDict, total=False):
     c: OperandSpec | None
     batch: int
     epilogue: Epilogue | None
-    gated: Combined | str | None
-    order: Order | None
-    prologue: Prologue | None
-    pair: SecondPair | int | None
-    indexed: IndexedRows | None
-    triangles: Triangles | None
     scales: ScaleFormat | str | None
-    ragged: Ragged | None
-    along_k: AlongK | None
-    mainloop: Promoted | None
 
 
 @overload

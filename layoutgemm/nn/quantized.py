@@ -32,7 +32,7 @@ from ..torch_op.quantized.operators import check_gateless
 from ..torch_op.quantized.weights import in_place, packed_for
 from ..torch_op.scaled_grouped.recipes import ROW
 from ..torch_op.types import C_NAMES
-from .linear import ActivatedLayer, attributes, check_layer, sizes_text
+from .linear import ActivatedLayer, attributes, check_layer
 
 INT4 = QuantizedFormat("int4", 128)
 _IN_PLACE = ", bits in place"  # in `packed_as`: earlier versions had a word's codes side by side
@@ -345,10 +345,9 @@ class QuantizedLinear(ActivatedLayer, PackedBuffers):
         dense = self.weight.dense(torch.float32 if self.activations.itemsize == 1 else self.activations)
         return dense if self.order is None else dense[:, self.order.argsort()]
 
-    def extra_repr(self) -> str:
-        """Sizes and format."""
-        said = f"{sizes_text(self)}, {self.format}"
-        return said if self.activation is None else f"{said}, activation={self.activation!r}"
+    @property
+    def _told(self) -> tuple[str, ...]:
+        return (str(self.format),)
 
 
 def _text_of(state: torch.Tensor) -> str:

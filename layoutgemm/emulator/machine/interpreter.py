@@ -47,7 +47,6 @@ from ..races.lanes import LaneAccess, Same, fork, have_read, join, read_together
 from .bank_counts import BankCounter
 from .deadlocks import POLLS_ANYWHERE, WAITING, stuck
 from .gathering import Apart, Gathering, form_of, merged_register
-from .launch import MULTIPROCESSORS as MULTIPROCESSORS
 from .launch import WORKSPACE, WORKSPACE_BYTES, Progress, Triple, Watch, special_registers
 from .launch import Launch as Launch
 from .launch import Policy as Policy

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from ...errors import PlanError
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..epilogue.chain import Epilogue
     from ..indexed.rows import IndexedRows
     from ..operands.promoted import Promoted
+    from ..orders import Order
     from ..quantized.formats import QuantizedFormat
     from ..ragged import AlongK, Ragged
     from ..sm90.operands.row_sums import RowSums
@@ -122,6 +123,20 @@ REFUSED: dict[tuple[str, str], str] = {
         "symmetric order", "order of some tiles", "order with words",
     )},
 }  # fmt: skip
+
+
+class PartOptions(TypedDict, total=False):
+    """The keyword arguments of a plan that ask for these parts."""
+
+    gated: Combined | str | None
+    order: Order | None
+    prologue: Prologue | None
+    pair: SecondPair | int | None
+    indexed: IndexedRows | None
+    triangles: Triangles | None
+    ragged: Ragged | None
+    along_k: AlongK | None
+    mainloop: Promoted | None
 
 
 @dataclass(frozen=True)

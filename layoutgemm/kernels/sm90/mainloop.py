@@ -20,15 +20,12 @@ from ...errors import PlanError
 from ...report import Check
 from ..operands.promoted import DEPTH as DEPTH
 from ..operands.promoted import NUMBER_BYTES as NUMBER_BYTES
-from ..operands.promoted import SPANS as SPANS
 from ..operands.promoted import TOTAL as TOTAL
 from ..operands.promoted import Promoted as Promoted
 from ..operands.promoted import Table as Table
 from ..operands.promoted import as_promoted
-from ..operands.promoted import lie_together as lie_together
 from ..operands.promoted import mainloop_of as mainloop_of
 from ..operands.promoted import said as said
-from ..operands.promoted import widest_span as widest_span
 from ..plan import check_settings
 
 if TYPE_CHECKING:

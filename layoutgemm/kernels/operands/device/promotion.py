@@ -9,8 +9,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from ....dtypes import f32
-from ...dsl import ampere
 from ...dsl import math as element
+from ...dsl.types import Rebuilt
 from ...epilogue.tracing import Values
 from ...plan import present
 from ..promoted import TOTAL, columns_between
@@ -19,7 +19,7 @@ from ..thread_numbers import PromotingPlan, number_slots
 _MATH = element.ElementMath(exact=True)
 
 
-class Promotion(ampere.LoopCarried):
+class Promotion(Rebuilt):
     """A thread's numbers of each K block, and the function of them.
 
     place  first row, first column and matrix of the warp's part of C, and the end of its rows

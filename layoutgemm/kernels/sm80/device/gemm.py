@@ -437,7 +437,7 @@ def next_stage(offset: Int32, pitch: int, stages: int) -> Int32:
     return cutlass.select_(ahead == stages * pitch, Int32(0), ahead)
 
 
-class Copies(ampere.LoopCarried):
+class Copies(bridge.Rebuilt):
     """A thread's copies of one operand's tiles. Where they come from, where they go, and how many bytes are there."""
 
     held: tuple[str, ...] = ("anchors", "bases", "rooms", "others")
@@ -614,7 +614,7 @@ def clamp(value: Int32, most: int) -> Int32:
     return cutlass.max(cutlass.min(value, Int32(most)), Int32(0))
 
 
-class Loads(ampere.LoopCarried):
+class Loads(bridge.Rebuilt):
     """A lane's loads of one operand's fragments."""
 
     held = ("bases", "selectors")

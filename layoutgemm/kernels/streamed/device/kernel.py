@@ -244,7 +244,7 @@ class StreamedSums:
         self.row_exchange, self.indexed, self.tile_c = None, None, (0, 0)  # bands of features are no tiles of columns
 
 
-class WarpStream(ampere.LoopCarried):
+class WarpStream(bridge.Rebuilt):
     """A lane's slots: filled with its share of units, and multiplied."""
 
     held = ("values",)
