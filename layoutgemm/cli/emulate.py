@@ -1,6 +1,6 @@
 """`layoutgemm emulate FILE`.
 
-The file is a PTX file, with a kernel's described arguments, or a Python script for an emulated GPU.
+The file is a PTX file, with a kernel's described arguments, or a program for an emulated GPU: Python or CUDA C++.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ examples:
   layoutgemm emulate kernel.ptx --arg f32:32=range --timeline
   layoutgemm emulate kernel.ptx --arg f32:32=range --svg timeline.svg
   layoutgemm emulate --arch sm_100a script.py --mnk 256,256,64   # a script for a GPU; its arguments come last
+  layoutgemm emulate program.cu 1024   # CUDA C++, by nvcc; NVCC_APPEND_FLAGS has its flags and further sources
   layoutgemm emulate -m script --mnk 256,256,64   # as python -m runs a module; -m pytest tests/test_gemm.py does, too
 
 exit status: 0 nothing was found, 1 something was, 2 the run could not be made, 3 the script failed by itself"""
@@ -63,7 +64,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = ARGUMENTS
     parser.add_argument(
-        "file", type=Path, nargs="?", help="PTX, or a Python script (.py, .ipynb), with its arguments behind it"
+        "file",
+        type=Path,
+        nargs="?",
+        help="PTX, or a program with its arguments behind it: Python (.py, .ipynb), CUDA C++ (.cu, or its library .so)",
     )
     parser.add_argument(
         "-m", dest="module", metavar="MODULE", help="a module in place of a script, as for python -m: -m pytest tests"

@@ -5,6 +5,7 @@ launcher, types the host function of a kernel, and its argument types
 arguments       NumPy arrays and CPU tensors as global memory
 devices         the GPUs that a script is told about
 cuda_calls      stand-ins for cuda.bindings: streams, events, device queries
+cuda_programs   programs of CUDA C++, above a runtime of callbacks
 driver_modules  modules of PTX, their launches and graphs, for cuda.bindings
 callers         the lines that call helper functions of a kernel
 torch_device    torch's "cuda" device
@@ -14,4 +15,5 @@ ranks, collectives, multicast   ranks as threads, torch.distributed and NVSHMEM 
 
 from ...moved import old_names
 
+PROGRAMS = (".cu", ".so")  # how files of CUDA C++ programs end: a source, or its library
 __getattr__ = old_names(__name__)
