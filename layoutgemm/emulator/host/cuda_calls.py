@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
@@ -63,24 +64,30 @@ class DeviceMemory:
 
     def __init__(self) -> None:
         self._held: dict[int, npt.NDArray[np.uint8]] = {}
+        self._names: dict[int, str] = {}
+        self._count = itertools.count(1)
 
-    def allocate(self, size: int) -> int:
-        """The address of `size` new bytes."""
+    def allocate(self, size: int, name: str = "") -> int:
+        """The address of `size` new bytes. Findings name an allocation by its number, or by the given name."""
         whole = np.zeros(int(size) + ALIGN, np.uint8)
         first = -whole.ctypes.data % ALIGN
-        made = whole[first : first + int(size)]
-        self._held[made.ctypes.data] = made
-        return made.ctypes.data
+        return self._hold(whole[first : first + int(size)], name, "cudaMalloc")
+
+    def _hold(self, made: npt.NDArray[np.uint8], name: str, function: str) -> int:
+        address = made.ctypes.data
+        self._held[address] = made
+        self._names[address] = name or f"allocation {next(self._count)} ({len(made)} bytes of {function})"
+        return address
 
     def adopt(self, address: int, size: int) -> None:
         """Take memory of the host for the device's, until it is freed."""
-        self._held[address] = bytes_at(address, size, None)
+        self._hold(bytes_at(address, size, None), "", "cudaHostRegister")
 
     def holder(self, address: int) -> Place | None:
         """The allocation that holds an address, or None."""
         for low, made in self._held.items():
             if low <= address < low + len(made):
-                return f"{len(made)} bytes of cudaMalloc", low, made
+                return self._names[low], low, made
         return None
 
     def bytes_at(self, address: int) -> npt.NDArray[np.uint8]:

@@ -358,7 +358,7 @@ class CudaRuntime:
             raise EmulatorError(f"{name} of {size} bytes: {address:#x} is no address of the device")
         if found is not None and address + size > found[1] + len(found[2]):
             left = found[1] + len(found[2]) - address
-            raise EmulatorError(f"{name} of {size} bytes: {found[0]} end {left} bytes behind {address:#x}")
+            raise EmulatorError(f"{name} of {size} bytes: {found[0]} ends {left} bytes behind {address:#x}")
 
     def _copy(self, name: str, to: int, source: int, size: int, kind: int) -> int:
         if kind & 0xFFFFFFFF in (_TO_DEVICE, _BETWEEN):

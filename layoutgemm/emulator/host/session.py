@@ -431,7 +431,8 @@ def run_script(
 ) -> ScriptRun:  # fmt: skip
     """Run a Python script as `python path arguments` would, on an emulated GPU. Its traceback goes to stderr.
 
-    A program of CUDA C++ (.cu), or its library (.so), runs as by the shell. A notebook (.ipynb) runs as the script of its code cells. A module, given by its name, runs as by `python -m`.
+    A notebook (.ipynb) runs as the script of its code cells. A module, given by its name, runs as by `python -m`. A
+    program of CUDA C++ (.cu), or its library (.so), runs as by the shell.
 
     runner  calls the script: by default once
 

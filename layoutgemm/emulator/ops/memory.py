@@ -123,7 +123,10 @@ def block_of(fiber: Fiber, address: int) -> tuple[Cta, int]:
     rank, offset = address >> RANK_SHIFT, address & OFFSET
     ctas = fiber.cta.cluster.ctas
     if not 0 <= rank < len(ctas):
-        raise EmulatorError(f"shared address {address:#x} names block {rank} of a cluster of {len(ctas)}")
+        raise EmulatorError(
+            f"shared address {address:#x} names block {rank} of a cluster of {len(ctas)}: launch clusters of the size "
+            "that the kernel was written for, or take the address by mapa"
+        )
     if ctas[rank].exited:
         fiber.machine.problem(
             "exit",
@@ -162,7 +165,11 @@ def blocks_of(fiber: Fiber, mask: int) -> list[int]:
     """The ranks in a multicast's mask. Raises EmulatorError for an empty mask, and for blocks that are not there."""
     count = len(fiber.cta.cluster.ctas)
     if not mask or mask >> count:
-        raise EmulatorError(f"multicast to mask {mask:#x} in a cluster of {count}")
+        wrong = f"block {mask.bit_length() - 1} is not there" if mask else "no block gets the copy"
+        raise EmulatorError(
+            f"multicast to mask {mask:#x} in a cluster of {count}: {wrong}; launch clusters of the size that the kernel "
+            "was written for, or make the mask of this cluster's blocks"
+        )
     ranks = [rank for rank in range(count) if mask >> rank & 1]
     for rank in ranks:
         if (cta := fiber.cta.cluster.ctas[rank]) is not fiber.cta:
