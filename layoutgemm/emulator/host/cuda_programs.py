@@ -235,7 +235,7 @@ class CudaRuntime:
         return LAUNCH_FAILURE if self.fatal else 0
 
     def _registration(self) -> dict[str, Callable[..., int | None]]:
-        """What nvcc's host code calls before `main`."""
+        """Registration of images, kernels and variables, before `main`."""
 
         def image(wrapper: int) -> int:
             self._programs.append(Program(ptx_of(wrapper, self.device.capability), self.memory))
@@ -332,10 +332,10 @@ class CudaRuntime:
 
         def attributes(out: int, host: int) -> None:
             self.function(host)
-            ctypes.memset(out, 0, 3 * 8)
+            ctypes.memset(out, 0, 3 * 8)  # cudaFuncAttributes: three sizes, and the most threads and other numbers
             arch, version = self.device.arch, 10 * self.device.capability[0] + self.device.capability[1]
-            found = (arch.threads_per_block, 32, version, version, 0, arch.smem_per_block)  # cudaFuncAttributes
-            (ctypes.c_int * 6).from_address(out + 24)[:] = found
+            found = (ctypes.c_int * 6)(arch.threads_per_block, 32, version, version, 0, arch.smem_per_block)
+            ctypes.memmove(out + 24, found, ctypes.sizeof(found))
 
         return {
             "__cudaPushCallConfiguration": push,

@@ -191,7 +191,7 @@ class Fiber:
         if any_of(chosen != chosen[0]):
             other = int(np.argmax(chosen != chosen[0]))
             raise EmulatorError(
-                f"lanes have different values, where the instruction takes one: {chosen[0]} in the first active lane and "
+                f"lanes have different values, where the instruction takes one: {chosen[0]} in the first active lane, "
                 f"{chosen[other]} in the {other + 1}th. Elect a lane, or hand its value on by shfl.sync"
             )
         return int(chosen[0])

@@ -167,8 +167,8 @@ def blocks_of(fiber: Fiber, mask: int) -> list[int]:
     if not mask or mask >> count:
         wrong = f"block {mask.bit_length() - 1} is not there" if mask else "no block gets the copy"
         raise EmulatorError(
-            f"multicast to mask {mask:#x} in a cluster of {count}: {wrong}; launch clusters of the size that the kernel "
-            "was written for, or make the mask of this cluster's blocks"
+            f"multicast to mask {mask:#x} in a cluster of {count}: {wrong}; launch clusters of the size that the "
+            "kernel was written for, or make the mask of this cluster's blocks"
         )
     ranks = [rank for rank in range(count) if mask >> rank & 1]
     for rank in ranks:

@@ -544,7 +544,7 @@ def _load(program: Program, ins: PtxInstruction) -> Run:
             cta, offset = block_of(fiber, at)
             if own and cta is not fiber.cta:
                 raise EmulatorError(
-                    f"a .shared::cta destination {at:#x} in block {cta.rank} of the cluster, and the thread is in block "
+                    f"a .shared::cta destination {at:#x} in block {cta.rank} of the cluster; the thread is in block "
                     f"{fiber.cta.rank}: .shared::cluster writes there"
                 )
             if not multicast and not pair and on >> RANK_SHIFT != at >> RANK_SHIFT:
