@@ -38,6 +38,7 @@ from ..ptx.values import (
     s64,
 )
 from ..races import global_words as lane_words
+from ..races.conflicts import BETWEEN_LANES
 from ..races.global_bytes import CopyAccess
 from ..races.happens_before import MemoryEvent
 from ..races.lanes import LaneAccess, Meets, Same, apart_by_rounding, conflicting, did, strong
@@ -402,7 +403,7 @@ def _touch_global(
     )
     if race is not None:
         message = f"{said(fiber, ins)()} {does} {race}"
-        fiber.machine.problem("race", message, fiber, orders="bar.warp.sync between the two orders them.")
+        fiber.machine.problem("race", message, fiber, orders=BETWEEN_LANES)
     watch = fiber.machine.global_watch
     if fiber.machine.writers is not None and does != "reads":
         adds = does == "adds to"
