@@ -21,6 +21,7 @@ from ..arguments import shown
 from ..dtypes import dtype
 from ..emulator.api import LaunchResult, TensorMapOf, emulate, emulate_ptx
 from ..emulator.distributed import run_ranks
+from ..emulator.host import PROGRAMS
 from ..emulator.host.arguments import PackedArray
 from ..emulator.host.session import run_script
 from ..emulator.machine.launch import Policy
@@ -193,6 +194,10 @@ def _script(args: argparse.Namespace) -> int:
     for name, usual in _OF_PTX.items():
         if getattr(args, name) != usual:
             raise EmulatorError(f"--{name} describes a launch of PTX, and {args.module or args.file} makes its own")
+    if args.ranks > 1 and args.module is None and args.file.suffix in PROGRAMS:
+        raise EmulatorError(
+            f"--ranks {args.ranks} runs a script of Python as torchrun does, and {args.file} is a program"
+        )
     options = {
         "policy": replace(args.order, lanes=args.lanes), "banks": args.banks, "timeline": _timed(args),
         "progress": sys.stderr.isatty(),

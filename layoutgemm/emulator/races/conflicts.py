@@ -114,4 +114,7 @@ def remedy(first: str, first_is_asynchronous: bool, second: str, second_is_async
             "An arrival of every warp that does the first, at an mbarrier or a named barrier that the second's thread "
             "waits for, orders them."
         )
-    return "bar.sync of both warps (__syncthreads) between the two orders them; so does an mbarrier that the first arrives at."
+    return (
+        "bar.sync of both warps (__syncthreads) between the two orders them; so does an mbarrier that the first "
+        "arrives at."
+    )

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from layoutgemm.cli.main import main
+from layoutgemm.emulator.host.cuda_calls import DeviceMemory
 from layoutgemm.emulator.host.launcher import c_compiler
 from tests import needs
 
@@ -125,8 +126,18 @@ def test_programs_that_cannot_run_say_why(
     assert "compressed: build it with nvcc -no-compress" in capfd.readouterr().out
     assert main(["emulate", "--arch", "sm_80", str(libraries["plain"]), "x"]) == 1
     assert "no PTX for compute capability 8.0" in capfd.readouterr().out
+    assert main(["emulate", "--ranks", "2", str(libraries["plain"])]) == 2
+    assert "--ranks 2 runs a script of Python as torchrun does" in capfd.readouterr().err
     monkeypatch.setenv("PATH", "")
     source = tmp_path / "a.cu"
     source.touch()
     assert main(["emulate", str(source)]) == 2
     assert "no nvcc is on the path" in capfd.readouterr().err
+
+
+def test_memory_of_the_device_is_aligned_as_by_cuda_malloc() -> None:
+    memory = DeviceMemory()
+    places = [memory.allocate(size) for size in (1, 100, 4096)]
+    assert not any(place % 256 for place in places)
+    assert memory.holder(places[1] + 99)[0] == "allocation 2 (100 bytes of cudaMalloc)"  # type: ignore[index]
+    assert memory.holder(places[1] + 100) is None
