@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .. import view
-from ..arguments import shown
-from ..emulator.host import PROGRAMS
+from ..arguments import PROGRAMS, shown
 from ..errors import LayoutError, ParseError
 from ..layouts.notation import MAX_TEXT
 from .commands import COMMANDS, Commands

@@ -17,11 +17,10 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
-from ..arguments import shown
+from ..arguments import PROGRAMS, shown
 from ..dtypes import dtype
 from ..emulator.api import LaunchResult, TensorMapOf, emulate, emulate_ptx
 from ..emulator.distributed import run_ranks
-from ..emulator.host import PROGRAMS
 from ..emulator.host.arguments import PackedArray
 from ..emulator.host.session import run_script
 from ..emulator.machine.launch import Policy
@@ -40,11 +39,12 @@ ARGUMENTS = """arguments, one --arg for each parameter of the kernel, in order:
   i32=5, f32=0.5       a number
   map:bf16:128x64:64x64:128B   a tensor map over a random array: type, shape, box, swizzle; last axis innermost
 
+nvcc compiles CUDA C++; NVCC_APPEND_FLAGS has its flags and further sources
+
 examples:
   layoutgemm emulate kernel.ptx --arg f32:32=range --timeline
   layoutgemm emulate kernel.ptx --arg f32:32=range --svg timeline.svg
   layoutgemm emulate --arch sm_100a script.py --mnk 256,256,64   # a script for a GPU; its arguments come last
-  layoutgemm emulate program.cu 1024   # CUDA C++, by nvcc; NVCC_APPEND_FLAGS has its flags and further sources
   layoutgemm emulate -m script --mnk 256,256,64   # as python -m runs a module; -m pytest tests/test_gemm.py does, too
 
 exit status: 0 nothing was found, 1 something was, 2 the run could not be made, 3 the script failed by itself"""

@@ -15,5 +15,4 @@ ranks, collectives, multicast   ranks as threads, torch.distributed and NVSHMEM 
 
 from ...moved import old_names
 
-PROGRAMS = (".cu", ".so")  # how files of CUDA C++ programs end: a source, or its library
 __getattr__ = old_names(__name__)

@@ -1,4 +1,4 @@
-"""CUDA C++ programs on an emulated GPU: their own `main`, above a runtime that launches in the emulator.
+"""CUDA C++ programs run above a runtime that launches in the emulator.
 
 nvcc compiles a source to a library of host code and PTX. The runtime's functions that it calls are callbacks of this
 process. Those without one are refused by name where they are called. Memory of the device is memory of the process.
@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...errors import EmulatorError
 from ..machine.launch import MULTIPROCESSORS
@@ -129,7 +129,7 @@ class _Properties(ctypes.Structure):
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
+class RegisteredImage:
     """The PTX of one registered image, read when it is first needed."""
 
     text: str
@@ -172,14 +172,14 @@ class CudaRuntime:
     def __init__(self, device: GpuModel, memory: DeviceMemory, launch: Launched, fatal: list[EmulatorError]) -> None:
         self.device, self.memory, self.fatal = device, memory, fatal
         self._launch = launch
-        self._programs: list[Program] = []
-        self._kernels: dict[int, tuple[Program, str]] = {}
-        self._variables: dict[int, tuple[Program, str]] = {}
+        self._programs: list[RegisteredImage] = []
+        self._kernels: dict[int, tuple[RegisteredImage, str]] = {}
+        self._variables: dict[int, tuple[RegisteredImage, str]] = {}
         self._pushed: list[tuple[Dim3, Dim3, int, int]] = []
         self._handles = iter(range(1, 1 << 30))
         self._texts: dict[int, bytes] = {}
         self._status = 0  # of the last function, until a program asks for it
-        self._callbacks: dict[str, Any] = {}
+        self._callbacks: dict[str, tuple[object, int]] = {}  # what C calls, and its address
 
     # ------------------------------------------------------------------------------------ functions by name
 
@@ -217,8 +217,8 @@ class CudaRuntime:
                 return status
 
             made = ctypes.CFUNCTYPE(ctypes.c_size_t, *kinds)(call)
-            self._callbacks[name] = made
-        return ctypes.cast(self._callbacks[name], ctypes.c_void_p).value or 0
+            self._callbacks[name] = made, ctypes.cast(made, ctypes.c_void_p).value or 0
+        return self._callbacks[name][1]
 
     def _refusal(self, name: str) -> Callable[..., int]:
         def refuse(*args: object) -> int:
@@ -238,7 +238,7 @@ class CudaRuntime:
         """Registration of images, kernels and variables, before `main`."""
 
         def image(wrapper: int) -> int:
-            self._programs.append(Program(ptx_of(wrapper, self.device.capability), self.memory))
+            self._programs.append(RegisteredImage(ptx_of(wrapper, self.device.capability), self.memory))
             return len(self._programs)
 
         def kernel(handle: int, host: int, device: int, name: int) -> None:

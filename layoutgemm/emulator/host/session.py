@@ -23,9 +23,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...arguments import PROGRAMS
 from ...errors import EmulatorError
 from ..findings import joined
-from . import PROGRAMS
 from .arguments import memory_found_by
 from .callers import named_callers
 from .cuda_calls import DeviceMemory, cuda_calls
@@ -127,7 +127,6 @@ def session(
     from unittest import mock
 
     gpu = EmulatedGpu(GpuModel.of(arch))
-    memory = gpu.memory
     if not _OPEN.acquire(blocking=False):
         raise EmulatorError(
             "another thread of this process has an emulated GPU, which all threads share: launch within that one, or "
@@ -167,24 +166,34 @@ def session(
     with ExitStack() as stack:
         stack.callback(_OPEN.release)
         stack.enter_context(mock.patch.object(gpu, "launch", launch_one))
-        if python and _importable("cutlass"):
-            _dsls()  # made here, or they would keep the session's environment, which they read when they are made
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="layoutgemm-emulated-"))
-        gpu.device.nvidia_smi(Path(folder))
+        if python:
+            stack.enter_context(_python(gpu, folder, launch))
+        stack.enter_context(memory_found_by(gpu.memory.holder))
+        stack.enter_context(memory_found_by(tensor_at))
+        yield gpu
+
+
+@contextmanager
+def _python(gpu: EmulatedGpu, folder: str, launch: Callable[..., None]) -> Iterator[None]:
+    """Within it torch, the DSL, JAX, Triton and cuda.bindings use the emulated GPU."""
+    from unittest import mock
+
+    gpu.device.nvidia_smi(Path(folder))
+    with ExitStack() as stack:
+        if _importable("cutlass"):
+            _dsls()  # made here, or they would keep the session's environment, which they read when they are made
         stack.enter_context(mock.patch.dict(os.environ, _environment(gpu.device, folder)))
         # Caches of compiled functions in the temporary folder hold machine code, from GPUs and for them.
         stack.enter_context(mock.patch.object(tempfile, "tempdir", folder))
-        if python and _importable("torch"):
+        if _importable("torch"):
             stack.enter_context(cuda_device(gpu.device, gpu.note))
-        if python and _importable("cutlass"):
+        if _importable("cutlass"):
             stack.enter_context(_launches(gpu.device, folder, launch))
             stack.enter_context(jax_calls(launch))
-        if python:
-            stack.enter_context(triton_calls(gpu.device, launch_one))
-            stack.enter_context(cuda_calls(gpu.device, memory, launch_one))
-        stack.enter_context(memory_found_by(memory.holder))
-        stack.enter_context(memory_found_by(tensor_at))
-        yield gpu
+        stack.enter_context(triton_calls(gpu.device, gpu.launch))
+        stack.enter_context(cuda_calls(gpu.device, gpu.memory, gpu.launch))
+        yield
 
 
 def _stream_among(values: Iterable[object]) -> int | None:
