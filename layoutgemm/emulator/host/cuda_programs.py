@@ -210,7 +210,7 @@ class CudaRuntime:
                         self.fatal.append(error)
                     status = LAUNCH_FAILURE
                 except BaseException as error:  # none may pass through C
-                    self.fatal.append(EmulatorError(f"{name}: {type(error).__name__}: {error}"))
+                    self.failure(f"{name}: {type(error).__name__}: {error}")
                     status = LAUNCH_FAILURE
                 if 0 < status < 1000 and name.startswith("cuda"):
                     self._status = status
@@ -220,11 +220,16 @@ class CudaRuntime:
             self._callbacks[name] = made, ctypes.cast(made, ctypes.c_void_p).value or 0
         return self._callbacks[name][1]
 
+    def failure(self, text: str) -> EmulatorError:
+        """An error of that text, which the report of the GPU has."""
+        self.fatal.append(EmulatorError(text))
+        return self.fatal[-1]
+
     def _refusal(self, name: str) -> Callable[..., int]:
         def refuse(*args: object) -> int:
-            error = EmulatorError(f"the program calls {name}, which has no answer on an emulated GPU")
-            if str(error) not in map(str, self.fatal):
-                self.fatal.append(error)
+            text = f"the program calls {name}, which has no answer on an emulated GPU"
+            if text not in map(str, self.fatal):
+                self.failure(text)
             return NOT_SUPPORTED
 
         return refuse
@@ -571,7 +576,7 @@ def run_program(path: Path, library: Path, arguments: Sequence[str], runtime: Cu
         folder = Path(name)
         tables = subprocess.run(["nm", "-D", "--undefined-only", str(library)], capture_output=True, text=True)
         if tables.returncode:
-            raise EmulatorError(f"{path} is no library of a program: {tables.stderr.strip()}")
+            raise runtime.failure(f"{path} is no library of a program: {tables.stderr.strip()}")
         wanted = sorted(set(re.findall(r"\b((?:__)?cuda[A-Z]\w*|cu[A-Z]\w*)", tables.stdout)))
         (folder / "stub.c").write_text(STUB)
         command = [
@@ -581,12 +586,12 @@ def run_program(path: Path, library: Path, arguments: Sequence[str], runtime: Cu
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
-            raise EmulatorError(f"{path} cannot be linked: {done.stderr}")
+            raise runtime.failure(f"{path} cannot be linked: {done.stderr}")
         try:  # the program's references are bound to the stub first, `exit` among them
             whole = ctypes.CDLL(str(folder / "program.so"), mode=ctypes.DEFAULT_MODE | os.RTLD_DEEPBIND)
             main = ctypes.cast(whole.main, ctypes.c_void_p)
         except (OSError, AttributeError) as error:
-            raise EmulatorError(f"{path} cannot be loaded: {error}") from None
+            raise runtime.failure(f"{path} cannot be loaded: {error}") from None
         if runtime.fatal:
             raise runtime.fatal[-1]
         _LOADED.append((whole, runtime))

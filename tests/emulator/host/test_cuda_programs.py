@@ -126,6 +126,10 @@ def test_programs_that_cannot_run_say_why(
     assert "compressed: build it with nvcc -no-compress" in capfd.readouterr().out
     assert main(["emulate", "--arch", "sm_80", str(libraries["plain"]), "x"]) == 1
     assert "no PTX for compute capability 8.0" in capfd.readouterr().out
+    wrong = tmp_path / "text.so"
+    wrong.write_text("not a library")
+    assert main(["emulate", str(wrong)]) == 1
+    assert "text.so is no library of a program" in capfd.readouterr().out
     assert main(["emulate", "--ranks", "2", str(libraries["plain"])]) == 2
     assert "--ranks 2 runs a script of Python as torchrun does" in capfd.readouterr().err
     monkeypatch.setenv("PATH", "")
