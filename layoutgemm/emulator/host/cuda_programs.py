@@ -178,6 +178,7 @@ class CudaRuntime:
         self._pushed: list[tuple[Dim3, Dim3, int, int]] = []
         self._handles = iter(range(1, 1 << 30))
         self._texts: dict[int, bytes] = {}
+        self._stopped = False  # by a kernel that could not go on
         self._status = 0  # of the last function, until a program asks for it
         self._callbacks: dict[str, tuple[object, int]] = {}  # what C calls, and its address
 
@@ -208,10 +209,10 @@ class CudaRuntime:
                 except EmulatorError as error:
                     if error not in self.fatal:
                         self.fatal.append(error)
-                    status = LAUNCH_FAILURE
+                    status = self._failed or INVALID_VALUE
                 except BaseException as error:  # none may pass through C
                     self.failure(f"{name}: {type(error).__name__}: {error}")
-                    status = LAUNCH_FAILURE
+                    status = self._failed or INVALID_VALUE
                 if 0 < status < 1000 and name.startswith("cuda"):
                     self._status = status
                 return status
@@ -237,7 +238,7 @@ class CudaRuntime:
     @property
     def _failed(self) -> int:
         """The status after a kernel that could not go on: a GPU keeps it."""
-        return LAUNCH_FAILURE if self.fatal else 0
+        return LAUNCH_FAILURE if self._stopped else 0
 
     def _registration(self) -> dict[str, Callable[..., int | None]]:
         """Registration of images, kernels and variables, before `main`."""
@@ -280,7 +281,7 @@ class CudaRuntime:
         self, host: int, grid: Sequence[int], block: Sequence[int], shared: int, given: int, stream: int,
         cluster: Sequence[int] = (), cooperative: bool = False, dependent: bool = False,
     ) -> int:  # fmt: skip
-        if self.fatal:
+        if self._stopped:
             return LAUNCH_FAILURE
         function = self.function(host)
         kernel = function.kernel
@@ -295,7 +296,9 @@ class CudaRuntime:
             parameter_bytes(kernel, given), dependent,
         )  # fmt: skip
         _C.fflush(None)
+        self._stopped = True
         self._launch(one, stream)
+        self._stopped = False
         sys.stdout.flush()
         return 0
 

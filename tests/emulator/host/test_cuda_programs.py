@@ -100,6 +100,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("exit", 3, "2 6 48, no error, 132\nfreed: 0\n"),
         ("beyond", 1, "unspecified launch failure"),
         ("copy", 1, "cudaMemcpy of 256 bytes: allocation 1 (192 bytes of cudaMalloc) ends 192 bytes behind 0x"),
+        ("graph", 1, "2 6 48, no error, 132\nfreed: 0\n"),
         ("graph", 1, "the program calls cudaGraphUpload, which has no answer on an emulated GPU"),
         ("no blocks", 0, "1 3 0, invalid configuration argument"),
     ],
