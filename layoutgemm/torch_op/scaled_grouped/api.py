@@ -34,6 +34,7 @@ from ..checks import (
     seen_by_autograd_alone,
     transforms,
 )
+from ..compiled.constant_objects import constant_of_objects
 from ..compiled.traced import check_kinds, named, refusal, refuse, refuse_finish
 from ..composed.api import ComposedOptions, refuse_or_raise
 from ..composed.parts import AskedParts
@@ -376,7 +377,7 @@ def _refuse_recorded(read: dict[str, torch.Tensor], out: torch.Tensor | None) ->
         refuse(NOT_RECORDED)
 
 
-@constant_in_graphs
+@constant_of_objects
 def _refusal_of_options(recipe_a: object, recipe_b: object, config: object) -> str:
     """The refusal of options that are no tensors, or "": a constant to the compiler."""
     texts = [refusal("recipe", "recipe_a", recipe_a), refusal("recipe", "recipe_b", recipe_b)]
