@@ -25,6 +25,7 @@ from layoutgemm.kernels.ragged import Ragged
 from layoutgemm.kernels.sm80.plan import Sm80Config
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
 from layoutgemm.kernels.sm90.mainloop import mainloop_of, product_of
+from layoutgemm.kernels.sm100.plan import Sm100Config
 from tests import needs
 from tests.kernels.sm90.other_orders import each_policy, stored_in_order
 
@@ -263,10 +264,11 @@ def test_what_may_not_precede_a_gate() -> None:
     assert kernel_of(entry_of(kernel)) == kernel and kernel_of(entry_of(kernel)).epilogue.sums == 1
 
 
-@pytest.mark.parametrize("arch", ["sm_90a", "sm_89"])
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_89", "sm_100a"])
 def test_several_b_have_scales_of_their_own(arch: str) -> None:
     """24 columns are no whole group of 128: the second matrix's numbers begin at a group."""
-    config: Any = SMALL if arch == "sm_90a" else Sm80Config((16, 32), warps=(1, 1))
+    configs = {"sm_90a": SMALL, "sm_89": Sm80Config((16, 32), warps=(1, 1)), "sm_100a": Sm100Config((128, 64))}
+    config: Any = configs[arch]
     m, n, k = 8, 24, 144
     rng = np.random.default_rng(0)
     a, b, b1 = (rng.integers(-3, 4, shape).astype(np.float32) for shape in ((m, k), (k, n), (k, n)))
