@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 ENTRY_BYTES = 4  # of a table: rows and tiles are 31-bit
 _LEAST_GROUPS = 64
+_WAYS = 8  # parts of a search's step: a table's reads of one step are in flight together
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +181,11 @@ class Ragged(GroupOffsets):
         [0, 0, 0, 2, 2, 3]
         """
         group: Any = 0
-        half = self.capacity // 2
-        while half:
-            group = choose(first(group + half) <= tile, group + half, group)
-            half //= 2
+        span = self.capacity
+        while span > 1:
+            step = -(-span // _WAYS)
+            group += sum(choose(first(group + each) <= tile, step, 0) for each in range(step, span, step))
+            span = step
         return group
 
 

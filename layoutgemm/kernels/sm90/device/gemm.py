@@ -320,6 +320,8 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         # Uniform, which also keeps the divisions up here: the compiler would move them to where their results are used.
         origin = [bridge.uniform(x) for x in self.origin(job, first)]
         share = self.share_of_k(job, tuple(origin))
+        if const_expr(plan.mainloop is not None):
+            job = job.extended(first_place=tuple(origin))
         origin[0] = self.loaded_row(job, origin[0], origin[2])
         ahead = (first, *origin, Int32(0), Int32(0), Int32(1), Int32(0), share)
         ready = self.first_loads(job, ahead)
@@ -358,7 +360,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
                         self.drain(job, ahead)
                 if const_expr(plan.numbers_warp is not None):
                     if warp == plan.numbers_warp:
-                        self.feed_numbers(job, first)
+                        self.feed_numbers(job, ahead)
             else:
                 if const_expr(plan.registers is not None):
                     bridge.take_registers(present(plan.registers)[1])

@@ -19,6 +19,11 @@ class GroupTable(bridge.Carried):
         starts = shared.base + plan.smem.table_offset
         super().__init__(starts=starts, firsts=starts + plan.groups.entries * ENTRY_BYTES)
 
+    def enter(self, group: Int32, number: Int32, tiles: Int32) -> None:
+        """Write a group's entries of both tables."""
+        for start, value in ((self.starts, number), (self.firsts, tiles)):
+            bridge.store_shared((start + group * ENTRY_BYTES).toint(), (value,))
+
     def entry(self, group: Int32) -> Int32:
         """First row of a group; beyond the last group A's rows. Of masked groups the rows that count."""
         return load_word_shared((self.starts + group * ENTRY_BYTES).toint())

@@ -2,11 +2,10 @@
 
 step                          threads     does
 --------------------------    --------    --------------------------------------------------------------------------
-starts                        all         entry e: offsets[e] from global memory, or the end before it, the last one
+starts                        a warp      entry e: offsets[e] from global memory, or the end before it, the last one
                                           beyond the last group;
                                           of masked groups counts[e], from 0 to M, and 0 beyond the last group
-barrier 0                     all
-first                         all         entry e: the sum of the tiles of the groups before e
+first                         the same    entry e: the sum of the tiles of the groups before e, by shuffles
 barrier 0                     all         from here on both tables are only read
 """
 
@@ -23,7 +22,7 @@ from ....atoms.copy.base import VECTOR_BYTES, WARP
 from ....atoms.tma.plan import TmaPlan
 from ...dsl import bridge
 from ...dsl.ampere import store_part, store_vector
-from ...dsl.tables import WordReads, choose, group_entry
+from ...dsl.tables import WordReads, choose, group_entry, sum_of_lanes_before
 from ...plan import present, tile_count
 from ...store import ROWS, WARPS_OF_GROUP
 from ..grouped import (
@@ -88,24 +87,21 @@ class RaggedTiles:
 
     @cute.jit
     def count_tiles(self, job: bridge.Carried, batch: Int32, thread: Int32) -> Int32:
-        """Make the table; the number of all tiles of clusters."""
+        """Make the table by one warp, a lane some neighbouring groups; the number of all tiles of clusters."""
         plan = self.plan
-        ragged, table = plan.groups, GroupTable(plan, job.shared)
-        steps = -(-ragged.entries // plan.threads)
-        for i in cutlass.range_constexpr(steps):
-            entry = i * plan.threads + thread
-            if entry < ragged.entries:
-                number = self.number(job, entry, batch)
-                bridge.store_shared((table.starts + entry * ENTRY_BYTES).toint(), (number,))
-        bridge.block_sync()
-        for i in cutlass.range_constexpr(steps):
-            entry = i * plan.threads + thread
-            if entry < ragged.entries:
-                tiles = Int32(0)
-                for group in cutlass.range(cutlass.min(entry, batch), unroll=4):
-                    start, end = ragged.rows(table.entry, group)
-                    tiles += self.group_tiles(job, cutlass.max(end - start, 0))
-                bridge.store_shared((table.firsts + entry * ENTRY_BYTES).toint(), (tiles,))
+        ragged, table, lane = plan.groups, GroupTable(plan, job.shared), thread % WARP
+        if job.warp == plan.threads // WARP - 1:  # the first one sets up barriers
+            each = ragged.capacity // WARP
+            numbers = [self.number(job, lane * each + i, batch) for i in range(each + 1)]
+            firsts = [Int32(0)]
+            for group in cutlass.range_constexpr(each):
+                start, end = ragged.rows(numbers.__getitem__, group)
+                firsts.append(firsts[-1] + self.group_tiles(job, cutlass.max(end - start, 0)))
+            before = sum_of_lanes_before(firsts[-1], lane)
+            for i in cutlass.range_constexpr(each):
+                table.enter(lane * each + i, numbers[i], before + firsts[i])
+            if lane == WARP - 1:
+                table.enter(Int32(ragged.capacity), numbers[each], before + firsts[each])
         bridge.block_sync()
         return bridge.uniform(table.first(ragged.capacity))
 

@@ -69,18 +69,16 @@ class Sm90PromotedKernel(Sm90FusedKernel):
         # A tile's first products hide what is done at its begin; that of a single tile, the first loads.
         hides = not plan.config.one_tile_per_cluster
         skips = plan.config.tuning.skip_empty_blocks
-        place, blocks = (Int32(0), Int32(0), Int32(0)), Int32(plan.blocks)
+        place, blocks, first = self.of_consumer(job.first_place, first_block), Int32(plan.blocks), tile
         coming = (*place, blocks)
         if const_expr(skips):
-            coming = self.coming_tile(job, tile, first_block)
+            coming = (*place, self.count_blocks(job, place[0], place[2]))
         own_turns = self.own_turns(job, consumer)
         while tile < own_turns:
             if const_expr(skips):
                 place, blocks = coming[:3], coming[3]
             if const_expr(not hides):
                 clear(totals)
-                if const_expr(not skips):
-                    place = self.begin_tile(job, tile, first_block)
             share = self.share_of_tile(job, tile)
             ready = bridge.barrier_done(job.shared.full(stage), parity)
             for k_tile in cutlass.range(self.count_k_tiles(job, share) // span, unroll=1):
@@ -107,7 +105,8 @@ class Sm90PromotedKernel(Sm90FusedKernel):
                                 if const_expr(skips):
                                     coming = self.coming_tile(job, tile + job.workers, first_block)
                                 else:
-                                    place = self.begin_tile(job, tile, first_block)
+                                    if tile != first:
+                                        place = self.begin_tile(job, tile, first_block)
                         mma.wait(0, products)
                         if const_expr(piece == len(pieces) - 1):
                             if const_expr(len(present(plan.mainloop).tables) > 0):
@@ -138,7 +137,11 @@ class Sm90PromotedKernel(Sm90FusedKernel):
 
     def begin_tile(self, job: bridge.Carried, tile: Int32, first_block: Int32) -> bridge.Place:
         """The first row of the consumer's blocks, first column and matrix."""
-        row, column, matrix = self.origin(job, tile)
+        return self.of_consumer(self.origin(job, tile), first_block)
+
+    def of_consumer(self, place: bridge.Place, first_block: Int32) -> bridge.Place:
+        """A tile's place from a consumer's first block on."""
+        row, column, matrix = place
         return row + first_block * ROWS, column, matrix
 
     def coming_tile(self, job: bridge.Carried, tile: Int32, first_block: Int32) -> tuple[Int32, Int32, Int32, Int32]:
@@ -173,14 +176,12 @@ class Sm90PromotedKernel(Sm90FusedKernel):
             totals[v] = present(self.plan.mainloop).evaluate(products[v - first], element)
 
     @cute.jit
-    def feed_numbers(self, job: bridge.Carried, tile: Int32) -> None:
-        """Copy the tables' numbers of every K block of all tiles. The loop of a warp of its own."""
+    def feed_numbers(self, job: bridge.Carried, ahead: tuple[Int32, ...]) -> None:
+        """Copy the tables' numbers of every K block of all tiles. The loop of a warp of its own, from `ahead` on."""
         plan = self.plan
         at = Int32(0), Int32(1), Int32(0)
+        tile, place, share = ahead[0], ahead[1:4], ahead[8]
         while tile < job.tiles:
-            place = self.origin(job, tile)
-            share = self.share_of_k(job, place)
-            place = self.loaded_row(job, place[0], place[2]), *place[1:]
             first, k_tiles = self.first_number(job, share), self.count_k_tiles(job, share)
             single = NumberAddresses(plan, job, place, first)
             if const_expr(plan.numbers.bulk_bytes > 0):
@@ -192,6 +193,10 @@ class Sm90PromotedKernel(Sm90FusedKernel):
             else:
                 at = self.feed_tile(job, single, k_tiles, at)
             tile += job.workers
+            if const_expr(not plan.stays):
+                place = self.origin(job, tile)
+                share = self.share_of_k(job, place)
+                place = self.loaded_row(job, place[0], place[2]), *place[1:]
 
     @cute.jit
     def feed_tile(
