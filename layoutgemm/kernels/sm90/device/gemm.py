@@ -331,7 +331,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
 
         if const_expr(plan.cluster_size > 1):
             bridge.cluster_wait()
-        else:
+        elif const_expr(plan.groups is None):  # who makes a table of groups meets behind it
             bridge.block_sync()
 
         # 3. What the kernel before this one wrote is read from here on.
