@@ -16,7 +16,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64, Uint32
+from cutlass import Int32, Int64
 
 from ....atoms.copy.base import VECTOR_BYTES, WARP
 from ....atoms.tma.plan import TmaPlan
@@ -168,10 +168,8 @@ class RaggedTiles:
         group = plan.ragged.find(table.first, tile, choose)
         start, end = plan.ragged.rows(table.entry, group)
         number, columns = tile - table.first(group), tile_count(job.n, plan.tile_c[1])
-        if plan.config.cluster == (1, 1):  # nothing is below 0: divisions without signs are a third shorter
-            number, columns = Uint32(number), Uint32(columns)
         row, column = tile_of_group(plan, number, end - start, columns, job.rank, (cutlass.min, choose))
-        return start + Int32(row) * plan.tile_c[0] + line, Int32(column) * plan.tile_c[1], group
+        return start + row * plan.tile_c[0] + line, column * plan.tile_c[1], group
 
     def loaded_row(self, job: bridge.Carried, row: Int32, matrix: Int32) -> Int32:
         """The row of A that a tile's loads begin at."""
