@@ -135,7 +135,9 @@ class ProductParts(IndexedProduct):
     @property
     def numbers(self) -> StageNumbers:
         """The numbers that the main loop reads in a stage."""
-        return StageNumbers.of(self.mainloop, self.config.tile, not self.joined_rows, halves_of(self.gated))
+        joined = self.joined_rows
+        slack = joined and self.config.loader != "self"  # a warp of its own copies them
+        return StageNumbers.of(self.mainloop, self.config.tile, not joined, halves_of(self.gated), slack)
 
 
 @dataclass(frozen=True, kw_only=True)

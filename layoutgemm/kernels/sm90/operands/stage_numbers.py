@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,6 +34,8 @@ class NumberSlots:
     first    the first slot's byte in the stage's numbers
     width    rows or columns of the tile that lie next to each other: of a gated product's columns those of one half
     span     K blocks whose numbers are in a slot
+    slack    bytes that a bulk copy brings beside the numbers: 16 where a tile's begin at any number, else 0. It begins
+             at a multiple of 16 bytes, so they lie up to 12 bytes behind their slots, as their address modulo 16 says
     """
 
     table: Table
@@ -42,6 +44,12 @@ class NumberSlots:
     first: int
     width: int
     span: int = 1
+    slack: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all slots, and the slack."""
+        return self.slots * self.slot_bytes + self.slack
 
     @property
     def slot_bytes(self) -> int:
@@ -54,11 +62,11 @@ class NumberSlots:
 
         >>> [NumberSlots(Table("s", "m", group), 1, 256, 0, 256).bulk_bytes for group in (1, 2)]
         [1024, 0]
+        >>> NumberSlots(Table("s", "m", 1), 1, 128, 0, 128, slack=16).bulk_bytes
+        528
         """
-        size = self.slots * NUMBER_BYTES
-        if self.span > 1:
-            return 0
-        return size if self.table.axis == "m" and self.table.group == 1 and size % BULK == self.first % BULK == 0 else 0
+        adjacent = self.span == 1 and self.table.axis == "m" and self.table.group == 1
+        return self.bytes if adjacent and self.bytes % BULK == self.first % BULK == 0 else 0
 
     def byte(self, along: W) -> W:
         """The byte of the slot for row or column `along` of the tile. An int or a traced integer.
@@ -103,11 +111,14 @@ class StageNumbers:
         return self.parts[0].span if self.parts else 1
 
     @classmethod
-    def of(cls, loop: Promoted | None, tile: tuple[int, int], aligned_rows: bool, halves: int) -> StageNumbers:
+    def of(
+        cls, loop: Promoted | None, tile: tuple[int, int], aligned_rows: bool, halves: int, slack: bool = False
+    ) -> StageNumbers:  # fmt: skip
         """The numbers of a main loop's tables for tiles of C.
 
         aligned_rows  tiles begin at multiples of their rows; else, after a group of any length, at any row
         halves        places of B that a tile's columns are of: 2 of a gated product
+        slack         bulk copies bring numbers of rows that begin anywhere
         """
         parts: list[NumberSlots] = []
         if loop is None:
@@ -116,14 +127,20 @@ class StageNumbers:
             extent = tile["mn".index(table.axis)]
             width = extent // (halves if table.axis == "n" else 1)
             segment = table.segment(width) if table.axis == "n" or aligned_rows else 1
-            first = parts[-1].first + parts[-1].slots * parts[-1].slot_bytes if parts else 0
-            parts.append(NumberSlots(table, segment, extent // segment, first, width, loop.span))
+            first = parts[-1].first + parts[-1].bytes if parts else 0
+            slots = NumberSlots(table, segment, extent // segment, first, width, loop.span)
+            parts.append(replace(slots, slack=BULK) if slack and slots.bulk_bytes else slots)
         return cls(tuple(parts))
 
     @property
     def bytes(self) -> int:
         """Bytes of a stage's numbers, a multiple of 16."""
-        return rounded_up(sum(part.slots * part.slot_bytes for part in self.parts), BULK)
+        return rounded_up(sum(part.bytes for part in self.parts), BULK)
+
+    @property
+    def slack(self) -> NumberSlots | None:
+        """The slots with slack, if there are any."""
+        return next((part for part in self.parts if part.slack), None)
 
     @property
     def bulk_bytes(self) -> int:
