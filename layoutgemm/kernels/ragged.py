@@ -27,10 +27,12 @@ _WAYS = 8  # parts of a search's step: a table's reads of one step are in flight
 class GroupOffsets:
     """The most groups, and the type of the numbers that say where they end.
 
-    TABLES  of entries that every block makes of them in shared memory
+    TABLES       of entries that every block makes of them in shared memory
+    PLACE_BYTES  of the block's first tile, behind the tables
     """
 
     TABLES: ClassVar[int] = 1
+    PLACE_BYTES: ClassVar[int] = 0
 
     capacity: int
     offsets: str = "i32"
@@ -71,7 +73,12 @@ class GroupOffsets:
 
     @property
     def bytes(self) -> int:
-        """Shared memory of the tables, a multiple of 16 bytes."""
+        """Shared memory of the tables and the first tile's place, a multiple of 16 bytes."""
+        return self.place_offset + self.PLACE_BYTES
+
+    @property
+    def place_offset(self) -> int:
+        """Bytes of the tables, a multiple of 16."""
         return rounded_up(self.TABLES * self.entries * ENTRY_BYTES, 16)
 
 
@@ -92,6 +99,7 @@ class Ragged(GroupOffsets):
     """
 
     TABLES: ClassVar[int] = 2
+    PLACE_BYTES: ClassVar[int] = 4 * ENTRY_BYTES
 
     masked: bool = False
     ends: bool = False

@@ -318,11 +318,11 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         # `ahead` is where the loader stands: tile, its origin, k tile, stage, parity, direction through K, and the
         # tile's own share of K, if it has one.
         # Uniform, which also keeps the divisions up here: the compiler would move them to where their results are used.
-        origin = [bridge.uniform(x) for x in self.origin(job, first)]
-        share = self.share_of_k(job, tuple(origin))
+        place, loaded = self.first_place(job, first)
+        share = self.share_of_k(job, place)
         if const_expr(plan.mainloop is not None):
-            job = job.extended(first_place=tuple(origin))
-        origin[0] = self.loaded_row(job, origin[0], origin[2])
+            job = job.extended(first_place=place)
+        origin = (loaded, *place[1:])
         ahead = (first, *origin, Int32(0), Int32(0), Int32(1), Int32(0), share)
         ready = self.first_loads(job, ahead)
 
@@ -383,6 +383,11 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
     def first_tile(self, job: bridge.Carried, cluster: Int32, clusters: Int32) -> Int32:
         """The number of the tile that a cluster of the launch begins with."""
         return self.plan.gpc_order.number(cluster, clusters, cutlass.min)
+
+    def first_place(self, job: bridge.Carried, tile: Int32) -> tuple[bridge.Place, Int32]:
+        """The place of the block's first tile, and the row that its loads begin at."""
+        row, column, matrix = [bridge.uniform(x) for x in self.origin(job, tile)]
+        return (row, column, matrix), self.loaded_row(job, row, matrix)
 
     def origin(self, job: bridge.Carried, tile: Int32) -> bridge.Place:
         """This CTA's first row, first column and matrix, for a cluster tile's number."""

@@ -13,11 +13,12 @@ from ..plan import Sm90Plan
 
 
 class GroupTable(bridge.Carried):
-    """The two tables in a block's shared memory."""
+    """The two tables in a block's shared memory, and the place of its first tile."""
 
     def __init__(self, plan: Any, shared: bridge.SharedMemory):
         starts = shared.base + plan.smem.table_offset
-        super().__init__(starts=starts, firsts=starts + plan.groups.entries * ENTRY_BYTES)
+        place = starts + plan.groups.place_offset
+        super().__init__(starts=starts, firsts=starts + plan.groups.entries * ENTRY_BYTES, place=place)
 
     def enter(self, group: Int32, number: Int32, tiles: Int32) -> None:
         """Write a group's entries of both tables."""

@@ -6,12 +6,13 @@ starts                        a warp      entry e: offsets[e] from global memory
                                           beyond the last group;
                                           of masked groups counts[e], from 0 to M, and 0 beyond the last group
 first                         the same    entry e: the sum of the tiles of the groups before e, by shuffles
+place                         a lane      of the block's first tile: that of the lane with its group
 barrier 0                     all         from here on both tables are only read
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import cutlass
@@ -22,7 +23,7 @@ from ....atoms.copy.base import VECTOR_BYTES, WARP
 from ....atoms.tma.plan import TmaPlan
 from ...dsl import bridge
 from ...dsl.ampere import store_part, store_vector
-from ...dsl.tables import WordReads, choose, group_entry, sum_of_lanes_before
+from ...dsl.tables import WordReads, choose, group_entry, load_words_shared, sum_of_lanes_before
 from ...plan import present, tile_count
 from ...store import ROWS, WARPS_OF_GROUP
 from ..grouped import (
@@ -102,8 +103,41 @@ class RaggedTiles:
                 table.enter(lane * each + i, numbers[i], before + firsts[i])
             if lane == WARP - 1:
                 table.enter(Int32(ragged.capacity), numbers[each], before + firsts[each])
+            counted = job.extended()
+            counted.tiles = cute.arch.shuffle_sync(before + firsts[each], WARP - 1)  # type: ignore[attr-defined]
+            self.say_first(self.with_rounds(counted), table, [before + first for first in firsts], numbers)
         bridge.block_sync()
         return bridge.uniform(table.first(ragged.capacity))
+
+    @cute.jit
+    def say_first(
+        self, job: bridge.Carried, table: GroupTable, firsts: Sequence[Int32], numbers: Sequence[Int32]
+    ) -> None:
+        """Write the place of the block's first tile, by the lane that has its group. A block without one has zeros.
+
+        firsts, numbers  a lane's entries of both tables
+        """
+        ragged, lane = present(self.plan.groups), cute.arch.lane_idx()
+        block, size = cute.arch.block_idx()[0], self.plan.cluster_size
+        turn = self.first_tile(job, block // size, cute.arch.grid_dim()[0] // size)
+        tile, line = self.tile_of(job, turn)
+        if lane == 0 and turn >= job.tiles:
+            bridge.store_shared(table.place.toint(), [Int32(0)] * 4)
+        each, last, number = len(firsts) - 1, Int32(0), tile - firsts[0]
+        rows = ragged.rows(numbers.__getitem__, 0)
+        for i in cutlass.range_constexpr(1, each):  # the last group with a first tile that is not behind
+            behind, of = firsts[i] > tile, ragged.rows(numbers.__getitem__, i)
+            last, number = choose(behind, last, i), choose(behind, number, tile - firsts[i])
+            rows = choose(behind, rows[0], of[0]), choose(behind, rows[1], of[1])
+        if turn < job.tiles and firsts[0] <= tile and tile < firsts[each]:
+            place = self.place_in(job, lane * each + last, number, rows, line)
+            loaded = place[0] - rows_before(self.plan, place[0], rows, job.m, choose)
+            bridge.store_shared(table.place.toint(), [*place, loaded])
+
+    def first_place(self, job: bridge.Carried, tile: Int32) -> tuple[bridge.Place, Int32]:
+        """The place of the block's first tile, and the row that its loads begin at, as the table says."""
+        row, column, group, loaded = map(bridge.uniform, load_words_shared(GroupTable(self.plan, job.shared).place.toint()))
+        return (row, column, group), loaded
 
     def with_rounds(self, job: bridge.Carried) -> bridge.Carried:
         """The job with the clusters' turns, of a last round that may be halved."""
@@ -161,13 +195,22 @@ class RaggedTiles:
 
     def origin(self, job: bridge.Carried, tile: Int32) -> bridge.Place:
         """First row, first column and group of this CTA's tile of C."""
-        plan, line = self.plan, 0
-        if plan.config.tuning.halve_last_round:
-            tile, line = tile_of_turn(plan, tile, job.whole, choose)
-        table = GroupTable(plan, job.shared)
-        group = plan.ragged.find(table.first, tile, choose)
-        start, end = plan.ragged.rows(table.entry, group)
-        number, columns = tile - table.first(group), tile_count(job.n, plan.tile_c[1])
+        tile, line = self.tile_of(job, tile)
+        table, groups = GroupTable(self.plan, job.shared), present(self.plan.groups)
+        group = groups.find(table.first, tile, choose)
+        return self.place_in(job, group, tile - table.first(group), groups.rows(table.entry, group), line)
+
+    def tile_of(self, job: bridge.Carried, turn: Int32) -> tuple[Int32, Int32 | int]:
+        """The tile of a turn, and a row in it: that of a half."""
+        halves = self.plan.config.tuning.halve_last_round
+        return tile_of_turn(self.plan, turn, job.whole, choose) if halves else (turn, 0)
+
+    def place_in(
+        self, job: bridge.Carried, group: Int32, number: Int32, rows: tuple[Int32, Int32], line: Int32 | int
+    ) -> bridge.Place:
+        """First row, first column and group of a tile of a group with these rows. `line`: the first row in the tile."""
+        plan, (start, end) = self.plan, rows
+        columns = tile_count(job.n, plan.tile_c[1])
         row, column = tile_of_group(plan, number, end - start, columns, job.rank, (cutlass.min, choose))
         return start + row * plan.tile_c[0] + line, column * plan.tile_c[1], group
 
