@@ -6,7 +6,7 @@ import cutlass
 from cutlass import Int32, Int64
 
 from ...dsl import bridge
-from ...dsl.tables import WordReads, choose
+from ...dsl.tables import WordReads
 from ...plan import present, tile_count
 from ..plan import Sm90Plan
 from ..quantized.experts import tiles_of_group

@@ -385,7 +385,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         return self.plan.gpc_order.number(cluster, clusters, cutlass.min)
 
     def first_place(self, job: bridge.Carried, tile: Int32) -> tuple[bridge.Place, Int32]:
-        """The place of the block's first tile, and the row that its loads begin at."""
+        """The place of the block's first tile, and its first loaded row."""
         row, column, matrix = [bridge.uniform(x) for x in self.origin(job, tile)]
         return (row, column, matrix), self.loaded_row(job, row, matrix)
 

@@ -27,7 +27,6 @@ from ...dsl.tables import WordReads, choose, group_entry, load_words_shared, sum
 from ...plan import present, tile_count
 from ...store import ROWS, WARPS_OF_GROUP
 from ..grouped import (
-    ENTRY_BYTES,
     clusters_of,
     first_of_tile,
     is_turned,
@@ -135,8 +134,10 @@ class RaggedTiles:
             bridge.store_shared(table.place.toint(), [*place, loaded])
 
     def first_place(self, job: bridge.Carried, tile: Int32) -> tuple[bridge.Place, Int32]:
-        """The place of the block's first tile, and the row that its loads begin at, as the table says."""
-        row, column, group, loaded = map(bridge.uniform, load_words_shared(GroupTable(self.plan, job.shared).place.toint()))
+        """The place of the block's first tile, and its first loaded row, from the table."""
+        row, column, group, loaded = map(
+            bridge.uniform, load_words_shared(GroupTable(self.plan, job.shared).place.toint())
+        )
         return (row, column, group), loaded
 
     def with_rounds(self, job: bridge.Carried) -> bridge.Carried:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ....report import Check
+from ...derive import either
 from ...numbers import W
 from ...plan import present, rounded_up
 from ...store import ROWS
@@ -67,6 +68,32 @@ class NumberSlots:
         """
         adjacent = self.span == 1 and self.table.axis == "m" and self.table.group == 1
         return self.bytes if adjacent and self.bytes % BULK == self.first % BULK == 0 else 0
+
+    def in_bulk(
+        self, tile: tuple[W, W, W], first: W, table: tuple[W, W, W], choose: Callable[..., W] = either
+    ) -> W:  # fmt: skip
+        """The first K blocks of a tile whose numbers bulk copies can take. Ints or traced integers.
+
+        All, if they lie next to each other, each K block's begin at a multiple of 16 bytes, and all rows are A's. With
+        slack they begin anywhere. Behind a K block's rows lie the next one's, so of a tile that ends beyond A's last
+        row, or up to 4 numbers in front of it, the last K block is left out.
+
+        tile   its first row, A's rows, and the tile's K blocks
+        first  address of the tile's first number
+        table  address of the table; from a row and from a K block to the next one, in numbers
+
+        >>> slots = NumberSlots(Table("s", "m", 1), 1, 64, 0, 64, slack=16)
+        >>> [slots.in_bulk((row, 100, 8), 4 * row, (0, 1, 100)) for row in (3, 32, 33)]
+        [8, 8, 7]
+        """
+        (row, m, blocks), (address, apart, step) = tile, table
+        beyond = row + self.bulk_bytes // NUMBER_BYTES - m
+        if self.slack:
+            fits = (apart == 1) & (address % BULK == 0) & (step >= 0)
+            left_out = choose(beyond <= 0, 0, choose(beyond <= step, 1, blocks))
+            return choose(fits, blocks - left_out, 0)
+        fits = (apart == 1) & (first % BULK == 0) & (step * NUMBER_BYTES % BULK == 0) & (beyond <= 0)
+        return choose(fits, blocks, 0)
 
     def byte(self, along: W) -> W:
         """The byte of the slot for row or column `along` of the tile. An int or a traced integer.
@@ -130,6 +157,7 @@ class StageNumbers:
             first = parts[-1].first + parts[-1].bytes if parts else 0
             slots = NumberSlots(table, segment, extent // segment, first, width, loop.span)
             parts.append(replace(slots, slack=BULK) if slack and slots.bulk_bytes else slots)
+            slack = slack and not parts[-1].slack  # of one table: a tile has one skew
         return cls(tuple(parts))
 
     @property
