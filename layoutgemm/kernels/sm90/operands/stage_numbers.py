@@ -75,8 +75,8 @@ class NumberSlots:
         """The first K blocks of a tile whose numbers bulk copies can take. Ints or traced integers.
 
         All, if they lie next to each other, each K block's begin at a multiple of 16 bytes, and all rows are A's. With
-        slack they begin anywhere. Behind a K block's rows lie the next one's, so of a tile that ends beyond A's last
-        row, or up to 4 numbers in front of it, the last K block is left out.
+        slack they begin anywhere. Behind a K block's rows lie the next one's. So the last K block is left out where the
+        tile ends beyond A's last row, or less than 4 numbers in front of it.
 
         tile   its first row, A's rows, and the tile's K blocks
         first  address of the tile's first number
