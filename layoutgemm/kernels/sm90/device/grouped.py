@@ -87,7 +87,10 @@ class RaggedTiles:
 
     @cute.jit
     def count_tiles(self, job: bridge.Carried, batch: Int32, thread: Int32) -> Int32:
-        """Make the table by one warp, a lane some neighbouring groups; the number of all tiles of clusters."""
+        """Make the table by one warp, and return the number of all clusters' tiles.
+
+        A lane has some neighbouring groups.
+        """
         plan = self.plan
         ragged, table, lane = plan.groups, GroupTable(plan, job.shared), thread % WARP
         if job.warp == plan.threads // WARP - 1:  # the first one sets up barriers
