@@ -50,6 +50,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 Refusal = TypeVar("Refusal", bound=LayoutError)
 Read = Callable[[Any], object]  # converts an argument, or returns _REFUSED
 
+PROGRAMS = (".cu", ".so")  # how files of CUDA C++ programs end: a source, or its library
 DEPTH = 64  # levels of nested tuples: each level takes several of the 1000 calls that Python allows
 MAX_BITS = 4096  # of an integer: far more than any size or address has, and Python prints it
 FLOAT_BITS = 1023  # of an integer that a float holds

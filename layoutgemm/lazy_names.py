@@ -24,8 +24,12 @@ def homes_of_names(code: CodeType, there: Container[str]) -> dict[str, str]:
 
     there  the names that the module has, by imports that have run
 
+    Imports of other packages are left out.
+
     >>> homes_of_names(compile("if checking: from .smem.tile import smem_tile", "", "exec"), ())
     {'smem_tile': '.smem.tile'}
+    >>> homes_of_names(compile("from os import path", "", "exec"), ())
+    {}
     """
     homes, level, home = {}, 0, ""
     for step in dis.get_instructions(code):
@@ -33,7 +37,7 @@ def homes_of_names(code: CodeType, there: Container[str]) -> dict[str, str]:
             level = step.argval  # the last number before an import is how many packages up it begins
         elif step.opname == "IMPORT_NAME":
             home = "." * level + step.argval
-        elif step.opname == "IMPORT_FROM" and step.argval not in there:
+        elif step.opname == "IMPORT_FROM" and home[:1] == "." and step.argval not in there:
             homes[step.argval] = home
     return homes
 
@@ -66,10 +70,12 @@ def by_import() -> bool:
     return sys._getframe(2).f_code.co_name == "_handle_fromlist"
 
 
-def named_later(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """The `__getattr__` and `__dir__` of a package that takes names from files below it.
+def named_later(package: str) -> tuple[list[str], Callable[[str], object], Callable[[], list[str]]]:
+    """The `__all__`, `__getattr__` and `__dir__` of a package that takes names from files below it.
 
     package  its name, as in `__name__`: the package calls this, below its imports. No name may be that of a file of it
+
+    `__all__` has the names that the package takes from its own files, and those that load later.
 
     A file is imported with the first of its names that is asked for. The package then keeps the name. Names that have
     moved away are found as `layoutgemm.moved` finds them.
@@ -81,7 +87,9 @@ def named_later(package: str) -> tuple[Callable[[str], object], Callable[[], lis
     Traceback (most recent call last):
     AttributeError: module 'layoutgemm.atoms' has no attribute 'smem_tyle'
     """
-    home_of = homes_of_names(sys._getframe(1).f_code, vars(sys.modules[package]))
+    code = sys._getframe(1).f_code
+    home_of = homes_of_names(code, vars(sys.modules[package]))
+    taken = [name for name, home in homes_of_names(code, ()).items() if home[1:2] != "."]
     old_name = old_names(package, frames=1)
 
     def get(name: str) -> object:
@@ -98,4 +106,4 @@ def named_later(package: str) -> tuple[Callable[[str], object], Callable[[], lis
     def names() -> list[str]:
         return sorted({*vars(sys.modules[package]), *home_of})
 
-    return get, names
+    return sorted({*taken, *home_of}), get, names

@@ -7,147 +7,95 @@ from typing import TYPE_CHECKING
 from ..lazy_names import named_later
 
 if TYPE_CHECKING:
-    from .catalog import FAMILIES, atoms
-    from .copy.base import Access, CopyAtom
-    from .copy.cp_async import AsyncCopy, BulkCopy, async_copies, bulk_copy, cp_async, st_async
-    from .copy.feeds_mma import feeds, operand_map, row_addresses
-    from .copy.ldmatrix import ldmatrix, ldmatrix_m16n8, matrix_copies, movmatrix, stmatrix
-    from .copy.tmem import TmemCopyAtom, tcgen05_cp, tcgen05_ld, tcgen05_st
-    from .copy.vector import (
-        VectorCopy,
-        WidestVector,
-        load_global,
-        load_shared,
-        store_global,
-        store_shared,
-        universal_copy,
-        vector_copies,
-        widest,
-    )
-    from .mma.base import Container, MmaAtom, ScaleFactors
-    from .mma.fma import fma
-    from .mma.sync import mma_sync
-    from .mma.tcgen05 import Tcgen05Atom, tcgen05_mma
-    from .mma.warp_fragments import fragment
-    from .mma.wgmma import wgmma
-    from .smem.describe import decode, describe, diff
-    from .smem.descriptor import OperandDescriptor, SmemDescriptor
-    from .smem.instruction_descriptor import InstructionDescriptor, instruction_descriptor
-    from .smem.operand_read import OperandRead, operand_read, tcgen05_read
-    from .smem.tile import SPANS, SWIZZLES, SmemTile, as_tile, smem_atom, smem_tile, swizzle_of, widest_swizzle
-    from .tiled.copy import TiledCopy
-    from .tiled.derived_copies import (
-        make_cotiled_copy,
-        make_tiled_copy,
-        make_tiled_copy_A,
-        make_tiled_copy_B,
-        make_tiled_copy_C,
-        make_tiled_copy_C_atom,
-        make_tiled_copy_D,
-        make_tiled_copy_S,
-        make_tiled_copy_tv,
-        tiled_copy_of_tile,
-    )
-    from .tiled.mma import Fragment, TiledMma, make_tiled_mma
-    from .tiled.thread_map import View
-    from .tma.derive import TmaCopy, TmaPlan, can_tma, tma_load, tma_reduce, tma_store
-    from .tma.gather import GatherPlan, tma_gather
-    from .tma.im2col import Im2colMap, Im2colPlan, tma_im2col
-    from .tma.rules import TensorMap
-    from .tmem.fragment import AccumulatorFragment, accumulator_fragment
-    from .tmem.layout import TmemLayout, block_scale_layout
-
-__all__ = [
-    "FAMILIES",
-    "SPANS",
-    "SWIZZLES",
-    "Access",
-    "AccumulatorFragment",
-    "AsyncCopy",
-    "BulkCopy",
-    "Container",
-    "CopyAtom",
-    "Fragment",
-    "GatherPlan",
-    "Im2colMap",
-    "Im2colPlan",
-    "InstructionDescriptor",
-    "MmaAtom",
-    "OperandDescriptor",
-    "OperandRead",
-    "ScaleFactors",
-    "SmemDescriptor",
-    "SmemTile",
-    "Tcgen05Atom",
-    "TensorMap",
-    "TiledCopy",
-    "TiledMma",
-    "TmaCopy",
-    "TmaPlan",
-    "TmemCopyAtom",
-    "TmemLayout",
-    "VectorCopy",
-    "View",
-    "WidestVector",
-    "accumulator_fragment",
-    "as_tile",
-    "async_copies",
-    "atoms",
-    "block_scale_layout",
-    "bulk_copy",
-    "can_tma",
-    "cp_async",
-    "decode",
-    "describe",
-    "diff",
-    "feeds",
-    "fma",
-    "fragment",
-    "instruction_descriptor",
-    "ldmatrix",
-    "ldmatrix_m16n8",
-    "load_global",
-    "load_shared",
-    "make_cotiled_copy",
-    "make_tiled_copy",
-    "make_tiled_copy_A",
-    "make_tiled_copy_B",
-    "make_tiled_copy_C",
-    "make_tiled_copy_C_atom",
-    "make_tiled_copy_D",
-    "make_tiled_copy_S",
-    "make_tiled_copy_tv",
-    "make_tiled_mma",
-    "matrix_copies",
-    "mma_sync",
-    "movmatrix",
-    "operand_map",
-    "operand_read",
-    "row_addresses",
-    "smem_atom",
-    "smem_tile",
-    "st_async",
-    "stmatrix",
-    "store_global",
-    "store_shared",
-    "swizzle_of",
-    "tcgen05_cp",
-    "tcgen05_ld",
-    "tcgen05_mma",
-    "tcgen05_read",
-    "tcgen05_st",
-    "tiled_copy_of_tile",
-    "tma_gather",
-    "tma_im2col",
-    "tma_load",
-    "tma_reduce",
-    "tma_store",
-    "universal_copy",
-    "vector_copies",
-    "wgmma",
-    "widest",
-    "widest_swizzle",
-]
+    from .catalog import FAMILIES as FAMILIES
+    from .catalog import atoms as atoms
+    from .copy.base import Access as Access
+    from .copy.base import CopyAtom as CopyAtom
+    from .copy.cp_async import AsyncCopy as AsyncCopy
+    from .copy.cp_async import BulkCopy as BulkCopy
+    from .copy.cp_async import async_copies as async_copies
+    from .copy.cp_async import bulk_copy as bulk_copy
+    from .copy.cp_async import cp_async as cp_async
+    from .copy.cp_async import st_async as st_async
+    from .copy.feeds_mma import feeds as feeds
+    from .copy.feeds_mma import operand_map as operand_map
+    from .copy.feeds_mma import row_addresses as row_addresses
+    from .copy.ldmatrix import ldmatrix as ldmatrix
+    from .copy.ldmatrix import ldmatrix_m16n8 as ldmatrix_m16n8
+    from .copy.ldmatrix import matrix_copies as matrix_copies
+    from .copy.ldmatrix import movmatrix as movmatrix
+    from .copy.ldmatrix import stmatrix as stmatrix
+    from .copy.tmem import TmemCopyAtom as TmemCopyAtom
+    from .copy.tmem import tcgen05_cp as tcgen05_cp
+    from .copy.tmem import tcgen05_ld as tcgen05_ld
+    from .copy.tmem import tcgen05_st as tcgen05_st
+    from .copy.vector import VectorCopy as VectorCopy
+    from .copy.vector import WidestVector as WidestVector
+    from .copy.vector import load_global as load_global
+    from .copy.vector import load_shared as load_shared
+    from .copy.vector import store_global as store_global
+    from .copy.vector import store_shared as store_shared
+    from .copy.vector import universal_copy as universal_copy
+    from .copy.vector import vector_copies as vector_copies
+    from .copy.vector import widest as widest
+    from .mma.base import Container as Container
+    from .mma.base import MmaAtom as MmaAtom
+    from .mma.base import ScaleFactors as ScaleFactors
+    from .mma.fma import fma as fma
+    from .mma.sync import mma_sync as mma_sync
+    from .mma.tcgen05 import Tcgen05Atom as Tcgen05Atom
+    from .mma.tcgen05 import tcgen05_mma as tcgen05_mma
+    from .mma.warp_fragments import fragment as fragment
+    from .mma.wgmma import wgmma as wgmma
+    from .smem.describe import decode as decode
+    from .smem.describe import describe as describe
+    from .smem.describe import diff as diff
+    from .smem.descriptor import OperandDescriptor as OperandDescriptor
+    from .smem.descriptor import SmemDescriptor as SmemDescriptor
+    from .smem.instruction_descriptor import InstructionDescriptor as InstructionDescriptor
+    from .smem.instruction_descriptor import instruction_descriptor as instruction_descriptor
+    from .smem.operand_read import OperandRead as OperandRead
+    from .smem.operand_read import operand_read as operand_read
+    from .smem.operand_read import tcgen05_read as tcgen05_read
+    from .smem.tile import SPANS as SPANS
+    from .smem.tile import SWIZZLES as SWIZZLES
+    from .smem.tile import SmemTile as SmemTile
+    from .smem.tile import as_tile as as_tile
+    from .smem.tile import smem_atom as smem_atom
+    from .smem.tile import smem_tile as smem_tile
+    from .smem.tile import swizzle_of as swizzle_of
+    from .smem.tile import widest_swizzle as widest_swizzle
+    from .tiled.copy import TiledCopy as TiledCopy
+    from .tiled.derived_copies import make_cotiled_copy as make_cotiled_copy
+    from .tiled.derived_copies import make_tiled_copy as make_tiled_copy
+    from .tiled.derived_copies import make_tiled_copy_A as make_tiled_copy_A
+    from .tiled.derived_copies import make_tiled_copy_B as make_tiled_copy_B
+    from .tiled.derived_copies import make_tiled_copy_C as make_tiled_copy_C
+    from .tiled.derived_copies import make_tiled_copy_C_atom as make_tiled_copy_C_atom
+    from .tiled.derived_copies import make_tiled_copy_D as make_tiled_copy_D
+    from .tiled.derived_copies import make_tiled_copy_S as make_tiled_copy_S
+    from .tiled.derived_copies import make_tiled_copy_tv as make_tiled_copy_tv
+    from .tiled.derived_copies import tiled_copy_of_tile as tiled_copy_of_tile
+    from .tiled.mma import Fragment as Fragment
+    from .tiled.mma import TiledMma as TiledMma
+    from .tiled.mma import make_tiled_mma as make_tiled_mma
+    from .tiled.thread_map import View as View
+    from .tma.derive import TmaCopy as TmaCopy
+    from .tma.derive import TmaPlan as TmaPlan
+    from .tma.derive import can_tma as can_tma
+    from .tma.derive import tma_load as tma_load
+    from .tma.derive import tma_reduce as tma_reduce
+    from .tma.derive import tma_store as tma_store
+    from .tma.gather import GatherPlan as GatherPlan
+    from .tma.gather import tma_gather as tma_gather
+    from .tma.im2col import Im2colMap as Im2colMap
+    from .tma.im2col import Im2colPlan as Im2colPlan
+    from .tma.im2col import tma_im2col as tma_im2col
+    from .tma.rules import TensorMap as TensorMap
+    from .tmem.fragment import AccumulatorFragment as AccumulatorFragment
+    from .tmem.fragment import accumulator_fragment as accumulator_fragment
+    from .tmem.layout import TmemLayout as TmemLayout
+    from .tmem.layout import block_scale_layout as block_scale_layout
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = named_later(__name__)
+    __all__, __getattr__, __dir__ = named_later(__name__)

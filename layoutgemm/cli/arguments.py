@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .. import view
-from ..arguments import shown
+from ..arguments import PROGRAMS, shown
 from ..errors import LayoutError, ParseError
 from ..layouts.notation import MAX_TEXT
 from .commands import COMMANDS, Commands
 
-SCRIPTS = (".py", ".ipynb")  # what `emulate` runs as a script
+SCRIPTS = (".py", ".ipynb", *PROGRAMS)  # what `emulate` runs as a script
 FROM_INPUT = "; - reads one from standard input"  # `layout_text`
 MESSAGE = 1000  # characters of a message about arguments: a longer one repeats a long argument
 

@@ -1,6 +1,6 @@
 """`layoutgemm emulate FILE`.
 
-The file is a PTX file, with a kernel's described arguments, or a Python script for an emulated GPU.
+The file is a PTX file, with a kernel's described arguments, or a program for an emulated GPU: Python or CUDA C++.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
-from ..arguments import shown
+from ..arguments import PROGRAMS, shown
 from ..dtypes import dtype
 from ..emulator.api import LaunchResult, TensorMapOf, emulate, emulate_ptx
 from ..emulator.distributed import run_ranks
@@ -38,6 +38,8 @@ ARGUMENTS = """arguments, one --arg for each parameter of the kernel, in order:
   x.npy                an array from a file
   i32=5, f32=0.5       a number
   map:bf16:128x64:64x64:128B   a tensor map over a random array: type, shape, box, swizzle; last axis innermost
+
+nvcc compiles CUDA C++; NVCC_APPEND_FLAGS has its flags and further sources
 
 examples:
   layoutgemm emulate kernel.ptx --arg f32:32=range --timeline
@@ -63,7 +65,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = ARGUMENTS
     parser.add_argument(
-        "file", type=Path, nargs="?", help="PTX, or a Python script (.py, .ipynb), with its arguments behind it"
+        "file",
+        type=Path,
+        nargs="?",
+        help="PTX, or a program with its arguments behind it: Python (.py, .ipynb), CUDA C++ (.cu, or its library .so)",
     )
     parser.add_argument(
         "-m", dest="module", metavar="MODULE", help="a module in place of a script, as for python -m: -m pytest tests"
@@ -189,6 +194,10 @@ def _script(args: argparse.Namespace) -> int:
     for name, usual in _OF_PTX.items():
         if getattr(args, name) != usual:
             raise EmulatorError(f"--{name} describes a launch of PTX, and {args.module or args.file} makes its own")
+    if args.ranks > 1 and args.module is None and args.file.suffix in PROGRAMS:
+        raise EmulatorError(
+            f"--ranks {args.ranks} runs a script of Python as torchrun does, and {args.file} is a program"
+        )
     options = {
         "policy": replace(args.order, lanes=args.lanes), "banks": args.banks, "timeline": _timed(args),
         "progress": sys.stderr.isatty(),

@@ -14,8 +14,8 @@ from .ptx.parser import PtxInstruction, PtxKernel, SourceLine
 
 WARP = re.compile(r"CTA \((\d+), (\d+), (\d+)\) warp (\d+)(?!\d| \()")
 PLACE = re.compile(r"CTA \(\d+, \d+, \d+\)(?: warp \d+)?")
-# What differs between findings of one line of the program: PTX lines, places, numbers, and roles of warps.
-NUMBERS = re.compile(rf" \((?:{'|'.join((*PARTS, *ALONE, NOTHING))})[^)]*\)|\b0x[0-9a-f]+|(?<![\w.:])\d+")
+# What differs between findings of one line of the program: PTX lines, places, numbers, registers, and roles of warps.
+NUMBERS = re.compile(rf" \((?:{'|'.join((*PARTS, *ALONE, NOTHING))})[^)]*\)|\b0x[0-9a-f]+|%[a-z]+\d+|(?<![\w.:])\d+")
 # What else differs between lints of one cause at several instructions: the places of both accesses, the lanes, the
 # registers, and how many words a load of tensor memory has.
 SITES = re.compile(
@@ -76,6 +76,9 @@ class Finding:
         A cause is the opcodes, the reason and the remedy.
 
         >>> one, other = (Finding("lint", f"ld.x{n} at PTX line {n} (f.py:{n}) uses it", n) for n in (2, 4))
+        >>> one.alike == other.alike
+        True
+        >>> one, other = (Finding("race", f"%f{n} is read", n, source=SourceLine("f.cu", 7)) for n in (2, 4))
         >>> one.alike == other.alike
         True
         """

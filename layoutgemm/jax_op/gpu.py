@@ -30,6 +30,7 @@ from ..kernels.partials import WORD_BYTES, ReducingPlan
 from ..kernels.plan import WORKSPACE, GemmPlan
 from ..kernels.run.occupancy import cluster_occupancy
 from ..kernels.sm90.choose.occupancy import ClusterOccupancy
+from ..kernels.sm90.plan import Sm90Plan
 from ..torch_op.problem import (
     Ints,
     OperandCopy,
@@ -51,6 +52,7 @@ from .reference import finish
 
 Kernel = Callable[..., None]
 Address: TypeAlias = Any  # the DSL's Int64; in the emulator an array
+Words = Callable[[Mapping[str, Address]], Sequence[object]]
 Start = Callable[[Kernel, object, Mapping[str, Address]], None]
 
 
@@ -185,14 +187,13 @@ def copied(x: jax.Array, copy: OperandCopy) -> jax.Array:
 
 def _call(product: Product, solution: Solution, on: Target, arrays: Sequence[jax.Array]) -> jax.Array:
     """The launches of a solution; `arrays`: A, B and any bias."""
-    plan = solution.kernel.plan(*solution.sizes)
-    steps = [bytes_of(each) for each in product.types]
-    clusters = workers(solution, on.places)
-    facts = {"launches": solution.launches, "sizes": solution.sizes, "workers": clusters,
-             "leading": solution.leading, "strides": solution.strides}  # fmt: skip
-    start = functools.partial(_start, plan.parameters, solution, steps, clusters)
-    read = dict(zip(("a", "b", "bias"), arrays))
-    return launched(plan, on, read, [CallResult("c", *product.outputs[0])], facts, start)["c"]
+    plan, read = solution.kernel.plan(*solution.sizes), dict(zip(("a", "b", "bias"), arrays))
+    results = [CallResult("c", *product.outputs[0])]
+    return launched_solution(plan, solution, on, read, results, product, _bias_words)["c"]
+
+
+def _bias_words(pointers: Mapping[str, Address]) -> tuple[object, ...]:
+    return (pointers["bias"], 0) if "bias" in pointers else ()
 
 
 class CallResult(NamedTuple):
@@ -224,6 +225,43 @@ def launched(
     traced = functools.partial(_at_addresses, cast(Kernel, kernel_of(plan.for_any_size())), start, names)
     found = called(plan, on, shapes, {**facts, "names": names}, traced, aliases)(*arrays.values())
     return dict(zip([x.name for x in results], found, strict=True))
+
+
+def launched_solution(
+    plan: GemmPlan, solution: Solution, on: Target, read: Mapping[str, jax.Array], results: Sequence[CallResult],
+    product: Product | WritingProduct, words: Words,
+) -> dict[str, jax.Array]:  # fmt: skip
+    """The arrays that a solution's launches give, by name: as `launched`.
+
+    plan   of the solution's sizes
+    words  of the plan's epilogue, at the arrays' addresses
+    """
+    clusters, steps = workers(solution, on.places), [bytes_of(each) for each in product.types]
+    facts = {"launches": solution.launches, "sizes": solution.sizes, "workers": clusters, "leading": solution.leading,
+             "strides": solution.strides, "product": str(product)}  # fmt: skip
+    start = functools.partial(_start, plan.parameters, solution, steps, words, clusters)
+    return launched(plan, on, read, results, facts, start)
+
+
+def launched_once(
+    plan: Sm90Plan, on: Target, read: Mapping[str, jax.Array], results: Sequence[CallResult],
+    facts: Mapping[str, object], numbers: Sequence[int], words: Words,
+) -> dict[str, jax.Array]:  # fmt: skip
+    """The arrays that one launch of a plan gives, by name: as `launched`.
+
+    numbers  sizes, pitches and clusters of the launch, as constants
+    words    of the launch, at the arrays' addresses
+    """
+    start = functools.partial(_start_once, plan.parameters, numbers, words)
+    return launched(plan, on, read, results, {"numbers": numbers, **facts}, start)
+
+
+def _start_once(
+    parameters: Mapping[str, str], numbers: Sequence[int], words: Words,
+    kernel: Kernel, stream: object, pointers: Mapping[str, Address],
+) -> None:  # fmt: skip
+    """Host side, traced: the launch at the tensors' addresses, with sizes and strides as constants."""
+    start_kernel(kernel, parameters, (*[pointers[name] for name in "abc"], *numbers, *words(pointers)), stream)
 
 
 def _at_addresses(kernel: Kernel, start: Start, names: Sequence[str], stream: object, *tensors: KernelTensor) -> None:
@@ -298,7 +336,7 @@ def lines_of(x: jax.Array, kind: DType) -> jax.Array:
 
 
 def _start(
-    parameters: Mapping[str, str], solution: Solution, steps: Sequence[int], clusters: int,
+    parameters: Mapping[str, str], solution: Solution, steps: Sequence[int], words: Words, clusters: int,
     kernel: Kernel, stream: object, pointers: Mapping[str, Address],
 ) -> None:  # fmt: skip
     """Host side, traced: each launch at the tensors' addresses, with sizes and strides as constants.
@@ -306,10 +344,9 @@ def _start(
     parameters  the kinds of what the kernel takes
     steps       bytes of an element of A, B and C
     """
-    words = (pointers["bias"], 0) if "bias" in pointers else ()
     for at in solution.launches:
         places = [pointers[name] + place * step for name, place, step in zip("abc", at, steps, strict=True)]
-        start_kernel(kernel, parameters, arguments(solution, places, clusters, words), stream)
+        start_kernel(kernel, parameters, arguments(solution, places, clusters, words(pointers)), stream)
 
 
 def start_kernel(kernel: Kernel, parameters: Mapping[str, str], values: Sequence[object], stream: object) -> None:

@@ -231,6 +231,14 @@ class OperandPlan:
 
 
 @memoized(512)
+def with_copies(operand: OperandPlan, copies: Sequence[TmaPlan]) -> OperandPlan:
+    """The operand with other copies, those of each tensor map."""
+    first, *rest = copies
+    if operand.others:
+        return replace(operand, tma=first, others=tuple(rest))
+    return replace(operand, tma=first, rest=rest[0] if rest else None)
+
+
 def derive_operand(
     name: str, spec: Operand, free: str, extent: int, tile_k: int, swizzle: str | None, atom: MmaAtom
 ) -> OperandPlan:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from math import lcm
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, overload
 
 from ..arch import Arch, ArchName
 from ..arch import arch as arch_named
@@ -23,7 +23,9 @@ from ..schedule import TileList, Triangular
 from ..schedule.triangular import HALVES
 from .derive import Operand, OperandSpec
 from .epilogue.chain import Epilogue
+from .grouped.rows import rows_of_group
 from .indexed.rows import IndexedRows
+from .operands.combinations import PartOptions
 from .operands.combined import LEAST_MATRICES, Combined, columns_of_each
 from .operands.gated import combination
 from .operands.pair import SecondPair, pair_of
@@ -39,7 +41,6 @@ from .sm90.choose.rules import SPARE, Sm90Choice, in_place, whole_columns, with_
 from .sm90.choose.scaled_grouped import (
     along_k_config,
     k_blocks_config,
-    masked_rows,
     read_each_column,
     scaled_config,
     usual_config,
@@ -73,7 +74,7 @@ Sm100Name = Literal[
 ]  # fmt: skip
 
 
-class PlanOptions(TypedDict, total=False):
+class PlanOptions(PartOptions, total=False):
     """The keyword arguments of `plan` that do not decide which kernel it is."""
 
     a: OperandSpec
@@ -81,16 +82,7 @@ class PlanOptions(TypedDict, total=False):
     c: OperandSpec | None
     batch: int
     epilogue: Epilogue | None
-    gated: Combined | str | None
-    order: Order | None
-    prologue: Prologue | None
-    pair: SecondPair | int | None
-    indexed: IndexedRows | None
-    triangles: Triangles | None
     scales: ScaleFormat | str | None
-    ragged: Ragged | None
-    along_k: AlongK | None
-    mainloop: Promoted | None
 
 
 @overload
@@ -170,9 +162,8 @@ def plan(
     indexed   rows of A and C by index; m is the product's rows
     triangles A or B is triangular, likewise
     scales    "mxfp8", "mxfp4" or "nvfp4" block scales, as for `Sm100Plan.derive`; on sm_100a and later
-    ragged, along_k  groups of rows, masked ones, or groups along K, `batch` of them, as for `Sm90Plan.derive`; not on
-              sm_100a
-    mainloop  what happens to the sum of each K block, as for `Sm90Plan.derive`; not on sm_100a
+    ragged, along_k  groups of rows, masked ones, or groups along K, `batch` of them, as for `Sm90Plan.derive`
+    mainloop  what happens to the sum of each K block, as for `Sm90Plan.derive`
 
     Raises PlanError naming the argument when the architecture's kernel does not take it, and passes on AtomError,
     DescriptorError and TmaError.
@@ -206,12 +197,13 @@ def plan(
     if kind is Sm100Config:
         on_blackwell = partial(
             Sm100Plan.derive, m, n, k, arch=target, batch=batch, a=a, b=b, c=c, epilogue=epilogue, order=order,
-            indexed=indexed, gated=gates, pair=pair, scales=scales,
+            indexed=indexed, gated=gates, pair=pair, scales=scales, ragged=ragged, along_k=along_k,
+            mainloop=mainloop,
         )  # fmt: skip
         if chosen is not None:
             return on_blackwell(config=chosen)
         columns = n if order is None else columns_of_order(order, m, n)
-        rule = _for_blackwell((m, columns, batch), target, gates, epilogue, scales is not None)
+        rule = _for_blackwell((m, columns, batch), target, parts, scales is not None)
         return _first(partial(on_blackwell, config=each) for each in rule)
     derive = partial(
         Sm80Plan.derive, m, n, k, batch=batch, arch=target, a=a, b=b, c=c, epilogue=epilogue, order=order,
@@ -227,7 +219,7 @@ def _check_parts(parts: PlanParts, target: Arch, kind: type[Config]) -> None:
     """Raise PlanError for a part that kernels of other architectures than Hopper do not take."""
     missing = ["triangles"]
     if kind is Sm100Config:
-        missing += ["prologue", "ragged", "along_k", "mainloop"]
+        missing.append("prologue")
     for name in missing:
         if getattr(parts, name) is not None:
             raise PlanError(refusal_beside_hopper(name, target.name))
@@ -247,18 +239,10 @@ def _without_block_scales(target: Arch, kind: type[Config], form: ScaleFormat) -
 
 MN_SPAN = 64  # columns of 16-bit elements in 128 bytes
 
-_BY_CONFIG = "config=Sm80Config()"
-_BY_MMA = f"multiply group by group, or by mma.sync: {_BY_CONFIG}"
 # Arguments that kernels of other architectures do not take: why, and the way out.
 _BESIDE_HOPPER = {
     "triangles": ("its loop takes the same K tiles in every tile", "leave it out: products with zeros are right"),
     "prologue": ("it multiplies A as it lies in shared memory", "compute the function of A first"),
-    "ragged": ("its tiles are of one grid for all matrices", "multiply group by group, or with config=Sm80Config()"),
-    "mainloop": ("it adds K blocks as they come", f"scale A and B first, or by mma.sync: {_BY_CONFIG}"),
-    "along_k": (
-        "its loop takes the same K tiles in every tile",
-        "multiply group by group, or with config=Sm80Config()",
-    ),
 }
 
 
@@ -274,18 +258,19 @@ def refusal_beside_hopper(name: str, arch: str, said: str = "") -> str:
     return f"{said or name}: not by the kernel of {arch}: {why}; sm_90a has a kernel. {way_out[0].upper()}{way_out[1:]}"
 
 
-def _for_blackwell(
-    sizes: tuple[int, int, int], target: Arch, gated: Combined | None, epilogue: Epilogue | None, scaled: bool
-) -> Iterator[Sm100Config]:
+def _for_blackwell(sizes: tuple[int, int, int], target: Arch, parts: PlanParts, scaled: bool) -> Iterator[Sm100Config]:
     """The configurations of the rule for tcgen05, the best first. `sizes`: m, n, batch."""
-    if gated is not None:  # whole spans of 128 bytes of each matrix
-        unit = gated.matrices * MN_SPAN
-        yield Sm100Config((128, 256 // unit * unit))
+    if parts.gated is not None:  # whole spans of 128 bytes of each matrix
+        unit = parts.gated.matrices * MN_SPAN
+        widest = 256 if parts.mainloop is None else unit
+        yield Sm100Config((128, widest // unit * unit))
         return
     m, n, batch = sizes
-    unit = 1 if epilogue is None else epilogue.columns
-    yield choose_sm100(m, n, batch=batch, arch=target, unit=unit, scaled=scaled)[0]
-    yield Sm100Config((128, 128) if scaled else (128, 256))
+    unit = 1 if parts.epilogue is None else parts.epilogue.columns
+    yield choose_sm100(
+        m, n, batch=batch, arch=target, unit=unit, scaled=scaled, ragged=parts.ragged, mainloop=parts.mainloop
+    )[0]
+    yield Sm100Config((128, 128) if scaled or parts.mainloop is not None else (128, 256))
 
 
 def mma_configs(
@@ -396,7 +381,7 @@ def _rule(
     if parts.prologue is not None:
         own = prologue_config(m, columns, k, batch)
         if indexed is not None or grouped:  # a CTA takes several tiles, and threads gather
-            own = grouped_prologue_config(_rows_of_group(m, batch, parts.ragged), columns, k, batch)
+            own = grouped_prologue_config(rows_of_group(m, batch, parts.ragged), columns, k, batch)
         if indexed is not None and indexed.gather is not None and not indexed.copies:
             own = replace(own, loader="warpgroup")
         rule = chain([own], SPARE)
@@ -412,13 +397,6 @@ def _rule(
     return rule if parts.triangles is None else _for_triangles(rule)
 
 
-def _rows_of_group(m: int, groups: int, ragged: Ragged | None) -> int:
-    """The rows of a group that tiles are chosen for. Of groups along K, and of a batch, all of a matrix."""
-    if ragged is None:
-        return m
-    return masked_rows(m) if ragged.masked else -(-m // groups)
-
-
 def _grouped_config(
     sizes: tuple[int, int, int, int], given: tuple[Operand, Operand, Operand], parts: PlanParts
 ) -> Sm90Config:
@@ -429,7 +407,7 @@ def _grouped_config(
         if parts.along_k.in_blocks:
             return k_blocks_config(m, n, k, groups, None, c.dtype.name, columns=columns)
         return along_k_config(m, n, k, groups, c.dtype.bits == 32, columns=columns)
-    rows = _rows_of_group(m, groups, parts.ragged)
+    rows = rows_of_group(m, groups, parts.ragged)
     masked = parts.ragged is not None and parts.ragged.masked
     types = a.dtype.name, f"{b.dtype.name}:{b.order}", c.dtype.name
     sums = 1 if parts.gated is None else parts.gated.matrices

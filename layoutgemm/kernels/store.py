@@ -237,8 +237,8 @@ class StorePlan:
 
     @property
     def box_rows(self) -> int:
-        """Rows of a box of a row-major C: its owner's."""
-        return self.warps * WARP_ROWS
+        """Rows of a box of C: its owner's."""
+        return self.maps[0].box[self.maps[0].dims.index("m")]
 
     def rounds_of(self, block: int, part: int) -> list[tuple[int, StoreRound]]:
         """(number, round) of one block and part. The number, of all that a consumer stores, tells the buffer."""

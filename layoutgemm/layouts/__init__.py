@@ -22,140 +22,73 @@ A layout of integers handed to compose enters layout, algebra.compose, basis, in
 from typing import TYPE_CHECKING
 
 from ..lazy_names import named_later
-from .basis import E, ScaledBasis
-from .coordinates import CoordinateTensor
-from .functions import (
-    append,
-    blocked_product,
-    coalesce,
-    compatible,
-    complement,
-    composition,
-    congruent,
-    cosize,
-    crd2idx,
-    depth,
-    dice,
-    downcast,
-    filter,
-    flat_divide,
-    flat_product,
-    flatten,
-    get,
-    group_modes,
-    idx2crd,
-    left_inverse,
-    local_partition,
-    local_tile,
-    logical_divide,
-    logical_product,
-    make_composed_layout,
-    make_identity_layout,
-    make_layout,
-    make_layout_like,
-    make_layout_tv,
-    make_ordered_layout,
-    make_swizzle,
-    max_common_layout,
-    max_common_vector,
-    nullspace,
-    prepend,
-    product,
-    product_each,
-    raked_product,
-    rank,
-    recast_layout,
-    right_inverse,
-    select,
-    shape,
-    size,
-    slice_,
-    slice_and_offset,
-    stride,
-    tile_to_shape,
-    tiled_divide,
-    tiled_product,
-    upcast,
-    weakly_congruent,
-    with_shape,
-    zipped_divide,
-    zipped_product,
-)
-from .layout import Layout
-from .linear import LinearLayout
-from .notation import parse
-from .proofs.verdicts import CounterExample, Proof, Undecided, Verdict
-from .swizzle import ComposedLayout, Swizzle
-
-__all__ = [
-    "ComposedLayout",
-    "CoordinateTensor",
-    "CounterExample",
-    "E",
-    "Layout",
-    "LinearLayout",
-    "Proof",
-    "ScaledBasis",
-    "Swizzle",
-    "Undecided",
-    "Verdict",
-    "append",
-    "blocked_product",
-    "coalesce",
-    "compatible",
-    "complement",
-    "composition",
-    "congruent",
-    "cosize",
-    "crd2idx",
-    "depth",
-    "dice",
-    "downcast",
-    "filter",
-    "flat_divide",
-    "flat_product",
-    "flatten",
-    "get",
-    "group_modes",
-    "idx2crd",
-    "left_inverse",
-    "local_partition",
-    "local_tile",
-    "logical_divide",
-    "logical_product",
-    "make_composed_layout",
-    "make_identity_layout",
-    "make_layout",
-    "make_layout_like",
-    "make_layout_tv",
-    "make_ordered_layout",
-    "make_swizzle",
-    "max_common_layout",
-    "max_common_vector",
-    "nullspace",
-    "parse",
-    "prepend",
-    "product",
-    "product_each",
-    "raked_product",
-    "rank",
-    "recast_layout",
-    "right_inverse",
-    "select",
-    "shape",
-    "size",
-    "slice_",
-    "slice_and_offset",
-    "stride",
-    "tile_to_shape",
-    "tiled_divide",
-    "tiled_product",
-    "upcast",
-    "weakly_congruent",
-    "with_shape",
-    "zipped_divide",
-    "zipped_product",
-]
+from .basis import E as E
+from .basis import ScaledBasis as ScaledBasis
+from .coordinates import CoordinateTensor as CoordinateTensor
+from .functions import append as append
+from .functions import blocked_product as blocked_product
+from .functions import coalesce as coalesce
+from .functions import compatible as compatible
+from .functions import complement as complement
+from .functions import composition as composition
+from .functions import congruent as congruent
+from .functions import cosize as cosize
+from .functions import crd2idx as crd2idx
+from .functions import depth as depth
+from .functions import dice as dice
+from .functions import downcast as downcast
+from .functions import filter as filter
+from .functions import flat_divide as flat_divide
+from .functions import flat_product as flat_product
+from .functions import flatten as flatten
+from .functions import get as get
+from .functions import group_modes as group_modes
+from .functions import idx2crd as idx2crd
+from .functions import left_inverse as left_inverse
+from .functions import local_partition as local_partition
+from .functions import local_tile as local_tile
+from .functions import logical_divide as logical_divide
+from .functions import logical_product as logical_product
+from .functions import make_composed_layout as make_composed_layout
+from .functions import make_identity_layout as make_identity_layout
+from .functions import make_layout as make_layout
+from .functions import make_layout_like as make_layout_like
+from .functions import make_layout_tv as make_layout_tv
+from .functions import make_ordered_layout as make_ordered_layout
+from .functions import make_swizzle as make_swizzle
+from .functions import max_common_layout as max_common_layout
+from .functions import max_common_vector as max_common_vector
+from .functions import nullspace as nullspace
+from .functions import prepend as prepend
+from .functions import product as product
+from .functions import product_each as product_each
+from .functions import raked_product as raked_product
+from .functions import rank as rank
+from .functions import recast_layout as recast_layout
+from .functions import right_inverse as right_inverse
+from .functions import select as select
+from .functions import shape as shape
+from .functions import size as size
+from .functions import slice_ as slice_
+from .functions import slice_and_offset as slice_and_offset
+from .functions import stride as stride
+from .functions import tile_to_shape as tile_to_shape
+from .functions import tiled_divide as tiled_divide
+from .functions import tiled_product as tiled_product
+from .functions import upcast as upcast
+from .functions import weakly_congruent as weakly_congruent
+from .functions import with_shape as with_shape
+from .functions import zipped_divide as zipped_divide
+from .functions import zipped_product as zipped_product
+from .layout import Layout as Layout
+from .linear import LinearLayout as LinearLayout
+from .notation import parse as parse
+from .proofs.verdicts import CounterExample as CounterExample
+from .proofs.verdicts import Proof as Proof
+from .proofs.verdicts import Undecided as Undecided
+from .proofs.verdicts import Verdict as Verdict
+from .swizzle import ComposedLayout as ComposedLayout
+from .swizzle import Swizzle as Swizzle
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = named_later(__name__)
+    __all__, __getattr__, __dir__ = named_later(__name__)

@@ -28,6 +28,8 @@ _OTHER_FILES = {
     "gguf_file=...) gives the dense model, which swap_linears(model, weights=...) packs",
     **dict.fromkeys((".bin", ".pt", ".pth"), _PICKLED),
 }
+# A tool's own file -> its quant_method, which older files leave out.
+_OWN_CONFIGS = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 _TYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32,
     "I64": torch.int64, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64,
@@ -50,7 +52,8 @@ class Checkpoint:
     path     a directory with model.safetensors.index.json, or with one .safetensors file; or one of these files
     rename   a function from a tensor's name in the files to its name here, as a model's has another prefix; or None
     tensors  each tensor's file, type and shape
-    config   what config.json beside them says, {} without one
+    config   what config.json beside them says, {} without one. If it has no quantization_config, that of GPTQ's,
+             AWQ's or ModelOpt's own file
 
     Raises OperandError for files that are missing, cut off or no safetensors. Raises it for tensors that the index has
     and its shards have not, or the other way round, and for two of one name. ModuleNotFoundError without the package.
@@ -71,8 +74,7 @@ class Checkpoint:
             self.tensors = dict(_header(_only_file(self.path)))
         if rename is not None:
             self.tensors = _renamed(self.tensors, rename)
-        found = index.parent / "config.json"
-        self.config: dict[str, object] = _object(found) if found.is_file() else {}
+        self.config = _config(index.parent)
         self._layers: dict[str, list[str]] = {}
         for name in self.tensors:
             self._layers.setdefault(name.rpartition(".")[0], []).append(name)
@@ -100,6 +102,17 @@ class Checkpoint:
         if not self.names(layer):
             raise OperandError(f"{layer} has no tensors in {self.path}")
         return {name.rpartition(".")[2]: self.tensor(name) for name in self.names(layer)}
+
+
+def _config(folder: Path) -> dict[str, object]:
+    """A checkpoint's config.json, with the "quantization_config" of a tool's own file."""
+    found = _object(folder / "config.json") if (folder / "config.json").is_file() else {}
+    for name, method in _OWN_CONFIGS.items():
+        if "quantization_config" not in found and (folder / name).is_file():
+            own = _object(folder / name)
+            inner = own.get("quantization")
+            found["quantization_config"] = {"quant_method": method, **(inner if isinstance(inner, dict) else own)}
+    return found
 
 
 def listed_names(names: Iterable[str], most: int = 5) -> str:

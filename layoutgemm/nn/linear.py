@@ -29,11 +29,6 @@ def check_layer(layer: object, what: str) -> None:
         raise OperandError(refusal(layer, what, "a torch.nn.Linear or a layer with its attributes") + way_out)
 
 
-def sizes_text(layer: ActivatedLayer) -> str:
-    """Sizes of a layer as torch.nn.Linear prints them, with an activation too."""
-    return f"in_features={layer.in_features}, out_features={layer.weight_rows}, bias={layer.bias is not None}"
-
-
 def attributes(layer: torch.nn.Module, kind: type[torch.nn.Module], *names: str) -> list[torch.Tensor]:
     """A layer's parameters and buffers by name, as its attributes are.
 
@@ -102,6 +97,17 @@ class ActivatedLayer:
     @out_features.setter
     def out_features(self, rows: int) -> None:
         self.weight_rows = rows
+
+    def extra_repr(self) -> str:
+        """Sizes as torch.nn.Linear prints them, then options that differ from its defaults."""
+        said = f"in_features={self.in_features}, out_features={self.weight_rows}, bias={self.bias is not None}"
+        said += "".join(f", {option}" for option in self._told)
+        return said if self.activation is None else f"{said}, activation={self.activation!r}"
+
+    @property
+    def _told(self) -> tuple[str, ...]:
+        """Further options that `extra_repr` tells."""
+        return ()
 
     def __prepare_scriptable__(self) -> object:
         """Raise OperandError: torch.jit.script, which asks here, compiles no kernel's call."""
@@ -189,8 +195,3 @@ class DenseLinear(ActivatedLayer, torch.nn.Linear):
         """activation(x @ weight.T + bias), of shape (..., out_features)."""
         weight, bias = weight_and_bias(self, DenseLinear)
         return linear(input, weight, bias, self.activation, self.allow_tf32)
-
-    def extra_repr(self) -> str:
-        """Sizes, and options that differ from torch.nn.Linear's defaults."""
-        said = sizes_text(self)
-        return said if self.activation is None else f"{said}, activation={self.activation!r}"

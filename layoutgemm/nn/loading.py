@@ -21,11 +21,21 @@ from fnmatch import fnmatchcase
 import torch
 
 from ..errors import OperandError, TensorError
+from ..kernels.quantized.checkpoints import symmetric_version
 from .checkpoint import Checkpoint, StoredTensor, listed_names
 from .experts import ExpertsMLP
 from .gated import GatedMLP
 from .packed_layer import BLOCK_SCALE, FLOAT8_KIND, PACKED_BY, has_block_scales, packed_layer
-from .quantized import COMPRESSED_TENSORS, INT8_ROWS, MODELOPT_FP4, NEEDED, OF_BYTES, QuantizedLinear, unknown_kind
+from .quantized import (
+    ANY_PACKED,
+    COMPRESSED_TENSORS,
+    INT8_ROWS,
+    MODELOPT_FP4,
+    NEEDED,
+    OF_BYTES,
+    QuantizedLinear,
+    unknown_kind,
+)
 from .scaled import ScaledLinear
 from .stored_blocks import BlockExperts, StoredBlocks, find_block_experts, find_blocks
 from .stored_experts import (
@@ -39,6 +49,8 @@ from .stored_experts import (
 )
 from .swap import Swapped, Swaps, grouped, reason_to_stay, replace_modules
 
+# auto-round's packing_format -> kind of the tensors that it packs.
+_AUTO_ROUND = {"auto_round:auto_gptq": "gptq", "auto_round:auto_awq": "awq"}
 _FOREIGN_STATE = (ScaledLinear, GatedMLP, QuantizedLinear, ExpertsMLP)
 
 
@@ -116,9 +128,13 @@ def load_checkpoint(
     values: dict[tuple[StoredExperts, str], torch.Tensor] = {}
     for one in plan.experts:
         if one.packed and one.reason:  # in advance: layers may be refused
-            values |= {(one, key): joined_weights(one, key, plan.kind, plan.read) for key in one.layers}
+            values |= {
+                (one, key): joined_weights(one, key, plan.kind_of(one.all_layers[0]), plan.read) for key in one.layers
+            }
         elif one.packed:
-            made[one.module] = packed_experts(one, plan.kind, plan.read).to(_device_of(one.module, on))
+            made[one.module] = packed_experts(one, plan.kind_of(one.all_layers[0]), plan.read).to(
+                _device_of(one.module, on)
+            )
     for block, _ in plan.unpacked:
         block.check(found.tensor)
     for each in plan.in_blocks:
@@ -133,7 +149,7 @@ def load_checkpoint(
     for (one, key), same in plan.joined.items():
         if one.module not in made:
             value = values.pop((one, key), None)
-            value = joined_weights(one, key, plan.kind, plan.read) if value is None else value
+            value = joined_weights(one, key, plan.kind_of(one.all_layers[0]), plan.read) if value is None else value
             _fill(model, same, value, on)
     buffers = tuple([name for name, x in model.named_buffers() if x.is_meta])
     beside = (*_expert_lines(plan, made), *_block_lines(plan, made))
@@ -174,8 +190,12 @@ class _Plan:
         self.in_blocks = find_block_experts(self.modules, self.blocks, self.stored)
         found = find_experts(self.modules, self.stored, experts)
         packed = [name for name, _ in layers] + [one.all_layers[0] for one in found if one.packed]
-        self.kind = self._kind_of(_kind(kind, self.found.config, packed), packed)
-        self.experts = [replace(one, reason=reason_against(one, self.kind)) for one in found]
+        self.kind = _kind(kind, self.found.config, packed)
+        if kind is None and self.kind == "gptq":
+            self.kind = self._gptq_of(packed)
+        if self.kind != ANY_PACKED:
+            self.kind = self._scales_of(self.kind, packed)
+        self.experts = [replace(one, reason=reason_against(one, self.kind_of(one.all_layers[0]))) for one in found]
         chosen = {module: name for name, module in reversed(layers)}  # a shared layer's first name
         for name, module in layers:
             _check_shared(self, chosen[module], name)
@@ -189,7 +209,20 @@ class _Plan:
         self.packed = {name: module for name, module in linear.items() if module in chosen}
         self.sources = chosen
 
-    def _kind_of(self, kind: str, packed: Iterable[str]) -> str:
+    def _gptq_of(self, packed: Iterable[str]) -> str:
+        """The kind of a GPTQ checkpoint. Of symmetric weights the stored zero points tell: some tools write those of
+        the second format and call it the first."""
+        said, zeros = self.found.config["quantization_config"], [f"{layer}.qzeros" for layer in packed]
+        there = next((name for name in zeros if name in self.stored), None)
+        if not isinstance(said, dict) or said.get("sym") is not True or there is None:
+            return "gptq"
+        return "gptq_v2" if symmetric_version(self.found.tensor(there).numpy()) == 2 else "gptq"
+
+    def kind_of(self, *layers: str) -> str:
+        """The kind of some layers. Where each has a format of its own, their tensors say it."""
+        return self._scales_of(self.kind, layers) if self.kind == ANY_PACKED else self.kind
+
+    def _scales_of(self, kind: str, packed: Iterable[str]) -> str:
         """The kind, or "fp8" where compressed-tensors' scales are of blocks."""
         shapes = {name: of.shape for name, of in self.stored.items()}
         scales = [(f"{layer}.weight", f"{layer}.{BLOCK_SCALE}") for layer in packed]
@@ -290,8 +323,11 @@ def _kind(asked: str | None, config: Mapping[str, object], layers: list[str]) ->
             kind = "gptq_v2"
         elif kind == "awq" and str(said.get("version", "gemm")).lower() != "gemm":
             kind = f"awq_{str(said['version']).lower()}"
-        elif kind == "compressed-tensors":
+        elif kind == ANY_PACKED:
             kind = str(said.get("format"))
+            kind = ANY_PACKED if kind == "mixed-precision" else kind
+        elif kind == "auto-round":
+            kind = _AUTO_ROUND.get(str(said.get("packing_format")), kind)
         elif kind == "modelopt":
             kind = {"NVFP4": MODELOPT_FP4, "FP8": OF_BYTES[0]}.get(str(said.get("quant_algo")), kind)
         elif kind == "bitsandbytes" and said.get("load_in_8bit") is True:
@@ -339,7 +375,7 @@ def _check_tied(found: Checkpoint, one: str, two: str) -> None:
 def _packed(name: str, layer: torch.nn.Linear, plan: _Plan, device: torch.device) -> torch.nn.Module:
     """The module of a packed layer."""
     size = layer.out_features, layer.in_features
-    made = packed_layer(name, plan.read(name), plan.kind, size, layer.weight.dtype)
+    made = packed_layer(name, plan.read(name), plan.kind_of(name), size, layer.weight.dtype)
     return made.to(_device_of(layer, device)).train(layer.training)
 
 

@@ -13,7 +13,7 @@ from ..torch_op.scaled_grouped.grouped_training import fp8_grouped_matmul, fp8_g
 from ..torch_op.scaled_grouped.recipes import BLOCK, SQUARE, Recipes, recipe_text, refusal_of_both
 from ..torch_op.scaled_grouped.training import fp8_again, fp8_linear, fp8_unrecorded
 from .kept_weights import MasterWeights
-from .linear import ActivatedLayer, check_features, check_layer, sizes_text, weight_and_bias
+from .linear import ActivatedLayer, check_features, check_layer, weight_and_bias
 
 
 class MasterLinear(ActivatedLayer, MasterWeights, torch.nn.Linear):
@@ -100,10 +100,9 @@ class MasterLinear(ActivatedLayer, MasterWeights, torch.nn.Linear):
             value = by_autograd(value, activation).to(kind)
         return value if x.ndim > 1 else value.squeeze(0)
 
-    def extra_repr(self) -> str:
-        """Sizes, recipes, and options that differ from torch.nn.Linear's defaults."""
-        said = f"{sizes_text(self)}, recipes={self.recipe_a} x {self.recipe_b}"
-        return said if self.activation is None else f"{said}, activation={self.activation!r}"
+    @property
+    def _told(self) -> tuple[str, ...]:
+        return (f"recipes={self.recipe_a} x {self.recipe_b}",)
 
 
 class MasterGroups(MasterWeights):

@@ -32,13 +32,13 @@ from ..torch_op.quantized.operators import check_gateless
 from ..torch_op.quantized.weights import in_place, packed_for
 from ..torch_op.scaled_grouped.recipes import ROW
 from ..torch_op.types import C_NAMES
-from .linear import ActivatedLayer, attributes, check_layer, sizes_text
+from .linear import ActivatedLayer, attributes, check_layer
 
 INT4 = QuantizedFormat("int4", 128)
 _IN_PLACE = ", bits in place"  # in `packed_as`: earlier versions had a word's codes side by side
 # Formats of compressed-tensors: of whole bytes, and of packed codes. Its own name stands for all of them.
 OF_BYTES = ("float-quantized", "int-quantized", "naive-quantized", "mxfp8-quantized")
-_ANY_PACKED, _GLOBAL = "compressed-tensors", "weight_global_scale"
+ANY_PACKED, _GLOBAL = "compressed-tensors", "weight_global_scale"
 MODELOPT_FP4, BLOCKS, INT8_ROWS = "modelopt_fp4", "fp8-weights", "bitsandbytes-int8"
 _INT8_MOST = 127  # bitsandbytes' SCB is the largest weight of a row, whose code is 127
 _PACKED_NEEDED = ("weight_packed", "weight_scale")
@@ -47,7 +47,7 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
     "gptq": ("qweight", "qzeros", "scales"),
     "gptq_v2": ("qweight", "qzeros", "scales"),
     "awq": ("qweight", "qzeros", "scales"),
-    _ANY_PACKED: _PACKED_NEEDED,
+    ANY_PACKED: _PACKED_NEEDED,
     "pack-quantized": _PACKED_NEEDED,
     "nvfp4-pack-quantized": (*_PACKED_NEEDED, _GLOBAL),
     "mxfp4-pack-quantized": _PACKED_NEEDED,
@@ -61,7 +61,7 @@ _OPTIONAL: Mapping[str, tuple[str, ...]] = {
     "gptq": ("g_idx", "bias"),
     "gptq_v2": ("g_idx", "bias"),
     "awq": ("bias",),
-    _ANY_PACKED: (_GLOBAL, *_WORDS_OPTIONAL),
+    ANY_PACKED: (_GLOBAL, *_WORDS_OPTIONAL),
     "pack-quantized": _WORDS_OPTIONAL,
     **dict.fromkeys(("nvfp4-pack-quantized", "mxfp4-pack-quantized"), ("bias",)),
     **dict.fromkeys(OF_BYTES, ("weight_zero_point", "bias")),
@@ -73,7 +73,7 @@ _OF_OTHERS: Mapping[str, str] = {
     **dict.fromkeys(("input_scale", "input_zero_point", "input_global_scale"), "x is not quantised"),
     **dict.fromkeys(("k_scale", "v_scale", "q_scale", "output_scale"), "it is not of the weights"),
 }
-COMPRESSED_TENSORS = (*OF_BYTES, _ANY_PACKED)  # its kinds of weights that are whole bytes
+COMPRESSED_TENSORS = (*OF_BYTES, ANY_PACKED)  # its kinds of weights that are whole bytes
 _PACKED = tuple(kind for kind, needed in NEEDED.items() if needed[0] == "weight_packed")
 _FROM_DENSE = "QuantizedLinear.from_linear takes the dequantised weights; "
 _TABLES = (
@@ -97,7 +97,7 @@ _OTHERS: Mapping[str, str] = {
     "awq_gemv": f"its words lie along K, and its scales are padded. {_FROM_DENSE}",
     "fp8": f"float8 weights with weight_scale_inv of 128 x 128 blocks are ScaledLinear's state, which quantises x, and "
     f"{BLOCKS!r} reads them without; ",
-    "mixed-precision": "its layers have formats of their own, in config_groups, and from_checkpoint reads each; ",
+    "mixed-precision": f"its layers have formats of their own, and kind {ANY_PACKED!r} reads each by its tensors; ",
     "auto-round": "tensors that it packs as GPTQ or AWQ are read as kind 'gptq' or 'awq'; ",
     "fbgemm_fp8": "its weights are read as kind 'float-quantized', without input_scale_ub; ",
     "modelopt": f"its NVFP4 weights are read as kind {MODELOPT_FP4!r}, and its float8 ones with weight_scale as "
@@ -345,10 +345,9 @@ class QuantizedLinear(ActivatedLayer, PackedBuffers):
         dense = self.weight.dense(torch.float32 if self.activations.itemsize == 1 else self.activations)
         return dense if self.order is None else dense[:, self.order.argsort()]
 
-    def extra_repr(self) -> str:
-        """Sizes and format."""
-        said = f"{sizes_text(self)}, {self.format}"
-        return said if self.activation is None else f"{said}, activation={self.activation!r}"
+    @property
+    def _told(self) -> tuple[str, ...]:
+        return (str(self.format),)
 
 
 def _text_of(state: torch.Tensor) -> str:
@@ -358,7 +357,7 @@ def _text_of(state: torch.Tensor) -> str:
 
 def _format_of(tensors: Mapping[str, torch.Tensor], kind: str) -> str:
     """The kind; that of whole bytes for compressed-tensors' own name, and for its name of blocks' scales."""
-    unpacked = kind == _ANY_PACKED and "weight" in tensors and "weight_packed" not in tensors
+    unpacked = kind == ANY_PACKED and "weight" in tensors and "weight_packed" not in tensors
     renamed = kind == BLOCKS and "weight_scale" in tensors and "weight_scale_inv" not in tensors
     return OF_BYTES[0] if unpacked or renamed else kind
 

@@ -27,7 +27,7 @@ from ..torch_op.problem import half
 from ..torch_op.quantized.no_tensor import NoTensor
 from ..torch_op.scaled_grouped import DEPTH, scaled_matmul
 from ..torch_op.scaled_grouped.recipes import BLOCK, SQUARE
-from .linear import ActivatedLayer, attributes, check_features, check_layer, sizes_text
+from .linear import ActivatedLayer, attributes, check_features, check_layer
 
 FLOAT8 = torch.float8_e4m3fn
 _CALLS = ChainCalls()
@@ -249,11 +249,6 @@ class ScaledLinear(ActivatedLayer, ScaledBuffers):
             raise TensorError(f"{prefix}weight has shape {list(weight.shape)}: {list(size)}")
         if scale is not None and scale.shape != self.weight_scale.shape:
             raise TensorError(f"{key} has shape {list(scale.shape)}: {list(self.weight_scale.shape)}")
-
-    def extra_repr(self) -> str:
-        """Sizes, and options that differ from torch.nn.Linear's defaults."""
-        said = sizes_text(self)
-        return said if self.activation is None else f"{said}, activation={self.activation!r}"
 
 
 def dequantized(weight: torch.Tensor, scale: torch.Tensor, kind: torch.dtype) -> torch.Tensor:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 # ("number",), ("rows",), ("columns",), ("row",), ("column",), ("word", name), ("int", value), or (operation, x, y).
 Expression = tuple[Any, ...]
+Operator = Callable[["TracedIndex", object], "TracedIndex"]
 _MOST_INT = 1 << 31
 _OF_NUMBER, _OF_GRID, _OF_TILE = (
     ("number", "rows", "columns"),
@@ -37,6 +38,11 @@ _OF_NUMBER, _OF_GRID, _OF_TILE = (
 OPS_AT = len(_OF_NUMBER)  # the place of `ops` among the parameters of an order's function
 _BINARY = ("+", "-", "*", "//", "%", "minimum")
 _OPERATIONS = "+ - * // % and ops.minimum"
+
+
+def _operators(name: str) -> tuple[Operator, Operator]:
+    """An operation with a traced index on its left, and on its right."""
+    return lambda self, other: _operation(name, self, other), lambda self, other: _operation(name, other, self)
 
 
 class TracedIndex:
@@ -55,35 +61,11 @@ class TracedIndex:
     __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _known
     __truediv__ = __rtruediv__ = __pow__ = __and__ = __or__ = __xor__ = __lshift__ = __rshift__ = _known
 
-    def __add__(self, other: object) -> TracedIndex:
-        return _operation("+", self, other)
-
-    def __radd__(self, other: object) -> TracedIndex:
-        return _operation("+", other, self)
-
-    def __sub__(self, other: object) -> TracedIndex:
-        return _operation("-", self, other)
-
-    def __rsub__(self, other: object) -> TracedIndex:
-        return _operation("-", other, self)
-
-    def __mul__(self, other: object) -> TracedIndex:
-        return _operation("*", self, other)
-
-    def __rmul__(self, other: object) -> TracedIndex:
-        return _operation("*", other, self)
-
-    def __floordiv__(self, other: object) -> TracedIndex:
-        return _operation("//", self, other)
-
-    def __rfloordiv__(self, other: object) -> TracedIndex:
-        return _operation("//", other, self)
-
-    def __mod__(self, other: object) -> TracedIndex:
-        return _operation("%", self, other)
-
-    def __rmod__(self, other: object) -> TracedIndex:
-        return _operation("%", other, self)
+    __add__, __radd__ = _operators("+")
+    __sub__, __rsub__ = _operators("-")
+    __mul__, __rmul__ = _operators("*")
+    __floordiv__, __rfloordiv__ = _operators("//")
+    __mod__, __rmod__ = _operators("%")
 
 
 class OrderOperations:

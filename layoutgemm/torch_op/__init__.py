@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from .tuning import tune as tune
     from .tuning import tune_call as tune_call
 
-__all__ = ["explain_matmul", "gemm", "grouped_matmul", "matmul", "scaled_matmul", "tune", "tune_call"]
-
 # Loaded on first use: `problem`, `solver` and `choose` serve frameworks without torch, too.
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = named_later(__name__)
+    __all__, __getattr__, __dir__ = named_later(__name__)

@@ -30,7 +30,7 @@ import torch
 from ..atoms.copy.base import VECTOR_BYTES
 from ..errors import OperandError, PlanError, TensorError
 from ..kernels.column_groups import check_groups
-from ..kernels.epilogue.chain import ColumnReduce, Custom, Dropout, Epilogue, Reduction, ReductionStep
+from ..kernels.epilogue.chain import ColumnReduce, Custom, Dropout, Epilogue, Reduction, ReductionStep, refusal_of_type
 from ..kernels.epilogue.chain import EpilogueOperand as Operand
 from ..kernels.epilogue.grouped_matrix import parts_of
 from ..kernels.epilogue.numpy_math import Math
@@ -88,7 +88,7 @@ def refusal_of_epilogue(epilogue: object, given: object, beside: Sequence[str], 
     if given is not None and not isinstance(given, Mapping):
         return f"given is a {type(given).__qualname__}; it is a dict, the epilogue's operands by name"
     if not isinstance(epilogue, Epilogue):
-        return f"epilogue is a {type(epilogue).__qualname__}, not a layoutgemm.kernels.epilogue.Epilogue"
+        return refusal_of_type(epilogue)
     if epilogue.flipped:
         return "the epilogue is that of the transposed C (Epilogue.transposed); matmul turns it by itself"
     if epilogue.sums and not gated:
@@ -109,7 +109,9 @@ def _check_kinds(epilogue: Epilogue, kinds: Mapping[str, type]) -> None:
     for operand in epilogue.given:
         kind = kinds[operand.name]
         if not (operand.host or issubclass(kind, torch.Tensor)):
-            raise OperandError(f"{operand.name} is a {kind.__qualname__}, not a torch tensor")
+            number = issubclass(kind, (int, float)) and not operand.axes and operand.dtype.name in ("f32", "i32")
+            way = f"; EpilogueOperand({operand.name!r}, '', '{operand.dtype}', host=True) is a number" if number else ""
+            raise OperandError(f"{operand.name} is a {kind.__qualname__}, not a torch tensor{way}")
 
 
 def check_fit(
@@ -130,13 +132,14 @@ def check_fit(
 
 def check_result(
     epilogue: Epilogue, given: Tensors, kind: torch.dtype, shape: tuple[int, ...], out: torch.Tensor | None,
-    joined: int = 0,
+    joined: int = 0, chosen: Mapping[str, int] | None = None,
 ) -> None:  # fmt: skip
     """Raise OperandError or TensorError for operands or a result that an epilogue does not have.
 
     PlanError for groups of columns that no kernel reduces.
 
     joined  groups that share the rows of one C, each with columns of its own
+    chosen  numbers of vectors along M that row indices choose from, by name
     """
     if not kind.is_floating_point:
         raise OperandError(f"the product is {kind}, and an epilogue computes in float32: say out_dtype=torch.float32")
@@ -154,7 +157,8 @@ def check_result(
         if operand.host:
             host_number(operand.name, given[operand.name], operand.dtype.name == "i32")
         else:
-            check_operand(operand, given[operand.name], shape, joined)
+            rows = (chosen or {}).get(operand.name, shape[-2])
+            check_operand(operand, given[operand.name], (*shape[:-2], rows, shape[-1]), joined)
     for step in epilogue.reductions:
         lines = [operand for operand in step.given if operand.rank == 2 and min(given[operand.name].shape[-2:]) > 1]
         orders = {order_of(operand, given[operand.name]): operand.name for operand in lines}

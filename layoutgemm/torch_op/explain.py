@@ -22,10 +22,10 @@ from .bias_activation import GATES, gated_finish
 from .checks import check_activation, check_gated_type, check_out, check_types, output_type
 from .composed.api import ComposedOptions
 from .composed.explain import explain_composed
-from .composed.parts import OWN, SCALES, AskedParts, composes, has_batches
+from .composed.parts import OWN, AskedParts, composes, has_batches
 from .composed.scaled import NO_OUT_RECIPE, ScaledPart, asks_parts, composed_arguments
 from .epilogue import arguments_beside, check_fit, gate_of, given_operands
-from .explanation import ZEROS, Explanation, gated_after, of_solution, sums_again, with_steps
+from .explanation import ZEROS, Explanation, gated_after, of_several, of_solution, sums_again, with_steps
 from .indexed.added import check_lines
 from .indexed.explain import explain_indexed
 from .indexed.grouped_rows import Options, checked_rows, takes_copied_rows
@@ -45,8 +45,8 @@ from .scaled_grouped.explain import explain_grouped, explain_grouped_epilogue, e
 from .scaled_grouped.grouped import check_expected, groups_of
 from .scaled_grouped.grouped_epilogue import grouped_call
 from .scaled_grouped.own_epilogue import ScaledFactors
-from .scaled_grouped.recipes import fast_accum
-from .scaled_grouped.scaled import BiasActivation, unswapped
+from .scaled_grouped.recipes import SCALES, fast_accum
+from .scaled_grouped.scaled import BiasActivation, is_copied, unswapped
 from .solver import solve, why_unfused
 
 Packed = QuantizedWeight | QuantizedExperts
@@ -163,7 +163,12 @@ def _scaled_parts(
     recipes, fast = (options["recipe_a"], options["recipe_b"]), fast_accum(options["use_fast_accum"])
     of = ScaledPart(a, options["scale_a"], b, options["scale_b"], recipes, fast)
     result = ComposedOptions(options["out"], options["config"], options["out_dtype"], None)
-    return explain_composed(*composed_arguments(of, asked, own, given, result))
+    made = composed_arguments(of, asked, own, given, result)
+    told = explain_composed(*made)
+    scale_b = made.own.get(SCALES[1], made.given.get(SCALES[1]))
+    if asked.combine is None or not isinstance(scale_b, torch.Tensor) or not is_copied(scale_b, options[SCALES[1]]):
+        return told
+    return replace(told, copies=(*told.copies, f"{of_several(len(b))}, {scale_b.nbytes} bytes"))
 
 
 def _in_steps(

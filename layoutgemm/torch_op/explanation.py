@@ -109,6 +109,15 @@ def sums_again(elements: int, products: bool = True) -> str:
     return f"{text}; then products" if products else text
 
 
+def of_several(matrices: int) -> str:
+    """The copy of several matrices' scales, in words.
+
+    >>> of_several(2)
+    'scale_b: of 2 b, one behind the other'
+    """
+    return f"scale_b: of {matrices} b, one behind the other"
+
+
 def partial_text(size: int) -> str:
     """The sentence on `size` bytes of partial results."""
     return f"reductions: partial results of the tiles, {size} bytes"

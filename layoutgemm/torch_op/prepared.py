@@ -13,7 +13,6 @@ import torch
 
 from ..arch import arch
 from ..errors import OperandError
-from ..graph_marks import constant_in_graphs
 from ..kernels.compile.worker import entry_of_choice
 from ..kernels.epilogue.chain import Epilogue
 from ..kernels.operands.combined import Combined
@@ -23,6 +22,7 @@ from ..kernels.sm80.plan import Sm80Config
 from ..kernels.sm90.choose.occupancy import ClusterOccupancy
 from ..kernels.sm90.choose.rules import Sm90Choice
 from ..kernels.sm90.plan import Sm90Config
+from .compiled.constant_objects import constant_of_objects
 from .compiled.guards import KeptCalls
 from .launch import PreparedProblem, mark_written
 from .problem import Problem, StridedOperand, code_of, contiguous_strides, gated_shapes, stores_fused, why_no_code
@@ -121,7 +121,7 @@ def choice_of(config: Config | None) -> Sm90Choice | None:
     raise OperandError(f"config is a {type(config).__qualname__}; it is an Sm90Config, an Sm90Choice or None")
 
 
-@constant_in_graphs
+@constant_of_objects
 def config_text(config: Config | Sm80Config | None) -> str:
     """A configuration as text, which an operator's schema can hold; "" for none."""
     if config is None:

@@ -46,33 +46,41 @@ from typing import TYPE_CHECKING
 from ..lazy_names import named_later
 
 if TYPE_CHECKING:
-    from .access import access_svg
-    from .banks import own_tile, swizzle_pair_svg, swizzle_svg
-    from .box import box_svg
-    from .copy import copy_svg, tiled_copy_svg
-    from .diagrams.gather import gather_svg, gather_table
-    from .diagrams.im2col import im2col_svg, im2col_table
-    from .diagrams.pipeline import pipeline_svg
-    from .diagrams.tmem import tmem_svg
-    from .fields import fields_svg
-    from .product import product_svg, tiled_mma_svg
-    from .raster import png, save
-    from .schedule import schedule_svg
-    from .smem_map import Region, smem_map_svg
-    from .svg import layout_svg, repr_svg
-    from .text.atoms import copy_table, product_table
-    from .text.layouts import layout_table, tv_table
-    from .text.memory import box_table, schedule_table, smem_map_table, swizzle_pair_table, swizzle_table
-    from .threads import fragment_svg, tv_svg
-    from .timeline import timeline_svg
-
-__all__ = [
-    "Region", "access_svg", "box_svg", "box_table", "copy_svg", "copy_table", "fields_svg", "fragment_svg",
-    "gather_svg", "gather_table", "im2col_svg", "im2col_table", "layout_svg", "layout_table", "own_tile",
-    "pipeline_svg", "png", "product_svg", "product_table", "repr_svg", "save", "schedule_svg", "schedule_table",
-    "smem_map_svg", "smem_map_table", "swizzle_pair_svg", "swizzle_pair_table", "swizzle_svg", "swizzle_table",
-    "tiled_copy_svg", "tiled_mma_svg", "timeline_svg", "tmem_svg", "tv_svg", "tv_table",
-]  # fmt: skip
+    from .access import access_svg as access_svg
+    from .banks import own_tile as own_tile
+    from .banks import swizzle_pair_svg as swizzle_pair_svg
+    from .banks import swizzle_svg as swizzle_svg
+    from .box import box_svg as box_svg
+    from .copy import copy_svg as copy_svg
+    from .copy import tiled_copy_svg as tiled_copy_svg
+    from .diagrams.gather import gather_svg as gather_svg
+    from .diagrams.gather import gather_table as gather_table
+    from .diagrams.im2col import im2col_svg as im2col_svg
+    from .diagrams.im2col import im2col_table as im2col_table
+    from .diagrams.pipeline import pipeline_svg as pipeline_svg
+    from .diagrams.tmem import tmem_svg as tmem_svg
+    from .fields import fields_svg as fields_svg
+    from .product import product_svg as product_svg
+    from .product import tiled_mma_svg as tiled_mma_svg
+    from .raster import png as png
+    from .raster import save as save
+    from .schedule import schedule_svg as schedule_svg
+    from .smem_map import Region as Region
+    from .smem_map import smem_map_svg as smem_map_svg
+    from .svg import layout_svg as layout_svg
+    from .svg import repr_svg as repr_svg
+    from .text.atoms import copy_table as copy_table
+    from .text.atoms import product_table as product_table
+    from .text.layouts import layout_table as layout_table
+    from .text.layouts import tv_table as tv_table
+    from .text.memory import box_table as box_table
+    from .text.memory import schedule_table as schedule_table
+    from .text.memory import smem_map_table as smem_map_table
+    from .text.memory import swizzle_pair_table as swizzle_pair_table
+    from .text.memory import swizzle_table as swizzle_table
+    from .threads import fragment_svg as fragment_svg
+    from .threads import tv_svg as tv_svg
+    from .timeline import timeline_svg as timeline_svg
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = named_later(__name__)
+    __all__, __getattr__, __dir__ = named_later(__name__)

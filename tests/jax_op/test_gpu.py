@@ -107,7 +107,7 @@ def test_the_call_passes_the_solutions_arguments(product: Product, on: gpu.Targe
     names = ("a", "b", *(() if product.bias is None else ("bias",)), "c")
     pointers = {name: 0x1000 * (i + 1) for i, name in enumerate(names)}
     clusters = workers(found, on.places)
-    gpu._start(plan.parameters, found, [2, 2, 2], clusters, kernel, 99, pointers)
+    gpu._start(plan.parameters, found, [2, 2, 2], gpu._bias_words, clusters, kernel, 99, pointers)
     words = () if product.bias is None else (0x3000, 0)
     wanted = [
         [

@@ -218,12 +218,10 @@ CONFIGS = [
         {"quant_method": "compressed-tensors", "format": "mxfp6-pack-quantized"},
         "kind 'mxfp6-pack-quantized': QuantizedLinear.from_linear takes the dequantised weights; known are",
     ),
-    (
-        {"quant_method": "compressed-tensors", "format": "mixed-precision"},
-        "kind 'mixed-precision': .* in config_groups",
-    ),
+    ({"quant_method": "compressed-tensors", "format": "mixed-precision"}, "up: weight_packed is missing: "),
     ({"quant_method": "modelopt"}, "kind 'modelopt': .* kind 'modelopt_fp4', .* as 'float-quantized'"),
     ({"quant_method": "auto-round"}, "kind 'auto-round': .* read as kind 'gptq'"),
+    ({"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4, "sym": True}, None),
     ({"quant_method": "fbgemm_fp8"}, "kind 'fbgemm_fp8': .* without input_scale_ub"),
     ({"quant_method": "gptq", "checkpoint_format": "gptq_v2"}, None),
     ({"quant_method": "gptq"}, None),
@@ -239,6 +237,56 @@ def test_the_kind_is_that_of_the_configuration(config: object, said: str | None,
         return
     load_checkpoint(model, path)
     assert model.up.format.zeros == (model.up.weight.plain().zeros is not None) == ("gptq_v2" in str(config))
+
+
+@pytest.mark.parametrize("sym", [True, False])
+def test_symmetric_gptq_is_read_by_its_stored_zero_points(sym: bool, tmp_path: Path) -> None:
+    """Qwen3.5-27B-GPTQ-Int4 says "gptq", and stores 8 as the second format does (vLLM's pull request 38966)."""
+    stored, want, model = packed("up"), Model(), Model()
+    load_checkpoint(want, sharded(tmp_path, {**dense(), **stored}), "gptq")
+    stored["up.qzeros"] = stored["up.qzeros"] + 0x11111111  # 8, as an int32 below 0
+    config = {"bits": 4, "group_size": 64, "quant_method": "gptq", "checkpoint_format": "gptq", "sym": sym}
+    path = sharded(tmp_path, {**dense(), **stored}, config=config)
+    if sym:
+        load_checkpoint(model, path)
+        assert torch.equal(model.up.units, want.up.units) and not model.up.format.zeros
+    else:
+        with pytest.raises(OperandError, match=r"^up: qzeros are 8 everywhere: .* would be 9: .*'gptq_v2'"):
+            load_checkpoint(model, path)
+
+
+def test_layers_of_a_mixed_checkpoint_are_read_by_their_own_tensors(tmp_path: Path) -> None:
+    weight, scale = normal(128, 64).to(torch.float8_e4m3fn), torch.rand(128, 1).to(BF16)
+    words = torch.full((64, 16), 0x19191919, dtype=torch.int32)  # codes 9 and 1, less 8
+    stored = {
+        **dense(), "down.weight": weight, "down.weight_scale": scale, "up.weight_packed": words,
+        "up.weight_scale": torch.full((64, 1), 0.5, dtype=BF16), "up.weight_shape": torch.tensor([64, 128]),
+    }  # fmt: skip
+    groups = {"group_0": {"format": "pack-quantized"}, "group_1": {"format": "float-quantized"}}
+    config = {"quant_method": "compressed-tensors", "format": "mixed-precision", "config_groups": groups}
+    load_checkpoint(model := Model(), sharded(tmp_path, stored, config=config))
+    assert [model.up.format.code, model.down.format.code] == ["int4", "e4m3"]
+    assert torch.equal(model.down.dequantized(), (weight.double() * scale.double()).to(BF16))
+    assert model.up.dequantized()[0, :2].tolist() == [0.5, -3.5]
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "said"),
+    [
+        ("quantize_config.json", {"bits": 4, "group_size": 64, "desc_act": False, "sym": True}, ""),
+        ("quant_config.json", {"zero_point": True, "q_group_size": 64, "w_bit": 4, "version": "GEMV"}, "'awq_gemv'"),
+        ("hf_quant_config.json", {"quantization": {"quant_algo": "NVFP4", "group_size": 16}}, "'modelopt_fp4'"),
+    ],
+)
+def test_a_tools_own_file_says_the_kind(name: str, own: Any, said: str, tmp_path: Path) -> None:
+    path, model = sharded(tmp_path, {**dense(), **packed("up")}), Model()
+    (path / name).write_text(json.dumps(own))
+    if said:
+        with pytest.raises(OperandError, match=said):
+            load_checkpoint(model, path)
+    else:
+        load_checkpoint(model, path)
+        assert isinstance(model.up, QuantizedLinear)
 
 
 def test_weights_of_whole_bytes_are_read_by_the_format_of_compressed_tensors(tmp_path: Path) -> None:

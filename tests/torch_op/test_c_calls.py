@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -235,3 +237,90 @@ def test_what_functions_point_to_is_never_freed() -> None:
     assert functions is not None
     for method in functions.methods.values():
         assert sys.getrefcount(method) > 3  # of the dict, this name and the argument: one more, which nothing drops
+
+
+FAILING = ("empty_on_gpu", "fill", "raw_stream", "bind", "mark_written", "current_device", "deterministic")
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_an_error_of_a_function_that_c_calls_is_the_call_s(
+    name: str, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each of its calls. Nothing is launched, and no object is held any longer, or released twice."""
+    left, news, allocate = [0], [], launch.empty_on_gpu
+
+    def allocated(*given: Any) -> Any:
+        made = allocate(*given)
+        news.append(weakref.ref(made))
+        return made
+
+    monkeypatch.setattr(launch, "empty_on_gpu", allocated)
+    real = getattr(launch, name)
+
+    def failing(*given: Any) -> Any:
+        left[0] -= 1
+        if left[0] == -1:
+            raise MemoryError(name)
+        return real(*given)
+
+    monkeypatch.setattr(launch, name, failing)
+    makes = MATRIX, NewTensor((16,), (1,), torch.uint8, 3, FIRST), NewTensor((4,), (1,), F32, 4, ZEROS)
+    whole = torch.arange(64, dtype=F32)
+    tensors = [whole[:16], whole[16:32], whole[32:48]]
+    given = Given((2,), (64,) * 3, None, False)
+    made = NewResult(host.launch(7), makes, {0: 0, 1: 1, 2: 6}, (5,))
+    call = both_ways(monkeypatch, [made], 3, [0, 2, None], given)[1]
+    held = [*tensors, makes[0].shape, makes[1].first, F32, 1 << 40]
+
+    def counts() -> list[int]:
+        return [sys.getrefcount(x) for x in held]
+
+    def run() -> Any:
+        return call(*tensors, held[-1])
+
+    for calls in range(4):
+        errors = []
+
+        def in_thread(calls: int = calls, errors: list[str] = errors) -> None:  # a new one has no context
+            left[0] = calls
+            try:
+                run()
+            except MemoryError as error:
+                errors.append(str(error))
+
+        before, launched = counts(), len(host.seen)
+        thread = threading.Thread(target=in_thread)
+        thread.start()
+        thread.join()
+        del thread, in_thread
+        assert counts() == before and not any(new() is not None for new in news)
+        assert len(host.seen) == launched + (not errors) and errors == [name] * (left[0] < 0)
+        if not errors:
+            assert calls
+            return
+    raise AssertionError(f"{name} is called more than three times")
+
+
+def test_what_a_call_is_found_by_may_be_dropped_meanwhile(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what C calls, or by another thread while a launch waits: a call holds its guard, and that its launch."""
+    x, last = torch.ones(16), LastCalls(0, range(2))
+    dropped: list[int] = []
+
+    def note() -> None:
+        calls = making([NewResult(host.launch(3), (MATRIX,), {0: 0, 1: 1})], 2)
+        host.held.clear()
+        last.note(id(x), Guard(lambda *tensors: not dropping() or True, False, calls))
+
+    def dropping(*given: Any) -> int:
+        last.clear()
+        dropped.append(gc.collect())
+        return 77
+
+    for name in ("raw_stream", "current_device"):
+        with monkeypatch.context() as patch:
+            real = getattr(launch, name)
+            patch.setattr(launch, name, lambda *given, real=real: dropping() and real(*given))
+            note()
+            made = last.again(x, x)
+            assert made.shape == (2, 3) and last.again(x, x) is None and host.seen[-1][0] == x.data_ptr()
+    assert len(dropped) == 4

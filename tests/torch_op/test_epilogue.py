@@ -146,6 +146,13 @@ def test_refusals_name_the_operand() -> None:
     refused(OperandError, "alpha is a number.*bool", Epilogue(Scale()), {"alpha": True})
     refused(OperandError, "alpha = 1e[+]39 is beyond float32", Epilogue(Scale()), {"alpha": 1e39})
     refused(OperandError, "seed is a number", Epilogue(Dropout(0.5)), {"seed": 1.5})
+    read = Epilogue(Custom.of(lambda x, i, j, ops, t: x * t, EpilogueOperand("t", "", "f32")))
+    refused(
+        OperandError,
+        r"t is a float, not a torch tensor; EpilogueOperand\('t', '', 'f32', host=True\)",
+        read,
+        {"t": 1.0},
+    )
     refused(TensorError, r"d has shape \[24, 16\]", d, {"d": ones(24, 16).bfloat16()})
     refused(OperandError, "d: strides .* neither rows nor columns", d, {"d": ones(32, 48).bfloat16()[::2, ::2]})
     wants = ones(16, 32).bfloat16().requires_grad_()

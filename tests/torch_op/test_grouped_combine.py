@@ -187,7 +187,8 @@ def test_an_epilogue_follows_the_function() -> None:
     assert near([torch.func.grad(lambda x: ours(x, *operands[1:]).square().sum())(operands[0])], eager[:1])
 
 
-def test_products_with_scales_of_their_own_are_combined_in_float32() -> None:
+def test_products_with_scales_of_their_own_are_combined() -> None:
+    """One kernel applies scales of blocks, torch those of rows."""
     torch.manual_seed(0)
     a, *b = (torch.randn(shape).to(torch.float8_e4m3fn) for shape in ((ROWS, 256), *[(GROUPS, N, 256)] * 2))
     scale_a, *scales = torch.rand(ROWS, 2), *torch.rand(2, GROUPS, 1, 2)
@@ -201,10 +202,14 @@ def test_products_with_scales_of_their_own_are_combined_in_float32() -> None:
     each = [wide(x, scale) for x, scale in zip(b, scales, strict=True)]
     group = torch.bucketize(torch.arange(ROWS), ENDS, right=True).clamp(max=2)
     want = torch.where(torch.arange(ROWS)[:, None] < 17, of_sums(*each, more["bias"][group]), 0).bfloat16()
-    assert torch.equal(grouped_matmul(a, tuple(b), **more), want)
+    torch.testing.assert_close(grouped_matmul(a, tuple(b), **more), want)
+    want = grouped_matmul(a, tuple(b), **more)
     kept = torch.full_like(want, 7)
     assert torch.equal(grouped_matmul(a, tuple(b), out=kept, **more)[17:], torch.full_like(want[17:], 7))
-    assert explain_matmul(a, tuple(b), **more).launches == 2
+    told = explain_matmul(a, tuple(b), **more)
+    assert told.launches == 1 and told.copies == (f"scale_b: of 2 b, one behind the other, {16 * GROUPS} bytes",)
+    rows = {**more, "scale_a": scale_a[:, :1], "scale_b": (torch.rand(GROUPS, 1, N),) * 2}
+    assert explain_matmul(a, tuple(b), **rows).launches == 2 and grouped_matmul(a, tuple(b), **rows).shape == (ROWS, N)
     to = torch.randperm(ROWS)
     assert torch.equal(grouped_matmul(a, tuple(b), out_rows=to, **more)[to], want)
 

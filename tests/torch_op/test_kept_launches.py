@@ -349,11 +349,28 @@ def test_calls_that_are_more_than_a_launch_are_not_kept(monkeypatch: pytest.Monk
         for count in (3, 4):
             matmul((a, a.clone()), (b, b.clone()), bias=wide)
             assert len(first) == count
-        matmul(a, a.mT, epilogue=Epilogue(Scale("half")), given={"half": 1.0})  # which one is the kernel's A?
         steps, own = Epilogue(Bias("m", "f32")), {"bias": normal(2, 3, M, kind=F32)}
         before = len(noted.arguments)
         matmul(*batch[:1], batch[1].transpose(0, 1), epilogue=steps, given=own)
         assert len(noted.arguments) > before + 1 and not any(kept_launches.KEPT.seen.values())
+
+
+def test_a_matrix_times_its_transpose_is_kept_for_such_calls_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A symmetric order is of no other product. Of two tensors at one address the kernel's A is not known."""
+    a, other = normal(N, K), normal(N, K)
+    with launches(monkeypatch) as (noted, first):
+        for x in (a, a, other, other, a):
+            c = matmul(x, x.mT, order="symmetric")
+            assert noted.arguments[-1][:3] == [x.data_ptr(), x.data_ptr(), c.data_ptr()] and len(first) == 1
+        with pytest.raises(OperandError, match="b is a's own transpose"):
+            matmul(a, other.mT, order="symmetric")
+        with pytest.raises(OperandError, match="b is a's own transpose"):
+            matmul(a, a.mT.clone(memory_format=torch.preserve_format), order="symmetric")
+        count = len(first)
+        for x, y in ((a, a), (a, other), (other, other), (other, a), (a, a)):
+            matmul(x, y.mT, order="lower")
+            assert noted.arguments[-1][:2] == [x.data_ptr(), y.data_ptr()] and len(first) <= count + 2
+        assert len(first) == count + 2
 
 
 def test_a_new_result_is_cleared_where_the_launch_leaves_tiles_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,6 +144,21 @@ def test_checkpoints_become_the_weights_that_they_hold() -> None:
             from_gptq(tensors["qweight"], tensors["qzeros"], tensors["scales"], g_idx)
 
 
+def test_zero_points_of_gptq_take_one_from_the_next() -> None:
+    """GPTQModel (utils/model.py) subtracts 0x11111111 from a word: 0 borrows from the next zero point."""
+    zeros = np.array([[0, 0, 8, 15, 0, 1, 9, 0], [3, 0, 0, 0, 7, 8, 9, 10], [7] * 8, [8] * 7 + [0]])
+    codes, scales = np.arange(512).reshape(8, 64) % 16, np.full((8, 4), 0.5)
+    stored = words(zeros, 1).view(np.uint32) - np.uint32(0x11111111)
+    found = from_gptq(words(codes.T, 0), stored.view(np.int32), scales.T)
+    assert np.array_equal(found.dense(), (codes - zeros.T.repeat(16, 1)) * 0.5)
+    lost = stored.copy()
+    lost[1, 0] |= np.uint32(0xFFFFFFF0)  # AutoGPTQ stores -1 in all bits from its place on
+    with pytest.raises(LayoutError, match=r"qzeros 0xfffffff2 at \(1, 0\): zero point 1 of the word is 0, .*gptq_v2"):
+        from_gptq(words(codes.T, 0), lost.view(np.int32), scales.T)
+    signed = from_compressed_tensors(words(codes, 1), scales, (zeros.T - 8).astype(np.int8))
+    assert np.array_equal(signed.dense(), found.dense())
+
+
 @pytest.mark.parametrize("assign", [False, True])
 def test_a_state_has_the_order_of_its_input_features(assign: bool) -> None:
     weight = QuantizedWeight.quantize(torch.randn(64, 256), QuantizedFormat("int4", 128))

@@ -18,7 +18,7 @@ from tests import needs
 torch = needs.module("torch")
 
 from layoutgemm import Sm90Config, fp8_matmul, grouped_matmul, matmul, quantized_matmul, scaled_matmul
-from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, RowReduce, Scale
+from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, RowReduce, Scale, VectorScale
 from layoutgemm.kernels.operands.prologue import Prologue
 from layoutgemm.kernels.quantized.formats import QuantizedFormat
 from layoutgemm.kernels.run import capture
@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.dsl,
     pytest.mark.skipif(_class is None, reason="this torch has no guards in C, so nothing is kept: pip install torch"),
 ]
-SIZE = 128
+SIZE, SQUARE = 128, "BlockWise128x128"
 STEPS, SUMS = Epilogue(Scale(), Bias()), Epilogue(RowReduce("sum", "sums"))
 TILE = Sm90Config((SIZE, SIZE))
 PACKED = QuantizedWeight.quantize(torch.ones(SIZE, SIZE), QuantizedFormat("int4", 128))
@@ -45,7 +45,7 @@ def tensors() -> SimpleNamespace:
     return SimpleNamespace(
         a=ones.clone(), b=ones.clone(), a2=ones.clone(), b2=ones.clone(), bias=torch.ones(SIZE), sums=torch.zeros(SIZE),
         alpha=0.5, experts=torch.ones(2, SIZE, SIZE).bfloat16(), groups=torch.tensor([0, 64, 128]), out=ones.clone(),
-        a8=eight.clone(), b8=eight.clone().T, scale_a=torch.ones(SIZE, 1), scale_b=torch.ones(1, 1),
+        a8=eight.clone(), b8=eight.clone().T, b9=eight.clone().T, scale_a=torch.ones(SIZE, 1), scale_b=torch.ones(1, 1),
         scale_n=torch.ones(1, SIZE),
         rows=torch.arange(SIZE).flip(0), weights=torch.ones(SIZE),
     )  # fmt: skip
@@ -64,6 +64,15 @@ CALLS: dict[str, tuple[Callable[[SimpleNamespace], Any], str]] = {
                           "a8 scale_a b8 scale_b bias"),
     "scales, read as vectors": (lambda t: scaled_matmul(t.a8, t.scale_a, t.b8, t.scale_n, order="lower"),
                                 "a8 scale_a b8 scale_n"),
+    "scales of rows by index": (lambda t: scaled_matmul(t.a8, t.scale_a, t.b8, t.scale_n, rows=t.rows),
+                                "a8 b8 scale_n rows scale_a"),
+    "scales of blocks and rows by index": (lambda t: scaled_matmul(t.a8, t.scale_a, t.b8, t.scale_b, rows=t.rows,
+                                                                   recipe_a="BlockWise1x128", recipe_b=SQUARE),
+                                           "a8 scale_a b8 scale_b rows"),
+    "two matrices with scales": (lambda t: scaled_matmul(t.a8, t.scale_a, (t.b8, t.b9), (t.scale_n, t.scale_b),
+                                                         combine="silu"), "a8 b8 b9 scale_n scale_a scale_b"),
+    "one scale twice": (lambda t: scaled_matmul(t.a8, t.scale_a, (t.b8, t.b9), (t.scale_n, t.scale_n), combine="silu"),
+                        "a8 b8 b9 scale_a scale_n"),
     "quantised": (lambda t: scaled_matmul(t.a8, t.scale_a, t.b8, t.scale_b, config=TILE, out_dtype=torch.float8_e4m3fn,
                                           out_recipe="BlockWise1x128"), "a8 scale_a b8 scale_b"),
     "groups and a bias": (lambda t: grouped_matmul(t.a, t.experts, t.groups, bias=t.bias), "a experts groups bias"),
@@ -161,6 +170,18 @@ def test_a_call_that_differs_launches_as_a_first_one(
                 if keeps and change in ("nothing", "memory"):
                     assert len(first) == count and len(noted.arguments) == 1
             assert results[0] == results[1], (change, which)
+
+
+def test_numbers_of_rows_by_index_are_no_numbers_of_rows_in_order(noted: BareLaunches) -> None:
+    """Two calls that differ in that alone: scales of A's rows, and an epilogue's vector of the product's rows."""
+    t = tensors()
+    steps = Epilogue(VectorScale("m", "f32", "scale_a"), VectorScale("n", "f32", "scale_b"))
+    given = {"scale_a": t.scale_a[:, 0], "scale_b": t.scale_n[0]}
+    for _ in range(3):
+        scaled_matmul(t.a8, given["scale_a"], t.b8, given["scale_b"], rows=t.rows)
+        matmul(t.a8, t.b8, rows=t.rows, epilogue=steps, given=given, out_dtype=torch.bfloat16)
+    assert len(noted.arguments) == 6 and len(noted.plans) == 2
+    assert [plan.indexed.through for plan in noted.plans] == [("scale_a",), ()]
 
 
 def test_numbers_are_those_of_the_call_and_other_options_another_call(noted: BareLaunches) -> None:

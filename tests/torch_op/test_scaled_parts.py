@@ -15,6 +15,7 @@ from layoutgemm import explain_matmul, quantize, scaled_matmul
 from layoutgemm.errors import LayoutError
 from layoutgemm.kernels import Prologue, Triangles
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue, Residual, RowReduce
+from layoutgemm.torch_op.composed import checks
 from tests.torch_op.emulated_launches import launches_are_emulated
 
 E4M3, F32 = torch.float8_e4m3fn, torch.float32
@@ -84,6 +85,30 @@ def test_scales_come_before_a_function_of_two_products() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "count, of_b", [(2, "1x128, 128x128"), pytest.param(3, "1x128, 1x128", marks=pytest.mark.slow)]
+)
+def test_scales_of_blocks_are_of_each_b(count: int, of_b: str) -> None:
+    """N is no multiple of 128: each b's scales begin at a number of their own."""
+    on, (sa, _) = operands(), RECIPES[of_b]()
+    b, scales = (on.b, on.up, on.b)[:count], [RECIPES[of_b]()[1] for _ in range(count)]
+    left, right, *more = (scaled_matmul(on.a, sa, x, s, out_dtype=F32) for x, s in zip(b, scales, strict=True))
+    function = (lambda p, q, ops: p + 0.5 * q) if count == 2 else (lambda p, q, r, ops: p + 0.5 * q - r)
+    call = {"combine": function, "bias": on.bias, "activation": "relu"}
+    want = (left + 0.5 * right - sum(more) + on.bias).relu()
+    assert torch.equal(scaled_matmul(on.a, sa, b, scales, out_dtype=F32, **call), want)
+    told = explain_matmul(on.a, b, scale_a=sa, scale_b=scales, **call)
+    assert f"{count} matrices B combined, K blocks of 128 promoted" in told.kernel and "scale_b: of" in told.copies[-1]
+
+
+def test_skipped_k_tiles_have_no_scales() -> None:
+    on, (sa, _), (_, sb) = operands(), RECIPES["1x128, 128x128"](), RECIPES["1x128, 1x128"]()
+    a, lower = on.a[:, :M].float().tril().to(E4M3), {"triangles": Triangles("lower"), "out_dtype": F32}
+    assert torch.equal(scaled_matmul(a, sa, on.b[:M], sb, **lower), scaled_matmul(a, sa, on.b[:M], sb, out_dtype=F32))
+    exact = scaled_matmul(a, torch.ones(M), on.b[:M], torch.ones(N), use_fast_accum=False, **lower)
+    assert torch.equal(exact, a.float() @ on.b[:M].float())
+
+
 def test_a_function_of_8_bits_precedes_the_scales() -> None:
     on, (sa, sb) = operands(), RECIPES["rows"]()
     halved = Prologue.of(lambda x, i, k, ops, w: x * w, w="k")
@@ -121,8 +146,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"prologue": Prologue.of(lambda x, i, k, ops: -x)},
         "prologue and scales of blocks: .*quantize.f.a",
     ),
-    ("1x128, 1x128", {"triangles": Triangles(a="lower")}, "triangles and scales of blocks"),
-    ("rows", {"triangles": Triangles(a="lower"), "use_fast_accum": False}, "triangles and use_fast_accum=False"),
 ]
 
 
@@ -145,8 +168,9 @@ def test_refusals_of_several_b() -> None:
     ):
         with pytest.raises(LayoutError, match=message):
             scaled_matmul(on.a, sa, b, scales, **options)
-    with pytest.raises(LayoutError, match="combine and scales of blocks: that main loop has one b"):
-        scaled_matmul(on.a, blocks[0], both, (blocks[1],) * 2, combine="silu")
+    of_columns = RECIPES["1x128, 1x128"]()[1]
+    with pytest.raises(LayoutError, match=r"scale_b.1. is of BlockWise1x128 and scale_b.0. of BlockWise128x128"):
+        scaled_matmul(on.a, blocks[0], both, (blocks[1], of_columns), combine="silu")
     x, of_x = quantize(torch.randn(M, K).bfloat16(), "BlockWise128x128")
     with pytest.raises(LayoutError, match="rows and scale_a of BlockWise128x128: rows by index share no block"):
         scaled_matmul(x, of_x, on.b, blocks[1], rows=on.rows)
@@ -168,7 +192,8 @@ def test_an_explanation_has_the_copied_rows() -> None:
 @pytest.mark.parametrize(
     "recipe, options",
     [("1x128, 128x128", {"rows": 0, "activation": "geglu"}), ("1x128, 1x128", {"order": "lower"}),
-     ("rows", {"combine": "silu", "order": "lower"})],
+     ("rows", {"combine": "silu", "order": "lower"}), ("1x128, 128x128", {"combine": "silu", "rows": 0}),
+     ("1x128, 1x128", {"triangles": Triangles("upper")})],
 )  # fmt: skip
 def test_the_kernel_computes_the_reference(
     recipe: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -176,10 +201,66 @@ def test_the_kernel_computes_the_reference(
     on, (sa, sb) = operands(), RECIPES[recipe]()
     if "rows" in options:
         options = {**options, "rows": on.rows}
-    b, scales = ((on.b, on.up), (sb, sb)) if "combine" in options else (on.b, sb)
+    b, scales = ((on.b, on.up), (sb, 2 * sb)) if "combine" in options else (on.b, sb)
+    if "triangles" in options:
+        on.a = on.a.float().triu().to(E4M3)
     want = scaled_matmul(on.a, sa, b, scales, out_dtype=F32, **options)
     made = launches_are_emulated(monkeypatch)
     found = scaled_matmul(on.a, sa, b, scales, out_dtype=F32, **options)
     monkeypatch.undo()
     assert len(made) == 1
     torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-3)
+
+
+@needs.DSL
+@needs.C_COMPILER
+@pytest.mark.dsl
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "recipe, options",
+    [("rows", {}), ("rows", {"copy_rows": True}), ("rows", {"use_fast_accum": False}), ("1x128, 1x128", {}),
+     ("1x128, 128x128", {})],
+)  # fmt: skip
+def test_scales_of_rows_that_the_host_does_not_see(
+    recipe: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An index outside of a reads 0 for its scale, too: that of no row may be infinite."""
+    on, (sa, sb) = operands(), RECIPES[recipe]()
+    rows = on.rows.clamp(min=1)
+    rows[3], rows[5], sa[0] = M, -1, float("inf")
+    monkeypatch.setattr(checks, "known_indices", lambda x: None)
+    want = scaled_matmul(on.a, sa, on.b, sb, rows=rows, out_dtype=F32, **options)
+    assert want.isfinite().all() and not want[[3, 5]].any()
+    made = launches_are_emulated(monkeypatch)
+    found = scaled_matmul(on.a, sa, on.b, sb, rows=rows, out_dtype=F32, **options)
+    monkeypatch.undo()
+    assert len(made) == 1 and made[0].indexed.through == ("scale_a",) and torch.equal(found, want)
+
+
+@needs.DSL
+@needs.C_COMPILER
+@pytest.mark.dsl
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [True, False])
+def test_each_of_two_matrices_has_its_own_scales(first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    on, (sa, sb) = operands(), RECIPES["rows"]()
+    scales = (sb, torch.tensor([[2.0]])) if first else (None, sb)
+    call = {"combine": lambda p, q, ops: p + 0.5 * q, "out_dtype": F32}
+    want = scaled_matmul(on.a, sa, (on.b, on.up), scales, **call)
+    made = launches_are_emulated(monkeypatch)
+    found = scaled_matmul(on.a, sa, (on.b, on.up), scales, **call)
+    monkeypatch.undo()
+    assert len(made) == 1 and torch.equal(found, want)
+
+
+def test_each_of_two_matrices_has_its_own_scales_at_one_block_of_k() -> None:
+    """Shapes that scales of blocks have there, too: before a function of two products they are of rows, or tensors."""
+    on, (sa, sb) = operands(), RECIPES["rows"]()
+    a, b, up = on.a[:, :128], on.b[:128], on.up[:128]
+    for of_b, of_up in ((sb, torch.tensor([[2.0]])), (torch.tensor([[2.0]]), sb.mT), (None, sb)):
+        p, q = [
+            x.float() @ y.float() * sa * (1 if scale is None else scale.reshape(1, -1))
+            for x, y, scale in ((a, b, of_b), (a, up, of_up))
+        ]
+        found = scaled_matmul(a, sa, (b, up), (of_b, of_up), combine=lambda p, q, ops: p + q, out_dtype=F32)
+        assert torch.equal(found, p + q)

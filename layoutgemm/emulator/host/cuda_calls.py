@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
@@ -18,13 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import EmulatorError
-from .arguments import Place
+from .arguments import Place, bytes_at
 from .devices import CUDA, GpuModel
 from .driver_modules import DriverModules, Launched, host_address
 from .torch_device.streams import HostGraph
 
 # Functions that return success and nothing else: all work is done when they are called.
-_DONE = {
+DONE = {
     "driver": (
         "cuInit", "cuCtxSynchronize", "cuStreamSynchronize", "cuStreamDestroy", "cuEventRecord", "cuEventSynchronize",
         "cuEventDestroy", "cuCtxSetCurrent", "cuStreamWaitEvent", "cuDevicePrimaryCtxRelease",
@@ -32,14 +33,17 @@ _DONE = {
     "runtime": (
         "cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaStreamDestroy", "cudaEventRecord",
         "cudaEventSynchronize", "cudaEventDestroy", "cudaSetDevice", "cudaStreamWaitEvent", "cudaGetLastError",
+        "cudaStreamQuery", "cudaEventQuery", "cudaDeviceReset", "cudaSetDeviceFlags", "cudaFuncSetAttribute",
+        "cudaFuncSetCacheConfig", "cudaDeviceSetCacheConfig", "cudaDeviceSetLimit", "cudaMemPrefetchAsync",
+        "cudaMemAdvise", "cudaProfilerStart", "cudaProfilerStop", "cudaStreamAttachMemAsync",
     ),
 }  # fmt: skip
 
-_ALLOCATE = {
+ALLOCATE = {
     "driver": ("cuMemAlloc", "cuMemAllocAsync"),
-    "runtime": ("cudaMalloc", "cudaMallocAsync", "cudaMallocManaged", "cudaMallocHost"),
+    "runtime": ("cudaMalloc", "cudaMallocAsync", "cudaMallocManaged", "cudaMallocHost", "cudaHostAlloc"),
 }
-_FREE = {"driver": ("cuMemFree", "cuMemFreeAsync"), "runtime": ("cudaFree", "cudaFreeAsync", "cudaFreeHost")}
+FREE = {"driver": ("cuMemFree", "cuMemFreeAsync"), "runtime": ("cudaFree", "cudaFreeAsync", "cudaFreeHost")}
 _COPY = {
     "driver": (
         "cuMemcpyHtoD", "cuMemcpyDtoH", "cuMemcpyDtoD", "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuMemcpy",
@@ -49,6 +53,8 @@ _COPY = {
 }  # fmt: skip
 _FILL = {"driver": ("cuMemsetD8", "cuMemsetD8Async"), "runtime": ("cudaMemset", "cudaMemsetAsync")}
 _FILL_WORDS: dict[str, tuple[str, ...]] = {"driver": ("cuMemsetD32", "cuMemsetD32Async"), "runtime": ()}
+STATIC_SHARED = 48 << 10  # bytes of shared memory of a block that asks for no more, CUDA C++ Programming Guide
+ALIGN = 256  # bytes to which cudaMalloc aligns, CUDA C++ Programming Guide
 Binding: TypeAlias = Callable[..., object]
 Memory: TypeAlias = SupportsInt | npt.NDArray[np.generic]
 
@@ -58,18 +64,30 @@ class DeviceMemory:
 
     def __init__(self) -> None:
         self._held: dict[int, npt.NDArray[np.uint8]] = {}
+        self._names: dict[int, str] = {}
+        self._count = itertools.count(1)
 
-    def allocate(self, size: int) -> int:
-        """The address of `size` new bytes."""
-        made = np.zeros(int(size), np.uint8)
-        self._held[made.ctypes.data] = made
-        return made.ctypes.data
+    def allocate(self, size: int, name: str = "") -> int:
+        """The address of `size` new bytes. Findings name an allocation by its number, or by the given name."""
+        whole = np.zeros(int(size) + ALIGN, np.uint8)
+        first = -whole.ctypes.data % ALIGN
+        return self._hold(whole[first : first + int(size)], name, "cudaMalloc")
+
+    def _hold(self, made: npt.NDArray[np.uint8], name: str, function: str) -> int:
+        address = made.ctypes.data
+        self._held[address] = made
+        self._names[address] = name or f"allocation {next(self._count)} ({len(made)} bytes of {function})"
+        return address
+
+    def adopt(self, address: int, size: int) -> None:
+        """Take memory of the host for the device's, until it is freed."""
+        self._hold(bytes_at(address, size, None), "", "cudaHostRegister")
 
     def holder(self, address: int) -> Place | None:
         """The allocation that holds an address, or None."""
         for low, made in self._held.items():
             if low <= address < low + len(made):
-                return f"{len(made)} bytes of cudaMalloc", low, made
+                return self._names[low], low, made
         return None
 
     def bytes_at(self, address: int) -> npt.NDArray[np.uint8]:
@@ -119,9 +137,9 @@ def _functions(kind: str, module: ModuleType, device: GpuModel, memory: DeviceMe
         return lambda *args, **named: (success, *values)
 
     def attribute(asked: enum.Enum, *args: object) -> tuple[object, int]:
-        return success, _attribute(asked.name, device)
+        return success, attribute_of(asked.name, device)
 
-    found = {name: answers() for name in _DONE[kind]} | _memory_functions(kind, module, memory)
+    found = {name: answers() for name in DONE[kind]} | _memory_functions(kind, module, memory)
     if kind == "driver":
         return found | {
             "cuDeviceGetCount": answers(1),
@@ -179,31 +197,30 @@ def _memory_functions(kind: str, module: ModuleType, memory: DeviceMemory) -> di
 
     found: dict[str, Binding] = {}
     for function, names in (
-        (allocate, _ALLOCATE[kind]), (free, _FREE[kind]), (copy, _COPY[kind]), (fill, _FILL[kind]),
+        (allocate, ALLOCATE[kind]), (free, FREE[kind]), (copy, _COPY[kind]), (fill, _FILL[kind]),
         (fill_words, _FILL_WORDS[kind]),
     ):  # fmt: skip
         found |= dict.fromkeys(names, function)
     return found
 
 
-def _attribute(name: str, device: GpuModel) -> int:
+def attribute_of(name: str, device: GpuModel) -> int:
     """A device attribute by the end of its name. Raises EmulatorError for one that has no number here."""
     name = name.lower().replace("_", "")
     arch = device.arch
+    most = (1 << 31) - 1
     for ending, value in (
-        ("multiprocessorcount", device.multiprocessors),
-        ("computecapabilitymajor", device.capability[0]),
-        ("computecapabilityminor", device.capability[1]),
-        ("maxsharedmemoryperblockoptin", arch.smem_per_block),
-        ("maxsharedmemorypermultiprocessor", arch.smem_per_sm),
-        ("maxthreadspermultiprocessor", arch.threads_per_sm),
-        ("maxthreadsperblock", arch.threads_per_block),
-        ("maxblockspermultiprocessor", arch.blocks_per_sm),
-        ("warpsize", arch.warp_size),
-        ("l2cachesize", device.l2),
-        ("cooperativelaunch", 1),
-        ("clusterlaunch", int("cluster" in arch.features)),
-    ):
+        ("multiprocessorcount", device.multiprocessors), ("computecapabilitymajor", device.capability[0]),
+        ("computecapabilityminor", device.capability[1]), ("maxsharedmemoryperblock", STATIC_SHARED),
+        ("maxsharedmemoryperblockoptin", arch.smem_per_block), ("maxsharedmemorypermultiprocessor", arch.smem_per_sm),
+        ("maxthreadspermultiprocessor", arch.threads_per_sm), ("maxthreadsperblock", arch.threads_per_block),
+        ("maxblockspermultiprocessor", arch.blocks_per_sm), ("maxblockdimx", 1024), ("maxblockdimy", 1024),
+        ("maxblockdimz", 64), ("maxgriddimx", most), ("maxgriddimy", 65535), ("maxgriddimz", 65535),
+        ("totalconstantmemory", 64 << 10), ("maxregistersperblock", 65536), ("maxregisterspermultiprocessor", 65536),
+        ("warpsize", arch.warp_size), ("l2cachesize", device.l2), ("concurrentkernels", 1), ("unifiedaddressing", 1),
+        ("canmaphostmemory", 1), ("managedmemory", 1), ("concurrentmanagedaccess", 1), ("memorypoolssupported", 1),
+        ("integrated", 0), ("cooperativelaunch", 1), ("clusterlaunch", int("cluster" in arch.features)),
+    ):  # fmt: skip
         if name.endswith(ending):
             return value
     raise EmulatorError(f"device attribute {name}: the emulated {device.name} has no number for it")

@@ -69,7 +69,7 @@ class PtxModule:
         found = {one.name: one for kernel in kernels.values() for one in kernel.variables if not one.relocations}
         variables = {}
         for name, one in found.items():
-            variables[name] = memory.bytes_at(memory.allocate(len(one.content)))
+            variables[name] = memory.bytes_at(memory.allocate(len(one.content), name))
             variables[name][:] = np.frombuffer(one.content, np.uint8)
         return cls(kernels, variables)
 

@@ -23,11 +23,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...arguments import PROGRAMS
 from ...errors import EmulatorError
 from ..findings import joined
 from .arguments import memory_found_by
 from .callers import named_callers
 from .cuda_calls import DeviceMemory, cuda_calls
+from .cuda_programs import CudaRuntime, library_of, run_program
 from .devices import GpuModel
 from .driver_modules import PtxLaunch
 from .dsl_calls import RefusedArgumentError, types_of, watch
@@ -63,6 +65,11 @@ class EmulatedGpu:
         self.runs: list[Emulation] = []
         self.fatal: list[EmulatorError] = []
         self.notes: list[str] = []
+        self.memory = DeviceMemory()
+
+    def launch(self, one: TritonLaunch | PtxLaunch, stream: int) -> None:
+        """Launch a described kernel; a session sets it."""
+        raise EmulatorError("this emulated GPU has been left")
 
     def note(self, text: str) -> None:
         """Note what is not checked, once."""
@@ -108,14 +115,18 @@ class EmulatedGpu:
 
 
 @contextmanager
-def session(emulate: Emulate, arch: Arch | str | int | tuple[int, int], **options: object) -> Iterator[EmulatedGpu]:
+def session(
+    emulate: Emulate, arch: Arch | str | int | tuple[int, int], python: bool = True, **options: object
+) -> Iterator[EmulatedGpu]:
     """An emulated GPU of that architecture. `emulate` runs a compiled function with its arguments and the options.
+
+    python  whether code of Python uses it: torch, the DSL, JAX and Triton
 
     Raises EmulatorError while another thread has one.
     """
     from unittest import mock
 
-    gpu, memory = EmulatedGpu(GpuModel.of(arch)), DeviceMemory()
+    gpu = EmulatedGpu(GpuModel.of(arch))
     if not _OPEN.acquire(blocking=False):
         raise EmulatorError(
             "another thread of this process has an emulated GPU, which all threads share: launch within that one, or "
@@ -154,10 +165,24 @@ def session(emulate: Emulate, arch: Arch | str | int | tuple[int, int], **option
 
     with ExitStack() as stack:
         stack.callback(_OPEN.release)
+        stack.enter_context(mock.patch.object(gpu, "launch", launch_one))
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="layoutgemm-emulated-"))
+        if python:
+            stack.enter_context(_python(gpu, folder, launch))
+        stack.enter_context(memory_found_by(gpu.memory.holder))
+        stack.enter_context(memory_found_by(tensor_at))
+        yield gpu
+
+
+@contextmanager
+def _python(gpu: EmulatedGpu, folder: str, launch: Callable[..., None]) -> Iterator[None]:
+    """Within it torch, the DSL, JAX, Triton and cuda.bindings use the emulated GPU."""
+    from unittest import mock
+
+    gpu.device.nvidia_smi(Path(folder))
+    with ExitStack() as stack:
         if _importable("cutlass"):
             _dsls()  # made here, or they would keep the session's environment, which they read when they are made
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="layoutgemm-emulated-"))
-        gpu.device.nvidia_smi(Path(folder))
         stack.enter_context(mock.patch.dict(os.environ, _environment(gpu.device, folder)))
         # Caches of compiled functions in the temporary folder hold machine code, from GPUs and for them.
         stack.enter_context(mock.patch.object(tempfile, "tempdir", folder))
@@ -166,11 +191,9 @@ def session(emulate: Emulate, arch: Arch | str | int | tuple[int, int], **option
         if _importable("cutlass"):
             stack.enter_context(_launches(gpu.device, folder, launch))
             stack.enter_context(jax_calls(launch))
-        stack.enter_context(triton_calls(gpu.device, launch_one))
-        stack.enter_context(cuda_calls(gpu.device, memory, launch_one))
-        stack.enter_context(memory_found_by(memory.holder))
-        stack.enter_context(memory_found_by(tensor_at))
-        yield gpu
+        stack.enter_context(triton_calls(gpu.device, gpu.launch))
+        stack.enter_context(cuda_calls(gpu.device, gpu.memory, gpu.launch))
+        yield
 
 
 def _stream_among(values: Iterable[object]) -> int | None:
@@ -417,7 +440,8 @@ def run_script(
 ) -> ScriptRun:  # fmt: skip
     """Run a Python script as `python path arguments` would, on an emulated GPU. Its traceback goes to stderr.
 
-    A notebook (.ipynb) runs as the script of its code cells. A module, given by its name, runs as by `python -m`.
+    A notebook (.ipynb) runs as the script of its code cells. A module, given by its name, runs as by `python -m`. A
+    program of CUDA C++ (.cu), or its library (.so), runs as by the shell.
 
     runner  calls the script: by default once
 
@@ -429,7 +453,12 @@ def run_script(
         raise EmulatorError(f"{path}: no such script")
     status, error = 0, None
     first = path.resolve().parent if isinstance(path, Path) else Path.cwd()
-    with session(emulate, arch, **options) as gpu, ExitStack() as stack:
+    with ExitStack() as stack:
+        program: Path | None = None
+        if isinstance(path, Path) and path.suffix in PROGRAMS:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="layoutgemm-program-"))
+            program = library_of(path, GpuModel.of(arch).arch.name, Path(folder))
+        gpu = stack.enter_context(session(emulate, arch, program is None, **options))
         stack.enter_context(mock.patch.object(sys, "argv", [str(path), *arguments]))
         stack.enter_context(mock.patch.object(sys, "path", [str(first), *sys.path]))
         code = path
@@ -439,6 +468,9 @@ def run_script(
             code.write_text(notebook_code(path))
 
         def script() -> None:
+            if program is not None:
+                runtime = CudaRuntime(gpu.device, gpu.memory, gpu.launch, gpu.fatal)
+                sys.exit(run_program(Path(path), program, arguments, runtime))
             if isinstance(code, str):
                 runpy.run_module(code, run_name="__main__", alter_sys=True)
             else:
@@ -451,6 +483,7 @@ def run_script(
             if isinstance(stop.code, str):
                 print(stop.code, file=sys.stderr)
         except Exception as raised:
-            traceback.print_exc()
+            if program is None:  # the report has a program's
+                traceback.print_exc()
             status, error = 1, raised
     return ScriptRun(gpu, status, error)

@@ -47,7 +47,6 @@ from ..races.lanes import LaneAccess, Same, fork, have_read, join, read_together
 from .bank_counts import BankCounter
 from .deadlocks import POLLS_ANYWHERE, WAITING, stuck
 from .gathering import Apart, Gathering, form_of, merged_register
-from .launch import MULTIPROCESSORS as MULTIPROCESSORS
 from .launch import WORKSPACE, WORKSPACE_BYTES, Progress, Triple, Watch, special_registers
 from .launch import Launch as Launch
 from .launch import Policy as Policy
@@ -189,7 +188,11 @@ class Fiber:
             return int(value)
         chosen = value if self.active is None else value[self.active]
         if any_of(chosen != chosen[0]):
-            raise EmulatorError(f"lanes have different values, {chosen.tolist()[:4]}..., where one is needed")
+            other = int(np.argmax(chosen != chosen[0]))
+            raise EmulatorError(
+                f"lanes have different values, where the instruction takes one: {chosen[0]} in the first active lane, "
+                f"{chosen[other]} in the {other + 1}th. Elect a lane, or hand its value on by shfl.sync"
+            )
         return int(chosen[0])
 
     def each(self, value: Value) -> Lanes:

@@ -38,6 +38,7 @@ from ..ptx.values import (
     s64,
 )
 from ..races import global_words as lane_words
+from ..races.conflicts import BETWEEN_LANES
 from ..races.global_bytes import CopyAccess
 from ..races.happens_before import MemoryEvent
 from ..races.lanes import LaneAccess, Meets, Same, apart_by_rounding, conflicting, did, strong
@@ -123,7 +124,10 @@ def block_of(fiber: Fiber, address: int) -> tuple[Cta, int]:
     rank, offset = address >> RANK_SHIFT, address & OFFSET
     ctas = fiber.cta.cluster.ctas
     if not 0 <= rank < len(ctas):
-        raise EmulatorError(f"shared address {address:#x} names block {rank} of a cluster of {len(ctas)}")
+        raise EmulatorError(
+            f"shared address {address:#x} names block {rank} of a cluster of {len(ctas)}: launch clusters of the size "
+            "that the kernel was written for, or take the address by mapa"
+        )
     if ctas[rank].exited:
         fiber.machine.problem(
             "exit",
@@ -162,7 +166,11 @@ def blocks_of(fiber: Fiber, mask: int) -> list[int]:
     """The ranks in a multicast's mask. Raises EmulatorError for an empty mask, and for blocks that are not there."""
     count = len(fiber.cta.cluster.ctas)
     if not mask or mask >> count:
-        raise EmulatorError(f"multicast to mask {mask:#x} in a cluster of {count}")
+        wrong = f"block {mask.bit_length() - 1} is not there" if mask else "no block gets the copy"
+        raise EmulatorError(
+            f"multicast to mask {mask:#x} in a cluster of {count}: {wrong}; launch clusters of the size that the "
+            "kernel was written for, or make the mask of this cluster's blocks"
+        )
     ranks = [rank for rank in range(count) if mask >> rank & 1]
     for rank in ranks:
         if (cta := fiber.cta.cluster.ctas[rank]) is not fiber.cta:
@@ -395,7 +403,7 @@ def _touch_global(
     )
     if race is not None:
         message = f"{said(fiber, ins)()} {does} {race}"
-        fiber.machine.problem("race", message, fiber, orders="bar.warp.sync between the two orders them.")
+        fiber.machine.problem("race", message, fiber, orders=BETWEEN_LANES)
     watch = fiber.machine.global_watch
     if fiber.machine.writers is not None and does != "reads":
         adds = does == "adds to"

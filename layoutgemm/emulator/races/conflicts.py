@@ -59,6 +59,7 @@ RELAY = "bar.warp.sync (sync_warp, __syncwarp) between the lane that acquires an
 WARP_BARRIER = (
     "bar.warp.sync (sync_warp, __syncwarp) between the reads and the lane that releases or overwrites them orders them."
 )
+BETWEEN_LANES = "bar.warp.sync (sync_warp, __syncwarp) between the two orders them."
 CLUSTER_SCOPE = "mbarrier.arrive.release.cluster by the first block and mbarrier.try_wait.acquire.cluster order them."
 # The beginning of the first access's opcode -> how a thread learns that it has happened.
 _COMPLETED = (
@@ -96,7 +97,7 @@ def remedy(first: str, first_is_asynchronous: bool, second: str, second_is_async
     """One sentence: the instructions that would order two accesses, as they are described.
 
     >>> remedy("st.shared at PTX line 9 by CTA (0, 0, 0) warp 0", False, "ld.shared by CTA (0, 0, 0) warp 1", False)
-    'bar.sync of both warps between the two orders them; so does an mbarrier that the first arrives at.'
+    'bar.sync of both warps (__syncthreads) between the two orders them; so does an mbarrier that the first arrives at.'
     """
     if first_is_asynchronous or first.startswith(("cp.async", "st.async", "red.async")):
         how = next((said for opcode, said in _COMPLETED if re.match(opcode, first)), "a wait for the first's end")
@@ -107,10 +108,13 @@ def remedy(first: str, first_is_asynchronous: bool, second: str, second_is_async
     if ours[1] != theirs[1]:
         return "barrier.cluster.arrive and .wait between the two order them; so does an mbarrier of one of the blocks."
     if ours[2] == theirs[2]:
-        return "bar.warp.sync between the two orders them."
+        return BETWEEN_LANES
     if second_is_asynchronous:
         return (
             "An arrival of every warp that does the first, at an mbarrier or a named barrier that the second's thread "
             "waits for, orders them."
         )
-    return "bar.sync of both warps between the two orders them; so does an mbarrier that the first arrives at."
+    return (
+        "bar.sync of both warps (__syncthreads) between the two orders them; so does an mbarrier that the first "
+        "arrives at."
+    )

@@ -7,8 +7,7 @@ and gathers rows where the kernel does not. Where the kernel stores some tiles o
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -26,15 +25,12 @@ from ...schedule import TileList
 from ...torch_op.problem import Ints
 from ..functions import gpu as functions
 from ..gpu import (
-    Address,
     CallResult,
-    Kernel,
     Target,
     call_results,
-    launched,
+    launched_once,
     lines_of,
     outputs_from,
-    start_kernel,
     target,
 )
 from ..outputs import Arrays
@@ -94,22 +90,13 @@ def _launched(product: ComposedProduct, plan: Sm90Plan, own: dict[str, jax.Array
     pitches = a.shape[-1] * a.shape[-2], b.shape[-1] * b.shape[-2], rows * made
     numbers = (m, n, k, plan.batch, a.shape[-1], b.shape[-1], made, *pitches, on.places.resident(plan.cluster_size))
     shapes = {name: x.shape for name, x in own.items() if name in (*plan.further, TILES, _LIST)}
-    facts = {"numbers": numbers, "product": str(product), "shapes": shapes}
+    facts = {"product": str(product), "shapes": shapes}
     c = CallResult("c", (*product.result[:-1], made), product.types[2], first)
-    start = functools.partial(_start, plan, product, numbers, shapes)
-    return launched(plan, on, own, call_results(product, plan, c, partly), facts, start)
 
+    def words(pointers: Mapping[str, object]) -> tuple[object, ...]:
+        return words_for(plan, product, pointers, shapes) if plan.takes_extra_params else ()
 
-def _start(
-    plan: Sm90Plan, product: ComposedProduct, numbers: Sequence[int], shapes: Mapping[str, Ints],
-    kernel: Kernel, stream: object, pointers: Mapping[str, Address],
-) -> None:  # fmt: skip
-    """Host side, traced: the launch at the tensors' addresses, with sizes and strides as constants.
-
-    shapes  of further matrices as the kernel reads them, and of a list of tiles
-    """
-    words = words_for(plan, product, pointers, shapes) if plan.takes_extra_params else ()
-    start_kernel(kernel, plan.parameters, (*[pointers[name] for name in "abc"], *numbers, *words), stream)
+    return launched_once(plan, on, own, call_results(product, plan, c, partly), facts, numbers, words)
 
 
 def words_for(

@@ -19,20 +19,19 @@ from ...kernels.operands.prologue import PrologueOperand
 from ...kernels.plan import MAX_WORDS, WORKSPACE, present
 from ...kernels.sm90.choose.prologue import plan_with_prologue
 from ...kernels.sm90.plan import Sm90Plan
-from ...torch_op.problem import Problem, Solution, arguments, stores_fused, workers
+from ...torch_op.problem import Problem, Solution, stores_fused
 from ...torch_op.solver import solve
 from ..gpu import (
     Address,
     CallResult,
-    Kernel,
     Target,
     call_results,
     copied,
-    launched,
+    launched_once,
+    launched_solution,
     lines_of,
     operand_of,
     outputs_from,
-    start_kernel,
     target,
 )
 from ..outputs import Arrays, written_arrays
@@ -82,19 +81,9 @@ def _with_prologue(product: FunctionProduct, arrays: Sequence[jax.Array], on: Ta
     pitches = a.shape[-1] * a.shape[-2], b.shape[-1] * b.shape[-2], m * made
     numbers = (m, n, k, batch, a.shape[-1], b.shape[-1], made, *pitches, on.places.resident(plan.cluster_size))
     read = dict(zip(product.names, (a, b, *arrays[2:]), strict=True))
-    facts = {"numbers": numbers, "product": str(product)}
-    start = functools.partial(_start, plan, product, numbers)
     results = call_results(product, plan, CallResult("c", (*product.result[:-1], made), product.types[2]))
-    return outputs_from(product, launched(plan, on, read, results, facts, start))
-
-
-def _start(
-    plan: Sm90Plan, product: FunctionProduct, numbers: Sequence[int],
-    kernel: Kernel, stream: object, pointers: Mapping[str, Address],
-) -> None:  # fmt: skip
-    """Host side, traced: the launch at the tensors' addresses, with sizes and strides as constants."""
-    words = words_for(plan.words, product, plan.epilogue, pointers)
-    start_kernel(kernel, plan.parameters, (*[pointers[name] for name in "abc"], *numbers, *words), stream)
+    words = functools.partial(words_for, plan.words, product, plan.epilogue)
+    return outputs_from(product, launched_once(plan, on, read, results, {"product": str(product)}, numbers, words))
 
 
 def words_for(
@@ -158,21 +147,11 @@ def _with_epilogue(product: FunctionProduct, arrays: Sequence[jax.Array], on: Ta
         for x, copy, turned in zip(arrays[:2], found.copies[:2], product.turned, strict=True)
     ]
     plan = found.kernel.plan(*found.sizes)
-    clusters = workers(found, on.places)
-    facts = {"launches": found.launches, "sizes": found.sizes, "workers": clusters, "leading": found.leading,
-             "strides": found.strides, "product": str(product)}  # fmt: skip
-    start = functools.partial(_start_solved, plan.parameters, found, product, clusters)
     read = dict(zip(product.names, (*operands, *arrays[2:]), strict=True))
     results = call_results(product, plan, CallResult("c", product.result, product.types[2]))
-    return outputs_from(product, launched(plan, on, read, results, facts, start))
+    epilogue = present(found.kernel.epilogue)
 
+    def words(pointers: Mapping[str, Address]) -> Sequence[object]:
+        return words_for(epilogue.words, product, epilogue, pointers)[: len(epilogue.words)]
 
-def _start_solved(
-    parameters: Mapping[str, str], solution: Solution, product: FunctionProduct, clusters: int,
-    kernel: Kernel, stream: object, pointers: Mapping[str, Address],
-) -> None:  # fmt: skip
-    """Host side, traced: matmul's launch with the epilogue's words."""
-    epilogue = present(solution.kernel.epilogue)
-    words = words_for(epilogue.words, product, epilogue, pointers)[: len(epilogue.words)]
-    values = arguments(solution, [pointers[name] for name in "abc"], clusters, words)
-    start_kernel(kernel, parameters, values, stream)
+    return outputs_from(product, launched_solution(plan, found, on, read, results, product, words))

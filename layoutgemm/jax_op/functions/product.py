@@ -13,7 +13,15 @@ from functools import cached_property
 
 from ...errors import OperandError, TensorError
 from ...kernels.column_groups import check_groups
-from ...kernels.epilogue.chain import ColumnReduce, Custom, Dropout, Epilogue, EpilogueOperand, Reduction
+from ...kernels.epilogue.chain import (
+    ColumnReduce,
+    Custom,
+    Dropout,
+    Epilogue,
+    EpilogueOperand,
+    Reduction,
+    refusal_of_type,
+)
 from ...kernels.epilogue.parameters import check_names
 from ...kernels.epilogue.steps import ordered
 from ...kernels.operands.prologue import TYPES as ROUNDED
@@ -137,7 +145,7 @@ def check_functions(epilogue: object, prologue: object, given: object, beside: S
     if epilogue is None:
         return
     if not isinstance(epilogue, Epilogue):
-        raise OperandError(f"epilogue is a {type(epilogue).__qualname__}, not a layoutgemm.kernels.epilogue.Epilogue")
+        raise OperandError(refusal_of_type(epilogue))
     if beside:
         raise OperandError(
             f"{beside[0]} and epilogue: one or the other; Bias() and Activation(...) are steps of the latter"

@@ -35,7 +35,7 @@ from ...kernels.sm90.choose.scaled_grouped import (
     usual_config,
 )
 from ...kernels.sm90.plan import Sm90Plan
-from ...torch_op.problem import Problem, Solution, StridedOperand, arguments, contiguous_strides, workers
+from ...torch_op.problem import Problem, Solution, StridedOperand, contiguous_strides
 from ...torch_op.scaled_grouped.epilogue import epilogue_of
 from ...torch_op.scaled_grouped.recipes import Recipes
 from ...torch_op.solver import solve
@@ -43,14 +43,13 @@ from ..functions.product import in_rows
 from ..gpu import (
     Address,
     CallResult,
-    Kernel,
     Target,
     call_results,
     copied,
-    launched,
+    launched_once,
+    launched_solution,
     lines_of,
     outputs_from,
-    start_kernel,
     target,
 )
 from ..outputs import Arrays, listed, written_arrays
@@ -159,19 +158,9 @@ def _planned(product: ScaledProduct, given: _Given, on: Target) -> Arrays:
     leading = a.shape[-1], b.shape[-1], made
     resident = on.places.resident(plan.cluster_size)
     numbers = (m, n, product.sizes[2], batch, *leading, *pitches, resident)
-    facts = {"numbers": numbers, "product": str(product)}
-    start = functools.partial(_start, plan, product, numbers)
     results = call_results(product, plan, CallResult("c", (*product.result[:-1], made), product.types[2]))
-    return outputs_from(product, launched(plan, on, {**given, "a": a, "b": b}, results, facts, start))
-
-
-def _start(
-    plan: Sm90Plan, product: ScaledProduct, numbers: Sequence[int],
-    kernel: Kernel, stream: object, pointers: Mapping[str, Address],
-) -> None:  # fmt: skip
-    """Host side, traced: the launch at the tensors' addresses, with sizes and strides as constants."""
-    values = (*[pointers[name] for name in "abc"], *numbers, *words_for(plan, product, pointers))
-    start_kernel(kernel, plan.parameters, values, stream)
+    read, words = {**given, "a": a, "b": b}, functools.partial(words_for, plan, product)
+    return outputs_from(product, launched_once(plan, on, read, results, {"product": str(product)}, numbers, words))
 
 
 def words_for(plan: Sm90Plan, product: ScaledProduct, pointers: Mapping[str, object]) -> tuple[Any, ...]:
@@ -249,22 +238,12 @@ def _solved(product: ScaledProduct, given: _Given, on: Target) -> Arrays:
     a = a if found.copies[0] is None else copied(a, found.copies[0])
     b = b if found.copies[1] is None else copied(jnp.swapaxes(b, -1, -2) if product.turned else b, found.copies[1])
     plan = found.kernel.plan(*found.sizes)
-    clusters = workers(found, on.places)
-    facts = {"launches": found.launches, "sizes": found.sizes, "workers": clusters, "leading": found.leading,
-             "strides": found.strides, "product": str(product)}  # fmt: skip
-    start = functools.partial(_start_solved, plan.parameters, found, product, clusters)
+    assert len(found.launches) == 1
     results = call_results(product, plan, CallResult("c", product.result, product.types[2]))
-    return outputs_from(product, launched(plan, on, {**given, "a": a, "b": b}, results, facts, start))
+    epilogue, read = present(found.kernel.epilogue), {**given, "a": a, "b": b}
 
+    def words(pointers: Mapping[str, Address]) -> Sequence[object]:
+        placed = _placed(product, epilogue, pointers)
+        return words_of(epilogue, placed, pointers.get(WORKSPACE))[: len(epilogue.words)]
 
-def _start_solved(
-    parameters: Mapping[str, str], solution: Solution, product: ScaledProduct, clusters: int,
-    kernel: Kernel, stream: object, pointers: Mapping[str, Address],
-) -> None:  # fmt: skip
-    """Host side, traced: matmul's launch with the epilogue's words."""
-    epilogue = present(solution.kernel.epilogue)
-    assert len(solution.launches) == 1
-    placed = _placed(product, epilogue, pointers)
-    words = words_of(epilogue, placed, pointers.get(WORKSPACE))[: len(epilogue.words)]
-    values = arguments(solution, [pointers[name] for name in "abc"], clusters, words)
-    start_kernel(kernel, parameters, values, stream)
+    return outputs_from(product, launched_solution(plan, found, on, read, results, product, words))

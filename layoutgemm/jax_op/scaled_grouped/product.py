@@ -24,7 +24,7 @@ from ...errors import OperandError, TensorError
 from ...kernels.epilogue.chain import Epilogue, EpilogueOperand
 from ...kernels.operands.gated import HALVES
 from ...kernels.operands.promoted import DEPTH
-from ...kernels.sm90.grouped import check_ends
+from ...kernels.ragged import check_ends
 from ...torch_op.problem import Ints
 from ...torch_op.scaled_grouped.recipes import SQUARE, Recipes, ScaledOperand, Scales, recipe_text, recipes_of
 from ..outputs import Shaped, outputs_of, read_by

@@ -8,6 +8,7 @@ wgmma, tcgen05    matrix products of warpgroups, and of Blackwell with its tenso
 warp, ampere      mma.sync, ldmatrix, cp.async; cp.async of any width, for the Ampere kernels
 registers         conversion in pairs, stmatrix, stores
 math, tables      f32 arithmetic, loads of values and pairs, atomics; words of tables
+group_table       the tables of groups that each block makes in shared memory
 fused, reductions  an epilogue's steps on accumulators, and its reductions
 added_rows        rows added to those that indices name, by a launch of its own
 fp8, packed_weights  conversions of 8-bit floats; of packed weights, and wgmma with A in registers

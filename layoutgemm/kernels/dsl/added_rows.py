@@ -13,7 +13,8 @@ fold      of a chunk, and a run of columns                adds the partial sums 
 few       a quarter of equal indices, and a run of        looks at all indices, in place of all of these where there are
           columns                                         few. The first one's CTA adds the rows of its equals to C
 
-The loads of several rows are under way together.
+The loads of several rows are under way together. Indices, and C's old values for few of them, are older than the
+product: they are read while it drains, unless the product itself starts early.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ class AddedRowsKernel:
     def __init__(self, plan: AddingPlan):
         self.plan = plan
         self.overlaps = "griddepcontrol" in plan.arch.features
+        self.reads_early = self.overlaps and not getattr(plan.config, "overlap", False)
 
     def workspace(self, sizes: Sequence[Int32], words: Mapping[str, Int64]) -> tuple[Int64, tuple[Int64, Int64]]:
         """Host side: the workspace's address, and elements from row to row and matrix to matrix. m, n are sizes."""
@@ -110,16 +112,24 @@ class AddedRowsKernel:
                 block=(FOLD.threads, 1, 1), use_pdl=self.overlaps, stream=stream,
             )  # fmt: skip
 
-    def _given(self, words: tuple[Int64, ...]) -> bridge.Carried:
-        """Device side: wait for the kernel before. The launch's words by name."""
+    def _given(self, words: tuple[Int64, ...], early: bool = False) -> bridge.Carried:
+        """Device side: the launch's words by name. Waits for the kernel before, or an `early` one for `wait_late`."""
         if cutlass.const_expr(self.overlaps):
             bridge.allow_next_kernel()
-            bridge.wait_for_previous_kernel()
+            if cutlass.const_expr(not (early and self.reads_early)):
+                bridge.wait_for_previous_kernel()
         return bridge.Carried(**dict(zip(self.plan.words, words, strict=True)))
 
-    def _begin(self, words: tuple[Int64, ...], m: Int32, n: Int32) -> tuple[bridge.Carried, SortedList]:
-        """Device side: wait for the kernel before. The launch's words, and the matrix's list."""
-        given = self._given(words)
+    def wait_late(self) -> None:
+        """Device side: wait for the kernel before, behind the reads of what is older."""
+        if cutlass.const_expr(self.reads_early):
+            bridge.wait_for_previous_kernel()
+
+    def _begin(
+        self, words: tuple[Int64, ...], m: Int32, n: Int32, early: bool = False
+    ) -> tuple[bridge.Carried, SortedList]:
+        """Device side: the launch's words, and the matrix's list. Waits as `_given` does."""
+        given = self._given(words, early)
         _, matrix, _ = cute.arch.block_idx()
         _, matrices, _ = cute.arch.grid_dim()
         begins = list_bytes(self.plan, (Int64(matrices), Int64(m), Int64(n)))
@@ -140,7 +150,7 @@ class AddedRowsKernel:
     @cute.kernel
     def rank(self, m: Int32, n: Int32, words: tuple) -> None:
         """Device side: the places of a warp's indices in the sorted list."""
-        given, listed = self._begin(words, m, n)
+        given, listed = self._begin(words, m, n, early=True)
         thread, _, _ = cute.arch.thread_idx()
         block, matrix, _ = cute.arch.block_idx()
         lane, first = thread % WARP, (block * SUM.warps + bridge.uniform(thread // WARP)) * RANKS
@@ -167,6 +177,7 @@ class AddedRowsKernel:
                     store_words(listed.order + Int64(place) * ORDER_BYTES, [first + e, Int32(0)], yes)
                     name = [mine[e], mine[e] >> 31][: self._index_bytes // 4]
                     store_words(listed.names + Int64(place) * self._index_bytes, name, yes)
+        self.wait_late()  # the next launch waits for this one alone
 
     @cute.jit
     def before(
@@ -288,51 +299,54 @@ class AddedRowsKernel:
     def few(self, c: Int64, ldc: Int64, stride_c: Int64, m: Int32, n: Int32, words: tuple) -> None:
         """Device side: adds the rows of equal indices to C, by the first one's CTA."""
         size = self.plan.c.dtype.bytes
-        given = self._given(words)
+        given = self._given(words, early=True)
         thread, _, _ = cute.arch.thread_idx()
         block, matrix, _ = cute.arch.block_idx()
         warp, lane = bridge.uniform(thread // WARP), thread % WARP
         place, first = SUM.place(block, n, size)
         shared = cutlass.memory.SmemAllocator().allocate(self._list_bytes + self._sums_bytes, 16).toint()
         listed, kept = shared + warp * (FEW * _NUMBER_BYTES), shared + self._list_bytes + lane * f32.bytes
-        if place < m:
-            job, indexed = bridge.Carried(given=given, m=m), present(self.plan.indexed)
-            of_batch = matrix if cutlass.const_expr(self.plan.matrices_of_c > 1) else None
-            numbers = [lane + k * WARP for k in range(FEW // WARP)]
-            named = [Int32(load_index(indexed, job, OUT_ROWS, number, m, of_batch)) for number in numbers]
-            row = Int32(load_index(indexed, job, OUT_ROWS, place, m, of_batch))
-            count, before, below_lane = Int32(0), Int32(0), (Int32(1) << lane) - 1
-            places: list[Int32] = []
-            for number, name in zip(numbers, named, strict=True):
-                alike = Int32(cute.arch.vote_ballot_sync(name == row))
-                before |= Int32(cute.arch.vote_ballot_sync((name == row) & (number < place)))
-                places.append(count + cute.arch.popc(alike & below_lane))
-                count += cute.arch.popc(alike)
-            if (row >= 0) & (before == 0):
-                for number, name, at in zip(numbers, named, places, strict=True):
-                    if name == row:
-                        bridge.store_shared(listed + at * _NUMBER_BYTES, [number])
-                bridge.warp_sync()
-                columns = tuple([first + SUM.element(lane, vector, size) for vector in range(SUM.vectors)])
-                source, (pitch, distance) = given.added_rows, self.workspace((m, n), {ADDED: given.added_rows})[1]
-                lines = source + Int64(matrix) * distance * size, pitch * size
-                each = few_places(count)
-                own = cutlass.min(warp * each, count), cutlass.min((warp + 1) * each, count)
-                sums = self.sum_of_list(lines, (listed, *own), columns, n)
-                step = len(sums) * (WARP * f32.bytes)  # from warp to warp
-                if warp > 0:
-                    for e, value in enumerate(sums):
-                        bridge.store_shared(kept + (warp - 1) * step + e * (WARP * f32.bytes), [value])
-                bridge.block_sync()
-                if warp == 0:
-                    for other in cutlass.range_constexpr(SUM.warps - 1):
-                        at = kept + other * step
-                        more = [load_word_shared(at + e * (WARP * f32.bytes)) for e in range(len(sums))]
-                        sums = tuple([x + y.bitcast(Float32) for x, y in zip(sums, more, strict=True)])
-                    target, width = c + (Int64(matrix) * stride_c + row * ldc) * size, VECTOR_BYTES // size
-                    for vector, column in enumerate(columns):
-                        of_vector = sums[vector * width : (vector + 1) * width]
-                        self.add_to_c(target + Int64(column) * size, of_vector, n - column)
+        job, indexed = bridge.Carried(given=given, m=m), present(self.plan.indexed)
+        of_batch = matrix if cutlass.const_expr(self.plan.matrices_of_c > 1) else None
+        numbers = [lane + k * WARP for k in range(FEW // WARP)]
+        named = [Int32(load_index(indexed, job, OUT_ROWS, number, m, of_batch)) for number in numbers]
+        row = Int32(load_index(indexed, job, OUT_ROWS, place, m, of_batch))
+        count, before, below_lane = Int32(0), Int32(0), (Int32(1) << lane) - 1
+        places: list[Int32] = []
+        for number, name in zip(numbers, named, strict=True):
+            alike = Int32(cute.arch.vote_ballot_sync(name == row))
+            before |= Int32(cute.arch.vote_ballot_sync((name == row) & (number < place)))
+            places.append(count + cute.arch.popc(alike & below_lane))
+            count += cute.arch.popc(alike)
+        adds = (row >= 0) & (before == 0)
+        columns = tuple([first + SUM.element(lane, vector, size) for vector in range(SUM.vectors)])
+        target, width = c + (Int64(matrix) * stride_c + row * ldc) * size, VECTOR_BYTES // size
+        own = [choose(adds & (warp == 0), n - column, 0) for column in columns]  # columns whose C a lane updates
+        old = [self.old(target + Int64(column) * size, width, end) for column, end in zip(columns, own, strict=True)]
+        self.wait_late()
+        if adds:
+            for number, name, at in zip(numbers, named, places, strict=True):
+                if name == row:
+                    bridge.store_shared(listed + at * _NUMBER_BYTES, [number])
+            bridge.warp_sync()
+            source, (pitch, distance) = given.added_rows, self.workspace((m, n), {ADDED: given.added_rows})[1]
+            lines = source + Int64(matrix) * distance * size, pitch * size
+            each = few_places(count)
+            share = cutlass.min(warp * each, count), cutlass.min((warp + 1) * each, count)
+            sums = self.sum_of_list(lines, (listed, *share), columns, n)
+            step = len(sums) * (WARP * f32.bytes)  # from warp to warp
+            if warp > 0:
+                for e, value in enumerate(sums):
+                    bridge.store_shared(kept + (warp - 1) * step + e * (WARP * f32.bytes), [value])
+            bridge.block_sync()
+            if warp == 0:
+                for other in cutlass.range_constexpr(SUM.warps - 1):
+                    at = kept + other * step
+                    more = [load_word_shared(at + e * (WARP * f32.bytes)) for e in range(len(sums))]
+                    sums = tuple([x + y.bitcast(Float32) for x, y in zip(sums, more, strict=True)])
+                for vector, column in enumerate(columns):
+                    of_vector = sums[vector * width : (vector + 1) * width]
+                    self.store_to_c(target + Int64(column) * size, old[vector], of_vector, own[vector])
 
     @cute.jit
     def sum_of_list(
@@ -353,12 +367,19 @@ class AddedRowsKernel:
     @cute.jit
     def add_to_c(self, address: Int64, sums: tuple[Float32, ...], columns: Int32) -> None:
         """Add sums to C's elements from an address on, `columns` of them at most."""
+        self.store_to_c(address, self.old(address, len(sums), columns), sums, columns)
+
+    def old(self, address: Int64, count: int, columns: Int32) -> list[Int32]:
+        """The bits of `count` elements of C, of `columns` of them at most. All loads are under way together."""
         dtype = self.plan.c.dtype
-        inside = [Boolean(e < columns) for e in range(len(sums))]
-        old = [element.load_bits_if(address, e * dtype.bytes, dtype, yes) for e, yes in enumerate(inside)]
-        for e, (bits, more) in enumerate(zip(old, sums, strict=True)):  # all loads are under way before the first store
+        return [element.load_bits_if(address, e * dtype.bytes, dtype, Boolean(e < columns)) for e in range(count)]
+
+    def store_to_c(self, address: Int64, old: Sequence[Int32], sums: Sequence[Float32], columns: Int32) -> None:
+        """Store old values and sums added, `columns` of them at most."""
+        dtype = self.plan.c.dtype
+        for e, (bits, more) in enumerate(zip(old, sums, strict=True)):
             value = element.float_of(bits, dtype) + more
-            element.store_value(address + e * dtype.bytes, value, dtype, inside[e])
+            element.store_value(address + e * dtype.bytes, value, dtype, Boolean(e < columns))
 
     @cute.kernel
     def fold(self, c: Int64, ldc: Int64, stride_c: Int64, m: Int32, n: Int32, words: tuple) -> None:

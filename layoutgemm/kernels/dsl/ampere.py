@@ -12,38 +12,13 @@ Sources: PTX ISA, "cp.async", "ldmatrix", "ld", "st".
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int8, Int16, Int32, Int64
 from cutlass.experimental import primitives
 
 from .types import assembly, raw
-
-
-class LoopCarried:
-    """An object whose attributes named in `held` are lists of run-time values. Everything else on it is constant.
-
-    The DSL carries an object into a traced loop as its run-time values, and rebuilds it from them inside.
-    """
-
-    held: tuple[str, ...] = ()
-
-    def __extract_mlir_values__(self) -> list[object]:
-        return [v for name in self.held for x in getattr(self, name) for v in cutlass.extract_mlir_values(x)]
-
-    def __new_from_mlir_values__(self, values: list[object]) -> LoopCarried:
-        twin, at = copy.copy(self), 0
-        for name in self.held:
-            made = []
-            for old in getattr(self, name):
-                count = len(cutlass.extract_mlir_values(old))
-                made.append(cutlass.new_from_mlir_values(old, values[at : at + count]))
-                at += count
-            setattr(twin, name, made)
-        return twin
 
 
 def copy_bytes(destination: cute.Pointer, address: Int64, size: int, valid: Int32) -> None:

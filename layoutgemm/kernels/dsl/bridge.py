@@ -18,7 +18,6 @@ traced, with traced values (`Int32`, `Int64`) as arguments.
 
 from __future__ import annotations
 
-import copy
 from typing import Any, Protocol
 
 import cutlass
@@ -74,6 +73,7 @@ from .sync import cluster_wait as cluster_wait
 from .sync import elect as elect
 from .sync import give_registers as give_registers
 from .sync import init_barriers as init_barriers
+from .sync import lane_address as lane_address
 from .sync import named_arrive as named_arrive
 from .sync import named_sync as named_sync
 from .sync import next_in_ring as next_in_ring
@@ -87,6 +87,7 @@ from .sync import warp_sync as warp_sync
 from .types import Carried as Carried
 from .types import Maps as Maps
 from .types import Place as Place
+from .types import Rebuilt as Rebuilt
 from .types import Stream as Stream
 from .types import TensorMap as TensorMap
 from .types import element_type as element_type
@@ -116,25 +117,18 @@ class SharedExtent(Protocol):
         """Bytes that its first address is a multiple of."""
 
 
-class SharedMemory:
+class SharedMemory(Rebuilt):
     """The block's dynamic shared memory, laid out as the plan's SmemMap says.
 
     `stage` may be a Python int or traced. Offsets and strides are those of the map; nothing is added here.
     """
 
+    held = ("base",)
+
     def __init__(self, smem: SharedExtent):
         self.smem: Any = smem  # of each architecture its own kind
         # allocate() raises the launch's dynamic shared memory to what is asked; the symbol carries the alignment
         self.base = cutlass.memory.SmemAllocator().allocate(smem.total, smem.alignment)
-
-    # The DSL carries an object into a traced `if` or loop as its run-time values, and rebuilds it from them inside.
-    def __extract_mlir_values__(self) -> list[object]:
-        return cutlass.extract_mlir_values(self.base)
-
-    def __new_from_mlir_values__(self, values: list[object]) -> SharedMemory:
-        twin = copy.copy(self)
-        twin.base = cutlass.new_from_mlir_values(self.base, values)
-        return twin
 
     def a(self, stage: Int32 | int) -> cute.Pointer:
         """First byte of A's tile in a stage."""

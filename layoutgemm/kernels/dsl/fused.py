@@ -20,12 +20,14 @@ from ..column_groups import Members, members_of
 from ..derive import Operand
 from ..epilogue.chain import ColumnGroup, Epilogue, EpilogueOperand, Quantize, ReductionStep
 from ..epilogue.reductions import by_halves
+from ..indexed.rows import ROWS, IndexedRows
 from ..operands.product import SeveralOperands
 from ..partials import PartialResults, RowExchange
 from ..plan import present
 from . import bridge
 from . import math as element
 from .reductions import BlockReductions
+from .tables import load_index
 
 
 class _StoredPlan(Protocol):
@@ -45,6 +47,8 @@ class _StoredPlan(Protocol):
     def partials(self) -> tuple[PartialResults, ...]: ...
     @property
     def row_exchange(self) -> RowExchange | None: ...
+    @property
+    def indexed(self) -> IndexedRows | None: ...
 
 
 class PartPlan:
@@ -57,6 +61,7 @@ class PartPlan:
         self.tile_c: tuple[int, int] = plan.tile_c
         self.partials: tuple[PartialResults, ...] = plan.partials
         self.row_exchange: RowExchange | None = plan.row_exchange
+        self.indexed: IndexedRows | None = plan.indexed
         self.mma = mma
 
 
@@ -79,6 +84,7 @@ class FusedBlock:
         self.factor: Callable[[int], Float32] | None = None  # value -> its column's, where groups of rows have scales
         self.part, self.end = part, job.m if end is None else end
         self.epilogue: Epilogue = plan.epilogue
+        self.indexed: IndexedRows | None = plan.indexed
         self.plan, self.job, self.thread = plan, job, thread
         self.row, self.column, self.matrix = place
         self.math = element.ElementMath(plan.c.dtype.bits > 16, plan.c.dtype.mantissa <= 8)
@@ -271,12 +277,23 @@ class NeighbourPair:
             return [element.load_value(word, given.dtype)] * 2
         row = cutlass.min(self.i, job.m - 1)
         if given.axes == "m":
+            if (indexed := self.block.indexed) is not None and given.name in indexed.through:
+                return [self.through(indexed, given, word, row)] * 2
             return [element.load_value(self.address(given, word, row, Int32(0)), given.dtype)] * 2
         if self.block.epilogue.pairs and given.order == "row":
             column = cutlass.min(self.j, job.n - 2) + half * job.n
             return element.load_two(self.address(given, word, row, column), given.dtype)
         columns = [cutlass.min(self.j + e, job.n - 1) + half * job.n for e in range(2)]
         return [element.load_value(self.address(given, word, row, column), given.dtype) for column in columns]
+
+    def through(self, indexed: IndexedRows, given: EpilogueOperand, word: Int64, row: Int32) -> Float32:
+        """The number of the row of A that an index names; 0 for one outside. An index is read once a block."""
+        block, key = self.block, ("row of A", self.key[0])
+        if key not in block.read:
+            block.read[key] = load_index(indexed, block.job, ROWS, row, block.job.m)
+        line: Int64 = block.read[key]
+        found = element.load_value(word + cutlass.max(line, Int64(0)) * given.dtype.bytes, given.dtype)
+        return self.block.math.where(line >= 0, found, 0.0)
 
     def address(self, given: EpilogueOperand, word: Int64, row: Int32, column: Int32) -> Int64:
         """The address of an operand's element. The start of a matrix's line is computed once a block."""
@@ -422,5 +439,5 @@ class CombinedSums:
         sums = [bridge.number(self.accumulator[v + i * self.count]) for i in range(self.sums)]
         if self.fused is not None and self.fused.epilogue.sums:
             pair = NeighbourPair(self.fused, v - v % 2)
-            sums = [self.fused.epilogue.apply_to_sum(x, pair.element(v % 2, i)) for i, x in enumerate(sums)]
+            sums = [self.fused.epilogue.apply_to_sum(x, pair.element(v % 2, i), i) for i, x in enumerate(sums)]
         return self.gated.apply(sums, self.math, self.numbers)

@@ -152,6 +152,13 @@ def uniform_address(value: Int64) -> Int64:
     return high << 32 | low
 
 
+def lane_address(value: Int64) -> Int64:
+    """A lane's own address, computed here. The compiler does not move it to where it is used."""
+    lane = cute.arch.lane_idx()
+    low, high = [Int64(Uint32(cute.arch.shuffle_sync(Int32(value >> shift), lane))) for shift in (0, 32)]
+    return high << 32 | low
+
+
 # -------------------------------------------------------------------------------------------- fences, registers, launch
 
 

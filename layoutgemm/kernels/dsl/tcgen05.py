@@ -18,7 +18,6 @@ Instructions".
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,7 +34,7 @@ from layoutgemm.errors import PlanError
 
 from .bridge import SharedMemory
 from .copies import coordinates_of
-from .types import TensorMap, assembly, raw
+from .types import Rebuilt, TensorMap, assembly, raw
 from .wgmma import LOW_WORD, WgmmaOperand, as_signed
 
 _KINDS = {"f16": "f16", "tf32": "tf32", "f8f6f4": "f8f6f4", "i8": "int8"}
@@ -251,8 +250,10 @@ class TensorShared(SharedMemory):
         return self.base + self.smem.slot_offset
 
 
-class SharedRegions:
+class SharedRegions(Rebuilt):
     """A block's dynamic shared memory as named pieces: `primitives.Regions`."""
+
+    held = ("base",)
 
     def __init__(self, regions: Any):
         self.regions = regions
@@ -260,12 +261,3 @@ class SharedRegions:
 
     def __getitem__(self, name: str) -> cute.Pointer:
         return self.base + self.regions[name]
-
-    # The DSL carries an object into a traced `if` or loop as its run-time values, and rebuilds it from them inside.
-    def __extract_mlir_values__(self) -> list[object]:
-        return cutlass.extract_mlir_values(self.base)
-
-    def __new_from_mlir_values__(self, values: list[object]) -> SharedRegions:
-        twin = copy.copy(self)
-        twin.base = cutlass.new_from_mlir_values(self.base, values)
-        return twin

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import cuda.bindings.driver as driver
 import cutlass
@@ -17,6 +17,8 @@ from cutlass.cutlass_dsl import dsl_user_op
 
 from layoutgemm.dtypes import DType
 from layoutgemm.errors import PlanError
+
+R = TypeVar("R", bound="Rebuilt")
 
 TensorMap: Any = xcuda.TensorMap
 """Type of a kernel parameter that holds a tensor map, inside `cutlass.GridConstant[...]`."""
@@ -107,32 +109,47 @@ def unrolled(count: int) -> tuple[int, ...]:
     return tuple(range(count))
 
 
-class Carried:
+class Rebuilt:
+    """An object whose attributes named in `held` are run-time values, or lists of them. All else on it is constant.
+
+    The DSL carries an object into a traced `if` or loop as its run-time values, and rebuilds it from them inside.
+    """
+
+    held: tuple[str, ...] = ()
+
+    def __extract_mlir_values__(self) -> list[object]:
+        every = [x for name in self.held for x in _listed(getattr(self, name))]
+        return [value for x in every for value in cutlass.extract_mlir_values(x)]
+
+    def __new_from_mlir_values__(self: R, values: list[object]) -> R:
+        twin, at = copy.copy(self), 0
+        for name in self.held:
+            made, old = [], getattr(self, name)
+            for x in _listed(old):
+                count = len(cutlass.extract_mlir_values(x))
+                made.append(cutlass.new_from_mlir_values(x, values[at : at + count]))
+                at += count
+            twin.__dict__[name] = made if isinstance(old, list) else made[0]
+        return twin
+
+
+def _listed(value: object) -> list[object]:
+    return value if isinstance(value, list) else [value]
+
+
+class Carried(Rebuilt):
     """Named run-time values, and constants, that travel together through traced loops and branches.
 
-    The DSL carries an object into a traced `if` or loop as its run-time values, and rebuilds it from them inside. Give
-    the run-time values as keywords; whatever else a subclass sets on itself is constant.
+    Give the run-time values as keywords; whatever else a subclass sets on itself is constant.
     """
 
     def __init__(self, **values: Any):
-        self._names = tuple(values)
+        self.held = tuple(values)
         self.__dict__.update(values)
 
     def extended(self, **more: Any) -> Carried:
         """The same run-time values, and more."""
-        return Carried(**{name: self.__dict__[name] for name in self._names}, **more)
+        return Carried(**{name: self.__dict__[name] for name in self.held}, **more)
 
     def __getattr__(self, name: str) -> Any:  # for type checkers: the values are set as attributes
         raise AttributeError(f"{type(self).__name__} carries no {name}")
-
-    def __extract_mlir_values__(self) -> list[object]:
-        return [value for name in self._names for value in cutlass.extract_mlir_values(self.__dict__[name])]
-
-    def __new_from_mlir_values__(self, values: list[object]) -> Carried:
-        twin, at = copy.copy(self), 0
-        for name in self._names:
-            old = self.__dict__[name]
-            count = len(cutlass.extract_mlir_values(old))
-            twin.__dict__[name] = cutlass.new_from_mlir_values(old, values[at : at + count])
-            at += count
-        return twin

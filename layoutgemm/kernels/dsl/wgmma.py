@@ -16,7 +16,6 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from cutlass.cute.nvgpu import tcgen05, warpgroup
@@ -26,7 +25,7 @@ from layoutgemm.atoms.smem.descriptor import ADDRESS_MASK, SM90_FIELDS, OperandD
 from layoutgemm.errors import PlanError
 
 from .sync import uniform
-from .types import MAJOR_MODES, assembly, element_type
+from .types import MAJOR_MODES, Rebuilt, assembly, element_type
 
 # The descriptor's address field: its unit, and by ADDRESS_MASK its width. A shared-memory address inside a cluster
 # carries the rank of its block from bit 24 on; everything above the field must go, or it lands in the leading offset.
@@ -48,12 +47,14 @@ def as_signed(word: int, bits: int = 64) -> int:
     return word - (1 << bits) if word >> (bits - 1) else word
 
 
-class WgmmaOperand:
+class WgmmaOperand(Rebuilt):
     """One operand's descriptors: the constant half, and the half that moves, in a uniform register.
 
     Of the 64 bits only the low 32 hold the address; stages and K blocks are added to these alone, so that the loop has
     32-bit uniform adds and nothing else.
     """
+
+    held = ("low",)
 
     def __init__(self, descriptor: OperandDescriptor, pointer: cute.Pointer, stage_bytes: int, block: Int32 | int = 0):
         """Takes `pointer` to stage 0's first byte. `block` is the first block of M (or N) that this warpgroup
@@ -68,14 +69,6 @@ class WgmmaOperand:
         address = pointer.toint() & ADDRESS_MASK
         constant = as_signed(self.word & LOW_WORD, 32)
         self.low = uniform((address >> SM90_FIELDS[0].shift) + block * step | constant)
-
-    def __extract_mlir_values__(self) -> list[object]:
-        return cutlass.extract_mlir_values(self.low)
-
-    def __new_from_mlir_values__(self, values: list[object]) -> WgmmaOperand:
-        twin = copy.copy(self)
-        twin.low = cutlass.new_from_mlir_values(self.low, values)
-        return twin
 
     def of_turn(self, turn: Int32 | int, turns: int) -> WgmmaOperand:
         """The operand of one of so many equal parts of a K tile. Raises PlanError if they are not evenly apart."""
@@ -93,7 +86,7 @@ class WgmmaOperand:
         return Int64(as_signed(self.word & ~LOW_WORD)) | Int64(Uint32(low))
 
 
-class Wgmma:
+class Wgmma(Rebuilt):
     """wgmma.mma_async of one atom, both operands from shared memory, accumulators in registers.
 
     Built from a plan's MmaAtom (shape, types) and the operands' majorness. `accumulator()` gives the calling thread's
@@ -112,17 +105,9 @@ class Wgmma:
         if len(self.b.mn_steps) != (1 if half is None else 2):
             raise PlanError(f"the tile is {len(self.b.mn_steps)} instructions of {self.atom} wide")
         self.tied = self.atom.a_dtype.name in _TIED
+        self.held = () if self.tied else ("tiled_mma",)
         self.tiled_mma: Any = None if self.tied else cute.make_tiled_mma(_operation(plan, self.atom), (1, 1, 1))
         self.c_type = element_type(self.atom.c_dtype)
-
-    def __extract_mlir_values__(self) -> list[object]:
-        return [] if self.tied else cutlass.extract_mlir_values(self.tiled_mma)
-
-    def __new_from_mlir_values__(self, values: list[object]) -> Wgmma:
-        twin = copy.copy(self)
-        if not self.tied:
-            twin.tiled_mma = cutlass.new_from_mlir_values(self.tiled_mma, values)
-        return twin
 
     def accumulator(self) -> cute.Tensor:
         """Registers for one tile of C, not initialised: the first `multiply` does not read them."""

@@ -24,6 +24,7 @@ class Arrays:
 
     workspace  bytes of the plan's partial results: an array of them is a word of the launch
     first      what these hold before the launch, `ReducingPlan.first_partials`
+    chosen     numbers of vectors along M that row indices choose from, by name
     groups     of C's rows, each with vectors along N of its own where one is given for each, and where they are written
 
     Raises OperandError for an operand that is missing, is not the epilogue's, or has another shape.
@@ -36,7 +37,7 @@ class Arrays:
 
     def __init__(
         self, epilogue: Epilogue, shape: tuple[int, ...], given: Mapping[str, object], workspace: int = 0,
-        groups: int = 0, first: Sequence[tuple[int, np.generic]] = (),
+        groups: int = 0, first: Sequence[tuple[int, np.generic]] = (), chosen: Mapping[str, int] | None = None,
     ):  # fmt: skip
         if results := [operand.name for operand in epilogue.given if operand.written and operand.name in given]:
             raise OperandError(f"{results[0]} is a result: of NumPy arrays, `written` of the run's result holds it")
@@ -47,7 +48,7 @@ class Arrays:
         for operand in epilogue.given:
             if operand.host or (not operand.written and operand.name not in given):
                 continue
-            one = operand.shape(*shape[-2:]) or (1,)
+            one = operand.shape((chosen or {}).get(operand.name, shape[-2]), shape[-1]) or (1,)
             joined = (groups,) if groups and operand.axes == "n" else ()
             several = (*shape[:-2], *joined, *one)
             if operand.written:

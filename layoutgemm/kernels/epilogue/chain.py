@@ -76,7 +76,7 @@ class Epilogue:
     whole    the kernel's N is a multiple of this: of a tile whose columns divide it, none lies outside of C
     stores_c False: nothing of C is written, only what the steps write
     sums     of a gated product, or of two matrices B: the first `sums` steps apply to both sums, before the gate. They
-             are Scale, VectorScale and Bias; their vectors along N have C's columns twice, the first sum's first
+             are Scale, VectorScale and Bias, of both or `of_sum`; vectors along N of both have C's columns twice
     json     all of these as text, as `from_json` reads it; "" with a step of another package. A field: torch.compile
              reads those of frozen classes
     """
@@ -117,10 +117,7 @@ class Epilogue:
                     f"{ints[0].name} is {ints[0].dtype}, and {type(step).__name__} computes in f32: a function reads "
                     "whole numbers, Custom.of(function, EpilogueOperand(name, axes, 'i32'))"
                 )
-        names = [given.name for given in self.given]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise PlanError(f"two operands of the epilogue are named {twice[0]}: give one of them another name")
+        self._check_names()
         if any(isinstance(step, Quantize) for step in steps[:-1]):
             raise PlanError("Quantize is the last step of an epilogue: what follows would be of C's rounded values")
         if steps and isinstance(steps[-1], QuantizeRows) and not flipped:
@@ -139,6 +136,18 @@ class Epilogue:
                 "1, a vector 2, a matrix 3, partial results 1. Results of one name are one vector"
             )
         object.__setattr__(self, "json", self._as_json())
+
+    def _check_names(self) -> None:
+        """Raise PlanError for two operands of one name, unless functions read one and the same."""
+        named: dict[str, tuple[EpilogueOperand, bool]] = {}
+        for step, operands in zip(self.steps, self._operands, strict=True):
+            for given in operands:
+                shared = isinstance(step, (Custom, ColumnGroup, ReductionStep)) and not given.written
+                first, by_function = named.get(given.name, (given, True))
+                if first != given or (given.written and given.name in named) or not (shared or by_function):
+                    said = f"two operands of the epilogue are named {given.name}"
+                    raise PlanError(f"{said}: give one of them another name; functions may read one and the same")
+                named[given.name] = given, shared and by_function
 
     def _as_json(self) -> str:
         try:
@@ -179,6 +188,9 @@ class Epilogue:
         for step in self.steps[: self.sums]:
             if not isinstance(step, (Scale, VectorScale, Bias)):
                 raise PlanError(f"sums = {self.sums}: before a gate are Scale, VectorScale and Bias, not {shown(step)}")
+        for step in self.steps[self.sums :]:
+            if (number := sum_of(step)) is not None:
+                raise PlanError(f"of_sum = {number}: {shown(step)} is none of the {self.sums} steps before a gate")
 
     @classmethod
     def of(cls, given: object, gated: bool = False) -> Epilogue:
@@ -192,9 +204,7 @@ class Epilogue:
         if given is None or isinstance(given, Step):
             return cls(given) if given is not None else cls()
         if not isinstance(given, Epilogue):
-            raise PlanError(
-                f"epilogue={shown(given)}: it is made of steps, as in Epilogue(Bias(), Custom.of(function))"
-            )
+            raise PlanError(refusal_of_type(given))
         if given.sums and not gated:
             raise PlanError(f"sums = {given.sums}: the epilogue's first steps are before a gate, and there is none")
         return given
@@ -238,12 +248,25 @@ class Epilogue:
 
     @cached_property
     def given(self) -> tuple[EpilogueOperand, ...]:
-        """Everything the steps need, in order."""
-        return tuple(
-            replace(given, places=2) if at < self.sums and given.axes == "n" else given
+        """Everything the steps need, in order. What several functions read is one operand.
+
+        >>> label = EpilogueOperand("label", "n", "i32")
+        >>> masked = Custom.of(lambda x, i, j, ops, label: ops.where(label < 0, 0.0, x), label)
+        >>> Epilogue(masked, Activation("relu"), masked).words
+        ('label', 'label_batch')
+        """
+        return tuple(dict.fromkeys(given for operands in self._operands for given in operands))
+
+    @property
+    def _operands(self) -> list[tuple[EpilogueOperand, ...]]:
+        """Each step's operands. Vectors along N of a step before a gate have the columns of both sums."""
+        return [
+            tuple(
+                replace(x, places=2) if at < self.sums and x.axes == "n" and sum_of(step) is None else x
+                for x in step.taken
+            )
             for at, step in enumerate(self.steps)
-            for given in step.taken
-        )
+        ]
 
     @property
     def columns(self) -> int:
@@ -438,10 +461,15 @@ class Epilogue:
             x = step.apply(x, at)
         return x
 
-    def apply_to_sum(self, x: Value, at: StepPlace) -> Value:
-        """The steps before a gate on one sum, or on a matrix of them."""
+    def apply_to_sum(self, x: Value, at: Value, number: int) -> Value:
+        """The steps before a gate on one sum, or on a matrix of them.
+
+        at      a StepPlace of the sum, or a SumPlace: these steps only read there
+        number  0 or 1, which of the two sums it is
+        """
         for step in self.steps[: self.sums]:
-            x = step.apply(x, at)
+            if sum_of(step) in (None, number):
+                x = step.apply(x, at)
         return x
 
     def reference(self, accumulator: npt.ArrayLike, **given: object) -> Outputs:
@@ -504,9 +532,50 @@ class Epilogue:
         """C and what is written, of sums at a place. Infinities and NaN come without NumPy's warnings."""
         with np.errstate(all="ignore"):
             if gate is not None:
-                sums = gate(np.split(np.broadcast_to(self.apply_to_sum(sums, at), sums.shape), 2, -1))
+                both = np.split(sums, 2, -1)
+                done = [self.apply_to_sum(x, SumPlace(self, at, i), i) for i, x in enumerate(both)]
+                sums = gate([np.broadcast_to(x, y.shape) for x, y in zip(done, both, strict=True)])
             c = self.apply(sums, at)
         return Outputs(np.broadcast_to(c, at.accumulator.shape), at.written)
+
+
+def sum_of(step: Step) -> int | None:
+    """Which of a gate's two sums a step is of, 0 or 1; None for both.
+
+    >>> sum_of(Bias(of_sum=1)), sum_of(Bias()), sum_of(Activation("relu"))
+    (1, None, None)
+    """
+    return step.of_sum if isinstance(step, (Scale, VectorScale, Bias)) else None
+
+
+class SumPlace:
+    """A place before a gate on whole matrices, NumPy's or torch's. Of vectors of both sums it reads one sum's half.
+
+    number  of the sum, 0 or 1
+    """
+
+    def __init__(self, epilogue: Epilogue, at: StepPlace, number: int):
+        self.epilogue, self.at, self.number, self.math = epilogue, at, number, at.math
+
+    def read(self, name: str) -> Value:
+        """An operand, to be broadcast along the sum."""
+        found = self.at.read(name)
+        if self.epilogue.named_given(name).places == 1:
+            return found
+        columns = found.shape[-1] // 2
+        return found[..., self.number * columns : (self.number + 1) * columns]
+
+
+def refusal_of_type(given: object) -> str:
+    """Why an argument is no Epilogue, or "".
+
+    >>> refusal_of_type("relu").partition(";")[0], refusal_of_type(Epilogue())
+    ('epilogue is a str, not an Epilogue of layoutgemm.kernels.epilogue.chain', '')
+    """
+    if isinstance(given, Epilogue):
+        return ""
+    of_steps = "it is made of steps, as in Epilogue(Bias(), Custom.of(function))"
+    return f"epilogue is a {type(given).__qualname__}, not an Epilogue of layoutgemm.kernels.epilogue.chain; {of_steps}"
 
 
 def _is_cheap(step: Step) -> bool:
@@ -561,4 +630,5 @@ __all__ = [
     "SeveralOutputs",
     "Step",
     "VectorScale",
+    "refusal_of_type",
 ]

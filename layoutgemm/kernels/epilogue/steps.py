@@ -157,12 +157,25 @@ class Step:
         return self
 
 
+def check_sum(name: str, number: object) -> None:
+    """Raise PlanError unless `number` is 0 or 1, one of a gate's sums, or None."""
+    if number is not None and (type(number) is not int or number not in (0, 1)):
+        raise PlanError(f"{name}: of_sum = {shown(number)}: 0 or 1, a gate's first or second sum; None for both")
+
+
 @dataclass(frozen=True)
 class Scale(Step):
-    """x * name. A number given at the launch, or a float32 in memory with device=True (a scale that a kernel made)."""
+    """x * name. A number given at the launch, or a float32 in memory with device=True (a scale that a kernel made).
+
+    of_sum  before a gate: which of the two sums it scales, 0 or 1; None for both
+    """
 
     name: str = "alpha"
     device: bool = False
+    of_sum: int | None = None
+
+    def __post_init__(self) -> None:
+        check_sum(self.name, self.of_sum)
 
     @property
     def given(self) -> tuple[EpilogueOperand, ...]:
@@ -176,13 +189,18 @@ class Scale(Step):
 
 @dataclass(frozen=True)
 class _Vector(Step):
-    """A step that reads one value for each row or column of C."""
+    """A step that reads one value for each row or column of C.
+
+    of_sum  before a gate: which of the two sums it is of, 0 or 1; None for both
+    """
 
     axis: str = "n"
     dtype: str = "f32"
     name: str = "vector"
+    of_sum: int | None = None
 
     def __post_init__(self) -> None:
+        check_sum(self.name, self.of_sum)
         if not isinstance(self.axis, str) or self.axis not in ("m", "n"):
             raise PlanError(f"{self.name}: axis {shown(self.axis)}; 'n' for one value a column, 'm' for one a row")
 

@@ -53,6 +53,96 @@ MAX_SHIFT = 31
 _MAX_F32 = float.fromhex("0x1.fffffep127")
 
 
+def _symbol(value: Any) -> Symbol:
+    if isinstance(value, Symbol):
+        return value
+    if getattr(value, "ndim", 1) == 0:  # a number of NumPy's
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise PlanError(f"a traced function computes with numbers and its own values, not with {bounded(value)}")
+    if isinstance(value, int):
+        return Symbol(("int", value), "int")
+    if math.isfinite(value) and abs(value) > _MAX_F32:
+        raise PlanError(f"{bounded(value)} is beyond float32, in which functions compute")
+    return Symbol(("float", value), "float")
+
+
+def _float(value: object) -> Symbol:
+    value = _symbol(value)
+    if value.kind == "bool":
+        raise PlanError("a comparison is no number: ops.where(condition, 1.0, 0.0) makes one of it")
+    if value.kind == "int":
+        if value.expression[0] != "int":
+            return Symbol(("to_float", value.expression), "float")
+        if abs(value.expression[1]) > _MAX_F32:
+            bits = value.expression[1].bit_length()
+            raise PlanError(f"an integer of {bits} bits is beyond float32, in which functions compute")
+        return Symbol(("float", float(value.expression[1])), "float")
+    return value
+
+
+def _shift(by: object) -> int:
+    """A number of bits. Raises PlanError for anything but a whole number from 0 to 31."""
+    if isinstance(by, bool) or not isinstance(by, int) or not 0 <= by <= MAX_SHIFT:
+        raise PlanError(f"a shift by {bounded(by)}: a whole number of bits, from 0 to {MAX_SHIFT}, known while tracing")
+    return by
+
+
+def _int32_of(number: int) -> int:
+    """The int32 with the low 32 bits of a number."""
+    return (number + 2**31) % 2**32 - 2**31
+
+
+def _same(x: object, y: object) -> tuple[Symbol, Symbol]:
+    x, y = _symbol(x), _symbol(y)
+    return (_int32(x), _int32(y)) if x.kind == y.kind == "int" else (_float(x), _float(y))
+
+
+def _int32(value: Symbol) -> Symbol:
+    """The same. Raises PlanError for a number that meets coordinates, which are int32, and is beyond it."""
+    if value.expression[0] == "int" and not -(2**31) <= value.expression[1] < 2**31:
+        bits = value.expression[1].bit_length()
+        raise PlanError(f"an integer of {bits} bits is beyond int32, in which coordinates are computed")
+    return value
+
+
+def _apply(name: str, kind: str, *operands: Symbol) -> Symbol:
+    return Symbol((name, *[operand.expression for operand in operands]), kind)
+
+
+def _arithmetic(name: str, x: object, y: object) -> Symbol:
+    x, y = _same(x, y)
+    return _apply(name, x.kind, x, y)
+
+
+def _compare(name: str, x: object, y: object) -> Symbol:
+    return _apply(name, "bool", *_same(x, y))
+
+
+def _bits(name: str, x: object, y: object) -> Symbol:
+    """An operation on bits: of two comparisons, a condition."""
+    if isinstance(x, Symbol) and isinstance(y, Symbol) and x.kind == y.kind == "bool":
+        return _apply(name, "bool", x, y)
+    return _integers(name, x, y)
+
+
+def _integers(name: str, x: object, y: object) -> Symbol:
+    x, y = _symbol(x), _symbol(y)
+    if x.kind != "int" or y.kind != "int":
+        raise PlanError(f"{name.strip('_')} is for coordinates and whole numbers, not for {x.kind} and {y.kind}")
+    return _apply(name, "int", _int32(x), _int32(y))
+
+
+def _operator(how: Callable[[str, object, object], Symbol], name: str) -> Callable[[Symbol, object], Symbol]:
+    """An operation with a symbol on its left."""
+    return lambda self, other: how(name, self, other)
+
+
+def _reflected(how: Callable[[str, object, object], Symbol], name: str) -> Callable[[Symbol, object], Symbol]:
+    """An operation with a symbol on its right."""
+    return lambda self, other: how(name, other, self)
+
+
 class Symbol:
     """A value that the kernel will know: of kind "float" (f32), "int" (i32) or "bool"."""
 
@@ -618,83 +708,3 @@ class Values:
         if name not in self.values:
             raise PlanError(f"{bounded(name)} is read, and the values are of {bounded(tuple(self.values))}")
         return as_arithmetic(self.values[name], name, PlanError)
-
-
-def _symbol(value: Any) -> Symbol:
-    if isinstance(value, Symbol):
-        return value
-    if getattr(value, "ndim", 1) == 0:  # a number of NumPy's
-        value = value.item()
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise PlanError(f"a traced function computes with numbers and its own values, not with {bounded(value)}")
-    if isinstance(value, int):
-        return Symbol(("int", value), "int")
-    if math.isfinite(value) and abs(value) > _MAX_F32:
-        raise PlanError(f"{bounded(value)} is beyond float32, in which functions compute")
-    return Symbol(("float", value), "float")
-
-
-def _float(value: object) -> Symbol:
-    value = _symbol(value)
-    if value.kind == "bool":
-        raise PlanError("a comparison is no number: ops.where(condition, 1.0, 0.0) makes one of it")
-    if value.kind == "int":
-        if value.expression[0] != "int":
-            return Symbol(("to_float", value.expression), "float")
-        if abs(value.expression[1]) > _MAX_F32:
-            bits = value.expression[1].bit_length()
-            raise PlanError(f"an integer of {bits} bits is beyond float32, in which functions compute")
-        return Symbol(("float", float(value.expression[1])), "float")
-    return value
-
-
-def _shift(by: object) -> int:
-    """A number of bits. Raises PlanError for anything but a whole number from 0 to 31."""
-    if isinstance(by, bool) or not isinstance(by, int) or not 0 <= by <= MAX_SHIFT:
-        raise PlanError(f"a shift by {bounded(by)}: a whole number of bits, from 0 to {MAX_SHIFT}, known while tracing")
-    return by
-
-
-def _int32_of(number: int) -> int:
-    """The int32 with the low 32 bits of a number."""
-    return (number + 2**31) % 2**32 - 2**31
-
-
-def _same(x: object, y: object) -> tuple[Symbol, Symbol]:
-    x, y = _symbol(x), _symbol(y)
-    return (_int32(x), _int32(y)) if x.kind == y.kind == "int" else (_float(x), _float(y))
-
-
-def _int32(value: Symbol) -> Symbol:
-    """The same. Raises PlanError for a number that meets coordinates, which are int32, and is beyond it."""
-    if value.expression[0] == "int" and not -(2**31) <= value.expression[1] < 2**31:
-        bits = value.expression[1].bit_length()
-        raise PlanError(f"an integer of {bits} bits is beyond int32, in which coordinates are computed")
-    return value
-
-
-def _apply(name: str, kind: str, *operands: Symbol) -> Symbol:
-    return Symbol((name, *[operand.expression for operand in operands]), kind)
-
-
-def _arithmetic(name: str, x: object, y: object) -> Symbol:
-    x, y = _same(x, y)
-    return _apply(name, x.kind, x, y)
-
-
-def _compare(name: str, x: object, y: object) -> Symbol:
-    return _apply(name, "bool", *_same(x, y))
-
-
-def _bits(name: str, x: object, y: object) -> Symbol:
-    """An operation on bits: of two comparisons, a condition."""
-    if isinstance(x, Symbol) and isinstance(y, Symbol) and x.kind == y.kind == "bool":
-        return _apply(name, "bool", x, y)
-    return _integers(name, x, y)
-
-
-def _integers(name: str, x: object, y: object) -> Symbol:
-    x, y = _symbol(x), _symbol(y)
-    if x.kind != "int" or y.kind != "int":
-        raise PlanError(f"{name.strip('_')} is for coordinates and whole numbers, not for {x.kind} and {y.kind}")
-    return _apply(name, "int", _int32(x), _int32(y))

@@ -34,7 +34,7 @@ configuration. A configuration gives the same bits either way, since its product
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -108,8 +108,10 @@ class IndexedRows:
     copy     A's chosen rows are copied to a workspace first: a RowCopy, or True for the usual one; None or False: the
              product's kernel gathers
     adds     rows of the product are added to the rows of C that `scatter` names, which may repeat: see `added_rows`
+    through  names of vectors along M, and of A's tables, that have a number for each row of A: row i of the product
+             reads that of row rows[i], and 0 for an index outside of A
 
-    Raises PlanError without indices, and for a copy of rows that are not gathered.
+    Raises PlanError without indices, and for a copy or numbers of rows that are not gathered.
 
     >>> IndexedRows(RowIndices(9), RowIndices(7)).words
     ('rows', 'a_rows', 'out_rows', 'c_rows')
@@ -121,6 +123,7 @@ class IndexedRows:
     scatter: RowIndices | None = None
     copy: RowCopy | bool | None = None
     adds: bool = False
+    through: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         as_bool(self.adds, "adds of IndexedRows", PlanError)
@@ -137,6 +140,11 @@ class IndexedRows:
             raise PlanError(f"copy = {shown(self.copy)}: True, a RowCopy, or None")
         if self.copy is not None and self.gather is None:
             raise PlanError("copy: rows of A are copied where they are gathered, and gather is None")
+        if not isinstance(self.through, (tuple, list)) or not all(isinstance(name, str) for name in self.through):
+            raise PlanError(f"through = {shown(self.through)}: names, ('scale_a',)")
+        object.__setattr__(self, "through", tuple(self.through))
+        if self.through and self.gather is None:
+            raise PlanError(f"through = {self.through}: numbers of A's rows are read where these are gathered")
 
     @property
     def copies(self) -> bool:
@@ -193,10 +201,38 @@ class IndexedRows:
         """The meaning of the vectors, for an error."""
         return "an index for each row of the product"
 
+    @checked(PlanError)
+    def check_through(self, epilogue: Epilogue | None, tables: Sequence[str], alone: bool) -> None:
+        """Raise PlanError for names that are no numbers of A's rows, and for a batch.
+
+        tables  of A that the main loop reads by row
+        alone   whether the product is one of two matrices
+        """
+        vectors = [x.name for x in (() if epilogue is None else epilogue.given) if x.axes == "m" and not x.written]
+        for name in self.through:
+            if name not in (*vectors, *tables):
+                known = ", ".join((*vectors, *tables)) or "none"
+                raise PlanError(
+                    f"through = {shown(name)}: no number of a row that this kernel reads; known are {known}"
+                )
+            if not alone:
+                raise PlanError(f"through = {shown(name)}: of a batch, and of groups, give a number for each row of C")
+
     def for_any_size(self) -> IndexedRows:
         """The same for matrices of one row: what the trace sees."""
         gather, scatter = [None if part is None else RowIndices(1, part.kind) for part in (self.gather, self.scatter)]
-        return IndexedRows(gather, scatter, self.copy, self.adds)
+        return IndexedRows(gather, scatter, self.copy, self.adds, self.through)
+
+    @checked(PlanError)
+    def gathered(self, values: Mapping[str, object]) -> dict[str, object]:
+        """Arrays by name, those of `through` with a number for each row of the product.
+
+        >>> indexed = IndexedRows(RowIndices(3), through=("scale",))
+        >>> indexed.gathered({"scale": np.array([1.0, 2.0, 4.0]), "rows": np.array([2, 0])})["scale"].tolist()
+        [4.0, 1.0]
+        """
+        rows = np.asarray(values.get(ROWS, ()))
+        return {name: np.asarray(x)[rows] if name in self.through else x for name, x in values.items()}
 
     def __str__(self) -> str:
         parts = []
@@ -267,8 +303,15 @@ class IndexedProduct:
         return rows if len(rows) == self.m else rows.reshape(-1, self.m)
 
 
-def check_rows_lie(indexed: IndexedRows, a: Operand, c: Operand, epilogue: Epilogue | None) -> None:
-    """Raise PlanError for rows that are not contiguous, or of which none is stored."""
+def check_rows_lie(
+    indexed: IndexedRows, a: Operand, c: Operand, epilogue: Epilogue | None, tables: Sequence[str] = (),
+    alone: bool = True,
+) -> None:  # fmt: skip
+    """Raise PlanError for rows that are not contiguous, or of which none is stored.
+
+    tables, alone  as `IndexedRows.check_through` has them, which raises too
+    """
+    indexed.check_through(epilogue, tables, alone)
     if indexed.gather is not None and a.order != "row":
         raise PlanError(f"a is {a}: gathered rows are contiguous, a 'row' A")
     if indexed.scatter is None:

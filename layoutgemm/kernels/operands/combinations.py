@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from ...errors import PlanError
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..epilogue.chain import Epilogue
     from ..indexed.rows import IndexedRows
     from ..operands.promoted import Promoted
+    from ..orders import Order
     from ..quantized.formats import QuantizedFormat
     from ..ragged import AlongK, Ragged
     from ..sm90.operands.row_sums import RowSums
@@ -63,7 +64,6 @@ _OF_WEIGHTS = "packed weights are A, whose rows are output features"
 REFUSED: dict[tuple[str, str], str] = {
     ("main loop", "second pair"): "tables of scales are of one pair",
     ("groups along K", "second pair"): "the second pair's matrices have no groups",
-    ("several B", "main loop"): "tables of scales are of one matrix B; it may be [gate | up]",
     ("batch", "packed weights"): "one matrix of weights is packed; experts= has several",
     ("gate", "groups along K"): "the weights of a gate have K contiguous, and groups begin at any line of K",
     ("several B", "groups along K"): "each group has one matrix B",
@@ -98,7 +98,6 @@ REFUSED: dict[tuple[str, str], str] = {
     **{(part, "shards"): "the kernel takes the tiles shard by shard" for part in (
         "symmetric order", "order of some tiles", "order with words", "other orders",
     )},
-    ("main loop", "triangular operands"): _SAME_K,
     ("second pair", "triangular operands"): _SAME_K,
     ("prologue", "triangular operands"): _SAME_K,
     ("groups of rows", "triangular operands"): "groups begin at any row, and a diagonal at the first",
@@ -124,6 +123,20 @@ REFUSED: dict[tuple[str, str], str] = {
         "symmetric order", "order of some tiles", "order with words",
     )},
 }  # fmt: skip
+
+
+class PartOptions(TypedDict, total=False):
+    """The keyword arguments of a plan that ask for these parts."""
+
+    gated: Combined | str | None
+    order: Order | None
+    prologue: Prologue | None
+    pair: SecondPair | int | None
+    indexed: IndexedRows | None
+    triangles: Triangles | None
+    ragged: Ragged | None
+    along_k: AlongK | None
+    mainloop: Promoted | None
 
 
 @dataclass(frozen=True)
@@ -207,6 +220,7 @@ def order_parts(schedule: Schedule, usual: Schedule) -> tuple[str, ...]:
     return tuple(name for name, there in found.items() if there) or ("other orders",)
 
 
+GROUPS = ("groups of rows", "masked groups", "groups along K")
 SUMS = ("gate", "several B", "second pair")  # parts of kernels without wgmma, too
 
 

@@ -18,7 +18,8 @@ A gated product's tile has columns of two places of B, so its numbers of columns
     0 .. w         gate    n .. n + w                (n .. n + w) / group
     w .. 2 w       up      H + n .. H + n + w        (H + n .. H + n + w) / group
 
-H is C's columns. Where it is no multiple of the group, up's numbers change within the tile: see `Table.unit`.
+H is C's columns. Where it is no multiple of the group, up's numbers change within the tile: see `Table.unit`. Of
+several matrices B each has numbers of its own, one matrix's behind another's: see `Table.matrices`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ from ..epilogue import tracing
 from ..epilogue.numpy_math import Math
 from ..epilogue.parameters import check_names
 from ..epilogue.places import OperandPlace, Value
-from ..numbers import check_broadcast, check_product, float_type
+from ..numbers import W, check_broadcast, check_product, float_type
+from ..plan import tile_count
+from .combined import Combined
 
 TOTAL = "total"
 DEPTH = 128  # elements of K in a K block, unless a main loop says otherwise
@@ -53,6 +56,7 @@ class Table:
     axis   "m": rows of A; "n": columns of B
     group  how many of them share a number. A tile's columns need not be a multiple of it: see `segment`
     unit   of a gated product: a divisor of its columns, which the plan derives; 0 for others. See `in_halves`
+    matrices  B's whose numbers follow each other, each from a group of its own; the plan derives it of several B
 
     Its shape is (groups, K blocks), or (batch, groups, K blocks); any strides.
     """
@@ -61,6 +65,7 @@ class Table:
     axis: str
     group: int = 1
     unit: int = 0
+    matrices: int = 1
 
     def __post_init__(self) -> None:
         settle(self, PlanError)
@@ -68,6 +73,7 @@ class Table:
             raise PlanError(f"{self.name}: axis {shown(self.axis)}: 'm', rows of A, or 'n', columns of B")
         as_int(self.group, f"the group of {self.name}", PlanError, least=1)
         as_int(self.unit, f"the unit of {self.name}", PlanError, least=0)
+        as_int(self.matrices, f"the matrices of {self.name}", PlanError, least=1)
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -98,6 +104,15 @@ class Table:
         """
         return self if self.axis == "m" else replace(self, unit=math.gcd(self.group, width, columns))
 
+    @checked(PlanError)
+    def of_matrices(self, matrices: int) -> Table:
+        """The table of several matrices B: each one's numbers begin at a group.
+
+        >>> Table("scale_b", "n", 128).of_matrices(3).shape(200, 300, 7)
+        (9, 7)
+        """
+        return self if self.axis == "m" else replace(self, matrices=matrices)
+
     @property
     def said(self) -> str:
         """The rows or columns that share a number, in words."""
@@ -107,12 +122,12 @@ class Table:
 
     @checked(PlanError)
     def shape(self, m: int, n: int, k_blocks: int) -> tuple[int, int]:
-        """(groups, K blocks).
+        """(groups, K blocks). `n`: columns of each matrix B.
 
         >>> Table("scale_b", "n", 128).shape(200, 300, 7)
         (3, 7)
         """
-        return -(-(m if self.axis == "m" else n) // self.group), k_blocks
+        return -(-(m if self.axis == "m" else n) // self.group) * self.matrices, k_blocks
 
 
 @dataclass(frozen=True)
@@ -161,9 +176,19 @@ class Promoted:
         return tuple(word for table in self.tables for word in table.words)
 
     @checked(PlanError)
-    def in_halves(self, columns: int, width: int) -> Promoted:
-        """The main loop of a gated product: its tables, `in_halves` each."""
-        return replace(self, tables=tuple(table.in_halves(columns, width) for table in self.tables))
+    def of_sums(self, how: Combined | None, columns: int, tile: int) -> Promoted:
+        """The main loop of a function of several sums. Its tables are `in_halves`, or `of_matrices`.
+
+        columns  of C
+        tile     columns of B's tile
+        """
+        if how is None:
+            return self
+        tables = [
+            table.of_matrices(how.matrices) if how.separate else table.in_halves(columns, tile // how.matrices)
+            for table in self.tables
+        ]
+        return replace(self, tables=tuple(tables))
 
     @property
     def adds(self) -> bool:
@@ -244,6 +269,18 @@ class Promoted:
                     f"{table.said}"
                 )
         return found
+
+
+def columns_between(table: Table, columns: W) -> W:
+    """Columns from one sum's first number to the next sum's. An int or a traced integer.
+
+    columns  of C
+
+    >>> table = Table("scale_b", "n", 128)
+    >>> columns_between(table, 300), columns_between(table.of_matrices(2), 300)
+    (300, 384)
+    """
+    return columns if table.matrices == 1 else tile_count(columns, table.group) * table.group
 
 
 def as_promoted(loop: object) -> Promoted:

@@ -13,6 +13,7 @@ from .order import THREADS, PackedOrder
 
 STAGE_ALIGNMENT = 128  # bytes: a warp's 16-byte vectors are whole lines of banks
 QUARTERS = THREADS // WARP  # of a unit, one for each warp of a warpgroup
+OF_QUARTERS = QUARTERS.bit_length() - 1  # bits of a strip's quarter
 STRIP = UNIT_ROWS // QUARTERS  # features of a quarter: the rows of a fragment in one warp
 DEPTHS = (64, UNIT_K)  # of a K tile: half a unit, or a whole one
 

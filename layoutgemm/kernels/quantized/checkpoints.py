@@ -7,7 +7,9 @@
     compressed-tensors    (N, K / 8), along K    code i at bit 4 i             (N / 8, groups), along N
 
 Scales are (groups, N) of GPTQ and AWQ, (N, groups) of compressed-tensors. GPTQ's second format stores zero points as
-they are. The last words of compressed-tensors are filled up where K, or N of zero points, is no whole words.
+they are. The first has 1 subtracted from each of a word's, as integers: a zero point of 0 takes 1 from the next one. So
+1 is added to each of a word's, with carries. The last words of compressed-tensors are filled up where K, or N of zero
+points, is no whole words. Its zero points may also be int8 (N, groups), with a sign.
 
 GPTQ and compressed-tensors have 8 bits, too, in half as many codes a word: they are int8 where every zero point is 128,
 and refused otherwise. Float4 weights are bytes of two codes along K, the first in the low half, and scales of e4m3 or
@@ -39,13 +41,19 @@ _NO_GROUP = -1  # in each place of a weight_g_idx that was never set
 Words = npt.NDArray[Any]
 
 
+def _words(name: str, words: Words) -> Words:
+    """The words of a matrix. Raises OperandError for others than int32."""
+    array = np.asarray(words)
+    if array.ndim != 2 or array.dtype not in (np.int32, np.uint32):
+        raise OperandError(f"{name} is {array.dtype} of shape {array.shape}: int32 words of a matrix")
+    return array
+
+
 def _codes(
     name: str, words: Words, axis: int, order: tuple[int, ...] = _IN_ORDER, bits: int = 4
 ) -> npt.NDArray[np.uint8]:
     """The codes of words along an axis: eight of 4 bits a word, or four of 8."""
-    array = np.asarray(words)
-    if array.ndim != 2 or array.dtype not in (np.int32, np.uint32):
-        raise OperandError(f"{name} is {array.dtype} of shape {array.shape}: int32 words of a matrix")
+    array = _words(name, words)
     raw, count = np.ascontiguousarray(array).view(np.uint32), _WORD // bits
     places, mask = np.argsort(order[:count]), np.uint32((1 << bits) - 1)
     parts = [(raw >> np.uint32(bits * int(places[i])) & mask).astype(np.uint8) for i in range(count)]
@@ -130,6 +138,39 @@ def _group(k: int, groups: int) -> tuple[int, int]:
     return found, size // found
 
 
+def symmetric_version(qzeros: Words) -> int | None:
+    """The version of GPTQ's format, by symmetric weights' zero points; None for others.
+
+    >>> [symmetric_version(np.full((1, 1), word, np.uint32)) for word in (0x77777777, 0x80808080, 0x77777778)]
+    [1, 2, None]
+    """
+    words = np.ascontiguousarray(qzeros).view(np.uint32)
+    for version, known in ((1, (0x77777777, 0x7F7F7F7F)), (2, (0x88888888, 0x80808080))):
+        if words.size and (words == words.flat[0]).all() and int(words.flat[0]) in known:
+            return version
+    return None
+
+
+def _first_format(qzeros: Words, bits: int) -> Words:
+    """The zero points' words of GPTQ's first format, with 1 added to each zero point.
+
+    Carries go from one zero point to the next.
+
+    Raises OperandError for a word that AutoGPTQ stored of a zero point of 0: -1 in all bits from there on.
+    """
+    words, ones = np.ascontiguousarray(qzeros).view(np.uint32), (1 << _WORD) - 1
+    for place in range(_WORD // bits - 1):
+        lost = np.argwhere(words >> np.uint32(bits * place) == ones >> bits * place)
+        if len(lost):
+            at = tuple([int(x) for x in lost[0]])
+            raise OperandError(
+                f"qzeros {int(words[at]):#010x} at {at}: zero point {place} of the word is 0, stored as -1 over those "
+                "behind it, which are lost. Quantise again, into the format 'gptq_v2'"
+            )
+    found: Words = words + np.uint32(ones // ((1 << bits) - 1))
+    return found
+
+
 @checked(OperandError)
 def order_of_groups(g_idx: npt.ArrayLike, groups: int) -> npt.NDArray[np.int64]:
     """The order in which input features lie group by group, of an "act-order" checkpoint.
@@ -188,7 +229,8 @@ def from_gptq(
 
     qweight  (K / 8, N); qzeros (groups, N / 8), one less than the zero points; scales (groups, N). Of 8 bits K / 4
              and N / 4
-    version  of the format: in 2 ("gptq_v2" in a quantize_config.json) qzeros are the zero points
+    version  of the format: in 2 ("gptq_v2" in a quantize_config.json) qzeros are the zero points. Those of version 2
+             that are half the range everywhere are refused as version 1: some tools call them "gptq"
     g_idx    (K,): the group of each input feature
     order    the input features in the order of their groups, as `order_of_groups` has them: of an "act-order"
              checkpoint. The weights are of input features in that order, and x has to be given in it
@@ -200,7 +242,13 @@ def from_gptq(
     of_scales = np.shape(scales)
     bits = _bits("qzeros", qzeros, 1, of_scales[1] if len(of_scales) == 2 else 0)
     codes = _codes("qweight", qweight, 0, bits=bits).T
-    zeros = _codes("qzeros", qzeros, 1, bits=bits).T.astype(np.int64) + (version == 1)
+    if version == 1 and symmetric_version(qzeros) == 2:
+        raise OperandError(
+            f"qzeros are {1 << (bits - 1)} everywhere: zero points of symmetric weights as version 2 stores them. As "
+            f"version 1 they would be {(1 << (bits - 1)) + 1}: version=2, or kind 'gptq_v2'"
+        )
+    stored = qzeros if version == 2 else _first_format(_words("qzeros", qzeros), bits)
+    zeros = _codes("qzeros", stored, 1, bits=bits).T.astype(np.int64)
     codes = _in_order("g_idx", codes, zeros.shape[1], g_idx, order)
     return _weights(np.ascontiguousarray(codes), _floats("scales", scales).T, zeros, bits)
 
@@ -231,7 +279,8 @@ def from_compressed_tensors(
 ) -> QuantizedWeights:  # fmt: skip
     """The weights of a compressed-tensors checkpoint, "pack-quantized" with 4 bits, or 8 with the zero point 128.
 
-    weight_packed  (N, K / 8); weight_scale (N, groups); weight_zero_point (N / 8, groups), or None. Of 8 bits K / 4
+    weight_packed  (N, K / 8); weight_scale (N, groups); weight_zero_point (N / 8, groups), int8 (N, groups) of signed
+                   ones, or None. Of 8 bits K / 4
     weight_shape   (2,): N and K, which say the bits; 4 without them, and K is whole words
     weight_g_idx   (K,): the group of each input feature; -1 of each where none was set
     order          as of `from_gptq`
@@ -248,7 +297,9 @@ def from_compressed_tensors(
         bits = _bits("weight_packed", weight_packed, 1, k, filled=True)
     codes = _codes("weight_packed", weight_packed, 1, bits=bits)[:, :k]
     zeros: Words = np.full(scales.shape, 1 << (bits - 1))
-    if weight_zero_point is not None:
+    if np.asarray(weight_zero_point).dtype == np.int8:  # as codes are before they are packed: with a sign
+        zeros = np.asarray(weight_zero_point).astype(np.int64) + (1 << (bits - 1))
+    elif weight_zero_point is not None:
         zeros = _codes("weight_zero_point", weight_zero_point, 0, bits=bits).astype(np.int64)
         if zeros.shape[0] - codes.shape[0] in range(_WORD // bits):
             zeros = zeros[: codes.shape[0]]

@@ -30,7 +30,9 @@ def executed(
     """
     if device != "reference":
         return np.asarray(plan.does("emulate")(plan, a, b, words))
-    given, product = {} if values is None else {"given": values}, in_product_order(plan)
+    product, indexed = in_product_order(plan), getattr(plan, "indexed", None)
+    in_order = values if values is None or indexed is None else indexed.gathered(values)
+    given = {} if in_order is None else {"given": in_order}
     return added_rows(
         plan, np.asarray(product.does("execute")(product, a, b, progress=progress_line(), **given)), values
     )

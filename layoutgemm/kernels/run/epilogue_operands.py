@@ -109,7 +109,7 @@ def values_read(plan: NamedPlan, given: Mapping[str, object]) -> dict[str, Any]:
     if plan.prologue is not None:
         found |= plan.prologue.check(given, sizes, shared_axis(plan))
     if (scales := _block_scales(plan)) is not None:
-        found |= scales.take(given, sizes)
+        found |= scales.take(given, sizes, None if plan.groups is None else found[plan.groups.name])
     if plan.indexed is not None:
         found |= plan.indexed.take(given, indexed_rows(plan), indexed_matrices(plan))
     return found
@@ -147,14 +147,20 @@ def _further_lines(plan: NamedPlan, values: Given) -> dict[str, tuple[np.ndarray
     return found
 
 
+def through(plan: NamedPlan) -> tuple[str, ...]:
+    """Names of what is read through the row indices of A."""
+    return () if plan.indexed is None else plan.indexed.through
+
+
 def shared_axis(plan: NamedPlan) -> str:
     """The axis of A along which groups lie one behind the other, "m" or "k". It is "" where each has a matrix."""
     return "m" if plan.joined_rows else "k" if plan.along_k is not None else ""
 
 
 def _sizes_of_b(plan: NamedPlan) -> tuple[int, int, int, int]:
-    """The sizes of a main loop's tables: M, columns of B, K and batch."""
-    return plan.m, plan.n * plan.halves, plan.k, plan.tables_of_batch
+    """The sizes of a main loop's tables: M, columns of B, K and batch. M is A's rows where indices choose a table's."""
+    chosen = plan.mainloop is not None and any(table.name in through(plan) for table in plan.mainloop.tables)
+    return plan.rows_of_a if chosen else plan.m, plan.n * plan.halves, plan.k, plan.tables_of_batch
 
 
 def words_read(plan: NamedPlan, values: Given) -> tuple[Any, ...]:
@@ -212,8 +218,8 @@ def words_of_tensors(
     words += rows_memory_words(plan, workspace, given)
     words += vectors_of_tensors(plan, given, device)
     if (scales := _block_scales(plan)) is not None:
-        for name, rows in zip(NAMES, (plan.m, plan.n), strict=True):
-            blocked = scales.blocked_bytes(rows, plan.k, plan.batch)
+        for operand, (name, rows) in enumerate(zip(NAMES, (plan.m, plan.n), strict=True)):
+            blocked = scales.blocked_bytes(operand, rows, plan.k, plan.batch)
             _check_tensor(name, given[name], scales.format.scale.name, (blocked,), device, ", blocked factors")
             words.append(given[name].data_ptr())
     if plan.row_sums is not None:

@@ -23,7 +23,7 @@ from ..sm90.plan import Sm90Plan
 from ..sm100.block_scales import NAMES
 from ..sm100.plan import Sm100Plan
 from .arrays import batched, check_arrays, check_shapes
-from .epilogue_operands import names_read, values_read, words_of_tensors, words_read
+from .epilogue_operands import names_read, through, values_read, words_of_tensors, words_read
 from .operand_checks import check_operands, resolved
 from .result import GemmResult
 from .torch_tensors import check_tensors, chosen_device, launch, require_gpu, run_on_device
@@ -74,9 +74,9 @@ def run_fused(
         return _referred(plan, a, b, given).into(out)
     more = {name: given[name] for name in names_read(plan) if name in given}
     rest = {name: value for name, value in given.items() if name not in more}
-    groups = plan.batch if plan.joined_rows else 0
+    groups, of_a = plan.batch if plan.joined_rows else 0, dict.fromkeys(through(plan), plan.rows_of_a)
     first = plan.first_partials
-    besides = Arrays(plan.epilogue, batched(plan, (plan.m, plan.n)), rest, plan.partial_bytes, groups, first)
+    besides = Arrays(plan.epilogue, batched(plan, (plan.m, plan.n)), rest, plan.partial_bytes, groups, first, of_a)
     words, own = besides.words, len(plan.epilogue.words)
     if len(plan.words) > own:
         words = (*words[:own], *words_read(plan, values_read(plan, more)))[:MAX_WORDS]

@@ -9,9 +9,9 @@ from ...atoms.tma.rules import STRIDE_UNIT
 from ...dtypes import DType
 from ..alignment import rows_misfit
 from ..derive import OperandPlan, memory_unit, padded_leading
+from ..grouped.stores import without_groups
 from ..operands.gated import as_one_matrix
 from ..plan import GemmPlan, present
-from ..sm90.grouped import without_groups
 from ..sm90.plan import Sm90Plan
 from ..sm100.plan import Sm100Plan
 from .arrays import raw_bits, refuse_or_note

@@ -8,6 +8,7 @@ fragment           the values of the accumulator that a thread stores
 pipeline_model     the pipeline that the checks prove: who waits for which barrier
 block_scales       scales of MXFP8, MXFP4 and NVFP4: their order in memory, in shared memory and in tensor memory
 rows               rows of A or C by index
+promoted           main loops that promote K blocks; groups are in `kernels.grouped`
 checks, scale_checks, store_checks, rows_checks   the plan's claims against its objects
 explain, reference   the plan as text, and executed in NumPy
 device             what imports cutlass: the kernel

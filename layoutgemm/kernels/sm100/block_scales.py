@@ -10,6 +10,9 @@ and torch as SwizzleType.SWIZZLE_32_4_4. Rows and factors are padded to whole ch
 holds the chunks of a K tile.
 The thread that multiplies copies them to tensor memory first, behind the accumulators.
 
+Groups of rows have the chunks of each group one behind the other, each group's rows padded to 128: as torch and cuBLAS
+take them for grouped products. A tile's first chunk is that of its number among the tiles of 128 rows.
+
 Of a pair each block has the factors of its own rows of A, and those of all columns of B.
 
 Sources: PTX ISA, "Block Scaling" and "tcgen05.cp"; cuBLAS, "1D Block Scaling Factors Layout". No device of this
@@ -21,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -35,8 +39,9 @@ from ...atoms.tma.plan import TmaCopy
 from ...atoms.tmem.layout import LANES, scale_chunk, scale_place
 from ...dtypes import DType, dtype, i32
 from ...errors import OperandError, PlanError
+from ..grouped.plan import GroupedPlan
 from ..numbers import W
-from ..plan import tile_count
+from ..plan import present, tile_count
 
 NAMES = ("scale_a", "scale_b")
 CHUNK_ROWS, CHUNK_FACTORS = LANES, scale_chunk()[1].size
@@ -100,6 +105,7 @@ class BlockScales:
     chunks   of a K tile, for 128 rows
     groups   of 128 rows of A and of columns of B in one block's tile
     column   of tensor memory where A's factors begin; B's follow
+    joined   A's rows are groups of rows, each of which begins with a chunk: see `chunk_rows`
     """
 
     format: ScaleFormat
@@ -107,6 +113,7 @@ class BlockScales:
     chunks: int
     groups: tuple[int, int]
     column: int
+    joined: bool = False
 
     @cached_property
     def cp(self) -> TmemCopyAtom:
@@ -131,21 +138,23 @@ class BlockScales:
         )  # fmt: skip
         return of_a, of_b
 
-    def extents(self, rows: W, k: W, batch: W) -> dict[str, W]:
-        """Extents of the tensor map of the factors of so many rows."""
-        return {
-            "word": CHUNK_WORDS, "chunk": tile_count(k, self.format.chunk_k),
-            "group": tile_count(rows, CHUNK_ROWS) * batch,
-        }  # fmt: skip
+    def extents(self, operand: int, rows: W, k: W, batch: W) -> dict[str, W]:
+        """Extents of the tensor map of A's (0) or B's (1) factors, of `rows` in each matrix."""
+        joined = self.joined and operand == 0
+        group = chunk_rows(rows, batch) if joined else tile_count(rows, CHUNK_ROWS) * batch
+        return {"word": CHUNK_WORDS, "chunk": tile_count(k, self.format.chunk_k), "group": group}
 
     def pitches(self, k: W) -> tuple[W, W]:
         """Elements of the tensor map from chunk to chunk, and from group to group."""
         return CHUNK_WORDS, tile_count(k, self.format.chunk_k) * CHUNK_WORDS
 
-    def place(self, k_tile: W, first: W, matrix: W, rows: W) -> dict[str, W]:
-        """The coordinates of a tile's chunks. `first` is its first row of `rows`."""
-        group = matrix * tile_count(rows, CHUNK_ROWS) + first // CHUNK_ROWS
+    def place(self, k_tile: W, group: W) -> dict[str, W]:
+        """The coordinates of a tile's chunks, which begin with a group of 128 rows."""
         return {"word": 0, "chunk": k_tile * self.chunks, "group": group}
+
+    def first_group(self, first: W, matrix: W, rows: W) -> W:
+        """The group of 128 rows that a tile begins with. `first` is its first row of a matrix's `rows`."""
+        return matrix * tile_count(rows, CHUNK_ROWS) + first // CHUNK_ROWS
 
     @property
     def bytes(self) -> int:
@@ -192,15 +201,23 @@ class BlockScales:
         """
         m, n, k, batch = sizes
         front, blocks = (batch,) * (batch > 1), tile_count(k, self.format.vector)
-        return {"scale_a": (*front, m, blocks), "scale_b": (*front, n, blocks)}
+        return {"scale_a": (*(front if not self.joined else ()), m, blocks), "scale_b": (*front, n, blocks)}
 
-    def blocked_bytes(self, rows: int, k: int, batch: int) -> int:
-        """Bytes of the blocked factors of so many rows."""
-        extents = self.extents(rows, k, batch)
+    def blocked_bytes(self, operand: int, rows: int, k: int, batch: int) -> int:
+        """Bytes of the blocked factors of A (0) or B (1)."""
+        extents = self.extents(operand, rows, k, batch)
         return extents["group"] * extents["chunk"] * CHUNK_BYTES
 
-    def take(self, given: Mapping[str, object], sizes: tuple[int, int, int, int]) -> dict[str, npt.NDArray[np.uint8]]:
-        """The blocked factors of NumPy values, float32. Raises OperandError for a value that the type lacks."""
+    def take(
+        self,
+        given: Mapping[str, object],
+        sizes: tuple[int, int, int, int],
+        offsets: npt.NDArray[np.int64] | None = None,
+    ) -> dict[str, npt.NDArray[np.uint8]]:
+        """The blocked factors of NumPy values, float32. Raises OperandError for a value that the type lacks.
+
+        offsets  of groups of rows, whose factors are blocked one group after the other
+        """
         found = {}
         for name, shape in self.shapes(sizes).items():
             value: Any = given[name]
@@ -214,7 +231,30 @@ class BlockScales:
                 at = tuple(map(int, wrong[0]))
                 raise OperandError(f"{name}{list(at)} is {value[at]}, and no {self.format.scale}: round it first")
             found[name] = blocked(bits)
+            if self.joined and name == "scale_a":
+                parts = [blocked(bits[first:end]) for first, end in pairwise(present(offsets).tolist()) if end > first]
+                found[name] = np.zeros(self.blocked_bytes(0, sizes[0], sizes[2], sizes[3]), np.uint8)
+                made = np.concatenate([*parts, np.empty(0, np.uint8)])
+                found[name][: len(made)] = made
         return found
+
+
+def first_chunks(plan: GroupedPlan, row: W, start: W, before: W, columns: W | int) -> W:
+    """The 128 rows of A's factors that a group's tile begins with, by their number. Ints or traced integers.
+
+    row      the tile's first, of a group from row `start` on
+    before   tiles in the groups before; `columns` of them along N
+    """
+    return before // columns + (row - start) // plan.tile_c[0]
+
+
+def chunk_rows(rows: W, groups: W) -> W:
+    """Spans of 128 rows, at most, of `rows` rows in `groups` groups that begin with one.
+
+    >>> [chunk_rows(rows, groups) for rows, groups in ((256, 1), (257, 1), (256, 3), (2, 3))]
+    [2, 3, 4, 2]
+    """
+    return rows // CHUNK_ROWS + (rows % CHUNK_ROWS + (CHUNK_ROWS - 1) * groups) // CHUNK_ROWS
 
 
 def blocked(factors: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

@@ -21,11 +21,15 @@ from ...report import Check, Report
 from ..column_groups import groups_check
 from ..derivation import checked
 from ..derive import OperandPlan
+from ..grouped.along_k import along_k_checks
+from ..grouped.rows import tiles_check
+from ..grouped.stores import ends_check
 from ..indexed.added_rows import added_checks
 from ..operands.pair import pair_check
 from ..operands.sum_checks import filled_side_by_side
+from ..operands.thread_numbers import number_checks
 from ..partials import reductions_check
-from ..plan import MOST_BYTES
+from ..plan import MOST_BYTES, rounded_up
 from ..plan_checks import (
     Region,
     barriers_at,
@@ -43,6 +47,7 @@ from ..store_ring import StoreRing
 from .block_scales import CHUNK_BYTES
 from .pipeline_model import BlackwellPipeline
 from .plan import BLOCK_ROWS, EPILOGUE_WARPS, LOADER_WARP, MMA_WARP, SLOT_BYTES, Sm100Plan
+from .promoted import promoted_registers
 from .reference import places
 from .rows_checks import rows_checks
 from .scale_checks import scale_checks
@@ -62,6 +67,8 @@ def _checks(plan: Sm100Plan, explored: bool) -> list[Check]:
     for operand in (plan.a, plan.b):
         checks += _operand(plan, operand)
     checks += [_instruction(plan), _tensor_columns(plan), tensor_memory(plan.arch, _columns(plan)), _loads(plan)]
+    checks += [tiles_check(plan), *([] if plan.scatters else [ends_check(plan)])] if plan.ragged is not None else []
+    checks += along_k_checks(plan, 1) if plan.along_k is not None else []
     checks += scale_checks(plan) if plan.scales is not None else []
     checks += store_checks(plan)
     checks += [*rows_checks(plan), *added_checks(plan)] if plan.indexed is not None else []
@@ -76,7 +83,8 @@ def _checks(plan: Sm100Plan, explored: bool) -> list[Check]:
     load = max(load_of(chunk).registers for chunk in distinct_chunks(plan.store))
     load = max(load, plan.epilogue.columns_together)
     load *= plan.sums
-    checks.append(registers(plan.arch, plan.threads, {"loaded columns": load, "the epilogue's other values": HELD}))
+    held = {"loaded columns": load, "the epilogue's other values": HELD, **promoted_registers(plan)}
+    checks += [*number_checks(plan), registers(plan.arch, plan.threads, held)]
     return checks
 
 
@@ -96,6 +104,7 @@ def pipeline_of(plan: Sm100Plan) -> BlackwellPipeline:
         empty_arrivals=plan.empty_arrivals,
         acc_full_arrivals=plan.acc_full_arrivals,
         acc_empty_arrivals=plan.acc_empty_arrivals,
+        promotes=plan.mainloop is not None,
     )
 
 
@@ -300,7 +309,8 @@ def _regions(plan: Sm100Plan) -> list[Region]:
         smem.barrier_bytes, full=(smem.barrier_offset, plan.stages), empty=(smem.empty_offset, plan.stages),
         acc_full=(smem.acc_full_offset, plan.accumulators), acc_empty=(smem.acc_empty_offset, plan.accumulators),
     )  # fmt: skip
-    return [*regions, ("address", smem.slot_offset, SLOT_BYTES, 8)]
+    regions.append(("address", smem.slot_offset, SLOT_BYTES, 8))
+    return regions if plan.groups is None else [*regions, ("tables", smem.table_offset, plan.groups.bytes, 16)]
 
 
 def _shared_map(plan: Sm100Plan) -> Check:
@@ -318,6 +328,8 @@ def _shared_memory(plan: Sm100Plan) -> Check:
         parts[f"{plan.stages} stages of scales"] = smem.c_offset - smem.scales_offset
     parts = {**parts, "buffers of C": plan.store.bytes(EPILOGUE_WARPS)}
     needed = 2 * (plan.stages + plan.accumulators) * smem.barrier_bytes + SLOT_BYTES
+    if plan.groups is not None:
+        needed += rounded_up(plan.groups.bytes, 16)
     return shared_memory_of(plan.arch, parts, smem.total, needed)
 
 

@@ -11,18 +11,22 @@ L2 in a cycle), whose number is assumed here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ...arch import Arch
 from ...arch import arch as arch_named
 from ...arguments import checked
 from ...errors import PlanError
+from ..grouped.rows import rows_of_group
+from ..operands.promoted import Promoted, as_promoted
 from ..plan import check_sizes
+from ..ragged import Ragged, check_room
 from .plan import BLOCK_ROWS, Sm100Config
 
 _ALONE = (256, 224, 192, 160, 128, 96, 64, 32)  # columns of one block's tile
 _PAIRS = (256, 192, 128, 64)  # and of a pair's
+_PROMOTED, _EACH_COLUMN = 128, 32  # columns at most of totals in registers, and beside a number of each
 _MMA_CYCLES = 0.5  # of a column of 128 rows and K = 16
 _LOAD_CYCLES = 32 / 64  # of a row or column, for the same K
 
@@ -44,40 +48,56 @@ class TileCost:
 
 @checked(PlanError)
 def choose_sm100(
-    m: int, n: int, *, batch: int = 1, arch: str | Arch = "sm_100a", unit: int = 1, scaled: bool = False
-) -> tuple[Sm100Config, str]:
+    m: int, n: int, *, batch: int = 1, arch: str | Arch = "sm_100a", unit: int = 1, scaled: bool = False,
+    ragged: Ragged | None = None, mainloop: Promoted | None = None,
+) -> tuple[Sm100Config, str]:  # fmt: skip
     """A configuration for C of m x n, and the reason in words.
 
-    unit    columns that a tile has a multiple of
-    scaled  block-scaled operands: 128 columns, whose factors fit beside two accumulators
+    unit      columns that a tile has a multiple of
+    scaled    block-scaled operands: 128 columns, whose factors fit beside two accumulators
+    ragged    m rows in `batch` groups, or masked ones of m each; with scales by one CTA
+    mainloop  that promotes: 128 columns at most, whose totals are registers of a thread; 32 with a number for each
 
-    Raises PlanError for sizes that are no positive ints.
+    Raises PlanError for sizes that are no positive ints, and for other objects than those of groups or a main loop.
 
     >>> config, why = choose_sm100(16, 4096)
     >>> config.tile, why
     ((128, 32), '128x32: 128 tiles in 1 round(s) of 148 SMs, an estimate: not measured')
     >>> choose_sm100(8192, 8192)[0].tile, choose_sm100(256, 256, arch="thor")[0].tile
     ((256, 256), (256, 64))
+    >>> choose_sm100(8192, 8192, batch=64, ragged=Ragged.of(64))[0].tile
+    (128, 256)
     """
     check_sizes(m=m, n=n, batch=batch, unit=unit)
     target = arch_named(arch)
-    best = min(_costs(m, n, batch, target, unit, scaled), key=lambda cost: (cost.cycles, cost.loaded))
+    if ragged is not None:
+        check_room("ragged", ragged, Ragged, batch)
+        m = rows_of_group(m, batch, ragged)
+    joined = ragged is not None and not ragged.masked
+    pairs: Sequence[int] = (128,) if scaled else _PAIRS
+    alone: Sequence[int] = (128,) if scaled else _ALONE
+    if mainloop is not None:
+        most = _EACH_COLUMN if any(x.axis == "n" and x.group == 1 for x in as_promoted(mainloop).tables) else _PROMOTED
+        pairs, alone = ([x for x in widths if x <= most] for widths in (pairs, alone))
+    widths = {1: alone} if m <= BLOCK_ROWS or (scaled and joined) else {2: pairs, 1: alone}
+    costs = (cost for blocks, of in widths.items() for cost in _costs((m, n, batch), target, unit, blocks, of))
+    best = min(costs, key=lambda cost: (cost.cycles, cost.loaded))
     rows, columns = best.config.tile
     tiles = -(-m // rows) * -(-n // columns) * batch
     said = f"{rows}x{columns}: {tiles} tiles in {best.rounds} round(s) of {target.gpu.multiprocessors} SMs"
     return best.config, f"{said}, an estimate: not measured"
 
 
-def _costs(m: int, n: int, batch: int, target: Arch, unit: int, scaled: bool) -> Iterator[TileCost]:
-    """The estimates for all tiles whose columns are a multiple of the unit."""
-    for blocks, widths in ((2, _PAIRS), (1, _ALONE)):
-        if m <= BLOCK_ROWS and blocks > 1:
+def _costs(
+    sizes: tuple[int, int, int], target: Arch, unit: int, blocks: int, widths: Sequence[int]
+) -> Iterator[TileCost]:
+    """The estimates for tiles by one CTA, or by a pair. `sizes`: m, n, batch."""
+    m, n, batch = sizes
+    for columns in widths:
+        if columns % unit and columns != widths[0]:
             continue
-        for columns in (128,) if scaled else widths:
-            if columns % unit and columns != widths[0]:
-                continue
-            tiles = -(-m // (blocks * BLOCK_ROWS)) * -(-n // columns) * batch
-            rounds = -(-tiles // max(1, target.gpu.multiprocessors // blocks))
-            each = max(_MMA_CYCLES * columns, _LOAD_CYCLES * (BLOCK_ROWS + columns / blocks))
-            loaded = (BLOCK_ROWS + columns / blocks) * _ALONE[0] / columns
-            yield TileCost(rounds * each, loaded, rounds, Sm100Config((blocks * BLOCK_ROWS, columns)))
+        tiles = -(-m // (blocks * BLOCK_ROWS)) * -(-n // columns) * batch
+        rounds = -(-tiles // max(1, target.gpu.multiprocessors // blocks))
+        each = max(_MMA_CYCLES * columns, _LOAD_CYCLES * (BLOCK_ROWS + columns / blocks))
+        loaded = (BLOCK_ROWS + columns / blocks) * _ALONE[0] / columns
+        yield TileCost(rounds * each, loaded, rounds, Sm100Config((blocks * BLOCK_ROWS, columns)))

@@ -10,7 +10,10 @@ from ...atoms.tma.gather import one_row
 from ...checks.pipeline.actions import Arrive, ArriveExpect, CommitTo, Mma, Read, TmaLoad, Wait
 from ...checks.pipeline.model import Mbarrier, walk
 from ..explain import BarrierRow, RoleRow, aligned, explain_operand, explain_several, explain_workspace
+from ..grouped.along_k import explain_along_k
+from ..grouped.stores import explain_groups
 from ..indexed.added_rows import explain_added
+from ..operands.thread_numbers import explain_promoted
 from ..orders import described_order
 from ..plan import present
 from ..store import distinct_chunks
@@ -108,13 +111,17 @@ def explain_sm100(plan: Sm100Plan) -> str:
         f"of tensor memory at {smem.slot_offset}; {smem.total} of {plan.arch.smem_per_block} bytes"
     )
     lines += explain_several(plan, plan.fragment.accumulator_registers, " with a tensor map each,")
+    lines += explain_promoted(plan)
+    lines += explain_groups(plan) if plan.ragged is not None else []
+    lines += explain_along_k(plan) if plan.along_k is not None else []
     lines += _explain_rows(plan) if plan.indexed is not None else []
     lines += _explain_scales(plan) if plan.scales is not None else []
     lines.append(explain_workspace(plan))
     if plan.gated is None:
         _, why = choose_sm100(
-            plan.m, plan.n, batch=plan.batch, arch=plan.arch, unit=plan.epilogue.columns, scaled=plan.scales is not None
-        )
+            plan.m, plan.n, batch=plan.batch, arch=plan.arch, unit=plan.epilogue.columns,
+            scaled=plan.scales is not None, ragged=plan.ragged, mainloop=plan.mainloop,
+        )  # fmt: skip
         lines.append(f"the rule's tile for these sizes: {why}")
     lines.append("rests on: proofs, compilation, the emulator; no device of this architecture has run it here")
     return "\n".join(lines)

@@ -36,6 +36,15 @@ class TileRows:
         return sum(chunk.values for chunk in self.chunks)
 
     @property
+    def lane_columns(self) -> int:
+        """Columns that the lanes of a row hold together. A row has one lane."""
+        return 1
+
+    def register(self, value: int) -> int:
+        """The register that holds a value."""
+        return value
+
+    @property
     def shape_mnk(self) -> tuple[int, int, int]:
         """Rows and columns that a warp stores of a tile."""
         return WARP_LANES, self.accumulator_registers, 1

@@ -46,6 +46,7 @@ class BlackwellPipeline:
     accumulators  in tensor memory
     pair          cta_group::2: the even block multiplies for both
     warps         of the epilogue
+    promotes      each K tile is an accumulator of its own
     store         None: no store through shared memory
     full_bytes, full_arrivals, empty_arrivals, acc_full_arrivals, acc_empty_arrivals
                   what completes a phase; None takes what the others add up to
@@ -62,6 +63,7 @@ class BlackwellPipeline:
     empty_arrivals: int = 1
     acc_full_arrivals: int = 1
     acc_empty_arrivals: int | None = None
+    promotes: bool = False
 
     @property
     def size(self) -> int:
@@ -143,10 +145,13 @@ class BlackwellPipeline:
             Wait("full", "read"),
             Mma(("a", "b"), "read", "acc", "acc", "tcgen05", "one", both),
             CommitTo("empty", "read", both),
-            If(Ahead(1), (), (done,)),
+            *((done,) if self.promotes else (If(Ahead(1), (), (done,)),)),
             Advance("read"),
         )
-        tile: Program = (Wait("acc_empty", "acc", flip=True), ForK(product), Advance("acc"))
+        free_acc, next_acc = Wait("acc_empty", "acc", flip=True), Advance("acc")
+        tile: Program = (free_acc, ForK(product), next_acc)
+        if self.promotes:
+            tile = (ForK((free_acc, *product, next_acc)),)
         free: Program = tuple(Write("acc", i, new=False) for i in range(self.accumulators))
         allocate = Write("slot")
         return (allocate, *self._meet(), Read("slot"), *self._on_leader(ForTiles(tile)), *self._meet(), *free)
@@ -159,4 +164,5 @@ class BlackwellPipeline:
             Arrive("acc_empty", "acc", to=leader),
             Advance("acc"),
         )
+        drain = (ForK(drain),) if self.promotes else drain
         return (InitBarriers(), FenceInit(), *self._meet(), Read("slot"), ForTiles(drain), *self._meet())

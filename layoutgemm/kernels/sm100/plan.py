@@ -10,7 +10,6 @@ No device of this architecture has run what is derived here: see Sm100Plan.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,25 +22,29 @@ from ...atoms.tmem.layout import COLUMNS, LANES, WARP_LANES, allocation_columns
 from ...dtypes import DType
 from ...errors import PlanError
 from ...schedule import Grouped, Persistent, Schedule
-from ..column_groups import check_groups
+from ..column_groups import check_groups as check_columns
 from ..derive import Operand, OperandPlan, OperandSpec, check_pair, derive_operand, refused_output
 from ..epilogue.chain import Epilogue
+from ..grouped.along_k import check_along_k, with_starts
+from ..grouped.plan import GroupedPlan
+from ..grouped.stores import check_orders, ragged_store
 from ..indexed.added_rows import check_added
-from ..indexed.rows import IndexedProduct, IndexedRows
-from ..operands.combinations import SUMS, Asked, check_parts
+from ..indexed.rows import IndexedRows
+from ..operands.combinations import GROUPS, PARTS, SUMS, Asked, check_parts
 from ..operands.combined import Combined, check_combined, side_by_side
 from ..operands.gated import check_sums, combination, epilogue_behind
 from ..operands.pair import SecondPair, pair_of
-from ..operands.product import SeveralOperands, SideBySide
+from ..operands.product import SideBySide
+from ..operands.promoted import Promoted
+from ..operands.thread_numbers import PromotingPlan
 from ..orders import Order, unmirrored
-from ..partials import PartialResults, ReducingPlan, check_reductions, partials_of
+from ..partials import PartialResults, check_reductions, partials_of
 from ..plan import (
     BARRIER_BYTES,
     LEAST_STAGES,
     MAX_TILES,
     STAGE_BYTES_OF_K,
     GemmPlan,
-    PersistentPlan,
     StoreSmemMap,
     check_epilogue,
     check_fields,
@@ -51,9 +54,11 @@ from ..plan import (
     rounded_up,
     stage_depth,
 )
+from ..ragged import AlongK, Ragged, check_room
 from ..store import StoreChunk, StorePlan
 from .block_scales import CHUNK_ROWS, FORMATS, NAMES, BlockScales, ScaleFormat, scale_format
 from .fragment import TileRows
+from .promoted import promoted_of
 from .rows import check_rows, gathered, matrices_by_map, scattered
 from .store import derive_store
 
@@ -119,8 +124,8 @@ class Sm100Smem(StoreSmemMap):
     """The map of a Blackwell kernel's shared memory.
 
     Stages of A, stages of B, C's buffers, then barriers: `full` (`barrier_offset`) and `empty` for each stage,
-    `acc_full` and `acc_empty` for each accumulator. The word for the address of tensor memory is last. Stages of block
-    scales, of a plan that has them, lie before C's buffers.
+    `acc_full` and `acc_empty` for each accumulator. The word for tensor memory's address follows, then the groups'
+    tables. Stages of block scales, of a plan that has them, lie before C's buffers.
     """
 
     empty_offset: int
@@ -129,10 +134,11 @@ class Sm100Smem(StoreSmemMap):
     slot_offset: int
     scales_offset: int = 0
     scales_stage_bytes: int = 0
+    table_offset: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, Asked):
+class Sm100Plan(PromotingPlan, GroupedPlan, Asked):
     """C[l, M, N] = A[l, M, K] @ B[l, K, N] on Blackwell. See `derive` and Sm100Config.
 
     What it rests on: proofs (`check`), the compiled PTX in the emulator, SASS, and agreement with the CuTe DSL's own
@@ -202,6 +208,9 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, A
         gated: Combined | str | None = None,
         pair: SecondPair | int | None = None,
         scales: ScaleFormat | str | None = None,
+        ragged: Ragged | None = None,
+        along_k: AlongK | None = None,
+        mainloop: Promoted | None = None,
     ) -> Sm100Plan:
         """Derive the kernel for `batch` products C[m, n] = A[m, k] @ B[k, n].
 
@@ -222,6 +231,8 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, A
         scales           "mxfp8" (a and b e4m3 or e5m2), "mxfp4" or "nvfp4" (e2m1): a factor for every 32 elements of K,
                          of nvfp4 16, of each row of A and column of B. A is a "row" and B a "col"; the tile has 128 or
                          256 columns. See `kernels.sm100.block_scales`
+        ragged, along_k  groups of rows, masked ones, or groups along K, `batch` of them, as for `Sm90Plan.derive`
+        mainloop         what becomes of the sum of each K block: see `kernels.sm100.promoted`
 
         Raises PlanError naming the argument and the arithmetic when no such kernel exists; passes on AtomError,
         DescriptorError and TmaError.
@@ -241,9 +252,15 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, A
         target = arch_named(arch)
         target.require("tcgen05", "this kernel")
         a_spec, b_spec, c_spec = _typed(a, b, c, form)
-        _check_scales(form, (a_spec, b_spec), k, config, {"gated": sums, "pair": second, "indexed": indexed})
+        asked = Asked(
+            gated=sums, pair=second, indexed=indexed, epilogue=epilogue, ragged=ragged, along_k=along_k,
+            mainloop=mainloop, batch=batch,
+        )  # fmt: skip
+        _check_scales(form, (a_spec, b_spec), k, config, asked)
+        _check_groups(ragged, along_k, (m, n, k, batch), (a_spec, b_spec, c_spec), config.tile_k)
         check_epilogue(epilogue, c_spec)
-        check_parts(Asked(gated=sums, pair=second, indexed=indexed, batch=batch).parts, batch, SUMS)
+        check_parts(asked.parts, batch, (*SUMS, *GROUPS))
+        asked = replace(asked, mainloop=promoted_of(asked, config, c_spec, n))
         columns = config.tile[1]
         if sums is not None:
             check_sums(sums, b_spec, c_spec)
@@ -251,11 +268,10 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, A
             check_combined(sums, columns // config.blocks, 1, b_spec, own)
             columns //= sums.matrices
         check_reductions(epilogue, (n, columns), c_spec.dtype.name, lane_columns=2)  # a lane has a row, by pairs
-        check_rows(indexed, (a_spec, c_spec), epilogue, target.name)
-        asked = Asked(gated=sums, pair=second, indexed=indexed, epilogue=epilogue)
+        check_rows(indexed, (a_spec, c_spec), epilogue, batch == 1 and ragged is None, target.name)
         plan = cls._of(target, (m, n, k, batch), (a_spec, b_spec, c_spec), config, order, asked, form)
         check_words(plan.words)
-        check_groups(epilogue, plan.fragment)
+        check_columns(epilogue, plan.fragment)
         check_added(plan)
         return plan
 
@@ -270,17 +286,25 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, A
         kind = _KINDS[a_spec.dtype.name] if form is None else form.kind
         factors = () if form is None else (form.scale, form.vector)
         atom = tcgen05_mma(kind, tile_m, tile_n, a_spec.dtype, b_spec.dtype, "f32", blocks, "smem", *factors)
-        tile_k = stage_depth(config.tile_k, STAGE_BYTES_OF_K, a_spec.dtype, atom)
-        of_a, of_c = matrices_by_map(indexed, batch)
+        loop = asked.mainloop
+        tile_k = stage_depth(config.tile_k if loop is None else loop.depth, STAGE_BYTES_OF_K, a_spec.dtype, atom)
+        of_a, of_c = matrices_by_map(asked, batch)
         a_plan = gathered(indexed, _operand("A", a_spec, "M", BLOCK_ROWS, tile_k, atom, of_a))
         sums = 1 if asked.gated is None else asked.gated.matrices
-        b_plan = _operand("B", b_spec, "N", tile_n // blocks, tile_k, atom, batch, sums)
+        of_b = 1 if asked.along_k is not None else batch
+        b_plan = _operand("B", b_spec, "N", tile_n // blocks, tile_k, atom, of_b, sums)
+        if asked.along_k is not None and not asked.along_k.in_blocks:
+            a_plan, b_plan = with_starts(a_plan), with_starts(b_plan)
         columns = tile_n // sums
-        store = derive_store(columns, c_spec, config.width, config.chunks, config.buffers).of_batch(of_c)
+        store = derive_store(columns, c_spec, config.width, config.chunks, config.buffers)
         check_shares(store, SideBySide(tile_n, sums, blocks))
-        store = scattered(indexed, store)
-        scales = None if form is None else _scales(form, atom, tile_k, config)
-        stages = _stages(target, a_plan, b_plan, store, config, scales)
+        scatters = indexed is not None and indexed.places_rows
+        ends = asked.ragged is not None and not scatters
+        store = ragged_store(store, of_c > 1) if ends else scattered(indexed, store.of_batch(of_c))
+        scales = None if form is None else _scales(form, atom, tile_k, config, asked.ragged)
+        groups = asked.ragged or asked.along_k
+        table = 0 if groups is None else groups.bytes
+        stages = _stages(target, (a_plan, b_plan), store, config, scales, table)
         columns_used = config.accumulators * atom.accumulator.columns + (0 if scales is None else scales.columns)
         schedule = _schedule(order, (tile_m, columns), config, (m, n, batch))
         return cls(
@@ -300,7 +324,7 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, A
             columns=allocation_columns(columns_used),
             store=store,
             order=Persistent(schedule, 1),
-            smem=_smem(a_plan, b_plan, stages, config.accumulators, store, 0 if scales is None else scales.bytes),
+            smem=_smem(a_plan, b_plan, stages, config, store, 0 if scales is None else scales.bytes, table),
             threads=THREADS,
             full_arrivals=1,
             full_bytes=blocks * (a_plan.bytes + b_plan.bytes + (0 if scales is None else scales.bytes)),
@@ -333,9 +357,14 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, A
         return TileRows(self.store)
 
     @property
+    def warp_columns(self) -> int:
+        """Columns of a warp's part of C: a tile's."""
+        return self.tile_c[1]
+
+    @property
     def partials(self) -> tuple[PartialResults, ...]:
         """The partial results of the epilogue's reductions. They are of a tile's columns, and of a warp's rows."""
-        return partials_of(self.epilogue, self.tile_c[1], rows=WARP_LANES)
+        return partials_of(self.epilogue, self.tile_c[1], rows=WARP_LANES, joined=self.joined_rows)
 
     @property
     def loads_whole_rows(self) -> bool:
@@ -346,6 +375,7 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, A
         along = any(step.axes or step.each for step in self.epilogue.reductions)
         spans = [step.span for step in self.epilogue.groups]
         cut = any(x % span for chunk in self.fragment.chunks for span in spans for x in (chunk.column, chunk.width))
+        along = along or self.mainloop is not None
         return along or cut or self.epilogue.quantizes is not None or not self.epilogue.stores_c
 
     @checked(PlanError)
@@ -373,13 +403,22 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, A
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Names of the 64-bit parameters: the epilogue's, further operands', the order's, row indices', scales'."""
-        own = *self.epilogue.words, *self.operand_words, *self.order.schedule.words, *self.index_words
+        """Names of the 64-bit parameters: of the epilogue first, of block scales last."""
+        first = [word for part in (self.mainloop, self.groups) if part is not None for word in part.words]
+        own = *self.epilogue.words, *first, *self.operand_words, *self.order.schedule.words, *self.index_words
         return (*own, *(() if self.scales is None else NAMES))
 
     @property
     def device_kernel(self) -> str:
         """The kernel's class in device code."""
+        if self.mainloop is not None:
+            kind = "" if self.ragged is None else "IndexedGroups" if self.indexed is not None else "Groups"
+            kind = "Indexed" if self.ragged is None and self.indexed is not None else kind
+            return f"sm100.device.promoted:Sm100Promoted{kind}"
+        if self.ragged is not None:
+            return f"sm100.device.grouped:Sm100{'Indexed' if self.indexed is not None else 'Plain'}Groups"
+        if self.along_k is not None:
+            return "sm100.device.grouped:Sm100GroupsAlongK"
         if self.indexed is not None:
             return "sm100.device.indexed:Sm100IndexedKernel"
         return "sm100.device.fused:Sm100FusedKernel" if self.takes_extra_params else "sm100.device.gemm:Sm100GemmKernel"
@@ -390,6 +429,9 @@ class Sm100Plan(SeveralOperands, IndexedProduct, ReducingPlan, PersistentPlan, A
             (f", {self.indexed}" if self.indexed is not None else "")
             + (f", {self.gated}" if self.gated is not None else "")
             + (f", and a second pair of K = {self.pair.k}" if self.pair is not None else "")
+            + (f", {'masked ' * self.ragged.masked}rows in {self.batch} group(s)" if self.ragged is not None else "")
+            + (f", K in {self.batch} group(s)" if self.along_k is not None else "")
+            + (f", K blocks of {self.mainloop.depth} promoted" if self.mainloop is not None else "")
             + (f", {self.scales.format.name} scales" if self.scales is not None else "")
         )
 
@@ -425,7 +467,7 @@ def _other_way(spec: Operand) -> str:
 
 def _check_scales(
     form: ScaleFormat | None, operands: tuple[Operand, Operand], k: int, config: Sm100Config,
-    others: Mapping[str, object],
+    asked: Asked,
 ) -> None:  # fmt: skip
     """Raise PlanError for operands, a tile or parts that a block-scaled kernel does not take."""
     if form is None:
@@ -442,18 +484,28 @@ def _check_scales(
         raise PlanError(
             f"a tile of {config.tile[1]} columns: scales = {shown(form.name)} have chunks of {CHUNK_ROWS}; 128 or 256"
         )
-    if taken := [name for name, part in others.items() if part is not None]:
-        raise PlanError(f"{taken[0]}: no kernel has it with block scales; it takes an epilogue, an order and a batch")
+    if asked.ragged is not None and not asked.ragged.masked and config.blocks > 1:
+        raise PlanError(
+            f"a tile of {config.tile[0]} rows: factors of groups of rows lie in chunks of {CHUNK_ROWS} rows, one "
+            f"for each tile: a tile of {CHUNK_ROWS} rows"
+        )
+    beside = ("epilogue", "groups of columns", "batch", "groups of rows", "masked groups")
+    if taken := [PARTS[part][0] for part in asked.parts if part not in beside]:
+        raise PlanError(
+            f"{taken[0]}: no kernel has it with block scales; it takes an epilogue, an order, a batch, groups"
+        )
 
 
-def _scales(form: ScaleFormat, atom: Tcgen05Atom, tile_k: int, config: Sm100Config) -> BlockScales:
+def _scales(
+    form: ScaleFormat, atom: Tcgen05Atom, tile_k: int, config: Sm100Config, ragged: Ragged | None
+) -> BlockScales:
     """The block scales of the plan's tiles; raises PlanError where tensor memory or the depth has no room for them."""
     if tile_k % form.chunk_k:
         raise PlanError(
             f"tile_k = {tile_k}: a chunk of {form.name} has four factors of {form.vector} elements, {form.chunk_k} of K"
         )
-    taken = config.accumulators * atom.accumulator.columns
-    found = BlockScales(form, atom, tile_k // form.chunk_k, (1, config.tile[1] // CHUNK_ROWS), taken)
+    taken, joined = config.accumulators * atom.accumulator.columns, ragged is not None and not ragged.masked
+    found = BlockScales(form, atom, tile_k // form.chunk_k, (1, config.tile[1] // CHUNK_ROWS), taken, joined)
     if taken + found.columns > COLUMNS:
         raise PlanError(
             f"{config.accumulators} accumulators of {atom.accumulator.columns} columns and {found.columns} of block "
@@ -479,6 +531,20 @@ def _operand(
     return replace(plan, tma=plan.tma.batched("l"), others=tuple([tma.batched("l") for tma in plan.others]))
 
 
+def _check_groups(
+    ragged: Ragged | None, along_k: AlongK | None, sizes: tuple[int, int, int, int],
+    operands: tuple[Operand, Operand, Operand], tile_k: int | None,
+) -> None:  # fmt: skip
+    """Raise PlanError, naming the obstacle, for groups without a kernel."""
+    if ragged is not None:
+        check_room("ragged", ragged, Ragged, sizes[3])
+        check_orders(ragged, operands[0], operands[2])
+        if ragged.clears:
+            raise PlanError("clears: this kernel leaves rows of no group as they are; a new result begins with zeros")
+    if along_k is not None:
+        check_along_k(along_k, sizes, operands[:2], ("tcgen05.mma", (8, 16)), tile_k)
+
+
 def check_shares(store: StorePlan, beside: SideBySide) -> None:
     """Raise PlanError for loads that cross a CTA's share of a sum's columns."""
     for chunk in (chunk for _, round_ in store.rounds_of(0, 0) for chunk in round_.chunks):
@@ -490,13 +556,15 @@ def check_shares(store: StorePlan, beside: SideBySide) -> None:
 
 
 def _stages(
-    target: Arch, a: OperandPlan, b: OperandPlan, store: StorePlan, config: Sm100Config, scales: BlockScales | None
-) -> int:
-    """The stages, as many as asked for or as fit; raises PlanError."""
+    target: Arch, operands: tuple[OperandPlan, OperandPlan], store: StorePlan, config: Sm100Config,
+    scales: BlockScales | None, table: int,
+) -> int:  # fmt: skip
+    """The stages, as many as asked for or as fit; raises PlanError. `table`: bytes of the groups' tables."""
+    a, b = operands
     c_bytes = store.bytes(EPILOGUE_WARPS)
     factors = 0 if scales is None else scales.bytes
     each = rounded_up(a.smem.bytes, 1024) + rounded_up(b.smem.bytes, 1024) + factors + 2 * BARRIER_BYTES
-    beside = c_bytes + 2 * config.accumulators * BARRIER_BYTES + SLOT_BYTES
+    beside = c_bytes + 2 * config.accumulators * BARRIER_BYTES + SLOT_BYTES + rounded_up(table, 16)
     own = f"A {a.smem.bytes} + B {b.smem.bytes}" + f" + scales {factors}" * bool(factors)
     # C's buffers begin at a multiple of 1024 bytes, behind the scales.
     beside += rounded_up(factors, 1024) - factors
@@ -513,7 +581,11 @@ def _schedule(order: Order | None, tile: tuple[int, int], config: Sm100Config, s
     return unmirrored(order, Grouped(config.along, config.group), tile, across, "sm_100a's kernel")
 
 
-def _smem(a: OperandPlan, b: OperandPlan, stages: int, accumulators: int, store: StorePlan, factors: int) -> Sm100Smem:
+def _smem(
+    a: OperandPlan, b: OperandPlan, stages: int, config: Sm100Config, store: StorePlan, factors: int, table: int
+) -> Sm100Smem:
+    """The map; `factors`: bytes of a stage's block scales, `table`: of the groups' tables."""
+    accumulators = config.accumulators
     a_stage, b_stage = rounded_up(a.smem.bytes, a.smem.alignment), rounded_up(b.smem.bytes, b.smem.alignment)
     b_offset = rounded_up(stages * a_stage, 1024)
     scales_offset = rounded_up(b_offset + stages * b_stage, 1024)
@@ -521,6 +593,7 @@ def _smem(a: OperandPlan, b: OperandPlan, stages: int, accumulators: int, store:
     barriers = c_offset + store.bytes(EPILOGUE_WARPS)
     acc_full = barriers + 2 * stages * BARRIER_BYTES
     slot = acc_full + 2 * accumulators * BARRIER_BYTES
+    table_offset = rounded_up(slot + SLOT_BYTES, 16) if table else 0
     return Sm100Smem(
         a_offset=0,
         a_stage_bytes=a_stage,
@@ -536,6 +609,7 @@ def _smem(a: OperandPlan, b: OperandPlan, stages: int, accumulators: int, store:
         scales_offset=scales_offset,
         scales_stage_bytes=factors,
         barrier_bytes=BARRIER_BYTES,
-        total=slot + SLOT_BYTES,
+        table_offset=table_offset,
+        total=table_offset + table if table else slot + SLOT_BYTES,
         alignment=1024,
     )

@@ -8,8 +8,9 @@ failure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +23,15 @@ from ...dtypes import u8
 from ...layouts import Layout
 from ...layouts.basis import component
 from ...schedule.listed import OnHost
-from ..derive import OperandPlan
+from ..derive import OperandPlan, either
 from ..epilogue.numpy_math import Math
+from ..grouped.along_k import is_refused, k_tiles_of, line_table, of_lines, place_in_group
+from ..grouped.rows import tables, tile_of_group
+from ..grouped.stores import output_of_groups, store_place
 from ..indexed.rows import OUT_ROWS, ROWS
+from ..operands.thread_numbers import numbers_at
 from ..orders import reads_on_host, stored_elements
-from ..plan import rounded_up
+from ..plan import present, rounded_up
 from ..run.hardware_model import (
     CLUSTERS,
     POISON,
@@ -41,7 +46,7 @@ from ..run.hardware_model import (
     take_tiles,
 )
 from ..store import StoreChunk
-from .block_scales import NAMES, BlockScales
+from .block_scales import NAMES, BlockScales, first_chunks
 from .plan import BLOCK_ROWS, EPILOGUE_WARPS, Sm100Plan
 from .store import load_of
 
@@ -72,10 +77,18 @@ def execute_sm100(
 
     Raises PlanError when a barrier would never complete, shared memory is left, or an element of C is not stored once.
     """
-    c = Output(plan.c, plan.rows_of_c, plan.n, plan.batch)
+    numbers = np.asarray((given or {})[plan.groups.name]) if plan.groups is not None else np.zeros(0, np.int64)
+    if plan.ragged is not None and not plan.scatters:
+        c = output_of_groups(plan, numbers)
+        c.stored = [int(numbers[-1])] if plan.ragged.ends else c.stored
+    else:
+        c = Output(plan.c, plan.rows_of_c, plan.n, plan.matrices_of_c)
+    if plan.along_k is not None and not plan.along_k.in_blocks:
+        a, b = of_lines(plan, a), of_lines(plan, b)
     c.wanted = stored_elements(plan, given or {})
     reads = reads_on_host(plan.order.schedule, given or {})
     tiles = int(plan.order.schedule.count(plan.tiles, reads=reads)) * plan.batch
+    tiles = tables(plan, numbers)[1][-1] if plan.ragged is not None else tiles
     take_tiles(tiles, min(tiles, clusters), lambda: _Group(plan, a, b, c, reads, given or {}), progress)
     return c.values()
 
@@ -117,6 +130,9 @@ class _Group:
             second = [further[name] for name in plan.pair.of_b]
             self.pairs.append(({"A": [further["a2"]], "B": self._halves(second)}, plan.pair.k))
         self.loaded = 0  # k tiles so far, over all output tiles
+        self.drained = 0  # accumulators so far
+        self.totals: dict[tuple[int, int, int, int], Values] = {}  # of block, warp, first column and sum
+        self.end, self.refused = plan.m, False  # of the rows of the tile's group, and whether its sums are NaN
 
     def _halves(self, matrices: list[GlobalMatrix]) -> list[GlobalMatrix]:
         """The matrices of B's tile: a gate's second half begins n lines into the one matrix."""
@@ -130,20 +146,14 @@ class _Group:
     def compute(self, tile: int, step: int) -> None:
         """Tile number `tile` of all, this group's number `step`: load, multiply, store."""
         plan, leader = self.plan, self.blocks[0]
-        matrix, number = divmod(tile, int(plan.order.schedule.count(plan.tiles, reads=self.reads)))
-        row, column = plan.order.tile(number, 0, 0, plan.tiles, reads=self.reads)
-        origin = {"m": row * plan.tile_c[0], "n": column * plan.tile_c[1], "l": matrix}
-        which, turn = step % plan.accumulators, step // plan.accumulators & 1
-        leader.acc_empty[which].wait(turn ^ 1)
-        first = which * plan.mma.accumulator.columns
-        all_k = [(of, at) for of, k in self.pairs for at in range(0, k, plan.tile[2])]
-        for number, (matrices, at_k) in enumerate(all_k):
+        origin, self.totals = self._origin(tile), {}
+        for number, (matrices, at_k) in enumerate(self._k_tiles(origin["l"])):
             stage, parity = self.loaded % plan.stages, self.loaded // plan.stages & 1
             for block in self.blocks:
                 block.empty[stage].wait(parity ^ 1)
             leader.full[stage].arrive_expect(plan.full_bytes)
             for block in self.blocks:
-                at = {**origin, "k": at_k}
+                at = {**origin, **at_k}
                 at["m"] += block.rank * BLOCK_ROWS
                 at["n"] += block.rank * plan.beside.share
                 for operand in (plan.a, plan.b):
@@ -152,16 +162,76 @@ class _Group:
                 if plan.scales is not None:
                     self._load_scales(plan.scales, at, stage, block)
             leader.full[stage].wait(parity)
-            self._multiply(stage, first, number > 0)
+            begins = number == 0 or plan.mainloop is not None
+            first = self._accumulator(begins)
+            self._multiply(stage, first, not begins)
             for block in self.blocks:
                 block.empty[stage].arrive()
             self.loaded += 1
+            if plan.mainloop is not None:
+                self._drain(partial(self._promote, number), origin)
+        if plan.mainloop is None:
+            self._drain(self._store, origin)
+            return
+        for block in self.blocks:
+            for warp in range(EPILOGUE_WARPS):
+                self._store(block, warp, 0, origin)
+
+    def _accumulator(self, begins: bool) -> int:
+        """The first column of the accumulator in use. `begins`: it is to be free."""
+        which, turn = self.drained % self.plan.accumulators, self.drained // self.plan.accumulators & 1
+        if begins:
+            self.blocks[0].acc_empty[which].wait(turn ^ 1)
+        return int(which * self.plan.mma.accumulator.columns)
+
+    def _drain(self, take: Callable[[_PairBlock, int, int, dict[str, int]], None], origin: dict[str, int]) -> None:
+        """Each epilogue warp takes the accumulator in use, and gives it back."""
+        which, turn = self.drained % self.plan.accumulators, self.drained // self.plan.accumulators & 1
+        first = self._accumulator(False)
         for block in self.blocks:
             block.acc_full[which].arrive()
             block.acc_full[which].wait(turn)
             for warp in range(EPILOGUE_WARPS):
-                self._store(block, warp, first, origin)
-                leader.acc_empty[which].arrive()
+                take(block, warp, first, origin)
+                self.blocks[0].acc_empty[which].arrive()
+        self.drained += 1
+
+    def _promote(self, k_block: int, block: _PairBlock, warp: int, first: int, origin: dict[str, int]) -> None:
+        """One warp's totals after another K block."""
+        plan, count = self.plan, self.plan.fragment.accumulator_registers
+        corner = origin["m"] + block.rank * BLOCK_ROWS + warp * WARP_LANES, origin["n"], origin["l"]
+        numbers = numbers_at(plan, self.given, corner, k_block, self.end)
+        for chunk in plan.fragment.chunks:
+            for i, product in enumerate(self._sums(block, warp, first, chunk)):
+                own = slice(i * count + chunk.first_value, i * count + chunk.first_value + chunk.width)
+                total = self.totals.get((block.rank, warp, chunk.column, i), np.zeros_like(product))
+                read = {name: value[own].T for name, value in numbers.items()}
+                total = np.asarray(present(plan.mainloop).apply(total, product, read), np.float32)
+                self.totals[block.rank, warp, chunk.column, i] = total
+
+    def _origin(self, tile: int) -> dict[str, int]:
+        """First row, first column and matrix of a tile. The end of its rows is `self.end`."""
+        plan = self.plan
+        if plan.ragged is None:
+            matrix, number = divmod(tile, int(plan.order.schedule.count(plan.tiles, reads=self.reads)))
+            row, column = plan.order.tile(number, 0, 0, plan.tiles, reads=self.reads)
+            return {"m": row * plan.tile_c[0], "n": column * plan.tile_c[1], "l": matrix}
+        starts, first = tables(plan, np.asarray(self.given[plan.ragged.name]))
+        group = plan.ragged.find(first.__getitem__, tile, either)
+        start, self.end = plan.ragged.rows(starts.__getitem__, group)
+        row, column = tile_of_group(plan, tile - first[group], self.end - start, plan.tiles[1], 0, (min, either))
+        return {"m": start + row * plan.tile_c[0], "n": column * plan.tile_c[1], "l": group}
+
+    def _k_tiles(self, matrix: int) -> list[tuple[dict[str, list[GlobalMatrix]], dict[str, int]]]:
+        """(matrices, coordinates along K) of each K tile of a tile. `self.refused`: its group has no product."""
+        plan, depth = self.plan, self.plan.tile[2]
+        if plan.along_k is None:
+            return [(of, {"k": at}) for of, k in self.pairs for at in range(0, k, depth)]
+        starts = line_table(plan, np.asarray(self.given[plan.along_k.name]))
+        lines, of = (starts[matrix], starts[matrix + 1]), self.pairs[0][0]
+        self.refused = plan.along_k.in_blocks and bool(is_refused(plan, *lines, plan.k))
+        count = k_tiles_of(plan, lines[1] - lines[0], max)
+        return [(of, place_in_group(plan, lines, i, plan.k, either, max)) for i in range(count)]
 
     def _load(
         self, operand: OperandPlan, tma: TmaPlan, source: GlobalMatrix, at: dict[str, int], stage: int,
@@ -173,7 +243,7 @@ class _Group:
         if operand is not self.plan.a or not self.plan.gathers:
             copy_boxes(tma, tma.instructions, source, at, block.smem, address, full)
             return
-        rows = self._rows(ROWS, at, self.plan.rows_of_a, source)
+        rows = self._rows(ROWS, at, self.plan.rows_of_a, source, self.plan.m)
         for box in tma.instructions:
             place = _four(box, rows, at["k"])
             gather_rows(tma, source.as_rows(), place, block.smem, address + box.smem_offset, full)
@@ -183,11 +253,15 @@ class _Group:
         plan, address = self.plan, block.smem.base + self.plan.smem.scales_offset + stage * scales.bytes
         first = {"scale_a": (at["m"], plan.m), "scale_b": (at["n"] - block.rank * plan.beside.share, plan.n)}
         for operand, (name, tma) in enumerate(zip(NAMES, scales.copies, strict=True)):
-            extents = scales.extents(first[name][1], plan.k, plan.batch)
+            extents = scales.extents(operand, first[name][1], plan.k, plan.batch)
             chunk, group = scales.pitches(plan.k)
             bits = np.asarray(self.given[name]).view(tma.dtype.storage)
             source = GlobalMatrix(bits, chunk, tuple([extents[dim] for dim in tma.dims]), group)
-            place = scales.place(at["k"] // plan.tile[2], first[name][0], at["l"], first[name][1])
+            group = scales.first_group(first[name][0], at["l"], first[name][1])
+            if scales.joined and operand == 0:
+                starts, before = tables(plan, np.asarray(self.given[present(plan.ragged).name]))
+                group = first_chunks(plan, at["m"], starts[at["l"]], before[at["l"]], plan.tiles[1])
+            place = scales.place(at["k"] // plan.tile[2], group)
             copy_boxes(tma, tma.instructions, source, place, block.smem, address + scales.offset(operand),
                        self.blocks[0].full[stage])  # fmt: skip
 
@@ -213,15 +287,16 @@ class _Group:
         found = block.factors[lane, first[operand] + column, np.broadcast_to(at + k, lane.shape)]
         return np.asarray(scales.format.scale.decode(found), np.float32)
 
-    def _rows(self, name: str, at: dict[str, int], count: int, matrix: GlobalMatrix) -> npt.NDArray[np.int64]:
+    def _rows(self, name: str, at: dict[str, int], count: int, matrix: GlobalMatrix, end: int) -> npt.NDArray[np.int64]:
         """The rows of A or C from at["m"] on, counted over the batch's matrices.
 
-        count  rows of one matrix; an index outside of it, and a row beyond M, is the number of all rows
+        count  rows of one matrix; an index outside of it, and a row from `end` on, is the number of all rows
         """
         numbers, indices = np.arange(at["m"], at["m"] + BLOCK_ROWS), np.asarray(self.given[name])
-        found = indices.reshape(-1, self.plan.m)[at["l"], np.minimum(numbers, self.plan.m - 1)]
-        inside = (numbers < self.plan.m) & (found >= 0) & (found < count)
-        return np.where(inside, found + at["l"] * matrix.rows_apart, matrix.as_rows().extents[1])
+        of = at["l"] if self.plan.matrices_of_c > 1 else 0
+        found = indices.reshape(-1, self.plan.m)[of, np.minimum(numbers, self.plan.m - 1)]
+        inside = (numbers < end) & (found >= 0) & (found < count)
+        return np.where(inside, found + of * matrix.rows_apart, matrix.as_rows().extents[1])
 
     def _multiply(self, stage: int, first: int, accumulate: bool) -> None:
         """The product of each CTA's rows of A with all of B, from both CTAs."""
@@ -265,22 +340,31 @@ class _Group:
                 tma = store.maps[chunk.map]
                 row = origin["m"] + block.rank * BLOCK_ROWS + warp * WARP_LANES
                 place = {"m": row, "n": origin["n"] + chunk.column, "l": origin["l"]}
+                if plan.ragged is not None and not plan.scatters:
+                    place |= store_place(row, self.end, place["n"], store.box_rows, min)
                 if not plan.scatters:
                     self.c.store(tma, place, block.smem, address + chunk.offset)
                     continue
-                rows = self._rows(OUT_ROWS, place, plan.rows_of_c, self.c.matrix)
+                rows = self._rows(OUT_ROWS, place, plan.rows_of_c, self.c.matrix, self.end)
                 for box in tma.instructions:
                     to, at = _four(box, rows, place["n"]), address + chunk.offset + box.smem_offset
                     scatter_rows(tma, self.c.matrix.as_rows(), to, block.smem, at, self.c.times)
 
+    def _sums(self, block: _PairBlock, warp: int, first: int, chunk: StoreChunk) -> list[Values]:
+        """A load's values of each sum, (thread, register)."""
+        ld, beside = load_of(chunk), self.plan.beside
+        lane, column = places(ld.tmem, np.arange(WARP_LANES)[:, None], np.arange(ld.repeat)[None, :])
+        own = warp * WARP_LANES + lane
+        return [block.tensor[own, first + beside.row(chunk.column, i) + column] for i in range(self.plan.sums)]
+
     def _fill(self, block: _PairBlock, warp: int, first: int, address: int, chunk: StoreChunk) -> None:
         """A chunk's loads, converted, into its tile: register v of a thread holds where the load's map says."""
         ld, dtype = load_of(chunk), self.plan.c.dtype
-        thread, value = np.arange(WARP_LANES)[:, None], np.arange(ld.repeat)[None, :]
-        lane, column = places(ld.tmem, thread, value)
-        own = warp * WARP_LANES + lane
-        sums = [
-            block.tensor[own, first + self.plan.beside.row(chunk.column, i) + column] for i in range(self.plan.sums)
-        ]
+        lane, column = places(ld.tmem, np.arange(WARP_LANES)[:, None], np.arange(ld.repeat)[None, :])
+        if self.totals:
+            sums = [self.totals[block.rank, warp, chunk.column, i] for i in range(self.plan.sums)]
+        else:
+            sums = self._sums(block, warp, first, chunk)
+        sums = [np.full_like(x, np.nan) if self.refused else x for x in sums]
         held = sums[0] if self.plan.gated is None else self.plan.gated.apply(sums, Math, self.given)
         block.smem.write(address + np.asarray(chunk.tile.byte(lane, column)), dtype.encode(held), dtype)

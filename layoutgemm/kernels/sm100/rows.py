@@ -28,6 +28,7 @@ from ...layouts import Layout
 from ..derive import Operand, OperandPlan
 from ..epilogue.chain import Epilogue
 from ..indexed.rows import IndexedRows, check_rows_lie
+from ..operands.combinations import Asked
 from ..store import StorePlan
 
 # (value, lane) -> the row of A's tile whose index a lane of the loader reads: a lane has the four rows of a gather.
@@ -35,27 +36,30 @@ READ_BY_LANES = Layout((LANES // WARP, WARP))
 
 
 def check_rows(
-    indexed: IndexedRows | None, operands: tuple[Operand, Operand], epilogue: Epilogue | None, arch: str
+    indexed: IndexedRows | None, operands: tuple[Operand, Operand], epilogue: Epilogue | None, alone: bool, arch: str
 ) -> None:
     """Raise PlanError, naming the obstacle, for a product with indices that this kernel has not.
 
     operands  A and C
+    alone     whether there is one product: no batch, no groups
     """
     if indexed is None:
         return
     if indexed.copies:
         raise PlanError(f"indexed: {arch}'s kernel copies no rows first, TMA gathers them; leave copy out")
-    check_rows_lie(indexed, *operands, epilogue)
+    check_rows_lie(indexed, *operands, epilogue, alone=alone)
 
 
-def matrices_by_map(indexed: IndexedRows | None, batch: int) -> tuple[int, int]:
+def matrices_by_map(asked: Asked, batch: int) -> tuple[int, int]:
     """Extents of the batch's dimension in the tensor maps of A and C.
 
-    It is 1 where rows are chosen: the matrices are rows of one.
+    It is 1 where rows are chosen, since the matrices are rows of one, and where groups share a matrix.
     """
+    joined, indexed = asked.ragged is not None and not asked.ragged.masked, asked.indexed
+    of_a, of_c = 1 if joined or asked.along_k is not None else batch, 1 if joined else batch
     if indexed is None:
-        return batch, batch
-    return 1 if indexed.gather is not None else batch, 1 if indexed.places_rows else batch
+        return of_a, of_c
+    return 1 if indexed.gather is not None else of_a, 1 if indexed.places_rows else of_c
 
 
 def gathered(indexed: IndexedRows | None, a: OperandPlan) -> OperandPlan:

@@ -8,8 +8,18 @@ from ...atoms.smem.descriptor import element_addresses
 from ...atoms.tmem.layout import COLUMNS, LANES, WORD_BITS
 from ...dtypes import u8
 from ...report import Check
+from ..grouped.rows import tables
 from ..plan import present
-from .block_scales import CHUNK_BYTES, CHUNK_FACTORS, CHUNK_ROWS, BlockScales, blocked
+from ..ragged import sample_offsets
+from .block_scales import (
+    CHUNK_BYTES,
+    CHUNK_FACTORS,
+    CHUNK_ROWS,
+    BlockScales,
+    blocked,
+    chunk_rows,
+    first_chunks,
+)
 from .plan import Sm100Plan
 from .reference import places
 
@@ -26,7 +36,28 @@ def scale_checks(plan: Sm100Plan) -> list[Check]:
         f"a K tile has {scales.chunks} chunk(s) of {scales.groups[0]} and {scales.groups[1]} group(s) of {CHUNK_ROWS} "
         f"rows; each factor comes to where {plan.mma} reads it, behind the accumulators, from column {scales.column} on"
     )
-    return [Check("block scales", statement, not witness, f"exhaustion ({count} factors)", witness)]
+    found = [Check("block scales", statement, not witness, f"exhaustion ({count} factors)", witness)]
+    return found if not scales.joined else [*found, _chunks_of_groups(plan)]
+
+
+def _chunks_of_groups(plan: Sm100Plan) -> Check:
+    """Each tile of a group loads its own rows' factors, of sample batches; the tensor map has them all."""
+    witness, tiles, groups = "", 0, sample_offsets(present(plan.ragged).capacity, CHUNK_ROWS)
+    for offsets in groups:
+        starts, first = tables(plan, offsets, 3)
+        sizes = np.diff(offsets)
+        padded = -(-sizes // CHUNK_ROWS)
+        before = np.cumsum([0, *padded])
+        for e, count in enumerate(padded.tolist()):
+            for tile in range(count):
+                found = first_chunks(plan, starts[e] + tile * plan.tile_c[0], starts[e], first[e], 3)
+                tiles += 1
+                if found != before[e] + tile:
+                    witness = witness or f"sizes {sizes.tolist()}: tile {tile} of group {e} loads chunks {found}"
+        if before[-1] > chunk_rows(int(offsets[-1]), len(sizes)):
+            witness = witness or f"sizes {sizes.tolist()}: {before[-1]} groups of {CHUNK_ROWS} rows, outside of the map"
+    statement = f"a tile of a group loads the chunks of its {CHUNK_ROWS} rows, each group's behind the one before"
+    return Check("chunks of groups", statement, not witness, f"{len(groups)} ragged batches ({tiles} tiles)", witness)
 
 
 def numbered(scales: BlockScales, operand: int) -> np.ndarray:

@@ -33,6 +33,7 @@ from ..derivation import checked
 from ..derive import one_matrix
 from ..indexed.added_rows import added_checks
 from ..operands.pair import pair_check
+from ..operands.thread_numbers import number_checks
 from ..partials import reductions_check
 from ..plan_checks import fragment_checks, tiles_of_c, tiles_of_k
 from .fragment import WarpFragment
@@ -40,7 +41,7 @@ from .groups import group_checks
 from .operand import Sm80Operand, byte_selector
 from .pipeline import proven
 from .plan import Sm80Plan
-from .promoted import number_checks, promoted_registers
+from .promoted import promoted_registers
 from .quantized.checks import packed_checks
 from .quantized.split import split_checks
 from .store import BUFFERS

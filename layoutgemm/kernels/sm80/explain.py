@@ -5,11 +5,11 @@ from __future__ import annotations
 from ..explain import explain_several, explain_workspace
 from ..indexed.added_rows import explain_added
 from ..operands.prologue import prologue_line
+from ..operands.thread_numbers import explain_promoted
 from ..orders import described_order
 from .groups import explain_groups
 from .operand import Sm80Operand
 from .plan import Sm80Plan
-from .promoted import explain_promoted
 from .quantized.explain import explain_packed
 from .quantized.split import explain_split
 from .store import BUFFERS

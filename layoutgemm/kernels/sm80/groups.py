@@ -30,14 +30,13 @@ from ...errors import PlanError
 from ...report import Check
 from ..derive import Operand, either
 from ..numbers import W
-from ..operands.combinations import Asked, check_parts
+from ..operands.combinations import GROUPS, Asked, check_parts
 from ..plan import check_settings
-from ..ragged import AlongK, Ragged, sample_offsets, sample_sizes
+from ..ragged import AlongK, Ragged, check_room, sample_offsets, sample_sizes
 
 if TYPE_CHECKING:
     from .plan import Sm80Config, Sm80Plan
 
-GROUPS = ("groups of rows", "masked groups", "groups along K")  # parts of a product
 _MAJORS = (("a", "col"), ("b", "row"))  # of groups along K
 
 
@@ -51,10 +50,7 @@ def check_groups(asked: Asked, config: Sm80Config, operands: Sequence[Operand], 
         return
     name = "ragged" if asked.ragged is not None else "along_k"
     kind = Ragged if asked.ragged is not None else AlongK
-    if not isinstance(groups, kind) or asked.batch > groups.capacity:
-        raise PlanError(
-            f"{name} = {shown(groups)}, batch = {asked.batch}: {kind.__name__}.of(groups) has room for them"
-        )
+    check_room(name, groups, kind, asked.batch)
     check_parts(asked.parts, asked.batch, GROUPS)
     check_settings(config, "a grouped product by mma.sync takes", loads="cp.async", persistent=False)
     if order is not None and isinstance(groups, Ragged):

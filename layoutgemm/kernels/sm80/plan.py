@@ -26,15 +26,16 @@ from ..column_groups import check_groups
 from ..derive import Operand, OperandSpec, check_pair, refused_output
 from ..epilogue.chain import Epilogue
 from ..indexed.added_rows import check_added
-from ..indexed.rows import IndexedProduct, IndexedRows, check_rows_lie
+from ..indexed.rows import IndexedRows, check_rows_lie
 from ..numbers import W
 from ..operands.combinations import SUMS, Asked, check_parts
 from ..operands.combined import Combined
 from ..operands.gated import check_sums, combination, epilogue_behind
 from ..operands.pair import SecondPair, pair_of
-from ..operands.product import SeveralOperands, SideBySide
+from ..operands.product import SideBySide
 from ..operands.prologue import Prologue, check_types
 from ..operands.promoted import Promoted
+from ..operands.thread_numbers import PromotingPlan, check_promotes
 from ..orders import Order, unmirrored
 from ..partials import PartialResults, ReducingPlan, check_reductions, partials_of
 from ..plan import (
@@ -63,7 +64,7 @@ from .fragment import WarpFragment
 from .groups import check_groups as check_groups_of
 from .groups import launched_rows
 from .operand import Sm80Operand, by_tensor_copy, derive_operand
-from .promoted import check_promotes, promoted_of
+from .promoted import promoted_of
 from .quantized.experts import check_experts
 from .quantized.operand import Sm80PackedOperand, check_packed, packed_b
 from .quantized.split import SPLIT_SUMS, SplitK, split_of
@@ -154,7 +155,7 @@ class Sm80Smem(StoreSmemMap):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan, Asked):
+class Sm80Plan(PromotingPlan, ReducingPlan, GemmPlan, Asked):
     """C[l, M, N] = A[l, M, K] @ B[l, K, N] by mma.sync. See `derive` and Sm80Config.
 
     b         an Sm80Operand; an Sm80PackedOperand where B is packed weights
@@ -306,7 +307,7 @@ class Sm80Plan(SeveralOperands, IndexedProduct, ReducingPlan, GemmPlan, Asked):
         c_spec = _output(c, a_spec, atom, bool(epilogue) or sums is not None, target.name)
         check_epilogue(epilogue, c_spec)
         check_promotes(mainloop, atom, c_spec)
-        _check_rows(indexed, (a_spec, c_spec), config, weights, epilogue)
+        _check_rows(indexed, (a_spec, c_spec), config, weights, epilogue, batch == 1 and ragged is None)
         tile_k = stage_depth(mainloop.depth if mainloop else config.tile_k, _STAGE_BYTES_OF_K, a_spec.dtype, atom)
         threads = _checked_threads(config, target, batch)
         asked = Asked(
@@ -480,11 +481,12 @@ def _typed(a: OperandSpec, b: OperandSpec | None, target: Arch) -> tuple[Operand
 
 def _check_rows(
     indexed: IndexedRows | None, operands: tuple[Operand, Operand], config: Sm80Config, weights: QuantizedFormat | None,
-    epilogue: Epilogue,
+    epilogue: Epilogue, alone: bool,
 ) -> None:  # fmt: skip
     """Raise PlanError, naming the obstacle, for a product with indices that this kernel has not.
 
     operands  A and C
+    alone     whether the product is one of two matrices
     """
     if indexed is None:
         return
@@ -492,7 +494,7 @@ def _check_rows(
         raise PlanError("indexed and weights: the kernel of packed weights takes rows in order; index x and y instead")
     if indexed.copies:
         raise PlanError("indexed: this kernel gathers rows as it copies them, and copies none first; leave copy out")
-    check_rows_lie(indexed, *operands, epilogue)
+    check_rows_lie(indexed, *operands, epilogue, alone=alone)
     if indexed.gather is not None and config.loads != "cp.async":
         raise PlanError(f"loads = {shown(config.loads)}: rows of A are gathered by cp.async, loads='cp.async'")
 

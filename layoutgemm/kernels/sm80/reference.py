@@ -29,7 +29,7 @@ from ..ragged import Ragged
 from .groups import border, rows_of_tile
 from .operand import Sm80Operand, byte_selector
 from .plan import Sm80Plan
-from .promoted import numbers_at
+from .promoted import numbers_of_blocks
 from .quantized.experts import expert_bytes
 from .quantized.reference import filled_stage, packed_fragments
 
@@ -213,7 +213,7 @@ def _part(
             for warp, product_ in sums.items():
                 at = plan.warp_place(warp)
                 part = m0 + at[0] * plan.a.warp_extent, n0 + at[1] * plan.warp_columns, group
-                numbers = numbers_at(plan, given, part, k0 // plan.tile[2])
+                numbers = numbers_of_blocks(plan, given, part, k0 // plan.tile[2])
                 totals[warp] = np.asarray(plan.mainloop.apply(totals[warp], product_, numbers), np.float32)
                 sums[warp] = np.zeros_like(product_)
     return sums if plan.mainloop is None else totals

@@ -22,6 +22,7 @@ from ...report import Check, Report
 from ..column_groups import groups_check
 from ..derivation import checked
 from ..derive import OperandPlan, one_matrix
+from ..grouped.along_k import along_k_checks
 from ..indexed.added_rows import added_checks
 from ..operands.pair import pair_check
 from ..operands.sum_checks import filled_side_by_side
@@ -30,7 +31,6 @@ from ..plan import MOST_BYTES
 from ..plan_checks import copy_check, fragment_checks, pipelines, tile_checks, tiles_of_c, tiles_of_k
 from ..store import ROWS
 from ..store_ring import StoreRing
-from .along_k import along_k_checks
 from .budget_checks import budget_checks
 from .config import loader_threads
 from .edges import ends_check
@@ -168,7 +168,7 @@ def pipeline_of(plan: Sm90Plan) -> HopperPipeline:
         packed=_groups_of_registers(plan),
         apart=plan.a.sums if plan.sums_apart else 0,
         by_warps=plan.products is not None,
-        gathers=plan.gathers,
+        gathers=plan.loader_copies,
         adds_rows=plan.row_sums is not None,
         turns=plan.turns,
     )
@@ -350,7 +350,7 @@ def _barriers(plan: Sm90Plan) -> Check:
     warps = plan.config.warpgroups_of_tile * WARPS_OF_GROUP
     reach = rows + columns - 1
     copied = COPY_ARRIVALS if plan.numbers.parts else 0
-    gathered = plan.a.arrivals if isinstance(plan.a, GatheredOperand) else 0
+    gathered = plan.a.arrivals if plan.loader_copies else 0
     witness = ""
     if plan.full_bytes != landed:
         witness = f"{landed} bytes land"
@@ -361,8 +361,8 @@ def _barriers(plan: Sm90Plan) -> Check:
     elif plan.full_arrivals != 1 + copied + gathered:
         witness = f"{plan.full_arrivals} arrivals: one thread arms the stage, and {copied} lanes copy numbers"
         witness += f", {gathered} threads rows" * bool(gathered)
-    elif gathered and (gathered, plan.config.loader) != (loader_threads("warpgroup", False), "warpgroup"):
-        witness = f"{gathered} threads gather rows, and the loader is a {plan.config.loader}"
+    elif gathered and gathered != loader_threads(plan.config.loader, False):
+        witness = f"{gathered} threads copy rows, and the loader is a {plan.config.loader}"
     elif plan.empty_arrivals != warps * reach:
         witness = f"{warps * reach} arrive"
     else:
@@ -393,7 +393,7 @@ def _pipelines(plan: Sm90Plan) -> list[Check]:
     cases = pipeline_of(plan).cases()
     statement = f"{cases[-1 if plan.store is None else -2].name}: no deadlock, no race, for any number of k tiles"
     ring = len(cases) - (plan.store is not None)
-    return [pipelines(cases, statement, anyones=ring if plan.gathers else 0)]
+    return [pipelines(cases, statement, anyones=ring if plan.loader_copies else 0)]
 
 
 def _named_barriers(plan: Sm90Plan) -> Check:

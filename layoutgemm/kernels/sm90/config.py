@@ -73,6 +73,8 @@ class Sm90Tuning:
                `quantized.warp_products`
     scales     what the scales of groups of packed weights multiply: "weights", which rounds them, before the products,
                or "sums" of a group, in float32
+    features   of packed weights: output features of a tile, whole strips of 16, up to 48 fewer than its rows. Tiles of
+               48 features share 6144 among 128 SMs, where those of 64 leave 36 of 132 idle. See `quantized.strips`
     gpc_order  rounds of (places, times) in which the hardware assigns clusters to GPCs, for neighbours that take
                adjacent tiles; see `schedule.GpcOrder`. For a kernel that starts on an idle GPU: with PDL, CTAs start
                wherever earlier ones exit
@@ -112,6 +114,7 @@ class Sm90Tuning:
     store_at_once: bool = False
     products: str = "warpgroup"
     scales: str = "weights"
+    features: int | None = None
     gpc_order: Rounds = ()
     skip_empty_blocks: bool = False
     turn_last_pair: bool = False

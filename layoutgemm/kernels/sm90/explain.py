@@ -8,9 +8,9 @@ from __future__ import annotations
 from ...checks.pipeline.actions import Arrive, ArriveExpect, ClusterArrive, Mma, Sync, TmaLoad, Wait
 from ...checks.pipeline.model import Mbarrier, Pipeline, walk
 from ..explain import BarrierRow, RoleRow, aligned, explain_operand, explain_several, explain_workspace
+from ..grouped.along_k import explain_along_k
 from ..orders import described_order, tiles_of_order
 from ..store import distinct_chunks
-from .along_k import explain_along_k
 from .checks import pipeline_of
 from .edges import explain_ends
 from .grouped import explain_ragged
@@ -37,7 +37,11 @@ def roles(plan: Sm90Plan) -> tuple[RoleRow, ...]:
         if loads:
             which = f"warp {plan.loader_warp}"
             issues = f"issues {sum(boxes)} boxes, {plan.config.order_of_loads[0]}'s first"
-            if plan.weights is not None:
+            if plan.weights is not None and plan.loader_copies:
+                issues = (
+                    f"issues {sum(boxes)} boxes of B; each lane copies its part of A's strips, and arrives at full[s]"
+                )
+            elif plan.weights is not None:
                 copies = plan.a.row_blocks * len(plan.a.block_copies(0, 0, 1))
                 issues = f"issues {copies} bulk copies of A, then {sum(boxes)} boxes of B"
             if plan.gathers:
@@ -113,9 +117,8 @@ def _arrivals(plan: Sm90Plan, name: str, count: int) -> str:
         if any(isinstance(a, arriving) and a.barrier == name for a in walk(role.program))
     ]  # fmt: skip
     if name == "full":
-        copies = (
-            f"its threads' {count - 1} copies of rows" if plan.gathers else f"its lanes' {count - 1} copies of numbers"
-        )
+        who, of = ("threads", "rows") if plan.gathers else ("lanes", "numbers" if plan.weights is None else "strips")
+        copies = f"its {who}' {count - 1} copies of {of}"
         lanes = f"s, of the loader and of {copies}" if count > 1 else ", of the loader"
         return f"{count} arrival{lanes}, and {plan.full_bytes} bytes"
     if name == "sums":

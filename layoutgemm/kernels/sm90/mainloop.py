@@ -18,18 +18,14 @@ from ...atoms.smem.descriptor import derive as derive_descriptor
 from ...checks import read_by
 from ...errors import PlanError
 from ...report import Check
-from ..operands.gated import HALVES
 from ..operands.promoted import DEPTH as DEPTH
 from ..operands.promoted import NUMBER_BYTES as NUMBER_BYTES
-from ..operands.promoted import SPANS as SPANS
 from ..operands.promoted import TOTAL as TOTAL
 from ..operands.promoted import Promoted as Promoted
 from ..operands.promoted import Table as Table
 from ..operands.promoted import as_promoted
-from ..operands.promoted import lie_together as lie_together
 from ..operands.promoted import mainloop_of as mainloop_of
 from ..operands.promoted import said as said
-from ..operands.promoted import widest_span as widest_span
 from ..plan import check_settings
 
 if TYPE_CHECKING:
@@ -99,7 +95,7 @@ def check_promoted(loop: Promoted, config: Any, a: Any, c: Any, gated: Any, sums
                 "together by "
                 "a warp of their own, for all of K"
             )
-    tile_n = config.tile[1] // (1 if gated is None else HALVES)
+    tile_n = config.tile[1] // (1 if gated is None else gated.matrices)
     for table in loop.tables:
         segment = table.segment(tile_n)
         if table.axis == "n" and 8 % segment and segment % 8:

@@ -12,7 +12,7 @@ from ...atoms.tma.derive import derive as derive_tma
 from ...atoms.tma.multicast import shared_out
 from ...errors import PlanError
 from ...layouts import Layout
-from ..derive import Operand, OperandPlan, derive_operand
+from ..derive import Operand, OperandPlan, derive_operand, with_copies
 from ..numbers import W
 from ..store import StorePlan
 
@@ -134,14 +134,6 @@ def shared(operand: OperandPlan, blocks: int, batch: bool) -> OperandPlan:
             of = f"{operand.name}'s tile of {'x'.join(map(str, operand.smem.extent))}, shared by {blocks} blocks"
             raise PlanError(f"{of}: {problem}")
     return with_copies(operand, [tma.batched("l") if batch else tma for tma in dealt])
-
-
-def with_copies(operand: OperandPlan, copies: Sequence[TmaPlan]) -> OperandPlan:
-    """The operand with other copies, those of each tensor map."""
-    first, *rest = copies
-    if operand.others:
-        return replace(operand, tma=first, others=tuple(rest))
-    return replace(operand, tma=first, rest=rest[0] if rest else None)
 
 
 def few_rows(a: OperandPlan, rows: int, batch: bool) -> OperandPlan:

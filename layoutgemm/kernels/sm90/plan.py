@@ -6,7 +6,6 @@ problem, Sm90Config --> wgmma atom, tiles of A and B, multicast copies, descript
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +20,7 @@ from ...schedule import GpcOrder, Persistent
 from ..column_groups import check_groups
 from ..derive import Operand, OperandPlan
 from ..epilogue.chain import Epilogue, EpilogueOperand
+from ..grouped.plan import GroupedPlan
 from ..indexed.added_rows import check_added
 from ..indexed.rows import IndexedRows
 from ..numbers import W
@@ -28,16 +28,14 @@ from ..operands.combinations import Asked, check_parts
 from ..operands.combined import Combined
 from ..operands.gated import combination, epilogue_behind
 from ..operands.pair import SecondPair, pair_of
-from ..operands.product import SeveralOperands
 from ..operands.prologue import Prologue
 from ..orders import Order, is_symmetric
-from ..partials import GroupScales, PartialResults, ReducingPlan, RowExchange, check_reductions, partials_of
-from ..plan import GemmPlan, PersistentPlan, check_sizes, check_words, launch_bytes
+from ..partials import GroupScales, PartialResults, RowExchange, check_reductions, partials_of
+from ..plan import GemmPlan, check_sizes, check_words, launch_bytes
 from ..quantized.formats import QuantizedFormat
+from ..ragged import AlongK, Ragged
 from ..store import ROWS, WARPS_OF_GROUP, StorePlan
-from .along_k import AlongK
 from .config import BESIDE_MATRICES, Sm90Config, registers_of
-from .grouped import Ragged
 from .indexed.row_copy import copied_bytes
 from .mainloop import COPY_ARRIVALS, Promoted
 from .named_barriers import NamedBarriers
@@ -51,7 +49,7 @@ from .triangular.operands import Triangles
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, PersistentPlan, Asked):
+class Sm90Plan(ProductParts, NamedBarriers, GroupedPlan, Asked):
     """C[l, M, N] = A[l, M, K] @ B[l, K, N] on Hopper. See `derive` and Sm90Config.
 
     What is asked for beyond a plain product are the fields of `Asked`, as `derive` explains them. Of a Gated, B has
@@ -130,14 +128,22 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
         return self.weights is not None and self.a.scales_sums
 
     @property
-    def matrices_of_c(self) -> int:
-        """Matrices of C: one where groups are rows or columns of the same."""
-        return 1 if self.joined_rows or self.experts is not None else self.batch
+    def tile_c(self) -> tuple[int, int]:
+        """Rows and columns of C in a tile. Of a tile of strips its features.
+
+        >>> from layoutgemm.kernels.quantized.formats import QuantizedFormat
+        >>> config = Sm90Config((64, 16), consumers=1, store="direct", loader="warp", launch="tiles", features=48)
+        >>> plan = Sm90Plan.derive(6144, 16, 4096, b="bf16:col", weights=QuantizedFormat("int4", 128), config=config)
+        >>> plan.tile_c, plan.tiles
+        ((48, 16), (128, 1))
+        """
+        rows, columns = super().tile_c
+        return self.config.tuning.features or rows, columns
 
     @property
-    def aligned_rows(self) -> bool:
-        """True if tiles begin at multiples of their rows."""
-        return not self.joined_rows
+    def loader_copies(self) -> bool:
+        """True if all threads of the loader copy A, and arrive for their copies."""
+        return self.gathers or self.config.tuning.features is not None
 
     @property
     def least_k_tiles(self) -> int:
@@ -268,7 +274,7 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
             exchange=exchange,
             threads=threads,
             full_arrivals=1 + COPY_ARRIVALS * bool(numbers.parts) + kernel.gather_arrivals(a_plan),
-            full_bytes=a_plan.bytes + b_plan.bytes,
+            full_bytes=a_plan.bytes * (kernel.config.tuning.features is None) + b_plan.bytes,
             empty_arrivals=groups * WARPS_OF_GROUP * (along_m + along_n - 1),
             registers=registers_of(
                 config, arch, threads, bool(numbers.parts), kernel.shards is not None, kernel.gathers
@@ -312,16 +318,6 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
     def stores_by_maps(self) -> bool:
         """True if TMA stores C: scattered rows are stored by threads."""
         return self.store is not None and not self.scatters
-
-    def stored_rows(self, values: Mapping[str, Any]) -> Any:
-        """The rows of C that are stored, as an array; None for all.
-
-        values  that the plan reads, by name
-        """
-        rows = super().stored_rows(values)
-        if rows is None:
-            return None
-        return rows[: int(values[self.ragged.name][-1])] if self.ragged is not None and self.ragged.ends else rows
 
     @property
     def stored(self) -> MmaAtom:
@@ -494,6 +490,8 @@ class Sm90Plan(SeveralOperands, ProductParts, NamedBarriers, ReducingPlan, Persi
             return f"sm90.device.shards:{which}"
         if self.experts is not None:
             return "sm90.device.experts:Sm90ExpertsKernel"
+        if self.config.tuning.features is not None:
+            return "sm90.device.strips:Sm90StripsKernel"
         if self.weights is not None:
             return "sm90.device.quantized:Sm90QuantizedKernel"
         loop = "Promoted" if self.mainloop is not None else "Prologue" if self.prologue is not None else ""

@@ -8,7 +8,6 @@ stated failure.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,9 @@ from ...dtypes import f32
 from ...schedule.listed import OnHost
 from ..derive import OperandPlan, either
 from ..epilogue.numpy_math import Math
+from ..grouped.along_k import first_block, is_refused, k_tiles_of, line_table, of_lines, place_in_group
+from ..grouped.rows import tables, tile_of_group
+from ..grouped.stores import output_of_groups, store_place
 from ..operands.gated import HALF
 from ..operands.pair import SECOND, place_in_pairs
 from ..orders import stored_elements
@@ -38,19 +40,7 @@ from ..run.hardware_model import (
     wgmma_product,
 )
 from ..store import ROWS, WARP_ROWS, StoreChunk, StorePlan
-from .along_k import first_block, is_refused, k_tiles_of, line_table, of_lines, place_in_group
-from .grouped import (
-    STOP,
-    first_of_tile,
-    is_turned,
-    last_round,
-    rows_before,
-    store_extents,
-    store_place,
-    tables,
-    tile_of_group,
-    tile_of_turn,
-)
+from .grouped import first_of_tile, is_turned, last_round, rows_before, tile_of_turn
 from .indexed.reference import copied_matrix, gather_tile, scatter_chunk
 from .mainloop import COPY_ARRIVALS, NUMBER_BYTES, product_of
 from .operands.prologue import first_column, prologue_values, values_in_stage
@@ -79,13 +69,7 @@ def execute_sm90(
     if plan.ragged is None or not plan.stores_by_maps:
         c = Output(plan.c, plan.rows_of_c, plan.n, plan.matrices_of_c)
     else:  # its map begins some lines before C
-        before = present(plan.store).box_rows
-        c = Output(plan.c, plan.m, plan.n, 1 if plan.joined_rows else plan.batch, before=before)
-        of, matrices = store_extents(c.lines, c.inner, before), c.batch > 1
-        extents = (of["n"], of["m"], of[STOP], *[c.batch] * matrices)
-        c.matrix = replace(c.matrix, extents=extents, pitch=c.leading, further=(c.lines * c.leading,) * matrices)
-        if plan.ragged.masked:
-            c.stored = tables(plan, numbers)[0][: plan.batch]
+        c = output_of_groups(plan, numbers)
     if plan.ragged is not None and plan.ragged.ends:
         c.stored = [int(numbers[-1])]
         if plan.ragged.clears:
@@ -260,7 +244,8 @@ class _Cluster:
                     self._share(plan.a, of["A"], origin, stage, block, blocks)
                 else:
                     load_blocks(plan, self.a.bits, origin, block.smem, self._stage(block, plan.a, stage))
-                    block.full[stage].complete(plan.a.bytes)
+                    block.full[stage].complete(plan.a.sent_bytes)
+                    block.full[stage].arrive(plan.a.arrivals)
                 self._share(plan.b, of["B"], origin, stage, block, blocks)
             for block in blocks:
                 self._copy_numbers(block, stage, self.first_number + first + at)
@@ -506,7 +491,8 @@ class _Cluster:
         bits = plan.c.dtype.encode(registers.astype(np.float32) if floats else registers)
         if plan.store is None:
             corner = row, column, 0 if plan.experts is not None else block.origin["l"]
-            self.c.store_registers(plan.mma, corner, (plan.m, self.columns_end), bits, plan.stored_values(part))
+            end = min(plan.m, block.origin["m"] + plan.tile_c[0])
+            self.c.store_registers(plan.mma, corner, (end, self.columns_end), bits, plan.stored_values(part))
             return
         self._store_tensor(plan.store, block, (consumer, number, part), (row, column), bits)
         if plan.mirror is not None and is_off_diagonal(plan, block.origin["m"], column):

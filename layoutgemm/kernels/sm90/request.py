@@ -15,32 +15,36 @@ from ...checks.budgets import WARPGROUP, launch_registers
 from ...errors import PlanError
 from ...layouts import Layout
 from ...schedule import LayoutOrder, Schedule
-from ..derive import Operand, OperandPlan, OperandSpec, derive_operand
+from ..derive import Operand, OperandPlan, OperandSpec, derive_operand, with_copies
 from ..epilogue.chain import Epilogue
+from ..grouped.along_k import with_starts
+from ..grouped.stores import ragged_store
 from ..indexed.rows import IndexedProduct
 from ..operands.combinations import PARTS, Asked, check_parts, order_parts
 from ..operands.combined import Combined, check_combined, side_by_side
-from ..operands.gated import HALVES, check_gated, check_sums, halves_of, in_halves
+from ..operands.gated import check_gated, check_sums, in_halves
 from ..operands.pair import SecondPair
 from ..orders import Order, order_for
 from ..partials import GroupScales, RowExchange, quantized_rows, whole_rows
 from ..plan import LEAST_STAGES, STAGE_BYTES_OF_K, check_epilogue, fitting_stages, present, stage_depth
 from ..quantized.formats import UNIT_K, QuantizedFormat
+from ..ragged import Ragged
 from ..store import ROWS, TILE_ALIGNMENT, WARP_ROWS, WARPS_OF_GROUP, StorePlan
-from .along_k import check_along_k, with_starts
+from .along_k import check_along_k
 from .config import HELD_PACKED, Sm90Config, check_tiles, check_whole_rows, loader_threads, order_of, registers_of
 from .edges import with_ends
-from .grouped import Ragged, check_ragged, ragged_store
+from .grouped import check_ragged
 from .indexed.copies import GatheredOperand, RowGather
 from .indexed.refusals import check_indexed
 from .mainloop import Promoted, check_promoted
-from .multicast import OTHER_MAPS, check_maps, columns_of, few_rows, shared, with_copies
+from .multicast import OTHER_MAPS, check_maps, columns_of, few_rows, shared
 from .operands.fragment_loads import product_groups
 from .operands.prologue import check_prologue
 from .operands.row_sums import check_row_sums
 from .operands.stage_numbers import StageNumbers
 from .quantized.experts import check_experts
 from .quantized.operand import PackedOperand, check_packed, check_types, packed_operand
+from .quantized.strips import check_features
 from .quantized.warp_products import warp_products
 from .shards import Gathered, Shards, check_shards
 from .smem import Sm90Smem, SplitKExchange, exchange_bytes, smem_map, stage_bytes
@@ -135,10 +139,11 @@ class ProductParts(IndexedProduct):
     @property
     def numbers(self) -> StageNumbers:
         """The numbers that the main loop reads in a stage."""
-        config = self.config
+        config, through = self.config, () if self.indexed is None else self.indexed.through
+        sums = 1 if self.gated is None else self.gated.matrices
         # Of few tiles of groups. One of 64x64 took 4% longer with it.
         slack = config.tuning.shift_last_tile and config.loader != "self" and config.tile != (ROWS, ROWS)
-        return StageNumbers.of(self.mainloop, config.tile, not self.joined_rows, halves_of(self.gated), slack)
+        return StageNumbers.of(self.mainloop, config.tile, not self.joined_rows, sums, through, slack)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,8 +172,8 @@ class Sm90Request(ProductParts, Asked):
             else:
                 check_gated(config.tile[1], config.split)
         if mainloop is not None:
-            if isinstance(mainloop, Promoted) and halves_of(gated) > 1:
-                mainloop = mainloop.in_halves(sizes[1], config.tile[1] // HALVES)
+            if isinstance(mainloop, Promoted):
+                mainloop = mainloop.of_sums(gated, sizes[1], config.tile[1])
             check_promoted(mainloop, config, a, c, gated, accumulator_of(a.dtype), sizes[2])
             config = replace(config, tile_k=mainloop.depth)
         if asked.ragged is not None:
@@ -182,8 +187,9 @@ class Sm90Request(ProductParts, Asked):
         if weights is not None:
             check_packed(weights, sizes, config, (a, b), asked.epilogue)
             config = replace(config, tile_k=config.tile_k or UNIT_K)
+            check_features(config, asked.epilogue, asked.experts is not None)
         if asked.indexed is not None:
-            check_indexed(asked.indexed, config, (a, c), asked.ragged, asked.epilogue)
+            check_indexed(asked.indexed, config, (a, c), asked.ragged, asked.epilogue, mainloop, sizes[3])
         if asked.prologue is not None:
             check_prologue(asked.prologue, config, a, b)
         if asked.row_sums is not None:
@@ -191,12 +197,12 @@ class Sm90Request(ProductParts, Asked):
         if asked.shards is not None:
             check_shards(asked.shards, config, c, asked.epilogue)
         if asked.triangles is not None:
-            check_triangles(asked.triangles, sizes, config, gated)
+            check_triangles(asked.triangles, sizes, config, gated, mainloop)
         return cls(**{**asked.asked, "mainloop": mainloop}, sizes=sizes, operands=(a, b, c), config=config)
 
     def gather_arrivals(self, a: OperandOfA) -> int:
-        """Arrivals at a stage's barrier of threads that gather A."""
-        return a.arrivals if isinstance(a, GatheredOperand) else 0
+        """Arrivals at a stage's barrier of threads that copy A."""
+        return a.arrivals if isinstance(a, GatheredOperand | PackedOperand) else 0
 
     @property
     def grouped_lines(self) -> bool:
@@ -234,6 +240,8 @@ class Sm90Request(ProductParts, Asked):
             if self.weights is None:
                 raise PlanError("products = 'warp': only those of packed weights are by mma.sync")
             warp_products(self.config, b, tile_k)
+        if self.config.tuning.features is not None and self.weights is None:
+            raise PlanError(f"features = {self.config.tuning.features}: only packed weights have strips of 16")
         if self.config.tuning.scales == "sums" and (self.weights is None or not self.weights.group):
             what = "no packed weights" if self.weights is None else f"weights {self.weights}"
             raise PlanError(f"scales = 'sums' of {what}: there are no scales of groups")
@@ -252,7 +260,8 @@ class Sm90Request(ProductParts, Asked):
     def schedule(self, order: Order | None) -> Schedule:
         """The order of clusters' tiles; raises PlanError for one that the kernel has not."""
         config, (m, n, _, batch) = self.config, self.sizes
-        tile = config.tile[0] * config.cluster[0], self.columns * config.cluster[1]
+        rows = config.tuning.features or config.tile[0]
+        tile = rows * config.cluster[0], self.columns * config.cluster[1]
         across = -(-m // tile[0]), -(-n // tile[1])
         check_tiles(config, across if self.experts is None else across[::-1], batch, self.grouped_lines)
         usual = order_of(self.config)
@@ -370,7 +379,8 @@ class Sm90Request(ProductParts, Asked):
         b_plan = shared(columns_of(b_spec, tile_n, tile_k, atom, halved=False), config.cluster[0], False)
         b_plan = with_copies(b_plan, [replace(tma, l2_promotion=config.tuning.l2_promotion) for tma in b_plan.copies])
         ends = config.loader != "self" and self.experts is None  # groups begin at any column
-        packed = packed_operand(weights, tile_m, tile_k, a_spec, config.tuning.scales)
+        tuning = config.tuning
+        packed = packed_operand(weights, tile_m, tile_k, a_spec, tuning.scales, tuning.features)
         packed = replace(packed, turns=self.turns(packed, atom))
         return packed, with_ends(b_plan, "n", tile_n, c_spec.dtype, ends)
 

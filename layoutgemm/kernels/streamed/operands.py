@@ -24,13 +24,12 @@ from ...atoms.copy.base import VECTOR_BYTES, WARP
 from ...dtypes import DType
 from ...layouts import Layout
 from ..numbers import W
-from ..quantized.blocks import QUARTERS, PackedBlocks
+from ..quantized.blocks import OF_QUARTERS, QUARTERS, PackedBlocks
 from ..quantized.formats import UNIT_K
 from ..thread_addresses import ThreadAddresses
 
 COLUMNS = 8  # of C in an mma.sync: rows of x
 WORD_BYTES = 4
-_OF_QUARTERS = QUARTERS.bit_length() - 1  # bits of a strip's quarter
 _TILES = 2  # of B in an ldmatrix.x4, one after the other along K
 
 
@@ -135,7 +134,7 @@ class StreamedWeights(PackedBlocks):
     def unit(self, band: W) -> tuple[W, W]:
         """(row block, quarter of its units) of a band's first strip."""
         strip = band * self.band
-        return strip >> _OF_QUARTERS, strip & (QUARTERS - 1)  # not // and %, which a kernel computes for signed numbers
+        return strip >> OF_QUARTERS, strip & (QUARTERS - 1)  # not // and %, which a kernel computes for signed numbers
 
 
 @dataclass(frozen=True)

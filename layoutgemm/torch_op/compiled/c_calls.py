@@ -4,13 +4,15 @@
     plain     a guard that refuses nested tensors
     again     a kept call by a tensor's id, if no mode has to see it and its guard holds
 
-A C compiler builds them once a process (calls.c, which needs no header of Python). Without one Python's code stands in.
+A C compiler builds them once a process (calls.c). Without one Python's code stands in, and in a Python without a lock:
+an entry of `last` may be dropped by another thread while it is read.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import sysconfig
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,7 +61,12 @@ def _new_function() -> Call:
 
 @functools.cache
 def library() -> Library | None:
-    """The functions, built once a process. None without a C compiler, and for a Python that lacks what they call."""
+    """The functions, built once a process. None without a C compiler, and for a Python that lacks what they call.
+
+    None for a Python without a lock, too.
+    """
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return None
     content = built(SOURCE.name, SOURCE.read_bytes(), "-fPIC", "-O2")
     if not content:
         return None

@@ -1,6 +1,7 @@
 /* Functions of Python that make kept launches: c_calls.py builds them, and says what each is given.
 
-   No header of Python is needed. What is called here is exported by CPython 3.10 and later. */
+   A machine with a C compiler may have no headers of Python, so these functions are declared here. They are of the
+   stable interface, or exported by CPython 3.10 and later: one that is absent leaves the library unloaded. */
 typedef struct _object Object;
 typedef long Size;
 typedef long long Word;

@@ -170,19 +170,17 @@ class LaunchesByAddress(dict[tuple[int, ...], T]):
         """
         if min(addresses) < LEAST_ADDRESS:
             return None
-        return self.get(bits_of(addresses) if together & ALIGNED else ())
+        return self.get(self.key_of(addresses, bool(together & ALIGNED)))
 
     def keep(self, addresses: Sequence[int], launch: T) -> None:
         """Keep a launch for such addresses."""
         if len(self) >= MAX_PLACES:
             self.clear()
-        bits = bits_of(addresses)
-        self[bits if any(bits) else ()] = launch
+        self[self.key_of(addresses, any(at & ALIGNED for at in addresses))] = launch
 
-
-def bits_of(addresses: Sequence[int]) -> tuple[int, ...]:
-    """The bits that tell an address from a multiple of 16."""
-    return tuple([at & ALIGNED for at in addresses])
+    def key_of(self, addresses: Sequence[int], odd: bool) -> tuple[int, ...]:
+        """The bits that tell addresses from multiples of 16, where one is `odd`; else ()."""
+        return tuple([at & ALIGNED for at in addresses]) if odd else ()
 
 
 def guarded(seen: dict[Key, list[Guard[T]]], key: Key, tensors: Sequence[torch.Tensor], kept: T, most: int) -> None:

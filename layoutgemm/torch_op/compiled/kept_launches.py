@@ -111,7 +111,23 @@ class KeptCall:
         return making([launch], count, returns, given)
 
 
-KEPT: KeptCalls[LaunchesByAddress[KeptCall]] = KeptCalls()
+class LaunchesByBegins(LaunchesByAddress[KeptCall]):
+    """The same, and by the tensors that begin where others do. A launch for them is of such calls alone.
+
+    A product of a matrix and its own transpose is another than that of two matrices: a symmetric order is of it alone.
+
+    >>> launches = LaunchesByBegins()
+    >>> launches.key_of((32, 64), False), launches.key_of((32, 32, 64), False), launches.key_of((36, 36), True)
+    ((), (0, 0, 2), (4, 4, 0, 0))
+    """
+
+    def key_of(self, addresses: Sequence[int], odd: bool) -> tuple[int, ...]:
+        """The bits of addresses; where one repeats, the first tensor with each behind them."""
+        bits = super().key_of(addresses, odd)
+        return bits if len({*addresses}) == len(addresses) else (*bits, *map([*addresses].index, addresses))
+
+
+KEPT: KeptCalls[LaunchesByBegins] = KeptCalls()
 PREPARED.on_clear.append(KEPT.clear)  # the next call of each chooses anew
 
 
@@ -214,7 +230,7 @@ def again_or(
         values, low = [x.data_ptr() for x in every], 0
         for at in values:
             low |= at
-        launches: LaunchesByAddress[KeptCall] | None = None
+        launches: LaunchesByBegins | None = None
         for guard in KEPT.seen.get(short, ()):
             if guard.holds(every):
                 launches = guard.kept
@@ -235,7 +251,7 @@ def again_or(
         c = make()
     kept = call.kept(record, c)
     if kept is not None and launches is None:
-        guarded(KEPT.seen, short, every, launches := LaunchesByAddress(), MAX_KEPT)
+        guarded(KEPT.seen, short, every, launches := LaunchesByBegins(), MAX_KEPT)
     if kept is not None and launches is not None:
         launches.keep(values, kept)
     return c
@@ -297,11 +313,13 @@ class _RecordedCall:
         a, b, *others = self.own.items()
         known = {**dict(others), **self.extras.written}
         numbers = [operand.name for operand in self.extras.numbers]
-        addresses = {x.data_ptr(): name for name, x in (a, b)}
+        addresses: dict[int, list[str]] = {}
+        for name, x in (a, b):  # two at one address are so in each call of this launch: see `LaunchesByBegins`
+            addresses.setdefault(x.data_ptr(), []).append(name)
         found: dict[str, int] = {}
         for place, (name, value) in enumerate(zip(made.names, made.arguments)):
-            if place < 2 and value in addresses:  # of a transposed product A is the call's b
-                found[addresses[value]] = place
+            if place < 2 and addresses.get(value):  # of a transposed product A is the call's b
+                found[addresses[value].pop(0)] = place
             elif place == 2 and target is not None and value == target.data_ptr():
                 found["c"] = place
             elif place >= len(OWN) and name in known and value == known[name].data_ptr():

@@ -107,23 +107,20 @@ def repeated(call: Served, arguments: Arguments, options: Options, result: objec
     of_options, of_given = Named.of(options, [GIVEN]), Named.of(given, words)
     tensors = [x for each in arguments for x in (each if type(each) in SEVERAL else [each])]
     tensors += [options[name] for name in of_options.tensors] + [given[name] for name in of_given.tensors]
-    places = {id(x): place for place, x in enumerate(tensors)}
     count = len(tensors)
-    if not all(isinstance(x, torch.Tensor) for x in tensors) or len(places) < count or not given.keys() >= {*words}:
+    if not all(isinstance(x, torch.Tensor) for x in tensors) or not given.keys() >= {*words}:
         return None
-    beside = [x for x in several[1:] if id(x) not in places]
-    places |= {id(x): place for place, x in enumerate(beside, count)}
-    views = _only_ones(tensors)
-    order = [places.get(id(x), views.get(_memory(x), -1)) for x in call.tensors]
+    beside = [x for x in several[1:] if not any(x is y for y in tensors)]
+    order = _places(call.tensors, [*tensors, *beside])
     if sorted(order) != list(range(count + len(beside))) or any(x.data_ptr() & ALIGNED for x in tensors):
         return None
     if any(len(function_key(x)) != 1 for x in of_options.others.values()):
         return None  # of a function that reads variables
-    check = check_of(tensors)
+    check = _check_of(tensors)
     kept = _in_order(call.kept, [order.index(place) for place in range(len(order))])
     if check is None:
         return None
-    into = places[id(options[OUT])] if isinstance(options.get(OUT), torch.Tensor) else None
+    into = next((i for i, x in enumerate(tensors) if x is options.get(OUT)), None)
     if into is None and call.kept.result is None and call.kept.kind is None:
         return None
     product = kept.call(count, beside, into)
@@ -139,18 +136,38 @@ def repeated(call: Served, arguments: Arguments, options: Options, result: objec
     return made
 
 
+def _check_of(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
+    """The check of tensors. Those that begin where others do have to do so in each call."""
+    check, begins = check_of(tensors), [x.data_ptr() for x in tensors]
+    pairs = [(i, first) for i, at in enumerate(begins) if (first := begins.index(at)) < i]
+    if check is None or not pairs:
+        return check
+    return lambda *given: check(*given) and all(given[i].data_ptr() == given[j].data_ptr() for i, j in pairs)
+
+
 def _memory(x: torch.Tensor) -> tuple[object, ...]:
     """The elements of a tensor whose elements are contiguous; else something of its own."""
     return (x.data_ptr(), x.numel(), x.dtype) if x.is_contiguous() and x.numel() else (id(x),)
 
 
-def _only_ones(tensors: Sequence[torch.Tensor]) -> dict[tuple[object, ...], int]:
-    """The places of tensors by their memory: a launch may read views, as of scales without a dimension of 1.
+def _places(wanted: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[int]:
+    """The place of each wanted tensor among others, each place once; -1 for none.
 
-    Tensors that begin where another one does are left out: the next call may have them apart.
+    It is the tensor itself, or one with the same elements: a launch may read views, as of scales without a dimension
+    of 1.
+
+    >>> x, y = torch.ones(1, 2), torch.ones(2)
+    >>> _places([y, x[0], x[0]], [x, y, x]), _places([y[:1]], [y])
+    ([1, 0, 2], [-1])
     """
-    begins = [x.data_ptr() for x in tensors]
-    return {_memory(x): place for place, x in enumerate(tensors) if begins.count(begins[place]) == 1}
+    left, found = dict(enumerate(tensors)), []
+    for x in wanted:
+        same = [place for place, y in left.items() if x is y] or [
+            i for i, y in left.items() if _memory(x) == _memory(y)
+        ]
+        left.pop(at := same[0] if same else -1, None)
+        found.append(at)
+    return found
 
 
 @functools.lru_cache(256)

@@ -21,7 +21,6 @@ import torch
 from torch.types import Number
 
 from ...errors import LayoutError, OperandError
-from ...graph_marks import constant_in_graphs
 from ...kernels.epilogue.parameters import host_number
 from ...kernels.run.operand_checks import check_operands, same_memory
 from ..checks import (
@@ -40,6 +39,7 @@ from ..checks import (
 )
 from ..prepared import choice_of
 from ..types import NAMES
+from .constant_objects import constant_of_objects
 from .lowering import register
 
 _library = torch.library.Library("layoutgemm", "FRAGMENT")
@@ -239,7 +239,7 @@ def check_number(name: str, x: object, whole: bool) -> None:
         refuse(refusal("number", name, int(x), whole))
 
 
-@constant_in_graphs
+@constant_of_objects
 def refusal(check: str, *plain: object) -> str:
     """The text of a check's refusal of values that are no tensors, or "". A constant to the compiler."""
     try:

@@ -13,7 +13,7 @@ import torch
 
 from ...dtypes import f32
 from ...errors import OperandError
-from ...kernels.epilogue.chain import Epilogue
+from ...kernels.epilogue.chain import Epilogue, refusal_of_type
 from ...kernels.epilogue.parameters import host_number
 from ...kernels.epilogue.steps import EpilogueOperand
 from ...kernels.indexed.rows import OUT_ROWS, ROWS
@@ -46,7 +46,7 @@ from ..operands.api import followed_sums
 from ..operands.several import NO_DICT
 from ..prepared import Config, choice_of, config_text
 from ..prologue.rows import of_chosen_rows
-from .checks import checked, further_operands, named_operands, refusal_of_numbers
+from .checks import checked, further_operands, in_order, named_operands, refusal_of_numbers
 from .derivatives import derivable, dispatched, recorded, visited_part
 from .operators import CHECK_COMPOSED, names_of_text, numbers_left, text_of_parts
 from .parts import ADD_ROWS, OWN, TILES, AskedParts, check_copy_rows, parts_of_text, parts_text
@@ -66,12 +66,13 @@ class ComposedOptions(NamedTuple):
 
 def composed_product(
     a: Operands, b: Operands, asked: AskedParts, own: Mapping[str, torch.Tensor | None],
-    given: Mapping[str, object] | None, options: ComposedOptions,
+    given: Mapping[str, object] | None, options: ComposedOptions, through: tuple[str, ...] = (),
 ) -> torch.Tensor:  # fmt: skip
     """The product with its parts: see `torch_op.matmul`.
 
-    own    bias and vectors of rows, by the names of `parts.OWN`; None for those that are not given
-    given  what the parts read and write, by name
+    own      bias and vectors of rows, by the names of `parts.OWN`; None for those that are not given
+    given    what the parts read and write, by name
+    through  names of both that have a number for each row of a, of which `rows` chooses the product's
 
     Raises OperandError, PlanError, or TensorError in torch's words, naming the operand or the part.
 
@@ -87,7 +88,8 @@ def composed_product(
     refuse_or_raise(refusal_of_kinds(asked, given))
     values: Tensors = dict(given or {})
     if asked.prologue is not None and ROWS in there:
-        a, asked, values = with_rows_chosen(a, asked, there.pop(ROWS), values)
+        values, through, rows = in_order(values, through, there[ROWS]), (), there.pop(ROWS)
+        a, asked, values = with_rows_chosen(a, asked, rows, values)
     left, right = operands_of(a, b, asked.combine is not None)
     if torch.compiler.is_dynamo_compiling():
         return _traced(left, right, asked, {**there, **values}, tuple(there), options)
@@ -100,19 +102,20 @@ def composed_product(
         parts, every = parts_of_text(text), {**there, **values}
         if out is not None and any(same_memory(every[name], out) for name in parts.read):
             kept = out.clone(memory_format=torch.preserve_format)  # an operand in place: as for one product
-            value = composed_product(a, b, asked, there, values, options._replace(out=kept))
+            value = composed_product(a, b, asked, there, values, options._replace(out=kept), through)
             return copied(value, out)
         for name in parts.numbers:
             every[name] = host_number(name, every[name])
         if TILES in parts.read and left[0].device.type == "cpu":
             every[TILES] = tiles_of_host(every[TILES])
-        call = checked(left, right, parts, every, out, out_dtype, allow_tf32)
+        call = checked(left, right, parts, every, out, out_dtype, allow_tf32, through)
         tensors = call.tensors
         check_written({name: every[name] for name in parts.written})
         sees, records = seen_and_recorded(tensors, out)
         if not (sees or records):
             with torch.no_grad():
                 return computed(call, config, out)
+        call = call.gathered
         if sees:
             derives = derived_by_transform() or any(has_tangent(x) for x in tensors)
             shown = derivable if derives else dispatched
@@ -120,12 +123,12 @@ def composed_product(
                 return shown(call, config)
             vectors = rows_in_order(there, left)
             text = parts_text(asked, len(right) // len(left), tuple(vectors), tuple(values))
-            in_order = checked(left, right, parts_of_text(text), {**every, **vectors}, None, out_dtype, allow_tf32)
-            inside = visited_part(torch.ones_like(out), in_order, config) != 0 if asked.order is not None else None
-            return stored(shown(in_order, config), inside, there, out)
+            whole = checked(left, right, parts_of_text(text), {**call.values, **vectors}, None, out_dtype, allow_tf32)
+            inside = visited_part(torch.ones_like(out), whole, config) != 0 if asked.order is not None else None
+            return stored(shown(whole, config), inside, there, out)
         return recorded(call, config)
 
-    return _again(make, left, right, asked, there, values, options)
+    return _again(make, left, right, asked, there, values, options, through)
 
 
 def with_rows_chosen(
@@ -176,7 +179,7 @@ def as_several(name: str, x: Operands) -> list[torch.Tensor]:
 
 def _again(
     make: Callable[[], torch.Tensor], a: Sequence[torch.Tensor], b: Sequence[torch.Tensor], asked: AskedParts,
-    own: Mapping[str, torch.Tensor | None], given: Tensors, options: ComposedOptions,
+    own: Mapping[str, torch.Tensor | None], given: Tensors, options: ComposedOptions, through: tuple[str, ...],
 ) -> torch.Tensor:  # fmt: skip
     """The kept launch of such a call, or what `make` computes."""
     out, config, out_dtype, _ = options
@@ -203,7 +206,7 @@ def _again(
         {name: given[name] for name in written}, tuple(operands), given, epilogue is None or epilogue.stores_c
     )
     functions = function_key(asked.order, asked.combine)
-    key = ("matmul, composed", asked, functions, tuple(own), fixed, combined, config, out_dtype)
+    key = ("matmul, composed", asked, functions, tuple(own), fixed, combined, config, out_dtype, through)
     return again_or(make, key, {**read, **own, **tensors}, out, extras)
 
 
@@ -220,7 +223,7 @@ def refusal_of_kinds(asked: AskedParts, given: object) -> str:
     if asked.prologue is not None and not isinstance(asked.prologue, Prologue):
         return f"prologue is a {type(asked.prologue).__qualname__}: a Prologue, made by Prologue.of"
     if asked.epilogue is not None and not isinstance(asked.epilogue, Epilogue):
-        return f"epilogue is a {type(asked.epilogue).__qualname__}, not a layoutgemm.kernels.epilogue.Epilogue"
+        return refusal_of_type(asked.epilogue)
     if asked.triangles is not None and not isinstance(asked.triangles, Triangles):
         return f"triangles is a {type(asked.triangles).__qualname__}: a Triangles, as in Triangles(a='lower')"
     if given is not None and not isinstance(given, Mapping):

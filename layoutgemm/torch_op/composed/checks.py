@@ -36,13 +36,13 @@ from ...kernels.sm90.mainloop import DEPTH, mainloop_of
 from ..checks import check_call, check_finish, check_out, product_shape
 from ..epilogue import SumsGate, check_epilogue, check_result
 from ..epilogue import Tensors as Operands
-from ..indexed.torch_rows import known_indices
+from ..indexed.torch_rows import known_indices, selected
 from ..problem import bias_epilogue, half
 from ..prologue.product import check_type, check_vectors
 from ..scaled_grouped.grouped import INTS
-from ..scaled_grouped.recipes import BLOCK, SQUARE, ScaledOperand
+from ..scaled_grouped.recipes import BLOCK, SCALES, SQUARE, ScaledOperand
 from ..types import C_NAMES, READ
-from .parts import ADD_ROWS, BIAS, PLACED, ROW_WEIGHTS, SCALES, Parts
+from .parts import ADD_ROWS, BIAS, PLACED, ROW_WEIGHTS, Parts
 
 Tensors = Sequence[torch.Tensor]
 
@@ -55,6 +55,7 @@ class ComposedCall(NamedTuple):
     kind    the result's type
     shape   the product's, (M, N) behind the dimensions of a batch; sizes may be symbols
     rows    of the result, which `out_rows` may make more than the product's
+    through names of values that have a number for each row of the first A, which `rows` chooses from
     """
 
     a: list[torch.Tensor]
@@ -64,6 +65,12 @@ class ComposedCall(NamedTuple):
     kind: torch.dtype
     shape: tuple[int, ...]
     rows: int
+    through: tuple[str, ...] = ()
+
+    @property
+    def gathered(self) -> ComposedCall:
+        """The call whose values are all in order of the product's rows."""
+        return self._replace(values=in_order(self.values, self.through, self.values.get(ROWS)), through=())
 
     @property
     def result(self) -> tuple[int, ...]:
@@ -100,6 +107,14 @@ class ComposedCall(NamedTuple):
         return [(self.a[i // sums], b) for i, b in enumerate(self.b)]
 
 
+def in_order(values: Operands, through: Sequence[str], rows: torch.Tensor) -> Operands:
+    """The values by name, with a number for each row of the product.
+
+    through  names of values with a number for each row of A; an index outside of A gives 0
+    """
+    return {name: selected(x, rows) if name in through else x for name, x in values.items()}
+
+
 def takes_rows(parts: Parts) -> bool:
     """True if two pairs with these parts take any number of dimensions before M."""
     alone = parts.order is None and parts.prologue is None and parts.epilogue is None
@@ -127,7 +142,7 @@ def named_operands(a: Tensors, b: Tensors) -> dict[str, torch.Tensor]:
 
 def checked(
     a: Tensors, b: Tensors, parts: Parts, values: Operands, out: torch.Tensor | None,
-    out_dtype: torch.dtype | None, allow_tf32: bool | None,
+    out_dtype: torch.dtype | None, allow_tf32: bool | None, through: tuple[str, ...] = (),
 ) -> ComposedCall:  # fmt: skip
     """The call of these operands. Raises OperandError, TensorError or PlanError for those that do not fit.
 
@@ -146,7 +161,7 @@ def checked(
     m = values[ROWS].shape[0] if ROWS in parts.own and values[ROWS].ndim == 1 else left[0].shape[-2]
     shape = _shape(left, right, parts, m)
     rows = out.shape[0] if out is not None and {OUT_ROWS, ADD_ROWS} & set(parts.own) and out.ndim == 2 else shape[-2]
-    call = ComposedCall(left, right, parts, dict(values), kind, shape, rows)
+    call = ComposedCall(left, right, parts, dict(values), kind, shape, rows, through)
     if not call.plain_pairs or parts.triangles is not None:  # which have a kernel together
         check_parts(asked_parts(call).parts, shape[0] if len(shape) > 2 else 1)
     _check_finish(call, out)
@@ -234,7 +249,7 @@ def indexed_rows(call: ComposedCall, copies: bool) -> IndexedRows | None:
     gather = RowIndices(sizes[0], kinds[ROWS]) if ROWS in kinds else None
     to = kinds.get(OUT_ROWS, kinds.get(ADD_ROWS))
     scatter = None if to is None else RowIndices(sizes[1], to)
-    return IndexedRows(gather, scatter, copies and gather is not None, ADD_ROWS in kinds)
+    return IndexedRows(gather, scatter, copies and gather is not None, ADD_ROWS in kinds, call.through)
 
 
 def _multiplied(
@@ -295,7 +310,8 @@ def _check_finish(call: ComposedCall, out: torch.Tensor | None) -> None:
     if bias is not None and bias.dtype not in READ and not call.plain_pairs:
         raise OperandError(f"bias is {bias.dtype}: beside an order, rows, a prologue or combine= it is a float")
     if parts.epilogue is not None and all(name in call.values for name in parts.written):
-        check_result(parts.epilogue, call.values, kind, call.shape, out)
+        chosen = dict.fromkeys(call.through, call.a[0].shape[-2])
+        check_result(parts.epilogue, call.values, kind, call.shape, out, chosen=chosen)
 
 
 def _check_vectors(call: ComposedCall) -> None:
@@ -314,8 +330,11 @@ def _check_vectors(call: ComposedCall) -> None:
                 check_distinct(name, found)
     if ROW_WEIGHTS in parts.own:
         check_row_weights(values[ROW_WEIGHTS], m)
-    for name, group, size in zip(SCALES, parts.promotes or (), (m, call.b[0].shape[-1])):
-        scaled = ScaledOperand(name[-1], call.shape[:-2], size, -(-call.a[0].shape[-1] // DEPTH))
+    sums = 1 if parts.how is None else parts.how.matrices
+    for name, group, size, many in zip(SCALES, parts.promotes or (), (m, call.b[0].shape[-1]), (1, sums)):
+        size = call.a[0].shape[-2] if name in call.through else size
+        lines = size if many == 1 else -(-size // group) * group * many
+        scaled = ScaledOperand(name[-1], call.shape[:-2], lines, -(-call.a[0].shape[-1] // DEPTH))
         scaled.check(SQUARE if group > 1 else BLOCK, values[name])
 
 

@@ -32,9 +32,9 @@ from ..own_epilogue.recorded import SummedProduct, by_formula
 from ..own_epilogue.recorded import derivable as formula_alone
 from ..own_epilogue.recorded import recorded as kernel_and_formula
 from ..prepared import Config, config_text
-from ..scaled_grouped.recipes import BLOCK, SQUARE, TENSOR
+from ..scaled_grouped.recipes import BLOCK, SCALES, SQUARE, TENSOR
 from .checks import ComposedCall, checked, sums_gate
-from .parts import BIAS, SCALES, AskedParts, lists_of, parts_of_text, parts_text
+from .parts import BIAS, AskedParts, lists_of, parts_of_text, parts_text
 from .product import computed, factors, finished, placed, together
 
 

@@ -23,7 +23,7 @@ from ..prepared import NO_FINISH, Config, problem_at
 from ..prologue.rows import chosen_text
 from ..solver import solve
 from .api import ComposedOptions, Operands, operands_of, refusal_of_kinds, refuse_or_raise, with_rows_chosen
-from .checks import ComposedCall, checked, epilogue_of
+from .checks import ComposedCall, checked, epilogue_of, in_order
 from .parts import OWN, AskedParts, parts_of_text, parts_text
 from .plans import ready_plan
 from .product import ways_of_call, with_function_applied
@@ -31,7 +31,7 @@ from .product import ways_of_call, with_function_applied
 
 def explain_composed(
     a: Operands, b: Operands, asked: AskedParts, own: Mapping[str, torch.Tensor | None],
-    given: Mapping[str, object] | None, options: ComposedOptions,
+    given: Mapping[str, object] | None, options: ComposedOptions, through: tuple[str, ...] = (),
 ) -> Explanation:  # fmt: skip
     """Which kernel the product takes, why, and what it copies; raises as `composed_product` does.
 
@@ -43,12 +43,13 @@ def explain_composed(
     there = {name: x for name in OWN if (x := own.get(name)) is not None}
     of_parts, chosen = dict(given or {}), []
     if asked.prologue is not None and ROWS in there:
-        a, asked, of_parts = with_rows_chosen(a, asked, there.pop(ROWS), of_parts)
+        of_parts, through, rows = in_order(of_parts, through, there[ROWS]), (), there.pop(ROWS)
+        a, asked, of_parts = with_rows_chosen(a, asked, rows, of_parts)
         chosen = [chosen_text(a if isinstance(a, torch.Tensor) else a[0])]
     left, right = operands_of(a, b, asked.combine is not None)
     values = {**there, **of_parts}
     parts = parts_of_text(parts_text(asked, len(right) // len(left), tuple(there), tuple(of_parts)))
-    call = checked(left, right, parts, values, options.out, options.out_dtype, True)
+    call = checked(left, right, parts, values, options.out, options.out_dtype, True, through)
     if call.plain_pairs:
         return _of_pairs(call, options.config)
     if 0 in call.shape:

@@ -18,6 +18,7 @@ from ...errors import LayoutError, OperandError
 from ...graph_marks import constant_in_graphs
 from ...kernels.orders import Order, is_symmetric
 from ...schedule.text import order_text
+from ..compiled.constant_objects import constant_of_objects
 from ..compiled.function_tape import Constants, untaped
 from ..compiled.traced import CHECKS, checking_operator
 from ..operators import Places, VmapInfo, configured, in_front, one_after_another, operator_of
@@ -180,7 +181,7 @@ operator_of(
 )
 
 
-@constant_in_graphs
+@constant_of_objects
 def text_of_parts(matrices: int, own: tuple[str, ...], given: tuple[str, ...], *parts: object) -> str:
     """The text of a call's parts, the fields of `AskedParts`. "" for those that do not fit: `refusal` says why."""
     try:
@@ -193,7 +194,7 @@ def _text(matrices: int, own: tuple[str, ...], given: tuple[str, ...], *parts: o
     return parts_text(AskedParts(*[untaped(x) for x in parts]), matrices, own, given)
 
 
-@constant_in_graphs
+@constant_of_objects
 def numbers_left(
     order: Order | Constants | None, prologue: str | None, epilogue: str | None, given: tuple[str, ...]
 ) -> tuple[str, ...]:  # fmt: skip

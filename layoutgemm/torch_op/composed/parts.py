@@ -34,9 +34,9 @@ from ..operands.operators import function_of_text
 from ..own_epilogue.names import OperandNames
 from ..own_epilogue.operators import epilogue_of_text
 from ..prologue.operators import prologue_of
+from ..scaled_grouped.recipes import SCALES
 
 ROW_WEIGHTS, BIAS, TILES, ADD_ROWS = "row_weights", "bias", "tiles", "add_rows"
-SCALES = ("scale_a", "scale_b")  # tables of a main loop that promotes
 OWN = (BIAS, ROWS, OUT_ROWS, ADD_ROWS, ROW_WEIGHTS, *SCALES)  # arguments that are tensors by name
 PLACED = frozenset((ROWS, OUT_ROWS, ADD_ROWS))  # those that say which rows of a and of the result
 

@@ -48,11 +48,12 @@ from ...schedule.listed import decoded, tiles_on_host
 from ..epilogue import Tensors as Operands
 from ..operands.several import order_of
 from ..prepared import Config, choice_of, gpu, target
+from ..scaled_grouped.recipes import SCALES
 from ..scaled_grouped.scaled import chosen, widest_span_of
 from ..tuned_store import MEASURED, lookup_with_parts
 from ..types import C_NAMES, NAMES
 from .checks import ComposedCall, epilogue_of, gated_of, indexed_rows
-from .parts import ADD_ROWS, PLACED, SCALES, TILES
+from .parts import ADD_ROWS, PLACED, TILES
 
 Plan = Sm90Plan | Sm80Plan
 
@@ -126,7 +127,7 @@ def ready_plan(call: ComposedCall, config: Config | None, epilogue: Epilogue | N
     of_parts = parts.order, epilogue, gated_of(parts), parts.prologue, parts.triangles
 
     tables = [call.values[name] for name in SCALES[: len(parts.promotes or ())]]
-    span = widest_span_of(sizes[2], *tables)
+    span = 1 if parts.triangles is not None else widest_span_of(sizes[2], *tables)
 
     def ready(found: Sm90Config | None, why: str | None = None) -> ReadyPlan:
         indexed = indexed_rows(call, _copies(call, found))
@@ -197,10 +198,14 @@ def _scaled_config(call: ComposedCall, sizes: tuple[int, ...], types: tuple[str,
         n = columns_of_order(parts.order, m, n)
     columns = 1 if own is None else own.columns
     promotes = present(parts.promotes)
-    config, _ = chosen((m, n, k, batch), types, promotes, call.a[0].get_device(), None, columns, parts.gate)
-    if parts.order is None and not PLACED & set(parts.own):
+    how = parts.gate if parts.how is None else parts.how
+    config, _ = chosen((m, n, k, batch), types, promotes, call.a[0].get_device(), None, columns, how)
+    if parts.order is None and parts.triangles is None and not PLACED & set(parts.own):
         return config
     tuning = replace(config.tuning, gpc_order=())
+    if parts.triangles is not None:
+        config = config if config.loader == "warpgroup" else replace(config, loader="warp")
+        tuning = replace(tuning, prefetch=0)
     if {OUT_ROWS, ADD_ROWS} & set(parts.own):  # stored by threads, row by row
         tuning = replace(tuning, store_at_once=False, box_rows=Sm90Tuning().box_rows)
     return replace(

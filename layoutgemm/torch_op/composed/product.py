@@ -49,9 +49,10 @@ from ..prologue import product as prologues
 from ..prologue.apart import Ways, ways_of
 from ..prologue.product import PrologueProduct, function_of
 from ..reference import exact, rounded
+from ..scaled_grouped.recipes import SCALES
 from ..scaled_grouped.scaled import promoted_sums
 from .checks import ComposedCall, epilogue_of, further_operands, sums_gate
-from .parts import ADD_ROWS, BIAS, OWN, PLACED, ROW_WEIGHTS, SCALES, AskedParts, parts_of_text, parts_text
+from .parts import ADD_ROWS, BIAS, OWN, PLACED, ROW_WEIGHTS, AskedParts, parts_of_text, parts_text
 from .plans import Plan, ReadyPlan, check_mirror, ready_plan, visited
 
 
@@ -218,13 +219,14 @@ def _resolved(call: ComposedCall) -> ComposedCall:
 
 def _by_reference(call: ComposedCall, ready: ReadyPlan, out: torch.Tensor | None) -> torch.Tensor:
     """The float64 product where the plan stores it."""
-    parts, inside = call.parts, visited(call, ready)
+    call, parts, inside = call.gathered, call.parts, visited(call, ready)
     if parts.triangles is not None:
         parts.triangles.check(*[x.to(torch.float64).numpy() for x in (call.a[0], call.b[0])])
-    tables = [call.values[name] for name in SCALES if name in parts.own]
+    of_a, of_b = ([call.values[name]] if name in parts.own else [] for name in SCALES)
+    tables = [x for whole in of_b for x in whole.chunk(len(call.b), -2)]  # of each b; none, or one for all
     sums = [
-        exact(a, b) if parts.promotes is None else promoted_sums(parts.promotes, a, b, *tables)
-        for a, b in factors(call)
+        exact(a, b) if parts.promotes is None else promoted_sums(parts.promotes, a, b, *of_a, *tables[i : i + 1])
+        for i, (a, b) in enumerate(factors(call))
     ]
     value = together(call, [x.double() for x in sums] if len(sums) > 1 else sums)
     if parts.epilogue is None:

@@ -2,8 +2,11 @@
 
 scales                    applied by
 ------------------------  -------------------------------------------------------------------------------------------
-of blocks                 the promoted main loop; rows by index are copied first
+of blocks                 the promoted main loop; rows by index are copied first. Those of several matrices B lie one
+                          behind the other
 of rows, of tensors       the epilogue's first steps; of two matrices B, on each product before their function
+
+A kernel reads scales of a's rows through the indices of `rows=`, by either. Calls whose scales are not copied are kept.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from ...kernels.epilogue.chain import Activation, Bias, Epilogue, Step, VectorSc
 from ...kernels.indexed.rows import ROWS
 from ...kernels.operands.combined import refusal_of_matrices
 from ...kernels.operands.gated import HALVES
+from ...kernels.plan import present
 from ...kernels.sm90.mainloop import DEPTH
 from ..bias_activation import GATES
 from ..compiled.traced import check_kinds, named, refusal, refuse
@@ -27,18 +31,19 @@ from ..epilogue import arguments_beside, refusal_of_epilogue
 from ..indexed.grouped_rows import check_row_indices
 from ..indexed.torch_rows import selected
 from ..own_epilogue.scaled_api import recipe_names
-from ..scaled_grouped.epilogue import epilogue_of
+from ..scaled_grouped.epilogue import scale_step
 from ..scaled_grouped.operators import CHECK_SCALED, checked_scaled
-from ..scaled_grouped.recipes import ROW, SQUARE, TENSOR, Recipes, ScaledOperand, recipe_text, recipes_of
-from ..scaled_grouped.scaled import BiasActivation, unswapped, vectors_of
+from ..scaled_grouped.recipes import ROW, SCALES, SQUARE, TENSOR, Recipes, ScaledOperand, recipe_text, recipes_of
+from ..scaled_grouped.scaled import BiasActivation, one_behind_the_other, unswapped, vectors_of
 from ..types import C_NAMES
 from .api import ComposedOptions, Operands, composed_product, refuse_or_raise
-from .parts import BIAS, ROW_WEIGHTS, SCALES, AskedParts, refusal_of_rows
+from .parts import BIAS, ROW_WEIGHTS, AskedParts, refusal_of_rows
 
 NO_OUT_RECIPE = (
     "out_recipe: not beside rows, orders, combine, prologue or triangles; an epilogue's last step Quantize() stores "
     "values and scales"
 )
+SECOND = "scale_b1"  # the epilogue's operand: scales of the second of two matrices
 _EACH = "; compute scaled products of each b with out_dtype=torch.float32, and combine them"
 
 
@@ -62,6 +67,7 @@ class ComposedArguments(NamedTuple):
     own: dict[str, torch.Tensor | None]
     given: dict[str, object]
     options: ComposedOptions
+    through: tuple[str, ...]
 
 
 def asks_parts(asked: AskedParts, own: Mapping[str, object]) -> bool:
@@ -107,6 +113,7 @@ def composed_arguments(
     scales = _scales_of(of.scale_b, len(several), asked.combine is not None)
     found = _recipes(of, several, scales, (bias, asked.activation), options)
     recipes, scale_a = found[0], of.scale_a
+    through: tuple[str, ...] = ()
     promotes = recipes.in_mainloop or not of.fast
     if promotes:
         why = "scales of blocks" if recipes.in_mainloop else "use_fast_accum=False"
@@ -115,18 +122,25 @@ def composed_arguments(
         if recipes.a == SQUARE:
             refuse_or_raise(f"rows and scale_a of {SQUARE}: rows by index share no block; give scales of each row of a")
         _check_rows(rows, of.a)
-        scale_a = selected(scale_a, rows)
-    if len(several) > 1 and any(scale is not None for scale in scales):
-        scale_b: torch.Tensor | None = _side_by_side(several, scales, found, of.a.ndim)
-        recipes = Recipes(recipes.a, ROW)
-    else:
-        scale_b = scales[0]
+        if torch.compiler.is_dynamo_compiling():  # the compiler's own kernel gathers them
+            scale_a = selected(scale_a, rows)
+        else:
+            through = ("scale_a",)
+    scale_b = scales[0]
+    if len(several) > 1 and recipes.in_mainloop:
+        refuse_or_raise(_refusal_of_recipes([each.b for each in found]))
+        scale_b = one_behind_the_other([present(scale) for scale in scales])
+    elif len(several) > HALVES:
+        of_two = f"scales that are not of blocks are applied to the products of {HALVES}"
+        refuse_or_raise(f"b is {len(several)} matrices: {of_two}{_EACH}")
     tables = {"scale_a": scale_a, **named(scale_b=scale_b)}
     if not recipes.in_mainloop:
         values.update(vectors_of(recipes, dict.fromkeys(SCALES, of.a.ndim), tables)[0])
+        for each, name, scale in zip(found[1:], (SECOND,), scales[1:]):
+            values.update(vectors_of(each, {name: of.a.ndim}, named(**{name: scale}))[0])
     values.update(named(bias=bias, row_weights=weights))
     kind = None if bias is None else C_NAMES[bias.dtype]
-    facts = recipes.a, recipes.b, kind, asked.activation, weights is not None, len(several) > 1
+    facts = recipes.a, tuple([each.b for each in found]), kind, asked.activation, weights is not None
     if torch.compiler.is_dynamo_compiling():
         steps = _steps_of_text(*facts, None if asked.epilogue is None else asked.epilogue.json)  # type: ignore[union-attr]
     else:
@@ -135,7 +149,9 @@ def composed_arguments(
     groups = None if not promotes else recipes.groups if recipes.in_mainloop else ()
     asked = asked._replace(epilogue=steps, activation=gate, promotes=groups)
     vectors: dict[str, torch.Tensor | None] = {**there, **(tables if recipes.in_mainloop else {})}
-    return ComposedArguments(of.a, tuple(several) if len(several) > 1 else several[0], asked, vectors, values, options)
+    return ComposedArguments(
+        of.a, tuple(several) if len(several) > 1 else several[0], asked, vectors, values, options, through
+    )
 
 
 def _refusal(of: ScaledPart, asked: AskedParts, own: Sequence[str], given: object) -> str:
@@ -153,8 +169,6 @@ def _refusal(of: ScaledPart, asked: AskedParts, own: Sequence[str], given: objec
         if of.scale_b is not None and (not isinstance(of.scale_b, (tuple, list)) or len(of.scale_b) != count):
             said = type(of.scale_b).__qualname__
             return f"scale_b is a {said}: with combine= a tuple of {count}, the scales of each b, or None"
-        if count > HALVES:
-            return f"b is {count} matrices: scales are applied to the products of {HALVES}{_EACH}"
     if asked.epilogue is not None:
         beside = arguments_beside(BIAS if BIAS in own else None, asked.activation)
         if ROW_WEIGHTS in own:
@@ -163,7 +177,7 @@ def _refusal(of: ScaledPart, asked: AskedParts, own: Sequence[str], given: objec
         if text := refusal_of_epilogue(asked.epilogue, given, beside, gated):
             return text
     if isinstance(given, Mapping):
-        for name in (*SCALES, *own):
+        for name in (*SCALES, *[SECOND] * (asked.combine is not None), *own):
             if name in given:
                 return f"two operands of the product are named {name}: give the one in given= another name"
     return refusal_of_rows(asked.copy_rows, own)
@@ -171,14 +185,24 @@ def _refusal(of: ScaledPart, asked: AskedParts, own: Sequence[str], given: objec
 
 def _refusal_of_loop(asked: AskedParts, why: str) -> str:
     """Why a main loop that promotes has not these parts, or "". `why`: the argument that asks for the loop."""
-    if asked.combine is not None:
-        return f"combine and {why}: that main loop has one b. It may be [gate | up], with activation='swiglu'{_EACH}"
     if asked.prologue is not None:
         return f"prologue and {why}: that main loop reads a as it is; quantize(f(a)) makes values and scales of f(a)"
-    if asked.triangles is not None:
-        return f"triangles and {why}: that main loop has as many K tiles in every tile of C; give full matrices"
     if asked.copy_rows is False:
         return f"copy_rows: False, and rows of a product with {why} are copied first"
+    return ""
+
+
+def _refusal_of_recipes(recipes: Sequence[str]) -> str:
+    """Why a main loop has not the scales of several matrices B, or "".
+
+    >>> _refusal_of_recipes(["BlockWise1x128", "BlockWise128x128"]).partition(":")[0]
+    'scale_b[1] is of BlockWise128x128 and scale_b[0] of BlockWise1x128'
+    """
+    for i, recipe in enumerate(recipes):
+        if recipe != recipes[0]:
+            of = f"scale_b[{i}] is {f'of {recipe}' if recipe else 'None'} and scale_b[0] of {recipes[0]}"
+            way = "repeat_interleave(128, -2)[..., :n, :] makes 1x128 of 128x128" if recipe else "ones change nothing"
+            return f"{of}: one main loop has one recipe; {way}"
     return ""
 
 
@@ -200,7 +224,10 @@ def _recipes(
         names = recipe_names(*of.recipes, unswapped(options.config))
     else:
         names = recipe_text("recipe_a", of.recipes[0]), recipe_text("recipe_b", of.recipes[1])
+    said = names
     for b, scale in zip(several, scales):
+        if len(several) > 1:
+            names = _of_rows(said[0], of.a, -2, of.scale_a), _of_rows(said[1], b, -1, scale)
         if not traced:
             checking = BiasActivation(bias, activation, of.fast)
             call = checked_scaled(of.a, of.scale_a, b, scale, checking, None, options.out_dtype, *names)
@@ -214,6 +241,19 @@ def _recipes(
     return found
 
 
+def _of_rows(name: str, x: object, side: int, scale: object) -> str:
+    """A recipe by name, or by a shape that scales of whole sums have. "" for others.
+
+    So a scale of a single K block, which is one of rows too, is applied before a function of several products.
+
+    side  -2 for a's rows, -1 for b's columns
+    """
+    if name or not isinstance(x, torch.Tensor) or not isinstance(scale, torch.Tensor) or x.ndim < 2:
+        return name
+    operand = ScaledOperand("ab"[side + 2], tuple(x.shape[:-2]), x.shape[side], 0)
+    return next((recipe for recipe in (ROW, TENSOR) if operand.fits(recipe, scale)), "")
+
+
 def _check_rows(rows: torch.Tensor, a: torch.Tensor) -> None:
     """Raise OperandError or TensorError for indices of another type or rank, and for a batch."""
     if torch.compiler.is_dynamo_compiling():
@@ -225,37 +265,28 @@ def _check_rows(rows: torch.Tensor, a: torch.Tensor) -> None:
         check_row_indices(rows.dtype, rows.ndim, a.ndim)
 
 
-def _side_by_side(
-    several: Sequence[torch.Tensor], scales: Sequence[torch.Tensor | None], recipes: Sequence[Recipes], rank: int
-) -> torch.Tensor:
-    """The scales of two matrices B as one vector, the first one's columns first."""
-    found = []
-    for b, scale, each in zip(several, scales, recipes):
-        shape = (*b.shape[:-2], b.shape[-1])
-        if scale is None:
-            found.append(b.new_ones(shape, dtype=torch.float32))
-            continue
-        vector = vectors_of(each, {"scale_b": rank}, {"scale_b": scale})[0]["scale_b"]
-        found.append(vector.expand(shape))
-    return torch.cat(found, -1)
-
-
 @lru_cache(256)
 def _steps(
-    recipe_a: str, recipe_b: str, bias: str | None, activation: str | None, weighted: bool, combined: bool,
+    recipe_a: str, recipes_b: tuple[str, ...], bias: str | None, activation: str | None, weighted: bool,
     epilogue: Epilogue | None,
 ) -> Epilogue | None:  # fmt: skip
     """The epilogue of a product: scales that no main loop applies, then the caller's steps or bias and activation.
 
-    bias      its type, or None
-    weighted  whether rows have weights
-    combined  whether the function of two products is between the scales and the rest
+    recipes_b  of each matrix B, whose function is between the scales and the rest
+    bias       its type, or None
+    weighted   whether rows have weights
 
-    >>> [type(step).__name__ for step in _steps("RowWise", "TensorWise", "bf16", "relu", False, False, None).steps]
+    >>> [type(step).__name__ for step in _steps("RowWise", ("TensorWise",), "bf16", "relu", False, None).steps]
     ['VectorScale', 'Scale', 'Bias', 'Activation']
+    >>> [step.of_sum for step in _steps("TensorWise", ("RowWise", "TensorWise"), None, None, False, None).steps]
+    [None, 0, 1]
     """
-    first: list[Step] = list(epilogue_of(Recipes(recipe_a, recipe_b), None, None).steps)
-    gated = activation in GATES
+    gated, combined = activation in GATES, len(recipes_b) > 1
+    first: list[Step] = []
+    if not Recipes(recipe_a, "").in_mainloop:
+        first += scale_step("scale_a", "m", recipe_a)
+        for number, (name, recipe) in enumerate(zip(("scale_b", SECOND), recipes_b)):
+            first += scale_step(name, "n", recipe, number if combined else None)
     if epilogue is not None:
         sums = len(first) + epilogue.sums if gated or combined else 0
         return Epilogue(*first, *epilogue.steps, stores_c=epilogue.stores_c, sums=sums)
@@ -271,9 +302,9 @@ def _steps(
 
 @constant_in_graphs
 def _steps_of_text(
-    recipe_a: str, recipe_b: str, bias: str | None, activation: str | None, weighted: bool, combined: bool,
+    recipe_a: str, recipes_b: tuple[str, ...], bias: str | None, activation: str | None, weighted: bool,
     text: str | None,
 ) -> Epilogue | None:  # fmt: skip
     """The same of an epilogue's text: a constant to the compiler."""
     own = None if text is None else Epilogue.from_json(text)
-    return _steps(recipe_a, recipe_b, bias, activation, weighted, combined, own)
+    return _steps(recipe_a, recipes_b, bias, activation, weighted, own)

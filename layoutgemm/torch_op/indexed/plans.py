@@ -12,10 +12,10 @@ from ...errors import LayoutError, OperandError
 from ...kernels.epilogue.chain import Activation, Epilogue, VectorScale
 from ...kernels.indexed.rows import IndexedRows, RowIndices
 from ...kernels.operands.gated import HALVES
-from ...kernels.ragged import Ragged
+from ...kernels.ragged import Ragged, masked_rows
 from ...kernels.sm90.choose.occupancy import ClusterOccupancy
 from ...kernels.sm90.choose.rules import Sm90Choice, in_place
-from ...kernels.sm90.choose.scaled_grouped import masked_rows, usual_config
+from ...kernels.sm90.choose.scaled_grouped import usual_config
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.indexed.choose import copies_first, indexed_config
 from ...kernels.sm90.plan import Sm90Plan

@@ -46,6 +46,7 @@ from ..scaled_grouped.grouped import (
 )
 from ..scaled_grouped.kept import launch_once
 from ..scaled_grouped.operators import checked_grouped
+from ..scaled_grouped.recipes import SCALES
 from ..scaled_grouped.scaled import BiasActivation, line
 from ..types import GroupsConfig, GroupsPlan
 from .several import check_alike, combined_sums, function_and_numbers
@@ -54,7 +55,8 @@ from .several import check_alike, combined_sums, function_and_numbers
 class GroupedCombined(NamedTuple):
     """activation(combine(a @ b[0], a @ b[1], ...) + bias) in groups.
 
-    rows  of a that are read, each the next of the product's; or None
+    rows    of a that are read, each the next of the product's; or None
+    scales  of blocks: those of a's rows as they are read, and those of all b, one behind the other; or ()
     """
 
     call: GroupedCall
@@ -65,6 +67,7 @@ class GroupedCombined(NamedTuple):
     numbers: Mapping[str, float]
     finish: BiasActivation
     rows: torch.Tensor | None = None
+    scales: tuple[torch.Tensor, ...] = ()
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -96,7 +99,7 @@ def checked_groups(
     matrices = {f"b[{i}]": x for i, x in enumerate(b)}
     read = {"a": a, **matrices, **named(**{said: groups}, rows=rows, bias=finish.bias)}
     check_operands(read, named(out=out))
-    _check_numbers(numbers, said, len(b))
+    check_numbers(numbers, said, len(b))
     b = [autocast(a, x)[1] for x in b]
     a, first = autocast(a, b[0])
     check_alike([first, *b[1:]])
@@ -112,7 +115,7 @@ def checked_groups(
     return GroupedCombined(call, a, list(b), groups, how, numbers, finish, rows)
 
 
-def _check_numbers(numbers: Mapping[str, float], said: str, matrices: int) -> None:
+def check_numbers(numbers: Mapping[str, float], said: str, matrices: int) -> None:
     """Raise OperandError for a number with the name of another kernel parameter."""
     further = [word for i in range(1, matrices) for word in (f"b{i}", f"ldb{i}", distance_of(f"b{i}"))]
     taken = {"bias", "rows", "a_rows", "a", "b", "c", WORKSPACE, "ends" if said == ENDS else said, *further}
@@ -164,7 +167,10 @@ def _by_reference(product: GroupedCombined, out: torch.Tensor | None) -> torch.T
     """Each group in float64; `out` keeps its rows of no group."""
     call = product.call
     c = torch.zeros(call.shape, dtype=call.kind) if out is None else out
-    for parts in zip(*[group_sums(call, product.a, b, product.groups, None, None) for b in product.b], strict=True):
+    of_a, of_b = product.scales or (None, None)
+    each = [None] * len(product.b) if of_b is None else of_b.chunk(len(product.b), -2)
+    sums = [group_sums(call, product.a, b, product.groups, of_a, scale) for b, scale in zip(product.b, each)]
+    for parts in zip(*sums, strict=True):
         e, part, _ = parts[0]
         value = combined_sums(product.how, [wide.double() for *_, wide in parts], product.numbers)
         c[part] = finished_group(call, value, product.finish, e)
@@ -182,7 +188,7 @@ def _of_one(product: GroupedCombined) -> GroupedCombined:
     bias = bias[0] if bias is not None and bias.ndim > 1 else bias
     return product._replace(
         call=call._replace(shape=call.shape[1:]), a=product.a[0], b=[x[0] for x in product.b],
-        finish=product.finish._replace(bias=bias),
+        finish=product.finish._replace(bias=bias), scales=tuple([x[0] for x in product.scales]),
     )  # fmt: skip
 
 
@@ -227,7 +233,8 @@ def _launched(
     own = _finish(product).words[: len(plan.epilogue.words)]
     assert plan.groups is not None
     rows = {} if product.rows is None else {"rows": product.rows.contiguous()}
-    given = {**further, **product.numbers, plan.groups.name: product.groups.contiguous(), **rows}
+    tables = dict(zip(SCALES, product.scales))
+    given = {**further, **tables, **product.numbers, plan.groups.name: product.groups.contiguous(), **rows}
     words = words_of_tensors(plan, given, device, placed, memory)
     mark_written([] if out is None else [out])
     return launch_once(plan, a, first, out, (*own, *words)[:MAX_WORDS])

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from ...errors import OperandError
-from ...kernels.epilogue.chain import Epilogue
+from ...kernels.epilogue.chain import Epilogue, refusal_of_type
 from ...kernels.operands.combined import Combine, refusal_of_matrices
 from ...kernels.run.operand_checks import resolved
 from ...kernels.sm90.indexed.row_copy import copied_bytes
@@ -27,13 +27,23 @@ from ..checks import (
 )
 from ..compiled.kept_launches import Extras, again_or
 from ..compiled.traced import check_kinds, check_number, named, refusal, refuse, refuse_finish
-from ..explanation import ZEROS, Explanation, copied_operand, of_plan
+from ..explanation import ZEROS, Explanation, copied_operand, of_plan, of_several
 from ..indexed.grouped_rows import Options, checked_rows
 from ..indexed.torch_rows import of_rows
 from ..own_epilogue.scaled_api import traced_grouped
 from ..prepared import config_text
 from ..scaled_grouped.explain import explain_grouped, explain_grouped_epilogue
-from ..scaled_grouped.grouped import COUNTS, ENDS, MASKED, OFFSETS, check_expected, finished, in_groups, in_groups_alone
+from ..scaled_grouped.grouped import (
+    COUNTS,
+    ENDS,
+    MASKED,
+    OFFSETS,
+    ROWS,
+    check_expected,
+    finished,
+    in_groups,
+    in_groups_alone,
+)
 from ..scaled_grouped.grouped_epilogue import (
     FurtherMatrices,
     GroupedFactors,
@@ -43,9 +53,9 @@ from ..scaled_grouped.grouped_epilogue import (
 )
 from ..scaled_grouped.operators import checked_grouped
 from ..scaled_grouped.recipes import fast_accum
-from ..scaled_grouped.scaled import BiasActivation, check_config
+from ..scaled_grouped.scaled import BiasActivation, check_config, is_copied, one_behind_the_other, widest_span_of
 from .api import function_text, numbers_named
-from .grouped import GroupedCombined, checked_groups, computed_groups, plan_of_groups
+from .grouped import GroupedCombined, check_numbers, checked_groups, computed_groups, plan_of_groups
 from .grouped_operators import CHECK_GROUPS, derivable, dispatched, recorded
 from .several import NO_DICT, check_alike, combined_sums, function_and_numbers
 
@@ -128,24 +138,49 @@ def _of_scaled(
     a: torch.Tensor, b: Sequence[torch.Tensor], combine: Combine, given: Mapping[str, object] | None, said: str,
     options: Options, product: Callable[..., torch.Tensor],
 ) -> torch.Tensor:  # fmt: skip
-    """Products of 8-bit floats in float32, each with its scales. Torch combines them and rounds once."""
-    how, numbers = function_and_numbers(b, combine, given)
-    finish = BiasActivation(options["bias"], options["activation"], fast_accum(options["use_fast_accum"]))
-    check_alike(b)
-    scales, rows, out = options["scale_b"], options.get("rows"), options["out"]
-    left, scale_a = a, options["scale_a"]
-    if rows is not None:
-        _, _, scale_a = checked_rows(a, rows, options)
-        left = of_rows(a, rows)
-    call = checked_grouped(
-        left, b[0], options[said], said, scale_a, scales[0], finish, out, options["out_dtype"], options["recipe_a"],
-        options["recipe_b"],
-    )  # fmt: skip
+    """A product of 8-bit floats. Scales of blocks are one kernel's.
+
+    Else each product is computed in float32 with its scales; torch combines them and rounds once.
+    """
+    of = _scaled_groups(a, b, combine, given, said, options)
+    call, out, finish, how, numbers = of.call, options["out"], of.finish, of.how, of.numbers
+    if of.scales and not any(seen_and_recorded([*of.tensors, *of.scales], out)):
+        return computed_groups(of, options["config"], out, options["expected_rows"])
+    scales = options["scale_b"]
     changed = {"bias": None, "activation": None, "out": None, "out_dtype": torch.float32}
     alone = {name: x for name, x in {**options, **changed}.items() if name not in _UNTAKEN and name != "epilogue"}
     wide = [product(a, x, **{**alone, "scale_b": scale}) for x, scale in zip(b, scales, strict=True)]
     value = finished(call, combined_sums(how, wide, numbers), options[said], finish)
     return _placed(in_groups_alone(call, value, options[said]), out, call.leaves_rows, said, options[said])
+
+
+def _scaled_groups(
+    a: torch.Tensor, b: Sequence[torch.Tensor], combine: Combine, given: Mapping[str, object] | None, said: str,
+    options: Options,
+) -> GroupedCombined:  # fmt: skip
+    """The checked product of 8-bit floats. Its `scales` are () where no kernel applies those of all b."""
+    how, numbers = function_and_numbers(b, combine, given)
+    finish = BiasActivation(options["bias"], options["activation"], fast_accum(options["use_fast_accum"]))
+    check_alike(b)
+    check_config(options["config"])
+    check_expected(options["expected_rows"], options.get(said), options["config"])
+    scales, rows, out = options["scale_b"], options.get("rows"), options["out"]
+    left, scale_a = a, options["scale_a"]
+    if rows is not None:
+        _, _, scale_a = checked_rows(a, rows, options)
+        left = of_rows(a, rows)
+    kinds = options["out_dtype"], options["recipe_a"], options["recipe_b"]
+    call, *others = [
+        checked_grouped(left, x, options[said], said, scale_a, scale, finish, out, *kinds)
+        for x, scale in zip(b, scales, strict=True)
+    ]
+    of, tables = call.recipes, tuple[torch.Tensor, ...]()
+    blocks = of is not None and of.in_mainloop and all(x.recipes == of for x in others)
+    if blocks and call.form in (ROWS, MASKED) and 0 not in (*call.shape, *a.shape, call.experts):
+        check_numbers(numbers, said, len(b))
+        tables = scale_a.resolve_neg(), one_behind_the_other(scales)
+        call = call._replace(span=widest_span_of(a.shape[-1], *tables))
+    return GroupedCombined(call, a, list(b), options[said], how, numbers, finish, rows, tables)
 
 
 def _with_steps(
@@ -156,7 +191,7 @@ def _with_steps(
         raise OperandError(NO_DICT.format(type(given).__qualname__))
     steps = options["epilogue"]
     if not isinstance(steps, Epilogue):
-        raise OperandError(f"epilogue is a {type(steps).__qualname__}, not a layoutgemm.kernels.epilogue.Epilogue")
+        raise OperandError(refusal_of_type(steps))
     of, asked, names = *grouped_call(a, b[0], options["rows"], options), [operand.name for operand in steps.given]
     how, numbers = function_and_numbers(b, combine, {x: y for x, y in (given or {}).items() if x not in names})
     read = {name: x for name, x in (given or {}).items() if name in names}
@@ -265,7 +300,10 @@ def explain_grouped_combined(
     refuse(refusal_of_call(b, combine, options))
     said = next((name for name in _SAID if options.get(name) is not None), OFFSETS)
     assert combine is not None and isinstance(b, (tuple, list))
+    scaled = None
     if options.get("scale_b") is not None:
+        scaled = _scaled_groups(a, b, combine, given, said, options)
+    if scaled is not None and not scaled.scales:
         rows, scale_a = options.get("rows"), options["scale_a"]
         if rows is not None:
             _, _, scale_a = checked_rows(a, rows, options)
@@ -277,7 +315,7 @@ def explain_grouped_combined(
         return replace(told, kernel=kernel, launches=told.launches * len(b))
     if options.get("epilogue") is not None:
         return explain_grouped_epilogue(*_with_steps(a, b, combine, given, options))
-    product, out = _checked(a, b, combine, given, said, options), options["out"]
+    product, out = scaled or _checked(a, b, combine, given, said, options), options["out"]
     call = product.call
     if 0 in (*call.shape, call.experts, *product.a.shape):
         return ZEROS
@@ -292,5 +330,7 @@ def explain_grouped_combined(
         )
     if product.rows is not None and isinstance(plan, Sm90Plan):
         copies.append((f"a: {product.rows.shape[0]} chosen rows", copied_bytes(plan)))
+    if product.scales and is_copied(product.scales[1], options["scale_b"]):
+        copies.append((of_several(len(b)), product.scales[1].nbytes))
     of = "counts of rows" if call.form == MASKED else "ends"
     return of_plan(plan, left, right[0], out, f"one launch for all groups, whose {of} the kernel reads; {why}", copies)

@@ -53,7 +53,7 @@ def _call(
 
 def dispatched(product: GroupedCombined, config: str) -> torch.Tensor:
     """The product that torch's dispatcher sees, of operands that have been checked; `config` is text."""
-    call, a, b, groups, how, numbers, finish, rows = product
+    call, a, b, groups, how, numbers, finish, rows, _ = product
     value: torch.Tensor = torch.ops.layoutgemm.combined_grouped_matmul(
         a, b, groups, [numbers[name] for name in how.numbers], how.json, call.said, rows, finish.bias,
         finish.activation, call.kind, config,

@@ -17,9 +17,9 @@ import torch
 from torch.autograd.function import FunctionCtx
 
 from ...errors import LayoutError, OperandError, PlanError, TensorError
-from ...graph_marks import constant_in_graphs
 from ...kernels.operands.combined import Combine, Combined, check_parameters, function_of
 from ..checks import needs_dispatcher, product_shape
+from ..compiled.constant_objects import constant_of_objects
 from ..compiled.function_tape import Constants, like, untaped
 from ..compiled.traced import CHECKS, checking_operator
 from ..compute import product
@@ -47,7 +47,7 @@ def function_of_text(text: str) -> Combined:
         raise OperandError(str(error)) from error
 
 
-@constant_in_graphs
+@constant_of_objects
 def text_of(combine: Combine | Constants, matrices: int, numbers: tuple[str, ...]) -> str:
     """A function, or the name of a gate, as the operator takes it. "" for one that does not fit: `refusal` says why."""
     try:

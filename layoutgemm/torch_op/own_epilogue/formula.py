@@ -29,6 +29,7 @@ from ...kernels.epilogue.chain import (
     ReductionStep,
     RowReduce,
     Step,
+    SumPlace,
 )
 from ...kernels.epilogue.numpy_math import mix
 from ...kernels.epilogue.places import ColumnGroups
@@ -107,9 +108,7 @@ def steps_by_torch(
     """
     if gate is not None:
         wide = _EpilogueElements(epilogue, sums, given, visited, rows)
-        for step in epilogue.steps[: epilogue.sums]:
-            sums = _applied(step, sums, wide)
-        both = sums.chunk(2, -1)
+        both = [epilogue.apply_to_sum(x, SumPlace(epilogue, wide, i), i) for i, x in enumerate(sums.chunk(2, -1))]
         sums = ACTIVATIONS[gate](both[0]) * both[1] if isinstance(gate, str) else combined_sums(gate[0], both, gate[1])
     at = _EpilogueElements(epilogue, sums, given, visited, rows)
     x = sums

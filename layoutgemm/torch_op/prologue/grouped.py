@@ -21,10 +21,9 @@ import torch
 
 from ...errors import LayoutError, OperandError
 from ...kernels.operands.prologue import Prologue
-from ...kernels.ragged import AlongK, Ragged
+from ...kernels.ragged import AlongK, Ragged, masked_rows
 from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm90.choose.prologue import plan_with_prologue
-from ...kernels.sm90.choose.scaled_grouped import masked_rows
 from ...kernels.sm90.config import Sm90Config
 from .. import tuned_store
 from ..checks import autocast

@@ -7,11 +7,11 @@ import json
 from functools import lru_cache
 
 from ...errors import OperandError
-from ...graph_marks import constant_in_graphs
 from ...kernels.plan import present
 from ...kernels.sm90.config import Sm90Config
 from ...kernels.sm90.quantized.feature_parts import FeatureParts
 from ...kernels.streamed.plan import StreamedConfig
+from ..compiled.constant_objects import constant_of_objects
 from ..prepared import config_text
 from ..scaled_grouped.operators import plain_config
 
@@ -27,7 +27,7 @@ def check_packed_config(config: object) -> None:
         )
 
 
-@constant_in_graphs
+@constant_of_objects
 def packed_text(config: PackedConfig | None) -> str:
     """A configuration as text; "" for none.
 

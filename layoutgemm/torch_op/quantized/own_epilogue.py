@@ -304,7 +304,8 @@ def own_plan(
             rows, n, k, arch=code, a=x, c=kind, config=config, weights=call.format, epilogue=whole or None
         )
     first = packed_config(n, rows, k, sms, become, call.format)
-    tried = [call.config] if call.config is not None else [first, *packed_candidates(n, rows, k, become, call.format)]
+    usual = [first, first.tuned(features=None)]  # a tile of strips reduces no rows
+    tried = [call.config] if call.config is not None else [*usual, *packed_candidates(n, rows, k, become, call.format)]
     refused: PlanError | None = None
     for one in tried:
         try:

@@ -32,9 +32,5 @@ if TYPE_CHECKING:
     from .scaled import check_config as check_config
     from .training import fp8_matmul as fp8_matmul
 
-__all__ = [
-    "DEPTH", "check_config", "fp8_grouped_matmul", "fp8_matmul", "grouped_matmul", "mainloop_of", "scaled_matmul",
-]  # fmt: skip
-
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = named_later(__name__)
+    __all__, __getattr__, __dir__ = named_later(__name__)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import overload
+from typing import TYPE_CHECKING, TypedDict, overload
 
 import torch
 from torch.autograd.function import FunctionCtx
@@ -34,6 +34,7 @@ from ..checks import (
     seen_by_autograd_alone,
     transforms,
 )
+from ..compiled.constant_objects import constant_of_objects
 from ..compiled.traced import check_kinds, named, refusal, refuse, refuse_finish
 from ..composed.api import ComposedOptions, refuse_or_raise
 from ..composed.parts import AskedParts
@@ -79,6 +80,9 @@ from .own_epilogue import ScaledFactors, with_epilogue
 from .recipes import fast_accum, recipe_text
 from .scaled import APART, BiasActivation, check_config, scaled_product, unswapped
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 _is_traced = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
 _DERIVED = (torch.bfloat16, torch.float16)
@@ -121,53 +125,46 @@ def _grouped_again(given: Tensors, options: Named) -> torch.Tensor | None:
     return usual_again(_GROUPED[said], a, b, groups)
 
 
-@overload
-def scaled_matmul(
-    a: torch.Tensor,
-    scale_a: torch.Tensor,
-    b: torch.Tensor,
-    scale_b: torch.Tensor | None = None,
-    *,
-    recipe_a: object = None,
-    recipe_b: object = None,
-    bias: torch.Tensor | None = None,
-    activation: str | None = None,
-    use_fast_accum: bool = True,
-    out: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = torch.bfloat16,
-    out_recipe: None = None,
-    config: Config | None = None,
-    epilogue: Epilogue | None = None,
-    given: Mapping[str, object] | None = None,
-    rows: torch.Tensor | None = None,
-    out_rows: torch.Tensor | None = None,
-    add_rows: torch.Tensor | None = None,
-    row_weights: torch.Tensor | None = None,
-    copy_rows: bool | None = None,
-    order: Order | None = None,
-    combine: Combine | None = None,
-    prologue: Prologue | None = None,
-    triangles: Triangles | None = None,
-) -> torch.Tensor: ...
+class _ScaledOptions(TypedDict, total=False):
+    """Arguments of `scaled_matmul` that both of its results have."""
+
+    recipe_a: object
+    recipe_b: object
+    bias: torch.Tensor | None
+    activation: str | None
+    use_fast_accum: bool
+    out: torch.Tensor | None
+    config: Config | None
+
+
+class _ScaledParts(_ScaledOptions, total=False):
+    """Those of a result that is one tensor."""
+
+    epilogue: Epilogue | None
+    given: Mapping[str, object] | None
+    rows: torch.Tensor | None
+    out_rows: torch.Tensor | None
+    add_rows: torch.Tensor | None
+    row_weights: torch.Tensor | None
+    copy_rows: bool | None
+    order: Order | None
+    combine: Combine | None
+    prologue: Prologue | None
+    triangles: Triangles | None
 
 
 @overload
 def scaled_matmul(
-    a: torch.Tensor,
-    scale_a: torch.Tensor,
-    b: torch.Tensor,
-    scale_b: torch.Tensor | None = None,
-    *,
-    recipe_a: object = None,
-    recipe_b: object = None,
-    bias: torch.Tensor | None = None,
-    activation: str | None = None,
-    use_fast_accum: bool = True,
-    out: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None,
-    out_recipe: object,
-    config: Config | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]: ...
+    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None = None, *,
+    out_dtype: torch.dtype | None = torch.bfloat16, out_recipe: None = None, **options: Unpack[_ScaledParts],
+) -> torch.Tensor: ...  # fmt: skip
+
+
+@overload
+def scaled_matmul(
+    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None = None, *,
+    out_dtype: torch.dtype | None, out_recipe: object, **options: Unpack[_ScaledOptions],
+) -> tuple[torch.Tensor, torch.Tensor]: ...  # fmt: skip
 
 
 @repeated_first(_scaled_again, {3: _SCALED_A.last, 4: _SCALED.last}, weight=2)
@@ -380,7 +377,7 @@ def _refuse_recorded(read: dict[str, torch.Tensor], out: torch.Tensor | None) ->
         refuse(NOT_RECORDED)
 
 
-@constant_in_graphs
+@constant_of_objects
 def _refusal_of_options(recipe_a: object, recipe_b: object, config: object) -> str:
     """The refusal of options that are no tensors, or "": a constant to the compiler."""
     texts = [refusal("recipe", "recipe_a", recipe_a), refusal("recipe", "recipe_b", recipe_b)]

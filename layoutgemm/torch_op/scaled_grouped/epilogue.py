@@ -28,9 +28,7 @@ def epilogue_of(recipes: Recipes, bias: str | None, activation: str | None, quan
     """
     steps: list[Step] = []
     if not recipes.in_mainloop:
-        for name, axis, recipe in (("scale_a", "m", recipes.a), ("scale_b", "n", recipes.b)):
-            if recipe:
-                steps.append(Scale(name, device=True) if recipe == TENSOR else VectorScale(axis, "f32", name))
+        steps = [*scale_step("scale_a", "m", recipes.a), *scale_step("scale_b", "n", recipes.b)]
     if bias is not None:
         steps.append(Bias("n", bias))
     sums = len(steps) if activation in GATES else 0
@@ -39,6 +37,17 @@ def epilogue_of(recipes: Recipes, bias: str | None, activation: str | None, quan
     if quantized is not None:
         steps.append(Quantize(SCALE_C, BLOCK_OF_C, quantized, LEAST, "col"))
     return Epilogue(*steps, sums=sums)
+
+
+def scale_step(name: str, axis: str, recipe: str, of_sum: int | None = None) -> list[Step]:
+    """The step that applies an operand's scales; none without a recipe.
+
+    of_sum  before a gate: which of the two sums has them, or None for both
+    """
+    if not recipe:
+        return []
+    tensor = recipe == TENSOR
+    return [Scale(name, True, of_sum) if tensor else VectorScale(axis, "f32", name, of_sum)]
 
 
 def why_unfinished(form: str, name: str) -> str:

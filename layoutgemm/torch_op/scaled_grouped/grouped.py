@@ -36,13 +36,12 @@ from ...kernels.indexed.rows import IndexedRows, RowIndices
 from ...kernels.operands.combined import LINE, Combined
 from ...kernels.operands.gated import HALVES
 from ...kernels.operands.promoted import DEPTH
-from ...kernels.ragged import AlongK, Ragged, check_multiples
+from ...kernels.ragged import AlongK, Ragged, check_multiples, masked_rows
 from ...kernels.run.operand_checks import addressed
 from ...kernels.sm90.choose.rules import whole_columns
 from ...kernels.sm90.choose.scaled_grouped import (
     along_k_config,
     k_blocks_config,
-    masked_rows,
     usual_config,
 )
 from ...kernels.sm90.config import Sm90Config

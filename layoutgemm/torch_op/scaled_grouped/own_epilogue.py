@@ -50,10 +50,8 @@ from .epilogue import epilogue_of
 from .epilogue_gradients import ProductFormula, check_derivable
 from .kept import launch_once
 from .operators import checked_scaled, plain_config
-from .recipes import Recipes, recipe_text
+from .recipes import SCALES, Recipes, recipe_text
 from .scaled import BiasActivation, ScaledCall, check_config, chosen, derived, gated_choice, of_group, sums, vectors_of
-
-_OF_SCALES = ("scale_a", "scale_b")
 
 
 class CheckedScales(NamedTuple):
@@ -96,7 +94,7 @@ class ScaledFactors(NamedTuple):
     @property
     def scales(self) -> dict[str, torch.Tensor]:
         """The scales by name."""
-        return {name: x for name, x in self.tensors.items() if name in _OF_SCALES}
+        return {name: x for name, x in self.tensors.items() if name in SCALES}
 
 
 def with_epilogue(
@@ -207,7 +205,7 @@ def checked(
     """The product, its epilogue and that one's operands. Raises OperandError or TensorError, naming the operand."""
     beside = arguments_beside(finish.bias, finish.activation)
     steps, operands = given_operands(epilogue, given, beside, finish.gate is not None)
-    if taken := [name for name in operands.every if name in _OF_SCALES]:
+    if taken := [name for name in operands.every if name in SCALES]:
         raise OperandError(f"an operand of the epilogue is named {taken[0]}, as the scales are")
     check_config(config)
     names = recipe_text("recipe_a", recipes[0]), recipe_text("recipe_b", recipes[1])
@@ -256,7 +254,7 @@ def behind_scales(
     ranks  of A and B
     gated  scales come before a gate
     """
-    vectors, _ = vectors_of(recipes, dict(zip(_OF_SCALES, ranks, strict=True)), scales)
+    vectors, _ = vectors_of(recipes, dict(zip(SCALES, ranks, strict=True)), scales)
     first = epilogue_of(recipes, None, None).steps
     before = len(first) + epilogue.sums if gated else 0
     whole = Epilogue(*first, *epilogue.steps, stores_c=epilogue.stores_c, sums=before)

@@ -25,6 +25,7 @@ from ...errors import OperandError, TensorError
 from ...kernels.operands.promoted import DEPTH
 
 TENSOR, ROW, BLOCK, SQUARE = "TensorWise", "RowWise", "BlockWise1x128", "BlockWise128x128"
+SCALES = ("scale_a", "scale_b")  # their names, as arguments and as tables of a main loop that promotes
 FAMILIES = (BLOCK, SQUARE), (ROW, TENSOR)
 _KNOWN = (TENSOR, ROW, BLOCK, SQUARE)
 # By types of other kernels' scales. DeepGEMM packs four e8m0 of K, for tensor cores of compute capability 10.0.

@@ -336,6 +336,29 @@ def line(x: torch.Tensor) -> torch.Tensor:
     return x if x.shape[-1] <= 1 or x.stride(-1) == 1 else x.contiguous()
 
 
+def one_behind_the_other(scales: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Scales of blocks of several b as one tensor. Chunks of one tensor are a view, others are copied.
+
+    >>> both = torch.ones(4, 2)
+    >>> [is_copied(one_behind_the_other(x), x) for x in (both.chunk(2), [both, both])]
+    [False, True]
+    """
+    first = scales[0]
+    if not torch.compiler.is_dynamo_compiling() and all(type(x) is torch.Tensor and addressed(x) for x in scales):
+        step = first.shape[-2] * first.stride(-2) * first.element_size()
+        lying = [(x.shape, x.stride(), x.data_ptr() - i * step) for i, x in enumerate(scales)]
+        memory = {x.untyped_storage().data_ptr() for x in scales}
+        if lying == lying[:1] * len(lying) and len(memory) == 1 and not any(x.is_neg() for x in scales):
+            shape = (*first.shape[:-2], len(scales) * first.shape[-2], first.shape[-1])
+            return first.as_strided(shape, first.stride())
+    return torch.cat([x.resolve_neg() for x in scales], -2)
+
+
+def is_copied(made: torch.Tensor, scales: Sequence[torch.Tensor | None]) -> bool:
+    """True if these scales were copied into one tensor."""
+    return scales[0] is None or made.data_ptr() != scales[0].data_ptr()
+
+
 # ---------------------------------------------------------------------------------------------------------------- plans
 
 
@@ -403,21 +426,25 @@ def gated_choice(
 
 def chosen(
     sizes: tuple[int, int, int, int], types: tuple[str, str, str], groups: tuple[int, ...], index: int,
-    config: Sm90Config | None, columns: int = 1, gate: str | None = None,
+    config: Sm90Config | None, columns: int = 1, gate: str | Combined | None = None,
 ) -> tuple[Sm90Config, str]:  # fmt: skip
     """The configuration of a promoted product, and why. The caller's, the measured one, or the estimate.
 
     columns  a CTA stores a multiple of this many columns of C
-    gate     the function of a gate, or None
+    gate     the function of a gate, or of products with several matrices; or None
     """
     if config is not None:
         return config, "given by the caller"
-    sums = 1 if gate is None else HALVES
-    found = tuned_store.lookup(gpu(index)[1], sizes, *tuned_name(types, groups, gate))
+    apart, sums = isinstance(gate, Combined), 1 if gate is None else HALVES
+    found = None
+    if isinstance(gate, Combined):  # its measured ones are kept with the parts of the call
+        sums = gate.matrices
+    else:
+        found = tuned_store.lookup(gpu(index)[1], sizes, *tuned_name(types, groups, gate))
     if found is not None and found.config.tile[1] // found.config.split // sums % columns == 0:
         return found.config, tuned_store.MEASURED
     m, n, k, batch = sizes
-    each = read_each_column(groups, n, sums)
+    each = read_each_column(groups, n, 1 if apart else sums)
     config = scaled_config(
         m, n, k, batch=batch, each_column=each, columns=columns, c=types[2], sums=sums, places=gpu(index)[0],
         adds=groups == (),

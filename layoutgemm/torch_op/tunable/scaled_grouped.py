@@ -14,7 +14,7 @@ from ...dtypes import dtype
 from ...errors import OperandError
 from ...kernels.operands.gated import GATES, HALVES
 from ...kernels.operands.promoted import DEPTH
-from ...kernels.ragged import AlongK, Ragged
+from ...kernels.ragged import AlongK, Ragged, masked_rows
 from ...kernels.run.error_bound import rounded_error, sum_error
 from ...kernels.sm90.choose.occupancy import ClusterOccupancy
 from ...kernels.sm90.choose.rules import Sm90Choice, choose
@@ -22,7 +22,6 @@ from ...kernels.sm90.choose.scaled_grouped import (
     along_k_config,
     gated_config,
     k_blocks_config,
-    masked_rows,
     read_each_column,
     scaled_config,
     usual_config,

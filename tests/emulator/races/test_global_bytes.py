@@ -22,7 +22,7 @@ def test_warps_of_a_block():
     for policy in (Policy(), Policy(pick="random", seed=3)):
         races = found(f"{WRITE} {READ}", block=64, policy=policy)
         assert {one.kind for one in races} == {"race"}
-        assert "bar.sync of both warps between the two orders them" in races[0].orders
+        assert "bar.sync of both warps (__syncthreads) between the two orders them" in races[0].orders
     assert "of a" in races[0].message and "both touch byte" in races[0].message
     assert not found(f"{WRITE} {READ}", block=64, policy=Policy(races=False))
 

@@ -29,7 +29,9 @@ from layoutgemm.kernels.epilogue.chain import (
     Dropout,
     Epilogue,
     EpilogueOperand,
+    Reduction,
     Residual,
+    RowReduce,
     Scale,
     SeveralOutputs,
     VectorScale,
@@ -232,6 +234,23 @@ def test_names_of_cublaslt() -> None:
     for wrong in ("", "AUX", "GELU_GELU", "BIAS_BIAS", "DRELU_BGRAD", "gelu"):
         with pytest.raises(PlanError, match="epilogue"):
             Epilogue.named(wrong)
+
+
+def test_functions_read_one_operand_of_a_name() -> None:
+    """The launch has one parameter for it. Other steps, and other operands, have names of their own."""
+    label = EpilogueOperand("label", "m", "f32")
+    doubled = Custom.of(lambda x, i, j, ops, label: x + label, label)
+    least = Reduction.of(
+        lambda x, i, j, ops, label: x - label, lambda a, b, ops: ops.minimum(a, b), 1e38, operands=[label]
+    )
+    made = Epilogue(doubled, RowReduce(least, "least"), doubled, Bias("m", name="label"))
+    assert [x.name for x in made.given] == ["label", "least"] and Epilogue.from_json(made.json) == made
+    found = made.reference(np.array([[1.0, 2.0]]), label=[10.0])
+    assert found.c.tolist() == [[31.0, 32.0]] and found.written["least"].tolist() == [1.0]
+    other = Custom.of(lambda x, i, j, ops, label: x + label, EpilogueOperand("label", "n", "f32"))
+    for steps in ((doubled, other), (Bias(), Bias()), (RowReduce(), RowReduce())):
+        with pytest.raises(PlanError, match="two operands of the epilogue are named"):
+            Epilogue(*steps)
 
 
 def test_refusals_name_the_error() -> None:

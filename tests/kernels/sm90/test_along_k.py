@@ -14,9 +14,9 @@ from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import AlongK, Sm90Config, Sm90Plan
 from layoutgemm.kernels.derive import padded_leading
 from layoutgemm.kernels.epilogue.chain import Epilogue, Scale
+from layoutgemm.kernels.grouped import along_k as module
 from layoutgemm.kernels.ragged import Ragged
 from layoutgemm.kernels.run.emulated import emulate_launch
-from layoutgemm.kernels.sm90 import along_k as module
 from layoutgemm.kernels.sm90.mainloop import Promoted
 from tests import needs
 from tests.kernels.sm90.other_orders import each_policy, stored_in_order

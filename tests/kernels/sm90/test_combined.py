@@ -132,6 +132,7 @@ def test_wrong_plans_are_found() -> None:
     plan, a, matrices, given, _ = problem("three in a pair")
     at = plan.b.others[1].instructions[0].smem_offset
     assert "copy B" in failed(moved(plan, 1, smem_offset=at - 128))
+    assert "copy B" in failed(moved(plan, 1, smem_offset=at + 64))  # TMA writes at multiples of 128 bytes
     assert "copy B" in failed(moved(plan, 0, coord_offset=(0, 4)))
     assert "copy B" in failed(replace(plan, b=replace(plan.b, others=plan.b.others[:1])))
     wide = Sm90Plan.derive(*SIZES, b="bf16:col", config=replace(SMALL, tile=(64, 192)))

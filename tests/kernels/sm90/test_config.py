@@ -20,7 +20,7 @@ KNOBS: dict[str, Any] = {
     "group": 4, "along": "N", "reverse_odd_tiles": True, "overlap": True, "trigger": "end", "prefetch": 1, "first": "B",
     "l2_promotion": "256B", "chunks": 1, "buffers": 2, "gpc_order": (((0, 1), 2),),
     "products": "warp", "box_rows": 64, "store_at_once": True,
-    "scales": "sums", "skip_empty_blocks": True, "turn_last_pair": True, "halve_last_round": True,
+    "scales": "sums", "features": 48, "skip_empty_blocks": True, "turn_last_pair": True, "halve_last_round": True,
     "shift_last_tile": True,
     "blocks_per_sm": 2, "finish": "cluster",
 }  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from layoutgemm import plan as plan_of
 from layoutgemm.atoms import smem_tile
 from layoutgemm.atoms.smem.descriptor import derive as derive_descriptor
 from layoutgemm.checks import read_by
@@ -21,6 +22,7 @@ from layoutgemm.kernels.epilogue.numpy_math import Math
 from layoutgemm.kernels.operands.combined import Combined
 from layoutgemm.kernels.operands.gated import Gated
 from layoutgemm.kernels.ragged import Ragged
+from layoutgemm.kernels.sm80.plan import Sm80Config
 from layoutgemm.kernels.sm90.choose.rules import Sm90Choice
 from layoutgemm.kernels.sm90.mainloop import mainloop_of, product_of
 from tests import needs
@@ -46,6 +48,7 @@ FORMS: dict[str, tuple[Sm90Config, tuple[int, ...], Any, int, str, int]] = {
     "rows": (SMALL, (1, 128), [0, 30, 1, 0, 65], 88, "f32", 5),
     "masked": (replace(SMALL, cluster=(1, 2)), (1, 128), ["masked", 66, 0, 1], 72, "bf16", 3),
 }
+ADDED = Combined.of(lambda x, y, ops: x + 2 * y)
 EMULATED = ("between groups", "masked", "parts")
 Case = tuple[Sm90Plan, np.ndarray, np.ndarray, dict[str, Any], np.ndarray]
 
@@ -188,7 +191,6 @@ def test_tables_and_refusals() -> None:
         plan.run(a, b, given={**given, "scale_b": given["scale_b"][:1]}, device="reference")
     usual = {"a": "e4m3", "b": "e4m3:col", "config": SMALL, "mainloop": mainloop_of((1, 128)), "gated": "silu"}
     for changed, text in (
-        ({"gated": Combined.of(lambda x, y, ops: x * y)}, "gated: no kernel has several matrices B and a main loop"),
         ({"config": replace(SMALL, one_tile_per_cluster=True, split=8)}, "and K in 8 parts: a multiple of 128"),
         ({"config": replace(SMALL, tile=(64, 24))}, "24 columns, half of them the gate's"),
     ):
@@ -259,3 +261,22 @@ def test_what_may_not_precede_a_gate() -> None:
             make()
     kernel = Kernel(Sm90Choice(SMALL), ("e4m3:row", "e4m3:col", "bf16:row"), False, before, "silu")
     assert kernel_of(entry_of(kernel)) == kernel and kernel_of(entry_of(kernel)).epilogue.sums == 1
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_89"])
+def test_several_b_have_scales_of_their_own(arch: str) -> None:
+    """24 columns are no whole group of 128: the second matrix's numbers begin at a group."""
+    config: Any = SMALL if arch == "sm_90a" else Sm80Config((16, 32), warps=(1, 1))
+    m, n, k = 8, 24, 144
+    rng = np.random.default_rng(0)
+    a, b, b1 = (rng.integers(-3, 4, shape).astype(np.float32) for shape in ((m, k), (k, n), (k, n)))
+    of_a, of_b = (2.0 ** rng.integers(-1, 2, shape).astype(np.float32) for shape in ((m, 2), (2, 2)))
+    made = plan_of(
+        m, n, k, arch=arch, a="e4m3", b="e4m3:col", c="f32", gated=ADDED, mainloop=mainloop_of((1, 128)), config=config
+    )
+    scaled = np.repeat(of_a, 128, 1)[:, :k] * a
+    left, right = (scaled @ (np.repeat(of_b[i], 128)[:k, None] * x) for i, x in enumerate((b, b1)))
+    given = {"b1": b1, "scale_a": of_a, "scale_b": of_b}
+    assert np.array_equal(made.run(a, b, given=given, device="reference").c, left + 2 * right)
+    with pytest.raises(OperandError, match=r"scale_b is float32 of shape \(1, 2\): it takes float32 of shape \(2, 2\)"):
+        made.run(a, b, given={**given, "scale_b": of_b[:1]}, device="reference")

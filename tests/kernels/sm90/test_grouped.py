@@ -14,6 +14,9 @@ from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan
 from layoutgemm.kernels.derive import padded_leading
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue
+from layoutgemm.kernels.grouped import stores as of_stores
+from layoutgemm.kernels.grouped.rows import tables
+from layoutgemm.kernels.grouped.stores import store_place
 from layoutgemm.kernels.indexed.rows import IndexedRows, RowIndices
 from layoutgemm.kernels.ragged import Ragged
 from layoutgemm.kernels.run.arrays import global_matrix
@@ -22,7 +25,6 @@ from layoutgemm.kernels.sm90 import grouped as sm90_ragged
 from layoutgemm.kernels.sm90 import reference as sm90_reference
 from layoutgemm.kernels.sm90.choose.occupancy import ClusterOccupancy
 from layoutgemm.kernels.sm90.choose.scaled_grouped import gated_config, plan_with_scales, usual_config
-from layoutgemm.kernels.sm90.grouped import store_place, tables
 from layoutgemm.kernels.sm90.mainloop import Promoted, Table
 from layoutgemm.kernels.store import WARPS_OF_GROUP
 from tests import needs
@@ -498,13 +500,13 @@ def test_wrong_plans_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
         return store_place(row, end, column, lines, minimum)
 
     for wrong in (off_by_one, whole):
-        monkeypatch.setattr(sm90_ragged, "store_place", wrong)
+        monkeypatch.setattr(of_stores, "store_place", wrong)
         assert failing(plan) == {"ends of groups"}
         monkeypatch.setattr(sm90_reference, "store_place", wrong)
         two = problem("small")
         with pytest.raises(PlanError, match="is stored 2 times"):
             two[0].run(two[1], two[2], given=two[3], device="reference")
-    monkeypatch.setattr(sm90_ragged, "store_place", kept)
+    monkeypatch.setattr(of_stores, "store_place", kept)
     monkeypatch.setattr(sm90_reference, "store_place", kept)
     shifted = problem("shifts, few rows")
     assert failing(shifted[0]) == {"ends of groups"}

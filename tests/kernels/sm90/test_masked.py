@@ -13,9 +13,10 @@ from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan
 from layoutgemm.kernels.derive import padded_leading
 from layoutgemm.kernels.epilogue.chain import Bias, Epilogue
+from layoutgemm.kernels.grouped.rows import tables
+from layoutgemm.kernels.grouped.stores import without_groups
 from layoutgemm.kernels.ragged import Ragged
 from layoutgemm.kernels.run.emulated import emulate_launch
-from layoutgemm.kernels.sm90.grouped import tables, without_groups
 from layoutgemm.kernels.sm90.mainloop import Promoted, Table
 from tests import needs
 from tests.kernels.sm90.other_orders import each_policy, stored_in_order

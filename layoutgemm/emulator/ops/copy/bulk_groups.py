@@ -145,7 +145,7 @@ def group_count(fiber: Fiber, value: Value) -> int:
     """The N of a wait instruction."""
     count = fiber.one(value)
     if count >> 31:
-        raise EmulatorError(f"a wait for all but {count - (1 << 32)} groups")
+        raise EmulatorError(f"a wait for all but {count - (1 << 32)} groups: N is 0 or more")
     return count
 
 

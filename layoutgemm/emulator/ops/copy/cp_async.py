@@ -138,7 +138,7 @@ def copy(program: Program, ins: PtxInstruction) -> Run:
             if predicate:
                 valid = np.where(valid != 0, 0, size)
             elif (valid > size).any():
-                raise EmulatorError(f"cp.async of {size} bytes with src-size {int(valid.max())}")
+                raise EmulatorError(f"cp.async of {size} bytes with src-size {int(valid.max())}: at most {size}")
         cta.shared.check(offsets, size, ins.opcode)
         odd = sources[(sources & size - 1) != 0]  # the instruction takes the address of a lane that reads nothing, too
         if odd.size:

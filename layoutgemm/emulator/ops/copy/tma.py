@@ -447,7 +447,10 @@ class TmaForm:
         made = partial(_wide_pixels, wide=self.wide, halo=_of(where[-2], lane)) if self.wide else self.made
         box = _box_at(fiber, _of(where[0], lane), made)
         if box.tmap.rank != self.rank:
-            raise EmulatorError(f"a copy of {self.rank} dimensions with a tensor map of {box.tmap.rank}")
+            raise EmulatorError(
+                f"a copy of {self.rank} dimensions with a tensor map of {box.tmap.rank}, extents {box.tmap.extents}: "
+                f"encode the map with {self.rank}, or copy by .{box.tmap.rank}d"
+            )
         coordinates = [int(s32(_of(value, lane))) for value in where[1:]]
         box.check(coordinates, "bulk_group" in self.words)
         return box.rebased(coordinates) if box.wraps else (box, coordinates)
@@ -540,7 +543,10 @@ def _load(program: Program, ins: PtxInstruction) -> Run:
             at, on = _of(to, lane), _of(signal, lane)
             cta, offset = block_of(fiber, at)
             if own and cta is not fiber.cta:
-                raise EmulatorError(f"a .shared::cta destination {at:#x} in block {cta.rank} of the cluster")
+                raise EmulatorError(
+                    f"a .shared::cta destination {at:#x} in block {cta.rank} of the cluster; the thread is in block "
+                    f"{fiber.cta.rank}: .shared::cluster writes there"
+                )
             if not multicast and not pair and on >> RANK_SHIFT != at >> RANK_SHIFT:
                 raise EmulatorError(
                     f"the destination is in block {cta.rank} of the cluster, the mbarrier in {on >> RANK_SHIFT}"

@@ -63,6 +63,10 @@ class QuantizeKernel:
         scale_m, scale_k  elements from a row's or square's scale to the next, and from a K block's to the next
         """
         given = (x, values, scales, m, k, ldx, stride_x, ldv, stride_v, scale_m, scale_k, stride_s)
+        self.launch(given, m, k, batch, stream)
+
+    def launch(self, given: tuple, m: Int32, k: Int32, batch: Int32, stream: bridge.Stream) -> None:
+        """Host side: a CTA for each tile of each matrix."""
         self.kernel(given, self.tiles(m, k)).launch(
             grid=(self.tiles(m, k) * batch, 1, 1),
             block=(THREADS, 1, 1),
@@ -375,13 +379,7 @@ class BothWays(Transposed):
         """
         columns = (x, values, scales, m, k, ldx, stride_x, ldv, stride_v, scale_m, scale_k, stride_s)
         given = (*columns, line_values, line_scales, ldl, stride_l, line_m, line_k, stride_ls)
-        self.kernel(given, self.tiles(m, k)).launch(
-            grid=(self.tiles(m, k) * batch, 1, 1),
-            block=(THREADS, 1, 1),
-            smem=self.plan.shared_bytes,
-            use_pdl=True,
-            stream=stream,
-        )
+        self.launch(given, m, k, batch, stream)
 
     def job(self, given: tuple, matrix: Int32) -> bridge.Carried:
         """The arguments of columns, and of lines."""

@@ -36,11 +36,10 @@ class Sm100Epilogue:
         """Store accumulator `number`: round by round, through the warp's buffers. `origin`: row, column, matrix."""
         plan, store = self.plan, self.plan.store
         lane = cute.arch.lane_idx()
-        lanes = job.accumulators + job.warp * tmem_address(WARP_LANES, 0)
-        at = (number, lanes + number * plan.mma.accumulator.columns, lane)
+        at = (number, self.accumulator_at(job, number), lane)
         first, count = store.rounds[0], len(store.rounds)
         if const_expr(plan.loads_whole_rows):
-            self.store_rows(job, maps, at, origin)
+            self.store_rows(job, maps, at, origin, {})
         elif const_expr(alike(store)):
             width = sum(chunk.width for chunk in first.chunks)
             for i in cutlass.range(count, unroll=1):
@@ -48,6 +47,17 @@ class Sm100Epilogue:
         else:
             for i, round_ in store.rounds_of(0, 0):
                 self.store_round(job, maps, at, origin, round_, (i % store.buffers, store.pending(i)), 0)
+
+    @cute.jit
+    def store_totals(self, job: bridge.Carried, maps: bridge.Maps, totals: cute.Tensor, origin: bridge.Place) -> None:
+        """Store a lane's totals as `store` does sums in tensor memory."""
+        held = {v: totals[v] for v in range(self.plan.sums * self.plan.fragment.accumulator_registers)}
+        self.store_rows(job, maps, (Int32(0), Int32(0), cute.arch.lane_idx()), origin, held)
+
+    def accumulator_at(self, job: bridge.Carried, number: Int32) -> Int32:
+        """The address of an accumulator in the warp's lanes."""
+        lanes = job.accumulators + job.warp * tmem_address(WARP_LANES, 0)
+        return lanes + number * self.plan.mma.accumulator.columns
 
     @cute.jit
     def store_round(
@@ -71,7 +81,7 @@ class Sm100Epilogue:
         for chunk in round_.chunks:
             ld = load_of(chunk)
             here = past + chunk.column
-            values = self.loaded(ld, own, here)
+            values = self.loaded(job, ld, own, here)
             if here + chunk.width == plan.tile_c[1]:
                 self.give_back(job, number, lane)
             if const_expr(bool(plan.epilogue) or plan.gated is not None):
@@ -81,16 +91,20 @@ class Sm100Epilogue:
         self.issue(job, maps, (row + job.warp * WARP_LANES, column + past, matrix), round_, buffer, lane)
 
     @cute.jit
-    def store_rows(self, job: bridge.Carried, maps: bridge.Maps, at: bridge.Place, origin: bridge.Place) -> None:
+    def store_rows(
+        self, job: bridge.Carried, maps: bridge.Maps, at: bridge.Place, origin: bridge.Place,
+        held: dict[int, Float32],
+    ) -> None:  # fmt: skip
         """The same for an epilogue that sees all columns of a row. Every round of its own, and one block of values.
+
+        held  values that are loaded already, by number
 
         A chunk is loaded before its round, or with the first chunk of its group of columns.
         """
         plan, store = self.plan, self.plan.store
         (_, _, lane), (row, column, matrix) = at, origin
         corner = (row + job.warp * WARP_LANES, column, matrix)
-        fused = FusedBlock(PartPlan(plan, plan.fragment), job, corner, lane)
-        held: dict[int, Float32] = {}
+        fused = FusedBlock(PartPlan(plan, plan.fragment), job, corner, lane, end=self.end(job))
         sums: dict[int, Float32] | CombinedSums = held
         if const_expr(plan.gated is not None):
             sums = CombinedSums(plan, job, held, fused, plan.fragment.accumulator_registers)
@@ -109,7 +123,7 @@ class Sm100Epilogue:
                 self.issue(job, maps, corner, round_, buffer, lane)
         fused.finish()
 
-    def loaded(self, ld: TmemCopyAtom, own: Int32, column: Int32 | int) -> list[Float32]:
+    def loaded(self, job: bridge.Carried, ld: TmemCopyAtom, own: Int32, column: Int32 | int) -> list[Float32]:
         """The values of each sum for the columns of C from `column` on. `own`: the accumulator in the warp's lanes."""
         plan = self.plan
         return [x for i in range(plan.sums) for x in tensor.tensor_load(ld, own + plan.beside.row(column, i))]
@@ -120,7 +134,7 @@ class Sm100Epilogue:
         for chunk in self.plan.fragment.chunks:
             if chunk.column < columns and chunk.first_value not in held:
                 count, each = self.plan.fragment.accumulator_registers, chunk.values
-                for v, value in enumerate(self.loaded(load_of(chunk), own, chunk.column)):
+                for v, value in enumerate(self.loaded(job, load_of(chunk), own, chunk.column)):
                     held[chunk.first_value + v // each * count + v % each] = value
                 if chunk.column + chunk.width == self.plan.tile_c[1]:
                     self.give_back(job, number, lane)
@@ -135,15 +149,23 @@ class Sm100Epilogue:
         bridge.warp_sync()
         if lane == 0:
             for chunk in round_.chunks:
-                place = {"m": corner[0], "n": corner[1] + chunk.column, "l": corner[2]}
+                place = self.place(job, corner, chunk.column)
                 bridge.store_tile(maps[chunk.map], self.plan.store.maps[chunk.map], place, buffer + chunk.offset)
             bridge.commit_stores()
+
+    def end(self, job: bridge.Carried) -> Int32:
+        """The row behind the last that a tile stores."""
+        return job.m
+
+    def place(self, job: bridge.Carried, corner: bridge.Place, column: int) -> dict[str, Int32]:
+        """The box of a warp's rows from a column of the tile on."""
+        return {"m": corner[0], "n": corner[1] + column, "l": corner[2]}
 
     def fused(
         self, job: bridge.Carried, place: bridge.Place, ld: TmemCopyAtom, lane: Int32, values: Sequence[Float32]
     ) -> list[Float32]:
         """The plan's epilogue, applied to what one load brought. `place`: row, column and matrix of its first value."""
-        return fused_values(self.plan, job, place, ld, lane, values)
+        return fused_values(self.plan, job, (place, self.end(job)), ld, lane, values)
 
     @cute.jit
     def give_back(self, job: bridge.Carried, number: Int32, lane: Int32) -> None:

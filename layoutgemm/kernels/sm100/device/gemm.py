@@ -72,11 +72,10 @@ class Sm100GemmKernel(GemmEntry):
         a, b, c = matrices
         m, n, k, batch = sizes
         extents = {"m": m, "n": n, "k": k, "l": batch}
-        used = 2 if plan.batch > 1 else 1
-        map_a = self.encoded("a", plan.a.tma, a, extents, pitches["a"][:used], words)
-        map_b, *further = self.encoded_b((b, pitches["b"][:used]), extents, words)
+        map_a = self.encoded("a", plan.a.tma, a, extents, pitches["a"], words)
+        map_b, *further = self.encoded_b((b, pitches["b"]), extents, words)
         stored = plan.store.maps if plan.epilogue.stores_c else ()
-        maps_c = [self.encoded("c", tma, c, extents, pitches["c"][:used], words) for tma in stored]
+        maps_c = [self.encoded("c", tma, c, extents, pitches["c"], words) for tma in stored]
         maps_c = (maps_c + [map_b] * 4)[:4]  # a kernel has a fixed number of parameters
         if const_expr(plan.pair is not None):
             further += self.encoded_second(extents, words)
@@ -84,7 +83,7 @@ class Sm100GemmKernel(GemmEntry):
             further += self.encoded_scales(extents, words)
         across = tile_count(m, plan.tile_c[0]), tile_count(n, plan.tile_c[1])
         reads = reads_of(plan.order.schedule, plan.words, words)
-        tiles = plan.order.schedule.count(across, cutlass.min, reads) * batch
+        tiles = self.most_tiles(across, batch, reads)
         arguments = *maps_c, m, n, k, batch, self.kernel_words(words, pitches)
         if const_expr(bool(further)):
             further = (further + [map_b] * FURTHER_MAPS)[:FURTHER_MAPS]
@@ -109,7 +108,11 @@ class Sm100GemmKernel(GemmEntry):
         """Host side: the tensor map of matrix `name`, "a", "b" or "c"."""
         if const_expr(self.plan.a.per_unit > 1 and name != "c"):
             extents = {**extents, "k": extents["k"] // self.plan.a.per_unit}
-        return bridge.encode_tensor_map(tma, address, extents, *pitches)
+        return bridge.encode_tensor_map(tma, address, extents, *pitches[: len(tma.dims) - 1])
+
+    def most_tiles(self, across: tuple[Int32, Int32], batch: Int32, reads: WordReads | None) -> Int32:
+        """Host side: tiles at most, of a grid for each matrix."""
+        return self.plan.order.schedule.count(across, cutlass.min, reads) * batch
 
     def host_given(self, words: Sequence[Int64]) -> bridge.Carried:
         """Host side: the plan's words by name."""
@@ -150,9 +153,9 @@ class Sm100GemmKernel(GemmEntry):
         pitches = [Int64(pitch) for pitch in scales.pitches(extents["k"])]
         return [
             bridge.encode_tensor_map(
-                tma, given[name], scales.extents(extents[dim], extents["k"], extents["l"]), *pitches
+                tma, given[name], scales.extents(operand, extents[dim], extents["k"], extents["l"]), *pitches
             )
-            for name, dim, tma in zip(NAMES, "mn", scales.copies, strict=True)
+            for operand, (name, dim, tma) in enumerate(zip(NAMES, "mn", scales.copies, strict=True))
         ]
 
     def kernel_words(self, words: Sequence[Int64], pitches: Mapping[str, tuple[Int64, Int64]]) -> Sequence[Int64]:
@@ -246,20 +249,23 @@ class Sm100GemmKernel(GemmEntry):
             rows=rows,
             columns=columns,
             count=count,
-            tiles=count * batch,
+            tiles=Int32(0),
             k_tiles=self.k_tiles(k, given),
             first_tiles=tile_count(k, plan.tile[2]),
             first=block // plan.blocks,
             workers=blocks // plan.blocks,
             m=m,
             n=n,
+            k=k,
             batch=batch,
+            groups=batch,
             given=given,
         )
 
         # 2. Everything above touched no global memory, and ran while the kernel before this one drained.
         if const_expr(plan.config.overlap):
             bridge.wait_for_previous_kernel()
+        job.tiles = self.count_tiles(job, batch, thread)  # type: ignore[attr-defined]
 
         # 3. The roles.
         if warp == LOADER_WARP:
@@ -275,6 +281,10 @@ class Sm100GemmKernel(GemmEntry):
         if warp == MMA_WARP:
             tensor.fence_after_sync()
             tensor.tensor_free(accumulators, plan.columns, plan.blocks)
+
+    def count_tiles(self, job: bridge.Carried, batch: Int32, thread: Int32) -> Int32:
+        """The number of all tiles. Called by all threads, once."""
+        return job.count * batch
 
     def init_barriers(self, shared: tensor.TensorShared) -> None:
         """Every barrier of the CTA's shared memory. Called by one thread."""
@@ -315,7 +325,7 @@ class Sm100GemmKernel(GemmEntry):
         while tile < job.tiles:
             m0, n0, matrix = self.origin(job, tile)
             own = self.of_loaded_tile(job, m0, matrix)
-            for k_tile in cutlass.range(job.k_tiles, unroll=1):
+            for k_tile in cutlass.range(self.count_k_tiles(own), unroll=1):
                 stage = bridge.uniform(stage)
                 bridge.barrier_wait(job.shared.empty(stage), parity)
                 if bridge.elect():
@@ -333,7 +343,7 @@ class Sm100GemmKernel(GemmEntry):
         self, job: bridge.Carried, maps: bridge.Maps, m0: Int32, n0: Int32, matrix: Int32, k_tile: Int32, stage: Int32
     ) -> None:
         """Arm full[stage] and issue this block's part of both tiles. Called by one thread."""
-        plan, place = self.plan, {"l": matrix, "k": k_tile * (self.plan.tile[2] // self.plan.a.per_unit)}
+        plan, place = self.plan, {"l": matrix, **self.place_of_k(job, k_tile)}
         of_a, of_b = maps[0], maps[1 : 1 + len(plan.b.copies)]
         if const_expr(plan.pair is not None):
             second, place = maps[1 + len(of_b) :], place_in_pairs(k_tile, job.first_tiles, plan.tile[2], choose)
@@ -358,7 +368,10 @@ class Sm100GemmKernel(GemmEntry):
         scales, (m0, n0, matrix) = present(self.plan.scales), origin
         load = tensor.load_for_pair if const_expr(self.plan.blocks > 1) else bridge.load_tile
         for operand, (first, rows) in enumerate(((m0, job.m), (n0, job.n))):
-            place = scales.place(k_tile, first, matrix, rows)
+            group = scales.first_group(first, matrix, rows)
+            if const_expr(scales.joined and operand == 0):
+                group = job.first_chunks
+            place = scales.place(k_tile, group)
             target = job.shared.scales(stage) + scales.offset(operand)
             load(maps[operand], scales.copies[operand], place, target, job.shared.full(stage))
 
@@ -366,6 +379,14 @@ class Sm100GemmKernel(GemmEntry):
         """K tiles of a tile of C, of both pairs."""
         first, depth = tile_count(k, self.plan.tile[2]), self.plan.tile[2]
         return first if self.plan.pair is None else first + tile_count(Int32(given.k2), depth)
+
+    def count_k_tiles(self, job: bridge.Carried) -> Int32:
+        """K tiles of a tile, in the job of the loader."""
+        return job.k_tiles
+
+    def place_of_k(self, job: bridge.Carried, k_tile: Int32) -> dict[str, Int32]:
+        """Coordinates along K of a K tile, in the loader's job."""
+        return {"k": k_tile * (self.plan.tile[2] // self.plan.a.per_unit)}
 
     def of_loaded_tile(self, job: bridge.Carried, row: Int32, matrix: Int32) -> bridge.Carried:
         """The job of a tile for the loader's warp, all lanes alike. `row`: the first of this block."""
@@ -398,7 +419,8 @@ class Sm100GemmKernel(GemmEntry):
             bridge.barrier_wait(job.shared.acc_empty(number), turn ^ 1)  # it is free at first
             tensor.fence_after_sync()
             target = job.accumulators + number * plan.mma.accumulator.columns
-            for k_tile in cutlass.range(job.k_tiles, unroll=1):
+            k_tiles = self.k_tiles_of_tile(job, tile)
+            for k_tile in cutlass.range(k_tiles, unroll=1):
                 stage = bridge.uniform(stage)
                 bridge.barrier_wait(job.shared.full(stage), parity)
                 if bridge.elect():
@@ -414,11 +436,15 @@ class Sm100GemmKernel(GemmEntry):
                             factors = tuple([job.accumulators + column for column in columns])
                             tensor.tensor_multiply_scaled(plan.mma, word.word, target, words, factors, keep)
                     tensor.tensor_commit(job.shared.empty(stage), plan.blocks, plan.both)
-                    if k_tile == job.k_tiles - 1:
+                    if k_tile == k_tiles - 1:
                         tensor.tensor_commit(job.shared.acc_full(number), plan.blocks, plan.both)
                 stage, parity = bridge.next_in_ring(stage, parity, plan.stages)
             done += 1
             tile += job.workers
+
+    def k_tiles_of_tile(self, job: bridge.Carried, tile: Int32) -> Int32:
+        """K tiles of a tile, by its number."""
+        return job.k_tiles
 
     def scales_operand(self, job: bridge.Carried) -> tensor.TensorOperand | None:
         """The descriptors of a stage's chunks of block scales; None without scales."""

@@ -66,7 +66,7 @@ class Sm100IndexedKernel(Sm100FusedKernel):
         """Host side: the tensor map of a matrix. Its boxes have one row where its rows are chosen."""
         if name in self.chosen:
             rows = dict(zip(self.plan.words, words, strict=True))[f"{name}_rows"]
-            if self.plan.batch > 1:
+            if self.plan.matrices_of_c > 1:
                 rows += Int64(extents["l"] - 1) * rows_apart(pitches)
             tma, extents, pitches = one_row(tma), {**extents, "m": Int32(rows)}, pitches[:1]
         return super().encoded(name, tma, address, extents, pitches, words)
@@ -74,7 +74,7 @@ class Sm100IndexedKernel(Sm100FusedKernel):
     @property
     def apart(self) -> tuple[str, ...]:
         """Names of the kernel's further words: rows between the matrices of a batch."""
-        return tuple([f"{name}_apart" for name in self.chosen]) if self.plan.batch > 1 else ()
+        return tuple([f"{name}_apart" for name in self.chosen]) if self.plan.matrices_of_c > 1 else ()
 
     def kernel_words(self, words: Sequence[Int64], pitches: Mapping[str, tuple[Int64, Int64]]) -> Sequence[Int64]:
         """Host side: the plan's words, then those of `apart`."""
@@ -94,7 +94,7 @@ class Sm100IndexedKernel(Sm100FusedKernel):
         if not self.plan.gathers:
             return job
         lane, values = cute.arch.lane_idx(), READ_BY_LANES.shape[0]
-        own = [self.row_of(job, ROWS, row + READ_BY_LANES(v, lane), matrix) for v in range(values)]
+        own = [self.row_of(job, ROWS, row + READ_BY_LANES(v, lane), matrix, job.m) for v in range(values)]
         every = {READ_BY_LANES(v, of): cute.arch.shuffle_sync(own[v], of) for v in range(values) for of in range(WARP)}
         return job.extended(rows_of_a=tuple([every[i] for i in range(len(every))]))
 
@@ -114,15 +114,16 @@ class Sm100IndexedKernel(Sm100FusedKernel):
         if not self.plan.scatters:
             return job
         number = row + job.warp * WARP_LANES + cute.arch.lane_idx()
-        return job.extended(out_row=self.row_of(job, OUT_ROWS, number, matrix))
+        return job.extended(out_row=self.row_of(job, OUT_ROWS, number, matrix, self.epilogue.end(job)))
 
-    def row_of(self, job: bridge.Carried, name: str, number: Int32, matrix: Int32) -> Int32:
+    def row_of(self, job: bridge.Carried, name: str, number: Int32, matrix: Int32, end: Int32) -> Int32:
         """The row of A or C that is row `number` of the product. The number of all rows for one outside.
 
+        end  row behind the product's last
         Rows are counted over the matrices of a batch, `matrix` being the product's.
         """
-        indexed, of_batch = present(self.plan.indexed), self.plan.batch > 1
-        found = load_index(indexed, job, name, number, job.m, matrix if of_batch else None)
+        indexed, of_batch = present(self.plan.indexed), self.plan.matrices_of_c > 1
+        found = load_index(indexed, job, name, number, end, matrix if of_batch else None)
         operand = indexed.of(name)[1]
         outside, row = Int64(getattr(job.given, f"{operand}_rows")), found
         if of_batch:

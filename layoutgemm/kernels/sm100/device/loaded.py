@@ -15,6 +15,7 @@ from ...derive import Operand
 from ...dsl import bridge
 from ...dsl.fused import CombinedSums, FusedBlock
 from ...epilogue.chain import Epilogue
+from ...indexed.rows import IndexedRows
 from ...partials import PartialResults
 from ..plan import Sm100Plan
 
@@ -59,6 +60,10 @@ class _LoadedFragment:
         return int(self.plan.batch)
 
     @property
+    def indexed(self) -> IndexedRows | None:
+        return self.plan.indexed
+
+    @property
     def tile_c(self) -> tuple[int, int]:
         return self.plan.tile_c
 
@@ -72,13 +77,14 @@ class _LoadedFragment:
 
 
 def fused_values(
-    plan: Sm100Plan, job: bridge.Carried, place: bridge.Place, ld: TmemCopyAtom, lane: Int32, values: Sequence[Float32]
-) -> list[Float32]:
+    plan: Sm100Plan, job: bridge.Carried, at: tuple[bridge.Place, Int32], ld: TmemCopyAtom, lane: Int32,
+    values: Sequence[Float32],
+) -> list[Float32]:  # fmt: skip
     """The epilogue's values of the registers that a load brought, of each sum in turn.
 
-    place  row, column and matrix of the first
+    at  row, column and matrix of the first, and the end of the tile's rows
     """
-    block = FusedBlock(_LoadedFragment(plan, ld), job, place, lane)
+    block = FusedBlock(_LoadedFragment(plan, ld), job, at[0], lane, end=at[1])
     count = len(values) // plan.sums
     held = values if plan.gated is None else CombinedSums(plan, job, values, block, count)
     done = block.values(held, 0, count)

@@ -37,12 +37,12 @@ from ...dsl import ampere, bridge
 from ...dsl.entry import TileEntry
 from ...dsl.reductions import launch_finish
 from ...dsl.tables import reads_of
+from ...operands.device.promotion import Promotion
 from ...operands.pair import passes_on
 from ...plan import ALL_SHARED, present, tile_count
 from ..operand import Sm80Operand, byte_selector
 from ..plan import Sm80Plan
 from .epilogue import RowPlaces, Sm80Epilogue
-from .promoted import Promotion
 from .steps import finished
 
 
@@ -437,7 +437,7 @@ def next_stage(offset: Int32, pitch: int, stages: int) -> Int32:
     return cutlass.select_(ahead == stages * pitch, Int32(0), ahead)
 
 
-class Copies(ampere.LoopCarried):
+class Copies(bridge.Rebuilt):
     """A thread's copies of one operand's tiles. Where they come from, where they go, and how many bytes are there."""
 
     held: tuple[str, ...] = ("anchors", "bases", "rooms", "others")
@@ -614,7 +614,7 @@ def clamp(value: Int32, most: int) -> Int32:
     return cutlass.max(cutlass.min(value, Int32(most)), Int32(0))
 
 
-class Loads(ampere.LoopCarried):
+class Loads(bridge.Rebuilt):
     """A lane's loads of one operand's fragments."""
 
     held = ("bases", "selectors")

@@ -156,7 +156,7 @@ class InsideCopies(Copies):
         return anchors, rooms
 
 
-class PackedCopies(ampere.LoopCarried):
+class PackedCopies(bridge.Rebuilt):
     """A thread's copies of packed weights: where they come from, and where they go."""
 
     held = ("anchors", "steps", "others")
@@ -213,7 +213,7 @@ class PackedCopies(ampere.LoopCarried):
             ampere.copy_chunk(destination, source, valid, there)
 
 
-class PackedLoads(ampere.LoopCarried):
+class PackedLoads(bridge.Rebuilt):
     """A lane's loads of packed words, and their conversion to registers of B."""
 
     held = ("words", "scales")

@@ -13,10 +13,9 @@ from ....errors import LayoutError
 from ...epilogue.chain import Epilogue
 from ...operands.prologue import Prologue
 from ...plan import present
+from ...ragged import AlongK, Ragged
 from ...store import ROWS
-from ..along_k import AlongK
 from ..config import Sm90Config
-from ..grouped import Ragged
 from ..plan import Sm90Plan
 from .occupancy import ClusterOccupancy
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ....arguments import as_int, checked, shown
 from ....checks.budgets import WARPGROUP
@@ -17,22 +17,16 @@ from ....dtypes import DType, bf16
 from ....errors import PlanError
 from ...derive import Operand, OperandSpec
 from ...epilogue.chain import Epilogue
-from ...indexed.rows import IndexedRows
 from ...operand_orders import KernelChoice
+from ...operands.combinations import PartOptions
 from ...operands.combined import Combined
 from ...operands.gated import combination
-from ...operands.pair import SecondPair
-from ...operands.prologue import Prologue
-from ...operands.promoted import Promoted
-from ...orders import Order
 from ...partials import quantized_rows
 from ...plan import STAGE_BYTES_OF_K as _STAGE_BYTES
-from ...ragged import AlongK, Ragged
 from ...store import ROWS
 from ..config import BESIDE_MATRICES
 from ..multicast import LINE
 from ..plan import Sm90Config, Sm90Plan
-from ..triangular.operands import Triangles
 from ..types import operands, output_of
 from .costs import cost_model
 from .large_m import FMA_PER_CYCLE, LONG_WORK, SPAN, WIDE, Estimate, LargeMModel, dealt_along, early_parts
@@ -40,6 +34,20 @@ from .occupancy import ClusterOccupancy
 from .reductions import ReductionCost
 from .small_m import crowded, fetched, for_few_rows
 from .stages import TALL, buffers, warpgroups
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+# Parts that hold operands in their places, and why.
+_OF_PLACES = {
+    "gated": "a gated product has its two halves in the kernel's B",
+    "pair": "the second pair's A and B keep theirs",
+    **dict.fromkeys(("ragged", "along_k", "indexed"), "groups of rows and row indices are of the kernel's A and C"),
+    "mainloop": "a main loop's tables are of the kernel's A and B",
+    **dict.fromkeys(
+        ("order", "prologue", "triangles"), "an order, a prologue and triangles are of the kernel's C, A and B"
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -50,26 +58,9 @@ class Sm90Choice(KernelChoice):
     swapped: bool = False
 
     def plan(
-        self,
-        m: int,
-        n: int,
-        k: int,
-        *,
-        batch: int = 1,
-        a: OperandSpec = "bf16",
-        b: OperandSpec | None = None,
-        c: OperandSpec | None = None,
-        epilogue: Epilogue | None = None,
-        gated: Combined | str | None = None,
-        pair: SecondPair | int | None = None,
-        ragged: Ragged | None = None,
-        indexed: IndexedRows | None = None,
-        order: Order | None = None,
-        prologue: Prologue | None = None,
-        triangles: Triangles | None = None,
-        along_k: AlongK | None = None,
-        mainloop: Promoted | None = None,
-    ) -> Sm90Plan:
+        self, m: int, n: int, k: int, *, batch: int = 1, a: OperandSpec = "bf16", b: OperandSpec | None = None,
+        c: OperandSpec | None = None, epilogue: Epilogue | None = None, **parts: Unpack[PartOptions],
+    ) -> Sm90Plan:  # fmt: skip
         """The plan of C[m, n] = A[m, k] @ B[k, n]. Arguments are those of Sm90Plan.derive.
 
         A tile of 128x256 that is finished by halves, with loads by a warp, is finished whole and loads for itself where
@@ -82,20 +73,9 @@ class Sm90Choice(KernelChoice):
         """
         a_, b_, c_ = self.operands(*operands(a, b, c))
         if self.swapped:
-            if gated is not None:
-                raise PlanError("operands that change places: a gated product has its two halves in the kernel's B")
-            if pair is not None:
-                raise PlanError("operands that change places: the second pair's A and B keep theirs")
-            if ragged is not None or along_k is not None or indexed is not None:
-                raise PlanError(
-                    "operands that change places: groups of rows and row indices are of the kernel's A and C"
-                )
-            if mainloop is not None:
-                raise PlanError("operands that change places: a main loop's tables are of the kernel's A and B")
-            if order is not None or prologue is not None or triangles is not None:
-                raise PlanError(
-                    "operands that change places: an order, a prologue and triangles are of the kernel's C, A and B"
-                )
+            for name, why in _OF_PLACES.items():
+                if parts.get(name) is not None:
+                    raise PlanError(f"operands that change places: {why}")
             m, n, epilogue = n, m, epilogue.transposed() if epilogue else None
         config = self.config
         orders = a_.order, b_.order
@@ -104,11 +84,7 @@ class Sm90Choice(KernelChoice):
             config = replace(config, **_WHOLE)
         if epilogue and quantized_rows(epilogue) is not None:  # no row has its scale before all blocks are complete
             config = replace(config, staged_epilogue_k_tiles=0)
-        return Sm90Plan.derive(
-            m, n, k, batch=batch, a=a_, b=b_, c=c_, config=config, epilogue=epilogue, gated=gated, pair=pair,
-            ragged=ragged, along_k=along_k, indexed=indexed, order=order, prologue=prologue, triangles=triangles,
-            mainloop=mainloop,
-        )  # fmt: skip
+        return Sm90Plan.derive(m, n, k, batch=batch, a=a_, b=b_, c=c_, config=config, epilogue=epilogue, **parts)
 
 
 # ------------------------------------------------------------------------------------------------------ what is fastest

@@ -93,7 +93,6 @@ _PAIRED_K = 4096  # bytes of K from which pairs of tiles of 64 rows that share B
 _UNEVEN_SHARE, _DRAWS = (0.7, 1.3), 24  # of the average's rows, that groups have; and how often they are drawn
 _SHORT_K = 6144  # bytes of K up to which stores that hide behind another tile's products gain more than larger tiles
 _USUAL_K = 8192  # likewise up to which tiles of 128 rows, of which a group's last one wastes fewer, gain more
-_MASKED_ROWS = 128  # a group of masked ones, for which tiles are chosen: see `masked_rows`
 _QUANTIZE_START, _QUANTIZE_RATE = 1.1e-6, 3.2e12  # a kernel that quantises a product: seconds, and bytes a second
 _QUANTIZED_COLUMNS = 128  # of C that share a scale, and that a CTA of one kernel has
 _QUANTIZE_BYTES = 9  # an element of float32, written and read, and its 8 bits
@@ -533,18 +532,6 @@ def _own_rows(config: Sm90Config) -> Sm90Config:
     """The configuration as groups along K have it: all rows are loaded, and no kernel before is overlapped."""
     tuning = replace(config.tuning, overlap=False, store_at_once=False, box_rows=WARP_ROWS)
     return replace(config, loaded_a_rows=None, tuning=tuning)
-
-
-def masked_rows(most: int) -> int:
-    """The rows a group that masked groups are estimated for, of `most` at most. The host knows no counts.
-
-    Tiles of 128 rows. For few rows a group, memory bounds them still: a tile of B of 128 bytes of K and its products
-    take 1.4 us at 1/132 of 3 TB/s, and 0.6 us. For many, they are the tiles of 193 to 1024 rows.
-
-    >>> masked_rows(20), masked_rows(4096)
-    (20, 128)
-    """
-    return min(most, _MASKED_ROWS)
 
 
 def grouped_scaled_config(

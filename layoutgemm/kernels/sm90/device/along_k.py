@@ -2,15 +2,12 @@
 
 step                          threads     does
 --------------------------    --------    --------------------------------------------------------------------------
-starts                        all         entry e: offsets[e] from global memory, from 0 to K; the last one beyond
-                                          the last group
-barrier 0                     all         from here on the table is only read
 a tile's share of K           loader,     its group's first line and end, and its K tiles
                               consumers
 behind a tile's products      consumers   of groups in blocks of K: zeros for an empty group, NaN for one that begins or
                                           ends inside of a block
 
-See `kernels.sm90.along_k`.
+See `kernels.grouped.along_k`; the table is that of `dsl.group_table`.
 """
 
 from __future__ import annotations
@@ -24,16 +21,16 @@ from cutlass import Float32, Int32, Int64
 
 from ....atoms import TmaPlan
 from ...dsl import bridge
-from ...dsl.tables import choose, load_first, load_word_shared
+from ...dsl.group_table import TablesOfGroups
+from ...dsl.tables import choose
+from ...grouped.along_k import first_block, is_refused, load_extents, place_in_group
 from ...plan import present
-from ..along_k import first_block, is_refused, k_tiles_of, load_extents, place_in_group
-from ..grouped import ENTRY_BYTES
 from .fused import Sm90FusedKernel
 from .prologue import Sm90PrologueKernel
 from .promoted import Sm90PromotedKernel
 
 
-class GroupsAlongK(Sm90FusedKernel):
+class GroupsAlongK(TablesOfGroups, Sm90FusedKernel):
     """K tiles of a group each."""
 
     def map_of_lines(
@@ -54,29 +51,14 @@ class GroupsAlongK(Sm90FusedKernel):
         job = super().job_of(shared, place, sizes, c, words)
         return job if self.plan.prologue is not None else job.extended(k=sizes[2])
 
-    @cute.jit
     def count_tiles(self, job: bridge.Carried, batch: Int32, thread: Int32) -> Int32:
         """Make the table; the number of all tiles of clusters."""
-        plan = self.plan
-        along_k = present(plan.along_k)
-        for i in cutlass.range_constexpr(-(-along_k.entries // plan.threads)):
-            entry = i * plan.threads + thread
-            if entry < along_k.entries:
-                offset = load_first(getattr(job.given, along_k.name), entry, batch, along_k.offset_bytes, along_k.ends)
-                held = cutlass.max(cutlass.min(offset, job.k), 0)
-                bridge.store_shared(self.entry(job, entry), (held,))
-        bridge.block_sync()
+        self.make_lines(job, batch, thread)
         return job.count * batch
 
-    def entry(self, job: bridge.Carried, group: Int32) -> Int32:
-        """The address of an entry of the table in shared memory."""
-        return (job.shared.base + self.plan.smem.table_offset + group * ENTRY_BYTES).toint()
-
     def share_of_k(self, job: bridge.Carried, place: bridge.Place) -> tuple[Int32, ...]:
-        """(first line, end, K tiles) of a group. Of a tile beyond the last one of some group."""
-        group = cutlass.min(place[2], present(self.plan.along_k).capacity - 1)
-        start, end = [bridge.uniform(load_word_shared(self.entry(job, group + i))) for i in range(2)]
-        return start, end, k_tiles_of(self.plan, cutlass.max(end - start, 0), cutlass.max)
+        """(first line, end, K tiles) of a group."""
+        return self.lines_of_group(job, place[2])
 
     def lines_of_k(self, job: bridge.Carried, share: tuple[Int32, ...]) -> tuple[Int32, Int32]:
         """The first line of a group, and its end."""

@@ -15,11 +15,11 @@ from cutlass import Float32, Int32, Int64, Numeric, const_expr
 from ...dsl import bridge
 from ...dsl.ampere import permute
 from ...dsl.fused import CombinedSums, FusedBlock
+from ...dsl.group_table import end_of_rows
 from ...dsl.tables import load_word_shared
 from ...plan import present
 from ...store import ROWS, WARP_ROWS, WARPS_OF_GROUP, ByteExchange, StoreChunk, rows_of_values
 from ..plan import Sm90Plan
-from .group_table import end_of_rows
 from .matrices import BufferedMatrices
 
 
@@ -128,7 +128,9 @@ class Sm90Epilogue:
         """The plan's epilogue on 64 rows and a part of their columns, or None."""
         if not self.plan.epilogue:
             return None
-        ends = self.plan.ragged is not None and self.plan.epilogue.writes  # a tile reaches into the next group's rows
+        # A tile reaches into the next group's rows, or into those of the next tile of strips.
+        reaches = self.plan.ragged is not None or self.plan.config.tuning.features is not None
+        ends = reaches and self.plan.epilogue.writes
         end = cutlass.min(self.limits(job, place[2])[0], job.m) if ends else None
         return FusedBlock(self.plan, job, place, thread, part, end, self.held(part))
 

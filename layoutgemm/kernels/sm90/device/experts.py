@@ -6,12 +6,12 @@ import cutlass
 from cutlass import Int32, Int64
 
 from ...dsl import bridge
+from ...dsl.group_table import GroupTable
 from ...dsl.tables import WordReads
 from ...plan import present, tile_count
 from ..plan import Sm90Plan
 from ..quantized.experts import tiles_of_group
 from .epilogue import Sm90Epilogue
-from .group_table import GroupTable
 from .grouped import RaggedTiles
 from .quantized import Sm90QuantizedKernel
 

@@ -50,6 +50,7 @@ from ...derive import OperandPlan
 from ...dsl import bridge
 from ...dsl.entry import GemmEntry
 from ...dsl.tables import WordReads, choose, reads_of
+from ...indexed.added_rows import BESIDE
 from ...operands.gated import HALF
 from ...plan import ALL_SHARED, present, tile_count
 from ...store import ROWS
@@ -289,6 +290,9 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         # A CTA's exit is a trigger, too. The launches behind partial results are small, and wait for this one.
         if const_expr((tuning.overlap and tuning.trigger == "start") or bool(plan.partials)):
             bridge.allow_next_kernel()
+        elif const_expr(plan.adds_rows):
+            if m <= BESIDE:
+                bridge.allow_next_kernel()
 
         # 1. Barriers, once; then the whole cluster, since its blocks arrive at each other's.
         shared = bridge.SharedMemory(plan.smem)
@@ -347,8 +351,8 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
             if group == plan.config.consumers:
                 if const_expr(plan.registers is not None):
                     bridge.give_registers(present(plan.registers)[0])
-                if const_expr(plan.gathers):
-                    self.gather_tiles(job, maps, first, thread % WARPGROUP)
+                if const_expr(plan.loader_copies):
+                    self.gather_tiles(job, maps, first, thread % WARPGROUP, ready)
                 else:
                     if warp == plan.loader_warp and job.k_tiles > 0:
                         if const_expr(plan.loads_once):

@@ -1,19 +1,8 @@
-"""Kernels over a ragged batch: the table of groups, and each tile's group. See `sm90.grouped`.
-
-step                          threads     does
---------------------------    --------    --------------------------------------------------------------------------
-starts                        a warp      entry e: offsets[e] from global memory, or the end before it, the last one
-                                          beyond the last group;
-                                          of masked groups counts[e], from 0 to M, and 0 beyond the last group
-first                         the same    entry e: the sum of the tiles of the groups before e, by shuffles
-place                         a lane      of the block's first tile: that of the lane with its group
-barrier 0                     all         from here on both tables are only read
-"""
+"""Kernels over a ragged batch: each tile's group. See `sm90.grouped`; the tables are `dsl.group_table`'s."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -23,24 +12,17 @@ from ....atoms.copy.base import VECTOR_BYTES, WARP
 from ....atoms.tma.plan import TmaPlan
 from ...dsl import bridge
 from ...dsl.ampere import store_part, store_vector
-from ...dsl.tables import WordReads, choose, group_entry, load_words_shared, sum_of_lanes_before
+from ...dsl.group_table import GroupTable, TablesOfGroups, end_of_rows
+from ...dsl.tables import WordReads, choose, load_words_shared
+from ...grouped.rows import tile_of_group
+from ...grouped.stores import store_extents, store_place
 from ...plan import present, tile_count
 from ...store import ROWS, WARPS_OF_GROUP
-from ..grouped import (
-    clusters_of,
-    first_of_tile,
-    is_turned,
-    last_round,
-    rows_before,
-    store_extents,
-    store_place,
-    tile_of_group,
-    tile_of_turn,
-)
+from ..grouped import first_of_tile, is_turned, last_round, rows_before, tile_of_turn
 from ..multicast import TURNED
+from ..plan import Sm90Plan
 from .epilogue import Sm90Epilogue
 from .fused import Sm90FusedKernel
-from .group_table import GroupTable, end_of_rows
 from .prologue import Sm90PrologueKernel
 from .promoted import Sm90PromotedKernel
 
@@ -61,12 +43,10 @@ class RaggedEpilogue(Sm90Epilogue):
         return {**store_place(first, end, column, lines, cutlass.min, left_out), "l": matrix}
 
 
-class RaggedTiles:
+class RaggedTiles(TablesOfGroups):
     """The tiles of a ragged batch, in place of a grid for each matrix."""
 
-    plan: Any
-
-    def __init__(self, plan: Any):
+    def __init__(self, plan: Sm90Plan):
         super().__init__(plan)  # type: ignore[call-arg]
         self.epilogue: Sm90Epilogue = RaggedEpilogue(plan)
 
@@ -85,40 +65,16 @@ class RaggedTiles:
         rows, columns = self.plan.order.clusters(self.grid_of(m, n))  # type: ignore[attr-defined]
         return (rows * batch if self.plan.ragged.masked else rows + batch) * columns
 
-    @cute.jit
     def count_tiles(self, job: bridge.Carried, batch: Int32, thread: Int32) -> Int32:
-        """Make the table by one warp, and return the number of all clusters' tiles.
-
-        A lane has some neighbouring groups.
-        """
-        plan = self.plan
-        ragged, table, lane = plan.groups, GroupTable(plan, job.shared), thread % WARP
-        if job.warp == plan.threads // WARP - 1:  # the first one sets up barriers
-            each = ragged.capacity // WARP
-            numbers = [self.number(job, lane * each + i, batch) for i in range(each + 1)]
-            firsts = [Int32(0)]
-            for group in cutlass.range_constexpr(each):
-                start, end = ragged.rows(numbers.__getitem__, group)
-                firsts.append(firsts[-1] + self.group_tiles(job, cutlass.max(end - start, 0)))
-            before = sum_of_lanes_before(firsts[-1], lane)
-            for i in cutlass.range_constexpr(each):
-                table.enter(lane * each + i, numbers[i], before + firsts[i])
-            if lane == WARP - 1:
-                table.enter(Int32(ragged.capacity), numbers[each], before + firsts[each])
-            counted = job.extended()
-            counted.tiles = cute.arch.shuffle_sync(before + firsts[each], WARP - 1)  # type: ignore[attr-defined]
-            self.say_first(self.with_rounds(counted), table, [before + first for first in firsts], numbers)
-        bridge.block_sync()
-        return bridge.uniform(table.first(ragged.capacity))
+        """Make the tables; the number of all tiles of clusters."""
+        return self.make_tables(job, batch, thread)
 
     @cute.jit
     def say_first(
         self, job: bridge.Carried, table: GroupTable, firsts: Sequence[Int32], numbers: Sequence[Int32]
     ) -> None:
-        """Write the place of the block's first tile, by the lane that has its group. A block without one has zeros.
-
-        firsts, numbers  a lane's entries of both tables
-        """
+        """Write the place of the block's first tile, by the lane that has its group. A block without one has zeros."""
+        job = self.with_rounds(job)
         ragged, lane = present(self.plan.groups), cute.arch.lane_idx()
         block, size = cute.arch.block_idx()[0], self.plan.cluster_size
         turn = self.first_tile(job, block // size, cute.arch.grid_dim()[0] // size)
@@ -162,15 +118,6 @@ class RaggedTiles:
         """The blocks of 64 rows, from `row` on, that begin before the group's end. A consumer has so many at most."""
         rows = end_of_rows(self.plan, job, matrix) - self.loaded_row(job, row, matrix)
         return cutlass.min(tile_count(cutlass.max(rows, 0), ROWS), self.plan.blocks)
-
-    def group_tiles(self, job: bridge.Carried, lines: Int32) -> Int32:
-        """Tiles of clusters of a group of that many rows."""
-        return clusters_of(self.plan, lines, tile_count(job.n, self.plan.tile_c[1]))
-
-    def number(self, job: bridge.Carried, entry: Int32, batch: Int32) -> Int32:
-        """An entry of the first table, from global memory."""
-        ragged = self.plan.groups
-        return group_entry(ragged, getattr(job.given, ragged.name), entry, batch, job.m)
 
     @cute.jit
     def after_tiles(self, job: bridge.Carried, tile: Int32) -> None:

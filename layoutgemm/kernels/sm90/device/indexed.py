@@ -23,6 +23,7 @@ from cutlass import Boolean, Int32, Int64, const_expr
 from ....atoms.copy.base import VECTOR_BYTES
 from ...dsl import bridge
 from ...dsl.ampere import copy_bytes, load_words, store_part, store_vector
+from ...dsl.group_table import end_of_rows
 from ...dsl.tables import choose, load_index
 from ...indexed.rows import OUT_ROWS
 from ...indexed.rows import ROWS as GATHERED_ROWS
@@ -31,7 +32,6 @@ from ...store import ROWS, WARP_ROWS, RowVectors, StoreChunk
 from ..plan import Sm90Plan
 from .epilogue import Sm90Epilogue
 from .fused import Sm90FusedKernel
-from .group_table import end_of_rows
 from .grouped import RaggedEpilogue, RaggedTiles
 from .prologue import Sm90PrologueKernel
 from .promoted import Sm90PromotedKernel
@@ -215,7 +215,10 @@ class IndexedRowsKernel:
         return "B" if self.plan.gathers else super().mapped_operands  # type: ignore[misc]
 
     @cute.jit
-    def gather_tiles(self, job: bridge.Carried, maps: Sequence[bridge.Maps], tile: Int32, thread: Int32) -> None:
+    def gather_tiles(
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], tile: Int32, thread: Int32,
+        ready: tuple[Int32 | Int64, ...],
+    ) -> None:  # fmt: skip
         """The loader's warpgroup: all tiles of this CTA."""
         plan = self.plan
         stage, parity = Int32(0), Int32(1)

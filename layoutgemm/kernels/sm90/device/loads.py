@@ -84,7 +84,7 @@ class Sm90Loads:
         return tile, m0, n0, matrix, k_tile, stage, parity, backwards, share
 
     def first_loads(self, job: bridge.Carried, ahead: tuple[Int32, ...]) -> tuple[Int32 | Int64, ...]:
-        """Values that `load_only` takes, computed while the kernel before ends."""
+        """Values that `load_only` and `gather_tiles` take, computed while the kernel before ends."""
         return ()
 
     def load_only(
@@ -113,8 +113,8 @@ class Sm90Loads:
         return job.k_tiles if self.plan.triangles is None else share[1]
 
     def first_number(self, job: bridge.Carried, share: tuple[Int32, ...]) -> Int32:
-        """The K block whose numbers are a tile's first."""
-        return job.k_first
+        """The first K tile of a tile of C. It is also the K block of its first numbers."""
+        return job.k_first if self.plan.triangles is None else share[0]
 
     def settle_group(self, job: bridge.Carried, share: tuple[Int32, ...], sums: Sequence[cute.Tensor]) -> None:
         """Called by each consumer before it stores sums: they are a product's."""
@@ -123,8 +123,7 @@ class Sm90Loads:
         """Coordinates along K of one of a tile's K tiles. Of two pairs, also which it is of."""
         if self.plan.pair is not None:
             return place_in_pairs(job.k_first + k_tile, job.first_tiles, self.plan.tile[2], choose)
-        first = job.k_first if self.plan.triangles is None else share[0]
-        return {"k": (first + k_tile) * self.plan.tile[2]}
+        return {"k": (self.first_number(job, share) + k_tile) * self.plan.tile[2]}
 
     @cute.jit
     def drain(self, job: bridge.Carried, ahead: tuple[Int32, ...]) -> None:
@@ -220,8 +219,11 @@ class Sm90Loads:
         """The operands with tensor maps, in the order of their loads."""
         return self.plan.config.order_of_loads if self.plan.weights is None else "B"
 
-    def gather_tiles(self, job: bridge.Carried, maps: Sequence[bridge.Maps], tile: Int32, thread: Int32) -> None:
-        """Load all tiles of a kernel that gathers A's rows, by the whole loader."""
+    def gather_tiles(
+        self, job: bridge.Carried, maps: Sequence[bridge.Maps], tile: Int32, thread: Int32,
+        ready: tuple[Int32 | Int64, ...],
+    ) -> None:  # fmt: skip
+        """Load all tiles of a kernel whose whole loader copies A. `ready` as `first_loads` has it."""
         raise NotImplementedError
 
     def load_packed(self, job: bridge.Carried, origin: Mapping[str, Int32], stage: Int32, full: cute.Pointer) -> None:

@@ -31,8 +31,9 @@ from ....dtypes import f32
 from ...dsl import bridge
 from ...dsl.ampere import copy_bytes
 from ...dsl.math import ElementMath
-from ...dsl.tables import choose, load_word_shared, load_words_shared
+from ...dsl.tables import choose, load_index, load_word_shared, load_words_shared
 from ...epilogue.tracing import Values
+from ...indexed.rows import ROWS as INDICES
 from ...plan import present
 from ...store import ROWS
 from ..mainloop import BULK, TOTAL, product_of
@@ -138,7 +139,8 @@ class Sm90PromotedKernel(Sm90FusedKernel):
 
     def share_of_tile(self, job: bridge.Carried, tile: Int32) -> tuple[Int32, ...]:
         """The tile's own share of K. () where its place does not decide on it, and is computed behind products."""
-        return () if self.plan.along_k is None else self.share_of_k(job, self.origin(job, tile))
+        decides = self.plan.along_k is not None or self.plan.triangles is not None
+        return self.share_of_k(job, self.origin(job, tile)) if decides else ()
 
     def coming_tile(self, job: bridge.Carried, origin: bridge.Place, first_block: Int32) -> tuple[Int32, ...]:
         """A tile's first row of the consumer, first column, matrix, blocks with rows, and skew.
@@ -155,7 +157,7 @@ class Sm90PromotedKernel(Sm90FusedKernel):
         if part is None:
             return Int32(0)
         place = self.loaded_row(job, row, matrix), column, matrix
-        return _skew(_address(self.plan, job, place, self.first_number(job, ()), part, Int32(0)))
+        return _skew(self.plan, job, place, self.first_number(job, ()), part)
 
     def next_skew(self, job: bridge.Carried, skew: Int32) -> Int32:
         """Likewise of the next K block."""
@@ -258,6 +260,7 @@ class NumberAddresses(bridge.Carried):
 
     bulk    those with `NumberSlots.bulk_bytes` come by one bulk copy each, which one thread issues
     starts  of each of the lane's copies, the address of the next K block's number, or of the first of a bulk copy's
+    inside  of each copy of a table that row indices choose from, whether its row is one of A's: else zeros are copied
     skew    bytes from the slots with slack to their numbers
     steps   of each table, the bytes from one stage's numbers to the next
     """
@@ -274,26 +277,29 @@ class NumberAddresses(bridge.Carried):
             for part in parts
         }
         self.names, self.given, slack = tuple(steps), job.given, plan.numbers.slack
+        lines = [
+            (part, _line(plan, job, place, part, Int32(first) if whole else first + lane))
+            for part, first, whole in self.copies
+        ]
         super().__init__(
-            starts=tuple(
-                _address(plan, job, place, k_tile, part, Int32(first) if whole else first + lane)
-                for part, first, whole in self.copies
-            ),
+            starts=tuple(_address(plan, job, place, k_tile, part, line) for part, line in lines),
+            inside=tuple(Int32(line >= 0) for part, line in lines if part.chosen),
             steps=tuple(steps.values()),
             lane=lane,
-            skew=Int32(0) if slack is None else _skew(_address(plan, job, place, k_tile, slack, Int32(0))),
+            skew=Int32(0) if slack is None else _skew(plan, job, place, k_tile, slack),
         )
 
     def copy(self, job: bridge.Carried, stage: Int32) -> None:
         """Copy a stage's numbers. The lane arrives at its barrier later, and counts when they have landed."""
-        full = job.shared.full(stage)
+        full, inside = job.shared.full(stage), iter(self.inside)
         for (part, first, whole), start in zip(self.copies, self.starts, strict=True):
             to = job.shared.numbers(stage) + (part.first + first * part.slot_bytes)
             if whole:
                 _copy_whole(to, start & -BULK if part.slack else start, part.bulk_bytes, full)
             else:
                 to += self.lane * part.slot_bytes + (self.skew if part.slack else 0)
-                _copy(to, start, self.lane, part.slots - first, part.slot_bytes)
+                valid = Int32(part.slot_bytes) * (next(inside) if part.chosen else 1)
+                _copy(to, start, self.lane, part.slots - first, part.slot_bytes, valid)
 
     def advance(self) -> None:
         """Go on to the next stage with numbers."""
@@ -304,35 +310,48 @@ class NumberAddresses(bridge.Carried):
             self.__dict__["skew"] = self.skew + Int32(step[slack.table.name]) & BULK - 1
 
 
-def _address(
-    plan: Sm90Plan, job: bridge.Carried, place: bridge.Place, k_tile: Int32, part: NumberSlots, slot: Int32
-) -> Int64:  # fmt: skip
-    """The address of a slot's number. One outside of the matrix is read at its edge, and not stored."""
-    table, (row, column, matrix) = part.table, place
+def _line(plan: Sm90Plan, job: bridge.Carried, place: bridge.Place, part: NumberSlots, slot: Int32) -> Int64:
+    """The line of a slot's number in its table: -1 for an index outside of A.
+
+    One outside of C is at its edge, and not stored.
+    """
+    table, (row, column, _) = part.table, place
     origin, size = (row, job.m) if table.axis == "m" else (column, job.n)
-    group = part.line(origin, slot * part.segment, size, cutlass.min) // table.group
-    offset = Int64(group) * getattr(job.given, f"{table.name}_group")
+    line = part.line(origin, slot * part.segment, size, cutlass.min)
+    if part.chosen:
+        return load_index(present(plan.indexed), job, INDICES, line, job.m)
+    return Int64(line // table.group)
+
+
+def _address(
+    plan: Sm90Plan, job: bridge.Carried, place: bridge.Place, k_tile: Int32, part: NumberSlots, line: Int64
+) -> Int64:  # fmt: skip
+    """The address of the number in a line of a table. Without such a line it is that of the first."""
+    table, matrix = part.table, place[2]
+    group = cutlass.max(line, Int64(0)) if part.chosen else line
+    offset = group * getattr(job.given, f"{table.name}_group")
     offset += Int64(k_tile) * getattr(job.given, f"{table.name}_k")
     if plan.batch > 1 and plan.along_k is None and not (table.axis == "m" and plan.joined_rows):
         offset += Int64(matrix) * getattr(job.given, f"{table.name}_batch")
     return getattr(job.given, table.name) + offset * f32.bytes
 
 
-def _skew(address: Int64) -> Int32:
-    """Bytes from the multiple of 16 before an address to it."""
-    return Int32(address & BULK - 1)
+def _skew(plan: Sm90Plan, job: bridge.Carried, place: bridge.Place, k_tile: Int32, part: NumberSlots) -> Int32:
+    """Bytes from the multiple of 16 before a tile's first number to it."""
+    first = _address(plan, job, place, k_tile, part, _line(plan, job, place, part, Int32(0)))
+    return Int32(first & BULK - 1)
 
 
 @cute.jit
 def _copy(
-    to: cute.Pointer, start: Int64, lane: Int32, lanes: cutlass.Constexpr, nbytes: cutlass.Constexpr
+    to: cute.Pointer, start: Int64, lane: Int32, lanes: cutlass.Constexpr, nbytes: cutlass.Constexpr, valid: Int32
 ) -> None:  # fmt: skip
-    """cp.async of a slot, by the first `lanes` lanes."""
+    """cp.async of a slot, by the first `lanes` lanes. The first `valid` bytes are read, others are zeros."""
     if const_expr(lanes >= WARP):
-        copy_bytes(to, start, nbytes, Int32(nbytes))
+        copy_bytes(to, start, nbytes, valid)
     else:
         if lane < lanes:
-            copy_bytes(to, start, nbytes, Int32(nbytes))
+            copy_bytes(to, start, nbytes, valid)
 
 
 @cute.jit

@@ -428,14 +428,20 @@ class PackedFragments(bridge.Carried):
     first   byte of a stage at which the warpgroup's first unit begins
     vector  the thread's first 16 bytes in a unit
     scale   the bytes of its rows' scales in a unit
+
+    Of a tile of strips each row block has a vector and a scale: a warp behind the last strip reads those of that one.
     """
 
     def __init__(self, plan: Sm90Plan, first_block: Int32, thread: Int32):
         self.plan, self.order = plan, plan.a.packing
+        threads = [thread]
+        if (strips := plan.a.strips) is not None:
+            quarters = [strips.quarter_read(thread // WARP, first_block + i, cutlass.min) for i in range(plan.blocks)]
+            threads = [thread % WARP + WARP * quarter for quarter in quarters]
         super().__init__(
             first=first_block * plan.a.block_bytes,
-            vector=self.order.vector_bytes(thread, 0),
-            scale=plan.a.code_bytes + self.order.scale_bytes(thread, 0),
+            vector=tuple([self.order.vector_bytes(each, 0) for each in threads]),
+            scale=tuple([plan.a.code_bytes + self.order.scale_bytes(each, 0) for each in threads]),
         )
 
     @property
@@ -447,10 +453,11 @@ class PackedFragments(bridge.Carried):
         """The thread's words of a turn of one block, and its scales by group."""
         order, operand = self.order, self.plan.a
         unit = shared.a(stage) + (self.first + block * operand.block_bytes)
+        vector, scale = [each[block % len(each)] for each in (self.vector, self.scale)]
         words: list[Int32] = []
         for at, count in operand.turn_words(turn):
-            words += load_words(unit + (self.vector + at), count)
-        scales = [load_words(unit + (self.scale + at), order.scale_words) for at in operand.turn_scales(turn)]
+            words += load_words(unit + (vector + at), count)
+        scales = [load_words(unit + (scale + at), order.scale_words) for at in operand.turn_scales(turn)]
         return words, scales
 
     def fragment(self, held: Words, number: int) -> list[Int32]:

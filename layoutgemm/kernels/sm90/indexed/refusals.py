@@ -12,20 +12,22 @@ from ...plan import check_settings
 if TYPE_CHECKING:
     from ...derive import Operand
     from ...epilogue.chain import Epilogue
+    from ...operands.promoted import Promoted
+    from ...ragged import Ragged
     from ..config import Sm90Config
-    from ..grouped import Ragged
 
 
 def check_indexed(
     indexed: IndexedRows, config: Sm90Config, operands: tuple[Operand, Operand], ragged: Ragged | None,
-    epilogue: Epilogue | None,
+    epilogue: Epilogue | None, mainloop: Promoted | None, batch: int,
 ) -> None:  # fmt: skip
     """Raise PlanError, naming the obstacle, for a problem without a kernel of indexed rows.
 
     operands  A and C
     """
     a, c = operands
-    check_rows_lie(indexed, a, c, epilogue)
+    tables = [] if mainloop is None else [x.name for x in mainloop.tables if x.axis == "m" and x.group == 1]
+    check_rows_lie(indexed, a, c, epilogue, tables, batch == 1 and ragged is None)
     if not indexed.places_rows and (indexed.copies or indexed.gather is None):
         return  # the product between copies and sums is an ordinary one
     moved = "scattered" if indexed.copies else "indexed"

@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ...epilogue.numpy_math import Math
+from ...grouped.along_k import START
 from ...operands.prologue import PrologueElement, check_types, prologue_line
 from ...plan import check_settings, present
-from ..grouped import START
 from .fragment_loads import loads_of
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ of neighbouring rows that lie next to each other come by one bulk copy.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ import numpy.typing as npt
 from ....report import Check
 from ...derive import either
 from ...numbers import W
+from ...operands.promoted import columns_between
 from ...plan import present, rounded_up
 from ...store import ROWS
 from ..mainloop import BULK, NUMBER_BYTES, Promoted, Table, product_of, said
@@ -33,10 +34,11 @@ class NumberSlots:
     segment  rows or columns that share a slot
     slots    of the tile
     first    the first slot's byte in the stage's numbers
-    width    rows or columns of the tile that lie next to each other: of a gated product's columns those of one half
+    width    rows or columns of the tile that lie next to each other: of several sums the columns of one
     span     K blocks whose numbers are in a slot
     slack    bytes that a bulk copy brings beside the numbers: 16 where a tile's begin at any number, else 0. It begins
              at a multiple of 16 bytes, so they lie up to 12 bytes behind their slots, as their address modulo 16 says
+    chosen   whether row indices of A choose the table's rows
     """
 
     table: Table
@@ -46,6 +48,7 @@ class NumberSlots:
     width: int
     span: int = 1
     slack: int = 0
+    chosen: bool = False
 
     @property
     def bytes(self) -> int:
@@ -66,7 +69,7 @@ class NumberSlots:
         >>> NumberSlots(Table("s", "m", 1), 1, 128, 0, 128, slack=16).bulk_bytes
         528
         """
-        adjacent = self.span == 1 and self.table.axis == "m" and self.table.group == 1
+        adjacent = self.span == 1 and self.table.axis == "m" and self.table.group == 1 and not self.chosen
         return self.bytes if adjacent and self.bytes % BULK == self.first % BULK == 0 else 0
 
     def in_bulk(
@@ -117,7 +120,7 @@ class NumberSlots:
         """
         if self.slots * self.segment == self.width:
             return minimum(origin + along, size - 1)
-        return minimum(origin + along % self.width, size - 1) + along // self.width * size
+        return minimum(origin + along % self.width, size - 1) + along // self.width * columns_between(self.table, size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +142,14 @@ class StageNumbers:
 
     @classmethod
     def of(
-        cls, loop: Promoted | None, tile: tuple[int, int], aligned_rows: bool, halves: int, slack: bool = False
+        cls, loop: Promoted | None, tile: tuple[int, int], aligned_rows: bool, sums: int, through: Sequence[str] = (),
+        slack: bool = False,
     ) -> StageNumbers:  # fmt: skip
         """The numbers of a main loop's tables for tiles of C.
 
         aligned_rows  tiles begin at multiples of their rows; else, after a group of any length, at any row
-        halves        places of B that a tile's columns are of: 2 of a gated product
+        sums          of an element of C: as many places of B, or matrices B, have a tile's columns
+        through       names of A's tables whose rows are chosen by index: neighbours have a slot each
         slack         bulk copies bring numbers of rows that begin anywhere
         """
         parts: list[NumberSlots] = []
@@ -152,10 +157,11 @@ class StageNumbers:
             return cls()
         for table in loop.tables:
             extent = tile["mn".index(table.axis)]
-            width = extent // (halves if table.axis == "n" else 1)
-            segment = table.segment(width) if table.axis == "n" or aligned_rows else 1
+            width = extent // (sums if table.axis == "n" else 1)
+            chosen = table.name in through
+            segment = table.segment(width) if table.axis == "n" or (aligned_rows and not chosen) else 1
             first = parts[-1].first + parts[-1].bytes if parts else 0
-            slots = NumberSlots(table, segment, extent // segment, first, width, loop.span)
+            slots = NumberSlots(table, segment, extent // segment, first, width, loop.span, chosen=chosen)
             parts.append(replace(slots, slack=BULK) if slack and slots.bulk_bytes else slots)
             slack = slack and not parts[-1].slack  # of one table: a tile has one skew
         return cls(tuple(parts))
@@ -237,12 +243,15 @@ def promotion_check(plan: Sm90Plan) -> Check:
         own, read = (i, i[:, first]) if table.axis == "m" else (j, j[:, first])
         step = part.width if table.axis == "n" or plan.aligned_rows else 1
         # Blocks of rows begin at multiples of 64 of the tile: own and read move by the same. A gated product's second
-        # half begins anywhere in a group that the unit divides; the ends of C are beyond these origins.
+        # half begins anywhere in a group that the unit divides, and each of several matrices at a group. The ends of C
+        # are beyond these origins.
         starts = range(0, extent, ROWS) if table.axis == "m" else (0,)
         period = math.lcm(table.group, step)
-        sizes = (period,) if part.width == extent else range(period, period + table.group, table.unit or table.group)
-        if part.width < extent and plan.n % (table.unit or table.group):
-            witness = witness or f"{table.name}: {plan.n} columns, a multiple of {table.unit or table.group}"
+        sizes = range(period, period + (1 if part.width == extent else 2))
+        if part.width < extent and table.matrices == 1:
+            sizes = range(period, period + table.group, unit := table.unit or table.group)
+            if plan.n % unit:
+                witness = witness or f"{table.name}: {plan.n} columns, a multiple of {unit}"
         for size in sizes:
             for start in starts:
                 slot = (part.byte(start + read) - part.first) // part.slot_bytes

@@ -4,37 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from ....atoms.tma.engine import shared_bits
-from ....checks.coverage import not_once
 from ....report import Check
-from ...operands.gated import HALF, HALVES
+from ...operands.gated import HALF
+from ...operands.sum_checks import misplaced_columns
 from ..plan import WARPGROUP, Sm90Plan
 
 
 def filled_by_halves(plan: Sm90Plan) -> Check:
     """Every byte of B's tile is copied once. Row r from line r % w of half r // w, for w columns of C."""
     tile, tma, width = plan.b.smem, plan.b.tma, plan.tile_c[1]
-    size = tile.dtype.bytes
-    times = np.zeros(tile.bytes, dtype=np.int64)
     witness = "" if tma.dims in (("k", "n", HALF), ("k", "n", HALF, "l")) else f"the map's dimensions are {tma.dims}"
-    box = tma.over([1 << 31] * len(tma.box), (0,) * (len(tma.box) - 1))
-    for copy in () if witness else tma.instructions:
-        if copy.smem_offset % 128:
-            witness = witness or f"the box at {copy.coord_offset} starts at shared byte {copy.smem_offset}"
-            continue
-        at = shared_bits(box, copy.smem_offset) // 8
-        k, n, half, *_ = np.meshgrid(
-            *[first + np.arange(count) for first, count in zip(copy.coord_offset, at.shape, strict=True)], indexing="ij"
-        )
-        inside = (n < width) & (half < HALVES) & (k < tile.extent[1])
-        wrong = np.argwhere(~inside | (at != tile.byte((half * width + n) % tile.extent[0], k % tile.extent[1])))
-        if len(wrong):
-            where = tuple(int(x) for x in wrong[0])
-            witness = witness or (
-                f"k {int(k[where])} of line {int(n[where])} of half {int(half[where])} lands at byte {int(at[where])}"
-            )
-        np.add.at(times, np.minimum(at[..., None] + np.arange(size), tile.bytes - 1).ravel(), 1)
-    witness = witness or not_once(times, "byte {} of the tile is written {} times, should be 1")
+    witness = witness or misplaced_columns(tile, width, [tma], HALF)
     statement = (
         f"{len(tma.instructions)} box(es) {tma.box} along {tma.dims} bring {width} gate columns of B, then the {width} "
         "that they gate, each element once, in its place"

@@ -10,6 +10,7 @@ from ....report import Check
 from ...quantized.checks import bank_checks, conversion_check, copied_check, fragments_check, order_checks
 from ...quantized.fragments import words_of
 from ...quantized.order import WORDS, PackedOrder
+from .strips import strips_check
 
 if TYPE_CHECKING:
     from ..plan import Sm90Plan
@@ -25,7 +26,7 @@ def packed_checks(plan: Sm90Plan, groups: int) -> list[Check]:
         unlike = f"the instruction's map of A is {plan.mma.layout_A}, the order's {order.atom.layout_A}"
     return [
         *order_checks(order),
-        copied_check(operand),
+        copied_check(operand) if operand.strips is None else strips_check(operand, operand.strips, plan.tile_c[0]),
         conversion_check(order, one_shift=operand.one_shift),
         fragments_check(operand, unlike),
         _blocks(plan, groups),

@@ -33,6 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...numbers import W
+from ...quantized.blocks import STRIP
 from ...quantized.formats import UNIT_K, UNIT_ROWS, QuantizedFormat
 from ..choose.occupancy import ClusterOccupancy
 from ..config import Sm90Config
@@ -262,6 +263,12 @@ _OF_BYTES_MORE: dict[int, tuple[int, int | None]] = {128: (2, None)}
 _TALL, _TALL_CONSUMERS = 256, 4
 _LOADED_APART = 128, 2  # features, parts of K: 33 to 64 rows have a loading warpgroup, and two K tiles ahead (1.5%)
 _TALL_MORE = (0.25, 1.0)  # us that 64 rows add to a tile of 256 features, of 33 rows and more without groups
+# Tiles of strips, of weights of 8 bits with a scale a column: us of a feature and a K tile, and of what comes once, by
+# parts of K. Features of the instructions -> warpgroups, stages, K tiles ahead. Narrower tiles were not timed.
+_STRIP_US, _STRIPS_ONCE, _STRIP_ROWS, _LEAST_STRIPS = 0.0037, {1: 2.3, 2: 3.8, 4: 5.0}, 32, 48
+_STRIP_TILES: dict[int, tuple[int, int | None, int]] = {
+    64: (3, 12, 2), 128: (4, 8, _AHEAD), 192: (3, 6, _AHEAD), 256: (4, None, _AHEAD)
+}  # fmt: skip
 _BY_BYTES = tuple([replace(kind, more=_TALL_MORE) if kind.tile == _TALL else kind for kind in _BY_WEIGHTS])
 _MANY = (
     _TileKind((64, 128), 0.43, 2.8, consumers=1, loader="warp"),
@@ -318,6 +325,8 @@ def packed_config(
         return replace(found, tile_k=UNIT_K // 2, consumers=_TALL_CONSUMERS) if tall else found
     own = _OF_BYTES if rows <= _BETWEEN else _OF_BYTES_MORE if most else {}
     found = _few(n, rows, k, sms, _BY_BYTES if most else _BY_WEIGHTS, own)
+    if (strips := _by_strips(found, n, rows, k, sms)) is not None:
+        return strips
     if found.tile[0] == _TALL and rows > _BETWEEN:
         return replace(found, tile_k=UNIT_K // 2 if found.split == 2 else None, consumers=_TALL_CONSUMERS)
     if (found.tile[0], found.split) == _LOADED_APART and most:
@@ -393,7 +402,13 @@ def packed_candidates(
             kind.config(rows, k, store, each, by) for _, kind, by in found for each in (None, weights)
         )
         return
-    k_tiles, scales = -(-k // UNIT_K), _scales(weights, rows, become == "e4m3")
+    few = list(_few_candidates(rows, -(-k // UNIT_K), _scales(weights, rows, become == "e4m3")))
+    yield from (strips for config in few if (strips := in_strips(config, n)) != config)
+    yield from few
+
+
+def _few_candidates(rows: int, k_tiles: int, scales: str) -> Iterator[Sm90Config]:
+    """Configurations for few rows, and any number of features."""
     for tile, parts in _PARTS.items():
         blocks = tile // UNIT_ROWS
         for split in (split for split in parts if split <= k_tiles):
@@ -401,6 +416,51 @@ def packed_candidates(
                 yield _few_config(tile, rows, split, consumers, k_tiles, scales)
             for consumers in (consumers for consumers in (2, 3, 4) if consumers > blocks and consumers % blocks == 0):
                 yield _few_config(tile, rows, split, consumers, k_tiles, scales)
+
+
+def _by_strips(found: Sm90Config, n: int, rows: int, k: int, sms: int) -> Sm90Config | None:
+    """The kernel with tiles of strips, where these take less time than a choice's tiles.
+
+    More than 32 rows are bound by conversions and products, which strips are not fewer of. There they are only taken in
+    place of several rounds.
+    """
+    k_tiles, rounds = -(-k // UNIT_K), _rounds(-(-n // found.tile[0]), found.split, sms)
+
+    def us(features: int, split: int, rounds: int = 1) -> float:
+        return rounds * -(-k_tiles // split) * features * _STRIP_US + _STRIPS_ONCE[split]
+
+    if rows > _STRIP_ROWS and rounds == 1:
+        return None
+    each = {split: _strips_of_a_round(n, split, sms) for split in (1, 2) if split <= k_tiles}
+    able = {split: f for split, f in each.items() if f % UNIT_ROWS and _LEAST_STRIPS <= f < _TALL}
+    split = min(able, key=lambda split: us(able[split], split), default=0)
+    if not split or us(able[split], split) >= us(found.tile[0], found.split, rounds):
+        return None
+    tile = -(-able[split] // UNIT_ROWS) * UNIT_ROWS
+    consumers, stages, ahead = _STRIP_TILES[tile]
+    if rows > _STRIP_ROWS:  # two warpgroups that take K tiles in turn have registers for more sums
+        consumers, stages = max(tile // UNIT_ROWS, min(consumers, 2)), None
+    config = replace(_few_config(tile, rows, split, consumers, k_tiles, "weights"), stages=stages)
+    return in_strips(config.tuned(prefetch=min(ahead, k_tiles)), n, sms)
+
+
+def _strips_of_a_round(n: int, split: int, sms: int) -> int:
+    """Features of a tile, whole strips, of which one round has all."""
+    return -(-n // (STRIP * ClusterOccupancy(sms).resident(split))) * STRIP
+
+
+def in_strips(config: Sm90Config, n: int, sms: int = SMS) -> Sm90Config:
+    """The same kernel with tiles of strips, if one round of them has more CTAs.
+
+    >>> config = Sm90Config((64, 16), consumers=1, store="direct", loader="warp")
+    >>> [in_strips(config, n).tuning.features for n in (6144, 8192, 5120, 16384)]
+    [48, None, 48, None]
+    """
+    able = config.loader == "warp" and config.store == "direct" and config.cluster == (1, 1)
+    features = _strips_of_a_round(n, config.split, sms)
+    if not able or config.tile_k not in (None, UNIT_K) or not config.tile[0] - UNIT_ROWS < features < config.tile[0]:
+        return config
+    return replace(config, one_tile_per_cluster=True, launch="tiles").tuned(features=features)
 
 
 def experts_config(rows: int, experts: int, become: str = "bf16") -> Sm90Config:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ....atoms.copy.base import WARP
 from ....errors import PlanError
 from ...derive import Operand
 from ...numbers import W
@@ -13,6 +14,7 @@ from ...quantized.blocks import DEPTHS, PackedBlocks, PackedTile
 from ...quantized.float8 import refusal
 from ...quantized.formats import ACTIVATIONS, FLOAT8, QuantizedFormat
 from ...quantized.order import WORDS, PackedOrder
+from .strips import StripCopies
 
 if TYPE_CHECKING:
     from ....atoms import MmaAtom
@@ -29,10 +31,12 @@ class PackedOperand(PackedBlocks):
     scales  what the scales of groups multiply, as `Sm90Tuning` has it; of float8 activations they multiply sums
     turns   runs of the loop that issues the products of a K tile, each with the words of its own part of K: two sets of
             fragment registers are then as many times smaller
+    strips  the copies of a tile of strips, or None for bulk copies
     """
 
     scales: str = "weights"
     turns: int = 1
+    strips: StripCopies | None = None
     rest: None = None
     ends: None = None
     maps: int = 1  # every kernel's first parameter is a tensor map: here it is B's once more, and not used
@@ -44,8 +48,13 @@ class PackedOperand(PackedBlocks):
 
     @property
     def sent_bytes(self) -> int:
-        """The bytes that one CTA reads for a stage."""
-        return self.bytes
+        """The bytes of a stage that its barrier counts: none of strips, whose copies arrive."""
+        return self.bytes if self.strips is None else 0
+
+    @property
+    def arrivals(self) -> int:
+        """Arrivals at a stage's barrier, of lanes that copy strips."""
+        return 0 if self.strips is None else WARP
 
     @property
     def scales_sums(self) -> bool:
@@ -95,11 +104,15 @@ class PackedOperand(PackedBlocks):
 
 
 def packed_operand(
-    fmt: QuantizedFormat, rows: int, depth: int, spec: Operand, scales: str = "weights"
+    fmt: QuantizedFormat, rows: int, depth: int, spec: Operand, scales: str = "weights", features: int | None = None
 ) -> PackedOperand:  # fmt: skip
-    """The operand of K tiles of `rows` rows and `depth` of K. `spec` is the activations' type."""
+    """The operand of K tiles of `rows` rows and `depth` of K. `spec` is the activations' type.
+
+    features  of a tile of strips, or None
+    """
     order = PackedOrder(fmt, spec.dtype.name)
-    made = PackedOperand(order, PackedTile((rows, depth), 0), spec.dtype, scales=scales)
+    strips = None if features is None else StripCopies(order, features)
+    made = PackedOperand(order, PackedTile((rows, depth), 0), spec.dtype, scales=scales, strips=strips)
     return replace(made, smem=PackedTile((rows, depth), made.bytes))
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from ....atoms.copy.base import VECTOR_BYTES
 from ....dtypes import u8
 from ...quantized.formats import UNIT_ROWS
 from ...quantized.fragments import block_scales, block_values
@@ -24,6 +25,11 @@ def load_blocks(
 ) -> None:
     """Copy a K tile's row blocks into a stage, as the kernel's bulk copies do."""
     (rows, along_k), k_tile = units_of(plan.m, plan.k), origin["k"] // plan.tile[2]
+    if plan.a.strips is not None:
+        vector = np.arange(VECTOR_BYTES)
+        copied = np.array(plan.a.strips.copied(origin["m"], plan.m, along_k, k_tile))
+        smem.write(address + copied[:, 1:] + vector, units[copied[:, :1] + vector], u8)
+        return
     for number in range(plan.a.row_blocks):
         block = weight_block(plan.m, origin["l"], min(origin["m"] // UNIT_ROWS + number, rows - 1))
         for copy in plan.a.block_copies(block, k_tile, along_k):

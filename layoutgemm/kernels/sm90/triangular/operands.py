@@ -26,6 +26,7 @@ from ...plan import check_settings
 
 if TYPE_CHECKING:
     from ...operands.combined import Combined
+    from ...operands.promoted import Promoted
     from ..config import Sm90Config
     from ..plan import Sm90Plan
 
@@ -96,8 +97,9 @@ class Triangles:
 
 
 def check_triangles(
-    triangles: Triangles, sizes: tuple[int, int, int, int], config: Sm90Config, gated: Combined | None
-) -> None:
+    triangles: Triangles, sizes: tuple[int, int, int, int], config: Sm90Config, gated: Combined | None,
+    loop: Promoted | None,
+) -> None:  # fmt: skip
     """Raise PlanError, naming the obstacle, for a problem without a kernel that skips K tiles."""
     if triangles.b is not None and gated is not None:
         raise PlanError(
@@ -107,6 +109,8 @@ def check_triangles(
         config, "tiles with different numbers of K tiles take", split=1, schedule="cooperative",
         staged_epilogue_k_tiles=0, reverse_odd_tiles=False, prefetch=0,
     )  # fmt: skip
+    if loop is not None and loop.span > 1:
+        raise PlanError(f"triangles: numbers of {loop.span} K blocks come together, and a tile has any number of them")
     if config.loader == "self":
         raise PlanError(
             "loader = 'self': a consumer that loads looks ahead into tiles with another number of K tiles; triangular "

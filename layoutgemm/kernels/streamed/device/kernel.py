@@ -241,10 +241,10 @@ class StreamedSums:
 
     def __init__(self, plan: StreamedPlan):
         self.epilogue, self.c, self.batch, self.partials, self.mma = plan.epilogue, plan.c, 1, plan.partials, plan
-        self.row_exchange, self.tile_c = None, (0, 0)  # bands of features are no tiles of columns
+        self.row_exchange, self.indexed, self.tile_c = None, None, (0, 0)  # bands of features are no tiles of columns
 
 
-class WarpStream(ampere.LoopCarried):
+class WarpStream(bridge.Rebuilt):
     """A lane's slots: filled with its share of units, and multiplied."""
 
     held = ("values",)

@@ -16,7 +16,7 @@ from layoutgemm.checks.pipeline.prove import prove_pipeline
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import Sm90Config, Sm90Plan
-from layoutgemm.kernels.epilogue.chain import Activation, Bias, Epilogue
+from layoutgemm.kernels.epilogue.chain import Activation, Bias, Epilogue, RowReduce
 from layoutgemm.kernels.quantized.formats import MXFP8, NVFP4, QuantizedFormat
 from layoutgemm.kernels.quantized.packing import PackedWeights, QuantizedWeights, pack, quantize, unpack
 from layoutgemm.kernels.run.emulated import emulate_plan
@@ -98,13 +98,24 @@ FORMS = {
         Sm90Config((256, 112), tile_k=64, consumers=4, stages=2, **FEW),
     ),
     "two blocks": (QuantizedFormat("int8", 128), "f16", (264, 40, 256), Sm90Config((256, 32), stages=2)),
+    "strips, sliced": (
+        INT4, "bf16", (100, 9, 384),
+        Sm90Config((64, 16), consumers=3, stages=6, scales="sums", launch="tiles", features=48, overlap=True,
+                   prefetch=2, **SLICED),
+    ),
+    "strips, split": (
+        QuantizedFormat("int4", 32, True), "f16", (90, 9, 256),
+        Sm90Config((128, 16), consumers=1, split=2, stages=2, launch="tiles", features=80, one_tile_per_cluster=True,
+                   **FEW),
+    ),
 }  # fmt: skip
 
 
 SUMMED = ("four warpgroups", "two CTAs an SM")
 WARPS = ("warps, split", "warps, half units")
 TURNS = ("in turns", "in turns, of half vectors")
-SLICES = [form for form in FORMS if "slice" in form]
+STRIPS = ("strips, sliced", "strips, split")
+SLICES = [form for form in FORMS if "slice" in form and form not in STRIPS]
 
 
 def problem(form: str) -> tuple[Sm90Plan, PackedWeights, np.ndarray, np.ndarray, np.ndarray]:
@@ -124,7 +135,7 @@ def problem(form: str) -> tuple[Sm90Plan, PackedWeights, np.ndarray, np.ndarray,
     return plan, packed, b, want, plan.c.dtype.unit_roundoff * np.abs(want) + 2.0**-18 * size
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [pytest.param(form, marks=[pytest.mark.slow] * (form == STRIPS[1])) for form in FORMS])
 def test_the_checks_hold_and_the_executor_is_right(form: str) -> None:
     plan, packed, b, want, bound = problem(form)
     plan.check().require()
@@ -145,6 +156,7 @@ def test_the_checks_hold_and_the_executor_is_right(form: str) -> None:
         pytest.param(TURNS[1], marks=pytest.mark.slow),
         *WARPS,
         *SLICES,
+        *[pytest.param(form, marks=pytest.mark.slow) for form in STRIPS],
     ],
 )
 def test_the_compiled_kernel_is_right_and_free_of_races(form: str) -> None:
@@ -267,6 +279,35 @@ def test_first_addresses_are_derived_before_the_kernel_before_has_ended() -> Non
     lines = problem("four warpgroups")[0].compile().sass().text.splitlines()
     wait, load = [next(i for i, line in enumerate(lines) if name in line) for name in ("ACQBULK", "UBLKCP")]
     assert wait < load < wait + 75  # lines: 62, and 106 where the compiler may move the addresses behind the wait
+
+
+def test_strips_share_features_that_tiles_of_64_do_not() -> None:
+    config = Sm90Config((64, 16), consumers=3, features=48, launch="tiles", **SLICED)
+    plan = Sm90Plan.derive(6144, 16, 4096, a="bf16", b="bf16:col", c="bf16:col", weights=INT4, config=config)
+    assert (plan.tile_c, plan.tiles, plan.full_arrivals, plan.full_bytes) == ((48, 16), (128, 1), 33, plan.b.bytes)
+    wrong = replace(plan.a.strips, features=32)  # a strip less is copied than warps read
+    assert [c.name for c in packed_checks(replace(plan, a=replace(plan.a, strips=wrong)), 1) if not c] == ["strips A"]
+
+
+STRIPS_REFUSED = {
+    "features = 40 of a tile of 64: a multiple of 16": ({"features": 40}, None),
+    "features = 48 of a tile of 128: .* more than 64": ({"tile": (128, 16)}, None),
+    "loader = 'warpgroup': features = 48": ({"loader": "warpgroup"}, None),
+    "tile_k = 64: features = 48": ({"tile_k": 64}, None),
+    "features = 48 and rowmax": ({}, Epilogue(RowReduce("max", name="rowmax"))),
+}
+
+
+@pytest.mark.parametrize("said", STRIPS_REFUSED)
+def test_tiles_of_strips_that_no_kernel_has_are_refused(said: str) -> None:
+    changes, epilogue = STRIPS_REFUSED[said]
+    config = replace(Sm90Config((64, 16), consumers=4, features=48, launch="tiles", **SLICED), **changes)
+    with pytest.raises(PlanError, match=said):
+        Sm90Plan.derive(
+            100, 13, 384, a="bf16", b="bf16:col", c="bf16:col", weights=INT4, config=config, epilogue=epilogue
+        )
+    with pytest.raises(PlanError, match="features = 48: only packed weights have strips of 16"):
+        Sm90Plan.derive(64, 16, 128, config=Sm90Config((64, 16), consumers=1, features=48))
 
 
 def test_loads_of_other_columns_fail_their_check(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -448,7 +489,7 @@ def test_weights_of_bytes_take_other_warpgroups_and_stages() -> None:
             )  # fmt: skip
             assert registers_fit(plan), (code, n, k)
             if n in (28672, 8192):
-                assert (plan.config.consumers, plan.stages) == {28672: (4, 4), 8192: (3, 12)}[n]
+                assert (plan.config.consumers, plan.stages) == {28672: (4, 6), 8192: (3, 12)}[n]
     groups = packed_config(8192, 16, 8192, weights=QuantizedFormat("int8", 128))
     assert (groups.consumers, groups.stages) == (4, None)
 
@@ -488,6 +529,18 @@ def test_weights_of_bytes_and_17_to_64_rows_take_tiles_within_4_percent_of_the_f
         label = "" if config.schedule == "sliced" else f"{parts} c{config.consumers}{apart}"  # "": the choice before
         if 16 < row["rows"] <= 64:
             assert own.get(label, own["choice"]) <= 1.04 * min(own.values()), (row["n"], row["k"], row["rows"], label)
+
+
+def test_strips_are_taken_where_they_are_fastest() -> None:
+    """Features, parts of K, warpgroups and K tiles ahead, by results/quantized_strips_h200.json."""
+    for row in json.loads((RESULTS / "quantized_strips_h200.json").read_text())["rows"]:
+        name, _, become = row["format"].removesuffix(" x").rpartition(", ")
+        fmt = INT4 if name == str(INT4) else QuantizedFormat("e4m3")
+        config = packed_config(row["n"], row["rows"], row["k"], 132, become, fmt)
+        features = config.tuning.features
+        label = f"{features}{' s2' * (config.split == 2)} c{config.consumers}{' p2' * (config.tuning.prefetch == 2)}"
+        label = "default" if features is None else label + " max" * (config.stages is None and features == 224)
+        assert row["us"][label] <= 1.01 * min(row["us"].values()), (row["n"], row["rows"], label)
 
 
 def test_groups_of_bytes_and_64_rows_take_tiles_within_1_percent_of_the_fastest() -> None:

@@ -1,4 +1,4 @@
-"""The numbers of a main loop that promotes, and its totals. See `sm80.promoted`."""
+"""The numbers of a main loop that promotes, and its totals. See `operands.thread_numbers`."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from ....dtypes import f32
-from ...dsl import ampere
 from ...dsl import math as element
+from ...dsl.types import Rebuilt
 from ...epilogue.tracing import Values
-from ...operands.promoted import TOTAL
 from ...plan import present
-from ..plan import Sm80Plan
-from ..promoted import number_slots
+from ..promoted import TOTAL, columns_between
+from ..thread_numbers import PromotingPlan, number_slots
 
 _MATH = element.ElementMath(exact=True)
 
 
-class Promotion(ampere.LoopCarried):
+class Promotion(Rebuilt):
     """A thread's numbers of each K block, and the function of them.
 
     place  first row, first column and matrix of the warp's part of C, and the end of its rows
@@ -30,7 +29,7 @@ class Promotion(ampere.LoopCarried):
     held = ("lines", "tables", "last")
 
     def __init__(
-        self, plan: Sm80Plan, lane: Int32, place: tuple[Int32, Int32, Int32, Int32], n: Int32, k_blocks: Int32,
+        self, plan: PromotingPlan, lane: Int32, place: tuple[Int32, Int32, Int32, Int32], n: Int32, k_blocks: Int32,
         given: Mapping[str, Int64],
     ):  # fmt: skip
         self.plan, self.slots = plan, number_slots(plan)
@@ -41,7 +40,7 @@ class Promotion(ampere.LoopCarried):
         for each in self.slots:
             origin, last = (column, n - 1) if each.along else (row, end - 1)
             for slot, (_, half) in enumerate(each.first):
-                at = cutlass.min(each.place(lane, slot) + origin, last) + half * n
+                at = cutlass.min(each.place(lane, slot) + origin, last) + half * columns_between(each.table, n)
                 self.lines.append(at // each.table.group)
             base, group, k, batch = (given[word] for word in each.table.words)
             if plan.batch > 1 and not (each.along == 0 and plan.joined_rows):
@@ -65,12 +64,19 @@ class Promotion(ampere.LoopCarried):
 
     def promote(self, totals: cute.Tensor, sums: cute.Tensor, numbers: cute.Tensor) -> None:
         """The next total of each element of the thread."""
-        plan, fragment = self.plan, self.plan.fragment
-        for half in range(plan.sums):
-            for value in range(fragment.accumulator_registers):
-                at = fragment.register(value) + half * fragment.accumulator_registers
-                read, first = {TOTAL: totals[at]}, 0
-                for each in self.slots:
-                    read[each.table.name] = numbers[first + each.slot(value, half)]
-                    first += len(each.first)
-                totals[at] = Float32(present(plan.mainloop).evaluate(sums[at], Values(read, _MATH)))
+        for half in range(self.plan.sums):
+            for value in range(self.plan.fragment.accumulator_registers):
+                at = self.register(value, half)
+                totals[at] = self.next_total(totals[at], sums[at], numbers, value, half)
+
+    def register(self, value: int, half: int) -> int:
+        """The total, and sum, of a value."""
+        return self.plan.fragment.register(value) + half * self.plan.fragment.accumulator_registers
+
+    def next_total(self, total: Float32, product: Float32, numbers: cute.Tensor, value: int, half: int) -> Float32:
+        """The next total of one element, of its number and sum."""
+        read, first = {TOTAL: total}, 0
+        for each in self.slots:
+            read[each.table.name] = numbers[first + each.slot(value, half)]
+            first += len(each.first)
+        return Float32(present(self.plan.mainloop).evaluate(product, Values(read, _MATH)))

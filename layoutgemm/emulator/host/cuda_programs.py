@@ -1,0 +1,607 @@
+"""CUDA C++ programs run above a runtime that launches in the emulator.
+
+nvcc compiles a source to a library of host code and PTX. The runtime's functions that it calls are callbacks of this
+process. Those without one are refused by name where they are called. Memory of the device is memory of the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...errors import EmulatorError
+from ..machine.launch import MULTIPROCESSORS
+from ..machine.tensor_map import BYTES, from_driver
+from .cuda_calls import ALLOCATE, DONE, FREE, DeviceMemory, attribute_of
+from .devices import CUDA, GpuModel
+from .driver_modules import Launched, PtxFunction, PtxLaunch, PtxModule, parameter_bytes
+from .launcher import c_compiler, resident
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+_REGISTERED = ("__cudaRegisterFatBinaryEnd", "__cudaUnregisterFatBinary", "__cudaInitModule")
+# How a library is built that this module runs: PTX alone, as text.
+NVCC_FLAGS = ("-shared", "-Xcompiler", "-fPIC", "-cudart", "none", "-no-compress", "-lineinfo")
+# cudaError, driver_types.h.
+INVALID_VALUE, INVALID_CONFIGURATION, LAUNCH_FAILURE, COOPERATIVE_TOO_LARGE, NOT_SUPPORTED = 1, 9, 719, 720, 801
+ERRORS = {
+    0: "no error", INVALID_VALUE: "invalid argument", INVALID_CONFIGURATION: "invalid configuration argument",
+    LAUNCH_FAILURE: "unspecified launch failure", COOPERATIVE_TOO_LARGE: "too many blocks in cooperative launch",
+    NOT_SUPPORTED: "operation not supported",
+}  # fmt: skip
+_WRAPPER, _FATBIN, _PTX, _COMPRESSED = 0x466243B1, 0xBA55ED50, 1, 0xA000  # fatbinary_section.h, and nvcc's output
+_COOPERATIVE, _CLUSTER, _DEPENDENT = 2, 4, 6  # cudaLaunchAttributeID, driver_types.h
+_TO_DEVICE, _TO_HOST, _BETWEEN = 1, 2, 3  # cudaMemcpyKind
+# cudaDeviceAttr, driver_types.h, as `attribute_of` names them.
+_ATTRIBUTES = {
+    1: "maxthreadsperblock", 2: "maxblockdimx", 3: "maxblockdimy", 4: "maxblockdimz", 5: "maxgriddimx",
+    6: "maxgriddimy", 7: "maxgriddimz", 8: "maxsharedmemoryperblock", 9: "totalconstantmemory", 10: "warpsize",
+    12: "maxregistersperblock", 16: "multiprocessorcount", 18: "integrated", 19: "canmaphostmemory",
+    31: "concurrentkernels", 38: "l2cachesize", 39: "maxthreadspermultiprocessor", 41: "unifiedaddressing",
+    75: "computecapabilitymajor", 76: "computecapabilityminor", 81: "maxsharedmemorypermultiprocessor",
+    82: "maxregisterspermultiprocessor", 83: "managedmemory", 89: "concurrentmanagedaccess", 95: "cooperativelaunch",
+    97: "maxsharedmemoryperblockoptin", 106: "maxblockspermultiprocessor", 115: "memorypoolssupported",
+    120: "clusterlaunch",
+}  # fmt: skip
+# Ways to end a program, and handlers of its end: this process goes on and prints the findings.
+STUB = """#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+extern char **environ;
+static struct handler { void (*call)(void *); void *argument; struct handler *next; } *last;
+static jmp_buf back;
+static int status;
+int __cxa_atexit(void (*call)(void *), void *argument, void *library) {
+  struct handler *made = malloc(sizeof *made);
+  *made = (struct handler){call, argument, last};
+  return last = made, 0;
+}
+void exit(int code) { status = code; longjmp(back, 1); }
+void abort(void) { exit(134); }
+void __assert_fail(const char *what, const char *file, unsigned line, const char *where) {
+  fprintf(stderr, "%s:%u: %s: Assertion `%s' failed.\\n", file, line, where, what);
+  abort();
+}
+int layoutgemm_run(int (*main)(int, char **, char **), int count, char **words) {
+  if (!setjmp(back)) status = main(count, words, environ);
+  for (struct handler *one; (one = last);) { last = one->next; one->call(one->argument); }
+  return status;
+}
+"""
+
+_C = ctypes.CDLL(None)
+_LOADED: list[object] = []  # libraries whose destructors may call their runtime until the process ends
+
+
+class Dim3(ctypes.Structure):
+    """`dim3` of CUDA C++."""
+
+    _fields_ = [(axis, ctypes.c_uint32) for axis in "xyz"]
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """The three sizes."""
+        return self.x, self.y, self.z
+
+
+class _Properties(ctypes.Structure):
+    """`cudaDeviceProp` of CUDA 13, as far as programs read it; driver_types.h."""
+
+    _fields_ = [
+        (name, kind * count if count > 1 else kind)
+        for kind, names in (
+            (ctypes.c_char, "name:256 uuid:16 luid:8"),
+            (ctypes.c_uint32, "luidDeviceNodeMask"),
+            (ctypes.c_size_t, "totalGlobalMem sharedMemPerBlock"),
+            (ctypes.c_int, "regsPerBlock warpSize"),
+            (ctypes.c_size_t, "memPitch"),
+            (ctypes.c_int, "maxThreadsPerBlock maxThreadsDim:3 maxGridSize:3"),
+            (ctypes.c_size_t, "totalConstMem"),
+            (ctypes.c_int, "major minor"),
+            (ctypes.c_size_t, "textureAlignment texturePitchAlignment"),
+            (ctypes.c_int, "multiProcessorCount integrated canMapHostMemory textures:39"),
+            (ctypes.c_size_t, "surfaceAlignment"),
+            (ctypes.c_int, "concurrentKernels ECCEnabled pci:3 tccDriver asyncEngineCount unifiedAddressing"),
+            (ctypes.c_int, "memoryBusWidth l2CacheSize persistingL2CacheMaxSize maxThreadsPerMultiProcessor"),
+            (ctypes.c_int, "streamPrioritiesSupported globalL1CacheSupported localL1CacheSupported"),
+            (ctypes.c_size_t, "sharedMemPerMultiprocessor"),
+            (ctypes.c_int, "regsPerMultiprocessor managedMemory multiGpu:2 hostNativeAtomicSupported"),
+            (ctypes.c_int, "pageableMemoryAccess concurrentManagedAccess computePreemptionSupported"),
+            (ctypes.c_int, "canUseHostPointerForRegisteredMem cooperativeLaunch"),
+            (ctypes.c_size_t, "sharedMemPerBlockOptin"),
+            (ctypes.c_int, "pageTables directManagedMemAccessFromHost maxBlocksPerMultiProcessor"),
+        )
+        for name, count in ((word.partition(":")[0], int(word.partition(":")[2] or 1)) for word in names.split())
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class RegisteredImage:
+    """The PTX of one registered image, read when it is first needed."""
+
+    text: str
+    memory: DeviceMemory
+
+    @cached_property
+    def module(self) -> PtxModule:
+        """The module of that text."""
+        return PtxModule.of(self.text, self.memory)
+
+
+def ptx_of(wrapper: int, capability: tuple[int, int]) -> str:
+    """The PTX of an image that nvcc registers: the newest that this GPU takes. Raises EmulatorError for none."""
+    magic, _ = (ctypes.c_uint32 * 2).from_address(wrapper)
+    at = ctypes.c_uint64.from_address(wrapper + 8).value
+    if magic != _WRAPPER or ctypes.c_uint32.from_address(at).value != _FATBIN:
+        raise EmulatorError(f"an image of CUDA begins with {magic:#x}, not {_WRAPPER:#x}")
+    at, end = at + 16, at + 16 + ctypes.c_uint64.from_address(at + 8).value
+    found: dict[int, str] = {}
+    while at < end:
+        kind = ctypes.c_uint16.from_address(at).value
+        header, size = ctypes.c_uint32.from_address(at + 4).value, ctypes.c_uint64.from_address(at + 8).value
+        arch, flags = ctypes.c_uint32.from_address(at + 28).value, ctypes.c_uint64.from_address(at + 40).value
+        if kind == _PTX and arch <= 10 * capability[0] + capability[1]:
+            if flags & _COMPRESSED:
+                raise EmulatorError("the program's PTX is compressed: build it with nvcc -no-compress")
+            found[arch] = ctypes.string_at(at + header, size).rstrip(b"\0").decode()
+        at += header + size
+    if not found:
+        raise EmulatorError(
+            "the program has no PTX for compute capability {}.{}: build it with nvcc -gencode "
+            "arch=compute_90a,code=compute_90a, for that GPU".format(*capability)
+        )
+    return found[max(found)]
+
+
+class CudaRuntime:
+    """The functions of CUDA's runtime that a program calls, and what its handles stand for."""
+
+    def __init__(self, device: GpuModel, memory: DeviceMemory, launch: Launched, fatal: list[EmulatorError]) -> None:
+        self.device, self.memory, self.fatal = device, memory, fatal
+        self._launch = launch
+        self._programs: list[RegisteredImage] = []
+        self._kernels: dict[int, tuple[RegisteredImage, str]] = {}
+        self._variables: dict[int, tuple[RegisteredImage, str]] = {}
+        self._pushed: list[tuple[Dim3, Dim3, int, int]] = []
+        self._handles = iter(range(1, 1 << 30))
+        self._texts: dict[int, bytes] = {}
+        self._stopped = False  # by a kernel that could not go on
+        self._status = 0  # of the last function, until a program asks for it
+        self._callbacks: dict[str, tuple[object, int]] = {}  # what C calls, and its address
+
+    # ------------------------------------------------------------------------------------ functions by name
+
+    def functions(self) -> dict[str, Callable[..., int | None]]:
+        """The functions that have an answer, by name."""
+
+        def done(*args: object) -> int:
+            return self._failed
+
+        return (
+            dict.fromkeys((*DONE["runtime"], *_REGISTERED), done)
+            | self._registration() | self._launches() | self._memory_functions() | self._queries()
+        )  # fmt: skip
+
+    def callback(self, name: str) -> int:
+        """The address of a function for C, which answers as CUDA's does. One without an answer is refused."""
+        if name not in self._callbacks:
+            plain = self.functions().get(name) or self._refusal(name)
+            parameters = inspect.signature(plain).parameters.values()
+            words = [one.annotation for one in parameters if one.kind != one.VAR_POSITIONAL]
+            kinds = [Dim3 if word == "Dim3" else ctypes.c_size_t for word in words]
+
+            def call(*args: object) -> int:
+                try:
+                    status = plain(*args) or 0
+                except EmulatorError as error:
+                    if error not in self.fatal:
+                        self.fatal.append(error)
+                    status = self._failed or INVALID_VALUE
+                except BaseException as error:  # none may pass through C
+                    self.failure(f"{name}: {type(error).__name__}: {error}")
+                    status = self._failed or INVALID_VALUE
+                if 0 < status < 1000 and name.startswith("cuda"):
+                    self._status = status
+                return status
+
+            made = ctypes.CFUNCTYPE(ctypes.c_size_t, *kinds)(call)
+            self._callbacks[name] = made, ctypes.cast(made, ctypes.c_void_p).value or 0
+        return self._callbacks[name][1]
+
+    def failure(self, text: str) -> EmulatorError:
+        """An error of that text, which the report of the GPU has."""
+        self.fatal.append(EmulatorError(text))
+        return self.fatal[-1]
+
+    def _refusal(self, name: str) -> Callable[..., int]:
+        def refuse(*args: object) -> int:
+            text = f"the program calls {name}, which has no answer on an emulated GPU"
+            if text not in map(str, self.fatal):
+                self.failure(text)
+            return NOT_SUPPORTED
+
+        return refuse
+
+    @property
+    def _failed(self) -> int:
+        """The status after a kernel that could not go on: a GPU keeps it."""
+        return LAUNCH_FAILURE if self._stopped else 0
+
+    def _registration(self) -> dict[str, Callable[..., int | None]]:
+        """Registration of images, kernels and variables, before `main`."""
+
+        def image(wrapper: int) -> int:
+            self._programs.append(RegisteredImage(ptx_of(wrapper, self.device.capability), self.memory))
+            return len(self._programs)
+
+        def kernel(handle: int, host: int, device: int, name: int) -> None:
+            self._kernels[host] = self._programs[handle - 1], ctypes.string_at(name).decode()
+
+        def variable(handle: int, host: int, device: int, name: int) -> None:
+            self._variables[host] = self._programs[handle - 1], ctypes.string_at(name).decode()
+
+        def managed(handle: int, host: int, device: int, name: int) -> None:
+            array = self._programs[handle - 1].module.variables[ctypes.string_at(name).decode()]
+            ctypes.c_uint64.from_address(host).value = array.ctypes.data
+
+        def handle_of(out: int, host: int) -> None:
+            ctypes.c_uint64.from_address(out).value = host
+
+        return {
+            "__cudaRegisterFatBinary": image,
+            "__cudaRegisterFunction": kernel,
+            "__cudaRegisterVar": variable,
+            "__cudaRegisterManagedVar": managed,
+            "__cudaGetKernel": handle_of,
+        }
+
+    # ------------------------------------------------------------------------------------ launches
+
+    def function(self, host: int) -> PtxFunction:
+        """The kernel that a host function's address stands for."""
+        if host not in self._kernels:
+            raise EmulatorError(f"{host:#x} is launched, and no kernel of the program is registered there")
+        program, name = self._kernels[host]
+        return PtxFunction(program.module, program.module.kernels[name])
+
+    def _run(
+        self, host: int, grid: Sequence[int], block: Sequence[int], shared: int, given: int, stream: int,
+        cluster: Sequence[int] = (), cooperative: bool = False, dependent: bool = False,
+    ) -> int:  # fmt: skip
+        if self._stopped:
+            return LAUNCH_FAILURE
+        function = self.function(host)
+        kernel = function.kernel
+        if min(*grid, *block) < 1:
+            return INVALID_CONFIGURATION
+        blocks = grid[0] * grid[1] * grid[2]
+        if cooperative and blocks > resident(kernel.target, block[0] * block[1] * block[2], shared):
+            return COOPERATIVE_TOO_LARGE
+        wide, high, deep = (*(cluster or kernel.directives.get(".reqnctapercluster") or (1,)), 1, 1)[:3]
+        one = PtxLaunch(
+            function, (grid[0], grid[1], grid[2]), (block[0], block[1], block[2]), (wide, high, deep), shared,
+            parameter_bytes(kernel, given), dependent,
+        )  # fmt: skip
+        _C.fflush(None)
+        self._stopped = True
+        self._launch(one, stream)
+        self._stopped = False
+        sys.stdout.flush()
+        return 0
+
+    def _launches(self) -> dict[str, Callable[..., int | None]]:
+        """Launches of kernels."""
+
+        def push(grid: Dim3, block: Dim3, shared: int, stream: int) -> None:
+            self._pushed.append((Dim3(*grid.sizes), Dim3(*block.sizes), shared, stream))
+
+        def pop(grid: int, block: int, shared: int, stream: int) -> None:
+            sizes, threads, size, chosen = self._pushed.pop()
+            ctypes.memmove(grid, ctypes.addressof(sizes), 12)
+            ctypes.memmove(block, ctypes.addressof(threads), 12)
+            ctypes.c_size_t.from_address(shared).value = size
+            ctypes.c_size_t.from_address(stream).value = chosen
+
+        def plain(host: int, grid: Dim3, block: Dim3, given: int, shared: int, stream: int) -> int:
+            return self._run(host, grid.sizes, block.sizes, shared, given, stream)
+
+        def cooperative(host: int, grid: Dim3, block: Dim3, given: int, shared: int, stream: int) -> int:
+            return self._run(host, grid.sizes, block.sizes, shared, given, stream, cooperative=True)
+
+        def extended(config: int, host: int, given: int) -> int:
+            sizes = (ctypes.c_uint32 * 6).from_address(config)
+            shared, stream, at, count = (ctypes.c_size_t * 4).from_address(config + 24)
+            seen: dict[int, list[int]] = {}
+            for place in range(at, at + 72 * (count & 0xFFFFFFFF), 72):  # cudaLaunchAttribute, driver_types.h
+                kind, _, *value = (ctypes.c_uint32 * 5).from_address(place)
+                seen[kind] = value
+            return self._run(
+                host, sizes[:3], sizes[3:], shared, given, stream, cluster=seen.get(_CLUSTER, ()),
+                cooperative=bool(seen.get(_COOPERATIVE, [0])[0]), dependent=bool(seen.get(_DEPENDENT, [0])[0]),
+            )  # fmt: skip
+
+        def occupancy(out: int, host: int, threads: int, shared: int) -> None:
+            kernel = self.function(host).kernel
+            room = resident(kernel.target, threads & 0xFFFFFFFF, shared) // MULTIPROCESSORS
+            ctypes.c_int.from_address(out).value = room
+
+        def attributes(out: int, host: int) -> None:
+            self.function(host)
+            ctypes.memset(out, 0, 3 * 8)  # cudaFuncAttributes: three sizes, and the most threads and other numbers
+            arch, version = self.device.arch, 10 * self.device.capability[0] + self.device.capability[1]
+            found = (ctypes.c_int * 6)(arch.threads_per_block, 32, version, version, 0, arch.smem_per_block)
+            ctypes.memmove(out + 24, found, ctypes.sizeof(found))
+
+        return {
+            "__cudaPushCallConfiguration": push,
+            "__cudaPopCallConfiguration": pop,
+            "__cudaLaunchKernel": plain,
+            "cudaLaunchKernel": plain,
+            "cudaLaunchCooperativeKernel": cooperative,
+            "cudaLaunchKernelExC": extended,
+            "cudaOccupancyMaxActiveBlocksPerMultiprocessor": occupancy,
+            "cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags": occupancy,
+            "cudaFuncGetAttributes": attributes,
+        }
+
+    # ------------------------------------------------------------------------------------ memory
+
+    def _held(self, name: str, address: int, size: int) -> None:
+        """Raise EmulatorError unless the device has these bytes."""
+        found = self.memory.holder(address)
+        if size and found is None:
+            raise EmulatorError(f"{name} of {size} bytes: {address:#x} is no address of the device")
+        if found is not None and address + size > found[1] + len(found[2]):
+            left = found[1] + len(found[2]) - address
+            raise EmulatorError(f"{name} of {size} bytes: {found[0]} ends {left} bytes behind {address:#x}")
+
+    def _copy(self, name: str, to: int, source: int, size: int, kind: int) -> int:
+        if kind & 0xFFFFFFFF in (_TO_DEVICE, _BETWEEN):
+            self._held(name, to, size)
+        if kind & 0xFFFFFFFF in (_TO_HOST, _BETWEEN):
+            self._held(name, source, size)
+        ctypes.memmove(to, source, size)
+        return self._failed
+
+    def _symbol(self, host: int) -> npt.NDArray[np.uint8]:
+        if host not in self._variables:
+            raise EmulatorError(f"{host:#x} is no variable of the device")
+        program, name = self._variables[host]
+        return program.module.variables[name]
+
+    def _memory_functions(self) -> dict[str, Callable[..., int | None]]:
+        """Allocations, copies and variables of the device."""
+
+        def allocate(out: int, size: int) -> None:
+            ctypes.c_uint64.from_address(out).value = self.memory.allocate(size) if size else 0
+
+        def pitched(out: int, pitch: int, width: int, height: int) -> None:
+            row = -(-width // 512) * 512
+            ctypes.c_size_t.from_address(pitch).value = row
+            allocate(out, row * height)
+
+        def free(address: int) -> None:
+            self.memory.free(address)
+
+        def register(address: int, size: int) -> None:
+            self.memory.adopt(address, size)
+
+        def mapped(out: int, host: int) -> None:
+            ctypes.c_uint64.from_address(out).value = host
+
+        def copy(to: int, source: int, size: int, kind: int) -> int:
+            return self._copy("cudaMemcpy", to, source, size, kind)
+
+        def copy_rows(to: int, to_pitch: int, source: int, pitch: int, width: int, height: int, kind: int) -> int:
+            for row in range(height):
+                self._copy("cudaMemcpy2D", to + row * to_pitch, source + row * pitch, width, kind)
+            return self._failed
+
+        def fill(to: int, value: int, size: int) -> int:
+            self._held("cudaMemset", to, size)
+            ctypes.memset(to, value & 0xFF, size)
+            return self._failed
+
+        def fill_rows(to: int, pitch: int, value: int, width: int, height: int) -> int:
+            return max((fill(to + row * pitch, value, width) for row in range(height)), default=self._failed)
+
+        def to_symbol(host: int, source: int, size: int, offset: int, kind: int) -> int:
+            return self._copy("cudaMemcpyToSymbol", self._symbol(host).ctypes.data + offset, source, size, _TO_DEVICE)
+
+        def from_symbol(to: int, host: int, size: int, offset: int, kind: int) -> int:
+            return self._copy("cudaMemcpyFromSymbol", to, self._symbol(host).ctypes.data + offset, size, _TO_HOST)
+
+        def symbol_address(out: int, host: int) -> None:
+            ctypes.c_uint64.from_address(out).value = self._symbol(host).ctypes.data
+
+        def symbol_size(out: int, host: int) -> None:
+            ctypes.c_size_t.from_address(out).value = len(self._symbol(host))
+
+        def room(free: int, whole: int) -> None:
+            for out in (free, whole):
+                ctypes.c_size_t.from_address(out).value = self.device.memory
+
+        return dict.fromkeys(ALLOCATE["runtime"], allocate) | dict.fromkeys(FREE["runtime"], free) | {
+            "cudaMallocPitch": pitched, "cudaHostRegister": register, "cudaHostGetDevicePointer": mapped,
+            "cudaHostUnregister": free, "cudaMemcpy": copy, "cudaMemcpyAsync": copy, "cudaMemcpy2D": copy_rows,
+            "cudaMemcpy2DAsync": copy_rows, "cudaMemset": fill, "cudaMemsetAsync": fill, "cudaMemset2D": fill_rows,
+            "cudaMemcpyToSymbol": to_symbol, "cudaMemcpyToSymbolAsync": to_symbol,
+            "cudaMemcpyFromSymbol": from_symbol, "cudaMemcpyFromSymbolAsync": from_symbol,
+            "cudaGetSymbolAddress": symbol_address, "cudaGetSymbolSize": symbol_size, "cudaMemGetInfo": room,
+        }  # fmt: skip
+
+    # ------------------------------------------------------------------------------------ queries
+
+    def _text(self, number: int, text: str) -> int:
+        kept = self._texts.setdefault(number, text.encode() + b"\0")
+        return ctypes.cast(ctypes.c_char_p(kept), ctypes.c_void_p).value or 0
+
+    def _queries(self) -> dict[str, Callable[..., int | None]]:
+        """Devices, errors, streams and events."""
+
+        def number(value: int) -> Callable[[int], None]:
+            def answer(out: int) -> None:
+                ctypes.c_int.from_address(out).value = value
+
+            return answer
+
+        def handle(out: int) -> None:
+            ctypes.c_uint64.from_address(out).value = next(self._handles) << 4
+
+        def elapsed(out: int) -> None:
+            ctypes.c_float.from_address(out).value = 1.0
+
+        def attribute(out: int, asked: int) -> None:
+            name = _ATTRIBUTES.get(asked & 0xFFFFFFFF, f"{asked & 0xFFFFFFFF}")
+            ctypes.c_int.from_address(out).value = attribute_of(name, self.device)
+
+        def properties(out: int) -> None:
+            made = self._properties()
+            ctypes.memmove(out, ctypes.addressof(made), ctypes.sizeof(made))
+
+        def last() -> int:
+            status, self._status = self._failed or self._status, 0
+            return status
+
+        def text(status: int) -> int:
+            status &= 0xFFFFFFFF
+            return self._text(status, ERRORS.get(status, f"error {status} of CUDA"))
+
+        def limit(out: int) -> None:
+            ctypes.c_size_t.from_address(out).value = 8 << 20
+
+        def entry(symbol: int, out: int) -> int:
+            name = ctypes.string_at(symbol).decode()
+            ctypes.c_uint64.from_address(out).value = self.callback(name)
+            return 0
+
+        def by_version(symbol: int, out: int, version: int, flags: int, result: int) -> int:
+            if result:
+                ctypes.c_int.from_address(result).value = 0
+            return entry(symbol, out)
+
+        def queried(symbol: int, out: int, flags: int, result: int) -> int:
+            return by_version(symbol, out, 0, flags, result)
+
+        handles = ("cudaStreamCreate", "cudaStreamCreateWithFlags", "cudaStreamCreateWithPriority", "cudaEventCreate",
+                   "cudaEventCreateWithFlags")  # fmt: skip
+        version = CUDA[0] * 1000 + CUDA[1] * 10
+        return dict.fromkeys(handles, handle) | {
+            "cudaGetDeviceCount": number(1), "cudaGetDevice": number(0), "cudaRuntimeGetVersion": number(version),
+            "cudaDriverGetVersion": number(version), "cudaEventElapsedTime": elapsed,
+            "cudaDeviceGetAttribute": attribute, "cudaGetDeviceProperties": properties, "cudaGetLastError": last,
+            "cudaPeekAtLastError": lambda: self._failed or self._status, "cudaGetErrorString": text,
+            "cudaGetErrorName": text, "cudaDeviceGetLimit": limit, "cudaGetDriverEntryPoint": queried,
+            "cudaGetDriverEntryPointByVersion": by_version, "cuTensorMapEncodeTiled": _tensor_map,
+        }  # fmt: skip
+
+    def _properties(self) -> _Properties:
+        found = _Properties(name=self.device.name.encode(), totalGlobalMem=self.device.memory)
+        for field, name in _PROPERTIES.items():
+            setattr(found, field, attribute_of(name, self.device))
+        for field in ("maxThreadsDim", "maxGridSize"):
+            named = "maxblockdim" if field == "maxThreadsDim" else "maxgriddim"
+            setattr(found, field, (ctypes.c_int * 3)(*[attribute_of(named + axis, self.device) for axis in "xyz"]))
+        found.memPitch, found.textureAlignment, found.texturePitchAlignment = (1 << 31) - 1, 512, 32
+        return found
+
+
+# Fields of cudaDeviceProp by the attributes that they repeat.
+_PROPERTIES = {
+    "sharedMemPerBlock": "maxsharedmemoryperblock", "regsPerBlock": "maxregistersperblock", "warpSize": "warpsize",
+    "maxThreadsPerBlock": "maxthreadsperblock", "totalConstMem": "totalconstantmemory",
+    "major": "computecapabilitymajor", "minor": "computecapabilityminor",
+    "multiProcessorCount": "multiprocessorcount", "canMapHostMemory": "canmaphostmemory",
+    "concurrentKernels": "concurrentkernels", "unifiedAddressing": "unifiedaddressing", "l2CacheSize": "l2cachesize",
+    "maxThreadsPerMultiProcessor": "maxthreadspermultiprocessor",
+    "sharedMemPerMultiprocessor": "maxsharedmemorypermultiprocessor",
+    "regsPerMultiprocessor": "maxregisterspermultiprocessor", "managedMemory": "managedmemory",
+    "concurrentManagedAccess": "concurrentmanagedaccess", "cooperativeLaunch": "cooperativelaunch",
+    "sharedMemPerBlockOptin": "maxsharedmemoryperblockoptin",
+    "maxBlocksPerMultiProcessor": "maxblockspermultiprocessor",
+}  # fmt: skip
+
+
+def _tensor_map(
+    out: int, kind: int, rank: int, address: int, dims: int, strides: int, box: int, steps: int, interleave: int,
+    swizzle: int, promotion: int, fill: int,
+) -> int:  # fmt: skip
+    """cuTensorMapEncodeTiled of the driver."""
+    rank &= 0xFFFFFFFF
+    if not 1 <= rank <= 5:
+        return INVALID_VALUE
+    extents = list((ctypes.c_uint64 * rank).from_address(dims))
+    pitches = list((ctypes.c_uint64 * (rank - 1)).from_address(strides)) if rank > 1 else []
+    boxes, skips = (list((ctypes.c_uint32 * rank).from_address(at)) for at in (box, steps))
+    numbers = (value & 0xFFFFFFFF for value in (interleave, swizzle, promotion, fill))
+    content = from_driver(kind & 0xFFFFFFFF, address, extents, pitches, boxes, skips, *numbers)
+    ctypes.memmove(out, content, BYTES)
+    return 0
+
+
+def library_of(path: Path, arch: str, folder: Path) -> Path:
+    """The library of a program: the file, or what nvcc makes of it. $NVCC_APPEND_FLAGS has flags and further sources.
+
+    Raises EmulatorError with nvcc's message.
+    """
+    if path.suffix == ".so":  # a copy: a library that is loaded once is not loaded again
+        return Path(shutil.copy(path, folder))
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        raise EmulatorError(f"{path} has to be compiled, and no nvcc is on the path: install the CUDA Toolkit")
+    made, virtual = folder / f"{path.stem}.so", arch.replace("sm_", "compute_")
+    command = [nvcc, *NVCC_FLAGS, "-gencode", f"arch={virtual},code={virtual}", "-o", str(made), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise EmulatorError(f"nvcc does not compile {path}:\n{done.stderr or done.stdout}")
+    return made
+
+
+def run_program(path: Path, library: Path, arguments: Sequence[str], runtime: CudaRuntime) -> int:
+    """Run `main` of a program's library. Its exit status.
+
+    Raises EmulatorError for one that cannot be loaded, and where a kernel could not go on.
+    """
+    with tempfile.TemporaryDirectory(prefix="layoutgemm-program-") as name:
+        folder = Path(name)
+        tables = subprocess.run(["nm", "-D", "--undefined-only", str(library)], capture_output=True, text=True)
+        if tables.returncode:
+            raise runtime.failure(f"{path} is no library of a program: {tables.stderr.strip()}")
+        wanted = sorted(set(re.findall(r"\b((?:__)?cuda[A-Z]\w*|cu[A-Z]\w*)", tables.stdout)))
+        (folder / "stub.c").write_text(STUB)
+        command = [
+            c_compiler(), "-shared", "-fPIC", "-w", "-Wl,-Bsymbolic", "-Wl,--no-as-needed", "-o",
+            str(folder / "program.so"), str(folder / "stub.c"), str(library), f"-Wl,-rpath,{library.parent}",
+            *[f"-Wl,--defsym={one}={runtime.callback(one):#x}" for one in wanted],
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise runtime.failure(f"{path} cannot be linked: {done.stderr}")
+        try:  # the program's references are bound to the stub first, `exit` among them
+            whole = ctypes.CDLL(str(folder / "program.so"), mode=ctypes.DEFAULT_MODE | os.RTLD_DEEPBIND)
+            main = ctypes.cast(whole.main, ctypes.c_void_p)
+        except (OSError, AttributeError) as error:
+            raise runtime.failure(f"{path} cannot be loaded: {error}") from None
+        if runtime.fatal:
+            raise runtime.fatal[-1]
+        _LOADED.append((whole, runtime))
+        words = [str(path).encode(), *[word.encode() for word in arguments]]
+        sys.stdout.flush()
+        status = int(whole.layoutgemm_run(main, len(words), (ctypes.c_char_p * (len(words) + 1))(*words, None)))
+        _C.fflush(None)
+        if runtime.fatal:
+            raise runtime.fatal[-1]
+        return status & 0xFF

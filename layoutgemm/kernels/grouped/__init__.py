@@ -1,0 +1,1 @@
+"""Groups of rows and along K in persistent kernels: tiles, loads and stores."""

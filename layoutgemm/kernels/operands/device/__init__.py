@@ -1,0 +1,1 @@
+"""Device code of operands that kernels of several architectures share."""

@@ -1,0 +1,148 @@
+"""Programs of CUDA C++: a library as nvcc makes it, written by hand, so that no nvcc is needed here."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from layoutgemm.cli.main import main
+from layoutgemm.emulator.host.cuda_calls import DeviceMemory
+from layoutgemm.emulator.host.launcher import c_compiler
+from tests import needs
+
+pytestmark = needs.C_COMPILER
+
+PTX = """
+.version 8.7
+.target sm_90
+.address_size 64
+.global .align 4 .u32 counter;
+.visible .entry twice(.param .u64 x, .param .u32 n) {
+  .reg .pred %p; .reg .f32 %f; .reg .b32 %r<5>; .reg .b64 %d<4>;
+  ld.param.u64 %d0, [x]; ld.param.u32 %r3, [n];
+  mov.u32 %r0, %tid.x; mov.u32 %r1, %ctaid.x; mov.u32 %r2, %ntid.x; mad.lo.u32 %r0, %r1, %r2, %r0;
+  setp.ge.u32 %p, %r0, %r3; @%p bra out;
+  mul.wide.u32 %d1, %r0, 4; add.u64 %d1, %d0, %d1; ld.global.f32 %f, [%d1]; add.f32 %f, %f, %f; st.global.f32 [%d1], %f;
+  mov.u64 %d2, counter; atom.global.add.u32 %r4, [%d2], 1;
+out: ret; }
+"""
+PROGRAM = """
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+typedef struct { unsigned x, y, z; } dim3;
+int cudaMalloc(void *, size_t), cudaMemcpy(void *, const void *, size_t, int), cudaDeviceSynchronize(void);
+int cudaMemcpyFromSymbol(void *, const void *, size_t, size_t, int), cudaGetLastError(void), cudaGraphUpload(void *);
+int cudaDeviceGetAttribute(int *, int, int), cudaGetDeviceProperties(void *, int), cudaFree(void *);
+int cudaLaunchKernel(const void *, dim3, dim3, void **, size_t, void *);
+const char *cudaGetErrorString(int);
+void **__cudaRegisterFatBinary(void *);
+void __cudaRegisterFunction(void **, const void *, char *, const char *, int, void *, void *, void *, void *, int *);
+void __cudaRegisterVar(void **, void *, char *, const char *, int, size_t, int, int);
+static unsigned char image[] __attribute__((aligned(8))) = {IMAGE};
+static struct { unsigned magic, version; void *data, *more; } wrapper = {0x466243b1, 1, image, 0};
+static int counter;
+static void twice(void) {}
+static float *x;
+static void last(void) { printf("freed: %d\\n", cudaFree(x)); }
+__attribute__((constructor)) static void begin(void) {
+  void **handle = __cudaRegisterFatBinary(&wrapper);
+  __cudaRegisterFunction(handle, twice, "twice", "twice", -1, 0, 0, 0, 0, 0);
+  __cudaRegisterVar(handle, &counter, "counter", "counter", 0, 4, 0, 0);
+}
+int main(int argc, char **argv) {
+  float values[48] = {1, 2, 3};
+  struct { char name[256], more[800]; } gpu;
+  unsigned n = 48, count, processors;
+  atexit(last);
+  assert(argc == 2);
+  cudaGetDeviceProperties(&gpu, 0);
+  cudaDeviceGetAttribute(&processors, 16, 0);
+  cudaMalloc(&x, sizeof values);
+  cudaMemcpy(x, values, sizeof values, 1);
+  if (!strcmp(argv[1], "beyond")) n = 60;
+  if (!strcmp(argv[1], "copy")) cudaMemcpy(values, x, 256, 2);
+  if (!strcmp(argv[1], "graph")) cudaGraphUpload(0);
+  void *given[] = {&x, &n};
+  int status = cudaLaunchKernel(twice, (dim3){argv[1][0] == 'n' ? 0 : 2, 1, 1}, (dim3){32, 1, 1}, given, 0, 0);
+  cudaMemcpy(values, x, sizeof values, 2);
+  cudaMemcpyFromSymbol(&count, &counter, 4, 0, 2);
+  printf("%s: %g %g %u, %s, %u\\n", gpu.name, values[0], values[2], count, cudaGetErrorString(status), processors);
+  if (!strcmp(argv[1], "exit")) exit(5);
+  return 0;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The program, and one whose PTX is marked as compressed."""
+    folder, text = tmp_path_factory.mktemp("program"), PTX.encode()
+    text += b"\0" * (-len(text) % 8)
+    made = {}
+    for name, flags in (("plain", 0x11), ("packed", 0x8011)):
+        entry = struct.pack("<HHIQIIHHIIIQQQ", 1, 0x101, 64, len(text), 0, 0, 7, 8, 90, 64, 0, flags, 0, 0)
+        image = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entry) + len(text)) + entry + text
+        source, made[name] = folder / f"{name}.c", folder / f"{name}.so"
+        source.write_text(PROGRAM.replace("IMAGE", ",".join(map(str, image))))
+        subprocess.run([c_compiler(), "-shared", "-fPIC", "-w", "-o", str(made[name]), str(source)], check=True)
+    return made
+
+
+@pytest.mark.parametrize(
+    "word, status, said",
+    [
+        ("right", 0, "H100 80GB HBM3: 2 6 48, no error, 132\nfreed: 0\n"),
+        ("exit", 3, "2 6 48, no error, 132\nfreed: 0\n"),
+        ("beyond", 1, "unspecified launch failure"),
+        ("copy", 1, "cudaMemcpy of 256 bytes: allocation 1 (192 bytes of cudaMalloc) ends 192 bytes behind 0x"),
+        ("graph", 1, "2 6 48, no error, 132\nfreed: 0\n"),
+        ("graph", 1, "the program calls cudaGraphUpload, which has no answer on an emulated GPU"),
+        ("no blocks", 0, "1 3 0, invalid configuration argument"),
+    ],
+)
+def test_a_program_runs_above_the_emulated_runtime(
+    libraries: dict[str, Path], capfd: pytest.CaptureFixture[str], word: str, status: int, said: str
+) -> None:
+    assert main(["emulate", str(libraries["plain"]), word]) == status
+    assert said in capfd.readouterr().out
+
+
+def test_an_assertion_of_the_program_ends_it_alone(
+    libraries: dict[str, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["emulate", str(libraries["plain"])]) == 3
+    out, err = capfd.readouterr()
+    assert "nothing found" in out and "Assertion `argc == 2' failed" in err
+
+
+def test_programs_that_cannot_run_say_why(
+    libraries: dict[str, Path], capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["emulate", str(libraries["packed"]), "x"]) == 1
+    assert "compressed: build it with nvcc -no-compress" in capfd.readouterr().out
+    assert main(["emulate", "--arch", "sm_80", str(libraries["plain"]), "x"]) == 1
+    assert "no PTX for compute capability 8.0" in capfd.readouterr().out
+    wrong = tmp_path / "text.so"
+    wrong.write_text("not a library")
+    assert main(["emulate", str(wrong)]) == 1
+    assert "text.so is no library of a program" in capfd.readouterr().out
+    assert main(["emulate", "--ranks", "2", str(libraries["plain"])]) == 2
+    assert "--ranks 2 runs a script of Python as torchrun does" in capfd.readouterr().err
+    monkeypatch.setenv("PATH", "")
+    source = tmp_path / "a.cu"
+    source.touch()
+    assert main(["emulate", str(source)]) == 2
+    assert "no nvcc is on the path" in capfd.readouterr().err
+
+
+def test_memory_of_the_device_is_aligned_as_by_cuda_malloc() -> None:
+    memory = DeviceMemory()
+    places = [memory.allocate(size) for size in (1, 100, 4096)]
+    assert not any(place % 256 for place in places)
+    assert memory.holder(places[1] + 99)[0] == "allocation 2 (100 bytes of cudaMalloc)"  # type: ignore[index]
+    assert memory.holder(places[1] + 100) is None
