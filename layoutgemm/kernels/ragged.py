@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 ENTRY_BYTES = 4  # of a table: rows and tiles are 31-bit
 _LEAST_GROUPS = 64
+_WAYS = 8  # parts of a search's step: a table's reads of one step are in flight together
 _MASKED_ROWS = 128  # a group of masked ones, for which tiles are chosen: see `masked_rows`
 
 
@@ -27,10 +28,12 @@ _MASKED_ROWS = 128  # a group of masked ones, for which tiles are chosen: see `m
 class GroupOffsets:
     """The most groups, and the type of the numbers that say where they end.
 
-    TABLES  of entries that every block makes of them in shared memory
+    TABLES       of entries that every block makes of them in shared memory
+    PLACE_BYTES  of the block's first tile, behind the tables
     """
 
     TABLES: ClassVar[int] = 1
+    PLACE_BYTES: ClassVar[int] = 0
 
     capacity: int
     offsets: str = "i32"
@@ -71,7 +74,12 @@ class GroupOffsets:
 
     @property
     def bytes(self) -> int:
-        """Shared memory of the tables, a multiple of 16 bytes."""
+        """Shared memory of the tables and the first tile's place, a multiple of 16 bytes."""
+        return self.place_offset + self.PLACE_BYTES
+
+    @property
+    def place_offset(self) -> int:
+        """Bytes of the tables, a multiple of 16."""
         return rounded_up(self.TABLES * self.entries * ENTRY_BYTES, 16)
 
 
@@ -92,6 +100,7 @@ class Ragged(GroupOffsets):
     """
 
     TABLES: ClassVar[int] = 2
+    PLACE_BYTES: ClassVar[int] = 4 * ENTRY_BYTES
 
     masked: bool = False
     ends: bool = False
@@ -181,10 +190,11 @@ class Ragged(GroupOffsets):
         [0, 0, 0, 2, 2, 3]
         """
         group: Any = 0
-        half = self.capacity // 2
-        while half:
-            group = choose(first(group + half) <= tile, group + half, group)
-            half //= 2
+        span = self.capacity
+        while span > 1:
+            step = -(-span // _WAYS)
+            group += sum(choose(first(group + each) <= tile, step, 0) for each in range(step, span, step))
+            span = step
         return group
 
 

@@ -2,11 +2,11 @@
 
 step                          threads     does
 --------------------------    --------    --------------------------------------------------------------------------
-starts                        all         entry e: offsets[e] from global memory, or the end before it, the last one
+starts                        a warp      entry e: offsets[e] from global memory, or the end before it, the last one
                                           beyond the last group;
                                           of masked groups counts[e], from 0 to M, and 0 beyond the last group
-barrier 0                     all
-first                         all         entry e: the sum of the tiles of the groups before e
+first                         the same    entry e: the sum of the tiles of the groups before e, by shuffles
+place                         a lane      of the block's first tile, where the kernel says it: the lane with its group
 barrier 0                     all         from here on both tables are only read
 
 Groups along K have the first table alone, whose entries are lines of K.
@@ -14,27 +14,35 @@ Groups along K have the first table alone, whose entries are lines of K.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from ...atoms.copy.base import WARP
 from ..grouped.along_k import k_tiles_of
 from ..grouped.plan import GroupedPlan
 from ..grouped.rows import clusters_of
 from ..plan import present, tile_count
 from ..ragged import ENTRY_BYTES
 from . import bridge
-from .tables import group_entry, load_first, load_word_shared
+from .tables import group_entry, load_first, load_word_shared, sum_of_lanes_before
 
 
 class GroupTable(bridge.Carried):
-    """The two tables in a block's shared memory."""
+    """The two tables in a block's shared memory, and the place of its first tile."""
 
     def __init__(self, plan: GroupedPlan, shared: bridge.SharedMemory):
-        starts = shared.base + plan.smem.table_offset
-        super().__init__(starts=starts, firsts=starts + present(plan.groups).entries * ENTRY_BYTES)
+        starts, groups = shared.base + plan.smem.table_offset, present(plan.groups)
+        firsts, place = starts + groups.entries * ENTRY_BYTES, starts + groups.place_offset
+        super().__init__(starts=starts, firsts=firsts, place=place)
+
+    def enter(self, group: Int32, number: Int32, tiles: Int32) -> None:
+        """Write a group's entries of both tables."""
+        for start, value in ((self.starts, number), (self.firsts, tiles)):
+            bridge.store_shared((start + group * ENTRY_BYTES).toint(), (value,))
 
     def entry(self, group: Int32) -> Int32:
         """First row of a group; beyond the last group A's rows. Of masked groups the rows that count."""
@@ -60,26 +68,37 @@ class TablesOfGroups:
 
     @cute.jit
     def make_tables(self, job: bridge.Carried, batch: Int32, thread: Int32) -> Int32:
-        """Make both tables, of groups of rows; the number of all tiles of clusters."""
+        """Make both tables, of groups of rows, by one warp; the number of all tiles of clusters.
+
+        A lane has some neighbouring groups.
+        """
         plan = self.plan
-        groups, table = plan.groups, GroupTable(plan, job.shared)
-        steps = -(-groups.entries // plan.threads)
-        for i in cutlass.range_constexpr(steps):
-            entry = i * plan.threads + thread
-            if entry < groups.entries:
-                number = group_entry(groups, getattr(job.given, groups.name), entry, batch, job.m)
-                bridge.store_shared((table.starts + entry * ENTRY_BYTES).toint(), (number,))
-        bridge.block_sync()
-        for i in cutlass.range_constexpr(steps):
-            entry = i * plan.threads + thread
-            if entry < groups.entries:
-                tiles = Int32(0)
-                for group in cutlass.range(cutlass.min(entry, batch), unroll=4):
-                    start, end = groups.rows(table.entry, group)
-                    tiles += self.group_tiles(job, cutlass.max(end - start, 0))
-                bridge.store_shared((table.firsts + entry * ENTRY_BYTES).toint(), (tiles,))
+        groups, table, lane = plan.groups, GroupTable(plan, job.shared), thread % WARP
+        if bridge.uniform(thread // WARP) == plan.threads // WARP - 1:  # the first one sets up barriers
+            each, given = groups.capacity // WARP, getattr(job.given, groups.name)
+            numbers = [group_entry(groups, given, lane * each + i, batch, job.m) for i in range(each + 1)]
+            firsts = [Int32(0)]
+            for group in cutlass.range_constexpr(each):
+                start, end = groups.rows(numbers.__getitem__, group)
+                firsts.append(firsts[-1] + self.group_tiles(job, cutlass.max(end - start, 0)))
+            before = sum_of_lanes_before(firsts[-1], lane)
+            for i in cutlass.range_constexpr(each):
+                table.enter(lane * each + i, numbers[i], before + firsts[i])
+            if lane == WARP - 1:
+                table.enter(Int32(groups.capacity), numbers[each], before + firsts[each])
+            counted = job.extended()
+            counted.tiles = cute.arch.shuffle_sync(before + firsts[each], WARP - 1)  # type: ignore[attr-defined]
+            self.say_first(counted, table, [before + first for first in firsts], numbers)
         bridge.block_sync()
         return bridge.uniform(table.first(groups.capacity))
+
+    def say_first(
+        self, job: bridge.Carried, table: GroupTable, firsts: Sequence[Int32], numbers: Sequence[Int32]
+    ) -> None:
+        """Write the place of the block's first tile, if the kernel reads it. `job`: with the number of tiles.
+
+        firsts, numbers  a lane's entries of both tables
+        """
 
     def group_tiles(self, job: bridge.Carried, lines: Int32) -> Int32:
         """Tiles of clusters of a group of that many rows."""

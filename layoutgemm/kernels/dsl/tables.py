@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import cutlass
+import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, const_expr
 from cutlass.cutlass_dsl import dsl_user_op
 
@@ -103,6 +104,15 @@ class WordReads:
 def reads_of(order: Schedule, names: Sequence[str], words: Sequence[Int64]) -> WordReads | None:
     """The words of an order of tiles among those of a launch. None for an order without words."""
     return WordReads(Carried(**dict(zip(names, words, strict=True)))) if order.words else None
+
+
+def sum_of_lanes_before(value: Int32, lane: Int32) -> Int32:
+    """The sum of a value over the lanes of a warp before this one. Called by all of them."""
+    total = value
+    for step in (1, 2, 4, 8, 16):
+        before = cute.arch.shuffle_sync(total, cutlass.max(lane - step, 0))
+        total += choose(lane >= step, before, Int32(0))
+    return total - value
 
 
 def choose(condition: Boolean, yes: Int32, no: Int32) -> Int32:

@@ -139,9 +139,11 @@ class ProductParts(IndexedProduct):
     @property
     def numbers(self) -> StageNumbers:
         """The numbers that the main loop reads in a stage."""
-        through = () if self.indexed is None else self.indexed.through
+        config, through = self.config, () if self.indexed is None else self.indexed.through
         sums = 1 if self.gated is None else self.gated.matrices
-        return StageNumbers.of(self.mainloop, self.config.tile, not self.joined_rows, sums, through)
+        # Of few tiles of groups. One of 64x64 took 4% longer with it.
+        slack = config.tuning.shift_last_tile and config.loader != "self" and config.tile != (ROWS, ROWS)
+        return StageNumbers.of(self.mainloop, config.tile, not self.joined_rows, sums, through, slack)
 
 
 @dataclass(frozen=True, kw_only=True)

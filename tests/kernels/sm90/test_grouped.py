@@ -162,7 +162,7 @@ FORMS: dict[str, tuple[Sm90Config, str, str, str, tuple[int, ...], Any]] = {
         SCALED,
     ),
     "shifts, at once": (
-        replace(AT_ONCE, halve_last_round=True, shift_last_tile=True),
+        replace(AT_ONCE, loader="warp", halve_last_round=True, shift_last_tile=True),
         "e4m3",
         "e4m3:col",
         "bf16",
@@ -441,6 +441,23 @@ def test_the_compiled_code(skips: bool) -> None:
     assert sass.local_memory == () and used.local_bytes == used.stack_bytes == 0
     steps = len(plan.a.descriptor.k_steps)
     assert max(sass.wgmma_runs) == steps and sass.serialised_wgmma(steps) is None
+    # One warp makes the table: three entries a lane. All threads meet behind it, and nowhere else.
+    assert sass.count("LDG") == 3
+    assert [x.operands for x in sass.instructions if x.base == "BAR" and x.operands.split(",")[0] == "0x0"] == ["0x0"]
+
+
+def test_a_search_has_two_rounds_of_reads() -> None:
+    """Each read that a search's round makes is known before the round: those of a warp are in flight together."""
+    reads: list[list[int]] = []
+
+    def first(group: int) -> int:
+        reads[-1].append(group)
+        return 2 * group
+
+    for tile in (0, 100):
+        reads.append([])
+        assert Ragged.of(64).find(first, tile, lambda condition, yes, no: yes if condition else no) == tile // 2
+    assert [len(read) for read in reads] == [14, 14] and reads[0][:7] == reads[1][:7] == list(range(8, 64, 8))
 
 
 def test_the_table_and_the_search() -> None:

@@ -19,8 +19,8 @@ from layoutgemm.kernels.run.arrays import global_matrix
 from layoutgemm.kernels.run.emulated import emulate_plan
 from layoutgemm.kernels.run.epilogue_operands import words_read
 from layoutgemm.kernels.sm90.checks import pipeline_of
-from layoutgemm.kernels.sm90.mainloop import Promoted, Table
-from layoutgemm.kernels.sm90.operands.stage_numbers import numbers_read
+from layoutgemm.kernels.sm90.mainloop import BULK, NUMBER_BYTES, Promoted, Table
+from layoutgemm.kernels.sm90.operands.stage_numbers import NumberSlots, numbers_read
 from layoutgemm.kernels.store import StoreChunk
 from tests import needs
 
@@ -199,6 +199,26 @@ def test_bulk_copies_of_numbers_are_proven(form: str) -> None:
     assert not any("one by one" in case.name for case in pipeline_of(plan).cases())
 
 
+def test_bulk_copies_of_rows_that_begin_anywhere_stay_in_the_table() -> None:
+    """Every byte is the table's, the numbers among them; with one K block more some byte is not."""
+    slots, m, blocks = NumberSlots(Table("sa", "m", 1), 1, 8, 0, 8, slack=BULK), 29, 3
+    assert slots.bulk_bytes == 48
+    left_out = set()
+    for pitch in (29, 30, 31, 32, 1, 0):
+        end = NUMBER_BYTES * ((blocks - 1) * pitch + m)
+        for row in range(m):
+            first = NUMBER_BYTES * row
+            found = slots.in_bulk((row, m, blocks), first, (0, 1, pitch))
+            starts = [(first + NUMBER_BYTES * pitch * block) // BULK * BULK for block in range(blocks)]
+            assert all(0 <= start <= end - slots.bulk_bytes for start in starts[:found]), (pitch, row, found)
+            left_out.add(blocks - found)
+            if row + slots.slots > m and found < blocks:
+                assert starts[found] + slots.bulk_bytes > end or pitch < slots.slots
+    assert left_out == {0, 1, blocks}
+    for table in ((4, 1, 32), (0, 2, 32), (0, 1, -32)):  # an address, rows apart, and K blocks that go back
+        assert slots.in_bulk((0, m, blocks), table[0], table) == 0
+
+
 def test_numbers_of_four_k_blocks_take_one_read_and_the_proven_room() -> None:
     """Their slots have 16 bytes; a slot of 4 would be another number's."""
     plan = problem("together")[0]
@@ -329,6 +349,10 @@ def test_the_code_has_one_run_of_products_and_one_multiplication_an_element(conf
     steps = len(plan.a.descriptor.k_steps)
     assert sass.wgmma_runs == (steps,) * plan.blocks and sass.serialised_wgmma(steps) is None
     assert sass.count("FFMA") == plan.blocks * plan.mma.accumulator_registers
+    # A total that moves to another register costs a copy, and meets its product in one bank: 128x256 took 19% longer.
+    added = [x.operands.replace(".reuse", "").split(", ") for x in sass.instructions if x.base == "FFMA"]
+    assert all(to == total for to, _, _, total in added)
+    assert all((int(total[1:]) - int(product[1:])) % 2 for _, product, _, total in added)
     # No consumer loads from global memory: at a wgmma.fence it would wait for that.
     assert sass.count("LDG") == 0
     # A consumer that loads for itself does so in three places.

@@ -76,7 +76,8 @@ _SCALED_CTA_COSTS = {
     (64, True): (0.089, 0.0144), (128, True): (0.652, 0.01976), (64, False): (0.265, 0.01477),
     (128, False): (0.513, 0.02188),
 }  # fmt: skip
-_CTA_START, _SCALED_CTA_START = {True: 3.1, False: 2.0}, {True: 4.5, False: 3.4}
+_CTA_START = {(64, True): 3.1, (128, True): 3.1, (64, False): 2.0, (128, False): 2.0}
+_SCALED_CTA_START = {(64, True): 4.5, (128, True): 4.1, (64, False): 3.4, (128, False): 3.0}
 _CTA_READS, _SCALED_CTA_READS = {True: 4.07, False: 3.9}, {True: 4.7, False: 3.86}
 _CTA_WIDTHS = {64: range(64, 257, 16), 128: range(96, 193, 16)}
 _SCALED_CTA_WIDTHS = {64: range(64, 257, 32), 128: range(64, 193, 32)}  # of others few columns share a scale
@@ -768,15 +769,17 @@ class _FewTiles(NamedTuple):
     def _alone(self, tile: tuple[int, int], dealt: bool, k_bytes: int) -> float:
         """Seconds of such a tile, on average over the draws."""
         if self.promoted:
-            costs, start, reads = _SCALED_CTA_COSTS, _SCALED_CTA_START[dealt], _SCALED_CTA_READS[dealt]
+            costs, starts, reads = _SCALED_CTA_COSTS, _SCALED_CTA_START, _SCALED_CTA_READS[dealt]
         else:
-            costs, start, reads = _CTA_COSTS, _CTA_START[dealt], _CTA_READS[dealt]
+            costs, starts, reads = _CTA_COSTS, _CTA_START, _CTA_READS[dealt]
         of_k, of_column = costs[tile[0], dealt]
         each = (of_k + of_column * tile[1]) * k_bytes / 1024
         read = self.groups * self.columns * k_bytes / (reads * self.memory / ClusterOccupancy().memory) / 1e6
         parts = [divmod(rounds, 1) for rounds in self.rounds(tile)]
         busy = [((whole + rest**_CTA_PART) * each) ** _CTA_TOGETHER for whole, rest in parts]
-        return 1e-6 * (start + sum((x + read**_CTA_TOGETHER) ** (1 / _CTA_TOGETHER) for x in busy) / _DRAWS)
+        return 1e-6 * (
+            starts[tile[0], dealt] + sum((x + read**_CTA_TOGETHER) ** (1 / _CTA_TOGETHER) for x in busy) / _DRAWS
+        )
 
     def rounds(self, tile: tuple[int, int]) -> list[float]:
         """Rounds of a tile for each draw of rows."""

@@ -7,7 +7,7 @@ matrices, mirror        matrices that an epilogue reads; a symmetric product's s
 promoted                each K block in registers of its own, then added with its scales
 group_scales            scales of groups of a transposed product's rows
 prologue                A computed in registers before it is multiplied
-grouped, group_table    ragged rows of groups, and their table in shared memory
+grouped                 ragged rows of groups
 along_k                 groups along K
 indexed, row_copy       gathered and scattered rows; rows copied before the product
 row_sums                sums of A's rows beside the product

@@ -53,6 +53,7 @@ class Sm90Epilogue:
         matrices = self.matrices(fused, row + (block * ROWS + rows), inside)
         if const_expr(matrices is not None):
             present(matrices).begin([each for _, each in store.rounds_of(block, part)])
+        place = self.place(job, row + (block * ROWS + rows), column, matrix)  # in front of the fences it costs no time
         for i, round_ in store.rounds_of(block, part):
             buffer = self.buffer(job, owner, i)
             if const_expr(matrices is None):
@@ -70,8 +71,8 @@ class Sm90Epilogue:
             self.meet(consumer)
             if inside == 0:
                 for chunk in round_.chunks:
-                    place = self.place(job, row + (block * ROWS + rows), column + chunk.column, matrix)
-                    bridge.store_tile(maps[chunk.map], store.maps[chunk.map], place, buffer + chunk.offset)
+                    corner = {**place, "n": column + chunk.column}
+                    bridge.store_tile(maps[chunk.map], store.maps[chunk.map], corner, buffer + chunk.offset)
                 bridge.commit_stores()
         if const_expr(fused is not None):
             present(fused).finish()
@@ -84,6 +85,7 @@ class Sm90Epilogue:
         """Store all blocks at once, each round in a buffer of its own. One wait, one fence and one meeting for all."""
         store, (consumer, thread), (row, column, matrix) = present(self.plan.store), at, origin
         owner, inside, rows = self.owner(consumer, thread)
+        places = [self.place(job, row + (block * ROWS + rows), column, matrix) for block in range(self.plan.blocks)]
         if inside == 0:
             bridge.wait_stores_read(store.pending(0))
         self.meet(consumer)
@@ -101,9 +103,9 @@ class Sm90Epilogue:
         if inside == 0:
             for i, round_ in enumerate(store.rounds):
                 for chunk in round_.chunks:
-                    place = self.place(job, row + (round_.block * ROWS + rows), column + chunk.column, matrix)
+                    corner = {**places[round_.block], "n": column + chunk.column}
                     from_ = self.buffer(job, owner, i) + chunk.offset
-                    bridge.store_tile(maps[chunk.map], store.maps[chunk.map], place, from_)
+                    bridge.store_tile(maps[chunk.map], store.maps[chunk.map], corner, from_)
             bridge.commit_stores()
 
     def owner(self, consumer: Int32, thread: Int32) -> tuple[Int32, Int32, Int32 | int]:

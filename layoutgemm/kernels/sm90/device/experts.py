@@ -7,7 +7,7 @@ from cutlass import Int32, Int64
 
 from ...dsl import bridge
 from ...dsl.group_table import GroupTable
-from ...dsl.tables import WordReads, choose
+from ...dsl.tables import WordReads
 from ...plan import present, tile_count
 from ..plan import Sm90Plan
 from ..quantized.experts import tiles_of_group
@@ -48,12 +48,11 @@ class Sm90ExpertsKernel(RaggedTiles, Sm90QuantizedKernel):
         """Tiles of a group of that many columns."""
         return tiles_of_group(self.plan, lines, tile_count(job.m, self.plan.tile_c[0]))
 
-    def origin(self, job: bridge.Carried, tile: Int32) -> bridge.Place:
-        """First row, first column and expert of this CTA's tile of C."""
-        plan = self.plan
-        table, experts = GroupTable(plan, job.shared), present(plan.experts)
-        group = experts.find(table.first, tile, choose)
-        start, end = experts.rows(table.entry, group)
+    def place_in(
+        self, job: bridge.Carried, group: Int32, number: Int32, rows: tuple[Int32, Int32], line: Int32 | int
+    ) -> bridge.Place:
+        """First row, first column and expert of a tile of an expert with these columns."""
+        plan, (start, end) = self.plan, rows
         columns = cutlass.max(tile_count(end - start, plan.tile_c[1]), 1)
-        row, column = plan.order.tile(tile - table.first(group), 0, job.rank, (job.rows, columns), cutlass.min)
+        row, column = plan.order.tile(number, 0, job.rank, (job.rows, columns), cutlass.min)
         return row * plan.tile_c[0], start + column * plan.tile_c[1], group

@@ -322,9 +322,11 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
         # `ahead` is where the loader stands: tile, its origin, k tile, stage, parity, direction through K, and the
         # tile's own share of K, if it has one.
         # Uniform, which also keeps the divisions up here: the compiler would move them to where their results are used.
-        origin = [bridge.uniform(x) for x in self.origin(job, first)]
-        share = self.share_of_k(job, tuple(origin))
-        origin[0] = self.loaded_row(job, origin[0], origin[2])
+        place, loaded = self.first_place(job, first)
+        share = self.share_of_k(job, place)
+        if const_expr(plan.mainloop is not None):
+            job = job.extended(first_place=place)
+        origin = (loaded, *place[1:])
         ahead = (first, *origin, Int32(0), Int32(0), Int32(1), Int32(0), share)
         ready = self.first_loads(job, ahead)
 
@@ -333,7 +335,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
 
         if const_expr(plan.cluster_size > 1):
             bridge.cluster_wait()
-        else:
+        elif const_expr(plan.groups is None):  # who makes a table of groups meets behind it
             bridge.block_sync()
 
         # 3. What the kernel before this one wrote is read from here on.
@@ -362,7 +364,7 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
                         self.drain(job, ahead)
                 if const_expr(plan.numbers_warp is not None):
                     if warp == plan.numbers_warp:
-                        self.feed_numbers(job, first)
+                        self.feed_numbers(job, ahead)
             else:
                 if const_expr(plan.registers is not None):
                     bridge.take_registers(present(plan.registers)[1])
@@ -385,6 +387,11 @@ class Sm90GemmKernel(Sm90Loads, GemmEntry):
     def first_tile(self, job: bridge.Carried, cluster: Int32, clusters: Int32) -> Int32:
         """The number of the tile that a cluster of the launch begins with."""
         return self.plan.gpc_order.number(cluster, clusters, cutlass.min)
+
+    def first_place(self, job: bridge.Carried, tile: Int32) -> tuple[bridge.Place, Int32]:
+        """The place of the block's first tile, and its first loaded row."""
+        row, column, matrix = [bridge.uniform(x) for x in self.origin(job, tile)]
+        return (row, column, matrix), self.loaded_row(job, row, matrix)
 
     def origin(self, job: bridge.Carried, tile: Int32) -> bridge.Place:
         """This CTA's first row, first column and matrix, for a cluster tile's number."""

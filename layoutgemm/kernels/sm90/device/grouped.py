@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import cutlass
 import cutlass.cute as cute
@@ -13,7 +13,7 @@ from ....atoms.tma.plan import TmaPlan
 from ...dsl import bridge
 from ...dsl.ampere import store_part, store_vector
 from ...dsl.group_table import GroupTable, TablesOfGroups, end_of_rows
-from ...dsl.tables import WordReads, choose
+from ...dsl.tables import WordReads, choose, load_words_shared
 from ...grouped.rows import tile_of_group
 from ...grouped.stores import store_extents, store_place
 from ...plan import present, tile_count
@@ -66,8 +66,38 @@ class RaggedTiles(TablesOfGroups):
         return (rows * batch if self.plan.ragged.masked else rows + batch) * columns
 
     def count_tiles(self, job: bridge.Carried, batch: Int32, thread: Int32) -> Int32:
-        """Make the table; the number of all tiles of clusters."""
+        """Make the tables; the number of all tiles of clusters."""
         return self.make_tables(job, batch, thread)
+
+    @cute.jit
+    def say_first(
+        self, job: bridge.Carried, table: GroupTable, firsts: Sequence[Int32], numbers: Sequence[Int32]
+    ) -> None:
+        """Write the place of the block's first tile, by the lane that has its group. A block without one has zeros."""
+        job = self.with_rounds(job)
+        ragged, lane = present(self.plan.groups), cute.arch.lane_idx()
+        block, size = cute.arch.block_idx()[0], self.plan.cluster_size
+        turn = self.first_tile(job, block // size, cute.arch.grid_dim()[0] // size)
+        tile, line = self.tile_of(job, turn)
+        if lane == 0 and turn >= job.tiles:
+            bridge.store_shared(table.place.toint(), [Int32(0)] * 4)
+        each, last, number = len(firsts) - 1, Int32(0), tile - firsts[0]
+        rows = ragged.rows(numbers.__getitem__, 0)
+        for i in cutlass.range_constexpr(1, each):  # the last group with a first tile that is not behind
+            behind, of = firsts[i] > tile, ragged.rows(numbers.__getitem__, i)
+            last, number = choose(behind, last, i), choose(behind, number, tile - firsts[i])
+            rows = choose(behind, rows[0], of[0]), choose(behind, rows[1], of[1])
+        if turn < job.tiles and firsts[0] <= tile and tile < firsts[each]:
+            place = self.place_in(job, lane * each + last, number, rows, line)
+            loaded = place[0] - rows_before(self.plan, place[0], rows, job.m, choose)
+            bridge.store_shared(table.place.toint(), [*place, loaded])
+
+    def first_place(self, job: bridge.Carried, tile: Int32) -> tuple[bridge.Place, Int32]:
+        """The place of the block's first tile, and its first loaded row, from the table."""
+        row, column, group, loaded = map(
+            bridge.uniform, load_words_shared(GroupTable(self.plan, job.shared).place.toint())
+        )
+        return (row, column, group), loaded
 
     def with_rounds(self, job: bridge.Carried) -> bridge.Carried:
         """The job with the clusters' turns, of a last round that may be halved."""
@@ -116,13 +146,22 @@ class RaggedTiles(TablesOfGroups):
 
     def origin(self, job: bridge.Carried, tile: Int32) -> bridge.Place:
         """First row, first column and group of this CTA's tile of C."""
-        plan, line = self.plan, 0
-        if plan.config.tuning.halve_last_round:
-            tile, line = tile_of_turn(plan, tile, job.whole, choose)
-        table = GroupTable(plan, job.shared)
-        group = plan.ragged.find(table.first, tile, choose)
-        start, end = plan.ragged.rows(table.entry, group)
-        number, columns = tile - table.first(group), tile_count(job.n, plan.tile_c[1])
+        tile, line = self.tile_of(job, tile)
+        table, groups = GroupTable(self.plan, job.shared), present(self.plan.groups)
+        group = groups.find(table.first, tile, choose)
+        return self.place_in(job, group, tile - table.first(group), groups.rows(table.entry, group), line)
+
+    def tile_of(self, job: bridge.Carried, turn: Int32) -> tuple[Int32, Int32 | int]:
+        """The tile of a turn, and a row in it: that of a half."""
+        halves = self.plan.config.tuning.halve_last_round
+        return tile_of_turn(self.plan, turn, job.whole, choose) if halves else (turn, 0)
+
+    def place_in(
+        self, job: bridge.Carried, group: Int32, number: Int32, rows: tuple[Int32, Int32], line: Int32 | int
+    ) -> bridge.Place:
+        """First row, first column and group of a tile of a group with these rows. `line`: the first row in the tile."""
+        plan, (start, end) = self.plan, rows
+        columns = tile_count(job.n, plan.tile_c[1])
         row, column = tile_of_group(plan, number, end - start, columns, job.rank, (cutlass.min, choose))
         return start + row * plan.tile_c[0] + line, column * plan.tile_c[1], group
 

@@ -237,7 +237,7 @@ class Sm90Loads:
     def copy_numbers(self, job: bridge.Carried, place: bridge.Place, k_tile: Int32, stage: Int32) -> None:
         """Copy the main loop's numbers into the stage, by the whole warp. The plain main loop reads none."""
 
-    def feed_numbers(self, job: bridge.Carried, tile: Int32) -> None:
+    def feed_numbers(self, job: bridge.Carried, ahead: tuple[Int32, ...]) -> None:
         """Copy the main loop's numbers for all tiles, by a warp of their own."""
 
     def copies_of(

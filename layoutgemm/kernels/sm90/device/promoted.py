@@ -31,7 +31,7 @@ from ....dtypes import f32
 from ...dsl import bridge
 from ...dsl.ampere import copy_bytes
 from ...dsl.math import ElementMath
-from ...dsl.tables import load_index, load_word_shared, load_words_shared
+from ...dsl.tables import choose, load_index, load_word_shared, load_words_shared
 from ...epilogue.tracing import Values
 from ...indexed.rows import ROWS as INDICES
 from ...plan import present
@@ -70,21 +70,20 @@ class Sm90PromotedKernel(Sm90FusedKernel):
         # A tile's first products hide what is done at its begin; that of a single tile, the first loads.
         hides = not plan.config.one_tile_per_cluster
         skips = plan.config.tuning.skip_empty_blocks
-        place, blocks = (Int32(0), Int32(0), Int32(0)), Int32(plan.blocks)
-        coming = (*place, blocks)
-        if const_expr(skips):
-            coming = self.coming_tile(job, tile, first_block)
+        # Known a tile ahead: what its first products hang on. Held for tiles of 128x256, they took 19% longer.
+        foresees = skips or plan.numbers.slack is not None
+        together = 2 if plan.numbers.slack is not None else 1  # of few narrow tiles: 128x64 takes 8% less
+        coming = self.coming_tile(job, job.first_place, first_block)
+        place, blocks, skew, first = coming[:3], coming[3], coming[4], tile
         own_turns = self.own_turns(job, consumer)
         while tile < own_turns:
-            if const_expr(skips):
-                place, blocks = coming[:3], coming[3]
+            if const_expr(foresees):
+                place, blocks, skew = coming[:3], coming[3], coming[4]
             if const_expr(not hides):
                 clear(totals)
-                if const_expr(not skips):
-                    place = self.begin_tile(job, tile, first_block)
             share = self.share_of_tile(job, tile)
             ready = bridge.barrier_done(job.shared.full(stage), parity)
-            for k_tile in cutlass.range(self.count_k_tiles(job, share) // span, unroll=1):
+            for k_tile in cutlass.range(self.count_k_tiles(job, share) // span, unroll=together):
                 read: dict[int, Numbers] = {}
                 for later in cutlass.range_constexpr(span):
                     stage = bridge.uniform(stage)
@@ -93,7 +92,7 @@ class Sm90PromotedKernel(Sm90FusedKernel):
                     following, flipped = bridge.next_in_ring(stage, parity, plan.stages)
                     # Of several products the first hides reads, which issues wait for. Of one, before: 4 to 15% faster.
                     if const_expr(later == 0 and len(pieces) == 1):
-                        read = tables.numbers(job.shared, stage)
+                        read = tables.numbers(job.shared, stage, skew)
                     for piece in cutlass.range_constexpr(len(pieces)):
                         block, part = pieces[piece]
                         if const_expr(not skips):
@@ -101,14 +100,18 @@ class Sm90PromotedKernel(Sm90FusedKernel):
                         elif blocks > block:
                             mma.multiply_block(products, a, b, stage, block, part, False)
                         if const_expr(later == piece == 0 and len(pieces) > 1):
-                            read = tables.numbers(job.shared, stage)
+                            read = tables.numbers(job.shared, stage, skew)
                         if const_expr(hides and later == piece == 0):
                             if k_tile == 0:
                                 clear(totals)
-                                if const_expr(skips):
-                                    coming = self.coming_tile(job, tile + job.workers, first_block)
-                                else:
-                                    place = self.begin_tile(job, tile, first_block)
+                                if const_expr(foresees):
+                                    if tile + job.workers < own_turns:
+                                        origin = self.origin(job, tile + job.workers)
+                                        coming = self.coming_tile(job, origin, first_block)
+                                elif const_expr(plan.ragged is None):
+                                    place = self.coming_tile(job, self.origin(job, tile), first_block)[:3]
+                                elif tile != first:
+                                    place = self.coming_tile(job, self.origin(job, tile), first_block)[:3]
                         mma.wait(0, products)
                         if const_expr(piece == len(pieces) - 1):
                             if const_expr(len(present(plan.mainloop).tables) > 0):
@@ -123,6 +126,7 @@ class Sm90PromotedKernel(Sm90FusedKernel):
                         elif blocks > block:
                             self.promote(tables, read[later], products, totals[block], (block, part * each))
                     stage, parity = following, flipped
+                skew = self.next_skew(job, skew)
             self.settle_group(job, share, totals)
             self.bring_together(job, totals, (consumer, thread))
             self.store_tile(job, maps, totals, (consumer, thread, tile), place)
@@ -138,19 +142,27 @@ class Sm90PromotedKernel(Sm90FusedKernel):
         decides = self.plan.along_k is not None or self.plan.triangles is not None
         return self.share_of_k(job, self.origin(job, tile)) if decides else ()
 
-    def begin_tile(self, job: bridge.Carried, tile: Int32, first_block: Int32) -> bridge.Place:
-        """The first row of the consumer's blocks, first column and matrix."""
-        row, column, matrix = self.origin(job, tile)
-        return row + first_block * ROWS, column, matrix
+    def coming_tile(self, job: bridge.Carried, origin: bridge.Place, first_block: Int32) -> tuple[Int32, ...]:
+        """A tile's first row of the consumer, first column, matrix, blocks with rows, and skew.
 
-    def coming_tile(self, job: bridge.Carried, tile: Int32, first_block: Int32) -> tuple[Int32, Int32, Int32, Int32]:
-        """A tile's place, as `begin_tile` gives it, and its number of blocks with rows.
-
-        It is known while the tile before is multiplied, since the tile's first products hang on it. Beyond the last
-        tile it is that one's.
+        They are known while the tile before is multiplied, since the tile's first products hang on them.
         """
-        row, column, matrix = self.begin_tile(job, cutlass.min(tile, job.tiles - 1), first_block)
-        return row, column, matrix, self.count_blocks(job, row, matrix)
+        tile, column, matrix = origin
+        row = tile + first_block * ROWS
+        return row, column, matrix, self.count_blocks(job, row, matrix), self.first_skew(job, origin)
+
+    def first_skew(self, job: bridge.Carried, origin: bridge.Place) -> Int32:
+        """Bytes from the slots to the numbers of a tile's first K block."""
+        part, (row, column, matrix) = self.plan.numbers.slack, origin
+        if part is None:
+            return Int32(0)
+        place = self.loaded_row(job, row, matrix), column, matrix
+        return _skew(self.plan, job, place, self.first_number(job, ()), part)
+
+    def next_skew(self, job: bridge.Carried, skew: Int32) -> Int32:
+        """Likewise of the next K block."""
+        part = self.plan.numbers.slack
+        return skew if part is None else skew + Int32(getattr(job.given, f"{part.table.name}_k")) * f32.bytes & BULK - 1
 
     @cute.jit
     def store_tile(
@@ -175,25 +187,34 @@ class Sm90PromotedKernel(Sm90FusedKernel):
             totals[v] = present(self.plan.mainloop).evaluate(products[v - first], element)
 
     @cute.jit
-    def feed_numbers(self, job: bridge.Carried, tile: Int32) -> None:
-        """Copy the tables' numbers of every K block of all tiles. The loop of a warp of its own."""
+    def feed_numbers(self, job: bridge.Carried, ahead: tuple[Int32, ...]) -> None:
+        """Copy the tables' numbers of every K block of all tiles. The loop of a warp of its own, from `ahead` on."""
         plan = self.plan
         at = Int32(0), Int32(1), Int32(0)
+        tile, place, share = ahead[0], ahead[1:4], ahead[8]
         while tile < job.tiles:
-            place = self.origin(job, tile)
-            share = self.share_of_k(job, place)
-            place = self.loaded_row(job, place[0], place[2]), *place[1:]
-            first, k_tiles = self.first_number(job, share), self.count_k_tiles(job, share)
-            single = NumberAddresses(plan, job, place, first)
+            first, k_tiles, bulk = self.first_number(job, share), self.count_k_tiles(job, share), Int32(0)
             if const_expr(plan.numbers.bulk_bytes > 0):
-                if single.in_bulk(place[0], job.m):
-                    whole = NumberAddresses(plan, job, place, first, bulk=True)
-                    at = self.feed_tile(job, whole, k_tiles, at)
-                else:
-                    at = self.feed_tile(job, single, k_tiles, at)
-            else:
-                at = self.feed_tile(job, single, k_tiles, at)
+                bulk = self.blocks_in_bulk(job, place, first, k_tiles)
+                if bulk > 0:
+                    at = self.feed_tile(job, NumberAddresses(plan, job, place, first, bulk=True), bulk, at)
+            if bulk < k_tiles:
+                at = self.feed_tile(job, NumberAddresses(plan, job, place, first + bulk), k_tiles - bulk, at)
             tile += job.workers
+            if const_expr(not plan.stays):
+                place = self.origin(job, tile)
+                share = self.share_of_k(job, place)
+                place = self.loaded_row(job, place[0], place[2]), *place[1:]
+
+    def blocks_in_bulk(self, job: bridge.Carried, place: bridge.Place, first: Int32, blocks: Int32) -> Int32:
+        """The first of a tile's `blocks` K blocks whose numbers bulk copies take."""
+        found = blocks
+        for part in [part for part in self.plan.numbers.parts if part.bulk_bytes]:
+            name, address = part.table.name, _address(self.plan, job, place, first, part, Int32(0))
+            table, apart, step = [getattr(job.given, f"{name}{what}") for what in ("", "_group", "_k")]
+            tile = place[0], job.m, blocks
+            found = cutlass.min(found, part.in_bulk(tile, address, (table, apart, step), choose))
+        return found
 
     @cute.jit
     def feed_tile(
@@ -240,6 +261,7 @@ class NumberAddresses(bridge.Carried):
     bulk    those with `NumberSlots.bulk_bytes` come by one bulk copy each, which one thread issues
     starts  of each of the lane's copies, the address of the next K block's number, or of the first of a bulk copy's
     inside  of each copy of a table that row indices choose from, whether its row is one of A's: else zeros are copied
+    skew    bytes from the slots with slack to their numbers
     steps   of each table, the bytes from one stage's numbers to the next
     """
 
@@ -254,7 +276,7 @@ class NumberAddresses(bridge.Carried):
             part.table.name: Int64(getattr(job.given, f"{part.table.name}_k")) * (part.span * f32.bytes)
             for part in parts
         }
-        self.names, self.given = tuple(steps), job.given
+        self.names, self.given, slack = tuple(steps), job.given, plan.numbers.slack
         lines = [
             (part, _line(plan, job, place, part, Int32(first) if whole else first + lane))
             for part, first, whole in self.copies
@@ -264,22 +286,8 @@ class NumberAddresses(bridge.Carried):
             inside=tuple(Int32(line >= 0) for part, line in lines if part.chosen),
             steps=tuple(steps.values()),
             lane=lane,
+            skew=Int32(0) if slack is None else _skew(plan, job, place, k_tile, slack),
         )
-
-    def in_bulk(self, row: Int32, m: Int32) -> cutlass.Boolean:
-        """True if bulk copies can take the numbers of a tile from that row on. The same for all lanes.
-
-        Its rows are inside of the matrix, their numbers lie next to each other, and each K block's begin at a multiple
-        of 16 bytes.
-        """
-        steps, off = dict(zip(self.names, self.steps, strict=True)), Int64(0)
-        for (part, first, _), start in zip(self.copies, self.starts, strict=True):
-            if part.bulk_bytes and first == 0:
-                name = part.table.name
-                of_lane_0 = cute.arch.shuffle_sync(Int32(start % BULK), 0)
-                off |= Int64(of_lane_0) | steps[name] % BULK | (getattr(self.given, f"{name}_group") ^ 1)
-                off |= Int64(cutlass.max(row + part.slots - m, 0))
-        return off == 0
 
     def copy(self, job: bridge.Carried, stage: Int32) -> None:
         """Copy a stage's numbers. The lane arrives at its barrier later, and counts when they have landed."""
@@ -287,16 +295,19 @@ class NumberAddresses(bridge.Carried):
         for (part, first, whole), start in zip(self.copies, self.starts, strict=True):
             to = job.shared.numbers(stage) + (part.first + first * part.slot_bytes)
             if whole:
-                _copy_whole(to, start, part.bulk_bytes, full)
+                _copy_whole(to, start & -BULK if part.slack else start, part.bulk_bytes, full)
             else:
+                to += self.lane * part.slot_bytes + (self.skew if part.slack else 0)
                 valid = Int32(part.slot_bytes) * (next(inside) if part.chosen else 1)
-                _copy(to + self.lane * part.slot_bytes, start, self.lane, part.slots - first, part.slot_bytes, valid)
+                _copy(to, start, self.lane, part.slots - first, part.slot_bytes, valid)
 
     def advance(self) -> None:
         """Go on to the next stage with numbers."""
         step = dict(zip(self.names, self.steps, strict=True))
         further = (start + step[part.table.name] for (part, _, _), start in zip(self.copies, self.starts, strict=True))
         self.__dict__["starts"] = tuple(further)
+        if (slack := self.plan.numbers.slack) is not None:
+            self.__dict__["skew"] = self.skew + Int32(step[slack.table.name]) & BULK - 1
 
 
 def _line(plan: Sm90Plan, job: bridge.Carried, place: bridge.Place, part: NumberSlots, slot: Int32) -> Int64:
@@ -323,6 +334,12 @@ def _address(
     if plan.batch > 1 and plan.along_k is None and not (table.axis == "m" and plan.joined_rows):
         offset += Int64(matrix) * getattr(job.given, f"{table.name}_batch")
     return getattr(job.given, table.name) + offset * f32.bytes
+
+
+def _skew(plan: Sm90Plan, job: bridge.Carried, place: bridge.Place, k_tile: Int32, part: NumberSlots) -> Int32:
+    """Bytes from the multiple of 16 before a tile's first number to it."""
+    first = _address(plan, job, place, k_tile, part, _line(plan, job, place, part, Int32(0)))
+    return Int32(first & BULK - 1)
 
 
 @cute.jit
@@ -355,13 +372,15 @@ class StageTables(bridge.Carried):
         self.plan = plan
         super().__init__(row=row, thread=thread)
 
-    def numbers(self, shared: bridge.SharedMemory, stage: Int32) -> dict[int, Numbers]:
-        """The numbers of a stage that the thread promotes with, by K block."""
+    def numbers(self, shared: bridge.SharedMemory, stage: Int32, skew: Int32) -> dict[int, Numbers]:
+        """The numbers of a stage that the thread promotes with, by K block. `skew`: of the slots with slack."""
         span, base = self.plan.numbers.span, shared.numbers(stage).toint()
         found: dict[int, Numbers] = {later: {} for later in range(span)}
         for key, (table, of_block, v) in numbers_read(self.plan).items():
             thread = 0 if same_for_all(self.plan, table, v) else self.thread
             at = base + byte_of(self.plan, table, self.row, thread, of_block, v)
+            if self.plan.numbers.part(table.name).slack:
+                at += skew
             if span == 1:
                 found[0][key] = bridge.as_floats([load_word_shared(at)])[0]
             else:

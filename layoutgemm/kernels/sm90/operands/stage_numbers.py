@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from ....report import Check
+from ...derive import either
 from ...numbers import W
 from ...operands.promoted import columns_between
 from ...plan import present, rounded_up
@@ -35,6 +36,8 @@ class NumberSlots:
     first    the first slot's byte in the stage's numbers
     width    rows or columns of the tile that lie next to each other: of several sums the columns of one
     span     K blocks whose numbers are in a slot
+    slack    bytes that a bulk copy brings beside the numbers: 16 where a tile's begin at any number, else 0. It begins
+             at a multiple of 16 bytes, so they lie up to 12 bytes behind their slots, as their address modulo 16 says
     chosen   whether row indices of A choose the table's rows
     """
 
@@ -44,7 +47,13 @@ class NumberSlots:
     first: int
     width: int
     span: int = 1
+    slack: int = 0
     chosen: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all slots, and the slack."""
+        return self.slots * self.slot_bytes + self.slack
 
     @property
     def slot_bytes(self) -> int:
@@ -57,11 +66,37 @@ class NumberSlots:
 
         >>> [NumberSlots(Table("s", "m", group), 1, 256, 0, 256).bulk_bytes for group in (1, 2)]
         [1024, 0]
+        >>> NumberSlots(Table("s", "m", 1), 1, 128, 0, 128, slack=16).bulk_bytes
+        528
         """
-        size = self.slots * NUMBER_BYTES
-        if self.span > 1 or self.chosen:
-            return 0
-        return size if self.table.axis == "m" and self.table.group == 1 and size % BULK == self.first % BULK == 0 else 0
+        adjacent = self.span == 1 and self.table.axis == "m" and self.table.group == 1 and not self.chosen
+        return self.bytes if adjacent and self.bytes % BULK == self.first % BULK == 0 else 0
+
+    def in_bulk(
+        self, tile: tuple[W, W, W], first: W, table: tuple[W, W, W], choose: Callable[..., W] = either
+    ) -> W:  # fmt: skip
+        """The first K blocks of a tile whose numbers bulk copies can take. Ints or traced integers.
+
+        All, if they lie next to each other, each K block's begin at a multiple of 16 bytes, and all rows are A's. With
+        slack they begin anywhere. Behind a K block's rows lie the next one's. So the last K block is left out where the
+        tile ends beyond A's last row, or less than 4 numbers in front of it.
+
+        tile   its first row, A's rows, and the tile's K blocks
+        first  address of the tile's first number
+        table  address of the table; from a row and from a K block to the next one, in numbers
+
+        >>> slots = NumberSlots(Table("s", "m", 1), 1, 64, 0, 64, slack=16)
+        >>> [slots.in_bulk((row, 100, 8), 4 * row, (0, 1, 100)) for row in (3, 32, 33)]
+        [8, 8, 7]
+        """
+        (row, m, blocks), (address, apart, step) = tile, table
+        beyond = row + self.bulk_bytes // NUMBER_BYTES - m
+        if self.slack:
+            fits = (apart == 1) & (address % BULK == 0) & (step >= 0)
+            left_out = choose(beyond <= 0, 0, choose(beyond <= step, 1, blocks))
+            return choose(fits, blocks - left_out, 0)
+        fits = (apart == 1) & (first % BULK == 0) & (step * NUMBER_BYTES % BULK == 0) & (beyond <= 0)
+        return choose(fits, blocks, 0)
 
     def byte(self, along: W) -> W:
         """The byte of the slot for row or column `along` of the tile. An int or a traced integer.
@@ -107,13 +142,15 @@ class StageNumbers:
 
     @classmethod
     def of(
-        cls, loop: Promoted | None, tile: tuple[int, int], aligned_rows: bool, sums: int, through: Sequence[str] = ()
-    ) -> StageNumbers:
+        cls, loop: Promoted | None, tile: tuple[int, int], aligned_rows: bool, sums: int, through: Sequence[str] = (),
+        slack: bool = False,
+    ) -> StageNumbers:  # fmt: skip
         """The numbers of a main loop's tables for tiles of C.
 
         aligned_rows  tiles begin at multiples of their rows; else, after a group of any length, at any row
         sums          of an element of C: as many places of B, or matrices B, have a tile's columns
         through       names of A's tables whose rows are chosen by index: neighbours have a slot each
+        slack         bulk copies bring numbers of rows that begin anywhere
         """
         parts: list[NumberSlots] = []
         if loop is None:
@@ -123,14 +160,21 @@ class StageNumbers:
             width = extent // (sums if table.axis == "n" else 1)
             chosen = table.name in through
             segment = table.segment(width) if table.axis == "n" or (aligned_rows and not chosen) else 1
-            first = parts[-1].first + parts[-1].slots * parts[-1].slot_bytes if parts else 0
-            parts.append(NumberSlots(table, segment, extent // segment, first, width, loop.span, chosen))
+            first = parts[-1].first + parts[-1].bytes if parts else 0
+            slots = NumberSlots(table, segment, extent // segment, first, width, loop.span, chosen=chosen)
+            parts.append(replace(slots, slack=BULK) if slack and slots.bulk_bytes else slots)
+            slack = slack and not parts[-1].slack  # of one table: a tile has one skew
         return cls(tuple(parts))
 
     @property
     def bytes(self) -> int:
         """Bytes of a stage's numbers, a multiple of 16."""
-        return rounded_up(sum(part.slots * part.slot_bytes for part in self.parts), BULK)
+        return rounded_up(sum(part.bytes for part in self.parts), BULK)
+
+    @property
+    def slack(self) -> NumberSlots | None:
+        """The slots with slack, if there are any."""
+        return next((part for part in self.parts if part.slack), None)
 
     @property
     def bulk_bytes(self) -> int:
