@@ -15,6 +15,7 @@ torch = needs.module("torch")
 from layoutgemm import Sm90Config, gemm, grouped_matmul, matmul
 from layoutgemm.errors import OperandError
 from layoutgemm.kernels.epilogue.chain import Epilogue, Scale
+from layoutgemm.schedule import Triangular
 
 BF16, F32 = torch.bfloat16, torch.float32
 SCALED = Epilogue(Scale())
@@ -123,10 +124,29 @@ def test_the_compiler_takes_it_whole(dynamic: bool) -> None:
         assert all(torch.allclose(g, e, rtol=1e-5, atol=1e-6) for g, e in zip(got, want))
 
 
-@pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13),
-    reason="the compiler of torch before 2.13 takes no frozen dataclass as a constant: pip install -U torch",
-)
+def older_rule(tx: Any, function: Any, name: str, given: Any, named: Any) -> Any:
+    """A constant function's call as torch before 2.13 traces it: of constants that it can rebuild alone."""
+    from torch._dynamo.source import ConstantSource
+
+    result = function(*[x.as_python_constant() for x in given], **{n: x.as_python_constant() for n, x in named.items()})
+    return tx.output.register_attr_or_module(result, name, source=ConstantSource(name))
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_the_compiler_takes_objects(older: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the caller, and found anew where another is given."""
+    if older:
+        monkeypatch.setattr("torch._dynamo.variables.functions.invoke_and_store_as_constant", older_rule)
+        monkeypatch.setattr("layoutgemm.torch_op.compiled.constant_objects.BY_ADDRESS", True)
+    config, orders = Sm90Config((64, 64), consumers=1), [Triangular("lower"), Triangular("upper")]
+    a, b = normal(128, 128), normal(128, 128)
+    compiled = torch.compile(
+        lambda a, b, order: matmul(a, b, config=config, order=order), fullgraph=True, backend="aot_eager"
+    )
+    for order in orders:
+        assert torch.equal(compiled(a, b, order), matmul(a, b, config=config, order=order))
+
+
 def test_the_compiler_takes_a_configuration() -> None:
     config = Sm90Config((64, 64), consumers=1)
     compiled = torch.compile(lambda a, b: matmul(a, b, config=config), fullgraph=True, backend="aot_eager")

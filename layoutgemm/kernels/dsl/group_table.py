@@ -68,9 +68,9 @@ class TablesOfGroups:
 
     @cute.jit
     def make_tables(self, job: bridge.Carried, batch: Int32, thread: Int32) -> Int32:
-        """Make both tables, of groups of rows, by one warp; the number of all tiles of clusters.
+        """Make both tables, of groups of rows, by one warp.
 
-        A lane has some neighbouring groups.
+        Returns the number of all tiles of clusters. A lane has some neighbouring groups.
         """
         plan = self.plan
         groups, table, lane = plan.groups, GroupTable(plan, job.shared), thread % WARP

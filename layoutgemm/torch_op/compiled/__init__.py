@@ -4,7 +4,13 @@ traced      checks, whose refusals the compiler reports with their text
 lowering    what Inductor writes for an operator: a call of a function of `direct`
 direct      these functions: products into a given tensor, without torch's dispatcher
 call_sites  places in Inductor's code that call these, each with its launch once that is known
-constants   the mark of functions whose results are constants of a graph
+chains      the launches of one call, made again
+flops       operations of each operator, for torch's counter
+
+constant_objects   functions of objects whose results are constants of a graph
+function_tape      a function of symbols as the tracer follows it
+kept_launches      launches of calls that came before, by their arguments
+repeated_calls     a kept launch, found by the places of its tensors
 guards      the compiler's guards, by which eager calls find kept launches
 c_calls     functions of C that find and make them
 """
