@@ -55,11 +55,11 @@ FORMS: dict[str, tuple[Sm90Config, str, str, str, tuple[int, ...], Any]] = {
     "one": (replace(SMALL, reverse_odd_tiles=True, along="N"), "bf16", "bf16:col", "f32", (75,), None),
     "fp8": (SMALL, "e4m3", "e5m2:col", "e4m3", SIZES, None),
     "scaled": (  # with fewer tiles than CTAs, as the GPU deals these out
-        Sm90Config((128, 64), stages=2, gpc_order=(((0,), 1), ((0, 1, 2), 2))),
+        Sm90Config((64, 64), consumers=1, stages=2, loader="warp", gpc_order=(((0,), 1), ((0, 1, 2), 2))),
         "e4m3",
         "e4m3:col",
         "bf16",
-        (70, 0, 130, 1),
+        (70, 0, 130, 4),
         SCALED,
     ),
     "boxes": (Sm90Config((128, 64), stages=2, box_rows=64, overlap=True), "bf16", "bf16:col", "bf16", SIZES, None),
@@ -284,7 +284,7 @@ ENDS: dict[str, tuple[str, bool, tuple[int, ...], int, str]] = {  # form, clears
     "stay": ("small", False, (0, 70, 70, 71, 90, 90, 91, 100, 100, 100), N, "i64"),
     "none": ("across", True, (0,) * 10, N, "i64"),
     "two": ("two", True, (130, 130, 257, 300), 85, "i32"),  # rows of 340 bytes
-    "scaled": ("scaled", True, (0, 0, 130, 201), N, "i32"),  # all rows
+    "scaled": ("scaled", True, (0, 66, 130, 204), N, "i32"),  # all rows
 }
 
 
@@ -305,10 +305,12 @@ def test_ends_without_a_zero_and_rows_behind_them(case: str) -> None:
     a, b = (rng.integers(-1, 2, shape).astype(np.float32) for shape in ((m, K), (groups, K, n)))
     given: dict[str, Any] = {"ends": np.array(ends, {"i32": np.int32, "i64": np.int64}[kind])}
     if loop is not None:
-        given |= {"sa": np.ones((m, 2), np.float32), "sb": np.ones((groups, 2, 2), np.float32)}
+        rows = np.exp2(rng.integers(-2, 3, m)).astype(np.float32)
+        # Next to each other, so that bulk copies take them, but from row 66, no multiple of 4, on.
+        given |= {"sa": np.asfortranarray(np.stack([rows, rows], 1)), "sb": np.ones((groups, 2, 2), np.float32)}
     want = np.full((m, n), 0 if clears else np.nan, np.float32)
     for e, (first, end) in enumerate(pairwise((0, *ends))):
-        want[first:end] = a[first:end] @ b[e]
+        want[first:end] = a[first:end] @ b[e] * (1 if loop is None else rows[first:end, None])
     for device in ("reference", "emulator"):
         assert np.array_equal(plan.run(a, b, given=given, device=device).c, want, equal_nan=True), device
 

@@ -210,7 +210,7 @@ class Sm90PromotedKernel(Sm90FusedKernel):
         """The first of a tile's `blocks` K blocks whose numbers bulk copies take."""
         found = blocks
         for part in [part for part in self.plan.numbers.parts if part.bulk_bytes]:
-            name, address = part.table.name, _address(self.plan, job, place, first, part, Int32(0))
+            name, address = part.table.name, _first_address(self.plan, job, place, first, part)
             table, apart, step = [getattr(job.given, f"{name}{what}") for what in ("", "_group", "_k")]
             tile = place[0], job.m, blocks
             found = cutlass.min(found, part.in_bulk(tile, address, (table, apart, step), choose))
@@ -336,10 +336,16 @@ def _address(
     return getattr(job.given, table.name) + offset * f32.bytes
 
 
+def _first_address(
+    plan: Sm90Plan, job: bridge.Carried, place: bridge.Place, k_tile: Int32, part: NumberSlots
+) -> Int64:  # fmt: skip
+    """The address of a tile's first number."""
+    return _address(plan, job, place, k_tile, part, _line(plan, job, place, part, Int32(0)))
+
+
 def _skew(plan: Sm90Plan, job: bridge.Carried, place: bridge.Place, k_tile: Int32, part: NumberSlots) -> Int32:
     """Bytes from the multiple of 16 before a tile's first number to it."""
-    first = _address(plan, job, place, k_tile, part, _line(plan, job, place, part, Int32(0)))
-    return Int32(first & BULK - 1)
+    return Int32(_first_address(plan, job, place, k_tile, part) & BULK - 1)
 
 
 @cute.jit
