@@ -1421,7 +1421,7 @@ def quantized(draw: Draw) -> Problem:
         value = wide(x) @ ws[0].dense(F64).T
     if eight and draw.chance(0.8):
         scale = powers(*draw.choice(((*x.shape[:-1], 1), tuple(x.shape[:-1]), (1,))))
-        value = value * (scale.double().reshape(*x.shape[:-1], 1) if scale.numel() > 1 else scale.double())
+        value = value * (scale.double().reshape(*x.shape[:-1], 1) if scale.numel() != 1 else scale.double())
         options["scale_x"] = draw.lay(scale)
     if not experts and draw.chance(0.4):
         options["bias"] = draw.lay(draw.whole(n, kind=draw.choice((F32, BF16, F16))))

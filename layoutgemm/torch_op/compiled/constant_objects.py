@@ -51,10 +51,15 @@ def constant_of_objects(function: F) -> F:
             return function(*given)
         if not BY_ADDRESS:
             return whole(*given)
-        addressed = tuple([not isinstance(x, _CONSTANTS) for x in given])
+        addressed = tuple([not _is_constant(x) for x in given])
         return by_address(addressed, *[id(x) if at else x for at, x in zip(addressed, given)])
 
     return cast(F, called)
+
+
+def _is_constant(x: object) -> bool:
+    """True for what every torch makes a constant of; enumerations of C++, such as torch's ScalingType, have members."""
+    return isinstance(x, _CONSTANTS) or hasattr(type(x), "__members__")
 
 
 def _object_at(address: object) -> object:
