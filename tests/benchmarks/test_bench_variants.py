@@ -6,15 +6,13 @@ import pytest
 
 from benchmarks.bench_variants import ALONG_K, DEPTH, GROUPED, MASKED, MASKED_ROWS, SCALED, group_tiles
 from layoutgemm.dtypes import dtype
-from layoutgemm.kernels.ragged import Ragged
-from layoutgemm.kernels.sm90.along_k import AlongK
+from layoutgemm.kernels.ragged import AlongK, Ragged, masked_rows
 from layoutgemm.kernels.sm90.budget_checks import budget_checks
 from layoutgemm.kernels.sm90.choose.scaled_grouped import (
     along_k_candidates,
     grouped_config,
     grouped_scaled_config,
     k_blocks_config,
-    masked_rows,
     scaled_config,
 )
 from layoutgemm.kernels.sm90.mainloop import Promoted, Table, mainloop_of

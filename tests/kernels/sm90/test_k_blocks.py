@@ -13,10 +13,10 @@ import pytest
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.errors import OperandError, PlanError
 from layoutgemm.kernels import AlongK, Promoted, Sm90Config, Sm90Plan, Table
+from layoutgemm.kernels.grouped import along_k as module
 from layoutgemm.kernels.run.arrays import global_matrix
 from layoutgemm.kernels.run.cpu import executed
 from layoutgemm.kernels.run.epilogue_operands import words_read
-from layoutgemm.kernels.sm90 import along_k as module
 from layoutgemm.kernels.sm90.mainloop import mainloop_of
 from tests import needs
 from tests.kernels.sm90.other_orders import each_policy, stored_in_order

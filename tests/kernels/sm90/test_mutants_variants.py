@@ -14,9 +14,8 @@ from layoutgemm.emulator.mutation.mutants import deletions, fields
 from layoutgemm.emulator.mutation.run import EARLY, LaunchCase, sample, unreached
 from layoutgemm.emulator.mutation.survivors import Explainer
 from layoutgemm.emulator.ptx.parser import PtxKernel
-from layoutgemm.kernels.ragged import Ragged
+from layoutgemm.kernels.ragged import AlongK, Ragged
 from layoutgemm.kernels.run.emulated import linked
-from layoutgemm.kernels.sm90.along_k import AlongK
 from layoutgemm.kernels.sm90.mainloop import Promoted, Table
 from layoutgemm.kernels.sm90.plan import Sm90Config, Sm90Plan
 from tests import needs

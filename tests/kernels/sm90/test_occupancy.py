@@ -49,7 +49,14 @@ def test_a_persistent_kernel_has_as_many_clusters_as_find_a_place() -> None:
 def test_one_function_counts_the_clusters_of_a_launch() -> None:
     """Other places only display a GPU's SM count, or stand in for it."""
     shown = {"doctor.py", "machine.py", "on_gpu.py", "occupancy.py"}
-    shown |= {"cuda_calls.py", "session.py", "answers.py", "triton_calls.py", "inductor.py"}  # of the emulated GPU
+    shown |= {
+        "cuda_calls.py",
+        "cuda_programs.py",
+        "session.py",
+        "answers.py",
+        "triton_calls.py",
+        "inductor.py",
+    }  # of the emulated GPU
     readers = set()
     for path in [path for folder in ("layoutgemm", "benchmarks", "kernels") for path in (ROOT / folder).rglob("*.py")]:
         if re.search("multi_?processor_?count", path.read_text(encoding="utf-8"), re.IGNORECASE):

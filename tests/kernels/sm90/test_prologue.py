@@ -17,8 +17,7 @@ from layoutgemm.kernels.epilogue.chain import Activation, Bias, Epilogue
 from layoutgemm.kernels.ladder import levels
 from layoutgemm.kernels.operands.combined import Combined
 from layoutgemm.kernels.quantized.formats import QuantizedFormat
-from layoutgemm.kernels.ragged import Ragged
-from layoutgemm.kernels.sm90.along_k import AlongK
+from layoutgemm.kernels.ragged import AlongK, Ragged
 from layoutgemm.kernels.sm90.choose.prologue import prologue_config
 from layoutgemm.kernels.sm90.operands import fragment_loads
 from layoutgemm.kernels.sm90.operands.fragment_loads import FragmentLoads, fragment_load_checks, load_checks
