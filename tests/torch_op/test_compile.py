@@ -134,7 +134,7 @@ def older_rule(tx: Any, function: Any, name: str, given: Any, named: Any) -> Any
 
 @pytest.mark.parametrize("older", [False, True])
 def test_the_compiler_takes_objects(older: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the caller, and found anew where another is given."""
+    """A trace takes the caller's object, and is made anew where another is given."""
     if older:
         monkeypatch.setattr("torch._dynamo.variables.functions.invoke_and_store_as_constant", older_rule)
         monkeypatch.setattr("layoutgemm.torch_op.compiled.constant_objects.BY_ADDRESS", True)

@@ -31,7 +31,7 @@ _CONSTANTS = (
 def constant_of_objects(function: F) -> F:
     """The function, marked: a trace calls it and keeps the result, whatever objects are given.
 
-    Objects in a tuple, a list or a dict are none of them before torch 2.13.
+    torch before 2.13 refuses a tuple, a list or a dict that has objects.
 
     >>> constant_of_objects(lambda x, y: (x, y))(3, object)
     (3, <class 'object'>)
