@@ -452,9 +452,9 @@ def operators_table() -> str:
     return table(["product", "us", "NVIDIA's fastest, x ours", "torch, x ours", "host us, ours and theirs"], rows)
 
 
-def models_table(name: str) -> str:
+def models_table(name: str, gpu: str = "h100") -> str:
     """A model's steps in each mode: milliseconds of ours, and torch's time over it."""
-    figures = record(name, "h100")["figures"]
+    figures = record(name, gpu)["figures"]
     modes = list(dict.fromkeys(found["mode"] for found in figures))
     steps: dict[tuple[str, str], dict[str, Any]] = {}
     for found in figures:
