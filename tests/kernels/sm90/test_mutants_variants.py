@@ -39,8 +39,9 @@ ORDERS = (Policy(fences="writers"), Policy(fences="writers", waits="reluctant"),
 
 
 def problem(form: str, shape: Any) -> tuple[Sm90Plan, tuple[Any, ...], np.ndarray]:
-    """The plan, a one-worker launch's arguments without C, and the expected C."""
+    """The plan, a launch's arguments without C, and the expected C. One worker; two where a group has the only tile."""
     rows, n, k = shape
+    workers = 2 if n == 64 else 1
     rng = np.random.default_rng(n + k)
     if form == "promoted":
         plan = Sm90Plan.derive(
@@ -76,7 +77,7 @@ def problem(form: str, shape: Any) -> tuple[Sm90Plan, tuple[Any, ...], np.ndarra
         words = [np.asarray(rows, np.int32)]
         want = np.matmul(a, b.swapaxes(1, 2))
         bits = [plan.a.dtype.encode(a), plan.b.dtype.encode(b)]
-        sizes = (m, n, k, groups, k, k, n, m * k, n * k, m * n, 1)
+        sizes = (m, n, k, groups, k, k, n, m * k, n * k, m * n, workers)
         encoded = plan.c.dtype.encode(want)
         encoded[np.arange(m)[None, :] >= np.asarray(rows)[:, None]] = 0xFFFF
         return plan, (*bits, *sizes, *words, *[0] * 15), encoded
@@ -91,7 +92,7 @@ def problem(form: str, shape: Any) -> tuple[Sm90Plan, tuple[Any, ...], np.ndarra
         words = [offsets]
         want = np.concatenate([a[first:end] @ b[e].T for e, (first, end) in enumerate(pairwise(offsets))])
         bits = [plan.a.dtype.encode(a), plan.b.dtype.encode(b)]
-        sizes = (m, n, k, groups, k, k, n, 0, n * k, 0, 1)
+        sizes = (m, n, k, groups, k, k, n, 0, n * k, 0, workers)
     return plan, (*bits, *sizes, *words, *[0] * (16 - len(words))), plan.c.dtype.encode(want.astype(np.float32))
 
 
