@@ -227,7 +227,7 @@ def test_a_sample_of_mutants_is_caught() -> None:
 @pytest.mark.dsl
 @pytest.mark.slow
 def test_every_instruction_is_reached() -> None:
-    """But for stores of single elements, which "both" reaches with its 83 columns, and a CTA's without a tile."""
+    """But for stores of single elements and of a CTA without a tile. "both" reaches the former by its 83 columns."""
     kernel, found = cases()
     left = [str(ins) for ins in unreached(kernel, found)]
     known = ("st.global", "setp", "bra", "shr", "st.shared.v4.b32", "mov.b32")  # the last two: a place of zeros
