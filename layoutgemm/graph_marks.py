@@ -1,6 +1,7 @@
 """Marks of functions for torch.compile, without an import of torch.
 
 constant_in_graphs    a trace calls the function once, and keeps the result
+NoticedInGraphs       a base of objects with slots, whose end a graph hears of
 not_in_graphs         a trace of fullgraph=True is refused there, in words of ours; else the graph breaks
 """
 
@@ -44,3 +45,13 @@ def not_in_graphs(function: F) -> F:
     function.__dict__["_torchdynamo_disable"] = True
     function.__dict__["_torchdynamo_disable_msg"] = _MADE_BEFORE
     return function
+
+
+class NoticedInGraphs:
+    """An object with slots whose end a compiled graph hears of.
+
+    A graph keeps constants that were made of it. Without a weak reference another object at the same address is taken
+    for it.
+    """
+
+    __slots__ = ("__weakref__",)

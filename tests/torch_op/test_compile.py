@@ -145,6 +145,16 @@ def test_the_compiler_takes_objects(older: bool, monkeypatch: pytest.MonkeyPatch
     )
     for order in orders:
         assert torch.equal(compiled(a, b, order), matmul(a, b, config=config, order=order))
+    seen: list[str] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        seen.extend(str(text) for node in graph.graph.nodes for text in node.args if "tile" in str(text))
+        return graph.forward
+
+    taken = torch.compile(lambda a, b, config: matmul(a, b, config=config), fullgraph=True, backend=backend)
+    for rows in (64, 128, 192):  # each goes before the next one comes, which may have its address
+        taken(a, b, Sm90Config((rows, 64), consumers=rows // 64))
+    assert len(set(seen)) == 3
 
 
 def test_the_compiler_takes_a_configuration() -> None:

@@ -21,6 +21,7 @@ from ...atoms import MmaAtom, mma_sync
 from ...atoms.copy.base import WARP
 from ...atoms.targets import exists_on
 from ...errors import PlanError
+from ...graph_marks import NoticedInGraphs
 from ...schedule import Grouped, Schedule
 from ..column_groups import check_groups
 from ..derive import Operand, OperandSpec, check_pair, refused_output
@@ -94,7 +95,7 @@ OperandOfB = Sm80Operand | Sm80PackedOperand
 
 
 @dataclass(frozen=True, slots=True)
-class Sm80Config:
+class Sm80Config(NoticedInGraphs):
     """The configuration; None lets the plan choose.
 
     tile       (M, N) elements of C of a block

@@ -14,7 +14,7 @@ from ...atoms.copy.base import WARP
 from ...atoms.tma.rules import L2_PROMOTION
 from ...checks.budgets import WARPGROUP, launch_registers, setmaxnreg_problem
 from ...errors import PlanError
-from ...graph_marks import not_in_graphs
+from ...graph_marks import NoticedInGraphs, not_in_graphs
 from ...schedule import GpcOrder, Grouped, Linear
 from ...schedule.gpc_order import Rounds
 from ..plan import MAX_TILES, check_fields
@@ -170,7 +170,7 @@ def _renamed(knobs: dict[str, V]) -> dict[str, V]:
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class Sm90Config:
+class Sm90Config(NoticedInGraphs):
     """The description of a Hopper kernel; None lets the plan choose.
 
     tile       (M, N) elements of C that a CTA computes at a time: M a multiple of 64, N of 8 up to 256

@@ -27,6 +27,7 @@ from ...arguments import as_number, check_range, checked
 from ...atoms import MmaAtom, mma_sync
 from ...atoms.copy.base import VECTOR_BYTES, WARP
 from ...errors import PlanError
+from ...graph_marks import NoticedInGraphs
 from ...layouts import Layout
 from ..derive import Operand, OperandSpec
 from ..epilogue.chain import Epilogue
@@ -60,7 +61,7 @@ _GAP = 4  # floats from column to column beside the strip's: eight rows of four 
 
 
 @dataclass(frozen=True, slots=True)
-class StreamedConfig:
+class StreamedConfig(NoticedInGraphs):
     """The configuration of a streamed product.
 
     warps          of a block: each takes every so-manieth of its units along K

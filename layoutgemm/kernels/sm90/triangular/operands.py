@@ -20,6 +20,7 @@ import numpy as np
 
 from ....arguments import checked, settle, shown
 from ....errors import OperandError, PlanError
+from ....graph_marks import NoticedInGraphs
 from ....report import Check
 from ...numbers import check_matrix
 from ...plan import check_settings
@@ -34,7 +35,7 @@ _HALVES = (None, "lower", "upper")
 
 
 @dataclass(frozen=True, slots=True)
-class Triangles:
+class Triangles(NoticedInGraphs):
     """Which operands of a product are triangular: "lower", "upper", or None for a full one.
 
     Raises PlanError for anything else, and for two full operands.
