@@ -5,7 +5,7 @@ launcher, types the host function of a kernel, and its argument types
 arguments       NumPy arrays and CPU tensors as global memory
 devices         the GPUs that a script is told about
 cuda_calls      stand-ins for cuda.bindings: streams, events, device queries
-cuda_programs   programs of CUDA C++, above a runtime of callbacks
+cuda_programs   programs of CUDA C++, above a runtime of callbacks; textures: their arrays, texture and surface objects
 driver_modules  modules of PTX, their launches and graphs, for cuda.bindings
 callers         the lines that call helper functions of a kernel
 torch_device    torch's "cuda" device

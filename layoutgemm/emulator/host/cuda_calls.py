@@ -36,6 +36,7 @@ DONE = {
         "cudaStreamQuery", "cudaEventQuery", "cudaDeviceReset", "cudaSetDeviceFlags", "cudaFuncSetAttribute",
         "cudaFuncSetCacheConfig", "cudaDeviceSetCacheConfig", "cudaDeviceSetLimit", "cudaMemPrefetchAsync",
         "cudaMemAdvise", "cudaProfilerStart", "cudaProfilerStop", "cudaStreamAttachMemAsync",
+        "cudaMemPoolSetAttribute", "cudaMemPoolTrimTo", "cudaMemPoolDestroy", "cudaDeviceSetMemPool",
     ),
 }  # fmt: skip
 
@@ -137,7 +138,7 @@ def _functions(kind: str, module: ModuleType, device: GpuModel, memory: DeviceMe
         return lambda *args, **named: (success, *values)
 
     def attribute(asked: enum.Enum, *args: object) -> tuple[object, int]:
-        return success, attribute_of(asked.name, device)
+        return success, attribute_of(int(asked.value), device)
 
     found = {name: answers() for name in DONE[kind]} | _memory_functions(kind, module, memory)
     if kind == "driver":
@@ -204,23 +205,56 @@ def _memory_functions(kind: str, module: ModuleType, memory: DeviceMemory) -> di
     return found
 
 
-def attribute_of(name: str, device: GpuModel) -> int:
-    """A device attribute by the end of its name. Raises EmulatorError for one that has no number here."""
-    name = name.lower().replace("_", "")
-    arch = device.arch
-    most = (1 << 31) - 1
-    for ending, value in (
-        ("multiprocessorcount", device.multiprocessors), ("computecapabilitymajor", device.capability[0]),
-        ("computecapabilityminor", device.capability[1]), ("maxsharedmemoryperblock", STATIC_SHARED),
-        ("maxsharedmemoryperblockoptin", arch.smem_per_block), ("maxsharedmemorypermultiprocessor", arch.smem_per_sm),
-        ("maxthreadspermultiprocessor", arch.threads_per_sm), ("maxthreadsperblock", arch.threads_per_block),
-        ("maxblockspermultiprocessor", arch.blocks_per_sm), ("maxblockdimx", 1024), ("maxblockdimy", 1024),
-        ("maxblockdimz", 64), ("maxgriddimx", most), ("maxgriddimy", 65535), ("maxgriddimz", 65535),
-        ("totalconstantmemory", 64 << 10), ("maxregistersperblock", 65536), ("maxregisterspermultiprocessor", 65536),
-        ("warpsize", arch.warp_size), ("l2cachesize", device.l2), ("concurrentkernels", 1), ("unifiedaddressing", 1),
-        ("canmaphostmemory", 1), ("managedmemory", 1), ("concurrentmanagedaccess", 1), ("memorypoolssupported", 1),
-        ("integrated", 0), ("cooperativelaunch", 1), ("clusterlaunch", int("cluster" in arch.features)),
-    ):  # fmt: skip
-        if name.endswith(ending):
-            return value
-    raise EmulatorError(f"device attribute {name}: the emulated {device.name} has no number for it")
+# Fields of cudaDeviceProp, by the number of the device attribute that repeats them: cudaDeviceAttr of driver_types.h,
+# which are CUdevice_attribute's. An attribute that the structure lacks has a name in its manner.
+_NUMBERED = {
+    1: "maxThreadsPerBlock", 2: "maxThreadsDim0", 3: "maxThreadsDim1", 4: "maxThreadsDim2", 5: "maxGridSize0",
+    6: "maxGridSize1", 7: "maxGridSize2", 8: "sharedMemPerBlock", 9: "totalConstMem", 10: "warpSize", 11: "memPitch",
+    12: "regsPerBlock", 13: "clockRate", 14: "textureAlignment", 15: "gpuOverlap", 16: "multiProcessorCount",
+    17: "kernelExecTimeout", 18: "integrated", 19: "canMapHostMemory", 20: "computeMode", 31: "concurrentKernels",
+    33: "pciBusID", 34: "pciDeviceID", 35: "tccDriver", 38: "l2CacheSize", 39: "maxThreadsPerMultiProcessor",
+    41: "unifiedAddressing",
+    50: "pciDomainID", 51: "texturePitchAlignment", 75: "major", 76: "minor", 78: "streamPrioritiesSupported",
+    81: "sharedMemPerMultiprocessor", 82: "regsPerMultiprocessor", 83: "managedMemory", 84: "isMultiGpuBoard",
+    85: "multiGpuBoardGroupID", 88: "pageableMemoryAccess", 89: "concurrentManagedAccess",
+    90: "computePreemptionSupported", 91: "canUseHostPointerForRegisteredMem", 95: "cooperativeLaunch",
+    97: "sharedMemPerBlockOptin", 99: "hostRegisterSupported", 100: "pageableMemoryAccessUsesHostPageTables",
+    101: "directManagedMemAccessFromHost", 106: "maxBlocksPerMultiProcessor", 111: "reservedSharedMemPerBlock",
+    115: "memoryPoolsSupported", 120: "clusterLaunch", 133: "mpsEnabled",
+}  # fmt: skip
+
+
+def properties_of(device: GpuModel) -> dict[str, int]:
+    """The numbers of a device that the emulator knows, by the fields of cudaDeviceProp.
+
+    >>> properties_of(GpuModel.of("sm_90a"))["sharedMemPerBlockOptin"]
+    232448
+    """
+    arch, most = device.arch, (1 << 31) - 1
+    absent = ("kernelExecTimeout", "integrated", "computeMode", "pciBusID", "pciDeviceID", "pciDomainID", "tccDriver",
+              "isMultiGpuBoard", "multiGpuBoardGroupID", "pageableMemoryAccess", "mpsEnabled",
+              "pageableMemoryAccessUsesHostPageTables", "directManagedMemAccessFromHost")  # fmt: skip
+    present = ("gpuOverlap", "canMapHostMemory", "concurrentKernels", "unifiedAddressing", "streamPrioritiesSupported",
+               "managedMemory", "concurrentManagedAccess", "computePreemptionSupported", "cooperativeLaunch",
+               "canUseHostPointerForRegisteredMem", "hostRegisterSupported", "memoryPoolsSupported")  # fmt: skip
+    return dict.fromkeys(absent, 0) | dict.fromkeys(present, 1) | {
+        "maxThreadsPerBlock": arch.threads_per_block, "maxThreadsDim0": 1024, "maxThreadsDim1": 1024,
+        "maxThreadsDim2": 64, "maxGridSize0": most, "maxGridSize1": 65535, "maxGridSize2": 65535,
+        "sharedMemPerBlock": STATIC_SHARED, "totalConstMem": 64 << 10, "warpSize": arch.warp_size, "memPitch": most,
+        "regsPerBlock": 65536, "textureAlignment": 512, "multiProcessorCount": device.multiprocessors,
+        "l2CacheSize": device.l2, "maxThreadsPerMultiProcessor": arch.threads_per_sm, "texturePitchAlignment": 32,
+        "major": device.capability[0], "minor": device.capability[1], "sharedMemPerMultiprocessor": arch.smem_per_sm,
+        "regsPerMultiprocessor": 65536, "sharedMemPerBlockOptin": arch.smem_per_block,
+        "maxBlocksPerMultiProcessor": arch.blocks_per_sm, "reservedSharedMemPerBlock": arch.smem_reserved_per_block,
+        "clusterLaunch": int("cluster" in arch.features),
+        "clockRate": 1_000_000,  # kHz: %clock and %globaltimer count alike
+    }  # fmt: skip
+
+
+def attribute_of(number: int, device: GpuModel) -> int:
+    """A device attribute by its number. Raises EmulatorError for one that has no value here."""
+    if number not in _NUMBERED:
+        raise EmulatorError(
+            f"device attribute {number} (cudaDeviceAttr, driver_types.h) has no value on the emulated {device.name}"
+        )
+    return properties_of(device)[_NUMBERED[number]]

@@ -14,19 +14,22 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...errors import EmulatorError
+from ...errors import DeviceAssertError, EmulatorError
 from ..machine.launch import MULTIPROCESSORS
 from ..machine.tensor_map import BYTES, from_driver
-from .cuda_calls import ALLOCATE, DONE, FREE, DeviceMemory, attribute_of
+from .cuda_calls import ALLOCATE, DONE, FREE, DeviceMemory, attribute_of, properties_of
 from .devices import CUDA, GpuModel
 from .driver_modules import Launched, PtxFunction, PtxLaunch, PtxModule, parameter_bytes
 from .launcher import c_compiler, resident
+from .textures import CudaArrays, Extent
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,51 +39,51 @@ _REGISTERED = ("__cudaRegisterFatBinaryEnd", "__cudaUnregisterFatBinary", "__cud
 # How a library is built that this module runs: PTX alone, as text.
 NVCC_FLAGS = ("-shared", "-Xcompiler", "-fPIC", "-cudart", "none", "-no-compress", "-lineinfo")
 # cudaError, driver_types.h.
-INVALID_VALUE, INVALID_CONFIGURATION, LAUNCH_FAILURE, COOPERATIVE_TOO_LARGE, NOT_SUPPORTED = 1, 9, 719, 720, 801
+INVALID_VALUE, INVALID_CONFIGURATION, ASSERT, LAUNCH_FAILURE, COOPERATIVE_TOO_LARGE, NOT_SUPPORTED = (
+    1, 9, 710, 719, 720, 801
+)  # fmt: skip
 ERRORS = {
     0: "no error", INVALID_VALUE: "invalid argument", INVALID_CONFIGURATION: "invalid configuration argument",
-    LAUNCH_FAILURE: "unspecified launch failure", COOPERATIVE_TOO_LARGE: "too many blocks in cooperative launch",
-    NOT_SUPPORTED: "operation not supported",
+    ASSERT: "device-side assert triggered", LAUNCH_FAILURE: "unspecified launch failure",
+    COOPERATIVE_TOO_LARGE: "too many blocks in cooperative launch", NOT_SUPPORTED: "operation not supported",
 }  # fmt: skip
 _WRAPPER, _FATBIN, _PTX, _COMPRESSED = 0x466243B1, 0xBA55ED50, 1, 0xA000  # fatbinary_section.h, and nvcc's output
 _COOPERATIVE, _CLUSTER, _DEPENDENT = 2, 4, 6  # cudaLaunchAttributeID, driver_types.h
 _TO_DEVICE, _TO_HOST, _BETWEEN = 1, 2, 3  # cudaMemcpyKind
-# cudaDeviceAttr, driver_types.h, as `attribute_of` names them.
-_ATTRIBUTES = {
-    1: "maxthreadsperblock", 2: "maxblockdimx", 3: "maxblockdimy", 4: "maxblockdimz", 5: "maxgriddimx",
-    6: "maxgriddimy", 7: "maxgriddimz", 8: "maxsharedmemoryperblock", 9: "totalconstantmemory", 10: "warpsize",
-    12: "maxregistersperblock", 16: "multiprocessorcount", 18: "integrated", 19: "canmaphostmemory",
-    31: "concurrentkernels", 38: "l2cachesize", 39: "maxthreadspermultiprocessor", 41: "unifiedaddressing",
-    75: "computecapabilitymajor", 76: "computecapabilityminor", 81: "maxsharedmemorypermultiprocessor",
-    82: "maxregisterspermultiprocessor", 83: "managedmemory", 89: "concurrentmanagedaccess", 95: "cooperativelaunch",
-    97: "maxsharedmemoryperblockoptin", 106: "maxblockspermultiprocessor", 115: "memorypoolssupported",
-    120: "clusterlaunch",
-}  # fmt: skip
 # Ways to end a program, and handlers of its end: this process goes on and prints the findings.
-STUB = """#include <setjmp.h>
+STUB = """#include <pthread.h>
+#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 extern char **environ;
 static struct handler { void (*call)(void *); void *argument; struct handler *next; } *last;
 static jmp_buf back;
 static int status;
+static pthread_t first;
 int __cxa_atexit(void (*call)(void *), void *argument, void *library) {
   struct handler *made = malloc(sizeof *made);
   *made = (struct handler){call, argument, last};
   return last = made, 0;
 }
-void exit(int code) { status = code; longjmp(back, 1); }
+void exit(int code) {
+  status = code;
+  if (pthread_equal(first, pthread_self())) longjmp(back, 1);
+  pthread_exit(0);
+}
 void abort(void) { exit(134); }
 void __assert_fail(const char *what, const char *file, unsigned line, const char *where) {
   fprintf(stderr, "%s:%u: %s: Assertion `%s' failed.\\n", file, line, where, what);
   abort();
 }
 int layoutgemm_run(int (*main)(int, char **, char **), int count, char **words) {
-  if (!setjmp(back)) status = main(count, words, environ);
+  first = pthread_self();
+  if (!setjmp(back)) { int code = main(count, words, environ); status = code ? code : status; }
   for (struct handler *one; (one = last);) { last = one->next; one->call(one->argument); }
   return status;
 }
 """
+
+_CALLING = ("cudaLaunchHostFunc", "cudaStreamAddCallback")  # functions that may wait for other threads
 
 _C = ctypes.CDLL(None)
 _LOADED: list[object] = []  # libraries whose destructors may call their runtime until the process ends
@@ -98,7 +101,7 @@ class Dim3(ctypes.Structure):
 
 
 class _Properties(ctypes.Structure):
-    """`cudaDeviceProp` of CUDA 13, as far as programs read it; driver_types.h."""
+    """`cudaDeviceProp` of CUDA 13; driver_types.h."""
 
     _fields_ = [
         (name, kind * count if count > 1 else kind)
@@ -114,7 +117,8 @@ class _Properties(ctypes.Structure):
             (ctypes.c_size_t, "textureAlignment texturePitchAlignment"),
             (ctypes.c_int, "multiProcessorCount integrated canMapHostMemory textures:39"),
             (ctypes.c_size_t, "surfaceAlignment"),
-            (ctypes.c_int, "concurrentKernels ECCEnabled pci:3 tccDriver asyncEngineCount unifiedAddressing"),
+            (ctypes.c_int, "concurrentKernels ECCEnabled pciBusID pciDeviceID pciDomainID tccDriver asyncEngineCount"),
+            (ctypes.c_int, "unifiedAddressing"),
             (ctypes.c_int, "memoryBusWidth l2CacheSize persistingL2CacheMaxSize maxThreadsPerMultiProcessor"),
             (ctypes.c_int, "streamPrioritiesSupported globalL1CacheSupported localL1CacheSupported"),
             (ctypes.c_size_t, "sharedMemPerMultiprocessor"),
@@ -122,10 +126,17 @@ class _Properties(ctypes.Structure):
             (ctypes.c_int, "pageableMemoryAccess concurrentManagedAccess computePreemptionSupported"),
             (ctypes.c_int, "canUseHostPointerForRegisteredMem cooperativeLaunch"),
             (ctypes.c_size_t, "sharedMemPerBlockOptin"),
-            (ctypes.c_int, "pageTables directManagedMemAccessFromHost maxBlocksPerMultiProcessor"),
+            (ctypes.c_int, "pageableMemoryAccessUsesHostPageTables directManagedMemAccessFromHost"),
+            (ctypes.c_int, "maxBlocksPerMultiProcessor accessPolicyMaxWindowSize"),
+            (ctypes.c_size_t, "reservedSharedMemPerBlock"),
+            (ctypes.c_int, "hostRegisterSupported sparse:2 timelines memoryPoolsSupported directAccess:3 handleTypes"),
+            (ctypes.c_int, "deferredMapping ipcEventSupported clusterLaunch rest:64"),
         )
         for name, count in ((word.partition(":")[0], int(word.partition(":")[2] or 1)) for word in names.split())
     ]
+
+
+_STRUCTURES: dict[str, type[ctypes.Structure]] = {"Dim3": Dim3, "Extent": Extent}  # that C passes by value
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,6 +182,7 @@ class CudaRuntime:
 
     def __init__(self, device: GpuModel, memory: DeviceMemory, launch: Launched, fatal: list[EmulatorError]) -> None:
         self.device, self.memory, self.fatal = device, memory, fatal
+        self.arrays = CudaArrays(memory, self._copy)
         self._launch = launch
         self._programs: list[RegisteredImage] = []
         self._kernels: dict[int, tuple[RegisteredImage, str]] = {}
@@ -178,7 +190,8 @@ class CudaRuntime:
         self._pushed: list[tuple[Dim3, Dim3, int, int]] = []
         self._handles = iter(range(1, 1 << 30))
         self._texts: dict[int, bytes] = {}
-        self._stopped = False  # by a kernel that could not go on
+        self._failed = 0  # the status after a kernel that could not go on: a GPU keeps it
+        self._lock = threading.RLock()  # the program may have threads
         self._status = 0  # of the last function, until a program asks for it
         self._callbacks: dict[str, tuple[object, int]] = {}  # what C calls, and its address
 
@@ -193,6 +206,7 @@ class CudaRuntime:
         return (
             dict.fromkeys((*DONE["runtime"], *_REGISTERED), done)
             | self._registration() | self._launches() | self._memory_functions() | self._queries()
+            | self._streams() | self.arrays.functions()
         )  # fmt: skip
 
     def callback(self, name: str) -> int:
@@ -201,11 +215,12 @@ class CudaRuntime:
             plain = self.functions().get(name) or self._refusal(name)
             parameters = inspect.signature(plain).parameters.values()
             words = [one.annotation for one in parameters if one.kind != one.VAR_POSITIONAL]
-            kinds = [Dim3 if word == "Dim3" else ctypes.c_size_t for word in words]
+            kinds = [_STRUCTURES.get(word, ctypes.c_size_t) for word in words]
 
             def call(*args: object) -> int:
                 try:
-                    status = plain(*args) or 0
+                    with nullcontext() if name in _CALLING else self._lock:
+                        status = plain(*args) or 0
                 except EmulatorError as error:
                     if error not in self.fatal:
                         self.fatal.append(error)
@@ -229,16 +244,13 @@ class CudaRuntime:
     def _refusal(self, name: str) -> Callable[..., int]:
         def refuse(*args: object) -> int:
             text = f"the program calls {name}, which has no answer on an emulated GPU"
+            if "Graph" in name or "Capture" in name:
+                text += ": launch the kernels without a graph"
             if text not in map(str, self.fatal):
                 self.failure(text)
             return NOT_SUPPORTED
 
         return refuse
-
-    @property
-    def _failed(self) -> int:
-        """The status after a kernel that could not go on: a GPU keeps it."""
-        return LAUNCH_FAILURE if self._stopped else 0
 
     def _registration(self) -> dict[str, Callable[..., int | None]]:
         """Registration of images, kernels and variables, before `main`."""
@@ -281,8 +293,8 @@ class CudaRuntime:
         self, host: int, grid: Sequence[int], block: Sequence[int], shared: int, given: int, stream: int,
         cluster: Sequence[int] = (), cooperative: bool = False, dependent: bool = False,
     ) -> int:  # fmt: skip
-        if self._stopped:
-            return LAUNCH_FAILURE
+        if self._failed:
+            return self._failed
         function = self.function(host)
         kernel = function.kernel
         if min(*grid, *block) < 1:
@@ -293,12 +305,14 @@ class CudaRuntime:
         wide, high, deep = (*(cluster or kernel.directives.get(".reqnctapercluster") or (1,)), 1, 1)[:3]
         one = PtxLaunch(
             function, (grid[0], grid[1], grid[2]), (block[0], block[1], block[2]), (wide, high, deep), shared,
-            parameter_bytes(kernel, given), dependent,
+            parameter_bytes(kernel, given), dependent, self.arrays.textures,
         )  # fmt: skip
         _C.fflush(None)
-        self._stopped = True
-        self._launch(one, stream)
-        self._stopped = False
+        try:
+            self._launch(one, stream)
+        except BaseException as error:
+            self._failed = ASSERT if isinstance(error, DeviceAssertError) else LAUNCH_FAILURE
+            raise
         sys.stdout.flush()
         return 0
 
@@ -450,7 +464,7 @@ class CudaRuntime:
         return ctypes.cast(ctypes.c_char_p(kept), ctypes.c_void_p).value or 0
 
     def _queries(self) -> dict[str, Callable[..., int | None]]:
-        """Devices, errors, streams and events."""
+        """Devices and errors."""
 
         def number(value: int) -> Callable[[int], None]:
             def answer(out: int) -> None:
@@ -458,15 +472,8 @@ class CudaRuntime:
 
             return answer
 
-        def handle(out: int) -> None:
-            ctypes.c_uint64.from_address(out).value = next(self._handles) << 4
-
-        def elapsed(out: int) -> None:
-            ctypes.c_float.from_address(out).value = 1.0
-
         def attribute(out: int, asked: int) -> None:
-            name = _ATTRIBUTES.get(asked & 0xFFFFFFFF, f"{asked & 0xFFFFFFFF}")
-            ctypes.c_int.from_address(out).value = attribute_of(name, self.device)
+            ctypes.c_int.from_address(out).value = attribute_of(asked & 0xFFFFFFFF, self.device)
 
         def properties(out: int) -> None:
             made = self._properties()
@@ -496,43 +503,57 @@ class CudaRuntime:
         def queried(symbol: int, out: int, flags: int, result: int) -> int:
             return by_version(symbol, out, 0, flags, result)
 
-        handles = ("cudaStreamCreate", "cudaStreamCreateWithFlags", "cudaStreamCreateWithPriority", "cudaEventCreate",
-                   "cudaEventCreateWithFlags")  # fmt: skip
         version = CUDA[0] * 1000 + CUDA[1] * 10
-        return dict.fromkeys(handles, handle) | {
+        return {
             "cudaGetDeviceCount": number(1), "cudaGetDevice": number(0), "cudaRuntimeGetVersion": number(version),
-            "cudaDriverGetVersion": number(version), "cudaEventElapsedTime": elapsed,
+            "cudaDriverGetVersion": number(version),
             "cudaDeviceGetAttribute": attribute, "cudaGetDeviceProperties": properties, "cudaGetLastError": last,
             "cudaPeekAtLastError": lambda: self._failed or self._status, "cudaGetErrorString": text,
             "cudaGetErrorName": text, "cudaDeviceGetLimit": limit, "cudaGetDriverEntryPoint": queried,
             "cudaGetDriverEntryPointByVersion": by_version, "cuTensorMapEncodeTiled": _tensor_map,
         }  # fmt: skip
 
+    def _streams(self) -> dict[str, Callable[..., int | None]]:
+        """Streams, events, pools of memory and host functions."""
+
+        def handle(out: int) -> None:
+            ctypes.c_uint64.from_address(out).value = next(self._handles) << 4
+
+        def elapsed(out: int) -> None:
+            ctypes.c_float.from_address(out).value = 1.0
+
+        def peer(out: int, device: int, other: int) -> None:
+            ctypes.c_int.from_address(out).value = 0  # there is one device
+
+        def priorities(least: int, greatest: int) -> None:
+            for out, value in ((least, 0), (greatest, -5)):  # of an H100 and an H200
+                if out:
+                    ctypes.c_int.from_address(out).value = value
+
+        def host_function(stream: int, function: int, given: int) -> None:
+            ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)(given)
+
+        def stream_callback(stream: int, function: int, given: int, flags: int) -> None:
+            kinds = (ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+            ctypes.CFUNCTYPE(None, *kinds)(function)(stream, self._failed, given)
+
+        handles = ("cudaStreamCreate", "cudaStreamCreateWithFlags", "cudaStreamCreateWithPriority", "cudaEventCreate",
+                   "cudaEventCreateWithFlags", "cudaMemPoolCreate", "cudaDeviceGetDefaultMemPool",
+                   "cudaDeviceGetMemPool")  # fmt: skip
+        return dict.fromkeys(handles, handle) | {
+            "cudaEventElapsedTime": elapsed, "cudaDeviceCanAccessPeer": peer,
+            "cudaDeviceGetStreamPriorityRange": priorities, "cudaLaunchHostFunc": host_function,
+            "cudaStreamAddCallback": stream_callback,
+        }  # fmt: skip
+
     def _properties(self) -> _Properties:
         found = _Properties(name=self.device.name.encode(), totalGlobalMem=self.device.memory)
-        for field, name in _PROPERTIES.items():
-            setattr(found, field, attribute_of(name, self.device))
-        for field in ("maxThreadsDim", "maxGridSize"):
-            named = "maxblockdim" if field == "maxThreadsDim" else "maxgriddim"
-            setattr(found, field, (ctypes.c_int * 3)(*[attribute_of(named + axis, self.device) for axis in "xyz"]))
-        found.memPitch, found.textureAlignment, found.texturePitchAlignment = (1 << 31) - 1, 512, 32
+        for name, value in properties_of(self.device).items():
+            if name[-1].isdigit():
+                getattr(found, name[:-1])[int(name[-1])] = value
+            elif hasattr(found, name):
+                setattr(found, name, value)
         return found
-
-
-# Fields of cudaDeviceProp by the attributes that they repeat.
-_PROPERTIES = {
-    "sharedMemPerBlock": "maxsharedmemoryperblock", "regsPerBlock": "maxregistersperblock", "warpSize": "warpsize",
-    "maxThreadsPerBlock": "maxthreadsperblock", "totalConstMem": "totalconstantmemory",
-    "major": "computecapabilitymajor", "minor": "computecapabilityminor",
-    "multiProcessorCount": "multiprocessorcount", "canMapHostMemory": "canmaphostmemory",
-    "concurrentKernels": "concurrentkernels", "unifiedAddressing": "unifiedaddressing", "l2CacheSize": "l2cachesize",
-    "maxThreadsPerMultiProcessor": "maxthreadspermultiprocessor",
-    "sharedMemPerMultiprocessor": "maxsharedmemorypermultiprocessor",
-    "regsPerMultiprocessor": "maxregisterspermultiprocessor", "managedMemory": "managedmemory",
-    "concurrentManagedAccess": "concurrentmanagedaccess", "cooperativeLaunch": "cooperativelaunch",
-    "sharedMemPerBlockOptin": "maxsharedmemoryperblockoptin",
-    "maxBlocksPerMultiProcessor": "maxblockspermultiprocessor",
-}  # fmt: skip
 
 
 def _tensor_map(

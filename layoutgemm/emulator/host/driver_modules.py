@@ -12,8 +12,8 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -24,6 +24,7 @@ import numpy.typing as npt
 from ...arguments import shown
 from ...errors import EmulatorError
 from ..machine.launch import MULTIPROCESSORS
+from ..machine.textures import TextureOf
 from ..ptx.parser import PtxKernel, read_module
 from .arguments import ArgumentMemory
 from .launcher import HostLaunch, gathered, resident
@@ -84,7 +85,11 @@ class PtxFunction:
 
 @dataclass(frozen=True)
 class PtxLaunch:
-    """A launch of a module's kernel; parameters: its bytes, with addresses of this process."""
+    """A launch of a module's kernel.
+
+    parameters  its bytes, with addresses of this process
+    textures    objects by their handles, and the addresses of their texels
+    """
 
     function: PtxFunction
     grid: tuple[int, int, int]
@@ -93,6 +98,7 @@ class PtxLaunch:
     shared: int
     parameters: bytes
     dependent: bool = False
+    textures: Mapping[int, tuple[TextureOf, int]] = field(default_factory=dict)
 
     def call(self, *_: object) -> tuple[ArgumentMemory, list[HostLaunch]]:
         """The memory that the kernel sees, and its launch."""
@@ -104,6 +110,8 @@ class PtxLaunch:
                 word = int.from_bytes(content[at : at + 8], "little")
                 if word and arrays.known(word):
                     content[at : at + 8] = arrays.address(word).to_bytes(8, "little")
+        for handle, (texture, host) in self.textures.items():
+            arrays.memory.bind(texture, arrays.address(host), handle)
         one = HostLaunch(kernel, self.grid, self.block, self.cluster, self.shared, bytes(content), self.dependent)
         return arrays, [one]
 

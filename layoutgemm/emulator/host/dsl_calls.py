@@ -28,6 +28,7 @@ import numpy as np
 
 from ...arguments import shown
 from ...errors import EmulatorError, NotCompiledError
+from ...layouts.proofs.verdicts import Function
 from .arguments import ArgumentMemory, PackedArray, array_of
 from .exported import WAY_OUT, loaded_from_file
 from .launcher import HostFunction, HostLaunch, gathered
@@ -317,7 +318,7 @@ class CompiledFunction:
     @classmethod
     def of(cls, compiled: Any) -> CompiledFunction:
         """The compiled function of `compiled`. Raises EmulatorError without kept PTX, or for another object."""
-        if not callable(compiled) or not type(compiled).__weakrefoffset__:  # a number, a text, a layout
+        if isinstance(compiled, Function) or not callable(compiled) or not type(compiled).__weakrefoffset__:
             raise NotCompiledError(f"the emulator takes what cute.compile returned, not {type(compiled).__name__}")
         text = getattr(compiled, "__ptx__", None)
         if not isinstance(text, str) or ".entry" not in text:

@@ -108,9 +108,12 @@ class GlobalMemory:
         self.buffers.append(buffer)
         return buffer
 
-    def bind(self, texture: TextureOf, address: int) -> int:
-        """The object of a texture or surface whose array is at an address."""
-        handle = HANDLES + 16 * len(self.textures)
+    def bind(self, texture: TextureOf, address: int, handle: int = 0) -> int:
+        """The object of a texture or surface whose array is at an address.
+
+        handle  its number, 0 for a new one
+        """
+        handle = handle or HANDLES + 16 * len(self.textures)
         self.textures[handle] = BoundTexture(texture, address, self.find(address)[0].name)
         return handle
 

@@ -73,10 +73,11 @@ class TextureOf:
             raise EmulatorError(
                 f"{shown(self.channels)} channels of an array {array.shape}: 1, or 2 or 4 in its last axis"
             )
-        if not 1 <= axes <= (2 if self.layered else 3) or not array.flags.c_contiguous or not array.size:
+        rows = array.reshape(-1, *array.shape[-1 - (self.channels > 1) :])[:1] if array.size else array
+        if not 1 <= axes <= (2 if self.layered else 3) or not rows.flags.c_contiguous or not array.size:
             raise EmulatorError(
-                f"an array {array.shape} is no texture of {self.channels} channel(s){' in layers' * self.layered}: it "
-                "is contiguous, of 1 to 3 dimensions, of 1 or 2 in layers"
+                f"an array {array.shape} is no texture of {self.channels} channel(s){' in layers' * self.layered}: its "
+                "rows are contiguous, and it has 1 to 3 dimensions, 1 or 2 in layers"
             )
         for name, value, known in (("filter", self.filter, ("point", "linear")),
                                    ("read", self.read, ("element", "normalized"))):  # fmt: skip
@@ -128,10 +129,10 @@ class TextureOf:
 
     def offsets(self, at: list[Integers], layer: Integers | int) -> Integers:
         """Bytes from the array's first one to texels inside; at: along x, y, z."""
-        found: Integers = np.asarray(layer, np.int64)
-        for place, extent in zip(at[::-1], self.extents[::-1], strict=True):
-            found = found * extent + place
-        return found * self.texel
+        found = np.asarray(layer, np.int64) * (self.array.strides[0] if self.layered else 0)
+        for place, stride in zip(at[::-1], self.array.strides[self.layered :]):  # without that of channels
+            found = found + place * stride
+        return found
 
     def wrapped(self, at: list[Integers]) -> tuple[list[Integers], npt.NDArray[np.bool_]]:
         """Texels by the address modes, and which are inside: the others have the border's value."""

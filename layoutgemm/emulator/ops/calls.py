@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import EmulatorError
+from ...errors import DeviceAssertError
 from ..machine.interpreter import Fiber
 from ..ptx.inlining import FRAMED
 from ..ptx.parser import PtxInstruction, PtxOperand
@@ -204,7 +204,7 @@ def _failing(program: Program, ins: PtxInstruction, arguments: tuple[PtxOperand,
         block = fiber.machine.launch.block
         thread = 32 * fiber.warp.number + lane
         place = [thread % block[0], thread // block[0] % block[1], thread // (block[0] * block[1])]
-        raise EmulatorError(
+        raise DeviceAssertError(
             f"{file}:{values[2]}: {function}: block: {list(fiber.cta.coordinate)}, thread: {place} "
             f"Assertion `{message}` failed."
         )

@@ -20,6 +20,12 @@ PTX = """
 .target sm_90
 .address_size 64
 .global .align 4 .u32 counter;
+.extern .func __assertfail(.param .b64 a, .param .b64 b, .param .b32 c, .param .b64 d, .param .b64 e);
+.visible .entry asserts() {
+  .param .b64 a; .param .b64 b; .param .b32 c; .param .b64 d; .param .b64 e;
+  st.param.b64 [a], 0; st.param.b64 [b], 0; st.param.b32 [c], 7; st.param.b64 [d], 0; st.param.b64 [e], 1;
+  call.uni __assertfail, (a, b, c, d, e);
+  ret; }
 .visible .entry twice(.param .u64 x, .param .u32 n) {
   .reg .pred %p; .reg .f32 %f; .reg .b32 %r<5>; .reg .b64 %d<4>;
   ld.param.u64 %d0, [x]; ld.param.u32 %r3, [n];
@@ -28,9 +34,18 @@ PTX = """
   mul.wide.u32 %d1, %r0, 4; add.u64 %d1, %d0, %d1; ld.global.f32 %f, [%d1]; add.f32 %f, %f, %f; st.global.f32 [%d1], %f;
   mov.u64 %d2, counter; atom.global.add.u32 %r4, [%d2], 1;
 out: ret; }
+.visible .entry sampled(.param .u64 texture, .param .u64 x) {
+  .reg .pred %p; .reg .f32 %f<6>; .reg .b32 %r<2>; .reg .b64 %d<3>;
+  ld.param.u64 %d0, [texture]; ld.param.u64 %d1, [x]; mov.u32 %r0, %tid.x; setp.ge.u32 %p, %r0, 8; @%p bra out;
+  and.b32 %r1, %r0, 3; cvt.rn.f32.u32 %f0, %r1; add.f32 %f0, %f0, 0f3F800000; shr.u32 %r1, %r0, 2;
+  cvt.rn.f32.u32 %f1, %r1; add.f32 %f1, %f1, 0f3F000000;
+  tex.2d.v4.f32.f32 {%f2, %f3, %f4, %f5}, [%d0, {%f0, %f1}];
+  mul.wide.u32 %d2, %r0, 4; add.u64 %d1, %d1, %d2; st.global.f32 [%d1], %f2;
+out: ret; }
 """
 PROGRAM = """
 #include <assert.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,12 +62,59 @@ static unsigned char image[] __attribute__((aligned(8))) = {IMAGE};
 static struct { unsigned magic, version; void *data, *more; } wrapper = {0x466243b1, 1, image, 0};
 static int counter;
 static void twice(void) {}
+static void sampled(void) {}
+static void asserts(void) {}
+struct extent { size_t width, height, depth; };
+struct format { int x, y, z, w, kind; };
+struct format cudaCreateChannelDesc(int, int, int, int, int);
+int cudaMallocArray(void *, void *, size_t, size_t, unsigned);
+int cudaMemcpy3D(void *), cudaMalloc3D(void *, struct extent);
+int cudaMemcpy2DToArray(void *, size_t, size_t, void *, size_t, size_t, size_t, int), cudaFreeArray(void *);
+int cudaCreateTextureObject(void *, void *, void *, void *), cudaLaunchHostFunc(void *, void (*)(void *), void *);
 static float *x;
 static void last(void) { printf("freed: %d\\n", cudaFree(x)); }
 __attribute__((constructor)) static void begin(void) {
   void **handle = __cudaRegisterFatBinary(&wrapper);
   __cudaRegisterFunction(handle, twice, "twice", "twice", -1, 0, 0, 0, 0, 0);
+  __cudaRegisterFunction(handle, asserts, "asserts", "asserts", -1, 0, 0, 0, 0, 0);
+  __cudaRegisterFunction(handle, sampled, "sampled", "sampled", -1, 0, 0, 0, 0, 0);
   __cudaRegisterVar(handle, &counter, "counter", "counter", 0, 4, 0, 0);
+}
+static float *x;
+static void show(void *text) { printf("%s:", (char *)text); }
+static void sample(char *name, size_t *resource) {
+  float values[8];
+  size_t texture;
+  struct { int modes[3], linear, normalized, standard; float border[4]; int rest[9]; } linear = {{1, 3, 1}, 1};
+  cudaCreateTextureObject(&texture, resource, &linear, 0);
+  void *given[] = {&texture, &x};
+  cudaLaunchKernel(sampled, (dim3){1, 1, 1}, (dim3){32, 1, 1}, given, 0, 0);
+  cudaMemcpy(values, x, sizeof values, 2);
+  cudaLaunchHostFunc(0, show, name);
+  for (int i = 0; i < 8; i++) printf(" %g", values[i]);
+  printf("\\n");
+}
+static void textures(void) {
+  float rows[2][4] = {1, 2, 3, 4, 10, 20, 30, 40};
+  struct format format = cudaCreateChannelDesc(32, 0, 0, 0, 2);
+  void *array;
+  size_t cubic[4];
+  cudaMallocArray(&array, &format, 4, 2, 0);
+  cudaMemcpy2DToArray(array, 0, 0, rows, 16, 16, 2, 1);
+  sample("array", (size_t[]){0, (size_t)array, 0, 0, 0, 0, 0, 0, 0});
+  cudaMalloc3D(cubic, (struct extent){16, 2, 1});
+  cudaMemcpy3D((size_t[]){(size_t)array, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, cubic[0], cubic[1], 16, 2, 3, 2, 1, 3});
+  size_t place[] = {3, cubic[0], 32, 0, 2, 4, 2, cubic[1], 0};
+  sample("pitched", place);
+  place[4] = 5;
+  sample("normalized 8 bits", place);
+  cudaFreeArray(array);
+}
+static void *launch(void *unused) {
+  unsigned n = 48;
+  void *given[] = {&x, &n};
+  for (int i = 0; i < 3; i++) assert(!cudaLaunchKernel(twice, (dim3){2, 1, 1}, (dim3){32, 1, 1}, given, 0, 0));
+  return 0;
 }
 int main(int argc, char **argv) {
   float values[48] = {1, 2, 3};
@@ -62,10 +124,22 @@ int main(int argc, char **argv) {
   assert(argc == 2);
   cudaGetDeviceProperties(&gpu, 0);
   cudaDeviceGetAttribute(&processors, 16, 0);
+  assert(!cudaDeviceGetAttribute(&count, 20, 0) && !count);  // computeMode: NVIDIA's samples ask first
   cudaMalloc(&x, sizeof values);
   cudaMemcpy(x, values, sizeof values, 1);
   if (!strcmp(argv[1], "beyond")) n = 60;
   if (!strcmp(argv[1], "copy")) cudaMemcpy(values, x, 256, 2);
+  if (!strcmp(argv[1], "textures")) return textures(), 0;
+  if (!strcmp(argv[1], "assert")) {
+    cudaLaunchKernel(asserts, (dim3){1, 1, 1}, (dim3){32, 1, 1}, 0, 0, 0);
+    printf("%s, %d\\n", cudaGetErrorString(cudaDeviceSynchronize()), cudaGetLastError());
+  }
+  if (!strcmp(argv[1], "threads")) {
+    pthread_t one;
+    pthread_create(&one, 0, launch, 0);
+    launch(0);
+    pthread_join(one, 0);
+  }
   if (!strcmp(argv[1], "graph")) cudaGraphUpload(0);
   void *given[] = {&x, &n};
   int status = cudaLaunchKernel(twice, (dim3){argv[1][0] == 'n' ? 0 : 2, 1, 1}, (dim3){32, 1, 1}, given, 0, 0);
@@ -101,7 +175,11 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("beyond", 1, "unspecified launch failure"),
         ("copy", 1, "cudaMemcpy of 256 bytes: allocation 1 (192 bytes of cudaMalloc) ends 192 bytes behind 0x"),
         ("graph", 1, "2 6 48, no error, 132\nfreed: 0\n"),
-        ("graph", 1, "the program calls cudaGraphUpload, which has no answer on an emulated GPU"),
+        ("graph", 1, "the program calls cudaGraphUpload, which has no answer on an emulated GPU: launch the kernels"),
+        ("assert", 1, "device-side assert triggered, 710"),
+        ("threads", 0, "128 384 336, no error, 132"),
+        ("textures", 1, "array: 1.5 2.5 3.5 4 15 25 35 40\npitched: 2.5 3.5 2 0 25 35 20 0\n"),
+        ("textures", 1, "a channel format of [32, 0, 0, 0] bits and kind 5: 1, 2 or 4"),
         ("no blocks", 0, "1 3 0, invalid configuration argument"),
     ],
 )

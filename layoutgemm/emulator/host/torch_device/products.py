@@ -16,6 +16,7 @@ import numpy as np
 
 from ....atoms.tmem.layout import block_scale_layout
 from ....dtypes import dtype
+from ...ops.mma.operands import products
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,9 +85,10 @@ def _in_steps(torch: ModuleType, name: str, args: tuple[Any, ...]) -> Tensor | N
     count, k = math.prod(size[x] for x in batch), size[along]
     left, right = left.reshape(count, -1, k), right.reshape(count, k, -1)
     found = np.zeros((count, left.shape[1], right.shape[2]), np.float32)
-    for one in range(count):
-        for at in range(0, k, STEP):  # by the same library as the emulator's products, in the same order
-            found[one] += np.dot(left[one, :, at : at + STEP], right[one, at : at + STEP])
+    with np.errstate(over="ignore", invalid="ignore"):
+        for one, at in np.ndindex(count, -(-k // STEP)):
+            step = slice(at * STEP, (at + 1) * STEP)
+            found[one] += products(left[one, :, step], right[one, step])
     order = batch + rows + columns
     return torch.from_numpy(found.reshape([size[x] for x in order])).permute([order.index(x) for x in output])
 

@@ -20,6 +20,7 @@ from ...machine.interpreter import Fiber
 from ...ptx.parser import PtxInstruction
 from ...ptx.program import Program
 from ...ptx.values import LANES
+from .operands import products
 
 if TYPE_CHECKING:
     from .sync import WarpOperand
@@ -91,7 +92,7 @@ class InstructionRun:
             return None
         rows, depth = a.shape[1:]
         columns = b.shape[2]
-        product = a.reshape(-1, depth) @ b.transpose(1, 0, 2).reshape(depth, -1)
+        product = products(a.reshape(-1, depth), b.transpose(1, 0, 2).reshape(depth, -1))
         blocks = product.reshape(self.a.count, rows, self.b.count, columns)[self.a.which, :, self.b.which, :]
         found = self.finish(blocks, c)
         fragment = self.d.fragment

@@ -219,11 +219,26 @@ def codes(raw: npt.NDArray[np.uint8], bits: int, packing: str) -> npt.NDArray[np
     return np.asarray((raw[:, :, None] >> steps) & ((1 << bits) - 1)).reshape(len(raw), -1)
 
 
+def products(left: Matrix, right: Matrix) -> npt.NDArray[np.float32]:
+    """left * right in their type. Sums of float32 products are made in float64 and rounded once.
+
+    So they depend on no order: a BLAS has another one for each shape, and on each CPU. Products of elements of up to 16
+    bits are exact there.
+
+    >>> thirds = np.full((16, 1), 1 / 3, np.float16).astype(np.float32)
+    >>> bool(products(thirds.T, thirds).item() == np.float32(16 * float(np.float16(1 / 3)) ** 2))
+    True
+    """
+    both = (left.astype(np.float64, copy=False), right.astype(np.float64, copy=False))
+    found: npt.NDArray[np.float32] = np.matmul(*both).astype(left.dtype, copy=False)
+    return found
+
+
 def accumulate(
     total: Matrix, left: Matrix, right: Matrix, adds: bool, half: bool = False, saturates: bool = False
 ) -> Matrix:
     """left * right^T (+ total). The type is float32, float32 rounded to f16, or i32 (in int64) that wraps or clamps."""
-    found = left @ right.T
+    found = products(left, right.T)
     if total.dtype == np.int64:
         whole = found.astype(np.int64) + (total.astype(np.int64) if adds else 0)
         if saturates:

@@ -37,6 +37,7 @@ from ...ptx.program import Run as Operation
 from ...ptx.values import FULL, LANES
 from ..registry import constant, operation
 from .batching import InstructionRun, instructions_in_a_row
+from .operands import products
 from .sparse import RegisterMetadata, dense, of_full_depth
 
 Array = npt.NDArray[Any]
@@ -264,8 +265,8 @@ def multiply(atom: MmaAtom) -> Callable[[Array, Array, Array], Array]:
         return lambda a, b, c: finish(np.dot(a, b), c)
     finish = finisher(atom)
     if atom.threads == LANES and atom.scale is None and target.name == "f32":
-        return lambda a, b, c: np.dot(a, b) + c
-    return lambda a, b, c: finish(a @ b, c)
+        return lambda a, b, c: products(a, b) + c
+    return lambda a, b, c: finish(products(a, b), c)
 
 
 def finisher(atom: MmaAtom) -> Callable[[Array, Array], Array]:

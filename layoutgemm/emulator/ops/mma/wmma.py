@@ -25,6 +25,7 @@ from ...ptx.values import FULL, LANES, Value, compact
 from ..memory import PlainForm, fetch, put
 from ..registry import operation
 from .fragments import words_of
+from .operands import products
 
 Array = npt.NDArray[Any]
 _SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
@@ -232,7 +233,7 @@ def _multiply(ins: PtxInstruction, kinds: tuple[str, str, str, str]) -> Callable
     wide = np.dtype(np.float64 if kinds[0] == "f64" else np.float32)
 
     def floats(a: Array, b: Array, c: Array) -> Array:
-        found = a.astype(wide) @ b.astype(wide) + c.astype(wide)
+        found = products(a.astype(wide), b.astype(wide)) + c.astype(wide)
         return np.nan_to_num(found, nan=0.0, posinf=65504.0, neginf=-65504.0) if clamps else found
 
     return floats

@@ -13,13 +13,20 @@ from layoutgemm.atoms.smem.descriptor import derive
 from layoutgemm.atoms.smem.tile import SPANS
 from layoutgemm.emulator.machine.interpreter import Policy
 from layoutgemm.emulator.machine.memory import CtaSharedMemory
-from layoutgemm.emulator.ops.mma.operands import check_written
+from layoutgemm.emulator.ops.mma.operands import check_written, products
 from layoutgemm.errors import DeadlockError, EmulatorError, LayoutError, PtxError
 from tests.emulator.run_ptx import Result, run
 from tests.micro import values
 from tests.micro import wgmma as text_of
 
 EARLY = Policy(products="early")
+
+
+def test_sums_of_products_do_not_depend_on_the_shape() -> None:
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(shape).astype(np.float16).astype(np.float32) for shape in ((512, 16), (16, 256)))
+    for rows, columns in ((16, 8), (64, 24), (64, 256), (512, 136)):
+        assert (products(a[:rows], b[:, :columns]) == products(a, b)[:rows, :columns]).all()
 
 
 def random_matrices(rng, atom: MmaAtom, operand: str):
