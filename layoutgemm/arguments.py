@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeGuard, TypeVar, Union
 
+from .cute_names import instead_of
 from .errors import LayoutError
 from .graph_marks import constant_in_graphs, not_in_graphs
 
@@ -547,6 +548,55 @@ def _resolved(annotation: object, names: _Names) -> object:
         return Any
 
 
+def _in_config(function: Callable[..., object], name: str) -> str:
+    """The way to give a field of the function's configurations; "" for another name."""
+    config = _resolved(function.__annotations__.get("config"), _Names(function.__globals__))
+    kinds = [kind.__name__ for kind in typing.get_args(config) if name in getattr(kind, "__dataclass_fields__", ())]
+    if not kinds:
+        return ""
+    way = f"write config={kinds[0]}({name}=...)" if len(kinds) == 1 else "write config= with the architecture's own"
+    return f"it is a field of {' and '.join(kinds)}: {way}"
+
+
+def unknown_argument(function: Callable[..., object], names: Iterable[str], given: int = 0) -> TypeError:
+    """Python's error of the first unknown keyword of `names`, with what to write instead.
+
+    given  how many arguments came by position
+
+    >>> print(unknown_argument(is_int, ["y"]))
+    is_int() got an unexpected keyword argument 'y'; it takes x
+    """
+    known = list(inspect.signature(function).parameters)
+    name = next(name for name in names if name not in known)
+    open_to = sorted(each for each in known[given:] if each not in ("cls", "other"))
+    few = f"it takes {', '.join(open_to)}" if 0 < len(open_to) <= 12 else ""
+    meant = _in_config(function, name) or instead_of(name, frozenset(known)) or nearest(name, open_to) or few
+    said = function.__qualname__.rpartition("<locals>.")[2].removesuffix(".__new__")
+    return TypeError(f"{said}() got an unexpected keyword argument {shown(name)}; {meant}".rstrip(" ;"))
+
+
+def names_unknown(function: F) -> F:
+    """A decorator that says what to write in place of an unknown keyword.
+
+    >>> @names_unknown
+    ... def product(a: int, b: int) -> int:
+    ...     return a * b
+    >>> product(2, 3, trans_b=True)
+    Traceback (most recent call last):
+        ...
+    TypeError: product() got an unexpected keyword argument 'trans_b'; give b.mT
+    """
+    known = inspect.signature(function).parameters.keys()
+
+    @functools.wraps(function)
+    def call(*given: object, **named: object) -> object:
+        if not known >= named.keys():
+            raise unknown_argument(function, named, len(given))
+        return function(*given, **named)
+
+    return typing.cast(F, call)
+
+
 def checked(error: type[LayoutError] = LayoutError) -> Callable[[F], F]:
     """A decorator that converts and checks each argument by its parameter's annotation.
 
@@ -588,10 +638,7 @@ def checked(error: type[LayoutError] = LayoutError) -> Callable[[F], F]:
                     if (reader := by_name.get(name)) is not None:
                         named[name] = take(x, reader, name)
                     elif known is not None and name not in known:
-                        open_to = sorted(known.difference([name for name, _ in positional[: len(given)]]))
-                        few = f"it takes {', '.join(open_to)}" if 0 < len(open_to) <= 12 else ""
-                        meant = f"; {nearest(name, known) or few}".rstrip(" ;")
-                        raise TypeError(f"{said}() got an unexpected keyword argument {shown(name)}{meant}")
+                        raise unknown_argument(function, [name], len(given))
                 return function(*taken, **named)
             except LayoutError as error:
                 if error.unnamed is not None:

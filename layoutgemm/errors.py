@@ -7,6 +7,7 @@ that shows it. Errors with more detail keep it in attributes, so a program can r
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 
@@ -24,7 +25,8 @@ class LayoutError(ValueError):
         self.witness = witness
 
     def __str__(self) -> str:
-        return printable(super().__str__())
+        # a layout of 1,000 modes has 150,000 characters: its begin and end are shown, `args` keeps the rest
+        return printable(re.sub(r"\S{1000,}", lambda word: f"{word[0][:400]}...{word[0][-400:]}", super().__str__()))
 
     def __reduce__(self) -> tuple[object, ...]:
         # An exception's default pickle calls the class with `args`, which drops the attributes.
@@ -165,6 +167,10 @@ class EmulatorError(LayoutError):
 
 class NotCompiledError(EmulatorError, TypeError):
     """An object handed to the emulator is no compiled function: a TypeError too."""
+
+
+class DeviceAssertError(EmulatorError):
+    """An assertion of an emulated kernel failed. The message has its text, its line and its thread."""
 
 
 class DeadlockError(EmulatorError):

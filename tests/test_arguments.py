@@ -56,7 +56,7 @@ from layoutgemm.dtypes import dtype
 from layoutgemm.errors import AtomError, LayoutError, PlanError
 from layoutgemm.kernels import Operand, Sm80Config, Sm80Plan, Sm90Config, Sm90Plan, Sm100Config, Sm100Plan
 from layoutgemm.kernels.teaching.plan import TeachingConfig, TeachingPlan
-from layoutgemm.layouts import Layout
+from layoutgemm.layouts import Layout, make_layout
 from layoutgemm.schedule.text import order_text
 from layoutgemm.view import copy_svg, fragment_svg, schedule_svg, tiled_mma_svg, tv_svg
 
@@ -325,7 +325,44 @@ def test_values_that_are_no_argument_keep_their_message() -> None:
 def test_misspelt_keywords_name_the_nearest() -> None:
     with pytest.raises(TypeError, match=r"plan\(\) got an unexpected keyword argument 'acrh'; do you mean 'arch'\?$"):
         plan(64, 64, 64, acrh="sm_90a")  # type: ignore[call-arg]
+    with pytest.raises(
+        TypeError,
+        match=r"'tile'; it is a field of Sm80Config and Sm90Config and Sm100Config: "
+        r"write config= with the architecture's own$",
+    ):
+        plan(64, 64, 64, tile=(128, 64))  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"plan\(\) got an unexpected keyword argument 'zzz'$"):
         plan(64, 64, 64, zzz=1)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"'zz'; it takes a, a_source, b, c, saturate$"):
         wgmma(64, zz=1)  # type: ignore[call-arg]
+
+
+def test_keywords_of_other_libraries_are_refused_with_what_to_write() -> None:
+    import layoutgemm
+
+    a = torch.ones(8, 8).bfloat16()
+    for call, said in (
+        (lambda: plan(64, 64, 64, trans_b=True), "'trans_b'; b='bf16:col' has K contiguous"),
+        (lambda: plan(64, 64, 64, num_stages=4), "write config=Sm90Config(stages=4)"),
+        (
+            lambda: layoutgemm.matmul(a, a, transpose_b=True),
+            "matmul() got an unexpected keyword argument 'transpose_b'; give b.mT",
+        ),
+        (lambda: layoutgemm.matmul(a, a, BLOCK_M=64), "write config=Sm90Config(tile=(128, 128))"),
+        (lambda: layoutgemm.matmul(a, a, alpha=2.0), "layoutgemm.gemm(alpha, a, b, beta, c)"),
+        (lambda: layoutgemm.matmul(a, a, actvation="relu"), "do you mean 'activation'?"),
+        (lambda: layoutgemm.explain_matmul(a, a, split_k=2), "write config=Sm90Config(split=2)"),
+        (lambda: layoutgemm.tune(8, 8, 8, trans_b=True), "b_major='k'"),
+        (
+            lambda: Layout((4, 8), order=(1, 0)),
+            "Layout() got an unexpected keyword argument 'order'; write Layout.ordered",
+        ),
+        (lambda: make_layout((4, 8), strides=(8, 1)), "do you mean 'stride'?"),
+    ):
+        with pytest.raises(TypeError) as raised:
+            call()
+        assert said in str(raised.value)
+    with pytest.raises(AttributeError, match=r"no attribute 'strides': write A.stride$"):
+        _ = Layout(4).strides  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"'Layout' object has no attribute 'strode'$"):
+        _ = Layout(4).strode

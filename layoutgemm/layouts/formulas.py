@@ -18,7 +18,7 @@ from math import prod
 from typing import Any
 
 from ..arguments import refusal, shown
-from ..errors import LayoutError, ParseError
+from ..errors import LayoutError
 from ..lazy_numpy import np
 from . import registries
 from .basis import ScaledBasis
@@ -26,13 +26,13 @@ from .int_tuple import Pair, Shape, as_nested, as_shape, coal, leaves, pack, pro
 from .layout import Layout
 from .linear import LinearLayout
 from .proofs.digit_boxes import CannotRewrite, DigitBox
-from .proofs.digits import Formula, NormalForm, maximum, minimum, rewrite
+from .proofs.digits import Formula, NormalForm, rewrite
 from .proofs.gf2 import swizzle_candidates
 from .proofs.index_formulas import LIMIT, coordinate, tabulate
 from .proofs.verdicts import layout_of
+from .proofs.written_formulas import CALLS, as_formula, is_size
 from .swizzle import ComposedLayout, Swizzle
-from .symbols.dims import ARITHMETIC, declared, entry, expression, is_sympy, operate
-from .symbols.generators import GENERATORS
+from .symbols.dims import entry, expression, is_sympy
 from .symbols.polynomial import MissingFact, Polynomial, Scalar, div, needs_div
 from .symbols.polynomial import show as show_entry
 
@@ -126,31 +126,20 @@ def _function(formula: object, shape: Shape, extents: dict[str, object]) -> tupl
     """The formula as a function of named variables, and the shape of each variable."""
     if shape is not None and extents:
         raise LayoutError("extents are given by a shape or by keyword, not both")
+    function = as_formula(formula)
+    if shape is None:
+        return function, _checked(extents, formula)
     if isinstance(formula, str):
-        tree = expression(formula, "no formula")
-        if shape is not None:
-            extents = _named(shape, _variables(tree, shape), formula)
-        return lambda **v: _evaluate(tree, v, formula), _checked(extents, formula)
-    if isinstance(formula, tuple):
-        formula = as_nested(formula, "a formula", lambda x, _: x)
-    if is_sympy(formula) or isinstance(formula, tuple):
-        if shape is not None:
-            parts = leaves(formula)
-            free = sorted({s.name for x in parts for s in getattr(x, "free_symbols", ())})
-            extents = _named(shape, free, formula)
-        if isinstance(formula, tuple):
-            functions = [registries.evaluator(x) for x in formula]
-            return lambda **v: tuple(f(**v) for f in functions), _checked(extents, formula)
-        return registries.evaluator(formula), _checked(extents, formula)
-    if not callable(formula):
-        raise LayoutError(refusal(formula, "a formula", "a function, a SymPy expression or a text"))
-    if shape is not None:
+        names = _variables(expression(formula, "no formula"), shape)
+    elif is_sympy(formula) or isinstance(formula, (tuple, list)):
+        parts = leaves(as_nested(formula, "a formula", lambda x, _: x))
+        names = sorted({s.name for x in parts for s in getattr(x, "free_symbols", ())})
+    else:
         try:
-            names = list(inspect.signature(formula).parameters)
+            names = list(inspect.signature(function).parameters)
         except (TypeError, ValueError):  # a builtin, as int
             raise LayoutError(f"{shown(formula)} does not say its variables: give their extents by keyword") from None
-        extents = _named(shape, names, formula)
-    return formula, _checked(extents, formula)
+    return function, _checked(_named(shape, names, formula), formula)
 
 
 def _named(shape: Shape, names: list[str], formula: object) -> dict[str, object]:
@@ -173,7 +162,7 @@ def _checked(extents: dict[str, object], formula: object) -> dict[str, Any]:
 def _free_names(tree: ast.expr) -> list[str]:
     called = {id(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)}
     names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and id(n) not in called}
-    return sorted(n for n in names if not _is_size(n))
+    return sorted(n for n in names if not is_size(n))
 
 
 def _variables(tree: ast.expr, shape: Shape) -> list[str]:
@@ -183,45 +172,8 @@ def _variables(tree: ast.expr, shape: Shape) -> list[str]:
     """
     names = _free_names(tree)
     modes = len(shape) if isinstance(shape, (tuple, list)) else 1
-    every = sorted({n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} - _CALLS.keys())
+    every = sorted({n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} - CALLS.keys())
     return every if len(names) < modes == len(every) else names
-
-
-def _is_size(name: str) -> bool:
-    return any(g.symbol == name for g in GENERATORS)
-
-
-_BINARY: dict[type, Callable[[Any, Any], Any]] = {
-    **ARITHMETIC,
-    ast.BitXor: lambda a, b: a ^ b,
-    ast.BitAnd: lambda a, b: a & b,
-    ast.BitOr: lambda a, b: a | b,
-    ast.LShift: lambda a, b: a << b,
-    ast.RShift: lambda a, b: a >> b,
-}
-_CALLS: dict[str, Formula] = {"min": minimum, "max": maximum}
-
-
-def _evaluate(node: ast.expr, variables: Mapping[str, object], text: str) -> Any:
-    if isinstance(node, ast.Constant) and node.value.__class__ is int:
-        return node.value
-    if isinstance(node, ast.Name):
-        if node.id in variables:
-            return variables[node.id]
-        if _is_size(node.id):
-            return declared(node.id)
-        raise ParseError(f"{node.id} is neither a variable ({', '.join(variables)}) nor a size", text, node.col_offset)
-    if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
-        left, right = _evaluate(node.left, variables, text), _evaluate(node.right, variables, text)
-        return operate(_BINARY[type(node.op)], node, left, right)
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.Invert, ast.UAdd)):
-        value = _evaluate(node.operand, variables, text)
-        return -value if isinstance(node.op, ast.USub) else ~value if isinstance(node.op, ast.Invert) else value
-    if isinstance(node, ast.Tuple):
-        return tuple([_evaluate(x, variables, text) for x in node.elts])
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _CALLS and not node.keywords:
-        return _CALLS[node.func.id](*[_evaluate(x, variables, text) for x in node.args])
-    raise ParseError(f"`{ast.unparse(node)}` is no formula in + - * // % & | ^ ~ << >> min max", text, node.col_offset)
 
 
 # ---------------------------------------------------------------- reading the normal form

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
-from ..arguments import as_int, refusal, shown
+from ..arguments import as_int, refusal, shown, unknown_argument
 from ..errors import LayoutError
 from . import int_tuple as _t
 from . import profiles
@@ -218,20 +218,24 @@ def idx2crd(index: object, shape: object) -> Any:
 
 @_as_in_the_dsl(layout="shape")
 def crd2idx(coord: object, shape: object, stride: object = None) -> Any:
-    """The offset of a coordinate under a shape and a stride (None: compact column-major).
+    """The offset of a coordinate under a layout, or under a shape and a stride.
 
-    >>> crd2idx((1, 2), (4, 8)), crd2idx((1, 2), (4, 8), (8, 1))
-    (9, 10)
+    stride  None is compact column-major
+
+    >>> crd2idx((1, 2), (4, 8)), crd2idx((1, 2), (4, 8), (8, 1)), crd2idx((1, 2), Layout((4, 8), (8, 1)))
+    (9, 10, 10)
     """
-    return Layout(shape, stride)(coord)
+    return (shape if stride is None and isinstance(shape, Layout) else Layout(shape, stride))(coord)
 
 
-def make_layout(*args: Any, shape: object = None, stride: object = None) -> Layout:
+def make_layout(*args: Any, shape: object = None, stride: object = None, **other: NoReturn) -> Layout:
     """make_layout(shape), make_layout(shape, stride), or one layout with the given layouts as its modes.
 
     >>> str(make_layout((4, 8), stride=(8, 1))), str(make_layout(Layout(4), Layout(2, 4)))
     ('(4,8):(8,1)', '(4,2):(1,4)')
     """
+    if other:
+        raise unknown_argument(make_layout, other, len(args))
     args = args if shape is None else (shape, *args)
     if args and isinstance(args[0], Layout) and stride is None:
         return Layout.join(*args)

@@ -375,7 +375,7 @@ def _counts(x: object) -> bool:
 def bit_field(x: object, what: str) -> Any:
     """`scalar` for shifts and XOR. Raises CoordinateError for values without bits, such as a symbol."""
     x = scalar(x, what)
-    if not (x.__class__ is int or hasattr(x, "__rshift__")) or is_sympy(x):  # where >> is an implication
+    if not (x.__class__ is int or hasattr(x, "__xor__")) or is_sympy(x):  # where >> is an implication
         raise CoordinateError(refusal(x, what, "an integer"))
     return x
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..arguments import DEPTH, as_int, is_int, refusal, shown
+from ..arguments import DEPTH, as_int, is_int, refusal, shown, unknown_argument
+from ..cute_names import ATTRIBUTES
 from ..errors import CoordinateError, LayoutError
 from ..graph_marks import not_in_graphs
 from ..lazy_numpy import np
@@ -65,8 +66,10 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
     _symbolic = False  # SymbolicLayout has symbols among its entries
 
     @not_in_graphs
-    def __new__(cls, shape: object, stride: object = None) -> Layout:
+    def __new__(cls, shape: object, stride: object = None, **other: NoReturn) -> Layout:
         """A layout of integers, or with symbols where an entry is one."""
+        if other:
+            raise unknown_argument(cls.__new__, other)
         if shape.__class__ is stride.__class__ is int and 0 < shape < BEYOND and BELOW < stride < BEYOND:
             self = _object_new(cls)
             _set_shape(self, shape)
@@ -87,6 +90,12 @@ class Layout(PicturedLayout, Predicates, HasPage, Convertible):
         _set_shape(self, shape)
         _set_stride(self, stride)
         return self
+
+    if not TYPE_CHECKING:  # which knows what a layout has
+
+        def __getattr__(self, name: str) -> NoReturn:
+            said = f": {ATTRIBUTES[name]}" if name in ATTRIBUTES else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{said}", name=name, obj=self)
 
     @staticmethod
     def _new(shape: Shape, stride: Stride) -> Layout:

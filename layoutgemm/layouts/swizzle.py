@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..arguments import MAX_BITS, as_int, checked, is_int, refusal, shown
 from ..errors import CompositionError, LayoutError, SwizzleError
+from ..graph_marks import NoticedInGraphs
 from ..lazy_numpy import has_numpy, np
 from . import registries
 from .algebra.recast import factor
@@ -72,7 +73,7 @@ class NoStride(SwizzleError, AttributeError):
     """A swizzled layout has no strides: an AttributeError too, so that hasattr() says so."""
 
 
-class Swizzle(HasPicture, HasPage, Convertible):
+class Swizzle(HasPicture, HasPage, Convertible, NoticedInGraphs):
     """The XOR swizzle of B bits at M, from S bits further up. It maps offset -> offset, in its unit.
 
     Works on ints, integer arrays and traced integers, with `& >> << ^` only. Raises SwizzleError for negative B or M

@@ -15,7 +15,7 @@ from layoutgemm.errors import LayoutError, ParseError
 from layoutgemm.layouts import ComposedLayout, E, Layout, Swizzle
 from layoutgemm.layouts.formulas import expr, from_expr
 from layoutgemm.layouts.proofs.digits import maximum, minimum
-from layoutgemm.layouts.proofs.index_formulas import tabulate
+from layoutgemm.layouts.proofs.index_formulas import prove_formulas, tabulate
 from layoutgemm.layouts.symbols.dims import dim
 from layoutgemm.layouts.symbols.polynomial import MissingFact
 from tests.layouts import reference as ref
@@ -229,6 +229,7 @@ def test_there_and_back() -> None:
         text = str(e)
         coords = [ref.digits(i, list(extents.values())) for i in range(len(values))]
         assert [eval(text, {}, dict(zip(names, c, strict=True))) for c in coords] == values, text
+        assert len(values) > 20 or prove_formulas(e, text, **extents).ok, text  # SymPy's expression and its text
         f = sympy.lambdify([sympy.Symbol(n, integer=True, nonnegative=True) for n in names], e, "numpy")
         got = np.broadcast_to(f(*np.array(coords).T), len(values))
         assert got.tolist() == values, text

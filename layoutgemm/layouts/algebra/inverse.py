@@ -6,6 +6,7 @@ further up. They take and return (shape, stride) pairs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -211,44 +212,34 @@ def nullspace(shape: Shape, stride: Stride) -> Pair:
 
 def max_common(a: Pair, b: Pair) -> Pair:
     """The largest R with A(R(i)) = B(R(i)) = i along B's right inverse. What both layouts store side by side."""
-    inverse = right_inverse(*b)
-    S, D = coal(*inverse)
-    # How far A follows B's inverse: mode by mode, each composed on its own with what is below it.
-    rs: list[int] = []
-    rd: list[int] = []
-    for s, d in zip(S, D):
-        n = _follows(a, pack(rs, rd), s, d)
+    S, D = coal(*right_inverse(*b))
+    # A follows B's inverse through its first modes, and through a part of the next one.
+    whole = _last(len(S), lambda k: _counts(a, S[:k], D[:k]))
+    rs, rd = S[:whole], D[:whole]
+    if whole < len(S):
+        n = _last(S[whole], lambda n: _counts(a, [*rs, n], [*rd, D[whole]]))
         if n > 1:
-            rs.append(n)
-            rd.append(d)
-        if n < s:
-            break
+            rs, rd = [*rs, n], [*rd, D[whole]]
     return pack(rs, rd)
 
 
-def _follows(a: Pair, below: Pair, s: int, d: int) -> int:
-    """The largest n <= s along which A follows `below` and then j*d.
-
-    A(below(i) + j*d) = i + end*j for all i < end and j < n, `end` the size of `below`; it already holds for n = 1.
-    """
-
-    size = prod(leaves(a[0]))
-    top = sum([(t - 1) * e for t, e in zip(leaves(below[0]), leaves(below[1]))])
-
-    def holds(n: int) -> bool:
-        if top + (n - 1) * d >= size:
-            return False
-        try:
-            shape, stride = compose(a[0], a[1], (below[0], n), (below[1], d))
-        except LayoutError:
-            return False
-        S, D = coal(shape, stride)
-        return not S or (len(S) == 1 and D[0] == 1)
-
-    if holds(s):
-        return s
-    low, high = 1, s  # holds(low), not holds(high)
+def _last(top: int, holds: Callable[[int], bool]) -> int:
+    """The largest n <= top that holds. What holds for n holds below, and for the first n."""
+    if not top or holds(top):
+        return top
+    low, high = 0, top
     while high - low > 1:
         n = (low + high) // 2
         low, high = (n, high) if holds(n) else (low, n)
     return low
+
+
+def _counts(a: Pair, extents: list[int], strides: list[int]) -> bool:
+    """True if A leads from these modes to 0, 1, 2 and so on, inside of its domain."""
+    if sum([(n - 1) * d for n, d in zip(extents, strides)]) >= prod(leaves(a[0])):
+        return False
+    try:
+        S, D = coal(*compose(*a, tuple(extents), tuple(strides)))
+    except LayoutError:
+        return False
+    return not S or (len(S) == 1 and D[0] == 1)

@@ -35,7 +35,19 @@ from ..int_tuple import transform
 from ..layout import Layout
 from ..linear import LinearLayout
 from ..swizzle import ComposedLayout, Swizzle
-from ..symbols.polynomial import Polynomial, Scalar, div, ge0, make, needs_div, needs_ge, show, terms_of
+from ..symbols.polynomial import (
+    Polynomial,
+    Scalar,
+    div,
+    ge0,
+    make,
+    needs_div,
+    needs_ge,
+    reading,
+    reread,
+    show,
+    terms_of,
+)
 from .digit_boxes import CannotRewrite, Digit, DigitBox, SplitNeeded, distinct
 
 Formula = Callable[..., Any]  # of variables by name
@@ -512,6 +524,7 @@ def _select(a: Any, b: Any, larger: bool) -> Any:
         if isinstance(difference, NormalForm):
             low, high = difference.low(), difference.high()
         else:
+            (difference,) = reread(difference) or (difference,)
             low = high = difference
         if ge0(low):
             return a if larger else b
@@ -543,14 +556,15 @@ def rewrite(
     for _ in range(200):
         variables = {name: variable(box, name) for name in box.extents}
         try:
-            out = [call(f, variables) for f in formulas]
+            with reading(read):
+                out = [call(f, variables) for f in formulas]
         except CannotRewrite as stuck:
             stuck.box = box
             raise
         except LayoutError:
             raise
         except (TypeError, AttributeError, LookupError, ValueError, ArithmeticError) as error:
-            said = str(error).replace("'NormalForm'", "'digits'")
+            said = str(error).replace("'NormalForm'", "'digits'").replace("'Polynomial'", "'a symbol'")
             raise CannotRewrite(
                 f"the formula cannot be evaluated on digits, which have + - * // % & | ^ ~ << >>: {said}"
             ) from error

@@ -26,13 +26,14 @@ from ..swizzle import ComposedLayout
 from ..symbols.dims import entry
 from ..symbols.facts import Facts, as_facts
 from ..symbols.generators import GENERATORS, describe
-from ..symbols.polynomial import MissingFact, Polynomial, Scalar, gens, show, val, valuations
+from ..symbols.polynomial import MissingFact, Polynomial, Scalar, gens, reading, show, val, valuations
 from .cases import cases
 from .digit_boxes import CannotRewrite, Digit, DigitBox, SymbolMet, unmarked
 from .digits import IN_ORDER, Formula, NormalForm, call, rewrite
 from .sizes import at, grown, refuting
 from .sizes import sizes as values_of
 from .verdicts import Answer, CounterExample, Proof, Undecided
+from .written_formulas import as_formula
 
 LIMIT = 1 << 20  # coordinates that are enumerated, in Python ints
 POINT = 32  # what a coordinate costs where a formula takes no arrays, in coordinates of one that does
@@ -46,15 +47,17 @@ class Known:
 
     facts        the caller's, about these very symbols; None without any
     generators   what they are made of, under the facts
+    met          the generators of what formulas have read
     in_formulas  true where formulas use symbols, and so have values at sizes alone
     helps        whether the statement has no counterexample under one more fact
     """
 
     def __init__(self, facts: Facts | None, seen: list[Scalar], helps: Callable[[str], bool]) -> None:
         self.facts = None if facts is None else facts.on(*seen)
-        self._seen = set(gens(*seen))
         self.generators = list(gens(*seen if self.facts is None else [self.facts(x) for x in seen]))
+        self._seen = {*gens(*seen), *self.generators}
         self.in_formulas = False
+        self.met: set[int] = set()
         self.helps = helps
 
     def read(self, x: Scalar) -> Scalar:
@@ -62,7 +65,9 @@ class Known:
         self.in_formulas = True
         if x.__class__ is Polynomial and not self._seen.issuperset(gens(x)):
             raise SymbolMet(x)
-        return x if self.facts is None else self.facts(x)
+        found = x if self.facts is None else self.facts(x)
+        self.met.update(gens(found))
+        return found
 
     def with_values(self, formula: Formula, env: dict[int, int]) -> Formula:
         """The formula with numbers for its symbols."""
@@ -75,7 +80,11 @@ class Known:
         def plain(x: object) -> object:
             return x.value if x.__class__ is AtSizes else number(x) if x.__class__ is Polynomial else x
 
-        return lambda **v: transform(plain, call(formula, {name: AtSizes(x, number) for name, x in v.items()}))
+        def at_sizes(**variables: int) -> object:
+            with reading(number):
+                return transform(plain, call(formula, {name: AtSizes(x, number) for name, x in variables.items()}))
+
+        return at_sizes
 
     def at(self, found: CounterExample, env: dict[int, int]) -> CounterExample:
         """The counterexample with its sizes."""
@@ -87,8 +96,8 @@ class Known:
 
 
 def prove_formulas(
-    left: Formula,
-    right: Formula,
+    left: object,
+    right: object,
     extents: Mapping[str, object] | None = None,
     /,
     *,
@@ -98,9 +107,10 @@ def prove_formulas(
     """Prove that two index formulas agree on a box at every size of the facts.
 
     Formulas are functions of the variables by name, in + - * // % & | ^ ~ << >>, `minimum` and `maximum`, that may use
-    symbols (`dim`); or layouts, which take the variables in order. Each variable runs over 0..extent-1, its extent an
-    int or a symbol, by keyword or in a mapping (as a variable of the name `given` must be). A formula may return a
-    tuple. `given` are facts about the symbols, as `Facts` takes them.
+    symbols (`dim`); texts or SymPy expressions of the same; or layouts, which take the variables in order. Each
+    variable runs over 0..extent-1, its extent an int or a symbol, by keyword or in a mapping (as a variable of the name
+    `given` must be). A formula may return a tuple. `given` are facts about the symbols, as `Facts` takes them.
+    Raises LayoutError for what is no formula.
 
     A counterexample is the first one in colexicographic order (the first variable runs fastest), at the first sizes in
     order of their sum that have one, and says the sizes. Past small sums, sizes double until one shows a
@@ -114,6 +124,8 @@ def prove_formulas(
     >>> answer = prove_formulas(lambda m, k: swizzle(128 * m + k), lambda m, k: 128 * m + (k ^ (m % 8 * 8)), m=M, k=128)
     >>> print(answer.explain())
     not equivalent at M=1: (0,64) gives 72 and 64
+    >>> prove_formulas("x // 2 * 2 + (x & 1)", "x", x=M).ok
+    True
     >>> K, N = dim("K"), dim("N")
     >>> print(prove_formulas(lambda x: x % K % N, lambda x: x % N, x=M, given="N | K").method)
     digits
@@ -121,9 +133,10 @@ def prove_formulas(
     not equivalent at K=1, M=2, N=2; a proof lacks N | K: 1 gives 0 and 1
     """
     read = {name: entry(n, f"the extent of {name}") for name, n in {**(extents or {}), **more}.items()}
-    for side, formula in (("left", left), ("right", right)):
+    formulas = as_formula(left), as_formula(right)
+    for side, formula in zip(("left", "right"), formulas):
         _check_variables(side, formula, list(read))
-    return _prove_given(left, right, read, None if given == () or given == [] else as_facts(given), HINTS)
+    return _prove_given(*formulas, read, None if given == () or given == [] else as_facts(given), HINTS)
 
 
 def _check_variables(side: str, formula: Formula, names: list[str]) -> None:
@@ -189,7 +202,7 @@ def _prove(
             lines = [f"{v} in 0..{show(n - 1)}" + _radices(box, v) for v, n in ranges]
             return lines + [f"both are {_text(x)}" for x in fs]
 
-        return Proof("digits", lambda: _conditions(used), steps)
+        return Proof("digits", lambda: _conditions(sorted({*used, *known.met})), steps)
     found = _witness(box, f, g, used, known)
     if found is not None:
         return found
@@ -380,7 +393,8 @@ def tabulate(formula: Formula, extents: Mapping[str, int]) -> list[np.ndarray]:
             for c in _coordinates(list(extents.values())):
                 rows.append(leaves(call(formula, dict(zip(extents, c, strict=True)))))
         except TypeError as error:  # a symbol where only numbers will do
-            raise LayoutError(f"the formula has no values to look at: {error}") from None
+            said = str(error).replace("'Polynomial'", "'a symbol'")
+            raise LayoutError(f"the formula has no values to look at: {said}") from None
         except LayoutError:
             raise
         except (LookupError, ValueError, ArithmeticError) as error:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from ...arguments import refusal, shown
 from ...errors import LayoutError
+from ...graph_marks import NoticedInGraphs
 from ...lazy_numpy import has_numpy, np
 from .. import registries
 from ..basis import component, has_basis, paths_of
@@ -24,7 +25,7 @@ TWO_INDICES = "two coordinates"  # the method of a counterexample whose coord is
 NO_BIJECTION = " is not a bijection onto 0.."  # ends the statement about one layout, before its largest value
 
 
-class Function:
+class Function(NoticedInGraphs):
     """The subjects of statements: layouts, swizzled or not, and linear ones."""
 
     __slots__ = ()

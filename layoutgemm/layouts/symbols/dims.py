@@ -45,7 +45,8 @@ def dim(name: str, multiple_of: int = 1, min: int = 1, max: int | None = None) -
     (M, M//64, True, 8)
     """
     if not isinstance(name, str) or not name.isidentifier():
-        raise LayoutError(f"a symbol's name is an identifier such as M, not {shown(name)}")
+        many = "; dims makes several" if isinstance(name, str) and len(name.replace(",", " ").split()) > 1 else ""
+        raise LayoutError(f"a symbol's name is an identifier such as M, not {shown(name)}{many}")
     bounds: tuple[tuple[str, str, object], ...] = (("min", ">=", min), ("max", "<=", max))
     for what, relation, value in bounds:
         if value.__class__ is Polynomial:

@@ -18,7 +18,9 @@ SymPy is not used here: these take microseconds, SymPy's own take up to a millis
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from math import gcd, prod
 from typing import Any, TypeAlias, final
@@ -35,6 +37,8 @@ MAX_DEGREE = 256  # symbols in one product
 MAX_TERMS = 1 << 16  # products of terms that one product of two sums takes
 
 Scalar: TypeAlias = "int | Polynomial"  # an entry of a shape
+Read: TypeAlias = "Callable[[Scalar], Scalar]"  # an entry -> the same under facts, or its number at some sizes
+_READ: ContextVar[Read | None] = ContextVar("read", default=None)
 Monomial = tuple[int, ...]
 Terms = dict[Monomial, int]
 
@@ -48,6 +52,23 @@ class MissingFact(LayoutError):
     def __init__(self, reason: str = "", needs: tuple[str, ...] = ()) -> None:
         super().__init__(f"{reason}: needs {' or '.join(needs)}" if needs and reason else reason)
         self.needs = needs
+
+
+@contextmanager
+def reading(read: Read | None) -> Iterator[None]:
+    """Arithmetic that symbols do not decide is tried again on what `read` gives for them."""
+    before = _READ.set(read)
+    try:
+        yield
+    finally:
+        _READ.reset(before)
+
+
+def reread(*entries: Scalar) -> tuple[Scalar, ...] | None:
+    """The entries as `reading` says; None where that changes nothing."""
+    read = _READ.get()
+    found = entries if read is None else tuple(p if p.__class__ is int else read(p) for p in entries)
+    return None if found == entries else found
 
 
 @final
@@ -169,6 +190,12 @@ class Polynomial:
 
     def __rdivmod__(self, other: Scalar) -> tuple[Scalar, Scalar]:
         return _floor(other, self, 0), _floor(other, self, 1)
+
+    def __lshift__(self, bits: int) -> Scalar:
+        return self * (1 << as_int(bits, f"the shift of {self}", least=0, most=MAX_BITS))
+
+    def __rshift__(self, bits: int) -> Scalar:
+        return _floor(self, 1 << as_int(bits, f"the shift of {self}", least=0, most=MAX_BITS), 0)
 
     def __ge__(self, other: Scalar) -> Relation:
         return _relation(self, ">=", other)
@@ -355,13 +382,24 @@ def _floor(p: Scalar, q: Scalar, remainder: int) -> Scalar:
     if q.__class__ is int and q == 0:
         raise LayoutError(f"{parenthesised(p)} {'%' if remainder else '//'} 0: a division by zero")
     if q.__class__ is Polynomial and not ge0(q - 1) and not ge0(-q - 1):
+        if known := reread(p, q):
+            return _floor_of(known[0], known[1], remainder)
         what = f"{parenthesised(p)} {'%' if remainder else '//'} {parenthesised(q)}"
         raise MissingFact(f"{what}: a division by zero where {show(q)} is 0", needs_ge(q - 1))
     k = floordiv(p, q)
     if k is None:
+        if known := reread(p, q):
+            return _floor_of(known[0], known[1], remainder)
         ways = needs_div(q, p) + (needs_ge(q - 1 - p) if ge0(p) else ())
         raise MissingFact(f"{parenthesised(p)} {'%' if remainder else '//'} {parenthesised(q)}", ways)
     return p - k * q if remainder else k
+
+
+def _floor_of(p: Scalar, q: Scalar, remainder: int) -> Scalar:
+    """`_floor` of two entries that may be ints."""
+    if p.__class__ is int and q.__class__ is int and q:
+        return p % q if remainder else p // q
+    return _floor(p, q, remainder)
 
 
 def ge0(p: Scalar) -> bool:
@@ -460,6 +498,8 @@ class Relation:
             return True
         if ge0(-p - 1):
             return False
+        if known := reread(p):
+            return bool(Relation(known[0], ">=", 0))
         raise MissingFact(f"whether {bounded(self)}", needs_ge(p))
 
     def __eq__(self, other: object) -> bool:

@@ -180,14 +180,14 @@ def closed_form(source: Any, names: tuple[str, ...]) -> Any:
 
 
 def _plain(names: tuple[str, ...], shapes: Sequence[Shape], strides: Any) -> sympy.Expr:
-    total = sympy.Integer(0)
+    terms = []
     for name, shape, stride in zip(names, shapes, strides, strict=True):
         width: int = 1
         S, D = coal(shape, stride)
         for i, (e, d) in enumerate(zip(S, D, strict=True)):
-            total += _entry(d) * _field(variable(name), width, e, i == len(S) - 1)
+            terms.append(_entry(d) * _field(variable(name), width, e, i == len(S) - 1))
             width = width * e
-    return total
+    return sympy.Add(*terms)
 
 
 def _field(x: sympy.Expr, width: sympy.Expr, extent: sympy.Expr, last: bool) -> sympy.Expr:

@@ -346,3 +346,27 @@ def test_orders_and_quotients_beyond_coefficients() -> None:
 
 def test_there_are_enough() -> None:
     assert len(FORMULAS) + len(STATEMENTS) >= 50
+
+
+def test_arithmetic_of_symbols_alone_heeds_the_facts() -> None:
+    """`N // 3` was decided without the facts, and no sizes were tried."""
+    n = dim("n_alone")
+    formulas = lambda x: n // 3 * 3 + x, lambda x: n + x
+    proven = prove_formulas(*formulas, x=4, given="3 | n_alone")
+    assert isinstance(proven, Proof) and proven.conditions == ("3 | n_alone",)
+    refuted = prove_formulas(*formulas, x=4)
+    assert isinstance(refuted, CounterExample) and refuted.statement.endswith("at n_alone=1; a proof lacks 3 | n_alone")
+    assert prove_formulas("n_alone % 3 + x", "n_alone + x", x=4).explain().startswith("not equivalent at n_alone=3")
+    branch = prove_formulas(lambda x: x if n < 8 else 0 * x, "x", x=4, given="n_alone <= 5")
+    assert isinstance(branch, Proof) and branch.conditions == ("n_alone <= 5",)
+    assert prove_formulas("(n_alone >> 1) + x", "n_alone // 2 + x", x=4, given="2 | n_alone").ok
+    assert (n << 3) >> 2 == 2 * n
+
+
+def test_formulas_are_texts_too_or_refused() -> None:
+    assert prove_formulas(("i", "i ^ j"), lambda i, j: (i, j ^ i), i=8, j=4).ok
+    for formula in (3, None, 1.5):
+        with pytest.raises(LayoutError, match="a formula must be a function, a SymPy expression or a text"):
+            prove_formulas(formula, "i", i=4)
+    with pytest.raises(LayoutError, match=r"z is neither a variable \(i\) nor a size"):
+        prove_formulas("i + z", "i", i=4)
