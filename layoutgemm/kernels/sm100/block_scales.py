@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ from ...atoms.smem.descriptor import derive as derive_descriptor
 from ...atoms.smem.instruction_descriptor import InstructionDescriptor
 from ...atoms.smem.operand_read import OperandRead
 from ...atoms.tma.plan import TmaCopy
-from ...atoms.tmem.layout import LANES, scale_chunk, scale_place
+from ...atoms.tmem.layout import LANES, block_scale_layout, scale_chunk, scale_place
 from ...dtypes import DType, dtype, i32
 from ...errors import OperandError, PlanError
 from ..grouped.plan import GroupedPlan
@@ -266,11 +267,26 @@ def blocked(factors: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     array([0, 1, 4, 5], dtype=uint8)
     """
     *front, rows, count = factors.shape
-    groups, chunks = tile_count(rows, CHUNK_ROWS), tile_count(count, CHUNK_FACTORS)
-    padded = np.zeros((*front, groups * CHUNK_ROWS, chunks * CHUNK_FACTORS), np.uint8)
+    shape, strides = blocked_view(rows, count, prod(front))
+    padded = np.zeros((*front, prod(shape[1:4]), prod(shape[4:])), np.uint8)
     padded[..., :rows, :count] = factors
-    tiles = padded.reshape(-1, CHUNK_ROWS, chunks, CHUNK_FACTORS).swapaxes(1, 2).reshape(-1, CHUNK_ROWS, CHUNK_FACTORS)
-    at = np.asarray(scale_chunk()(np.arange(CHUNK_ROWS)[:, None], np.arange(CHUNK_FACTORS)[None, :]))
-    found = np.empty((len(tiles), CHUNK_BYTES), np.uint8)
-    found[:, at] = tiles
-    return found.reshape(-1)
+    found = np.empty(padded.size, np.uint8)
+    np.lib.stride_tricks.as_strided(found, shape, strides)[...] = padded.reshape(shape)
+    return found
+
+
+def blocked_view(rows: int, count: int, matrices: int = 1) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides by which blocked factors are row-major matrices (matrices, rows, count), padded.
+
+    >>> blocked_view(200, 6)
+    ((1, 2, 4, 32, 2, 4), (2048, 1024, 4, 16, 512, 1))
+    """
+    groups, chunks = tile_count(rows, CHUNK_ROWS), tile_count(count, CHUNK_FACTORS)
+    layout = block_scale_layout(groups * CHUNK_ROWS, chunks * CHUNK_FACTORS)
+    modes = [
+        mode
+        for of in (layout[0].flatten(), layout[1].flatten())
+        for mode in zip(of.shape[::-1], of.stride[::-1], strict=True)
+    ]
+    shape, strides = zip((matrices, layout.size), *modes, strict=True)
+    return shape, strides

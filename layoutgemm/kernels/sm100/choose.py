@@ -12,23 +12,52 @@ L2 in a cycle), whose number is assumed here.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...arch import Arch
 from ...arch import arch as arch_named
 from ...arguments import checked
 from ...errors import PlanError
+from ..derive import OperandSpec
+from ..epilogue.chain import Epilogue
 from ..grouped.rows import rows_of_group
+from ..operand_orders import KernelChoice
+from ..operands.combined import Combined
+from ..operands.pair import SecondPair
 from ..operands.promoted import Promoted, as_promoted
-from ..plan import check_sizes
+from ..plan import check_sizes, present
 from ..ragged import Ragged, check_room
-from .plan import BLOCK_ROWS, Sm100Config
+from .plan import BLOCK_ROWS, Sm100Config, Sm100Plan
 
 _ALONE = (256, 224, 192, 160, 128, 96, 64, 32)  # columns of one block's tile
 _PAIRS = (256, 192, 128, 64)  # and of a pair's
 _PROMOTED, _EACH_COLUMN = 128, 32  # columns at most of totals in registers, and beside a number of each
 _MMA_CYCLES = 0.5  # of a column of 128 rows and K = 16
 _LOAD_CYCLES = 32 / 64  # of a row or column, for the same K
+
+
+@dataclass(frozen=True)
+class Sm100Choice(KernelChoice):
+    """A configuration of the tcgen05 kernel, and its target. It stores C in either order: operands keep their places.
+
+    >>> Sm100Choice(Sm100Config((128, 64)), "sm_103a").plan(16, 64, 64, b="bf16:col", c="f32:col").arch.name
+    'sm_103a'
+    """
+
+    config: Sm100Config
+    arch: str = "sm_100a"
+    swapped: bool = field(default=False, init=False)
+
+    def plan(
+        self, m: int, n: int, k: int, *, batch: int = 1, a: OperandSpec = "bf16", b: OperandSpec | None = None,
+        c: OperandSpec | None = None, epilogue: Epilogue | None = None, gated: Combined | str | None = None,
+        pair: SecondPair | None = None,
+    ) -> Sm100Plan:  # fmt: skip
+        """The plan of C[m, n] = A[m, k] @ B[k, n]. Arguments are those of Sm100Plan.derive."""
+        return Sm100Plan.derive(
+            m, n, k, batch=batch, arch=self.arch, a=a, b=b, c=c, config=self.config, epilogue=epilogue, gated=gated,
+            pair=pair,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +111,7 @@ def choose_sm100(
     widths = {1: alone} if m <= BLOCK_ROWS or (scaled and joined) else {2: pairs, 1: alone}
     costs = (cost for blocks, of in widths.items() for cost in _costs((m, n, batch), target, unit, blocks, of))
     best = min(costs, key=lambda cost: (cost.cycles, cost.loaded))
-    rows, columns = best.config.tile
+    rows, columns = present(best.config.tile)
     tiles = -(-m // rows) * -(-n // columns) * batch
     said = f"{rows}x{columns}: {tiles} tiles in {best.rounds} round(s) of {target.gpu.multiprocessors} SMs"
     return best.config, f"{said}, an estimate: not measured"

@@ -21,6 +21,7 @@ from ...atoms.smem.instruction_descriptor import InstructionDescriptor, instruct
 from ...atoms.tmem.layout import COLUMNS, LANES, WARP_LANES, allocation_columns
 from ...dtypes import DType
 from ...errors import PlanError
+from ...graph_marks import NoticedInGraphs
 from ...schedule import Grouped, Persistent, Schedule
 from ..column_groups import check_groups as check_columns
 from ..derive import Operand, OperandPlan, OperandSpec, check_pair, derive_operand, refused_output
@@ -51,6 +52,7 @@ from ..plan import (
     check_sizes,
     check_words,
     fitting_stages,
+    present,
     rounded_up,
     stage_depth,
 )
@@ -74,11 +76,12 @@ _OUTPUTS = ("f32", "bf16", "f16", "e4m3", "e5m2")
 
 
 @dataclass(frozen=True, slots=True)
-class Sm100Config:
+class Sm100Config(NoticedInGraphs):
     """The configuration; None lets the plan choose.
 
     tile          (M, N) elements of C: M = 128 by one block, or 256 by a pair of blocks (cta_group::2), each of which
-                  holds half of A's rows and half of B's columns; N a multiple of 16 (32 for a pair) up to 256
+                  holds half of A's rows and half of B's columns; N a multiple of 16 (32 for a pair) up to 256. Default
+                  the tile of `layoutgemm.plan`'s rule; `derive` has 128x256, of block scales 128x128
     tile_k        depth of a stage in elements; default 128 bytes
     stages        k tiles in flight, 2 or more; default as many as fit
     accumulators  in tensor memory: with 2 the epilogue of a tile overlaps the products of the next
@@ -87,7 +90,7 @@ class Sm100Config:
     width, chunks, buffers   of the store; see `sm100.store.derive_store`
     """
 
-    tile: tuple[int, int] = (128, 256)
+    tile: tuple[int, int] | None = None
     tile_k: int | None = None
     stages: int | None = None
     accumulators: int = 2
@@ -102,21 +105,23 @@ class Sm100Config:
         check_fields(self)
         if self.along not in ("M", "N"):
             raise PlanError(f"along = {shown(self.along)}: known are 'M', 'N'")
-        if self.tile[0] not in (BLOCK_ROWS, 2 * BLOCK_ROWS):
-            raise PlanError(f"a tile of {self.tile[0]} rows: one CTA takes {BLOCK_ROWS}, a pair {2 * BLOCK_ROWS}")
+        if self.tile is None:
+            return
+        rows, columns = self.tile
+        if rows not in (BLOCK_ROWS, 2 * BLOCK_ROWS):
+            raise PlanError(f"a tile of {rows} rows: one CTA takes {BLOCK_ROWS}, a pair {2 * BLOCK_ROWS}")
         step = N_STEP[self.blocks]
-        if self.tile[1] % step or self.tile[1] > 256:
-            raise PlanError(f"a tile of {self.tile[1]} columns: a multiple of {step} up to 256 for {self.tile[0]} rows")
-        if self.accumulators * self.tile[1] > COLUMNS:
+        if columns % step or columns > 256:
+            raise PlanError(f"a tile of {columns} columns: a multiple of {step} up to 256 for {rows} rows")
+        if (used := self.accumulators * columns) > COLUMNS:
             raise PlanError(
-                f"{self.accumulators} accumulators of {self.tile[1]} columns are {self.accumulators * self.tile[1]}; "
-                f"tensor memory has {COLUMNS}"
+                f"{self.accumulators} accumulators of {columns} columns are {used}; tensor memory has {COLUMNS}"
             )
 
     @property
     def blocks(self) -> int:
         """Blocks that compute a tile together: the cta_group, and the size of the cluster."""
-        return self.tile[0] // BLOCK_ROWS
+        return present(self.tile)[0] // BLOCK_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +249,9 @@ class Sm100Plan(PromotingPlan, GroupedPlan, Asked):
         ('0x10400490', '0x4000404000010000')
         """
         form = None if scales is None else scale_format(scales)
-        config = config or Sm100Config((BLOCK_ROWS, 128 if form else 256))
+        config = config or Sm100Config()
+        tile = config.tile or (BLOCK_ROWS, 128 if form else 256)
+        config = config if config.tile else replace(config, tile=tile)
         check_sizes(m=m, n=n, k=k, batch=batch)
         sums = combination(gated)
         second = pair_of(pair, sums)
@@ -261,7 +268,7 @@ class Sm100Plan(PromotingPlan, GroupedPlan, Asked):
         check_epilogue(epilogue, c_spec)
         check_parts(asked.parts, batch, (*SUMS, *GROUPS))
         asked = replace(asked, mainloop=promoted_of(asked, config, c_spec, n))
-        columns = config.tile[1]
+        columns = tile[1]
         if sums is not None:
             check_sums(sums, b_spec, c_spec)
             own = "a CTA's tile" if config.blocks > 1 else "a tile"
@@ -282,7 +289,7 @@ class Sm100Plan(PromotingPlan, GroupedPlan, Asked):
     ) -> Sm100Plan:  # fmt: skip
         """The plan of a request that has been checked: each object from those before it."""
         (m, n, k, batch), (a_spec, b_spec, c_spec), indexed = sizes, operands, asked.indexed
-        (tile_m, tile_n), blocks = config.tile, config.blocks
+        (tile_m, tile_n), blocks = present(config.tile), config.blocks
         kind = _KINDS[a_spec.dtype.name] if form is None else form.kind
         factors = () if form is None else (form.scale, form.vector)
         atom = tcgen05_mma(kind, tile_m, tile_n, a_spec.dtype, b_spec.dtype, "f32", blocks, "smem", *factors)
@@ -480,13 +487,14 @@ def _check_scales(
             )
     if k * operands[0].dtype.bits % 8:
         raise PlanError(f"k = {k}: elements of {operands[0].dtype} lie two to a byte along K; pad K to {k + 1}")
-    if config.tile[1] % CHUNK_ROWS:
+    rows, columns = present(config.tile)
+    if columns % CHUNK_ROWS:
         raise PlanError(
-            f"a tile of {config.tile[1]} columns: scales = {shown(form.name)} have chunks of {CHUNK_ROWS}; 128 or 256"
+            f"a tile of {columns} columns: scales = {shown(form.name)} have chunks of {CHUNK_ROWS}; 128 or 256"
         )
     if asked.ragged is not None and not asked.ragged.masked and config.blocks > 1:
         raise PlanError(
-            f"a tile of {config.tile[0]} rows: factors of groups of rows lie in chunks of {CHUNK_ROWS} rows, one "
+            f"a tile of {rows} rows: factors of groups of rows lie in chunks of {CHUNK_ROWS} rows, one "
             f"for each tile: a tile of {CHUNK_ROWS} rows"
         )
     beside = ("epilogue", "groups of columns", "batch", "groups of rows", "masked groups")
@@ -505,7 +513,7 @@ def _scales(
             f"tile_k = {tile_k}: a chunk of {form.name} has four factors of {form.vector} elements, {form.chunk_k} of K"
         )
     taken, joined = config.accumulators * atom.accumulator.columns, ragged is not None and not ragged.masked
-    found = BlockScales(form, atom, tile_k // form.chunk_k, (1, config.tile[1] // CHUNK_ROWS), taken, joined)
+    found = BlockScales(form, atom, tile_k // form.chunk_k, (1, present(config.tile)[1] // CHUNK_ROWS), taken, joined)
     if taken + found.columns > COLUMNS:
         raise PlanError(
             f"{config.accumulators} accumulators of {atom.accumulator.columns} columns and {found.columns} of block "

@@ -23,6 +23,7 @@ from ..derive import Operand
 from ..operands.combinations import Asked, check_parts
 from ..operands.promoted import Promoted, as_promoted
 from ..operands.thread_numbers import number_slots
+from ..plan import present
 
 if TYPE_CHECKING:
     from .plan import Sm100Config, Sm100Plan
@@ -44,7 +45,7 @@ def promoted_of(asked: Asked, config: Sm100Config, c: Operand, n: int) -> Promot
         raise PlanError(f"c is {c}: a main loop that promotes computes in f32, stores floats")
     if config.tile_k not in (None, loop.depth):
         raise PlanError(f"tile_k = {config.tile_k}: a k tile is what is promoted at a time, {loop.depth} elements")
-    return loop.of_sums(asked.gated, n, config.tile[1])
+    return loop.of_sums(asked.gated, n, present(config.tile)[1])
 
 
 def promoted_registers(plan: Sm100Plan) -> dict[str, int]:

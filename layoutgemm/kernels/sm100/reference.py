@@ -315,7 +315,7 @@ class _Group:
                     if scales is not None:
                         left = left * self._factors(scales, k_block, block, "A")
                         across = right * self._factors(scales, k_block, block, "B")
-                    product = left @ across.T
+                    product = np.asarray(left.astype(np.float64) @ across.T, dtype=np.float32)
                 old = block.tensor[lane, first + column] if accumulate or k_block else 0
                 block.tensor[lane, first + column] = old + product
 

@@ -48,7 +48,9 @@ from ..launch import ProductCall
 from ..operands.grouped_api import grouped_combined
 from ..own_epilogue.scaled_api import QUANTIZES, traced_grouped, traced_scaled
 from ..prepared import Config, config_text
+from ..problem import asks_tcgen05
 from ..prologue.grouped_api import grouped_prologue_product, with_function_applied
+from .block_scaled import BESIDE, BlockArguments, Scale, asks_block_scales, block_scaled
 from .grouped import (
     COLUMNS,
     COUNTS,
@@ -130,6 +132,8 @@ class _ScaledOptions(TypedDict, total=False):
 
     recipe_a: object
     recipe_b: object
+    swizzle_a: object
+    swizzle_b: object
     bias: torch.Tensor | None
     activation: str | None
     use_fast_accum: bool
@@ -155,14 +159,14 @@ class _ScaledParts(_ScaledOptions, total=False):
 
 @overload
 def scaled_matmul(
-    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None = None, *,
+    a: torch.Tensor, scale_a: Scale, b: torch.Tensor, scale_b: Scale | None = None, *,
     out_dtype: torch.dtype | None = torch.bfloat16, out_recipe: None = None, **options: Unpack[_ScaledParts],
 ) -> torch.Tensor: ...  # fmt: skip
 
 
 @overload
 def scaled_matmul(
-    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None = None, *,
+    a: torch.Tensor, scale_a: Scale, b: torch.Tensor, scale_b: Scale | None = None, *,
     out_dtype: torch.dtype | None, out_recipe: object, **options: Unpack[_ScaledOptions],
 ) -> tuple[torch.Tensor, torch.Tensor]: ...  # fmt: skip
 
@@ -170,12 +174,14 @@ def scaled_matmul(
 @repeated_first(_scaled_again, {3: _SCALED_A.last, 4: _SCALED.last}, weight=2)
 def scaled_matmul(
     a: torch.Tensor,
-    scale_a: torch.Tensor,
+    scale_a: Scale,
     b: torch.Tensor,
-    scale_b: torch.Tensor | None = None,
+    scale_b: Scale | None = None,
     *,
     recipe_a: object = None,
     recipe_b: object = None,
+    swizzle_a: object = None,
+    swizzle_b: object = None,
     bias: torch.Tensor | None = None,
     activation: str | None = None,
     use_fast_accum: bool = True,
@@ -195,7 +201,7 @@ def scaled_matmul(
     prologue: Prologue | None = None,
     triangles: Triangles | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """activation(A @ B + bias) of 8-bit floats, each with its scales.
+    """activation(A @ B + bias) of 8-bit floats, and of 4-bit ones, each with its scales.
 
     With scales of blocks, C[i, j] = sum over K blocks kb of 128 of
     scale_a[i, kb] * scale_b[j, kb] * (A's block @ B's block)[i, j].
@@ -209,6 +215,7 @@ def scaled_matmul(
     recipe_a, recipe_b  what the scales are, where the shape is not to say it: a torch.nn.functional.ScalingType, or its
              name: BlockWise1x128 and BlockWise128x128, or RowWise and TensorWise. Both of a product are of blocks, or
              neither is
+    swizzle_a, swizzle_b  orders of block scales of 32 or 16 elements, below
     bias     float32, bfloat16 or float16, (N,); activation one of relu, relu_sq, gelu, gelu_tanh, silu, sigmoid, tanh
     activation  also a gate, "swiglu" or "geglu": b is [gate | up], and the result act(a @ gate) * (a @ up) has half of
              b's columns. scale_b and bias are of all of b's; they come before the gate
@@ -229,6 +236,19 @@ def scaled_matmul(
              product with scales of blocks are copied first; it has no combine, prologue or triangles, and no scales of
              128 rows of a beside rows. No out_recipe
 
+    Block scales of the tensor cores (MXFP8, MXFP4, NVFP4) are taken as torch.nn.functional.scaled_mm has them:
+
+        a, b                            scale_a, scale_b   a factor for           recipe
+        float8_e4m3fn, float8_e5m2      float8_e8m0fnu     32 of K                BlockWise1x32
+        float4_e2m1fn_x2, (M, K / 2)    float8_e8m0fnu     32 of K                BlockWise1x32
+        float4_e2m1fn_x2, (M, K / 2)    float8_e4m3fn      16 of K                BlockWise1x16
+
+    Factors are (M, K / 32), which are copied, or lie contiguously by SwizzleType.SWIZZLE_32_4_4, padded to 128 rows and
+    4 factors, in any other shape; `swizzle_a` says so where the shape does not. [factors, number] has a float32 scale
+    of the whole operand too. A GPU of tcgen05 multiplies them with config=Sm100Config(). Bias and activation go with
+    them, and no gate, no other parts and no out_recipe. Their sums are float32, whatever use_fast_accum is. On the CPU
+    a factor below 0 is refused; on a GPU none is looked at, and its sign is not read.
+
     Scales, bias and activation are applied in the kernel, in float32, before the one rounding; on the CPU in float64.
     Works under torch.compile, FakeTensor, torch.export and in CUDA graphs; autocast changes nothing. No gradients: 8
     bits are too coarse for them. Differentiate a bfloat16 product, with quantisation in an autograd.Function's forward.
@@ -242,6 +262,9 @@ def scaled_matmul(
     >>> rows, columns = torch.tensor([[0.5], [2.0]]), torch.tensor([[1.0, 2.0, 3.0]])
     >>> scaled_matmul(a, rows, b, columns, recipe_a="RowWise", recipe_b="RowWise").tolist()
     [[128.0, 256.0, 384.0], [512.0, 1024.0, 1536.0]]
+    >>> twos = torch.full((2, 8), 2.0).to(torch.float8_e8m0fnu)
+    >>> scaled_matmul(a, twos, b, twos[:1].expand(3, 8), recipe_a="BlockWise1x32")[0].tolist()
+    [1024.0, 1024.0, 1024.0]
     """
     config = unswapped(config)
     indexed = rows is not None or out_rows is not None or row_weights is not None or add_rows is not None
@@ -250,8 +273,14 @@ def scaled_matmul(
     if indexed or several or behind or isinstance(b, (tuple, list)):
         parts = AskedParts(order, prologue, combine, epilogue, activation, copy_rows, triangles)
         own = {"bias": bias, "rows": rows, "out_rows": out_rows, "add_rows": add_rows, "row_weights": row_weights}
-        of = ScaledPart(a, scale_a, b, scale_b, (recipe_a, recipe_b), fast_accum(use_fast_accum))
+        of = ScaledPart(a, scale_a, b, scale_b, (recipe_a, recipe_b), fast_accum(use_fast_accum))  # type: ignore[arg-type]
         return _scaled_with_more(of, parts, own, given, ComposedOptions(out, config, out_dtype, None), out_recipe)
+    of_blocks = swizzle_a is not None or swizzle_b is not None
+    if _is_traced() or out_recipe is not None:  # others are looked for among kept launches first
+        of_blocks = of_blocks or asks_block_scales(a, scale_a, scale_b)
+    if of_blocks or isinstance(scale_a, (list, tuple)) or isinstance(scale_b, (list, tuple)):
+        result = bias, activation, out, out_dtype, out_recipe, config
+        return block_scaled(BlockArguments(a, scale_a, b, scale_b, recipe_a, recipe_b, swizzle_a, swizzle_b, *result))
     if _is_traced():
         options = activation, use_fast_accum, out_dtype, config
         return _traced_scaled(a, scale_a, b, scale_b, bias, out, recipe_a, recipe_b, *options, out_recipe)
@@ -265,14 +294,27 @@ def scaled_matmul(
     key, found = find(a, b, scale_a, scale_b, others, out, chosen)
     if found is not None:
         return found
+    return _first_scaled(a, scale_a, b, scale_b, finish, out, out_dtype, (recipe_a, recipe_b), config, key)
+
+
+def _first_scaled(
+    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor | None, finish: BiasActivation,
+    out: torch.Tensor | None, out_dtype: torch.dtype | None, recipes: tuple[object, object],
+    config: Sm90Config | None, key: tuple[object, ...],
+) -> torch.Tensor:  # fmt: skip
+    """The product with all checks. `key`: by which its launch is kept."""
+    bias = finish.bias
+    if asks_block_scales(a, scale_a, scale_b):
+        result = bias, finish.activation, out, out_dtype, None, config
+        given = BlockArguments(a, scale_a, b, scale_b, recipes[0], recipes[1], None, None, *result)
+        return block_scaled(given, key)
     check_config(config)
-    names = recipe_text("recipe_a", recipe_a), recipe_text("recipe_b", recipe_b)
+    names = recipe_text("recipe_a", recipes[0]), recipe_text("recipe_b", recipes[1])
     call = checked_scaled(a, scale_a, b, scale_b, finish, out, out_dtype, *names)
-    tensors = {"a": a, "scale_a": scale_a, "b": b, **named(scale_b=scale_b, bias=bias)}
-    if needs_dispatcher(*tensors.values(), out):
+    if needs_dispatcher(a, scale_a, b, scale_b, bias, out):
         text = config_text(config)
         value: torch.Tensor = torch.ops.layoutgemm.scaled_matmul(
-            a, scale_a, b, scale_b, bias, activation, out_dtype, *names, finish.fast, text
+            a, scale_a, b, scale_b, bias, finish.activation, out_dtype, *names, finish.fast, text
         )
         return copied(value, out)
     return scaled_product(call, a, scale_a, b, scale_b, finish, config, out, key)
@@ -283,6 +325,8 @@ def _scaled_with_more(
     options: ComposedOptions, out_recipe: object,
 ) -> torch.Tensor:  # fmt: skip
     """The product with parts, or with an epilogue and its operands."""
+    if asks_block_scales(of.a, of.scale_a, of.scale_b if isinstance(of.b, torch.Tensor) else None):
+        refuse_or_raise(BESIDE)
     if asks_parts(asked, own) or not isinstance(of.b, torch.Tensor):
         refuse_or_raise(NO_OUT_RECIPE if out_recipe is not None else "")
         return scaled_composed(of, asked, own, given, options)
@@ -463,7 +507,8 @@ def grouped_matmul(
     combine   for a tuple b of two to four matrices of each group, as for `matmul`: the function of
               (*products, ops, **given), or the name of a gate. `given` has its numbers. Of groups of rows and masked
               ones, with bias and activation or an epilogue behind the function, and `rows`, which are copied first.
-              Of float8 `scale_b` is a tuple, too: a kernel for each b, then torch. [gate | up] in one b is one kernel
+              Of float8 `scale_b` is a tuple, too: scales of blocks are one kernel's; for others torch combines the
+              products. [gate | up] in one b is one kernel
 
     On a GPU the values of offsets, offs and counts are read by the kernel alone: the host does not wait for them, and
     they are not checked. No row is written outside of its group, and a group along K of float8 that begins or ends
@@ -510,11 +555,11 @@ def grouped_matmul(
         options = said, out_dtype, config, recipe_a, recipe_b, activation, fast, expected_rows
         others = () if scale_b is None and bias is None else (scale_b, bias)
         alone = scale_a is None and activation is None and not others and out is None
-        recorded = alone and _grad_enabled() and _is_recorded(a, b)
+        recorded = alone and _grad_enabled() and _is_recorded(a, b, config)
         key, found = find(a, b, groups, scale_a, others, out, options, recorded)
         if found is not None:
             return _record(a, b, groups, said, [found]) if recorded else found
-    if _recorded_alone(a, b, groups, out, scale_a, scale_b, recipe_a, recipe_b, bias, activation):
+    if _recorded_alone(a, b, groups, config, out, scale_a, scale_b, recipe_a, recipe_b, bias, activation):
         return _first_recorded(a, b, groups, said, out_dtype, config, expected_rows)
     finish = BiasActivation(bias, activation, fast)
     tensors = {"a": a, "b": b, **named(**{said: groups}, scale_a=scale_a, scale_b=scale_b, bias=bias)}
@@ -627,7 +672,7 @@ def _of_indices(
     )  # fmt: skip
 
 
-def _recorded_alone(a: torch.Tensor, b: torch.Tensor, groups: object, *others: object) -> bool:
+def _recorded_alone(a: torch.Tensor, b: torch.Tensor, groups: object, config: object, *others: object) -> bool:
     """True for a product that autograd records, and nothing else has to see; all checks are the recorded call's.
 
     others  arguments that the recorded call does not have
@@ -636,19 +681,20 @@ def _recorded_alone(a: torch.Tensor, b: torch.Tensor, groups: object, *others: o
         type(groups) in PLAIN
         and _grad_enabled()
         and all(x is None for x in others)
-        and _is_recorded(a, b)
+        and _is_recorded(a, b, config)
         and a.device.type != "meta"
         and seen_by_autograd_alone()
     )
 
 
-def _is_recorded(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """True for plain operands with a gradient whose product is its own node."""
+def _is_recorded(a: torch.Tensor, b: torch.Tensor, config: object = None) -> bool:
+    """True for plain operands with a gradient whose product is its own node. By tcgen05 it is the operator's."""
     return (
         type(a) in PLAIN
         and type(b) in PLAIN
         and (a.requires_grad or b.requires_grad)
         and a.dtype in _DERIVED
+        and not asks_tcgen05(config)
         and not a.ndim == b.ndim == 3
     )
 

@@ -1,4 +1,6 @@
-"""Grouped products and products with scales by mma.sync. Their plan, on GPUs without wgmma or for an Sm80Config.
+"""Grouped products and products with scales by mma.sync or tcgen05.mma. Their plan.
+
+A GPU without wgmma has mma.sync, as a caller has who gives an Sm80Config. An Sm100Config asks for tcgen05.mma.
 
 The launch is that of other plans: operands whose lines are no multiples of 16 bytes are copied.
 """
@@ -6,7 +8,7 @@ The launch is that of other plans: operands whose lines are no multiples of 16 b
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from ...arch import arch
 from ...errors import LayoutError, OperandError
@@ -16,10 +18,11 @@ from ...kernels.operands.combined import Combined
 from ...kernels.operands.gated import combination
 from ...kernels.operands.prologue import Prologue
 from ...kernels.operands.promoted import mainloop_of
-from ...kernels.planner import PlanParts, mma_configs
+from ...kernels.planner import PlanParts, mma_configs, plan
 from ...kernels.ragged import AlongK, Ragged
 from ...kernels.sm80.plan import Sm80Config, Sm80Plan
 from ...kernels.sm90.config import Sm90Config
+from ...kernels.sm100.plan import Sm100Config, Sm100Plan
 from ..prepared import target
 from ..types import GroupsConfig
 
@@ -27,15 +30,15 @@ HOPPER = "sm_90a"
 
 
 def by_mma(index: int, config: object) -> bool:
-    """True if a GPU takes mma.sync. It has no wgmma, or the caller gave an Sm80Config."""
-    return isinstance(config, Sm80Config) or target(index)[0] != HOPPER
+    """True if a GPU takes mma.sync or tcgen05.mma. It has no wgmma, or the caller gave a configuration of either."""
+    return isinstance(config, Sm80Config) or target(index, config)[0] != HOPPER
 
 
-def wgmma_config(config: GroupsConfig | None) -> Sm90Config | None:
+def batch_config(config: GroupsConfig | None) -> Sm90Config | None:
     """The configuration of a product without groups. Raises OperandError for an Sm80Config."""
     if isinstance(config, Sm80Config):
         raise OperandError("config is an Sm80Config: a batch without groups is a product of matmul, which chooses it")
-    return config
+    return cast("Sm90Config | None", config)  # or an Sm100Config, which `prepared.target` knows
 
 
 class MmaProduct(NamedTuple):
@@ -46,6 +49,7 @@ class MmaProduct(NamedTuple):
     groups  of rows, masked ones, or along K; None for a batch
     scales  rows of A, and columns of B, that share one of a K block; () for sums that are added in float32; else None
     rows    of a group, for which tiles are chosen; 0 for the average
+    form    of block scales, "mxfp8" or its like; or None
     """
 
     sizes: tuple[int, int, int, int]
@@ -57,23 +61,35 @@ class MmaProduct(NamedTuple):
     indexed: IndexedRows | None = None
     prologue: Prologue | None = None
     rows: int = 0
+    form: str | None = None
 
 
-def mma_plan(of: MmaProduct, index: int, config: GroupsConfig | None = None) -> tuple[Sm80Plan, str]:
+def mma_plan(of: MmaProduct, index: int, config: GroupsConfig | None = None) -> tuple[Sm80Plan | Sm100Plan, str]:
     """The plan on a GPU, and why this configuration. Raises OperandError for an Sm90Config, and the first refusal."""
-    code = target(index)[0]
+    on = target(index, config)
     if isinstance(config, Sm90Config):
-        raise OperandError(f"config is one of sm_90a's kernel, and cuda:{index} runs {code}; an Sm80Config is for it")
-    return _plan(of, target(index), config)
+        raise OperandError(f"config is one of sm_90a's kernel, and cuda:{index} runs {on[0]}; an Sm80Config is for it")
+    return _plan(of, on, config)
 
 
 @lru_cache(maxsize=1024)
-def _plan(of: MmaProduct, on: tuple[str, int], config: Sm80Config | None) -> tuple[Sm80Plan, str]:
+def _plan(
+    of: MmaProduct, on: tuple[str, int], config: Sm80Config | Sm100Config | None
+) -> tuple[Sm80Plan | Sm100Plan, str]:
     """The first plan that fits the GPU: `on` is its code, and the bytes of shared memory that a block may have."""
     (m, n, k, batch), (a, b, c), (code, most) = of.sizes, of.types, on
     gated = combination(of.gate)
     ragged, along_k = (None, of.groups) if isinstance(of.groups, AlongK) else (of.groups, None)
     loop = None if of.scales is None else mainloop_of(of.scales)
+    if isinstance(config, Sm100Config):
+        made = plan(
+            m, n, k, arch=code, a=a, b=b, c=c, batch=batch, config=config, epilogue=of.epilogue, gated=gated,
+            indexed=of.indexed, prologue=of.prologue, ragged=ragged, along_k=along_k, mainloop=loop, scales=of.form,
+        )  # fmt: skip
+        assert isinstance(made, Sm100Plan)
+        tile = "x".join(map(str, made.tile[:2]))
+        rule = f"tiles of {tile} by the rule, not measured; tcgen05 was asked for"
+        return made, "given by the caller" if config.tile else rule
     parts = PlanParts(of.epilogue, gated, None, of.prologue, None, of.indexed, None, ragged, along_k, loop)
     rows = m if ragged is None or not of.rows else of.rows if ragged.masked else of.rows * batch
     refused: LayoutError | None = None

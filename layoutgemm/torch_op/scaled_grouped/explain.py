@@ -12,6 +12,7 @@ import torch
 from ...dtypes import dtype, f32
 from ...kernels.derive import padded_leading
 from ...kernels.fp8.plan import BLOCK as BLOCK_OF_C
+from ...kernels.plan import present
 from ...kernels.run.epilogue_operands import indexed_rows
 from ...kernels.run.operand_checks import resolved
 from ...kernels.sm90.config import Sm90Config
@@ -36,6 +37,8 @@ from ..indexed.torch_rows import of_rows
 from ..prepared import NO_FINISH, problem_at
 from ..solver import solve, why_unfused
 from ..types import C_NAMES
+from .block_scaled import BlockArguments
+from .block_scaled import plan_of as block_plan
 from .epilogue import SCALE_C
 from .gated import why_by_torch
 from .grouped import ALONG_K, BATCH, COLUMNS, ENDS, MASKED, GroupedCall, expected_config, ungated
@@ -51,7 +54,7 @@ from .grouped_epilogue import (
 )
 from .operators import checked_grouped, checked_scaled
 from .own_epilogue import ScaledFactors, behind_scales, checked, of_one, own_plan, promotes
-from .recipes import Recipes, as_vector
+from .recipes import SCALES, Recipes, as_vector
 from .scaled import BiasActivation, ScaledCall, check_config, epilogue_for, plan_of, quantizes_in_kernel, vectors_of
 
 
@@ -66,6 +69,21 @@ def explain_scaled(
     if 0 not in (*call.shape, *a.shape) and call.quantizes and not quantizes_in_kernel(call, a, finish, config):
         return _then_quantized(call, a, scale_a, b, scale_b, finish, out, config)
     return _scaled(call, a, scale_a, b, scale_b, finish, out, config)
+
+
+def explain_block_scaled(given: BlockArguments) -> Explanation:
+    """Which kernel `scaled_matmul` with block scales takes, why, and what it copies. Raises as that does."""
+    call, of, _ = given.checked()
+    if 0 in (*call.shape, call.k):
+        return ZEROS
+    plan, why = block_plan(call, of, given.activation, given.config)
+    copies = []
+    for operand, (name, x) in enumerate(zip(SCALES, (of.scale_a, of.scale_b), strict=True)):
+        if not call.blocked[operand]:
+            size = call.blocked_bytes(operand)
+            copies.append((f"{name}: shape {list(x.shape)}, and tcgen05.cp takes chunks by SWIZZLE_32_4_4", size))
+    form = f"{call.form}: the instruction applies the factors"
+    return of_plan(plan, of.a, of.b, given.out, f"{form}; {why}", copies)
 
 
 def explain_own_epilogue(
@@ -288,7 +306,7 @@ def explain_grouped_epilogue(
         copies.append((partial_text(plan.partial_bytes).rpartition(",")[0], plan.partial_bytes))
     why = found.why
     if asked.expected_rows is not None:
-        why = f"expected_rows = {asked.expected_rows}: tiles of {'x'.join(map(str, plan.config.tile))}"
+        why = f"expected_rows = {asked.expected_rows}: tiles of {'x'.join(map(str, present(plan.config.tile)))}"
     told = of_plan(plan, a, of.b, out, f"{_one_launch(call.form)}; {why}", copies)
     products = (made.of.a, made.of.b) if made.of.scale_a is None else ()
     return _derived(told, made.call, of.b, made.operands, products)

@@ -54,7 +54,7 @@ from ..indexed.torch_rows import gathered
 from ..prepared import gpu, on_gpu
 from ..reference import exact, rounded
 from ..types import C_NAMES, NAMES, GroupsConfig, GroupsPlan, listed
-from .by_mma import MmaProduct, by_mma, mma_plan, wgmma_config
+from .by_mma import MmaProduct, batch_config, by_mma, mma_plan
 from .epilogue import epilogue_of, why_unfinished
 from .gated import why_by_torch
 from .kept import NOT_KEPT, KeptKey, find, launch
@@ -401,7 +401,7 @@ def _batch(
     finish: BiasActivation, given_config: GroupsConfig | None, out: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """Groups of as many rows each, all of them."""
-    config = wgmma_config(given_config)
+    config = batch_config(given_config)
     if call.recipes is None and finish.gate is not None:
         return gated_product(a, b, beside(finish.bias), str(finish.activation), call.kind, config, out)
     if call.recipes is None and finish.bias is None and finish.activation is None:
@@ -526,7 +526,7 @@ def plan_of(
                 made = derived(sizes, types, scales, measured.config, ragged, epilogue, gate, indexed, call.span)
                 return made, tuned_store.MEASURED
     plain = not (epilogue or masked or gate is not None or indexed is not None)
-    given = wgmma_config(config)
+    given = batch_config(config)
     config, why = chosen(sizes, types, scales, a.get_device(), given, masked, gate, epilogue.columns, plain)
     return derived(sizes, types, scales, config, ragged, epilogue, gate, indexed, call.span), why
 

@@ -71,7 +71,7 @@ from ..own_epilogue.names import OperandNames
 from ..own_epilogue.recorded import derivable, recorded
 from ..prepared import LaunchEpilogue, config_text, on_gpu
 from ..types import GroupsConfig, GroupsPlan
-from .by_mma import by_mma, wgmma_config
+from .by_mma import batch_config, by_mma
 from .epilogue import why_unfinished
 from .epilogue_gradients import ProductFormula, check_derivable
 from .grouped import (
@@ -485,7 +485,7 @@ def together(of: GroupedFactors, sums: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def _batch(made: CheckedGroups, out: torch.Tensor | None) -> torch.Tensor:
     """Groups of as many rows each: the batch that `matmul` and `scaled_matmul` take."""
-    of, call, config = made.of, made.call, wgmma_config(made.config)
+    of, call, config = made.of, made.call, batch_config(made.config)
     if of.scale_a is None:
         return epilogue_product(of.a, of.b, call.kind, made.steps, made.operands.every, config, out, made.gate)
     assert call.recipes is not None

@@ -10,8 +10,8 @@ Each product quantises its operands along the dimension that it sums over:
 
 A block of rows has one scale, so dB is such a product where groups begin at multiples of 128. Elsewhere it is a product
 of 16 bits. Accumulators are float32. Scales are constants to autograd, and rounding is the identity. The operands
-themselves are kept for the backward pass. There `quantize_both` makes both forms of dC in one launch. A product along K
-has gradients by the first two rows of the table, so there are second derivatives.
+themselves are kept for the backward pass. There one launch makes both forms of dC, and those of A^T and B. A product
+along K has gradients by the first two rows of the table, so there are second derivatives.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ...kernels.run.operand_checks import addressed, check_operands
 from ..autograd.products import dense
 from ..checks import autocast, differentiated
 from ..compiled.traced import check_kinds, named
-from ..fp8.api import quantize, quantize_both
+from ..fp8.api import Together, joins, quantize_together
 from ..fp8.launch import Pair
 from ..types import listed
 from .api import grouped_matmul
@@ -146,7 +146,7 @@ class _Fp8Groups(torch.autograd.Function):
         # Recorded where a derivative of these is asked for; else without a node of autograd.
         multiply = _recorded if torch.is_grad_enabled() else _product
         facts = groups, said
-        made_left = made_right = dy = turned = None
+        made_left = made_right = dy = turned = x = y = None
         if form == ALONG_K:
             if wants_left:
                 made_left = multiply(right, grad.mT, *facts, ROWS, multiple, of_left).mT
@@ -154,15 +154,18 @@ class _Fp8Groups(torch.autograd.Function):
                 made_right = multiply(left.mT, grad, *facts, ROWS, multiple, of_right)
             return made_left, made_right, None, None, None, None, None
         if wants_left and wants_right and multiple == DEPTH and multiply is _product:
-            dy, turned = quantize_both(grad)
+            asked: list[Together] = [(grad, BLOCK, True), (right, SQUARE, False), (left.mT, BLOCK, False)]
+            together = joins(asked)
+            (dy, turned, *others), _ = quantize_together(asked if together else asked[:1])
+            y, x = others if together else (None, None)
         if wants_left:
-            made_left = multiply(grad, right.mT, *facts, ROWS, multiple, of_left, x=dy)
+            made_left = multiply(grad, right.mT, *facts, ROWS, multiple, of_left, x=dy, y=y)
         if multiple == 1 and of_left in _SHORT:
             grad = grad.to(of_left)
         if wants_right and by_columns:  # with the strides of the operand that it is of
-            made_right = multiply(grad.mT, left, *facts, ALONG_K, multiple, of_right, x=turned).mT
+            made_right = multiply(grad.mT, left, *facts, ALONG_K, multiple, of_right, x=turned, y=x).mT
         elif wants_right:
-            made_right = multiply(left.mT, grad, *facts, ALONG_K, multiple, of_right, y=turned)
+            made_right = multiply(left.mT, grad, *facts, ALONG_K, multiple, of_right, x=x, y=turned)
         return made_left, made_right, None, None, None, None, None
 
 
@@ -188,7 +191,9 @@ def _product(
         short = next((x.dtype for x in (left, right) if x.dtype in _SHORT), torch.bfloat16)
         return grouped_matmul(left.to(short), right.to(short), **of_groups, out_dtype=kind)
     of_right = SQUARE if form == ROWS else BLOCK
-    (a, scale_a), (b, scale_b) = x or quantize(left, BLOCK), y or quantize(right.mT, of_right)
+    wanted = [(left, BLOCK, False)] * (x is None) + [(right.mT, of_right, False)] * (y is None)
+    pairs = iter(quantize_together(wanted)[0])
+    (a, scale_a), (b, scale_b) = x or next(pairs), y or next(pairs)
     return grouped_matmul(
         a, b.mT, **of_groups, scale_a=scale_a, scale_b=scale_b, recipe_a=BLOCK, recipe_b=of_right, out_dtype=kind
     )

@@ -7,6 +7,7 @@ grouped products too, through the same operator, so they have derivatives of the
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from ...kernels.run.operand_checks import check_operands
 from ...kernels.sm80.choose import Sm80Choice
 from ...kernels.sm90.choose.rules import Sm90Choice
 from ...kernels.sm90.config import Sm90Config
+from ...kernels.sm100.choose import Sm100Choice
 from ..autograd.products import dense
 from ..checks import check_device, check_out, derived_by_func, differentiated, refuse_derivatives
 from ..compiled.traced import CHECKS, checking_operator, named
@@ -34,6 +36,7 @@ from ..operators import (
     slices_of,
     with_autograd,
 )
+from ..prepared import config_text, of_derivatives
 from .grouped import BATCH, COLUMNS, GroupedCall, check_grouped, counted, finished, grouped_product
 from .recipes import BLOCK, recipe_text
 from .scaled import FP8, NO_FINISH, BiasActivation, ScaledCall, check_config, check_scaled, scaled_product
@@ -74,7 +77,7 @@ def check_out_recipe(recipe: object, kind: object) -> None:
 
 def plain_config(text: str) -> Any:
     """The configuration that `prepared.config_text` wrote. Raises OperandError for one with swapped operands."""
-    choice = configured(text, (Sm90Choice, Sm80Choice))
+    choice = configured(text, (Sm90Choice, Sm80Choice, Sm100Choice))
     if choice is None:
         return None
     if choice.swapped:
@@ -208,11 +211,13 @@ class _GroupedProduct(torch.autograd.Function):
         ctx.save_for_forward(*inputs[:3])
         ctx.set_materialize_grads(False)  # a tangent of None spares its product
         ctx.said, ctx.kind = inputs[3], output.dtype
+        ctx.config = config_text(of_derivatives(plain_config(str(inputs[5]))))
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         a, b, groups = ctx.saved_tensors
-        found = grouped_gradients(a, b, groups, ctx.said, ctx.needs_input_grad, grad, differentiable)
+        times = functools.partial(differentiable, config=ctx.config)
+        found = grouped_gradients(a, b, groups, ctx.said, ctx.needs_input_grad, grad, times)
         return (*found, None, None, None, None)
 
     @staticmethod
@@ -220,7 +225,7 @@ class _GroupedProduct(torch.autograd.Function):
         a, b, groups = ctx.saved_tensors
         parts = [(x, y) for x, y in ((da, b), (a, db)) if x is not None and y is not None]
         wide = torch.float32 if len(parts) == 2 else ctx.kind
-        values = [differentiable(x, y, groups, ctx.said, wide) for x, y in parts]
+        values = [differentiable(x, y, groups, ctx.said, wide, ctx.config) for x, y in parts]
         return None if not values else values[0] if len(values) == 1 else (values[0] + values[1]).to(ctx.kind)
 
     @staticmethod

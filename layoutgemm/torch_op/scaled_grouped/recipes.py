@@ -34,8 +34,8 @@ _WAYS_TO_FLOAT32 = {
     "torch.uint8": "; e8m0 in bytes is view(torch.float8_e8m0fnu).float()",
     "torch.int32": "; four packed e8m0 are contiguous().view(torch.float8_e8m0fnu).float()",
 }
-# torch's, for the tensor cores of compute capability 10.0, and the format of `layoutgemm.plan` that has them.
-_OTHERS = {"BlockWise1x16": "nvfp4", "BlockWise1x32": "mxfp8"}
+# torch's, for the tensor cores of compute capability 10.0: see `block_scaled`. And the type of both scales.
+_OTHERS = {"BlockWise1x16": "float8_e4m3fn", "BlockWise1x32": "float8_e8m0fnu"}
 
 
 class Scales(Protocol):
@@ -146,20 +146,34 @@ def recipe_text(name: str, recipe: object) -> str:
     """
     if recipe is None:
         return ""
+    [text] = as_members(name, (recipe,), "ScalingType")
+    if text in _KNOWN:
+        return text
+    if text in _OTHERS:
+        raise OperandError(
+            f"{name} {text}: scales of {text.rpartition('x')[2]} elements are for tensor cores of compute "
+            f"capability 10.0; these kernels are for 9.0, and take {', '.join(_KNOWN)}. scaled_matmul has a kernel "
+            f"of theirs for factors of {_OTHERS[text]} and config=Sm100Config()"
+        )
+    raise OperandError(f"{name} {shown(text)}: {nearest(text, _KNOWN)}known are {', '.join(_KNOWN)}")
+
+
+def as_members(name: str, given: object, kind: str) -> list[str]:
+    """Names of members of an enumeration of torch.nn.functional. Each is a member or its name; one stands for a list.
+
+    Raises OperandError, naming the argument, for anything else.
+
+    >>> as_members("swizzle_a", "NO_SWIZZLE", "SwizzleType")
+    ['NO_SWIZZLE']
+    """
     torch = sys.modules.get("torch")  # whose types exist where it has been loaded
-    kinds = None if torch is None else getattr(torch.nn.functional, "ScalingType", None)  # since torch 2.10
-    if isinstance(recipe, str) or (kinds is not None and isinstance(recipe, kinds)):
-        text = recipe if isinstance(recipe, str) else str(recipe.name)
-        if text in _KNOWN:
-            return text
-        if text in _OTHERS:
-            raise OperandError(
-                f"{name} {text}: scales of {text.rpartition('x')[2]} elements are for tensor cores of compute "
-                f"capability 10.0; these kernels are for 9.0, and take {', '.join(_KNOWN)}. layoutgemm.plan(..., "
-                f"arch='blackwell', scales={shown(_OTHERS[text])}) has a kernel of theirs"
-            )
-        raise OperandError(f"{name} {shown(text)}: {nearest(text, _KNOWN)}known are {', '.join(_KNOWN)}")
-    raise OperandError(f"{name} is a {type(recipe).__qualname__}; it is a ScalingType of torch, its name, or None")
+    members = None if torch is None else getattr(torch.nn.functional, kind, None)  # since torch 2.10
+    found = []
+    for each in given if isinstance(given, (list, tuple)) and given else (given,):
+        if not isinstance(each, str) and (members is None or not isinstance(each, members)):
+            raise OperandError(f"{name} is a {type(each).__qualname__}; it is a {kind} of torch, its name, or None")
+        found.append(each if isinstance(each, str) else str(each.name))
+    return found
 
 
 def refusal_of_both(a: str, b: str) -> str:

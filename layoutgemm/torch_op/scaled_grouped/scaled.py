@@ -47,9 +47,9 @@ from ..compiled.guards import MAX_READY
 from ..epilogue import epilogue_product, finish_of
 from ..fp8.launch import AS_QUANTIZE, computed_into
 from ..prepared import Config, gpu, on_gpu, prepare
-from ..problem import half
+from ..problem import asks_tcgen05, half
 from ..reference import exact
-from ..types import C_NAMES, NAMES, READ, GroupsPlan, listed
+from ..types import C_NAMES, NAMES, READ, GroupsConfig, GroupsPlan, listed
 from .by_mma import MmaProduct, by_mma, mma_plan
 from .epilogue import SCALE_C, epilogue_of
 from .kept import KeptKey, Key, find, keep, launch
@@ -184,8 +184,9 @@ def check_config(config: object) -> None:
     """Raise OperandError for what is no configuration."""
     if isinstance(config, Sm90Choice):
         raise OperandError("config is of the transposed product (swapped), and this product keeps its operands' places")
-    if config is not None and not isinstance(config, Sm90Config | Sm80Config):
-        raise OperandError(f"config is a {type(config).__qualname__}; it is an Sm90Config, an Sm80Config or None")
+    if config is not None and not isinstance(config, GroupsConfig):
+        kind = type(config).__qualname__
+        raise OperandError(f"config is a {kind}; it is an Sm90Config, an Sm80Config, an Sm100Config or None")
 
 
 # ------------------------------------------------------------------------------------------------------------- products
@@ -201,6 +202,8 @@ def scaled_product(
     key      by which the launch is kept, or ()
     scale_c  written: the scales of a result that is quantised
     """
+    if call.quantizes and on_gpu(a.get_device()) and asks_tcgen05(config):
+        raise OperandError("out_recipe: by tcgen05 another kernel would quantise; epilogue=Epilogue(Quantize()) does")
     in_kernel = on_gpu(a.get_device()) and quantizes_in_kernel(call, a, finish, config)
     if call.quantizes and not in_kernel:
         assert scale_c is not None and scale_c.shape == (*call.shape[:-1], -(-call.shape[-1] // BLOCK_OF_C))

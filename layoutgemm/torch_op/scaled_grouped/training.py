@@ -8,10 +8,11 @@ Each product quantises its operands along the dimension that it sums over:
     dA = dC @ B^T  dC (M, N), N            B (K, N), N            as named, the same for square ones
     dB = A^T @ dC  A^T (K, M), M           dC^T (N, M), M         1x128 by 1x128
 
-Of batches each matrix is such a product. `layoutgemm.quantize` makes values and scales. Where both gradients take 1x128
-of dC, `quantize_both` makes both forms in one launch. Scales are constants to autograd, and rounding is the identity.
-Accumulators are float32. The operands themselves are kept for the backward pass, and quantised again there. The last
-two products have gradients by the same rows of the table, so there are second derivatives.
+Of batches each matrix is such a product. Values and scales are those of `layoutgemm.quantize`: both operands' by one
+launch, and so B's, A^T's and both forms of dC where both gradients take 1x128 of dC. Of large tensors each has a launch
+of its own. Scales are constants to autograd, and rounding is the identity. Accumulators are float32. The operands
+themselves are kept for the backward pass, and quantised again there. The last two products have gradients by the same
+rows of the table, so there are second derivatives.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from ..autograd.products import dense
 from ..checks import autocast, autocast_type, cast, has_tangent, transforms
 from ..compiled.chains import Chain, ChainCalls, Tensors, launches_alone
 from ..compiled.traced import named, refuse
-from ..fp8.api import quantize, quantize_both
+from ..fp8.api import Together, joins, quantize_together
 from ..fp8.launch import Pair
 from ..types import listed
 from .api import scaled_matmul
@@ -308,16 +309,27 @@ def _gradients(
         elif wants[1] and left is not None:
             made_right = _recorded(grad.mT, left.mT, lines, of_right)
         return made_left, made_right
-    both = wants[0] and wants[1] and recipes.a == lines.a == BLOCK
-    dy, turned = quantize_both(grad) if both else (None, None)
-    if steps is not None and dy is not None and turned is not None:
-        steps.append((grad, *dy, *turned))
+    if left is not None and right is not None and wants[0] and wants[1] and recipes.a == lines.a == BLOCK:
+        asked: list[Together] = [(grad, BLOCK, True), (right.mT, recipes.b, False), (left.mT, BLOCK, False)]
+        together = joins(asked)
+        [dy, turned, y, *xs], launches = quantize_together(asked if together else asked[:2])
+        steps = [] if steps is None else steps
+        steps += launches
+        made_left = _multiplied(dy, y, recipes, of_left, steps=steps)
+        if not together:  # its values take the place of y's
+            found, launches = quantize_together(asked[2:])
+            xs += found
+            steps += launches
+        [x] = xs
+        pairs = (x, turned) if by_columns else (turned, x)
+        made_right = _multiplied(*pairs, lines, of_right, steps=steps)
+        return made_left, made_right.mT if by_columns else made_right
     if wants[0] and right is not None:
-        made_left = _product(grad, right.mT, recipes, of_left, x=dy, steps=steps)
+        made_left = _product(grad, right.mT, recipes, of_left, steps=steps)
     if wants[1] and left is not None and by_columns:
-        made_right = _product(left.mT, grad.mT, lines, of_right, y=turned, steps=steps).mT
+        made_right = _product(left.mT, grad.mT, lines, of_right, steps=steps).mT
     elif wants[1] and left is not None:
-        made_right = _product(grad.mT, left.mT, lines, of_right, x=turned, steps=steps)
+        made_right = _product(grad.mT, left.mT, lines, of_right, steps=steps)
     return made_left, made_right
 
 
@@ -338,22 +350,32 @@ def _lines(recipes: Recipes) -> Recipes:
 
 def _product(
     left: torch.Tensor, right: torch.Tensor, recipes: Recipes, kind: torch.dtype,
-    bias: torch.Tensor | None = None, fast: bool = False, x: Pair | None = None, y: Pair | None = None,
-    activation: str | None = None, steps: Steps | None = None,
+    bias: torch.Tensor | None = None, fast: bool = False, y: Pair | None = None, activation: str | None = None,
+    steps: Steps | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """left @ right^T, both quantised along their rows; `fast` sums of row-wise scales stay in the tensor core.
 
-    x, y   the operands as they were quantised, or None
+    y      right as it was quantised, or None
     steps  takes the tensors of each launch
     """
-    (a, scale_a), (b, scale_b) = x or quantize(left, recipes[0]), y or quantize(right, recipes[1])
+    both: list[Together] = [(left, recipes[0], False), (right, recipes[1], False)]
+    [x, *ys], launches = quantize_together(both if y is None else both[:1])
+    steps = [] if steps is None else steps
+    steps += launches
+    return _multiplied(x, ys[0] if y is None else y, recipes, kind, bias, fast, activation, steps)
+
+
+def _multiplied(
+    x: Pair, y: Pair, recipes: Recipes, kind: torch.dtype, bias: torch.Tensor | None = None, fast: bool = False,
+    activation: str | None = None, steps: Steps | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """The product of quantised operands. `steps` takes the tensors of its launch."""
+    (a, scale_a), (b, scale_b) = x, y
     c: torch.Tensor = scaled_matmul(
         a, scale_a, b.mT, scale_b, recipe_a=recipes[0], recipe_b=recipes[1], bias=bias, activation=activation,
         use_fast_accum=fast, out_dtype=kind,
     )  # fmt: skip
     if steps is not None:
-        steps += [] if x else [(left, a, scale_a)]
-        steps += [] if y else [(right, b, scale_b)]
         steps.append((a, scale_a, b, scale_b, *([] if bias is None else [bias]), c))
     return c
 
