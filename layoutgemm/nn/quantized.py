@@ -13,6 +13,7 @@ from ..arguments import refusal, shown
 from ..errors import OperandError
 from ..kernels.quantized.checkpoints import (
     from_awq,
+    from_awq_gemv,
     from_bytes,
     from_compressed_tensors,
     from_float4,
@@ -23,12 +24,12 @@ from ..kernels.quantized.formats import CODES, QuantizedFormat
 from ..kernels.quantized.order import PackedOrder
 from ..kernels.quantized.packing import QuantizedWeights
 from ..kernels.run.operand_checks import addressed, check_operands
-from ..torch_op.checks import autocast_type, check_input
+from ..torch_op.checks import autocast_type, check_activation, check_input
+from ..torch_op.epilogue import gate_of
 from ..torch_op.fp8.api import quantize
 from ..torch_op.quantized import QuantizedWeight, quantized_matmul
-from ..torch_op.quantized.api import quantized_again
+from ..torch_op.quantized.api import check_halves, quantized_again
 from ..torch_op.quantized.launch import check_bias
-from ..torch_op.quantized.operators import check_gateless
 from ..torch_op.quantized.weights import in_place, packed_for
 from ..torch_op.scaled_grouped.recipes import ROW
 from ..torch_op.types import C_NAMES
@@ -47,6 +48,7 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
     "gptq": ("qweight", "qzeros", "scales"),
     "gptq_v2": ("qweight", "qzeros", "scales"),
     "awq": ("qweight", "qzeros", "scales"),
+    "awq_gemv": ("qweight", "qzeros", "scales"),
     ANY_PACKED: _PACKED_NEEDED,
     "pack-quantized": _PACKED_NEEDED,
     "nvfp4-pack-quantized": (*_PACKED_NEEDED, _GLOBAL),
@@ -61,6 +63,7 @@ _OPTIONAL: Mapping[str, tuple[str, ...]] = {
     "gptq": ("g_idx", "bias"),
     "gptq_v2": ("g_idx", "bias"),
     "awq": ("bias",),
+    "awq_gemv": ("bias",),
     ANY_PACKED: (_GLOBAL, *_WORDS_OPTIONAL),
     "pack-quantized": _WORDS_OPTIONAL,
     **dict.fromkeys(("nvfp4-pack-quantized", "mxfp4-pack-quantized"), ("bias",)),
@@ -94,7 +97,7 @@ _OTHERS: Mapping[str, str] = {
     "hqq": f"its zero points are no integers. {_FROM_DENSE}",
     "gguf": _GGUF,
     **dict.fromkeys(("torchao", "tinygemm"), f"its weights are tensor subclasses. {_FROM_DENSE}"),
-    "awq_gemv": f"its words lie along K, and its scales are padded. {_FROM_DENSE}",
+    "awq_gemv_fast": f"its words of 16 bits hold four rows, and its zero points are scaled. {_FROM_DENSE}",
     "fp8": f"float8 weights with weight_scale_inv of 128 x 128 blocks are ScaledLinear's state, which quantises x, and "
     f"{BLOCKS!r} reads them without; ",
     "mixed-precision": f"its layers have formats of their own, and kind {ANY_PACKED!r} reads each by its tensors; ",
@@ -204,6 +207,8 @@ class PackedBuffers(torch.nn.Module):
 class QuantizedLinear(ActivatedLayer, PackedBuffers):
     """activation(x @ weight.T + bias) with packed weights; `from_linear` and `from_checkpoint` make one.
 
+    activation  as `quantized_matmul` takes it: "swiglu" and "geglu" gate the first half of the columns with the other
+
     With weights packed for float8, x is bfloat16, float16 or float32. Each call quantises it to float8_e4m3fn, with a
     scale for each row; the result has x's type, or autocast's. x then has no gradient.
 
@@ -225,7 +230,8 @@ class QuantizedLinear(ActivatedLayer, PackedBuffers):
     ) -> None:  # fmt: skip
         if not isinstance(weight, QuantizedWeight):
             raise OperandError(refusal(weight, "weight of QuantizedLinear", "a QuantizedWeight"))
-        check_gateless(activation)
+        check_activation(activation)
+        check_halves(weight.n, gate_of(activation))
         if order is not None and (order.dtype != torch.int64 or tuple(order.shape) != (weight.k,)):
             raise OperandError(f"order is {order.dtype} of shape {list(order.shape)}: int64 of [{weight.k}]")
         if bias is not None:
@@ -272,7 +278,7 @@ class QuantizedLinear(ActivatedLayer, PackedBuffers):
 
         kind    "gptq"                qweight, qzeros, scales, and g_idx if there is; 4 bits, or 8 without zero points
                 "gptq_v2"             the same, with zero points as they are
-                "awq"                 qweight, qzeros, scales in GEMM's order
+                "awq", "awq_gemv"     qweight, qzeros, scales in GEMM's order, and in GEMV's
                 "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized"   weight_packed, weight_scale, and
                                       weight_zero_point, weight_shape, weight_g_idx, or weight_global_scale of NVFP4:
                                       formats of compressed-tensors
@@ -338,7 +344,7 @@ class QuantizedLinear(ActivatedLayer, PackedBuffers):
             values, self.weight, scale_x=scale, bias=bias, activation=self.activation,
             out_dtype=autocast_type(x) or x.dtype,
         )  # fmt: skip
-        return made.reshape(*x.shape[:-1], self.weight_rows)
+        return made.reshape(*x.shape[:-1], made.shape[-1])
 
     def dequantized(self) -> torch.Tensor:
         """The weights (out_features, in_features) in the activations' type; those for float8 in float32."""
@@ -450,8 +456,8 @@ def _plain_of(
             raise OperandError(f"scales are {scales.dtype} of shape {scales.shape}: uint8 exponents")
         return from_float4(found["blocks"], found["scales"]), None
     words, g_idx = (found["qweight"], found["qzeros"], found["scales"]), found.get("g_idx")
-    if kind == "awq":
-        return from_awq(*words), None
+    if kind in ("awq", "awq_gemv"):
+        return (from_awq if kind == "awq" else from_awq_gemv)(*words), None
     order = _order(g_idx, np.shape(words[2])[0])
     return from_gptq(*words, g_idx, order, version=1 if kind == "gptq" else 2), order
 

@@ -26,6 +26,7 @@ from layoutgemm.errors import LayoutError, PlanError
 from layoutgemm.kernels import FeatureParts, Sm90Config, StreamedConfig
 from layoutgemm.kernels.quantized.checkpoints import (
     from_awq,
+    from_awq_gemv,
     from_compressed_tensors,
     from_gptq,
     order_of_groups,
@@ -130,7 +131,9 @@ def test_checkpoints_become_the_weights_that_they_hold() -> None:
     gptq = from_gptq(words(codes.T, 0), words(zeros.T - 1, 1), scales.T, np.arange(256) // 128)
     awq = from_awq(words(codes.T, 1, (0, 2, 4, 6, 1, 3, 5, 7)), words(zeros.T, 1, (0, 2, 4, 6, 1, 3, 5, 7)), scales.T)
     compressed = from_compressed_tensors(words(codes, 1), scales, words(zeros, 0))
-    for found in (gptq, awq, compressed):
+    filled = [np.pad(x, ((0, 0), (0, 6))) for x in (zeros, scales)]
+    gemv = from_awq_gemv(words(codes, 1), words(filled[0], 1), filled[1])
+    for found in (gptq, awq, gemv, compressed):
         assert np.array_equal(found.dense(), want)
     assert from_compressed_tensors(words(codes, 1), scales).format == QuantizedFormat("int4", 128)
     tensors = {"qweight": words(codes.T, 0), "qzeros": words(zeros.T - 1, 1), "scales": scales.T}
@@ -444,14 +447,12 @@ def test_groups_beyond_the_scales_are_named() -> None:
         QuantizedLinear.from_checkpoint({**given, "g_idx": torch.arange(128) // 64 + 1}, "gptq")
 
 
-def test_gates_are_not_among_the_activations_of_packed_weights() -> None:
+def test_unknown_activations_of_packed_weights_are_refused() -> None:
     weight = QuantizedWeight.quantize(torch.eye(64, 128), QuantizedFormat("int8"))
     for make in (lambda kind: quantized_matmul(torch.ones(1, 128).bfloat16(), weight, activation=kind),
                  lambda kind: QuantizedLinear(weight, activation=kind)):  # fmt: skip
-        with pytest.raises(LayoutError, match=r"activation 'swish': known are 'relu', .*'tanh'; 'swish' is 'silu'$"):
+        with pytest.raises(LayoutError, match=r"activation 'swish': known are 'relu', .*'geglu'; 'swish' is 'silu'$"):
             make("swish")
-        with pytest.raises(LayoutError, match="'swiglu': a product with packed weights has no gate"):
-            make("swiglu")
 
 
 def test_few_features_do_not_tell_the_bits() -> None:
@@ -460,7 +461,7 @@ def test_few_features_do_not_tell_the_bits() -> None:
         QuantizedLinear.from_checkpoint({**given, "weight_shape": torch.tensor([8, 3])}, "compressed-tensors")
 
 
-@pytest.mark.parametrize("kind", ["bitsandbytes", "hqq", "GGUF", "Q4_0", "torchao", "awq_gemv", "fp8"])
+@pytest.mark.parametrize("kind", ["bitsandbytes", "hqq", "GGUF", "Q4_0", "torchao", "awq_gemv_fast", "fp8"])
 def test_other_kinds_are_refused_with_the_way_out(kind: str) -> None:
     with pytest.raises(
         LayoutError,
@@ -478,8 +479,36 @@ def test_surplus_tensors_of_a_layer_are_refused_by_name() -> None:
 def test_words_in_gemv_s_order_are_refused_by_name() -> None:
     """GEMV has (N, K / 8) words, and scales (N, groups)."""
     given = {"qweight": torch.zeros(512, 64, dtype=torch.int32), "qzeros": torch.zeros(512, 1, dtype=torch.int32)}
-    with pytest.raises(LayoutError, match="words along K, GEMV's, are not read"):
+    with pytest.raises(LayoutError, match="words along K are GEMV's: kind 'awq_gemv'"):
         QuantizedLinear.from_checkpoint({**given, "scales": torch.ones(512, 8)}, "awq")
+
+
+GEMV = {  # K, groups, words, and the message for scales of another place
+    "of 64, words in pairs": (1088, 17, 4, ""),
+    "of 32, words in fours": (320, 10, 4, ""),
+    "of 128, words of 64": (1024, 8, 2, r"qzeros has 2 words a row: 8 groups of 128 have 1 in GEMV's order"),
+    "groups that K has not": (1024, 3, 1, r"scales have 3 column\(s\) that are not 0: K = 1024 has no such number"),
+}
+
+
+@pytest.mark.parametrize("form", GEMV)
+def test_gemv_s_order_has_words_that_are_filled_up(form: str) -> None:
+    k, groups, count, said = GEMV[form]
+    rng = np.random.default_rng(4)
+    codes, zeros, scales = rng.integers(0, 16, (8, k)), np.zeros((8, 8 * count), int), np.zeros((8, 8 * count))
+    zeros[:, :groups], scales[:, :groups] = rng.integers(0, 16, (8, groups)), rng.integers(1, 9, (8, groups)) / 64
+    given = {"qweight": words(codes, 1), "qzeros": words(zeros, 1), "scales": scales}
+    tensors = {name: torch.from_numpy(x) for name, x in given.items()}
+    if said:
+        with pytest.raises(LayoutError, match=said):
+            QuantizedLinear.from_checkpoint(tensors, "awq_gemv")
+        return
+    each = k // groups
+    want = (codes - np.repeat(zeros[:, :groups], each, axis=1)) * np.repeat(scales[:, :groups], each, axis=1)
+    assert np.array_equal(QuantizedLinear.from_checkpoint(tensors, "awq_gemv").weight.plain().dense(), want)
+    tensors["scales"][3, groups - 1] = 0
+    with pytest.raises(LayoutError, match=rf"scale \(3, {groups - 1}\) is 0: those of {groups} groups are not 0"):
+        QuantizedLinear.from_checkpoint(tensors, "awq_gemv")
 
 
 def test_an_act_order_checkpoint_reorders_x() -> None:
@@ -621,7 +650,7 @@ def ampere(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[object, list[
     """CPU tensors are taken for those of a GPU of compute capability 8.9: the plans and arguments of its launches."""
     seen: list[tuple[object, list[int]]] = []
     monkeypatch.setattr(launch, "on_gpu", lambda index: True)
-    monkeypatch.setattr(launch, "target", lambda index: ("sm_80", 99 << 10))
+    monkeypatch.setattr(launch, "target", lambda index, config=None: ("sm_80", 99 << 10))
     monkeypatch.setattr(launch, "compile_plan", lambda plan: _Launched(plan, seen))
     monkeypatch.setattr(launch, "raw_stream", lambda index: 77)
     for name in ("on_gpu", "target", "compile_plan", "raw_stream"):
@@ -658,7 +687,7 @@ def test_two_launches_fill_one_result(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "packed_parts", lambda *sizes: of_two)
     monkeypatch.setattr(launch, "on_gpu", lambda index: True)
     monkeypatch.setattr(launch, "check_target", lambda call, x: None)
-    monkeypatch.setattr(launch, "target", lambda index: ("sm_90a", 227 << 10))
+    monkeypatch.setattr(launch, "target", lambda index, config=None: ("sm_90a", 227 << 10))
     monkeypatch.setattr(launch, "compile_plan", lambda plan: None)
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(launch, "raw_stream", lambda index: 0)
@@ -735,9 +764,17 @@ REFUSED = {
         lambda w: quantized_matmul(torch.randn(2, 384).bfloat16(), w, bias=torch.ones(3)),
         "bias is torch.float32 of shape [3]: float32, bfloat16 or float16 of [100]",
     ),
-    "gate": (
-        lambda w: quantized_matmul(torch.randn(2, 384).bfloat16(), w, activation="swiglu"),
-        "activation 'swiglu': a product with packed weights has no gate",
+    "gate of an operator": (
+        lambda w: torch.ops.layoutgemm.quantized_matmul(
+            torch.randn(2, 384).bfloat16(), w.units, w.scales, None, "swiglu", "int4", 128, False, 100, 384
+        ),
+        "activation 'swiglu': a kernel of packed weights has no gate",
+    ),
+    "gate of an odd n": (
+        lambda w: quantized_matmul(
+            torch.randn(2, 128).bfloat16(), QuantizedWeight.quantize(torch.eye(7, 128), FORMATS[2]), activation="geglu"
+        ),
+        "n = 7: a gate takes two halves of as many columns",
     ),
     "values": (lambda w: QuantizedWeight.quantize(torch.ones(64, 128, device="meta"), w.format), "no values to round"),
     "units": (lambda w: QuantizedWeight(w.format, w.units[:1], None, 100, 384), "contiguous uint8 of [2, 3, 4224]"),

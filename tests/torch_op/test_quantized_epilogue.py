@@ -22,14 +22,16 @@ from layoutgemm.kernels.epilogue.chain import (
     Bias,
     ColumnReduce,
     Epilogue,
+    Quantize,
     Residual,
     RowReduce,
     Scale,
     VectorScale,
 )
+from layoutgemm.nn import QuantizedLinear
 from tests.torch_op.door_launches import every_door
 
-INT4, BF16 = QuantizedFormat("int4", 128), torch.bfloat16
+INT4, BF16, FP8 = QuantizedFormat("int4", 128), torch.bfloat16, torch.float8_e4m3fn
 STEPS = Epilogue(Scale(), Bias(), Aux("f32"), Activation("relu"), Residual())
 
 
@@ -141,7 +143,10 @@ REFUSED = [
     ({"out": torch.ones(6, 40).bfloat16()}, {"ndim": 3}, TensorError, r"x has shape \[1, 6, 128\]: \(rows, k\)"),
     ({"out": torch.ones(6, 40).bfloat16()}, {"grad": True}, TensorError, "support automatic differentiation"),
     ({"epilogue": Epilogue(), "given": {}, "out_dtype": torch.float8_e4m3fn}, {"grad": True}, TensorError, "8 bits"),
-    ({"out": torch.ones(6, 40).bfloat16(), "activation": "swiglu"}, {}, OperandError, "packed weights has no gate"),
+    ({"out": torch.ones(6, 40).bfloat16(), "activation": "swiglu"}, {}, TensorError, r"the product \[6, 20\]"),
+    ({"epilogue": Epilogue(Bias(), sums=1), "given": {"bias": torch.ones(40)}}, {}, OperandError, "there is none"),
+    ({"epilogue": Epilogue(Quantize()), "given": {"scales": torch.ones(6, 1)}, "activation": "swiglu",
+      "out_dtype": FP8}, {}, OperandError, "behind a gate of packed weights, which torch computes: .* 8 bits"),
 ]  # fmt: skip
 
 
@@ -150,6 +155,34 @@ def test_what_does_not_fit_is_refused(given: dict[str, Any], how: dict[str, Any]
     x = torch.randn(6, 128).to(BF16).requires_grad_(how.get("grad", False))
     with pytest.raises(kind, match=said):
         quantized_matmul(x[None] if how.get("ndim") else x, packed(40, 128), **given)
+
+
+@pytest.mark.parametrize("fmt", [INT4, QuantizedFormat("e4m3")])
+def test_a_gate_takes_a_bias_steps_on_both_sides_and_gradients(fmt: QuantizedFormat) -> None:
+    weight, x = packed(80, 128, fmt), torch.randn(6, 128).to(BF16).requires_grad_()
+    bias, d = torch.randn(80), torch.randn(6, 40).to(BF16)
+    gate, up = (x.double() @ weight.dense(torch.float64).T + bias).chunk(2, -1)
+    want = torch.nn.functional.gelu(gate) * up
+    with torch.no_grad():
+        c = quantized_matmul(x, weight, bias=bias, activation="geglu")
+        out = quantized_matmul(x, weight, bias=bias, activation="geglu", out=torch.empty(6, 40, dtype=BF16))
+    assert close(c, want) and torch.equal(c, out)
+    assert torch.equal(quantized_matmul(x[None], weight, bias=bias, activation="geglu"), c[None])
+    given = {"bias": bias, "beta": 2.0, "d": d, "rows": torch.empty(6)}
+    steps = Epilogue(Bias(), Residual(), RowReduce("sum", "rows"), sums=1)
+    own = quantized_matmul(x, weight, activation="geglu", epilogue=steps, given=given)
+    assert close(own, want + 2 * d.double()) and close(given["rows"], (want + 2 * d.double()).sum(1))
+    (found,) = torch.autograd.grad(own.double().sum() + given["rows"].double().sum(), x)
+    assert close(found, torch.autograd.grad(2 * want.sum(), x)[0].double(), 2.0**-7)
+    layer = QuantizedLinear(weight, torch.nn.Parameter(bias), activation="geglu")
+    assert torch.equal(layer(x), c)
+
+
+def test_a_gate_under_a_compiler_takes_no_epilogue() -> None:
+    weight, x = packed(80, 128), torch.randn(6, 128).to(BF16)
+    call = torch.compile(lambda x: quantized_matmul(x, weight, activation="swiglu", epilogue=STEPS, given={}))
+    with pytest.raises(torch._dynamo.exc.TorchRuntimeError, match=r"a gate of packed weights under torch\.compile"):
+        call(x)
 
 
 DERIVED = Epilogue(Scale(), Bias(), Aux("f32"), Activation("silu"), Residual(), RowReduce("sum", "rows"))

@@ -3,20 +3,22 @@
     tool                  int32 words            order in a word               zero points
     ------------------    -------------------    --------------------------    -----------------------------------------
     GPTQ                  (K / 8, N), along K    code i at bit 4 i             (groups, N / 8), along N, one less stored
-    AWQ                   (K, N / 8), along N    columns 0 2 4 6 1 3 5 7       (groups, N / 8), along N, the same order
+    AWQ, GEMM             (K, N / 8), along N    columns 0 2 4 6 1 3 5 7       (groups, N / 8), along N, the same order
+    AWQ, GEMV             (N, K / 8), along K    code i at bit 4 i             (N, groups / 8), along K, filled up
     compressed-tensors    (N, K / 8), along K    code i at bit 4 i             (N / 8, groups), along N
 
-Scales are (groups, N) of GPTQ and AWQ, (N, groups) of compressed-tensors. GPTQ's second format stores zero points as
-they are. The first has 1 subtracted from each of a word's, as integers: a zero point of 0 takes 1 from the next one. So
-1 is added to each of a word's, with carries. The last words of compressed-tensors are filled up where K, or N of zero
-points, is no whole words. Its zero points may also be int8 (N, groups), with a sign.
+Scales are (groups, N) of GPTQ and AWQ, (N, groups) of compressed-tensors and of GEMV, which fills them up with 0.
+GPTQ's second format stores zero points as they are. The first has 1 subtracted from each of a word's, as integers: a
+zero point of 0 takes 1 from the next one. So 1 is added to each of a word's, with carries. The last words of
+compressed-tensors are filled up where K, or N of zero points, is no whole words. Its zero points may also be int8 (N,
+groups), with a sign.
 
 GPTQ and compressed-tensors have 8 bits, too, in half as many codes a word: they are int8 where every zero point is 128,
 and refused otherwise. Float4 weights are bytes of two codes along K, the first in the low half, and scales of e4m3 or
 powers of two (`from_float4`). Weights of whole bytes, int8 or float8, lie as they are (`from_bytes`).
 
 Sources: the packing functions of AutoGPTQ (qlinear_cuda.py), GPTQModel (convert_gptq_v1_to_v2_format), AutoAWQ
-(packing_utils.py), compressed-tensors (pack_quantized.py, nvfp4, naive_quantized.py), gpt-oss (weights.py).
+(packing_utils.py, gemv.py), compressed-tensors (pack_quantized.py, nvfp4, naive_quantized.py), gpt-oss (weights.py).
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ from .packing import QuantizedWeights
 
 _WORD = 32
 _BITS = (4, 8)
-_IN_ORDER = tuple(range(_WORD // _BITS[0]))
+_CODES = _WORD // _BITS[0]  # of 4 bits in a word
+_IN_ORDER = tuple(range(_CODES))
 _AWQ = (0, 2, 4, 6, 1, 3, 5, 7)  # the column that nibble i of a word holds
 _EXCESS, _NAN_EXPONENT = 127, 255  # of scales that are powers of two
 _BLOCK = 128  # rows and columns of a block that shares a scale
@@ -259,16 +262,54 @@ def from_awq(qweight: Words, qzeros: Words, scales: npt.ArrayLike) -> QuantizedW
 
     qweight  (K, N / 8); qzeros (groups, N / 8); scales (groups, N)
 
-    Raises OperandError for shapes that do not fit, as those in GEMV's order: (N, K / 8) and scales (N, groups).
+    Raises OperandError for shapes that do not fit, as those in GEMV's order: see `from_awq_gemv`.
     """
     shapes = np.shape(qweight), np.shape(scales)
     if [len(shape) for shape in shapes] == [2, 2] and shapes[0][1] * 8 != shapes[1][1]:
         raise OperandError(
             f"qweight has shape {shapes[0]} and scales {shapes[1]}: (K, N / 8) and (groups, N), GEMM's order; "
-            "words along K, GEMV's, are not read"
+            "words along K are GEMV's: kind 'awq_gemv'"
         )
     codes, zeros = _codes("qweight", qweight, 1, _AWQ).T, _codes("qzeros", qzeros, 1, _AWQ).T
     return _weights(np.ascontiguousarray(codes), _floats("scales", scales).T, zeros)
+
+
+@checked(OperandError)
+def from_awq_gemv(qweight: Words, qzeros: Words, scales: npt.ArrayLike) -> QuantizedWeights:
+    """The weights of an AWQ checkpoint in GEMV's order.
+
+    qweight  (N, K / 8); qzeros (N, words); scales (N, 8 * words), with columns of 0 behind those of the groups
+
+    The columns that are not 0 say how many groups there are. Words hold 8 zero points each, and as many are filled up:
+    one word of groups of 128 or more, two of 64, four of 32. AWQ's own scales are above 0.
+
+    Raises OperandError for shapes that do not fit, for groups that K does not have, and for another count of words.
+
+    >>> ones = np.ones((8, 8)) * [1, 1, 0, 0, 0, 0, 0, 0]  # two groups of 128
+    >>> made = from_awq_gemv(np.full((8, 32), 0x22222222, np.int32), np.full((8, 1), 0x11, np.int32), ones)
+    >>> made.codes.shape, made.format.group, made.dense()[0, 0]
+    ((8, 256), 128, np.float64(1.0))
+    """
+    codes, zeros, wide = _codes("qweight", qweight, 1), _codes("qzeros", qzeros, 1), _floats("scales", scales)
+    if wide.shape != zeros.shape or len(wide) != len(codes):
+        raise OperandError(
+            f"qweight has shape {np.shape(qweight)}, qzeros {np.shape(qzeros)} and scales {wide.shape}: (N, K / 8), "
+            "(N, words) and (N, 8 * words), GEMV's order"
+        )
+    k, groups = codes.shape[1], int(wide.any(axis=0).sum())
+    if len(wrong := np.argwhere((wide != 0) != (np.arange(wide.shape[1]) < groups))):
+        at = tuple([int(x) for x in wrong[0]])
+        raise OperandError(f"scale {at} is {wide[at]:g}: those of {groups} groups are not 0, and all behind them are")
+    if not groups or k % groups:
+        raise OperandError(f"scales have {groups} column(s) that are not 0: K = {k} has no such number of groups")
+    fill = max(1, _BLOCK // (k // groups))
+    words = -(-groups // (_CODES * fill)) * fill
+    if words != np.shape(qzeros)[1]:
+        raise OperandError(
+            f"qzeros has {np.shape(qzeros)[1]} words a row: {groups} groups of {k // groups} have {words} in GEMV's "
+            "order"
+        )
+    return _weights(codes, wide[:, :groups], zeros[:, :groups])
 
 
 @checked(OperandError)

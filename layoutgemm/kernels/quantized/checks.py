@@ -88,19 +88,23 @@ def conversion_check(
     factor = np.float32(order.factor * division)
     count, finite = 1 << fmt.bits, np.nonzero(np.isfinite(fmt.facts.values()))[0]
     plain, codes = fmt.facts.values()[finite], finite.astype(np.uint32)
+    digits = np.asarray(order.stored, np.uint32)[codes] if order.stored else codes
+    places, words = list(range(order.codes_of_word)), []
+    for others in (0, 0xFFFFFFFF, 0xA5C36987):
+        for place in places:
+            word = np.full(codes.shape, others, np.uint32)
+            for bit, at in enumerate(order.bits_of(place)):
+                word = word & ~np.uint32(1 << at) | (digits >> np.uint32(bit) & np.uint32(1)) << np.uint32(at)
+            words.append(word)
+    chosen = [int(order.word_values(place)) for place in places] * (len(words) // len(places))
     for zero in range(MOST_ZERO + 1) if fmt.zeros else (None,):
         values = (plain if zero is None else codes - float(zero)).astype(np.float32)
-        for others in (0, 0xFFFFFFFF, 0xA5C36987):
-            for place in range(order.codes_of_word):
-                words = np.full(codes.shape, others, np.uint32)
-                digits = np.asarray(order.stored, np.uint32)[codes] if order.stored else codes
-                for bit, at in enumerate(order.bits_of(place)):
-                    words = words & ~np.uint32(1 << at) | (digits >> np.uint32(bit) & np.uint32(1)) << np.uint32(at)
-                found = _converted(order, words, zero, ops, one_shift)[:, int(order.word_values(place))] * factor
-                if (found != values).any():
-                    at = int(np.nonzero(found != values)[0][0])
-                    less = "" if zero is None else f" less {zero}"
-                    witness = witness or f"code {codes[at]}{less} at {place} of a word becomes {found[at]}"
+        registers = _converted(order, np.concatenate(words), zero, ops, one_shift).reshape(len(words), len(codes), -1)
+        found = registers[np.arange(len(words)), :, chosen] * factor
+        if not witness and (found != values).any():
+            number, at = (int(i) for i in np.argwhere(found != values)[0])
+            less = "" if zero is None else f" less {zero}"
+            witness = f"code {codes[at]}{less} at {places[number % len(places)]} of a word becomes {found[number, at]}"
     statement = f"each of {len(codes)} codes of {fmt.code}, at each place of a word, becomes its value as "
     statement += f"{order.target.dtype}" + f", divided by {division:g}" * (division != 1)
     statement += f", with each zero point up to {MOST_ZERO}" * fmt.zeros

@@ -318,6 +318,7 @@ class Nibbles:
     magics: tuple[float, float]
 
 
+@cache
 def nibbles(target: TargetFormat) -> Nibbles:
     """The conversion of int4 by one shift a word.
 
@@ -410,6 +411,9 @@ def _moved(ops: PairMath, word: Word, left: int, mask: int) -> Word:
     return ops.rotated(word, left % WORD) if crosses else ops.shifted(word, left)
 
 
+_SHIFTS = np.array([0, HALF], np.uint32)  # of the halves of a word
+
+
 class NumpyPairs:
     """`PairMath` on arrays of uint32."""
 
@@ -478,13 +482,11 @@ class NumpyPairs:
         return self._each(lambda left, right, more: left * right + more, x, y, z)
 
     def _each(self, operation: Callable[..., Floats], *words: Word) -> npt.NDArray[np.uint32]:
-        halves = []
-        for shift in (0, HALF):
-            given = [self.dtype.decode((np.asarray(z) >> np.uint32(shift)) & np.uint32(0xFFFF)) for z in words]
-            with np.errstate(over="ignore", invalid="ignore"):
-                exact = operation(*[each.astype(np.float64) for each in given])
-            halves.append(self.dtype.encode(exact).astype(np.uint32))
-        return np.asarray(halves[0] | halves[1] << np.uint32(HALF))
+        given = [self.dtype.decode(np.asarray(z)[..., None] >> _SHIFTS & np.uint32(0xFFFF)) for z in words]
+        with np.errstate(over="ignore", invalid="ignore"):
+            exact = operation(*[each.astype(np.float64) for each in given])
+        halves = self.dtype.encode(exact).astype(np.uint32)
+        return np.asarray(halves[..., 0] | halves[..., 1] << np.uint32(HALF))
 
 
 class FusedPairs(NumpyPairs):

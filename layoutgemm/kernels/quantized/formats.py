@@ -27,6 +27,7 @@ import numpy.typing as npt
 from ...arguments import checked, nearest, settle, shown
 from ...dtypes import DType, dtype
 from ...errors import PlanError
+from ...graph_marks import NoticedInGraphs
 from ..epilogue.chain import Epilogue, Step, VectorScale
 
 UNIT_ROWS, UNIT_K = 64, 128  # of a packed unit: one instruction's rows, and a K tile
@@ -74,7 +75,7 @@ CODES = {
 
 
 @dataclass(frozen=True, slots=True)
-class QuantizedFormat:
+class QuantizedFormat(NoticedInGraphs):
     """The format of quantised weights: codes, weights that share a scale, zero points.
 
     code   "int4", "e2m1", "int8", "e4m3" or "e5m2"

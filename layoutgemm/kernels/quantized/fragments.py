@@ -89,14 +89,14 @@ def block_values(
     words = [as_words[first + word] for first in firsts for word in range(WORDS)]
     row, column = order.atom.coords("A")(thread[:, None], np.arange(int(order.atom.layout_A[1].size))[None, :])
     values = np.zeros((UNIT_ROWS, depth), np.float32)
-    for number in range(depth // order.depth):
-        first = order.code_bytes * depth // UNIT_K
-        numbers = _numbers(order, as_words[first // 4 :], thread, order.group_of(number))
-        rows, zeros = rows_of(order, numbers, ops) if numbers else ([], [])
-        rows = rows if scaled else []
-        registers = fragment(order, [words[word] for word in words_of(order, number)], rows, zeros, ops, one_shift)
-        held = np.concatenate([values_of(register, order.target) for register in registers], axis=1)
-        values[row, column + number * order.depth] = held
+    fragments, more = range(depth // order.depth), as_words[order.code_bytes * depth // UNIT_K // 4 :]
+    taken = np.array([[words[word] for word in words_of(order, number)] for number in fragments])
+    numbers = np.array([_numbers(order, more, thread, order.group_of(number)) for number in fragments])
+    rows, zeros = rows_of(order, list(numbers.swapaxes(0, 1)), ops) if numbers.size else ([], [])
+    registers = fragment(order, list(taken.swapaxes(0, 1)), rows if scaled else [], zeros, ops, one_shift)
+    held = np.concatenate([values_of(register, order.target) for register in registers], axis=-1)
+    for number in fragments:
+        values[row, column + number * order.depth] = held[number]
     return values
 
 

@@ -9,11 +9,13 @@ import torch
 from ...errors import OperandError
 from ...kernels.epilogue.chain import Activation, Bias, Epilogue, Step
 from ...kernels.run.operand_checks import check_operands
+from ..autograd.activation import by_autograd
 from ..bias_activation import by_torch
 from ..checks import (
     PLAIN,
     autocast_type,
     cast,
+    check_activation,
     copied,
     derived_by_transform,
     has_tangent,
@@ -21,18 +23,22 @@ from ..checks import (
     needs_dispatcher,
     seen_and_recorded,
     seen_by_autograd_alone,
+    stored_as,
     transforms,
 )
 from ..compiled.lowering import register
-from ..epilogue import arguments_beside, refusal_of_epilogue
+from ..compiled.traced import refuse
+from ..epilogue import arguments_beside, gate_of, refusal_of_epilogue
+from ..own_epilogue.formula import refusal_of_derivative
 from ..own_epilogue.recorded import derivable as formula_alone
 from ..own_epilogue.recorded import recorded
+from ..reference import rounded
 from ..types import C_NAMES
 from .configs import PackedConfig, packed_text
 from .epilogue_operator import traced
 from .kept import Key, find, found_last
 from .launch import check_bias, flat, quantized_product
-from .operators import check_gateless, checked_call, derivable, facts_of, recorded_product
+from .operators import checked_call, derivable, facts_of, recorded_product
 from .own_epilogue import (
     OwnEpilogue,
     PackedFormula,
@@ -70,11 +76,14 @@ def quantized_matmul(
     scale_x    of a float8 x: float32, one for each row, (..., 1) or (...), or one element; as `layoutgemm.quantize`
                makes them for RowWise and TensorWise
     bias       float32, bfloat16 or float16, (n,)
-    activation relu, relu_sq, gelu, gelu_tanh, silu, sigmoid, tanh
+    activation relu, relu_sq, gelu, gelu_tanh, silu, sigmoid, tanh; or "swiglu" and "geglu": silu or gelu of the first
+               n / 2 columns times the others, in float32. No kernel has both halves of a gate in a CTA: a second one
+               reads the sums, or torch
     out_dtype  default x's, or bfloat16 of a float8 x
     config     of 9.0's kernel, of the transposed product, or `FeatureParts`; default the one estimated fastest
     epilogue   in place of bias and activation, any `kernels.epilogue.chain.Epilogue` of the product (rows, n), in the
-               kernel: residuals, copies, reductions, ... x then is a matrix (rows, k)
+               kernel: residuals, copies, reductions, ... x then is a matrix (rows, k). Behind a gate of (rows, n / 2),
+               by torch on float32 sums, its first `sums` steps before the gate; not under torch.compile
     given      what the epilogue reads and writes, by name: numbers and tensors (see `torch_op.epilogue`)
                The operands have gradients as x does. A float8 x has none, nor have results of 8 bits
     out        where the product of a matrix x goes, of the result's shape and type; without gradients. With any of
@@ -97,6 +106,9 @@ def quantized_matmul(
     >>> x = torch.ones(2, 128).to(torch.float8_e4m3fn)
     >>> quantized_matmul(x, weight, scale_x=torch.tensor([[1.0], [0.5]])).tolist()
     [[1.0, 1.0, 1.0], [0.5, 0.5, 0.5]]
+    >>> both = QuantizedWeight.quantize(torch.eye(2, 128), QuantizedFormat("int8"))
+    >>> round(quantized_matmul(torch.ones(1, 128).bfloat16(), both, activation="swiglu").item(), 3)
+    0.73
     """
     if epilogue is not None or given is not None or out is not None:
         return _own(x, weight, OwnEpilogue(epilogue, given, out), scale_x, bias, activation, out_dtype, config)
@@ -110,6 +122,8 @@ def quantized_matmul(
         key, found = find(x, weight.units, weight.scales, bias, options, scale_x)
         if found is not None:
             return found
+    if gate_of(activation) is not None:
+        return _gated(x, weight, scale_x, bias, str(activation), out_dtype, config)
     if scale_x is None and _derived_alone(x, weight, bias):
         return _recorded(x, weight, bias, activation, out_dtype, config)
     check_product(x, weight, config)
@@ -131,6 +145,27 @@ def quantized_matmul(
     return value.reshape(*x.shape[:-1], weight.n)
 
 
+def _gated(
+    x: torch.Tensor, weight: QuantizedWeight, scale_x: torch.Tensor | None, bias: torch.Tensor | None,
+    activation: str, out_dtype: torch.dtype | None, config: PackedConfig | None,
+) -> torch.Tensor:  # fmt: skip
+    """The gate of the float32 product, rounded once."""
+    check_product(x, weight, config)
+    check_halves(weight.n, gate_of(activation))
+    kind = stored_as(x.dtype, out_dtype)
+    sums = quantized_matmul(x, weight, scale_x=scale_x, bias=bias, out_dtype=torch.float32, config=config)
+    return rounded(by_autograd(sums, activation), kind)
+
+
+def check_halves(n: int, gate: str | None) -> None:
+    """Raise OperandError for a gate of an odd number of columns.
+
+    gate  its function, or None
+    """
+    if gate is not None and n % 2:
+        raise OperandError(f"n = {n}: a gate takes two halves of as many columns")
+
+
 def quantized_again(
     x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None, activation: str | None
 ) -> torch.Tensor | None:
@@ -147,10 +182,16 @@ def _own(
     bias: torch.Tensor | None, activation: str | None, out_dtype: torch.dtype | None, config: PackedConfig | None,
 ) -> torch.Tensor:  # fmt: skip
     """The product with an epilogue, or into a given tensor."""
-    if own.epilogue is None and own.given is None and (bias is not None or activation is not None):
+    gate, finish = gate_of(activation), (bias, activation)
+    plain = own.epilogue is None and own.given is None
+    if plain and (bias is not None or activation is not None):
         own, bias, activation = _with_finish(own, weight, bias, activation), None, None
     beside = arguments_beside(bias, activation)
     if _is_traced():
+        if gate is not None:
+            refuse(
+                "a gate of packed weights under torch.compile takes no epilogue= and no out=: give the product alone"
+            )
         steps = Epilogue() if own.epilogue is None and own.given is None else own.epilogue
         return traced(x, weight, scale_x, steps, own.given, own.out, beside, out_dtype, config)
     if isinstance(x, torch.Tensor):
@@ -158,8 +199,9 @@ def _own(
     check_product(x, weight, config)
     check_kinds_of(scale_x=scale_x, out=own.out)
     check_matrix(x)
+    check_halves(weight.n, gate)
     if own.epilogue is not None or own.given is not None:
-        if text := refusal_of_epilogue(own.epilogue, own.given, beside):
+        if text := refusal_of_epilogue(own.epilogue, own.given, beside, gate is not None):
             raise OperandError(text)
     factors, facts = flat(scale_x, x), facts_of(weight.format, weight.n, weight.k)
     call = checked_call(
@@ -167,13 +209,20 @@ def _own(
     )  # fmt: skip
     if in_place_of_operand(own):
         check_operands({"x": x}, {"out": own.out})
-        return copied(_own(x, weight, own._replace(out=None), scale_x, None, None, out_dtype, config), own.out)
-    made = checked_product(call, x, weight, factors, own)
+        return copied(_own(x, weight, own._replace(out=None), scale_x, None, activation, out_dtype, config), own.out)
+    made = checked_product(call, x, weight, factors, own, gate)
     tensors = *made.read.values(), *made.operands.written.values()
     sees, records = seen_and_recorded(tensors, own.out)
     if records:
         made.check_derivable()
-        formula = PackedFormula(made, facts, packed_text(config))
+    formula = PackedFormula(made, facts, packed_text(config))
+    if gate is not None:
+        if text := refusal_of_derivative(made.steps):
+            raise OperandError(f"epilogue behind a gate of packed weights, which torch computes: {text}")
+        if plain:  # the sums are float32, as without `out`
+            return copied(_gated(x, weight, scale_x, finish[0], str(finish[1]), out_dtype, config), own.out)
+        return copied(formula_alone(formula), own.out)
+    if records:
         if derived_by_transform() or any(has_tangent(t) for t in tensors):
             return formula_alone(formula)
         if not sees:
@@ -187,10 +236,12 @@ def _with_finish(
     """A bias and an activation as steps."""
     check_kinds_of(bias=bias)
     check_bias(bias, weight.n)
-    check_gateless(activation)
+    check_activation(activation)
     steps: list[Step] = [] if bias is None else [Bias("n", C_NAMES[bias.dtype])]
-    steps += [] if activation is None else [Activation(activation)]
-    return own._replace(epilogue=Epilogue(*steps), given={} if bias is None else {"bias": bias})
+    gated = gate_of(activation) is not None
+    steps += [] if activation is None or gated else [Activation(activation)]
+    made = Epilogue(*steps, sums=len(steps) if gated else 0)
+    return own._replace(epilogue=made, given={} if bias is None else {"bias": bias})
 
 
 def _derived_alone(x: object, weight: object, bias: object) -> bool:

@@ -79,7 +79,10 @@ class OwnEpilogue(NamedTuple):
 
 
 class CheckedPacked(NamedTuple):
-    """A product whose operands and epilogue have been checked."""
+    """A product whose operands and epilogue have been checked.
+
+    gate  the function of a gate in front of the epilogue, or None
+    """
 
     call: QuantizedCall
     x: torch.Tensor
@@ -88,6 +91,7 @@ class CheckedPacked(NamedTuple):
     scale_x: torch.Tensor | None
     steps: Epilogue
     operands: GivenOperands
+    gate: str | None = None
 
     @property
     def factors(self) -> dict[str, torch.Tensor]:
@@ -103,7 +107,7 @@ class CheckedPacked(NamedTuple):
     @property
     def shape(self) -> tuple[int, int]:
         """The shape of the result, where the epilogue stores C."""
-        return self.x.shape[0], self.call.size[0]
+        return self.x.shape[0], self.call.size[0] // (1 if self.gate is None else 2)
 
     def put(self, factors: Tensors, operands: GivenOperands) -> CheckedPacked:
         """The same product of other tensors."""
@@ -137,7 +141,7 @@ class PackedFormula(ProductFormula[CheckedPacked]):
         """Float32 sums with derivatives by x, and the steps by torch."""
         made = self.made
         sums = derivable(made.x, made.units, made.scales, None, None, self.facts, torch.float32, "", made.scale_x)
-        return steps_by_torch(self.epilogue, sums, self.every, made.call.kind)
+        return steps_by_torch(self.epilogue, sums, self.every, made.call.kind, made.gate)
 
 
 def dispatched(made: CheckedPacked, facts: Facts, config: str) -> torch.Tensor:
@@ -150,16 +154,19 @@ def dispatched(made: CheckedPacked, facts: Facts, config: str) -> torch.Tensor:
 
 
 def checked_product(
-    call: QuantizedCall, x: torch.Tensor, weight: QuantizedWeight, scale_x: torch.Tensor | None, own: OwnEpilogue
-) -> CheckedPacked:
+    call: QuantizedCall, x: torch.Tensor, weight: QuantizedWeight, scale_x: torch.Tensor | None, own: OwnEpilogue,
+    gate: str | None = None,
+) -> CheckedPacked:  # fmt: skip
     """The product of a checked call with its epilogue.
+
+    gate  the function of a gate in front of it, or None
 
     Raises OperandError or TensorError, naming the operand.
     """
-    steps, operands = _operands(own)
+    steps, operands = _operands(own, gate is not None)
     if taken := [name for name in (COLUMN_SCALE, SCALE_X, SPLIT_SUMS) if name in operands.every]:
         raise OperandError(f"{taken[0]} names what packed weights have themselves: give the step another name")
-    made, out = CheckedPacked(call, x, weight.units, weight.scales, scale_x, steps, operands), own.out
+    made, out = CheckedPacked(call, x, weight.units, weight.scales, scale_x, steps, operands, gate), own.out
     shape = made.shape
     check_operands(made.read, {**operands.written, **({} if out is None else {"out": out})})
     check_written(operands.written)
@@ -171,7 +178,7 @@ def checked_product(
 
 def in_place_of_operand(own: OwnEpilogue) -> bool:
     """True if `out` has the memory of an operand. Each element would have to be read before any is stored."""
-    return own.out is not None and any(same_memory(t, own.out) for t in _operands(own)[1].read.values())
+    return own.out is not None and any(same_memory(t, own.out) for t in _operands(own, True)[1].read.values())
 
 
 def computed(made: CheckedPacked, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -190,11 +197,11 @@ def computed(made: CheckedPacked, out: torch.Tensor | None = None) -> torch.Tens
         return _launched(made, out)
 
 
-def _operands(own: OwnEpilogue) -> tuple[Epilogue, GivenOperands]:
-    """The checked epilogue and its operands; of a call with `out` alone no steps."""
+def _operands(own: OwnEpilogue, gated: bool) -> tuple[Epilogue, GivenOperands]:
+    """The checked epilogue and its operands, behind a gate if `gated`. Of a call with `out` alone no steps."""
     if own.epilogue is None and own.given is None:
         return Epilogue(), GivenOperands({}, {}, {})
-    return given_operands(own.epilogue, own.given)
+    return given_operands(own.epilogue, own.given, gated=gated)
 
 
 def _sums(made: CheckedPacked) -> torch.Tensor:
@@ -209,7 +216,7 @@ def _sums(made: CheckedPacked) -> torch.Tensor:
 
 def _launched(made: CheckedPacked, out: torch.Tensor | None) -> torch.Tensor:
     """The product by a kernel, which stores to `out` itself if its lines are contiguous."""
-    call, x, units, scales, scale_x, steps, operands = made
+    call, x, units, scales, scale_x, steps, operands = made[:7]
     device, n = x.get_device(), call.size[0]
     lines, factor = readable(resolved(x)), None if scale_x is None else in_place(scale_x)
     direct = out if out is not None and _stored_in_place(out) else None

@@ -2,8 +2,8 @@
 
 role        does
 --------    -------------------------------------------------------------------------------------------------------
-loader      a warp: waits for empty[s]; one lane arms full[s] and issues B's TMA loads; then each lane copies its 16
-            bytes of every strip (cp.async) and arrives at full[s] when they have landed
+loader      a warp or a warpgroup: waits for empty[s]; one lane arms full[s] and issues B's TMA loads; each thread
+            copies its 16 bytes of strips (cp.async), and arrives at full[s] when they have landed
 consumer    as in `device.quantized`; rows behind the tile's last strip are multiplied, and not stored
 """
 
@@ -13,9 +13,10 @@ from collections.abc import Sequence
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Int32, Int64, const_expr
 
 from ....atoms.copy.base import VECTOR_BYTES
+from ....checks.budgets import WARPGROUP
 from ...dsl import bridge
 from ...dsl.ampere import copy_bytes, copy_chunk
 from ...dsl.tables import choose
@@ -35,18 +36,18 @@ class StripsEpilogue(Sm90Epilogue):
         return job.end, job.n
 
 
-class StripsOfLane(bridge.Carried):
-    """A lane's copies of a tile's strips.
+class StripsOfThread(bridge.Carried):
+    """A thread's copies of a tile's strips.
 
-    starts  of each strip the address of the lane's first vector of K tile 0, then of each round that of its scales
+    starts  of each round the address of the thread's first vector of K tile 0, then of each one of scales
     """
 
-    def __init__(self, plan: Sm90Plan, lane: Int32, starts: Sequence[Int64]):
+    def __init__(self, plan: Sm90Plan, thread: Int32, starts: Sequence[Int64]):
         self.plan, self.copies = plan, present(plan.a.strips)
-        super().__init__(lane=lane, starts=tuple(starts))
+        super().__init__(thread=thread, starts=tuple(starts))
 
     @classmethod
-    def addresses(cls, plan: Sm90Plan, job: bridge.Carried, first: Int32, lane: Int32) -> list[Int64]:
+    def addresses(cls, plan: Sm90Plan, job: bridge.Carried, first: Int32, thread: Int32) -> list[Int64]:
         """The starts, for a tile's first row."""
         copies, of, last = present(plan.a.strips), first // STRIP, tile_count(job.m, STRIP) - 1
 
@@ -55,25 +56,30 @@ class StripsOfLane(bridge.Carried):
             return job.packed + (Int64(block) * job.units + job.k_first) * plan.a.packing.unit_bytes, quarter
 
         found = []
-        for strip in range(copies.strips):
-            start, quarter = unit(strip)
-            found.append(start + copies.source(lane, quarter, 0))
+        for number in range(copies.rounds):
+            start, quarter = unit(copies.strip_of(thread, number))
+            found.append(start + copies.source(thread, quarter, 0))
         for number in range(copies.scale_rounds):
-            start, quarter = unit(copies.scale_strip(lane, number))
-            found.append(start + copies.scale_source(lane, number, quarter))
+            start, quarter = unit(copies.scale_strip(thread, number))
+            found.append(start + copies.scale_source(thread, number, quarter))
         return found
 
     def copy(self, job: bridge.Carried, k_tile: Int32, stage: Int32) -> None:
-        """Copy a K tile into a stage. The lane arrives when its copies have landed."""
+        """Copy a K tile into a stage. The thread arrives when its copies have landed."""
         copies, base, each = self.copies, job.shared.a(stage), Int32(VECTOR_BYTES)
-        along_k, own = Int64(k_tile) * self.plan.a.packing.unit_bytes, base + copies.target(self.lane, 0, 0)
-        for strip, start in enumerate(self.starts[: copies.strips]):
-            for vector in range(copies.order.vectors):
-                source = start + along_k + copies.source(0, 0, vector)
-                copy_bytes(own + copies.target(0, strip, vector), source, VECTOR_BYTES, each)
-        for number, start in enumerate(self.starts[copies.strips :]):
-            there = copies.scale_strip(self.lane, number) < copies.strips
-            copy_chunk(base + copies.scale_target(self.lane, number), start + along_k, each, there)
+        along_k = Int64(k_tile) * self.plan.a.packing.unit_bytes
+        for number, start in enumerate(self.starts[: copies.rounds]):
+            strip = copies.strip_of(self.thread, number)
+            for vector in copies.vectors:
+                target, source = base + copies.target(self.thread, strip, vector), start + along_k
+                source += copies.source(0, 0, vector)
+                if const_expr(copies.strip_of(copies.threads - 1, number) < copies.strips):
+                    copy_bytes(target, source, VECTOR_BYTES, each)
+                else:
+                    copy_chunk(target, source, each, strip < copies.strips)
+        for number, start in enumerate(self.starts[copies.rounds :]):
+            there = copies.scale_strip(self.thread, number) < copies.strips
+            copy_chunk(base + copies.scale_target(self.thread, number), start + along_k, each, there)
         bridge.barrier_arrive_copied(job.shared.full(stage))
 
 
@@ -94,10 +100,10 @@ class Sm90StripsKernel(Sm90QuantizedKernel):
         return job.extended(end=cutlass.min(job.m, first + self.plan.tile_c[0]))
 
     def first_loads(self, job: bridge.Carried, ahead: tuple[Int32, ...]) -> tuple[Int32 | Int64, ...]:
-        """The bytes that a stage expects, then a lane's addresses, as for bulk copies."""
+        """The bytes that a stage expects, then a thread's addresses, as for bulk copies."""
         plan, (_, m0, n0, matrix, *_) = self.plan, ahead
         first = {"m": m0, "n": n0, "l": matrix, GATE: Int32(0), "k": Int32(0)}
-        starts = StripsOfLane.addresses(plan, job, m0, cute.arch.lane_idx())
+        starts = StripsOfThread.addresses(plan, job, m0, cute.arch.thread_idx()[0] % WARPGROUP)
         sent = bridge.uniform(plan.expected(first, job, choose))
         return sent, *[bridge.lane_address(start) for start in starts]
 
@@ -106,15 +112,16 @@ class Sm90StripsKernel(Sm90QuantizedKernel):
         self, job: bridge.Carried, maps: Sequence[bridge.Maps], tile: Int32, thread: Int32,
         ready: tuple[Int32 | Int64, ...],
     ) -> None:  # fmt: skip
-        """The loader's warp: all K tiles of the CTA's only tile."""
+        """The loader's threads: all K tiles of the CTA's only tile."""
         plan = self.plan
         m0, n0, matrix = self.origin(job, tile)
-        strips, place = StripsOfLane(plan, thread, ready[1:]), {"m": m0, "n": n0, "l": matrix, GATE: Int32(0)}
+        strips, place = StripsOfThread(plan, thread, ready[1:]), {"m": m0, "n": n0, "l": matrix, GATE: Int32(0)}
         stage, parity = Int32(0), Int32(1)
         for k_tile in cutlass.range(job.k_tiles, unroll=1):
             bridge.barrier_wait(job.shared.empty(stage), parity)
-            if bridge.elect():
-                bridge.barrier_expect(job.shared.full(stage), ready[0])
-                self.issue_mapped(job, maps, {**place, **self.place_of_k(job, (), k_tile)}, stage)
+            if job.warp == plan.loader_warp:
+                if bridge.elect():
+                    bridge.barrier_expect(job.shared.full(stage), ready[0])
+                    self.issue_mapped(job, maps, {**place, **self.place_of_k(job, (), k_tile)}, stage)
             strips.copy(job, k_tile, stage)
             stage, parity = bridge.next_in_ring(stage, parity, plan.stages)

@@ -42,8 +42,9 @@ Times: TypeAlias = "npt.NDArray[np.float64]"
 Counts: TypeAlias = "npt.NDArray[np.int64]"
 
 _FEW = 64  # rows
+_TALL = 256  # features
 _AHEAD = 4  # K tiles that are brought to L2 ahead
-_AHEAD_OF_PARTS = 2  # the same of three warpgroups with K in two parts: 2 to 3% faster than 4, and 8 are slower
+_FEWER_AHEAD = 2  # the same of tiles of 256 features, of more than 32 rows, and of one round: up to 4% faster than 4
 _BETWEEN = 16  # rows of the times of few
 _PARTS = {64: (1, 2), 128: (1, 2, 4), 256: (1, 2, 4), 192: (1, 2), 448: (1, 2)}  # of K, by features, that are tuned
 _SUMMED = 128  # int4 weights of a group whose sum has its scale: others were not measured
@@ -112,7 +113,8 @@ class _TileKind:
 
     def ahead(self, k: int, depth: int | None) -> int:
         """K tiles of that depth that are brought to L2 while the kernel before ends."""
-        most = _AHEAD_OF_PARTS if self.split > 1 and (self.consumers == 3 or self.single) else _AHEAD
+        fewer = self.split > 1 and (self.consumers == 3 or self.single)
+        most = _FEWER_AHEAD if fewer else _AHEAD
         return min(most, -(-k // (depth or UNIT_K)))
 
     def config(
@@ -138,6 +140,8 @@ class _TileKind:
             return found if self.along is None else found.tuned(along=self.along)
         if self.split > 1:  # of one round
             found = replace(found, launch="tiles")
+        if of_bytes and weights.group is None and rows <= _ONE_AHEAD.get((*self.tile, self.split, self.along_m), 0):
+            return found.tuned(overlap=True, prefetch=1)
         overlapped = _OVERLAPPED if weights.group is None else {**_OVERLAPPED, **_OVERLAPPED_GROUPS}
         if not of_bytes:
             overlapped = {kind: _OVERLAPPED[kind] for kind in _OF_ANY}
@@ -201,6 +205,7 @@ class _FewKind:
     single      for a C of one round of tiles, one for each CTA
     most        rows, of as many sums as registers hold
     scales      what the scales of groups multiply, as `Sm90Tuning` has it
+    wide_ahead  K tiles brought to L2 ahead, of more than 32 rows
     """
 
     tile: int
@@ -213,6 +218,11 @@ class _FewKind:
     single: bool = False
     most: int = _FEW
     scales: str = "weights"
+    wide_ahead: int = _FEWER_AHEAD
+
+    def ahead(self, level: int) -> int:
+        """K tiles brought to L2 ahead, for the rows of a level of `_STAGED`."""
+        return _FEWER_AHEAD if self.tile == _TALL else self.wide_ahead if level == len(_STAGED) - 1 else _AHEAD
 
 
 _BY_WEIGHTS = (
@@ -236,7 +246,7 @@ _BY_SUMS = (
     _FewKind(256, 1, 0.70, 3.0, (0.19, 1.0), (2, 2, 2, 2), (4, 4, 4, 4), single=True),
     _FewKind(256, 1, 0.70, 3.0, (0.19, 1.0), (2, 2, 2, 2)),
 )
-_BY_FLOAT8 = (  # few stages, as int4's have: with all that fit, 16384 x 8192 takes 18.6 us for 18.0 of 16 rows
+_FLOAT8 = (  # few stages, as int4's have: with all that fit, 16384 x 8192 takes 18.6 us for 18.0 of 16 rows
     _FewKind(64, 1, 0.118, 1.7, (0.037, 0.4), (4, 3, 3, 2), (16, 18, 12, 10)),
     _FewKind(64, 2, 0.118, 2.5, (0.04, 0.0), (3, 3, 3, 2), (18, 18, 12, 10)),
     _FewKind(128, 1, 0.25, 2.0, (0.05, 0.1), (4, 4, 4, 2), (10, 10, 8, 7), single=True),
@@ -248,11 +258,14 @@ _BY_FLOAT8 = (  # few stages, as int4's have: with all that fit, 16384 x 8192 ta
     _FewKind(256, 2, 0.50, 4.0, (0.26, 0.0), (2, 2, 2, 2)),
     _FewKind(256, 4, 0.50, 4.5, (0.26, 0.0), (2, 2, 2, 2)),
 )
+_BY_FLOAT8 = tuple([replace(kind, wide_ahead=_AHEAD) for kind in _FLOAT8])  # fewer were not timed
 # Kernels of weights of 8 bits that start while the kernel before ends, with stages of 64 of K where K is split:
 # (features and rows of a tile, parts of K, CTAs that share x) -> the most rows of x. Others were no faster so.
 _OVERLAPPED = {(192, 128, 2, 1): 256, (256, 128, 1, 2): 128, (128, 256, 1, 1): 256, (192, 128, 1, 1): 1024}
 _OF_ANY = ((192, 128, 1, 1), (192, 128, 2, 1))  # of these weights of 4 bits overlap, too
 _OVERLAPPED_GROUPS = {(128, 128, 2, 1): 128, (128, 256, 2, 1): 256}
+# The same with a scale a column, with one K tile ahead and stages of their own: up to 2.7% faster. More are slower.
+_ONE_AHEAD = {(64, 128, 2, 1): 128, (128, 128, 2, 1): 128, (256, 128, 2, 1): 128}
 _ALONG_N = 1024  # rows, above which clusters of weights of 8 bits take tiles along N
 # Weights of 8 bits with a scale a column, tiles in one round: features -> warpgroups, and stages, of about 150 KB. Of
 # up to 16 rows, and of 33 to 64.
@@ -260,14 +273,15 @@ _OF_BYTES: dict[int, tuple[int, int | None]] = {64: (3, 12), 256: (4, 4)}
 _OF_BYTES_MORE: dict[int, tuple[int, int | None]] = {128: (2, None)}
 # More than 16 such rows by tiles of 256 features have four warpgroups: 28672 x 4096 takes 35.3 us for 35.9 (64 rows).
 # With groups, more than 32 rows with K in two parts, and stages of 64: 16384 x 8192 takes 42.4 for 43.5 (MXFP8).
-_TALL, _TALL_CONSUMERS = 256, 4
-_LOADED_APART = 128, 2  # features, parts of K: 33 to 64 rows have a loading warpgroup, and two K tiles ahead (1.5%)
+_TALL_CONSUMERS = 4
+_LOADED_APART = 128, 2  # features, parts of K: 33 to 64 rows have a loading warpgroup (1.5%)
 _TALL_MORE = (0.25, 1.0)  # us that 64 rows add to a tile of 256 features, of 33 rows and more without groups
 # Tiles of strips, of weights of 8 bits with a scale a column: us of a feature and a K tile, and of what comes once, by
-# parts of K. Features of the instructions -> warpgroups, stages, K tiles ahead. Narrower tiles were not timed.
+# parts of K. Features of the instructions -> warpgroups, stages, K tiles ahead. Narrower tiles were not timed. Up to 32
+# rows are loaded by a warpgroup (1 to 6% faster than by a warp), but for 256 features, where four warpgroups multiply.
 _STRIP_US, _STRIPS_ONCE, _STRIP_ROWS, _LEAST_STRIPS = 0.0037, {1: 2.3, 2: 3.8, 4: 5.0}, 32, 48
 _STRIP_TILES: dict[int, tuple[int, int | None, int]] = {
-    64: (3, 12, 2), 128: (4, 8, _AHEAD), 192: (3, 6, _AHEAD), 256: (4, None, _AHEAD)
+    64: (3, 12, _AHEAD), 128: (4, 8, _FEWER_AHEAD), 192: (3, 6, _FEWER_AHEAD), 256: (4, None, _FEWER_AHEAD)
 }  # fmt: skip
 _BY_BYTES = tuple([replace(kind, more=_TALL_MORE) if kind.tile == _TALL else kind for kind in _BY_WEIGHTS])
 _MANY = (
@@ -330,7 +344,7 @@ def packed_config(
     if found.tile[0] == _TALL and rows > _BETWEEN:
         return replace(found, tile_k=UNIT_K // 2 if found.split == 2 else None, consumers=_TALL_CONSUMERS)
     if (found.tile[0], found.split) == _LOADED_APART and most:
-        return replace(found, loader="warpgroup").tuned(prefetch=min(_AHEAD_OF_PARTS, found.tuning.prefetch))
+        return replace(found, loader="warpgroup")
     return found
 
 
@@ -403,7 +417,10 @@ def packed_candidates(
         )
         return
     few = list(_few_candidates(rows, -(-k // UNIT_K), _scales(weights, rows, become == "e4m3")))
-    yield from (strips for config in few if (strips := in_strips(config, n)) != config)
+    for strips in [strips for config in few if (strips := in_strips(config, n)) != config]:
+        yield strips
+        if strips.consumers < _TALL_CONSUMERS or strips.schedule == "sliced":
+            yield replace(strips, loader="warpgroup")
     yield from few
 
 
@@ -440,8 +457,9 @@ def _by_strips(found: Sm90Config, n: int, rows: int, k: int, sms: int) -> Sm90Co
     consumers, stages, ahead = _STRIP_TILES[tile]
     if rows > _STRIP_ROWS:  # two warpgroups that take K tiles in turn have registers for more sums
         consumers, stages = max(tile // UNIT_ROWS, min(consumers, 2)), None
-    config = replace(_few_config(tile, rows, split, consumers, k_tiles, "weights"), stages=stages)
-    return in_strips(config.tuned(prefetch=min(ahead, k_tiles)), n, sms)
+    config = replace(_few_config(tile, rows, split, consumers, k_tiles, "weights", ahead), stages=stages)
+    loader = "warpgroup" if rows <= _STRIP_ROWS and tile < _TALL else "warp"
+    return replace(in_strips(config, n, sms), loader=loader)
 
 
 def _strips_of_a_round(n: int, split: int, sms: int) -> int:
@@ -511,17 +529,20 @@ def _few(
     consumers, stages = kind.consumers[level], kind.stages[level] if kind.stages else None
     if one_round:
         consumers, stages = own.get(kind.tile, (consumers, stages))
-    config = replace(_few_config(kind.tile, rows, kind.split, consumers, k_tiles, kind.scales), stages=stages)
+    config = _few_config(kind.tile, rows, kind.split, consumers, k_tiles, kind.scales, kind.ahead(level))
+    config = replace(config, stages=stages)
     alone = one_round and (kind.scales == "sums" or kind.tile in own)
     return replace(config, one_tile_per_cluster=True, launch="tiles") if kind.single or alone else config
 
 
-def _few_config(tile: int, rows: int, split: int, consumers: int, k_tiles: int, scales: str) -> Sm90Config:
+def _few_config(
+    tile: int, rows: int, split: int, consumers: int, k_tiles: int, scales: str, ahead: int = _AHEAD
+) -> Sm90Config:  # fmt: skip
     """The kernel of few rows with tiles of `tile` features, K in `split` parts."""
     width, sliced = -(-rows // (8 * split)) * (8 * split), consumers > tile // UNIT_ROWS
     config = Sm90Config(
         (tile, width), consumers=consumers, split=split, one_tile_per_cluster=sliced or split > 1, store="direct",
-        loader="warp", schedule="sliced" if sliced else "cooperative", overlap=True, prefetch=min(_AHEAD, k_tiles),
+        loader="warp", schedule="sliced" if sliced else "cooperative", overlap=True, prefetch=min(ahead, k_tiles),
         scales=scales,
     )  # fmt: skip
     return replace(config, launch="tiles") if config.one_tile_per_cluster else config

@@ -18,8 +18,8 @@ def explain_packed(operand: PackedOperand) -> str:
         lines.append(f"  scales (row of a thread, lane's row, warp, group) -> row + 64*group: {order.scales}")
     how = f"{len(operand.block_copies(0, 0, 1))} bulk cop(ies) each"
     if (strips := operand.strips) is not None:
-        a_lane = strips.strips * order.vectors + strips.scale_rounds
-        how = f"{strips.strips} strips of 16 features, {a_lane} cp.async a lane"
+        copies = strips.rounds * len(strips.vectors) + strips.scale_rounds
+        how = f"{strips.strips} strips of 16 features, {copies} cp.async a thread"
     lines += [
         f"  shared tile {rows}x{depth}: {operand.row_blocks} block(s) of {operand.block_bytes} bytes, {how}",
         f"  a thread loads {operand.vectors} vector(s) of 16 bytes a block and K tile: "

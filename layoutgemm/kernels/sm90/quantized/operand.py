@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ....atoms.copy.base import WARP
 from ....errors import PlanError
 from ...derive import Operand
 from ...numbers import W
@@ -53,8 +52,8 @@ class PackedOperand(PackedBlocks):
 
     @property
     def arrivals(self) -> int:
-        """Arrivals at a stage's barrier, of lanes that copy strips."""
-        return 0 if self.strips is None else WARP
+        """Arrivals at a stage's barrier, of threads that copy strips."""
+        return 0 if self.strips is None else self.strips.threads
 
     @property
     def scales_sums(self) -> bool:
@@ -104,15 +103,16 @@ class PackedOperand(PackedBlocks):
 
 
 def packed_operand(
-    fmt: QuantizedFormat, rows: int, depth: int, spec: Operand, scales: str = "weights", features: int | None = None
+    fmt: QuantizedFormat, rows: int, depth: int, spec: Operand, scales: str = "weights",
+    strips: tuple[int, int] | None = None,
 ) -> PackedOperand:  # fmt: skip
     """The operand of K tiles of `rows` rows and `depth` of K. `spec` is the activations' type.
 
-    features  of a tile of strips, or None
+    strips  features of a tile of strips, and threads of the loader; or None
     """
     order = PackedOrder(fmt, spec.dtype.name)
-    strips = None if features is None else StripCopies(order, features)
-    made = PackedOperand(order, PackedTile((rows, depth), 0), spec.dtype, scales=scales, strips=strips)
+    copies = None if strips is None else StripCopies(order, *strips)
+    made = PackedOperand(order, PackedTile((rows, depth), 0), spec.dtype, scales=scales, strips=copies)
     return replace(made, smem=PackedTile((rows, depth), made.bytes))
 
 

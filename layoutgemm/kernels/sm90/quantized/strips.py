@@ -3,8 +3,9 @@
     6144 features, 132 SMs    96 tiles of 64    128 tiles of 48: three warps multiply, and a fourth one's rows are not
                                                 stored
 
-A tile begins at any strip, and a packed unit has four. A bulk copy is of a unit, so each lane copies 16 bytes at a time
-(cp.async) and arrives for its own copies. A stage is as that of a whole tile, without the strips behind the last one.
+A tile begins at any strip, and a packed unit has four. A bulk copy is of a unit, so each thread of the loader, a warp
+or a warpgroup, copies 16 bytes at a time (cp.async) and arrives for its own copies. A stage is as that of a whole
+tile, without the strips behind the last one.
 """
 
 from __future__ import annotations
@@ -32,33 +33,60 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StripCopies:
-    """The copies of a tile's strips. (lane, strip, vector) or (lane, number) -> bytes of a unit and of a stage.
+    """The copies of a tile's strips. (thread, round, vector) or (thread, round) -> bytes of a unit and of a stage.
 
     order     of a packed unit
     features  of a tile, a multiple of 16
+    threads   of the loader, 32 or 128. A warp copies a strip a round, vector after vector; the warps of a warpgroup
+              have a vector each, of one strip or of two
 
     >>> from layoutgemm.kernels.quantized.formats import QuantizedFormat
     >>> copies = StripCopies(PackedOrder(QuantizedFormat("int4", 128), "bf16"), 48)
     >>> copies.strips, copies.scale_rounds, copies.source(1, 2, 1), copies.target(1, 2, 1)
     (3, 1, 3088, 3088)
+    >>> of_four = StripCopies(copies.order, 48, 128)
+    >>> of_four.rounds, of_four.vectors, [of_four.strip_of(thread, 1) for thread in (0, 64)]
+    (2, range(0, 1), [2, 3])
     """
 
     order: PackedOrder
     features: int
+    threads: int = WARP
 
     @property
     def strips(self) -> int:
         """Strips of a tile."""
         return self.features // STRIP
 
-    def source(self, lane: W, quarter: W, vector: W) -> W:
-        """The byte of a unit at which a lane's vector of codes begins. Ints, arrays or traced integers."""
-        found: W = self.order.vector_bytes(lane + WARP * quarter, vector)
+    @property
+    def _together(self) -> int:
+        """Strips of a round."""
+        return max(1, self.threads // (WARP * self.order.vectors))
+
+    @property
+    def rounds(self) -> int:
+        """Copies of strips by a thread, of `vectors` each. In the last one some threads may have none."""
+        return -(-self.strips // self._together)
+
+    @property
+    def vectors(self) -> range:
+        """The vectors of a round, for a thread of the first warp."""
+        return range(0, self.order.vectors, self.threads // WARP) if self._together == 1 else range(1)
+
+    def strip_of(self, thread: W, number: int) -> W:
+        """The strip that a thread copies in a round. Behind the last strip it copies none."""
+        found: W = self._together * number + thread // (WARP * self.order.vectors) % self._together
         return found
 
-    def target(self, lane: W, strip: W, vector: W) -> W:
+    def source(self, thread: W, quarter: W, vector: W) -> W:
+        """The byte of a unit at which a thread's vector of codes begins. Ints, arrays or traced integers."""
+        warp = thread // WARP % min(self.threads // WARP, self.order.vectors)
+        found: W = self.order.vector_bytes(thread % WARP + WARP * quarter, vector + warp)
+        return found
+
+    def target(self, thread: W, strip: W, vector: W) -> W:
         """The byte of a stage at which it begins."""
-        found: W = strip // QUARTERS * self.order.unit_bytes + self.source(lane, strip % QUARTERS, vector)
+        found: W = strip // QUARTERS * self.order.unit_bytes + self.source(thread, strip % QUARTERS, vector)
         return found
 
     @property
@@ -68,25 +96,25 @@ class StripCopies:
 
     @property
     def scale_rounds(self) -> int:
-        """Copies of scales by a lane. The last one is for some lanes alone."""
-        return -(-self.strips * self.order.format.groups * self._scale_chunks // WARP)
+        """Copies of scales by a thread. The last one is for some threads alone."""
+        return -(-self.strips * self.order.format.groups * self._scale_chunks // self.threads)
 
-    def scale_strip(self, lane: W, number: int) -> W:
-        """The strip whose scales a lane copies in a round. Behind the last strip it copies none."""
-        found: W = (lane + WARP * number) // (self.order.format.groups * self._scale_chunks)
+    def scale_strip(self, thread: W, number: int) -> W:
+        """The strip whose scales a thread copies in a round. Behind the last strip it copies none."""
+        found: W = (thread + self.threads * number) // (self.order.format.groups * self._scale_chunks)
         return found
 
-    def scale_source(self, lane: W, number: int, quarter: W) -> W:
-        """The byte of a lane's scales in a unit, of a strip in that quarter."""
-        chunk = (lane + WARP * number) % (self.order.format.groups * self._scale_chunks)
+    def scale_source(self, thread: W, number: int, quarter: W) -> W:
+        """The byte of a thread's scales in a unit, of a strip in that quarter."""
+        chunk = (thread + self.threads * number) % (self.order.format.groups * self._scale_chunks)
         first = self.order.scale_bytes(WARP * quarter, chunk // self._scale_chunks)
         found: W = self.order.code_bytes + first + chunk % self._scale_chunks * VECTOR_BYTES
         return found
 
-    def scale_target(self, lane: W, number: int) -> W:
+    def scale_target(self, thread: W, number: int) -> W:
         """The byte of a stage of the same."""
-        strip = self.scale_strip(lane, number)
-        found: W = strip // QUARTERS * self.order.unit_bytes + self.scale_source(lane, number, strip % QUARTERS)
+        strip = self.scale_strip(thread, number)
+        found: W = strip // QUARTERS * self.order.unit_bytes + self.scale_source(thread, number, strip % QUARTERS)
         return found
 
     def place(self, first: W, strip: W, last: W, least: Callable[[W, W], W]) -> tuple[W, W]:
@@ -108,23 +136,21 @@ class StripCopies:
 
         rows, units  of the weights, and of a row block along K
         """
-        found, last, lanes = [], -(-rows // STRIP) - 1, range(WARP)
+        found, last, threads = [], -(-rows // STRIP) - 1, range(self.threads)
 
         def start(strip: int) -> tuple[int, int]:
             block, quarter = self.place(first // STRIP, strip, last, min)
             return (block * units + k_tile) * self.order.unit_bytes, quarter
 
-        for strip in range(self.strips):
-            unit, quarter = start(strip)
-            found += [
-                (unit + self.source(lane, quarter, v), self.target(lane, strip, v))
-                for v in range(self.order.vectors)
-                for lane in lanes
-            ]
+        for number in range(self.rounds):
+            for thread in (each for each in threads if self.strip_of(each, number) < self.strips):
+                strip = self.strip_of(thread, number)
+                unit, quarter = start(strip)
+                found += [(unit + self.source(thread, quarter, v), self.target(thread, strip, v)) for v in self.vectors]
         for number in range(self.scale_rounds):
-            for lane in (lane for lane in lanes if self.scale_strip(lane, number) < self.strips):
-                unit, quarter = start(self.scale_strip(lane, number))
-                found.append((unit + self.scale_source(lane, number, quarter), self.scale_target(lane, number)))
+            for thread in (each for each in threads if self.scale_strip(each, number) < self.strips):
+                unit, quarter = start(self.scale_strip(thread, number))
+                found.append((unit + self.scale_source(thread, number, quarter), self.scale_target(thread, number)))
         return [(int(source), int(target)) for source, target in found]
 
 
@@ -142,9 +168,13 @@ def check_features(config: Sm90Config, epilogue: Epilogue | None, grouped: bool)
             f"than {rows}"
         )
     check_settings(
-        config, f"features = {features}: a tile of strips takes", tile_k=UNIT_K, loader="warp", launch="tiles",
-        store="direct", cluster=(1, 1),
+        config, f"features = {features}: a tile of strips takes", tile_k=UNIT_K, launch="tiles", store="direct",
+        cluster=(1, 1),
     )  # fmt: skip
+    if config.loader == "self":
+        raise PlanError(
+            f"features = {features}, loader = 'self': the loader's threads copy strips: 'warp', 'warpgroup'"
+        )
     check_settings(config.tuning, f"features = {features}: a tile of strips takes", gpc_order=())
     steps = () if epilogue is None else (*epilogue.reductions, epilogue.quantizes)
     taken = ["groups of columns"] * grouped + [step.name for step in steps if step is not None]
@@ -177,8 +207,8 @@ def strips_check(operand: PackedOperand, copies: StripCopies, features: int) -> 
         if source[(operand.row_blocks - 1) * size + np.array(_quarter(order, beyond))].min() < 0:
             witness = witness or f"a warp behind the last strip reads quarter {beyond}, which is not copied"
     statement = (
-        f"lanes' copies of 16 bytes bring {copies.strips} strip(s) of {STRIP} features, from any strip on, to the "
-        "warps that read them"
+        f"{copies.threads} threads' copies of 16 bytes bring {copies.strips} strip(s) of {STRIP} features, from any "
+        "strip on, to the warps that read them"
     )
     return Check("strips A", statement, not witness, f"exhaustion ({QUARTERS} first strips)", witness)
 
