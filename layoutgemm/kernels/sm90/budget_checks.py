@@ -11,7 +11,7 @@ from ...report import Check
 from ..plan import present
 from ..plan_checks import Region, barriers_at, buffers_of_c, misplaced, stage_budget, stages_of
 from .config import HELD, HELD_PACKED, loader_threads
-from .mainloop import product_of
+from .mainloop import product_of, product_sets
 from .operands.fragment_loads import IN_FLIGHT, groups_of, loads_of
 from .operands.row_sums import ROW_VECTOR, VECTOR_WORDS
 from .operands.stage_numbers import table_registers
@@ -105,12 +105,12 @@ def registers_fit(plan: Sm90Plan) -> bool:
 
 def _registers(plan: Sm90Plan) -> list[Check]:
     """A consumer's registers against those of the launch or of setmaxnreg."""
-    promoted = plan.mainloop is not None  # beside the totals, the products of one block of rows
+    promoted = plan.mainloop is not None  # beside the totals, sets of products of one block of rows
     packed = plan.weights is not None
-    accumulators = plan.blocks + (promoted or plan.sums_apart)
-    held, read = accumulators * plan.mma.accumulator_registers, table_registers(plan)
-    if promoted:
-        held += product_of(plan)[0].accumulator_registers - plan.mma.accumulator_registers
+    sets = product_sets(plan) if promoted else int(plan.sums_apart)
+    accumulators, own = plan.blocks + sets, product_of(plan)[0] if promoted else plan.mma
+    held = plan.blocks * plan.mma.accumulator_registers + sets * own.accumulator_registers
+    read = table_registers(plan)
     read += (
         plan.a.registers(plan.mma, plan.blocks)
         if packed

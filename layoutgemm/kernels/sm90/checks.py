@@ -37,7 +37,7 @@ from .edges import ends_check
 from .grouped import ragged_checks
 from .indexed.checks import indexed_checks
 from .indexed.copies import GatheredOperand
-from .mainloop import COPY_ARRIVALS, product_of, products_check
+from .mainloop import COPY_ARRIVALS, product_of, product_sets, products_check
 from .multicast import uneven_shares
 from .operands.fragment_loads import fragment_load_checks, groups_of
 from .operands.row_sums import row_sums_check
@@ -163,6 +163,7 @@ def pipeline_of(plan: Sm90Plan) -> HopperPipeline:
         registers=plan.registers,
         promoted=plan.mainloop is not None,
         column_parts=product_of(plan)[2],
+        product_sets=product_sets(plan),
         numbers=bool(plan.numbers.parts),
         bulk_numbers=plan.numbers.bulk_bytes if plan.numbers_warp is not None else 0,
         packed=_groups_of_registers(plan),

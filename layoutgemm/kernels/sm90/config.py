@@ -435,7 +435,7 @@ def registers_of(
 
     numbers  a warp of the producer's copies a main loop's numbers, and holds the addresses of its own
     waits    the loader waits for other GPUs
-    gathers  all threads of the producer's gather rows of A
+    gathers  all threads of the producer's copy A, its rows or its strips
 
     Only whole warpgroups may execute it (PTX ISA, setmaxnreg): a loader that is one warp leaves registers as they are.
     Raises PlanError for counts that the instruction does not take.

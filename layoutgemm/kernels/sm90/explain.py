@@ -15,7 +15,7 @@ from .checks import pipeline_of
 from .edges import explain_ends
 from .grouped import explain_ragged
 from .indexed.checks import explain_indexed
-from .mainloop import product_of
+from .mainloop import product_of, product_sets
 from .operands.prologue import explain_prologue
 from .operands.row_sums import explain_row_sums
 from .operands.stage_numbers import explain_mainloop
@@ -37,16 +37,14 @@ def roles(plan: Sm90Plan) -> tuple[RoleRow, ...]:
         if loads:
             which = f"warp {plan.loader_warp}"
             issues = f"issues {sum(boxes)} boxes, {plan.config.order_of_loads[0]}'s first"
-            if plan.weights is not None and plan.loader_copies:
-                issues = (
-                    f"issues {sum(boxes)} boxes of B; each lane copies its part of A's strips, and arrives at full[s]"
-                )
+            if plan.loader_copies:
+                its = "its rows of A" if plan.gathers else "its part of A's strips"
+                issues = f"issues {sum(boxes)} boxes of B; each thread copies {its}, and arrives at full[s]"
+                if plan.config.loader == "warpgroup":
+                    which = f"warps {plan.loader_warp} to {plan.loader_warp + 3}"
             elif plan.weights is not None:
                 copies = plan.a.row_blocks * len(plan.a.block_copies(0, 0, 1))
                 issues = f"issues {copies} bulk copies of A, then {sum(boxes)} boxes of B"
-            if plan.gathers:
-                which = f"warps {plan.loader_warp} to {plan.loader_warp + 3}"
-                issues = f"issues {sum(boxes)} boxes of B; each thread copies its rows of A, and arrives at full[s]"
             does = f"waits for empty[s], arms full[s] with {plan.full_bytes} bytes, {issues}"
             rows.append(RoleRow("loader", which, does))
         if any(isinstance(action, Mma) for action in actions):
@@ -117,7 +115,8 @@ def _arrivals(plan: Sm90Plan, name: str, count: int) -> str:
         if any(isinstance(a, arriving) and a.barrier == name for a in walk(role.program))
     ]  # fmt: skip
     if name == "full":
-        who, of = ("threads", "rows") if plan.gathers else ("lanes", "numbers" if plan.weights is None else "strips")
+        of = "rows" if plan.gathers else "strips" if plan.loader_copies else "numbers"
+        who = "threads" if plan.loader_copies else "lanes"
         copies = f"its {who}' {count - 1} copies of {of}"
         lanes = f"s, of the loader and of {copies}" if count > 1 else ", of the loader"
         return f"{count} arrival{lanes}, and {plan.full_bytes} bytes"
@@ -196,7 +195,8 @@ def _explain_resources(plan: Sm90Plan) -> list[str]:
     smem, config = plan.smem, plan.config
     accumulators, held = plan.blocks, plan.blocks * plan.mma.accumulator_registers
     if plan.mainloop is not None:  # the products of one block of rows, or of half its columns
-        accumulators, held = accumulators + 1, held + product_of(plan)[0].accumulator_registers
+        sets = product_sets(plan)
+        accumulators, held = accumulators + sets, held + sets * product_of(plan)[0].accumulator_registers
     over = " over the stages" if config.one_tile_per_cluster else ""
     asked = f"; {plan.launch_bytes} are asked for, so that two CTAs never share an SM"
     return [

@@ -33,21 +33,46 @@ if TYPE_CHECKING:
     from .plan import Sm90Plan
 
 BULK = 16  # bytes: the address and the size of a bulk copy are multiples of it (PTX ISA, "cp.async.bulk")
-WIDEST = 192  # columns of a product whose registers fit beside the totals of 64 rows; of more, halves are multiplied
+MOST_SUMS = 192  # registers of a thread's totals and products; of more, parts of the columns are multiplied
 COPY_ARRIVALS = WARP  # at a stage's barrier: each lane of the loader's warp copies numbers, and arrives for its own
+
+
+def product_sets(plan: Sm90Plan) -> int:
+    """Sets of product registers: two for a warpgroup that multiplies alone, else one.
+
+    Of two sets one product runs while the one before is promoted. Where another warpgroup multiplies meanwhile, they
+    cost 2 to 3%. One set is left to a consumer that loads for itself, or skips blocks, and where two find no room.
+    """
+    config, tuning = plan.config, plan.config.tuning
+    alone = config.consumers == 1 and config.loader != "self"
+    if not alone or tuning.skip_empty_blocks or tuning.blocks_per_sm > 1 or plan.mainloop is None:
+        return 1
+    return 2 if _sums(plan, 2, _parts(plan, 2)) <= MOST_SUMS else 1
 
 
 def product_of(plan: Sm90Plan) -> tuple[MmaAtom, OperandDescriptor, int]:
     """The instruction of a K block's products, B's descriptor, and its parts of the columns.
 
-    Of more columns than `WIDEST` it is that of half of them, issued for each half: a total and a product of 256 columns
-    would take all of a thread's registers.
+    Of parts it is that of one, issued for each: more totals and products than `MOST_SUMS` would take all of a thread's
+    registers.
     """
-    mma, columns = plan.mma, plan.tile[1]
-    if plan.mainloop is None or columns <= WIDEST or columns % 16 or plan.b.order != "col":
+    mma, parts = plan.mma, 1 if plan.mainloop is None else _parts(plan, product_sets(plan))
+    if parts == 1:
         return mma, plan.b.descriptor, 1
-    half = wgmma(columns // 2, mma.a_dtype, mma.b_dtype, mma.c_dtype)
-    return half, derive_descriptor(plan.b.smem, half, "B"), 2
+    part = wgmma(plan.tile[1] // parts, mma.a_dtype, mma.b_dtype, mma.c_dtype)
+    return part, derive_descriptor(plan.b.smem, part, "B"), parts
+
+
+def _parts(plan: Sm90Plan, sets: int) -> int:
+    """The fewest parts of the columns, 1, 2 or 4, whose products fit beside the totals."""
+    fitting = [1, *[parts for parts in (2, 4) if plan.b.order == "col" and plan.tile[1] % (8 * parts) == 0]]
+    return next((parts for parts in fitting if _sums(plan, sets, parts) <= MOST_SUMS), fitting[0])
+
+
+def _sums(plan: Sm90Plan, sets: int, parts: int) -> int:
+    """Registers of a thread's totals, and of its sets of a part's products."""
+    each = plan.mma.accumulator_registers
+    return plan.blocks * each + sets * each // parts
 
 
 def products_check(plan: Sm90Plan) -> Check:

@@ -76,6 +76,7 @@ class HopperPipeline:
     promoted          products of one accumulator are waited for and read before the next ones are issued, into the same
                       registers
     column_parts      of an accumulator that such products are of, one after the other
+    product_sets      registers of such products: with 2 sets in turn, one product runs while the one before is read
     numbers           the loader's lanes copy what a promotion reads into the stage, and arrive at its barrier for it
     bulk_numbers      bytes of it that a loader of its own has by bulk copies, in some tiles; 0 in none
     packed            groups of products of a k tile whose A is packed weights, which threads read; 0 without them
@@ -110,6 +111,7 @@ class HopperPipeline:
     registers: tuple[int, int] | None = None
     promoted: bool = False
     column_parts: int = 1
+    product_sets: int = 1
     numbers: bool = False
     bulk_numbers: int = 0
     packed: int = 0
@@ -229,7 +231,7 @@ class HopperPipeline:
         more += [f"k tiles in turn by {self.slices} consumers"] if self.slices > 1 else []
         more += ["one tile"] if self.one_tile_per_cluster else []
         more += [f"the last {self.staged_epilogue_k_tiles} k tile(s) by block"] if self.staged_epilogue_k_tiles else []
-        more += ["each k tile promoted"] if self.promoted else []
+        more += ["each k tile promoted" + " in turn" * (self.product_sets > 1)] if self.promoted else []
         by_warps = ["A converted, multiplied by warps"]
         converted = [f"A converted in {self.packed} group(s) of products"]
         converted += [f"{self.apart} sum(s) read apart"] if self.apart else []
@@ -251,7 +253,7 @@ class HopperPipeline:
     @property
     def _asynchronous(self) -> int:
         """Accumulators that wgmma writes."""
-        return 0 if self.by_warps else 1 if self.promoted or self.apart else self.blocks
+        return 0 if self.by_warps else self.product_sets if self.promoted else 1 if self.apart else self.blocks
 
     @property
     def _later_blocks(self) -> range:
@@ -359,7 +361,7 @@ class HopperPipeline:
         added = (Read("a", "read", last=False),) if self.adds_rows else ()
         step: Program = (*added, *products, Commit("wgmma"), WaitGroup("wgmma", 1), earlier)
         if self.promoted:
-            step = self._promoted(i, reads)
+            step = self._promoted(i, reads) if self.product_sets == 1 else self._promoted_in_turn(i, reads)
         if self.apart:
             step = self._apart(earlier)
         elif self.packed:
@@ -430,6 +432,37 @@ class HopperPipeline:
             step += (*numbers, product, Commit("wgmma"), WaitGroup("wgmma", 0), *free, Read("acc0"))
         return step
 
+    def _promoted_in_turn(self, i: int, reads: tuple[str, ...]) -> Program:
+        """A k tile whose products alternate between two sets: each is read while the next one runs."""
+        products = self.blocks * self.column_parts
+
+        def beginning(first: int) -> Program:
+            step: Program = ()
+            for number in range(products):
+                own, before = (first + number) % 2, (first + number + 1) % 2
+                step += (Mma(reads, "read", f"acc{own}", last=number == products - 1), Commit("wgmma"))
+                if number == 0:
+                    step += (If(Later(1), self._read_last(i, before, 1)),)
+                else:
+                    step += (WaitGroup("wgmma", 1), Read(f"acc{before}"))
+            return step
+
+        return beginning(0) if products % 2 == 0 else (If(KIs(2, 0), beginning(0), beginning(1)),)
+
+    def _read_last(self, i: int, which: int, pending: int = 0) -> Program:
+        """The wait for a k tile's last product, behind which its stage is released."""
+        numbers = (Read("numbers", "release"),) if self.numbers else ()
+        return (*numbers, WaitGroup("wgmma", pending), *self._release(i), Read(f"acc{which}"))
+
+    def _last_in_turn(self, i: int) -> list[Action]:
+        """A tile's last product, behind its k tiles. Nothing without products in turn."""
+        if self.product_sets == 1:
+            return []
+        read: Program = self._read_last(i, 1)
+        if self.blocks * self.column_parts % 2:
+            read = (If(KIs(2, 0), read, self._read_last(i, 0)),)
+        return [If(Later(1), read)]
+
     def _apart(self, earlier: Action) -> Program:
         """A k tile whose sums are read one by one: while a group of products runs, A is converted for the next."""
         step: Program = ()
@@ -455,6 +488,7 @@ class HopperPipeline:
         """Store block by block; the stages of the last k tiles are free when the last of their products are done."""
         last = self.blocks - 1 if self.staged_epilogue_k_tiles else 0
         actions: list[Action] = [WaitGroup("wgmma", 0), Read("acc0")] if self.apart and not self.by_warps else []
+        actions += self._last_in_turn(i)
         for block in range(self.blocks):
             if block < last:
                 actions.append(WaitGroup("wgmma", (last - block) * self.staged_epilogue_k_tiles))
@@ -471,7 +505,7 @@ class HopperPipeline:
 
     def _single_end(self, i: int) -> list[Action]:
         """The cluster's only tile: parts of K exchange their sums, consumers meet, and C goes over the stages."""
-        actions: list[Action] = [] if self.by_warps else [WaitGroup("wgmma", 0)]
+        actions: list[Action] = self._last_in_turn(i) + ([] if self.by_warps else [WaitGroup("wgmma", 0)])
         actions += [Read("acc0")] if self.apart and not self.by_warps else []
         stages = [(name, s) for name in ("a", "b") for s in range(self.stages)]
         first = i < self.rows  # a slice behind the first sends its sums, and stores nothing

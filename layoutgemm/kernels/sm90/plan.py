@@ -277,7 +277,12 @@ class Sm90Plan(ProductParts, NamedBarriers, GroupedPlan, Asked):
             full_bytes=a_plan.bytes * (kernel.config.tuning.features is None) + b_plan.bytes,
             empty_arrivals=groups * WARPS_OF_GROUP * (along_m + along_n - 1),
             registers=registers_of(
-                config, arch, threads, bool(numbers.parts), kernel.shards is not None, kernel.gathers
+                config,
+                arch,
+                threads,
+                bool(numbers.parts),
+                kernel.shards is not None,
+                kernel.gathers or config.tuning.features is not None,
             ),
             config=config,
             half=half,

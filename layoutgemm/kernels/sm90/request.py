@@ -280,7 +280,7 @@ class Sm90Request(ProductParts, Asked):
         if self.ragged is not None and isinstance(found, LayoutOrder):
             raise PlanError(f"order = {found}: each group has a grid of its own, and a layout is of one")
         if is_mirrored(found):
-            check_mirror(self.sizes, self.config)
+            check_mirror(self.sizes, self.config, self.mainloop)
         return found
 
     def mirror(self, store: StorePlan | None, schedule: Schedule) -> StorePlan | None:
@@ -380,7 +380,9 @@ class Sm90Request(ProductParts, Asked):
         b_plan = with_copies(b_plan, [replace(tma, l2_promotion=config.tuning.l2_promotion) for tma in b_plan.copies])
         ends = config.loader != "self" and self.experts is None  # groups begin at any column
         tuning = config.tuning
-        packed = packed_operand(weights, tile_m, tile_k, a_spec, tuning.scales, tuning.features)
+        threads = loader_threads(config.loader, numbers=False)
+        strips = None if tuning.features is None else (tuning.features, threads)
+        packed = packed_operand(weights, tile_m, tile_k, a_spec, tuning.scales, strips)
         packed = replace(packed, turns=self.turns(packed, atom))
         return packed, with_ends(b_plan, "n", tile_n, c_spec.dtype, ends)
 

@@ -67,6 +67,8 @@ def asked(parts: Sequence[str]) -> Given:
         found |= {key: value for key, value in ASKED[name].items() if key != "indexed"}
     if {"main loop", "groups along K"} <= set(parts):  # whose groups begin at K blocks
         found |= {"a": "e4m3", "b": "e4m3:col", "along_k": AlongK.of(GROUPS, multiple=128)}
+    if {"main loop", "symmetric order"} <= set(parts):  # whose numbers are of A and B alike
+        found["mainloop"] = Promoted.of(lambda t, x, sa, sb: t + sa * sb * x, Table("sa", "m"), Table("sb", "n"))
     rows = [ASKED[name]["indexed"] for name in parts if "indexed" in ASKED[name]]
     if rows:
         gather, scatter = (next((getattr(x, of) for x in rows if getattr(x, of)), None) for of in ("gather", "scatter"))
@@ -198,11 +200,14 @@ class Problem:
 
     def wanted(self) -> np.ndarray:
         """C, of rows where they are scattered to; what is not stored is 0."""
-        a, parts = self.rows, self.parts
+        a, b, parts = self.rows, self.b, self.parts
         if "main loop" in parts:
             scale = self.given["sa"] = np.exp2(self.drawn(*self.lead, M, -(-K // 128)))
-            a = a * np.repeat(scale, 128, -1)[..., :K]
-        sums, of_b = [self.sums(a, self.b)], self.b.shape[:-2]
+            each = np.repeat(scale, 128, -1)[..., :K]
+            a = a * each
+            if "symmetric order" in parts:
+                self.given["sb"], b = scale, b * each.swapaxes(-1, -2)
+        sums, of_b = [self.sums(a, b)], b.shape[:-2]
         if "several B" in parts:
             self.given |= {"b1": self.drawn(*of_b, K, self.plan.n), "s": 2.0}
             sums.append(self.sums(a, self.given["b1"]))

@@ -27,6 +27,7 @@ from layoutgemm.kernels.epilogue.chain import (
     Scale,
     VectorScale,
 )
+from layoutgemm.kernels.operands.promoted import mainloop_of
 from layoutgemm.kernels.orders import order_values, stored_elements
 from layoutgemm.kernels.run.hardware_model import unwritten
 from layoutgemm.kernels.sm90.triangular.operands import Triangles
@@ -44,6 +45,7 @@ PINGPONG = Sm90Config((64, 64), schedule="pingpong", loader="warp", stages=3)
 SPLIT = Sm90Config((64, 64), consumers=1, stages=2, split=2, one_tile_per_cluster=True)
 BACKWARDS = Formula.of(lambda t, rows, columns: (rows - 1 - t % rows, columns - 1 - t // rows))
 RANKS = Rotated(Linear("N"), ranks=4)
+SCALES = np.exp2(np.arange(136 * 3).reshape(136, 3) % 3 - 1).astype(np.float32)
 # Configuration, type of C, sizes, batch, what `derive` is given, and what a run is.
 FORMS: dict[str, tuple[Sm90Config, str, tuple[int, int, int], int, dict[str, Any], dict[str, Any]]] = {
     "lower": (ONE, "f32", (200, 264, 72), 1, {"order": "lower"}, {}),
@@ -67,6 +69,8 @@ FORMS: dict[str, tuple[Sm90Config, str, tuple[int, int, int], int, dict[str, Any
     "symmetric col": (replace(PAIR, loader="warp", chunks=1, buffers=2), "f16:col", (264, 264, 72), 2,
                       {"order": "symmetric"}, {}),
     "symmetric pingpong": (PINGPONG, "bf16", (200, 200, 136), 1, {"order": "symmetric"}, {}),
+    "symmetric scales": (ONE, "bf16", (136, 136, 264), 1, {"order": "symmetric", "mainloop": mainloop_of((1, 1))},
+                         {"scale_a": SCALES, "scale_b": SCALES}),
 }  # fmt: skip
 QUICK = ("lower", "upper", "list", "A lower", "symmetric")
 Problem = tuple[Sm90Plan, np.ndarray, np.ndarray, dict[str, Any], np.ndarray, np.ndarray]
@@ -84,7 +88,8 @@ def problem(form: str) -> Problem:
         a, b = cut[plan.triangles.a](a), cut[plan.triangles.b](b)
     if plan.mirror is not None:
         b = a.swapaxes(-1, -2)
-    want = np.asarray(plan.c.dtype.decode(plan.c.dtype.encode(a @ b)))
+    exact = a @ b if plan.mainloop is None else plan.mainloop.reference(a, b, **given)
+    want = np.asarray(plan.c.dtype.decode(plan.c.dtype.encode(exact)))
     stored = stored_elements(plan, order_values(plan, given))
     return plan, a, b, given, want, np.ones(want.shape[-2:], bool) if stored is None else stored
 
@@ -224,6 +229,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"order": "symmetric", "n": 256}, "C is square, not 128x256"),
     ({"order": "symmetric", "config": replace(ONE, tile=(64, 128))}, "needs square tiles"),
     ({"order": "symmetric", "config": replace(ONE, store="direct")}, "a symmetric product takes 'tma'"),
+    ({"order": "symmetric", "mainloop": mainloop_of((1, 128))}, "'symmetric': .* one group .* 128 columns of B"),
     ({"order": "symmetric", "config": SPLIT}, "split = 2: a symmetric product takes 1"),
     (
         {"order": "symmetric", "epilogue": Epilogue(RowReduce("max", each=32))},

@@ -19,8 +19,9 @@ from layoutgemm.kernels.run.arrays import global_matrix
 from layoutgemm.kernels.run.emulated import emulate_plan
 from layoutgemm.kernels.run.epilogue_operands import words_read
 from layoutgemm.kernels.sm90.checks import pipeline_of
-from layoutgemm.kernels.sm90.mainloop import BULK, NUMBER_BYTES, Promoted, Table
+from layoutgemm.kernels.sm90.mainloop import BULK, NUMBER_BYTES, Promoted, Table, product_of, product_sets
 from layoutgemm.kernels.sm90.operands.stage_numbers import NumberSlots, numbers_read
+from layoutgemm.kernels.sm90.pipeline_model import HopperPipeline
 from layoutgemm.kernels.store import StoreChunk
 from tests import needs
 
@@ -86,6 +87,15 @@ FORMS = {  # config, main loop, batch, A, B, C
     "three": (Sm90Config((192, 128), consumers=3, chunks=1), scaled(), 1, "e4m3", "e4m3:col", "bf16"),
     # The third tile lies across two groups of columns.
     "across groups": (replace(SMALL, tile=(64, 48), loader="warp"), scaled(), 1, "e4m3", "e4m3:col", "bf16"),
+    "alone, two blocks": (
+        Sm90Config((128, 32), consumers=1, loader="warp", chunks=1),
+        scaled(),
+        1,
+        "e4m3",
+        "e4m3:col",
+        "bf16",
+    ),
+    "alone, four parts": (replace(SMALL, tile=(64, 256), loader="warp"), scaled(), 1, "e4m3", "e4m3:col", "f16"),
     "together": (replace(SMALL, loader="warpgroup"), scaled(span=4), 2, "e4m3", "e4m3:col", "bf16"),
     "together, pair": (
         Sm90Config((256, 32), loader="warpgroup", cluster=(1, 2)),
@@ -116,7 +126,8 @@ FORMS = {  # config, main loop, batch, A, B, C
 SLOW = [pytest.mark.slow]
 EMULATED = (
     "no table", "loader", "two", "pair", "each column", "bf16", "rows", "parts of K", "parts of two", "one tile",
-    "five blocks", "across groups", "together", "together, pair", "at once", "warps at once",
+    "five blocks", "across groups", "together", "together, pair", "at once", "warps at once", "alone, two blocks",
+    "alone, four parts",
 )  # fmt: skip
 
 
@@ -145,7 +156,11 @@ def test_the_definition() -> None:
 
 
 @pytest.mark.parametrize(
-    "form", [pytest.param(x, marks=SLOW * (x in ("three", "across", "pair", "parts of two"))) for x in FORMS]
+    "form",
+    [
+        pytest.param(x, marks=SLOW * (x in ("three", "across", "pair", "parts of two") or x.startswith("alone")))
+        for x in FORMS
+    ],
 )
 def test_executor_is_exact_and_the_checks_hold(form: str) -> None:
     plan, a, b, tables, want = problem(form)
@@ -236,9 +251,10 @@ def test_code_of_four_k_blocks_reads_numbers_once() -> None:
     compiled = plan.compile()
     sass = compiled.sass()
     assert sass.serialised_wgmma(len(plan.a.descriptor.k_steps)) is None and sass.local_memory == ()
-    assert sass.count("FFMA") == 4 * plan.blocks * plan.mma.accumulator_registers
+    copies = 2  # of four K blocks' code: the loop, and the last ones, behind which no product is issued
+    assert sass.count("FFMA") == copies * 4 * plan.blocks * plan.mma.accumulator_registers
     reads = [i for i in sass.instructions if i.base == "LDS" and "PT" not in i.predicate]
-    assert len(reads) == len(numbers_read(plan)) and compiled.ptx.count("ld.shared.v4.b32") == len(reads)
+    assert len(reads) == copies * len(numbers_read(plan)) and compiled.ptx.count("ld.shared.v4.b32") == len(reads)
 
 
 @pytest.mark.parametrize(
@@ -253,6 +269,53 @@ def test_what_reads_no_numbers_together(change: dict[str, Any], message: str) ->
     config, k = replace(SMALL, loader="warpgroup"), change.pop("k", TOGETHER)
     with pytest.raises(PlanError, match=message):
         Sm90Plan.derive(M, N, k, a="e4m3", b="e4m3:col", config=replace(config, **change), mainloop=scaled(span=4))
+
+
+ALONE = Sm90Config((64, 64), consumers=1, loader="warp", chunks=1, buffers=1)
+
+
+@pytest.mark.parametrize(
+    ("config", "sets", "parts"),
+    [
+        (ALONE, 2, 1),
+        (replace(ALONE, tile=(64, 192)), 2, 2),
+        (replace(ALONE, tile=(64, 256)), 2, 4),
+        (replace(ALONE, tile=(128, 96)), 2, 1),
+        (replace(ALONE, tile=(64, 200)), 1, 1),  # 100 totals and 200 products, and 200 columns are no two parts
+        (replace(ALONE, loader="self"), 1, 1),
+        (Sm90Config((128, 192), loader="warpgroup", chunks=1), 1, 1),
+        (Sm90Config((128, 256), loader="warpgroup", chunks=1), 1, 2),
+    ],
+)  # fmt: skip
+def test_a_warpgroup_that_multiplies_alone_has_two_sets_of_products(config: Sm90Config, sets: int, parts: int) -> None:
+    plan = Sm90Plan.derive(M, N, K, a="e4m3", b="e4m3:col", config=config, mainloop=scaled())
+    assert (product_sets(plan), product_of(plan)[2]) == (sets, parts)
+    assert ("two sets in turn" in plan.explain()) == (sets > 1)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_products_in_turn_are_read_behind_their_wait(parts: int) -> None:
+    """One more product in flight is a race. So is a stage that is released in front of the wait."""
+
+    def changed(program: Any, wrong: Any) -> Any:
+        inner = ("then", "orelse", "body")
+        found = [
+            wrong(replace(x, **{name: changed(getattr(x, name), wrong) for name in inner if hasattr(x, name)}))
+            for x in program
+        ]
+        return tuple(found)
+
+    pipeline = HopperPipeline(
+        3, (8192, 8192), promoted=True, product_sets=2, column_parts=parts, loader=2, numbers=True, full_arrivals=33
+    )
+    case = pipeline.cases()[0]
+    assert case.prove() and "in turn" in case.name
+
+    def late(action: Any) -> Any:
+        return replace(action, pending=action.pending + 1) if isinstance(action, WaitGroup) else action
+
+    roles = tuple(replace(role, program=changed(role.program, late)) for role in case.roles)
+    assert "race" in str(replace(case, roles=roles).prove())
 
 
 def test_a_span_is_one_or_four() -> None:

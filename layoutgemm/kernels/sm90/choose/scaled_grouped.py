@@ -67,20 +67,20 @@ _LARGE_TILES, _FEW_TILES, _TALL = 2, 6, ((256, 128), (192, 160), _NARROWER)
 # Tiles of single CTAs, the last of which begins earlier at A's end. By rows, and whether they are taken as the GPU
 # deals CTAs out: us of a round for a KiB of K, and more for a column. Then us of a launch beside its rounds, TB/s at
 # which B is read, and the power of the share of multiprocessors that a round of few tiles takes. By
-# results/groups_dealt_h200.json.
+# results/groups_dealt_h200.json, and with scales of 64 rows by results/products_in_turn_h200.json.
 _CTA_COSTS = {
     (64, True): (0.558, 0.00797), (128, True): (0.408, 0.01745), (64, False): (0.5, 0.019),
     (128, False): (0.38, 0.0219),
 }  # fmt: skip
 _SCALED_CTA_COSTS = {
-    (64, True): (0.089, 0.0144), (128, True): (0.652, 0.01976), (64, False): (0.265, 0.01477),
+    (64, True): (0.445, 0.01124), (128, True): (0.652, 0.01976), (64, False): (0.27, 0.0131),
     (128, False): (0.513, 0.02188),
 }  # fmt: skip
 _CTA_START = {(64, True): 3.1, (128, True): 3.1, (64, False): 2.0, (128, False): 2.0}
-_SCALED_CTA_START = {(64, True): 4.5, (128, True): 4.1, (64, False): 3.4, (128, False): 3.0}
+_SCALED_CTA_START = {(64, True): 4.0, (128, True): 4.1, (64, False): 3.6, (128, False): 3.0}
 _CTA_READS, _SCALED_CTA_READS = {True: 4.07, False: 3.9}, {True: 4.7, False: 3.86}
 _CTA_WIDTHS = {64: range(64, 257, 16), 128: range(96, 193, 16)}
-_SCALED_CTA_WIDTHS = {64: range(64, 257, 32), 128: range(64, 193, 32)}  # of others few columns share a scale
+_SCALED_CTA_WIDTHS = {64: range(64, 193, 32), 128: range(64, 193, 32)}  # of others few columns share a scale
 _CTA_PART, _CTA_TOGETHER = 0.26, 3
 _CTA_ROUNDS = 1.3  # on average, up to which they were timed
 _LARGE_START = 2.2e-6  # seconds of a launch of other tiles beside their rounds

@@ -12,14 +12,14 @@
                 waits, and computes for each element total = expression(total, product, tables); releases the stage when
                 the last of them has been multiplied
 
-A warpgroup has no products in flight while it promotes: another warpgroup's run meanwhile, so two are the least. It has
-the registers of all totals, and of the products of 64 rows.
+One of several warpgroups has no products in flight while it promotes: another one's run meanwhile. A warpgroup that is
+alone has a second set of registers (`mainloop.product_sets`): one product runs while the one before is promoted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -36,7 +36,7 @@ from ...epilogue.tracing import Values
 from ...indexed.rows import ROWS as INDICES
 from ...plan import present
 from ...store import ROWS
-from ..mainloop import BULK, TOTAL, product_of
+from ..mainloop import BULK, TOTAL, product_of, product_sets
 from ..operands.stage_numbers import NumberSlots, byte_of, key_of, numbers_read, same_for_all
 from ..plan import Sm90Plan
 from .fused import Sm90FusedKernel
@@ -57,7 +57,8 @@ class Sm90PromotedKernel(Sm90FusedKernel):
         plan = self.plan
         atom, descriptor, parts = product_of(plan)
         mma = bridge.Wgmma(plan, (atom, descriptor) if parts > 1 else None)
-        products, each = mma.accumulator(), atom.accumulator_registers
+        sets, each = [mma.accumulator() for _ in range(product_sets(plan))], atom.accumulator_registers
+        products = sets[0]
         totals = [bridge.Wgmma(plan).accumulator() for _ in range(plan.blocks)]
         first_block = consumer * plan.blocks
         a = bridge.WgmmaOperand(plan.a.descriptor, job.shared.a(0), plan.smem.a_stage_bytes, first_block)
@@ -67,23 +68,47 @@ class Sm90PromotedKernel(Sm90FusedKernel):
         tables = StageTables(plan, first_block * ROWS, thread)
         pieces = [(block, part) for block in range(plan.blocks) for part in range(parts)]
         stage, parity, span = Int32(0), Int32(0), plan.numbers.span
+        turn = max(span, len(sets))  # K blocks of the loop's code where sets alternate
         # A tile's first products hide what is done at its begin; that of a single tile, the first loads.
         hides = not plan.config.one_tile_per_cluster
         skips = plan.config.tuning.skip_empty_blocks
-        # Known a tile ahead: what its first products hang on. Held for tiles of 128x256, they took 19% longer.
-        foresees = skips or plan.numbers.slack is not None
         together = 2 if plan.numbers.slack is not None else 1  # of few narrow tiles: 128x64 takes 8% less
         coming = self.coming_tile(job, job.first_place, first_block)
         place, blocks, skew, first = coming[:3], coming[3], coming[4], tile
         own_turns = self.own_turns(job, consumer)
         while tile < own_turns:
-            if const_expr(foresees):
+            if const_expr(self.foresees):
                 place, blocks, skew = coming[:3], coming[3], coming[4]
             if const_expr(not hides):
                 clear(totals)
             share = self.share_of_tile(job, tile)
             ready = bridge.barrier_done(job.shared.full(stage), parity)
-            for k_tile in cutlass.range(self.count_k_tiles(job, share) // span, unroll=together):
+            k_blocks = self.count_k_tiles(job, share)
+            if const_expr(len(sets) > 1):
+                if k_blocks > 0:
+                    stage = bridge.uniform(stage)
+                    if not ready:
+                        bridge.barrier_wait(job.shared.full(stage), parity)
+                    mma.multiply_block(sets[0], a, b, stage, pieces[0][0], pieces[0][1], False)
+                    following, flipped = bridge.next_in_ring(stage, parity, plan.stages)
+                    ready = bridge.barrier_done(job.shared.full(following), flipped)
+                    if const_expr(hides):
+                        coming, place = self.begin_tile(
+                            job, totals, (tile, first, own_turns, first_block), coming, place
+                        )
+                    turns = Turns(a, b, tables, sets, totals, pieces)
+                    at = stage, parity, skew, ready
+                    for _ in cutlass.range((k_blocks - 1) // turn, unroll=1):
+                        mma, at = self.in_turns(job, mma, turns, at, turn)
+                    rest = k_blocks - (k_blocks - 1) // turn * turn
+                    if rest == turn:  # ptxas serialises products right behind the loop, without a branch between
+                        mma, at = self.in_turns(job, mma, turns, at, turn, last=True)
+                    elif const_expr(turn > span):
+                        mma, at = self.in_turns(job, mma, turns, at, span, last=True)
+                    else:
+                        mma.wait(0)
+                    stage, parity, skew, ready = at
+            for k_tile in cutlass.range(k_blocks // span if len(sets) == 1 else 0, unroll=together):
                 read: dict[int, Numbers] = {}
                 for later in cutlass.range_constexpr(span):
                     stage = bridge.uniform(stage)
@@ -103,15 +128,9 @@ class Sm90PromotedKernel(Sm90FusedKernel):
                             read = tables.numbers(job.shared, stage, skew)
                         if const_expr(hides and later == piece == 0):
                             if k_tile == 0:
-                                clear(totals)
-                                if const_expr(foresees):
-                                    if tile + job.workers < own_turns:
-                                        origin = self.origin(job, tile + job.workers)
-                                        coming = self.coming_tile(job, origin, first_block)
-                                elif const_expr(plan.ragged is None):
-                                    place = self.coming_tile(job, self.origin(job, tile), first_block)[:3]
-                                elif tile != first:
-                                    place = self.coming_tile(job, self.origin(job, tile), first_block)[:3]
+                                coming, place = self.begin_tile(
+                                    job, totals, (tile, first, own_turns, first_block), coming, place
+                                )
                         mma.wait(0, products)
                         if const_expr(piece == len(pieces) - 1):
                             if const_expr(len(present(plan.mainloop).tables) > 0):
@@ -136,6 +155,77 @@ class Sm90PromotedKernel(Sm90FusedKernel):
         ahead = self.pass_turn(job, maps, tile, (stage, parity), ahead)
         self.after_tiles(job, tile)
         self.end_tiles(job, ahead)
+
+    @cute.jit
+    def in_turns(
+        self, job: bridge.Carried, mma: bridge.Wgmma, turns: Turns, at: tuple[Int32, ...], blocks: cutlass.Constexpr,
+        last: cutlass.Constexpr = False,
+    ) -> tuple[bridge.Wgmma, tuple[Int32, ...]]:  # fmt: skip
+        """Multiply and promote K blocks with two sets of product registers.
+
+        One product runs while the one before is promoted. The first one's first product has been issued. Behind
+        the last one that of the next K block is, unless these are a tile's `last`.
+
+        at  stage, its parity, the skew of its numbers, and whether the stage of the next issue has landed
+        """
+        plan, (stage, parity, skew, ready) = self.plan, at
+        sets, pieces, span = turns.sets, turns.pieces, plan.numbers.span
+        each, count, read = product_of(plan)[0].accumulator_registers, len(pieces), {}
+        for step in cutlass.range_constexpr(blocks * count):
+            block, piece = divmod(step, count)
+            ends = piece == count - 1
+            following, flipped = bridge.next_in_ring(stage, parity, plan.stages) if ends else (stage, parity)
+            issues = not last or step < blocks * count - 1
+            if const_expr(issues):
+                if const_expr(ends):
+                    following = bridge.uniform(following)
+                    if not ready:
+                        bridge.barrier_wait(job.shared.full(following), flipped)
+                rows, part = pieces[(piece + 1) % count]
+                mma.multiply_block(sets[(step + 1) % 2], turns.a, turns.b, following, rows, part, False)
+            if const_expr(piece == 0 and block % span == 0):
+                read = turns.tables.numbers(job.shared, stage, skew)  # behind the issue, which would wait for them
+            mma.wait(1 if issues else 0, sets[step % 2])
+            if const_expr(ends):
+                if const_expr(len(present(plan.mainloop).tables) > 0):
+                    bridge.warp_sync()  # all lanes have read the tables before one lane says so
+                self.release(job, stage)
+            if const_expr((piece + 2) % count == 0):  # the next step's issue reads another stage
+                further, again = bridge.next_in_ring(following, flipped, plan.stages)
+                ready = bridge.barrier_done(job.shared.full(further), again)
+            rows, part = pieces[piece]
+            self.promote(turns.tables, read[block % span], sets[step % 2], turns.totals[rows], (rows, part * each))
+            if const_expr(ends):
+                stage, parity, skew = following, flipped, self.next_skew(job, skew)
+        return mma, (stage, parity, skew, ready)
+
+    @cute.jit
+    def begin_tile(
+        self, job: bridge.Carried, totals: Sequence[cute.Tensor], tile: tuple[Int32, ...], coming: tuple[Int32, ...],
+        place: tuple[Int32, ...],
+    ) -> tuple[tuple[Int32, ...], tuple[Int32, ...]]:  # fmt: skip
+        """Clear the totals and compute places, behind a tile's first products. Returns `coming` and `place`.
+
+        tile  its number, that of the CTA's first one, the end of the consumer's, and the consumer's first block of rows
+        """
+        clear(totals)
+        number, first, end, first_block = tile
+        if const_expr(self.foresees):
+            if number + job.workers < end:
+                coming = self.coming_tile(job, self.origin(job, number + job.workers), first_block)
+        elif const_expr(self.plan.ragged is None):
+            place = self.coming_tile(job, self.origin(job, number), first_block)[:3]
+        elif number != first:
+            place = self.coming_tile(job, self.origin(job, number), first_block)[:3]
+        return coming, place
+
+    @property
+    def foresees(self) -> bool:
+        """True if places are known a tile ahead: a tile's first products hang on them.
+
+        Held for tiles of 128x256, they took 19% longer.
+        """
+        return self.plan.config.tuning.skip_empty_blocks or self.plan.numbers.slack is not None
 
     def share_of_tile(self, job: bridge.Carried, tile: Int32) -> tuple[Int32, ...]:
         """The tile's own share of K. () where its place does not decide on it, and is computed behind products."""
@@ -253,6 +343,20 @@ def clear(totals: Sequence[cute.Tensor]) -> None:
     """Set a tile's totals to 0."""
     for total in totals:
         total.fill(0)
+
+
+class Turns(NamedTuple):
+    """Operands, tables and registers of products that alternate between two sets.
+
+    pieces  (block of rows, part of the columns) of a K block's products, one after another
+    """
+
+    a: bridge.WgmmaOperand
+    b: bridge.WgmmaOperand
+    tables: StageTables
+    sets: Sequence[cute.Tensor]
+    totals: Sequence[cute.Tensor]
+    pieces: Sequence[tuple[int, int]]
 
 
 class NumberAddresses(bridge.Carried):

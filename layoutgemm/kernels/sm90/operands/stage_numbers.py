@@ -21,7 +21,7 @@ from ...numbers import W
 from ...operands.promoted import columns_between
 from ...plan import present, rounded_up
 from ...store import ROWS
-from ..mainloop import BULK, NUMBER_BYTES, Promoted, Table, product_of, said
+from ..mainloop import BULK, NUMBER_BYTES, Promoted, Table, product_of, product_sets, said
 
 if TYPE_CHECKING:
     from ..plan import Sm90Plan
@@ -286,7 +286,9 @@ def explain_mainloop(plan: Sm90Plan) -> list[str]:
     half, _, parts = product_of(plan)
     lines = [
         f"main loop: each K block of {loop.depth} is summed in registers of its own, then "
-        f"total = {said(loop.expression)}" + f"; in {parts} parts of {half.shape_mnk[1]} columns" * (parts > 1)
+        f"total = {said(loop.expression)}"
+        + f"; in {parts} parts of {half.shape_mnk[1]} columns" * (parts > 1)
+        + "; two sets in turn, so one product runs while another is added" * (product_sets(plan) > 1)
     ]
     for table in loop.tables:
         count = sum(key[0] == table.name for key in numbers_read(plan))

@@ -24,6 +24,7 @@ from ....report import Check
 from ....schedule import Schedule, Triangular
 from ...derive import Operand
 from ...numbers import W
+from ...operands.promoted import Promoted, said
 from ...plan import PersistentPlan, check_settings, present
 from ...plan_checks import boxes_of_c
 from ...store import ROWS, WARPS_OF_GROUP, StorePlan
@@ -44,8 +45,14 @@ def is_mirrored(schedule: Schedule) -> bool:
     return isinstance(schedule, Triangular) and schedule.mirror
 
 
-def check_mirror(sizes: tuple[int, int, int, int], config: Sm90Config) -> None:
+def check_mirror(sizes: tuple[int, int, int, int], config: Sm90Config, mainloop: Promoted | None) -> None:
     """Raise PlanError, naming the obstacle, for a problem without a symmetric product's kernel."""
+    if mainloop is not None and not mainloop.is_symmetric:
+        tables = ", ".join(f"{table.name}: {table.said}" for table in mainloop.tables)
+        raise PlanError(
+            f"order = 'symmetric': total (i, j) is stored at (j, i) too, so A's and B's numbers have one group and are "
+            f"exchanged without a change; total = {said(mainloop.expression)}, {tables}"
+        )
     if sizes[0] != sizes[1]:
         raise PlanError(f"order = 'symmetric': C is square, not {sizes[0]}x{sizes[1]}")
     check_settings(config, "a symmetric product takes", store="tma", split=1, staged_epilogue_k_tiles=0)
